@@ -1,4 +1,4 @@
-//! Who else decides whether a request may go on.
+//! External authorization.
 //!
 //! Source: `envoy.extensions.filters.http.ext_authz.v3.ExtAuthz`.
 
@@ -6,76 +6,76 @@ use std::time::Duration;
 
 use super::text::{MetadataMatch, TextMatch};
 
-/// A service that is asked about requests.
+/// An external authorization service and the requests that it checks.
 #[derive(Debug)]
 pub struct ExternalAuthorization {
     /// Fingerprint of the filter's encoded configuration.
     pub fingerprint: u64,
-    /// How it is asked.
+    /// Protocol of the service.
     pub service: AuthorizationService,
-    /// The cluster that leads to it.
+    /// Cluster of the service.
     pub cluster: Box<str>,
-    /// `:authority` of what it is asked.
+    /// `:authority` of the check request.
     pub authority: Box<str>,
-    /// How long it may take.
+    /// Timeout of the check.
     pub timeout: Duration,
-    /// Requests go on when it cannot be asked.
+    /// Requests are admitted when the service cannot be reached.
     pub failure_allowed: bool,
-    /// Those get `x-envoy-auth-failure-mode-allowed: true`.
+    /// Requests admitted this way get the header `x-envoy-auth-failure-mode-allowed: true`.
     pub failure_marked: bool,
-    /// What is answered when it cannot be asked.
+    /// Status of the response when the service cannot be reached and `failure_allowed` is false.
     pub status_on_error: u16,
-    /// How much of a request's body it gets.
+    /// Body of the request in the check; `None`: it is left out.
     pub body: Option<Body>,
-    /// The route is looked for again when it has changed the request.
+    /// The route is selected again after the service has changed the request.
     pub clear_route: bool,
-    /// Only this share of requests is asked about, in millionths.
+    /// Share of requests that are checked, in millionths.
     pub enabled: u32,
-    /// Only requests of which filters before found this out are asked about.
+    /// Only requests with these dynamic metadata are checked.
     pub enabled_metadata: Option<MetadataMatch>,
-    /// Only these headers are told; `None` for all.
+    /// Headers in the check; `None` for all.
     pub allowed_headers: Option<Vec<TextMatch>>,
-    /// These are not.
+    /// Headers that the check leaves out.
     pub disallowed_headers: Vec<TextMatch>,
-    /// It gets the client's certificate.
+    /// The check contains the client's certificate.
     pub include_certificate: bool,
-    /// It gets the server name that the client asked for.
+    /// The check contains the SNI of the client.
     pub include_tls_session: bool,
 }
 
-/// How the service is asked.
+/// Protocol of an authorization service.
 #[derive(Debug)]
 pub enum AuthorizationService {
-    /// By gRPC (`envoy.service.auth.v3.Authorization/Check`), with these headers.
+    /// gRPC (`envoy.service.auth.v3.Authorization/Check`), with these headers in the call.
     Grpc(Vec<(Box<str>, Box<str>)>),
-    /// By a request like the client's.
+    /// HTTP: a request like that of the client.
     Http(Box<Http>),
 }
 
-/// How an HTTP service is asked.
+/// Settings of an HTTP authorization service.
 #[derive(Debug)]
 pub struct Http {
-    /// Before the request's path.
+    /// Prefix of the path in the check request.
     pub path_prefix: Box<str>,
-    /// Headers that it gets besides.
+    /// Headers to add to the check request.
     pub add: Vec<(Box<str>, Box<str>)>,
-    /// Headers of its consent that replace the request's.
+    /// Headers of an OK response that replace those of the client's request.
     pub upstream: Vec<TextMatch>,
-    /// Headers of its consent that are appended to the request's.
+    /// Headers of an OK response that are appended to those of the client's request.
     pub upstream_appended: Vec<TextMatch>,
-    /// Headers of its refusal that the client gets; empty for all.
+    /// Headers of a denial that are sent to the client; empty for all.
     pub client: Vec<TextMatch>,
-    /// Headers of its consent that the client gets with the answer.
+    /// Headers of an OK response that are added to the response to the client.
     pub client_on_success: Vec<TextMatch>,
 }
 
-/// How much of a request's body is told.
+/// Body of the request in a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Body {
-    /// At most so many bytes.
+    /// Maximum size in bytes.
     pub most: usize,
-    /// Of larger ones the beginning; otherwise they are refused with 413.
+    /// A larger body is cut off; otherwise the request is refused with 413.
     pub partial: bool,
-    /// As bytes instead of text.
+    /// The body is sent as bytes instead of a string.
     pub raw: bool,
 }

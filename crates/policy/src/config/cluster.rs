@@ -15,70 +15,71 @@ use super::{
 use crate::state::{Published, PublishedOption, circuit_breaker::Usage, health::Track};
 use skysail_http::{http1, http2::Http2Options, map::Map, proxy_protocol::ProxyVersion};
 
-/// Largest head in bytes where nothing is configured (`max_request_headers_kb`, `max_response_headers_kb`).
+/// Maximum size of a head in bytes if nothing is configured (`max_request_headers_kb`, `max_response_headers_kb`).
 pub const MAX_HEAD: usize = 60 << 10;
-/// Most fields of a head where nothing is configured (`max_headers_count`).
+/// Maximum number of header fields if nothing is configured (`max_headers_count`).
 pub const MAX_HEADERS: usize = 100;
 
-/// Somewhere to send to.
+/// A cluster: endpoints that serve the same purpose, and how the proxy connects to them.
 #[derive(Debug)]
 pub struct Cluster {
-    /// `outbound|9080|v1|reviews.default.svc.cluster.local`.
+    /// Name, such as `outbound|9080|v1|reviews.default.svc.cluster.local`.
     pub name: Arc<str>,
-    /// How its endpoints are known.
+    /// Source of the endpoints.
     pub discovery: Discovery,
-    /// Its endpoints now. Replaced when they change; the cluster stays.
+    /// Endpoints in force. They are replaced when they change; the cluster stays.
     pub endpoints: Arc<Published<Endpoints>>,
-    /// How one is picked.
+    /// Load balancing policy.
     pub balancer: Balancer,
-    /// Below this share of available endpoints (in percent) all of a priority are used, whatever their health
-    /// (`common_lb_config.healthy_panic_threshold`); 0 for never.
+    /// Panic threshold in percent (`common_lb_config.healthy_panic_threshold`); 0 disables it. If fewer endpoints of a
+    /// priority are available, all of them are used, whatever their health.
     pub panic_threshold: u32,
-    /// Which endpoints are ejected because they fail; `None`: none.
+    /// Outlier detection; `None` disables it.
     pub outlier: Option<Outlier>,
-    /// How endpoints that are new come into use; `None`: at once.
+    /// Slow start of new endpoints; `None` disables it.
     pub slow_start: Option<SlowStart>,
-    /// For balancers that hash: made by the first worker that needs it.
+    /// Lookup tables of a hashing balancer. The first worker that needs them builds them.
     pub hashed: Arc<PublishedOption<Hashed>>,
-    /// How long a connection may take to come about.
+    /// Connect timeout.
     pub connect_timeout: Duration,
-    /// The greatest numbers allowed.
+    /// Circuit breakers.
     pub limits: Limits,
-    /// How much of them all workers together use. Counted only where there is a limit. `Usage::default()` to begin with.
+    /// Use of the circuit breakers, across workers. Each number is counted only where it is limited.
     pub usage: Arc<Usage>,
-    /// TLS by endpoint metadata, first match wins. The choice is made when endpoints arrive: see [`Endpoint::tls`].
+    /// TLS by endpoint metadata; the first match wins. The choice is made when endpoints arrive: see
+    /// [`Endpoint::tls`].
     pub transport_matches: Vec<TransportMatch>,
-    /// TLS where none of the matches holds.
+    /// TLS of endpoints that match none of [`Self::transport_matches`].
     pub tls: Option<Arc<ClientTls>>,
-    /// Servers are asked for, over TLS, by the host of each request instead of one name.
+    /// The SNI is the host of each request instead of one configured name.
     pub auto_sni: Option<AutoSni>,
-    /// Which HTTP is spoken.
+    /// Protocol to the endpoints.
     pub protocol: UpstreamProtocol,
-    /// What is agreed on with servers of HTTP/2.
+    /// HTTP/2 settings.
     pub http2: Http2Options,
-    /// Addresses that connections come from, the first of an endpoint's family: 127.0.0.6 or ::6 for inbound ones, so that
-    /// interception lets them through.
+    /// Source addresses of connections; the first of the endpoint's address family is used. For inbound clusters
+    /// 127.0.0.6 or ::6, which traffic interception lets through.
     pub sources: Vec<IpAddr>,
-    /// A pooled connection is closed after so long without a request; `None`: an hour.
+    /// Idle timeout of a pooled connection; `None`: one hour.
     pub idle_timeout: Option<Duration>,
-    /// Largest head of an answer in bytes.
+    /// Maximum size of a response head in bytes.
     pub max_head: usize,
-    /// Most fields in an answer's head, those of HTTP/2's own among them.
+    /// Maximum number of fields in a response head, including the pseudo-header fields of HTTP/2.
     pub max_headers: usize,
-    /// A connection serves at most so many requests; `None` for any number.
+    /// Maximum number of requests on a connection; `None` for no limit.
     pub max_requests_per_connection: Option<u32>,
-    /// A connection that has been open for so long serves no further request; `None` for any time.
+    /// Maximum age of a connection that takes further requests; `None` for no limit.
     pub max_connection_duration: Option<Duration>,
-    /// How the kernel finds out that a peer is gone (`upstream_connection_options.tcp_keepalive`); `None`: not at all.
+    /// TCP keep-alive (`upstream_connection_options.tcp_keepalive`); `None` disables it.
     pub keepalive: Option<Keepalive>,
-    /// The service it stands for, for metrics: its host, name, namespace.
+    /// Service of the cluster, for metrics.
     pub service: Option<Service>,
-    /// The header that says to an endpoint whose connection it is (`upstream_proxy_protocol`). Such a connection serves one
-    /// request.
+    /// PROXY protocol header that is sent to the endpoint (`upstream_proxy_protocol`). A connection with a header
+    /// serves one request, because the header names one client.
     pub proxy_protocol: Option<ProxyVersion>,
-    /// Whether peers get metadata (cluster filter `istio.metadata_exchange`).
+    /// Metadata of this proxy is sent to the peer (cluster filter `istio.metadata_exchange`).
     pub metadata_exchange: bool,
-    /// Whether localities share the load by their weights (`common_lb_config.locality_weighted_lb_config`).
+    /// Localities share the load by their weights (`common_lb_config.locality_weighted_lb_config`).
     pub weigh_localities: bool,
 }
 
@@ -88,7 +89,7 @@ impl Cluster {
         http1::HeadLimits { max_head: self.max_head, max_headers: self.max_headers }
     }
 
-    /// A cluster without endpoints that sets nothing and limits nothing.
+    /// Returns a cluster without endpoints and without limits.
     pub fn new(name: &str) -> Self {
         Self {
             name: name.into(),
@@ -121,7 +122,8 @@ impl Cluster {
         }
     }
 
-    /// What is to be known of an endpoint at this address: what was known before, if there is anything to know.
+    /// Returns the state of an endpoint at this address: the state in `before`, or a new one. Returns `None` if no
+    /// setting of this cluster needs state.
     pub fn track(&self, address: SocketAddr, before: &Map<SocketAddr, Arc<Track>>) -> Option<Arc<Track>> {
         let counted = self.limits.connections_per_host != u32::MAX;
         if self.outlier.is_none() && self.slow_start.is_none() && !counted {
@@ -130,56 +132,57 @@ impl Cluster {
         Some(before.get(&address).cloned().unwrap_or_else(|| Arc::new(Track::new(Instant::now()))))
     }
 
-    /// What is known of the endpoints of now.
+    /// Returns the state of all endpoints in force, by address.
     pub fn tracks(&self) -> Map<SocketAddr, Arc<Track>> {
         let endpoints = self.endpoints.load();
         endpoints.iter().filter_map(|endpoint| Some((endpoint.address, endpoint.track.clone()?))).collect()
     }
 }
 
-/// How endpoints are known.
+/// Source of a cluster's endpoints. Source: `envoy.config.cluster.v3.Cluster.DiscoveryType`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Discovery {
-    /// Given with the cluster.
+    /// `STATIC`: given with the cluster.
     Static,
-    /// By EDS, under this name.
+    /// `EDS`, with the name of the resource.
     Eds(Arc<str>),
-    /// The address that the client dialled; with a port in its place if given.
+    /// `ORIGINAL_DST`: the address that the client dialled; with this port if given.
     OriginalDst(Option<u16>),
-    /// Host names, looked up again and again; every address is an endpoint (`STRICT_DNS`), or only the first (`LOGICAL_DNS`).
+    /// Host names that the proxy resolves periodically. Every address is an endpoint (`STRICT_DNS`), or only the first
+    /// (`LOGICAL_DNS`).
     Dns {
-        /// What is looked up.
+        /// Names to resolve.
         names: Vec<DnsName>,
-        /// As in [`Endpoints`].
+        /// See [`Endpoints::localities`].
         localities: Vec<Locality>,
-        /// As in [`Endpoints`].
+        /// See [`Endpoints::overprovisioning`].
         overprovisioning: u32,
-        /// Only one address at a time is used.
+        /// `LOGICAL_DNS`: one address at a time is used.
         logical: bool,
-        /// Which addresses count.
+        /// Address families that are used.
         family: Family,
-        /// How often they are looked up.
+        /// Time between two lookups.
         refresh: Duration,
     },
 }
 
-/// Which of a name's addresses count. Source: `envoy.config.cluster.v3.Cluster.DnsLookupFamily`.
+/// Address families of a resolved name. Source: `envoy.config.cluster.v3.Cluster.DnsLookupFamily`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// `V4_ONLY`
     V4,
     /// `V6_ONLY`
     V6,
-    /// `AUTO`: those of IPv6, or where there are none those of IPv4.
+    /// `AUTO`: IPv6 addresses, or IPv4 addresses if there are none.
     V6Preferred,
-    /// `V4_PREFERRED`: the other way round.
+    /// `V4_PREFERRED`: IPv4 addresses, or IPv6 addresses if there are none.
     V4Preferred,
     /// `ALL`
     All,
 }
 
 impl Family {
-    /// Those of these addresses that count.
+    /// Returns the addresses of these that are used.
     pub fn of(self, addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
         let (v4, v6): (Vec<_>, Vec<_>) = addresses.iter().partition(|address| address.is_ipv4());
         match self {
@@ -194,7 +197,7 @@ impl Family {
     }
 }
 
-/// A host name whose addresses are endpoints. All of them are as [`Endpoint`] says.
+/// A host name whose addresses are endpoints. The other fields apply to each of them, as in [`Endpoint`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is the like-named field of an endpoint, or the priority it is in")]
 pub struct DnsName {
@@ -206,57 +209,58 @@ pub struct DnsName {
     pub locality: u32,
 }
 
-/// How an endpoint is picked.
+/// Load balancing policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Balancer {
-    /// One after the other, by weight.
+    /// Endpoints in turn, by weight.
     RoundRobin,
-    /// The less busy of a few.
+    /// The endpoint with the fewest requests in flight among a few.
     LeastRequest {
-        /// How many are picked at random to compare (`choice_count`).
+        /// Number of endpoints to compare, picked at random (`choice_count`).
         choices: u32,
-        /// Where weights differ, they are divided by the number of requests under way, to this power
-        /// (`active_request_bias`).
+        /// Exponent for clusters with unequal weights: a weight is divided by the number of requests in flight to this
+        /// power (`active_request_bias`).
         bias: f64,
     },
-    /// Of two that are picked at random, whatever their weight, the one where its latency times the requests under way
-    /// is less. Source: `envoy.extensions.load_balancing_policies.peak_ewma.v3alpha.PeakEwma`.
+    /// Of two endpoints picked at random, whatever their weight: the one with the lower product of latency and
+    /// requests in flight. Source: `envoy.extensions.load_balancing_policies.peak_ewma.v3alpha.PeakEwma`.
     PeakEwma {
-        /// For how long what was seen of an endpoint counts (`decay_time`).
+        /// Decay time of a latency sample (`decay_time`).
         decay: Duration,
-        /// The latency of endpoints of which nothing has been seen (`default_rtt`).
+        /// Latency of an endpoint without samples (`default_rtt`).
         unknown: Duration,
     },
-    /// Any, whatever its weight.
+    /// A random endpoint, whatever its weight.
     Random,
-    /// The next on a ring of hashes (`RING_HASH`).
+    /// The next endpoint on a ring of hashes (`RING_HASH`).
     RingHash {
-        /// Entries at least (`minimum_ring_size`), as many as there are endpoints of the least weight.
+        /// Minimum number of entries on the ring (`minimum_ring_size`). There may be more, because the share of the
+        /// smallest weight is rounded up.
         minimum: u64,
-        /// Entries at most (`maximum_ring_size`).
+        /// Maximum number of entries (`maximum_ring_size`).
         maximum: u64,
-        /// How places on the ring are found.
+        /// Hash function of the entries.
         function: HashFunction,
     },
-    /// An entry of a table of this size, a prime (`MAGLEV`).
+    /// An entry of a table of this size, which is prime (`MAGLEV`).
     Maglev(u32),
-    /// None: the address that the client dialled.
+    /// No balancing: the address that the client dialled.
     OriginalDst,
 }
 
 impl Balancer {
-    /// Whether endpoints take turns by weight, so that those that are new may have fewer.
+    /// Returns whether endpoints take turns by weight, so that slow start can lower the weight of new ones.
     pub fn is_by_turns(self) -> bool {
         matches!(self, Self::RoundRobin | Self::LeastRequest { .. })
     }
 
-    /// Whether it looks at a request's hash.
+    /// Returns whether the balancer uses the hash of a request.
     pub fn hashes(self) -> bool {
         matches!(self, Self::RingHash { .. } | Self::Maglev(_))
     }
 }
 
-/// Source: `envoy.config.cluster.v3.Cluster.RingHashLbConfig.HashFunction`.
+/// Hash function of a ring. Source: `envoy.config.cluster.v3.Cluster.RingHashLbConfig.HashFunction`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HashFunction {
     /// `XX_HASH`.
@@ -265,45 +269,45 @@ pub enum HashFunction {
     Murmur2,
 }
 
-/// What balancers that hash look up, shared by all workers.
+/// Lookup tables of a hashing balancer, shared by all workers.
 #[derive(Debug)]
 pub struct Hashed {
-    /// What it was made of.
+    /// Endpoints that the tables were built for.
     pub endpoints: Arc<Endpoints>,
-    /// Which endpoints were ejected then (`OutlierState::version`).
+    /// Version of the ejections that the tables were built for (`OutlierState::version`).
     pub version: u32,
-    /// By priority.
+    /// One table for each priority.
     pub tables: Vec<Table>,
 }
 
-/// Endpoints of one priority by hash. They are named by their places in [`Endpoints::priorities`].
+/// Endpoints of one priority by hash. An entry is an index into that priority of [`Endpoints::priorities`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Table {
-    /// Hashes in order, each with the endpoint that it and those before it lead to.
+    /// Hashes in ascending order. Each leads to its endpoint, as do the hashes between it and the one before.
     Ring(Box<[(u64, u32)]>),
-    /// As many entries as the table is to have; none where there are no endpoints.
+    /// Entries of the Maglev table; empty if there are no endpoints.
     Maglev(Box<[u32]>),
 }
 
-/// The greatest numbers allowed at once. Source: `envoy.config.cluster.v3.CircuitBreakers`.
+/// Circuit breakers: limits on what is open at once. Source: `envoy.config.cluster.v3.CircuitBreakers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections.
+    /// Maximum number of connections.
     pub connections: u32,
-    /// Requests waiting for a connection.
+    /// Maximum number of requests that wait for a connection.
     pub pending: u32,
-    /// Requests.
+    /// Maximum number of requests in flight.
     pub requests: u32,
-    /// Retries; unless there is a budget for them.
+    /// Maximum number of retries in flight; not used with [`Self::budget`].
     pub retries: u32,
-    /// What retries may be instead (`retry_budget`).
+    /// Limit on retries as a share of requests (`retry_budget`).
     pub budget: Option<RetryBudget>,
-    /// Connections to each endpoint (`per_host_thresholds`).
+    /// Maximum number of connections to each endpoint (`per_host_thresholds`).
     pub connections_per_host: u32,
 }
 
 impl Limits {
-    /// No limits: what Istio sends where nothing is configured.
+    /// No limits. Istio sends these values if nothing is configured.
     pub const NONE: Self = Self {
         connections: u32::MAX,
         pending: u32::MAX,
@@ -314,76 +318,79 @@ impl Limits {
     };
 }
 
-/// Source: `envoy.config.cluster.v3.CircuitBreakers.Thresholds.RetryBudget`.
+/// Retry budget. Source: `envoy.config.cluster.v3.CircuitBreakers.Thresholds.RetryBudget`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryBudget {
-    /// The part of all requests that may be retries, in millionths.
+    /// Share of requests in flight that may be retries, in millionths.
     pub share: u32,
-    /// But always so many.
+    /// Number of retries that is always allowed.
     pub least: u32,
 }
 
-/// Source: `envoy.config.core.v3.UpstreamHttpProtocolOptions`.
+/// SNI by request. Source: `envoy.config.core.v3.UpstreamHttpProtocolOptions`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AutoSni {
-    /// A header that says the host, where a request has it (`override_auto_sni_header`).
+    /// Header that holds the host name; without it in a request, the host of the request (`override_auto_sni_header`).
     pub header: Option<Box<str>>,
 }
 
-/// Source: `envoy.config.core.v3.TcpKeepalive`. What is not given is as the system has it.
+/// TCP keep-alive. The system's defaults apply to values that are not given. Source:
+/// `envoy.config.core.v3.TcpKeepalive`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keepalive {
-    /// The connection ends when so many probes are not answered.
+    /// Number of unanswered probes after which the connection is closed.
     pub probes: Option<u32>,
-    /// The first goes out when nothing was heard for so long.
+    /// Time without traffic before the first probe.
     pub time: Option<Duration>,
-    /// Between two of them.
+    /// Time between two probes.
     pub interval: Option<Duration>,
 }
 
-/// TLS, or none, for endpoints whose metadata match.
+/// TLS settings, or plain text, for endpoints whose metadata match.
 #[derive(Clone, Debug)]
 pub struct TransportMatch {
-    /// `tlsMode-istio`.
+    /// Name, such as `tlsMode-istio`.
     pub name: Box<str>,
-    /// Key and value under `envoy.transport_socket_match`; all must be there.
+    /// Keys and values under `envoy.transport_socket_match`. The endpoint must have all of them.
     pub labels: Vec<(Box<str>, Box<str>)>,
-    /// `None` is plain text.
+    /// TLS settings; `None` is plain text.
     pub tls: Option<Arc<ClientTls>>,
 }
 
-/// Which HTTP is spoken to a cluster.
+/// Protocol to the endpoints of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamProtocol {
     /// HTTP/1.1.
     Http1,
     /// HTTP/2.
     Http2,
-    /// As the client does.
+    /// The protocol of the downstream connection.
     AsDownstream,
-    /// By ALPN.
+    /// Chosen by ALPN.
     Auto,
 }
 
-/// The service a cluster stands for. Source: cluster metadata `istio.services[0]`.
+/// Service of a cluster. Source: cluster metadata `istio.services[0]`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Service {
-    /// `reviews.default.svc.cluster.local`.
+    /// Host name, such as `reviews.default.svc.cluster.local`.
     pub host: Arc<str>,
-    /// `reviews`.
+    /// Name, such as `reviews`.
     pub name: Arc<str>,
-    /// `default`.
+    /// Namespace, such as `default`.
     pub namespace: Arc<str>,
 }
 
-/// All endpoints of a cluster at one moment, by priority.
+/// All endpoints of a cluster, by priority.
 #[derive(Debug)]
 pub struct Endpoints {
-    /// Priority 0 first; a lower priority takes what those above have not enough healthy endpoints for.
+    /// Priority 0 first. A lower priority takes the load for which the priorities above have too few healthy
+    /// endpoints.
     pub priorities: Vec<Vec<Arc<Endpoint>>>,
-    /// Where endpoints are; see [`Endpoint::locality`].
+    /// Localities of the endpoints; see [`Endpoint::locality`].
     pub localities: Vec<Locality>,
-    /// In percent: by how much more than its part those that are left can carry (`policy.overprovisioning_factor`).
+    /// Overprovisioning factor in percent (`policy.overprovisioning_factor`): how much load the healthy endpoints of a
+    /// priority can take, relative to their share.
     pub overprovisioning: u32,
 }
 
@@ -394,51 +401,51 @@ impl Default for Endpoints {
 }
 
 impl Endpoints {
-    /// Endpoints of one priority.
+    /// Returns endpoints of a single priority.
     pub fn of(endpoints: Vec<Arc<Endpoint>>) -> Self {
         Self { priorities: vec![endpoints], ..Self::default() }
     }
 
-    /// All of them.
+    /// Returns an iterator over all endpoints.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
         self.priorities.iter().flatten()
     }
 }
 
-/// Where endpoints are. Source: `envoy.config.endpoint.v3.LocalityLbEndpoints`.
+/// A locality. Source: `envoy.config.endpoint.v3.LocalityLbEndpoints`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Locality {
     /// Region, zone and sub-zone.
     pub place: [Box<str>; 3],
-    /// Its share of its priority's load, where localities are weighed.
+    /// Weight among the localities of its priority, where localities are weighted.
     pub weight: u32,
 }
 
-/// One address to send to.
+/// An endpoint of a cluster.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// Where it is.
+    /// Address.
     pub address: SocketAddr,
-    /// Where it is as well, as with addresses of both families (`additional_addresses`).
+    /// Further addresses of the same endpoint, such as one of the other address family (`additional_addresses`).
     pub others: Box<[SocketAddr]>,
-    /// Its weight in its locality; at least 1.
+    /// Weight in its locality; at least 1.
     pub weight: u32,
-    /// What the configuration says about its health.
+    /// Health status in the configuration.
     pub health: Health,
-    /// Its place in [`Endpoints::localities`].
+    /// Index into [`Endpoints::localities`].
     pub locality: u32,
-    /// TLS chosen by its metadata; `None` is plain text.
+    /// TLS settings, chosen by the endpoint's metadata; `None` is plain text.
     pub tls: Option<Arc<ClientTls>>,
-    /// Who serves there, if it said so (`istio.workload`).
+    /// Workload of the endpoint, if its metadata name one (`istio.workload`).
     pub workload: Option<Arc<Workload>>,
-    /// Its host name, for `auto_host_rewrite`; else its address.
+    /// Host name for `auto_host_rewrite`; `None`: its address.
     pub hostname: Option<Box<str>>,
-    /// How it does, where that counts for something.
+    /// State of the endpoint, if the cluster needs any; see [`Cluster::track`].
     pub track: Option<Arc<Track>>,
 }
 
 impl Endpoint {
-    /// A healthy endpoint of which nothing else is known.
+    /// Returns a healthy endpoint without further settings.
     pub fn new(address: SocketAddr, tls: Option<Arc<ClientTls>>) -> Self {
         let (weight, health, locality) = (1, Health::Healthy, 0);
         let others = Box::default();
@@ -446,20 +453,20 @@ impl Endpoint {
     }
 }
 
-/// Source: `envoy.config.core.v3.HealthStatus`.
+/// Health status. Source: `envoy.config.core.v3.HealthStatus`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// `HEALTHY`, `UNKNOWN`.
     Healthy,
-    /// `DEGRADED`: used for what the healthy cannot carry.
+    /// `DEGRADED`: takes the load for which there are too few healthy endpoints.
     Degraded,
     /// `UNHEALTHY`, `TIMEOUT`.
     Unhealthy,
-    /// `DRAINING`: not used, and not counted among those that should be healthy.
+    /// `DRAINING`: not used, and not counted in the share of healthy endpoints.
     Draining,
 }
 
-/// Who serves or calls. Source: endpoint metadata `istio.workload`, `x-envoy-peer-metadata`.
+/// A workload, upstream or downstream. Source: endpoint metadata `istio.workload`, header `x-envoy-peer-metadata`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 #[expect(missing_docs, reason = "each is the like-named label of Istio's metrics")]
 pub struct Workload {

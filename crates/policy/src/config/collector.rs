@@ -1,67 +1,67 @@
-//! Where what is told of requests is sent, many at a time.
+//! Collectors of access logs and spans, which receive items in batches.
 
 use std::time::Duration;
 
 use prost::encoding::{WireType, encode_key, encode_varint};
 
-/// Who is told, and how. Equal ones share their batches.
+/// A collector of items. Equal collectors share their batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collector {
-    /// What is told, for metrics and warnings: `access logs`, `spans`.
+    /// Kind of items, for metrics and warnings: `access logs`, `spans`.
     pub what: &'static str,
-    /// The cluster that leads to it.
+    /// Cluster of the collector.
     pub cluster: Box<str>,
-    /// `:authority` of what is sent.
+    /// `:authority` of the requests.
     pub authority: Box<str>,
-    /// How it is sent.
+    /// Protocol.
     pub call: Call,
-    /// Headers besides (`initial_metadata`).
+    /// Additional headers (`initial_metadata`).
     pub headers: Vec<(Box<str>, Box<str>)>,
-    /// How long sending a batch may take.
+    /// Timeout for sending a batch.
     pub timeout: Duration,
-    /// How long what is told waits for more (`buffer_flush_interval`).
+    /// Maximum time for which an item waits in a batch (`buffer_flush_interval`).
     pub interval: Duration,
-    /// With so many bytes a batch is sent at once (`buffer_size_bytes`).
+    /// Size in bytes at which a batch is sent at once (`buffer_size_bytes`).
     pub size: usize,
-    /// What stands around the items of a batch.
+    /// Encoding around the items of a batch.
     pub envelope: Envelope,
 }
 
-/// How a batch is sent.
+/// Protocol of a collector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// A call of gRPC, to this path.
+    /// A unary gRPC call to this path, for each batch.
     Unary(&'static str),
-    /// A message of a call of gRPC that goes on, to this path.
+    /// A client-streaming gRPC call to this path; each batch is a message.
     Stream(&'static str),
-    /// A request of HTTP.
+    /// An HTTP POST request for each batch.
     Post {
-        /// To this path.
+        /// Path of the request.
         path: Box<str>,
-        /// Its `content-type`.
+        /// `content-type` of the request.
         content_type: &'static str,
     },
 }
 
-/// What stands around the items of a batch.
+/// Encoding around the items of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Envelope {
-    /// They are values of a repeated field of a message, which may be in other messages.
+    /// The items are values of a repeated field of a message, which may be nested in other messages.
     Message {
         /// The other fields of that message, encoded.
         before: Vec<u8>,
-        /// The messages around, from the inside: their other fields, encoded, and the number of the field that holds the
-        /// message within.
+        /// The outer messages, from the inside: their other fields, encoded, and the number of the field that holds
+        /// the inner message.
         around: Vec<(Vec<u8>, u32)>,
-        /// Fields of the outermost that are said once on a stream.
+        /// Fields of the outermost message that are sent once per stream.
         first: Vec<u8>,
     },
-    /// They are values of a JSON array, each followed by a comma.
+    /// The items are values of a JSON array, each followed by a comma.
     Array,
 }
 
 impl Envelope {
-    /// The content of a call. `first` says that it is the first of its stream.
+    /// Returns the message for a batch. `first`: it is the first message of its stream.
     pub fn wrap(&self, items: &[u8], first: bool) -> Vec<u8> {
         match self {
             Self::Message { before, around, first: once } => {
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_stand_where_they_belong() {
+    fn items_are_nested_in_their_messages() {
         let logs = [1, 2].map(|time_unix_nano| LogRecord { time_unix_nano, ..LogRecord::default() });
         let scope = Some(InstrumentationScope { name: "s".into(), ..InstrumentationScope::default() });
         let resource = Some(Resource { attributes: vec![attribute("k", "v")], ..Resource::default() });

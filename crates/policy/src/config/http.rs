@@ -18,91 +18,92 @@ use super::{
 };
 use skysail_http::{compress::Compressor, http2::Http2Options};
 
-/// How HTTP on a filter chain is handled.
+/// An HTTP connection manager.
 #[derive(Debug)]
 pub struct HttpManager {
-    /// Prefix of its statistics: `inbound_0.0.0.0_9080;`.
+    /// Prefix of statistics, such as `inbound_0.0.0.0_9080;`.
     pub stat_prefix: Arc<str>,
-    /// Which protocols it takes.
+    /// Accepted protocols.
     pub codec: Codec,
-    /// Where its routes are.
+    /// Source of the route table.
     pub routes: Routes,
-    /// What may answer, change or refuse a request before it is routed on, in the order of the configuration.
+    /// HTTP filters, in the order of the configuration. They run before the request is forwarded.
     pub filters: Vec<Filter>,
-    /// Which of Istio's metrics are kept (filter `istio.stats`).
+    /// Settings of Istio's metrics (filter `istio.stats`).
     pub stats: Option<Arc<Stats>>,
-    /// Whether peers are asked who they are (filter `istio.metadata_exchange`).
+    /// Exchange of workload metadata with peers (filter `istio.metadata_exchange`).
     pub metadata_exchange: Option<MetadataExchange>,
-    /// Whether the upstream ALPN follows the request's protocol (filter `istio.alpn`).
+    /// The upstream ALPN follows the request's protocol (filter `istio.alpn`).
     pub istio_alpn: bool,
-    /// Upgrades passed through as tunnels, in lower case (`websocket`); empty refuses all.
+    /// Upgrades that are tunnelled, in lower case (`websocket`); empty refuses all.
     pub upgrades: Vec<Box<str>>,
-    /// What becomes of `server` in answers.
+    /// Treatment of the response header `server`.
     pub server: ServerHeader,
-    /// Whether `x-request-id` is made where it is missing.
+    /// `x-request-id` is generated if it is missing.
     pub generate_request_id: bool,
-    /// Whether that of clients outside is taken (`preserve_external_request_id`).
+    /// `x-request-id` of external clients is kept (`preserve_external_request_id`).
     pub preserve_request_id: bool,
-    /// How it takes part in tracing.
+    /// Role of `x-request-id` in tracing.
     pub request_id: RequestIdUse,
-    /// Which requests are traced; `None` for none, and where nobody is told.
+    /// Tracing; `None` if it is off or has no provider.
     pub tracing: Option<Box<Tracing>>,
-    /// What becomes of `x-forwarded-client-cert`.
+    /// Treatment of `x-forwarded-client-cert`.
     pub client_cert: ClientCertDetails,
-    /// Whether the address of the peer counts as the client's, and is appended to `x-forwarded-for`.
+    /// The peer's address is the client's address, and is appended to `x-forwarded-for`.
     pub use_remote_address: bool,
-    /// How many proxies in front are trusted in `x-forwarded-for`.
+    /// Number of trusted proxies in `x-forwarded-for`.
     pub xff_trusted_hops: u32,
-    /// Whether the peer stays out of `x-forwarded-for`.
+    /// The peer's address is not appended to `x-forwarded-for`.
     pub skip_xff_append: bool,
-    /// Where clients are that may say how their requests are to be tried (`internal_address_config`).
+    /// Address ranges of internal clients, which may set retries and timeouts by header (`internal_address_config`).
     pub internal: Vec<Cidr>,
-    /// RFC 3986 normalisation of `.` and `..` before routing.
+    /// Paths are normalised by RFC 3986 (`.` and `..`) before routing.
     pub normalize_path: bool,
-    /// Runs of slashes become one before routing.
+    /// Adjacent slashes are merged before routing.
     pub merge_slashes: bool,
-    /// What happens to `%2F` and `%5C` in a path.
+    /// Treatment of `%2F` and `%5C` in a path.
     pub escaped_slashes: EscapedSlashes,
-    /// Whether HTTP/1.0 is taken.
+    /// HTTP/1.0 is accepted.
     pub accept_http10: bool,
-    /// Whose requests are of HTTP/1.0 that name no host; `None` refuses them.
+    /// Authority of HTTP/1.0 requests without a host; `None` refuses them.
     pub default_host: Option<Box<str>>,
-    /// Largest request head in bytes.
+    /// Maximum size of a request head in bytes.
     pub max_head: usize,
-    /// Most fields in a request's head, those of HTTP/2's own among them.
+    /// Maximum number of fields in a request head, including the pseudo-header fields of HTTP/2.
     pub max_headers: usize,
-    /// What is agreed on with clients of HTTP/2.
+    /// HTTP/2 settings.
     pub http2: Http2Options,
-    /// A connection without a request is closed after; `None` never.
+    /// Idle timeout of a connection without requests; `None` disables it.
     pub idle_timeout: Option<Duration>,
-    /// A stream on which nothing moves is ended after; `None` never.
+    /// Idle timeout of a stream; `None` disables it.
     pub stream_idle_timeout: Option<Duration>,
-    /// A connection takes at most so many requests; `None` for any number.
+    /// Maximum number of requests on a connection; `None` for no limit.
     pub max_requests_per_connection: Option<u32>,
-    /// A request's head must have come in within, from its first byte; besides [`Self::stream_idle_timeout`] and
+    /// Timeout of a request's head from its first byte. It applies in addition to [`Self::stream_idle_timeout`] and
     /// [`Self::request_timeout`].
     pub request_headers_timeout: Option<Duration>,
-    /// The whole request must have come in within; `None` for no limit.
+    /// Timeout of the whole request; `None` disables it.
     pub request_timeout: Option<Duration>,
-    /// A client of HTTP/2 that has been told to go may open streams for at most so long (less if it says that it knows).
+    /// Time for which an HTTP/2 client may open streams after the first GOAWAY. It ends early when the client
+    /// acknowledges.
     pub drain_timeout: Duration,
-    /// Where requests are logged.
+    /// Access logs.
     pub access_logs: Vec<Arc<AccessLog>>,
 }
 
-/// One filter. Source: `HttpFilter`.
+/// An HTTP filter. Source: `HttpFilter`.
 #[derive(Debug)]
 pub struct Filter {
-    /// By which routes set it: `envoy.filters.http.fault`.
+    /// Name that per-route settings use, such as `envoy.filters.http.fault`.
     pub name: Box<str>,
-    /// Only routes that set it have it.
+    /// The filter runs only for routes that enable it.
     pub disabled: bool,
-    /// What it does.
+    /// Kind and settings.
     pub does: Does,
 }
 
 impl HttpManager {
-    /// Whether filters see the requests of a connection as with these other settings.
+    /// Returns whether filters see the requests of a connection in the same form under these other settings.
     pub fn reads_like(&self, other: &Self) -> bool {
         let path = |manager: &Self| (manager.normalize_path, manager.merge_slashes, manager.escaped_slashes);
         let client =
@@ -116,12 +117,13 @@ impl HttpManager {
 }
 
 impl Filter {
-    /// Whether it may refuse requests for what they are.
+    /// Returns whether the filter may refuse a request by its content.
     pub fn judges(&self) -> bool {
         matches!(self.does, Does::Authorize(_) | Does::Ask(_) | Does::Jwt(_))
     }
 
-    /// Whether it has nothing to do unless a route says so, as most of what a mesh configures everywhere.
+    /// Returns whether the filter does nothing unless a route has a setting for it. This holds for most filters of a
+    /// mesh.
     pub fn is_idle(&self) -> bool {
         match &self.does {
             _ if self.disabled => true,
@@ -133,79 +135,79 @@ impl Filter {
     }
 }
 
-/// The names of filters under which they leave dynamic metadata.
+/// Names of the filters that set dynamic metadata.
 pub mod metadata {
-    /// Of what shadow rules say.
+    /// Set with the result of shadow rules.
     pub const RBAC: &str = "envoy.filters.http.rbac";
-    /// Of what external authorization says.
+    /// Set with the result of external authorization.
     pub const EXT_AUTHZ: &str = "envoy.filters.http.ext_authz";
-    /// Of tokens' claims.
+    /// Set with the claims of tokens.
     pub const JWT: &str = "envoy.filters.http.jwt_authn";
 }
 
-/// What a filter does where the route does not say otherwise.
+/// Kind of a filter, with the settings that apply if the route has none.
 #[derive(Debug)]
 pub enum Does {
-    /// Authorizes.
+    /// RBAC.
     Authorize(Arc<Policy>),
-    /// Delays and aborts.
+    /// Fault injection.
     Fault(Arc<Fault>),
-    /// Refuses what is too much.
+    /// Local rate limit.
     Limit(Arc<RateLimit>),
-    /// Asks another service.
+    /// External authorization.
     Ask(Box<ExternalAuthorization>),
-    /// Requires tokens.
+    /// JWT authentication.
     Jwt(Box<Jwt>),
-    /// Answers preflights and marks answers, by the route's policy alone.
+    /// CORS: answers preflights and adds headers to responses, by the policy of the route.
     Cors,
-    /// Makes calls of gRPC out of those of gRPC-Web, and the other way with their answers.
+    /// gRPC-Web: translates calls to gRPC, and their responses back.
     GrpcWeb,
-    /// Compresses answers for clients that accept it.
+    /// Compression of responses for clients that accept it.
     Compress(Compressor),
 }
 
-/// Which protocols a manager takes.
+/// Protocols that a connection manager accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codec {
-    /// By ALPN, or the first bytes.
+    /// Detected by ALPN, or by the first bytes.
     Auto,
-    /// HTTP/1 alone.
+    /// Only HTTP/1.
     Http1,
-    /// HTTP/2 alone.
+    /// Only HTTP/2.
     Http2,
 }
 
-/// What becomes of `server` in answers. Source: `HttpConnectionManager.ServerHeaderTransformation`.
+/// Treatment of the response header `server`. Source: `HttpConnectionManager.ServerHeaderTransformation`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerHeader {
-    /// It is this.
+    /// Replaced by this value.
     Overwrite(Box<str>),
-    /// It is this where the upstream says nothing.
+    /// Set to this value if the upstream sends none.
     AppendIfAbsent(Box<str>),
-    /// It stays what it is.
+    /// Unchanged.
     PassThrough,
 }
 
-/// Where a manager's routes are.
+/// Source of a connection manager's route table.
 #[derive(Debug)]
 pub enum Routes {
-    /// In the listener itself.
+    /// Inline in the listener.
     Inline(Arc<RouteTable>),
-    /// In the snapshot's table of this name; requests get 404 until it is there.
+    /// The table of this name in the snapshot (RDS). Requests get 404 until it has arrived.
     Named(Arc<str>),
 }
 
 /// Istio's metadata exchange over HTTP headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetadataExchange {
-    /// Peers outside the mesh get none (`skip_external_clusters`).
+    /// Peers outside the mesh get no metadata (`skip_external_clusters`).
     pub skip_external: bool,
 }
 
-/// What becomes of `x-forwarded-client-cert`.
+/// Treatment of `x-forwarded-client-cert`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ClientCertDetails {
-    /// What happens to the header a client sent.
+    /// Treatment of the header that the client sent.
     pub forward: ForwardClientCert,
     /// The subject is added.
     pub subject: bool,
@@ -213,125 +215,124 @@ pub struct ClientCertDetails {
     pub dns: bool,
     /// The URI names are added.
     pub uri: bool,
-    /// The certificate itself is added, URL-encoded PEM.
+    /// The certificate is added as URL-encoded PEM.
     pub cert: bool,
 }
 
-/// Source: `HttpConnectionManager.ForwardClientCertDetails`.
+/// Treatment of a received header. Source: `HttpConnectionManager.ForwardClientCertDetails`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ForwardClientCert {
     /// Removed.
     #[default]
     Sanitize,
-    /// Kept if the client is known by a certificate.
+    /// Kept if the client has a certificate.
     ForwardOnly,
-    /// Kept, and this hop's appended, if the client is known by a certificate.
+    /// Kept, and this hop's element appended, if the client has a certificate.
     AppendForward,
-    /// Replaced by this hop's, if the client is known by a certificate.
+    /// Replaced by this hop's element if the client has a certificate.
     SanitizeSet,
-    /// Kept as it is.
+    /// Kept always.
     AlwaysForwardOnly,
 }
 
-/// Source: `HttpConnectionManager.PathWithEscapedSlashesAction`.
+/// Treatment of `%2F` and `%5C`. Source: `HttpConnectionManager.PathWithEscapedSlashesAction`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EscapedSlashes {
-    /// Left.
+    /// Unchanged.
     Keep,
-    /// 400.
+    /// Refused with 400.
     Reject,
-    /// Unescaped, and the client is redirected there.
+    /// Unescaped; the client is redirected to the result.
     UnescapeAndRedirect,
-    /// Unescaped, and the request goes on.
+    /// Unescaped; the request is processed with the result.
     UnescapeAndForward,
 }
 
-/// Where and how requests are logged.
+/// An access log.
 #[derive(Debug)]
 pub struct AccessLog {
-    /// Who gets it.
+    /// Destination.
     pub to: LogTarget,
-    /// What is logged; `None` for all.
+    /// Condition for an entry; `None` logs all.
     pub filter: Option<LogFilter>,
 }
 
-/// Who gets an access log, in which form.
+/// Destination and format of an access log.
 #[derive(Debug)]
 pub enum LogTarget {
-    /// Lines of a file.
+    /// Lines in a file.
     File {
-        /// The file, or `/dev/stdout`.
+        /// Path of the file, or `/dev/stdout`.
         path: Box<str>,
-        /// One line of it.
+        /// Format of a line.
         format: LogFormat,
     },
-    /// Entries of Envoy's own service. Source: `envoy.extensions.access_loggers.grpc.v3`.
+    /// Entries of Envoy's access log service. Source: `envoy.extensions.access_loggers.grpc.v3`.
     Entries {
-        /// Who gets them.
+        /// Collector of the entries.
         collector: Arc<Collector>,
-        /// What they tell of requests; `None` where they tell of connections.
+        /// Additional headers in HTTP entries; `None` for TCP entries.
         http: Option<LogHeaders>,
     },
-    /// Records of OpenTelemetry. Source: `envoy.extensions.access_loggers.open_telemetry.v3`.
+    /// OpenTelemetry log records. Source: `envoy.extensions.access_loggers.open_telemetry.v3`.
     Records {
-        /// Who gets them.
+        /// Collector of the records.
         collector: Arc<Collector>,
-        /// What is told; `None` for nothing.
+        /// Body of a record; `None` for none.
         body: Option<LogValue>,
-        /// What is told besides.
+        /// Attributes of a record.
         attributes: Vec<(Box<str>, LogValue)>,
     },
 }
 
-/// Headers that are told besides those that always are, in lower case.
+/// Headers in a log entry in addition to the standard ones, in lower case.
 #[derive(Debug, Default)]
 pub struct LogHeaders {
-    /// Of the request.
+    /// Request headers.
     pub request: Vec<Box<str>>,
-    /// Of the answer.
+    /// Response headers.
     pub response: Vec<Box<str>>,
 }
 
-/// A value of OpenTelemetry, whose texts have operators.
+/// An OpenTelemetry value whose strings are format strings.
 #[derive(Debug)]
 pub enum LogValue {
-    /// A text.
+    /// A string.
     Text(Format),
-    /// Some, one after the other.
+    /// A list.
     List(Vec<LogValue>),
-    /// Some by their names.
+    /// A map.
     Map(Vec<(Box<str>, LogValue)>),
 }
 
-/// How a log line is made.
+/// Format of a log line.
 #[derive(Debug)]
 pub enum LogFormat {
-    /// Text with operators, `[%START_TIME%] …`.
+    /// A format string such as `[%START_TIME%] …`.
     Text(Format),
-    /// A JSON object of such texts.
+    /// A JSON object of format strings.
     Json(Vec<(Box<str>, Format)>),
 }
 
-/// A text with `%COMMAND%` operators, split when configuration arrives. Also used for header values.
+/// A format string with `%COMMAND%` operators, split when the configuration arrives. Also used for header values.
 #[derive(Clone, Debug, Default)]
 pub struct Format {
-    /// The parts in order.
+    /// Parts in order.
     pub parts: Vec<Part>,
 }
 
 /// A part of a [`Format`].
 #[derive(Clone, Debug)]
 pub enum Part {
-    /// As it stands.
+    /// Literal text.
     Text(Box<str>),
-    /// An operator: name, the argument in round brackets, the greatest length after `:`.
-    /// The translation refuses operators that telemetry does not know.
+    /// An operator. The translation refuses operators that [`format`](crate::format) does not know.
     Operator {
-        /// Such as `REQ`, `START_TIME`.
+        /// Name, such as `REQ` or `START_TIME`.
         name: Box<str>,
-        /// Such as `X-ENVOY-ORIGINAL-PATH?:PATH`.
+        /// Argument in round brackets, such as `X-ENVOY-ORIGINAL-PATH?:PATH`.
         argument: Option<Box<str>>,
-        /// Longest output in bytes.
+        /// Maximum length of the output in bytes, given after `:`.
         max_len: Option<usize>,
     },
 }

@@ -1,4 +1,4 @@
-//! Which tokens requests must have.
+//! JWT authentication of requests.
 //!
 //! Source: `envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication`.
 
@@ -9,104 +9,104 @@ pub use skysail_identity::jwks::{KeySet, VerificationKey};
 use super::route::RouteMatch;
 use crate::state::PublishedOption;
 
-/// Who issues tokens, and who must have which.
+/// Settings of the filter: providers, and the requirement of each request.
 #[derive(Debug)]
 pub struct Jwt {
     /// Fingerprint of the filter's encoded configuration.
     pub fingerprint: u64,
-    /// By name.
+    /// Providers. A [`Requirement`] refers to them by index.
     pub providers: Vec<JwtProvider>,
-    /// The first that matches counts; where none does, no token is needed.
+    /// Requirement by route match. The first match applies; a request that matches none needs no token.
     pub rules: Vec<(RouteMatch, Requirement)>,
-    /// What routes may ask for by name.
+    /// Requirements that routes refer to by name.
     pub named: Vec<(Box<str>, Requirement)>,
-    /// CORS preflights need none.
+    /// CORS preflights need no token.
     pub bypass_preflight: bool,
 }
 
-/// One issuer. Source: `JwtProvider`.
+/// A provider: one issuer of tokens. Source: `JwtProvider`.
 #[derive(Debug)]
 pub struct JwtProvider {
-    /// The name that requirements use.
+    /// Name.
     pub name: Box<str>,
-    /// Whose tokens it takes; `None` for anybody's.
+    /// Issuer whose tokens are accepted; `None` for any.
     pub issuer: Option<Box<str>>,
-    /// One of these must be among the token's; empty for any.
+    /// Accepted audiences, one of which the token must have; empty for any.
     pub audiences: Vec<Box<str>>,
-    /// What signatures are checked with.
+    /// Keys that verify signatures.
     pub keys: Keys,
-    /// The token goes on to the upstream.
+    /// The token stays in the request to the upstream.
     pub forward: bool,
-    /// Where tokens are looked for.
+    /// Places of the token in a request.
     pub from: Vec<Source>,
-    /// Under which name the claims are known to other filters.
+    /// Key of the claims in the dynamic metadata.
     pub payload_in_metadata: Option<Box<str>>,
-    /// Under which name the token's header is known to other filters.
+    /// Key of the token's header in the dynamic metadata.
     pub header_in_metadata: Option<Box<str>>,
-    /// Claims whose words become lists there.
+    /// Claims with space-separated values that become lists in the dynamic metadata.
     pub spaced_claims: Vec<Box<str>>,
-    /// Gets the claims as they stand in the token (base64url).
+    /// Header that receives the claims as they are encoded in the token (base64url).
     pub payload_header: Option<Box<str>>,
-    /// Whether that is padded.
+    /// The value of [`Self::payload_header`] is padded.
     pub pad_payload_header: bool,
-    /// Headers and the claims they get, each by its path.
+    /// Headers that receive claims, each with the path of its claim.
     pub claim_headers: Vec<(Box<str>, Vec<Box<str>>)>,
-    /// How wrong clocks may be.
+    /// Tolerance for `exp` and `nbf`, as clocks differ.
     pub clock_skew: Duration,
-    /// The route is looked for again after a good token.
+    /// The route is selected again after a valid token.
     pub clear_route: bool,
 }
 
-/// Where a token may be.
+/// A place of a token in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// In a header (lower case), after these characters.
+    /// A header (lower case) and the prefix of its value.
     Header(Box<str>, Box<str>),
-    /// In a parameter of the query.
+    /// A query parameter.
     Param(Box<str>),
-    /// In a cookie.
+    /// A cookie.
     Cookie(Box<str>),
 }
 
-/// Where keys come from.
+/// Keys of a provider.
 #[derive(Debug)]
 pub enum Keys {
-    /// They stand in the configuration.
+    /// Keys in the configuration (`local_jwks`).
     Here(Arc<KeySet>),
-    /// They are fetched.
+    /// Keys that the proxy fetches.
     Remote(RemoteKeys),
 }
 
-/// Keys that a server has (`remote_jwks`). Those fetched last are shared by all workers.
+/// Keys on a server (`remote_jwks`).
 #[derive(Debug)]
 pub struct RemoteKeys {
-    /// The cluster that leads there.
+    /// Cluster of the server.
     pub cluster: Box<str>,
-    /// `auth.example`.
+    /// `:authority` of the request, such as `auth.example`.
     pub authority: Box<str>,
-    /// `/jwks.json`.
+    /// Path of the request, such as `/jwks.json`.
     pub path: Box<str>,
-    /// How long an answer is waited for.
+    /// Timeout of the request.
     pub timeout: Duration,
-    /// For how long keys are good.
+    /// Time for which fetched keys are used.
     pub lifetime: Duration,
-    /// Those there are, and until when they are good.
+    /// Keys of the last fetch, and the time at which they expire. All workers share them.
     pub known: Arc<PublishedOption<(std::time::Instant, Arc<KeySet>)>>,
 }
 
-/// Which token is needed. Source: `JwtRequirement`. Providers are told by their places.
+/// Token that a request must have. Source: `JwtRequirement`. Providers are given by index into [`Jwt::providers`].
 #[derive(Clone, Debug)]
 pub enum Requirement {
-    /// None.
+    /// No token.
     Nothing,
-    /// One of this provider, with one of these audiences, if given, instead of the provider's.
+    /// A token of this provider. The audiences, if given, replace those of the provider.
     Provider(usize, Option<Vec<Box<str>>>),
-    /// One of these must hold.
+    /// One of these requirements.
     Any(Vec<Requirement>),
-    /// All of these must hold.
+    /// All of these requirements.
     All(Vec<Requirement>),
-    /// There is none where these providers look for them.
+    /// No token in any place of these providers.
     AllowMissing(Vec<usize>),
-    /// There may be none, or a bad one.
+    /// No token, or any token, even an invalid one.
     AllowMissingOrFailed,
 }

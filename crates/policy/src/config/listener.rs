@@ -14,147 +14,148 @@ use super::{
 };
 use skysail_http::proxy_protocol::ProxyVersion;
 
-/// Where connections come in, or what a redirected one is looked up in.
+/// A listener: accepts connections, or takes redirected ones from a listener with `use_original_dst`.
 #[derive(Debug)]
 pub struct Listener {
-    /// Its name: `virtualInbound`, `0.0.0.0_9080`.
+    /// Name, such as `virtualInbound` or `0.0.0.0_9080`.
     pub name: Arc<str>,
-    /// The address in its configuration, and any additional ones.
+    /// Address and additional addresses.
     pub addresses: Vec<SocketAddr>,
-    /// Whether it has sockets of its own (`bind_to_port`).
+    /// The listener has sockets (`bind_to_port`).
     pub bind: bool,
-    /// Whether a connection is handed on to the listener of its original destination.
+    /// Connections go to the listener of their original destination.
     pub use_original_dst: bool,
-    /// Whether the original destination is read at all (listener filter `original_dst`).
+    /// The original destination is read (listener filter `original_dst`).
     pub read_original_dst: bool,
-    /// What a proxy in front says of a connection (listener filter `proxy_protocol`); `None` without the filter.
+    /// Settings of the listener filter `proxy_protocol`; `None` without the filter.
     pub proxy_protocol: Option<Proxied>,
-    /// Which ports' first bytes are looked at for TLS; `None` without the filter.
+    /// Settings of the listener filter `tls_inspector`; `None` without the filter.
     pub inspect_tls: Option<Inspect>,
-    /// Which ports' first bytes are looked at for HTTP; `None` without the filter.
+    /// Settings of the listener filter `http_inspector`; `None` without the filter.
     pub inspect_http: Option<Inspect>,
-    /// How long to wait for those bytes; `None` is for ever.
+    /// Timeout of the listener filters; `None` disables it.
     pub inspect_timeout: Option<Duration>,
-    /// After the timeout go on with what is known (else close).
+    /// After the timeout the connection continues with what is known. Otherwise it is closed.
     pub continue_on_timeout: bool,
-    /// Its connections are neither refused nor kept waiting when the process runs short of memory, nor its requests when a worker
-    /// is overloaded (`bypass_overload_manager`).
+    /// The listener is exempt from overload protection: its connections are admitted when memory is short, and its
+    /// requests when a worker is overloaded (`bypass_overload_manager`).
     pub bypass_overload: bool,
-    /// Its connections do not count against the limit of all connections (`ignore_global_conn_limit`).
+    /// Connections do not count towards the limit on all connections (`ignore_global_conn_limit`).
     pub ignore_connection_limit: bool,
-    /// Inbound or outbound, for metrics and the order of a drain.
+    /// Traffic direction.
     pub direction: Direction,
-    /// In the order of the configuration; the most specific match wins, by Envoy's order of criteria.
+    /// Filter chains. The most specific match wins, by Envoy's order of criteria.
     pub chains: Vec<Arc<FilterChain>>,
-    /// When no chain matches.
+    /// Filter chain for connections that match no other.
     pub default_chain: Option<Arc<FilterChain>>,
-    /// Logs of connections for which there is no chain.
+    /// Access logs for connections without a filter chain.
     pub access_logs: Vec<Arc<super::http::AccessLog>>,
 }
 
-/// Which way a listener's traffic goes, for metrics, for the peer's role, and for what is drained first.
+/// Traffic direction of a listener. It decides the labels of metrics, the role of the peer and the order of draining.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// To the workload. Metrics say `reporter="destination"`.
+    /// To the workload. Metrics have `reporter="destination"`.
     Inbound,
-    /// From the workload. Metrics say `reporter="source"`.
+    /// From the workload. Metrics have `reporter="source"`.
     Outbound,
-    /// Unsaid: a plain Envoy bootstrap. Metrics as for outbound.
+    /// Not given, as in a plain Envoy bootstrap. Metrics as for outbound.
     Unspecified,
 }
 
 impl Direction {
-    /// All there are.
+    /// All directions.
     pub const ALL: &[Self] = &[Self::Inbound, Self::Outbound, Self::Unspecified];
 }
 
-/// How connections begin that come by another proxy. Source: `envoy.extensions.filters.listener.proxy_protocol.v3`.
+/// PROXY protocol on accepted connections. Source: `envoy.extensions.filters.listener.proxy_protocol.v3`.
 #[derive(Clone, Debug)]
 pub struct Proxied {
-    /// Destination ports on which no header is looked for.
+    /// Destination ports without the filter.
     pub except: Vec<RangeInclusive<u16>>,
-    /// Connections without a header are taken, too (`allow_requests_without_proxy_protocol`).
+    /// Connections without a header are accepted (`allow_requests_without_proxy_protocol`).
     pub optional: bool,
     /// Versions that are refused (`disallowed_versions`).
     pub refused: Vec<ProxyVersion>,
 }
 
-/// Ports that an inspecting listener filter is switched off for.
+/// Settings of an inspecting listener filter.
 #[derive(Clone, Debug, Default)]
 pub struct Inspect {
-    /// Destination ports left alone.
+    /// Destination ports without the filter.
     pub except: Vec<RangeInclusive<u16>>,
 }
 
-/// What happens to a connection.
+/// A filter chain.
 #[derive(Debug)]
 pub struct FilterChain {
-    /// Its name; several may share one.
+    /// Name; several chains may share one.
     pub name: Arc<str>,
-    /// When it applies.
+    /// Match of connections.
     pub matches: ChainMatch,
-    /// TLS to terminate; `None` leaves the bytes as they are.
+    /// TLS termination; `None` passes the bytes through.
     pub tls: Option<Arc<ServerTls>>,
-    /// Network policies, in order, before the last filter.
+    /// RBAC network filters, in order. They run before the last filter.
     pub policies: Vec<Arc<Policy>>,
-    /// Who is asked about connections, once the policies let them pass.
+    /// External authorization of connections, after the RBAC filters.
     pub ask: Option<Box<ExternalAuthorization>>,
-    /// Whether Istio's TCP metadata exchange is expected when ALPN says `istio-peer-exchange`.
+    /// Istio's TCP metadata exchange is expected if ALPN is `istio-peer-exchange`.
     pub metadata_exchange: bool,
     /// The last filter.
     pub terminal: Terminal,
-    /// How long a TLS handshake may take; `None` for Envoy's default of none.
+    /// Timeout of the TLS handshake; `None`, Envoy's default, disables it.
     pub handshake_timeout: Option<Duration>,
-    /// Fingerprint of the chain's encoded configuration, by which it is found again in another form of its listener.
+    /// Fingerprint of the encoded configuration. It identifies the chain in a new version of its listener.
     pub fingerprint: Option<u64>,
 }
 
-/// The last filter of a chain.
+/// Last filter of a filter chain.
 #[derive(Clone, Debug)]
 pub enum Terminal {
-    /// HTTP.
+    /// HTTP connection manager.
     Http(Arc<HttpManager>),
-    /// Bytes.
+    /// TCP proxy.
     Tcp(Arc<TcpProxy>),
 }
 
-/// Bytes passed on. Source: `envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy`.
+/// A TCP proxy. Source: `envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy`.
 #[derive(Debug)]
 pub struct TcpProxy {
-    /// Prefix of its statistics.
+    /// Prefix of statistics.
     pub stat_prefix: Arc<str>,
-    /// Where to.
+    /// Clusters.
     pub targets: Targets,
-    /// Closed when nothing was sent either way for so long; `None` is for ever.
+    /// Idle timeout: time without bytes in either direction; `None` disables it.
     pub idle_timeout: Option<Duration>,
-    /// Closed after so long, whatever happens (`max_downstream_connection_duration`); `None` for any time.
+    /// Maximum duration of a connection (`max_downstream_connection_duration`); `None` for no limit.
     pub max_duration: Option<Duration>,
-    /// Whether connections from the same address go to the same endpoint, for clusters whose balancer hashes.
+    /// Connections from the same address go to the same endpoint, for clusters with a hashing balancer.
     pub hash_source_ip: bool,
-    /// Which of Istio's TCP metrics are kept (filter `istio.stats`).
+    /// Settings of Istio's TCP metrics (filter `istio.stats`).
     pub stats: Option<Arc<super::stats::Stats>>,
-    /// Where each connection is logged.
+    /// Access logs.
     pub access_logs: Vec<Arc<super::http::AccessLog>>,
 }
 
-/// When a chain applies: all that is given must hold. Source: `envoy.config.listener.v3.FilterChainMatch`.
+/// Match of connections; all given criteria must hold. Source: `envoy.config.listener.v3.FilterChainMatch`.
 #[derive(Clone, Debug, Default)]
 pub struct ChainMatch {
-    /// The (original) destination port.
+    /// Destination port, by original destination if known.
     pub destination_port: Option<u16>,
-    /// The (original) destination address; empty for any.
+    /// Destination addresses, by original destination if known; empty for any.
     pub destinations: Vec<Cidr>,
-    /// TLS server names, in lower case, `*.example.com` for subdomains; empty for any.
+    /// SNI values in lower case, `*.example.com` for subdomains; empty for any.
     pub server_names: Vec<Box<str>>,
-    /// `raw_buffer` or `tls`, as found by the TLS inspector.
+    /// `raw_buffer` or `tls`, as detected by the TLS inspector; `None` for any.
     pub transport: Option<Transport>,
-    /// ALPN of the TLS client, or what the HTTP inspector found (`http/1.1`, `h2c`); empty for any.
+    /// ALPN protocols of the client, or the protocol that the HTTP inspector detected (`http/1.1`, `h2c`); empty for
+    /// any.
     pub application_protocols: Vec<Box<str>>,
-    /// The caller's address; empty for any.
+    /// Source addresses; empty for any.
     pub sources: Vec<Cidr>,
 }
 
-/// What a connection begins with.
+/// Transport protocol, detected by the first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// Anything but TLS.
@@ -163,17 +164,17 @@ pub enum Transport {
     Tls,
 }
 
-/// A range of addresses.
+/// A range of IP addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cidr {
-    /// The network's address, host bits zero.
+    /// Network address; the host bits are zero.
     pub address: IpAddr,
-    /// How many leading bits count.
+    /// Length of the prefix in bits.
     pub prefix_len: u8,
 }
 
 impl Cidr {
-    /// Whether the address lies in the range. An IPv4 address mapped into IPv6 counts as IPv4.
+    /// Returns whether the range contains an address. An IPv4 address mapped into IPv6 is treated as IPv4.
     pub fn contains(&self, ip: IpAddr) -> bool {
         match (self.address, ip.to_canonical()) {
             (IpAddr::V4(net), IpAddr::V4(ip)) => {

@@ -1,46 +1,46 @@
-//! Which requests and connections are logged.
+//! Filters of access logs.
 //!
 //! Source: `envoy.config.accesslog.v3.AccessLogFilter`.
 
 use super::text::{HeaderMatch, MetadataMatch};
 use crate::{error::Flags, expression::Expression};
 
-/// What must hold for a line to be written.
+/// Condition for a log entry.
 #[derive(Debug)]
 pub enum LogFilter {
-    /// The answer's status; 0 where there was none.
+    /// Status of the response; 0 without a response.
     Status(Comparison),
-    /// How long it took, in milliseconds.
+    /// Duration in milliseconds.
     Duration(Comparison),
-    /// This share, in millionths.
+    /// Share of requests, in millionths.
     Share(u32),
-    /// All of these.
+    /// All of these conditions.
     All(Vec<LogFilter>),
-    /// One of these.
+    /// One of these conditions.
     OneOf(Vec<LogFilter>),
-    /// The request's headers.
+    /// Match of a request header.
     Header(HeaderMatch),
-    /// One of these response flags, or any.
+    /// One of these response flags, or any flag.
     Flags(Option<Flags>),
-    /// The gRPC status, or the one that stands for the status in HTTP.
+    /// gRPC status, or the one that corresponds to the HTTP status.
     GrpcStatus {
-        /// One of these, or none of them.
+        /// Accepted statuses; excluded ones with `exclude`.
         statuses: Vec<u32>,
-        /// None of them.
+        /// Excludes the statuses.
         exclude: bool,
     },
-    /// What filters found out.
+    /// Match of dynamic metadata.
     Metadata {
-        /// What must hold.
+        /// The match.
         test: MetadataMatch,
-        /// What holds where nothing was found out.
+        /// Result if the metadata are missing.
         otherwise: bool,
     },
-    /// An expression in CEL.
+    /// CEL expression.
     Expression(Expression),
 }
 
-/// A test of a number. Source: `ComparisonFilter`.
+/// Comparison of a number. Source: `ComparisonFilter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is the comparison of that name")]
 pub enum Comparison {

@@ -1,10 +1,11 @@
-//! What the request path runs on: lean, immutable types, made from Envoy's protos off the hot path.
+//! The configuration of the request path: lean, immutable types, compiled from Envoy's protos off the request path.
 //!
-//! Nothing here refers to a proto, and nothing is parsed per request: matchers are compiled, names resolved
-//! to handles, header formats split into parts. `translate` makes these types; the workers read them.
+//! The types contain no protos, and nothing is parsed per request: matchers are compiled, names are resolved to
+//! handles, header formats are split into parts. The proxy's `translate` builds these types; the workers read them.
+//! State that changes while a configuration is in force is in [`state`](crate::state).
 //!
-//! A [`Snapshot`] is published whole by one swap, and its parts are shared by reference with the one before, so
-//! that an endpoint change rebuilds no route and a route change no listener.
+//! A [`Snapshot`] is published as a whole by one swap. It shares unchanged parts with the snapshot before, so that an
+//! endpoint change rebuilds no route and a route change rebuilds no listener.
 
 pub mod authorization;
 pub mod cluster;
@@ -38,24 +39,25 @@ pub type ByName<T> = Map<Arc<str>, Arc<T>>;
 /// The whole configuration at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// Every listener, those without a socket of their own too. Sorted out by address when published.
+    /// All listeners, including those without a socket. They are indexed by address at publication.
     pub listeners: Arc<Listeners>,
-    /// Route tables that HTTP managers refer to by name (RDS).
+    /// Route tables that HTTP connection managers refer to by name (RDS).
     pub routes: Arc<ByName<RouteTable>>,
-    /// Every cluster. A cluster holds its endpoints as a handle, so that they change without it.
+    /// All clusters. A cluster holds a handle of its endpoints, so that they change without the cluster.
     pub clusters: Arc<ByName<Cluster>>,
-    /// How many times trusted roots were taken away since the start.
+    /// Number of times that trusted roots were removed since the start.
     pub distrusted: u64,
 }
 
 impl Snapshot {
-    /// Whether what `before` admitted may have to be refused by this one: policies, filter chains or trusted roots differ.
+    /// Returns whether this snapshot may refuse requests or connections that `before` admitted: policies, filter
+    /// chains or trusted roots differ.
     pub fn concerns_admission(&self, before: &Self) -> bool {
         let same_listeners = || {
             let (now, then) = (&self.listeners.by_name, &before.listeners.by_name);
             now.len() == then.len() && now.iter().all(|(name, one)| same(Some(one), then.get(name)))
         };
-        // Of route tables only settings for filters matter, such as another policy for a route.
+        // In route tables, only per-route settings of filters matter, such as another policy for a route.
         let same_settings = || {
             let names = self.routes.keys().chain(before.routes.keys());
             names.into_iter().all(|name| {
@@ -67,14 +69,14 @@ impl Snapshot {
         self.distrusted != before.distrusted || !same_listeners() || !same_settings()
     }
 
-    /// The last filters of all chains.
+    /// Returns the last filters of all filter chains.
     pub fn terminals(&self) -> impl Iterator<Item = &Terminal> {
         let listeners = self.listeners.by_name.values();
         let chains = listeners.flat_map(|listener| listener.chains.iter().chain(&listener.default_chain));
         chains.map(|chain| &chain.terminal)
     }
 
-    /// How long series of metrics are kept that nothing is counted in, as the filters of metrics say.
+    /// Returns the time after which unused series of metrics are dropped: the minimum over all `stats` filters.
     pub fn metrics_expiry(&self) -> Option<std::time::Duration> {
         let stats = self.terminals().filter_map(|terminal| match terminal {
             Terminal::Http(manager) => manager.stats.as_ref(),
@@ -88,12 +90,12 @@ fn same<T>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
     a.map(Arc::as_ptr) == b.map(Arc::as_ptr)
 }
 
-/// Listeners, in the two ways they are looked up.
+/// Listeners by name and by address.
 #[derive(Clone, Debug, Default)]
 pub struct Listeners {
-    /// All, by name.
+    /// All listeners, by name.
     pub by_name: ByName<Listener>,
-    /// Those found by original destination: `use_original_dst` on the socket a connection came in by leads to
-    /// the listener of exactly this address and port, else of the unspecified address and this port.
+    /// Listeners by address, for lookup by original destination. If the accepting listener has `use_original_dst`, the
+    /// connection goes to the listener of that address and port, or of the unspecified address and that port.
     pub by_address: Map<std::net::SocketAddr, Arc<Listener>>,
 }

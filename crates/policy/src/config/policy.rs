@@ -1,4 +1,4 @@
-//! Authorization: Envoy's RBAC, on connections and on requests.
+//! RBAC policies for connections and requests.
 //!
 //! Source: `envoy.config.rbac.v3`.
 
@@ -9,52 +9,52 @@ use super::{
     text::{HeaderMatch, MetadataMatch, TextMatch},
 };
 
-/// One RBAC filter.
+/// An RBAC filter.
 #[derive(Debug)]
 pub struct Policy {
-    /// What happens to what a rule matches (and, for `Allow`, to what none does).
+    /// Enforced rules; `None` admits everything.
     pub rules: Option<Rules>,
-    /// Evaluated and counted, never enforced.
+    /// Shadow rules: evaluated and counted, never enforced.
     pub shadow: Option<Rules>,
-    /// Before the names under which other filters find what the shadow rules said.
+    /// Prefix of the metadata keys that hold the result of the shadow rules.
     pub shadow_prefix: Box<str>,
 }
 
-/// Source: `envoy.config.rbac.v3.RBAC`.
+/// Rules with an action. Source: `envoy.config.rbac.v3.RBAC`.
 #[derive(Debug)]
 pub struct Rules {
-    /// What a match means.
+    /// Action on a match.
     pub action: RuleAction,
-    /// Sorted by name, as Envoy evaluates them.
+    /// Rules, sorted by name as Envoy evaluates them.
     pub rules: Vec<Rule>,
 }
 
-/// What a match means.
+/// Action on a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleAction {
-    /// Only what matches goes on.
+    /// Matching requests are admitted, all others refused.
     Allow,
-    /// What matches is refused.
+    /// Matching requests are refused, all others admitted.
     Deny,
-    /// All goes on; matches are logged.
+    /// All requests are admitted; matching ones are logged.
     Log,
 }
 
-/// Source: `envoy.config.rbac.v3.Policy`.
+/// A rule. Source: `envoy.config.rbac.v3.Policy`.
 #[derive(Debug)]
 pub struct Rule {
-    /// `ns[default]-policy[ratings]-rule[0]`, named in the answer's details.
+    /// Name, such as `ns[default]-policy[ratings]-rule[0]`. Response code details contain it.
     pub name: Arc<str>,
-    /// What is done: one must hold.
+    /// Permissions, one of which must match.
     pub permissions: Vec<Permission>,
-    /// Who does it: one must hold.
+    /// Principals, one of which must match.
     pub principals: Vec<Principal>,
 }
 
-/// What is done. Source: `envoy.config.rbac.v3.Permission`.
+/// Match of the operation. Source: `envoy.config.rbac.v3.Permission`.
 #[derive(Debug)]
 pub enum Permission {
-    /// Anything.
+    /// Any operation.
     Any,
     /// All of these.
     All(Vec<Permission>),
@@ -62,28 +62,28 @@ pub enum Permission {
     OneOf(Vec<Permission>),
     /// Not this.
     Not(Box<Permission>),
-    /// A header (never holds on a connection).
+    /// A header. Never matches a connection.
     Header(HeaderMatch),
-    /// The path without the query (never holds on a connection).
+    /// The path without the query. Never matches a connection.
     Path(TextMatch),
-    /// A path template, compiled (never holds on a connection).
+    /// A path template, compiled. Never matches a connection.
     Template(regex::bytes::Regex),
-    /// The destination's port.
+    /// Destination port.
     Port(u16),
-    /// The destination's port in a range.
+    /// Range of destination ports.
     PortRange(Range<u32>),
-    /// The destination's address.
+    /// Destination address.
     Ip(Cidr),
-    /// The server name the TLS client asked for.
+    /// SNI of the client.
     ServerName(TextMatch),
-    /// What a filter before found out.
+    /// Dynamic metadata.
     Metadata(MetadataMatch),
 }
 
-/// Who does it. Source: `envoy.config.rbac.v3.Principal`.
+/// Match of the client. Source: `envoy.config.rbac.v3.Principal`.
 #[derive(Debug)]
 pub enum Principal {
-    /// Anybody.
+    /// Any client.
     Any,
     /// All of these.
     All(Vec<Principal>),
@@ -91,16 +91,16 @@ pub enum Principal {
     OneOf(Vec<Principal>),
     /// Not this.
     Not(Box<Principal>),
-    /// Known by a certificate, whose URI name (else DNS name, else subject) matches, if given.
+    /// A client with a certificate. The URI name (else DNS name, else subject) must match the test, if given.
     Authenticated(Option<TextMatch>),
-    /// The address of the connection's other end.
+    /// Address of the peer.
     DirectIp(Cidr),
-    /// The client's address, `x-forwarded-for` taken into account.
+    /// Address of the client, by `x-forwarded-for` where trusted.
     RemoteIp(Cidr),
-    /// A header (never holds on a connection).
+    /// A header. Never matches a connection.
     Header(HeaderMatch),
-    /// The path without the query (never holds on a connection).
+    /// The path without the query. Never matches a connection.
     Path(TextMatch),
-    /// What a filter before found out.
+    /// Dynamic metadata.
     Metadata(MetadataMatch),
 }

@@ -1,7 +1,6 @@
 //! Route tables.
 //!
-//! Source: `envoy.config.route.v3`. Making the index of a table is part of the translation; finding in it is
-//! `route::find`.
+//! Source: `envoy.config.route.v3`. The translation builds the index of a table; `route::find` uses it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,41 +16,42 @@ use skysail_http::map::Map;
 
 use crate::state::demand::{Demand, UseMark};
 
-/// All virtual hosts of one route configuration, indexed by domain.
+/// A route configuration: virtual hosts, indexed by domain.
 #[derive(Clone, Debug, Default)]
 pub struct RouteTable {
-    /// The name it has in RDS: `9080`.
+    /// Name in RDS, such as `9080`.
     pub name: Arc<str>,
-    /// In the order of the configuration.
+    /// Virtual hosts in the order of the configuration.
     pub hosts: Vec<Arc<VirtualHost>>,
-    /// `reviews.default` → index into `hosts`. In lower case; compared with the port (`a.b:80`).
+    /// Exact domains, such as `reviews.default`, with the index into `hosts`. Lower case; a domain may have a port
+    /// (`a.b:80`).
     pub exact: Map<Box<str>, usize>,
-    /// `*.example.com`, without the star, longest first.
+    /// Suffix domains such as `*.example.com`, without the star; longest first.
     pub suffixes: Vec<(Box<str>, usize)>,
-    /// `example.*`, without the star, longest first.
+    /// Prefix domains such as `example.*`, without the star; longest first.
     pub prefixes: Vec<(Box<str>, usize)>,
-    /// `*`.
+    /// Virtual host of the domain `*`.
     pub any: Option<usize>,
-    /// A port in the authority is not looked at.
+    /// The port in the authority is ignored.
     pub ignore_port: bool,
-    /// Operations for every route.
+    /// Header operations for every route.
     pub headers: HeaderOps,
-    /// More virtual hosts come apart from it.
+    /// Further virtual hosts arrive in resources of their own (VHDS).
     pub hosts_apart: bool,
-    /// How requests ask for those; `None` where all come unasked.
+    /// On-demand discovery of virtual hosts; `None` if they arrive without a request.
     pub demand: Option<Arc<Demand>>,
-    /// Wildcards and the catch-all apply also to hosts that the control plane has not answered about. Source: metadata
-    /// `skysail.takes_unanswered` of the virtual host for `*`.
+    /// Wildcards and the catch-all also apply to an authority for which the control plane has not answered in time.
+    /// Source: metadata `skysail.takes_unanswered` of the virtual host for `*`.
     pub takes_unanswered: bool,
 }
 
 impl RouteTable {
-    /// Whether any route has settings for filters.
+    /// Returns whether any route has settings for filters.
     pub fn sets_filters(&self) -> bool {
         self.hosts.iter().flat_map(|host| &host.routes).any(|route| !route.filters.is_empty())
     }
 
-    /// Makes a domain, in lower case, lead to the host of this index; false if it led to another before.
+    /// Maps a domain in lower case to a virtual host; returns false if the domain already had one.
     pub fn put(&mut self, domain: &str, index: usize) -> bool {
         let (list, rest) = match (domain.strip_prefix('*'), domain.strip_suffix('*')) {
             (Some(""), _) => return self.any.replace(index).is_none(),
@@ -72,173 +72,174 @@ impl RouteTable {
     }
 }
 
-/// Source: `envoy.config.route.v3.VirtualHost`.
+/// A virtual host. Source: `envoy.config.route.v3.VirtualHost`.
 #[derive(Debug)]
 pub struct VirtualHost {
-    /// `reviews.default.svc.cluster.local:9080`, `allow_any`.
+    /// Name, such as `reviews.default.svc.cluster.local:9080` or `allow_any`.
     pub name: Arc<str>,
-    /// First match wins.
+    /// Routes; the first match wins.
     pub routes: Vec<Route>,
-    /// Operations for its routes.
+    /// Header operations for all routes of the host.
     pub headers: HeaderOps,
-    /// Whether `x-envoy-attempt-count` is sent upstream.
+    /// `x-envoy-attempt-count` is added to upstream requests.
     pub include_attempt_count: bool,
     /// Plain HTTP is redirected to HTTPS (`require_tls: ALL`).
     pub require_tls: bool,
-    /// A request came for it since somebody looked; noted where hosts are asked for on demand.
+    /// Use by requests, for on-demand discovery: an unused host is dropped.
     pub used: Arc<UseMark>,
 }
 
-/// Source: `envoy.config.route.v3.Route`.
+/// A route. Source: `envoy.config.route.v3.Route`.
 #[derive(Debug)]
 pub struct Route {
-    /// For the access log's `%ROUTE_NAME%`.
+    /// Name, for the access log's `%ROUTE_NAME%`.
     pub name: Arc<str>,
-    /// When it applies.
+    /// Match of requests.
     pub matches: RouteMatch,
-    /// What is done.
+    /// Action for matching requests.
     pub action: Action,
     /// Header operations of this route.
     pub headers: HeaderOps,
-    /// What it says to filters, by their names (`typed_per_filter_config`).
+    /// Settings for filters, by filter name (`typed_per_filter_config`).
     pub filters: Vec<(Box<str>, Setting)>,
-    /// What its spans are called, if requests are traced.
+    /// Span name for traced requests.
     pub decorator: Option<Decorator>,
-    /// How requests are traced, where they are, instead of as the manager says.
+    /// Tracing settings; `None`: those of the connection manager.
     pub tracing: Option<Box<RouteTracing>>,
 }
 
-/// What a route says to a filter, instead of what that does otherwise.
+/// A route's setting for a filter. It replaces the filter's own settings.
 #[derive(Clone, Debug)]
 pub enum Setting {
-    /// To do nothing (`disabled`, or nothing to do).
+    /// The filter is disabled, or has nothing to do.
     Off,
-    /// To do what it does otherwise, though it is disabled (`FilterConfig` without `config`).
+    /// The filter is enabled with its own settings, even if it is disabled elsewhere (`FilterConfig` without
+    /// `config`).
     On,
-    /// To authorize so.
+    /// RBAC policy.
     Authorize(Arc<Policy>),
-    /// To delay and abort so.
+    /// Fault to inject.
     Fault(Arc<Fault>),
-    /// To allow these origins.
+    /// CORS policy.
     Cors(Arc<Cors>),
-    /// To let so much pass.
+    /// Local rate limit.
     Limit(Arc<RateLimit>),
-    /// To require what is known by this name.
+    /// Name of a JWT requirement.
     Jwt(Box<str>),
-    /// To tell this besides when it asks.
+    /// Additions to an external authorization check.
     Question {
-        /// Keys and values.
+        /// Context extensions: keys and values.
         extensions: Vec<(Box<str>, Box<str>)>,
-        /// Nothing of the body is told.
+        /// The check leaves out the body.
         without_body: bool,
     },
 }
 
 impl Route {
-    /// What it says to a filter.
+    /// Returns the setting for a filter.
     pub fn setting(&self, filter: &str) -> Option<&Setting> {
         self.filters.iter().find(|(name, _)| **name == *filter).map(|(_, setting)| setting)
     }
 }
 
-/// Source: `envoy.config.route.v3.RouteMatch`.
+/// Match of a request. Source: `envoy.config.route.v3.RouteMatch`.
 #[derive(Debug)]
 pub struct RouteMatch {
-    /// The path without the query.
+    /// Match of the path without the query.
     pub path: PathMatch,
-    /// ASCII case of the path counts.
+    /// The match of the path is case-sensitive (ASCII).
     pub case_sensitive: bool,
-    /// All must hold.
+    /// Header matches, all of which must hold.
     pub headers: Vec<HeaderMatch>,
-    /// All must hold.
+    /// Query parameter matches, all of which must hold.
     pub query: Vec<QueryMatch>,
-    /// Only gRPC (`content-type: application/grpc`).
+    /// Only gRPC requests match (`content-type: application/grpc`).
     pub grpc: bool,
-    /// Only this share of requests, in millionths; `None` for all.
+    /// Share of requests that match, in millionths; `None` for all.
     pub fraction: Option<u32>,
 }
 
-/// A test of the path.
+/// Match of a path.
 #[derive(Debug)]
 pub enum PathMatch {
-    /// Its beginning.
+    /// A prefix.
     Prefix(Box<[u8]>),
-    /// Its beginning, ending at a `/` or at its end.
+    /// A prefix that ends at a `/` or at the end of the path.
     SeparatedPrefix(Box<[u8]>),
-    /// All of it.
+    /// The whole path.
     Exact(Box<[u8]>),
-    /// All of it, by a regular expression (anchored when compiled).
+    /// A regular expression for the whole path, anchored when compiled.
     Regex(regex::bytes::Regex),
-    /// CONNECT, which has none (`connect_matcher`).
+    /// A CONNECT request, which has no path (`connect_matcher`).
     Connect,
-    /// Path template, `/a/{*}/{**}`, compiled to a regular expression.
+    /// A path template such as `/a/{*}/{**}`, compiled to a regular expression.
     Template(regex::bytes::Regex),
 }
 
-/// A test of one query parameter.
+/// Match of a query parameter.
 #[derive(Debug)]
 pub struct QueryMatch {
-    /// Its name.
+    /// Name.
     pub name: Box<str>,
-    /// `None`: it must be there.
+    /// Match of the value; `None`: the parameter must be present.
     pub value: Option<TextMatch>,
 }
 
-/// What a route does.
+/// Action of a route.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "nearly all routes lead on")]
+#[expect(clippy::large_enum_variant, reason = "nearly all routes forward")]
 pub enum Action {
-    /// Sends the request on.
+    /// Forwards the request to a cluster.
     Forward(Forward),
-    /// Answers with a redirect.
+    /// Responds with a redirect.
     Redirect(Redirect),
-    /// Answers by itself.
+    /// Responds directly.
     Direct(DirectResponse),
 }
 
-/// Source: `envoy.config.route.v3.RouteAction`.
+/// Forwarding action. Source: `envoy.config.route.v3.RouteAction`.
 #[derive(Debug)]
 pub struct Forward {
-    /// Where to.
+    /// Clusters.
     pub targets: Targets,
-    /// Answered 503 or 404 or 500 when the cluster does not exist.
+    /// Status of the response if the cluster does not exist: 404, 500 or 503.
     pub cluster_not_found: u16,
-    /// From the end of the request to the end of the answer; `None` for no limit.
+    /// Timeout from the end of the request to the end of the response; `None` disables it.
     pub timeout: Option<Duration>,
-    /// What takes its place for gRPC (`max_grpc_timeout`, which Istio sends).
+    /// Replaces `timeout` for gRPC (`max_grpc_timeout`, which Istio sends).
     pub grpc_timeout: Option<GrpcTimeout>,
-    /// From the request's first byte to the answer's last; `None` for no limit.
+    /// Timeout from the first byte of the request to the last byte of the response; `None` disables it.
     pub max_duration: Option<Duration>,
-    /// What takes its place for gRPC where the client says how long it waits (`grpc_timeout_header_max`).
+    /// Replaces `max_duration` for gRPC requests with `grpc-timeout` (`grpc_timeout_header_max`).
     pub grpc_duration: Option<GrpcTimeout>,
-    /// A stream on which nothing moves is ended after; `None`: the manager's.
+    /// Idle timeout of a stream; `None`: that of the connection manager.
     pub idle_timeout: Option<Duration>,
-    /// When and how often to try again.
+    /// Retry policy.
     pub retry: Option<Arc<RetryPolicy>>,
-    /// Changes of the path.
+    /// Path rewrite.
     pub rewrite: Option<Rewrite>,
-    /// The new authority.
+    /// Host rewrite.
     pub host: Option<HostRewrite>,
-    /// Copies sent elsewhere; their answers are thrown away.
+    /// Clusters that receive a copy of the request. Their responses are discarded.
     pub mirrors: Vec<Mirror>,
-    /// Upgrades in lower case that this route allows (`true`) or forbids.
+    /// Upgrades (lower case) that this route allows (`true`) or forbids.
     pub upgrades: Vec<(Box<str>, bool)>,
-    /// What of a request is hashed, for clusters whose balancer hashes.
+    /// Hash policies, for clusters with a hashing balancer.
     pub hash: Vec<HashPolicy>,
-    /// CONNECT ends here: what follows it goes to the cluster as bytes (`connect_config`).
+    /// The proxy terminates CONNECT and forwards the payload as bytes (`connect_config`).
     pub ends_connect: bool,
 }
 
-/// Source: `envoy.config.route.v3.RouteAction.HashPolicy`.
+/// A hash policy. Source: `envoy.config.route.v3.RouteAction.HashPolicy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HashPolicy {
-    /// What is hashed.
+    /// Part of the request.
     pub key: HashKey,
-    /// Those that follow count only if there is no hash yet.
+    /// Later policies are used only if there is no hash yet.
     pub terminal: bool,
 }
 
-/// A part of a request to be hashed.
+/// A part of a request to hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HashKey {
     /// All values of a header.
@@ -251,117 +252,117 @@ pub enum HashKey {
     SourceIp,
 }
 
-/// Source: `envoy.config.route.v3.RouteAction.HashPolicy.Cookie`.
+/// A cookie to hash. Source: `envoy.config.route.v3.RouteAction.HashPolicy.Cookie`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HashCookie {
-    /// Its name.
+    /// Name.
     pub name: Box<str>,
-    /// Clients without it get one that lasts so long, with zero as long as their session; `None`: they get none.
+    /// Lifetime of a new cookie for clients without one. Zero is a session cookie; `None`: no cookie is set.
     pub ttl: Option<Duration>,
-    /// The path it is for; empty for none.
+    /// `Path` attribute; empty for none.
     pub path: Box<str>,
-    /// Name and value, which may be empty, of further attributes.
+    /// Further attributes with their values, which may be empty.
     pub attributes: Vec<(Box<str>, Box<str>)>,
 }
 
-/// How what a gRPC client says it waits (`grpc-timeout`) is heeded.
+/// Limits on the timeout that a gRPC client requests (`grpc-timeout`).
 #[derive(Clone, Copy, Debug)]
 pub struct GrpcTimeout {
-    /// No longer than this, also where it does not say; `None`: as long as it says.
+    /// Maximum timeout, also without the header; `None`: the value of the header.
     pub max: Option<Duration>,
-    /// Shorter by this, so that the answer of this proxy comes before the client has given up.
+    /// Subtracted from the timeout, so that the client receives this proxy's response before it gives up.
     pub offset: Option<Duration>,
 }
 
-/// Where to.
+/// Clusters of a route.
 #[derive(Debug)]
 pub enum Targets {
     /// One cluster.
     Single(Arc<str>),
-    /// Several by weight.
+    /// Several clusters by weight.
     Weighted {
-        /// What the weights add up to.
+        /// Sum of the weights.
         total: u32,
-        /// In order.
+        /// The clusters, in the order of the configuration.
         targets: Vec<Target>,
     },
-    /// The cluster that a request header names.
+    /// The cluster named by a request header.
     Header(Box<str>),
 }
 
-/// One of several clusters.
+/// One of several weighted clusters.
 #[derive(Debug)]
 pub struct Target {
-    /// The cluster's name.
+    /// Name of the cluster.
     pub cluster: Arc<str>,
-    /// Its share of the total.
+    /// Weight, relative to the total.
     pub weight: u32,
-    /// Header operations for requests that go there.
+    /// Header operations for requests to this cluster.
     pub headers: HeaderOps,
-    /// The new authority for requests that go there.
+    /// Host rewrite for requests to this cluster.
     pub host: Option<HostRewrite>,
 }
 
-/// A copy of requests.
+/// Request mirroring. Source: `envoy.config.route.v3.RouteAction.RequestMirrorPolicy`.
 #[derive(Debug)]
 pub struct Mirror {
-    /// The cluster's name.
+    /// Name of the cluster.
     pub cluster: Arc<str>,
-    /// Share of requests, in millionths.
+    /// Share of requests that are mirrored, in millionths.
     pub fraction: u32,
-    /// Whether `-shadow` stays off the authority.
+    /// The authority of the copy has no suffix `-shadow`.
     pub keep_host: bool,
 }
 
-/// A new path.
+/// Path rewrite.
 #[derive(Debug)]
 pub enum Rewrite {
-    /// Replaces what the path match found (prefix or exact).
+    /// Replaces the matched prefix, or the whole path of an exact match.
     Prefix(Box<str>),
-    /// Replaces the whole path, keeps the query.
+    /// Replaces the whole path and keeps the query.
     Full(Box<str>),
-    /// Replaces what the expression finds; `\1` stands for groups.
+    /// Replaces each match of the expression; `\1` refers to a group.
     Regex(regex::bytes::Regex, Box<str>),
 }
 
-/// A new authority.
+/// Host rewrite.
 #[derive(Debug)]
 pub enum HostRewrite {
-    /// This one.
+    /// A constant.
     Literal(Box<str>),
-    /// The host name of the endpoint picked.
+    /// The host name of the selected endpoint.
     Auto,
     /// The value of a request header.
     Header(Box<str>),
 }
 
-/// Source: `envoy.config.route.v3.RedirectAction`.
+/// A redirect. Source: `envoy.config.route.v3.RedirectAction`.
 #[derive(Debug, Default)]
 pub struct Redirect {
-    /// New scheme; `https_redirect` is `https`.
+    /// New scheme (`https_redirect` is `https`).
     pub scheme: Option<Box<str>>,
     /// New host.
     pub host: Option<Box<str>>,
-    /// New port; written even where the scheme implies it.
+    /// New port. It is written even if it is the default of the scheme.
     pub port: Option<u16>,
     /// New path.
     pub path: Option<RedirectPath>,
-    /// 301, 302, 303, 307 or 308.
+    /// Status: 301, 302, 303, 307 or 308.
     pub status: u16,
-    /// The query is left out.
+    /// The query is removed.
     pub strip_query: bool,
 }
 
-/// The path of a redirect.
+/// Path of a redirect.
 #[derive(Debug)]
 pub enum RedirectPath {
-    /// This one (may carry a query).
+    /// A constant, which may contain a query.
     Full(Box<str>),
-    /// The request's, rewritten.
+    /// The path of the request, rewritten.
     Rewritten(Rewrite),
 }
 
-/// Source: `envoy.config.route.v3.DirectResponseAction`.
+/// A direct response. Source: `envoy.config.route.v3.DirectResponseAction`.
 #[derive(Debug)]
 pub struct DirectResponse {
     /// Status code.
@@ -370,33 +371,33 @@ pub struct DirectResponse {
     pub body: Box<[u8]>,
 }
 
-/// Source: `envoy.config.route.v3.RetryPolicy`.
+/// Retry policy. Source: `envoy.config.route.v3.RetryPolicy`.
 #[derive(Clone, Debug)]
 pub struct RetryPolicy {
-    /// When to try again.
+    /// Conditions of a retry.
     pub on: RetryOn,
-    /// How often at most.
+    /// Maximum number of retries.
     pub retries: u32,
-    /// For each try; `None`: only the route's timeout counts.
+    /// Timeout of each attempt; `None`: only the route's timeout applies.
     pub per_try_timeout: Option<Duration>,
-    /// Endpoints tried before are avoided (`previous_hosts`).
+    /// Retries avoid the endpoints of earlier attempts (`previous_hosts`).
     pub avoid_previous: bool,
-    /// How often another endpoint is looked for.
+    /// Number of further selections when an endpoint is to be avoided (`host_selection_retry_max_attempts`).
     pub host_selection_attempts: u32,
-    /// Statuses that count as failed under `retriable-status-codes`.
+    /// Statuses that are retried with `retriable-status-codes`.
     pub statuses: Vec<u16>,
-    /// Answers of which one of these holds count as failed under `retriable-headers`.
+    /// Matches of response headers, one of which must hold, for `retriable-headers`.
     pub answers: Vec<HeaderMatch>,
-    /// Only requests of which one of these holds are tried again; empty for all.
+    /// Matches of request headers, one of which must hold for a retry; empty for all requests.
     pub requests: Vec<HeaderMatch>,
-    /// First pause; each further one doubles, with full jitter.
+    /// First backoff interval. Each further one doubles, with full jitter.
     pub backoff_base: Duration,
-    /// Longest pause.
+    /// Maximum backoff interval.
     pub backoff_max: Duration,
 }
 
 impl Default for RetryPolicy {
-    /// What holds where nothing is said: one more try, on nothing.
+    /// Returns the defaults: one retry, but no condition for it.
     fn default() -> Self {
         Self {
             on: RetryOn::default(),
@@ -413,7 +414,7 @@ impl Default for RetryPolicy {
     }
 }
 
-/// The words of `retry_on`. Sources: Envoy's router filter, `x-envoy-retry-on` and `x-envoy-retry-grpc-on`.
+/// Conditions of `retry_on`. Sources: Envoy's router filter, `x-envoy-retry-on` and `x-envoy-retry-grpc-on`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is the word of the configuration")]
 #[expect(clippy::struct_excessive_bools, reason = "a set of independent words")]
@@ -436,7 +437,7 @@ pub struct RetryOn {
 }
 
 impl RetryOn {
-    /// Adds a word; whether it is known.
+    /// Adds a condition; returns whether its name is known.
     pub fn set(&mut self, word: &str) -> bool {
         let flag = match word {
             "5xx" => &mut self.server_error,
@@ -455,7 +456,7 @@ impl RetryOn {
         true
     }
 
-    /// Adds a word about gRPC; whether it is known.
+    /// Adds a gRPC condition; returns whether its name is known.
     pub fn set_grpc(&mut self, word: &str) -> bool {
         let flag = match word {
             "cancelled" => &mut self.grpc_cancelled,
@@ -470,58 +471,58 @@ impl RetryOn {
     }
 }
 
-/// Additions to and removals from a request's and a response's headers.
+/// Header operations on requests and responses.
 #[derive(Clone, Debug, Default)]
 pub struct HeaderOps {
-    /// To the request.
+    /// Operations on the request.
     pub request: Vec<HeaderOp>,
-    /// To the response.
+    /// Operations on the response.
     pub response: Vec<HeaderOp>,
 }
 
-/// One change of headers.
+/// A header operation.
 #[derive(Clone, Debug)]
 pub enum HeaderOp {
-    /// Takes all of this name away (lower case).
+    /// Removes all headers of this name (lower case).
     Remove(Box<str>),
-    /// Puts one there.
+    /// Adds a header.
     Add {
-        /// Lower case.
+        /// Name in lower case.
         name: Box<str>,
-        /// Made of what was there before any was added.
+        /// Value. Its operators read the headers as they were before the first operation.
         value: Format,
-        /// What becomes of those that are there already.
+        /// Treatment of existing headers of this name.
         action: AppendAction,
-        /// Whether it is added though it is empty.
+        /// The header is added even if its value is empty.
         keep_empty: bool,
     },
 }
 
-/// Source: `envoy.config.core.v3.HeaderValueOption.HeaderAppendAction`.
+/// Treatment of existing headers. Source: `envoy.config.core.v3.HeaderValueOption.HeaderAppendAction`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AppendAction {
-    /// One more.
+    /// Adds the header to the existing ones.
     Append,
-    /// If none is there.
+    /// Adds the header if there is none.
     AddIfAbsent,
-    /// Instead of those there.
+    /// Replaces the existing headers, or adds the header.
     Overwrite,
-    /// Instead of those there, if there are any.
+    /// Replaces the existing headers; does nothing if there are none.
     OverwriteIfExists,
 }
 
-/// Source: `envoy.extensions.filters.http.fault.v3.HTTPFault`.
+/// A fault. Source: `envoy.extensions.filters.http.fault.v3.HTTPFault`.
 #[derive(Debug, Default)]
 pub struct Fault {
-    /// Share of requests in millionths, and the delay.
+    /// Delay, with the share of requests in millionths.
     pub delay: Option<(u32, Duration)>,
-    /// Share of requests in millionths, and the answer.
+    /// Abort, with the share of requests in millionths.
     pub abort: Option<(u32, Abort)>,
-    /// All must hold for the fault to act.
+    /// Header matches, all of which must hold.
     pub headers: Vec<HeaderMatch>,
 }
 
-/// How a fault answers.
+/// Response of an aborted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Abort {
     /// An HTTP status.
@@ -530,10 +531,10 @@ pub enum Abort {
     Grpc(u32),
 }
 
-/// Source: `envoy.extensions.filters.http.cors.v3.CorsPolicy`.
+/// A CORS policy. Source: `envoy.extensions.filters.http.cors.v3.CorsPolicy`.
 #[derive(Debug, Default)]
 pub struct Cors {
-    /// Origins allowed.
+    /// Allowed origins.
     pub origins: Vec<TextMatch>,
     /// `access-control-allow-methods`.
     pub methods: Option<Box<str>>,
@@ -545,6 +546,6 @@ pub struct Cors {
     pub max_age: Option<Box<str>>,
     /// `access-control-allow-credentials: true`.
     pub credentials: bool,
-    /// Preflights that match no origin go on to the upstream.
+    /// Preflights whose origin is not allowed are forwarded to the upstream.
     pub forward_unmatched: bool,
 }

@@ -1,30 +1,30 @@
-//! Istio's metrics, and what is changed about them. Source: `stats.PluginConfig`.
+//! Istio's metrics and the overrides of their labels. Source: `stats.PluginConfig`.
 
 use std::{sync::Arc, time::Duration};
 
 use crate::expression::Expression;
 
-/// Which metrics are kept of requests and connections. Nothing changed by default.
+/// Metrics to keep for requests and connections. The default is all metrics with all labels.
 #[derive(Debug, Default)]
 pub struct Stats {
-    /// Metrics of requests with the labels they have; empty for all with all labels.
+    /// Metrics of requests with their overrides; empty for all metrics with all labels.
     pub http: Vec<MetricChange>,
-    /// The same of connections.
+    /// Metrics of connections with their overrides; empty for all metrics with all labels.
     pub tcp: Vec<MetricChange>,
-    /// How long series are kept that nothing is counted in (`rotation_interval` and `graceful_deletion_interval`).
+    /// Time after which an unused series is dropped (`rotation_interval` and `graceful_deletion_interval`).
     pub expiry: Option<Duration>,
 }
 
-/// Metrics whose labels are changed in the same way. Metrics in no change are dropped.
+/// Metrics with the same overrides. A metric that is in no entry is dropped.
 #[derive(Debug)]
 pub struct MetricChange {
-    /// Which: bits by their places in [`HTTP`] or [`TCP`].
+    /// Bit set of metrics, by index into [`HTTP`] or [`TCP`].
     pub metrics: u8,
-    /// Labels that are taken away, or have this value. In order, each once.
+    /// Labels that are removed (`None`) or replaced by the value of an expression. In order, each once.
     pub labels: Vec<(Box<str>, Option<Arc<Expression>>)>,
 }
 
-/// Metrics of requests, by the names that changes know them by: without `istio_`.
+/// Metrics of requests, by the names in overrides: without the prefix `istio_`.
 pub const HTTP: [&str; 6] = [
     "requests_total",
     "request_duration_milliseconds",
@@ -34,7 +34,7 @@ pub const HTTP: [&str; 6] = [
     "response_messages_total",
 ];
 
-/// Metrics of connections.
+/// Metrics of connections, by the names in overrides.
 pub const TCP: [&str; 4] = [
     "tcp_sent_bytes_total",
     "tcp_received_bytes_total",

@@ -1,78 +1,78 @@
-//! Matchers of text and of headers, compiled.
+//! Compiled matchers of strings, headers and metadata.
 //!
 //! Source: `envoy.type.matcher.v3.StringMatcher`, `envoy.config.route.v3.HeaderMatcher`.
 
 use regex::bytes::Regex;
 
-/// A test of one text.
+/// A match of a string. Source: `envoy.type.matcher.v3.StringMatcher`.
 #[derive(Clone, Debug)]
 pub enum TextMatch {
-    /// The whole text.
+    /// The whole string.
     Exact(Box<[u8]>),
-    /// Its beginning.
+    /// A prefix.
     Prefix(Box<[u8]>),
-    /// Its end.
+    /// A suffix.
     Suffix(Box<[u8]>),
-    /// Any part of it.
+    /// A substring.
     Contains(Box<[u8]>),
-    /// The whole text against a regular expression (already anchored when compiled).
+    /// A regular expression for the whole string, anchored when compiled.
     Regex(Regex),
-    /// As the inner match, without regard to ASCII case (the pattern is kept in lower case).
+    /// The inner match without regard to ASCII case. The pattern is in lower case.
     IgnoreCase(Box<TextMatch>),
 }
 
-/// A test of the headers of one name: one of several values must pass.
+/// A match of all headers with one name: one of several values must match.
 #[derive(Clone, Debug)]
 pub struct HeaderMatch {
-    /// Header name in lower case. `:method`, `:path`, `:authority` and `:scheme` stand for parts of the request line.
+    /// Header name in lower case. `:method`, `:path`, `:authority` and `:scheme` are parts of the request line.
     pub name: Box<str>,
-    /// What must hold.
+    /// Test of the value.
     pub test: HeaderTest,
-    /// The outcome is turned round.
+    /// The result is inverted.
     pub invert: bool,
-    /// A missing header counts as an empty one.
+    /// A missing header is treated as an empty one.
     pub missing_as_empty: bool,
 }
 
-/// What a header must be.
+/// Test of a header.
 #[derive(Clone, Debug)]
 pub enum HeaderTest {
-    /// There (`true`) or not there (`false`).
+    /// The header is present (`true`) or absent (`false`).
     Present(bool),
-    /// Its value as text.
+    /// The value as a string.
     Value(TextMatch),
-    /// Its value as a number, from inclusive to exclusive.
+    /// The value as an integer in a range, end exclusive.
     Range(i64, i64),
 }
 
-/// A test of what a filter before found out. Source: `envoy.type.matcher.v3.MetadataMatcher`.
+/// A match of dynamic metadata. Source: `envoy.type.matcher.v3.MetadataMatcher`.
 #[derive(Clone, Debug)]
 pub struct MetadataMatch {
-    /// The filter's name, then the keys that lead to the value.
+    /// Name of the filter that set the metadata, then the keys of the value.
     pub path: Vec<Box<str>>,
-    /// What the value must be.
+    /// Test of the value.
     pub test: ValueMatch,
-    /// The outcome is turned round.
+    /// The result is inverted.
     pub invert: bool,
 }
 
-/// A test of a value. Source: `envoy.type.matcher.v3.ValueMatcher`.
+/// A match of a metadata value. Source: `envoy.type.matcher.v3.ValueMatcher`.
 #[derive(Clone, Debug)]
 pub enum ValueMatch {
     /// Null.
     Null,
     /// This number.
     Number(f64),
-    /// A number from inclusive to exclusive.
+    /// A number in a range, end exclusive.
     Range(f64, f64),
-    /// A text.
+    /// A string.
     Text(TextMatch),
-    /// True or false.
+    /// A boolean.
     Bool(bool),
-    /// There. With `false` it never passes, as in Envoy; absence is asked for by turning it round.
+    /// The value is present. `false` never matches, as in Envoy; an inverted match tests for absence.
     Present(bool),
-    /// A list, one of whose values passes.
+    /// A list with a value that matches.
     List(Box<ValueMatch>),
-    /// One of these.
+    /// One of these matches.
     OneOf(Vec<ValueMatch>),
 }

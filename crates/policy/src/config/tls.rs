@@ -1,6 +1,6 @@
-//! TLS on either side, as the request path uses it.
+//! TLS on both sides, as the request path uses it.
 //!
-//! Certificates are live: each handshake takes the newest certificate and what is trusted by then.
+//! Certificates are live: each handshake takes the newest certificate and the newest trust bundle.
 
 use std::sync::Arc;
 
@@ -11,31 +11,32 @@ use crate::state::PublishedOption;
 /// Terminating TLS. Source: `envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext`.
 #[derive(Debug)]
 pub struct ServerTls {
-    /// `None` until the secrets it names have arrived: connections are closed until then.
+    /// TLS settings; `None` until the secrets that they name have arrived. Until then, connections are closed.
     pub config: Arc<PublishedOption<Acceptor>>,
 }
 
 /// Originating TLS. Source: `envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext`.
 #[derive(Debug)]
 pub struct ClientTls {
-    /// `None` until the secrets it names have arrived: connections fail until then. The handle holds one
-    /// configuration for each list of ALPN protocols that is in use.
+    /// TLS settings; `None` until the secrets that they name have arrived. Until then, connections fail. There is one
+    /// configuration for each list of ALPN protocols in use.
     pub config: Arc<PublishedOption<ClientConfigs>>,
-    /// Server name to send; `None` sends the host's, or none.
+    /// SNI to send; `None` sends the host of the request, or no SNI.
     pub sni: Option<rustls::pki_types::ServerName<'static>>,
-    /// The protocols to offer where the request path does not choose by itself.
+    /// ALPN protocols to offer where the request path does not choose them.
     pub alpn: Arc<[Box<[u8]>]>,
 }
 
-/// Client configurations that differ in the protocols they offer.
+/// Client configurations that differ in the ALPN protocols they offer.
 #[derive(Debug)]
 pub struct ClientConfigs {
-    /// With the context's own list.
+    /// With the ALPN protocols of the TLS context.
     pub own: Arc<Connector>,
-    /// The same for HTTP/2: `h2`, where the context has no list.
+    /// The same for HTTP/2: `h2` if the context has no protocols.
     pub http2: Arc<Connector>,
-    /// Offering `istio-http/1.1`, `istio-http/1.0`, `http/1.1`, and so on: what filter `istio.alpn` asks for HTTP/1.
+    /// Offers `istio-http/1.1`, `istio-http/1.0`, `http/1.1` and further ones: the choice of filter `istio.alpn` for
+    /// HTTP/1.
     pub istio_http1: Arc<Connector>,
-    /// Offering `istio-h2`, `h2`: the same for HTTP/2.
+    /// Offers `istio-h2`, `h2`: the choice of filter `istio.alpn` for HTTP/2.
     pub istio_h2: Arc<Connector>,
 }

@@ -1,4 +1,4 @@
-//! Which requests are traced, what is told of them and to whom.
+//! Tracing: sampling, tags and the collector of spans.
 //!
 //! Source: `HttpConnectionManager.Tracing`, `envoy.config.route.v3.Tracing` and `envoy.config.trace.v3`.
 
@@ -6,27 +6,27 @@ use std::sync::Arc;
 
 use super::{collector::Collector, http::Format};
 
-/// How a manager traces. Source: `HttpConnectionManager.Tracing`.
+/// Tracing of a connection manager. Source: `HttpConnectionManager.Tracing`.
 #[derive(Debug)]
 pub struct Tracing {
-    /// Whose requests are traced where the route does not say.
+    /// Sampling of requests whose route has none.
     pub sampling: Sampling,
-    /// Tags besides the usual ones.
+    /// Custom tags.
     pub tags: Vec<CustomTag>,
-    /// So much of a path is told, in bytes (`max_path_tag_length`).
+    /// Maximum length of a path in a tag, in bytes (`max_path_tag_length`).
     pub max_path: usize,
-    /// Each try at an upstream is a span of its own (`spawn_upstream_span`).
+    /// Each upstream attempt has a span of its own (`spawn_upstream_span`).
     pub tries: bool,
-    /// Who is told.
+    /// Provider that receives the spans.
     pub provider: TraceProvider,
 }
 
-/// How `x-request-id` takes part in it. Source: `envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig`.
+/// Role of `x-request-id` in tracing. Source: `envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig`.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestIdUse {
-    /// The decision is written into it (`pack_trace_reason`).
+    /// The trace decision is written into the id (`pack_trace_reason`).
     pub pack: bool,
-    /// It decides; otherwise everything is traced, as in Envoy (`use_request_id_for_trace_sampling`).
+    /// The id decides; otherwise every request is traced, as in Envoy (`use_request_id_for_trace_sampling`).
     pub decides: bool,
 }
 
@@ -36,86 +36,86 @@ impl Default for RequestIdUse {
     }
 }
 
-/// Whose requests are traced.
+/// Sampling of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling {
-    /// Of those that say so (`x-client-trace-id`).
+    /// Share of requests with `x-client-trace-id` (`client_sampling`).
     pub client: Share,
-    /// Of the others.
+    /// Share of the other requests (`random_sampling`).
     pub random: Share,
-    /// Of all these.
+    /// Share of all requests selected so (`overall_sampling`).
     pub overall: Share,
 }
 
-/// So many out of so many.
+/// A fraction (proto `FractionalPercent`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// So many.
+    /// Numerator.
     pub part: u32,
-    /// Out of so many.
+    /// Denominator.
     pub of: u32,
 }
 
 impl Share {
-    /// Everything.
+    /// All requests.
     pub const ALL: Self = Self { part: 100, of: 100 };
 
-    /// Whether the one of this number is among them.
+    /// Returns whether the request with this random number is in the share.
     pub fn has(self, number: u32) -> bool {
         number % self.of.max(1) < self.part
     }
 }
 
-/// What a route says instead of its manager. Source: `envoy.config.route.v3.Tracing`.
+/// Tracing of a route; replaces the settings of the connection manager. Source: `envoy.config.route.v3.Tracing`.
 #[derive(Debug)]
 pub struct RouteTracing {
-    /// Whose requests are traced.
+    /// Sampling of requests.
     pub sampling: Sampling,
-    /// Tags besides those of the manager, and instead of those of the same names.
+    /// Custom tags in addition to those of the connection manager; a tag of the same name replaces that one.
     pub tags: Vec<CustomTag>,
 }
 
-/// What a route calls its spans. Source: `envoy.config.route.v3.Decorator`.
+/// Span name of a route. Source: `envoy.config.route.v3.Decorator`.
 #[derive(Debug)]
 pub struct Decorator {
-    /// The name.
+    /// Name of the operation.
     pub operation: Box<str>,
-    /// The other end is told.
+    /// The name is sent to the peer in a header.
     pub propagate: bool,
 }
 
-/// A tag. Source: `envoy.type.tracing.v3.CustomTag`.
+/// A custom tag. Source: `envoy.type.tracing.v3.CustomTag`.
 #[derive(Debug)]
 pub struct CustomTag {
-    /// Its name.
+    /// Name.
     pub name: Box<str>,
-    /// Where its value comes from; without one there is no tag.
+    /// Source of the value. Without a value, the tag is left out.
     pub value: TagValue,
 }
 
-/// Where the value of a tag comes from.
+/// Source of a tag's value.
 #[derive(Debug)]
 pub enum TagValue {
-    /// From here (or from the environment, which does not change).
+    /// A constant, or an environment variable, which is read once.
     Literal(Box<str>),
-    /// From a header of the request, by its name in lower case; otherwise this.
+    /// A request header (lower case), and the value if it is missing.
     Header(Box<str>, Box<str>),
-    /// From what filters found out, by the filter's name and the keys that lead there; otherwise this.
+    /// Dynamic metadata: the name of the filter and the keys of the value, and the value if it is missing.
     Metadata(Vec<Box<str>>, Box<str>),
-    /// From operators.
+    /// A format string.
     Format(Format),
 }
 
-/// Who is told of spans.
+/// Provider of tracing.
 #[derive(Debug)]
 pub struct TraceProvider {
-    /// In which way.
+    /// Format of spans and of the trace context.
     pub tracer: Tracer,
-    /// Where.
+    /// Collector of spans.
     pub collector: Arc<Collector>,
 }
 
-/// In which way spans are told, and how their context travels with requests.
+/// Format of spans, and of the trace context in request headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tracer {
     /// OTLP; W3C trace context.
@@ -124,15 +124,15 @@ pub enum Tracer {
     Zipkin(Zipkin),
 }
 
-/// Source: `envoy.config.trace.v3.ZipkinConfig`.
+/// Settings of Zipkin. Source: `envoy.config.trace.v3.ZipkinConfig`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zipkin {
-    /// New traces have ids of 128 bits (`trace_id_128bit`).
+    /// Ids of new traces have 128 bits (`trace_id_128bit`).
     pub long_ids: bool,
-    /// Those begin with the time (`timestamp_trace_ids`).
+    /// 128-bit ids begin with the time (`timestamp_trace_ids`).
     pub timed_ids: bool,
-    /// The server's end of a call is told under the id of the client's (`shared_span_context`).
+    /// The server's span of a call has the id of the client's span (`shared_span_context`).
     pub shared: bool,
-    /// W3C trace context is written besides B3, and read without it (`USE_B3_WITH_W3C_PROPAGATION`).
+    /// W3C trace context is written in addition to B3, and read if B3 is missing (`USE_B3_WITH_W3C_PROPAGATION`).
     pub w3c: bool,
 }
