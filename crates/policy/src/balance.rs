@@ -1,12 +1,13 @@
-//! Which endpoint a request goes to. Pure: what load endpoints have is asked of the caller, chance comes from outside.
+//! Load balancing: selects the endpoint of a request. Does no IO; the caller supplies the load of endpoints and the
+//! random numbers.
 //!
-//! First a priority is chosen, by how healthy each is (`priorities`); within it the healthy endpoints or the degraded
-//! ones, or all of them if too few are left; then a locality, where they are weighed; then an endpoint. The state
-//! belongs to one worker and one cluster, and is made anew when the endpoints or their health have changed.
+//! The selection goes from the priority (by the health of each, `priorities`) to the healthy endpoints, the degraded
+//! ones or, in panic, all of them. Then it goes to the locality, where localities are weighted, and to the endpoint.
+//! The state belongs to one worker and one cluster. It is rebuilt when the endpoints or their health have changed.
 //!
-//! Endpoints of equal weight are taken in turn or by the least busy of a few; those of unequal weight by earliest
-//! deadline (`schedule`), as in Envoy. Balancers that hash (`ring`, `maglev`) lead a key to the endpoint that Envoy
-//! leads it to.
+//! Endpoints of equal weight are selected in turn, or by the fewest requests among a few. Endpoints of unequal weight
+//! are selected by earliest deadline (`schedule`), as in Envoy. Hashing balancers (`ring`, `maglev`) map a key to the
+//! same endpoint as Envoy.
 
 use std::{
     net::SocketAddr,
@@ -35,19 +36,19 @@ use schedule::Schedule;
 #[cfg(test)]
 mod tests;
 
-/// Where a worker stands with a cluster's endpoints.
+/// A worker's selection state for one cluster.
 #[derive(Debug, Default)]
 pub struct PickState {
-    /// The endpoints this state is about. They are immutable, so the same `Arc` is the same set.
+    /// Endpoints that the state was built for. They are immutable, so the same `Arc` is the same set.
     endpoints: Option<Arc<Endpoints>>,
-    /// Which of them were ejected then.
+    /// Version of the ejections that the state was built for.
     version: u32,
-    /// Those that get load, in the order in which percents are dealt out.
+    /// Groups with a share of the load, in the order of their percentages.
     groups: Vec<Group>,
     hashed: Option<Arc<Hashed>>,
-    /// Until then there are endpoints that start slowly.
+    /// End of the last slow start; `None` if no endpoint is in slow start.
     warm: Option<Instant>,
-    /// The last choice was among endpoints whatever their health.
+    /// The last selection was in panic: among all endpoints, whatever their health.
     panicked: bool,
 }
 
@@ -55,40 +56,40 @@ pub struct PickState {
 #[derive(Debug)]
 struct Group {
     priority: usize,
-    /// The last of the percents, from 1 to 100, that are its own.
+    /// Upper end of the group's percentages, which are in 1 to 100.
     upto: u64,
     panic: bool,
-    /// Its sets by weight, where there are several.
+    /// Order of the sets by weight; empty for a single set.
     turns: Schedule,
-    /// One for each locality where they are weighed, else one.
+    /// One set per locality if localities are weighted, else a single set.
     sets: Vec<Set>,
 }
 
-/// Endpoints that are picked from together.
+/// Endpoints of which one is selected.
 #[derive(Debug)]
 struct Set {
     weight: f64,
-    /// Places in the priority.
+    /// Indices into the endpoints of the priority.
     members: Vec<u32>,
-    /// Next in turn.
+    /// Index of the last selection in turn.
     position: usize,
-    /// Where weights differ; else empty.
+    /// Order by weight; empty if all weights are equal.
     schedule: Schedule,
 }
 
-/// What a request wants of the choice.
+/// Constraints of a request on the selection.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Want<'a> {
-    /// Requests of the same hash go to the same endpoint, where the balancer hashes.
+    /// Hash of the request, for hashing balancers.
     pub hash: Option<u64>,
-    /// Endpoints better not taken again: those tried before.
+    /// Endpoints to avoid: those of earlier attempts.
     pub avoid: &'a [SocketAddr],
-    /// How often another is looked for before one of them is taken after all.
+    /// Number of further selections before an endpoint to avoid is accepted.
     pub attempts: u32,
 }
 
-/// Picks an endpoint; `None` when there is none. `Balancer::OriginalDst` has none to pick from. `load` says, of an
-/// endpoint, what there should be little of: requests under way, or how long they will take.
+/// Selects an endpoint; returns `None` if there is none, as with `Balancer::OriginalDst`. `load` returns the load of
+/// an endpoint: its requests in flight, or their expected latency.
 pub fn pick<'a>(
     cluster: &Cluster,
     endpoints: &'a Arc<Endpoints>,
@@ -109,12 +110,12 @@ pub fn pick<'a>(
 }
 
 impl PickState {
-    /// Whether the last choice was among endpoints whatever their health.
+    /// Returns whether the last selection was in panic: among all endpoints, whatever their health.
     pub fn has_panicked(&self) -> bool {
         self.panicked
     }
 
-    /// Starts anew when the endpoints are others than last time, or their health.
+    /// Rebuilds the state if the endpoints or their health have changed.
     fn follow(&mut self, cluster: &Cluster, endpoints: &Arc<Endpoints>, dice: &mut fastrand::Rng) {
         let version = cluster.outlier.as_ref().map_or(0, |outlier| outlier.state.version.load(Relaxed));
         if self.version == version
@@ -129,7 +130,7 @@ impl PickState {
             priorities::loads(&census, endpoints.overprovisioning as usize, cluster.panic_threshold as usize);
         self.groups.clear();
         let mut upto = 0;
-        // Healthy ones first, as the same percent always leads to the same.
+        // Healthy endpoints come first, so that a percentage always leads to the same group.
         let parts = |of: fn(&Load) -> usize, taken: Taken| {
             loads.iter().enumerate().map(move |(priority, load)| (priority, of(load), taken, load.panic))
         };
@@ -209,7 +210,7 @@ impl Group {
             }
             Balancer::RoundRobin => schedule.next(weight)?,
             Balancer::LeastRequest { choices, .. } if schedule.is_empty() => {
-                // With many times as many as there are to choose from, hardly any is left out: more change nothing.
+                // With 64 times the number of endpoints, nearly all are compared; more choices change nothing.
                 let choices = (choices.max(1) as usize).min(members.len() * 64);
                 let any = || dice.usize(..members.len());
                 std::iter::repeat_with(any).take(choices).min_by_key(|place| load(*place))?
@@ -229,7 +230,7 @@ impl Group {
     }
 }
 
-/// Which endpoints of a priority are used.
+/// Endpoints of a priority that are selected from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Taken {
     Healthy,
@@ -247,7 +248,7 @@ impl Taken {
     }
 }
 
-/// What an endpoint's health is, all taken together.
+/// Returns the health of an endpoint, including its ejection.
 fn health(endpoint: &Endpoint) -> Health {
     match &endpoint.track {
         Some(track) if track.is_ejected() && endpoint.health != Health::Draining => Health::Unhealthy,
@@ -255,7 +256,7 @@ fn health(endpoint: &Endpoint) -> Health {
     }
 }
 
-/// What an endpoint's weight is now.
+/// Returns the current weight of an endpoint.
 fn weight(cluster: &Cluster, endpoint: &Endpoint) -> f64 {
     let weight = f64::from(endpoint.weight);
     match (&cluster.slow_start, &endpoint.track) {
@@ -266,7 +267,7 @@ fn weight(cluster: &Cluster, endpoint: &Endpoint) -> f64 {
     }
 }
 
-/// Until when there are endpoints that start slowly.
+/// Returns the end of the last slow start; `None` if no endpoint is in slow start.
 fn warm(cluster: &Cluster, endpoints: &Endpoints) -> Option<Instant> {
     let slow_start = cluster.slow_start.filter(|_| cluster.balancer.is_by_turns())?;
     let now = Instant::now();
@@ -289,7 +290,7 @@ fn census<'a>(endpoints: impl IntoIterator<Item = &'a Arc<Endpoint>>) -> Census 
     census
 }
 
-/// The endpoints of a priority that are used, by locality if those are weighed.
+/// Returns the sets of a priority, by locality if localities are weighted.
 fn sets(
     cluster: &Cluster,
     endpoints: &Endpoints,
@@ -306,7 +307,7 @@ fn sets(
         let equal = warm.is_none() && members.iter().is_sorted_by(|a, b| a.0.weight == b.0.weight);
         let weights = members.iter().map(|(one, _)| weight(cluster, one));
         let schedule = if equal { Schedule::default() } else { Schedule::new(weights, dice) };
-        // Each worker begins elsewhere, so that they do not all hit the same endpoint first.
+        // Workers start at different positions, so that they do not all select the same endpoint first.
         let position = dice.usize(..members.len().max(1));
         Set {
             weight: share,
@@ -324,7 +325,7 @@ fn sets(
             .filter_map(|(locality, index)| {
                 let here = census(list.iter().filter(|one| one.locality == index));
                 let used = if taken == Taken::Healthy { here.healthy } else { here.degraded };
-                // A locality keeps its share as long as those that are left can carry it.
+                // A locality keeps its share as long as its remaining endpoints can carry it.
                 let overprovisioning = f64::from(endpoints.overprovisioning) / 100.0;
                 let part = (overprovisioning * used as f64 / here.counted as f64).min(1.0);
                 (used > 0).then(|| (f64::from(locality.weight) * part, index))
@@ -337,7 +338,7 @@ fn sets(
     vec![set(1.0, None, dice)]
 }
 
-/// The tables of a balancer that hashes: those that another worker has made, if they are of the same endpoints.
+/// Returns the lookup tables of a hashing balancer, shared between workers with the same endpoints.
 fn hashed(
     cluster: &Cluster,
     endpoints: &Arc<Endpoints>,

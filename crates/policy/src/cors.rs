@@ -1,30 +1,30 @@
-//! Cross-origin resource sharing: Envoy's CORS filter, decided.
+//! Cross-origin resource sharing: the decision of Envoy's CORS filter.
 
 use crate::{config::route::Cors, matching};
 use skysail_http::head::{RequestHead, ResponseHead};
 
-/// Fields of an answer, instead of others of their names.
+/// Headers to set in a response.
 pub type Marks = Vec<(Box<str>, Box<[u8]>)>;
 
-/// What becomes of a request under a CORS policy.
+/// Decision on a request under a CORS policy.
 #[derive(Debug)]
 pub enum CorsDecision {
-    /// It has nothing to do with CORS, or its origin is not allowed: it goes on as it is.
+    /// The request continues unchanged: it is no CORS request, or its origin is not allowed.
     Pass,
-    /// It goes on, and its answer gets these.
+    /// The request continues, and its response gets these headers.
     Mark(Marks),
-    /// It is a preflight, answered here.
+    /// The request is a preflight; this is the response.
     Answer(ResponseHead),
 }
 
-/// Whether a request asks what another would be allowed.
+/// Returns whether a request is a preflight.
 pub fn is_preflight(head: &RequestHead) -> bool {
     head.method() == "OPTIONS"
         && head.header("origin").is_some_and(|origin| !origin.is_empty())
         && head.has("access-control-request-method")
 }
 
-/// Looks at a request.
+/// Decides on a request.
 pub fn decide(cors: &Cors, head: &RequestHead) -> CorsDecision {
     let Some(origin) = head.header("origin").filter(|origin| !origin.is_empty()) else {
         return CorsDecision::Pass;
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn others_pass_or_are_marked() {
+    fn other_requests_pass_or_get_headers() {
         let head = |method, fields: &[(&str, &str)]| RequestHead::build(method, "/", "h", fields);
         let stranger = [("origin", "https://b.example"), ("access-control-request-method", "POST")];
         assert!(matches!(decide(&cors(true), &head("GET", &[])), CorsDecision::Pass));

@@ -1,8 +1,8 @@
-//! Why a request or connection ends otherwise than its upstream wished, and what follows from that.
+//! Errors of requests and connections, and the responses to them.
 //!
-//! A failure has a kind, a side and a cause. One table ([`Error::answer`]) turns it into status, gRPC status,
-//! response flag, details and body, all in Envoy's words, because alerts and people search logs for them.
-//! [`crate::retry`] says whether a try that ended so is worth another. A direct response or a redirect is no error.
+//! An error has a kind, a side and a cause. One table ([`Error::answer`]) maps it to status, gRPC status, response
+//! flag, details and body. The texts are Envoy's, because alerts and users search logs for them. [`crate::retry`]
+//! decides whether a failed attempt is retried. A direct response or a redirect is no error.
 
 use std::{borrow::Cow, fmt};
 
@@ -11,97 +11,96 @@ use skysail_http::{
     http2::{Gone, Lost, Reason, Unsent},
 };
 
-/// Which end caused a failure.
+/// Side that caused an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// The client.
     Downstream,
-    /// The server, or the way there.
+    /// The server, or the connection to it.
     Upstream,
     /// This proxy, or its configuration.
     Internal,
 }
 
-/// What went wrong.
+/// Kind of an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// No virtual host or route matches.
     RouteNotFound,
-    /// The route names a cluster that is not there; answered with this status.
+    /// The cluster of the route does not exist; the response has this status.
     ClusterNotFound(u16),
-    /// The control plane has not answered whether the mesh has the request's host.
+    /// The control plane has not answered whether the host exists.
     HostUnanswered,
-    /// The cluster has no endpoint to send to.
+    /// The cluster has no endpoint to select.
     NoHealthyUpstream,
-    /// The connection did not come about (refused, unreachable, TLS failed).
+    /// The connection failed (refused, unreachable, TLS handshake failed).
     ConnectFailed,
-    /// The connection did not come about in time.
+    /// The connect timeout has expired.
     ConnectTimeout,
     /// The upstream closed the connection.
     UpstreamClosed,
     /// The upstream reset the stream.
     UpstreamReset,
-    /// The upstream (HTTP/2) refused the stream: it did nothing with it.
+    /// The upstream refused the HTTP/2 stream without processing it.
     UpstreamRefused,
-    /// The upstream does not speak HTTP.
+    /// The upstream violated the HTTP protocol.
     UpstreamProtocol,
-    /// The head of the upstream's answer is larger than allowed.
+    /// The head of the upstream's response exceeds the limit.
     AnswerTooLarge,
-    /// The route's time is over.
+    /// The route timeout has expired.
     ResponseTimeout,
-    /// The time of one try is over.
+    /// The per-try timeout has expired.
     TryTimeout,
-    /// A limit of the cluster is reached.
+    /// A circuit breaker of the cluster is open.
     Overflow,
-    /// Nothing moved on the stream for too long; `true` once the request was complete.
+    /// The stream idle timeout has expired; `true` if the request was complete.
     StreamIdle(bool),
-    /// The whole exchange took too long; `true` once the request was complete.
+    /// The maximum duration of the stream is exceeded; `true` if the request was complete.
     StreamDuration(bool),
-    /// The request did not come in whole within its time.
+    /// The timeout for receiving the request has expired.
     RequestTimeout,
-    /// The worker has more to do than it can.
+    /// The worker is overloaded.
     Overloaded,
-    /// A policy refuses it; the details name the rule.
+    /// A policy refuses the request; the details name the rule.
     Denied(Box<str>),
-    /// It was admitted, and would not be by the configuration of now; the cause says why.
+    /// The request was admitted, and the current configuration would refuse it; the cause has the reason.
     Revoked,
-    /// The fault filter answers with this HTTP status.
+    /// The fault filter aborts with this HTTP status.
     FaultAbort(u16),
-    /// The fault filter answers with this gRPC status.
+    /// The fault filter aborts with this gRPC status.
     FaultAbortGrpc(u32),
     /// The client closed the connection or reset the stream.
     DownstreamClosed,
-    /// The client does not speak HTTP as it must.
+    /// The client violated the HTTP protocol.
     DownstreamProtocol,
-    /// The request's body is larger than can be kept.
+    /// The request's body exceeds the buffer limit.
     BodyTooLarge,
-    /// No `Host`.
+    /// The request has no `Host`.
     MissingHost,
-    /// The path cannot be brought to normal form.
+    /// The path cannot be normalised.
     BadPath,
-    /// An upgrade that is not allowed.
+    /// The upgrade is not allowed.
     UpgradeRefused,
-    /// No filter chain takes the connection.
+    /// No filter chain matches the connection.
     NoFilterChain,
 }
 
-/// A failure.
+/// An error of a request or connection.
 #[derive(Debug)]
 pub struct Error {
-    /// What went wrong.
+    /// Kind.
     pub kind: Kind,
-    /// More about it, from the system or the peer: `Connection refused`.
+    /// Cause, as the system or the peer reports it, such as `Connection refused`.
     pub cause: Option<Box<str>>,
-    /// Whether the client has already got the beginning of an answer.
+    /// The client has received a part of the response.
     pub response_started: bool,
 }
 
-/// Flags of the access log and metrics, `%RESPONSE_FLAGS%`. A set; the text lists them in Envoy's order.
+/// Response flags of access logs and metrics (`%RESPONSE_FLAGS%`). Text lists them in Envoy's order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flags(u32);
 
-/// The flags by bit. Envoy lists them in the order in which they come up: that there is no further try before what went
-/// wrong with the last.
+/// Names of the flags by bit. The order is Envoy's: the end of retries comes before the failure of the last attempt.
 const FLAG_NAMES: [&str; 24] = [
     "URX", "UO", "UH", "UT", "LR", "UR", "UF", "UC", "NR", "DI", "FI", "RL", "UAEX", "DC", "SI", "DPE",
     "UMSDR", "NFCF", "UPE", "NC", "OM", "DT", "DU", "RV",
@@ -132,28 +131,30 @@ impl Flags {
     pub const NC: Self = Self(1 << 19);
     pub const OM: Self = Self(1 << 20);
     pub const DT: Self = Self(1 << 21);
-    /// Not Envoy's: the control plane has not answered whether the mesh has the host ("discovery unavailable").
+    /// An extension of Envoy's flags, "discovery unavailable": the control plane has not answered whether the host
+    /// exists.
     pub const DU: Self = Self(1 << 22);
-    /// Not Envoy's: it was admitted, and would not be by the configuration of now ("revoked").
+    /// An extension of Envoy's flags, "revoked": the request was admitted, and the current configuration would refuse
+    /// it.
     pub const RV: Self = Self(1 << 23);
 
-    /// The one of this name.
+    /// Returns the flag with this name.
     pub fn named(name: &str) -> Option<Self> {
         let bit = FLAG_NAMES.iter().position(|known| *known == name)?;
         Some(Self(1 << bit))
     }
 
-    /// Adds those of another set.
+    /// Adds flags.
     pub fn insert(&mut self, other: Self) {
         self.0 |= other.0;
     }
 
-    /// Whether all of another set are here.
+    /// Returns whether all these flags are set.
     pub fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// As a number, for hashing.
+    /// Returns the flags as a number, for hashing.
     pub fn bits(self) -> u32 {
         self.0
     }
@@ -173,40 +174,40 @@ impl fmt::Display for Flags {
     }
 }
 
-/// What a client is told, and what is written down, about a failure.
+/// Response and log entries for an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// HTTP status; 0 where no answer can be given (the client is gone).
+    /// HTTP status; 0 if no response is possible, because the client has gone.
     pub status: u16,
-    /// gRPC status for gRPC requests, which get HTTP 200.
+    /// gRPC status for gRPC requests, whose HTTP status is 200.
     pub grpc: u32,
     /// Response flag.
     pub flags: Flags,
     /// Response code details.
     pub details: Cow<'static, str>,
-    /// Body, `text/plain`; empty for none. It is `grpc-message` for gRPC requests.
+    /// Body (`text/plain`), or `grpc-message` for gRPC requests; empty for none.
     pub body: Cow<'static, str>,
 }
 
 impl Error {
-    /// A failure before anything was answered.
+    /// Returns an error before the response has started.
     pub fn new(kind: Kind) -> Self {
         Self { kind, cause: None, response_started: false }
     }
 
-    /// The same with what the system or the peer said.
+    /// Returns an error with a cause from the system or the peer.
     pub fn caused(kind: Kind, cause: impl fmt::Display) -> Self {
         Self { cause: Some(cause.to_string().into()), ..Self::new(kind) }
     }
 
-    /// Marks that the client has the beginning of an answer.
+    /// Marks that the client has received a part of the response.
     #[must_use]
     pub fn after_response_started(mut self) -> Self {
         self.response_started = true;
         self
     }
 
-    /// Which end caused it.
+    /// Returns the side that caused the error.
     pub fn side(&self) -> Side {
         match self.kind {
             Kind::ConnectFailed
@@ -241,17 +242,17 @@ impl Error {
         }
     }
 
-    /// Whether another try could end otherwise, whatever the policy says. Where the policy must agree: [`crate::retry::wanted`].
+    /// Returns whether a retry is possible. Whether the policy wants one: [`crate::retry::wanted`].
     pub fn may_retry(&self) -> bool {
         self.side() == Side::Upstream && !self.response_started && self.kind != Kind::ResponseTimeout
     }
 
-    /// Whether the request surely did nothing at the upstream.
+    /// Returns whether the upstream certainly did not process the request.
     pub fn never_sent(&self) -> bool {
         matches!(self.kind, Kind::ConnectFailed | Kind::ConnectTimeout | Kind::UpstreamRefused)
     }
 
-    /// The table: what each failure looks like from outside.
+    /// Returns the response to the error. This is the one table of kinds and responses.
     pub fn answer(&self) -> Answer {
         let plain = |status, flags, details: &'static str, body: &'static str| Answer {
             status,
@@ -319,7 +320,7 @@ impl Error {
         }
     }
 
-    /// An upstream that went away, in Envoy's words. Logs alone tell the cause.
+    /// Returns the response to an upstream reset, with Envoy's texts. Only logs contain the cause.
     fn reset(&self, status: u16, flags: Flags, reason: &str) -> Answer {
         let started = if self.response_started { "after" } else { "before" };
         let cause = self.cause.as_deref().unwrap_or_default();
@@ -337,12 +338,12 @@ impl Error {
     }
 }
 
-/// The details of what ends because it would not be admitted any more.
+/// Returns the details of a request or connection that is no longer admitted.
 pub fn revoked(reason: impl fmt::Display) -> String {
     one_word(&format!("admission_revoked{{{reason}}}"))
 }
 
-/// In a log line it is one word: Envoy replaces white space too.
+/// Replaces white space by underscores, as Envoy does, so that a text is one word in a log line.
 pub fn one_word(text: &str) -> String {
     text.replace(|c: char| c.is_ascii_whitespace(), "_")
 }
@@ -356,7 +357,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// A stream to a server that has ended early.
+/// Error of an upstream stream that ended early.
 impl From<Lost> for Error {
     fn from(lost: Lost) -> Self {
         let kind = match lost {
@@ -371,7 +372,7 @@ impl From<Lost> for Error {
     }
 }
 
-/// A request that a connection to a server did not take.
+/// Error of a request that the upstream connection did not accept.
 impl From<Unsent> for Error {
     fn from(unsent: Unsent) -> Self {
         match unsent {
@@ -382,7 +383,7 @@ impl From<Unsent> for Error {
     }
 }
 
-/// A response that a client did not take.
+/// Error of a response that the downstream connection did not accept.
 impl From<Gone> for Error {
     fn from(Gone: Gone) -> Self {
         Self::new(Kind::DownstreamClosed)
@@ -394,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_told_in_envoys_words() {
+    fn errors_have_the_texts_of_envoy() {
         let table = [
             (Error::new(Kind::RouteNotFound), 404, "NR", "route_not_found", ""),
             (Error::new(Kind::ClusterNotFound(503)), 503, "NC", "cluster_not_found", ""),

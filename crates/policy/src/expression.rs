@@ -1,7 +1,8 @@
 //! CEL expressions over Envoy's attributes of a request or connection.
 //!
-//! An expression is compiled once and records which attributes it reads, so that an evaluation builds only those. The caller
-//! gives their values and decides what a failed evaluation means, for example that a filter does not match.
+//! An expression is compiled once and records the attributes that it reads, so that an evaluation builds only those.
+//! The caller supplies their values and decides what a failed evaluation means, for example that a filter does not
+//! match.
 
 use std::{
     cell::RefCell,
@@ -21,7 +22,7 @@ use cel::{
 };
 use regex::{Regex, RegexBuilder};
 
-/// The attributes that are known, by the variable they are fields of.
+/// Known attributes, by the variable that they are fields of.
 const KNOWN: [(&str, &[&str]); 9] = [
     (
         "request",
@@ -79,20 +80,21 @@ const KNOWN: [(&str, &[&str]); 9] = [
     ("xds", &["cluster_name", "route_name", "listener_direction"]),
 ];
 
-/// As long as an expression may be, in bytes, and as deep. Each level takes stack when it is read, evaluated and let go of.
+/// Maximum length of an expression in bytes, and maximum depth. Each level takes stack when it is parsed, evaluated
+/// and dropped.
 const LONGEST: usize = 16 * 1024;
 const DEEPEST: usize = 64;
-/// What reading takes at most, however deep a text of that length is before it is refused.
+/// Stack for parsing. A text of maximum length may be deeper than allowed until it is refused.
 const STACK: usize = 256 << 20;
 
-/// As large as a regular expression may be when it is compiled, in bytes, and how many a worker keeps.
+/// Maximum size of a compiled regular expression in bytes, and number of them that a worker caches.
 const LARGEST_REGEX: usize = 1 << 20;
 const MOST_REGEXES: usize = 64;
 
-/// The functions of CEL, with those for strings that Envoy can be told to have.
+/// The functions of CEL, and the string functions that Envoy can enable.
 static FUNCTIONS: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let mut env = Env::stdlib();
-    // There is nothing yet that they could contradict.
+    // The environment is empty, so that nothing can conflict.
     let _ = env.add_extension(extensions::strings);
     let _ = cel::add_overload!(env, fn matches: (CelString<'_>, CelString<'_>) -> Result<CelBool>, id = "matches");
     let _ = cel::add_member_overload!(env, fn matches: (CelString<'_>, CelString<'_>) -> Result<CelBool>);
@@ -100,11 +102,12 @@ static FUNCTIONS: LazyLock<Arc<Env>> = LazyLock::new(|| {
 });
 
 thread_local! {
-    /// Regular expressions that were used before; `None` for those that are none.
+    /// Compiled regular expressions; `None` for invalid ones.
     static REGEXES: RefCell<HashMap<String, Option<Regex>>> = RefCell::default();
 }
 
-/// Whether a regular expression is found in a text. To compile it takes a thousand times as long as to look.
+/// Returns whether a regular expression matches a part of a text. Compiling takes a thousand times as long as
+/// matching.
 fn matches(text: &CelString<'_>, pattern: &CelString<'_>) -> Result<CelBool, ExecutionError> {
     let (text, pattern) = (text.inner(), pattern.inner());
     let found = REGEXES.with_borrow_mut(|known| {
@@ -130,25 +133,25 @@ pub struct Expression {
     uses: Uses,
 }
 
-/// What an expression asks for.
+/// Attributes and functions that an expression uses.
 #[derive(Debug, Default)]
 struct Uses {
-    /// Variables with the fields that are asked for.
+    /// Variables with the fields that are read.
     attributes: Vec<(&'static str, Vec<AttributeUse>)>,
-    /// What nobody knows.
+    /// Unknown attributes, variables and functions.
     unknown: Vec<String>,
-    /// How deep it is.
+    /// Depth of the expression.
     depth: usize,
 }
 
 /// A field of an attribute that an expression reads.
 #[derive(Debug)]
 pub struct AttributeUse {
-    /// Its name.
+    /// Name of the field.
     pub field: &'static str,
-    /// Keys that the expression reads of it by name, for example names of headers.
+    /// Keys of the field that the expression reads by name, for example names of headers.
     pub keys: Vec<String>,
-    /// Whether the expression reads the field as a whole.
+    /// The expression reads the field as a whole.
     pub all: bool,
 }
 
@@ -156,7 +159,7 @@ impl Expression {
     /// Compiles an expression.
     ///
     /// # Errors
-    /// Where it is wrong.
+    /// The text is no CEL expression, is too long or is too deep.
     pub fn compile(text: &str) -> Result<Self, String> {
         if text.len() > LONGEST {
             return Err(format!("is longer than {LONGEST} bytes"));
@@ -192,17 +195,17 @@ impl Expression {
         Ok(Self { program, uses })
     }
 
-    /// Attributes, variables and functions in it that are not known: it fails where they are asked for.
+    /// Returns unknown attributes, variables and functions. An evaluation that reaches one of them fails.
     pub fn unknown(&self) -> &[String] {
         &self.uses.unknown
     }
 
-    /// Returns whether its value is `true`. `attribute` gives the value of an attribute by its variable and field.
+    /// Returns whether the value is `true`. `attribute` returns the value of an attribute by its variable and field.
     pub fn holds(&self, attribute: impl Fn(&str, &AttributeUse) -> Option<Value>) -> bool {
         matches!(self.evaluate(attribute), Ok(Value::Bool(true)))
     }
 
-    /// Returns its value as text, or `None` if the evaluation fails or the value is a list, a map or null.
+    /// Returns the value as text, or `None` if the evaluation fails or the value is a list, a map or null.
     pub fn text(&self, attribute: impl Fn(&str, &AttributeUse) -> Option<Value>) -> Option<String> {
         Some(match self.evaluate(attribute).ok()? {
             Value::String(text) => text.as_str().to_owned(),
@@ -215,7 +218,7 @@ impl Expression {
         })
     }
 
-    /// Returns the attributes that it reads: variables with the fields read of each.
+    /// Returns the attributes that the expression reads: variables with their fields.
     pub fn attributes(&self) -> impl Iterator<Item = (&'static str, &[AttributeUse])> {
         self.uses.attributes.iter().map(|(root, fields)| (*root, fields.as_slice()))
     }
@@ -233,7 +236,7 @@ impl Expression {
     }
 }
 
-/// Whether there is such a function or operator; called the wrong way, it says something else than that it is not there.
+/// Returns whether a function or operator exists. A wrong call of an existing one fails with another error.
 fn is_function(name: &str) -> bool {
     if !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
         return true;
@@ -246,7 +249,7 @@ fn is_function(name: &str) -> bool {
 }
 
 impl Uses {
-    /// Takes down what an expression asks for. `bound` are the variables of its own, `depth` is how deep it stands.
+    /// Records what an expression uses. `bound` are its own variables, `depth` is its depth.
     fn look(&mut self, expression: &IdedExpr, bound: &mut Vec<String>, depth: usize) {
         self.depth = self.depth.max(depth);
         let below = depth + 1;
@@ -303,7 +306,7 @@ impl Uses {
         }
     }
 
-    /// A field of an expression.
+    /// Records a field of an expression.
     fn field(&mut self, of: &IdedExpr, field: &str, bound: &mut Vec<String>, depth: usize) {
         let (name, field, key) = match &of.expr {
             Expr::Ident(name) => (name, field, None),
@@ -346,10 +349,10 @@ mod tests {
     }
 
     #[test]
-    fn regular_expressions_are_kept() {
+    fn regular_expressions_are_cached() {
         assert!(holds("'/api/v1'.matches('^/api/v[0-9]+$') && matches('ab', 'b')"));
         assert!(!holds("'/api'.matches('^/api/v[0-9]+$')"));
-        // Neither is one that could be kept.
+        // One is invalid, the other too large.
         assert!(!holds("'a'.matches('(')") && !holds("!'a'.matches('(a{1000}){1000}')"));
         REGEXES.with_borrow(|known| assert!(known["^/api/v[0-9]+$"].is_some() && known["("].is_none()));
         for number in 0..2 * MOST_REGEXES {

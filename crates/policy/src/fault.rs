@@ -1,4 +1,4 @@
-//! Faults on purpose: whether a request is delayed or refused. Envoy's fault filter, decided.
+//! Fault injection: the decision of Envoy's fault filter.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use crate::{
 };
 use skysail_http::head::RequestHead;
 
-/// What befalls a request.
+/// Decision on a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultDecision {
-    /// It waits so long first.
+    /// Delay before the request continues.
     pub delay: Option<Duration>,
-    /// Then it is answered so.
+    /// Response after the delay.
     pub abort: Option<Abort>,
 }
 
 impl FaultDecision {
-    /// The failure that an abort is.
+    /// Returns the error of an abort.
     pub fn failure(&self) -> Option<Kind> {
         self.abort.map(|abort| match abort {
             Abort::Http(status) => Kind::FaultAbort(status),
@@ -29,7 +29,7 @@ impl FaultDecision {
     }
 }
 
-/// Throws the dice for a request; delay and abort each have their own.
+/// Decides on a request. Delay and abort have independent random numbers.
 pub fn decide(fault: &Fault, head: &RequestHead, dice: &mut fastrand::Rng) -> FaultDecision {
     if !matching::headers(&fault.headers, head) {
         return FaultDecision::default();
@@ -45,7 +45,7 @@ mod tests {
     use crate::config::text::{HeaderMatch, HeaderTest};
 
     #[test]
-    fn shares_and_headers_decide() {
+    fn faults_depend_on_share_and_headers() {
         let head = RequestHead::build("GET", "/", "h", &[("end-user", "jason")]);
         let other = RequestHead::build("GET", "/", "h", &[]);
         let header = HeaderMatch {

@@ -1,7 +1,7 @@
-//! `%OPERATORS%` of access logs and header values, evaluated.
+//! Evaluation of the `%OPERATORS%` in access logs and header values.
 //!
-//! The operators are those of Istio's default log formats and the usual ones of header values. Configuration
-//! that uses another is refused when it arrives: see [`known`].
+//! The operators are those of Istio's default log formats, and the usual ones of header values. A configuration with
+//! another operator is refused when it arrives: see [`known`].
 
 use std::{
     io::Write as _,
@@ -67,10 +67,10 @@ const PLAIN: [&str; 39] = [
     "UPSTREAM_TRANSPORT_FAILURE_REASON",
 ];
 
-/// Operators that name a header, or what a filter found out.
+/// Operators with an argument: a header name or a path of dynamic metadata.
 const WITH_ARGUMENT: [&str; 4] = ["DYNAMIC_METADATA", "REQ", "REQ_WITHOUT_QUERY", "RESP"];
 
-/// Whether an operator can be evaluated.
+/// Returns whether an operator is supported.
 pub fn known(name: &str, argument: Option<&str>) -> bool {
     match argument {
         None => PLAIN.contains(&name),
@@ -78,36 +78,35 @@ pub fn known(name: &str, argument: Option<&str>) -> bool {
     }
 }
 
-/// This machine's name.
+/// Host name of this machine.
 static HOSTNAME: LazyLock<Option<String>> =
     LazyLock::new(|| nix::unistd::gethostname().ok()?.into_string().ok());
 
-/// What an operator gave.
+/// Kind of an operator's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Given {
-    Nothing,
+enum Written {
+    Missing,
     Text,
     Number,
 }
 
-/// Writes a text; `missing` stands for what is not there (`-` in logs, nothing in headers).
+/// Writes a format string. `missing` replaces missing values (`-` in logs, empty in headers).
 pub fn write(format: &Format, context: &Context<'_>, missing: &[u8], out: &mut Vec<u8>) {
     for part in &format.parts {
-        if write_part(part, context, out) == Given::Nothing {
+        if write_part(part, context, out) == Written::Missing {
             out.extend_from_slice(missing);
         }
     }
 }
 
-/// Writes a JSON value: a number or `null` where the format is a single operator that gives one or nothing, else
-/// a string.
+/// Writes a JSON value. A format with a single operator may yield a number or `null`; any other yields a string.
 pub fn write_json(format: &Format, context: &Context<'_>, out: &mut Vec<u8>) {
     let mut text = Vec::new();
     if let [part @ Part::Operator { .. }] = format.parts.as_slice() {
         match write_part(part, context, &mut text) {
-            Given::Nothing => return out.extend_from_slice(b"null"),
-            Given::Number => return out.extend_from_slice(&text),
-            Given::Text => {}
+            Written::Missing => return out.extend_from_slice(b"null"),
+            Written::Number => return out.extend_from_slice(&text),
+            Written::Text => {}
         }
     } else {
         write(format, context, b"-", &mut text);
@@ -115,17 +114,17 @@ pub fn write_json(format: &Format, context: &Context<'_>, out: &mut Vec<u8>) {
     write_json_string(&text, out);
 }
 
-/// Writes a JSON string; bytes that are no UTF-8 are replaced.
+/// Writes a JSON string. Bytes that are not UTF-8 are replaced.
 pub fn write_json_string(text: &[u8], out: &mut Vec<u8>) {
     // Writing a string into memory cannot fail.
     let _ = serde_json::to_writer(out, &String::from_utf8_lossy(text));
 }
 
-fn write_part(part: &Part, context: &Context<'_>, out: &mut Vec<u8>) -> Given {
+fn write_part(part: &Part, context: &Context<'_>, out: &mut Vec<u8>) -> Written {
     match part {
         Part::Text(text) => {
             out.extend_from_slice(text.as_bytes());
-            Given::Text
+            Written::Text
         }
         Part::Operator { name, argument, max_len } => {
             let start = out.len();
@@ -138,7 +137,7 @@ fn write_part(part: &Part, context: &Context<'_>, out: &mut Vec<u8>) -> Given {
     }
 }
 
-fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>) -> Given {
+fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>) -> Written {
     let record = context.record;
     match name {
         "REQ" => one_of(argument, out, |name, out| request_value(context.request, name, out)),
@@ -151,7 +150,7 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
             given
         }
         "RESP" => one_of(argument, out, |name, out| {
-            let Some(head) = context.response else { return Given::Nothing };
+            let Some(head) = context.response else { return Written::Missing };
             if name == ":status" {
                 number(head.status().into(), out)
             } else {
@@ -162,20 +161,20 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
             let mut keys = argument.split(':');
             let first = keys.next().zip(record.metadata).and_then(|(filter, all)| all.get(filter));
             match keys.try_fold(first, |value, key| Some(value?.get(key))).flatten() {
-                None => Given::Nothing,
+                None => Written::Missing,
                 Some(Value::String(value)) => bytes(value.as_bytes(), out),
                 Some(value) => bytes(value.to_string().as_bytes(), out),
             }
         }
         "START_TIME" => {
             write_time(record.start, out);
-            Given::Text
+            Written::Text
         }
         "PROTOCOL" => text(context.request.map(|head| head.version.as_str()), out),
         "RESPONSE_CODE" => number(record.status.into(), out),
         "RESPONSE_FLAGS" => {
             let _ = write!(out, "{}", record.flags);
-            Given::Text
+            Written::Text
         }
         "RESPONSE_CODE_DETAILS" => text(Some(record.details), out),
         "CONNECTION_TERMINATION_DETAILS" => text(Some(record.termination), out),
@@ -185,7 +184,7 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
         "DURATION" => number(millis(record.duration), out),
         "UPSTREAM_REQUEST_ATTEMPT_COUNT" => number(record.attempts.into(), out),
         "GRPC_STATUS_NUMBER" => {
-            record.grpc_status.map_or(Given::Nothing, |status| number(status.into(), out))
+            record.grpc_status.map_or(Written::Missing, |status| number(status.into(), out))
         }
         "ROUTE_NAME" => text(Some(record.route_name), out),
         "REQUESTED_SERVER_NAME" => text(record.server_name, out),
@@ -199,7 +198,7 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
     }
 }
 
-fn peer_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Option<Given> {
+fn peer_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Option<Written> {
     let names = |peer: Option<&Peer>, of: fn(&skysail_identity::Peer) -> &[String], out: &mut Vec<u8>| {
         let names = peer.and_then(Peer::names).map(of).unwrap_or_default();
         text(Some(&names.join(",")), out)
@@ -221,44 +220,44 @@ fn peer_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Option<G
     })
 }
 
-fn address_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Given {
+fn address_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Written {
     let of = [
         ("DOWNSTREAM_LOCAL_", record.downstream_local),
         ("DOWNSTREAM_REMOTE_", record.downstream_remote),
         ("DOWNSTREAM_DIRECT_REMOTE_", record.downstream_direct),
         ("UPSTREAM_LOCAL_", record.upstream_local),
-        // Only where there is a connection.
+        // Only for an established connection.
         ("UPSTREAM_REMOTE_", record.upstream_local.and_then(|_| record.upstream_address())),
     ];
     if name == "UPSTREAM_HOST" {
         return address(record.upstream_address(), "ADDRESS", out);
     }
     let found = of.iter().find_map(|(prefix, address)| Some((name.strip_prefix(prefix)?, *address)));
-    found.map_or(Given::Nothing, |(what, socket)| address(socket, what, out))
+    found.map_or(Written::Missing, |(what, socket)| address(socket, what, out))
 }
 
-fn address(address: Option<SocketAddr>, what: &str, out: &mut Vec<u8>) -> Given {
-    let Some(address) = address else { return Given::Nothing };
+fn address(address: Option<SocketAddr>, what: &str, out: &mut Vec<u8>) -> Written {
+    let Some(address) = address else { return Written::Missing };
     match what {
         "ADDRESS" => _ = write!(out, "{address}"),
         "ADDRESS_WITHOUT_PORT" => _ = write!(out, "{}", address.ip()),
         "PORT" => return number(address.port().into(), out),
-        _ => return Given::Nothing,
+        _ => return Written::Missing,
     }
-    Given::Text
+    Written::Text
 }
 
-/// `A?B`: the first of two headers that is there.
-fn one_of(argument: &str, out: &mut Vec<u8>, value: impl Fn(&str, &mut Vec<u8>) -> Given) -> Given {
+/// `A?B`: writes the first of two headers that is present.
+fn one_of(argument: &str, out: &mut Vec<u8>, value: impl Fn(&str, &mut Vec<u8>) -> Written) -> Written {
     let (first, second) = argument.split_once('?').map_or((argument, None), |(a, b)| (a, Some(b)));
     let mut buffer = [0; 128];
     match value(lower_case(first, &mut buffer), out) {
-        Given::Nothing => second.map_or(Given::Nothing, |name| value(lower_case(name, &mut buffer), out)),
+        Written::Missing => second.map_or(Written::Missing, |name| value(lower_case(name, &mut buffer), out)),
         given => given,
     }
 }
 
-/// Header names are configured in any case but kept in lower case.
+/// Header names may be configured in any case; heads hold them in lower case.
 fn lower_case<'a>(name: &'a str, buffer: &'a mut [u8; 128]) -> &'a str {
     let Some(room) = buffer.get_mut(..name.len()) else { return name };
     room.copy_from_slice(name.as_bytes());
@@ -266,44 +265,44 @@ fn lower_case<'a>(name: &'a str, buffer: &'a mut [u8; 128]) -> &'a str {
     std::str::from_utf8(room).unwrap_or(name)
 }
 
-fn request_value(head: Option<&RequestHead>, name: &str, out: &mut Vec<u8>) -> Given {
-    let Some(head) = head else { return Given::Nothing };
+fn request_value(head: Option<&RequestHead>, name: &str, out: &mut Vec<u8>) -> Written {
+    let Some(head) = head else { return Written::Missing };
     match head.apart(name) {
         Some(value) => bytes(value.as_bytes(), out),
         None => field(head.headers(), name, out),
     }
 }
 
-/// What is there is given, though it may be empty.
-fn field(headers: &Headers, name: &str, out: &mut Vec<u8>) -> Given {
-    let Some(value) = headers.header(name) else { return Given::Nothing };
+/// A header that is present has a value, which may be empty.
+fn field(headers: &Headers, name: &str, out: &mut Vec<u8>) -> Written {
+    let Some(value) = headers.header(name) else { return Written::Missing };
     out.extend_from_slice(value);
-    Given::Text
+    Written::Text
 }
 
-fn text(value: Option<&str>, out: &mut Vec<u8>) -> Given {
-    value.map_or(Given::Nothing, |value| bytes(value.as_bytes(), out))
+fn text(value: Option<&str>, out: &mut Vec<u8>) -> Written {
+    value.map_or(Written::Missing, |value| bytes(value.as_bytes(), out))
 }
 
-fn bytes(value: &[u8], out: &mut Vec<u8>) -> Given {
+fn bytes(value: &[u8], out: &mut Vec<u8>) -> Written {
     if value.is_empty() {
-        return Given::Nothing;
+        return Written::Missing;
     }
     out.extend_from_slice(value);
-    Given::Text
+    Written::Text
 }
 
-fn number(value: u64, out: &mut Vec<u8>) -> Given {
+fn number(value: u64, out: &mut Vec<u8>) -> Written {
     let _ = write!(out, "{value}");
-    Given::Number
+    Written::Number
 }
 
-/// Whole milliseconds.
+/// Returns whole milliseconds.
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// `2026-01-31T23:59:59.999Z`.
+/// Writes a time such as `2026-01-31T23:59:59.999Z`.
 pub fn write_time(time: SystemTime, out: &mut Vec<u8>) {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
@@ -316,8 +315,8 @@ pub fn write_time(time: SystemTime, out: &mut Vec<u8>) {
     );
 }
 
-/// Year, month and day of a number of days since 1 January 1970. Counts in eras of 400 years that begin on
-/// 1 March, so that the leap day comes last.
+/// Returns year, month and day of a number of days since 1970-01-01. It counts in eras of 400 years that begin on 1
+/// March, so that the leap day is the last of a year.
 fn civil(days: u64) -> (u64, u64, u64) {
     const ERA: u64 = 146_097;
     let days = days + 719_468;

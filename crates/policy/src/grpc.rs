@@ -1,4 +1,4 @@
-//! What gRPC says in headers: how long its client waits (`grpc-timeout`).
+//! The timeout of a gRPC client (`grpc-timeout`).
 //! Source: <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>.
 
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::config::route::GrpcTimeout;
 use skysail_http::head::Headers;
 
-/// How long the client waits; `None` if it does not say, or not in these words.
+/// Returns the client's timeout; `None` if the header is missing or invalid.
 pub fn timeout(headers: &Headers) -> Option<Duration> {
     let (unit, digits) = headers.header("grpc-timeout")?.split_last()?;
     if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
@@ -24,7 +24,7 @@ pub fn timeout(headers: &Headers) -> Option<Duration> {
     })
 }
 
-/// Says how long is waited, in the finest unit that eight digits hold.
+/// Sets the timeout, in the finest of the units ms, s, min and h that fits into eight digits.
 pub fn set_timeout(headers: &mut Headers, timeout: Duration) {
     const MOST: u128 = 99_999_999;
     let (millis, seconds) = (timeout.as_millis(), u128::from(timeout.as_secs()));
@@ -38,7 +38,7 @@ pub fn set_timeout(headers: &mut Headers, timeout: Duration) {
 }
 
 impl GrpcTimeout {
-    /// What holds where the client waits so long; `None` for no limit.
+    /// Returns the timeout that applies for a client with this timeout; `None` for no limit.
     pub fn bound(self, waits: Option<Duration>) -> Option<Duration> {
         let waits = waits.filter(|waits| !waits.is_zero());
         let bounded = match (waits, self.max) {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_waits_is_bounded() {
+    fn the_timeout_of_a_client_is_bounded() {
         let [one, two, five] = [1, 2, 5].map(Duration::from_secs);
         let bound = |max, offset, waits| GrpcTimeout { max, offset }.bound(waits);
         assert_eq!(bound(None, None, Some(five)), Some(five));

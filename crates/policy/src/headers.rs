@@ -1,5 +1,4 @@
-//! Headers that are added, changed and taken away: configured operations, and what every hop does to the
-//! `x-forwarded-*` family and `x-request-id`.
+//! Header operations: the configured ones, and those that every hop applies to `x-forwarded-*` and `x-request-id`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,7 +15,7 @@ use skysail_http::head::{Headers, Names, RequestHead, ResponseHead, Scheme, Vers
 #[cfg(test)]
 mod tests;
 
-/// Applies operations to a request.
+/// Applies header operations to a request.
 pub fn apply_request(ops: &[HeaderOp], head: &mut RequestHead, record: &Record<'_>) {
     remove(ops, head);
     let additions = additions(ops, head, &Context { record, request: Some(head), response: None });
@@ -29,7 +28,7 @@ pub fn apply_request(ops: &[HeaderOp], head: &mut RequestHead, record: &Record<'
     }
 }
 
-/// Applies operations to an answer.
+/// Applies header operations to a response.
 pub fn apply_response(
     ops: &[HeaderOp],
     head: &mut ResponseHead,
@@ -56,15 +55,15 @@ fn remove(ops: &[HeaderOp], headers: &mut Headers) {
     }
 }
 
-/// A header that comes to a head.
+/// A header to add.
 struct Addition<'a> {
     name: &'a str,
     value: Vec<u8>,
     overwrites: bool,
 }
 
-/// What is to be added to these headers, in the order in which it is: as in Envoy all values are made of what is there
-/// before any of them is, and those that overwrite come first.
+/// Returns the headers to add, in order. As in Envoy, all values are computed before the first header is added, and
+/// headers that overwrite come first.
 fn additions<'a>(ops: &'a [HeaderOp], headers: &Headers, context: &Context<'_>) -> Vec<Addition<'a>> {
     let mut additions = Vec::new();
     for op in ops {
@@ -91,27 +90,27 @@ fn additions<'a>(ops: &'a [HeaderOp], headers: &Headers, context: &Context<'_>) 
 fn value_of(format: &Format, context: &Context<'_>) -> Vec<u8> {
     let mut value = Vec::new();
     format::write(format, context, b"", &mut value);
-    // Names in certificates may hold anything; in a head, a line's end would begin another field.
+    // Names in certificates may contain any character. A line break in a head would begin another field.
     value.retain(|b| !b.is_ascii_control() || *b == b'\t');
     value
 }
 
-/// What a connection adds to each of its requests.
+/// Properties of a downstream connection that its requests receive as headers.
 #[derive(Clone, Copy, Debug)]
 pub struct Hop<'a> {
-    /// The other end's address.
+    /// Address of the peer.
     pub source: IpAddr,
-    /// What stands for it in `x-forwarded-for`, where it is on this machine.
+    /// Address that replaces a loopback `source` in `x-forwarded-for`.
     pub own: fn() -> IpAddr,
-    /// Whether it came by TLS.
+    /// The connection is TLS.
     pub tls: bool,
-    /// Whether it is known by a certificate that was checked.
+    /// The peer has a verified certificate.
     pub certified: bool,
-    /// Its element of `x-forwarded-client-cert`: [`crate::peer::Peer::forwarded_cert`].
+    /// Element of `x-forwarded-client-cert` for the peer: [`crate::peer::Peer::forwarded_cert`].
     pub forwarded_cert: Option<&'a str>,
 }
 
-/// What only clients inside may say: how requests are to be tried, and for how long.
+/// Headers that only internal clients may set: retries, timeouts, tracing.
 const INTERNAL: [&str; 14] = [
     "x-envoy-retriable-status-codes",
     "x-envoy-retriable-header-names",
@@ -128,7 +127,7 @@ const INTERNAL: [&str; 14] = [
     "x-envoy-original-url",
     "x-envoy-hedge-on-per-try-timeout",
 ];
-/// What clients outside may not say of themselves, where this is the first proxy.
+/// Headers that external clients may not set if this is the first proxy.
 const EDGE: [&str; 5] = [
     "x-envoy-decorator-operation",
     "x-envoy-downstream-service-cluster",
@@ -137,8 +136,8 @@ const EDGE: [&str; 5] = [
     "x-envoy-original-path",
 ];
 
-/// Brings `x-forwarded-for`, `x-forwarded-proto`, `x-forwarded-client-cert` and `x-request-id` up to date, takes away what
-/// only clients inside may say, and says who the client is. To be called once, before routing.
+/// Updates `x-forwarded-for`, `x-forwarded-proto`, `x-forwarded-client-cert` and `x-request-id`, removes headers that
+/// only internal clients may set, and returns the address of the client. Call it once, before routing.
 pub fn receive(
     manager: &HttpManager,
     hop: Hop<'_>,
@@ -153,7 +152,7 @@ pub fn receive(
             append_to_list(head, "x-forwarded-for", source.to_string().as_bytes());
         }
         if manager.xff_trusted_hops == 0 {
-            // Nobody in front is trusted to have said how the client came.
+            // No trusted proxy can have set it.
             head.remove("x-forwarded-proto");
         }
     }
@@ -161,7 +160,7 @@ pub fn receive(
     if head.has("referer") && !has_one_url(head.header_values("referer")) {
         head.remove("referer");
     }
-    // The span name of the hop before, which ends here.
+    // The header holds the span name of the previous hop. It must not reach the next one.
     if manager.tracing.is_none() {
         head.remove("x-envoy-decorator-operation");
     }
@@ -184,7 +183,7 @@ pub fn receive(
     client
 }
 
-/// Whether it is one URL, whole or in part.
+/// Returns whether the values are one URL, absolute or relative.
 fn has_one_url<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> bool {
     let first = values.next().unwrap_or_default();
     let is_whole = match memchr::memmem::find(first, b"://") {
@@ -199,7 +198,7 @@ fn has_one_url<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> bool {
     is_whole && first.iter().all(u8::is_ascii_graphic) && values.next().is_none()
 }
 
-/// Says how the client came, unless a proxy in front has, and takes the scheme of a request of HTTP/1 from that.
+/// Sets `x-forwarded-proto` unless a proxy in front has set it, and derives the scheme of an HTTP/1 request from it.
 fn set_scheme(manager: &HttpManager, tls: bool, head: &mut RequestHead) {
     let secure = match head.header("x-forwarded-proto") {
         Some(b"https") => true,
@@ -210,7 +209,8 @@ fn set_scheme(manager: &HttpManager, tls: bool, head: &mut RequestHead) {
             tls
         }
     };
-    // In HTTP/2 clients say it themselves. In HTTP/1 a whole URL says it, to where it is not known better.
+    // HTTP/2 clients send the scheme. An HTTP/1 request with an absolute URL has one, which counts if nothing more
+    // reliable is known.
     if secure && head.version != Version::Http2 {
         head.set_scheme(Scheme::Https);
     } else if manager.use_remote_address && head.version != Version::Http2 {
@@ -218,19 +218,19 @@ fn set_scheme(manager: &HttpManager, tls: bool, head: &mut RequestHead) {
     }
 }
 
-/// Who the client is: the other end, or the address that trusted proxies in front wrote down. Also whether no other proxy
-/// was on the way, as far as is known.
+/// Returns the address of the client: the peer, or the entry of `x-forwarded-for` that a trusted proxy wrote. Also
+/// returns whether no other proxy is known to be on the path.
 fn client_address(manager: &HttpManager, source: IpAddr, head: &RequestHead) -> (IpAddr, bool) {
     let hops = manager.xff_trusted_hops as usize;
     if manager.use_remote_address {
-        // The last entry is what the proxy in front saw; each further hop goes one back.
+        // A trusted proxy in front wrote the last entry; each further trusted hop goes back by one.
         let said = hops.checked_sub(1).and_then(|from_end| nth_from_end(head, from_end));
         return (said.map_or(source, |(address, _)| address), !head.has("x-forwarded-for"));
     }
     nth_from_end(head, hops).map_or((source, false), |(address, first)| (address, first && hops == 0))
 }
 
-/// An address of `x-forwarded-for`, and whether it is the first there.
+/// Returns an address of `x-forwarded-for`, and whether it is the first entry.
 fn nth_from_end(head: &RequestHead, index: usize) -> Option<(IpAddr, bool)> {
     let entries = || head.header_values("x-forwarded-for").flat_map(|value| value.split(|b| *b == b','));
     let place = entries().count().checked_sub(index + 1)?;
@@ -238,7 +238,7 @@ fn nth_from_end(head: &RequestHead, index: usize) -> Option<(IpAddr, bool)> {
     Some((address, place == 0))
 }
 
-/// Adds to the list that a header is, and makes one field of several. Allocates only if there is one already.
+/// Appends an element to a list header and merges its fields. Allocates only if the header exists.
 fn append_to_list(head: &mut RequestHead, name: &str, element: &[u8]) {
     if !head.has(name) {
         return head.append(name, element);
@@ -267,7 +267,7 @@ fn forward_client_cert(mode: ForwardClientCert, hop: Hop<'_>, head: &mut Request
     }
 }
 
-/// Every byte as two hexadecimal digits.
+/// Two hexadecimal digits for each byte.
 static HEX: [[u8; 2]; 256] = {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let (mut table, mut at) = ([[0; 2]; 256], 0);
@@ -278,7 +278,7 @@ static HEX: [[u8; 2]; 256] = {
     table
 };
 
-/// A random UUID (RFC 9562, version 4) as text.
+/// Returns a random UUID (RFC 9562, version 4) as text.
 pub fn request_id(dice: &mut fastrand::Rng) -> [u8; 36] {
     let bits = dice.u128(..) & !(0xf << 76) | 0x4 << 76;
     let bits = bits & !(0x3 << 62) | 0x2 << 62;

@@ -1,6 +1,7 @@
-//! Tokens: where requests carry them, whether they are good, and what follows. Pure: keys and the time are given.
+//! JWT authentication: finds tokens in a request, verifies them and applies their claims. Does no IO; the caller
+//! supplies keys and time.
 //!
-//! Statuses have the words of Envoy's `jwt_authn` filter, which clients see.
+//! The messages are those of Envoy's `jwt_authn` filter, because clients see them.
 
 use std::{
     cell::RefCell,
@@ -29,12 +30,12 @@ mod json;
 #[cfg(test)]
 mod tests;
 
-/// Most of a path that a realm names.
+/// Maximum length of the path in a realm.
 const REALM: usize = 256;
 
-/// Why a token is not good.
+/// Reason for the refusal of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each is what its words say")]
+#[expect(missing_docs, reason = "each is described by its message")]
 pub enum Status {
     Missing,
     BadFormat,
@@ -60,7 +61,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// What the client is told.
+    /// Returns the message for the client.
     pub fn words(self) -> &'static str {
         match self {
             Self::Missing => "Jwt is missing",
@@ -89,8 +90,8 @@ impl Status {
         }
     }
 
-    /// Of two, the one that says more: a token that is there but bad, then one of somebody else's, then none.
-    fn or(self, other: Self) -> Self {
+    /// Returns the more informative of two reasons: an invalid token, then a token of another issuer, then no token.
+    fn more_informative(self, other: Self) -> Self {
         let weight = |status| match status {
             Self::Missing => 0,
             Self::UnknownIssuer => 1,
@@ -99,13 +100,13 @@ impl Status {
         if weight(other) >= weight(self) { other } else { self }
     }
 
-    /// Its status in HTTP.
+    /// Returns the HTTP status.
     pub fn http(self) -> u16 {
         if self == Self::AudienceNotAllowed { 403 } else { 401 }
     }
 }
 
-/// A good token.
+/// A verified token.
 #[derive(Debug)]
 pub struct Good<'a> {
     provider: &'a JwtProvider,
@@ -115,30 +116,30 @@ pub struct Good<'a> {
     payload: String,
 }
 
-/// What a check came to.
+/// Result of a check.
 #[derive(Debug)]
 pub enum JwtOutcome<'a> {
-    /// The request may go on; these are its tokens.
+    /// The request is admitted; these are its verified tokens.
     Pass(Vec<Good<'a>>),
-    /// It may not.
+    /// The request is refused.
     Refused(Status),
-    /// The keys of this provider are needed first.
+    /// The keys of this provider must be fetched first.
     NeedsKeys(usize),
 }
 
-/// What stops an evaluation.
+/// Reason for the end of an evaluation.
 enum Stop {
     Status(Status),
     NeedsKeys(usize),
 }
 
-/// What a check is done with.
+/// Inputs of a check.
 struct Check<'a, 'h> {
     jwt: &'a Jwt,
     head: &'h RequestHead,
-    /// Seconds since 1970.
+    /// Seconds since the Unix epoch.
     now: u64,
-    /// Providers whose keys cannot be had.
+    /// Providers whose keys could not be fetched.
     failed: &'h [usize],
     signatures: Option<&'h Signatures>,
 }
@@ -146,7 +147,8 @@ struct Check<'a, 'h> {
 /// Returns the requirement for a request, or `None` if there is none. A route may name a requirement (`setting`).
 ///
 /// # Errors
-/// The route names a requirement that the filter does not have; the text is Envoy's. Routes and listeners are updated separately.
+/// The route names a requirement that the filter does not have, because routes and listeners are updated separately.
+/// The text is Envoy's.
 pub fn requirement<'a>(
     jwt: &'a Jwt,
     setting: Option<&Setting>,
@@ -166,12 +168,12 @@ pub fn requirement<'a>(
     Err(format!("Wrong requirement_name: {name}. It should be one of [{}]", names.join(",")))
 }
 
-/// The verified signatures of one request's tokens. Each is verified once for each configuration.
+/// Results of signature checks for one request's tokens. Each is verified once per configuration.
 #[derive(Debug, Default)]
 pub struct Signatures(RefCell<Vec<(u64, Result<(), Status>)>>);
 
 impl Signatures {
-    /// Most entries. A request seldom has more than one token.
+    /// Maximum number of entries. A request rarely has more than one token.
     const MOST: usize = 8;
 
     /// Checks a signature. `verify` is called unless this configuration, provider and token have an entry.
@@ -195,8 +197,8 @@ impl Signatures {
     }
 }
 
-/// Whether a request has what is required. `now` in seconds since 1970; `failed` are the providers whose keys could not
-/// be had.
+/// Checks a request against a requirement. `now` is in seconds since the Unix epoch. `failed` are the providers whose
+/// keys could not be fetched.
 pub fn check<'a>(
     jwt: &'a Jwt,
     requirement: &'a Requirement,
@@ -207,7 +209,7 @@ pub fn check<'a>(
     Check { jwt, head, now, failed, signatures: None }.outcome(requirement)
 }
 
-/// The same for a request that was admitted before, of whose tokens something is known.
+/// Checks a request that was admitted before, reusing its signature checks.
 pub fn check_again<'a>(
     jwt: &'a Jwt,
     requirement: &'a Requirement,
@@ -237,7 +239,7 @@ impl<'a> Check<'a, '_> {
                 if tokens.is_empty() {
                     return Err(Stop::Status(Status::Missing));
                 }
-                // All must be good: the upstream may look at any of them.
+                // All tokens must be valid, because the upstream may use any of them.
                 for (source, token) in tokens {
                     good.push(self.token(*index, source, &token, audiences.as_deref())?);
                 }
@@ -248,7 +250,7 @@ impl<'a> Check<'a, '_> {
                 for one in some {
                     let before = good.len();
                     match self.meets(one, good) {
-                        Err(Stop::Status(status)) => worst = worst.or(status),
+                        Err(Stop::Status(status)) => worst = worst.more_informative(status),
                         settled => return settled,
                     }
                     good.truncate(before);
@@ -314,15 +316,15 @@ impl<'a> Check<'a, '_> {
     }
 }
 
-/// A token taken apart.
+/// A parsed token.
 struct Token<'t> {
     header: Value,
     algorithm: Algorithm,
     claims: Value,
-    /// When it begins and ends to be good, in seconds since 1970.
+    /// Validity (`nbf` and `exp`) in seconds since the Unix epoch.
     from: Option<u64>,
     until: Option<u64>,
-    /// What is signed.
+    /// Signed part of the token: header and payload.
     signed: &'t str,
     payload: &'t str,
     signature: &'t str,
@@ -363,7 +365,7 @@ impl<'t> Token<'t> {
         self.claims["iss"].as_str().unwrap_or_default()
     }
 
-    /// Whether it is meant for this audience; a slash at the end and the scheme do not count, as in Envoy.
+    /// Returns whether the token is for this audience. The scheme and a trailing slash are ignored, as in Envoy.
     fn is_for(&self, wanted: &str) -> bool {
         let bare = |text: &str| {
             let text = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text);
@@ -390,7 +392,7 @@ impl<'t> Token<'t> {
     }
 }
 
-/// A time that a claim says, if it says one; outer `None` if it is no time. Fractions do not count, and 0 says nothing.
+/// Parses a time claim. The outer `None` is an invalid value. Fractions are cut off, and 0 is treated as absent.
 fn seconds(claim: &Value) -> Option<Option<u64>> {
     let number = match claim {
         Value::Null => return Some(None),
@@ -403,15 +405,15 @@ fn seconds(claim: &Value) -> Option<Option<u64>> {
     Some((number > 0).then_some(number))
 }
 
-/// The tokens in the places where a provider has them. A place that holds several holds none that is valid: the upstream
-/// might use another one than was verified.
+/// Returns the tokens in a provider's places. Several values in one place are joined, which makes the token invalid:
+/// the upstream might use another one than was verified.
 fn tokens<'a>(provider: &'a JwtProvider, head: &RequestHead) -> Vec<(&'a Source, String)> {
     let mut tokens = Vec::new();
     for source in &provider.from {
         let token = match source {
             Source::Header(name, prefix) => {
                 let all = joined(head.header_values(name)).unwrap_or_default();
-                // All that follows counts: the upstream might look at any of it.
+                // The whole rest is the token, because the upstream may use any part of it.
                 let rest = if prefix.is_empty() {
                     Some(&*all)
                 } else {
@@ -433,13 +435,13 @@ fn param(query: &str, name: &str) -> Option<String> {
     values.reduce(|all, value| all + "," + &value)
 }
 
-/// Several values with a comma between them, which no token has.
+/// Joins several values by commas, which no token contains.
 fn joined<'a>(values: impl Iterator<Item = &'a [u8]>) -> Option<String> {
     let values: Vec<&[u8]> = values.collect();
     (!values.is_empty()).then(|| String::from_utf8_lossy(&values.join(&b","[..])).into_owned())
 }
 
-/// A text of a query without its escapes.
+/// Decodes percent escapes in a part of a query.
 fn plain(text: &str) -> String {
     let (mut out, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
     while let [first, after @ ..] = rest {
@@ -456,7 +458,7 @@ fn plain(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Takes a parameter off the query.
+/// Removes a parameter from the query.
 fn remove_param(head: &mut RequestHead, name: &str) {
     let Some((path, query)) = head.path().split_once('?') else { return };
     let stays = |pair: &&str| plain(pair.split_once('=').map_or(*pair, |(key, _)| key)) != name;
@@ -466,7 +468,7 @@ fn remove_param(head: &mut RequestHead, name: &str) {
     head.set_path(&path);
 }
 
-/// What a refused client is told to bring (RFC 6750, section 3).
+/// Returns `www-authenticate` for a refused client (RFC 6750, section 3).
 pub fn challenge(status: Status, head: &RequestHead) -> String {
     let original = head.header("x-envoy-original-path").and_then(|path| std::str::from_utf8(path).ok());
     let path: String = original.unwrap_or(head.path()).chars().take(REALM).collect();
@@ -474,7 +476,7 @@ pub fn challenge(status: Status, head: &RequestHead) -> String {
     format!("Bearer realm=\"{}://{}{path}\"{error}", head.scheme(), head.authority())
 }
 
-/// Whether a request has fields that only this filter may set.
+/// Returns whether a request has fields that only this filter may set.
 pub fn is_unclean(jwt: &Jwt, head: &RequestHead) -> bool {
     own_fields(jwt).any(|name| head.has(name))
 }
@@ -486,7 +488,7 @@ pub fn sanitize(jwt: &Jwt, head: &mut RequestHead) {
     }
 }
 
-/// The fields in which claims and payloads are passed on.
+/// Returns the fields that hold claims and payloads.
 fn own_fields(jwt: &Jwt) -> impl Iterator<Item = &str> {
     jwt.providers.iter().flat_map(|provider| {
         let of_claims = provider.claim_headers.iter().map(|(name, _)| name);
@@ -494,8 +496,8 @@ fn own_fields(jwt: &Jwt) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What follows from good tokens: headers for the upstream, and what other filters may know (`metadata`). Says whether
-/// the route is to be looked for again.
+/// Applies verified tokens: sets headers for the upstream and the dynamic `metadata`. Returns whether the route must
+/// be selected again.
 pub fn apply(good: Vec<Good<'_>>, head: &mut RequestHead, metadata: &mut Map<String, Value>) -> bool {
     let mut clear_route = false;
     for Good { provider, source, header, claims, payload } in good {
@@ -506,7 +508,7 @@ pub fn apply(good: Vec<Good<'_>>, head: &mut RequestHead, metadata: &mut Map<Str
         for (name, path) in &provider.claim_headers {
             let claim = path.iter().try_fold(&claims, |value, key| value.get(&**key));
             if let Some(text) = claim.and_then(claim_text).filter(|text| !text.is_empty()) {
-                // A claim may hold anything; in a head, a line's end would begin another field.
+                // A claim may contain any character. A line break in a head would begin another field.
                 let clean: String = text.chars().filter(|c| !c.is_control()).collect();
                 head.append(name, clean.as_bytes());
             }
@@ -515,7 +517,7 @@ pub fn apply(good: Vec<Good<'_>>, head: &mut RequestHead, metadata: &mut Map<Str
             _ if provider.forward => {}
             Source::Header(name, _) => _ = head.remove(name),
             Source::Param(name) => remove_param(head, name),
-            // As in Envoy, cookies stay as they are.
+            // Cookies stay in the request, as in Envoy.
             Source::Cookie(_) => {}
         }
         if let Some(name) = &provider.header_in_metadata {
@@ -529,7 +531,7 @@ pub fn apply(good: Vec<Good<'_>>, head: &mut RequestHead, metadata: &mut Map<Str
     clear_route
 }
 
-/// A claim as a header says it; lists and objects as their JSON in base64url.
+/// Returns a claim as a header value; lists and objects are JSON in base64url.
 fn claim_text(claim: &Value) -> Option<String> {
     Some(match claim {
         Value::String(text) => text.clone(),
@@ -540,7 +542,7 @@ fn claim_text(claim: &Value) -> Option<String> {
     })
 }
 
-/// Claims with the words of these in lists.
+/// Splits these claims at spaces into lists.
 fn listed(mut claims: Value, spaced: &[Box<str>]) -> Value {
     for name in spaced {
         if let Some(claim) = claims.get_mut(&**name)

@@ -1,4 +1,4 @@
-//! Decisions without IO: the configuration that the request path reads, and what follows from it for a request.
+//! Decisions about requests and connections, without IO, and the configuration that they read.
 
 pub mod config;
 pub mod state;

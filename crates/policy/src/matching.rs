@@ -1,13 +1,13 @@
-//! Tests of texts and headers, evaluated. Routes, policies, faults and CORS share them.
+//! Evaluation of string, header and metadata matches. Routes, policies, faults and CORS share it.
 //!
-//! Nothing is allocated.
+//! Nothing is allocated, except for substring matches without regard to case.
 
 use serde_json::{Map, Value};
 
 use crate::config::text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch};
 use skysail_http::head::{Headers, RequestHead, ResponseHead};
 
-/// Whether a text passes.
+/// Returns whether a string matches.
 pub fn text(test: &TextMatch, value: &[u8]) -> bool {
     match test {
         TextMatch::Exact(whole) => value == &**whole,
@@ -38,33 +38,33 @@ fn contains(value: &[u8], part: &[u8]) -> bool {
     memchr::memmem::find(value, part).is_some()
 }
 
-/// How several values of a header are tested.
+/// Rule for a header with several values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
-    /// As Envoy: one value passes; an inverted test holds if none does.
+    /// Envoy's rule: one value matches; an inverted match holds if no value matches.
     One,
-    /// One value passes the test, inverted or not: for what refuses.
+    /// One value matches, inverted or not. For rules that refuse.
     Any,
-    /// Every value passes the test, inverted or not: for what allows.
+    /// Every value matches, inverted or not. For rules that allow.
     Every,
 }
 
-/// Whether a header of a request passes: one of its values does, or none if the test is inverted.
+/// Returns whether a request header matches, by [`Values::One`].
 pub fn header(test: &HeaderMatch, head: &RequestHead) -> bool {
     header_values(test, head, Values::One)
 }
 
-/// Whether these values of a header of a request pass.
+/// Returns whether a request header matches, by the given rule for several values.
 pub fn header_values(test: &HeaderMatch, head: &RequestHead, values: Values) -> bool {
     field(test, head.apart(&test.name), head, values)
 }
 
-/// Whether a header of an answer passes.
+/// Returns whether a response header matches.
 pub fn answer_header(test: &HeaderMatch, head: &ResponseHead) -> bool {
     field(test, None, head, Values::One)
 }
 
-/// `apart` is what stands for the header outside of the fields.
+/// Returns whether a header matches. `apart` is the value of a header that is not among the fields, such as `:path`.
 fn field(test: &HeaderMatch, apart: Option<&str>, headers: &Headers, values: Values) -> bool {
     let passes = |value: &[u8]| match &test.test {
         HeaderTest::Present(wanted) => *wanted,
@@ -85,22 +85,22 @@ fn field(test: &HeaderMatch, apart: Option<&str>, headers: &Headers, values: Val
             }
         }
         None if test.missing_as_empty => passes(b"") != test.invert,
-        // What is not there passes only a test for its absence; inverting a test of its value does not help.
+        // A missing header matches only a test for its absence. An inverted test of its value does not match.
         None => matches!(test.test, HeaderTest::Present(wanted) if wanted == test.invert),
     }
 }
 
-/// Whether all tests pass.
+/// Returns whether all headers match.
 pub fn headers(tests: &[HeaderMatch], head: &RequestHead) -> bool {
     tests.iter().all(|test| header(test, head))
 }
 
-/// Whether what filters found out passes.
+/// Returns whether dynamic metadata match.
 pub fn metadata(test: &MetadataMatch, metadata: Option<&Map<String, Value>>) -> bool {
     value(&test.test, known(&test.path, metadata)) != test.invert
 }
 
-/// Adds what a filter found out to what is known. A key that the filter has set before gets the new value, as in Envoy.
+/// Adds a filter's dynamic metadata. A value replaces an earlier one with the same key, as in Envoy.
 pub fn learn(known: &mut Map<String, Value>, filter: &str, found: impl IntoIterator<Item = (String, Value)>) {
     let mut found = found.into_iter().peekable();
     if found.peek().is_some()
@@ -110,7 +110,7 @@ pub fn learn(known: &mut Map<String, Value>, filter: &str, found: impl IntoItera
     }
 }
 
-/// What filters found out at this path, whose first part is the filter's name.
+/// Returns dynamic metadata by path. The first part of the path is the name of the filter.
 pub fn known<'a>(path: &[Box<str>], metadata: Option<&'a Map<String, Value>>) -> Option<&'a Value> {
     let (filter, keys) = path.split_first()?;
     keys.iter().try_fold(metadata?.get(&**filter)?, |value, key| value.get(&**key))
@@ -136,7 +136,7 @@ fn value(test: &ValueMatch, found: Option<&Value>) -> bool {
     }
 }
 
-/// Whether a request is gRPC's, by its content type.
+/// Returns whether a request is gRPC, by its content type.
 pub fn is_grpc(head: &RequestHead) -> bool {
     head.header("content-type")
         .and_then(|value| value.strip_prefix(b"application/grpc"))
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn texts() {
+    fn strings_are_matched() {
         let bytes = |text: &str| Box::<[u8]>::from(text.as_bytes());
         let any_case = |test| TextMatch::IgnoreCase(Box::new(test));
         let cases = [
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_present_absent_repeated_and_turned_round() {
+    fn headers_are_matched_present_absent_repeated_and_inverted() {
         let head = RequestHead::build("GET", "/a?b", "h", &[("x", "1"), ("y", "2"), ("y", "3"), ("n", "-7")]);
         let test = |name: &str, test, invert, missing_as_empty| HeaderMatch {
             name: name.into(),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn several_values_are_tested_as_the_caller_needs_it() {
+    fn several_values_are_matched_by_the_rule_of_the_caller() {
         let head = RequestHead::build("GET", "/", "h", &[("x", "1"), ("x", "2")]);
         for (name, text, invert, expected) in [
             ("x", "1", false, [true, true, false]),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn grpc_is_known_by_content_type() {
+    fn grpc_is_detected_by_content_type() {
         for (value, expected) in [
             ("application/grpc", true),
             ("application/grpc+proto", true),

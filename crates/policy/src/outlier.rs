@@ -1,6 +1,6 @@
-//! Which endpoints are ejected for a while because they fail. Pure: what happened is told by the caller, with the time.
+//! Outlier detection: ejects endpoints that fail, for a limited time. Does no IO; the caller reports results and time.
 //!
-//! Source: `envoy.config.cluster.v3.OutlierDetection`. Whatever worker notices it, an ejection holds for all.
+//! Source: `envoy.config.cluster.v3.OutlierDetection`. An ejection by one worker applies to all workers.
 
 use std::{
     sync::{PoisonError, atomic::Ordering::Relaxed},
@@ -18,44 +18,44 @@ use crate::{
 #[cfg(test)]
 pub(crate) mod tests;
 
-/// How an endpoint did.
+/// Result of a request or connection to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamResult {
-    /// It answered with this status.
+    /// A response with this status.
     Answered(u16),
-    /// A connection came about, and nothing is known of what it carries.
+    /// A connection was established; nothing is known of its payload.
     Connected,
-    /// There was no connection, or (if there was) it broke.
+    /// The connection failed or was reset.
     Failed {
-        /// There was.
+        /// The connection had been established.
         connected: bool,
     },
-    /// The answer did not come in time.
+    /// The response timed out.
     Late,
 }
 
-/// What was done about an endpoint.
+/// Result of an attempt to eject an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EjectionVerdict {
-    /// It is ejected.
+    /// The endpoint is ejected.
     Ejected {
-        /// For so long at least.
+        /// Minimum length of the ejection.
         term: Duration,
-        /// By how much the number of those ejected has changed since it was told last.
+        /// Change of the number of ejected endpoints since the last report.
         change: EjectionChange,
     },
-    /// It stays, as too many are ejected already.
+    /// Not ejected: too many endpoints are ejected.
     Overflow,
-    /// It stays, as not every such cause leads to an ejection.
+    /// Not ejected: the cause is not enforced this time (`enforcing_…`).
     Spared,
-    /// It is ejected already, or its cluster is gone.
+    /// The endpoint is ejected already, or its cluster was removed.
     Already,
 }
 
-/// A difference of numbers: added to what was told before, it makes what is (both wrap).
+/// Difference to add to the reported number of ejected endpoints. Both wrap.
 pub type EjectionChange = u64;
 
-/// Takes notice of how an endpoint did, and tells of what is too much.
+/// Records a result of an endpoint. Calls `detected` for each limit that is reached.
 pub fn note(outlier: &Outlier, track: &Track, outcome: UpstreamResult, mut detected: impl FnMut(Cause)) {
     if outlier.split {
         match outcome {
@@ -95,10 +95,10 @@ fn answered(outlier: &Outlier, track: &Track, status: u16, mut detected: impl Fn
     }
     if !matches!(status, 502..=504) {
         reset(&track.consecutive_gateway_failure);
-    } else if is_too_much(&track.consecutive_gateway_failure, outlier.consecutive_gateway_failure) {
+    } else if reaches_limit(&track.consecutive_gateway_failure, outlier.consecutive_gateway_failure) {
         detected(Cause::ConsecutiveGatewayFailure);
     }
-    if is_too_much(&track.consecutive_5xx, outlier.consecutive_5xx) {
+    if reaches_limit(&track.consecutive_5xx, outlier.consecutive_5xx) {
         detected(Cause::Consecutive5xx);
     }
 }
@@ -110,7 +110,7 @@ fn connected(track: &Track, good: bool) {
 
 fn local_failure(outlier: &Outlier, track: &Track, detected: &mut impl FnMut(Cause)) {
     count(&track.connects, false);
-    if is_too_much(&track.consecutive_local_origin_failure, outlier.consecutive_local_origin_failure) {
+    if reaches_limit(&track.consecutive_local_origin_failure, outlier.consecutive_local_origin_failure) {
         detected(Cause::ConsecutiveLocalOriginFailure);
     }
 }
@@ -122,23 +122,23 @@ fn count(rate: &Rate, good: bool) {
     }
 }
 
-/// Written only where that changes something, as all workers read it.
+/// Resets a counter. Writes only if the value changes, because all workers read it.
 fn reset(counter: &std::sync::atomic::AtomicU32) {
     if counter.load(Relaxed) != 0 {
         counter.store(0, Relaxed);
     }
 }
 
-/// One more; begins anew when it is too much.
-fn is_too_much(counter: &std::sync::atomic::AtomicU32, limit: Limit) -> bool {
-    let too_much = counter.fetch_add(1, Relaxed) + 1 == limit.number;
-    if too_much {
+/// Increments a counter; returns true and resets it when it reaches the limit.
+fn reaches_limit(counter: &std::sync::atomic::AtomicU32, limit: Limit) -> bool {
+    let reached = counter.fetch_add(1, Relaxed) + 1 == limit.number;
+    if reached {
         counter.store(0, Relaxed);
     }
-    too_much
+    reached
 }
 
-/// Ejects an endpoint if that is allowed. `endpoints` are all of its cluster.
+/// Ejects an endpoint if the limits allow it. `endpoints` are all endpoints of its cluster.
 pub fn eject(
     outlier: &Outlier,
     endpoints: &Endpoints,
@@ -160,7 +160,7 @@ pub fn eject(
         return EjectionVerdict::Spared;
     }
     let multiple = track.multiple.load(Relaxed);
-    // It grows as long as the time does.
+    // The multiple stops growing when the ejection has its maximum length.
     let multiple = if outlier.base_ejection * multiple < outlier.max_ejection + outlier.base_ejection {
         multiple + 1
     } else {
@@ -171,11 +171,11 @@ pub fn eject(
     track.jitter.store(jitter, Relaxed);
     track.ejected.store(millis(now), Relaxed);
     outlier.state.version.fetch_add(1, Relaxed);
-    EjectionVerdict::Ejected { term: outlier.term(track), change: tell(&mut active, ejected + 1) }
+    EjectionVerdict::Ejected { term: outlier.term(track), change: report(&mut active, ejected + 1) }
 }
 
-/// Looks after the endpoints at the end of an interval: takes back those whose time is over, and tells of those that do
-/// worse than the others. `taken_back` and `detected` are told of each.
+/// Runs the check at the end of an interval. Restores endpoints whose ejection is over, and detects endpoints that are
+/// worse than the others. Calls `taken_back` and `detected` for each of them.
 pub fn look_after<'a>(
     outlier: &Outlier,
     endpoints: &'a Endpoints,
@@ -201,8 +201,8 @@ pub fn look_after<'a>(
                 taken_back(endpoint);
             }
         }
-        // Those that were ejected may also have gone.
-        tell(&mut active, census(endpoints).1)
+        // Ejected endpoints may also have been removed from the cluster.
+        report(&mut active, census(endpoints).1)
     };
     type Of = fn(&Track) -> &Rate;
     let kinds: [(Of, Cause, Cause); 2] = [
@@ -240,28 +240,28 @@ pub fn look_after<'a>(
     change
 }
 
-/// The cluster is gone: nobody is ejected any more.
+/// Ends all ejections of a removed cluster.
 pub fn end(outlier: &Outlier) -> EjectionChange {
     let last = outlier.state.active.lock().unwrap_or_else(PoisonError::into_inner).take();
     0_u64.wrapping_sub(last.unwrap_or(0))
 }
 
-fn tell(active: &mut Option<u64>, now: usize) -> EjectionChange {
+fn report(active: &mut Option<u64>, now: usize) -> EjectionChange {
     match active {
         Some(last) => (now as u64).wrapping_sub(std::mem::replace(last, now as u64)),
         None => 0,
     }
 }
 
-/// Whether it is time to look after endpoints; true for one worker at each interval.
+/// Returns whether an interval check is due. Returns true to one worker in each interval.
 pub fn is_due(outlier: &Outlier, now: Instant) -> bool {
     let (now, interval) = (millis(now), u64::try_from(outlier.interval.as_millis()).unwrap_or(u64::MAX));
     let checked = &outlier.state.checked;
-    // What is left of a millisecond must not cost a whole interval.
+    // Rounding by a millisecond must not delay the check by a whole interval.
     checked.fetch_update(Relaxed, Relaxed, |last| (now + 1 >= last + interval).then_some(now)).is_ok()
 }
 
-/// How many endpoints there are, and how many are ejected.
+/// Returns the number of endpoints and the number of ejected ones.
 fn census(endpoints: &Endpoints) -> (usize, usize) {
     let ejected = |endpoint: &&std::sync::Arc<Endpoint>| {
         endpoint.track.as_ref().is_some_and(|track| track.is_ejected())
@@ -270,7 +270,7 @@ fn census(endpoints: &Endpoints) -> (usize, usize) {
 }
 
 impl Outlier {
-    /// How long the ejection of an endpoint lasts.
+    /// Returns the length of an endpoint's ejection.
     fn term(&self, track: &Track) -> Duration {
         let jitter = Duration::from_millis(track.jitter.load(Relaxed));
         (self.base_ejection * track.multiple.load(Relaxed)).min(self.max_ejection) + jitter

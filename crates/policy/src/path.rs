@@ -1,7 +1,7 @@
-//! A path in normal form, before anything is decided by it: policies and routes must see what the upstream will.
+//! Path normalisation. It runs before any decision, so that policies and routes see the path that the upstream sees.
 //!
-//! In Envoy's order: escaped slashes, RFC 3986 (dot segments, backslashes, needless escapes), runs of slashes.
-//! The query stays as it is. A path already in normal form, nearly every one, costs one look.
+//! The order is Envoy's: escaped slashes, RFC 3986 (dot segments, backslashes, needless escapes), adjacent slashes.
+//! The query is unchanged. Nearly all paths are already in normal form, which one scan detects.
 
 use crate::{
     config::http::{EscapedSlashes, HttpManager},
@@ -9,18 +9,18 @@ use crate::{
 };
 use skysail_http::head::RequestHead;
 
-/// What comes of a request's path.
+/// Result of a normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Normalization {
-    /// The request goes on, with the path that the head now has.
+    /// The request continues with the path in the head.
     Go,
     /// 400, [`crate::error::Kind::BadPath`].
     Reject,
-    /// 307 to the path that the head now has: [`location`].
+    /// 307 with the path in the head: [`location`].
     Redirect,
 }
 
-/// Brings a request's path to normal form, as far as the manager wants it.
+/// Normalises a request's path by the settings of the connection manager.
 pub fn normalize(manager: &HttpManager, head: &mut RequestHead) -> Normalization {
     let original = head.path();
     if is_plain(original.as_bytes()) {
@@ -60,7 +60,7 @@ pub fn normalize(manager: &HttpManager, head: &mut RequestHead) -> Normalization
     if manager.merge_slashes && new.as_deref().unwrap_or(path).contains("//") {
         new = Some(merge_slashes(new.as_deref().unwrap_or(path)));
     }
-    // What is refused keeps it, too: routes and logs see what would have been taken.
+    // The path of a refused request is normalised, too, for routes and logs.
     if let Some(mut new) = new {
         new.push_str(query);
         head.set_path(&new);
@@ -68,7 +68,7 @@ pub fn normalize(manager: &HttpManager, head: &mut RequestHead) -> Normalization
     outcome
 }
 
-/// Whether nothing that is done here could change a target, at one look: most are like that.
+/// Returns whether normalisation cannot change a target. One scan; most targets are such.
 fn is_plain(target: &[u8]) -> bool {
     let mut before = 0;
     for (at, byte) in target.iter().enumerate() {
@@ -83,15 +83,15 @@ fn is_plain(target: &[u8]) -> bool {
     true
 }
 
-/// Where a redirect leads: to the path in normal form, as in Envoy. A path that begins with two slashes would read as
-/// another host there (RFC 3986, 4.2); with a dot segment before them it stays a path.
+/// Returns the location of a redirect: the normalised path, as in Envoy. A path with two leading slashes would be read
+/// as another host (RFC 3986, section 4.2). A dot segment in front of them prevents that.
 pub fn location(head: &RequestHead) -> String {
     let path = head.path();
     let dot = if path.starts_with("//") || path.starts_with("/\\") { "/." } else { "" };
     format!("{dot}{path}")
 }
 
-/// `%2F` and `%5C` as what they stand for; `None` if there is none.
+/// Decodes `%2F` and `%5C`; returns `None` if there is none.
 fn unescape_slashes(path: &str) -> Option<String> {
     let mut new = String::new();
     let mut rest = path;
@@ -110,13 +110,13 @@ fn unescape_slashes(path: &str) -> Option<String> {
     (new.len() != path.len()).then_some(new)
 }
 
-/// Whether [`canonical`] would change nothing. May say no without need, never yes wrongly.
+/// Returns whether [`canonical`] would change nothing. A false `false` is possible, a false `true` is not.
 fn is_canonical(path: &str) -> bool {
     !path.contains("/.") && path.bytes().all(|b| b != b'%' && b != b'\\' && !needs_escape(b))
 }
 
-/// RFC 3986, section 6.2.2: escapes that need not be are undone, dot segments resolved; and, as every browser
-/// does it, a backslash is a slash. `None` for an escaped NUL, which no server reads as its neighbours do.
+/// Normalises by RFC 3986, section 6.2.2: needless escapes are decoded, dot segments resolved. A backslash is a slash,
+/// as in browsers. Returns `None` for an escaped NUL, which servers treat differently.
 fn canonical(path: &str) -> Option<String> {
     let mut new: Vec<u8> = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
@@ -124,7 +124,7 @@ fn canonical(path: &str) -> Option<String> {
     while let [byte, after @ ..] = rest {
         rest = after;
         match *byte {
-            // The parameters of a dot segment go on to the next slash, as in Envoy, and are left out with it.
+            // The parameters of a dot segment end at the next slash, as in Envoy, and are removed with it.
             b'\\' if in_parameters => new.push(b'\\'),
             b'/' | b'\\' => {
                 in_parameters = false;
@@ -150,8 +150,8 @@ fn canonical(path: &str) -> Option<String> {
     String::from_utf8(new).ok()
 }
 
-/// Whether a digit would make an escape of a percent sign that stands by itself: `%%32e` must not become `%2e`,
-/// which the upstream may read as a dot that nobody here has seen.
+/// Returns whether a digit would complete an escape after a stray percent sign. `%%32e` must not become `%2e`, which
+/// the upstream may decode to a dot that this proxy has not seen.
 fn completes_escape(path: &[u8], digit: u8) -> bool {
     let stray = match path {
         [.., b'%'] => true,
@@ -161,19 +161,19 @@ fn completes_escape(path: &[u8], digit: u8) -> bool {
     stray && digit.is_ascii_hexdigit()
 }
 
-/// A slash ends a segment; one of dots takes effect.
+/// Ends a segment with a slash; resolves a dot segment.
 fn end_segment(path: &mut Vec<u8>) {
     if !resolve_last(path) {
         path.push(b'/');
     }
 }
 
-/// What follows the last slash.
+/// Returns the part after the last slash.
 fn last_segment(path: &[u8]) -> &[u8] {
     memchr::memrchr(b'/', path).map_or(path, |slash| &path[slash + 1..])
 }
 
-/// Whether a dot segment, with parameters or without, goes up; `None` if it is no dot segment.
+/// Returns whether a dot segment, with or without parameters, removes its parent; `None` if it is no dot segment.
 fn goes_up(segment: &[u8]) -> Option<bool> {
     match segment {
         b"." | [b'.', b';', ..] => Some(false),
@@ -182,8 +182,8 @@ fn goes_up(segment: &[u8]) -> Option<bool> {
     }
 }
 
-/// Takes a dot segment off the end, with what it undoes; the path then ends in a slash. Says whether there was one. Parameters of
-/// a segment (`..;a=b`) make no other segment of it: servers that know them take them off first.
+/// Resolves a dot segment at the end of the path, which then ends in a slash. Returns whether there was one.
+/// Parameters (`..;a=b`) do not prevent it, because servers that know them remove them first.
 fn resolve_last(path: &mut Vec<u8>) -> bool {
     let segment = last_segment(path);
     let (start, Some(up)) = (path.len() - segment.len(), goes_up(segment)) else { return false };
@@ -195,14 +195,14 @@ fn resolve_last(path: &mut Vec<u8>) -> bool {
         return true;
     }
     path.pop();
-    // What lies before is the segment to undo; at the root there is none.
+    // The segment to remove; at the root there is none.
     let parent = memchr::memrchr(b'/', path).unwrap_or(0);
     path.truncate(parent);
     path.push(b'/');
     true
 }
 
-/// The byte that two hexadecimal digits at the beginning stand for.
+/// Returns the byte of two leading hexadecimal digits.
 fn escaped(digits: &[u8]) -> Option<u8> {
     let digit = |at: usize| char::from(*digits.get(at)?).to_digit(16);
     u8::try_from(digit(0)? * 16 + digit(1)?).ok()
@@ -216,7 +216,7 @@ fn needs_escape(byte: u8) -> bool {
     !byte.is_ascii_graphic() || matches!(byte, b'"' | b'<' | b'>' | b'`' | b'{' | b'}')
 }
 
-/// Nothing but slashes becomes two of them, as in Envoy: one at the beginning and one at the end.
+/// Merges adjacent slashes. A path of slashes alone becomes two of them, as in Envoy.
 fn merge_slashes(path: &str) -> String {
     if path.len() > 1 && path.bytes().all(|byte| byte == b'/') {
         return "//".to_owned();
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn normal_forms() {
+    fn paths_are_normalised() {
         let table = [
             ("/a/b", "/a/b"),
             ("/", "/"),
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn long_parameters_are_read_once() {
-        // As long as a head may be: work for each byte of the segment before it would be seen here.
+        // The maximum size of a head. Quadratic time would show here.
         for piece in ["\\", ";", "\\..;", "."] {
             let path = format!("/.;{}", piece.repeat(1 << 20));
             assert_eq!(canonical(&path).as_deref(), Some("/"), "{piece}");
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn slashes() {
+    fn slashes_are_unescaped_and_merged() {
         assert_eq!(unescape_slashes("/a%2fb%5Cc%20").as_deref(), Some("/a/b\\c%20"));
         assert_eq!(unescape_slashes("/a%20%2"), None);
         assert_eq!(merge_slashes("//a///b/"), "/a/b/");
@@ -310,7 +310,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_normal_form_has_no_dot_segments_and_stays(path in "/[a./%2eE5cC\\\\ ~é-]{0,40}") {
+        fn a_normalised_path_has_no_dot_segments(path in "/[a./%2eE5cC\\\\ ~é-]{0,40}") {
             let Some(once) = canonical(&path) else { return Ok(()) };
             prop_assert!(once.starts_with('/'));
             prop_assert!(!once.split('/').any(|segment| segment == "." || segment == ".."), "{}", once);
@@ -318,7 +318,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_plain_would_stay_as_it_is(target in "[a./?#%2\\*é -]{0,12}") {
+        fn normalisation_does_not_change_a_plain_target(target in "[a./?#%2\\*é -]{0,12}") {
             let path = target.split('?').next().unwrap_or_default();
             if is_plain(target.as_bytes()) {
                 prop_assert!(!target.contains('#'));

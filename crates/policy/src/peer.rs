@@ -1,8 +1,8 @@
-//! Who is at the other end of a connection: names from its certificate, and Istio's peer metadata.
+//! The peer of a connection: names from its certificate, and Istio's peer metadata.
 //!
-//! Everything here is worked out once per connection; a request only reads it. Istio exchanges metadata as two
-//! headers, `x-envoy-peer-metadata` (base64 of a `google.protobuf.Struct`) and `x-envoy-peer-metadata-id` (the
-//! node id). Our own are encoded when the proxy starts.
+//! Everything is computed once per connection; a request only reads it. Istio exchanges metadata in two headers:
+//! `x-envoy-peer-metadata` (base64 of a `google.protobuf.Struct`) and `x-envoy-peer-metadata-id` (the node id). The
+//! metadata of this proxy are encoded at the start.
 
 pub mod greeting;
 
@@ -29,58 +29,59 @@ use skysail_http::map::Map;
 pub const METADATA: &str = "x-envoy-peer-metadata";
 /// Header with the node id.
 pub const METADATA_ID: &str = "x-envoy-peer-metadata-id";
-/// Larger metadata are not looked at: a peer may be anybody.
+/// Maximum size of metadata. Larger ones are ignored, because any client may send them.
 const MAX_METADATA: usize = 16 * 1024;
-/// Longer label values are dropped: no name in Kubernetes is longer than 253 bytes, and each series has them.
+/// Maximum length of a label value; longer ones are dropped. A Kubernetes name has at most 253 bytes, and each series
+/// holds the values.
 const MAX_LABEL: usize = 256;
 
-/// Where the workload's controller is named in Istio's metadata.
+/// Prefix of the workload's controller in Istio's metadata.
 const OWNER_PREFIX: &str = "kubernetes://apis/apps/v1/namespaces/";
 const CANONICAL_NAME: &str = "service.istio.io/canonical-name";
 const CANONICAL_REVISION: &str = "service.istio.io/canonical-revision";
 
-/// What is known of the other end of a connection.
+/// The peer of a connection.
 #[derive(Debug, Default)]
 pub struct Peer {
-    /// Whether the connection is TLS at all.
+    /// The connection is TLS.
     pub tls: bool,
-    /// Its certificate; `None` without one. Checked by the handshake.
+    /// Certificate of the peer, verified by the handshake; `None` without one.
     pub certificate: Option<Rc<Certificate>>,
-    /// The first URI name of our own certificate on this connection.
+    /// First URI name of this proxy's certificate on the connection.
     pub local_principal: Option<Arc<str>>,
     workload: RefCell<Option<Arc<Workload>>>,
-    /// What the metrics of this worker know it by; 0 until they have seen it.
+    /// Index of the peer in the metrics of this worker; 0 until it is known there.
     pub series: Cell<u32>,
 }
 
-/// A peer's certificate. The connections of one peer share it.
+/// A certificate. All connections of a worker with the same certificate share it.
 #[derive(Debug)]
 pub struct Certificate {
-    /// The names in it.
+    /// Names in the certificate.
     pub names: skysail_identity::Peer,
-    /// Its SHA-256 in lower-case hexadecimal digits.
+    /// SHA-256 of the certificate in lower-case hexadecimal digits.
     pub fingerprint: Box<str>,
-    /// The first of its URI names.
+    /// First URI name.
     pub principal: Option<Arc<str>>,
     der: Box<[u8]>,
-    /// The certificates that came with it and lead to a root.
+    /// Certificates of the chain between this one and a root.
     issuers: Box<[CertificateDer<'static>]>,
-    /// Until when it is valid, once somebody has asked.
+    /// End of validity, parsed on first use.
     not_after: OnceCell<Option<SystemTime>>,
-    /// When it was last checked again ([`Self::is_trusted`]), by which TLS context, and with what result.
+    /// Last check of trust ([`Self::is_trusted`]): number of trust changes, TLS context, result.
     checked: Cell<Option<(u64, usize, bool)>>,
 }
 
-/// How many are kept though no connection has them any more: a peer may come back.
+/// Number of certificates that stay in the cache without a connection, because a peer may return.
 const KEPT: usize = 56;
 
 thread_local! {
-    /// Those of a worker's connections, by a hash of their bytes.
+    /// Certificates of a worker's connections, by a hash of their DER.
     static KNOWN: RefCell<Map<u64, Rc<Certificate>>> = RefCell::default();
 }
 
 impl Certificate {
-    /// The certificate of a connection whose handshake has succeeded, leaf first; `None` if its names cannot be read.
+    /// Returns the certificate of a connection after its handshake, leaf first; `None` if its names cannot be parsed.
     pub fn of(chain: &[CertificateDer<'_>]) -> Option<Rc<Self>> {
         let (der, issuers) = chain.split_first()?;
         KNOWN.with_borrow_mut(|known| {
@@ -100,15 +101,15 @@ impl Certificate {
         })
     }
 
-    /// A certificate (DER) and what it says.
+    /// Returns a certificate (DER) with its names.
     pub fn new(der: &[u8], names: skysail_identity::Peer) -> Self {
         let principal = names.uris.first().map(|uri| Arc::from(uri.as_str()));
         let (issuers, not_after, checked) = (Box::default(), OnceCell::new(), Cell::new(None));
         Self { names, fingerprint: sha256(der), principal, der: der.into(), issuers, not_after, checked }
     }
 
-    /// Whether `check` still accepts it and its issuers, after trust has changed as many times as `distrusted`
-    /// says. All connections that have it share the result of a TLS context (`context`, its address).
+    /// Returns whether `check` still accepts the certificate and its issuers. `distrusted` counts the changes of
+    /// trust. The connections of a TLS context (`context`, its address) share the result.
     pub fn is_trusted(
         &self,
         distrusted: u64,
@@ -132,7 +133,7 @@ impl Certificate {
         trusted
     }
 
-    /// Until when it is valid.
+    /// Returns the end of validity.
     pub fn not_after(&self) -> Option<SystemTime> {
         let read = || skysail_identity::not_after(&CertificateDer::from(&*self.der)).ok();
         *self.not_after.get_or_init(read)
@@ -140,42 +141,42 @@ impl Certificate {
 }
 
 impl Peer {
-    /// The other end of a connection without TLS.
+    /// Returns the peer of a connection without TLS.
     pub fn plain() -> Self {
         Self::default()
     }
 
-    /// The other end of a TLS connection.
+    /// Returns the peer of a TLS connection.
     pub fn secured(certificate: Option<Rc<Certificate>>, local_principal: Option<Arc<str>>) -> Self {
         Self { tls: true, certificate, local_principal, ..Self::default() }
     }
 
-    /// Returns the other end of a connection whose handshakes are complete. `local_principal` is the first URI name of our
+    /// Returns the peer of a connection after its handshakes. `local_principal` is the first URI name of this proxy's
     /// certificate.
     pub fn of(agreed: Option<&CommonState>, local_principal: Option<Arc<str>>) -> Self {
         let Some(agreed) = agreed else { return Self::plain() };
         Self::secured(agreed.peer_certificates().and_then(Certificate::of), local_principal)
     }
 
-    /// The names in its certificate.
+    /// Returns the names in the certificate.
     pub fn names(&self) -> Option<&skysail_identity::Peer> {
         self.certificate.as_ref().map(|certificate| &certificate.names)
     }
 
-    /// The first URI name of its certificate.
+    /// Returns the first URI name of the certificate.
     pub fn principal(&self) -> Option<&Arc<str>> {
         self.certificate.as_ref()?.principal.as_ref()
     }
 
-    /// Who it says it is.
+    /// Returns the workload, by the peer's metadata.
     pub fn workload(&self) -> Option<Arc<Workload>> {
         self.workload.borrow().clone()
     }
 
-    /// Takes down who it is: from its metadata, or from the endpoint that was dialled.
+    /// Sets the workload: from the peer's metadata, or from the endpoint.
     pub fn set_workload(&self, workload: Option<Arc<Workload>>) {
         let mut known = self.workload.borrow_mut();
-        // A peer that repeats itself with each request is still the same to the metrics.
+        // A peer that sends the same metadata with each request keeps its index in the metrics.
         let same = match (&*known, &workload) {
             (Some(known), Some(workload)) => Arc::ptr_eq(known, workload),
             (known, workload) => known.is_none() && workload.is_none(),
@@ -186,13 +187,12 @@ impl Peer {
         }
     }
 
-    /// Its certificate as PEM, escaped as in a URL.
+    /// Returns the certificate as URL-encoded PEM.
     pub fn certificate_pem(&self) -> Option<String> {
         self.certificate.as_ref().map(|certificate| url_encoded_pem(&certificate.der))
     }
 
-    /// Its element of `x-forwarded-client-cert`; `None` if it showed no certificate. To be made once per
-    /// connection.
+    /// Returns the element of `x-forwarded-client-cert`; `None` without a certificate. Call it once per connection.
     pub fn forwarded_cert(&self, details: ClientCertDetails) -> Option<String> {
         let Certificate { names, fingerprint, der, .. } = &**self.certificate.as_ref()?;
         let mut text = String::new();
@@ -207,7 +207,7 @@ impl Peer {
             let _ = write!(text, ";Subject=\"{}\"", names.subject.replace('"', "\\\""));
         }
         if details.uri {
-            // The key is there even without a value, as Envoy has it.
+            // The key is present even without a value, as in Envoy.
             if names.uris.is_empty() {
                 text.push_str(";URI=");
             }
@@ -220,13 +220,13 @@ impl Peer {
                 let _ = write!(text, ";DNS={}", quoted(name));
             }
         }
-        // Names in certificates may hold anything; a line's end would begin another header.
+        // Names in certificates may contain any character. A line break would begin another header.
         text.retain(|c| !c.is_control());
         Some(text)
     }
 }
 
-/// A value with a character that separates values is put in quotes.
+/// Quotes a value that contains a separator.
 fn quoted(value: &str) -> String {
     if value.contains([',', ';', '=', '"']) {
         format!("\"{}\"", value.replace('"', "\\\""))
@@ -235,7 +235,7 @@ fn quoted(value: &str) -> String {
     }
 }
 
-/// A certificate as PEM, with the characters escaped that mean something in URLs.
+/// Returns a certificate as PEM, with URL escapes.
 fn url_encoded_pem(der: &[u8]) -> String {
     let base64 = STANDARD.encode(der);
     let mut text = String::from("-----BEGIN CERTIFICATE-----");
@@ -271,31 +271,32 @@ fn sha256(bytes: &[u8]) -> Box<str> {
     text.into()
 }
 
-/// This proxy's own workload: what it tells peers and how its metrics call it.
+/// The workload of this proxy, as peers and metrics see it.
 #[derive(Clone, Debug, Default)]
 pub struct LocalWorkload {
-    /// `sidecar~10.0.0.1~pod.ns~ns.svc.cluster.local`.
+    /// Node id, such as `sidecar~10.0.0.1~pod.ns~ns.svc.cluster.local`.
     pub node_id: Arc<str>,
-    /// `app.ns`, the node's cluster.
+    /// Cluster of the node, such as `app.ns`.
     pub node_cluster: Arc<str>,
-    /// How metrics call it.
+    /// Workload for metrics.
     pub workload: Arc<Workload>,
-    /// What peers are told: base64 text.
+    /// Metadata for peers, in base64.
     pub metadata: Arc<str>,
-    /// The same as the first bytes of a TCP connection.
+    /// Metadata for peers as the first message of a TCP connection.
     pub greeting: Arc<[u8]>,
-    /// Its version, for `istio_build`.
+    /// Version, for `istio_build`.
     pub version: Arc<str>,
-    /// Its first address.
+    /// First IP address.
     pub address: Option<IpAddr>,
-    /// The zone it is in; empty if that is not known.
+    /// Zone; empty if unknown.
     pub zone: Arc<str>,
 }
 
 impl LocalWorkload {
-    /// From the node's id, cluster and metadata (a `google.protobuf.Struct`), in the form Istio's agent gives them.
+    /// Builds the workload from the node's id, cluster and metadata (a `google.protobuf.Struct`), as Istio's agent
+    /// sends them.
     pub fn new(node_id: &str, node_cluster: &str, metadata: &impl prost::Message) -> Self {
-        // Of the two types generated for it, this one keeps its keys in order.
+        // Of the two generated types, this one keeps its keys sorted.
         let metadata = &Struct::decode(&*metadata.encode_to_vec()).unwrap_or_default();
         let address = node_id.split('~').nth(1).and_then(|ip| ip.parse().ok());
         let shared = shared(metadata);
@@ -313,8 +314,8 @@ impl LocalWorkload {
     }
 }
 
-/// What a peer gets to know of a node: the same keys as from Istio's filter, sorted, so that equal workloads
-/// give equal text (peers remember it).
+/// Returns the metadata for peers. The keys are those of Istio's filter, sorted, so that equal workloads have equal
+/// text, which peers cache.
 fn shared(metadata: &Struct) -> Struct {
     const KEPT: [&str; 5] = ["NAME", "NAMESPACE", "WORKLOAD_NAME", "CLUSTER_ID", "OWNER"];
     const LABELS: [&str; 6] = [
@@ -341,7 +342,7 @@ fn shared(metadata: &Struct) -> Struct {
     Struct { fields }
 }
 
-/// Reads a peer's metadata header; `None` if it is not what Istio sends.
+/// Parses a peer's metadata header; returns `None` if it is invalid.
 pub fn decode(header: &[u8]) -> Option<Workload> {
     if header.len() > MAX_METADATA {
         return None;
@@ -350,20 +351,20 @@ pub fn decode(header: &[u8]) -> Option<Workload> {
     Some(workload_of(&Struct::decode(&*bytes).ok()?))
 }
 
-/// Peers seen by one worker, so that the same metadata are decoded once and kept once.
+/// Cache of a worker's peers: equal metadata are decoded and stored once.
 #[derive(Debug, Default)]
 pub struct PeerCache {
     known: RefCell<WorkloadCache>,
 }
 
-/// By header; `None` for one that could not be read.
+/// Workloads by header; `None` for an invalid header.
 type WorkloadCache = HashMap<Box<[u8]>, Option<Arc<Workload>>>;
 
 impl PeerCache {
-    /// The most peers remembered; then all are forgotten.
+    /// Maximum number of peers; at the limit the cache is cleared.
     const MOST: usize = 1024;
 
-    /// Who sent this metadata header.
+    /// Returns the workload of a metadata header.
     pub fn workload(&self, header: &[u8]) -> Option<Arc<Workload>> {
         if header.len() > MAX_METADATA {
             return None;
@@ -401,8 +402,8 @@ fn workload_of(metadata: &Struct) -> Workload {
     }
 }
 
-/// What metrics, logs and pages show of a value that a peer has chosen: nothing if it is too long, and no control
-/// characters, which terminals obey.
+/// Returns a value of the peer for metrics, logs and pages: empty if it is too long, and without control characters,
+/// which terminals interpret.
 fn label(value: Option<&str>) -> Arc<str> {
     match value.filter(|text| text.len() <= MAX_LABEL).unwrap_or_default() {
         text if text.contains(char::is_control) => text.replace(char::is_control, "_").into(),
@@ -410,7 +411,8 @@ fn label(value: Option<&str>) -> Arc<str> {
     }
 }
 
-/// `kubernetes://apis/apps/v1/namespaces/default/deployments/reviews-v1` names `reviews-v1`.
+/// Returns the name in an owner: `kubernetes://apis/apps/v1/namespaces/default/deployments/reviews-v1` yields
+/// `reviews-v1`.
 fn owner_name(owner: &str) -> Option<&str> {
     owner.strip_prefix(OWNER_PREFIX)?.rsplit('/').next()
 }
@@ -469,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_come_back_as_the_workload() {
+    fn encoded_metadata_decode_to_the_workload() {
         let local =
             LocalWorkload::new("sidecar~10.0.0.7~a.b~b.svc.cluster.local", "reviews.default", &node());
         assert_eq!(local.address, Some("10.0.0.7".parse().unwrap()));
@@ -510,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_keeps_one_of_each() {
+    fn equal_metadata_share_a_workload() {
         let local = LocalWorkload::new("", "", &node());
         let cache = PeerCache::default();
         let one = cache.workload(local.metadata.as_bytes()).unwrap();
@@ -521,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_share_what_a_certificate_says() {
+    fn connections_share_a_certificate() {
         let authority = Authority::ephemeral().unwrap();
         let id = SpiffeId::new("cluster.local", "default", "a");
         let another = || {
@@ -533,7 +535,7 @@ mod tests {
         let (one, used) = (Certificate::of(&der).unwrap(), Certificate::of(&stays).unwrap());
         assert!(Rc::ptr_eq(&one, &Certificate::of(&der).unwrap()));
         assert!(Certificate::of(&[CertificateDer::from(vec![0; 9])]).is_none());
-        // A peer may come back, but not all can be waited for.
+        // The cache keeps a limited number of unused certificates.
         let left = Rc::downgrade(&one);
         drop(one);
         assert!(left.upgrade().is_some());
@@ -574,7 +576,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_header_is_survived(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn any_header_is_handled(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = decode(&bytes);
             let _ = decode(STANDARD.encode(&bytes).as_bytes());
         }

@@ -1,11 +1,10 @@
-//! May this connection or request go on? Envoy's RBAC, evaluated.
+//! Evaluation of Envoy's RBAC for connections and requests.
 //!
-//! Policies are in the order of the filters (DENY before ALLOW); the first that refuses decides. A permission or
-//! principal about headers or paths never holds on a connection. Shadow rules are evaluated and reported, never
-//! enforced.
+//! Policies are in the order of the filters (DENY before ALLOW); the first refusal decides. Permissions and principals
+//! for headers or paths never match a connection. Shadow rules are evaluated and reported, never enforced.
 //!
-//! Of a header with several values, any may be the one that the server uses. A rule that allows therefore needs every value
-//! to match, and one that denies needs one (`not_rule` and `not_id` swap the two); Envoy takes one for both.
+//! The server may use any of several values of a header. A rule that allows therefore needs all values to match, and a
+//! rule that denies needs one (`not_rule` and `not_id` swap the two). Envoy needs one value in both cases.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -27,55 +26,56 @@ use skysail_http::head::RequestHead;
 #[cfg(test)]
 mod tests;
 
-/// What a policy looks at.
+/// Input of a check.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
     /// The request; `None` for a connection.
     pub head: Option<&'a RequestHead>,
-    /// The other end of the connection.
+    /// Downstream peer.
     pub peer: &'a Peer,
-    /// Its address.
+    /// Address of the downstream peer.
     pub source: SocketAddr,
-    /// The client's address, `x-forwarded-for` taken into account.
+    /// Address of the client, with `x-forwarded-for` taken into account.
     pub remote: IpAddr,
-    /// The (original) destination.
+    /// Destination address, by original destination if known.
     pub destination: SocketAddr,
-    /// The server name the TLS client asked for.
+    /// SNI of the client.
     pub server_name: Option<&'a str>,
-    /// What filters before found out, by their names.
+    /// Dynamic metadata, by filter name.
     pub metadata: Option<&'a Map<String, Value>>,
 }
 
-/// What policies say.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Go on.
+    /// The request is admitted.
     Allow,
-    /// Refuse.
+    /// The request is refused.
     Deny {
-        /// The rule that refuses; `None` when no rule allows.
+        /// The rule that refuses; `None` if no rule allows the request.
         rule: Option<Arc<str>>,
-        /// `rbac_access_denied_matched_policy[…]`.
+        /// Response code details, `rbac_access_denied_matched_policy[…]`.
         details: Box<str>,
     },
 }
 
-/// What single policies said, for counting. Bits of one policy.
+/// Results of single policies, for metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Policies whose rules let it pass.
+    /// Number of policies that admitted the request.
     pub allowed: u32,
-    /// Policies whose rules refused it.
+    /// Number of policies that refused it.
     pub denied: u32,
-    /// Policies whose shadow rules would let it pass.
+    /// Number of policies whose shadow rules would admit it.
     pub shadow_allowed: u32,
-    /// Policies whose shadow rules would refuse it.
+    /// Number of policies whose shadow rules would refuse it.
     pub shadow_denied: u32,
-    /// What other filters may know of the shadow rules.
+    /// Dynamic metadata with the results of the shadow rules.
     pub found: Vec<(String, Value)>,
 }
 
-/// Checks policies in order; the first refusal counts. What shadow rules say goes into the metadata of whoever asks.
+/// Checks policies in order until the first refusal. Counts results in `tally`, which also receives the metadata of
+/// shadow rules.
 pub fn check(policies: &[Arc<Policy>], subject: &Subject<'_>, tally: &mut Tally) -> Verdict {
     for policy in policies {
         if let Some(rules) = &policy.shadow {
@@ -99,7 +99,7 @@ pub fn check(policies: &[Arc<Policy>], subject: &Subject<'_>, tally: &mut Tally)
     Verdict::Allow
 }
 
-/// Whether it may go on, and the rule that matched.
+/// Returns whether rules admit a request, and the rule that matched.
 fn evaluate<'a>(rules: &'a Rules, subject: &Subject<'_>) -> (bool, Option<&'a Arc<str>>) {
     let values = match rules.action {
         RuleAction::Allow => Values::Every,
@@ -127,7 +127,7 @@ fn matches(rule: &Rule, subject: &Subject<'_>, values: Values) -> bool {
         && rule.principals.iter().any(|principal| identified(principal, subject, values))
 }
 
-/// What `values` becomes inside of a negation.
+/// Returns the rule for several values inside a negation.
 fn negated(values: Values) -> Values {
     match values {
         Values::One => Values::One,
@@ -176,8 +176,8 @@ fn identified(principal: &Principal, subject: &Subject<'_>, values: Values) -> b
     }
 }
 
-/// Without a name to match, a TLS connection is enough. Else one of the certificate's URI names, DNS names or its
-/// subject must match.
+/// Returns whether the peer matches a name. Without a name, TLS is enough. Otherwise a URI name, a DNS name or the
+/// subject of the certificate must match.
 fn authenticated(name: Option<&TextMatch>, peer: &Peer) -> bool {
     let Some(test) = name else { return peer.tls };
     let Some(names) = peer.names() else { return false };

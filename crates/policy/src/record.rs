@@ -1,4 +1,4 @@
-//! What is known of a request or connection: the one source of metrics, access log and header formats.
+//! The record of a request or connection: the source of metrics, access logs and header values.
 
 use std::{
     net::SocketAddr,
@@ -16,79 +16,79 @@ use crate::{
 };
 use skysail_http::head::{RequestHead, ResponseHead};
 
-/// A request or connection, finished or (for header formats) on its way. Filled as things become known; what
-/// is not known stays as [`Record::new`] leaves it.
+/// A request or connection, complete or (for header formats) in progress. A value that is not known yet is as
+/// [`Record::new`] sets it.
 #[derive(Clone, Debug)]
 pub struct Record<'a> {
-    /// Which side of the conversation this proxy is on.
+    /// Traffic direction of the listener.
     pub direction: Direction,
-    /// When it began.
+    /// Start time.
     pub start: SystemTime,
-    /// How long it took.
+    /// Duration.
     pub duration: Duration,
-    /// The status that the client got; 0 for none, and for connections.
+    /// Status of the response to the client; 0 for none, and for connections.
     pub status: u16,
     /// Response flags.
     pub flags: Flags,
     /// Response code details; empty for none.
     pub details: &'a str,
-    /// Why the downstream connection ended; empty for none.
+    /// Reason for the end of the downstream connection; empty for none.
     pub termination: &'a str,
-    /// Why the connection to the upstream failed; empty for none.
+    /// Reason for the failure of the upstream connection; empty for none.
     pub upstream_failure: &'a str,
-    /// Whether the request is gRPC's.
+    /// The request is gRPC.
     pub grpc: bool,
-    /// gRPC status, where there was one.
+    /// gRPC status, if there is one.
     pub grpc_status: Option<u32>,
-    /// gRPC messages that came from the client.
+    /// Number of gRPC messages from the client.
     pub request_messages: u64,
-    /// gRPC messages that went to the client.
+    /// Number of gRPC messages to the client.
     pub response_messages: u64,
-    /// Bytes of the request's body, or those that came from the client.
+    /// Bytes of the request's body, or bytes received from the client.
     pub bytes_received: u64,
-    /// Bytes of the answer's body, or those that went to the client.
+    /// Bytes of the response's body, or bytes sent to the client.
     pub bytes_sent: u64,
-    /// The same with heads and framing.
+    /// As `bytes_received`, including heads and framing.
     pub wire_received: u64,
-    /// The same with heads and framing.
+    /// As `bytes_sent`, including heads and framing.
     pub wire_sent: u64,
-    /// How many tries there were.
+    /// Number of upstream attempts.
     pub attempts: u32,
-    /// The client's end.
+    /// The client.
     pub downstream: Option<&'a Peer>,
-    /// The server's end, once connected.
+    /// The upstream peer, once connected.
     pub upstream: Option<&'a Peer>,
-    /// The cluster chosen.
+    /// Selected cluster.
     pub cluster: Option<&'a Arc<Cluster>>,
-    /// The endpoint chosen.
+    /// Selected endpoint.
     pub endpoint: Option<&'a Arc<Endpoint>>,
-    /// Where the endpoint is, also where the cluster keeps none (original destination).
+    /// Address of the upstream, also for clusters without endpoints (original destination).
     pub upstream_remote: Option<SocketAddr>,
-    /// Our end of the connection to it.
+    /// Local address of the upstream connection.
     pub upstream_local: Option<SocketAddr>,
-    /// What filters found out, by their names.
+    /// Dynamic metadata, by filter name.
     pub metadata: Option<&'a Map<String, Value>>,
-    /// The route taken; empty for none.
+    /// Name of the selected route; empty for none.
     pub route_name: &'a str,
     /// The address that the client dialled.
     pub downstream_local: Option<SocketAddr>,
-    /// The client, `x-forwarded-for` taken into account.
+    /// Address of the client, with `x-forwarded-for` taken into account.
     pub downstream_remote: Option<SocketAddr>,
-    /// The other end of the connection.
+    /// Address of the downstream peer.
     pub downstream_direct: Option<SocketAddr>,
-    /// The server name that the client asked for in TLS.
+    /// SNI of the client.
     pub server_name: Option<&'a str>,
-    /// Where the request stands in its trace.
+    /// Span of the request.
     pub span: Option<&'a SpanContext>,
 }
 
 impl Record<'_> {
-    /// Where the endpoint is.
+    /// Returns the address of the upstream.
     pub fn upstream_address(&self) -> Option<SocketAddr> {
         self.upstream_remote.or(self.endpoint.map(|endpoint| endpoint.address))
     }
 
-    /// Nothing known yet.
+    /// Returns a record in which nothing is known.
     pub fn new(direction: Direction, start: SystemTime) -> Self {
         Self {
             direction,
@@ -125,14 +125,14 @@ impl Record<'_> {
     }
 }
 
-/// What a format is evaluated against. Heads are apart from the record, so that a head can be changed by what
-/// is evaluated.
+/// Input of a format string. The heads are not part of the record, so that a head can be changed by values computed
+/// from the record.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     /// The request or connection.
     pub record: &'a Record<'a>,
-    /// The request's head, unless it is a connection.
+    /// Head of the request; `None` for a connection.
     pub request: Option<&'a RequestHead>,
-    /// The answer's head, once there is one.
+    /// Head of the response, once there is one.
     pub response: Option<&'a ResponseHead>,
 }

@@ -1,7 +1,7 @@
-//! When a request is tried again: what the route's policy says, and what the request itself does.
+//! Retries: the policy of the route, and the overrides in request headers.
 //!
-//! Clients inside may ask in a request's head how it is to be tried again, and for how long; those outside have lost these
-//! fields on their way in, see `headers::receive`. Source: Envoy's router filter.
+//! Internal clients may set retries and timeouts by header; `headers::receive` has removed these headers from requests
+//! of external clients. Source: Envoy's router filter.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
 };
 use skysail_http::head::{Names, RequestHead, ResponseHead};
 
-/// What is taken off the head, whatever it says.
+/// Headers that are removed from every request.
 const FIELDS: [&str; 10] = [
     "x-envoy-retry-on",
     "x-envoy-retry-grpc-on",
@@ -29,19 +29,19 @@ const FIELDS: [&str; 10] = [
     "x-envoy-upstream-alt-stat-name",
 ];
 
-/// What holds for a request, its own wishes taken into account.
+/// Retry policy and timeouts of a request, including its overrides.
 #[derive(Debug)]
 pub struct TryLimits<'a> {
-    /// The route's policy, unless the request has one of its own, or is not to be tried again.
+    /// Policy of the route; `None` if the request overrides it or may not be retried.
     policy: Option<&'a RetryPolicy>,
     own: Option<Box<RetryPolicy>>,
-    /// How long its answer may take; `None` for no limit.
+    /// Timeout of the response; `None` disables it.
     pub timeout: Option<Duration>,
-    /// How long a single try may take; `None` for as long as the answer.
+    /// Timeout of each attempt; `None`: only that of the response applies.
     pub try_timeout: Option<Duration>,
 }
 
-/// Takes a request's wishes off its head. `policy` and `timeout` are the route's.
+/// Reads and removes the overrides in a request's headers. `policy` and `timeout` are those of the route.
 pub fn asked<'a>(
     head: &mut RequestHead,
     policy: Option<&'a RetryPolicy>,
@@ -67,13 +67,13 @@ pub fn asked<'a>(
 }
 
 impl TryLimits<'_> {
-    /// When it is tried again; `None` for never.
+    /// Returns the retry policy; `None` for no retries.
     pub fn retry(&self) -> Option<&RetryPolicy> {
         self.own.as_deref().or(self.policy)
     }
 }
 
-/// Whether a policy is for this request, and for any failure at all.
+/// Returns whether a policy applies to this request and has any condition.
 fn is_for(retry: &RetryPolicy, head: &RequestHead) -> bool {
     let mut tests = retry.requests.iter();
     let is_meant = tests.len() == 0 || tests.any(|test| matching::header(test, head));
@@ -96,7 +96,7 @@ fn read(head: &RequestHead, asked: &mut TryLimits<'_>) {
         return;
     }
     let retry = asked.own.insert(asked.policy.map(|policy| Box::new(policy.clone())).unwrap_or_default());
-    // Words that are not known mean nothing.
+    // Unknown conditions are ignored.
     for word in list("x-envoy-retry-on") {
         retry.on.set(word);
     }
@@ -117,28 +117,28 @@ fn read(head: &RequestHead, asked: &mut TryLimits<'_>) {
     ));
 }
 
-/// How a try ended, as far as retrying is concerned.
+/// Result of an attempt.
 #[derive(Clone, Copy, Debug)]
 pub enum TryOutcome<'a> {
-    /// Without an answer.
+    /// The attempt failed.
     Failed {
-        /// Why.
+        /// Error of the attempt.
         error: &'a Error,
-        /// Whether any of the request had been sent.
+        /// A part of the request had been sent.
         request_sent: bool,
     },
-    /// With an answer.
+    /// The upstream responded.
     Answered(&'a ResponseHead),
 }
 
-/// Whether a try that ended so is worth another by this policy. How many there may be, and whether the body
-/// can be sent again, is for the caller to know.
+/// Returns whether the policy retries this result. The caller checks the number of retries, and whether the body can
+/// be sent again.
 pub fn wanted(policy: &RetryPolicy, outcome: TryOutcome<'_>) -> bool {
     match outcome {
         TryOutcome::Failed { error, request_sent } => {
             error.may_retry() && retry_reset(policy.on, &error.kind, request_sent)
         }
-        // A limit that was reached is reached again, unless the policy says otherwise.
+        // A rate limit would be reached again, unless the policy says otherwise.
         TryOutcome::Answered(head) if head.has("x-envoy-ratelimited") => policy.on.envoy_ratelimited,
         TryOutcome::Answered(head) => retry_answer(policy, head),
     }
@@ -171,7 +171,7 @@ fn retry_answer(policy: &RetryPolicy, head: &ResponseHead) -> bool {
         }
 }
 
-/// How long to wait before the next try, after so many: full jitter over a span that doubles.
+/// Returns the backoff after a number of attempts: full jitter over an interval that doubles.
 pub fn backoff(policy: &RetryPolicy, tries: u32, dice: &mut fastrand::Rng) -> Duration {
     let doubled = policy.backoff_base.saturating_mul(1 << tries.saturating_sub(1).min(16));
     let most = u64::try_from(doubled.min(policy.backoff_max).as_micros()).unwrap_or(u64::MAX);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn wishes_come_on_top_of_the_routes_policy() {
+    fn headers_extend_the_policy_of_the_route() {
         let mut policy = RetryPolicy { retries: 2, ..RetryPolicy::default() };
         policy.on.set("reset");
         let fields = [
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn only_requests_that_are_meant_are_tried_again() {
+    fn only_matching_requests_are_retried() {
         let mut policy = RetryPolicy::default();
         policy.on.set("5xx");
         let test = HeaderTest::Present(true);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_try_takes_no_longer_than_the_whole() {
+    fn the_timeout_of_an_attempt_is_below_that_of_the_request() {
         let (all, one) = ("x-envoy-upstream-rq-timeout-ms", "x-envoy-upstream-rq-per-try-timeout-ms");
         let cases: [(&[(&str, &str)], _); 5] = [
             (&[], [Some(100), None]),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn retries_follow_the_policys_words() {
+    fn retries_follow_the_conditions_of_the_policy() {
         let failed = |kind, request_sent| (Error::new(kind), request_sent);
         let on = |set: fn(&mut RetryOn)| {
             let mut on = RetryOn::default();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_retried_by_status_and_grpc_status() {
+    fn responses_are_retried_by_status_and_grpc_status() {
         let mut policy = policy(RetryOn {
             gateway_error: true,
             retriable_status_codes: true,
@@ -289,14 +289,14 @@ mod tests {
     }
 
     #[test]
-    fn the_time_between_tries_doubles_up_to_the_limit() {
+    fn the_backoff_doubles_up_to_the_limit() {
         let ms = Duration::from_millis;
         let policy = RetryPolicy { backoff_base: ms(10), backoff_max: ms(45), ..policy(RetryOn::default()) };
         let mut dice = fastrand::Rng::with_seed(5);
         for (tries, most) in [(1, 10), (2, 20), (3, 40), (4, 45), (5, 45), (40, 45), (u32::MAX, 45)] {
             let waits: Vec<_> = (0..1000).map(|_| backoff(&policy, tries, &mut dice)).collect();
             let (least, longest) = (waits.iter().min().unwrap(), waits.iter().max().unwrap());
-            // All of the span is used, and no more.
+            // The whole interval is used, and nothing beyond it.
             assert!(*longest <= ms(most) && *longest > ms(most) * 9 / 10, "{tries}: {longest:?}");
             assert!(*least < ms(most) / 10, "{tries}: {least:?}");
         }

@@ -1,7 +1,8 @@
-//! Which route a request takes and what that makes of it. Pure: no IO, no clock, dice from outside.
+//! Routing: selects the route of a request and applies it. Does no IO and reads no clock; the caller supplies random
+//! numbers.
 //!
-//! Envoy's rules: a virtual host by authority (exact, then the longest `*.suffix`, then the longest `prefix.*`,
-//! then `*`), in it the first route whose conditions all hold. Finding a route allocates nothing.
+//! The rules are Envoy's. The virtual host is selected by authority: exact, then the longest `*.suffix`, then the
+//! longest `prefix.*`, then `*`. In it, the first matching route wins. Routing allocates nothing.
 
 use std::borrow::Cow;
 
@@ -20,35 +21,35 @@ use skysail_http::head::RequestHead;
 #[cfg(test)]
 mod tests;
 
-/// A request's route.
+/// A selected route.
 #[derive(Clone, Copy, Debug)]
 pub struct Found<'a> {
-    /// The table it is in.
+    /// Route table.
     pub table: &'a RouteTable,
-    /// The virtual host it is in.
+    /// Virtual host.
     pub host: &'a VirtualHost,
-    /// The route.
+    /// Route.
     pub route: &'a Route,
-    /// The one of its weighted targets that the request goes to.
+    /// Selected cluster of a route with weighted clusters.
     pub target: Option<&'a Target>,
-    /// The host has the authority by its full name.
+    /// A domain of the host equals the authority.
     pub exact: bool,
 }
 
-/// Why a request has no route.
+/// Reason for the absence of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// None is for it.
+    /// No route matches.
     Route,
-    /// Its virtual host is for TLS alone.
+    /// The virtual host requires TLS.
     Tls,
 }
 
-/// Finds a request's route.
+/// Selects the route of a request.
 ///
 /// # Errors
 ///
-/// There is none.
+/// No route matches, or the virtual host requires TLS.
 pub fn find<'a>(
     table: &'a RouteTable,
     head: &RequestHead,
@@ -70,7 +71,7 @@ pub fn find<'a>(
 }
 
 impl Forward {
-    /// The name of the cluster that a request goes to, `target` being what was chosen among several.
+    /// Returns the cluster of a request. `target` is the selected one of weighted clusters.
     pub fn cluster<'a>(&'a self, target: Option<&'a Target>, head: &'a RequestHead) -> Option<&'a str> {
         match &self.targets {
             Targets::Single(cluster) => Some(cluster),
@@ -80,24 +81,24 @@ impl Forward {
     }
 }
 
-/// Whether the client speaks TLS, to this proxy or to the first one.
+/// Returns whether the client uses TLS, to this proxy or to the first one.
 pub fn is_secure(head: &RequestHead) -> bool {
     head.header("x-forwarded-proto") == Some(b"https")
 }
 
-/// An authority as a table has it.
+/// Returns an authority in the form in which the table is indexed.
 pub fn looked_up<'a>(table: &RouteTable, authority: &'a str) -> Cow<'a, str> {
     lower_case(if table.ignore_port { without_port(authority) } else { authority })
 }
 
-/// The virtual host that an authority belongs to, and whether by its full name.
+/// Returns the virtual host of an authority, and whether a domain equals the authority.
 pub fn virtual_host<'a>(table: &'a RouteTable, authority: &str) -> Option<(&'a VirtualHost, bool)> {
     let authority = looked_up(table, authority);
     let exact = table.exact.get(&*authority);
     let index = exact
         .or_else(|| {
             let suffix = table.suffixes.iter().find(|(suffix, _)| {
-                // The star stands for at least one character.
+                // The star matches at least one character.
                 authority.len() > suffix.len() && authority.ends_with(&**suffix)
             });
             suffix.map(|(_, index)| index)
@@ -113,12 +114,12 @@ pub fn virtual_host<'a>(table: &'a RouteTable, authority: &str) -> Option<(&'a V
     Some((table.hosts.get(*index)?, exact.is_some()))
 }
 
-/// `a.b:80` and `[::1]:80` without the port, which may be empty.
+/// Removes the port, which may be empty, from `a.b:80` or `[::1]:80`.
 pub fn without_port(authority: &str) -> &str {
     match authority.rsplit_once(':') {
         Some((host, port))
             if port.bytes().all(|b| b.is_ascii_digit())
-                // Else it is the last group of an IPv6 address without brackets.
+                // Otherwise this is the last group of an IPv6 address without brackets.
                 && (host.ends_with(']') || !host.contains(':')) =>
         {
             host
@@ -135,17 +136,17 @@ fn lower_case(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Whether a route, or anything else that asks in its words, is for a request.
+/// Returns whether a request matches.
 pub fn matches(test: &RouteMatch, head: &RequestHead, dice: &mut fastrand::Rng) -> bool {
     path_matches(test, head.path_without_query().as_bytes())
         && matching::headers(&test.headers, head)
         && test.query.iter().all(|query| query_matches(query, head.query()))
         && (!test.grpc || matching::is_grpc(head))
-        // Last, so that a route that cannot apply throws no dice.
+        // Last, so that a route that cannot match uses no random number.
         && test.fraction.is_none_or(|share| roll(dice, share))
 }
 
-/// Whether chance, with this share in millionths, says yes.
+/// Returns true with a probability of `share` in millionths.
 pub fn roll(dice: &mut fastrand::Rng, share: u32) -> bool {
     match share {
         0 => false,
@@ -159,7 +160,7 @@ fn path_matches(test: &RouteMatch, path: &[u8]) -> bool {
     let begins = |start: &[u8]| path.get(..start.len()).is_some_and(|part| same(part, start));
     match &test.path {
         PathMatch::Connect => path.is_empty(),
-        // CONNECT, which alone has no path, is taken only where it is meant.
+        // Only CONNECT has no path. It matches only a CONNECT matcher.
         _ if path.is_empty() => false,
         PathMatch::Prefix(start) => begins(start),
         PathMatch::SeparatedPrefix(start) => {
@@ -181,7 +182,7 @@ fn query_matches(test: &QueryMatch, query: Option<&str>) -> bool {
     }
 }
 
-/// Chooses among weighted targets.
+/// Selects one of weighted clusters.
 pub fn weighted<'a>(total: u32, targets: &'a [Target], dice: &mut fastrand::Rng) -> Option<&'a Target> {
     let mut at = if total == 0 { 0 } else { dice.u32(..total) };
     let chosen = targets.iter().find(|target| {
@@ -192,7 +193,7 @@ pub fn weighted<'a>(total: u32, targets: &'a [Target], dice: &mut fastrand::Rng)
     chosen.or(targets.last())
 }
 
-/// The new path with the query kept; `None` where nothing would be left of the path: then it stays as it is.
+/// Returns the rewritten path with the query; `None` if the path would be empty, which leaves it unchanged.
 pub fn rewrite(rewrite: &Rewrite, matched: &RouteMatch, path: &str) -> Option<String> {
     let at = path.find(['?', '#']).unwrap_or(path.len());
     let (path, query) = path.split_at(at);
@@ -204,17 +205,17 @@ pub fn rewrite(rewrite: &Rewrite, matched: &RouteMatch, path: &str) -> Option<St
     (!new.is_empty()).then(|| format!("{new}{query}"))
 }
 
-/// Replaces as much of the path as the route's prefix or exact match found.
+/// Replaces the matched prefix, or the whole path of another match.
 fn replace_prefix(matched: &RouteMatch, path: &str, with: &str) -> String {
     let len = match &matched.path {
         PathMatch::Prefix(start) | PathMatch::SeparatedPrefix(start) => start.len(),
         PathMatch::Exact(_) | PathMatch::Regex(_) | PathMatch::Template(_) | PathMatch::Connect => path.len(),
     };
-    // No care is taken of slashes, as in Envoy: `/a` → `/` makes `//b` of `/a/b`. Configuration knows that.
+    // Slashes are not merged, as in Envoy: `/a` → `/` rewrites `/a/b` to `//b`. The configuration takes account of it.
     format!("{with}{}", path.get(len..).unwrap_or_default())
 }
 
-/// Replaces every find; `\1` in the replacement stands for a group, `\\` for a backslash.
+/// Replaces every match; in the replacement `\1` is a group and `\\` a backslash.
 fn substitute<'a>(regex: &regex::bytes::Regex, path: &'a str, with: &str) -> Cow<'a, str> {
     let replaced = regex.replace_all(path.as_bytes(), |found: &regex::bytes::Captures<'_>| {
         let mut out = Vec::new();
@@ -242,8 +243,8 @@ fn substitute<'a>(regex: &regex::bytes::Regex, path: &'a str, with: &str) -> Cow
     }
 }
 
-/// Where a redirect leads: the `location` header. `scheme` is what the client asked for, which in HTTP/2 need not be how it
-/// came.
+/// Returns the `location` of a redirect. `scheme` is the scheme of the request, which in HTTP/2 may differ from that
+/// of the connection.
 pub fn location(redirect: &Redirect, head: &RequestHead, scheme: &str) -> String {
     let new_scheme = redirect.scheme.as_deref().unwrap_or(scheme);
     let came =
@@ -259,12 +260,12 @@ pub fn location(redirect: &Redirect, head: &RequestHead, scheme: &str) -> String
     let port = redirect.port.map(|port| format!(":{port}")).unwrap_or_default();
     let (path, query) = redirect_path(redirect, head);
     let mark = if query.is_some() { "?" } else { "" };
-    // Without it, the path would go on with the host.
+    // Without the slash, the path would be part of the host.
     let slash = if path.starts_with('/') { "" } else { "/" };
     format!("{new_scheme}://{host}{port}{slash}{path}{mark}{}", query.unwrap_or_default())
 }
 
-/// Whether the authority's port is only the default of how the client came, and would lead nowhere under the new scheme.
+/// Returns whether the authority's port is the default port of the old scheme, which would be wrong for the new one.
 fn port_implied(authority: &str, scheme: &str, new_scheme: &str) -> bool {
     let port = authority.strip_prefix(without_port(authority)).unwrap_or_default();
     scheme != new_scheme && matches!((scheme, port), ("http", ":80") | ("https", ":443"))
@@ -273,7 +274,7 @@ fn port_implied(authority: &str, scheme: &str, new_scheme: &str) -> bool {
 fn redirect_path<'a>(redirect: &'a Redirect, head: &'a RequestHead) -> (&'a str, Option<&'a str>) {
     let query = head.query().filter(|_| !redirect.strip_query);
     match &redirect.path {
-        // Its own query takes the place of the request's.
+        // Its query replaces that of the request.
         Some(RedirectPath::Full(new)) => {
             new.split_once('?').map_or((new, query), |(path, query)| (path, Some(query)))
         }
@@ -281,7 +282,7 @@ fn redirect_path<'a>(redirect: &'a Redirect, head: &'a RequestHead) -> (&'a str,
     }
 }
 
-/// Where a virtual host that demands TLS sends a request that came without.
+/// Returns the `location` for a request without TLS to a virtual host that requires TLS.
 pub fn https_location(head: &RequestHead) -> String {
     format!("https://{}{}", head.authority(), head.path())
 }

@@ -1,7 +1,7 @@
-//! Tracing's decisions: whether a request is traced, and how its place in a trace is read and written.
+//! Tracing: the decision whether a request is traced, and reading and writing of the trace context.
 //!
-//! The decision stands in the 14th digit of `x-request-id`, so that all proxies on the way decide alike. The place
-//! travels as W3C trace context (<https://www.w3.org/TR/trace-context/>) or as B3, in one header or in several.
+//! The decision is stored in the digit of `x-request-id` at offset 14, so that all proxies on the path decide alike.
+//! The context is a W3C trace context (<https://www.w3.org/TR/trace-context/>), or B3 in one header or in several.
 
 use std::time::SystemTime;
 
@@ -11,58 +11,58 @@ use skysail_http::head::{Headers, RequestHead};
 #[cfg(test)]
 mod tests;
 
-/// Where a span stands in its trace.
+/// A span and its position in the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpanContext {
-    /// The trace.
+    /// Trace id.
     pub trace: u128,
-    /// The trace's id is written with all of its 128 bits.
+    /// The trace id is written with all 128 bits.
     pub long: bool,
-    /// The span.
+    /// Span id.
     pub span: u64,
-    /// The one above it.
+    /// Id of the parent span.
     pub parent: Option<u64>,
-    /// That one is another program's.
+    /// The parent span belongs to another process.
     pub remote: bool,
-    /// It is told.
+    /// The span is sampled: it is sent to the collector.
     pub sampled: bool,
-    /// `tracestate`, passed on as it came.
+    /// `tracestate`, forwarded as received.
     pub state: Box<str>,
 }
 
 impl SpanContext {
-    /// The trace's id, in hexadecimal digits.
+    /// Returns the trace id in hexadecimal digits.
     pub fn trace_id(&self) -> String {
         if self.long { format!("{:032x}", self.trace) } else { format!("{:016x}", self.trace) }
     }
 
-    /// The span's id, in hexadecimal digits.
+    /// Returns the span id in hexadecimal digits.
     pub fn span_id(&self) -> String {
         format!("{:016x}", self.span)
     }
 }
 
-/// Which end of a call tells of it.
+/// Side of a call that records the span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The one that was called.
+    /// The side that received the call.
     Server,
-    /// The one that called.
+    /// The side that made the call.
     Client,
 }
 
 const REQUEST_ID: &str = "x-request-id";
-/// Where the decision stands in a request's id, and how long such an id is.
+/// Offset of the decision in a request id, and length of such an id.
 const MARK: usize = 14;
 const ID_LENGTH: usize = 36;
 
-/// What the mark says: not traced, which is the version of a random UUID.
+/// Values of the decision. Not traced: the version digit of a random UUID.
 const NOT: u8 = b'4';
 const RANDOM: u8 = b'9';
 const FORCED: u8 = b'a';
 const CLIENT: u8 = b'b';
 
-/// Whether a request is traced. Writes down in its id what is new about it.
+/// Returns whether a request is traced. Writes a new decision into its request id.
 pub fn decide(
     sampling: &Sampling,
     request_id: RequestIdUse,
@@ -99,7 +99,7 @@ fn set_mark(head: &mut RequestHead, mark: u8) {
     }
 }
 
-/// How a context is written into requests.
+/// Header format of a trace context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// `traceparent` and `tracestate`.
@@ -110,15 +110,16 @@ pub enum Form {
     Several,
 }
 
-/// A context that says where requests stand could not be read.
+/// The trace context of a request cannot be parsed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unreadable;
 
-/// The place of a request in its trace, which begins here if the client says of none, and how it goes on.
+/// Returns the span of a request and the header format of its context. Without a context from the client, the trace
+/// begins here.
 ///
 /// # Errors
 ///
-/// What the client says cannot be read: it is passed on as it is, and the request is not traced.
+/// The client's context cannot be parsed: it is forwarded unchanged, and the request is not traced.
 pub fn context(
     tracer: Tracer,
     end: End,
@@ -148,7 +149,7 @@ pub fn context(
                 let trace = u128::from(high) << 64 | u128::from(id);
                 return Ok((first(trace, id, zipkin.long_ids, sampled), form));
             };
-            // The server's end of a call shares the client's span.
+            // The server's span of a call shares the id of the client's span.
             if zipkin.shared && end == End::Server {
                 return Ok((SpanContext { sampled, ..above }, form));
             }
@@ -165,12 +166,12 @@ fn first(trace: u128, span: u64, long: bool, sampled: bool) -> SpanContext {
     SpanContext { trace, long, span, parent: None, remote: false, sampled, state: Box::default() }
 }
 
-/// A span below another.
+/// Returns a child span.
 pub fn below(above: &SpanContext, span: u64, sampled: bool, remote: bool) -> SpanContext {
     SpanContext { span, parent: Some(above.span), remote, sampled, ..above.clone() }
 }
 
-/// What W3C trace context says; `None` where there is nothing.
+/// Returns the W3C trace context of a request; `None` if there is none.
 fn w3c(head: &Headers) -> Result<Option<SpanContext>, Unreadable> {
     let Some(parent) = head.header("traceparent") else { return Ok(None) };
     let [v1, v2, b'-', rest @ ..] = parent else { return Err(Unreadable) };
@@ -194,7 +195,7 @@ fn w3c(head: &Headers) -> Result<Option<SpanContext>, Unreadable> {
     Ok(Some(SpanContext { state: String::from_utf8_lossy(&state).into(), ..context }))
 }
 
-/// What B3 says: the place, whether it is told, and in which form.
+/// B3 context of a request: the parent span, the sampling decision and the header format.
 type B3 = (Option<SpanContext>, Option<bool>, Form);
 
 fn b3(zipkin: Zipkin, head: &Headers) -> Result<B3, Unreadable> {
@@ -206,16 +207,16 @@ fn b3(zipkin: Zipkin, head: &Headers) -> Result<B3, Unreadable> {
     if let Some(above) = several(head)? {
         return Ok((Some(above), sampled, Form::Several));
     }
-    // What is no trace context is none.
+    // An invalid trace context is ignored.
     let above = if zipkin.w3c { w3c(head).unwrap_or_default() } else { None };
     let sampled = above.as_ref().map(|above| above.sampled).or(sampled);
-    // Its state stays where it is.
+    // `tracestate` stays in the request.
     let above =
         above.map(|above| SpanContext { long: above.trace >> 64 != 0, state: Box::default(), ..above });
     Ok((above, sampled, Form::Several))
 }
 
-/// `TRACE-SPAN-SAMPLED-PARENT`, of which the last two, or the first two and the last, may be missing.
+/// Parses `TRACE-SPAN-SAMPLED-PARENT`. The last one or two parts are optional; `SAMPLED` may also be the only part.
 fn single(value: &[u8]) -> Result<(Option<SpanContext>, Option<bool>), Unreadable> {
     let flag = |flag: &[u8]| match flag {
         b"0" => Ok(Some(false)),
@@ -251,7 +252,7 @@ fn several(head: &Headers) -> Result<Option<SpanContext>, Unreadable> {
     Ok(Some(SpanContext { parent: parent.filter(|id| *id != 0), remote: true, ..context }))
 }
 
-/// Writes a context into a request.
+/// Writes a trace context into a request.
 pub fn inject(context: &SpanContext, form: Form, tracer: Tracer, head: &mut Headers) {
     let sampled = if context.sampled { "1" } else { "0" };
     match form {
@@ -286,7 +287,7 @@ fn set_traceparent(context: &SpanContext, head: &mut Headers) {
     head.set("traceparent", format!("00-{trace:032x}-{span:016x}-{:02x}", u8::from(*sampled)).as_bytes());
 }
 
-/// A number of 1 to 32 hexadecimal digits.
+/// Parses 1 to 32 hexadecimal digits.
 fn hex(text: &[u8]) -> Option<u128> {
     let is_one = (1..=32).contains(&text.len()) && text.iter().all(u8::is_ascii_hexdigit);
     u128::from_str_radix(std::str::from_utf8(text).ok()?, 16).ok().filter(|_| is_one)

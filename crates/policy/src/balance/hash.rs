@@ -1,29 +1,29 @@
-//! Hashes as Envoy computes them, so that a key leads to the same endpoint whichever of the two balances.
+//! Hashes as Envoy computes them, so that a key leads to the same endpoint in both proxies.
 
 use xxhash_rust::xxh64::xxh64;
 
-/// The hash of a key.
+/// Returns the hash of a key.
 pub fn of(key: &[u8]) -> u64 {
     xxh64(key, 0)
 }
 
-/// The same, another for each seed.
+/// Returns the hash of a key with a seed.
 pub(super) fn seeded(key: &[u8], seed: u64) -> u64 {
     xxh64(key, seed)
 }
 
-/// The hash of several values of one header, whatever their order.
+/// Returns the hash of several values of one header, whatever their order.
 pub fn of_values(values: &mut [&[u8]]) -> u64 {
     values.sort_unstable();
     values.iter().fold(0, |seed, value| xxh64(value, seed))
 }
 
-/// Adds the hash of another key to what there is.
+/// Combines a hash with the hash of another key.
 pub fn combine(hash: Option<u64>, more: u64) -> u64 {
     hash.map_or(0, |hash| hash.rotate_left(1)) ^ more
 }
 
-/// MurmurHash2 of 64 bits (`MurmurHash64A`), with the seed that the C++ library of GNU has for `std::hash`.
+/// MurmurHash2 with 64 bits (`MurmurHash64A`) and the seed that libstdc++ uses for `std::hash`.
 pub(super) fn murmur2(key: &[u8]) -> u64 {
     const SEED: u64 = 0xc70f_6907;
     const MULTIPLIER: u64 = 0xc6a4_a793_5bd1_e995;

@@ -1,4 +1,4 @@
-//! What of a request is hashed, so that requests that have it in common go to the same endpoint.
+//! Hash keys: parts of a request that lead requests with the same value to the same endpoint.
 
 use std::{fmt::Write as _, net::SocketAddr};
 
@@ -6,19 +6,19 @@ use super::hash;
 use crate::config::route::{HashCookie, HashKey, HashPolicy};
 use skysail_http::head::RequestHead;
 
-/// Where a request comes from.
+/// Addresses of a request's connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin {
-    /// The client, proxies in front taken into account.
+    /// Address of the client, by `x-forwarded-for` where trusted.
     pub client: std::net::IpAddr,
-    /// The connection's far end.
+    /// Address of the downstream peer.
     pub remote: SocketAddr,
-    /// The connection's near end.
+    /// Local address of the downstream connection.
     pub local: SocketAddr,
 }
 
-/// The hash of a request; `None` if it has nothing of what is asked for. A client that lacks a cookie gets one, which is
-/// added to `cookies` (values of `set-cookie`).
+/// Returns the hash of a request; `None` if it has none of the parts. A client without the cookie gets one: its
+/// `set-cookie` value is added to `cookies`.
 pub fn of(
     policies: &[HashPolicy],
     head: &RequestHead,
@@ -61,7 +61,8 @@ fn cookie(head: &RequestHead, wanted: &HashCookie, origin: Origin, cookies: &mut
         Some(value) => Some(hash::of(value)),
         None => {
             let ttl = wanted.ttl?;
-            // The same for all requests of a connection, as they may come before the first answer.
+            // The value is the same for all requests of a connection, because several may arrive before the first
+            // response.
             let value = hash::of(format!("{}{}", origin.remote, origin.local).as_bytes());
             let mut text = format!("{}=\"{value:016x}\"", wanted.name);
             // Writing into memory cannot fail.
@@ -115,7 +116,7 @@ mod tests {
         assert_eq!(of_head(&both, "/", &[("x-key", "a")]).0, Some(a));
         assert_eq!(of_head(&both, "/?x=1&q=b&q=c", &[]).0, Some(b));
         assert_eq!(of_head(&both, "/?q=b", &[("x-key", "a")]).0, Some(a.rotate_left(1) ^ b));
-        // A key that stands twice does not cancel itself out.
+        // A duplicate key does not cancel itself out.
         assert_ne!(of_head(&[both[0].clone(), both[0].clone()], "/", &[("x-key", "a")]).0, Some(0));
         let last = [HashPolicy { terminal: true, ..policy(header) }, policy(query)];
         assert_eq!(of_head(&last, "/?q=b", &[("x-key", "a")]).0, Some(a));
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lacks_the_cookie_gets_one() {
+    fn a_client_without_the_cookie_gets_one() {
         let cookie = |ttl, attributes| {
             let (name, path) = ("user".into(), "/p".into());
             [policy(HashKey::Cookie(Box::new(HashCookie { name, ttl, path, attributes })))]
@@ -134,11 +135,11 @@ mod tests {
             Some(Duration::from_secs(60)),
             vec![("SameSite".into(), "Strict".into()), ("Secure".into(), "".into())],
         );
-        // Envoy's answer to a client at this address.
+        // Envoy's response to a client at this address.
         let expected = "user=\"96f6fe2be96e3e15\"; Max-Age=60; Path=/p; SameSite=Strict; Secure; HttpOnly";
         let (hash, cookies) = of_head(&minute, "/", &[("cookie", "other=1")]);
         assert_eq!((hash, &*cookies), (Some(hash::of(b"96f6fe2be96e3e15")), &[expected.to_owned()][..]));
-        // With it, it is the same.
+        // A client with the cookie has the same hash.
         let fields = [("cookie", "a=b"), ("cookie", "c=d; user=\"96f6fe2be96e3e15\"; e")];
         assert_eq!(of_head(&minute, "/", &fields), (hash, Vec::new()));
         let session = cookie(Some(Duration::ZERO), Vec::new());

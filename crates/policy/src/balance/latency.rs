@@ -1,18 +1,17 @@
-//! How long an endpoint takes, as a moving average that follows what is slower at once and what is faster slowly (peak
-//! EWMA, as in Finagle).
+//! Latency of an endpoint as a moving average that rises at once and falls slowly (peak EWMA, as in Finagle).
 
 use std::time::{Duration, Instant};
 
-/// What one worker has seen of an endpoint.
+/// Latency of an endpoint, as one worker measured it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Latency {
-    /// In nanoseconds.
+    /// Average in nanoseconds.
     average: f64,
     at: Instant,
 }
 
 impl Latency {
-    /// With what has been seen last.
+    /// Returns the average with one more measurement.
     pub fn with(before: Option<Self>, took: Duration, now: Instant, decay: Duration) -> Self {
         let took = took.as_nanos() as f64;
         let average = match before {
@@ -25,12 +24,12 @@ impl Latency {
         Self { average, at: now }
     }
 
-    /// What it is taken for now: what was seen counts less and less, so that who was slow is tried again.
+    /// Returns the current estimate. It decays with time, so that a slow endpoint is tried again.
     pub fn now(self, now: Instant, decay: Duration) -> Duration {
         Duration::from_nanos((self.average * self.kept(now, decay)) as u64)
     }
 
-    /// How much of it still counts, from 0 to 1.
+    /// Returns the remaining weight of the average, from 0 to 1.
     fn kept(self, now: Instant, decay: Duration) -> f64 {
         let passed = now.saturating_duration_since(self.at).as_secs_f64();
         (-passed / decay.as_secs_f64().max(f64::MIN_POSITIVE)).exp()
@@ -49,10 +48,10 @@ mod tests {
         assert_eq!(first.now(start, decay), millis(10));
         let slower = Latency::with(Some(first), millis(100), after(1), decay);
         assert_eq!(slower.now(after(1), decay), millis(100));
-        // A tenth of the decay later a tenth, nearly, is what is new.
+        // After a tenth of the decay time, the new value has a weight of nearly a tenth.
         let faster = Latency::with(Some(slower), millis(0), after(2), decay).now(after(2), decay);
         assert!(millis(90) < faster && faster < millis(91), "{faster:?}");
-        // Nothing seen for the length of the decay: e^-1 of it is left.
+        // After one decay time without a measurement, e^-1 remains.
         let left = slower.now(after(11), decay);
         assert!(millis(36) < left && left < millis(37), "{left:?}");
         assert_eq!(slower.now(after(100_000), decay), Duration::ZERO);

@@ -1,33 +1,33 @@
-//! Maglev's table: each endpoint has an order of its own in which it wants the entries, and they take turns.
+//! The Maglev table: each endpoint has its own permutation of the entries, and the endpoints take entries in turn.
 
 use super::{hash, normal::Normal};
 
-/// What an endpoint wants.
-struct Wish {
+/// Position of an endpoint in its permutation.
+struct Permutation {
     index: u32,
     weight: f64,
-    /// The weight at which it has its next turn.
+    /// Weight at which the endpoint has its next turn.
     target: f64,
     at: u64,
     step: u64,
 }
 
-/// Fills a table of this size, which is prime, so that each endpoint's steps lead to every entry.
+/// Builds a table of this size. The size is prime, so that each endpoint's steps reach every entry.
 pub(super) fn build(endpoints: &Normal, size: u32) -> Box<[u32]> {
     const FREE: u32 = u32::MAX;
     let size = u64::from(size);
     let mut keys: Vec<_> = endpoints.0.iter().map(|one| (one.address.to_string(), one)).collect();
-    // In an order that does not depend on the one in which they were sent.
+    // The order does not depend on the order in which the endpoints were sent.
     keys.sort_by(|a, b| a.0.cmp(&b.0));
-    let wish = |(key, one): &(String, &super::normal::Weighed)| Wish {
+    let permutation = |(key, one): &(String, &super::normal::Weighed)| Permutation {
         index: one.index,
         weight: one.weight,
         target: 0.0,
         at: hash::of(key.as_bytes()) % size,
         step: hash::seeded(key.as_bytes(), 1) % (size - 1) + 1,
     };
-    let mut wishes: Vec<Wish> = keys.iter().map(wish).collect();
-    if wishes.is_empty() {
+    let mut permutations: Vec<Permutation> = keys.iter().map(permutation).collect();
+    if permutations.is_empty() {
         return Box::default();
     }
     let most = endpoints.most();
@@ -35,16 +35,16 @@ pub(super) fn build(endpoints: &Normal, size: u32) -> Box<[u32]> {
     let mut left = table.len();
     let mut turn = 1.0;
     while left > 0 {
-        for wish in &mut wishes {
-            // Who has half the weight of the weightiest has every other turn.
-            if left == 0 || turn * wish.weight < wish.target {
+        for permutation in &mut permutations {
+            // An endpoint with half the maximum weight has every other turn.
+            if left == 0 || turn * permutation.weight < permutation.target {
                 continue;
             }
-            wish.target += most;
-            while table[wish.at as usize] != FREE {
-                wish.at = (wish.at + wish.step) % size;
+            permutation.target += most;
+            while table[permutation.at as usize] != FREE {
+                permutation.at = (permutation.at + permutation.step) % size;
             }
-            table[wish.at as usize] = wish.index;
+            table[permutation.at as usize] = permutation.index;
             left -= 1;
         }
         turn += 1.0;
@@ -52,7 +52,7 @@ pub(super) fn build(endpoints: &Normal, size: u32) -> Box<[u32]> {
     table.into()
 }
 
-/// Where a key leads to, and another place for each attempt after the first.
+/// Returns the endpoint of a key; each further attempt takes another entry.
 pub(super) fn find(table: &[u32], hash: u64, attempt: u32) -> Option<u32> {
     let hash = if attempt > 0 { hash ^ !u64::from(attempt - 1) } else { hash };
     table.get((hash % (table.len().max(1) as u64)) as usize).copied()

@@ -1,22 +1,22 @@
-//! Weights of a priority's endpoints as parts of 1, for the balancers that hash.
+//! Weights of a priority's endpoints, normalised to a sum of 1, for hashing balancers.
 
 use std::net::SocketAddr;
 
 use crate::config::{Endpoint, Endpoints};
 
-/// Endpoints and their parts of the load.
+/// Endpoints with their normalised weights.
 pub(super) struct Normal(pub(super) Vec<Weighed>);
 
 pub(super) struct Weighed {
     pub(super) address: SocketAddr,
-    /// Its place in the priority.
+    /// Index into the endpoints of the priority.
     pub(super) index: u32,
     pub(super) weight: f64,
 }
 
 impl Normal {
-    /// The members of a priority that `take` takes. Where localities are `weighed`, each has its share, whatever number
-    /// of endpoints it has.
+    /// Returns the endpoints of a priority that `take` accepts. If localities are `weighed`, each locality has its
+    /// share, whatever its number of endpoints.
     pub(super) fn new(
         endpoints: &Endpoints,
         priority: &[std::sync::Arc<Endpoint>],

@@ -1,31 +1,31 @@
-//! How priorities share the load, by how healthy each is. All figures are whole percent, as in Envoy, so that the
-//! shares are the same.
+//! Distribution of the load over priorities, by their health. All numbers are whole percentages, as in Envoy, so that
+//! the shares are the same.
 
-/// How many endpoints of a priority there are.
+/// Number of endpoints of a priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
-    /// All of them.
+    /// All endpoints.
     pub all: usize,
-    /// Those that are not draining.
+    /// Endpoints that are not draining.
     pub counted: usize,
-    /// Healthy ones.
+    /// Healthy endpoints.
     pub healthy: usize,
-    /// Degraded ones.
+    /// Degraded endpoints.
     pub degraded: usize,
 }
 
-/// What a priority gets of every hundred.
+/// Share of a priority in the load, in percent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// For its healthy endpoints.
+    /// Share of its healthy endpoints.
     pub healthy: usize,
-    /// For its degraded endpoints.
+    /// Share of its degraded endpoints.
     pub degraded: usize,
-    /// So few are available that all are used for both.
+    /// Panic: too few endpoints are available, so that all of them are used.
     pub panic: bool,
 }
 
-/// Shares the load. `overprovisioning` and `panic_threshold` are in percent.
+/// Returns the shares of all priorities. `overprovisioning` and `panic_threshold` are in percent.
 pub fn loads(priorities: &[Census], overprovisioning: usize, panic_threshold: usize) -> Vec<Load> {
     let part = |census: &Census, of: usize| match census.counted {
         0 => 0,
@@ -48,14 +48,14 @@ pub fn loads(priorities: &[Census], overprovisioning: usize, panic_threshold: us
         for (load, part) in loads.iter_mut().zip(&degraded) {
             load.degraded = take(*part);
         }
-        // What rounding has left over.
+        // The rest from rounding.
         if let Some(first) = healthy.iter().position(|part| *part > 0) {
             loads[first].healthy += left;
         } else if let Some(first) = degraded.iter().position(|part| *part > 0) {
             loads[first].degraded += left;
         }
     }
-    // There is no panic as long as all the load can be carried, wherever.
+    // There is no panic while the priorities together can carry the whole load.
     if available < 100 {
         for (load, census) in loads.iter_mut().zip(priorities) {
             let good = 100 * (census.healthy + census.degraded);
@@ -68,7 +68,7 @@ pub fn loads(priorities: &[Census], overprovisioning: usize, panic_threshold: us
     loads
 }
 
-/// Where all priorities panic, each gets its part of all endpoints, whatever their health.
+/// Distributes the load by the number of endpoints, for the case that all priorities are in panic.
 fn by_number(priorities: &[Census], loads: &mut [Load]) {
     let total: usize = priorities.iter().map(|census| census.all).sum();
     let Some(first) = priorities.iter().position(|census| census.all > 0) else { return };

@@ -1,12 +1,12 @@
-//! The ring of hashes: each endpoint stands on it many times, and a key leads to the next entry after its own hash.
+//! The hash ring: each endpoint has many entries, and a key leads to the next entry at or after its hash.
 
 use std::io::Write as _;
 
 use super::{hash, normal::Normal};
 use crate::config::cluster::HashFunction;
 
-/// Places endpoints of these addresses and weights. The least weighty gets its part of the `minimum` of entries, rounded
-/// up, and the others as many more as their weights say, as far as `maximum` allows.
+/// Builds the ring. The endpoint of the smallest weight gets its share of `minimum` entries, rounded up. The others
+/// get entries in proportion to their weights, up to `maximum` entries in total.
 pub(super) fn build(
     endpoints: &Normal,
     minimum: u64,
@@ -38,12 +38,12 @@ pub(super) fn build(
     ring.into()
 }
 
-/// Where a key leads to, and another place for each attempt after the first.
+/// Returns the endpoint of a key; each further attempt takes the next entry.
 pub(super) fn find(ring: &[(u64, u32)], hash: u64, attempt: u32) -> Option<u32> {
     if ring.is_empty() {
         return None;
     }
-    // Beyond the last entry the ring begins again.
+    // After the last entry, the ring continues with the first.
     let at = ring.partition_point(|entry| entry.0 < hash) % ring.len() + attempt as usize;
     Some(ring[at % ring.len()].1)
 }

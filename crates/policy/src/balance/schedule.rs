@@ -1,13 +1,13 @@
-//! Turns by earliest deadline: each is due again after one over its weight, which spreads turns evenly over time and
-//! costs log(n).
+//! Earliest-deadline scheduling: an item is due again after the inverse of its weight. This spreads turns evenly over
+//! time and costs O(log n).
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-/// Who is due when.
+/// Items by deadline.
 #[derive(Debug, Default)]
 pub(super) struct Schedule(BinaryHeap<Reverse<Due>>);
 
-/// When one is due.
+/// Deadline of an item.
 #[derive(Clone, Copy, Debug)]
 struct Due {
     at: f64,
@@ -35,7 +35,8 @@ impl PartialEq for Due {
 impl Eq for Due {}
 
 impl Schedule {
-    /// Of these weights. Each begins somewhere in its first round, so that workers do not all begin with the same.
+    /// Returns a schedule of items with these weights. First deadlines are random, so that workers do not all start
+    /// with the same item.
     pub(super) fn new(weights: impl Iterator<Item = f64>, dice: &mut fastrand::Rng) -> Self {
         let due = |(index, weight): (usize, f64)| Reverse(Due { at: dice.f64() / weight, index });
         Self(weights.enumerate().map(due).collect())
@@ -45,7 +46,7 @@ impl Schedule {
         self.0.is_empty()
     }
 
-    /// Who is due first. It is put back for later: the later, the smaller its weight is now.
+    /// Returns the item with the earliest deadline, and sets its next deadline by its current weight.
     pub(super) fn next(&mut self, weight: impl FnOnce(usize) -> f64) -> Option<usize> {
         let mut due = self.0.peek_mut()?;
         let index = due.0.index;

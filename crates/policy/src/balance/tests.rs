@@ -22,7 +22,7 @@ fn endpoint(index: usize, weight: u32) -> Arc<Endpoint> {
     Arc::new(Endpoint { weight, ..Endpoint::new(address, None) })
 }
 
-/// Endpoints 1, 2, … with these weights, by priority.
+/// Returns endpoints 1, 2, … with these weights, by priority.
 fn endpoints(priorities: &[&[u32]]) -> Arc<Endpoints> {
     let mut index = 0;
     let mut list = |weights: &&[u32]| {
@@ -37,7 +37,7 @@ fn endpoints(priorities: &[&[u32]]) -> Arc<Endpoints> {
     Arc::new(Endpoints { priorities: priorities.iter().map(&mut list).collect(), ..Endpoints::default() })
 }
 
-/// Endpoints 1, 2, …, of which a letter says how they are (`h`ealthy, `d`egraded, `u`nhealthy, `l`eaving), in
+/// Returns endpoints 1, 2, …, whose health is given by a letter (`h`ealthy, `d`egraded, `u`nhealthy, `l`eaving), in
 /// priorities, or in localities of these weights.
 fn states(lists: &[&str], weights: &[u32]) -> Arc<Endpoints> {
     let mut endpoints = Endpoints {
@@ -75,7 +75,7 @@ fn cluster(balancer: Balancer) -> Cluster {
     Cluster { balancer, ..Cluster::new("c") }
 }
 
-/// How often each endpoint is picked, by the last part of its address.
+/// Returns the number of selections of each endpoint, by the last part of its address.
 fn spread(cluster: &Cluster, endpoints: &Arc<Endpoints>, picks: usize) -> HashMap<u8, usize> {
     let mut dice = fastrand::Rng::with_seed(3);
     let mut state = PickState::default();
@@ -94,7 +94,7 @@ fn last(endpoint: &Endpoint) -> u8 {
     }
 }
 
-/// Where requests with these hashes go.
+/// Returns the endpoints of requests with these hashes.
 fn chosen(cluster: &Cluster, endpoints: &Arc<Endpoints>, hashes: impl Iterator<Item = u64>) -> Vec<u8> {
     let (mut state, mut dice) = (PickState::default(), fastrand::Rng::new());
     let mut one = |hash| {
@@ -111,18 +111,18 @@ fn round_robin_takes_turns() {
 }
 
 #[test]
-fn weights_are_met() {
+fn weights_are_respected() {
     for balancer in [Balancer::RoundRobin, LEAST] {
         let counts = spread(&cluster(balancer), &endpoints(&[&[3, 1]]), 400);
         assert!((298..=302).contains(&counts[&1]), "{balancer:?} {counts:?}");
     }
-    // But for this one, as in Envoy.
+    // Random selection ignores weights, as in Envoy.
     let counts = spread(&cluster(Balancer::Random), &endpoints(&[&[9, 1]]), 10_000);
     assert!((4_700..5_300).contains(&counts[&1]), "{counts:?}");
 }
 
 #[test]
-fn the_less_busy_is_taken() {
+fn the_endpoint_with_fewer_requests_is_selected() {
     let endpoints = endpoints(&[&[1, 1]]);
     let (mut state, mut dice) = (PickState::default(), fastrand::Rng::with_seed(5));
     let busy = |one: &Endpoint| if last(one) == 1 { 9 } else { 0 };
@@ -131,12 +131,12 @@ fn the_less_busy_is_taken() {
         let picked = pick(&cluster(LEAST), &endpoints, &mut state, busy, Want::default(), &mut dice).unwrap();
         busy_picks += u32::from(last(picked) == 1);
     }
-    // Only when both choices fall on it.
+    // Only if both choices are this endpoint.
     assert!((180..320).contains(&busy_picks), "{busy_picks}");
 }
 
 #[test]
-fn of_two_the_one_that_is_expected_to_take_longer_is_never_taken() {
+fn of_two_endpoints_the_slower_one_is_never_selected() {
     let endpoints = endpoints(&[&[1, 9]]);
     let (mut state, mut dice) = (PickState::default(), fastrand::Rng::with_seed(5));
     let peak = cluster(PEAK);
@@ -148,7 +148,7 @@ fn of_two_the_one_that_is_expected_to_take_longer_is_never_taken() {
 }
 
 #[test]
-fn the_bias_says_how_much_being_busy_counts() {
+fn the_bias_weighs_requests_in_flight() {
     let endpoints = endpoints(&[&[1, 2]]);
     let busy = |one: &Endpoint| if last(one) == 2 { 3 } else { 0 };
     for (bias, picks) in [(0.0, 333), (0.5, 500), (1.0, 667)] {
@@ -170,7 +170,7 @@ fn the_first_priority_with_endpoints_is_used() {
     assert_eq!(spread(&cluster(Balancer::OriginalDst), &some, 10), HashMap::from([(0, 10)]));
 }
 
-/// Endpoints 1 and 2, of which the second has been there for so long.
+/// Returns endpoints 1 and 2; the second has this age.
 fn one_of_age(age: Duration) -> Arc<Endpoints> {
     let now = millis(Instant::now());
     let one = |index, age: Duration| {
@@ -183,7 +183,7 @@ fn one_of_age(age: Duration) -> Arc<Endpoints> {
 }
 
 #[test]
-fn who_is_new_gets_less_at_first() {
+fn a_new_endpoint_gets_less_load_at_first() {
     let hour = Duration::from_secs(3600);
     for (age, aggression, factor) in [
         (hour / 2, 1.0, 0.5),
@@ -203,7 +203,7 @@ fn who_is_new_gets_less_at_first() {
 }
 
 #[test]
-fn who_is_ejected_is_not_picked_until_taken_back() {
+fn an_ejected_endpoint_is_not_selected_until_restored() {
     let endpoints = one_of_age(Duration::ZERO);
     let outlier = crate::outlier::tests::outlier();
     let cluster = Cluster { outlier: Some(outlier), ..cluster(Balancer::RoundRobin) };
@@ -225,7 +225,7 @@ fn who_is_ejected_is_not_picked_until_taken_back() {
 }
 
 #[test]
-fn hosts_tried_before_are_avoided_as_far_as_possible() {
+fn endpoints_of_earlier_attempts_are_avoided_if_possible() {
     let endpoints = endpoints(&[&[1, 1]]);
     let tried = [SocketAddr::from(([127, 0, 1, 1], 9))];
     for balancer in [Balancer::RoundRobin, RING, Balancer::Maglev(101)] {
@@ -242,8 +242,8 @@ fn hosts_tried_before_are_avoided_as_far_as_possible() {
     }
 }
 
-/// Where Envoy 1.40 led requests with the headers `x-key: key-0` and so on; by endpoint, 127.0.1.1:9 to 127.0.1.5:9.
-/// Found out with a file of ten clusters, an access log and 1,500 requests.
+/// Endpoints to which Envoy 1.40 sent requests with the headers `x-key: key-0` and so on; by endpoint, 127.0.1.1:9 to
+/// 127.0.1.5:9. Measured with a file of ten clusters, an access log and 1,500 requests.
 const FROM_ENVOY: &[(&str, &str)] = &[
     (
         "ring",
@@ -288,7 +288,7 @@ const FROM_ENVOY: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn keys_lead_where_envoy_leads_them() {
+fn keys_lead_to_the_same_endpoints_as_in_envoy() {
     let ring = |minimum, maximum| Balancer::RingHash { minimum, maximum, function: HashFunction::Xx };
     let murmur = Balancer::RingHash { minimum: 1024, maximum: 1 << 23, function: HashFunction::Murmur2 };
     let equal = endpoints(&[&[1; 5]]);
@@ -316,7 +316,7 @@ fn keys_lead_where_envoy_leads_them() {
 }
 
 #[test]
-fn what_is_hashed_is_what_envoy_hashes() {
+fn hash_keys_are_those_of_envoy() {
     let (header, query) = (HashKey::Header("x-key".into()), HashKey::Query("q".into()));
     let cookie = HashCookie { name: "user".into(), ttl: None, path: "".into(), attributes: Vec::new() };
     let cookie = HashKey::Cookie(Box::new(cookie));
@@ -349,8 +349,8 @@ fn what_is_hashed_is_what_envoy_hashes() {
 }
 
 #[test]
-fn a_priority_is_chosen_by_hash_too() {
-    // As in Envoy: half of two is healthy, which can carry 70 %.
+fn a_priority_is_selected_by_hash() {
+    // As in Envoy: one of two endpoints is healthy and can carry 70 %.
     let endpoints = states(&["uh", "hh"], &[]);
     let hashes = (0..100).map(|number| hash::of(format!("key-{number}").as_bytes()));
     let lower = |one: &u8| if *one > 2 { '1' } else { '0' };
@@ -362,9 +362,9 @@ fn a_priority_is_chosen_by_hash_too() {
     );
 }
 
-/// Shares per thousand that Envoy 1.40 gave, within what chance allows.
+/// Shares per thousand as measured with Envoy 1.40, within statistical error.
 #[test]
-fn health_shares_the_load_as_in_envoy() {
+fn health_distributes_the_load_as_in_envoy() {
     let round = cluster(Balancer::RoundRobin);
     let never = Cluster { panic_threshold: 0, ..cluster(Balancer::RoundRobin) };
     let weighed = Cluster { weigh_localities: true, panic_threshold: 0, ..cluster(Balancer::RoundRobin) };
@@ -375,11 +375,11 @@ fn health_shares_the_load_as_in_envoy() {
         (&round, states(&["uh", "hh"], &[]), &[(2, 700), (3, 150), (4, 150)]),
         (&round, states(&["uu", "hh"], &[]), &[(3, 500), (4, 500)]),
         (&round, states(&["dh"], &[]), &[(1, 300), (2, 700)]),
-        // Too few are left everywhere: all are used.
+        // Too few are available in every priority: panic.
         (&round, states(&["uuu", "u"], &[]), &[(1, 250), (2, 250), (3, 250), (4, 250)]),
         (&never, states(&["uuu", "u"], &[]), &[(0, 1000)]),
         (&round, states(&["luuh"], &[]), &[(1, 250), (2, 250), (3, 250), (4, 250)]),
-        // Half of a locality can carry 70 % of its share.
+        // Half of a locality's endpoints can carry 70 % of its share.
         (&weighed, states(&["hu", "hhh"], &[2, 1]), &[(1, 583), (3, 139), (4, 139), (5, 139)]),
         (&weighed, states(&["hu", "uu"], &[2, 1]), &[(1, 1000)]),
         (
@@ -398,14 +398,14 @@ fn health_shares_the_load_as_in_envoy() {
     }
 }
 
-/// Census of so many endpoints, of which so many are healthy and degraded.
+/// Returns a census of endpoints with numbers of healthy and degraded ones.
 fn level(all: usize, healthy: usize, degraded: usize) -> Census {
     Census { all, counted: all, healthy, degraded }
 }
 
-/// The tables of Envoy's documentation, "Priority levels" and "Degraded endpoints", and two more that were tried.
+/// The tables of Envoy's documentation, "Priority levels" and "Degraded endpoints", and two measured cases.
 #[test]
-fn loads_are_those_of_envoys_documentation() {
+fn loads_match_the_documentation_of_envoy() {
     let healthy = |levels: &[usize], threshold| -> Vec<usize> {
         let census: Vec<_> = levels.iter().map(|percent| level(100, *percent, 0)).collect();
         let loads = priorities::loads(&census, 140, threshold);
@@ -426,7 +426,7 @@ fn loads_are_those_of_envoys_documentation() {
     ] {
         assert_eq!(healthy(&levels, 0), expected, "{levels:?}");
     }
-    // Where all together cannot carry the load, it is scaled up.
+    // If the priorities together cannot carry the load, the shares are scaled up.
     assert_eq!(healthy(&[20, 20, 10], 0), [40, 40, 20]);
     assert_eq!(healthy(&[25, 25, 20], 0), [37, 35, 28]);
     let degraded = |levels: &[(usize, usize)]| -> Vec<(usize, usize)> {
@@ -440,7 +440,7 @@ fn loads_are_those_of_envoys_documentation() {
 }
 
 #[test]
-fn panic_is_where_too_few_are_left_and_the_rest_cannot_carry_it() {
+fn panic_needs_too_few_endpoints_and_too_little_capacity() {
     let panics = |levels: &[Census]| -> Vec<bool> {
         priorities::loads(levels, 140, 50).iter().map(|load| load.panic).collect()
     };
@@ -453,7 +453,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_set_is_picked_from(
+    fn any_set_of_endpoints_is_handled(
         weights in proptest::collection::vec(1_u32..5, 0..6),
         more in proptest::collection::vec(1_u32..5, 0..6),
         balancer in proptest::sample::select(vec![
@@ -471,7 +471,7 @@ proptest! {
     }
 
     #[test]
-    fn all_of_the_load_goes_somewhere(
+    fn the_shares_add_up_to_the_whole_load(
         levels in proptest::collection::vec((0_usize..9, 0_usize..9, 0_usize..9, 0_usize..9), 1..5),
         overprovisioning in 1_usize..300,
         threshold in 0_usize..=100,
@@ -494,10 +494,10 @@ proptest! {
         }
     }
 
-    /// Each endpoint gets its part of many keys. When one goes, few others' keys go elsewhere: those that the places lead
-    /// to which the others get instead of it, as the ring and the table keep their sizes.
+    /// Each endpoint gets its share of many keys. When an endpoint is removed, few keys of the others move. They move
+    /// because the ring and the table keep their sizes, so that the others get its entries.
     #[test]
-    fn keys_are_spread_by_weight_and_stay(
+    fn keys_are_distributed_by_weight_and_stable(
         weights in proptest::collection::vec(1_u32..4, 2..12),
         gone in any::<prop::sample::Index>(),
         maglev in any::<bool>(),

@@ -91,7 +91,7 @@ pub enum Principal {
     OneOf(Vec<Principal>),
     /// Not this.
     Not(Box<Principal>),
-    /// A client with a certificate. The URI name (else DNS name, else subject) must match the test, if given.
+    /// A TLS client. A URI name, a DNS name or the subject of its certificate must match the test, if given.
     Authenticated(Option<TextMatch>),
     /// Address of the peer.
     DirectIp(Cidr),

@@ -7,7 +7,7 @@ use crate::{
 };
 use skysail_http::head::ResponseHead;
 
-/// Text with operators, taken apart as the translation does it.
+/// Parses a format string as the translation does it.
 fn parse(text: &str) -> Format {
     let operator = regex::Regex::new(r"%([A-Z0-9_]+)(?:\(([^)]*)\))?(?::(\d+))?%").unwrap();
     let mut parts = Vec::new();
@@ -47,7 +47,7 @@ fn time() -> SystemTime {
 }
 
 #[test]
-fn istios_default_line() {
+fn the_default_line_of_istio_is_written() {
     let endpoint = Arc::new(Endpoint::new("10.244.0.12:9080".parse().unwrap(), None));
     let fields = [("user-agent", "curl/8.0"), ("x-request-id", "id-1"), ("x-envoy-original-path", "/old?a")];
     let head = RequestHead::build("GET", "/new", "reviews:9080", &fields);
@@ -74,7 +74,7 @@ fn istios_default_line() {
 }
 
 #[test]
-fn a_connection_leaves_dashes() {
+fn missing_values_of_a_connection_are_dashes() {
     let record = Record {
         flags: Flags::UF,
         upstream_failure: "delayed connect error: Connection refused",
@@ -112,7 +112,7 @@ fn single_operators_keep_their_json_type() {
 }
 
 #[test]
-fn addresses_in_parts() {
+fn parts_of_addresses_are_written() {
     let record = Record {
         downstream_remote: Some("[::1]:5".parse().unwrap()),
         downstream_direct: Some("10.0.0.1:6".parse().unwrap()),
@@ -132,7 +132,7 @@ fn addresses_in_parts() {
 }
 
 #[test]
-fn every_operator_of_istios_format_is_known() {
+fn every_operator_of_istios_format_is_supported() {
     for part in parse(ISTIO).parts {
         if let Part::Operator { name, argument, .. } = part {
             assert!(known(&name, argument.as_deref()), "{name}");
@@ -146,7 +146,7 @@ fn every_operator_of_istios_format_is_known() {
 }
 
 #[test]
-fn days_become_dates() {
+fn days_are_converted_to_dates() {
     let cases = [
         (0, "1970-01-01T00:00:00.000Z"),
         (951_782_400, "2000-02-29T00:00:00.000Z"),

@@ -12,7 +12,7 @@ use crate::{
 };
 use skysail_http::http2::Http2Options;
 
-/// A manager that changes nothing.
+/// A connection manager that changes nothing.
 fn manager() -> HttpManager {
     HttpManager {
         stat_prefix: "test".into(),
@@ -79,7 +79,7 @@ fn add(action: AppendAction, name: &str, value: Format) -> HeaderOp {
 }
 
 #[test]
-fn values_are_made_before_any_is_added() {
+fn values_are_computed_before_headers_are_added() {
     let empty = HeaderOp::Add {
         name: "g".into(),
         value: operator("REQ", Some("MISSING")),
@@ -104,7 +104,7 @@ fn values_are_made_before_any_is_added() {
         .collect();
     assert_eq!(fields, ["b=new", "c=3", "c=2", "d=/a", "g="]);
 
-    // What would end a line does not get into one.
+    // Line breaks are removed from values.
     let ops = [add(AppendAction::Overwrite, "x", text("a\r\nb: c"))];
     apply_request(&ops, &mut head, &Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH));
     assert_eq!(head.header("x"), Some(&b"ab: c"[..]));
@@ -118,7 +118,7 @@ fn values_are_made_before_any_is_added() {
 }
 
 #[test]
-fn the_client_is_who_trusted_proxies_say() {
+fn trusted_proxies_determine_the_client_address() {
     let edge = |xff_trusted_hops| HttpManager { use_remote_address: true, xff_trusted_hops, ..manager() };
     let inner = |xff_trusted_hops| HttpManager { xff_trusted_hops, ..manager() };
     let cases = [
@@ -142,7 +142,7 @@ fn the_client_is_who_trusted_proxies_say() {
 }
 
 #[test]
-fn only_clients_inside_say_how_requests_are_tried() {
+fn only_internal_clients_set_retries_by_header() {
     let range = Cidr { address: "10.0.0.0".parse().unwrap(), prefix_len: 8 };
     let with = |use_remote_address, hops| HttpManager {
         use_remote_address,
@@ -178,7 +178,7 @@ fn only_clients_inside_say_how_requests_are_tried() {
 }
 
 #[test]
-fn a_client_on_this_machine_is_told_by_its_address() {
+fn a_loopback_client_is_forwarded_with_the_address_of_the_proxy() {
     let mut manager = HttpManager { use_remote_address: true, ..manager() };
     let here = Hop { source: Ipv4Addr::LOCALHOST.into(), ..hop(false, None) };
     for expected in [Some("1.1.1.1,192.168.1.1"), Some("1.1.1.1")] {
@@ -190,7 +190,7 @@ fn a_client_on_this_machine_is_told_by_its_address() {
 }
 
 #[test]
-fn the_protocol_is_kept_unless_nobody_is_trusted() {
+fn forwarded_proto_is_kept_only_from_trusted_proxies() {
     for (edge, tls, expected) in [(false, false, "said"), (true, true, "https"), (true, false, "http")] {
         let manager = HttpManager { use_remote_address: edge, ..manager() };
         let mut head = RequestHead::build("GET", "/", "h", &[("x-forwarded-proto", "said")]);
@@ -225,7 +225,7 @@ fn client_certificates_are_forwarded_by_mode() {
 }
 
 #[test]
-fn request_ids_are_made_once() {
+fn request_ids_are_generated_once() {
     let manager = HttpManager { generate_request_id: true, ..manager() };
     let mut head = RequestHead::build("GET", "/", "h", &[]);
     let mut dice = fastrand::Rng::with_seed(1);
@@ -242,7 +242,7 @@ fn request_ids_are_made_once() {
 }
 
 #[test]
-fn paths_are_normalised_as_the_manager_wants() {
+fn paths_are_normalised_as_configured() {
     use EscapedSlashes::{Keep, Reject, UnescapeAndForward, UnescapeAndRedirect};
     use path::Normalization;
     let manager = |normalize_path, merge_slashes, escaped_slashes| HttpManager {
@@ -279,7 +279,7 @@ proptest! {
     }
 
     #[test]
-    fn no_forwarded_for_is_too_strange(entry in "[0-9., :a-f]{0,30}", hops in 0_u32..4, edge in any::<bool>()) {
+    fn any_forwarded_for_is_handled(entry in "[0-9., :a-f]{0,30}", hops in 0_u32..4, edge in any::<bool>()) {
         let manager = HttpManager { use_remote_address: edge, xff_trusted_hops: hops, ..manager() };
         let mut head = RequestHead::build("GET", "/", "h", &[("x-forwarded-for", &entry)]);
         receive(&manager, hop(false, None), &mut head, &mut fastrand::Rng::with_seed(1));

@@ -1,27 +1,27 @@
-//! JSON of which all readers see the same: an object that has a name twice is refused, as each reader would take
-//! another of the two.
+//! JSON without duplicate names. An object with a duplicate name is refused, because readers differ in which value
+//! they take.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// Reads an object.
+/// Parses an object.
 ///
 /// # Errors
 ///
-/// What is no JSON, no object, or has a name twice at any depth.
+/// The text is no JSON, no object, or has a duplicate name at any depth.
 pub(super) fn object(bytes: &[u8]) -> Result<Value, serde_json::Error> {
     match serde_json::from_slice(bytes)? {
-        Once(object @ Value::Object(_)) => Ok(object),
-        Once(_) => Err(Error::custom("not an object")),
+        UniqueNames(object @ Value::Object(_)) => Ok(object),
+        UniqueNames(_) => Err(Error::custom("not an object")),
     }
 }
 
-/// A value in which names stand once.
-struct Once(Value);
+/// A value without duplicate names.
+struct UniqueNames(Value);
 
-impl<'de> Deserialize<'de> for Once {
+impl<'de> Deserialize<'de> for UniqueNames {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_any(Reader).map(Self)
     }
@@ -53,7 +53,7 @@ impl<'de> Visitor<'de> for Reader {
     }
 
     fn visit_f64<E: Error>(self, number: f64) -> Result<Value, E> {
-        Number::from_f64(number).map(Value::Number).ok_or_else(|| E::custom("a number without end"))
+        Number::from_f64(number).map(Value::Number).ok_or_else(|| E::custom("a number that is not finite"))
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Value, E> {
@@ -62,7 +62,7 @@ impl<'de> Visitor<'de> for Reader {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
-        while let Some(Once(value)) = from.next_element()? {
+        while let Some(UniqueNames(value)) = from.next_element()? {
             list.push(value);
         }
         Ok(Value::Array(list))
@@ -70,9 +70,9 @@ impl<'de> Visitor<'de> for Reader {
 
     fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
         let mut object = Map::new();
-        while let Some((name, Once(value))) = from.next_entry::<String, Once>()? {
+        while let Some((name, UniqueNames(value))) = from.next_entry::<String, UniqueNames>()? {
             if object.insert(name, value).is_some() {
-                return Err(A::Error::custom("a name that stands twice"));
+                return Err(A::Error::custom("a duplicate name"));
             }
         }
         Ok(Value::Object(object))
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_reads_what_any_reader_does_but_for_names_that_stand_twice() {
+    fn objects_with_duplicate_names_are_refused() {
         let text = r#"{"a": [1, -2, 3.5, true, null, "b\u0041"], "c": {"a": {}}}"#;
         assert_eq!(object(text.as_bytes()).unwrap(), serde_json::from_str::<Value>(text).unwrap());
         for text in [r#"{"a": 1, "a": 1}"#, r#"{"b": [{"a": 1, "\u0061": 2}]}"#, "[]", "1", "{} {}", ""] {

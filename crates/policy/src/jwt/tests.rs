@@ -15,7 +15,7 @@ fn keys(jwk: &Value) -> KeySet {
 }
 
 #[test]
-fn signatures_of_all_kinds_are_checked() {
+fn signatures_of_all_algorithms_are_checked() {
     let claims = json!({"iss": "a"});
     let p256 = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
     let p384 = KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
@@ -54,7 +54,7 @@ fn signatures_of_all_kinds_are_checked() {
             }
         }
     }
-    // A key that says what it is for is good for nothing else.
+    // A key with a declared use verifies nothing else.
     assert_eq!(
         Token::parse(&sign(Algorithm::RS512, &of_rsa, &claims)).unwrap().verify(&keys(&with_rsa)),
         Err(Status::NoSuchKey)
@@ -62,7 +62,7 @@ fn signatures_of_all_kinds_are_checked() {
 }
 
 #[test]
-fn a_public_key_is_no_secret_to_sign_with() {
+fn a_public_key_is_no_hmac_secret() {
     let pair = KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, RsaKeySize::_2048).unwrap();
     let signing = EncodingKey::from_rsa_pem(pair.serialize_pem().as_bytes()).unwrap();
     let jwk = serde_json::to_value(jwk::Jwk::from_encoding_key(&signing, Algorithm::RS256).unwrap()).unwrap();
@@ -71,7 +71,7 @@ fn a_public_key_is_no_secret_to_sign_with() {
 }
 
 #[test]
-fn times_are_whole_seconds_or_refused() {
+fn invalid_time_claims_are_refused() {
     let text = |claims: Value| {
         format!("{}.{}.AA", BASE64.encode(r#"{"alg":"RS256"}"#), BASE64.encode(claims.to_string()))
     };
@@ -96,7 +96,7 @@ fn times_are_whole_seconds_or_refused() {
 }
 
 #[test]
-fn tokens_are_found_and_taken_off() {
+fn tokens_are_found_and_removed() {
     let mut head = RequestHead::build("GET", "/?access%5Ftoken=a%2Eb&x=1&access_token=c", "h", &[]);
     assert_eq!(param(head.query().unwrap(), "access_token").as_deref(), Some("a.b,c"));
     assert_eq!(param(head.query().unwrap(), "x").as_deref(), Some("1"));
@@ -108,7 +108,7 @@ fn tokens_are_found_and_taken_off() {
 }
 
 #[test]
-fn a_place_with_two_tokens_holds_none() {
+fn two_tokens_in_one_place_are_invalid() {
     let text = format!("{}.{}.AA", BASE64.encode(r#"{"alg":"RS256"}"#), BASE64.encode("{}"));
     assert!(Token::parse(&text).is_ok());
     let head = RequestHead::build("GET", "/", "h", &[("cookie", &format!("t={text}; a=b; t={text}"))]);
@@ -138,7 +138,7 @@ fn claims_become_headers_and_lists() {
 
 proptest! {
     #[test]
-    fn no_text_makes_it_panic(text in "[A-Za-z0-9_.=-]{0,80}", head in ".{0,40}", query in ".{0,40}") {
+    fn any_token_is_handled(text in "[A-Za-z0-9_.=-]{0,80}", head in ".{0,40}", query in ".{0,40}") {
         let _ = Token::parse(&text);
         let _ = Token::parse(&format!("{}.{}.AA", BASE64.encode(&head), BASE64.encode(&query)));
         let _ = plain(&query);
@@ -163,12 +163,12 @@ fn each_signature_is_verified_once() {
         assert_eq!(check((1, 0, "b"), false), Err(Status::BadSignature));
     }
     assert_eq!(verified.get(), 2);
-    // Another configuration, another provider.
+    // Another configuration or provider verifies again.
     for of in [(2, 0, "a"), (1, 1, "a")] {
         assert_eq!(check(of, false), Err(Status::BadSignature));
     }
     assert_eq!(verified.get(), 4);
-    // No more are remembered than are of use.
+    // The number of entries is limited.
     for index in 0..100 {
         assert_eq!(check((3, index, "a"), true), Ok(()));
     }

@@ -33,7 +33,7 @@ fn track(endpoints: &Endpoints, index: usize) -> &Track {
     endpoints.priorities[0][index].track.as_ref().unwrap()
 }
 
-/// What is found when this happens.
+/// Returns the causes that these results lead to.
 fn found(outlier: &Outlier, outcomes: &[UpstreamResult]) -> Vec<Cause> {
     let (track, mut causes) = (Track::new(Instant::now()), Vec::new());
     for outcome in outcomes {
@@ -43,7 +43,7 @@ fn found(outlier: &Outlier, outcomes: &[UpstreamResult]) -> Vec<Cause> {
 }
 
 #[test]
-fn failures_in_a_row_are_too_much() {
+fn failures_in_a_row_are_detected() {
     use Cause::{
         Consecutive5xx as Any, ConsecutiveGatewayFailure as Gateway, ConsecutiveLocalOriginFailure as Local,
     };
@@ -54,10 +54,10 @@ fn failures_in_a_row_are_too_much() {
     assert_eq!(found(&outlier, &[at(500), at(501), at(599)]), [Any]);
     assert_eq!(found(&outlier, &[at(503), at(504), at(502)]), [Gateway, Any]);
     assert_eq!(found(&outlier, &[at(503), at(500), at(502), at(404), at(503), at(503)]), [Any, Gateway]);
-    // Without an answer it counts as one with 503 or 504.
+    // Without a response, a failure counts as 503 or 504.
     assert_eq!(found(&outlier, &[refused, UpstreamResult::Late]), [Gateway]);
     assert_eq!(found(&outlier, &[refused, UpstreamResult::Connected, refused]), []);
-    // After it was too much it begins anew.
+    // After detection, the count starts again.
     assert_eq!(found(&outlier, &[at(500); 7]), [Any, Any]);
 
     outlier.split = true;
@@ -68,7 +68,7 @@ fn failures_in_a_row_are_too_much() {
 }
 
 #[test]
-fn ejections_last_longer_each_time_and_wear_off() {
+fn ejections_grow_longer_and_shrink_again() {
     let outlier = outlier();
     millis(Instant::now());
     let start = Instant::now();
@@ -97,22 +97,22 @@ fn ejections_last_longer_each_time_and_wear_off() {
     assert_eq!(track(&endpoints, 0).age(at(31)), Duration::from_secs(31), "it does not start anew");
     assert_eq!(eject(at(31), &mut dice), 60);
     assert_eq!((back(at(90)), back(at(91))), (0, 1));
-    // At most so long.
+    // The maximum length.
     for (now, term) in [(100, 90), (200, 100), (400, 100)] {
         assert_eq!(eject(at(now), &mut dice), term);
         assert_eq!(back(at(now + term)), 1);
     }
-    // Each interval without an ejection takes one off.
+    // Each interval without an ejection reduces the length.
     assert_eq!((back(at(510)), back(at(520)), back(at(530))), (0, 0, 0));
     assert_eq!(eject(at(540), &mut dice), 90);
     assert_eq!(end(&outlier), 0_u64.wrapping_sub(1));
 }
 
 #[test]
-fn no_more_are_ejected_than_allowed() {
+fn ejections_respect_the_limit() {
     let now = Instant::now();
     let mut dice = fastrand::Rng::new();
-    // As in Envoy, where half of two may be one, and 49 % of two none.
+    // As in Envoy: at 50 %, one of two may be ejected; at 49 %, none.
     for (count, percent, always_one, expected) in [
         (2, 50, false, 1),
         (2, 49, false, 0),
@@ -149,13 +149,13 @@ fn no_more_are_ejected_than_allowed() {
 }
 
 #[test]
-fn endpoints_are_compared() {
+fn success_rates_are_compared() {
     let outlier = outlier();
     let now = Instant::now();
     let endpoints = endpoints(5, now);
     let requests = |index: usize, good: u32, bad: u32| {
         for number in 0..good + bad {
-            // In an order that is never too much in a row.
+            // The order never has too many failures in a row.
             let status = if number % (good + bad).div_ceil(bad.max(1)) == 0 && bad > 0 { 500 } else { 200 };
             note(&outlier, track(&endpoints, index), UpstreamResult::Answered(status), |_| ());
         }
@@ -168,20 +168,20 @@ fn endpoints_are_compared() {
     let address = endpoints.priorities[0][3].address;
     (0..3).for_each(|index| requests(index, 20, 0));
     requests(3, 10, 10);
-    // Too few requests to say anything of.
+    // Too few requests for a comparison.
     requests(4, 0, 5);
     assert_eq!(look(), [(address, Cause::SuccessRate)]);
     assert_eq!(look(), [], "counts begin anew with each interval");
     (0..3).for_each(|index| requests(index, 20, 0));
     requests(3, 0, 20);
     assert_eq!(look(), [(address, Cause::SuccessRate), (address, Cause::FailurePercentage)]);
-    // Too few endpoints to compare.
+    // Too few endpoints for a comparison.
     requests(3, 0, 20);
     assert_eq!(look(), []);
 }
 
 #[test]
-fn one_worker_looks_after_endpoints_at_each_interval() {
+fn one_worker_runs_the_check_of_each_interval() {
     let outlier = outlier();
     millis(Instant::now());
     let start = Instant::now();

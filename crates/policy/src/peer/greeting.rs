@@ -1,7 +1,7 @@
-//! Istio's metadata exchange on TCP: what each side says first when ALPN agreed on `istio-peer-exchange`.
+//! Istio's metadata exchange over TCP: the first message of each side if ALPN selected `istio-peer-exchange`.
 //!
-//! A magic number, a length (both big-endian), then an `Any` with a `Struct` that holds the metadata and the
-//! node id under the names of the HTTP headers. It never reaches the application.
+//! The message is a magic number, a length (both big-endian), and an `Any` with a `Struct`. The struct holds the
+//! metadata and the node id under the names of the HTTP headers. The application does not see the message.
 
 use std::collections::BTreeMap;
 
@@ -11,26 +11,26 @@ use prost_types::{Any, Struct, Value, value::Kind};
 use super::{MAX_METADATA, METADATA, METADATA_ID, text_value, workload_of};
 use crate::config::cluster::Workload;
 
-/// Istio's ALPN protocol for it.
+/// ALPN protocol of the exchange.
 pub const ALPN: &[u8] = b"istio-peer-exchange";
 
 const MAGIC: u32 = 0x3D23_0467;
 const HEADER: usize = 8;
 
-/// What a connection begins with.
+/// First message of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Greeting {
-    /// Too few bytes to tell.
+    /// More bytes are needed.
     Incomplete,
-    /// No greeting: all bytes are the application's.
+    /// No message: all bytes belong to the application.
     Absent,
-    /// A greeting of so many bytes, and who sent it if that could be read.
+    /// A message with its length in bytes, and the peer's workload if it could be parsed.
     Complete(usize, Option<Workload>),
-    /// A greeting larger than anyone needs; the connection is better closed.
+    /// The message is larger than 16 KiB; the connection must be closed.
     TooLarge,
 }
 
-/// Looks at the first bytes of a connection.
+/// Parses the first bytes of a connection.
 pub fn read(bytes: &[u8]) -> Greeting {
     let magic = MAGIC.to_be_bytes();
     let begun = bytes.len().min(magic.len());
@@ -58,7 +58,7 @@ fn decode(data: &[u8]) -> Option<Workload> {
     }
 }
 
-/// What this proxy says first.
+/// Returns the message of this proxy.
 pub(super) fn write(node_id: &str, metadata: Struct) -> Vec<u8> {
     let fields = BTreeMap::from([
         (METADATA.to_owned(), Value { kind: Some(Kind::StructValue(metadata)) }),
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_greeting_is_read_once_it_is_whole() {
+    fn a_greeting_is_parsed_when_it_is_complete() {
         let mut bytes = greeting();
         let len = bytes.len();
         for end in 0..len {
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_are_left_alone() {
+    fn other_bytes_are_passed_through() {
         assert_eq!(read(b"GET / HTTP/1.1"), Greeting::Absent);
         assert_eq!(read(&[0x3d, 0x24]), Greeting::Absent);
         assert_eq!(read(&[0x3d, 0x23, 4, 0x67, 1, 0, 0, 0]), Greeting::TooLarge);
@@ -107,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_is_survived(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn any_input_is_handled(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             let _ = read(&bytes);
             let _ = read(&[&[0x3d, 0x23, 4, 0x67, 0, 0, 0, 20][..], &bytes].concat());
         }

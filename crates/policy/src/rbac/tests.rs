@@ -60,7 +60,7 @@ fn details(verdict: Verdict) -> String {
 }
 
 #[test]
-fn deny_comes_first_and_allow_needs_a_match() {
+fn deny_has_precedence_and_allow_needs_a_match() {
     let reviews = known(&["spiffe://cluster.local/ns/default/sa/reviews"], &[]);
     let caller = Principal::Authenticated(Some(exact("spiffe://cluster.local/ns/default/sa/reviews")));
     let name = "ns[default]-policy[ratings]-rule[0]";
@@ -80,7 +80,7 @@ fn deny_comes_first_and_allow_needs_a_match() {
 }
 
 #[test]
-fn an_allow_policy_without_rules_refuses_all_and_a_deny_policy_none() {
+fn an_empty_allow_policy_refuses_all_and_an_empty_deny_policy_none() {
     let peer = Peer::plain();
     let head = RequestHead::build("GET", "/", "h", &[]);
     let subject = subject(Some(&head), &peer);
@@ -91,7 +91,7 @@ fn an_allow_policy_without_rules_refuses_all_and_a_deny_policy_none() {
 }
 
 #[test]
-fn principals() {
+fn principals_match_the_client() {
     let uri = "spiffe://td/ns/a/sa/b";
     let peer = known(&[uri], &["b.a"]);
     let cidr =
@@ -126,7 +126,7 @@ fn principals() {
 }
 
 #[test]
-fn permissions() {
+fn permissions_match_the_operation() {
     let peer = Peer::plain();
     let head = RequestHead::build("GET", "/a/b?q", "h", &[]);
     let request = subject(Some(&head), &peer);
@@ -155,7 +155,7 @@ fn permissions() {
 }
 
 #[test]
-fn shadow_rules_are_counted_and_enforce_nothing() {
+fn shadow_rules_are_counted_and_not_enforced() {
     let all = || vec![rule("all", vec![Permission::Any], vec![Principal::Any])];
     let shadow = Rules { action: RuleAction::Deny, rules: all() };
     let policies = [
@@ -176,7 +176,7 @@ fn permission() -> impl Strategy<Value = (bool, u8)> {
     (any::<bool>(), 0_u8..4)
 }
 
-/// A permission that holds or does not, wrapped so many times in others that keep or turn it.
+/// A permission that matches or not, nested in others that keep or invert it.
 fn build((holds, depth): (bool, u8)) -> (Permission, bool) {
     let leaf = if holds { Permission::Any } else { Permission::OneOf(Vec::new()) };
     (0..depth).fold((leaf, holds), |(inner, holds), level| match level % 3 {
@@ -188,7 +188,7 @@ fn build((holds, depth): (bool, u8)) -> (Permission, bool) {
 
 proptest! {
     #[test]
-    fn combinations_follow_logic(leaves in proptest::collection::vec(permission(), 0..5)) {
+    fn combinations_follow_boolean_logic(leaves in proptest::collection::vec(permission(), 0..5)) {
         let peer = Peer::plain();
         let subject = subject(None, &peer);
         let (all, results): (Vec<_>, Vec<_>) = leaves.iter().copied().map(build).unzip();

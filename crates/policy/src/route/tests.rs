@@ -44,7 +44,7 @@ fn route(name: &str, matches: RouteMatch) -> Route {
     }
 }
 
-/// A table of hosts with these domains, each with one route, indexed as the translation does it.
+/// Returns a table of hosts with these domains and one route each, indexed as the translation does it.
 fn table(domains: &[&str], ignore_port: bool) -> RouteTable {
     let mut table = RouteTable { ignore_port, ..RouteTable::default() };
     for (index, domain) in domains.iter().enumerate() {
@@ -73,7 +73,7 @@ fn connect_has_no_route() {
 }
 
 #[test]
-fn hosts_are_found_exact_then_longest() {
+fn hosts_are_selected_by_exact_then_longest_domain() {
     let table = table(&["a.example", "*.example", "*.b.example", "a.*", "a.b.*", "a.example:80", "*"], false);
     let cases = [
         ("a.example", "a.example"),
@@ -103,7 +103,7 @@ fn ports_are_ignored_where_configured() {
 }
 
 #[test]
-fn the_first_route_that_matches_is_taken() {
+fn the_first_matching_route_is_selected() {
     let regex = |text: &str| Regex::new(text).unwrap();
     let cookie = HeaderMatch {
         name: "end-user".into(),
@@ -153,7 +153,7 @@ fn the_first_route_that_matches_is_taken() {
 }
 
 #[test]
-fn weights_and_shares_are_met() {
+fn weights_and_fractions_are_respected() {
     let target = |cluster: &str, weight| Target {
         cluster: cluster.into(),
         weight,
@@ -194,7 +194,7 @@ fn paths_are_rewritten() {
 }
 
 #[test]
-fn locations_are_put_together_as_envoy_does() {
+fn locations_are_built_as_in_envoy() {
     let head = |authority, path| RequestHead::build("GET", path, authority, &[]);
     let plain = || Redirect { status: 301, ..Redirect::default() };
     let https = || Redirect { scheme: Some("https".into()), ..plain() };
@@ -220,7 +220,7 @@ fn locations_are_put_together_as_envoy_does() {
     assert_eq!(https_location(&head("a:81", "/b?c")), "https://a:81/b?c");
 }
 
-/// What the index must find, by looking at every domain.
+/// Returns the domain that the index must find, by a scan of all domains.
 fn scan<'a>(domains: &[&'a str], authority: &str) -> Option<&'a str> {
     let authority = authority.to_ascii_lowercase();
     let exact = domains.iter().find(|domain| **domain == authority && !domain.contains('*'));
@@ -241,7 +241,7 @@ fn scan<'a>(domains: &[&'a str], authority: &str) -> Option<&'a str> {
 
 proptest! {
     #[test]
-    fn the_index_finds_what_a_scan_finds(
+    fn the_index_agrees_with_a_scan(
         authority in "[aAb.]{0,6}(:8)?",
         chosen in proptest::sample::subsequence(
             vec!["a", "b", "a.b", "a:8", "*.a", "*.b", "*a.b", "a.*", "b*", "ab.*", "*"], 0..11),
@@ -252,7 +252,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_panics(authority in ".{0,20}", path in ".{0,40}", value in ".{0,10}") {
+    fn any_request_is_handled(authority in ".{0,20}", path in ".{0,40}", value in ".{0,10}") {
         let table = table(&["*.a", "a.*", "*"], true);
         let head = RequestHead::build("GET", &path, &authority, &[("x", &value)]);
         let _ = find(&table, &head, &mut dice());

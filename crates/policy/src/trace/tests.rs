@@ -20,7 +20,7 @@ fn sampling(random: u32) -> Sampling {
     Sampling { client: Share::ALL, random: Share { part: random, of: 10_000 }, overall: Share::ALL }
 }
 
-/// Whether it is traced, and its id afterwards.
+/// Returns whether the request is traced, and its id afterwards.
 fn decided(sampling: Sampling, fields: &[(&str, &str)]) -> (bool, String) {
     let mut head = head(fields);
     let decision = decide(&sampling, RequestIdUse::default(), &mut head, &mut dice());
@@ -33,7 +33,7 @@ fn id(mark: char) -> String {
 }
 
 #[test]
-fn the_decision_stands_in_the_id() {
+fn the_decision_is_stored_in_the_request_id() {
     let (all, none) = (sampling(10_000), sampling(0));
     assert_eq!(decided(all, &[(REQUEST_ID, &id('4'))]), (true, id('9')));
     assert_eq!(decided(none, &[(REQUEST_ID, &id('4'))]), (false, id('4')));
@@ -43,7 +43,7 @@ fn the_decision_stands_in_the_id() {
     assert_eq!(decided(none, &[(REQUEST_ID, &id('4')), forced, client]), (true, id('b')));
     let no_clients = Sampling { client: Share { part: 0, of: 100 }, ..none };
     assert_eq!(decided(no_clients, &[(REQUEST_ID, &id('4')), client]), (false, id('4')));
-    // What was decided before holds, unless less is traced overall.
+    // An earlier decision holds, unless the overall sampling excludes the request.
     let nothing = Sampling { overall: Share { part: 0, of: 100 }, ..all };
     for mark in ['9', 'a', 'b'] {
         assert_eq!(decided(none, &[(REQUEST_ID, &id(mark))]), (true, id(mark)));
@@ -51,7 +51,7 @@ fn the_decision_stands_in_the_id() {
     }
     assert_eq!(decided(nothing, &[(REQUEST_ID, &id('1'))]), (false, id('4')));
     assert_eq!(decided(none, &[(REQUEST_ID, &id('1'))]), (false, id('1')));
-    // Ids of other kinds stay as they are, but decide as far as they can be read.
+    // Other ids are not changed, but their digits decide as far as they can be parsed.
     assert_eq!(decided(all, &[]), (false, String::new()));
     assert_eq!(decided(all, &[(REQUEST_ID, "short")]), (false, "short".to_owned()));
     assert_eq!(decided(all, &[(REQUEST_ID, "0123456789")]), (true, "0123456789".to_owned()));
@@ -63,7 +63,7 @@ fn the_decision_stands_in_the_id() {
 }
 
 #[test]
-fn ids_may_be_left_alone() {
+fn request_ids_are_unchanged_if_configured() {
     let of = |request_id, random| {
         let mut head = head(&[(REQUEST_ID, &id('4'))]);
         let decision = decide(&sampling(random), request_id, &mut head, &mut dice());
@@ -72,7 +72,7 @@ fn ids_may_be_left_alone() {
     };
     assert!(of(RequestIdUse { pack: false, decides: true }, 10_000));
     assert!(!of(RequestIdUse { pack: false, decides: true }, 0));
-    // As in Envoy, everything is traced then.
+    // As in Envoy, every request is then traced.
     assert!(of(RequestIdUse { pack: true, decides: false }, 0));
 }
 
@@ -81,7 +81,7 @@ fn of(tracer: Tracer, end: End, fields: &[(&str, &str)]) -> Result<(SpanContext,
 }
 
 #[test]
-fn w3c_trace_context_is_read() {
+fn w3c_trace_context_is_parsed() {
     let read = |fields: &[(&str, &str)]| of(Tracer::OpenTelemetry, End::Server, fields).map(|(c, _)| c);
     let parent = format!("00-{TRACE}-{SPAN}-01");
     let context = read(&[("traceparent", &parent), ("tracestate", "a=1"), ("tracestate", "b=2")]).unwrap();
@@ -90,7 +90,7 @@ fn w3c_trace_context_is_read() {
     assert!(context.sampled && context.remote && &*context.state == "a=1,b=2");
     assert!(!read(&[("traceparent", &format!("00-{TRACE}-{SPAN}-00"))]).unwrap().sampled);
     assert!(read(&[("traceparent", &format!("cc-{}-{SPAN}-03", TRACE.to_uppercase()))]).unwrap().sampled);
-    // A state without a parent means nothing.
+    // `tracestate` without `traceparent` is ignored.
     let first = read(&[("tracestate", "a=1")]).unwrap();
     assert!(first.parent.is_none() && first.state.is_empty() && first.sampled);
 
@@ -112,7 +112,7 @@ fn w3c_trace_context_is_read() {
 }
 
 #[test]
-fn a_request_is_told_only_if_both_sides_want_it() {
+fn a_request_is_sampled_only_if_both_sides_sample_it() {
     let parent = format!("00-{TRACE}-{SPAN}-01");
     let head = head(&[("traceparent", &parent)]);
     let told = |decision| {
@@ -123,10 +123,10 @@ fn a_request_is_told_only_if_both_sides_want_it() {
 }
 
 #[test]
-fn b3_is_read_in_both_forms() {
+fn b3_is_parsed_in_both_formats() {
     let read = |fields: &[(&str, &str)]| of(Tracer::Zipkin(B3), End::Server, fields);
     let short = &TRACE[16..];
-    // The server's end shares the client's span.
+    // The server's span has the id of the client's span.
     let (context, form) =
         read(&[("x-b3-traceid", TRACE), ("x-b3-spanid", SPAN), ("x-b3-parentspanid", "2b")]).unwrap();
     assert_eq!((context.trace_id().as_str(), context.span_id().as_str()), (TRACE, SPAN));
@@ -144,7 +144,7 @@ fn b3_is_read_in_both_forms() {
     }
     assert!(read(&[("b3", &format!("{short}-{SPAN}"))]).unwrap().0.sampled);
     assert!(!read(&[("x-b3-sampled", "0")]).unwrap().0.sampled);
-    // An id alone is none.
+    // A trace id without a span id is ignored.
     assert_ne!(read(&[("x-b3-traceid", short)]).unwrap().0.trace_id(), short);
 
     for wrong in [
@@ -162,7 +162,7 @@ fn b3_is_read_in_both_forms() {
 }
 
 #[test]
-fn zipkin_may_speak_w3c_besides() {
+fn zipkin_can_also_propagate_w3c() {
     let both = Tracer::Zipkin(Zipkin { w3c: true, ..B3 });
     let parent = format!("00-{TRACE}-{SPAN}-00");
     let (context, form) = of(both, End::Server, &[("traceparent", &parent)]).unwrap();
@@ -178,18 +178,18 @@ fn zipkin_may_speak_w3c_besides() {
         (Some(TRACE.as_bytes()), Some(&b"0"[..]))
     );
     assert_eq!(head.header("tracestate"), Some(&b"a=1"[..]));
-    // B3 comes first, and what cannot be read begins anew.
+    // B3 has precedence. An invalid context starts a new trace.
     let (context, _) =
         of(both, End::Server, &[("traceparent", &parent), ("x-b3-traceid", "1a"), ("x-b3-spanid", "2b")])
             .unwrap();
     assert_eq!(context.trace, 0x1a);
     assert!(of(both, End::Server, &[("traceparent", "x")]).unwrap().0.sampled);
-    // Without being asked to it does not.
+    // Without the setting, W3C headers are ignored.
     assert_ne!(of(Tracer::Zipkin(B3), End::Server, &[("traceparent", &parent)]).unwrap().0.trace_id(), TRACE);
 }
 
 #[test]
-fn new_zipkin_traces_are_as_long_as_wanted() {
+fn new_zipkin_traces_have_the_configured_length() {
     let new = |zipkin| of(Tracer::Zipkin(zipkin), End::Server, &[]).unwrap().0;
     let short = new(B3);
     assert_eq!((short.trace_id(), short.trace), (short.span_id(), short.span.into()));
@@ -201,7 +201,7 @@ fn new_zipkin_traces_are_as_long_as_wanted() {
 
 proptest! {
     #[test]
-    fn what_is_written_can_be_read(trace in 1_u128.., span in 1_u64.., parent: Option<u64>, sampled: bool) {
+    fn written_contexts_are_parsed(trace in 1_u128.., span in 1_u64.., parent: Option<u64>, sampled: bool) {
         let parent = parent.filter(|id| *id != 0);
         for (form, tracer) in [
             (Form::W3c, Tracer::OpenTelemetry),
@@ -219,7 +219,7 @@ proptest! {
     }
 
     #[test]
-    fn anything_may_come(value in ".{0,80}", name in 0..5_usize) {
+    fn any_header_is_handled(value in ".{0,80}", name in 0..5_usize) {
         let names = ["traceparent", "b3", "x-b3-traceid", "x-b3-spanid", REQUEST_ID];
         let mut head = head(&[("x-b3-traceid", "1"), ("x-b3-spanid", "2")]);
         head.set(names[name], value.as_bytes());
