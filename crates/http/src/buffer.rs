@@ -1,8 +1,8 @@
-//! Byte buffers whose memory is lent while there is something in them.
+//! Byte buffers that hold memory only while they hold bytes.
 //!
-//! A worker keeps a short list of free blocks, of which the one that was given back last goes out first. A block goes
-//! back as soon as it is empty, so that the same few, still in the CPU's caches, serve all connections, and ten
-//! thousand idle ones cost no more than their sockets.
+//! A worker keeps a short list of free blocks, and lends the block that was returned last. A block is returned when it
+//! is empty. A few blocks, which stay in the CPU's caches, thus serve all connections. Ten thousand idle connections
+//! cost no more than their sockets.
 
 use std::{
     cell::RefCell,
@@ -13,13 +13,13 @@ use std::{
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tokio::{io::Interest, net::TcpStream, task::coop};
 
-/// Size of a block: a head of usual size and the beginning of its body in one read.
+/// Size of a block in bytes: a usual head and the beginning of its body in one read.
 pub const BLOCK: usize = 16 * 1024;
-/// Size of the blocks that are taken when that is too little, as for what many streams have to say at once.
+/// Size of a large block in bytes, for the output of many streams.
 pub const LARGE: usize = 64 * 1024;
-/// Free blocks kept by one worker.
+/// Maximum number of free blocks that a worker keeps.
 const KEPT: usize = 64;
-/// Free large blocks kept by one worker.
+/// Maximum number of free large blocks that a worker keeps.
 const KEPT_LARGE: usize = 16;
 
 thread_local! {
@@ -33,42 +33,42 @@ pub struct Buffer {
     block: Box<[u8]>,
     start: usize,
     end: usize,
-    /// More was in it last than fits in a block, so that it begins with a large one next time.
+    /// The last content exceeded a block, so that the next one starts with a large block.
     large: bool,
 }
 
 impl Buffer {
-    /// What is in it.
+    /// Returns the content.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.block[self.start..self.end]
     }
 
-    /// What is in it, to be changed in its place.
+    /// Returns the content for changes in place.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.block[self.start..self.end]
     }
 
-    /// How much is in it.
+    /// Returns the length of the content.
     #[inline]
     pub fn len(&self) -> usize {
         self.end - self.start
     }
 
-    /// Whether nothing is in it.
+    /// Returns whether the buffer is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// Returns whether it holds a block of memory.
+    /// Returns whether the buffer holds memory.
     #[inline]
     pub fn has_memory(&self) -> bool {
         !self.block.is_empty()
     }
 
-    /// Takes bytes off the front.
+    /// Removes bytes from the front.
     #[inline]
     pub fn consume(&mut self, count: usize) {
         self.start = (self.start + count).min(self.end);
@@ -78,7 +78,7 @@ impl Buffer {
         }
     }
 
-    /// Room at the end; there is some unless [`Self::is_full`].
+    /// Returns the space at the end, which is empty only if [`Self::is_full`].
     #[inline]
     pub fn spare(&mut self) -> &mut [u8] {
         if self.block.is_empty() {
@@ -91,7 +91,7 @@ impl Buffer {
         &mut self.block[self.end..]
     }
 
-    /// Room at the end for at least so many bytes, growing as needed.
+    /// Returns space at the end for at least `count` bytes; grows if needed.
     #[inline]
     pub fn space(&mut self, count: usize) -> &mut [u8] {
         if self.block.is_empty() {
@@ -103,25 +103,25 @@ impl Buffer {
         &mut self.block[self.end..]
     }
 
-    /// Counts bytes written to [`Self::spare`] or [`Self::space`].
+    /// Adds bytes to the content that were written to [`Self::spare`] or [`Self::space`].
     #[inline]
     pub fn filled(&mut self, count: usize) {
         self.end = (self.end + count).min(self.block.len());
     }
 
-    /// Whether no more bytes fit without growing.
+    /// Returns whether nothing more fits without growing.
     #[inline]
     pub fn is_full(&self) -> bool {
         !self.block.is_empty() && self.len() == self.block.len()
     }
 
-    /// How many bytes more fit without growing.
+    /// Returns the number of bytes that fit without growing.
     #[inline]
     pub fn room(&self) -> usize {
         self.block.len() - self.len()
     }
 
-    /// Makes room for bytes beyond one block (a head larger than usual).
+    /// Grows beyond one block, for a head larger than usual.
     #[inline]
     pub fn grow(&mut self, size: usize) {
         if size > self.block.len() {
@@ -134,7 +134,7 @@ impl Buffer {
         }
     }
 
-    /// Puts bytes at the end, growing as needed. Always inlined: the length of most pieces is a constant.
+    /// Appends bytes; grows if needed. Always inlined, because the length of most pieces is a constant.
     #[inline(always)]
     pub fn extend(&mut self, bytes: &[u8]) {
         self.space(bytes.len())[..bytes.len()].copy_from_slice(bytes);
@@ -153,7 +153,7 @@ impl Buffer {
         }
     }
 
-    /// Gives back most of its memory if little is in it.
+    /// Releases most of the memory if the content is small.
     #[inline]
     pub fn pack(&mut self) {
         if self.block.len() >= BLOCK && self.len() <= BLOCK / 4 {
@@ -164,13 +164,14 @@ impl Buffer {
         }
     }
 
-    /// Reads what is there from a socket; 0 is its end. There must be room. As long as nothing is there no memory is needed.
+    /// Reads available bytes from a socket; returns 0 at the end of the stream. The buffer must not be full. Without
+    /// available bytes, no memory is held.
     ///
-    /// The calls go to the kernel directly, as libc's are points where a thread may be cancelled. Who always has more to
-    /// say than fits in a buffer must not keep others waiting: such reads use up the task's budget.
+    /// The system calls bypass libc, whose functions are thread cancellation points. A peer that always sends more
+    /// than a buffer must not delay other tasks: such reads use the task's budget.
     pub fn poll_fill(&mut self, tcp: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if !coop::has_budget_remaining() {
-            // Pending, and polled again after the others.
+            // Pending; the task is polled again after the others.
             let _ = ready!(coop::poll_proceed(cx));
         }
         loop {
@@ -179,7 +180,7 @@ impl Buffer {
                 let spare = self.spare();
                 let (_, read) = recv(tcp, &mut *spare, RecvFlags::empty())?;
                 count = Some(read);
-                // Less than there was room for was all there is, which saves asking.
+                // A short read took all available bytes, which saves another call.
                 if (1..spare.len()).contains(&read) { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
             });
             if self.is_empty() && !matches!(count, Some(1..)) {
@@ -203,7 +204,7 @@ impl Buffer {
         }
     }
 
-    /// Writes all that is in it to a socket; ready when the kernel has it.
+    /// Writes all content to a socket; returns ready when the kernel has accepted it.
     #[inline]
     pub fn poll_drain(&mut self, tcp: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.is_empty() {
@@ -216,7 +217,7 @@ impl Buffer {
         Poll::Ready(Ok(()))
     }
 
-    /// Forgets what is in it.
+    /// Removes all content.
     #[inline]
     pub fn clear(&mut self) {
         self.start = 0;
@@ -236,7 +237,7 @@ fn take_block() -> Box<[u8]> {
     free.unwrap_or_else(|| vec![0; BLOCK].into_boxed_slice())
 }
 
-/// A block for at least so many bytes.
+/// Returns a block of at least `size` bytes.
 fn take_large(size: usize) -> Box<[u8]> {
     let free = || FREE_LARGE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
     let free = if size <= LARGE { free() } else { None };
@@ -262,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_come_out_in_order_whatever_the_sizes() {
+    fn bytes_stay_in_order_for_all_sizes() {
         let mut buffer = Buffer::default();
         let (mut written, mut read) = (0_u32, 0_u32);
         let mut random = fastrand::Rng::with_seed(7);

@@ -1,4 +1,4 @@
-//! Compression of answers (RFC 9110, 8.4): gzip, for clients that accept it.
+//! Compression of responses (RFC 9110, section 8.4): gzip, for clients that accept it.
 //!
 //! Source: `envoy.extensions.filters.http.compressor.v3.Compressor`.
 
@@ -9,22 +9,22 @@ use flate2::{Compression, write::GzEncoder};
 
 use crate::head::{RequestHead, ResponseHead};
 
-/// Which answers are compressed, and how much.
+/// Settings of the compression of responses.
 #[derive(Debug)]
 pub struct Compressor {
-    /// Media types whose content is compressed, in lower case.
+    /// Media types to compress, in lower case.
     pub content_types: Vec<Box<str>>,
-    /// Content known to be shorter is left as it is, in bytes.
+    /// Minimum content length in bytes, if the length is known.
     pub min_length: u64,
-    /// Answers with an `etag` are left as they are.
+    /// Responses with an `etag` are not compressed.
     pub leave_etag: bool,
-    /// The upstream is not told what the client accepts, so that it compresses nothing itself.
+    /// `accept-encoding` is removed from the request, so that the upstream does not compress.
     pub hide_accept: bool,
-    /// From 1, the fastest, to 9, the smallest.
+    /// Compression level, from 1 (fastest) to 9 (smallest).
     pub level: u32,
 }
 
-/// Media types that are compressed where the configuration names none, as in Envoy.
+/// Media types to compress if the configuration names none, as in Envoy.
 pub const CONTENT_TYPES: [&str; 10] = [
     "application/javascript",
     "application/json",
@@ -39,7 +39,7 @@ pub const CONTENT_TYPES: [&str; 10] = [
 ];
 
 impl Compressor {
-    /// Whether the answer to this request may be compressed.
+    /// Returns whether the client accepts a compressed response.
     pub fn is_accepted(&self, head: &mut RequestHead) -> bool {
         let accepted = accepts_gzip(head.header("accept-encoding").unwrap_or_default());
         if self.hide_accept {
@@ -48,9 +48,9 @@ impl Compressor {
         accepted
     }
 
-    /// Makes the head that of a compressed answer, and returns what compresses its content. `None` leaves the content as
-    /// it is; if only because the client does not accept gzip, the head says so to caches. `length` is the content's, if
-    /// it is known.
+    /// Prepares the head of a compressed response, and returns the compressor. Returns `None` if the content is not to
+    /// be compressed. If only the client's acceptance is missing, `vary` is set for caches. `length` is the length of
+    /// the content, if known.
     pub fn begin(&self, head: &mut ResponseHead, length: Option<u64>, accepted: bool) -> Option<Gzip> {
         let media_type = head.header("content-type").unwrap_or_default();
         let media_type = media_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
@@ -63,7 +63,7 @@ impl Compressor {
             || !transforms
             || length.is_some_and(|length| length < self.min_length)
             || head.has("content-encoding")
-            // A part of the content is no whole of gzip.
+            // A compressed part is no part of the compressed content.
             || head.status() == 206
             || (has_etag && self.leave_etag)
         {
@@ -80,7 +80,7 @@ impl Compressor {
         head.remove("content-length");
         head.remove("accept-ranges");
         head.set("content-encoding", b"gzip");
-        // A strong one vouches for bytes that are others now.
+        // A strong validator would refer to the uncompressed bytes.
         if head.header("etag").is_some_and(|etag| !etag.starts_with(b"W/")) {
             head.remove("etag");
         }
@@ -88,25 +88,25 @@ impl Compressor {
     }
 }
 
-/// Content on its way into gzip.
+/// A gzip stream in progress.
 pub struct Gzip(GzEncoder<Vec<u8>>);
 
 impl Gzip {
-    /// The next piece. What has come in is passed on at once, as in Envoy: the client may be waiting for it.
+    /// Compresses a piece. The result is flushed at once, as in Envoy, because the client may wait for it.
     pub fn piece(&mut self, piece: &[u8], end: bool) -> Bytes {
-        // Writing into memory does not fail.
+        // Writing into memory cannot fail.
         let _ = self.0.write_all(piece);
         let _ = if end { self.0.try_finish() } else { self.0.flush() };
         std::mem::take(self.0.get_mut()).into()
     }
 }
 
-/// Elements of a list in a field, without their parameters.
+/// Returns the elements of a list field.
 fn tokens(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
 
-/// Whether `accept-encoding` accepts gzip, and rather that than the content as it is.
+/// Returns whether `accept-encoding` accepts gzip, and prefers it to the identity coding.
 fn accepts_gzip(value: &[u8]) -> bool {
     let (mut gzip, mut any, mut identity) = (None, None, None);
     for coding in tokens(value) {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_says_whether_it_takes_gzip() {
+    fn accept_encoding_is_evaluated() {
         for good in ["gzip", "deflate, GZIP;q=0.5", "br, *", "identity;q=0.5, gzip", "x-gzip"] {
             assert!(accepts_gzip(good.as_bytes()), "{good}");
         }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_say_what_was_done() {
+    fn heads_of_compressed_responses_are_adapted() {
         let begin = |headers: &[(&str, &str)], length| {
             let mut head = ResponseHead::build(200, headers);
             let begun = compressor().begin(&mut head, length, true).is_some();
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn every_piece_can_be_read_at_once() {
+    fn every_piece_is_flushed() {
         let mut gzip = compressor()
             .begin(&mut ResponseHead::build(200, &[("content-type", "text/plain")]), None, true)
             .unwrap();

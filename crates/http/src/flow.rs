@@ -1,8 +1,8 @@
-//! A body on its way from one end to another, with backpressure.
+//! Transfer of a body from one side to the other, with backpressure.
 //!
-//! Bytes move only as fast as the receiver takes them: no more is read while more than one block waits to be
-//! written. What has been read already goes out together, with the head if that has not gone yet. Between two
-//! connections of HTTP/1.1 content is copied once, from buffer to buffer; in all other cases it moves in pieces.
+//! Bytes move only as fast as the receiver accepts them: nothing more is read while more than one block waits to be
+//! written. Bytes that were read already are written together, with the head if it is still buffered. Between two
+//! HTTP/1.1 connections, content is copied once, from buffer to buffer. In all other cases it moves in pieces.
 
 use std::task::{Context, Poll, ready};
 
@@ -17,53 +17,53 @@ use crate::{
     wire::Wire,
 };
 
-/// Most of a request's body that is kept so that it can be sent once more.
+/// Maximum size in bytes of a request body that is kept for a retry.
 const KEPT: usize = 64 * 1024;
 
-/// A body on its way.
+/// A body in transfer.
 pub struct Flow {
-    /// Takes HTTP/1.1's framing off.
+    /// Decodes the framing of HTTP/1.1.
     decoder: BodyDecoder,
-    /// How it goes out on HTTP/1.1.
+    /// Framing for an HTTP/1.1 receiver.
     framing: Framing,
     limits: HeadLimits,
-    /// Bytes of content so far.
+    /// Number of content bytes so far.
     pub bytes: u64,
-    /// All content so far, to be sent again; `None` once it is too much.
+    /// Content so far, for a retry; `None` if it exceeds the limit.
     kept: Option<Vec<u8>>,
-    /// As much as is kept: all, while it is collected.
+    /// Limit of `kept` in bytes. While the body is collected, there is none.
     keeps: usize,
-    /// Some of it cannot be sent again.
+    /// A part of the content cannot be sent again.
     lost: bool,
-    /// How much of the content this receiver has got.
+    /// Number of content bytes that this receiver has got.
     given: usize,
-    /// A piece that has been read and waits for room.
+    /// A piece that was read and waits for space.
     waiting: Bytes,
-    /// Content that an HTTP/2 sender does not know to be handed on.
+    /// Number of content bytes for which an HTTP/2 sender has no window update yet.
     owed: usize,
     /// All content has been read.
     read: bool,
-    /// The fields after the content.
+    /// Trailer fields.
     trailers: Option<Headers>,
-    /// The end has been handed to the receiver.
+    /// The end has been passed to the receiver.
     ended: bool,
-    /// What is done to content on its way.
+    /// Conversion of the content.
     through: Option<Box<Through>>,
 }
 
-/// Which end broke off, and what was wrong.
+/// Reason for the failure of a transfer.
 #[derive(Debug)]
 pub enum Broken {
-    /// The sender closed too early or the connection failed.
+    /// The sender closed early, or its connection failed.
     Sender,
-    /// The sender's bytes are not what they should be.
+    /// The sender violated the protocol.
     Malformed,
-    /// Writing failed.
+    /// The receiver's connection failed.
     Receiver,
 }
 
 impl Flow {
-    /// A body that comes in as `from` and goes out as `to`. `keep` remembers it for another try.
+    /// Returns a body that arrives in framing `from` and leaves in framing `to`. `keep` stores it for a retry.
     pub fn new(from: Framing, to: Framing, limits: HeadLimits, keep: bool) -> Self {
         let none = from == Framing::None;
         Self {
@@ -84,7 +84,7 @@ impl Flow {
         }
     }
 
-    /// A body of our own, all of which is there.
+    /// Returns a body whose content is complete, such as that of a local response.
     #[inline]
     pub fn whole(content: &[u8], framing: Framing, trailers: Option<Headers>) -> Self {
         let limits = HeadLimits { max_head: 0, max_headers: 0 };
@@ -98,7 +98,7 @@ impl Flow {
         }
     }
 
-    /// Changes content on its way, whose length is not known then.
+    /// Adds a conversion of the content. The length of the result is not known.
     #[inline]
     pub fn lead(&mut self, through: Through) {
         if matches!(self.framing, Framing::Length(_)) {
@@ -107,19 +107,19 @@ impl Flow {
         self.through = Some(Box::new(through));
     }
 
-    /// Whether all of the body has been read and handed to the receiver.
+    /// Returns whether the whole body has been read and passed to the receiver.
     #[inline]
     pub fn is_read(&self) -> bool {
         self.ended
     }
 
-    /// Whether all of it has been read.
+    /// Returns whether the whole body has been read.
     #[inline]
     pub fn is_collected(&self) -> bool {
         self.read
     }
 
-    /// Whether all of the body is here, be it handed on or waiting to be.
+    /// Returns whether the whole body has arrived, even if a part waits to be read.
     #[inline]
     pub fn has_arrived(&self, from: &Wire) -> bool {
         self.read
@@ -129,37 +129,37 @@ impl Flow {
             }
     }
 
-    /// The content so far, if it is all still there.
+    /// Returns the content so far, if all of it was kept.
     #[inline]
     pub fn kept(&self) -> Option<&[u8]> {
         self.kept.as_deref()
     }
 
-    /// The fields after the content, once all of it has been read.
+    /// Returns the trailer fields after the whole body has been read.
     #[inline]
     pub fn trailers(&self) -> Option<&Headers> {
         self.trailers.as_ref().or_else(|| self.through.as_ref()?.trailers())
     }
 
-    /// Whether all that was taken of the body so far could be sent again.
+    /// Returns whether all content so far could be sent again.
     #[inline]
     pub fn is_whole(&self) -> bool {
         !self.lost
     }
 
-    /// How it goes out on HTTP/1.1.
+    /// Returns the framing for an HTTP/1.1 receiver.
     #[inline]
     pub fn framing(&self) -> Framing {
         self.framing
     }
 
-    /// Stops keeping what is sent.
+    /// Stops keeping content.
     #[inline]
     pub fn forget(&mut self) {
         self.lost |= self.kept.take().is_some();
     }
 
-    /// Begins again with what is kept: another receiver gets it all.
+    /// Starts again with the kept content, for another receiver.
     #[inline]
     pub fn begin_again(&mut self) {
         self.given = 0;
@@ -167,7 +167,7 @@ impl Flow {
         self.ended = self.read && self.framing == Framing::None;
     }
 
-    /// Moves what can be moved; ready when the receiver has the whole body (and whatever else it had to write).
+    /// Transfers what is possible; returns ready when the receiver has the whole body and its output is written.
     pub fn poll(&mut self, cx: &mut Context<'_>, from: &mut Wire, to: &mut Wire) -> Poll<Result<(), Broken>> {
         if let (Wire::Http1(from), Wire::Http1(to), None) = (&mut *from, &mut *to, &self.through) {
             return self.poll_copy(cx, from, to);
@@ -186,7 +186,7 @@ impl Flow {
         }
     }
 
-    /// Moves a body that is there as a whole; ready when the receiver has it.
+    /// Transfers a complete body; returns ready when the receiver has it.
     #[inline]
     pub fn poll_send(&mut self, cx: &mut Context<'_>, to: &mut Wire) -> Poll<Result<(), Broken>> {
         if !self.ended {
@@ -195,7 +195,7 @@ impl Flow {
         to.poll_flush(cx).map_err(|_| Broken::Receiver)
     }
 
-    /// Reads it to its end, or until there is more than `most`, for [`Self::kept`] and [`Self::trailers`].
+    /// Reads the body to its end, or until it exceeds `most` bytes, for [`Self::kept`] and [`Self::trailers`].
     #[inline]
     pub fn poll_collect(
         &mut self,
@@ -212,8 +212,8 @@ impl Flow {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads and throws away what has arrived; true if that is the end of the body. The end of an HTTP/2 stream
-    /// is no concern of those that follow it.
+    /// Discards input that has arrived; returns true if that reaches the end of the body. An HTTP/2 stream does not
+    /// affect later streams, so that it needs none of this.
     #[inline]
     pub fn skip(&mut self, from: &mut Wire) -> bool {
         let Wire::Http1(from) = from else { return true };
@@ -224,7 +224,7 @@ impl Flow {
         self.decoder.is_done()
     }
 
-    /// Both ends are HTTP/1.1.
+    /// Transfers between two HTTP/1.1 connections.
     fn poll_copy(
         &mut self,
         cx: &mut Context<'_>,
@@ -276,7 +276,7 @@ impl Flow {
         }
     }
 
-    /// Reads from a connection. The body may end with it.
+    /// Reads from a connection. The end of the connection may be the end of the body.
     fn poll_fill(&mut self, cx: &mut Context<'_>, from: &mut Stream) -> Poll<Result<(), Broken>> {
         if ready!(from.poll_fill(cx)).map_err(|_| Broken::Sender)? > 0 {
             return Poll::Ready(Ok(()));
@@ -290,7 +290,7 @@ impl Flow {
         Ok(())
     }
 
-    /// The next piece; empty at the end.
+    /// Returns the next piece; empty at the end.
     fn poll_piece(&mut self, cx: &mut Context<'_>, from: &mut Wire) -> Poll<Result<Bytes, Broken>> {
         if let Some(kept) = self.kept.as_ref().filter(|kept| self.given < kept.len()) {
             return Poll::Ready(Ok(Bytes::copy_from_slice(&kept[self.given..])));
@@ -314,7 +314,7 @@ impl Flow {
                     if piece.is_none() {
                         self.trailers = from.trailers();
                     }
-                    // An end that is known goes with the content, which saves a frame.
+                    // A known end is sent with the content, which saves a frame.
                     self.read = piece.is_none() || from.is_end();
                     let data = piece.unwrap_or_default();
                     self.owed += data.len();
@@ -336,7 +336,7 @@ impl Flow {
         Poll::Ready(Ok(Bytes::new()))
     }
 
-    /// Hands the waiting piece on, and the end if nothing follows.
+    /// Passes the waiting piece to the receiver, with the end if nothing follows.
     fn poll_give(&mut self, cx: &mut Context<'_>, to: &mut Wire) -> Poll<Result<(), Broken>> {
         let kept = self.kept.as_ref().map_or(0, Vec::len);
         let all = self.read && kept <= self.given + self.waiting.len();
@@ -375,7 +375,7 @@ impl Flow {
         Poll::Ready(Ok(()))
     }
 
-    /// Tells an HTTP/2 sender that there is room again for what has been handed on.
+    /// Sends a window update to an HTTP/2 sender for content that was passed on.
     fn release(&mut self, from: &mut Wire) {
         let handed_on = self.owed.saturating_sub(self.waiting.len());
         if let Wire::Http2(from) = from
@@ -387,7 +387,7 @@ impl Flow {
     }
 }
 
-/// Keeps what was read for another try, unless it is too much.
+/// Keeps content for a retry, up to the limit.
 fn keep(kept: &mut Option<Vec<u8>>, lost: &mut bool, data: &[u8], most: usize) {
     if let Some(known) = kept {
         if known.len() + data.len() > most {

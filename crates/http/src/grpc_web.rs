@@ -1,5 +1,5 @@
-//! gRPC-Web: gRPC for clients that cannot send or read trailers, such as browsers. Its messages are gRPC's, as bytes or in
-//! base64; trailers are one more message at the end of the content.
+//! gRPC-Web: gRPC for clients that cannot send or receive trailers, such as browsers. Its messages are those of gRPC,
+//! in binary or base64. Trailers are an additional message at the end of the content.
 //! Source: <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-WEB.md>, filter `envoy.filters.http.grpc_web`.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
@@ -11,12 +11,12 @@ use crate::{
     head::{Headers, RequestHead, ResponseHead},
 };
 
-/// What a client speaks.
+/// Encodings of a gRPC-Web call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Web {
     /// The request's content is base64.
     pub text: bool,
-    /// The answer's content is to be.
+    /// The client accepts base64 in the response.
     wants_text: bool,
 }
 
@@ -24,18 +24,18 @@ const WEB: &[u8] = b"application/grpc-web";
 const TEXT: &[u8] = b"application/grpc-web-text";
 const GRPC: &[u8] = b"application/grpc";
 
-/// Whether a content type is this, of messages in protobuf.
+/// Returns whether a content type has this name, with messages in protobuf.
 fn is(content_type: &[u8], name: &[u8]) -> bool {
     matches!(content_type.strip_prefix(name), Some(b"" | b"+proto"))
 }
 
-/// Whether a request is a call of gRPC-Web.
+/// Returns whether a request is a gRPC-Web call.
 pub fn is_spoken(head: &RequestHead) -> bool {
     let content_type = head.header("content-type").unwrap_or_default();
     is(content_type, TEXT) || is(content_type, WEB)
 }
 
-/// Makes a call of gRPC out of one of gRPC-Web; `None` if it is none.
+/// Turns a gRPC-Web call into a gRPC call; returns `None` if it is no gRPC-Web call.
 pub fn request(head: &mut RequestHead) -> Option<Web> {
     let content_type = head.header("content-type").unwrap_or_default();
     let text = is(content_type, TEXT);
@@ -44,7 +44,7 @@ pub fn request(head: &mut RequestHead) -> Option<Web> {
     }
     let wants_text = head.header("accept").is_some_and(|accept| is(accept, TEXT));
     head.set("content-type", GRPC);
-    // It was that of one hop, and of the text.
+    // The length was that of the encoded content on the previous hop.
     head.remove("content-length");
     head.set("te", b"trailers");
     head.set("grpc-accept-encoding", b"identity");
@@ -52,8 +52,8 @@ pub fn request(head: &mut RequestHead) -> Option<Web> {
 }
 
 impl Web {
-    /// Makes the head of an answer of gRPC-Web, and says what becomes of its content: `None` if that is not gRPC's, and is
-    /// left out. It is a failure then.
+    /// Turns the head of a response into gRPC-Web, and returns the conversion of its content. Returns `None` if the
+    /// content is not gRPC, which is an error; the content is left out.
     pub fn answer(self, head: &mut ResponseHead) -> Option<Through> {
         let grpc = is(head.header("content-type").unwrap_or_default(), GRPC);
         head.set("content-type", &[if self.wants_text { TEXT } else { WEB }, b"+proto"].concat());
@@ -66,27 +66,27 @@ impl Web {
     }
 }
 
-/// What is done to content on its way.
+/// Conversion of content in transit.
 pub enum Through {
-    /// Taken out of base64, which may be padded anywhere; up to three letters that make no bytes yet.
+    /// Decodes base64, which may have padding anywhere. Holds up to three characters that are no quad yet.
     In(Vec<u8>),
-    /// Put into base64, if that is wanted, after which come the trailers, which have been there.
+    /// Encodes base64 if the client wants it, and appends the trailers as a message.
     Out {
-        /// Whether the client wants base64.
+        /// The client wants base64.
         text: bool,
-        /// The trailers, once they have come.
+        /// Trailers that were appended.
         trailers: Option<Headers>,
     },
-    /// Compressed.
+    /// Compresses.
     Gzip(Gzip),
 }
 
-/// What should be base64 is none.
+/// Error: the content is not valid base64.
 #[derive(Debug)]
 pub struct NoBase64;
 
 impl Through {
-    /// The next piece of content; at the end with what follows it.
+    /// Converts a piece of content; at the end also the trailers (`following`).
     pub fn piece(
         &mut self,
         piece: Bytes,
@@ -98,7 +98,7 @@ impl Through {
                 rest.extend_from_slice(&piece);
                 let whole = rest.len() / 4 * 4;
                 let mut out = Vec::with_capacity(whole / 4 * 3);
-                // Padding ends a run, not the content.
+                // Padding ends a run of quads, not the content.
                 for run in rest[..whole].split_inclusive_quads() {
                     BASE64.decode_vec(run, &mut out).map_err(|_| NoBase64)?;
                 }
@@ -117,7 +117,7 @@ impl Through {
         }
     }
 
-    /// The trailers that have become content.
+    /// Returns the trailers that were appended to the content.
     pub fn trailers(&self) -> Option<&Headers> {
         match self {
             Self::In(_) | Self::Gzip(_) => None,
@@ -126,7 +126,7 @@ impl Through {
     }
 }
 
-/// Runs of whole quads, each of which ends with padding or at the end.
+/// Splits into runs of quads; a run ends at padding or at the end.
 trait Quads {
     fn split_inclusive_quads(&self) -> impl Iterator<Item = &[u8]>;
 }
@@ -143,7 +143,7 @@ impl Quads for [u8] {
     }
 }
 
-/// Trailers as a message, which its first bit tells from others.
+/// Encodes trailers as a message. The first bit marks it as trailers.
 fn message(trailers: &Headers) -> Vec<u8> {
     let mut out = vec![0x80, 0, 0, 0, 0];
     for (name, value) in trailers.iter() {
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_told_by_their_content_type() {
+    fn calls_are_detected_by_content_type() {
         let call = |content_type, accept| {
             let headers = [("content-type", content_type), ("accept", accept), ("content-length", "5")];
             let mut head = RequestHead::build("POST", "/a/b", "a", &headers);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn base64_comes_in_any_pieces_with_padding_anywhere() {
+    fn base64_is_decoded_in_any_pieces_with_padding_anywhere() {
         let text = [BASE64.encode("hello"), BASE64.encode("abcd"), BASE64.encode("xyz")].concat();
         for size in 1..text.len() {
             let (mut through, mut out) = (Through::In(Vec::new()), Vec::new());

@@ -1,5 +1,6 @@
-//! Heads of requests and responses, as every codec fills them and every decision reads them. Buffers live as long as the
-//! connection, so that a request allocates nothing here. Pseudo-headers of HTTP/2 are fields of their own.
+//! Heads of requests and responses. Every codec fills them, and every decision reads them. Their memory is reused for
+//! the life of a connection, so that a request allocates nothing. The pseudo-header fields of HTTP/2 are fields of the
+//! structs.
 
 mod combined;
 mod fields;
@@ -14,7 +15,7 @@ pub use combined::combine_answered;
 pub use fields::Headers;
 pub use fields::Names;
 
-/// Which HTTP a message came in by.
+/// HTTP version of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Version {
     /// HTTP/1.0.
@@ -27,7 +28,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// As the access log writes it: `HTTP/1.1`, `HTTP/2`.
+    /// Returns the version as the access log writes it: `HTTP/1.1`, `HTTP/2`.
     #[inline]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -38,14 +39,14 @@ impl Version {
     }
 }
 
-/// What a client asks.
+/// Head of a request.
 #[derive(Debug, Default, PartialEq)]
 pub struct RequestHead {
     method: String,
     path: String,
     authority: String,
     scheme: Scheme,
-    /// Which HTTP it came in by.
+    /// HTTP version of the received message.
     pub version: Version,
     headers: Headers,
 }
@@ -57,7 +58,7 @@ impl Clone for RequestHead {
         copy
     }
 
-    /// Makes this a copy of another, with the memory that this one has.
+    /// Copies another head into the memory of this one.
     fn clone_from(&mut self, from: &Self) {
         let Self { method, path, authority, scheme, version, headers } = from;
         self.method.clone_from(method);
@@ -68,16 +69,16 @@ impl Clone for RequestHead {
     }
 }
 
-/// What a server answers.
+/// Head of a response.
 #[derive(Clone, Debug, Default)]
 pub struct ResponseHead {
     status: u16,
-    /// Which HTTP it came in by.
+    /// HTTP version of the received message.
     pub version: Version,
     headers: Headers,
 }
 
-/// The scheme of a request's target.
+/// Scheme of a request's target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Scheme {
     /// `http`.
@@ -87,7 +88,7 @@ pub enum Scheme {
     Https,
 }
 
-/// Heads that are not used any more, kept for their memory, of one thread.
+/// Unused heads of a thread, kept for their memory.
 struct Spares {
     requests: Vec<RequestHead>,
     answers: Vec<ResponseHead>,
@@ -97,23 +98,23 @@ thread_local! {
     static SPARES: RefCell<Spares> = const { RefCell::new(Spares { requests: Vec::new(), answers: Vec::new() }) };
 }
 
-/// Heads of each kind that a thread keeps.
+/// Maximum number of unused heads of each kind that a thread keeps.
 const SPARE: usize = 64;
 
 impl RequestHead {
-    /// An empty head, if possible with the memory of one that was given to [`Self::recycle`].
+    /// Returns an empty head, if possible with the memory of a head from [`Self::recycle`].
     #[inline]
     pub fn spare() -> Self {
         SPARES.with(|spares| spares.borrow_mut().requests.pop()).unwrap_or_default()
     }
 
-    /// Bytes of text.
+    /// Returns the length of all texts in bytes.
     #[inline]
     pub fn size(&self) -> usize {
         self.method.len() + self.path.len() + self.authority.len() + self.headers.text().len()
     }
 
-    /// A copy, if possible with the memory of a head that was given to [`Self::recycle`].
+    /// Returns a copy, if possible with the memory of a head from [`Self::recycle`].
     #[inline]
     pub fn copy(&self) -> Self {
         let mut copy = Self::spare();
@@ -121,7 +122,7 @@ impl RequestHead {
         copy
     }
 
-    /// Keeps its memory for another.
+    /// Keeps the memory for another head.
     #[inline]
     pub fn recycle(mut self) {
         if self.headers.is_worth_keeping() {
@@ -130,7 +131,7 @@ impl RequestHead {
         }
     }
 
-    /// A head made here rather than read: for requests of our own and for tests.
+    /// Builds a head, for requests of the proxy itself and for tests.
     #[inline]
     pub fn build(method: &str, path: &str, authority: &str, headers: &[(&str, &str)]) -> Self {
         let mut head = Self::default();
@@ -143,39 +144,39 @@ impl RequestHead {
         head
     }
 
-    /// `GET`.
+    /// Returns the method, such as `GET`.
     #[inline]
     pub fn method(&self) -> &str {
         &self.method
     }
 
-    /// Origin form with the query: `/a/b?c=d`. `*` for `OPTIONS *`, empty for `CONNECT`.
+    /// Returns the path with the query, `/a/b?c=d`. It is `*` for `OPTIONS *`, and empty for `CONNECT`.
     #[inline]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The path up to the query (or a fragment that should not be there).
+    /// Returns the path without the query, and without an invalid fragment.
     #[inline]
     pub fn path_without_query(&self) -> &str {
         let end = self.path.bytes().position(|b| matches!(b, b'?' | b'#')).unwrap_or(self.path.len());
         &self.path[..end]
     }
 
-    /// What follows the first `?`, if there is one.
+    /// Returns the query: the text after the first `?`.
     #[inline]
     pub fn query(&self) -> Option<&str> {
         let query = self.path.split_once('?')?.1;
         Some(query.split_once('#').map_or(query, |(query, _)| query))
     }
 
-    /// The first cookie of this name, without quotes around its value.
+    /// Returns the first cookie with this name, without quotes around its value.
     #[inline]
     pub fn cookie<'a>(&'a self, name: &'a str) -> Option<&'a [u8]> {
         self.cookies(name).next()
     }
 
-    /// All cookies of this name, without quotes around their values.
+    /// Returns all cookies with this name, without quotes around their values.
     #[inline]
     pub fn cookies<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
         let pairs = self.header_values("cookie").flat_map(|value| value.split(|byte| *byte == b';'));
@@ -187,7 +188,7 @@ impl RequestHead {
         })
     }
 
-    /// What stands in the request's line, or for it, rather than among its fields: `:path`, `host`.
+    /// Returns the value of a header that is not stored as a field, such as `:path` or `host`.
     #[inline]
     pub fn apart(&self, name: &str) -> Option<&str> {
         match name {
@@ -199,13 +200,13 @@ impl RequestHead {
         }
     }
 
-    /// `Host` or `:authority`: `reviews:9080`.
+    /// Returns `Host` or `:authority`, such as `reviews:9080`.
     #[inline]
     pub fn authority(&self) -> &str {
         &self.authority
     }
 
-    /// `http` or `https`.
+    /// Returns the scheme, `http` or `https`.
     #[inline]
     pub fn scheme(&self) -> &'static str {
         match self.scheme {
@@ -214,37 +215,37 @@ impl RequestHead {
         }
     }
 
-    /// Another method.
+    /// Sets the method.
     #[inline]
     pub fn set_method(&mut self, method: &str) {
         replace(&mut self.method, method);
     }
 
-    /// Another path, with its query.
+    /// Sets the path with the query.
     #[inline]
     pub fn set_path(&mut self, path: &str) {
         replace(&mut self.path, path);
     }
 
-    /// Another authority.
+    /// Sets the authority.
     #[inline]
     pub fn set_authority(&mut self, authority: &str) {
         replace(&mut self.authority, authority);
     }
 
-    /// Another scheme.
+    /// Sets the scheme.
     #[inline]
     pub fn set_scheme(&mut self, scheme: Scheme) {
         self.scheme = scheme;
     }
 
-    /// The fields alone.
+    /// Returns the fields.
     #[inline]
     pub fn headers(&self) -> &Headers {
         &self.headers
     }
 
-    /// Takes the method from the loaded text, which is known to be ASCII there.
+    /// Sets the method from the loaded text, where it is known to be ASCII.
     #[inline]
     pub fn load_method(&mut self, range: Range<usize>) {
         let method = match &self.headers.text()[range] {
@@ -255,7 +256,7 @@ impl RequestHead {
         replace(&mut self.method, method);
     }
 
-    /// Takes the path from the loaded text; false if it is not UTF-8 there.
+    /// Sets the path from the loaded text; returns false if it is not UTF-8.
     #[inline]
     pub fn load_path(&mut self, range: Range<usize>) -> bool {
         let path = std::str::from_utf8(&self.headers.text()[range]);
@@ -265,7 +266,8 @@ impl RequestHead {
         })
     }
 
-    /// Moves the first `host` field to the authority. `None` if there is no such field, false if it holds no authority.
+    /// Moves the first `host` field to the authority. Returns `None` if there is none, and false if it is no
+    /// authority.
     #[inline]
     pub fn load_authority(&mut self) -> Option<bool> {
         let host = self.headers.take_first("host")?;
@@ -277,7 +279,7 @@ impl RequestHead {
         Some(true)
     }
 
-    /// Makes the head ready for another request, keeping the memory.
+    /// Clears the head for another request; keeps the memory.
     #[inline]
     pub fn clear(&mut self) {
         self.method.clear();
@@ -290,13 +292,13 @@ impl RequestHead {
 }
 
 impl ResponseHead {
-    /// An empty head, if possible with the memory of one that was given to [`Self::recycle`].
+    /// Returns an empty head, if possible with the memory of a head from [`Self::recycle`].
     #[inline]
     pub fn spare() -> Self {
         SPARES.with(|spares| spares.borrow_mut().answers.pop()).unwrap_or_default()
     }
 
-    /// Keeps its memory for another.
+    /// Keeps the memory for another head.
     #[inline]
     pub fn recycle(mut self) {
         if self.headers.is_worth_keeping() {
@@ -305,7 +307,7 @@ impl ResponseHead {
         }
     }
 
-    /// A head made here rather than read.
+    /// Builds a head.
     #[inline]
     pub fn build(status: u16, headers: &[(&str, &str)]) -> Self {
         let mut head = Self { status, ..Self::default() };
@@ -315,25 +317,25 @@ impl ResponseHead {
         head
     }
 
-    /// `200`.
+    /// Returns the status, such as `200`.
     #[inline]
     pub fn status(&self) -> u16 {
         self.status
     }
 
-    /// Another status.
+    /// Sets the status.
     #[inline]
     pub fn set_status(&mut self, status: u16) {
         self.status = status;
     }
 
-    /// The fields alone.
+    /// Returns the fields.
     #[inline]
     pub fn headers(&self) -> &Headers {
         &self.headers
     }
 
-    /// Makes the head ready for another response, keeping the memory.
+    /// Clears the head for another response; keeps the memory.
     #[inline]
     pub fn clear(&mut self) {
         self.status = 0;
@@ -376,9 +378,9 @@ fn keep<T>(spares: &mut Vec<T>, head: T) {
     }
 }
 
-/// Whether a value is `uri-host [":" port]` of RFC 3986 without userinfo: a name, an IPv4 address, or an IPv6 address, which may
-/// stand without its brackets where no port follows. A port has at most five digits; all else behind the last colon would be a
-/// port to some and part of the name to others.
+/// Returns whether a value is `uri-host [":" port]` (RFC 3986) without userinfo. The host is a name, an IPv4 address
+/// or an IPv6 address; the latter needs no brackets if there is no port. A port has at most five digits. Parsers
+/// differ on other text after the last colon: some take it as a port, others as a part of the name.
 pub fn is_authority(value: &[u8]) -> bool {
     const HOST: u8 = 1;
     const MARK: u8 = 2;
@@ -409,7 +411,7 @@ pub fn is_authority(value: &[u8]) -> bool {
     seen & MARK == 0 || has_port(value)
 }
 
-/// The same of a value with a colon or a bracket.
+/// As [`is_authority`], for a value with a colon or a bracket.
 fn has_port(value: &[u8]) -> bool {
     let is_ipv6 = |text: &[u8]| {
         let text = std::str::from_utf8(text).unwrap_or_default();
@@ -430,7 +432,7 @@ fn has_port(value: &[u8]) -> bool {
     is_port(port) && !host.iter().any(|b| matches!(b, b':' | b'[' | b']')) || is_ipv6(value)
 }
 
-/// A value as an authority to set; `None` if it is empty or none that a `Host` field could hold.
+/// Returns a value as an authority; `None` if it is empty or not valid in a `Host` field.
 #[inline]
 pub fn as_authority(value: &[u8]) -> Option<&str> {
     let valid = !value.is_empty() && is_authority(value);
@@ -447,7 +449,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn path_and_query_come_apart() {
+    fn path_and_query_are_separated() {
         let head = |path| RequestHead::build("GET", path, "a", &[]);
         assert_eq!(head("/a?b?c").path_without_query(), "/a");
         assert_eq!(head("/a?b?c").query(), Some("b?c"));
@@ -456,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn authorities_have_one_reading() {
+    fn ambiguous_authorities_are_refused() {
         for valid in [
             "a",
             "a.b",

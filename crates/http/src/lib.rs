@@ -1,4 +1,4 @@
-//! Bytes to heads and bodies and back: buffers, sockets, TLS sessions, HTTP/1, HTTP/2 and what wraps them.
+//! HTTP codecs: buffers, sockets, TLS sessions, HTTP/1, HTTP/2, and the encodings of bodies.
 
 pub mod buffer;
 pub mod compress;

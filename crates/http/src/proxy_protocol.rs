@@ -1,51 +1,53 @@
-//! The PROXY protocol: what a proxy in front says of a connection before its first byte, as text (version 1) or bytes
-//! (version 2). Source: <https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt>.
+//! The PROXY protocol: a header before the first byte of a connection, by which a proxy passes on the client's
+//! addresses. Version 1 is text, version 2 binary. Source:
+//! <https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt>.
 //!
-//! Pure: reading looks at the bytes so far, and never asks for more than a header can have.
+//! Does no IO. Parsing never asks for more bytes than a header can have.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// How a header is written.
+/// Version of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyVersion {
-    /// `PROXY TCP4 …`.
+    /// Text, `PROXY TCP4 …`.
     V1,
-    /// Bytes.
+    /// Binary.
     V2,
 }
 
-/// Both ends of a connection, as the proxy in front saw it.
+/// Addresses of a connection, as the proxy in front saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    /// The client.
+    /// Address of the client.
     pub source: SocketAddr,
-    /// Where it dialled.
+    /// Address that the client dialled.
     pub destination: SocketAddr,
 }
 
-/// What a connection's first bytes are.
+/// Result of parsing the first bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// The beginning of a header; more bytes are needed.
+    /// An incomplete header; more bytes are needed.
     More,
     /// No header.
     Absent,
-    /// A header that cannot be read.
+    /// An invalid header.
     Broken,
-    /// A header of this version and so many bytes. It names no ends where the proxy speaks for itself, or does not know.
+    /// A header with its version, its length in bytes and the addresses. There are none if the proxy opened the
+    /// connection for itself (`LOCAL`), or does not know them.
     Header(ProxyVersion, usize, Option<Ends>),
 }
 
 const SIGNATURE_V1: &[u8] = b"PROXY ";
 const SIGNATURE_V2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
-/// Longest header of version 1, with its CR and LF (section 2.1).
+/// Maximum length of a version 1 header, including CR LF (section 2.1).
 const MAX_V1: usize = 107;
-/// What comes before addresses in version 2.
+/// Length of the fixed part of a version 2 header.
 const FIXED_V2: usize = 16;
-/// Longest header of all.
+/// Maximum length of a header.
 pub const MAX: usize = FIXED_V2 + u16::MAX as usize;
 
-/// Looks for a header.
+/// Parses the first bytes of a connection.
 pub fn look(bytes: &[u8]) -> Look {
     let begins = |signature: &[u8]| {
         let seen = bytes.len().min(signature.len());
@@ -65,14 +67,14 @@ pub fn look(bytes: &[u8]) -> Look {
     }
 }
 
-/// A line of version 1, with its end.
+/// Parses a version 1 header, including its line end.
 fn text(line: &[u8]) -> Option<Look> {
     let header = |ends| Some(Look::Header(ProxyVersion::V1, line.len(), ends));
     let text = std::str::from_utf8(line.strip_suffix(b"\r\n")?).ok()?;
     let mut words = text.strip_prefix("PROXY ")?.split(' ');
     let family = words.next()?;
     if family == "UNKNOWN" {
-        // What follows is to be ignored.
+        // The rest of the line is ignored.
         return header(None);
     }
     let (source, destination) = (words.next()?, words.next()?);
@@ -92,7 +94,7 @@ fn text(line: &[u8]) -> Option<Look> {
     if words.next().is_some() { None } else { header(Some(ends)) }
 }
 
-/// A header of version 2, of which the fixed part is there.
+/// Parses a version 2 header whose fixed part is complete.
 fn binary(bytes: &[u8]) -> Look {
     let (command, family) = (bytes[12], bytes[13]);
     let length = usize::from(u16::from_be_bytes([bytes[14], bytes[15]]));
@@ -101,10 +103,10 @@ fn binary(bytes: &[u8]) -> Look {
     }
     let total = FIXED_V2 + length;
     let Some(rest) = bytes.get(FIXED_V2..total) else { return Look::More };
-    // LOCAL: the proxy's own connection, such as a health check.
+    // `LOCAL`: the proxy's own connection, such as a health check.
     let ends = match (command, family) {
         (0x20, _) => None,
-        // Unspecified, and UNIX sockets: nothing that could be an address here.
+        // Unspecified addresses and UNIX sockets have no IP address.
         (_, 0x00 | 0x31) => None,
         (_, 0x11) => match ends::<4>(rest) {
             Some(ends) => Some(ends),
@@ -114,13 +116,13 @@ fn binary(bytes: &[u8]) -> Look {
             Some(ends) => Some(ends),
             None => return Look::Broken,
         },
-        // Datagrams do not come by TCP.
+        // Datagrams are not transported over TCP.
         _ => return Look::Broken,
     };
     Look::Header(ProxyVersion::V2, total, ends)
 }
 
-/// Two addresses of so many bytes, then two ports. What follows are extensions (TLVs), which nothing here asks for.
+/// Parses two addresses of `LENGTH` bytes and two ports. Extensions (TLVs) follow, which are ignored.
 fn ends<const LENGTH: usize>(bytes: &[u8]) -> Option<Ends>
 where
     IpAddr: From<[u8; LENGTH]>,
@@ -135,9 +137,9 @@ where
     })
 }
 
-/// A header for a connection of this client's, or for one of our own.
+/// Returns a header for a client's connection, or (without `ends`) for a connection of this proxy.
 pub fn write(version: ProxyVersion, ends: Option<Ends>) -> Vec<u8> {
-    // Both addresses have one family.
+    // Both addresses must have one family.
     let ends = ends.map(|Ends { source, destination }| {
         let (from, to) = (source.ip().to_canonical(), destination.ip().to_canonical());
         let mapped = |ip: IpAddr| match ip {
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_whole_and_in_pieces() {
+    fn written_headers_are_parsed_whole_and_in_pieces() {
         let v4 = ends("10.0.0.1:40000", "10.0.0.2:80");
         let v6 = ends("[2001:db8::1]:40000", "[::1]:0");
         for version in [ProxyVersion::V1, ProxyVersion::V2] {
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_as_the_specification_says() {
+    fn text_headers_follow_the_specification() {
         let unknown = b"PROXY UNKNOWN ffff:f...f:ffff ffff:f...f:ffff 65535 65535\r\n";
         assert_eq!(look(unknown), Look::Header(ProxyVersion::V1, unknown.len(), None));
         for broken in [
@@ -238,15 +240,15 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_as_the_specification_says() {
+    fn binary_headers_follow_the_specification() {
         let header = |fixed: [u8; 4], rest: &[u8]| [SIGNATURE_V2, &fixed, rest].concat();
-        // Extensions are passed over; what a UNIX socket is called is none of ours.
+        // Extensions and the paths of UNIX sockets are ignored.
         let more = [&[10, 0, 0, 1, 10, 0, 0, 2, 0, 1, 0, 2][..], b"\x01\0\x02h2"].concat();
         let expected = Some(ends("10.0.0.1:1", "10.0.0.2:2"));
         assert_eq!(look(&header([0x21, 0x11, 0, 17], &more)), Look::Header(ProxyVersion::V2, 33, expected));
         assert_eq!(look(&header([0x21, 0x31, 0, 216], &[0; 216])), Look::Header(ProxyVersion::V2, 232, None));
         assert_eq!(look(&header([0x21, 0, 0, 0], &[])), Look::Header(ProxyVersion::V2, 16, None));
-        // Nothing is taken of a header that speaks for the proxy itself.
+        // The addresses of a `LOCAL` header are ignored.
         assert_eq!(look(&header([0x20, 0x11, 0, 12], &[1; 12])), Look::Header(ProxyVersion::V2, 28, None));
         assert_eq!(look(&header([0x21, 0x11, 255, 255], &[0; 100])), Look::More);
         for fixed in [[0x11, 0x11, 0, 12], [0x22, 0x11, 0, 12], [0x21, 0x12, 0, 12], [0x21, 0x11, 0, 11]] {

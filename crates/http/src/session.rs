@@ -1,8 +1,8 @@
-//! TLS on a connection: encrypted bytes on the side of the socket, content on the other.
+//! A TLS session on a connection: ciphertext on the socket, plaintext for the caller.
 //!
-//! rustls is driven without buffers of its own: it decrypts where the bytes were read to, and encrypts into the block
-//! that is written from. So bytes are read and written in large pieces, what was read while the protocol was being
-//! found out goes into the session without a rewinding stream, and an idle session holds no buffer.
+//! rustls runs without buffers of its own: it decrypts in the read buffer and encrypts into the write buffer. Reads
+//! and writes are therefore large. Bytes that were read to detect the protocol go into the session without a rewinding
+//! stream. An idle session holds no buffer.
 
 use std::{
     io,
@@ -19,64 +19,64 @@ use tokio::net::TcpStream;
 
 use crate::buffer::{BLOCK, Buffer, LARGE};
 
-/// What records and messages of the session's own add to a large block of content at most.
+/// Maximum size in bytes that record framing and session messages add to a large block of content.
 const OVERHEAD: usize = 256;
-/// With more than this still unwritten, nothing more is encrypted.
+/// Threshold in bytes: with more ciphertext unwritten, nothing more is encrypted.
 const UNWRITTEN: usize = 4 * 1024;
 
 /// A TLS session.
 pub struct TlsSession {
     rustls: TlsConnection,
-    /// Encrypted bytes read and not yet used.
+    /// Ciphertext that was read and not yet consumed.
     raw: Buffer,
-    /// How many of them rustls has looked at, and waits for more to come after them.
+    /// Number of its bytes that rustls has processed and that need more bytes after them.
     seen: usize,
-    /// Encrypted bytes to be written.
+    /// Ciphertext to write.
     sealed: Buffer,
-    /// The peer has announced its end.
+    /// The peer has sent `close_notify`.
     closed: bool,
-    /// Nothing more can be read: the socket has ended, or the peer does not speak TLS as it should.
+    /// Nothing more can be read: the stream has ended, or the peer violated the protocol.
     ended: bool,
-    /// Our own end has been announced.
+    /// `close_notify` has been sent.
     closing: bool,
 }
 
-/// Which side of the session is ours.
+/// Side of a session.
 pub enum TlsConnection {
-    /// Of a connection that this end began.
+    /// The side that opened the connection.
     Client(UnbufferedClientConnection),
-    /// Of a connection that this end accepted.
+    /// The side that accepted the connection.
     Server(UnbufferedServerConnection),
 }
 
-/// What is to be sent as soon as the session can.
+/// Data to send when the session is ready.
 enum Send<'a> {
     Nothing,
     Content(&'a mut Buffer),
     End,
 }
 
-/// How far rustls has got.
+/// Result of a step of rustls.
 enum Step {
-    /// It goes on from here.
+    /// Another step is possible.
     Further,
-    /// Content has been moved.
+    /// Content was moved.
     Content,
-    /// The peer has announced its end.
+    /// The peer has sent `close_notify`.
     Closed,
-    /// It needs more bytes. What was to be sent is encrypted.
+    /// More bytes are needed. The data to send are encrypted.
     Idle,
 }
 
 impl TlsSession {
-    /// A session that is to begin. `raw` has been read already.
+    /// Returns a session before its handshake. `raw` was read already.
     #[inline]
     pub fn new(rustls: TlsConnection, raw: Buffer) -> Self {
         let sealed = Buffer::default();
         Self { rustls, raw, seen: 0, sealed, closed: false, ended: false, closing: false }
     }
 
-    /// What was agreed on, and with whom.
+    /// Returns the negotiated parameters and the peer's identity.
     #[inline]
     pub fn agreed(&self) -> &CommonState {
         match &self.rustls {
@@ -85,7 +85,7 @@ impl TlsSession {
         }
     }
 
-    /// Shakes hands. Content that came along is in `input` then.
+    /// Runs the handshake. Content that arrived with it is in `input` afterwards.
     pub fn poll_handshake(
         &mut self,
         tcp: &TcpStream,
@@ -104,7 +104,7 @@ impl TlsSession {
                 }
                 ready!(self.poll_more(tcp, cx))?;
             } else if self.agreed().protocol_version() == Some(ProtocolVersion::TLSv1_3) {
-                // The client's last message and the server's ticket can go with the first data.
+                // The client's last message and the server's ticket can be sent with the first data.
                 return Poll::Ready(Ok(()));
             } else {
                 return self.sealed.poll_drain(tcp, cx);
@@ -112,7 +112,7 @@ impl TlsSession {
         }
     }
 
-    /// Reads content into `input`; 0 is the peer's end.
+    /// Reads content into `input`; returns 0 at the peer's `close_notify`.
     pub fn poll_read(
         &mut self,
         tcp: &TcpStream,
@@ -124,7 +124,8 @@ impl TlsSession {
             let unwritten = self.sealed.len();
             let opened = self.open(input);
             if self.sealed.len() > unwritten || matches!(self.rustls, TlsConnection::Client(_)) {
-                // An alert or an answer to one, or what a handshake left. If the peer does not take it, reading may tell why.
+                // The ciphertext is an alert, a response to one, or the rest of a handshake. If it cannot be written,
+                // reading may show the cause.
                 let _ = self.sealed.poll_drain(tcp, cx);
             }
             opened?;
@@ -135,17 +136,17 @@ impl TlsSession {
                 return Poll::Ready(Ok(0));
             }
             if self.ended {
-                // Somebody may have cut off what was to come.
+                // An attacker may have truncated the stream.
                 return Poll::Ready(Err(io::Error::new(
                     io::ErrorKind::UnexpectedEof,
-                    "the peer has ended the connection without announcing it (TLS close_notify)",
+                    "the peer closed the connection without a TLS close_notify",
                 )));
             }
             ready!(self.poll_more(tcp, cx))?;
         }
     }
 
-    /// Writes all of `output`; ready when the kernel has it.
+    /// Writes all of `output`; returns ready when the kernel has accepted it.
     pub fn poll_flush(
         &mut self,
         tcp: &TcpStream,
@@ -163,7 +164,7 @@ impl TlsSession {
         }
     }
 
-    /// Announces our end.
+    /// Sends `close_notify`.
     #[inline]
     pub fn poll_close(&mut self, tcp: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.closing {
@@ -173,13 +174,13 @@ impl TlsSession {
         self.sealed.poll_drain(tcp, cx)
     }
 
-    /// Whether there is something to be read, be it the end, although the socket has nothing.
+    /// Returns whether input or its end can be read although the socket has nothing.
     #[inline]
     pub fn holds_input(&self) -> bool {
         !self.raw.is_empty() || self.closed || self.ended
     }
 
-    /// Gives back memory, for a while without traffic.
+    /// Releases memory before a period without traffic.
     #[inline]
     pub fn rest(&mut self) {
         self.raw.pack();
@@ -188,14 +189,12 @@ impl TlsSession {
 
     fn poll_more(&mut self, tcp: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.raw.is_full() {
-            // A record of the largest size is larger than a block, and messages of the handshake may be larger still.
+            // A record of maximum size exceeds a block, and handshake messages may be larger.
             let size = match self.raw.len() {
                 ..BLOCK => BLOCK,
                 BLOCK..LARGE => LARGE,
                 _ => {
-                    return Poll::Ready(Err(io::Error::other(
-                        "a message of the TLS handshake is larger than 64 KiB",
-                    )));
+                    return Poll::Ready(Err(io::Error::other("a TLS handshake message exceeds 64 KiB")));
                 }
             };
             self.raw.grow(size);
@@ -204,9 +203,9 @@ impl TlsSession {
         Poll::Ready(Ok(()))
     }
 
-    /// Decrypts what is there, but no more than `input` has room for, or one record.
+    /// Decrypts available records, as long as `input` has space, but at least one.
     fn open(&mut self, input: &mut Buffer) -> io::Result<()> {
-        // A client has the first word, before anything has come.
+        // A client sends first, before it has received anything.
         let speaks = self.agreed().is_handshaking() && matches!(self.rustls, TlsConnection::Client(_));
         if self.closed || (self.seen == self.raw.len() && !speaks) {
             return Ok(());
@@ -217,7 +216,7 @@ impl TlsSession {
                 Ok(Step::Content) if self.fits(input) => {}
                 Ok(Step::Content) => return Ok(()),
                 Ok(Step::Closed) => {
-                    // What comes after it does not count.
+                    // Bytes after `close_notify` are ignored.
                     self.raw.clear();
                     self.closed = true;
                 }
@@ -227,7 +226,7 @@ impl TlsSession {
                 }
                 Err(error) => {
                     self.ended = true;
-                    // The alert that says what is wrong.
+                    // Encodes the alert that reports the error.
                     while self.agreed().wants_write()
                         && self.step(self.raw.len(), input, &mut Send::Nothing).is_ok()
                     {}
@@ -238,7 +237,7 @@ impl TlsSession {
         }
     }
 
-    /// Whether the next record is there, and its content fits into `input`.
+    /// Returns whether the next record is complete and its content fits into `input`.
     fn fits(&self, input: &Buffer) -> bool {
         let raw = self.raw.bytes();
         let Some([_, _, _, high, low]) = raw.first_chunk() else { return false };
@@ -246,14 +245,14 @@ impl TlsSession {
         raw.len() >= 5 + length && length <= input.room()
     }
 
-    /// Encrypts. What has been read and not looked at stays as it is.
+    /// Encrypts data. Unprocessed input is not touched.
     fn send(&mut self, mut what: Send<'_>) -> io::Result<()> {
         let mut nothing = Buffer::default();
         while !matches!(self.step(self.seen, &mut nothing, &mut what)?, Step::Idle) {}
         Ok(())
     }
 
-    /// Lets rustls go on with so many of the raw bytes.
+    /// Runs one step of rustls with this number of ciphertext bytes.
     fn step(&mut self, length: usize, input: &mut Buffer, what: &mut Send<'_>) -> io::Result<Step> {
         let raw = &mut self.raw.bytes_mut()[..length];
         let (used, step) = match &mut self.rustls {
@@ -270,7 +269,7 @@ impl TlsSession {
     }
 }
 
-/// Does what rustls asks for. Also returns how many of the raw bytes are used up.
+/// Performs the action that rustls requests. Also returns the number of consumed ciphertext bytes.
 fn take<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     input: &mut Buffer,
@@ -304,8 +303,8 @@ fn take<Data>(
             Send::Content(_) => Err(io::ErrorKind::BrokenPipe.into()),
             Send::Nothing | Send::End => Ok(Step::Idle),
         },
-        // Nobody asks for early data.
-        Ok(_) => Err(io::Error::other("the TLS session is in a state that is not known here")),
+        // Early data is not enabled.
+        Ok(_) => Err(io::Error::other("the TLS session is in an unexpected state")),
         Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
     };
     (used, step)
@@ -330,7 +329,7 @@ fn seal<Data>(
         Send::Nothing => 0,
         Send::End => traffic.queue_close_notify(sealed.space(OVERHEAD)).map_err(io::Error::other)?,
         Send::Content(output) => {
-            // As much as a large block takes, in records of the largest size.
+            // As much as fits into a large block, in records of maximum size.
             let plain = &output.bytes()[..output.len().min(LARGE - OVERHEAD - UNWRITTEN)];
             let count =
                 traffic.encrypt(plain, sealed.space(plain.len() + OVERHEAD)).map_err(io::Error::other)?;

@@ -1,7 +1,7 @@
-//! Connections: TCP, with or without TLS, and their buffers.
+//! Connections: TCP with or without TLS, and their buffers.
 //!
-//! Reads follow tokio's readiness, which a short read clears: a message costs one `read`, and never one more
-//! that finds nothing.
+//! Reads rely on tokio's readiness, which a short read clears. A message therefore costs one `read`, and no further
+//! one that finds nothing.
 
 use std::{
     future::poll_fn,
@@ -29,43 +29,43 @@ use crate::{
     timer::Timer,
 };
 
-/// How long a peer's end is waited for after our own.
+/// Time to wait for the peer's end of stream after sending ours.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// A connection with what was read from it and what is to be written to it.
+/// A connection with its buffers.
 pub struct Stream {
     tcp: TcpStream,
     tls: Option<Box<TlsSession>>,
-    /// Read and not yet used.
+    /// Bytes that were read and not yet consumed.
     pub input: Buffer,
-    /// To be written.
+    /// Bytes to write.
     pub output: Buffer,
-    /// Bytes of content read so far (TLS taken off).
+    /// Number of content bytes read (after TLS).
     pub received: u64,
-    /// Bytes of content written so far (before TLS).
+    /// Number of content bytes written (before TLS).
     pub sent: u64,
 }
 
 impl Stream {
-    /// A plain connection.
+    /// Returns a connection without TLS.
     #[inline]
     pub fn new(tcp: TcpStream) -> Self {
         Self { tcp, tls: None, input: Buffer::default(), output: Buffer::default(), received: 0, sent: 0 }
     }
 
-    /// The address here.
+    /// Returns the local address.
     #[inline]
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.tcp.local_addr().ok()
     }
 
-    /// The address of the other end.
+    /// Returns the peer's address.
     #[inline]
     pub fn remote_address(&self) -> Option<SocketAddr> {
         self.tcp.peer_addr().ok()
     }
 
-    /// The protocol that TLS agreed on.
+    /// Returns the protocol selected by ALPN.
     #[inline]
     pub fn alpn(&self) -> Option<&[u8]> {
         self.agreed()?.alpn_protocol()
@@ -77,14 +77,14 @@ impl Stream {
         self.tls.as_ref().map(|session| session.agreed())
     }
 
-    /// Ends TLS of a client here, which offers these protocols as far as is known; true when a session is resumed.
-    /// What was read already is part of the handshake.
+    /// Terminates TLS of a client that offers these protocols, as far as known. Returns true if the session is
+    /// resumed. Input that was read before is part of the handshake.
     pub async fn accept_tls(&mut self, acceptor: &Acceptor, offered: &[Box<[u8]>]) -> io::Result<bool> {
         let session = acceptor.accept(offered).map_err(io::Error::other)?;
         self.handshake(TlsConnection::Server(session)).await
     }
 
-    /// Begins TLS with a server at an address; true when a session is resumed.
+    /// Originates TLS to a server at an address. Returns true if the session is resumed.
     pub async fn connect_tls(
         &mut self,
         connector: &Connector,
@@ -103,7 +103,7 @@ impl Stream {
         resumption::is_resumed(session.agreed()).map_err(io::Error::other)
     }
 
-    /// Ready when there may be something to read.
+    /// Returns ready if there may be input.
     #[inline]
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.tls.as_ref().is_some_and(|session| session.holds_input()) {
@@ -112,7 +112,7 @@ impl Stream {
         self.tcp.poll_read_ready(cx).map(drop)
     }
 
-    /// Reads what is there into `input`; 0 is the peer's end. `input` must not be full.
+    /// Reads available input; returns 0 at the end of the stream. `input` must not be full.
     #[inline]
     pub fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let count = match &mut self.tls {
@@ -123,7 +123,7 @@ impl Stream {
         Poll::Ready(Ok(count))
     }
 
-    /// Writes all of `output`; ready when the kernel has it.
+    /// Writes all output; returns ready when the kernel has accepted it.
     #[inline]
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let before = self.output.len();
@@ -135,7 +135,7 @@ impl Stream {
         flushed
     }
 
-    /// Tells the peer that nothing more comes. Everything must have been written before.
+    /// Sends the end of the stream. All output must have been written before.
     #[inline]
     pub fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Some(session) = &mut self.tls {
@@ -144,8 +144,8 @@ impl Stream {
         Pin::new(&mut self.tcp).poll_shutdown(cx)
     }
 
-    /// Ends the connection in good order: everything is written, then the peer's end is waited for, for a moment,
-    /// because a close with bytes unread would destroy what the peer has not read yet.
+    /// Closes the connection gracefully: writes all output, then waits briefly for the peer's end of stream. A close
+    /// with unread input would discard output that the peer has not read yet.
     pub async fn close(&mut self, timer: &mut Timer) {
         let deadline = Some(Instant::now() + LINGER);
         poll_fn(|cx| {
@@ -165,13 +165,14 @@ impl Stream {
         .await;
     }
 
-    /// Whether its bytes are the socket's, so that they may pass through a [`Pipe`].
+    /// Returns whether the connection has no TLS, so that its bytes can pass through a [`Pipe`].
     #[inline]
     pub fn is_plain(&self) -> bool {
         self.tls.is_none()
     }
 
-    /// Fills an empty pipe with what is there; 0 is the peer's end. What is in `input` came before.
+    /// Moves available bytes into an empty pipe; returns 0 at the end of the stream. Bytes in `input` come before
+    /// them.
     #[inline]
     pub fn poll_fill_pipe(&mut self, cx: &mut Context<'_>, pipe: &mut Pipe) -> Poll<io::Result<usize>> {
         loop {
@@ -187,7 +188,8 @@ impl Stream {
         }
     }
 
-    /// Writes all that is in a pipe; ready when the kernel has it. What is in `output` must have gone before.
+    /// Writes all bytes of a pipe; returns ready when the kernel has accepted them. `output` must have been written
+    /// before.
     #[inline]
     pub fn poll_drain_pipe(&mut self, cx: &mut Context<'_>, pipe: &mut Pipe) -> Poll<io::Result<()>> {
         while !pipe.is_empty() {
@@ -201,13 +203,13 @@ impl Stream {
         Poll::Ready(Ok(()))
     }
 
-    /// Whether the peer neither closed nor sent anything, as far as is known without asking the kernel.
+    /// Returns whether the peer has neither closed nor sent anything, as far as known without a system call.
     #[inline]
     pub fn is_quiet(&mut self) -> bool {
         if !self.input.is_empty() {
             return false;
         }
-        // Nearly always there is no more to ask. If there is, readiness may be out of date.
+        // Nearly always there is nothing more to check. Otherwise the readiness may be out of date.
         let silent = self.tcp.try_io(Interest::READABLE, || Ok(()));
         let held = self.tls.as_ref().is_some_and(|session| session.holds_input());
         if !held && matches!(silent, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
@@ -218,7 +220,7 @@ impl Stream {
         quiet
     }
 
-    /// The same, and asks the kernel for what has arrived this moment.
+    /// As [`Self::is_quiet`], and asks the kernel whether bytes have arrived.
     #[inline]
     pub fn is_quiet_now(&mut self) -> bool {
         let mut byte = [MaybeUninit::uninit()];
@@ -226,14 +228,14 @@ impl Stream {
         matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock) && self.is_quiet()
     }
 
-    /// Whether the peer has ended its side, though what it sent before may be unread; asks the kernel.
+    /// Returns whether the peer has ended its side, even if earlier input is unread. Asks the kernel.
     #[inline]
     pub fn has_ended(&self) -> bool {
         let mut sockets = [PollFd::new(&self.tcp, PollFlags::RDHUP)];
         poll(&mut sockets, Some(&Timespec::default())).is_ok_and(|ended| ended > 0)
     }
 
-    /// Gives back the memory that little needs, for a while without traffic.
+    /// Releases memory before a period without traffic.
     #[inline]
     pub fn rest(&mut self) {
         if let Some(session) = &mut self.tls {

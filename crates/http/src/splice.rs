@@ -1,6 +1,7 @@
-//! Bytes that pass from socket to socket inside the kernel (`splice(2)`), by way of a pipe that holds their pages.
+//! Transfer of bytes between two sockets inside the kernel (`splice(2)`), through a pipe that holds their pages.
 //!
-//! A worker keeps a short list of empty pipes and lends one while bytes are under way; an idle connection holds none.
+//! A worker keeps a short list of empty pipes, and lends one while bytes are in transit. An idle connection holds
+//! none.
 
 use std::{
     cell::{Cell, RefCell},
@@ -13,11 +14,12 @@ use nix::{
     unistd::pipe2,
 };
 
-/// How much a pipe is asked to hold. Less than the usual 64 KiB would do no good; the system may give less.
+/// Requested capacity of a pipe in bytes. The default of 64 KiB brings no gain; the system may grant less than
+/// requested.
 const CAPACITY: usize = 512 * 1024;
-/// Empty pipes kept by one worker.
+/// Maximum number of empty pipes that a worker keeps.
 const KEPT: usize = 16;
-/// Pipes lent by one worker at the same time, two file descriptors each.
+/// Maximum number of pipes that a worker lends at the same time; each has two file descriptors.
 const LENT: usize = 256;
 
 thread_local! {
@@ -25,15 +27,15 @@ thread_local! {
     static IN_USE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A pipe, as long as it is lent.
+/// A lent pipe.
 pub struct Pipe {
-    /// Where to read and where to write; `None` when it is over.
+    /// Read end and write end; `None` after the return.
     ends: Option<(OwnedFd, OwnedFd)>,
     held: usize,
 }
 
 impl Pipe {
-    /// `None` when too many are lent already, or the system has none.
+    /// Lends a pipe; returns `None` at the limit, or if the system has none.
     pub fn lend() -> Option<Self> {
         if IN_USE.get() >= LENT {
             return None;
@@ -43,7 +45,7 @@ impl Pipe {
             Some(ends) => ends,
             None => {
                 let ends = pipe2(OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).ok()?;
-                // As large as it came will do too.
+                // The default capacity also works.
                 let _ = fcntl(&ends.1, FcntlArg::F_SETPIPE_SZ(i32::try_from(CAPACITY).unwrap_or(i32::MAX)));
                 ends
             }
@@ -52,13 +54,13 @@ impl Pipe {
         Some(Self { ends: Some(ends), held: 0 })
     }
 
-    /// Whether nothing is in it.
+    /// Returns whether the pipe is empty.
     pub fn is_empty(&self) -> bool {
         self.held == 0
     }
 
-    /// Takes what there is at a socket; 0 is its end. The pipe must be empty: a full one would be refused in the same
-    /// way as an empty socket.
+    /// Moves available bytes from a socket into the pipe; returns 0 at the end of the stream. The pipe must be empty:
+    /// a full pipe and an empty socket return the same error.
     pub fn fill(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let Some((_, write)) = &self.ends else { return Ok(0) };
         let count = splice(socket, None, write, None, CAPACITY, flags())?;
@@ -66,7 +68,7 @@ impl Pipe {
         Ok(count)
     }
 
-    /// Gives a socket as much as it takes.
+    /// Moves bytes from the pipe to a socket, as many as it accepts.
     pub fn drain(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let Some((read, _)) = &self.ends else { return Ok(0) };
         let count = splice(read, None, socket, None, self.held, flags())?;
@@ -104,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pipes_are_kept_when_empty_and_few_are_lent() {
+    fn empty_pipes_are_kept_and_lending_is_limited() {
         let (mut near, far) = UnixStream::pair().unwrap();
         let (mut out, into) = UnixStream::pair().unwrap();
         near.write_all(b"hello").unwrap();
@@ -122,7 +124,7 @@ mod tests {
         let mut pipe = Pipe::lend().unwrap();
         pipe.fill(&far).unwrap();
         drop(pipe);
-        assert_eq!(FREE.with_borrow(Vec::len), 0, "the next would read what is none of its business");
+        assert_eq!(FREE.with_borrow(Vec::len), 0, "the next user would read bytes of another connection");
 
         let mut lent: Vec<_> = std::iter::from_fn(Pipe::lend).collect();
         assert_eq!(lent.len(), LENT);

@@ -1,9 +1,10 @@
-//! What a worker waits for: deadlines that move, pauses, and limits of time.
+//! Timers of a worker: movable deadlines, sleeps and timeouts.
 //!
-//! Most deadlines are moved long before they pass: each request has a new one. So a [`Timer`] takes its place among
-//! those of its thread only when it has none or would come too late, and when it comes too early it takes another. The
-//! kernel is told of the first one only, through a `timerfd` that the worker's event loop watches like a socket. In
-//! steady traffic neither costs anything; the runtime's own timers are asked before each wait, and are not used here.
+//! Most deadlines move long before they expire, because each request sets a new one. A [`Timer`] therefore registers
+//! with its thread only if it has no registration, or one that is too late. If a registration expires too early, the
+//! timer registers again. The kernel has only the earliest registration, in a `timerfd` that the worker's event loop
+//! watches like a socket. In steady traffic neither has a cost. The runtime's own timers are checked before each wait
+//! and are not used here.
 
 use std::{
     cell::{Cell, RefCell},
@@ -26,46 +27,46 @@ thread_local! {
     static TIMERS: Timers = const { Timers::new() };
 }
 
-/// The timers of one thread.
+/// The timers of a thread.
 struct Timers {
-    /// Who is to be woken when; the number tells those of the same moment apart.
+    /// Wakers by deadline; the number distinguishes equal deadlines.
     waiting: RefCell<BTreeMap<(Instant, u64), Waker>>,
     next: Cell<u64>,
-    /// All up to this moment have been woken, and wait no longer.
+    /// All registrations up to this instant have been woken and removed.
     woken: Cell<Option<Instant>>,
-    /// What tells the event loop, and when it will.
+    /// The kernel timer, and the instant for which it is set.
     alarm: RefCell<Option<TimerFd>>,
     set: Cell<Option<Instant>>,
 }
 
-/// Makes the timers of this thread go off as long as the future that is returned is polled.
+/// Runs the timers of this thread while the returned future is polled.
 ///
 /// # Errors
-/// When the system gives no timer, or outside a runtime.
+/// The system provides no timer, or there is no runtime.
 pub fn start() -> io::Result<impl Future<Output = ()>> {
     let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
     let alarm = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
-    // To the event loop it is something that becomes readable, as a pipe does.
+    // The event loop treats the timer like a pipe that becomes readable.
     let watched = pipe::Receiver::from_owned_fd_unchecked(alarm.as_fd().try_clone_to_owned()?)?;
     TIMERS.with(|timers| *timers.alarm.borrow_mut() = Some(alarm));
     Ok(async move {
-        // It fails only when the event loop ends.
+        // Fails only when the event loop ends.
         while watched.readable().await.is_ok() {
-            // How often it went off does not matter.
+            // The number of expirations does not matter.
             while watched.try_read(&mut [0; 8]).is_ok() {}
             TIMERS.with(|timers| timers.wake(Instant::now()));
         }
     })
 }
 
-/// Lets time pass.
+/// Waits for a duration.
 pub async fn sleep(duration: Duration) {
     let mut timer = Timer::default();
     let end = Instant::now() + duration;
     poll_fn(|cx| timer.poll(cx, Some(end))).await;
 }
 
-/// What a future comes to; `None` if it takes longer than this.
+/// Returns the output of a future, or `None` if it takes longer than `limit`.
 pub async fn timeout<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
     let mut timer = Timer::default();
     let end = Instant::now() + limit;
@@ -98,7 +99,7 @@ impl Timers {
         key
     }
 
-    /// Wakes all whose time has come.
+    /// Wakes all registrations that have expired.
     fn wake(&self, now: Instant) {
         self.woken.set(Some(now));
         while let Some(waker) = self.take_due(now) {
@@ -119,7 +120,7 @@ impl Timers {
         let alarm = self.alarm.borrow();
         let Some(alarm) = &*alarm else { return };
         let done = match at {
-            // Zero would mean never.
+            // Zero would disarm the timer.
             Some(at) => alarm.set(
                 Expiration::OneShot(TimeSpec::from_duration(
                     at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1)),
@@ -129,59 +130,60 @@ impl Timers {
             None => alarm.unset(),
         };
         if let Err(error) = done {
-            tracing::error!("a deadline cannot be watched: {error}");
+            tracing::error!("cannot set the kernel timer (timerfd), so that timeouts may not fire: {error}");
         }
     }
 }
 
-/// Waits for a deadline that moves.
+/// A timer with a movable deadline.
 #[derive(Default)]
 pub struct Timer {
-    place: Option<Place>,
+    registration: Option<Registration>,
 }
 
-/// A place among the timers of the thread, given up when dropped.
-struct Place {
+/// A registration with the thread's timers; dropping it removes it.
+struct Registration {
     key: (Instant, u64),
     waker: Waker,
 }
 
 impl Timer {
-    /// Ready when `deadline` has passed; `None` never passes.
+    /// Returns ready when `deadline` has passed; `None` never passes.
     pub fn poll(&mut self, cx: &mut Context<'_>, deadline: Option<Instant>) -> Poll<()> {
         let Some(deadline) = deadline else { return Poll::Pending };
-        if let Some(place) = &self.place
-            && place.key.0 <= deadline
-            && place.is_waiting()
-            && place.waker.will_wake(cx.waker())
+        if let Some(registration) = &self.registration
+            && registration.key.0 <= deadline
+            && registration.is_waiting()
+            && registration.waker.will_wake(cx.waker())
         {
             return Poll::Pending;
         }
-        self.place = None;
+        self.registration = None;
         if Instant::now() >= deadline {
             return Poll::Ready(());
         }
         let waker = cx.waker().clone();
-        self.place = Some(Place { key: TIMERS.with(|timers| timers.add(deadline, waker.clone())), waker });
+        self.registration =
+            Some(Registration { key: TIMERS.with(|timers| timers.add(deadline, waker.clone())), waker });
         Poll::Pending
     }
 }
 
-impl Place {
+impl Registration {
     fn is_waiting(&self) -> bool {
         TIMERS.with(|timers| timers.woken.get().is_none_or(|woken| self.key.0 > woken))
     }
 }
 
-impl Drop for Place {
+impl Drop for Registration {
     fn drop(&mut self) {
-        // At the end of the thread there is nothing left to give up.
+        // At the end of the thread, the timers may be gone.
         let waker = TIMERS.try_with(|timers| timers.waiting.borrow_mut().remove(&self.key));
         drop(waker);
     }
 }
 
-/// The lesser of two deadlines, or of two times, that may not be there.
+/// Returns the earlier of two optional deadlines, or the lesser of two optional durations.
 #[inline]
 pub fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     match (a, b) {
@@ -199,9 +201,9 @@ mod tests {
 
     use super::*;
 
-    struct Nobody;
+    struct NoWake;
 
-    impl Wake for Nobody {
+    impl Wake for NoWake {
         fn wake(self: Arc<Self>) {}
     }
 
@@ -211,20 +213,20 @@ mod tests {
 
     #[test]
     fn a_deadline_may_move_both_ways() {
-        let waker = Arc::new(Nobody).into();
+        let waker = Arc::new(NoWake).into();
         let mut cx = Context::from_waker(&waker);
         let now = Instant::now();
         let after = |seconds| now + Duration::from_secs(seconds);
         let mut timer = Timer::default();
         assert!(timer.poll(&mut cx, None).is_pending());
         assert!(waiting().is_empty());
-        // The kernel hears only of what comes sooner than what it knows.
-        for (deadline, place) in [(60, 60), (70, 60), (50, 50), (60, 50)] {
+        // The kernel timer is set only for an earlier deadline.
+        for (deadline, registration) in [(60, 60), (70, 60), (50, 50), (60, 50)] {
             assert!(timer.poll(&mut cx, Some(after(deadline))).is_pending());
-            assert_eq!(waiting(), [after(place)]);
-            assert_eq!(TIMERS.with(|timers| timers.set.get()), Some(after(place)));
+            assert_eq!(waiting(), [after(registration)]);
+            assert_eq!(TIMERS.with(|timers| timers.set.get()), Some(after(registration)));
         }
-        // Woken for the deadline it had, it waits for the one it has.
+        // Woken for the old deadline, the timer waits for the new one.
         TIMERS.with(|timers| timers.wake(after(55)));
         assert!(waiting().is_empty());
         assert!(timer.poll(&mut cx, Some(after(60))).is_pending());
@@ -236,17 +238,17 @@ mod tests {
         assert!(waiting().is_empty());
     }
 
-    /// Notes that it was woken.
-    struct Noting(usize, Arc<Mutex<Vec<usize>>>);
+    /// A waker that records its calls.
+    struct Recorder(usize, Arc<Mutex<Vec<usize>>>);
 
-    impl Wake for Noting {
+    impl Wake for Recorder {
         fn wake(self: Arc<Self>) {
             self.1.lock().unwrap().push(self.0);
         }
     }
 
     #[test]
-    fn who_waits_is_woken_in_the_order_of_deadlines() {
+    fn timers_are_woken_in_the_order_of_deadlines() {
         let woken = Arc::new(Mutex::new(Vec::new()));
         let now = Instant::now();
         let after = |seconds| now + Duration::from_secs(seconds);
@@ -254,7 +256,7 @@ mod tests {
             .into_iter()
             .enumerate()
             .map(|(number, seconds)| {
-                let waker = Arc::new(Noting(number, Arc::clone(&woken))).into();
+                let waker = Arc::new(Recorder(number, Arc::clone(&woken))).into();
                 let mut timer = Timer::default();
                 assert!(timer.poll(&mut Context::from_waker(&waker), Some(after(seconds))).is_pending());
                 timer
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_kernel_tells_when_time_has_passed() {
+    async fn the_kernel_timer_wakes_a_sleep() {
         let driver = start().unwrap();
         let begin = Instant::now();
         let millis = Duration::from_millis;
@@ -279,7 +281,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_limit_ends_what_takes_longer() {
+    async fn a_timeout_ends_a_longer_future() {
         let mut driver = pin!(start().unwrap());
         let limited = async {
             assert_eq!(timeout(Duration::from_secs(60), async { 7 }).await, Some(7));

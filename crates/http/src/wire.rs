@@ -1,4 +1,4 @@
-//! One end of an exchange, whichever HTTP it speaks.
+//! One side of an exchange, over HTTP/1 or HTTP/2.
 
 use std::{
     io,
@@ -16,16 +16,16 @@ use crate::{
     socket::Stream,
 };
 
-/// Where messages come from and go to.
+/// Transport of messages.
 pub enum Wire {
-    /// A connection, on which one message follows the other.
+    /// A connection with one message after another.
     Http1(Box<Stream>),
-    /// One stream of a connection that others share.
+    /// A stream of a shared connection.
     Http2(Box<Duplex>),
 }
 
 impl Wire {
-    /// Bytes received so far.
+    /// Returns the number of bytes received.
     #[inline]
     pub fn received(&self) -> u64 {
         match self {
@@ -34,7 +34,7 @@ impl Wire {
         }
     }
 
-    /// Bytes sent so far.
+    /// Returns the number of bytes sent.
     #[inline]
     pub fn sent(&self) -> u64 {
         match self {
@@ -43,7 +43,7 @@ impl Wire {
         }
     }
 
-    /// Sends a request's head.
+    /// Sends the head of a request.
     pub fn request(
         &mut self,
         head: &RequestHead,
@@ -64,7 +64,7 @@ impl Wire {
         }
     }
 
-    /// Sends an answer's head to a request of this method.
+    /// Sends the head of a response to a request of this method.
     #[inline]
     pub fn respond(
         &mut self,
@@ -82,7 +82,7 @@ impl Wire {
         }
     }
 
-    /// Waits for room for another answer that is not the last (1xx).
+    /// Waits for space for another interim response (1xx).
     #[inline]
     pub fn poll_space(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
@@ -92,7 +92,7 @@ impl Wire {
         }
     }
 
-    /// Sends an answer that is not the last (1xx).
+    /// Sends an interim response (1xx).
     #[inline]
     pub fn interim(&mut self, head: &ResponseHead, method: &str) {
         match self {
@@ -103,7 +103,7 @@ impl Wire {
         }
     }
 
-    /// Writes what waits to be written. HTTP/2 does that by itself.
+    /// Writes buffered output. HTTP/2 does that without a call.
     #[inline]
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
@@ -112,7 +112,8 @@ impl Wire {
         }
     }
 
-    /// Whether the other end has gone. What it sends meanwhile (its next request) is kept, up to a block.
+    /// Returns whether the peer has gone. Input that arrives meanwhile, such as its next request, is buffered up to a
+    /// block.
     #[inline]
     pub fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
@@ -130,7 +131,7 @@ impl Wire {
         }
     }
 
-    /// Whether a stream of HTTP/2 has been given up. On a connection that shows when it is read or written.
+    /// Returns whether an HTTP/2 stream has ended early. For HTTP/1, reading and writing show that.
     #[inline]
     pub fn is_lost(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
@@ -139,7 +140,7 @@ impl Wire {
         }
     }
 
-    /// The same, whatever it sent before that has not been read.
+    /// Returns whether the peer has gone, even if unread input is buffered.
     #[inline]
     pub fn has_ended(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
@@ -148,7 +149,7 @@ impl Wire {
         }
     }
 
-    /// Reads an answer that nobody wants, to its end.
+    /// Reads the rest of a response and discards it.
     #[inline]
     pub fn poll_ignored(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self {
@@ -162,7 +163,7 @@ impl Wire {
         }
     }
 
-    /// Breaks the message off, so that the other end knows that what it has is not all.
+    /// Breaks the message off, so that the peer knows that it is incomplete.
     #[inline]
     pub fn break_off(&mut self) {
         match self {

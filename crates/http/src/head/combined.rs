@@ -1,8 +1,8 @@
-//! Names of fields that become one field when a message carries several: those that Envoy combines when it reads a head,
-//! by what an Envoy 1.40 sends on, and `cookie`.
+//! Names of fields that are combined if a message has several: those that Envoy combines when it reads a head, as
+//! measured with Envoy 1.40, and `cookie`.
 //!
-//! Without it a decision about the first value would not hold for a server that looks at the last one. Fields that frame or
-//! address a message (`host`, `content-length`, `transfer-encoding`) are not listed: several of them are refused.
+//! Otherwise a decision about the first value would not hold for a server that uses the last one. Fields that frame or
+//! address a message (`host`, `content-length`, `transfer-encoding`) are not listed: duplicates of them are refused.
 
 use super::{Headers, Names, RequestHead, ResponseHead};
 
@@ -101,7 +101,7 @@ const RESPONSE: [&str; 32] = [
 ];
 
 impl RequestHead {
-    /// Combines repeated fields of a head that has been read.
+    /// Combines repeated fields after a head has been read.
     pub fn combine_repeated(&mut self) {
         const SET: Names = Names::of(&REQUEST);
         self.headers.combine(&REQUEST, SET);
@@ -109,13 +109,13 @@ impl RequestHead {
 }
 
 impl ResponseHead {
-    /// The same.
+    /// Combines repeated fields after a head has been read.
     pub fn combine_repeated(&mut self) {
         combine_answered(&mut self.headers);
     }
 }
 
-/// The same for the fields of an answer's head or trailers.
+/// Combines repeated fields of a response's head or trailers.
 pub fn combine_answered(headers: &mut Headers) {
     const SET: Names = Names::of(&RESPONSE);
     headers.combine(&RESPONSE, SET);

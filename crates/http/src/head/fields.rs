@@ -1,21 +1,20 @@
-//! The fields of a head: one block of bytes with an index over it.
+//! Header fields: a block of text with an index.
 //!
-//! Reading a head costs one copy of the block, changing it appends a line to the block and turns an index entry. Fields lie
-//! in the block as HTTP/1 writes them, so that those that follow each other are written in one piece.
+//! Loading a head copies the block once. A change appends a line to the block and updates an index entry. The block
+//! has the form of HTTP/1, so that adjacent fields are written in one piece.
 //!
-//! Most names that are asked for are not there. A head therefore knows its [`Names`], a set of 64 bits that says so at
-//! one glance.
+//! Most names that are looked up are missing. [`Names`], a set of 64 bits, answers such lookups at once.
 
 use std::{fmt, ops::Range};
 
-/// Header fields in their order. Names are in lower case.
+/// Header fields in order. Names are in lower case.
 #[derive(Default)]
 pub struct Headers {
     text: Vec<u8>,
     index: Vec<Field>,
-    /// The names of all fields there were since the head was empty.
+    /// Names of all fields since the last clear.
     names: Names,
-    /// Those of them that more than one field may have.
+    /// Names that more than one field may have.
     repeated: Names,
 }
 
@@ -32,7 +31,7 @@ impl Clone for Headers {
         copy
     }
 
-    /// Makes these a copy of others, with the memory that these have.
+    /// Copies other fields into the memory of these.
     fn clone_from(&mut self, from: &Self) {
         let Self { text, index, names, repeated } = from;
         self.text.clone_from(text);
@@ -41,7 +40,7 @@ impl Clone for Headers {
     }
 }
 
-/// Where a field lies in the text.
+/// Position of a field in the text.
 #[derive(Clone, Copy)]
 struct Field {
     name: u32,
@@ -51,15 +50,17 @@ struct Field {
     names: Names,
 }
 
-/// A set of names in lower case, as far as a glance can tell: what is not in it is not there, what is in it may be.
+/// A set of names in lower case, with false positives: a name outside the set is certainly missing, a name in it may
+/// be present.
 #[derive(Clone, Copy, Default)]
 pub struct Names(u64);
 
 impl Names {
-    /// All that begin with `x-envoy-`, of which a whole list is taken off each request and hardly one is ever there.
+    /// The names that begin with `x-envoy-`. A long list of them is removed from each request, and rarely one is
+    /// present.
     pub const ENVOY: Self = Self(1 << 63);
 
-    /// The set of these.
+    /// Returns the set of these names.
     #[inline]
     pub const fn of(names: &[&str]) -> Self {
         let (mut set, mut at) = (0, 0);
@@ -70,7 +71,7 @@ impl Names {
         Self(set)
     }
 
-    /// The set of one. The factors tell those apart that are common in heads or asked for on the way.
+    /// Returns the set of one name. The factors distinguish the names that are common in heads or in lookups.
     #[inline]
     const fn one(name: &[u8]) -> Self {
         match name {
@@ -82,14 +83,14 @@ impl Names {
         }
     }
 
-    /// All sets that a field of this name is in.
+    /// Returns all sets that contain this name.
     #[inline]
     fn of_field(name: &[u8]) -> Self {
         let family = if name.starts_with(b"x-envoy-") { Self::ENVOY.0 } else { 0 };
         Self(Self::one(name).0 | family)
     }
 
-    /// Whether one of these may be in the other set.
+    /// Returns whether the sets have a common element.
     #[inline]
     const fn meets(self, other: Self) -> bool {
         self.0 & other.0 != 0
@@ -97,7 +98,7 @@ impl Names {
 }
 
 impl Headers {
-    /// The first value of this name (lower case).
+    /// Returns the first value of a name (lower case).
     #[inline]
     pub fn header(&self, name: &str) -> Option<&[u8]> {
         if !self.names.meets(Names::one(name.as_bytes())) {
@@ -110,32 +111,32 @@ impl Headers {
         self.index.iter().find(|field| self.named(field, name)).map(|field| self.value(field))
     }
 
-    /// Every value of this name (lower case), in order.
+    /// Returns all values of a name (lower case), in order.
     #[inline]
     pub fn header_values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
         let there = self.may_have(Names::one(name.as_bytes()));
         self.index.iter().filter(move |field| there && self.named(field, name)).map(|field| self.value(field))
     }
 
-    /// All fields in order, names in lower case.
+    /// Returns all fields in order; names are in lower case.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         self.index.iter().map(|field| (self.name(field), self.value(field)))
     }
 
-    /// Whether there is a field of this name.
+    /// Returns whether a field has this name.
     #[inline]
     pub fn has(&self, name: &str) -> bool {
         self.header(name).is_some()
     }
 
-    /// Whether there may be a field with one of these names.
+    /// Returns whether a field may have one of these names.
     #[inline]
     pub fn may_have(&self, names: Names) -> bool {
         self.names.meets(names)
     }
 
-    /// Replaces all fields of this name by one whose value is the number in decimal digits.
+    /// Replaces all fields of this name by one with a decimal number.
     #[inline]
     pub fn set_number(&mut self, name: &str, mut number: u64) {
         let mut digits = [0_u8; 20];
@@ -151,7 +152,7 @@ impl Headers {
         self.set(name, &digits[at..]);
     }
 
-    /// Puts this value in place of all of this name; the place of the first is kept.
+    /// Replaces all fields of this name by one, at the position of the first.
     pub fn set(&mut self, name: &str, value: &[u8]) {
         let there = self.may_have(Names::one(name.as_bytes()));
         let at = self.index.iter().position(|field| there && self.named(field, name));
@@ -168,27 +169,27 @@ impl Headers {
         });
     }
 
-    /// Adds a field after all others.
+    /// Appends a field.
     #[inline]
     pub fn append(&mut self, name: &str, value: &[u8]) {
         let field = self.store(name, value);
         self.add(field);
     }
 
-    /// The same for a name that is known to be a token in lower case.
+    /// Appends a field whose name is known to be a token in lower case.
     #[inline]
     pub fn push(&mut self, name: &[u8], value: &[u8]) {
         let field = self.put(name, value);
         self.add(field);
     }
 
-    /// Takes every field of this name (lower case) away and says whether there was one.
+    /// Removes all fields of this name (lower case); returns whether there was one.
     #[inline]
     pub fn remove(&mut self, name: &str) -> bool {
         self.may_have(Names::one(name.as_bytes())) && self.take(name)
     }
 
-    /// Removes the first field of this name (lower case) and returns where its value lies in the text.
+    /// Removes the first field of this name (lower case); returns the position of its value in the text.
     pub(super) fn take_first(&mut self, name: &str) -> Option<Range<usize>> {
         let there = self.may_have(Names::one(name.as_bytes()));
         let at = self.index.iter().position(|field| there && self.named(field, name))?;
@@ -196,7 +197,7 @@ impl Headers {
         Some(value as usize..(value + value_len) as usize)
     }
 
-    /// Whether there may be several fields of this name (lower case).
+    /// Returns whether several fields may have this name (lower case).
     #[inline]
     pub fn may_repeat(&self, name: &str) -> bool {
         self.repeated.meets(Names::one(name.as_bytes()))
@@ -209,7 +210,7 @@ impl Headers {
         self.index.len() != before
     }
 
-    /// Takes every field away of which `test` holds (name in lower case, value).
+    /// Removes all fields for which `test` holds (name in lower case, value).
     #[inline]
     pub fn remove_if(&mut self, mut test: impl FnMut(&[u8], &[u8]) -> bool) {
         let text = &self.text;
@@ -218,7 +219,7 @@ impl Headers {
         });
     }
 
-    /// Takes all fields of these names, which are in `set`, away.
+    /// Removes all fields of these names. `set` contains the names.
     #[inline]
     pub fn remove_any(&mut self, names: &[&str], set: Names) {
         if self.may_have(set) {
@@ -230,10 +231,10 @@ impl Headers {
         }
     }
 
-    /// Combines the fields of each of these names, which are in `set`, into one (RFC 9110, section 5.3).
+    /// Combines the fields of each of these names into one (RFC 9110, section 5.3). `set` contains the names.
     ///
-    /// Called once a head has been read. Everything that looks at such a field then sees all that goes on to the other side,
-    /// which has no first or last value to choose from.
+    /// Called after a head has been read. Every decision then sees the whole value that the receiver sees, and cannot
+    /// differ from it in the choice of a first or last value.
     pub fn combine(&mut self, names: &[&str], set: Names) {
         let suspects = Names(self.repeated.0 & set.0);
         if suspects.0 == 0 {
@@ -255,19 +256,19 @@ impl Headers {
         }
     }
 
-    /// How many fields there are.
+    /// Returns the number of fields.
     #[inline]
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Whether there is no field at all.
+    /// Returns whether there are no fields.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
     }
 
-    /// Forgets everything but keeps the memory, unless an unusually large head made it grow.
+    /// Removes all fields; keeps the memory, unless an unusually large head made it grow.
     #[inline]
     pub fn clear(&mut self) {
         const KEPT: usize = 16 * 1024;
@@ -279,31 +280,31 @@ impl Headers {
         }
     }
 
-    /// Whether it holds memory, and not so much that it should not be kept for long.
+    /// Returns whether there is memory, and little enough to be kept.
     pub(super) fn is_worth_keeping(&self) -> bool {
         (1..=4 * 1024).contains(&self.text.capacity())
     }
 
-    /// Takes over a block of raw text; fields in it are announced by [`Self::index_field`].
+    /// Loads a block of text. Its fields are then added by [`Self::index_field`].
     #[inline]
     pub fn load(&mut self, block: &[u8]) {
         self.clear();
         self.text.extend_from_slice(block);
     }
 
-    /// The loaded text.
+    /// Returns the loaded text.
     #[inline]
     pub fn text(&self) -> &[u8] {
         &self.text
     }
 
-    /// The loaded text, for names to be brought to lower case.
+    /// Returns the loaded text, for names to be converted to lower case.
     #[inline]
     pub fn text_mut(&mut self) -> &mut [u8] {
         &mut self.text
     }
 
-    /// Announces a field of the loaded text, whose name is in lower case.
+    /// Adds a field of the loaded text, whose name is in lower case.
     #[inline]
     pub fn index_field(&mut self, name: Range<usize>, value: Range<usize>) {
         self.add(Field {
@@ -321,8 +322,8 @@ impl Headers {
         self.index.push(field);
     }
 
-    /// The fields as HTTP/1 writes them, in as few pieces as can be, but for those whose names `skip` holds of, which
-    /// are among `skipped`.
+    /// Writes the fields in the form of HTTP/1, in as few pieces as possible. Leaves out the names for which `skip`
+    /// holds; `skipped` contains these names.
     pub fn lines(&self, skipped: Names, skip: impl Fn(&[u8]) -> bool, mut piece: impl FnMut(&[u8])) {
         let mut run = 0..0;
         for field in &self.index {
@@ -362,7 +363,7 @@ impl Headers {
         field
     }
 
-    /// Puts a line at the end of the text.
+    /// Appends a line to the text.
     fn put(&mut self, name: &[u8], value: &[u8]) -> Field {
         let at = self.text.len();
         self.text.reserve(name.len() + value.len() + 4);
@@ -407,7 +408,7 @@ fn slice(text: &[u8], start: u32, len: u32) -> &[u8] {
     &text[start as usize..(start + len) as usize]
 }
 
-/// Heads are bounded far below this by the codecs' limits.
+/// The limits of the codecs keep heads far below 4 GiB.
 fn offset(at: usize) -> u32 {
     u32::try_from(at).unwrap_or(u32::MAX)
 }
@@ -441,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_fields_of_listed_names_become_one() {
+    fn repeated_fields_of_listed_names_are_combined() {
         const LISTED: [&str; 3] = ["accept", "cookie", "via"];
         let combined = |fields: &[(&str, &str)]| {
             let mut head = Headers::default();

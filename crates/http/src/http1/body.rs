@@ -1,53 +1,53 @@
-//! Reading bodies: which of the bytes that arrive are content, and where the message ends.
+//! Decoder of bodies: finds the content and the end of a message.
 
 use super::{Framing, HeadLimits, Malformed, parse};
 use crate::head::Headers;
 
-/// Reads one body.
+/// Decoder of one body.
 #[derive(Debug)]
 pub struct BodyDecoder {
     state: State,
-    /// Raw trailer lines until the last is there.
+    /// Raw trailer lines, until the trailer section is complete.
     raw_trailers: Vec<u8>,
 }
 
-/// What the next bytes are.
+/// State of the decoder: the meaning of the next byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Content, so many bytes more, then the end.
+    /// Content; number of remaining bytes.
     Length(u64),
     /// Content until the connection ends.
     UntilClose,
-    /// Digits of a chunk's size; how many came so far, and their value.
+    /// Digits of a chunk size: value, and number of digits so far.
     Size(u64, u8),
-    /// A chunk's extension, thrown away, up to a limit.
+    /// A chunk extension, which is discarded: chunk size, and length so far.
     Extension(u64, u16),
-    /// The line feed after a chunk's size.
+    /// LF after a chunk size.
     SizeEnd(u64),
-    /// Content of a chunk.
+    /// Content of a chunk; number of remaining bytes.
     Chunk(u64),
-    /// What follows a chunk: CR, then LF.
+    /// CR and LF after a chunk.
     ChunkCr,
     ChunkLf,
-    /// The trailer section; how long the current line is so far.
+    /// Trailer section; length of the current line so far.
     Trailers(u32),
     End,
 }
 
-/// What [`BodyDecoder::next`] found: first `skip` bytes of framing, then `data` bytes of content.
+/// Result of [`BodyDecoder::next`]: `skip` bytes of framing, then `data` bytes of content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
-    /// Bytes that are not content.
+    /// Number of framing bytes.
     pub skip: usize,
-    /// Bytes of content after those.
+    /// Number of content bytes after them.
     pub data: usize,
 }
 
-/// Extensions are thrown away, but an endless one costs work for nothing.
+/// Maximum length of a chunk extension in bytes. Extensions are discarded; the limit bounds the work for them.
 const MAX_EXTENSION: u16 = 1024;
 
 impl BodyDecoder {
-    /// A body of this framing.
+    /// Returns a decoder for a body with this framing.
     #[inline]
     pub fn new(framing: Framing) -> Self {
         let state = match framing {
@@ -59,13 +59,13 @@ impl BodyDecoder {
         Self { state, raw_trailers: Vec::new() }
     }
 
-    /// Whether the body is complete.
+    /// Returns whether the body is complete.
     #[inline]
     pub fn is_done(&self) -> bool {
         self.state == State::End
     }
 
-    /// How many bytes of content are still to come, if that is known.
+    /// Returns the number of remaining content bytes, if known.
     #[inline]
     pub fn left(&self) -> Option<u64> {
         match self.state {
@@ -75,7 +75,7 @@ impl BodyDecoder {
         }
     }
 
-    /// Says that the connection has ended; true if the body may end so.
+    /// Handles the end of the connection; returns whether the body is complete.
     #[inline]
     pub fn close(&mut self) -> bool {
         if self.state == State::UntilClose {
@@ -84,7 +84,7 @@ impl BodyDecoder {
         self.is_done()
     }
 
-    /// The trailer fields, when the body is complete and had any.
+    /// Returns the trailer fields of a complete body, if it has any.
     ///
     /// # Errors
     /// See [`parse::trailers`].
@@ -98,10 +98,11 @@ impl BodyDecoder {
         Ok(Some(headers))
     }
 
-    /// Takes what is at the front of `input`. Nothing skipped, no data and not done means: more bytes are needed.
+    /// Decodes the front of `input`. If nothing is skipped, there is no data and the body is not done, more bytes are
+    /// needed.
     ///
     /// # Errors
-    /// Bytes that are not what section 7.1 says.
+    /// The bytes violate RFC 9112, section 7.1.
     pub fn next(&mut self, input: &[u8], limits: &HeadLimits) -> Result<Piece, Malformed> {
         let mut skip = 0;
         loop {
@@ -133,7 +134,7 @@ impl BodyDecoder {
         let bad = Malformed::new(400, "http1.codec_error");
         match (self.state, byte) {
             (State::Size(size, digits), b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
-                // 15 digits are a million terabytes, and leave no way to overflow.
+                // Fifteen digits cannot overflow, and are more than any real size.
                 if digits >= 15 {
                     return Err(bad);
                 }
@@ -173,7 +174,7 @@ impl BodyDecoder {
             return Ok(State::Trailers(0));
         }
         self.raw_trailers.truncate(end - 2);
-        // Errors show up here, before the message counts as complete.
+        // An error is reported before the message counts as complete.
         self.trailers(limits)?;
         Ok(State::End)
     }

@@ -1,7 +1,7 @@
-//! HTTP/1.1 as bytes: heads, bodies, and how they are written. RFC 9112, sections 2 to 9.
+//! The HTTP/1.1 codec: heads and bodies (RFC 9112, sections 2 to 9).
 //!
-//! Strict where leniency lets two parties disagree about where a message ends: what is not plainly well-formed
-//! is refused, and every message sent on is framed anew from what was understood.
+//! The parser is strict where a lenient one could disagree with another party about the end of a message. Anything but
+//! a well-formed message is refused. Every forwarded message gets new framing, by the parsed values.
 
 pub mod body;
 pub mod parse;
@@ -13,15 +13,15 @@ mod tests;
 pub use body::BodyDecoder;
 pub use parse::{ConnectionOptions, HeadLimits, Malformed, Scan};
 
-/// How the end of a body is known. Source: RFC 9112, section 6.
+/// Framing of a body: the way in which its end is marked. Source: RFC 9112, section 6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// There is no body.
+    /// No body.
     None,
-    /// After so many bytes.
+    /// A body of this number of bytes.
     Length(u64),
-    /// By the last chunk.
+    /// Chunked transfer coding.
     Chunked,
-    /// By the end of the connection (responses only).
+    /// The body ends with the connection (responses only).
     UntilClose,
 }

@@ -1,7 +1,7 @@
-//! Reading heads.
+//! Parser of heads.
 //!
-//! A head is looked at once, when its last byte is there: [`Scan`] finds that byte in one pass however the head
-//! arrives, then the head is copied and indexed. Sources are sections of RFC 9112 unless said otherwise.
+//! A head is parsed once, when it is complete. [`Scan`] finds its end in one pass, however the bytes arrive. The head
+//! is then copied and indexed. Sources are sections of RFC 9112 unless noted otherwise.
 
 use std::{ops::Range, sync::LazyLock};
 
@@ -10,63 +10,64 @@ use memchr::memmem::Finder;
 use super::Framing;
 use crate::head::{self, Headers, RequestHead, ResponseHead, Scheme, Version};
 
-/// What a head may be at most.
+/// Limits on a head.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadLimits {
-    /// Bytes.
+    /// Maximum size in bytes.
     pub max_head: usize,
-    /// Header fields.
+    /// Maximum number of header fields.
     pub max_headers: usize,
 }
 
-/// Why bytes are not a message, as Envoy's response code details name it, and the status to answer a request with.
+/// Reason for the refusal of a message, by Envoy's response code details, and the status of the response to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed {
-    /// 400, 413, 426, 431, 501 or 505.
+    /// Status: 400, 413, 426, 431, 501 or 505.
     pub status: u16,
-    /// `http1.codec_error`, `http1.unexpected_transfer_encoding`.
+    /// Response code details, such as `http1.codec_error` or `http1.unexpected_transfer_encoding`.
     pub reason: &'static str,
 }
 
 impl Malformed {
-    /// Refuses a message with this status and reason phrase.
+    /// Returns a refusal with this status and these details.
     #[inline]
     pub const fn new(status: u16, reason: &'static str) -> Self {
         Self { status, reason }
     }
 }
 
-/// What the `connection` header and its kin say, beyond the fields themselves.
+/// Options of `connection` and related fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionOptions {
-    /// The sender closes after this message.
+    /// The sender closes the connection after this message.
     pub close: bool,
-    /// The sender asks for (or agrees to) another protocol: `connection: upgrade` and `upgrade`.
+    /// The sender requests or accepts another protocol: `connection: upgrade` with `upgrade`.
     pub upgrade: bool,
 }
 
-/// The end of a head.
+/// End of a head.
 static END: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\r\n\r\n"));
 
-/// Looks for the end of a head as bytes arrive.
+/// Search for the end of a head while bytes arrive.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scan {
-    /// Everything before has been looked at.
+    /// Number of bytes that were searched.
     at: usize,
-    /// Where the current line begins.
+    /// Start of the current line.
     line: usize,
-    /// A line that is not empty has been there: the message has begun.
+    /// A line that is not empty was found: the message has begun.
     begun: bool,
 }
 
 impl Scan {
-    /// The length of the head with its empty line, once it is there. Empty lines before it count as part of it (2.2).
+    /// Returns the length of the head with its empty line, if it is complete. Empty lines before the head are part of
+    /// it (2.2).
     ///
     /// # Errors
-    /// A line that ends without CR (2.2 lets us take it; those who do not would see another message), or
-    /// a head longer than the limit.
+    /// A line ends without CR, or the head exceeds the limit. Section 2.2 permits a bare LF, but a stricter recipient
+    /// would see another message.
     pub fn end(&mut self, input: &[u8], limits: &HeadLimits) -> Result<Option<usize>, Malformed> {
-        // Nearly always all of it is there at once. What is wrong with its lines shows when they are read.
+        // Nearly always the head arrives at once. Invalid lines are found by the parser.
         if self.at == 0
             && !input.starts_with(b"\r")
             && let Some(end) = END.find(input)
@@ -101,10 +102,10 @@ impl Scan {
     }
 }
 
-/// Reads a whole request head (as [`Scan`] found it) into `head`.
+/// Parses a complete request head, as [`Scan`] found it, into `head`.
 ///
 /// # Errors
-/// Anything but a well-formed head.
+/// The head is not well-formed.
 pub fn request(
     bytes: &[u8],
     limits: &HeadLimits,
@@ -120,7 +121,7 @@ pub fn request(
     set_host(head)?;
     set_target(head, target)?;
     let framing = request_framing(head)?;
-    // What follows is the tunnel's (9.3.6 of RFC 9110).
+    // Bytes after the head belong to the tunnel (RFC 9110, section 9.3.6).
     if framing != Framing::None && head.method() == "CONNECT" {
         return Err(BAD);
     }
@@ -132,10 +133,10 @@ pub fn request(
     Ok((framing, connection))
 }
 
-/// Reads a whole response head (as [`Scan`] found it) into `head`.
+/// Parses a complete response head, as [`Scan`] found it, into `head`.
 ///
 /// # Errors
-/// Anything but a well-formed head.
+/// The head is not well-formed.
 pub fn response(
     bytes: &[u8],
     limits: &HeadLimits,
@@ -156,10 +157,10 @@ pub fn response(
     Ok((framing, connection))
 }
 
-/// Reads trailer fields: lines, without the empty one that ends them.
+/// Parses trailer fields: lines, without the empty one that ends them.
 ///
 /// # Errors
-/// Anything but well-formed fields, and those that must not come late.
+/// A field is not well-formed, or is not allowed in trailers.
 #[inline]
 pub fn trailers(bytes: &[u8], limits: &HeadLimits, into: &mut Headers) -> Result<(), Malformed> {
     into.load(bytes);
@@ -171,7 +172,8 @@ pub fn trailers(bytes: &[u8], limits: &HeadLimits, into: &mut Headers) -> Result
     Ok(())
 }
 
-/// Whether a field is none for trailers, as it frames or routes a message or says whose it is (6.5.1 of RFC 9110).
+/// Returns whether a field is not allowed in trailers, because it frames or routes a message or identifies its sender
+/// (RFC 9110, section 6.5.1).
 pub fn comes_too_late(name: &[u8]) -> bool {
     const NEVER: [&[u8]; 12] = [
         b"content-length",
@@ -190,13 +192,13 @@ pub fn comes_too_late(name: &[u8]) -> bool {
     NEVER.contains(&name)
 }
 
-/// Most options that `connection` may list, as in Envoy. Each is compared with the names of all fields.
+/// Maximum number of options in `connection`, as in Envoy. Each is compared with the names of all fields.
 const MAX_OPTIONS: usize = 9;
 const REJECTED: Malformed = Malformed::new(400, "http1.connection_header_rejected");
 const BAD: Malformed = Malformed::new(400, "http1.codec_error");
 const BAD_TARGET: Malformed = Malformed::new(400, "http1.invalid_url");
 
-/// The first line that is not empty, and where the one after it begins.
+/// Returns the first line that is not empty, and the start of the next line.
 fn first_line(text: &[u8]) -> Option<(Range<usize>, usize)> {
     let mut start = 0;
     while text[start..].starts_with(b"\r\n") {
@@ -224,7 +226,7 @@ fn request_line(text: &[u8], line: Range<usize>) -> Result<(Range<usize>, Range<
         }
         _ => return Err(BAD),
     };
-    // No white space, no control characters, no fragment (3.2).
+    // White space, control characters and a fragment are not allowed (3.2).
     let target = &bytes[method_end + 1..target_end];
     if target.iter().any(|b| *b <= b' ' || *b == 0x7f) {
         return Err(BAD_TARGET);
@@ -239,7 +241,7 @@ fn status_line(line: &[u8]) -> Result<(Version, u16), Malformed> {
         [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'0', b' ', rest @ ..] => (Version::Http10, rest),
         _ => return Err(BAD),
     };
-    // The reason may be missing, and so may the space before it, which servers in use leave out (4).
+    // The reason phrase may be missing, and so may the space before it, which some servers omit (4).
     let (code, reason) = rest.split_at_checked(3).ok_or(BAD)?;
     if !matches!(reason.first(), None | Some(b' ')) || reason.iter().any(|b| !is_value(*b)) {
         return Err(BAD);
@@ -252,7 +254,7 @@ fn status_line(line: &[u8]) -> Result<(Version, u16), Malformed> {
     }
 }
 
-/// Reads the field lines from `at` to the empty line or the end: each byte is looked at once.
+/// Parses the field lines from `at` to the empty line or the end. Each byte is read once.
 fn fields(headers: &mut Headers, mut at: usize, limits: &HeadLimits) -> Result<(), Malformed> {
     let bad = Malformed::new(400, "http1.invalid_characters");
     while at < headers.text().len() {
@@ -260,7 +262,7 @@ fn fields(headers: &mut Headers, mut at: usize, limits: &HeadLimits) -> Result<(
         if text[at] == b'\r' {
             return if text.get(at + 1) == Some(&b'\n') { Ok(()) } else { Err(BAD) };
         }
-        // White space before the colon or at the beginning (obs-fold) is no token, so it is refused (5.1, 5.2).
+        // White space before the colon or at the start of a line (obs-fold) is no token, and is refused (5.1, 5.2).
         let mut colon = at;
         while let Some(byte) = text.get_mut(colon) {
             match TOKEN[usize::from(*byte)] {
@@ -292,17 +294,17 @@ fn fields(headers: &mut Headers, mut at: usize, limits: &HeadLimits) -> Result<(
     Ok(())
 }
 
-/// Whether all of it may be a field's value.
+/// Returns whether these bytes may be a field value.
 #[inline]
 pub fn is_field_value(value: &[u8]) -> bool {
     value_end(value, 0).is_none()
 }
 
-/// Where a value that begins here ends: at the first byte that none may hold, which may be the line's end or not.
+/// Returns the end of a value: the first byte that a value may not contain, whether it ends the line or not.
 fn value_end(text: &[u8], mut at: usize) -> Option<usize> {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     const HIGH: u64 = ONES << 7;
-    // Eight bytes at a time: borrows mark bytes below a space, and those that are DEL (7f).
+    // Tests eight bytes at a time. A borrow marks bytes below a space, and DEL (7f).
     while let Some(block) = text[at..].first_chunk::<8>() {
         let block = u64::from_le_bytes(*block);
         let delete = block ^ (ONES * 0x7f);
@@ -321,7 +323,7 @@ fn value_end(text: &[u8], mut at: usize) -> Option<usize> {
     text[at..].iter().position(|b| !is_value(*b)).map(|more| at + more)
 }
 
-/// Takes `host` out of the fields: exactly one in HTTP/1.1 (3.2).
+/// Moves `host` out of the fields. HTTP/1.1 requires exactly one (3.2).
 fn set_host(head: &mut RequestHead) -> Result<(), Malformed> {
     if head.may_repeat("host") && head.header_values("host").nth(1).is_some() {
         return Err(BAD);
@@ -334,7 +336,7 @@ fn set_host(head: &mut RequestHead) -> Result<(), Malformed> {
     }
 }
 
-/// Tells the four forms of a target apart (3.2).
+/// Parses the four forms of a target (3.2).
 fn set_target(head: &mut RequestHead, at: Range<usize>) -> Result<(), Malformed> {
     let target = &head.text()[at.clone()];
     let connect = head.method() == "CONNECT";
@@ -344,7 +346,7 @@ fn set_target(head: &mut RequestHead, at: Range<usize>) -> Result<(), Malformed>
     let target = str::from_utf8(target).map_err(|_| BAD_TARGET)?.to_owned();
     let target = target.as_str();
     if connect {
-        // An address without brackets has no port.
+        // An IPv6 address without brackets has no port.
         let (host, port) = target.rsplit_once(':').ok_or(BAD_TARGET)?;
         let bare = host.contains(':') && !host.ends_with(']');
         if host.is_empty() || bare || !head::is_authority(target.as_bytes()) || port.parse::<u16>().is_err() {
@@ -364,7 +366,7 @@ fn set_target(head: &mut RequestHead, at: Range<usize>) -> Result<(), Malformed>
     if head::as_authority(authority.as_bytes()).is_none() {
         return Err(BAD_TARGET);
     }
-    // The target's authority counts, not the Host field's (3.2.2).
+    // The authority of the target replaces the `Host` field (3.2.2).
     head.set_authority(authority);
     match path {
         "" => head.set_path("/"),
@@ -374,7 +376,7 @@ fn set_target(head: &mut RequestHead, at: Range<usize>) -> Result<(), Malformed>
     Ok(())
 }
 
-/// Section 6.3, strictly: a message that could be read in two ways is refused.
+/// Returns the framing of a request (6.3). An ambiguous message is refused.
 fn request_framing(head: &RequestHead) -> Result<Framing, Malformed> {
     let length = content_length(head)?;
     if !head.has("transfer-encoding") {
@@ -417,7 +419,7 @@ fn response_framing(head: &ResponseHead, to_method: &str) -> Result<Framing, Mal
     })
 }
 
-/// One field, one number, digits only. Lists of equal numbers (6.3) are refused, too.
+/// Parses `content-length`: one field, one number, digits only. Lists of equal numbers (6.3) are refused.
 fn content_length(headers: &Headers) -> Result<Option<u64>, Malformed> {
     let mut values = headers.header_values("content-length");
     let Some(value) = values.next() else { return Ok(None) };
@@ -425,7 +427,7 @@ fn content_length(headers: &Headers) -> Result<Option<u64>, Malformed> {
     number.map(Some).ok_or(Malformed::new(400, "http1.unexpected_content_length"))
 }
 
-/// A length of at most 18 digits.
+/// Parses a length of at most 18 digits.
 #[inline]
 pub fn length(value: &[u8]) -> Option<u64> {
     if value.is_empty() || value.len() > 18 {
@@ -436,7 +438,7 @@ pub fn length(value: &[u8]) -> Option<u64> {
     })
 }
 
-/// `chunked`, once, is all that is understood; the rest is not implemented (6.1).
+/// Accepts only a single `chunked`; other codings are not implemented (6.1).
 fn only_chunked(headers: &Headers) -> Result<(), Malformed> {
     let mut values = headers.header_values("transfer-encoding");
     let known = values.next().is_some_and(|value| value.eq_ignore_ascii_case(b"chunked"));
@@ -447,7 +449,7 @@ fn only_chunked(headers: &Headers) -> Result<(), Malformed> {
     }
 }
 
-/// Section 9.
+/// Parses `connection` (section 9).
 fn connection(headers: &Headers, version: Version) -> Result<ConnectionOptions, Malformed> {
     let (mut close, mut keep, mut upgrade, mut options) = (false, false, false, 0);
     for token in headers.header_values("connection").flat_map(|value| value.split(|b| *b == b',')) {
@@ -466,8 +468,8 @@ fn connection(headers: &Headers, version: Version) -> Result<ConnectionOptions, 
     })
 }
 
-/// Whether `connection` names fields that are for the end of the way, or say what proxies in front know of the client. It
-/// may name only those of this connection (7.6.1 of RFC 9110), and what it names is taken away.
+/// Returns whether `connection` names end-to-end fields, or fields in which proxies describe the client. It may name
+/// only fields of this connection, which are removed (RFC 9110, section 7.6.1).
 fn names_others(headers: &Headers) -> bool {
     const OTHERS: [&[u8]; 5] =
         [b"host", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-client-cert"];
@@ -482,7 +484,7 @@ fn is_blank(b: u8) -> bool {
     matches!(b, b' ' | b'\t')
 }
 
-/// Bytes of tokens in lower case; 0 for all others. Source: section 5.6.2 of RFC 9110.
+/// Bytes of tokens in lower case; 0 for all others. Source: RFC 9110, section 5.6.2.
 const TOKEN: [u8; 256] = {
     let mut table = [0; 256];
     let mut byte = 0_u8;
@@ -499,19 +501,19 @@ const TOKEN: [u8; 256] = {
     table
 };
 
-/// Whether a byte may be part of a token.
+/// Returns whether a token may contain a byte.
 #[inline]
 pub fn is_token(b: u8) -> bool {
     TOKEN[usize::from(b)] != 0
 }
 
-/// Whether a byte may be part of a token in lower case.
+/// Returns whether a token in lower case may contain a byte.
 #[inline]
 pub fn is_lower_token(b: u8) -> bool {
     b != 0 && TOKEN[usize::from(b)] == b
 }
 
-/// Section 5.5 of RFC 9110: no controls but the tab.
+/// Returns whether a value may contain a byte (RFC 9110, section 5.5): no control characters but the tab.
 #[inline]
 pub fn is_value(b: u8) -> bool {
     b >= b' ' && b != 0x7f || b == b'\t'

@@ -3,17 +3,18 @@ use crate::head::{Headers, RequestHead, ResponseHead};
 
 const LIMITS: HeadLimits = HeadLimits { max_head: 8 * 1024, max_headers: 50 };
 
-/// What a whole exchange of bytes means: each message's line, framing, content, trailers; or the status of the refusal.
+/// Result of parsing a sequence of messages: each message's line, framing, content and trailers; or the status of the
+/// refusal.
 #[derive(Debug, PartialEq, Eq)]
-struct Meaning {
+struct Parsed {
     messages: Vec<(String, Framing, Vec<u8>, usize)>,
     refused: Option<u16>,
     rest: usize,
 }
 
-/// Reads requests from pieces as a connection does.
-fn read(pieces: &[&[u8]]) -> Meaning {
-    let mut meaning = Meaning { messages: vec![], refused: None, rest: 0 };
+/// Parses requests from pieces, as a connection does.
+fn read(pieces: &[&[u8]]) -> Parsed {
+    let mut meaning = Parsed { messages: vec![], refused: None, rest: 0 };
     let (mut input, mut scan, mut body) = (Vec::new(), Scan::default(), None::<(BodyDecoder, Vec<u8>)>);
     let mut head = RequestHead::default();
     let mut pieces = pieces.iter();
@@ -62,7 +63,7 @@ fn refusal(request: &str) -> Option<u16> {
 }
 
 #[test]
-fn what_could_be_read_in_two_ways_is_refused() {
+fn ambiguous_messages_are_refused() {
     let cases = [
         (
             "both lengths",
@@ -125,7 +126,7 @@ fn what_could_be_read_in_two_ways_is_refused() {
 }
 
 #[test]
-fn chunks_are_taken_exactly_or_not_at_all() {
+fn invalid_chunks_are_refused() {
     let start = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
     let cases = [
         ("no size", "\r\n", false),
@@ -173,13 +174,13 @@ fn heads_beyond_the_limits_are_refused() {
 }
 
 #[test]
-fn empty_lines_do_not_go_on_forever() {
+fn empty_lines_are_limited() {
     assert_eq!(refusal(&"\r\n".repeat(100)), None);
     assert_eq!(refusal(&"\r\n".repeat(5_000)), Some(431));
 }
 
 #[test]
-fn targets_come_in_four_forms() {
+fn four_forms_of_targets_are_parsed() {
     let line = |request: &str| read(&[request.as_bytes()]).messages[0].0.clone();
     assert_eq!(line("GET /a?b HTTP/1.1\r\nhost: x:80\r\n\r\n"), "GET x:80 /a?b");
     assert_eq!(line("GET http://y/a?b HTTP/1.1\r\nhost: x\r\n\r\n"), "GET y /a?b");
@@ -191,7 +192,7 @@ fn targets_come_in_four_forms() {
 }
 
 #[test]
-fn responses_end_where_the_rules_say() {
+fn responses_have_the_framing_of_the_rfc() {
     let framing = |method: &str, text: &str| {
         let mut head = ResponseHead::default();
         parse::response(text.as_bytes(), &LIMITS, method, &mut head).map(|(framing, _)| framing)
@@ -215,7 +216,7 @@ fn responses_end_where_the_rules_say() {
 }
 
 #[test]
-fn every_split_of_the_bytes_means_the_same() {
+fn the_result_does_not_depend_on_the_split() {
     let whole = concat!(
         "POST /one HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello",
         "\r\nGET /two?x=y HTTP/1.1\r\nHost: b\r\nCookie: c=d\r\n\r\n",
@@ -235,7 +236,7 @@ fn every_split_of_the_bytes_means_the_same() {
 }
 
 #[test]
-fn random_bytes_never_panic_and_mean_the_same_in_any_pieces() {
+fn random_bytes_are_handled_with_any_split() {
     let seeds: [&[u8]; 4] = [
         b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\nA: b\r\n\r\n",
         b"GET http://a/b HTTP/1.1\r\nHost: a\r\nX: y\r\n\r\nGET / HTTP/1.0\r\n\r\n",
@@ -261,7 +262,7 @@ fn random_bytes_never_panic_and_mean_the_same_in_any_pieces() {
 }
 
 #[test]
-fn what_is_written_reads_back() {
+fn written_messages_are_parsed() {
     use crate::buffer::Buffer;
     let head = RequestHead::build(
         "POST",

@@ -1,7 +1,6 @@
-//! Writing messages: heads, and bodies in the framing of the next hop.
+//! Encoder of messages: heads, and bodies in the framing of the next hop.
 //!
-//! The fields that frame a message are never copied from the one that came in: they are written from the
-//! framing that was understood.
+//! Fields that frame a message are never copied from the received message. They are written from the parsed framing.
 
 use super::Framing;
 use crate::{
@@ -9,16 +8,16 @@ use crate::{
     head::{Headers, Names, RequestHead, ResponseHead},
 };
 
-/// How a message's connection fields are written.
+/// Connection fields of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persistence {
-    /// No `connection` field: HTTP/1.1 keeps connections.
+    /// No `connection` field: the default of HTTP/1.1.
     Keep,
-    /// `connection: keep-alive`, for a peer of HTTP/1.0 that asked for it.
+    /// `connection: keep-alive`, for an HTTP/1.0 peer that requested it.
     KeepAlive,
     /// `connection: close`.
     Close,
-    /// `connection: upgrade`; the `upgrade` field stays.
+    /// `connection: upgrade`; the `upgrade` field is kept.
     Upgrade,
 }
 
@@ -34,16 +33,16 @@ pub fn request(out: &mut Buffer, head: &RequestHead, framing: Framing, persisten
     fields(out, head, persistence, true);
     match framing {
         Framing::Length(length) => content_length(out, length),
-        // A body that ends with the connection does not exist in requests.
+        // A request body cannot end with the connection.
         Framing::Chunked | Framing::UntilClose => out.extend(b"transfer-encoding: chunked\r\n"),
         Framing::None if matches!(head.method(), "GET" | "HEAD" | "DELETE" | "TRACE" | "CONNECT") => {}
-        // All others may have a body, and say that they have none (8.6 of RFC 9110).
+        // Other methods may have a body; `content-length: 0` states that there is none (RFC 9110, section 8.6).
         Framing::None => content_length(out, 0),
     }
     end(out, persistence);
 }
 
-/// Writes a response head. `to_method` is the request's; answers to HEAD say the length of what is not sent.
+/// Writes a response head. `to_method` is the method of the request; a response to HEAD keeps `content-length`.
 pub fn response(
     out: &mut Buffer,
     head: &ResponseHead,
@@ -156,7 +155,7 @@ fn number(out: &mut Buffer, mut value: u64, base: u64) {
     out.extend(&digits[at..]);
 }
 
-/// The usual words for a status; RFC 9110, section 15, and later ones. Empty where there are none.
+/// Returns the reason phrase of a status (RFC 9110, section 15, and later RFCs); empty if there is none.
 pub fn reason(status: u16) -> &'static str {
     match status {
         100 => "Continue",

@@ -1,4 +1,4 @@
-//! What moves a connection's bytes: one read for all that has come, one write for all that waits.
+//! Driver of a connection: moves bytes between the socket and the session, in few system calls.
 
 use std::{
     cell::RefCell,
@@ -14,42 +14,42 @@ use super::{
 };
 use crate::{head::RequestHead, http2::Keepalive, socket::Stream, timer::Timer};
 
-/// While this much waits to be written nothing is read: a peer that does not read gets no more answers.
+/// Limit of unwritten output in bytes. Beyond it nothing is read: a peer that does not read gets no more responses.
 const BACKLOG: usize = 256 * 1024;
 
-/// Bytes read in one turn, after which other tasks come first. What a byte can cost is bounded by the session.
+/// Maximum number of bytes to read in one turn; other tasks run before the next. The session bounds the cost per byte.
 const TURN: u64 = 128 * 1024;
 
-/// A connection's socket with its session. Must be polled for the connection to live.
+/// The socket and the session of a connection. The connection makes progress only while the driver is polled.
 pub struct Driver {
     stream: Stream,
     session: Rc<RefCell<Session>>,
     role: Role,
-    /// Only where pings are configured.
-    pulse: Option<Box<Pulse>>,
+    /// Keep-alive, if configured.
+    pings: Option<Box<PingState>>,
 }
 
-/// Asks the peer now and then whether it is there.
-struct Pulse {
+/// State of keep-alive pings.
+struct PingState {
     keepalive: Keepalive,
     timer: Timer,
-    /// The next ping, or the end of the patience with the last.
+    /// Time of the next ping, or end of the timeout of the last one.
     due: Instant,
     asked: bool,
 }
 
-impl Pulse {
+impl PingState {
     fn new(keepalive: Keepalive) -> Self {
         let due = Instant::now() + next(&keepalive);
         Self { keepalive, timer: Timer::default(), due, asked: false }
     }
 
-    /// Whether something is to be written.
-    fn beat(&mut self, session: &mut Session, cx: &mut Context<'_>) -> bool {
+    /// Returns whether a ping was queued.
+    fn poll(&mut self, session: &mut Session, cx: &mut Context<'_>) -> bool {
         if self.asked && session.is_answered() {
             (self.asked, self.due) = (false, Instant::now() + next(&self.keepalive));
         }
-        let mut news = false;
+        let mut queued = false;
         while self.timer.poll(cx, Some(self.due)).is_ready() {
             if self.asked {
                 session.lose(Lost::Silent);
@@ -57,13 +57,13 @@ impl Pulse {
             }
             session.ask();
             (self.asked, self.due) = (true, Instant::now() + self.keepalive.timeout);
-            news = true;
+            queued = true;
         }
-        news
+        queued
     }
 }
 
-/// The time to the next ping, which differs so that connections opened together are not asked together.
+/// Returns the time to the next ping. Jitter spreads the pings of connections that were opened together.
 fn next(keepalive: &Keepalive) -> Duration {
     let jitter = keepalive.interval.as_secs_f64() * f64::from(keepalive.jitter) / 1e6;
     keepalive.interval + Duration::from_secs_f64(jitter * fastrand::f64())
@@ -72,16 +72,16 @@ fn next(keepalive: &Keepalive) -> Duration {
 impl Driver {
     /// Starts HTTP/2 on a connection.
     pub fn new(stream: Stream, role: Role, limits: SessionLimits) -> Self {
-        let pulse = limits.options.keepalive.map(|keepalive| Box::new(Pulse::new(keepalive)));
-        Self { stream, session: Rc::new(RefCell::new(Session::new(role, limits))), role, pulse }
+        let pings = limits.options.keepalive.map(|keepalive| Box::new(PingState::new(keepalive)));
+        Self { stream, session: Rc::new(RefCell::new(Session::new(role, limits))), role, pings }
     }
 
-    /// The connection, for those who want streams of it.
+    /// Returns a handle to open or use streams.
     pub fn connection(&self) -> Connection {
         Connection(self.session.clone())
     }
 
-    /// Goes on from HTTP/1.1 with the request that asked for it.
+    /// Continues from an HTTP/1.1 upgrade with the request that asked for it.
     pub fn begin(&self, settings: &[u8], head: RequestHead) {
         let mut session = self.session.borrow_mut();
         if let Err(reason) = session.begin(settings, head) {
@@ -89,18 +89,19 @@ impl Driver {
         }
     }
 
-    /// Whether the peer's settings have come.
+    /// Returns whether the peer's settings have arrived.
     pub fn is_settled(&self) -> bool {
         self.session.borrow().is_settled()
     }
 
-    /// Whether any stream is in use.
+    /// Returns whether any stream is in use.
     pub fn is_busy(&self) -> bool {
         self.session.borrow().is_busy()
     }
 
-    /// Which frame has come in part, counted from the first, if it is not content; a header block counts as one frame.
-    /// While too much waits to be written, what has come may be unread, and no new frame counts as partial.
+    /// Returns the number of the incomplete frame, counted from the first, unless it is content. A header block counts
+    /// as one frame. While too much output is unwritten, input may be unprocessed, and a new frame does not count as
+    /// incomplete.
     pub fn partial(&self) -> Option<u64> {
         let session = self.session.borrow();
         let in_frame =
@@ -108,64 +109,64 @@ impl Driver {
         (session.is_partial() || in_frame()).then_some(session.frames)
     }
 
-    /// Ends the connection for what the peer did.
+    /// Ends the connection because of the peer's behaviour (ENHANCE_YOUR_CALM).
     pub fn fail(&self) {
         self.session.borrow_mut().fail(Reason::CALM);
     }
 
-    /// Asks the peer to open no more streams; those on their way are taken.
+    /// Asks the peer to open no more streams. Streams in transit are accepted.
     pub fn leave(&self) {
         self.session.borrow_mut().leave();
     }
 
-    /// Whether the peer has been told so, and has not said that it knows.
+    /// Returns whether the peer has been asked and has not acknowledged yet.
     pub fn is_leaving(&self) -> bool {
         self.session.borrow().is_leaving()
     }
 
-    /// Takes no more streams.
+    /// Accepts no more streams.
     pub fn refuse(&self) {
         self.session.borrow_mut().refuse();
     }
 
-    /// What wakes the tasks of all streams.
+    /// Returns the wakers of the tasks of all streams.
     pub fn wakers(&self) -> Vec<Waker> {
         self.session.borrow().wakers()
     }
 
-    /// Why the connection ended.
+    /// Returns the reason for the end of the connection.
     pub fn lost(&self) -> Option<Lost> {
         self.session.borrow().lost().cloned()
     }
 
-    /// How many streams were refused since this was last asked, because there were too many at once.
+    /// Returns the number of streams refused by the limit since the last call.
     pub fn refused(&self) -> u32 {
         std::mem::take(&mut self.session.borrow_mut().refused)
     }
 
-    /// What the peer sent too often, if it was that.
+    /// Returns the kind of frame that exceeded a budget.
     pub fn culprit(&self) -> Option<FrameKind> {
         self.session.borrow().culprit
     }
 
-    /// Moves bytes both ways; ready when nothing more can come of the connection.
+    /// Moves bytes in both directions; returns ready at the end of the connection.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut over = self.turn(cx);
-        while let Some(pulse) = &mut self.pulse
+        while let Some(pings) = &mut self.pings
             && !over
-            && pulse.beat(&mut self.session.borrow_mut(), cx)
+            && pings.poll(&mut self.session.borrow_mut(), cx)
         {
             over = self.turn(cx);
         }
         over |= self.session.borrow().is_over();
-        // Nothing is borrowed here: those who are woken may look at the session.
+        // The session is not borrowed here, because woken tasks may use it.
         let mut wakes = std::mem::take(&mut self.session.borrow_mut().wakes);
         wakes.drain(..).for_each(|waker| waker.wake());
         self.session.borrow_mut().wakes = wakes;
         if over { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// The next request of a client; `None` at the end of the connection.
+    /// Returns the next request of a client; `None` at the end of the connection.
     pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Option<Request>> {
         if let Some(request) = self.session.borrow_mut().accept() {
             return Poll::Ready(Some(request));
@@ -180,7 +181,7 @@ impl Driver {
     }
 
     fn turn(&mut self, cx: &mut Context<'_>) -> bool {
-        // A client's connection that nobody holds is wanted no more.
+        // A client connection without handles is not needed any more.
         let wanted = self.role == Role::Server || Rc::strong_count(&self.session) > 1;
         let Self { stream, session, .. } = self;
         let session = &mut *session.borrow_mut();
@@ -194,19 +195,19 @@ impl Driver {
             if let Poll::Ready(Err(error)) = flush(stream, session, cx) {
                 session.lose(Lost::Closed(error.to_string().into()));
             }
-            // What was not read for too much that waited may be read if that has gone.
+            // Input that was left unread because of unwritten output may be read after it has been written.
             if read || session.is_over() || session.out.len() >= BACKLOG {
                 break;
             }
         }
         if stream.input.is_empty() {
-            // Nothing is under way.
+            // Nothing is in transit.
             stream.rest();
         }
         session.is_over()
     }
 
-    /// Ends the connection in good order.
+    /// Closes the connection gracefully.
     pub async fn close(mut self) {
         let rest = std::mem::take(&mut self.session.borrow_mut().out);
         self.stream.output.extend(rest.bytes());
@@ -225,7 +226,7 @@ impl Drop for Driver {
     }
 }
 
-/// Takes in what has come, until `until` bytes have been received in all; ready if more can be read in this turn.
+/// Processes input until `until` bytes have been received in total; returns ready if more can be read in this turn.
 fn read(stream: &mut Stream, session: &mut Session, until: u64, cx: &mut Context<'_>) -> Poll<()> {
     while session.out.len() < BACKLOG {
         if !stream.input.is_empty()
@@ -234,7 +235,7 @@ fn read(stream: &mut Stream, session: &mut Session, until: u64, cx: &mut Context
             session.fail(reason);
             break;
         }
-        // Only now: what is left unread then is part of a frame, and not what there was no time for.
+        // Checked after processing, so that unprocessed input is always an incomplete frame.
         if stream.received >= until {
             cx.waker().wake_by_ref();
             return Poll::Pending;
@@ -253,7 +254,7 @@ fn read(stream: &mut Stream, session: &mut Session, until: u64, cx: &mut Context
 
 fn flush(stream: &mut Stream, session: &mut Session, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
     loop {
-        // Not copied: the two buffers change places.
+        // The buffers are swapped, not copied.
         if stream.output.is_empty() {
             if session.out.is_empty() {
                 break;
@@ -262,7 +263,7 @@ fn flush(stream: &mut Stream, session: &mut Session, cx: &mut Context<'_>) -> Po
         }
         ready!(stream.poll_flush(cx))?;
     }
-    // Even if nothing is left, TLS may hold some.
+    // TLS may hold ciphertext although the buffer is empty.
     if !stream.is_plain() {
         ready!(stream.poll_flush(cx))?;
     }
@@ -286,14 +287,14 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn one_turn_reads_a_bounded_amount() {
+    async fn a_turn_reads_a_limited_amount() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let stream = Stream::new(listener.accept().await.unwrap().0);
         let limits =
             SessionLimits { head: Bounds { size: 4096, fields: 20 }, options: Http2Options::new(10) };
         let mut driver = Driver::new(stream, Role::Server, limits);
-        // A request whose content is more than one turn reads.
+        // A request whose content exceeds one turn.
         let mut sent = Buffer::default();
         sent.extend(frame::PREFACE);
         frame::settings(&mut sent, &[]);
@@ -307,13 +308,13 @@ mod tests {
             peer.write_all(sent.bytes()).await.unwrap();
             peer
         });
-        // As much as fits lies in the socket before the first turn.
+        // The socket holds as much as fits before the first turn.
         tokio::task::yield_now().await;
         std::future::poll_fn(|cx| {
             let before = driver.stream.received;
             assert!(driver.poll(cx).is_pending(), "{:?}", driver.lost());
             assert!(driver.stream.received - before < TURN + LARGE as u64);
-            // All of it is taken, but for a frame's head that has come in part.
+            // Only an incomplete frame header may be left.
             assert!(driver.stream.input.len() < frame::HEAD, "{}", driver.stream.input.len());
             if driver.stream.received < total { Poll::Pending } else { Poll::Ready(()) }
         })

@@ -1,4 +1,4 @@
-//! One stream of an HTTP/2 connection, from either end.
+//! A stream of an HTTP/2 connection, as a client or as a server.
 
 use std::{
     cell::RefCell,
@@ -19,26 +19,26 @@ use crate::{
     http1::Framing,
 };
 
-/// A connection that streams are on, or can be. It ends by itself once nobody holds it.
+/// A handle to a connection. The connection ends after its last handle has been dropped.
 #[derive(Clone)]
 pub struct Connection(pub(super) Rc<RefCell<Session>>);
 
 impl Connection {
-    /// Whether another stream may be opened on it, now or later.
+    /// Returns whether further streams can be opened, now or later.
     pub fn is_usable(&self) -> bool {
         self.0.borrow().is_usable()
     }
 
-    /// How many streams the peer takes at once.
+    /// Returns the number of streams that the peer accepts at once.
     pub fn capacity(&self) -> usize {
         self.0.borrow().capacity()
     }
 
-    /// Does something with the session; if that is of concern to its driver, wakes it.
+    /// Runs an action on the session; wakes the driver if the action leaves it something to do.
     fn with<T>(&self, action: impl FnOnce(&mut Session) -> T) -> T {
         let mut session = self.0.borrow_mut();
         let result = action(&mut session);
-        let driver = if session.has_news() { session.driver.take() } else { None };
+        let driver = if session.needs_driver() { session.driver.take() } else { None };
         drop(session);
         if let Some(driver) = driver {
             driver.wake();
@@ -49,7 +49,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // The driver, which is left alone then, ends the connection.
+        // Without other handles, the driver ends the connection.
         if Rc::strong_count(&self.0) == 2 {
             let driver = self.0.borrow_mut().driver.take();
             if let Some(driver) = driver {
@@ -59,45 +59,45 @@ impl Drop for Connection {
     }
 }
 
-/// A stream, and how far it has come.
+/// A stream.
 pub struct Duplex {
     connection: Connection,
-    /// The stream, once there is one.
+    /// Id of the stream, after it was opened.
     id: Option<u32>,
-    /// Bytes of content received so far.
+    /// Number of content bytes received.
     pub received: u64,
-    /// Bytes of content sent so far.
+    /// Number of content bytes sent.
     pub sent: u64,
 }
 
-/// What a server says.
+/// Head of a response.
 pub enum Answered {
-    /// Its answer will come later (1xx).
+    /// An interim response (1xx).
     Interim,
-    /// Its answer, whose body is framed so where the next hop is HTTP/1.1.
+    /// The final response, with the framing of its body for an HTTP/1.1 receiver.
     Final(Framing),
 }
 
 impl Duplex {
-    /// A client's request.
+    /// Returns the stream of a client's request.
     pub fn accepted(connection: Connection, request: &Request) -> Self {
         Self { connection, id: Some(request.stream), received: 0, sent: 0 }
     }
 
-    /// A place for a request to a server.
+    /// Returns a stream that is not open yet, for a request to a server.
     pub fn idle(connection: Connection) -> Self {
         Self { connection, id: None, received: 0, sent: 0 }
     }
 
-    /// Whether CONNECT may ask the other end for another protocol.
+    /// Returns whether the peer accepts extended CONNECT.
     pub fn may_connect(&self) -> bool {
         self.connection.0.borrow().may_connect()
     }
 
-    /// Sends a request's head; `end` says that nothing follows, `upgrade` that another protocol is asked for.
+    /// Sends the head of a request. `end`: there is no content. `upgrade`: extended CONNECT.
     ///
     /// # Errors
-    /// The head cannot be carried by HTTP/2, or the connection takes no more streams.
+    /// HTTP/2 cannot represent the head, or the connection accepts no more streams.
     pub fn request(&mut self, head: &RequestHead, end: bool, upgrade: bool) -> Result<(), Unsent> {
         if self.id.is_some() {
             return Err(Unsent::Used);
@@ -107,7 +107,7 @@ impl Duplex {
         Ok(())
     }
 
-    /// Waits for what a server says.
+    /// Waits for the next head of the response.
     pub fn poll_answer(
         &mut self,
         cx: &mut Context<'_>,
@@ -123,26 +123,26 @@ impl Duplex {
         Poll::Ready(Ok(Answered::Final(heads::framing(silent || session.is_end(id), length))))
     }
 
-    /// Sends an answer that is not the last (1xx).
+    /// Sends an interim response (1xx).
     pub fn interim(&mut self, head: &ResponseHead) {
-        // A client that is gone is noticed elsewhere.
+        // The loss of the client is detected elsewhere.
         let _ = self.with(|session, id| session.respond(id, head, true, false));
     }
 
-    /// Sends an answer's head; `end` says that nothing follows.
+    /// Sends the head of a response. `end`: there is no content.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client has gone.
     pub fn respond(&mut self, head: &ResponseHead, end: bool) -> Result<(), Gone> {
         self.with(|session, id| session.respond(id, head, false, end))
     }
 
-    /// Whether all that the other end sends has been taken.
+    /// Returns whether everything that the peer sends has been taken.
     pub fn is_end(&self) -> bool {
         self.id.is_none_or(|id| self.connection.0.borrow().is_end(id))
     }
 
-    /// The next piece of content; `None` at its end.
+    /// Returns the next piece of content; `None` at the end.
     pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Lost>> {
         let Some(id) = self.id else { return Poll::Ready(Ok(None)) };
         let piece = ready!(self.connection.0.borrow_mut().poll_piece(cx, id))?;
@@ -150,41 +150,41 @@ impl Duplex {
         Poll::Ready(Ok(piece))
     }
 
-    /// What follows the content, all of which has been taken.
+    /// Returns the trailers, after all content has been taken.
     pub fn trailers(&mut self) -> Option<Headers> {
         self.connection.0.borrow_mut().trailers(self.id?)
     }
 
-    /// Tells the other end that so much of its content has been handed on.
+    /// Reports content as passed on, so that the peer may send more.
     pub fn release(&mut self, count: usize) {
         if let Some(id) = self.id {
             self.connection.with(|session| session.release(id, count));
         }
     }
 
-    /// How much of `want` may be sent now.
+    /// Returns how much of `want` can be sent now.
     pub fn poll_room(&mut self, cx: &mut Context<'_>, want: usize) -> Poll<Result<usize, Gone>> {
         let Some(id) = self.id else { return Poll::Ready(Err(Gone)) };
         self.connection.0.borrow_mut().poll_room(cx, id, want).map(|room| room.ok_or(Gone))
     }
 
-    /// Waits for room for a head that can wait: an interim answer (1xx), or trailers.
+    /// Waits for space for a head that can wait: an interim response (1xx), or trailers.
     pub fn poll_space(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.id.map_or(Poll::Ready(()), |id| self.connection.0.borrow_mut().poll_space(cx, id))
     }
 
-    /// Sends content for which there is room; `end` says that nothing follows.
+    /// Sends content for which there is space. `end`: nothing follows.
     pub fn send(&mut self, data: &[u8], end: bool) -> Result<(), Gone> {
         self.sent += data.len() as u64;
         self.with(|session, id| session.send(id, data, end))
     }
 
-    /// Sends what follows the content, and the end.
+    /// Sends trailers and the end of the stream.
     pub fn send_trailers(&mut self, trailers: &Headers) -> Result<(), Gone> {
         self.with(|session, id| session.send_trailers(id, trailers))
     }
 
-    /// Reads a server's answer that nobody wants, to its end.
+    /// Reads the rest of a response and discards it.
     pub fn poll_ignored(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut head = ResponseHead::default();
         while !matches!(ready!(self.poll_answer(cx, "GET", &mut head)), Ok(Answered::Final(_)) | Err(_)) {}
@@ -194,12 +194,12 @@ impl Duplex {
         Poll::Ready(())
     }
 
-    /// Whether the other end has given the stream up, or the connection is lost.
+    /// Returns whether the stream has ended early.
     pub fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
         self.id.is_some_and(|id| self.connection.0.borrow_mut().is_gone(cx, id))
     }
 
-    /// Gives the stream up.
+    /// Resets the stream.
     pub fn reset(&mut self) {
         if let Some(id) = self.id {
             self.connection.with(|session| session.reset(id, Reason::INTERNAL));
@@ -220,31 +220,31 @@ impl Drop for Duplex {
     }
 }
 
-/// The other end takes no more.
+/// Error: the peer accepts nothing more on the stream.
 #[derive(Debug)]
 pub struct Gone;
 
-/// Why a request's head was not sent.
+/// Reason why a request was not sent.
 #[derive(Debug)]
 pub enum Unsent {
-    /// The stream carries another request already.
+    /// The stream already has a request.
     Used,
-    /// HTTP/2 cannot carry the head.
+    /// HTTP/2 cannot represent the head.
     Unrepresentable,
-    /// The connection takes no more streams.
+    /// The connection accepts no more streams.
     Lost(Lost),
 }
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Reset(reason) => write!(f, "the peer gave the stream up: {reason}"),
-            Self::Unprocessed => f.write_str("the peer takes no more streams on this connection"),
-            Self::Broken(reason) => write!(f, "the peer does not keep to HTTP/2: {reason}"),
-            Self::Oversized => f.write_str("the head of the answer is larger than allowed"),
-            Self::Silent => f.write_str("the peer does not answer pings"),
-            Self::Dropped => f.write_str("the stream was given up"),
-            Self::Closed(why) => write!(f, "the connection is lost: {why}"),
+            Self::Reset(reason) => write!(f, "the peer reset the stream: {reason}"),
+            Self::Unprocessed => f.write_str("the peer accepts no more streams on this connection"),
+            Self::Broken(reason) => write!(f, "the peer violated the HTTP/2 protocol: {reason}"),
+            Self::Oversized => f.write_str("the head of the response exceeds the limit"),
+            Self::Silent => f.write_str("the peer does not answer keep-alive pings"),
+            Self::Dropped => f.write_str("the stream was reset"),
+            Self::Closed(why) => write!(f, "the connection failed: {why}"),
         }
     }
 }

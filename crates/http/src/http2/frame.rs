@@ -1,18 +1,18 @@
-//! Frames: their heads, what is in those of one piece, and how they are written (RFC 9113, sections 4 and 6).
+//! Frames: headers, simple payloads and their encoding (RFC 9113, sections 4 and 6).
 
 use std::fmt;
 
 use crate::buffer::Buffer;
 
-/// What a client's connection begins with.
+/// Preface of a client's connection.
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Bytes of a frame's head.
+/// Length of a frame header in bytes.
 pub(super) const HEAD: usize = 9;
-/// Largest payload that we take; it is what every peer must be able to send and take.
+/// Maximum payload that this side accepts. Every peer must be able to send and accept it.
 pub(super) const MAX_FRAME: usize = 16 * 1024;
-/// Largest window.
+/// Maximum window.
 pub(super) const MAX_WINDOW: i64 = (1 << 31) - 1;
-/// Windows before anything is said of them.
+/// Initial windows before any settings.
 pub(super) const FIRST_WINDOW: i64 = 65_535;
 
 pub(super) const END_STREAM: u8 = 0x1;
@@ -35,11 +35,11 @@ pub enum FrameKind {
     GoAway,
     WindowUpdate,
     Continuation,
-    /// A type that the RFC does not know; ignored.
+    /// An unknown type, which is ignored.
     Unknown,
 }
 
-/// A frame's head.
+/// A frame header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub length: usize,
@@ -49,7 +49,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Reads a frame's head; `None` while it is not all there.
+    /// Parses a frame header; returns `None` if it is incomplete.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let [a, b, c, kind, flags, stream @ ..] = bytes.first_chunk::<HEAD>()?;
         let kind = match kind {
@@ -78,14 +78,14 @@ impl Head {
     }
 }
 
-/// Writes a frame's head.
+/// Writes a frame header.
 pub(super) fn head(out: &mut Buffer, kind: FrameKind, flags: u8, stream: u32, length: usize) {
     let [_, a, b, c] = (length as u32).to_be_bytes();
     let [d, e, f, g] = stream.to_be_bytes();
     out.extend(&[a, b, c, kind as u8, flags, d, e, f, g]);
 }
 
-/// Writes a header block, in as many frames as it takes.
+/// Writes a header block, in as many frames as needed.
 pub(super) fn headers(out: &mut Buffer, stream: u32, end: bool, mut block: &[u8], max_frame: usize) {
     let (mut kind, mut flags) = (FrameKind::Headers, if end { END_STREAM } else { 0 });
     loop {
@@ -100,7 +100,7 @@ pub(super) fn headers(out: &mut Buffer, stream: u32, end: bool, mut block: &[u8]
     }
 }
 
-/// Writes settings, each a number and its value.
+/// Writes a SETTINGS frame with pairs of identifier and value.
 pub(super) fn settings(out: &mut Buffer, settings: &[(u16, u32)]) {
     head(out, FrameKind::Settings, 0, 0, settings.len() * 6);
     for (id, value) in settings {
@@ -130,7 +130,7 @@ pub(super) fn go_away(out: &mut Buffer, last: u32, reason: Reason) {
     out.extend(&reason.0.to_be_bytes());
 }
 
-/// What is left of a frame's payload without padding and priority (sections 6.1 and 6.2).
+/// Returns a payload without padding and priority (sections 6.1 and 6.2).
 pub(super) fn content<'a>(frame: &Head, payload: &'a [u8]) -> Result<&'a [u8], Reason> {
     let mut payload = payload;
     if frame.has(PADDED) {
@@ -149,12 +149,12 @@ pub(super) fn content<'a>(frame: &Head, payload: &'a [u8]) -> Result<&'a [u8], R
     Ok(payload)
 }
 
-/// The number that a payload begins with.
+/// Returns the number at the start of a payload.
 pub(super) fn number(payload: &[u8]) -> Result<u32, Reason> {
     payload.first_chunk().map(|bytes| u32::from_be_bytes(*bytes)).ok_or(Reason::FRAME_SIZE)
 }
 
-/// Each setting in a payload.
+/// Returns the settings in a payload.
 pub(super) fn each_setting(payload: &[u8]) -> impl Iterator<Item = (u16, u32)> {
     payload.chunks_exact(6).filter_map(|setting| {
         let (id, value) = setting.split_first_chunk::<2>()?;
@@ -180,7 +180,7 @@ impl Reason {
     pub const CALM: Self = Self(11);
 }
 
-/// The names that the RFC gives them.
+/// Writes the name in the RFC.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const NAMES: [&str; 14] = [
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heads_come_back() {
+    fn written_frame_headers_are_parsed() {
         let mut out = Buffer::default();
         head(&mut out, FrameKind::Headers, END_HEADERS | PADDED, 0x7fff_fffb, 0x12_34_56);
         let read = Head::read(out.bytes()).unwrap();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_and_priority_come_off() {
+    fn padding_and_priority_are_removed() {
         let frame = |kind, flags| Head { length: 0, kind, flags, stream: 3 };
         let padded = frame(FrameKind::Data, PADDED);
         assert_eq!(content(&padded, b"\x02abcde").unwrap(), b"abc");
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_block_goes_in_several_frames() {
+    fn a_long_block_is_split_into_frames() {
         let mut out = Buffer::default();
         headers(&mut out, 1, true, &[7; 25], 10);
         let mut rest = out.bytes();

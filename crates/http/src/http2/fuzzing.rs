@@ -1,4 +1,4 @@
-//! Access to private codecs for fuzz targets. The feature `fuzzing` builds it; nothing that is shipped turns it on.
+//! Access to private codecs for fuzz targets. Only the feature `fuzzing` builds it; release builds do not enable it.
 
 use std::task::{Context, Waker};
 
@@ -35,20 +35,20 @@ pub fn hpack(data: &[u8]) -> [Fields; 2] {
 /// Names and values.
 pub type Fields = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Feeds a peer's bytes to an HTTP/2 connection in pieces of this size. Returns whether the connection goes on, the bytes that
-/// it sends, and the requests.
+/// Feeds a peer's bytes to an HTTP/2 connection in pieces of this size. Returns whether the connection is still open,
+/// the bytes that it sends, and the requests.
 pub fn http2(server: bool, data: &[u8], piece: usize) -> (bool, Vec<u8>, String) {
     let options = Http2Options { allow_connect: true, ..Http2Options::new(4) };
     let limits = SessionLimits { head: Bounds { size: 4096, fields: 20 }, options };
     let role = if server { Role::Server } else { Role::Client };
     let mut session = Session::new(role, limits);
     let mut input = Buffer::default();
-    let mut went = true;
+    let mut is_open = true;
     for bytes in data.chunks(piece.max(1)) {
         input.extend(bytes);
         if let Err(reason) = session.feed(&mut input) {
             session.fail(reason);
-            went = false;
+            is_open = false;
             break;
         }
     }
@@ -59,5 +59,5 @@ pub fn http2(server: bool, data: &[u8], piece: usize) -> (bool, Vec<u8>, String)
         requests += &format!("{:?} {:?} {content:?}\n", request.stream, request.head);
         session.forget(request.stream);
     }
-    (went, session.out.bytes().to_vec(), requests)
+    (is_open, session.out.bytes().to_vec(), requests)
 }

@@ -1,4 +1,4 @@
-//! Heads as HTTP/2 has them: what makes a message well-formed (RFC 9113, section 8), and ours from and to fields.
+//! Heads in HTTP/2: validation of messages (RFC 9113, section 8), and conversion from and to fields.
 
 use super::hpack::Encoder;
 use crate::{
@@ -9,48 +9,48 @@ use crate::{
     },
 };
 
-/// What a head may be at most.
+/// Limits on a head.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Bytes of names and values, with 32 more for each field.
+    /// Maximum size in bytes: names and values, plus 32 for each field.
     pub size: usize,
-    /// Fields, those of HTTP/2's own among them, as in Envoy.
+    /// Maximum number of fields, including pseudo-header fields as in Envoy.
     pub fields: usize,
 }
 
-/// Why fields are no head.
+/// Reason why fields are not a valid head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadError {
-    /// A field or pseudo-header field that the RFC does not allow there.
+    /// A field or pseudo-header field is not allowed.
     Malformed,
-    /// More bytes than allowed.
+    /// The size exceeds the limit.
     TooLarge,
-    /// More fields than allowed.
+    /// The number of fields exceeds the limit.
     TooMany,
 }
 
-/// Where fields go.
+/// Destination of fields.
 pub(super) enum Target<'a> {
     Request(&'a mut RequestHead),
     Answer(&'a mut ResponseHead),
     Trailers(&'a mut Headers),
-    /// Nobody wants them.
+    /// The fields are discarded.
     Nothing,
 }
 
-/// A head that is being read.
-pub(super) struct Reading<'a> {
+/// A head in the course of decoding.
+pub(super) struct HeadReader<'a> {
     target: Target<'a>,
     left: Bounds,
     fault: Option<HeadError>,
-    /// Pseudo-headers that have been there.
+    /// Bit set of pseudo-header fields so far.
     pseudo: u8,
-    /// Other fields have been there.
+    /// A regular field has been decoded.
     fields: bool,
     host: bool,
-    /// What `content-length` says.
+    /// Value of `content-length`.
     length: Option<u64>,
-    /// CONNECT may ask for another protocol (RFC 8441).
+    /// Extended CONNECT is allowed (RFC 8441).
     connect: bool,
 }
 
@@ -61,19 +61,19 @@ const PATH: u8 = 8;
 const STATUS: u8 = 16;
 const PROTOCOL: u8 = 32;
 
-impl<'a> Reading<'a> {
+impl<'a> HeadReader<'a> {
     pub(super) fn new(target: Target<'a>, bounds: Bounds) -> Self {
         let (fault, length) = (None, None);
         let (pseudo, fields, host, connect) = (0, false, false, false);
         Self { target, left: bounds, fault, pseudo, fields, host, length, connect }
     }
 
-    /// The same, with `:protocol` if CONNECT may have it.
+    /// Allows `:protocol` with CONNECT.
     pub(super) fn connecting(self, connect: bool) -> Self {
         Self { connect, ..self }
     }
 
-    /// Takes a field.
+    /// Adds a field.
     pub(super) fn field(&mut self, name: &[u8], value: &[u8]) {
         if self.fault.is_none() {
             self.fault = self.take(name, value).err();
@@ -91,7 +91,7 @@ impl<'a> Reading<'a> {
         self.regular(name, value).ok_or(HeadError::Malformed)
     }
 
-    /// Section 8.3: each at most once, before all other fields, and none but the known.
+    /// Section 8.3: known pseudo-header fields only, each at most once, before all other fields.
     fn pseudo(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
         let bit = match name {
             b"method" => METHOD,
@@ -134,7 +134,8 @@ impl<'a> Reading<'a> {
                 let valid = !value.iter().any(|b| *b <= b' ' || *b == 0x7f || *b == b'#');
                 head.set_path(str::from_utf8(value).ok().filter(|_| valid)?);
             }
-            // As HTTP/1.1 asks for it. No other field of this name gets in.
+            // The protocol is stored as in HTTP/1.1. An `upgrade` field of the peer is refused, so that there is only
+            // this one.
             (Target::Request(head), PROTOCOL) => {
                 let valid = !value.is_empty() && value.iter().all(|b| is_token(*b));
                 head.push(b"upgrade", valid.then_some(value)?);
@@ -149,7 +150,7 @@ impl<'a> Reading<'a> {
         Some(())
     }
 
-    /// Sections 8.2.1 and 8.2.2.
+    /// Adds a regular field (sections 8.2.1 and 8.2.2).
     fn regular(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
         let plain = !name.is_empty() && name.iter().all(|b| is_lower_token(*b));
         let blank = |b: Option<&u8>| matches!(b, Some(b' ' | b'\t'));
@@ -178,7 +179,7 @@ impl<'a> Reading<'a> {
         match &mut self.target {
             Target::Request(head) => head.push(name, value),
             Target::Answer(head) => head.push(name, value),
-            // They may be discarded (section 6.5.1 of RFC 9110); in HTTP/2 nothing depends on them.
+            // Discarding is allowed (RFC 9110, section 6.5.1), and nothing in HTTP/2 depends on these fields.
             Target::Trailers(_) if comes_too_late(name) => {}
             Target::Trailers(head) => head.push(name, value),
             Target::Nothing => {}
@@ -186,7 +187,7 @@ impl<'a> Reading<'a> {
         Some(())
     }
 
-    /// Checks the whole, and says how long the content is, if that is known.
+    /// Validates the head; returns the content length, if known.
     pub(super) fn finish(self) -> Result<Option<u64>, HeadError> {
         if let Some(fault) = self.fault {
             return Err(fault);
@@ -205,14 +206,14 @@ impl<'a> Reading<'a> {
             Target::Request(head) => {
                 head.version = Version::Http2;
                 if self.host {
-                    // `:authority` stands for it, whatever it says (section 8.3.1).
+                    // `:authority` has precedence over `host` (section 8.3.1).
                     if self.pseudo & AUTHORITY == 0 {
                         head.load_authority();
                     } else {
                         head.remove("host");
                     }
                 }
-                // Clients may send every cookie as a field of its own (section 8.2.3).
+                // Clients may split cookies into several fields (section 8.2.3).
                 head.combine_repeated();
                 let path = head.path();
                 let path_is_absolute = path.starts_with('/');
@@ -225,7 +226,7 @@ impl<'a> Reading<'a> {
                     method => {
                         let valid = path_is_absolute || (path == "*" && method == "OPTIONS");
                         let named = !head.authority().is_empty();
-                        // `:protocol` is CONNECT's alone.
+                        // `:protocol` is allowed only with CONNECT.
                         valid && named && self.pseudo | AUTHORITY == METHOD | SCHEME | AUTHORITY | PATH
                     }
                 }
@@ -235,12 +236,13 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// How a body is framed where the next hop is HTTP/1.1.
+/// Returns the framing of a body for an HTTP/1.1 receiver.
 pub fn framing(end: bool, length: Option<u64>) -> Framing {
     if end { Framing::None } else { length.map_or(Framing::Chunked, Framing::Length) }
 }
 
-/// Writes a request's head; false if HTTP/2 cannot carry it. `upgrade` asks for another protocol by CONNECT (RFC 8441).
+/// Encodes the head of a request; returns false if HTTP/2 cannot represent it. `upgrade` uses extended CONNECT (RFC
+/// 8441).
 pub(super) fn request(encoder: &mut Encoder, out: &mut Vec<u8>, head: &RequestHead, upgrade: bool) -> bool {
     let connect = head.method() == "CONNECT";
     let protocol = head.header("upgrade").filter(|_| upgrade && !connect);
@@ -271,14 +273,14 @@ pub(super) fn request(encoder: &mut Encoder, out: &mut Vec<u8>, head: &RequestHe
     true
 }
 
-/// Writes an answer's head.
+/// Encodes the head of a response.
 pub(super) fn answer(encoder: &mut Encoder, out: &mut Vec<u8>, head: &ResponseHead) {
     encoder.begin(out);
     status(encoder, out, head.status());
     fields(encoder, out, head);
 }
 
-/// Writes `:status`.
+/// Encodes `:status`.
 pub(super) fn status(encoder: &mut Encoder, out: &mut Vec<u8>, status: u16) {
     match status {
         200 => encoder.indexed(out, 8),
@@ -295,13 +297,13 @@ pub(super) fn status(encoder: &mut Encoder, out: &mut Vec<u8>, status: u16) {
     }
 }
 
-/// Writes trailers.
+/// Encodes trailers.
 pub(super) fn trailers(encoder: &mut Encoder, out: &mut Vec<u8>, trailers: &Headers) {
     encoder.begin(out);
     fields(encoder, out, trailers);
 }
 
-/// Writes fields, without those that only HTTP/1 has.
+/// Encodes fields, without those of HTTP/1 connections.
 fn fields(encoder: &mut Encoder, out: &mut Vec<u8>, headers: &Headers) {
     for (name, value) in headers.iter() {
         match name {
@@ -322,7 +324,7 @@ mod tests {
 
     fn request(fields: &[(&str, &str)]) -> Result<RequestHead, HeadError> {
         let mut head = RequestHead::default();
-        let mut reading = Reading::new(Target::Request(&mut head), BOUNDS);
+        let mut reading = HeadReader::new(Target::Request(&mut head), BOUNDS);
         for (name, value) in fields {
             reading.field(name.as_bytes(), value.as_bytes());
         }
@@ -334,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_read() {
+    fn requests_are_decoded() {
         let head = with(&[("cookie", "a"), ("host", "b"), ("te", "trailers"), ("cookie", "c")]).unwrap();
         let read = (head.method(), head.scheme(), head.authority(), head.path());
         assert_eq!(read, ("GET", "http", "a:1", "/x"));
@@ -346,10 +348,10 @@ mod tests {
     }
 
     #[test]
-    fn another_protocol_is_asked_for_as_in_http1() {
+    fn extended_connect_becomes_an_upgrade() {
         let read = |fields: &[(&str, &str)], connect| {
             let mut head = RequestHead::default();
-            let mut reading = Reading::new(Target::Request(&mut head), BOUNDS).connecting(connect);
+            let mut reading = HeadReader::new(Target::Request(&mut head), BOUNDS).connecting(connect);
             fields.iter().for_each(|(name, value)| reading.field(name.as_bytes(), value.as_bytes()));
             reading.finish().map(|_| head)
         };
@@ -372,9 +374,9 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_too_late_goes_no_further() {
+    fn fields_that_are_not_for_trailers_are_discarded() {
         let mut trailers = Headers::default();
-        let mut reading = Reading::new(Target::Trailers(&mut trailers), BOUNDS);
+        let mut reading = HeadReader::new(Target::Trailers(&mut trailers), BOUNDS);
         for name in ["host", "grpc-status", "content-length", "x-forwarded-client-cert", "authorization"] {
             reading.field(name.as_bytes(), b"5");
         }
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused() {
+    fn malformed_requests_are_refused() {
         for fields in [&GET[1..], &GET[..3], &[GET[0], GET[2], GET[3]], &[]] {
             assert_eq!(request(fields).unwrap_err(), HeadError::Malformed, "{fields:?}");
         }

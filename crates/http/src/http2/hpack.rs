@@ -1,8 +1,8 @@
-//! HPACK: header fields as bytes (RFC 7541).
+//! HPACK: compression of header fields (RFC 7541).
 //!
-//! [`Decoder`] hands out fields as they lie in the block or the table, without copying them. [`Encoder`] puts a field
-//! into the table once it has come by twice, so that what differs from request to request never pushes out what does
-//! not; it writes texts plainly, as their Huffman code would cost more time than the bytes it saves.
+//! [`Decoder`] passes on fields where they are, in the block or in the table, without a copy. [`Encoder`] adds a field
+//! to the table at its second occurrence, so that fields that differ between requests do not evict the others. It does
+//! not use the Huffman code, which would cost more time than the bytes that it saves.
 
 mod huffman;
 mod table;
@@ -11,32 +11,32 @@ use std::hash::{BuildHasher as _, Hasher as _};
 
 use table::{Name, Table, static_name};
 
-/// Size of the tables, either way, unless the peer wants less for ours. It is what both ends begin with.
+/// Size of both tables, unless the peer requests a smaller one for the encoder. It is the initial size in the RFC.
 pub(super) const TABLE: usize = 4096;
 
-/// Most bytes of names that one block may have copied from entries of the table into new ones. A few bytes of a block are
-/// enough to copy the longest name, and no head has that many long names.
+/// Maximum number of bytes of names that one block may copy from table entries into new entries. A few bytes of a
+/// block suffice to copy the longest name, and no valid head has so many long names.
 const COPIED: usize = 16 * TABLE;
 
-/// Bytes that are no header block. Nothing after them can be understood (section 4.3 of RFC 9113).
+/// The bytes are no valid header block. The connection cannot continue (RFC 9113, section 4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HpackError;
 
-/// Reads header blocks, one after the other.
+/// Decoder of consecutive header blocks.
 pub(super) struct Decoder {
     table: Table,
-    /// Texts that came in Huffman code.
+    /// Buffers for Huffman-coded strings.
     name: Vec<u8>,
     value: Vec<u8>,
 }
 
 impl Decoder {
-    /// At the beginning of a connection.
+    /// Returns the decoder of a new connection.
     pub(super) fn new() -> Self {
         Self { table: Table::new(TABLE), name: Vec::new(), value: Vec::new() }
     }
 
-    /// Reads a whole block and gives each name and value to `field`.
+    /// Decodes a complete block; calls `field` with each name and value.
     pub(super) fn decode(
         &mut self,
         mut block: &[u8],
@@ -45,13 +45,13 @@ impl Decoder {
         let (mut begun, mut copied) = (false, 0);
         while let [first, ..] = block {
             match first {
-                // An index.
+                // Indexed field.
                 0x80.. => {
                     let index = integer(&mut block, 7)?;
                     let (name, value) = self.table.get(index).ok_or(HpackError)?;
                     field(name, value);
                 }
-                // Another size of the table, before the first field only (section 4.2).
+                // Table size update, allowed only before the first field (section 4.2).
                 0x20..=0x3f => {
                     let size = integer(&mut block, 5)?;
                     if begun || size > TABLE {
@@ -60,7 +60,7 @@ impl Decoder {
                     self.table.resize(size);
                     continue;
                 }
-                // A text, which goes into the table.
+                // Literal that is added to the table.
                 0x40.. => copied += self.literal(&mut block, 6, true, &mut field)?,
                 _ => _ = self.literal(&mut block, 4, false, &mut field)?,
             }
@@ -72,7 +72,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Returns how many bytes of a name were copied.
+    /// Decodes a literal. Returns the number of bytes of the name that were copied from the table.
     fn literal(
         &mut self,
         block: &mut &[u8],
@@ -94,14 +94,14 @@ impl Decoder {
     }
 }
 
-/// A number, whose beginning is the lowest `prefix` bits of the first byte (section 5.1).
+/// Decodes an integer with a prefix of this number of bits (section 5.1).
 fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, HpackError> {
     let [first, rest @ ..] = *block else { return Err(HpackError) };
     let mask = (1_usize << prefix) - 1;
     let mut number = usize::from(*first) & mask;
     let mut rest = rest;
     if number == mask {
-        // Four bytes are more than any length or index here needs.
+        // Four more bytes exceed every length and index that is used here.
         let mut shift = 0;
         loop {
             let [byte, after @ ..] = rest else { return Err(HpackError) };
@@ -120,7 +120,7 @@ fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, HpackError> {
     Ok(number)
 }
 
-/// A text, in the block or, if it was in Huffman code, in `space` (section 5.2).
+/// Decodes a string; a Huffman-coded one is stored in `space` (section 5.2).
 fn text<'s, 'b: 's>(block: &mut &'b [u8], space: &'s mut Vec<u8>) -> Result<&'s [u8], HpackError> {
     let coded = block.first().ok_or(HpackError)? & 0x80 != 0;
     let length = integer(block, 7)?;
@@ -134,29 +134,29 @@ fn text<'s, 'b: 's>(block: &mut &'b [u8], space: &'s mut Vec<u8>) -> Result<&'s 
     Ok(space)
 }
 
-/// Writes header blocks, one after the other.
+/// Encoder of consecutive header blocks.
 pub(super) struct Encoder {
     table: Table,
-    /// By the lowest bits of their hashes, fields that have come by, the later one first. With one place for each hash, two
-    /// fields of every request that have the same would keep pushing each other out.
+    /// Recent fields by the low bits of their hashes, the latest first. Two entries for each hash keep two fields of
+    /// every request with the same bits from evicting each other.
     seen: Box<[[Seen; 2]]>,
     hashes: foldhash::fast::RandomState,
-    /// A size of the table that the peer does not know of yet, and the smallest since it last did.
+    /// Smallest table size since the last one that was sent to the peer; `None` without a change.
     resized: Option<usize>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Seen {
     hash: u32,
-    /// Its number in the table; 0 if it has come by only once.
+    /// Number of the field in the table; 0 after its first occurrence.
     number: u32,
 }
 
-/// Half of how many fields are remembered: some times as many as the table can hold.
+/// Half the number of fields in [`Encoder::seen`]: a multiple of the number of fields that the table can hold.
 const SEEN: usize = 128;
 
 impl Encoder {
-    /// At the beginning of a connection.
+    /// Returns the encoder of a new connection.
     pub(super) fn new() -> Self {
         Self {
             table: Table::new(TABLE),
@@ -166,7 +166,7 @@ impl Encoder {
         }
     }
 
-    /// Heeds how large the peer lets the table be.
+    /// Applies the maximum table size of the peer.
     pub(super) fn resize(&mut self, size: usize) {
         let size = size.min(TABLE);
         if size != self.table.max() {
@@ -178,7 +178,7 @@ impl Encoder {
     /// Begins a block.
     pub(super) fn begin(&mut self, out: &mut Vec<u8>) {
         if let Some(smallest) = self.resized.take() {
-            // If it was smaller meanwhile the peer must let go of the same fields (section 4.2).
+            // If the size was smaller in between, the peer must evict the same fields (section 4.2).
             if smallest < self.table.max() {
                 number(out, 0x20, 5, smallest);
             }
@@ -186,12 +186,12 @@ impl Encoder {
         }
     }
 
-    /// Writes a field of the fixed table.
+    /// Encodes a field of the static table.
     pub(super) fn indexed(&mut self, out: &mut Vec<u8>, index: u8) {
         out.push(0x80 | index);
     }
 
-    /// Writes a field, whose name is in lower case.
+    /// Encodes a field, whose name is in lower case.
     pub(super) fn field(&mut self, out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
         if is_secret(name) {
             return literal(out, 0x10, 4, name, value);
@@ -208,7 +208,7 @@ impl Encoder {
             {
                 return number(out, 0x80, 7, index);
             }
-            // Large ones would push out all others.
+            // Large fields would evict all others.
             if name.len() + value.len() < self.table.max() / 4
                 && let Some(number) = self.table.insert(Name::Text(name), value)
             {
@@ -220,7 +220,7 @@ impl Encoder {
         literal(out, 0, 4, name, value);
     }
 
-    /// Where a field is remembered, and as what.
+    /// Returns the entry and the hash of a field.
     fn hash(&self, name: &[u8], value: &[u8]) -> (usize, u32) {
         let mut hasher = self.hashes.build_hasher();
         hasher.write(name);
@@ -230,7 +230,7 @@ impl Encoder {
     }
 }
 
-/// What nobody on the way may put into a table, where others could guess at it (section 7.1.3).
+/// Returns whether a field must not be in any table, because an attacker could guess its value (section 7.1.3).
 fn is_secret(name: &[u8]) -> bool {
     matches!(name, b"authorization" | b"cookie" | b"proxy-authorization" | b"set-cookie")
 }
@@ -248,7 +248,7 @@ fn literal(out: &mut Vec<u8>, pattern: u8, prefix: u32, name: &[u8], value: &[u8
     out.extend_from_slice(value);
 }
 
-/// Writes a number whose beginning is the lowest `prefix` bits of a byte with this pattern.
+/// Encodes an integer with a prefix of this number of bits, in a byte with this pattern.
 fn number(out: &mut Vec<u8>, pattern: u8, prefix: u32, number: usize) {
     let mask = (1 << prefix) - 1;
     if number < mask {

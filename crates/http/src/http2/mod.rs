@@ -1,7 +1,8 @@
-//! HTTP/2 (RFC 9113), for connections that belong to one thread.
+//! The HTTP/2 codec (RFC 9113), for connections that belong to one thread.
 //!
-//! Bytes are frames (`frame`) and header blocks (`hpack`), the fields of which are heads (`heads`). A `Session` is the state
-//! of a connection and touches no socket. Its [`Driver`] reads and writes the socket. A request sees its stream as a [`Duplex`].
+//! Bytes are frames (`frame`) with header blocks (`hpack`), whose fields form heads (`heads`). A `Session` is the
+//! state of a connection and does no IO. Its [`Driver`] reads and writes the socket. A request uses its stream through
+//! a [`Duplex`].
 
 mod driver;
 mod duplex;

@@ -2,29 +2,29 @@
 
 use std::time::Duration;
 
-/// What one end of a connection of HTTP/2 wants. Source: `envoy.config.core.v3.Http2ProtocolOptions`.
+/// Settings of one side of an HTTP/2 connection. Source: `envoy.config.core.v3.Http2ProtocolOptions`.
 #[derive(Clone, Copy, Debug)]
 pub struct Http2Options {
-    /// Most requests at once on a connection: of a client's, and of ours to a server.
+    /// Maximum number of concurrent streams: those of a client, or those that this proxy opens to a server.
     pub max_streams: u32,
-    /// Bytes that may be on their way to us on a stream (`initial_stream_window_size`).
+    /// Initial receive window of a stream in bytes (`initial_stream_window_size`).
     pub stream_window: u32,
-    /// The same on a connection.
+    /// Receive window of the connection in bytes (`initial_connection_window_size`).
     pub connection_window: u32,
-    /// Clients may ask for an upgrade by CONNECT (RFC 8441).
+    /// Clients may use extended CONNECT (RFC 8441).
     pub allow_connect: bool,
-    /// Whether the other end is asked now and then if it is still there.
+    /// Keep-alive pings; `None` disables them.
     pub keepalive: Option<Keepalive>,
-    /// So many frames more than do any good may the other end send within 30 seconds: those that bring nothing, and
-    /// those that must be answered (`max_outbound_control_frames`).
+    /// Budget of useless frames in 30 seconds: frames without content, and frames that require a response
+    /// (`max_outbound_control_frames`). Useful frames replenish it.
     pub chatter: u32,
-    /// So many streams more than it lets end well may the other end reset within 30 seconds; see
+    /// Budget of streams that the peer may reset in 30 seconds. Streams that end well replenish it. See
     /// `skysail.overload` in the documentation of limits.
     pub resets: u32,
 }
 
 impl Http2Options {
-    /// What holds where nothing is configured but this. Envoy's windows are 16 and 24 MiB.
+    /// Returns the defaults with this number of streams. The windows are 256 KiB and 1 MiB; Envoy's are 16 and 24 MiB.
     pub const fn new(max_streams: u32) -> Self {
         let (stream_window, connection_window) = (256 * 1024, 1024 * 1024);
         Self {
@@ -39,13 +39,13 @@ impl Http2Options {
     }
 }
 
-/// Pings. Source: `envoy.config.core.v3.KeepaliveSettings`.
+/// Settings of keep-alive pings. Source: `envoy.config.core.v3.KeepaliveSettings`.
 #[derive(Clone, Copy, Debug)]
 pub struct Keepalive {
-    /// Time between an answer and the next ping.
+    /// Time between an acknowledgement and the next ping.
     pub interval: Duration,
-    /// How long an answer may take.
+    /// Timeout of an acknowledgement.
     pub timeout: Duration,
-    /// By how much of itself the interval is made longer at random, in millionths.
+    /// Maximum random extension of the interval, in millionths of it.
     pub jitter: u32,
 }

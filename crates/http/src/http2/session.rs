@@ -1,9 +1,9 @@
-//! One connection of HTTP/2 as state: streams, windows, settings, and what is to be written. Nothing here reads,
-//! writes or waits, so that all of it can be tested, and fuzzed, by handing it bytes.
+//! State of an HTTP/2 connection: streams, windows, settings and output. It does no IO and never waits, so that tests
+//! and fuzz targets can feed it bytes.
 //!
-//! Bytes come in by [`Session::feed`] (in `receive` and `control`), what is to be written lies in `out`. Streams are used through
-//! the functions in `streams`; each names the stream by its id. Content goes into `out` only as far as windows
-//! and `out` have room, so nothing is queued for a peer that does not read.
+//! Input arrives through [`Session::feed`] (in `receive` and `control`); output is collected in `out`. The functions
+//! in `streams` operate on a stream by its id. Content is added to `out` only as far as windows and `out` have space,
+//! so that nothing is queued for a peer that does not read.
 
 mod budget;
 mod control;
@@ -30,180 +30,180 @@ use crate::{
 use budget::Budget;
 use receive::{Block, Data};
 
-/// Content waits to be written up to this much; heads and the like come on top.
+/// Limit of content in `out` in bytes; heads and control frames are added to it.
 const OUT: usize = 64 * 1024;
-/// While this much waits to be written no stream is opened: a server that does not read gets no more requests.
+/// Limit of `out` in bytes for opening streams: a server that does not read gets no more requests.
 const STUCK: usize = 1024 * 1024;
-/// Frames that may wait to be written because of frames that came in (acknowledgements, resets).
+/// Maximum number of unwritten frames that respond to frames (acknowledgements, resets).
 const REPLIES: u32 = 2048;
-/// Interim answers (1xx) of one stream that may wait to be taken; those beyond are dropped.
+/// Maximum number of interim responses (1xx) of a stream that wait to be taken; further ones are dropped.
 const INTERIM: usize = 8;
-/// A stream identifier that no stream has.
+/// Maximum stream id, which no stream uses.
 const LAST_STREAM: u32 = 0x7fff_ffff;
-/// What marks the ping that asks whether a peer is there.
+/// Payload of keep-alive pings.
 const ALIVE: [u8; 8] = *b"there? .";
-/// What marks the ping that tells when a peer knows that we are going.
+/// Payload of the ping after GOAWAY. Its acknowledgement shows that the peer has received the GOAWAY.
 const LEAVING: [u8; 8] = *b"leaving!";
 
-/// Which end of a connection this is.
+/// Role of this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The end that began the connection.
+    /// This side opened the connection.
     Client,
-    /// The end that accepted it.
+    /// This side accepted the connection.
     Server,
 }
 
-/// What one connection may ask of us.
+/// Limits and settings of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionLimits {
-    /// Each head.
+    /// Limits on each head.
     pub head: Bounds,
-    /// All else.
+    /// Settings.
     pub options: Http2Options,
 }
 
-/// Why a stream is no more.
+/// Reason for the loss of a stream or connection.
 #[derive(Clone, Debug)]
 pub enum Lost {
-    /// The peer gave it up.
+    /// The peer reset the stream.
     Reset(Reason),
-    /// The peer has not looked at it.
+    /// The peer has not processed the stream.
     Unprocessed,
-    /// What the peer sent on it, or on the connection, is not allowed.
+    /// The peer violated the protocol on the stream or the connection.
     Broken(Reason),
-    /// The peer's answer has a larger head than allowed.
+    /// The head of the peer's response exceeds the limit.
     Oversized,
-    /// We gave it up.
+    /// This side reset the stream.
     Dropped,
-    /// The peer does not answer pings.
+    /// The peer does not answer keep-alive pings.
     Silent,
-    /// The connection has failed.
+    /// The connection failed.
     Closed(Rc<str>),
 }
 
-/// A request that has come in.
+/// A received request.
 #[derive(Debug)]
 pub struct Request {
-    /// Number of the stream.
+    /// Stream id.
     pub stream: u32,
-    /// Its head.
+    /// Head.
     pub head: RequestHead,
-    /// How long its content is, if it says so.
+    /// Content length, if known.
     pub length: Option<u64>,
     /// There is no content.
     pub end: bool,
-    /// What follows is another protocol's, if it is granted: CONNECT.
+    /// The request is a CONNECT: if it is accepted, another protocol follows.
     pub upgrade: bool,
-    /// The head is larger than allowed, and not all of it is here.
+    /// The head exceeds the limit and is incomplete.
     pub oversized: Option<HeadError>,
 }
 
-/// The state of one connection.
+/// State of a connection.
 pub(super) struct Session {
     role: Role,
     limits: SessionLimits,
     decoder: Decoder,
     encoder: Encoder,
     streams: Map<u32, StreamState>,
-    /// Requests that nobody has taken yet.
+    /// Requests that have not been taken.
     accepted: VecDeque<Request>,
-    /// What is to be written.
+    /// Output.
     pub out: Buffer,
-    /// A header block that is being written.
+    /// Buffer for a header block to send.
     block: Vec<u8>,
 
-    /// The preface is yet to come.
+    /// The client's preface has not arrived.
     preface: bool,
-    /// Frames that have come whole, or content that has begun; a header block counts as one.
+    /// Number of complete frames, including content that has begun; a header block counts as one.
     pub frames: u64,
-    /// Content that is coming in.
+    /// Content frame in progress.
     data: Option<Data>,
-    /// A header block that is coming in.
+    /// Header block in progress.
     partial: Option<Block>,
-    /// The client's last stream, or the next of ours.
+    /// Last stream of the client, or next stream of this side.
     last: u32,
-    /// Streams that neither end has ended.
+    /// Number of streams that are open on either side.
     open: u32,
-    /// The last stream has gone.
+    /// The last stream was removed.
     emptied: bool,
-    /// Streams that are no more.
-    past: Past,
+    /// Recently removed streams.
+    removed: RemovedStreams,
 
     peer: Peer,
     send_window: i64,
     receive_window: i64,
-    /// Content handed on that the peer does not know of.
+    /// Content that was passed on and is not in a window update yet.
     owed: u32,
-    /// Streams that wait for room that all streams share; those that have waited longest come first.
+    /// Streams that wait for space shared by all streams, in order of waiting.
     stalled: VecDeque<u32>,
-    /// Streams that wait until there is room in `out` for a head, whatever their windows; the first come first.
+    /// Streams that wait for space in `out` for a head, whatever their windows, in order of waiting.
     crowded: VecDeque<u32>,
 
     leaving: Leaving,
-    /// The peer takes, or opens, no more streams.
+    /// The peer accepts or opens no more streams.
     peer_leaves: bool,
-    /// The connection is no more.
+    /// Reason for the end of the connection.
     lost: Option<Lost>,
-    /// Streams that were refused because there were too many at once, and that nobody has counted yet.
+    /// Number of streams refused by the limit and not counted in the metrics yet.
     pub refused: u32,
-    /// What frame was one too many.
+    /// Kind of the frame that exceeded a budget.
     pub culprit: Option<frame::FrameKind>,
-    /// The last ping has been answered.
+    /// The last keep-alive ping was acknowledged.
     answered: bool,
 
     resets: Budget,
     chatter: Budget,
     replies: u32,
 
-    /// Tasks to be woken by whoever lets go of the session next.
+    /// Tasks to wake after the session has been released.
     pub wakes: Vec<Waker>,
-    /// The task that moves the bytes; taken once it has been woken.
+    /// Waker of the driver; taken when it is woken.
     pub driver: Option<Waker>,
 }
 
-/// What the peer has said of itself.
+/// State of the peer.
 struct Peer {
     settled: bool,
     streams: u32,
     window: i64,
     frame: usize,
-    /// CONNECT may ask it for another protocol.
+    /// The peer accepts extended CONNECT.
     connect: bool,
 }
 
-/// How far our own going is.
+/// Progress of this side's shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaving {
     No,
-    /// The peer has been told, and may not know yet.
-    Told,
-    /// It has been told which stream was the last.
-    Known,
+    /// GOAWAY was sent; the peer has not acknowledged.
+    Announced,
+    /// The final GOAWAY with the last stream was sent.
+    Final,
 }
 
-/// Streams that are no more, though the peer has not sent all of them.
+/// Streams that were removed before the peer had ended them.
 #[derive(Default)]
-struct Past {
-    /// The last of them, and whether the peer has reset them.
+struct RemovedStreams {
+    /// The most recent ones, each with whether the peer has reset it.
     recent: VecDeque<(u32, bool)>,
-    /// Those before are not told apart from others up to here.
+    /// Up to this id, removed streams are not distinguished from others.
     unknown: u32,
 }
 
-/// What may come on a stream that is no more (RFC 9113, section 5.1, "closed").
+/// Treatment of frames on a removed stream (RFC 9113, section 5.1, "closed").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Late {
-    /// Anything: we gave it up, which the peer may not know yet.
+enum LateFrame {
+    /// Ignored: this side reset the stream, and the peer may not know it yet.
     Ignored,
-    /// Nothing, since the peer has reset it.
+    /// A stream error: the peer had reset the stream.
     Refused,
-    /// Nothing, since the peer has sent all of it, or passed it over.
+    /// A connection error: the peer had ended the stream, or skipped its id.
     Fatal,
 }
 
-impl Past {
-    /// So many are remembered one by one.
+impl RemovedStreams {
+    /// Number of streams that are remembered individually.
     const RECENT: usize = 128;
 
     fn add(&mut self, id: u32, reset: bool) {
@@ -213,17 +213,17 @@ impl Past {
         self.recent.push_back((id, reset));
     }
 
-    fn late(&self, id: u32) -> Late {
+    fn late(&self, id: u32) -> LateFrame {
         match self.recent.iter().find(|(known, _)| *known == id) {
-            Some((_, true)) => Late::Refused,
-            Some((_, false)) => Late::Ignored,
-            None if id <= self.unknown => Late::Ignored,
-            None => Late::Fatal,
+            Some((_, true)) => LateFrame::Refused,
+            Some((_, false)) => LateFrame::Ignored,
+            None if id <= self.unknown => LateFrame::Ignored,
+            None => LateFrame::Fatal,
         }
     }
 }
 
-/// What somebody waits for.
+/// Bit set of events that a stream's task waits for.
 const READ: u8 = 1;
 const ROOM: u8 = 2;
 const GONE: u8 = 4;
@@ -232,36 +232,36 @@ const GONE: u8 = 4;
 struct StreamState {
     waker: Option<Waker>,
     waits: u8,
-    /// It waits for room that all streams share.
+    /// The stream waits for space shared by all streams.
     stalled: bool,
-    /// It waits for room for a head.
+    /// The stream waits for space for a head.
     crowded: bool,
-    /// How much it has to send, when it waits for room.
+    /// Number of bytes to send when there is space.
     want: usize,
 
     interim: VecDeque<ResponseHead>,
     answer: Option<(ResponseHead, Option<u64>)>,
-    /// The last head has come, so that what follows is content and trailers.
+    /// The final head has arrived: content and trailers follow.
     headed: bool,
-    /// Content not taken yet.
+    /// Content that has not been taken.
     content: Vec<u8>,
     trailers: Option<Headers>,
-    /// How much content is still to come, if that is known.
+    /// Remaining content length, if known.
     left: Option<u64>,
-    /// Whether the request was HEAD.
+    /// The request was HEAD.
     head_only: bool,
 
     receive_window: i64,
-    /// Content received and not yet handed on.
+    /// Content that was received and not passed on.
     held: u32,
-    /// Content handed on that the peer does not know of.
+    /// Content that was passed on and is not in a window update yet.
     owed: u32,
     send_window: i64,
-    /// The peer has sent all.
+    /// The peer has ended its side.
     received: bool,
-    /// We have sent all.
+    /// This side has ended.
     sent: bool,
-    /// It does not count as open any more.
+    /// The stream no longer counts as open.
     closed: bool,
     lost: Option<Lost>,
 }
@@ -275,7 +275,7 @@ impl StreamState {
         }
     }
 
-    /// Changes its window; false if that is then larger than allowed.
+    /// Changes the send window; returns false if it exceeds the maximum.
     fn widen(&mut self, change: i64, wakes: &mut Vec<Waker>) -> bool {
         let closed = self.send_window <= 0;
         self.send_window += change;
@@ -295,7 +295,7 @@ impl StreamState {
 
 /// The connection as a whole.
 impl Session {
-    /// At the beginning, with what is to be said first.
+    /// Returns the state of a new connection, with the preface and settings in `out`.
     pub(super) fn new(role: Role, limits: SessionLimits) -> Self {
         let mut out = Buffer::default();
         let window = (4, limits.options.stream_window);
@@ -330,7 +330,7 @@ impl Session {
             last: if role == Role::Server { 0 } else { 1 },
             open: 0,
             emptied: false,
-            past: Past::default(),
+            removed: RemovedStreams::default(),
             peer: Peer {
                 settled: false,
                 streams: u32::MAX,
@@ -357,65 +357,65 @@ impl Session {
         }
     }
 
-    /// Whether the peer's settings have come.
+    /// Returns whether the peer's settings have arrived.
     pub(super) fn is_settled(&self) -> bool {
         self.peer.settled
     }
 
-    /// Whether another stream may be opened now or later.
+    /// Returns whether further streams can be opened, now or later.
     pub(super) fn is_usable(&self) -> bool {
         let may_open = self.last < LAST_STREAM && self.out.len() < STUCK;
         self.lost.is_none() && !self.peer_leaves && may_open
     }
 
-    /// Whether CONNECT may ask the peer for another protocol.
+    /// Returns whether the peer accepts extended CONNECT.
     pub(super) fn may_connect(&self) -> bool {
         self.peer.connect
     }
 
-    /// Asks the peer whether it is there.
+    /// Sends a keep-alive ping.
     pub(super) fn ask(&mut self) {
         self.answered = false;
         frame::ping(&mut self.out, 0, ALIVE);
     }
 
-    /// Whether it has said so since.
+    /// Returns whether the last keep-alive ping was acknowledged.
     pub(super) fn is_answered(&self) -> bool {
         self.answered
     }
 
-    /// How many streams the peer takes at once, and we want.
+    /// Returns the number of concurrent streams that the peer and this side allow.
     pub(super) fn capacity(&self) -> usize {
         self.peer.streams.min(self.limits.options.max_streams) as usize
     }
 
-    /// Whether a frame of content has begun and not ended.
+    /// Returns whether a content frame is incomplete.
     pub(super) fn is_in_content(&self) -> bool {
         self.data.is_some()
     }
 
-    /// Whether a header block has begun and not ended.
+    /// Returns whether a header block is incomplete.
     pub(super) fn is_partial(&self) -> bool {
         self.partial.is_some()
     }
 
-    /// Whether any stream is in use.
+    /// Returns whether any stream is in use.
     pub(super) fn is_busy(&self) -> bool {
         !self.streams.is_empty()
     }
 
-    /// Whether nothing more can come of it.
+    /// Returns whether the connection has ended.
     pub(super) fn is_over(&self) -> bool {
-        let leaving = self.leaving == Leaving::Known || (self.role == Role::Client && self.peer_leaves);
+        let leaving = self.leaving == Leaving::Final || (self.role == Role::Client && self.peer_leaves);
         self.lost.is_some() || (leaving && self.streams.is_empty())
     }
 
-    /// Why it ended, if it did not end in good order.
+    /// Returns the reason, if the connection did not end gracefully.
     pub(super) fn lost(&self) -> Option<&Lost> {
         self.lost.as_ref()
     }
 
-    /// The next request; those that have been given up meanwhile are left out.
+    /// Returns the next request; skips requests whose stream has been lost.
     pub(super) fn accept(&mut self) -> Option<Request> {
         loop {
             let request = self.accepted.pop_front()?;
@@ -427,36 +427,36 @@ impl Session {
         }
     }
 
-    /// Whether the driver has something to do.
-    pub(super) fn has_news(&mut self) -> bool {
+    /// Returns whether the driver has something to do.
+    pub(super) fn needs_driver(&mut self) -> bool {
         !self.out.is_empty() || std::mem::take(&mut self.emptied)
     }
 
-    /// Takes no more streams, and lets those that are there come to their ends. A peer's requests that are on their
-    /// way are taken, too, until it knows (section 6.8 of RFC 9113).
+    /// Starts a graceful shutdown: existing streams continue. Streams of the peer that are in transit are accepted
+    /// until the peer acknowledges (RFC 9113, section 6.8).
     pub(super) fn leave(&mut self) {
         if self.leaving == Leaving::No && self.lost.is_none() {
-            self.leaving = Leaving::Told;
+            self.leaving = Leaving::Announced;
             frame::go_away(&mut self.out, LAST_STREAM, Reason::NONE);
             frame::ping(&mut self.out, 0, LEAVING);
         }
     }
 
-    /// Whether the peer has been told, and may not know yet.
+    /// Returns whether the shutdown has started and the peer has not acknowledged.
     pub(super) fn is_leaving(&self) -> bool {
-        self.leaving == Leaving::Told
+        self.leaving == Leaving::Announced
     }
 
-    /// Takes none of a peer's streams after those that have come, which it is told.
+    /// Completes the shutdown: accepts no more streams, and tells the peer which stream was the last.
     pub(super) fn refuse(&mut self) {
         if self.is_leaving() {
-            self.leaving = Leaving::Known;
+            self.leaving = Leaving::Final;
             let last = if self.role == Role::Server { self.last } else { 0 };
             frame::go_away(&mut self.out, last, Reason::NONE);
         }
     }
 
-    /// Ends at once, with all streams, for what the peer did or because nobody wants more.
+    /// Ends the connection and all streams with an error code.
     pub(super) fn fail(&mut self, reason: Reason) {
         if self.lost.is_none() {
             let last = if self.role == Role::Server { self.last } else { 0 };
@@ -465,7 +465,7 @@ impl Session {
         }
     }
 
-    /// The connection has failed.
+    /// Ends the connection, because it has failed.
     pub(super) fn lose(&mut self, why: Lost) {
         if self.lost.is_some() {
             return;
@@ -478,14 +478,14 @@ impl Session {
         self.lost = Some(why);
     }
 
-    /// The tasks that wait for something on a stream.
+    /// Returns the wakers of the tasks of all streams.
     pub(super) fn wakers(&self) -> Vec<Waker> {
         self.streams.values().filter_map(|stream| stream.waker.clone()).collect()
     }
 
-    /// Takes note that all that was in `out` has been written, and wakes the streams that wait to send a head, and as many
-    /// of those that wait for shared room as it has enough for. Returns whether others wait on though there is a window:
-    /// those woken may not use what they were woken for, so this is to be called again after they have run.
+    /// Handles that all of `out` has been written. Wakes the streams that wait to send a head, and as many of those
+    /// that wait for shared space as it suffices for. Returns whether others still wait while the window is open.
+    /// Woken streams may not use their share, so that the caller must call this again after they have run.
     pub(super) fn written(&mut self) -> bool {
         self.replies = 0;
         if self.stalled.is_empty() && self.crowded.is_empty() {
@@ -502,7 +502,7 @@ impl Session {
         {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             stream.stalled = false;
-            // One whose own window is closed is woken when that opens.
+            // A stream without a window of its own is woken when that opens.
             if stream.waits & ROOM != 0 && stream.send_window > 0 {
                 room -= stream.send_window.min(stream.want as i64);
                 stream.wake(ROOM, &mut self.wakes);
@@ -511,7 +511,7 @@ impl Session {
         self.send_window > 0 && !self.stalled.is_empty()
     }
 
-    /// Content has been handed on, or will not be.
+    /// Records content that was passed on or discarded; sends a window update when enough is due.
     fn credit(&mut self, count: u32) {
         self.owed += count;
         if self.owed >= self.limits.options.connection_window / 2 && self.lost.is_none() {
@@ -520,8 +520,8 @@ impl Session {
         }
     }
 
-    /// Counts a stream that has come to its end.
-    fn settle(&mut self, id: u32) {
+    /// Marks a stream as closed if both sides have ended it, or if it is lost.
+    fn close_if_ended(&mut self, id: u32) {
         if let Some(stream) = self.streams.get_mut(&id)
             && !stream.closed
             && (stream.lost.is_some() || (stream.sent && stream.received))

@@ -1,4 +1,4 @@
-//! Sessions with an ordinary rustls at the other end, over real sockets.
+//! Tests of sessions against an ordinary rustls peer, over real sockets.
 
 use std::{future::poll_fn, io::Write as _, time::Duration};
 
@@ -30,7 +30,7 @@ fn spec(authority: &Authority, account: &str, accepts: &str) -> TlsSpec {
     }
 }
 
-/// What a server and a client of one mesh speak.
+/// Returns the TLS settings of a server and a client in one mesh.
 fn specs(newest: Option<Version>) -> (TlsSpec, TlsSpec) {
     let authority = Authority::ephemeral().unwrap();
     let (server, client) = (spec(&authority, "server", "client"), spec(&authority, "client", "server"));
@@ -51,7 +51,7 @@ fn name() -> ServerName<'static> {
     "server.test".try_into().unwrap()
 }
 
-/// Our end of a connection.
+/// This side of a connection.
 struct End {
     tcp: TcpStream,
     session: TlsSession,
@@ -82,7 +82,7 @@ impl End {
         self.flush().await.unwrap();
     }
 
-    /// Reads so many bytes of content.
+    /// Reads this number of content bytes.
     async fn take(&mut self, count: usize) -> Vec<u8> {
         while self.input.len() < count {
             assert!(self.read().await.unwrap() > 0);
@@ -92,7 +92,7 @@ impl End {
         taken
     }
 
-    /// Sends back what comes, until the end.
+    /// Echoes content until the end.
     async fn echo(mut self) -> io::Result<()> {
         while self.read().await? > 0 {
             std::mem::swap(&mut self.input, &mut self.output);
@@ -102,7 +102,7 @@ impl End {
     }
 }
 
-/// Our server, and a client that has shaken hands with it.
+/// Returns a server session, and a client after its handshake.
 async fn served(newest: Option<Version>) -> (End, client::TlsStream<TcpStream>) {
     let (server, client) = specs(newest);
     let (near, far) = sockets().await;
@@ -114,7 +114,7 @@ async fn served(newest: Option<Version>) -> (End, client::TlsStream<TcpStream>) 
     (ours, theirs.unwrap())
 }
 
-/// Our client, and a server that has shaken hands with it when the client reads or writes.
+/// Returns a client session, and a server that completes its handshake when the client reads or writes.
 async fn connected() -> (End, impl Future<Output = io::Result<server::TlsStream<TcpStream>>>) {
     let (server, client) = specs(None);
     let (near, far) = sockets().await;
@@ -127,7 +127,7 @@ async fn connected() -> (End, impl Future<Output = io::Result<server::TlsStream<
     (ours, async { accepted.await.unwrap() })
 }
 
-/// The records that a client makes of these pieces of content.
+/// Returns a client's records for these pieces of content.
 fn records(client: &mut ClientConnection, pieces: &[&[u8]]) -> Vec<u8> {
     let mut records = Vec::new();
     for piece in pieces {
@@ -139,13 +139,13 @@ fn records(client: &mut ClientConnection, pieces: &[&[u8]]) -> Vec<u8> {
     records
 }
 
-/// Bytes that tell where they belong.
+/// Returns bytes that identify their position.
 fn content(count: usize) -> Vec<u8> {
     (0_u32..).flat_map(|number| number.to_le_bytes()).take(count).collect()
 }
 
 #[tokio::test]
-async fn much_passes_both_ways_in_either_version() {
+async fn large_content_passes_both_ways_in_both_versions() {
     for version in [Version::Tls12, Version::Tls13] {
         let (ours, theirs) = served(Some(version)).await;
         let (mut reader, mut writer) = tokio::io::split(theirs);
@@ -166,16 +166,16 @@ async fn much_passes_both_ways_in_either_version() {
 async fn records_of_any_size_arrive_in_any_pieces() {
     let (mut ours, mut theirs) = served(None).await;
     let (tcp, client) = theirs.get_mut();
-    // One of the largest size does not fit into a block.
+    // A record of maximum size exceeds a block.
     let large = content(LARGEST);
     tcp.write_all(&records(client, &[&large])).await.unwrap();
     assert!(ours.take(LARGEST).await == large);
-    // Many that come at once.
+    // Many records at once.
     let (small, many) = (content(40), content(40_000));
     let pieces: Vec<_> = many.chunks(40).collect();
     tcp.write_all(&records(client, &pieces)).await.unwrap();
     assert!(ours.take(many.len()).await == many);
-    // One that is cut wherever it can be.
+    // A record that is split at every position.
     let length = records(client, &[&small]).len();
     let (mut ours, mut theirs) = served(None).await;
     let (tcp, client) = theirs.get_mut();
@@ -187,7 +187,7 @@ async fn records_of_any_size_arrive_in_any_pieces() {
             if ours.session.raw.len() < cut { Poll::Pending } else { Poll::Ready(()) }
         })
         .await;
-        // What has come survives a pause.
+        // Unprocessed input survives `rest`.
         ours.session.rest();
         tcp.write_all(&record[cut..]).await.unwrap();
         assert_eq!(ours.take(small.len()).await, small, "cut at {cut}");
@@ -195,7 +195,7 @@ async fn records_of_any_size_arrive_in_any_pieces() {
 }
 
 #[tokio::test]
-async fn a_read_takes_no_more_records_than_there_is_room_for() {
+async fn a_read_is_limited_by_the_space_in_the_buffer() {
     let (mut ours, mut theirs) = served(None).await;
     let (tcp, client) = theirs.get_mut();
     let all = content(4 * LARGEST);
@@ -207,7 +207,7 @@ async fn a_read_takes_no_more_records_than_there_is_room_for() {
     while read.len() < all.len() {
         ours.read().await.unwrap();
         assert!(ours.input.len() <= LARGEST, "{}", ours.input.len());
-        // Answers go out meanwhile.
+        // Output is written in between.
         ours.write(b"so far").await;
         read.extend_from_slice(ours.input.bytes());
         ours.input.clear();
@@ -216,7 +216,7 @@ async fn a_read_takes_no_more_records_than_there_is_room_for() {
 }
 
 #[tokio::test]
-async fn keys_change_when_the_peer_asks() {
+async fn keys_are_updated_at_the_request_of_the_peer() {
     let (mut ours, mut theirs) = served(None).await;
     for round in 0..3_u8 {
         let (tcp, client) = theirs.get_mut();
@@ -231,7 +231,7 @@ async fn keys_change_when_the_peer_asks() {
 }
 
 #[tokio::test]
-async fn an_end_counts_only_if_it_is_announced() {
+async fn an_end_without_close_notify_is_an_error() {
     let (mut ours, mut theirs) = served(None).await;
     let (tcp, client) = theirs.get_mut();
     let mut last = records(client, &[b"the ", b"last"]);
@@ -260,7 +260,7 @@ async fn an_end_counts_only_if_it_is_announced() {
 }
 
 #[tokio::test]
-async fn what_is_not_tls_is_answered_with_an_alert() {
+async fn invalid_tls_is_answered_with_an_alert() {
     let (server, _) = specs(None);
     let acceptor = Acceptor::new(&server).unwrap();
     let (mut near, far) = sockets().await;
@@ -280,7 +280,7 @@ async fn what_is_not_tls_is_answered_with_an_alert() {
         tcp.shutdown().await.unwrap();
         let error = ours.read().await.unwrap_err();
         if spoiled != 4 {
-            // With another length it is merely cut off.
+            // With another length, the record is only incomplete.
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
             let alert = theirs.read(&mut [0; 9]).await.unwrap_err();
             assert!(alert.to_string().contains("fatal alert"), "{alert}");
@@ -290,13 +290,13 @@ async fn what_is_not_tls_is_answered_with_an_alert() {
 }
 
 #[tokio::test]
-async fn a_handshake_cannot_make_us_hold_much() {
+async fn the_memory_of_a_handshake_is_limited() {
     let (server, _) = specs(None);
     let acceptor = Acceptor::new(&server).unwrap();
     let (mut near, far) = sockets().await;
     let mut ours = End::new(far, TlsConnection::Server(acceptor.accept(&[]).unwrap()));
     let flood = async {
-        // A client hello of 65,535 bytes, and it goes on.
+        // A client hello of 65,535 bytes, which continues.
         let mut record = vec![0; 5 + LARGEST];
         record[..9].copy_from_slice(&[22, 3, 1, 0x40, 0, 1, 0, 0xff, 0xff]);
         while near.write_all(&record).await.is_ok() {}
@@ -309,7 +309,7 @@ async fn a_handshake_cannot_make_us_hold_much() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_spoken_to_first_ends_its_handshake() {
+async fn a_client_completes_its_handshake_before_it_sends() {
     let (mut ours, accepted) = connected().await;
     let serving = async {
         let mut server = accepted.await.unwrap();
@@ -326,7 +326,7 @@ async fn a_client_that_is_spoken_to_first_ends_its_handshake() {
 }
 
 #[tokio::test]
-async fn the_first_data_goes_with_the_end_of_the_handshake() {
+async fn the_first_data_is_sent_with_the_end_of_the_handshake() {
     let (mut ours, accepted) = connected().await;
     assert!(!ours.session.sealed.is_empty());
     ours.write(b"a request").await;
@@ -346,7 +346,7 @@ async fn the_first_data_goes_with_the_end_of_the_handshake() {
 #[tokio::test]
 async fn an_idle_session_holds_no_block() {
     let (mut ours, mut theirs) = served(None).await;
-    // The ticket waits for the first data, in no more memory than it needs.
+    // The ticket waits for the first data, in minimal memory.
     ours.session.rest();
     assert!(ours.session.sealed.room() == 0 && !ours.session.raw.has_memory());
     theirs.write_all(b"a request").await.unwrap();

@@ -1,11 +1,11 @@
-//! Texts in HPACK's Huffman code: RFC 7541, section 5.2 and appendix B.
+//! Decoder of HPACK's Huffman code: RFC 7541, section 5.2 and appendix B.
 //!
-//! The code is canonical: the lengths alone define it. Nearly all that is sent has codes of at most eight bits, which
-//! one table finds; the others are found by comparing with the last code of each length.
+//! The code is canonical: the lengths alone define it. Nearly all symbols in use have codes of at most eight bits,
+//! which one table decodes. Longer codes are found by a comparison with the last code of each length.
 
 use super::HpackError;
 
-/// How many bits each byte's code has; the last is that of the end of a text.
+/// Length in bits of each byte's code; the last is that of EOS.
 #[rustfmt::skip]
 const LENGTHS: [u8; SYMBOLS] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28,
@@ -22,21 +22,21 @@ const LENGTHS: [u8; SYMBOLS] = [
 ];
 
 const SYMBOLS: usize = 257;
-/// What ends a text. It must not be written out.
+/// Symbol EOS, which must not be encoded.
 const END: u16 = 256;
 const LONGEST: usize = 30;
 
-/// All that decoding needs, worked out by the compiler.
+/// Decoding tables, computed at compile time.
 struct Code {
-    /// By the next eight bits: a byte and the length of its code; length 0 where the code is longer.
+    /// Symbol and code length by the next eight bits; length 0 for longer codes.
     short: [(u8, u8); 256],
-    /// Symbols by code.
+    /// Symbols in the order of their codes.
     symbols: [u16; SYMBOLS],
-    /// Where the symbols of a length begin among them.
+    /// Index of the first symbol of each length.
     offset: [u32; LONGEST + 1],
-    /// The first code of a length.
+    /// First code of each length.
     first: [u32; LONGEST + 1],
-    /// What all codes of a length are below, brought to 32 bits.
+    /// Upper bound of the codes of each length, aligned to 32 bits.
     below: [u64; LONGEST + 1],
 }
 
@@ -78,17 +78,17 @@ const fn code() -> Code {
     code
 }
 
-/// Adds a text to `out`.
+/// Decodes a string and appends it to `out`.
 ///
 /// # Errors
-/// A text that holds its own end, or whose last byte is filled up with anything but the beginning of that.
+/// The string contains EOS, or its padding is not a prefix of EOS.
 pub(super) fn decode(input: &[u8], out: &mut Vec<u8>) -> Result<(), HpackError> {
     let mut input = input;
     out.reserve(input.len() * 8 / 5);
-    // The bits still to be read, from the highest one down.
+    // Remaining bits, from the highest one.
     let (mut bits, mut count) = (0_u64, 0_u32);
     loop {
-        // Below this there may be too few for the longest code.
+        // Fewer bits may be too few for the longest code.
         if count < 32 {
             if let Some((four, rest)) = input.split_first_chunk::<4>() {
                 bits |= u64::from(u32::from_be_bytes(*four)) << (32 - count);
@@ -107,7 +107,7 @@ pub(super) fn decode(input: &[u8], out: &mut Vec<u8>) -> Result<(), HpackError> 
             _ => (u16::from(byte), u32::from(length)),
         };
         if length > count {
-            // Fewer than eight bits, all of them ones.
+            // Padding: fewer than eight bits, all ones.
             let ones = !(u64::MAX >> count);
             return if count < 8 && bits == ones { Ok(()) } else { Err(HpackError) };
         }
@@ -120,7 +120,7 @@ pub(super) fn decode(input: &[u8], out: &mut Vec<u8>) -> Result<(), HpackError> 
     }
 }
 
-/// The symbol of a code of more than eight bits.
+/// Decodes a code of more than eight bits.
 #[cold]
 fn long(bits: u64) -> Result<(u16, u32), HpackError> {
     let next = bits >> 32;
@@ -136,7 +136,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// The other direction, which nothing needs but tests: inside a mesh bytes cost less than the time to save them.
+    /// Encodes a string. Only tests need it: inside a mesh, bytes cost less than the time to save them.
     pub(crate) fn encode(text: &[u8]) -> Vec<u8> {
         let (mut out, mut bits, mut count) = (Vec::new(), 0_u64, 0);
         for byte in text {
@@ -162,7 +162,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_the_rfc_shows_is_read() {
+    fn examples_of_the_rfc_are_decoded() {
         let coded = [0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff];
         assert_eq!(decoded(&coded).unwrap(), b"www.example.com");
         assert_eq!(encode(b"www.example.com"), coded);
@@ -180,12 +180,12 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn every_text_comes_back(text: Vec<u8>) {
+        fn encoded_strings_are_decoded(text: Vec<u8>) {
             prop_assert_eq!(decoded(&encode(&text)).unwrap(), text);
         }
 
         #[test]
-        fn bytes_mean_one_text_or_none(bytes: Vec<u8>) {
+        fn the_encoding_of_a_string_is_unique(bytes: Vec<u8>) {
             if let Ok(text) = decoded(&bytes) {
                 prop_assert_eq!(encode(&text), bytes);
             }

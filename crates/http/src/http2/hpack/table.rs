@@ -1,20 +1,19 @@
-//! The two tables of HPACK: the fixed one (RFC 7541, appendix A) and the one that both ends build as they go
-//! (sections 2.3.2 and 4).
+//! The tables of HPACK: the static table (RFC 7541, appendix A) and the dynamic table (sections 2.3.2 and 4).
 
 use std::collections::VecDeque;
 
-/// What every entry counts for besides its bytes.
+/// Size of an entry in addition to its bytes.
 const OVERHEAD: usize = 32;
 
-/// Fields that have come by, the latest first. Their bytes lie in one block, so that none is allocated alone.
+/// The dynamic table, latest field first. All bytes are in one block, so that entries need no allocations.
 #[derive(Default)]
 pub(super) struct Table {
-    /// Names and values, oldest first; what is before the oldest entry is waste.
+    /// Names and values, oldest first. Bytes before the oldest entry are unused.
     text: Vec<u8>,
     entries: VecDeque<Entry>,
     size: usize,
     max: usize,
-    /// How many have ever been put in.
+    /// Number of insertions since the beginning.
     inserted: u32,
 }
 
@@ -31,30 +30,30 @@ impl Entry {
     }
 }
 
-/// Where a name comes from.
+/// Source of a name.
 pub(super) enum Name<'a> {
     Index(usize),
     Text(&'a [u8]),
 }
 
 impl Table {
-    /// An empty table of this size.
+    /// Returns an empty table with this maximum size.
     pub(super) fn new(max: usize) -> Self {
         Self { max, ..Self::default() }
     }
 
-    /// The size it may have.
+    /// Returns the maximum size.
     pub(super) fn max(&self) -> usize {
         self.max
     }
 
-    /// Another size; what no longer fits goes.
+    /// Sets the maximum size; evicts entries beyond it.
     pub(super) fn resize(&mut self, max: usize) {
         self.max = max;
         self.evict(0);
     }
 
-    /// The field at an index, which counts from 1 through the fixed table and on.
+    /// Returns the field at an index. Indices start at 1 in the static table and continue in the dynamic one.
     pub(super) fn get(&self, index: usize) -> Option<(&[u8], &[u8])> {
         if let Some((name, value)) = STATIC.get(index.checked_sub(1)?) {
             return Some((name.as_bytes(), value.as_bytes()));
@@ -64,13 +63,13 @@ impl Table {
         Some((name, value.get(..entry.value)?))
     }
 
-    /// The entry at an index beyond the fixed table.
+    /// Returns the entry at an index beyond the static table.
     fn entry(&self, index: usize) -> Option<Entry> {
         let latest = index.checked_sub(STATIC.len() + 1)?;
         self.entries.get(self.entries.len().checked_sub(latest + 1)?).copied()
     }
 
-    /// Puts a field in, and gives its number. `None` if there is no such name.
+    /// Inserts a field and returns its number; returns `None` if the name does not exist.
     pub(super) fn insert(&mut self, name: Name<'_>, value: &[u8]) -> Option<u32> {
         let at = self.text.len();
         match name {
@@ -85,7 +84,7 @@ impl Table {
         }
         let entry = Entry { at, name: self.text.len() - at, value: value.len() };
         self.inserted = self.inserted.wrapping_add(1);
-        // One that is larger than the table empties it (section 4.4).
+        // A field larger than the table empties it (section 4.4).
         self.evict(entry.size());
         if entry.size() <= self.max {
             self.text.extend_from_slice(value);
@@ -98,7 +97,7 @@ impl Table {
         Some(self.inserted)
     }
 
-    /// The index of the field with this number, if it is still there.
+    /// Returns the index of the field with this number, if it is still in the table.
     pub(super) fn index(&self, number: u32) -> Option<usize> {
         let latest = self.inserted.wrapping_sub(number) as usize;
         (latest < self.entries.len()).then(|| STATIC.len() + 1 + latest)
@@ -111,17 +110,17 @@ impl Table {
         }
     }
 
-    /// Takes the waste away once it is more than the rest can be.
+    /// Removes unused bytes when they exceed the maximum size.
     fn compact(&mut self) {
-        let waste = self.entries.front().map_or(self.text.len(), |oldest| oldest.at);
-        if waste > self.max.max(1024) {
-            self.text.drain(..waste);
-            self.entries.iter_mut().for_each(|entry| entry.at -= waste);
+        let unused = self.entries.front().map_or(self.text.len(), |oldest| oldest.at);
+        if unused > self.max.max(1024) {
+            self.text.drain(..unused);
+            self.entries.iter_mut().for_each(|entry| entry.at -= unused);
         }
     }
 }
 
-/// The index of a name in the fixed table.
+/// Returns the index of a name in the static table.
 pub(super) fn static_name(name: &[u8]) -> Option<usize> {
     let alike = match name.len() {
         3 => [21, 60].as_slice(),
@@ -147,7 +146,7 @@ pub(super) fn static_name(name: &[u8]) -> Option<usize> {
     alike.iter().copied().find(|index| STATIC[index - 1].0.as_bytes() == name)
 }
 
-/// The fixed table.
+/// The static table.
 pub(super) const STATIC: [(&str, &str); 61] = [
     (":authority", ""),
     (":method", "GET"),

@@ -36,7 +36,7 @@ const THIRD: &[&str] = &[
 
 /// RFC 7541, appendix C.2.
 #[test]
-fn single_fields_of_the_rfc() {
+fn single_fields_of_the_rfc_are_decoded() {
     read(
         &[
             (
@@ -53,7 +53,7 @@ fn single_fields_of_the_rfc() {
 
 /// RFC 7541, appendix C.3 and C.4.
 #[test]
-fn requests_of_the_rfc() {
+fn requests_of_the_rfc_are_decoded() {
     let plain: &[(&str, &[&str])] = &[
         ("8286 8441 0f77 7777 2e65 7861 6d70 6c65 2e63 6f6d", FIRST),
         ("8286 84be 5808 6e6f 2d63 6163 6865", SECOND),
@@ -68,9 +68,9 @@ fn requests_of_the_rfc() {
     read(coded, None);
 }
 
-/// RFC 7541, appendix C.5 and C.6: the table is so small that fields are let go.
+/// RFC 7541, appendix C.5 and C.6: the table is so small that fields are evicted.
 #[test]
-fn answers_of_the_rfc() {
+fn responses_of_the_rfc_are_decoded() {
     let date = "date: Mon, 21 Oct 2013 20:13:21 GMT";
     let location = "location: https://www.example.com";
     let first: &[&str] = &[":status: 302", "cache-control: private", date, location];
@@ -116,7 +116,7 @@ fn answers_of_the_rfc() {
 
 #[test]
 fn a_block_copies_few_names() {
-    // A name of 4,000 bytes in the table, then fields that have it and go into the table, too.
+    // A name of 4,000 bytes in the table, then fields with this name that are added to the table.
     let first = [&b"\x40\x7f\xa1\x1e"[..], &[b'a'; 4000], b"\0"].concat();
     let block = |count: usize| [&first[..], &b"\x7e\0".repeat(count)].concat();
     assert_eq!(fields(&mut Decoder::new(), &block(16)).map(|fields| fields.len()), Ok(17));
@@ -124,17 +124,17 @@ fn a_block_copies_few_names() {
 }
 
 #[test]
-fn what_is_no_block_is_refused() {
+fn invalid_blocks_are_refused() {
     let bad = [
         "80",                      // index 0
-        "be",                      // an index that nothing has
-        "ff ff ff ff ff 0f",       // a number beyond all bounds
-        "82 3f",                   // a number cut off
-        "82 20",                   // a size after a field
+        "be",                      // an unused index
+        "ff ff ff ff ff 0f",       // an integer out of bounds
+        "82 3f",                   // a truncated integer
+        "82 20",                   // a size update after a field
         "3f e2 1f",                // a size of 4097
-        "40 05 61",                // a text cut off
-        "00 81 00 00",             // a Huffman text that ends wrongly
-        "7f ff ff ff ff ff ff 0f", // a name's index beyond all bounds
+        "40 05 61",                // a truncated string
+        "00 81 00 00",             // a Huffman string with invalid padding
+        "7f ff ff ff ff ff ff 0f", // an index of a name out of bounds
     ];
     for block in bad {
         assert!(fields(&mut Decoder::new(), &hex(block)).is_err(), "{block}");
@@ -142,7 +142,7 @@ fn what_is_no_block_is_refused() {
 }
 
 #[test]
-fn a_field_that_comes_twice_is_an_index_from_then_on() {
+fn a_field_is_indexed_after_its_second_occurrence() {
     let (mut encoder, mut decoder) = (Encoder::new(), Decoder::new());
     let mut lengths = Vec::new();
     for _ in 0..4 {
@@ -152,7 +152,7 @@ fn a_field_that_comes_twice_is_an_index_from_then_on() {
         lengths.push(out.len());
     }
     assert_eq!(lengths[2..], [1, 1]);
-    // Secrets stay out, and say so.
+    // Secrets are not added and marked as never indexed.
     for _ in 0..4 {
         let mut out = Vec::new();
         encoder.field(&mut out, b"authorization", b"Bearer x");
@@ -162,9 +162,9 @@ fn a_field_that_comes_twice_is_an_index_from_then_on() {
 }
 
 #[test]
-fn two_fields_remembered_at_the_same_place_do_not_push_each_other_out() {
+fn two_fields_with_the_same_slot_do_not_evict_each_other() {
     let mut encoder = Encoder::new();
-    // Of more names than places two share one.
+    // With more names than slots, two share a slot.
     let names: Vec<String> = (0..=SEEN).map(|number| format!("x-{number}")).collect();
     let place = |name: &String| encoder.hash(name.as_bytes(), b"v").0;
     let (at, one) =
@@ -196,7 +196,7 @@ fn the_peer_may_have_a_smaller_table() {
 }
 
 #[test]
-fn the_fixed_table_is_found_by_name() {
+fn the_static_table_is_searched_by_name() {
     for (name, _) in table::STATIC {
         let first = table::STATIC.iter().position(|(other, _)| *other == name).unwrap();
         assert_eq!(static_name(name.as_bytes()), Some(first + 1), "{name}");
@@ -207,7 +207,7 @@ fn the_fixed_table_is_found_by_name() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(30))]
     #[test]
-    fn what_is_written_is_read(
+    fn encoded_fields_are_decoded(
         heads in prop::collection::vec(
             prop::collection::vec(("[a-d]{1,3}|cookie|via|content-type", "[a-c]{0,2}|[a-z]{0,600}"), 0..12),
             0..24,
@@ -232,7 +232,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn any_bytes_are_survived(blocks: Vec<Vec<u8>>) {
+    fn any_blocks_are_handled(blocks: Vec<Vec<u8>>) {
         let mut decoder = Decoder::new();
         for block in blocks {
             let _ = fields(&mut decoder, &block);

@@ -1,11 +1,11 @@
-//! How often a peer may do what costs us more than it.
+//! Budgets for actions of a peer that cost this side more than the peer.
 
 use std::time::{Duration, Instant};
 
-/// After this long all is forgiven.
+/// Time after which a budget is full again.
 const PERIOD: Duration = Duration::from_secs(30);
 
-/// So many times in a period, and once more for every sensible thing done meanwhile.
+/// A number of actions per period. Useful actions replenish it.
 pub(super) struct Budget {
     full: u32,
     left: u32,
@@ -17,7 +17,7 @@ impl Budget {
         Self { full, left: full, since: None }
     }
 
-    /// Takes `count` of what is left; false if there is less.
+    /// Takes `count` from the budget; returns false if less is left.
     pub(super) fn take(&mut self, count: u32) -> bool {
         if self.left < count && self.since.is_some_and(|since| since.elapsed() > PERIOD) {
             (self.left, self.since) = (self.full, None);
@@ -30,7 +30,7 @@ impl Budget {
         allowed
     }
 
-    /// So many sensible things were done.
+    /// Replenishes the budget for `count` useful actions.
     pub(super) fn give(&mut self, count: u32) {
         self.left = self.full.min(self.left + count);
     }

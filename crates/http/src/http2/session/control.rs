@@ -1,9 +1,9 @@
-//! Frames that are about the connection, or about how a stream goes on.
+//! Frames for the control of the connection or of a stream.
 
 use super::{ALIVE, LEAVING, Lost, ROOM, Role, Session, receive::Fatal};
 use crate::http2::frame::{self, ACK, FrameKind, Head, MAX_FRAME, MAX_WINDOW, Reason};
 
-/// The most settings in one frame, as in Envoy (nghttp2). There are eight that mean anything.
+/// Maximum number of settings in a frame, as in Envoy (nghttp2). Eight are defined.
 const MAX_SETTINGS: usize = 32;
 
 impl Session {
@@ -15,16 +15,16 @@ impl Session {
             return Err(Reason::FRAME_SIZE);
         }
         if head.has(ACK) {
-            return self.chat();
+            return self.count_useless_frame();
         }
         self.adopt(payload)?;
         self.peer.settled = true;
         frame::head(&mut self.out, FrameKind::Settings, ACK, 0, 0);
-        self.reply()
+        self.count_reply()
     }
 
-    /// Adopts a peer's settings. Each value is checked; of several initial windows the last counts, so that the
-    /// streams are visited once (CVE-2020-11080).
+    /// Applies a peer's settings. Each value is checked. Of several initial windows only the last is applied, so that
+    /// the streams are visited once (CVE-2020-11080).
     pub(super) fn adopt(&mut self, settings: &[u8]) -> Result<(), Fatal> {
         if settings.len() / 6 > MAX_SETTINGS {
             return Err(Reason::CALM);
@@ -41,7 +41,7 @@ impl Session {
                     if !(MAX_FRAME..1 << 24).contains(&(value as usize)) {
                         return Err(Reason::PROTOCOL);
                     }
-                    // Larger frames would only make the other streams wait.
+                    // Larger frames would only delay the other streams.
                     self.peer.frame = MAX_FRAME;
                 }
                 8 if value > 1 || (value == 0 && self.peer.connect) => return Err(Reason::PROTOCOL),
@@ -52,13 +52,13 @@ impl Session {
         self.set_window(window)
     }
 
-    /// Changes the windows of the streams there are with the initial window (section 6.9.2).
+    /// Adjusts the windows of all streams to a new initial window (section 6.9.2).
     fn set_window(&mut self, window: i64) -> Result<(), Fatal> {
         let change = window - self.peer.window;
         if change == 0 {
             return Ok(());
         }
-        self.walk()?;
+        self.count_stream_visits()?;
         self.peer.window = window;
         for stream in self.streams.values_mut() {
             if !stream.widen(change, &mut self.wakes) {
@@ -73,13 +73,13 @@ impl Session {
             return Err(Reason::FRAME_SIZE);
         }
         let count = i64::from(frame::number(payload)? & 0x7fff_ffff);
-        self.chat()?;
+        self.count_useless_frame()?;
         if head.stream == 0 {
             self.send_window += count;
             return match count {
                 0 => Err(Reason::PROTOCOL),
                 _ if self.send_window > MAX_WINDOW => Err(Reason::FLOW_CONTROL),
-                // Streams are woken when what has come so far has been read, by `written`.
+                // `written` wakes the streams after all input has been processed.
                 _ => Ok(()),
             };
         }
@@ -107,11 +107,11 @@ impl Session {
         }
         let reason = Reason(frame::number(payload)?);
         if let Some(stream) = self.streams.get_mut(&head.stream) {
-            // A server that has answered says so when it needs no more of the request (section 8.1).
+            // After a complete response, a server uses NO_ERROR to stop the rest of the request (section 8.1).
             if self.role == Role::Client && reason == Reason::NONE && stream.received {
                 stream.sent = true;
                 stream.wake(ROOM, &mut self.wakes);
-                self.settle(head.stream);
+                self.close_if_ended(head.stream);
                 return Ok(());
             }
             let over = stream.closed;
@@ -120,11 +120,15 @@ impl Session {
                 self.lose_stream(head.stream, why);
             }
             if over || self.role == Role::Client {
-                return self.chat();
+                return self.count_useless_frame();
             }
         }
-        // A client that opens streams only to reset them makes us work for nothing (CVE-2023-44487).
-        if self.role == Role::Client || self.resets.take(1) { self.chat() } else { Err(Reason::CALM) }
+        // Limits clients that open streams only to reset them (CVE-2023-44487).
+        if self.role == Role::Client || self.resets.take(1) {
+            self.count_useless_frame()
+        } else {
+            Err(Reason::CALM)
+        }
     }
 
     pub(super) fn ping(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
@@ -134,7 +138,7 @@ impl Session {
         let Ok(content) = <[u8; 8]>::try_from(payload) else { return Err(Reason::FRAME_SIZE) };
         if !head.has(ACK) {
             frame::ping(&mut self.out, ACK, content);
-            return self.reply();
+            return self.count_reply();
         }
         if content == ALIVE && !self.answered {
             self.answered = true;
@@ -143,7 +147,7 @@ impl Session {
         if content == LEAVING {
             self.refuse();
         }
-        self.chat()
+        self.count_useless_frame()
     }
 
     pub(super) fn go_away(&mut self, head: &Head, payload: &[u8]) -> Result<(), Fatal> {
@@ -156,12 +160,12 @@ impl Session {
         let last = frame::number(payload)? & 0x7fff_ffff;
         self.peer_leaves = true;
         if self.role == Role::Client {
-            self.walk()?;
+            self.count_stream_visits()?;
             let above = self.streams.keys().copied().filter(|id| *id > last).collect::<Vec<_>>();
             for id in above {
                 self.lose_stream(id, Lost::Unprocessed);
             }
         }
-        self.chat()
+        self.count_useless_frame()
     }
 }

@@ -1,6 +1,8 @@
-//! What comes in on a connection, frame by frame.
+//! Processing of received frames.
 
-use super::{GONE, INTERIM, Late, Leaving, Lost, READ, REPLIES, ROOM, Request, Role, Session, StreamState};
+use super::{
+    GONE, INTERIM, LateFrame, Leaving, Lost, READ, REPLIES, ROOM, Request, Role, Session, StreamState,
+};
 use crate::{
     buffer::Buffer,
     head::{Headers, RequestHead, ResponseHead, Version},
@@ -8,26 +10,26 @@ use crate::{
         frame::{
             self, ACK, END_HEADERS, END_STREAM, FrameKind, HEAD, Head, MAX_FRAME, PADDED, PREFACE, Reason,
         },
-        heads::{HeadError, Reading, Target},
+        heads::{HeadError, HeadReader, Target},
     },
 };
 
-/// Header blocks in more frames than this have nothing good in mind.
+/// Maximum number of frames of a header block. Valid heads need far fewer.
 const CONTINUATIONS: u32 = 64;
-/// Streams that can be visited in the time that a frame takes that brings nothing.
+/// Number of streams that can be visited in the time of one useless frame.
 const STREAMS_PER_FRAME: u32 = 32;
 
-/// Content of a frame, of which some has come in.
+/// A content frame in progress.
 pub(super) struct Data {
     stream: u32,
-    /// Content still to come.
+    /// Remaining content.
     left: usize,
     /// Padding after it.
     padding: usize,
     end: bool,
 }
 
-/// A header block, of which some frames have come in.
+/// A header block in progress.
 pub(super) struct Block {
     stream: u32,
     end: bool,
@@ -35,14 +37,14 @@ pub(super) struct Block {
     frames: u32,
 }
 
-/// An error of the whole connection.
+/// A connection error.
 pub(super) type Fatal = Reason;
 
 impl Session {
-    /// Takes what it can of `input`, and makes room in it for the rest of what has begun.
+    /// Processes as much of `input` as possible, and makes space in it for the rest of an incomplete frame.
     ///
     /// # Errors
-    /// Something after which the connection cannot go on.
+    /// The connection cannot continue.
     pub(crate) fn feed(&mut self, input: &mut Buffer) -> Result<(), Fatal> {
         if self.preface {
             let seen = input.len().min(PREFACE.len());
@@ -113,34 +115,34 @@ impl Session {
             FrameKind::PushPromise => Err(Reason::PROTOCOL),
             FrameKind::Priority if head.stream == 0 => Err(Reason::PROTOCOL),
             FrameKind::Priority if payload.len() != 5 => Err(Reason::FRAME_SIZE),
-            // What it says is not heeded, but a stream cannot depend on itself (RFC 7540, section 5.3.1).
+            // Priorities are ignored, but a stream cannot depend on itself (RFC 7540, section 5.3.1).
             FrameKind::Priority if frame::number(payload)? & 0x7fff_ffff == head.stream => {
                 Err(Reason::PROTOCOL)
             }
-            FrameKind::Priority | FrameKind::Unknown | FrameKind::Data => self.chat(),
+            FrameKind::Priority | FrameKind::Unknown | FrameKind::Data => self.count_useless_frame(),
         }
     }
 
-    /// Counts a frame that brings nothing.
-    pub(super) fn chat(&mut self) -> Result<(), Fatal> {
+    /// Counts a useless frame.
+    pub(super) fn count_useless_frame(&mut self) -> Result<(), Fatal> {
         if self.chatter.take(1) { Ok(()) } else { Err(Reason::CALM) }
     }
 
-    /// Counts a frame for which every stream is visited. It costs as many frames that bring nothing as take the same
-    /// time, but never so many that a peer may not send a few.
-    pub(super) fn walk(&mut self) -> Result<(), Fatal> {
+    /// Counts a frame for which every stream is visited. The cost is the number of useless frames that take the same
+    /// time. It is capped, so that a peer may always send a few.
+    pub(super) fn count_stream_visits(&mut self) -> Result<(), Fatal> {
         let streams = u32::try_from(self.streams.len()).unwrap_or(u32::MAX);
         let cost = (streams / STREAMS_PER_FRAME).min(self.limits.options.chatter / 4);
         if self.chatter.take(cost) { Ok(()) } else { Err(Reason::CALM) }
     }
 
-    /// Counts a frame that must be answered.
-    pub(super) fn reply(&mut self) -> Result<(), Fatal> {
+    /// Counts a frame that requires a response.
+    pub(super) fn count_reply(&mut self) -> Result<(), Fatal> {
         self.replies += 1;
-        if self.replies > REPLIES { Err(Reason::CALM) } else { self.chat() }
+        if self.replies > REPLIES { Err(Reason::CALM) } else { self.count_useless_frame() }
     }
 
-    /// Whether no frame of this stream can have been sent yet, or ever.
+    /// Returns whether the peer cannot have opened this stream.
     pub(super) fn is_idle(&self, stream: u32) -> bool {
         stream.is_multiple_of(2)
             || match self.role {
@@ -149,26 +151,26 @@ impl Session {
             }
     }
 
-    /// Something has come on a stream that is no more.
+    /// Handles a frame on a removed stream.
     fn late(&mut self, id: u32) -> Result<(), Fatal> {
         let late = match self.streams.get(&id).map(|stream| &stream.lost) {
-            None => self.past.late(id),
-            Some(Some(Lost::Reset(_))) => Late::Refused,
-            Some(_) => Late::Ignored,
+            None => self.removed.late(id),
+            Some(Some(Lost::Reset(_))) => LateFrame::Refused,
+            Some(_) => LateFrame::Ignored,
         };
         match late {
-            Late::Ignored => Ok(()),
-            Late::Refused => self.break_stream(id, Reason::STREAM_CLOSED),
-            Late::Fatal => Err(Reason::STREAM_CLOSED),
+            LateFrame::Ignored => Ok(()),
+            LateFrame::Refused => self.break_stream(id, Reason::STREAM_CLOSED),
+            LateFrame::Fatal => Err(Reason::STREAM_CLOSED),
         }
     }
 
-    /// Ends a stream for what the peer did. Peers that do it again and again are not served.
+    /// Ends a stream with a stream error. A peer that causes too many is disconnected.
     pub(super) fn break_stream(&mut self, id: u32, reason: Reason) -> Result<(), Fatal> {
         frame::reset(&mut self.out, id, reason);
-        // One that never was a stream here; what the peer has reset stays so.
-        if !self.streams.contains_key(&id) && self.past.late(id) == Late::Fatal {
-            self.past.add(id, false);
+        // A stream that was never accepted. One that the peer has reset stays recorded as such.
+        if !self.streams.contains_key(&id) && self.removed.late(id) == LateFrame::Fatal {
+            self.removed.add(id, false);
         }
         self.lose_stream(id, Lost::Broken(reason));
         self.replies += 1;
@@ -179,7 +181,7 @@ impl Session {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.lost.get_or_insert(why);
             stream.wake(READ | ROOM | GONE, &mut self.wakes);
-            self.settle(id);
+            self.close_if_ended(id);
         }
     }
 
@@ -187,7 +189,7 @@ impl Session {
         if self.is_idle(head.stream) {
             return Err(Reason::PROTOCOL);
         }
-        // The byte that says how long the padding is counts, too.
+        // The padding length is a byte of its own, which also counts.
         let extra = padding.map_or(0, |padding| padding + 1);
         let left = head.length.checked_sub(extra).ok_or(Reason::PROTOCOL)?;
         self.receive_window -= head.length as i64;
@@ -196,7 +198,7 @@ impl Session {
         }
         let end = head.has(END_STREAM);
         if left == 0 && !end {
-            self.chat()?;
+            self.count_useless_frame()?;
         }
         self.data = Some(Data { stream: head.stream, left, padding: extra.saturating_sub(1), end });
         self.credit(extra as u32);
@@ -219,7 +221,7 @@ impl Session {
         }
     }
 
-    /// Takes content; true once the frame is done.
+    /// Processes content; returns true when the frame is complete.
     fn data(&mut self, input: &mut Buffer) -> Result<bool, Fatal> {
         let Some(data) = &mut self.data else { return Ok(true) };
         let bytes = input.bytes();
@@ -259,7 +261,7 @@ impl Session {
         Ok(false)
     }
 
-    /// The peer has sent all of a stream.
+    /// Handles the end of the peer's side of a stream.
     fn end(&mut self, id: u32) -> Result<(), Fatal> {
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.lost.is_none()) else {
             return Ok(());
@@ -269,7 +271,7 @@ impl Session {
         }
         stream.received = true;
         stream.wake(READ, &mut self.wakes);
-        self.settle(id);
+        self.close_if_ended(id);
         Ok(())
     }
 
@@ -291,7 +293,8 @@ impl Session {
         let Some(mut block) = self.partial.take() else { return Err(Reason::PROTOCOL) };
         block.frames += 1;
         block.bytes.extend_from_slice(payload);
-        // What is too large could be answered once it is read, but it must not be without end.
+        // A head that exceeds the limit gets a response after it is complete, so that its size needs a bound of its
+        // own.
         let most = self.limits.head.size.saturating_mul(2).saturating_add(MAX_FRAME);
         if block.frames > CONTINUATIONS || block.bytes.len() > most {
             return Err(Reason::CALM);
@@ -303,7 +306,7 @@ impl Session {
         Ok(())
     }
 
-    /// A whole header block. It must be read whatever becomes of it, as those that follow build on it.
+    /// Processes a complete header block. It is decoded in every case, because later blocks depend on it.
     fn block(&mut self, id: u32, end: bool, block: &[u8]) -> Result<(), Fatal> {
         let state =
             self.streams.get(&id).map(|stream| (stream.lost.is_some(), stream.received, stream.headed));
@@ -324,16 +327,17 @@ impl Session {
 
     fn read(&mut self, target: Target<'_>, block: &[u8]) -> Result<Result<Option<u64>, HeadError>, Fatal> {
         let mut reading =
-            Reading::new(target, self.limits.head).connecting(self.limits.options.allow_connect);
+            HeadReader::new(target, self.limits.head).connecting(self.limits.options.allow_connect);
         let decoded = self.decoder.decode(block, |name, value| reading.field(name, value));
         decoded.map_err(|_| Reason::COMPRESSION)?;
         Ok(reading.finish())
     }
 
-    /// Begins with a request that came by HTTP/1.1, which is the first stream (RFC 7540, section 3.2). The preface follows.
+    /// Starts with a request from an HTTP/1.1 upgrade, which is the first stream (RFC 7540, section 3.2). The preface
+    /// follows.
     ///
     /// # Errors
-    /// Settings that no peer may have.
+    /// The settings are invalid.
     pub(crate) fn begin(&mut self, settings: &[u8], mut head: RequestHead) -> Result<(), Fatal> {
         self.adopt(settings)?;
         head.version = Version::Http2;
@@ -349,12 +353,12 @@ impl Session {
 
     fn request_block(&mut self, id: u32, end: bool, block: &[u8]) -> Result<(), Fatal> {
         self.last = id;
-        if self.leaving == Leaving::Known {
-            // It knows that this is not looked at.
-            self.past.add(id, false);
+        if self.leaving == Leaving::Final {
+            // The peer knows that this stream is not processed.
+            self.removed.add(id, false);
             return self.read(Target::Nothing, block).map(drop);
         }
-        // Streams that the peer gave up count while somebody here is still busy with them.
+        // Streams that the peer has reset count while they are still in use here.
         let held = self.streams.len() as u64;
         let most = self.limits.options.max_streams;
         if self.open >= most || held >= u64::from(most) * 2 + 64 {
@@ -369,7 +373,7 @@ impl Session {
             Ok(length) => (length, None),
             Err(HeadError::Malformed) => return self.break_stream(id, Reason::PROTOCOL),
             Err(fault) => {
-                self.reply()?;
+                self.count_reply()?;
                 (None, Some(fault))
             }
         };
@@ -402,10 +406,10 @@ impl Session {
             if end || head.status() == 101 {
                 return self.break_stream(id, Reason::PROTOCOL);
             }
-            // The client is behind with those before, and does without.
+            // The client has not taken earlier interim responses; this one is dropped.
             if stream.interim.len() == INTERIM {
                 head.recycle();
-                return self.chat();
+                return self.count_useless_frame();
             }
             stream.interim.push_back(head);
         } else {

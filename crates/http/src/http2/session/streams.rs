@@ -1,4 +1,4 @@
-//! Streams, as those see them who use them.
+//! Operations on streams for their users.
 
 use std::task::{Context, Poll};
 
@@ -13,9 +13,9 @@ use crate::{
     },
 };
 
-/// An id of no stream is one that is lost.
+/// Operations on an unknown stream id fail like those on a lost stream.
 impl Session {
-    /// Opens a stream with a request. `None` if HTTP/2 cannot carry the head.
+    /// Opens a stream with a request. Returns `None` if HTTP/2 cannot represent the head.
     pub(crate) fn request(
         &mut self,
         head: &RequestHead,
@@ -47,7 +47,8 @@ impl Session {
         }
     }
 
-    /// The next head of the answer, in place of `head`; whether it is the last, and how long its content is.
+    /// Waits for the next head of the response and replaces `head`. Returns the content length (if known) with the
+    /// final head, and `None` with an interim one.
     pub(crate) fn poll_answer(
         &mut self,
         cx: &Context<'_>,
@@ -70,7 +71,7 @@ impl Session {
         Poll::Ready(Ok(last))
     }
 
-    /// Sends an answer's head; false if the stream is lost.
+    /// Sends the head of a response; returns false if the stream is lost.
     pub(crate) fn respond(&mut self, id: u32, head: &ResponseHead, interim: bool, end: bool) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         if stream.lost.is_some() || stream.sent {
@@ -81,19 +82,19 @@ impl Session {
         heads::answer(&mut self.encoder, &mut self.block, head);
         frame::headers(&mut self.out, id, end, &self.block, self.peer.frame);
         if end && !interim {
-            self.settle(id);
+            self.close_if_ended(id);
         }
         true
     }
 
-    /// Whether all that the peer sends has been taken.
+    /// Returns whether everything that the peer sends has been taken.
     pub(crate) fn is_end(&self, id: u32) -> bool {
         self.streams.get(&id).is_none_or(|stream| {
             stream.received && stream.lost.is_none() && stream.content.is_empty() && stream.trailers.is_none()
         })
     }
 
-    /// The next piece of content; `None` at its end.
+    /// Returns the next piece of content; `None` at the end.
     pub(crate) fn poll_piece(&mut self, cx: &Context<'_>, id: u32) -> Poll<Result<Option<Bytes>, Lost>> {
         let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(Lost::Dropped)) };
         if !stream.content.is_empty() {
@@ -109,12 +110,12 @@ impl Session {
         }
     }
 
-    /// What follows the content, all of which has been taken.
+    /// Returns the trailers, after all content has been taken.
     pub(crate) fn trailers(&mut self, id: u32) -> Option<Headers> {
         self.streams.get_mut(&id)?.trailers.take()
     }
 
-    /// So much content has been handed on.
+    /// Records content as passed on; sends a window update when enough is due.
     pub(crate) fn release(&mut self, id: u32, count: usize) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let count = u32::try_from(count).unwrap_or(u32::MAX).min(stream.held);
@@ -127,7 +128,7 @@ impl Session {
         self.credit(count);
     }
 
-    /// How much of `want` may be sent now; `None` if no more can be.
+    /// Returns how much of `want` can be sent now; `None` if the stream accepts no more.
     pub(crate) fn poll_room(&mut self, cx: &Context<'_>, id: u32, want: usize) -> Poll<Option<usize>> {
         let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(None) };
         if stream.lost.is_some() || stream.sent {
@@ -147,8 +148,8 @@ impl Session {
         Poll::Pending
     }
 
-    /// Whether there is room for a head that can wait, which an answer's own cannot. Nothing is waited for on a stream on
-    /// which nothing can be sent.
+    /// Waits for space for a head that can wait; the head of a final response cannot. Does not wait on a stream that
+    /// can send nothing.
     pub(crate) fn poll_space(&mut self, cx: &Context<'_>, id: u32) -> Poll<()> {
         let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(()) };
         if self.out.len() < OUT || stream.lost.is_some() || stream.sent {
@@ -162,13 +163,13 @@ impl Session {
         Poll::Pending
     }
 
-    /// Sends content for which there is room; false if the stream is lost.
+    /// Sends content for which there is space; returns false if the stream is lost.
     pub(crate) fn send(&mut self, id: u32, mut data: &[u8], end: bool) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         if stream.lost.is_some() || stream.sent {
             return false;
         }
-        // What a peer may say about how much it has taken; Envoy lets it do so ten times a frame.
+        // Allowance for the peer's window updates: ten per frame, as in Envoy.
         self.chatter.give(10);
         stream.send_window -= data.len() as i64;
         self.send_window -= data.len() as i64;
@@ -185,12 +186,12 @@ impl Session {
         }
         self.chatter.give(1);
         if end {
-            self.settle(id);
+            self.close_if_ended(id);
         }
         true
     }
 
-    /// Sends what follows the content, and the end; false if the stream is lost.
+    /// Sends trailers and the end of the stream; returns false if the stream is lost.
     pub(crate) fn send_trailers(&mut self, id: u32, trailers: &Headers) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         if stream.lost.is_some() || stream.sent {
@@ -200,11 +201,11 @@ impl Session {
         self.block.clear();
         heads::trailers(&mut self.encoder, &mut self.block, trailers);
         frame::headers(&mut self.out, id, true, &self.block, self.peer.frame);
-        self.settle(id);
+        self.close_if_ended(id);
         true
     }
 
-    /// Whether the stream is lost; if not, the task is told when it is.
+    /// Returns whether the stream is lost; if not, wakes the task when it is.
     pub(crate) fn is_gone(&mut self, cx: &Context<'_>, id: u32) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return true };
         if stream.lost.is_none() {
@@ -213,21 +214,21 @@ impl Session {
         stream.lost.is_some()
     }
 
-    /// Gives the stream up.
+    /// Resets the stream.
     pub(crate) fn reset(&mut self, id: u32, reason: Reason) {
         if let Some(stream) = self.streams.get_mut(&id)
             && stream.lost.is_none()
         {
             stream.lost = Some(Lost::Dropped);
-            // Both ends know already that it is over.
+            // After a complete stream, both sides know the end.
             if !stream.closed {
                 frame::reset(&mut self.out, id, reason);
             }
-            self.settle(id);
+            self.close_if_ended(id);
         }
     }
 
-    /// Nobody uses the stream any more. What has not come to its end is given up.
+    /// Releases a stream that is no longer used. An incomplete stream is reset.
     pub(crate) fn forget(&mut self, id: u32) {
         let Some(stream) = self.streams.get(&id) else { return };
         let answered = self.role == Role::Server && stream.sent;
@@ -238,7 +239,7 @@ impl Session {
         if let Some(stream) = self.streams.remove(&id) {
             self.credit(stream.held);
             if !stream.received {
-                self.past.add(id, matches!(stream.lost, Some(Lost::Reset(_))));
+                self.removed.add(id, matches!(stream.lost, Some(Lost::Reset(_))));
             }
         }
         if self.streams.is_empty() {

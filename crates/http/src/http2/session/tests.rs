@@ -10,7 +10,7 @@ const LIMITS: SessionLimits =
 const CONNECTION_WINDOW: u32 = LIMITS.options.connection_window;
 
 fn feed(session: &mut Session, bytes: &[u8]) -> Result<(), Reason> {
-    // In pieces, as they may arrive.
+    // In pieces, as input may arrive.
     let mut input = Buffer::default();
     for piece in bytes.chunks(977) {
         input.extend(piece);
@@ -43,7 +43,7 @@ fn frame(kind: FrameKind, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     out.bytes().to_vec()
 }
 
-/// `GET http://a/` without any table.
+/// `GET http://a/` without table entries.
 const GET: &[u8] = b"\x82\x86\x84\x01\x01a";
 
 fn get(stream: u32) -> Vec<u8> {
@@ -54,7 +54,7 @@ fn post(stream: u32) -> Vec<u8> {
     frame(FrameKind::Headers, END_HEADERS, stream, b"\x83\x86\x84\x01\x01a")
 }
 
-/// What waits to be written, which is taken.
+/// Takes the output.
 fn frames(session: &mut Session) -> Vec<(FrameKind, u32, Vec<u8>)> {
     let mut frames = Vec::new();
     while let Some(head) = Head::read(session.out.bytes()) {
@@ -80,7 +80,7 @@ fn request() -> RequestHead {
     RequestHead::build("POST", "/x", "a:1", &[("x-one", "1"), ("connection", "close")])
 }
 
-/// Gives each what the other has to say until both are silent.
+/// Passes the output of each to the other until there is none.
 fn talk(a: &mut Session, b: &mut Session) {
     while !a.out.is_empty() || !b.out.is_empty() {
         let mut said = std::mem::take(&mut a.out);
@@ -93,7 +93,7 @@ fn talk(a: &mut Session, b: &mut Session) {
 }
 
 #[test]
-fn a_client_and_a_server_understand_each_other() {
+fn a_client_and_a_server_exchange_messages() {
     let (mut client, mut server) = (Session::new(Role::Client, LIMITS), Session::new(Role::Server, LIMITS));
     talk(&mut client, &mut server);
     assert!(client.is_settled() && client.capacity() == 10);
@@ -130,7 +130,7 @@ fn a_client_and_a_server_understand_each_other() {
 }
 
 #[test]
-fn content_flows_as_windows_allow() {
+fn content_is_sent_within_the_windows() {
     let (mut client, mut server) = (client(), server());
     let id = client.request(&request(), false, false).unwrap().unwrap();
     let Poll::Ready(Some(room)) = client.poll_room(&cx(), id, 1 << 20) else { panic!("no room") };
@@ -138,7 +138,7 @@ fn content_flows_as_windows_allow() {
     assert!(client.send(id, &vec![0; room], false));
     assert!(client.poll_room(&cx(), id, 1).is_pending());
     talk(&mut client, &mut server);
-    // The stream has room by the server's settings, and the connection by what came with them.
+    // The stream's window is that of the server's settings, the connection's that of its window update.
     frame::window_update(&mut server.out, 0, 10);
     talk(&mut client, &mut server);
     assert!(client.poll_room(&cx(), id, 100).is_pending());
@@ -148,7 +148,7 @@ fn content_flows_as_windows_allow() {
     frame::settings(&mut server.out, &[(4, 65_535 + 1)]);
     talk(&mut client, &mut server);
     assert_eq!(client.poll_room(&cx(), id, 100), Poll::Ready(Some(8)));
-    // What is handed on makes room again, a good part at a time; what nobody takes does so for the connection.
+    // Content that is passed on reopens the windows in large steps. Discarded content reopens that of the connection.
     let asked = server.accept().unwrap();
     server.release(asked.stream, 1 << 30);
     assert_eq!(frames(&mut server).len(), 0);
@@ -164,7 +164,7 @@ fn content_flows_as_windows_allow() {
 }
 
 #[test]
-fn bad_requests_end_their_streams_alone() {
+fn malformed_requests_end_only_their_streams() {
     let mut server = server();
     let bad: [(&[u8], Reason); 3] = [
         (b"\x82\x86\x84\x01\x01a\x00\x01X\x01a", Reason::PROTOCOL),
@@ -176,14 +176,14 @@ fn bad_requests_end_their_streams_alone() {
         feed(&mut server, &frame(FrameKind::Headers, END_HEADERS | END_STREAM, id, block)).unwrap();
         assert_eq!(resets(&mut server), [(id, reason)]);
     }
-    // More and less content than was said.
+    // More and less content than declared.
     for (id, content) in [(11, &b"abc"[..]), (13, b"a")] {
         let block = b"\x83\x86\x84\x01\x01a\x00\x0econtent-length\x012";
         feed(&mut server, &frame(FrameKind::Headers, END_HEADERS, id, block)).unwrap();
         feed(&mut server, &frame(FrameKind::Data, END_STREAM, id, content)).unwrap();
         assert_eq!(resets(&mut server), [(id, Reason::PROTOCOL)]);
     }
-    // Trailers that do not end the stream, and content after the end.
+    // Trailers without the end of the stream, and content after the end.
     feed(&mut server, &[post(15), post(17)].concat()).unwrap();
     feed(&mut server, &frame(FrameKind::Headers, END_HEADERS, 15, b"")).unwrap();
     feed(&mut server, &frame(FrameKind::Data, END_STREAM, 17, b"")).unwrap();
@@ -195,7 +195,7 @@ fn bad_requests_end_their_streams_alone() {
 }
 
 #[test]
-fn what_breaks_the_rules_ends_the_connection() {
+fn protocol_violations_end_the_connection() {
     let update = |stream, count: u32| frame(FrameKind::WindowUpdate, 0, stream, &count.to_be_bytes());
     let setting = |id: u16, value: u32| {
         let payload = [&id.to_be_bytes()[..], &value.to_be_bytes()].concat();
@@ -232,7 +232,7 @@ fn what_breaks_the_rules_ends_the_connection() {
     }
     let mut server = Session::new(Role::Server, LIMITS);
     assert_eq!(feed(&mut server, b"GET / HTTP/1.1\r\n"), Err(Reason::PROTOCOL));
-    // More than the window lets in.
+    // More than the window.
     let mut server = self::server();
     feed(&mut server, &post(1)).unwrap();
     let data = frame(FrameKind::Data, 0, 1, &[0; 16 * 1024]);
@@ -243,7 +243,7 @@ fn what_breaks_the_rules_ends_the_connection() {
 }
 
 #[test]
-fn on_what_the_peer_has_ended_nothing_may_follow() {
+fn frames_on_streams_that_the_peer_ended_are_errors() {
     let data = |stream| frame(FrameKind::Data, 0, stream, b"late");
     let trailers = |stream| frame(FrameKind::Headers, END_HEADERS | END_STREAM, stream, b"");
     let reset = |stream| frame(FrameKind::Reset, 0, stream, &8_u32.to_be_bytes());
@@ -258,11 +258,11 @@ fn on_what_the_peer_has_ended_nothing_may_follow() {
         server
     };
     for late in [data(5), trailers(5)] {
-        // Sent to its end; never opened, as a later one was.
+        // Ended by the peer; or never opened, because a later stream was.
         for begin in [get(5), get(7)] {
             assert_eq!(feed(&mut answered(&begin), &late), Err(Reason::STREAM_CLOSED), "{begin:?}");
         }
-        // Reset: that concerns no other stream. The same while somebody here is still busy with it.
+        // Reset: this affects only the stream. The same while the stream is still in use here.
         let mut gone = answered(&[post(5), reset(5)].concat());
         let mut busy = server();
         feed(&mut busy, &post(5)).unwrap();
@@ -278,9 +278,9 @@ fn on_what_the_peer_has_ended_nothing_may_follow() {
 }
 
 #[test]
-fn what_follows_on_a_stream_given_up_is_ignored() {
+fn frames_on_a_stream_reset_by_this_side_are_ignored() {
     let mut server = server();
-    let last = Past::RECENT as u32 * 2 + 21;
+    let last = RemovedStreams::RECENT as u32 * 2 + 21;
     for id in (1..=last).step_by(2) {
         feed(&mut server, &post(id)).unwrap();
         server.accept().unwrap();
@@ -288,27 +288,27 @@ fn what_follows_on_a_stream_given_up_is_ignored() {
         server.forget(id);
         assert_eq!(resets(&mut server), [(id, Reason::NONE)]);
     }
-    // What was malformed and never was a stream.
+    // A malformed request that never became a stream.
     feed(&mut server, &frame(FrameKind::Headers, END_HEADERS, last + 2, b"\x82")).unwrap();
     for id in [1, 21, 23, last - 2, last, last + 2] {
         feed(&mut server, &frame(FrameKind::Data, END_STREAM, id, b"late")).unwrap();
     }
     feed(&mut server, &frame(FrameKind::Headers, END_HEADERS | END_STREAM, last, b"")).unwrap();
-    assert_eq!(server.past.recent.len(), Past::RECENT);
+    assert_eq!(server.removed.recent.len(), RemovedStreams::RECENT);
 }
 
 #[test]
-fn large_heads_are_told_apart_however_small_their_blocks() {
+fn large_heads_are_detected_even_in_small_blocks() {
     let mut server = server();
     let large = [&b"\x82\x86\x84\x01\x01a\x00\x01x\x7f\xa1\x0f"[..], &[b'a'; 2080]].concat();
     feed(&mut server, &frame(FrameKind::Headers, END_HEADERS | END_STREAM, 1, &large)).unwrap();
     assert!(server.accept().is_some_and(|request| request.oversized.is_none()));
-    // A field of 2 kB in the table, then 4000 times its index.
+    // A field of 2 kB in the table, then its index 4000 times.
     let mut bomb = [&b"\x82\x86\x84\x01\x01a\x40\x01x\x7f\xa1\x0f"[..], &[b'a'; 2080]].concat();
     bomb.extend([0xbe; 4000]);
     feed(&mut server, &frame(FrameKind::Headers, END_HEADERS | END_STREAM, 3, &bomb)).unwrap();
     assert!(server.accept().is_some_and(|request| request.oversized == Some(HeadError::TooLarge)));
-    // Again and again they are a flood, though each is answered.
+    // Many of them are a flood, although each gets a response.
     let again = |n: u32| frame(FrameKind::Headers, END_HEADERS | END_STREAM, 5 + 2 * n, &bomb);
     let mut answered = 0;
     while let Ok(()) = feed(&mut server, &again(answered)) {
@@ -339,12 +339,12 @@ fn streams_beyond_the_limit_are_refused() {
 }
 
 #[test]
-fn those_who_leave_finish_what_they_have() {
+fn a_graceful_shutdown_completes_streams() {
     let (mut client, mut server) = (client(), server());
     let first = client.request(&request(), true, false).unwrap().unwrap();
     talk(&mut client, &mut server);
     server.leave();
-    // On its way while the server leaves: still taken.
+    // A request in transit during the shutdown is accepted.
     let second = client.request(&request(), true, false).unwrap().unwrap();
     talk(&mut client, &mut server);
     assert!(
@@ -365,7 +365,7 @@ fn those_who_leave_finish_what_they_have() {
 }
 
 #[test]
-fn who_does_not_say_that_it_knows_is_not_waited_for() {
+fn a_shutdown_does_not_wait_for_an_acknowledgement() {
     let (mut client, mut server) = (client(), server());
     let first = client.request(&request(), true, false).unwrap().unwrap();
     talk(&mut client, &mut server);
@@ -382,7 +382,7 @@ fn who_does_not_say_that_it_knows_is_not_waited_for() {
 }
 
 #[test]
-fn what_a_server_has_not_looked_at_is_told_apart() {
+fn unprocessed_requests_are_reported() {
     let mut client = client();
     let ids: Vec<_> = (0..3).map(|_| client.request(&request(), true, false).unwrap().unwrap()).collect();
     feed(&mut client, &frame(FrameKind::Reset, 0, ids[0], &7_u32.to_be_bytes())).unwrap();
@@ -394,14 +394,14 @@ fn what_a_server_has_not_looked_at_is_told_apart() {
 }
 
 #[test]
-fn content_that_nobody_takes_does_not_use_up_the_window() {
+fn discarded_content_reopens_the_window() {
     let mut server = server();
     let data = frame(FrameKind::Data, 0, 1, &[0; 16 * 1024]);
     feed(&mut server, &post(1)).unwrap();
     feed(&mut server, &data.repeat(8)).unwrap();
     server.accept().unwrap();
     server.forget(1);
-    // On its way before the client knows.
+    // In transit before the client has received the reset.
     feed(&mut server, &data.repeat(64)).unwrap();
     let credited: u32 = frames(&mut server)
         .into_iter()
@@ -413,7 +413,7 @@ fn content_that_nobody_takes_does_not_use_up_the_window() {
 
 proptest::proptest! {
     #[test]
-    fn any_frames_are_survived(
+    fn any_frames_are_handled(
         client: bool,
         sent: Vec<(u8, u8, u32, Vec<u8>)>,
     ) {

@@ -1,4 +1,4 @@
-//! What a peer may send and make the connection keep.
+//! Limits on input and on the memory that a peer can occupy.
 
 use super::*;
 
@@ -23,19 +23,19 @@ fn floods_are_stopped() {
     let reset = |stream| frame(FrameKind::Reset, 0, stream, &8_u32.to_be_bytes());
     // CVE-2023-44487.
     calm(flood(&mut server(), Box::new(move |n| [get(n * 2 + 1), reset(n * 2 + 1)].concat())), 300);
-    // The same by what makes us reset.
+    // The same with errors that make this side reset streams.
     let bad = |n| frame(FrameKind::Headers, END_HEADERS | END_STREAM, n * 2 + 1, b"\x82");
     calm(flood(&mut server(), Box::new(bad)), 300);
     calm(flood(&mut server(), Box::new(|_| frame(FrameKind::Ping, 0, 0, &[0; 8]))), 3000);
     calm(flood(&mut server(), Box::new(|_| frame(FrameKind::Settings, 0, 0, b""))), 3000);
     let update = |stream| frame(FrameKind::WindowUpdate, 0, stream, &1_u32.to_be_bytes());
     calm(flood(&mut server(), Box::new(move |_| update(0))), 3000);
-    // Of a stream that is no more, too.
+    // The same on removed streams.
     let mut past = server();
     feed(&mut past, &get(1)).unwrap();
     calm(flood(&mut past, Box::new(move |_| update(1))), 3000);
     assert_eq!(past.culprit, Some(FrameKind::WindowUpdate));
-    // Who gets content may say bit by bit how much it has taken.
+    // A receiver of content may send window updates in small steps.
     let mut reader = server();
     feed(&mut reader, &get(1)).unwrap();
     reader.accept().unwrap();
@@ -49,13 +49,13 @@ fn floods_are_stopped() {
     let mut empty = server();
     feed(&mut empty, &post(1)).unwrap();
     calm(flood(&mut empty, Box::new(|_| frame(FrameKind::Data, 0, 1, b""))), 3000);
-    // A head without end, in frames that are empty and in frames that are not.
+    // An endless header block, in empty frames and in others.
     for payload in [&b""[..], &[0; 16 * 1024]] {
         let mut head = server();
         feed(&mut head, &frame(FrameKind::Headers, 0, 1, GET)).unwrap();
         calm(flood(&mut head, Box::new(move |_| frame(FrameKind::Continuation, 0, 1, payload))), 100);
     }
-    // Those who do as much good as harm are served.
+    // A peer with as much useful as useless traffic is served.
     let mut busy = server();
     let both = |n: u32| [get(n * 4 + 1), get(n * 4 + 3), reset(n * 4 + 3)].concat();
     for n in 0..2000 {
@@ -76,7 +76,7 @@ fn settings(values: &[(u16, u32)]) -> Vec<u8> {
     out.bytes().to_vec()
 }
 
-/// A server with this many streams, whose answers have begun.
+/// Returns a server with this number of streams whose responses have started.
 fn serving(streams: u32) -> Session {
     let limits = SessionLimits { options: Http2Options::new(streams), ..LIMITS };
     let mut session = Session { limits, ..server() };
@@ -90,7 +90,7 @@ fn serving(streams: u32) -> Session {
 }
 
 #[test]
-fn a_frame_has_few_settings_of_which_the_last_counts() {
+fn settings_are_limited_and_the_last_value_applies() {
     let windows = |count: u32| (0..count).map(|n| (4, 1000 + n)).collect::<Vec<_>>();
     let mut session = serving(3);
     feed(&mut session, &settings(&windows(32))).unwrap();
@@ -98,7 +98,7 @@ fn a_frame_has_few_settings_of_which_the_last_counts() {
     // CVE-2020-11080.
     assert_eq!(feed(&mut session, &settings(&windows(33))), Err(Reason::CALM));
     assert_eq!(session.culprit, Some(FrameKind::Settings));
-    // Every value must be one, though only the last counts.
+    // Every value must be valid, although only the last one applies.
     assert_eq!(feed(&mut serving(3), &settings(&[(4, 1 << 31), (4, 1000)])), Err(Reason::FLOW_CONTROL));
     assert_eq!(feed(&mut serving(3), &settings(&[(5, 1), (5, 1 << 14)])), Err(Reason::PROTOCOL));
     // Of two table sizes in one frame, the smaller applies before the larger.
@@ -109,7 +109,7 @@ fn a_frame_has_few_settings_of_which_the_last_counts() {
 }
 
 #[test]
-fn frames_that_concern_all_streams_cost_as_many_as_there_are() {
+fn frames_that_affect_all_streams_cost_by_their_number() {
     let most = |session: &mut Session, next: &dyn Fn(u32) -> Vec<u8>| {
         let stopped = (0..3000).find(|n| {
             let result = feed(session, &next(*n));
@@ -121,7 +121,7 @@ fn frames_that_concern_all_streams_cost_as_many_as_there_are() {
     let resize = |n: u32| settings(&[(4, 65_535 + (n + 1) % 2)]);
     assert!((50..100).contains(&most(&mut serving(1000), &resize)));
     assert!(most(&mut serving(10), &resize) > 1900);
-    // However many streams there are, some changes are allowed.
+    // A few changes are allowed with any number of streams.
     assert!(most(&mut serving(66_000), &resize) > 2);
     let mut client = client();
     client.limits.options = Http2Options::new(1000);
@@ -131,7 +131,7 @@ fn frames_that_concern_all_streams_cost_as_many_as_there_are() {
 }
 
 #[test]
-fn as_many_streams_are_woken_as_the_window_can_serve() {
+fn streams_are_woken_as_far_as_the_window_suffices() {
     let mut session = serving(900);
     let stall = |session: &mut Session| {
         for id in (0..900).map(|n| n * 2 + 1) {
@@ -147,7 +147,7 @@ fn as_many_streams_are_woken_as_the_window_can_serve() {
     }
     assert!(session.written());
     assert_eq!(woken(&mut session), 1, "which wants more than there is");
-    // It does not use it, so that the others get their turn, and in the end nobody is left.
+    // The woken stream does not use the window, so that the others are woken, until none is left.
     for left in (0..899).rev() {
         assert_eq!(session.written(), left > 0);
         assert_eq!(woken(&mut session), 1);
@@ -157,7 +157,7 @@ fn as_many_streams_are_woken_as_the_window_can_serve() {
     feed(&mut session, &update(0, 250)).unwrap();
     assert!(session.written());
     assert_eq!(woken(&mut session), 3);
-    // One that waits for its own window, too, is woken once it has both.
+    // A stream that also waits for its own window is woken when both are open.
     session.streams.values_mut().for_each(|stream| stream.send_window = 0);
     assert!(!session.written() && woken(&mut session) == 0);
     assert!(session.poll_room(&cx(), 99, 100).is_pending());
@@ -194,12 +194,12 @@ fn a_header_block_counts_as_one_frame_and_content_once_it_has_begun() {
 }
 
 #[test]
-fn heads_that_may_wait_do_so_while_much_is_unwritten() {
+fn heads_that_can_wait_do_so_while_much_is_unwritten() {
     let mut session = serving(3);
     let woken = |session: &mut Session| std::mem::take(&mut session.wakes).len();
     assert_eq!(session.poll_space(&cx(), 1), Poll::Ready(()));
     session.out.extend(&[0; OUT]);
-    // However often it asks it waits once, and no window counts.
+    // Repeated polls register once, and no window matters.
     session.send_window = 0;
     for id in [1, 1, 3, 5] {
         assert!(session.poll_space(&cx(), id).is_pending());
@@ -231,7 +231,7 @@ fn a_server_that_does_not_read_gets_no_more_requests() {
 }
 
 #[test]
-fn of_interim_answers_that_nobody_takes_few_are_kept() {
+fn few_interim_responses_are_kept() {
     let mut session = client();
     let interim = frame(FrameKind::Headers, END_HEADERS, 1, b"\x08\x03103");
     let id = session.request(&request(), true, false).unwrap().unwrap();
@@ -243,7 +243,7 @@ fn of_interim_answers_that_nobody_takes_few_are_kept() {
     }
     assert!(matches!(session.poll_answer(&cx(), id, &mut head), Poll::Ready(Ok(Some(_)))));
     assert_eq!(head.status(), 200);
-    // One who sends them without end is not served.
+    // A peer that sends them endlessly is disconnected.
     let id = session.request(&request(), true, false).unwrap().unwrap();
     let interim = frame(FrameKind::Headers, END_HEADERS, id, b"\x08\x03103");
     let flood = interim.repeat(INTERIM + 1 + LIMITS.options.chatter as usize);
