@@ -230,7 +230,7 @@ async fn is_allowed(origin: &Origin, worker: &Rc<Worker>) -> bool {
     if config.enabled_metadata.as_ref().is_some_and(|test| !matching::metadata(test, Some(&metadata))) {
         return true;
     }
-    let asked = authorization::ask_about_connection(worker, &origin.snapshot, config, origin);
+    let asked = authorization::check_connection(worker, &origin.snapshot, config, origin);
     Box::pin(asked).await.unwrap_or_else(|error| {
         warn!("{} cannot be asked for authorization: {error}", config.cluster);
         config.failure_allowed
@@ -240,7 +240,7 @@ async fn is_allowed(origin: &Origin, worker: &Rc<Worker>) -> bool {
 /// Counts and tells of a client that was too slow.
 fn late(counter: &Counter, limit: Limit, listener: &Listener, source: SocketAddr) {
     counter.inc();
-    limit_log::tell(limit, format_args!("listener {}, client {source}", listener.name));
+    limit_log::log(limit, format_args!("listener {}, client {source}", listener.name));
 }
 
 /// The listener that a connection belongs to, and where its client dialled.

@@ -127,7 +127,7 @@ fn admit(worker: &Worker, name: &Arc<str>, source: SocketAddr) -> Option<Accepta
         Acceptance::Counted(_) | Acceptance::Free => return Some(admission),
         Acceptance::TooMany => {
             worker.shard.listener(name).global_overflow.inc();
-            limit_log::tell(Limit::Clients, format_args!("listener {name}, client {source}"));
+            limit_log::log(Limit::Clients, format_args!("listener {name}, client {source}"));
         }
         Acceptance::Rejected => worker.shard.listener(name).overload_reject.inc(),
     }

@@ -475,7 +475,7 @@ impl Inventory {
         };
         let name = format!("{}/{}", question.table, question.authority);
         if !hosts.ask(question, now, connected) {
-            limit_log::tell(Limit::Names, format_args!("{name}"));
+            limit_log::log(Limit::Names, format_args!("{name}"));
         }
     }
 

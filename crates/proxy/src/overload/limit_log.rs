@@ -116,7 +116,7 @@ thread_local! {
 
 /// Says that a limit has been reached, and where, unless it was said not long ago.
 #[cold]
-pub(crate) fn tell(limit: Limit, place: fmt::Arguments<'_>) {
+pub(crate) fn log(limit: Limit, place: fmt::Arguments<'_>) {
     if TOLD.with(|told| is_due(&told[limit as usize], Instant::now())) {
         warn!("{place}: {} (said once a minute at most; metrics count every time)", limit.words());
     }

@@ -112,15 +112,15 @@ pub(crate) struct Overload {
 /// What to do with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    Yes,
+    Accept,
     /// It may have waited so long that nobody waits for its answer.
-    IfWanted,
+    AcceptIfConnected,
     /// It is to be refused without further work.
-    No,
+    Reject,
 }
 
 /// A request under way, or a connection that begins, as long as this lives.
-pub(crate) struct UnderWay<'a>(&'a Overload);
+pub(crate) struct InFlight<'a>(&'a Overload);
 
 impl Overload {
     pub(crate) fn new(limits: Limits) -> Self {
@@ -142,10 +142,10 @@ impl Overload {
 
     /// A request or a connection begins. Says of a request whether it is welcome.
     #[inline]
-    pub(crate) fn begin(&self, now: Instant) -> (UnderWay<'_>, Admission) {
+    pub(crate) fn begin(&self, now: Instant) -> (InFlight<'_>, Admission) {
         self.under_way.set(self.under_way.get() + 1);
-        let welcome = if self.is_busy() { self.consider(now) } else { Admission::Yes };
-        (UnderWay(self), welcome)
+        let welcome = if self.is_busy() { self.consider(now) } else { Admission::Accept };
+        (InFlight(self), welcome)
     }
 
     /// Refuses all requests that come, or no longer: the process runs short of memory.
@@ -157,11 +157,11 @@ impl Overload {
     fn consider(&self, now: Instant) -> Admission {
         self.wake(now);
         if self.refuses_all.get() || now < self.refusing.get() {
-            Admission::No
+            Admission::Reject
         } else if self.is_late(now) {
-            Admission::IfWanted
+            Admission::AcceptIfConnected
         } else {
-            Admission::Yes
+            Admission::Accept
         }
     }
 
@@ -255,7 +255,7 @@ impl Overload {
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         self.0.under_way.set(self.0.under_way.get() - 1);
         self.0.turns.ended();
@@ -351,15 +351,15 @@ mod tests {
         let second = overload.begin(now);
         assert_eq!(
             (first.1, second.1, overload.begin(now).1),
-            (Admission::Yes, Admission::Yes, Admission::No)
+            (Admission::Accept, Admission::Accept, Admission::Reject)
         );
         drop(first);
-        assert_eq!(overload.begin(now).1, Admission::Yes, "what was refused is no longer under way");
+        assert_eq!(overload.begin(now).1, Admission::Accept, "what was refused is no longer under way");
         let third = overload.begin(now);
-        assert_eq!((third.1, overload.begin(now).1), (Admission::Yes, Admission::No));
+        assert_eq!((third.1, overload.begin(now).1), (Admission::Accept, Admission::Reject));
         assert_eq!(
             overload.begin(now + LIMITS.holds).1,
-            Admission::IfWanted,
+            Admission::AcceptIfConnected,
             "no probe came to say that it is still so"
         );
     }
@@ -368,9 +368,9 @@ mod tests {
     fn all_requests_are_refused_while_memory_is_short() {
         let overload = Overload::new(LIMITS);
         overload.refuse_all(true);
-        assert_eq!(overload.begin(Instant::now()).1, Admission::No);
+        assert_eq!(overload.begin(Instant::now()).1, Admission::Reject);
         overload.refuse_all(false);
-        assert_eq!(overload.begin(Instant::now()).1, Admission::Yes);
+        assert_eq!(overload.begin(Instant::now()).1, Admission::Accept);
     }
 
     #[test]
@@ -384,7 +384,7 @@ mod tests {
             (taken(now), overload.begin(now).1)
         };
         let under_way = [overload.begin(start), overload.begin(start), overload.begin(start)];
-        let (open, shut) = ((SOME as usize, Admission::Yes), (FEW as usize, Admission::IfWanted));
+        let (open, shut) = ((SOME as usize, Admission::Accept), (FEW as usize, Admission::AcceptIfConnected));
         assert_eq!(after(10, 20), open);
         assert_eq!(after(40, 21), shut);
         assert_eq!(after(80, 11), shut, "above half of it");
@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(after(200, 25), shut);
         assert_eq!(after(240, 25), shut);
         drop(under_way);
-        assert_eq!(after(280, 25), (MANY as usize, Admission::Yes), "nothing is under way");
+        assert_eq!(after(280, 25), (MANY as usize, Admission::Accept), "nothing is under way");
     }
 
     #[test]
@@ -401,12 +401,12 @@ mod tests {
         let (overload, mut judge) = (Overload::new(LIMITS), Judge::default());
         let (start, ms) = (Instant::now(), Duration::from_millis);
         let _under_way = [overload.begin(start), overload.begin(start), overload.begin(start)];
-        assert_eq!(overload.begin(start + ms(20)).1, Admission::Yes);
-        assert_eq!(overload.begin(start + ms(21)).1, Admission::IfWanted);
+        assert_eq!(overload.begin(start + ms(20)).1, Admission::Accept);
+        assert_eq!(overload.begin(start + ms(21)).1, Admission::AcceptIfConnected);
         overload.probed(&mut judge, start + ms(22), ms(22));
-        assert_eq!(overload.begin(start + ms(22)).1, Admission::IfWanted);
+        assert_eq!(overload.begin(start + ms(22)).1, Admission::AcceptIfConnected);
         // The last one woke the next probe.
         overload.probed(&mut judge, start + ms(30), ms(8));
-        assert_eq!(overload.begin(start + ms(30)).1, Admission::Yes);
+        assert_eq!(overload.begin(start + ms(30)).1, Admission::Accept);
     }
 }

@@ -1,7 +1,7 @@
-//! External authorization: another service is asked about a request, by gRPC or by a request like the client's.
+//! External authorization: a service decides about a request, by gRPC or by an HTTP request like the client's.
 //!
-//! What it says comes back as a [`Decision`]; the filter acts on it. Source: `envoy.service.auth.v3`, and Envoy's
-//! `ext_authz` filter for what is told and heeded.
+//! Its response becomes an [`AuthorizationVerdict`], which the filter applies. Source: `envoy.service.auth.v3`, and Envoy's
+//! `ext_authz` filter for the attributes that are sent and the fields that are honoured.
 
 use std::{collections::hash_map::Entry, rc::Rc, time::SystemTime};
 
@@ -43,17 +43,17 @@ use skysail_policy::{
 #[cfg(test)]
 mod tests;
 
-/// The method that decides.
+/// Path of the gRPC method.
 const CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";
 
-/// What an HTTP service gets of a request's headers whatever the configuration, with the request's line.
-const ALWAYS_TOLD: [&str; 1] = ["authorization"];
+/// Fields of the request that an HTTP service always gets, besides the request line.
+const ALWAYS_SENT: [&str; 1] = ["authorization"];
 
-/// What a client gets of a refusal whatever the configuration.
-const ALWAYS_PASSED: [&str; 2] = ["www-authenticate", "location"];
+/// Fields of a denial that the client always gets.
+const ALWAYS_FORWARDED: [&str; 2] = ["www-authenticate", "location"];
 
-/// Headers of an HTTP service's answer that concern its connection alone, or that the answer gets anew.
-const OWN: [&str; 7] = [
+/// Fields of an HTTP service's response that concern its connection only, or that this proxy sets itself.
+const CONNECTION_FIELDS: [&str; 7] = [
     "connection",
     "content-length",
     "date",
@@ -63,15 +63,15 @@ const OWN: [&str; 7] = [
     "x-envoy-upstream-service-time",
 ];
 
-/// What is asked.
-pub(crate) struct Question<'a> {
+/// The request to decide about.
+pub(crate) struct AuthorizationRequest<'a> {
     pub(crate) head: &'a RequestHead,
     pub(crate) origin: &'a Origin,
-    /// As much of the body as is told, if there is one, and whether there is more of it.
+    /// The start of the body, up to the configured limit, and whether there is more of it. `None` without a body.
     pub(crate) body: Option<(&'a [u8], bool)>,
-    /// How much of the body has come so far.
+    /// Bytes of the body that have arrived so far.
     pub(crate) received: u64,
-    /// What the route adds (`context_extensions`).
+    /// Entries that the route adds (`context_extensions`).
     pub(crate) extensions: &'a [(Box<str>, Box<str>)],
     pub(crate) start: SystemTime,
 }
@@ -79,41 +79,42 @@ pub(crate) struct Question<'a> {
 /// A header's name and value.
 type HeaderField = (Box<str>, Box<[u8]>);
 
-/// What becomes of the request.
+/// The service's decision.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Decision {
+pub(crate) enum AuthorizationVerdict {
     Allow(HeaderChanges),
     Deny { status: u16, headers: Vec<HeaderField>, body: Vec<u8> },
 }
 
-/// What consent changes.
+/// Changes of the request and of its response that come with an allowing decision.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct HeaderChanges {
-    /// Instead of the request's headers of these names.
+    /// Fields that replace those of the request.
     pub(crate) set: Vec<HeaderField>,
-    /// Added to the values of headers that are there.
+    /// Values to append to fields that the request has.
     pub(crate) append: Vec<HeaderField>,
+    /// Names of fields to remove.
     pub(crate) remove: Vec<Box<str>>,
-    /// For the answer.
-    pub(crate) answer: Vec<HeaderField>,
-    /// For filters that follow.
+    /// Fields to append to the response.
+    pub(crate) response: Vec<HeaderField>,
+    /// Dynamic metadata for later filters.
     pub(crate) metadata: Map<String, Value>,
 }
 
-impl Decision {
-    /// Whether the request, if it goes on, is another than before.
-    pub(crate) fn touches_request(&self) -> bool {
-        matches!(self, Self::Allow(changes) if changes.touch_request())
+impl AuthorizationVerdict {
+    /// Whether the request continues with changes.
+    pub(crate) fn changes_request(&self) -> bool {
+        matches!(self, Self::Allow(changes) if changes.change_request())
     }
 }
 
 impl HeaderChanges {
-    /// Whether the request is another than before.
-    pub(crate) fn touch_request(&self) -> bool {
+    /// Whether these changes concern the request.
+    pub(crate) fn change_request(&self) -> bool {
         !(self.set.is_empty() && self.append.is_empty() && self.remove.is_empty())
     }
 
-    /// Makes the changes.
+    /// Applies the changes to the request's head.
     pub(crate) fn apply(&self, head: &mut RequestHead) {
         for (name, value) in &self.set {
             if &**name == "host" {
@@ -135,28 +136,28 @@ impl HeaderChanges {
     }
 }
 
-/// Asks.
+/// Asks the service about a request.
 ///
 /// # Errors
 ///
-/// The service cannot be reached, or what it says is no decision.
-pub(crate) async fn ask(
+/// The service cannot be reached, or its response is no decision.
+pub(crate) async fn check_request(
     worker: &Rc<Worker>,
     snapshot: &Snapshot,
     config: &ExternalAuthorization,
-    question: &Question<'_>,
-) -> Result<Decision, Error> {
-    // A service of HTTP would take it for a tunnel.
-    if matches!(config.service, AuthorizationService::Http(_)) && question.head.method() == "CONNECT" {
-        return Ok(Decision::Deny { status: 403, headers: Vec::new(), body: Vec::new() });
+    request: &AuthorizationRequest<'_>,
+) -> Result<AuthorizationVerdict, Error> {
+    // An HTTP service would take the forwarded method for a request to open a tunnel.
+    if matches!(config.service, AuthorizationService::Http(_)) && request.head.method() == "CONNECT" {
+        return Ok(AuthorizationVerdict::Deny { status: 403, headers: Vec::new(), body: Vec::new() });
     }
     let (head, content) = match &config.service {
         AuthorizationService::Grpc(metadata) => {
-            grpc_request(config, metadata, question, worker.shared.dialer.principal().as_deref())
+            grpc_request(config, metadata, request, worker.shared.dialer.principal().as_deref())
         }
         AuthorizationService::Http(http) => {
-            let content = question.body.map_or(&b""[..], |(content, _)| content);
-            (http_request(config, http, question), content.to_vec())
+            let content = request.body.map_or(&b""[..], |(content, _)| content);
+            (http_request(config, http, request), content.to_vec())
         }
     };
     let answer = call::ask(worker, snapshot, &config.cluster, &head, &content, config.timeout).await?;
@@ -171,28 +172,33 @@ pub(crate) async fn ask(
     }
 }
 
-/// Asks about a connection.
+/// Asks the service about a connection. Returns whether it allows the connection.
 ///
 /// # Errors
 ///
-/// The service cannot be reached, or what it says is no decision.
-pub(crate) async fn ask_about_connection(
+/// The service cannot be reached, or its response is no decision.
+pub(crate) async fn check_connection(
     worker: &Rc<Worker>,
     snapshot: &Snapshot,
     config: &ExternalAuthorization,
     origin: &Origin,
 ) -> Result<bool, Error> {
     let principal = worker.shared.dialer.principal();
-    let request = CheckRequest { attributes: Some(parties(config, origin, principal.as_deref())) };
+    let request =
+        CheckRequest { attributes: Some(connection_attributes(config, origin, principal.as_deref())) };
     let (head, content) = (call::grpc_head(CHECK, &config.authority), call::grpc_frame(&request.to_vec()));
     let answer = call::ask(worker, snapshot, &config.cluster, &head, &content, config.timeout).await?;
     let response = CheckResponse::from_slice(call::grpc_message(&answer)?)
         .map_err(|error| Error::caused(Kind::UpstreamProtocol, error))?;
-    Ok(matches!(grpc_decision(response), Decision::Allow(_)))
+    Ok(matches!(grpc_decision(response), AuthorizationVerdict::Allow(_)))
 }
 
-/// Who asks whom.
-fn parties(config: &ExternalAuthorization, origin: &Origin, principal: Option<&str>) -> AttributeContext {
+/// Returns the attributes of a connection: its two ends and its TLS session.
+fn connection_attributes(
+    config: &ExternalAuthorization,
+    origin: &Origin,
+    principal: Option<&str>,
+) -> AttributeContext {
     let names = origin.peer.names();
     let of_client = names.and_then(|names| names.uris.first().or(names.dns.first())).cloned();
     let certificate = if config.include_certificate { origin.peer.certificate_pem() } else { None };
@@ -219,21 +225,21 @@ fn parties(config: &ExternalAuthorization, origin: &Origin, principal: Option<&s
 fn grpc_request(
     config: &ExternalAuthorization,
     metadata: &[(Box<str>, Box<str>)],
-    question: &Question<'_>,
+    request: &AuthorizationRequest<'_>,
     principal: Option<&str>,
 ) -> (RequestHead, Vec<u8>) {
     let mut head = call::grpc_head(CHECK, &config.authority);
     for (name, value) in metadata {
         head.append(name, value.as_bytes());
     }
-    let since = question.start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since = request.start.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let time =
         Timestamp { seconds: since.as_secs().cast_signed(), nanos: since.subsec_nanos().cast_signed() };
-    let extensions = question.extensions.iter();
+    let extensions = request.extensions.iter();
     let attributes = AttributeContext {
-        request: Some(Request { time: Some(time), http: Some(http_attributes(config, question)) }),
+        request: Some(Request { time: Some(time), http: Some(http_attributes(config, request)) }),
         context_extensions: extensions.map(|(key, value)| (key.to_string(), value.to_string())).collect(),
-        ..parties(config, question.origin, principal)
+        ..connection_attributes(config, request.origin, principal)
     };
     let request = CheckRequest { attributes: Some(attributes) };
     (head, call::grpc_frame(&request.to_vec()))
@@ -249,8 +255,8 @@ fn address(of: std::net::SocketAddr) -> Address {
     }
 }
 
-fn http_attributes(config: &ExternalAuthorization, question: &Question<'_>) -> HttpRequest {
-    let head = question.head;
+fn http_attributes(config: &ExternalAuthorization, request: &AuthorizationRequest<'_>) -> HttpRequest {
+    let head = request.head;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let mut http = HttpRequest {
         id: head.header("x-request-id").map(text).unwrap_or_default(),
@@ -258,7 +264,7 @@ fn http_attributes(config: &ExternalAuthorization, question: &Question<'_>) -> H
         path: head.path().to_owned(),
         host: head.authority().to_owned(),
         scheme: head.scheme().to_owned(),
-        size: question.received.cast_signed(),
+        size: request.received.cast_signed(),
         protocol: match head.version {
             Version::Http10 => "HTTP/1.0",
             Version::Http11 => "HTTP/1.1",
@@ -267,8 +273,8 @@ fn http_attributes(config: &ExternalAuthorization, question: &Question<'_>) -> H
         .to_owned(),
         ..HttpRequest::default()
     };
-    let mut tell = |name: &str, value: &[u8]| {
-        if is_told(config, name) {
+    let mut add = |name: &str, value: &[u8]| {
+        if is_sent(config, name) {
             let value = text(value);
             match http.headers.entry(name.to_owned()) {
                 Entry::Occupied(mut known) => known.get_mut().extend([",", &value]),
@@ -277,12 +283,12 @@ fn http_attributes(config: &ExternalAuthorization, question: &Question<'_>) -> H
         }
     };
     for name in [":authority", ":method", ":path", ":scheme"] {
-        tell(name, head.apart(name).unwrap_or_default().as_bytes());
+        add(name, head.apart(name).unwrap_or_default().as_bytes());
     }
     for (name, value) in head.iter() {
-        tell(&String::from_utf8_lossy(name), value);
+        add(&String::from_utf8_lossy(name), value);
     }
-    if let (Some(Body { raw, .. }), Some((content, partial))) = (config.body, question.body) {
+    if let (Some(Body { raw, .. }), Some((content, partial))) = (config.body, request.body) {
         http.headers.insert("x-envoy-auth-partial-body".to_owned(), partial.to_string());
         if raw {
             http.raw_body = content.to_vec();
@@ -297,75 +303,79 @@ fn any(tests: &[TextMatch], name: &str) -> bool {
     tests.iter().any(|test| matching::text(test, name.as_bytes()))
 }
 
-fn is_told(config: &ExternalAuthorization, name: &str) -> bool {
+fn is_sent(config: &ExternalAuthorization, name: &str) -> bool {
     config.allowed_headers.as_deref().is_none_or(|allowed| any(allowed, name))
         && !any(&config.disallowed_headers, name)
 }
 
-fn http_request(config: &ExternalAuthorization, http: &Http, question: &Question<'_>) -> RequestHead {
-    let head = question.head;
-    let mut asked = RequestHead::build(
+fn http_request(
+    config: &ExternalAuthorization,
+    http: &Http,
+    request: &AuthorizationRequest<'_>,
+) -> RequestHead {
+    let head = request.head;
+    let mut check = RequestHead::build(
         head.method(),
         &format!("{}{}", http.path_prefix, head.path()),
         head.authority(),
         &[],
     );
-    asked.version = Version::Http11;
+    check.version = Version::Http11;
     for (name, value) in head.iter() {
         let name = String::from_utf8_lossy(name);
         let wanted = config.allowed_headers.as_deref().is_some_and(|allowed| any(allowed, &name))
-            || ALWAYS_TOLD.contains(&&*name);
-        if wanted && !any(&config.disallowed_headers, &name) && !OWN.contains(&&*name) {
-            // What comes several times is told joined.
-            let joined = asked.header(&name).map(|before| [before, value].join(&b','));
-            asked.set(&name, joined.as_deref().unwrap_or(value));
+            || ALWAYS_SENT.contains(&&*name);
+        if wanted && !any(&config.disallowed_headers, &name) && !CONNECTION_FIELDS.contains(&&*name) {
+            // Values of a repeated field are joined.
+            let joined = check.header(&name).map(|before| [before, value].join(&b','));
+            check.set(&name, joined.as_deref().unwrap_or(value));
         }
     }
-    if let Some((_, partial)) = question.body {
-        asked.set("x-envoy-auth-partial-body", partial.to_string().as_bytes());
+    if let Some((_, partial)) = request.body {
+        check.set("x-envoy-auth-partial-body", partial.to_string().as_bytes());
     }
     for (name, value) in &http.add {
-        asked.set(name, value.as_bytes());
+        check.set(name, value.as_bytes());
     }
-    asked
+    check
 }
 
-fn http_decision(http: &Http, head: &ResponseHead, content: Vec<u8>) -> Result<Decision, Error> {
-    let named = |wanted: &dyn Fn(&str) -> bool| -> Vec<HeaderField> {
-        let fields = head.iter().map(|(name, value)| (String::from_utf8_lossy(name), value));
-        let fields = fields.filter(|(name, _)| !OWN.contains(&&**name) && wanted(name));
-        fields.map(|(name, value)| (Box::from(&*name), Box::from(value))).collect()
+fn http_decision(http: &Http, head: &ResponseHead, content: Vec<u8>) -> Result<AuthorizationVerdict, Error> {
+    let fields = |wanted: &dyn Fn(&str) -> bool| -> Vec<HeaderField> {
+        let all = head.iter().map(|(name, value)| (String::from_utf8_lossy(name), value));
+        let kept = all.filter(|(name, _)| !CONNECTION_FIELDS.contains(&&**name) && wanted(name));
+        kept.map(|(name, value)| (Box::from(&*name), Box::from(value))).collect()
     };
     match head.status() {
         200 => {
             let removed = head.header_values("x-envoy-auth-headers-to-remove");
             let removed = removed.flat_map(|value| value.split(|byte| *byte == b','));
-            Ok(Decision::Allow(HeaderChanges {
-                set: named(&|name| any(&http.upstream, name)),
-                append: named(&|name| any(&http.upstream_appended, name)),
+            Ok(AuthorizationVerdict::Allow(HeaderChanges {
+                set: fields(&|name| any(&http.upstream, name)),
+                append: fields(&|name| any(&http.upstream_appended, name)),
                 remove: removed
                     .filter_map(|name| std::str::from_utf8(name).ok())
                     .map(|name| name.trim().to_ascii_lowercase().into())
                     .collect(),
-                answer: named(&|name| any(&http.client_on_success, name)),
+                response: fields(&|name| any(&http.client_on_success, name)),
                 metadata: Map::new(),
             }))
         }
         status @ (..200 | 500..) => {
-            Err(Error::caused(Kind::UpstreamProtocol, format!("the service answered {status}")))
+            Err(Error::caused(Kind::UpstreamProtocol, format!("the service answered with status {status}")))
         }
-        status => Ok(Decision::Deny {
+        status => Ok(AuthorizationVerdict::Deny {
             status,
-            headers: named(&|name| {
-                http.client.is_empty() || any(&http.client, name) || ALWAYS_PASSED.contains(&name)
+            headers: fields(&|name| {
+                http.client.is_empty() || any(&http.client, name) || ALWAYS_FORWARDED.contains(&name)
             }),
             body: content,
         }),
     }
 }
 
-#[expect(deprecated, reason = "services still say `append` and dynamic_metadata there")]
-fn grpc_decision(response: CheckResponse) -> Decision {
+#[expect(deprecated, reason = "services still set `append` and `dynamic_metadata`")]
+fn grpc_decision(response: CheckResponse) -> AuthorizationVerdict {
     let code = response.status.map_or(0, |status| status.code);
     let field = |option: HeaderValueOption| {
         let appended = match option.append {
@@ -378,7 +388,7 @@ fn grpc_decision(response: CheckResponse) -> Decision {
             return None;
         }
         let value = if header.value.is_empty() { header.raw_value } else { header.value.into_bytes() };
-        // What would end a line would begin another header.
+        // Control characters are dropped: a line feed would begin another field.
         let value = value.into_iter().filter(|byte| !byte.is_ascii_control() || *byte == b'\t').collect();
         Some((appended, header.key.to_ascii_lowercase().into_boxed_str(), value))
     };
@@ -392,16 +402,16 @@ fn grpc_decision(response: CheckResponse) -> Decision {
             }
             changes.remove =
                 ok.headers_to_remove.iter().map(|name| name.to_ascii_lowercase().into()).collect();
-            changes.answer =
+            changes.response =
                 fields(ok.response_headers_to_add).map(|(_, name, value)| (name, value)).collect();
             if let Some(older) = ok.dynamic_metadata {
                 metadata.extend(json(older));
             }
             changes.metadata = metadata;
-            Decision::Allow(changes)
+            AuthorizationVerdict::Allow(changes)
         }
-        _ if code == 0 => Decision::Allow(HeaderChanges { metadata, ..HeaderChanges::default() }),
-        Some(HttpResponse::DeniedResponse(denied)) => Decision::Deny {
+        _ if code == 0 => AuthorizationVerdict::Allow(HeaderChanges { metadata, ..HeaderChanges::default() }),
+        Some(HttpResponse::DeniedResponse(denied)) => AuthorizationVerdict::Deny {
             status: denied
                 .status
                 .and_then(|status| u16::try_from(status.code).ok())
@@ -410,7 +420,7 @@ fn grpc_decision(response: CheckResponse) -> Decision {
             headers: fields(denied.headers).map(|(_, name, value)| (name, value)).collect(),
             body: denied.body.into_bytes(),
         },
-        _ => Decision::Deny { status: 403, headers: Vec::new(), body: Vec::new() },
+        _ => AuthorizationVerdict::Deny { status: 403, headers: Vec::new(), body: Vec::new() },
     }
 }
 

@@ -1,4 +1,4 @@
-//! The filters between the connection manager and the router, each in its turn, in the order of the configuration.
+//! The HTTP filters of a connection manager, in the order of the configuration. The router, which comes last, is `forward`.
 
 use std::{
     future::poll_fn,
@@ -13,19 +13,21 @@ use tracing::warn;
 use crate::{
     call,
     request::{
-        authorization::{self, Decision as Said, Question},
-        exchange::{Client, Deadlines},
-        story::{RequestContext, ResponseField},
+        authorization::{self, AuthorizationRequest, AuthorizationVerdict},
+        context::{Exchange, RequestContext, RequestDecision, RequestOutcome, RequestScope, ResponseField},
+        routing,
+        transfer::{self, Client, Deadlines},
     },
 };
 use skysail_http::{
-    flow::{Broken, Flow},
+    flow::Broken,
     grpc_web::{self, Through, Web},
     head::{RequestHead, ResponseHead, Version},
     timer,
 };
 use skysail_policy::{
     config::{
+        HttpManager,
         authorization::ExternalAuthorization,
         http::{Does, Filter, metadata},
         jwt::{Jwt, JwtProvider, KeySet, Keys},
@@ -43,440 +45,472 @@ use skysail_policy::{
     route::{self, Missing},
 };
 
-/// What the filters make of a request.
+/// Result of the filters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Filtered {
-    /// It goes on.
-    Go,
-    /// It has been answered.
+    /// The request continues.
+    Continue,
+    /// A filter has answered the request.
     Answered,
 }
 
-/// What a filter needs more than a look for.
-enum Act<'a> {
-    /// To wait, or to fail.
-    Disturb(FaultDecision),
-    /// To answer a preflight.
-    Answer(ResponseHead),
-    /// To refuse what is too much.
-    Refuse(&'a RateLimit),
-    /// To ask another service.
-    Ask(&'a ExternalAuthorization, Option<&'a Setting>),
-    /// To check tokens, for whose keys it may have to ask.
-    Require(&'a Jwt, Option<&'a Setting>),
+/// The asynchronous part of a filter.
+enum FilterAction<'a> {
+    /// Delays the request, or fails it.
+    InjectFault(FaultDecision),
+    /// Answers a CORS preflight.
+    AnswerPreflight(ResponseHead),
+    /// Refuses a request above the rate limit.
+    LimitRate(&'a RateLimit),
+    /// Calls an external authorization service.
+    CallAuthorization(&'a ExternalAuthorization, Option<&'a Setting>),
+    /// Verifies tokens, and fetches key sets for that.
+    VerifyTokens(&'a Jwt, Option<&'a Setting>),
 }
 
 impl<'a> RequestContext<'a> {
-    /// Lets each filter have its say, until one answers.
-    pub(crate) async fn filter(&mut self, body: &mut Flow) -> Result<Filtered, Error> {
-        let manager = self.manager;
+    /// Runs the filters until one answers the request.
+    pub(crate) async fn filter(&mut self) -> Result<Filtered, Error> {
+        let manager = self.scope.manager;
         for filter in &manager.filters {
-            if filter.is_idle() && self.found.is_ok_and(|found| found.route.filters.is_empty()) {
+            if filter.is_idle() && self.decision.found.is_ok_and(|found| found.route.filters.is_empty()) {
                 continue;
             }
-            // Boxed, as it is seldom needed and every connection would have room for it.
-            if let Some(act) = self.look(filter, body)?
-                && Box::pin(self.act(act, body)).await? == Filtered::Answered
+            // Boxed: actions are rare, and every connection would reserve memory for their future.
+            if let Some(action) = self.run_filter(filter)?
+                && Box::pin(self.run_action(action)).await? == Filtered::Answered
             {
                 return Ok(Filtered::Answered);
             }
         }
-        Ok(Filtered::Go)
+        Ok(Filtered::Continue)
     }
 
-    /// What a filter does at once, which is all that most have to do.
-    fn look(&mut self, filter: &'a Filter, body: &mut Flow) -> Result<Option<Act<'a>>, Error> {
-        let setting = self.found.ok().and_then(|found| found.route.setting(&filter.name));
+    /// Runs the synchronous part of a filter, which is all of it for most filters.
+    fn run_filter(&mut self, filter: &'a Filter) -> Result<Option<FilterAction<'a>>, Error> {
+        let Self { scope, exchange, decision, outcome, .. } = self;
+        let setting = decision.found.ok().and_then(|found| found.route.setting(&filter.name));
         if matches!(setting, Some(Setting::Off)) || (filter.disabled && setting.is_none()) {
             return Ok(None);
         }
         match (&filter.does, setting) {
             (Does::Authorize(_), Some(Setting::Authorize(policy))) | (Does::Authorize(policy), _) => {
-                self.authorize(policy)?;
+                authorize(scope, exchange, outcome, policy)?;
             }
             (Does::Fault(_), Some(Setting::Fault(fault))) | (Does::Fault(fault), _) => {
-                let decision = fault::decide(fault, self.head, &mut self.worker.dice.borrow_mut());
-                return Ok((decision != FaultDecision::default()).then_some(Act::Disturb(decision)));
+                let fault = fault::decide(fault, exchange.request, &mut scope.worker.dice.borrow_mut());
+                let is_any = fault != FaultDecision::default();
+                return Ok(is_any.then_some(FilterAction::InjectFault(fault)));
             }
             (Does::Limit(_), Some(Setting::Limit(limit))) | (Does::Limit(limit), _) => {
                 if !limit.unenforced.is_empty() {
-                    self.visits.begin(filter, setting);
+                    decision.filter_results.begin(filter, setting);
                 }
-                return Ok(self.is_too_much(limit).then_some(Act::Refuse(limit)));
+                return Ok(self.is_above_rate(limit).then_some(FilterAction::LimitRate(limit)));
             }
             (Does::Ask(config), setting) => {
-                self.visits.begin(filter, setting);
-                return Ok(Some(Act::Ask(config, setting)));
+                decision.filter_results.begin(filter, setting);
+                return Ok(Some(FilterAction::CallAuthorization(config, setting)));
             }
             (Does::Jwt(jwt), setting) => {
-                self.visits.begin(filter, setting);
-                return Ok(Some(Act::Require(jwt, setting)));
+                decision.filter_results.begin(filter, setting);
+                return Ok(Some(FilterAction::VerifyTokens(jwt, setting)));
             }
-            // What routes answer themselves is not shared, as in Envoy.
-            (Does::Cors, Some(Setting::Cors(cors))) if self.leads_on() => return Ok(self.share(cors)),
+            // As in Envoy, CORS does not apply to routes with a direct response.
+            (Does::Cors, Some(Setting::Cors(cors))) if decision.is_forwarded() => {
+                return Ok(apply_cors(cors, exchange.request, decision));
+            }
             (Does::Cors, _) => {}
             (Does::Compress(compressor), _) => {
-                self.compressor = Some((compressor, compressor.is_accepted(self.head)));
+                decision.compressor = Some((compressor, compressor.is_accepted(exchange.request)));
             }
             (Does::GrpcWeb, _) => {
-                if grpc_web::is_spoken(self.head) {
-                    self.visits.begin(filter, setting);
-                    self.visits.keep(self.head);
-                    self.web = grpc_web::request(self.head);
+                if grpc_web::is_spoken(exchange.request) {
+                    decision.filter_results.begin(filter, setting);
+                    decision.filter_results.keep_head(exchange.request);
+                    decision.grpc_web = grpc_web::request(exchange.request);
                 }
-                self.grpc |= self.web.is_some();
-                if let Some(Web { text: true, .. }) = self.web {
-                    body.lead(Through::In(Vec::new()));
+                decision.grpc |= decision.grpc_web.is_some();
+                if let Some(Web { text: true, .. }) = decision.grpc_web {
+                    exchange.body.lead(Through::In(Vec::new()));
                 }
             }
         }
         Ok(None)
     }
 
-    async fn act(&mut self, act: Act<'_>, body: &mut Flow) -> Result<Filtered, Error> {
-        match act {
-            Act::Disturb(decision) => self.disturb(decision, body).await,
-            Act::Answer(answer) => {
-                *self.response = answer;
-                self.told.details = "cors_response".into();
-                self.answer(b"", body).await?;
+    async fn run_action(&mut self, action: FilterAction<'_>) -> Result<Filtered, Error> {
+        match action {
+            FilterAction::InjectFault(fault) => {
+                inject_fault(&self.scope, &mut self.exchange, &mut self.outcome, fault).await
+            }
+            FilterAction::AnswerPreflight(response) => {
+                *self.exchange.response = response;
+                self.outcome.details = "cors_response".into();
+                self.send_local(b"").await?;
                 Ok(Filtered::Answered)
             }
-            Act::Refuse(limit) => self.refuse(limit, body).await,
-            Act::Ask(config, setting) => self.consult(config, setting, body).await,
-            Act::Require(jwt, setting) => self.require(jwt, setting, body).await,
-        }
-    }
-
-    fn authorize(&mut self, policy: &Arc<Policy>) -> Result<(), Error> {
-        let origin = &self.downstream.origin;
-        let subject = Subject {
-            head: Some(self.head),
-            peer: &origin.peer,
-            source: origin.direct,
-            remote: self.client,
-            destination: origin.destination,
-            server_name: origin.server_name(),
-            metadata: self.metadata.as_deref(),
-        };
-        let mut tally = Tally::default();
-        let verdict = rbac::check(std::slice::from_ref(policy), &subject, &mut tally);
-        let counters = self.counters;
-        counters.rbac_allowed.add(tally.allowed.into());
-        counters.rbac_denied.add(tally.denied.into());
-        counters.rbac_shadow_allowed.add(tally.shadow_allowed.into());
-        counters.rbac_shadow_denied.add(tally.shadow_denied.into());
-        self.learn(metadata::RBAC, tally.found);
-        match verdict {
-            Verdict::Allow => Ok(()),
-            Verdict::Deny { details, .. } => Err(Error::new(Kind::Denied(details))),
-        }
-    }
-
-    /// Keeps what a filter found out, for those after it and for the record.
-    fn learn(&mut self, filter: &str, found: impl IntoIterator<Item = (String, Value)>) {
-        let mut found = found.into_iter().peekable();
-        if found.peek().is_some() {
-            matching::learn(self.metadata.get_or_insert_default(), filter, found);
-        }
-    }
-
-    async fn disturb(&mut self, decision: FaultDecision, body: &mut Flow) -> Result<Filtered, Error> {
-        if let Some(delay) = decision.delay {
-            self.counters.fault_delays.inc();
-            self.told.flags.insert(Flags::DI);
-            self.pause(delay, body, &mut Deadlines::default()).await?;
-        }
-        let Some(kind) = decision.failure() else { return Ok(Filtered::Go) };
-        self.counters.fault_aborts.inc();
-        Err(Error::new(kind))
-    }
-
-    /// Shares with other origins what the policy lets them have.
-    fn share(&mut self, cors: &Cors) -> Option<Act<'a>> {
-        match cors::decide(cors, self.head) {
-            cors::CorsDecision::Pass => None,
-            cors::CorsDecision::Mark(marks) => {
-                let marks = marks.into_iter();
-                self.marks.extend(marks.map(|(name, value)| ResponseField { name, value, besides: false }));
-                None
+            FilterAction::LimitRate(limit) => self.refuse_rate(limit).await,
+            FilterAction::CallAuthorization(config, setting) => {
+                self.call_authorization(config, setting).await
             }
-            cors::CorsDecision::Answer(answer) => Some(Act::Answer(answer)),
+            FilterAction::VerifyTokens(jwt, setting) => self.verify_tokens(jwt, setting).await,
         }
     }
 
-    /// Asks for tokens.
-    async fn require(
-        &mut self,
-        jwt: &Jwt,
-        setting: Option<&Setting>,
-        body: &mut Flow,
-    ) -> Result<Filtered, Error> {
-        if jwt::is_unclean(jwt, self.head) {
-            self.visits.keep(self.head);
-            jwt::sanitize(jwt, self.head);
+    /// Verifies the tokens of a request, or refuses it.
+    async fn verify_tokens(&mut self, jwt: &Jwt, setting: Option<&Setting>) -> Result<Filtered, Error> {
+        let Self { scope, exchange, decision, outcome, .. } = self;
+        if jwt::is_unclean(jwt, exchange.request) {
+            decision.filter_results.keep_head(exchange.request);
+            jwt::sanitize(jwt, exchange.request);
         }
-        if jwt.bypass_preflight && cors::is_preflight(self.head) {
-            return Ok(Filtered::Go);
+        if jwt.bypass_preflight && cors::is_preflight(exchange.request) {
+            return Ok(Filtered::Continue);
         }
-        let requirement = jwt::requirement(jwt, setting, self.head, &mut self.worker.dice.borrow_mut());
+        let requirement =
+            jwt::requirement(jwt, setting, exchange.request, &mut scope.worker.dice.borrow_mut());
         let requirement = match requirement {
             Ok(Some(requirement)) => requirement,
-            Ok(None) => return Ok(Filtered::Go),
+            Ok(None) => return Ok(Filtered::Continue),
             Err(problem) => {
-                self.counters.jwt_denied.inc();
-                self.told.details =
-                    format!("jwt_authn_access_denied{{{}}}", problem.replace(' ', "_")).into();
+                scope.counters.jwt_denied.inc();
+                outcome.details = format!("jwt_authn_access_denied{{{}}}", problem.replace(' ', "_")).into();
                 let text = format!("Failed JWT authentication: {problem}");
-                self.reply(403, &[], text.as_bytes(), body).await?;
+                self.local_reply(403, &[], text.as_bytes()).await?;
                 return Ok(Filtered::Answered);
             }
         };
         let (mut failed, mut fetched) = (Vec::new(), Vec::new());
-        let verdict = loop {
+        let verified = loop {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-            match jwt::check(jwt, requirement, self.head, now, &failed) {
+            match jwt::check(jwt, requirement, exchange.request, now, &failed) {
                 JwtOutcome::NeedsKeys(provider) => {
-                    // Once, even if what came is too old at once.
+                    // A key set is fetched once per request, even if it expires at once.
                     let again = fetched.contains(&provider);
                     fetched.push(provider);
-                    if again || !self.fetch_keys(&jwt.providers[provider], body).await? {
+                    if again || !fetch_keys(scope, exchange, &jwt.providers[provider]).await? {
                         failed.push(provider);
                     }
                 }
-                JwtOutcome::Pass(good) => break Ok(good),
+                JwtOutcome::Pass(verified) => break Ok(verified),
                 JwtOutcome::Refused(status) => break Err(status),
             }
         };
-        match verdict {
-            Ok(good) => {
-                self.counters.jwt_allowed.inc();
-                if !good.is_empty() {
-                    self.visits.keep(self.head);
+        match verified {
+            Ok(verified) => {
+                scope.counters.jwt_allowed.inc();
+                if !verified.is_empty() {
+                    decision.filter_results.keep_head(exchange.request);
                 }
                 let mut found = Map::new();
-                if jwt::apply(good, self.head, &mut found) {
-                    self.find_route();
+                if jwt::apply(verified, exchange.request, &mut found) {
+                    routing::find_route(scope, exchange.request, decision);
                 }
-                self.visits.learn(&found);
-                self.learn(metadata::JWT, found);
-                Ok(Filtered::Go)
+                decision.filter_results.add_metadata(&found);
+                add_metadata(outcome, metadata::JWT, found);
+                Ok(Filtered::Continue)
             }
             Err(status) => {
-                self.counters.jwt_denied.inc();
-                let words = status.words();
-                self.told.details = format!("jwt_authn_access_denied{{{}}}", words.replace(' ', "_")).into();
-                let challenge = jwt::challenge(status, self.head);
-                self.reply(
-                    status.http(),
-                    &[("www-authenticate".into(), challenge.as_bytes().into())],
-                    words.as_bytes(),
-                    body,
-                )
-                .await?;
+                scope.counters.jwt_denied.inc();
+                let text = status.words();
+                outcome.details = format!("jwt_authn_access_denied{{{}}}", text.replace(' ', "_")).into();
+                let challenge = jwt::challenge(status, exchange.request);
+                let challenge = ("www-authenticate".into(), challenge.as_bytes().into());
+                self.local_reply(status.http(), &[challenge], text.as_bytes()).await?;
                 Ok(Filtered::Answered)
             }
         }
     }
 
-    /// Takes a token for the request; whether there is none, and it is to be refused.
-    fn is_too_much(&mut self, limit: &RateLimit) -> bool {
-        let roll = |share| route::roll(&mut self.worker.dice.borrow_mut(), share);
+    /// Takes a token from the rate limit's bucket. Returns whether there is none and the limit is enforced.
+    fn is_above_rate(&mut self, limit: &RateLimit) -> bool {
+        let (dice, counters) = (&self.scope.worker.dice, self.scope.counters);
+        let roll = |fraction| route::roll(&mut dice.borrow_mut(), fraction);
         let Some(bucket) = limit.bucket.as_ref().filter(|_| roll(limit.enabled)) else { return false };
-        self.counters.limit_enabled.inc();
+        counters.limit_enabled.inc();
         if bucket.take(Instant::now()) {
-            self.counters.limit_ok.inc();
+            counters.limit_ok.inc();
             return false;
         }
-        self.counters.limit_limited.inc();
+        counters.limit_limited.inc();
         let enforced = roll(limit.enforced);
         if enforced {
-            self.counters.limit_enforced.inc();
+            counters.limit_enforced.inc();
         } else if !limit.unenforced.is_empty() {
-            self.visits.keep(self.head);
-            let mut head = std::mem::take(self.head);
+            self.decision.filter_results.keep_head(self.exchange.request);
+            let mut head = std::mem::take(self.exchange.request);
             headers::apply_request(&limit.unenforced, &mut head, &self.record());
-            *self.head = head;
+            *self.exchange.request = head;
         }
         enforced
     }
 
-    async fn refuse(&mut self, limit: &RateLimit, body: &mut Flow) -> Result<Filtered, Error> {
-        self.told.flags.insert(Flags::RL);
-        self.told.details = "local_rate_limited".into();
-        self.begin_reply(limit.status);
-        self.change_response(&limit.answer);
-        if limit.resource_exhausted && self.grpc {
-            self.response.set("grpc-status", b"8");
+    /// Answers a request above the rate limit.
+    async fn refuse_rate(&mut self, limit: &RateLimit) -> Result<Filtered, Error> {
+        self.outcome.flags.insert(Flags::RL);
+        self.outcome.details = "local_rate_limited".into();
+        self.begin_local_reply(limit.status);
+        self.apply_ops(&limit.answer);
+        if limit.resource_exhausted && self.decision.grpc {
+            self.exchange.response.set("grpc-status", b"8");
         }
-        self.put_in_words(b"local_rate_limited", body).await?;
+        self.send_text(b"local_rate_limited").await?;
         Ok(Filtered::Answered)
     }
 
-    /// Asks another service.
-    async fn consult(
+    /// Asks an external authorization service about the request, if the configuration says so.
+    async fn call_authorization(
         &mut self,
         config: &ExternalAuthorization,
         setting: Option<&Setting>,
-        body: &mut Flow,
     ) -> Result<Filtered, Error> {
-        let is_wanted = config
-            .enabled_metadata
-            .as_ref()
-            .is_none_or(|test| matching::metadata(test, self.metadata.as_deref()));
-        // What has no route leads nowhere anyway; Envoy does not ask about it either.
-        let has_route = !matches!(self.found, Err(Missing::Route));
-        if !is_wanted {
-            self.visits.pass_over();
-            return Ok(Filtered::Go);
+        let Self { scope, exchange, decision, outcome, .. } = self;
+        let metadata = outcome.metadata.as_deref();
+        let is_enabled =
+            config.enabled_metadata.as_ref().is_none_or(|test| matching::metadata(test, metadata));
+        if !is_enabled {
+            decision.filter_results.set_inactive();
+            return Ok(Filtered::Continue);
         }
+        // As in Envoy, a request without a route is refused without a call.
+        let has_route = !matches!(decision.found, Err(Missing::Route));
         if !has_route {
-            self.visits.pass_over();
+            decision.filter_results.set_inactive();
         }
-        if !has_route || !route::roll(&mut self.worker.dice.borrow_mut(), config.enabled) {
-            return Ok(Filtered::Go);
+        if !has_route || !route::roll(&mut scope.worker.dice.borrow_mut(), config.enabled) {
+            return Ok(Filtered::Continue);
         }
         let (extensions, without_body) = match setting {
             Some(Setting::Question { extensions, without_body }) => (&extensions[..], *without_body),
             _ => (&[][..], false),
         };
-        let told = config.body.filter(|_| !without_body);
         let mut content = None;
-        if let Some(told) = told {
-            if self.head.has("expect") {
-                self.visits.keep(self.head);
+        if let Some(settings) = config.body.filter(|_| !without_body) {
+            if exchange.request.has("expect") {
+                decision.filter_results.keep_head(exchange.request);
             }
-            self.collect(body, told.most).await?;
+            collect(scope.manager, exchange, settings.most).await?;
+            let body = &exchange.body;
             let kept = body.kept().unwrap_or_default();
-            let partial = !body.is_collected() || kept.len() > told.most;
-            if partial && !told.partial {
+            let partial = !body.is_collected() || kept.len() > settings.most;
+            if partial && !settings.partial {
                 return Err(Error::new(Kind::BodyTooLarge));
             }
-            // What has nothing but trailers has no body, as in Envoy.
+            // As in Envoy, a request with trailers only has no body.
             let kept = body.kept().filter(|kept| !kept.is_empty() || body.trailers().is_none());
-            content = kept.map(|kept| (kept[..told.most.min(kept.len())].to_vec(), partial));
+            content = kept.map(|kept| (kept[..settings.most.min(kept.len())].to_vec(), partial));
         }
-        let head = self.head.clone();
-        let question = Question {
+        let head = exchange.request.clone();
+        let request = AuthorizationRequest {
             head: &head,
-            origin: &self.downstream.origin.clone(),
+            origin: &exchange.downstream.origin.clone(),
             body: content.as_ref().map(|(content, partial)| (&content[..], *partial)),
-            received: body.bytes,
+            received: exchange.body.bytes,
             extensions,
-            start: self.start,
+            start: outcome.start,
         };
-        let (worker, snapshot) = (self.worker, self.snapshot);
-        let ask = Box::pin(authorization::ask(worker, snapshot, config, &question));
-        // A client that goes away in the meantime ends it.
-        let decision = async { Ok(ask.await) };
-        let decision =
-            Client::new(self.downstream, &mut Deadlines::default(), body, false).wait(decision).await?;
-        if decision.as_ref().map_or(true, Said::touches_request) {
-            self.visits.keep(&head);
+        let call = Box::pin(authorization::check_request(scope.worker, scope.snapshot, config, &request));
+        let verdict = unless_closed(exchange, async { Ok(call.await) }).await?;
+        if verdict.as_ref().map_or(true, AuthorizationVerdict::changes_request) {
+            decision.filter_results.keep_head(&head);
         }
-        self.heed(config, decision, body).await
+        self.apply_verdict(config, verdict).await
     }
 
-    /// Does what the service said.
-    async fn heed(
+    /// Applies the result of a call for external authorization.
+    async fn apply_verdict(
         &mut self,
         config: &ExternalAuthorization,
-        decision: Result<Said, Error>,
-        body: &mut Flow,
+        verdict: Result<AuthorizationVerdict, Error>,
     ) -> Result<Filtered, Error> {
-        match decision {
-            Ok(Said::Allow(mut changes)) => {
-                self.counters.ext_authz_ok.inc();
-                changes.apply(self.head);
-                if config.clear_route && changes.touch_request() {
-                    self.find_route();
+        let Self { scope, exchange, decision, outcome, .. } = self;
+        match verdict {
+            Ok(AuthorizationVerdict::Allow(mut changes)) => {
+                scope.counters.ext_authz_ok.inc();
+                changes.apply(exchange.request);
+                if config.clear_route && changes.change_request() {
+                    routing::find_route(scope, exchange.request, decision);
                 }
-                let added = std::mem::take(&mut changes.answer).into_iter();
-                self.marks.extend(added.map(|(name, value)| ResponseField { name, value, besides: true }));
-                self.visits.learn(&changes.metadata);
-                self.learn(metadata::EXT_AUTHZ, changes.metadata);
-                Ok(Filtered::Go)
+                let added = std::mem::take(&mut changes.response).into_iter();
+                let added = added.map(|(name, value)| ResponseField { name, value, is_appended: true });
+                decision.response_fields.extend(added);
+                decision.filter_results.add_metadata(&changes.metadata);
+                add_metadata(outcome, metadata::EXT_AUTHZ, changes.metadata);
+                Ok(Filtered::Continue)
             }
-            Ok(Said::Deny { status, headers, body: text }) => {
-                self.counters.ext_authz_denied.inc();
-                self.told.flags.insert(Flags::UAEX);
-                self.told.details = "ext_authz_denied".into();
-                self.reply(status, &headers, &text, body).await?;
+            Ok(AuthorizationVerdict::Deny { status, headers, body: text }) => {
+                scope.counters.ext_authz_denied.inc();
+                outcome.flags.insert(Flags::UAEX);
+                outcome.details = "ext_authz_denied".into();
+                self.local_reply(status, &headers, &text).await?;
                 Ok(Filtered::Answered)
             }
             Err(error) => {
-                self.counters.ext_authz_error.inc();
+                scope.counters.ext_authz_error.inc();
                 warn!("{} cannot be asked for authorization: {error}", config.cluster);
                 if config.failure_allowed {
                     if config.failure_marked {
-                        self.head.append("x-envoy-auth-failure-mode-allowed", b"true");
+                        exchange.request.append("x-envoy-auth-failure-mode-allowed", b"true");
                     }
-                    return Ok(Filtered::Go);
+                    return Ok(Filtered::Continue);
                 }
-                self.told.flags.insert(Flags::UAEX);
-                self.told.details = "ext_authz_error".into();
-                self.reply(config.status_on_error, &[], b"", body).await?;
+                outcome.flags.insert(Flags::UAEX);
+                outcome.details = "ext_authz_error".into();
+                self.local_reply(config.status_on_error, &[], b"").await?;
                 Ok(Filtered::Answered)
             }
         }
     }
+}
 
-    /// Reads the request's body, up to more than `most`.
-    async fn collect(&mut self, body: &mut Flow, most: usize) -> Result<(), Error> {
-        if self.head.header("expect").is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue")) {
-            // It waits for that before it sends what is waited for here.
-            self.head.remove("expect");
-            self.downstream.wire.interim(&ResponseHead::build(100, &[]), self.head.method());
+/// Checks the request against an RBAC policy.
+///
+/// # Errors
+/// The policy denies the request.
+fn authorize(
+    scope: &RequestScope<'_>,
+    exchange: &Exchange<'_>,
+    outcome: &mut RequestOutcome<'_>,
+    policy: &Arc<Policy>,
+) -> Result<(), Error> {
+    let origin = &exchange.downstream.origin;
+    let subject = Subject {
+        head: Some(exchange.request),
+        peer: &origin.peer,
+        source: origin.direct,
+        remote: exchange.client,
+        destination: origin.destination,
+        server_name: origin.server_name(),
+        metadata: outcome.metadata.as_deref(),
+    };
+    let mut tally = Tally::default();
+    let verdict = rbac::check(std::slice::from_ref(policy), &subject, &mut tally);
+    let counters = scope.counters;
+    counters.rbac_allowed.add(tally.allowed.into());
+    counters.rbac_denied.add(tally.denied.into());
+    counters.rbac_shadow_allowed.add(tally.shadow_allowed.into());
+    counters.rbac_shadow_denied.add(tally.shadow_denied.into());
+    add_metadata(outcome, metadata::RBAC, tally.found);
+    match verdict {
+        Verdict::Allow => Ok(()),
+        Verdict::Deny { details, .. } => Err(Error::new(Kind::Denied(details))),
+    }
+}
+
+/// Adds the dynamic metadata of a filter, for later filters and the record.
+fn add_metadata(
+    outcome: &mut RequestOutcome<'_>,
+    filter: &str,
+    found: impl IntoIterator<Item = (String, Value)>,
+) {
+    let mut found = found.into_iter().peekable();
+    if found.peek().is_some() {
+        matching::learn(outcome.metadata.get_or_insert_default(), filter, found);
+    }
+}
+
+/// Delays a request, or fails it.
+async fn inject_fault(
+    scope: &RequestScope<'_>,
+    exchange: &mut Exchange<'_>,
+    outcome: &mut RequestOutcome<'_>,
+    fault: FaultDecision,
+) -> Result<Filtered, Error> {
+    if let Some(delay) = fault.delay {
+        scope.counters.fault_delays.inc();
+        outcome.flags.insert(Flags::DI);
+        transfer::pause(exchange, delay, &mut Deadlines::default()).await?;
+    }
+    let Some(kind) = fault.failure() else { return Ok(Filtered::Continue) };
+    scope.counters.fault_aborts.inc();
+    Err(Error::new(kind))
+}
+
+/// Answers a CORS preflight, or adds the fields of the policy to the response.
+fn apply_cors<'a>(
+    cors: &Cors,
+    head: &RequestHead,
+    decision: &mut RequestDecision<'_>,
+) -> Option<FilterAction<'a>> {
+    match cors::decide(cors, head) {
+        cors::CorsDecision::Pass => None,
+        cors::CorsDecision::Mark(fields) => {
+            let fields = fields.into_iter();
+            let fields = fields.map(|(name, value)| ResponseField { name, value, is_appended: false });
+            decision.response_fields.extend(fields);
+            None
         }
-        let wire = &mut self.downstream.wire;
-        let read = poll_fn(|cx| {
-            if matches!(wire.poll_flush(cx), Poll::Ready(Err(_))) {
-                return Poll::Ready(Err(Broken::Receiver));
-            }
-            body.poll_collect(cx, wire, most)
-        });
-        let late = match self.manager.request_timeout {
-            Some(_) => Kind::RequestTimeout,
-            None => Kind::StreamIdle(false),
-        };
-        let limit = self.manager.request_timeout.or(self.manager.stream_idle_timeout);
-        let read = match limit {
-            Some(limit) => timer::timeout(limit, read).await,
-            None => Some(read.await),
-        };
-        match read {
-            Some(Ok(())) => Ok(()),
-            Some(Err(Broken::Malformed)) => Err(Error::new(Kind::DownstreamProtocol)),
-            Some(Err(_)) => Err(Error::new(Kind::DownstreamClosed)),
-            None => Err(Error::new(late)),
+        cors::CorsDecision::Answer(response) => Some(FilterAction::AnswerPreflight(response)),
+    }
+}
+
+/// Fetches the key set of a provider, for all workers. Returns whether that succeeded.
+async fn fetch_keys(
+    scope: &RequestScope<'_>,
+    exchange: &mut Exchange<'_>,
+    provider: &JwtProvider,
+) -> Result<bool, Error> {
+    let Keys::Remote(remote) = &provider.keys else { return Ok(true) };
+    let mut head = RequestHead::build("GET", &remote.path, &remote.authority, &[]);
+    head.version = Version::Http11;
+    let fetch =
+        Box::pin(call::ask(scope.worker, scope.snapshot, &remote.cluster, &head, b"", remote.timeout));
+    let fetched = unless_closed(exchange, async { Ok(fetch.await) }).await?;
+    let keys = match fetched {
+        Ok(response) if response.head.status() == 200 => KeySet::parse(&response.content),
+        Ok(response) => Err(format!("was answered with {}", response.head.status())),
+        Err(error) => Err(format!("cannot be had: {error}")),
+    };
+    match keys {
+        Ok(keys) => {
+            let until = Instant::now() + remote.lifetime;
+            remote.known.store(Some(Arc::new((until, Arc::new(keys)))));
+            Ok(true)
+        }
+        Err(problem) => {
+            warn!("the key set of {} at {}{} {problem}", provider.name, remote.authority, remote.path);
+            Ok(false)
         }
     }
+}
 
-    /// Fetches a provider's keys for all workers; whether there are some now.
-    async fn fetch_keys(&mut self, provider: &JwtProvider, body: &mut Flow) -> Result<bool, Error> {
-        let Keys::Remote(remote) = &provider.keys else { return Ok(true) };
-        let mut head = RequestHead::build("GET", &remote.path, &remote.authority, &[]);
-        head.version = Version::Http11;
-        let (worker, snapshot) = (self.worker, self.snapshot);
-        let ask = Box::pin(call::ask(worker, snapshot, &remote.cluster, &head, b"", remote.timeout));
-        // A client that goes away in the meantime ends it.
-        let asked = async { Ok(ask.await) };
-        let asked = Client::new(self.downstream, &mut Deadlines::default(), body, false).wait(asked).await?;
-        let keys = match asked {
-            Ok(answer) if answer.head.status() == 200 => KeySet::parse(&answer.content),
-            Ok(answer) => Err(format!("was answered with {}", answer.head.status())),
-            Err(error) => Err(format!("cannot be had: {error}")),
-        };
-        match keys {
-            Ok(keys) => {
-                let until = Instant::now() + remote.lifetime;
-                remote.known.store(Some(Arc::new((until, Arc::new(keys)))));
-                Ok(true)
-            }
-            Err(problem) => {
-                warn!("the key set of {} at {}{} {problem}", provider.name, remote.authority, remote.path);
-                Ok(false)
-            }
+/// Waits for a call of this proxy, unless the client closes its connection.
+async fn unless_closed<T>(
+    exchange: &mut Exchange<'_>,
+    call: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    Client::new(exchange.downstream, &mut Deadlines::default(), &mut exchange.body, false).wait(call).await
+}
+
+/// Reads the request's body until its end, or until more than `limit` bytes are kept.
+async fn collect(manager: &HttpManager, exchange: &mut Exchange<'_>, limit: usize) -> Result<(), Error> {
+    let wire = &mut exchange.downstream.wire;
+    if exchange.request.header("expect").is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue")) {
+        // The client does not send the body before the interim response.
+        exchange.request.remove("expect");
+        wire.interim(&ResponseHead::build(100, &[]), exchange.request.method());
+    }
+    let body = &mut exchange.body;
+    let read = poll_fn(|cx| {
+        if matches!(wire.poll_flush(cx), Poll::Ready(Err(_))) {
+            return Poll::Ready(Err(Broken::Receiver));
         }
+        body.poll_collect(cx, wire, limit)
+    });
+    let late = match manager.request_timeout {
+        Some(_) => Kind::RequestTimeout,
+        None => Kind::StreamIdle(false),
+    };
+    let timeout = manager.request_timeout.or(manager.stream_idle_timeout);
+    let read = match timeout {
+        Some(timeout) => timer::timeout(timeout, read).await,
+        None => Some(read.await),
+    };
+    match read {
+        Some(Ok(())) => Ok(()),
+        Some(Err(Broken::Malformed)) => Err(Error::new(Kind::DownstreamProtocol)),
+        Some(Err(_)) => Err(Error::new(Kind::DownstreamClosed)),
+        None => Err(Error::new(late)),
     }
 }

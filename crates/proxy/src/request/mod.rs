@@ -1,20 +1,40 @@
-//! Serves HTTP requests: reads the head, finds the route, runs the filters, forwards, responds and records.
+//! Serves HTTP requests.
 //!
-//! Modules stand in the order in which a request passes them.
+//! A request passes these files, in this order:
+//!
+//! 1. `serve/http1.rs` reads its head from the connection (`serve/http2.rs`: accepts its stream).
+//! 2. `phases.rs` runs the phases below.
+//! 3. `routing.rs` prepares the head and finds the route.
+//! 4. `on_demand.rs` waits for a virtual host that is not loaded yet.
+//! 5. `filters.rs` runs the HTTP filters.
+//! 6. `authorization.rs` calls the external authorization service.
+//! 7. `forward.rs` selects an endpoint, connects and sends the request; it retries.
+//! 8. `transfer.rs` moves the bytes in both directions.
+//! 9. `respond.rs` forwards the response, or sends a local reply.
+//! 10. `record.rs` writes metrics, spans and access logs.
+//!
+//! `context.rs` defines the state that these phases share. The modules of this folder form no cycle;
+//! `crates/testkit/tests/structure.rs` checks it.
 
 pub(crate) mod serve;
 
-pub(crate) mod story;
+pub(crate) mod phases;
 
-pub(crate) mod filters;
 pub(crate) mod on_demand;
-pub(crate) mod spans;
+pub(crate) mod routing;
 
 pub(crate) mod authorization;
+pub(crate) mod filters;
+
 pub(crate) mod forward;
 pub(crate) mod mirror;
-
-pub(crate) mod exchange;
 pub(crate) mod tunnel;
 
+pub(crate) mod respond;
+pub(crate) mod transfer;
+
+pub(crate) mod record;
+
+pub(crate) mod context;
 pub(crate) mod hop;
+pub(crate) mod spans;

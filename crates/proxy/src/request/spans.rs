@@ -1,50 +1,54 @@
-//! The spans of a request: where it stands in its trace, what the other ends are told of that, and what a collector is
-//! told of the request and, where that is wanted, of each try at an upstream.
+//! The spans of a request: its own, and one of each attempt at an upstream where the configuration asks for them.
+//!
+//! A request without tracing has no [`Trace`].
 
-use std::time::{Instant, SystemTime};
+use std::{
+    rc::Rc,
+    time::{Instant, SystemTime},
+};
 
 use serde_json::Value;
 
 use crate::{
     call::export,
-    request::story::RequestContext,
     telemetry::span::{Outcome, Span, Tags, Teller},
+    worker::Worker,
 };
 use skysail_http::{
     grpc_status,
-    head::{Headers, Version},
-    wire::Wire,
+    head::{Headers, RequestHead, ResponseHead},
 };
 use skysail_policy::{
     config::{
-        listener::Direction,
+        HttpManager,
+        route::Route,
         trace::{CustomTag, Decorator, RouteTracing, TagValue, TraceProvider, Tracer, Tracing},
     },
-    error::{Error, Flags, Kind},
+    error::{Error, Kind},
     format, matching,
-    record::{Context, Record},
+    record::Context,
     trace::{self, End, Form, SpanContext},
 };
 
-/// What the span of the other end is called: a client's sidecar tells the server's, and the other way round.
+/// Field in which a client's sidecar names the server's span, and the server's sidecar the client's span.
 pub(crate) const OPERATION: &str = "x-envoy-decorator-operation";
 
-/// How a request is traced.
+/// The tracing state of a request.
 pub(crate) struct Trace<'a> {
     tracing: &'a Tracing,
     route: Option<&'a RouteTracing>,
     outbound: bool,
-    /// Which end the request's own span is.
+    /// Kind of the request's own span: client or server.
     end: End,
-    /// Where it stands; `None` where what the client says cannot be read.
-    place: Option<TracePosition>,
-    /// What its span is called, if it is told.
+    /// Position in the trace; `None` if the client's trace context cannot be parsed.
+    position: Option<TracePosition>,
+    /// Name of the request's span; empty if the request is not sampled.
     name: Box<str>,
-    /// What the client's span is to be called.
-    answer: Option<&'a str>,
-    /// The try under way, if it is told.
-    attempt: Option<Attempt>,
-    /// `grpc-message` that came after the answer's content.
+    /// Name that the response gives to the client's span.
+    client_operation: Option<&'a str>,
+    /// The attempt under way, if it is sampled.
+    attempt: Option<AttemptSpan>,
+    /// `grpc-message` from the trailers of the response.
     message: Option<Box<[u8]>>,
 }
 
@@ -53,59 +57,61 @@ struct TracePosition {
     form: Form,
 }
 
-struct Attempt {
+/// The span of an attempt that has begun.
+pub(crate) struct AttemptSpan {
     context: SpanContext,
     start: SystemTime,
     began: Instant,
-    /// How many came before it.
+    /// Number of attempts before this one.
     retries: u32,
 }
 
-impl Trace<'_> {
-    /// Where the request stands in its trace.
-    pub(crate) fn context(&self) -> Option<&SpanContext> {
-        self.place.as_ref().map(|place| &place.context)
-    }
-
-    /// Its place, if it is told.
-    fn told(&self) -> Option<&TracePosition> {
-        self.place.as_ref().filter(|place| place.context.sampled)
-    }
+/// How an attempt ended.
+pub(crate) struct AttemptEnd<'a> {
+    /// The failure; `None` if the upstream responded.
+    pub(crate) error: Option<&'a Error>,
+    /// The response is discarded, as a retry follows.
+    pub(crate) is_abandoned: bool,
+    /// Protocol of the upstream connection; `-` without one.
+    pub(crate) protocol: &'static str,
 }
 
-impl<'a> RequestContext<'a> {
-    /// Decides whether the request is traced, once its route is known.
-    pub(crate) fn begin_trace(&mut self, tracing: &'a Tracing) {
-        let found = self.found.ok().map(|found| found.route);
-        let route = found.and_then(|route| route.tracing.as_deref());
-        let outbound = self.downstream.origin.listener.direction == Direction::Outbound;
-        let sampling = route.map_or(&tracing.sampling, |route| &route.sampling);
-        // Where tries have spans of their own, those are the client's end.
+impl<'a> Trace<'a> {
+    /// Makes the sampling decision for a request whose route is known, and begins its span.
+    pub(crate) fn begin(
+        worker: &Worker,
+        manager: &HttpManager,
+        tracing: &'a Tracing,
+        outbound: bool,
+        route: Option<&'a Route>,
+        head: &mut RequestHead,
+    ) -> Self {
+        let of_route = route.and_then(|route| route.tracing.as_deref());
+        let sampling = of_route.map_or(&tracing.sampling, |route| &route.sampling);
+        // Where attempts have spans, those are the client spans.
         let end = if outbound && !tracing.tries { End::Client } else { End::Server };
-        let mut dice = self.worker.dice.borrow_mut();
-        let decision = trace::decide(sampling, self.manager.request_id, self.head, &mut dice);
-        let place = trace::context(tracing.provider.tracer, end, decision, self.head, &mut dice);
-        let place = place.ok().map(|(context, form)| TracePosition { context, form });
+        let mut dice = worker.dice.borrow_mut();
+        let decision = trace::decide(sampling, manager.request_id, head, &mut dice);
+        let position = trace::context(tracing.provider.tracer, end, decision, head, &mut dice);
+        let position = position.ok().map(|(context, form)| TracePosition { context, form });
         drop(dice);
-        let mut trace = Trace {
+        let mut trace = Self {
             tracing,
-            route,
+            route: of_route,
             outbound,
             end,
-            place,
+            position,
             name: Box::default(),
-            answer: None,
+            client_operation: None,
             attempt: None,
             message: None,
         };
-        let decorator = found.and_then(|route| route.decorator.as_ref());
-        if trace.told().is_some() {
+        let decorator = route.and_then(|route| route.decorator.as_ref());
+        if trace.sampled().is_some() {
             trace.name = match (decorator, tracing.provider.tracer) {
                 (Some(decorator), _) => decorator.operation.clone(),
-                (None, Tracer::Zipkin(_)) => self.head.authority().into(),
-                (None, Tracer::OpenTelemetry) if outbound => {
-                    format!("egress {}", self.head.authority()).into()
-                }
+                (None, Tracer::Zipkin(_)) => head.authority().into(),
+                (None, Tracer::OpenTelemetry) if outbound => format!("egress {}", head.authority()).into(),
                 (None, Tracer::OpenTelemetry) => "ingress".into(),
             };
         }
@@ -113,83 +119,92 @@ impl<'a> RequestContext<'a> {
             decorator.filter(|decorator| decorator.propagate).map(|Decorator { operation, .. }| &**operation);
         if outbound {
             if let Some(operation) = operation {
-                self.head.set(OPERATION, operation.as_bytes());
+                head.set(OPERATION, operation.as_bytes());
             }
         } else {
-            trace.answer = operation;
-            if let Some(name) = take_operation(self.head) {
-                (trace.name, trace.answer) = (name, None);
+            trace.client_operation = operation;
+            if let Some(name) = take_operation(head) {
+                (trace.name, trace.client_operation) = (name, None);
             }
         }
-        self.trace = Some(Box::new(trace));
+        trace
     }
 
-    /// Says to the server where the request stands, unless each try says where it stands itself.
-    pub(crate) fn inject(&mut self) {
-        if let Some(Trace { place: Some(place), tracing, .. }) = self.trace.as_deref()
-            && !tracing.tries
-        {
-            trace::inject(&place.context, place.form, tracing.provider.tracer, self.head);
+    /// Returns the request's position in its trace.
+    pub(crate) fn context(&self) -> Option<&SpanContext> {
+        self.position.as_ref().map(|position| &position.context)
+    }
+
+    /// Returns the request's position if its span is exported.
+    fn sampled(&self) -> Option<&TracePosition> {
+        self.position.as_ref().filter(|position| position.context.sampled)
+    }
+
+    /// Adds the trace context to the forwarded request, unless each attempt adds its own.
+    pub(crate) fn inject(&self, head: &mut RequestHead) {
+        if let Some(position) = self.position.as_ref().filter(|_| !self.tracing.tries) {
+            trace::inject(&position.context, position.form, self.tracing.provider.tracer, head);
         }
     }
 
-    /// Begins the span of a try, unless it has begun.
-    pub(crate) fn begin_try(&mut self) {
-        let Some(Trace { place: Some(place), tracing, attempt, .. }) = self.trace.as_deref_mut() else {
-            return;
-        };
-        if !tracing.tries || attempt.is_some() {
+    /// Begins the span of attempt number `number`, counted from 1, unless it has begun.
+    pub(crate) fn begin_attempt(&mut self, worker: &Worker, number: u32, head: &mut RequestHead) {
+        let Some(position) = &self.position else { return };
+        if !self.tracing.tries || self.attempt.is_some() {
             return;
         }
-        let id = self.worker.dice.borrow_mut().u64(1..);
-        let context = trace::below(&place.context, id, place.context.sampled, false);
-        trace::inject(&context, place.form, tracing.provider.tracer, self.head);
+        let id = worker.dice.borrow_mut().u64(1..);
+        let context = trace::below(&position.context, id, position.context.sampled, false);
+        trace::inject(&context, position.form, self.tracing.provider.tracer, head);
         if context.sampled {
-            let retries = self.told.attempts.saturating_sub(1);
-            *attempt = Some(Attempt { context, start: SystemTime::now(), began: Instant::now(), retries });
+            let (start, began) = (SystemTime::now(), Instant::now());
+            self.attempt = Some(AttemptSpan { context, start, began, retries: number.saturating_sub(1) });
         }
     }
 
-    /// Takes down what came after an answer's content.
+    /// Records the trailers of the response.
     pub(crate) fn note_trailers(&mut self, trailers: Option<&Headers>) {
-        if let Some(trace) = self.trace.as_deref_mut().filter(|trace| trace.told().is_some()) {
-            trace.message = trailers.and_then(|trailers| trailers.header("grpc-message")).map(Box::from);
+        if self.sampled().is_some() {
+            self.message = trailers.and_then(|trailers| trailers.header("grpc-message")).map(Box::from);
         }
     }
 
-    /// Ends it: with an answer, or for this reason. `given_up` says that its answer is not wanted.
-    pub(crate) fn end_try(&mut self, error: Option<&Error>, given_up: bool) {
-        let Some(attempt) = self.trace.as_deref_mut().and_then(|trace| trace.attempt.take()) else { return };
-        let Some(trace) = self.trace.as_deref() else { return };
-        let record = self.record();
+    /// Takes the span of the attempt under way, to export it.
+    pub(crate) fn take_attempt(&mut self) -> Option<AttemptSpan> {
+        self.attempt.take()
+    }
+
+    /// Exports the span of an attempt. `context` is the record up to now, with the flags of the attempt.
+    pub(crate) fn export_attempt(
+        &self,
+        worker: &Rc<Worker>,
+        attempt: &AttemptSpan,
+        context: &Context<'_>,
+        end: &AttemptEnd<'_>,
+    ) {
+        let record = context.record;
         let mut tags = Tags::default();
         if attempt.retries > 0 {
             tags.set("retry.count", attempt.retries.to_string());
         }
-        let reason = error.and_then(|error| reason(&error.kind));
-        if given_up || error.is_some() && reason.is_none() {
+        let reason = end.error.and_then(|error| reason(&error.kind));
+        if end.is_abandoned || end.error.is_some() && reason.is_none() {
             tags.set("canceled", "true");
         }
         if let Some(reason) = reason {
             tags.set("error.reason", reason);
         }
-        let version = match self.told.upstream.as_ref().map(|upstream| &upstream.wire) {
-            None => "-",
-            Some(Wire::Http1(_)) => Version::Http11.as_str(),
-            Some(Wire::Http2(_)) => Version::Http2.as_str(),
-        };
-        tags.set("http.protocol", version);
+        tags.set("http.protocol", end.protocol);
         if let Some(address) = record.upstream_remote {
             tags.set("upstream_address", address.to_string());
             tags.set("peer.address", address.to_string());
         }
-        let status = if error.is_some() { 0 } else { self.response.status() };
-        let flags = error.map_or(Flags::NONE, |error| error.answer().flags);
+        let status = context.response.filter(|_| end.error.is_none()).map_or(0, ResponseHead::status);
         let outcome = Outcome { status, grpc: None };
-        self.add_common(&mut tags, trace, &Record { flags, ..record.clone() }, outcome);
+        self.add_common(&mut tags, context, outcome);
         let cluster = record.cluster.map_or("", |cluster| &cluster.name);
         self.export(
-            trace,
+            worker,
             Span {
                 context: &attempt.context,
                 name: &format!("router {cluster} egress"),
@@ -202,44 +217,47 @@ impl<'a> RequestContext<'a> {
         );
     }
 
-    /// What answers say because of it.
-    pub(crate) fn name_spans(&mut self) {
-        let Some(trace) = self.trace.as_deref_mut() else { return };
-        if trace.outbound {
-            if let Some(name) = take_operation(self.response) {
-                trace.name = name;
+    /// Sets the fields of the response that concern spans, and takes the name of the span from the upstream's response.
+    pub(crate) fn finish_response(&mut self, request: &RequestHead, response: &mut ResponseHead) {
+        if self.outbound {
+            if let Some(name) = take_operation(response) {
+                self.name = name;
             }
-        } else if let Some(operation) = trace.answer {
-            self.response.set(OPERATION, operation.as_bytes());
+        } else if let Some(operation) = self.client_operation {
+            response.set(OPERATION, operation.as_bytes());
         }
-        if self.head.has("x-envoy-force-trace")
-            && let Some(id) = self.head.header("x-request-id")
+        if request.has("x-envoy-force-trace")
+            && let Some(id) = request.header("x-request-id")
         {
-            self.response.set("x-request-id", id);
+            response.set("x-request-id", id);
         }
     }
 
-    /// Tells of the request, which is over.
-    pub(crate) fn end_trace(&self, record: &Record<'_>) {
-        let Some((trace, place)) = self.trace.as_deref().and_then(|trace| Some((trace, trace.told()?)))
-        else {
-            return;
-        };
-        let head = &*self.head;
+    /// Exports the span of the request, if it is sampled. `grpc_status` is the status from the trailers.
+    pub(crate) fn export_request(
+        &self,
+        worker: &Rc<Worker>,
+        context: &Context<'_>,
+        grpc_status: Option<u32>,
+    ) {
+        let (Some(position), Some(head)) = (self.sampled(), context.request) else { return };
+        let record = context.record;
         let mut tags = Tags::default();
-        let local = &self.worker.shared.local;
+        let local = &worker.shared.local;
         let header = |name: &'static str| head.header(name);
         tags.set("node_id", &*local.node_id);
         tags.set("zone", &*local.zone);
         if let Some(id) = header("x-request-id") {
             tags.set_bytes("guid:x-request-id", id);
         }
-        tags.set("http.url", self.url(trace.tracing.max_path));
+        tags.set("http.url", url(head, self.tracing.max_path));
         tags.set("http.method", head.method());
         tags.set_bytes("downstream_cluster", header("x-envoy-downstream-service-cluster").unwrap_or(b"-"));
         tags.set_bytes("user_agent", header("user-agent").unwrap_or(b"-"));
         tags.set("http.protocol", head.version.as_str());
-        tags.set("peer.address", self.downstream.origin.direct.ip().to_string());
+        if let Some(direct) = record.downstream_direct {
+            tags.set("peer.address", direct.ip().to_string());
+        }
         if let Some(id) = header("x-client-trace-id") {
             tags.set_bytes("guid:x-client-trace-id", id);
         }
@@ -254,18 +272,18 @@ impl<'a> RequestContext<'a> {
         }
         tags.set("request_size", record.bytes_received.to_string());
         tags.set("response_size", record.bytes_sent.to_string());
-        // What is not said is not told.
-        let said =
-            self.told.grpc_status.or_else(|| grpc_status::in_fields(self.response)).filter(|_| record.grpc);
-        let outcome = Outcome { status: record.status, grpc: said };
-        self.add_common(&mut tags, trace, record, outcome);
+        // Unlike the access log, the span has no gRPC status that is derived from the HTTP status.
+        let in_response = || grpc_status::in_fields(context.response?);
+        let grpc = grpc_status.or_else(in_response).filter(|_| record.grpc);
+        let outcome = Outcome { status: record.status, grpc };
+        self.add_common(&mut tags, context, outcome);
         self.export(
-            trace,
+            worker,
             Span {
-                context: &place.context,
-                name: &trace.name,
-                end: trace.end,
-                start: self.start,
+                context: &position.context,
+                name: &self.name,
+                end: self.end,
+                start: record.start,
                 duration: record.duration,
                 tags,
                 outcome,
@@ -273,14 +291,10 @@ impl<'a> RequestContext<'a> {
         );
     }
 
-    /// What is said of a request and of a try alike.
-    fn add_common<'t>(
-        &'t self,
-        tags: &mut Tags<'t>,
-        trace: &'t Trace<'_>,
-        record: &Record<'t>,
-        outcome: Outcome,
-    ) {
+    /// Adds the tags that the spans of requests and of attempts share.
+    fn add_common<'t>(&'t self, tags: &mut Tags<'t>, context: &Context<'t>, outcome: Outcome) {
+        let record = context.record;
+        let in_request = |name: &str| context.request.and_then(|head| head.header(name));
         tags.set("component", "proxy");
         if let Some(cluster) = record.cluster {
             tags.set("upstream_cluster", &*cluster.name);
@@ -292,29 +306,27 @@ impl<'a> RequestContext<'a> {
             tags.set("error", "true");
         }
         if let Some(status) = outcome.grpc {
-            tags.set_grpc(status, trace.message.as_deref().or_else(|| self.response.header("grpc-message")));
+            let in_response = || context.response?.header("grpc-message");
+            tags.set_grpc(status, self.message.as_deref().or_else(in_response));
         }
-        let context = Context { record, request: Some(self.head), response: Some(self.response) };
-        let of_route = trace.route.map_or(&[][..], |route| &route.tags);
-        for CustomTag { name, value } in trace.tracing.tags.iter().chain(of_route) {
+        let of_route = self.route.map_or(&[][..], |route| &route.tags);
+        for CustomTag { name, value } in self.tracing.tags.iter().chain(of_route) {
             match value {
                 TagValue::Literal(text) => tags.set(name, &**text),
-                TagValue::Header(header, otherwise) => match self.head.header(header) {
+                TagValue::Header(header, otherwise) => match in_request(header) {
                     Some(value) => tags.set_bytes(name, value),
                     None if otherwise.is_empty() => {}
                     None => tags.set(name, &**otherwise),
                 },
-                TagValue::Metadata(path, otherwise) => {
-                    match matching::known(path, self.metadata.as_deref()) {
-                        Some(Value::String(text)) => tags.set(name, text.as_str()),
-                        Some(value) => tags.set(name, value.to_string()),
-                        None if otherwise.is_empty() => {}
-                        None => tags.set(name, &**otherwise),
-                    }
-                }
+                TagValue::Metadata(path, otherwise) => match matching::known(path, record.metadata) {
+                    Some(Value::String(text)) => tags.set(name, text.as_str()),
+                    Some(value) => tags.set(name, value.to_string()),
+                    None if otherwise.is_empty() => {}
+                    None => tags.set(name, &**otherwise),
+                },
                 TagValue::Format(text) => {
                     let mut value = Vec::new();
-                    format::write(text, &context, b"", &mut value);
+                    format::write(text, context, b"", &mut value);
                     if !value.is_empty() {
                         tags.set(name, String::from_utf8_lossy(&value).into_owned());
                     }
@@ -323,24 +335,24 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// Where the request was sent by the client, with so many bytes of the path.
-    fn url(&self, most: usize) -> String {
-        let text = |name| self.head.header(name).map(String::from_utf8_lossy);
-        let path = text("x-envoy-original-path").unwrap_or_else(|| self.head.path().into());
-        let end = path.floor_char_boundary(most);
-        let scheme = text("x-forwarded-proto").unwrap_or_default();
-        format!("{scheme}://{}{}", self.head.authority(), &path[..end])
-    }
-
-    fn export(&self, trace: &Trace<'_>, span: Span<'_>) {
-        let local = &self.worker.shared.local;
+    fn export(&self, worker: &Rc<Worker>, span: Span<'_>) {
+        let local = &worker.shared.local;
         let teller = Teller { service: &local.node_cluster, address: local.address };
-        let TraceProvider { tracer, collector } = &trace.tracing.provider;
-        export::export(self.worker, collector, |out| span.write(*tracer, teller, out));
+        let TraceProvider { tracer, collector } = &self.tracing.provider;
+        export::export(worker, collector, |out| span.write(*tracer, teller, out));
     }
 }
 
-/// What the other end says that a span is called; nobody else is to hear it.
+/// Returns the URL that the client asked for, with at most `max_path` bytes of the path.
+fn url(head: &RequestHead, max_path: usize) -> String {
+    let text = |name| head.header(name).map(String::from_utf8_lossy);
+    let path = text("x-envoy-original-path").unwrap_or_else(|| head.path().into());
+    let end = path.floor_char_boundary(max_path);
+    let scheme = text("x-forwarded-proto").unwrap_or_default();
+    format!("{scheme}://{}{}", head.authority(), &path[..end])
+}
+
+/// Returns the span name that the other sidecar gave, and removes its field, which is meant for this proxy alone.
 fn take_operation(headers: &mut Headers) -> Option<Box<str>> {
     let name = headers.header(OPERATION).filter(|name| !name.is_empty());
     let name = name.map(|name| String::from_utf8_lossy(name).into());
@@ -348,7 +360,7 @@ fn take_operation(headers: &mut Headers) -> Option<Box<str>> {
     name
 }
 
-/// Why a stream ended, in Envoy's words.
+/// Returns Envoy's name for the reason why a stream to the upstream ended.
 fn reason(kind: &Kind) -> Option<&'static str> {
     Some(match kind {
         Kind::ConnectFailed => "remote connection failure",

@@ -1,5 +1,7 @@
-//! What follows a CONNECT or an upgrade: bytes both ways between two ends of which at least one is a stream of HTTP/2.
-//! (Between two connections of HTTP/1.1 they are passed on as by the TCP proxy.)
+//! Tunnels: the bytes that follow a CONNECT or an upgrade.
+//!
+//! Between two HTTP/1.1 connections they are forwarded as by the TCP proxy. This module forwards them if at least one side is an
+//! HTTP/2 stream.
 
 use std::{
     future::poll_fn,
@@ -7,14 +9,61 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::{
+    request::context::{RequestContext, admitted_request},
+    tcp::Tunnel,
+    worker::downstream::Downstream,
+};
 use skysail_http::{
     flow::{Broken, Flow},
-    http1::{Framing, HeadLimits},
+    http1::{
+        Framing, HeadLimits,
+        write::{self, Persistence},
+    },
     timer::{Timer, earlier},
     wire::Wire,
 };
+use skysail_policy::error::{self, Error, Flags};
 
-/// One way: bytes without any framing, to their end.
+impl RequestContext<'_> {
+    /// Sends the head that grants the upgrade, and forwards bytes in both directions until the tunnel ends.
+    pub(crate) async fn tunnel(&mut self, idle_timeout: Option<Duration>) -> Result<(), Error> {
+        self.exchange.keep_alive = false;
+        let Some(mut upstream) = self.outcome.upstream.take() else { return Ok(()) };
+        let Downstream { wire, timer, origin } = &mut *self.exchange.downstream;
+        let admitted = admitted_request!(self, origin, &upstream.link);
+        let admission = &mut self.decision.admission;
+        let revoked = || admission.deadline(admitted.worker, || admitted.revalidate());
+        let (method, response) = (self.exchange.request.method(), &*self.exchange.response);
+        let before = (wire.received(), wire.sent());
+        match (&mut *wire, &mut upstream.wire) {
+            (Wire::Http1(stream), server) => {
+                let connect = method == "CONNECT";
+                let persistence = if connect { Persistence::Keep } else { Persistence::Upgrade };
+                write::response(&mut stream.output, response, Framing::None, method, persistence);
+                if let Wire::Http1(server) = server {
+                    Tunnel::default().run(stream, server, timer, idle_timeout, None, revoked).await;
+                } else {
+                    run(wire, server, timer, idle_timeout, revoked).await;
+                }
+            }
+            (Wire::Http2(duplex), server) => {
+                duplex.respond(response, false)?;
+                run(wire, server, timer, idle_timeout, revoked).await;
+            }
+        }
+        (self.outcome.received, self.outcome.sent) = (wire.received() - before.0, wire.sent() - before.1);
+        self.outcome.upstream = Some(upstream);
+        if let Some(refusal) = self.decision.admission.expired() {
+            self.outcome.flags.insert(Flags::RV);
+            self.outcome.details = error::revoked(refusal).into();
+            self.note_revoked();
+        }
+        Ok(())
+    }
+}
+
+/// One direction of a tunnel: bytes without framing.
 struct TunnelDirection {
     flow: Flow,
     done: bool,
@@ -22,12 +71,12 @@ struct TunnelDirection {
 
 impl TunnelDirection {
     fn new() -> Self {
-        // There are no trailers.
+        // Bytes without framing have no trailers, so no limits are needed.
         let limits = HeadLimits { max_head: 0, max_headers: 0 };
         Self { flow: Flow::new(Framing::UntilClose, Framing::UntilClose, limits, false), done: false }
     }
 
-    /// Ready at the end, of which the other side has been told.
+    /// Ready once the sender has ended and the receiver's side is shut down.
     fn poll(&mut self, cx: &mut Context<'_>, from: &mut Wire, to: &mut Wire) -> Poll<Result<(), Broken>> {
         if self.done {
             return Poll::Ready(Ok(()));
@@ -41,8 +90,8 @@ impl TunnelDirection {
     }
 }
 
-/// Passes bytes on until both ways have ended, one is broken, nothing has moved for too long, or until `revoked`.
-pub(crate) async fn run(
+/// Forwards bytes until both directions have ended, one fails, the idle timeout passes, or the deadline that `revoked` returns.
+async fn run(
     client: &mut Wire,
     server: &mut Wire,
     timer: &mut Timer,
@@ -56,11 +105,11 @@ pub(crate) async fn run(
         if revoked.is_some_and(|end| Instant::now() >= end) {
             return Poll::Ready(false);
         }
-        // What waits to be written, such as the head that began this, goes out whether anything follows or not.
+        // Buffered bytes, such as the head that began the tunnel, are sent even if no others follow.
         let flushed = [client.poll_flush(cx), server.poll_flush(cx)];
-        let ways = [up.poll(cx, client, server), down.poll(cx, server, client)];
+        let directions = [up.poll(cx, client, server), down.poll(cx, server, client)];
         if flushed.iter().any(|flushed| matches!(flushed, Poll::Ready(Err(_))))
-            || ways.iter().any(|way| matches!(way, Poll::Ready(Err(_))))
+            || directions.iter().any(|direction| matches!(direction, Poll::Ready(Err(_))))
             || client.is_lost(cx)
             || server.is_lost(cx)
         {

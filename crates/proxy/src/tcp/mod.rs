@@ -102,8 +102,8 @@ pub(crate) async fn run(
         }
         let report = earlier(proxy.stats.as_ref().map(|_| Instant::now() + REPORT), last);
         let client = &mut downstream.stream;
-        let judge = || judge(worker, origin, &link);
-        let revoked = || admission.end(worker, judge);
+        let check = || revalidate(worker, origin, &link);
+        let revoked = || admission.deadline(worker, check);
         let ended = tunnel.run(client, &mut server, &mut timer, proxy.idle_timeout, report, revoked).await;
         let [of_client, of_server] = tunnel.met();
         for (peer, workload) in [(&*origin.peer, of_client), (&link.peer, of_server)] {
@@ -143,7 +143,7 @@ pub(crate) async fn run(
             Ended::Reported | Ended::Met => {}
         }
     }
-    let refusal = admission.ended().filter(|_| flags == Flags::RV);
+    let refusal = admission.expired().filter(|_| flags == Flags::RV);
     let details = refusal.map(error::revoked).unwrap_or_default();
     if let Some(refusal) = refusal {
         origin.note_refusal(worker, refusal);
@@ -163,8 +163,8 @@ pub(crate) async fn run(
 }
 
 /// Judges a connection by the configuration of now.
-fn judge(worker: &Worker, origin: &Origin, link: &Link) -> Result<(), Refusal> {
-    let chain = origin.judge(worker)?;
+fn revalidate(worker: &Worker, origin: &Origin, link: &Link) -> Result<(), Refusal> {
+    let chain = origin.revalidate(worker)?;
     let Terminal::Tcp(proxy) = &chain.terminal else { return Err(Refusal::FilterChain) };
     let cluster = &link.pool().cluster.name;
     let leads = match &proxy.targets {

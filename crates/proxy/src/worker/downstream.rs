@@ -122,7 +122,7 @@ impl Origin {
 
     /// Judges the connection by the newest form of its listener, whose chain for it this gives. Its own chain, if that is
     /// still there, does for it. Listeners and chains that would take it today do not matter, as in Envoy.
-    pub(crate) fn judge(&self, worker: &Worker) -> Result<Arc<FilterChain>, Refusal> {
+    pub(crate) fn revalidate(&self, worker: &Worker) -> Result<Arc<FilterChain>, Refusal> {
         let snapshot = worker.snapshot();
         let listener = snapshot.listeners.by_name.get(&self.listener.name).ok_or(Refusal::Listener)?;
         let mut chains = listener.chains.iter().chain(&listener.default_chain);
@@ -222,7 +222,7 @@ impl Origin {
     pub(crate) fn note_refusal(&self, worker: &Worker, refusal: &Refusal) {
         worker.shard.listener(&self.listener.name).revoked.inc();
         let (listener, source) = (&self.listener.name, self.source);
-        limit_log::tell(Limit::Admission, format_args!("listener {listener}, client {source}, {refusal}"));
+        limit_log::log(Limit::Admission, format_args!("listener {listener}, client {source}, {refusal}"));
     }
 }
 
@@ -233,13 +233,15 @@ impl Origin {
 /// What begins on it until then ends at the same time.
 pub(crate) fn refresh(origin: &mut Rc<Origin>, worker: &Worker) -> Result<(), Instant> {
     let admission = &origin.admission;
-    if admission.is_due(worker) || (!worker.is_current(&origin.snapshot) && admission.until().is_none()) {
+    if admission.is_due(worker)
+        || (!worker.is_current(&origin.snapshot) && admission.last_deadline().is_none())
+    {
         match origin.renewed(worker) {
             Ok(renewed) => *origin = Rc::new(renewed),
             Err(refusal) => Rc::make_mut(origin).admission.refuse(worker, refusal),
         }
     }
-    origin.admission.until().map_or(Ok(()), Err)
+    origin.admission.last_deadline().map_or(Ok(()), Err)
 }
 
 /// What policies found out, as metadata.

@@ -14,7 +14,7 @@ use std::{fmt, rc::Rc, task::Waker, time::Instant};
 
 use tokio::task::yield_now;
 
-pub(crate) use self::request::{Case, Visits};
+pub(crate) use self::request::{AdmittedRequest, FilterResults};
 use crate::worker::Worker;
 
 /// Connections woken in one turn: those of one turn may have to verify as many certificates, 0.1 ms each.
@@ -80,26 +80,26 @@ impl Revalidation {
 
     /// Until when it may go on; `None` if it is admitted. `judge` is called once in each epoch.
     #[inline]
-    pub(crate) fn end(
+    pub(crate) fn deadline(
         &mut self,
         worker: &Worker,
-        judge: impl FnOnce() -> Result<(), Refusal>,
+        check: impl FnOnce() -> Result<(), Refusal>,
     ) -> Option<Instant> {
         if self.epoch != worker.epoch() {
-            self.judge_again(worker, judge);
+            self.revalidate(worker, check);
         }
-        self.until()
+        self.last_deadline()
     }
 
     /// Until when it may go on, as it was judged last; `None` if it is admitted.
     #[inline]
-    pub(crate) fn until(&self) -> Option<Instant> {
+    pub(crate) fn last_deadline(&self) -> Option<Instant> {
         self.revoked.as_ref().map(|revoked| revoked.0)
     }
 
     #[cold]
-    fn judge_again(&mut self, worker: &Worker, judge: impl FnOnce() -> Result<(), Refusal>) {
-        match judge() {
+    fn revalidate(&mut self, worker: &Worker, check: impl FnOnce() -> Result<(), Refusal>) {
+        match check() {
             Ok(()) => *self = Self::new(worker.epoch()),
             Err(refusal) => self.refuse(worker, refusal),
         }
@@ -125,7 +125,7 @@ impl Revalidation {
     }
 
     /// Why it has ended, if it has.
-    pub(crate) fn ended(&self) -> Option<&Refusal> {
+    pub(crate) fn expired(&self) -> Option<&Refusal> {
         let (end, refusal) = &**self.revoked.as_ref()?;
         (Instant::now() >= *end).then_some(refusal)
     }

@@ -13,7 +13,7 @@ use skysail_xds::envoy::pb::{
 use super::*;
 
 fn option(key: &str, value: &str, append: Option<bool>) -> HeaderValueOption {
-    #[expect(deprecated, reason = "services still say it there")]
+    #[expect(deprecated, reason = "services still set it")]
     HeaderValueOption {
         header: Some(HeaderValue { key: key.to_owned(), value: value.to_owned(), ..HeaderValue::default() }),
         append: append.map(|value| BoolValue { value }),
@@ -21,13 +21,13 @@ fn option(key: &str, value: &str, append: Option<bool>) -> HeaderValueOption {
     }
 }
 
-fn said(code: i32, response: Option<HttpResponse>) -> Decision {
+fn decision(code: i32, response: Option<HttpResponse>) -> AuthorizationVerdict {
     let status = Some(Status { code, ..Status::default() });
     grpc_decision(CheckResponse { status, http_response: response, ..CheckResponse::default() })
 }
 
 #[test]
-fn consent_changes_the_request() {
+fn an_allowing_response_changes_the_request() {
     let ok = OkHttpResponse {
         headers: vec![
             option("X-Set", "new\r\nx-evil: 1", None),
@@ -39,8 +39,10 @@ fn consent_changes_the_request() {
         headers_to_remove: vec!["X-Gone".to_owned(), ":method".to_owned(), "host".to_owned()],
         ..OkHttpResponse::default()
     };
-    let Decision::Allow(changes) = said(0, Some(HttpResponse::OkResponse(ok))) else { panic!("refused") };
-    assert!(changes.touch_request());
+    let AuthorizationVerdict::Allow(changes) = decision(0, Some(HttpResponse::OkResponse(ok))) else {
+        panic!("refused")
+    };
+    assert!(changes.change_request());
     let fields = [("x-set", "old"), ("x-list", "a"), ("x-gone", "1")];
     let mut head = RequestHead::build("GET", "/a", "a.example", &fields);
     changes.apply(&mut head);
@@ -50,21 +52,21 @@ fn consent_changes_the_request() {
 }
 
 #[test]
-fn what_is_no_consent_is_a_refusal() {
-    let refused = |status| Decision::Deny { status, headers: Vec::new(), body: Vec::new() };
-    assert_eq!(said(7, None), refused(403));
-    // A consent that is none.
-    assert_eq!(said(7, Some(HttpResponse::OkResponse(OkHttpResponse::default()))), refused(403));
+fn other_responses_deny_the_request() {
+    let refused = |status| AuthorizationVerdict::Deny { status, headers: Vec::new(), body: Vec::new() };
+    assert_eq!(decision(7, None), refused(403));
+    // The message allows, but the status does not.
+    assert_eq!(decision(7, Some(HttpResponse::OkResponse(OkHttpResponse::default()))), refused(403));
     for (code, status) in [(302, 302), (0, 403), (7, 403), (999, 403)] {
         let denied =
             DeniedHttpResponse { status: Some(HttpStatus { code }), ..DeniedHttpResponse::default() };
-        assert_eq!(said(16, Some(HttpResponse::DeniedResponse(denied))), refused(status));
+        assert_eq!(decision(16, Some(HttpResponse::DeniedResponse(denied))), refused(status));
     }
-    assert_eq!(said(0, None), Decision::Allow(HeaderChanges::default()));
+    assert_eq!(decision(0, None), AuthorizationVerdict::Allow(HeaderChanges::default()));
 }
 
 #[test]
-fn metadata_become_json() {
+fn metadata_are_converted_to_json() {
     let text = ValueProto { kind: Some(ValueKind::StringValue("a".to_owned())) };
     let list = skysail_xds::envoy::pb::google::protobuf::ListValue { values: vec![text] };
     let fields = [("list".to_owned(), ValueProto { kind: Some(ValueKind::ListValue(list)) })];

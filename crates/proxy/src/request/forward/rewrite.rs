@@ -1,90 +1,78 @@
-//! What becomes of a request's head on its way to the upstream, as routes say.
+//! Changes of the request's head on its way to the upstream, as the route says.
 
 use std::time::Duration;
 
 use super::ForwardPlan;
-use crate::request::story::RequestContext;
-use skysail_http::head;
-use skysail_policy::{
-    config::route::{HostRewrite, Rewrite, RouteMatch},
-    grpc, headers,
-    retry::TryLimits,
-    route::{self, Found},
-};
+use crate::request::{context::RequestContext, routing};
+use skysail_http::head::{self, RequestHead};
+use skysail_policy::{config::route::HostRewrite, grpc, headers, retry::TryLimits, route::Found};
 
 impl ForwardPlan<'_> {
-    /// Whether routes have changes for the request's head.
+    /// Whether the route changes the request's head.
     pub(super) fn changes_head(&self) -> bool {
         let Found { table, host, route, target, .. } = self.found;
         let target = target.is_some_and(|target| !target.headers.request.is_empty());
         let ops = [&table.headers, &host.headers, &route.headers];
         let changed = target || ops.iter().any(|ops| !ops.request.is_empty());
-        changed || self.host.is_some() || self.forward.rewrite.is_some()
+        changed || self.host_rewrite.is_some() || self.forward.rewrite.is_some()
     }
 }
 
 impl RequestContext<'_> {
-    /// Changes of the request's head, in Envoy's order.
-    pub(super) fn rewrite(&mut self, way: &ForwardPlan<'_>) {
-        let found = way.found;
+    /// Changes the request's head as the route says, in Envoy's order.
+    pub(super) fn rewrite(&mut self, plan: &ForwardPlan<'_>) {
+        let found = plan.found;
         let target = found.target.map(|target| &target.headers);
         let ops = [target, Some(&found.route.headers), Some(&found.host.headers), Some(&found.table.headers)];
         for ops in ops.into_iter().flatten() {
             if !ops.request.is_empty() {
-                let mut head = std::mem::take(self.head);
+                let mut head = std::mem::take(self.exchange.request);
                 headers::apply_request(&ops.request, &mut head, &self.record());
-                *self.head = head;
+                *self.exchange.request = head;
             }
         }
-        match way.host {
-            Some(HostRewrite::Literal(host)) => self.rename_host(host.as_bytes()),
+        let (request, attempts) = (&mut *self.exchange.request, self.outcome.attempts);
+        match plan.host_rewrite {
+            Some(HostRewrite::Literal(host)) => set_host(request, host.as_bytes(), attempts),
             Some(HostRewrite::Header(name)) => {
-                if let Some(host) = self.head.header(name).map(<[u8]>::to_vec) {
-                    self.rename_host(&host);
+                if let Some(host) = request.header(name).map(<[u8]>::to_vec) {
+                    set_host(request, &host, attempts);
                 }
             }
             Some(HostRewrite::Auto) | None => {}
         }
-        if let Some(rewrite) = &way.forward.rewrite {
-            self.rewrite_path(rewrite, &found.route.matches);
+        if let Some(rewrite) = &plan.forward.rewrite {
+            routing::rewrite_path(request, rewrite, &found.route.matches);
         }
-        self.tell_timeout(way);
+        self.set_expected_timeout(plan);
     }
 
-    /// Says to the server how long it is waited for. The first try has all of the time, as far as whole milliseconds tell.
-    pub(super) fn tell_timeout(&mut self, way: &ForwardPlan<'_>) {
-        let TryLimits { timeout, try_timeout, .. } = way.asked;
-        let spent = if self.told.attempts > 1 { self.started.elapsed() } else { Duration::ZERO };
+    /// Sets the timeout that the upstream is told. The first attempt has all of the time, rounded down to milliseconds.
+    pub(super) fn set_expected_timeout(&mut self, plan: &ForwardPlan<'_>) {
+        let TryLimits { timeout, try_timeout, .. } = plan.limits;
+        let is_retry = self.outcome.attempts > 1;
+        let spent = if is_retry { self.outcome.started.elapsed() } else { Duration::ZERO };
         let least = Duration::from_millis(1);
         let left = timeout.map(|timeout| timeout.saturating_sub(spent).max(least));
-        let waited = [try_timeout, left].into_iter().flatten().min();
-        if let Some(timeout) = waited {
-            self.head.set_number("x-envoy-expected-rq-timeout-ms", timeout.as_millis() as u64);
-            // The server should not wait for longer than is waited for here.
-            if self.grpc && way.forward.grpc_timeout.is_some() {
-                grpc::set_timeout(self.head, timeout);
+        if let Some(timeout) = [try_timeout, left].into_iter().flatten().min() {
+            let request = &mut *self.exchange.request;
+            request.set_number("x-envoy-expected-rq-timeout-ms", timeout.as_millis() as u64);
+            // `grpc-timeout` must not exceed the timeout of this proxy.
+            if self.decision.grpc && plan.forward.grpc_timeout.is_some() {
+                grpc::set_timeout(request, timeout);
             }
         }
     }
+}
 
-    /// Gives the request another path, and keeps the one it came with.
-    pub(crate) fn rewrite_path(&mut self, rewrite: &Rewrite, matched: &RouteMatch) {
-        let original = self.head.path().to_owned();
-        if let Some(path) = route::rewrite(rewrite, matched, &original) {
-            self.head.set("x-envoy-original-path", original.as_bytes());
-            self.head.set_path(&path);
-        }
+/// Sets the authority that the host rewrite gives, and keeps the original in `x-envoy-original-host`. As in Envoy the authority
+/// stays if the new one is empty, or is no valid `Host` field. `attempts` is the number of attempts so far.
+pub(super) fn set_host(head: &mut RequestHead, host: &[u8], attempts: u32) {
+    let Some(host) = head::as_authority(host) else { return };
+    // A retry at another endpoint keeps the original of the first attempt.
+    if attempts <= 1 {
+        let original = head.authority().to_owned();
+        head.set("x-envoy-original-host", original.as_bytes());
     }
-
-    /// Gives the request another authority, and tells the upstream which one the client asked for. It keeps its own
-    /// instead of one that is empty, as in Envoy, or that no `Host` field could hold.
-    pub(super) fn rename_host(&mut self, host: &[u8]) {
-        let Some(host) = head::as_authority(host) else { return };
-        // Another try at another endpoint changes nothing about it.
-        if self.told.attempts <= 1 {
-            let original = self.head.authority().to_owned();
-            self.head.set("x-envoy-original-host", original.as_bytes());
-        }
-        self.head.set_authority(host);
-    }
+    head.set_authority(host);
 }

@@ -16,8 +16,8 @@ use super::{
 use crate::{
     overload::drain::Registered,
     request::{
+        context::{RequestContext, RequestScope},
         hop,
-        story::{ConnectionScope, RequestContext},
     },
     worker::{
         Worker,
@@ -141,7 +141,7 @@ async fn requests(
         counters.rq_active.inc();
         let snapshot = downstream.origin.snapshot.clone();
         let renewed = OnceCell::new();
-        let terms = ConnectionScope {
+        let scope = RequestScope {
             worker,
             manager,
             snapshot: &snapshot,
@@ -149,11 +149,11 @@ async fn requests(
             counters: &counters,
             forwarded_cert: forwarded_cert.as_deref(),
         };
-        let mut story = RequestContext::new(terms, downstream, &mut head, &mut response);
-        let keep = story.tell(framing, connection, last).await;
-        drop(story);
+        let mut context = RequestContext::new(scope, downstream, &mut head, &mut response, framing);
+        let keep_alive = context.serve(connection, last).await;
+        drop(context);
         counters.rq_active.dec();
-        if !keep {
+        if !keep_alive {
             return Stop::Close;
         }
     }
@@ -272,7 +272,7 @@ async fn next(
         let revoked = if origin.admission.is_due(worker) {
             downstream::refresh(origin, worker).err()
         } else {
-            origin.admission.until()
+            origin.admission.last_deadline()
         };
         // A head that has begun is no pause, and comes to its end while its client is admitted; nor is a connection idle then.
         let farewell = earlier(farewell.filter(|_| stream.input.is_empty()), revoked);

@@ -17,7 +17,7 @@ use crate::{
         drain::FAREWELL,
         limit_log::{self, Limit},
     },
-    request::story::{ConnectionScope, RequestContext},
+    request::context::{RequestContext, RequestScope},
     worker::{
         Worker,
         downstream::{self, Accepted, Downstream, Origin},
@@ -183,7 +183,7 @@ fn start(worker: &Worker, stream: Stream, manager: &HttpManager, begun: Option<B
 fn note_refused(worker: &Worker, origin: &Origin, manager: &HttpManager, count: u32) {
     if count > 0 {
         worker.shard.manager(&manager.stat_prefix).http2_refused.add(count.into());
-        limit_log::tell(Limit::Streams, format_args!("{}, client {}", manager.stat_prefix, origin.source));
+        limit_log::log(Limit::Streams, format_args!("{}, client {}", manager.stat_prefix, origin.source));
     }
 }
 
@@ -251,7 +251,7 @@ async fn tell(
     let snapshot = origin.snapshot.clone();
     let mut downstream = Downstream { wire, timer: Timer::default(), origin };
     let renewed = OnceCell::new();
-    let terms = ConnectionScope {
+    let scope = RequestScope {
         worker: &worker,
         manager: &manager,
         snapshot: &snapshot,
@@ -259,9 +259,9 @@ async fn tell(
         counters: &counters,
         forwarded_cert: forwarded_cert.as_deref(),
     };
-    let mut story = RequestContext::new(terms, &mut downstream, &mut head, &mut response);
-    Box::pin(story.tell(framing, ConnectionOptions { close: false, upgrade }, false)).await;
-    drop(story);
+    let mut context = RequestContext::new(scope, &mut downstream, &mut head, &mut response, framing);
+    Box::pin(context.serve(ConnectionOptions { close: false, upgrade }, false)).await;
+    drop(context);
     counters.rq_active.dec();
     head.recycle();
     response.recycle();

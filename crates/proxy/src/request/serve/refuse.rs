@@ -105,5 +105,5 @@ fn count(worker: &Worker, origin: &Origin, manager: &HttpManager, why: Malformed
         _ => return,
     };
     counter.inc();
-    limit_log::tell(limit, format_args!("{}, client {}", manager.stat_prefix, origin.source));
+    limit_log::log(limit, format_args!("{}, client {}", manager.stat_prefix, origin.source));
 }

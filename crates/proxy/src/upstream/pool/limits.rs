@@ -118,7 +118,7 @@ impl Pool {
 
     /// Says in the log that a limit has been reached.
     pub(super) fn tell(&self, limit: Limit) {
-        limit_log::tell(limit, format_args!("cluster {}", self.cluster.name));
+        limit_log::log(limit, format_args!("cluster {}", self.cluster.name));
     }
 
     fn counted(self: &Rc<Self>, limit: u32, of: fn(&Self) -> &AtomicU32) -> Option<Counted> {

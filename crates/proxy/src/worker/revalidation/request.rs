@@ -1,7 +1,7 @@
 //! Judges an open request by the filters of the newest configuration.
 //!
 //! A filter changes the head that later filters get: external authorization adds fields, the JWT filter removes tokens. A policy
-//! therefore gets the head as it is at the policy's place among the newest filters. [`Visits`] records what this needs. It records
+//! therefore gets the head as it is at the policy's place among the newest filters. [`FilterResults`] records what this needs. It records
 //! nothing for a request whose filters neither change the head nor ask another service. The recorded result of a filter is used
 //! if the filter would get the same head now and has the same configuration.
 
@@ -47,9 +47,9 @@ const MOST_KEPT: usize = 64 * 1024;
 ///
 /// A later configuration does not use the fields that a local rate limit added: they depend on other requests.
 #[derive(Default)]
-pub(crate) struct Visits<'a> {
+pub(crate) struct FilterResults<'a> {
     /// The filters that changed the head or cannot be asked again, in the order in which they saw the request.
-    filters: Vec<Visit<'a>>,
+    filters: Vec<FilterResult<'a>>,
     /// The head before the route changed it; `None` where it is as the filters left it.
     routed: Option<Box<RequestHead>>,
     /// The state of the random number generator when the route was chosen (`runtime_fraction`).
@@ -61,7 +61,7 @@ pub(crate) struct Visits<'a> {
 }
 
 /// The recorded result of one filter.
-struct Visit<'a> {
+struct FilterResult<'a> {
     filter: &'a Filter,
     /// The route's setting for it.
     setting: Option<&'a Setting>,
@@ -75,51 +75,51 @@ struct Visit<'a> {
     acted: bool,
 }
 
-impl<'a> Visits<'a> {
+impl<'a> FilterResults<'a> {
     /// Records that a filter begins to act on the request.
     pub(crate) fn begin(&mut self, filter: &'a Filter, setting: Option<&'a Setting>) {
         let found = Map::new();
-        self.filters.push(Visit { filter, setting, head: None, found, seed: None, acted: true });
+        self.filters.push(FilterResult { filter, setting, head: None, found, seed: None, acted: true });
     }
 
     /// Records the head that the filter is about to change.
-    pub(crate) fn keep(&mut self, head: &RequestHead) {
-        let is_kept = self.filters.last().is_none_or(|visit| visit.head.is_some());
+    pub(crate) fn keep_head(&mut self, head: &RequestHead) {
+        let is_kept = self.filters.last().is_none_or(|result| result.head.is_some());
         let copy = if is_kept { None } else { self.copy(head) };
-        if let (Some(visit), Some(copy)) = (self.filters.last_mut(), copy) {
-            visit.head = Some(copy);
+        if let (Some(result), Some(copy)) = (self.filters.last_mut(), copy) {
+            result.head = Some(copy);
         }
     }
 
     /// Records the dynamic metadata that the filter sets.
-    pub(crate) fn learn(&mut self, found: &Map<String, Value>) {
-        if let Some(visit) = self.filters.last_mut().filter(|_| !found.is_empty()) {
-            visit.found.clone_from(found);
+    pub(crate) fn add_metadata(&mut self, found: &Map<String, Value>) {
+        if let Some(result) = self.filters.last_mut().filter(|_| !found.is_empty()) {
+            result.found.clone_from(found);
         }
     }
 
     /// Records that the filter does not act on this request.
-    pub(crate) fn pass_over(&mut self) {
-        if let Some(visit) = self.filters.last_mut() {
-            visit.acted = false;
+    pub(crate) fn set_inactive(&mut self) {
+        if let Some(result) = self.filters.last_mut() {
+            result.acted = false;
         }
     }
 
     /// Records the state of the random number generator with which a route is about to be chosen.
-    pub(crate) fn route(&mut self, seed: u64) {
+    pub(crate) fn set_route_seed(&mut self, seed: u64) {
         match self.filters.last_mut() {
-            Some(visit) => visit.seed = Some(seed),
+            Some(result) => result.seed = Some(seed),
             None => self.seed = seed,
         }
     }
 
     /// Whether any filter changed the head or cannot be asked again.
-    pub(crate) fn are_any(&self) -> bool {
+    pub(crate) fn any(&self) -> bool {
         !self.filters.is_empty()
     }
 
     /// Records the head that the route is about to change.
-    pub(crate) fn keep_routed(&mut self, head: &RequestHead) {
+    pub(crate) fn keep_routed_head(&mut self, head: &RequestHead) {
         self.routed = self.copy(head);
     }
 
@@ -137,18 +137,18 @@ impl<'a> Visits<'a> {
     /// Returns the head as it was before the filter at this place. `last` is the head as it is now.
     fn head<'h>(&'h self, place: usize, last: &'h RequestHead) -> &'h RequestHead {
         let mut kept = self.filters.get(place..).unwrap_or_default().iter();
-        kept.find_map(|visit| visit.head.as_deref()).or(self.routed.as_deref()).unwrap_or(last)
+        kept.find_map(|result| result.head.as_deref()).or(self.routed.as_deref()).unwrap_or(last)
     }
 }
 
-impl Drop for Visits<'_> {
+impl Drop for FilterResults<'_> {
     fn drop(&mut self) {
-        let kept = self.filters.drain(..).filter_map(|visit| visit.head).chain(self.routed.take());
+        let kept = self.filters.drain(..).filter_map(|result| result.head).chain(self.routed.take());
         kept.for_each(|head| head.recycle());
     }
 }
 
-impl Visit<'_> {
+impl FilterResult<'_> {
     /// Whether the filter, with this setting of the route, demands of a request and does to it what this one did.
     fn is_of(&self, filter: &Filter, setting: Option<&Setting>) -> bool {
         let same = match (&self.filter.does, &filter.does) {
@@ -185,7 +185,7 @@ impl<'a> Demand<'a> {
 
 /// A request that was admitted, and what is known of it.
 #[derive(Clone, Copy)]
-pub(crate) struct Case<'a> {
+pub(crate) struct AdmittedRequest<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) origin: &'a Origin,
     /// The settings by which it was admitted.
@@ -193,7 +193,7 @@ pub(crate) struct Case<'a> {
     /// The request's head as it is now.
     pub(crate) head: &'a RequestHead,
     /// What filters did with the request.
-    pub(crate) visits: &'a Visits<'a>,
+    pub(crate) results: &'a FilterResults<'a>,
     /// The route by which it was admitted.
     pub(crate) found: Option<&'a Found<'a>>,
     /// The connection that it goes to.
@@ -204,13 +204,13 @@ pub(crate) struct Case<'a> {
     pub(crate) start: SystemTime,
 }
 
-impl Case<'_> {
+impl AdmittedRequest<'_> {
     /// Judges the request by the configuration of now: its connections first, then the filters in their order.
     ///
     /// The answer of external authorization counts as long as the same would be asked. Tokens count as long as the same is
     /// required of them, and are checked again otherwise.
-    pub(crate) fn judge(&self) -> Result<(), Refusal> {
-        let now = self.origin.judge(self.worker)?;
+    pub(crate) fn revalidate(&self) -> Result<(), Refusal> {
+        let now = self.origin.revalidate(self.worker)?;
         let Terminal::Http(newest) = &now.terminal else { return Err(Refusal::FilterChain) };
         let snapshot = self.worker.snapshot();
         if !upstream::is_trusted(self.link, snapshot.distrusted) {
@@ -226,10 +226,10 @@ impl Case<'_> {
         if is_admitting || !newest.filters.iter().any(Filter::judges) {
             return Ok(());
         }
-        if self.visits.is_lost() || !newest.reads_like(self.manager) {
+        if self.results.is_lost() || !newest.reads_like(self.manager) {
             return Err(Refusal::Handling);
         }
-        let (seed, head) = (self.visits.seed, Cow::Borrowed(self.visits.head(0, self.head)));
+        let (seed, head) = (self.results.seed, Cow::Borrowed(self.results.head(0, self.head)));
         let found = find(table, &head, seed);
         let mut walk = FilterWalk { case: self, table, place: 0, seed, head, found, learned: Map::new() };
         newest.filters.iter().try_for_each(|filter| walk.pass(filter))
@@ -242,10 +242,10 @@ fn find<'t>(table: Option<&'t RouteTable>, head: &RequestHead, seed: u64) -> Opt
 
 /// A request on its way through the newest filters.
 struct FilterWalk<'a> {
-    case: &'a Case<'a>,
+    case: &'a AdmittedRequest<'a>,
     /// The newest routes.
     table: Option<&'a RouteTable>,
-    /// How many of the visits are over.
+    /// How many of the results are over.
     place: usize,
     /// The state of the random number generator with which the route was chosen.
     seed: u64,
@@ -278,13 +278,13 @@ impl FilterWalk<'_> {
         }
         match &filter.does {
             Does::Ask(config) if self.is_asked_about(config) => {
-                let (index, visit) = self.visit(filter, setting).ok_or(Refusal::Authentication)?;
-                if !visit.acted {
+                let (index, result) = self.result(filter, setting).ok_or(Refusal::Authentication)?;
+                if !result.acted {
                     return Err(Refusal::Authentication);
                 }
                 self.skip(index);
             }
-            Does::Jwt(jwt) => match self.visit(filter, setting) {
+            Does::Jwt(jwt) => match self.result(filter, setting) {
                 Some((index, _)) => self.skip(index),
                 None => return self.require(jwt, setting),
             },
@@ -303,34 +303,34 @@ impl FilterWalk<'_> {
     }
 
     /// Returns what a filter did with the request, if it would get the same head now, and the place of that.
-    fn visit(&self, filter: &Filter, setting: Option<&Setting>) -> Option<(usize, &Visit<'_>)> {
-        let Case { visits, head, .. } = *self.case;
-        let left = visits.filters.iter().enumerate().skip(self.place);
-        left.filter(|(_, visit)| visit.is_of(filter, setting)).find(|(index, _)| {
-            let before = visits.head(*index, head);
+    fn result(&self, filter: &Filter, setting: Option<&Setting>) -> Option<(usize, &FilterResult<'_>)> {
+        let AdmittedRequest { results, head, .. } = *self.case;
+        let left = results.filters.iter().enumerate().skip(self.place);
+        left.filter(|(_, result)| result.is_of(filter, setting)).find(|(index, _)| {
+            let before = results.head(*index, head);
             ptr::eq(before, &*self.head) || *before == *self.head
         })
     }
 
-    /// Goes on behind a visit.
+    /// Goes on behind a result.
     fn skip(&mut self, index: usize) {
-        let Case { visits, head, .. } = *self.case;
+        let AdmittedRequest { results, head, .. } = *self.case;
         self.place = index + 1;
-        self.head = Cow::Borrowed(visits.head(self.place, head));
-        let Some(visit) = visits.filters.get(index) else { return };
-        if let Some(seed) = visit.seed {
+        self.head = Cow::Borrowed(results.head(self.place, head));
+        let Some(result) = results.filters.get(index) else { return };
+        if let Some(seed) = result.seed {
             self.seed = seed;
             self.found = find(self.table, &self.head, seed);
         }
-        let name = match &visit.filter.does {
+        let name = match &result.filter.does {
             Does::Ask(_) => metadata::EXT_AUTHZ,
             _ => metadata::JWT,
         };
-        matching::learn(&mut self.learned, name, visit.found.clone());
+        matching::learn(&mut self.learned, name, result.found.clone());
     }
 
     fn authorize(&mut self, policy: &Arc<Policy>) -> Result<(), Refusal> {
-        let Case { origin, client, .. } = *self.case;
+        let AdmittedRequest { origin, client, .. } = *self.case;
         let subject = Subject {
             head: Some(&self.head),
             peer: &origin.peer,
@@ -361,7 +361,7 @@ impl FilterWalk<'_> {
         let requirement = jwt::requirement(jwt, setting, &self.head, &mut dice);
         let Some(requirement) = requirement.map_err(|_| Refusal::Authentication)? else { return Ok(()) };
         let came = self.case.start.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let signatures = &self.case.visits.signatures;
+        let signatures = &self.case.results.signatures;
         let JwtOutcome::Pass(good) = jwt::check_again(jwt, requirement, &self.head, came, signatures) else {
             return Err(Refusal::Authentication);
         };

@@ -1,7 +1,7 @@
-//! One try at one upstream: the request goes out, the answer's head comes in, then its body goes to the client.
+//! Moves the bytes of one attempt: the request to the upstream, then the response to the client.
 //!
-//! Both directions move at the same time, as HTTP allows an answer before the request is complete. All waiting
-//! is done in three places here, each of which also watches the client and the deadlines.
+//! Both directions move at the same time, because HTTP allows a response before the request is complete. A request waits in
+//! three places only, all of them here. Each also watches the client's connection and the deadlines.
 
 use std::{
     future::{Future, poll_fn},
@@ -11,6 +11,7 @@ use std::{
 };
 
 use crate::{
+    request::context::Exchange,
     upstream::response::{poll_answer, poll_head},
     worker::downstream::Downstream,
 };
@@ -18,33 +19,35 @@ use skysail_http::{
     flow::{Broken, Flow},
     head::ResponseHead,
     http1::{ConnectionOptions, Framing, HeadLimits, Scan},
-    timer::{Timer, earlier},
+    timer::{self, Timer, earlier},
     wire::Wire,
 };
 use skysail_policy::error::{Error, Kind};
 
-/// Interim answers (1xx) taken in one turn, after which other tasks come first.
-const TURN: usize = 64;
+/// Interim responses (1xx) read in one poll, before the task yields to others.
+const INTERIM_PER_POLL: usize = 64;
 
-/// When an exchange must be over, at each of its stages.
+/// The time limits of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deadlines {
-    /// The whole answer, counted from the end of the request.
+    /// Limit of the whole response, from the end of the request.
     timeout: Option<Duration>,
-    /// The head of the answer, counted from the end of the request.
+    /// Limit of the response's head in each attempt, from the end of the request.
     try_timeout: Option<Duration>,
-    /// The request itself.
+    /// Deadline of the complete request.
     request: Option<Instant>,
-    /// All of it.
+    /// Deadline of the whole exchange.
     pub(crate) whole: Option<Instant>,
-    /// It would not be admitted any more.
+    /// End of the drain time, if the configuration in force no longer admits the request.
     revoked: Option<Instant>,
-    /// Any movement.
+    /// Limit of the time without any progress.
     pub(crate) idle_timeout: Option<Duration>,
-    /// Set once the request is complete.
-    answer: Option<Instant>,
-    this_try: Option<Instant>,
+    /// Deadline of the response; set once the request is complete.
+    response: Option<Instant>,
+    /// Deadline of the response's head in the attempt under way.
+    attempt: Option<Instant>,
     idle: Option<Instant>,
+    /// Total of bytes at the last progress.
     moved: u64,
 }
 
@@ -55,16 +58,16 @@ pub(crate) struct Client<'a> {
     pub(crate) deadlines: &'a mut Deadlines,
     /// The request's body.
     pub(crate) body: &'a mut Flow,
-    /// All of the request has been sent to this upstream.
+    /// Whether the whole request has been sent to this upstream.
     pub(crate) complete: bool,
-    /// The upstream takes no more of the request; its answer may still come.
+    /// Whether the upstream takes no more of the request; its response may still come.
     pub(crate) stalled: bool,
-    /// Interim answers (1xx) may be passed on.
+    /// Whether interim responses (1xx) may be forwarded.
     pub(crate) interim: bool,
 }
 
 impl Deadlines {
-    /// No deadlines but these.
+    /// Returns these limits without any other.
     pub(crate) fn new(
         timeout: Option<Duration>,
         try_timeout: Option<Duration>,
@@ -74,26 +77,26 @@ impl Deadlines {
         Self { timeout, try_timeout, request, idle_timeout, ..Self::default() }
     }
 
-    /// Starts the clock of the whole answer: the request is here, though it may still wait for a connection.
-    fn received(&mut self, now: Instant) {
-        if self.answer.is_none() {
-            self.answer = self.timeout.map(|timeout| now + timeout);
+    /// Starts the response timeout: the request has arrived, though it may still wait for an upstream connection.
+    fn start_response(&mut self, now: Instant) {
+        if self.response.is_none() {
+            self.response = self.timeout.map(|timeout| now + timeout);
         }
     }
 
-    /// Starts the clocks that run from the end of the request, once it is sent.
-    fn start(&mut self, now: Instant) {
-        self.received(now);
-        self.this_try = self.try_timeout.map(|timeout| now + timeout);
+    /// Starts the timeouts that count from the end of the request, once it has been sent.
+    fn start_attempt(&mut self, now: Instant) {
+        self.start_response(now);
+        self.attempt = self.try_timeout.map(|timeout| now + timeout);
     }
 
-    /// Forgets the clock of one try.
-    pub(crate) fn next_try(&mut self) {
-        self.this_try = None;
+    /// Clears the deadline of the attempt.
+    pub(crate) fn next_attempt(&mut self) {
+        self.attempt = None;
     }
 
-    /// Takes notice of how much has moved so far.
-    fn movement(&mut self, total: u64) {
+    /// Restarts the idle timeout if the total of bytes has changed.
+    fn note_progress(&mut self, total: u64) {
         if let Some(timeout) = self.idle_timeout
             && (self.idle.is_none() || self.moved != total)
         {
@@ -102,7 +105,7 @@ impl Deadlines {
         }
     }
 
-    /// Ready with what has passed.
+    /// Ready with the kind of the deadline that has passed.
     fn poll(
         &self,
         cx: &mut Context<'_>,
@@ -111,17 +114,17 @@ impl Deadlines {
         awaiting_head: bool,
     ) -> Poll<Kind> {
         let request = self.request.filter(|_| !complete);
-        let this_try = self.this_try.filter(|_| awaiting_head);
-        let next = earlier(earlier(self.answer, this_try), earlier(request, self.idle));
+        let attempt = self.attempt.filter(|_| awaiting_head);
+        let next = earlier(earlier(self.response, attempt), earlier(request, self.idle));
         let next = earlier(earlier(next, self.whole), self.revoked);
         if next.is_none() {
             return Poll::Pending;
         }
         timer.poll(cx, next).map(|()| {
             let passed = |deadline: Option<Instant>| deadline.is_some() && deadline == next;
-            if passed(self.answer) {
+            if passed(self.response) {
                 Kind::ResponseTimeout
-            } else if passed(this_try) {
+            } else if passed(attempt) {
                 Kind::TryTimeout
             } else if passed(self.revoked) {
                 Kind::Revoked
@@ -137,7 +140,7 @@ impl Deadlines {
 }
 
 impl<'a> Client<'a> {
-    /// The client's side; the request's body has not been sent yet.
+    /// Returns the client's side of a request whose body has not been sent yet.
     pub(crate) fn new(
         downstream: &'a mut Downstream,
         deadlines: &'a mut Deadlines,
@@ -148,7 +151,7 @@ impl<'a> Client<'a> {
         Self { wire, timer, deadlines, body, complete: false, stalled: false, interim }
     }
 
-    /// Waits for something that has to do with neither side, such as a connection or a pause.
+    /// Waits for something that involves neither side, such as a new connection or a delay.
     pub(crate) async fn wait<T>(
         &mut self,
         future: impl Future<Output = Result<T, Error>>,
@@ -162,14 +165,15 @@ impl<'a> Client<'a> {
                 return Poll::Ready(Err(Error::new(Kind::DownstreamClosed)));
             }
             if self.body.has_arrived(self.wire) {
-                self.deadlines.received(Instant::now());
+                self.deadlines.start_response(Instant::now());
             }
             self.deadlines.poll(cx, self.timer, false, true).map(|kind| Err(Error::new(kind)))
         })
         .await
     }
 
-    /// Sends the request (its head is sent already) and waits for the answer's head. `revoked` says until when it may go on.
+    /// Sends the request's body and waits for the response's head. `revoked` returns the deadline of a request that is no longer
+    /// admitted.
     pub(crate) async fn request(
         &mut self,
         upstream: &mut Wire,
@@ -178,8 +182,8 @@ impl<'a> Client<'a> {
         head: &mut ResponseHead,
         mut revoked: impl FnMut() -> Option<Instant>,
     ) -> Result<(Framing, ConnectionOptions), Error> {
-        // Whether an interim answer has been passed on, and whether the one in `head` waits to be.
-        let (mut scan, mut passed, mut held) = (Scan::default(), false, false);
+        // `forwarded`: an interim response has been forwarded. `held`: the one in `head` waits for space.
+        let (mut scan, mut forwarded, mut held) = (Scan::default(), false, false);
         poll_fn(|cx| {
             let before = upstream.received();
             self.poll_request(cx, upstream)?;
@@ -192,7 +196,7 @@ impl<'a> Client<'a> {
                     }
                     held = false;
                 }
-                if turn == TURN {
+                if turn == INTERIM_PER_POLL {
                     cx.waker().wake_by_ref();
                     break;
                 }
@@ -203,12 +207,12 @@ impl<'a> Client<'a> {
                 match answer {
                     Poll::Pending => break,
                     Poll::Ready(Ok(None)) if !self.interim => {}
-                    // Interim answers are taken only as fast as the client takes them, except the first: the answer, which
-                    // comes after it, would be late.
-                    Poll::Ready(Ok(None)) if passed => held = true,
+                    // Interim responses are read as fast as the client reads them. The first is an exception, as holding it
+                    // would delay the final response.
+                    Poll::Ready(Ok(None)) if forwarded => held = true,
                     Poll::Ready(Ok(None)) => {
                         self.wire.interim(head, method);
-                        passed = true;
+                        forwarded = true;
                     }
                     Poll::Ready(Ok(Some(answer))) => return Poll::Ready(Ok(answer)),
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
@@ -217,15 +221,14 @@ impl<'a> Client<'a> {
             if matches!(self.wire.poll_flush(cx), Poll::Ready(Err(_))) || self.is_gone(cx) {
                 return failed(Kind::DownstreamClosed);
             }
-            self.deadlines.movement(before + upstream.sent());
+            self.deadlines.note_progress(before + upstream.sent());
             self.deadlines.revoked = revoked();
             self.deadlines.poll(cx, self.timer, self.complete, true).map(|kind| Err(Error::new(kind)))
         })
         .await
     }
 
-    /// Passes the answer's body on (its head is sent already). Ready when the client has it. `revoked` says until when it may
-    /// go on.
+    /// Forwards the response's body until all of it has been written to the client. `revoked` is as in [`Self::request`].
     pub(crate) async fn respond(
         &mut self,
         upstream: &mut Wire,
@@ -236,7 +239,7 @@ impl<'a> Client<'a> {
             match body.poll(cx, upstream, self.wire) {
                 Poll::Ready(Ok(())) => return Poll::Ready(Ok(())),
                 Poll::Ready(Err(Broken::Receiver)) => return failed(Kind::DownstreamClosed),
-                // HTTP/1.1 has no other way to end before the end it has told.
+                // An HTTP/1.1 message can end early only by the end of its connection.
                 Poll::Ready(Err(Broken::Sender)) if matches!(upstream, Wire::Http1(_)) => {
                     return failed(Kind::UpstreamProtocol);
                 }
@@ -248,7 +251,7 @@ impl<'a> Client<'a> {
             if self.is_gone(cx) {
                 return failed(Kind::DownstreamClosed);
             }
-            self.deadlines.movement(upstream.received() + self.wire.sent());
+            self.deadlines.note_progress(upstream.received() + self.wire.sent());
             self.deadlines.revoked = revoked();
             self.deadlines.poll(cx, self.timer, self.complete, false).map(|kind| Err(Error::new(kind)))
         })
@@ -256,12 +259,12 @@ impl<'a> Client<'a> {
         .map_err(Error::after_response_started)
     }
 
-    /// Whether the client has gone. A stream of HTTP/2 also waits here for its connection to be judged again.
+    /// Whether the client has closed its end. Registers an HTTP/2 stream to be woken when its connection is revalidated.
     fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
         if self.body.is_read() { self.wire.is_gone(cx) } else { self.wire.is_lost(cx) }
     }
 
-    /// Moves the request on. Only what the client does wrong is an error here.
+    /// Sends more of the request. Only a failure of the client is an error here.
     fn poll_request(&mut self, cx: &mut Context<'_>, upstream: &mut Wire) -> Result<(), Error> {
         if self.complete || self.stalled {
             return Ok(());
@@ -271,7 +274,7 @@ impl<'a> Client<'a> {
             Poll::Ready(Ok(())) => {
                 self.complete = true;
                 if self.deadlines.timeout.is_some() || self.deadlines.try_timeout.is_some() {
-                    self.deadlines.start(Instant::now());
+                    self.deadlines.start_attempt(Instant::now());
                 }
             }
             Poll::Ready(Err(Broken::Receiver)) => self.stalled = true,
@@ -284,4 +287,17 @@ impl<'a> Client<'a> {
 
 fn failed<T>(kind: Kind) -> Poll<Result<T, Error>> {
     Poll::Ready(Err(Error::new(kind)))
+}
+
+/// Waits for `delay`, unless the client closes its connection or a deadline passes first.
+pub(crate) async fn pause(
+    exchange: &mut Exchange<'_>,
+    delay: Duration,
+    deadlines: &mut Deadlines,
+) -> Result<(), Error> {
+    let sleep = async {
+        timer::sleep(delay).await;
+        Ok(())
+    };
+    Client::new(exchange.downstream, deadlines, &mut exchange.body, false).wait(Box::pin(sleep)).await
 }
