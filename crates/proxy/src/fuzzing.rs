@@ -1,5 +1,5 @@
-//! Ways for the fuzz targets to what is the crate's own. Built with the feature `fuzzing` alone, which nothing
-//! that is shipped turns on.
+//! Entry points for the fuzz targets into private parts of the crate. Compiled only with the feature `fuzzing`,
+//! which no shipped build enables.
 
 use skysail_xds::envoy::pb::envoy::config::core::v3::Node;
 
@@ -18,7 +18,7 @@ use skysail_http::{
 };
 use skysail_policy::config::http::Format;
 
-/// A request as it goes out to an upstream: head, content in these pieces, trailers.
+/// Encodes an HTTP/1.1 request to an upstream: head, the pieces of `content`, trailers.
 pub fn request(
     head: &mut RequestHead,
     framing: Framing,
@@ -31,7 +31,7 @@ pub fn request(
     body(out, framing, content, trailers)
 }
 
-/// An answer to `method` as it goes out to a client of HTTP/1.1.
+/// Encodes an HTTP/1.1 response to a request with `method`.
 pub fn response(
     head: &mut ResponseHead,
     framing: Framing,
@@ -53,8 +53,8 @@ fn body(mut out: Buffer, framing: Framing, content: &[Vec<u8>], trailers: Option
     out.bytes().to_vec()
 }
 
-/// What the listener filters make of a connection's first bytes: for TLS and for HTTP, `None` while more bytes
-/// are needed, else a text that tells it all.
+/// Returns the verdicts of the TLS and HTTP listener filters on a connection's first bytes, as text. `None`
+/// means that the filter needs more bytes.
 pub fn inspect(bytes: &[u8]) -> [Option<String>; 2] {
     let (mut tls, mut http) = (inspect::TlsInspector::default(), inspect::HttpInspector::default());
     let mut findings = [Findings::default(), Findings::default()];
@@ -62,7 +62,7 @@ pub fn inspect(bytes: &[u8]) -> [Option<String>; 2] {
     [0, 1].map(|at| (seen[at] != Look::More).then(|| format!("{:?} {:?}", seen[at], findings[at])))
 }
 
-/// The same after a look at each beginning of them, up to the first verdict.
+/// Returns the first verdict of each listener filter while `bytes` arrive one at a time.
 pub fn inspect_in_pieces(bytes: &[u8]) -> [Option<String>; 2] {
     let (mut tls, mut http) = (inspect::TlsInspector::default(), inspect::HttpInspector::default());
     [
@@ -78,15 +78,15 @@ fn first_verdict(bytes: &[u8], mut look: impl FnMut(&[u8], &mut Findings) -> Loo
     Some(format!("{seen:?} {findings:?}"))
 }
 
-/// A text with `%OPERATORS%`.
+/// Parses a text with `%OPERATORS%`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The text is not a valid format; the string says why.
 pub fn format(text: &str) -> Result<Format, String> {
     translate::format(text).map_err(|reject| reject.to_string())
 }
 
-/// Translates a resource; true if it was taken.
+/// Translates a resource; returns whether it was accepted.
 pub fn translate(kind: Resource, body: &[u8], strict: bool) -> bool {
     let tls = TlsContexts::default();
     let translator = Translator { tls: &tls, node: &Node::default(), strict };
@@ -96,14 +96,14 @@ pub fn translate(kind: Resource, body: &[u8], strict: bool) -> bool {
         Resource::Routes => translator.routes(body).is_ok(),
         Resource::Bootstrap => crate::translate::bootstrap::parse(body.to_vec().into(), false).is_ok(),
         Resource::Endpoints => {
-            // One named `a` whose endpoints come by discovery.
+            // A cluster named `a` of type EDS.
             let cluster = b"\x0a\x01a\x10\x03\x1a\x04\x0a\x02\x1a\x00";
             translator.cluster(cluster).is_ok_and(|cluster| translator.endpoints(body, &cluster).is_ok())
         }
     }
 }
 
-/// What to translate.
+/// Kind of the resource to translate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// `envoy.config.cluster.v3.Cluster`

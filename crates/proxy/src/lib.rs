@@ -1,11 +1,12 @@
-//! skysail-proxy: the sidecar.
+//! skysail-proxy: the sidecar of the mesh.
 //!
-//! Modules are listed from top to bottom: a module uses those below it, never those above. `crates/testkit/tests/structure.rs` checks it.
+//! Modules are listed from top to bottom: a module uses those below it, never those above.
+//! `crates/testkit/tests/structure.rs` checks the order.
 
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 
-// Start, command line, admin page.
+// Process start, command line, admin page.
 pub(crate) mod app;
 
 pub(crate) mod admin;
@@ -13,26 +14,26 @@ pub(crate) mod admin;
 // Configuration and certificates in force.
 pub(crate) mod discovery;
 
-// Envoy's protos as the types of `skysail_policy::config`.
+// Translation of Envoy's protos into the types of `skysail_policy::config`.
 pub(crate) mod translate;
 
-// Connections and requests, in the order in which they pass.
+// Downstream connections and requests, in processing order.
 pub mod accept;
 
 pub(crate) mod request;
 
 pub(crate) mod tcp;
 
-// Calls of the sidecar's own: external authorization, key sets, collectors.
+// Requests of the sidecar itself: external authorization, JWKS, telemetry collectors.
 pub(crate) mod call;
 
 // State of one worker and its connections.
 pub mod worker;
 
-// Connections to upstreams: endpoints, pools, TLS.
+// Upstream connections: endpoints, connection pools, TLS.
 pub mod upstream;
 
-// Limits and drain.
+// Overload limits and drain.
 pub mod overload;
 
 // Metrics, access logs, spans.

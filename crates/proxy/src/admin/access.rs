@@ -1,5 +1,5 @@
-//! The admin page is for callers in the sidecar's own network namespace, wherever it listens. The sidecar has no keys to verify tokens
-//! with, so nobody else is let in.
+//! Access check of the admin page: whatever address it listens on, it serves only callers in the sidecar's own
+//! network namespace. The sidecar has no keys to verify tokens with, so it refuses every other caller.
 
 use axum::{
     extract::{ConnectInfo, Request},
@@ -10,7 +10,7 @@ use axum::{
 use skysail_admin::Ends;
 use skysail_core::local::Refusal;
 
-/// Answers for the pages where a caller may not see them.
+/// Refuses requests for pages that the caller is not allowed to see.
 pub(super) async fn guard(ConnectInfo(ends): ConnectInfo<Ends>, request: Request, next: Next) -> Response {
     match ends.check(&request) {
         Ok(()) => next.run(request).await,

@@ -1,4 +1,4 @@
-//! `/certs`: certificates and roots in use, in the shape of `envoy.admin.v3.Certificates`.
+//! `/certs`: certificates and trusted roots in use, in the shape of `envoy.admin.v3.Certificates`.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -10,7 +10,7 @@ use skysail_identity::Description;
 use super::Admin;
 use skysail_policy::format;
 
-/// One entry a secret; `path` is its name.
+/// Returns one entry per secret; `path` is the secret's name.
 pub(super) async fn page(State(admin): State<Arc<Admin>>) -> Json<Value> {
     let tls = admin.configuration.tls();
     let described = |name: &str, certificates: &[CertificateDer<'_>]| -> Value {
@@ -43,7 +43,7 @@ fn describe(path: &str, certificate: &CertificateDer<'_>) -> Option<Value> {
     }))
 }
 
-/// A time as RFC 3339 has it, to the second.
+/// Formats a time as RFC 3339, to the second.
 fn rfc3339(time: SystemTime) -> String {
     let mut text = Vec::new();
     format::write_time(time, &mut text);

@@ -1,4 +1,4 @@
-//! `/clusters`: every endpoint with its figures, as Envoy prints them.
+//! `/clusters`: every endpoint with its statistics, as Envoy prints them.
 
 use std::{collections::HashMap, fmt::Write as _, net::SocketAddr, sync::Arc};
 
@@ -10,7 +10,7 @@ use skysail_policy::config::{
     cluster::{Discovery, Health},
 };
 
-/// Figures by cluster and address, of all workers together.
+/// Endpoint statistics by cluster and address, summed over all workers.
 struct Figures(HashMap<(Arc<str>, SocketAddr), HostStats>);
 
 impl Figures {
@@ -29,7 +29,7 @@ impl Figures {
         Self(sums)
     }
 
-    /// Name, value, and whether it is a gauge.
+    /// Returns the statistics as (name, value, whether it is a gauge).
     fn of(&self, cluster: &Cluster, address: SocketAddr) -> [(&'static str, u64, bool); 8] {
         let none = HostStats::default();
         let host = self.0.get(&(Arc::clone(&cluster.name), address)).unwrap_or(&none);
@@ -62,34 +62,34 @@ fn is_ejected(endpoint: &Endpoint) -> bool {
     endpoint.track.as_ref().is_some_and(|track| track.is_ejected())
 }
 
-/// `healthy`, or what is wrong with an endpoint.
+/// Returns `healthy`, or Envoy's health flags of the endpoint.
 fn flags(endpoint: &Endpoint) -> String {
     let ejected = if is_ejected(endpoint) { "/failed_outlier_check" } else { "" };
-    let told = match endpoint.health {
+    let by_eds = match endpoint.health {
         Health::Healthy => "",
         Health::Degraded => "/degraded_eds_health",
         Health::Unhealthy => "/failed_eds_health",
         Health::Draining => "/eds_status_draining",
     };
-    if ejected.is_empty() && told.is_empty() { "healthy".to_owned() } else { format!("{ejected}{told}") }
+    if ejected.is_empty() && by_eds.is_empty() { "healthy".to_owned() } else { format!("{ejected}{by_eds}") }
 }
 
-/// `envoy.admin.v3.HostHealthStatus`.
+/// Returns the health as `envoy.admin.v3.HostHealthStatus`.
 fn health(endpoint: &Endpoint) -> Value {
-    let told = match endpoint.health {
+    let by_eds = match endpoint.health {
         Health::Healthy => "HEALTHY",
         Health::Degraded => "DEGRADED",
         Health::Unhealthy => "UNHEALTHY",
         Health::Draining => "DRAINING",
     };
-    let mut status = json!({"eds_health_status": told});
+    let mut status = json!({"eds_health_status": by_eds});
     if is_ejected(endpoint) {
         status["failed_outlier_check"] = true.into();
     }
     status
 }
 
-/// Region, zone and sub-zone.
+/// Returns region, zone and sub-zone.
 fn place(cluster: &Cluster, endpoint: &Endpoint) -> [Box<str>; 3] {
     let endpoints = cluster.endpoints.load();
     endpoints.localities.get(endpoint.locality as usize).map(|known| known.place.clone()).unwrap_or_default()
@@ -100,7 +100,7 @@ fn locality(cluster: &Cluster, endpoint: &Endpoint) -> Value {
     names.filter(|(_, value)| !value.is_empty()).map(|(name, value)| (*name, value.into_string())).collect()
 }
 
-/// One line a fact.
+/// Formats the statistics as text, one line per value.
 pub(super) fn text(inventory: &Inventory, figures: &[HostStats]) -> String {
     let figures = Figures::new(figures);
     let mut out = String::new();
@@ -137,7 +137,7 @@ pub(super) fn text(inventory: &Inventory, figures: &[HostStats]) -> String {
     out
 }
 
-/// The same as `envoy.admin.v3.Clusters`.
+/// Returns the statistics as `envoy.admin.v3.Clusters`.
 pub(super) fn json(inventory: &Inventory, figures: &[HostStats]) -> Value {
     let figures = Figures::new(figures);
     let statuses: Vec<Value> =
@@ -187,7 +187,7 @@ fn status(cluster: &Cluster, dynamic: bool, figures: &Figures) -> Value {
     status
 }
 
-/// An address as `envoy.config.core.v3.Address`.
+/// Returns an address as `envoy.config.core.v3.Address`.
 pub(super) fn address(address: SocketAddr) -> Value {
     json!({"socket_address": {"address": address.ip().to_string(), "port_value": address.port()}})
 }

@@ -1,4 +1,4 @@
-//! `/config_dump`: the configuration in force in Envoy's shape, which `istioctl proxy-config` reads too.
+//! `/config_dump`: the configuration in force in Envoy's shape, which `istioctl proxy-config` also reads.
 
 use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
@@ -42,7 +42,7 @@ use crate::{
     },
 };
 
-/// Everything, encoded for the child process.
+/// Returns the whole dump, encoded for the child process that converts it.
 pub(super) async fn config_dump(admin: &Admin, include_endpoints: bool) -> Vec<u8> {
     let inventory = admin.configuration.inventory().await;
     let mut configs = vec![pack(&BootstrapConfigDump {
@@ -59,17 +59,17 @@ pub(super) async fn config_dump(admin: &Admin, include_endpoints: bool) -> Vec<u
     ConfigDump { configs }.to_vec()
 }
 
-/// One part, encoded for the child process.
+/// Returns a dump of one section, encoded for the child process.
 pub(super) fn wrap<M: Codec + Name>(message: &M) -> Vec<u8> {
     ConfigDump { configs: vec![pack(message)] }.to_vec()
 }
 
-/// JSON, made by a child process.
+/// Converts a dump to JSON in a child process.
 pub(super) fn to_json(dump: Vec<u8>) -> anyhow::Result<Value> {
     Ok(serde_json::from_slice(&convert::convert_in_child(Conversion::ConfigDump, dump)?)?)
 }
 
-/// Takes out what `resource`, `name_regex` and `mask` ask for.
+/// Applies the parameters `resource`, `name_regex` and `mask`.
 pub(super) fn select(mut dump: Value, options: &HashMap<String, String>) -> Result<Value, String> {
     let names = options.get("name_regex").map(|pattern| regex::Regex::new(pattern)).transpose();
     let names = names.map_err(|error| format!("name_regex: {error}\n"))?;
@@ -108,7 +108,7 @@ pub(super) fn select(mut dump: Value, options: &HashMap<String, String>) -> Resu
     Ok(dump)
 }
 
-/// The message that the elements of a list are, within that of its section.
+/// Returns the message type of a list's elements, relative to the type of its section.
 fn element(list: &str) -> Option<&'static str> {
     Some(match list {
         "static_clusters" => ".StaticCluster",
@@ -124,7 +124,7 @@ fn element(list: &str) -> Option<&'static str> {
     })
 }
 
-/// Keeps the fields of these paths: `cluster.name`.
+/// Keeps only the fields on these paths, such as `cluster.name`.
 fn keep_fields(value: &mut Value, paths: &[&str]) {
     let Value::Object(fields) = value else { return };
     fields.retain(|name, field| {
@@ -143,14 +143,14 @@ fn keep_fields(value: &mut Value, paths: &[&str]) {
     });
 }
 
-/// In the lists of a dump, keeps what has a name that matches.
+/// Keeps only the elements whose names match, in every list of a section.
 fn retain_names(dump: &mut Value, pattern: &regex::Regex) {
     for list in dump.as_object_mut().into_iter().flat_map(Map::values_mut).filter_map(Value::as_array_mut) {
         list.retain(|item| name_of(item).is_none_or(|name| pattern.is_match(name)));
     }
 }
 
-/// The name of a resource, which may be one level down.
+/// Returns the name of a resource, which may be one level down.
 fn name_of(item: &Value) -> Option<&str> {
     let direct = item.get("name").or_else(|| item.get("cluster_name")).and_then(Value::as_str);
     direct.or_else(|| {
@@ -264,7 +264,7 @@ fn routes(inventory: &Inventory) -> RoutesConfigDump {
     dump
 }
 
-/// The route tables that stand in a listener itself.
+/// Returns the route tables that a listener contains inline.
 fn inline_tables(listener: &Bytes) -> Vec<Any> {
     use skysail_xds::envoy::pb::envoy::{
         config::listener::v3::{Listener, filter::ConfigType},
@@ -299,7 +299,7 @@ fn endpoints(inventory: &Inventory) -> EndpointsConfigDump {
     EndpointsConfigDump { static_endpoint_configs: Vec::new(), dynamic_endpoint_configs: dynamic.collect() }
 }
 
-/// Certificates without their keys, and roots.
+/// Returns certificates without their private keys, and trusted roots.
 fn secrets(tls: &Arc<TlsContexts>) -> SecretsConfigDump {
     let mut dump = SecretsConfigDump::default();
     let text = |text: String| {

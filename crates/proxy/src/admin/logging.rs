@@ -1,4 +1,4 @@
-//! `/logging`: shows and changes what is logged, with Envoy's parameters. Its loggers are our modules.
+//! `/logging`: shows and changes log levels, with Envoy's parameters. A logger is a Rust module.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ usage: /logging?level=<level> (change all levels)
 levels: trace debug info warning error critical off
 ";
 
-/// A module, or all, and the level it is to have.
+/// A module (`None` for all) and its new level.
 type Change<'a> = (Option<&'a str>, LevelFilter);
 
 pub(super) async fn page(Query(options): Query<Vec<(String, String)>>) -> Response {
@@ -36,7 +36,7 @@ pub(super) async fn page(Query(options): Query<Vec<(String, String)>>) -> Respon
     (status, text).into_response()
 }
 
-/// What the parameters ask for.
+/// Parses the query parameters.
 fn changes(options: &[(String, String)]) -> Result<Vec<Change<'_>>, String> {
     let mut changes = Vec::new();
     for (name, value) in options {
@@ -55,7 +55,7 @@ fn changes(options: &[(String, String)]) -> Result<Vec<Change<'_>>, String> {
     Ok(changes)
 }
 
-/// A level by Envoy's name for it. There is none above `error` here.
+/// Parses Envoy's name of a level. `critical` maps to `error`, the highest level here.
 pub(crate) fn level(name: &str) -> Result<LevelFilter, String> {
     Ok(match name {
         "trace" => LevelFilter::TRACE,
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_mean_what_they_do_in_envoy() {
+    fn parameters_have_envoys_meaning() {
         let read = |name: &str, value: &str| {
             let options = [(name.to_owned(), value.to_owned())];
             changes(&options).map(|changes| {

@@ -1,4 +1,4 @@
-//! What the sidecar shows of itself: the admin page in Envoy's shape, readiness, metrics.
+//! Admin interface of the sidecar: the admin page in Envoy's shape, readiness, metrics.
 
 mod access;
 mod certs;
@@ -42,44 +42,44 @@ use crate::{
 };
 use skysail_policy::config::listener::Direction;
 
-/// What the pages show.
+/// State behind the admin pages.
 pub(crate) struct Admin {
     configuration: Arc<Configuration>,
     workers: Arc<Workers>,
     shared: Shared,
-    /// Encoded, for the config dump.
+    /// Encoded `envoy.config.bootstrap.v3.Bootstrap`, for `/config_dump`.
     bootstrap: Bytes,
     started: SystemTime,
     since: Instant,
     quit: Arc<Notify>,
     draining: AtomicBool,
-    /// `/healthcheck/fail` was called.
+    /// Set by `/healthcheck/fail`.
     failed: AtomicBool,
     options: CommandLine,
     snapshots: stats::Snapshots,
 }
 
-/// What the pages need to know of the command line.
+/// Command line options that the pages show or use.
 #[derive(Clone, Debug)]
 pub(crate) struct CommandLine {
-    /// For so long connections are taken on when they are drained gracefully.
+    /// Duration of a graceful drain, after which connections are closed.
     pub(crate) drain_time: Duration,
-    /// The bootstrap file; empty without one.
+    /// Path of the bootstrap file; empty without one.
     pub(crate) config_path: String,
-    /// What was merged into it.
+    /// Bootstrap text that was merged into the file.
     pub(crate) config_yaml: String,
-    /// Unsupported fields are warned about.
+    /// Unsupported bootstrap fields are warned about instead of refused.
     pub(crate) lenient: bool,
 }
 
-/// Which pages a port has.
+/// Set of pages that a port serves.
 #[derive(Clone, Copy)]
 pub(crate) enum Pages {
-    /// The admin page.
+    /// Every page.
     All,
-    /// `/healthz/ready`.
+    /// Only `/healthz/ready`.
     Health,
-    /// `/stats/prometheus`.
+    /// Only `/stats/prometheus`.
     Metrics,
 }
 
@@ -127,7 +127,7 @@ impl Admin {
         })
     }
 
-    /// From now on not ready.
+    /// Makes readiness fail from now on.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Release);
     }
@@ -142,7 +142,7 @@ impl Admin {
     }
 }
 
-/// A bootstrap that only says who we are, for the config dump of a sidecar that has no file.
+/// Returns a bootstrap that contains only the node, for the config dump of a sidecar without a bootstrap file.
 pub(crate) fn node_only(node: &Node) -> Bytes {
     Bootstrap { node: Some(node.clone()), ..Bootstrap::default() }.to_vec().into()
 }
@@ -150,7 +150,7 @@ pub(crate) fn node_only(node: &Node) -> Bytes {
 /// Serves pages on an address.
 ///
 /// # Errors
-/// When the address cannot be listened on.
+/// The address cannot be bound.
 pub(crate) async fn serve(
     admin: &Arc<Admin>,
     address: SocketAddr,
@@ -210,7 +210,7 @@ async fn clusters_page(State(admin): State<Arc<Admin>>, Query(options): Options)
 
 async fn config_dump(State(admin): State<Arc<Admin>>, Query(options): Options) -> Response {
     let dump = dump::config_dump(&admin, options.contains_key("include_eds")).await;
-    // A child process, so that this thread goes on meanwhile.
+    // A child process converts the dump, so that this thread is not blocked.
     let converted = tokio::task::spawn_blocking(move || dump::to_json(dump)).await;
     match converted {
         Ok(Ok(value)) => match dump::select(value, &options) {
@@ -241,7 +241,7 @@ async fn listeners(State(admin): State<Arc<Admin>>, Query(options): Options) -> 
 
 async fn on_demand(State(admin): State<Arc<Admin>>) -> Json<Value> {
     let inventory = admin.configuration.inventory().await;
-    Json(inventory.hosts.iter().map(|(table, hosts)| (table.to_string(), hosts.shown())).collect())
+    Json(inventory.hosts.iter().map(|(table, hosts)| (table.to_string(), hosts.to_json())).collect())
 }
 
 async fn quit(State(admin): State<Arc<Admin>>) -> &'static str {
@@ -249,7 +249,8 @@ async fn quit(State(admin): State<Arc<Admin>>) -> &'static str {
     "OK\n"
 }
 
-/// Envoy's, where parameters count by being there. Answers when all workers have begun.
+/// Drains listeners as Envoy does: a parameter applies if it is present. Responds when every worker has begun
+/// to drain.
 async fn drain_listeners(State(admin): State<Arc<Admin>>, Query(options): Options) -> Response {
     const KNOWN: [&str; 3] = ["inboundonly", "graceful", "skip_exit"];
     if let Some(unknown) = options.keys().find(|name| !KNOWN.contains(&name.as_str())) {

@@ -1,4 +1,4 @@
-//! `/server_info`, `/memory`, `/runtime`, `/ready` and `/healthcheck`: the process itself, in Envoy's shape.
+//! `/server_info`, `/memory`, `/runtime`, `/ready` and `/healthcheck`: state of the process in Envoy's shape.
 
 use std::{
     collections::BTreeMap,
@@ -50,7 +50,7 @@ pub(super) async fn ready(Extract(admin): Extract<Arc<Admin>>) -> Response {
     (status, format!("{}\n", state.name())).into_response()
 }
 
-/// `/healthcheck/fail`: not ready from now on, until `/healthcheck/ok`.
+/// `/healthcheck/fail`: makes readiness fail until `/healthcheck/ok`.
 pub(super) async fn fail(Extract(admin): Extract<Arc<Admin>>) -> &'static str {
     admin.failed.store(true, Ordering::Release);
     "OK\n"
@@ -61,11 +61,11 @@ pub(super) async fn recover(Extract(admin): Extract<Arc<Admin>>) -> &'static str
     "OK\n"
 }
 
-/// `envoy.admin.v3.ServerInfo`. Of the command line it has what is also one's of Envoy.
+/// Returns `envoy.admin.v3.ServerInfo`, with the command line options that Envoy has too.
 pub(super) async fn info(Extract(admin): Extract<Arc<Admin>>) -> Response {
     let uptime = format!("{}s", admin.since.elapsed().as_secs());
     let bootstrap = admin.bootstrap.clone();
-    // A child process, so that this thread goes on meanwhile.
+    // A child process converts the node, so that this thread is not blocked.
     let node = tokio::task::spawn_blocking(move || node(&bootstrap)).await;
     let node = match node {
         Ok(Ok(node)) => node,
@@ -85,7 +85,7 @@ pub(super) async fn info(Extract(admin): Extract<Arc<Admin>>) -> Response {
     Json(info).into_response()
 }
 
-/// `envoy.admin.v3.CommandLineOptions`: what of it holds here. Envoy prints every field.
+/// Returns `envoy.admin.v3.CommandLineOptions`. Envoy prints every field.
 fn command_line(admin: &Admin) -> Value {
     let level = skysail_core::logging::levels().into_iter().find(|(module, _)| module.is_none());
     let level = match level.as_ref().map_or("off", |(_, level)| level) {
@@ -121,7 +121,7 @@ fn command_line(admin: &Admin) -> Value {
     })
 }
 
-/// The node as JSON.
+/// Returns the node as JSON.
 fn node(bootstrap: &[u8]) -> anyhow::Result<Value> {
     let mut node = Bootstrap::from_slice(bootstrap)?.node.unwrap_or_default();
     if node.user_agent_name.is_empty() {
@@ -138,13 +138,13 @@ fn node(bootstrap: &[u8]) -> anyhow::Result<Value> {
     Ok(value["configs"][0]["bootstrap"]["node"].take())
 }
 
-/// Memory of this process in bytes, as the kernel knows it.
+/// Memory of this process in bytes, from the kernel.
 pub(super) struct Memory {
-    /// In use and not of a file.
+    /// Resident anonymous memory.
     pub(super) allocated: u64,
-    /// Reserved for data.
+    /// Size of the data segments (`VmData`).
     pub(super) heap: u64,
-    /// In use.
+    /// Resident memory.
     pub(super) physical: u64,
 }
 
@@ -160,7 +160,7 @@ impl Memory {
     }
 }
 
-/// `envoy.admin.v3.Memory`; what only Envoy's allocator has is 0.
+/// Returns `envoy.admin.v3.Memory`. Fields that describe only Envoy's allocator are 0.
 pub(super) async fn memory() -> Json<Value> {
     let Memory { allocated, heap, physical } = Memory::now();
     Json(json!({
@@ -173,7 +173,7 @@ pub(super) async fn memory() -> Json<Value> {
     }))
 }
 
-/// The layers of the runtime with their values, those of the last layer in force.
+/// Returns the layers of the runtime with their values; the value of the last layer is in force.
 pub(super) async fn runtime(Extract(admin): Extract<Arc<Admin>>) -> Json<Value> {
     let bootstrap = Bootstrap::from_slice(&admin.bootstrap).unwrap_or_default();
     let layers = bootstrap.layered_runtime.unwrap_or_default().layers;

@@ -1,4 +1,4 @@
-//! `/stats` and `/stats/prometheus`: what workers count, and what the process says of itself by Envoy's names.
+//! `/stats` and `/stats/prometheus`: the workers' statistics, and the process's own under Envoy's names.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -23,24 +23,24 @@ use crate::telemetry::{
     plain::{Kind, StatsFilter},
 };
 
-/// Most bytes that a compiled filter may take.
+/// Maximum size of a compiled filter, in bytes.
 const MAX_FILTER: usize = 1 << 18;
 
-/// Snapshots of the metrics that are being written to clients at the same time. If there are more, the readers of the
-/// oldest are cut off: they are at least `(SNAPSHOTS - 1) * FRESH` behind.
+/// Maximum number of metric snapshots that are being written to clients at the same time. Beyond it, the
+/// clients that read the oldest are disconnected: they are at least `(SNAPSHOTS - 1) * FRESH` behind.
 const SNAPSHOTS: usize = 4;
-/// How old a snapshot may be that another client gets, too.
+/// Maximum age of a snapshot that another client may share.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The snapshots that are being written. Those who ask at the same time share one, so that memory does not grow with
-/// the number of clients.
+/// Snapshots that are being written. Concurrent clients share one, so that memory does not grow with the number
+/// of clients.
 #[derive(Default)]
 pub(super) struct Snapshots(Mutex<VecDeque<Weak<Snapshot>>>);
 
 /// All metrics at one moment.
 struct Snapshot {
     taken: Instant,
-    /// `None` once it has been taken away from slow readers.
+    /// `None` after the snapshot was taken away from slow clients.
     metrics: std::sync::Mutex<Option<Arc<Metrics>>>,
 }
 
@@ -52,7 +52,8 @@ impl Snapshot {
 }
 
 impl Snapshots {
-    /// The metrics of now, or of a moment ago if they are still being written to another client.
+    /// Returns a snapshot younger than `fresh` that is still being written to another client, or takes a new
+    /// one.
     async fn current(&self, fresh: Duration, take: impl Future<Output = Metrics>) -> Arc<Snapshot> {
         let mut kept = self.0.lock().await;
         kept.retain(|snapshot| snapshot.strong_count() > 0);
@@ -72,12 +73,12 @@ impl Snapshots {
     }
 }
 
-/// `/stats`, in the form that is asked for.
+/// Returns `/stats` in the requested format.
 pub(super) async fn page(State(admin): State<Arc<Admin>>, Query(options): Options) -> Response {
     let format = options.get("format").map_or("text", String::as_str);
     match (format, wanted(&options)) {
         (_, Err(reason)) => (StatusCode::BAD_REQUEST, reason).into_response(),
-        // These are for callers from here alone, and are made at once.
+        // Only callers of the same network namespace get these pages, so they are rendered at once.
         ("text", Ok(wanted)) => metrics(&admin).await.text(&wanted).into_response(),
         ("json", Ok(wanted)) => Json(metrics(&admin).await.json(&wanted)).into_response(),
         ("prometheus", Ok(wanted)) => exposition(&admin, wanted).await,
@@ -88,7 +89,7 @@ pub(super) async fn page(State(admin): State<Arc<Admin>>, Query(options): Option
     }
 }
 
-/// `/stats/prometheus`.
+/// Returns `/stats/prometheus`.
 pub(super) async fn prometheus(State(admin): State<Arc<Admin>>, Query(options): Options) -> Response {
     match wanted(&options) {
         Ok(wanted) => exposition(&admin, wanted).await,
@@ -96,14 +97,15 @@ pub(super) async fn prometheus(State(admin): State<Arc<Admin>>, Query(options): 
     }
 }
 
-/// Prometheus text. It is open to the network and as long as peers make it, so it is made as it is read.
+/// Returns Prometheus text. The page is open to the network and peers influence its length, so it is rendered
+/// while the client reads it.
 async fn exposition(admin: &Admin, wanted: StatsFilter) -> Response {
     let snapshot = admin.snapshots.current(FRESH, metrics(admin)).await;
     let body = pieces(snapshot, wanted);
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], body).into_response()
 }
 
-/// The pieces of a page; one that has a single piece says how long it is.
+/// Returns the page in pieces. A page of one piece has a `content-length`.
 fn pieces(snapshot: Arc<Snapshot>, wanted: StatsFilter) -> Body {
     let mut page = Page::new(wanted);
     let mut rest = std::iter::from_fn(move || {
@@ -117,10 +119,10 @@ fn pieces(snapshot: Arc<Snapshot>, wanted: StatsFilter) -> Body {
     }
 }
 
-/// What the parameters ask for; those of Envoy's that only concern forms that are not served are passed over.
+/// Parses the parameters. Envoy's parameters for formats that are not served are ignored.
 fn wanted(options: &HashMap<String, String>) -> Result<StatsFilter, String> {
     let filter = options.get("filter").filter(|filter| !filter.is_empty());
-    // Metrics are open to the network.
+    // Metrics are open to the network, so the filter's size is limited.
     let compiled = |filter: &String| regex::RegexBuilder::new(filter).size_limit(MAX_FILTER).build();
     let filter = filter.map(compiled).transpose();
     let kind = match options.get("type").map(|kind| kind.to_ascii_lowercase()).as_deref() {
@@ -145,7 +147,7 @@ fn wanted(options: &HashMap<String, String>) -> Result<StatsFilter, String> {
     })
 }
 
-/// Everything there is to show.
+/// Collects all metrics.
 async fn metrics(admin: &Admin) -> Metrics {
     let shards = admin.workers.scrape().await;
     let mut metrics = Metrics::new(shards, &admin.shared.local, Some(&admin.shared.access_log));
@@ -157,7 +159,7 @@ async fn metrics(admin: &Admin) -> Metrics {
     metrics
 }
 
-/// `server.`: this process.
+/// Adds `server.`: statistics of this process.
 fn add_server(admin: &Admin, metrics: &mut Metrics) {
     let state = admin.state();
     let memory = server::Memory::now();
@@ -179,7 +181,8 @@ fn add_server(admin: &Admin, metrics: &mut Metrics) {
     }
 }
 
-/// Days until the first certificate ends; without one the highest number, as in Envoy.
+/// Returns the number of days until the first certificate expires; without a certificate the maximum, as Envoy
+/// does.
 fn days_left(admin: &Admin) -> u64 {
     let tls = admin.configuration.tls();
     let named = tls.identities().into_iter().filter_map(|(_, identity)| identity);
@@ -190,7 +193,7 @@ fn days_left(admin: &Admin) -> u64 {
     ends.min().unwrap_or(u32::MAX.into())
 }
 
-/// `cluster_manager.`, `listener_manager.`, `control_plane.`: what came by discovery, and what is in force.
+/// Adds `cluster_manager.`, `listener_manager.` and `control_plane.`: discovery updates and resources in force.
 async fn add_discovery(admin: &Admin, metrics: &mut Metrics) {
     let configuration = &admin.configuration;
     for (scope, kind) in
@@ -214,7 +217,8 @@ async fn add_discovery(admin: &Admin, metrics: &mut Metrics) {
     metrics.add_gauge("listener_manager.total_listeners_active", active);
     metrics.add_gauge("listener_manager.total_listeners_warming", warming);
     metrics.add_gauge("listener_manager.total_listeners_draining", 0);
-    // Envoy's workers begin with the first configuration; ours are there before it, but serve nothing.
+    // Envoy starts its workers with the first configuration. Workers here start earlier, but serve nothing
+    // before it.
     metrics.add_gauge("listener_manager.workers_started", configuration.is_ready().into());
 }
 
@@ -245,7 +249,7 @@ mod tests {
         let first = snapshots.current(hour, take()).await;
         let second = snapshots.current(hour, async { unreachable!("there is one") }).await;
         assert!(Arc::ptr_eq(&first, &second));
-        // Nobody has it any more.
+        // No client uses it any more.
         drop((first, second));
         let mut held = vec![snapshots.current(hour, take()).await];
         for _ in 1..3 * SNAPSHOTS {
@@ -274,7 +278,7 @@ mod tests {
         }
         assert!(text.len() > 1 << 20 && text == expected.as_bytes());
         drop(body);
-        // A reader that is so far behind that others need its place is cut off, not told that this was all.
+        // A slow client whose snapshot is needed by others gets an error, not an apparent end of the page.
         let mut slow =
             pieces(snapshots.current(FRESH, take()).await, StatsFilter::default()).into_data_stream();
         assert!(slow.next().await.unwrap().is_ok());
@@ -282,7 +286,7 @@ mod tests {
         for _ in 0..SNAPSHOTS {
             others.push(snapshots.current(Duration::ZERO, take()).await);
         }
-        // The piece that was ready comes.
+        // The piece that was already rendered arrives.
         assert!(slow.next().await.unwrap().is_ok());
         assert!(slow.next().await.unwrap().is_err());
     }

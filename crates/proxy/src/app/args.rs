@@ -1,4 +1,4 @@
-//! The command line: as typed in ([`Args`]) and as used ([`Mode`]).
+//! Command line: the arguments as parsed ([`Args`]) and as used ([`Mode`]).
 
 use std::{num::NonZeroUsize, path::PathBuf, thread::available_parallelism};
 
@@ -11,82 +11,87 @@ use crate::{
     translate::bootstrap::{Source, convert::Conversion, runtime},
 };
 
-/// How to run the sidecar: from an Envoy bootstrap file, or as the sidecar of a mesh.
+/// Arguments of the sidecar, which starts from an Envoy bootstrap file or as a member of a mesh.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Envoy bootstrap file, YAML or JSON.
     #[arg(long, short = 'c', alias = "config-path", value_name = "FILE", conflicts_with = "discovery")]
     bootstrap: Option<PathBuf>,
 
-    /// Control plane to take certificates and configuration from, over TLS.
+    /// Control plane that issues the certificate and serves the configuration, over TLS.
     #[arg(long, value_name = "HOST:PORT", requires_all = ["ca_root", "token", "node"])]
     discovery: Option<String>,
 
-    /// PEM file of the certificates that the control plane's certificate must be signed by; watched.
+    /// PEM file of the CA certificates that sign the control plane's certificate; reloaded when it changes.
     #[arg(long, value_name = "FILE", requires = "discovery")]
     ca_root: Option<PathBuf>,
 
-    /// Service account token; read again whenever it is used, and watched.
+    /// File of the service account token; read for every use, and watched for changes.
     #[arg(long, value_name = "FILE", requires = "discovery")]
     token: Option<PathBuf>,
 
-    /// JSON of the node (envoy.config.core.v3.Node) in the form of Istio's agent.
+    /// JSON file of the node (envoy.config.core.v3.Node) as Istio's agent writes it.
     #[arg(long, value_name = "FILE", requires = "discovery")]
     node: Option<PathBuf>,
 
-    /// Run this Envoy in the sidecar's place, with certificates and configuration from the same control plane.
-    /// Any public build will do; the control plane then leaves Istio's own filters out.
+    /// Run this Envoy instead of the sidecar, with certificates and configuration from the same control plane.
+    /// Any public build works; the control plane then omits the filters that only Istio's build has.
     #[arg(long, value_name = "PROGRAM", requires = "discovery")]
     envoy: Option<PathBuf>,
 
-    /// Worker threads; by default as many as the CPUs this process may use.
+    /// Number of worker threads; defaults to the number of CPUs available to the process.
     #[arg(long, value_name = "N")]
     concurrency: Option<NonZeroUsize>,
 
-    /// Mark (SO_MARK) of every socket the sidecar opens, so that interception lets it through.
+    /// SO_MARK of every socket that the sidecar opens, which exempts it from traffic interception.
     #[arg(long, value_name = "N")]
     interception_mark: Option<u32>,
 
-    /// Port of the admin page on 127.0.0.1; 0 for any free one. By default 15000, or what the bootstrap file says.
+    /// Port of the admin page on 127.0.0.1; 0 selects a free port. Defaults to the bootstrap file's address, or
+    /// to 15000 in a mesh.
     #[arg(long, value_name = "PORT")]
     admin_port: Option<u16>,
 
-    /// Port of /healthz/ready; 0 for any free one. By default 15021, with a bootstrap file none.
+    /// Port of /healthz/ready; 0 selects a free port. Defaults to 15021 in a mesh; not served with a bootstrap
+    /// file.
     #[arg(long, value_name = "PORT")]
     health_port: Option<u16>,
 
-    /// Port of /stats/prometheus; 0 for any free one. By default 15090, with a bootstrap file none.
+    /// Port of /stats/prometheus; 0 selects a free port. Defaults to 15090 in a mesh; not served with a
+    /// bootstrap file.
     #[arg(long, value_name = "PORT")]
     metrics_port: Option<u16>,
 
-    /// Series of Istio's metrics that each worker keeps at most, of requests and of connections; others are not counted.
+    /// Maximum number of series of Istio's metrics per worker, for requests and for connections. Further series
+    /// are not recorded.
     #[arg(long, value_name = "N", default_value_t = Limits::default().series)]
     max_metric_series: usize,
 
-    /// Sets a limit, as a static layer of the bootstrap file's runtime would that comes after all others; may be given
-    /// several times. Keys: skysail.overload.under_way, skysail.overload.late_ms, skysail.overload.refuse_ms,
-    /// skysail.admission.drain_ms, skysail.admission.end_with_certificate, overload.premature_reset_total_stream_count.
+    /// Sets a runtime key to a number; may be repeated. It overrides every runtime layer of the bootstrap file.
+    /// Keys: skysail.overload.under_way, skysail.overload.late_ms, skysail.overload.refuse_ms,
+    /// skysail.admission.drain_ms, skysail.admission.end_with_certificate,
+    /// overload.premature_reset_total_stream_count.
     #[arg(long, value_name = "KEY=NUMBER", value_parser = setting)]
     runtime: Vec<(String, String)>,
 
-    /// Seconds that requests under way may take after SIGTERM.
+    /// Drain timeout in seconds: the time that requests in flight have to finish after SIGTERM.
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     drain_seconds: u64,
 
-    /// Run without the filter of system calls (seccomp), and without no_new_privs. It never applies to --envoy.
+    /// Disables the system call filter (seccomp) and no_new_privs. Neither ever applies to --envoy.
     #[arg(long)]
     no_seccomp: bool,
 
     #[command(flatten)]
     envoys: EnvoysArgs,
 
-    /// Convert standard input to standard output and end: how the sidecar uses Envoy's descriptors without
-    /// carrying them.
+    /// Converts standard input to standard output and exits. The sidecar runs itself with this flag to use
+    /// Envoy's descriptors without loading them.
     #[arg(long, value_name = "FORM", hide = true, exclusive = true)]
     convert: Option<Conversion>,
 }
 
-/// What Envoy's command line has besides, so that what starts Envoy, such as Istio's agent, can start us in its place.
+/// Envoy's own options, so that Istio's agent and other launchers of Envoy can start the sidecar instead.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "As for Envoy")]
 struct EnvoysArgs {
@@ -94,61 +99,61 @@ struct EnvoysArgs {
     #[arg(long, value_name = "TEXT", requires = "bootstrap")]
     config_yaml: Option<String>,
 
-    /// What is logged, unless SKYSAIL_LOG says so: trace, debug, info, warning, error, critical or off.
+    /// Log level: trace, debug, info, warning, error, critical or off. SKYSAIL_LOG takes precedence.
     #[arg(long, short = 'l', value_name = "LEVEL")]
     log_level: Option<String>,
 
-    /// Seconds that /drain_listeners?graceful leaves connections.
+    /// Drain time in seconds of /drain_listeners?graceful.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     drain_time_s: u64,
 
-    /// Warn about fields of a bootstrap file that are known but not supported, instead of refusing them.
+    /// Warn about bootstrap fields that are known but not supported, instead of refusing them.
     #[arg(long, requires = "bootstrap")]
     allow_unknown_static_fields: bool,
 
-    /// Levels of Envoy's own loggers; of no effect here.
+    /// Levels of Envoy's own loggers; ignored.
     #[arg(long, value_name = "LEVELS", hide = true)]
     component_log_level: Option<String>,
 
-    /// Of no effect: clients are always told at once.
+    /// Ignored: every drain notifies all clients immediately.
     #[arg(long, value_name = "STRATEGY", value_parser = ["gradual", "immediate"], hide = true)]
     drain_strategy: Option<String>,
 
-    /// Of no effect.
+    /// Ignored.
     #[arg(long, value_name = "VERSION", value_parser = ["v4", "v6"], hide = true)]
     local_address_ip_version: Option<String>,
 
-    /// Of no effect: access logs are written every 100 ms.
+    /// Ignored: access logs are flushed every 100 ms.
     #[arg(long, value_name = "MILLISECONDS", hide = true)]
     file_flush_interval_msec: Option<u64>,
 
-    /// Of no effect: access logs are written every 100 ms.
+    /// Ignored: access logs are flushed every 100 ms.
     #[arg(long, value_name = "KB", hide = true)]
     file_flush_min_size_kb: Option<u64>,
 
-    /// Of no effect: there is no hot restart.
+    /// Ignored: hot restart does not exist.
     #[arg(long, hide = true)]
     disable_hot_restart: bool,
 
-    /// Of no effect.
+    /// Ignored.
     #[arg(long, hide = true)]
     skip_deprecated_logs: bool,
 
-    /// Of no effect.
+    /// Ignored.
     #[arg(long, hide = true)]
     enable_core_dump: bool,
 }
 
-/// What is to be done.
+/// Task of the process, as the command line selects it.
 pub(crate) enum Mode {
     Convert(Conversion),
     Bootstrap(Source, Common),
     Mesh(Mesh, Common),
-    /// Run this Envoy in the sidecar's place.
+    /// Runs this Envoy instead of the sidecar.
     Envoy(PathBuf, Mesh, Common),
 }
 
-/// What holds in both modes.
+/// Settings common to all modes that carry traffic.
 pub(crate) struct Common {
     pub(crate) concurrency: usize,
     pub(crate) mark: Option<u32>,
@@ -156,29 +161,29 @@ pub(crate) struct Common {
     pub(crate) health_port: Option<u16>,
     pub(crate) metrics_port: Option<u16>,
     pub(crate) metric_series: usize,
-    /// Keys of the runtime with their values.
+    /// Runtime keys with their values.
     pub(crate) runtime: Vec<(String, String)>,
     pub(crate) drain: std::time::Duration,
-    /// Whether the process confines itself to the system calls it needs.
+    /// Enables the system call filter.
     pub(crate) seccomp: bool,
-    /// For the admin page.
+    /// Options that the admin page shows.
     pub(crate) admin: CommandLine,
 }
 
 impl Args {
-    /// What is logged from the start, if the command line says so.
+    /// Returns the initial log level, if the command line sets one.
     pub(crate) fn log_level(&self) -> Option<&str> {
         self.envoys.log_level.as_deref()
     }
 
-    /// Checks what only makes sense together.
+    /// Checks the combination of arguments and returns the mode.
     pub(crate) fn mode(self) -> anyhow::Result<Mode> {
         if let Some(conversion) = self.convert {
             return Ok(Mode::Convert(conversion));
         }
         let envoys = self.envoys;
         let common = Common {
-            // That of the cgroup, too.
+            // `available_parallelism` honours the CPU quota of the cgroup.
             concurrency: self
                 .concurrency
                 .or_else(|| available_parallelism().ok())
@@ -223,7 +228,7 @@ impl Args {
     }
 }
 
-/// A key of the runtime with its value, which are in order.
+/// Parses and validates a runtime key with its value.
 fn setting(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("give a key and a number: KEY=NUMBER")?;
     runtime::set(&mut Limits::default(), key, value).map_err(|error| format!("{error:#}"))?;
@@ -247,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_may_be_set_on_the_command_line() {
+    fn a_limit_can_be_set_on_the_command_line() {
         let key = "skysail.overload.late_ms";
         assert_eq!(setting(&format!("{key}=50")), Ok((key.to_owned(), "50".to_owned())));
         let refused = |text: &str| setting(text).unwrap_err();

@@ -1,9 +1,9 @@
-//! A real Envoy in the sidecar's place: what Istio's agent does beside it.
+//! Runs a real Envoy instead of the sidecar, and does what Istio's agent does beside Envoy.
 //!
-//! Envoy asks a local server for its certificate by SDS; everything else it takes from the control plane itself.
-//! So here the certificate is obtained and renewed, served over a Unix socket, and Envoy is started with a
-//! bootstrap that leads to both. Public Envoy lacks Istio's own filters: the node says so, and the control plane
-//! leaves them out. When it is told to end, Envoy is first asked to send its clients away.
+//! Envoy requests its certificate by SDS from a local server and everything else from the control plane. This
+//! module obtains and renews the certificate, serves it over a Unix socket, and starts Envoy with a bootstrap
+//! that refers to both. Public builds of Envoy lack Istio's own filters: the node metadata says so, and the
+//! control plane omits them. On termination, Envoy's listeners are drained before Envoy is stopped.
 
 use std::{
     path::{Path, PathBuf},
@@ -55,29 +55,29 @@ use crate::{
     discovery::secrets::{CONTROL_PLANE, Issued, Mesh, OwnCertificate},
 };
 
-/// Node metadata by which the control plane leaves out the filters that only Istio's build of Envoy has.
-const PLAIN: &str = "SKYSAIL_PLAIN_ENVOY";
+/// Node metadata key that makes the control plane omit the filters that only Istio's build of Envoy has.
+const PLAIN_ENVOY: &str = "SKYSAIL_PLAIN_ENVOY";
 
-/// The first version of Envoy that takes virtual hosts over its aggregated stream.
+/// First version of Envoy that accepts virtual hosts (VHDS) over the aggregated stream.
 const FIRST_WITH_VIRTUAL_HOSTS: (u32, u32) = (1, 37);
 
-/// How often to see whether Envoy's clients have gone.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval between checks for open downstream connections during a drain.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What Envoy is started with.
+/// Parameters to run Envoy with.
 pub(crate) struct Envoy {
-    /// The program.
+    /// Executable of Envoy.
     pub(crate) program: PathBuf,
-    /// Where the control plane is.
+    /// Address and credentials of the control plane.
     pub(crate) mesh: Mesh,
     pub(crate) common: Common,
 }
 
 impl Envoy {
-    /// Runs Envoy until it ends or the process is told to end.
+    /// Runs Envoy until it exits or the process is told to terminate.
     ///
     /// # Errors
-    /// When Envoy cannot be started, or ends by itself.
+    /// Envoy cannot be started, or exits by itself.
     pub(crate) async fn run(&self, own: OwnCertificate) -> anyhow::Result<()> {
         let mut terminate = std::pin::pin!(shutdown::terminate());
         let folder = Folder::new()?;
@@ -99,20 +99,20 @@ impl Envoy {
         std::fs::write(&bootstrap, text).with_context(|| format!("cannot write {}", bootstrap.display()))?;
         let mut envoy = self.start(&bootstrap)?;
         tokio::select! {
-            status = envoy.wait() => bail!("Envoy ended by itself: {}", status?),
-            ended = served => bail!("the server of secrets ended: {ended:?}"),
+            status = envoy.wait() => bail!("Envoy exited by itself: {}", status?),
+            ended = served => bail!("the SDS server ended: {ended:?}"),
             never = own.keep(|issued| { sender.send_replace(Some(Arc::new(issued))); Ok(()) }) => match never {},
             signal = &mut terminate => tracing::info!(signal = signal?, "draining Envoy"),
         }
         match timeout(self.common.drain, self.drain()).await {
             Ok(Ok(())) => tracing::info!("drained"),
-            Ok(Err(error)) => tracing::warn!(%error, "Envoy's admin page does not drain it"),
-            Err(_) => tracing::info!("drained, but for connections that stay open"),
+            Ok(Err(error)) => tracing::warn!(%error, "cannot drain Envoy through its admin page"),
+            Err(_) => tracing::info!("drain timeout reached; some connections are still open"),
         }
         end(&mut envoy).await
     }
 
-    /// Has Envoy tell its clients to go, with their next answer or by GOAWAY, and waits until they have.
+    /// Drains Envoy's listeners (`connection: close`, GOAWAY) and waits until no downstream connection is open.
     async fn drain(&self) -> anyhow::Result<()> {
         self.ask("POST", "/drain_listeners?graceful").await?;
         let own = [self.health(), self.metrics()].map(|port| format!("0.0.0.0_{port}"));
@@ -121,11 +121,11 @@ impl Envoy {
             if open_connections(&stats, &own) == 0 {
                 return Ok(());
             }
-            sleep(LOOK).await;
+            sleep(CHECK_INTERVAL).await;
         }
     }
 
-    /// Envoy's answer at its admin page.
+    /// Sends a request to Envoy's admin page and returns the response.
     async fn ask(&self, method: &str, path: &str) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.admin())).await?;
         let request = format!(
@@ -157,7 +157,7 @@ impl Envoy {
             .arg(bootstrap)
             .args(["--concurrency", &self.common.concurrency.to_string()])
             .args(["--disable-hot-restart", "--log-level", "warning"])
-            // As Istio's agent has it: every answer while draining tells the client to go.
+            // As Istio's agent does: during a drain every response tells its client to close the connection.
             .args(["--drain-time-s", &self.common.drain.as_secs().max(1).to_string()])
             .args(["--drain-strategy", "immediate"])
             .stdin(Stdio::null())
@@ -166,8 +166,8 @@ impl Envoy {
             .with_context(|| format!("cannot start Envoy, {}", self.program.display()))
     }
 
-    /// As Istio's agent writes it: discovery over TLS with the certificate that SDS gives, readiness and metrics on
-    /// their usual ports.
+    /// Returns a bootstrap like that of Istio's agent: ADS over TLS with the certificate from SDS, readiness
+    /// and metrics on their usual ports.
     fn bootstrap(&self, node: &Value, secrets: &Path) -> Value {
         let (admin, health, metrics) = (self.admin(), self.health(), self.metrics());
         let ads = json!({"ads": {}, "resource_api_version": "V3"});
@@ -198,7 +198,7 @@ impl Envoy {
         });
         if let Some(mark) = self.common.mark {
             bootstrap["cluster_manager"] = json!({"upstream_bind_config": {"socket_options": [{
-                // SO_MARK of SOL_SOCKET.
+                // SO_MARK at level SOL_SOCKET.
                 "level": 1, "name": 36, "int_value": mark, "state": "STATE_PREBIND",
             }]}});
         }
@@ -235,7 +235,7 @@ impl Envoy {
                                 {"san_type": "DNS", "matcher": {"exact": CONTROL_PLANE}},
                             ],
                         },
-                        // Not the file, which Envoy reads once: the root may be replaced.
+                        // Not the root file: Envoy would read it once, and the root may be replaced.
                         "validation_context_sds_secret_config": secret("ROOTCA"),
                     },
                 },
@@ -245,28 +245,28 @@ impl Envoy {
     }
 }
 
-/// The node, with the word that this Envoy is a public build.
+/// Reads the node and marks it as a public build of Envoy.
 fn node(file: &Path) -> anyhow::Result<Value> {
     let text = std::fs::read(file).with_context(|| format!("cannot read --node {}", file.display()))?;
     let mut node: Value =
         serde_json::from_slice(&text).with_context(|| format!("--node {}", file.display()))?;
     let Some(fields) = node.as_object_mut() else { bail!("--node {} is not a JSON object", file.display()) };
-    // Envoy states these of itself.
+    // Envoy sets these fields itself.
     for field in ["userAgentName", "userAgentBuildVersion", "clientFeatures"] {
         fields.remove(field);
     }
-    node["metadata"][PLAIN] = "true".into();
+    node["metadata"][PLAIN_ENVOY] = "true".into();
     Ok(node)
 }
 
-/// Whether an Envoy takes virtual hosts one by one, by what it says of its version.
+/// Returns whether this Envoy accepts virtual hosts (VHDS), judged by its version.
 async fn takes_virtual_hosts(program: &Path) -> bool {
     let output = Command::new(program).arg("--version").output().await;
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     version(&text).is_some_and(|version| version >= FIRST_WITH_VIRTUAL_HOSTS)
 }
 
-/// The version in `PATH/envoy  version: COMMIT/1.40.0/Clean/RELEASE/BoringSSL`.
+/// Parses the version out of `PATH/envoy  version: COMMIT/1.40.0/Clean/RELEASE/BoringSSL`.
 fn version(text: &str) -> Option<(u32, u32)> {
     let (_, build) = text.rsplit_once("version: ")?;
     let mut numbers = build.split('/').nth(1)?.split('.');
@@ -298,7 +298,7 @@ fn cluster(name: &str, kind: &str, address: Value, http2: bool) -> Value {
     cluster
 }
 
-/// One page of the admin interface on a port of its own.
+/// Returns a listener that serves one page of the admin interface.
 fn page(name: &str, port: u16, path: &str, admin: &str) -> Value {
     json!({
         "name": name,
@@ -325,31 +325,31 @@ fn page(name: &str, port: u16, path: &str, admin: &str) -> Value {
     })
 }
 
-/// How many connections listeners hold, by Envoy's statistics: `listener.ADDRESS.downstream_cx_active: N`. The admin
-/// page's and those of these addresses do not count.
-fn open_connections(stats: &str, but: &[String]) -> u64 {
+/// Counts open downstream connections in Envoy's statistics (`listener.ADDRESS.downstream_cx_active: N`). The
+/// admin page's and those of the excluded addresses do not count.
+fn open_connections(stats: &str, excluded: &[String]) -> u64 {
     let open = |line: &str| -> Option<u64> {
         let (name, number) = line.split_once(": ")?;
         let address = name.strip_prefix("listener.")?.strip_suffix(".downstream_cx_active")?;
         let counts = !address.starts_with("admin")
             && !address.contains(".worker_")
-            && !but.iter().any(|it| it == address);
+            && !excluded.iter().any(|it| it == address);
         number.trim().parse().ok().filter(|_| counts)
     };
     stats.lines().filter_map(open).sum()
 }
 
-/// Asks Envoy to end, and waits.
+/// Sends SIGTERM to Envoy and waits for it to exit.
 async fn end(envoy: &mut Child) -> anyhow::Result<()> {
     if let Some(id) = envoy.id().and_then(|id| i32::try_from(id).ok()) {
-        // It fails only when Envoy is gone already.
+        // `kill` fails only if Envoy has already exited.
         let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(id), nix::sys::signal::Signal::SIGTERM);
     }
     envoy.wait().await.context("cannot wait for Envoy")?;
     Ok(())
 }
 
-/// A private folder, gone at the end.
+/// A private directory, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -370,7 +370,7 @@ impl Drop for Folder {
     }
 }
 
-/// The server of `default` and `ROOTCA`.
+/// SDS server of the secrets `default` and `ROOTCA`.
 struct SecretServer(watch::Receiver<Option<Arc<Issued>>>);
 
 #[tonic::async_trait]
@@ -408,7 +408,7 @@ impl SecretDiscoveryService for SecretServer {
                         },
                         message = requests.message() => match message {
                             Ok(Some(DiscoveryRequest { error_detail: Some(error), .. })) => {
-                                tracing::warn!(reason = error.message, "Envoy refused a secret");
+                                tracing::warn!(reason = error.message, "Envoy rejected a secret");
                             }
                             Ok(Some(_)) => {}
                             _ => return,
@@ -424,18 +424,18 @@ impl SecretDiscoveryService for SecretServer {
         &self,
         _: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaSecretsStream>, Status> {
-        Err(Status::unimplemented("this server speaks state of the world"))
+        Err(Status::unimplemented("the SDS server supports only the state-of-the-world protocol"))
     }
 
     async fn fetch_secrets(
         &self,
         _: Request<DiscoveryRequest>,
     ) -> Result<Response<DiscoveryResponse>, Status> {
-        Err(Status::unimplemented("this server speaks streams"))
+        Err(Status::unimplemented("the SDS server supports only streaming requests"))
     }
 }
 
-/// The secrets of these names.
+/// Returns the secrets with the requested names.
 fn resources(issued: &Issued, asked: &[String]) -> Vec<Any> {
     let inline = |pem: &str| {
         Some(DataSource {
@@ -467,14 +467,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_envoy_says_its_version() {
+    fn the_version_is_parsed() {
         let text = "\n/usr/bin/envoy  version: 88bb6ba8c06dc2e3db8fd5e5b9fbd2ff9e53b0f1/1.40.0/Clean/RELEASE/BoringSSL\n";
         assert_eq!(version(text), Some((1, 40)));
         assert_eq!(version("command not found"), None);
     }
 
     #[test]
-    fn connections_of_the_mesh_count() {
+    fn only_connections_of_the_mesh_are_counted() {
         let stats = "HTTP/1.1 200 OK\r\ndate: now\r\n\r\n1f\r\n\
             http.admin.downstream_cx_active: 9\n\
             listener.0.0.0.0_15006.downstream_cx_active: 2\n\

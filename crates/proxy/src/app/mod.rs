@@ -1,4 +1,4 @@
-//! In which order the sidecar starts and ends.
+//! Start and shutdown of the sidecar, in order.
 
 pub(crate) mod args;
 pub(crate) mod envoy;
@@ -46,22 +46,24 @@ use crate::{
 };
 use skysail_policy::peer::LocalWorkload;
 
-/// Runs the sidecar until it is told to end.
+/// Runs the sidecar until it is told to terminate.
 ///
 /// # Errors
-/// When it cannot start: a file cannot be read or used, a port is taken, the system refuses something.
+/// The sidecar cannot start: a file is unreadable or invalid, a port is taken, or the system refuses a
+/// resource.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let level = args.log_level().map(admin::level).transpose().map_err(anyhow::Error::msg)?;
     let mode = args.mode()?;
     if let Mode::Convert(conversion) = mode {
-        // Plainly, for the process that reads it.
+        // Without formatting: the parent process parses this text.
         if let Err(error) = convert::child(conversion) {
             eprint!("{error:#}");
             std::process::exit(1);
         }
         return Ok(());
     }
-    // Before the first further thread, so that all are confined. An Envoy in the sidecar's place needs other calls.
+    // seccomp must be in force before a second thread starts, so that it applies to all. Envoy needs other
+    // system calls.
     if let Mode::Bootstrap(_, common) | Mode::Mesh(_, common) = &mode
         && common.seccomp
     {
@@ -80,7 +82,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let (start, common) = match mode {
         Mode::Convert(_) => return Ok(()),
         Mode::Envoy(program, mesh, common) => {
-            return runtime.block_on(in_its_place(Envoy { program, mesh, common }));
+            return runtime.block_on(run_envoy(Envoy { program, mesh, common }));
         }
         Mode::Bootstrap(source, common) => (Start::File(Box::new(bootstrap::load(&source)?)), common),
         Mode::Mesh(mesh, common) => {
@@ -90,8 +92,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     };
     let local = LocalSet::new();
     let workers = local.block_on(&runtime, control(start, common))?;
-    // What still refers to the workers, such as open admin pages, ends with the runtime; then they can be joined,
-    // and with the last of them the access log is written out.
+    // Dropping the runtime releases the remaining references to the workers, such as open admin pages. Only
+    // then can they be joined. The last worker's exit flushes the access log.
     drop(local);
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     if let Some(workers) = Arc::into_inner(workers) {
@@ -100,23 +102,23 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a real Envoy in this sidecar's place.
-async fn in_its_place(envoy: Envoy) -> anyhow::Result<()> {
+/// Runs a real Envoy instead of the sidecar.
+async fn run_envoy(envoy: Envoy) -> anyhow::Result<()> {
     let node = bootstrap::load_node(&envoy.mesh.node)?;
     let own =
         OwnCertificate::new(&Secrets::new(Arc::default()), envoy.mesh.clone(), node, envoy.common.mark)?;
     envoy.run(own).await
 }
 
-/// What the configuration begins with.
+/// Source of the initial configuration.
 enum Start {
     File(Box<Bootstrap>),
     Mesh(Mesh, Box<Node>),
 }
 
-/// The thread that carries no traffic: discovery, certificates, the admin page, the end.
+/// Runs on the main thread, which carries no traffic: discovery, certificates, the admin page, shutdown.
 async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
-    // Before anything else, so that a signal during the start is not lost.
+    // Installed first, so that a signal during startup is not lost.
     let terminate = spawn_local(shutdown::terminate());
     let node = match &start {
         Start::File(file) => file.node.clone(),
@@ -170,21 +172,21 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
     if let (Start::File(_), Some((_, reason))) = (&start, failed.first()) {
         anyhow::bail!("{reason}");
     }
-    let _fresh = Task::start({
+    let _refresh = Task::start({
         let configuration = Arc::clone(&configuration);
         async move { configuration.keep_fresh().await }
     });
-    let _heard = Task::start({
+    let _questions = Task::start({
         let configuration = Arc::clone(&configuration);
-        async move { configuration.hear().await }
+        async move { configuration.serve_questions().await }
     });
     let _watch = spawn_local({
         let (pressure, workers) = (Arc::clone(&shared.pressure), Arc::clone(&workers));
         async move { pressure.watch(async |refuse| workers.refuse_requests(refuse).await).await }
     });
-    let _small = Task::start({
+    let _trim = Task::start({
         let configuration = Arc::clone(&configuration);
-        async move { configuration.keep_small().await }
+        async move { configuration.trim_memory().await }
     });
     let _discovery = match start {
         Start::File(file) => Task::start(from_file(*file, node, Arc::clone(&configuration))?),
@@ -204,7 +206,7 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
 }
 
 fn local_workload(node: &Node) -> anyhow::Result<LocalWorkload> {
-    // The same message, generated by two crates.
+    // Two crates generate the same message as different types.
     let metadata = node.metadata.as_ref().map(prost::Message::encode_to_vec).unwrap_or_default();
     let metadata = prost_types::Struct::decode(metadata.as_slice())?;
     let zone = node.locality.as_ref().map_or("", |locality| &locality.zone).into();
@@ -218,7 +220,7 @@ fn start_body(start: &Start) -> bytes::Bytes {
     }
 }
 
-/// Opens the ports of the admin page, of readiness and of metrics.
+/// Listens on the ports of the admin page, readiness and metrics.
 async fn listen(admin: &Arc<Admin>, start: &Start, common: &Common) -> anyhow::Result<()> {
     use skysail_core::names::{ADMIN_PORT, HEALTH_PORT, METRICS_PORT};
     let mesh = matches!(start, Start::Mesh(..));
@@ -244,7 +246,7 @@ async fn listen(admin: &Arc<Admin>, start: &Start, common: &Common) -> anyhow::R
 
 type Forever = std::pin::Pin<Box<dyn Future<Output = Infallible>>>;
 
-/// Discovery as a bootstrap file has it; without any, nothing goes on.
+/// Returns discovery as the bootstrap file configures it. Without `ads_config` the future never completes.
 fn from_file(file: Bootstrap, node: Node, configuration: Arc<Configuration>) -> anyhow::Result<Forever> {
     let Some(ads) = file.ads else { return Ok(Box::pin(std::future::pending())) };
     let remote = configuration.remote(&ads.cluster).with_context(|| {
@@ -258,13 +260,13 @@ fn from_file(file: Bootstrap, node: Node, configuration: Arc<Configuration>) -> 
             .context("dynamic_resources.ads_config: initial_metadata")?;
         metadata.insert(key, value.parse().context("dynamic_resources.ads_config: initial_metadata")?);
     }
-    let options = Options { node: telling_what_it_takes(node, ads.form), form: ads.form, wildcard };
+    let options = Options { node: with_capabilities(node, ads.form), form: ads.form, wildcard };
     Ok(Box::pin(async move { configuration.follow(options, remote, || Ok(metadata.clone())).await }))
 }
 
-/// The node, saying to our own control plane that it may send addresses for names, and virtual hosts one by one. Others
-/// do not know the words.
-fn telling_what_it_takes(mut node: Node, form: Form) -> Node {
+/// Adds node metadata that lets Skysail's control plane send resolved addresses and single virtual hosts. Other
+/// control planes ignore the keys.
+fn with_capabilities(mut node: Node, form: Form) -> Node {
     let metadata = node.metadata.get_or_insert_default();
     metadata.fields.insert(names::TAKES_RESOLVED_NAMES.to_owned(), skysail_xds::istio::string("true"));
     if form == Form::Delta {
@@ -273,7 +275,7 @@ fn telling_what_it_takes(mut node: Node, form: Form) -> Node {
     node
 }
 
-/// First the certificate, then discovery with it.
+/// Obtains the certificate first, then runs discovery with it.
 fn from_mesh(
     mesh: Mesh,
     node: Node,
@@ -284,15 +286,15 @@ fn from_mesh(
     let token = mesh.token.clone();
     let own = OwnCertificate::new(&secrets, mesh, node.clone(), mark)?;
     let remote = own.remote.clone();
-    let node = telling_what_it_takes(node, Form::Delta);
-    // Clusters are asked for once it is known whether the server is ours.
+    let node = with_capabilities(node, Form::Delta);
+    // Clusters are subscribed to only after the server is known to be Skysail or not.
     let options = Options { node, form: Form::Delta, wildcard: vec![Kind::Listener] };
     Ok(Box::pin(async move {
         let got = Arc::new(Notify::new());
         let _renewal = Task::start({
             let got = Arc::clone(&got);
             own.keep(move |issued| {
-                secrets.take_own(issued)?;
+                secrets.store_own(issued)?;
                 got.notify_one();
                 Ok(())
             })
@@ -302,7 +304,7 @@ fn from_mesh(
     }))
 }
 
-/// A task of this thread that ends when this is dropped.
+/// A task of this thread, aborted on drop.
 struct Task(tokio::task::JoinHandle<()>);
 
 impl Task {

@@ -1,8 +1,8 @@
-//! `skysail-proxy` as a program of its own.
+//! `skysail-proxy` as a standalone program.
 
 use clap::Parser as _;
 
-/// The sidecar: carries a workload's traffic in and out.
+/// Sidecar proxy: carries a workload's inbound and outbound traffic.
 #[derive(clap::Parser)]
 #[command(version)]
 struct Cli {

@@ -1,10 +1,11 @@
-//! Route configurations whose virtual hosts come one by one (VHDS): which there are, which are in force, and which requests
-//! ask for.
+//! Virtual hosts of route configurations that use VHDS: bookkeeping of the hosts received, the hosts in force
+//! and the authorities that requests ask for.
 //!
-//! Each host waits for the clusters it leads to by itself. A name that a request asks for is *open* until the server has
-//! answered and the host that came is in force; then it is found in the table, or is *settled*: the table's wildcards and its
-//! catch-all apply. Open names are given up after [`ANSWER`]: requests wait for them no more and are refused, while the
-//! server is still asked, whose answer settles them.
+//! Each virtual host waits only for the clusters that it leads to. An authority that a request asks for is
+//! *pending* until the server has answered and the virtual host that it sent is in force. Then the authority is
+//! found in the table, or it *falls back* to the table's wildcards and catch-all. A pending authority *times
+//! out* after [`ANSWER_TIMEOUT`]: requests for it no longer wait and are refused. It stays subscribed, and a
+//! late answer resolves it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -18,7 +19,7 @@ use skysail_xds::client::{Received, Rejection};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    slot::{Kept, PATIENCE, Slot},
+    slot::{Kept, Slot, WARMING_TIMEOUT},
     uses,
 };
 use crate::translate::{self, Translator};
@@ -29,40 +30,40 @@ use skysail_policy::state::{
     demand::{Demand, Question, RequestedAuthority, UseMark},
 };
 
-/// `envoy.config.route.v3.RouteConfiguration.virtual_hosts`
+/// Field number of `envoy.config.route.v3.RouteConfiguration.virtual_hosts`.
 const VIRTUAL_HOSTS: u32 = 2;
-/// How long requests wait for the virtual host they ask for.
-pub(crate) const ANSWER: Duration = Duration::from_secs(5);
-/// So many names that no virtual host in hand has are asked for of each table.
-const MOST_NAMES: usize = 1_000;
-/// A name without requests is let go of after so long.
-pub(crate) const IDLE: Duration = Duration::from_secs(3600);
+/// Maximum time that a request waits for the virtual host it asks for.
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of authorities per table that are subscribed to without a virtual host of that name.
+const MAX_NAMES: usize = 1_000;
+/// Time without requests after which a subscription to a name ends.
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// A virtual host and what it is looked up by.
+/// A virtual host with the domains that select it.
 pub(crate) struct RequestedHost {
     value: Arc<VirtualHost>,
     domains: Vec<String>,
 }
 
-/// The hosts of one route configuration.
+/// Virtual hosts of one route configuration.
 #[derive(Default)]
 pub(crate) struct Hosts {
-    /// Some have come, or the news that there are none.
+    /// The server has sent virtual hosts, or has answered that there are none.
     pub(super) answered: bool,
     pub(crate) slots: BTreeMap<Arc<str>, Slot<RequestedHost>>,
-    /// When each was last seen in use.
+    /// Time when each virtual host was last seen in use.
     used: HashMap<Arc<str>, Instant>,
-    /// Authorities that no host has by its full name.
+    /// Requested authorities that are no exact domain of any virtual host.
     names: BTreeMap<Box<str>, Name>,
-    /// Those that are not asked for again, as workers see them.
+    /// Authorities with a final answer, as the workers see them.
     demand: Option<Arc<Demand>>,
-    /// What is in force, and the configuration it was made from.
+    /// The base table and the table in force that was merged from it.
     whole: Option<(Arc<RouteTable>, Arc<RouteTable>)>,
 }
 
-/// An authority that was asked for.
+/// State of a requested authority.
 struct Name {
-    /// Since when it is open; then, when it was last seen in use.
+    /// Time when the authority became pending; afterwards, when it was last seen in use.
     since: Instant,
     /// The server has answered.
     answered: bool,
@@ -71,15 +72,15 @@ struct Name {
     waiting: Vec<oneshot::Sender<()>>,
 }
 
-/// How far it is known which virtual host an authority belongs to.
+/// Progress of finding the virtual host of an authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HostState {
     /// Requests wait.
-    Open,
-    /// There was no answer in time.
-    GivenUp,
-    /// No virtual host has it by its full name.
-    Settled,
+    Pending,
+    /// No answer arrived in time.
+    TimedOut,
+    /// No virtual host has the authority as an exact domain.
+    Fallback,
 }
 
 impl RequestedHost {
@@ -92,27 +93,27 @@ impl RequestedHost {
 }
 
 impl Hosts {
-    /// What is to be asked for by name.
+    /// Returns the names to subscribe to.
     pub(super) fn wanted<'a>(&'a self, table: &'a str) -> impl Iterator<Item = String> + 'a {
         let names = self.names.keys().map(move |name| format!("{table}/{name}"));
         let hosts = self.slots.keys().map(|name| name.to_string());
         hosts.chain(names).chain(std::iter::once(format!("{table}/*")))
     }
 
-    /// The clusters that hosts lead to.
+    /// Returns the clusters that virtual hosts lead to, in force or warming.
     pub(super) fn clusters(&self) -> impl Iterator<Item = &str> {
         self.slots.values().flat_map(Slot::both).flat_map(|kept| uses::of_host(&kept.value.value))
     }
 
-    /// The same of those in force.
+    /// Returns the clusters that virtual hosts in force lead to.
     pub(super) fn clusters_in_force(&self) -> impl Iterator<Item = &str> {
         let active = self.slots.values().filter_map(|slot| slot.active.as_ref());
         active.flat_map(|kept| uses::of_host(&kept.value.value))
     }
 
-    /// Takes hosts. Those that are wrong by themselves are refused alone, and all of them where they are wrong together.
-    /// `configuration` is what they are part of.
-    pub(super) fn take(
+    /// Applies an update of virtual hosts of the route configuration `configuration`. A host that is invalid by
+    /// itself is rejected alone; if a domain occurs duplicate, all hosts of the update are rejected.
+    pub(super) fn apply(
         &mut self,
         translator: Translator<'_>,
         configuration: &[u8],
@@ -127,7 +128,7 @@ impl Hosts {
         for received in added {
             let slot = self.slots.entry(received.name.as_str().into()).or_default();
             if slot.newest().is_some_and(|kept| kept.body == received.body) {
-                // Nothing is made of it.
+                // The body is unchanged, so `offer` does not call this.
                 let _ = slot.offer(&received.body, &received.version, false, || {
                     Err(translate::Reject::new("has changed meanwhile"))
                 });
@@ -142,10 +143,10 @@ impl Hosts {
                 }
             }
         }
-        let twice = self.twice(&made);
+        let duplicate = self.duplicate(&made);
         for (received, host) in made {
             let Some(slot) = self.slots.get_mut(received.name.as_str()) else { continue };
-            match &twice {
+            match &duplicate {
                 Some(reason) => {
                     slot.refuse(&received.body, &received.version, reason);
                     rejections.push(Rejection { name: received.name.clone(), reason: reason.clone() });
@@ -159,8 +160,9 @@ impl Hosts {
         rejections
     }
 
-    /// Makes hosts anew whose configuration has changed, as some of what that says holds for them.
-    pub(super) fn retake(&mut self, translator: Translator<'_>, configuration: &[u8]) {
+    /// Translates all hosts again after `configuration` has changed, because some of its settings apply to
+    /// them.
+    pub(super) fn retranslate(&mut self, translator: Translator<'_>, configuration: &[u8]) {
         for slot in self.slots.values_mut() {
             for kept in slot.active.iter_mut().chain(&mut slot.warming) {
                 if let Ok(host) = translated(translator, configuration, &kept.body) {
@@ -171,15 +173,15 @@ impl Hosts {
         self.whole = None;
     }
 
-    /// Which domain two hosts would have.
-    fn twice(&self, made: &[(&Received, RequestedHost)]) -> Option<String> {
+    /// Returns an error if two virtual hosts would have the same domain.
+    fn duplicate(&self, made: &[(&Received, RequestedHost)]) -> Option<String> {
         let anew: BTreeSet<&str> = made.iter().map(|(received, _)| received.name.as_str()).collect();
         let kept = self.slots.iter().filter(|(name, _)| !anew.contains(&***name));
         let kept = kept.filter_map(|(_, slot)| slot.newest()).map(|kept| &*kept.value);
         let mut seen = BTreeSet::new();
         let mut domains = kept.chain(made.iter().map(|(_, host)| host)).flat_map(|host| &host.domains);
-        let twice = domains.find(|domain| !seen.insert(domain.as_str()))?;
-        Some(format!("{twice:?} is in two virtual hosts or twice in one"))
+        let duplicate = domains.find(|domain| !seen.insert(domain.as_str()))?;
+        Some(format!("{duplicate:?} is in two virtual hosts or duplicate in one"))
     }
 
     fn remove(&mut self, name: &str) {
@@ -198,7 +200,7 @@ impl Hosts {
         }
     }
 
-    /// Puts hosts into force whose clusters are.
+    /// Promotes virtual hosts whose clusters are in force.
     pub(super) fn settle(&mut self, now: Instant, is_awaited: impl Fn(&str) -> bool) {
         for slot in self.slots.values_mut() {
             if slot.promote(now, |kept| !uses::of_host(&kept.value.value).any(&is_awaited)) {
@@ -207,18 +209,19 @@ impl Hosts {
         }
     }
 
-    /// Whether none is still to come into force for the first time.
+    /// Returns whether no virtual host still waits for its first version to come into force.
     pub(super) fn is_warm(&self, now: Instant) -> bool {
         self.answered && !self.slots.values().any(|slot| slot.is_awaited(now))
     }
 
-    /// The table in force, if it is another than before.
+    /// Merges the hosts in force into `base`; returns whether the table in force has changed.
     pub(super) fn assemble(&mut self, base: &Arc<RouteTable>) -> bool {
         if self.whole.as_ref().is_some_and(|(before, _)| Arc::ptr_eq(before, base)) {
             return false;
         }
         let mut table = RouteTable { demand: self.demand.clone(), ..RouteTable::clone(base) };
-        // Where a domain goes from one host to another it is that of the one that is as it is to be.
+        // While a domain moves between hosts, both contain it. The host that is not about to be replaced is
+        // inserted last and wins.
         for settled in [false, true] {
             let slots = self.slots.values().filter(|slot| slot.warming.is_none() == settled);
             for kept in slots.filter_map(|slot| slot.active.as_ref()) {
@@ -232,17 +235,17 @@ impl Hosts {
         true
     }
 
-    /// The table in force.
+    /// Returns the merged table in force.
     pub(super) fn whole(&self) -> Option<&Arc<RouteTable>> {
         self.whole.as_ref().map(|(_, whole)| whole)
     }
 
-    /// The bodies of the hosts in force.
+    /// Returns the bodies of the hosts in force.
     pub(crate) fn bodies(&self) -> impl Iterator<Item = &Bytes> {
         self.slots.values().filter_map(|slot| slot.active.as_ref()).map(|kept| &kept.body)
     }
 
-    /// Lets requests ask for hosts, or not.
+    /// Enables or disables on-demand requests for virtual hosts.
     pub(super) fn set_demand(
         &mut self,
         table: &Arc<str>,
@@ -257,8 +260,9 @@ impl Hosts {
         }
     }
 
-    /// Takes a request's question; false if there are too many already. Names that the server has answered about make room
-    /// for others only while it is `connected`: else the new one would get no answer, and the old one could not be asked again.
+    /// Records a request's question; returns false if the table has too many names. Answered names make room
+    /// only while `connected`: otherwise the new name would get no answer, and the old one could not be
+    /// requested again.
     pub(super) fn ask(&mut self, question: Question, now: Instant, connected: bool) -> bool {
         let Question { authority, answered, .. } = question;
         let found = self.whole().is_some_and(|table| table.exact.contains_key(&authority));
@@ -266,13 +270,15 @@ impl Hosts {
             let _ = answered.send(());
             return true;
         }
-        if self.names.len() >= MOST_NAMES && !self.names.contains_key(&authority) {
-            self.names.retain(|_, name| name.state != HostState::GivenUp);
-            if self.names.len() >= MOST_NAMES && connected {
-                let stays = |name: &Name| name.state == HostState::Open || name.used.take();
+        if self.names.len() >= MAX_NAMES && !self.names.contains_key(&authority) {
+            self.names.retain(|_, name| name.state != HostState::TimedOut);
+            if self.names.len() >= MAX_NAMES && connected {
+                let stays = |name: &Name| {
+                    name.state == HostState::Pending || name.used.take()
+                };
                 self.names.retain(|_, name| stays(name));
             }
-            if self.names.len() >= MOST_NAMES {
+            if self.names.len() >= MAX_NAMES {
                 let _ = answered.send(());
                 return false;
             }
@@ -280,16 +286,16 @@ impl Hosts {
         let new = || Name {
             since: now,
             answered: false,
-            state: HostState::Open,
+            state: HostState::Pending,
             used: Arc::default(),
             waiting: Vec::new(),
         };
         let name = self.names.entry(authority).or_insert_with(new);
-        if name.state != HostState::Open {
+        if name.state != HostState::Pending {
             let _ = answered.send(());
             return true;
         }
-        // Clients that are gone wait no more.
+        // Removes clients that have disconnected.
         if name.waiting.len() == name.waiting.capacity() {
             name.waiting.retain(|waiting| !waiting.is_closed());
         }
@@ -297,7 +303,7 @@ impl Hosts {
         true
     }
 
-    /// Those whose question is answered by the table in force, which workers have.
+    /// Returns the waiting requests that the table in force answers. Call it after the workers have that table.
     pub(super) fn answer(&mut self, now: Instant) -> Vec<oneshot::Sender<()>> {
         let Some(demand) = &self.demand else { return Vec::new() };
         let mut answered = Vec::new();
@@ -311,24 +317,24 @@ impl Hosts {
             }
             let comes = coming.iter().any(|kept| kept.value.has(authority));
             name.state = match name.state {
-                _ if name.answered && !comes => HostState::Settled,
-                // The mesh has it from now on.
-                HostState::Settled => {
+                _ if name.answered && !comes => HostState::Fallback,
+                // The authority exists now.
+                HostState::Fallback => {
                     name.since = now;
-                    HostState::Open
+                    HostState::Pending
                 }
-                HostState::Open if now.duration_since(name.since) >= ANSWER => HostState::GivenUp,
+                HostState::Pending if now.duration_since(name.since) >= ANSWER_TIMEOUT => HostState::TimedOut,
                 state => state,
             };
-            if name.state != HostState::Open {
+            if name.state != HostState::Pending {
                 answered.append(&mut name.waiting);
             }
             true
         });
-        let known = self.names.iter().filter(|(_, name)| name.state != HostState::Open);
+        let known = self.names.iter().filter(|(_, name)| name.state != HostState::Pending);
         let known: Map<_, _> = known
             .map(|(authority, name)| {
-                let answered = name.state == HostState::Settled;
+                let answered = name.state == HostState::Fallback;
                 (authority.clone(), RequestedAuthority { used: Arc::clone(&name.used), answered })
             })
             .collect();
@@ -343,15 +349,18 @@ impl Hosts {
         answered
     }
 
-    /// When patience with the first of those that wait is at its end.
+    /// Returns the earliest time at which a wait times out.
     pub(super) fn deadline(&self, now: Instant) -> Option<Instant> {
-        let hosts = super::slot::waiting(&self.slots, now).map(|since| since + PATIENCE);
-        let open =
-            self.names.values().filter(|name| name.state == HostState::Open).map(|name| name.since + ANSWER);
+        let hosts = super::slot::waiting(&self.slots, now).map(|since| since + WARMING_TIMEOUT);
+        let open = self
+            .names
+            .values()
+            .filter(|name| name.state == HostState::Pending)
+            .map(|name| name.since + ANSWER_TIMEOUT);
         hosts.chain(open).min()
     }
 
-    /// Lets go of what no request has used for long.
+    /// Drops names and virtual hosts that no request has used for [`IDLE_TIMEOUT`].
     pub(super) fn drop_idle(&mut self, now: Instant) {
         if self.demand.is_none() {
             return;
@@ -362,7 +371,7 @@ impl Hosts {
             let since = self.used.entry(Arc::clone(name)).or_insert(now);
             if in_use {
                 *since = now;
-            } else if now.duration_since(*since) >= IDLE {
+            } else if now.duration_since(*since) >= IDLE_TIMEOUT {
                 idle.push(Arc::clone(name));
             }
         }
@@ -375,26 +384,26 @@ impl Hosts {
             if name.used.take() {
                 name.since = now;
             }
-            name.state == HostState::Open || now.duration_since(name.since) < IDLE
+            name.state == HostState::Pending || now.duration_since(name.since) < IDLE_TIMEOUT
         });
     }
 
-    /// What is asked for, for people: names of hosts, and authorities by their state.
-    pub(crate) fn shown(&self) -> serde_json::Value {
+    /// Returns the subscribed names for the admin page: virtual hosts, and authorities by state.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
         let hosts: Vec<&str> = self.slots.keys().map(|name| &**name).collect();
         let of = |state| -> Vec<&str> {
             self.names.iter().filter(|(_, name)| name.state == state).map(|(name, _)| &**name).collect()
         };
         serde_json::json!({
             "hosts": hosts,
-            "asked": of(HostState::Open),
-            "unanswered": of(HostState::GivenUp),
-            "absent": of(HostState::Settled),
+            "asked": of(HostState::Pending),
+            "unanswered": of(HostState::TimedOut),
+            "absent": of(HostState::Fallback),
         })
     }
 }
 
-/// A host as part of its configuration.
+/// Translates a virtual host as part of its route configuration.
 fn translated(
     translator: Translator<'_>,
     configuration: &[u8],
@@ -405,7 +414,7 @@ fn translated(
     Ok(RequestedHost { value, domains: translate::domains(host)? })
 }
 
-/// A route configuration with these virtual hosts as well: messages are put together by putting their bytes together.
+/// Returns a route configuration with these virtual hosts appended. Concatenating encoded protos merges them.
 pub(crate) fn compose<'a>(configuration: &[u8], hosts: impl Iterator<Item = &'a Bytes>) -> Bytes {
     let mut body = BytesMut::from(configuration);
     for host in hosts {

@@ -1,10 +1,11 @@
-//! Which resources there are, and which of them are in force: pure bookkeeping, no IO.
+//! Resources received and resources in force: pure bookkeeping, no IO.
 //!
-//! What arrives is translated at once but used only when it is *warm*: a cluster when its endpoints and
-//! certificates are there, a listener when its routes and certificates are, a route table when no cluster that it
-//! leads to is still warming. Until then the one before stays in force. A cluster that is taken away goes when no
-//! route leads to it any more. So a request never meets a half-applied configuration. Nothing waits for ever: after
-//! [`PATIENCE`] what there is will have to do.
+//! A received resource is translated at once but comes into force only when it is *warm*. A cluster is warm
+//! when its endpoints and certificates are present. A listener is warm when its route tables and certificates
+//! are present. A route table is warm when none of its clusters is still warming. Until then the previous
+//! version stays in force. A deleted cluster is removed when no route leads to it any more. So a request never
+//! meets a half-applied configuration. Nothing waits longer than [`WARMING_TIMEOUT`]: after it, a resource
+//! comes into force as it is.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -23,7 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 pub(crate) use super::slot::{Failure, Kept, Slot};
 use super::{
     hosts::{Hosts, compose},
-    slot::{self, PATIENCE},
+    slot::{self, WARMING_TIMEOUT},
     uses,
 };
 use crate::{
@@ -43,40 +44,40 @@ pub(crate) struct Inventory {
     pub(crate) clusters: BTreeMap<Arc<str>, Slot<Cluster>>,
     pub(crate) listeners: BTreeMap<Arc<str>, Slot<Listener>>,
     pub(crate) routes: BTreeMap<Arc<str>, Slot<RouteTable>>,
-    /// The virtual hosts of those that come in parts.
+    /// Virtual hosts of the route tables that use VHDS.
     pub(crate) hosts: BTreeMap<Arc<str>, Hosts>,
-    /// Endpoints by the name that clusters ask for them with; without a body where there are none.
+    /// Endpoints by EDS service name; an assignment without a body means that the server has none.
     pub(crate) assignments: HashMap<Arc<str>, Assignment>,
-    take: Take,
-    /// A header may name any cluster, so with [`Take::Used`] all are used.
+    mode: ClusterMode,
+    /// A header may name any cluster, so [`ClusterMode::OnDemand`] subscribes to all.
     uses_all: bool,
-    /// Some clusters have come, or the news that there are none.
+    /// The server has sent clusters, or has answered that there are none.
     seen_clusters: bool,
-    /// Where requests ask for virtual hosts.
+    /// Sends requests' questions for virtual hosts.
     questions: Option<mpsc::UnboundedSender<Question>>,
-    /// How many times trusted roots were taken away.
+    /// Counter of removals of trusted roots.
     distrusted: u64,
-    /// Something in force changed since the last snapshot.
+    /// Something in force has changed since the last snapshot.
     changed: bool,
 }
 
-/// Which clusters are asked for.
+/// Which clusters are subscribed to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Take {
-    /// As a bootstrap file says.
-    AsTold,
-    /// It is not known yet who the server is.
-    NotYet,
-    /// All.
+pub(crate) enum ClusterMode {
+    /// As the bootstrap file configures.
+    AsConfigured,
+    /// Undecided: the kind of server is not known yet.
+    Undecided,
+    /// All clusters.
     All,
-    /// Those that are used, by name; virtual hosts, too.
-    Used,
+    /// Only the clusters in use, by name; virtual hosts on demand.
+    OnDemand,
 }
 
-/// Names to ask for by kind.
+/// Names to subscribe to, by kind.
 pub(crate) type Subscriptions = [(Kind, BTreeSet<String>); 5];
 
-/// The endpoints of one name.
+/// Endpoints of one EDS service name.
 pub(crate) struct Assignment {
     pub(crate) body: Option<Bytes>,
     pub(crate) version: String,
@@ -93,7 +94,7 @@ impl Inventory {
             routes: BTreeMap::new(),
             hosts: BTreeMap::new(),
             assignments: HashMap::new(),
-            take: Take::AsTold,
+            mode: ClusterMode::AsConfigured,
             uses_all: false,
             seen_clusters: false,
             questions: None,
@@ -102,34 +103,34 @@ impl Inventory {
         }
     }
 
-    /// Asks for clusters so from now on. With [`Take::Used`] requests ask for virtual hosts by these questions.
-    pub(crate) fn set_take(&mut self, take: Take, questions: Option<mpsc::UnboundedSender<Question>>) {
-        self.take = take;
-        self.questions = questions.filter(|_| take == Take::Used);
+    /// Sets the mode. With [`ClusterMode::OnDemand`], requests ask for virtual hosts through `questions`.
+    pub(crate) fn set_mode(&mut self, mode: ClusterMode, questions: Option<mpsc::UnboundedSender<Question>>) {
+        self.mode = mode;
+        self.questions = questions.filter(|_| mode == ClusterMode::OnDemand);
         for (name, hosts) in &mut self.hosts {
             hosts.set_demand(name, self.questions.as_ref());
         }
     }
 
-    /// Whether only those clusters come that are asked for by name.
-    fn asks_by_name(&self) -> bool {
-        self.take == Take::Used && !self.uses_all
+    /// Returns whether clusters are subscribed to by name.
+    fn subscribes_by_name(&self) -> bool {
+        self.mode == ClusterMode::OnDemand && !self.uses_all
     }
 
-    pub(crate) fn take(&self) -> Take {
-        self.take
+    pub(crate) fn mode(&self) -> ClusterMode {
+        self.mode
     }
 
-    /// Takes a resource of the bootstrap file.
+    /// Adds a resource of the bootstrap file.
     pub(crate) fn add_static(&mut self, kind: Kind, name: &str, body: &Bytes) -> Result<(), String> {
         let received = Received { name: name.to_owned(), version: String::new(), body: body.clone() };
         self.add(kind, &received, true)
     }
 
-    /// Takes an update; what is refused is named, everything else is taken.
+    /// Applies an update and returns the rejected resources. The others are accepted.
     pub(crate) fn apply(&mut self, update: &Update) -> Vec<Rejection> {
         if update.kind == Kind::VirtualHost {
-            return self.take_hosts(update);
+            return self.apply_hosts(update);
         }
         self.seen_clusters |= update.kind == Kind::Cluster;
         let mut rejections = Vec::new();
@@ -146,7 +147,7 @@ impl Inventory {
 
     fn add(&mut self, kind: Kind, received: &Received, fixed: bool) -> Result<(), String> {
         let (tls, node) = (Arc::clone(&self.secrets.tls), Arc::clone(&self.node));
-        // A file was written for us, so nothing in it may be without effect.
+        // The file is written for this sidecar, so an unsupported field is an error.
         let translator = Translator { tls: &tls, node: &node, strict: fixed };
         let (body, version) = (&received.body, received.version.as_str());
         let name: Arc<str> = received.name.as_str().into();
@@ -176,7 +177,7 @@ impl Inventory {
                     let hosts = self.hosts.entry(Arc::clone(&name)).or_default();
                     hosts.set_demand(&name, self.questions.as_ref());
                     if changed {
-                        hosts.retake(translator, body);
+                        hosts.retranslate(translator, body);
                     }
                 }
             }
@@ -186,7 +187,7 @@ impl Inventory {
                     version: version.to_owned(),
                     updated: SystemTime::now(),
                 };
-                // Checked against every cluster that uses them before they are kept.
+                // Validated against every cluster that uses the endpoints before they are stored.
                 for cluster in self.clusters_of(&name) {
                     let endpoints =
                         translator.endpoints(body, &cluster).map_err(|reject| reject.to_string())?;
@@ -197,15 +198,15 @@ impl Inventory {
             Kind::Secret => {
                 let name = SecretName { source: SecretSource::Ads, name: received.name.as_str().into() };
                 let secret = self.secrets.decode(body).map_err(|reject| reject.to_string())?;
-                self.secrets.take(&name, &secret).map_err(|reject| reject.to_string())?;
+                self.secrets.store(&name, &secret).map_err(|reject| reject.to_string())?;
             }
-            // Never asked for, or taken all together.
+            // Never subscribed to, or applied by `apply_hosts`.
             Kind::VirtualHost | Kind::ExtensionConfig | Kind::NameTable => {}
         }
         Ok(())
     }
 
-    fn take_hosts(&mut self, update: &Update) -> Vec<Rejection> {
+    fn apply_hosts(&mut self, update: &Update) -> Vec<Rejection> {
         let mut families: BTreeMap<&str, (Vec<&Received>, Vec<&str>)> = BTreeMap::new();
         let mut rejections = Vec::new();
         for received in &update.added {
@@ -223,23 +224,23 @@ impl Inventory {
             }
         }
         for (family, (added, removed)) in families {
-            rejections.extend(self.take_hosts_of(family, &added, &removed));
+            rejections.extend(self.apply_hosts_of(family, &added, &removed));
         }
         rejections
     }
 
-    fn take_hosts_of(&mut self, family: &str, added: &[&Received], removed: &[&str]) -> Vec<Rejection> {
+    fn apply_hosts_of(&mut self, family: &str, added: &[&Received], removed: &[&str]) -> Vec<Rejection> {
         let translator = Translator { tls: &self.secrets.tls, node: &self.node, strict: false };
         let slot = self.routes.get(family).and_then(Slot::newest);
         let configuration = slot.filter(|kept| kept.value.hosts_apart).map(|kept| kept.body.clone());
         let hosts = self.hosts.entry(family.into()).or_default();
-        hosts.take(translator, &configuration.unwrap_or_default(), added, removed)
+        hosts.apply(translator, &configuration.unwrap_or_default(), added, removed)
     }
 
     fn remove(&mut self, kind: Kind, name: &str) {
         match kind {
             Kind::Cluster => {
-                let by_name = self.asks_by_name();
+                let by_name = self.subscribes_by_name();
                 if let Some(slot) = self.clusters.get_mut(name) {
                     slot.warming = None;
                     slot.error = None;
@@ -253,7 +254,7 @@ impl Inventory {
             Kind::Listener => {
                 self.changed |= self.listeners.remove(name).is_some_and(|slot| slot.active.is_some());
             }
-            // The table in force stays, as listeners still name it.
+            // The table in force stays, because listeners still name it.
             Kind::Route => self.routes.entry(name.into()).or_default().absent = true,
             Kind::Endpoint => {
                 for cluster in self.clusters_of(name) {
@@ -266,7 +267,7 @@ impl Inventory {
         }
     }
 
-    /// Clusters, warming or not, that get their endpoints by this name.
+    /// Returns the clusters, warming or active, with this EDS service name.
     fn clusters_of(&self, service: &str) -> Vec<Arc<Cluster>> {
         let all = self.clusters.values().flat_map(|slot| slot.active.iter().chain(&slot.warming));
         let used =
@@ -274,7 +275,7 @@ impl Inventory {
         used.map(|kept| Arc::clone(&kept.value)).collect()
     }
 
-    /// Gives a new cluster the endpoints that are there already.
+    /// Gives a new cluster the endpoints that are already present.
     fn fill(&mut self, name: &str) -> Result<(), String> {
         let Some(cluster) = self.clusters.get(name).and_then(Slot::newest).map(|kept| &kept.value) else {
             return Ok(());
@@ -288,18 +289,18 @@ impl Inventory {
         Ok(())
     }
 
-    /// Puts everything into force that is warm; true if a new snapshot is due.
+    /// Puts all warm resources into force; returns whether a new snapshot is due.
     pub(crate) fn settle(&mut self, now: Instant) -> bool {
         let assignments = &self.assignments;
         for slot in self.clusters.values_mut() {
             self.changed |= slot.promote(now, |kept| cluster_is_warm(kept, assignments));
         }
         let (clusters, seen) = (&self.clusters, self.seen_clusters);
-        let (take, by_name) = (self.take, self.asks_by_name());
+        let (mode, by_name) = (self.mode, self.subscribes_by_name());
         let is_awaited = |name: &str| match clusters.get(name) {
             Some(slot) => slot.is_awaited(now),
             None if name == "*" => false,
-            None => by_name || (take != Take::AsTold && !seen),
+            None => by_name || (mode != ClusterMode::AsConfigured && !seen),
         };
         for hosts in self.hosts.values_mut() {
             hosts.settle(now, is_awaited);
@@ -314,7 +315,7 @@ impl Inventory {
         let routes = &self.routes;
         let is_warm = |kept: &Kept<Listener>| {
             listener_is_warm(&kept.value, routes)
-                && (take == Take::AsTold || !uses::of_listener(&kept.value).any(is_awaited))
+                && (mode == ClusterMode::AsConfigured || !uses::of_listener(&kept.value).any(is_awaited))
         };
         let redirects = |slot: &Slot<Listener>| {
             slot.newest().is_some_and(|kept| kept.value.bind && kept.value.use_original_dst)
@@ -322,7 +323,8 @@ impl Inventory {
         for slot in self.listeners.values_mut().filter(|slot| !redirects(slot)) {
             self.changed |= slot.promote(now, is_warm);
         }
-        // A listener that hands connections on to others passes through what no other takes, so none may be missing.
+        // A listener with `use_original_dst` passes through connections that no other listener accepts, so none
+        // may be missing when it starts.
         let complete = !self.listeners.values().any(|slot| !redirects(slot) && slot.is_awaited(now));
         for slot in self.listeners.values_mut().filter(|slot| redirects(slot)) {
             let starts = slot.active.is_none();
@@ -340,7 +342,7 @@ impl Inventory {
         std::mem::take(&mut self.changed)
     }
 
-    /// Lets go of clusters that were taken away and that no route leads to any more.
+    /// Removes deleted clusters that no route leads to, or whose removal has waited [`WARMING_TIMEOUT`].
     fn drop_removed(&mut self, now: Instant) {
         if self.clusters.values().all(|slot| slot.removed.is_none()) {
             return;
@@ -351,10 +353,10 @@ impl Inventory {
         let listeners = self.listeners.values().filter_map(|slot| slot.active.as_ref());
         let listeners = listeners.flat_map(|kept| uses::of_listener(&kept.value));
         let used: BTreeSet<Box<str>> = tables.chain(hosts).chain(listeners).map(Box::from).collect();
-        let by_name = self.asks_by_name();
+        let by_name = self.subscribes_by_name();
         let mut gone = false;
         self.clusters.retain(|name, slot| {
-            let stays = |since| used.contains(&**name) && now.duration_since(since) < PATIENCE;
+            let stays = |since| used.contains(&**name) && now.duration_since(since) < WARMING_TIMEOUT;
             if slot.removed.is_none_or(stays) {
                 return true;
             }
@@ -365,7 +367,7 @@ impl Inventory {
         self.changed |= gone;
     }
 
-    /// What is in force.
+    /// Returns the configuration in force.
     pub(crate) fn snapshot(&self) -> Snapshot {
         fn active<T>(slots: &BTreeMap<Arc<str>, Slot<T>>) -> ByName<T> {
             let active = slots.iter().filter_map(|(name, slot)| Some((name, slot.active.as_ref()?)));
@@ -394,7 +396,7 @@ impl Inventory {
         }
     }
 
-    /// The names to ask for: clusters, endpoints, routes, virtual hosts, secrets.
+    /// Returns the names to subscribe to: clusters, endpoints, route tables, virtual hosts, secrets.
     pub(crate) fn wanted(&self) -> Subscriptions {
         let clusters = self.clusters.values().filter_map(Slot::newest);
         let endpoints = clusters.filter_map(|kept| match &kept.value.discovery {
@@ -408,7 +410,7 @@ impl Inventory {
         let apart =
             self.routes.iter().filter(|(_, slot)| slot.newest().is_some_and(|kept| kept.value.hosts_apart));
         let hosts = apart.flat_map(|(name, _)| -> Box<dyn Iterator<Item = String> + '_> {
-            match self.hosts.get(name).filter(|_| self.take == Take::Used) {
+            match self.hosts.get(name).filter(|_| self.mode == ClusterMode::OnDemand) {
                 Some(hosts) => Box::new(hosts.wanted(name)),
                 None => Box::new(std::iter::once(name.to_string())),
             }
@@ -424,10 +426,10 @@ impl Inventory {
 
     fn wanted_clusters(&self) -> BTreeSet<String> {
         let all = || BTreeSet::from(["*".to_owned()]);
-        match self.take {
-            Take::AsTold | Take::NotYet => BTreeSet::new(),
-            Take::All => all(),
-            Take::Used => {
+        match self.mode {
+            ClusterMode::AsConfigured | ClusterMode::Undecided => BTreeSet::new(),
+            ClusterMode::All => all(),
+            ClusterMode::OnDemand => {
                 let listeners = self.listeners.values().flat_map(Slot::both);
                 let listeners = listeners.flat_map(|kept| uses::of_listener(&kept.value));
                 let tables = self.routes.values().flat_map(Slot::both);
@@ -440,8 +442,9 @@ impl Inventory {
         }
     }
 
-    /// Forgets endpoints, tables and clusters that nothing names any more, and awaits the clusters that are asked for.
-    pub(crate) fn forget_unwanted(&mut self, wanted: &Subscriptions, now: Instant) {
+    /// Drops endpoints, tables and clusters that nothing names any more, and adds a slot for each cluster that
+    /// is subscribed to by name.
+    pub(crate) fn drop_unwanted(&mut self, wanted: &Subscriptions, now: Instant) {
         let [(_, clusters), (_, endpoints), (_, routes), ..] = wanted;
         self.assignments.retain(|name, _| endpoints.contains(&**name));
         let before = self.routes.len();
@@ -452,7 +455,7 @@ impl Inventory {
             slot.is_some_and(|slot| slot.both().any(|kept| kept.value.hosts_apart))
         });
         self.uses_all = clusters.contains("*");
-        if self.asks_by_name() {
+        if self.subscribes_by_name() {
             let changed = &mut self.changed;
             self.clusters.retain(|name, slot| {
                 let stays = clusters.contains(&**name) || slot.active.as_ref().is_some_and(|kept| kept.fixed);
@@ -467,7 +470,7 @@ impl Inventory {
         }
     }
 
-    /// Takes requests' questions for virtual hosts.
+    /// Records a request's question for a virtual host.
     pub(crate) fn ask(&mut self, question: Question, now: Instant, connected: bool) {
         let Some(hosts) = self.hosts.get_mut(&question.table) else {
             let _ = question.answered.send(());
@@ -479,17 +482,17 @@ impl Inventory {
         }
     }
 
-    /// The requests whose questions are answered by what workers have.
+    /// Returns the waiting requests whose questions the configuration in force answers.
     pub(crate) fn answer(&mut self, now: Instant) -> Vec<oneshot::Sender<()>> {
         self.hosts.values_mut().flat_map(|hosts| hosts.answer(now)).collect()
     }
 
-    /// Lets go of what no request has used for long.
+    /// Drops names and virtual hosts that no request has used for a long time.
     pub(crate) fn drop_idle(&mut self, now: Instant) {
         self.hosts.values_mut().for_each(|hosts| hosts.drop_idle(now));
     }
 
-    /// A route configuration with its virtual hosts in force.
+    /// Returns a route configuration with its virtual hosts in force.
     pub(crate) fn whole_body(&self, kept: &Kept<RouteTable>) -> Bytes {
         match self.hosts.get(&kept.value.name).filter(|_| kept.value.hosts_apart) {
             Some(hosts) => compose(&kept.body, hosts.bodies()),
@@ -497,18 +500,19 @@ impl Inventory {
         }
     }
 
-    /// When patience with the first of those that wait is at its end.
+    /// Returns the earliest time at which a wait times out.
     pub(crate) fn deadline(&self, now: Instant) -> Option<Instant> {
         let all = slot::waiting(&self.clusters, now)
             .chain(slot::waiting(&self.routes, now))
             .chain(slot::waiting(&self.listeners, now));
         let hosts = self.hosts.values().filter_map(|hosts| hosts.deadline(now));
-        all.map(|since| since + PATIENCE).chain(hosts).min()
+        all.map(|since| since + WARMING_TIMEOUT).chain(hosts).min()
     }
 
-    /// True when nothing new waits for what it needs.
+    /// Returns whether no resource still waits for its first version to come into force.
     pub(crate) fn is_warm(&self, now: Instant) -> bool {
-        let known = self.seen_clusters || matches!(self.take, Take::AsTold | Take::Used);
+        let known =
+            self.seen_clusters || matches!(self.mode, ClusterMode::AsConfigured | ClusterMode::OnDemand);
         known
             && !self.listeners.values().any(|slot| slot.is_awaited(now))
             && !self.clusters.values().any(|slot| slot.is_awaited(now))

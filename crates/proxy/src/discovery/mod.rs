@@ -1,8 +1,8 @@
-//! Which configuration is in force.
+//! Configuration in force.
 //!
-//! Everything that can change it, an update from the control plane, a secret, a host name looked up, patience at
-//! its end, goes through [`Configuration`] one after the other: take it, put into force what is warm, ask for what is
-//! named, publish.
+//! Every change goes through [`Configuration`], one at a time: an update from the control plane, a secret, a
+//! DNS result, a warming timeout. Each change is applied in the same steps: accept the resource, put warm
+//! resources into force, subscribe to the names that they refer to, publish a snapshot.
 
 pub(crate) mod remote;
 pub(crate) mod secrets;
@@ -32,7 +32,7 @@ use skysail_xds::{
 use tokio::sync::{Mutex, MutexGuard, Notify, mpsc};
 use tonic::metadata::MetadataMap;
 
-use self::inventory::{Inventory, Take};
+use self::inventory::{ClusterMode, Inventory};
 use crate::{
     accept::workers::Workers,
     discovery::{remote::Remote, secrets::Secrets},
@@ -40,49 +40,50 @@ use crate::{
 };
 use skysail_policy::state::demand::Question;
 
-/// After a change, further ones are expected for so long.
-const QUIET: Duration = Duration::from_secs(5);
-/// How often memory that traffic no longer needs is given back.
-const BETWEEN_TRIMS: Duration = Duration::from_secs(30);
+/// Time without a further change after which memory is trimmed.
+const QUIET_PERIOD: Duration = Duration::from_secs(5);
+/// Interval between trims of the heap.
+const TRIM_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The configuration and those it is published to.
+/// Owns the configuration and publishes it to the workers.
 pub(crate) struct Configuration {
     inventory: Mutex<Inventory>,
     workers: Arc<Workers>,
     secrets: Secrets,
     node: Node,
-    /// Encoded static clusters, which discovery and secrets may be behind.
+    /// Encoded static clusters, any of which may be the server of discovery or secrets.
     remotes: HashMap<String, Bytes>,
     mark: Option<u32>,
-    /// In a mesh without a bootstrap file: secrets are not fetched from SDS servers, and the server may be ours.
+    /// Runs in a mesh without a bootstrap file. Secrets are not fetched from SDS servers, and the control plane
+    /// may be Skysail's.
     in_mesh: bool,
-    /// Where requests ask for virtual hosts, and where they are heard.
+    /// Channel of requests' questions for virtual hosts.
     questions: (mpsc::UnboundedSender<Question>, Mutex<mpsc::UnboundedReceiver<Question>>),
-    /// Clusters and listeners have come once, or none were to come.
+    /// Whether clusters and listeners have been received once, or none are expected.
     seen: [AtomicBool; 2],
-    /// Told what to ask for; `None` without discovery.
+    /// Subscriptions of the discovery client; unset without discovery.
     subscriptions: std::sync::OnceLock<Subscriptions>,
-    /// All of the first configuration is in force.
+    /// The first configuration is completely in force.
     ready: AtomicBool,
-    /// By [`Kind`].
+    /// Indexed by [`Kind`].
     updates: std::sync::Mutex<[Updates; Kind::ALL.len()]>,
-    /// Something began to wait, so that the one who watches deadlines must look again.
+    /// Notified when a new wait begins, so that [`Self::keep_fresh`] computes its deadline again.
     waits: Notify,
-    /// A change has been dealt with.
+    /// Notified after a change was applied.
     settled: Notify,
 }
 
-/// How many updates of a kind have come.
+/// Counters of the updates of one kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Updates {
     pub(crate) success: u64,
-    /// Something in them was refused.
+    /// Updates of which at least one resource was rejected.
     pub(crate) rejected: u64,
-    /// When the last came that was taken, in milliseconds since 1970; 0 before the first.
+    /// Time of the last accepted update in milliseconds since 1970; 0 before the first.
     pub(crate) at_ms: u64,
 }
 
-/// What [`Configuration::new`] needs to know.
+/// Arguments of [`Configuration::new`].
 pub(crate) struct Setup {
     pub(crate) workers: Arc<Workers>,
     pub(crate) secrets: Secrets,
@@ -97,7 +98,7 @@ impl Configuration {
         let (ask, asked) = mpsc::unbounded_channel();
         let mut inventory = Inventory::new(secrets.clone(), node.clone());
         if in_mesh {
-            inventory.set_take(Take::NotYet, None);
+            inventory.set_mode(ClusterMode::Undecided, None);
         }
         Self {
             inventory: Mutex::new(inventory),
@@ -117,10 +118,10 @@ impl Configuration {
         }
     }
 
-    /// Takes the static resources of a bootstrap file.
+    /// Adds the static resources of a bootstrap file.
     ///
     /// # Errors
-    /// The first that cannot be used; a file is refused whole.
+    /// A resource cannot be used. One invalid resource makes the whole file unusable.
     pub(crate) fn add_static(&mut self, file: &bootstrap::Bootstrap) -> anyhow::Result<()> {
         let inventory = self.inventory.get_mut();
         for (index, (name, body)) in file.clusters.iter().enumerate() {
@@ -144,7 +145,7 @@ impl Configuration {
                 source: crate::translate::SecretSource::Static,
                 name: secret.name.as_str().into(),
             };
-            let taken = self.secrets.take(&name, secret);
+            let taken = self.secrets.store(&name, secret);
             taken.map_err(|reject| {
                 anyhow::anyhow!("static_resources.secrets ({:?}): {reject}", secret.name)
             })?;
@@ -155,35 +156,35 @@ impl Configuration {
         Ok(())
     }
 
-    /// The server behind a static cluster.
+    /// Returns the server behind a static cluster.
     pub(crate) fn remote(&self, cluster: &str) -> Option<Remote> {
         let body = self.remotes.get(cluster)?;
         let translator = Translator { tls: &self.secrets.tls, node: &self.node, strict: false };
         match Remote::from_cluster(body, translator, self.mark) {
             Ok(remote) => Some(remote),
             Err(reject) => {
-                tracing::error!(cluster, %reject, "cannot be used for discovery or secrets");
+                tracing::error!(cluster, %reject, "cluster cannot be used for discovery or secrets");
                 None
             }
         }
     }
 
-    /// The certificates and roots of all contexts.
+    /// Returns the certificates and trusted roots of all TLS contexts.
     pub(crate) fn tls(&self) -> &Arc<TlsContexts> {
         &self.secrets.tls
     }
 
-    /// What there is, for the admin page.
+    /// Locks the inventory, for the admin page.
     pub(crate) async fn inventory(&self) -> MutexGuard<'_, Inventory> {
         self.inventory.lock().await
     }
 
-    /// Whether listeners, clusters and certificates are in force.
+    /// Returns whether the first listeners, clusters and certificates are in force.
     pub(crate) fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Acquire)
     }
 
-    /// How many updates of a kind have come.
+    /// Returns the update counters of a kind.
     pub(crate) fn updates(&self, kind: Kind) -> Updates {
         self.updates.lock().unwrap_or_else(PoisonError::into_inner)[kind as usize]
     }
@@ -199,12 +200,13 @@ impl Configuration {
         }
     }
 
-    /// Whether a discovery stream is open.
+    /// Returns whether a discovery stream is open.
     pub(crate) fn is_connected(&self) -> bool {
         self.subscriptions.get().is_some_and(|subscriptions| *subscriptions.connected().borrow())
     }
 
-    /// Takes configuration from a server for ever. `metadata` gives the headers of each attempt.
+    /// Runs discovery against a server and never returns. `metadata` returns the headers of each connection
+    /// attempt.
     pub(crate) async fn follow(
         self: &Arc<Self>,
         options: Options,
@@ -227,16 +229,16 @@ impl Configuration {
         tokio::join!(run, retries).0
     }
 
-    /// Takes an update; gives what of it is refused.
+    /// Applies an update and returns the rejected resources.
     async fn update(self: &Arc<Self>, update: Update) -> Vec<Rejection> {
         let mut inventory = self.inventory.lock().await;
-        if inventory.take() != Take::AsTold {
-            // Only our own server finds virtual hosts by authority.
+        if inventory.mode() != ClusterMode::AsConfigured {
+            // Only Skysail's own control plane finds virtual hosts by authority.
             let ours = self.subscriptions.get().is_some_and(Subscriptions::is_ours);
-            let take = if ours { Take::Used } else { Take::All };
-            if inventory.take() != take {
+            let mode = if ours { ClusterMode::OnDemand } else { ClusterMode::All };
+            if inventory.mode() != mode {
                 tracing::info!(on_demand = ours, "discovery");
-                inventory.set_take(take, Some(self.questions.0.clone()));
+                inventory.set_mode(mode, Some(self.questions.0.clone()));
             }
             if ours {
                 self.seen[0].store(true, Ordering::Release);
@@ -259,13 +261,13 @@ impl Configuration {
         rejections
     }
 
-    /// Puts into force what can be; for the first configuration and after each change that is no update.
+    /// Puts warm resources into force: for the first configuration, and after a change other than an update.
     pub(crate) async fn refresh(self: &Arc<Self>) -> Vec<(Arc<str>, String)> {
         let mut inventory = self.inventory.lock().await;
         self.settle(&mut inventory).await
     }
 
-    /// Refreshes whenever a secret came, a name was looked up, or something has waited for long enough.
+    /// Refreshes after a secret or a DNS result has arrived, or a warming timeout has passed.
     pub(crate) async fn keep_fresh(self: &Arc<Self>) -> std::convert::Infallible {
         loop {
             let deadline = self.inventory.lock().await.deadline(Instant::now());
@@ -284,10 +286,11 @@ impl Configuration {
         }
     }
 
-    /// Hears the questions of requests, and lets go of what none has used for long.
-    pub(crate) async fn hear(self: &Arc<Self>) -> std::convert::Infallible {
+    /// Processes requests' questions for virtual hosts, and drops names that no request has used for a long
+    /// time.
+    pub(crate) async fn serve_questions(self: &Arc<Self>) -> std::convert::Infallible {
         let mut questions = self.questions.1.lock().await;
-        let mut sweep = tokio::time::interval(hosts::IDLE / 8);
+        let mut sweep = tokio::time::interval(hosts::IDLE_TIMEOUT / 8);
         loop {
             let mut asked = Vec::new();
             tokio::select! {
@@ -297,7 +300,7 @@ impl Configuration {
             let mut inventory = self.inventory.lock().await;
             let now = Instant::now();
             let connected = self.subscriptions.get().is_some_and(|server| *server.connected().borrow());
-            // What is let go of now could not be had again.
+            // Without a connection, a dropped name could not be requested again.
             if asked.is_empty() && connected {
                 inventory.drop_idle(now);
             }
@@ -306,14 +309,14 @@ impl Configuration {
         }
     }
 
-    /// Gives memory back: what only the start or a change needed soon after it, and what traffic needed from time
-    /// to time.
-    pub(crate) async fn keep_small(&self) -> std::convert::Infallible {
+    /// Returns memory to the system: after a change, what only startup or that change needed; at intervals,
+    /// what traffic no longer needs.
+    pub(crate) async fn trim_memory(&self) -> std::convert::Infallible {
         loop {
-            let changed = tokio::time::timeout(BETWEEN_TRIMS, self.settled.notified()).await.is_ok();
+            let changed = tokio::time::timeout(TRIM_INTERVAL, self.settled.notified()).await.is_ok();
             if changed {
-                // Changes seldom come alone.
-                tokio::time::sleep(QUIET).await;
+                // Changes usually come in groups.
+                tokio::time::sleep(QUIET_PERIOD).await;
                 if self.is_ready() {
                     trim::startup_code();
                 }
@@ -322,7 +325,8 @@ impl Configuration {
         }
     }
 
-    /// Gives the listeners that could not be bound, with the reason.
+    /// Puts warm resources into force, updates subscriptions and publishes. Returns the listeners that could
+    /// not be bound, with the reason.
     async fn settle(self: &Arc<Self>, inventory: &mut Inventory) -> Vec<(Arc<str>, String)> {
         names::look_up(inventory, &self.secrets.changed);
         self.secrets.follow_files();
@@ -331,8 +335,8 @@ impl Configuration {
         }
         let mut changed = inventory.settle(Instant::now());
         let wanted = inventory.wanted();
-        inventory.forget_unwanted(&wanted, Instant::now());
-        // What was forgotten leaves the snapshot as well.
+        inventory.drop_unwanted(&wanted, Instant::now());
+        // Resources dropped just now leave the snapshot as well.
         changed |= inventory.settle(Instant::now());
         if let Some(subscriptions) = self.subscriptions.get() {
             for (kind, names) in wanted {
@@ -342,12 +346,12 @@ impl Configuration {
         let mut failed = Vec::new();
         if changed && let Err(errors) = self.workers.publish(inventory.snapshot()).await {
             for error in errors {
-                tracing::error!(%error, "listener not in force");
+                tracing::error!(%error, "listener is not in force");
                 failed.push((Arc::clone(&error.listener), error.to_string()));
             }
         }
         for waiting in inventory.answer(Instant::now()) {
-            // Who is gone waits no more.
+            // Sending fails if the client has disconnected.
             let _ = waiting.send(());
         }
         if inventory.deadline(Instant::now()).is_some() {

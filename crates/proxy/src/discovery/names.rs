@@ -1,4 +1,4 @@
-//! Clusters whose endpoints are host names: looked up again and again, as long as the cluster is there.
+//! DNS clusters: resolves their host names periodically while the cluster exists.
 
 use std::{
     net::SocketAddr,
@@ -17,7 +17,7 @@ use skysail_policy::config::{
     cluster::{Discovery, DnsName},
 };
 
-/// Starts to look up the names of clusters that are new.
+/// Starts a resolver task for every new DNS cluster.
 pub(super) fn look_up(inventory: &mut Inventory, changed: &Arc<Notify>) {
     for kept in inventory.clusters.values_mut().filter_map(|slot| slot.warming.as_mut()) {
         if matches!(kept.value.discovery, Discovery::Dns { .. })
@@ -29,7 +29,7 @@ pub(super) fn look_up(inventory: &mut Inventory, changed: &Arc<Notify>) {
     }
 }
 
-/// Ends when the cluster is gone.
+/// Resolves a cluster's names until the cluster is dropped.
 async fn follow(cluster: Weak<Cluster>, resolved: Arc<AtomicBool>, changed: Arc<Notify>) {
     while let Some(pause) = once(&cluster).await {
         if !resolved.swap(true, Ordering::AcqRel) {
@@ -39,7 +39,8 @@ async fn follow(cluster: Weak<Cluster>, resolved: Arc<AtomicBool>, changed: Arc<
     }
 }
 
-/// Looks all names up; those that fail keep the addresses they had. Gives the pause until the next time.
+/// Resolves all names once; names that fail keep their previous addresses. Returns the pause before the next
+/// time.
 async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
     let (names, logical, family, refresh) = match &cluster.upgrade()?.discovery {
         Discovery::Dns { names, logical, family, refresh, .. } => {
@@ -54,7 +55,8 @@ async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
                 let mut addresses = family.of(addresses.collect());
                 if logical {
                     found.extend(
-                        one_of_each(&addresses).map(|(address, others)| (address, others, name.clone())),
+                        one_of_each_family(&addresses)
+                            .map(|(address, others)| (address, others, name.clone())),
                     );
                     continue;
                 }
@@ -77,14 +79,14 @@ async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
     Some(refresh)
 }
 
-/// The first address, and the first of the other family.
-fn one_of_each(addresses: &[SocketAddr]) -> Option<(SocketAddr, Box<[SocketAddr]>)> {
+/// Returns the first address, and the first address of the other family.
+fn one_of_each_family(addresses: &[SocketAddr]) -> Option<(SocketAddr, Box<[SocketAddr]>)> {
     let first = *addresses.first()?;
     let other = addresses.iter().find(|address| address.is_ipv4() != first.is_ipv4());
     Some((first, other.copied().into_iter().collect()))
 }
 
-/// Stores the addresses, and leaves all as it is where nothing changed, so that connections stay.
+/// Stores the endpoints. If nothing has changed, the stored value stays, so that connections stay open.
 fn store(cluster: &Cluster, found: Vec<(SocketAddr, Box<[SocketAddr]>, DnsName)>) {
     let Discovery::Dns { localities, overprovisioning, .. } = &cluster.discovery else { return };
     let tracks = cluster.tracks();
@@ -116,7 +118,7 @@ mod tests {
     use skysail_policy::config::cluster::{Family, Health, Locality};
 
     #[test]
-    fn addresses_are_where_their_name_is() {
+    fn endpoints_have_the_locality_of_their_name() {
         let name = |priority| DnsName {
             host: "a".into(),
             port: 80,
@@ -144,7 +146,7 @@ mod tests {
         let of = |priority: usize| endpoints.priorities[priority].iter().map(|one| (one.address, one.weight));
         assert_eq!(of(0).collect::<Vec<_>>(), [(address(2), 2)]);
         assert_eq!(of(1).collect::<Vec<_>>(), [(address(1), 2)]);
-        // The same once more changes nothing.
+        // The same addresses change nothing.
         store(&cluster, found());
         assert!(Arc::ptr_eq(&endpoints, &cluster.endpoints.load_full()));
     }
@@ -162,8 +164,8 @@ mod tests {
         assert_eq!(Family::V6Preferred.of(vec![v4]), [v4]);
         assert_eq!(Family::V4Preferred.of(both()), [v4]);
         assert_eq!(Family::V4Preferred.of(vec![v6]), [v6]);
-        assert_eq!(one_of_each(&[v6, v6, v4]), Some((v6, [v4].into())));
-        assert_eq!(one_of_each(&[v4]), Some((v4, [].into())));
-        assert_eq!(one_of_each(&[]), None);
+        assert_eq!(one_of_each_family(&[v6, v6, v4]), Some((v6, [v4].into())));
+        assert_eq!(one_of_each_family(&[v4]), Some((v4, [].into())));
+        assert_eq!(one_of_each_family(&[]), None);
     }
 }

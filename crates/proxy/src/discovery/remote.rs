@@ -1,4 +1,4 @@
-//! Connections to the control plane: over TCP or a Unix socket, marked and with TLS where that is asked for.
+//! Connections to the control plane over TCP or a Unix socket, with a socket mark and TLS where configured.
 
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -19,40 +19,40 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use crate::translate::{Reject, Translator};
 use skysail_policy::config::tls::ClientTls;
 
-/// An attempt to connect, TLS and all, takes at most so long.
+/// Timeout of a connection attempt, TLS handshake included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A server that answers no ping for so long is gone.
+/// Timeout of keep-alive pings.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// A server of the control plane.
+/// Address and TLS settings of a control plane server.
 #[derive(Clone, Debug)]
 pub(crate) struct Remote {
     pub(crate) place: RemoteAddress,
     pub(crate) tls: Option<RemoteTls>,
-    /// Mark of the socket, so that interception lets it through.
+    /// SO_MARK of the socket, which exempts it from traffic interception.
     pub(crate) mark: Option<u32>,
 }
 
-/// Where it is.
+/// Address of a control plane server.
 #[derive(Clone, Debug)]
 pub(crate) enum RemoteAddress {
-    /// Host and port; the host may be a name.
+    /// Host and port; the host may be a DNS name.
     Tcp(String, u16),
     /// A Unix socket.
     Unix(PathBuf),
 }
 
-/// How its certificate is checked.
+/// TLS settings of a control plane server.
 #[derive(Clone, Debug)]
 pub(crate) enum RemoteTls {
-    /// With this configuration, for this name.
+    /// Fixed configuration and server name.
     Fixed(Arc<rustls::ClientConfig>, ServerName<'static>),
-    /// As the cluster says, once its secrets are there.
+    /// Settings of the cluster, available once its secrets have arrived.
     Cluster(Arc<ClientTls>),
 }
 
 impl Remote {
-    /// The server behind a static cluster: its first endpoint.
+    /// Returns the server behind a static cluster: its first endpoint.
     pub(crate) fn from_cluster(
         body: &[u8],
         translator: Translator<'_>,
@@ -76,7 +76,7 @@ impl Remote {
         Ok(Self { place, tls, mark })
     }
 
-    /// Connects.
+    /// Connects and returns the channel.
     pub(crate) async fn connect(&self) -> Result<Channel, BoxError> {
         let authority = match &self.place {
             RemoteAddress::Tcp(host, port) if host.contains(':') => format!("http://[{host}]:{port}"),
@@ -109,7 +109,7 @@ impl Remote {
             None => return Ok(TokioIo::new(Box::new(tcp))),
             Some(RemoteTls::Fixed(config, name)) => (Arc::clone(config), name.clone()),
             Some(RemoteTls::Cluster(tls)) => {
-                let configs = tls.config.load_full().ok_or("the certificates for TLS have not come yet")?;
+                let configs = tls.config.load_full().ok_or("the TLS certificates have not arrived yet")?;
                 let name = match &tls.sni {
                     Some(name) => name.clone(),
                     None => ServerName::try_from(host.clone())?,
@@ -122,7 +122,7 @@ impl Remote {
     }
 }
 
-/// Bytes in both directions.
+/// A bidirectional byte stream.
 trait RemoteStream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> RemoteStream for T {}
 
@@ -139,7 +139,7 @@ fn place(address: Option<&Address>) -> Option<RemoteAddress> {
     }
 }
 
-/// Tries the host's addresses in turn.
+/// Tries the host's addresses one after the other.
 async fn connect_tcp(host: &str, port: u16, mark: Option<u32>) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
     for address in tokio::net::lookup_host((host, port)).await? {

@@ -1,9 +1,10 @@
-//! Certificates and trusted roots: where they come from and when they are renewed.
+//! Certificates and trusted roots: their sources and their renewal.
 //!
-//! In own mode the sidecar makes its key, has it signed by the control plane, and renews in time; what it gets
-//! serves every TLS context that names `default` and `ROOTCA` by SDS from `sds-grpc`, as istiod's all do. With a
-//! bootstrap file secrets come from SDS servers, one stream for each secret, as with Envoy, or from [`files`]. Either
-//! way the handles in [`TlsContexts`] are filled, which takes effect with the next handshake and interrupts nothing.
+//! In a mesh the sidecar generates a key, has the control plane sign its certificate, and renews it in time.
+//! The result serves every TLS context that names `default` and `ROOTCA` by SDS from `sds-grpc`, as all of
+//! istiod's do. With a bootstrap file, secrets come from SDS servers, one stream per secret as in Envoy, or
+//! from [`files`]. Either way the handles in [`TlsContexts`] are filled. A change takes effect with the next
+//! handshake and interrupts no connection.
 
 mod files;
 mod own;
@@ -45,24 +46,25 @@ use crate::{
     translate::{self, SecretName, SecretSource, TlsContexts, Translator},
 };
 
-/// The cluster that istiod's TLS contexts name for secrets.
+/// Cluster that istiod's TLS contexts name for SDS.
 const SDS_CLUSTER: &str = "sds-grpc";
-/// The shortest pause before another attempt to connect, also when certificates, roots or tokens have changed.
-const LEAST_PAUSE: Duration = Duration::from_millis(250);
+/// Minimum pause between connection attempts, also after certificates, roots or tokens have changed.
+const MIN_PAUSE: Duration = Duration::from_millis(250);
 
-/// Who gets told what about certificates.
+/// Store of certificates and trusted roots, with notifications of changes.
 #[derive(Clone)]
 pub(crate) struct Secrets {
     pub(crate) tls: Arc<TlsContexts>,
-    /// The first URI of our certificate.
+    /// First URI SAN of the sidecar's own certificate.
     pub(crate) principal: Arc<ArcSwapOption<Arc<str>>>,
-    /// Notified when a secret came, as clusters and listeners may wait for it.
+    /// Notified when a secret has arrived, because clusters and listeners may wait for it.
     pub(crate) changed: Arc<Notify>,
-    /// Notified when a certificate, a root or a token has changed, so that a failed connection is tried again at once.
+    /// Notified when a certificate, a root or a token has changed, so that a failed connection is retried at
+    /// once.
     pub(crate) renewed: channel::Sender<()>,
-    /// Secrets that a task fetches already.
+    /// Secrets that a task already fetches.
     fetched: Arc<Mutex<HashSet<SecretName>>>,
-    /// Tasks that watch the files of secrets that came from servers.
+    /// Tasks that watch the files of secrets from SDS servers.
     watched: Arc<Mutex<HashMap<SecretName, AbortHandle>>>,
 }
 
@@ -78,41 +80,42 @@ impl Secrets {
         }
     }
 
-    /// Decodes a secret that a server sent, after a look at all its fields.
+    /// Decodes a secret from a server and checks all its fields.
     pub(crate) fn decode(&self, body: &[u8]) -> translate::Result<Secret> {
         Translator { tls: &self.tls, node: &Node::default(), strict: false }.decode(body)
     }
 
-    /// Takes a secret, and follows the files that it names unless it stands in a bootstrap file.
-    pub(crate) fn take(&self, name: &SecretName, secret: &Secret) -> translate::Result<()> {
-        self.put(name, secret)?;
+    /// Stores a secret. Watches the files that it names, unless the secret is part of a bootstrap file.
+    pub(crate) fn store(&self, name: &SecretName, secret: &Secret) -> translate::Result<()> {
+        self.fill(name, secret)?;
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = watched.remove(name) {
             before.abort();
         }
         if name.source != SecretSource::Static && files::names_files(secret) {
-            let keep = files::keep(self.clone(), name.clone(), files::FileOrigin::Delivered(secret.clone()));
+            let keep =
+                files::follow(self.clone(), name.clone(), files::FileOrigin::Delivered(secret.clone()));
             watched.insert(name.clone(), tokio::spawn(keep).abort_handle());
         }
         Ok(())
     }
 
-    /// Puts a secret to use.
-    fn put(&self, name: &SecretName, secret: &Secret) -> translate::Result<()> {
+    /// Stores a secret in the TLS contexts and notifies.
+    fn fill(&self, name: &SecretName, secret: &Secret) -> translate::Result<()> {
         let identity = translate::take_secret(&self.tls, name, secret)?;
-        self.took(identity)
+        self.notify(identity)
     }
 
-    /// Takes the sidecar's own certificate, for every context that names the mesh's secrets.
-    pub(crate) fn take_own(&self, issued: Issued) -> anyhow::Result<()> {
+    /// Stores the sidecar's own certificate, for every context that names the mesh's secrets.
+    pub(crate) fn store_own(&self, issued: Issued) -> anyhow::Result<()> {
         let roots = Roots::from_pem(issued.roots_pem.as_bytes())?;
         let (own_name, root_name) = own_names();
         self.tls.identity(&own_name).set(Arc::clone(&issued.identity));
         self.tls.set_roots(&root_name, roots);
-        Ok(self.took(Some(issued.identity))?)
+        Ok(self.notify(Some(issued.identity))?)
     }
 
-    fn took(&self, identity: Option<Arc<Identity>>) -> translate::Result<()> {
+    fn notify(&self, identity: Option<Arc<Identity>>) -> translate::Result<()> {
         if let Some(uri) = identity.and_then(|identity| identity.peer.uris.first().cloned()) {
             self.principal.store(Some(Arc::new(uri.into())));
         }
@@ -122,7 +125,7 @@ impl Secrets {
         Ok(())
     }
 
-    /// Starts to follow every file that contexts name for secrets and that is not followed yet.
+    /// Starts to watch every file that contexts name for secrets and that is not watched yet.
     pub(crate) fn follow_files(&self) {
         for name in self.tls.names() {
             let origin = match name.source.clone() {
@@ -133,13 +136,13 @@ impl Secrets {
                 SecretSource::Ads | SecretSource::Cluster(_) | SecretSource::Static => continue,
             };
             if self.fetched.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {
-                tokio::spawn(files::keep(self.clone(), name, origin));
+                tokio::spawn(files::follow(self.clone(), name, origin));
             }
         }
     }
 
-    /// Starts to fetch every secret that contexts name from SDS servers and that is not fetched yet. `remote` finds
-    /// the server behind a cluster.
+    /// Starts to fetch every secret that contexts name from SDS servers and that is not fetched yet. `remote`
+    /// returns the server behind a cluster.
     pub(crate) fn fetch(&self, node: &Node, remote: impl Fn(&str) -> Option<Remote>) {
         for name in self.tls.names() {
             let SecretSource::Cluster(cluster) = &name.source else { continue };
@@ -148,7 +151,7 @@ impl Secrets {
                 continue;
             }
             let Some(remote) = remote(cluster) else {
-                tracing::warn!(secret = %name.name, %cluster, "there is no cluster of this name to get the secret from");
+                tracing::warn!(secret = %name.name, %cluster, "there is no such cluster to fetch the secret from");
                 fetched.insert(name);
                 continue;
             };
@@ -168,7 +171,7 @@ impl Secrets {
             let Err(error) = self.stream(name, node, remote, &mut version, &mut failures).await;
             failures += 1;
             let next = renewal::retry(failures, fastrand::f64());
-            tracing::warn!(secret = %name.name, %error, pause = ?next, "no secret discovery; what there is stays in use");
+            tracing::warn!(secret = %name.name, %error, pause = ?next, "secret discovery failed; the current secret stays in use");
             pause(next, renewed.changed()).await;
         }
     }
@@ -196,7 +199,7 @@ impl Secrets {
             *failures = 0;
             let outcome = self.response(name, &response);
             let error_detail = outcome.err().map(|message| {
-                tracing::warn!(secret = %name.name, reason = message, "secret rejected; the one before it stays in use");
+                tracing::warn!(secret = %name.name, reason = message, "secret rejected; the previous one stays in use");
                 RpcStatus { code: tonic::Code::InvalidArgument.into(), message, details: Vec::new() }
             });
             if error_detail.is_none() {
@@ -218,23 +221,23 @@ impl Secrets {
         for any in &response.resources {
             let secret = self.decode(&any.value).map_err(|reject| reject.to_string())?;
             if *secret.name == *name.name {
-                self.take(name, &secret).map_err(|reject| reject.to_string())?;
+                self.store(name, &secret).map_err(|reject| reject.to_string())?;
             }
         }
         Ok(())
     }
 }
 
-/// The handles of our certificate and of the roots of the mesh.
+/// Returns the names of the sidecar's own certificate and of the mesh's roots.
 fn own_names() -> (SecretName, SecretName) {
     let name =
         |name: &str| SecretName { source: SecretSource::Cluster(SDS_CLUSTER.into()), name: name.into() };
     (name("default"), name("ROOTCA"))
 }
 
-/// Waits before another attempt to connect; ends early when what connections are made with has changed.
+/// Waits before the next connection attempt. Ends early when a certificate, root or token has changed.
 async fn pause(full: Duration, renewed: impl Future<Output = impl Sized>) {
-    let least = full.min(LEAST_PAUSE);
+    let least = full.min(MIN_PAUSE);
     tokio::time::sleep(least).await;
     let _ = tokio::time::timeout(full - least, renewed).await;
 }

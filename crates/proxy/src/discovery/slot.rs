@@ -1,4 +1,4 @@
-//! A place for one name's resource: the one in force, and the one that is to come into force.
+//! State of one resource name: the version in force and the version that is warming.
 
 use std::{
     collections::BTreeMap,
@@ -10,39 +10,39 @@ use bytes::Bytes;
 
 use crate::translate;
 
-/// How long something new waits for what it needs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
+/// Maximum time that a new resource waits for the resources it needs.
+pub(crate) const WARMING_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What there is of one name.
+/// Versions of one resource name.
 pub(crate) struct Slot<T> {
     pub(crate) active: Option<Kept<T>>,
     pub(crate) warming: Option<Kept<T>>,
-    /// The last one that was refused.
+    /// The resource that was rejected last.
     pub(crate) error: Option<Failure>,
-    /// The server says there is none.
+    /// The server has answered that the resource does not exist.
     pub(super) absent: bool,
-    /// Taken away at this time, but still in use.
+    /// Time when the server deleted the resource, which is still in use.
     pub(super) removed: Option<Instant>,
-    /// Asked for by name at this time.
+    /// Time when the resource was subscribed to by name.
     pub(super) asked: Option<Instant>,
 }
 
-/// A resource that was taken.
+/// An accepted resource.
 pub(crate) struct Kept<T> {
     pub(crate) value: Arc<T>,
     pub(crate) body: Bytes,
     pub(crate) version: String,
     pub(crate) updated: SystemTime,
-    /// From the bootstrap file.
+    /// Comes from the bootstrap file.
     pub(crate) fixed: bool,
     pub(super) since: Instant,
-    /// For clusters whose host names are looked up: whether that has happened.
+    /// For clusters with DNS names: the names have been resolved once.
     pub(crate) resolved: Arc<AtomicBool>,
-    /// The same: whether somebody looks them up.
+    /// For clusters with DNS names: a task resolves them.
     pub(crate) looked_up: bool,
 }
 
-/// A resource that was refused.
+/// A rejected resource.
 pub(crate) struct Failure {
     pub(crate) reason: String,
     pub(crate) body: Bytes,
@@ -57,17 +57,17 @@ impl<T> Default for Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// The newest.
+    /// Returns the warming version, or else the active one.
     pub(crate) fn newest(&self) -> Option<&Kept<T>> {
         self.warming.as_ref().or(self.active.as_ref())
     }
 
-    /// What is or may come into force.
+    /// Returns the active and the warming version.
     pub(super) fn both(&self) -> impl Iterator<Item = &Kept<T>> {
         self.active.iter().chain(&self.warming)
     }
 
-    /// Takes a new one unless it is the same as the newest.
+    /// Accepts a new version unless it equals the newest. Returns whether anything has changed.
     pub(super) fn offer(
         &mut self,
         body: &Bytes,
@@ -107,16 +107,16 @@ impl<T> Slot<T> {
         }
     }
 
-    /// Notes that one was refused.
+    /// Records a rejected version.
     pub(super) fn refuse(&mut self, body: &Bytes, version: &str, reason: &str) {
         let (body, version, reason) = (body.clone(), version.to_owned(), reason.to_owned());
         self.error = Some(Failure { reason, body, version, at: SystemTime::now() });
     }
 
-    /// Puts what is warm into force; true if there was something.
+    /// Puts the warming version into force if it is warm or has timed out; returns whether it did.
     pub(super) fn promote(&mut self, now: Instant, warm: impl FnOnce(&Kept<T>) -> bool) -> bool {
         let Some(kept) = &self.warming else { return false };
-        let must = self.active.is_none() && now.duration_since(kept.since) >= PATIENCE;
+        let must = self.active.is_none() && now.duration_since(kept.since) >= WARMING_TIMEOUT;
         if !must && !warm(kept) {
             return false;
         }
@@ -124,14 +124,14 @@ impl<T> Slot<T> {
         true
     }
 
-    /// Whether there is none in force so far, and is to be.
+    /// Returns whether no version is in force yet and one is expected.
     pub(super) fn is_awaited(&self, now: Instant) -> bool {
-        let asked = || self.asked.is_some_and(|asked| now.duration_since(asked) < PATIENCE);
+        let asked = || self.asked.is_some_and(|asked| now.duration_since(asked) < WARMING_TIMEOUT);
         self.active.is_none() && (self.warming.is_some() || (!self.absent && asked()))
     }
 }
 
-/// Since when those wait that will not for ever.
+/// Returns the start times of all waits that end by timeout.
 pub(super) fn waiting<'a, K: 'a, T: 'a>(
     slots: &'a BTreeMap<K, Slot<T>>,
     now: Instant,

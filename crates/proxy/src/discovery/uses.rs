@@ -1,4 +1,4 @@
-//! What refers to what: route tables that listeners name, clusters that are led to and asked.
+//! References between resources: route tables that listeners name, clusters that routes and filters use.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use skysail_policy::config::{
     route::{Action, Targets, VirtualHost},
 };
 
-/// Names of clusters. A header that names one is known only when a request comes, and stands as `*`.
+/// Cluster names. A cluster that a request header selects is unknown in advance; `*` represents it.
 pub(crate) type Names<'a> = Box<dyn Iterator<Item = &'a str> + 'a>;
 
-/// The route tables a listener takes from discovery.
+/// Returns the route tables that a listener takes from discovery.
 pub(crate) fn tables(listener: &Listener) -> impl Iterator<Item = &Arc<str>> {
     chains(listener).filter_map(|chain| match &chain.terminal {
         Terminal::Http(manager) => match &manager.routes {
@@ -24,7 +24,7 @@ pub(crate) fn tables(listener: &Listener) -> impl Iterator<Item = &Arc<str>> {
     })
 }
 
-/// The clusters a listener leads to or asks by itself.
+/// Returns the clusters that a listener leads to or that its filters call.
 pub(crate) fn of_listener(listener: &Listener) -> impl Iterator<Item = &str> {
     let of_chains = chains(listener).flat_map(|chain| -> Names<'_> {
         let asked = chain.ask.as_ref().map(|ask| &*ask.cluster).into_iter();
@@ -71,12 +71,12 @@ fn of_logs(logs: &[Arc<AccessLog>]) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The clusters a route table leads to.
+/// Returns the clusters that a route table leads to.
 pub(crate) fn of_table(table: &RouteTable) -> Names<'_> {
     Box::new(table.hosts.iter().flat_map(|host| of_host(host)))
 }
 
-/// The clusters a virtual host leads to.
+/// Returns the clusters that a virtual host leads to.
 pub(crate) fn of_host(host: &VirtualHost) -> Names<'_> {
     Box::new(host.routes.iter().flat_map(|route| -> Names<'_> {
         match &route.action {

@@ -1,4 +1,4 @@
-//! What waits for what, and what never happens half.
+//! Warming: which resource waits for which, and that no change is applied by half.
 
 use prost::Message as _;
 use skysail_xds::envoy::pb::{
@@ -63,7 +63,7 @@ fn cluster(name: &str, choices: u32) -> Received {
         name: name.to_owned(),
         cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::Eds.into())),
         eds_cluster_config: Some(eds),
-        // Something to tell versions of it apart.
+        // Distinguishes versions of the cluster.
         alt_stat_name: choices.to_string(),
         ..ClusterProto::default()
     };
@@ -160,7 +160,7 @@ fn a_cluster_waits_for_its_endpoints_and_a_table_for_its_clusters() {
 }
 
 #[test]
-fn the_old_stays_until_the_new_is_warm() {
+fn the_old_version_stays_until_the_new_one_is_warm() {
     let mut inventory = inventory();
     let now = Instant::now();
     add(&mut inventory, Kind::Cluster, vec![cluster("a", 1)]);
@@ -168,12 +168,12 @@ fn the_old_stays_until_the_new_is_warm() {
     add(&mut inventory, Kind::Listener, vec![listener("l", "t")]);
     add(&mut inventory, Kind::Route, vec![routes("t", "a")]);
     assert!(inventory.settle(now));
-    // The table moves to a cluster that is not ready.
+    // The table's new version leads to a cluster that is not warm.
     add(&mut inventory, Kind::Cluster, vec![cluster("b", 1)]);
     add(&mut inventory, Kind::Route, vec![routes("t", "b")]);
     assert!(!inventory.settle(now));
     assert!(uses::of_table(&inventory.snapshot().routes["t"]).all(|name| name == "a"));
-    // The old cluster is taken away meanwhile, and stays while the table in force leads to it.
+    // The server deletes the old cluster, which stays while the table in force leads to it.
     remove(&mut inventory, Kind::Cluster, "a");
     assert!(!inventory.settle(now));
     assert_eq!(port(&inventory.snapshot(), "a"), 1);
@@ -199,13 +199,13 @@ fn endpoints_change_without_a_snapshot_and_survive_a_change_of_their_cluster() {
     add(&mut inventory, Kind::Cluster, vec![cluster("a", 2)]);
     assert!(inventory.settle(now));
     assert_eq!(port(&inventory.snapshot(), "a"), 2);
-    // The same once more changes nothing.
+    // The same version changes nothing.
     add(&mut inventory, Kind::Cluster, vec![cluster("a", 2)]);
     assert!(!inventory.settle(now));
 }
 
 #[test]
-fn one_bad_resource_is_refused_alone() {
+fn an_invalid_resource_is_rejected_alone() {
     let mut inventory = inventory();
     let mut bad = cluster("bad", 1);
     bad.body = ClusterProto { name: "bad".to_owned(), lb_policy: 7, ..ClusterProto::default() }
@@ -222,7 +222,7 @@ fn one_bad_resource_is_refused_alone() {
 }
 
 #[test]
-fn nothing_waits_for_ever() {
+fn no_resource_waits_for_ever() {
     let mut inventory = inventory();
     add(&mut inventory, Kind::Cluster, vec![cluster("a", 1)]);
     assert!(!inventory.settle(Instant::now()));
@@ -232,7 +232,7 @@ fn nothing_waits_for_ever() {
 }
 
 #[test]
-fn a_table_that_does_not_exist_holds_up_no_listener() {
+fn a_table_that_does_not_exist_delays_no_listener() {
     let mut inventory = inventory();
     add(&mut inventory, Kind::Listener, vec![listener("l", "t")]);
     assert!(!inventory.settle(Instant::now()));
@@ -241,7 +241,7 @@ fn a_table_that_does_not_exist_holds_up_no_listener() {
     assert!(inventory.snapshot().listeners.by_name.contains_key("l"));
 }
 
-/// A virtual host of table `t` that leads to cluster `a`.
+/// Returns a virtual host of table `t` that leads to cluster `a`.
 fn host(name: &str, domain: &str) -> Received {
     let table = RouteConfiguration::decode(routes("t", "a").body).unwrap();
     let mut host = table.virtual_hosts.into_iter().next().unwrap();
@@ -250,7 +250,7 @@ fn host(name: &str, domain: &str) -> Received {
     Received { name: host.name.clone(), version: "1".to_owned(), body: host.encode_to_vec().into() }
 }
 
-/// Table `t`, whose virtual hosts come apart.
+/// Returns table `t`, which uses VHDS.
 fn table_of_hosts() -> Received {
     let vhds = Some(Vhds { config_source: ads() });
     let table = RouteConfiguration { name: "t".to_owned(), vhds, ..RouteConfiguration::default() };
@@ -264,7 +264,7 @@ fn hosts_in_force(inventory: &Inventory) -> Vec<String> {
 }
 
 #[test]
-fn virtual_hosts_that_come_apart_are_put_together() {
+fn virtual_hosts_received_by_vhds_are_merged_into_their_table() {
     let mut inventory = inventory();
     let now = Instant::now();
     add(&mut inventory, Kind::Cluster, vec![cluster("a", 1)]);
@@ -285,14 +285,14 @@ fn virtual_hosts_that_come_apart_are_put_together() {
     assert!(inventory.settle(now));
     assert_eq!(hosts_in_force(&inventory), ["zwei"]);
 
-    // What was not asked for in parts is whole again.
+    // A table without VHDS no longer subscribes to virtual hosts.
     add(&mut inventory, Kind::Route, vec![routes("t", "a")]);
     let [.., (_, wanted), _] = inventory.wanted();
     assert!(wanted.is_empty());
 }
 
 #[test]
-fn a_bad_virtual_host_is_refused_alone_and_two_of_one_domain_both() {
+fn an_invalid_virtual_host_is_rejected_alone_and_two_of_one_domain_both() {
     let mut inventory = inventory();
     let now = Instant::now();
     add(&mut inventory, Kind::Cluster, vec![cluster("a", 1)]);

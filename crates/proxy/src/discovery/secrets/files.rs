@@ -1,9 +1,9 @@
-//! Secrets whose content is in files, read again when those change.
+//! Secrets whose content is in files, read again when the files change.
 //!
-//! As in Envoy that is done for secrets that come by discovery, be it from a server or from a file of its own
-//! (`path_config_source`), and not for what stands in a bootstrap file itself, which is read once. Folders are watched
-//! rather than files, since files are replaced by renaming, on Kubernetes even only a link beside them. What cannot be
-//! used, such as a certificate whose key is not there yet, is warned about, and what was there before stays in use.
+//! As in Envoy, this applies to secrets from discovery, be it a server or a file (`path_config_source`). Files
+//! that the bootstrap itself names are read once. Directories are watched instead of files, because files are
+//! replaced by renaming; Kubernetes replaces only a link beside them. If the content is unusable, such as a
+//! certificate whose key is not there yet, a warning is logged and the previous content stays in use.
 
 use std::{
     collections::BTreeSet,
@@ -31,16 +31,16 @@ use crate::translate::{
     bootstrap::convert::{self, Conversion},
 };
 
-/// Where a secret is that names files or is in one.
+/// Source of a secret that names files or is in a file.
 pub(super) enum FileOrigin {
-    /// It came from a server and names files.
+    /// From a server; the secret names files.
     Delivered(Secret),
-    /// It is in a file, with what was last found there.
+    /// In a file; `found` is the content found last.
     File { path: PathBuf, watched: Option<PathBuf>, found: Option<(Vec<u8>, Secret)> },
 }
 
-/// Keeps a secret as its files have it.
-pub(super) async fn keep(secrets: Secrets, name: SecretName, mut origin: FileOrigin) -> Infallible {
+/// Keeps a secret up to date with its files.
+pub(super) async fn follow(secrets: Secrets, name: SecretName, mut origin: FileOrigin) -> Infallible {
     let mut folders = origin.folders();
     let mut watch = Watch::new(&folders);
     let (mut taken, mut warned) = (None, String::new());
@@ -60,7 +60,7 @@ pub(super) async fn keep(secrets: Secrets, name: SecretName, mut origin: FileOri
                 continue;
             }
             Ok(secret) if secret == taken => Ok(()),
-            Ok(Some(secret)) => secrets.put(&name, &secret).map_err(anyhow::Error::new).map(|()| {
+            Ok(Some(secret)) => secrets.fill(&name, &secret).map_err(anyhow::Error::new).map(|()| {
                 tracing::info!(secret = %name.name, "read from files");
                 taken = Some(secret);
             }),
@@ -68,7 +68,7 @@ pub(super) async fn keep(secrets: Secrets, name: SecretName, mut origin: FileOri
         };
         let reason = outcome.err().map(|error| format!("{error:#}")).unwrap_or_default();
         if !reason.is_empty() && reason != warned {
-            tracing::warn!(secret = %name.name, reason, "cannot be used from its files; what there is stays in use");
+            tracing::warn!(secret = %name.name, reason, "cannot use the secret's files; the current secret stays in use");
         }
         warned = reason;
         if watch.changed().await {
@@ -113,7 +113,7 @@ impl FileOrigin {
 }
 
 impl FileOrigin {
-    /// The file of revocation lists that a TLS context names.
+    /// Returns the source of a file of revocation lists that a TLS context names.
     pub(super) fn crl(path: &Path, watched: Option<PathBuf>) -> Self {
         let name = path.to_string_lossy().into_owned();
         let folder = watched.map(|folder| WatchedDirectory {
@@ -132,12 +132,12 @@ impl FileOrigin {
     }
 }
 
-/// Whether a secret names files.
+/// Returns whether a secret names files.
 pub(super) fn names_files(secret: &Secret) -> bool {
     !folders_of(&mut secret.clone()).is_empty()
 }
 
-/// The folders to watch for a secret that names files.
+/// Returns the directories to watch for a secret that names files.
 fn folders_of(secret: &mut Secret) -> BTreeSet<PathBuf> {
     let watched = match &secret.r#type {
         Some(Type::TlsCertificate(certificate)) => certificate.watched_directory.as_ref(),
@@ -155,7 +155,7 @@ fn folders_of(secret: &mut Secret) -> BTreeSet<PathBuf> {
     if files.is_empty() { files } else { files.into_iter().chain(watched).collect() }
 }
 
-/// Puts the content of files in the place of their names.
+/// Replaces the names of files by their content.
 fn read_in(secret: &mut Secret) -> anyhow::Result<()> {
     for source in sources(secret) {
         if let Some(Specifier::Filename(path)) = &source.specifier {
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
     use crate::translate::SecretSource;
 
-    /// Writes a certificate and its key as files that are put in the place of those before.
+    /// Replaces the certificate and key files.
     fn issue(folder: &Path, account: &str) {
         let authority = skysail_identity::Authority::ephemeral().unwrap();
         let request = skysail_identity::KeyAndCsr::generate(None).unwrap();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_delivered_secret_names_is_read_again() {
+    async fn the_files_that_a_delivered_secret_names_are_read_again() {
         let folder = tempfile::tempdir().unwrap();
         issue(folder.path(), "before");
         let file = |name: &str| {
@@ -215,8 +215,8 @@ mod tests {
         let secrets = Secrets::new(Arc::default());
         let name = |source| SecretName { source, name: "s".into() };
         let (delivered, written) = (name(SecretSource::Ads), name(SecretSource::Static));
-        secrets.take(&delivered, &secret).unwrap();
-        secrets.take(&written, &secret).unwrap();
+        secrets.store(&delivered, &secret).unwrap();
+        secrets.store(&written, &secret).unwrap();
         let uri = |name: &SecretName| secrets.tls.identity(name).get().unwrap().peer.uris[0].clone();
         assert!(uri(&delivered).ends_with("/before"));
         issue(folder.path(), "after");

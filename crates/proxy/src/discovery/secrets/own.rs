@@ -1,8 +1,8 @@
-//! The sidecar's own certificate and the roots that vouch for the control plane.
+//! The sidecar's own certificate, and the trusted roots for the control plane.
 //!
-//! The roots are those of `--ca-root` and those that came with our certificate; while a root is replaced, either may be
-//! ahead of the other. `--ca-root` and `--token` are followed: after a change, pauses between attempts to connect end,
-//! and new roots have the certificate renewed, because another authority signs from now on.
+//! The roots are those of `--ca-root` and those issued with the certificate; while a root is replaced, either
+//! may be ahead of the other. `--ca-root` and `--token` are watched. A change ends the pause between connection
+//! attempts. New roots also trigger a renewal, because a different authority signs from then on.
 
 use std::{
     collections::BTreeSet,
@@ -29,12 +29,12 @@ use super::{
 };
 use crate::discovery::remote::{Remote, RemoteAddress, RemoteTls};
 
-/// The name that the control plane's certificate must have.
+/// DNS name that the control plane's certificate must contain.
 pub(crate) const CONTROL_PLANE: &str = "istiod.istio-system.svc";
-/// After a change of `--ca-root`, sidecars renew their certificates within this time.
-const SPREAD: Duration = Duration::from_secs(5);
+/// Sidecars spread their renewals after a change of `--ca-root` over this time.
+const RENEWAL_SPREAD: Duration = Duration::from_secs(5);
 
-/// Where a sidecar of a mesh gets everything from.
+/// Address and credentials of the mesh's control plane.
 #[derive(Clone)]
 pub(crate) struct Mesh {
     pub(crate) host: String,
@@ -44,33 +44,33 @@ pub(crate) struct Mesh {
     pub(crate) node: PathBuf,
 }
 
-/// The sidecar's own certificate, signed by the control plane.
+/// The sidecar's own certificate, issued by the control plane.
 pub(crate) struct OwnCertificate {
-    /// The control plane, which is shown our certificate.
+    /// Control plane, with the sidecar's client certificate.
     pub(crate) remote: Remote,
-    /// The same without our certificate.
+    /// Control plane, without a client certificate.
     anonymous: Remote,
     node: Node,
     mesh: Mesh,
     roots: Arc<Live<Roots>>,
-    /// PEM of the roots that came with our certificate.
+    /// Roots issued with the certificate, PEM.
     issued_roots: Mutex<String>,
     files: watch::Sender<Files>,
     renewed: watch::Sender<()>,
 }
 
-/// A certificate as the control plane issued it, and what goes with it.
+/// A certificate as the control plane issued it, with its key and roots.
 pub(crate) struct Issued {
     pub(crate) identity: Arc<Identity>,
-    /// The certificates, leaf first, PEM.
+    /// Certificate chain, leaf first, PEM.
     pub(crate) chain_pem: String,
-    /// The private key, PEM.
+    /// Private key, PEM.
     pub(crate) key_pem: String,
-    /// The roots that workloads are to trust, PEM.
+    /// Trusted roots of the workloads, PEM.
     pub(crate) roots_pem: String,
 }
 
-/// The content of `--ca-root` and `--token`; of a file that cannot be read, what it held before.
+/// Content of `--ca-root` and `--token`. A file that cannot be read keeps its previous content.
 #[derive(Clone, Default, PartialEq, Eq)]
 struct Files {
     roots: String,
@@ -87,7 +87,7 @@ impl Files {
     }
 }
 
-/// The headers of a call to the control plane, with the token that the file holds now.
+/// Returns the headers of a request to the control plane, with the token that the file holds now.
 pub(crate) fn authorization(token: &Path) -> anyhow::Result<MetadataMap> {
     let text =
         std::fs::read_to_string(token).with_context(|| format!("cannot read --token {}", token.display()))?;
@@ -101,11 +101,11 @@ pub(crate) fn authorization(token: &Path) -> anyhow::Result<MetadataMap> {
 }
 
 impl OwnCertificate {
-    /// Prepares connections to the control plane of a mesh. They show the certificate that `secrets` holds, once there
+    /// Prepares connections to the mesh's control plane. They present the certificate of `secrets` once there
     /// is one.
     ///
     /// # Errors
-    /// When `--ca-root` cannot be used.
+    /// `--ca-root` cannot be used.
     pub(crate) fn new(secrets: &Secrets, mesh: Mesh, node: Node, mark: Option<u32>) -> anyhow::Result<Self> {
         let path = mesh.ca_root.display();
         let pem = std::fs::read(&mesh.ca_root).with_context(|| format!("cannot read --ca-root {path}"))?;
@@ -134,7 +134,7 @@ impl OwnCertificate {
         })
     }
 
-    /// Gets the first certificate, then renews it for ever; `take` puts each to use.
+    /// Obtains the first certificate and renews it from then on; calls `take` with each. Never returns.
     pub(crate) async fn keep(self, take: impl FnMut(Issued) -> anyhow::Result<()>) -> Infallible {
         tokio::select! {
             never = self.renew(take) => never,
@@ -162,11 +162,11 @@ impl OwnCertificate {
                     let next = renewal.left(SystemTime::now());
                     tracing::info!(principal = ?identity.peer.uris, ?next, "certificate obtained");
                     let replaced = async {
-                        // The value locks the channel, so it is dropped before the pause.
+                        // The returned reference locks the channel, so it is dropped before the sleep.
                         drop(files.wait_for(|now| now.roots != used.roots).await);
-                        sleep(SPREAD.mul_f64(fastrand::f64())).await;
+                        sleep(RENEWAL_SPREAD.mul_f64(fastrand::f64())).await;
                     };
-                    // The spread ends when the renewal is due: a certificate may live for seconds only.
+                    // The wait ends when the renewal is due: a certificate may be valid for only seconds.
                     tokio::select! {
                         () = renewal.wait(SystemTime::now) => {}
                         () = replaced => {}
@@ -176,7 +176,7 @@ impl OwnCertificate {
                     failures += 1;
                     let next = renewal::retry(failures, fastrand::f64());
                     let error = format!("{error:#}");
-                    tracing::warn!(error, pause = ?next, "no certificate from the control plane");
+                    tracing::warn!(error, pause = ?next, "cannot obtain a certificate from the control plane");
                     pause(next, files.changed()).await;
                 }
             }
@@ -209,7 +209,7 @@ impl OwnCertificate {
         }
     }
 
-    /// Puts into force the roots of the file and those that came with our certificate.
+    /// Trusts the roots of the file and those issued with the certificate.
     fn trust(&self) {
         let issued = self.issued_roots.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let pem = format!("{issued}\n{}", self.files.borrow().roots);
@@ -217,13 +217,13 @@ impl OwnCertificate {
             Ok(roots) => self.roots.set(Arc::new(roots)),
             Err(error) => {
                 let file = self.mesh.ca_root.display();
-                tracing::warn!(%file, %error, "--ca-root cannot be used; the roots before stay in use");
+                tracing::warn!(%file, %error, "--ca-root cannot be used; the previous roots stay in use");
             }
         }
     }
 
-    /// Has a new key certified. After a failure, every other attempt shows no certificate: an authority that was
-    /// replaced refuses those of the one before it, while the token is still good.
+    /// Obtains a certificate for a new key. After a failure every other attempt presents no client certificate:
+    /// a replaced authority's successor rejects the old certificate, while the token is still valid.
     async fn obtain(&self, failures: u32) -> anyhow::Result<Issued> {
         let id = self.spiffe_id();
         let request = KeyAndCsr::generate(id.as_ref())?;
@@ -236,7 +236,7 @@ impl OwnCertificate {
             metadata: Some(self.request_metadata()),
         };
         let chain = certificates::create_certificate(channel, metadata, message).await.map_err(|status| {
-            anyhow::anyhow!("the control plane does not sign: {} ({:?})", status.message(), status.code())
+            anyhow::anyhow!("the control plane refused to sign: {} ({:?})", status.message(), status.code())
         })?;
         let Some((root, own)) = chain.split_last().filter(|(_, own)| !own.is_empty()) else {
             bail!("the control plane sent no certificate, or no root with it");
@@ -246,8 +246,8 @@ impl OwnCertificate {
         Ok(Issued { identity, chain_pem, key_pem: request.key_pem(), roots_pem: root.clone() })
     }
 
-    /// The identity to request; none where the trust domain is not known, as the control plane refuses requests that
-    /// name another than the caller.
+    /// Returns the identity to request. `None` if the trust domain is unknown, because the control plane
+    /// refuses a request for an identity other than the caller's.
     fn spiffe_id(&self) -> Option<SpiffeId> {
         let metadata = self.node.metadata.as_ref();
         let text = |key: &str| metadata.and_then(|metadata| text(metadata, key));
@@ -268,7 +268,7 @@ fn text<'a>(metadata: &'a Struct, key: &str) -> Option<&'a str> {
     }
 }
 
-/// An error and its causes in one line.
+/// Formats an error and its causes in one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

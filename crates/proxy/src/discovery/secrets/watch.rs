@@ -1,8 +1,8 @@
 //! Waits for changes of files.
 //!
-//! Folders are watched rather than files, because files are replaced by renaming; Kubernetes replaces only the link
-//! `..data` beside them. A change that raises no event here (a network file system, a folder further up that was
-//! replaced, a full event queue) is found by looking every [`LOOK`].
+//! Directories are watched instead of files, because files are replaced by renaming; Kubernetes replaces only
+//! the link `..data` beside them. Some changes raise no event: on a network file system, when a parent
+//! directory is replaced, or when the event queue is full. Checks every [`CHECK_INTERVAL`] find these.
 
 use std::{
     collections::BTreeSet,
@@ -17,12 +17,13 @@ use notify::{
 };
 use tokio::sync::Notify;
 
-/// Time between looks without an event.
-const LOOK: Duration = Duration::from_secs(10);
-/// Links followed from a file to its content, as in Linux.
+/// Interval between checks without an event.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum number of links followed from a file to its content, as in Linux.
 const MAX_LINKS: usize = 40;
 
-/// The folders in which a change can replace the content of a file: its own, and those of the files that it links to.
+/// Returns the directories in which a change can replace the content of a file: its own, and those of the files
+/// that it links to.
 pub(super) fn folders_of_file(path: &Path) -> impl Iterator<Item = PathBuf> {
     let link = |path: &PathBuf| Some(folder_of(path).join(std::fs::read_link(path).ok()?));
     std::iter::successors(Some(path.to_owned()), link).take(MAX_LINKS).map(|path| folder_of(&path))
@@ -35,10 +36,10 @@ fn folder_of(path: &Path) -> PathBuf {
     }
 }
 
-/// A watch of folders. Create it before reading, so that no change is missed between the two.
+/// A watch on directories. Create it before reading the files, so that no change is missed.
 pub(super) struct Watch {
     changed: Arc<Notify>,
-    /// `None` where a folder cannot be watched.
+    /// `None` if a directory cannot be watched.
     _watcher: Option<RecommendedWatcher>,
 }
 
@@ -55,18 +56,18 @@ impl Watch {
             folders.iter().try_for_each(|folder| watcher.watch(folder, RecursiveMode::NonRecursive))?;
             Ok(watcher)
         });
-        let unwatched = |error| tracing::warn!(?folders, %error, "cannot be watched; looking every {LOOK:?}");
+        let unwatched = |error| tracing::warn!(?folders, %error, "cannot watch directories; checking every {CHECK_INTERVAL:?}");
         Self { changed, _watcher: watcher.map_err(unwatched).ok() }
     }
 
-    /// Waits for an event, or until it is time to look without one. Returns whether there was an event, after which
-    /// the folders may be others than those watched.
+    /// Waits for an event or the next check. Returns whether there was an event, after which the directories to
+    /// watch may have changed.
     pub(super) async fn changed(&self) -> bool {
-        tokio::time::timeout(LOOK, self.changed.notified()).await.is_ok()
+        tokio::time::timeout(CHECK_INTERVAL, self.changed.notified()).await.is_ok()
     }
 }
 
-/// Our own reading is an event too, and looking would lead to looking again.
+/// The sidecar's own reads raise events too, which must not trigger another read.
 fn is_reading(event: &notify::Result<Event>) -> bool {
     let kind = event.as_ref().map(|event| event.kind);
     matches!(kind, Ok(EventKind::Access(access)) if access != AccessKind::Close(AccessMode::Write))
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_of_links_are_watched_too() {
+    fn directories_of_link_targets_are_watched() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::create_dir(at("..1")).unwrap();

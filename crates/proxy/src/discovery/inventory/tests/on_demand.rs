@@ -2,11 +2,11 @@
 
 use super::*;
 
-/// An inventory that asks for what it uses, with table `t` in force, whose catch-all leads to cluster `all`.
+/// Returns an inventory in on-demand mode, with table `t` in force, whose catch-all leads to cluster `all`.
 fn on_demand() -> (Inventory, mpsc::UnboundedReceiver<Question>, Instant) {
     let mut inventory = inventory();
     let (sender, questions) = mpsc::unbounded_channel();
-    inventory.set_take(Take::Used, Some(sender));
+    inventory.set_mode(ClusterMode::OnDemand, Some(sender));
     let now = Instant::now();
     add(&mut inventory, Kind::Listener, vec![listener("l", "t")]);
     let mut table = RouteConfiguration::decode(routes("t", "all").body).unwrap();
@@ -24,23 +24,23 @@ fn on_demand() -> (Inventory, mpsc::UnboundedReceiver<Question>, Instant) {
 fn settled(inventory: &mut Inventory, now: Instant) -> bool {
     let changed = inventory.settle(now);
     let wanted = inventory.wanted();
-    inventory.forget_unwanted(&wanted, now);
+    inventory.drop_unwanted(&wanted, now);
     inventory.settle(now) || changed
 }
 
-/// The names of clusters and virtual hosts that are asked for.
+/// Returns the names of clusters and virtual hosts that are subscribed to.
 fn wanted(inventory: &Inventory) -> (Vec<String>, Vec<String>) {
     let [(_, clusters), _, _, (_, hosts), _] = inventory.wanted();
     (clusters.into_iter().collect(), hosts.into_iter().collect())
 }
 
-/// A cluster and its endpoints are here.
+/// Adds a cluster and its endpoints.
 fn serve(inventory: &mut Inventory, name: &str) {
     add(inventory, Kind::Cluster, vec![cluster(name, 1)]);
     add(inventory, Kind::Endpoint, vec![endpoints(name, 1)]);
 }
 
-/// Requests for an authority ask as many questions, by the table in force.
+/// Sends the question of one request for an authority, if the table in force asks one.
 fn question(
     inventory: &mut Inventory,
     questions: &mut mpsc::UnboundedReceiver<Question>,
@@ -89,7 +89,7 @@ fn a_host_is_asked_for_by_authority_and_in_force_when_its_cluster_is() {
     assert_eq!(leads_to(&inventory, "one"), "t/1");
     assert_eq!(wanted(&inventory).1, ["t/*", "t/1"], "the host stays asked for by its name");
 
-    // What is taken away goes, and so does its cluster, which nothing leads to any more.
+    // A deleted virtual host is removed, and so is its cluster, which nothing leads to any more.
     remove(&mut inventory, Kind::VirtualHost, "t/1");
     assert!(settled(&mut inventory, now));
     assert_eq!(wanted(&inventory), (vec!["all".to_owned()], vec!["t/*".to_owned()]));
@@ -97,7 +97,7 @@ fn a_host_is_asked_for_by_authority_and_in_force_when_its_cluster_is() {
 }
 
 #[test]
-fn what_nobody_has_is_known_until_somebody_has_it() {
+fn an_absent_authority_is_remembered_until_a_virtual_host_has_it() {
     let (mut inventory, mut questions, now) = on_demand();
     let mut answer = question(&mut inventory, &mut questions, "none", now).unwrap();
     remove(&mut inventory, Kind::VirtualHost, "t/none");
@@ -116,7 +116,7 @@ fn what_nobody_has_is_known_until_somebody_has_it() {
 }
 
 #[test]
-fn a_wildcard_in_hand_does_not_answer_for_names_that_were_never_asked_for() {
+fn a_wildcard_host_does_not_answer_for_authorities_that_were_never_requested() {
     let (mut inventory, mut questions, now) = on_demand();
     question(&mut inventory, &mut questions, "a.b", now).unwrap();
     let update = Update {
@@ -142,7 +142,7 @@ fn a_wildcard_in_hand_does_not_answer_for_names_that_were_never_asked_for() {
 }
 
 #[test]
-fn without_an_answer_a_name_is_given_up_but_stays_asked_for() {
+fn without_an_answer_an_authority_times_out_but_stays_subscribed() {
     let (mut inventory, mut questions, now) = on_demand();
     let mut answer = question(&mut inventory, &mut questions, "one", now).unwrap();
     let deadline = inventory.deadline(now).unwrap();
@@ -152,11 +152,11 @@ fn without_an_answer_a_name_is_given_up_but_stays_asked_for() {
     assert_eq!(standing(&inventory, "one"), Standing::Unanswered);
     assert_eq!(wanted(&inventory).1, ["t/*", "t/one"]);
     assert_eq!(inventory.deadline(deadline), None);
-    // The answer may come later.
+    // A late answer is accepted.
     remove(&mut inventory, Kind::VirtualHost, "t/one");
     answer_all(&mut inventory, deadline);
     assert_eq!(standing(&inventory, "one"), Standing::Settled);
-    // Once the mesh has it, nothing goes by the catch-all any more, though its cluster is not here yet.
+    // Once the authority exists, no request uses the catch-all for it, though its cluster is missing.
     add(&mut inventory, Kind::VirtualHost, vec![host("1", "one")]);
     settled(&mut inventory, deadline);
     answer_all(&mut inventory, deadline);
@@ -167,7 +167,7 @@ fn without_an_answer_a_name_is_given_up_but_stays_asked_for() {
 }
 
 #[test]
-fn names_without_an_answer_push_out_no_name_that_has_one() {
+fn pending_authorities_do_not_evict_answered_ones() {
     let (mut inventory, mut questions, now) = on_demand();
     for number in 0..1_000 {
         let name = format!("old-{number}");
@@ -175,7 +175,7 @@ fn names_without_an_answer_push_out_no_name_that_has_one() {
         remove(&mut inventory, Kind::VirtualHost, &format!("t/{name}"));
         answer_all(&mut inventory, now);
     }
-    // Without a control plane.
+    // Without a connection to the control plane.
     let table = Arc::clone(&inventory.snapshot().routes["t"]);
     let mut over = table.demand.as_ref().unwrap().ask("new");
     inventory.ask(questions.try_recv().unwrap(), now, false);
@@ -185,9 +185,9 @@ fn names_without_an_answer_push_out_no_name_that_has_one() {
 }
 
 #[test]
-fn what_passes_through_unknown_destinations_comes_last() {
+fn a_listener_that_passes_through_connections_starts_last() {
     let mut inventory = inventory();
-    inventory.set_take(Take::Used, None);
+    inventory.set_mode(ClusterMode::OnDemand, None);
     let now = Instant::now();
     let with = |name: &str, table: &str, redirects: bool| {
         let mut proto = ListenerProto::decode(listener(name, table).body).unwrap();
@@ -211,7 +211,7 @@ fn what_passes_through_unknown_destinations_comes_last() {
     serve(&mut inventory, "a");
     assert!(settled(&mut inventory, now));
     assert_eq!(inventory.snapshot().listeners.by_name.len(), 2);
-    // Later ones do not take it out of force.
+    // A later listener that is not warm does not take it out of force.
     add(
         &mut inventory,
         Kind::Listener,
@@ -226,7 +226,7 @@ fn standing(inventory: &Inventory, authority: &str) -> Standing {
 }
 
 #[test]
-fn random_names_cost_a_bounded_memory_and_do_not_push_out_what_is_used() {
+fn random_authorities_use_bounded_memory_and_do_not_evict_those_in_use() {
     let (mut inventory, mut questions, now) = on_demand();
     let absent = |inventory: &mut Inventory, questions: &mut _, name: &str| {
         question(inventory, questions, name, now).map(|mut answer| {
@@ -242,21 +242,21 @@ fn random_names_cost_a_bounded_memory_and_do_not_push_out_what_is_used() {
         assert!(absent(&mut inventory, &mut questions, "used").is_none());
         assert!(wanted(&inventory).1.len() <= 1_001);
     }
-    // Nor do names that nobody answers to.
+    // Neither do authorities without an answer.
     for number in 0..2_500 {
         question(&mut inventory, &mut questions, &format!("open-{number}"), now);
     }
     assert!(wanted(&inventory).1.len() <= 1_001);
     let mut over = question(&mut inventory, &mut questions, "one-more", now).unwrap();
-    assert!(over.try_recv().is_ok(), "it does not wait");
-    // What is no name is not asked for.
+    assert!(over.try_recv().is_ok(), "the question is answered at once");
+    // An invalid name is not subscribed to.
     for wrong in ["", "a/b", "*", "a b", "\u{e4}", &"x".repeat(300)] {
         assert!(question(&mut inventory, &mut questions, wrong, now).is_none(), "{wrong:?}");
     }
 }
 
 #[test]
-fn what_no_request_uses_for_an_hour_is_let_go_of() {
+fn a_host_that_no_request_uses_for_an_hour_is_dropped() {
     let (mut inventory, mut questions, now) = on_demand();
     question(&mut inventory, &mut questions, "one", now).unwrap();
     let added = vec![host("1", "one"), host("2", "two")];
@@ -282,13 +282,13 @@ fn what_no_request_uses_for_an_hour_is_let_go_of() {
 }
 
 #[test]
-fn a_slow_host_holds_up_no_other_and_its_old_form_stays_meanwhile() {
+fn a_host_that_is_not_warm_delays_no_other_and_its_old_version_stays() {
     let (mut inventory, _questions, now) = on_demand();
     add(&mut inventory, Kind::VirtualHost, vec![host("1", "one")]);
     settled(&mut inventory, now);
     serve(&mut inventory, "a");
     settled(&mut inventory, now);
-    // The host moves to a cluster that does not come.
+    // The host's new version leads to a cluster that does not arrive.
     let moved = RouteConfiguration::decode(routes("t", "b").body).unwrap().virtual_hosts.remove(0);
     let moved = VirtualHost { name: "t/1".into(), domains: vec!["one".into()], ..moved };
     add(&mut inventory, Kind::VirtualHost, vec![received("t/1", &moved), host("2", "two")]);
@@ -299,7 +299,7 @@ fn a_slow_host_holds_up_no_other_and_its_old_form_stays_meanwhile() {
         uses::of_table(&table).any(|name| name == "a") && !uses::of_table(&table).any(|name| name == "b")
     );
     assert_eq!(wanted(&inventory).0, ["a", "all", "b"]);
-    // That there is none is an answer.
+    // The absence of the cluster is an answer.
     remove(&mut inventory, Kind::Cluster, "b");
     assert!(settled(&mut inventory, now));
     let table = Arc::clone(&inventory.snapshot().routes["t"]);
@@ -307,13 +307,13 @@ fn a_slow_host_holds_up_no_other_and_its_old_form_stays_meanwhile() {
 }
 
 #[test]
-fn a_server_that_is_not_ours_is_asked_for_all() {
+fn another_vendors_server_is_asked_for_all_clusters() {
     let mut inventory = inventory();
     let now = Instant::now();
-    inventory.set_take(Take::NotYet, None);
+    inventory.set_mode(ClusterMode::Undecided, None);
     assert_eq!(wanted(&inventory), (vec![], vec![]));
     let (sender, _questions) = mpsc::unbounded_channel();
-    inventory.set_take(Take::All, Some(sender));
+    inventory.set_mode(ClusterMode::All, Some(sender));
     add(&mut inventory, Kind::Listener, vec![listener("l", "t")]);
     add(&mut inventory, Kind::Route, vec![routes("t", "a")]);
     assert!(!settled(&mut inventory, now), "no clusters have come");
@@ -325,10 +325,10 @@ fn a_server_that_is_not_ours_is_asked_for_all() {
     assert!(inventory.is_warm(now));
     assert_eq!(inventory.snapshot().clusters.len(), 2);
     assert!(inventory.snapshot().routes["t"].demand.is_none());
-    // What is not among all is not waited for.
+    // A cluster that the wildcard subscription did not deliver is not waited for.
     add(&mut inventory, Kind::Route, vec![routes("t", "none")]);
     assert!(settled(&mut inventory, now));
-    // Virtual hosts come all, too.
+    // All virtual hosts are subscribed to, too.
     add(&mut inventory, Kind::Route, vec![table_of_hosts()]);
     assert_eq!(wanted(&inventory).1, ["t"]);
 }
