@@ -192,7 +192,7 @@ static_resources:
     until_account(server, "second").await;
     // What cannot be used changes nothing, and what comes after it is taken.
     replace(folder.path(), "secrets.yaml", "resources: [");
-    program.until("cannot be used from its files; what there is stays in use").await;
+    program.until("cannot use the secret's files; the current secret stays in use").await;
     assert_eq!(account(server).await, "second");
     issue(folder.path(), "b", "third");
     replace(folder.path(), "secrets.yaml", &secrets("b"));

@@ -138,7 +138,7 @@ impl Hosts {
                 Ok(host) => made.push((*received, host)),
                 Err(reject) => {
                     let reason = reject.to_string();
-                    slot.refuse(&received.body, &received.version, &reason);
+                    slot.reject(&received.body, &received.version, &reason);
                     rejections.push(Rejection { name: received.name.clone(), reason });
                 }
             }
@@ -148,7 +148,7 @@ impl Hosts {
             let Some(slot) = self.slots.get_mut(received.name.as_str()) else { continue };
             match &duplicate {
                 Some(reason) => {
-                    slot.refuse(&received.body, &received.version, reason);
+                    slot.reject(&received.body, &received.version, reason);
                     rejections.push(Rejection { name: received.name.clone(), reason: reason.clone() });
                 }
                 None => {
@@ -181,7 +181,7 @@ impl Hosts {
         let mut seen = BTreeSet::new();
         let mut domains = kept.chain(made.iter().map(|(_, host)| host)).flat_map(|host| &host.domains);
         let duplicate = domains.find(|domain| !seen.insert(domain.as_str()))?;
-        Some(format!("{duplicate:?} is in two virtual hosts or duplicate in one"))
+        Some(format!("{duplicate:?} is in two virtual hosts or twice in one"))
     }
 
     fn remove(&mut self, name: &str) {

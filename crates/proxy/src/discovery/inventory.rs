@@ -168,7 +168,7 @@ impl Inventory {
                     .offer(body, version, fixed, || translator.listener(body))?;
             }
             Kind::Route => {
-                let hosts_apart = translate::has_hosts_apart(body).map_err(|reject| reject.to_string())?;
+                let hosts_apart = translate::uses_vhds(body).map_err(|reject| reject.to_string())?;
                 let make = || translator.routes(body).map(|table| RouteTable { hosts_apart, ..table });
                 let slot = self.routes.entry(Arc::clone(&name)).or_default();
                 let before = slot.newest().map(|kept| kept.body.clone());

@@ -102,7 +102,7 @@ impl Secrets {
 
     /// Stores a secret in the TLS contexts and notifies.
     fn fill(&self, name: &SecretName, secret: &Secret) -> translate::Result<()> {
-        let identity = translate::take_secret(&self.tls, name, secret)?;
+        let identity = translate::store_secret(&self.tls, name, secret)?;
         self.notify(identity)
     }
 

@@ -101,14 +101,14 @@ impl<T> Slot<T> {
             }
             Err(reject) => {
                 let reason = reject.to_string();
-                self.refuse(body, version, &reason);
+                self.reject(body, version, &reason);
                 Err(reason)
             }
         }
     }
 
     /// Records a rejected version.
-    pub(super) fn refuse(&mut self, body: &Bytes, version: &str, reason: &str) {
+    pub(super) fn reject(&mut self, body: &Bytes, version: &str, reason: &str) {
         let (body, version, reason) = (body.clone(), version.to_owned(), reason.to_owned());
         self.error = Some(Failure { reason, body, version, at: SystemTime::now() });
     }

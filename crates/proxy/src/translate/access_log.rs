@@ -1,4 +1,4 @@
-//! Access logs.
+//! Translates access logs and their filters.
 
 use std::sync::Arc;
 
@@ -33,13 +33,13 @@ use skysail_policy::{
     expression::Expression,
 };
 
-/// What Envoy logs where no format is given.
+/// Envoy's default format.
 const DEFAULT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" \
     %RESPONSE_CODE% %RESPONSE_FLAGS% %BYTES_RECEIVED% %BYTES_SENT% %DURATION% \
     %RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% \"%REQ(X-FORWARDED-FOR)%\" \"%REQ(USER-AGENT)%\" \
     \"%REQ(X-REQUEST-ID)%\" \"%REQ(:AUTHORITY)%\" \"%UPSTREAM_HOST%\"\n";
 
-/// All of a list of access logs.
+/// Translates a list of access logs.
 pub(super) fn access_logs(protos: &[Proto], translator: Translator<'_>) -> Result<Vec<Arc<AccessLog>>> {
     let numbered = protos.iter().enumerate();
     numbered
@@ -49,8 +49,8 @@ pub(super) fn access_logs(protos: &[Proto], translator: Translator<'_>) -> Resul
         .collect()
 }
 
-/// The access logs of a listener. Only connections without a filter chain are logged, so a log of others is refused in a file, and
-/// else warned about.
+/// Translates the access logs of a listener. Only connections without a matching filter chain are logged there.
+/// A log with any other filter is an error in a file, otherwise a warning.
 pub(super) fn of_listener(protos: &[Proto], translator: Translator<'_>) -> Result<Vec<Arc<AccessLog>>> {
     let logs = access_logs(protos, translator)?;
     for (index, log) in logs.iter().enumerate() {
@@ -107,7 +107,7 @@ fn filter(proto: &AccessLogFilter, strict: bool) -> Result<LogFilter> {
         Of::DurationFilter(of) => {
             LogFilter::Duration(comparison(of.comparison.as_ref()).at("duration_filter")?)
         }
-        // No request is known to be a check of health.
+        // Health check requests are never identified.
         Of::NotHealthCheckFilter(_) => LogFilter::Share(1_000_000),
         Of::RuntimeFilter(of) => LogFilter::Share(of.percent_sampled.as_ref().map_or(0, text::millionths)),
         Of::AndFilter(of) => LogFilter::All(filters(&of.filters).at("and_filter")?),
@@ -121,7 +121,7 @@ fn filter(proto: &AccessLogFilter, strict: bool) -> Result<LogFilter> {
             let mut flags = Flags::NONE;
             for name in &of.flags {
                 let Some(flag) = Flags::named(name) else {
-                    let reject = Reject::new(format!("{name:?} is no flag here"));
+                    let reject = Reject::new(format!("{name:?} is not a supported response flag"));
                     return all(reject.at_field("response_flag_filter"), strict);
                 };
                 flags.insert(flag);
@@ -144,12 +144,12 @@ fn filter(proto: &AccessLogFilter, strict: bool) -> Result<LogFilter> {
     })
 }
 
-/// What is not supported lets everything pass, unless it stands in a file.
+/// Returns a filter that matches everything in place of an unsupported one; an error with `strict`.
 fn all(reject: Reject, strict: bool) -> Result<LogFilter> {
     if strict {
         return Err(reject);
     }
-    warn_once(format!("an access log writes more than it should: {reject}"));
+    warn_once(format!("an access log writes all entries because its filter is unusable: {reject}"));
     Ok(LogFilter::Share(1_000_000))
 }
 
@@ -164,18 +164,18 @@ fn extension(proto: &ExtensionFilter, strict: bool) -> Result<LogFilter> {
     expression(&text, strict).map(LogFilter::Expression).at("typed_config.expression")
 }
 
-/// An expression in CEL. What it asks for and nobody knows is refused in files, and else warned about: as with Envoy, it
-/// fails there.
+/// Compiles a CEL expression. An unknown attribute is an error with `strict`, otherwise a warning: as in Envoy,
+/// it fails when the expression is evaluated.
 pub(super) fn expression(text: &str, strict: bool) -> Result<Expression> {
     let expression = Expression::compile(text).map_err(Reject::new)?;
     let unknown = expression.unknown().join(", ");
     match (unknown.as_str(), strict) {
         ("", _) => {}
         (unknown, true) => {
-            return Err(Reject::new(format!("{text:?} asks for what is not known: {unknown}")));
+            return Err(Reject::new(format!("{text:?} uses an unknown attribute: {unknown}")));
         }
         (unknown, false) => {
-            warn_once(format!("the expression {text:?} asks for what is not known: {unknown}"));
+            warn_once(format!("the expression {text:?} uses an unknown attribute: {unknown}"));
         }
     }
     Ok(expression)
@@ -218,7 +218,7 @@ fn log_format(proto: &SubstitutionFormatString) -> Result<LogFormat> {
     }
 }
 
-/// Fields in the order of their names, as Envoy writes them.
+/// Translates a JSON format. Fields are in the order of their names, as Envoy writes them.
 fn json(fields: &Struct) -> Result<LogFormat> {
     let mut parts = Vec::new();
     for (name, value) in &fields.fields {
@@ -247,12 +247,12 @@ mod tests {
     }
 
     #[test]
-    fn expressions_are_checked_when_they_arrive() {
+    fn expressions_are_compiled_during_translation() {
         let expression = |text| extension(ExpressionFilter::type_url(), text);
         for strict in [true, false] {
             let good = filter(&expression("response.code >= 400"), strict);
             assert!(matches!(good, Ok(LogFilter::Expression(_))));
-            // As with Envoy, the listener is refused.
+            // As in Envoy, the listener is refused.
             let wrong = filter(&expression("response.code >="), strict).unwrap_err().to_string();
             assert!(
                 wrong.starts_with("extension_filter.typed_config.expression: \"response.code >=\" is no")
@@ -260,12 +260,12 @@ mod tests {
             assert!(wrong.contains("line 1, column "), "{wrong}");
         }
         let unknown = filter(&expression("xds.node == 'a'"), true).unwrap_err().to_string();
-        assert!(unknown.ends_with("\"xds.node == 'a'\" asks for what is not known: xds.node"), "{unknown}");
+        assert!(unknown.ends_with("\"xds.node == 'a'\" uses an unknown attribute: xds.node"), "{unknown}");
         assert!(filter(&expression("xds.node == 'a'"), false).is_ok());
     }
 
     #[test]
-    fn a_filter_that_is_not_supported_lets_all_pass_or_is_refused() {
+    fn an_unsupported_filter_matches_everything_or_is_refused() {
         let other = extension("type.googleapis.com/a.B".to_owned(), "");
         assert!(filter(&other, true).unwrap_err().to_string().contains("of type a.B: take it out"));
         assert!(matches!(filter(&other, false), Ok(LogFilter::Share(1_000_000))));

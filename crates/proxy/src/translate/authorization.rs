@@ -1,4 +1,4 @@
-//! External authorization.
+//! Translates external authorization.
 
 use std::time::Duration;
 
@@ -22,17 +22,17 @@ use skysail_policy::config::{
     text::TextMatch,
 };
 
-/// Envoy's default.
+/// Envoy's default timeout.
 const TIMEOUT: Duration = Duration::from_millis(200);
 
-/// As much of a request as is kept at most.
-const MOST_BODY: u32 = 64 * 1024;
+/// Maximum number of body bytes that are buffered for the check.
+const MAX_BODY: u32 = 64 * 1024;
 
-/// The HTTP filter.
+/// Translates the HTTP filter.
 pub(super) fn translate(proto: &ExtAuthz) -> Result<ExternalAuthorization> {
     let Target { service, cluster, authority, timeout } = match &proto.services {
         Some(Services::GrpcService(service)) => {
-            let Callee { cluster, authority, metadata, timeout } = grpc(service).at("grpc_service")?;
+            let GrpcTarget { cluster, authority, metadata, timeout } = grpc(service).at("grpc_service")?;
             let timeout = timeout.unwrap_or(TIMEOUT);
             Target { service: AuthorizationService::Grpc(metadata), cluster, authority, timeout }
         }
@@ -45,7 +45,7 @@ pub(super) fn translate(proto: &ExtAuthz) -> Result<ExternalAuthorization> {
     let status = proto.status_on_error.as_ref().map(|status| status.code.cast_unsigned());
     let metadata = proto.filter_enabled_metadata.as_ref();
     Ok(ExternalAuthorization {
-        fingerprint: fingerprint(question(proto).to_vec()),
+        fingerprint: fingerprint(decision_inputs(proto).to_vec()),
         service,
         cluster,
         authority,
@@ -66,21 +66,22 @@ pub(super) fn translate(proto: &ExtAuthz) -> Result<ExternalAuthorization> {
     })
 }
 
-/// What of the configuration decides what is asked of whom.
-fn question(proto: &ExtAuthz) -> ExtAuthz {
-    let mut question = proto.clone();
-    (question.stat_prefix, question.status_on_error) = (String::new(), None);
-    match &mut question.services {
+/// Returns the part of the configuration that affects the decision: the server and the content of the check
+/// request.
+fn decision_inputs(proto: &ExtAuthz) -> ExtAuthz {
+    let mut inputs = proto.clone();
+    (inputs.stat_prefix, inputs.status_on_error) = (String::new(), None);
+    match &mut inputs.services {
         Some(Services::GrpcService(service)) => service.timeout = None,
         Some(Services::HttpService(service)) => {
             service.server_uri.iter_mut().for_each(|uri| uri.timeout = None);
         }
         None => {}
     }
-    question
+    inputs
 }
 
-/// The network filter.
+/// Translates the network filter.
 pub(super) fn network(proto: &NetworkExtAuthz) -> Result<ExternalAuthorization> {
     let service = proto.grpc_service.clone().map(Services::GrpcService);
     translate(&ExtAuthz {
@@ -93,7 +94,7 @@ pub(super) fn network(proto: &NetworkExtAuthz) -> Result<ExternalAuthorization> 
     })
 }
 
-/// What a route says to the filter.
+/// Translates a route's override of the filter.
 pub(super) fn setting(proto: &ExtAuthzPerRoute) -> Result<Setting> {
     match &proto.r#override {
         Some(Override::Disabled(true)) => Ok(Setting::Off),
@@ -108,15 +109,14 @@ pub(super) fn setting(proto: &ExtAuthzPerRoute) -> Result<Setting> {
     }
 }
 
-/// A share in millionths, if one is given.
+/// Returns a fraction in millionths, if one is set.
 pub(super) fn share(proto: Option<&RuntimeFractionalPercent>) -> Option<u32> {
     proto?.default_value.as_ref().map(text::millionths)
 }
 
 fn body(proto: &BufferSettings) -> Result<Body> {
-    if proto.max_request_bytes > MOST_BODY {
-        return Err(Reject::new(format!("at most {MOST_BODY} bytes of a request are kept"))
-            .at_field("max_request_bytes"));
+    if proto.max_request_bytes > MAX_BODY {
+        return Err(Reject::new(format!("must be at most {MAX_BODY} bytes")).at_field("max_request_bytes"));
     }
     Ok(Body {
         most: proto.max_request_bytes as usize,
@@ -125,7 +125,7 @@ fn body(proto: &BufferSettings) -> Result<Body> {
     })
 }
 
-/// A list of matchers; `None` where there is no list.
+/// Translates a list of matchers; `None` without a list.
 fn list(proto: Option<&ListStringMatcher>) -> Result<Option<Vec<TextMatch>>> {
     proto.map(|list| list.patterns.iter().map(text::text).collect::<Result<_>>().at("patterns")).transpose()
 }
@@ -144,27 +144,27 @@ struct Target {
     timeout: Duration,
 }
 
-/// Who answers calls of gRPC.
-pub(super) struct Callee {
+/// Target of a gRPC request.
+pub(super) struct GrpcTarget {
     pub(super) cluster: Box<str>,
     pub(super) authority: Box<str>,
     pub(super) metadata: Vec<(Box<str>, Box<str>)>,
-    /// If one is given.
+    /// Request timeout, if set.
     pub(super) timeout: Option<Duration>,
 }
 
-/// Who is called by gRPC.
-pub(super) fn grpc(proto: &GrpcService) -> Result<Callee> {
+/// Translates the target of a gRPC service.
+pub(super) fn grpc(proto: &GrpcService) -> Result<GrpcTarget> {
     let Some(TargetSpecifier::EnvoyGrpc(target)) = &proto.target_specifier else {
         return Err(Reject::new("must be an envoy_grpc with the name of a cluster"));
     };
     let authority = if target.authority.is_empty() { &target.cluster_name } else { &target.authority };
     let timeout = proto.timeout.as_ref().map(duration).transpose().at("timeout")?;
-    Ok(Callee {
+    Ok(GrpcTarget {
         metadata: pairs(&proto.initial_metadata),
         cluster: target.cluster_name.as_str().into(),
         authority: authority.as_str().into(),
-        timeout: timeout.map(jwt::limit),
+        timeout: timeout.map(jwt::or_practically_none),
     })
 }
 

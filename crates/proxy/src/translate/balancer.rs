@@ -1,4 +1,4 @@
-//! How a cluster's endpoints are picked.
+//! Translates load balancing policies.
 
 use skysail_xds::envoy::pb::envoy::config::cluster::v3::{
     Cluster as Proto,
@@ -8,18 +8,19 @@ use skysail_xds::envoy::pb::envoy::config::cluster::v3::{
 use super::{At as _, Reject, Result, number};
 use skysail_policy::config::cluster::{Balancer, Discovery, HashFunction};
 
-/// Envoy's defaults and limits.
+/// Envoy's defaults and maxima: (default, maximum).
 const RING: (u64, u64) = (1024, 8 * 1024 * 1024);
 const TABLE: (u64, u64) = (65_537, 5_000_011);
 
-/// The balancer, and what it is set to; `new` if the cluster's own fields cannot say it.
+/// Returns the load balancer with its settings. `new` is a policy that the cluster's legacy fields cannot
+/// express.
 pub(super) fn translate(proto: &Proto, discovery: &Discovery, new: Option<Balancer>) -> Result<Balancer> {
     let policy = proto.lb_policy();
     Ok(match (policy, discovery) {
         (LbPolicy::ClusterProvided, Discovery::OriginalDst(_)) => Balancer::OriginalDst,
         (_, Discovery::OriginalDst(_)) => {
             return Err(Reject::new(format!(
-                "lb_policy {} does not go with type ORIGINAL_DST: use CLUSTER_PROVIDED",
+                "lb_policy {} is not allowed with type ORIGINAL_DST: use CLUSTER_PROVIDED",
                 policy.as_str_name()
             )));
         }
@@ -94,7 +95,7 @@ fn maglev(size: u64) -> Result<Balancer> {
     }
 }
 
-/// The share of available endpoints below which all are used: half of them, if it is not said.
+/// Panic threshold in percent of available endpoints, 50 by default: below it, traffic goes to all endpoints.
 pub(super) fn panic_threshold(proto: &Proto) -> Result<u32> {
     let config = proto.common_lb_config.as_ref();
     let threshold =
@@ -102,6 +103,6 @@ pub(super) fn panic_threshold(proto: &Proto) -> Result<u32> {
     if !(0.0..=100.0).contains(&threshold) {
         return Err(Reject::new("must be from 0 to 100").at_field("common_lb_config.healthy_panic_threshold"));
     }
-    // Whole percent as Envoy makes them: what is behind the point is cut off, and so 58 is 57.
+    // Envoy truncates to whole percent with the same rounding error, so that 58 becomes 57.
     Ok((100.0 * (threshold / 100.0)) as u32)
 }

@@ -1,4 +1,4 @@
-//! Clusters.
+//! Translates clusters.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -56,7 +56,7 @@ const PROXY_PROTOCOL: &str =
     "envoy.extensions.transport_sockets.proxy_protocol.v3.ProxyProtocolUpstreamTransport";
 const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 
-/// Translates a cluster, with its endpoints if they came with it.
+/// Translates a cluster, with its inline endpoints.
 pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<Cluster> {
     if proto.name.is_empty() {
         return Err(Reject::new("a cluster needs a name"));
@@ -108,7 +108,7 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
                 let endpoints = endpoints::translate(assignment, &cluster).at("load_assignment")?;
                 cluster.endpoints = Arc::new(Published::from_pointee(endpoints));
             }
-            // Its names are in `discovery` already.
+            // The host names are in `discovery` already.
             Discovery::Dns { .. } => {}
             Discovery::OriginalDst(_) => {
                 return Err(Reject::new(
@@ -189,7 +189,7 @@ fn discovery(proto: &Proto) -> Result<Discovery> {
     })
 }
 
-/// Envoy's own limits hold where none are given.
+/// Translates circuit breaker thresholds; unset ones have Envoy's defaults.
 fn limits(breakers: Option<&CircuitBreakers>) -> Result<Limits> {
     let default = |list: &[Thresholds]| {
         list.iter().find(|thresholds| thresholds.priority() == RoutingPriority::Default).cloned()
@@ -226,7 +226,7 @@ fn retry_budget(proto: &RetryBudgetProto) -> Result<RetryBudget> {
 fn keepalive(options: &UpstreamConnectionOptions) -> Option<Keepalive> {
     let proto = options.tcp_keepalive?;
     let seconds = |wrapped| number(wrapped).map(|seconds| Duration::from_secs(seconds.into()));
-    // Zero switches off.
+    // Zero disables keep-alive.
     let off = [proto.keepalive_probes, proto.keepalive_time, proto.keepalive_interval];
     (!off.iter().any(|value| number(*value) == Some(0))).then(|| Keepalive {
         probes: number(proto.keepalive_probes),
@@ -251,7 +251,7 @@ fn transport_matches(
     indexed.map(|(index, proto)| one(proto).at(format_args!("transport_socket_matches[{index}]"))).collect()
 }
 
-/// The texts of a struct, as keys and values.
+/// Returns the string fields of a struct as keys and values.
 pub(super) fn labels(metadata: &Struct) -> Vec<(Box<str>, Box<str>)> {
     let text = |(key, value): (&String, &skysail_xds::envoy::pb::google::protobuf::Value)| match &value.kind {
         Some(Kind::StringValue(value)) => Some((key.as_str().into(), value.as_str().into())),
@@ -260,7 +260,7 @@ pub(super) fn labels(metadata: &Struct) -> Vec<(Box<str>, Box<str>)> {
     metadata.fields.iter().filter_map(text).collect()
 }
 
-/// TLS, or `None` for plain text.
+/// Translates the transport socket; `None` means plain text.
 pub(super) fn transport(
     translator: Translator<'_>,
     socket: Option<&TransportSocket>,
@@ -283,10 +283,10 @@ pub(super) fn transport(
     }
 }
 
-/// The header that connections begin with: the same for all endpoints.
+/// Returns the PROXY protocol version of upstream connections: the same for all endpoints.
 pub(super) fn proxy_protocol(proto: &Proto) -> Result<Option<ProxyVersion>> {
     let matches = proto.transport_socket_matches.iter().map(|one| one.transport_socket.as_ref());
-    // Where one is chosen by labels Istio sends no other.
+    // Where the transport socket is chosen by labels, Istio sends no default socket.
     let other = proto.transport_socket.as_ref();
     let sockets =
         matches.chain((other.is_some() || proto.transport_socket_matches.is_empty()).then_some(other));
@@ -303,17 +303,15 @@ pub(super) fn proxy_protocol(proto: &Proto) -> Result<Option<ProxyVersion>> {
     versions.dedup();
     match versions[..] {
         [version] => Ok(version),
-        _ => {
-            Err(Reject::new("all transport sockets of a cluster must speak the same PROXY protocol, or none"))
-        }
+        _ => Err(Reject::new("all transport sockets of a cluster must use the same PROXY protocol, or none")),
     }
 }
 
-/// What is said about HTTP towards the cluster.
+/// HTTP settings of upstream connections.
 struct Http {
     protocol: UpstreamProtocol,
     http2: Http2Options,
-    /// Whether the server's certificate must be for the host asked for.
+    /// The server certificate must match the request's host (`auto_san_validation`).
     validates_host: bool,
     auto_sni: Option<AutoSni>,
     idle_timeout: Option<Duration>,
@@ -391,7 +389,7 @@ impl Http {
     fn common(&mut self, options: Option<&CommonHttpOptions>) -> Result<()> {
         let Some(options) = options else { return Ok(()) };
         if let Some(time) = &options.idle_timeout {
-            // Zero switches the timeout off.
+            // Zero disables the timeout.
             let time = duration(time).at("idle_timeout")?;
             self.idle_timeout = Some(if time.is_zero() { Duration::MAX } else { time });
         }
@@ -409,7 +407,7 @@ impl Http {
     }
 }
 
-/// The addresses connections come from.
+/// Returns the source addresses of upstream connections.
 #[expect(deprecated, reason = "additional_source_addresses is what older Istios send")]
 fn sources(proto: &Proto) -> Result<Vec<IpAddr>> {
     let Some(bind) = &proto.upstream_bind_config else { return Ok(Vec::new()) };
@@ -422,7 +420,7 @@ fn sources(proto: &Proto) -> Result<Vec<IpAddr>> {
     .collect()
 }
 
-/// The service a cluster stands for: metadata `istio.services[0]`.
+/// Returns the service of a cluster: metadata `istio.services[0]`.
 fn service(metadata: Option<&Metadata>) -> Option<Service> {
     let services = metadata?.filter_metadata.get("istio")?.fields.get("services")?;
     let Some(Kind::ListValue(list)) = &services.kind else { return None };
@@ -434,7 +432,7 @@ fn service(metadata: Option<&Metadata>) -> Option<Service> {
     Some(Service { host: get("host"), name: get("name"), namespace: get("namespace") })
 }
 
-/// Whether the one filter that clusters have in Istio is there.
+/// Returns whether the cluster has Istio's TCP metadata exchange, the only supported cluster filter.
 fn metadata_exchange(filters: &[Filter]) -> Result<bool> {
     let mut exchange = false;
     for (index, filter) in filters.iter().enumerate() {
@@ -452,7 +450,7 @@ fn metadata_exchange(filters: &[Filter]) -> Result<bool> {
     Ok(exchange)
 }
 
-/// Whether this is the configuration of Istio's TCP metadata exchange.
+/// Returns whether this is the configuration of Istio's TCP metadata exchange.
 pub(super) fn is_tcp_exchange(any: &Any) -> Result<bool> {
     if TCP_METADATA_EXCHANGE.ends_with(&format!("/{}", type_name(any))) {
         return Ok(true);
@@ -461,7 +459,7 @@ pub(super) fn is_tcp_exchange(any: &Any) -> Result<bool> {
         && typed_struct(any)?.type_url == TCP_METADATA_EXCHANGE)
 }
 
-/// A typed struct, by either of its names.
+/// Decodes a typed struct of either type name.
 pub(super) fn typed_struct(any: &Any) -> Result<TypedStruct> {
     Codec::from_slice(&any.value).map_err(|error| Reject::new(format!("not a valid TypedStruct: {error}")))
 }

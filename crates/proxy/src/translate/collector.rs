@@ -1,4 +1,4 @@
-//! Access logs that go to collectors.
+//! Translates access logs that are sent to gRPC and OpenTelemetry collectors.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use skysail_xds::{
 
 use super::{
     At as _, Reject, Result,
-    authorization::{self, Callee},
+    authorization::{self, GrpcTarget},
     duration, jwt, number, text,
 };
 use skysail_policy::config::{
@@ -30,17 +30,17 @@ use skysail_policy::config::{
 };
 
 const STREAM: &str = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs";
-/// Fields of `StreamAccessLogsMessage`.
+/// Field numbers of `StreamAccessLogsMessage`.
 const HTTP_LOGS: u32 = 2;
 const TCP_LOGS: u32 = 3;
 
-/// Envoy's defaults.
+/// Envoy's defaults for the buffer.
 const SIZE: u32 = 16 * 1024;
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Envoy waits for ever.
+/// Request timeout. Envoy's default is no timeout.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Entries of requests.
+/// Translates the HTTP gRPC access log.
 pub(super) fn http(proto: &HttpGrpcAccessLogConfig, node: &Node) -> Result<LogTarget> {
     let names = |names: &[String]| names.iter().map(|name| name.to_ascii_lowercase().into()).collect();
     let told = LogHeaders {
@@ -50,7 +50,7 @@ pub(super) fn http(proto: &HttpGrpcAccessLogConfig, node: &Node) -> Result<LogTa
     entries(proto.common_config.as_ref(), HTTP_LOGS, Some(told), node)
 }
 
-/// Entries of connections.
+/// Translates the TCP gRPC access log.
 pub(super) fn tcp(common: Option<&CommonGrpcAccessLogConfig>, node: &Node) -> Result<LogTarget> {
     entries(common, TCP_LOGS, None, node)
 }
@@ -76,7 +76,7 @@ fn entries(
     Ok(LogTarget::Entries { collector: collector.into(), http })
 }
 
-/// Records of OpenTelemetry.
+/// Translates the OpenTelemetry access log.
 #[expect(deprecated, reason = "control planes still send common_config")]
 pub(super) fn records(proto: &OpenTelemetryAccessLogConfig, node: &Node) -> Result<LogTarget> {
     let common = proto.common_config.clone().unwrap_or_default();
@@ -120,7 +120,7 @@ pub(super) fn records(proto: &OpenTelemetryAccessLogConfig, node: &Node) -> Resu
 }
 
 fn grpc(proto: &GrpcService, call: Call, envelope: Envelope) -> Result<Collector> {
-    let Callee { cluster, authority, metadata, timeout } = authorization::grpc(proto)?;
+    let GrpcTarget { cluster, authority, metadata, timeout } = authorization::grpc(proto)?;
     Ok(collector(cluster, authority, call, envelope, metadata, timeout.unwrap_or(TIMEOUT)))
 }
 
@@ -132,7 +132,7 @@ fn post(proto: &HttpService, envelope: Envelope) -> Result<Collector> {
     Ok(collector(uri.cluster, uri.authority, call, envelope, headers, uri.timeout))
 }
 
-/// Headers with values that do not depend on requests.
+/// Translates headers with constant values.
 pub(super) fn headers(protos: &[HeaderValueOption]) -> Result<Vec<(Box<str>, Box<str>)>> {
     let mut headers = Vec::with_capacity(protos.len());
     for header in protos.iter().filter_map(|proto| proto.header.as_ref()) {
@@ -156,7 +156,7 @@ fn collector(
     Collector { what: "access logs", cluster, authority, call, headers, timeout, interval, size, envelope }
 }
 
-/// How large batches are, and how long they wait.
+/// Sets the maximum size and the flush interval of batches.
 fn batches(
     collector: Collector,
     size: Option<UInt32Value>,
@@ -167,7 +167,7 @@ fn batches(
         None => INTERVAL,
     };
     if interval.is_zero() {
-        return Err(Reject::new("must be more than nothing").at_field("buffer_flush_interval"));
+        return Err(Reject::new("must be greater than 0").at_field("buffer_flush_interval"));
     }
     Ok(Collector { interval, size: number(size).unwrap_or(SIZE) as usize, ..collector })
 }
@@ -187,7 +187,7 @@ fn value(proto: &AnyValue) -> Result<LogValue> {
             list.values.iter().map(value).collect::<Result<_>>().map(LogValue::List)
         }
         Some(Value::KvlistValue(map)) => named(&map.values).map(LogValue::Map),
-        // As with Envoy.
-        _ => Err(Reject::new("only texts, lists and maps of them are supported")),
+        // As in Envoy.
+        _ => Err(Reject::new("only strings, lists and maps are supported")),
     }
 }

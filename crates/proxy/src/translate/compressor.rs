@@ -1,4 +1,4 @@
-//! Compression of answers. Source: `envoy.extensions.filters.http.compressor.v3.Compressor`.
+//! Translates response compression. Source: `envoy.extensions.filters.http.compressor.v3.Compressor`.
 
 use skysail_xds::envoy::pb::envoy::extensions::{
     compression::gzip::compressor::v3::{Gzip, gzip::CompressionLevel},
@@ -8,12 +8,13 @@ use skysail_xds::envoy::pb::envoy::extensions::{
 use super::{At as _, Reject, Result, number, type_name, unknown_type, unpack};
 use skysail_http::compress::{CONTENT_TYPES, Compressor};
 
-/// Content is compressed from this length on, in bytes.
+/// Minimum content length in bytes; shorter responses are not compressed.
 const MIN_LENGTH: u32 = 30;
-/// The level that Envoy's default is: that of zlib.
+/// Envoy's default compression level, which is zlib's.
 const LEVEL: u32 = 6;
 
-/// The filter; `None` for algorithms that a client need not accept, so that it gets the answer as it is.
+/// Translates the filter. Returns `None` for algorithms without support: a client need not accept them, so it
+/// gets uncompressed responses.
 #[expect(deprecated, reason = "Istio still sends content_type")]
 pub(super) fn translate(proto: &Proto) -> Result<Option<Compressor>> {
     let library = proto.compressor_library.as_ref();

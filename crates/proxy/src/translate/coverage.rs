@@ -1,11 +1,12 @@
-//! Names every field set in an encoded message that we do not take.
+//! Finds every field of an encoded message that is set but not supported.
 //!
-//! The build script makes the table from `supported.txt` and Envoy's descriptors. Walking the encoded form needs
-//! no descriptors at run time and sees also fields that the generated types do not know.
+//! The build script generates the table of supported fields from `supported.txt` and Envoy's descriptors.
+//! Walking the encoded form needs no descriptors at run time, and finds fields that the generated types do not
+//! contain.
 
 use std::{collections::HashMap, fmt::Write as _, sync::LazyLock};
 
-/// A message and all its fields.
+/// A message with all its fields.
 struct Message {
     name: &'static str,
     fields: &'static [ProtoField],
@@ -18,43 +19,43 @@ struct ProtoField {
     rule: Rule,
 }
 
-/// What is done about a field.
+/// Support for a field.
 enum Rule {
-    /// Taken.
+    /// Supported.
     Done,
-    /// Taken as far as the message of this index is.
+    /// Supported as far as the fields of the message with this index.
     Within(usize),
     /// The same for each value of a map.
     MapOf(usize),
-    /// As far as the message it holds.
+    /// Supported as far as the fields of the packed message.
     Any,
     /// The same for each value of a map.
     MapOfAny,
-    /// Has no effect.
+    /// Accepted without effect; logs a warning.
     Warned,
-    /// Not taken.
+    /// Refused.
     Refused,
 }
 
 include!(concat!(env!("OUT_DIR"), "/fields.rs"));
 
-/// A field that is set but not done.
+/// A field that is set but not supported.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Finding {
-    /// Where, without the field itself.
+    /// Path of the message that contains the field.
     pub(super) path: String,
-    /// The field's name, or its number if nobody knows it.
+    /// Name of the field; its number if the descriptors do not contain it.
     pub(super) field: String,
-    /// The message's full name.
+    /// Full name of the message.
     pub(super) message: &'static str,
-    /// Refused, else only without effect.
+    /// Refused; otherwise without effect.
     pub(super) refused: bool,
 }
 
-/// Messages nested deeper than this are not looked into; prost refuses them anyway.
+/// Maximum nesting depth that is checked; prost refuses deeper messages.
 const MAX_DEPTH: usize = 100;
 
-/// Looks at every field of a message.
+/// Returns all unsupported fields of a message.
 pub(super) fn check(message: &str, body: &[u8]) -> Vec<Finding> {
     let mut walk = FieldWalk { findings: Vec::new(), path: String::new(), depth: 0 };
     if let Some(&index) = BY_NAME.get(message) {
@@ -79,7 +80,7 @@ impl FieldWalk {
         }
         self.depth += 1;
         let message = &MESSAGES[index];
-        // How often each repeated field came, for the index in the path.
+        // Occurrences of each repeated field, for the index in the path.
         let mut counts: Vec<(u32, usize)> = Vec::new();
         while let Some((number, value)) = next(&mut body) {
             let found = message.fields.iter().find(|field| field.number == number);
@@ -119,7 +120,8 @@ impl FieldWalk {
         self.depth -= 1;
     }
 
-    /// A message of a type that we have no table for is left to the translation, which refuses it by its type.
+    /// Checks the message of an `Any`. A type without a table is left to the translation, which refuses it by
+    /// its type.
     fn any(&mut self, mut body: &[u8]) {
         let (mut url, mut inner) = (&[][..], &[][..]);
         while let Some((number, value)) = next(&mut body) {
@@ -140,7 +142,7 @@ impl FieldWalk {
     }
 }
 
-/// The value of a map's entry.
+/// Returns the value of a map entry.
 fn entry(mut body: &[u8]) -> &[u8] {
     let mut found = &[][..];
     while let Some((number, value)) = next(&mut body) {
@@ -151,8 +153,8 @@ fn entry(mut body: &[u8]) -> &[u8] {
     found
 }
 
-/// Takes the next field off: its number, and the bytes of its value if it has a length. Ends at the first byte
-/// that is no field; decoding complains about it then.
+/// Splits off the next field: its number, and the bytes of a length-delimited value. Ends at the first byte
+/// that is no field; decoding then reports the error.
 fn next<'a>(rest: &mut &'a [u8]) -> Option<(u32, &'a [u8])> {
     if rest.is_empty() {
         return None;

@@ -1,4 +1,4 @@
-//! Endpoints.
+//! Translates endpoints.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -24,10 +24,10 @@ use skysail_policy::config::{
 };
 use skysail_policy::state::health::Track;
 
-/// Envoy's limit too.
+/// Maximum priority, as in Envoy.
 const MAX_PRIORITY: u32 = 128;
 
-/// Translates an assignment for a cluster, which says what TLS each endpoint gets.
+/// Translates an assignment. The cluster determines each endpoint's TLS settings.
 pub(super) fn translate(proto: &ClusterLoadAssignment, cluster: &Cluster) -> Result<Endpoints> {
     let mut endpoints = empty(proto)?;
     let tracks = cluster.tracks();
@@ -41,7 +41,7 @@ pub(super) fn translate(proto: &ClusterLoadAssignment, cluster: &Cluster) -> Res
     Ok(endpoints)
 }
 
-/// The priorities and localities of an assignment, without endpoints.
+/// Returns the priorities and localities of an assignment, without endpoints.
 pub(super) fn empty(proto: &ClusterLoadAssignment) -> Result<Endpoints> {
     let mut endpoints = Endpoints::default();
     if let Some(factor) = proto.policy.as_ref().and_then(|policy| number(policy.overprovisioning_factor)) {
@@ -70,7 +70,7 @@ pub(super) fn empty(proto: &ClusterLoadAssignment) -> Result<Endpoints> {
     Ok(endpoints)
 }
 
-/// The host names of an assignment, for clusters that look them up.
+/// Returns the host names of an assignment, for clusters that resolve them.
 pub(super) fn names(proto: &ClusterLoadAssignment) -> Result<Vec<DnsName>> {
     let mut names = Vec::new();
     for (locality, group) in (0..).zip(&proto.endpoints) {
@@ -85,17 +85,17 @@ pub(super) fn names(proto: &ClusterLoadAssignment) -> Result<Vec<DnsName>> {
     Ok(names)
 }
 
-/// Host and port of an address over TCP.
+/// Returns host and port of a TCP address.
 pub(super) fn host_and_port(address: Option<&Address>) -> Result<(&str, u16)> {
     let socket = match address.and_then(|address| address.address.as_ref()) {
         Some(address::Address::SocketAddress(socket)) => socket,
         Some(address::Address::Pipe(_)) => {
-            return Err(Reject::new("Unix sockets are taken only for discovery and secrets"));
+            return Err(Reject::new("Unix sockets are supported only for discovery and secrets"));
         }
         Some(address::Address::EnvoyInternalAddress(_)) => {
             return Err(Reject::new("internal listeners are not supported"));
         }
-        None => return Err(Reject::new("must say an address")),
+        None => return Err(Reject::new("must contain an address")),
     };
     if socket.protocol() != socket_address::Protocol::Tcp {
         return Err(Reject::new("only TCP is supported").at_field("socket_address.protocol"));
@@ -109,7 +109,7 @@ pub(super) fn host_and_port(address: Option<&Address>) -> Result<(&str, u16)> {
     }
 }
 
-/// The same where the host must be an IP address.
+/// Returns IP address and port of a TCP address.
 pub(super) fn ip_and_port(address: Option<&Address>) -> Result<SocketAddr> {
     let (host, port) = host_and_port(address)?;
     let ip: IpAddr = host.parse().map_err(|_| {
@@ -156,7 +156,7 @@ fn endpoint(
     })
 }
 
-/// TLS by the first match whose labels the endpoint all has, else the cluster's own.
+/// Returns the TLS settings of the first match whose labels the endpoint has; otherwise the cluster's.
 fn tls(cluster: &Cluster, metadata: Option<&Metadata>) -> Option<Arc<ClientTls>> {
     let labels = metadata
         .and_then(|metadata| metadata.filter_metadata.get("envoy.transport_socket_match"))
@@ -169,7 +169,7 @@ fn tls(cluster: &Cluster, metadata: Option<&Metadata>) -> Option<Arc<ClientTls>>
     }
 }
 
-/// `istio.workload`: `<name>;<namespace>;<canonical name>;<revision>;<cluster>`.
+/// Parses `istio.workload`: `<name>;<namespace>;<canonical name>;<revision>;<cluster>`.
 fn workload(metadata: &Metadata) -> Option<Arc<Workload>> {
     let value = metadata.filter_metadata.get("istio")?.fields.get("workload")?;
     let Some(Kind::StringValue(text)) = &value.kind else { return None };

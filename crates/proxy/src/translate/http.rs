@@ -1,4 +1,4 @@
-//! The HTTP connection manager and its filters.
+//! Translates the HTTP connection manager and its filters.
 
 use std::{sync::Arc, time::Duration};
 
@@ -49,7 +49,8 @@ const MAX_STREAMS: u32 = 1024;
 pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<HttpManager> {
     let common = proto.common_http_protocol_options.as_ref();
     if common.is_some_and(|common| common.max_connection_duration.is_some()) {
-        let reason = "max_connection_duration is supported towards upstreams alone, and has no effect here";
+        let reason =
+            "max_connection_duration is supported only for upstream connections and has no effect here";
         if translator.strict {
             return Err(Reject::new(reason).at_field("common_http_protocol_options"));
         }
@@ -128,7 +129,7 @@ fn request_id(proto: &Proto) -> Result<RequestIdUse> {
         .map(Option::unwrap_or_default)
 }
 
-/// The largest head in bytes, on either side.
+/// Returns the maximum size of a head in bytes, downstream or upstream.
 pub(super) fn max_head(kib: Option<UInt32Value>) -> Result<usize> {
     match number(kib) {
         None => Ok(MAX_HEAD),
@@ -137,7 +138,7 @@ pub(super) fn max_head(kib: Option<UInt32Value>) -> Result<usize> {
     }
 }
 
-/// The most fields of a head, on either side.
+/// Returns the maximum number of header fields, downstream or upstream.
 pub(super) fn max_headers(common: Option<&HttpProtocolOptions>) -> Result<usize> {
     match common.and_then(|common| number(common.max_headers_count)) {
         None => Ok(MAX_HEADERS),
@@ -146,7 +147,7 @@ pub(super) fn max_headers(common: Option<&HttpProtocolOptions>) -> Result<usize>
     }
 }
 
-/// What is agreed on by HTTP/2, on either side.
+/// Translates the HTTP/2 settings, downstream or upstream.
 pub(super) fn http2_options(proto: Option<&Http2ProtocolOptions>, max_streams: u32) -> Result<Http2Options> {
     let mut options = Http2Options::new(max_streams);
     let Some(proto) = proto else { return Ok(options) };
@@ -170,7 +171,7 @@ pub(super) fn http2_options(proto: Option<&Http2ProtocolOptions>, max_streams: u
 
 fn keepalive(proto: &KeepaliveSettings) -> Result<Option<Keepalive>> {
     let Some(answer) = timeout(proto.timeout.as_ref(), None).at("timeout")? else {
-        return Err(Reject::new("must be given, and more than nothing").at_field("timeout"));
+        return Err(Reject::new("must be greater than 0").at_field("timeout"));
     };
     let interval = timeout(proto.interval.as_ref(), None).at("interval")?;
     let percent = proto.interval_jitter.map_or(15.0, |percent| percent.value);
@@ -182,10 +183,8 @@ fn routes(proto: &Proto) -> Result<Routes> {
     match &proto.route_specifier {
         Some(RouteSpecifier::RouteConfig(config)) => {
             if config.vhds.is_some() {
-                return Err(Reject::new(
-                    "virtual hosts can only come apart where routes do (rds): write them here",
-                )
-                .at_field("route_config.vhds"));
+                return Err(Reject::new("vhds is supported only with rds: list the virtual hosts here")
+                    .at_field("route_config.vhds"));
             }
             let table = route::translate(config).at("route_config")?;
             Ok(Routes::Inline(Arc::new(table)))
@@ -225,7 +224,7 @@ fn server(proto: &Proto) -> ServerHeader {
     }
 }
 
-/// Where clients inside are; nowhere, if it is not said.
+/// Returns the ranges of internal addresses; none if unset.
 fn internal(proto: &Proto) -> Result<Vec<Cidr>> {
     let ranges = proto.internal_address_config.iter().flat_map(|config| &config.cidr_ranges);
     ranges.enumerate().map(|(index, range)| policy::cidr(range).at(format_args!("[{index}]"))).collect()
@@ -248,7 +247,7 @@ fn client_cert(proto: &Proto) -> ClientCertDetails {
     }
 }
 
-/// Filters, the router last.
+/// Translates the filters; the last must be the router.
 fn filters(manager: &mut HttpManager, protos: &[HttpFilter], strict: bool) -> Result<()> {
     let mut router = false;
     for (index, proto) in protos.iter().enumerate() {
@@ -270,7 +269,7 @@ fn filters(manager: &mut HttpManager, protos: &[HttpFilter], strict: bool) -> Re
     }
 }
 
-/// One filter; tells whether it is the router.
+/// Translates one filter; returns whether it is the router.
 fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool) -> Result<bool> {
     let does = match type_name(any) {
         "envoy.extensions.filters.http.rbac.v3.RBAC" => Does::Authorize(policy::http(&unpack::<Rbac>(any)?)?),
@@ -301,21 +300,23 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool
             }
         }
         _ if proto.disabled => return Err(Reject::new("this filter cannot be disabled: take it out")),
-        _ => return outside(manager, proto, any, strict),
+        _ => return unordered_filter(manager, proto, any, strict),
     };
-    let asks_with_body = |filter: &Filter| matches!(&filter.does, Does::Ask(config) if config.body.is_some());
-    if matches!(does, Does::GrpcWeb) && manager.filters.iter().any(asks_with_body) {
-        return Err(Reject::new("must come before external authorization that is told of bodies"));
+    let buffers_body = |filter: &Filter| matches!(&filter.does, Does::Ask(config) if config.body.is_some());
+    if matches!(does, Does::GrpcWeb) && manager.filters.iter().any(buffers_body) {
+        return Err(Reject::new(
+            "must come before an ext_authz filter that buffers bodies (with_request_body)",
+        ));
     }
     manager.filters.push(Filter { name: proto.name.as_str().into(), disabled: proto.disabled, does });
     Ok(false)
 }
 
-/// Filters whose place does not matter, and the router, which is told.
-fn outside(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool) -> Result<bool> {
+/// Translates filters whose position does not matter. Returns whether the filter is the router.
+fn unordered_filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool) -> Result<bool> {
     match type_name(any) {
         "envoy.extensions.filters.http.router.v3.Router" => return Ok(true),
-        // It only counts messages, for metrics that Istio leaves out by default.
+        // This filter only counts messages, for metrics that Istio disables by default.
         "envoy.extensions.filters.http.grpc_stats.v3.FilterConfig" => {}
         "istio.envoy.config.filter.http.alpn.v2alpha1.FilterConfig" => manager.istio_alpn = true,
         "stats.PluginConfig" => manager.stats = Some(stats::translate(&unpack(any)?, strict)?),
@@ -335,7 +336,7 @@ fn outside(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: boo
     Ok(false)
 }
 
-/// `upstream_propagation: [{istio_headers: {skip_external_clusters: true}}]`.
+/// Returns whether `upstream_propagation: [{istio_headers: {skip_external_clusters: true}}]` is set.
 fn skips_external(config: &Struct) -> bool {
     let Some(Kind::ListValue(methods)) =
         config.fields.get("upstream_propagation").and_then(|v| v.kind.as_ref())

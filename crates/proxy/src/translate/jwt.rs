@@ -1,4 +1,4 @@
-//! The JWT filter.
+//! Translates the JWT filter.
 
 use std::{collections::HashMap, hash::Hash, sync::Arc, time::Duration};
 
@@ -21,9 +21,9 @@ use skysail_policy::config::{
 const CLOCK_SKEW: Duration = Duration::from_secs(60);
 const KEYS_LIFETIME: Duration = Duration::from_secs(600);
 
-/// The filter.
+/// Translates the filter.
 pub(super) fn translate(proto: &JwtAuthentication) -> Result<Jwt> {
-    // In a fixed order, as a map has none.
+    // Sorted, because a map has no order.
     let mut protos: Vec<_> = proto.providers.iter().collect();
     protos.sort_by_key(|(name, _)| *name);
     let mut providers = Vec::with_capacity(protos.len());
@@ -57,22 +57,23 @@ pub(super) fn translate(proto: &JwtAuthentication) -> Result<Jwt> {
         };
         rules.push((matches, requires));
     }
-    let fingerprint = fingerprint(demand(proto));
+    let fingerprint = fingerprint(decision_inputs(proto));
     Ok(Jwt { fingerprint, providers, rules, named, bypass_preflight: proto.bypass_cors_preflight })
 }
 
-/// What of the configuration decides which requests are admitted, in a form that equal configurations have in common.
-fn demand(proto: &JwtAuthentication) -> impl Hash + use<> {
+/// Returns the part of the configuration that affects which requests are admitted. Equal configurations have
+/// equal hashes.
+fn decision_inputs(proto: &JwtAuthentication) -> impl Hash + use<> {
     let mut rest = proto.clone();
     rest.stat_prefix = String::new();
-    // Maps are encoded in no order.
+    // Sorted, because maps are encoded in random order.
     let mut providers: Vec<_> = rest.providers.drain().collect();
     let mut requirements: Vec<_> = rest.requirement_map.drain().collect();
     providers.sort_by(|a, b| a.0.cmp(&b.0));
     requirements.sort_by(|a, b| a.0.cmp(&b.0));
     for (_, provider) in &mut providers {
         if let Some(JwksSourceSpecifier::RemoteJwks(remote)) = &mut provider.jwks_source_specifier {
-            // How keys are fetched does not matter, but from whom.
+            // Only the server of the keys matters, not how they are fetched.
             let uri = remote.http_uri.take().map(|uri| HttpUri { timeout: None, ..uri });
             *remote = RemoteJwks { http_uri: uri, ..RemoteJwks::default() };
         }
@@ -83,7 +84,7 @@ fn demand(proto: &JwtAuthentication) -> impl Hash + use<> {
     (rest.to_vec(), providers, requirements)
 }
 
-/// What a route says to the filter.
+/// Translates a route's override of the filter.
 pub(super) fn setting(proto: &PerRouteConfig) -> Result<Setting> {
     match &proto.requirement_specifier {
         Some(per_route_config::RequirementSpecifier::Disabled(true)) => Ok(Setting::Off),
@@ -180,7 +181,7 @@ fn inline(source: &DataSource) -> Result<&[u8]> {
 
 fn remote(proto: &RemoteJwks) -> Result<RemoteKeys> {
     let uri = proto.http_uri.as_ref().ok_or_else(|| Reject::new("must be given").at_field("http_uri"))?;
-    let Uri { cluster, authority, path, timeout } = http_uri(uri).at("http_uri")?;
+    let HttpTarget { cluster, authority, path, timeout } = http_uri(uri).at("http_uri")?;
     let lifetime = match &proto.cache_duration {
         Some(time) => duration(time).at("cache_duration")?,
         None => KEYS_LIFETIME,
@@ -191,50 +192,56 @@ fn remote(proto: &RemoteJwks) -> Result<RemoteKeys> {
     Ok(RemoteKeys { cluster, authority, path, timeout, lifetime, known: Arc::default() })
 }
 
-/// Where something is asked for over HTTP.
-pub(super) struct Uri {
+/// Target of an HTTP request.
+pub(super) struct HttpTarget {
     pub(super) cluster: Box<str>,
     pub(super) authority: Box<str>,
     pub(super) path: Box<str>,
     pub(super) timeout: Duration,
 }
 
-/// Takes a URI apart.
-pub(super) fn http_uri(proto: &HttpUri) -> Result<Uri> {
+/// Splits a URI into authority and path.
+pub(super) fn http_uri(proto: &HttpUri) -> Result<HttpTarget> {
     let Some(http_uri::HttpUpstreamType::Cluster(cluster)) = &proto.http_upstream_type else {
         return Err(Reject::new("must be given").at_field("cluster"));
     };
     let bare = proto.uri.split_once("://").map_or(proto.uri.as_str(), |(_, rest)| rest);
     let (authority, path) = bare.split_at(bare.find('/').unwrap_or(bare.len()));
-    Ok(Uri {
+    Ok(HttpTarget {
         cluster: cluster.as_str().into(),
         authority: authority.into(),
         path: if path.is_empty() { "/".into() } else { path.into() },
         timeout: match &proto.timeout {
-            Some(time) => limit(duration(time).at("timeout")?),
+            Some(time) => or_practically_none(duration(time).at("timeout")?),
             None => return Err(Reject::new("must be given").at_field("timeout")),
         },
     })
 }
 
-/// How long a question of our own may take: with zero, as good as any time.
-pub(super) fn limit(time: Duration) -> Duration {
+/// Returns the timeout of a request of the sidecar itself; 0 means practically none.
+pub(super) fn or_practically_none(time: Duration) -> Duration {
     if time.is_zero() { Duration::from_secs(24 * 3600) } else { time }
 }
 
 fn requirement(proto: &JwtRequirement, places: &HashMap<&str, usize>) -> Result<Requirement> {
-    within(proto, places, &[])
+    requirement_within(proto, places, &[])
 }
 
-/// `around` are the providers that the list names in which this requirement stands.
-fn within(proto: &JwtRequirement, places: &HashMap<&str, usize>, around: &[usize]) -> Result<Requirement> {
+/// Translates a requirement. `siblings` are the providers that the enclosing `requires_any` list names.
+fn requirement_within(
+    proto: &JwtRequirement,
+    places: &HashMap<&str, usize>,
+    siblings: &[usize],
+) -> Result<Requirement> {
     let place = |name: &str| {
         places.get(name).copied().ok_or_else(|| Reject::new(format!("there is no provider {name:?}")))
     };
-    let all = |protos: &[JwtRequirement], around: &[usize]| -> Result<Vec<Requirement>> {
+    let all = |protos: &[JwtRequirement], siblings: &[usize]| -> Result<Vec<Requirement>> {
         let indexed = protos.iter().enumerate();
         indexed
-            .map(|(index, one)| within(one, places, around).at(format_args!("requirements[{index}]")))
+            .map(|(index, one)| {
+                requirement_within(one, places, siblings).at(format_args!("requirements[{index}]"))
+            })
             .collect()
     };
     Ok(match &proto.requires_type {
@@ -258,20 +265,20 @@ fn within(proto: &JwtRequirement, places: &HashMap<&str, usize>, around: &[usize
             });
             let named: Vec<usize> = named.filter_map(|name| places.get(name).copied()).collect();
             let mut some = all(&list.requirements, &named).at("requires_any")?;
-            // What lets requests pass without is asked last, wherever it stands.
+            // Requirements that accept requests without a token are evaluated last.
             some.sort_by_key(|one| {
                 matches!(one, Requirement::AllowMissing(_) | Requirement::AllowMissingOrFailed)
             });
             Requirement::Any(some)
         }
-        // Where nobody's tokens are looked for beside it, everybody's are here.
-        Some(RequiresType::AllowMissing(_)) if around.is_empty() => {
+        // Without other providers in the list, `allow_missing` accepts valid tokens of all providers.
+        Some(RequiresType::AllowMissing(_)) if siblings.is_empty() => {
             let mut all: Vec<usize> = places.values().copied().collect();
             all.sort_unstable();
             let good = all.iter().map(|index| Requirement::Provider(*index, None));
             Requirement::Any(good.chain([Requirement::AllowMissing(all.clone())]).collect())
         }
-        Some(RequiresType::AllowMissing(_)) => Requirement::AllowMissing(around.to_vec()),
+        Some(RequiresType::AllowMissing(_)) => Requirement::AllowMissing(siblings.to_vec()),
         Some(RequiresType::AllowMissingOrFailed(_)) => Requirement::AllowMissingOrFailed,
         Some(_) => return Err(Reject::new("this kind of requirement is not supported")),
     })

@@ -1,5 +1,5 @@
-//! `load_balancing_policy`: balancers as extensions. Nearly all say the same as the older fields of a cluster, and are read
-//! as if these had been sent.
+//! Translates `load_balancing_policy`, the load balancers that are extensions. Nearly all have equivalents in
+//! the legacy fields of a cluster and are translated into those.
 
 use std::time::Duration;
 
@@ -43,15 +43,15 @@ const UNKNOWN: Duration = Duration::from_millis(10);
 
 const TYPES: &str = "envoy.extensions.load_balancing_policies.";
 
-/// What a policy is.
+/// A load balancing policy.
 enum Policy {
-    /// The same as these older fields.
+    /// Equivalent legacy fields.
     Older(LbPolicy, Option<LbConfig>),
-    /// Something that they cannot say.
+    /// A policy without legacy fields.
     New(Balancer),
 }
 
-/// Puts what the policy says where the older fields stand. Gives the balancer if they have no word for it.
+/// Moves the policy into the legacy fields. Returns the load balancer if they cannot express it.
 pub(super) fn resolve(proto: &mut Proto) -> Result<Option<Balancer>> {
     let Some(policy) = proto.load_balancing_policy.take() else { return Ok(None) };
     let (policy, weighed) = read(&policy)?;
@@ -69,9 +69,9 @@ pub(super) fn resolve(proto: &mut Proto) -> Result<Option<Balancer>> {
     Ok(new)
 }
 
-/// Which balancer, what it is set to, and whether localities share by their weights.
+/// Returns the policy and whether localities are weighted.
 fn read(policy: &LoadBalancingPolicy) -> Result<(Policy, bool)> {
-    // Envoy takes the first that it knows; here all must be known.
+    // Envoy uses the first policy that it supports. Here the first must be supported.
     let first = policy.policies.first().and_then(|policy| policy.typed_extension_config.as_ref());
     let Some((name, any)) = first.and_then(|first| Some((&first.name, first.typed_config.as_ref()?))) else {
         return Err(Reject::new("needs a policy with a typed_config").at_field("policies"));

@@ -1,4 +1,4 @@
-//! Local rate limits.
+//! Translates local rate limits.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use super::{
 };
 use skysail_policy::{config::limit::RateLimit, state::rate_limit::TokenBucket};
 
-/// The HTTP filter, and what a route says to it.
+/// Translates the HTTP filter or a route's override of it.
 pub(super) fn translate(proto: &LocalRateLimit) -> Result<RateLimit> {
     if proto.local_rate_limit_per_downstream_connection {
-        return Err(Reject::new("a limit for each connection is not supported")
+        return Err(Reject::new("a limit per connection is not supported")
             .at_field("local_rate_limit_per_downstream_connection"));
     }
     let status = proto.status.as_ref().map_or(429, |status| status.code.cast_unsigned());
     Ok(RateLimit {
         bucket: proto.token_bucket.as_ref().map(bucket).transpose().at("token_bucket")?.map(Arc::new),
-        // As in Envoy, what is no error is 429.
+        // As in Envoy, a status below 400 becomes 429.
         status: if status < 400 { 429 } else { status_code(status).at("status.code")? },
         enabled: share(proto.filter_enabled.as_ref()).unwrap_or(0),
         enforced: share(proto.filter_enforced.as_ref()).unwrap_or(0),

@@ -1,4 +1,4 @@
-//! Listeners and filter chains.
+//! Translates listeners and filter chains.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -51,12 +51,11 @@ use skysail_policy::config::{
 /// Envoy's default.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Envoy's default for TCP.
-const TCP_IDLE: Duration = Duration::from_secs(3600);
+const TCP_IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 const MONGO_PROXY: &str = "envoy.extensions.filters.network.mongo_proxy.v3.MongoProxy";
 
-/// Translates a listener.
-/// The addresses that one stands for: with `ipv4_compat` all addresses of IPv6 are those of IPv4, too.
+/// Returns the addresses to listen on. With `ipv4_compat`, `::` includes `0.0.0.0`.
 pub(super) fn bound_to(proto: Option<&Address>) -> Result<Vec<SocketAddr>> {
     let address = endpoints::ip_and_port(proto)?;
     let mut addresses = vec![address];
@@ -82,7 +81,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<List
     let old_bind = proto.deprecated_v1.and_then(|old| flag(old.bind_to_port));
     let mut listener = Listener {
         name: match proto.name.as_str() {
-            // A file may leave the name out.
+            // The name is optional in a file.
             "" => addresses[0].to_string().into(),
             name => name.into(),
         },
@@ -120,7 +119,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<List
     if listener.chains.is_empty() && listener.default_chain.is_none() {
         return Err(Reject::new("a listener needs a filter chain").at_field("filter_chains"));
     }
-    // Envoy adds the inspector by itself where a chain asks for what only it finds out.
+    // Envoy adds the TLS inspector automatically if a filter chain matches on what only it detects.
     let asks = listener.chains.iter().any(|chain| {
         !chain.matches.server_names.is_empty() || chain.matches.transport == Some(Transport::Tls)
     });
@@ -148,7 +147,7 @@ fn listener_filter(listener: &mut Listener, filter: &ListenerFilter) -> Result<(
         "envoy.extensions.filters.listener.proxy_protocol.v3.ProxyProtocol" => {
             if listener.inspect_tls.is_some() || listener.inspect_http.is_some() {
                 return Err(Reject::new(
-                    "must stand before the filters that look at what follows its header",
+                    "must come before the listener filters that inspect the bytes after its header",
                 ));
             }
             let proto: ProxyProtocol = unpack(any).at("typed_config")?;
@@ -164,7 +163,7 @@ fn listener_filter(listener: &mut Listener, filter: &ListenerFilter) -> Result<(
     Ok(())
 }
 
-/// Which version of the PROXY protocol.
+/// Translates the version of the PROXY protocol.
 pub(super) fn proxy_version(proto: proxy_protocol_config::Version) -> ProxyVersion {
     match proto {
         proxy_protocol_config::Version::V1 => ProxyVersion::V1,
@@ -181,7 +180,7 @@ fn port_ranges(predicate: &Predicate, ranges: &mut Vec<RangeInclusive<u16>>) -> 
                 (Ok(start), Ok(last)) if start <= last => ranges.push(start..=last),
                 _ => {
                     let (start, end) = (range.start, range.end);
-                    let reason = format!("{start} to below {end} is no range of ports, or an empty one");
+                    let reason = format!("{start} to below {end} is not a range of ports, or an empty one");
                     return Err(Reject::new(reason).at_field("destination_port_range"));
                 }
             }
@@ -233,9 +232,9 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
                 let manager = http::translate(translator, &proto).at("typed_config").at(&path)?;
                 terminal = Some(Terminal::Http(Arc::new(manager)));
             }
-            // It only counts what it sees of MongoDB's protocol.
+            // This filter only counts MongoDB operations.
             MONGO_PROXY if !translator.strict => {
-                warn_once(format!("network filter {MONGO_PROXY} is not supported and left out"));
+                warn_once(format!("network filter {MONGO_PROXY} is not supported and ignored"));
             }
             _ if cluster::is_tcp_exchange(any)? => metadata_exchange = true,
             _ => return Err(unknown_type("network filter", &filter.name, any).at_field(path)),
@@ -341,7 +340,7 @@ fn tcp_proxy(
     };
     let idle_timeout = match &proto.idle_timeout {
         Some(time) => Some(duration(time).at("idle_timeout")?).filter(|time| !time.is_zero()),
-        None => Some(TCP_IDLE),
+        None => Some(TCP_IDLE_TIMEOUT),
     };
     let mut hash_source_ip = false;
     for (index, policy) in proto.hash_policy.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! From Envoy's protos to the types the request path runs on.
+//! Translation of Envoy's protos into the types of the request path.
 //!
-//! One resource is translated at a time, and a bad one is refused alone, with the path of the field and what is
-//! wrong. First [`coverage`] walks the encoded message and names every field we do not take, so that nothing is
-//! left out in silence; then the module of its kind turns it into our types.
+//! Resources are translated one at a time, and an invalid one is rejected alone, with the path of the field and
+//! the reason. First [`coverage`] walks the encoded message and reports every unsupported field, so that
+//! nothing is ignored silently. Then the module of the resource's kind translates it.
 
 pub(crate) mod bootstrap;
 
@@ -51,16 +51,16 @@ use skysail_xds::envoy::pb::{
     google::protobuf::{Any, BoolValue, Duration as DurationProto, UInt32Value},
 };
 
-pub(crate) use route::{domains, has_hosts_apart};
+pub(crate) use route::{domains, uses_vhds};
 use skysail_policy::config::{Cluster, Endpoints, Listener, RouteTable, tls::ClientTls};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use text::format;
 pub(crate) use tls::{SecretName, SecretSource, TlsContexts, client_ready, server_ready};
 
-/// Why a resource is refused.
+/// Reason why a resource is rejected.
 #[derive(Debug)]
 pub(crate) struct Reject {
-    /// `filter_chains[0].filters[1].typed_config`; empty for the whole resource.
+    /// Path of the field, such as `filter_chains[0].filters[1].typed_config`; empty for the whole resource.
     path: String,
     reason: String,
 }
@@ -70,7 +70,7 @@ impl Reject {
         Self { path: String::new(), reason: reason.into() }
     }
 
-    /// Puts the name of a field before the path.
+    /// Prepends a field name to the path.
     fn at_field(mut self, field: impl fmt::Display) -> Self {
         self.path = match self.path.as_str() {
             "" => field.to_string(),
@@ -92,10 +92,10 @@ impl fmt::Display for Reject {
 
 impl std::error::Error for Reject {}
 
-/// The outcome of a translation.
+/// Result of a translation.
 pub(crate) type Result<T> = std::result::Result<T, Reject>;
 
-/// Puts the name of a field before an error's path.
+/// Adds field names to the path of an error.
 trait At<T> {
     fn at(self, field: impl fmt::Display) -> Result<T>;
 }
@@ -106,39 +106,39 @@ impl<T> At<T> for Result<T> {
     }
 }
 
-/// Turns resources into our types.
+/// Translates resources.
 #[derive(Clone, Copy)]
 pub(crate) struct Translator<'a> {
-    /// Where TLS contexts get their certificates from.
+    /// Source of certificates for TLS contexts.
     pub(crate) tls: &'a TlsContexts,
-    /// Who we are, as collectors are told.
+    /// The sidecar's node, which collectors receive.
     pub(crate) node: &'a Node,
-    /// Whether a field that would only be warned about is refused: so with files, which somebody wrote for us.
+    /// Refuse fields that are otherwise only warned about. Set for files, which are written for this sidecar.
     pub(crate) strict: bool,
 }
 
 impl Translator<'_> {
-    /// A cluster with the endpoints that came with it.
+    /// Translates a cluster with its inline endpoints.
     pub(crate) fn cluster(self, body: &[u8]) -> Result<Cluster> {
         cluster::translate(self, self.decode::<ClusterProto>(body)?)
     }
 
-    /// The endpoints of a cluster.
+    /// Translates the endpoints of a cluster.
     pub(crate) fn endpoints(self, body: &[u8], cluster: &Cluster) -> Result<Endpoints> {
         endpoints::translate(&self.decode::<ClusterLoadAssignment>(body)?, cluster)
     }
 
-    /// A listener.
+    /// Translates a listener.
     pub(crate) fn listener(self, body: &[u8]) -> Result<Listener> {
         listener::translate(self, self.decode::<ListenerProto>(body)?)
     }
 
-    /// A route table.
+    /// Translates a route table.
     pub(crate) fn routes(self, body: &[u8]) -> Result<RouteTable> {
         route::translate(&self.decode::<RouteConfiguration>(body)?)
     }
 
-    /// The TLS towards a cluster, if it has any.
+    /// Translates the upstream TLS settings of a cluster, if it has any.
     pub(crate) fn client_tls(self, proto: &ClusterProto) -> Result<Option<Arc<ClientTls>>> {
         if cluster::proxy_protocol(proto)?.is_some() {
             return Err(Reject::new("must not be upstream_proxy_protocol here").at_field("transport_socket"));
@@ -146,7 +146,7 @@ impl Translator<'_> {
         cluster::transport(self, proto.transport_socket.as_ref(), false).at("transport_socket")
     }
 
-    /// Decodes a message after a look at all its fields, those in its `Any`s too.
+    /// Decodes a message after checking all its fields, those of nested `Any`s too.
     pub(crate) fn decode<M: Codec + Name>(self, body: &[u8]) -> Result<M> {
         for finding in coverage::check(&M::full_name(), body) {
             if finding.refused || self.strict {
@@ -167,8 +167,8 @@ impl Translator<'_> {
     }
 }
 
-/// Puts a secret into its handle; gives the certificate if it is one.
-pub(crate) fn take_secret(
+/// Stores a secret in its handle; returns the certificate if it is one.
+pub(crate) fn store_secret(
     tls: &TlsContexts,
     name: &SecretName,
     secret: &Secret,
@@ -194,17 +194,17 @@ pub(crate) fn take_secret(
     }
 }
 
-/// An address of IP and port.
+/// Returns IP address and port.
 pub(crate) fn ip_and_port(
     address: &skysail_xds::envoy::pb::envoy::config::core::v3::Address,
 ) -> Result<std::net::SocketAddr> {
     endpoints::ip_and_port(Some(address))
 }
 
-/// Logs a warning the first time it comes up, so that a mesh of many clusters does not repeat it for each.
+/// Logs a warning once, so that a mesh of many clusters does not repeat it for each.
 fn warn_once(warning: String) {
     static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
-    // Paths differ by their indices only; what is said about one of a list holds for all.
+    // Paths differ only in their indices; a warning about one element of a list applies to all.
     let key: String = warning.chars().filter(|c| !c.is_ascii_digit()).collect();
     let mut said = SAID.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if said.get_or_insert_default().insert(key) {
@@ -212,14 +212,14 @@ fn warn_once(warning: String) {
     }
 }
 
-/// A number that equal configurations have in common.
+/// Returns a hash that is equal for equal configurations.
 fn fingerprint(message: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     message.hash(&mut hasher);
     hasher.finish()
 }
 
-/// The message inside an `Any`; its fields have been looked at with the message around it.
+/// Decodes the message of an `Any`. Its fields were checked together with the enclosing message.
 fn unpack<M: Codec + Name>(any: &Any) -> Result<M> {
     if type_name(any) != M::full_name() {
         return Err(Reject::new(format!("is a {}, must be a {}", type_name(any), M::full_name())));
@@ -227,38 +227,39 @@ fn unpack<M: Codec + Name>(any: &Any) -> Result<M> {
     M::from_slice(&any.value).map_err(|error| Reject::new(format!("not a valid {}: {error}", M::NAME)))
 }
 
-/// The full name of the message inside an `Any`.
+/// Returns the full name of the message in an `Any`.
 fn type_name(any: &Any) -> &str {
     any.type_url.rsplit('/').next().unwrap_or_default()
 }
 
-/// Something of a type that we do not have.
+/// Returns the error for an unsupported extension type.
 fn unknown_type(what: &str, name: &str, any: &Any) -> Reject {
     Reject::new(format!("skysail-proxy has no {what} {name:?} of type {}: take it out", type_name(any)))
 }
 
-/// The number in a wrapper.
+/// Returns the number in a wrapper.
 fn number(wrapped: Option<UInt32Value>) -> Option<u32> {
     wrapped.map(|wrapped| wrapped.value)
 }
 
-/// The truth in a wrapper.
+/// Returns the boolean in a wrapper.
 fn flag(wrapped: Option<BoolValue>) -> Option<bool> {
     wrapped.map(|wrapped| wrapped.value)
 }
 
-/// The longest duration there is, by the definition of `google.protobuf.Duration`: clocks can add it to now.
-const MOST_SECONDS: u64 = 315_576_000_000;
+/// Maximum duration, from the definition of `google.protobuf.Duration`: adding it to the current time does not
+/// overflow.
+const MAX_SECONDS: u64 = 315_576_000_000;
 
-/// A length of time; negative ones are refused.
+/// Translates a duration; refuses negative ones.
 fn duration(proto: &DurationProto) -> Result<Duration> {
     let (Ok(seconds), Ok(nanos)) = (u64::try_from(proto.seconds), u32::try_from(proto.nanos)) else {
         return Err(Reject::new("a duration must not be negative"));
     };
-    Ok(Duration::new(seconds.min(MOST_SECONDS), nanos.min(999_999_999)))
+    Ok(Duration::new(seconds.min(MAX_SECONDS), nanos.min(999_999_999)))
 }
 
-/// A length of time of which zero means none, and a default where it is not given.
+/// Translates a timeout of which zero means none; returns `default` if unset.
 fn timeout(proto: Option<&DurationProto>, default: Option<Duration>) -> Result<Option<Duration>> {
     match proto {
         Some(proto) => Ok(Some(duration(proto)?).filter(|time| !time.is_zero())),

@@ -1,4 +1,4 @@
-//! When endpoints are taken out because they fail, and how new ones come into use.
+//! Translates outlier detection and slow start.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use skysail_xds::envoy::pb::{
 use super::{At as _, Reject, Result, duration, flag, number};
 use skysail_policy::config::health::{HealthComparison, Limit, Outlier, SlowStart};
 
-/// Outlier detection, with Envoy's defaults.
+/// Translates outlier detection, with Envoy's defaults.
 pub(super) fn translate(proto: &OutlierDetection) -> Result<Outlier> {
     let time = |proto: &Option<DurationProto>, field, default| match proto {
         Some(time) => {
@@ -89,7 +89,7 @@ pub(super) fn translate(proto: &OutlierDetection) -> Result<Outlier> {
     })
 }
 
-/// How endpoints come into use that are new.
+/// Translates slow start of new endpoints.
 pub(super) fn slow_start(proto: &Proto) -> Result<Option<SlowStart>> {
     let (config, field) = match &proto.lb_config {
         Some(LbConfig::RoundRobinLbConfig(config)) => (&config.slow_start_config, "round_robin_lb_config"),
@@ -117,7 +117,7 @@ fn one(config: &SlowStartConfig) -> Result<Option<SlowStart>> {
     if !(0.0..=100.0).contains(&least) {
         return Err(Reject::new("must be from 0 to 100").at_field("min_weight_percent"));
     }
-    // With no weight at all it would never have a turn.
+    // With weight 0 an endpoint would never be selected.
     let least = (least / 100.0).max(0.0001);
     Ok((!window.is_zero()).then_some(SlowStart { window, aggression, least }))
 }

@@ -1,4 +1,4 @@
-//! RBAC.
+//! Translates RBAC.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use skysail_policy::config::{
     text::MetadataMatch,
 };
 
-/// The HTTP filter.
+/// Translates the HTTP filter.
 pub(super) fn http(proto: &HttpRbac) -> Result<Arc<Policy>> {
     Ok(Arc::new(Policy {
         rules: proto.rules.as_ref().map(rules).transpose().at("rules")?,
@@ -33,7 +33,7 @@ pub(super) fn http(proto: &HttpRbac) -> Result<Arc<Policy>> {
     }))
 }
 
-/// The network filter.
+/// Translates the network filter.
 pub(super) fn network(proto: &NetworkRbac) -> Result<Arc<Policy>> {
     Ok(Arc::new(Policy {
         rules: proto.rules.as_ref().map(rules).transpose().at("rules")?,
@@ -132,7 +132,7 @@ fn principal(proto: &PrincipalProto) -> Result<Principal> {
         Some(I::RemoteIp(range)) => Principal::RemoteIp(cidr(range).at("remote_ip")?),
         Some(I::Header(header)) => Principal::Header(text::header(header).at("header")?),
         Some(I::UrlPath(path)) => Principal::Path(text::path(path).at("url_path")?),
-        // Istio's words for the caller's SPIFFE id, which is what its metadata exchange puts there.
+        // Istio's filter state key of the peer's SPIFFE ID, which its metadata exchange sets.
         Some(I::FilterState(state)) if state.key == "io.istio.peer_principal" => match &state.matcher {
             Some(filter_state_matcher::Matcher::StringMatch(matcher)) => {
                 Principal::Authenticated(Some(text::text(matcher).at("filter_state.string_match")?))
@@ -140,9 +140,7 @@ fn principal(proto: &PrincipalProto) -> Result<Principal> {
             _ => return Err(Reject::new("must be a string_match").at_field("filter_state")),
         },
         Some(I::FilterState(state)) => {
-            return Err(
-                Reject::new(format!("{:?} is not known here", state.key)).at_field("filter_state.key")
-            );
+            return Err(Reject::new(format!("{:?} is not supported", state.key)).at_field("filter_state.key"));
         }
         Some(I::SourcedMetadata(sourced)) => Principal::Metadata(found(sourced).at("sourced_metadata")?),
         Some(I::Metadata(matcher)) => Principal::Metadata(text::metadata(matcher).at("metadata")?),
@@ -150,7 +148,7 @@ fn principal(proto: &PrincipalProto) -> Result<Principal> {
     })
 }
 
-/// A test of what filters before found out.
+/// Translates a match on dynamic metadata that earlier filters set.
 fn found(proto: &SourcedMetadata) -> Result<MetadataMatch> {
     if proto.metadata_source() != MetadataSource::Dynamic {
         return Err(Reject::new("only DYNAMIC is supported").at_field("metadata_source"));
@@ -160,7 +158,7 @@ fn found(proto: &SourcedMetadata) -> Result<MetadataMatch> {
         .at("metadata_matcher")
 }
 
-/// A range of addresses.
+/// Translates a range of addresses.
 pub(super) fn cidr(proto: &CidrRange) -> Result<Cidr> {
     let address: std::net::IpAddr = proto
         .address_prefix
@@ -175,8 +173,8 @@ pub(super) fn cidr(proto: &CidrRange) -> Result<Cidr> {
     }
 }
 
-/// A path template as an expression: `{*}` is one segment, `{**}` any number of characters, `{name=*}` the same
-/// with a name.
+/// Compiles a path template to a regular expression: `{*}` matches one segment, `{**}` any number of
+/// characters; `{name=*}` is the same with a name.
 pub(super) fn template_regex(template: &str) -> Result<regex::bytes::Regex> {
     let mut pattern = String::new();
     let mut rest = template;
@@ -194,7 +192,7 @@ pub(super) fn template_regex(template: &str) -> Result<regex::bytes::Regex> {
         });
         rest = after;
     }
-    // Stars may also stand without brackets.
+    // Stars are also allowed without braces.
     let tail = regex::escape(rest).replace(r"\*\*", ".*").replace(r"\*", "[^/]+");
     pattern.push_str(&tail);
     text::anchored(&pattern)

@@ -1,4 +1,4 @@
-//! Route tables.
+//! Translates route tables.
 
 use std::{sync::Arc, time::Duration};
 
@@ -47,7 +47,7 @@ use skysail_policy::config::route::{
 const TIMEOUT: Duration = Duration::from_secs(15);
 const BACKOFF_BASE: Duration = Duration::from_millis(25);
 
-/// The domains of a virtual host, in lower case.
+/// Returns the domains of a virtual host, in lower case.
 pub(crate) fn domains(host: &[u8]) -> Result<Vec<String>> {
     #[derive(Clone, PartialEq, Message)]
     struct Domains {
@@ -58,8 +58,8 @@ pub(crate) fn domains(host: &[u8]) -> Result<Vec<String>> {
     Ok(host.domains.into_iter().map(|domain| domain.to_ascii_lowercase()).collect())
 }
 
-/// Whether virtual hosts come apart from the route configuration.
-pub(crate) fn has_hosts_apart(body: &[u8]) -> Result<bool> {
+/// Returns whether the route configuration receives virtual hosts by VHDS.
+pub(crate) fn uses_vhds(body: &[u8]) -> Result<bool> {
     #[derive(Clone, PartialEq, Message)]
     struct Apart {
         #[prost(message, optional, tag = "9")]
@@ -75,7 +75,7 @@ pub(crate) fn has_hosts_apart(body: &[u8]) -> Result<bool> {
     }
 }
 
-/// Translates a route table and makes its index of domains.
+/// Translates a route table and builds its index of domains.
 pub(super) fn translate(proto: &RouteConfiguration) -> Result<RouteTable> {
     let mut table = RouteTable {
         name: proto.name.as_str().into(),
@@ -102,7 +102,7 @@ pub(super) fn translate(proto: &RouteConfiguration) -> Result<RouteTable> {
     Ok(table)
 }
 
-/// Whether the catch-all says that it also takes hosts that the control plane has not answered about.
+/// Returns whether the catch-all is marked to accept hosts for which the control plane has not answered.
 fn takes_unanswered(host: &HostProto) -> bool {
     let metadata = host.metadata.as_ref().filter(|_| host.domains.iter().any(|domain| domain == "*"));
     let value = metadata.and_then(|metadata| {
@@ -163,7 +163,7 @@ fn route(proto: &RouteProto, filters: &PerFilter, retry: Option<&Arc<RetryPolicy
     })
 }
 
-/// When a route, or anything else that asks in its words, applies.
+/// Translates a route match.
 pub(super) fn route_match(proto: &MatchProto) -> Result<RouteMatch> {
     let case_sensitive = flag(proto.case_sensitive).unwrap_or(true);
     let bytes = |text: &str| -> Box<[u8]> {
@@ -284,7 +284,7 @@ fn hash_policies(protos: &[HashProto]) -> Result<Vec<HashPolicy>> {
     indexed.map(|(index, proto)| one(proto).at(format_args!("hash_policy[{index}]"))).collect()
 }
 
-/// Heeds what gRPC clients say only where there is a maximum; zero is none.
+/// Honours the `grpc-timeout` header only with a maximum; a maximum of zero is unlimited.
 fn grpc_timeout(max: Option<&DurationProto>, offset: Option<&DurationProto>) -> Result<Option<GrpcTimeout>> {
     if max.is_none() {
         return Ok(None);
@@ -304,7 +304,7 @@ fn host_rewrite(proto: Option<&HostRewriteSpecifier>) -> Result<Option<HostRewri
     })
 }
 
-/// An empty one rewrites nothing, as in Envoy.
+/// An empty rewrite has no effect, as in Envoy.
 fn literal_host(host: &str) -> Result<Option<HostRewrite>> {
     if !host.is_empty() && head::as_authority(host.as_bytes()).is_none() {
         return Err(Reject::new(format!("{host:?} is not a host")).at_field("host_rewrite_literal"));
@@ -458,7 +458,7 @@ fn retry_on(words: &str) -> Result<RetryOn> {
 
 type Changes<'a> = (&'a [HeaderValueOption], &'a [String]);
 
-/// Header operations: removals, then additions, as Envoy does it.
+/// Translates header operations: removals first, then additions, as in Envoy.
 fn ops(request: Changes<'_>, response: Changes<'_>) -> Result<HeaderOps> {
     Ok(HeaderOps {
         request: changes(request, "request_headers_to_add")?,
@@ -473,17 +473,17 @@ fn changes((add, remove): Changes<'_>, field: &str) -> Result<Vec<HeaderOp>> {
     Ok(ops)
 }
 
-/// The name of a header that may be changed, in lower case.
+/// Returns the name of a mutable header, in lower case.
 fn field_name(name: &str) -> Result<Box<str>> {
     if name.starts_with(':') || name.eq_ignore_ascii_case("host") {
         return Err(Reject::new(format!(
-            "{name:?} cannot be changed so: use host_rewrite or a path rewrite"
+            "{name:?} cannot be changed by a header operation: use host_rewrite or a path rewrite"
         )));
     }
     Ok(name.to_ascii_lowercase().into())
 }
 
-/// Headers to add.
+/// Translates headers to add.
 pub(super) fn additions(protos: &[HeaderValueOption]) -> Result<Vec<HeaderOp>> {
     let indexed = protos.iter().enumerate();
     indexed.map(|(index, option)| addition(option).at(format_args!("[{index}]"))).collect()

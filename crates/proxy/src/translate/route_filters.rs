@@ -1,4 +1,4 @@
-//! What routes say to filters (`typed_per_filter_config`): faults, CORS, policies.
+//! Translates `typed_per_filter_config`: route overrides of fault injection, CORS and policies.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -24,12 +24,12 @@ use super::{
 };
 use skysail_policy::config::route::{Abort, Cors, Fault, Setting};
 
-/// What a route, with its virtual host and table, says to filters.
+/// Filter overrides of a route, including those of its virtual host and table.
 #[derive(Clone, Default)]
 pub(super) struct PerFilter(pub(super) Vec<(Box<str>, Setting)>);
 
 impl PerFilter {
-    /// These settings, over those of `self`.
+    /// Returns the overrides of `self`, replaced where `configs` has more specific ones.
     pub(super) fn with(&self, configs: &HashMap<String, Any>) -> Result<Self> {
         let mut settings = self.clone();
         for (name, any) in configs {
@@ -71,7 +71,7 @@ fn setting(name: &str, any: &Any) -> Result<Setting> {
     })
 }
 
-/// What the fault filter does.
+/// Translates fault injection.
 pub(super) fn fault(proto: &HttpFault) -> Result<Fault> {
     let share = |percentage: Option<&FractionalPercent>| percentage.map_or(0, text::millionths);
     let delay = match &proto.delay {
@@ -99,7 +99,7 @@ pub(super) fn fault(proto: &HttpFault) -> Result<Fault> {
     Ok(Fault { delay, abort, headers: text::headers(&proto.headers)? })
 }
 
-/// A status that an answer may have.
+/// Returns a valid response status.
 pub(super) fn status_code(status: u32) -> Result<u16> {
     match u16::try_from(status) {
         Ok(code @ 200..=599) => Ok(code),
@@ -107,7 +107,7 @@ pub(super) fn status_code(status: u32) -> Result<u16> {
     }
 }
 
-/// `None` where the policy is switched off.
+/// Translates CORS; `None` if the policy is disabled.
 fn cors(proto: &CorsPolicy) -> Result<Option<Cors>> {
     if proto.filter_enabled.as_ref().is_some_and(|enabled| !always(enabled)) {
         let never = proto.filter_enabled.as_ref().and_then(|enabled| enabled.default_value.as_ref());

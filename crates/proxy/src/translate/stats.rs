@@ -1,4 +1,4 @@
-//! Istio's metrics.
+//! Translates Istio's metrics.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,7 +14,7 @@ use skysail_policy::{
     expression::Expression,
 };
 
-/// Istio's filter for requests and connections alike.
+/// Translates Istio's filter, the same for requests and connections.
 pub(super) fn translate(proto: &StatsConfig, strict: bool) -> Result<Arc<Stats>> {
     let mut compiled = HashMap::new();
     for (index, metric) in proto.metrics.iter().enumerate() {
@@ -35,7 +35,7 @@ pub(super) fn translate(proto: &StatsConfig, strict: bool) -> Result<Arc<Stats>>
     let time = |proto: Option<_>, name| proto.map_or(Ok(Duration::ZERO), |time| duration(time).at(name));
     let expiry = time(proto.rotation_interval.as_ref(), "rotation_interval")?
         + time(proto.graceful_deletion_interval.as_ref(), "graceful_deletion_interval")?;
-    // Without rotation the other interval means nothing.
+    // Without rotation the expiry interval is meaningless.
     let rotates = proto.rotation_interval.is_some() && !expiry.is_zero();
     Ok(Arc::new(Stats {
         http: changes(proto, &HTTP, &compiled),
@@ -44,7 +44,7 @@ pub(super) fn translate(proto: &StatsConfig, strict: bool) -> Result<Arc<Stats>>
     }))
 }
 
-/// What the changes come to for each of these metrics.
+/// Returns the changes for each metric.
 fn changes(
     proto: &StatsConfig,
     metrics: &[&str],
@@ -71,7 +71,7 @@ fn changes(
         return Vec::new();
     }
     if found.is_empty() {
-        // All are dropped.
+        // All metrics are dropped.
         return vec![MetricChange { metrics: 0, labels: Vec::new() }];
     }
     let change = |(labels, metrics): (BTreeMap<&str, Option<&str>>, u8)| {
@@ -83,7 +83,7 @@ fn changes(
     found.into_iter().map(change).collect()
 }
 
-/// A label's name as Prometheus takes it: letters, digits and underscores, as in Envoy.
+/// Returns a valid Prometheus label name: letters, digits and underscores, as in Envoy.
 fn label_name(name: &str) -> Box<str> {
     let plain = name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
     let digit = plain.starts_with(|c: char| c.is_ascii_digit());
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_with_the_same_labels_go_together() {
+    fn metrics_with_the_same_labels_share_a_change() {
         let dropped = MetricConfig { drop: true, ..metric("request_bytes", &[], &[]) };
         let metrics = vec![
             metric("requests_total", &[("request_method", "request.method")], &["destination_port"]),
@@ -135,14 +135,14 @@ mod tests {
     }
 
     #[test]
-    fn labels_have_names_that_prometheus_takes() {
+    fn label_names_are_valid_for_prometheus() {
         for (name, taken) in [("a_B9", "a_B9"), ("my-tag.x\"\n", "my_tag_x__"), ("9a", "_9a"), ("é", "_")] {
             assert_eq!(&*label_name(name), taken);
         }
     }
 
     #[test]
-    fn series_are_kept_as_long_as_rotation_would_keep_them() {
+    fn series_expire_as_with_rotation() {
         let seconds = |seconds| Some(DurationProto { seconds, nanos: 0 });
         let expiry = |rotation, graceful| {
             let config = StatsConfig {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_field() {
         let refused = |metric| {
             let config = StatsConfig { metrics: vec![metric], ..StatsConfig::default() };
             translate(&config, true).unwrap_err().to_string()
@@ -166,7 +166,7 @@ mod tests {
         let wrong = refused(metric("", &[("a", "request.method ==")], &[]));
         assert!(wrong.starts_with("metrics[0].dimensions[\"a\"]: ") && wrong.contains("line 1"), "{wrong}");
         let wrong = refused(metric("", &[("a", "node.id")], &[]));
-        assert!(wrong.ends_with("asks for what is not known: node"), "{wrong}");
+        assert!(wrong.ends_with("uses an unknown attribute: node"), "{wrong}");
         assert_eq!(
             refused(metric("none", &[], &[])),
             "metrics[0]: there is no metric istio_none, so its change has no effect"

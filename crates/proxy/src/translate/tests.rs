@@ -1,4 +1,5 @@
-//! What istiod was recorded to send is taken, and means what it says; what is not supported is refused by name.
+//! Recorded configurations of istiod are accepted and translated correctly; unsupported fields are refused by
+//! name.
 
 use std::{fs, io::Read as _, net::IpAddr, path::PathBuf, sync::Arc};
 
@@ -38,7 +39,7 @@ mod protocols;
 mod routes;
 mod tracing;
 
-/// The recorded scenarios that everything must be taken of.
+/// Recorded scenarios that must be accepted completely.
 const TAKEN: [&str; 9] = [
     "a-bookinfo",
     "b-mtls-all-v1",
@@ -56,7 +57,7 @@ fn recordings() -> PathBuf {
 }
 
 fn recorded(proxy: &std::path::Path, kind: &str) -> Vec<Vec<u8>> {
-    // A gateway without a Gateway asks for no routes.
+    // A gateway proxy without a Gateway subscribes to no routes.
     let Ok(file) = fs::File::open(proxy.join(format!("{kind}.sotw.pb.gz"))) else { return Vec::new() };
     let mut body = Vec::new();
     flate2::read::GzDecoder::new(file).read_to_end(&mut body).unwrap();
@@ -69,7 +70,7 @@ fn with<T>(strict: bool, work: impl FnOnce(Translator<'_>) -> T) -> T {
     work(Translator { tls: &tls, node: &Node::default(), strict })
 }
 
-/// Everything one proxy was sent.
+/// Resources that one proxy received.
 struct Sent {
     clusters: Vec<Cluster>,
     listeners: Vec<Listener>,
@@ -98,7 +99,7 @@ fn translate_all(scenario: &str, proxy: &str) -> Sent {
 }
 
 #[test]
-fn everything_recorded_is_taken() {
+fn all_recordings_are_accepted() {
     let (mut taken, mut refused) = (0, Vec::new());
     for scenario in TAKEN {
         for proxy in fs::read_dir(recordings().join(scenario).join("xds")).unwrap() {
@@ -123,7 +124,7 @@ fn everything_recorded_is_taken() {
 }
 
 #[test]
-fn a_sidecars_configuration_means_what_it_says() {
+fn a_sidecars_configuration_is_translated() {
     let sent = translate_all("a-bookinfo", "productpage-v1");
     let cluster = |name: &str| sent.clusters.iter().find(|cluster| *cluster.name == *name).unwrap();
     let reviews = cluster("outbound|9080||reviews.default.svc.cluster.local");
@@ -189,7 +190,7 @@ fn secrets_make_contexts_usable() {
     let names: Vec<_> = tls.names().into_iter().map(|name| name.name).collect();
     assert_eq!(names, ["ROOTCA".into(), "default".into()] as [Box<str>; 2]);
     for name in tls.names() {
-        take_secret(&tls, &name, &secret_named(&name.name, &certificates)).unwrap();
+        store_secret(&tls, &name, &secret_named(&name.name, &certificates)).unwrap();
     }
     tls.refresh().unwrap();
     assert!(contexts.iter().all(|context| client_ready(context)));
@@ -197,7 +198,7 @@ fn secrets_make_contexts_usable() {
     assert_eq!(configs.istio_http1.alpn(), [&b"istio-http/1.1"[..], b"istio", b"http/1.1"]);
 }
 
-/// The mesh's root and a workload's certificate and key, all PEM.
+/// Returns the mesh's root and a workload's certificate and key, all PEM.
 fn certificates() -> [String; 3] {
     let authority = skysail_identity::Authority::ephemeral().unwrap();
     let request = skysail_identity::KeyAndCsr::generate(None).unwrap();
@@ -275,7 +276,7 @@ fn fields_without_support_are_refused_with_their_path() {
 }
 
 #[test]
-fn what_istio_may_send_without_effect_is_refused_in_a_file() {
+fn fields_without_effect_are_refused_in_a_file() {
     let refused = |proto: ClusterProto| {
         let body = proto.encode_to_vec();
         with(false, |translator| translator.cluster(&body)).unwrap();
@@ -313,7 +314,7 @@ fn address_proto(host: &str, port: u32) -> Address {
 }
 
 #[test]
-fn all_of_ipv6_may_be_ipv4_too() {
+fn the_unspecified_ipv6_address_may_include_ipv4() {
     let bound_to = |compat| {
         let mut address = address_proto("::", 80);
         if let Some(address::Address::SocketAddress(socket)) = &mut address.address {
@@ -327,7 +328,7 @@ fn all_of_ipv6_may_be_ipv4_too() {
 }
 
 #[test]
-fn formats_split_into_operators() {
+fn formats_are_split_into_operators() {
     let format = text::format("a%%b [%START_TIME%] %REQ(X-A?:PATH):10%").unwrap();
     let parts: Vec<String> = format
         .parts
@@ -354,16 +355,16 @@ fn path_templates_match_segments() {
 }
 
 #[test]
-fn no_duration_is_too_long_for_a_clock() {
+fn durations_are_bounded_so_that_clocks_can_add_them() {
     let longest = DurationProto { seconds: i64::MAX, nanos: i32::MAX };
     let time = super::duration(&longest).unwrap();
     assert!(std::time::Instant::now().checked_add(time).is_some());
     assert!(super::duration(&DurationProto { seconds: -1, nanos: 0 }).is_err());
 }
 
-/// An edit that asks nobody else, and nothing else, does not end what was admitted.
+/// A change that affects no decision must not end admitted requests and connections.
 #[test]
-fn how_long_to_wait_is_no_other_demand() {
+fn timeouts_do_not_affect_decisions() {
     use skysail_xds::envoy::pb::envoy::{
         config::core::v3::{
             GrpcService, HttpUri,

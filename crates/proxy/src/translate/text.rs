@@ -1,4 +1,4 @@
-//! Matchers and formats.
+//! Translates matchers and formats.
 
 use regex::bytes::{Regex, RegexBuilder};
 use skysail_xds::envoy::pb::envoy::{
@@ -20,7 +20,7 @@ use skysail_policy::config::{
     text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
 };
 
-/// A string matcher.
+/// Translates a string matcher.
 pub(super) fn text(proto: &StringMatcher) -> Result<TextMatch> {
     let fold = |text: &str| -> Box<[u8]> {
         let text = if proto.ignore_case { text.to_ascii_lowercase() } else { text.to_owned() };
@@ -31,7 +31,7 @@ pub(super) fn text(proto: &StringMatcher) -> Result<TextMatch> {
         Some(MatchPattern::Prefix(text)) => TextMatch::Prefix(fold(text)),
         Some(MatchPattern::Suffix(text)) => TextMatch::Suffix(fold(text)),
         Some(MatchPattern::Contains(text)) => TextMatch::Contains(fold(text)),
-        // Envoy has no case folding for expressions either.
+        // Envoy has no case folding for regular expressions either.
         Some(MatchPattern::SafeRegex(pattern)) => return Ok(TextMatch::Regex(anchored(&pattern.regex)?)),
         Some(MatchPattern::Custom(_)) => return Err(Reject::new("custom string matchers are not supported")),
         None => return Err(Reject::new("a string matcher must say what it matches")),
@@ -39,7 +39,7 @@ pub(super) fn text(proto: &StringMatcher) -> Result<TextMatch> {
     Ok(if proto.ignore_case { TextMatch::IgnoreCase(Box::new(inner)) } else { inner })
 }
 
-/// The matcher inside a path matcher.
+/// Translates the matcher of a path matcher.
 pub(super) fn path(proto: &PathMatcher) -> Result<TextMatch> {
     match &proto.rule {
         Some(path_matcher::Rule::Path(matcher)) => text(matcher).at("path"),
@@ -47,13 +47,13 @@ pub(super) fn path(proto: &PathMatcher) -> Result<TextMatch> {
     }
 }
 
-/// An expression that must match the whole text. The syntax of RE2 and of the `regex` crate are the same but for
-/// `\C` and `\Q…\E`. As with RE2 by default, classes such as `\d` are those of ASCII.
+/// Compiles a regular expression that must match the whole text. RE2 and the `regex` crate differ only in `\C`
+/// and `\Q…\E`. As in RE2 by default, classes such as `\d` are ASCII.
 pub(super) fn anchored(pattern: &str) -> Result<Regex> {
     regex(pattern, &format!("^(?:{pattern})$"))
 }
 
-/// An expression that may match any part of the text.
+/// Compiles a regular expression that may match any part of the text.
 pub(super) fn unanchored(pattern: &str) -> Result<Regex> {
     regex(pattern, pattern)
 }
@@ -66,13 +66,13 @@ fn regex(shown: &str, pattern: &str) -> Result<Regex> {
         .map_err(|error| Reject::new(format!("the regular expression {shown:?} cannot be used: {error}")))
 }
 
-/// A pattern with its substitution, whose `\1` stand for groups.
+/// Translates a pattern with its substitution, in which `\1` is a group.
 pub(super) fn substitution(proto: &RegexMatchAndSubstitute) -> Result<(Regex, Box<str>)> {
     let pattern = proto.pattern.as_ref().ok_or_else(|| Reject::new("a rewrite needs a pattern"))?;
     Ok((unanchored(&pattern.regex).at("pattern")?, proto.substitution.as_str().into()))
 }
 
-/// A header matcher.
+/// Translates a header matcher.
 #[expect(deprecated, reason = "older control planes and files still use the older fields")]
 pub(super) fn header(proto: &HeaderMatcher) -> Result<HeaderMatch> {
     use header_matcher::HeaderMatchSpecifier as Spec;
@@ -101,7 +101,7 @@ pub(super) fn header(proto: &HeaderMatcher) -> Result<HeaderMatch> {
     })
 }
 
-/// All of a list of header matchers.
+/// Translates a list of header matchers.
 pub(super) fn headers(protos: &[HeaderMatcher]) -> Result<Vec<HeaderMatch>> {
     protos
         .iter()
@@ -110,20 +110,20 @@ pub(super) fn headers(protos: &[HeaderMatcher]) -> Result<Vec<HeaderMatch>> {
         .collect()
 }
 
-/// A query parameter matcher.
+/// Translates a query parameter matcher.
 pub(super) fn query(proto: &QueryParameterMatcher) -> Result<QueryMatch> {
     use query_parameter_matcher::QueryParameterMatchSpecifier as Spec;
     let value = match &proto.query_parameter_match_specifier {
         Some(Spec::StringMatch(matcher)) => Some(text(matcher).at("string_match")?),
         Some(Spec::PresentMatch(true)) | None => None,
         Some(Spec::PresentMatch(false)) => {
-            return Err(Reject::new("present_match must be true: absence cannot be asked for"));
+            return Err(Reject::new("present_match must be true: absence cannot be matched"));
         }
     };
     Ok(QueryMatch { name: proto.name.as_str().into(), value })
 }
 
-/// A metadata matcher.
+/// Translates a metadata matcher.
 pub(super) fn metadata(proto: &MetadataMatcher) -> Result<MetadataMatch> {
     let keys = proto.path.iter().map(|segment| match &segment.segment {
         Some(metadata_matcher::path_segment::Segment::Key(key)) => Ok(key.as_str().into()),
@@ -158,7 +158,7 @@ fn value(proto: &ValueMatcher) -> Result<ValueMatch> {
     })
 }
 
-/// A share in millionths, at most all.
+/// Returns a fraction in millionths, at most 1,000,000.
 pub(super) fn millionths(proto: &FractionalPercent) -> u32 {
     let scale = match proto.denominator() {
         DenominatorType::Hundred => 10_000,
@@ -168,7 +168,7 @@ pub(super) fn millionths(proto: &FractionalPercent) -> u32 {
     proto.numerator.saturating_mul(scale).min(1_000_000)
 }
 
-/// Splits a text with `%OPERATOR(argument):length%`; `%%` stands for one percent sign.
+/// Parses a text with `%OPERATOR(argument):length%`; `%%` is a percent sign.
 pub(crate) fn format(text: &str) -> Result<Format> {
     let mut parts = Vec::new();
     let mut plain = String::new();
@@ -200,8 +200,8 @@ pub(crate) fn format(text: &str) -> Result<Format> {
     Ok(Format { parts })
 }
 
-/// What follows the percent sign that opens an operator, to the one that closes it. The argument may hold percent
-/// signs (`%START_TIME(%Y-%m-%d)%`), so brackets are looked for first.
+/// Splits at the percent sign that closes an operator. The argument may contain percent signs
+/// (`%START_TIME(%Y-%m-%d)%`), so parentheses are parsed first.
 fn operator(text: &str) -> Option<(Part, &str)> {
     let name_end = text.find(|c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_'))?;
     let (name, mut rest) = text.split_at(name_end);

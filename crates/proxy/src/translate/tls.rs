@@ -1,8 +1,8 @@
-//! Which certificates TLS contexts use, and when they have them.
+//! Certificates and trusted roots of TLS contexts.
 //!
-//! A context names certificates and roots; each is a handle here, shared by all contexts that name the same, and
-//! filled when the secret comes. A context is usable once all of its handles are filled, and never has to be made
-//! again: rustls looks at the handles in each handshake.
+//! A context names certificates and roots. Each is a handle, shared by all contexts that name the same secret,
+//! and filled when the secret arrives. A context is usable once all of its handles are filled. Afterwards it
+//! need not be rebuilt, because rustls reads the handles in every handshake.
 
 use std::{
     collections::HashMap,
@@ -21,33 +21,33 @@ use skysail_policy::{
     state::PublishedOption,
 };
 
-/// Where a secret comes from.
+/// Source of a secret.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum SecretSource {
-    /// The stream that all else comes over.
+    /// The ADS stream.
     Ads,
-    /// An SDS server behind this cluster; the same name stands for the sidecar's own certificates in own mode.
+    /// SDS server behind this cluster. In a mesh it is the source of the sidecar's own certificate.
     Cluster(Box<str>),
-    /// A file, which is read again when something changes in its folder, or in the one given too.
+    /// A file, read again after a change in its directory or in `watched`.
     File { path: PathBuf, watched: Option<PathBuf> },
-    /// The same of certificate revocation lists that a TLS context names.
+    /// A file of certificate revocation lists that a TLS context names.
     CrlFile { path: PathBuf, watched: Option<PathBuf> },
     /// `static_resources.secrets`.
     Static,
 }
 
-/// A secret's name and where it comes from.
+/// A secret's name and source.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct SecretName {
     pub(crate) source: SecretSource,
     pub(crate) name: Box<str>,
 }
 
-/// All contexts and the secrets they name.
+/// All TLS contexts and the secrets they name.
 #[derive(Debug, Default)]
 pub(crate) struct TlsContexts {
     inner: Mutex<Inner>,
-    /// How many times trusted roots were taken away or given back, or revocation lists replaced.
+    /// Counts changes of trust: roots removed or added back, revocation lists replaced.
     distrusted: AtomicU64,
 }
 
@@ -56,27 +56,27 @@ struct Inner {
     identities: HashMap<SecretName, Arc<Live<Identity>>>,
     roots: HashMap<SecretName, Arc<Live<Roots>>>,
     crls: HashMap<SecretName, Arc<Live<Crls>>>,
-    /// By the encoded context, so that equal ones are held once.
+    /// Keyed by the encoded context, so that equal contexts are shared.
     servers: HashMap<Vec<u8>, (Weak<ServerTls>, TlsSpec)>,
     clients: HashMap<Vec<u8>, (Weak<PublishedOption<ClientConfigs>>, TlsSpec)>,
 }
 
-/// The protocols that filter `istio.alpn` asks for towards a sidecar, for HTTP/1 and for HTTP/2.
+/// ALPN protocols that filter `istio.alpn` offers to a sidecar, for HTTP/1 and for HTTP/2.
 const ISTIO_HTTP1: &[&[u8]] = &[b"istio-http/1.1", b"istio", b"http/1.1"];
 const ISTIO_H2: &[&[u8]] = &[b"istio-h2", b"istio", b"h2"];
 
 impl TlsContexts {
-    /// The handle of a certificate.
+    /// Returns the handle of a certificate.
     pub(crate) fn identity(&self, name: &SecretName) -> Arc<Live<Identity>> {
         Arc::clone(self.lock().identities.entry(name.clone()).or_insert_with(Live::empty))
     }
 
-    /// The handle of trusted roots.
+    /// Returns the handle of trusted roots.
     pub(crate) fn roots(&self, name: &SecretName) -> Arc<Live<Roots>> {
         Arc::clone(self.lock().roots.entry(name.clone()).or_insert_with(Live::empty))
     }
 
-    /// Puts trusted roots into their handle.
+    /// Stores trusted roots in their handle.
     pub(crate) fn set_roots(&self, name: &SecretName, roots: Roots) {
         let live = self.roots(name);
         let before = live.get();
@@ -86,12 +86,12 @@ impl TlsContexts {
         if lost {
             self.distrust(|check| Arc::ptr_eq(&check.roots, &live));
         } else if gained && self.distrusted() > 0 {
-            // A root that is back vouches again for those that were refused without it.
+            // A root that was added back makes certificates valid again that were refused without it.
             self.distrusted.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Puts revocation lists into their handle.
+    /// Stores revocation lists in their handle.
     pub(crate) fn set_crls(&self, name: &SecretName, crls: Crls) {
         let live = self.crls(name);
         let changed = live.get().is_some();
@@ -101,8 +101,8 @@ impl TlsContexts {
         }
     }
 
-    /// Begins contexts anew whose peers may no longer be trusted, so that no idle connection to a server that was trusted
-    /// before is used again.
+    /// Rebuilds the client contexts of which peers may no longer be trusted, so that no idle connection to such
+    /// a server is reused.
     fn distrust(&self, is_concerned: impl Fn(&PeerCheck) -> bool) {
         self.distrusted.fetch_add(1, Ordering::Release);
         for (context, spec) in self.lock().clients.values() {
@@ -110,23 +110,25 @@ impl TlsContexts {
             if uses && let Some(context) = context.upgrade().filter(|context| context.load().is_some()) {
                 match client_configs(spec) {
                     Ok(configs) => context.store(Some(Arc::new(configs))),
-                    Err(reject) => tracing::error!(%reject, "a TLS context keeps its connections"),
+                    Err(reject) => {
+                        tracing::error!(%reject, "cannot rebuild a TLS context; its idle connections stay in use")
+                    }
                 }
             }
         }
     }
 
-    /// How many times trust was taken away since the start, or given back after that.
+    /// Returns the number of changes of trust since the start.
     pub(crate) fn distrusted(&self) -> u64 {
         self.distrusted.load(Ordering::Acquire)
     }
 
-    /// The handle of revocation lists.
+    /// Returns the handle of revocation lists.
     pub(crate) fn crls(&self, name: &SecretName) -> Arc<Live<Crls>> {
         Arc::clone(self.lock().crls.entry(name.clone()).or_insert_with(Live::empty))
     }
 
-    /// Every secret that contexts name, once each.
+    /// Returns every secret that contexts name, once each.
     pub(crate) fn names(&self) -> Vec<SecretName> {
         let inner = self.lock();
         let mut names: Vec<_> =
@@ -136,7 +138,7 @@ impl TlsContexts {
         names
     }
 
-    /// The certificates of contexts in use that have no name, as they stand in the configuration itself.
+    /// Returns the certificates of contexts in use that are inline in the configuration.
     pub(crate) fn unnamed_identities(&self) -> Vec<Arc<Identity>> {
         let inner = self.lock();
         let servers =
@@ -149,17 +151,17 @@ impl TlsContexts {
         all.filter(|live| !named(live)).filter_map(|live| live.get()).collect()
     }
 
-    /// The certificates there are, by name.
+    /// Returns the certificates by name.
     pub(crate) fn identities(&self) -> Vec<(SecretName, Option<Arc<Identity>>)> {
         self.lock().identities.iter().map(|(name, live)| (name.clone(), live.get())).collect()
     }
 
-    /// The roots there are, by name.
+    /// Returns the trusted roots by name.
     pub(crate) fn all_roots(&self) -> Vec<(SecretName, Option<Arc<Roots>>)> {
         self.lock().roots.iter().map(|(name, live)| (name.clone(), live.get())).collect()
     }
 
-    /// Makes the contexts usable whose secrets have all come; contexts that nobody uses any more are forgotten.
+    /// Makes contexts usable whose secrets have all arrived, and drops unused contexts.
     pub(crate) fn refresh(&self) -> Result<()> {
         let mut inner = self.lock();
         inner.servers.retain(|_, (context, _)| context.strong_count() > 0);
@@ -177,7 +179,7 @@ impl TlsContexts {
         Ok(())
     }
 
-    /// A context for accepting connections; `key` is its encoded form.
+    /// Returns the downstream context of `key`, its encoded form.
     pub(super) fn server(
         &self,
         key: Vec<u8>,
@@ -195,7 +197,7 @@ impl TlsContexts {
         Ok(context)
     }
 
-    /// The configurations of a context for making connections; `key` is its encoded form.
+    /// Returns the configurations of the upstream context of `key`, its encoded form.
     pub(super) fn client(
         &self,
         key: Vec<u8>,
@@ -214,14 +216,14 @@ impl TlsContexts {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        // No lock is held over anything that can panic half-way.
+        // No code that can panic half-way through a change runs under the lock.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn fill_server(config: &PublishedOption<Acceptor>, spec: &TlsSpec) -> Result<()> {
     if config.load().is_none() && has_secrets(spec) {
-        config.store(Some(Arc::new(Acceptor::new(spec).map_err(refuse)?)));
+        config.store(Some(Arc::new(Acceptor::new(spec).map_err(reject)?)));
     }
     Ok(())
 }
@@ -234,8 +236,8 @@ fn fill_client(configs: &PublishedOption<ClientConfigs>, spec: &TlsSpec) -> Resu
 }
 
 fn client_configs(spec: &TlsSpec) -> Result<ClientConfigs> {
-    let own = Arc::new(Connector::new(spec).map_err(refuse)?);
-    let offering = |protocols: &[&[u8]]| own.offering(protocols).map(Arc::new).map_err(refuse);
+    let own = Arc::new(Connector::new(spec).map_err(reject)?);
+    let offering = |protocols: &[&[u8]]| own.offering(protocols).map(Arc::new).map_err(reject);
     let (istio_http1, istio_h2) = (offering(ISTIO_HTTP1)?, offering(ISTIO_H2)?);
     let http2 = if own.alpn().is_empty() { offering(&[b"h2"])? } else { Arc::clone(&own) };
     Ok(ClientConfigs { own, http2, istio_http1, istio_h2 })
@@ -246,16 +248,16 @@ fn has_secrets(spec: &TlsSpec) -> bool {
         && spec.peer.as_ref().is_none_or(PeerCheck::is_ready)
 }
 
-fn refuse(error: skysail_identity::Error) -> Reject {
+fn reject(error: skysail_identity::Error) -> Reject {
     Reject::new(error.to_string())
 }
 
-/// True when a context can be used: what warming waits for.
+/// Returns whether a downstream context is usable; warming waits for it.
 pub(crate) fn server_ready(tls: &ServerTls) -> bool {
     tls.config.load().is_some()
 }
 
-/// The same for a client's.
+/// Returns whether an upstream context is usable.
 pub(crate) fn client_ready(tls: &ClientTls) -> bool {
     tls.config.load().is_some()
 }
@@ -267,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roots_that_go_and_roots_that_come_back_change_trust() {
+    fn removing_and_adding_back_roots_changes_trust() {
         let (contexts, name) =
             (TlsContexts::default(), SecretName { source: SecretSource::Static, name: "a".into() });
         let [first, second] = [(); 2].map(|()| Authority::ephemeral().unwrap().roots_pem().to_owned());
@@ -276,10 +278,10 @@ mod tests {
             contexts.distrusted()
         };
         let both = first.clone() + &second;
-        // Nothing that was trusted goes.
+        // No trusted root is removed.
         assert_eq!([set(&first), set(&both), set(&both)], [0, 0, 0]);
         assert_eq!([set(&second), set(&second)], [1, 1]);
-        // A certificate that was refused without the first root may be accepted again.
+        // A certificate that was refused without the first root may be valid again.
         assert_eq!([set(&both), set(&both)], [2, 2]);
     }
 }

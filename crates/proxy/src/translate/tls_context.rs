@@ -1,4 +1,4 @@
-//! TLS contexts.
+//! Translates TLS contexts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ use super::{
 };
 use skysail_policy::config::tls::{ClientTls, ServerTls};
 
-/// The name and configuration of a transport socket; `None` where there is none.
+/// Returns name and configuration of a transport socket; `None` for plain text.
 pub(super) fn typed_config(socket: Option<&TransportSocket>) -> Result<Option<(&str, &Any)>> {
     let Some(socket) = socket else { return Ok(None) };
     match &socket.config_type {
@@ -35,7 +35,7 @@ pub(super) fn typed_config(socket: Option<&TransportSocket>) -> Result<Option<(&
     }
 }
 
-/// A context for accepting connections.
+/// Translates a downstream TLS context.
 pub(super) fn server(translator: Translator<'_>, proto: &DownstreamTlsContext) -> Result<Arc<ServerTls>> {
     translator.tls.server(proto.to_vec(), || {
         let common = proto.common_tls_context.as_ref();
@@ -45,11 +45,12 @@ pub(super) fn server(translator: Translator<'_>, proto: &DownstreamTlsContext) -
         }
         let required = flag(proto.require_client_certificate).unwrap_or(false);
         match &mut spec.peer {
-            // As in Envoy, names and fingerprints are those of every client, not only of clients with a certificate.
+            // As in Envoy, SAN and fingerprint rules apply to every client, so they make a client certificate
+            // mandatory.
             Some(check) => check.required = required || !check.names.is_empty() || !check.pins.is_empty(),
             None if required => {
                 return Err(Reject::new(
-                    "clients must have a certificate, but nothing says whose signature is good",
+                    "a required client certificate cannot be verified without trusted_ca: set a validation context",
                 )
                 .at_field("common_tls_context"));
             }
@@ -61,7 +62,7 @@ pub(super) fn server(translator: Translator<'_>, proto: &DownstreamTlsContext) -
     })
 }
 
-/// How long sessions may be resumed: for an hour at most, whatever the configuration says.
+/// Returns the lifetime of resumable sessions, at most one hour.
 fn session_lifetime(proto: &DownstreamTlsContext) -> Result<Duration> {
     if let Some(SessionTicketKeysType::DisableStatelessSessionResumption(true)) =
         &proto.session_ticket_keys_type
@@ -70,11 +71,11 @@ fn session_lifetime(proto: &DownstreamTlsContext) -> Result<Duration> {
     }
     let most = SessionResumption::default().lifetime;
     let wanted = timeout(proto.session_timeout.as_ref(), None)?.map(|time| time.as_secs());
-    // Fractions do not count, and BoringSSL takes its default for zero.
+    // Fractions of seconds are ignored. BoringSSL uses its default for zero.
     Ok(wanted.filter(|seconds| *seconds > 0).map_or(most, |seconds| most.min(Duration::from_secs(seconds))))
 }
 
-/// A context for making connections.
+/// Translates an upstream TLS context.
 pub(super) fn client(
     translator: Translator<'_>,
     proto: &UpstreamTlsContext,
@@ -87,7 +88,7 @@ pub(super) fn client(
     let common = proto.common_tls_context.as_ref();
     let alpn = common.map(|common| common.alpn_protocols.as_slice()).unwrap_or_default();
     let alpn = alpn.iter().map(|protocol| protocol.as_bytes().into()).collect();
-    // The server name is no part of the configuration, so clusters that differ in it alone share one.
+    // The key excludes the server name, so clusters that differ only in it share a context.
     let mut key = common.map(prost::Message::encode_to_vec).unwrap_or_default();
     key.push(host_name.into());
     let kept = number(proto.max_session_keys);
@@ -140,7 +141,7 @@ fn spec(translator: Translator<'_>, common: Option<&CommonTlsContext>) -> Result
     Ok(spec)
 }
 
-/// A secret's name and source.
+/// Returns a secret's name and source.
 pub(super) fn secret(config: &SdsSecretConfig) -> Result<SecretName> {
     let source = match &config.sds_config {
         None => SecretSource::Static,
@@ -181,7 +182,7 @@ pub(super) fn secret(config: &SdsSecretConfig) -> Result<SecretName> {
     Ok(SecretName { source, name: config.name.as_str().into() })
 }
 
-/// Certificate and key of a secret or of a context.
+/// Returns certificate and key of a secret or of a context.
 pub(super) fn identity(proto: &TlsCertificate) -> Result<Identity> {
     let missing = |what: &str| Reject::new("must be given").at_field(what);
     let chain = proto.certificate_chain.as_ref().ok_or_else(|| missing("certificate_chain"))?;
@@ -190,7 +191,7 @@ pub(super) fn identity(proto: &TlsCertificate) -> Result<Identity> {
     Identity::from_pem(&chain, &key).map_err(|error| Reject::new(error.to_string()))
 }
 
-/// The content of a data source.
+/// Returns the content of a data source.
 pub(super) fn read(source: &DataSource) -> Result<Vec<u8>> {
     match &source.specifier {
         Some(Specifier::Filename(path)) => {
@@ -202,6 +203,6 @@ pub(super) fn read(source: &DataSource) -> Result<Vec<u8>> {
             Ok(value) => Ok(value.into_bytes()),
             Err(error) => Err(Reject::new(format!("{name}: {error}")).at_field("environment_variable")),
         },
-        None => Err(Reject::new("must say where the content is")),
+        None => Err(Reject::new("must contain a filename or inline content")),
     }
 }

@@ -1,7 +1,8 @@
-//! Versions, cipher suites and groups of TLS, by the names that BoringSSL has for them.
+//! Translates TLS versions, cipher suites and groups from BoringSSL's names.
 //!
-//! What is spoken is never weaker than what is configured. A name that BoringSSL knows and rustls does not speak (CBC, RSA key
-//! exchange, P-521) is left out while others of its list remain, as Istio always sends two such cipher suites.
+//! The result is never weaker than the configuration. Names that rustls does not support (CBC, RSA key
+//! exchange, P-521) are skipped as long as others of the list remain, because Istio always sends two such
+//! cipher suites.
 
 use rustls::{CipherSuite, NamedGroup};
 use skysail_identity::{TlsSpec, tls::Version};
@@ -11,7 +12,7 @@ use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::tls::v3::{
 
 use super::{At as _, Reject, Result, Translator, warn_once};
 
-/// Cipher suites of TLS 1.2: both names, and the suite if it is spoken.
+/// TLS 1.2 cipher suites: both names, and the suite if rustls supports it.
 const SUITES: &[(&str, &str, Option<CipherSuite>)] = {
     use CipherSuite as S;
     &[
@@ -58,7 +59,7 @@ const SUITES: &[(&str, &str, Option<CipherSuite>)] = {
     ]
 };
 
-/// Groups, the same way.
+/// Groups, in the same form.
 const GROUPS: &[(&str, &str, Option<NamedGroup>)] = &[
     ("X25519", "x25519", Some(NamedGroup::X25519)),
     ("P-256", "prime256v1", Some(NamedGroup::secp256r1)),
@@ -69,13 +70,13 @@ const GROUPS: &[(&str, &str, Option<NamedGroup>)] = &[
     ("P-224", "secp224r1", None),
 ];
 
-/// Takes the parameters of a context into its description.
+/// Applies the TLS parameters of a context.
 pub(super) fn apply(translator: Translator<'_>, proto: &TlsParameters, spec: &mut TlsSpec) -> Result<()> {
     spec.min_version = match proto.tls_minimum_protocol_version() {
         TlsProtocol::TlsAuto | TlsProtocol::TlSv12 => Version::Tls12,
         TlsProtocol::TlSv13 => Version::Tls13,
         old @ (TlsProtocol::TlSv10 | TlsProtocol::TlSv11) => {
-            let reason = format!("{} is not spoken: peers need TLS 1.2", old.as_str_name());
+            let reason = format!("{} is not supported: peers need TLS 1.2", old.as_str_name());
             if translator.strict {
                 return Err(Reject::new(reason).at_field("tls_minimum_protocol_version"));
             }
@@ -88,7 +89,7 @@ pub(super) fn apply(translator: Translator<'_>, proto: &TlsParameters, spec: &mu
         TlsProtocol::TlSv12 => Some(Version::Tls12),
         TlsProtocol::TlSv13 => Some(Version::Tls13),
         old @ (TlsProtocol::TlSv10 | TlsProtocol::TlSv11) => {
-            let reason = format!("{} is not spoken: must be TLSv1_2 or TLSv1_3", old.as_str_name());
+            let reason = format!("{} is not supported: must be TLSv1_2 or TLSv1_3", old.as_str_name());
             return Err(Reject::new(reason).at_field("tls_maximum_protocol_version"));
         }
     };
@@ -97,8 +98,8 @@ pub(super) fn apply(translator: Translator<'_>, proto: &TlsParameters, spec: &mu
     Ok(())
 }
 
-/// What is spoken of a list. Its items may be lists themselves, `A:B`, and groups of equal rank, `[A|B]`, in which the
-/// first counts first here.
+/// Returns the supported items of a list. An item may be a list itself, `A:B`, or groups of equal preference,
+/// `[A|B]`, which keep their order here.
 fn spoken<T: Copy + PartialEq>(
     list: &[String],
     known: &[(&str, &str, Option<T>)],
@@ -127,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_boringssls() {
+    fn names_are_those_of_boringssl() {
         let spoken = |list: &[&str]| {
             let list: Vec<_> = list.iter().map(ToString::to_string).collect();
             spoken(&list, SUITES, "cipher suite").map_err(|reject| reject.to_string())

@@ -1,4 +1,4 @@
-//! Tracing: sampling, tags, and who is told of spans.
+//! Translates tracing: sampling, tags and the collector of spans.
 
 use std::{sync::Arc, time::Duration};
 
@@ -33,7 +33,7 @@ use skysail_xds::{
 
 use super::{
     At as _, Reject, Result,
-    authorization::{self, Callee},
+    authorization::{self, GrpcTarget},
     collector, flag, jwt, number, text, type_name, unknown_type, unpack, warn_once,
 };
 use skysail_policy::config::{
@@ -48,11 +48,11 @@ use skysail_policy::config::{
 const MAX_PATH: u32 = 256;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Spans wait for others so long, until there are so many bytes of them.
+/// Flush interval and maximum size of span batches.
 const INTERVAL: Duration = Duration::from_secs(1);
 const SIZE: usize = 16 * 1024;
 
-/// A manager's; `None` where nobody is told.
+/// Translates a connection manager's tracing; `None` without a collector.
 pub(super) fn translate(proto: &Proto, strict: bool) -> Result<Option<Tracing>> {
     let Some(provider) = &proto.provider else { return Ok(None) };
     let Some(provider) = self::provider(provider, strict).at("provider")? else { return Ok(None) };
@@ -70,7 +70,7 @@ pub(super) fn translate(proto: &Proto, strict: bool) -> Result<Option<Tracing>> 
     }))
 }
 
-/// A route's.
+/// Translates a route's tracing.
 pub(super) fn route(proto: &RouteProto) -> Result<RouteTracing> {
     let share = |proto: Option<&FractionalPercent>| {
         proto.map_or(Share::ALL, |share| Share {
@@ -90,13 +90,13 @@ pub(super) fn route(proto: &RouteProto) -> Result<RouteTracing> {
     Ok(RouteTracing { sampling, tags: tags(&proto.custom_tags)? })
 }
 
-/// What a route calls its spans.
+/// Returns the span name that a route sets.
 pub(super) fn decorator(proto: &DecoratorProto) -> Option<Decorator> {
     let propagate = flag(proto.propagate).unwrap_or(true);
     (!proto.operation.is_empty()).then(|| Decorator { operation: proto.operation.as_str().into(), propagate })
 }
 
-/// How `x-request-id` takes part.
+/// Translates the use of `x-request-id` for sampling.
 pub(super) fn request_id(any: &Any) -> Result<RequestIdUse> {
     if type_name(any) != "envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig" {
         return Err(unknown_type("request id extension", "", any));
@@ -108,7 +108,7 @@ pub(super) fn request_id(any: &Any) -> Result<RequestIdUse> {
     })
 }
 
-/// In hundredths of a percent, as Envoy has it.
+/// Returns a percentage in hundredths of a percent, as Envoy does.
 fn percent(proto: Option<&Percent>) -> Share {
     proto.map_or(Share::ALL, |percent| Share {
         part: (percent.value.clamp(0.0, 100.0) * 100.0) as u32,
@@ -120,7 +120,7 @@ fn tags(protos: &[TagProto]) -> Result<Vec<CustomTag>> {
     let mut tags = Vec::with_capacity(protos.len());
     for (index, proto) in protos.iter().enumerate() {
         let value = tag(proto).at(format_args!("custom_tags[{index}]"))?;
-        // What has no value is not told.
+        // Tags with empty values are omitted.
         if !matches!(&value, TagValue::Literal(text) if text.is_empty()) {
             tags.push(CustomTag { name: proto.tag.as_str().into(), value });
         }
@@ -171,7 +171,7 @@ fn provider(proto: &Http, strict: bool) -> Result<Option<TraceProvider>> {
         _ => Err(unknown_type("tracer", &proto.name, any)),
     };
     match provider.at("typed_config") {
-        // Traffic must not fail for it.
+        // An unusable tracer must not stop traffic.
         Err(reject) if !strict => {
             warn_once(format!("requests are not traced: {reject}"));
             Ok(None)
@@ -204,13 +204,13 @@ fn open_telemetry(proto: &OpenTelemetryConfig) -> Result<TraceProvider> {
     let scope = ScopeSpans { scope: Some(scope), ..ScopeSpans::default() };
     let envelope = Envelope::Message {
         before: scope.to_vec(),
-        // `ResourceSpans.scope_spans`, `ExportTraceServiceRequest.resource_spans`.
+        // Field numbers of `ResourceSpans.scope_spans` and `ExportTraceServiceRequest.resource_spans`.
         around: vec![(resource.to_vec(), 2), (Vec::new(), 1)],
         first: Vec::new(),
     };
     let collector = match (&proto.grpc_service, &proto.http_service) {
         (Some(service), None) => {
-            let Callee { cluster, authority, metadata, timeout } =
+            let GrpcTarget { cluster, authority, metadata, timeout } =
                 authorization::grpc(service).at("grpc_service")?;
             let call = Call::Unary(otlp::EXPORT_SPANS);
             collector(cluster, authority, call, metadata, timeout.unwrap_or(TIMEOUT), envelope)
@@ -221,7 +221,7 @@ fn open_telemetry(proto: &OpenTelemetryConfig) -> Result<TraceProvider> {
     Ok(TraceProvider { tracer: Tracer::OpenTelemetry, collector: Arc::new(collector) })
 }
 
-/// What is told by requests of HTTP.
+/// Returns a collector that receives spans by HTTP POST.
 fn post(service: &HttpService, content_type: &'static str, envelope: Envelope) -> Result<Collector> {
     let uri = service.http_uri.as_ref().ok_or_else(|| Reject::new("must be given"));
     let uri = uri.and_then(jwt::http_uri).at("http_uri")?;
@@ -242,7 +242,7 @@ fn collector(
     Collector { what, cluster, authority, call, headers, timeout, interval, size, envelope }
 }
 
-/// What is known of this program from elsewhere; it counts more than what is configured, as in Envoy.
+/// Adds the resource attributes of a detector. As in Envoy, they override configured ones.
 fn detect(proto: &TypedExtensionConfig, attributes: &mut Vec<KeyValue>) -> Result<()> {
     let any =
         proto.typed_config.as_ref().ok_or_else(|| Reject::new("must be given").at_field("typed_config"))?;

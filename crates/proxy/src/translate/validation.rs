@@ -1,7 +1,9 @@
-//! Which peers a TLS context accepts: `CertificateValidationContext`, from a context, a secret, or both.
+//! Translates `CertificateValidationContext`, which defines the accepted peers, from a context, a secret, or
+//! both.
 //!
-//! Envoy merges a secret's context into the default one. Here whom to trust (`trusted_ca`, `custom_validator_config` and the
-//! `crl` beside them) may come from the secret, and all other rules from the TLS context.
+//! Envoy merges a secret's context into the default one. Here the trust anchors (`trusted_ca`,
+//! `custom_validator_config` and the `crl` beside them) may come from the secret; all other rules come from the
+//! TLS context.
 
 use std::sync::Arc;
 
@@ -21,7 +23,7 @@ use super::{
     unpack,
 };
 
-/// The check of a context's peers; `None`: there is none.
+/// Returns the peer check of a context; `None` if peers are not verified.
 pub(super) fn peer_check(translator: Translator<'_>, common: &CommonTlsContext) -> Result<Option<PeerCheck>> {
     let check = match &common.validation_context_type {
         None => return Ok(None),
@@ -30,7 +32,9 @@ pub(super) fn peer_check(translator: Translator<'_>, common: &CommonTlsContext) 
             if context.trusted_ca.is_none() && context.custom_validator_config.is_none() {
                 return match has_rules(context) {
                     false => Ok(None),
-                    true => Err(in_context(Reject::new("nothing can be checked without trusted_ca"))),
+                    true => Err(in_context(Reject::new(
+                        "rules need trusted_ca: without it nothing can be verified",
+                    ))),
                 };
             }
             // Its revocation list, which may be a file, is one of the rules.
@@ -63,7 +67,7 @@ pub(super) fn peer_check(translator: Translator<'_>, common: &CommonTlsContext) 
     Ok(Some(check))
 }
 
-/// True if anything is to be checked apart from whom to trust.
+/// Returns whether the context has rules other than trust anchors.
 fn has_rules(context: &CertificateValidationContext) -> bool {
     let rest = CertificateValidationContext {
         trusted_ca: None,
@@ -75,7 +79,7 @@ fn has_rules(context: &CertificateValidationContext) -> bool {
     rest != CertificateValidationContext::default()
 }
 
-/// The rules of a TLS context.
+/// Translates the rules of a TLS context.
 fn rules(
     translator: Translator<'_>,
     roots: Arc<Live<Roots>>,
@@ -101,7 +105,7 @@ fn rules(
     })
 }
 
-/// The revocation lists of a TLS context; those in a file are followed.
+/// Translates the revocation lists of a TLS context; a list in a file is watched.
 fn crls(
     translator: Translator<'_>,
     context: &CertificateValidationContext,
@@ -116,7 +120,7 @@ fn crls(
     Ok(Some(live))
 }
 
-/// The content of a list or several.
+/// Reads one or more revocation lists.
 pub(super) fn read_crls(source: &DataSource) -> Result<Crls> {
     Crls::from_pem(&read(source)?).map_err(|error| Reject::new(error.to_string()))
 }
@@ -126,7 +130,7 @@ pub(super) fn secret_roots(context: &CertificateValidationContext) -> Result<Roo
     let rest = CertificateValidationContext { crl: None, ..context.clone() };
     if has_rules(&rest) {
         return Err(Reject::new(
-            "of a secret only trusted_ca, custom_validator_config and crl are taken: move all else to the TLS context",
+            "a secret supports only trusted_ca, custom_validator_config and crl: move all else to the TLS context",
         ));
     }
     let roots = roots(context)?;
@@ -136,7 +140,7 @@ pub(super) fn secret_roots(context: &CertificateValidationContext) -> Result<Roo
     }
 }
 
-/// Translates the roots of a validation context.
+/// Translates the trust anchors of a validation context.
 fn roots(context: &CertificateValidationContext) -> Result<Roots> {
     let refused = |error: skysail_identity::Error| Reject::new(error.to_string());
     let Some(custom) = &context.custom_validator_config else {
@@ -170,14 +174,14 @@ fn roots(context: &CertificateValidationContext) -> Result<Roots> {
     Roots::of_domains(bundles).map_err(refused).at(path)
 }
 
-/// The names that a peer's certificate may have.
+/// Translates the accepted names of peer certificates.
 #[expect(deprecated, reason = "Istio sends the older form")]
 fn names(context: &CertificateValidationContext) -> Result<Vec<NameMatch>> {
     let mut names = Vec::new();
     for (index, matcher) in context.match_typed_subject_alt_names.iter().enumerate() {
         names.push(typed_name(matcher).at(format_args!("match_typed_subject_alt_names[{index}]"))?);
     }
-    // With the newer form Envoy ignores the older one.
+    // As in Envoy, the newer field overrides the older one.
     if names.is_empty() {
         for (index, matcher) in context.match_subject_alt_names.iter().enumerate() {
             names.push(name(SanKind::Any, matcher).at(format_args!("match_subject_alt_names[{index}]"))?);
@@ -204,7 +208,7 @@ fn typed_name(proto: &SubjectAltNameMatcher) -> Result<NameMatch> {
 
 fn name(kind: SanKind, matcher: &StringMatcher) -> Result<NameMatch> {
     let some = |text: &String| match text.as_str() {
-        "" => Err(Reject::new("an empty text would match every name")),
+        "" => Err(Reject::new("an empty string would match every name")),
         text => Ok(text.to_owned()),
     };
     let pattern = match &matcher.match_pattern {

@@ -1,7 +1,7 @@
-//! Envoy's files as protos, and protos as JSON, in a child process.
+//! Converts Envoy's files to protos, and protos to JSON, in a child process.
 //!
-//! That takes Envoy's descriptors, which cost tens of megabytes once they are loaded. A sidecar therefore starts
-//! itself again for a moment with `--convert`, gives the child one form and takes the other.
+//! The conversion needs Envoy's descriptors, which take tens of megabytes of memory. The sidecar therefore runs
+//! itself with `--convert` for a moment, and passes input and output through pipes.
 
 use std::{
     ffi::OsString,
@@ -24,23 +24,23 @@ use skysail_xds::{
 
 static DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// Largest configuration dumped or read.
+/// Maximum size of a configuration file or dump, in bytes.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// What the child does, as it stands behind `--convert`.
+/// Conversions of the child, as values of `--convert`.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum Conversion {
     /// An Envoy bootstrap, YAML or JSON, to its encoded form.
     Bootstrap,
     /// A node, JSON, to its encoded form.
     Node,
-    /// A file of discovery, YAML or JSON, to its encoded form.
+    /// A discovery file, YAML or JSON, to its encoded form.
     Discovery,
     /// An encoded `envoy.admin.v3.ConfigDump` to JSON without private keys.
     ConfigDump,
 }
 
-/// The child's work: standard input to standard output.
+/// Runs the conversion in the child: standard input to standard output.
 pub(crate) fn child(conversion: Conversion) -> anyhow::Result<()> {
     let mut input = Vec::new();
     std::io::stdin().take(MAX_BYTES).read_to_end(&mut input)?;
@@ -49,14 +49,15 @@ pub(crate) fn child(conversion: Conversion) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Converts by way of a child process.
+/// Converts in a child process.
 pub(crate) fn convert_in_child(conversion: Conversion, input: Vec<u8>) -> anyhow::Result<Vec<u8>> {
-    // The file may have been replaced since; a program that only simulates this one does not know the other name.
+    // The executable may have been replaced since. An emulator that runs this program does not provide
+    // `/proc/self/exe`.
     let own = std::env::current_exe().ok().filter(|file| file.exists());
     let mut command = Command::new(own.unwrap_or_else(|| "/proc/self/exe".into()));
     let mut own = std::env::args_os();
     command.arg0(own.next().unwrap_or_else(|| "skysail-proxy".into()));
-    // Inside the binary that is all programs the words before the first option say that it is to be the proxy.
+    // In the combined binary, the words before the first option select the proxy.
     command.args(own.take_while(|word| !is_option(word)));
     let word = match conversion {
         Conversion::Bootstrap => "bootstrap",
@@ -72,7 +73,7 @@ pub(crate) fn convert_in_child(conversion: Conversion, input: Vec<u8>) -> anyhow
         .spawn()
         .context("cannot start the process that converts configuration")?;
     let mut stdin = child.stdin.take().context("the converting process has no standard input")?;
-    // A thread, since the child may answer before it has read everything.
+    // A separate thread, because the child may write before it has read everything.
     let writer = std::thread::spawn(move || stdin.write_all(&input));
     let output = child.wait_with_output().context("the converting process failed")?;
     let _ = writer.join();
@@ -98,13 +99,13 @@ pub(crate) fn convert(conversion: Conversion, input: &[u8]) -> anyhow::Result<Ve
     }
 }
 
-/// The only document of a YAML text.
+/// Returns the only document of a YAML text.
 fn yaml(text: &str) -> anyhow::Result<Value> {
     let mut documents = skysail_yaml::documents(text);
     let document = documents.next().context("the file is empty")?;
     let root = document.root.context("the file is not valid YAML")?;
     if let Some((path, line, first)) = document.duplicates.first() {
-        bail!("line {line}: {path} stands here a second time; the first is on line {first}");
+        bail!("line {line}: duplicate key {path}; the first is on line {first}");
     }
     ensure!(documents.next().is_none(), "the file has more than one YAML document");
     Ok(root.to_json())
@@ -130,7 +131,7 @@ fn to_proto(pool: &DescriptorPool, message: &str, input: &[u8]) -> anyhow::Resul
     }
 }
 
-/// The name of a type that the descriptors lack, from the words prost-reflect has for it.
+/// Returns the type name in prost-reflect's error for a type without a descriptor.
 fn unknown_type(error: &str) -> Option<&str> {
     error.strip_prefix("message '")?.split_once("' not found").map(|(name, _)| name)
 }
@@ -139,15 +140,15 @@ fn to_json(pool: &DescriptorPool, message: &str, input: &[u8]) -> anyhow::Result
     let descriptor = pool.get_message_by_name(message).context("the built-in descriptors lack a message")?;
     let mut message = DynamicMessage::decode(descriptor, input)?;
     name_unknown(pool, &mut message)?;
-    // Field names as in the protos, as Envoy's admin page has them.
+    // Field names are those of the protos, as on Envoy's admin page.
     let options = SerializeOptions::new().use_proto_field_name(true).stringify_64_bit_integers(true);
     let mut value = message.serialize_with_options(serde_json::value::Serializer, &options)?;
     redact(&mut value);
     Ok(serde_json::to_vec(&value)?)
 }
 
-/// What is packed in a type that the descriptors lack is told by its name and its bytes, as one such part must not
-/// keep the whole from being seen.
+/// Replaces an `Any` of a type without a descriptor by its type name and bytes, so that it does not prevent the
+/// dump of everything else.
 fn name_unknown(pool: &DescriptorPool, message: &mut DynamicMessage) -> anyhow::Result<()> {
     if message.descriptor().full_name() != "google.protobuf.Any" {
         return message.fields_mut().try_for_each(|(_, value)| match value {
@@ -186,7 +187,7 @@ fn name_unknown(pool: &DescriptorPool, message: &mut DynamicMessage) -> anyhow::
     Ok(message.transcode_from(&packed)?)
 }
 
-/// Takes the content of every private key and password out.
+/// Redacts every private key and password.
 fn redact(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -233,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn yaml_and_json_give_the_same() {
+    fn yaml_and_json_have_the_same_result() {
         let yaml = b"node: {id: a, cluster: b}\nadmin:\n  address:\n    socket_address: {address: 127.0.0.1, port_value: 15000}\n";
         let json = br#"{"node":{"id":"a","cluster":"b"},"admin":{"address":{"socketAddress":{"address":"127.0.0.1","portValue":15000}}}}"#;
         let (yaml, json) = (convert(Conversion::Bootstrap, yaml), convert(Conversion::Bootstrap, json));
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_unknown_type_hides_nothing_else() {
+    fn an_unknown_type_does_not_prevent_the_dump() {
         let any = |name: &str, value| Any { type_url: format!("type.googleapis.com/{name}"), value };
         let unknown = any("some.Type", b"abc".to_vec());
         let cluster = Cluster {
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_taken_out() {
+    fn private_keys_are_redacted() {
         let mut value = serde_json::json!({"a": [{"private_key": {"inline_string": "secret"}}], "password": {"inline_bytes": "c2VjcmV0"}});
         redact(&mut value);
         let text = value.to_string();

@@ -1,4 +1,4 @@
-//! An Envoy bootstrap file: what is in it for us, and what we refuse.
+//! Envoy bootstrap files: the supported settings; unsupported ones are refused.
 
 pub(crate) mod convert;
 mod overload;
@@ -33,59 +33,59 @@ use crate::{
     translate::{self, TlsContexts, Translator},
 };
 
-/// What a bootstrap file says.
+/// Contents of a bootstrap file.
 pub(crate) struct Bootstrap {
     /// Encoded, for the config dump.
     pub(crate) body: Bytes,
-    /// Who we are.
+    /// The sidecar's node.
     pub(crate) node: Node,
-    /// Listeners, encoded.
+    /// Static listeners: name and encoded resource.
     pub(crate) listeners: Vec<(String, Bytes)>,
-    /// Clusters, encoded.
+    /// Static clusters: name and encoded resource.
     pub(crate) clusters: Vec<(String, Bytes)>,
-    /// Secrets that contexts name without a source.
+    /// Static secrets, which contexts name without a source.
     pub(crate) secrets: Vec<Secret>,
-    /// Where discovery is.
+    /// Discovery settings.
     pub(crate) ads: Option<Ads>,
-    /// Where the admin page listens.
+    /// Address of the admin page.
     pub(crate) admin: Option<SocketAddr>,
-    /// What a worker takes.
+    /// Limits of each worker.
     pub(crate) limits: Limits,
-    /// What the process takes.
+    /// Overload settings of the process.
     pub(crate) pressure: pressure::Settings,
 }
 
-/// Where discovery is.
+/// Discovery settings.
 pub(crate) struct Ads {
-    /// The static cluster it is behind.
+    /// Static cluster of the server.
     pub(crate) cluster: String,
     pub(crate) form: Form,
-    /// Whether clusters and listeners come by it.
+    /// Whether clusters and listeners are received by discovery.
     pub(crate) clusters: bool,
     pub(crate) listeners: bool,
-    /// Sent with the stream's headers.
+    /// Initial metadata of the stream.
     pub(crate) metadata: Vec<(String, String)>,
 }
 
-/// Which bootstrap to read, and how.
+/// Bootstrap file to read, with options.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Source {
-    /// The file.
+    /// Path of the file.
     pub(crate) path: PathBuf,
-    /// A bootstrap in YAML or JSON that is merged into that of the file.
+    /// Bootstrap in YAML or JSON that is merged into the file's.
     pub(crate) merged: Option<String>,
-    /// Fields that are known but not supported are warned about, not refused.
+    /// Warn about fields that are known but not supported, instead of refusing them.
     pub(crate) lenient: bool,
 }
 
-/// Reads a bootstrap file; the conversion runs in a child process.
+/// Reads a bootstrap file; a child process converts it.
 pub(crate) fn load(source: &Source) -> anyhow::Result<Bootstrap> {
     let path = source.path.display();
     let text = std::fs::read(&source.path).with_context(|| format!("cannot read {path}"))?;
     let mut body = convert::convert_in_child(Conversion::Bootstrap, text)
         .with_context(|| format!("{path} cannot be used"))?;
     if let Some(merged) = &source.merged {
-        // Messages one behind the other are a merged message, as the encoding has it.
+        // Concatenating encoded messages merges them (protobuf encoding).
         body.extend(
             convert::convert_in_child(Conversion::Bootstrap, merged.as_bytes().to_vec())
                 .context("--config-yaml cannot be used")?,
@@ -101,8 +101,7 @@ pub(crate) fn load_node(path: &Path) -> anyhow::Result<Node> {
     read().with_context(|| format!("{} is not a node", path.display()))
 }
 
-/// Takes an encoded bootstrap apart; anything in it that we do not support is an error, or with `lenient` a warning where it
-/// is known what is missed.
+/// Parses an encoded bootstrap. An unsupported field is an error; with `lenient`, a known one is a warning.
 pub(crate) fn parse(body: Bytes, lenient: bool) -> anyhow::Result<Bootstrap> {
     let tls = TlsContexts::default();
     let proto: Proto = Translator { tls: &tls, node: &Node::default(), strict: !lenient }.decode(&body)?;
@@ -170,7 +169,8 @@ fn ads(source: &ApiConfigSource, clusters: bool, listeners: bool) -> anyhow::Res
     Ok(Ads { cluster: target.cluster_name.clone(), form, clusters, listeners, metadata })
 }
 
-/// Whether a static cluster is only good for discovery and secrets: one that is reached by a Unix socket.
+/// Returns whether a static cluster is usable only for discovery and secrets, because its endpoint is a Unix
+/// socket.
 pub(crate) fn is_pipe(body: &[u8]) -> bool {
     use skysail_xds::envoy::pb::envoy::config::{
         core::v3::address, endpoint::v3::lb_endpoint::HostIdentifier,

@@ -1,4 +1,4 @@
-//! `overload_manager`: which resources are watched, and what is done when they run short.
+//! Translates `overload_manager`: resource monitors and overload actions.
 //!
 //! Source: `envoy.config.overload.v3`.
 
@@ -21,10 +21,10 @@ use skysail_xds::envoy::pb::{
 
 use crate::overload::pressure::{Action, Does, LimitedResource, Monitor, Settings, Trigger};
 
-/// Takes the overload manager of a bootstrap file.
+/// Translates the overload manager of a bootstrap file.
 ///
 /// # Errors
-/// Monitors and actions that we do not have, by name; numbers out of range.
+/// An unsupported monitor or action, by name; a number out of range.
 pub(super) fn settings(proto: &OverloadManager) -> anyhow::Result<Settings> {
     let mut settings = Settings::default();
     if let Some(interval) = &proto.refresh_interval {

@@ -1,4 +1,4 @@
-//! `layered_runtime`: numbers that are for the whole process.
+//! Translates `layered_runtime`: numeric settings of the process.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use skysail_xds::envoy::pb::{
 
 use crate::overload::Limits;
 
-/// The limits that the layers set, the last of them first. Keys that mean something to Envoy alone are passed over, as
-/// Istio sends many with every sidecar.
+/// Returns the limits that the layers set; the last layer wins. Keys that only Envoy supports are ignored,
+/// because Istio sends many of them to every sidecar.
 pub(super) fn limits(runtime: &LayeredRuntime) -> anyhow::Result<Limits> {
     let mut limits = Limits::default();
     for layer in &runtime.layers {
@@ -29,13 +29,13 @@ pub(super) fn limits(runtime: &LayeredRuntime) -> anyhow::Result<Limits> {
     Ok(limits)
 }
 
-/// Envoy's own name.
+/// Envoy's key.
 const RESETS: &str = "overload.premature_reset_total_stream_count";
 
 /// Sets one limit.
 ///
 /// # Errors
-/// There is no such key, or the value is no number.
+/// The key does not exist, or the value is not a number.
 pub(crate) fn set(limits: &mut Limits, key: &str, value: &str) -> anyhow::Result<()> {
     let number = || {
         let range = format!("{key}: {value:?} is not a whole number from 0 to {}", u32::MAX);
@@ -57,7 +57,7 @@ pub(crate) fn set(limits: &mut Limits, key: &str, value: &str) -> anyhow::Result
     Ok(())
 }
 
-/// All values with their keys; those of an object within another are under both keys with a dot between them.
+/// Collects all values with their keys; the keys of nested objects are joined with dots.
 fn flatten<'a>(prefix: &str, values: &'a Struct, all: &mut Vec<(String, &'a Value)>) {
     for (key, value) in &values.fields {
         let key = format!("{prefix}{key}");
@@ -68,7 +68,7 @@ fn flatten<'a>(prefix: &str, values: &'a Struct, all: &mut Vec<(String, &'a Valu
     }
 }
 
-/// Keys and values of a layer, as texts.
+/// Returns keys and values of a layer as strings.
 pub(crate) fn entries(values: &Struct) -> impl Iterator<Item = (String, String)> {
     let mut all = Vec::new();
     flatten("", values, &mut all);
@@ -83,7 +83,7 @@ pub(crate) fn entries(values: &Struct) -> impl Iterator<Item = (String, String)>
     })
 }
 
-/// A number, which may be written as a text.
+/// Returns a number, which may be written as a string.
 fn text(value: &Value) -> anyhow::Result<String> {
     match &value.kind {
         Some(Kind::NumberValue(number)) => Ok(number.to_string()),

@@ -1,4 +1,4 @@
-//! What a bootstrap file may hold, and what is refused by name.
+//! Supported contents of a bootstrap file; unsupported ones are refused by name.
 
 use skysail_xds::Kind;
 
@@ -9,7 +9,8 @@ use skysail_policy::config::{
     listener::Terminal,
 };
 
-/// A server's sidecar as in a comparison with Envoy: everything a sidecar of Istio has, in one file.
+/// Bootstrap of a server's sidecar as in comparisons with Envoy: the whole configuration of an Istio sidecar in
+/// one file.
 const SIDECAR: &str = include_str!("../../../testdata/sidecar.yaml");
 
 fn read(text: &str) -> anyhow::Result<Bootstrap> {
@@ -22,7 +23,7 @@ fn refused(text: &str) -> String {
 }
 
 #[test]
-fn a_sidecar_from_a_file_comes_into_force_at_once() {
+fn a_static_sidecar_configuration_comes_into_force_at_once() {
     let file = read(SIDECAR).unwrap();
     assert_eq!(file.admin, Some("127.0.0.1:15000".parse().unwrap()));
     assert_eq!(file.node.cluster, "a.default");
@@ -46,7 +47,7 @@ fn a_sidecar_from_a_file_comes_into_force_at_once() {
 }
 
 #[test]
-fn limits_of_the_process_are_in_the_runtime() {
+fn process_limits_are_runtime_keys() {
     let layers = |second: &str| {
         let first = "envoy.reloadable_features.a: false, overload.premature_reset_total_stream_count: 7";
         format!(
@@ -69,7 +70,7 @@ fn limits_of_the_process_are_in_the_runtime() {
 }
 
 #[test]
-fn misspelt_and_unsupported_fields_are_named_with_their_place() {
+fn misspelt_and_unsupported_fields_are_named_with_their_path() {
     let reason = refused("static_resources:\n  clustres: []\n");
     assert!(reason.starts_with("static_resources") && reason.contains("clustres"), "{reason}");
     let reason = refused("tracing: {http: {name: zipkin}}\n");
@@ -85,7 +86,7 @@ fn misspelt_and_unsupported_fields_are_named_with_their_place() {
 }
 
 #[test]
-fn discovery_says_its_form_and_where_it_is() {
+fn ads_config_is_parsed() {
     let text = |form: &str| {
         format!(
             "dynamic_resources:\n  cds_config: {{ads: {{}}}}\n  ads_config:\n    api_type: {form}\n    grpc_services: [{{envoy_grpc: {{cluster_name: xds}}}}]\n"
@@ -98,7 +99,7 @@ fn discovery_says_its_form_and_where_it_is() {
 }
 
 #[test]
-fn clusters_behind_a_unix_socket_are_only_for_discovery() {
+fn clusters_with_a_unix_socket_are_only_for_discovery() {
     let address = |address: &str| {
         let text = format!(
             "static_resources: {{clusters: [{{name: c, load_assignment: {{cluster_name: c, endpoints: [{{lb_endpoints: [{{endpoint: {{address: {address}}}}}]}}]}}}}]}}"
@@ -113,7 +114,7 @@ fn clusters_behind_a_unix_socket_are_only_for_discovery() {
 const AGENT: &str = include_str!("../../../testdata/agent.json");
 
 #[test]
-fn what_istios_agent_writes_is_taken_as_it_is() {
+fn the_bootstrap_of_istios_agent_is_accepted() {
     let file = read(AGENT).unwrap();
     assert_eq!(file.pressure.max_connections, Some(2_147_483_647));
     let mut inventory = Inventory::new(Secrets::new(Default::default()), Default::default());
@@ -136,7 +137,7 @@ fn what_istios_agent_writes_is_taken_as_it_is() {
 }
 
 #[test]
-fn an_overload_manager_is_taken_or_refused_by_name() {
+fn overload_manager_settings_are_accepted_or_refused_by_name() {
     let manager = |monitor: &str, action: &str| {
         format!("overload_manager: {{resource_monitors: [{monitor}], actions: [{action}]}}")
     };

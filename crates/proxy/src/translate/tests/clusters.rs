@@ -1,11 +1,11 @@
-//! What is taken of clusters and their endpoints.
+//! Translation of clusters and their endpoints.
 
 use skysail_xds::istio::PeakEwma;
 
 use super::*;
 
 #[test]
-fn original_destinations_go_with_nothing_else() {
+fn original_destination_clusters_exclude_other_settings() {
     let outcome = |proto: &ClusterProto| {
         let body = proto.encode_to_vec();
         with(false, |translator| translator.cluster(&body)).map_err(|reject| reject.to_string())
@@ -14,7 +14,7 @@ fn original_destinations_go_with_nothing_else() {
     for policy in [LbPolicy::RoundRobin, LbPolicy::LeastRequest, LbPolicy::Random, LbPolicy::Maglev] {
         original.set_lb_policy(policy);
         let reason = outcome(&original).unwrap_err();
-        let expected = format!("lb_policy {} does not go with type ORIGINAL_DST", policy.as_str_name());
+        let expected = format!("lb_policy {} is not allowed with type ORIGINAL_DST", policy.as_str_name());
         assert!(reason.starts_with(&expected), "{reason}");
     }
     original.set_lb_policy(LbPolicy::ClusterProvided);
@@ -46,7 +46,7 @@ fn locality(share: u32, hosts: &[&str]) -> LocalityLbEndpoints {
 }
 
 #[test]
-fn outliers_and_slow_starts_are_taken_with_envoys_defaults() {
+fn outlier_detection_and_slow_start_have_envoys_defaults() {
     let sent = recorded(&recordings().join("n-destinationrule-policies/xds/productpage-v1"), "cds");
     let named = |name: &str| {
         let name = format!("outbound|9080||{name}.default.svc.cluster.local");
@@ -84,7 +84,7 @@ fn outliers_and_slow_starts_are_taken_with_envoys_defaults() {
 }
 
 #[test]
-fn balancers_may_be_extensions() {
+fn load_balancing_policies_may_be_extensions() {
     use skysail_xds::envoy::pb::envoy::{
         config::{
             cluster::v3::{LoadBalancingPolicy, load_balancing_policy::Policy},
@@ -127,7 +127,7 @@ fn balancers_may_be_extensions() {
 }
 
 #[test]
-fn pools_are_taken_with_envoys_defaults() {
+fn connection_pools_have_envoys_defaults() {
     use skysail_xds::envoy::pb::{
         envoy::config::{
             cluster::v3::{
@@ -165,7 +165,7 @@ fn pools_are_taken_with_envoys_defaults() {
 }
 
 #[test]
-fn balancers_that_hash_have_sizes() {
+fn hashing_balancers_have_sizes() {
     use skysail_xds::envoy::pb::google::protobuf::UInt64Value;
     let outcome = |policy, config| {
         let mut proto = cluster_proto(DiscoveryType::Static);
@@ -198,7 +198,7 @@ fn balancers_that_hash_have_sizes() {
 }
 
 #[test]
-fn endpoints_know_their_locality() {
+fn endpoints_have_a_locality() {
     let body = ClusterLoadAssignment {
         cluster_name: "c".to_owned(),
         endpoints: vec![locality(80, &["10.0.0.1"]), locality(20, &["10.0.1.1", "10.0.1.2"])],
@@ -216,7 +216,7 @@ fn endpoints_know_their_locality() {
 }
 
 #[test]
-fn panic_begins_at_the_whole_percent_at_which_envoys_does() {
+fn the_panic_threshold_is_rounded_as_in_envoy() {
     use skysail_xds::envoy::pb::envoy::r#type::v3::Percent;
     for (told, taken) in [(0.0, 0), (40.0, 40), (56.9, 56), (58.0, 57), (28.9, 28), (29.0, 28), (100.0, 100)]
     {

@@ -1,4 +1,4 @@
-//! What is taken of the PROXY protocol and of HTTP/2.
+//! Translation of the PROXY protocol and HTTP/2 settings.
 
 use skysail_xds::envoy::pb::{
     envoy::{
@@ -31,13 +31,13 @@ use super::*;
 use crate::translate::http::http2_options;
 use skysail_http::proxy_protocol::ProxyVersion;
 
-/// A message as it is packed into another.
+/// Packs a message into an `Any`.
 fn packed<M: Message + Name>(message: &M) -> Any {
     Any { type_url: format!("type.googleapis.com/{}", M::full_name()), value: message.encode_to_vec() }
 }
 
 #[test]
-fn what_is_not_done_of_the_proxy_protocol_is_refused() {
+fn unsupported_proxy_protocol_settings_are_refused() {
     let outcome = |filters: Vec<Any>| {
         let listener_filters = filters.into_iter().map(|any| ListenerFilter {
             config_type: Some(listener_filter::ConfigType::TypedConfig(any)),
@@ -55,14 +55,14 @@ fn what_is_not_done_of_the_proxy_protocol_is_refused() {
     let reason = outcome(vec![packed(&rules)]);
     assert!(reason.contains("rules"), "{reason}");
     let reason = outcome(vec![packed(&TlsInspector::default()), packed(&ProxyProtocol::default())]);
-    assert!(reason.starts_with("listener_filters[1]: must stand before"), "{reason}");
-    // Taken, up to what the listener lacks.
+    assert!(reason.starts_with("listener_filters[1]: must come before"), "{reason}");
+    // The filters are accepted; only the filter chain is missing.
     let reason = outcome(vec![packed(&ProxyProtocol::default()), packed(&TlsInspector::default())]);
     assert!(reason.contains("needs a filter chain"), "{reason}");
 }
 
 #[test]
-fn ports_without_a_filter_are_ports() {
+fn ports_excluded_from_a_listener_filter_are_ranges() {
     let outcome = |start, end| {
         let range = Rule::DestinationPortRange(Int32Range { start, end });
         let filter = ListenerFilter {
@@ -87,12 +87,12 @@ fn ports_without_a_filter_are_ports() {
     {
         let reason = outcome(start, end);
         let place = "listener_filters[0].filter_disabled.destination_port_range: ";
-        assert!(reason.starts_with(place) && reason.contains("no range of ports"), "{reason}");
+        assert!(reason.starts_with(place) && reason.contains("not a range of ports"), "{reason}");
     }
 }
 
 #[test]
-fn limits_of_heads_are_taken() {
+fn head_limits_are_translated() {
     use crate::translate::http::{max_head, max_headers};
     let some = |value| Some(UInt32Value { value });
     assert_eq!(max_head(None).unwrap(), 60 << 10);
@@ -105,7 +105,7 @@ fn limits_of_heads_are_taken() {
 }
 
 #[test]
-fn endpoints_of_one_cluster_speak_one_proxy_protocol() {
+fn all_endpoints_of_a_cluster_use_one_proxy_protocol_version() {
     let socket = |version: Option<i32>| {
         let any = match version {
             None => packed(&RawBuffer::default()),
@@ -140,7 +140,7 @@ fn endpoints_of_one_cluster_speak_one_proxy_protocol() {
 }
 
 #[test]
-fn windows_are_those_that_http2_has() {
+fn window_sizes_are_those_of_http2() {
     let options = |size| Http2ProtocolOptions {
         initial_stream_window_size: Some(UInt32Value { value: size }),
         ..Http2ProtocolOptions::default()

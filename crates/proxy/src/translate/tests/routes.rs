@@ -1,4 +1,4 @@
-//! What is taken of routes.
+//! Translation of routes.
 
 use super::*;
 
@@ -33,7 +33,7 @@ fn domains_are_indexed_and_must_be_unique() {
 }
 
 #[test]
-fn a_new_host_must_be_one() {
+fn a_rewritten_host_must_be_valid() {
     let table = |host: &str| {
         let action = RouteAction {
             cluster_specifier: Some(route_action::ClusterSpecifier::Cluster("c".to_owned())),

@@ -1,4 +1,4 @@
-//! Tracing as istiod sends it, and what is refused of it.
+//! Translation of tracing as istiod configures it; unsupported settings are refused.
 
 use skysail_xds::envoy::pb::envoy::{
     config::{
@@ -65,7 +65,7 @@ fn zipkin() -> ZipkinConfig {
 }
 
 #[test]
-fn who_is_told_is_known() {
+fn the_collector_is_translated() {
     let otlp_by_grpc = taken(&otlp());
     let share = Share { part: 10, of: 10_000 };
     assert_eq!(otlp_by_grpc.sampling, Sampling { client: Share::ALL, random: share, overall: Share::ALL });
@@ -92,13 +92,13 @@ fn who_is_told_is_known() {
     assert_eq!(told.provider.tracer, Tracer::Zipkin(defaults));
     let collector = &told.provider.collector;
     assert_eq!((&*collector.authority, &collector.envelope), ("outbound|9411||z", &Envelope::Array));
-    // As istiod says it.
+    // In istiod's form.
     let by_service =
         ZipkinConfig { collector_cluster: String::new(), collector_service: Some(service), ..zipkin() };
     let collector = taken(&by_service).provider.collector;
     let call = Call::Post { path: "/v1/traces".into(), content_type: "application/json" };
     assert_eq!((&collector.call, &*collector.cluster, &*collector.authority), (&call, "c", "c:4318"));
-    // Where nobody is told, nothing is traced.
+    // Without a provider there is no tracing.
     assert!(trace::translate(&Proto::default(), true).unwrap().is_none());
 }
 
@@ -107,7 +107,7 @@ fn detectors_read_the_environment() {
     let environment = any(&EnvironmentResourceDetectorConfig {});
     let detector = TypedExtensionConfig { name: "e".to_owned(), typed_config: Some(environment) };
     let detected = OpenTelemetryConfig { resource_detectors: vec![detector], ..otlp() };
-    // Without the variable it finds nothing.
+    // Without the variable the detector adds nothing.
     let envelope = |config| taken(config).provider.collector.envelope.clone();
     assert_eq!(envelope(&detected), envelope(&otlp()));
     let unknown = TypedExtensionConfig { name: "d".to_owned(), typed_config: Some(any(&zipkin())) };
@@ -120,7 +120,7 @@ fn detectors_read_the_environment() {
 }
 
 #[test]
-fn traffic_goes_on_without_tracers_that_are_not_known() {
+fn an_unknown_tracer_does_not_stop_traffic() {
     let unknown = CustomTag { tag: "t".to_owned(), r#type: None };
     let grpc_and_http = OpenTelemetryConfig { http_service: Some(HttpService::default()), ..otlp() };
     for (proto, why) in [
@@ -138,7 +138,7 @@ fn traffic_goes_on_without_tracers_that_are_not_known() {
         let reason = trace::translate(&proto, true).unwrap_err().to_string();
         assert!(reason.starts_with(why), "{reason}");
     }
-    // What must be wrong in a file is only warned about in what a control plane sends.
+    // An error in a file is only a warning in a control plane's resource.
     let sampler = Some(TypedExtensionConfig::default());
     let body = OpenTelemetryConfig { sampler, ..otlp() }.encode_to_vec();
     with(false, |translator| translator.decode::<OpenTelemetryConfig>(&body)).unwrap();
@@ -147,7 +147,7 @@ fn traffic_goes_on_without_tracers_that_are_not_known() {
 }
 
 #[test]
-fn tags_know_where_their_values_come_from() {
+fn tags_have_a_source() {
     let tag = |kind| CustomTag { tag: "t".to_owned(), r#type: Some(kind) };
     let variable = |name: &str, default: &str| {
         let (name, default_value) = (name.to_owned(), default.to_owned());
