@@ -292,9 +292,9 @@ async fn a_collector_that_is_down_holds_up_nothing_and_gets_what_comes_later() {
         assert_eq!(client.message().await.1, "gone");
     };
     ask().await;
-    let line = program.until("did not get to cluster collector").await;
+    let line = program.until("could not be sent to cluster collector").await;
     assert!(
-        line.contains("1 access logs did not get to cluster collector: ") && line.contains("refused"),
+        line.contains("1 access logs could not be sent to cluster collector: ") && line.contains("refused"),
         "{line}"
     );
     until_metric(&program, "skysail_export_failed_total{cluster_name=\"collector\",what=\"access logs\"} 1")
@@ -322,7 +322,7 @@ async fn a_collector_that_reads_nothing_holds_up_nothing() {
         client.send(&format!("GET /direct/{large} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
         assert_eq!(client.message().await.1, "gone");
     }
-    program.until("did not get to cluster collector").await;
+    program.until("could not be sent to cluster collector").await;
     let quit = program.quit().await;
     assert!(quit.contains("drained"), "{quit}");
 }

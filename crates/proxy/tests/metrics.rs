@@ -139,5 +139,5 @@ async fn there_are_as_many_series_as_allowed() {
         requests[0].ends_with("method=\"A\"} 2") && requests[1].ends_with("method=\"B\"} 1"),
         "{requests:?}"
     );
-    program.until("there are 3 series of metrics, as many as may be").await;
+    program.until("the limit of 3 metric series is reached").await;
 }

@@ -401,7 +401,7 @@ async fn collectors_that_fail_hold_up_no_request() {
         for _ in 0..3 {
             assert_eq!(ask(address, "/", "").await.0, "200");
         }
-        program.until("spans did not get to cluster collector").await;
+        program.until("spans could not be sent to cluster collector").await;
         assert_eq!(ask(address, "/", "").await.0, "200");
         let metrics = program.page("GET", "/stats/prometheus").await;
         let failed = metrics.lines().find(|line| line.starts_with("skysail_export_failed_total")).unwrap();

@@ -262,7 +262,7 @@ impl RequestContext<'_> {
         let started = self.outcome.started;
         // A request that must not be sent twice does not use a connection that the server has closed meanwhile.
         let pooled = upstream::take(pool, host, &offer)?.and_then(|mut pooled| {
-            let usable = !fresh && (idempotent || !pooled.may_be_stale(started) || pooled.is_quiet_now());
+            let usable = !fresh && (idempotent || !pooled.may_be_closed(started) || pooled.is_quiet_now());
             usable.then_some(pooled)
         });
         let mut upstream = match pooled {

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{
     call::export,
-    telemetry::span::{Outcome, Span, Tags, Teller},
+    telemetry::span::{Outcome, Reporter, Span, Tags},
     worker::Worker,
 };
 use skysail_http::{
@@ -337,9 +337,9 @@ impl<'a> Trace<'a> {
 
     fn export(&self, worker: &Rc<Worker>, span: Span<'_>) {
         let local = &worker.shared.local;
-        let teller = Teller { service: &local.node_cluster, address: local.address };
+        let reporter = Reporter { service: &local.node_cluster, address: local.address };
         let TraceProvider { tracer, collector } = &self.tracing.provider;
-        export::export(worker, collector, |out| span.write(*tracer, teller, out));
+        export::export(worker, collector, |out| span.write(*tracer, reporter, out));
     }
 }
 

@@ -1,7 +1,7 @@
-//! Access logs: lines are made by the workers and written by one thread.
+//! Access log files: workers format lines and one thread writes them.
 //!
-//! Each file has a bounded buffer that workers append to and the thread takes whole, a tenth of a second after
-//! the first line in it. A worker never waits for the disk: what does not fit is dropped and counted.
+//! Each file has a bounded buffer. Workers append to it, and the thread empties it 100 ms after the first line.
+//! A worker never waits for the disk: lines that do not fit are dropped and counted.
 
 use std::{
     cell::RefCell,
@@ -21,12 +21,12 @@ use skysail_policy::{config::http::LogFormat, format, record::Context};
 #[cfg(test)]
 mod tests;
 
-/// How long lines may lie before they are written.
+/// Maximum time that lines stay in the buffer.
 const DELAY: Duration = Duration::from_millis(100);
-/// The most that may lie in a file's buffer.
-const MOST_BUFFERED: usize = 1 << 20;
+/// Maximum size of a file's buffer, in bytes.
+const MAX_BUFFERED: usize = 1 << 20;
 
-/// The logs of a proxy and the thread that writes them. Dropping it writes what is left.
+/// Access log files of a proxy with the thread that writes them. Dropping it flushes the buffers.
 #[derive(Debug)]
 pub struct AccessLogger {
     shared: Arc<LogQueue>,
@@ -37,7 +37,7 @@ pub struct AccessLogger {
 struct LogQueue {
     files: Mutex<HashMap<Box<str>, Arc<File>>>,
     dropped: AtomicU64,
-    /// Lines wait to be written.
+    /// Lines are in a buffer.
     waiting: AtomicBool,
     ending: AtomicBool,
 }
@@ -48,7 +48,7 @@ struct File {
     lines: Mutex<Vec<u8>>,
 }
 
-/// A worker's way to the logs.
+/// A worker's handle to the log files.
 #[derive(Debug)]
 pub struct LogWriter {
     shared: Arc<LogQueue>,
@@ -61,7 +61,7 @@ impl AccessLogger {
     /// Starts the thread.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// The system cannot create a thread.
     pub fn start() -> io::Result<Self> {
         let shared = Arc::new(LogQueue::default());
         let for_thread = Arc::clone(&shared);
@@ -70,14 +70,14 @@ impl AccessLogger {
         Ok(Self { shared, writer: Some(writer) })
     }
 
-    /// A way to the logs for one worker.
+    /// Returns a handle for one worker.
     pub fn writer(&self) -> Option<LogWriter> {
         let writer = self.writer.as_ref()?.thread().clone();
         let shared = Arc::clone(&self.shared);
         Some(LogWriter { shared, writer, files: RefCell::default(), line: RefCell::default() })
     }
 
-    /// How many lines did not fit.
+    /// Returns the number of dropped lines.
     pub fn dropped(&self) -> u64 {
         self.shared.dropped.load(Ordering::Relaxed)
     }
@@ -88,7 +88,7 @@ impl Drop for AccessLogger {
         self.shared.ending.store(true, Ordering::Release);
         if let Some(writer) = self.writer.take() {
             writer.thread().unpark();
-            // It ends without a panic, or has said so on standard error.
+            // The thread ends without a panic, or has reported it on standard error.
             let _ = writer.join();
         }
     }
@@ -139,10 +139,10 @@ fn write_object(
 }
 
 impl File {
-    /// Adds a line, unless too much lies here already. The lock is held for a copy only.
+    /// Appends a line unless the buffer is full. The lock is held only for a copy.
     fn append(&self, line: &[u8]) -> bool {
         let mut lines = lock(&self.lines);
-        let fits = lines.len() + line.len() <= MOST_BUFFERED;
+        let fits = lines.len() + line.len() <= MAX_BUFFERED;
         if fits {
             lines.extend_from_slice(line);
         }
@@ -150,14 +150,14 @@ impl File {
     }
 }
 
-/// A file that the thread writes to.
+/// Destination of one log file.
 #[derive(Default)]
 struct Sink {
     to: Option<Box<dyn Write>>,
     failing: bool,
 }
 
-/// The thread: waits for a line, lets others join it, writes them all.
+/// Main function of the thread: waits for the first line, collects lines for a while, writes them.
 fn write_lines(shared: &LogQueue) {
     let mut sinks: HashMap<Box<str>, Sink> = HashMap::new();
     let mut batch = Vec::new();
@@ -170,7 +170,8 @@ fn write_lines(shared: &LogQueue) {
         if !ending {
             thread::park_timeout(DELAY);
         }
-        // Cleared before the lines are taken: a line that comes between is written now and announced again.
+        // Cleared before the lines are taken: a line that arrives in between is written now and signalled
+        // again.
         shared.waiting.store(false, Ordering::Release);
         let files: Vec<_> =
             lock(&shared.files).iter().map(|(path, file)| (path.clone(), Arc::clone(file))).collect();
@@ -187,8 +188,8 @@ fn write_lines(shared: &LogQueue) {
     }
 }
 
-/// Writes lines to a file, opening it first if need be. A failure is said once, its lines are counted, and the
-/// next batch tries again.
+/// Writes lines to a file; opens it first if necessary. After a failure, the lines are counted as dropped and
+/// the next batch tries again; consecutive failures are logged once.
 fn write_batch(path: &str, sink: &mut Sink, batch: &[u8], dropped: &AtomicU64) {
     let done = match &mut sink.to {
         Some(to) => write_all(to, batch),
@@ -202,7 +203,7 @@ fn write_batch(path: &str, sink: &mut Sink, batch: &[u8], dropped: &AtomicU64) {
         let lines = memchr::memchr_iter(b'\n', batch).count();
         dropped.fetch_add(lines as u64, Ordering::Relaxed);
         if !sink.failing {
-            tracing::warn!(path, %error, "the access log cannot be written; its lines are lost");
+            tracing::warn!(path, %error, "cannot write the access log; its lines are lost");
         }
         *sink = Sink { to: None, failing: true };
     } else {
@@ -224,6 +225,6 @@ fn open_log(path: &str) -> io::Result<Box<dyn Write>> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere leaves whole lines or none.
+    // A panic elsewhere leaves only complete lines.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

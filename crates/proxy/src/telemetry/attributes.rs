@@ -1,4 +1,4 @@
-//! Values of Envoy's attributes, for CEL expressions over a request or connection.
+//! Envoy's attributes of a request or connection, for CEL expressions.
 
 use std::{collections::HashMap, net::SocketAddr, time::SystemTime};
 
@@ -113,7 +113,7 @@ fn request(head: &RequestHead, asked: &AttributeUse, record: &Record<'_>) -> Opt
         "method" => head.method().into(),
         "headers" => {
             let mut found = headers(head.headers(), asked);
-            for name in APART {
+            for name in PSEUDO_HEADERS {
                 let keys = asked.keys.iter().filter(|key| key.eq_ignore_ascii_case(name)).map(String::as_str);
                 for key in keys.chain(asked.all.then_some(name)) {
                     found.extend(head.apart(name).map(|value| (key.to_owned(), value.to_owned())));
@@ -134,14 +134,14 @@ fn request(head: &RequestHead, asked: &AttributeUse, record: &Record<'_>) -> Opt
         "duration" => Value::Duration(chrono::Duration::from_std(record.duration).ok()?),
         "size" => number(record.bytes_received),
         _ => {
-            let apart = APART.iter().filter_map(|name| Some(name.len() + head.apart(name)?.len()));
+            let apart = PSEUDO_HEADERS.iter().filter_map(|name| Some(name.len() + head.apart(name)?.len()));
             number(record.bytes_received + (apart.sum::<usize>() + size(head.headers())) as u64)
         }
     })
 }
 
-/// Headers of HTTP/2 that are kept apart from the others.
-const APART: [&str; 4] = [":method", ":path", ":authority", ":scheme"];
+/// HTTP/2 pseudo-headers, which are stored separately.
+const PSEUDO_HEADERS: [&str; 4] = [":method", ":path", ":authority", ":scheme"];
 
 fn response(asked: &AttributeUse, context: &Context<'_>) -> Option<Value> {
     let record = context.record;
@@ -188,7 +188,8 @@ fn workload(of: &Workload) -> Value {
     fields.map(|(name, value)| (name, Value::from(&**value))).into_iter().collect::<HashMap<_, _>>().into()
 }
 
-/// Those that are asked for by name, for which case does not count, under that name; all under their own.
+/// Returns the headers that the expression names, under the name and case it uses, or all headers under their
+/// own names.
 fn headers(of: &Headers, asked: &AttributeUse) -> HashMap<String, String> {
     let own = of.iter().map(|(name, _)| String::from_utf8_lossy(name).into_owned()).filter(|_| asked.all);
     let value = |name: &str| {
@@ -203,7 +204,7 @@ fn size(of: &Headers) -> usize {
     of.iter().map(|(name, value)| name.len() + value.len()).sum()
 }
 
-/// A text that is empty where there is none.
+/// Returns a string value; an empty string is absent.
 fn some(text: &str) -> Option<Value> {
     (!text.is_empty()).then(|| text.into())
 }
@@ -220,7 +221,7 @@ fn json(value: &Json) -> Value {
     match value {
         Json::Null => Value::Null,
         Json::Bool(value) => Value::Bool(*value),
-        // As in a `google.protobuf.Struct`.
+        // Numbers are floating point, as in `google.protobuf.Struct`.
         Json::Number(number) => Value::Float(number.as_f64().unwrap_or_default()),
         Json::String(text) => text.as_str().into(),
         Json::Array(list) => list.iter().map(json).collect::<Vec<_>>().into(),

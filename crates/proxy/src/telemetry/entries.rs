@@ -1,7 +1,7 @@
-//! Entries of Envoy's own access log service.
+//! Entries of Envoy's gRPC access log service.
 //!
-//! Filled as Envoy fills them, but for what is not kept for every request: times of the phases in between, bytes of
-//! heads as they were on the wire, and what TLS agreed on. Source: `envoy.data.accesslog.v3`.
+//! Fields are set as in Envoy, except for data that is not recorded for every request: intermediate timestamps,
+//! wire sizes of heads, and negotiated TLS parameters. Source: `envoy.data.accesslog.v3`.
 
 use std::{
     collections::HashMap,
@@ -44,14 +44,14 @@ use skysail_policy::{
 #[cfg(test)]
 mod tests;
 
-/// The field of entries in `StreamAccessLogsMessage`'s lists.
+/// Field number of entries in the lists of `StreamAccessLogsMessage`.
 const LOG_ENTRY: u32 = 1;
 
-/// Adds an entry: of a request (`http`) or a connection.
+/// Appends the entry of a request (`http`) or a connection.
 pub(crate) fn entry(http: Option<&LogHeaders>, context: &Context<'_>, items: &mut Vec<u8>) {
     let mut common = common(context.record);
     let Some(headers) = http else {
-        // Envoy gives no type to what a listener logs itself.
+        // Envoy sets no type in entries of a listener's own access log.
         if context.record.details != "filter_chain_not_found" {
             common.set_access_log_type(AccessLogType::TcpConnectionEnd);
         }
@@ -106,7 +106,7 @@ fn common(record: &Record<'_>) -> AccessLogCommon {
     }
 }
 
-fn request(head: &RequestHead, told: &LogHeaders, record: &Record<'_>) -> HttpRequestProperties {
+fn request(head: &RequestHead, logged: &LogHeaders, record: &Record<'_>) -> HttpRequestProperties {
     let text = |name| field(head.headers(), name);
     let apart = [":method", ":path", ":authority", ":scheme"];
     let apart = apart.iter().filter_map(|name| Some(name.len() + head.apart(name)?.len()));
@@ -124,7 +124,7 @@ fn request(head: &RequestHead, told: &LogHeaders, record: &Record<'_>) -> HttpRe
         original_path: text("x-envoy-original-path"),
         request_headers_bytes: (apart.sum::<usize>() + size(head.headers())) as u64,
         request_body_bytes: record.bytes_received,
-        request_headers: fields(&told.request, |name| match head.apart(name) {
+        request_headers: fields(&logged.request, |name| match head.apart(name) {
             Some(value) => Some(value.to_owned()),
             None => joined(head.headers(), name),
         }),
@@ -132,13 +132,13 @@ fn request(head: &RequestHead, told: &LogHeaders, record: &Record<'_>) -> HttpRe
     }
 }
 
-fn response(head: Option<&ResponseHead>, told: &LogHeaders, record: &Record<'_>) -> HttpResponseProperties {
+fn response(head: Option<&ResponseHead>, logged: &LogHeaders, record: &Record<'_>) -> HttpResponseProperties {
     let headers = head.map(ResponseHead::headers);
     HttpResponseProperties {
         response_code: (record.status != 0).then(|| UInt32Value { value: record.status.into() }),
         response_headers_bytes: headers.map_or(0, |headers| ":status200".len() + size(headers)) as u64,
         response_body_bytes: record.bytes_sent,
-        response_headers: fields(&told.response, |name| match (name, headers?) {
+        response_headers: fields(&logged.response, |name| match (name, headers?) {
             (":status", _) => Some(record.status.to_string()),
             (name, headers) => joined(headers, name),
         }),
@@ -147,7 +147,7 @@ fn response(head: Option<&ResponseHead>, told: &LogHeaders, record: &Record<'_>)
     }
 }
 
-/// Names and values, without what stands between them.
+/// Returns the size of names and values, without separators.
 fn size(headers: &Headers) -> usize {
     headers.iter().map(|(name, value)| name.len() + value.len()).sum()
 }
@@ -156,7 +156,7 @@ fn fields(names: &[Box<str>], value: impl Fn(&str) -> Option<String>) -> HashMap
     names.iter().filter_map(|name| Some((name.to_string(), value(name)?))).collect()
 }
 
-/// All values of a name.
+/// Returns all values of a header, joined.
 fn joined(headers: &Headers, name: &str) -> Option<String> {
     let mut values = headers.header_values(name).map(String::from_utf8_lossy);
     let first = values.next()?.into_owned();
@@ -245,7 +245,7 @@ fn duration(of: Duration) -> DurationProto {
     DurationProto { seconds, nanos: of.subsec_nanos().cast_signed() }
 }
 
-/// What a filter found out.
+/// Returns the dynamic metadata of a filter.
 fn filter_metadata((filter, found): (&String, &Value)) -> (String, Struct) {
     let fields = found.as_object().map(structure).unwrap_or_default();
     (filter.clone(), fields)

@@ -1,7 +1,7 @@
-//! What waits to be sent to collectors: bounded batches, one of a collector on each worker.
+//! Buffers of items for collectors: one bounded batch per collector and worker.
 //!
-//! Requests only add to a batch, which never waits. What does not fit is dropped and counted, and told of once in a
-//! while. How batches are sent is in [`crate::call::export`].
+//! Requests append to a batch and never wait. Items that do not fit are dropped, counted, and logged at most
+//! once a minute. [`crate::call::export`] sends the batches.
 
 use std::{
     cell::{Cell, RefCell},
@@ -15,36 +15,36 @@ use tokio::sync::Notify;
 use super::{Shard, stats::ExportStats};
 use skysail_policy::config::collector::Collector;
 
-/// So many bytes may wait, or a batch where that is more.
-const MOST: usize = 1 << 20;
-/// How often losses are told of.
-const TELL: Duration = Duration::from_secs(60);
+/// Maximum size of a buffer in bytes, unless the batch size is larger.
+const MAX_BYTES: usize = 1 << 20;
+/// Minimum interval between warnings about lost items.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The batches of a worker.
+/// Batches of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct Exporters(RefCell<Vec<Rc<Exporter>>>);
 
-/// What waits to be sent to one collector.
+/// Buffer of one collector.
 #[derive(Debug)]
 pub(crate) struct Exporter {
     pub(crate) collector: Arc<Collector>,
     pub(crate) stats: Rc<ExportStats>,
     batch: RefCell<Batch>,
-    /// Told when there is something to send, where there was nothing.
+    /// Notified when the first item is added to an empty batch.
     pub(crate) some: Notify,
-    /// Told when what waits is to be sent at once.
+    /// Notified when the batch must be sent at once.
     pub(crate) now: Notify,
-    /// Told when [`Self::finished`] has come to be.
+    /// Notified when [`Self::finished`] becomes true.
     pub(crate) done: Notify,
-    /// The last batch did not get there: large ones wait, too.
+    /// The last batch failed: a full batch is not sent at once.
     failing: Cell<bool>,
-    /// The worker ends.
+    /// The worker is shutting down.
     pub(crate) ending: Cell<bool>,
-    /// All that was told before that end is sent.
+    /// All items from before the shutdown are sent.
     pub(crate) finished: Cell<bool>,
-    /// What was lost that nobody has been told of, and when somebody was.
+    /// Lost items since the last warning, and the time of that warning.
     lost: Cell<u64>,
-    told: Cell<Option<Instant>>,
+    last_warning: Cell<Option<Instant>>,
 }
 
 /// Items, encoded one after the other.
@@ -55,7 +55,7 @@ pub(crate) struct Batch {
 }
 
 impl Exporters {
-    /// The batch for this collector, and whether it is new, so that somebody has to send it.
+    /// Returns the buffer of a collector, and whether it is new and needs a task that sends it.
     pub(crate) fn of(&self, collector: &Arc<Collector>, shard: &Shard) -> (Rc<Exporter>, bool) {
         let mut exporters = self.0.borrow_mut();
         let same = |exporter: &&Rc<Exporter>| {
@@ -75,31 +75,31 @@ impl Exporters {
             ending: Cell::new(false),
             finished: Cell::new(false),
             lost: Cell::new(0),
-            told: Cell::new(None),
+            last_warning: Cell::new(None),
         });
         exporters.push(exporter.clone());
         (exporter, true)
     }
 
-    /// Forgets one that is not used any more.
+    /// Removes an unused buffer.
     pub(crate) fn remove(&self, exporter: &Rc<Exporter>) {
         self.0.borrow_mut().retain(|other| !Rc::ptr_eq(other, exporter));
     }
 
-    /// All of them.
+    /// Returns all buffers.
     pub(crate) fn all(&self) -> Vec<Rc<Exporter>> {
         self.0.borrow().clone()
     }
 }
 
 impl Exporter {
-    /// Adds an item, unless too much waits already.
+    /// Appends an item unless the buffer is full.
     pub(crate) fn add(&self, write: impl FnOnce(&mut Vec<u8>)) {
         let mut batch = self.batch.borrow_mut();
-        if batch.items.len() >= MOST.max(self.collector.size) {
+        if batch.items.len() >= MAX_BYTES.max(self.collector.size) {
             drop(batch);
             self.stats.dropped.inc();
-            return self.lose(1, "more is told than it takes");
+            return self.lose(1, "the buffer is full");
         }
         if batch.count == 0 {
             self.some.notify_one();
@@ -111,23 +111,23 @@ impl Exporter {
         }
     }
 
-    /// All that waits.
+    /// Takes the batch.
     pub(crate) fn take(&self) -> Batch {
         self.batch.take()
     }
 
-    /// Whether nothing waits.
+    /// Returns whether the batch is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.batch.borrow().count == 0
     }
 
-    /// So many items got there.
+    /// Records that a batch of `count` items was delivered.
     pub(crate) fn sent(&self, count: u64) {
         self.stats.sent.add(count);
         self.failing.set(false);
     }
 
-    /// So many items did not.
+    /// Records that a batch of `count` items was lost.
     pub(crate) fn failed(&self, count: u64, why: &str) {
         self.stats.failed.add(count);
         self.failing.set(true);
@@ -136,15 +136,15 @@ impl Exporter {
 
     fn lose(&self, count: u64, why: &str) {
         let (now, lost) = (Instant::now(), self.lost.get() + count);
-        if self.told.get().is_some_and(|told| now - told < TELL) {
+        if self.last_warning.get().is_some_and(|last_warning| now - last_warning < WARNING_INTERVAL) {
             return self.lost.set(lost);
         }
-        self.told.set(Some(now));
+        self.last_warning.set(Some(now));
         self.lost.set(0);
         let Collector { what, cluster, .. } = &*self.collector;
         tracing::warn!(
-            "{lost} {what} did not get to cluster {cluster}: {why}; see that the collector runs and keeps up \
-             (told of once a minute, counted in skysail_export_dropped_total and skysail_export_failed_total)"
+            "{lost} {what} could not be sent to cluster {cluster}: {why}; check that the collector runs and keeps up \
+             (logged at most once a minute; counted in skysail_export_dropped_total and skysail_export_failed_total)"
         );
     }
 }
@@ -171,33 +171,33 @@ mod tests {
         })
     }
 
-    fn is_told(notify: &Notify) -> bool {
+    fn is_notified(notify: &Notify) -> bool {
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
         std::pin::pin!(notify.notified()).poll(&mut cx).is_ready()
     }
 
     #[test]
-    fn what_waits_is_bounded_and_full_batches_go_at_once() {
+    fn buffers_are_bounded_and_full_batches_are_sent_at_once() {
         let shard = Shard::new(Arc::new(LocalWorkload::default()), 10);
         let exporters = Exporters::default();
         let (exporter, new) = exporters.of(&collector(100), &shard);
         assert!(new);
-        // Others of the same content share it.
+        // Collectors of equal configuration share a buffer.
         assert!(Rc::ptr_eq(&exporter, &exporters.of(&collector(100), &shard).0));
         assert!(!Rc::ptr_eq(&exporter, &exporters.of(&collector(101), &shard).0));
 
         exporter.add(|items| items.extend([0; 99]));
-        assert!(is_told(&exporter.some) && !is_told(&exporter.now));
+        assert!(is_notified(&exporter.some) && !is_notified(&exporter.now));
         exporter.add(|items| items.push(0));
-        assert!(!is_told(&exporter.some) && is_told(&exporter.now));
+        assert!(!is_notified(&exporter.some) && is_notified(&exporter.now));
         let batch = exporter.take();
         assert_eq!((batch.items.len(), batch.count), (100, 2));
         assert!(exporter.is_empty());
 
-        // After a failure only time sends what waits.
+        // After a failure only the flush interval sends a batch.
         exporter.failed(2, "test");
-        exporter.add(|items| items.resize(MOST, 0));
-        assert!(!is_told(&exporter.now));
+        exporter.add(|items| items.resize(MAX_BYTES, 0));
+        assert!(!is_notified(&exporter.now));
         for _ in 0..3 {
             exporter.add(|_| panic!("there is no room"));
         }
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(exporter.take().count, 1);
         exporter.sent(1);
         exporter.add(|items| items.extend([0; 100]));
-        assert!(is_told(&exporter.now));
+        assert!(is_notified(&exporter.now));
 
         exporters.remove(&exporter);
         assert!(exporters.of(&collector(100), &shard).1);

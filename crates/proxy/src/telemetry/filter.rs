@@ -1,4 +1,4 @@
-//! Which requests and connections are logged.
+//! Access log filters.
 
 use super::attributes;
 use skysail_policy::{
@@ -8,7 +8,7 @@ use skysail_policy::{
     route::roll,
 };
 
-/// Whether this is logged.
+/// Returns whether a request or connection is logged.
 pub(crate) fn passes(filter: &LogFilter, context: &Context<'_>, dice: &mut fastrand::Rng) -> bool {
     let record = context.record;
     match filter {
@@ -60,7 +60,7 @@ mod tests {
     };
 
     #[test]
-    fn what_is_asked_for_is_logged() {
+    fn filters_select_what_is_logged() {
         let head = RequestHead::build("GET", "/", "a", &[("x", "1")]);
         let found = json!({"filter": {"key": "a"}});
         let mut record = Record::new(Direction::Inbound, SystemTime::now());

@@ -1,8 +1,8 @@
-//! What happened: Istio's metrics, Envoy's usual counters, access logs.
+//! Telemetry: Istio's metrics, Envoy's usual counters, access logs, spans.
 //!
-//! Workers fill one [`Record`](skysail_policy::record::Record) for each request or connection. A [`Shard`] belongs to one worker and adds to
-//! plain numbers; scraping asks every worker for a [`ShardSnapshot`] and renders their sum. Log lines go to a
-//! thread of their own by way of a bounded buffer, so that no worker waits for a disk.
+//! Workers fill one [`Record`](skysail_policy::record::Record) per request or connection. Each worker adds to
+//! the plain numbers of its own [`Shard`]; a scrape takes a [`ShardSnapshot`] of every worker and renders their
+//! sum. A thread of its own writes log lines from a bounded buffer, so that no worker waits for a disk.
 
 pub mod access_log;
 mod attributes;

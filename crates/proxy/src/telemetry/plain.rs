@@ -1,7 +1,7 @@
 //! Statistics by Envoy's own names, for `/stats`: `cluster.a.upstream_rq_total`.
 //!
-//! Workers count under the names that Prometheus shows (`envoy_cluster_upstream_rq_total{cluster_name="a"}`); here
-//! they are turned back. Istio's metrics have their tags in the name, as Envoy prints them.
+//! Workers count under the Prometheus names (`envoy_cluster_upstream_rq_total{cluster_name="a"}`); this module
+//! converts them back. Istio's metrics have their tags in the name, as Envoy prints them.
 
 use std::{
     collections::BTreeMap,
@@ -15,51 +15,51 @@ use super::{
     stats::Type,
 };
 
-/// Quantiles that are shown of a histogram, in percent.
+/// Quantiles of a histogram, in percent.
 const QUANTILES: [f64; 10] = [0.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 100.0];
-/// Groups of statistics that are a part of the name of their own.
+/// Groups of statistics that form a separate part of the name.
 const GROUPS: [&str; 7] =
     ["outlier_detection", "ssl", "rbac", "local_rate_limit", "ext_authz", "jwt_authn", "fault"];
 
-/// Which statistics are wanted.
+/// Selection of statistics.
 #[derive(Debug, Default)]
 pub struct StatsFilter {
-    /// Those whose names it matches; `None` for all.
+    /// Regular expression for names; `None` selects all.
     pub filter: Option<regex::Regex>,
-    /// Only those that were counted in.
+    /// Selects only statistics that have been updated.
     pub used_only: bool,
-    /// Only those of this kind; `None` for all.
+    /// Selects a kind; `None` selects all.
     pub kind: Option<Kind>,
 }
 
-/// The kinds of statistics.
+/// Kinds of statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Numbers that only grow.
+    /// Monotonic counters.
     Counters,
-    /// Numbers that go up and down.
+    /// Values that rise and fall.
     Gauges,
     /// Distributions.
     Histograms,
-    /// Texts, of which there are none.
+    /// Texts; there are none.
     TextReadouts,
 }
 
 /// Statistics by name.
 #[derive(Debug, Default)]
 pub(super) struct Plain {
-    /// Type, value, and whether it was counted in.
+    /// Type, value, and whether it has been updated.
     numbers: BTreeMap<String, (Type, u64, bool)>,
     histograms: BTreeMap<String, Histogram>,
 }
 
 impl Plain {
-    /// Adds a number that Prometheus shows with this name and these labels.
+    /// Adds a number by its Prometheus name and labels.
     pub(super) fn labelled(&mut self, name: &str, labels: &str, kind: Type, value: u64) {
         self.number(plain_name(name, &parse(labels)), kind, value, value > 0);
     }
 
-    /// Adds a number by its name.
+    /// Adds a number by Envoy's name.
     pub(super) fn number(&mut self, name: String, kind: Type, value: u64, used: bool) {
         let sum = self.numbers.entry(name).or_insert((kind, 0, false));
         sum.1 = sum.1.wrapping_add(value);
@@ -85,7 +85,7 @@ impl Plain {
         })
     }
 
-    /// Whether a gauge that shows 0 was something else before: what it counts was counted in all.
+    /// Returns whether a gauge of 0 has been updated, judged by the counter of the same things.
     fn had_any(&self, name: &str) -> bool {
         let total = name.strip_suffix("_active").map(|stem| format!("{stem}_total"));
         total.is_some_and(|total| self.numbers.get(&total).is_some_and(|(_, _, used)| *used))
@@ -100,10 +100,10 @@ impl Plain {
         })
     }
 
-    /// One a line.
+    /// Formats the statistics as text, one per line.
     pub(super) fn text(&self, wanted: &StatsFilter) -> String {
         let mut out = String::new();
-        // Writing into memory does not fail.
+        // Writing into memory cannot fail.
         for (name, value) in self.shown_numbers(wanted) {
             let _ = writeln!(out, "{name}: {value}");
         }
@@ -113,7 +113,7 @@ impl Plain {
                 out.push_str(" No recorded values");
             } else {
                 for quantile in QUANTILES {
-                    // The first number would be that of the last interval, which is not kept.
+                    // The first number is for the last interval in Envoy, which is not recorded here.
                     let _ = write!(out, " P{quantile}(nan,{})", Number(values.quantile(quantile / 100.0)));
                 }
             }
@@ -122,7 +122,7 @@ impl Plain {
         out
     }
 
-    /// The same as Envoy's JSON.
+    /// Returns the statistics in Envoy's JSON form.
     pub(super) fn json(&self, wanted: &StatsFilter) -> Value {
         let mut stats: Vec<Value> =
             self.shown_numbers(wanted).map(|(name, value)| json!({"name": name, "value": value})).collect();
@@ -152,14 +152,14 @@ impl StatsFilter {
         self.filter.as_ref().is_none_or(|filter| filter.is_match(name))
     }
 
-    /// Whether a family of Prometheus is wanted.
+    /// Returns whether a Prometheus metric family is selected.
     pub(super) fn takes(&self, name: &str, kind: Kind) -> bool {
         self.kind.is_none_or(|wanted| wanted == kind) && self.matches(name)
     }
 }
 
 impl Histogram {
-    /// The value below which this share of the values lies, as far as the buckets tell.
+    /// Returns an estimate of a quantile; `share` is from 0 to 1.
     fn quantile(&self, share: f64) -> f64 {
         let all: u64 = self.counts.iter().sum();
         let rank = share * all as f64;
@@ -177,7 +177,7 @@ impl Histogram {
     }
 }
 
-/// A number with as many digits as matter.
+/// A number, formatted with its significant digits.
 struct Number(f64);
 
 impl fmt::Display for Number {
@@ -187,7 +187,7 @@ impl fmt::Display for Number {
     }
 }
 
-/// The labels of a series: `a="b",c="d"`.
+/// Parses the labels of a series: `a="b",c="d"`.
 fn parse(labels: &str) -> Vec<(&str, String)> {
     let mut all = Vec::new();
     let mut rest = labels;
@@ -204,7 +204,7 @@ fn parse(labels: &str) -> Vec<(&str, String)> {
                     value.push(' ');
                     escaped = false;
                 }
-                // A name is one line.
+                // A name must be a single line.
                 '\n' | '\r' => value.push(' '),
                 other => {
                     value.push(other);
@@ -218,7 +218,7 @@ fn parse(labels: &str) -> Vec<(&str, String)> {
     all
 }
 
-/// Envoy's name of a statistic that Prometheus shows with this name and these labels.
+/// Returns Envoy's name for a Prometheus name and labels.
 fn plain_name(name: &str, labels: &[(&str, String)]) -> String {
     let label =
         |wanted: &str| labels.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.as_str());
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_envoys() {
+    fn names_are_those_of_envoy() {
         let name = |name: &str, labels: &str| plain_name(name, &parse(labels));
         for (metric, labels, expected) in [
             ("envoy_cluster_upstream_rq_total", r#"cluster_name="a|80"#, "cluster.a|80.upstream_rq_total"),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_wanted_is_shown() {
+    fn only_selected_statistics_are_shown() {
         let mut plain = Plain::default();
         for (name, kind, value, used) in [
             ("listener.a.downstream_cx_active", Type::Gauge, 0, false),
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_lie_in_their_buckets() {
+    fn quantiles_are_within_their_buckets() {
         let mut values = Histogram::default();
         // Ten values up to 0.5, ten up to 5.
         values.counts[0] = 10;

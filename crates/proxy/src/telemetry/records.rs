@@ -1,4 +1,4 @@
-//! Access logs as records of OpenTelemetry.
+//! Access logs as OpenTelemetry log records.
 
 use std::time::SystemTime;
 
@@ -7,10 +7,10 @@ use skysail_xds::otlp::{AnyValue, ArrayValue, KeyValue, KeyValueList, LogRecord,
 
 use skysail_policy::{config::http::LogValue, format, record::Context};
 
-/// The field of records in `ScopeLogs`.
+/// Field number of records in `ScopeLogs`.
 const LOG_RECORDS: u32 = 2;
 
-/// Adds a record.
+/// Appends a record.
 pub(crate) fn record(
     body: Option<&LogValue>,
     attributes: &[(Box<str>, LogValue)],
@@ -63,7 +63,7 @@ mod tests {
     use skysail_policy::{config::listener::Direction, record::Record, trace::SpanContext};
 
     #[test]
-    fn a_record_names_the_span_of_its_request() {
+    fn a_record_contains_the_span_id_of_its_request() {
         let span = SpanContext {
             trace: 1,
             long: true,

@@ -1,4 +1,4 @@
-//! All metrics, added up over the workers; as Prometheus text in the shape of Envoy's `/stats/prometheus`.
+//! Metrics summed over the workers, as Prometheus text in the shape of Envoy's `/stats/prometheus`.
 
 use std::{
     borrow::Cow,
@@ -19,34 +19,34 @@ use super::{
 };
 use skysail_policy::peer::LocalWorkload;
 
-/// Length of a piece of a page in bytes; the series that exceeds it comes whole.
+/// Size of one piece of a page in bytes, exceeded by at most one series.
 const PIECE: usize = 48 << 10;
 
-/// Adds up what the workers counted, and renders it as Prometheus text.
+/// Sums the workers' metrics and renders them as Prometheus text.
 pub fn collect(shards: Vec<ShardSnapshot>, local: &LocalWorkload, log: Option<&AccessLogger>) -> String {
     let metrics = Metrics::new(shards, local, log);
     let mut page = Page::new(StatsFilter::default());
     std::iter::from_fn(|| page.next(&metrics)).collect()
 }
 
-/// Values by labels as Prometheus has them.
+/// Values by Prometheus labels.
 type Samples = Vec<(String, u64)>;
 
-/// All metrics of the process, added up over its workers.
+/// Metrics of the process, summed over its workers.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// By labels, in their order.
+    /// Request series, sorted by labels.
     http: Vec<(Arc<str>, HttpSeries)>,
-    /// The same of connections.
+    /// Connection series, sorted by labels.
     tcp: Vec<(Arc<str>, TcpSeries)>,
-    /// By name, in their order.
+    /// Counters and gauges, sorted by name.
     samples: Vec<((&'static str, Type), Samples)>,
-    /// Those of the whole process, by Envoy's names.
+    /// Values of the whole process, by Envoy's names.
     process: Vec<(String, Type, u64)>,
 }
 
 impl Metrics {
-    /// Adds up what the workers counted.
+    /// Sums the workers' metrics.
     pub fn new(shards: Vec<ShardSnapshot>, local: &LocalWorkload, log: Option<&AccessLogger>) -> Self {
         let mut all = Self::default();
         let mut samples = BTreeMap::<_, BTreeMap<String, u64>>::new();
@@ -57,7 +57,7 @@ impl Metrics {
             for (labels, values) in shard.samples {
                 for (name, kind, value) in values {
                     let sum = samples.entry((name, kind)).or_default().entry(labels.clone()).or_default();
-                    // A gauge may go up on one worker and down on another.
+                    // A connection may increment a gauge on one worker and decrement it on another.
                     *sum = sum.wrapping_add(value);
                 }
             }
@@ -87,28 +87,28 @@ impl Metrics {
         all
     }
 
-    /// Adds a number of the whole process that only grows, by Envoy's name: `cluster_manager.cds.update_success`.
+    /// Adds a counter of the whole process by Envoy's name: `cluster_manager.cds.update_success`.
     pub(crate) fn add_counter(&mut self, name: impl Into<String>, value: u64) {
         self.process.push((name.into(), Type::Counter, value));
     }
 
-    /// Adds one that goes up and down.
+    /// Adds a gauge of the whole process by Envoy's name.
     pub(crate) fn add_gauge(&mut self, name: impl Into<String>, value: u64) {
         self.process.push((name.into(), Type::Gauge, value));
     }
 
-    /// The sum of a metric over all its labels.
+    /// Returns the sum of a metric over all its labels.
     pub(crate) fn sum(&self, metric: &str) -> u64 {
         let of_name = self.samples.iter().filter(|((name, _), _)| *name == metric);
         of_name.flat_map(|(_, by_labels)| by_labels).map(|(_, value)| value).sum()
     }
 
-    /// Envoy's names, one a line.
+    /// Formats the statistics as text under Envoy's names.
     pub fn text(&self, wanted: &StatsFilter) -> String {
         self.plain().text(wanted)
     }
 
-    /// The same as JSON.
+    /// Returns the statistics as JSON under Envoy's names.
     pub fn json(&self, wanted: &StatsFilter) -> Value {
         self.plain().json(wanted)
     }
@@ -144,9 +144,9 @@ impl Metrics {
     }
 }
 
-/// Name, index among Istio's metrics, and where the value is.
+/// Name, index among Istio's metrics, and accessor of the value.
 type Shown<S, T> = (&'static str, u8, fn(&S) -> T);
-/// The same of a histogram.
+/// The same for a histogram.
 type ShownHistogram = (&'static str, u8, fn(&HttpSeries) -> &Histogram);
 
 const COUNTS: [Shown<HttpSeries, u64>; 3] = [
@@ -166,7 +166,7 @@ const TCP_COUNTS: [Shown<TcpCounts, u64>; 4] = [
     ("istio_tcp_sent_bytes_total", 0, |counts| counts.sent),
 ];
 
-/// A metric and the values of its series.
+/// A metric family with the values of its series.
 struct Family<'a> {
     name: Cow<'a, str>,
     kind: Kind,
@@ -178,11 +178,11 @@ enum Values<'a> {
     Histograms(&'a [(Arc<str>, HttpSeries)], u8, fn(&HttpSeries) -> &Histogram),
     Tcp(&'a [(Arc<str>, TcpSeries)], u8, fn(&TcpCounts) -> u64),
     Samples(&'a [(String, u64)]),
-    /// One without labels, which is shown even if it is 0.
+    /// A value without labels, shown even if it is 0.
     Process(u64),
 }
 
-/// What a series has in a family.
+/// Value of one series in a family.
 enum Row<'a> {
     Hidden,
     Number(&'a str, u64),
@@ -190,7 +190,7 @@ enum Row<'a> {
 }
 
 impl Values<'_> {
-    /// The series at an index; `None` after the last.
+    /// Returns the series at an index; `None` after the last.
     fn row(&self, index: usize, used_only: bool) -> Option<Row<'_>> {
         let row = match *self {
             Self::Http(all, metric, pick) => {
@@ -219,7 +219,7 @@ impl Values<'_> {
 }
 
 impl Metrics {
-    /// The family at an index; `None` after the last.
+    /// Returns the family at an index; `None` after the last.
     fn family(&self, index: usize) -> Option<Family<'_>> {
         let counter = |name, values| Family { name: Cow::Borrowed(name), kind: Kind::Counters, values };
         if let Some((name, metric, pick)) = COUNTS.get(index) {
@@ -244,23 +244,24 @@ impl Metrics {
     }
 }
 
-/// Prometheus text of metrics, piece by piece: a client that reads slowly holds a piece and not a page.
+/// Prometheus text in pieces: a slow client holds one piece in memory, not a whole page.
 #[derive(Debug, Default)]
 pub struct Page {
     wanted: StatsFilter,
-    /// The next series to be written: its family, and its index there.
+    /// Next series to write: index of its family, and index within it.
     next: (usize, usize),
-    /// The family's title has been written.
+    /// The `# TYPE` line of the family has been written.
     titled: bool,
 }
 
 impl Page {
-    /// A page of which nothing has been written.
+    /// Returns a page at its beginning.
     pub fn new(wanted: StatsFilter) -> Self {
         Self { wanted, ..Self::default() }
     }
 
-    /// Writes the next piece, of whole lines; `None` after the last. The metrics must be the same each time.
+    /// Returns the next piece, which consists of complete lines; `None` after the last. `metrics` must be the
+    /// same in each call.
     pub fn next(&mut self, metrics: &Metrics) -> Option<String> {
         let mut out = String::with_capacity(PIECE + PIECE / 4);
         let (mut family, mut row) = self.next;
@@ -301,7 +302,7 @@ fn word(kind: Kind) -> &'static str {
     }
 }
 
-/// Adds up the series that have the same labels, and puts all in the order of these.
+/// Merges series with equal labels and sorts all by labels.
 fn add_up<S>(all: &mut Vec<(Arc<str>, S)>, merge: fn(&mut S, &S)) {
     all.sort_by(|(one, _), (other, _)| one.cmp(other));
     all.dedup_by(|(labels, more), (first, sum)| {

@@ -1,7 +1,7 @@
-//! One time series of Istio's metrics: its labels, which name both ends of the conversation, and its numbers.
+//! A time series of Istio's metrics: its labels, which name both peers, and its values.
 //!
-//! Labels stand in the order of Istio's own filter, and are filled by its rules: what the other end says of
-//! itself, at the source completed by what the endpoint and the cluster are known to be.
+//! Labels have the order and the rules of Istio's own filter: the peer's metadata, completed at the source by
+//! what is known about the endpoint and the cluster.
 
 use std::{fmt::Write as _, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use skysail_policy::{
     record::Record,
 };
 
-/// Upper bounds of the buckets, for milliseconds and for bytes alike: Envoy's.
+/// Upper bounds of the histogram buckets, for milliseconds and for bytes: those of Envoy.
 pub(super) const BOUNDS: [f64; 19] = [
     0.5,
     1.0,
@@ -37,13 +37,13 @@ pub(super) const BOUNDS: [f64; 19] = [
     3_600_000.0,
 ];
 
-/// The longest name there is in DNS, with a port.
-pub(super) const LONGEST_NAME: usize = 260;
+/// Maximum length of a DNS name with a port.
+pub(super) const MAX_NAME: usize = 260;
 
-/// How values are spread.
+/// A histogram.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Histogram {
-    /// By bucket, not cumulative; the last is for what is above all bounds.
+    /// Counts by bucket, not cumulative; the last bucket is above all bounds.
     pub(super) counts: [u64; BOUNDS.len() + 1],
     pub(super) sum: f64,
 }
@@ -63,7 +63,7 @@ impl Histogram {
     }
 }
 
-/// The numbers of one set of labels: requests.
+/// Values of one set of labels, for requests.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HttpSeries {
     pub(super) requests: u64,
@@ -72,14 +72,15 @@ pub(super) struct HttpSeries {
     pub(super) response_bytes: Histogram,
     pub(super) request_messages: u64,
     pub(super) response_messages: u64,
-    /// Whether messages are counted at all.
+    /// The requests are gRPC, so messages are counted.
     pub(super) grpc: bool,
-    /// Metrics that are not kept with these labels, by their places in [`skysail_policy::config::stats::HTTP`].
+    /// Metrics without a series of these labels, as bits of the indices in
+    /// [`skysail_policy::config::stats::HTTP`].
     pub(super) hidden: u8,
 }
 
 impl HttpSeries {
-    /// Counts a request in some metrics, by their places in [`skysail_policy::config::stats::HTTP`].
+    /// Counts a request in the metrics of a bit mask (indices in [`skysail_policy::config::stats::HTTP`]).
     pub(super) fn add_some(&mut self, record: &Record<'_>, metrics: u8) {
         let has = |bit: u8| metrics & (1 << bit) != 0;
         self.requests += u64::from(has(0));
@@ -97,7 +98,8 @@ impl HttpSeries {
         self.response_messages += if has(5) { record.response_messages } else { 0 };
     }
 
-    /// Whether a metric, by its place in [`skysail_policy::config::stats::HTTP`], is kept with these labels.
+    /// Returns whether a metric has a series of these labels; `metric` is its index in
+    /// [`skysail_policy::config::stats::HTTP`].
     pub(super) fn shows(&self, metric: u8) -> bool {
         self.hidden & (1 << metric) == 0 && (metric < 4 || self.grpc)
     }
@@ -145,24 +147,25 @@ fn bytes(count: u64) -> f64 {
     count as f64
 }
 
-/// What happened to connections.
+/// Counts of connections.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TcpCounts {
-    /// So many began.
+    /// Connections opened.
     pub opened: u64,
-    /// So many ended.
+    /// Connections closed.
     pub closed: u64,
-    /// Bytes to clients.
+    /// Bytes sent to clients.
     pub sent: u64,
-    /// Bytes from clients.
+    /// Bytes received from clients.
     pub received: u64,
 }
 
-/// The numbers of one set of labels: connections.
+/// Values of one set of labels, for connections.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TcpSeries {
     pub(super) counts: TcpCounts,
-    /// Metrics that are not kept with these labels, by their places in [`skysail_policy::config::stats::TCP`].
+    /// Metrics without a series of these labels, as bits of the indices in
+    /// [`skysail_policy::config::stats::TCP`].
     pub(super) hidden: u8,
 }
 
@@ -180,14 +183,16 @@ impl TcpSeries {
         counts.received += more.received;
     }
 
-    /// Whether a metric, by its place in [`skysail_policy::config::stats::TCP`], is kept with these labels.
+    /// Returns whether a metric has a series of these labels; `metric` is its index in
+    /// [`skysail_policy::config::stats::TCP`].
     pub(super) fn shows(&self, metric: u8) -> bool {
         self.hidden & (1 << metric) == 0
     }
 }
 
 impl TcpCounts {
-    /// Those of some metrics, by their places in [`skysail_policy::config::stats::TCP`].
+    /// Returns only the counts of the metrics of a bit mask (indices in
+    /// [`skysail_policy::config::stats::TCP`]).
     pub(super) fn only(self, metrics: u8) -> Self {
         let of = |bit: u8, count| if metrics & (1 << bit) == 0 { 0 } else { count };
         Self {
@@ -210,38 +215,39 @@ impl Series for TcpSeries {
     }
 }
 
-/// Numbers of one set of labels.
+/// Values of one set of labels.
 pub(super) trait Series: Default {
-    /// Metrics that are not kept.
+    /// Metrics without a series of these labels.
     fn hidden(&mut self) -> &mut u8;
-    /// A number that is another when something has been counted; `None` if something goes on that will be.
+    /// Returns a number that changes with every update. While connections are open it never equals itself.
     fn counted(&self) -> u64;
 }
 
-/// The other end, as far as labels name it.
+/// The peer, as far as labels describe it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct OtherEnd {
     pub(super) workload: Option<Arc<Workload>>,
-    /// First URI name of its certificate.
+    /// First URI SAN of the peer's certificate.
     pub(super) principal: Option<Arc<str>>,
-    /// First URI name of ours.
+    /// First URI SAN of the sidecar's own certificate.
     pub(super) local_principal: Option<Arc<str>>,
 }
 
-/// The service that was asked for, before its labels fall back to what the ends are.
+/// The requested service, before its labels fall back to the peers' names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Destination<'a> {
     host: &'a str,
     name: &'a str,
     namespace: &'a str,
-    /// Whether the authority is among them.
+    /// The authority determines the name.
     pub(super) by_authority: bool,
 }
 
-/// Which service was asked for: by the cluster's metadata, else (at the source) by the authority.
+/// Returns the requested service: from the cluster's metadata, or else (at the source) from the authority.
 pub(super) fn destination<'a>(record: &Record<'a>, authority: &'a str) -> Destination<'a> {
-    // At the destination a caller could make up any number of series by this header. What is longer is no name.
-    let named = record.direction != Direction::Inbound && authority.len() <= LONGEST_NAME;
+    // At the destination a client could create any number of series with this header. A longer text is not a
+    // DNS name.
+    let named = record.direction != Direction::Inbound && authority.len() <= MAX_NAME;
     let authority = if named { authority } else { "" };
     let fallback =
         Destination { host: authority, name: authority, namespace: "", by_authority: !authority.is_empty() };
@@ -270,7 +276,7 @@ fn of_service(service: &Service) -> Destination<'_> {
     Destination { host: &service.host, name, namespace: &service.namespace, by_authority: false }
 }
 
-/// The labels of a request (`http`) or connection, as text between the braces.
+/// Returns the labels of a request (`http`) or connection, as text between the braces.
 pub(super) fn labels(
     local: &LocalWorkload,
     other: &OtherEnd,
@@ -315,15 +321,15 @@ pub(super) fn labels(
     text.finish()
 }
 
-/// The label of this name is taken away, or has this value.
+/// Removes the label of this name, or sets its value.
 pub(super) type LabelChange<'a> = (&'a str, Option<String>);
 
-/// A status that is none of gRPC's is unknown (2), so that a server cannot make up any number of series.
+/// A status that gRPC does not define becomes UNKNOWN (2), so that a server cannot create any number of series.
 pub(super) fn grpc_status(status: u32) -> u32 {
     if status > 16 { 2 } else { status }
 }
 
-/// `spiffe://cluster.local/ns/default/sa/x` is in namespace `default`.
+/// Returns the namespace of a principal: `default` in `spiffe://cluster.local/ns/default/sa/x`.
 fn namespace_of(principal: &str) -> Option<&str> {
     principal.split("/ns/").nth(1)?.split('/').next().filter(|namespace| !namespace.is_empty())
 }
@@ -332,7 +338,7 @@ fn or<'a>(text: &'a str, other: &'a str) -> &'a str {
     if text.is_empty() { other } else { text }
 }
 
-/// One end, as its labels call it.
+/// A workload with its principal, as labels name them.
 struct Ends<'a> {
     workload: &'a Workload,
     canonical_name: &'a str,
@@ -378,16 +384,16 @@ impl<'a> Ends<'a> {
     }
 }
 
-/// Label text in the making.
+/// Builder of label text.
 struct Labels<'a> {
     text: String,
     changes: &'a [LabelChange<'a>],
-    /// Which of the changes have been made.
+    /// Changes that have been applied.
     made: Vec<&'a str>,
 }
 
 impl Labels<'_> {
-    /// What is missing is `unknown`.
+    /// A missing value is `unknown`.
     fn add(&mut self, name: &str, value: &str) {
         self.add_as_is(name, or(value, "unknown"));
     }
@@ -410,7 +416,7 @@ impl Labels<'_> {
         self.text.push('"');
     }
 
-    /// All labels; those that are not Istio's own come last.
+    /// Returns all labels; those that Istio does not define come last.
     fn finish(mut self) -> String {
         for (name, value) in self.changes {
             if let Some(value) = value
@@ -423,14 +429,14 @@ impl Labels<'_> {
     }
 }
 
-/// A label value as Prometheus' text format wants it.
+/// Escapes a label value for Prometheus' text format.
 pub(super) fn escape(value: &str, out: &mut String) {
     for c in value.chars() {
         match c {
             '\\' => out.push_str("\\\\"),
             '"' => out.push_str("\\\""),
             '\n' => out.push_str("\\n"),
-            // A terminal would obey it.
+            // A terminal would interpret control characters.
             c if c.is_control() => out.push('_'),
             c => out.push(c),
         }

@@ -1,8 +1,8 @@
-//! The metrics of one worker.
+//! Metrics of one worker.
 //!
-//! A request finds its series by a key of a few numbers: the other end is numbered once per connection, the
-//! cluster is known by the address of its name (which is kept alive here, so that the address stays its own).
-//! Labels are put together only when a key is new. All that others can make grow is bounded.
+//! A request finds its series by a key of a few numbers. A peer is numbered once per connection. A cluster is
+//! identified by the address of its name, which is kept alive here so that the address is not reused. Labels
+//! are formatted only for a new key. All data that peers can grow is bounded.
 
 use std::{
     cell::{Cell, RefCell},
@@ -15,9 +15,7 @@ use std::{
 
 use super::{
     attributes,
-    series::{
-        self, Destination, HttpSeries, LONGEST_NAME, LabelChange, OtherEnd, Series, TcpCounts, TcpSeries,
-    },
+    series::{self, Destination, HttpSeries, LabelChange, MAX_NAME, OtherEnd, Series, TcpCounts, TcpSeries},
     stats::{ClusterStats, ExportStats, ListenerStats, ManagerStats, OutlierStats, Sample},
 };
 use skysail_http::{head::RequestHead, map::Map};
@@ -35,51 +33,51 @@ use skysail_policy::{
 #[cfg(test)]
 mod tests;
 
-/// The most keys remembered; then all are forgotten and found anew by their labels.
-const MOST_KEYS: usize = 8_192;
-/// The most other ends that have numbers; then they get new ones.
-const MOST_OTHERS: usize = 8_192;
-/// How long series are kept that nothing is counted in, where the configuration does not say.
+/// Maximum number of keys; beyond it all are dropped and found again by their labels.
+const MAX_KEYS: usize = 8_192;
+/// Maximum number of peers with numbers; beyond it they get new numbers.
+const MAX_PEERS: usize = 8_192;
+/// Default time without an update after which a series expires.
 const EXPIRY: Duration = Duration::from_hours(1);
-/// Length of the labels of a series in bytes, on average over as many series as there may be.
+/// Maximum length of a series' labels in bytes, on average over the maximum number of series.
 const LABELS: usize = 2048;
-/// How often is looked for those at most, and how often is told of what is too much.
+/// Minimum interval between sweeps of expired series, and between warnings about exceeded limits.
 const SWEEP: Duration = Duration::from_secs(60);
 
 /// The metrics of one worker thread.
 #[derive(Debug)]
 pub struct Shard {
     local: Arc<LocalWorkload>,
-    /// The most series of requests, and of connections.
+    /// Maximum number of request series, and of connection series.
     most: usize,
     expiry: Cell<Duration>,
     swept: Cell<Option<Instant>>,
-    /// When a warning was logged last: of too many series, and of labels that take too much room.
-    told: [Cell<Option<Instant>>; 2],
+    /// Times of the last warnings: too many series, and labels too long.
+    last_warning: [Cell<Option<Instant>>; 2],
     numbers: RefCell<Numbers>,
-    /// Hashes authorities: with a secret, as clients choose them.
+    /// Hash key for authorities, secret because clients choose them.
     secret: RandomState,
 }
 
 #[derive(Debug, Default)]
 struct Numbers {
     others: HashMap<OtherEnd, u32>,
-    /// The last number that another end got.
+    /// Number that was assigned last.
     last_other: u32,
     keys: HashMap<Key, u32, BuildHasherDefault<Mix>>,
-    /// Names of clusters that keys refer to by address.
+    /// Cluster names that keys refer to by address.
     held: HashMap<usize, Arc<str>>,
     http: Table<HttpSeries>,
     tcp: Table<TcpSeries>,
     dropped: u64,
-    /// Requests and connections that were counted without what their peers say of themselves.
+    /// Requests and connections that were counted without the metadata of their peers.
     unlabelled: u64,
     expired: u64,
     clusters: Map<Arc<str>, Rc<ClusterStats>>,
     outliers: Map<Arc<str>, Rc<OutlierStats>>,
     managers: Map<Arc<str>, Rc<ManagerStats>>,
     listeners: Map<Arc<str>, Rc<ListenerStats>>,
-    /// By cluster and what is told.
+    /// By cluster and kind of item.
     exports: Map<(Box<str>, &'static str), Rc<ExportStats>>,
 }
 
@@ -87,10 +85,10 @@ struct Numbers {
 #[derive(Debug)]
 struct Table<T> {
     by_labels: HashMap<Arc<str>, u32>,
-    /// Length of all labels in bytes.
+    /// Total length of all labels, in bytes.
     bytes: usize,
     series: Vec<(Arc<str>, T)>,
-    /// What was counted in each when it was last looked at, and since when that is so.
+    /// Update number of each series at the last sweep, and since when it has been the same.
     counted: Vec<(u64, Instant)>,
 }
 
@@ -100,7 +98,7 @@ impl<T> Default for Table<T> {
     }
 }
 
-/// All that tells one series from another.
+/// Properties that distinguish series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     other: u32,
@@ -111,7 +109,7 @@ struct Key {
     status: u16,
     direction: Direction,
     protocol: Protocol,
-    /// `allow_any`, `block_all` or neither.
+    /// 1 for `allow_any`, 2 for `block_all`, 0 otherwise.
     route: u8,
 }
 
@@ -122,7 +120,7 @@ enum Protocol {
     Tcp,
 }
 
-/// The numbers of one worker at one moment.
+/// Metrics of one worker at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct ShardSnapshot {
     pub(super) http: Vec<(Arc<str>, HttpSeries)>,
@@ -135,26 +133,25 @@ pub struct ShardSnapshot {
 }
 
 impl Shard {
-    /// Nothing counted yet. There may be so many series of requests, and as many of connections.
+    /// Returns an empty shard with at most `most` series of requests, and as many of connections.
     pub fn new(local: Arc<LocalWorkload>, most: usize) -> Self {
         Self {
             local,
             most,
             expiry: Cell::new(EXPIRY),
             swept: Cell::new(None),
-            told: Default::default(),
+            last_warning: Default::default(),
             numbers: RefCell::default(),
             secret: RandomState::new(),
         }
     }
 
-    /// How long series are kept that nothing is counted in; `None` for an hour.
+    /// Sets the time without an update after which series expire; `None` means one hour.
     pub fn expire_after(&self, expiry: Option<Duration>) {
         self.expiry.set(expiry.unwrap_or(EXPIRY));
     }
 
-    /// Lets go of series that nothing has been counted in for too long, and of the counters of what the configuration
-    /// has no more, if it is time to look for them.
+    /// Drops expired series and the counters of removed resources, if the sweep interval has passed.
     pub fn sweep(&self, now: Instant, snapshot: &Snapshot) {
         let expiry = self.expiry.get();
         if self.swept.get().is_some_and(|swept| now.saturating_duration_since(swept) < SWEEP.min(expiry / 2))
@@ -166,7 +163,7 @@ impl Shard {
         numbers.forget(snapshot);
         let expired = numbers.http.sweep(now, expiry) + numbers.tcp.sweep(now, expiry);
         if expired > 0 {
-            // Series have other places now, and who was counted in them may have gone.
+            // The remaining series have other indices, and keys may refer to expired ones.
             numbers.expired += expired;
             numbers.keys.clear();
             numbers.held.clear();
@@ -184,7 +181,7 @@ impl Shard {
         }
     }
 
-    /// The same where metrics have other labels than Istio's.
+    /// Counts a finished request in metrics with changed labels.
     pub(crate) fn request_changed(&self, changes: &[MetricChange], context: &Context<'_>) {
         let (record, authority) = (context.record, context.request.map_or("", RequestHead::authority));
         let protocol = if record.grpc { Protocol::Grpc } else { Protocol::Http };
@@ -198,7 +195,7 @@ impl Shard {
         }
     }
 
-    /// Counts what happened to a connection, once its other end is known.
+    /// Counts an event of a connection, once its peer is known.
     pub fn connection(&self, stats: &Stats, record: &Record<'_>, counts: TcpCounts) {
         if stats.tcp.is_empty() {
             return self.count(record, counts, None);
@@ -221,52 +218,52 @@ impl Shard {
     #[cold]
     fn drop(&self, numbers: &mut Numbers) {
         numbers.dropped += 1;
-        if self.may_tell(0) {
+        if self.may_warn(0) {
             tracing::warn!(
-                "there are {} series of metrics, as many as may be, or their labels take {LABELS} bytes each on \
-                 average: others are not counted (see skysail_metric_series_dropped_total); leave out labels that \
+                "the limit of {} metric series is reached, or their labels exceed {LABELS} bytes each on average: \
+                 new series are not recorded (see skysail_metric_series_dropped_total); remove labels that \
                  have many values (tagOverrides of Telemetry), or raise --max-metric-series",
                 self.most
             );
         }
     }
 
-    /// Whether it is time for a warning.
-    fn may_tell(&self, of: usize) -> bool {
-        let (told, now) = (&self.told[of], Instant::now());
-        let due = told.get().is_none_or(|told| now - told >= SWEEP);
+    /// Returns whether a warning is due.
+    fn may_warn(&self, of: usize) -> bool {
+        let (last_warning, now) = (&self.last_warning[of], Instant::now());
+        let due = last_warning.get().is_none_or(|last_warning| now - last_warning >= SWEEP);
         if due {
-            told.set(Some(now));
+            last_warning.set(Some(now));
         }
         due
     }
 
-    /// The counters of a cluster, by its name. To be kept by the worker.
+    /// Returns the statistics of a cluster; the worker keeps them.
     pub fn cluster(&self, name: &Arc<str>) -> Rc<ClusterStats> {
         Rc::clone(self.numbers.borrow_mut().clusters.entry(Arc::clone(name)).or_default())
     }
 
-    /// Those of a cluster whose endpoints can be ejected.
+    /// Returns the outlier detection statistics of a cluster.
     pub fn outliers(&self, name: &Arc<str>) -> Rc<OutlierStats> {
         Rc::clone(self.numbers.borrow_mut().outliers.entry(Arc::clone(name)).or_default())
     }
 
-    /// The counters of an HTTP manager, by its prefix.
+    /// Returns the statistics of an HTTP connection manager, by its prefix.
     pub fn manager(&self, stat_prefix: &Arc<str>) -> Rc<ManagerStats> {
         Rc::clone(self.numbers.borrow_mut().managers.entry(Arc::clone(stat_prefix)).or_default())
     }
 
-    /// The counters of a listener, by its name.
+    /// Returns the statistics of a listener.
     pub fn listener(&self, name: &Arc<str>) -> Rc<ListenerStats> {
         Rc::clone(self.numbers.borrow_mut().listeners.entry(Arc::clone(name)).or_default())
     }
 
-    /// The counters of what is told to a collector, by its cluster.
+    /// Returns the statistics of the items sent to a collector, by its cluster.
     pub(crate) fn exports(&self, cluster: &str, what: &'static str) -> Rc<ExportStats> {
         Rc::clone(self.numbers.borrow_mut().exports.entry((cluster.into(), what)).or_default())
     }
 
-    /// All numbers of now.
+    /// Returns the current values.
     pub fn snapshot(&self) -> ShardSnapshot {
         let numbers = self.numbers.borrow();
         let mut samples = Vec::new();
@@ -338,22 +335,22 @@ impl Shard {
         };
         let (mut end, bytes) = (other_end(record), self.most.saturating_mul(LABELS));
         let Some(index) = by_labels(&end, bytes) else {
-            // Peers choose what they say of themselves. Series without it have some room of their own.
+            // Peers choose their own metadata. Series without it have reserved room.
             end.workload.take()?;
             let index = by_labels(&end, bytes + bytes / 16)?;
             numbers.unlabelled += 1;
-            if self.may_tell(1) {
+            if self.may_warn(1) {
                 tracing::warn!(
-                    "there are {} series of metrics, as many as may be, or their labels take {LABELS} bytes each on \
-                     average: what is new is counted without what the peer says of itself (see \
-                     skysail_metric_peers_unlabelled_total); leave out labels that have many or long values \
+                    "the limit of {} metric series is reached, or their labels exceed {LABELS} bytes each on average: \
+                     new series are recorded without the peer's metadata (see \
+                     skysail_metric_peers_unlabelled_total); remove labels that have many or long values \
                      (tagOverrides of Telemetry), or raise --max-metric-series",
                     self.most
                 );
             }
             return Some(index);
         };
-        if numbers.keys.len() >= MOST_KEYS {
+        if numbers.keys.len() >= MAX_KEYS {
             numbers.keys.clear();
             numbers.held.clear();
         }
@@ -385,21 +382,21 @@ impl Shard {
     }
 }
 
-/// What a change comes to for one request or connection.
+/// A label change, evaluated for one request or connection.
 #[derive(Debug, Hash)]
 struct Changed<'a> {
-    /// Metrics that it is not about.
+    /// Metrics that the change does not affect.
     hidden: u8,
     labels: Vec<LabelChange<'a>>,
 }
 
 impl<'a> Changed<'a> {
-    /// Of so many metrics. What an expression has no value for is `unknown`.
+    /// Evaluates a change of `metrics` metrics. An expression without a value gives `unknown`.
     fn new(change: &'a MetricChange, metrics: usize, context: &Context<'_>) -> Self {
         let value = |expression: &Expression| {
             let mut text = attributes::text(expression, context).unwrap_or_default();
-            // A client says how long a header is, and each series has it in every line.
-            text.truncate(text.floor_char_boundary(LONGEST_NAME));
+            // A client chooses the length of a header, and each series repeats the value in every line.
+            text.truncate(text.floor_char_boundary(MAX_NAME));
             if text.is_empty() { "unknown".to_owned() } else { text }
         };
         let labels = change.labels.iter();
@@ -409,8 +406,8 @@ impl<'a> Changed<'a> {
 }
 
 impl<T: Series> Table<T> {
-    /// Where the series with these labels is, without these metrics; `None` when there are too many, or when labels
-    /// take too many bytes.
+    /// Returns the index of the series with these labels and hidden metrics; `None` when there are too many
+    /// series or label bytes.
     fn index(&mut self, labels: String, hidden: u8, (most, bytes): (usize, usize)) -> Option<u32> {
         if let Some(index) = self.by_labels.get(labels.as_str()) {
             *self.series[*index as usize].1.hidden() &= hidden;
@@ -429,8 +426,7 @@ impl<T: Series> Table<T> {
         Some(index)
     }
 
-    /// Lets go of series that nothing has been counted in for so long, and says how many they were. The others have
-    /// other places then.
+    /// Drops series without an update for `expiry` and returns their number. The indices of the others change.
     fn sweep(&mut self, now: Instant, expiry: Duration) -> u64 {
         let before = self.series.len();
         self.counted.resize(before, (u64::MAX, now));
@@ -457,7 +453,7 @@ impl<T: Series> Table<T> {
 }
 
 impl Numbers {
-    /// Lets go of the counters of what is neither configured nor used any more.
+    /// Drops the counters of resources that are neither configured nor in use.
     fn forget(&mut self, snapshot: &Snapshot) {
         let Snapshot { clusters, listeners, .. } = snapshot;
         self.clusters.retain(|name, stats| Rc::strong_count(stats) > 1 || clusters.contains_key(name));
@@ -475,8 +471,8 @@ impl Numbers {
         self.managers.retain(|prefix, stats| Rc::strong_count(stats) > 1 || prefixes.contains(&**prefix));
     }
 
-    /// The number of the other end. Remembered in the peer, so that a connection is looked up once. No number is
-    /// given twice; who has several is counted in the same series all the same.
+    /// Returns the number of the peer and stores it in the connection's peer, so that the lookup happens once.
+    /// No number is assigned twice. A peer with several numbers is still counted in one series.
     fn other_end(&mut self, record: &Record<'_>) -> u32 {
         let peer = far_peer(record);
         if let Some(known) = peer.map(|peer| peer.series.get()).filter(|known| *known != 0) {
@@ -486,7 +482,7 @@ impl Numbers {
         let number = match self.others.get(&other) {
             Some(number) => *number,
             None => {
-                if self.others.len() >= MOST_OTHERS {
+                if self.others.len() >= MAX_PEERS {
                     self.others.clear();
                 }
                 self.last_other = self.last_other.wrapping_add(1).max(1);
@@ -518,13 +514,13 @@ fn other_end(record: &Record<'_>) -> OtherEnd {
     }
 }
 
-/// Hashes keys. They hold nothing that others choose, but for a hash that already is keyed with a secret.
+/// Hasher of keys. Peers choose no part of a key, except for a hash that is keyed with a secret.
 #[derive(Default)]
 struct Mix(u64);
 
 impl Hasher for Mix {
     fn finish(&self) -> u64 {
-        // The table takes its bits from both ends.
+        // Hash tables use both the high and the low bits.
         self.0 ^ (self.0 >> 32)
     }
 

@@ -1,4 +1,4 @@
-//! Spans: what is told of a request to a collector of traces, as OTLP or as Zipkin's JSON.
+//! Spans of requests, as OTLP or as Zipkin's JSON.
 
 use std::{
     borrow::Cow,
@@ -18,35 +18,35 @@ use skysail_policy::{
 #[cfg(test)]
 mod tests;
 
-/// A span that is over.
+/// A finished span.
 #[derive(Debug)]
 pub struct Span<'a> {
-    /// Where it stands.
+    /// Trace and span IDs.
     pub context: &'a SpanContext,
-    /// What was done.
+    /// Name of the span.
     pub name: &'a str,
-    /// Which end tells it.
+    /// Reporting end, client or server.
     pub end: End,
-    /// When it began.
+    /// Start time.
     pub start: SystemTime,
-    /// How long it took.
+    /// Duration.
     pub duration: Duration,
-    /// What is known of it.
+    /// Attributes of the span.
     pub tags: Tags<'a>,
-    /// How it ended.
+    /// Result, which determines the status.
     pub outcome: Outcome,
 }
 
-/// How a span ended, for its status.
+/// Result of a span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// The HTTP status; 0 for none.
+    /// HTTP status; 0 for none.
     pub status: u16,
-    /// gRPC's status, of a call of gRPC.
+    /// gRPC status of a gRPC request.
     pub grpc: Option<u32>,
 }
 
-/// Names and values; each name once.
+/// Tag names and values; names are unique.
 #[derive(Debug, Default)]
 pub struct Tags<'a>(Vec<(&'a str, Cow<'a, str>)>);
 
@@ -59,45 +59,45 @@ impl<'a> Tags<'a> {
         }
     }
 
-    /// Sets a tag to bytes that should be text.
+    /// Sets a tag to bytes that should be UTF-8.
     pub fn set_bytes(&mut self, name: &'a str, value: &'a [u8]) {
         self.set(name, String::from_utf8_lossy(value));
     }
 
-    /// Says how a call of gRPC ended. What is the server's fault is an error, and so is `RESOURCE_EXHAUSTED`.
+    /// Sets the tags of a gRPC status. A server error or `RESOURCE_EXHAUSTED` is an error.
     pub(crate) fn set_grpc(&mut self, status: u32, text: Option<&'a [u8]>) {
         self.set("grpc.status_code", status.to_string());
         if let Some(text) = text {
             self.set_bytes("grpc.message", text);
         }
-        if status == 8 || is_servers_fault(status) {
+        if status == 8 || is_server_error(status) {
             self.set("error", "true");
         }
     }
 }
 
 /// `UNKNOWN`, `DEADLINE_EXCEEDED`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS`.
-fn is_servers_fault(grpc: u32) -> bool {
+fn is_server_error(grpc: u32) -> bool {
     matches!(grpc, 2 | 4 | 12..=15)
 }
 
-/// Who tells spans, for Zipkin.
+/// Reporting service, for Zipkin.
 #[derive(Clone, Copy, Debug)]
-pub struct Teller<'a> {
-    /// The service.
+pub struct Reporter<'a> {
+    /// Name of the service.
     pub service: &'a str,
-    /// Where it is.
+    /// Its IP address.
     pub address: Option<IpAddr>,
 }
 
 impl Span<'_> {
-    /// Writes it as an item of a batch.
-    pub fn write(&self, tracer: Tracer, teller: Teller<'_>, out: &mut Vec<u8>) {
+    /// Writes the span as an item of a batch.
+    pub fn write(&self, tracer: Tracer, reporter: Reporter<'_>, out: &mut Vec<u8>) {
         match tracer {
-            // `ScopeSpans.spans`
+            // Field number of `ScopeSpans.spans`.
             Tracer::OpenTelemetry => message::encode(2, &self.otlp(), out),
             Tracer::Zipkin(zipkin) => {
-                let json = self.zipkin(zipkin, teller).to_string();
+                let json = self.zipkin(zipkin, reporter).to_string();
                 out.extend_from_slice(json.as_bytes());
                 out.push(b',');
             }
@@ -137,22 +137,23 @@ impl Span<'_> {
         }
     }
 
-    /// Whether it failed, as OpenTelemetry's conventions have it: what is the client's fault is no failure of the server.
+    /// Returns whether the span failed. By OpenTelemetry's conventions, a client error is not a failure of the
+    /// server's span.
     fn has_failed(&self) -> bool {
         match (self.end, self.outcome.grpc) {
-            (End::Server, Some(grpc)) => is_servers_fault(grpc),
+            (End::Server, Some(grpc)) => is_server_error(grpc),
             (End::Client, Some(grpc)) => grpc != 0,
             (End::Server, None) => self.outcome.status >= 500,
             (End::Client, None) => self.outcome.status >= 400,
         }
     }
 
-    fn zipkin(&self, zipkin: Zipkin, teller: Teller<'_>) -> Value {
+    fn zipkin(&self, zipkin: Zipkin, reporter: Reporter<'_>) -> Value {
         let (start, duration) = (nanos(self.start) / 1000, saturating(self.duration.as_micros()));
         let server = self.end == End::Server;
         let (kind, last) = if server { ("SERVER", "ss") } else { ("CLIENT", "cr") };
-        let mut endpoint = json!({"serviceName": teller.service, "port": 0});
-        match teller.address {
+        let mut endpoint = json!({"serviceName": reporter.service, "port": 0});
+        match reporter.address {
             Some(IpAddr::V4(ip)) => endpoint["ipv4"] = ip.to_string().into(),
             Some(IpAddr::V6(ip)) => endpoint["ipv6"] = ip.to_string().into(),
             None => {}
@@ -164,7 +165,7 @@ impl Span<'_> {
             "name": self.name,
             "kind": kind,
             "timestamp": start,
-            // Zipkin takes 0 for unknown.
+            // 0 means unknown in Zipkin.
             "duration": duration.max(1),
             "localEndpoint": endpoint,
             "annotations": [{"timestamp": start.saturating_add(duration), "value": last}],
@@ -180,7 +181,7 @@ impl Span<'_> {
     }
 }
 
-/// Methods beyond those that are known are one.
+/// Unknown methods have a common value.
 fn otlp_value<'a>(name: &str, value: &'a str) -> &'a str {
     const METHODS: [&str; 9] =
         ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];

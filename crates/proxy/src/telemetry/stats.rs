@@ -1,40 +1,40 @@
-//! Counters and gauges that Envoy's users know, for clusters, HTTP managers and listeners.
+//! Envoy's counters and gauges of clusters, HTTP connection managers and listeners.
 //!
-//! A worker asks its shard for a set once and keeps it; counting is then one addition. Names are Envoy's in
-//! Prometheus form, labels those that Istio's bootstrap gives them.
+//! A worker gets a set of counters from its shard once and keeps it, so that counting is one addition. Names
+//! are Envoy's in Prometheus form; labels are those that Istio's bootstrap defines.
 
 use std::cell::Cell;
 
 use super::plain::Kind;
 use skysail_policy::config::health::Cause;
 
-/// A number that goes up, or up and down.
+/// A counter or gauge.
 #[derive(Debug, Default)]
 pub struct Counter(Cell<u64>);
 
 impl Counter {
-    /// One more.
+    /// Increments by one.
     pub fn inc(&self) {
         self.add(1);
     }
 
-    /// One less (gauges alone).
+    /// Decrements by one (only for gauges).
     pub fn dec(&self) {
         self.0.set(self.0.get().wrapping_sub(1));
     }
 
-    /// More by so many.
+    /// Adds `by`.
     pub fn add(&self, by: u64) {
         self.0.set(self.0.get().wrapping_add(by));
     }
 
-    /// The number.
+    /// Returns the value.
     pub fn get(&self) -> u64 {
         self.0.get()
     }
 }
 
-/// Whether a metric only ever grows.
+/// Type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Type {
     Counter,
@@ -50,10 +50,10 @@ impl Type {
     }
 }
 
-/// A metric's name, its type and its value.
+/// Name, type and value of a metric.
 pub(super) type Sample = (&'static str, Type, u64);
 
-/// A set of counters, each with the name it is shown by.
+/// Defines a set of counters, each with its metric name.
 macro_rules! set {
     ($(#[$about:meta])* $name:ident { $($field:ident: $type:ident $metric:literal,)* }) => {
         $(#[$about])*
@@ -70,7 +70,7 @@ macro_rules! set {
 }
 
 set! {
-    /// Of a cluster, `cluster_name`.
+    /// Statistics of a cluster, label `cluster_name`.
     ClusterStats {
         cx_total: Counter "envoy_cluster_upstream_cx_total",
         cx_active: Gauge "envoy_cluster_upstream_cx_active",
@@ -95,7 +95,7 @@ set! {
 }
 
 set! {
-    /// Of a cluster whose endpoints can be ejected, `cluster_name`.
+    /// Outlier detection statistics of a cluster, label `cluster_name`.
     OutlierStats {
         ejections_active: Gauge "envoy_cluster_outlier_detection_ejections_active",
         ejections_enforced: Counter "envoy_cluster_outlier_detection_ejections_enforced_total",
@@ -124,7 +124,7 @@ set! {
 }
 
 impl OutlierStats {
-    /// Endpoints found to fail for this reason, and those ejected for it.
+    /// Returns the counters of detected and of enforced ejections for a cause.
     pub fn of(&self, cause: Cause) -> (&Counter, &Counter) {
         match cause {
             Cause::Consecutive5xx => (&self.detected_5xx, &self.enforced_5xx),
@@ -141,7 +141,7 @@ impl OutlierStats {
 }
 
 set! {
-    /// Of an HTTP manager, `http_conn_manager_prefix`.
+    /// Statistics of an HTTP connection manager, label `http_conn_manager_prefix`.
     ManagerStats {
         cx_total: Counter "envoy_http_downstream_cx_total",
         cx_active: Gauge "envoy_http_downstream_cx_active",
@@ -190,7 +190,7 @@ set! {
 }
 
 set! {
-    /// Of what is told to a collector, `cluster_name` and `what`.
+    /// Statistics of the items sent to a collector, labels `cluster_name` and `what`.
     ExportStats {
         sent: Counter "skysail_export_sent_total",
         dropped: Counter "skysail_export_dropped_total",
@@ -199,7 +199,7 @@ set! {
 }
 
 set! {
-    /// Of a listener, `listener_address`.
+    /// Statistics of a listener, label `listener_address`.
     ListenerStats {
         cx_total: Counter "envoy_listener_downstream_cx_total",
         cx_active: Gauge "envoy_listener_downstream_cx_active",

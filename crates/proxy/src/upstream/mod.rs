@@ -1,5 +1,5 @@
-//! Connecting to upstreams: TCP with the marks and source addresses that interception needs, then TLS, then HTTP/2
-//! where it was agreed on.
+//! Upstream connections: TCP with the socket mark and source address that interception needs, then TLS, then
+//! HTTP/2 if negotiated.
 
 pub(crate) mod pick;
 pub(crate) mod pool;
@@ -47,29 +47,29 @@ use skysail_policy::{
     route,
 };
 
-/// After so long without an answer an endpoint's next address is tried (RFC 8305, section 8).
+/// Delay before the endpoint's next address is tried in parallel (RFC 8305, section 8).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// So many ports that nobody else is given are tried; most are free.
+/// Number of source ports outside the kernel's range that are tried; most are free.
 const PORT_TRIES: u32 = 3;
-/// Fewer ports than these are soon in use.
-const MIN_PORTS_APART: u16 = 1_024;
+/// Minimum number of ports outside the kernel's range; fewer would soon be exhausted.
+const MIN_UNASSIGNED_PORTS: u16 = 1_024;
 
-/// What will be spoken on a connection, which decides what TLS offers.
+/// Protocol requirements of a connection, which determine the ALPN offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     pub(crate) protocol: ApplicationProtocol,
-    /// As between Istio's sidecars (filter `istio.alpn`), not as the cluster says.
+    /// Offer the protocols of Istio's sidecars (filter `istio.alpn`) instead of the cluster's.
     pub(crate) istio: bool,
-    /// Whose connection it is for, where the cluster is to be told (`upstream_proxy_protocol`).
+    /// Addresses of the downstream connection, if the cluster receives them (`upstream_proxy_protocol`).
     pub(crate) ends: Option<Ends>,
-    /// The host that a server is asked for over TLS, where the cluster goes by it (`auto_sni`).
+    /// Host for SNI, if it depends on the request (`auto_sni`).
     host: Option<Box<str>>,
 }
 
-/// What is spoken where TLS does not settle it.
+/// Protocol of a connection unless ALPN negotiates another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ApplicationProtocol {
-    /// Whatever the client speaks.
+    /// Opaque bytes.
     Bytes,
     /// HTTP/1.1.
     Http1,
@@ -78,11 +78,11 @@ pub(crate) enum ApplicationProtocol {
 }
 
 impl Offer {
-    /// For connections passed on as bytes.
+    /// Offer of connections that carry opaque bytes.
     pub(crate) const BYTES: Self =
         Self { protocol: ApplicationProtocol::Bytes, istio: false, ends: None, host: None };
 
-    /// For a request, as it will be sent, to a cluster.
+    /// Returns the offer for a request that is sent to a cluster.
     pub(crate) fn http(cluster: &Cluster, head: &RequestHead, istio: bool) -> Self {
         let http2 = match cluster.protocol {
             UpstreamProtocol::Http2 => true,
@@ -94,12 +94,13 @@ impl Offer {
         Self { protocol, istio, ends: None, host }
     }
 
-    /// Returns the offer for a connection on behalf of a client's, whose addresses a PROXY header names.
+    /// Returns the offer for a connection on behalf of a downstream connection, whose addresses a PROXY header
+    /// contains.
     pub(crate) fn for_client(self, ends: Ends) -> Self {
         Self { ends: Some(ends), ..self }
     }
 
-    /// Of the configurations, the one that offers this.
+    /// Returns the TLS configuration with this offer.
     fn config<'a>(&self, configs: &'a ClientConfigs) -> &'a Arc<Connector> {
         match (self.protocol, self.istio) {
             (ApplicationProtocol::Http1, true) => &configs.istio_http1,
@@ -110,12 +111,12 @@ impl Offer {
     }
 }
 
-/// What the connections to upstreams of one process have in common.
+/// Settings of all upstream connections of the process.
 #[derive(Clone, Debug, Default)]
 pub struct Dialer {
-    /// Mark of every socket (SO_MARK), so that interception lets it through.
+    /// SO_MARK of every socket, which exempts it from traffic interception.
     pub mark: Option<u32>,
-    /// The first URI name of our certificate, once there is one.
+    /// First URI SAN of the sidecar's own certificate, once it has one.
     pub principal: Arc<ArcSwapOption<Arc<str>>>,
 }
 
@@ -125,13 +126,13 @@ impl Dialer {
     }
 }
 
-/// A connection to an endpoint that is there and can be used, or a share of one.
+/// Returns an idle connection to an endpoint, or a stream of a shared one.
 pub(crate) fn take(pool: &Pool, host: &Host, offer: &Offer) -> Result<Option<Upstream>, Error> {
     let tls = terms(host.endpoint.tls.as_deref(), offer)?;
     Ok(reuse(pool, host, offer, tls.as_ref()))
 }
 
-/// Whether a connection is for one request alone, as it says whose it is.
+/// Returns whether each connection serves a single request, because its PROXY header identifies the client.
 fn is_own(pool: &Pool) -> bool {
     pool.cluster.proxy_protocol.is_some()
 }
@@ -140,7 +141,7 @@ fn reuse(pool: &Pool, host: &Host, offer: &Offer, tls: Option<&UpstreamTls>) -> 
     if is_own(pool) {
         return None;
     }
-    // TLS may have settled on the other protocol, so both are looked for; what is not used is empty.
+    // TLS may have negotiated the other protocol, so both pools are searched; the unused one is empty.
     match offer.protocol {
         ApplicationProtocol::Bytes => None,
         ApplicationProtocol::Http1 => pool.take(host, tls).or_else(|| pool.share(host, tls)),
@@ -148,7 +149,8 @@ fn reuse(pool: &Pool, host: &Host, offer: &Offer, tls: Option<&UpstreamTls>) -> 
     }
 }
 
-/// A connection to an endpoint: a new one, or one that becomes free while waiting for a place. `fresh` insists on a new one.
+/// Returns a connection to an endpoint: a new one, or one that becomes idle while this waits for a slot.
+/// `fresh` requires a new one.
 pub(crate) async fn get(
     pool: &Rc<Pool>,
     host: &Rc<Host>,
@@ -158,16 +160,17 @@ pub(crate) async fn get(
 ) -> Result<Upstream, Error> {
     let mut waiting = None;
     loop {
-        // Trust may change while it waits.
+        // Trust may have changed during the wait.
         let tls = terms(host.endpoint.tls.as_deref(), offer)?;
         let (freed, room) = (host.freed.notified(), pool.room.notified());
         let soon =
             offer.protocol == ApplicationProtocol::Http2 && host.connecting.get() && !fresh && !is_own(pool);
         if !soon {
             match pool.admit(host) {
-                // Boxed: a request seldom opens one, and its future is held by every connection that waits.
+                // Boxed, because few requests open a connection, and every waiting connection holds this
+                // future.
                 Ok(place) => return Box::pin(open(pool, host, offer, tls, dialer, place)).await,
-                // Those that are idle were made for other hosts.
+                // The idle connections were opened for other hosts.
                 Err(Full) if pool.cluster.auto_sni.is_some() && pool.make_room(host) => continue,
                 Err(Full) if waiting.is_none() => waiting = Some(pool.pending()?),
                 Err(Full) => {}
@@ -184,7 +187,7 @@ pub(crate) async fn get(
     }
 }
 
-/// A place for a connection to an endpoint, which is waited for if there are as many as there may be.
+/// Returns a slot for a connection to an endpoint; waits while the limit is reached.
 pub(crate) async fn place(pool: &Rc<Pool>, host: &Rc<Host>) -> Result<ConnectionSlot, Error> {
     let mut waiting = None;
     loop {
@@ -198,7 +201,7 @@ pub(crate) async fn place(pool: &Rc<Pool>, host: &Rc<Host>) -> Result<Connection
     }
 }
 
-/// A connection for bytes, at a place of its own.
+/// Returns a connection for opaque bytes, in the given slot.
 pub(crate) async fn bytes(
     pool: &Rc<Pool>,
     host: &Rc<Host>,
@@ -245,7 +248,7 @@ async fn open(
     Err(error)
 }
 
-/// Says that a connection is on its way, and in the end that it has come or will not come.
+/// Marks a connection attempt as in progress until it ends.
 struct Connecting<'a>(&'a Host);
 
 impl<'a> Connecting<'a> {
@@ -262,14 +265,14 @@ impl Drop for Connecting<'_> {
     }
 }
 
-/// Begins HTTP/2 on a connection, which requests share unless it is one's own.
+/// Starts HTTP/2 on a connection. Requests share it unless it serves a single request.
 async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Upstream, Error> {
     let cluster = &link.pool().cluster;
     let head = http2::Bounds { size: cluster.max_head, fields: cluster.max_headers };
     let limits = http2::SessionLimits { head, options: cluster.http2 };
     let mut driver = http2::Driver::new(stream, http2::Role::Client, limits);
     let connection = driver.connection();
-    // How many requests it takes at once is the first that a server says (RFC 9113, section 3.4).
+    // The server's first SETTINGS frame contains the maximum of concurrent streams (RFC 9113, section 3.4).
     let settled = poll_fn(|cx| {
         let over = driver.poll(cx).is_ready();
         if over || driver.is_settled() { Poll::Ready(!over) } else { Poll::Pending }
@@ -280,7 +283,7 @@ async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Up
     }
     let (owner, known) = (Rc::downgrade(host), Rc::downgrade(&link));
     tokio::task::spawn_local(async move {
-        // What went wrong is told to every request that it concerns.
+        // The driver reports an error to every request that it affects.
         poll_fn(|cx| driver.poll(cx)).await;
         if let Some(host) = owner.upgrade() {
             host.remove_shared(&known);
@@ -317,8 +320,8 @@ async fn establish(
     Ok((stream, peer))
 }
 
-/// Connects to an endpoint; one that has several addresses where it answers first (RFC 8305): the next address is tried
-/// when one fails or has not answered for a while.
+/// Connects to an endpoint. With several addresses, the first to answer wins (RFC 8305): the next one is tried
+/// after a failure or a delay.
 async fn reach(endpoint: &Endpoint, cluster: &Cluster, mark: Option<u32>) -> io::Result<TcpStream> {
     if endpoint.others.is_empty() {
         return dial(endpoint.address, cluster, mark).await;
@@ -358,10 +361,10 @@ async fn reach(endpoint: &Endpoint, cluster: &Cluster, mark: Option<u32>) -> io:
 
 /// Opens a TCP connection.
 async fn dial(address: SocketAddr, cluster: &Cluster, mark: Option<u32>) -> io::Result<TcpStream> {
-    // An address of its own is as good as a port.
+    // A dedicated source address makes a dedicated port unnecessary.
     let as_client = cluster.sources.is_empty() && matches!(cluster.discovery, Discovery::OriginalDst(_));
     let tries = if as_client { PORT_TRIES } else { 0 };
-    for port in (0..tries).filter_map(|_| port_apart()) {
+    for port in (0..tries).filter_map(|_| unassigned_port()) {
         match dial_from(port, address, cluster, mark).await {
             Err(error) if matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {}
             done => return done,
@@ -370,7 +373,7 @@ async fn dial(address: SocketAddr, cluster: &Cluster, mark: Option<u32>) -> io::
     dial_from(0, address, cluster, mark).await
 }
 
-/// From this port of ours; 0 leaves it to the kernel.
+/// Connects from this source port; 0 lets the kernel choose.
 async fn dial_from(
     port: u16,
     address: SocketAddr,
@@ -389,7 +392,7 @@ async fn dial_from(
     let source = cluster.sources.iter().find(|source| source.is_ipv4() == address.is_ipv4());
     let any = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     if port != 0 {
-        // It is shared by connections to different places.
+        // The port is shared by connections to different destinations.
         socket.set_reuse_address(true)?;
     }
     if source.is_some() || port != 0 {
@@ -398,16 +401,16 @@ async fn dial_from(
     TcpSocket::from_std_stream(socket.into()).connect(address).await
 }
 
-/// A port to dial from where an application in the pod dials itself: one that the kernel gives nobody. What the kernel decided for
-/// a connection, here that it is not to be intercepted, it keeps for two minutes where nobody answered, and would apply to the
-/// application's next one if that had the same port. `None` where the kernel gives out all.
-fn port_apart() -> Option<u16> {
-    static APART: LazyLock<Option<RangeInclusive<u16>>> = LazyLock::new(|| {
+/// Returns a source port that the kernel does not assign to other sockets. Connection tracking keeps the
+/// decision not to intercept an unanswered connection for two minutes. It would apply to the application's next
+/// connection if that had the same source port. Returns `None` if the kernel assigns all ports.
+fn unassigned_port() -> Option<u16> {
+    static UNASSIGNED: LazyLock<Option<RangeInclusive<u16>>> = LazyLock::new(|| {
         let given = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
         let last: u16 = given.split_whitespace().nth(1)?.parse().ok()?;
-        (u16::MAX - last >= MIN_PORTS_APART).then(|| last + 1..=u16::MAX)
+        (u16::MAX - last >= MIN_UNASSIGNED_PORTS).then(|| last + 1..=u16::MAX)
     });
-    APART.clone().map(fastrand::u16)
+    UNASSIGNED.clone().map(fastrand::u16)
 }
 
 fn tcp_keepalive(config: &Keepalive) -> TcpKeepalive {
@@ -434,7 +437,7 @@ fn terms(tls: Option<&ClientTls>, offer: &Offer) -> Result<Option<UpstreamTls>, 
     Ok(Some(UpstreamTls { config: offer.config(configs).clone(), host: offer.host.clone() }))
 }
 
-/// The name of the host that a request asks for; `None` if it is an address, which TLS does not send (RFC 6066, section 3).
+/// Returns the host of a request for SNI; `None` for an IP address, which SNI excludes (RFC 6066, section 3).
 fn asked_host<'a>(auto: &AutoSni, head: &'a RequestHead) -> Option<&'a str> {
     let header = auto.header.as_deref().and_then(|name| head.header(name));
     let said = header.and_then(|value| str::from_utf8(value).ok()).filter(|value| !value.is_empty());
@@ -443,7 +446,7 @@ fn asked_host<'a>(auto: &AutoSni, head: &'a RequestHead) -> Option<&'a str> {
     (!is_address).then_some(host)
 }
 
-/// Whether the roots of now vouch for the server of a connection.
+/// Returns whether the current trusted roots verify the server of a connection.
 pub(crate) fn is_trusted(link: &Link, distrusted: u64) -> bool {
     let (Some(UpstreamTls { config, host }), Some(certificate)) = (&link.tls, &link.peer.certificate) else {
         return true;
@@ -453,12 +456,12 @@ pub(crate) fn is_trusted(link: &Link, distrusted: u64) -> bool {
         .is_trusted(distrusted, Arc::as_ptr(config).addr(), |chain| config.recheck(chain, &name).is_ok())
 }
 
-/// The name to ask for: the request's host where it is to be, else the configured one, else the endpoint's, else its
-/// address.
+/// Returns the server name for TLS: the request's host with `auto_sni`, else the configured name, else the
+/// endpoint's host name, else its address.
 fn server_name(endpoint: &Endpoint, asked: Option<&str>) -> Result<ServerName<'static>, Error> {
     if let Some(asked) = asked {
         let refused = |_| {
-            let cause = format_args!("TLS error: the host asked for, {asked:?}, can be no server's name");
+            let cause = format_args!("TLS error: the requested host {asked:?} is not a valid server name");
             Error::caused(Kind::ConnectFailed, cause)
         };
         return ServerName::try_from(asked.to_owned()).map_err(refused);
@@ -468,7 +471,7 @@ fn server_name(endpoint: &Endpoint, asked: Option<&str>) -> Result<ServerName<'s
     Ok(configured.or_else(host).unwrap_or_else(|| ServerName::from(endpoint.address.ip())))
 }
 
-/// What the system or rustls says, without the number in brackets that `io::Error` adds.
+/// Returns the text of an error without the number in parentheses that `io::Error` appends.
 fn reason(error: &io::Error) -> String {
     let text = error.to_string();
     match text.split_once(" (os error ") {
@@ -484,7 +487,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn where_applications_dial_themselves_another_port_is_used() {
+    async fn connections_to_original_destinations_use_ports_outside_the_kernels_range() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = server.local_addr().unwrap();
         let mut cluster = Cluster::new("c");
@@ -495,20 +498,20 @@ mod tests {
         };
         assert!(!apart(&dial(address, &cluster, None).await.unwrap()));
         cluster.discovery = Discovery::OriginalDst(None);
-        let all_given = port_apart().is_none();
+        let all_given = unassigned_port().is_none();
         let mut held = Vec::new();
         for _ in 0..40 {
             let stream = dial(address, &cluster, None).await.unwrap();
             held.push((apart(&stream) || all_given, stream));
         }
-        assert!(held.iter().all(|(apart, _)| *apart), "three taken ports in a row are most unlikely");
+        assert!(held.iter().all(|(apart, _)| *apart), "three taken ports in a row are very unlikely");
         let taken =
             dial_from(held[0].1.local_addr().unwrap().port(), address, &cluster, None).await.unwrap_err();
         assert!(matches!(taken.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable), "{taken}");
     }
 
     #[tokio::test]
-    async fn the_kernel_looks_after_connections_as_configured() {
+    async fn tcp_keepalive_is_set_as_configured() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = server.local_addr().unwrap();
         let mut cluster = Cluster::new("c");

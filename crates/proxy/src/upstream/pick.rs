@@ -1,4 +1,4 @@
-//! The pick phase, for requests and for connections: from a cluster's name to an endpoint.
+//! The pick phase of requests and connections: from a cluster name to an endpoint.
 
 use std::{cell::RefCell, net::SocketAddr, rc::Rc};
 
@@ -12,7 +12,7 @@ use skysail_policy::{
     error::{Error, Kind},
 };
 
-/// Picks an endpoint of a cluster. `destination` is what the client dialled, for clusters that follow it.
+/// Picks an endpoint of a cluster. `destination` is the original destination, for clusters that use it.
 pub(crate) fn endpoint(
     dice: &RefCell<fastrand::Rng>,
     pool: &Rc<Pool>,

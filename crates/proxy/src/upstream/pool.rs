@@ -1,9 +1,9 @@
-//! A worker's connections to upstreams.
+//! Connection pools of a worker.
 //!
-//! Every worker has its own, so nothing here is locked. The connection given back last is taken first: it is
-//! the likeliest to be alive, and those not needed age and go. A connection is used again only if the endpoint
-//! is still there, its TLS configuration is still the newest and the peer has said nothing meanwhile. Requests
-//! of HTTP/2 share connections instead.
+//! Every worker has its own pools, so nothing is locked. The connection that became idle last is reused first:
+//! it is the most likely to be alive, and unneeded connections reach the idle timeout. A connection is reused
+//! only if the endpoint still exists, its TLS configuration is current and the peer has sent nothing since.
+//! HTTP/2 requests share connections instead.
 
 use std::{
     cell::{Cell, RefCell},
@@ -38,54 +38,54 @@ mod limits;
 
 pub(crate) use limits::{Busy, ConnectionSlot, Counted, Full};
 
-/// How often idle connections are looked after.
+/// Interval between sweeps of idle connections.
 pub(crate) const SWEEP: Duration = Duration::from_secs(1);
-/// Envoy's default for idle upstream connections.
+/// Envoy's default idle timeout of upstream connections.
 const IDLE_TIMEOUT: Duration = Duration::from_hours(1);
 
-/// Clusters that this worker has used, with their connections.
+/// Clusters that this worker has used, with their connection pools.
 #[derive(Default)]
 pub(crate) struct Clusters {
     used: RefCell<Map<Arc<str>, Rc<Pool>>>,
 }
 
-/// One cluster as this worker uses it.
+/// Connection pool of one cluster on this worker.
 pub(crate) struct Pool {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) stats: Rc<ClusterStats>,
-    /// Where endpoints can be ejected.
+    /// Present if outlier detection is enabled.
     pub(crate) outliers: Option<Rc<OutlierStats>>,
     pub(crate) pick: RefCell<PickState>,
     hosts: RefCell<Map<SocketAddr, Rc<Host>>>,
-    /// The cluster has been replaced or removed: connections end with the request they serve.
+    /// The cluster has been replaced or removed: connections close after the current request.
     gone: Cell<bool>,
-    /// Told when there is a place for another connection, to whichever endpoint.
+    /// Notified when a slot for another connection to any endpoint is free.
     pub(crate) room: Notify,
 }
 
-/// One endpoint as this worker uses it.
+/// Connections to one endpoint on this worker.
 pub(crate) struct Host {
-    /// What the configuration says of it.
+    /// Configuration of the endpoint.
     pub(crate) endpoint: Arc<Endpoint>,
     idle: RefCell<Vec<Upstream>>,
-    /// Connections of HTTP/2, each for many requests.
+    /// HTTP/2 connections, each shared by several requests.
     shared: RefCell<Vec<Rc<Multiplexed>>>,
-    /// One that requests will share is on its way.
+    /// A connection that requests can share is being established.
     pub(crate) connecting: Cell<bool>,
-    /// Told when a connection becomes idle, or can be shared.
+    /// Notified when a connection becomes idle or sharable.
     pub(crate) freed: Notify,
     gone: Cell<bool>,
-    /// Requests under way.
+    /// Requests in flight.
     pub(crate) requests: Cell<u32>,
-    /// How long they took, where the balancer wants to know.
+    /// Measured response time, if the load balancer needs it.
     latency: Cell<Option<Latency>>,
-    /// Connections open or about to be.
+    /// Connections open or being established.
     connections: Cell<u32>,
-    /// Figures for `/clusters`.
+    /// Counters for `/clusters`.
     pub(crate) totals: Totals,
 }
 
-/// What happened so far with an endpoint.
+/// Cumulative counters of an endpoint.
 #[derive(Default)]
 pub(crate) struct Totals {
     pub(crate) connections: Cell<u64>,
@@ -94,66 +94,66 @@ pub(crate) struct Totals {
     pub(crate) errors: Cell<u64>,
 }
 
-/// An endpoint's figures on one worker, for the admin page.
+/// Statistics of an endpoint on one worker, for the admin page.
 #[derive(Clone, Debug, Default)]
 pub struct HostStats {
-    /// The cluster.
+    /// Cluster name.
     pub cluster: Arc<str>,
-    /// The endpoint.
+    /// Endpoint address.
     pub address: Option<SocketAddr>,
-    /// Connections open now.
+    /// Open connections.
     pub connections: u32,
-    /// Connections opened so far.
+    /// Connections opened.
     pub connections_total: u64,
-    /// Connections that did not come about.
+    /// Failed connection attempts.
     pub connect_failures: u64,
-    /// Requests under way.
+    /// Requests in flight.
     pub requests: u32,
-    /// Requests so far.
+    /// Requests.
     pub requests_total: u64,
-    /// Requests that failed or were answered 5xx.
+    /// Requests that failed or had a 5xx response.
     pub errors: u64,
 }
 
-/// A connection to an upstream: what all its requests have in common.
+/// State of an upstream connection that all its requests share.
 pub(crate) struct Link {
     pub(crate) host: Rc<Host>,
     pub(crate) peer: Peer,
     pub(crate) tls: Option<UpstreamTls>,
     opened: Instant,
-    /// Requests it has served.
+    /// Requests served.
     pub(crate) served: Cell<u32>,
-    /// The peer remembers who we are, so it need not be told with every request.
+    /// The peer has received the sidecar's metadata, so later requests need not repeat it.
     pub(crate) introduced: Cell<bool>,
     pub(crate) local: Option<SocketAddr>,
-    /// Its other end, which is one of the endpoint's addresses.
+    /// Remote address, one of the endpoint's addresses.
     pub(crate) remote: SocketAddr,
     idle_since: Cell<Instant>,
     place: ConnectionSlot,
 }
 
-/// How a connection begins TLS.
+/// TLS settings of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct UpstreamTls {
     pub(crate) config: Arc<Connector>,
-    /// The host that the server is asked for, where it depends on the request (`auto_sni`).
+    /// Host for SNI, if it depends on the request (`auto_sni`).
     pub(crate) host: Option<Box<str>>,
 }
 
-/// A connection to an upstream, or a share of one, for one request.
+/// An upstream connection, or a stream of a shared one, for one request.
 pub(crate) struct Upstream {
     pub(crate) wire: Wire,
     pub(crate) link: Rc<Link>,
 }
 
-/// A connection of HTTP/2. It ends by itself once neither the pool nor a request holds it.
+/// A shared HTTP/2 connection. It closes once neither the pool nor a request holds it.
 struct Multiplexed {
     link: Rc<Link>,
     connection: Connection,
 }
 
 impl Clusters {
-    /// The cluster of this name; `None` if the configuration has none.
+    /// Returns the pool of a cluster; `None` if the configuration does not contain it.
     pub(crate) fn get(&self, name: &str, snapshot: &Snapshot, shard: &Shard) -> Option<Rc<Pool>> {
         let mut used = self.used.borrow_mut();
         if let Some(pool) = used.get(name) {
@@ -176,7 +176,7 @@ impl Clusters {
         Some(pool)
     }
 
-    /// Lets go of clusters that a new configuration replaces or removes.
+    /// Drops the pools of clusters that a new configuration replaces or removes.
     pub(crate) fn update(&self, snapshot: &Snapshot) {
         self.used.borrow_mut().retain(|name, pool| {
             let kept = snapshot.clusters.get(name).is_some_and(|cluster| Arc::ptr_eq(cluster, &pool.cluster));
@@ -187,7 +187,8 @@ impl Clusters {
         });
     }
 
-    /// Closes idle connections that the peer closed, that were idle too long or whose endpoint is gone.
+    /// Closes idle connections that the peer closed, that reached the idle timeout or whose endpoint was
+    /// removed.
     pub(crate) fn sweep(&self, now: Instant) {
         let pools: Vec<_> = self.used.borrow().values().cloned().collect();
         for pool in pools {
@@ -195,7 +196,7 @@ impl Clusters {
         }
     }
 
-    /// Closes all idle connections, at the end.
+    /// Closes all idle connections, at shutdown.
     pub(crate) fn clear(&self) {
         let pools: Vec<_> = self.used.borrow_mut().drain().collect();
         for (_, pool) in pools {
@@ -203,7 +204,7 @@ impl Clusters {
         }
     }
 
-    /// Figures of every endpoint used.
+    /// Returns the statistics of every endpoint used.
     pub(crate) fn stats(&self) -> Vec<HostStats> {
         let used = self.used.borrow();
         let stats = |pool: &Rc<Pool>| {
@@ -215,7 +216,7 @@ impl Clusters {
 }
 
 impl Pool {
-    /// The endpoint as this worker uses it.
+    /// Returns the connections to an endpoint.
     pub(crate) fn host(&self, endpoint: &Arc<Endpoint>) -> Rc<Host> {
         let mut hosts = self.hosts.borrow_mut();
         if let Some(host) = hosts.get(&endpoint.address)
@@ -241,7 +242,7 @@ impl Pool {
         host
     }
 
-    /// The endpoint at an address that a client dialled.
+    /// Returns the endpoint at the original destination address.
     pub(crate) fn original(&self, address: SocketAddr) -> Arc<Endpoint> {
         if let Some(host) = self.hosts.borrow().get(&address) {
             return host.endpoint.clone();
@@ -249,17 +250,17 @@ impl Pool {
         Arc::new(Endpoint::new(address, self.cluster.tls.clone()))
     }
 
-    /// How many requests an endpoint has under way on this worker.
+    /// Returns the number of requests to an endpoint in flight on this worker.
     pub(crate) fn busy(&self, endpoint: &Endpoint) -> u32 {
         self.hosts.borrow().get(&endpoint.address).map_or(0, |host| host.requests.get())
     }
 
-    /// When a request begins, if the balancer wants to know how long it takes.
+    /// Returns the start time of a request, if the load balancer needs response times.
     pub(crate) fn begun(&self) -> Option<Instant> {
         matches!(self.cluster.balancer, Balancer::PeakEwma { .. }).then(Instant::now)
     }
 
-    /// Takes notice of how long an endpoint took to answer, or until it was given up.
+    /// Records the response time of an endpoint, or the time until the request was abandoned.
     pub(crate) fn took(&self, host: &Host, begun: Instant) {
         if let Balancer::PeakEwma { decay, .. } = self.cluster.balancer {
             let now = Instant::now();
@@ -267,8 +268,8 @@ impl Pool {
         }
     }
 
-    /// How long an endpoint's next request is expected to take, in nanoseconds: as long as those before it did, and as
-    /// long again for each that is under way.
+    /// Returns the expected response time of an endpoint's next request in nanoseconds: its average, multiplied
+    /// by the number of requests in flight plus one.
     pub(crate) fn expected(&self, endpoint: &Endpoint, decay: Duration, unknown: Duration) -> u64 {
         let hosts = self.hosts.borrow();
         let host = hosts.get(&endpoint.address);
@@ -278,7 +279,7 @@ impl Pool {
         u64::try_from(latency.max(1) * (u128::from(requests) + 1)).unwrap_or(u64::MAX)
     }
 
-    /// An idle connection that can be used.
+    /// Returns a usable idle connection.
     pub(crate) fn take(&self, host: &Host, tls: Option<&UpstreamTls>) -> Option<Upstream> {
         loop {
             let mut idle = host.idle.borrow_mut();
@@ -291,7 +292,7 @@ impl Pool {
         }
     }
 
-    /// Closes a connection to an endpoint that nobody uses; `false` if there is none.
+    /// Closes an unused connection to an endpoint; returns whether there was one.
     pub(crate) fn make_room(&self, host: &Host) -> bool {
         let mut idle = host.idle.borrow_mut();
         let oldest = (!idle.is_empty()).then(|| idle.remove(0));
@@ -302,12 +303,12 @@ impl Pool {
         let mut shared = host.shared.borrow_mut();
         let unused = shared.iter().position(|multiplexed| multiplexed.requests() == 0);
         let unused = unused.map(|index| shared.remove(index));
-        // The borrow ends first: a connection's end looks at its host.
+        // Dropping a connection borrows its host, so this borrow must end first.
         drop(shared);
         unused.is_some()
     }
 
-    /// A share of a connection of HTTP/2.
+    /// Returns a stream of a shared HTTP/2 connection.
     pub(crate) fn share(&self, host: &Host, tls: Option<&UpstreamTls>) -> Option<Upstream> {
         let mut shared = host.shared.borrow_mut();
         let mut found = None;
@@ -333,14 +334,14 @@ impl Pool {
         found
     }
 
-    /// How many requests a connection may serve.
+    /// Returns the maximum number of requests per connection.
     fn most(&self) -> u32 {
-        // What says whose connection it is serves nobody else.
+        // A connection whose PROXY header identifies a client serves no other client.
         let own = self.cluster.proxy_protocol.map(|_| 1);
         own.or(self.cluster.max_requests_per_connection).unwrap_or(u32::MAX)
     }
 
-    /// A new connection, at the place that [`Self::admit`] gave.
+    /// Registers a new connection in the slot from [`Self::admit`].
     pub(crate) fn opened(
         place: ConnectionSlot,
         stream: &Stream,
@@ -407,11 +408,11 @@ impl Pool {
 impl Host {
     fn retire(&self) {
         self.gone.set(true);
-        // Dropped after the borrow ends: a connection's end looks at its host.
+        // Dropped after the borrow has ended, because dropping a connection borrows its host.
         let _closed = (self.idle.take(), self.shared.take());
     }
 
-    /// Takes in a connection of HTTP/2 that requests may share, and gives the first its share.
+    /// Adds a sharable HTTP/2 connection and returns its first stream.
     pub(crate) fn add_shared(&self, link: Rc<Link>, connection: Connection) -> Upstream {
         let wire = Wire::Http2(Box::new(Duplex::idle(connection.clone())));
         if !self.gone.get() && !link.place.pool.gone.get() {
@@ -420,9 +421,9 @@ impl Host {
         Upstream { wire, link }
     }
 
-    /// Lets go of a connection of HTTP/2 that has ended.
+    /// Removes an HTTP/2 connection that has closed.
     pub(crate) fn remove_shared(&self, link: &Weak<Link>) {
-        // Dropped after the borrow ends, as above.
+        // Dropped after the borrow has ended, as above.
         let mut shared = self.shared.take();
         shared.retain(|multiplexed| !std::ptr::eq(Rc::as_ptr(&multiplexed.link), link.as_ptr()));
         *self.shared.borrow_mut() = shared;
@@ -443,19 +444,19 @@ impl Host {
 }
 
 impl Multiplexed {
-    /// Requests under way.
+    /// Requests in flight.
     fn requests(&self) -> usize {
         Rc::strong_count(&self.link) - 1
     }
 
-    /// Requests that it has served, and those under way.
+    /// Requests served and in flight.
     fn begun(&self) -> usize {
         self.link.served.get() as usize + self.requests()
     }
 }
 
 impl Link {
-    /// Whether it was made with this TLS configuration.
+    /// Returns whether the connection was opened with this TLS configuration.
     fn uses(&self, tls: Option<&UpstreamTls>) -> bool {
         match (&self.tls, tls) {
             (None, None) => true,
@@ -464,19 +465,20 @@ impl Link {
         }
     }
 
-    /// Whether its server was asked for by the same host, if it was by any.
+    /// Returns whether the connection was opened with the same SNI host.
     fn asks_as(&self, tls: Option<&UpstreamTls>) -> bool {
         let own = self.tls.as_ref().and_then(|own| own.host.as_deref());
         own == tls.and_then(|tls| tls.host.as_deref())
     }
 
-    /// Whether it has been open for as long as it may. The clock is asked only where there is such a limit.
+    /// Returns whether the connection has reached its maximum duration. Reads the clock only if there is a
+    /// maximum.
     fn is_old(&self, now: impl FnOnce() -> Instant) -> bool {
         let most = self.pool().cluster.max_connection_duration;
         most.is_some_and(|most| now().saturating_duration_since(self.opened) >= most)
     }
 
-    /// Whether it may serve more than it has.
+    /// Returns whether the connection may serve further requests.
     pub(crate) fn is_good(&self) -> bool {
         !self.pool().gone.get()
             && !self.host.gone.get()
@@ -484,19 +486,19 @@ impl Link {
             && !self.is_old(Instant::now)
     }
 
-    /// The cluster it belongs to.
+    /// Returns the pool of the connection.
     pub(crate) fn pool(&self) -> &Rc<Pool> {
         &self.place.pool
     }
 }
 
 impl Upstream {
-    /// A connection of its own.
+    /// Returns a connection that is not shared.
     pub(crate) fn own(stream: Box<Stream>, link: Rc<Link>) -> Self {
         Self { wire: Wire::Http1(stream), link }
     }
 
-    /// Gives the connection back for another request, or closes it if it cannot serve one.
+    /// Returns the connection to the pool, or closes it if it is not reusable.
     pub(crate) fn give_back(mut self) {
         let link = &self.link;
         link.served.set(link.served.get() + 1);
@@ -505,7 +507,7 @@ impl Upstream {
         }
         link.idle_since.set(Instant::now());
         let Wire::Http1(stream) = &mut self.wire else {
-            // There may be room for another stream now.
+            // A shared connection has a free stream now.
             return link.host.freed.notify_one();
         };
         if !link.is_good() || !stream.input.is_empty() || !stream.output.is_empty() {
@@ -517,15 +519,16 @@ impl Upstream {
         host.freed.notify_one();
     }
 
-    /// Whether the peer may well have closed meanwhile, so that it is worth asking the kernel.
-    pub(crate) fn may_be_stale(&self, now: Instant) -> bool {
+    /// Returns whether the peer may have closed the connection since its last use, so that a system call to
+    /// check it is worthwhile.
+    pub(crate) fn may_be_closed(&self, now: Instant) -> bool {
         const RECENT: Duration = Duration::from_millis(100);
         matches!(self.wire, Wire::Http1(_))
             && self.link.served.get() > 0
             && now.saturating_duration_since(self.link.idle_since.get()) > RECENT
     }
 
-    /// Whether the kernel, asked now, knows of nothing that the peer has done since the last request.
+    /// Returns whether nothing has arrived from the peer since the last request, according to the kernel.
     pub(crate) fn is_quiet_now(&mut self) -> bool {
         match &mut self.wire {
             Wire::Http1(stream) => stream.is_quiet_now(),
@@ -551,7 +554,7 @@ pub(crate) fn bump(counter: &Cell<u64>) {
     counter.set(counter.get() + 1);
 }
 
-/// Whether connections to one serve the other.
+/// Returns whether connections to one endpoint can serve the other.
 fn same_place(a: &Arc<Endpoint>, b: &Arc<Endpoint>) -> bool {
     let same_tls = match (&a.tls, &b.tls) {
         (None, None) => true,

@@ -14,7 +14,7 @@ use skysail_http::{
 };
 use skysail_policy::error::{Error, Kind};
 
-/// The head of an answer to a request of our own.
+/// Reads the response head of a request of the sidecar itself.
 pub(crate) async fn answer(
     upstream: &mut Wire,
     method: &str,
@@ -32,10 +32,10 @@ pub(crate) async fn answer(
     }
 }
 
-/// An answer's head, or `None` for one that is not the last (1xx).
+/// Response head; `None` for an interim response (1xx).
 type HeadResult = Result<Option<(Framing, ConnectionOptions)>, Error>;
 
-/// The head of an answer of HTTP/1.1.
+/// Reads the head of an HTTP/1.1 response.
 pub(crate) fn poll_head(
     cx: &mut Context<'_>,
     stream: &mut Stream,
@@ -65,7 +65,7 @@ pub(crate) fn poll_head(
     }
 }
 
-/// The head of an answer of HTTP/2.
+/// Reads the head of an HTTP/2 response.
 pub(crate) fn poll_answer(
     cx: &mut Context<'_>,
     duplex: &mut Duplex,

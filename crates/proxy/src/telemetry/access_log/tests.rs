@@ -12,7 +12,7 @@ fn parse(text: &str) -> Format {
 }
 
 #[test]
-fn lines_of_all_writers_reach_the_file() {
+fn lines_of_all_workers_reach_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("access.log");
     let path = path.to_str().unwrap();
@@ -62,8 +62,8 @@ fn lines_that_cannot_be_written_are_counted() {
 }
 
 #[test]
-fn what_does_not_fit_is_dropped() {
+fn lines_that_do_not_fit_are_dropped() {
     let file = File::default();
-    let line = vec![b'x'; MOST_BUFFERED / 2];
+    let line = vec![b'x'; MAX_BUFFERED / 2];
     assert!(file.append(&line) && file.append(&line) && !file.append(b"y"));
 }

@@ -4,7 +4,7 @@ use super::*;
 use skysail_http::head::ResponseHead;
 use skysail_policy::config::Cluster;
 
-/// Whether it is true of one request.
+/// Evaluates an expression for one request.
 fn holds(text: &str) -> bool {
     let fields = [("x-a", "one"), ("x-a", "two"), ("user-agent", "u")];
     let head = RequestHead::build("GET", "/p?q=r", "a.b", &fields);
@@ -27,7 +27,7 @@ fn holds(text: &str) -> bool {
 }
 
 #[test]
-fn attributes_have_the_values_of_envoy() {
+fn attributes_have_envoys_values() {
     for text in [
         "response.code >= 400 || connection.mtls == false",
         "request.headers['X-A'] == 'one,two' && request.headers[':path'] == '/p?q=r'",
@@ -46,7 +46,7 @@ fn attributes_have_the_values_of_envoy() {
         "filter_state.downstream_peer.app == 'shop' && filter_state['downstream_peer'].version == ''",
         "request.headers.exists(name, name.startsWith('x-')) && size(request.headers) == 6",
         "'A'.lowerAscii() == 'a'",
-        // What is not there does not hide what is.
+        // A missing value does not affect the other operand.
         "request.headers['none'] == 'a' || response.code == 404",
     ] {
         assert!(holds(text), "{text}");
@@ -55,7 +55,7 @@ fn attributes_have_the_values_of_envoy() {
 }
 
 #[test]
-fn what_goes_wrong_does_not_match() {
+fn an_evaluation_error_does_not_match() {
     for text in [
         "response.code",
         "request.headers['none'] == 'a'",
@@ -72,7 +72,7 @@ fn what_goes_wrong_does_not_match() {
 }
 
 #[test]
-fn only_what_is_asked_for_is_put_together() {
+fn only_attributes_in_use_are_computed() {
     let uses = |text: &str| {
         let mut told = Vec::new();
         for (root, fields) in Expression::compile(text).unwrap().attributes() {
@@ -95,7 +95,7 @@ fn only_what_is_asked_for_is_put_together() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_position() {
     let error = Expression::compile("response.code >=\n= 400").unwrap_err();
     assert!(
         error.starts_with("\"response.code >=\\n= 400\" is no expression of CEL; line 2, column 1: "),
@@ -106,7 +106,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn values_are_texts() {
+fn values_are_converted_to_text() {
     let record = Record::new(Direction::Inbound, SystemTime::UNIX_EPOCH);
     let context = Context { record: &record, request: None, response: None };
     for (text, value) in
@@ -117,7 +117,7 @@ fn values_are_texts() {
 }
 
 #[test]
-fn what_is_too_deep_is_refused_before_it_takes_the_stack() {
+fn too_deep_expressions_are_refused_before_they_overflow_the_stack() {
     let chain = |count| format!("1{} == 0", "+1".repeat(count));
     let nested = |count| format!("{}1{} == 1", "(".repeat(count), ")".repeat(count));
     assert!(!holds(&chain(50)));
@@ -129,6 +129,6 @@ fn what_is_too_deep_is_refused_before_it_takes_the_stack() {
     }
     let long = Expression::compile(&format!("'{}' == ''", "a".repeat(20_000))).unwrap_err();
     assert_eq!(long, "is longer than 16384 bytes");
-    // These are read as trees that are not deep.
+    // These expressions parse to shallow trees.
     assert!(holds(&format!("true{}", " && true".repeat(500))));
 }

@@ -8,7 +8,7 @@ use super::*;
 use skysail_policy::config::listener::Direction;
 
 #[test]
-fn what_filters_found_out_and_every_flag_is_told() {
+fn metadata_and_every_response_flag_are_set() {
     let found = json!({"filter": {"text": "a", "list": [1, true, null]}});
     let mut record = Record::new(Direction::Inbound, SystemTime::UNIX_EPOCH);
     record.metadata = found.as_object();
@@ -29,7 +29,7 @@ fn what_filters_found_out_and_every_flag_is_told() {
 }
 
 #[test]
-fn a_connection_that_is_no_request_may_be_told_as_one() {
+fn a_connection_can_be_logged_as_a_request() {
     let record = Record::new(Direction::Inbound, SystemTime::UNIX_EPOCH);
     let context = Context { record: &record, request: None, response: None };
     let mut items = Vec::new();

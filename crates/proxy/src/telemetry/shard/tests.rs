@@ -69,7 +69,7 @@ fn scrape(shard: &Shard) -> String {
     collect(vec![shard.snapshot()], &local(), None)
 }
 
-/// The lines of one metric.
+/// Returns the lines of one metric.
 fn lines<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
     text.lines().filter(|line| line.starts_with(&format!("{name}{{"))).collect()
 }
@@ -108,7 +108,7 @@ fn a_request_at_the_source() {
 }
 
 #[test]
-fn a_request_at_the_destination_from_a_stranger() {
+fn a_request_at_the_destination_from_an_unknown_peer() {
     let shard = Shard::new(local(), 1000);
     let head = RequestHead::build("GET", "/", "made-up", &[]);
     let peer = Peer::plain();
@@ -130,7 +130,7 @@ fn a_request_at_the_destination_from_a_stranger() {
 }
 
 #[test]
-fn metadata_that_come_later_count_from_then_on() {
+fn later_metadata_applies_to_later_requests() {
     let shard = Shard::new(local(), 1000);
     let head = RequestHead::build("GET", "/", "h", &[]);
     let peer = mutual("reviews", "productpage");
@@ -145,7 +145,7 @@ fn metadata_that_come_later_count_from_then_on() {
 }
 
 #[test]
-fn what_leaves_the_mesh_is_called_by_authority() {
+fn egress_requests_are_named_by_authority() {
     let shard = Shard::new(local(), 1000);
     let passthrough = cluster("PassthroughCluster", None);
     for authority in ["a.example", "b.example", "a.example"] {
@@ -183,7 +183,7 @@ fn histograms_have_envoys_shape() {
 }
 
 #[test]
-fn connections_count_bytes_and_have_no_codes() {
+fn connections_count_bytes_and_have_no_response_codes() {
     let shard = Shard::new(local(), 1000);
     let cluster = cluster("outbound|3306||mysql.default.svc.cluster.local", Some("mysql"));
     let record = Record { cluster: Some(&cluster), ..record(Direction::Outbound) };
@@ -209,7 +209,7 @@ fn connections_count_bytes_and_have_no_codes() {
 }
 
 #[test]
-fn workers_add_up() {
+fn the_values_of_workers_are_summed() {
     let shards = [Shard::new(local(), 1000), Shard::new(local(), 1000)];
     let head = RequestHead::build("GET", "/", "h", &[]);
     let name: Arc<str> = "outbound|80||a".into();
@@ -217,7 +217,7 @@ fn workers_add_up() {
         shard.request(&record(Direction::Outbound), &head);
         shard.cluster(&name).rq_total.inc();
     }
-    // Opened by one worker, closed by another: the gauge of all is what counts.
+    // One worker opens the connection and another closes it: only the sum of the gauges is meaningful.
     shards[0].cluster(&name).cx_active.inc();
     shards[1].cluster(&name).cx_active.dec();
     let text = collect(shards.iter().map(Shard::snapshot).collect(), &local(), None);
@@ -228,7 +228,7 @@ fn workers_add_up() {
 }
 
 #[test]
-fn a_name_whose_address_is_used_again_is_not_mistaken() {
+fn a_reused_address_of_a_cluster_name_is_not_mistaken() {
     let shard = Shard::new(local(), 1000);
     let head = RequestHead::build("GET", "/", "h", &[]);
     for round in 0..100 {
@@ -239,18 +239,18 @@ fn a_name_whose_address_is_used_again_is_not_mistaken() {
     assert_eq!(lines(&scrape(&shard), "istio_requests_total").len(), 100);
 }
 
-/// What clients, servers and other sidecars can make up.
+/// Data that clients, servers and other sidecars choose.
 #[test]
-fn nothing_grows_without_bound_by_what_others_send() {
+fn data_of_peers_does_not_grow_memory_without_bound() {
     let shard = Shard::new(local(), 1000);
     let passthrough = cluster("PassthroughCluster", None);
     for round in 0..20_000_u32 {
         let head = RequestHead::build("GET", &format!("/{round}"), &format!("h{round}"), &[]);
-        // A client with another name and certificate each time.
+        // A client with a different name and certificate each time.
         let peer = mutual(&format!("p{round}"), "us");
         peer.set_workload(Some(workload(&format!("w{round}"))));
         shard.request(&Record { downstream: Some(&peer), ..record(Direction::Inbound) }, &head);
-        // Hosts, statuses.
+        // Different hosts and statuses.
         let status = 100 + u16::try_from(round % 900).unwrap();
         let record =
             Record { cluster: Some(&passthrough), status, grpc: true, ..record(Direction::Outbound) };
@@ -259,13 +259,13 @@ fn nothing_grows_without_bound_by_what_others_send() {
     let numbers = shard.numbers.borrow();
     assert_eq!(numbers.http.series.len(), 1000);
     assert_eq!(numbers.dropped, 39_000);
-    assert!(numbers.keys.len() <= MOST_KEYS && numbers.held.len() <= MOST_KEYS);
-    assert!(numbers.others.len() <= MOST_OTHERS);
+    assert!(numbers.keys.len() <= MAX_KEYS && numbers.held.len() <= MAX_KEYS);
+    assert!(numbers.others.len() <= MAX_PEERS);
 }
 
-/// Labels as long as peers may choose them.
+/// Labels of the maximum length that peers can choose.
 #[test]
-fn labels_that_peers_choose_take_a_bounded_number_of_bytes() {
+fn labels_that_peers_choose_use_a_bounded_number_of_bytes() {
     let shard = Shard::new(local(), 100);
     let bound = 100 * LABELS;
     let head = RequestHead::build("GET", "/", "h", &[]);
@@ -291,7 +291,7 @@ fn labels_that_peers_choose_take_a_bounded_number_of_bytes() {
         assert_eq!(numbers.dropped, 0);
         assert!(numbers.unlabelled > 1000);
     }
-    // Nothing is lost; who says too much is unknown.
+    // No request is lost; a peer with too long metadata is unknown.
     let text = scrape(&shard);
     for name in ["istio_requests_total", "istio_tcp_connections_opened_total"] {
         let found = lines(&text, name);
@@ -306,13 +306,13 @@ fn labels_that_peers_choose_take_a_bounded_number_of_bytes() {
             shard.snapshot().unlabelled
         ))
     );
-    // The page comes in pieces however long labels are.
+    // The page comes in pieces, however long the labels are.
     let metrics = crate::telemetry::Metrics::new(vec![shard.snapshot()], &local(), None);
     let mut page = crate::telemetry::Page::new(crate::telemetry::plain::StatsFilter::default());
     while let Some(piece) = page.next(&metrics) {
         assert!(piece.len() < 128 << 10, "{} bytes", piece.len());
     }
-    // What expires makes room.
+    // Expired series make room.
     let snapshot = Snapshot::default();
     let now = Instant::now();
     shard.sweep(now, &snapshot);
@@ -321,7 +321,7 @@ fn labels_that_peers_choose_take_a_bounded_number_of_bytes() {
 }
 
 #[test]
-fn what_cannot_be_a_name_or_a_status_makes_no_series() {
+fn invalid_names_and_statuses_create_no_series() {
     let shard = Shard::new(local(), 1000);
     for round in 0..10_u32 {
         let authority = format!("{}{round}", "a".repeat(300));
@@ -337,7 +337,7 @@ fn what_cannot_be_a_name_or_a_status_makes_no_series() {
 }
 
 #[test]
-fn series_that_nothing_is_counted_in_expire() {
+fn series_without_updates_expire() {
     let shard = Shard::new(local(), 2);
     let head = RequestHead::build("GET", "/", "h", &[]);
     let from = |name: &str| {
@@ -368,18 +368,18 @@ fn series_that_nothing_is_counted_in_expire() {
     shard.sweep(at(400), &Snapshot::default());
     assert_eq!(found("istio_requests_total"), 2);
     shard.sweep(at(700), &Snapshot::default());
-    // Only one was used since the beginning, and there is room for another.
+    // Only one series was used since the beginning, and there is room for another.
     request(&three);
     let text = scrape(&shard);
     let left = lines(&text, "istio_requests_total");
     assert!(left.len() == 2 && left[0].contains("\"one-v1\"") && left[0].ends_with(" 2"), "{left:?}");
     assert!(left[1].contains("\"three-v1\"") && left[1].ends_with(" 1"), "{left:?}");
-    // With the series of two's requests went that of the connection, which was silent.
+    // The idle connection's series expired together with that of the requests.
     assert!(text.contains("skysail_metric_series_expired_total{} 2\n"), "{text}");
     assert_eq!(found("istio_tcp_connections_opened_total"), 0);
     request(&one);
     assert!(lines(&scrape(&shard), "istio_requests_total")[0].ends_with(" 3"));
-    // What ends begins it anew, and does not keep it either.
+    // The end of the connection creates the series anew, and does not keep it either.
     count(0, 1);
     assert_eq!(found("istio_tcp_connections_opened_total"), 1);
     shard.sweep(at(10_000), &Snapshot::default());
@@ -391,7 +391,7 @@ fn series_that_nothing_is_counted_in_expire() {
 }
 
 #[test]
-fn metrics_have_the_labels_they_are_given() {
+fn metrics_have_their_configured_labels() {
     let expression = |text: &str| Some(Arc::new(Expression::compile(text).unwrap()));
     let changes = [
         // requests_total
@@ -404,7 +404,7 @@ fn metrics_have_the_labels_they_are_given() {
                 ("source_principal".into(), None),
             ],
         },
-        // response_bytes, as it is; all others are dropped.
+        // response_bytes unchanged; all other metrics are dropped.
         MetricChange { metrics: 8, labels: vec![] },
     ];
     let shard = Shard::new(local(), 1000);
@@ -435,7 +435,7 @@ fn metrics_have_the_labels_they_are_given() {
 }
 
 #[test]
-fn counters_of_what_is_gone_go() {
+fn counters_of_removed_resources_are_removed() {
     let shard = Shard::new(local(), 10);
     let (kept, used, gone): (Arc<str>, Arc<str>, Arc<str>) = ("kept".into(), "used".into(), "gone".into());
     let mut snapshot = Snapshot::default();

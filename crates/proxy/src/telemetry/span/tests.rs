@@ -27,12 +27,12 @@ fn span(context: &SpanContext, end: End, outcome: Outcome) -> Span<'_> {
 }
 
 #[test]
-fn otlp_says_what_is_known() {
+fn otlp_contains_every_field() {
     let (context, mut bytes) = (context(), Vec::new());
-    let teller = Teller { service: "s", address: None };
+    let reporter = Reporter { service: "s", address: None };
     span(&context, End::Client, Outcome { status: 404, grpc: None }).write(
         Tracer::OpenTelemetry,
-        teller,
+        reporter,
         &mut bytes,
     );
     let mut said = ScopeSpans::decode(bytes.as_slice()).unwrap();
@@ -53,24 +53,24 @@ fn otlp_says_what_is_known() {
 }
 
 #[test]
-fn whose_fault_it_is_counts() {
+fn the_status_depends_on_the_reporting_end() {
     let context = context();
     let fails = |end, status, grpc| span(&context, end, Outcome { status, grpc }).has_failed();
     assert!(fails(End::Server, 500, None) && !fails(End::Server, 404, None));
     assert!(fails(End::Client, 404, None) && !fails(End::Client, 302, None));
     assert!(fails(End::Server, 200, Some(14)) && !fails(End::Server, 200, Some(5)));
     assert!(fails(End::Client, 200, Some(5)) && !fails(End::Client, 200, Some(0)));
-    // Nobody has answered.
+    // No response.
     assert!(!fails(End::Client, 0, None));
 }
 
 #[test]
-fn zipkin_says_what_is_known() {
+fn zipkin_contains_every_field() {
     let context = context();
     let said = |end, zipkin, address| {
         let mut bytes = Vec::new();
-        let teller = Teller { service: "s", address };
-        span(&context, end, Outcome::default()).write(Tracer::Zipkin(zipkin), teller, &mut bytes);
+        let reporter = Reporter { service: "s", address };
+        span(&context, end, Outcome::default()).write(Tracer::Zipkin(zipkin), reporter, &mut bytes);
         assert_eq!(bytes.pop(), Some(b','));
         serde_json::from_slice::<Value>(&bytes).unwrap()
     };

@@ -1,4 +1,4 @@
-//! Endpoints that fail: what they do is told to `outlier`, and what it decides is counted and logged.
+//! Outlier detection of a pool: reports results to `outlier`, and counts and logs its decisions.
 
 use std::{
     cell::RefCell,
@@ -20,7 +20,7 @@ use skysail_policy::{
 };
 
 impl Pool {
-    /// Takes notice of how an endpoint did.
+    /// Records the result of a request to an endpoint.
     #[inline]
     pub(crate) fn note(&self, endpoint: &Endpoint, outcome: UpstreamResult, dice: &RefCell<fastrand::Rng>) {
         if let (Some(outlier), Some(track)) = (&self.cluster.outlier, &endpoint.track) {
@@ -30,7 +30,7 @@ impl Pool {
         }
     }
 
-    /// The same where a connection or a request failed. Not every failure is the endpoint's.
+    /// Records the failure of a connection or request, if the endpoint caused it.
     pub(crate) fn note_failure(&self, endpoint: &Endpoint, kind: &Kind, dice: &RefCell<fastrand::Rng>) {
         match kind {
             Kind::TryTimeout => self.stats.rq_per_try_timeout.inc(),
@@ -81,14 +81,15 @@ fn decide(
         EjectionVerdict::Overflow => {
             stats.ejections_overflow.inc();
             tracing::debug!(
-                "endpoint {address} of cluster {cluster} stays, as too many are ejected already: {cause}"
+                "endpoint {address} of cluster {cluster} fails but is not ejected because too many already are: {cause}"
             );
         }
         EjectionVerdict::Spared | EjectionVerdict::Already => {}
     }
 }
 
-/// Looks after the endpoints of a cluster at its interval, unless another worker does, until the cluster is gone.
+/// Runs the interval check of a cluster's endpoints until the cluster is removed. One worker per interval does
+/// the check.
 pub(super) async fn watch(pool: Weak<Pool>) {
     let mut dice = fastrand::Rng::new();
     while let Some(interval) = interval(&pool) {
@@ -118,11 +119,11 @@ fn look_after(pool: &Rc<Pool>, dice: &mut fastrand::Rng) {
         now,
         |endpoint| {
             let (cluster, address) = (&pool.cluster.name, endpoint.address);
-            tracing::info!("endpoint {address} of cluster {cluster} is used again");
+            tracing::info!("endpoint {address} of cluster {cluster} is no longer ejected");
         },
         |endpoint, track, cause| found.push((endpoint, track, cause)),
     );
-    // It is the sum of all workers', of which each adds what it has done.
+    // The gauge is the sum over all workers, so each adds its own changes.
     stats.ejections_active.add(change);
     for (endpoint, track, cause) in found {
         decide(pool, outlier, (endpoint, track), cause, dice);

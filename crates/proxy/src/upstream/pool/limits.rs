@@ -1,7 +1,8 @@
-//! What is limited: connections, requests, those that wait, retries. Each counts as long as it is held.
+//! Circuit breakers: limits of connections, requests, pending requests and retries. A guard counts each until
+//! it is dropped.
 //!
-//! The numbers hold for all workers together, and are counted only where there is a limit. As in Envoy, a worker without
-//! a connection to an endpoint may always open one.
+//! A limit holds for all workers together and is counted only where it is set. As in Envoy, a worker without a
+//! connection to an endpoint may always open one.
 
 use std::{
     rc::Rc,
@@ -15,34 +16,34 @@ use skysail_policy::{
     error::{Error, Kind},
 };
 
-/// A connection's place among those of its endpoint and cluster, from before it is opened until it is closed.
+/// Slot of a connection in the limits of its endpoint and cluster, from before it is opened until it is closed.
 pub(crate) struct ConnectionSlot {
     pub(super) host: Rc<Host>,
     pub(super) pool: Rc<Pool>,
     limited: bool,
-    /// It counts among those of its endpoint on all workers.
+    /// Counted in the endpoint's limit across all workers.
     counted: bool,
 }
 
-/// No connection may be opened now: one must be waited for.
+/// The connection limit is reached: wait for a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// A request that counts while it is under way.
+/// Guard of a request in flight.
 pub(crate) struct Busy {
     host: Rc<Host>,
     pool: Rc<Pool>,
     limited: bool,
 }
 
-/// A retry, or a request that waits, that counts while it is held.
+/// Guard of a retry or of a pending request.
 pub(crate) struct Counted {
     pool: Rc<Pool>,
     of: Option<fn(&Pool) -> &AtomicU32>,
 }
 
 impl Pool {
-    /// A place for another connection to this endpoint, if one may be opened now.
+    /// Returns a slot for another connection to this endpoint, if the limits allow it.
     pub(crate) fn admit(self: &Rc<Self>, host: &Rc<Host>) -> Result<ConnectionSlot, Full> {
         let (limit, used) = (self.cluster.limits.connections, &self.cluster.usage.connections);
         let (of_host, limited) = (self.cluster.limits.connections_per_host, limit != u32::MAX);
@@ -69,7 +70,7 @@ impl Pool {
         Ok(ConnectionSlot { host: host.clone(), pool: self.clone(), limited, counted: track.is_some() })
     }
 
-    /// Counts a request; `None` when there are too many.
+    /// Counts a request; `None` if the limit is reached.
     pub(crate) fn begin(self: &Rc<Self>, host: &Rc<Host>) -> Option<Busy> {
         let limited = self.cluster.limits.requests != u32::MAX || self.cluster.limits.budget.is_some();
         if limited && !claim(&self.cluster.usage.requests, self.cluster.limits.requests) {
@@ -84,7 +85,7 @@ impl Pool {
         Some(Busy { host: host.clone(), pool: self.clone(), limited })
     }
 
-    /// Counts a retry; `None` when there are too many.
+    /// Counts a retry; `None` if the limit is reached.
     pub(crate) fn retry(self: &Rc<Self>) -> Option<Counted> {
         let Limits { retries, budget, .. } = self.cluster.limits;
         let limit = budget.map_or(retries, |budget| {
@@ -101,10 +102,10 @@ impl Pool {
         retry
     }
 
-    /// Counts a request that waits for a connection, as there are as many as there may be.
+    /// Counts a request that waits because the connection limit is reached.
     ///
     /// # Errors
-    /// Too many wait.
+    /// The limit of pending requests is reached.
     pub(crate) fn pending(self: &Rc<Self>) -> Result<Counted, Error> {
         self.stats.cx_overflow.inc();
         self.tell(Limit::Connections);
@@ -116,7 +117,7 @@ impl Pool {
         pending.ok_or_else(|| Error::new(Kind::Overflow))
     }
 
-    /// Says in the log that a limit has been reached.
+    /// Logs that a limit is reached.
     pub(super) fn tell(&self, limit: Limit) {
         limit_log::log(limit, format_args!("cluster {}", self.cluster.name));
     }
@@ -162,7 +163,7 @@ impl Drop for Counted {
     }
 }
 
-/// Takes one more if the limit allows.
+/// Increments the counter if it is below the limit.
 fn claim(counter: &AtomicU32, limit: u32) -> bool {
     counter.fetch_update(Relaxed, Relaxed, |used| (used < limit).then_some(used + 1)).is_ok()
 }
