@@ -24,7 +24,7 @@ use tracing::debug;
 pub use self::questions::Question;
 use self::{
     nonces::Nonces,
-    state::{Ask, Behind, Session},
+    state::{Session, SubscriptionRequest, TooFarBehind},
 };
 pub use crate::wire::Form;
 use crate::{
@@ -300,20 +300,20 @@ impl Stream {
         };
         // Nothing that a client causes is done while the snapshot is locked: whoever replaces it waits for that.
         let snapshot = self.snapshot.borrow().clone();
-        let taken = session.ask(ask, &snapshot, &mut *self.report);
-        if taken.guesses {
+        let outcome = session.request(ask, &snapshot, &mut *self.report);
+        if outcome.unknown_nonce {
             account.limits.note(Bound::Nonce, &account.client);
         }
-        self.member.spend(taken.cost, length, taken.free);
+        self.member.spend(outcome.cost, length, outcome.free);
         self.member.holds(session.kept())?;
         self.member.asks(session.authorities())?;
-        Ok(taken.cost)
+        Ok(outcome.cost)
     }
 
     /// Begins to send what there is to send.
     fn push(&mut self, answers: &mut Answers) -> Result<(), Status> {
         let snapshot = self.snapshot.borrow_and_update().clone();
-        let pushes = self.session.pushes(&snapshot).map_err(|Behind| {
+        let pushes = self.session.pushes(&snapshot).map_err(|TooFarBehind| {
             Status::aborted("changes came faster than they were taken; connect again with what you have")
         })?;
         for host in self.session.take_found() {
@@ -354,7 +354,7 @@ trait IntoAsk: prost::Message + Default + Send + 'static {
     }
 
     /// The neutral form, or the type URL if it is not served.
-    fn into_ask(self, nonces: &Nonces) -> Result<Ask, String>;
+    fn into_ask(self, nonces: &Nonces) -> Result<SubscriptionRequest, String>;
 }
 
 /// What both forms have.
@@ -364,13 +364,13 @@ fn ask(
     error: Option<ErrorDetail>,
     names: Vec<String>,
     nonces: &Nonces,
-) -> Result<Ask, String> {
-    Ok(Ask {
+) -> Result<SubscriptionRequest, String> {
+    Ok(SubscriptionRequest {
         kind: Kind::from_url(&url).ok_or(url)?,
         nonce: nonces.read(nonce),
         error: error.map(|error| shortened(error.message)),
         names,
-        ..Ask::default()
+        ..SubscriptionRequest::default()
     })
 }
 
@@ -391,7 +391,7 @@ impl IntoAsk for DeltaRequest {
         self.node.take()
     }
 
-    fn into_ask(self, nonces: &Nonces) -> Result<Ask, String> {
+    fn into_ask(self, nonces: &Nonces) -> Result<SubscriptionRequest, String> {
         let ask = ask(
             self.type_url,
             &self.response_nonce,
@@ -400,7 +400,7 @@ impl IntoAsk for DeltaRequest {
             nonces,
         )?;
         let unsubscribe = self.resource_names_unsubscribe;
-        Ok(Ask { unsubscribe, have: self.initial_resource_versions, ..ask })
+        Ok(SubscriptionRequest { unsubscribe, have: self.initial_resource_versions, ..ask })
     }
 }
 
@@ -415,7 +415,7 @@ impl IntoAsk for SotwRequest {
         Question::of(&self.type_url, &self.resource_names)
     }
 
-    fn into_ask(self, nonces: &Nonces) -> Result<Ask, String> {
+    fn into_ask(self, nonces: &Nonces) -> Result<SubscriptionRequest, String> {
         ask(self.type_url, &self.response_nonce, self.error_detail, self.resource_names, nonces)
     }
 }

@@ -14,7 +14,7 @@ use skysail_proto::envoy::pb::envoy::config::cluster::v3::Cluster;
 use super::{
     IntoAsk,
     nonces::{Nonce, Nonces},
-    state::{Ask, Session},
+    state::{Session, SubscriptionRequest},
 };
 use crate::{
     grpc::PartialMessage,
@@ -176,9 +176,9 @@ impl Play {
         self.wake();
     }
 
-    fn ask(&mut self, ask: Ask) {
+    fn ask(&mut self, ask: SubscriptionRequest) {
         let now = self.now();
-        self.session.ask(ask, &now, &mut |_| {});
+        self.session.request(ask, &now, &mut |_| {});
     }
 
     /// The client asks for something else of a kind, or for the same once more.
@@ -194,17 +194,17 @@ impl Play {
         side.have = have;
         let given = |names: &mut dyn Iterator<Item = &String>| names.cloned().collect();
         let ask = match self.form {
-            Form::Sotw => Ask {
+            Form::Sotw => SubscriptionRequest {
                 kind,
                 nonce: self.nonces.read(&side.nonce),
                 names: given(&mut side.names.iter()),
-                ..Ask::default()
+                ..SubscriptionRequest::default()
             },
-            Form::Delta => Ask {
+            Form::Delta => SubscriptionRequest {
                 kind,
                 names: given(&mut side.names.difference(&before)),
                 unsubscribe: given(&mut before.difference(&side.names)),
-                ..Ask::default()
+                ..SubscriptionRequest::default()
             },
         };
         // The older way to ask for everything.
@@ -282,9 +282,9 @@ impl Play {
         let error = (!good).then(|| "no".to_owned());
         let nonce = self.nonces.read(&side.nonce);
         assert!(matches!(nonce, Nonce::Of(_)), "{nonce:?} of {kind}");
-        self.ask(Ask { kind, nonce, error, names, ..Ask::default() });
+        self.ask(SubscriptionRequest { kind, nonce, error, names, ..SubscriptionRequest::default() });
         if !confirmed.is_empty() {
-            self.ask(Ask { kind, names: confirmed, ..Ask::default() });
+            self.ask(SubscriptionRequest { kind, names: confirmed, ..SubscriptionRequest::default() });
         }
         true
     }
@@ -306,11 +306,11 @@ impl Play {
             let have: Vec<_> =
                 side.have.iter().map(|(name, version)| (name.clone(), text(version))).collect();
             let have = if form == Form::Delta { have.into_iter().collect() } else { Default::default() };
-            asks.push(Ask {
+            asks.push(SubscriptionRequest {
                 kind: *kind,
                 names: side.names.iter().cloned().collect(),
                 have,
-                ..Ask::default()
+                ..SubscriptionRequest::default()
             });
         }
         asks.into_iter().for_each(|ask| self.ask(ask));
@@ -334,7 +334,7 @@ impl Play {
         }
     }
 
-    fn asked<R: IntoAsk>(&self, request: Option<R>) -> Option<Result<Ask, String>> {
+    fn asked<R: IntoAsk>(&self, request: Option<R>) -> Option<Result<SubscriptionRequest, String>> {
         request.map(|request| request.into_ask(&self.nonces))
     }
 

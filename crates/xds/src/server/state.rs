@@ -1,55 +1,111 @@
-//! One stream's session without sockets: what the client asked for, has, and is to be sent.
+//! The subscriptions of one discovery stream, without sockets: what the client requested, what it was sent, and what
+//! is due.
 //!
-//! Rules, from the xDS protocol's description and from what Envoy needs:
-//! - One response of a kind is under way at a time; what changes meanwhile is merged into the next.
-//! - What is referred to goes before what refers to it. Clusters and endpoints are taken away last, when listeners and routes
-//!   no longer refer to them, so that no request finds its cluster gone. In the state of the world that is so only while no
-//!   cluster changes, as a response has all there are.
-//! - Listeners and routes wait until the client has the endpoints of new clusters, or a request could be routed to
-//!   a cluster that is not ready. Not for ever, as some clients never ask for endpoints.
-//! - A name newly asked for is answered even if the client should have it, and even if it does not exist; in the state of the
-//!   world the latter only for clusters and listeners, as the absence of others says nothing.
-//! - To ask for nothing is to ask for everything, but not for who has named something before.
-//! - Envoy warms a changed cluster anew and waits for its endpoints, so they follow although unchanged. So do the virtual
-//!   hosts of a route configuration.
+//! [`Session`] holds one [`Subscription`] per resource type and decides the order of the types. [`subscription`] is
+//! the core that both forms of the protocol share. [`delta`] (incremental) and [`sotw`] (state of the world) hold the
+//! rules by which each form reads a request and fills a response. [`hosts`] serves virtual hosts on demand.
 //!
-//! A virtual host may be asked for by an authority ([`Snapshot::find`]). That name is answered as one that is not there, and the
-//! host that answers to it comes as if its own name had been asked for, now or when there is one. The client confirms that by
-//! asking for that name. Together with the catch-alls of route configurations (`80/*`) in a first request comes what is remembered of their hosts.
+//! # States of a resource name in a subscription
 //!
-//! What a client has is not remembered name by name, but as the generation up to which it was told everything; only names
-//! that are to be answered out of turn are kept until they are.
+//! | State | Meaning |
+//! |---|---|
+//! | None | The client does not subscribe to the name. |
+//! | Due | The client subscribes; the content or the absence of the resource is still to be sent. |
+//! | In flight | The last response of the type covers the name; the client has not answered it. |
+//! | Settled | The client has answered the response that covers the current content or absence. |
+//!
+//! States are not stored per name. A generation stands for all names: what changed in a later one is due. Only names
+//! that are due for another reason are listed until they are sent ([`Subscription::resend`]).
+//!
+//! # Transitions
+//!
+//! "All" stands for clusters, listeners and the other types that have a wildcard ([`Kind::is_wildcard`]). In the
+//! state of the world, each response of these types carries every resource that the client subscribes to; a missing
+//! one is deleted. Numbers refer to the sources below.
+//!
+//! | Event | States | Incremental response | State of the world response |
+//! |---|---|---|---|
+//! | First request, no names (1) | None → Due | every resource | every resource |
+//! | First request with versions (2) | None → Due, Settled | resources that differ; removals | has no versions |
+//! | Subscribe to a name (3) | any → Due | resource or removal | the resource; All even if absent |
+//! | Same request again, no ACK (4) | Settled → Due | the listed names again | every name again |
+//! | Unsubscribe (5) | any → None | none | none |
+//! | Unsubscribe beside `*` (5) | any → Due | resource or removal | none: still in `*` |
+//! | Resource changes | Settled → Due | the resource | the resource, or All |
+//! | Resource is deleted (6) | Settled → Due | removal | All without it; else none |
+//! | Response is sent | Due → In flight | | |
+//! | Change while in flight | In flight → Due | after ACK or NACK | after ACK or NACK |
+//! | ACK (7) | In flight → Settled | none | none |
+//! | NACK (7) | In flight → Settled | none until it changes | none until it changes |
+//! | Older nonce (8) | as subscribed | names count; no ACK | dropped names → None; no more |
+//! | A cluster is sent (9) | endpoint → Due | the endpoints again | endpoints at next request |
+//! | Route configuration is sent (9) | hosts → Due | its virtual hosts, if `*` | as incremental |
+//!
+//! Sources: sections of the [xDS protocol](https://www.envoyproxy.io/docs/envoy/latest/api-docs/xds_protocol).
+//! 1. "How the client specifies what resources to return": an empty first list is a wildcard for types that have one;
+//!    an empty list after a name was listed is not.
+//! 2. "Incremental xDS": `initial_resource_versions` of a reconnecting client.
+//! 3. "Knowing When a Requested Resource Does Not Exist", "Grouping Resources into Responses".
+//! 4. Our rule: a request that repeats the subscription and acknowledges nothing asks for the content.
+//! 5. "Unsubscribing From Resources": a client that drops a name beside `*` has forgotten the resource.
+//! 6. "Deleting Resources".
+//! 7. "ACK/NACK": one response per type is in flight; later changes are merged into the next one.
+//! 8. "Resource updates": a stale request in the state of the world is not answered. Incremental: the nonce only
+//!    decides what is acknowledged.
+//! 9. "Resource warming": Envoy warms a changed cluster and waits for its endpoints, although they are unchanged. It
+//!    also waits for the virtual hosts of a new route configuration.
+//!
+//! # Order between types
+//!
+//! "Eventual consistency considerations" of the protocol, make before break:
+//! - A resource is sent before the resources that refer to it ([`Kind::ALL`]).
+//! - Removals of clusters and endpoints wait until listeners and routes that no longer refer to them are
+//!   acknowledged. In the state of the world this holds only while no cluster changes, because each response lists
+//!   all clusters.
+//! - Listeners and routes wait until the client has the endpoints of new clusters, so that no request is routed to a
+//!   cluster that is not ready. The wait ends after a timeout, because some clients never request endpoints.
 
+mod delta;
+mod hosts;
 mod names;
-mod watched;
+mod sotw;
+mod subscription;
 
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
 };
 
-use self::watched::{PendingChanges, Watched};
+use self::subscription::{Charge, Response, Subscription};
 use super::{Event, Form, nonces::Nonce};
 use crate::{interest::Interest, kind::Kind, layer::Snapshot, limits, wire::Push};
 
-/// The name that stands for all resources of a kind.
+/// Resource name that stands for all resources of a type.
 const WILDCARD: &str = "*";
 
-/// A request of either form.
+/// A discovery request of either form.
 #[derive(Debug)]
-pub(super) struct Ask {
+pub(super) struct SubscriptionRequest {
     pub(super) kind: Kind,
     pub(super) nonce: Nonce,
+    /// Reason of a NACK.
     pub(super) error: Option<String>,
-    /// Delta: names to add. State of the world: all names.
+    /// Incremental: names to add. State of the world: all names.
     pub(super) names: Vec<String>,
-    /// Delta only.
+    /// Incremental only: names to remove.
     pub(super) unsubscribe: Vec<String>,
-    /// Delta only: the versions the client has from an earlier stream.
+    /// Incremental only: `initial_resource_versions`, which the client has from an earlier stream.
     pub(super) have: HashMap<String, String>,
 }
 
-impl Default for Ask {
+impl SubscriptionRequest {
+    /// Number of names that the request lists.
+    fn listed(&self) -> usize {
+        self.names.len() + self.unsubscribe.len() + self.have.len()
+    }
+}
+
+impl Default for SubscriptionRequest {
     fn default() -> Self {
         Self {
             kind: Kind::Cluster,
@@ -62,54 +118,54 @@ impl Default for Ask {
     }
 }
 
-/// Changes came faster than the client took them, and what is gone since is not known any more.
+/// The client fell so far behind that the removals since its last response are no longer known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Behind;
+pub(super) struct TooFarBehind;
 
-/// What a request came to.
+/// Result of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Taken {
-    /// It answers the response under way.
+pub(super) struct RequestOutcome {
+    /// The request acknowledges or refuses the response in flight.
     pub(super) acknowledges: bool,
-    /// Its nonce is none that the stream was sent.
-    pub(super) guesses: bool,
-    /// What it costs, aside from its bytes; see [`limits`].
+    /// The nonce was never sent on this stream.
+    pub(super) unknown_nonce: bool,
+    /// Cost without the bytes of the request; see [`limits`].
     pub(super) cost: u64,
-    /// Bytes of it that cost nothing, as an acknowledgement needs them.
+    /// Bytes of the request that cost nothing, because an acknowledgement needs them.
     pub(super) free: usize,
 }
 
-/// The state of one stream.
+/// State of one stream.
 #[derive(Debug)]
 pub(super) struct Session {
     form: Form,
+    /// Number of the last response.
     nonce: u64,
-    kinds: [Watched; Kind::ALL.len()],
-    /// The generation that everything was last compared with, unless something was asked since.
+    subscriptions: [Subscription; Kind::ALL.len()],
+    /// Generation of the last comparison; `None` after a request that may make something due.
     compared: Option<u64>,
     /// New clusters whose endpoints the client does not have yet.
     holding: Vec<Arc<str>>,
-    /// The generation in which it was last seen that there are such clusters.
+    /// Generation in which `holding` was last checked against the snapshot.
     held: Option<u64>,
-    /// Told what is asked for.
+    /// Receives the names of all subscriptions.
     interest: Arc<Interest>,
-    /// Virtual hosts that a client like this has used before, until it has asked for some.
+    /// Virtual hosts that clients of the same workload used before; empty after the first request for virtual hosts.
     remembered: Arc<[Arc<str>]>,
     /// Cost of lookups after changes that is not charged yet; see [`limits`].
     owed: u64,
-    /// Virtual hosts that a change gave to authorities that the client had asked for before.
+    /// Virtual hosts that a change assigned to authorities to which the client already subscribes.
     found: Vec<Arc<str>>,
 }
 
 impl Session {
     pub(super) fn new(form: Form, interest: Arc<Interest>, remembered: Arc<[Arc<str>]>) -> Self {
-        let (kinds, holding) = Default::default();
         Self {
             form,
             nonce: 0,
-            kinds,
+            subscriptions: Kind::ALL.map(Subscription::new),
             compared: None,
-            holding,
+            holding: Vec::new(),
             held: None,
             interest,
             remembered,
@@ -118,132 +174,129 @@ impl Session {
         }
     }
 
-    /// Takes a request in.
-    pub(super) fn ask(&mut self, ask: Ask, snapshot: &Snapshot, report: &mut dyn FnMut(Event<'_>)) -> Taken {
-        let kind = ask.kind;
-        let watched = &mut self.kinds[kind as usize];
-        if !watched.open {
+    /// Applies a request to its subscription.
+    pub(super) fn request(
+        &mut self,
+        request: SubscriptionRequest,
+        snapshot: &Snapshot,
+        report: &mut dyn FnMut(Event<'_>),
+    ) -> RequestOutcome {
+        let kind = request.kind;
+        let subscription = &self.subscriptions[kind as usize];
+        let first = !subscription.open;
+        if first {
             report(Event::Asked { kind });
         }
-        // A client that connects again may bring the nonce of another stream along in a first request.
-        let guesses = watched.open && ask.nonce == Nonce::Unknown;
-        let nonce = if let Nonce::Of(number) = ask.nonce { Some(number) } else { None };
-        let answers_last = nonce.is_some() && nonce == watched.nonce;
-        let named = ask.names.len() + ask.unsubscribe.len() + ask.have.len();
-        // Whoever asks for a family or for all has all of it looked through; other names add to what waits.
-        let many = ask.names.iter().any(|name| name == WILDCARD || kind.is_family(name));
-        let waiting = if many { 0 } else { watched.again.0.len() };
-        let mut acknowledges = false;
-        if let Some(nonce) = watched.in_flight.filter(|in_flight| Some(*in_flight) == nonce) {
-            watched.in_flight = None;
-            acknowledges = true;
-            match &ask.error {
-                Some(reason) => {
-                    // Who refuses a cluster does not ask for its endpoints.
-                    if ask.kind == Kind::Cluster {
-                        self.holding = Vec::new();
-                    }
-                    report(Event::Rejected { kind: ask.kind, nonce, reason });
-                }
-                None => report(Event::Acked { kind: ask.kind, nonce }),
-            }
-        }
-        // Something may be due that waited for this.
-        if acknowledges || !watched.open || named > 0 || self.form == Form::Sotw {
+        // A reconnecting client may send the nonce of its former stream in a first request.
+        let unknown_nonce = !first && request.nonce == Nonce::Unknown;
+        // A request for a family or for all has all of `resend` looked through; other names only add to it.
+        let many = request.names.iter().any(|name| name == WILDCARD || kind.is_family(name));
+        let waiting = if many { 0 } else { subscription.resend.0.len() };
+        let unknown = Arc::clone(&subscription.unknown.0);
+        let acknowledges = self.acknowledge(&request, report);
+        // In the state of the world each request lists the whole subscription, so an empty one changes it too.
+        if acknowledges || first || request.listed() > 0 || self.form == Form::Sotw {
             self.compared = None;
         }
-        let (strange, answered) = (Arc::clone(&watched.strange.0), watched.answer);
-        let was_due_all = watched.all && watched.wildcard;
-        match self.form {
-            Form::Delta => {
-                let hosts = ask.kind == Kind::VirtualHost;
-                // A long list, which is of use only to who begins.
-                let remembered = if hosts { std::mem::take(&mut self.remembered) } else { Arc::default() };
-                let begins = ask.have.is_empty();
-                if kind == Kind::Cluster && !self.holding.is_empty() && !ask.unsubscribe.is_empty() {
-                    let gone: HashSet<&str> = ask.unsubscribe.iter().map(String::as_str).collect();
-                    self.holding.retain(|name| !gone.contains(&**name));
-                }
-                if hosts && !ask.unsubscribe.is_empty() {
-                    for name in snapshot.intern(ask.kind, ask.unsubscribe.clone()).0 {
-                        report(Event::Unused { host: &name });
-                    }
-                }
-                let before = watched.names.0.clone();
-                watched.ask_delta(ask, snapshot);
-                if hosts && !Arc::ptr_eq(&before, &watched.names.0) && !watched.takes_many(Kind::VirtualHost)
-                {
-                    let new = watched.names.0.iter().filter(|name| before.binary_search(name).is_err());
-                    new.filter(|name| snapshot.get(Kind::VirtualHost, name).is_some())
-                        .for_each(|host| report(Event::Used { host }));
-                    if begins {
-                        watched.give_remembered(&remembered, &before, snapshot);
-                    }
-                }
-            }
-            Form::Sotw if watched.open && ask.nonce != Nonce::None && !answers_last => {
-                watched.ask_late(&ask);
-            }
-            Form::Sotw => watched.ask_sotw(ask, acknowledges, snapshot),
+        let charge = self.apply(request, acknowledges, snapshot, report);
+        let subscription = &mut self.subscriptions[kind as usize];
+        subscription.update_interest(&self.interest);
+        subscription.count_bytes(&unknown);
+        let lookups = std::mem::take(&mut subscription.lookups);
+        let outcome = RequestOutcome { acknowledges, unknown_nonce, ..RequestOutcome::default() };
+        if acknowledges && charge.listed == 0 {
+            return RequestOutcome { free: limits::ACKNOWLEDGEMENT + charge.repeated, ..outcome };
         }
-        // In the state of the world an acknowledgement lists all names again, as the protocol wants.
-        let repeats = self.form == Form::Sotw && acknowledges && !watched.renamed;
-        let listed = if repeats { named.saturating_sub(watched.names.0.len() + 1) } else { named };
-        watched.tell(kind, &self.interest);
-        watched.sum_up(&strange);
-        let whole = self.form == Form::Sotw && watched.wildcard && watched.answer && !answered;
-        // While nothing can be sent it stays due, and is sent once.
-        let all = whole || watched.all && watched.wildcard && !was_due_all;
-        let lookups = std::mem::take(&mut watched.lookups);
-        let taken = Taken { acknowledges, guesses, ..Taken::default() };
-        if acknowledges && listed == 0 {
-            let names = if repeats { watched.names_length() } else { 0 };
-            return Taken { free: limits::ACKNOWLEDGEMENT + names, ..taken };
-        }
-        let cost = watched.cost(kind, snapshot, listed, waiting, all)
+        let cost = subscription.request_cost(snapshot, &charge, waiting)
             + limits::LOOKUP * lookups as u64
             + limits::HELD * self.holding.len() as u64;
-        Taken { cost, ..taken }
+        RequestOutcome { cost, ..outcome }
     }
 
-    /// What the names take that are held for this stream alone. In bytes.
+    /// Takes the ACK or NACK in a request. Returns false if the request answers no response in flight.
+    fn acknowledge(&mut self, request: &SubscriptionRequest, report: &mut dyn FnMut(Event<'_>)) -> bool {
+        let subscription = &mut self.subscriptions[request.kind as usize];
+        let Some(nonce) = subscription.in_flight.filter(|number| request.nonce == Nonce::Of(*number)) else {
+            return false;
+        };
+        subscription.in_flight = None;
+        match &request.error {
+            Some(reason) => {
+                // A client does not request the endpoints of a cluster that it rejects.
+                if request.kind == Kind::Cluster {
+                    self.holding = Vec::new();
+                }
+                report(Event::Rejected { kind: request.kind, nonce, reason });
+            }
+            None => report(Event::Acked { kind: request.kind, nonce }),
+        }
+        true
+    }
+
+    /// Applies the names in a request by the rules of the stream's form.
+    fn apply(
+        &mut self,
+        request: SubscriptionRequest,
+        acknowledges: bool,
+        snapshot: &Snapshot,
+        report: &mut dyn FnMut(Event<'_>),
+    ) -> Charge {
+        let subscription = &mut self.subscriptions[request.kind as usize];
+        match (self.form, request.kind) {
+            (Form::Sotw, _) => sotw::apply(subscription, request, acknowledges, snapshot),
+            (Form::Delta, Kind::VirtualHost) => {
+                // The list is long, and of use only in the first request.
+                let remembered = std::mem::take(&mut self.remembered);
+                hosts::apply(subscription, request, &remembered, snapshot, report)
+            }
+            (Form::Delta, kind) => {
+                if kind == Kind::Cluster && !self.holding.is_empty() && !request.unsubscribe.is_empty() {
+                    let gone: HashSet<&str> = request.unsubscribe.iter().map(String::as_str).collect();
+                    self.holding.retain(|name| !gone.contains(&**name));
+                }
+                delta::apply(subscription, request, snapshot)
+            }
+        }
+    }
+
+    /// Returns the bytes of the names that are held for this stream alone.
     pub(super) fn kept(&self) -> usize {
-        self.kinds.iter().map(|watched| watched.kept + watched.kept_lost.0).sum()
+        self.subscriptions.iter().map(Subscription::unshared_bytes).sum()
     }
 
-    /// What the lists of names take, each as its part of what it shares with other streams. In bytes.
+    /// Returns the bytes of the lists of names; a list that several streams share counts in parts.
     pub(super) fn lists(&self) -> usize {
-        self.kinds.iter().map(Watched::lists).sum()
+        self.subscriptions.iter().map(Subscription::list_bytes).sum()
     }
 
-    /// Names of virtual hosts that are asked for and that no resource has.
+    /// Returns the number of virtual host names in the subscription that no resource has.
     pub(super) fn authorities(&self) -> usize {
-        self.kinds[Kind::VirtualHost as usize].strange.0.len()
+        self.subscriptions[Kind::VirtualHost as usize].unknown.0.len()
     }
 
-    /// True while listeners and routes wait for the client to ask for endpoints.
+    /// Returns true while listeners and routes wait for the client to request endpoints.
     pub(super) fn is_holding(&self) -> bool {
         !self.holding.is_empty()
     }
 
-    /// Waits no longer.
+    /// Ends the wait for endpoints.
     pub(super) fn release(&mut self) {
         self.holding = Vec::new();
         self.compared = None;
     }
 
-    /// What the lookups have cost since the last call that changes of virtual hosts caused.
+    /// Returns the cost of the lookups that changes of virtual hosts caused since the last call.
     pub(super) fn take_owed(&mut self) -> u64 {
         std::mem::take(&mut self.owed)
     }
 
-    /// Takes the virtual hosts that a change gave to authorities that the client had asked for before.
+    /// Returns the virtual hosts that changes assigned to subscribed authorities since the last call.
     pub(super) fn take_found(&mut self) -> Vec<Arc<str>> {
         std::mem::take(&mut self.found)
     }
 
-    /// What is to be sent now.
-    pub(super) fn pushes(&mut self, snapshot: &Snapshot) -> Result<Vec<Push>, Behind> {
+    /// Returns the responses that can be sent now, in the order of the types.
+    pub(super) fn pushes(&mut self, snapshot: &Snapshot) -> Result<Vec<Push>, TooFarBehind> {
         let mut pushes = Vec::new();
         if self.compared.replace(snapshot.generation()) == Some(snapshot.generation()) {
             return Ok(pushes);
@@ -254,11 +307,11 @@ impl Session {
             }
             let late = matches!(kind, Kind::Cluster | Kind::Endpoint);
             if !self.push(kind, snapshot, !late, &mut pushes)? {
-                // Later kinds may refer to what cannot be sent yet.
+                // Later types may refer to a resource that cannot be sent yet.
                 return Ok(pushes);
             }
         }
-        let settled = |kind: Kind| self.kinds[kind as usize].in_flight.is_none();
+        let settled = |kind: Kind| self.subscriptions[kind as usize].in_flight.is_none();
         let referring = [Kind::Listener, Kind::Route, Kind::VirtualHost];
         if !self.is_holding() && referring.into_iter().all(settled) {
             for kind in [Kind::Cluster, Kind::Endpoint] {
@@ -268,113 +321,97 @@ impl Session {
         Ok(pushes)
     }
 
-    /// Adds a kind's response if there is something to say; false if there is, but it must wait.
+    /// Adds the response of a type if one is due. Returns false if it is due but must wait for an ACK.
     fn push(
         &mut self,
         kind: Kind,
         snapshot: &Snapshot,
         removals: bool,
         pushes: &mut Vec<Push>,
-    ) -> Result<bool, Behind> {
-        let watched = &mut self.kinds[kind as usize];
-        if !watched.open {
+    ) -> Result<bool, TooFarBehind> {
+        let subscription = &mut self.subscriptions[kind as usize];
+        if !subscription.open {
             return Ok(true);
         }
-        // What has changed is looked through once, when it can be sent.
-        if watched.in_flight.is_some() && !watched.is_settled(kind, snapshot, removals) {
+        // Changes are looked through once, when they can be sent.
+        if subscription.in_flight.is_some() && !subscription.is_settled(snapshot, removals) {
             return Ok(false);
         }
-        if kind == Kind::VirtualHost && snapshot.is_realiased(kind, watched.seen) {
-            let found = watched.resolve(kind, snapshot);
-            if !watched.takes_many(kind) {
+        if kind == Kind::VirtualHost && snapshot.is_realiased(kind, subscription.seen) {
+            let found = subscription.resolve_again(snapshot);
+            if !subscription.matches_unlisted() {
                 self.found.extend(found);
             }
-            watched.tell(kind, &self.interest);
-            let (lookups, scanned) =
-                (std::mem::take(&mut watched.lookups), std::mem::take(&mut watched.scanned));
+            subscription.update_interest(&self.interest);
+            let lookups = std::mem::take(&mut subscription.lookups);
+            let scanned = std::mem::take(&mut subscription.scanned);
             self.owed += limits::LOOKUP * lookups as u64 + limits::HELD * scanned as u64;
         }
-        if watched.is_settled(kind, snapshot, removals) {
-            watched.told(snapshot, removals);
+        if subscription.is_settled(snapshot, removals) {
+            subscription.mark_sent(snapshot, removals);
             return Ok(true);
         }
-        let PendingChanges { send, removed, shrunk } = watched.due(self.form, kind, snapshot, removals)?;
-        // In the state of the world a removal alone shows in a shorter response.
-        let shorter = self.form == Form::Sotw && kind.is_wildcard() && shrunk;
-        let removed = if self.form == Form::Delta { removed } else { Vec::new() };
-        if send.is_empty() && removed.is_empty() && !watched.answer && !shorter {
-            watched.told(snapshot, removals);
-            return Ok(true);
-        }
-        self.nonce += 1;
-        if kind == Kind::Cluster {
-            let new = send.iter().filter(|resource| watched.lacks(kind, snapshot, &resource.name));
-            self.holding.extend(new.map(|resource| Arc::clone(&resource.name)));
-            self.held = None;
-        }
-        // What is sent whole says what is gone by itself.
-        let whole = self.form == Form::Sotw && kind.is_wildcard();
-        watched.told(snapshot, removals || whole);
-        watched.answer = false;
-        watched.in_flight = Some(self.nonce);
-        watched.sent = snapshot.generation();
-        watched.nonce = watched.in_flight;
-        let changed: Vec<_> = send.iter().map(|resource| Arc::clone(&resource.name)).collect();
-        let mut resources = if whole { watched.whole(snapshot, kind) } else { send };
-        let together = snapshot.together(kind, self.form, &mut resources);
-        pushes.push(Push { form: self.form, kind, number: self.nonce, resources, together, removed });
-        match kind {
-            Kind::Cluster => self.warm(&changed),
-            Kind::Route => self.complete(&changed, snapshot),
-            _ => {}
+        let response = match self.form {
+            Form::Delta => delta::response(subscription, snapshot, removals)?,
+            Form::Sotw => sotw::response(subscription, snapshot, removals),
+        };
+        match response {
+            Some(response) => pushes.push(self.respond(kind, response, snapshot, removals)),
+            None => subscription.mark_sent(snapshot, removals),
         }
         Ok(true)
     }
 
-    /// Whether endpoints of new clusters are still on their way.
+    /// Numbers a response and marks its content as in flight.
+    fn respond(&mut self, kind: Kind, response: Response, snapshot: &Snapshot, removals: bool) -> Push {
+        let Response { changed, removed, whole } = response;
+        let subscription = &mut self.subscriptions[kind as usize];
+        self.nonce += 1;
+        if kind == Kind::Cluster {
+            let new = changed.iter().filter(|resource| subscription.is_new(snapshot, &resource.name));
+            self.holding.extend(new.map(|resource| Arc::clone(&resource.name)));
+            self.held = None;
+        }
+        // A whole response shows by itself what is gone.
+        subscription.mark_sent(snapshot, removals || whole);
+        subscription.begin_response(self.nonce, snapshot.generation());
+        let names: Vec<_> = changed.iter().map(|resource| Arc::clone(&resource.name)).collect();
+        let mut resources = if whole { subscription.matching(snapshot) } else { changed };
+        let together = snapshot.together(kind, self.form, &mut resources);
+        match kind {
+            Kind::Cluster => {
+                let endpoints = &mut self.subscriptions[Kind::Endpoint as usize];
+                match self.form {
+                    Form::Delta => delta::resend_endpoints(endpoints, &names),
+                    Form::Sotw => sotw::resend_endpoints(endpoints, &names),
+                }
+            }
+            Kind::Route => {
+                hosts::resend_hosts(&mut self.subscriptions[Kind::VirtualHost as usize], &names, snapshot);
+            }
+            _ => {}
+        }
+        Push { form: self.form, kind, number: self.nonce, resources, together, removed }
+    }
+
+    /// Returns true while the client does not have the endpoints of all new clusters.
     fn holds(&mut self, snapshot: &Snapshot) -> bool {
-        let endpoints = &self.kinds[Kind::Endpoint as usize];
+        let endpoints = &self.subscriptions[Kind::Endpoint as usize];
         if self.held.replace(snapshot.generation()) != Some(snapshot.generation()) {
-            // Clusters that find their endpoints otherwise have no resource of that name.
+            // A cluster of another discovery type has no endpoint resource of its name.
             let exists = |name: &Arc<str>| {
                 [Kind::Cluster, Kind::Endpoint].iter().all(|kind| snapshot.get(*kind, name).is_some())
             };
             self.holding.retain(exists);
         }
         if endpoints.in_flight.is_none() {
-            self.holding.retain(|name| !endpoints.has(Kind::Endpoint, name));
+            self.holding.retain(|name| !endpoints.is_sent(name));
         }
         if self.holding.is_empty() {
-            // It may have held a whole mesh.
+            // Frees the memory: the list may have held all clusters of a mesh.
             self.holding = Vec::new();
         }
         self.is_holding()
-    }
-
-    /// Envoy asks for all virtual hosts, once, and forgets those of route configurations that it does not have. With a new
-    /// one it waits for them.
-    fn complete(&mut self, routes: &[Arc<str>], snapshot: &Snapshot) {
-        let hosts = &mut self.kinds[Kind::VirtualHost as usize];
-        if hosts.wildcard {
-            let routes: HashSet<&str> = routes.iter().map(|name| &**name).collect();
-            let all = snapshot.iter(Kind::VirtualHost).map(|resource| &resource.name);
-            let theirs = all
-                .filter(|name| Kind::VirtualHost.family(name).is_some_and(|family| routes.contains(family)));
-            hosts.again.extend(theirs.cloned());
-        }
-    }
-
-    /// Changed clusters wait for their endpoints anew, which have the cluster's name.
-    fn warm(&mut self, clusters: &[Arc<str>]) {
-        let endpoints = &mut self.kinds[Kind::Endpoint as usize];
-        match self.form {
-            Form::Delta => {
-                let known = clusters.iter().filter(|name| endpoints.names.contains(name)).cloned();
-                endpoints.again.extend(known);
-            }
-            // Envoy repeats its request, which cannot be told from an acknowledgement.
-            Form::Sotw => endpoints.answer_next = endpoints.open && !clusters.is_empty(),
-        }
     }
 }
 

@@ -1,9 +1,9 @@
-//! The names that a stream asks for.
+//! Sorted lists of names.
 
 use std::sync::Arc;
 
-/// SubscribedNames, each once and sorted. There may be thousands, in thousands of sessions, so they are kept as tight as can be, and shared
-/// where they are all that there are.
+/// Names of a subscription, sorted and without duplicates. A slice, because thousands of streams hold thousands of
+/// names each. A list of all names of a type is shared between streams.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct SubscribedNames(pub(super) Arc<[Arc<str>]>);
 
@@ -12,24 +12,24 @@ impl SubscribedNames {
         sorted::contains(&self.0, name)
     }
 
-    /// How many names it has, as its part of those that it shares with other lists.
+    /// Returns the number of names, divided by the number of lists that share them.
     pub(super) fn places(&self) -> usize {
         self.0.len() / Arc::strong_count(&self.0).max(1)
     }
 
-    /// Adds names, some of which may be there.
+    /// Adds names; duplicates are ignored.
     pub(super) fn extend(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
         let mut all: Vec<Arc<str>> = names.into_iter().collect();
         if !all.is_empty() {
             all.extend(self.0.iter().cloned());
-            // What was there is sorted already.
+            // The stable sort is fast where a part is already sorted.
             all.sort();
             all.dedup();
             self.0 = all.into();
         }
     }
 
-    /// Removes sorted names, some of which may not be there.
+    /// Removes names, which are sorted; unknown ones are ignored.
     pub(super) fn remove(&mut self, gone: &[Arc<str>]) {
         if let Some(left) = sorted::without(&self.0, gone) {
             self.0 = left.into();
@@ -43,7 +43,7 @@ impl SubscribedNames {
     }
 }
 
-/// Operations on sorted lists. A client decides how long they are, so none may take the product of their lengths.
+/// Operations on sorted lists. A client decides their lengths, so the cost is never the product of two lengths.
 pub(super) mod sorted {
     use std::{cmp::Ordering, sync::Arc};
 
@@ -51,7 +51,8 @@ pub(super) mod sorted {
         names.binary_search_by(|known| (**known).cmp(name)).is_ok()
     }
 
-    /// Returns the items that are not in `gone`; `None` if these are all. Takes as many comparisons as both have items, at most.
+    /// Returns the items that are not in `gone`; `None` if no item is in it. The number of comparisons is at most the
+    /// sum of both lengths.
     pub(super) fn without<T: Ord + Clone>(items: &[T], gone: &[T]) -> Option<Vec<T>> {
         let mut gone = gone.iter().peekable();
         let mut is_left = |item: &&T| {
@@ -99,7 +100,7 @@ pub(super) mod sorted {
         }
 
         #[test]
-        fn removing_many_names_from_many_takes_a_comparison_a_name() {
+        fn removing_names_takes_one_comparison_per_name() {
             let count = Cell::new(0);
             let list = |numbers: &mut dyn Iterator<Item = u32>| -> Vec<_> {
                 numbers.map(|number| Counted(number, &count)).collect()

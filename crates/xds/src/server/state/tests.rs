@@ -50,18 +50,22 @@ fn resources(all: &[(Kind, &str, &'static [u8])]) -> World {
     world
 }
 
-fn ask(kind: Kind, nonce: u64, names: &[&str]) -> Ask {
-    Ask {
+fn ask(kind: Kind, nonce: u64, names: &[&str]) -> SubscriptionRequest {
+    SubscriptionRequest {
         kind,
         nonce: if nonce == 0 { Nonce::None } else { Nonce::Of(nonce) },
         names: names.iter().map(|name| (*name).to_owned()).collect(),
-        ..Ask::default()
+        ..SubscriptionRequest::default()
     }
 }
 
 /// Takes a request in and says what goes out: kind, nonce, names sent, names removed.
-fn exchange(session: &mut Session, request: Ask, world: &World) -> Vec<(Kind, u64, String, String)> {
-    session.ask(request, &world.now(), &mut |_| {});
+fn exchange(
+    session: &mut Session,
+    request: SubscriptionRequest,
+    world: &World,
+) -> Vec<(Kind, u64, String, String)> {
+    session.request(request, &world.now(), &mut |_| {});
     out(session, world)
 }
 
@@ -110,12 +114,15 @@ fn delta_does_not_send_again_what_a_client_brings_along() {
     let have = |pairs: &[(&str, String)]| pairs.iter().map(|(n, v)| ((*n).to_owned(), v.clone())).collect();
 
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
-    let all = Ask { have: have(&[("a", version("a")), ("b", version("b"))]), ..ask(Cluster, 0, &[]) };
+    let all = SubscriptionRequest {
+        have: have(&[("a", version("a")), ("b", version("b"))]),
+        ..ask(Cluster, 0, &[])
+    };
     assert_eq!(exchange(&mut session, all, &world), []);
 
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let stale = [("a", version("a")), ("b", "of another server".into()), ("gone", version("a"))];
-    let some = Ask { have: have(&stale), ..ask(Cluster, 0, &[]) };
+    let some = SubscriptionRequest { have: have(&stale), ..ask(Cluster, 0, &[]) };
     assert_eq!(
         exchange(&mut session, some, &world),
         [one(Cluster, 1, "b", "")].concat(),
@@ -125,7 +132,7 @@ fn delta_does_not_send_again_what_a_client_brings_along() {
 
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let endpoint = world.now().get(Endpoint, "a").unwrap().version_text();
-    let named = Ask { have: have(&[("a", endpoint)]), ..ask(Endpoint, 0, &["a", "none"]) };
+    let named = SubscriptionRequest { have: have(&[("a", endpoint)]), ..ask(Endpoint, 0, &["a", "none"]) };
     assert_eq!(exchange(&mut session, named, &world), one(Endpoint, 1, "", "none"));
 }
 
@@ -140,7 +147,7 @@ fn delta_answers_new_and_repeated_subscriptions_and_missing_names() {
     assert_eq!(exchange(&mut session, ask(Route, 0, &["90"]), &world), []);
     assert_eq!(exchange(&mut session, ask(Route, 2, &[]), &world), one(Route, 3, "90", ""));
     exchange(&mut session, ask(Route, 3, &[]), &world);
-    let unsubscribe = Ask { unsubscribe: vec!["80".into()], ..ask(Route, 0, &[]) };
+    let unsubscribe = SubscriptionRequest { unsubscribe: vec!["80".into()], ..ask(Route, 0, &[]) };
     assert_eq!(exchange(&mut session, unsubscribe, &world), []);
     let changed = world.then(&[(Route, "80", b"2"), (Route, "none", b"1")]);
     assert_eq!(out(&mut session, &changed), one(Route, 4, "none", "90"));
@@ -153,8 +160,8 @@ fn a_refused_version_is_not_sent_again_until_it_changes() {
         let world = resources(&[(Cluster, "a", b"1")]);
         exchange(&mut session, ask(Cluster, 0, &[]), &world);
         let mut events = Vec::new();
-        let nack = Ask { error: Some("no".into()), ..ask(Cluster, 1, &[]) };
-        session.ask(nack, &world.now(), &mut |event| events.push(format!("{event:?}")));
+        let nack = SubscriptionRequest { error: Some("no".into()), ..ask(Cluster, 1, &[]) };
+        session.request(nack, &world.now(), &mut |event| events.push(format!("{event:?}")));
         assert_eq!(events, [r#"Rejected { kind: Cluster, nonce: 1, reason: "no" }"#]);
         assert_eq!(out(&mut session, &world), []);
         let fixed = world.then(&[(Cluster, "a", b"2")]);
@@ -208,7 +215,7 @@ fn a_client_that_asks_for_no_endpoints_is_not_kept_waiting_for_ever() {
     // One who refuses the cluster is not waited for at all.
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     exchange(&mut session, ask(Cluster, 0, &[]), &world);
-    exchange(&mut session, Ask { error: Some("no".into()), ..ask(Cluster, 1, &[]) }, &world);
+    exchange(&mut session, SubscriptionRequest { error: Some("no".into()), ..ask(Cluster, 1, &[]) }, &world);
     assert_eq!(exchange(&mut session, ask(Listener, 0, &[]), &world), one(Listener, 2, "l", ""));
 }
 
@@ -311,7 +318,7 @@ fn what_is_unsubscribed_from_beside_everything_is_answered() {
     let world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1")]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, ask(Cluster, 0, &["*", "a"]), &world), one(Cluster, 1, "a,b", ""));
-    let unsubscribe = |names: &[&str]| Ask {
+    let unsubscribe = |names: &[&str]| SubscriptionRequest {
         unsubscribe: names.iter().map(|name| (*name).to_owned()).collect(),
         ..ask(Cluster, 1, &[])
     };
@@ -337,8 +344,8 @@ fn who_falls_too_far_behind_is_told_to_connect_again() {
         world.insert(Resource::from_body(Cluster, "a", Bytes::from_static(body)));
     }
     assert_eq!(exchange(&mut delta, ask(Cluster, 1, &[]), &world), one(Cluster, 2, "a", ""));
-    delta.ask(ask(Cluster, 2, &[]), &world.now(), &mut |_| {});
-    assert_eq!(delta.pushes(&world.now()).unwrap_err(), Behind);
+    delta.request(ask(Cluster, 2, &[]), &world.now(), &mut |_| {});
+    assert_eq!(delta.pushes(&world.now()).unwrap_err(), TooFarBehind);
     // The state of the world says what is gone by itself.
     assert_eq!(exchange(&mut sotw, ask(Cluster, 1, &[]), &world), one(Cluster, 2, "a", ""));
 }
@@ -359,7 +366,7 @@ fn virtual_hosts_are_asked_for_one_by_one_or_by_their_route_configuration() {
     assert_eq!(exchange(&mut all_of_80, ask(VirtualHost, 1, &[]), &before), []);
     assert_eq!(out(&mut all_of_80, &after), one(VirtualHost, 2, "80/a,80/c", "80/b"));
     exchange(&mut all_of_80, ask(VirtualHost, 2, &[]), &after);
-    let unsubscribe = Ask { unsubscribe: vec!["80".into()], ..ask(VirtualHost, 0, &[]) };
+    let unsubscribe = SubscriptionRequest { unsubscribe: vec!["80".into()], ..ask(VirtualHost, 0, &[]) };
     assert_eq!(exchange(&mut all_of_80, unsubscribe, &after), []);
     assert_eq!(out(&mut all_of_80, &after.then(&[])), []);
 
@@ -373,7 +380,7 @@ fn virtual_hosts_are_asked_for_one_by_one_or_by_their_route_configuration() {
     let version = |name| before.now().get(VirtualHost, name).unwrap().version_text();
     let have = ["80/a", "80/b"].map(|name| (name.to_owned(), version(name))).into();
     let mut again = Session::new(Form::Delta, Arc::default(), Arc::default());
-    let asked = exchange(&mut again, Ask { have, ..ask(VirtualHost, 0, &["80"]) }, &after);
+    let asked = exchange(&mut again, SubscriptionRequest { have, ..ask(VirtualHost, 0, &["80"]) }, &after);
     assert_eq!(asked, one(VirtualHost, 1, "80/a,80/c", "80/b"));
 }
 
@@ -435,7 +442,7 @@ fn an_authority_is_answered_by_its_host_and_by_the_news_that_there_is_none() {
     let mut world = hosts(&[("a:80", b"1", &["a"]), ("*.b:80", b"1", &["*.b"]), ("c:80", b"1", &["c"])]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let mut used = Vec::new();
-    session.ask(ask(kind, 0, &["80/*", "80/a", "80/x.b", "80/none"]), &world.now(), &mut |event| {
+    session.request(ask(kind, 0, &["80/*", "80/a", "80/x.b", "80/none"]), &world.now(), &mut |event| {
         if let Event::Used { host } = event {
             used.push(host.to_string());
         }
@@ -446,7 +453,7 @@ fn an_authority_is_answered_by_its_host_and_by_the_news_that_there_is_none() {
     // The client confirms what it was given, and is not sent it once more.
     assert_eq!(exchange(&mut session, ask(kind, 1, &[]), &world), []);
     assert_eq!(exchange(&mut session, ask(kind, 0, &["80/*.b:80", "80/a:80"]), &world), []);
-    let done = Ask { unsubscribe: vec!["80/a".into()], ..ask(kind, 0, &[]) };
+    let done = SubscriptionRequest { unsubscribe: vec!["80/a".into()], ..ask(kind, 0, &[]) };
     assert_eq!(exchange(&mut session, done, &world), []);
     // Changes and removal reach it; what it did not ask for does not.
     add_hosts(&mut world, &[("a:80", b"2", &["a"]), ("c:80", b"2", &["c"])]);
@@ -469,7 +476,7 @@ fn what_is_remembered_comes_with_the_catch_all_to_who_has_nothing() {
     assert_eq!(exchange(&mut session, ask(kind, 0, &["80/*"]), &world), one(kind, 1, "80/a:80", "80/*"));
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::clone(&remembered));
     let have = HashMap::from([("80/b:80".to_owned(), "old".to_owned())]);
-    let again = Ask { have, ..ask(kind, 0, &["80/*", "80/b:80"]) };
+    let again = SubscriptionRequest { have, ..ask(kind, 0, &["80/*", "80/b:80"]) };
     assert_eq!(exchange(&mut session, again, &world), one(kind, 1, "80/b:80", "80/*"));
     // Who asks for all of them is not to be helped.
     let mut session = Session::new(Form::Delta, Arc::default(), remembered);
@@ -485,7 +492,7 @@ fn names_that_no_resource_has_are_counted_while_they_are_held() {
         exchange(&mut session, ask(Endpoint, 0, &["a", "b", "none", "never"]), &world);
         assert_eq!(session.kept(), cost(&["none", "never"]), "{form:?}");
         let less = if form == Form::Delta {
-            Ask { unsubscribe: vec!["none".into(), "a".into()], ..ask(Endpoint, 1, &[]) }
+            SubscriptionRequest { unsubscribe: vec!["none".into(), "a".into()], ..ask(Endpoint, 1, &[]) }
         } else {
             ask(Endpoint, 1, &["b", "never"])
         };
@@ -495,7 +502,7 @@ fn names_that_no_resource_has_are_counted_while_they_are_held() {
     // What the client has from before and is gone is held until that was said.
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let have = ["lost", "a"].map(|name| (name.to_owned(), "1".to_owned())).into();
-    let all = Ask { have, ..ask(Endpoint, 0, &["*"]) };
+    let all = SubscriptionRequest { have, ..ask(Endpoint, 0, &["*"]) };
     assert_eq!(exchange(&mut session, all, &world), one(Endpoint, 1, "a,b", ""));
     assert_eq!(session.kept(), cost(&["lost", "*"]));
     assert_eq!(exchange(&mut session, ask(Endpoint, 1, &[]), &world), one(Endpoint, 2, "", "lost"));
@@ -517,8 +524,8 @@ fn lists_of_names_are_counted_but_for_what_streams_share() {
     for form in [Form::Delta, Form::Sotw] {
         let stream = |names: &[String]| {
             let mut session = Session::new(form, Arc::default(), Arc::default());
-            let first = Ask { names: names.to_vec(), ..ask(Endpoint, 0, &[]) };
-            session.ask(first, &world.now(), &mut |_| {});
+            let first = SubscriptionRequest { names: names.to_vec(), ..ask(Endpoint, 0, &[]) };
+            session.request(first, &world.now(), &mut |_| {});
             assert!(session.lists() >= names.len() * PLACE, "{form:?}: they are to be sent");
             session.pushes(&world.now()).unwrap();
             session
@@ -537,7 +544,7 @@ fn what_is_asked_for_anew_costs_and_an_acknowledgement_does_not() {
         resources(&[(VirtualHost, "80/a", b"1"), (VirtualHost, "80/b", b"1"), (VirtualHost, "90/a", b"1")]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let mut cost = |request| {
-        let taken = session.ask(request, &world.now(), &mut |_| {});
+        let taken = session.request(request, &world.now(), &mut |_| {});
         session.pushes(&world.now()).unwrap();
         taken.cost
     };
@@ -553,6 +560,6 @@ fn what_is_asked_for_anew_costs_and_an_acknowledgement_does_not() {
     let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
     let endpoints = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
     assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["a", "b"]), &endpoints).len(), 1);
-    let acknowledged = session.ask(ask(Endpoint, 1, &["a", "b"]), &endpoints.now(), &mut |_| {});
+    let acknowledged = session.request(ask(Endpoint, 1, &["a", "b"]), &endpoints.now(), &mut |_| {});
     assert_eq!((acknowledged.acknowledges, acknowledged.cost), (true, 0));
 }

@@ -28,11 +28,11 @@ fn host(with: &mut fastrand::Rng, name: &str, many: bool) -> Arc<Resource> {
 
 /// Checks that what is found is what a lookup of all names finds, and that the client is to have it.
 fn check(session: &Session, world: &World) {
-    let (watched, snapshot) = (&session.kinds[VirtualHost as usize], world.now());
-    for name in watched.names.0.iter().filter(|name| snapshot.get(VirtualHost, name).is_none()) {
+    let (subscription, snapshot) = (&session.subscriptions[VirtualHost as usize], world.now());
+    for name in subscription.names.0.iter().filter(|name| snapshot.get(VirtualHost, name).is_none()) {
         let all = snapshot.find(VirtualHost, name).map(|host| &host.name);
-        assert_eq!(watched.found.get(name), all, "{name}");
-        assert!(all.is_none_or(|host| watched.has(VirtualHost, host)), "{name} {all:?}");
+        assert_eq!(subscription.resolved.get(name), all, "{name}");
+        assert!(all.is_none_or(|host| subscription.is_sent(host)), "{name} {all:?}");
     }
 }
 
@@ -57,11 +57,14 @@ fn a_change_finds_for_each_name_what_a_lookup_of_all_names_finds() {
             let names =
                 |with: &mut fastrand::Rng| (0..with.usize(0..3)).map(|_| random(with, false)).collect();
             let request = match with.u8(0..3) {
-                0 => Ask { names: names(&mut with), ..ask(VirtualHost, 0, &[]) },
-                1 => Ask { unsubscribe: names(&mut with), ..ask(VirtualHost, 0, &["80/a.a", "81/b.c"]) },
+                0 => SubscriptionRequest { names: names(&mut with), ..ask(VirtualHost, 0, &[]) },
+                1 => SubscriptionRequest {
+                    unsubscribe: names(&mut with),
+                    ..ask(VirtualHost, 0, &["80/a.a", "81/b.c"])
+                },
                 _ => ask(VirtualHost, 0, &["82/none"]),
             };
-            session.ask(request, &world.now(), &mut |_| {});
+            session.request(request, &world.now(), &mut |_| {});
             // Responses are acknowledged until nothing is left to send.
             loop {
                 nonce.extend(session.pushes(&world.now()).unwrap().iter().map(|push| push.number));
@@ -70,7 +73,7 @@ fn a_change_finds_for_each_name_what_a_lookup_of_all_names_finds() {
                     nonce.push(number);
                     break;
                 }
-                session.ask(ask(VirtualHost, number, &[]), &world.now(), &mut |_| {});
+                session.request(ask(VirtualHost, number, &[]), &world.now(), &mut |_| {});
             }
             if nonce.is_empty() {
                 check(&session, &world);

@@ -3,14 +3,17 @@
 
 use super::*;
 
-fn unsubscribe(kind: Kind, nonce: u64, names: &[&str]) -> Ask {
-    Ask { unsubscribe: names.iter().map(|name| (*name).to_owned()).collect(), ..ask(kind, nonce, &[]) }
+fn unsubscribe(kind: Kind, nonce: u64, names: &[&str]) -> SubscriptionRequest {
+    SubscriptionRequest {
+        unsubscribe: names.iter().map(|name| (*name).to_owned()).collect(),
+        ..ask(kind, nonce, &[])
+    }
 }
 
 /// Takes a request in and says what was reported of it.
-fn reported(session: &mut Session, request: Ask, world: &World) -> Vec<String> {
+fn reported(session: &mut Session, request: SubscriptionRequest, world: &World) -> Vec<String> {
     let mut events = Vec::new();
-    session.ask(request, &world.now(), &mut |event| events.push(format!("{event:?}")));
+    session.request(request, &world.now(), &mut |event| events.push(format!("{event:?}")));
     events
 }
 
@@ -110,7 +113,7 @@ fn in_the_state_of_the_world_a_stale_request_is_passed_over() {
     assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["a"]), &world), one(Endpoint, 1, "a", ""));
     assert_eq!(exchange(&mut session, ask(Endpoint, 1, &["a"]), &world), []);
     assert_eq!(out(&mut session, &changed), one(Endpoint, 2, "a", ""));
-    let late = Ask { error: Some("of the former".into()), ..ask(Endpoint, 1, &["a", "b"]) };
+    let late = SubscriptionRequest { error: Some("of the former".into()), ..ask(Endpoint, 1, &["a", "b"]) };
     assert_eq!(reported(&mut session, late, &changed), [""; 0]);
     assert_eq!(out(&mut session, &changed), []);
     // The client repeats itself with its answer to the last response.
@@ -148,7 +151,7 @@ fn a_refusal_concerns_its_response_only() {
         assert_eq!(exchange(&mut session, ask(Route, 0, &["a"]), &world), one(Route, 1, "a", ""));
         assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["a"]), &world), one(Endpoint, 2, "a", ""));
         let names: &[&str] = if form == Form::Delta { &["b"] } else { &["a", "b"] };
-        let nack = Ask { error: Some("no".into()), ..ask(Route, 1, names) };
+        let nack = SubscriptionRequest { error: Some("no".into()), ..ask(Route, 1, names) };
         assert_eq!(
             reported(&mut session, nack, &world),
             [r#"Rejected { kind: Route, nonce: 1, reason: "no" }"#]
@@ -184,7 +187,7 @@ fn who_comes_again_by_name_and_for_everything_is_sent_what_differs() {
     let asks: [&[&str]; 3] = [&["*"], &["*", "a", "gone"], &["a", "b", "c", "gone"]];
     for names in asks {
         let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
-        let again = Ask { have: have.clone().into(), ..ask(Cluster, 0, names) };
+        let again = SubscriptionRequest { have: have.clone().into(), ..ask(Cluster, 0, names) };
         let mut said = exchange(&mut session, again, &after);
         said.extend(exchange(&mut session, ask(Cluster, 1, &[]), &after));
         let sent: Vec<_> = said.iter().map(|push| push.2.as_str()).filter(|text| !text.is_empty()).collect();

@@ -8,8 +8,8 @@ fn unknown(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("none-{number:06}")).collect()
 }
 
-fn names(kind: Kind, nonce: u64, names: Vec<String>) -> Ask {
-    Ask { names, ..ask(kind, nonce, &[]) }
+fn names(kind: Kind, nonce: u64, names: Vec<String>) -> SubscriptionRequest {
+    SubscriptionRequest { names, ..ask(kind, nonce, &[]) }
 }
 
 /// Clusters of these names.
@@ -24,10 +24,10 @@ fn clusters(names: &[String]) -> World {
 }
 
 /// The steps of a request and what follows from it, and what it is charged.
-fn steps(session: &mut Session, request: Ask, world: &World) -> (usize, u64) {
+fn steps(session: &mut Session, request: SubscriptionRequest, world: &World) -> (usize, u64) {
     let mut cost = 0;
     let steps = steps_of(|| {
-        cost = session.ask(request, &world.now(), &mut |_| {}).cost;
+        cost = session.request(request, &world.now(), &mut |_| {}).cost;
         session.pushes(&world.now()).unwrap();
     });
     (steps, cost)
@@ -70,8 +70,9 @@ fn a_request_that_gives_up_a_name_looks_up_no_other() {
     let mut asked: Vec<_> = (0..1_000).map(|number| format!("80/x.y.none-{number}")).collect();
     asked.push("80/x.b".into());
     assert!(steps(&mut session, names(VirtualHost, 0, asked), &world).0 >= 2_000);
-    session.ask(ask(VirtualHost, 1, &["80/*.b:80"]), &world.now(), &mut |_| {});
-    let give_up = |name: &str| Ask { unsubscribe: vec![name.to_owned()], ..ask(VirtualHost, 0, &[]) };
+    session.request(ask(VirtualHost, 1, &["80/*.b:80"]), &world.now(), &mut |_| {});
+    let give_up =
+        |name: &str| SubscriptionRequest { unsubscribe: vec![name.to_owned()], ..ask(VirtualHost, 0, &[]) };
     let of_none = steps(&mut session, give_up("80/y"), &world).0;
     let of_one = steps(&mut session, give_up("80/x.y.none-7"), &world).0;
     assert!(of_none < 10, "{of_none} steps for a name that was not held");
@@ -86,9 +87,9 @@ fn names_that_no_virtual_host_has_are_looked_up_as_far_as_a_stream_may_hold_them
     let world = hosts(&[("*.b:80", b"1", &["*.b"])]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let many = (0..=limits::AUTHORITIES).map(|number| format!("80/{number}.x.y.b")).collect();
-    session.ask(names(VirtualHost, 0, many), &world.now(), &mut |_| {});
+    session.request(names(VirtualHost, 0, many), &world.now(), &mut |_| {});
     assert_eq!(session.authorities(), limits::AUTHORITIES + 1, "the stream is ended for that");
-    let looked_up = &session.kinds[VirtualHost as usize].found;
+    let looked_up = &session.subscriptions[VirtualHost as usize].resolved;
     assert!(looked_up.is_empty(), "{} were looked up", looked_up.len());
 }
 
@@ -128,9 +129,9 @@ fn what_is_gone_is_not_looked_through_before_it_may_be_said() {
     steps(&mut session, ask(Listener, 0, &["*"]), &world);
     // Clusters go last, and so not while the listeners are not acknowledged.
     let have = unknown(MANY).into_iter().chain(["a".into()]).map(|name| (name, "1".to_owned())).collect();
-    let first = steps(&mut session, Ask { have, ..ask(Cluster, 0, &["*"]) }, &world);
+    let first = steps(&mut session, SubscriptionRequest { have, ..ask(Cluster, 0, &["*"]) }, &world);
     assert!(first.0 >= MANY, "{first:?}");
-    session.ask(ask(Cluster, 2, &[]), &world.now(), &mut |_| {});
+    session.request(ask(Cluster, 2, &[]), &world.now(), &mut |_| {});
     session.release();
     session.pushes(&world.now()).unwrap();
     assert!(session.kept() > 0, "they are still to be said");
@@ -194,9 +195,9 @@ fn changes_that_are_not_all_remembered_cost_a_lookup_for_each_length_of_a_wildca
 
 /// Asks for names of virtual hosts and acknowledges the answer.
 fn session_waits(session: &mut Session, asked: Vec<String>, world: &World) {
-    session.ask(names(VirtualHost, 0, asked), &world.now(), &mut |_| {});
+    session.request(names(VirtualHost, 0, asked), &world.now(), &mut |_| {});
     session.pushes(&world.now()).unwrap();
-    session.ask(ask(VirtualHost, 1, &[]), &world.now(), &mut |_| {});
+    session.request(ask(VirtualHost, 1, &[]), &world.now(), &mut |_| {});
 }
 
 #[test]
@@ -206,9 +207,9 @@ fn all_there_is_costs_once_while_nothing_can_be_sent() {
         let mut session = Session::new(form, Arc::default(), Arc::default());
         let mut cost = |names: &[&str], unsubscribe: &[&str]| {
             let unsubscribe = unsubscribe.iter().map(|name| (*name).to_owned()).collect();
-            let request = Ask { unsubscribe, ..ask(Cluster, 0, names) };
+            let request = SubscriptionRequest { unsubscribe, ..ask(Cluster, 0, names) };
             // Nothing is sent meanwhile.
-            session.ask(request, &world.now(), &mut |_| {}).cost
+            session.request(request, &world.now(), &mut |_| {}).cost
         };
         assert!(cost(&["*"], &[]) >= 100 * limits::RESOURCE, "{form:?}");
         let again = if form == Form::Delta { cost(&[], &["x"]) } else { cost(&["*"], &[]) };
@@ -227,7 +228,11 @@ fn an_acknowledgement_is_free_as_far_as_it_needs_to_be_long() {
     for form in [Form::Delta, Form::Sotw] {
         let mut session = Session::new(form, Arc::default(), Arc::default());
         let mut take = |nonce, names: Vec<String>| {
-            let taken = session.ask(Ask { names, ..ask(Endpoint, nonce, &[]) }, &world.now(), &mut |_| {});
+            let taken = session.request(
+                SubscriptionRequest { names, ..ask(Endpoint, nonce, &[]) },
+                &world.now(),
+                &mut |_| {},
+            );
             session.pushes(&world.now()).unwrap();
             (taken.cost, taken.free)
         };

@@ -1,0 +1,348 @@
+//! The core of a subscription, which both forms share: names subscribed to, what was sent, and what is due.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{WILDCARD, names::SubscribedNames};
+use crate::{interest::Interest, kind::Kind, layer::Snapshot, limits, resource::Resource, work};
+
+/// Subscription of one stream to one resource type.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    pub(super) kind: Kind,
+    /// The client has requested this type on this stream.
+    pub(super) open: bool,
+
+    // Names subscribed to.
+    /// The client subscribes to all resources.
+    pub(super) wildcard: bool,
+    pub(super) names: SubscribedNames,
+    /// Subset of `names` that the server added for an authority and that the client has not requested yet.
+    pub(super) unconfirmed: SubscribedNames,
+    /// Subset of `names` that no resource had when they were requested. They are held for this stream alone.
+    pub(super) unknown: SubscribedNames,
+    /// State of the world: a request listed names, so an empty list no longer means all.
+    pub(super) named: bool,
+    /// The subscription has changed since `update_interest`.
+    pub(super) names_changed: bool,
+    /// Names that the interest does not have yet.
+    pub(super) new_names: Vec<Arc<str>>,
+
+    // What was sent, and what is due.
+    /// Nothing has been sent yet for the wildcard: every resource is due.
+    pub(super) all: bool,
+    /// Changes up to this generation have been sent, without removals that must wait.
+    pub(super) seen: u64,
+    /// Removals up to this generation have been sent.
+    pub(super) cleared: u64,
+    /// Names to send again even if unchanged or absent.
+    pub(super) resend: SubscribedNames,
+    /// Incremental: names in `initial_resource_versions` that no resource has; their removal is due.
+    pub(super) lost: Vec<Arc<str>>,
+    /// A response is due even if it is empty.
+    pub(super) respond: bool,
+    /// State of the world: the next request is answered even if it changes nothing.
+    pub(super) respond_next: bool,
+
+    // The last response.
+    /// Number of the response that waits for an ACK or NACK.
+    pub(super) in_flight: Option<u64>,
+    /// Number of the last response.
+    pub(super) last_nonce: Option<u64>,
+    /// Generation from which the last response was made.
+    pub(super) sent: u64,
+
+    // Virtual hosts on demand; see `hosts`.
+    /// Virtual hosts by the authority that resolved to them.
+    pub(super) resolved: BTreeMap<Arc<str>, Arc<str>>,
+    /// Sorted alias keys of the names that no resource has; `None` after names were added.
+    pub(super) alias_keys: Option<Box<[u64]>>,
+
+    // Accounting; see `limits`.
+    /// Lookups that are not charged yet.
+    pub(super) lookups: usize,
+    /// Names looked through after a change that are not charged yet.
+    pub(super) scanned: usize,
+    /// Bytes of `unknown`.
+    unknown_bytes: usize,
+    /// Bytes of `lost`, and its length when they were counted.
+    lost_bytes: (usize, usize),
+}
+
+/// Part of a request that its cost depends on.
+pub(super) struct Charge {
+    /// Number of listed names that are charged.
+    pub(super) listed: usize,
+    /// Bytes of names that the protocol requires an ACK to repeat.
+    pub(super) repeated: usize,
+    /// The request makes every resource of the type due.
+    pub(super) all: bool,
+}
+
+/// Content of a response.
+pub(super) struct Response {
+    /// Resources that are due.
+    pub(super) changed: Vec<Arc<Resource>>,
+    /// Names of removed resources, incremental only.
+    pub(super) removed: Vec<Arc<str>>,
+    /// The response carries every subscribed resource, changed or not.
+    pub(super) whole: bool,
+}
+
+impl Subscription {
+    pub(super) fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            open: false,
+            wildcard: false,
+            names: SubscribedNames::default(),
+            unconfirmed: SubscribedNames::default(),
+            unknown: SubscribedNames::default(),
+            named: false,
+            names_changed: false,
+            new_names: Vec::new(),
+            all: false,
+            seen: 0,
+            cleared: 0,
+            resend: SubscribedNames::default(),
+            lost: Vec::new(),
+            respond: false,
+            respond_next: false,
+            in_flight: None,
+            last_nonce: None,
+            sent: 0,
+            resolved: BTreeMap::new(),
+            alias_keys: None,
+            lookups: 0,
+            scanned: 0,
+            unknown_bytes: 0,
+            lost_bytes: (0, 0),
+        }
+    }
+
+    /// Opens the subscription. The client counts as up to date; the caller marks what is due.
+    pub(super) fn open(&mut self, snapshot: &Snapshot) {
+        self.open = true;
+        self.all = true;
+        (self.seen, self.cleared) = (snapshot.generation(), snapshot.generation());
+    }
+
+    /// Adds names. Those for which `is_due` returns true are sent.
+    pub(super) fn subscribe(
+        &mut self,
+        names: Vec<String>,
+        snapshot: &Snapshot,
+        is_due: impl Fn(&str) -> bool,
+    ) {
+        let kind = self.kind;
+        let (mut named, mut resend, mut families) = (Vec::new(), Vec::new(), Vec::new());
+        let (names, unknown) = snapshot.intern(kind, names);
+        self.unknown.extend(unknown);
+        for name in names {
+            if &*name == WILDCARD {
+                self.all |= !self.wildcard;
+                self.wildcard = true;
+                self.repeat_removals();
+                continue;
+            }
+            if kind.is_family(&name) {
+                families.push(Arc::clone(&name));
+            } else if !self.unconfirmed.contains(&name) && is_due(&name) {
+                resend.push(Arc::clone(&name));
+            }
+            named.push(name);
+        }
+        self.unconfirmed.remove(&named);
+        if !families.is_empty() {
+            self.repeat_removals();
+            let families = SubscribedNames(families.into());
+            let is_member =
+                |name: &&Arc<str>| kind.family(name).is_some_and(|family| families.contains(family));
+            let members = snapshot.iter(kind).map(|resource| &resource.name).filter(is_member);
+            resend.extend(members.filter(|member| is_due(member)).cloned());
+        }
+        self.names_changed = true;
+        self.new_names.extend(named.iter().cloned());
+        self.names.extend(named.iter().cloned());
+        self.names.0 = snapshot.share_names(kind, &self.names.0);
+        self.resend.extend(resend);
+        if kind == Kind::VirtualHost {
+            let hosts = self.resolve(&named, snapshot);
+            self.add_unconfirmed(hosts);
+        }
+    }
+
+    /// Makes removals since the last response due again. That response may carry resources that the client subscribed
+    /// to before and that are deleted now; a subscription to unlisted names covers them again.
+    fn repeat_removals(&mut self) {
+        if self.in_flight.is_some() {
+            self.cleared = self.cleared.min(self.sent);
+        }
+    }
+
+    /// Removes names, which are sorted.
+    pub(super) fn unsubscribe(&mut self, names: &SubscribedNames) {
+        if names.contains(WILDCARD) {
+            self.wildcard = false;
+            self.all = false;
+            self.lost.clear();
+        }
+        self.names.remove(&names.0);
+        self.unconfirmed.remove(&names.0);
+        self.unknown.remove(&names.0);
+        self.resolved.retain(|name, _| !names.contains(name));
+        let mut resend = std::mem::take(&mut self.resend);
+        resend.retain(|name| !names.contains(name) && self.matches(name));
+        // The client has forgotten these resources. Those that the rest of the subscription covers are sent again.
+        resend.extend(names.0.iter().filter(|name| self.matches(name)).cloned());
+        self.resend = resend;
+    }
+
+    /// Returns true if the subscription covers a name.
+    pub(super) fn matches(&self, name: &str) -> bool {
+        self.wildcard
+            || self.names.contains(name)
+            || self.kind.family(name).is_some_and(|family| self.names.contains(family))
+    }
+
+    /// Returns true if the subscription covers names that it does not list.
+    pub(super) fn matches_unlisted(&self) -> bool {
+        self.wildcard || self.names.0.iter().any(|name| self.kind.is_family(name))
+    }
+
+    /// Returns true if the presence or absence of a name was sent.
+    pub(super) fn is_sent(&self, name: &str) -> bool {
+        self.open && !self.all && self.matches(name) && !self.resend.contains(name)
+    }
+
+    /// Returns true if a resource that is due was never sent, or was deleted since.
+    pub(super) fn is_new(&self, snapshot: &Snapshot, name: &str) -> bool {
+        self.all || self.resend.contains(name) || snapshot.is_new(self.kind, name, self.seen)
+    }
+
+    /// Returns true if every resource is due.
+    pub(super) fn is_all_due(&self) -> bool {
+        self.all && self.wildcard
+    }
+
+    /// Returns true if nothing is due, without a look at the changes themselves.
+    pub(super) fn is_settled(&self, snapshot: &Snapshot, removals: bool) -> bool {
+        let since = if removals { self.seen.min(self.cleared) } else { self.seen };
+        !self.all
+            && !self.respond
+            && self.resend.0.is_empty()
+            && (self.lost.is_empty() || !removals)
+            && !snapshot.is_changed(self.kind, since)
+    }
+
+    /// Returns the resources that are due.
+    pub(super) fn changed(&self, snapshot: &Snapshot) -> Vec<Arc<Resource>> {
+        if self.is_all_due() {
+            return snapshot.iter(self.kind).cloned().collect();
+        }
+        let mut due = snapshot.changes(self.kind, self.seen).resources;
+        due.retain(|resource| self.matches(&resource.name));
+        for (name, resource, is_changed) in snapshot.each(self.kind, &self.resend.0, self.seen) {
+            match resource {
+                // It is among the changes.
+                Some(_) if is_changed && self.matches(name) => {}
+                Some(resource) => due.push(Arc::clone(resource)),
+                None => {}
+            }
+        }
+        due
+    }
+
+    /// Returns the subscribed names whose removal is due; `None` if the removals are no longer known by name.
+    pub(super) fn removed(&self, snapshot: &Snapshot) -> Option<impl Iterator<Item = Arc<str>>> {
+        let gone = snapshot.changes(self.kind, self.cleared).gone?;
+        Some(gone.into_iter().filter(|name| self.matches(name)))
+    }
+
+    /// Returns every resource that the subscription covers.
+    pub(super) fn matching(&self, snapshot: &Snapshot) -> Vec<Arc<Resource>> {
+        if self.matches_unlisted() {
+            let all = snapshot.iter(self.kind);
+            return all.filter(|resource| self.matches(&resource.name)).cloned().collect();
+        }
+        let listed = snapshot.each(self.kind, &self.names.0, 0);
+        listed.filter_map(|(_, resource, _)| resource).cloned().collect()
+    }
+
+    /// Marks everything as sent, with or without removals.
+    pub(super) fn mark_sent(&mut self, snapshot: &Snapshot, removals: bool) {
+        self.seen = snapshot.generation();
+        self.all = false;
+        self.resend = SubscribedNames::default();
+        if removals {
+            self.cleared = self.seen;
+            self.lost.clear();
+        }
+    }
+
+    /// Marks a response as in flight.
+    pub(super) fn begin_response(&mut self, number: u64, generation: u64) {
+        self.respond = false;
+        self.in_flight = Some(number);
+        self.last_nonce = self.in_flight;
+        self.sent = generation;
+    }
+
+    /// Adds the names of the subscription to the interest, if they have changed.
+    pub(super) fn update_interest(&mut self, interest: &Interest) {
+        if std::mem::take(&mut self.names_changed) {
+            if self.wildcard {
+                interest.add_all(self.kind);
+            }
+            interest.add(self.kind, std::mem::take(&mut self.new_names).iter().map(|name| &**name));
+            self.alias_keys = None;
+        }
+    }
+
+    /// Counts the bytes of names that are held for this stream alone. `before` is the list of unknown names at the
+    /// last count.
+    pub(super) fn count_bytes(&mut self, before: &Arc<[Arc<str>]>) {
+        let sum = |names: &[Arc<str>]| {
+            work::did(names.len());
+            names.iter().map(|name| limits::name_cost(name)).sum()
+        };
+        if !Arc::ptr_eq(before, &self.unknown.0) {
+            self.unknown_bytes = sum(&self.unknown.0);
+        }
+        if self.lost_bytes.1 != self.lost.len() {
+            self.lost_bytes = (sum(&self.lost), self.lost.len());
+        }
+    }
+
+    /// Returns the bytes of the names that are held for this stream alone.
+    pub(super) fn unshared_bytes(&self) -> usize {
+        self.unknown_bytes + self.lost_bytes.0
+    }
+
+    /// Returns the bytes of the lists of names that no other account counts.
+    pub(super) fn list_bytes(&self) -> usize {
+        let lists = [&self.names, &self.resend, &self.unconfirmed];
+        let resolved = 2 * self.resolved.len();
+        (lists.into_iter().map(SubscribedNames::places).sum::<usize>() + resolved) * size_of::<Arc<str>>()
+    }
+
+    /// Returns the bytes of all names in a request, with the key and length of each field.
+    pub(super) fn encoded_names(&self) -> usize {
+        self.names.0.iter().map(|name| 4 + name.len()).sum()
+    }
+
+    /// Returns the cost of a request. `waiting` is the number of names that were due to be sent again before it.
+    pub(super) fn request_cost(&self, snapshot: &Snapshot, charge: &Charge, waiting: usize) -> u64 {
+        let all = if charge.all { snapshot.count(self.kind) } else { 0 };
+        let due = self.resend.0.len().saturating_sub(waiting) + all;
+        let held = if charge.listed > 0 { self.names.0.len() + self.resend.0.len() } else { 0 };
+        limits::ASK
+            + limits::RESOURCE * due as u64
+            + limits::NAMED * charge.listed as u64
+            + limits::HELD * held as u64
+    }
+
+    /// Counts the steps of work of one response, for tests.
+    pub(super) fn count_work(&self, removals: bool) {
+        work::did(1 + self.resend.0.len() + if removals { self.lost.len() } else { 0 });
+    }
+}
