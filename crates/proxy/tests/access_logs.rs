@@ -26,7 +26,7 @@ use either::Either;
 use logged::{BOOTSTRAP, HTTP, HTTP_ALS, REQUESTS, TCP_ALS, bootstrap};
 use program::Program;
 use prost::Message as _;
-use skysail_xds::{
+use skysail_proto::{
     envoy::pb::envoy::{
         config::core::v3::{Address, Node, address, socket_address::PortSpecifier},
         data::accesslog::v3::{AccessLogCommon, HttpAccessLogEntry, TcpAccessLogEntry},

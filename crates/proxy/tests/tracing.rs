@@ -21,7 +21,7 @@ use files::cluster;
 use program::Program;
 use prost::Message as _;
 use serde_json::{Value, json};
-use skysail_xds::otlp::{ExportTraceServiceRequest, Span, any_value};
+use skysail_proto::otlp::{ExportTraceServiceRequest, Span, any_value};
 use support::{Client, echo, server};
 use tokio::net::{TcpListener, TcpStream};
 

@@ -1,11 +1,17 @@
-//! The wire: Envoy's xDS types and both ends of the discovery protocol.
-//!
-//! Resources are opaque here: a kind, a name, a version, bytes. What they mean is known to who compiles them
-//! and to the proxy that applies them. [`server`] serves them to any xDS client, [`client`] takes them from any
-//! xDS server; both speak the delta and the state-of-the-world form over one aggregated stream.
-//!
-//! Modules in the order of the data: [`resource`] (what is served), `aliases` (the names by which virtual hosts are found), [`layer`] (what changed of it), [`interest`] (and whom that concerns),
-//! `wire` (messages as bytes), [`limits`] (what clients may cost), [`grpc`] (calls over one connection), [`server`], [`client`], [`certificates`] (Istio's certificate service).
+//! Envoy's xDS types, and the server and client of the discovery protocol.
+//! Resources are opaque in this crate: a type, a name, a version and bytes. The control plane compiles them, and the
+//! proxy applies them. [`server`] serves them to any xDS client; [`client`] subscribes at any xDS server. Both
+//! support the incremental form and the state of the world over one aggregated stream.
+//! Modules in the order of the data flow:
+//! - [`resource`]: resources as they are served.
+//! - `aliases`: names by which virtual hosts are found.
+//! - [`layer`]: resources and their changes.
+//! - [`interest`]: filter of the streams that a change concerns.
+//! - `wire`: messages as bytes.
+//! - [`limits`]: limits of what clients may cost.
+//! - [`grpc`]: gRPC calls over one connection.
+//! - [`server`] and [`client`]: the discovery service.
+//! - [`certificates`]: Istio's certificate service.
 
 mod aliases;
 pub mod certificates;
@@ -23,4 +29,4 @@ mod work;
 pub use kind::Kind;
 pub use layer::{Changes, Layer, Snapshot};
 pub use resource::{Resource, Resources};
-pub use skysail_proto::{envoy, istio, otlp};
+pub use skysail_proto::{envoy, istio};

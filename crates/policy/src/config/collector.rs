@@ -82,7 +82,7 @@ impl Envelope {
 #[cfg(test)]
 mod tests {
     use prost::{Message as _, encoding::message};
-    use skysail_xds::otlp::{
+    use skysail_proto::otlp::{
         ExportLogsServiceRequest, InstrumentationScope, LogRecord, Resource, ResourceLogs, ScopeLogs,
         attribute,
     };

@@ -7,7 +7,7 @@
 use std::{rc::Rc, sync::Arc, time::Duration};
 
 use skysail_proto::Codec as _;
-use skysail_xds::otlp::ExportResponse;
+use skysail_proto::otlp::ExportResponse;
 
 use crate::{
     call,

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use prost::encoding::message;
-use skysail_xds::otlp::{AnyValue, ArrayValue, KeyValue, KeyValueList, LogRecord, any_value};
+use skysail_proto::otlp::{AnyValue, ArrayValue, KeyValue, KeyValueList, LogRecord, any_value};
 
 use skysail_policy::{config::http::LogValue, format, record::Context};
 
@@ -57,7 +57,7 @@ fn value(of: &LogValue, context: &Context<'_>) -> AnyValue {
 #[cfg(test)]
 mod tests {
     use prost::Message as _;
-    use skysail_xds::otlp::ScopeLogs;
+    use skysail_proto::otlp::ScopeLogs;
 
     use super::*;
     use skysail_policy::{config::listener::Direction, record::Record, trace::SpanContext};

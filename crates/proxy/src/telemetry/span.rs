@@ -8,7 +8,7 @@ use std::{
 
 use prost::encoding::message;
 use serde_json::{Map, Value, json};
-use skysail_xds::otlp::{self, SpanKind, Status, StatusCode, attribute};
+use skysail_proto::otlp::{self, SpanKind, Status, StatusCode, attribute};
 
 use skysail_policy::{
     config::trace::{Tracer, Zipkin},

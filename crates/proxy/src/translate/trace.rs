@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use skysail_proto::Codec as _;
-use skysail_xds::{
+use skysail_proto::{
     envoy::pb::{
         envoy::{
             config::{

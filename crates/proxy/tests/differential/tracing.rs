@@ -12,7 +12,7 @@ use std::{
 
 use prost::Message as _;
 use serde_json::{Value, json};
-use skysail_xds::otlp::{ExportTraceServiceRequest, any_value};
+use skysail_proto::otlp::{ExportTraceServiceRequest, any_value};
 
 use crate::{
     listener::address,

@@ -1,5 +1,5 @@
 use prost::Message as _;
-use skysail_xds::otlp::{ScopeSpans, any_value};
+use skysail_proto::otlp::{ScopeSpans, any_value};
 
 use super::*;
 
