@@ -1,5 +1,5 @@
-//! Takes clusters, their endpoints and all listeners from an xDS server, and prints what changes:
-//! `watch_clusters http://127.0.0.1:15010 NODE-ID [sotw]`.
+//! Subscribes to clusters, their endpoints and all listeners at an xDS server, and prints changes: `watch_clusters
+//! http://127.0.0.1:15010 NODE-ID [sotw]`.
 
 use skysail_xds::{
     Kind,
@@ -27,7 +27,7 @@ async fn main() -> Result<(), BoxError> {
     match client.run(connect, async |update| apply(&subscriptions, update)).await {}
 }
 
-/// Prints an update and asks for the endpoints of new clusters.
+/// Prints an update and subscribes to the endpoints of new clusters.
 fn apply(subscriptions: &Subscriptions, update: Update) -> Vec<Rejection> {
     let mut rejections = Vec::new();
     for resource in &update.added {

@@ -1,7 +1,7 @@
-//! Aliases: the names by which virtual hosts are found, `ROUTE CONFIGURATION/DOMAIN`, and which of them changed when.
-//!
-//! An alias is kept as a key: a hash, and for a wildcard (`80/*.suffix`) the length of its suffix. A lookup hashes only those suffixes of
-//! an authority that have the length of some wildcard, so that an authority of a hundred labels costs about as much as one of three.
+//! Aliases: names by which virtual hosts are found (`ROUTE CONFIGURATION/DOMAIN`), and their changes.
+//! An alias is stored as a key: a hash, and for a wildcard (`80/*.suffix`) the length of its suffix. A lookup hashes
+//! only the suffixes of an authority whose length a wildcard has. An authority of a hundred labels therefore costs
+//! about as much as one of three.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -9,21 +9,21 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{kind::Kind, work};
 
-/// Changes of aliases that are remembered. A stream that has not seen older ones looks up all its names.
+/// Maximum number of remembered changes. A stream that has not seen an older one resolves all its names again.
 const REMEMBERED: usize = 2_048;
 
-/// Marks the key of a wildcard.
+/// Bit that marks the key of a wildcard.
 const WILDCARD: u64 = 1 << 63;
-/// Where the length of a wildcard's suffix begins in its key, and the longest length that fits.
-const LENGTH: u32 = 54;
+/// First bit of the suffix length in the key of a wildcard, and the maximum length that fits.
+const LENGTH_SHIFT: u32 = 54;
 const LONGEST_SUFFIX: usize = 511;
 
-/// The longest authority that a virtual host is found by: that of the longest domain name, with a port. In bytes.
-const AUTHORITY: usize = 253 + 6;
-/// The longest name with such an authority. In bytes.
-const LONGEST: usize = 1 << 10;
-/// The dots of the longest domain name that ends in one.
-const DOTS: usize = 127;
+/// Maximum length of an authority by which a virtual host is found, in bytes: the longest domain name with a port.
+const MAX_AUTHORITY: usize = 253 + 6;
+/// Maximum length of a name with such an authority, in bytes.
+const MAX_NAME: usize = 1 << 10;
+/// Number of dots in the longest domain name that ends in a dot.
+const MAX_DOTS: usize = 127;
 
 /// Returns the key of an alias.
 pub(crate) fn key(alias: &str) -> u64 {
@@ -38,11 +38,11 @@ pub(crate) fn key(alias: &str) -> u64 {
 
 /// Returns the key of a wildcard whose suffix has this length.
 fn wildcard(alias: &[u8], suffix: usize) -> u64 {
-    let hash = xxh3_64(alias) & ((1 << LENGTH) - 1);
-    WILDCARD | (suffix.min(LONGEST_SUFFIX) as u64) << LENGTH | hash
+    let hash = xxh3_64(alias) & ((1 << LENGTH_SHIFT) - 1);
+    WILDCARD | (suffix.min(LONGEST_SUFFIX) as u64) << LENGTH_SHIFT | hash
 }
 
-/// Lengths of wildcards' suffixes, a bit each.
+/// Set of suffix lengths, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Lengths([u64; (LONGEST_SUFFIX + 1) / 64]);
 
@@ -50,7 +50,7 @@ impl Lengths {
     fn of(keys: impl Iterator<Item = u64>) -> Self {
         let mut lengths = Self::default();
         for key in keys.filter(|key| key & WILDCARD != 0) {
-            let length = (key >> LENGTH) as usize & LONGEST_SUFFIX;
+            let length = (key >> LENGTH_SHIFT) as usize & LONGEST_SUFFIX;
             lengths.0[length / 64] |= 1 << (length % 64);
         }
         lengths
@@ -65,25 +65,31 @@ impl Lengths {
     }
 }
 
-/// Where the authority begins in a name, if a virtual host may be found by it.
+/// Returns the position of the authority in a name, if it can find a virtual host.
 fn authority_at(kind: Kind, name: &str) -> Option<usize> {
-    if kind != Kind::VirtualHost || name.len() > LONGEST {
+    if kind != Kind::VirtualHost || name.len() > MAX_NAME {
         return None;
     }
     let start = name.rfind('/')? + 1;
     let authority = name.get(start..)?;
     let dots = authority.bytes().filter(|byte| *byte == b'.').count();
-    (authority.len() <= AUTHORITY && dots <= DOTS).then_some(start)
+    (authority.len() <= MAX_AUTHORITY && dots <= MAX_DOTS).then_some(start)
 }
 
-/// How many lookups a name needs at most that no resource has.
+/// Returns the maximum number of lookups for a name that no resource has.
 pub(crate) fn lookups(kind: Kind, name: &str) -> usize {
     let authority = authority_at(kind, name).and_then(|start| name.get(start..));
     authority.map_or(0, |authority| 1 + authority.matches('.').count())
 }
 
-/// Looks for an alias that a name answers to: itself, then each `*.suffix` of a length among these, the longest first.
-fn first<T>(kind: Kind, name: &str, lengths: &Lengths, mut look: impl FnMut(u64) -> Option<T>) -> Option<T> {
+/// Looks for an alias that a name matches: the name itself, then each `*.suffix` whose length is in `lengths`, the
+/// longest first.
+fn find_first<T>(
+    kind: Kind,
+    name: &str,
+    lengths: &Lengths,
+    mut look: impl FnMut(u64) -> Option<T>,
+) -> Option<T> {
     let start = authority_at(kind, name)?;
     work::did(1);
     let found = look(key(name));
@@ -91,7 +97,7 @@ fn first<T>(kind: Kind, name: &str, lengths: &Lengths, mut look: impl FnMut(u64)
         return found;
     }
     let (family, authority) = name.split_at(start);
-    // `ROUTE CONFIGURATION/*` is written in front of each suffix, over what is not needed any more.
+    // `ROUTE CONFIGURATION/*` is written in front of each suffix, over bytes that are no longer needed.
     let mut text = [b"*", name.as_bytes()].concat();
     let suffixes = authority.match_indices('.').map(|(dot, _)| (dot, authority.len() - dot));
     suffixes.filter(|(_, length)| lengths.has(*length)).find_map(|(dot, length)| {
@@ -102,15 +108,15 @@ fn first<T>(kind: Kind, name: &str, lengths: &Lengths, mut look: impl FnMut(u64)
     })
 }
 
-/// All aliases of a kind.
+/// All aliases of a type.
 #[derive(Clone, Debug)]
-pub(crate) struct Index {
-    /// Keys with the names of the resources, sorted.
+pub(crate) struct AliasIndex {
+    /// Sorted keys with the names of the resources.
     names: Arc<[(u64, Arc<str>)]>,
     lengths: Lengths,
 }
 
-impl FromIterator<(u64, Arc<str>)> for Index {
+impl FromIterator<(u64, Arc<str>)> for AliasIndex {
     fn from_iter<I: IntoIterator<Item = (u64, Arc<str>)>>(all: I) -> Self {
         let mut names: Vec<_> = all.into_iter().collect();
         names.sort_unstable();
@@ -118,10 +124,10 @@ impl FromIterator<(u64, Arc<str>)> for Index {
     }
 }
 
-impl Index {
-    /// Returns the name of the resource that answers to a name: of several with one alias the first.
+impl AliasIndex {
+    /// Returns the name of the resource that a name matches. If several have the alias, the first by name wins.
     pub(crate) fn find(&self, kind: Kind, name: &str) -> Option<&Arc<str>> {
-        first(kind, name, &self.lengths, |key| {
+        find_first(kind, name, &self.lengths, |key| {
             let index = self.names.partition_point(|(known, _)| *known < key);
             self.names.get(index).filter(|(known, _)| *known == key).map(|(_, name)| name)
         })
@@ -130,15 +136,15 @@ impl Index {
 
 /// The latest changes of aliases.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Log {
+pub(crate) struct AliasLog {
     /// Generations and the keys of aliases that were added or removed in them, the oldest first.
     changes: VecDeque<(u64, u64)>,
-    /// Changes up to this generation are forgotten.
+    /// Generation up to which changes are forgotten.
     forgotten: u64,
 }
 
-impl Log {
-    /// Notes aliases that were added or removed.
+impl AliasLog {
+    /// Records aliases that were added or removed.
     pub(crate) fn note(&mut self, generation: u64, keys: impl IntoIterator<Item = u64>) {
         for key in keys {
             self.changes.push_back((generation, key));
@@ -150,28 +156,28 @@ impl Log {
         }
     }
 
-    /// The generation of the last change.
+    /// Returns the generation of the last change.
     pub(crate) fn last(&self) -> u64 {
         self.changes.back().map_or(self.forgotten, |(generation, _)| *generation)
     }
 
-    /// The keys that changed after a generation; `None` if they are not all remembered.
+    /// Returns the keys that changed after a generation; `None` if some are forgotten.
     pub(crate) fn since(&self, generation: u64) -> Option<impl Iterator<Item = u64>> {
-        let first = self.changes.partition_point(|(of, _)| *of <= generation);
-        let keys = self.changes.range(first..).map(|(_, key)| *key);
+        let find_first = self.changes.partition_point(|(of, _)| *of <= generation);
+        let keys = self.changes.range(find_first..).map(|(_, key)| *key);
         (generation >= self.forgotten).then_some(keys)
     }
 }
 
 /// Aliases that were added or removed.
 #[derive(Debug)]
-pub(crate) struct Realiased {
-    /// Sorted.
+pub(crate) struct ChangedAliases {
+    /// Sorted keys.
     keys: Vec<u64>,
     lengths: Lengths,
 }
 
-impl FromIterator<u64> for Realiased {
+impl FromIterator<u64> for ChangedAliases {
     fn from_iter<I: IntoIterator<Item = u64>>(keys: I) -> Self {
         let mut keys: Vec<_> = keys.into_iter().collect();
         keys.sort_unstable();
@@ -180,18 +186,19 @@ impl FromIterator<u64> for Realiased {
     }
 }
 
-impl Realiased {
-    /// Whether one of these sorted keys of names is among them, or there are wildcards, for which the keys say nothing.
-    pub(crate) fn may_touch(&self, names: &[u64]) -> bool {
+impl ChangedAliases {
+    /// Returns true if one of these sorted keys of names is among the changes, or if a wildcard is, of which the keys
+    /// tell nothing.
+    pub(crate) fn may_affect(&self, names: &[u64]) -> bool {
         work::did(self.keys.len().min(names.len()));
         let (few, many) =
             if names.len() < self.keys.len() { (names, &*self.keys) } else { (&*self.keys, names) };
         !self.lengths.is_empty() || few.iter().any(|key| many.binary_search(key).is_ok())
     }
 
-    /// Whether a name may be answered otherwise than before.
-    pub(crate) fn touches(&self, kind: Kind, name: &str) -> bool {
-        first(kind, name, &self.lengths, |key| self.keys.binary_search(&key).ok()).is_some()
+    /// Returns true if a name may resolve differently than before.
+    pub(crate) fn affects(&self, kind: Kind, name: &str) -> bool {
+        find_first(kind, name, &self.lengths, |key| self.keys.binary_search(&key).ok()).is_some()
     }
 }
 
@@ -215,14 +222,14 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_remembered_up_to_a_number() {
-        let mut log = Log::default();
+    fn changes_are_remembered_up_to_a_limit() {
+        let mut log = AliasLog::default();
         log.note(1, [key("80/a")]);
         log.note(2, [key("80/*.b"), key("80/c")]);
-        let changed: Realiased = log.since(1).unwrap().collect();
-        let touches = |name| changed.touches(Kind::VirtualHost, name);
-        assert!(touches("80/c") && touches("80/x.y.b") && touches("80/*.b"));
-        assert!(!touches("80/a") && !touches("80/b") && !touches("81/x.b") && !touches("80/x.y.c"));
+        let changed: ChangedAliases = log.since(1).unwrap().collect();
+        let affects = |name| changed.affects(Kind::VirtualHost, name);
+        assert!(affects("80/c") && affects("80/x.y.b") && affects("80/*.b"));
+        assert!(!affects("80/a") && !affects("80/b") && !affects("81/x.b") && !affects("80/x.y.c"));
         assert_eq!(log.last(), 2);
         log.note(3, (0..REMEMBERED as u64 - 2).map(|key| key + 10));
         assert!(log.since(0).is_none() && log.since(1).is_some());

@@ -1,4 +1,4 @@
-//! Istio's certificate service, `istio.v1.auth.IstioCertificateService`: its one method, both ends.
+//! Istio's certificate service, `istio.v1.auth.IstioCertificateService`: client and server of its one method.
 
 use std::sync::Arc;
 
@@ -12,16 +12,15 @@ use crate::{
     istio::{IstioCertificateRequest, IstioCertificateResponse},
 };
 
-/// The longest call that is read, in bytes.
-const LONGEST: usize = 64 * 1024;
+/// Maximum length of a request, in bytes.
+const MAX_REQUEST: usize = 64 * 1024;
 
-/// The method, `/package.Service/Method`.
+/// Path of the method, `/package.Service/Method`.
 pub const METHOD: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
-/// Asks for a certificate; gives the PEM chain, leaf first, root last.
-///
+/// Requests a certificate. Returns the PEM chain, leaf first, root last.
 /// # Errors
-/// The service's refusal, or why it was not reached.
+/// The status with which the service refuses, or the cause of a failed connection.
 pub async fn create_certificate(
     channel: Channel,
     metadata: MetadataMap,
@@ -35,16 +34,17 @@ pub async fn create_certificate(
     Ok(response.into_inner().cert_chain)
 }
 
-/// Who signs.
+/// A certificate authority.
 pub trait Signer: Send + Sync + 'static {
-    /// Establishes who asks, from the call's metadata and extensions, and signs; gives the chain as above.
+    /// Authenticates the caller by the metadata and extensions of the call, and signs. Returns the PEM chain, leaf
+    /// first.
     fn create_certificate(
         &self,
         request: Request<IstioCertificateRequest>,
     ) -> impl Future<Output = Result<Vec<String>, Status>> + Send;
 }
 
-/// The gRPC service.
+/// The gRPC service for a [`Signer`].
 #[derive(Debug)]
 pub struct CertificateService<S>(Arc<S>);
 
@@ -55,7 +55,7 @@ impl<S> Clone for CertificateService<S> {
 }
 
 impl<S: Signer> CertificateService<S> {
-    /// A service that lets `signer` sign.
+    /// Creates a service over a signer.
     pub fn new(signer: Arc<S>) -> Self {
         Self(signer)
     }
@@ -69,7 +69,7 @@ impl<S: Signer> Service for CertificateService<S> {
     fn answer(&self, call: Call) -> Answering {
         let signer = Arc::clone(&self.0);
         let Call { headers, extensions, requests, answers, account, .. } = call;
-        let requests = Requests::new(requests, LONGEST, FIRST_REQUEST, &account, &extensions);
+        let requests = Requests::new(requests, MAX_REQUEST, FIRST_REQUEST, &account, &extensions);
         Box::pin(grpc::unary(requests, answers, async move |request| {
             let request = Request::from_parts(MetadataMap::from_headers(headers), extensions, request);
             let cert_chain = signer.create_certificate(request).await?;

@@ -1,7 +1,6 @@
-//! The client: takes resources from any xDS server over one aggregated stream, and keeps at it.
-//!
-//! Losing the connection loses nothing: the handler is told nothing, the client reconnects with jittered
-//! exponential backoff, says what it has, and is sent what changed meanwhile.
+//! The client: subscribes to resources at any xDS server over one aggregated stream, and reconnects when it breaks.
+//! A lost connection changes nothing for the handler. The client reconnects with jittered exponential backoff, lists
+//! the versions that it has, and is sent what changed meanwhile.
 //!
 //! ```no_run
 //! use skysail_xds::{Kind, client::{Client, Connection, Form, Options, Rejection}};
@@ -21,7 +20,7 @@
 //! };
 //! client
 //!     .run(connect, async |update| {
-//!         // Apply; ask for what it refers to; say what is wrong with it.
+//!         // Apply it, subscribe to the resources that it refers to, and reject the invalid ones.
 //!         for cluster in update.added.iter().filter(|_| update.kind == Kind::Cluster) {
 //!             subscriptions.subscribe(Kind::Endpoint, [cluster.name.as_str()]);
 //!         }
@@ -67,64 +66,63 @@ use crate::{
     wire::{self, DeltaResponse, SotwResponse},
 };
 
-/// The pause before the second attempt to connect; it doubles from there.
+/// Pause before the second attempt to connect; it doubles from there.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
-/// The longest pause.
+/// Maximum pause.
 const LAST_RETRY: Duration = Duration::from_secs(10);
 
-/// What a client is and wants.
+/// Identity and initial subscriptions of a client.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Who asks.
+    /// Node of the client.
     pub node: Node,
-    /// Which form of the protocol to speak.
+    /// Form of the protocol.
     pub form: Form,
-    /// Kinds of which to take all there are. Of the others only what is subscribed to.
+    /// Types of which to subscribe to all resources. Of the other types, the client subscribes to names.
     pub wildcard: Vec<Kind>,
 }
 
-/// A resource as received.
+/// A received resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// The server's version of it; of the whole response in the state-of-the-world form.
+    /// Version of the server; in the state of the world, that of the whole response.
     pub version: String,
-    /// The encoded message.
+    /// Encoded message.
     pub body: Bytes,
 }
 
 impl Received {
     /// Decodes the body.
-    ///
     /// # Errors
-    /// When it is no such message.
+    /// If the body is not such a message.
     pub fn decode<M: Codec>(&self) -> Result<M, skysail_proto::DecodeError> {
         M::from_slice(&self.body)
     }
 }
 
-/// A change of one kind of resources.
+/// A change of the resources of one type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
-    /// Of which kind.
+    /// Resource type.
     pub kind: Kind,
-    /// New or changed.
+    /// Resources that are new or changed.
     pub added: Vec<Received>,
-    /// No longer there, or asked for and not existing.
+    /// Names that were removed, or that are subscribed to and do not exist.
     pub removed: Vec<String>,
 }
 
-/// Why a resource of an update is not used. The one before it stays in use.
+/// Rejection of a resource in an update. The former version stays in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
-    /// The resource.
+    /// Name of the resource.
     pub name: String,
-    /// What is wrong: field and what to do.
+    /// The invalid field, and what to do.
     pub reason: String,
 }
 
-/// A connection to a server and what to send with each stream's headers, such as a token.
+/// A connection to a server, and headers that are sent with each stream, such as a token.
 #[derive(Debug)]
 pub struct Connection {
     /// The connection.
@@ -134,16 +132,16 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection without further headers.
+    /// Creates a connection without headers.
     pub fn new(channel: Channel) -> Self {
         Self { channel, metadata: MetadataMap::new() }
     }
 }
 
-/// Why a connection could not be made or a stream ended.
+/// Cause of a failed connection or an ended stream.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Takes resources from a server.
+/// A client that has not started; see [`run`](Self::run).
 #[derive(Debug)]
 pub struct Client {
     state: ClientState,
@@ -151,35 +149,35 @@ pub struct Client {
     connected: watch::Sender<bool>,
 }
 
-/// Says which resources the client is to ask for; can be cloned and used from anywhere, also from the handler.
+/// Handle that changes the subscriptions of a client. Can be cloned and used from anywhere, also from the handler.
 #[derive(Clone, Debug)]
 pub struct Subscriptions {
     wanted: Arc<Wanted>,
     connected: watch::Receiver<bool>,
 }
 
-/// NamesByKind by kind.
+/// Names by type.
 type NamesByKind = [BTreeSet<String>; Kind::ALL.len()];
 
 #[derive(Debug, Default)]
 struct Wanted {
     names: Mutex<NamesByKind>,
     changed: Notify,
-    /// The pause between two attempts to connect is to end.
+    /// Ends the pause between two attempts to connect.
     retry: Notify,
-    /// The server is one of ours.
+    /// The server is a Skysail control plane.
     ours: AtomicBool,
 }
 
 impl Wanted {
     fn lock(&self) -> MutexGuard<'_, NamesByKind> {
-        // Every change is one call on a set, so even after a panic the sets are whole.
+        // Each change is one operation on a set, so the sets are consistent even after a panic.
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Subscriptions {
-    /// Asks for resources by name. NamesByKind asked for already change nothing.
+    /// Subscribes to resources by name. Names that are already subscribed to are ignored.
     pub fn subscribe<'a>(&self, kind: Kind, names: impl IntoIterator<Item = &'a str>) {
         self.change(|wanted| {
             let new = names.into_iter().filter(|name| wanted[kind as usize].insert((*name).to_owned()));
@@ -187,7 +185,7 @@ impl Subscriptions {
         });
     }
 
-    /// No longer asks for resources. The handler is told nothing about them any more, not even their removal.
+    /// Unsubscribes from resources. The handler receives no more updates of them, not even their removal.
     pub fn unsubscribe<'a>(&self, kind: Kind, names: impl IntoIterator<Item = &'a str>) {
         self.change(|wanted| {
             let gone = names.into_iter().filter(|name| wanted[kind as usize].remove(*name));
@@ -195,7 +193,7 @@ impl Subscriptions {
         });
     }
 
-    /// Asks for exactly these resources of a kind.
+    /// Replaces the names of a type.
     pub fn set(&self, kind: Kind, names: BTreeSet<String>) {
         self.change(|wanted| {
             let changed = wanted[kind as usize] != names;
@@ -204,18 +202,19 @@ impl Subscriptions {
         });
     }
 
-    /// Ends a pause between two attempts to connect; during an attempt, the pause after it. To be called when what
-    /// connections are made with has changed, such as a root or a token.
+    /// Ends the pause between two attempts to connect; during an attempt, the pause after it. To be called when a new
+    /// attempt may succeed, for example after a root or a token has changed.
     pub fn retry(&self) {
         self.wanted.retry.notify_one();
     }
 
-    /// Whether the server is one of ours, which finds virtual hosts by authority; known when an update comes.
+    /// Returns true if the server is a Skysail control plane, which resolves virtual hosts by authority. Known from
+    /// the first update on.
     pub fn is_ours(&self) -> bool {
         self.wanted.ours.load(Ordering::Acquire)
     }
 
-    /// Whether a stream is open; for readiness and metrics.
+    /// Returns whether a stream is open, for readiness and metrics.
     pub fn connected(&self) -> watch::Receiver<bool> {
         self.connected.clone()
     }
@@ -228,7 +227,7 @@ impl Subscriptions {
 }
 
 impl Client {
-    /// A client that has not connected yet.
+    /// Creates a client that has not connected yet.
     pub fn new(options: Options) -> (Self, Subscriptions) {
         let wanted = Arc::new(Wanted::default());
         let (connected, watching) = watch::channel(false);
@@ -236,11 +235,10 @@ impl Client {
         (Self { state: ClientState::new(options), wanted, connected }, subscriptions)
     }
 
-    /// Connects, hands updates to `handler`, reconnects, until the future is dropped.
-    ///
-    /// `connect` is called for each attempt and should give up after some seconds; let it turn on HTTP/2
-    /// keep-alive, or a server that vanished is not noticed. The next update is taken when `handler` is done;
-    /// what it rejects the server is told, what it does not reject counts as in use.
+    /// Connects, passes updates to `handler`, and reconnects, until the future is dropped.
+    /// `connect` is called for each attempt and should time out after some seconds. It should enable HTTP/2
+    /// keep-alive, because otherwise a vanished server is not noticed. The next update is read when `handler` has
+    /// returned. The server is sent what it rejects; everything else counts as in use.
     pub async fn run(
         mut self,
         mut connect: impl AsyncFnMut() -> Result<Connection, BoxError>,
@@ -254,15 +252,15 @@ impl Client {
                 Err(error) => error,
             };
             self.connected.send_replace(false);
-            // A stream without a response is good too, if it lasts: there was nothing new to be sent.
+            // A stream without a response is a success too if it lasts: nothing had changed.
             if start.elapsed() > LAST_RETRY {
                 failures = 0;
             }
             failures += 1;
             let pause = backoff(failures);
-            // A single end is normal: the server restarted, or spreads its load.
+            // One ended stream is normal: the server has restarted or spreads its load.
             if failures > 1 {
-                warn!(error = %chain(&*ended), failures, ?pause, "no discovery; the last configuration stays in use");
+                warn!(error = %chain(&*ended), failures, ?pause, "discovery stream failed; the last configuration stays in use");
             } else {
                 info!(reason = %chain(&*ended), "discovery stream ended, reconnecting");
             }
@@ -272,7 +270,7 @@ impl Client {
         }
     }
 
-    /// Serves one stream until it ends; says why it did.
+    /// Serves one stream. Returns the reason of its end.
     async fn stream(
         &mut self,
         connection: Connection,
@@ -281,7 +279,8 @@ impl Client {
     ) -> BoxError {
         let (sender, requests) = mpsc::unbounded_channel();
         let send = |requests: Vec<Outgoing>| requests.into_iter().all(|request| sender.send(request).is_ok());
-        // Before the stream is opened, as servers may answer with nothing, not even headers, until they are asked.
+        // Sent before the stream is opened, because a server may send nothing, not even headers, before the first
+        // request.
         if !send(self.state.open(&self.wanted.lock())) {
             return "the stream ended before it began".into();
         }
@@ -316,7 +315,7 @@ impl Client {
             let mut rejections = pending.undecodable();
             rejections.extend(handler(update).await);
             for Rejection { name, reason } in &rejections {
-                warn!(%kind, name, reason, "resource rejected; the one before it stays in use");
+                warn!(%kind, name, reason, "resource rejected; its former version stays in use");
             }
             let mut answers = vec![self.state.applied(pending, &rejections)];
             answers.extend(self.state.wanted(&wanted.lock()));
@@ -357,14 +356,14 @@ async fn open(
     })
 }
 
-/// The pause before the next attempt: doubles, and is cut by up to half at random, so that a control plane that
-/// comes back is not met by all proxies at once.
+/// Returns the pause before the next attempt. It doubles, and is reduced by up to half at random, so that not all
+/// proxies connect at once to a control plane that is back.
 fn backoff(failures: u32) -> Duration {
     let full = FIRST_RETRY.saturating_mul(1 << failures.clamp(1, 10).saturating_sub(1)).min(LAST_RETRY);
     full.mul_f64(1.0 - 0.5 * fastrand::f64())
 }
 
-/// An error and its causes in one line.
+/// Formats an error and its causes in one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,8 +1,8 @@
-//! The server's side of gRPC, as lean as a server of thousands of quiet streams needs it: a connection and all its calls are one
-//! task, and what many streams are sent goes to each connection as it is, without a copy.
+//! A gRPC server for thousands of mostly idle streams. A connection and all its calls are one task. Data that many
+//! streams are sent is written to each connection without a copy.
 
 mod answers;
-mod manners;
+mod lifetime;
 mod message;
 mod paced;
 
@@ -32,7 +32,7 @@ use tonic::{
 use tracing::debug;
 
 use self::{
-    manners::{IdleAction, Manners},
+    lifetime::{IdleAction, Lifetime},
     paced::Paced,
 };
 use crate::limits::{self, Account, Limits};
@@ -44,33 +44,32 @@ pub(crate) use self::{
     message::{Requests, framed},
 };
 
-/// Time until a call's first request begins.
+/// Timeout for the first request of a call.
 pub(crate) const FIRST_REQUEST: Duration = Duration::from_secs(15);
-/// After so long a client is asked whether it still lives.
+/// Time without data after which a client is sent a PING.
 const BETWEEN_PINGS: Duration = Duration::from_secs(30);
-/// How long it may take to say so, unless something is read from it or [`PROGRESS`](limits::PROGRESS) written to it. The question
-/// waits behind what has been written before: a slow client needs its time to come to it.
-const ANSWER: Duration = Duration::from_secs(30);
-/// How long a client may take to begin HTTP/2.
+/// Timeout of a PING, unless data is read from the client or [`PROGRESS`](limits::PROGRESS) written to it. The PING
+/// is queued behind earlier data, so a slow client needs time to reach it.
+const PING_TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout for the client's HTTP/2 preface.
 const PREFACE: Duration = Duration::from_secs(10);
-/// Calls of a connection that have not ended. HTTP/2 does not count those that the client has reset, and one that waits for its pace
-/// does not see that.
-const UNENDED: usize = 2 * limits::CALLS as usize;
-/// gRPC: HTTP/2 transport mapping.
+/// Maximum number of unfinished calls per connection. HTTP/2 does not count calls that the client has reset, and a
+/// call that waits for its pace does not notice the reset.
+const MAX_UNFINISHED: usize = 2 * limits::CALLS as usize;
+/// Content type of gRPC; "gRPC over HTTP2".
 const CONTENT: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// What a call does, to its end. Whatever it has to say, it has said then.
+/// A running call. When it is ready, its answers and its status have been handed to HTTP/2.
 pub type Answering = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Answers the calls of its methods.
+/// A gRPC service: answers the calls of its methods.
 pub trait Service: Send + Sync {
-    /// Whether a method, `/package.Service/Method`, is one of them.
+    /// Returns true if the service has a method (`/package.Service/Method`).
     fn has(&self, method: &str) -> bool;
 
-    /// Decides from a call's headers and from what is known of its connection whether the call is answered, and may add to what
-    /// is known. Nothing of the call's body has been read by then; after a refusal nothing ever is. By default every call is
-    /// answered.
-    ///
+    /// Decides by the headers of a call and the properties of its connection whether the call is answered. May add
+    /// properties. The body has not been read at that time, and is never read after a refusal. By default, every call
+    /// is answered.
     /// # Errors
     /// The status of a call that is refused.
     fn admit(&self, method: &str, headers: &HeaderMap, known: &mut Extensions) -> Result<(), Status> {
@@ -78,10 +77,10 @@ pub trait Service: Send + Sync {
         Ok(())
     }
 
-    /// Begins to answer a call of one of them.
+    /// Begins to answer a call.
     fn answer(&self, call: Call) -> Answering;
 
-    /// Called when the last call of a connection has ended, with what is known of the connection.
+    /// Called when the last call of a connection has ended, with the properties of the connection.
     fn idle(&self, known: &Extensions) {
         let _ = known;
     }
@@ -110,17 +109,17 @@ impl<A: Service, B: Service> Service for (A, B) {
 /// A call that has begun.
 #[derive(Debug)]
 pub struct Call {
-    /// `/package.Service/Method`.
+    /// Path, `/package.Service/Method`.
     pub(crate) method: String,
-    /// What came with it.
+    /// Headers of the call.
     pub(crate) headers: HeaderMap,
-    /// What is known of the connection.
+    /// Properties of the connection.
     pub(crate) extensions: Extensions,
-    /// Where its requests come from.
+    /// Stream of the requests.
     pub(crate) requests: h2::RecvStream,
-    /// Where its answers go.
+    /// Stream of the answers.
     pub(crate) answers: Answers,
-    /// What the connection's calls share.
+    /// Account that all calls of the connection share.
     pub(crate) account: Arc<Account>,
 }
 
@@ -130,10 +129,9 @@ fn head() -> Response<()> {
     head
 }
 
-/// Serves a connection to its end, or, once `draining` is ready, to that of the calls under way.
-///
+/// Serves a connection to its end. Once `draining` is ready, serves the calls in progress to their end.
 /// # Errors
-/// What the client did wrong, or how the connection broke.
+/// A protocol error of the client, or the error that broke the connection.
 pub async fn serve<IO>(
     io: IO,
     extensions: Extensions,
@@ -149,56 +147,57 @@ where
     let mut builder = Builder::new();
     builder.max_concurrent_streams(limits::CALLS).max_header_list_size(limits::HEAD);
     builder.max_send_buffer_size(limits::UNSENT);
-    // What the beginning needs is held no longer than that.
+    // Boxed, so that the memory of the handshake is freed when the connection begins.
     let Ok(connection) = Box::pin(tokio::time::timeout(PREFACE, builder.handshake(io))).await else {
-        debug!("a client does not begin");
+        debug!("a client did not begin HTTP/2 in time");
         return Ok(());
     };
     let mut connection = connection?;
-    let mut alive = connection.ping_pong().map(Alive::new);
+    let mut alive = connection.ping_pong().map(KeepAlive::new);
     let mut draining = pin!(draining);
     let mut drained = false;
     let mut calls: Vec<Answering> = Vec::new();
-    // Whether calls have begun since the connection was idle.
+    // True if calls have begun since the connection was idle.
     let mut busy = false;
     let rest = |calls: &[Answering], busy: &mut bool| {
         if calls.is_empty() && std::mem::take(busy) {
             service.idle(&extensions);
         }
     };
-    let mut manners = Manners::default();
+    let mut lifetime = Lifetime::default();
     poll_fn(|cx| {
         if !drained && draining.as_mut().poll(cx).is_ready() {
             drained = true;
             connection.graceful_shutdown();
         }
         if alive.as_mut().is_some_and(|alive| alive.poll(&account, cx).is_ready()) {
-            debug!("a client does not answer");
+            debug!("a client did not answer a PING in time");
             return Poll::Ready(Ok(()));
         }
-        // What they say is written, and what comes for them read, in the same run: thousands of others are waiting for theirs.
+        // Calls are polled before and after HTTP/2, so that their data is read and written in the same run: thousands
+        // of other connections are waiting for theirs.
         calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
         // Before the last answer is written.
         rest(&calls, &mut busy);
         while let Poll::Ready(accepted) = connection.poll_accept(cx) {
             let Some(mut accepted) = accepted.transpose()? else { return Poll::Ready(Ok(())) };
             account.pace.spend(limits::CALL);
-            if manners.takes_calls() {
+            if lifetime.takes_calls() {
                 let call = match calls.len() {
-                    ..UNENDED => begin(accepted, &extensions, service, &account),
+                    ..MAX_UNFINISHED => begin(accepted, &extensions, service, &account),
                     _ => {
                         accepted.1.send_reset(Reason::REFUSED_STREAM);
                         None
                     }
                 };
-                manners.called(call.is_some());
+                lifetime.called(call.is_some());
                 busy |= call.is_some();
                 calls.extend(call);
             }
         }
         calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
         rest(&calls, &mut busy);
-        while let Poll::Ready(due) = manners.poll(calls.is_empty(), cx) {
+        while let Poll::Ready(due) = lifetime.poll(calls.is_empty(), cx) {
             if due == IdleAction::Close {
                 return Poll::Ready(Ok(()));
             }
@@ -210,7 +209,7 @@ where
     .await
 }
 
-/// A client's address as text; empty where none is known.
+/// Returns the address of a client as text; empty if it is not known.
 pub fn address(extensions: &Extensions) -> String {
     let tls = extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(TlsConnectInfo::get_ref);
     let plain = extensions.get::<TcpConnectInfo>();
@@ -219,7 +218,7 @@ pub fn address(extensions: &Extensions) -> String {
 
 type Accepted = (tonic::codegen::http::Request<h2::RecvStream>, SendResponse<Bytes>);
 
-/// Begins a call, if it is one.
+/// Begins a call, if the request is one.
 fn begin(
     (request, mut respond): Accepted,
     extensions: &Extensions,
@@ -250,7 +249,7 @@ fn begin(
         account: Arc::clone(account),
     };
     if !service.has(&call.method) {
-        call.answers.end(&Status::unimplemented(format!("there is no method {}", call.method)));
+        call.answers.end(&Status::unimplemented(format!("unknown method {}", call.method)));
         return None;
     }
     if let Err(refused) = service.admit(&call.method, &call.headers, &mut call.extensions) {
@@ -260,23 +259,23 @@ fn begin(
     Some(service.answer(call))
 }
 
-/// Finds out whether a silent client still lives.
-struct Alive {
+/// Detects whether a silent client is still alive.
+struct KeepAlive {
     ping: PingPong,
     asked: bool,
     /// Bytes that were read and written before the timer was set.
     before: (u64, u64),
-    /// The task is woken when the timer ends.
+    /// The timer wakes the task when it ends.
     awaited: bool,
     timer: Pin<Box<Sleep>>,
 }
 
-impl Alive {
+impl KeepAlive {
     fn new(ping: PingPong) -> Self {
         Self { ping, asked: false, before: (0, 0), awaited: false, timer: Box::pin(sleep(BETWEEN_PINGS)) }
     }
 
-    /// Ready if it does not. Whoever polls does so as one and the same task.
+    /// Becomes ready if the client does not answer. Must always be polled by the same task.
     fn poll(&mut self, account: &Account, cx: &mut Context<'_>) -> Poll<()> {
         if self.awaited && !self.asked && Instant::now() < self.timer.deadline() {
             return Poll::Pending;
@@ -286,16 +285,16 @@ impl Alive {
         }
         while self.timer.as_mut().poll(cx).is_ready() {
             let is_moving = self.is_moving(account);
-            // While it owes too much, its answer is not read.
+            // The answer of a client that owes too much is not read.
             if self.asked && (is_moving || account.pace.wait().is_some()) {
-                self.wait(true, ANSWER);
+                self.wait(true, PING_TIMEOUT);
                 continue;
             }
             if self.asked || self.ping.send_ping(Ping::opaque()).is_err() {
                 return Poll::Ready(());
             }
-            self.wait(true, ANSWER);
-            // Told of the answer, or of how the connection ended, which the connection tells by itself.
+            self.wait(true, PING_TIMEOUT);
+            // Registers the task for the answer. The end of the connection wakes the task by itself.
             if let Poll::Ready(Ok(_)) = self.ping.poll_pong(cx) {
                 self.wait(false, BETWEEN_PINGS);
             }
@@ -304,7 +303,7 @@ impl Alive {
         Poll::Pending
     }
 
-    /// Whether the client has sent something, or taken enough, since this was last called.
+    /// Returns true if the client has sent data, or has read enough, since the last call.
     fn is_moving(&mut self, account: &Account) -> bool {
         let now = (account.read.load(Relaxed), account.written.load(Relaxed));
         let before = std::mem::replace(&mut self.before, now);
@@ -317,7 +316,7 @@ impl Alive {
     }
 }
 
-/// A call of one request and one answer.
+/// Serves a call of one request and one answer.
 pub(crate) async fn unary<R, A>(
     mut requests: Requests<R>,
     mut answers: Answers,
@@ -328,7 +327,7 @@ pub(crate) async fn unary<R, A>(
 {
     let answered = async {
         let request = requests.next().await?;
-        let (request, _) = request.ok_or_else(|| Status::invalid_argument("no request came"))?;
+        let (request, _) = request.ok_or_else(|| Status::invalid_argument("the call carries no request"))?;
         answer(request).await
     };
     let status = match answered.await {

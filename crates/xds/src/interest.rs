@@ -1,4 +1,4 @@
-//! Whom a change concerns, as far as a glance tells: thousands of streams need not be woken to find that nothing is for them.
+//! A filter of the streams that a change may concern, so that thousands of streams are not woken for nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -6,33 +6,34 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{kind::Kind, layer::Layer};
 
-/// 256 bits for the names of a kind: of ten names asked for, one in 170 others is taken for one of them.
+/// Number of words: 256 bits per type. With ten names in the filter, one in 170 other names matches by chance.
 const WORDS: usize = 4;
 
-/// What some streams ask for: a Bloom filter of two bits a name for each kind. It is only ever added to, as who is told too much
-/// finds nothing to do. Whoever adds looks afterwards whether there is a later snapshot than the one it answers from, and the one who
-/// replaces that asks while nobody can look, so nobody is missed.
+/// Names that some streams subscribe to: a Bloom filter with two bits per name for each type. Names are only ever
+/// added, because a false match costs a stream only one look at the snapshot.
+/// No change is missed. A stream adds its names, then checks for a snapshot later than the one that it answers from.
+/// The publisher queries the filter while no stream can read the snapshot.
 #[derive(Debug, Default)]
 pub struct Interest([[AtomicU64; WORDS]; Kind::ALL.len()]);
 
 impl Interest {
-    /// Somebody asks for all of a kind.
+    /// Adds all names of a type.
     pub fn add_all(&self, kind: Kind) {
         self.0[kind as usize].iter().for_each(|word| word.store(u64::MAX, Relaxed));
     }
 
-    /// Somebody asks for names of a kind.
+    /// Adds names of a type.
     pub fn add<'a>(&self, kind: Kind, names: impl IntoIterator<Item = &'a str>) {
         let words = &self.0[kind as usize];
         for (word, bit) in names.into_iter().flat_map(bits) {
-            // Mostly it is there, and a look keeps the line shared between cores.
+            // Most bits are set already. The load keeps the cache line shared between cores.
             if words[word].load(Relaxed) & bit == 0 {
                 words[word].fetch_or(bit, Relaxed);
             }
         }
     }
 
-    /// False if a change concerns nobody here.
+    /// Returns false if a change concerns no stream of this filter.
     pub fn concerns(&self, change: &Change) -> bool {
         let has = |words: &[AtomicU64; WORDS], name: &Bits| {
             name.iter().all(|(word, bit)| words[*word].load(Relaxed) & bit != 0)
@@ -44,7 +45,7 @@ impl Interest {
     }
 }
 
-/// The places of a name's bits.
+/// Positions of the bits of a name.
 type Bits = [(usize, u64); 2];
 
 fn bits(name: &str) -> Bits {
@@ -53,29 +54,29 @@ fn bits(name: &str) -> Bits {
     [place(hash), place(hash >> 32)]
 }
 
-/// What changed in a layer.
+/// Names that changed in a layer.
 #[derive(Debug)]
 pub struct Change([InterestingNames; Kind::ALL.len()]);
 
 #[derive(Debug)]
 enum InterestingNames {
     Some(Vec<Bits>),
-    /// Too many to be known by name.
+    /// The names are not known.
     All,
 }
 
 impl Change {
-    /// Whatever there is.
+    /// Returns a change that concerns every stream with a subscription.
     pub fn everything() -> Self {
         Self(std::array::from_fn(|_| InterestingNames::All))
     }
 
-    /// What changed after a generation.
+    /// Returns the changes after a generation.
     pub fn since(layer: &Layer, generation: u64) -> Self {
         Self(Kind::ALL.map(|kind| match layer.changed_names(kind, generation) {
             None => InterestingNames::All,
-            // What was asked for by another name may be found now.
-            _ if layer.is_realiased(kind, generation) => InterestingNames::All,
+            // A name without a resource may resolve to a virtual host now.
+            _ if layer.has_changed_aliases(kind, generation) => InterestingNames::All,
             Some(names) => {
                 let both = names.flat_map(|name| [Some(name), kind.family(name)]);
                 InterestingNames::Some(both.flatten().map(bits).collect())
@@ -92,7 +93,7 @@ mod tests {
     use crate::resource::Resource;
 
     #[test]
-    fn changes_concern_those_who_ask_for_them() {
+    fn changes_concern_streams_that_subscribe_to_them() {
         let mut layer = Layer::default();
         let set = |layer: &mut Layer, generation, kind, name: &str, body: &'static [u8]| {
             layer.set(generation, Resource::from_body(kind, name, Bytes::from_static(body)));
@@ -124,13 +125,13 @@ mod tests {
         layer.remove(2_001, Kind::Endpoint, "outbound|80||service-7");
         assert!(one.concerns(&Change::since(&layer, 2_000)));
 
-        // A kind is not another, and a virtual host is of its route configuration.
+        // The filter separates types, and matches a virtual host by its route configuration.
         assert!(!asks(Kind::Cluster, &["outbound|80||service-7"]).concerns(&Change::since(&layer, 2_000)));
         set(&mut layer, 2_002, Kind::VirtualHost, "80/a:80", b"1");
         assert!(asks(Kind::VirtualHost, &["80"]).concerns(&Change::since(&layer, 2_001)));
         assert!(!asks(Kind::VirtualHost, &["81"]).concerns(&Change::since(&layer, 2_001)));
 
-        // Who may have missed what happened is told.
+        // A change whose names are not known concerns every stream with a subscription.
         assert!(one.concerns(&Change::everything()) && !none.concerns(&Change::everything()));
         for generation in 2_003..5_000 {
             let body = if generation % 2 == 0 { b"1" } else { b"2" };

@@ -1,8 +1,8 @@
-//! The types of resources.
+//! Resource types.
 
 use std::fmt;
 
-/// Type of a resource: the discovery service that serves it.
+/// Type of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// `envoy.config.cluster.v3.Cluster`
@@ -24,7 +24,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds, in the order they are to be sent: what is referred to before what refers to it.
+    /// All types in the order in which they are sent: a resource before those that refer to it.
     pub const ALL: [Self; 8] = [
         Self::Cluster,
         Self::Endpoint,
@@ -36,7 +36,7 @@ impl Kind {
         Self::NameTable,
     ];
 
-    /// The type URL.
+    /// Returns the type URL.
     pub const fn url(self) -> &'static str {
         match self {
             Self::Cluster => "type.googleapis.com/envoy.config.cluster.v3.Cluster",
@@ -50,12 +50,12 @@ impl Kind {
         }
     }
 
-    /// The kind of a type URL; `None` for one that is not served.
+    /// Returns the type of a type URL; `None` if it is not served.
     pub fn from_url(url: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.url() == url)
     }
 
-    /// The service's short name as people and metrics use it: `cds`, `eds`, …
+    /// Returns the short name of the discovery service as metrics use it: `cds`, `eds` and so on.
     pub const fn short(self) -> &'static str {
         match self {
             Self::Cluster => "cds",
@@ -69,19 +69,19 @@ impl Kind {
         }
     }
 
-    /// The name by which others of its kind are asked for together with this one: virtual hosts are by that of their route
+    /// Returns the name that subscribes to a resource together with others: of virtual hosts, the name of their route
     /// configuration.
     pub fn family(self, name: &str) -> Option<&str> {
         let (family, _) = name.rsplit_once('/').filter(|_| self == Self::VirtualHost)?;
         Some(family)
     }
 
-    /// Whether a name stands for all resources that have it as their [`family`](Self::family).
+    /// Returns true if a name stands for all resources that have it as their [`family`](Self::family).
     pub(crate) fn is_family(self, name: &str) -> bool {
         self == Self::VirtualHost && !name.contains('/')
     }
 
-    /// True for kinds of which a client takes all unless it names some.
+    /// Returns true for types of which a client receives all resources unless it lists names.
     pub const fn is_wildcard(self) -> bool {
         matches!(self, Self::Cluster | Self::Listener | Self::VirtualHost | Self::NameTable)
     }

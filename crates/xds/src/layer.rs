@@ -1,7 +1,6 @@
-//! Resources as they are now, and which of them changed since when.
-//!
-//! All changes of all layers are counted in one row of generations, so one number says what a client was told: whatever
-//! changed in a later generation is news to it. Nothing is kept for a client and a resource.
+//! Current resources and their changes.
+//! All changes of all layers are counted by one sequence of generations. One number therefore tells what a client was
+//! sent: what changed in a later generation is due. Nothing is stored per client and resource.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -9,83 +8,84 @@ use std::{
 };
 
 use crate::{
-    aliases::{Index, Log, Realiased, key},
+    aliases::{AliasIndex, AliasLog, ChangedAliases, key},
     kind::Kind,
     resource::{Resource, Resources},
-    wire::{Entries, Form},
+    wire::{EncodedSequence, Form},
 };
 
-/// How many changes of a kind are remembered by name. Who is further behind has everything looked through.
+/// Maximum number of changes of a type that are remembered by name. For a client that is further behind, all
+/// resources are looked through.
 const REMEMBERED: usize = 2_048;
-/// So few resources are not kept in their encoded form as well.
-const FEW: usize = 16;
+/// Minimum number of resources of a type that are kept in encoded form as well.
+const MIN_ENCODED: usize = 16;
 
-/// Resources that many clients share. Cloning shares everything.
+/// Resources that many clients share. A clone shares everything.
 #[derive(Clone, Debug, Default)]
 pub struct Layer {
-    shelves: [Arc<Shelf>; Kind::ALL.len()],
-    /// The last change.
+    kinds: [Arc<KindLayer>; Kind::ALL.len()],
+    /// Generation of the last change.
     generation: u64,
 }
 
-/// Changes that are made together, of each name the last.
+/// Changes that are made together; of each name, the last one counts.
 #[derive(Debug, Default)]
 pub struct Edits([BTreeMap<Arc<str>, Option<Arc<Resource>>>; Kind::ALL.len()]);
 
 impl Edits {
-    /// Has a resource added, or replaced.
+    /// Adds or replaces a resource.
     pub fn set(&mut self, resource: Arc<Resource>) {
         self.0[resource.kind as usize].insert(Arc::clone(&resource.name), Some(resource));
     }
 
-    /// Has a resource taken away.
+    /// Removes a resource.
     pub fn remove(&mut self, kind: Kind, name: Arc<str>) {
         self.0[kind as usize].insert(name, None);
     }
 
-    /// What is to become of a name, if anything: a resource, or none.
+    /// Returns the edit of a name, if there is one: a resource, or `None` for a removal.
     pub fn get(&self, kind: Kind, name: &str) -> Option<&Option<Arc<Resource>>> {
         self.0[kind as usize].get(name)
     }
 
-    /// True if there is nothing to do.
+    /// Returns true if there are no edits.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(BTreeMap::is_empty)
     }
 }
 
-/// The resources of one kind.
+/// The resources of one type.
 #[derive(Clone, Debug, Default)]
-struct Shelf {
+struct KindLayer {
     by_name: BTreeMap<Arc<str>, Entry>,
-    /// Generations and what changed in them, the oldest first.
+    /// Generations and the names that changed in them, the oldest first.
     changes: VecDeque<(u64, Arc<str>)>,
-    /// Changes up to this generation are forgotten.
+    /// Generation up to which changes are forgotten.
     forgotten: u64,
-    /// All of it as it is sent, by form, and as it was when it was last encoded.
-    encoded: [OnceLock<Entries>; 2],
-    former: [Option<Entries>; 2],
+    /// All resources as encoded for each form, and the encoding before the last change.
+    encoded: [OnceLock<EncodedSequence>; 2],
+    former: [Option<EncodedSequence>; 2],
     /// All names.
     names: OnceLock<Arc<[Arc<str>]>>,
-    /// Made at the first lookup.
-    aliases: OnceLock<Index>,
-    /// Their latest changes.
-    realiased: Log,
+    /// Built at the first lookup.
+    aliases: OnceLock<AliasIndex>,
+    /// The latest changes of aliases.
+    changed_aliases: AliasLog,
 }
 
 #[derive(Clone, Debug)]
 struct Entry {
     resource: Arc<Resource>,
-    /// Since when there has been a resource of this name, and since when it is as it is.
+    /// Generations in which a resource of this name was added, and last changed.
     added: u64,
     changed: u64,
 }
 
 impl Layer {
-    /// Adds a resource or replaces the one of its name. `false` if that was equal.
+    /// Adds a resource or replaces the one of its name. Returns false if that was equal.
     pub fn set(&mut self, generation: u64, resource: Arc<Resource>) -> bool {
-        let shelf = &mut self.shelves[resource.kind as usize];
-        let before = shelf.by_name.get(&resource.name);
+        let of_kind = &mut self.kinds[resource.kind as usize];
+        let before = of_kind.by_name.get(&resource.name);
         if before.is_some_and(|entry| entry.resource.version == resource.version) {
             return false;
         }
@@ -94,42 +94,42 @@ impl Layer {
         let less = |of: &[u64], others: &[u64]| -> Vec<u64> {
             of.iter().filter(|alias| others.binary_search(alias).is_err()).copied().collect()
         };
-        let realiased = [less(aliases, &resource.aliases), less(&resource.aliases, aliases)].concat();
+        let changed_aliases = [less(aliases, &resource.aliases), less(&resource.aliases, aliases)].concat();
         let name =
             before.map_or_else(|| Arc::clone(&resource.name), |entry| Arc::clone(&entry.resource.name));
-        let shelf = Arc::make_mut(shelf);
-        shelf.by_name.insert(Arc::clone(&name), Entry { resource, added, changed: generation });
-        shelf.note(generation, name);
-        if !realiased.is_empty() {
-            shelf.realias(generation, realiased);
+        let of_kind = Arc::make_mut(of_kind);
+        of_kind.by_name.insert(Arc::clone(&name), Entry { resource, added, changed: generation });
+        of_kind.note(generation, name);
+        if !changed_aliases.is_empty() {
+            of_kind.note_aliases(generation, changed_aliases);
         }
         self.generation = generation;
         true
     }
 
-    /// Takes a resource away. `false` if there was none.
+    /// Removes a resource. Returns false if there was none.
     pub fn remove(&mut self, generation: u64, kind: Kind, name: &str) -> bool {
-        let shelf = &mut self.shelves[kind as usize];
-        if !shelf.by_name.contains_key(name) {
+        let of_kind = &mut self.kinds[kind as usize];
+        if !of_kind.by_name.contains_key(name) {
             return false;
         }
-        let shelf = Arc::make_mut(shelf);
-        if let Some((name, entry)) = shelf.by_name.remove_entry(name) {
+        let of_kind = Arc::make_mut(of_kind);
+        if let Some((name, entry)) = of_kind.by_name.remove_entry(name) {
             if kind == Kind::VirtualHost {
-                // Another may answer to its name now.
-                shelf.realias(generation, entry.resource.aliases.iter().copied().chain([key(&name)]));
+                // Another virtual host may match this name now.
+                of_kind.note_aliases(generation, entry.resource.aliases.iter().copied().chain([key(&name)]));
             }
-            shelf.note(generation, name);
+            of_kind.note(generation, name);
         }
         self.generation = generation;
         true
     }
 
-    /// Makes these resources all there are. `false` if they were.
+    /// Replaces all resources. Returns false if nothing changed.
     pub fn replace(&mut self, generation: u64, resources: &Resources) -> bool {
         let mut changed = false;
         for kind in Kind::ALL {
-            let names = self.shelves[kind as usize].by_name.keys();
+            let names = self.kinds[kind as usize].by_name.keys();
             let gone: Vec<_> = names.filter(|name| resources.get(kind, name).is_none()).cloned().collect();
             for name in gone {
                 changed |= self.remove(generation, kind, &name);
@@ -141,21 +141,21 @@ impl Layer {
         changed
     }
 
-    /// The resource of a kind and name.
+    /// Returns the resource of a type and name.
     pub fn get(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
-        self.shelf(kind).by_name.get(name).map(|entry| &entry.resource)
+        self.of_kind(kind).by_name.get(name).map(|entry| &entry.resource)
     }
 
-    /// Makes changes. What another layer was `before` them and is `after` is taken from there where it is the same here, so
-    /// that it is held, and encoded, once.
+    /// Applies edits. `like` is another layer before and after its edits: types that are equal are shared with it, so
+    /// that they are held and encoded once.
     pub fn edit(&mut self, generation: u64, edits: Edits, like: Option<(&Self, &Self)>) {
         for (kind, edits) in Kind::ALL.into_iter().zip(edits.0) {
             if let Some((before, after)) = like
-                && Arc::ptr_eq(&self.shelves[kind as usize], &before.shelves[kind as usize])
-                && after.shelf(kind).came_of(before.shelf(kind), &edits, generation)
+                && Arc::ptr_eq(&self.kinds[kind as usize], &before.kinds[kind as usize])
+                && after.of_kind(kind).results_from(before.of_kind(kind), &edits, generation)
             {
-                self.shelves[kind as usize] = Arc::clone(&after.shelves[kind as usize]);
-                self.generation = self.generation.max(self.shelf(kind).last_change());
+                self.kinds[kind as usize] = Arc::clone(&after.kinds[kind as usize]);
+                self.generation = self.generation.max(self.of_kind(kind).last_change());
                 continue;
             }
             for (name, edit) in edits {
@@ -167,32 +167,34 @@ impl Layer {
         }
     }
 
-    /// The names of a kind of which something changed after a generation; `None` if they are not all known any more.
+    /// Returns the names of a type that changed after a generation; `None` if some are forgotten.
     pub(crate) fn changed_names(&self, kind: Kind, since: u64) -> Option<impl Iterator<Item = &str>> {
-        let shelf = self.shelf(kind);
-        let first = shelf.changes.partition_point(|(generation, _)| *generation <= since);
-        let names = shelf.changes.range(first..).map(|(_, name)| &**name);
-        (since >= shelf.forgotten).then_some(names)
+        let of_kind = self.of_kind(kind);
+        let first = of_kind.changes.partition_point(|(generation, _)| *generation <= since);
+        let names = of_kind.changes.range(first..).map(|(_, name)| &**name);
+        (since >= of_kind.forgotten).then_some(names)
     }
 
-    /// Whether any name is found otherwise than in a generation.
-    pub(crate) fn is_realiased(&self, kind: Kind, since: u64) -> bool {
-        self.shelf(kind).realiased.last() > since
+    /// Returns true if aliases changed after a generation.
+    pub(crate) fn has_changed_aliases(&self, kind: Kind, since: u64) -> bool {
+        self.of_kind(kind).changed_aliases.last() > since
     }
 
-    /// Shares with another layer what is equal, so that it is held once. For a layer that nobody was sent anything of.
+    /// Shares equal content with another layer, so that it is held once. Must be called before a client is sent
+    /// anything of this layer.
     pub fn share(&mut self, other: &Self) {
-        for (shelf, other) in self.shelves.iter_mut().zip(&other.shelves) {
-            let mut entries = shelf.by_name.values().zip(other.by_name.values());
-            if shelf.by_name.len() == other.by_name.len()
+        for (of_kind, other) in self.kinds.iter_mut().zip(&other.kinds) {
+            let mut entries = of_kind.by_name.values().zip(other.by_name.values());
+            if of_kind.by_name.len() == other.by_name.len()
                 && entries.all(|(one, other)| one.resource == other.resource)
             {
-                *shelf = Arc::clone(other);
-                // What came to pass there before is no news to who begins here, also where this layer is empty.
-                self.generation = self.generation.max(shelf.last_change());
+                *of_kind = Arc::clone(other);
+                // Changes that the other layer made before are not due to a client that begins here, also if this
+                // layer is empty.
+                self.generation = self.generation.max(of_kind.last_change());
                 continue;
             }
-            for (name, entry) in &mut Arc::make_mut(shelf).by_name {
+            for (name, entry) in &mut Arc::make_mut(of_kind).by_name {
                 if let Some(equal) = other.by_name.get(name).filter(|other| other.resource == entry.resource)
                 {
                     entry.resource = Arc::clone(&equal.resource);
@@ -201,20 +203,21 @@ impl Layer {
         }
     }
 
-    fn shelf(&self, kind: Kind) -> &Shelf {
-        &self.shelves[kind as usize]
+    fn of_kind(&self, kind: Kind) -> &KindLayer {
+        &self.kinds[kind as usize]
     }
 }
 
-impl Shelf {
-    /// Whether this is what another shelf becomes by these edits.
-    fn came_of(
+impl KindLayer {
+    /// Returns true if these edits turn the other layer into this one.
+    fn results_from(
         &self,
         before: &Self,
         edits: &BTreeMap<Arc<str>, Option<Arc<Resource>>>,
         generation: u64,
     ) -> bool {
-        let version = |shelf: &Self, name: &str| shelf.by_name.get(name).map(|entry| entry.resource.version);
+        let version =
+            |of_kind: &Self, name: &str| of_kind.by_name.get(name).map(|entry| entry.resource.version);
         let mut changed = 0;
         for (name, edit) in edits {
             let now = edit.as_ref().map(|resource| resource.version);
@@ -243,13 +246,13 @@ impl Shelf {
         }
     }
 
-    /// Notes aliases that were added or removed.
-    fn realias(&mut self, generation: u64, keys: impl IntoIterator<Item = u64>) {
+    /// Records aliases that were added or removed.
+    fn note_aliases(&mut self, generation: u64, keys: impl IntoIterator<Item = u64>) {
         self.aliases = OnceLock::new();
-        self.realiased.note(generation, keys);
+        self.changed_aliases.note(generation, keys);
     }
 
-    /// The resource that answers to a name by one of its aliases.
+    /// Returns the resource that a name matches by an alias.
     fn by_alias(&self, kind: Kind, name: &str) -> Option<&Entry> {
         let aliases = self.aliases.get_or_init(|| {
             let each = self.by_name.iter();
@@ -262,76 +265,83 @@ impl Shelf {
     }
 }
 
-/// All that one client is served now: what is only for those like it, and what it shares with many more. A name stands in one
-/// of them.
+/// All resources of one client: those for clients like it alone, and those shared with more clients. A name is in one
+/// of the layers only.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// What depends on the workload.
+    /// Resources that depend on the workload.
     pub own: Arc<Layer>,
-    /// What does not.
+    /// Resources that do not.
     pub shared: Arc<Layer>,
 }
 
-/// What changed of a kind.
+/// Changes of a type.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// What there is now of it.
+    /// Resources that were added or changed.
     pub resources: Vec<Arc<Resource>>,
-    /// What there is no more; absent if that is not known any more.
+    /// Names that were removed; `None` if some are forgotten.
     pub gone: Option<Vec<Arc<str>>>,
 }
 
 impl Snapshot {
-    /// The last change of anything in it.
+    /// Returns the generation of the last change.
     pub fn generation(&self) -> u64 {
         self.own.generation.max(self.shared.generation)
     }
 
-    /// The resource of a kind and name.
+    /// Returns the resource of a type and name.
     pub fn get(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
         self.entry(kind, name).map(|entry| &entry.resource)
     }
 
-    /// The resource of a name, or the virtual host that a request goes to by `ROUTE CONFIGURATION/AUTHORITY`: the one of that
-    /// domain, else the one of the longest `*.suffix` of it.
+    /// Returns the resource of a name, or the virtual host that serves `ROUTE CONFIGURATION/AUTHORITY`: the one with
+    /// that domain, else the one with the longest `*.suffix` of it.
     pub fn find(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
-        let by_alias = || self.shared.shelf(kind).by_alias(kind, name);
+        let by_alias = || self.shared.of_kind(kind).by_alias(kind, name);
         self.entry(kind, name).or_else(by_alias).map(|entry| &entry.resource)
     }
 
-    /// Whether any name is found otherwise than in a generation.
-    pub(crate) fn is_realiased(&self, kind: Kind, since: u64) -> bool {
-        self.own.is_realiased(kind, since) || self.shared.is_realiased(kind, since)
+    /// Returns true if aliases changed after a generation.
+    pub(crate) fn has_changed_aliases(&self, kind: Kind, since: u64) -> bool {
+        self.own.has_changed_aliases(kind, since) || self.shared.has_changed_aliases(kind, since)
     }
 
-    /// The aliases that were added or removed after a generation; `None` if they are not all remembered.
-    pub(crate) fn realiased(&self, kind: Kind, since: u64) -> Option<Realiased> {
-        let [own, shared] = self.shelves(kind).map(|shelf| shelf.realiased.since(since));
+    /// Returns the aliases that were added or removed after a generation; `None` if some are forgotten.
+    pub(crate) fn changed_aliases(&self, kind: Kind, since: u64) -> Option<ChangedAliases> {
+        let [own, shared] = self.kinds(kind).map(|of_kind| of_kind.changed_aliases.since(since));
         Some(own?.chain(shared?).collect())
     }
 
-    /// All resources of a kind: those of the workload, then the shared ones, each sorted by name.
+    /// Returns all resources of a type: those of the workload, then the shared ones, each sorted by name.
     pub fn iter(&self, kind: Kind) -> impl Iterator<Item = &Arc<Resource>> {
-        self.shelves(kind).into_iter().flat_map(|shelf| shelf.by_name.values()).map(|entry| &entry.resource)
+        self.kinds(kind).into_iter().flat_map(|of_kind| of_kind.by_name.values()).map(|entry| &entry.resource)
     }
 
-    /// Takes out of what is to be sent the last resources if they are all that is shared, as most are who come anew: they
-    /// are encoded once.
-    pub(crate) fn together(&self, kind: Kind, form: Form, send: &mut Vec<Arc<Resource>>) -> Entries {
-        let shelf = self.shared.shelf(kind);
-        let Some(first) = send.len().checked_sub(shelf.by_name.len()) else { return Entries::default() };
-        let shared = || shelf.by_name.values().map(|entry| &entry.resource);
+    /// Removes the shared resources from the end of `send` and returns them in encoded form, if all of them are in
+    /// it. That is so for most new clients, so they are encoded once.
+    pub(crate) fn take_shared(
+        &self,
+        kind: Kind,
+        form: Form,
+        send: &mut Vec<Arc<Resource>>,
+    ) -> EncodedSequence {
+        let of_kind = self.shared.of_kind(kind);
+        let Some(first) = send.len().checked_sub(of_kind.by_name.len()) else {
+            return EncodedSequence::default();
+        };
+        let shared = || of_kind.by_name.values().map(|entry| &entry.resource);
         let same = send[first..].iter().zip(shared()).all(|(one, other)| Arc::ptr_eq(one, other));
-        if shelf.by_name.len() < FEW || !same {
-            return Entries::default();
+        if of_kind.by_name.len() < MIN_ENCODED || !same {
+            return EncodedSequence::default();
         }
         send.truncate(first);
-        let former = shelf.former[form as usize].as_ref();
-        shelf.encoded[form as usize].get_or_init(|| Entries::encode(form, shared(), former)).clone()
+        let former = of_kind.former[form as usize].as_ref();
+        of_kind.encoded[form as usize].get_or_init(|| EncodedSequence::encode(form, shared(), former)).clone()
     }
 
-    /// Names as they are kept here, sorted and each once: clients ask for thousands, and all of them have the same. The second list has
-    /// those that no resource has.
+    /// Returns names sorted, without duplicates, and as they are stored here: clients list thousands, and all list
+    /// the same. The second list has the names that no resource has.
     pub(crate) fn intern(&self, kind: Kind, mut names: Vec<String>) -> (Vec<Arc<str>>, Vec<Arc<str>>) {
         names.sort_unstable();
         names.dedup();
@@ -348,22 +358,23 @@ impl Snapshot {
         (names, unknown)
     }
 
-    /// How many resources of a kind there are.
+    /// Returns the number of resources of a type.
     pub(crate) fn count(&self, kind: Kind) -> usize {
-        self.shelves(kind).into_iter().map(|shelf| shelf.by_name.len()).sum()
+        self.kinds(kind).into_iter().map(|of_kind| of_kind.by_name.len()).sum()
     }
 
-    /// These names as others have them too, if they are all that are shared.
+    /// Returns the shared list of all names, if these names are equal to it; otherwise the same list.
     pub(crate) fn share_names(&self, kind: Kind, names: &Arc<[Arc<str>]>) -> Arc<[Arc<str>]> {
-        let shelf = self.shared.shelf(kind);
-        let known = || shelf.by_name.keys();
-        if names.len() != shelf.by_name.len() || !names.iter().zip(known()).all(|(one, other)| one == other) {
+        let of_kind = self.shared.of_kind(kind);
+        let known = || of_kind.by_name.keys();
+        if names.len() != of_kind.by_name.len() || !names.iter().zip(known()).all(|(one, other)| one == other)
+        {
             return Arc::clone(names);
         }
-        Arc::clone(shelf.names.get_or_init(|| known().cloned().collect()))
+        Arc::clone(of_kind.names.get_or_init(|| known().cloned().collect()))
     }
 
-    /// What there is of each of some sorted names, and whether it changed after a generation.
+    /// Returns the resource of each of some sorted names, and whether it changed after a generation.
     pub(crate) fn each<'a>(
         &'a self,
         kind: Kind,
@@ -376,16 +387,16 @@ impl Snapshot {
         })
     }
 
-    /// Looks few names up one by one, and goes along with many.
+    /// Returns the entries of sorted names: a lookup for each of few names, one pass over the resources for many.
     fn entries<N: AsRef<str>>(&self, kind: Kind, names: &[N]) -> Vec<Option<&Entry>> {
-        let shelves = self.shelves(kind);
-        let all: usize = shelves.iter().map(|shelf| shelf.by_name.len()).sum();
+        let kinds = self.kinds(kind);
+        let all: usize = kinds.iter().map(|of_kind| of_kind.by_name.len()).sum();
         if names.len() < all / 8 {
             return names.iter().map(|name| self.entry(kind, name.as_ref())).collect();
         }
         let mut found = vec![None; names.len()];
-        for shelf in shelves {
-            let mut entries = shelf.by_name.iter().peekable();
+        for of_kind in kinds {
+            let mut entries = of_kind.by_name.iter().peekable();
             for (name, found) in names.iter().zip(&mut found) {
                 let name = name.as_ref();
                 while entries.next_if(|(known, _)| &***known < name).is_some() {}
@@ -397,28 +408,28 @@ impl Snapshot {
         found
     }
 
-    /// Whether there was none of this name in a generation.
+    /// Returns true if a resource of this name was added after a generation.
     pub(crate) fn is_new(&self, kind: Kind, name: &str, since: u64) -> bool {
         self.entry(kind, name).is_some_and(|entry| entry.added > since)
     }
 
-    /// Whether anything changed after a generation.
+    /// Returns true if anything changed after a generation.
     pub(crate) fn is_changed(&self, kind: Kind, since: u64) -> bool {
-        self.shelves(kind).into_iter().any(|shelf| shelf.last_change() > since)
+        self.kinds(kind).into_iter().any(|of_kind| of_kind.last_change() > since)
     }
 
-    /// What changed after a generation.
+    /// Returns the changes after a generation.
     pub fn changes(&self, kind: Kind, since: u64) -> Changes {
         let mut changes = Changes { gone: Some(Vec::new()), ..Changes::default() };
-        for shelf in self.shelves(kind) {
-            if since < shelf.forgotten {
-                let changed = shelf.by_name.values().filter(|entry| entry.changed > since);
+        for of_kind in self.kinds(kind) {
+            if since < of_kind.forgotten {
+                let changed = of_kind.by_name.values().filter(|entry| entry.changed > since);
                 changes.resources.extend(changed.map(|entry| Arc::clone(&entry.resource)));
                 changes.gone = None;
                 continue;
             }
-            let first = shelf.changes.partition_point(|(generation, _)| *generation <= since);
-            let mut names: Vec<_> = shelf.changes.range(first..).map(|(_, name)| name).collect();
+            let first = of_kind.changes.partition_point(|(generation, _)| *generation <= since);
+            let mut names: Vec<_> = of_kind.changes.range(first..).map(|(_, name)| name).collect();
             names.sort_unstable();
             names.dedup();
             for name in names {
@@ -432,12 +443,12 @@ impl Snapshot {
         changes
     }
 
-    fn shelves(&self, kind: Kind) -> [&Shelf; 2] {
-        [self.own.shelf(kind), self.shared.shelf(kind)]
+    fn kinds(&self, kind: Kind) -> [&KindLayer; 2] {
+        [self.own.of_kind(kind), self.shared.of_kind(kind)]
     }
 
     fn entry(&self, kind: Kind, name: &str) -> Option<&Entry> {
-        self.shelves(kind).into_iter().find_map(|shelf| shelf.by_name.get(name))
+        self.kinds(kind).into_iter().find_map(|of_kind| of_kind.by_name.get(name))
     }
 }
 
@@ -478,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_replaced_counts_only_where_it_differs() {
+    fn replacing_a_layer_records_only_differences() {
         let mut layer = Layer::default();
         let set = |all: &[(&str, &'static [u8])]| {
             let mut set = Resources::default();
@@ -509,10 +520,10 @@ mod tests {
     }
 
     #[test]
-    fn layers_that_become_the_same_are_held_once() {
+    fn equal_layers_are_shared() {
         let is_one = |one: &Layer, other: &Layer| {
             let index = Kind::Cluster as usize;
-            Arc::ptr_eq(&one.shelves[index], &other.shelves[index])
+            Arc::ptr_eq(&one.kinds[index], &other.kinds[index])
         };
         let (mut first, mut second) = (Layer::default(), Layer::default());
         for layer in [&mut first, &mut second] {
@@ -522,7 +533,7 @@ mod tests {
         assert!(!is_one(&first, &second));
         second.share(&first);
         assert!(is_one(&first, &second));
-        // What another went through is not told to who never had any of it.
+        // Changes of the other layer are not due to a client that never had any of it.
         let (mut emptied, mut empty) = (Layer::default(), Layer::default());
         emptied.set(1, resource("gone", b"1"));
         emptied.remove(2, Kind::Cluster, "gone");
@@ -530,7 +541,7 @@ mod tests {
         let now = snapshot(&Layer::default(), &empty);
         assert!(is_one(&emptied, &empty) && !now.is_changed(Kind::Cluster, now.generation()));
 
-        // An equal change keeps them one, whatever else is said of what stays as it is.
+        // An equal edit keeps them shared, also if it lists unchanged resources.
         let before = first.clone();
         change(&mut first, 2, &[("a", Some(b"2")), ("c", Some(b"1"))], None);
         change(
@@ -542,7 +553,7 @@ mod tests {
         assert!(is_one(&first, &second));
         assert_eq!(snapshot(&Layer::default(), &second).generation(), 2);
 
-        // Less, more and other changes part them.
+        // Fewer, more or other changes separate them.
         for other in [
             &[("a", Some(&b"3"[..]))][..],
             &[("a", Some(b"3")), ("b", None), ("c", None)],
@@ -560,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_lives_on_where_it_did_not_change() {
+    fn encoded_parts_are_reused_if_unchanged() {
         let mut layer = Layer::default();
         let mut row = |generation: u64, changed: std::ops::Range<usize>| {
             for number in changed {
@@ -568,18 +579,18 @@ mod tests {
                 layer.set(generation, Resource::from_body(Kind::Cluster, &number.to_string(), body));
             }
             let now = snapshot(&Layer::default(), &layer);
-            now.together(Kind::Cluster, Form::Delta, &mut now.iter(Kind::Cluster).cloned().collect())
+            now.take_shared(Kind::Cluster, Form::Delta, &mut now.iter(Kind::Cluster).cloned().collect())
         };
         let rows = [row(1, 0..10_000), row(2, 100..102), row(3, 5_000..5_002)];
         for [former, row] in rows.array_windows() {
             assert_eq!(row.count, 10_000);
             assert!((1..100_000).contains(&row.own_bytes(former)), "{}", row.own_bytes(former));
-            assert!(row.own_bytes(&Entries::default()) > 8 * row.own_bytes(former));
+            assert!(row.own_bytes(&EncodedSequence::default()) > 8 * row.own_bytes(former));
         }
     }
 
     #[test]
-    fn who_is_far_behind_is_given_what_changed_but_not_what_is_gone() {
+    fn a_stream_far_behind_is_given_changes_but_no_removals() {
         let mut layer = Layer::default();
         layer.set(1, resource("old", b"1"));
         layer.set(1, resource("gone", b"1"));

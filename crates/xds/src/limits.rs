@@ -1,11 +1,11 @@
-//! What clients may cost a server: every bound in one place, and the accounts that keep to them.
-//!
-//! Memory is bounded by what a connection holds (requests that are not complete, names of resources that do not exist, streams) and by
-//! never encoding more than its client takes. CPU time is bounded by a [pace](Pace): all that a client makes the server do is
-//! charged to its connection, which is not read while it owes too much. `docs/limits.md` lists them for operators.
-//!
-//! What the replicas of an identity share never ends a request: it delays it. A replica is held up by what others spend only
-//! after it has spent the share of a whole connection itself ([`Payer`]), and waits for [room] in turn.
+//! Limits of the resources that clients may take from a server, and the accounts that enforce them.
+//! Memory is limited by the content of a connection (incomplete requests, names of resources that do not exist,
+//! streams). No more is encoded than the client reads. CPU time is limited by a [pace](Pace): all work that a client
+//! causes is charged to its connection, which is not read while it owes too much. `docs/limits.md` lists the limits
+//! for operators.
+//! A limit that replicas of an identity share never ends a request; it delays it. The spending of other replicas
+//! delays a replica only after it has spent the share of a whole connection itself ([`Payer`]). Replicas take turns
+//! for [memory](room).
 
 mod pace;
 mod room;
@@ -31,76 +31,82 @@ pub(crate) use self::{
     room::{Reservation, SMALL},
 };
 
-/// Calls in progress on a connection. A proxy has one stream, and now and then a call for a certificate.
+/// Maximum number of calls in progress per connection. A proxy has one stream, and a call for a certificate now and
+/// then.
 pub const CALLS: u32 = 16;
-/// Length of a call's header list, which has a token in it. In bytes.
+/// Maximum length of the header list of a call, which carries a token, in bytes.
 pub const HEAD: u32 = 32 << 10;
-/// Length of a discovery request: the names of some hundred thousand resources. In bytes.
+/// Maximum length of a discovery request in bytes: the names of about a hundred thousand resources.
 pub const REQUEST: usize = 4 << 20;
-/// Fields of a request, most of which are names. An empty one takes two bytes on the wire and a hundred in memory.
+/// Maximum number of fields of a request, most of which are names. An empty one takes two bytes on the wire and a
+/// hundred in memory.
 pub const FIELDS: usize = 250_000;
-/// Length of the node in a stream's first request, annotations included, of which Kubernetes allows 256 KiB. In bytes.
+/// Maximum length of the node in the first request of a stream, in bytes. It includes annotations, of which
+/// Kubernetes allows 256 KiB.
 pub const NODE: usize = 512 << 10;
-/// Room for requests of more than 64 KiB that are not complete yet, of one workload instance. In bytes.
+/// Memory for incomplete requests of more than 64 KiB, per workload instance, in bytes.
 pub const INSTANCE_ROOM: usize = 8 << 20;
-/// The same of all instances of an identity. In bytes.
+/// Memory for these requests per identity, in bytes.
 pub const IDENTITY_ROOM: usize = 32 << 20;
-/// The same of all. In bytes.
+/// Memory for these requests in total, in bytes.
 pub const ALL_ROOM: usize = 256 << 20;
-/// Time for the rest of a request that has begun, without that in which it waits for the server.
+/// Timeout for the rest of a request that has begun, without the time in which it waits for the server.
 pub const REST: Duration = Duration::from_secs(30);
-/// Names that the streams of a connection ask for and that no resource has, as [`name_cost`] counts them: some 70,000 of a usual
-/// length. Names of resources are held once for all clients and not counted. In bytes.
+/// Memory for names in the subscriptions of a connection that no resource has, as [`name_cost`] counts them, in
+/// bytes: about 70,000 names of usual length. Names of resources are held once for all clients and are not counted.
 pub const NAMES: usize = 8 << 20;
-/// Lists of names that the streams of a workload instance hold, 16 bytes for a name; a list that several streams share counts in
-/// parts. Most streams hold what all others do, or a few hundred names. Leaves room for 64 streams that each list all of 60,000
-/// services twice, as one does whose proxy has not followed all changes yet. In bytes.
+/// Memory for the lists of names in the streams of a workload instance, in bytes, 16 per name. A list that several
+/// streams share counts in parts. Most streams hold either the list that all others hold, or a few hundred names. The
+/// limit allows 64 streams that each list all of 60,000 services twice, as a stream does while its proxy has not
+/// followed all changes.
 pub const INSTANCE_LISTS: usize = 128 << 20;
-/// Names of virtual hosts that a stream asks for and that no resource has. After many changes of domains at once all of them are
-/// looked up again; a proxy asks for 1,000 at most.
+/// Maximum number of virtual host names in a stream that no resource has. After many changes of domains at once, all
+/// of them are resolved again. A proxy subscribes to 1,000 at most.
 pub const AUTHORITIES: usize = 2_048;
-/// What is kept, shown and logged of the reason for which a client refuses a response. In bytes.
+/// Maximum length of the reason of a NACK that is kept, shown and logged, in bytes.
 pub const REASON: usize = 1 << 10;
-/// Encoded for a stream and not yet written, at most. In bytes.
+/// Maximum amount of data that is encoded for a stream and not written yet, in bytes.
 pub const UNSENT: usize = 512 << 10;
-/// A client that does not read must take this much, or all that waits for it, within [`Limits::unread`]. In bytes.
+/// Progress that a slow client must make within [`Limits::unread`], unless it reads all that waits for it, in bytes.
 pub const PROGRESS: usize = 64 << 10;
 
-/// What a connection may owe before it is read no more, in units of the costs below: a first request for all of 60,000 services.
+/// Debt of a connection above which it is not read, in units of the costs below: a first request for all of 60,000
+/// services.
 pub const BURST: u64 = 128 << 20;
-/// What a connection may cost in the long run, in units a second.
+/// Rate at which a connection pays its debt, in units per second.
 pub const RATE: u64 = 256 << 10;
-/// An identity may cost as much as this many connections, however many it opens. An instance of it that has itself cost no more
-/// than one connection may is not held up beyond that.
+/// Number of connections whose rate and burst an identity may spend, however many it opens. An instance that has
+/// spent no more than one connection may is not delayed.
 pub const IDENTITY_PACE: u64 = 64;
-/// Cost of a byte that is not in a request, such as that of a PING or of a header.
+/// Cost of a byte outside of requests, for example in a PING or a header.
 pub const FRAME_BYTE: u64 = 16;
-/// Cost of opening a call, aside from its header.
+/// Cost of a call, without its headers.
 pub const CALL: u64 = 256 << 10;
-/// Cost of a call that is refused after its caller has proved an identity: that of a request of the greatest length. It is charged to
-/// the identity and the instance; the call itself was charged to its connection.
+/// Cost of a call that is refused after its caller has proved an identity: that of a request of maximum length. It is
+/// charged to the identity and the instance. The call itself is charged to its connection.
 pub const REFUSAL: u64 = 4 << 20;
-/// Bytes of an acknowledgement that cost nothing, aside from the names that one in the state of the world repeats.
+/// Bytes of an acknowledgement that cost nothing, besides the names that an acknowledgement in the state of the world
+/// repeats.
 pub const ACKNOWLEDGEMENT: usize = 512;
-/// Cost of a request that is more than an acknowledgement, aside from its bytes, which cost one each.
+/// Cost of a request that is more than an acknowledgement, without its bytes, which cost one each.
 pub const ASK: u64 = 1 << 10;
-/// Cost of a resource that a request asks for anew.
+/// Cost of a resource that a request makes due.
 pub const RESOURCE: u64 = 256;
-/// Cost of a name or version in a request, aside from its bytes.
+/// Cost of a name or version in a request, without its bytes.
 pub const NAMED: u64 = 64;
-/// Cost of a name that a stream holds, or is to be answered, when it changes what it asks for.
+/// Cost of a name that a stream holds, or that is due, in a request that changes the subscription.
 pub const HELD: u64 = 2;
-/// Cost of looking up what answers to an authority: one for its domain, and one for each `*.suffix` of it.
+/// Cost of a lookup for an authority: one for its domain, and one for each `*.suffix` of it.
 pub const LOOKUP: u64 = 32;
 
-/// Bounds that an operator may need to raise, and how often each was reached.
+/// Limits that an operator may raise, and counts of how often each was reached.
 #[derive(Debug)]
 pub struct Limits {
-    /// How long a client may take nothing while something waits for it, before its connection is closed.
+    /// Timeout of a client that reads nothing while data waits for it. After that its connection is closed.
     pub unread: Duration,
-    /// Streams of one identity.
+    /// Maximum number of streams per identity.
     pub identity_streams: usize,
-    /// Like [`NAMES`], of all connections of one identity. In bytes.
+    /// Like [`NAMES`], for all connections of one identity, in bytes.
     pub identity_names: usize,
     reached: [Reached; Bound::ALL.len()],
     identities: Mutex<HashMap<Arc<str>, Usage>>,
@@ -113,29 +119,30 @@ impl Default for Limits {
     }
 }
 
-/// What was reached.
+/// Limit that a client reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// The connection owes too much, or the identity and the instance do, and is not read for a while.
+    /// The connection, or both the identity and the instance, owe too much; it is not read for a while.
     Pace,
-    /// The client takes nothing of what waits for it.
+    /// The client does not read the data that waits for it.
     Unread,
     /// A request is too long, or has too many fields.
     Request,
-    /// A request waits for room, or is not completed in time.
+    /// A request waits for memory, or is not completed in time.
     Incomplete,
-    /// The connection asks for too many names that no resource has, or the instance has too long lists of names.
+    /// The connection subscribes to too many names that no resource has, or the instance holds too long lists of
+    /// names.
     Names,
-    /// The identity does.
+    /// The identity subscribes to too many names that no resource has.
     IdentityNames,
     /// The identity has too many streams.
     IdentityStreams,
-    /// A nonce that the stream was never sent.
+    /// The nonce of a request was never sent on its stream.
     Nonce,
 }
 
 impl Bound {
-    /// All of them.
+    /// All limits.
     pub const ALL: [Self; 8] = [
         Self::Pace,
         Self::Unread,
@@ -147,7 +154,7 @@ impl Bound {
         Self::Nonce,
     ];
 
-    /// Its label in metrics.
+    /// Returns the label in metrics.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Pace => "pace",
@@ -162,30 +169,30 @@ impl Bound {
     }
 }
 
-/// How often a bound was reached.
+/// Count of how often a limit was reached.
 #[derive(Debug, Default)]
 struct Reached {
     count: AtomicU64,
-    /// The count at the last log line, and when that was.
+    /// Count and time of the last log line.
     logged: Mutex<Option<(u64, Instant)>>,
 }
 
-/// Between two log lines about one bound.
+/// Minimum time between two log lines about one limit.
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
 impl Limits {
-    /// Limits of these values, which are those of the fields.
+    /// Creates limits with these values; see the fields.
     pub fn new(unread: Duration, identity_streams: usize, identity_names: usize) -> Self {
         let (reached, identities, room) = Default::default();
         Self { unread, identity_streams, identity_names, reached, identities, room }
     }
 
-    /// How often a bound was reached.
+    /// Returns how often a limit was reached.
     pub fn reached(&self, bound: Bound) -> u64 {
         self.reached[bound as usize].count.load(Relaxed)
     }
 
-    /// Counts that `client` reached a bound, and logs it at most every ten seconds.
+    /// Counts that `client` reached a limit. Logs it at most every ten seconds.
     pub(crate) fn note(&self, bound: Bound, client: &str) {
         let Reached { count, logged } = &self.reached[bound as usize];
         let count = count.fetch_add(1, Relaxed) + 1;
@@ -197,38 +204,39 @@ impl Limits {
         };
         *logged = Some((count, Instant::now()));
         drop(logged);
-        warn!(bound = bound.label(), times = count - before, client, "a client reached a limit of discovery");
+        warn!(bound = bound.label(), times = count - before, client, "a client reached a discovery limit");
     }
 
-    /// Counts that a bound was reached, and makes the status that ends the call.
+    /// Counts that a limit was reached, and returns the status that ends the call.
     pub(crate) fn exhausted(&self, bound: Bound, client: &str, what: impl Into<String>) -> Status {
         self.note(bound, client);
         Status::resource_exhausted(what)
     }
 }
 
-/// What a name costs that is held for one client alone: its bytes, their allocation, and its places in lists. In bytes.
+/// Returns the cost of a name that is held for one client alone, in bytes: its bytes, their allocation, and its
+/// places in lists.
 pub(crate) fn name_cost(name: &str) -> usize {
     64 + name.len()
 }
 
-/// What a connection's calls share.
+/// Account that all calls of a connection share.
 #[derive(Debug)]
 pub(crate) struct Account {
     pub(crate) limits: Arc<Limits>,
-    /// Whose it is, for the log.
+    /// Address of the client, for the log.
     pub(crate) client: String,
     pub(crate) pace: Pace,
-    /// A call has the place for a small request that is not complete.
+    /// A call holds the place for a small incomplete request.
     small: AtomicBool,
     waiting: AtomicUsize,
-    /// Waits that have ended.
+    /// Number of waits that have ended.
     waited: AtomicUsize,
     names: AtomicUsize,
     closing: AtomicBool,
-    /// Bytes read from the client since its connection began.
+    /// Bytes read from the client since the connection began.
     pub(crate) read: AtomicU64,
-    /// Bytes written to it.
+    /// Bytes written to the client.
     pub(crate) written: AtomicU64,
 }
 
@@ -238,7 +246,7 @@ impl Account {
         Self { limits, client, pace, small, waiting, waited, names, closing, read, written }
     }
 
-    /// Has the connection closed without regard to its other calls.
+    /// Closes the connection, whatever its other calls do.
     pub(crate) fn close(&self) {
         self.closing.store(true, Relaxed);
     }
@@ -247,25 +255,25 @@ impl Account {
         self.closing.load(Relaxed)
     }
 
-    /// How many waits of the connection's calls have ended; `None` while one waits. What such a call does not read fills the
-    /// connection's window, and holds up the others.
+    /// Returns the number of waits that have ended; `None` while a call waits. A call that waits does not read, which
+    /// fills the connection's window and delays the other calls.
     pub(crate) fn waited(&self) -> Option<usize> {
         (self.waiting.load(Relaxed) == 0).then(|| self.waited.load(Relaxed))
     }
 }
 
-/// A call's wait for room or for its pace, until it is dropped.
+/// A call's wait for memory or for its pace; ends when dropped.
 #[derive(Debug)]
-pub(crate) struct Waiting(Arc<Account>);
+pub(crate) struct Wait(Arc<Account>);
 
-impl Waiting {
+impl Wait {
     pub(crate) fn new(account: &Arc<Account>) -> Self {
         account.waiting.fetch_add(1, Relaxed);
         Self(Arc::clone(account))
     }
 }
 
-impl Drop for Waiting {
+impl Drop for Wait {
     fn drop(&mut self) {
         self.0.waited.fetch_add(1, Relaxed);
         self.0.waiting.fetch_sub(1, Relaxed);
@@ -275,13 +283,13 @@ impl Drop for Waiting {
 /// The caller, proven before the body of the call is read.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The identity, which replicas of a workload share.
+    /// The identity, which all replicas of a workload share.
     pub name: Arc<str>,
-    /// The workload instance that the credential was given to, if it says so.
+    /// The workload instance to which the credential was issued, if the credential says so.
     pub instance: Option<Arc<str>>,
 }
 
-/// The workload instance that makes a call: the one that its credential names, else all that have the client's address.
+/// Returns the workload instance that makes a call: the one in its credential, else the client's address.
 pub(crate) fn instance(extensions: &Extensions) -> Arc<str> {
     let proven = extensions.get::<Identity>().and_then(|identity| identity.instance.clone());
     proven.unwrap_or_else(|| {
@@ -294,14 +302,14 @@ pub(crate) fn instance(extensions: &Extensions) -> Arc<str> {
 /// A place for a request that is arriving, until it is complete.
 #[derive(Debug)]
 pub(crate) enum Place {
-    /// The one that each connection has.
+    /// The place that each connection has.
     Small(Arc<Account>),
-    /// One in the room that connections share; it may still be waited for.
+    /// A place in the memory that connections share; may not be granted yet.
     Shared(Reservation),
 }
 
 impl Place {
-    /// The place for a request of so many bytes of an instance of an identity.
+    /// Returns a place for a request of this length.
     pub(crate) fn of(account: &Arc<Account>, identity: &Arc<str>, instance: &Arc<str>, bytes: usize) -> Self {
         if bytes <= SMALL && !account.small.swap(true, Relaxed) {
             return Self::Small(Arc::clone(account));
@@ -318,7 +326,7 @@ impl Drop for Place {
     }
 }
 
-/// Replaces a part of a sum, and gives the sum.
+/// Replaces a part of a sum, and returns the new sum.
 fn exchange(sum: &AtomicUsize, part: &mut usize, now: usize) -> usize {
     let before = std::mem::replace(part, now);
     if now >= before {
@@ -328,22 +336,22 @@ fn exchange(sum: &AtomicUsize, part: &mut usize, now: usize) -> usize {
     }
 }
 
-/// What an identity has.
+/// Usage of an identity.
 #[derive(Debug, Default)]
 struct Usage {
     streams: usize,
     names: usize,
-    /// Work for all its instances, also for streams that have ended.
+    /// Debt of all its instances, also for streams that have ended.
     pace: Arc<Pace>,
-    /// Work for each of them.
+    /// Usage of each instance.
     instances: HashMap<Arc<str>, Arc<Instance>>,
 }
 
-/// What a workload instance has.
+/// Usage of a workload instance.
 #[derive(Debug, Default)]
 struct Instance {
     pace: Pace,
-    /// Bytes of its streams' lists of names.
+    /// Bytes of the lists of names in its streams.
     lists: AtomicUsize,
 }
 
@@ -352,23 +360,22 @@ impl Usage {
         self.streams > 0 || !self.instances.is_empty() || self.pace.owed() > 0
     }
 
-    /// Forgets instances that have no calls and owe nothing.
+    /// Removes instances that have no calls and no debt.
     fn forget_instances(&mut self) {
         self.instances.retain(|_, instance| Arc::strong_count(instance) > 1 || instance.pace.owed() > 0);
     }
 }
 
-/// Above this number of identities, or of instances of one, those that have ended and owe nothing any more are looked for.
+/// Number of identities, or of instances of an identity, above which those without calls and debt are removed.
 const MANY: usize = 1_024;
 
 fn is_time_to_forget(count: usize) -> bool {
     count >= MANY && count.is_power_of_two()
 }
 
-/// Whom work is charged to besides the connection: an identity, and the workload instance of it that makes the call.
-///
-/// An identity that owes too much holds up those instances that owe too much as well. One instance cannot hold up the others, and
-/// opening connections gains it nothing.
+/// Identity and workload instance to which work is charged, besides the connection.
+/// An identity with too much debt delays only those of its instances that owe too much as well. One instance cannot
+/// delay the others, and gains nothing by opening connections.
 #[derive(Debug)]
 pub(crate) struct Payer {
     limits: Arc<Limits>,
@@ -395,13 +402,13 @@ impl Payer {
         Self { limits: Arc::clone(limits), identity, instance, of_identity, of_instance }
     }
 
-    /// Charges for something.
+    /// Charges work.
     pub(crate) fn spend(&self, units: u64) {
         self.of_identity.spend(units / IDENTITY_PACE);
         self.of_instance.pace.spend(units);
     }
 
-    /// How long to wait before more is done; `None` if there is no need to.
+    /// Returns the time until more work is allowed; `None` if it is allowed now.
     pub(crate) fn wait(&self) -> Option<Duration> {
         Some(self.of_identity.wait()?.min(self.of_instance.pace.wait()?))
     }
@@ -411,7 +418,7 @@ impl Drop for Payer {
     fn drop(&mut self) {
         let mut identities = lock(&self.limits.identities);
         let Some(usage) = identities.get_mut(&self.identity) else { return };
-        // The map has one, and this the other.
+        // One reference is in the map, the other one is this.
         if Arc::strong_count(&self.of_instance) == 2 && self.of_instance.pace.owed() == 0 {
             usage.instances.remove(&self.instance);
         }
@@ -421,17 +428,17 @@ impl Drop for Payer {
     }
 }
 
-/// A stream's place in the accounts of its connection and its identity, until it ends.
+/// A stream's share of the accounts of its connection and its identity; released when dropped.
 #[derive(Debug)]
-pub(crate) struct Member {
+pub(crate) struct StreamAccount {
     account: Arc<Account>,
     payer: Arc<Payer>,
     names: usize,
     lists: usize,
 }
 
-impl Member {
-    /// Counts one more stream of an identity; fails if there are too many.
+impl StreamAccount {
+    /// Counts a new stream of an identity. Fails if the identity has too many.
     pub(crate) fn enter(account: Arc<Account>, payer: Payer) -> Result<Self, Status> {
         let limits = &account.limits;
         let mut identities = lock(&limits.identities);
@@ -448,8 +455,8 @@ impl Member {
         Err(limits.exhausted(Bound::IdentityStreams, &account.client, what))
     }
 
-    /// Charges a request of so many bytes, of which some are `free`. The connection has paid for all of them; the identity and its
-    /// instance have not.
+    /// Charges a request of this length, of which `free` bytes cost nothing. The connection has paid for all bytes;
+    /// the identity and the instance have not.
     pub(crate) fn spend(&self, units: u64, bytes: usize, free: usize) {
         let free = free.min(bytes);
         self.account.pace.refund(free as u64);
@@ -461,7 +468,7 @@ impl Member {
         &self.payer
     }
 
-    /// Says what the names cost that the stream holds for itself; fails if that is too much for its connection or identity.
+    /// Sets the memory for names that the stream holds alone. Fails if the connection or the identity has too much.
     pub(crate) fn holds(&mut self, names: usize) -> Result<(), Status> {
         if names == self.names {
             return Ok(());
@@ -482,13 +489,14 @@ impl Member {
             }
             () => return Ok(()),
         };
-        let what = format!("the names that {whose} asks for and no resource has take more than {most} bytes");
+        let what =
+            format!("the subscribed names of {whose} that no resource has take more than {most} bytes");
         Err(limits.exhausted(bound, &self.account.client, what))
     }
 }
 
-impl Member {
-    /// Sets the length of the stream's lists of names; fails if the streams of its instance have too much of them.
+impl StreamAccount {
+    /// Sets the memory for the stream's lists of names. Fails if the streams of the instance have too much.
     pub(crate) fn lists(&mut self, bytes: usize) -> Result<(), Status> {
         if bytes == self.lists {
             return Ok(());
@@ -498,24 +506,24 @@ impl Member {
             return Ok(());
         }
         let what = format!(
-            "the lists of names that the streams of this workload instance ask for take {all} bytes; {INSTANCE_LISTS} is the limit"
+            "the lists of names of this workload instance take {all} bytes; the limit is {INSTANCE_LISTS}"
         );
         Err(self.account.limits.exhausted(Bound::Names, &self.account.client, what))
     }
 
-    /// Fails if its stream asks for so many names of virtual hosts that are no resource's.
+    /// Fails if the stream subscribes to too many virtual host names that no resource has.
     pub(crate) fn asks(&self, authorities: usize) -> Result<(), Status> {
         if authorities <= AUTHORITIES {
             return Ok(());
         }
         let what = format!(
-            "the stream asks for {authorities} names that no virtual host has; {AUTHORITIES} is the limit"
+            "the stream subscribes to {authorities} virtual host names that no resource has; the limit is {AUTHORITIES}"
         );
         Err(self.account.limits.exhausted(Bound::Names, &self.account.client, what))
     }
 }
 
-impl Drop for Member {
+impl Drop for StreamAccount {
     fn drop(&mut self) {
         self.account.names.fetch_sub(self.names, Relaxed);
         self.payer.of_instance.lists.fetch_sub(self.lists, Relaxed);
@@ -527,7 +535,7 @@ impl Drop for Member {
     }
 }
 
-// All that is behind these locks is whole at any moment, so also after a panic.
+// Each operation under these locks leaves the data consistent, so it is valid also after a panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -536,17 +544,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    fn enter(limits: &Arc<Limits>, identity: &str, instance: &str) -> Result<Member, Status> {
+    fn enter(limits: &Arc<Limits>, identity: &str, instance: &str) -> Result<StreamAccount, Status> {
         let account = Arc::new(Account::new(Arc::clone(limits), "test".into()));
-        Member::enter(account, Payer::new(limits, &identity.into(), &instance.into()))
+        StreamAccount::enter(account, Payer::new(limits, &identity.into(), &instance.into()))
     }
 
     #[test]
-    fn an_identity_pays_for_the_connections_that_it_has_closed() {
+    fn an_identity_pays_for_closed_connections() {
         let limits = Arc::new(Limits::default());
         for _ in 0..2 * IDENTITY_PACE {
             let member = enter(&limits, "a", "1").unwrap();
-            // The rest of what it owes is not forgiven with the connection.
+            // The debt remains when the connection is closed.
             member.spend(BURST, 0, 0);
         }
         let member = enter(&limits, "a", "1").unwrap();
@@ -556,14 +564,14 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_that_spends_its_identity_s_pace_holds_up_itself_alone() {
+    fn an_instance_that_spends_the_identity_pace_delays_only_itself() {
         let limits = Arc::new(Limits::default());
         let evil = enter(&limits, "a", "evil").unwrap();
         evil.spend(2 * IDENTITY_PACE * BURST, 0, 0);
         let replica = enter(&limits, "a", "good").unwrap();
         replica.spend(BURST - CALL, 0, 0);
         assert!(evil.payer.wait().is_some());
-        assert_eq!(replica.payer.wait(), None, "a replica may cost what one connection may");
+        assert_eq!(replica.payer.wait(), None, "a replica may spend as much as one connection");
         replica.spend(RATE * 60, 0, 0);
         assert!(
             replica.payer.wait().is_some_and(|wait| wait <= Duration::from_millis(60_001)),
@@ -573,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_may_use_all_that_its_identity_has_left() {
+    fn an_instance_may_use_the_whole_identity_pace() {
         let limits = Arc::new(Limits::default());
         let member = enter(&limits, "a", "1").unwrap();
         member.spend(IDENTITY_PACE * (BURST - CALL), 0, 0);
@@ -581,8 +589,8 @@ mod tests {
     }
 
     #[test]
-    fn only_the_free_bytes_of_a_request_are_paid_back() {
-        // So many that what leaks away meanwhile does not matter.
+    fn only_free_bytes_are_refunded() {
+        // Large, so that the debt that is paid meanwhile does not matter.
         const BYTES: usize = 1 << 50;
         let owed = |bytes: usize, free| {
             let member = enter(&Arc::default(), "a", "1").unwrap();
@@ -609,19 +617,19 @@ mod tests {
     }
 
     #[test]
-    fn identities_and_instances_that_owe_nothing_are_forgotten() {
+    fn identities_and_instances_without_debt_are_removed() {
         let limits = Arc::new(Limits::default());
         let of = |instance: &str| Payer::new(&limits, &"a".into(), &instance.into());
         let (one, same, other) = (of("1"), of("1"), of("2"));
         let instances = || lock(&limits.identities).get("a").map_or(0, |usage| usage.instances.len());
         drop(one);
-        assert_eq!(instances(), 2, "another call of it goes on");
+        assert_eq!(instances(), 2, "another call of the instance is in progress");
         drop(same);
         assert_eq!(instances(), 1);
         other.of_instance.pace.spend(BURST);
         drop(other);
         assert_eq!(instances(), 1, "it still owes");
-        // What has come to owe nothing by itself is looked for when there are many.
+        // An instance whose debt is paid is removed when there are many.
         lock(&limits.identities)["a"].instances["2"].pace.refund(BURST);
         let many: Vec<_> = (0..MANY).map(|instance| of(&format!("many-{instance}"))).collect();
         assert_eq!(instances(), MANY);
@@ -636,7 +644,7 @@ mod tests {
         let connection = || Arc::new(Account::new(Arc::clone(&limits), "test".into()));
         let (one, other) = (connection(), connection());
         let enter = |account: &Arc<Account>, who: &str| {
-            Member::enter(Arc::clone(account), Payer::new(&limits, &who.into(), &"1".into()))
+            StreamAccount::enter(Arc::clone(account), Payer::new(&limits, &who.into(), &"1".into()))
         };
         let (mut first, mut second) = (enter(&one, "a").unwrap(), enter(&other, "a").unwrap());
         assert_eq!(enter(&one, "a").unwrap_err().code(), tonic::Code::ResourceExhausted);
@@ -644,11 +652,15 @@ mod tests {
 
         first.holds(NAMES).unwrap();
         assert!(
-            of_other_identity.holds(1).unwrap_err().message().starts_with("the names that this connection")
+            of_other_identity
+                .holds(1)
+                .unwrap_err()
+                .message()
+                .starts_with("the subscribed names of this connection")
         );
         of_other_identity.holds(0).unwrap();
         second.holds(100).unwrap();
-        assert!(second.holds(101).unwrap_err().message().starts_with("the names that a asks"));
+        assert!(second.holds(101).unwrap_err().message().starts_with("the subscribed names of a that"));
         first.holds(0).unwrap();
         assert!(second.holds(101).is_ok());
 

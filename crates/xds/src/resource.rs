@@ -1,7 +1,6 @@
-//! Named resources: encoded once, shared by reference between all the views and streams they go to.
-//!
-//! A resource's version is a fingerprint of its content. Two servers, or one before and after a restart,
-//! therefore give the same version to the same content, and a client that reconnects is sent only what changed.
+//! Named resources, encoded once and shared by reference between all views and streams.
+//! The version of a resource is a hash of its content. Two servers, or one server before and after a restart,
+//! therefore give the same version to the same content, and a reconnecting client is sent only what changed.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,18 +10,19 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{aliases, kind::Kind};
 
-/// One resource, encoded.
+/// An encoded resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
-    /// Which service gives it.
+    /// Resource type.
     pub kind: Kind,
-    /// Its name, unique within its kind.
+    /// Name, unique within the type.
     pub name: Arc<str>,
-    /// A fingerprint of the body. Who encodes a message with maps must write them in one order, or it is another one each time.
+    /// Hash of the body. The encoder must write maps in a fixed order; otherwise each encoding has another version.
     pub version: u64,
-    /// The encoded message, the `value` of the `Any` it is sent in.
+    /// Encoded message, the `value` of the `Any` in which it is sent.
     pub body: Bytes,
-    /// Keys of the other names it is found by ([`Snapshot::find`](crate::Snapshot::find)), which follow from the body; sorted.
+    /// Sorted keys of the other names by which it is found ([`Snapshot::find`](crate::Snapshot::find)). They follow
+    /// from the body.
     pub(crate) aliases: Box<[u64]>,
 }
 
@@ -32,12 +32,13 @@ impl Resource {
         Self::from_body(kind, name, message.to_vec().into())
     }
 
-    /// Wraps a message that is encoded already.
+    /// Wraps an encoded message.
     pub fn from_body(kind: Kind, name: &str, body: Bytes) -> Arc<Self> {
         Self::with_aliases(kind, name, body, [])
     }
 
-    /// Wraps a message that is found by other names as well: a virtual host by `ROUTE CONFIGURATION/DOMAIN`, in lower case.
+    /// Wraps an encoded message that has other names as well: of a virtual host, `ROUTE CONFIGURATION/DOMAIN` in
+    /// lower case.
     pub fn with_aliases<'a>(
         kind: Kind,
         name: &str,
@@ -50,40 +51,40 @@ impl Resource {
         Arc::new(Self { kind, name: name.into(), version: xxh3_64(&body), body, aliases: aliases.into() })
     }
 
-    /// The version as it goes over the wire.
+    /// Returns the version as it is sent.
     pub fn version_text(&self) -> String {
         format!("{:016x}", self.version)
     }
 }
 
-/// A plain set of resources, by kind and name.
+/// A set of resources by type and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     kinds: [BTreeMap<Arc<str>, Arc<Resource>>; Kind::ALL.len()],
 }
 
 impl Resources {
-    /// Adds a resource; one of the same kind and name is replaced.
+    /// Adds a resource, or replaces the one with the same type and name.
     pub fn insert(&mut self, resource: Arc<Resource>) {
         self.kinds[resource.kind as usize].insert(Arc::clone(&resource.name), resource);
     }
 
-    /// The resource of a kind and name.
+    /// Returns the resource of a type and name.
     pub fn get(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
         self.kinds[kind as usize].get(name)
     }
 
-    /// All resources of a kind, sorted by name.
+    /// Returns all resources of a type, sorted by name.
     pub fn iter(&self, kind: Kind) -> impl Iterator<Item = &Arc<Resource>> {
         self.kinds[kind as usize].values()
     }
 
-    /// How many resources of a kind there are.
+    /// Returns the number of resources of a type.
     pub fn len(&self, kind: Kind) -> usize {
         self.kinds[kind as usize].len()
     }
 
-    /// True when there is nothing of any kind.
+    /// Returns true if there is no resource of any type.
     pub fn is_empty(&self) -> bool {
         self.kinds.iter().all(BTreeMap::is_empty)
     }

@@ -1,7 +1,6 @@
-//! The server: the aggregated discovery service, delta and state of the world, over whatever [`Views`] gives.
-//!
-//! Each stream is one task that owns its [`session`](state); nothing is shared between streams but the
-//! resources. The session decides what to send, here is only the carrying.
+//! The aggregated discovery service (ADS), incremental and state of the world, over the views that [`Views`] returns.
+//! Each stream is one task that owns its [`Session`](state::Session); streams share nothing but the resources. The
+//! session decides what to send. This module reads the requests and sends the responses.
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
@@ -32,20 +31,20 @@ use crate::{
     interest::Interest,
     kind::Kind,
     layer::Snapshot,
-    limits::{self, Account, Bound, Member, Payer},
+    limits::{self, Account, Bound, Payer, StreamAccount},
     wire::{self, DeltaRequest, ErrorDetail, Push, SotwRequest},
 };
 
-/// How long listeners and routes wait for the client to ask for new clusters' endpoints.
-const HOLD: Duration = Duration::from_secs(1);
+/// Timeout of the wait of listeners and routes for the client to request the endpoints of new clusters.
+const ENDPOINT_WAIT: Duration = Duration::from_secs(1);
 
-/// After a request of this cost other tasks have their turn.
-const LONG: u64 = 64 << 10;
+/// Cost of a request after which the task yields to other tasks.
+const YIELD_COST: u64 = 64 << 10;
 
-/// Where a server gets its resources from.
+/// Source of a server's resources.
 pub trait Views: Send + Sync + 'static {
-    /// Decides whether a client may connect, and what it sees. Called once a stream, with the first request's
-    /// node and the call's metadata and extensions (address, certificates).
+    /// Decides whether a client may connect, and which resources it receives. Called once per stream, with the node
+    /// of the first request and the metadata and extensions of the call (address, certificates).
     fn connect(
         &self,
         node: Node,
@@ -53,91 +52,94 @@ pub trait Views: Send + Sync + 'static {
         call: Request<()>,
     ) -> impl Future<Output = Result<View, Status>> + Send;
 
-    /// Answers a question about the server itself, if the caller may ask it: the resources, and who answers.
-    ///
+    /// Answers a question about the server itself, if the caller may ask it. The response carries the resources and
+    /// the identifier of the server.
     /// # Errors
-    /// The status that the stream ends with.
+    /// The status with which the stream ends.
     fn answer(&self, question: &Question, _: &Request<()>) -> Result<DiscoveryResponse, Status> {
         Err(Status::unimplemented(format!("{} is not served here", question.type_url)))
     }
 }
 
-/// What one client sees, and who wants to know how it gets on.
+/// Resources of one client, and the receiver of its events.
 pub struct View {
-    /// The identity that its stream is counted for.
+    /// Identity to which the stream is counted.
     pub identity: Arc<str>,
-    /// What it is sent.
+    /// Resources to send.
     pub resources: ResourceFeed,
-    /// Told what happens; dropped at the end of the stream.
+    /// Receives the events of the stream; dropped at the end of the stream.
     pub report: Box<dyn FnMut(Event<'_>) + Send>,
-    /// Virtual hosts that are sent to a client that has none and asks for them one by one, before it asks for them.
+    /// Virtual hosts to send before the client subscribes to them. Only a client that has none yet and subscribes on
+    /// demand is sent them.
     pub remembered: Arc<[Arc<str>]>,
-    /// Ready when the client is to see nothing more, with the reason: the stream is ended with it.
+    /// Becomes ready when the access of the client ends; the stream ends with the returned status.
     pub ended: Ended,
 }
 
-/// The end of a client's access, with the reason.
+/// End of a client's access, with the reason.
 pub type Ended = Pin<Box<dyn Future<Output = Status> + Send>>;
 
-/// ResourceFeed that change.
+/// A changing snapshot.
 #[derive(Clone, Debug)]
 pub struct ResourceFeed {
-    /// Those of now. When its sender is dropped, the stream is ended. Changes that concern nobody may come without notice.
+    /// Current resources. The stream ends when the sender is dropped. A change that concerns no stream may be made
+    /// without notification.
     pub snapshot: watch::Receiver<Snapshot>,
-    /// Told what the stream asks for, while it looks at the snapshot.
+    /// Receives the names that the stream subscribes to, while the stream reads the snapshot.
     pub interest: Arc<Interest>,
 }
 
-/// Something that happened on a stream.
+/// Event on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// The client asks for a kind for the first time on this stream. Nothing need follow, if it has all there is.
+    /// First request of the client for a resource type on this stream. No response follows if the client is up to
+    /// date.
     Asked {
-        /// Which kind.
+        /// Resource type.
         kind: Kind,
     },
-    /// A response went out.
+    /// A response was sent.
     Sent {
-        /// Of which kind.
+        /// Resource type.
         kind: Kind,
-        /// Its number on this stream.
+        /// Number of the response on this stream.
         nonce: u64,
-        /// How many resources it brings.
+        /// Number of resources in the response.
         resources: usize,
-        /// How many it takes away.
+        /// Number of removed resources.
         removed: usize,
-        /// How long it is.
+        /// Length of the response in bytes.
         bytes: usize,
     },
-    /// The client took a response.
+    /// The client acknowledged a response.
     Acked {
-        /// Of which kind.
+        /// Resource type.
         kind: Kind,
-        /// Which response.
+        /// Number of the response.
         nonce: u64,
     },
-    /// The client asked for a virtual host, by its name or by an authority, and is sent it.
+    /// The client subscribed to a virtual host, by name or by an authority that resolves to it.
     Used {
-        /// Which, by its name.
+        /// Name of the virtual host.
         host: &'a Arc<str>,
     },
-    /// The client no longer asks for a virtual host, or for what it said of it.
+    /// The client unsubscribed from a virtual host or from an authority.
     Unused {
-        /// Which.
+        /// Name in the request.
         host: &'a Arc<str>,
     },
-    /// The client refused a response, or a part of it.
+    /// The client rejected a response, or a part of it.
     Rejected {
-        /// Of which kind.
+        /// Resource type.
         kind: Kind,
-        /// Which response.
+        /// Number of the response.
         nonce: u64,
-        /// The client's reason.
+        /// Error message of the client.
         reason: &'a str,
     },
 }
 
-/// The gRPC service.
+/// The gRPC service for [`Views`].
 #[derive(Debug)]
 pub struct DiscoveryService<V>(Arc<V>);
 
@@ -148,23 +150,24 @@ impl<V> Clone for DiscoveryService<V> {
 }
 
 impl<V: Views> DiscoveryService<V> {
-    /// A service over views.
+    /// Creates a service over views.
     pub fn new(views: Arc<V>) -> Self {
         Self(views)
     }
 
-    /// Reads the first request, asks whether the client may connect, and serves it.
-    fn start<R: IntoAsk>(&self, call: Call) -> Answering {
+    /// Reads the first request, asks the views whether the client may connect, and serves the stream.
+    fn start<R: WireRequest>(&self, call: Call) -> Answering {
         let Call { headers, extensions, requests, mut answers, account, .. } = call;
         let views = Arc::clone(&self.0);
         Box::pin(async move {
             let most = limits::REQUEST;
             let mut requests = Requests::<R>::new(requests, most, FIRST_REQUEST, &account, &extensions);
             let served = async {
-                // What the beginning needs is held no longer than that.
+                // Boxed, so that the memory of the setup is freed when the stream begins.
                 let begun = Box::pin(async {
-                    let (mut first, length) =
-                        requests.next().await?.ok_or_else(|| Status::cancelled("the client left"))?;
+                    let (mut first, length) = requests.next().await?.ok_or_else(|| {
+                        Status::cancelled("the client ended the stream before the first request")
+                    })?;
                     let call = Request::from_parts(MetadataMap::from_headers(headers), extensions, ());
                     if let Some(question) = first.question() {
                         return Ok(OpenStream::Questions(question, call));
@@ -172,7 +175,7 @@ impl<V: Views> DiscoveryService<V> {
                     let node = node(first.take_node(), &account)?;
                     let view = views.connect(node, R::FORM, call).await?;
                     let payer = Payer::new(&account.limits, &view.identity, requests.instance());
-                    let member = Member::enter(Arc::clone(&account), payer)?;
+                    let member = StreamAccount::enter(Arc::clone(&account), payer)?;
                     requests.charge(member.payer());
                     let stream = Box::new(Stream::new(R::FORM, view, member, account));
                     Ok::<_, Status>(OpenStream::Proxy(stream, (first, length)))
@@ -202,44 +205,46 @@ impl<V: Views> DiscoveryService<V> {
     }
 }
 
-/// What a stream is for.
+/// Purpose of a stream, which its first request decides.
 enum OpenStream<R> {
-    /// ResourceFeed; with the first request and its length.
+    /// Subscriptions; with the first request and its length.
     Proxy(Box<Stream>, (R, usize)),
     Questions(Question, Request<()>),
 }
 
-/// Reads the node of a first request.
+/// Decodes the node of a first request.
 fn node(bytes: Option<Bytes>, account: &Account) -> Result<Node, Status> {
-    let bytes = bytes.ok_or_else(|| Status::invalid_argument("the first request must have the node"))?;
+    let bytes =
+        bytes.ok_or_else(|| Status::invalid_argument("the first request of a stream must carry the node"))?;
     if bytes.len() > limits::NODE {
-        let what = format!("a node of {} bytes; the limit is {}", bytes.len(), limits::NODE);
+        let what = format!("the node has {} bytes; the limit is {}", bytes.len(), limits::NODE);
         return Err(account.limits.exhausted(Bound::Request, &account.client, what));
     }
-    Node::decode(bytes).map_err(|error| Status::invalid_argument(format!("the node: {error}")))
+    Node::decode(bytes)
+        .map_err(|error| Status::invalid_argument(format!("the node cannot be decoded: {error}")))
 }
 
-/// One stream.
+/// State of one stream.
 struct Stream {
     session: Session,
     nonces: Nonces,
     snapshot: watch::Receiver<Snapshot>,
     report: Box<dyn FnMut(Event<'_>) + Send>,
     ended: Ended,
-    /// Its place in the accounts.
-    member: Member,
+    /// The stream's share of the limits.
+    member: StreamAccount,
     account: Arc<Account>,
 }
 
 impl Stream {
-    fn new(form: Form, view: View, member: Member, account: Arc<Account>) -> Self {
+    fn new(form: Form, view: View, member: StreamAccount, account: Arc<Account>) -> Self {
         let View { resources: ResourceFeed { snapshot, interest }, report, remembered, ended, .. } = view;
         let session = Session::new(form, interest, remembered);
         Self { session, nonces: Nonces::new(), snapshot, report, ended, member, account }
     }
 
-    /// Serves it until the client leaves or the view ends.
-    async fn serve<R: IntoAsk>(
+    /// Serves the stream until the client leaves or its access ends.
+    async fn serve<R: WireRequest>(
         &mut self,
         first: (R, usize),
         requests: &mut Requests<R>,
@@ -249,20 +254,20 @@ impl Stream {
         let mut held_until = None;
         loop {
             if let Some((request, length)) = next.take()
-                && self.ask(request, length)? > LONG
+                && self.ask(request, length)? > YIELD_COST
             {
                 tokio::task::yield_now().await;
             }
-            // Nothing more is made while the client has not taken what there was.
+            // No response is made while the client has not read the last one.
             if answers.is_clear() {
                 self.push(answers)?;
             }
-            // Without what has just been sent.
+            // Counted after the push, without the names that it has just sent.
             self.member.lists(self.session.lists())?;
             if !self.session.is_holding() {
                 held_until = None;
             } else if held_until.is_none() {
-                held_until = Some(Instant::now() + HOLD);
+                held_until = Some(Instant::now() + ENDPOINT_WAIT);
             }
             let held = async {
                 match held_until {
@@ -281,24 +286,25 @@ impl Stream {
                     None => return Ok(()),
                 },
                 changed = self.snapshot.changed() => {
-                    changed.map_err(|_| Status::unavailable("this server stops serving the proxy; connect again"))?;
+                    changed.map_err(|_| Status::unavailable("this server no longer serves the proxy; connect again"))?;
                 }
             }
         }
     }
 
-    /// Takes a request of this length in, and says what it cost.
-    fn ask<R: IntoAsk>(&mut self, request: R, length: usize) -> Result<u64, Status> {
+    /// Applies a request of this length and returns its cost.
+    fn ask<R: WireRequest>(&mut self, request: R, length: usize) -> Result<u64, Status> {
         let Self { session, account, .. } = self;
-        let ask = match request.into_ask(&self.nonces) {
+        let ask = match request.into_request(&self.nonces) {
             Ok(ask) => ask,
             Err(url) => {
-                debug!(url = shortened(url), "asked for a kind that is not served");
+                debug!(url = shortened(url), "a client requested a resource type that is not served");
                 self.member.spend(limits::ASK, length, 0);
                 return Ok(0);
             }
         };
-        // Nothing that a client causes is done while the snapshot is locked: whoever replaces it waits for that.
+        // The snapshot is cloned, not borrowed: the task that replaces it would wait for the work that a client
+        // causes.
         let snapshot = self.snapshot.borrow().clone();
         let outcome = session.request(ask, &snapshot, &mut *self.report);
         if outcome.unknown_nonce {
@@ -310,11 +316,13 @@ impl Stream {
         Ok(outcome.cost)
     }
 
-    /// Begins to send what there is to send.
+    /// Begins to send the responses that are due.
     fn push(&mut self, answers: &mut Answers) -> Result<(), Status> {
         let snapshot = self.snapshot.borrow_and_update().clone();
         let pushes = self.session.pushes(&snapshot).map_err(|TooFarBehind| {
-            Status::aborted("changes came faster than they were taken; connect again with what you have")
+            Status::aborted(
+                "the client fell too far behind; connect again with the initial resource versions",
+            )
         })?;
         for host in self.session.take_found() {
             (self.report)(Event::Used { host: &host });
@@ -323,7 +331,7 @@ impl Stream {
             0 => {}
             owed => self.member.spend(owed, 0, 0),
         }
-        // What was replaced meanwhile may have seemed to concern nobody.
+        // A snapshot that replaced this one meanwhile may have seemed to concern no stream.
         if self.snapshot.borrow().generation() != snapshot.generation() {
             self.snapshot.mark_changed();
         }
@@ -342,22 +350,22 @@ impl Stream {
     }
 }
 
-/// A request of either form.
-trait IntoAsk: prost::Message + Default + Send + 'static {
+/// A request of either form, as received.
+trait WireRequest: prost::Message + Default + Send + 'static {
     const FORM: Form;
 
     fn take_node(&mut self) -> Option<Bytes>;
 
-    /// The question in it, if it is one. Only the state of the world has them.
+    /// Returns the question in the request, if it is one. Only state-of-the-world requests have questions.
     fn question(&self) -> Option<Question> {
         None
     }
 
-    /// The neutral form, or the type URL if it is not served.
-    fn into_ask(self, nonces: &Nonces) -> Result<SubscriptionRequest, String>;
+    /// Converts the request to the common form. Fails with the type URL if the type is not served.
+    fn into_request(self, nonces: &Nonces) -> Result<SubscriptionRequest, String>;
 }
 
-/// What both forms have.
+/// Converts the fields that both forms have.
 fn ask(
     url: String,
     nonce: &str,
@@ -374,7 +382,7 @@ fn ask(
     })
 }
 
-/// As much of a client's words as is kept.
+/// Cuts a text of the client to the length that is kept.
 fn shortened(mut text: String) -> String {
     if text.len() > limits::REASON {
         text.truncate(text.floor_char_boundary(limits::REASON));
@@ -384,14 +392,14 @@ fn shortened(mut text: String) -> String {
     text
 }
 
-impl IntoAsk for DeltaRequest {
+impl WireRequest for DeltaRequest {
     const FORM: Form = Form::Delta;
 
     fn take_node(&mut self) -> Option<Bytes> {
         self.node.take()
     }
 
-    fn into_ask(self, nonces: &Nonces) -> Result<SubscriptionRequest, String> {
+    fn into_request(self, nonces: &Nonces) -> Result<SubscriptionRequest, String> {
         let ask = ask(
             self.type_url,
             &self.response_nonce,
@@ -404,7 +412,7 @@ impl IntoAsk for DeltaRequest {
     }
 }
 
-impl IntoAsk for SotwRequest {
+impl WireRequest for SotwRequest {
     const FORM: Form = Form::Sotw;
 
     fn take_node(&mut self) -> Option<Bytes> {
@@ -415,7 +423,7 @@ impl IntoAsk for SotwRequest {
         Question::of(&self.type_url, &self.resource_names)
     }
 
-    fn into_ask(self, nonces: &Nonces) -> Result<SubscriptionRequest, String> {
+    fn into_request(self, nonces: &Nonces) -> Result<SubscriptionRequest, String> {
         ask(self.type_url, &self.response_nonce, self.error_detail, self.resource_names, nonces)
     }
 }

@@ -1,8 +1,7 @@
-//! Discovery responses as bytes.
-//!
-//! Envoy's generated types would copy each resource's body into a vector, and its type URL and name into
-//! strings, for every stream it is sent on. Here a response is made of pieces that all streams share, between a few bytes of
-//! its own; on the way in, bodies stay slices of what was received.
+//! Encoding and decoding of discovery messages.
+//! The generated types of Envoy would copy the body of each resource into a vector, and its type URL and name into
+//! strings, for every stream. Here, a response consists of pieces that all streams share, and a few bytes of its own.
+//! In received messages, bodies are slices of the received bytes.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -14,71 +13,73 @@ use prost::{
 
 use crate::{kind::Kind, resource::Resource};
 
-/// The aggregated service's method for each form.
+/// Methods of the aggregated discovery service for each form.
 pub(crate) const DELTA: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 pub(crate) const SOTW: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
-/// A whole mesh in one response must fit; the default of 4 MiB holds some 2,000 services.
+/// Maximum length of a received message, in bytes. A whole mesh must fit; the default of 4 MiB holds some 2,000
+/// services.
 pub(crate) const MAX_MESSAGE: usize = 512 << 20;
-/// The first byte of a gRPC message.
+/// First byte of a gRPC message.
 const NOT_COMPRESSED: u8 = 0;
-/// Bodies of this length are not copied. In bytes.
+/// Length from which bodies are not copied, in bytes.
 const BY_REFERENCE: usize = 4 << 10;
-/// So much is copied into one piece of a response. In bytes.
-const COPIED: usize = 32 << 10;
-/// A part of a row is at least so long, unless the resource with which it ends has a version that is a multiple of `PART_RESOURCES`.
-const PART: usize = 64 << 10;
+/// Length of a copied piece of a response, in bytes.
+const PIECE_LENGTH: usize = 32 << 10;
+/// Minimum length of a part, in bytes. A part also ends with a resource whose version is a multiple of
+/// `PART_RESOURCES`.
+const MIN_PART: usize = 64 << 10;
 const PART_RESOURCES: u64 = 64;
-/// How our server calls itself, in the first response of a stream: who reads it may ask for virtual hosts by authority.
+/// Control plane identifier in the first response of a stream. A client that reads it may subscribe to virtual hosts
+/// by authority.
 const SERVER: &str = "skysail";
-/// How long [`Resource::version_text`] is.
+/// Length of [`Resource::version_text`].
 const VERSION_LEN: usize = 16;
 
-/// Which form of the protocol a stream speaks.
+/// Form of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// What changed since the last response.
+    /// Incremental: a response carries what changed since the last one.
     Delta,
-    /// All resources of a kind, or of the names asked for.
+    /// State of the world: a response carries all resources of a type, or of the subscribed names.
     Sotw,
 }
 
-/// A response on its way out.
+/// A response to send.
 #[derive(Clone, Debug)]
 pub(crate) struct Push {
     pub(crate) form: Form,
     pub(crate) kind: Kind,
-    /// Its number on the stream, from 1.
+    /// Number of the response on the stream, from 1.
     pub(crate) number: u64,
     pub(crate) resources: Vec<Arc<Resource>>,
-    /// More resources, which others are sent as well.
-    pub(crate) together: Entries,
-    /// Delta only.
+    /// More resources, encoded once for all streams that are sent them.
+    pub(crate) shared: EncodedSequence,
+    /// Incremental only.
     pub(crate) removed: Vec<Arc<str>>,
 }
 
-/// A row of resources as it stands in a response: encoded once for all who are sent the same.
-///
-/// Its parts are shared with the row of which it is a change, so a client that reads slowly holds of a former row what has changed
-/// since, instead of all of it.
+/// A sequence of resources as encoded in a response, once for all streams that are sent the same.
+/// A changed sequence shares unchanged parts with its former version. A client that reads slowly therefore holds only
+/// the changed parts of the former version, not all of it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Entries {
+pub(crate) struct EncodedSequence {
     pub(crate) count: usize,
     /// In bytes.
     length: usize,
     parts: Arc<[Arc<Part>]>,
 }
 
-/// Successive resources of a row.
+/// Consecutive resources of a sequence.
 #[derive(Debug)]
 struct Part {
     resources: Box<[Arc<Resource>]>,
     bytes: Bytes,
 }
 
-impl Entries {
-    /// Encodes a row. Parts that `former`, of the same form, has too are taken from it.
+impl EncodedSequence {
+    /// Encodes a sequence. Equal parts are taken from `former`, which has the same form.
     pub(crate) fn encode<'a>(
         form: Form,
         resources: impl Iterator<Item = &'a Arc<Resource>>,
@@ -88,11 +89,11 @@ impl Entries {
         let first = |part: &[Arc<Resource>]| part.first().map(Arc::as_ptr);
         let former = former.iter().flat_map(|row| row.parts.iter());
         let former: HashMap<_, _> = former.map(|part| (first(&part.resources), part)).collect();
-        // Where a part ends depends on its resources alone, so that a change moves the ends of few parts.
+        // The end of a part depends only on its resources, so a change moves the ends of few parts.
         let mut length = 0;
         let ends = |resource: &Arc<Resource>| {
             length += nested_len(entry_len(form, resource));
-            let ends = length >= PART || resource.version.is_multiple_of(PART_RESOURCES);
+            let ends = length >= MIN_PART || resource.version.is_multiple_of(PART_RESOURCES);
             if ends {
                 length = 0;
             }
@@ -106,7 +107,7 @@ impl Entries {
         Self { count: resources.len(), length: parts.iter().map(|part| part.bytes.len()).sum(), parts }
     }
 
-    /// How many bytes are not shared with another row.
+    /// Returns the number of bytes that are not shared with another sequence.
     #[cfg(test)]
     pub(crate) fn own_bytes(&self, other: &Self) -> usize {
         let is_own = |part: &&Arc<Part>| !other.parts.iter().any(|other| Arc::ptr_eq(part, other));
@@ -132,16 +133,16 @@ impl Part {
 }
 
 impl Push {
-    /// How many resources it brings.
+    /// Returns the number of resources.
     pub(crate) fn count(&self) -> usize {
-        self.resources.len() + self.together.count
+        self.resources.len() + self.shared.count
     }
 
     fn is_first(&self) -> bool {
         self.form == Form::Delta && self.number == 1
     }
 
-    /// The `DeltaDiscoveryResponse` or `DiscoveryResponse` as a gRPC message.
+    /// Encodes the `DeltaDiscoveryResponse` or `DiscoveryResponse` as a gRPC message.
     pub(crate) fn encode(self, nonce: String) -> Pieces {
         let copied = |resource: &&Arc<Resource>| resource.body.len() < BY_REFERENCE;
         let copies: usize = self.resources.iter().filter(copied).map(|resource| resource.body.len()).sum();
@@ -149,7 +150,7 @@ impl Push {
         let entries = self.resources.iter().map(|resource| nested_len(entry_len(self.form, resource)));
         let removed = self.removed.iter().map(|name| text_len(name));
         let length = entries.chain(removed).sum::<usize>()
-            + self.together.length
+            + self.shared.length
             + text_len(&self.number.to_string())
             + text_len(&nonce)
             + text_len(self.kind.url())
@@ -158,38 +159,38 @@ impl Push {
     }
 }
 
-/// A response that is encoded as far as it is taken, so that a client that reads slowly holds no more than references to resources.
-/// Of what is long no copy is made.
+/// A response that is encoded as far as the client reads, so that a slow client holds only references to resources.
+/// Long bodies are not copied.
 #[derive(Debug)]
 pub(crate) struct Pieces {
     push: Push,
     nonce: String,
     length: usize,
-    /// What is still to be copied, about. In bytes.
+    /// Estimate of the bytes that are still to be copied.
     room: usize,
-    /// The part that comes next.
+    /// Index of the next part.
     next: usize,
-    /// What is being written.
+    /// Bytes that are being written.
     open: BytesMut,
-    /// A body that follows what was taken last.
+    /// Body that follows the last piece.
     body: Option<Bytes>,
 }
 
 impl Pieces {
-    /// The length of the message, without gRPC's prefix.
+    /// Returns the length of the message, without the prefix of gRPC.
     pub(crate) fn message_len(&self) -> usize {
         self.length
     }
 
-    /// Writes the next part, except for a body that is not copied; false if there are no more.
+    /// Writes the next part, except for a body that is not copied. Returns false if there are no more.
     fn write(&mut self) -> bool {
-        let Push { form, kind, number, resources, together, removed } = &self.push;
+        let Push { form, kind, number, resources, shared, removed } = &self.push;
         let out = &mut self.open;
         let part = self.next;
         self.next += 1;
         if part == 0 {
             out.put_u8(NOT_COMPRESSED);
-            // Longer messages cannot be received by anybody.
+            // No client can receive a longer message.
             out.put_u32(u32::try_from(self.length).unwrap_or(u32::MAX));
             text(1, &number.to_string(), out);
             text(4, kind.url(), out);
@@ -205,9 +206,9 @@ impl Pieces {
             } else {
                 self.body = Some(resource.body.clone());
             }
-        } else if let Some(part) = together.parts.get(part - resources.len() - 1) {
+        } else if let Some(part) = shared.parts.get(part - resources.len() - 1) {
             self.body = Some(part.bytes.clone());
-        } else if let Some(name) = removed.get(part - resources.len() - together.parts.len() - 1) {
+        } else if let Some(name) = removed.get(part - resources.len() - shared.parts.len() - 1) {
             text(6, name, out);
         } else {
             return false;
@@ -224,15 +225,15 @@ impl Iterator for Pieces {
             return Some(body);
         }
         if self.open.capacity() < self.room.min(2 * BY_REFERENCE) {
-            self.open.reserve(self.room.min(COPIED + BY_REFERENCE));
+            self.open.reserve(self.room.min(PIECE_LENGTH + BY_REFERENCE));
         }
-        while self.open.len() < COPIED && self.body.is_none() && self.write() {}
+        while self.open.len() < PIECE_LENGTH && self.body.is_none() && self.write() {}
         self.room = self.room.saturating_sub(self.open.len());
         if self.open.is_empty() { self.body.take() } else { Some(self.open.split().freeze()) }
     }
 }
 
-/// The length of a resource in a response, without its own key and length.
+/// Returns the length of a resource in a response, without its own key and length.
 fn entry_len(form: Form, resource: &Resource) -> usize {
     let any = any_len(resource);
     match form {
@@ -253,12 +254,12 @@ fn entry_start(form: Form, resource: &Resource, out: &mut BytesMut) {
     header(2, resource.body.len(), out);
 }
 
-/// The length of a resource's `Any`. An empty body is written too, which is as good as left out.
+/// Returns the length of a resource's `Any`. An empty body is written as well, which decodes like an absent one.
 fn any_len(resource: &Resource) -> usize {
     text_len(resource.kind.url()) + nested_len(resource.body.len())
 }
 
-/// All fields here have numbers below 16, so a key is one byte.
+/// Returns the length of a nested field. Field numbers are below 16 here, so a key is one byte.
 fn nested_len(content: usize) -> usize {
     1 + encoded_len_varint(content as u64) + content
 }
@@ -277,7 +278,7 @@ fn text(field: u32, text: &str, out: &mut BytesMut) {
     out.put_slice(text.as_bytes());
 }
 
-/// `DeltaDiscoveryRequest` with what is looked at of it. The node is decoded in a stream's first request only.
+/// Fields of `DeltaDiscoveryRequest` that the server uses. The node is decoded only in the first request of a stream.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct DeltaRequest {
     #[prost(bytes = "bytes", optional, tag = "1")]
@@ -296,7 +297,7 @@ pub(crate) struct DeltaRequest {
     pub(crate) error_detail: Option<ErrorDetail>,
 }
 
-/// `DiscoveryRequest`, likewise.
+/// Fields of `DiscoveryRequest` that the server uses.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct SotwRequest {
     #[prost(bytes = "bytes", optional, tag = "2")]
@@ -318,7 +319,7 @@ pub(crate) struct ErrorDetail {
     pub(crate) message: String,
 }
 
-/// `DeltaDiscoveryResponse` on its way in.
+/// Received `DeltaDiscoveryResponse`.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct DeltaResponse {
     #[prost(message, repeated, tag = "2")]
@@ -341,7 +342,7 @@ pub(crate) struct ControlPlane {
 }
 
 impl DeltaResponse {
-    /// Whether our own server says that it is.
+    /// Returns true if the server is a Skysail control plane.
     pub(crate) fn is_ours(&self) -> bool {
         self.control_plane.as_ref().is_some_and(|server| server.identifier == SERVER)
     }
@@ -358,7 +359,7 @@ pub(crate) struct DeltaResource {
     pub(crate) name: String,
 }
 
-/// `DiscoveryResponse` on its way in.
+/// Received `DiscoveryResponse`.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct SotwResponse {
     #[prost(string, tag = "1")]
@@ -371,7 +372,7 @@ pub(crate) struct SotwResponse {
     pub(crate) nonce: String,
 }
 
-/// `google.protobuf.Any` that is not copied.
+/// `google.protobuf.Any` whose value is not copied.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct RawAny {
     #[prost(string, tag = "1")]
@@ -380,7 +381,8 @@ pub(crate) struct RawAny {
     pub(crate) value: Bytes,
 }
 
-/// The name in a resource's body: all kinds have it in field 1, except for the name table, of which there is one.
+/// Returns the name in a resource's body. All types have it in field 1, except for the name table, of which there is
+/// one.
 pub(crate) fn name_of(kind: Kind, body: &Bytes) -> Option<String> {
     #[derive(Clone, PartialEq, Message)]
     struct Named {
@@ -405,7 +407,7 @@ mod tests {
 
     use super::*;
 
-    /// A push of three resources in each of the ways they can go: copied, by reference, and together.
+    /// Returns a push of three resources, one in each way to send them: copied, by reference, and shared.
     fn push(form: Form) -> (Push, Vec<Any>) {
         let clusters = [("a", 1), ("outbound|80||b", BY_REFERENCE), ("c", 1)].map(|(name, length)| Cluster {
             name: name.into(),
@@ -418,12 +420,12 @@ mod tests {
             .iter()
             .map(|resource| Any { type_url: Kind::Cluster.url().into(), value: resource.body.to_vec() })
             .collect();
-        let together = Entries::encode(form, resources.split_off(2).iter(), None);
+        let shared = EncodedSequence::encode(form, resources.split_off(2).iter(), None);
         let removed = if form == Form::Delta { vec!["gone".into()] } else { Vec::new() };
-        (Push { form, kind: Kind::Cluster, number: 7, resources, together, removed }, anys)
+        (Push { form, kind: Kind::Cluster, number: 7, resources, shared, removed }, anys)
     }
 
-    /// What a gRPC client reads.
+    /// Returns the message as a gRPC client reads it.
     fn message(push: &Push) -> Vec<u8> {
         let pieces = push.clone().encode("7-nonce".into());
         let length = pieces.message_len();
@@ -435,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_encoded_than_is_taken() {
+    fn encoding_is_lazy() {
         let body = Bytes::from(vec![b'x'; BY_REFERENCE - 1]);
         let all =
             (0..1_000).map(|number| Resource::from_body(Kind::Cluster, &number.to_string(), body.clone()));
@@ -446,15 +448,15 @@ mod tests {
             let Some(piece) = pieces.next() else { break };
             taken += piece.len();
             assert!(
-                piece.len() <= COPIED + 2 * BY_REFERENCE
-                    && pieces.next <= number * COPIED / BY_REFERENCE + 10
+                piece.len() <= PIECE_LENGTH + 2 * BY_REFERENCE
+                    && pieces.next <= number * PIECE_LENGTH / BY_REFERENCE + 10
             );
         }
         assert_eq!(taken, 5 + length);
     }
 
     #[test]
-    fn a_row_takes_from_the_former_one_what_did_not_change() {
+    fn an_encoded_sequence_reuses_unchanged_parts() {
         let resource = |number: usize, length| {
             let body = Bytes::from(vec![b'x'; length]);
             Resource::from_body(
@@ -463,23 +465,24 @@ mod tests {
                 [&number.to_be_bytes()[..], &body].concat().into(),
             )
         };
-        let bytes = |row: &Entries| row.parts.iter().flat_map(|part| part.bytes.to_vec()).collect::<Vec<_>>();
+        let bytes =
+            |row: &EncodedSequence| row.parts.iter().flat_map(|part| part.bytes.to_vec()).collect::<Vec<_>>();
         let mut resources: Vec<_> = (0..3_000).map(|number| resource(number, 700)).collect();
-        let former = Entries::encode(Form::Delta, resources.iter(), None);
+        let former = EncodedSequence::encode(Form::Delta, resources.iter(), None);
         resources[1_500] = resource(1_500, 701);
         resources.remove(100);
         resources.insert(2_000, resource(9_999, 700));
-        let row = Entries::encode(Form::Delta, resources.iter(), Some(&former));
+        let row = EncodedSequence::encode(Form::Delta, resources.iter(), Some(&former));
 
-        let alone = Entries::encode(Form::Delta, resources.iter(), None);
+        let alone = EncodedSequence::encode(Form::Delta, resources.iter(), None);
         assert_eq!((row.count, row.length), (3_000, alone.length));
         assert!(bytes(&row) == bytes(&alone), "it is encoded as without a former row");
         let own = row.own_bytes(&former);
-        assert!(own <= 6 * (PART + 1_000), "{own} bytes of {} for three changes", row.length);
+        assert!(own <= 6 * (MIN_PART + 1_000), "{own} bytes of {} for three changes", row.length);
     }
 
     #[test]
-    fn a_delta_push_is_a_delta_response() {
+    fn an_incremental_push_decodes_as_a_delta_response() {
         let (push, anys) = push(Form::Delta);
         assert_eq!(push.count(), 3);
         let bytes = message(&push);
@@ -503,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_push_is_a_discovery_response() {
+    fn a_full_push_decodes_as_a_discovery_response() {
         let (push, anys) = push(Form::Sotw);
         let read = DiscoveryResponse::decode(&*message(&push)).unwrap();
         assert_eq!((read.version_info.as_str(), read.nonce.as_str()), ("7", "7-nonce"));

@@ -1,11 +1,11 @@
-//! Counts steps of work in tests, so that they can show what a request costs without a clock.
+//! Counts steps of work in tests, which show the cost of a request without a clock.
 
 #[cfg(test)]
 thread_local! {
     static DONE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// Notes so many steps.
+/// Counts steps.
 #[inline]
 pub(crate) fn did(steps: usize) {
     #[cfg(test)]
@@ -14,7 +14,7 @@ pub(crate) fn did(steps: usize) {
     let _ = steps;
 }
 
-/// The steps that this thread takes in `run`.
+/// Returns the number of steps that `run` takes on this thread.
 #[cfg(test)]
 pub(crate) fn steps_of(run: impl FnOnce()) -> usize {
     let before = DONE.get();

@@ -1,7 +1,6 @@
-//! What the client has asked for and has, without sockets: both forms of the protocol.
-//!
-//! The two forms differ in what a request says (changes of the subscription, or all of it) and in how a removal
-//! shows (named, or by absence); the rest is one.
+//! The subscriptions and resources of a client, without sockets, for both forms of the protocol.
+//! The forms differ in the content of a request (changes of the subscription, or all of it) and in how a response
+//! shows a removal (by name, or by absence).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,19 +23,19 @@ use crate::{
 /// `google.rpc.Code.INVALID_ARGUMENT`
 const INVALID_ARGUMENT: i32 = 3;
 
-/// A request in either form.
+/// A request of either form.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Outgoing {
     node: Option<Node>,
     type_url: &'static str,
     nonce: String,
     error: Option<String>,
-    /// Delta: changes of the subscription.
+    /// Incremental: changes of the subscription.
     subscribe: Vec<String>,
     unsubscribe: Vec<String>,
-    /// Delta: what the client has, by name and version.
+    /// Incremental: versions that the client has, by name.
     have: BTreeMap<String, String>,
-    /// ClientState of the world: the whole subscription and the version in use.
+    /// State of the world: the whole subscription and the version in use.
     names: Vec<String>,
     version: String,
 }
@@ -72,16 +71,16 @@ fn status(message: String) -> rpc::Status {
     rpc::Status { code: INVALID_ARGUMENT, message, details: Vec::new() }
 }
 
-/// A response in either form.
+/// A response of either form.
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
     type_url: String,
     nonce: String,
-    /// The server is one of ours.
+    /// The server is a Skysail control plane.
     pub(super) ours: bool,
-    /// ClientState of the world only.
+    /// State of the world only.
     version: String,
-    /// Name (empty: take it from the body), version, body.
+    /// Name (empty: it is in the body), version and body.
     resources: Vec<(String, String, Bytes)>,
     removed: Vec<String>,
 }
@@ -124,7 +123,7 @@ impl From<SotwResponse> for Incoming {
     }
 }
 
-/// A response that waits for the handler's verdict.
+/// A response that waits for the result of the handler.
 #[derive(Debug)]
 pub(super) struct Pending {
     kind: Kind,
@@ -136,13 +135,13 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Resources without a readable name.
+    /// Returns rejections of the resources without a readable name.
     pub(super) fn undecodable(&self) -> Vec<Rejection> {
         self.undecodable.clone()
     }
 }
 
-/// What outlives a stream, and what the present stream has said.
+/// The state of a client across streams, and that of the current stream.
 #[derive(Debug)]
 pub(super) struct ClientState {
     options: Options,
@@ -153,34 +152,35 @@ pub(super) struct ClientState {
 struct PerKind {
     /// Versions in use by name.
     have: BTreeMap<String, String>,
-    /// ClientState of the world: the version last accepted.
+    /// State of the world: the version that was last accepted.
     version: String,
-    /// Whether this stream has asked for the kind at all.
+    /// This stream has requested the type.
     open: bool,
-    /// NamesByKind this stream has asked for.
-    asked: BTreeSet<String>,
-    /// Virtual hosts that came with one that was asked for. It is still to be said whether they are wanted.
-    given: BTreeSet<String>,
-    /// The last response's nonce on this stream.
+    /// Names that this stream subscribes to.
+    subscribed: BTreeSet<String>,
+    /// Virtual hosts that were sent unrequested. The client is still to confirm or decline them.
+    unconfirmed: BTreeSet<String>,
+    /// Nonce of the last response on this stream.
     nonce: String,
 }
 
 impl PerKind {
-    /// Whether this stream has asked for a name.
-    fn asks(&self, kind: Kind, name: &str) -> bool {
-        is_asked(kind, &self.asked, name) || self.given.contains(name)
+    /// Returns true if this stream subscribes to a name.
+    fn subscribes(&self, kind: Kind, name: &str) -> bool {
+        covers(kind, &self.subscribed, name) || self.unconfirmed.contains(name)
     }
 
-    /// Whether a virtual host may come unasked: the catch-all of its route configuration was asked for.
-    fn may_be_given(&self, kind: Kind, name: &str) -> bool {
-        kind.family(name).is_some_and(|family| self.asked.contains(&format!("{family}/*")))
+    /// Returns true if a virtual host may be sent unrequested: the stream subscribes to the catch-all of its route
+    /// configuration.
+    fn may_be_unrequested(&self, kind: Kind, name: &str) -> bool {
+        kind.family(name).is_some_and(|family| self.subscribed.contains(&format!("{family}/*")))
     }
 }
 
-/// Whether a name is among those asked for, or its family is, or all are.
-fn is_asked(kind: Kind, asked: &BTreeSet<String>, name: &str) -> bool {
-    let family = || kind.family(name).is_some_and(|family| asked.contains(family));
-    asked.contains(name) || family() || asked.contains("*")
+/// Returns true if a subscription covers a name: by itself, by its family or by the wildcard.
+fn covers(kind: Kind, subscribed: &BTreeSet<String>, name: &str) -> bool {
+    let family = || kind.family(name).is_some_and(|family| subscribed.contains(family));
+    subscribed.contains(name) || family() || subscribed.contains("*")
 }
 
 impl ClientState {
@@ -192,12 +192,13 @@ impl ClientState {
         self.options.form
     }
 
-    /// A new stream: asks for everything, saying what is here already. The first request names the node.
+    /// Begins a new stream: returns the requests that subscribe to everything again, with the versions in use. The
+    /// first one carries the node.
     pub(super) fn open(&mut self, wanted: &NamesByKind) -> Vec<Outgoing> {
         for kind in &mut self.kinds {
             kind.open = false;
-            kind.asked.clear();
-            kind.given.clear();
+            kind.subscribed.clear();
+            kind.unconfirmed.clear();
             kind.nonce.clear();
         }
         let mut requests = self.wanted(wanted);
@@ -207,7 +208,7 @@ impl ClientState {
         requests
     }
 
-    /// Brings the stream's subscriptions to what is wanted; nothing if they are that already.
+    /// Returns the requests that change the subscriptions of the stream to `wanted`.
     pub(super) fn wanted(&mut self, wanted: &NamesByKind) -> Vec<Outgoing> {
         Kind::ALL.into_iter().filter_map(|kind| self.wanted_of(kind, &wanted[kind as usize])).collect()
     }
@@ -216,23 +217,23 @@ impl ClientState {
         let wildcard = self.options.wildcard.contains(&kind);
         let state = &mut self.kinds[kind as usize];
         let first = !state.open;
-        // An empty first request would mean all resources; one that is not wildcard waits for a name.
-        let same = state.asked == *wanted && state.given.is_empty();
+        // An empty first request would mean all resources, so a type without a wildcard waits for a name.
+        let same = state.subscribed == *wanted && state.unconfirmed.is_empty();
         if (first && !wildcard && wanted.is_empty()) || (!first && same) {
             return None;
         }
         let mut request = Outgoing { type_url: kind.url(), ..Outgoing::default() };
-        request.subscribe = wanted.difference(&state.asked).cloned().collect();
-        let given = std::mem::take(&mut state.given);
+        request.subscribe = wanted.difference(&state.subscribed).cloned().collect();
+        let unconfirmed = std::mem::take(&mut state.unconfirmed);
         request.unsubscribe =
-            state.asked.union(&given).filter(|name| !wanted.contains(*name)).cloned().collect();
+            state.subscribed.union(&unconfirmed).filter(|name| !wanted.contains(*name)).cloned().collect();
         if wildcard {
-            // Delta: an empty first list means all, but one with names only those (and then "*" says all).
+            // Incremental: an empty first list means all. A list with names does not, so "*" is added.
             if first && !wanted.is_empty() {
                 request.subscribe.push("*".into());
             }
         } else {
-            state.have.retain(|name, _| is_asked(kind, wanted, name));
+            state.have.retain(|name, _| covers(kind, wanted, name));
         }
         if first {
             request.have = state.have.clone();
@@ -243,14 +244,14 @@ impl ClientState {
             request.nonce.clone_from(&state.nonce);
         }
         state.open = true;
-        state.asked.clone_from(wanted);
+        state.subscribed.clone_from(wanted);
         Some(request)
     }
 
-    /// Turns a response into what changed; `None` for a kind nobody asked for.
+    /// Converts a response to an update; `None` for a type that the client does not know.
     pub(super) fn received(&mut self, response: Incoming) -> Option<(Update, Pending)> {
         let Some(kind) = Kind::from_url(&response.type_url) else {
-            warn!(type_url = response.type_url, "the server sent a kind of resource nobody asked for");
+            warn!(type_url = response.type_url, "the server sent an unknown resource type");
             return None;
         };
         let wildcard = self.options.wildcard.contains(&kind);
@@ -259,22 +260,24 @@ impl ClientState {
         let (mut added, mut undecodable) = (Vec::new(), Vec::new());
         for (name, version, body) in response.resources {
             match if name.is_empty() { name_of(kind, &body) } else { Some(name) } {
-                Some(name) if !wildcard && !state.asks(kind, &name) => {
-                    // Else a late answer to what has been unsubscribed since is of no use.
-                    if state.may_be_given(kind, &name) {
-                        state.given.insert(name.clone());
+                Some(name) if !wildcard && !state.subscribes(kind, &name) => {
+                    // A late response to a name that is no longer subscribed to is ignored.
+                    if state.may_be_unrequested(kind, &name) {
+                        state.unconfirmed.insert(name.clone());
                         added.push(Received { name, version, body });
                     }
                 }
                 Some(name) => added.push(Received { name, version, body }),
-                None => undecodable
-                    .push(Rejection { name: String::new(), reason: "its name cannot be decoded".into() }),
+                None => undecodable.push(Rejection {
+                    name: String::new(),
+                    reason: "the name of the resource cannot be decoded".into(),
+                }),
             }
         }
         let mut removed = response.removed;
-        removed.retain(|name| wildcard || state.asks(kind, name));
-        // In state of the world, clusters and listeners that are not sent are gone. Not so the other kinds,
-        // of which a response may hold only some.
+        removed.retain(|name| wildcard || state.subscribes(kind, name));
+        // In the state of the world, clusters and listeners that are missing in a response are removed. Responses of
+        // the other types may carry a part of the resources.
         if self.options.form == Form::Sotw && wildcard && undecodable.is_empty() {
             let present: BTreeSet<&str> = added.iter().map(|resource| resource.name.as_str()).collect();
             removed.extend(state.have.keys().filter(|name| !present.contains(name.as_str())).cloned());
@@ -290,14 +293,14 @@ impl ClientState {
         Some((Update { kind, added, removed }, pending))
     }
 
-    /// Records what the handler accepted and makes the ACK or NACK.
+    /// Records the result of the handler, and returns the ACK or NACK.
     pub(super) fn applied(&mut self, pending: Pending, rejections: &[Rejection]) -> Outgoing {
         let state = &mut self.kinds[pending.kind as usize];
         for name in pending.removed {
             state.have.remove(&name);
         }
         for (name, version) in pending.added {
-            // A rejected resource keeps its version of before, so that a reconnect brings it again.
+            // A rejected resource keeps its former version, so that it is sent again on a new stream.
             if !rejections.iter().any(|rejection| rejection.name == name) {
                 state.have.insert(name, version);
             }
@@ -311,7 +314,7 @@ impl ClientState {
             type_url: pending.kind.url(),
             nonce: pending.nonce,
             error: (!reasons.is_empty()).then(|| reasons.join("; ")),
-            names: state.asked.iter().cloned().collect(),
+            names: state.subscribed.iter().cloned().collect(),
             version: state.version.clone(),
             ..Outgoing::default()
         }
@@ -352,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn virtual_hosts_are_those_of_the_route_configurations_asked_for() {
+    fn virtual_hosts_follow_the_subscribed_route_configurations() {
         let mut state = state(Form::Delta);
         let wanted = wanting(Kind::VirtualHost, &["80"]);
         let opened = state.open(&wanted);
@@ -366,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn virtual_hosts_that_come_unasked_are_confirmed_or_declined() {
+    fn unrequested_virtual_hosts_are_confirmed_or_declined() {
         let mut state = state(Form::Delta);
         let opened = state.open(&wanting(Kind::VirtualHost, &["80/*", "80/a"]));
         assert_eq!(opened.last().unwrap().subscribe, ["80/*", "80/a"]);
@@ -377,35 +380,35 @@ mod tests {
         assert_eq!(update.removed, ["80/*", "80/a"]);
         state.applied(pending, &[]);
         let wanted = wanting(Kind::VirtualHost, &["80/*", "80/a:80"]);
-        let asked = state.wanted(&wanted);
-        assert_eq!(asked[0].subscribe, ["80/a:80"]);
-        assert_eq!(asked[0].unsubscribe, ["80/a", "80/b:80"]);
+        let subscribed = state.wanted(&wanted);
+        assert_eq!(subscribed[0].subscribe, ["80/a:80"]);
+        assert_eq!(subscribed[0].unsubscribe, ["80/a", "80/b:80"]);
         assert_eq!(state.wanted(&wanted), []);
         let opened = state.open(&wanted);
         assert_eq!(opened.last().unwrap().have, BTreeMap::from([("80/a:80".into(), "1".into())]));
     }
 
     #[test]
-    fn all_may_be_asked_for_by_name_and_less_later() {
+    fn a_wildcard_can_be_replaced_by_names() {
         let options = Options { node: Node::default(), form: Form::Delta, wildcard: vec![Kind::Listener] };
         let mut state = ClientState::new(options);
         state.open(&NamesByKind::default());
-        let asked = state.wanted(&wanting(Kind::Cluster, &["*"]));
-        assert_eq!(asked[0].subscribe, ["*"]);
+        let subscribed = state.wanted(&wanting(Kind::Cluster, &["*"]));
+        assert_eq!(subscribed[0].subscribe, ["*"]);
         let (update, pending) =
             state.received(response(Kind::Cluster, "1", &[("a", "1"), ("b", "1")], &["c"])).unwrap();
         assert_eq!((names(&update), update.removed.as_slice()), (vec!["a", "b"], &["c".to_owned()][..]));
         state.applied(pending, &[]);
-        let asked = state.wanted(&wanting(Kind::Cluster, &["a"]));
-        assert_eq!(asked[0].subscribe, ["a"]);
-        assert_eq!(asked[0].unsubscribe, ["*"]);
+        let subscribed = state.wanted(&wanting(Kind::Cluster, &["a"]));
+        assert_eq!(subscribed[0].subscribe, ["a"]);
+        assert_eq!(subscribed[0].unsubscribe, ["*"]);
         let (update, _) =
             state.received(response(Kind::Cluster, "2", &[("a", "2"), ("b", "2")], &[])).unwrap();
         assert_eq!(names(&update), ["a"]);
     }
 
     #[test]
-    fn delta_asks_acknowledges_and_says_what_it_has_on_the_next_stream() {
+    fn incremental_client_lists_its_versions_on_the_next_stream() {
         let mut state = state(Form::Delta);
         let opened = state.open(&NamesByKind::default());
         assert_eq!(
@@ -424,9 +427,9 @@ mod tests {
         assert_eq!(nack.error_detail.unwrap().message, "b: no");
 
         let wanted = wanting(Kind::Endpoint, &["a"]);
-        let asked = state.wanted(&wanted);
-        assert_eq!(asked.len(), 1);
-        assert_eq!(asked[0].subscribe, ["a"]);
+        let subscribed = state.wanted(&wanted);
+        assert_eq!(subscribed.len(), 1);
+        assert_eq!(subscribed[0].subscribe, ["a"]);
         assert_eq!(state.wanted(&wanted), []);
         let (_, pending) = state.received(response(Kind::Endpoint, "2", &[("a", "e1")], &[])).unwrap();
         assert_eq!(state.applied(pending, &[]).error, None);
@@ -444,11 +447,14 @@ mod tests {
     }
 
     #[test]
-    fn delta_unsubscribes_and_ignores_late_answers() {
+    fn incremental_client_ignores_late_responses() {
         let mut state = state(Form::Delta);
         state.open(&wanting(Kind::Route, &["80", "90"]));
-        let asked = state.wanted(&wanting(Kind::Route, &["90"]));
-        assert_eq!((asked[0].subscribe.len(), asked[0].unsubscribe.as_slice()), (0, &["80".to_owned()][..]));
+        let subscribed = state.wanted(&wanting(Kind::Route, &["90"]));
+        assert_eq!(
+            (subscribed[0].subscribe.len(), subscribed[0].unsubscribe.as_slice()),
+            (0, &["80".to_owned()][..])
+        );
         let (update, _) =
             state.received(response(Kind::Route, "1", &[("80", "1"), ("90", "1")], &["80"])).unwrap();
         assert_eq!(names(&update), ["90"]);
@@ -456,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn state_of_the_world_finds_removals_by_absence() {
+    fn state_of_the_world_client_detects_removals_by_absence() {
         let mut state = state(Form::Sotw);
         let opened = state.open(&NamesByKind::default());
         assert!(opened[0].node.is_some());
@@ -476,7 +482,7 @@ mod tests {
         let nack = state.applied(pending, &[Rejection { name: "b".into(), reason: "no".into() }]).into_sotw();
         assert_eq!((nack.version_info.as_str(), nack.response_nonce.as_str()), ("v1", "2"));
 
-        // Of endpoints, a response may hold some only.
+        // A response of endpoints may carry a part of them.
         let wanted = wanting(Kind::Endpoint, &["a", "b"]);
         assert_eq!(state.wanted(&wanted)[0].names, ["a", "b"]);
         for name in ["a", "b"] {

@@ -1,5 +1,5 @@
-//! The answers to a call. They are encoded and handed to HTTP/2 as far as the client takes them, so that one that does not read
-//! holds next to nothing, and loses its connection in the end.
+//! The answers of a call. They are encoded and handed to HTTP/2 as far as the client reads. A client that does not
+//! read holds next to no memory, and is disconnected in the end.
 
 use std::{
     fmt,
@@ -18,28 +18,28 @@ use tracing::debug;
 use super::head;
 use crate::limits::{Account, Bound, PROGRESS};
 
-/// The answers to a call.
+/// The answers of a call.
 pub(crate) struct Answers {
     state: ResponseState,
-    /// What was not handed over yet: one piece, and those that are made when it is their turn.
+    /// Data that is not handed over yet: one piece, and those that are encoded when it is their turn.
     piece: Bytes,
     pieces: Option<Box<dyn Iterator<Item = Bytes> + Send>>,
-    /// Set while the client is waited for.
+    /// Set while the client does not read.
     stall: Option<Stall>,
     account: Arc<Account>,
 }
 
 enum ResponseState {
-    /// Nothing was sent yet.
+    /// No headers were sent yet.
     Begun(SendResponse<Bytes>),
     Open(SendStream<Bytes>),
     Ended,
 }
 
-/// A wait for a client that does not read.
+/// Wait for a client that does not read.
 struct Stall {
     timer: Pin<Box<Sleep>>,
-    /// What it took since the timer started, in bytes.
+    /// Bytes that the client has read since the timer started.
     taken: usize,
 }
 
@@ -48,12 +48,13 @@ impl Answers {
         Self { state: ResponseState::Begun(respond), piece: Bytes::new(), pieces: None, stall: None, account }
     }
 
-    /// Begins to send messages, once those before are [flushed](Self::flushed). What the client does not take yet is not made yet.
+    /// Begins to send messages after the former ones are [flushed](Self::flushed). Data is not encoded before the
+    /// client reads.
     pub(crate) fn send(
         &mut self,
         pieces: impl Iterator<Item = Bytes> + Send + 'static,
     ) -> Result<(), Status> {
-        debug_assert!(self.is_clear(), "what was sent before waits");
+        debug_assert!(self.is_clear(), "earlier data still waits");
         if let ResponseState::Begun(respond) = &mut self.state {
             self.state = ResponseState::Open(respond.send_response(head(), false).map_err(broken)?);
         }
@@ -61,13 +62,13 @@ impl Answers {
         self.hand_over()
     }
 
-    /// True if nothing waits.
+    /// Returns true if no data waits.
     pub(crate) fn is_clear(&self) -> bool {
         self.pieces.is_none()
     }
 
-    /// Waits until all that was sent is handed over. Fails if the client takes too little for too long; then its connection is closed.
-    /// May be dropped and called again.
+    /// Waits until all data is handed over. Fails if the client reads too little for too long; then its connection is
+    /// closed. Cancel safe.
     pub(crate) async fn flushed(&mut self) -> Result<(), Status> {
         poll_fn(|cx| self.poll(cx)).await
     }
@@ -92,11 +93,11 @@ impl Answers {
         let stall = self.stall.get_or_insert_with(|| Stall { timer: Box::pin(sleep(unread)), taken: 0 });
         ready!(stall.timer.as_mut().poll(cx));
         self.account.close();
-        let what = format!("nothing of what waits was read for {unread:?}; the connection is closed");
+        let what = format!("the client has read too little for {unread:?}; its connection is closed");
         Poll::Ready(Err(self.account.limits.exhausted(Bound::Unread, &self.account.client, what)))
     }
 
-    /// Hands over as much as the client takes now.
+    /// Hands over as much as the client accepts now.
     fn hand_over(&mut self) -> Result<(), Status> {
         let ResponseState::Open(stream) = &mut self.state else { return Ok(()) };
         while let Some(pieces) = &mut self.pieces {
@@ -124,12 +125,12 @@ impl Answers {
         Ok(())
     }
 
-    /// Ends the call. What waits is dropped.
+    /// Ends the call. Data that still waits is dropped.
     pub(crate) fn end(mut self, status: &Status) {
         let mut trailers = HeaderMap::new();
         if status.add_header(&mut trailers).is_err() {
             trailers = HeaderMap::new();
-            _ = Status::internal("the status has no form").add_header(&mut trailers);
+            _ = Status::internal("the status cannot be encoded").add_header(&mut trailers);
         }
         let ended = match std::mem::replace(&mut self.state, ResponseState::Ended) {
             ResponseState::Begun(mut respond) => {

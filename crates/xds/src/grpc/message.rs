@@ -1,5 +1,5 @@
-//! gRPC's messages as they stand on a stream. No more memory is held than there is of a message that has begun: streams are
-//! thousands, and say little.
+//! Reads gRPC messages from a stream. Memory is held only for the received part of a message, because there are
+//! thousands of mostly idle streams.
 
 use std::{marker::PhantomData, sync::Arc, time::Duration};
 
@@ -16,20 +16,20 @@ use tokio::{
 };
 use tonic::{Code, Extensions, Status};
 
-use crate::limits::{self, Account, Bound, Identity, Payer, Place, Waiting};
+use crate::limits::{self, Account, Bound, Identity, Payer, Place, Wait};
 
-/// Whether a message is compressed, and how long it is.
+/// Length of the prefix of a message: compression flag and message length.
 const PREFIX: usize = 5;
-/// How long a call that owes too much waits before it looks again, at first and at most, if there is still a debt.
+/// First and maximum pause between checks of a call that owes too much.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 
-/// A message with what goes before it.
+/// Encodes a message with its prefix.
 pub(crate) fn framed(message: &impl Message) -> Bytes {
     let length = message.encoded_len();
     let mut bytes = BytesMut::with_capacity(PREFIX + length);
     bytes.put_u8(0);
-    // Longer messages cannot be received by anybody.
+    // No client can receive a longer message.
     bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
     message.encode_raw(&mut bytes);
     bytes.freeze()
@@ -38,32 +38,32 @@ pub(crate) fn framed(message: &impl Message) -> Bytes {
 /// The requests of a call, each a message `R`.
 pub(crate) struct Requests<R> {
     stream: RecvStream,
-    begun: PartialMessage,
-    /// Bytes of it that the client may not send as many more for yet.
+    partial: PartialMessage,
+    /// Received bytes that are not released to the flow control window.
     unreleased: usize,
-    /// The longest that is read, in bytes.
-    most: usize,
+    /// Maximum length of a request, in bytes.
+    max_length: usize,
     account: Arc<Account>,
     identity: Arc<str>,
     instance: Arc<str>,
-    /// The account that requests are charged to; absent until the caller is known.
+    /// Payer to which requests are charged; `None` until the caller is known.
     payer: Option<Arc<Payer>>,
-    /// Where the request that has begun is held.
+    /// Memory reservation of the request that has begun.
     place: Option<Place>,
-    /// How long the client may take to begin the next request.
-    patience: Option<Duration>,
-    /// When it must have begun, or the request that has begun must be complete, and the waits of the connection when that was set.
-    until: Option<(Instant, Option<usize>)>,
+    /// Timeout for the begin of the next request; `None` if there is none.
+    begin_timeout: Option<Duration>,
+    /// Deadline for the begin or the end of a request, and the number of the connection's waits when it was set.
+    deadline: Option<(Instant, Option<usize>)>,
     kind: PhantomData<fn() -> R>,
 }
 
 impl<R: Message + Default> Requests<R> {
-    /// The requests on a stream, of at most so many bytes each, from whom the call's extensions say. The first must begin within
-    /// `patience`.
+    /// Creates the requests of a stream, each of at most `max_length` bytes. The caller is taken from the extensions of the
+    /// call. The first request must begin within `begin_timeout`.
     pub(crate) fn new(
         stream: RecvStream,
-        most: usize,
-        patience: Duration,
+        max_length: usize,
+        begin_timeout: Duration,
         account: &Arc<Account>,
         extensions: &Extensions,
     ) -> Self {
@@ -72,71 +72,73 @@ impl<R: Message + Default> Requests<R> {
         let payer = proven.as_ref().map(|name| Arc::new(Payer::new(&account.limits, name, &instance)));
         Self {
             stream,
-            begun: PartialMessage::default(),
+            partial: PartialMessage::default(),
             unreleased: 0,
-            most,
+            max_length,
             account: Arc::clone(account),
-            // Those who prove nothing share what an identity has.
+            // Callers without an identity share the limits of one.
             identity: proven.unwrap_or_default(),
             instance,
             payer,
             place: None,
-            patience: Some(patience),
-            until: None,
+            begin_timeout: Some(begin_timeout),
+            deadline: None,
             kind: PhantomData,
         }
     }
 
-    /// The workload instance that they come from.
+    /// Returns the workload instance that sends the requests.
     pub(crate) fn instance(&self) -> &Arc<str> {
         &self.instance
     }
 
-    /// Sets whom requests are charged to from now on.
+    /// Sets the payer to which requests are charged from now on.
     pub(crate) fn charge(&mut self, payer: &Arc<Payer>) {
         self.payer = Some(Arc::clone(payer));
     }
 
-    /// The next request and its length; `None` when the client has no more. May be dropped and called again.
-    ///
-    /// A request that has come is taken in once neither the connection nor its payer owes too much. One that has not come in whole
-    /// is read on once that is so and it has a place; from then on it must be completed in time. One in the room that others wait for
-    /// is neither held up nor given more time.
+    /// Returns the next request and its length; `None` when the client has ended the stream. Cancel safe.
+    /// A complete request is returned once neither the connection nor its payer owes too much. An incomplete one is
+    /// read on once that is so and memory is reserved; from then on it must be completed in time. A request that
+    /// holds shared memory is neither delayed nor given more time, because others wait for that memory.
     pub(crate) async fn next(&mut self) -> Result<Option<(R, usize)>, Status> {
         loop {
-            if let Some(length) = self.begun.length(self.most).map_err(|status| self.refused(status))? {
-                let is_whole = self.begun.0.len() >= length;
+            if let Some(length) =
+                self.partial.length(self.max_length).map_err(|status| self.refused(status))?
+            {
+                let is_whole = self.partial.0.len() >= length;
                 if !matches!(&self.place, Some(Place::Shared(shared)) if shared.is_granted()) {
                     if is_whole || self.place.is_none() {
-                        self.affordable().await;
+                        self.wait_for_pace().await;
                     }
                     if !is_whole {
-                        self.placed(length).await;
+                        self.wait_for_memory(length).await;
                     }
                 }
                 if is_whole {
-                    let request = self.begun.take(length).map_err(|status| self.refused(status))?;
-                    (self.place, self.patience, self.until) = (None, None, None);
+                    let request = self.partial.take(length).map_err(|status| self.refused(status))?;
+                    (self.place, self.begin_timeout, self.deadline) = (None, None, None);
                     self.release()?;
                     return Ok(Some((request, length)));
                 }
             }
-            if self.place.is_some() || self.begun.0.len() < PREFIX {
+            if self.place.is_some() || self.partial.0.len() < PREFIX {
                 self.release()?;
             }
             let Some(data) = self.data().await? else { return Ok(None) };
-            if self.begun.0.is_empty() {
-                self.until = None;
+            if self.partial.0.is_empty() {
+                self.deadline = None;
             }
             self.unreleased += data.len();
-            // The connection was charged for it as for any other byte.
+            // The connection was charged for these bytes as for any others.
             self.account.pace.refund((limits::FRAME_BYTE - 1) * data.len() as u64);
-            self.begun.0.extend_from_slice(&data);
+            self.partial.0.extend_from_slice(&data);
         }
     }
 
-    /// Charges the caller for a call that is refused, unless that is the server's own fault or the client has left, and waits while
-    /// the connection or the caller owes too much: a client that repeats such calls at once, also on new connections, waits for each.
+    /// Charges the caller for a refused call, unless the server is at fault or the client has left. Then waits while
+    /// the connection or the caller owes too much: a client that repeats such calls at once, also on new connections,
+    /// waits for each.
     pub(crate) async fn pay_refusal(&mut self, status: &Status) {
         let not_its_own = [Code::Cancelled, Code::DeadlineExceeded, Code::Internal, Code::Unavailable];
         if let Some(payer) = &self.payer
@@ -144,20 +146,21 @@ impl<R: Message + Default> Requests<R> {
         {
             payer.spend(limits::REFUSAL);
         }
-        self.affordable().await;
+        self.wait_for_pace().await;
     }
 
     /// Waits while the connection or its payer owes too much.
-    async fn affordable(&mut self) {
+    async fn wait_for_pace(&mut self) {
         let owes = || {
             let payer = self.payer.as_ref().and_then(|payer| payer.wait());
             self.account.pace.wait().max(payer)
         };
         let Some(mut wait) = owes() else { return };
-        let _waiting = Waiting::new(&self.account);
-        self.until = None;
+        let _wait = Wait::new(&self.account);
+        self.deadline = None;
         self.account.limits.note(Bound::Pace, &self.account.client);
-        // Thousands of calls may wait for the same debt, and each payment admits one. So the pause of each call grows.
+        // Thousands of calls may wait for the same debt, and each payment admits one. The pause of each call
+        // therefore grows.
         let mut pause = Duration::ZERO;
         loop {
             sleep(wait.max(pause.mul_f64(0.5 + 0.5 * fastrand::f64()))).await;
@@ -166,8 +169,8 @@ impl<R: Message + Default> Requests<R> {
         }
     }
 
-    /// Waits until a request of this length has a place.
-    async fn placed(&mut self, length: usize) {
+    /// Waits until memory for a request of this length is reserved.
+    async fn wait_for_memory(&mut self, length: usize) {
         let Self { account, identity, instance, place, .. } = self;
         let is_new = place.is_none();
         let place = place.get_or_insert_with(|| Place::of(account, identity, instance, length));
@@ -178,12 +181,12 @@ impl<R: Message + Default> Requests<R> {
         if is_new {
             account.limits.note(Bound::Incomplete, &account.client);
         }
-        let _waiting = Waiting::new(account);
-        self.until = None;
+        let _wait = Wait::new(account);
+        self.deadline = None;
         reservation.granted().await;
     }
 
-    /// Lets the client send as much more as has come.
+    /// Releases the received bytes to the flow control window.
     fn release(&mut self) -> Result<(), Status> {
         let bytes = std::mem::take(&mut self.unreleased);
         if bytes > 0 {
@@ -192,33 +195,33 @@ impl<R: Message + Default> Requests<R> {
         Ok(())
     }
 
-    /// Returns the next request. Fails if a request is not begun or not completed in time.
+    /// Returns the next data. Fails if a request is not begun or not completed in time.
     async fn data(&mut self) -> Result<Option<Bytes>, Status> {
-        let limit = if self.begun.0.is_empty() { self.patience } else { Some(limits::REST) };
+        let limit = if self.partial.0.is_empty() { self.begin_timeout } else { Some(limits::REST) };
         let Some(limit) = limit else { return self.stream.data().await.transpose().map_err(broken) };
         loop {
             let set = || (Instant::now() + limit, self.account.waited());
-            let (until, waited) = *self.until.get_or_insert_with(set);
-            if let Ok(data) = timeout_at(until, self.stream.data()).await {
+            let (deadline, waited) = *self.deadline.get_or_insert_with(set);
+            if let Ok(data) = timeout_at(deadline, self.stream.data()).await {
                 return data.transpose().map_err(broken);
             }
-            // A connection that owes too much is not read, and a call that waits may fill the connection's window.
+            // A connection that owes too much is not read. A call that waits may fill the connection's window.
             let was_held_up = waited.is_none() || self.account.waited() != waited;
             if (was_held_up || self.account.pace.wait().is_some())
                 && !matches!(self.place, Some(Place::Shared(_)))
             {
-                self.until = None;
+                self.deadline = None;
                 continue;
             }
-            // A busy server may not have read what has come.
+            // A busy server may not have read the data that has arrived.
             yield_now().await;
             if let Some(data) = self.stream.data().now_or_never() {
                 return data.transpose().map_err(broken);
             }
-            if self.begun.0.is_empty() {
-                return Err(Status::deadline_exceeded("no request came"));
+            if self.partial.0.is_empty() {
+                return Err(Status::deadline_exceeded("no request was received in time"));
             }
-            let what = format!("a request was not complete after {:?}", limits::REST);
+            let what = format!("the request was not complete after {:?}", limits::REST);
             return Err(self.account.limits.exhausted(Bound::Incomplete, &self.account.client, what));
         }
     }
@@ -235,30 +238,29 @@ fn broken(error: h2::Error) -> Status {
     Status::cancelled(error.to_string())
 }
 
-/// What has come of the next message.
+/// The received part of the next message.
 #[derive(Default)]
 pub(crate) struct PartialMessage(pub(crate) BytesMut);
 
 impl PartialMessage {
-    /// The length of the next message with what goes before it, if enough of it is there to tell. Fails if nobody may send it.
-    pub(crate) fn length(&self, most: usize) -> Result<Option<usize>, Status> {
+    /// Returns the length of the next message with its prefix, if the prefix has arrived. Fails if the length is not
+    /// allowed.
+    pub(crate) fn length(&self, max_length: usize) -> Result<Option<usize>, Status> {
         let Some((prefix, _)) = self.0.split_first_chunk::<PREFIX>() else { return Ok(None) };
         let [compressed, length @ ..] = *prefix;
         let length = u32::from_be_bytes(length) as usize;
         if compressed != 0 {
-            return Err(Status::unimplemented(
-                "the request is compressed, which no answer said was possible",
-            ));
+            return Err(Status::unimplemented("the request is compressed, which is not supported"));
         }
-        if length > most {
+        if length > max_length {
             return Err(Status::resource_exhausted(format!(
-                "a request of {length} bytes; the limit is {most}"
+                "the request has {length} bytes; the limit is {max_length}"
             )));
         }
         Ok(Some(PREFIX + length))
     }
 
-    /// Takes out the next message, which has this length and is there.
+    /// Takes out the next message, which has this length and is complete.
     fn take<R: Message + Default>(&mut self, length: usize) -> Result<R, Status> {
         let content = self.0.get(PREFIX..length).unwrap_or_default();
         check_fields(content)?;
@@ -270,19 +272,19 @@ impl PartialMessage {
         Ok(request)
     }
 
-    /// Takes out the next message, if all of it is there.
+    /// Takes out the next message, if it is complete.
     #[cfg(any(test, feature = "fuzzing"))]
-    pub(crate) fn complete<R: Message + Default>(&mut self, most: usize) -> Result<Option<R>, Status> {
-        match self.length(most)? {
+    pub(crate) fn complete<R: Message + Default>(&mut self, max_length: usize) -> Result<Option<R>, Status> {
+        match self.length(max_length)? {
             Some(length) if self.0.len() >= length => self.take(length).map(Some),
             _ => Ok(None),
         }
     }
 }
 
-/// Refuses a message of too many fields, before memory is allocated for them.
+/// Refuses a message of too many fields before memory is allocated for them.
 fn check_fields(mut message: &[u8]) -> Result<(), Status> {
-    // Each takes two bytes.
+    // A field takes at least two bytes.
     if message.len() < 2 * limits::FIELDS {
         return Ok(());
     }
@@ -298,8 +300,8 @@ fn check_fields(mut message: &[u8]) -> Result<(), Status> {
     if fields <= limits::FIELDS {
         return Ok(());
     }
-    let most = limits::FIELDS;
-    Err(Status::resource_exhausted(format!("a request of {fields} fields; the limit is {most}")))
+    let max_length = limits::FIELDS;
+    Err(Status::resource_exhausted(format!("the request has {fields} fields; the limit is {max_length}")))
 }
 
 #[cfg(test)]
@@ -312,14 +314,14 @@ mod tests {
         framed(&DeltaDiscoveryRequest { response_nonce: nonce.into(), ..DeltaDiscoveryRequest::default() })
     }
 
-    /// Requests that come in pieces of this length.
+    /// Reads requests that arrive in pieces of this length.
     fn read(bytes: &[u8], piece: usize) -> Vec<Result<String, tonic::Code>> {
-        let mut begun = PartialMessage::default();
+        let mut partial = PartialMessage::default();
         let mut read = Vec::new();
         for piece in bytes.chunks(piece) {
-            begun.0.extend_from_slice(piece);
+            partial.0.extend_from_slice(piece);
             loop {
-                match begun.complete::<DeltaDiscoveryRequest>(1 << 20) {
+                match partial.complete::<DeltaDiscoveryRequest>(1 << 20) {
                     Ok(None) => break,
                     Ok(Some(request)) => read.push(Ok(request.response_nonce)),
                     Err(status) => {
@@ -339,7 +341,7 @@ mod tests {
             let expected = ["1", "", "three"].map(|nonce| Ok(nonce.to_owned()));
             assert_eq!(read(&bytes, piece), expected, "in pieces of {piece}");
         }
-        assert_eq!(read(&bytes[..bytes.len() - 1], 7).len(), 2, "the last is not complete");
+        assert_eq!(read(&bytes[..bytes.len() - 1], 7).len(), 2, "the last request is not complete");
     }
 
     #[test]
@@ -353,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused() {
+    fn invalid_messages_are_refused() {
         assert_eq!(read(&[1, 0, 0, 0, 0], 5), [Err(tonic::Code::Unimplemented)]);
         assert_eq!(read(&[0, 0xff, 0, 0, 0], 5), [Err(tonic::Code::ResourceExhausted)]);
         assert_eq!(read(&[0, 0, 0, 0, 1, 0xff], 6), [Err(tonic::Code::InvalidArgument)]);

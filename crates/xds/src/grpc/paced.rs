@@ -1,4 +1,4 @@
-//! A connection's bytes: they are charged to its account, and no more are read while it owes too much.
+//! Charges the bytes of a connection to its account, and reads no more while it owes too much.
 
 use std::{
     io::{self, IoSlice},
@@ -18,7 +18,7 @@ use crate::limits::{Account, Bound, FRAME_BYTE};
 pub(super) struct Paced<IO> {
     io: IO,
     account: Arc<Account>,
-    /// Until when it is not read.
+    /// Timer until which the connection is not read.
     wait: Option<Pin<Box<Sleep>>>,
 }
 
@@ -100,7 +100,7 @@ mod tests {
     use crate::limits::{BURST, CALL, Limits};
 
     #[tokio::test]
-    async fn what_is_read_is_charged_and_not_read_on_credit() {
+    async fn received_bytes_are_charged_and_a_debt_stops_reading() {
         let limits = Arc::new(Limits::default());
         let account = Arc::new(Account::new(Arc::clone(&limits), String::new()));
         let (mut client, server) = tokio::io::duplex(1 << 20);
@@ -111,13 +111,13 @@ mod tests {
         account.pace.spend(BURST - FRAME_BYTE * 1_000);
         assert_eq!(account.pace.wait(), None);
 
-        // An hour's worth.
+        // One hour's worth of debt.
         account.pace.spend(3_600 * CALL);
         client.write_all(&[7; 1_000]).await.unwrap();
         let mut waiting = Box::pin(server.read_exact(&mut read));
         assert!(futures_util::poll!(&mut waiting).is_pending());
         drop(waiting);
         assert_eq!(limits.reached(Bound::Pace), 1);
-        server.write_all(b"answers are written all the same").await.unwrap();
+        server.write_all(b"answers are still written").await.unwrap();
     }
 }

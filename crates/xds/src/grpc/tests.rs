@@ -1,4 +1,4 @@
-//! What a caller is answered before it is known, over real connections.
+//! Calls of unknown callers, and of slow or silent clients, over real connections.
 
 use std::{
     future::pending,
@@ -18,14 +18,14 @@ use tonic::codegen::http::Request;
 
 use super::*;
 
-/// Admits calls with a token, and counts what it is asked.
+/// Admits calls with a token, and counts the checks.
 #[derive(Default)]
-struct Door {
+struct TokenService {
     asked: AtomicUsize,
     answered: AtomicUsize,
 }
 
-impl Service for Door {
+impl Service for TokenService {
     fn has(&self, method: &str) -> bool {
         method == "/a.B/C"
     }
@@ -38,21 +38,21 @@ impl Service for Door {
     }
 
     fn answer(&self, call: Call) -> Answering {
-        assert_eq!(call.extensions.get::<u8>(), Some(&7), "what was found out goes with the call");
+        assert_eq!(call.extensions.get::<u8>(), Some(&7), "added properties are passed on with the call");
         self.answered.fetch_add(1, Ordering::Relaxed);
         Box::pin(pending())
     }
 }
 
-type Client = h2::client::SendRequest<Bytes>;
+type TestSender = h2::client::SendRequest<Bytes>;
 
-async fn connect(door: &Arc<Door>) -> (Client, tokio::task::JoinHandle<()>) {
+async fn connect(service: &Arc<TokenService>) -> (TestSender, tokio::task::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (door, limits) = (Arc::clone(door), Arc::<Limits>::default());
+    let (service, limits) = (Arc::clone(service), Arc::<Limits>::default());
     tokio::spawn(async move {
         let (stream, _) = listener.accept().await.unwrap();
-        let _ = serve(stream, Extensions::new(), &*door, &limits, pending()).await;
+        let _ = serve(stream, Extensions::new(), &*service, &limits, pending()).await;
     });
     let stream = TcpStream::connect(address).await.unwrap();
     let (client, connection) = h2::client::handshake(stream).await.unwrap();
@@ -62,8 +62,11 @@ async fn connect(door: &Arc<Door>) -> (Client, tokio::task::JoinHandle<()>) {
     (client, ended)
 }
 
-/// Begins a call without a body so far, and gives the status if it is refused.
-async fn call(client: &Client, token: &str) -> Result<(h2::client::ResponseFuture, SendStream), h2::Error> {
+/// Begins a call without a body.
+async fn call(
+    client: &TestSender,
+    token: &str,
+) -> Result<(h2::client::ResponseFuture, SendStream), h2::Error> {
     let request = Request::post("http://a/a.B/C")
         .header("content-type", "application/grpc")
         .header("authorization", token)
@@ -75,57 +78,57 @@ async fn call(client: &Client, token: &str) -> Result<(h2::client::ResponseFutur
 type SendStream = h2::SendStream<Bytes>;
 
 #[tokio::test]
-async fn a_call_is_refused_before_anything_of_its_body_has_come() {
-    let door = Arc::<Door>::default();
-    let (client, _connection) = connect(&door).await;
+async fn a_call_is_refused_before_its_body_is_read() {
+    let service = Arc::<TokenService>::default();
+    let (client, _connection) = connect(&service).await;
     let (response, _open) = call(&client, "bad").await.unwrap();
     let head = response.await.unwrap();
     assert_eq!(head.headers()["grpc-status"], "16");
     assert_eq!(head.headers()["grpc-message"], "not%20you");
-    assert_eq!(door.answered.load(Ordering::Relaxed), 0);
+    assert_eq!(service.answered.load(Ordering::Relaxed), 0);
 }
 
 #[tokio::test]
-async fn a_client_that_is_refused_again_and_again_is_disconnected() {
-    let door = Arc::<Door>::default();
-    let (client, connection) = connect(&door).await;
+async fn repeated_refusals_disconnect_a_client() {
+    let service = Arc::<TokenService>::default();
+    let (client, connection) = connect(&service).await;
     let (mut refused, mut open) = (0, Vec::new());
-    // Whether it waits for its answers or not.
+    // Each call is awaited before the next one begins.
     while let Ok((response, body)) = call(&client, "bad").await {
         open.push(body);
         refused += u32::from(response.await.is_ok());
         assert!(refused < 100);
     }
     connection.await.unwrap();
-    assert!(door.asked.load(Ordering::Relaxed) <= 8);
+    assert!(service.asked.load(Ordering::Relaxed) <= 8);
 
-    let (client, _connection) = connect(&door).await;
+    let (client, _connection) = connect(&service).await;
     for _ in 0..20 {
         let (response, _body) = call(&client, "bad").await.unwrap();
         response.await.unwrap();
-        // One that is admitted shows that the others were mistakes.
+        // An admitted call resets the count of refusals.
         open.push(call(&client, "good").await.unwrap().1);
     }
 }
 
 #[tokio::test]
 async fn calls_that_the_client_resets_are_bounded_until_they_end() {
-    let door = Arc::<Door>::default();
-    let (client, connection) = connect(&door).await;
-    let answered = || door.answered.load(Ordering::Relaxed);
+    let service = Arc::<TokenService>::default();
+    let (client, connection) = connect(&service).await;
+    let answered = || service.answered.load(Ordering::Relaxed);
     while let Ok((mut response, mut body)) = call(&client, "good").await {
         let before = answered();
         while answered() == before && (&mut response).now_or_never().is_none() {
             yield_now().await;
         }
         body.send_reset(Reason::CANCEL);
-        assert!(answered() <= UNENDED);
+        assert!(answered() <= MAX_UNFINISHED);
     }
     connection.await.unwrap();
-    assert_eq!(answered(), UNENDED);
+    assert_eq!(answered(), MAX_UNFINISHED);
 }
 
-/// Sends answers of so many bytes to each call.
+/// Sends answers of this length to each call.
 struct Large(usize);
 
 impl Service for Large {
@@ -145,8 +148,8 @@ impl Service for Large {
 
 const PIECE: usize = 64 << 10;
 
-/// Calls a service over a pipe that holds a MiB, of which the client gets a piece every two seconds as long as it reads.
-/// Returns what it gets, and when the server is done with it.
+/// Calls a service over a pipe of 1 MiB. The client is sent one piece every two seconds while `reads` is true.
+/// Returns the response, and the server's task.
 async fn call_slowly(service: Large, reads: &Arc<AtomicBool>) -> (h2::RecvStream, JoinHandle<()>) {
     let (near, pipe) = tokio::io::duplex(1 << 20);
     let (end, far) = tokio::io::duplex(PIECE);
@@ -182,7 +185,7 @@ async fn call_slowly(service: Large, reads: &Arc<AtomicBool>) -> (h2::RecvStream
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_reads_slowly_is_not_taken_for_dead() {
+async fn a_slow_reader_is_not_disconnected() {
     const LENGTH: usize = 8 << 20;
     let (mut body, server) = call_slowly(Large(LENGTH), &Arc::new(true.into())).await;
     let start = Instant::now();
@@ -193,16 +196,16 @@ async fn a_client_that_reads_slowly_is_not_taken_for_dead() {
         body.flow_control().release_capacity(length).unwrap();
     }
     assert_eq!(got, LENGTH);
-    assert!(start.elapsed() > 2 * (BETWEEN_PINGS + ANSWER), "{:?}", start.elapsed());
+    assert!(start.elapsed() > 2 * (BETWEEN_PINGS + PING_TIMEOUT), "{:?}", start.elapsed());
     assert!(!server.is_finished());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_nothing_is_taken_for_dead() {
+async fn a_silent_client_is_disconnected() {
     let reads = Arc::new(true.into());
     let (_body, server) = call_slowly(Large(8 << 20), &reads).await;
     reads.store(false, Ordering::Relaxed);
     let start = Instant::now();
     server.await.unwrap();
-    assert!(start.elapsed() < 2 * (BETWEEN_PINGS + ANSWER), "{:?}", start.elapsed());
+    assert!(start.elapsed() < 2 * (BETWEEN_PINGS + PING_TIMEOUT), "{:?}", start.elapsed());
 }

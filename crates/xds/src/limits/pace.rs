@@ -1,4 +1,4 @@
-//! CPU time that clients may use, counted in units of work.
+//! Limit of the CPU time that clients may use, in units of work.
 
 use std::{
     sync::Mutex,
@@ -7,25 +7,25 @@ use std::{
 
 use super::{BURST, RATE, lock};
 
-/// A leaky bucket of [`BURST`] that empties at [`RATE`].
+/// A leaky bucket of [`BURST`] units that empties at [`RATE`].
 #[derive(Debug)]
-pub(crate) struct Pace(Mutex<Owed>);
+pub(crate) struct Pace(Mutex<Debt>);
 
 #[derive(Debug)]
-struct Owed {
+struct Debt {
     units: u64,
-    /// Up to when it has emptied.
+    /// Time up to which payments are counted.
     since: Instant,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self(Mutex::new(Owed { units: 0, since: Instant::now() }))
+        Self(Mutex::new(Debt { units: 0, since: Instant::now() }))
     }
 }
 
 impl Pace {
-    /// Charges for something.
+    /// Charges work.
     pub(crate) fn spend(&self, units: u64) {
         lock(&self.0).spend(units, Instant::now());
     }
@@ -36,14 +36,14 @@ impl Pace {
         owed.units = owed.units.saturating_sub(units);
     }
 
-    /// What is owed now.
+    /// Returns the current debt.
     pub(super) fn owed(&self) -> u64 {
         let mut owed = lock(&self.0);
         owed.leak(Instant::now());
         owed.units
     }
 
-    /// How long to wait before more is done; `None` if there is no need to.
+    /// Returns the time until more work is allowed; `None` if it is allowed now.
     pub(crate) fn wait(&self) -> Option<Duration> {
         let mut owed = lock(&self.0);
         if owed.units <= BURST {
@@ -51,16 +51,16 @@ impl Pace {
         }
         owed.leak(Instant::now());
         let over = owed.units.checked_sub(BURST).filter(|over| *over > 0)?;
-        // Rounded up to a timer's milliseconds.
+        // Rounded up to the milliseconds of a timer.
         Some(Duration::from_millis(over * 1_000 / RATE + 1))
     }
 }
 
-/// Nanoseconds in a second.
+/// Nanoseconds per second.
 const NANOS: u128 = 1_000_000_000;
 
-impl Owed {
-    /// Charges for something, after what has leaked: time before a debt does not count towards it.
+impl Debt {
+    /// Charges work after counting payments, because time before a debt pays nothing of it.
     fn spend(&mut self, units: u64, now: Instant) {
         self.leak(now);
         self.units = self.units.saturating_add(units);
@@ -74,7 +74,7 @@ impl Owed {
             return;
         }
         self.units -= leaked;
-        // The time of a part of a unit is left for the next look, or frequent ones would empty nothing.
+        // The time of a part of a unit is left for the next call; otherwise frequent calls would pay nothing.
         let counted = (u128::from(leaked) * NANOS).div_ceil(u128::from(RATE));
         self.since += Duration::from_nanos(u64::try_from(counted).unwrap_or(u64::MAX));
     }
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_pace_allows_a_burst_and_then_a_rate() {
-        let mut owed = Owed { units: BURST + RATE, since: Instant::now() };
+        let mut owed = Debt { units: BURST + RATE, since: Instant::now() };
         let start = owed.since;
         owed.leak(start + Duration::from_millis(250));
         assert_eq!(owed.units, BURST + RATE * 3 / 4);
@@ -95,15 +95,15 @@ mod tests {
         owed.leak(start + Duration::from_secs(3_600));
         assert_eq!(owed.units, 0, "an hour's rest earns no more than the burst");
 
-        // Nor does a rest before the debt earn another.
-        let mut owed = Owed { units: 0, since: start };
+        // A rest before the debt earns no second burst.
+        let mut owed = Debt { units: 0, since: start };
         let rested = start + Duration::from_secs(3_600);
         owed.spend(BURST, rested);
         owed.spend(BURST, rested);
         owed.leak(rested);
         assert_eq!(owed.units, 2 * BURST);
-        // However often it is looked at.
-        let mut owed = Owed { units: BURST, since: start };
+        // Frequent calls pay the same.
+        let mut owed = Debt { units: BURST, since: start };
         (1..=1_000_000).for_each(|micros| owed.leak(start + Duration::from_micros(micros)));
         assert!(owed.units.abs_diff(BURST - RATE) <= RATE / 1_000, "{}", owed.units);
 

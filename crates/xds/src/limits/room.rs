@@ -1,12 +1,12 @@
 //! Memory for requests that are arriving.
-//!
-//! What a connection may hold without asking is what HTTP/2 lets a client send unread, and one request of [`SMALL`] bytes. A longer
-//! request is read on once all its bytes are reserved, of which its prefix says how many they are: no two requests that have a part
-//! wait for each other. Until then it stays in the client, by HTTP/2's flow control; it is never refused.
-//!
-//! Identities take turns, and the workload instances of an identity. An instance that has all that it may have is passed over; one
-//! for whose request its identity, or the server, has no room holds up what comes later, so that a long request is not
-//! overtaken for ever. Each of these is found within a few steps, as whoever is in the way holds much.
+//! Without a reservation, a connection holds what HTTP/2 lets a client send unread, and one request of [`SMALL`]
+//! bytes. A longer request is read on after memory for all its bytes is reserved; its prefix tells the length. No
+//! request holds a part of its memory while it waits, so two requests cannot block each other. Until then the rest
+//! stays in the client, by HTTP/2 flow control; it is never refused.
+//! Identities take turns, and so do the workload instances of an identity. An instance that holds its maximum is
+//! skipped. A request for which its identity or the server has no memory holds up later requests, so that a long
+//! request is not overtaken forever. The next request is found within a few steps, because only few instances or
+//! identities can hold that much.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -17,35 +17,36 @@ use tokio::sync::oneshot;
 
 use super::{ALL_ROOM, IDENTITY_ROOM, INSTANCE_ROOM, Limits, lock};
 
-/// The longest request for which there is a place on each connection, one at a time: as long as HTTP/2's first window. In bytes.
+/// Maximum length of a request for which each connection has a place, one at a time, in bytes: the first window of
+/// HTTP/2.
 pub(crate) const SMALL: usize = 64 << 10;
 
-/// The room that all connections share.
+/// The memory that all connections share.
 #[derive(Debug, Default)]
-pub(super) struct Room(Mutex<All>);
+pub(super) struct Room(Mutex<RoomState>);
 
 #[derive(Debug, Default)]
-struct All {
+struct RoomState {
     held: usize,
-    identities: HashMap<Arc<str>, OfIdentity>,
-    /// Identities with requests that wait, the next in turn first.
+    identities: HashMap<Arc<str>, IdentityRoom>,
+    /// Identities with waiting requests, the next in turn first.
     turns: VecDeque<Arc<str>>,
-    /// Reservations made so far.
+    /// Number of reservations made so far.
     tickets: u64,
 }
 
 #[derive(Debug, Default)]
-struct OfIdentity {
+struct IdentityRoom {
     held: usize,
-    instances: HashMap<Arc<str>, OfInstance>,
-    /// Instances with requests that wait, the next in turn first.
+    instances: HashMap<Arc<str>, InstanceRoom>,
+    /// Instances with waiting requests, the next in turn first.
     turns: VecDeque<Arc<str>>,
 }
 
 #[derive(Debug, Default)]
-struct OfInstance {
+struct InstanceRoom {
     held: usize,
-    /// Requests that wait, by ticket.
+    /// Waiting requests, by ticket.
     waiting: BTreeMap<u64, QueueEntry>,
 }
 
@@ -55,17 +56,17 @@ struct QueueEntry {
     granted: oneshot::Sender<()>,
 }
 
-/// What came of a turn.
+/// Result of a turn.
 enum Turn {
     Granted(usize),
     /// Only other identities can be served.
     Passed,
-    /// There is no room for the request whose turn it is.
+    /// There is no memory for the request whose turn it is.
     Full,
 }
 
-impl OfIdentity {
-    /// Grants the next request in turn, if there is room for it and `free` bytes are left of all.
+impl IdentityRoom {
+    /// Grants the next request in turn, if there is memory for it and `free` bytes are left in total.
     fn next(&mut self, free: usize) -> Turn {
         for turn in 0..self.turns.len() {
             let name = &self.turns[turn];
@@ -81,7 +82,7 @@ impl OfIdentity {
             if bytes > free {
                 return Turn::Full;
             }
-            // Who waits is taken out before it goes away.
+            // A waiting request is removed before its reservation is dropped, so the receiver exists.
             _ = first.remove().granted.send(());
             instance.held += bytes;
             self.held += bytes;
@@ -93,13 +94,13 @@ impl OfIdentity {
     }
 }
 
-/// Puts one that had its turn behind the others, if it `waits` for another.
+/// Moves an entry that had its turn to the end, if it `waits` for another.
 fn rotate(turns: &mut VecDeque<Arc<str>>, turn: usize, waits: bool) {
     let name = turns.remove(turn).filter(|_| waits);
     turns.extend(name);
 }
 
-impl All {
+impl RoomState {
     fn wait(&mut self, identity: &Arc<str>, instance: &Arc<str>, waiting: QueueEntry) -> u64 {
         self.tickets += 1;
         let of_identity = self.identities.entry(Arc::clone(identity)).or_default();
@@ -115,7 +116,7 @@ impl All {
         self.tickets
     }
 
-    /// Grants all that there is room for.
+    /// Grants all requests for which there is memory.
     fn grant(&mut self) {
         let mut turn = 0;
         while let Some(name) = self.turns.get(turn) {
@@ -132,8 +133,8 @@ impl All {
         }
     }
 
-    /// Takes back what a ticket has, or waits for.
-    fn give_back(&mut self, of: &Reservation) {
+    /// Releases a ticket, or removes it from the queue.
+    fn release(&mut self, of: &Reservation) {
         let Some(identity) = self.identities.get_mut(&of.identity) else { return };
         let Some(instance) = identity.instances.get_mut(&of.instance) else { return };
         if instance.waiting.remove(&of.ticket).is_none() {
@@ -156,7 +157,7 @@ impl All {
     }
 }
 
-/// Room for one request, or a place in the queue for it, until it is dropped.
+/// Memory for one request, or a place in the queue for it; released when dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     limits: Arc<Limits>,
@@ -164,13 +165,13 @@ pub(crate) struct Reservation {
     instance: Arc<str>,
     ticket: u64,
     bytes: usize,
-    /// Until it is granted.
+    /// Set until the reservation is granted.
     waits: Option<oneshot::Receiver<()>>,
 }
 
 impl Reservation {
     pub(crate) fn new(limits: &Arc<Limits>, identity: &Arc<str>, instance: &Arc<str>, bytes: usize) -> Self {
-        // Nothing that is read is longer.
+        // No longer request is read.
         let bytes = bytes.min(INSTANCE_ROOM);
         let (granted, mut waits) = oneshot::channel();
         let ticket = lock(&limits.room.0).wait(identity, instance, QueueEntry { bytes, granted });
@@ -179,12 +180,12 @@ impl Reservation {
         Self { limits: Arc::clone(limits), identity, instance, ticket, bytes, waits }
     }
 
-    /// Whether there is room for the request.
+    /// Returns true if there is memory for the request.
     pub(crate) fn is_granted(&self) -> bool {
         self.waits.is_none()
     }
 
-    /// Waits until there is room for the request. May be dropped and called again.
+    /// Waits until there is memory for the request. Cancel safe.
     pub(crate) async fn granted(&mut self) {
         if let Some(waits) = &mut self.waits {
             _ = waits.await;
@@ -195,7 +196,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        lock(&self.limits.room.0).give_back(self);
+        lock(&self.limits.room.0).release(self);
     }
 }
 
@@ -209,7 +210,7 @@ mod tests {
         Reservation::new(limits, &identity.into(), &instance.into(), bytes)
     }
 
-    /// Whether it has been granted by now.
+    /// Returns true if the reservation has been granted.
     fn has(reservation: &mut Reservation) -> bool {
         if reservation.waits.as_mut().is_some_and(|waits| waits.try_recv().is_ok()) {
             reservation.waits = None;
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_storm_of_replicas_is_served_to_the_last_within_the_room() {
+    fn many_replicas_are_served_in_order_within_the_limit() {
         const REQUEST: usize = 350 << 10;
         let limits = Arc::<Limits>::default();
         let mut waiting: VecDeque<_> =
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_holds_up_neither_its_replicas_nor_other_identities() {
+    fn an_instance_delays_neither_its_replicas_nor_other_identities() {
         let limits = Arc::<Limits>::default();
         let mut held = Vec::new();
         for identity in 0..8 {
@@ -253,9 +254,9 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_comes_next_although_others_asked_for_more_before() {
+    fn a_waiting_request_is_not_starved_by_earlier_reservations() {
         let limits = Arc::<Limits>::default();
-        // Four instances have all of the identity's room, and each waits for more.
+        // Four instances hold all of the identity's memory, and each waits for more.
         let names = ["1", "2", "3", "4"];
         let mut held: VecDeque<_> =
             (0..10).flat_map(|_| names).map(|name| reserve(&limits, "a", name, 4 * MIB)).collect();
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn all_identities_together_have_so_much_room_and_take_turns() {
+    fn identities_share_the_total_limit_in_turns() {
         let limits = Arc::<Limits>::default();
         let mut held = Vec::new();
         for identity in 0..8 {
@@ -297,7 +298,7 @@ mod tests {
             let index = held.iter_mut().position(has).unwrap();
             held.remove(index);
         }
-        // Who goes away gives up its place, whether it had room or waited.
+        // A dropped reservation releases its place, whether it was granted or waited.
         drop(good);
         while let Some(last) = held.pop() {
             drop(last);
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn each_connection_has_a_place_for_a_small_request_whatever_others_hold() {
+    fn each_connection_can_receive_one_small_request() {
         use super::super::{Account, Place};
         let limits = Arc::<Limits>::default();
         let mut held = Vec::new();

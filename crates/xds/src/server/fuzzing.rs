@@ -1,7 +1,6 @@
-//! A stream from both ends: whatever a client asks, and whatever changes meanwhile, it has in the end what it asked for.
-//!
-//! A script of bytes says what happens. The client keeps to the protocol's description, but for what it is told to send byte by
-//! byte; what it has by then is not looked at any more.
+//! Model-based test of a stream: after any requests and any changes, the client has in the end what it subscribes to.
+//! A script of bytes decides the steps. The client follows the protocol, except where the script has it send raw
+//! bytes; after that the test only checks that nothing panics.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -12,7 +11,7 @@ use prost::Message as _;
 use skysail_proto::envoy::pb::envoy::config::cluster::v3::Cluster;
 
 use super::{
-    IntoAsk,
+    WireRequest,
     nonces::{Nonce, Nonces},
     state::{Session, SubscriptionRequest},
 };
@@ -25,26 +24,26 @@ use crate::{
     wire::{DeltaRequest, DeltaResponse, Form, SotwRequest, SotwResponse, name_of},
 };
 
-/// What there is of each kind, if all of it is there.
+/// Names of the resources of each type.
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
-/// The same of virtual hosts: two by two of one route configuration.
+/// Names of the virtual hosts, two per route configuration.
 const HOSTS: [&str; 4] = ["a/1", "a/2", "b/1", "b/2"];
-/// What they may be found by.
+/// Aliases of the virtual hosts.
 const ALIASES: [&str; 2] = ["a/x", "b/x"];
-/// Virtual hosts go one by one in the delta form only.
+/// Types in the incremental form. Virtual hosts on demand exist only in this form.
 const KINDS: [Kind; 5] = [Kind::Cluster, Kind::Endpoint, Kind::Listener, Kind::Route, Kind::VirtualHost];
-/// The longest request of a script, in bytes.
+/// Maximum length of a raw request in a script, in bytes.
 const MAX_REQUEST: usize = 1 << 10;
 
 /// Plays a script.
-///
 /// # Panics
-/// If a client that keeps to the protocol lacks something in the end, or has what it should not.
+/// If a client that follows the protocol ends without a resource that it should have, or with one that it should not
+/// have.
 pub fn stream(script: &[u8]) {
     let [form, script @ ..] = script else { return };
     let form = self::form(*form);
     let kinds = kinds(form);
-    let mut play = Play::new(form);
+    let mut model = Model::new(form);
     let mut rest = script;
     while let [what, argument, after @ ..] = rest {
         rest = after;
@@ -52,36 +51,38 @@ pub fn stream(script: &[u8]) {
         let name = name(kind, *argument);
         match what & 15 {
             0..=2 => {
-                play.set(kind, name, argument >> 2);
+                model.set(kind, name, argument >> 2);
                 continue;
             }
             3 | 4 => {
-                play.remove(kind, name);
+                model.remove(kind, name);
                 continue;
             }
             5 if kind == Kind::VirtualHost => {
                 let alias = ALIASES[usize::from(*argument) % ALIASES.len()];
-                play.wants(kind, |names| {
+                model.change_subscription(kind, |names| {
                     if argument & 8 == 0 { names.insert(alias.to_owned()) } else { names.remove(alias) }
                 });
             }
-            5..=7 => play.wants(kind, |names| names.insert(name.to_owned())),
-            8 => play.wants(kind, |names| names.remove(name)),
-            9 => play.wants(kind, |names| names.insert("*".to_owned())),
-            10 => play.wants(kind, |names| names.remove("*")),
-            11 if kind == Kind::VirtualHost => play.wants(kind, |names| names.insert("a".to_owned())),
-            11 => play.wants(kind, |_| true),
-            12 | 13 => _ = play.take(argument % 4 != 0),
-            14 => play.reconnect(),
+            5..=7 => model.change_subscription(kind, |names| names.insert(name.to_owned())),
+            8 => model.change_subscription(kind, |names| names.remove(name)),
+            9 => model.change_subscription(kind, |names| names.insert("*".to_owned())),
+            10 => model.change_subscription(kind, |names| names.remove("*")),
+            11 if kind == Kind::VirtualHost => {
+                model.change_subscription(kind, |names| names.insert("a".to_owned()))
+            }
+            11 => model.change_subscription(kind, |_| true),
+            12 | 13 => _ = model.read_response(argument % 4 != 0),
+            14 => model.reconnect(),
             _ => {
                 let (bytes, after) = rest.split_at(rest.len().min(usize::from(*argument)));
                 rest = after;
-                play.say(bytes);
+                model.send_bytes(bytes);
             }
         }
-        play.deliver();
+        model.deliver();
     }
-    play.finish();
+    model.finish();
 }
 
 fn form(first: u8) -> Form {
@@ -97,35 +98,35 @@ fn name(kind: Kind, argument: u8) -> &'static str {
     names[usize::from(argument) % names.len()]
 }
 
-/// A stream's two ends and what there is.
-struct Play {
+/// Both ends of a stream, and the resources.
+struct Model {
     form: Form,
     world: Layer,
     generation: u64,
     session: Session,
     nonces: Nonces,
     interest: Arc<Interest>,
-    kinds: BTreeMap<Kind, Side>,
-    /// What the server said and the client has not read, as it goes over the wire.
-    under_way: VecDeque<(Kind, Vec<u8>)>,
-    /// The client has said what no client would.
-    wild: bool,
+    kinds: BTreeMap<Kind, ModelType>,
+    /// Encoded responses that the client has not read yet.
+    in_flight: VecDeque<(Kind, Vec<u8>)>,
+    /// The script had the client send raw bytes.
+    raw: bool,
 }
 
-/// What the client knows of a kind.
+/// The client's state of one resource type.
 #[derive(Default)]
-struct Side {
-    /// What it asks for.
+struct ModelType {
+    /// Names that the client subscribes to.
     names: BTreeSet<String>,
-    /// Names and versions (delta) or bodies.
+    /// Names with their versions (incremental) or bodies (state of the world).
     have: BTreeMap<String, Vec<u8>>,
-    /// That of the last response.
+    /// Nonce of the last response.
     nonce: String,
-    /// State of the world: no names were given on this stream, which means all of some kinds.
+    /// State of the world: no names were listed on this stream, which means all for types with a wildcard.
     nameless: bool,
 }
 
-impl Side {
+impl ModelType {
     fn watches(&self, kind: Kind, name: &str) -> bool {
         self.names.contains("*")
             || (self.nameless && kind.is_wildcard())
@@ -134,7 +135,7 @@ impl Side {
     }
 }
 
-impl Play {
+impl Model {
     fn new(form: Form) -> Self {
         let interest = Arc::<Interest>::default();
         Self {
@@ -145,8 +146,8 @@ impl Play {
             nonces: Nonces::new(),
             interest,
             kinds: BTreeMap::new(),
-            under_way: VecDeque::new(),
-            wild: false,
+            in_flight: VecDeque::new(),
+            raw: false,
         }
     }
 
@@ -160,11 +161,11 @@ impl Play {
         let aliases = kind.family(name).filter(|_| value % 2 == 1).map(|family| format!("{family}/x"));
         let body = message.encode_to_vec().into();
         self.world.set(self.generation, Resource::with_aliases(kind, name, body, aliases.as_deref()));
-        self.wake();
+        self.notify();
     }
 
-    /// Whom a change does not concern does not look at it.
-    fn wake(&mut self) {
+    /// Delivers a change if it concerns the stream.
+    fn notify(&mut self) {
         if self.interest.concerns(&Change::since(&self.world, self.generation - 1)) {
             self.deliver();
         }
@@ -173,7 +174,7 @@ impl Play {
     fn remove(&mut self, kind: Kind, name: &str) {
         self.generation += 1;
         self.world.remove(self.generation, kind, name);
-        self.wake();
+        self.notify();
     }
 
     fn ask(&mut self, ask: SubscriptionRequest) {
@@ -181,14 +182,14 @@ impl Play {
         self.session.request(ask, &now, &mut |_| {});
     }
 
-    /// The client asks for something else of a kind, or for the same once more.
-    fn wants(&mut self, kind: Kind, change: impl FnOnce(&mut BTreeSet<String>) -> bool) {
+    /// Changes the subscription of the client, or repeats it.
+    fn change_subscription(&mut self, kind: Kind, change: impl FnOnce(&mut BTreeSet<String>) -> bool) {
         let first = !self.kinds.contains_key(&kind);
         let side = self.kinds.entry(kind).or_default();
         let before = side.names.clone();
         change(&mut side.names);
         side.nameless = self.form == Form::Sotw && (first || side.nameless) && side.names.is_empty();
-        // What it asks for no more it forgets.
+        // The client forgets resources that it no longer subscribes to.
         let mut have = std::mem::take(&mut side.have);
         have.retain(|name, _| side.watches(kind, name));
         side.have = have;
@@ -207,36 +208,36 @@ impl Play {
                 ..SubscriptionRequest::default()
             },
         };
-        // The older way to ask for everything.
+        // The legacy wildcard: a first request without names.
         if self.form == Form::Delta && first && side.names.is_empty() && kind.is_wildcard() {
             side.names.insert("*".to_owned());
         }
-        // A first request of delta without names means all, even if one was taken back.
+        // A first incremental request without names means all, even if it unsubscribes from one.
         let says_nothing = self.form == Form::Delta && ask.names.is_empty() && ask.unsubscribe.is_empty();
         if first || !says_nothing {
             self.ask(ask);
         }
     }
 
-    /// What the server has to say goes on its way.
+    /// Sends the responses that are due to the client.
     fn deliver(&mut self) {
         let now = self.now();
         let Ok(pushes) = self.session.pushes(&now) else { return self.reconnect() };
         for push in pushes {
-            let waits = self.under_way.iter().any(|(kind, _)| *kind == push.kind);
+            let waits = self.in_flight.iter().any(|(kind, _)| *kind == push.kind);
             assert!(!waits, "two responses of {} are under way", push.kind);
             let (kind, nonce) = (push.kind, self.nonces.text(push.number));
             let pieces = push.encode(nonce);
             let length = pieces.message_len();
             let bytes = pieces.collect::<Vec<_>>().concat();
             assert_eq!(bytes.len(), 5 + length);
-            self.under_way.push_back((kind, bytes[5..].to_vec()));
+            self.in_flight.push_back((kind, bytes[5..].to_vec()));
         }
     }
 
-    /// The client reads a response, and says so. False if there is none.
-    fn take(&mut self, good: bool) -> bool {
-        let Some((kind, bytes)) = self.under_way.pop_front() else { return false };
+    /// Has the client read and answer one response. Returns false if there is none.
+    fn read_response(&mut self, good: bool) -> bool {
+        let Some((kind, bytes)) = self.in_flight.pop_front() else { return false };
         let side = self.kinds.entry(kind).or_default();
         let mut confirmed = Vec::new();
         match self.form {
@@ -249,7 +250,7 @@ impl Play {
                     response.resources.iter().find(|one| response.removed_resources.contains(&one.name));
                 assert!(both.is_none(), "{kind} {both:?} comes and goes");
                 for resource in response.resources {
-                    // What comes for an alias is asked for by its name from then on.
+                    // The client confirms a host that an alias resolved to.
                     let family = kind.family(&resource.name);
                     let given = family.is_some_and(|family| side.names.contains(&format!("{family}/x")));
                     if given && !side.watches(kind, &resource.name) {
@@ -289,14 +290,14 @@ impl Play {
         true
     }
 
-    /// A new stream, to which the client says what it has.
+    /// Opens a new stream, on which the client lists the versions that it has.
     fn reconnect(&mut self) {
         self.interest = Arc::default();
         self.session = Session::new(self.form, Arc::clone(&self.interest), Arc::default());
         self.nonces = Nonces::new();
-        self.under_way.clear();
+        self.in_flight.clear();
         let form = self.form;
-        // Who wants nothing says nothing: it would mean all.
+        // A client without names sends no request: an empty one would mean all.
         self.kinds.retain(|_, side| form == Form::Sotw || !side.names.is_empty());
         let mut asks = Vec::new();
         for (kind, side) in &mut self.kinds {
@@ -316,15 +317,15 @@ impl Play {
         asks.into_iter().for_each(|ask| self.ask(ask));
     }
 
-    /// The client sends these bytes.
-    fn say(&mut self, bytes: &[u8]) {
-        self.wild = true;
+    /// Has the client send raw bytes.
+    fn send_bytes(&mut self, bytes: &[u8]) {
+        self.raw = true;
         let mut begun = PartialMessage::default();
         begun.0.extend_from_slice(bytes);
         loop {
             let ask = match self.form {
-                Form::Delta => begun.complete::<DeltaRequest>(MAX_REQUEST).map(|one| self.asked(one)),
-                Form::Sotw => begun.complete::<SotwRequest>(MAX_REQUEST).map(|one| self.asked(one)),
+                Form::Delta => begun.complete::<DeltaRequest>(MAX_REQUEST).map(|one| self.parse(one)),
+                Form::Sotw => begun.complete::<SotwRequest>(MAX_REQUEST).map(|one| self.parse(one)),
             };
             let Ok(Some(ask)) = ask else { return };
             if let Ok(ask) = ask {
@@ -334,19 +335,19 @@ impl Play {
         }
     }
 
-    fn asked<R: IntoAsk>(&self, request: Option<R>) -> Option<Result<SubscriptionRequest, String>> {
-        request.map(|request| request.into_ask(&self.nonces))
+    fn parse<R: WireRequest>(&self, request: Option<R>) -> Option<Result<SubscriptionRequest, String>> {
+        request.map(|request| request.into_request(&self.nonces))
     }
 
-    /// All is said and taken; then the client has what it asked for.
+    /// Delivers and acknowledges all responses, then checks that the client has what it subscribes to.
     fn finish(mut self) {
-        while self.take(true) || self.session.is_holding() {
-            if self.under_way.is_empty() {
+        while self.read_response(true) || self.session.is_holding() {
+            if self.in_flight.is_empty() {
                 self.session.release();
             }
             self.deliver();
         }
-        if self.wild {
+        if self.raw {
             return;
         }
         let now = self.now();
@@ -362,7 +363,8 @@ impl Play {
                 })
                 .collect();
             let whole = self.form == Form::Delta || matches!(kind, Kind::Cluster | Kind::Listener);
-            // In the state of the world a client knows by itself what it needs no more, and is not told what is gone.
+            // In the state of the world, no response says that a resource of these types is gone. The client drops it
+            // by itself.
             let have: BTreeMap<_, _> =
                 side.have.iter().filter(|(name, _)| whole || expected.contains_key(*name)).collect();
             assert_eq!(have, expected.iter().collect(), "{kind} of a client that asks for {:?}", side.names);
@@ -384,12 +386,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_has_in_the_end_what_there_is() {
+    fn a_client_has_all_subscribed_resources_in_the_end() {
         for seed in 0..5_000 {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut script = vec![0; random.usize(2..80)];
             random.fill(&mut script);
-            // Few say what no client says.
+            // One script in eight may contain raw bytes.
             if seed % 8 != 0 {
                 script
                     .iter_mut()
@@ -398,27 +400,29 @@ mod tests {
                     .filter(|what| **what & 15 == 15)
                     .for_each(|what| *what -= 1);
             }
-            assert!(!fails(&script), "seed {seed}: {}", told(&shortest(script)));
+            assert!(!fails(&script), "seed {seed}: {}", describe(&shortest(script)));
         }
     }
 
-    /// Who asks for all while what it no longer asked for is under way, and gone, does not keep that.
+    /// A client unsubscribes from a name while its resource is in flight, the resource is deleted, and the client
+    /// subscribes to all.
     #[test]
-    fn what_is_under_way_and_gone_is_not_kept() {
+    fn a_resource_deleted_in_flight_is_removed() {
         stream(&[0, 0, 0, 5, 16, 8, 12, 3, 12, 9, 0]);
     }
 
-    /// Who takes back what led to a host has it when it asks for that again, for the host, or still for an alias.
+    /// A client unsubscribes from the alias that resolved to a host, then subscribes again: to it, to the host, or to
+    /// another alias.
     #[test]
-    fn what_was_given_when_it_was_not_asked_for_is_given_again() {
+    fn an_unconfirmed_host_is_sent_again() {
         stream(&[0, 64, 76, 69, 2, 69, 10, 76, 1, 69, 2]);
         stream(&[0, 64, 100, 69, 2, 149, 74, 109, 149, 71, 0]);
         stream(&[0, 144, 223, 69, 225, 73, 42, 140, 180, 221, 176, 74, 104]);
     }
 
-    /// In the state of the world who asks for nothing, and then for all again, while a response is under way has forgotten what there is.
+    /// In the state of the world, a client subscribes to nothing and to all again while a response is in flight.
     #[test]
-    fn what_was_forgotten_meanwhile_comes_again() {
+    fn resources_dropped_in_flight_are_sent_again() {
         stream(&[35, 17, 114, 89, 137, 89, 30, 204, 83, 154, 73, 217, 88]);
     }
 
@@ -426,7 +430,7 @@ mod tests {
         std::panic::catch_unwind(|| stream(script)).is_err()
     }
 
-    /// What is left of a script that fails without all that may be left out.
+    /// Removes all steps from a failing script that the failure does not need.
     fn shortest(mut script: Vec<u8>) -> Vec<u8> {
         let mut at = 1;
         while at + 1 < script.len() {
@@ -441,7 +445,7 @@ mod tests {
         script
     }
 
-    fn told(script: &[u8]) -> String {
+    fn describe(script: &[u8]) -> String {
         let kinds = kinds(form(script[0]));
         let steps = script[1..].chunks(2).map(|step| {
             let kind = kinds[usize::from(step[0] >> 4) % kinds.len()];

@@ -1,6 +1,6 @@
-//! Nonces that nobody can guess: a client that has one has read the response.
-//!
-//! A nonce is a response's number on its stream and a keyed hash of that, `7-0123456789abcdef`, so that nothing is kept for it.
+//! Nonces that cannot be guessed: a client that sends one has read the response.
+//! A nonce is the number of a response on its stream, and a keyed hash of it (`7-0123456789abcdef`). The server
+//! stores nothing per nonce.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -10,23 +10,23 @@ use std::{
     },
 };
 
-/// SipHash with 128 bits of the system's random numbers, which is a pseudorandom function of what it hashes.
+/// SipHash with a 128-bit random key from the system; a pseudorandom function.
 static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 static STREAMS: AtomicU64 = AtomicU64::new(0);
 
-/// A request's nonce.
+/// Nonce of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Nonce {
-    /// There is none.
+    /// The request carries no nonce.
     #[default]
     None,
-    /// That of the stream's response of this number.
+    /// Nonce of the response with this number on the stream.
     Of(u64),
-    /// One that the stream was never sent.
+    /// Nonce that was never sent on the stream.
     Unknown,
 }
 
-/// The nonces of one stream.
+/// Nonces of one stream.
 #[derive(Debug)]
 pub(super) struct Nonces {
     stream: u64,
@@ -37,12 +37,12 @@ impl Nonces {
         Self { stream: STREAMS.fetch_add(1, Relaxed) }
     }
 
-    /// The nonce of a response.
+    /// Returns the nonce of a response.
     pub(super) fn text(&self, number: u64) -> String {
         format!("{number}-{:016x}", KEY.hash_one((self.stream, number)))
     }
 
-    /// What a request's nonce stands for.
+    /// Parses the nonce of a request.
     pub(super) fn read(&self, text: &str) -> Nonce {
         if text.is_empty() {
             return Nonce::None;
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_sent_is_known() {
+    fn only_sent_nonces_are_accepted() {
         let (nonces, others) = (Nonces::new(), Nonces::new());
         let seventh = nonces.text(7);
         assert_eq!(nonces.read(&seventh), Nonce::Of(7));

@@ -337,7 +337,7 @@ impl Session {
         if subscription.in_flight.is_some() && !subscription.is_settled(snapshot, removals) {
             return Ok(false);
         }
-        if kind == Kind::VirtualHost && snapshot.is_realiased(kind, subscription.seen) {
+        if kind == Kind::VirtualHost && snapshot.has_changed_aliases(kind, subscription.seen) {
             let found = subscription.resolve_again(snapshot);
             if !subscription.matches_unlisted() {
                 self.found.extend(found);
@@ -377,7 +377,7 @@ impl Session {
         subscription.begin_response(self.nonce, snapshot.generation());
         let names: Vec<_> = changed.iter().map(|resource| Arc::clone(&resource.name)).collect();
         let mut resources = if whole { subscription.matching(snapshot) } else { changed };
-        let together = snapshot.together(kind, self.form, &mut resources);
+        let shared = snapshot.take_shared(kind, self.form, &mut resources);
         match kind {
             Kind::Cluster => {
                 let endpoints = &mut self.subscriptions[Kind::Endpoint as usize];
@@ -391,7 +391,7 @@ impl Session {
             }
             _ => {}
         }
-        Push { form: self.form, kind, number: self.nonce, resources, together, removed }
+        Push { form: self.form, kind, number: self.nonce, resources, shared, removed }
     }
 
     /// Returns true while the client does not have the endpoints of all new clusters.

@@ -1,4 +1,4 @@
-//! Server and client against each other over sockets.
+//! The server and the client against each other, over sockets.
 
 mod arriving;
 
@@ -38,14 +38,14 @@ use crate::{
     limits::Limits,
 };
 
-/// Gives every client the same view and records what it reports.
-struct OneView {
+/// Returns the same view for every client, and records the reported events.
+struct FixedView {
     world: watch::Sender<Snapshot>,
     events: Arc<watch::Sender<Vec<String>>>,
     connects: AtomicUsize,
 }
 
-impl Views for OneView {
+impl Views for FixedView {
     async fn connect(&self, node: Node, _: Form, call: Request<()>) -> Result<View, Status> {
         assert!(call.extensions().get::<TcpConnectInfo>().is_some());
         self.connects.fetch_add(1, Ordering::Relaxed);
@@ -61,8 +61,8 @@ impl Views for OneView {
     }
 }
 
-impl OneView {
-    /// Waits until so many responses went out.
+impl FixedView {
+    /// Waits until this number of responses was sent.
     async fn until_sent(&self, count: usize) {
         let sent = |events: &Vec<String>| events.iter().filter(|event| event.starts_with("Sent")).count();
         self.events.subscribe().wait_for(|events| sent(events) >= count).await.unwrap();
@@ -77,7 +77,7 @@ impl OneView {
 }
 
 struct Server {
-    views: Arc<OneView>,
+    views: Arc<FixedView>,
     address: SocketAddr,
     limits: Arc<Limits>,
 }
@@ -91,7 +91,7 @@ async fn serve_with(limits: Limits, world: Resources, address: &str) -> Server {
     let address = listener.local_addr().unwrap();
     let mut layer = Layer::default();
     layer.replace(1, &world);
-    let views = Arc::new(OneView {
+    let views = Arc::new(FixedView {
         world: watch::channel(Snapshot { shared: Arc::new(layer), ..Snapshot::default() }).0,
         events: Arc::default(),
         connects: AtomicUsize::new(0),
@@ -122,21 +122,21 @@ fn world(clusters: &[(&str, u32)]) -> Resources {
     resources
 }
 
-/// A message with only a name.
+/// Returns an encoded message that has only a name.
 fn encoded(name: &str) -> Vec<u8> {
     use prost::Message as _;
     Cluster { name: name.into(), ..Cluster::default() }.encode_to_vec()
 }
 
-/// A running client that keeps what it takes and rejects clusters called "bad".
-struct Taker {
+/// A running client that keeps its resources and rejects clusters called "bad".
+struct TestClient {
     state: watch::Receiver<BTreeMap<(Kind, String), Bytes>>,
     updates: Arc<Mutex<Vec<Update>>>,
     connected: watch::Receiver<bool>,
     task: tokio::task::JoinHandle<Infallible>,
 }
 
-fn take(address: SocketAddr, form: Form, id: &str) -> Taker {
+fn take(address: SocketAddr, form: Form, id: &str) -> TestClient {
     let node = Node { id: id.into(), ..Node::default() };
     let (client, subscriptions) = Client::new(Options { node, form, wildcard: vec![Kind::Cluster] });
     let (sender, state) = watch::channel(BTreeMap::new());
@@ -151,7 +151,7 @@ fn take(address: SocketAddr, form: Form, id: &str) -> Taker {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
         Ok(Connection::new(endpoint.connect().await?))
     };
-    Taker { state, updates, connected, task: tokio::spawn(client.run(connect, handler)) }
+    TestClient { state, updates, connected, task: tokio::spawn(client.run(connect, handler)) }
 }
 
 fn apply(
@@ -175,12 +175,12 @@ fn apply(
     bad.into_iter().map(|r| Rejection { name: r.name, reason: "it is bad".into() }).collect()
 }
 
-impl Taker {
+impl TestClient {
     async fn until(&mut self, names: &[&str]) {
         self.state
             .wait_for(|state| {
                 let of = |kind| state.keys().filter(move |(k, _)| *k == kind).map(|(_, name)| name.as_str());
-                // The state keeps endpoints of clusters that went; nobody looks at them.
+                // The state keeps the endpoints of deleted clusters, which this test ignores.
                 of(Kind::Cluster).eq(names.iter().copied())
                     && names.iter().all(|name| of(Kind::Endpoint).any(|n| n == *name))
             })
@@ -190,7 +190,7 @@ impl Taker {
 }
 
 #[tokio::test]
-async fn both_forms_bring_everything_and_then_changes() {
+async fn both_forms_deliver_everything_and_then_changes() {
     for form in [Form::Delta, Form::Sotw] {
         let server = serve(world(&[("a", 1), ("b", 1)]), "127.0.0.1:0").await;
         let mut taker = take(server.address, form, "client");
@@ -209,7 +209,7 @@ async fn a_rejection_reaches_the_server_and_the_rest_is_used() {
         let server = serve(world(&[("a", 1), ("bad", 1)]), "127.0.0.1:0").await;
         let mut taker = take(server.address, form, "client");
         taker.until(&["a"]).await;
-        // The endpoints are asked for after the clusters were answered, so the answer is there.
+        // The client requests endpoints after it has answered the clusters, so the rejection is recorded.
         let events = server.views.events.borrow().clone();
         let rejected = events.iter().find(|event| event.starts_with("Rejected")).unwrap();
         assert!(rejected.contains("bad: it is bad"), "{rejected}");
@@ -219,7 +219,7 @@ async fn a_rejection_reaches_the_server_and_the_rest_is_used() {
 
 #[tokio::test]
 async fn a_restarted_server_sends_only_what_changed() {
-    // A runtime of its own, whose end is like the end of a process.
+    // A runtime of its own, whose shutdown is like the end of a process.
     let process = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let first = process.spawn(serve(world(&[("a", 1), ("b", 1)]), "127.0.0.1:0")).await.unwrap();
     let address = first.address;
@@ -228,7 +228,7 @@ async fn a_restarted_server_sends_only_what_changed() {
     let end = move || process.shutdown_timeout(std::time::Duration::from_secs(10));
     tokio::task::spawn_blocking(end).await.unwrap();
     taker.connected.wait_for(|connected| !connected).await.unwrap();
-    assert_eq!(taker.state.borrow().len(), 4, "losing the server loses nothing");
+    assert_eq!(taker.state.borrow().len(), 4, "a lost server changes no resource");
     taker.updates.lock().unwrap().clear();
 
     let second = serve(world(&[("b", 2), ("c", 1)]), &address.to_string()).await;
@@ -247,7 +247,7 @@ async fn a_restarted_server_sends_only_what_changed() {
 }
 
 #[tokio::test]
-async fn a_stranger_is_refused_with_the_reason() {
+async fn an_unknown_client_is_refused_with_the_reason() {
     let server = serve(world(&[("a", 1)]), "127.0.0.1:0").await;
     let endpoint = Endpoint::from_shared(format!("http://{}", server.address)).unwrap();
     let mut client = skysail_proto::envoy::pb::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient::new(endpoint.connect().await.unwrap());
@@ -262,14 +262,14 @@ async fn a_stranger_is_refused_with_the_reason() {
     assert_eq!((status.code(), status.message()), (tonic::Code::PermissionDenied, "not you"));
 }
 
-/// A client of its own kind, which takes no more than it says.
-struct Slow {
+/// A client with a small window that reads only when a test says so.
+struct SlowClient {
     connection: h2::client::Connection<TcpStream, Bytes>,
     requests: h2::SendStream<Bytes>,
     answer: h2::client::ResponseFuture,
 }
 
-impl Slow {
+impl SlowClient {
     async fn connect(address: SocketAddr, first: &DeltaDiscoveryRequest) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
         let mut builder = h2::client::Builder::new();
@@ -287,15 +287,15 @@ impl Slow {
         self.send_all(std::slice::from_ref(request));
     }
 
-    /// Sends requests in frames of the usual length: HTTP/2 bounds how many short ones are received in a row.
+    /// Sends requests in frames of usual length: HTTP/2 limits the number of short frames in a row.
     fn send_all(&mut self, requests: &[DeltaDiscoveryRequest]) {
         let bytes = requests.iter().map(grpc::framed).collect::<Vec<_>>().concat();
         self.requests.send_data(bytes.into(), false).unwrap();
     }
 
-    /// Takes all there is from now on: the responses up to one that takes this name away. Each is acknowledged.
+    /// ReadAll and acknowledges responses up to the one that removes this name.
     async fn until_gone(mut self, name: &str) -> Vec<wire::DeltaResponse> {
-        // Not before the server has acknowledged the first settings.
+        // The window can change only after the server has acknowledged the first settings.
         while self.connection.set_initial_window_size(1 << 20).is_err() {
             alongside(&mut self.connection, tokio::task::yield_now()).await;
         }
@@ -324,7 +324,7 @@ impl Slow {
     }
 }
 
-/// What comes of a future while the connection goes on.
+/// Awaits a future while the connection makes progress.
 async fn alongside<T, IO: AsyncRead + AsyncWrite + Unpin>(
     connection: &mut h2::client::Connection<IO, Bytes>,
     future: impl Future<Output = T>,
@@ -335,7 +335,7 @@ async fn alongside<T, IO: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// A first request of a client that is let in.
+/// Returns a first request of a client that the view accepts.
 fn first(kind: Kind, names: &[&str]) -> DeltaDiscoveryRequest {
     let node = Node { id: "client".into(), ..Node::default() };
     DeltaDiscoveryRequest { node: Some(node), ..request(kind, names) }
@@ -349,15 +349,15 @@ fn request(kind: Kind, names: &[&str]) -> DeltaDiscoveryRequest {
     }
 }
 
-impl Slow {
-    /// Goes on until the server has read so far that it was asked for a kind.
+impl SlowClient {
+    /// Waits until the server has read a request for this type.
     async fn until_asked(&mut self, server: &Server, kind: Kind) {
         let asked = format!("{:?}", Event::Asked { kind });
         let mut events = server.views.events.subscribe();
         alongside(&mut self.connection, events.wait_for(|events| events.contains(&asked))).await.unwrap();
     }
 
-    /// The nonce of the first response.
+    /// Returns the nonce of the first response.
     async fn nonce(&mut self) -> String {
         while self.connection.set_initial_window_size(1 << 20).is_err() {
             alongside(&mut self.connection, tokio::task::yield_now()).await;
@@ -368,7 +368,7 @@ impl Slow {
         response.nonce
     }
 
-    /// How the call ends.
+    /// Returns the status with which the call ends.
     async fn status(mut self) -> Status {
         while self.connection.set_initial_window_size(1 << 20).is_err() {
             alongside(&mut self.connection, tokio::task::yield_now()).await;
@@ -386,7 +386,7 @@ impl Slow {
     }
 }
 
-/// How many responses were made.
+/// Returns the number of responses that were made.
 fn sent(server: &Server) -> usize {
     server.views.events.borrow().iter().filter(|event| event.starts_with("Sent")).count()
 }
@@ -400,9 +400,9 @@ fn hosts() -> Resources {
 }
 
 #[tokio::test]
-async fn who_reads_nothing_is_made_one_response_whatever_it_sends() {
+async fn a_client_that_does_not_read_gets_one_response() {
     let server = serve(hosts(), "127.0.0.1:0").await;
-    let mut slow = Slow::connect(server.address, &first(Kind::VirtualHost, &["80"])).await;
+    let mut slow = SlowClient::connect(server.address, &first(Kind::VirtualHost, &["80"])).await;
     let mut requests = Vec::new();
     for guess in 1..=1_000 {
         let again = request(Kind::VirtualHost, &["80"]);
@@ -414,7 +414,7 @@ async fn who_reads_nothing_is_made_one_response_whatever_it_sends() {
         requests.push(DeltaDiscoveryRequest { response_nonce: format!("{guess}-{guess:016x}"), ..again });
     }
     slow.send_all(&requests);
-    // Nor of another type, while the first was not read.
+    // A response of another type also waits until the first one is read.
     slow.send(&request(Kind::Cluster, &[]));
     slow.send(&request(Kind::Endpoint, &["a"]));
     slow.until_asked(&server, Kind::Endpoint).await;
@@ -423,8 +423,8 @@ async fn who_reads_nothing_is_made_one_response_whatever_it_sends() {
 }
 
 #[tokio::test]
-async fn what_waits_for_a_client_is_made_as_far_as_it_reads() {
-    /// Sends pieces without end.
+async fn responses_are_encoded_as_far_as_the_client_reads() {
+    /// Sends an endless number of pieces.
     struct Endless(Arc<AtomicUsize>);
     const PIECE: usize = 1_000;
 
@@ -469,11 +469,11 @@ async fn what_waits_for_a_client_is_made_as_far_as_it_reads() {
 }
 
 #[tokio::test]
-async fn a_stream_asks_for_so_many_authorities_and_no_more() {
+async fn the_number_of_authorities_of_a_stream_is_limited() {
     let server = serve(hosts(), "127.0.0.1:0").await;
     let names: Vec<_> = (0..=limits::AUTHORITIES).map(|number| format!("80/none-{number}")).collect();
     let most: Vec<_> = names.iter().skip(1).map(String::as_str).collect();
-    let mut slow = Slow::connect(server.address, &first(Kind::VirtualHost, &most)).await;
+    let mut slow = SlowClient::connect(server.address, &first(Kind::VirtualHost, &most)).await;
     slow.until_asked(&server, Kind::VirtualHost).await;
     assert_eq!(server.limits.reached(Bound::Names), 0);
     slow.send(&request(Kind::VirtualHost, &[&names[0]]));
@@ -483,22 +483,22 @@ async fn a_stream_asks_for_so_many_authorities_and_no_more() {
 }
 
 #[tokio::test]
-async fn who_reads_nothing_for_long_loses_its_connection() {
+async fn a_client_that_does_not_read_is_disconnected() {
     let limits = Limits::new(Duration::from_millis(50), 10, 1 << 20);
     let server = serve_with(limits, hosts(), "127.0.0.1:0").await;
-    let slow = Slow::connect(server.address, &first(Kind::VirtualHost, &["80"])).await;
-    // It answers PINGs all the while.
+    let slow = SlowClient::connect(server.address, &first(Kind::VirtualHost, &["80"])).await;
+    // The connection still answers PINGs.
     _ = slow.connection.await;
     assert_eq!(server.limits.reached(Bound::Unread), 1);
 }
 
 #[tokio::test]
-async fn names_without_end_end_the_stream() {
+async fn too_many_unknown_names_end_the_stream() {
     let limits = Limits::new(Duration::from_secs(60), 10, 100_000);
     let server = serve_with(limits, hosts(), "127.0.0.1:0").await;
-    let mut slow = Slow::connect(server.address, &first(Kind::Endpoint, &["a"])).await;
+    let mut slow = SlowClient::connect(server.address, &first(Kind::Endpoint, &["a"])).await;
     let names = |numbers: std::ops::Range<usize>| numbers.map(|number| format!("none-{number}"));
-    // What is taken back does not count.
+    // Names from which the client unsubscribes do not count.
     let in_turn = names(0..10_000).flat_map(|name| {
         let asked = request(Kind::Endpoint, &[&name]);
         let back = request(Kind::Endpoint, &[]);
@@ -512,36 +512,36 @@ async fn names_without_end_end_the_stream() {
     slow.send_all(&all.collect::<Vec<_>>());
     let status = slow.status().await;
     assert_eq!(status.code(), tonic::Code::ResourceExhausted);
-    assert!(status.message().contains("client asks for and no resource has"), "{status}");
+    assert!(status.message().contains("names of client that no resource has"), "{status}");
     assert_eq!(server.limits.reached(Bound::IdentityNames), 1);
 }
 
 #[tokio::test]
-async fn lists_of_names_without_end_end_the_stream() {
+async fn too_long_lists_of_names_end_the_stream() {
     let names: Vec<_> = (0..30).map(|number| format!("name-{number}")).collect();
     let all: Vec<_> = names.iter().map(|name| (name.as_str(), 1)).collect();
     let server = serve(world(&all), "127.0.0.1:0").await;
-    // What other streams of the instance have.
+    // Lists that other streams of the instance hold.
     let account = Arc::new(Account::new(Arc::clone(&server.limits), "test".into()));
     let payer = Payer::new(&server.limits, &"client".into(), &"127.0.0.1".into());
-    let mut other = Member::enter(account, payer).unwrap();
+    let mut other = StreamAccount::enter(account, payer).unwrap();
     other.lists(limits::INSTANCE_LISTS - 10 * size_of::<Arc<str>>()).unwrap();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
-    let mut slow = Slow::connect(server.address, &first(Kind::Endpoint, &names[..10])).await;
+    let mut slow = SlowClient::connect(server.address, &first(Kind::Endpoint, &names[..10])).await;
     slow.until_asked(&server, Kind::Endpoint).await;
     slow.send(&request(Kind::Endpoint, &names[10..20]));
     let status = slow.status().await;
     assert_eq!(status.code(), tonic::Code::ResourceExhausted, "{status}");
-    assert!(status.message().starts_with("the lists of names"), "{status}");
+    assert!(status.message().contains("lists of names"), "{status}");
 }
 
 #[tokio::test]
-async fn an_identity_has_so_many_streams_and_no_more() {
+async fn the_number_of_streams_of_an_identity_is_limited() {
     let limits = Limits::new(Duration::from_secs(60), 1, 1 << 20);
     let server = serve_with(limits, hosts(), "127.0.0.1:0").await;
-    let mut one = Slow::connect(server.address, &first(Kind::Cluster, &[])).await;
+    let mut one = SlowClient::connect(server.address, &first(Kind::Cluster, &[])).await;
     one.until_asked(&server, Kind::Cluster).await;
-    let status = Slow::connect(server.address, &first(Kind::Cluster, &[])).await.status().await;
+    let status = SlowClient::connect(server.address, &first(Kind::Cluster, &[])).await.status().await;
     assert_eq!(
         (status.code(), status.message()),
         (tonic::Code::ResourceExhausted, "client has 1 discovery streams, which is the limit")
@@ -549,9 +549,9 @@ async fn an_identity_has_so_many_streams_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_long_reason_is_cut() {
+async fn a_long_nack_reason_is_truncated() {
     let server = serve(world(&[("a", 1)]), "127.0.0.1:0").await;
-    let mut slow = Slow::connect(server.address, &first(Kind::Cluster, &[])).await;
+    let mut slow = SlowClient::connect(server.address, &first(Kind::Cluster, &[])).await;
     let response_nonce = slow.nonce().await;
     let error_detail =
         skysail_proto::envoy::pb::google::rpc::Status { message: "é".repeat(100_000), ..Default::default() };
@@ -568,16 +568,16 @@ async fn a_long_reason_is_cut() {
 }
 
 #[tokio::test]
-async fn who_takes_nothing_holds_up_nobody_and_is_sent_the_last_of_many_changes() {
+async fn a_client_that_does_not_read_delays_no_other_and_skips_changes() {
     let server = serve(world(&[("first", 1)]), "127.0.0.1:0").await;
     let node = Node { id: "client".into(), ..Node::default() };
     let type_url = Kind::Cluster.url().to_owned();
-    let mut slow = Slow::connect(
+    let mut slow = SlowClient::connect(
         server.address,
         &DeltaDiscoveryRequest { node: Some(node), type_url, ..Default::default() },
     )
     .await;
-    // Its first response is under way before anything changes.
+    // The first response is in flight before anything changes.
     alongside(&mut slow.connection, server.views.until_sent(1)).await;
     let mut taker = take(server.address, Form::Delta, "client");
     taker.until(&["first"]).await;

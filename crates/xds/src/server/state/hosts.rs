@@ -99,7 +99,7 @@ impl Subscription {
     /// are looked through only if a wildcard alias, the alias of one of them, or the names themselves changed.
     fn affected(&mut self, snapshot: &Snapshot) -> Option<Arc<[Arc<str>]>> {
         let kind = self.kind;
-        let changed = snapshot.realiased(kind, self.seen)?;
+        let changed = snapshot.changed_aliases(kind, self.seen)?;
         let gone = snapshot.changes(kind, self.seen).gone?;
         if gone.iter().any(|name| self.names.contains(name)) {
             self.alias_keys = None;
@@ -120,8 +120,8 @@ impl Subscription {
             keys.sort_unstable();
             keys.into()
         });
-        let affected = if changed.may_touch(keys) {
-            scan().filter(|name| changed.touches(kind, name)).cloned().collect()
+        let affected = if changed.may_affect(keys) {
+            scan().filter(|name| changed.affects(kind, name)).cloned().collect()
         } else {
             Arc::default()
         };

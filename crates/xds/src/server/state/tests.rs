@@ -1,4 +1,4 @@
-//! The session's rules, request by request.
+//! The rules of a session, request by request.
 
 use bytes::Bytes;
 
@@ -22,7 +22,7 @@ impl World {
         self.0.set(generation, resource);
     }
 
-    /// Makes these all there are.
+    /// Replaces all resources.
     fn becomes(&mut self, all: &[(Kind, &str, &'static [u8])]) {
         let mut resources = Resources::default();
         for (kind, name, body) in all {
@@ -32,7 +32,7 @@ impl World {
         self.0.replace(generation, &resources);
     }
 
-    /// The same later on.
+    /// Returns a copy in which all resources are replaced.
     fn then(&self, all: &[(Kind, &str, &'static [u8])]) -> Self {
         let mut later = Self(self.0.clone());
         later.becomes(all);
@@ -59,7 +59,7 @@ fn ask(kind: Kind, nonce: u64, names: &[&str]) -> SubscriptionRequest {
     }
 }
 
-/// Takes a request in and says what goes out: kind, nonce, names sent, names removed.
+/// Applies a request and returns the responses: type, number, names sent, names removed.
 fn exchange(
     session: &mut Session,
     request: SubscriptionRequest,
@@ -89,14 +89,14 @@ fn one(kind: Kind, nonce: u64, sent: &str, removed: &str) -> Vec<(Kind, u64, Str
 use Kind::{Cluster, Endpoint, Listener, Route, VirtualHost};
 
 #[test]
-fn delta_sends_all_then_only_what_changed() {
+fn incremental_sends_all_then_only_changes() {
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let mut world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1")]);
     assert_eq!(exchange(&mut session, ask(Cluster, 0, &[]), &world), one(Cluster, 1, "a,b", ""));
     assert_eq!(exchange(&mut session, ask(Cluster, 1, &[]), &world), []);
     world.insert(Resource::from_body(Cluster, "b", Bytes::from_static(b"2")));
     assert_eq!(out(&mut session, &world), one(Cluster, 2, "b", ""));
-    // While that is under way nothing follows; what happens meanwhile is merged.
+    // While a response is in flight, changes are merged into the next one.
     world.insert(Resource::from_body(Cluster, "c", Bytes::from_static(b"1")));
     assert_eq!(out(&mut session, &world), []);
     world.insert(Resource::from_body(Cluster, "c", Bytes::from_static(b"2")));
@@ -108,7 +108,7 @@ fn delta_sends_all_then_only_what_changed() {
 }
 
 #[test]
-fn delta_does_not_send_again_what_a_client_brings_along() {
+fn incremental_sends_only_resources_that_differ_from_the_initial_versions() {
     let world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1"), (Endpoint, "a", b"1")]);
     let version = |name| world.now().get(Cluster, name).unwrap().version_text();
     let have = |pairs: &[(&str, String)]| pairs.iter().map(|(n, v)| ((*n).to_owned(), v.clone())).collect();
@@ -137,13 +137,13 @@ fn delta_does_not_send_again_what_a_client_brings_along() {
 }
 
 #[test]
-fn delta_answers_new_and_repeated_subscriptions_and_missing_names() {
+fn incremental_answers_new_repeated_and_missing_names() {
     let world = resources(&[(Route, "80", b"1"), (Route, "90", b"1")]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, ask(Route, 0, &["80", "none"]), &world), one(Route, 1, "80", "none"));
     assert_eq!(exchange(&mut session, ask(Route, 1, &[]), &world), []);
     assert_eq!(exchange(&mut session, ask(Route, 0, &["80"]), &world), one(Route, 2, "80", ""));
-    // Subscriptions count even while a response is under way.
+    // Names are added even while a response is in flight.
     assert_eq!(exchange(&mut session, ask(Route, 0, &["90"]), &world), []);
     assert_eq!(exchange(&mut session, ask(Route, 2, &[]), &world), one(Route, 3, "90", ""));
     exchange(&mut session, ask(Route, 3, &[]), &world);
@@ -154,7 +154,7 @@ fn delta_answers_new_and_repeated_subscriptions_and_missing_names() {
 }
 
 #[test]
-fn a_refused_version_is_not_sent_again_until_it_changes() {
+fn a_rejected_version_is_not_sent_again_until_it_changes() {
     for form in [Form::Delta, Form::Sotw] {
         let mut session = Session::new(form, Arc::default(), Arc::default());
         let world = resources(&[(Cluster, "a", b"1")]);
@@ -170,7 +170,7 @@ fn a_refused_version_is_not_sent_again_until_it_changes() {
 }
 
 #[test]
-fn clusters_come_first_and_go_last() {
+fn clusters_are_sent_first_and_removed_last() {
     let before = resources(&[
         (Cluster, "old", b"1"),
         (Endpoint, "old", b"1"),
@@ -191,7 +191,7 @@ fn clusters_come_first_and_go_last() {
         assert_eq!(exchange(&mut session, request, &before).len(), 1);
         assert_eq!(exchange(&mut session, ask(kind, nonce, &[]), &before), []);
     }
-    // The route waits until the endpoints of the new cluster are there, the old cluster until the route is.
+    // The route waits for the endpoints of the new cluster. The removal of the old cluster waits for the route.
     assert_eq!(out(&mut session, &after), one(Cluster, 5, "new", ""));
     assert!(session.is_holding());
     assert_eq!(exchange(&mut session, ask(Cluster, 5, &[]), &after), []);
@@ -202,7 +202,7 @@ fn clusters_come_first_and_go_last() {
 }
 
 #[test]
-fn a_client_that_asks_for_no_endpoints_is_not_kept_waiting_for_ever() {
+fn a_client_without_endpoint_requests_does_not_wait_forever() {
     let world = resources(&[(Cluster, "a", b"1"), (Endpoint, "a", b"1"), (Listener, "l", b"1")]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, ask(Cluster, 0, &[]), &world), one(Cluster, 1, "a", ""));
@@ -212,7 +212,7 @@ fn a_client_that_asks_for_no_endpoints_is_not_kept_waiting_for_ever() {
     session.release();
     assert_eq!(out(&mut session, &world), one(Listener, 2, "l", ""));
 
-    // One who refuses the cluster is not waited for at all.
+    // The session does not wait for the endpoints of a rejected cluster.
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     exchange(&mut session, ask(Cluster, 0, &[]), &world);
     exchange(&mut session, SubscriptionRequest { error: Some("no".into()), ..ask(Cluster, 1, &[]) }, &world);
@@ -220,7 +220,7 @@ fn a_client_that_asks_for_no_endpoints_is_not_kept_waiting_for_ever() {
 }
 
 #[test]
-fn clusters_without_endpoints_are_not_waited_for_in_the_first_generation_either() {
+fn clusters_without_endpoints_do_not_delay_the_first_generation() {
     let mut world = World::default();
     for (kind, name) in [(Cluster, "a"), (Cluster, "passthrough"), (Endpoint, "a"), (Listener, "l")] {
         world.0.set(0, Resource::from_body(kind, name, Bytes::from_static(b"1")));
@@ -277,7 +277,7 @@ fn state_of_the_world_sends_all_clusters_but_only_changed_endpoints() {
     ]);
     assert_eq!(out(&mut session, &changed), [one(Cluster, 3, "a,b", ""), one(Endpoint, 4, "b", "")].concat());
     exchange(&mut session, ask(Cluster, 3, &[]), &changed);
-    // An answer to an older response says nothing.
+    // A request with an older nonce is not answered.
     assert_eq!(exchange(&mut session, ask(Endpoint, 2, &["a"]), &changed), []);
     exchange(&mut session, ask(Endpoint, 4, &["a", "b"]), &changed);
     exchange(&mut session, ask(Endpoint, 5, &["a", "b"]), &changed);
@@ -289,20 +289,20 @@ fn state_of_the_world_sends_all_clusters_but_only_changed_endpoints() {
 }
 
 #[test]
-fn state_of_the_world_answers_new_names_and_clients_from_elsewhere() {
+fn state_of_the_world_answers_new_names_and_foreign_nonces() {
     let world = resources(&[(Route, "80", b"1"), (Route, "90", b"1")]);
     let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
-    // The nonce is another server's.
+    // The nonce of another server.
     assert_eq!(exchange(&mut session, ask(Route, 99, &["80"]), &world), one(Route, 1, "80", ""));
     assert_eq!(exchange(&mut session, ask(Route, 1, &["80", "90"]), &world), one(Route, 2, "90", ""));
     assert_eq!(exchange(&mut session, ask(Route, 2, &["80", "90"]), &world), []);
     assert_eq!(exchange(&mut session, ask(Route, 2, &["90"]), &world), []);
-    // Asked for once more after it was given up.
+    // A name to which the client subscribes again.
     assert_eq!(exchange(&mut session, ask(Route, 2, &["80", "90"]), &world), one(Route, 3, "80", ""));
 }
 
 #[test]
-fn an_empty_world_is_an_answer_too() {
+fn an_empty_wildcard_is_answered() {
     for form in [Form::Delta, Form::Sotw] {
         let mut session = Session::new(form, Arc::default(), Arc::default());
         let world = World::default();
@@ -312,9 +312,9 @@ fn an_empty_world_is_an_answer_too() {
     }
 }
 
-/// The client forgets what it unsubscribes from, also where it has everything, and is told what there is of it.
+/// A client forgets a resource from which it unsubscribes, also if it subscribes to all. The resource is sent again.
 #[test]
-fn what_is_unsubscribed_from_beside_everything_is_answered() {
+fn unsubscribing_a_name_beside_the_wildcard_resends_it() {
     let world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1")]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, ask(Cluster, 0, &["*", "a"]), &world), one(Cluster, 1, "a,b", ""));
@@ -325,14 +325,14 @@ fn what_is_unsubscribed_from_beside_everything_is_answered() {
     assert_eq!(exchange(&mut session, unsubscribe(&["a", "none"]), &world), one(Cluster, 2, "a", "none"));
     exchange(&mut session, ask(Cluster, 2, &["b"]), &world);
     exchange(&mut session, ask(Cluster, 3, &[]), &world);
-    // What is left is what was asked for by name.
+    // The names that the client listed are left.
     assert_eq!(exchange(&mut session, unsubscribe(&["*"]), &world), []);
     let changed = world.then(&[(Cluster, "a", b"2"), (Cluster, "b", b"2")]);
     assert_eq!(out(&mut session, &changed), one(Cluster, 4, "b", ""));
 }
 
 #[test]
-fn who_falls_too_far_behind_is_told_to_connect_again() {
+fn a_client_too_far_behind_must_reconnect() {
     let mut world = resources(&[(Cluster, "a", b"1"), (Cluster, "gone", b"1")]);
     let mut delta = Session::new(Form::Delta, Arc::default(), Arc::default());
     let mut sotw = Session::new(Form::Sotw, Arc::default(), Arc::default());
@@ -346,12 +346,12 @@ fn who_falls_too_far_behind_is_told_to_connect_again() {
     assert_eq!(exchange(&mut delta, ask(Cluster, 1, &[]), &world), one(Cluster, 2, "a", ""));
     delta.request(ask(Cluster, 2, &[]), &world.now(), &mut |_| {});
     assert_eq!(delta.pushes(&world.now()).unwrap_err(), TooFarBehind);
-    // The state of the world says what is gone by itself.
+    // In the state of the world, the missing resource shows that it is gone.
     assert_eq!(exchange(&mut sotw, ask(Cluster, 1, &[]), &world), one(Cluster, 2, "a", ""));
 }
 
 #[test]
-fn virtual_hosts_are_asked_for_one_by_one_or_by_their_route_configuration() {
+fn virtual_hosts_are_subscribed_to_by_name_or_by_route_configuration() {
     let before =
         resources(&[(VirtualHost, "80/a", b"1"), (VirtualHost, "80/b", b"1"), (VirtualHost, "8080/a", b"1")]);
     let after = before.then(&[
@@ -376,7 +376,7 @@ fn virtual_hosts_are_asked_for_one_by_one_or_by_their_route_configuration() {
     exchange(&mut one_of_80, ask(VirtualHost, 1, &[]), &before);
     assert_eq!(out(&mut one_of_80, &after), one(VirtualHost, 2, "", "80/b"));
 
-    // Who comes again is told what became of each.
+    // A reconnecting client is sent what differs from its versions.
     let version = |name| before.now().get(VirtualHost, name).unwrap().version_text();
     let have = ["80/a", "80/b"].map(|name| (name.to_owned(), version(name))).into();
     let mut again = Session::new(Form::Delta, Arc::default(), Arc::default());
@@ -385,7 +385,7 @@ fn virtual_hosts_are_asked_for_one_by_one_or_by_their_route_configuration() {
 }
 
 #[test]
-fn a_new_route_configuration_is_followed_by_its_virtual_hosts_where_all_are_asked_for() {
+fn a_new_route_configuration_resends_its_virtual_hosts_under_the_wildcard() {
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let world = resources(&[
         (Route, "80", b"1"),
@@ -404,7 +404,7 @@ fn a_new_route_configuration_is_followed_by_its_virtual_hosts_where_all_are_aske
     assert_eq!(exchange(&mut session, ask(Route, 0, &["90"]), &world), both);
 }
 
-/// A world of virtual hosts: table `80`, name, and the domains by which it is found.
+/// Virtual hosts of the route configuration `80`: name, body and domains.
 fn hosts(all: &[(&str, &'static [u8], &[&str])]) -> World {
     let mut world = World::default();
     add_hosts(&mut world, all);
@@ -437,7 +437,7 @@ fn a_virtual_host_is_found_by_authority() {
 }
 
 #[test]
-fn an_authority_is_answered_by_its_host_and_by_the_news_that_there_is_none() {
+fn an_authority_is_answered_as_absent_and_by_its_host() {
     let kind = Kind::VirtualHost;
     let mut world = hosts(&[("a:80", b"1", &["a"]), ("*.b:80", b"1", &["*.b"]), ("c:80", b"1", &["c"])]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
@@ -450,16 +450,16 @@ fn an_authority_is_answered_by_its_host_and_by_the_news_that_there_is_none() {
     assert_eq!(used, ["80/*.b:80", "80/a:80"]);
     let first = out(&mut session, &world);
     assert_eq!(first, one(kind, 1, "80/*.b:80,80/a:80", "80/*,80/a,80/none,80/x.b"));
-    // The client confirms what it was given, and is not sent it once more.
+    // The client confirms the hosts, and is not sent them again.
     assert_eq!(exchange(&mut session, ask(kind, 1, &[]), &world), []);
     assert_eq!(exchange(&mut session, ask(kind, 0, &["80/*.b:80", "80/a:80"]), &world), []);
     let done = SubscriptionRequest { unsubscribe: vec!["80/a".into()], ..ask(kind, 0, &[]) };
     assert_eq!(exchange(&mut session, done, &world), []);
-    // Changes and removal reach it; what it did not ask for does not.
+    // The client is sent changes and removals of the hosts that it subscribes to, and no others.
     add_hosts(&mut world, &[("a:80", b"2", &["a"]), ("c:80", b"2", &["c"])]);
     assert_eq!(out(&mut session, &world), one(kind, 2, "80/a:80", ""));
     assert_eq!(exchange(&mut session, ask(kind, 2, &[]), &world), []);
-    // A name that nobody answered to is answered when there is somebody, and one that a wildcard had by its own host.
+    // An authority without a host is sent one when it appears; so is an authority that only a wildcard matched.
     add_hosts(&mut world, &[("n:80", b"1", &["none"]), ("x.b:80", b"1", &["x.b"])]);
     assert_eq!(out(&mut session, &world), one(kind, 3, "80/n:80,80/x.b:80", ""));
     assert_eq!(exchange(&mut session, ask(kind, 3, &[]), &world), []);
@@ -468,7 +468,7 @@ fn an_authority_is_answered_by_its_host_and_by_the_news_that_there_is_none() {
 }
 
 #[test]
-fn what_is_remembered_comes_with_the_catch_all_to_who_has_nothing() {
+fn remembered_hosts_are_sent_with_the_catch_all_to_a_new_client() {
     let kind = Kind::VirtualHost;
     let world = hosts(&[("a:80", b"1", &["a"]), ("b:80", b"1", &["b"])]);
     let remembered: Arc<[Arc<str>]> = ["80/a:80".into(), "80/gone:80".into(), "81/a:81".into()].into();
@@ -478,13 +478,13 @@ fn what_is_remembered_comes_with_the_catch_all_to_who_has_nothing() {
     let have = HashMap::from([("80/b:80".to_owned(), "old".to_owned())]);
     let again = SubscriptionRequest { have, ..ask(kind, 0, &["80/*", "80/b:80"]) };
     assert_eq!(exchange(&mut session, again, &world), one(kind, 1, "80/b:80", "80/*"));
-    // Who asks for all of them is not to be helped.
+    // A client that subscribes to all hosts is sent no remembered ones.
     let mut session = Session::new(Form::Delta, Arc::default(), remembered);
     assert_eq!(exchange(&mut session, ask(kind, 0, &["80"]), &world), one(kind, 1, "80/a:80,80/b:80", ""));
 }
 
 #[test]
-fn names_that_no_resource_has_are_counted_while_they_are_held() {
+fn unknown_names_are_counted_while_they_are_held() {
     let world = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
     let cost = |names: &[&str]| names.iter().map(|name| limits::name_cost(name)).sum::<usize>();
     for form in [Form::Delta, Form::Sotw] {
@@ -499,7 +499,7 @@ fn names_that_no_resource_has_are_counted_while_they_are_held() {
         exchange(&mut session, less, &world);
         assert_eq!(session.kept(), cost(&["never"]), "{form:?}");
     }
-    // What the client has from before and is gone is held until that was said.
+    // A name in the client's versions that no resource has is held until its removal is sent.
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let have = ["lost", "a"].map(|name| (name.to_owned(), "1".to_owned())).into();
     let all = SubscriptionRequest { have, ..ask(Endpoint, 0, &["*"]) };
@@ -511,7 +511,7 @@ fn names_that_no_resource_has_are_counted_while_they_are_held() {
 }
 
 #[test]
-fn lists_of_names_are_counted_but_for_what_streams_share() {
+fn lists_of_names_are_counted_without_shared_ones() {
     const MANY: usize = 1_000;
     const PLACE: usize = size_of::<Arc<str>>();
     let all: Vec<_> = (0..MANY).map(|number| format!("name-{number:04}")).collect();
@@ -539,7 +539,7 @@ fn lists_of_names_are_counted_but_for_what_streams_share() {
 }
 
 #[test]
-fn what_is_asked_for_anew_costs_and_an_acknowledgement_does_not() {
+fn repeated_subscriptions_cost_and_acknowledgements_are_free() {
     let world =
         resources(&[(VirtualHost, "80/a", b"1"), (VirtualHost, "80/b", b"1"), (VirtualHost, "90/a", b"1")]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
@@ -552,11 +552,11 @@ fn what_is_asked_for_anew_costs_and_an_acknowledgement_does_not() {
     assert_eq!(cost(ask(VirtualHost, 0, &["80"])), both);
     assert_eq!(cost(ask(VirtualHost, 1, &[])), 0);
     assert_eq!(cost(ask(VirtualHost, 0, &["80"])), both);
-    // Also when it comes with an acknowledgement.
+    // Also in a request that acknowledges a response.
     assert_eq!(cost(ask(VirtualHost, 2, &["80"])), both);
     assert_eq!(cost(ask(VirtualHost, 2, &[])), limits::ASK);
 
-    // The state of the world lists its names again and again.
+    // In the state of the world, an acknowledgement lists all names again.
     let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
     let endpoints = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
     assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["a", "b"]), &endpoints).len(), 1);

@@ -1,4 +1,4 @@
-//! Requests that are on their way, and what holds them up.
+//! Requests that arrive slowly, and the limits that delay them.
 
 use tokio::task::{JoinHandle, yield_now};
 
@@ -9,10 +9,10 @@ use crate::{
     limits::{ALL_ROOM, BURST, IDENTITY_PACE, IDENTITY_ROOM, INSTANCE_ROOM, Identity, REFUSAL, Reservation},
 };
 
-/// Reads requests until there are no more.
-struct Reads;
+/// ReadAll requests until the client ends the stream.
+struct ReadAll;
 
-impl Service for Reads {
+impl Service for ReadAll {
     fn has(&self, _: &str) -> bool {
         true
     }
@@ -35,7 +35,7 @@ impl Service for Reads {
     }
 }
 
-/// A call of an instance of an identity.
+/// A call of a workload instance of an identity.
 struct Caller {
     client: h2::client::SendRequest<Bytes>,
     requests: h2::SendStream<Bytes>,
@@ -44,10 +44,10 @@ struct Caller {
 
 impl Caller {
     async fn new(limits: &Arc<Limits>, identity: &str, instance: &str) -> Self {
-        Self::of(Reads, "/b", limits, (identity, instance)).await
+        Self::of(ReadAll, "/b", limits, (identity, instance)).await
     }
 
-    /// A call of a method of a service.
+    /// Begins a call of a method of a service.
     async fn of(
         service: impl Service + 'static,
         method: &str,
@@ -64,7 +64,7 @@ impl Caller {
         Self::call(client, method).await
     }
 
-    /// Another call on the same connection.
+    /// Begins another call on the same connection.
     async fn another(&self) -> Self {
         Self::call(self.client.clone(), "/b").await
     }
@@ -90,14 +90,14 @@ impl Caller {
     }
 }
 
-/// A request of about so many bytes.
+/// Returns a request of about this length.
 fn long(bytes: usize) -> Bytes {
     let name = "n".repeat(bytes);
     grpc::framed(&first(Kind::Endpoint, &[&name]))
 }
 
-/// Lets all other tasks do what they can.
-async fn others_go_on() {
+/// Lets all other tasks run until they wait.
+async fn run_other_tasks() {
     for _ in 0..10_000 {
         yield_now().await;
     }
@@ -108,7 +108,7 @@ fn reserve(limits: &Arc<Limits>, identity: &str, instance: &str) -> Reservation 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_not_completed_ends_its_call() {
+async fn an_incomplete_request_times_out() {
     for length in [1, 100 << 10] {
         let limits = Arc::<Limits>::default();
         let mut caller = Caller::new(&limits, "a", "1").await;
@@ -120,7 +120,7 @@ async fn a_request_that_is_not_completed_ends_its_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_does_not_begin_is_ended() {
+async fn a_call_without_a_request_times_out() {
     let limits = Arc::<Limits>::default();
     let mut caller = Caller::new(&limits, "a", "1").await;
     caller.send(Bytes::new(), false);
@@ -128,18 +128,18 @@ async fn a_call_that_does_not_begin_is_ended() {
 }
 
 #[tokio::test]
-async fn replicas_whose_requests_come_together_are_all_served() {
+async fn simultaneous_requests_of_replicas_are_all_served() {
     const REPLICAS: usize = 2 * IDENTITY_ROOM / (3 << 20);
     let limits = Arc::<Limits>::default();
     let whole = long(3 << 20);
     let mut callers = Vec::new();
     for replica in 0..REPLICAS {
         let mut caller = Caller::new(&limits, "a", &replica.to_string()).await;
-        // The last byte comes after all have begun.
+        // Every client sends its last byte after all have begun.
         caller.send(whole.slice(..whole.len() - 1), false);
         callers.push(caller);
     }
-    // Some have room, and the others wait.
+    // Some requests have memory reserved, and the others wait.
     while limits.reached(Bound::Incomplete) == 0 {
         yield_now().await;
     }
@@ -152,7 +152,7 @@ async fn replicas_whose_requests_come_together_are_all_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_room_has_all_the_time_and_small_requests_have_room() {
+async fn a_request_that_waits_for_memory_does_not_time_out_and_small_requests_pass() {
     let limits = Arc::<Limits>::default();
     let held: Vec<_> = (0..8)
         .flat_map(|identity| (0..4).map(move |instance| (identity.to_string(), instance.to_string())))
@@ -176,16 +176,16 @@ async fn who_waits_for_room_has_all_the_time_and_small_requests_have_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_whose_connection_is_full_of_what_waits_has_all_the_time() {
+async fn a_call_does_not_time_out_while_another_fills_the_connection_window() {
     let limits = Arc::<Limits>::default();
     let held = reserve(&limits, "a", "1");
     let mut waits = Caller::new(&limits, "a", "1").await;
     let mut small = waits.another().await;
     let whole = long(1_000);
     small.send(whole.slice(..10), false);
-    others_go_on().await;
+    run_other_tasks().await;
     waits.send(long(100 << 10), true);
-    others_go_on().await;
+    run_other_tasks().await;
     small.send(whole.slice(10..), true);
     tokio::time::sleep(10 * limits::REST).await;
     assert!(!small.status.is_finished() && !waits.status.is_finished());
@@ -194,16 +194,16 @@ async fn a_call_whose_connection_is_full_of_what_waits_has_all_the_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_owes_too_much_is_not_read_and_the_others_are() {
+async fn only_replicas_with_debt_are_not_read() {
     let limits = Arc::<Limits>::default();
     let account = Arc::new(Account::new(Arc::clone(&limits), "test".into()));
     let payer = Payer::new(&limits, &"a".into(), &"evil".into());
     let mut evil = [Caller::new(&limits, "a", "evil").await, Caller::new(&limits, "a", "evil").await];
-    // One call has begun before there is a debt.
+    // One call begins before there is a debt.
     let whole = long(100);
     evil[0].send(whole.slice(..10), false);
-    others_go_on().await;
-    Member::enter(account, payer).unwrap().spend(2 * IDENTITY_PACE * BURST, 0, 0);
+    run_other_tasks().await;
+    StreamAccount::enter(account, payer).unwrap().spend(2 * IDENTITY_PACE * BURST, 0, 0);
     evil[0].send(whole.slice(10..), true);
     evil[1].send(whole.clone(), true);
     for _ in 0..2 {
@@ -212,35 +212,35 @@ async fn a_replica_that_owes_too_much_is_not_read_and_the_others_are() {
         good.send(long(1 << 20), true);
         assert_eq!(good.code().await, tonic::Code::Ok);
     }
-    others_go_on().await;
+    run_other_tasks().await;
     assert!(evil.iter().all(|caller| !caller.status.is_finished()));
     assert!(limits.reached(Bound::Pace) >= 2, "both are not read");
 }
 
-/// Refuses every call.
-struct Refuses;
+/// RefuseAll every call.
+struct RefuseAll;
 
-impl Views for Refuses {
+impl Views for RefuseAll {
     async fn connect(&self, _: Node, _: Form, _: Request<()>) -> Result<View, Status> {
         Err(Status::permission_denied("not you"))
     }
 }
 
-impl Signer for Refuses {
+impl Signer for RefuseAll {
     async fn create_certificate(&self, _: Request<IstioCertificateRequest>) -> Result<Vec<String>, Status> {
         Err(Status::permission_denied("not you"))
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_is_refused_again_and_again_waits_for_each_refusal() {
+async fn a_replica_waits_for_each_repeated_refusal() {
     let service = || {
-        let refuses = Arc::new(Refuses);
+        let refuses = Arc::new(RefuseAll);
         (DiscoveryService::new(Arc::clone(&refuses)), CertificateService::new(refuses))
     };
     for method in [wire::DELTA, certificates::METHOD] {
         let limits = Arc::<Limits>::default();
-        // Each on a connection of its own; the second ends without a request.
+        // Each call has its own connection; the second one ends without a request.
         let refused = async |instance, request: Bytes| {
             let mut caller = Caller::of(service(), method, &limits, ("a", instance)).await;
             caller.send(request, true);
@@ -248,11 +248,11 @@ async fn a_replica_that_is_refused_again_and_again_waits_for_each_refusal() {
         };
         let request = if method == wire::DELTA { long(1) } else { Bytes::from_static(&[0; 5]) };
         let payer = Payer::new(&limits, &"a".into(), &"evil".into());
-        // Nearly all that one may owe; what leaks away meanwhile is less than a refusal costs.
+        // Nearly the whole burst. The debt that is paid meanwhile is less than the cost of a refusal.
         payer.spend(IDENTITY_PACE * BURST - REFUSAL / 2);
         for request in [request.clone(), Bytes::new()] {
             let evil = refused("evil", request.clone()).await;
-            others_go_on().await;
+            run_other_tasks().await;
             assert!(!evil.status.is_finished(), "{method}: it is answered when what it owes is paid");
         }
         let good = refused("good", request).await;

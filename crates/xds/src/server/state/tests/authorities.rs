@@ -1,8 +1,8 @@
-//! Authorities whose virtual hosts come and go: after a change only names that it may touch are looked up again.
+//! Changes of virtual hosts: only names that a change may concern are resolved again.
 
 use super::*;
 
-/// A random name of a virtual host, an authority or a domain; there are few, so that they meet often.
+/// Returns a random name of a virtual host, an authority or a domain. There are few, so that they often match.
 fn random(random: &mut fastrand::Rng, wildcard: bool) -> String {
     let labels: Vec<_> = (0..random.usize(1..5)).map(|_| ["a", "b", "c"][random.usize(0..3)]).collect();
     format!("{}/{}{}", random.u8(80..82), if wildcard { "*." } else { "" }, labels.join("."))
@@ -26,7 +26,7 @@ fn host(with: &mut fastrand::Rng, name: &str, many: bool) -> Arc<Resource> {
     Resource::with_aliases(VirtualHost, name, body, aliases.iter().map(String::as_str))
 }
 
-/// Checks that what is found is what a lookup of all names finds, and that the client is to have it.
+/// Checks that each name resolves as a full lookup does, and that the client is sent the host.
 fn check(session: &Session, world: &World) {
     let (subscription, snapshot) = (&session.subscriptions[VirtualHost as usize], world.now());
     for name in subscription.names.0.iter().filter(|name| snapshot.get(VirtualHost, name).is_none()) {
@@ -37,7 +37,7 @@ fn check(session: &Session, world: &World) {
 }
 
 #[test]
-fn a_change_finds_for_each_name_what_a_lookup_of_all_names_finds() {
+fn resolving_changed_names_equals_resolving_all() {
     for seed in 0..40 {
         let mut with = fastrand::Rng::with_seed(seed);
         let mut world = World::default();
@@ -65,7 +65,7 @@ fn a_change_finds_for_each_name_what_a_lookup_of_all_names_finds() {
                 _ => ask(VirtualHost, 0, &["82/none"]),
             };
             session.request(request, &world.now(), &mut |_| {});
-            // Responses are acknowledged until nothing is left to send.
+            // Acknowledges responses until nothing is due.
             loop {
                 nonce.extend(session.pushes(&world.now()).unwrap().iter().map(|push| push.number));
                 let Some(number) = nonce.pop() else { break };

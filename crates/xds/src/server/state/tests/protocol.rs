@@ -1,4 +1,4 @@
-//! The protocol's text, statement by statement, as far as the rules beside do not show it:
+//! Statements of the protocol that the other tests do not cover:
 //! <https://www.envoyproxy.io/docs/envoy/v1.40.0/api-docs/xds_protocol>.
 
 use super::*;
@@ -10,16 +10,16 @@ fn unsubscribe(kind: Kind, nonce: u64, names: &[&str]) -> SubscriptionRequest {
     }
 }
 
-/// Takes a request in and says what was reported of it.
+/// Applies a request and returns the reported events.
 fn reported(session: &mut Session, request: SubscriptionRequest, world: &World) -> Vec<String> {
     let mut events = Vec::new();
     session.request(request, &world.now(), &mut |event| events.push(format!("{event:?}")));
     events
 }
 
-/// "How the client specifies what resources to return", the example for the state of the world.
+/// "How the client specifies what resources to return": the example for the state of the world.
 #[test]
-fn in_the_state_of_the_world_an_empty_list_means_everything_until_something_was_named() {
+fn state_of_the_world_empty_list_is_a_wildcard_until_a_name_is_listed() {
     let world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1")]);
     let changed = world.then(&[(Cluster, "a", b"2"), (Cluster, "b", b"2")]);
     let again = changed.then(&[(Cluster, "a", b"3"), (Cluster, "b", b"3")]);
@@ -35,16 +35,16 @@ fn in_the_state_of_the_world_an_empty_list_means_everything_until_something_was_
     assert_eq!(out(&mut session, &again), []);
     assert_eq!(exchange(&mut session, ask(Cluster, 3, &["*"]), &again), one(Cluster, 4, "a,b", ""));
 
-    // Who begins with a name never had the older way.
+    // A stream whose first request lists a name never has the legacy wildcard.
     let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, ask(Listener, 0, &["none"]), &world), one(Listener, 1, "", ""));
     let listeners = world.then(&[(Listener, "l", b"1")]);
     assert_eq!(exchange(&mut session, ask(Listener, 1, &[]), &listeners), []);
 }
 
-/// The same, the example for the incremental form.
+/// The same section: the example for the incremental form.
 #[test]
-fn in_the_delta_form_everything_is_asked_for_by_the_first_request_or_by_name() {
+fn incremental_wildcard_is_an_empty_first_request_or_the_name() {
     let world = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1")]);
     let changed = world.then(&[(Cluster, "a", b"2"), (Cluster, "b", b"2")]);
     let again = changed.then(&[(Cluster, "a", b"3"), (Cluster, "b", b"3")]);
@@ -57,38 +57,38 @@ fn in_the_delta_form_everything_is_asked_for_by_the_first_request_or_by_name() {
     assert_eq!(exchange(&mut session, ask(Cluster, 0, &[]), &again), []);
     assert_eq!(exchange(&mut session, ask(Cluster, 0, &["*"]), &again), one(Cluster, 4, "a,b", ""));
 
-    // Not by one that only takes something back.
+    // A first request that unsubscribes is no wildcard.
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     assert_eq!(exchange(&mut session, unsubscribe(Cluster, 0, &["a"]), &world), []);
 }
 
 /// "Grouping Resources into Responses", "Deleting Resources", "Knowing When a Requested Resource Does Not Exist".
 #[test]
-fn in_the_state_of_the_world_clusters_and_listeners_come_together_and_go_by_their_absence() {
+fn state_of_the_world_clusters_and_listeners_are_sent_whole() {
     for kind in [Cluster, Listener] {
         let world = resources(&[(kind, "a", b"1"), (kind, "b", b"1"), (kind, "other", b"1")]);
         let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
         assert_eq!(exchange(&mut session, ask(kind, 0, &["a"]), &world), one(kind, 1, "a", ""));
         assert_eq!(exchange(&mut session, ask(kind, 1, &["a"]), &world), []);
         assert_eq!(exchange(&mut session, ask(kind, 1, &["a", "b"]), &world), one(kind, 2, "a,b", ""));
-        // What is not there is answered by a response without it, at once.
+        // A name that no resource has is answered at once by a response without it.
         assert_eq!(exchange(&mut session, ask(kind, 2, &["a", "b", "c"]), &world), one(kind, 3, "a,b", ""));
         assert_eq!(exchange(&mut session, ask(kind, 3, &["a", "b", "c"]), &world), []);
-        // It is remembered that it was asked for.
+        // The subscription to it remains.
         let more = world.then(&[(kind, "a", b"1"), (kind, "b", b"1"), (kind, "c", b"1")]);
         assert_eq!(out(&mut session, &more), one(kind, 4, "a,b,c", ""));
         assert_eq!(exchange(&mut session, ask(kind, 4, &["a", "b", "c"]), &more), []);
         let fewer = more.then(&[(kind, "b", b"1")]);
         assert_eq!(out(&mut session, &fewer), one(kind, 5, "b", ""));
         assert_eq!(exchange(&mut session, ask(kind, 5, &["a", "b", "c"]), &fewer), []);
-        // The last one, too.
+        // Also after the last one is deleted.
         assert_eq!(out(&mut session, &fewer.then(&[])), one(kind, 6, "", ""));
     }
 }
 
-/// The same, for all other kinds.
+/// The same sections, for all other types.
 #[test]
-fn in_the_state_of_the_world_the_absence_of_routes_and_endpoints_says_nothing() {
+fn state_of_the_world_absent_routes_and_endpoints_are_not_removals() {
     for kind in [Route, Endpoint] {
         let world = resources(&[(kind, "a", b"1"), (kind, "b", b"1")]);
         let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
@@ -104,9 +104,9 @@ fn in_the_state_of_the_world_the_absence_of_routes_and_endpoints_says_nothing() 
     }
 }
 
-/// "Resource updates": a request that answers an older response is stale, also with other names.
+/// "Resource updates": a request that answers an older response is stale, also if it lists other names.
 #[test]
-fn in_the_state_of_the_world_a_stale_request_is_passed_over() {
+fn state_of_the_world_stale_requests_are_not_answered() {
     let world = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
     let changed = world.then(&[(Endpoint, "a", b"2"), (Endpoint, "b", b"1")]);
     let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
@@ -116,7 +116,7 @@ fn in_the_state_of_the_world_a_stale_request_is_passed_over() {
     let late = SubscriptionRequest { error: Some("of the former".into()), ..ask(Endpoint, 1, &["a", "b"]) };
     assert_eq!(reported(&mut session, late, &changed), [""; 0]);
     assert_eq!(out(&mut session, &changed), []);
-    // The client repeats itself with its answer to the last response.
+    // The client lists the names again in its answer to the last response.
     assert_eq!(exchange(&mut session, ask(Endpoint, 2, &["a", "b"]), &changed), one(Endpoint, 3, "b", ""));
     // Several requests may answer the same response.
     exchange(&mut session, ask(Endpoint, 3, &["a", "b"]), &changed);
@@ -124,9 +124,9 @@ fn in_the_state_of_the_world_a_stale_request_is_passed_over() {
     assert_eq!(exchange(&mut session, ask(Endpoint, 3, &["a", "b"]), &changed), one(Endpoint, 4, "b", ""));
 }
 
-/// "Incremental xDS": there the nonce decides what is acknowledged, and nothing else.
+/// "Incremental xDS": the nonce decides what is acknowledged, and nothing else.
 #[test]
-fn in_the_delta_form_a_stale_request_changes_what_is_asked_for() {
+fn incremental_stale_requests_change_the_subscription() {
     let world = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
     let changed = world.then(&[(Endpoint, "a", b"2"), (Endpoint, "b", b"1")]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
@@ -138,13 +138,13 @@ fn in_the_delta_form_a_stale_request_changes_what_is_asked_for() {
     let acked = reported(&mut session, ask(Endpoint, 2, &[]), &changed);
     assert_eq!(acked, ["Acked { kind: Endpoint, nonce: 2 }"]);
     assert_eq!(out(&mut session, &changed), one(Endpoint, 3, "b", ""));
-    // A response that never was is not acknowledged either.
+    // A nonce that was never sent acknowledges nothing.
     assert_eq!(reported(&mut session, ask(Endpoint, 99, &[]), &changed), [""; 0]);
 }
 
-/// "ACK/NACK": each kind by itself, and with what a refusal asks for besides.
+/// "ACK/NACK": for each type separately, also if the NACK adds names.
 #[test]
-fn a_refusal_concerns_its_response_only() {
+fn a_nack_concerns_its_response_only() {
     for form in [Form::Delta, Form::Sotw] {
         let world = resources(&[(Route, "a", b"1"), (Route, "b", b"1"), (Endpoint, "a", b"1")]);
         let mut session = Session::new(form, Arc::default(), Arc::default());
@@ -162,9 +162,9 @@ fn a_refusal_concerns_its_response_only() {
     }
 }
 
-/// "Unsubscribing from Resources": what was never asked for can be taken back.
+/// "Unsubscribing from Resources": a client may unsubscribe from a name that it does not subscribe to.
 #[test]
-fn needless_unsubscriptions_are_passed_over() {
+fn unsubscribing_an_unknown_name_is_ignored() {
     let world = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     exchange(&mut session, ask(Endpoint, 0, &["a"]), &world);
@@ -174,10 +174,10 @@ fn needless_unsubscriptions_are_passed_over() {
     assert_eq!(out(&mut session, &changed), one(Endpoint, 2, "a", ""));
 }
 
-/// "Incremental xDS", on reconnecting: all names are said again, and what is known is not sent again, whichever way it is
-/// asked for.
+/// "Incremental xDS", on reconnecting: the client lists all names again, and is not sent what it has, however it
+/// subscribes.
 #[test]
-fn who_comes_again_by_name_and_for_everything_is_sent_what_differs() {
+fn a_reconnecting_client_is_sent_only_what_differs() {
     let before = resources(&[(Cluster, "a", b"1"), (Cluster, "b", b"1"), (Cluster, "gone", b"1")]);
     let after = before.then(&[(Cluster, "a", b"1"), (Cluster, "b", b"2"), (Cluster, "c", b"1")]);
     let have = ["a", "b", "gone"].map(|name| {
@@ -198,7 +198,7 @@ fn who_comes_again_by_name_and_for_everything_is_sent_what_differs() {
 
 /// "Eventual consistency considerations", as far as whole states allow it.
 #[test]
-fn in_the_state_of_the_world_clusters_come_first_and_go_last() {
+fn state_of_the_world_clusters_are_sent_first_and_removed_last() {
     let before = resources(&[
         (Cluster, "old", b"1"),
         (Endpoint, "old", b"1"),
@@ -232,7 +232,7 @@ fn in_the_state_of_the_world_clusters_come_first_and_go_last() {
     assert_eq!(rest, [one(Listener, 7, "l", ""), one(Route, 8, "r", "")].concat());
     exchange(&mut session, ask(Listener, 7, &[]), &both);
     exchange(&mut session, ask(Route, 8, &["r"]), &both);
-    // A cluster that goes waits for the routes that no longer name it.
+    // The removal of a cluster waits for the routes that no longer refer to it.
     let after = both.then(&[
         (Cluster, "new", b"1"),
         (Endpoint, "new", b"1"),

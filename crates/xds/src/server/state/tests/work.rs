@@ -1,9 +1,9 @@
-//! What requests make a server do: steps are counted, never time.
+//! Cost of requests for the server, counted in steps and not in time.
 
 use super::*;
 use crate::work::steps_of;
 
-/// Names that no resource has.
+/// Returns names that no resource has.
 fn unknown(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("none-{number:06}")).collect()
 }
@@ -12,7 +12,7 @@ fn names(kind: Kind, nonce: u64, names: Vec<String>) -> SubscriptionRequest {
     SubscriptionRequest { names, ..ask(kind, nonce, &[]) }
 }
 
-/// Clusters of these names.
+/// Returns clusters with these names.
 fn clusters(names: &[String]) -> World {
     let mut resources = Resources::default();
     for name in names {
@@ -23,7 +23,7 @@ fn clusters(names: &[String]) -> World {
     world
 }
 
-/// The steps of a request and what follows from it, and what it is charged.
+/// Applies a request and makes the responses. Returns the steps, and the cost that is charged.
 fn steps(session: &mut Session, request: SubscriptionRequest, world: &World) -> (usize, u64) {
     let mut cost = 0;
     let steps = steps_of(|| {
@@ -34,7 +34,7 @@ fn steps(session: &mut Session, request: SubscriptionRequest, world: &World) -> 
 }
 
 #[test]
-fn a_name_that_no_host_can_have_is_not_looked_up_by_its_suffixes() {
+fn invalid_authorities_are_not_looked_up_by_suffix() {
     let world = hosts(&[("*.b:80", b"1", &["*.b"])]);
     let find = |authority: String| {
         let mut found = false;
@@ -64,7 +64,7 @@ fn each_lookup_of_an_authority_is_charged() {
 }
 
 #[test]
-fn a_request_that_gives_up_a_name_looks_up_no_other() {
+fn unsubscribing_a_name_resolves_no_other() {
     let world = hosts(&[("*.b:80", b"1", &["*.b"])]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let mut asked: Vec<_> = (0..1_000).map(|number| format!("80/x.y.none-{number}")).collect();
@@ -77,13 +77,13 @@ fn a_request_that_gives_up_a_name_looks_up_no_other() {
     let of_one = steps(&mut session, give_up("80/x.y.none-7"), &world).0;
     assert!(of_none < 10, "{of_none} steps for a name that was not held");
     assert!(of_one < 1_100, "{of_one} steps for one of 1,000 names, which are summed up once");
-    // What leads to a host that is given up is found all the same.
+    // A subscribed authority still resolves to the host.
     let again = exchange(&mut session, give_up("80/*.b:80"), &world);
     assert_eq!(again.last().map(|(kind, _, sent, _)| (*kind, &**sent)), Some((VirtualHost, "80/*.b:80")));
 }
 
 #[test]
-fn names_that_no_virtual_host_has_are_looked_up_as_far_as_a_stream_may_hold_them() {
+fn too_many_authorities_are_not_resolved() {
     let world = hosts(&[("*.b:80", b"1", &["*.b"])]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let many = (0..=limits::AUTHORITIES).map(|number| format!("80/{number}.x.y.b")).collect();
@@ -94,13 +94,13 @@ fn names_that_no_virtual_host_has_are_looked_up_as_far_as_a_stream_may_hold_them
 }
 
 #[test]
-fn what_waits_for_an_acknowledgement_is_not_looked_through_by_empty_requests() {
+fn empty_requests_do_not_scan_names_that_wait_for_an_ack() {
     const MANY: usize = 5_000;
     for form in [Form::Delta, Form::Sotw] {
         let world = resources(&[(Endpoint, "a", b"1")]);
         let mut session = Session::new(form, Arc::default(), Arc::default());
         steps(&mut session, ask(Endpoint, 0, &["a"]), &world);
-        // The first response is not acknowledged, and these wait for that.
+        // These names wait for the acknowledgement of the first response.
         steps(&mut session, names(Endpoint, 0, unknown(MANY)), &world);
         let repeated = || if form == Form::Delta { Vec::new() } else { unknown(10) };
         steps(&mut session, names(Endpoint, 0, repeated()), &world);
@@ -110,7 +110,7 @@ fn what_waits_for_an_acknowledgement_is_not_looked_through_by_empty_requests() {
 }
 
 #[test]
-fn what_is_held_is_not_looked_through_by_requests_that_change_nothing() {
+fn requests_that_change_nothing_do_not_scan_the_subscription() {
     const MANY: usize = 5_000;
     let world = resources(&[(Endpoint, "a", b"1"), (Cluster, "a", b"1")]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
@@ -122,12 +122,12 @@ fn what_is_held_is_not_looked_through_by_requests_that_change_nothing() {
 }
 
 #[test]
-fn what_is_gone_is_not_looked_through_before_it_may_be_said() {
+fn removals_are_not_scanned_while_they_must_wait() {
     const MANY: usize = 5_000;
     let world = resources(&[(Cluster, "a", b"1"), (Listener, "a", b"1")]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     steps(&mut session, ask(Listener, 0, &["*"]), &world);
-    // Clusters go last, and so not while the listeners are not acknowledged.
+    // Removals of clusters wait until the listeners are acknowledged.
     let have = unknown(MANY).into_iter().chain(["a".into()]).map(|name| (name, "1".to_owned())).collect();
     let first = steps(&mut session, SubscriptionRequest { have, ..ask(Cluster, 0, &["*"]) }, &world);
     assert!(first.0 >= MANY, "{first:?}");
@@ -139,7 +139,7 @@ fn what_is_gone_is_not_looked_through_before_it_may_be_said() {
 }
 
 #[test]
-fn state_of_the_world_pays_for_all_that_it_has_repeated() {
+fn state_of_the_world_pays_for_repeated_subscriptions() {
     let world = clusters(&unknown(100));
     let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
     for nonce in 1..3 {
@@ -149,13 +149,13 @@ fn state_of_the_world_pays_for_all_that_it_has_repeated() {
     }
 }
 
-/// Authorities that no host has, of as many labels as there can be.
+/// Returns authorities that match no host, with the maximum number of labels.
 fn authorities(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("80/{}{number:04}", "a.".repeat(127))).collect()
 }
 
 #[test]
-fn a_change_of_domains_costs_what_changed_and_who_waits_for_it() {
+fn a_change_of_domains_costs_in_proportion_to_the_affected_names() {
     const MANY: usize = 2_000;
     let world = hosts(&[("a:80", b"1", &["a"])]);
     let mut waiting = Session::new(Form::Delta, Arc::default(), Arc::default());
@@ -181,7 +181,7 @@ fn a_change_of_domains_costs_what_changed_and_who_waits_for_it() {
 }
 
 #[test]
-fn changes_that_are_not_all_remembered_cost_a_lookup_for_each_length_of_a_wildcard() {
+fn forgotten_changes_cost_one_lookup_per_wildcard_length() {
     const MANY: usize = 2_000;
     let mut world = hosts(&[("*.b:80", b"1", &["*.b"]), ("*.c:80", b"1", &["*.c"])]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
@@ -193,7 +193,7 @@ fn changes_that_are_not_all_remembered_cost_a_lookup_for_each_length_of_a_wildca
     assert_eq!(session.take_owed(), limits::LOOKUP * 128 * MANY as u64);
 }
 
-/// Asks for names of virtual hosts and acknowledges the answer.
+/// Subscribes to virtual host names and acknowledges the response.
 fn session_waits(session: &mut Session, asked: Vec<String>, world: &World) {
     session.request(names(VirtualHost, 0, asked), &world.now(), &mut |_| {});
     session.pushes(&world.now()).unwrap();
@@ -201,14 +201,14 @@ fn session_waits(session: &mut Session, asked: Vec<String>, world: &World) {
 }
 
 #[test]
-fn all_there_is_costs_once_while_nothing_can_be_sent() {
+fn a_wildcard_is_charged_once_while_nothing_is_sent() {
     let world = clusters(&unknown(100));
     for form in [Form::Delta, Form::Sotw] {
         let mut session = Session::new(form, Arc::default(), Arc::default());
         let mut cost = |names: &[&str], unsubscribe: &[&str]| {
             let unsubscribe = unsubscribe.iter().map(|name| (*name).to_owned()).collect();
             let request = SubscriptionRequest { unsubscribe, ..ask(Cluster, 0, names) };
-            // Nothing is sent meanwhile.
+            // No response is made between the requests.
             session.request(request, &world.now(), &mut |_| {}).cost
         };
         assert!(cost(&["*"], &[]) >= 100 * limits::RESOURCE, "{form:?}");
@@ -222,7 +222,7 @@ fn all_there_is_costs_once_while_nothing_can_be_sent() {
 }
 
 #[test]
-fn an_acknowledgement_is_free_as_far_as_it_needs_to_be_long() {
+fn the_required_bytes_of_an_acknowledgement_are_free() {
     let many: Vec<_> = (0..100).map(|number| format!("endpoints-{number}")).collect();
     let world = resources(&[(Endpoint, "a", b"1"), (Cluster, "a", b"1")]);
     for form in [Form::Delta, Form::Sotw] {
@@ -244,7 +244,7 @@ fn an_acknowledgement_is_free_as_far_as_it_needs_to_be_long() {
         }
         let names = with(Vec::new()).iter().map(|name| 4 + name.len()).sum::<usize>();
         assert_eq!(take(1, with(Vec::new())), (0, limits::ACKNOWLEDGEMENT + names));
-        // Asked for again, which is answered.
+        // The same subscription again, which is answered.
         take(0, with(Vec::new()));
         let (cost, free) = take(2, with(vec!["a".into(); 1_000]));
         assert!(cost >= 999 * limits::NAMED && free == 0, "repeated names: {cost}, {free}");
