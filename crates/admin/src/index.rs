@@ -1,4 +1,4 @@
-//! The first page: the list of all pages, as text for people on a terminal and with links for browsers.
+//! The index page: a list of all pages, as text for terminals and with links for browsers.
 
 use std::fmt::Write as _;
 
@@ -11,10 +11,11 @@ use axum::{
 };
 
 const STYLE: &str = "body{font-family:sans-serif;margin:2em}td{padding:.2em 1em .2em 0;vertical-align:top}";
-/// The description of a page that only takes POST begins so. It gets no link, as a link sends GET.
+/// Prefix of the description of a page that accepts only POST. It gets no link, because a link sends GET.
 const POST: &str = "(POST)";
 
-/// Lists pages, each of which has a line: its path, spaces, and its description. Clients that accept HTML get links.
+/// Returns the list of pages. Each line of `pages` is a path, spaces and a description. Clients that accept HTML get
+/// links.
 pub fn index(program: &str, pages: &'static str, headers: &HeaderMap) -> Response {
     let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     if !accept.into_iter().any(|value| value.contains("text/html")) {
@@ -37,7 +38,7 @@ fn html(program: &str, pages: &str) -> String {
             true => path,
             false => format!("<a href=\"{path}\">{path}</a>"),
         };
-        // A string takes everything.
+        // Writing to a string cannot fail.
         let _ = writeln!(html, "<tr><td>{path}</td><td>{description}</td></tr>");
     }
     html + "</table></body></html>\n"

@@ -1,16 +1,16 @@
-//! The server of admin, readiness and metrics pages: HTTP/1 with limits on what a client may cost before its request is whole.
+//! HTTP/1 server of the admin, readiness and metrics pages, with limits for clients before their request is complete.
 //!
 //! | limit | value |
 //! |---|---|
-//! | time for a request's head, and between requests | 20 s |
+//! | timeout of a request's head, and between requests | 20 s |
 //! | length of a head | 64 KiB |
 //! | length of a body that a handler reads | 64 KiB |
-//! | time for a response to be taken | 60 s |
-//! | life of a connection | 10 min |
-//! | connections in all, from one address | 256, 64 |
+//! | timeout for the client to read a response | 60 s |
+//! | maximum duration of a connection | 10 min |
+//! | connections in total; from one address | 256; 64 |
 //! | connections without a request in progress | 128; a new one closes the oldest |
 //!
-//! So idle and slow clients do not keep readiness probes and scrapers out.
+//! With these limits, idle and slow clients do not block readiness probes and scrapers.
 
 mod index;
 
@@ -54,20 +54,20 @@ use tracing::{debug, warn};
 
 pub use index::index;
 
-/// Bytes of a head, of a body that a handler reads, and of a piece of a response.
+/// Maximum length of a head, of a body that a handler reads, and of a piece of a response, in bytes.
 const LONGEST: usize = 64 << 10;
-/// The pause after a connection could not be accepted.
+/// Pause after a connection could not be accepted.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// What clients may take.
+/// Limits for clients.
 #[derive(Clone, Copy)]
 struct Settings {
     limits: Limits,
-    /// Time for a request's head, and between requests.
+    /// Timeout of a request's head, and between requests.
     head: Duration,
-    /// Time from a response's beginning until all of it has been taken.
+    /// Timeout from the begin of a response until the client has read all of it.
     response: Duration,
-    /// Time from the first to the last byte.
+    /// Maximum duration of a connection.
     life: Duration,
 }
 
@@ -78,20 +78,20 @@ const SETTINGS: Settings = Settings {
     life: Duration::from_secs(600),
 };
 
-/// The two addresses of a connection; handlers extract `ConnectInfo<Ends>`.
+/// The addresses of a connection; handlers extract `ConnectInfo<Ends>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    /// The server's, where it is known.
+    /// Address of the server, if known.
     pub local: Option<IpAddr>,
-    /// The client's.
+    /// Address of the client.
     pub remote: IpAddr,
 }
 
 impl Ends {
-    /// Checks that a request comes from this network namespace, and not from a page of another site in a browser.
-    ///
+    /// Checks that a request comes from this network namespace, and not from a browser that shows a page of another
+    /// site.
     /// # Errors
-    /// Why the caller may not see what is for callers from here alone.
+    /// The reason why the caller may not use pages for local callers.
     pub fn check<B>(self, request: &Request<B>) -> Result<(), Refusal> {
         let values = |name| request.headers().get_all(name).iter().map(HeaderValue::as_bytes);
         let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
@@ -106,7 +106,7 @@ impl Ends {
     }
 }
 
-/// Serves the pages of a router for ever.
+/// Serves the pages of a router forever.
 pub async fn serve(listener: TcpListener, router: Router) -> Infallible {
     serve_with(listener, router, SETTINGS).await
 }
@@ -160,16 +160,16 @@ async fn connection(
         served = timeout(settings.life, served) => match served {
             Ok(Ok(())) => {}
             Ok(Err(error)) => debug!(%error, "a connection to the admin pages ended"),
-            Err(_) => debug!("a connection to the admin pages has reached its longest life"),
+            Err(_) => debug!("a connection to the admin pages reached its maximum duration"),
         },
-        () = admitted.shed() => debug!("a connection to the admin pages made room for another"),
+        () = admitted.shed() => debug!("a connection to the admin pages was closed in favour of another"),
         () = overdue(begins, settings.response) => {
-            debug!("a connection to the admin pages ended: its client reads too slowly");
+            debug!("a connection to the admin pages was closed: the client reads too slowly");
         }
     }
 }
 
-/// Ends when a response has not been taken in time.
+/// Returns when the client has not read a response in time.
 async fn overdue(mut begun: watch::Receiver<Option<Instant>>, limit: Duration) {
     while let Ok(Some(since)) = begun.wait_for(Option::is_some).await.map(|since| *since) {
         if timeout_at(since + limit, begun.wait_for(|now| *now != Some(since))).await.is_err() {
@@ -178,11 +178,11 @@ async fn overdue(mut begun: watch::Receiver<Option<Instant>>, limit: Duration) {
     }
 }
 
-/// A response's body, in pieces, so that it is known when it has been taken. Then the connection is idle, as when it is
-/// given up.
+/// Body of a response in pieces. It is dropped when the client has read all of it, or when it is cancelled; then the
+/// connection is idle.
 struct Sending {
     body: Body,
-    /// The rest of a frame that is not written yet.
+    /// Rest of a frame that is not written yet.
     rest: Bytes,
     admitted: Arc<Admitted>,
     begun: watch::Sender<Option<Instant>>,
@@ -252,16 +252,16 @@ mod tests {
         stream
     }
 
-    /// All that comes until the server closes.
+    /// Reads until the server closes the connection.
     async fn rest(mut stream: TcpStream) -> String {
         let mut answer = Vec::new();
-        // A reset ends it, too.
+        // A reset ends it as well.
         let _ = stream.read_to_end(&mut answer).await;
         String::from_utf8(answer).unwrap()
     }
 
     #[tokio::test]
-    async fn a_head_must_come_in_time_and_so_must_the_next() {
+    async fn each_request_head_has_a_timeout() {
         let address = start(Settings { head: Duration::from_millis(50), ..SETTINGS }).await;
         assert_eq!(rest(send(address, b"").await).await, "");
         assert_eq!(rest(send(address, b"GET /who HTTP/1.1\r\nhost: a\r\n").await).await, "");
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_that_ask_nothing_keep_nobody_out() {
+    async fn idle_clients_do_not_block_others() {
         let limits = Limits { most: 8, by_address: Some(6), by_identity: None, unproven: 4 };
         let address = start(Settings { limits, head: LONG, life: LONG, ..SETTINGS }).await;
         let mut slow = Vec::new();
@@ -289,17 +289,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_response_must_be_taken_in_time() {
+    async fn a_response_must_be_read_in_time() {
         let address =
             start(Settings { response: Duration::from_millis(50), head: LONG, life: LONG, ..SETTINGS }).await;
         let mut slow = send(address, b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n").await;
-        // Reading nothing but a byte, it can only notice by the other direction.
+        // The client reads one byte only, so it notices the close by a failed write.
         slow.read_u8().await.unwrap();
         while slow.write_all(b"\r\n").await.is_ok() {
             sleep(Duration::from_millis(1)).await;
         }
         assert!(rest(slow).await.len() < 32 << 20);
-        // A client that reads its response is served for longer than this limit.
+        // A client that reads its responses is served for longer than this limit.
         let mut kept = TcpStream::connect(address).await.unwrap();
         let mut answer = [0; 1];
         for _ in 0..100 {
@@ -313,17 +313,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_is_idle_once_its_response_has_been_taken() {
+    async fn a_connection_is_idle_after_its_response_is_read() {
         let limits = Limits { most: 8, by_address: None, by_identity: None, unproven: 1 };
         let address = start(Settings { limits, head: LONG, life: LONG, ..SETTINGS }).await;
         let mut reader = send(address, b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n").await;
         reader.read_u8().await.unwrap();
         let first = send(address, b"").await;
         let second = send(address, b"").await;
-        assert_eq!(rest(first).await, "", "the second has its place");
+        assert_eq!(rest(first).await, "", "the second connection replaced the first");
         let mut body = vec![0; 32 << 20];
         reader.read_exact(&mut body).await.unwrap();
-        // Now the reader is idle as well, and older than what comes.
+        // Now the reader is idle as well, and older than the new connections.
         drop(second);
         let mut others = Vec::new();
         for _ in 0..4 {
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn heads_and_bodies_have_a_length() {
+    async fn the_length_of_heads_and_bodies_is_limited() {
         let address = start(SETTINGS).await;
         let long = format!("GET /who HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "x".repeat(2 * LONGEST));
         let answer = rest(send(address, long.as_bytes()).await).await;
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_ends_some_day() {
+    async fn a_connection_has_a_maximum_duration() {
         let address = start(Settings { life: Duration::from_millis(50), head: LONG, ..SETTINGS }).await;
         assert_eq!(rest(send(address, b"").await).await, "");
     }
