@@ -92,7 +92,7 @@ pub(super) fn response(
         let missing = |name: &&Arc<str>| snapshot.get(kind, name).is_none();
         match subscription.removed(snapshot) {
             Some(gone) => removed.extend(gone),
-            // Removals that are no longer known by name cannot be told to a client that subscribes to unlisted names.
+            // Removals that are no longer known by name cannot be sent to a client that subscribes to unlisted names.
             None if subscription.matches_unlisted() => return Err(TooFarBehind),
             None => removed.extend(subscription.names.0.iter().filter(missing).cloned()),
         }

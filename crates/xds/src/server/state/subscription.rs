@@ -27,7 +27,7 @@ pub(super) struct Subscription {
     /// Names that the interest does not have yet.
     pub(super) new_names: Vec<Arc<str>>,
 
-    // What was sent, and what is due.
+    // Sent and due resources.
     /// Nothing has been sent yet for the wildcard: every resource is due.
     pub(super) all: bool,
     /// Changes up to this generation have been sent, without removals that must wait.
@@ -43,7 +43,7 @@ pub(super) struct Subscription {
     /// State of the world: the next request is answered even if it changes nothing.
     pub(super) respond_next: bool,
 
-    // The last response.
+    // Last response.
     /// Number of the response that waits for an ACK or NACK.
     pub(super) in_flight: Option<u64>,
     /// Number of the last response.
