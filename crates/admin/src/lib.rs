@@ -90,6 +90,7 @@ pub struct Ends {
 impl Ends {
     /// Checks that a request comes from this network namespace, and not from a browser that shows a page of another
     /// site.
+    ///
     /// # Errors
     /// The reason why the caller may not use pages for local callers.
     pub fn check<B>(self, request: &Request<B>) -> Result<(), Refusal> {

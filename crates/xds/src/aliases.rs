@@ -1,4 +1,5 @@
 //! Aliases: names by which virtual hosts are found (`ROUTE CONFIGURATION/DOMAIN`), and their changes.
+//!
 //! An alias is stored as a key: a hash, and for a wildcard (`80/*.suffix`) the length of its suffix. A lookup hashes
 //! only the suffixes of an authority whose length a wildcard has. An authority of a hundred labels therefore costs
 //! about as much as one of three.

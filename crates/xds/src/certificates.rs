@@ -19,6 +19,7 @@ const MAX_REQUEST: usize = 64 * 1024;
 pub const METHOD: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
 /// Requests a certificate. Returns the PEM chain, leaf first, root last.
+///
 /// # Errors
 /// The status with which the service refuses, or the cause of a failed connection.
 pub async fn create_certificate(

@@ -1,4 +1,5 @@
 //! The client: subscribes to resources at any xDS server over one aggregated stream, and reconnects when it breaks.
+//!
 //! A lost connection changes nothing for the handler. The client reconnects with jittered exponential backoff, lists
 //! the versions that it has, and is sent what changed meanwhile.
 //!
@@ -95,6 +96,7 @@ pub struct Received {
 
 impl Received {
     /// Decodes the body.
+    ///
     /// # Errors
     /// If the body is not such a message.
     pub fn decode<M: Codec>(&self) -> Result<M, skysail_proto::DecodeError> {
@@ -236,6 +238,7 @@ impl Client {
     }
 
     /// Connects, passes updates to `handler`, and reconnects, until the future is dropped.
+    ///
     /// `connect` is called for each attempt and should time out after some seconds. It should enable HTTP/2
     /// keep-alive, because otherwise a vanished server is not noticed. The next update is read when `handler` has
     /// returned. The server is sent what it rejects; everything else counts as in use.

@@ -70,6 +70,7 @@ pub trait Service: Send + Sync {
     /// Decides by the headers of a call and the properties of its connection whether the call is answered. May add
     /// properties. The body has not been read at that time, and is never read after a refusal. By default, every call
     /// is answered.
+    ///
     /// # Errors
     /// The status of a call that is refused.
     fn admit(&self, method: &str, headers: &HeaderMap, known: &mut Extensions) -> Result<(), Status> {
@@ -130,6 +131,7 @@ fn head() -> Response<()> {
 }
 
 /// Serves a connection to its end. Once `draining` is ready, serves the calls in progress to their end.
+///
 /// # Errors
 /// A protocol error of the client, or the error that broke the connection.
 pub async fn serve<IO>(

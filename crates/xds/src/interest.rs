@@ -11,6 +11,7 @@ const WORDS: usize = 4;
 
 /// Names that some streams subscribe to: a Bloom filter with two bits per name for each type. Names are only ever
 /// added, because a false match costs a stream only one look at the snapshot.
+///
 /// No change is missed. A stream adds its names, then checks for a snapshot later than the one that it answers from.
 /// The publisher queries the filter while no stream can read the snapshot.
 #[derive(Debug, Default)]

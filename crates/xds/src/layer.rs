@@ -1,4 +1,5 @@
 //! Current resources and their changes.
+//!
 //! All changes of all layers are counted by one sequence of generations. One number therefore tells what a client was
 //! sent: what changed in a later generation is due. Nothing is stored per client and resource.
 

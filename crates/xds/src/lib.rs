@@ -1,7 +1,9 @@
 //! Envoy's xDS types, and the server and client of the discovery protocol.
+//!
 //! Resources are opaque in this crate: a type, a name, a version and bytes. The control plane compiles them, and the
 //! proxy applies them. [`server`] serves them to any xDS client; [`client`] subscribes at any xDS server. Both
 //! support the incremental form and the state of the world over one aggregated stream.
+//!
 //! Modules in the order of the data flow:
 //! - [`resource`]: resources as they are served.
 //! - `aliases`: names by which virtual hosts are found.

@@ -1,8 +1,10 @@
 //! Limits of the resources that clients may take from a server, and the accounts that enforce them.
+//!
 //! Memory is limited by the content of a connection (incomplete requests, names of resources that do not exist,
 //! streams). No more is encoded than the client reads. CPU time is limited by a [pace](Pace): all work that a client
 //! causes is charged to its connection, which is not read while it owes too much. `docs/limits.md` lists the limits
 //! for operators.
+//!
 //! A limit that replicas of an identity share never ends a request; it delays it. The spending of other replicas
 //! delays a replica only after it has spent the share of a whole connection itself ([`Payer`]). Replicas take turns
 //! for [memory](room).
@@ -374,6 +376,7 @@ fn is_time_to_forget(count: usize) -> bool {
 }
 
 /// Identity and workload instance to which work is charged, besides the connection.
+///
 /// An identity with too much debt delays only those of its instances that owe too much as well. One instance cannot
 /// delay the others, and gains nothing by opening connections.
 #[derive(Debug)]

@@ -1,4 +1,5 @@
 //! Named resources, encoded once and shared by reference between all views and streams.
+//!
 //! The version of a resource is a hash of its content. Two servers, or one server before and after a restart,
 //! therefore give the same version to the same content, and a reconnecting client is sent only what changed.
 

@@ -1,4 +1,5 @@
 //! The aggregated discovery service (ADS), incremental and state of the world, over the views that [`Views`] returns.
+//!
 //! Each stream is one task that owns its [`Session`](state::Session); streams share nothing but the resources. The
 //! session decides what to send. This module reads the requests and sends the responses.
 
@@ -54,6 +55,7 @@ pub trait Views: Send + Sync + 'static {
 
     /// Answers a question about the server itself, if the caller may ask it. The response carries the resources and
     /// the identifier of the server.
+    ///
     /// # Errors
     /// The status with which the stream ends.
     fn answer(&self, question: &Question, _: &Request<()>) -> Result<DiscoveryResponse, Status> {

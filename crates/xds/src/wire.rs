@@ -1,4 +1,5 @@
 //! Encoding and decoding of discovery messages.
+//!
 //! The generated types of Envoy would copy the body of each resource into a vector, and its type URL and name into
 //! strings, for every stream. Here, a response consists of pieces that all streams share, and a few bytes of its own.
 //! In received messages, bodies are slices of the received bytes.
@@ -61,6 +62,7 @@ pub(crate) struct Push {
 }
 
 /// A sequence of resources as encoded in a response, once for all streams that are sent the same.
+///
 /// A changed sequence shares unchanged parts with its former version. A client that reads slowly therefore holds only
 /// the changed parts of the former version, not all of it.
 #[derive(Clone, Debug, Default)]

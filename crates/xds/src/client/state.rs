@@ -1,4 +1,5 @@
 //! The subscriptions and resources of a client, without sockets, for both forms of the protocol.
+//!
 //! The forms differ in the content of a request (changes of the subscription, or all of it) and in how a response
 //! shows a removal (by name, or by absence).
 

@@ -98,6 +98,7 @@ impl<R: Message + Default> Requests<R> {
     }
 
     /// Returns the next request and its length; `None` when the client has ended the stream. Cancel safe.
+    ///
     /// A complete request is returned once neither the connection nor its payer owes too much. An incomplete one is
     /// read on once that is so and memory is reserved; from then on it must be completed in time. A request that
     /// holds shared memory is neither delayed nor given more time, because others wait for that memory.

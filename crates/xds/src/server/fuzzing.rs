@@ -1,4 +1,5 @@
 //! Model-based test of a stream: after any requests and any changes, the client has in the end what it subscribes to.
+//!
 //! A script of bytes decides the steps. The client follows the protocol, except where the script has it send raw
 //! bytes; after that the test only checks that nothing panics.
 
@@ -36,6 +37,8 @@ const KINDS: [Kind; 5] = [Kind::Cluster, Kind::Endpoint, Kind::Listener, Kind::R
 const MAX_REQUEST: usize = 1 << 10;
 
 /// Plays a script.
+
+///
 /// # Panics
 /// If a client that follows the protocol ends without a resource that it should have, or with one that it should not
 /// have.

@@ -1,4 +1,5 @@
 //! Nonces that cannot be guessed: a client that sends one has read the response.
+//!
 //! A nonce is the number of a response on its stream, and a keyed hash of it (`7-0123456789abcdef`). The server
 //! stores nothing per nonce.
 
