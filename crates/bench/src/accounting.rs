@@ -1,4 +1,4 @@
-//! What the kernel says about processes: CPU time, memory, what else the machine is busy with.
+//! CPU time and memory of processes, and the load of the machine, as the kernel reports them.
 
 use std::{collections::BTreeMap, fs};
 
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 /// Memory of a process and its descendants, in kilobytes as the kernel counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Memory {
-    /// Resident set: pages present, shared ones in full.
+    /// Resident set: pages in memory, shared ones in full.
     pub(crate) rss_kb: u64,
     /// Proportional set: shared pages divided by the number of processes that share them.
     pub(crate) pss_kb: u64,
-    /// Pages of nobody else.
+    /// Private pages.
     pub(crate) private_kb: u64,
-    /// Threads.
+    /// Number of threads.
     pub(crate) threads: u64,
 }
 
@@ -22,14 +22,14 @@ pub(crate) struct Memory {
 pub(crate) struct Cpu {
     /// Nanoseconds on a CPU, exact.
     pub(crate) nanoseconds: u64,
-    /// Ticks in user space and in the kernel. On most kernels they are sampled: their ratio is worth something once
-    /// there are hundreds of them.
+    /// Ticks in user mode and in the kernel. Most kernels sample them: their ratio is reliable from a few hundred
+    /// ticks on.
     pub(crate) user: u64,
     pub(crate) kernel: u64,
 }
 
 impl Cpu {
-    /// What was used since an earlier moment.
+    /// Returns the time since an earlier measurement.
     pub(crate) fn since(self, earlier: Self) -> Self {
         Self {
             nanoseconds: self.nanoseconds.saturating_sub(earlier.nanoseconds),
@@ -38,7 +38,7 @@ impl Cpu {
         }
     }
 
-    /// The part of it in user space, if there were ticks to tell by.
+    /// Returns the share of user mode; `None` without ticks.
     pub(crate) fn user_share(self) -> Option<f64> {
         let ticks = self.user + self.kernel;
         (ticks > 0).then(|| self.user as f64 / ticks as f64)
@@ -53,7 +53,7 @@ pub(crate) struct Ticks {
     pub(crate) stolen: u64,
 }
 
-/// The process and all its descendants.
+/// Returns the process and all its descendants.
 pub(crate) fn family(root: i32) -> Vec<i32> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -73,7 +73,7 @@ pub(crate) fn family(root: i32) -> Vec<i32> {
     family
 }
 
-/// CPU time of all threads of these processes.
+/// Returns the CPU time of all threads of these processes.
 pub(crate) fn cpu(pids: &[i32]) -> Cpu {
     let threads =
         pids.iter().filter_map(|pid| fs::read_dir(format!("/proc/{pid}/task")).ok()).flatten().flatten();
@@ -88,7 +88,7 @@ pub(crate) fn cpu(pids: &[i32]) -> Cpu {
     sum
 }
 
-/// The memory of these processes together.
+/// Returns the memory of these processes together.
 pub(crate) fn memory(pids: &[i32]) -> Memory {
     let mut sum = Memory::default();
     for pid in pids {
@@ -102,14 +102,14 @@ pub(crate) fn memory(pids: &[i32]) -> Memory {
     sum
 }
 
-/// The resident memory of these processes together, in kilobytes: less exact than [`memory`], which walks through all of
-/// it and holds the process up meanwhile.
+/// Returns the resident memory of these processes together, in kilobytes. Less exact than [`memory`], which walks
+/// through all of it and delays the process meanwhile.
 pub(crate) fn resident(pids: &[i32]) -> u64 {
     let one = |pid: &i32| kilobytes(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "VmRSS:");
     pids.iter().filter_map(one).sum()
 }
 
-/// The most memory that a process has had resident at once, in kilobytes.
+/// Returns the peak resident memory of a process, in kilobytes.
 pub(crate) fn peak(pid: i32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     kilobytes(&status, "VmHWM:").unwrap_or_default()
@@ -119,22 +119,22 @@ fn kilobytes(status: &str, field: &str) -> Option<u64> {
     status.lines().find_map(|line| line.strip_prefix(field)?.trim().strip_suffix(" kB")?.parse().ok())
 }
 
-/// The machine's ticks now.
+/// Returns the current ticks of the machine.
 pub(crate) fn ticks() -> Ticks {
     ticks_of(&fs::read_to_string("/proc/stat").unwrap_or_default())
 }
 
-/// CPUs that /proc/stat counts, at least one.
+/// Returns the number of CPUs in /proc/stat, at least one.
 pub(crate) fn cores() -> usize {
     cores_of(&fs::read_to_string("/proc/stat").unwrap_or_default())
 }
 
-/// Whether the kernel accounts CPU time by thread.
+/// Returns true if the kernel accounts CPU time by thread.
 pub(crate) fn available() -> bool {
     fs::metadata("/proc/self/schedstat").is_ok()
 }
 
-/// Field 4 of proc_pid_stat(5); the name in field 2 may hold anything, parentheses too.
+/// Field 4 of proc_pid_stat(5). The name in field 2 may contain anything, also parentheses.
 fn parent(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
@@ -165,7 +165,7 @@ fn memory_of(rollup: &str) -> Memory {
 }
 
 fn ticks_of(stat: &str) -> Ticks {
-    // user nice system idle iowait irq softirq steal; guest time is in user already.
+    // user nice system idle iowait irq softirq steal; user includes guest time.
     let fields = stat.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1).take(8);
     let fields: Vec<u64> = fields.filter_map(|field| field.parse().ok()).collect();
     let at = |index: usize| fields.get(index).copied().unwrap_or_default();

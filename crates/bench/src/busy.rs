@@ -1,6 +1,6 @@
-//! What other processes take of the machine before a benchmark measures anything.
+//! Load of other processes before a benchmark measures anything.
 //!
-//! A busy machine does not stop a benchmark. The user reads a warning, and the result file keeps the figures.
+//! A busy machine does not stop a benchmark. The user gets a warning, and the result file keeps the figures.
 
 use std::{fs, time::Duration};
 
@@ -16,17 +16,17 @@ const NOISY: f64 = 0.1;
 /// Microseconds in a percent of [`WINDOW`].
 const PERCENT: f64 = 10_000.0;
 
-/// The load of other processes over one second, in the result file.
+/// Load of other processes over one second, in the result file.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Busy {
-    /// Cores in use, on average; includes `stolen`.
+    /// Cores in use on average, including `stolen`.
     pub(crate) cores: f64,
     /// Cores that the hypervisor gave to other machines.
     pub(crate) stolen: f64,
-    /// Cores of the machine.
+    /// Number of cores of the machine.
     pub(crate) of: usize,
-    /// Part of the time in which a task waited for a CPU, in percent (`/proc/pressure/cpu`, `some`); null if the kernel does not
-    /// tell.
+    /// Share of the time in which a task waited for a CPU, in percent (`/proc/pressure/cpu`, `some`); null if the
+    /// kernel does not report it.
     pub(crate) waiting_percent: Option<f64>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn observe() -> Busy {
 }
 
 impl Busy {
-    /// Of two readings of /proc/stat, and the microseconds in which tasks waited between them.
+    /// Computes the load from two readings of /proc/stat, and the microseconds in which tasks waited between them.
     fn between(before: Ticks, after: Ticks, of: usize, waited: Option<u64>) -> Self {
         let all = after.all.saturating_sub(before.all).max(1) as f64;
         let cores = |before: u64, after: u64| after.saturating_sub(before) as f64 / all * of as f64;
@@ -57,7 +57,7 @@ impl Busy {
         }
     }
 
-    /// A warning, if figures of this machine will be noisy.
+    /// Returns a warning if the figures of this machine will be noisy.
     fn warning(&self) -> Option<String> {
         let Self { cores, stolen, of, waiting_percent } = *self;
         if cores < NOISY * of as f64 {
@@ -77,7 +77,7 @@ impl Busy {
     }
 }
 
-/// The total of the line `some` of /proc/pressure/cpu, in microseconds.
+/// Returns the total of the line `some` of /proc/pressure/cpu, in microseconds.
 fn waited(pressure: &str) -> Option<u64> {
     let some = pressure.lines().find_map(|line| line.strip_prefix("some "))?;
     some.split_ascii_whitespace().find_map(|field| field.strip_prefix("total="))?.parse().ok()
@@ -112,7 +112,7 @@ mod tests {
     fn a_quiet_machine_gets_no_warning() {
         let quiet = Busy::between(ticks(1_000, 5_000, 10), ticks(1_019, 5_200, 10), 2, None);
         assert_eq!((quiet.warning(), quiet.waiting_percent), (None, None));
-        // Counters that do not move or go back are no load.
+        // Counters that stand still or decrease mean no load.
         assert_eq!(Busy::between(ticks(9, 9, 9), ticks(8, 9, 9), 2, None).cores, 0.0);
     }
 

@@ -1,19 +1,18 @@
-//! What `valgrind --tool=callgrind` counted, read from the files that it writes.
+//! Reads the output files of `valgrind --tool=callgrind`.
 //!
-//! The C library's allocator is counted apart. How long it looks for room depends on where earlier blocks happen to
-//! lie, which differs from one life of a process to the next by some percent of a request; how often it is asked does
-//! not.
+//! The allocator of the C library is counted separately. The work of an allocation depends on the layout of earlier
+//! blocks, which differs by some percent between runs; the number of allocations does not.
 
 use std::{collections::HashMap, ops::Sub};
 
-/// The work of a thread.
+/// Work of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Work {
     /// Instructions outside of the allocator.
     pub(crate) instructions: u64,
     /// Instructions of the allocator.
     pub(crate) allocator: u64,
-    /// How often memory was asked for.
+    /// Number of allocations.
     pub(crate) allocations: u64,
 }
 
@@ -29,10 +28,11 @@ impl Sub for Work {
     }
 }
 
-/// Reads a file of one thread: the thread's number and its work. `None` if it is not such a file.
+/// Reads the file of one thread and returns the thread's number and its work; `None` if it is not such a file.
 ///
-/// The format is that of valgrind's manual, "Callgrind Format Specification": names are given once with a number and
-/// then by that number; a line `calls=` says who is called how often, and the line after it what that took.
+/// The format is that of valgrind's manual, "Callgrind Format Specification". A name is defined once with a number
+/// and then referred to by it. A line `calls=` gives the callee and the number of calls; the next line gives their
+/// cost.
 pub(crate) fn read(text: &str) -> Option<(u32, Work)> {
     let (mut thread, mut total) = (None, None);
     let (mut functions, mut objects) = (HashMap::new(), HashMap::new());
@@ -41,7 +41,7 @@ pub(crate) fn read(text: &str) -> Option<(u32, Work)> {
     for line in text.lines() {
         if let Some(times) = called.take() {
             let cost: u64 = line.split(' ').next_back()?.parse().ok()?;
-            // What the C library does with itself is in the cost of calling it.
+            // Calls within the C library are part of the cost of calling it.
             if let Some(asks) = allocates(callee).filter(|_| !is_c_library(caller)) {
                 work.allocator += cost;
                 work.allocations += if asks { times } else { 0 };
@@ -65,7 +65,7 @@ pub(crate) fn read(text: &str) -> Option<(u32, Work)> {
     Some((thread?, work))
 }
 
-/// A name by its number, `(7)`, or for the first time, `(7) name`.
+/// Resolves a name by its number, `(7)`, or defines it, `(7) name`.
 fn name<'a>(names: &mut HashMap<&'a str, &'a str>, text: &'a str) -> Option<&'a str> {
     match text.split_once(") ") {
         Some((number, name)) => {
@@ -76,7 +76,7 @@ fn name<'a>(names: &mut HashMap<&'a str, &'a str>, text: &'a str) -> Option<&'a 
     }
 }
 
-/// Whether it is the allocator, and if so, whether memory is asked for.
+/// Returns `None` for a function outside of the allocator, otherwise whether it allocates memory.
 fn allocates(function: &str) -> Option<bool> {
     match function.split('@').next()? {
         "malloc" | "calloc" | "realloc" | "posix_memalign" | "aligned_alloc" => Some(true),

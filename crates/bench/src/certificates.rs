@@ -1,4 +1,4 @@
-//! Certificates for one benchmark: an authority, a client and a server, ECDSA P-256 as in a mesh.
+//! Certificates of one benchmark: an authority, a client and a server, with ECDSA P-256 as in a mesh.
 
 use std::{
     fs,
@@ -11,32 +11,32 @@ use rcgen::{
     IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
 };
 
-/// Who a sidecar is, as files and names.
+/// Identity of a sidecar, as names and files.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
-    /// SPIFFE id, in the certificate's URI name.
+    /// SPIFFE ID, in the URI name of the certificate.
     pub(crate) id: String,
     /// DNS name, for peers that check nothing else.
     pub(crate) dns: String,
-    /// The certificate, PEM.
+    /// Certificate file, PEM.
     pub(crate) certificate: PathBuf,
-    /// The key, PEM.
+    /// Key file, PEM.
     pub(crate) key: PathBuf,
-    /// Certificate and key in one file.
+    /// File with certificate and key.
     pub(crate) bundle: PathBuf,
 }
 
-/// Everything that the two sidecars of a benchmark need to trust each other.
+/// Certificates that the two sidecars of a benchmark need to trust each other.
 #[derive(Clone, Debug)]
 pub(crate) struct Certificates {
-    /// The authority's certificate, PEM.
+    /// Certificate of the authority, PEM.
     pub(crate) root: PathBuf,
     pub(crate) client: Identity,
     pub(crate) server: Identity,
 }
 
 impl Certificates {
-    /// Makes them in this folder.
+    /// Creates the certificates in this folder.
     pub(crate) fn make(folder: &Path) -> anyhow::Result<Self> {
         let authority = authority()?;
         let root = folder.join("root.pem");
@@ -49,8 +49,8 @@ impl Certificates {
     }
 }
 
-/// An authority in the folder, as a control plane keeps its own, and what the holder of each of these SPIFFE ids needs to ask
-/// for that control plane by its DNS name.
+/// Creates an authority in the folder, as a control plane stores it. Returns the certificates with which each SPIFFE
+/// ID connects to that control plane by its DNS name.
 pub(crate) fn of_control_plane(
     folder: &Path,
     ids: impl IntoIterator<Item = String>,

@@ -1,7 +1,7 @@
-//! Processes under measurement: started with one schedule for all, ended with this one.
+//! Processes under measurement, started with the same scheduling and ended with this process.
 //!
-//! Real-time scheduling (`SCHED_RR`, as low as it gets) keeps other work of the machine from delaying a wake-up by a
-//! whole time slice, which would be most of what a latency benchmark on a shared machine shows.
+//! Real-time scheduling (`SCHED_RR` at its lowest priority) prevents other work of the machine from delaying a
+//! wake-up by a whole time slice. On a shared machine, that delay would dominate the latency.
 #![allow(unsafe_code, reason = "sched_setscheduler has no safe wrapper, and pre_exec is unsafe to call")]
 
 use std::{
@@ -24,29 +24,29 @@ use nix::{
 };
 use tokio::process::{Child, Command};
 
-/// The priority of everything that takes part in a measurement.
+/// Priority of everything that takes part in a measurement.
 const PARTICIPANT: i32 = 1;
-/// The priority of what takes the measurements, which sleeps most of the time and must not be late, and of whatever else
-/// must not wait for a participant.
+/// Priority of the measuring threads, which sleep most of the time and must not be late, and of other work that must
+/// not wait for a participant.
 pub(crate) const OBSERVER: i32 = 2;
 
-/// How long a process may take to listen: one that is looked at closely runs many times slower than usual.
+/// Timeout for a process to listen. Under valgrind it runs many times slower than usual.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a process may take to end by itself.
+/// Timeout for a process to end by itself.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// When and where something that takes part in a measurement runs.
+/// Scheduling of a participant in a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scheduling {
     pub(crate) realtime: bool,
-    /// Before all others that share its CPUs.
+    /// Runs before all others that share its CPUs.
     pub(crate) first: bool,
-    /// The CPUs that it may use; all that there are if absent.
+    /// CPUs that it may use; all if `None`.
     pub(crate) cpus: Option<CpuSet>,
 }
 
 impl Scheduling {
-    /// Puts the calling thread, and what it starts from now on, under this.
+    /// Applies the scheduling to the calling thread and its future children.
     pub(crate) fn apply(self) -> io::Result<()> {
         if let Some(cpus) = self.cpus {
             sched_setaffinity(Pid::from_raw(0), &cpus)?;
@@ -56,7 +56,7 @@ impl Scheduling {
     }
 }
 
-/// Asks for real-time scheduling of the calling thread.
+/// Requests real-time scheduling of the calling thread.
 pub(crate) fn set_realtime(priority: i32) -> io::Result<()> {
     set_scheduler(libc::SCHED_RR, priority)
 }
@@ -70,24 +70,24 @@ fn set_scheduler(policy: i32, priority: i32) -> io::Result<()> {
     }
 }
 
-/// Gives up real-time scheduling of the calling thread. Says whether it had it.
+/// Ends real-time scheduling of the calling thread. Returns true if it was on.
 fn leave_realtime() -> bool {
     // SAFETY: no pointers; 0 is the calling thread.
     let had = unsafe { libc::sched_getscheduler(0) } == libc::SCHED_RR;
     had && set_scheduler(libc::SCHED_OTHER, 0).is_ok()
 }
 
-/// A running process and all that it starts; ended when this is dropped.
+/// A running process and its children; ended when dropped.
 pub(crate) struct Running {
     child: Child,
     pid: Pid,
-    /// What messages call it.
+    /// Name in messages.
     pub(crate) name: String,
     log: PathBuf,
 }
 
 impl Running {
-    /// Starts a program with its output in `NAME.log` below the folder.
+    /// Starts a program with its output in `NAME.log` in the folder.
     pub(crate) fn start(
         name: &str,
         command: &[OsString],
@@ -105,7 +105,7 @@ impl Running {
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
-            // A Ctrl-C on the terminal is for the benchmark alone, which then ends its processes.
+            // Ctrl-C on the terminal reaches only the benchmark, which then ends its processes.
             .process_group(0)
             .kill_on_drop(true);
         // SAFETY: between fork and exec the closure only makes system calls and allocates nothing.
@@ -124,12 +124,12 @@ impl Running {
         Ok(Self { child, pid: Pid::from_raw(id), name: name.to_owned(), log })
     }
 
-    /// The process's number.
+    /// Returns the process ID.
     pub(crate) fn pid(&self) -> i32 {
         self.pid.as_raw()
     }
 
-    /// Waits until something listens on the port.
+    /// Waits until the process listens on the port.
     pub(crate) async fn ready(&mut self, port: u16) -> anyhow::Result<()> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
@@ -144,7 +144,7 @@ impl Running {
         Ok(())
     }
 
-    /// The end of what the process wrote.
+    /// Returns the end of the process's output.
     pub(crate) fn last_words(&self) -> String {
         const MOST: usize = 600;
         let text = std::fs::read(&self.log).unwrap_or_default();
@@ -152,17 +152,17 @@ impl Running {
         if text.is_empty() { "it wrote nothing".to_owned() } else { text }
     }
 
-    /// Asks the process to end and waits until it has.
+    /// Ends the process and waits for it.
     ///
-    /// That under ordinary scheduling: to reap a process the kernel tries again and again until nobody looks at what
-    /// `/proc` shows of it, and those who look may never get to run beside a real-time thread.
+    /// This runs under ordinary scheduling. To reap a process, the kernel retries until no reader has its `/proc`
+    /// files open, and such readers may never run next to a real-time thread.
     pub(crate) async fn stop(mut self) {
         let realtime = leave_realtime();
-        // It fails only when the process is gone already.
+        // It fails only if the process is gone already.
         let _ = kill(self.pid, Signal::SIGTERM);
         let _ = tokio::time::timeout(GRACE, self.child.wait()).await;
         if realtime {
-            // It was allowed before.
+            // It was permitted before.
             let _ = set_realtime(OBSERVER);
         }
     }
@@ -170,7 +170,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The group, so that workers go too. Its number stays taken while any of them lives.
+        // The group, so that workers end too. Its number is not reused while a member lives.
         let _ = killpg(self.pid, Signal::SIGKILL);
     }
 }

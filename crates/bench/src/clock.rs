@@ -1,21 +1,21 @@
-//! Clocks in nanoseconds: the monotonic one, which the schedule's timer runs by, and the calling thread's.
+//! Clocks in nanoseconds: the monotonic clock, which timers use, and the CPU clock of the calling thread.
 
 use nix::{
     sys::time::TimeSpec,
     time::{ClockId, clock_gettime},
 };
 
-/// Nanoseconds since some moment in the past.
+/// Returns the monotonic time in nanoseconds.
 pub(crate) fn now() -> u64 {
     read(ClockId::CLOCK_MONOTONIC)
 }
 
-/// Nanoseconds that the calling thread was on a CPU.
+/// Returns the CPU time of the calling thread in nanoseconds.
 pub(crate) fn thread_cpu() -> u64 {
     read(ClockId::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// The same moment as the kernel's timers take it.
+/// Converts a time to the form of the kernel's timers.
 pub(crate) fn timespec(nanoseconds: u64) -> TimeSpec {
     let part = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     TimeSpec::new(part(nanoseconds / 1_000_000_000), part(nanoseconds % 1_000_000_000))

@@ -1,6 +1,6 @@
-//! `skysail bench compare`: a fixed set of experiments, each with every peer in turn, round after round.
+//! `skysail bench compare`: a fixed set of experiments, each with all peers in turn, round after round.
 //!
-//! [`experiments`] says what they are, this runs them, [`result`] sums them up; [`table`] and [`page`] show them.
+//! [`experiments`] defines them; this module runs them; [`result`] summarizes them; [`table`] and [`page`] show them.
 
 mod experiments;
 mod overload;
@@ -33,30 +33,31 @@ use crate::{
     topology::{self, Setup, Shape, Standing},
 };
 
-/// What to compare.
+/// Settings of `skysail bench compare`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     turns: Turns,
 
-    /// Experiments to make; by default all.
+    /// Experiments to run. Default: all.
     #[arg(long, value_name = "EXPERIMENT,…", value_delimiter = ',', value_enum)]
     only: Vec<Experiment>,
 
-    /// Where the result goes, as JSON; by default a file here with the time in its name. An existing file is refused.
+    /// Result file (JSON). Default: a file in the current directory with the time in its name. An existing file is
+    /// refused.
     #[arg(long, value_name = "FILE")]
     result: Option<PathBuf>,
 
-    /// Where a page with tables and plots goes; it needs nothing but itself.
+    /// File of a self-contained page with tables and plots.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Measure nothing: show this result file of an earlier run again.
+    /// Measure nothing; show this result file of an earlier run.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["only", "peers", "result"])]
     from: Option<PathBuf>,
 }
 
-/// One turn to take.
+/// A turn to take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Turn {
     round: u32,
@@ -64,14 +65,14 @@ struct Turn {
     peer: Option<Peer>,
 }
 
-/// Start and end of the processes of one turn, about, for the estimate of what is left.
+/// Estimated time to start and end the processes of one turn.
 const OVERHEAD: Duration = Duration::from_millis(1_300);
-/// Until a sidecar has given back what its start took: ours does so 5 seconds after its last configuration.
+/// Time until a sidecar has released the memory of its start. Ours does so 5 seconds after its last configuration.
 const CALM: Duration = Duration::from_millis(6_500);
-/// Until connections are idle and not just used.
+/// Time until connections count as idle.
 const REST: Duration = Duration::from_secs(2);
 
-/// Measures, writes the result file and prints the result. Says whether all of it was measured.
+/// Measures, writes the result file and prints the result. Returns true if all of it was measured.
 pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
     if let Some(html) = &args.html {
         results::check_writable("--html", html)?;
@@ -101,7 +102,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
             () = take_turns(&args.turns, &turns, &peers, &stage.setup, &mut comparison.runs) => Ok(false),
         }
     })?;
-    // A client thread may still be busy for a moment; nobody waits for it.
+    // A client thread may still run for a moment; the process does not wait for it.
     runtime.shutdown_background();
     drop(stage);
     comparison.summarize();
@@ -120,7 +121,7 @@ fn read(file: &Path) -> anyhow::Result<Comparison> {
     Ok(comparison)
 }
 
-/// All turns in the order in which they are taken, and those that cannot be.
+/// Returns all turns in the order in which they are taken, and those that cannot be taken.
 fn plan(only: &[Experiment], peers: &[Peer], rounds: u32) -> (Vec<Turn>, Vec<Skipped>) {
     let wanted = |setting: &&Setting| only.is_empty() || only.contains(&setting.experiment);
     let (mut turns, mut skipped) = (Vec::new(), Vec::new());
@@ -185,7 +186,7 @@ async fn take_turns(
     }
 }
 
-/// How long a turn takes, about.
+/// Returns the estimated duration of a turn.
 fn duration(setting: &Setting, how: &Turns) -> Duration {
     match setting.work {
         Work::Load { .. } => how.seconds + how.warmup + OVERHEAD,
@@ -230,7 +231,7 @@ async fn take(how: &Turns, turn: &Turn, peer: Option<(Peer, &Path)>, setup: &Set
     }
 }
 
-/// Looks at the memory with no connection, then with as many as each step says.
+/// Measures the memory without connections, then with the number of connections of each step.
 async fn hold(
     standing: &Standing,
     setup: &Setup,
@@ -280,7 +281,7 @@ fn new_comparison(
     }
 }
 
-/// What git says of the source tree that this program's file lies in, if it lies in one.
+/// Returns the Git commit of the source tree that contains this program, if there is one.
 fn commit() -> Option<String> {
     let program = std::env::current_exe().ok()?;
     let git = |arguments: &[&str]| {
@@ -292,7 +293,7 @@ fn commit() -> Option<String> {
     Some(if changed.is_empty() { commit } else { format!("{commit} with changes") })
 }
 
-/// Prints the result, which `file` holds, and writes the page.
+/// Prints the result, which `file` contains, and writes the page.
 fn show(args: &Args, comparison: &Comparison, file: &Path) -> anyhow::Result<()> {
     if let Some(html) = &args.html {
         fs::write(html, page::page(comparison))
@@ -308,7 +309,7 @@ fn show(args: &Args, comparison: &Comparison, file: &Path) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Whether all turns were taken and none failed; says so if not.
+/// Returns true if all turns were taken and none failed. Prints a message if not.
 fn complete(comparison: &Comparison) -> bool {
     if comparison.interrupted {
         stdio::tell(format_args!("interrupted after {} turns", comparison.runs.len()));

@@ -1,8 +1,8 @@
-//! `skysail bench control`: what a control plane costs, driven as many sidecars would drive it.
+//! `skysail bench control`: measures the cost of a control plane under the load of many sidecars.
 //!
-//! [`mesh`] writes the configuration and changes it, [`fleet`] is all the sidecars on one thread: [`connection`] is the little
-//! of HTTP/2 that they need, [`message`] the few messages, [`sidecar`] what each asks for, [`mod@learn`] the names that the
-//! first one finds out for all, [`hostile`] a workload that attacks.
+//! [`mesh`] writes the configuration and changes it. [`fleet`] runs all sidecars on one thread, with the part of
+//! HTTP/2 ([`connection`]) and the messages ([`message`]) that they need. [`sidecar`] holds the subscriptions of
+//! each, [`mod@learn`] the names that the first sidecar finds for all. [`hostile`] is a workload that attacks.
 
 mod connection;
 mod fleet;
@@ -43,37 +43,37 @@ use crate::{
     stream::Tls,
 };
 
-/// Whom sidecars ask for.
+/// Authority under which sidecars connect.
 const AUTHORITY: &str = "istiod.istio-system.svc:15012";
-/// How long anything may take before it is given up.
+/// Timeout of each step.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// After sidecars came or went, and before memory is looked at.
+/// Pause after sidecars connect or disconnect, before memory is measured.
 const SETTLE: Duration = Duration::from_secs(1);
-/// After a change, for what follows from it.
+/// Pause after a change, for the work that it causes.
 const AFTERMATH: Duration = Duration::from_millis(300);
-/// While sidecars go and come.
+/// Pause between changes while sidecars disconnect and reconnect.
 const BETWEEN_CHANGES: Duration = Duration::from_millis(100);
-/// Sidecars that a control plane serves with its usual limits.
+/// Number of sidecars that a control plane serves with its default limits.
 const MOST_SIDECARS: usize = 10_000 * mesh::NAMESPACES;
-/// Files that are open besides connections.
+/// Number of open files besides connections.
 const OTHER_FILES: u64 = 100;
 
-/// What to measure, and how.
+/// Settings of `skysail bench control`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Sidecars, each a stream of its own.
+    /// Number of sidecars, each with its own stream.
     #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=200_000))]
     sidecars: u32,
 
-    /// Services, in ten namespaces.
+    /// Number of services, in ten namespaces.
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     services: u32,
 
-    /// Endpoints of each service, which are pods.
+    /// Endpoints per service, which are pods.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=250))]
     endpoints: u32,
 
-    /// What sidecars subscribe to.
+    /// Subscription of the sidecars.
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = Subscription::Mesh)]
     subscribe: Subscription,
 
@@ -81,49 +81,49 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     used: u32,
 
-    /// Virtual hosts come within their route configuration, as to an Envoy that does not take them one by one; always so
+    /// Send virtual hosts within their route configuration, as to an Envoy without on-demand virtual hosts. Always so
     /// in the state of the world.
     #[arg(long)]
     whole_routes: bool,
 
-    /// The form of the protocol.
+    /// Form of the protocol.
     #[arg(long, value_name = "FORM", value_enum, default_value_t = Form::Delta)]
     form: Form,
 
-    /// Mutual TLS, with a certificate of each workload's identity; plain text otherwise.
+    /// Use mutual TLS, with a certificate for the identity of each workload. Default: plain text.
     #[arg(long)]
     tls: bool,
 
-    /// Sidecars on one connection: two, where a process may not have a file for each.
+    /// Sidecars per connection. Use two if a process may not open a file for each sidecar.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
     streams: u32,
 
-    /// Sidecars that are on their way at the same time.
+    /// Sidecars that connect at the same time.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     at_once: u32,
 
-    /// What is changed, each `--repeat` times, once all are configured.
+    /// Changes to make once all sidecars are configured, each `--repeat` times.
     #[arg(long, value_name = "CHANGE,…", value_delimiter = ',', value_enum, default_values = ["endpoint", "route", "policy", "service"])]
     changes: Vec<Change>,
 
-    /// How often each change is made.
+    /// Number of times that each change is made.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
 
-    /// So much of all sidecars goes and comes back again and again, in percent.
+    /// Share of the sidecars that disconnects and reconnects continuously, in percent.
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100))]
     churn: u32,
 
-    /// For how long they do, while an endpoint or a route changes ten times a second.
+    /// Duration of this churn, during which an endpoint or a route changes ten times per second.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     seconds: Duration,
 
-    /// Measure what one workload can make the control plane spend, attack by attack, beside an honest sidecar. Of the other
-    /// settings, those of the services, --tls, --seconds and the last three count.
+    /// Measure what one workload can make the control plane spend, attack by attack, while an honest sidecar is
+    /// connected. Of the other settings, those of the services, --tls, --seconds and the last three apply.
     #[arg(long)]
     hostile: bool,
 
-    /// Attacks, with --hostile; by default all.
+    /// Attacks, with --hostile. Default: all.
     #[arg(long, value_name = "ATTACK,…", value_delimiter = ',', value_enum, requires = "hostile")]
     attacks: Vec<hostile::Attack>,
 
@@ -135,16 +135,17 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     skysail: Option<PathBuf>,
 
-    /// Where the result goes, as JSON; by default a file here with the time in its name. An existing file is refused.
+    /// Result file (JSON). Default: a file in the current directory with the time in its name. An existing file is
+    /// refused.
     #[arg(long, value_name = "FILE")]
     result: Option<PathBuf>,
 
-    /// What is printed at the end.
+    /// Output format.
     #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
     output: Output,
 }
 
-/// The result file. Its form is described in `docs/benchmarks.md`.
+/// The result file; `docs/benchmarks.md` describes its format.
 #[derive(Debug, Serialize)]
 struct Report {
     format: u32,
@@ -156,12 +157,12 @@ struct Report {
     settings: Settings,
     /// Seconds from the start of the process until it serves.
     start_seconds: f64,
-    /// Resident megabytes before anybody is connected.
+    /// Resident megabytes before any sidecar connects.
     idle_mb: f64,
     connect: Connect,
     changes: Vec<Told>,
     churn: Option<Churn>,
-    /// Resident megabytes once all have left.
+    /// Resident megabytes after all sidecars have disconnected.
     left_mb: f64,
 }
 
@@ -179,40 +180,40 @@ struct Settings {
     at_once: u32,
 }
 
-/// All sidecars come.
+/// Result of connecting all sidecars.
 #[derive(Debug, Serialize)]
 struct Connect {
     seconds: f64,
-    /// Sidecars connected and configured a second.
+    /// Sidecars connected and configured per second.
     per_second: f64,
-    /// Of the control plane, a sidecar.
+    /// CPU time of the control plane per sidecar.
     cpu_ms_each: f64,
-    /// Of this driver, a sidecar.
+    /// CPU time of this process per sidecar.
     driver_cpu_ms_each: f64,
-    /// From a sidecar's first packet until it has all.
+    /// Time from the first packet of a sidecar until it is configured.
     ms: Spread,
     kilobytes_each: f64,
     resources_each: f64,
-    /// Resident megabytes of the control plane once it is quiet, and at most so far.
+    /// Resident megabytes of the control plane once it is idle, and the peak so far.
     resident_mb: f64,
     peak_mb: f64,
 }
 
-/// A change is told.
+/// Result of a change.
 #[derive(Debug, Serialize)]
 struct Told {
     change: Change,
     sidecars: usize,
-    /// From the change of the file until a sidecar has it: of all changes together.
+    /// Time from the change of the file until a sidecar has it, over all changes and sidecars.
     ms: Spread,
-    /// The same until the last sidecar has it: the median of the changes.
+    /// Time until the last sidecar has it: median of the changes.
     last_ms: f64,
-    /// The control plane's CPU time for a change, the median.
+    /// CPU time of the control plane per change: median.
     cpu_ms: f64,
     bytes_each: f64,
 }
 
-/// Sidecars go and come.
+/// Result of disconnecting and reconnecting sidecars.
 #[derive(Debug, Serialize)]
 struct Churn {
     percent: u32,
@@ -220,7 +221,7 @@ struct Churn {
     per_second: f64,
     cpu_ms_each: f64,
     ms: Spread,
-    /// How many changes there were meanwhile.
+    /// Number of changes meanwhile.
     changes: u64,
     /// Resident megabytes at the end of each tenth of the time.
     resident_mb: Vec<f64>,
@@ -280,7 +281,7 @@ fn finish<R: Serialize>(
     Ok(())
 }
 
-/// Lets this process and those it starts have as many files as they may.
+/// Raises the limit of open files, for this process and its children, to the maximum.
 pub(crate) fn raise_files() -> anyhow::Result<u64> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
@@ -337,7 +338,8 @@ async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result
 }
 
 impl Args {
-    /// Further arguments of the control plane: more sidecars than an identity may have by itself, as each namespace has one identity.
+    /// Returns further arguments of the control plane. They allow more sidecars per identity than the default,
+    /// because each namespace has one identity.
     fn further(&self) -> Vec<OsString> {
         match self.sidecars as usize > MOST_SIDECARS {
             true => vec!["--discovery-identity-streams".into(), self.sidecars.to_string().into()],
@@ -345,7 +347,7 @@ impl Args {
         }
     }
 
-    /// What each sidecar asks for.
+    /// Returns the subscriptions of each sidecar.
     fn plan(&self) -> Plan {
         Plan {
             form: self.form,
@@ -419,7 +421,7 @@ fn tell(
         Change::Route if fleet.plan.hosts_apart => Kind::VirtualHost,
         Change::Route => Kind::Route,
         Change::Policy => Kind::Listener,
-        // On demand nobody asks for a service that nobody uses.
+        // On demand, no sidecar subscribes to a service that no workload uses.
         Change::Service => Kind::Cluster,
     };
     for _ in 0..repeat {
@@ -433,7 +435,7 @@ fn tell(
         let began = clock::now();
         mesh.change(change)?;
         fleet.wait(told, PATIENCE).with_context(|| format!("{change:?}: {}", server.running.last_words()))?;
-        // What follows is part of it: acknowledgements, and what else the change brings.
+        // The cost of a change includes acknowledgements and the responses that follow from it.
         fleet.rest(AFTERMATH)?;
         cpu.push(server.cpu() - before);
         let took: Vec<u64> = fleet.told.changed.iter().map(|at| at - began).collect();
@@ -493,12 +495,12 @@ fn churn(fleet: &mut Fleet<'_>, server: &mut Server, mesh: &mut Mesh, args: &Arg
 pub(crate) struct Server {
     pub(crate) running: Running,
     pub(crate) target: SocketAddr,
-    /// How long it took to serve.
+    /// Time until it serves.
     start: Duration,
 }
 
 impl Server {
-    /// Starts it, with further arguments.
+    /// Starts the control plane with further arguments.
     pub(crate) async fn start(
         skysail: Option<&Path>,
         tls: bool,
@@ -508,7 +510,7 @@ impl Server {
         ca: &Path,
     ) -> anyhow::Result<Self> {
         let program = skysail.map_or_else(std::env::current_exe, |path| Ok(path.to_owned()))?;
-        // The namespace is our own, and without one these are as good as any.
+        // In a network namespace of our own any port is free; without one, these are as good as any others.
         let (tls_port, plain_port, admin_port) = (15_012, 15_010, 15_014);
         let mut command = vec![program.into_os_string(), "control".into()];
         for (option, value) in [
@@ -521,7 +523,7 @@ impl Server {
         ] {
             command.extend([option.into(), value.to_owned()]);
         }
-        // All sidecars have one address.
+        // All sidecars have the same address.
         command.extend(["--max-connections-per-address".into(), "0".into()]);
         command.extend_from_slice(further);
         let scheduling = Scheduling { realtime: false, first: false, cpus: None };
@@ -546,7 +548,7 @@ impl Server {
 }
 
 impl Spread {
-    /// Of nanoseconds, in milliseconds.
+    /// Summarizes nanoseconds as milliseconds.
     fn of(mut values: Vec<u64>) -> Self {
         values.sort_unstable();
         let at = |share: f64| {

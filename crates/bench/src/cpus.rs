@@ -1,4 +1,4 @@
-//! Which CPUs what is measured may use, so that client and server do not take their time from a proxy.
+//! Assigns CPUs, so that client and server take no CPU time from a proxy.
 
 use anyhow::{Context as _, bail};
 use nix::{
@@ -6,10 +6,10 @@ use nix::{
     unistd::Pid,
 };
 
-/// One CPU for the proxy, all others for the rest.
+/// Returns one CPU for the proxy and all others for the rest.
 ///
 /// # Errors
-/// When there is only one.
+/// If there is only one CPU.
 pub(crate) fn apart() -> anyhow::Result<(CpuSet, CpuSet)> {
     let mut rest = sched_getaffinity(Pid::from_raw(0)).context("asking which CPUs there are")?;
     let there: Vec<usize> = (0..CpuSet::count()).filter(|cpu| rest.is_set(*cpu).unwrap_or(false)).collect();

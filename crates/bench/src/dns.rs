@@ -1,8 +1,8 @@
-//! `skysail bench dns`: how often DNS servers are asked for the names in ServiceEntries.
+//! `skysail bench dns`: counts the DNS queries for the names in ServiceEntries.
 //!
-//! One counting DNS server ([`server`]). First a control plane looks the names up for all the sidecars of a fleet; then one
-//! real Envoy looks them up by itself, with clusters as istiod sends them, and is multiplied by the number of sidecars, as
-//! each would.
+//! A DNS server counts queries ([`server`]). First a control plane resolves the names for all sidecars of a fleet.
+//! Then one Envoy resolves them itself, with clusters as istiod sends them; its queries are multiplied by the number
+//! of sidecars, because each would send them.
 
 mod server;
 
@@ -29,37 +29,37 @@ use crate::{
     stage::{self, Output, seconds},
 };
 
-/// How long anything may take before it is given up.
+/// Timeout of each step.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// After sidecars came and after a start, before questions are counted.
+/// Pause after sidecars connect and after a start, before queries are counted.
 const SETTLE: Duration = Duration::from_secs(3);
-/// Services beside the names, whose workloads the sidecars are.
+/// Number of services besides the names. The sidecars are their workloads.
 const SERVICES: usize = 10;
-/// Sidecars that are on their way at the same time.
+/// Number of sidecars that connect at the same time.
 const AT_ONCE: usize = 50;
-/// Envoy's admin page, in a network namespace of our own.
+/// Port of Envoy's admin page, in a network namespace of our own.
 const ENVOY_ADMIN: u16 = 15_000;
 
-/// What to measure, and how.
+/// Settings of `skysail bench dns`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Sidecars of the control plane, and what one Envoy is multiplied by.
+    /// Sidecars of the control plane, and multiplier of the queries of one Envoy.
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     sidecars: u32,
 
-    /// Names, each of a ServiceEntry with `resolution: DNS`.
+    /// Number of names, each of a ServiceEntry with `resolution: DNS`.
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     names: u32,
 
-    /// How long addresses hold, in seconds.
+    /// TTL of the addresses, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     ttl: u32,
 
-    /// For how long questions are counted, each.
+    /// Duration for which queries are counted, for each of the two.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     seconds: Duration,
 
-    /// Envoy's program; by default ~/.cache/skysail/envoy-1.40.0/envoy, then the one in PATH. Left out if there is none.
+    /// Program of Envoy. Default: ~/.cache/skysail/envoy-1.40.0/envoy, then PATH. Skipped if there is none.
     #[arg(long, value_name = "FILE", env = "SKYSAIL_ENVOY")]
     envoy: Option<PathBuf>,
 
@@ -67,16 +67,17 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     skysail: Option<PathBuf>,
 
-    /// Where the result goes, as JSON; by default a file here with the time in its name. An existing file is refused.
+    /// Result file (JSON). Default: a file in the current directory with the time in its name. An existing file is
+    /// refused.
     #[arg(long, value_name = "FILE")]
     result: Option<PathBuf>,
 
-    /// What is printed at the end.
+    /// Output format.
     #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
     output: Output,
 }
 
-/// The result file. Its form is described in `docs/benchmarks.md`.
+/// The result file; `docs/benchmarks.md` describes its format.
 #[derive(Debug, Serialize)]
 struct Report {
     format: u32,
@@ -86,11 +87,11 @@ struct Report {
     started: u64,
     machine: Machine,
     settings: Settings,
-    /// One control plane, for all sidecars.
+    /// Queries of one control plane, for all sidecars.
     skysail: Asked,
-    /// One Envoy; absent if there is none here.
+    /// Queries of one Envoy; absent if Envoy is not installed.
     envoy: Option<Asked>,
-    /// That, times the sidecars.
+    /// Queries of one Envoy times the number of sidecars.
     envoys_per_second: Option<f64>,
 }
 
@@ -101,11 +102,11 @@ struct Settings {
     ttl: u32,
 }
 
-/// What was asked.
+/// Counted queries.
 #[derive(Debug, Serialize)]
 struct Asked {
     seconds: f64,
-    /// For IPv4 and for IPv6 addresses.
+    /// Queries for IPv4 and for IPv6 addresses.
     v4: u64,
     v6: u64,
     per_second: f64,
@@ -166,7 +167,7 @@ async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result
     })
 }
 
-/// The host of a name.
+/// Returns the host of a name.
 fn host(name: u32) -> String {
     format!("name-{name}.example.com")
 }
@@ -248,7 +249,7 @@ async fn with_envoy(
     Ok(asked)
 }
 
-/// As istiod sends it to a sidecar with IPv4, but for the server's address.
+/// Returns the cluster as istiod sends it to a sidecar with IPv4, with the address of our DNS server.
 fn cluster(name: u32, server: SocketAddr) -> Value {
     let address = |host: &str, port: u16| json!({"socket_address": {"address": host, "port_value": port}});
     let (host, cluster) = (host(name), format!("outbound|80||{}", host(name)));

@@ -1,8 +1,8 @@
-//! An Envoy bootstrap as rich as that of a sidecar of a mesh.
+//! An Envoy bootstrap with the features of a sidecar in a mesh.
 //!
-//! The server's sidecar is PERMISSIVE: two filter chains, told apart by the TLS inspector. It checks a policy, counts
-//! gRPC, and has the fault and CORS filters that are there for every route. The client's sidecar retries as a mesh does
-//! by default. Both keep metrics and have an admin page.
+//! The server's sidecar is PERMISSIVE: two filter chains, selected by the TLS inspector. It checks a policy, counts
+//! gRPC, and has the fault and CORS filters that every route has. The client's sidecar retries like a mesh by
+//! default. Both keep metrics and have an admin page.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::node::{Node, Protocol, Role};
 
 const TYPES: &str = "type.googleapis.com/";
 
-/// The bootstrap of this sidecar.
+/// Returns the bootstrap of a sidecar.
 pub(crate) fn bootstrap(node: &Node<'_>) -> Value {
     let clusters: Vec<Value> = (0..node.clusters).map(|number| cluster(node, number)).collect();
     json!({
@@ -53,7 +53,7 @@ fn listener(node: &Node<'_>) -> Value {
     }
 }
 
-/// The cluster that is used, number 0, or one of those that are only there.
+/// Returns a cluster: number 0, which is used, or one of the unused ones.
 fn cluster(node: &Node<'_>, number: u16) -> Value {
     let many = 100_000;
     let (name, port) =
@@ -164,7 +164,7 @@ fn http_filters(node: &Node<'_>) -> Vec<Value> {
     filters
 }
 
-/// The form in which a mesh writes "this caller may GET and POST below /echo".
+/// Returns the policy "this caller may GET and POST below /echo" in the form in which a mesh writes it.
 fn policy(node: &Node<'_>) -> Value {
     let who = if node.tls_in() {
         json!({ "authenticated": { "principal_name": { "exact": node.other().id } } })

@@ -1,21 +1,21 @@
-//! As much HTTP/1.1 as the load generator and the echo server need: where a message ends.
+//! The part of HTTP/1.1 that the load generator and the echo server need: the boundaries of messages.
 
 use memchr::{memchr, memmem};
 
-/// What is known of a message once its head is complete.
+/// Head of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
-    /// Bytes of start line and headers, the empty line included.
+    /// Bytes of the start line and the headers, with the empty line.
     pub(crate) length: usize,
-    /// The value of `content-length`, if there is one.
+    /// Value of `content-length`, if present.
     pub(crate) content_length: Option<usize>,
-    /// Whether the sender closes the connection, or wants it closed, after this message.
+    /// The connection closes after this message.
     pub(crate) close: bool,
-    /// Whether the body is sent in chunks, which neither side here reads.
+    /// The body is chunked, which neither side here reads.
     pub(crate) chunked: bool,
 }
 
-/// Reads a message's head; `None` while it is not complete.
+/// Parses the head of a message; `None` while it is incomplete.
 pub(crate) fn head(bytes: &[u8]) -> Option<Head> {
     let length = memmem::find(bytes, b"\r\n\r\n")? + 4;
     let mut head = Head { length, content_length: None, close: false, chunked: false };
@@ -33,7 +33,7 @@ pub(crate) fn head(bytes: &[u8]) -> Option<Head> {
     Some(head)
 }
 
-/// The status code of a response; 0 when there is none.
+/// Returns the status code of a response; 0 if there is none.
 pub(crate) fn status(head: &[u8]) -> u16 {
     head.get(9..12)
         .and_then(|code| std::str::from_utf8(code).ok())

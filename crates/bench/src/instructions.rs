@@ -1,10 +1,10 @@
-//! `skysail bench instructions`: how many instructions a sidecar executes for a request.
+//! `skysail bench instructions`: counts the instructions that a sidecar executes per request.
 //!
-//! Time depends on the machine and on what else it does; the number of instructions does not, or hardly. So it can be
-//! kept beside the source, and a change that adds to it is seen before anyone could measure it. The sidecar runs under
-//! `valgrind --tool=callgrind` with one worker and gets so many requests in sequence, then, started anew, three times
-//! as many. The difference is what the requests took: start, end and whatever else happens once is in both. Of all
-//! threads only the worker counts, so that what others do by the clock is left out.
+//! Time depends on the machine and its load; the number of instructions hardly does. It can be kept with the source,
+//! and shows a regression before a time measurement could. The sidecar runs under `valgrind --tool=callgrind` with
+//! one worker. It serves a number of requests in sequence, and after a restart three times as many. The difference is
+//! the cost of the requests, because start and end are in both. Only the worker is counted, so that timers of other
+//! threads are left out.
 
 use std::{
     collections::BTreeMap,
@@ -28,18 +28,19 @@ use crate::{
     topology::{Setup, Shape, Standing, Topology},
 };
 
-/// What to count, and what to compare it with.
+/// Settings of `skysail bench instructions`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Cases to count; by default all.
+    /// Cases to count. Default: all.
     #[arg(long, value_name = "CASE,…", value_delimiter = ',', value_enum)]
     only: Vec<Case>,
 
-    /// Requests of the shorter of the two runs; the other has three times as many. Of handshakes there are a tenth, of hellos a twentieth.
+    /// Requests of the shorter of the two runs; the longer one has three times as many. Handshakes: a tenth. Hellos:
+    /// a twentieth.
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(100..=100_000))]
     requests: u32,
 
-    /// The program to count: skysail, or skysail-proxy, which is known by how its name begins. By default this program.
+    /// Program to count: skysail, or skysail-proxy, recognized by the prefix of its name. Default: this program.
     #[arg(long, value_name = "FILE")]
     skysail: Option<PathBuf>,
 
@@ -47,32 +48,33 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
 
-    /// Write what was counted as the new baseline. Cases that were not counted stay as they are.
+    /// Write the counts as the new baseline. Cases that were not counted keep their values.
     #[arg(long, value_name = "FILE", conflicts_with = "baseline")]
     write_baseline: Option<PathBuf>,
 
-    /// What is printed at the end.
+    /// Output format.
     #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
     output: Output,
 }
 
-/// What the sidecar does.
+/// Work of the sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Case {
-    /// HTTP/1.1, plain on both sides.
+    /// HTTP/1.1, plain text on both sides.
     Http1,
-    /// The same, and the route changes the path and adds a field.
+    /// Like `http1`, with a route that changes the path and adds a header.
     Rewrite,
-    /// The server's sidecar: mutual TLS from the client, plain to the server.
+    /// The server's sidecar: mutual TLS from the client, plain text to the server.
     MtlsIn,
-    /// The client's sidecar: plain from the client, mutual TLS to the server's sidecar.
+    /// The client's sidecar: plain text from the client, mutual TLS to the server's sidecar.
     MtlsOut,
-    /// HTTP/2, plain on both sides.
+    /// HTTP/2, plain text on both sides.
     Http2,
-    /// A connection with a full handshake of mutual TLS, and one request on it.
+    /// A connection with a full handshake of mutual TLS and one request.
     Handshake,
-    /// A connection whose client hello comes in 64 records, each in a read of its own, and ends before the last.
+    /// A connection whose client hello arrives in 64 records, each in a read of its own, and ends before the last
+    /// one.
     Hello,
 }
 
@@ -80,7 +82,7 @@ impl Case {
     const ALL: [Self; 7] =
         [Self::Http1, Self::Rewrite, Self::MtlsIn, Self::MtlsOut, Self::Http2, Self::Handshake, Self::Hello];
 
-    /// As on the command line and in files.
+    /// Returns the name on the command line and in files.
     fn name(self) -> &'static str {
         match self {
             Self::Http1 => "http1",
@@ -110,7 +112,7 @@ impl Case {
     }
 }
 
-/// What was counted, as it is printed. Its form is described in `docs/benchmarks.md`.
+/// The printed result; `docs/benchmarks.md` describes its format.
 #[derive(Debug, Serialize)]
 struct Counts {
     format: u32,
@@ -125,37 +127,37 @@ struct Counts {
     cases: BTreeMap<Case, Count>,
 }
 
-/// One case.
+/// Result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Count {
     #[serde(flatten)]
     each: Each,
     /// Instructions of the allocator, which are not compared.
     allocator_instructions: u64,
-    /// What the baseline says, if there is one.
+    /// Values of the baseline, if there is one.
     baseline: Option<Each>,
 }
 
-/// What a request takes.
+/// Cost of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Each {
     /// Instructions outside of the allocator.
     instructions: u64,
-    /// How often memory is asked for.
+    /// Number of allocations.
     allocations: f64,
 }
 
-/// What is kept beside the source.
+/// Counts that are kept with the source.
 type Baseline = BTreeMap<Case, Each>;
 
-/// More than the baseline by this part is too much; less by it should become the new baseline.
+/// Deviation from the baseline that is tolerated. A lower count should become the new baseline.
 const TOLERANCE: f64 = 0.03;
-/// The same for allocations, but no less than one more on every other request.
+/// Tolerated deviation of allocations, if it is more than [`TOLERANCE`]: one more on every other request.
 const TOLERATED_ALLOCATIONS: f64 = 0.5;
-/// Bytes of a request's body, and of its answer's.
+/// Bytes of the body of a request, and of a response.
 const PAYLOAD: usize = 1_024;
 
-/// Counts, compares and prints. Says whether all was counted and nothing takes more than it may.
+/// Counts, compares and prints. Returns true if everything was counted and no case takes more than it may.
 pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
     keep_first(&mut args.only);
     let cases = if args.only.is_empty() { Case::ALL.to_vec() } else { args.only.clone() };
@@ -193,7 +195,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
             done = count_all(&cases, args.requests, &program, &stage.setup, &mut counts.cases) => done.map(|()| false),
         }
     })?;
-    // A client may still wait for an answer; nobody waits for it.
+    // A client thread may still wait for a response; the process does not wait for it.
     runtime.shutdown_background();
     drop(stage);
     if let Some(baseline) = &baseline {
@@ -212,7 +214,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
     Ok(args.baseline.is_none_or(|file| compare(&counts, &file)))
 }
 
-/// What the sidecar runs under. Each thread gets a file of its own.
+/// Returns the command under which the sidecar runs. Each thread gets a file of its own.
 fn command(valgrind: &Path, folder: &Path) -> Vec<OsString> {
     let mut file = OsString::from("--callgrind-out-file=");
     file.push(folder.join(COUNTS));
@@ -222,7 +224,7 @@ fn command(valgrind: &Path, folder: &Path) -> Vec<OsString> {
     command
 }
 
-/// How the names of the files begin that callgrind writes.
+/// Prefix of the files that callgrind writes.
 const COUNTS: &str = "instructions";
 
 async fn count_all(
@@ -233,7 +235,7 @@ async fn count_all(
     counts: &mut BTreeMap<Case, Count>,
 ) -> anyhow::Result<()> {
     for case in cases {
-        // Those take a hundred times as much.
+        // A handshake or a hello takes a hundred times the instructions of a request.
         let requests = match case {
             Case::Handshake => requests / 10,
             Case::Hello => requests / 20,
@@ -249,7 +251,7 @@ async fn count_all(
     Ok(())
 }
 
-/// The work of the worker in a whole life with so many requests.
+/// Returns the work of the worker during a run with this number of requests.
 async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> anyhow::Result<Work> {
     let traffic = case.traffic();
     let shape = Shape {
@@ -275,8 +277,8 @@ async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> a
     worker(&setup.folder)
 }
 
-/// The worker's work. The first thread reads the configuration and serves nobody; of the others none but the worker
-/// does anything for a request. The files are removed.
+/// Returns the work of the worker thread, and removes the files. The first thread reads the configuration and serves
+/// no requests. Of the others, only the worker does anything for a request.
 fn worker(folder: &Path) -> anyhow::Result<Work> {
     let mut most = None;
     for entry in fs::read_dir(folder)? {
@@ -298,7 +300,7 @@ fn read(file: &Path) -> anyhow::Result<Baseline> {
         .with_context(|| format!("{} is no baseline of bench instructions", file.display()))
 }
 
-/// Writes what was counted, and keeps what was not.
+/// Writes the counts, and keeps those of other cases.
 fn write(file: &Path, counts: &Counts) -> anyhow::Result<()> {
     let mut baseline = if file.exists() { read(file)? } else { Baseline::default() };
     baseline.extend(counts.cases.iter().map(|(case, count)| (*case, count.each)));
@@ -307,7 +309,7 @@ fn write(file: &Path, counts: &Counts) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write the baseline to {}", file.display()))
 }
 
-/// Names what takes more, or less, than it did; false if anything takes more.
+/// Prints the cases that take more or less than the baseline. Returns false if a case takes more.
 fn compare(counts: &Counts, file: &Path) -> bool {
     let mut good = true;
     for (case, count) in &counts.cases {
@@ -350,13 +352,13 @@ fn compare(counts: &Counts, file: &Path) -> bool {
 }
 
 impl Count {
-    /// The work of so many requests, shared out.
+    /// Divides the work by the number of requests.
     fn new(work: Work, requests: u32) -> Self {
         let share = |whole: u64| whole as f64 / f64::from(requests);
         Self {
             each: Each {
                 instructions: share(work.instructions).round() as u64,
-                // A hundredth is what happens now and then.
+                // Rounded to hundredths, because allocations differ slightly between runs.
                 allocations: (share(work.allocations) * 100.0).round() / 100.0,
             },
             allocator_instructions: share(work.allocator).round() as u64,
@@ -364,7 +366,7 @@ impl Count {
         }
     }
 
-    /// The part that it takes more than the baseline says.
+    /// Returns the relative change from the baseline.
     fn change(&self) -> Option<f64> {
         let baseline = self.baseline?.instructions;
         Some(self.each.instructions as f64 / baseline.max(1) as f64 - 1.0)

@@ -1,7 +1,7 @@
-//! `skysail bench latency`: rounds in which every peer takes its turn under the same load.
+//! `skysail bench latency`: rounds in which each peer takes a turn under the same load.
 //!
-//! In each round, for each number of connections: the baseline, then for each topology every peer. So whatever the
-//! machine does in the meantime hits all alike.
+//! A round goes through the numbers of connections: the baseline first, then each peer in each topology. Disturbances
+//! of the machine therefore affect all peers alike.
 
 use std::{
     path::PathBuf,
@@ -21,13 +21,13 @@ use crate::{
     topology::{self, Measurement, Setup, Shape, Topology},
 };
 
-/// What to measure, and how.
+/// Settings of `skysail bench latency`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     turns: Turns,
 
-    /// What is between client and server. Without `baseline` no added latency can be told.
+    /// Topologies between client and server. Added latency needs `baseline`.
     #[arg(long, value_name = "TOPOLOGY,…", value_delimiter = ',', value_enum, default_values = ["baseline", "server-sidecar", "both-sidecars"])]
     topologies: Vec<Topology>,
 
@@ -35,11 +35,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values = ["2", "4", "8", "16", "32", "64"], value_parser = connections)]
     connections: Vec<usize>,
 
-    /// Requests a second over all connections, due at even intervals.
+    /// Requests per second over all connections, due at even intervals.
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     qps: u32,
 
-    /// Bytes of each request's body, and of its answer's.
+    /// Bytes of the body of each request, and of its response.
     #[arg(long, value_name = "BYTES", default_value_t = 1_024, value_parser = clap::value_parser!(u32).range(0..=524_288))]
     payload: u32,
 
@@ -47,12 +47,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=256))]
     workers: u32,
 
-    /// Where the result goes, as JSON; by default a file here with the time in its name. An existing file is refused.
+    /// Result file (JSON). Default: a file in the current directory with the time in its name. An existing file is
+    /// refused.
     #[arg(long, value_name = "FILE")]
     result: Option<PathBuf>,
 }
 
-/// One turn to take.
+/// A turn to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Turn {
     round: u32,
@@ -61,10 +62,10 @@ struct Turn {
     peer: Option<Peer>,
 }
 
-/// Start and end of the processes of one turn, about, for the estimate of what is left.
+/// Estimated time to start and end the processes of one turn.
 const OVERHEAD: Duration = Duration::from_millis(1_300);
 
-/// Measures, writes the result file and prints the result. Says whether all of it was measured.
+/// Measures, writes the result file and prints the result. Returns true if all of it was measured.
 pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
     keep_first(&mut args.connections);
     let peers = args.turns.programs(&Peer::ALL)?;
@@ -141,7 +142,7 @@ async fn take_turns(args: &Args, peers: &[(Peer, PathBuf)], setup: &Setup, runs:
     }
 }
 
-/// All turns in the order in which they are taken.
+/// Returns all turns in the order in which they are taken.
 fn plan(args: &Args, peers: &[Peer]) -> Vec<Turn> {
     let mut turns = Vec::new();
     for round in 1..=args.turns.rounds {
@@ -202,7 +203,7 @@ fn new_report(args: &Args, peers: &[(Peer, PathBuf)], machine: Machine) -> Repor
     }
 }
 
-/// Writes and prints the result, and says whether it is complete.
+/// Writes and prints the result. Returns true if it is complete.
 fn finish(args: &Args, file: ResultFile, mut report: Report) -> anyhow::Result<bool> {
     report.summarize();
     let (file, json) = file.write(&report)?;

@@ -1,13 +1,13 @@
-//! Tables and paragraphs that fit a terminal.
+//! Formats tables and paragraphs to the width of a terminal.
 //!
-//! A table with more columns than fit becomes several, one below the other, each with the key columns first. So it stays
-//! Markdown, which a table with wrapped cells is not.
+//! A table with more columns than fit is split into several, one below the other, each with the key columns first. It
+//! remains Markdown, which a table with wrapped cells is not.
 
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 
-/// Columns of a terminal that tables and paragraphs take at most.
+/// Maximum width of tables and paragraphs, in columns.
 pub(crate) const WIDTH: usize = 100;
-/// The border and the spaces of a cell, as in `| text `.
+/// Width of the border and the spaces of a cell, as in `| text `.
 const CELL: usize = 3;
 
 /// Returns the rows as Markdown tables of at most [`WIDTH`] columns. The first `keys` columns begin each of them.
@@ -16,7 +16,7 @@ pub(crate) fn tables(keys: usize, head: &[String], rows: &[Vec<String>]) -> Stri
         let cells = rows.iter().filter_map(|row| row.get(column)).chain(head.get(column));
         cells.map(|text| text.chars().count()).max().unwrap_or_default() + CELL
     };
-    // The last border is a column of its own.
+    // The last border takes one more column.
     let room = WIDTH.saturating_sub(1 + (0..keys).map(width).sum::<usize>());
     let mut parts: Vec<Vec<usize>> = vec![Vec::new()];
     let mut left = room;

@@ -1,10 +1,11 @@
-//! `skysail bench`: what a mesh costs on this machine, beside other proxies in the same run.
+//! `skysail bench`: measures the cost of a mesh on this machine, next to other proxies in the same run.
 //!
-//! [`control`] drives a control plane, [`sign`] its authority, [`dns`] counts what it asks of DNS; [`latency`] and [`compare`] are plans: rounds in which every peer takes its turn. One turn is [`topology`]: a server
-//! ([`serve`]), the sidecars ([`peers`]), the load ([`load`]) and what the kernel says about each process
-//! ([`accounting`]). [`report`] makes the result file and the tables of it.
+//! [`control`] drives a control plane, [`sign`] its certificate authority; [`dns`] counts its DNS queries.
+//! [`latency`] and [`compare`] are plans of rounds, in which each peer takes a turn. One turn is [`topology`]: a
+//! server ([`serve`]), the sidecars ([`peers`]), the load ([`load`]) and the kernel's figures of each process
+//! ([`accounting`]). [`report`] writes the result file and its tables.
 
-// They panic when the reader leaves; `skysail_core::stdio` does not.
+// The standard macros panic when the reader is gone; `skysail_core::stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod compare;
@@ -13,7 +14,7 @@ mod dns;
 mod instructions;
 mod latency;
 mod sign;
-// Those below are used by those above.
+// Modules use those listed below them.
 mod stage;
 
 mod report;
@@ -40,7 +41,7 @@ mod node;
 mod schedule;
 mod stream;
 
-/// What to measure.
+/// Selects the benchmark.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -49,42 +50,44 @@ pub struct Args {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 enum Benchmark {
-    /// Latency that sidecars add, their CPU and their memory, at a fixed rate of requests.
+    /// Latency that sidecars add, their CPU time and their memory, at a fixed rate of requests.
     ///
-    /// A client sends requests when they are due, whether or not earlier ones were answered, and latency counts
-    /// from that moment. Every peer gets the same load in turn, round after round.
+    /// The client sends each request when it is due, whether or not earlier ones were answered; latency counts from
+    /// that moment. Every peer gets the same load in turn, round after round.
     Latency(latency::Args),
-    /// All that a sidecar costs, beside other proxies: CPU, latency, throughput, handshakes, memory.
+    /// Cost of a sidecar next to other proxies: CPU time, latency, throughput, handshakes, memory.
     ///
-    /// A fixed set of experiments, every peer in turn, round after round; tables, a result file and, if wanted, a page
-    /// with plots.
+    /// A fixed set of experiments, each peer in turn, round after round. Prints tables, writes a result file and
+    /// optionally a page with plots.
     Compare(compare::Args),
-    /// What a control plane costs: memory, CPU, sidecars configured a second, and how soon a change is at all of them.
+    /// Cost of a control plane: memory, CPU time, sidecars configured per second, and the time until a change has
+    /// reached all of them.
     ///
-    /// One process acts as thousands of sidecars towards a control plane that it starts: they connect, take what they
-    /// subscribe to and acknowledge it, are told of changes, go and come back.
+    /// One process acts as thousands of sidecars of a control plane that it starts. They connect, subscribe,
+    /// acknowledge responses, receive changes, disconnect and reconnect.
     Control(control::Args),
-    /// How often DNS servers are asked for the names in ServiceEntries: by one control plane for all, and by each Envoy.
+    /// DNS queries for the names in ServiceEntries: of one control plane for all sidecars, and of each Envoy.
     Dns(dns::Args),
-    /// Instructions that a sidecar executes for a request, counted by valgrind: the same whatever else the machine does.
+    /// Instructions that a sidecar executes per request, counted by valgrind. The load of the machine does not affect
+    /// them.
     ///
-    /// For CI: a change that makes requests dearer fails against a file that is kept beside the source.
+    /// For CI: a change that makes requests more expensive fails against a file that is kept with the source.
     Instructions(instructions::Args),
-    /// Certificates that an authority signs a second, aside from the network.
+    /// Certificates that the authority signs per second, without the network.
     Sign(sign::Args),
-    /// Answer requests with their own bodies.
+    /// Answers requests with their own bodies.
     #[command(hide = true)]
     Serve(serve::Args),
-    /// Move bytes both ways between clients and a server.
+    /// Relays bytes in both directions between clients and a server.
     #[command(hide = true)]
     Relay(relay::Args),
 }
 
-/// Runs a benchmark, and says whether all of it was measured. The process must have one thread only, as the kernel
-/// wants for namespaces.
+/// Runs a benchmark. Returns true if all of it was measured. The process must have only one thread, because the
+/// kernel requires that for namespaces.
 ///
 /// # Errors
-/// When something it needs is missing, or the result cannot be written.
+/// If something that the benchmark needs is missing, or the result cannot be written.
 pub fn run(args: Args) -> anyhow::Result<bool> {
     match args.benchmark {
         Benchmark::Latency(args) => latency::run(args),

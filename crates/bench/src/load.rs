@@ -1,4 +1,4 @@
-//! The load: what a client does to what is measured, on one thread, and what it saw.
+//! The load: a client on one thread, and the results that it measures.
 
 mod bytes;
 mod hello;
@@ -15,44 +15,44 @@ use hdrhistogram::Histogram;
 pub(crate) use self::{hello::hellos, idle::Idle, sequence::send};
 use crate::{node::Protocol, schedule::Schedule, stream::Tls};
 
-/// What to send.
+/// Load to apply.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     pub(crate) target: SocketAddr,
     pub(crate) traffic: Traffic,
     pub(crate) connections: usize,
-    /// When requests are due. Without it each connection (HTTP/2: stream) sends the next request once it has the answer
-    /// to the last one.
+    /// Schedule of the requests. Without one, each connection (HTTP/2: stream) sends its next request when the last
+    /// one is answered.
     pub(crate) schedule: Option<Schedule>,
-    /// Bytes of a request's body, and of an answer's.
+    /// Bytes of the body of a request, and of a response.
     pub(crate) payload: usize,
     pub(crate) warmup: Duration,
     pub(crate) window: Duration,
-    /// The client itself speaks mutual TLS.
+    /// Certificates of the client, if it uses mutual TLS itself.
     pub(crate) tls: Option<Tls>,
 }
 
-/// What a client does.
+/// Traffic of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Traffic {
-    /// Requests over HTTP/1.1 on lasting connections.
+    /// Requests over HTTP/1.1 on persistent connections.
     Http1,
-    /// A connection of its own for every request.
+    /// A new connection for every request.
     NewConnections {
-        /// Whether the client offers to continue an earlier TLS session.
+        /// The client offers to resume an earlier TLS session.
         resume: bool,
     },
-    /// Requests over HTTP/2, so many at a time on each connection; never at a rate.
+    /// Requests over HTTP/2 with several streams on each connection. Has no schedule.
     Http2 {
-        /// Requests under way on a connection.
+        /// Requests in progress per connection.
         streams: usize,
     },
-    /// Bytes to the server; never at a rate.
+    /// Bytes to the server. Has no schedule.
     Bytes,
 }
 
 impl Traffic {
-    /// What the proxies and the server have to speak.
+    /// Returns the protocol of the proxies and the server.
     pub(crate) fn protocol(self) -> Protocol {
         match self {
             Self::Http1 | Self::NewConnections { .. } => Protocol::Http1,
@@ -62,7 +62,7 @@ impl Traffic {
     }
 }
 
-/// A moment at which somebody else looks at the clock, too.
+/// Boundary of the measured window, at which the caller takes its own samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
     /// The measured window begins.
@@ -71,22 +71,23 @@ pub(crate) enum Moment {
     End,
 }
 
-/// What came back. Of [`Traffic::Bytes`], a "request" is 1,000,000 bytes sent, and there are no latencies.
+/// Result of a load. For [`Traffic::Bytes`], a "request" is 1,000,000 bytes sent, and there are no latencies.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
-    /// Nanoseconds from when a request was due to its complete answer; without a schedule, from when it was sent.
+    /// Nanoseconds from the due time of a request to its complete response; without a schedule, from the time it was
+    /// sent.
     pub(crate) due: Histogram<u64>,
-    /// Nanoseconds from when it was sent.
+    /// Nanoseconds from the time a request was sent to its complete response.
     pub(crate) sent: Histogram<u64>,
     /// Requests due in the window; without a schedule, those that ended in it.
     pub(crate) requests: u64,
-    /// Of these, those without an answer: their connection broke or time was up.
+    /// Of these, requests without a response: their connection broke or they timed out.
     pub(crate) unanswered: u64,
-    /// Of these, those answered by something other than 200.
+    /// Of these, requests with a response other than 200.
     pub(crate) refused: u64,
-    /// Of these, those whose connection continued an earlier TLS session.
+    /// Of these, requests on a connection that resumed an earlier TLS session.
     pub(crate) resumed: u64,
-    /// Answers that came within the window, whenever their requests were due.
+    /// Responses within the window, whenever their requests were due.
     pub(crate) answered_in_window: u64,
 }
 
@@ -105,14 +106,14 @@ impl Outcome {
     }
 }
 
-/// A histogram of nanoseconds to three digits.
+/// Returns a histogram of nanoseconds with three significant digits.
 pub(crate) fn histogram() -> anyhow::Result<Histogram<u64>> {
-    /// Longest latency it can tell.
+    /// Maximum latency of the histogram.
     const LONGEST: u64 = 60_000_000_000;
     Ok(Histogram::new_with_bounds(1, LONGEST, 3)?)
 }
 
-/// Applies the load; `tell` is called on this thread when the measured window begins and ends.
+/// Applies the load. Calls `tell` on this thread when the measured window begins and ends.
 pub(crate) fn drive(load: &Load, tell: impl FnMut(Moment)) -> anyhow::Result<Outcome> {
     match load.traffic {
         Traffic::Http1 | Traffic::NewConnections { .. } => requests::drive(load, tell),

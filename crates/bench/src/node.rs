@@ -1,4 +1,4 @@
-//! A sidecar under measurement: its place, ports, protocol and load.
+//! A sidecar under measurement: its role, ports, protocol and load.
 
 use std::{
     fs,
@@ -9,18 +9,18 @@ use anyhow::Context as _;
 
 use crate::certificates::{Certificates, Identity};
 
-/// What is spoken on both sides of a sidecar.
+/// Protocol on both sides of a sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Protocol {
     Http1,
     /// With prior knowledge.
     Http2,
-    /// Bytes that it does not look into.
+    /// Bytes that the sidecar does not parse.
     Tcp,
 }
 
 impl Protocol {
-    /// As on the command line.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Http1 => "http1",
@@ -30,40 +30,40 @@ impl Protocol {
     }
 }
 
-/// Which side of the connection a sidecar is on.
+/// Side of the connection on which a sidecar is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// In front of the client: plain in; out to the other sidecar.
+    /// In front of the client: plain text in; out to the other sidecar.
     Client,
-    /// In front of the server: in from the client or its sidecar; plain out.
+    /// In front of the server: in from the client or its sidecar; plain text out.
     Server,
 }
 
-/// One sidecar to be started. All ports are on 127.0.0.1.
+/// Settings of a sidecar. All ports are on 127.0.0.1.
 #[derive(Debug)]
 pub(crate) struct Node<'a> {
     pub(crate) role: Role,
     pub(crate) listen: u16,
     pub(crate) upstream: u16,
     pub(crate) admin: u16,
-    /// Mutual TLS towards the other sidecar.
+    /// Mutual TLS to or from the other sidecar.
     pub(crate) mtls: bool,
     pub(crate) protocol: Protocol,
     pub(crate) workers: u32,
-    /// Whether clients may continue their TLS sessions, where that is a setting.
+    /// Clients may resume their TLS sessions, where the peer has such a setting.
     pub(crate) resumption: bool,
-    /// Clusters in its configuration; only the first one is used.
+    /// Clusters in the configuration; only the first one is used.
     pub(crate) clusters: u16,
-    /// The route changes each request's path and fields.
+    /// The route changes the path and the headers of each request.
     pub(crate) rewrites: bool,
-    /// Connections that it must be able to hold.
+    /// Connections that the sidecar must be able to hold.
     pub(crate) connections: usize,
     pub(crate) certificates: &'a Certificates,
     pub(crate) folder: &'a Path,
 }
 
 impl Node<'_> {
-    /// Its own identity.
+    /// Returns its own identity.
     pub(crate) fn own(&self) -> &Identity {
         match self.role {
             Role::Client => &self.certificates.client,
@@ -71,7 +71,7 @@ impl Node<'_> {
         }
     }
 
-    /// The identity that the other sidecar must have.
+    /// Returns the identity that the other sidecar must have.
     pub(crate) fn other(&self) -> &Identity {
         match self.role {
             Role::Client => &self.certificates.server,
@@ -79,12 +79,12 @@ impl Node<'_> {
         }
     }
 
-    /// Whether it accepts mutual TLS.
+    /// Returns true if it accepts mutual TLS.
     pub(crate) fn tls_in(&self) -> bool {
         self.mtls && self.role == Role::Server
     }
 
-    /// Whether it begins mutual TLS.
+    /// Returns true if it initiates mutual TLS.
     pub(crate) fn tls_out(&self) -> bool {
         self.mtls && self.role == Role::Client
     }

@@ -1,4 +1,4 @@
-//! The proxies that can be measured: where they are found and how each is told to be the same sidecar.
+//! The proxies that can be measured: where their programs are, and how each is configured as the same sidecar.
 
 mod haproxy;
 mod nginx;
@@ -21,16 +21,16 @@ use crate::{
 /// A proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub(crate) enum Peer {
-    /// This program, with the bootstrap file that Envoy gets.
+    /// This program, with the same bootstrap file as Envoy.
     Skysail,
     Envoy,
     Haproxy,
     Nginx,
-    /// The floor: bytes both ways, without HTTP or TLS, on one thread.
+    /// The floor: relays bytes without HTTP or TLS, on one thread.
     Relay,
 }
 
-/// Files given on the command line.
+/// Programs given on the command line.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places {
     pub(crate) skysail: Option<PathBuf>,
@@ -38,10 +38,10 @@ pub(crate) struct Places {
 }
 
 impl Peer {
-    /// The sidecars.
+    /// Peers that can act as sidecars.
     pub(crate) const ALL: [Self; 4] = [Self::Skysail, Self::Envoy, Self::Haproxy, Self::Nginx];
 
-    /// Its name in tables and result files.
+    /// Returns the name in tables and result files.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Skysail => "skysail",
@@ -52,7 +52,7 @@ impl Peer {
         }
     }
 
-    /// The peers with their programs: those asked for, or else those of `usual` that are installed.
+    /// Returns the peers and their programs: the requested ones, or those of `usual` that are installed.
     pub(crate) fn choose(
         asked: &[Self],
         usual: &[Self],
@@ -65,7 +65,7 @@ impl Peer {
         for peer in usual {
             match peer.find(places) {
                 Ok(program) => found.push((*peer, program)),
-                // A file that was named must be there.
+                // A program that was given must exist.
                 Err(error) if *peer == Self::Envoy && places.envoy.is_some() => return Err(error),
                 Err(error) if *peer == Self::Skysail => return Err(error),
                 Err(error) => stdio::tell(format_args!("going on without {}: {error:#}", peer.name())),
@@ -74,7 +74,7 @@ impl Peer {
         Ok(found)
     }
 
-    /// Why it cannot take part where this is spoken, with or without mutual TLS; nothing if it can.
+    /// Returns why the peer does not support a protocol, with or without mutual TLS; `None` if it does.
     pub(crate) fn unable(self, protocol: Protocol, mtls_from_client: bool) -> Option<&'static str> {
         match self {
             Self::Nginx if protocol == Protocol::Http2 => Some("nginx speaks no HTTP/2 to servers"),
@@ -89,7 +89,7 @@ impl Peer {
     /// Finds the program.
     ///
     /// # Errors
-    /// When it is not there; the message says how to get it.
+    /// If it is not installed; the message says how to get it.
     pub(crate) fn find(self, places: &Places) -> anyhow::Result<PathBuf> {
         match self {
             Self::Relay => env::current_exe().context("finding this program's file"),
@@ -113,7 +113,7 @@ impl Peer {
         }
     }
 
-    /// Arguments with which the program says what it is.
+    /// Returns the argument with which the program prints its version.
     pub(crate) fn version_argument(self) -> &'static str {
         match self {
             Self::Skysail | Self::Envoy | Self::Relay => "--version",
@@ -121,7 +121,7 @@ impl Peer {
         }
     }
 
-    /// The command that runs this peer as that sidecar, in the foreground.
+    /// Returns the command that runs this peer as that sidecar, in the foreground.
     pub(crate) fn command(self, program: &Path, node: &Node<'_>) -> anyhow::Result<Vec<OsString>> {
         let workers = node.workers.to_string();
         let mut command = vec![program.as_os_str().to_owned()];
@@ -133,7 +133,7 @@ impl Peer {
                     let rest = ["--concurrency", &workers, "--disable-hot-restart", "-l", "warning"];
                     [OsString::from("-c"), file].into_iter().chain(rest.map(OsString::from)).collect()
                 } else {
-                    // By itself the thin program has no subcommands.
+                    // skysail-proxy has no subcommands.
                     let thin = program
                         .file_name()
                         .is_some_and(|name| name.as_encoded_bytes().starts_with(b"skysail-proxy"));
@@ -171,7 +171,7 @@ fn given(path: &Path, option: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// The Envoy that tests fetched, else the one in PATH.
+/// Returns the Envoy that the tests have downloaded, else the one in PATH.
 pub(crate) fn installed_envoy() -> Option<PathBuf> {
     downloaded_envoy().or_else(|| in_path("envoy"))
 }
@@ -182,10 +182,10 @@ fn downloaded_envoy() -> Option<PathBuf> {
     Some(cache.join("skysail/envoy-1.40.0/envoy")).filter(|path| path.is_file())
 }
 
-/// The program of this name.
+/// Returns the program of this name in PATH.
 pub(crate) fn in_path(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    // Servers are where an ordinary user's PATH does not lead.
+    // Servers are in folders that the PATH of an ordinary user does not contain.
     let folders = env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
     folders.map(|folder| folder.join(name)).find(|path| path.is_file())
 }

@@ -1,5 +1,5 @@
-//! The floor: moves bytes both ways between each connection and one of its own to the server, on one thread, by epoll.
-//! It knows neither HTTP nor TLS, so what it costs is what the kernel's TCP costs.
+//! The floor: relays bytes between each connection and a connection to the server, on one thread with epoll. It
+//! parses neither HTTP nor TLS, so it costs what TCP costs in the kernel.
 
 use std::{
     convert::Infallible,
@@ -11,14 +11,14 @@ use std::{
 use anyhow::Context as _;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-/// From where to where.
+/// Arguments of the relay.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Address and port to listen on.
     #[arg(long, value_name = "IP:PORT")]
     listen: SocketAddr,
 
-    /// Where connections go.
+    /// Address and port of the server.
     #[arg(long, value_name = "IP:PORT")]
     upstream: SocketAddr,
 }
@@ -68,9 +68,9 @@ struct Relay {
 struct Side {
     stream: TcpStream,
     other: usize,
-    /// Read from the other side, not yet taken by this one. The other side is not read meanwhile.
+    /// Bytes read from the other side and not yet written. The other side is not read meanwhile.
     waiting: Vec<u8>,
-    /// It has sent all it will.
+    /// The socket has reached its end.
     ended: bool,
 }
 
@@ -83,7 +83,7 @@ impl Relay {
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
                 Err(error) => return Err(error),
             };
-            // Nobody listens there: the client's connection closes at once.
+            // The server does not listen: the connection of the client is closed.
             let Ok(server) = TcpStream::connect(upstream) else { continue };
             let [a, b] = [&stream, &server].map(|side| usize::try_from(side.as_raw_fd()).unwrap_or_default());
             for (stream, at, other) in [(stream, a, b), (server, b, a)] {
@@ -98,7 +98,7 @@ impl Relay {
         }
     }
 
-    /// An error closes both sides.
+    /// Handles events. An error closes both sides.
     fn ready(&mut self, at: usize, events: EpollFlags) -> io::Result<()> {
         if events.contains(EpollFlags::EPOLLOUT) {
             self.send_waiting(at)?;
@@ -154,7 +154,7 @@ impl Relay {
         self.watch(other)
     }
 
-    /// Asks epoll for what this side can go on with.
+    /// Registers the events that this side waits for.
     fn watch(&self, at: usize) -> io::Result<()> {
         let Some(Some(side)) = self.sides.get(at) else { return Ok(()) };
         let full = |at: usize| matches!(self.sides.get(at), Some(Some(side)) if !side.waiting.is_empty());
@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// A relay in front of the returned listener.
+    /// Starts a relay in front of the returned listener.
     fn relayed() -> (SocketAddr, TcpListener) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -203,7 +203,7 @@ mod tests {
                 writer.write_all(data).unwrap();
                 writer.shutdown(Shutdown::Write).unwrap();
             });
-            // Nothing is read before all is written, or as much as fits.
+            // Reads only after everything, or as much as fits, is written.
             let mut got = Vec::new();
             server.read_to_end(&mut got).unwrap();
             assert!(got == sent);

@@ -1,7 +1,8 @@
-//! The result: every turn as it was, medians and ranges over the rounds, peers beside each other, tables.
+//! Result of `skysail bench latency`: all turns, medians and ranges over the rounds, ratios between peers, and
+//! tables.
 //!
-//! Added latency and the ratio of two peers are taken within a round and summarized then: a machine drifts, and
-//! what it does to one turn it does to the next one, too.
+//! Added latency and the ratio of two peers are computed within a round and then summarized: a machine drifts, and
+//! what affects one turn affects the next one as well.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -9,16 +10,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{busy::Busy, layout, topology::Measurement};
 
-/// The result file. Its form is described in `docs/benchmarks.md`.
+/// The result file; `docs/benchmarks.md` describes its format.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// Raised when a field changes its meaning.
+    /// Incremented when the meaning of a field changes.
     pub(crate) format: u32,
     pub(crate) benchmark: &'static str,
     pub(crate) version: &'static str,
     /// Seconds since 1970.
     pub(crate) started: u64,
-    /// Whether it was ended before all turns were taken.
+    /// The run was ended before all turns were taken.
     pub(crate) interrupted: bool,
     pub(crate) machine: Machine,
     pub(crate) settings: Settings,
@@ -28,7 +29,7 @@ pub(crate) struct Report {
     pub(crate) comparisons: Vec<Comparison>,
 }
 
-/// Where it ran.
+/// Machine of the run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Machine {
     pub(crate) kernel: String,
@@ -36,17 +37,17 @@ pub(crate) struct Machine {
     pub(crate) cpus: usize,
     /// Load average at the start.
     pub(crate) load: f64,
-    /// Other processes before the first turn; absent where they do not matter and in results of earlier versions.
+    /// Other processes before the first turn. Absent where they do not matter, and in results of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) busy: Option<Busy>,
-    /// `own namespace`, or why not.
+    /// `own namespace`, or the reason why not.
     pub(crate) network: String,
     pub(crate) congestion_control: String,
-    /// `SCHED_RR`, or why not.
+    /// `SCHED_RR`, or the reason why not.
     pub(crate) scheduling: String,
 }
 
-/// What was asked for.
+/// Settings of the run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Settings {
     pub(crate) topologies: Vec<&'static str>,
@@ -59,19 +60,19 @@ pub(crate) struct Settings {
     pub(crate) workers: u32,
 }
 
-/// A peer's program.
+/// Program of a peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Program {
     pub(crate) file: String,
     pub(crate) version: String,
 }
 
-/// One turn.
+/// A turn.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Run {
     pub(crate) round: u32,
     pub(crate) topology: &'static str,
-    /// Absent where no proxy takes part.
+    /// Absent without a proxy.
     pub(crate) peer: Option<&'static str>,
     pub(crate) connections: usize,
     #[serde(flatten)]
@@ -87,19 +88,19 @@ pub(crate) struct Spread {
     pub(crate) max: f64,
 }
 
-/// One setting over the rounds.
+/// A setting over the rounds.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) topology: &'static str,
     pub(crate) peer: Option<&'static str>,
     pub(crate) connections: usize,
-    /// Turns that count, and turns that failed.
+    /// Number of successful turns, and of failed ones.
     pub(crate) rounds: usize,
     pub(crate) failed: usize,
     pub(crate) metrics: BTreeMap<String, Spread>,
 }
 
-/// The first peer beside another one: its value divided by the other's, round by round.
+/// Ratio of the first peer to another one: its value divided by the other's, round by round.
 #[derive(Debug, Serialize)]
 pub(crate) struct Comparison {
     pub(crate) topology: &'static str,
@@ -115,7 +116,7 @@ const BASELINE: &str = "baseline";
 type Setting = (&'static str, usize, Option<&'static str>);
 
 impl Report {
-    /// Makes summary and comparisons of the turns so far.
+    /// Computes the summary and the comparisons of the turns so far.
     pub(crate) fn summarize(&mut self) {
         let mut settings: Vec<Setting> = Vec::new();
         for run in &self.runs {
@@ -144,7 +145,7 @@ impl Report {
         Row { topology, peer, connections, rounds: rounds.len(), failed, metrics: metrics.collect() }
     }
 
-    /// Compares the first peer of this setting with the setting's own.
+    /// Compares the first peer at this setting with the setting's own peer.
     fn comparison(&self, setting: Setting, settings: &[Setting]) -> Option<Comparison> {
         let (topology, connections, other) = setting;
         let other = other?;
@@ -182,7 +183,7 @@ impl Report {
             .collect()
     }
 
-    /// Tables for people, in Markdown, and what is to be known to read them.
+    /// Returns the tables in Markdown, with their legend.
     pub(crate) fn tables(&self) -> String {
         let mut text = String::new();
         for topology in &self.settings.topologies {
@@ -213,7 +214,7 @@ impl Report {
     }
 }
 
-/// Explains figures and the column `failed`, for all tables with rounds.
+/// Returns the explanation of the figures and of the column `failed`, for all tables with rounds.
 pub(crate) fn legend(rounds: u32) -> String {
     format!(
         "Figures: medians (min–max) over the rounds, here {rounds}. failed 0/{rounds}: 0 of {rounds} turns failed. A turn fails \
@@ -221,7 +222,7 @@ pub(crate) fn legend(rounds: u32) -> String {
     )
 }
 
-/// What a turn's figures are called in summaries.
+/// Returns the figures of a turn by their names in summaries.
 pub(crate) fn metrics(run: &Measurement, baseline: Option<&Measurement>) -> BTreeMap<String, f64> {
     let mut metrics = BTreeMap::new();
     let quantiles = |run: &Measurement| {
@@ -256,7 +257,7 @@ pub(crate) fn metrics(run: &Measurement, baseline: Option<&Measurement>) -> BTre
     metrics
 }
 
-/// Median, least and greatest; of an even number of values the median is between the two in the middle.
+/// Returns median, minimum and maximum. The median of an even number of values is between the two in the middle.
 pub(crate) fn spread(mut values: Vec<f64>) -> Option<Spread> {
     values.sort_by(f64::total_cmp);
     let (min, max) = (*values.first()?, *values.last()?);
@@ -327,12 +328,12 @@ fn ratios(comparisons: &[Comparison]) -> String {
     layout::tables(3, &head, &comparisons.iter().map(line).collect::<Vec<_>>())
 }
 
-/// Turns that failed of all turns, as in `0/3`.
+/// Returns the number of failed turns of all turns, as in `0/3`.
 pub(crate) fn failed(failed: usize, rounds: usize) -> String {
     format!("{failed}/{}", failed + rounds)
 }
 
-/// Median and range as text.
+/// Returns median and range as text.
 pub(crate) fn cell(spread: &Spread, unit: f64, digits: usize) -> String {
     let number = |value: f64| format!("{:.digits$}", value / unit);
     let (min, max) = (number(spread.min), number(spread.max));

@@ -1,4 +1,4 @@
-//! Result files: where they are written, and that none replaces an earlier one.
+//! Result files: their location, and the protection of earlier ones.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -12,19 +12,19 @@ use time::OffsetDateTime;
 
 use crate::stage;
 
-/// Files with the same name apart from a number, after which writing is given up.
+/// Maximum number that is appended to a file name.
 const MOST: u32 = 1_000;
 
-/// The file of a result that is to be written.
+/// File of a result that is not written yet.
 pub(crate) struct ResultFile {
     path: PathBuf,
 }
 
 impl ResultFile {
-    /// Takes the file of `--result`, or `skysail-bench-NAME-TIME.json` in the current directory.
+    /// Returns the file of `--result`, or `skysail-bench-NAME-TIME.json` in the current directory.
     ///
     /// # Errors
-    /// When the file exists or cannot be written. Nothing is created.
+    /// If the file exists or cannot be written. No file is created.
     pub(crate) fn new(given: Option<&Path>, benchmark: &str) -> anyhow::Result<Self> {
         let Some(path) = given else {
             let path = PathBuf::from(default_name(benchmark, stage::now()));
@@ -42,8 +42,8 @@ impl ResultFile {
         Ok(Self { path: path.to_owned() })
     }
 
-    /// Writes the result as JSON, and returns the file and the text. If a file of that name has appeared since, a number is
-    /// added.
+    /// Writes the result as JSON. Returns the file and the text. A number is appended if a file of that name has
+    /// appeared since.
     pub(crate) fn write(self, result: &impl Serialize) -> anyhow::Result<(PathBuf, String)> {
         let json = serde_json::to_string_pretty(result)?;
         let (path, mut file) = create(&self.path)
@@ -54,7 +54,7 @@ impl ResultFile {
     }
 }
 
-/// `skysail-bench-latency-20261125-005211.json`, in UTC.
+/// Returns a name like `skysail-bench-latency-20261125-005211.json`, in UTC.
 fn default_name(benchmark: &str, now: u64) -> String {
     let now = i64::try_from(now).ok().and_then(|now| OffsetDateTime::from_unix_timestamp(now).ok());
     let now = now.unwrap_or(OffsetDateTime::UNIX_EPOCH);
@@ -66,7 +66,7 @@ fn default_name(benchmark: &str, now: u64) -> String {
     )
 }
 
-/// Creates the file, or one with a number if it exists. What is no regular file, such as a pipe, is opened as it is.
+/// Creates the file, or one with a number if it exists. A special file, such as a pipe, is opened as it is.
 fn create(path: &Path) -> io::Result<(PathBuf, File)> {
     if path.exists() && !path.is_file() {
         return Ok((path.to_owned(), OpenOptions::new().write(true).open(path)?));
@@ -90,7 +90,7 @@ fn create(path: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Fails, naming the option, if a file cannot be written. Leaves nothing behind.
+/// Fails if a file cannot be written, and names the option. Leaves no file behind.
 pub(crate) fn check_writable(option: &str, file: &Path) -> anyhow::Result<()> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let checked = if file.exists() {

@@ -1,41 +1,41 @@
-//! When requests are due: evenly spaced, fixed before the first one is sent.
+//! Due times of requests: evenly spaced, and fixed before the first one is sent.
 //!
-//! A request that has to wait because the system is slow still counts from the moment it was due. A generator
-//! that waits for answers instead would measure least when the system is slowest.
+//! A request that waits because the system is slow counts from its due time. A generator that waits for responses
+//! instead would measure least when the system is slowest.
 
 use std::time::Duration;
 
-/// Evenly spaced moments, counted in nanoseconds from the schedule's start.
+/// Evenly spaced times, in nanoseconds from the start of the schedule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
     interval: u64,
 }
 
 impl Schedule {
-    /// So many requests a second. The interval is a whole number of nanoseconds, since the kernel's periodic
-    /// timer has to go the same way for hours.
+    /// Creates a schedule with this rate. The interval is a whole number of nanoseconds, so that the periodic timer
+    /// of the kernel does not drift from it over hours.
     pub(crate) fn per_second(rate: u32) -> Self {
         let rate = u64::from(rate.max(1));
         Self { interval: (1_000_000_000 + rate / 2) / rate }
     }
 
-    /// Nanoseconds between two requests.
+    /// Returns the nanoseconds between two requests.
     pub(crate) fn interval(self) -> u64 {
         self.interval
     }
 
-    /// When this request is due; the first one, number 0, is due at once.
+    /// Returns the due time of a request; number 0 is due at once.
     pub(crate) fn due(self, number: u64) -> u64 {
         number * self.interval
     }
 
-    /// How many requests are due before this moment.
+    /// Returns the number of requests that are due before this time.
     pub(crate) fn due_before(self, moment: Duration) -> u64 {
         nanoseconds(moment).div_ceil(self.interval)
     }
 }
 
-/// A duration in nanoseconds; more than 584 years are as many.
+/// Converts a duration to nanoseconds; the maximum is 584 years.
 pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,7 +1,7 @@
-//! The server of every topology: answers each request with its own body, on one thread, by epoll. For HTTP/2 that is
-//! `http2`; what comes over bare TCP `sink` drops.
+//! The server of every topology: answers each request with its own body, on one thread with epoll. `http2` is the
+//! server for HTTP/2, `sink` the one for TCP.
 //!
-//! It has to cost little beside the sidecars in front of it, and the same for every peer.
+//! It must cost little next to the sidecars in front of it, and the same for every peer.
 
 pub(crate) mod http2;
 mod sink;
@@ -18,22 +18,22 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use crate::{http1, node::Protocol};
 
-/// Where to listen.
+/// Arguments of the server.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Address and port.
+    /// Address and port to listen on.
     #[arg(long, value_name = "IP:PORT")]
     listen: SocketAddr,
 
-    /// What it speaks; over TCP it takes bytes and answers nothing.
+    /// Protocol. Over TCP, bytes are read and not answered.
     #[arg(long, value_enum, default_value_t = Protocol::Http1)]
     protocol: Protocol,
 }
 
-/// The largest request taken.
+/// Maximum length of a request, in bytes.
 const MOST: usize = 1 << 20;
 const FIRST_BUFFER: usize = 16 << 10;
-/// Any value that is no connection's.
+/// A value that no connection has.
 const LISTENER: u64 = u64::MAX;
 
 /// Serves until the process is ended.
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match run_on(args.protocol, listener)? {}
 }
 
-/// Serves on this listener.
+/// Serves a protocol on this listener.
 pub(crate) fn run_on(protocol: Protocol, listener: TcpListener) -> anyhow::Result<Infallible> {
     match protocol {
         Protocol::Http1 => serve(&listener).context("the echo server failed"),
@@ -52,12 +52,12 @@ pub(crate) fn run_on(protocol: Protocol, listener: TcpListener) -> anyhow::Resul
     }
 }
 
-/// Serves whoever connects to this listener.
+/// Serves the connections of this listener.
 pub(crate) fn serve(listener: &TcpListener) -> io::Result<Infallible> {
     listener.set_nonblocking(true)?;
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     epoll.add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
-    // By file descriptor: small numbers that are used again.
+    // By file descriptor, because these are small numbers that are reused.
     let mut connections: Vec<Option<Connection>> = Vec::new();
     let mut events = [EpollEvent::empty(); 256];
     loop {
@@ -89,7 +89,7 @@ fn accept(
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-            // The peer gave up already.
+            // The client has closed the connection already.
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
             Err(error) => return Err(error),
         };
@@ -115,12 +115,12 @@ struct Connection {
     input: Vec<u8>,
     filled: usize,
     output: Vec<u8>,
-    /// Whether epoll was asked to tell when the rest of the output can be sent.
+    /// Epoll reports when the rest of the output can be sent.
     waiting: bool,
 }
 
 impl Connection {
-    /// Reads what there is and answers it. An error closes the connection.
+    /// Reads and answers available requests. An error closes the connection.
     fn ready(&mut self, epoll: &Epoll, event: &EpollEvent) -> io::Result<()> {
         if event.events().contains(EpollFlags::EPOLLOUT) {
             self.send(epoll)?;
@@ -139,7 +139,7 @@ impl Connection {
         if close { Err(ErrorKind::ConnectionReset.into()) } else { Ok(()) }
     }
 
-    /// Answers every complete request; returns whether the client wants the connection closed.
+    /// Answers every complete request. Returns true if the client wants the connection closed.
     fn answer(&mut self) -> io::Result<bool> {
         let mut done = 0;
         let mut close = false;
@@ -222,7 +222,7 @@ mod tests {
         stream.read_to_string(&mut text).unwrap();
         sending.join().unwrap();
         assert_eq!(text.matches("HTTP/1.1 200 OK").count(), 4);
-        // Four times in the headers of each answer: "Type", "skysail".
+        // Four times in the headers of each response: "Type", "skysail".
         assert_eq!(text.matches('y').count(), 200_000 + 4 * 2);
         assert!(text.contains("\r\n\r\nbcHTTP/1.1 200 OK"), "the answers are in order");
     }

@@ -1,5 +1,5 @@
-//! How many certificates a second the control plane's authority signs, aside from the network: what happens between a
-//! call's arrival and its answer, on as many threads as are wanted.
+//! `skysail bench sign`: certificates that the authority of the control plane signs per second, without the network.
+//! Measures the work between the arrival of a call and its answer, on any number of threads.
 
 use std::{
     thread,
@@ -13,21 +13,21 @@ use skysail_identity::{Authority, Csr, Issuer, KeyAndCsr, ServiceAccount, Verifi
 use crate::busy;
 
 const LIFETIME: Duration = Duration::from_secs(24 * 3600);
-/// The clock is looked at after so many.
+/// Number of calls between two readings of the clock.
 const BETWEEN_LOOKS: u32 = 16;
 
-/// Arguments of `skysail bench sign`.
+/// Settings of `skysail bench sign`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Threads that sign; as many as there are CPUs if not given.
+    /// Threads that sign. Default: the number of CPUs.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// How long each figure is measured.
+    /// Duration of each measurement.
     #[arg(long, value_name = "SECONDS", default_value_t = 3)]
     seconds: u64,
 }
 
-/// What a call needs.
+/// Input of a call.
 struct Setting {
     authority: Authority,
     verifier: Verifier,
@@ -68,7 +68,7 @@ impl Setting {
     }
 }
 
-/// Measures each part on one thread and all of it on all threads.
+/// Measures each part on one thread, and the whole on all threads.
 pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     let threads = match args.threads {
         Some(threads) => threads.max(1),
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// How often a second something is done.
+/// Returns how often per second `what` runs.
 fn rate(length: Duration, mut what: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<f64> {
     let start = Instant::now();
     let mut done = 0;

@@ -1,5 +1,5 @@
-//! What every benchmark does around its turns: it is told how, moves out of the machine's way, notes where it is, and
-//! says how far it got.
+//! Environment of the turns of a benchmark: settings, scheduling, network namespace, description of the machine, and
+//! progress.
 
 use std::{
     collections::BTreeMap,
@@ -22,38 +22,39 @@ use crate::{
     topology::Setup,
 };
 
-/// How to take turns.
+/// Settings of the turns.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Turns {
-    /// Proxies to measure; by default all that are installed.
+    /// Proxies to measure. Default: all that are installed.
     #[arg(long, value_name = "PEER,…", value_delimiter = ',', value_enum)]
     pub(crate) peers: Vec<Peer>,
 
-    /// How long each turn is measured.
+    /// Duration of the measurement in each turn.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     pub(crate) seconds: Duration,
 
-    /// How long the load is applied before.
+    /// Duration of the load before the measurement.
     #[arg(long, value_name = "SECONDS", default_value = "1.5", value_parser = seconds)]
     pub(crate) warmup: Duration,
 
-    /// How often every peer takes its turn.
+    /// Number of turns of every peer.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
 
-    /// Envoy's program; by default ~/.cache/skysail/envoy-1.40.0/envoy, then the one in PATH.
+    /// Program of Envoy. Default: ~/.cache/skysail/envoy-1.40.0/envoy, then PATH.
     #[arg(long, value_name = "FILE", env = "SKYSAIL_ENVOY")]
     envoy: Option<PathBuf>,
 
-    /// Another build of skysail or skysail-proxy to measure instead of this one. The latter is known by how its name begins.
+    /// Another build of skysail or skysail-proxy to measure instead of this one. The latter is recognized by the
+    /// prefix of its name.
     #[arg(long, value_name = "FILE")]
     skysail: Option<PathBuf>,
 
-    /// What is printed at the end.
+    /// Output format.
     #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,
 
-    /// Leave scheduling to the kernel's defaults even where real-time scheduling is permitted.
+    /// Do not use real-time scheduling, even if it is permitted.
     #[arg(long)]
     no_realtime: bool,
 }
@@ -62,12 +63,12 @@ pub(crate) struct Turns {
 pub(crate) enum Output {
     /// Tables in Markdown.
     Table,
-    /// What the result file holds.
+    /// The content of the result file.
     Json,
 }
 
 impl Turns {
-    /// The peers that take part, with their programs.
+    /// Returns the peers that take part, with their programs.
     pub(crate) fn programs(&self, usual: &[Peer]) -> anyhow::Result<Vec<(Peer, PathBuf)>> {
         let places = Places { skysail: self.skysail.clone(), envoy: self.envoy.clone() };
         let mut asked = self.peers.clone();
@@ -75,7 +76,7 @@ impl Turns {
         Peer::choose(&asked, usual, &places)
     }
 
-    /// Where these turns are taken.
+    /// Enters the environment of these turns.
     pub(crate) fn stage(&self) -> anyhow::Result<Stage> {
         ensure!(
             accounting::available(),
@@ -88,17 +89,17 @@ impl Turns {
     }
 }
 
-/// Where the turns are taken.
+/// Environment of the turns.
 pub(crate) struct Stage {
     pub(crate) setup: Setup,
     pub(crate) machine: Machine,
-    /// Holds all files of the run, and goes with it.
+    /// Holds all files of the run; removed when dropped.
     _folder: TempDir,
 }
 
 impl Stage {
-    /// Real-time scheduling and a network namespace where they may be had, a folder, certificates. The process must have one thread only, as
-    /// the kernel wants for namespaces.
+    /// Sets up real-time scheduling and a network namespace if permitted, a folder and certificates. The process must
+    /// have only one thread, because the kernel requires that for namespaces.
     pub(crate) fn enter(realtime: bool) -> anyhow::Result<Self> {
         let scheduling = if realtime {
             child::set_realtime(child::OBSERVER).map_err(|error| error.to_string())
@@ -128,7 +129,7 @@ impl Stage {
     }
 }
 
-/// What is known of the machine; `no_realtime` says why there is no real-time scheduling.
+/// Returns a description of the machine. `no_realtime` is the reason why there is no real-time scheduling.
 pub(crate) fn machine(no_realtime: Option<&str>, network: &io::Result<()>, busy: Option<Busy>) -> Machine {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpu = text("/proc/cpuinfo");
@@ -149,17 +150,17 @@ pub(crate) fn machine(no_realtime: Option<&str>, network: &io::Result<()>, busy:
     }
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// What the programs say they are, by peer.
+/// Returns the versions of the programs, by peer.
 pub(crate) fn versions(peers: &[(Peer, PathBuf)]) -> BTreeMap<String, Program> {
     peers.iter().map(|(peer, program)| (peer.name().to_owned(), version(*peer, program))).collect()
 }
 
-/// What a program says it is.
+/// Returns the version of a program.
 pub(crate) fn version(peer: Peer, program: &Path) -> Program {
     let output = std::process::Command::new(program).arg(peer.version_argument()).output();
     let text = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
@@ -168,7 +169,7 @@ pub(crate) fn version(peer: Peer, program: &Path) -> Program {
     Program { file: program.display().to_string(), version: line.to_owned() }
 }
 
-/// Drops what was given before: a turn is known by its settings.
+/// Removes repeated values, because a turn is identified by its settings.
 pub(crate) fn keep_first<T: PartialEq>(values: &mut Vec<T>) {
     let mut kept = Vec::with_capacity(values.len());
     for value in values.drain(..) {
@@ -179,13 +180,13 @@ pub(crate) fn keep_first<T: PartialEq>(values: &mut Vec<T>) {
     *values = kept;
 }
 
-/// A duration as people say it.
+/// Formats a duration for people.
 pub(crate) fn minutes(duration: Duration) -> String {
     let seconds = duration.as_secs();
     if seconds < 100 { format!("{seconds} s") } else { format!("{} min", seconds.div_ceil(60)) }
 }
 
-/// A number of seconds on the command line.
+/// Parses a number of seconds on the command line.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(seconds @ 0.1..=3_600.0) => Ok(Duration::from_secs_f64(seconds)),

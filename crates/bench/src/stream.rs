@@ -1,6 +1,6 @@
-//! The client's side of a connection, plain or with mutual TLS: what the generators read from and write to.
+//! The client's side of a connection, plain text or mutual TLS.
 //!
-//! TLS is as in a mesh and the same for every peer: 1.3, AES-128-GCM, X25519, ECDSA P-256, a client certificate.
+//! TLS is as in a mesh, and the same for every peer: 1.3, AES-128-GCM, X25519, ECDSA P-256, and a client certificate.
 
 use std::{
     io::{self, Read, Write},
@@ -21,7 +21,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::certificates::Certificates;
 
-/// How to speak TLS, and to whom.
+/// TLS settings of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Tls {
     config: Arc<ClientConfig>,
@@ -29,9 +29,10 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    /// As the client of these certificates, for this protocol; `resume` offers the server its own tickets on later connections.
+    /// Creates the settings of a client with these certificates and this protocol. With `resume`, later connections
+    /// offer the tickets of the server.
     pub(crate) fn new(certificates: &Certificates, protocol: &[u8], resume: bool) -> anyhow::Result<Self> {
-        /// Tickets kept: more than any load has connections under way.
+        /// Number of stored tickets: more than the concurrent connections of any load.
         const TICKETS: usize = 4_096;
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(&certificates.root)?)?;
@@ -53,7 +54,7 @@ impl Tls {
         Ok(Self { config: Arc::new(config), server })
     }
 
-    /// The record that a connection begins with.
+    /// Returns the first record of a connection.
     pub(crate) fn hello(&self) -> anyhow::Result<Vec<u8>> {
         let mut connection = ClientConnection::new(self.config.clone(), self.server.clone())?;
         let mut record = Vec::new();
@@ -62,14 +63,14 @@ impl Tls {
     }
 }
 
-/// One connection to what is measured.
+/// A connection to the system under measurement.
 pub(crate) enum Stream {
     Plain(TcpStream),
     Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
 }
 
 impl Stream {
-    /// Opens a connection. It blocks, which on loopback takes no longer than the call itself. The handshake of TLS comes
+    /// Opens a connection. Blocks, which on loopback takes no longer than the call itself. The TLS handshake comes
     /// with the first reads and writes.
     pub(crate) fn open(target: SocketAddr, tls: Option<&Tls>) -> anyhow::Result<Self> {
         let stream = TcpStream::connect(target).with_context(|| format!("cannot connect to {target}"))?;
@@ -79,13 +80,13 @@ impl Stream {
         Ok(Self::Tls(Box::new(StreamOwned::new(connection, stream))))
     }
 
-    /// Begins to open a plain connection, without waiting for it: bytes can be written when it is there.
+    /// Begins to open a plain connection without waiting for it. Bytes can be written when it is open.
     pub(crate) fn begin(target: SocketAddr) -> anyhow::Result<Self> {
         let socket =
             Socket::new(Domain::for_address(target), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
         socket.set_tcp_nodelay(true)?;
         match socket.connect(&target.into()) {
-            // What is refused shows when it is written to.
+            // A refused connection shows when it is written to.
             Err(error)
                 if error.kind() != io::ErrorKind::ConnectionRefused
                     && error.raw_os_error() != Some(Errno::EINPROGRESS as i32) =>
@@ -96,7 +97,7 @@ impl Stream {
         }
     }
 
-    /// The socket itself.
+    /// Returns the socket.
     pub(crate) fn socket(&self) -> &TcpStream {
         match self {
             Self::Plain(stream) => stream,
@@ -104,7 +105,7 @@ impl Stream {
         }
     }
 
-    /// Whether bytes wait for the socket to take them; otherwise a call that would block waits for the other side.
+    /// Returns true if bytes wait for the socket. Otherwise a call that would block waits for the other side.
     pub(crate) fn wants_write(&self) -> bool {
         match self {
             Self::Plain(_) => true,
@@ -112,7 +113,7 @@ impl Stream {
         }
     }
 
-    /// Whether bytes that were written are not yet the kernel's.
+    /// Returns true if written bytes have not been passed to the kernel.
     pub(crate) fn holds_output(&self) -> bool {
         match self {
             Self::Plain(_) => false,
@@ -120,7 +121,7 @@ impl Stream {
         }
     }
 
-    /// Whether its session is the continuation of an earlier one.
+    /// Returns true if the session is resumed.
     pub(crate) fn resumed(&self) -> bool {
         match self {
             Self::Plain(_) => false,

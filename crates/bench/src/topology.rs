@@ -1,4 +1,5 @@
-//! One turn: start a server and the sidecars in front of it, apply the load, see what it cost, end everything.
+//! One turn: starts a server and the sidecars in front of it, applies the load, measures its cost, and ends the
+//! processes.
 
 use std::{
     collections::BTreeMap,
@@ -24,16 +25,16 @@ use crate::{
     stream::Tls,
 };
 
-/// What is between client and server.
+/// Topology between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub(crate) enum Topology {
-    /// Nothing.
+    /// No sidecar.
     Baseline,
-    /// The server's sidecar; the client speaks plain HTTP to it.
+    /// The server's sidecar; the client sends plain HTTP to it.
     ServerSidecar,
-    /// The server's sidecar; the client itself speaks mutual TLS to it.
+    /// The server's sidecar; the client uses mutual TLS itself.
     ServerMtls,
-    /// The client's sidecar and the server's, with mutual TLS between them.
+    /// The sidecars of client and server, with mutual TLS between them.
     BothSidecars,
 }
 
@@ -41,7 +42,7 @@ impl Topology {
     pub(crate) const ALL: [Self; 4] =
         [Self::Baseline, Self::ServerSidecar, Self::ServerMtls, Self::BothSidecars];
 
-    /// Its name on the command line and in result files.
+    /// Returns the name on the command line and in result files.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",
@@ -51,7 +52,7 @@ impl Topology {
         }
     }
 
-    /// The sidecars, in the order of a request's way.
+    /// Returns the sidecars in the order in which requests pass them.
     fn sidecars(self) -> &'static [Role] {
         match self {
             Self::Baseline => &[],
@@ -61,20 +62,20 @@ impl Topology {
     }
 }
 
-/// What is the same in every turn.
+/// Settings that all turns share.
 #[derive(Debug)]
 pub(crate) struct Setup {
-    /// This program, which is the server, too.
+    /// This program, which is also the server.
     pub(crate) executable: PathBuf,
     pub(crate) folder: PathBuf,
     pub(crate) certificates: Certificates,
-    /// Whether to ask for real-time scheduling.
+    /// Use real-time scheduling.
     pub(crate) realtime: bool,
-    /// The program, with its arguments, that the sidecar nearest to the client runs under; empty for none.
+    /// Program and arguments under which the sidecar nearest to the client runs; empty for none.
     pub(crate) under: Vec<OsString>,
 }
 
-/// What stands between client and server in one turn.
+/// Settings of a turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) topology: Topology,
@@ -83,19 +84,19 @@ pub(crate) struct Shape {
     pub(crate) workers: u32,
     /// The sidecars have one CPU, client and server the others.
     pub(crate) pinned: bool,
-    /// The server shares the sidecars' CPU, so that the client has the others for itself.
+    /// The server shares the sidecars' CPU, so that the client has the others alone.
     pub(crate) client_alone: bool,
-    /// Whether the sidecars let clients continue their TLS sessions, where that is a setting.
+    /// The sidecars allow clients to resume TLS sessions, where the peer has such a setting.
     pub(crate) resumption: bool,
-    /// Clusters in a sidecar's configuration.
+    /// Clusters in the configuration of a sidecar.
     pub(crate) clusters: u16,
-    /// The sidecars' route changes each request's path and fields.
+    /// The sidecars' route changes the path and the headers of each request.
     pub(crate) rewrites: bool,
     /// Connections that a sidecar must be able to hold.
     pub(crate) connections: usize,
 }
 
-/// Latencies of one turn in microseconds.
+/// Latencies of a turn in microseconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Latencies {
     pub(crate) mean: f64,
@@ -106,46 +107,46 @@ pub(crate) struct Latencies {
     pub(crate) max: f64,
 }
 
-/// What one process cost.
+/// Cost of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Cost {
     pub(crate) cpu_us_per_request: f64,
-    /// Of it in user space; the rest is the kernel's.
+    /// Part of it in user mode; the rest is in the kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_user_us_per_request: Option<f64>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(crate) memory: Option<Memory>,
 }
 
-/// What one turn showed.
+/// Measurements of a turn.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     /// Requests due in the window.
     pub(crate) requests: u64,
     pub(crate) unanswered: u64,
     pub(crate) refused: u64,
-    /// Requests on a connection that continued an earlier TLS session.
+    /// Requests on a connection that resumed an earlier TLS session.
     #[serde(default)]
     pub(crate) resumed: u64,
     pub(crate) answers_per_second: f64,
-    /// From when a request was due.
+    /// Latency from the due time of a request.
     pub(crate) latency_us: Latencies,
-    /// From when it was sent.
+    /// Latency from the time a request was sent.
     pub(crate) latency_since_sent_us: Latencies,
-    /// By part: client, server, client-proxy, server-proxy.
+    /// Cost by process: client, server, client-proxy, server-proxy.
     pub(crate) parts: BTreeMap<String, Cost>,
-    /// CPUs busy with what is no part of the benchmark.
+    /// CPUs that work outside of the benchmark used.
     pub(crate) other_cpus: f64,
-    /// CPUs' time that the hypervisor gave to others.
+    /// CPUs that the hypervisor gave to other machines.
     pub(crate) stolen_cpus: f64,
 }
 
-/// More lost requests than this make a turn worthless.
+/// Share of lost requests above which a turn fails.
 const TOLERATED: f64 = 0.01;
-/// For the sidecars to end their start-up work.
+/// Pause for the sidecars to end their start-up work.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// Takes one turn. `peer` is the proxy and its program; a topology without sidecars needs none.
+/// Takes a turn. `peer` is the proxy and its program; a topology without sidecars needs none.
 pub(crate) async fn measure(
     setup: &Setup,
     shape: Shape,
@@ -160,13 +161,13 @@ pub(crate) async fn measure(
     standing.end(measured).await
 }
 
-/// A server and what stands in front of it.
+/// A running server and the sidecars in front of it.
 pub(crate) struct Standing {
-    /// The server, and the sidecars in the order away from it.
+    /// The server, then the sidecars from the server to the client.
     parts: Vec<Running>,
-    /// Where the client connects.
+    /// Address to which the client connects.
     pub(crate) entry: SocketAddr,
-    /// For the client.
+    /// Scheduling of the client.
     scheduling: Scheduling,
     shape: Shape,
 }
@@ -212,7 +213,7 @@ impl Standing {
             let mut command = peer.command(program, &node)?;
             if index + 1 == sidecars.len() && !setup.under.is_empty() {
                 command.splice(..0, setup.under.iter().cloned());
-                // Valgrind makes system calls of its own, and translates code into memory that it then executes.
+                // Valgrind makes system calls of its own, and executes memory into which it translates code.
                 command.push("--no-seccomp".into());
             }
             let mut proxy = Running::start(name, &command, &setup.folder, scheduling)?;
@@ -224,13 +225,13 @@ impl Standing {
         Ok(Self { parts, entry, scheduling, shape })
     }
 
-    /// What the client speaks, if that is TLS.
+    /// Returns the TLS settings of the client, if it uses TLS.
     pub(crate) fn tls(&self, setup: &Setup, resume: bool) -> anyhow::Result<Option<Tls>> {
         let wanted = self.shape.topology == Topology::ServerMtls;
         wanted.then(|| Tls::new(&setup.certificates, b"http/1.1", resume)).transpose()
     }
 
-    /// Runs a client on a thread of its own, where clients belong.
+    /// Runs a client on its own thread, with the scheduling of clients.
     pub(crate) async fn client<T: Send + 'static>(
         &self,
         run: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
@@ -238,24 +239,24 @@ impl Standing {
         let scheduling = self.scheduling;
         let (done, result) = tokio::sync::oneshot::channel();
         std::thread::Builder::new().name("load".to_owned()).spawn(move || {
-            // Nobody waits any more when the benchmark is being ended.
+            // The receiver is gone if the benchmark is being ended.
             let _ = done.send(scheduling.apply().map_err(anyhow::Error::from).and_then(|()| run()));
         })?;
         result.await.context("the load generator failed")?
     }
 
-    /// Memory of what the client connects to.
+    /// Returns the memory of the process to which the client connects.
     pub(crate) fn memory(&self) -> Memory {
         let entry = self.parts.last().map(|part| accounting::family(part.pid()));
         entry.map(|pids| accounting::memory(&pids)).unwrap_or_default()
     }
 
-    /// Resident memory of the same, in kilobytes, at little cost.
+    /// Returns the resident memory of that process in kilobytes, at little cost.
     pub(crate) fn resident(&self) -> u64 {
         self.parts.last().map_or(0, |part| accounting::resident(&accounting::family(part.pid())))
     }
 
-    /// Ends all, and tells with an error what the proxy had to say.
+    /// Ends all processes. Adds the output of the proxy to an error.
     pub(crate) async fn end<T>(self, result: anyhow::Result<T>) -> anyhow::Result<T> {
         let result = result.map_err(|error| match self.parts.last() {
             Some(entry) => error.context(format!("{} wrote: {}", entry.name, entry.last_words())),
@@ -282,7 +283,7 @@ async fn start_server(
     Ok(server)
 }
 
-/// Ports that nobody listens on now. In a namespace of the benchmark's own nobody will.
+/// Returns free ports. In a network namespace of the benchmark they stay free.
 fn free_ports(count: usize) -> anyhow::Result<Vec<u16>> {
     let listeners: Result<Vec<_>, _> =
         (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect();
@@ -291,7 +292,7 @@ fn free_ports(count: usize) -> anyhow::Result<Vec<u16>> {
     Ok(ports?.iter().map(SocketAddr::port).collect())
 }
 
-/// The state of all parts at one moment.
+/// State of all processes at one time.
 struct Sample {
     at: u64,
     cpu: Vec<Cpu>,
@@ -313,7 +314,7 @@ async fn observe(load: Load, standing: &Standing) -> anyhow::Result<Measurement>
     let driver = std::thread::Builder::new().name("load".to_owned()).spawn(move || {
         scheduling.apply()?;
         load::drive(&load, |moment| {
-            // Nobody listens any more when the benchmark is being ended.
+            // The receiver is gone if the benchmark is being ended.
             let _ = told.send((moment, clock::thread_cpu()));
         })
     })?;
@@ -391,7 +392,7 @@ fn summarize(
     }
 }
 
-/// The quantiles of a histogram of nanoseconds.
+/// Returns the quantiles of a histogram of nanoseconds.
 fn latencies(histogram: &Histogram<u64>) -> Latencies {
     let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64 / 1e3;
     Latencies {

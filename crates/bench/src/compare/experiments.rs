@@ -1,4 +1,4 @@
-//! The experiments, as data: what is between client and server, what the client does, what its figures are called.
+//! The experiments as data: topology, traffic and the names of the figures.
 
 use crate::{
     load::Traffic,
@@ -6,24 +6,24 @@ use crate::{
     topology::{Shape, Topology},
 };
 
-/// A question, and the settings under which it is asked.
+/// A question, and the settings under which it is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub(crate) enum Experiment {
-    /// Both sidecars at 1,000 requests a second over 16 connections.
+    /// Both sidecars at 1,000 requests per second over 16 connections.
     Pair,
-    /// Both sidecars at 5,000 and 10,000 requests a second.
+    /// Both sidecars at 5,000 and 10,000 requests per second.
     Rates,
-    /// Both sidecars at 1,000 requests a second over 2 to 64 connections.
+    /// Both sidecars at 1,000 requests per second over 2 to 64 connections.
     Connections,
-    /// One worker with all that it can do over HTTP/1.1.
+    /// Maximum throughput of one worker over HTTP/1.1.
     FlatOut,
-    /// One worker with all that it can do over HTTP/2.
+    /// Maximum throughput of one worker over HTTP/2.
     Http2,
-    /// One worker that moves bytes one way.
+    /// One worker that relays bytes in one direction.
     Tcp,
     /// A new mutual TLS connection for every request.
     Handshakes,
-    /// Twice what one worker can do.
+    /// Twice the maximum throughput of one worker.
     Overload,
     /// Resident memory.
     Memory,
@@ -42,7 +42,7 @@ impl Experiment {
         Self::Memory,
     ];
 
-    /// As on the command line and in result files.
+    /// Returns the name on the command line and in result files.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Pair => "pair",
@@ -57,7 +57,7 @@ impl Experiment {
         }
     }
 
-    /// One sentence above its table.
+    /// Returns the sentence above the table of an experiment.
     pub(crate) fn title(name: &str) -> &'static str {
         match name {
             "pair" => {
@@ -80,35 +80,35 @@ impl Experiment {
     }
 }
 
-/// What one turn does.
+/// Work of one turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Work {
-    /// A load, at a rate or without pause.
+    /// A load, with a rate or at maximum throughput.
     Load { traffic: Traffic, connections: usize, rate: Option<u32> },
-    /// Half of what it can do, then twice, then half, over no more connections than this.
+    /// Half of the maximum throughput, then twice, then half, over at most this number of connections.
     Surge { connections: usize },
-    /// Look at the memory with so many connections held, one after the other.
+    /// Memory measurements with these numbers of connections held, in this order.
     Hold(&'static [usize]),
 }
 
-/// One row of the plan.
+/// A row of the plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Setting {
     pub(crate) experiment: Experiment,
-    /// What tells it from others of its experiment.
+    /// Name within the experiment.
     pub(crate) name: &'static str,
     pub(crate) topology: Topology,
     pub(crate) work: Work,
-    /// Clusters in the sidecar's configuration.
+    /// Clusters in the configuration of the sidecar.
     pub(crate) clusters: u16,
-    /// Whether latency is told beside that without any sidecar.
+    /// Latency is shown relative to that without sidecars.
     pub(crate) baseline: bool,
 }
 
-/// Bytes of a request's body, and of its answer's.
+/// Bytes of the body of a request, and of its response.
 pub(crate) const PAYLOAD: usize = 1_024;
 
-/// All settings, in the order in which a round goes through them.
+/// All settings, in the order of a round.
 pub(crate) const SETTINGS: [Setting; 16] = [
     at_rate(Experiment::Pair, "1,000 rps, 16 connections", 1_000, 16),
     at_rate(Experiment::Rates, "5,000 rps, 32 connections", 5_000, 32),
@@ -175,7 +175,7 @@ const fn hold(name: &'static str, connections: &'static [usize], clusters: u16) 
 }
 
 impl Setting {
-    /// What stands between client and server.
+    /// Returns the topology between client and server.
     pub(crate) fn shape(&self) -> Shape {
         let (traffic, connections, pinned) = match self.work {
             Work::Load { traffic, connections, rate } => (traffic, connections, rate.is_none()),
@@ -189,7 +189,7 @@ impl Setting {
             protocol: traffic.protocol(),
             workers: if pinned { 1 } else { 2 },
             pinned,
-            // It has to send more than all of them together can answer.
+            // The client must send more than all sidecars together can answer.
             client_alone: self.experiment == Experiment::Overload,
             resumption: traffic == Traffic::NewConnections { resume: true },
             clusters: self.clusters,
@@ -198,7 +198,7 @@ impl Setting {
         }
     }
 
-    /// Why this peer cannot take part; nothing if it can.
+    /// Returns why this peer cannot take part; `None` if it can.
     pub(crate) fn unable(&self, peer: Peer) -> Option<&'static str> {
         if peer == Peer::Relay && self.experiment == Experiment::Memory {
             return Some("the relay holds no configuration");
@@ -209,7 +209,7 @@ impl Setting {
         peer.unable(self.shape().protocol, self.topology == Topology::ServerMtls)
     }
 
-    /// Its number of connections and its rate, if it is about latency.
+    /// Returns the number of connections and the rate, if the setting is about latency.
     pub(crate) fn latency_point(experiment: &str, name: &str) -> Option<(usize, u32)> {
         let setting = SETTINGS.iter().find(|s| s.experiment.name() == experiment && s.name == name)?;
         match setting.work {

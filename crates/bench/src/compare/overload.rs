@@ -1,4 +1,4 @@
-//! The experiment `overload`: what a sidecar can do, then twice that, then half of it.
+//! The experiment `overload`: the maximum throughput of a sidecar, then twice that, then half of it.
 
 use std::{path::Path, time::Duration};
 
@@ -15,51 +15,53 @@ use crate::{
     topology::{Setup, Shape, Standing},
 };
 
-/// What a surge showed.
+/// Result of a surge.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Overload {
-    /// Requests a second that it answers flat out.
+    /// Requests per second at maximum throughput.
     pub(crate) capacity: f64,
-    /// Of all that were due in the surge, by second: how many, and what became of them.
+    /// Requests due in the surge, per second: their number and their outcomes.
     pub(crate) offered: f64,
     pub(crate) answered: f64,
     pub(crate) refused: f64,
     pub(crate) failed: f64,
-    /// P99 before the surge, in µs from when requests were due, as all that follow but for those with `served`.
+    /// P99 before the surge in µs, from the due time of requests. So are the following figures, except for those with
+    /// `served`.
     pub(crate) calm_p99_us: f64,
-    /// Of those of the surge that were answered with 200.
+    /// Latency of the surge's responses with status 200.
     pub(crate) answered_p50_us: f64,
     pub(crate) answered_p99_us: f64,
-    /// The same from when they had a connection: what is left when they did not have to wait for one.
+    /// Like `answered`, from the time a request had a connection: the latency without the wait for one.
     pub(crate) served_p50_us: f64,
     pub(crate) served_p99_us: f64,
-    /// Of those with any answer.
+    /// Latency of the surge's responses with any status.
     pub(crate) any_p50_us: f64,
     pub(crate) any_p99_us: f64,
-    /// How long after the surge P99 is again what it was, and stays so; null if it is not in the time that is looked at,
-    /// and if `disturbed`.
+    /// Time after the surge until P99 returns to its former value and stays there. Null if it does not within the
+    /// measured time, and if `disturbed`.
     pub(crate) recovery_ms: Option<f64>,
-    /// The calm was none: others kept the machine busy, and it cannot be told what is normal.
+    /// The calm phase was disturbed by other work of the machine, so the normal latency is not known.
     pub(crate) disturbed: bool,
     /// Connections that the client opened.
     pub(crate) connections: usize,
-    /// Resident memory before the surge, and the most there was.
+    /// Resident memory before the surge, and its peak.
     pub(crate) rss_before_kb: u64,
     pub(crate) rss_most_kb: u64,
 }
 
-/// Connections that find out what it can do.
+/// Number of connections that measure the maximum throughput.
 const FLAT_OUT: usize = 32;
-/// The time by which recovery is told.
+/// Resolution of the recovery time.
 const STEP: Duration = Duration::from_millis(100);
-/// So many good ones in a row are a recovery: a machine that others use as well has bad moments without a surge.
+/// Number of good steps in a row that count as a recovery. On a shared machine there are bad steps without a surge as
+/// well.
 const STEADY: usize = 5;
-/// A calm with a higher P99, in µs, is none.
+/// P99 in µs above which the calm phase counts as disturbed.
 const CALM: f64 = 10_000.0;
-/// Between two looks at the memory.
+/// Interval of memory measurements.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Takes the turn; each of the three phases takes `seconds`.
+/// Takes the turn. Each of the three phases takes `seconds`.
 pub(super) async fn take(
     setup: &Setup,
     shape: Shape,
@@ -114,7 +116,7 @@ async fn measure(
 fn summarize(account: &Account, seconds: Duration) -> Option<Overload> {
     let phase = u64::try_from(seconds.as_micros()).ok()?;
     let due = |from: u64, to: u64| account.requests.iter().filter(move |told| (from..to).contains(&told.due));
-    // The first half of the calm warms up.
+    // The first half of the calm phase warms up.
     let calm = quantiles(due(phase / 2, phase).filter(|told| told.end == End::Answered))?;
     let surge: Vec<Told> = due(phase, 2 * phase).copied().collect();
     let rate = |end: Option<End>| {
@@ -125,7 +127,7 @@ fn summarize(account: &Account, seconds: Duration) -> Option<Overload> {
     let served = surge.iter().filter(|told| told.end == End::Answered).map(|told| told.served);
     let served = quantiles_of(served.collect())?;
     let any = quantiles(surge.iter().filter(|told| told.end != End::Failed))?;
-    // As it was, but for chance.
+    // Allows for random deviation.
     let normal = (2.0 * calm.1).max(calm.1 + 2_000.0);
     let step = u64::try_from(STEP.as_micros()).ok()?;
     let steps = phase / step;
@@ -158,7 +160,7 @@ fn summarize(account: &Account, seconds: Duration) -> Option<Overload> {
     })
 }
 
-/// P50 and P99 of what requests took; nothing of none.
+/// Returns P50 and P99 of the latencies; `None` without requests.
 fn quantiles<'a>(requests: impl Iterator<Item = &'a Told>) -> Option<(f64, f64)> {
     quantiles_of(requests.map(|told| told.took).collect())
 }
@@ -173,8 +175,8 @@ fn quantiles_of(mut took: Vec<u64>) -> Option<(f64, f64)> {
 mod tests {
     use super::*;
 
-    /// A second each of 1,000, 2,000 and 1,000 requests a second. In the surge one half is refused after 1 ms, the other
-    /// answered after 50; in the first 300 ms after it answers still take 40.
+    /// Phases of one second each with 1,000, 2,000 and 1,000 requests per second. In the surge, one half is refused
+    /// after 1 ms, the other answered after 50 ms. For 300 ms after it, responses still take 40 ms.
     fn account() -> Account {
         let mut requests = Vec::new();
         for number in 0..1_000_u64 {

@@ -1,4 +1,4 @@
-//! The result as one page of HTML that needs nothing but itself: no script, no font, no picture from elsewhere.
+//! The result as a self-contained HTML page: without scripts, fonts or images from elsewhere.
 
 use std::fmt::Write as _;
 
@@ -25,7 +25,7 @@ svg text{fill:#333}.group{font-weight:600}.grid{stroke:#ddd}.range{stroke:#000;s
 .key.user{background:#4c78a8}.key.kernel{background:#b8cbe0}
 ";
 
-/// The whole page.
+/// Returns the page.
 pub(super) fn page(comparison: &Comparison) -> String {
     let mut body = heading(comparison);
     for experiment in &comparison.settings.experiments {
@@ -74,7 +74,7 @@ fn heading(comparison: &Comparison) -> String {
     text
 }
 
-/// Day and time of a moment since 1970, in UTC (the civil calendar by counting eras of 400 years).
+/// Formats seconds since 1970 as date and time in UTC (the civil calendar by eras of 400 years).
 fn date(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day) = (days / 146_097, days % 146_097);
@@ -118,7 +118,7 @@ fn plots(comparison: &Comparison, experiment: &str) -> String {
     }
 }
 
-/// CPU of the proxies, user and kernel apart.
+/// Plots the CPU time of the proxies, in user mode and in the kernel.
 fn cpu<'a>(rows: impl Iterator<Item = &'a Row> + Clone) -> String {
     let parts: &[(&str, &str)] =
         &[("cpu_user_proxies_us_per_request", "user"), ("cpu_kernel_proxies_us_per_request", "kernel")];
@@ -127,7 +127,7 @@ fn cpu<'a>(rows: impl Iterator<Item = &'a Row> + Clone) -> String {
     if plot.is_empty() { plot } else { format!("<p>{key}</p>{plot}") }
 }
 
-/// Bars of every peer, grouped by setting and by what is shown of it.
+/// Plots bars of every peer, grouped by setting and by figure.
 fn bars<'a>(
     rows: impl Iterator<Item = &'a Row> + Clone,
     what: &[(&str, &[(&str, &str)])],
@@ -161,7 +161,7 @@ fn bars<'a>(
 fn bar(row: &Row, metrics: &[(&str, &str)], unit: f64) -> Option<Bar> {
     let spreads: Option<Vec<_>> = metrics.iter().map(|(name, _)| row.metrics.get(*name)).collect();
     let spreads = spreads?;
-    // Of parts, the whole has a range of its own.
+    // Of a bar with parts, the range is that of the sum.
     let whole = row
         .metrics
         .get("cpu_proxies_us_per_request")
@@ -178,7 +178,7 @@ fn bar(row: &Row, metrics: &[(&str, &str)], unit: f64) -> Option<Bar> {
     })
 }
 
-/// P50 and P99 of every peer, against connections or against the rate.
+/// Plots P50 and P99 of every peer against connections or against the rate.
 fn latency(comparison: &Comparison, axis: &str) -> String {
     let by_rate = axis != "connections";
     let own = if by_rate { "rates" } else { "connections" };
@@ -219,7 +219,7 @@ fn latency(comparison: &Comparison, axis: &str) -> String {
     format!("<p>Latency from when requests were due against {}{note}.</p>{plot}", escape(axis))
 }
 
-/// What is missing, and why.
+/// Lists what is missing, with the reasons.
 fn omissions(comparison: &Comparison) -> String {
     let mut lines: Vec<String> = Vec::new();
     if comparison.interrupted {

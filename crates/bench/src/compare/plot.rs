@@ -1,8 +1,8 @@
-//! Plots as SVG: horizontal bars, and lines over a logarithmic scale. Colours come from the page's style sheet.
+//! Plots as SVG: horizontal bars, and lines with logarithmic axes. The style sheet of the page defines the colours.
 
 use std::fmt::Write as _;
 
-/// Text as it may stand in HTML and SVG.
+/// Escapes text for HTML and SVG.
 pub(super) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
@@ -17,16 +17,16 @@ pub(super) fn escape(text: &str) -> String {
     safe
 }
 
-/// One bar: parts after each other.
+/// A bar of several parts.
 pub(super) struct Bar {
     pub(super) label: String,
-    /// Length and CSS class.
+    /// Length and CSS class of each part.
     pub(super) parts: Vec<(f64, String)>,
-    /// Lowest and highest of the whole.
+    /// Minimum and maximum of the sum.
     pub(super) range: (f64, f64),
 }
 
-/// Bars under headings, all on one scale that begins at zero.
+/// Plots bars under headings, all on one scale that begins at zero.
 pub(super) fn bars(groups: &[(String, Vec<Bar>)], digits: usize) -> String {
     const LEFT: f64 = 150.0;
     const WIDTH: f64 = 480.0;
@@ -77,7 +77,7 @@ pub(super) fn bars(groups: &[(String, Vec<Bar>)], digits: usize) -> String {
     format!(r#"<svg viewBox="0 0 {width:.0} {y:.0}" width="{width:.0}" role="img">{body}</svg>"#)
 }
 
-/// One line of a plot.
+/// A line of a plot.
 pub(super) struct Line {
     pub(super) label: String,
     /// CSS classes.
@@ -85,7 +85,7 @@ pub(super) struct Line {
     pub(super) points: Vec<(f64, f64)>,
 }
 
-/// Lines over two logarithmic axes.
+/// Plots lines over two logarithmic axes.
 pub(super) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
     const LEFT: f64 = 60.0;
     const TOP: f64 = 26.0;
@@ -154,7 +154,7 @@ pub(super) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
     )
 }
 
-/// Round figures, at least two, from below the lowest value to above the highest.
+/// Returns at least two round figures, from below the minimum to above the maximum.
 fn marks(lowest: f64, highest: f64) -> Vec<f64> {
     let all: Vec<f64> =
         (0..12).flat_map(|power| [1.0, 2.0, 5.0].map(|step| step * 10_f64.powi(power))).collect();

@@ -1,6 +1,6 @@
-//! The result of a comparison: every turn as it was, and medians and ranges over the rounds.
+//! Result of a comparison: all turns, and medians and ranges over the rounds.
 //!
-//! Ratios are taken within a round and summarized then, as in [`crate::report`].
+//! Ratios are computed within a round and then summarized, as in [`crate::report`].
 
 use std::collections::BTreeMap;
 
@@ -13,18 +13,18 @@ use crate::{
     topology::Measurement,
 };
 
-/// The result file. Its form is described in `docs/benchmarks.md`.
+/// The result file; `docs/benchmarks.md` describes its format.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Comparison {
-    /// Raised when a field changes its meaning.
+    /// Incremented when the meaning of a field changes.
     pub(crate) format: u32,
     pub(crate) benchmark: String,
     pub(crate) version: String,
-    /// Of the source tree that this program's file lies in, when it was run.
+    /// Git commit of the source tree that contains this program, at the time of the run.
     pub(crate) commit: Option<String>,
     /// Seconds since 1970.
     pub(crate) started: u64,
-    /// Whether it was ended before all turns were taken.
+    /// The run was ended before all turns were taken.
     pub(crate) interrupted: bool,
     pub(crate) machine: Machine,
     pub(crate) settings: Settings,
@@ -34,11 +34,11 @@ pub(crate) struct Comparison {
     pub(crate) summary: Vec<Row>,
 }
 
-/// What was asked for.
+/// Settings of the run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Settings {
     pub(crate) experiments: Vec<String>,
-    /// The peers in their order: the first one is compared with each other.
+    /// Peers in order: the first one is compared with each other one.
     pub(crate) peers: Vec<String>,
     pub(crate) seconds: f64,
     pub(crate) warmup: f64,
@@ -54,25 +54,25 @@ pub(crate) struct Skipped {
     pub(crate) reason: String,
 }
 
-/// One turn.
+/// A turn.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Run {
     pub(crate) round: u32,
     pub(crate) experiment: String,
     pub(crate) setting: String,
-    /// Absent where no proxy takes part.
+    /// Absent without a proxy.
     pub(crate) peer: Option<String>,
     #[serde(flatten)]
     pub(crate) shown: Shown,
     pub(crate) error: Option<String>,
 }
 
-/// What a turn showed.
+/// Figures of a turn.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Shown {
     /// Under a load.
     pub(crate) measurement: Option<Measurement>,
-    /// With connections held, one after the other.
+    /// With connections held, step by step.
     #[serde(default)]
     pub(crate) held: Vec<Held>,
     /// In a surge.
@@ -88,13 +88,13 @@ pub(crate) struct Held {
     pub(crate) memory: Memory,
 }
 
-/// One setting with one peer over the rounds.
+/// A setting with one peer over the rounds.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) experiment: String,
     pub(crate) setting: String,
     pub(crate) peer: Option<String>,
-    /// Turns that count, and turns that failed.
+    /// Number of successful turns, and of failed ones.
     pub(crate) rounds: usize,
     pub(crate) failed: usize,
     pub(crate) metrics: BTreeMap<String, Spread>,
@@ -102,12 +102,12 @@ pub(crate) struct Row {
 
 type Metrics = BTreeMap<String, f64>;
 
-/// The figure that ratios are made of: the first that a turn has.
+/// Figures for ratios: the first that a turn has.
 const COMPARED: [&str; 2] = ["cpu_proxies_us_per_request", "rss_kb"];
 const RELAY: &str = "relay";
 
 impl Comparison {
-    /// Makes the summary of the turns so far.
+    /// Computes the summary of the turns so far.
     pub(crate) fn summarize(&mut self) {
         let mut keys: Vec<(&str, &str, Option<&str>)> = Vec::new();
         for experiment in &self.settings.experiments {
@@ -118,7 +118,7 @@ impl Comparison {
                 }
             }
         }
-        // Turns alternate: what belongs to one setting is brought together.
+        // Peers alternate in the turns, so the turns of a setting are collected.
         let settings: Vec<_> = keys.iter().map(|(experiment, setting, _)| (*experiment, *setting)).collect();
         keys.sort_by_key(|(experiment, setting, _)| {
             settings.iter().position(|other| *other == (*experiment, *setting))
@@ -160,7 +160,7 @@ impl Comparison {
         self.settings.peers.first().map_or("", String::as_str)
     }
 
-    /// This turn's figure divided by the other peer's of the same round; the other way round if `inverse`.
+    /// Returns the figure of this turn divided by that of the other peer in the same round; the inverse if `inverse`.
     fn ratio(&self, run: &Run, own: &Metrics, other: &str, inverse: bool) -> Option<f64> {
         if run.peer.as_deref()? == other {
             return None;
@@ -180,7 +180,7 @@ impl Comparison {
         })
     }
 
-    /// What a turn's figures are called in summaries.
+    /// Returns the figures of a turn by their names in summaries.
     fn metrics(&self, run: &Run) -> Metrics {
         let mut metrics = Metrics::new();
         if let Some(measurement) = &run.shown.measurement {
@@ -190,7 +190,7 @@ impl Comparison {
             metrics = report::metrics(measurement, baseline);
             let cpu = metrics.get("cpu_proxies_us_per_request").copied();
             if run.experiment == "tcp" {
-                // A "request" is a megabyte, and nobody waits for an answer.
+                // A "request" is a megabyte without a response.
                 metrics.retain(|name, _| !name.starts_with("latency_"));
                 metrics.insert("gb_per_second".to_owned(), measurement.answers_per_second / 1e3);
                 metrics.remove("answers_per_second");

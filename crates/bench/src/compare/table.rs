@@ -1,4 +1,4 @@
-//! Tables of a comparison, one for each experiment.
+//! Tables of a comparison, one per experiment.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use crate::{
     report::{self, cell},
 };
 
-/// Title, metric, unit, digits. An experiment has the columns of which it has figures; the result file has more.
+/// Title, metric, unit and digits. An experiment has the columns for which it has figures; the result file has more.
 const COLUMNS: [(&str, &str, f64, usize); 31] = [
     ("flat out/s", "capacity_per_second", 1.0, 0),
     ("offered/s", "offered_per_second", 1.0, 0),
@@ -45,7 +45,7 @@ const COLUMNS: [(&str, &str, f64, usize); 31] = [
     ("others' CPUs", "other_cpus", 1.0, 2),
     (FIRST, "first_to_this", 1.0, 2),
 ];
-/// The column in which the first peer is divided by each other; its title names that peer.
+/// Column with the ratio of the first peer to each other one; its title names that peer.
 const FIRST: &str = "first";
 
 /// A table as text, cell by cell.
@@ -54,7 +54,7 @@ pub(super) struct Cells {
     pub(super) rows: Vec<Vec<String>>,
 }
 
-/// The table of one experiment; nothing if it has no rows.
+/// Returns the table of an experiment; `None` if it has no rows.
 pub(super) fn cells(comparison: &Comparison, experiment: &str) -> Option<Cells> {
     let rows: Vec<&Row> = comparison.summary.iter().filter(|row| row.experiment == experiment).collect();
     if rows.is_empty() {
@@ -80,7 +80,7 @@ pub(super) fn cells(comparison: &Comparison, experiment: &str) -> Option<Cells> 
     Some(Cells { head, rows: rows.iter().map(line).collect() })
 }
 
-/// All tables, in Markdown.
+/// Returns all tables in Markdown.
 pub(super) fn tables(comparison: &Comparison) -> String {
     let mut text = String::new();
     for experiment in &comparison.settings.experiments {
@@ -100,7 +100,7 @@ pub(super) fn tables(comparison: &Comparison) -> String {
     text
 }
 
-/// Explains the figures and those columns whose title does not.
+/// Explains the figures, and those columns whose title does not.
 fn legend(comparison: &Comparison) -> Vec<String> {
     let has = |metric: &str| comparison.summary.iter().any(|row| row.metrics.contains_key(metric));
     let mut lines = vec![report::legend(comparison.settings.rounds)];
@@ -129,13 +129,13 @@ fn first(comparison: &Comparison) -> &str {
     comparison.settings.peers.first().map_or("", String::as_str)
 }
 
-/// One turn in a line.
+/// Formats a turn in one line.
 pub(super) fn short(shown: &Shown) -> String {
     if let Some(measurement) = &shown.measurement {
         let parts = &measurement.parts;
         let costs = parts.iter().map(|(part, cost)| format!("{part} {:.1}", cost.cpu_us_per_request));
         let latency = &measurement.latency_us;
-        // Bytes one way have none.
+        // Bytes in one direction have no latency.
         let latency =
             (latency.max > 0.0).then(|| format!(", P50 {:.0} P99 {:.0} µs", latency.p50, latency.p99));
         return format!(

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use super::{result::Row, *};
 use crate::report::Spread;
 
-/// Two rounds as they were once, with one turn that failed.
+/// Two rounds of an earlier run, with one failed turn.
 fn recorded() -> Comparison {
     let mut comparison: Comparison = serde_json::from_str(include_str!("recorded.json")).unwrap();
     comparison.summarize();
@@ -85,7 +85,7 @@ fn tables_fit_a_terminal_whatever_was_measured() {
     comparison.settings.experiments =
         Experiment::ALL.iter().map(|experiment| experiment.name().to_owned()).collect();
     let long = Spread { median: 1_234_567.8, min: 1_000_000.0, max: 7_654_321.0 };
-    // Every experiment has all settings and all figures of any.
+    // Each experiment has all settings, with the figures of any.
     let metrics: BTreeMap<String, Spread> = comparison
         .summary
         .iter()

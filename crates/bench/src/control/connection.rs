@@ -1,7 +1,7 @@
-//! One connection of HTTP/2 to a control plane, as little of the protocol as its sidecars need (RFC 9113).
+//! One HTTP/2 connection to a control plane, with the part of RFC 9113 that the sidecars need.
 //!
-//! The server's heads are not looked at, only that a stream goes on: no table of fields is kept (its size is announced as
-//! nothing). Windows towards us are as large as can be; the server's are heeded.
+//! The headers of responses are not parsed, so no field table is kept: its size is announced as zero. Receive windows
+//! are as large as possible; the windows of the server are respected.
 
 use std::{
     io::{self, ErrorKind, Read as _, Write as _},
@@ -15,11 +15,11 @@ use crate::stream::Stream;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME: usize = 16_384;
-/// The largest window (section 6.9.1).
+/// Maximum window (RFC 9113, section 6.9.1).
 const WINDOW: u32 = (1 << 31) - 1;
-/// A stream's and a connection's window to begin with.
+/// Initial window of a stream and of a connection.
 const FIRST_WINDOW: u32 = 65_535;
-/// So many bytes may come before the server is told that more may.
+/// Number of received bytes after which the window is renewed.
 const RENEWED: u64 = 1 << 30;
 
 const DATA: u8 = 0;
@@ -34,23 +34,23 @@ const ACK: u8 = 1;
 pub(super) const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
 
-/// The connection, and the streams on it.
+/// The connection and its streams.
 pub(crate) struct Connection {
     stream: Stream,
     form: Form,
     output: Vec<u8>,
     written: usize,
-    /// What the server takes on the connection, and on a new stream.
+    /// Send window of the connection, and initial window of a new stream.
     window: i64,
     first_window: i64,
     calls: Vec<Call>,
-    /// The head of the frame that is under way, then the content of one that is not data.
+    /// Header of the current frame, then the content of a frame other than DATA.
     head: Vec<u8>,
     content: Vec<u8>,
     frame: Option<Frame>,
-    /// Bytes that came since the window was renewed.
+    /// Bytes received since the window was renewed.
     taken: u64,
-    /// All that were written and read.
+    /// Bytes written and read in total.
     sent: u64,
     received: u64,
 }
@@ -66,18 +66,18 @@ struct Frame {
 struct Call {
     scanner: Scanner,
     window: i64,
-    /// What waits for the server's window.
+    /// Bytes that wait for the server's window.
     waiting: Vec<u8>,
 }
 
 impl Connection {
-    /// On a connection that is or will be there. `authority` is whom the server is asked for as, `keeps` that resources are
-    /// to be read.
+    /// Creates the client's side on an open or opening stream. `authority` is the name of the server; `keeps` is true
+    /// if the content of resources is needed.
     pub(crate) fn new(stream: Stream, form: Form, calls: usize, authority: &str, keeps: bool) -> Self {
         Self::with_window(stream, form, calls, authority, keeps, WINDOW)
     }
 
-    /// The same with this window for each stream.
+    /// Like `new`, with this window for each stream.
     pub(super) fn with_window(
         stream: Stream,
         form: Form,
@@ -116,23 +116,23 @@ impl Connection {
         }
     }
 
-    /// Sends a frame, whatever the protocol says of it.
+    /// Sends any frame, also one that violates the protocol.
     pub(super) fn frame(&mut self, kind: u8, flags: u8, stream: u32, content: &[u8]) {
         put_frame(&mut self.output, kind, flags, stream, content);
     }
 
-    /// Bytes that wait for the socket or for the server's windows.
+    /// Returns the number of bytes that wait for the socket or for the server's windows.
     pub(super) fn pending(&self) -> usize {
         let waiting: usize = self.calls.iter().map(|call| call.waiting.len()).sum();
         self.output.len() - self.written + waiting
     }
 
-    /// Bytes that were written and read.
+    /// Returns the number of bytes written and read.
     pub(super) fn traffic(&self) -> (u64, u64) {
         (self.sent, self.received)
     }
 
-    /// Sends a message on a call, as far as the server takes it.
+    /// Sends a message on a call as far as the window of the server allows.
     pub(crate) fn send(&mut self, call: usize, message: &[u8]) {
         self.calls[call].waiting.extend_from_slice(message);
         self.pass(call);
@@ -153,7 +153,7 @@ impl Connection {
         }
     }
 
-    /// Writes what there is to write; `true` once all of it is the kernel's.
+    /// Writes waiting bytes. Returns true if the kernel has accepted all of them.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
         while self.written < self.output.len() {
             match self.stream.write(&self.output[self.written..]) {
@@ -179,7 +179,8 @@ impl Connection {
         Ok(true)
     }
 
-    /// Reads what there is, and tells the responses with their calls. Fails when the server ends the connection or a call.
+    /// Reads available bytes, and passes on responses with their calls. Fails when the server ends the connection or
+    /// a call.
     pub(crate) fn read(
         &mut self,
         scratch: &mut [u8],
@@ -209,7 +210,7 @@ impl Connection {
                 }
                 self.taken = 0;
             }
-            // A full read is likely to have more behind it; TLS gives one record at a time.
+            // After a full read, more data is likely to be available. TLS returns one record at a time.
             if length < scratch.len() && matches!(self.stream, Stream::Plain(_)) {
                 return Ok(());
             }
@@ -260,7 +261,7 @@ impl Connection {
         Ok(told)
     }
 
-    /// All of a frame has come.
+    /// Handles a complete frame.
     fn end(&mut self, frame: Frame) -> anyhow::Result<()> {
         self.frame = None;
         let content = std::mem::take(&mut self.content);
@@ -312,7 +313,7 @@ impl AsFd for Connection {
     }
 }
 
-/// The number of a call's stream: clients' are odd.
+/// Returns the stream identifier of a call: those of clients are odd.
 pub(super) fn id_of(call: usize) -> u32 {
     u32::try_from(2 * call + 1).unwrap_or(u32::MAX)
 }
@@ -329,14 +330,15 @@ fn put_frame(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, content: &[u8]
     out.extend_from_slice(content);
 }
 
-/// The head of a call: fields without a table and without Huffman's code (RFC 7541, section 6.2.2).
+/// Returns the header block of a call: literal fields without indexing and without Huffman code (RFC 7541, section
+/// 6.2.2).
 pub(super) fn head(form: Form, authority: &str) -> Vec<u8> {
     let method = match form {
         Form::Delta => "DeltaAggregatedResources",
         Form::Sotw => "StreamAggregatedResources",
     };
     let path = format!("/envoy.service.discovery.v3.AggregatedDiscoveryService/{method}");
-    // POST and http, of the static table.
+    // `:method: POST` and `:scheme: http`, from the static table.
     let mut head = vec![0x83, 0x86];
     for (index, name, value) in [
         (4, "", path.as_str()),
@@ -346,7 +348,7 @@ pub(super) fn head(form: Form, authority: &str) -> Vec<u8> {
     ] {
         head.push(index);
         for text in [name, value].into_iter().filter(|text| !text.is_empty()) {
-            // All are shorter than 127 bytes.
+            // All strings are shorter than 127 bytes.
             head.push(text.len() as u8);
             head.extend_from_slice(text.as_bytes());
         }

@@ -1,4 +1,4 @@
-//! Thousands of sidecars on one thread.
+//! Runs thousands of sidecars on one thread.
 
 use std::{net::SocketAddr, os::fd::AsFd as _, time::Duration};
 
@@ -18,15 +18,15 @@ use crate::{
     stream::{Stream, Tls},
 };
 
-/// Bytes that are read at once.
+/// Size of the read buffer in bytes.
 const SCRATCH: usize = 256 * 1_024;
 
-/// All sidecars, and what they were told.
+/// All sidecars, and the events since they were last reset.
 pub(crate) struct Fleet<'a> {
     target: SocketAddr,
     tls: Vec<Tls>,
     pub(crate) plan: &'a Plan,
-    /// Sidecars on one connection.
+    /// Number of sidecars per connection.
     streams: usize,
     epoll: Epoll,
     slots: Vec<Option<Slot>>,
@@ -39,26 +39,26 @@ struct Slot {
     connection: Connection,
     began: u64,
     sidecars: Vec<Sidecar>,
-    /// It waits until the kernel takes more.
+    /// Output waits until the kernel accepts more.
     blocked: bool,
 }
 
-/// What happened since it was last asked for.
+/// Events since they were last reset.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
-    /// Nanoseconds from the beginning of a connection until each sidecar was configured.
+    /// Nanoseconds from the start of a connection until each sidecar was configured.
     pub(crate) configured: Vec<u64>,
-    /// When each sidecar was told of the kind that is waited for, and what it was told.
+    /// Time at which each sidecar received the awaited type.
     pub(crate) changed: Vec<u64>,
     pub(crate) bytes: u64,
     pub(crate) resources: u64,
     pub(crate) responses: u64,
-    /// What is waited for, and by whom it has come.
+    /// The awaited type, and for each sidecar whether it still lacks it.
     wanted: Option<(Kind, Vec<bool>)>,
 }
 
 impl<'a> Fleet<'a> {
-    /// `tls` has an entry for each namespace, or none for plain text.
+    /// `tls` has one entry per namespace, or none for plain text.
     pub(crate) fn new(
         target: SocketAddr,
         tls: Vec<Tls>,
@@ -78,16 +78,16 @@ impl<'a> Fleet<'a> {
         })
     }
 
-    /// All sidecars that are connected or on their way.
+    /// Returns all sidecars that are connected or connecting.
     pub(crate) fn sidecars(&self) -> impl Iterator<Item = Sidecar> {
         self.slots.iter().flatten().flat_map(|slot| slot.sidecars.iter().copied())
     }
 
-    /// Connects the sidecars up to this number, no more than `at_once` at a time, and waits until all are configured.
+    /// Connects sidecars up to the number `until`, at most `at_once` at a time, and waits until all are configured.
     pub(crate) fn connect(&mut self, until: usize, at_once: usize, patience: Duration) -> anyhow::Result<()> {
         let mut numbers: Vec<usize> = (self.slots.len() * self.streams..until).collect();
         let deadline = clock::now() + nanoseconds(patience);
-        // Those on one connection have one certificate, so they must be of one namespace.
+        // The sidecars of a connection share one certificate, so they must be in one namespace.
         let (block, services, streams) = (mesh::NAMESPACES * self.streams, self.plan.services, self.streams);
         let namespace = move |number: &usize| number % services % mesh::NAMESPACES;
         numbers.sort_by_key(|number| (number / block, namespace(number)));
@@ -110,8 +110,8 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// Closes a share of the connections and opens them again, in turn, for this length of time. Returns how many sidecars came
-    /// back. A connection is closed only once its sidecars are configured. Calls `meanwhile` between events.
+    /// Closes and reopens a share of the connections in turn for this duration. A connection is closed only once its
+    /// sidecars are configured. Calls `meanwhile` between events. Returns the number of sidecars that reconnected.
     pub(crate) fn churn(
         &mut self,
         share: f64,
@@ -147,13 +147,13 @@ impl<'a> Fleet<'a> {
         Ok(back)
     }
 
-    /// True unless a sidecar of the connection is still being configured.
+    /// Returns true if all sidecars of a connection are configured.
     fn is_configured(&self, at: usize) -> bool {
         let sidecars = self.slots[at].iter().flat_map(|slot| &slot.sidecars);
         sidecars.into_iter().all(|sidecar| sidecar.is_configured(self.plan))
     }
 
-    /// Begins to wait for a response of this kind at all sidecars that will have one.
+    /// Begins to wait for a response of this type at all sidecars that will receive one. Returns their number.
     pub(crate) fn expect(&mut self, kind: Kind, by: impl Fn(&Plan, Sidecar) -> bool) -> usize {
         let waiting: Vec<bool> = self
             .slots
@@ -171,7 +171,7 @@ impl<'a> Fleet<'a> {
         count
     }
 
-    /// Goes on until so many have been told what they wait for.
+    /// Runs until this number of sidecars has received the awaited type.
     pub(crate) fn wait(&mut self, count: usize, patience: Duration) -> anyhow::Result<()> {
         let deadline = clock::now() + nanoseconds(patience);
         while self.told.changed.len() < count {
@@ -181,7 +181,7 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// Goes on for a while.
+    /// Runs for this duration.
     pub(crate) fn rest(&mut self, length: Duration) -> anyhow::Result<()> {
         let end = clock::now() + nanoseconds(length);
         while clock::now() < end {
@@ -215,7 +215,7 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// Waits for something to happen, and lets it. Fails at the deadline.
+    /// Waits for events and handles them. Fails at the deadline.
     fn turn(&mut self, deadline: u64) -> anyhow::Result<()> {
         self.events(deadline)?;
         if clock::now() >= deadline {

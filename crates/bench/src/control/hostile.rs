@@ -1,7 +1,7 @@
-//! `skysail bench control --hostile`: what one workload can make a control plane spend, attack by attack.
+//! `skysail bench control --hostile`: measures what one workload can make a control plane spend, attack by attack.
 //!
-//! Each attack has a control plane of its own and runs on a thread of its own, while an honest sidecar waits for endpoint changes.
-//! [`attacks`] says what each sends; [`raw`] is a connection that does not keep to the protocol.
+//! Each attack has its own control plane and its own thread, while an honest sidecar waits for changes of endpoints.
+//! [`attacks`] defines what each sends. [`raw`] is a connection that may violate the protocol.
 
 mod attacks;
 mod raw;
@@ -30,19 +30,19 @@ use super::{
 };
 use crate::{certificates, clock, layout, report::Machine, stage, stream::Tls};
 
-/// Between two changes of an endpoint.
+/// Pause between two changes of an endpoint.
 const BETWEEN_CHANGES: Duration = Duration::from_millis(250);
-/// A service of another port.
+/// A service on another port.
 const OTHER_PORT: &str = "\
 apiVersion: v1
 kind: Service
 metadata: {name: other, namespace: ns-0}
 spec: {clusterIP: 172.17.0.1, selector: {app: other}, ports: [{name: http, port: 81}]}
 ";
-/// After an attack, before memory is looked at: connections end, and what they held is given back.
+/// Pause after an attack before memory is measured, in which connections end and memory is freed.
 const AFTERMATH: Duration = Duration::from_secs(3);
 
-/// The result file. Its form is described in `docs/benchmarks.md`.
+/// The result file; `docs/benchmarks.md` describes its format.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     format: u32,
@@ -53,17 +53,17 @@ pub(super) struct Report {
     machine: Machine,
     services: usize,
     connections: usize,
-    /// How long each attack lasts.
+    /// Duration of each attack.
     seconds: f64,
     tls: bool,
     attacks: Vec<Outcome>,
 }
 
-/// What an attack came to.
+/// Result of an attack.
 #[derive(Debug, Serialize)]
 struct Outcome {
     attack: Attack,
-    /// Resident megabytes of the control plane before, at most during, and after it.
+    /// Resident megabytes of the control plane before the attack, at the peak and after it.
     before_mb: f64,
     peak_mb: f64,
     after_mb: f64,
@@ -72,9 +72,9 @@ struct Outcome {
     /// Bytes that the attacker sent and read.
     sent_mb: f64,
     read_mb: f64,
-    /// Connections that it opened, again where they were closed.
+    /// Connections that the attacker opened, including reopened ones.
     connections: u64,
-    /// From the change of an endpoint until the honest sidecar has it.
+    /// Time from the change of an endpoint until the honest sidecar has it.
     honest_ms: Spread,
     /// Changes that did not reach the honest sidecar within [`PATIENCE`].
     failed: Option<String>,
@@ -116,7 +116,7 @@ async fn one(args: &Args, folder: &Path, attack: Attack) -> anyhow::Result<Outco
     let services = args.services as usize;
     let config = folder.join("config");
     let mut mesh = Mesh::write(&config, services, args.endpoints as usize)?;
-    // With a second family of virtual hosts none is all there is, which would be encoded once for all.
+    // A second family of virtual hosts, so that no family is all of them: that would be encoded once for all streams.
     fs::write(config.join("other.yaml"), OTHER_PORT).context("cannot write the configuration")?;
     let ids = (0..mesh::NAMESPACES).map(|number| format!("spiffe://cluster.local/ns/ns-{number}/sa/default"));
     let ca = folder.join("ca");
@@ -184,7 +184,7 @@ async fn one(args: &Args, folder: &Path, attack: Attack) -> anyhow::Result<Outco
     })
 }
 
-/// Changes an endpoint and waits until the honest sidecar has it. In nanoseconds.
+/// Changes an endpoint. Returns the nanoseconds until the honest sidecar has it.
 fn told(fleet: &mut Fleet<'_>, mesh: &mut Mesh) -> anyhow::Result<u64> {
     let expected = fleet.expect(Kind::Endpoint, |_, _| true);
     let began = clock::now();

@@ -1,4 +1,4 @@
-//! What a sidecar that takes the whole mesh asks for by name: it learns that from clusters and listeners.
+//! Learns the names to which a sidecar of the whole mesh subscribes, from clusters and listeners.
 
 use std::{collections::BTreeSet, net::SocketAddr, os::fd::AsFd as _, time::Duration};
 
@@ -63,7 +63,7 @@ pub(crate) fn learn(
     Ok(())
 }
 
-/// The next response of a kind.
+/// Returns the next response of a type.
 fn next(connection: &mut Connection, kind: Kind, deadline: u64) -> anyhow::Result<Response> {
     let mut scratch = vec![0; 1 << 16];
     let mut found = None;

@@ -1,7 +1,7 @@
-//! The mesh that a control plane is given: services, their pods and endpoints, and what changes in it, as files.
+//! Configuration of the mesh as files: services, their pods and endpoints, and changes to them.
 //!
-//! Service `i` is `svc-i` in one of [`NAMESPACES`] namespaces, with an HTTP port 80. Files are replaced as a whole, so
-//! that nobody reads half of one.
+//! Service `i` is `svc-i` in one of [`NAMESPACES`] namespaces, with HTTP on port 80. Files are replaced as a whole,
+//! so that no reader sees half of one.
 
 use std::{
     fmt::Write as _,
@@ -13,40 +13,40 @@ use std::{
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
-/// Namespaces that services are spread over.
+/// Number of namespaces over which services are spread.
 pub(crate) const NAMESPACES: usize = 10;
-/// Services in one file.
+/// Number of services per file.
 const PER_FILE: usize = 100;
-/// What changes is about this service.
+/// Index of the service that changes concern.
 pub(crate) const CHANGED: usize = 0;
 
-/// Something that changes while sidecars are connected.
+/// Kind of change while sidecars are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Change {
-    /// An endpoint of a service comes or goes.
+    /// An endpoint of a service is added or removed.
     Endpoint,
-    /// A route of a service gets another timeout.
+    /// The timeout of a route changes.
     Route,
-    /// A policy of one workload allows something else.
+    /// The policy of a workload denies another path.
     Policy,
-    /// A service comes or goes.
+    /// A service is added or removed.
     Service,
 }
 
-/// The folder, and what stands in it.
+/// The folder and its content.
 pub(crate) struct Mesh {
     folder: PathBuf,
     services: usize,
     endpoints: usize,
-    /// How often something was changed.
+    /// Number of changes so far.
     version: usize,
-    /// There is one more endpoint, and one more service.
+    /// Whether the additional endpoint and the additional service exist.
     more: [bool; 2],
 }
 
 impl Mesh {
-    /// Writes so many services with so many endpoints each.
+    /// Writes this number of services with this number of endpoints each.
     pub(crate) fn write(folder: &Path, services: usize, endpoints: usize) -> anyhow::Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let mesh = Self { folder: folder.to_owned(), services, endpoints, version: 0, more: [false; 2] };
@@ -68,7 +68,7 @@ impl Mesh {
         Ok(mesh)
     }
 
-    /// Changes something, once more.
+    /// Makes a change.
     pub(crate) fn change(&mut self, change: Change) -> anyhow::Result<()> {
         self.version += 1;
         let [endpoint, service_too] = &mut self.more;
@@ -101,17 +101,17 @@ impl Mesh {
     }
 }
 
-/// The namespace of a service.
+/// Returns the namespace of a service.
 pub(crate) fn namespace(service: usize) -> String {
     format!("ns-{}", service % NAMESPACES)
 }
 
-/// A service's host.
+/// Returns the host of a service.
 pub(crate) fn host(service: usize) -> String {
     format!("svc-{service}.{}.svc.cluster.local", namespace(service))
 }
 
-/// The address of a service's pod.
+/// Returns the address of a pod of a service.
 pub(crate) fn address(service: usize, pod: usize) -> Ipv4Addr {
     let [high, low] = u16::try_from(service).unwrap_or(u16::MAX).to_be_bytes();
     Ipv4Addr::new(10, u8::try_from(pod).unwrap_or(u8::MAX), high, low)
@@ -149,7 +149,7 @@ fn pod(service: usize, index: usize) -> Value {
     })
 }
 
-/// The endpoints of a service.
+/// Returns the endpoints of a service.
 fn slice(service: usize, endpoints: usize) -> Value {
     let name = format!("svc-{service}");
     let endpoint = |pod: usize| {

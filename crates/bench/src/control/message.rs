@@ -1,11 +1,11 @@
-//! The few messages of the discovery protocol, written and scanned by hand.
+//! Messages of the discovery protocol, encoded and scanned by hand.
 //!
-//! Thousands of sidecars in one process must cost next to nothing, or they would be what is measured: resources are
-//! counted and skipped, unless their names are to be learnt. Source: `envoy.service.discovery.v3`.
+//! Thousands of sidecars in one process must cost next to nothing; otherwise the measurement would show them.
+//! Resources are counted and skipped, unless their names are needed. Source: `envoy.service.discovery.v3`.
 
 use anyhow::{Context as _, bail, ensure};
 
-/// What is subscribed to.
+/// Resource type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Cluster,
@@ -16,7 +16,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// In the order in which a sidecar asks for them.
+    /// In the order in which a sidecar subscribes to them.
     pub(crate) const ALL: [Self; 5] =
         [Self::Cluster, Self::Endpoint, Self::Listener, Self::Route, Self::VirtualHost];
 
@@ -35,17 +35,17 @@ impl Kind {
     }
 }
 
-/// Which form of the protocol is spoken.
+/// Form of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Form {
-    /// What changed.
+    /// Incremental: responses carry changes.
     Delta,
-    /// The state of the world.
+    /// State of the world: responses carry all resources.
     Sotw,
 }
 
-/// Writes a field that has a length.
+/// Writes a length-delimited field.
 pub(crate) fn put(out: &mut Vec<u8>, field: u8, content: &[u8]) {
     out.push(field << 3 | 2);
     put_number(out, content.len() as u64);
@@ -60,7 +60,7 @@ fn put_number(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// A `google.protobuf.Struct` of texts and, one level down, structs.
+/// Encodes a `google.protobuf.Struct` of strings and, one level down, of structs.
 pub(crate) fn object(fields: &[(&str, Field<'_>)]) -> Vec<u8> {
     let mut object = Vec::new();
     for (name, field) in fields {
@@ -83,19 +83,19 @@ pub(crate) enum Field<'a> {
     Object(Vec<u8>),
 }
 
-/// A request: the first of its kind with `names` (none for all there are), later ones to acknowledge.
+/// A request. The first one of a type carries `names` (none for all resources); later ones acknowledge.
 pub(crate) struct Ask<'a> {
     pub(crate) form: Form,
     pub(crate) kind: Kind,
-    /// Encoded; in the first request of a stream.
+    /// Encoded node, in the first request of a stream.
     pub(crate) node: &'a [u8],
-    /// Of the response that is acknowledged.
+    /// Nonce of the acknowledged response.
     pub(crate) nonce: &'a [u8],
-    /// Names to subscribe to, encoded by [`names`]. The state of the world says them each time.
+    /// Names to subscribe to, encoded by [`names`]. In the state of the world, each request lists them.
     pub(crate) names: &'a [u8],
 }
 
-/// Names as they stand in a request.
+/// Encodes names as fields of a request.
 pub(crate) fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
     let mut out = Vec::new();
     for name in names {
@@ -105,7 +105,7 @@ pub(crate) fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
 }
 
 impl Ask<'_> {
-    /// As a message of gRPC.
+    /// Writes the request as a gRPC message.
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&[0; 5]);
@@ -126,7 +126,7 @@ impl Ask<'_> {
     }
 }
 
-/// What a response says, apart from what its resources say.
+/// Fields of a response, without the content of its resources.
 #[derive(Debug, Default)]
 pub(crate) struct Response {
     pub(crate) kind: Option<Kind>,
@@ -134,19 +134,19 @@ pub(crate) struct Response {
     pub(crate) resources: u32,
     pub(crate) removed: u32,
     pub(crate) bytes: u64,
-    /// The resources themselves, where they are kept.
+    /// Content of the resources, if it is kept.
     pub(crate) kept: Vec<Vec<u8>>,
 }
 
-/// Reads responses as they come in, in pieces of any size.
+/// Reads responses that arrive in pieces of any size.
 #[derive(Debug, Default)]
 pub(crate) struct Scanner {
-    /// What is not yet enough to know what follows: gRPC's prefix, or a field's key and length.
+    /// Incomplete bytes: the prefix of gRPC, or the key and length of a field.
     head: Vec<u8>,
     in_message: bool,
-    /// Bytes of the message that are still to come.
+    /// Bytes of the message that are still to be received.
     left: u64,
-    /// The field that is under way, and how much of it is still to come.
+    /// Current field, and its bytes that are still to be received.
     field: u8,
     rest: u64,
     text: Vec<u8>,
@@ -160,7 +160,7 @@ impl Scanner {
         Self { keeps, ..Self::default() }
     }
 
-    /// Takes bytes up to the end of a response.
+    /// Reads bytes up to the end of a response.
     pub(crate) fn feed(&mut self, form: Form, bytes: &mut &[u8]) -> anyhow::Result<Option<Response>> {
         while !bytes.is_empty() {
             if self.rest > 0 {
@@ -189,7 +189,7 @@ impl Scanner {
         Ok(None)
     }
 
-    /// Goes by what is in `head`, once that is enough.
+    /// Parses `head` once it is complete.
     fn begin(&mut self, form: Form) -> anyhow::Result<()> {
         if !self.in_message {
             let Ok([compressed, length @ ..]) = <[u8; 5]>::try_from(self.head.as_slice()) else {
@@ -244,7 +244,7 @@ impl Scanner {
     }
 }
 
-/// The contents of all fields at a path of field numbers.
+/// Returns the contents of all fields at a path of field numbers.
 pub(crate) fn at<'a>(message: &'a [u8], path: &[u8]) -> anyhow::Result<Vec<&'a [u8]>> {
     let Some((wanted, path)) = path.split_first() else { return Ok(vec![message]) };
     let mut found = Vec::new();

@@ -1,49 +1,49 @@
-//! What one sidecar asks for and acknowledges, as a stream's other end: sans IO.
+//! Subscriptions and acknowledgements of one sidecar, without IO.
 //!
-//! With the whole mesh it goes as Envoy does: clusters, then their endpoints, then listeners, then their routes, then the
-//! virtual hosts of these, each asked for once the one before is there. On demand it asks at once, by name, for what its
-//! workload uses.
+//! With the whole mesh it behaves like Envoy: clusters, then their endpoints, then listeners, then their routes, then
+//! the virtual hosts of these, each after the former has arrived. On demand it subscribes at once, by name, to the
+//! services that its workload uses.
 
 use super::{
     mesh,
     message::{Ask, Field, Form, Kind, Response, names, object, put},
 };
 
-/// What sidecars subscribe to.
+/// Subscription of the sidecars.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Subscription {
-    /// Everything, as Envoy does.
+    /// All resources, like Envoy.
     Mesh,
-    /// What the workload uses, by name.
+    /// The services that the workload uses, by name.
     Used,
 }
 
-/// What all sidecars have in common.
+/// Settings that all sidecars share.
 pub(crate) struct Plan {
     pub(crate) form: Form,
     pub(crate) subscription: Subscription,
     pub(crate) services: usize,
-    /// Services that each workload uses, where it asks for no more.
+    /// Number of services that each workload uses, on demand.
     pub(crate) used: usize,
-    /// Virtual hosts come one by one, not within their route configuration.
+    /// Virtual hosts are sent one by one, not within their route configuration.
     pub(crate) hosts_apart: bool,
-    /// The names of all endpoints and routes, encoded, once the first sidecar has learnt them.
+    /// Encoded names of all endpoints and routes, after the first sidecar has learnt them.
     pub(crate) endpoint_names: Vec<u8>,
     pub(crate) route_names: Vec<u8>,
 }
 
 impl Plan {
-    /// What each sidecar asks for, in this order.
+    /// Returns the types to which each sidecar subscribes, in this order.
     fn kinds(&self) -> &'static [Kind] {
         if self.hosts_apart { &Kind::ALL } else { &Kind::ALL[..4] }
     }
 }
 
-/// Kinds of which a first response has come.
+/// Set of the types of which a first response has arrived.
 type Kinds = u8;
 
-/// A sidecar's state.
+/// State of a sidecar.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sidecar {
     pub(crate) number: usize,
@@ -55,12 +55,12 @@ impl Sidecar {
         Self { number, come: 0 }
     }
 
-    /// A response of each kind has come.
+    /// Returns true if a response of each type has arrived.
     pub(crate) fn is_configured(self, plan: &Plan) -> bool {
         self.come == (1 << plan.kinds().len()) - 1
     }
 
-    /// What it says first.
+    /// Writes the first requests.
     pub(crate) fn begin(self, plan: &Plan, out: &mut Vec<u8>) {
         let node = self.node(plan);
         let mut node = node.as_slice();
@@ -74,7 +74,7 @@ impl Sidecar {
         }
     }
 
-    /// What it says to a response.
+    /// Writes the requests that follow a response.
     pub(crate) fn answer(&mut self, plan: &Plan, response: &Response, out: &mut Vec<u8>) {
         let Some(kind) = response.kind else { return };
         let bit = 1 << kind as u8;
@@ -91,22 +91,22 @@ impl Sidecar {
         }
     }
 
-    /// Whether it has the service that changes.
+    /// Returns true if the sidecar subscribes to the service that changes.
     pub(crate) fn uses_changed(self, plan: &Plan) -> bool {
         plan.subscription == Subscription::Mesh || self.used(plan).any(|service| service == mesh::CHANGED)
     }
 
-    /// Whether its workload is this service's.
+    /// Returns true if its workload belongs to this service.
     pub(crate) fn is_of(self, plan: &Plan, service: usize) -> bool {
         self.service(plan) == service
     }
 
-    /// Its own service.
+    /// Returns its own service.
     fn service(self, plan: &Plan) -> usize {
         self.number % plan.services
     }
 
-    /// The services that its workload uses: those next to its own.
+    /// Returns the services that its workload uses: those next to its own.
     fn used(self, plan: &Plan) -> impl Iterator<Item = usize> {
         let (own, all) = (self.service(plan), plan.services);
         (0..plan.used.min(all)).map(move |next| (own + next) % all)
@@ -134,7 +134,7 @@ impl Sidecar {
         }
     }
 
-    /// Who it is: `envoy.config.core.v3.Node`.
+    /// Encodes the node, `envoy.config.core.v3.Node`.
     pub(super) fn node(self, plan: &Plan) -> Vec<u8> {
         let service = self.service(plan);
         let (app, namespace) = (format!("svc-{service}"), mesh::namespace(service));

@@ -1,4 +1,4 @@
-//! The result of `skysail bench control` as tables.
+//! Formats the result of `skysail bench control` as tables.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::{Churn, Report, Told};
 use crate::layout;
 
 impl Report {
-    /// The tables, in Markdown, and how to read them.
+    /// Returns the tables in Markdown, with their legend.
     pub(super) fn table(&self) -> String {
         let mut text = layout::tables(2, &["", "skysaild"].map(str::to_owned), &self.rows());
         if !self.changes.is_empty() {

@@ -1,4 +1,4 @@
-//! A DNS server that counts: every name has one IPv4 address and no IPv6 address (RFC 1035, RFC 2308).
+//! A DNS server that counts queries: each name has one IPv4 address and no IPv6 address (RFC 1035, RFC 2308).
 
 use std::{
     io,
@@ -10,18 +10,18 @@ use std::{
     thread,
 };
 
-/// The longest question that is taken.
+/// Maximum length of a query, in bytes.
 const LONGEST: usize = 512;
 const HEADER: usize = 12;
-/// Type and class of a question.
+/// Length of the type and the class of a question.
 const QUESTION_END: usize = 4;
 const A: u16 = 1;
 const SOA: u16 = 6;
 const AAAA: u16 = 28;
-/// How long it holds that there are no addresses, in seconds.
+/// TTL of an answer without addresses, in seconds.
 const NOTHING: u32 = 30;
 
-/// Questions so far.
+/// Queries so far.
 #[derive(Debug, Default)]
 pub(super) struct Questions {
     v4: AtomicU64,
@@ -29,13 +29,13 @@ pub(super) struct Questions {
 }
 
 impl Questions {
-    /// For IPv4 and for IPv6 addresses.
+    /// Returns the number of queries for IPv4 and for IPv6 addresses.
     pub(super) fn now(&self) -> [u64; 2] {
         [&self.v4, &self.v6].map(|counter| counter.load(Ordering::Relaxed))
     }
 }
 
-/// Starts it for as long as the process lives; addresses hold for so many seconds.
+/// Starts the server for the rest of the process. `ttl` is the TTL of addresses in seconds.
 pub(super) fn start(ttl: u32) -> io::Result<(SocketAddr, Arc<Questions>)> {
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     let (address, questions) = (socket.local_addr()?, Arc::new(Questions::default()));
@@ -49,14 +49,14 @@ pub(super) fn start(ttl: u32) -> io::Result<(SocketAddr, Arc<Questions>)> {
                 AAAA => counted.v6.fetch_add(1, Ordering::Relaxed),
                 _ => 0,
             };
-            // Who asks may be gone.
+            // The client may be gone.
             let _ = socket.send_to(&answer, from);
         }
     });
     Ok((address, questions))
 }
 
-/// What is asked for, and the answer.
+/// Returns the type of a query and its answer.
 fn answer(question: &[u8], ttl: u32) -> Option<(u16, Vec<u8>)> {
     let name = question.get(HEADER..)?;
     let mut end = 0;
@@ -66,10 +66,10 @@ fn answer(question: &[u8], ttl: u32) -> Option<(u16, Vec<u8>)> {
     let question = question.get(..HEADER + end + 1 + QUESTION_END)?;
     let kind = u16::from_be_bytes(question[question.len() - QUESTION_END..][..2].try_into().ok()?);
     let mut answer = question.to_vec();
-    // A response, recursion asked for and available, no error; one question, no additional records.
+    // A response with recursion desired and available and no error; one question, no additional records.
     answer[2..4].copy_from_slice(&[0x81, 0x80]);
     answer[4..HEADER].copy_from_slice(&[0, 1, 0, u8::from(kind == A), 0, u8::from(kind != A), 0, 0]);
-    // The name as in the question.
+    // A pointer to the name in the question.
     answer.extend([0xc0, 12]);
     let mut record = |kind: u16, ttl: u32, data: &[u8]| {
         answer.extend(kind.to_be_bytes());

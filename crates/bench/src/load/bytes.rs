@@ -1,4 +1,4 @@
-//! Bytes one way, as fast as they are taken: 64 KiB a write, on one thread, by epoll.
+//! Sends bytes in one direction as fast as they are accepted: 64 KiB per write, on one thread, with epoll.
 
 use std::{
     io::{ErrorKind, Write as _},
@@ -14,7 +14,7 @@ use crate::{clock, schedule::nanoseconds, stream::Stream};
 const WRITE: usize = 64 << 10;
 const UNIT: u64 = 1_000_000;
 
-/// Sends until the window is over.
+/// Sends until the window has ended.
 pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result<Outcome> {
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     let mut streams = Vec::with_capacity(load.connections);

@@ -1,4 +1,4 @@
-//! Client hellos that come slowly: what a listener does before it knows what a connection is.
+//! Client hellos that arrive slowly: the work of a listener before it knows the protocol of a connection.
 
 use std::{
     fs,
@@ -12,14 +12,14 @@ use anyhow::{Context as _, ensure};
 
 use crate::stream::Tls;
 
-/// Records that a hello comes in.
+/// Number of records of a hello.
 const RECORDS: usize = 64;
-/// How long the other side may take to read one: it may run many times slower than usual.
+/// Timeout for the other side to read a record. It may run many times slower than usual.
 const PATIENCE: Duration = Duration::from_secs(60);
 const RECORD_HEADER: usize = 5;
 
-/// Opens so many connections, one after the other, and sends each a hello in [`RECORDS`] records of which the last never
-/// comes. The next record is sent once the one before has been read.
+/// Opens this number of connections in sequence. Sends a hello on each in [`RECORDS`] records, without the last one.
+/// Each record is sent after the former has been read.
 pub(crate) fn hellos(target: SocketAddr, tls: &Tls, count: u32) -> anyhow::Result<()> {
     let hello = tls.hello()?;
     let (header, message) = hello.split_at_checked(RECORD_HEADER).context("a hello without a header")?;
@@ -34,7 +34,8 @@ pub(crate) fn hellos(target: SocketAddr, tls: &Tls, count: u32) -> anyhow::Resul
             stream.write_all(record)?;
             read_by_peer(&stream)?;
         }
-        // One connection at a time: more of them, of which each needs buffers, would depend on the machine's load.
+        // One connection at a time: the number of concurrent connections, each with buffers, would depend on the load
+        // of the machine.
         stream.shutdown(Shutdown::Write)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         match stream.read_to_end(&mut Vec::new()) {
@@ -47,12 +48,12 @@ pub(crate) fn hellos(target: SocketAddr, tls: &Tls, count: u32) -> anyhow::Resul
     Ok(())
 }
 
-/// Waits until the other end of a connection on this machine has read all that was sent.
+/// Waits until the other end of a local connection has read all sent bytes.
 fn read_by_peer(stream: &TcpStream) -> anyhow::Result<()> {
     let ports = format!(":{:04X} 0100007F:{:04X} ", stream.peer_addr()?.port(), stream.local_addr()?.port());
     let deadline = Instant::now() + PATIENCE;
     loop {
-        // `sl local remote state sent:received …`; the kernel's format of it is fixed (proc_net_tcp.rst).
+        // `sl local remote state sent:received …`; the format of the kernel is stable (proc_net_tcp.rst).
         let table =
             fs::read_to_string("/proc/thread-self/net/tcp").context("the kernel's table of connections")?;
         let line = table.lines().find(|line| line.contains(&ports)).context("the connection was closed")?;

@@ -1,5 +1,5 @@
-//! Requests over HTTP/2 with prior knowledge: so many streams on each connection, each of which sends its next
-//! request once it has the answer to the last one. One thread.
+//! Requests over HTTP/2 with prior knowledge, on one thread. Each connection has a number of streams. Each stream
+//! sends its next request when the last one is answered.
 
 use std::{cell::RefCell, net::SocketAddr, rc::Rc};
 
@@ -23,7 +23,7 @@ struct State {
     outcome: Outcome,
 }
 
-/// Applies the load until the window is over.
+/// Applies the load until the window has ended.
 pub(super) fn drive(load: &Load, streams: usize, tell: impl FnMut(Moment)) -> anyhow::Result<Outcome> {
     ensure!(load.tls.is_none() && load.schedule.is_none(), "HTTP/2 goes in a closed loop, without TLS");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -56,7 +56,7 @@ async fn run(load: &Load, streams: usize, mut tell: impl FnMut(Moment)) -> anyho
     Ok(outcome)
 }
 
-/// So many requests on one connection, each once the one before is answered.
+/// Sends requests over one connection, each after the former is answered.
 pub(super) fn in_sequence(target: SocketAddr, payload: usize, count: u32) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, async {
@@ -77,13 +77,13 @@ async fn connect(target: SocketAddr) -> anyhow::Result<SendRequest<Bytes>> {
     let (sender, connection) =
         h2::client::Builder::new().initial_connection_window_size(WINDOW).handshake(stream).await?;
     tokio::task::spawn_local(async move {
-        // Whoever has a request on it is told the same.
+        // Requests on the connection get the same error.
         let _ = connection.await;
     });
     Ok(sender)
 }
 
-/// One stream after another, until told to stop. An error means that the connection is of no more use.
+/// Sends requests one after the other until told to stop. An error means that the connection is broken.
 async fn send_requests(mut sender: SendRequest<Bytes>, state: Rc<RefCell<State>>) -> anyhow::Result<()> {
     while !state.borrow().stopped {
         sender = sender.ready().await?;

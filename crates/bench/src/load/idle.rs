@@ -1,4 +1,4 @@
-//! Connections that were used once and then rest.
+//! Connections that have served one request and are idle.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use super::sequence;
 use crate::stream::{Stream, Tls};
 
-/// Held connections; dropping closes them.
+/// Open connections; closed when dropped.
 pub(crate) struct Idle {
     target: SocketAddr,
     tls: Option<Tls>,
@@ -15,12 +15,12 @@ pub(crate) struct Idle {
 }
 
 impl Idle {
-    /// None yet.
+    /// Creates an empty set.
     pub(crate) fn new(target: SocketAddr, tls: Option<Tls>) -> Self {
         Self { target, tls, streams: Vec::new() }
     }
 
-    /// Opens connections until there are so many, and has one request answered on each.
+    /// Opens connections up to this number, each with one answered request.
     pub(crate) fn grow(&mut self, connections: usize) -> anyhow::Result<()> {
         while self.streams.len() < connections {
             let opened = self.used();

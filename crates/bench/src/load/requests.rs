@@ -1,10 +1,10 @@
-//! Requests over HTTP/1.1, plain or with TLS: one thread, epoll, a periodic timer.
+//! Requests over HTTP/1.1, plain text or TLS, on one thread with epoll and a periodic timer.
 //!
-//! At a rate, request number n is due at a moment fixed beforehand ([`Schedule`]) and goes over connection n modulo
-//! their number. If that connection still waits for an answer the request waits, too, and the wait counts. Requests
-//! due in the measured window are recorded whenever their answer comes; after the window the generator waits a while
-//! for the rest, so that the slowest ones are not left out. Without a rate every connection sends its next request
-//! when it has the answer to the one before, and answers within the window count.
+//! With a schedule, request number n is due at a fixed time ([`Schedule`]) and uses connection n modulo their number.
+//! If that connection still waits for a response, the request waits as well, and the wait counts. All requests due in
+//! the measured window are recorded. After the window, the generator waits for late responses, so that the slowest
+//! requests are included. Without a schedule, each connection sends its next request when the former is answered, and
+//! responses within the window count.
 
 use std::{
     io::{self, ErrorKind, Read as _, Write as _},
@@ -29,13 +29,13 @@ use crate::{
     stream::Stream,
 };
 
-/// After the window, requests are given up when no response has come for this time, or at the latest after `LONGEST_GRACE`.
+/// Time without a response after which requests are given up at the end; at the latest after `LONGEST_GRACE`.
 const GRACE: Duration = Duration::from_secs(3);
 const LONGEST_GRACE: Duration = Duration::from_secs(60);
 pub(super) const TIMER: u64 = u64::MAX;
 const MOST_RECONNECTS: u64 = 10_000;
 
-/// Applies the load; `tell` is called on this thread when the measured window begins and ends.
+/// Applies the load. Calls `tell` on this thread when the measured window begins and ends.
 pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result<Outcome> {
     let mut generator = Generator::connect(load)?;
     let start = clock::now() + 50_000_000;
@@ -91,7 +91,7 @@ pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result
     }
 }
 
-/// A timer that wakes epoll whenever a request is due. It goes on only once each tick is read.
+/// Returns a timer that wakes epoll when a request is due. It continues only after each tick is read.
 pub(super) fn ticks(epoll: &Epoll, start: u64, schedule: Schedule) -> anyhow::Result<TimerFd> {
     let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
     epoll.add(timer.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, TIMER))?;
@@ -107,23 +107,23 @@ struct Generator<'a> {
     connections: Vec<Connection>,
     request: Vec<u8>,
     start: u64,
-    /// The next request of the schedule.
+    /// Number of the next request in the schedule.
     next: u64,
-    /// Number of the first request that counts, and of the first that is no longer sent.
+    /// Numbers of the first request that counts, and of the first that is not sent.
     first: u64,
     total: u64,
-    /// Requests answered or given up.
+    /// Requests that were answered or given up.
     done: u64,
     reconnects: u64,
     in_window: bool,
-    /// No further request is to be sent.
+    /// No more requests are sent.
     stopped: bool,
     outcome: Outcome,
 }
 
 struct Connection {
     stream: Stream,
-    /// Requests due on this connection but not begun.
+    /// Requests due on this connection that have not begun.
     waiting: u64,
     /// Number of its next request.
     next: u64,
@@ -132,11 +132,11 @@ struct Connection {
     filled: usize,
 }
 
-/// A request under way.
+/// A request in progress.
 struct Flight {
     number: u64,
     sent: u64,
-    /// Bytes of the request that the kernel took.
+    /// Bytes of the request that the kernel has accepted.
     written: usize,
 }
 
@@ -173,7 +173,7 @@ impl<'a> Generator<'a> {
         })
     }
 
-    /// Without a schedule every connection begins at once.
+    /// Begins a request on each connection, if there is no schedule.
     fn start_closed_loop(&mut self) -> anyhow::Result<()> {
         if self.load.schedule.is_none() {
             (0..self.connections.len()).try_for_each(|at| self.begin(at))?;
@@ -181,7 +181,7 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    /// Hands every request that is due by now to its connection.
+    /// Assigns every due request to its connection.
     fn release(&mut self, now: u64) -> anyhow::Result<()> {
         let Some(schedule) = self.load.schedule else { return Ok(()) };
         while self.next < self.total && self.start + schedule.due(self.next) <= now {
@@ -193,7 +193,7 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    /// Whether nothing that counts is under way.
+    /// Returns true if no request that counts is in progress.
     fn settled(&self) -> bool {
         if self.load.schedule.is_none() { self.stopped } else { self.done == self.total }
     }
@@ -207,7 +207,7 @@ impl<'a> Generator<'a> {
         self.outcome
     }
 
-    /// Sends the connection's next request if one is due and none is under way.
+    /// Sends the next request of a connection, if one is due and none is in progress.
     fn begin(&mut self, at: usize) -> anyhow::Result<()> {
         let stride = self.connections.len() as u64;
         let closed_loop = self.load.schedule.is_none();
@@ -233,7 +233,7 @@ impl<'a> Generator<'a> {
             self.watch(at, EpollFlags::EPOLLIN)?;
             self.send(at)?;
         } else if written.is_some_and(|written| written < self.request.len()) {
-            // A handshake goes on with what came.
+            // Received bytes may continue a handshake.
             self.send(at)?;
         }
         if events.intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
@@ -301,10 +301,10 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// The connection's request has its answer.
+    /// Handles the response to the request of a connection.
     fn answered(&mut self, at: usize, status: u16, close: bool) -> anyhow::Result<()> {
         let now = clock::now();
-        // Bytes that nobody asked for; the status may be 408 before the other side closes.
+        // Bytes without a request; the server may send status 408 before it closes.
         let Some(flight) = self.connections[at].flight.take() else { return Ok(()) };
         self.done += 1;
         self.outcome.answered_in_window += u64::from(self.in_window);
@@ -321,7 +321,7 @@ impl<'a> Generator<'a> {
         if close && !fresh { self.reopen(at) } else { self.begin(at) }
     }
 
-    /// The connection is lost, and with it the request under way.
+    /// Handles a broken connection and its request in progress.
     fn broken(&mut self, at: usize, error: &io::Error) -> anyhow::Result<()> {
         let lost = self.connections[at].flight.take().is_some();
         self.done += u64::from(lost);
@@ -346,12 +346,12 @@ impl<'a> Generator<'a> {
     }
 }
 
-/// Opens a connection that epoll knows by its place.
+/// Opens a connection and registers it with epoll by its index.
 fn open(load: &Load, epoll: &Epoll, at: usize) -> anyhow::Result<Stream> {
     let stream = Stream::open(load.target, load.tls.as_ref())?;
     stream.socket().set_nonblocking(true)?;
     if matches!(load.traffic, Traffic::NewConnections { .. }) {
-        // Closed by a reset: thousands of connections a second would use up all ports while they wait out their time.
+        // Closed by a reset: with thousands of connections per second, the ports in TIME_WAIT would run out.
         setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 })?;
     }
     epoll.add(stream.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;

@@ -1,4 +1,4 @@
-//! A number of requests, one after the other: what is measured does the same work whenever it is repeated.
+//! Sends requests in sequence, so that each run causes the same work.
 
 use std::{
     io::{Read as _, Write as _},
@@ -14,11 +14,11 @@ use crate::{
     stream::{Stream, Tls},
 };
 
-/// How long an answer may take: what is measured may run many times slower than usual.
+/// Timeout of a response. The server may run many times slower than usual.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Sends so many requests with bodies of so many bytes, each once the one before is answered, over one connection or
-/// ([`Traffic::NewConnections`]) over one each.
+/// Sends `count` requests with bodies of `payload` bytes, each after the former is answered, over one connection or
+/// one each ([`Traffic::NewConnections`]).
 pub(crate) fn send(
     target: SocketAddr,
     traffic: Traffic,
@@ -44,7 +44,7 @@ pub(crate) fn send(
     }
 }
 
-/// The bytes of the request that HTTP/1.1 measurements are made with.
+/// Returns the HTTP/1.1 request of all measurements.
 pub(super) fn request(payload: usize) -> anyhow::Result<Vec<u8>> {
     let mut request = Vec::with_capacity(payload + 256);
     write!(
@@ -56,14 +56,14 @@ pub(super) fn request(payload: usize) -> anyhow::Result<Vec<u8>> {
     Ok(request)
 }
 
-/// Opens a connection that blocks until it has an answer.
+/// Opens a connection in blocking mode.
 pub(super) fn open(target: SocketAddr, tls: Option<&Tls>) -> anyhow::Result<Stream> {
     let stream = Stream::open(target, tls)?;
     stream.socket().set_read_timeout(Some(PATIENCE))?;
     Ok(stream)
 }
 
-/// Sends a request and waits for its answer, which must be 200 and fit into `input`.
+/// Sends a request and waits for its response, which must be 200 and fit into `input`.
 pub(super) fn ask(stream: &mut Stream, request: &[u8], input: &mut [u8]) -> anyhow::Result<()> {
     stream.write_all(request)?;
     let mut filled = 0;

@@ -1,8 +1,8 @@
-//! More requests than can be answered: a calm at a rate, a surge at a higher one, and the calm again.
+//! An overload of requests: a calm phase, a surge at a higher rate, and a calm phase again.
 //!
-//! Requests are due at even intervals, whatever becomes of those before. One that is due goes over a connection that is
-//! free, over a new one if none is and there may be more, and otherwise waits until one is: so does a client with a pool.
-//! Who has waited so for [`WAIT`] is given up, and a connection that gives no answer for [`PATIENCE`], too.
+//! Requests are due at even intervals, independent of earlier ones. A due request uses a free connection, else a new
+//! one up to the limit, else it waits, as in a client with a connection pool. A request that waits longer than
+//! [`WAIT`] is given up; so is a connection without a response for [`PATIENCE`].
 
 use std::{
     collections::VecDeque,
@@ -24,49 +24,49 @@ use crate::{
     stream::Stream,
 };
 
-/// How long a request waits for a connection.
+/// Timeout of a request that waits for a connection.
 const WAIT: Duration = Duration::from_millis(100);
-/// How long, once it has one, for its answer.
+/// Timeout of the response, once a request has a connection.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// No more wake-ups a second than this: what is due meanwhile goes together.
+/// Maximum number of wake-ups per second. Requests that are due between them are sent together.
 const WAKE_UPS: u32 = 10_000;
 
-/// What to do.
+/// Parameters of the phases.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Surge {
     pub(crate) target: SocketAddr,
-    /// Bytes of a request's body.
+    /// Bytes of the body of a request.
     pub(crate) payload: usize,
-    /// No more connections than this.
+    /// Maximum number of connections.
     pub(crate) connections: usize,
-    /// Requests a second, and for how long.
+    /// Rate in requests per second and duration of each phase.
     pub(crate) phases: [(u32, Duration); 3],
 }
 
-/// What became of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Answered with 200.
+    /// A response with status 200.
     Answered,
-    /// Answered with anything else.
+    /// A response with another status.
     Refused,
-    /// Not answered, or given up before it was sent.
+    /// No response, or given up before it was sent.
     Failed,
 }
 
-/// One request, in microseconds.
+/// Times of a request, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Told {
-    /// Since the start.
+    /// Time since the start at which it was due.
     pub(crate) due: u64,
-    /// From when it was due to its end.
+    /// Time from then to its end.
     pub(crate) took: u64,
-    /// From when it had a connection, which may have to be opened, to its end; 0 if it had none.
+    /// Time from its assignment to a connection, which may have to be opened, to its end; 0 without a connection.
     pub(crate) served: u64,
     pub(crate) end: End,
 }
 
-/// All requests, and the connections that there were in the end.
+/// All requests, and the number of connections at the end.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     pub(crate) requests: Vec<Told>,
@@ -75,9 +75,9 @@ pub(crate) struct Account {
 
 #[derive(Default)]
 struct Connection {
-    /// Nothing if it is to be opened for the next request.
+    /// `None` if it is to be opened for the next request.
     stream: Option<Stream>,
-    /// When the request under way was due, and when it came here.
+    /// Times at which the request in progress was due and was assigned.
     request: Option<(u64, u64)>,
     written: usize,
     input: Vec<u8>,
@@ -89,17 +89,17 @@ struct Client<'a> {
     epoll: Epoll,
     request: Vec<u8>,
     connections: Vec<Connection>,
-    /// Places of connections without a request; the last is taken first, and those that are open before all others.
+    /// Indexes of connections without a request. The last one is used first; open ones come before closed ones.
     free: VecDeque<usize>,
-    /// When those were due that wait for a connection.
+    /// Due times of requests that wait for a connection.
     waiting: VecDeque<u64>,
-    /// When requests came to connections, and to which; in this order. Those that are over may still be here.
+    /// Times at which requests were assigned, and their connections, in this order. May contain finished ones.
     under_way: VecDeque<(u64, usize)>,
     start: u64,
     account: Account,
 }
 
-/// Goes through the phases.
+/// Runs the phases.
 pub(crate) fn drive(surge: &Surge) -> anyhow::Result<Account> {
     let mut client = Client {
         surge,
@@ -136,7 +136,7 @@ pub(crate) fn drive(surge: &Surge) -> anyhow::Result<Account> {
 }
 
 impl Client<'_> {
-    /// Sends what waits, and takes what came.
+    /// Sends waiting requests and reads responses.
     fn turn(&mut self, now: u64, timer: &nix::sys::timerfd::TimerFd) -> anyhow::Result<()> {
         while let Some((begun, at)) = self.under_way.front().copied() {
             if now.saturating_sub(begun) <= nanoseconds(PATIENCE) {
@@ -235,7 +235,7 @@ impl Client<'_> {
         }
         let input = &connection.input[..connection.filled];
         let Some(head) = http1::head(input) else { return };
-        // Of an answer without a length the end is the connection's.
+        // Without a length, a response ends with the connection.
         if head.content_length.is_some_and(|length| input.len() < head.length + length) {
             return;
         }
@@ -243,12 +243,12 @@ impl Client<'_> {
         self.over(at, end, head.close || head.content_length.is_none());
     }
 
-    /// The request on this connection has come to its end, and with `close` so has the connection.
+    /// Ends the request of a connection, and with `close` the connection.
     fn over(&mut self, at: usize, end: End, close: bool) {
         if close {
             self.connections[at].stream = None;
         }
-        // A connection that is closed between requests fails none.
+        // A connection that closes between requests fails none.
         if let Some((due, begun)) = self.connections[at].request.take() {
             self.told(due, begun, clock::now(), end);
             if self.connections[at].stream.is_some() {

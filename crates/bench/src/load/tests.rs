@@ -64,14 +64,14 @@ fn requests_that_wait_for_a_stalled_server_count_from_when_they_were_due() {
             let stalled = Load { connections: 1, warmup: Duration::ZERO, ..load(target) };
             drive(&stalled, |moment| told.send(moment).unwrap())
         });
-        // Nothing is answered until the window is over.
+        // No request is answered before the end of the window.
         let moments = [begun.recv().unwrap(), begun.recv().unwrap()];
         std::thread::spawn(move || serve::serve(&listener).unwrap());
         (driving.join().unwrap().unwrap(), moments)
     });
     assert_eq!(begun, [Moment::Begin, Moment::End]);
     assert_eq!((outcome.requests, outcome.unanswered, outcome.answered_in_window), (200, 0, 0));
-    // The first was due 400 ms before the end; all but it were sent after the end.
+    // The first request was due 400 ms before the end; all others were sent after the end.
     assert!(outcome.due.max() >= 390_000_000, "{}", outcome.due.max());
     assert!(outcome.due.value_at_quantile(0.5) >= 190_000_000);
     assert!(outcome.sent.value_at_quantile(0.5) < outcome.due.value_at_quantile(0.5));
@@ -96,7 +96,7 @@ fn answers_other_than_200_are_no_latencies() {
     assert!(outcome.refused > 0);
 }
 
-/// The server of a protocol, on a thread of its own.
+/// Starts the server of a protocol on its own thread.
 fn server(protocol: Protocol) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let target = listener.local_addr().unwrap();
@@ -152,7 +152,7 @@ fn held_connections_are_in_use_until_they_are_dropped() {
     assert!(streams.iter_mut().all(|stream| stream.read(&mut [0; 8]).unwrap() == 0));
 }
 
-/// Wants a client certificate, answers one request a connection, hands out tickets.
+/// Requires a client certificate, answers one request per connection, and issues session tickets.
 fn tls_server(certificates: &Certificates) -> SocketAddr {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(&certificates.root).unwrap()).unwrap();
@@ -182,7 +182,7 @@ fn tls_server(certificates: &Certificates) -> SocketAddr {
                 let mut filled = 0;
                 while !input[..filled].ends_with(b"xxx") {
                     match stream.read(&mut input[filled..]) {
-                        // At the end the client leaves as it is.
+                        // At the end, the client closes without notice.
                         Ok(0) | Err(_) => return,
                         Ok(length) => filled += length,
                     }
@@ -222,7 +222,7 @@ fn every_request_of_a_surge_has_an_end_and_connections_have_a_limit() {
     let echo = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let [to_echo, to_silent] = [&echo, &silent].map(|listener| listener.local_addr().unwrap());
-    // Too long a request: the server says so and closes.
+    // The request is too long, so the server answers with an error and closes.
     let large = surge::Surge { payload: 2 << 20, ..surge(to_echo) };
     std::thread::spawn(move || serve::serve(&echo).unwrap());
     let account = surge::drive(&surge(to_echo)).unwrap();

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::node::{Node, Protocol};
 
-/// The text of its configuration file.
+/// Returns the configuration file.
 pub(super) fn configuration(node: &Node<'_>) -> String {
     let bundle = node.own().bundle.display();
     let root = node.certificates.root.display();

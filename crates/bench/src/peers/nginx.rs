@@ -4,14 +4,14 @@ use std::{fmt::Write as _, path::Path};
 
 use crate::node::{Node, Protocol, Role};
 
-/// Its module for TCP, which distributions package apart.
+/// Returns the module for TCP, which distributions package separately.
 pub(super) fn stream_module() -> Option<&'static Path> {
     let folders =
         ["/usr/lib/nginx/modules/ngx_stream_module.so", "/usr/lib64/nginx/modules/ngx_stream_module.so"];
     folders.map(Path::new).into_iter().find(|path| path.is_file())
 }
 
-/// The text of its configuration file.
+/// Returns the configuration file.
 pub(super) fn configuration(node: &Node<'_>) -> String {
     let own = node.own();
     let (certificate, key) = (own.certificate.display(), own.key.display());
@@ -42,7 +42,7 @@ pub(super) fn configuration(node: &Node<'_>) -> String {
     let ssl = if node.tls_in() { " ssl" } else { "" };
     let (workers, listen, upstream) = (node.workers, node.listen, node.upstream);
     let user = if nix::unistd::Uid::effective().is_root() { "user root;" } else { "" };
-    // Each counts twice: the client's connection and the one to the server.
+    // Each connection counts twice: from the client and to the server.
     let connections = node.connections.max(4_000) * 2;
     let module = stream_module().filter(|_| node.protocol == Protocol::Tcp);
     let module = module.map_or_else(String::new, |path| format!("load_module {};\n", path.display()));

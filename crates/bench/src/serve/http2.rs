@@ -1,4 +1,4 @@
-//! The server over HTTP/2 with prior knowledge: each request comes back with its own body.
+//! The server over HTTP/2 with prior knowledge: answers each request with its own body.
 
 use std::{convert::Infallible, net::TcpListener};
 
@@ -7,11 +7,11 @@ use h2::{RecvStream, server::SendResponse};
 use http::Response;
 use tokio::{net::TcpStream, task::LocalSet};
 
-/// How much may be under way on a connection: so much that nobody is ever told to go on. When that is told, and whether
-/// together with anything else, would be a matter of chance.
+/// Window of a connection, large enough that no WINDOW_UPDATE is needed. The time of such frames, and whether they
+/// are sent with other frames, would be random.
 pub(crate) const WINDOW: u32 = 1 << 30;
 
-/// Serves whoever connects to this listener.
+/// Serves the connections of this listener.
 pub(super) fn serve(listener: TcpListener) -> anyhow::Result<Infallible> {
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -20,7 +20,7 @@ pub(super) fn serve(listener: TcpListener) -> anyhow::Result<Infallible> {
         loop {
             let (stream, _) = listener.accept().await?;
             stream.set_nodelay(true)?;
-            // An error ends the connection, and the client knows.
+            // An error ends the connection, which the client notices.
             tokio::task::spawn_local(async { drop(connection(stream).await) });
         }
     })

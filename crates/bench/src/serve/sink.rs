@@ -1,4 +1,4 @@
-//! The server behind a TCP proxy: it reads and drops.
+//! The server behind a TCP proxy: reads and discards bytes.
 
 use std::{
     convert::Infallible,
@@ -11,7 +11,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 const LISTENER: u64 = u64::MAX;
 
-/// Takes what whoever connects sends.
+/// Reads from the connections of this listener.
 pub(super) fn serve(listener: &TcpListener) -> io::Result<Infallible> {
     listener.set_nonblocking(true)?;
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;

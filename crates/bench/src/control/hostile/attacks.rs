@@ -1,4 +1,4 @@
-//! What each attack sends. All of it comes from one workload, which may connect.
+//! Requests of each attack. All of them come from one workload that may connect.
 
 use std::time::{Duration, Instant};
 
@@ -12,68 +12,69 @@ use crate::control::{
     message::{Form, Kind, Response, names},
 };
 
-/// The family of all virtual hosts of the mesh.
+/// Family of all virtual hosts of the mesh.
 const FAMILY: &str = "80";
-/// The largest window.
+/// Maximum window.
 const ALL: u32 = (1 << 31) - 1;
-/// Streams of a connection, where there are many.
+/// Number of streams per connection in attacks with many streams.
 const STREAMS: usize = 16;
 /// Bytes of requests that are sent together.
 const BATCH: usize = 8 << 10;
-/// Names in a request of many.
+/// Number of names in a large request.
 const MANY: usize = 20_000;
-/// Length of a request that is never complete, in bytes.
+/// Length of a request that never completes, in bytes.
 const ENDLESS: usize = 4 << 20;
-/// Continuation of a header block.
+/// CONTINUATION frame type.
 const CONTINUATION: u8 = 9;
-/// RFC 9113, section 7: CANCEL.
+/// CANCEL error code (RFC 9113, section 7).
 const CANCEL: [u8; 4] = 8u32.to_be_bytes();
 
-/// What a workload does to its control plane.
+/// Attack of a workload on its control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Attack {
-    /// Nothing: what an honest sidecar sees by itself.
+    /// No attack: the latency of an honest sidecar alone.
     None,
-    /// Subscribes to a family of virtual hosts, reads nothing, and acknowledges with guessed nonces and the same names.
+    /// Subscribes to a family of virtual hosts, reads nothing, and acknowledges with guessed nonces and the same
+    /// names.
     Guess,
-    /// The same on 16 streams of each connection.
+    /// Like `guess`, on 16 streams of each connection.
     GuessMany,
-    /// The same, but gives the family up before each acknowledgement.
+    /// Like `guess`, but unsubscribes from the family before each acknowledgement.
     GuessToggle,
-    /// Subscribes to a family and gives it up in turn, without reading.
+    /// Subscribes to a family and unsubscribes in turn, without reading.
     Toggle,
-    /// The same, and reads.
+    /// Like `toggle`, but reads.
     ToggleRead,
-    /// Asks for the same family again and again, reads and acknowledges.
+    /// Subscribes to the same family repeatedly, reads and acknowledges.
     Again,
-    /// Takes the whole mesh by name on 16 streams of each connection, and reads nothing.
+    /// Subscribes to the whole mesh by name on 16 streams of each connection, and reads nothing.
     Unread,
-    /// The same, and reads a byte of each stream a second.
+    /// Like `unread`, but reads one byte of each stream per second.
     Slow,
-    /// Subscribes to more and more names that do not exist.
+    /// Subscribes to ever more names that do not exist.
     Names,
-    /// Says that it has more and more names that do not exist, of all types.
+    /// Claims to have ever more names that do not exist, of all types.
     Versions,
-    /// Requests of two million empty names.
+    /// Sends requests of two million empty names.
     Empty,
-    /// Requests of 4 MiB on 16 streams of each connection that lack the last byte.
+    /// Sends requests of 4 MiB that lack the last byte, on 16 streams of each connection.
     Incomplete,
-    /// Refuses each response with a reason of 256 KiB, and asks again.
+    /// Rejects each response with a reason of 256 KiB, and requests it again.
     Refuse,
     /// Opens streams and resets them at once.
     Reset,
-    /// PING frames.
+    /// Sends PING frames.
     Ping,
-    /// SETTINGS frames.
+    /// Sends SETTINGS frames.
     Settings,
-    /// WINDOW_UPDATE frames of one byte.
+    /// Sends WINDOW_UPDATE frames of one byte.
     Window,
-    /// CONTINUATION frames without end.
+    /// Sends CONTINUATION frames without end.
     Continuation,
-    /// Header blocks that refer to one long field thousands of times.
+    /// Sends header blocks that refer to one long field thousands of times.
     Headers,
-    /// Connects, sends a first request and leaves.
+    /// Connects, sends a first request and disconnects.
     Connect,
 }
 
@@ -82,7 +83,7 @@ impl Attack {
         Self::value_variants().to_vec()
     }
 
-    /// Goes on until it is over.
+    /// Runs the attack until `over` returns true.
     pub(super) fn play(self, ground: Ground, over: impl Fn() -> bool) -> anyhow::Result<Spent> {
         let setup = |calls, window| Setup { calls, window };
         let node = ground.node.as_slice();
@@ -137,14 +138,14 @@ impl std::fmt::Display for Attack {
 struct Guess<'a> {
     node: &'a [u8],
     calls: usize,
-    /// The family is given up before it is asked for again.
+    /// The client unsubscribes from the family before it subscribes again.
     toggles: bool,
     nonce: u64,
 }
 
 impl Script for Guess<'_> {
     fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
-        // HTTP/2 bounds how many short frames are received in a row, so many requests are sent together.
+        // HTTP/2 limits the number of short frames in a row, so many requests are sent together.
         let names = names([FAMILY]);
         let mut batch = Vec::new();
         while batch.len() < BATCH {
@@ -183,11 +184,11 @@ impl Script for Toggle<'_> {
     }
 }
 
-/// Asks again as soon as it has been answered.
+/// Sends the next request when the last one is answered.
 struct Again<'a> {
     node: &'a [u8],
     begun: bool,
-    /// Why it refuses what it is sent, if it does.
+    /// Reason with which responses are rejected, if they are.
     reason: Option<&'a str>,
 }
 
@@ -207,7 +208,7 @@ impl Script for Again<'_> {
 
 struct Unread<'a> {
     ground: &'a Ground,
-    /// It reads a byte a second.
+    /// Reads one byte per second.
     slow: bool,
     last: Option<Instant>,
 }
@@ -306,7 +307,7 @@ impl Script for Incomplete {
     }
 }
 
-/// Sends many of the same frame.
+/// Sends the same frame many times.
 struct Repeat<'a, F> {
     node: &'a [u8],
     count: usize,
@@ -348,7 +349,7 @@ impl Script for Continuation {
         if !std::mem::replace(&mut self.begun, true) {
             connection.frame(HEADERS, 0, 1, &head(Form::Delta, AUTHORITY));
         }
-        // A field of a name and a value of one byte each, without a table.
+        // A literal field with a name and a value of one byte each, without indexing.
         let fields = [0, 1, b'a', 1, b'b'].repeat(100);
         (0..10).for_each(|_| connection.frame(CONTINUATION, 0, 1, &fields));
     }
@@ -361,7 +362,7 @@ struct Bomb {
 impl Script for Bomb {
     fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
         let mut block = head(Form::Delta, AUTHORITY);
-        // A field of 3,000 bytes, which goes into the table, and then its index (RFC 7541, sections 6.2.1 and 6.1).
+        // A field of 3,000 bytes that enters the table, followed by its index (RFC 7541, sections 6.2.1 and 6.1).
         block.extend_from_slice(&[0x40, 1, b'a', 0x7f, 0xb9, 0x16]);
         block.extend([b'b'; 3_000]);
         block.extend([0xbe; 12_000]);
@@ -384,7 +385,7 @@ impl Script for Connect<'_> {
             );
         }
         if !responses.is_empty() {
-            // It is against the protocol, so the server ends the connection.
+            // A protocol violation, so that the server closes the connection.
             connection.frame(WINDOW_UPDATE, 0, 0, &[0; 4]);
         }
     }

@@ -1,4 +1,4 @@
-//! An attacker's connections, each with its script, on one thread.
+//! Connections of an attacker, each with its script, on one thread.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -12,25 +12,25 @@ use crate::{
     stream::{Stream, Tls},
 };
 
-/// A script goes on once no more than this waits to be sent, in bytes.
+/// Bytes waiting to be sent below which a script continues.
 const AHEAD: usize = 64 << 10;
-/// Where nothing can be sent or read.
+/// Pause when no data can be sent or read.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Where an attack takes place.
+/// Environment of an attack.
 pub(super) struct Ground {
     target: SocketAddr,
     tls: Option<Tls>,
-    /// Connections at the same time.
+    /// Number of concurrent connections.
     pub(super) connections: usize,
-    /// The attacker's own node, encoded.
+    /// Encoded node of the attacker.
     pub(super) node: Vec<u8>,
-    /// The names of all endpoints and routes, encoded.
+    /// Encoded names of all endpoints and routes.
     pub(super) endpoint_names: Vec<u8>,
     pub(super) route_names: Vec<u8>,
 }
 
-/// What an attack cost the attacker.
+/// Cost of an attack for the attacker.
 #[derive(Debug, Default)]
 pub(super) struct Spent {
     pub(super) sent: u64,
@@ -38,17 +38,17 @@ pub(super) struct Spent {
     pub(super) opened: u64,
 }
 
-/// The behaviour of one connection. Called when responses have arrived or the socket can be written.
+/// Behaviour of one connection. Called when responses have arrived or the socket can be written.
 pub(super) trait Script {
     fn go_on(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>);
 }
 
-/// How connections are opened.
+/// Parameters of new connections.
 #[derive(Clone, Copy)]
 pub(super) struct Setup {
-    /// Streams of each.
+    /// Streams per connection.
     pub(super) calls: usize,
-    /// The window of each stream.
+    /// Window of each stream.
     pub(super) window: u32,
 }
 
@@ -64,7 +64,7 @@ impl Ground {
         }
     }
 
-    /// Lets each connection go on with a script of its own until it is over. One that is closed is opened again.
+    /// Runs a script on each connection until `over` returns true. A closed connection is opened again.
     pub(super) fn run<S: Script>(
         &self,
         setup: Setup,
@@ -78,7 +78,7 @@ impl Ground {
             let mut idle = true;
             for slot in &mut slots {
                 if slot.is_none() {
-                    // One that is refused is tried again.
+                    // A refused connection is tried again.
                     let Ok(stream) = Stream::open(self.target, self.tls.as_ref()) else { continue };
                     stream.socket().set_nonblocking(true)?;
                     let (form, authority) = (Form::Delta, AUTHORITY);
@@ -106,13 +106,14 @@ impl Ground {
     }
 }
 
-/// Gives others their turn.
+/// Yields to other threads.
 #[allow(clippy::disallowed_methods, reason = "the attacker has a thread of its own")]
 pub(super) fn pause() {
     std::thread::sleep(PAUSE);
 }
 
-/// Writes, reads and goes on; false once the server has ended the connection, or a stream of it.
+/// Writes, reads and continues the script. Returns false if the server has ended the connection or one of its
+/// streams.
 fn turn(connection: &mut Connection, script: &mut impl Script, scratch: &mut [u8]) -> bool {
     let mut responses = Vec::new();
     let read = connection.read(scratch, |_, call, response| responses.push((call, response)));
@@ -125,22 +126,22 @@ fn turn(connection: &mut Connection, script: &mut impl Script, scratch: &mut [u8
     connection.flush().is_ok_and(|_| true)
 }
 
-/// A delta request with the fields that an attack uses.
+/// An incremental request with the fields that attacks use.
 #[derive(Default)]
 pub(super) struct Request<'a> {
     pub(super) node: &'a [u8],
     pub(super) kind: Option<Kind>,
-    /// Names to subscribe to, encoded.
+    /// Encoded names to subscribe to.
     pub(super) names: &'a [u8],
     pub(super) unsubscribe: &'a [&'a str],
-    /// Names that the client says it has.
+    /// Names that the client claims to have.
     pub(super) have: &'a [String],
     pub(super) nonce: &'a [u8],
     pub(super) error: Option<&'a str>,
 }
 
 impl Request<'_> {
-    /// As a message of gRPC.
+    /// Encodes the request as a gRPC message.
     pub(super) fn message(&self) -> Vec<u8> {
         let mut out = vec![0; 5];
         if !self.node.is_empty() {
