@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_files_are_understood() {
+    fn files_of_the_kernel_are_parsed() {
         assert_eq!(parent("42 (a) b (c) S 7 42 42 0"), Some(7));
         let stat = "42 (a) b (c) S 7 42 42 0 -1 4194560 1 2 3 4 55 66 0 0";
         assert_eq!(ticks_by_mode(stat), Some((55, 66)));

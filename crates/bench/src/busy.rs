@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_machine_is_named_with_its_figures() {
+    fn a_busy_machine_gets_a_warning_with_figures() {
         // Two cores with 100 ticks each: 130 of them busy, 20 of these stolen.
         let busy = Busy::between(ticks(1_000, 5_000, 10), ticks(1_130, 5_200, 30), 2, Some(340_000));
         assert_eq!(busy, Busy { cores: 1.3, stolen: 0.2, of: 2, waiting_percent: Some(34.0) });

@@ -7,7 +7,7 @@ use std::{collections::HashMap, ops::Sub};
 
 /// Work of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Work {
+pub(crate) struct ThreadWork {
     /// Instructions outside of the allocator.
     pub(crate) instructions: u64,
     /// Instructions of the allocator.
@@ -16,7 +16,7 @@ pub(crate) struct Work {
     pub(crate) allocations: u64,
 }
 
-impl Sub for Work {
+impl Sub for ThreadWork {
     type Output = Self;
 
     fn sub(self, other: Self) -> Self {
@@ -33,11 +33,11 @@ impl Sub for Work {
 /// The format is that of valgrind's manual, "Callgrind Format Specification". A name is defined once with a number
 /// and then referred to by it. A line `calls=` gives the callee and the number of calls; the next line gives their
 /// cost.
-pub(crate) fn read(text: &str) -> Option<(u32, Work)> {
+pub(crate) fn read(text: &str) -> Option<(u32, ThreadWork)> {
     let (mut thread, mut total) = (None, None);
     let (mut functions, mut objects) = (HashMap::new(), HashMap::new());
     let (mut caller, mut callee, mut called) = ("", "", None);
-    let mut work = Work::default();
+    let mut work = ThreadWork::default();
     for line in text.lines() {
         if let Some(times) = called.take() {
             let cost: u64 = line.split(' ').next_back()?.parse().ok()?;
@@ -131,17 +131,17 @@ totals: 171
 ";
 
     #[test]
-    fn the_allocator_is_told_apart() {
-        let work = Work { instructions: 107, allocator: 64, allocations: 4 };
+    fn the_allocator_is_counted_separately() {
+        let work = ThreadWork { instructions: 107, allocator: 64, allocations: 4 };
         assert_eq!(read(FILE), Some((3, work)));
         assert_eq!(
-            work - Work { instructions: 7, allocator: 65, allocations: 1 },
-            Work { instructions: 100, allocator: 0, allocations: 3 }
+            work - ThreadWork { instructions: 7, allocator: 65, allocations: 1 },
+            ThreadWork { instructions: 100, allocator: 0, allocations: 3 }
         );
     }
 
     #[test]
-    fn what_is_no_such_file_is_none() {
+    fn other_files_are_ignored() {
         for text in [
             "",
             "thread: 3\n",

@@ -120,7 +120,7 @@ impl Running {
             .spawn()
             .map_err(|error| anyhow::anyhow!("cannot start {}: {error}", Path::new(program).display()))?;
         let id = child.id().and_then(|id| i32::try_from(id).ok());
-        let id = id.ok_or_else(|| anyhow::anyhow!("{name} ended at once"))?;
+        let id = id.ok_or_else(|| anyhow::anyhow!("{name} ended immediately"))?;
         Ok(Self { child, pid: Pid::from_raw(id), name: name.to_owned(), log })
     }
 
@@ -149,7 +149,7 @@ impl Running {
         const MOST: usize = 600;
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text[text.len().saturating_sub(MOST)..]).trim().to_owned();
-        if text.is_empty() { "it wrote nothing".to_owned() } else { text }
+        if text.is_empty() { "it has no output".to_owned() } else { text }
     }
 
     /// Ends the process and waits for it.

@@ -20,8 +20,8 @@ use anyhow::{Context as _, bail};
 use skysail_core::{shutdown, stdio};
 
 use self::{
-    experiments::{Experiment, PAYLOAD, SETTINGS, Setting, Work},
-    result::{Comparison, Held, Run, Settings, Shown, Skipped},
+    experiments::{Experiment, PAYLOAD, SETTINGS, Setting, TurnWork},
+    result::{CompareSettings, Comparison, Held, Run, Shown, Skipped},
 };
 use crate::{
     load::{Idle, Load},
@@ -35,7 +35,7 @@ use crate::{
 
 /// Settings of `skysail bench compare`.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct CompareArgs {
     #[command(flatten)]
     turns: Turns,
 
@@ -59,7 +59,7 @@ pub(crate) struct Args {
 
 /// A turn to take.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Turn {
+struct CompareTurn {
     round: u32,
     setting: &'static Setting,
     peer: Option<Peer>,
@@ -73,7 +73,7 @@ const CALM: Duration = Duration::from_millis(6_500);
 const REST: Duration = Duration::from_secs(2);
 
 /// Measures, writes the result file and prints the result. Returns true if all of it was measured.
-pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
+pub(crate) fn run(mut args: CompareArgs) -> anyhow::Result<bool> {
     if let Some(html) = &args.html {
         results::check_writable("--html", html)?;
     }
@@ -91,7 +91,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
     let (turns, skipped) = plan(&args.only, &names, args.turns.rounds);
     for one in &skipped {
         let Skipped { experiment, setting, peer, reason } = one;
-        stdio::tell(format_args!("{experiment}, {setting}: without {peer}, since {reason}"));
+        stdio::tell(format_args!("{experiment}, {setting}: without {peer}, because {reason}"));
     }
     let stage = args.turns.stage()?;
     let mut comparison = new_comparison(&args, &peers, stage.machine.clone(), skipped);
@@ -122,15 +122,15 @@ fn read(file: &Path) -> anyhow::Result<Comparison> {
 }
 
 /// Returns all turns in the order in which they are taken, and those that cannot be taken.
-fn plan(only: &[Experiment], peers: &[Peer], rounds: u32) -> (Vec<Turn>, Vec<Skipped>) {
+fn plan(only: &[Experiment], peers: &[Peer], rounds: u32) -> (Vec<CompareTurn>, Vec<Skipped>) {
     let wanted = |setting: &&Setting| only.is_empty() || only.contains(&setting.experiment);
     let (mut turns, mut skipped) = (Vec::new(), Vec::new());
     for round in 1..=rounds {
         for setting in SETTINGS.iter().filter(wanted) {
-            turns.extend(setting.baseline.then_some(Turn { round, setting, peer: None }));
+            turns.extend(setting.baseline.then_some(CompareTurn { round, setting, peer: None }));
             for &peer in peers {
                 match setting.unable(peer) {
-                    None => turns.push(Turn { round, setting, peer: Some(peer) }),
+                    None => turns.push(CompareTurn { round, setting, peer: Some(peer) }),
                     Some(reason) if round == 1 => skipped.push(Skipped {
                         experiment: setting.experiment.name().to_owned(),
                         setting: setting.name.to_owned(),
@@ -147,7 +147,7 @@ fn plan(only: &[Experiment], peers: &[Peer], rounds: u32) -> (Vec<Turn>, Vec<Ski
 
 async fn take_turns(
     how: &Turns,
-    turns: &[Turn],
+    turns: &[CompareTurn],
     peers: &[(Peer, PathBuf)],
     setup: &Setup,
     runs: &mut Vec<Run>,
@@ -189,9 +189,9 @@ async fn take_turns(
 /// Returns the estimated duration of a turn.
 fn duration(setting: &Setting, how: &Turns) -> Duration {
     match setting.work {
-        Work::Load { .. } => how.seconds + how.warmup + OVERHEAD,
-        Work::Surge { .. } => 4 * how.seconds + how.warmup + OVERHEAD,
-        Work::Hold(steps) => {
+        TurnWork::Load { .. } => how.seconds + how.warmup + OVERHEAD,
+        TurnWork::Surge { .. } => 4 * how.seconds + how.warmup + OVERHEAD,
+        TurnWork::Hold(steps) => {
             let opening =
                 Duration::from_micros(300) * u32::try_from(steps.iter().sum::<usize>()).unwrap_or(0);
             CALM + OVERHEAD + opening + REST * u32::try_from(steps.len()).unwrap_or(0)
@@ -199,10 +199,15 @@ fn duration(setting: &Setting, how: &Turns) -> Duration {
     }
 }
 
-async fn take(how: &Turns, turn: &Turn, peer: Option<(Peer, &Path)>, setup: &Setup) -> anyhow::Result<Shown> {
+async fn take(
+    how: &Turns,
+    turn: &CompareTurn,
+    peer: Option<(Peer, &Path)>,
+    setup: &Setup,
+) -> anyhow::Result<Shown> {
     let mut shape = turn.setting.shape();
     match turn.setting.work {
-        Work::Load { traffic, connections, rate } => {
+        TurnWork::Load { traffic, connections, rate } => {
             if peer.is_none() {
                 shape.topology = topology::Topology::Baseline;
             }
@@ -219,11 +224,11 @@ async fn take(how: &Turns, turn: &Turn, peer: Option<(Peer, &Path)>, setup: &Set
             let measurement = topology::measure(setup, shape, peer, load).await?;
             Ok(Shown { measurement: Some(measurement), ..Shown::default() })
         }
-        Work::Surge { .. } => {
+        TurnWork::Surge { .. } => {
             let overload = overload::take(setup, shape, peer, how.warmup, how.seconds).await?;
             Ok(Shown { overload: Some(overload), ..Shown::default() })
         }
-        Work::Hold(steps) => {
+        TurnWork::Hold(steps) => {
             let standing = Standing::start(setup, shape, peer).await?;
             let held = hold(&standing, setup, shape, steps).await;
             Ok(Shown { held: standing.end(held).await?, ..Shown::default() })
@@ -252,7 +257,7 @@ async fn hold(
 }
 
 fn new_comparison(
-    args: &Args,
+    args: &CompareArgs,
     peers: &[(Peer, PathBuf)],
     machine: Machine,
     skipped: Vec<Skipped>,
@@ -267,7 +272,7 @@ fn new_comparison(
         started: stage::now(),
         interrupted: false,
         machine,
-        settings: Settings {
+        settings: CompareSettings {
             experiments: experiments.map(|experiment| experiment.name().to_owned()).collect(),
             peers: peers.iter().map(|(peer, _)| peer.name().to_owned()).collect(),
             seconds: args.turns.seconds.as_secs_f64(),
@@ -294,7 +299,7 @@ fn commit() -> Option<String> {
 }
 
 /// Prints the result, which `file` contains, and writes the page.
-fn show(args: &Args, comparison: &Comparison, file: &Path) -> anyhow::Result<()> {
+fn show(args: &CompareArgs, comparison: &Comparison, file: &Path) -> anyhow::Result<()> {
     if let Some(html) = &args.html {
         fs::write(html, page::page(comparison))
             .with_context(|| format!("cannot write {}", html.display()))?;

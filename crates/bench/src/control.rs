@@ -60,7 +60,7 @@ const OTHER_FILES: u64 = 100;
 
 /// Settings of `skysail bench control`.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ControlArgs {
     /// Number of sidecars, each with its own stream.
     #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=200_000))]
     sidecars: u32,
@@ -147,27 +147,27 @@ pub(crate) struct Args {
 
 /// The result file; `docs/benchmarks.md` describes its format.
 #[derive(Debug, Serialize)]
-struct Report {
+struct ControlReport {
     format: u32,
     benchmark: &'static str,
     version: &'static str,
     /// Seconds since 1970.
     started: u64,
     machine: Machine,
-    settings: Settings,
+    settings: ControlSettings,
     /// Seconds from the start of the process until it serves.
     start_seconds: f64,
     /// Resident megabytes before any sidecar connects.
     idle_mb: f64,
-    connect: Connect,
-    changes: Vec<Told>,
+    connect: ConnectResult,
+    changes: Vec<ChangeResult>,
     churn: Option<Churn>,
     /// Resident megabytes after all sidecars have disconnected.
     left_mb: f64,
 }
 
 #[derive(Debug, Serialize)]
-struct Settings {
+struct ControlSettings {
     sidecars: u32,
     services: u32,
     endpoints: u32,
@@ -182,7 +182,7 @@ struct Settings {
 
 /// Result of connecting all sidecars.
 #[derive(Debug, Serialize)]
-struct Connect {
+struct ConnectResult {
     seconds: f64,
     /// Sidecars connected and configured per second.
     per_second: f64,
@@ -191,7 +191,7 @@ struct Connect {
     /// CPU time of this process per sidecar.
     driver_cpu_ms_each: f64,
     /// Time from the first packet of a sidecar until it is configured.
-    ms: Spread,
+    ms: Quantiles,
     kilobytes_each: f64,
     resources_each: f64,
     /// Resident megabytes of the control plane once it is idle, and the peak so far.
@@ -201,11 +201,11 @@ struct Connect {
 
 /// Result of a change.
 #[derive(Debug, Serialize)]
-struct Told {
+struct ChangeResult {
     change: Change,
     sidecars: usize,
     /// Time from the change of the file until a sidecar has it, over all changes and sidecars.
-    ms: Spread,
+    ms: Quantiles,
     /// Time until the last sidecar has it: median of the changes.
     last_ms: f64,
     /// CPU time of the control plane per change: median.
@@ -220,7 +220,7 @@ struct Churn {
     seconds: f64,
     per_second: f64,
     cpu_ms_each: f64,
-    ms: Spread,
+    ms: Quantiles,
     /// Number of changes meanwhile.
     changes: u64,
     /// Resident megabytes at the end of each tenth of the time.
@@ -228,26 +228,26 @@ struct Churn {
 }
 
 #[derive(Debug, Serialize)]
-struct Spread {
+struct Quantiles {
     p50: f64,
     p99: f64,
     last: f64,
 }
 
 /// Measures, writes the result file and prints the result.
-pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
+pub(crate) fn run(args: &ControlArgs) -> anyhow::Result<bool> {
     let name = if args.hostile { "control-hostile" } else { "control" };
     let file = ResultFile::new(args.result.as_deref(), name)?;
     let files = raise_files()?;
     let connections = u64::from(args.sidecars.div_ceil(args.streams));
     ensure!(
         connections + OTHER_FILES <= files,
-        "{connections} connections need as many files, of which a process may have {files} here: put more sidecars on each with --streams"
+        "{connections} connections need as many open files, and the limit is {files}: raise --streams to put more sidecars on each connection"
     );
     let busy = busy::observe();
     let network = namespace::enter();
     if let Err(error) = &network {
-        stdio::tell(format_args!("going on without a network namespace of its own: {error}"));
+        stdio::tell(format_args!("continuing without a network namespace of its own: {error}"));
     }
     let machine = stage::machine(Some("not asked for"), &network, Some(busy));
     let folder =
@@ -258,14 +258,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
         finish(args, file, &report, |report| report.table())?;
     } else {
         let report = runtime.block_on(measure(args, folder.path(), machine))?;
-        finish(args, file, &report, Report::table)?;
+        finish(args, file, &report, ControlReport::table)?;
     }
     Ok(true)
 }
 
 /// Writes the result file and prints the result.
 fn finish<R: Serialize>(
-    args: &Args,
+    args: &ControlArgs,
     file: ResultFile,
     report: &R,
     table: impl Fn(&R) -> String,
@@ -288,7 +288,7 @@ pub(crate) fn raise_files() -> anyhow::Result<u64> {
     Ok(most)
 }
 
-async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result<Report> {
+async fn measure(args: &ControlArgs, folder: &Path, machine: Machine) -> anyhow::Result<ControlReport> {
     let config = folder.join("config");
     let mut mesh = Mesh::write(&config, args.services as usize, args.endpoints as usize)?;
     let ids = (0..mesh::NAMESPACES).map(|number| format!("spiffe://cluster.local/ns/ns-{number}/sa/default"));
@@ -303,7 +303,10 @@ async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result
     let further = args.further();
     let mut server = Server::start(args.skysail.as_deref(), args.tls, &further, folder, &config, &ca).await?;
     let idle_mb = server.resident();
-    stdio::tell(format_args!("it serves after {:.2} s with {idle_mb:.0} MB", server.start.as_secs_f64()));
+    stdio::tell(format_args!(
+        "the control plane serves after {:.2} s with {idle_mb:.0} MB",
+        server.start.as_secs_f64()
+    ));
 
     let mut plan = args.plan();
     if args.subscribe == Subscription::Mesh {
@@ -321,13 +324,13 @@ async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result
     let left_mb = server.resident();
     let start_seconds = server.start.as_secs_f64();
     server.running.stop().await;
-    Ok(Report {
+    Ok(ControlReport {
         format: 1,
         benchmark: "control",
         version: env!("CARGO_PKG_VERSION"),
         started: stage::now(),
         machine,
-        settings: Settings::of(args),
+        settings: ControlSettings::of(args),
         start_seconds,
         idle_mb,
         connect,
@@ -337,7 +340,7 @@ async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result
     })
 }
 
-impl Args {
+impl ControlArgs {
     /// Returns further arguments of the control plane. They allow more sidecars per identity than the default,
     /// because each namespace has one identity.
     fn further(&self) -> Vec<OsString> {
@@ -361,8 +364,8 @@ impl Args {
     }
 }
 
-impl Settings {
-    fn of(args: &Args) -> Self {
+impl ControlSettings {
+    fn of(args: &ControlArgs) -> Self {
         Self {
             sidecars: args.sidecars,
             services: args.services,
@@ -383,26 +386,26 @@ fn connect(
     server: &mut Server,
     sidecars: usize,
     at_once: usize,
-) -> anyhow::Result<Connect> {
+) -> anyhow::Result<ConnectResult> {
     let (cpu, own, start) = (server.cpu(), clock::thread_cpu(), Instant::now());
     fleet.connect(sidecars, at_once, PATIENCE * 5).with_context(|| server.running.last_words())?;
     let (took, own) = (start.elapsed().as_secs_f64(), clock::thread_cpu() - own);
-    let told = std::mem::take(&mut fleet.told);
+    let received = std::mem::take(&mut fleet.received);
     fleet.rest(SETTLE)?;
     let each = |amount: f64| amount / sidecars as f64;
-    let connect = Connect {
+    let connect = ConnectResult {
         seconds: took,
         per_second: sidecars as f64 / took,
         cpu_ms_each: each((server.cpu() - cpu) as f64 / 1e6),
         driver_cpu_ms_each: each(own as f64 / 1e6),
-        ms: Spread::of(told.configured),
-        kilobytes_each: each(told.bytes as f64 / 1e3),
-        resources_each: each(told.resources as f64),
+        ms: Quantiles::of(received.configured),
+        kilobytes_each: each(received.bytes as f64 / 1e3),
+        resources_each: each(received.resources as f64),
         resident_mb: server.resident(),
         peak_mb: server.peak(),
     };
     stdio::tell(format_args!(
-        "{sidecars} sidecars in {:.2} s: {:.0} a second, {:.2} ms of CPU each, {:.0} MB",
+        "{sidecars} sidecars in {:.2} s: {:.0} per second, {:.2} ms of CPU each, {:.0} MB",
         connect.seconds, connect.per_second, connect.cpu_ms_each, connect.resident_mb
     ));
     Ok(connect)
@@ -414,8 +417,9 @@ fn tell(
     mesh: &mut Mesh,
     change: Change,
     repeat: u32,
-) -> anyhow::Result<Told> {
-    let (mut moments, mut lasts, mut cpu, mut bytes, mut told) = (Vec::new(), Vec::new(), Vec::new(), 0, 0);
+) -> anyhow::Result<ChangeResult> {
+    let (mut moments, mut lasts, mut cpu, mut bytes, mut sidecars) =
+        (Vec::new(), Vec::new(), Vec::new(), 0, 0);
     let kind = match change {
         Change::Endpoint => Kind::Endpoint,
         Change::Route if fleet.plan.hosts_apart => Kind::VirtualHost,
@@ -425,7 +429,7 @@ fn tell(
         Change::Service => Kind::Cluster,
     };
     for _ in 0..repeat {
-        told = fleet.expect(kind, |plan, sidecar| match change {
+        sidecars = fleet.expect(kind, |plan, sidecar| match change {
             Change::Policy => sidecar.is_of(plan, mesh::CHANGED),
             Change::Service => plan.subscription == Subscription::Mesh,
             Change::Route if !plan.hosts_apart => true,
@@ -434,33 +438,40 @@ fn tell(
         let before = server.cpu();
         let began = clock::now();
         mesh.change(change)?;
-        fleet.wait(told, PATIENCE).with_context(|| format!("{change:?}: {}", server.running.last_words()))?;
+        fleet
+            .wait(sidecars, PATIENCE)
+            .with_context(|| format!("{change:?}: {}", server.running.last_words()))?;
         // The cost of a change includes acknowledgements and the responses that follow from it.
         fleet.rest(AFTERMATH)?;
         cpu.push(server.cpu() - before);
-        let took: Vec<u64> = fleet.told.changed.iter().map(|at| at - began).collect();
+        let took: Vec<u64> = fleet.received.changed.iter().map(|at| at - began).collect();
         lasts.extend(took.iter().max());
         moments.extend(took);
-        bytes += fleet.told.bytes;
+        bytes += fleet.received.bytes;
     }
     cpu.sort_unstable();
-    let told = Told {
+    let result = ChangeResult {
         change,
-        sidecars: told,
-        ms: Spread::of(moments),
-        last_ms: Spread::of(lasts).p50,
+        sidecars,
+        ms: Quantiles::of(moments),
+        last_ms: Quantiles::of(lasts).p50,
         cpu_ms: cpu[cpu.len() / 2] as f64 / 1e6,
-        bytes_each: bytes as f64 / f64::from(repeat) / told.max(1) as f64,
+        bytes_each: bytes as f64 / f64::from(repeat) / sidecars.max(1) as f64,
     };
     stdio::tell(format_args!(
         "{change:?}: at the last of {} after {:.1} ms, {:.1} ms of CPU",
-        told.sidecars, told.last_ms, told.cpu_ms
+        result.sidecars, result.last_ms, result.cpu_ms
     ));
-    Ok(told)
+    Ok(result)
 }
 
-fn churn(fleet: &mut Fleet<'_>, server: &mut Server, mesh: &mut Mesh, args: &Args) -> anyhow::Result<Churn> {
-    fleet.told = Default::default();
+fn churn(
+    fleet: &mut Fleet<'_>,
+    server: &mut Server,
+    mesh: &mut Mesh,
+    args: &ControlArgs,
+) -> anyhow::Result<Churn> {
+    fleet.received = Default::default();
     let (cpu, start) = (server.cpu(), Instant::now());
     let (mut changes, mut resident_mb) = (0, Vec::new());
     let meanwhile = || {
@@ -478,14 +489,14 @@ fn churn(fleet: &mut Fleet<'_>, server: &mut Server, mesh: &mut Mesh, args: &Arg
     let back = fleet.churn(share, args.seconds, args.at_once as usize, meanwhile)?;
     let seconds = start.elapsed().as_secs_f64();
     resident_mb.push(server.resident());
-    let told = std::mem::take(&mut fleet.told);
-    let made = told.configured.len() as f64;
+    let received = std::mem::take(&mut fleet.received);
+    let made = received.configured.len() as f64;
     Ok(Churn {
         percent: args.churn,
         seconds,
         per_second: back as f64 / args.seconds.as_secs_f64(),
         cpu_ms_each: (server.cpu() - cpu) as f64 / 1e6 / made,
-        ms: Spread::of(told.configured),
+        ms: Quantiles::of(received.configured),
         changes,
         resident_mb,
     })
@@ -547,7 +558,7 @@ impl Server {
     }
 }
 
-impl Spread {
+impl Quantiles {
     /// Summarizes nanoseconds as milliseconds.
     fn of(mut values: Vec<u64>) -> Self {
         values.sort_unstable();
@@ -559,7 +570,7 @@ impl Spread {
     }
 }
 
-impl Spread {
+impl Quantiles {
     fn text(&self) -> String {
         format!("P50 {:.1} ms, P99 {:.1}, the last {:.1}", self.p50, self.p99, self.last)
     }

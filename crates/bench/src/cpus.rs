@@ -15,7 +15,7 @@ pub(crate) fn apart() -> anyhow::Result<(CpuSet, CpuSet)> {
     let there: Vec<usize> = (0..CpuSet::count()).filter(|cpu| rest.is_set(*cpu).unwrap_or(false)).collect();
     let Some(last) = there.last().filter(|_| there.len() > 1) else {
         bail!(
-            "this needs two CPUs, and there is one: leave flat-out, http2, tcp and handshakes out of --only"
+            "two CPUs are needed, and there is one: leave flat-out, http2, tcp and handshakes out of --only"
         );
     };
     let mut proxy = CpuSet::new();

@@ -42,7 +42,7 @@ const ENVOY_ADMIN: u16 = 15_000;
 
 /// Settings of `skysail bench dns`.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct DnsArgs {
     /// Sidecars of the control plane, and multiplier of the queries of one Envoy.
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     sidecars: u32,
@@ -79,14 +79,14 @@ pub(crate) struct Args {
 
 /// The result file; `docs/benchmarks.md` describes its format.
 #[derive(Debug, Serialize)]
-struct Report {
+struct DnsReport {
     format: u32,
     benchmark: &'static str,
     version: &'static str,
     /// Seconds since 1970.
     started: u64,
     machine: Machine,
-    settings: Settings,
+    settings: DnsSettings,
     /// Queries of one control plane, for all sidecars.
     skysail: Asked,
     /// Queries of one Envoy; absent if Envoy is not installed.
@@ -96,7 +96,7 @@ struct Report {
 }
 
 #[derive(Debug, Serialize)]
-struct Settings {
+struct DnsSettings {
     sidecars: u32,
     names: u32,
     ttl: u32,
@@ -113,13 +113,13 @@ struct Asked {
 }
 
 /// Measures, writes the result file and prints the result.
-pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
+pub(crate) fn run(args: &DnsArgs) -> anyhow::Result<bool> {
     let file = ResultFile::new(args.result.as_deref(), "dns")?;
     control::raise_files()?;
     let busy = busy::observe();
     let network = namespace::enter();
     if let Err(error) = &network {
-        stdio::tell(format_args!("going on without a network namespace of its own: {error}"));
+        stdio::tell(format_args!("continuing without a network namespace of its own: {error}"));
     }
     let machine = stage::machine(Some("not asked for"), &network, Some(busy));
     let folder =
@@ -137,30 +137,30 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result<Report> {
+async fn measure(args: &DnsArgs, folder: &Path, machine: Machine) -> anyhow::Result<DnsReport> {
     let (server, questions) = server::start(args.ttl).context("cannot start a DNS server")?;
     let skysail = with_control_plane(args, folder, server, &questions).await?;
     stdio::tell(format_args!(
-        "{} sidecars, one control plane: {:.1} a second",
+        "{} sidecars, one control plane: {:.1} per second",
         args.sidecars, skysail.per_second
     ));
     let envoy = match args.envoy.clone().or_else(peers::installed_envoy) {
         Some(program) => Some(with_envoy(args, &program, folder, server, &questions).await?),
         None => {
-            stdio::tell(format_args!("there is no Envoy here: give its file by --envoy FILE"));
+            stdio::tell(format_args!("Envoy is not installed: give its program with --envoy FILE"));
             None
         }
     };
     if let Some(envoy) = &envoy {
-        stdio::tell(format_args!("one Envoy: {:.1} a second", envoy.per_second));
+        stdio::tell(format_args!("one Envoy: {:.1} per second", envoy.per_second));
     }
-    Ok(Report {
+    Ok(DnsReport {
         format: 1,
         benchmark: "dns",
         version: env!("CARGO_PKG_VERSION"),
         started: stage::now(),
         machine,
-        settings: Settings { sidecars: args.sidecars, names: args.names, ttl: args.ttl },
+        settings: DnsSettings { sidecars: args.sidecars, names: args.names, ttl: args.ttl },
         envoys_per_second: envoy.as_ref().map(|one| one.per_second * f64::from(args.sidecars)),
         skysail,
         envoy,
@@ -173,7 +173,7 @@ fn host(name: u32) -> String {
 }
 
 async fn with_control_plane(
-    args: &Args,
+    args: &DnsArgs,
     folder: &Path,
     server: SocketAddr,
     questions: &Questions,
@@ -217,7 +217,7 @@ fn entry(name: u32) -> Value {
 }
 
 async fn with_envoy(
-    args: &Args,
+    args: &DnsArgs,
     program: &Path,
     folder: &Path,
     server: SocketAddr,
@@ -277,7 +277,7 @@ impl Asked {
     }
 }
 
-impl Report {
+impl DnsReport {
     fn table(&self) -> String {
         let Self { settings, skysail, .. } = self;
         let sidecars = settings.sidecars;
@@ -291,11 +291,11 @@ impl Report {
         }
         if let Some(all) = self.envoys_per_second {
             rows.push(vec![
-                format!("the same times {sidecars}, as each asks for itself"),
+                format!("one Envoy times {sidecars} sidecars"),
                 format!("{all:.0}"),
             ]);
         }
-        let head = ["questions to DNS servers a second", "measured"].map(str::to_owned);
+        let head = ["DNS queries per second", "measured"].map(str::to_owned);
         layout::tables(2, &head, &rows)
     }
 }
@@ -307,13 +307,13 @@ mod tests {
     #[test]
     fn the_table_fits_a_terminal() {
         let asked = |v4| Asked { seconds: 3_600.0, v4, v6: v4, per_second: v4 as f64 / 1_800.0 };
-        let report = Report {
+        let report = DnsReport {
             format: 1,
             benchmark: "dns",
             version: "0",
             started: 0,
             machine: stage::machine(None, &Ok(()), None),
-            settings: Settings { sidecars: 10_000, names: 1_000, ttl: 5 },
+            settings: DnsSettings { sidecars: 10_000, names: 1_000, ttl: 5 },
             skysail: asked(720_000),
             envoy: Some(asked(7_200_000)),
             envoys_per_second: Some(80_000_000.0),

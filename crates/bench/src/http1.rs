@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_is_read_once_it_is_complete() {
+    fn a_head_is_parsed_once_it_is_complete() {
         let text = b"HTTP/1.1 200 OK\r\nServer: x\r\nCONTENT-Length: 12\r\n\r\nbody";
         for cut in 0..text.len() - 4 {
             assert_eq!(head(&text[..cut]), None, "{cut}");
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_and_framing_are_seen() {
+    fn connection_and_framing_headers_are_parsed() {
         let head =
             head(b"GET / HTTP/1.1\r\nConnection: Close\r\nTransfer-Encoding: chunked\r\n\r\n").unwrap();
         assert!(head.close && head.chunked);

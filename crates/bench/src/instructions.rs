@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use skysail_core::{shutdown, stdio};
 
 use crate::{
-    callgrind::{self, Work},
+    callgrind::{self, ThreadWork},
     load::{self, Traffic},
     peers::{self, Peer, Places},
     report::{Machine, Program},
@@ -30,7 +30,7 @@ use crate::{
 
 /// Settings of `skysail bench instructions`.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct InstructionsArgs {
     /// Cases to count. Default: all.
     #[arg(long, value_name = "CASE,…", value_delimiter = ',', value_enum)]
     only: Vec<Case>,
@@ -158,7 +158,7 @@ const TOLERATED_ALLOCATIONS: f64 = 0.5;
 const PAYLOAD: usize = 1_024;
 
 /// Counts, compares and prints. Returns true if everything was counted and no case takes more than it may.
-pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
+pub(crate) fn run(mut args: InstructionsArgs) -> anyhow::Result<bool> {
     keep_first(&mut args.only);
     let cases = if args.only.is_empty() { Case::ALL.to_vec() } else { args.only.clone() };
     let valgrind = peers::in_path("valgrind").context(
@@ -168,7 +168,7 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
     let program = Peer::Skysail.find(&places)?;
     if cfg!(debug_assertions) && args.skysail.is_none() {
         stdio::tell(
-            "this program was built without --release: its instructions are many times those of the proxy that people run",
+            "this program was built without --release: it executes many times the instructions of a release build",
         );
     }
     let baseline = args.baseline.as_deref().map(read).transpose()?;
@@ -252,7 +252,7 @@ async fn count_all(
 }
 
 /// Returns the work of the worker during a run with this number of requests.
-async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> anyhow::Result<Work> {
+async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> anyhow::Result<ThreadWork> {
     let traffic = case.traffic();
     let shape = Shape {
         topology: case.topology(),
@@ -279,7 +279,7 @@ async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> a
 
 /// Returns the work of the worker thread, and removes the files. The first thread reads the configuration and serves
 /// no requests. Of the others, only the worker does anything for a request.
-fn worker(folder: &Path) -> anyhow::Result<Work> {
+fn worker(folder: &Path) -> anyhow::Result<ThreadWork> {
     let mut most = None;
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -291,7 +291,7 @@ fn worker(folder: &Path) -> anyhow::Result<Work> {
         let read = callgrind::read(&String::from_utf8_lossy(&text));
         most = most.max(read.filter(|(thread, _)| *thread != 1).map(|(_, work)| work));
     }
-    most.context("valgrind wrote no counts: the sidecar did not end when it was told to")
+    most.context("valgrind wrote no counts: the sidecar did not end after SIGTERM")
 }
 
 fn read(file: &Path) -> anyhow::Result<Baseline> {
@@ -315,34 +315,31 @@ fn compare(counts: &Counts, file: &Path) -> bool {
     for (case, count) in &counts.cases {
         let (name, file) = (case.name(), file.display());
         let Some(baseline) = count.baseline else {
-            stdio::tell(format_args!(
-                "{name}: {file} says nothing about it; --write-baseline {file} adds it"
-            ));
+            stdio::tell(format_args!("{name}: not in {file}; add it with --write-baseline {file}"));
             good = false;
             continue;
         };
         let change = count.change().unwrap_or_default();
         let more = count.each.allocations - baseline.allocations;
         let much = TOLERATED_ALLOCATIONS.max(TOLERANCE * baseline.allocations);
-        let remedy = format_args!(
-            "make them fewer, or say why they are worth it and write the file anew with --write-baseline {file}"
-        );
+        let remedy =
+            format_args!("reduce them, or justify them and update the file with --write-baseline {file}");
         if change > TOLERANCE {
             let change = 100.0 * change;
             stdio::tell(format_args!(
-                "{name}: {change:.1}% more instructions a request than {file} says; {remedy}"
+                "{name}: {change:.1}% more instructions per request than in {file}; {remedy}"
             ));
         }
         if more > much {
             stdio::tell(format_args!(
-                "{name}: {more:.1} more allocations a request than {file} says; {remedy}"
+                "{name}: {more:.1} more allocations per request than in {file}; {remedy}"
             ));
         }
         if change > TOLERANCE || more > much {
             good = false;
         } else if change < -TOLERANCE || more < -much {
             stdio::tell(format_args!(
-                "{name}: {:.1}% fewer instructions and {:.1} fewer allocations a request than {file} says; --write-baseline {file} keeps it so",
+                "{name}: {:.1}% fewer instructions and {:.1} fewer allocations per request than in {file}; update it with --write-baseline {file}",
                 -100.0 * change,
                 -more
             ));
@@ -353,7 +350,7 @@ fn compare(counts: &Counts, file: &Path) -> bool {
 
 impl Count {
     /// Divides the work by the number of requests.
-    fn new(work: Work, requests: u32) -> Self {
+    fn new(work: ThreadWork, requests: u32) -> Self {
         let share = |whole: u64| whole as f64 / f64::from(requests);
         Self {
             each: Each {
@@ -443,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_baseline_fails_and_less_does_not() {
+    fn only_an_increase_over_the_baseline_fails() {
         let file = Path::new("baseline.json");
         let good = |now, baseline| compare(&counts(&[(Case::Http1, now, baseline)]), file);
         let baseline = Some(each(1_000, 4.0));
@@ -452,11 +449,11 @@ mod tests {
         }
         assert!(!good(each(1_031, 4.0), baseline) && !good(each(1_000, 5.0), baseline));
         assert!(good(each(1_000, 102.0), Some(each(1_000, 100.0))));
-        assert!(!good(each(1_000, 4.0), None), "a case that the file does not know is no success");
+        assert!(!good(each(1_000, 4.0), None), "a case that the file does not contain is a failure");
     }
 
     #[test]
-    fn a_baseline_keeps_what_was_not_counted() {
+    fn a_baseline_keeps_uncounted_cases() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("baseline.json");
         let (first, second, third) = (each(7, 1.0), each(8, 2.0), each(9, 3.0));
@@ -468,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worker_is_the_busiest_thread_but_the_first() {
+    fn the_worker_is_the_busiest_thread_after_the_first() {
         let folder = tempfile::tempdir().unwrap();
         for (thread, total) in [(1, 900), (2, 5), (3, 70)] {
             let text = format!("# callgrind format\nthread: {thread}\n\ntotals: {total}\n");
@@ -481,8 +478,8 @@ mod tests {
     }
 
     #[test]
-    fn work_is_shared_out() {
-        let count = Count::new(Work { instructions: 4_001, allocator: 399, allocations: 801 }, 200);
+    fn work_is_divided_by_requests() {
+        let count = Count::new(ThreadWork { instructions: 4_001, allocator: 399, allocations: 801 }, 200);
         assert_eq!((count.each, count.allocator_instructions), (each(20, 4.01), 2));
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     load::{Load, Traffic},
     node::Protocol,
     peers::Peer,
-    report::{Machine, Report, Run, Settings},
+    report::{LatencyReport, LatencyRun, LatencySettings, Machine},
     results::ResultFile,
     schedule::Schedule,
     stage::{self, Output, Turns, keep_first, minutes},
@@ -23,7 +23,7 @@ use crate::{
 
 /// Settings of `skysail bench latency`.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct LatencyArgs {
     #[command(flatten)]
     turns: Turns,
 
@@ -55,7 +55,7 @@ pub(crate) struct Args {
 
 /// A turn to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Turn {
+struct LatencyTurn {
     round: u32,
     connections: usize,
     topology: Topology,
@@ -66,7 +66,7 @@ struct Turn {
 const OVERHEAD: Duration = Duration::from_millis(1_300);
 
 /// Measures, writes the result file and prints the result. Returns true if all of it was measured.
-pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
+pub(crate) fn run(mut args: LatencyArgs) -> anyhow::Result<bool> {
     keep_first(&mut args.connections);
     let peers = args.turns.programs(&Peer::ALL)?;
     let file = ResultFile::new(args.result.as_deref(), "latency")?;
@@ -83,7 +83,12 @@ pub(crate) fn run(mut args: Args) -> anyhow::Result<bool> {
     finish(&args, file, report)
 }
 
-async fn take_turns(args: &Args, peers: &[(Peer, PathBuf)], setup: &Setup, runs: &mut Vec<Run>) {
+async fn take_turns(
+    args: &LatencyArgs,
+    peers: &[(Peer, PathBuf)],
+    setup: &Setup,
+    runs: &mut Vec<LatencyRun>,
+) {
     let names: Vec<Peer> = peers.iter().map(|(peer, _)| *peer).collect();
     let turns = plan(args, &names);
     let each = args.turns.seconds + args.turns.warmup + OVERHEAD;
@@ -131,7 +136,7 @@ async fn take_turns(args: &Args, peers: &[(Peer, PathBuf)], setup: &Setup, runs:
             Ok(measurement) => (Some(measurement), None),
             Err(error) => (None, Some(format!("{error:#}"))),
         };
-        runs.push(Run {
+        runs.push(LatencyRun {
             round: turn.round,
             topology: turn.topology.name(),
             peer: turn.peer.map(Peer::name),
@@ -143,16 +148,16 @@ async fn take_turns(args: &Args, peers: &[(Peer, PathBuf)], setup: &Setup, runs:
 }
 
 /// Returns all turns in the order in which they are taken.
-fn plan(args: &Args, peers: &[Peer]) -> Vec<Turn> {
+fn plan(args: &LatencyArgs, peers: &[Peer]) -> Vec<LatencyTurn> {
     let mut turns = Vec::new();
     for round in 1..=args.turns.rounds {
         for &connections in &args.connections {
             for topology in Topology::ALL.into_iter().filter(|topology| args.topologies.contains(topology)) {
                 if topology == Topology::Baseline {
-                    turns.push(Turn { round, connections, topology, peer: None });
+                    turns.push(LatencyTurn { round, connections, topology, peer: None });
                     continue;
                 }
-                turns.extend(peers.iter().map(|peer| Turn {
+                turns.extend(peers.iter().map(|peer| LatencyTurn {
                     round,
                     connections,
                     topology,
@@ -178,15 +183,15 @@ fn short(measurement: &Measurement) -> String {
     )
 }
 
-fn new_report(args: &Args, peers: &[(Peer, PathBuf)], machine: Machine) -> Report {
-    Report {
+fn new_report(args: &LatencyArgs, peers: &[(Peer, PathBuf)], machine: Machine) -> LatencyReport {
+    LatencyReport {
         format: 1,
         benchmark: "latency",
         version: env!("CARGO_PKG_VERSION"),
         started: stage::now(),
         interrupted: false,
         machine,
-        settings: Settings {
+        settings: LatencySettings {
             topologies: args.topologies.iter().map(|topology| topology.name()).collect(),
             connections: args.connections.clone(),
             qps: args.qps,
@@ -204,7 +209,7 @@ fn new_report(args: &Args, peers: &[(Peer, PathBuf)], machine: Machine) -> Repor
 }
 
 /// Writes and prints the result. Returns true if it is complete.
-fn finish(args: &Args, file: ResultFile, mut report: Report) -> anyhow::Result<bool> {
+fn finish(args: &LatencyArgs, file: ResultFile, mut report: LatencyReport) -> anyhow::Result<bool> {
     report.summarize();
     let (file, json) = file.write(&report)?;
     match args.turns.output {
@@ -217,7 +222,7 @@ fn finish(args: &Args, file: ResultFile, mut report: Report) -> anyhow::Result<b
     if report.interrupted {
         stdio::tell(format_args!("interrupted after {} turns", report.runs.len()));
     }
-    let failed: Vec<&Run> = report.runs.iter().filter(|run| run.error.is_some()).collect();
+    let failed: Vec<&LatencyRun> = report.runs.iter().filter(|run| run.error.is_some()).collect();
     if let Some(run) = failed.first() {
         stdio::tell(format_args!(
             "{} of {} turns failed, the first one {} with {}: {}",
@@ -234,7 +239,7 @@ fn finish(args: &Args, file: ResultFile, mut report: Report) -> anyhow::Result<b
 fn connections(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(number @ 1..=4_096) => Ok(number),
-        _ => Err("a number from 1 to 4096 is needed".to_owned()),
+        _ => Err("must be a number from 1 to 4096".to_owned()),
     }
 }
 
@@ -245,13 +250,13 @@ mod tests {
     use super::*;
 
     #[derive(clap::Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
-        args: Args,
+        args: LatencyArgs,
     }
 
-    fn args(line: &str) -> Args {
-        Line::try_parse_from(["bench"].into_iter().chain(line.split_whitespace())).unwrap().args
+    fn args(line: &str) -> LatencyArgs {
+        CommandLine::try_parse_from(["bench"].into_iter().chain(line.split_whitespace())).unwrap().args
     }
 
     #[test]
@@ -274,9 +279,12 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_input_is_refused() {
         for line in ["--connections 0", "--qps 0", "--seconds nan", "--peers apache", "--rounds 0"] {
-            assert!(Line::try_parse_from(["bench"].into_iter().chain(line.split(' '))).is_err(), "{line}");
+            assert!(
+                CommandLine::try_parse_from(["bench"].into_iter().chain(line.split(' '))).is_err(),
+                "{line}"
+            );
         }
     }
 }

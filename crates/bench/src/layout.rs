@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_do_not_fit_go_below_with_the_keys_repeated() {
+    fn wide_tables_are_split_with_the_key_columns_repeated() {
         let wide = "9".repeat(40);
         let head = strings(["key", "a", "b", "c", "d"]);
         let rows = [strings(["k", &wide, &wide, &wide, "1"])];

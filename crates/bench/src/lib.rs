@@ -54,33 +54,33 @@ enum Benchmark {
     ///
     /// The client sends each request when it is due, whether or not earlier ones were answered; latency counts from
     /// that moment. Every peer gets the same load in turn, round after round.
-    Latency(latency::Args),
+    Latency(latency::LatencyArgs),
     /// Cost of a sidecar next to other proxies: CPU time, latency, throughput, handshakes, memory.
     ///
     /// A fixed set of experiments, each peer in turn, round after round. Prints tables, writes a result file and
     /// optionally a page with plots.
-    Compare(compare::Args),
+    Compare(compare::CompareArgs),
     /// Cost of a control plane: memory, CPU time, sidecars configured per second, and the time until a change has
     /// reached all of them.
     ///
     /// One process acts as thousands of sidecars of a control plane that it starts. They connect, subscribe,
     /// acknowledge responses, receive changes, disconnect and reconnect.
-    Control(control::Args),
+    Control(control::ControlArgs),
     /// DNS queries for the names in ServiceEntries: of one control plane for all sidecars, and of each Envoy.
-    Dns(dns::Args),
+    Dns(dns::DnsArgs),
     /// Instructions that a sidecar executes per request, counted by valgrind. The load of the machine does not affect
     /// them.
     ///
     /// For CI: a change that makes requests more expensive fails against a file that is kept with the source.
-    Instructions(instructions::Args),
+    Instructions(instructions::InstructionsArgs),
     /// Certificates that the authority signs per second, without the network.
-    Sign(sign::Args),
+    Sign(sign::SignArgs),
     /// Answers requests with their own bodies.
     #[command(hide = true)]
-    Serve(serve::Args),
+    Serve(serve::ServeArgs),
     /// Relays bytes in both directions between clients and a server.
     #[command(hide = true)]
-    Relay(relay::Args),
+    Relay(relay::RelayArgs),
 }
 
 /// Runs a benchmark. Returns true if all of it was measured. The process must have only one thread, because the

@@ -73,7 +73,7 @@ pub(crate) enum Moment {
 
 /// Result of a load. For [`Traffic::Bytes`], a "request" is 1,000,000 bytes sent, and there are no latencies.
 #[derive(Clone, Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct LoadOutcome {
     /// Nanoseconds from the due time of a request to its complete response; without a schedule, from the time it was
     /// sent.
     pub(crate) due: Histogram<u64>,
@@ -91,7 +91,7 @@ pub(crate) struct Outcome {
     pub(crate) answered_in_window: u64,
 }
 
-impl Outcome {
+impl LoadOutcome {
     fn new() -> anyhow::Result<Self> {
         let none = histogram()?;
         Ok(Self {
@@ -114,7 +114,7 @@ pub(crate) fn histogram() -> anyhow::Result<Histogram<u64>> {
 }
 
 /// Applies the load. Calls `tell` on this thread when the measured window begins and ends.
-pub(crate) fn drive(load: &Load, tell: impl FnMut(Moment)) -> anyhow::Result<Outcome> {
+pub(crate) fn drive(load: &Load, tell: impl FnMut(Moment)) -> anyhow::Result<LoadOutcome> {
     match load.traffic {
         Traffic::Http1 | Traffic::NewConnections { .. } => requests::drive(load, tell),
         Traffic::Http2 { streams } => http2::drive(load, streams, tell),

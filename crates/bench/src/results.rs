@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_result_is_refused_at_the_start_and_kept_at_the_end() {
+    fn an_existing_result_is_never_overwritten() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.json");
         let first = ResultFile::new(Some(&path), "dns").unwrap();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_takes_any_number_of_results() {
+    fn a_device_accepts_any_number_of_results() {
         let path = Path::new("/dev/null");
         for _ in 0..2 {
             let (written, _) = ResultFile::new(Some(path), "dns").unwrap().write(&1).unwrap();

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_window_belongs_to_the_next() {
+    fn a_window_excludes_its_end() {
         let schedule = Schedule::per_second(1_000);
         assert_eq!(schedule.due_before(Duration::ZERO), 0);
         assert_eq!(schedule.due_before(Duration::from_nanos(1)), 1);

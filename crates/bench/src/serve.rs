@@ -20,7 +20,7 @@ use crate::{http1, node::Protocol};
 
 /// Arguments of the server.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct ServeArgs {
     /// Address and port to listen on.
     #[arg(long, value_name = "IP:PORT")]
     listen: SocketAddr,
@@ -37,7 +37,7 @@ const FIRST_BUFFER: usize = 16 << 10;
 const LISTENER: u64 = u64::MAX;
 
 /// Serves until the process is ended.
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let listener =
         TcpListener::bind(args.listen).with_context(|| format!("cannot listen on {}", args.listen))?;
     match run_on(args.protocol, listener)? {}
@@ -58,7 +58,7 @@ pub(crate) fn serve(listener: &TcpListener) -> io::Result<Infallible> {
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     epoll.add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
     // By file descriptor, because these are small numbers that are reused.
-    let mut connections: Vec<Option<Connection>> = Vec::new();
+    let mut connections: Vec<Option<ServerConnection>> = Vec::new();
     let mut events = [EpollEvent::empty(); 256];
     loop {
         let count = match epoll.wait(&mut events, EpollTimeout::NONE) {
@@ -83,7 +83,7 @@ pub(crate) fn serve(listener: &TcpListener) -> io::Result<Infallible> {
 fn accept(
     listener: &TcpListener,
     epoll: &Epoll,
-    connections: &mut Vec<Option<Connection>>,
+    connections: &mut Vec<Option<ServerConnection>>,
 ) -> io::Result<()> {
     loop {
         let stream = match listener.accept() {
@@ -100,7 +100,7 @@ fn accept(
         if connections.len() <= at {
             connections.resize_with(at + 1, || None);
         }
-        connections[at] = Some(Connection {
+        connections[at] = Some(ServerConnection {
             stream,
             input: vec![0; FIRST_BUFFER],
             filled: 0,
@@ -110,7 +110,7 @@ fn accept(
     }
 }
 
-struct Connection {
+struct ServerConnection {
     stream: TcpStream,
     input: Vec<u8>,
     filled: usize,
@@ -119,7 +119,7 @@ struct Connection {
     waiting: bool,
 }
 
-impl Connection {
+impl ServerConnection {
     /// Reads and answers available requests. An error closes the connection.
     fn ready(&mut self, epoll: &Epoll, event: &EpollEvent) -> io::Result<()> {
         if event.events().contains(EpollFlags::EPOLLOUT) {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn pipelined_and_large_requests_come_back() {
+    fn pipelined_and_large_requests_are_answered() {
         let mut stream = TcpStream::connect(server()).unwrap();
         let large = "y".repeat(200_000);
         let mut writer = stream.try_clone().unwrap();
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(text.matches("HTTP/1.1 200 OK").count(), 4);
         // Four times in the headers of each response: "Type", "skysail".
         assert_eq!(text.matches('y').count(), 200_000 + 4 * 2);
-        assert!(text.contains("\r\n\r\nbcHTTP/1.1 200 OK"), "the answers are in order");
+        assert!(text.contains("\r\n\r\nbcHTTP/1.1 200 OK"), "the responses are in order");
     }
 
     #[test]

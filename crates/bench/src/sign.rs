@@ -18,7 +18,7 @@ const BETWEEN_LOOKS: u32 = 16;
 
 /// Settings of `skysail bench sign`.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct SignArgs {
     /// Threads that sign. Default: the number of CPUs.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -28,7 +28,7 @@ pub(crate) struct Args {
 }
 
 /// Input of a call.
-struct Setting {
+struct SigningInput {
     authority: Authority,
     verifier: Verifier,
     token: String,
@@ -36,7 +36,7 @@ struct Setting {
     id: SpiffeId,
 }
 
-impl Setting {
+impl SigningInput {
     fn new() -> anyhow::Result<Self> {
         let issuer = Issuer::generate()?;
         let id = SpiffeId::new("cluster.local", "default", "reviews");
@@ -69,14 +69,14 @@ impl Setting {
 }
 
 /// Measures each part on one thread, and the whole on all threads.
-pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
+pub(crate) fn run(args: &SignArgs) -> anyhow::Result<bool> {
     let threads = match args.threads {
         Some(threads) => threads.max(1),
         None => thread::available_parallelism().context("counting CPUs")?.get(),
     };
     busy::observe();
     let length = Duration::from_secs(args.seconds.max(1));
-    let setting = &Setting::new()?;
+    let setting = &SigningInput::new()?;
     let csr = setting.request()?;
     let sign = || Ok(setting.authority.issue(&csr, &setting.id, LIFETIME, None).map(drop)?);
     print("verifying a token (ES256), 1 thread", rate(length, || setting.token())?)?;
@@ -111,7 +111,7 @@ fn print(what: &str, rate: f64) -> anyhow::Result<()> {
 }
 
 fn line(what: &str, rate: f64) -> String {
-    format!("{what:40} {rate:8.0} a second, {:6.1} µs each", 1e6 / rate)
+    format!("{what:40} {rate:8.0} per second, {:6.1} µs each", 1e6 / rate)
 }
 
 #[cfg(test)]
@@ -122,6 +122,6 @@ mod tests {
     fn lines_fit_a_terminal() {
         let text = line("all of it, 1024 threads", 123_456.0);
         crate::layout::assert_fits(&text);
-        assert_eq!(text, "all of it, 1024 threads                    123456 a second,    8.1 µs each");
+        assert_eq!(text, "all of it, 1024 threads                    123456 per second,    8.1 µs each");
     }
 }

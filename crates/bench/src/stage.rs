@@ -80,7 +80,7 @@ impl Turns {
     pub(crate) fn stage(&self) -> anyhow::Result<Stage> {
         ensure!(
             accounting::available(),
-            "the kernel keeps no /proc/PID/schedstat (CONFIG_SCHED_INFO), which tells CPU time"
+            "the kernel has no /proc/PID/schedstat (CONFIG_SCHED_INFO), which reports CPU time"
         );
         let busy = busy::observe();
         let mut stage = Stage::enter(!self.no_realtime)?;
@@ -112,7 +112,7 @@ impl Stage {
             ("a network namespace of its own", network.as_ref().err().map(ToString::to_string)),
         ] {
             if let Some(error) = error {
-                stdio::tell(format_args!("going on without {what}: {error}"));
+                stdio::tell(format_args!("continuing without {what}: {error}"));
             }
         }
         let folder =
@@ -142,7 +142,7 @@ pub(crate) fn machine(no_realtime: Option<&str>, network: &io::Result<()>, busy:
         busy,
         network: match network {
             Ok(()) => "own namespace".to_owned(),
-            Err(error) => format!("the machine's loopback: {error}"),
+            Err(error) => format!("the loopback of the machine: {error}"),
         },
         congestion_control: namespace::congestion_control(),
         scheduling: no_realtime
@@ -190,7 +190,7 @@ pub(crate) fn minutes(duration: Duration) -> String {
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(seconds @ 0.1..=3_600.0) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("a number of seconds from 0.1 to 3600 is needed".to_owned()),
+        _ => Err("must be a number of seconds from 0.1 to 3600".to_owned()),
     }
 }
 
@@ -199,14 +199,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_twice_counts_once() {
+    fn repeated_values_count_once() {
         let mut connections = vec![4, 2, 4, 4, 8];
         keep_first(&mut connections);
         assert_eq!(connections, [4, 2, 8]);
     }
 
     #[test]
-    fn durations_are_told_in_what_suits_them() {
+    fn durations_have_a_suitable_unit() {
         assert_eq!(minutes(Duration::from_secs(99)), "99 s");
         assert_eq!(minutes(Duration::from_secs(121)), "3 min");
         assert!(seconds("nan").is_err() && seconds("0").is_err());

@@ -19,7 +19,7 @@ use crate::{
     certificates::Certificates,
     child::{Running, Scheduling},
     clock, cpus,
-    load::{self, Load, Moment, Outcome, Traffic},
+    load::{self, Load, LoadOutcome, Moment, Traffic},
     node::{Node, Protocol, Role},
     peers::Peer,
     stream::Tls,
@@ -309,17 +309,17 @@ async fn observe(load: Load, standing: &Standing) -> anyhow::Result<Measurement>
         client,
         ticks: accounting::ticks(),
     };
-    let (told, mut news) = mpsc::unbounded_channel();
+    let (sender, mut moments) = mpsc::unbounded_channel();
     let scheduling = standing.scheduling;
     let driver = std::thread::Builder::new().name("load".to_owned()).spawn(move || {
         scheduling.apply()?;
         load::drive(&load, |moment| {
             // The receiver is gone if the benchmark is being ended.
-            let _ = told.send((moment, clock::thread_cpu()));
+            let _ = sender.send((moment, clock::thread_cpu()));
         })
     })?;
     let (mut begin, mut end, mut memory) = (None, None, Vec::new());
-    while let Some((moment, client)) = news.recv().await {
+    while let Some((moment, client)) = moments.recv().await {
         match moment {
             Moment::Begin => begin = Some(sample(client)),
             Moment::End => {
@@ -333,7 +333,7 @@ async fn observe(load: Load, standing: &Standing) -> anyhow::Result<Measurement>
     let lost = outcome.unanswered + outcome.refused;
     if lost as f64 > TOLERATED * outcome.requests as f64 {
         bail!(
-            "of {} requests {} were not answered and {} not with 200",
+            "of {} requests, {} were not answered and {} not with 200",
             outcome.requests,
             outcome.unanswered,
             outcome.refused
@@ -344,7 +344,7 @@ async fn observe(load: Load, standing: &Standing) -> anyhow::Result<Measurement>
 }
 
 fn summarize(
-    outcome: &Outcome,
+    outcome: &LoadOutcome,
     begin: &Sample,
     end: &Sample,
     names: &[&str],
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn cost_is_cpu_time_by_answers_within_the_window() {
-        let outcome = Outcome {
+        let outcome = LoadOutcome {
             due: load::histogram().unwrap(),
             sent: load::histogram().unwrap(),
             requests: 1_000,

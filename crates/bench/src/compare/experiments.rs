@@ -65,14 +65,12 @@ impl Experiment {
             }
             "rates" => "The same at higher rates",
             "connections" => "The same over more and fewer connections",
-            "flat-out" => {
-                "One worker on a CPU of its own, HTTP/1.1, 1 kB each way, as many requests as it answers"
-            }
+            "flat-out" => "One worker on a CPU of its own, HTTP/1.1, 1 kB each way, at maximum throughput",
             "http2" => "The same over HTTP/2 on both sides, 8 connections with 16 streams each",
-            "tcp" => "TCP, bytes one way over 4 connections, one worker on a CPU of its own",
+            "tcp" => "TCP, bytes in one direction over 4 connections, one worker on a CPU of its own",
             "handshakes" => "A new mutual TLS connection for every request, one worker on a CPU of its own",
             "overload" => {
-                "One worker, on one CPU with the server, HTTP/1.1, 1 kB each way: twice what it answers flat out, then half of it"
+                "One worker, on one CPU with the server, HTTP/1.1, 1 kB each way: twice its maximum throughput, then half of it"
             }
             "memory" => "Resident memory of the server's sidecar, two workers",
             _ => "",
@@ -82,7 +80,7 @@ impl Experiment {
 
 /// Work of one turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Work {
+pub(crate) enum TurnWork {
     /// A load, with a rate or at maximum throughput.
     Load { traffic: Traffic, connections: usize, rate: Option<u32> },
     /// Half of the maximum throughput, then twice, then half, over at most this number of connections.
@@ -98,7 +96,7 @@ pub(crate) struct Setting {
     /// Name within the experiment.
     pub(crate) name: &'static str,
     pub(crate) topology: Topology,
-    pub(crate) work: Work,
+    pub(crate) work: TurnWork,
     /// Clusters in the configuration of the sidecar.
     pub(crate) clusters: u16,
     /// Latency is shown relative to that without sidecars.
@@ -139,7 +137,7 @@ pub(crate) const SETTINGS: [Setting; 16] = [
         experiment: Experiment::Overload,
         name: "twice what it can do",
         topology: Topology::ServerSidecar,
-        work: Work::Surge { connections: 8_192 },
+        work: TurnWork::Surge { connections: 8_192 },
         clusters: 1,
         baseline: false,
     },
@@ -148,7 +146,7 @@ pub(crate) const SETTINGS: [Setting; 16] = [
 ];
 
 const fn at_rate(experiment: Experiment, name: &'static str, rate: u32, connections: usize) -> Setting {
-    let work = Work::Load { traffic: Traffic::Http1, connections, rate: Some(rate) };
+    let work = TurnWork::Load { traffic: Traffic::Http1, connections, rate: Some(rate) };
     Setting { experiment, name, topology: Topology::BothSidecars, work, clusters: 1, baseline: true }
 }
 
@@ -159,7 +157,7 @@ const fn flat_out(
     traffic: Traffic,
     connections: usize,
 ) -> Setting {
-    let work = Work::Load { traffic, connections, rate: None };
+    let work = TurnWork::Load { traffic, connections, rate: None };
     Setting { experiment, name, topology, work, clusters: 1, baseline: false }
 }
 
@@ -168,7 +166,7 @@ const fn hold(name: &'static str, connections: &'static [usize], clusters: u16) 
         experiment: Experiment::Memory,
         name,
         topology: Topology::ServerSidecar,
-        work: Work::Hold(connections),
+        work: TurnWork::Hold(connections),
         clusters,
         baseline: false,
     }
@@ -178,9 +176,9 @@ impl Setting {
     /// Returns the topology between client and server.
     pub(crate) fn shape(&self) -> Shape {
         let (traffic, connections, pinned) = match self.work {
-            Work::Load { traffic, connections, rate } => (traffic, connections, rate.is_none()),
-            Work::Surge { connections } => (Traffic::Http1, connections, true),
-            Work::Hold(connections) => {
+            TurnWork::Load { traffic, connections, rate } => (traffic, connections, rate.is_none()),
+            TurnWork::Surge { connections } => (Traffic::Http1, connections, true),
+            TurnWork::Hold(connections) => {
                 (Traffic::Http1, connections.iter().copied().max().unwrap_or_default(), false)
             }
         };
@@ -213,7 +211,7 @@ impl Setting {
     pub(crate) fn latency_point(experiment: &str, name: &str) -> Option<(usize, u32)> {
         let setting = SETTINGS.iter().find(|s| s.experiment.name() == experiment && s.name == name)?;
         match setting.work {
-            Work::Load { connections, rate: Some(rate), .. } => Some((connections, rate)),
+            TurnWork::Load { connections, rate: Some(rate), .. } => Some((connections, rate)),
             _ => None,
         }
     }
@@ -224,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_experiment_has_settings_with_names_of_their_own() {
+    fn setting_names_are_unique_within_an_experiment() {
         for experiment in Experiment::ALL {
             let names: Vec<_> =
                 SETTINGS.iter().filter(|s| s.experiment == experiment).map(|s| s.name).collect();
@@ -236,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_cannot_do_is_told_beforehand() {
+    fn unsupported_turns_are_known_beforehand() {
         let unable = |experiment, peer| {
             let settings = SETTINGS.iter().filter(move |s| s.experiment == experiment);
             settings.filter_map(|s| s.unable(peer)).count()

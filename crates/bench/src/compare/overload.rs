@@ -9,7 +9,7 @@ use super::experiments::PAYLOAD;
 use crate::{
     load::{
         self, Load, Traffic,
-        surge::{self, Account, End, Surge, Told},
+        surge::{self, Account, End, RequestRecord, Surge},
     },
     peers::Peer,
     topology::{Setup, Shape, Standing},
@@ -93,7 +93,7 @@ async fn measure(
     let outcome = standing.client(move || load::drive(&load, |_| ())).await?;
     let capacity = outcome.answered_in_window as f64 / seconds.as_secs_f64();
     if capacity < 100.0 {
-        bail!("it answers no more than {capacity:.0} requests a second");
+        bail!("the sidecar answers only {capacity:.0} requests per second");
     }
     let half = (capacity / 2.0) as u32;
     let phases = [half, 4 * half, half].map(|rate| (rate, seconds));
@@ -118,7 +118,7 @@ fn summarize(account: &Account, seconds: Duration) -> Option<Overload> {
     let due = |from: u64, to: u64| account.requests.iter().filter(move |told| (from..to).contains(&told.due));
     // The first half of the calm phase warms up.
     let calm = quantiles(due(phase / 2, phase).filter(|told| told.end == End::Answered))?;
-    let surge: Vec<Told> = due(phase, 2 * phase).copied().collect();
+    let surge: Vec<RequestRecord> = due(phase, 2 * phase).copied().collect();
     let rate = |end: Option<End>| {
         surge.iter().filter(|told| end.is_none_or(|end| told.end == end)).count() as f64
             / seconds.as_secs_f64()
@@ -161,7 +161,7 @@ fn summarize(account: &Account, seconds: Duration) -> Option<Overload> {
 }
 
 /// Returns P50 and P99 of the latencies; `None` without requests.
-fn quantiles<'a>(requests: impl Iterator<Item = &'a Told>) -> Option<(f64, f64)> {
+fn quantiles<'a>(requests: impl Iterator<Item = &'a RequestRecord>) -> Option<(f64, f64)> {
     quantiles_of(requests.map(|told| told.took).collect())
 }
 
@@ -180,18 +180,23 @@ mod tests {
     fn account() -> Account {
         let mut requests = Vec::new();
         for number in 0..1_000_u64 {
-            requests.push(Told { due: number * 1_000, took: 500, served: 500, end: End::Answered });
+            requests.push(RequestRecord { due: number * 1_000, took: 500, served: 500, end: End::Answered });
             let due = 1_000_000 + number * 1_000;
-            requests.push(Told { due, took: 50_000, served: 5_000, end: End::Answered });
-            requests.push(Told { due: due + 500, took: 1_000, served: 900, end: End::Refused });
+            requests.push(RequestRecord { due, took: 50_000, served: 5_000, end: End::Answered });
+            requests.push(RequestRecord { due: due + 500, took: 1_000, served: 900, end: End::Refused });
             let took = if number < 300 { 40_000 } else { 500 };
-            requests.push(Told { due: 2_000_000 + number * 1_000, took, served: 400, end: End::Answered });
+            requests.push(RequestRecord {
+                due: 2_000_000 + number * 1_000,
+                took,
+                served: 400,
+                end: End::Answered,
+            });
         }
         Account { requests, connections: 7 }
     }
 
     #[test]
-    fn a_surge_is_told_by_when_requests_were_due() {
+    fn surge_latency_counts_from_the_due_time() {
         let told = summarize(&account(), Duration::from_secs(1)).unwrap();
         assert_eq!(
             (told.offered, told.answered, told.refused, told.failed),
@@ -207,10 +212,10 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_moment_is_no_relapse_and_too_few_good_ones_no_recovery() {
+    fn recovery_needs_several_good_steps() {
         let failing = |dues: &[u64]| {
             let mut account = account();
-            let failed = |due: &u64| Told { due: *due, took: 1, served: 0, end: End::Failed };
+            let failed = |due: &u64| RequestRecord { due: *due, took: 1, served: 0, end: End::Failed };
             account.requests.extend(dues.iter().map(failed));
             summarize(&account, Duration::from_secs(1)).unwrap().recovery_ms
         };
@@ -221,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_calm_nothing_is_told_of_recovery() {
+    fn recovery_is_unknown_without_a_calm_phase() {
         let mut account = account();
         account.requests.iter_mut().filter(|told| told.due < 1_000_000).for_each(|told| told.took = 10_001);
         let told = summarize(&account, Duration::from_secs(1)).unwrap();

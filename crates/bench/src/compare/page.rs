@@ -54,7 +54,7 @@ fn heading(comparison: &Comparison) -> String {
     let mut text = format!(
         "<h1>skysail bench compare</h1><p>Skysail {}{}, {}. {} ({} CPUs), Linux {}, {}, {}; load {:.1} at the start. \
          Medians (lowest–highest) of {} rounds of {} s in alternation. CPU is that of the proxies, for a request, a connection, \
-         or 1 MB of TCP; user and kernel are told apart by sampled ticks.</p>",
+         or 1 MB of TCP; user and kernel time are separated by sampled ticks.</p>",
         escape(version),
         commit.as_ref().map(|commit| format!(", commit {}", escape(commit))).unwrap_or_default(),
         date(*started),
@@ -227,7 +227,7 @@ fn omissions(comparison: &Comparison) -> String {
     }
     lines.extend(comparison.skipped.iter().map(|skipped| {
         format!(
-            "{}, {}: without {}, since {}.",
+            "{}, {}: without {}, because {}.",
             skipped.experiment, skipped.setting, skipped.peer, skipped.reason
         )
     }));
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_follow_the_calendar() {
         assert_eq!(date(0), "1970-01-01 00:00 UTC");
         assert_eq!(date(951_827_696), "2000-02-29 12:34 UTC");
         assert_eq!(date(1_735_689_599), "2024-12-31 23:59 UTC");

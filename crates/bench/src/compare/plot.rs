@@ -168,14 +168,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn axes_go_from_round_figure_to_round_figure() {
+    fn axes_have_round_bounds() {
         assert_eq!(marks(130.0, 401.0), [100.0, 200.0, 500.0]);
         assert_eq!(marks(0.2, 1.0), [1.0, 2.0]);
         assert_eq!(marks(500.0, 500.0), [500.0, 1_000.0]);
     }
 
     #[test]
-    fn the_longest_bar_takes_the_whole_width_and_text_cannot_break_out() {
+    fn bars_fill_the_width_and_text_is_escaped() {
         let bar = |label: &str, length: f64| Bar {
             label: label.to_owned(),
             parts: vec![(length / 2.0, "user".to_owned()), (length / 2.0, "kernel".to_owned())],
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_have_their_points_between_the_axes() {
+    fn plotted_points_lie_between_the_axes() {
         let line =
             Line { label: "p".to_owned(), class: "c".to_owned(), points: vec![(2.0, 100.0), (64.0, 10.0)] };
         let svg = lines(&[line], "x", "y");

@@ -27,7 +27,7 @@ pub(crate) struct Comparison {
     /// The run was ended before all turns were taken.
     pub(crate) interrupted: bool,
     pub(crate) machine: Machine,
-    pub(crate) settings: Settings,
+    pub(crate) settings: CompareSettings,
     pub(crate) peers: BTreeMap<String, Program>,
     pub(crate) skipped: Vec<Skipped>,
     pub(crate) runs: Vec<Run>,
@@ -36,7 +36,7 @@ pub(crate) struct Comparison {
 
 /// Settings of the run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Settings {
+pub(crate) struct CompareSettings {
     pub(crate) experiments: Vec<String>,
     /// Peers in order: the first one is compared with each other one.
     pub(crate) peers: Vec<String>,

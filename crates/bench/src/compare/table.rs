@@ -94,7 +94,7 @@ pub(super) fn tables(comparison: &Comparison) -> String {
     }
     for skipped in &comparison.skipped {
         let Skipped { experiment, setting, peer, reason } = skipped;
-        let line = format!("{experiment}, {setting}: without {peer}, since {reason}.");
+        let line = format!("{experiment}, {setting}: without {peer}, because {reason}.");
         let _ = writeln!(text, "{}", layout::paragraph(&line));
     }
     text

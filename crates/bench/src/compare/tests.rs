@@ -11,7 +11,7 @@ fn recorded() -> Comparison {
 }
 
 #[test]
-fn peers_alternate_within_a_round_and_what_one_cannot_do_is_told_once() {
+fn peers_alternate_and_unsupported_turns_are_reported_once() {
     let only = [Experiment::Pair, Experiment::Http2];
     let (turns, skipped) = plan(&only, &[Peer::Skysail, Peer::Nginx], 2);
     let short: Vec<_> = turns.iter().map(|turn| (turn.round, turn.setting.experiment, turn.peer)).collect();
@@ -27,7 +27,7 @@ fn peers_alternate_within_a_round_and_what_one_cannot_do_is_told_once() {
 }
 
 #[test]
-fn a_result_that_was_read_is_written_as_it_was() {
+fn a_result_round_trips() {
     let recorded: serde_json::Value = serde_json::from_str(include_str!("recorded.json")).unwrap();
     let again: Comparison = serde_json::from_value(recorded.clone()).unwrap();
     assert_eq!(serde_json::to_value(&again).unwrap(), recorded);
@@ -62,7 +62,7 @@ fn ratios_and_derived_figures_are_taken_within_a_round() {
 }
 
 #[test]
-fn tables_have_the_columns_that_there_are_figures_for() {
+fn tables_have_only_columns_with_figures() {
     let text = table::tables(&recorded());
     let of = |experiment: &str| {
         let start = text.find(&format!("### {experiment}\n")).unwrap();
@@ -71,7 +71,7 @@ fn tables_have_the_columns_that_there_are_figures_for() {
     assert!(of("pair").contains("added P50") && of("pair").contains("× relay"), "{text}");
     assert!(of("tcp").contains("GB per CPU second") && !of("tcp").contains("P50"), "{text}");
     assert!(of("memory").contains("RSS MB, 10,000 idle") && !of("memory").contains("CPU"), "{text}");
-    assert!(text.contains("memory, one cluster: without relay, since the relay holds no"), "{text}");
+    assert!(text.contains("memory, one cluster: without relay, because the relay holds no"), "{text}");
     for explained in
         ["failed 0/2: 0 of 2 turns failed.", "× relay: this peer's CPU", "skysail / this one: skysail's CPU"]
     {
@@ -111,7 +111,7 @@ fn tables_fit_a_terminal_whatever_was_measured() {
 }
 
 #[test]
-fn the_page_needs_nothing_but_itself_and_is_balanced() {
+fn the_page_is_self_contained_and_balanced() {
     let page = page::page(&recorded());
     for outside in ["<script", "src=", "href=", "url(", "@import", "http:", "https:"] {
         assert!(!page.contains(outside), "{outside}");
@@ -122,12 +122,12 @@ fn the_page_needs_nothing_but_itself_and_is_balanced() {
         let open = page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
         assert_eq!(open, page.matches(&format!("</{tag}>")).count(), "{tag}");
     }
-    assert!(!page.contains("NaN") && !page.contains("inf"), "a figure is none");
-    assert!(page.contains("the server &lt;ended&gt;"), "errors are told, and are no markup");
+    assert!(!page.contains("NaN") && !page.contains("inf"), "a figure is missing");
+    assert!(page.contains("the server &lt;ended&gt;"), "errors are shown, and are escaped");
 }
 
 #[test]
-fn what_is_no_result_is_refused() {
+fn invalid_results_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x.json");
     assert!(read(&file).unwrap_err().to_string().contains("cannot read"));

@@ -238,14 +238,14 @@ impl Connection {
             return Ok(None);
         };
         let (mut piece, after) = bytes.split_at(frame.left.min(bytes.len()));
-        let mut told = None;
+        let mut response_of = None;
         if frame.kind == DATA {
             ensure!(frame.flags & PADDED == 0, "the control plane pads its frames");
             let number = call_of(frame.stream)?;
             let form = self.form;
             let call = self.calls.get_mut(number).ok_or_else(|| anyhow::anyhow!("data of no call"))?;
             let before = piece.len();
-            told = call.scanner.feed(form, &mut piece)?.map(|response| (number, response));
+            response_of = call.scanner.feed(form, &mut piece)?.map(|response| (number, response));
             let used = before - piece.len();
             frame.left -= used;
             *bytes = &bytes[used..];
@@ -258,7 +258,7 @@ impl Connection {
         if frame.left == 0 {
             self.end(frame)?;
         }
-        Ok(told)
+        Ok(response_of)
     }
 
     /// Handles a complete frame.
@@ -299,7 +299,7 @@ impl Connection {
                 (0..self.calls.len()).for_each(|call| self.pass(call));
             }
             RESET => bail!("the control plane reset a stream with code {}", number(0)?),
-            GOAWAY => bail!("the control plane goes away with code {}", number(4)?),
+            GOAWAY => bail!("the control plane sent GOAWAY with code {}", number(4)?),
             _ => {}
         }
         self.content = content;
@@ -319,7 +319,7 @@ pub(super) fn id_of(call: usize) -> u32 {
 }
 
 fn call_of(stream: u32) -> anyhow::Result<usize> {
-    ensure!(stream % 2 == 1, "a frame is of stream {stream}, which is not ours");
+    ensure!(stream % 2 == 1, "a frame belongs to unknown stream {stream}");
     Ok((stream / 2) as usize)
 }
 

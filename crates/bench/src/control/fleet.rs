@@ -32,7 +32,7 @@ pub(crate) struct Fleet<'a> {
     slots: Vec<Option<Slot>>,
     scratch: Vec<u8>,
     message: Vec<u8>,
-    pub(crate) told: Told,
+    pub(crate) received: FleetEvents,
 }
 
 struct Slot {
@@ -45,7 +45,7 @@ struct Slot {
 
 /// Events since they were last reset.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct FleetEvents {
     /// Nanoseconds from the start of a connection until each sidecar was configured.
     pub(crate) configured: Vec<u64>,
     /// Time at which each sidecar received the awaited type.
@@ -74,7 +74,7 @@ impl<'a> Fleet<'a> {
             slots: Vec::new(),
             scratch: vec![0; SCRATCH],
             message: Vec::new(),
-            told: Told::default(),
+            received: FleetEvents::default(),
         })
     }
 
@@ -93,10 +93,10 @@ impl<'a> Fleet<'a> {
         numbers.sort_by_key(|number| (number / block, namespace(number)));
         let same = |one: &usize, other: &usize| namespace(one) == namespace(other);
         let mut next = numbers.chunk_by(same).flat_map(|numbers| numbers.chunks(streams));
-        let mut expected = self.told.configured.len();
+        let mut expected = self.received.configured.len();
         let wanted = expected + numbers.len();
-        while self.told.configured.len() < wanted {
-            while expected - self.told.configured.len() < at_once
+        while self.received.configured.len() < wanted {
+            while expected - self.received.configured.len() < at_once
                 && let Some(numbers) = next.next()
             {
                 self.slots.push(None);
@@ -104,7 +104,7 @@ impl<'a> Fleet<'a> {
                 expected += numbers.len();
             }
             self.turn(deadline).with_context(|| {
-                format!("{} of {wanted} sidecars are configured", self.told.configured.len())
+                format!("{} of {wanted} sidecars are configured", self.received.configured.len())
             })?;
         }
         Ok(())
@@ -122,11 +122,11 @@ impl<'a> Fleet<'a> {
         let (start, patience) = (clock::now(), Duration::from_secs(60));
         let end = start + nanoseconds(length);
         let moving = ((self.slots.len() as f64 * share) as usize).max(1);
-        let (first, mut under_way, mut next) = (self.told.configured.len(), 0, 0);
+        let (first, mut under_way, mut next) = (self.received.configured.len(), 0, 0);
         while clock::now() < end {
             meanwhile()?;
-            under_way = under_way.max(self.told.configured.len() - first);
-            while under_way - (self.told.configured.len() - first) < at_once.min(moving * self.streams)
+            under_way = under_way.max(self.received.configured.len() - first);
+            while under_way - (self.received.configured.len() - first) < at_once.min(moving * self.streams)
                 && self.is_configured(next % moving)
             {
                 let at = next % moving;
@@ -140,8 +140,8 @@ impl<'a> Fleet<'a> {
             }
             self.turn(end + nanoseconds(patience))?;
         }
-        let back = self.told.configured.len() - first;
-        while self.told.configured.len() - first < under_way {
+        let back = self.received.configured.len() - first;
+        while self.received.configured.len() - first < under_way {
             self.turn(end + nanoseconds(patience))?;
         }
         Ok(back)
@@ -167,16 +167,17 @@ impl<'a> Fleet<'a> {
         for (sidecar, waits) in self.sidecars().zip(&waiting) {
             by_number[sidecar.number] = *waits;
         }
-        self.told = Told { wanted: Some((kind, by_number)), ..Told::default() };
+        self.received = FleetEvents { wanted: Some((kind, by_number)), ..FleetEvents::default() };
         count
     }
 
     /// Runs until this number of sidecars has received the awaited type.
     pub(crate) fn wait(&mut self, count: usize, patience: Duration) -> anyhow::Result<()> {
         let deadline = clock::now() + nanoseconds(patience);
-        while self.told.changed.len() < count {
-            self.turn(deadline)
-                .with_context(|| format!("{} of {count} sidecars were told", self.told.changed.len()))?;
+        while self.received.changed.len() < count {
+            self.turn(deadline).with_context(|| {
+                format!("{} of {count} sidecars have received the change", self.received.changed.len())
+            })?;
         }
         Ok(())
     }
@@ -246,7 +247,7 @@ impl<'a> Fleet<'a> {
         else {
             return Ok(());
         };
-        let (plan, told, message) = (self.plan, &mut self.told, &mut self.message);
+        let (plan, received, message) = (self.plan, &mut self.received, &mut self.message);
         connection.read(&mut self.scratch, |connection, call, response| {
             let sidecar = &mut sidecars[call];
             let was = sidecar.is_configured(plan);
@@ -254,7 +255,7 @@ impl<'a> Fleet<'a> {
             sidecar.answer(plan, &response, message);
             connection.send(call, message);
             let is_configured = !was && sidecar.is_configured(plan);
-            told.note(*sidecar, is_configured, *began, response);
+            received.note(*sidecar, is_configured, *began, response);
         })?;
         let written = connection.flush()?;
         if written == *blocked {
@@ -267,7 +268,7 @@ impl<'a> Fleet<'a> {
     }
 }
 
-impl Told {
+impl FleetEvents {
     fn note(&mut self, sidecar: Sidecar, is_configured: bool, began: u64, response: Response) {
         self.bytes += response.bytes;
         self.resources += u64::from(response.resources + response.removed);

@@ -24,7 +24,7 @@ use skysail_core::stdio;
 pub(crate) use self::attacks::Attack;
 use self::raw::Ground;
 use super::{
-    Args, Fleet, Form, Mesh, PATIENCE, Plan, SETTLE, Server, Spread, Subscription, learn,
+    ControlArgs, Fleet, Form, Mesh, PATIENCE, Plan, Quantiles, SETTLE, Server, Subscription, learn,
     mesh::{self, Change},
     message::Kind,
 };
@@ -44,7 +44,7 @@ const AFTERMATH: Duration = Duration::from_secs(3);
 
 /// The result file; `docs/benchmarks.md` describes its format.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct HostileReport {
     format: u32,
     benchmark: &'static str,
     version: &'static str,
@@ -56,12 +56,12 @@ pub(super) struct Report {
     /// Duration of each attack.
     seconds: f64,
     tls: bool,
-    attacks: Vec<Outcome>,
+    attacks: Vec<AttackResult>,
 }
 
 /// Result of an attack.
 #[derive(Debug, Serialize)]
-struct Outcome {
+struct AttackResult {
     attack: Attack,
     /// Resident megabytes of the control plane before the attack, at the peak and after it.
     before_mb: f64,
@@ -75,12 +75,16 @@ struct Outcome {
     /// Connections that the attacker opened, including reopened ones.
     connections: u64,
     /// Time from the change of an endpoint until the honest sidecar has it.
-    honest_ms: Spread,
+    honest_ms: Quantiles,
     /// Changes that did not reach the honest sidecar within [`PATIENCE`].
     failed: Option<String>,
 }
 
-pub(super) async fn measure(args: &Args, folder: &Path, machine: Machine) -> anyhow::Result<Report> {
+pub(super) async fn measure(
+    args: &ControlArgs,
+    folder: &Path,
+    machine: Machine,
+) -> anyhow::Result<HostileReport> {
     let started = stage::now();
     let mut outcomes = Vec::new();
     let all = Attack::all();
@@ -90,7 +94,7 @@ pub(super) async fn measure(args: &Args, folder: &Path, machine: Machine) -> any
         fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let outcome = one(args, &folder, attack).await.with_context(|| format!("{attack}"))?;
         stdio::tell(format_args!(
-            "{attack}: {:.0} MB, at most {:.0}, {:.2} cores, an endpoint after {}",
+            "{attack}: {:.0} MB, peak {:.0}, {:.2} cores, an endpoint change after {}",
             outcome.before_mb,
             outcome.peak_mb,
             outcome.cpus,
@@ -98,7 +102,7 @@ pub(super) async fn measure(args: &Args, folder: &Path, machine: Machine) -> any
         ));
         outcomes.push(outcome);
     }
-    Ok(Report {
+    Ok(HostileReport {
         format: 1,
         benchmark: "control-hostile",
         version: env!("CARGO_PKG_VERSION"),
@@ -112,7 +116,7 @@ pub(super) async fn measure(args: &Args, folder: &Path, machine: Machine) -> any
     })
 }
 
-async fn one(args: &Args, folder: &Path, attack: Attack) -> anyhow::Result<Outcome> {
+async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Result<AttackResult> {
     let services = args.services as usize;
     let config = folder.join("config");
     let mut mesh = Mesh::write(&config, services, args.endpoints as usize)?;
@@ -151,7 +155,7 @@ async fn one(args: &Args, folder: &Path, attack: Attack) -> anyhow::Result<Outco
     };
     let (mut moments, mut peak_mb, mut failed) = (Vec::new(), before_mb, None);
     while start.elapsed() < args.seconds && failed.is_none() && !attacker.is_finished() {
-        match told(&mut fleet, &mut mesh) {
+        match change_endpoint(&mut fleet, &mut mesh) {
             Ok(took) => moments.push(took),
             Err(error) => failed = Some(format!("{error:#}")),
         }
@@ -170,7 +174,7 @@ async fn one(args: &Args, folder: &Path, attack: Attack) -> anyhow::Result<Outco
     tokio::time::sleep(AFTERMATH).await;
     let after_mb = server.resident();
     server.running.stop().await;
-    Ok(Outcome {
+    Ok(AttackResult {
         attack,
         before_mb,
         peak_mb,
@@ -179,23 +183,28 @@ async fn one(args: &Args, folder: &Path, attack: Attack) -> anyhow::Result<Outco
         sent_mb: spent.sent as f64 / 1e6,
         read_mb: spent.read as f64 / 1e6,
         connections: spent.opened,
-        honest_ms: Spread::of(moments),
+        honest_ms: Quantiles::of(moments),
         failed,
     })
 }
 
 /// Changes an endpoint. Returns the nanoseconds until the honest sidecar has it.
-fn told(fleet: &mut Fleet<'_>, mesh: &mut Mesh) -> anyhow::Result<u64> {
+fn change_endpoint(fleet: &mut Fleet<'_>, mesh: &mut Mesh) -> anyhow::Result<u64> {
     let expected = fleet.expect(Kind::Endpoint, |_, _| true);
     let began = clock::now();
     mesh.change(Change::Endpoint)?;
     fleet.wait(expected, PATIENCE / 4)?;
-    fleet.told.changed.first().map(|at| at - began).context("nobody was told")
+    fleet
+        .received
+        .changed
+        .first()
+        .map(|at| at - began)
+        .context("the honest sidecar has not received the change")
 }
 
-impl Report {
+impl HostileReport {
     pub(super) fn table(&self) -> String {
-        let row = |one: &Outcome| {
+        let row = |one: &AttackResult| {
             let honest =
                 |value: f64| if one.failed.is_some() { "-".to_owned() } else { format!("{value:.1}") };
             vec![
@@ -220,7 +229,7 @@ impl Report {
         );
         for one in &self.attacks {
             if let Some(error) = &one.failed {
-                let line = format!("{}: the honest sidecar got no further: {error}", one.attack);
+                let line = format!("{}: the honest sidecar failed: {error}", one.attack);
                 text.push('\n');
                 text.push_str(&layout::paragraph(&line));
             }
@@ -232,7 +241,7 @@ impl Report {
 const COLUMNS: [&str; 11] = [
     "attack",
     "MB before",
-    "at most",
+    "peak",
     "after",
     "cores",
     "sent MB",
@@ -251,7 +260,7 @@ mod tests {
 
     #[test]
     fn the_table_fits_a_terminal() {
-        let outcome = |attack| Outcome {
+        let outcome = |attack| AttackResult {
             attack,
             before_mb: 12_345.0,
             peak_mb: 65_536.0,
@@ -260,12 +269,12 @@ mod tests {
             sent_mb: 123_456.7,
             read_mb: 123_456.7,
             connections: 12_345_678,
-            honest_ms: Spread { p50: 12_345.6, p99: 29_999.9, last: 29_999.9 },
+            honest_ms: Quantiles { p50: 12_345.6, p99: 29_999.9, last: 29_999.9 },
             failed: None,
         };
         let mut attacks: Vec<_> = Attack::all().into_iter().map(outcome).collect();
         attacks[0].failed = Some(format!("the control plane ended: {}", "x ".repeat(200)));
-        let report = Report {
+        let report = HostileReport {
             format: 1,
             benchmark: "control-hostile",
             version: "0",
@@ -280,6 +289,6 @@ mod tests {
         let text = report.table();
         layout::assert_fits(&text);
         assert!(text.contains("honest P50 ms") && text.contains(" 12345678 |"), "{text}");
-        assert!(text.contains("got no further: the control plane ended: x x"), "{text}");
+        assert!(text.contains("failed: the control plane ended: x x"), "{text}");
     }
 }

@@ -57,7 +57,7 @@ pub(crate) fn learn(
             }
         }
     }
-    ensure!(!endpoints.is_empty() && !routes.is_empty(), "the control plane gives no endpoints or routes");
+    ensure!(!endpoints.is_empty() && !routes.is_empty(), "the control plane sends no endpoints or routes");
     let encode = |list: BTreeSet<&[u8]>| names(list.into_iter().filter_map(|name| str::from_utf8(name).ok()));
     (plan.endpoint_names, plan.route_names) = (encode(endpoints), encode(routes));
     Ok(())

@@ -195,14 +195,14 @@ impl Scanner {
             let Ok([compressed, length @ ..]) = <[u8; 5]>::try_from(self.head.as_slice()) else {
                 return Ok(());
             };
-            ensure!(compressed == 0, "a response is compressed, which nobody asked for");
+            ensure!(compressed == 0, "a response is compressed, which was not requested");
             self.head.clear();
             self.in_message = true;
             self.left = u32::from_be_bytes(length).into();
             self.response.bytes = self.left;
             return Ok(());
         }
-        ensure!(self.left > 0, "a response is longer than it says");
+        ensure!(self.left > 0, "a response is longer than its prefix says");
         self.left -= 1;
         let Some((&key, number)) = self.head.split_first() else { return Ok(()) };
         if number.last().is_none_or(|last| last & 0x80 != 0) {
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_response_is_refused() {
+    fn invalid_responses_are_refused() {
         for wrong in [
             &[1, 0, 0, 0, 0][..],
             &[0, 0, 0, 0, 2, 2 << 3 | 2, 9],

@@ -2,15 +2,15 @@
 
 use std::fmt::Write as _;
 
-use super::{Churn, Report, Told};
+use super::{ChangeResult, Churn, ControlReport};
 use crate::layout;
 
-impl Report {
+impl ControlReport {
     /// Returns the tables in Markdown, with their legend.
     pub(super) fn table(&self) -> String {
         let mut text = layout::tables(2, &["", "skysaild"].map(str::to_owned), &self.rows());
         if !self.changes.is_empty() {
-            let rows: Vec<_> = self.changes.iter().map(Told::row).collect();
+            let rows: Vec<_> = self.changes.iter().map(ChangeResult::row).collect();
             // Writing to a String cannot fail.
             let _ = write!(
                 text,
@@ -20,7 +20,7 @@ impl Report {
             );
         }
         if let Some(churn) = &self.churn {
-            let head = ["churn".to_owned(), format!("{} % go and come back", churn.percent)];
+            let head = ["churn".to_owned(), format!("{} % reconnect", churn.percent)];
             let _ = write!(text, "\n\n{}", layout::tables(2, &head, &churn.rows()));
         }
         text
@@ -33,7 +33,7 @@ impl Report {
             ("start to serving".to_owned(), format!("{:.2} s, {:.0} MB", self.start_seconds, self.idle_mb)),
             (
                 format!("{} sidecars connected and configured", settings.sidecars),
-                format!("{:.0} a second", connect.per_second),
+                format!("{:.0} per second", connect.per_second),
             ),
             ("time for each".to_owned(), connect.ms.text()),
             (
@@ -47,11 +47,11 @@ impl Report {
             (
                 "resident memory".to_owned(),
                 format!(
-                    "{:.0} MB (at most {:.0}; {each:.1} kB a sidecar)",
+                    "{:.0} MB (peak {:.0}; {each:.1} kB per sidecar)",
                     connect.resident_mb, connect.peak_mb
                 ),
             ),
-            ("resident memory once all have left".to_owned(), format!("{:.0} MB", self.left_mb)),
+            ("resident memory after all have disconnected".to_owned(), format!("{:.0} MB", self.left_mb)),
         ];
         rows.map(|(what, value)| vec![what, value]).to_vec()
     }
@@ -63,7 +63,7 @@ const CHANGES_LEGEND: &str = "From the change of the file until a sidecar has it
     repetitions; last: the last sidecar, median of the repetitions; worst: the last sidecar of the slowest repetition. \
     CPU: of the control plane, median.";
 
-impl Told {
+impl ChangeResult {
     fn row(&self) -> Vec<String> {
         vec![
             format!("{:?}", self.change).to_lowercase(),
@@ -82,7 +82,7 @@ impl Churn {
     fn rows(&self) -> Vec<Vec<String>> {
         let resident: Vec<String> = self.resident_mb.iter().map(|mb| format!("{mb:.0}")).collect();
         let rows = [
-            ("sidecars that come back", format!("{:.0} a second", self.per_second)),
+            ("sidecars that reconnect", format!("{:.0} per second", self.per_second)),
             ("time for each", self.ms.text()),
             ("CPU for each", format!("{:.2} ms", self.cpu_ms_each)),
             ("changes meanwhile", self.changes.to_string()),
@@ -95,19 +95,19 @@ impl Churn {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Connect, Form, Settings, Spread, Subscription, mesh::Change},
+        super::{ConnectResult, ControlSettings, Form, Quantiles, Subscription, mesh::Change},
         *,
     };
     use crate::stage;
 
-    fn spread(last: f64) -> Spread {
-        Spread { p50: last / 4.0, p99: last / 2.0, last }
+    fn spread(last: f64) -> Quantiles {
+        Quantiles { p50: last / 4.0, p99: last / 2.0, last }
     }
 
     /// A large mesh on a slow machine.
-    fn report() -> Report {
+    fn report() -> ControlReport {
         let changes = [Change::Endpoint, Change::Route, Change::Policy, Change::Service];
-        let told = |change| Told {
+        let told = |change| ChangeResult {
             change,
             sidecars: 200_000,
             ms: spread(119_999.9),
@@ -115,13 +115,13 @@ mod tests {
             cpu_ms: 12_345.6,
             bytes_each: 1_234_567.0,
         };
-        Report {
+        ControlReport {
             format: 1,
             benchmark: "control",
             version: "0",
             started: 0,
             machine: stage::machine(None, &Ok(()), None),
-            settings: Settings {
+            settings: ControlSettings {
                 sidecars: 200_000,
                 services: 60_000,
                 endpoints: 250,
@@ -135,7 +135,7 @@ mod tests {
             },
             start_seconds: 119.99,
             idle_mb: 12_345.0,
-            connect: Connect {
+            connect: ConnectResult {
                 seconds: 600.0,
                 per_second: 12_345.0,
                 cpu_ms_each: 1_234.56,
@@ -164,7 +164,7 @@ mod tests {
     fn tables_fit_a_terminal() {
         let text = report().table();
         layout::assert_fits(&text);
-        for part in [" | 12345 a second", "| endpoint |", "| 100 % go and come back", "| 36000"] {
+        for part in [" | 12345 per second", "| endpoint |", "| 100 % reconnect", "| 36000"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(text.contains("worst: the last sidecar of the"), "{text}");
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn without_changes_and_churn_there_is_one_table() {
-        let text = Report { changes: Vec::new(), churn: None, ..report() }.table();
+        let text = ControlReport { changes: Vec::new(), churn: None, ..report() }.table();
         assert_eq!(text.lines().filter(|line| line.starts_with("|--")).count(), 1, "{text}");
         assert!(!text.contains("worst"), "{text}");
     }

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_are_answered_by_their_kind() {
+    fn queries_are_answered_by_type() {
         let mut question = vec![1, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, b'a', 1, b'b', 0, 0, 1, 0, 1];
         let (kind, reply) = answer(&question, 5).unwrap();
         assert_eq!((kind, &reply[..2], reply[7], reply[9]), (A, &[1, 2][..], 1, 0));

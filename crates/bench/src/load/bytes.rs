@@ -8,14 +8,14 @@ use std::{
 use anyhow::Context as _;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use super::{Load, Moment, Outcome};
+use super::{Load, LoadOutcome, Moment};
 use crate::{clock, schedule::nanoseconds, stream::Stream};
 
 const WRITE: usize = 64 << 10;
 const UNIT: u64 = 1_000_000;
 
 /// Sends until the window has ended.
-pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result<Outcome> {
+pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result<LoadOutcome> {
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     let mut streams = Vec::with_capacity(load.connections);
     for at in 0..load.connections {
@@ -38,7 +38,7 @@ pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result
         if now >= end {
             tell(Moment::End);
             let units = sent / UNIT;
-            return Ok(Outcome { requests: units, answered_in_window: units, ..Outcome::new()? });
+            return Ok(LoadOutcome { requests: units, answered_in_window: units, ..LoadOutcome::new()? });
         }
         let count = match epoll.wait(&mut events, EpollTimeout::from(20_u16)) {
             Err(nix::Error::EINTR) => 0,
@@ -51,7 +51,7 @@ pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result
             match stream.write(&data) {
                 Ok(length) => sent += length as u64,
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => return Err(error).context("the bytes were not taken"),
+                Err(error) => return Err(error).context("the server did not accept the bytes"),
             }
         }
     }

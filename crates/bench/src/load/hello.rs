@@ -40,7 +40,7 @@ pub(crate) fn hellos(target: SocketAddr, tls: &Tls, count: u32) -> anyhow::Resul
         stream.set_read_timeout(Some(PATIENCE))?;
         match stream.read_to_end(&mut Vec::new()) {
             Err(error) if error.kind() != ErrorKind::ConnectionReset => {
-                return Err(error).context("the proxy did not close a connection without a whole hello");
+                return Err(error).context("the proxy did not close a connection with an incomplete hello");
             }
             _ => {}
         }

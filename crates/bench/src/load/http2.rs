@@ -13,26 +13,26 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Load, Moment, Outcome};
+use super::{Load, LoadOutcome, Moment};
 use crate::{clock, serve::http2::WINDOW};
 
 struct State {
     body: Bytes,
     in_window: bool,
     stopped: bool,
-    outcome: Outcome,
+    outcome: LoadOutcome,
 }
 
 /// Applies the load until the window has ended.
-pub(super) fn drive(load: &Load, streams: usize, tell: impl FnMut(Moment)) -> anyhow::Result<Outcome> {
-    ensure!(load.tls.is_none() && load.schedule.is_none(), "HTTP/2 goes in a closed loop, without TLS");
+pub(super) fn drive(load: &Load, streams: usize, tell: impl FnMut(Moment)) -> anyhow::Result<LoadOutcome> {
+    ensure!(load.tls.is_none() && load.schedule.is_none(), "HTTP/2 has no schedule and no TLS");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, run(load, streams, tell))
 }
 
-async fn run(load: &Load, streams: usize, mut tell: impl FnMut(Moment)) -> anyhow::Result<Outcome> {
+async fn run(load: &Load, streams: usize, mut tell: impl FnMut(Moment)) -> anyhow::Result<LoadOutcome> {
     let body = Bytes::from(vec![b'x'; load.payload]);
-    let state = State { body, in_window: false, stopped: false, outcome: Outcome::new()? };
+    let state = State { body, in_window: false, stopped: false, outcome: LoadOutcome::new()? };
     let state = Rc::new(RefCell::new(state));
     let begin = Instant::now() + load.warmup;
     let mut tasks = JoinSet::new();
@@ -65,7 +65,7 @@ pub(super) fn in_sequence(target: SocketAddr, payload: usize, count: u32) -> any
         for _ in 0..count {
             sender = sender.ready().await?;
             let status = exchange(&mut sender, body.clone()).await?;
-            ensure!(status == StatusCode::OK, "the answer is {status}");
+            ensure!(status == StatusCode::OK, "the response has status {status}");
         }
         Ok(())
     })

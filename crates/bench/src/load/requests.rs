@@ -22,7 +22,7 @@ use nix::{
     },
 };
 
-use super::{Load, Moment, Outcome, Traffic, sequence};
+use super::{Load, LoadOutcome, Moment, Traffic, sequence};
 use crate::{
     clock, http1,
     schedule::{Schedule, nanoseconds},
@@ -36,7 +36,7 @@ pub(super) const TIMER: u64 = u64::MAX;
 const MOST_RECONNECTS: u64 = 10_000;
 
 /// Applies the load. Calls `tell` on this thread when the measured window begins and ends.
-pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result<Outcome> {
+pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result<LoadOutcome> {
     let mut generator = Generator::connect(load)?;
     let start = clock::now() + 50_000_000;
     let timer = load.schedule.map(|schedule| ticks(&generator.epoll, start, schedule)).transpose()?;
@@ -104,7 +104,7 @@ pub(super) fn ticks(epoll: &Epoll, start: u64, schedule: Schedule) -> anyhow::Re
 struct Generator<'a> {
     load: &'a Load,
     epoll: Epoll,
-    connections: Vec<Connection>,
+    connections: Vec<ClientConnection>,
     request: Vec<u8>,
     start: u64,
     /// Number of the next request in the schedule.
@@ -118,10 +118,10 @@ struct Generator<'a> {
     in_window: bool,
     /// No more requests are sent.
     stopped: bool,
-    outcome: Outcome,
+    outcome: LoadOutcome,
 }
 
-struct Connection {
+struct ClientConnection {
     stream: Stream,
     /// Requests due on this connection that have not begun.
     waiting: u64,
@@ -145,7 +145,7 @@ impl<'a> Generator<'a> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let mut connections = Vec::with_capacity(load.connections);
         for at in 0..load.connections {
-            connections.push(Connection {
+            connections.push(ClientConnection {
                 stream: open(load, &epoll, at)?,
                 waiting: 0,
                 next: at as u64,
@@ -169,7 +169,7 @@ impl<'a> Generator<'a> {
             reconnects: 0,
             in_window: false,
             stopped: false,
-            outcome: Outcome { requests: total - first, ..Outcome::new()? },
+            outcome: LoadOutcome { requests: total - first, ..LoadOutcome::new()? },
         })
     }
 
@@ -198,7 +198,7 @@ impl<'a> Generator<'a> {
         if self.load.schedule.is_none() { self.stopped } else { self.done == self.total }
     }
 
-    fn finish(mut self) -> Outcome {
+    fn finish(mut self) -> LoadOutcome {
         if self.load.schedule.is_none() {
             self.outcome.requests = self.outcome.due.len() + self.outcome.refused + self.outcome.unanswered;
             return self.outcome;
@@ -283,16 +283,19 @@ impl<'a> Generator<'a> {
             let input = &connection.input[..connection.filled];
             let Some(head) = http1::head(input) else {
                 if connection.filled == connection.input.len() {
-                    bail!("an answer's headers take more than {} bytes", connection.filled);
+                    bail!("the headers of a response take more than {} bytes", connection.filled);
                 }
                 continue;
             };
             let Some(length) = head.content_length else {
-                bail!("an answer without content-length: {}", String::from_utf8_lossy(&input[..head.length]));
+                bail!(
+                    "a response without content-length: {}",
+                    String::from_utf8_lossy(&input[..head.length])
+                );
             };
             let total = head.length.saturating_add(length);
             if total > connection.input.len() {
-                bail!("an answer of {length} bytes to a request of {}", self.load.payload);
+                bail!("a response of {length} bytes to a request of {}", self.load.payload);
             }
             if connection.filled >= total {
                 let status = http1::status(input);

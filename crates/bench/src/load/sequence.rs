@@ -37,10 +37,10 @@ pub(crate) fn send(
             (0..count).try_for_each(|_| ask(&mut open(target, tls)?, &request, &mut input))
         }
         Traffic::Http2 { .. } => {
-            ensure!(tls.is_none(), "HTTP/2 goes without TLS");
+            ensure!(tls.is_none(), "HTTP/2 is not supported with TLS");
             http2::in_sequence(target, payload, count)
         }
-        Traffic::Bytes => bail!("bytes are no requests"),
+        Traffic::Bytes => bail!("bytes cannot be sent as requests"),
     }
 }
 
@@ -68,7 +68,7 @@ pub(super) fn ask(stream: &mut Stream, request: &[u8], input: &mut [u8]) -> anyh
     stream.write_all(request)?;
     let mut filled = 0;
     while filled < input.len() {
-        let length = stream.read(&mut input[filled..]).context("waiting for an answer")?;
+        let length = stream.read(&mut input[filled..]).context("waiting for a response")?;
         if length == 0 {
             bail!("the connection was closed");
         }
@@ -76,7 +76,7 @@ pub(super) fn ask(stream: &mut Stream, request: &[u8], input: &mut [u8]) -> anyh
         let Some(head) = http1::head(&input[..filled]) else { continue };
         let status = http1::status(input);
         if status != 200 {
-            bail!("the answer is {status}");
+            bail!("the response has status {status}");
         }
         if filled >= head.length + head.content_length.unwrap_or(0) {
             return Ok(());

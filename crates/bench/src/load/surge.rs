@@ -56,7 +56,7 @@ pub(crate) enum End {
 
 /// Times of a request, in microseconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Told {
+pub(crate) struct RequestRecord {
     /// Time since the start at which it was due.
     pub(crate) due: u64,
     /// Time from then to its end.
@@ -69,12 +69,12 @@ pub(crate) struct Told {
 /// All requests, and the number of connections at the end.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
-    pub(crate) requests: Vec<Told>,
+    pub(crate) requests: Vec<RequestRecord>,
     pub(crate) connections: usize,
 }
 
 #[derive(Default)]
-struct Connection {
+struct PooledConnection {
     /// `None` if it is to be opened for the next request.
     stream: Option<Stream>,
     /// Times at which the request in progress was due and was assigned.
@@ -88,7 +88,7 @@ struct Client<'a> {
     surge: &'a Surge,
     epoll: Epoll,
     request: Vec<u8>,
-    connections: Vec<Connection>,
+    connections: Vec<PooledConnection>,
     /// Indexes of connections without a request. The last one is used first; open ones come before closed ones.
     free: VecDeque<usize>,
     /// Due times of requests that wait for a connection.
@@ -150,13 +150,13 @@ impl Client<'_> {
         while let Some(due) = self.waiting.front().copied() {
             if now.saturating_sub(due) > nanoseconds(WAIT) {
                 self.waiting.pop_front();
-                self.told(due, now, now, End::Failed);
+                self.record(due, now, now, End::Failed);
                 continue;
             }
             let at = match self.free.pop_back() {
                 Some(at) => at,
                 None if self.connections.len() < self.surge.connections => {
-                    self.connections.push(Connection::default());
+                    self.connections.push(PooledConnection::default());
                     self.connections.len() - 1
                 }
                 None => break,
@@ -250,7 +250,7 @@ impl Client<'_> {
         }
         // A connection that closes between requests fails none.
         if let Some((due, begun)) = self.connections[at].request.take() {
-            self.told(due, begun, clock::now(), end);
+            self.record(due, begun, clock::now(), end);
             if self.connections[at].stream.is_some() {
                 self.free.push_back(at);
             } else {
@@ -259,10 +259,14 @@ impl Client<'_> {
         }
     }
 
-    fn told(&mut self, due: u64, begun: u64, now: u64, end: End) {
+    fn record(&mut self, due: u64, begun: u64, now: u64, end: End) {
         let since = |then: u64| now.saturating_sub(then) / 1_000;
-        let request =
-            Told { due: due.saturating_sub(self.start) / 1_000, took: since(due), served: since(begun), end };
+        let request = RequestRecord {
+            due: due.saturating_sub(self.start) / 1_000,
+            took: since(due),
+            served: since(begun),
+            end,
+        };
         self.account.requests.push(request);
     }
 
@@ -271,7 +275,7 @@ impl Client<'_> {
         let waiting = self.waiting.drain(..).map(|due| (due, now));
         let under_way = self.connections.iter().filter_map(|one| one.request);
         let left: Vec<(u64, u64)> = waiting.chain(under_way).collect();
-        left.into_iter().for_each(|(due, begun)| self.told(due, begun, now, End::Failed));
+        left.into_iter().for_each(|(due, begun)| self.record(due, begun, now, End::Failed));
         self.account.connections = self.connections.len();
         Ok(self.account)
     }

@@ -28,7 +28,7 @@ fn load(target: SocketAddr) -> Load {
 }
 
 #[test]
-fn the_timer_ticks_again_and_again() {
+fn the_timer_ticks_repeatedly() {
     let epoll = Epoll::new(EpollCreateFlags::empty()).unwrap();
     let timer = requests::ticks(&epoll, clock::now(), Schedule::per_second(1_000)).unwrap();
     for _ in 0..3 {
@@ -55,7 +55,7 @@ fn every_request_of_the_window_is_accounted_for() {
 }
 
 #[test]
-fn requests_that_wait_for_a_stalled_server_count_from_when_they_were_due() {
+fn waiting_requests_count_from_their_due_time() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let target = listener.local_addr().unwrap();
     let (outcome, begun) = std::thread::scope(|scope| {
@@ -78,7 +78,7 @@ fn requests_that_wait_for_a_stalled_server_count_from_when_they_were_due() {
 }
 
 #[test]
-fn answers_other_than_200_are_no_latencies() {
+fn responses_other_than_200_have_no_latency() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let target = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -105,7 +105,7 @@ fn server(protocol: Protocol) -> SocketAddr {
 }
 
 #[test]
-fn without_a_schedule_every_connection_goes_on_when_it_has_its_answer() {
+fn without_a_schedule_each_response_triggers_the_next_request() {
     let closed = Load { schedule: None, ..load(server(Protocol::Http1)) };
     let mut moments = Vec::new();
     let outcome = drive(&closed, |moment| moments.push(moment)).unwrap();
@@ -116,7 +116,7 @@ fn without_a_schedule_every_connection_goes_on_when_it_has_its_answer() {
 }
 
 #[test]
-fn http2_keeps_its_streams_busy() {
+fn http2_streams_are_always_busy() {
     let traffic = Traffic::Http2 { streams: 4 };
     let outcome = drive(&Load { schedule: None, traffic, ..load(server(Protocol::Http2)) }, |_| ()).unwrap();
     assert_eq!((outcome.unanswered, outcome.refused), (0, 0));
@@ -132,7 +132,7 @@ fn bytes_are_counted_in_millions() {
 }
 
 #[test]
-fn held_connections_are_in_use_until_they_are_dropped() {
+fn idle_connections_stay_open_until_dropped() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut idle = Idle::new(listener.local_addr().unwrap(), None);
     let accepting = std::thread::spawn(move || {
@@ -196,7 +196,7 @@ fn tls_server(certificates: &Certificates) -> SocketAddr {
 }
 
 #[test]
-fn every_request_can_have_a_connection_of_its_own_that_resumes_only_if_asked_to() {
+fn new_connections_resume_only_on_request() {
     let folder = tempfile::tempdir().unwrap();
     let certificates = Certificates::make(folder.path()).unwrap();
     let target = tls_server(&certificates);
@@ -211,7 +211,7 @@ fn every_request_can_have_a_connection_of_its_own_that_resumes_only_if_asked_to(
 }
 
 #[test]
-fn every_request_of_a_surge_has_an_end_and_connections_have_a_limit() {
+fn surge_requests_all_end_and_connections_are_limited() {
     let phase = Duration::from_millis(200);
     let surge = |target| surge::Surge {
         target,

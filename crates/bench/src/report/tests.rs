@@ -28,8 +28,8 @@ fn measurement(p50: f64, cpu: f64) -> Measurement {
     }
 }
 
-fn report(runs: Vec<Run>) -> Report {
-    let settings = Settings {
+fn report(runs: Vec<LatencyRun>) -> LatencyReport {
+    let settings = LatencySettings {
         topologies: vec!["baseline", "both-sidecars"],
         connections: vec![16],
         qps: 1_000,
@@ -49,7 +49,7 @@ fn report(runs: Vec<Run>) -> Report {
         congestion_control: "reno".to_owned(),
         scheduling: "SCHED_RR".to_owned(),
     };
-    let mut report = Report {
+    let mut report = LatencyReport {
         format: 1,
         benchmark: "latency",
         version: "0",
@@ -66,9 +66,16 @@ fn report(runs: Vec<Run>) -> Report {
     report
 }
 
-fn run(round: u32, peer: Option<&'static str>, p50: f64, cpu: f64) -> Run {
+fn run(round: u32, peer: Option<&'static str>, p50: f64, cpu: f64) -> LatencyRun {
     let topology = if peer.is_some() { "both-sidecars" } else { "baseline" };
-    Run { round, topology, peer, connections: 16, measurement: Some(measurement(p50, cpu)), error: None }
+    LatencyRun {
+        round,
+        topology,
+        peer,
+        connections: 16,
+        measurement: Some(measurement(p50, cpu)),
+        error: None,
+    }
 }
 
 #[test]
@@ -146,7 +153,7 @@ fn tables_fit_a_terminal_with_all_peers_and_long_figures() {
 }
 
 #[test]
-fn the_result_file_has_one_flat_object_a_turn() {
+fn the_result_file_has_one_flat_object_per_turn() {
     let json = serde_json::to_value(report(vec![run(1, None, 100.0, 0.0)])).unwrap();
     let turn = &json["runs"][0];
     assert_eq!(turn["topology"], "baseline");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum as _;
 use serde::Serialize;
 
-use super::raw::{Ground, Request, Script, Setup, Spent, pause};
+use super::raw::{ConnectionSetup, Ground, Request, Script, Spent, pause};
 use crate::control::{
     AUTHORITY,
     connection::{Connection, END_HEADERS, HEADERS, PING, RESET, SETTINGS, WINDOW_UPDATE, head, id_of},
@@ -85,7 +85,7 @@ impl Attack {
 
     /// Runs the attack until `over` returns true.
     pub(super) fn play(self, ground: Ground, over: impl Fn() -> bool) -> anyhow::Result<Spent> {
-        let setup = |calls, window| Setup { calls, window };
+        let setup = |calls, window| ConnectionSetup { calls, window };
         let node = ground.node.as_slice();
         let frames = |kind: u8, flags: u8, stream: u32, content: &'static [u8]| {
             let frame = move |connection: &mut Connection| connection.frame(kind, flags, stream, content);

@@ -45,7 +45,7 @@ pub(super) trait Script {
 
 /// Parameters of new connections.
 #[derive(Clone, Copy)]
-pub(super) struct Setup {
+pub(super) struct ConnectionSetup {
     /// Streams per connection.
     pub(super) calls: usize,
     /// Window of each stream.
@@ -67,7 +67,7 @@ impl Ground {
     /// Runs a script on each connection until `over` returns true. A closed connection is opened again.
     pub(super) fn run<S: Script>(
         &self,
-        setup: Setup,
+        setup: ConnectionSetup,
         script: impl Fn() -> S,
         over: impl Fn() -> bool,
     ) -> anyhow::Result<Spent> {
