@@ -290,10 +290,7 @@ impl DnsReport {
             rows.push(row("one Envoy".to_owned(), envoy, envoy.per_second));
         }
         if let Some(all) = self.envoys_per_second {
-            rows.push(vec![
-                format!("one Envoy times {sidecars} sidecars"),
-                format!("{all:.0}"),
-            ]);
+            rows.push(vec![format!("one Envoy times {sidecars} sidecars"), format!("{all:.0}")]);
         }
         let head = ["DNS queries per second", "measured"].map(str::to_owned);
         layout::tables(2, &head, &rows)

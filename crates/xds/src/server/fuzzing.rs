@@ -37,7 +37,6 @@ const KINDS: [Kind; 5] = [Kind::Cluster, Kind::Endpoint, Kind::Listener, Kind::R
 const MAX_REQUEST: usize = 1 << 10;
 
 /// Plays a script.
-
 ///
 /// # Panics
 /// If a client that follows the protocol ends without a resource that it should have, or with one that it should not
@@ -72,7 +71,7 @@ pub fn stream(script: &[u8]) {
             9 => model.change_subscription(kind, |names| names.insert("*".to_owned())),
             10 => model.change_subscription(kind, |names| names.remove("*")),
             11 if kind == Kind::VirtualHost => {
-                model.change_subscription(kind, |names| names.insert("a".to_owned()))
+                model.change_subscription(kind, |names| names.insert("a".to_owned()));
             }
             11 => model.change_subscription(kind, |_| true),
             12 | 13 => _ = model.read_response(argument % 4 != 0),
