@@ -23,7 +23,7 @@ use std::{
 };
 
 use skysail_model::{
-    Diagnostic, Files, OtherAccount, Parsed, ProxyNode, ProxyView, Resolved, Severity, Surroundings, World,
+    ClientScope, Diagnostic, Files, OtherAccount, Parsed, ProxyNode, ProxyView, Resolved, Severity, World,
     parse,
 };
 use skysail_source::{FileChange, FileState};
@@ -381,7 +381,7 @@ impl Publisher {
     }
 
     /// Starts the compile of a new scope. It continues if the proxy that asked for it leaves, as others may wait.
-    fn open(self: &Arc<Self>, who: &str, surroundings: Arc<Surroundings>, id: u64) {
+    fn open(self: &Arc<Self>, who: &str, surroundings: Arc<ClientScope>, id: u64) {
         let turn = self.read().identities.turn(who);
         let publisher = Arc::clone(self);
         tokio::spawn(async move {
@@ -396,7 +396,7 @@ impl Publisher {
         });
     }
 
-    fn compile_new(&self, surroundings: &Arc<Surroundings>, id: u64) {
+    fn compile_new(&self, surroundings: &Arc<ClientScope>, id: u64) {
         count(&self.metrics.scopes_opened);
         loop {
             let Some(opening) = self.write().begin_opening(surroundings, id) else { return };

@@ -24,5 +24,5 @@ pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};
 pub use origin::Origin;
 pub use parse::{Fallback, Manifests, Parsed, Refused, manifests, mesh_config, parse};
-pub use view::{MAX_ID, ProxyNode, ProxyView, Role, Surroundings};
-pub use world::{Effect, Effects, Endpoint, OtherAccount, Resolved, Touched, World};
+pub use view::{ClientScope, MAX_ID, ProxyNode, ProxyView, Role};
+pub use world::{ChangeSet, Effect, Effects, Endpoint, OtherAccount, Resolved, World};

@@ -65,7 +65,7 @@ pub struct ProxyView {
 
 /// The part of a view on which shared resources depend; many workloads have it in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Surroundings {
+pub struct ClientScope {
     /// Role.
     pub role: Role,
     /// The namespace.
@@ -88,7 +88,7 @@ pub struct Surroundings {
     pub names_resolved: bool,
 }
 
-impl Surroundings {
+impl ClientScope {
     /// Those of a proxy, with the labels of these keys.
     pub fn of(view: &ProxyView, label_keys: &BTreeSet<String>) -> Self {
         let label = |key: &String| Some((key.clone(), view.labels.get(key)?.clone()));
@@ -107,7 +107,7 @@ impl Surroundings {
     }
 }
 
-impl Surroundings {
+impl ClientScope {
     /// What surroundings have in common that differ only in what routes depend on: services are alike in them.
     pub fn kin(&self) -> Self {
         Self { namespace: String::new(), hosts_apart: false, ..self.clone() }
@@ -128,7 +128,7 @@ impl Surroundings {
     }
 }
 
-impl fmt::Display for Surroundings {
+impl fmt::Display for ClientScope {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { role, namespace, cluster_id, locality: Locality { region, zone, subzone }, .. } = self;
         write!(to, "proxies ({role:?}) in namespace {namespace}, cluster {cluster_id}")?;

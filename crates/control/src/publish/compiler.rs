@@ -7,10 +7,10 @@ use std::{
     sync::Arc,
 };
 
-use skysail_model::{Diagnostic, Outline, Part, ProxyView, Surroundings, World, compile_own, compile_part};
+use skysail_model::{ClientScope, Diagnostic, Outline, Part, ProxyView, World, compile_own, compile_part};
 use skysail_xds::{Resource, Resources};
 
-type OfPart = dyn Fn(&World, &Surroundings, &Part) -> Vec<Arc<Resource>> + Send + Sync;
+type OfPart = dyn Fn(&World, &ClientScope, &Part) -> Vec<Arc<Resource>> + Send + Sync;
 type OfView = dyn Fn(&World, &ProxyView, &Outline) -> (Resources, Vec<Diagnostic>) + Send + Sync;
 
 /// What resources are compiled by.

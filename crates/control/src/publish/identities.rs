@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use skysail_model::Surroundings;
+use skysail_model::ClientScope;
 
 use crate::metrics::Limit;
 
@@ -66,7 +66,7 @@ pub(super) struct Identities(HashMap<Arc<str>, Identity>);
 
 #[derive(Default)]
 struct Identity {
-    uses: HashMap<Arc<Surroundings>, Use>,
+    uses: HashMap<Arc<ClientScope>, Use>,
     /// Held while a scope is compiled for the identity, so that of each identity one waits for the compiler.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
@@ -81,7 +81,7 @@ struct Use {
 
 impl Identities {
     /// Notes that a proxy asks for a scope. False if the identity did not use it so far.
-    pub(super) fn renew(&mut self, who: &str, surroundings: &Surroundings, now: Instant) -> bool {
+    pub(super) fn renew(&mut self, who: &str, surroundings: &ClientScope, now: Instant) -> bool {
         let used = self.0.get_mut(who).and_then(|identity| identity.uses.get_mut(surroundings));
         used.map(|used| used.idle_since = now).is_some()
     }
@@ -92,20 +92,20 @@ impl Identities {
     }
 
     /// Notes that an identity uses a scope that it did not use.
-    pub(super) fn add(&mut self, who: &Arc<str>, surroundings: &Arc<Surroundings>, now: Instant) {
+    pub(super) fn add(&mut self, who: &Arc<str>, surroundings: &Arc<ClientScope>, now: Instant) {
         let identity = self.0.entry(Arc::clone(who)).or_default();
         identity.uses.insert(Arc::clone(surroundings), Use { clients: 0, idle_since: now });
     }
 
     /// Notes that a proxy uses a scope from now on. Gives the identity as it is kept here.
-    pub(super) fn enter(&mut self, who: &str, surroundings: &Surroundings) -> Option<Arc<str>> {
+    pub(super) fn enter(&mut self, who: &str, surroundings: &ClientScope) -> Option<Arc<str>> {
         let identity = self.0.get_mut(who)?;
         identity.uses.get_mut(surroundings)?.clients += 1;
         self.0.get_key_value(who).map(|(who, _)| Arc::clone(who))
     }
 
     /// Notes that a proxy no longer uses a scope.
-    pub(super) fn leave(&mut self, who: &str, surroundings: &Surroundings, now: Instant) {
+    pub(super) fn leave(&mut self, who: &str, surroundings: &ClientScope, now: Instant) {
         let used = self.0.get_mut(who).and_then(|identity| identity.uses.get_mut(surroundings));
         if let Some(used) = used {
             used.clients = used.clients.saturating_sub(1);
@@ -122,8 +122,8 @@ impl Identities {
     pub(super) fn drop_idle(
         &mut self,
         now: Instant,
-        keeps: impl Fn(&Surroundings) -> bool,
-        mut gone: impl FnMut(&Arc<Surroundings>),
+        keeps: impl Fn(&ClientScope) -> bool,
+        mut gone: impl FnMut(&Arc<ClientScope>),
     ) {
         self.0.retain(|_, identity| {
             identity.uses.retain(|surroundings, used| {

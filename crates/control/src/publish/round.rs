@@ -7,7 +7,7 @@
 
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 
-use skysail_model::{Diagnostic, Outline, ProxyView, Surroundings, Touched, World};
+use skysail_model::{ChangeSet, ClientScope, Diagnostic, Outline, ProxyView, World};
 use skysail_xds::{
     Layer,
     interest::{Change, Interest},
@@ -34,16 +34,16 @@ pub(super) struct Round {
 
 /// A scope to compile.
 struct ScopeJob {
-    surroundings: Arc<Surroundings>,
+    surroundings: Arc<ClientScope>,
     id: u64,
     scope: Scope,
-    touched: Touched,
+    touched: ChangeSet,
 }
 
 /// A view whose own resources are to compile.
 struct ViewJob {
     view: Arc<ProxyView>,
-    surroundings: Arc<Surroundings>,
+    surroundings: Arc<ClientScope>,
     outline: Arc<Outline>,
     own: Arc<Layer>,
 }
@@ -69,7 +69,7 @@ impl Round {
         let Self { world, revision, generation, scopes, views } = self;
         let mut done: Vec<(ScopeJob, Result<Change, Panicked>, Arc<Layer>)> =
             Vec::with_capacity(scopes.len());
-        let mut kin: HashMap<Surroundings, usize> = HashMap::new();
+        let mut kin: HashMap<ClientScope, usize> = HashMap::new();
         for mut job in scopes {
             let like = kin.get(&job.surroundings.kin()).and_then(|index| done.get(*index));
             let like = like.map(|(other, _, before)| Like {
@@ -163,7 +163,7 @@ impl State {
         let Done { revision, generation, scopes, views } = done;
         self.generation = generation;
         let mut failures = Vec::new();
-        let mut changes: HashMap<Arc<Surroundings>, (Change, bool, Published)> = HashMap::new();
+        let mut changes: HashMap<Arc<ClientScope>, (Change, bool, Published)> = HashMap::new();
         for (job, result) in scopes {
             let ScopeJob { surroundings, id, scope, touched } = job;
             let Some(slot) = self.slots.get_mut(&surroundings).filter(|slot| slot.id == id) else { continue };
@@ -264,7 +264,7 @@ impl Slot {
     }
 
     /// Notes that a compile panicked.
-    fn fail(&mut self, revision: u64, panicked: Panicked, surroundings: &Surroundings) -> Failure {
+    fn fail(&mut self, revision: u64, panicked: Panicked, surroundings: &ClientScope) -> Failure {
         self.opening = false;
         self.opened.send_replace(());
         Broken::note(&mut self.broken, revision, panicked, &surroundings.to_string())
@@ -287,7 +287,7 @@ pub(super) struct Opening {
     generation: u64,
     job: ScopeJob,
     /// A scope of kin that is up to date.
-    kin: Option<(Arc<Surroundings>, Scope)>,
+    kin: Option<(Arc<ClientScope>, Scope)>,
     /// A layer of another scope: equal resources are shared with it.
     other: Option<Arc<Layer>>,
 }
@@ -319,7 +319,7 @@ impl Opening {
 
 impl State {
     /// Takes a new scope to compile; `None` if it is no longer wanted.
-    pub(super) fn begin_opening(&mut self, surroundings: &Arc<Surroundings>, id: u64) -> Option<Opening> {
+    pub(super) fn begin_opening(&mut self, surroundings: &Arc<ClientScope>, id: u64) -> Option<Opening> {
         let is_ready = |slot: &Slot| slot.published.is_some() && slot.missed.is_nothing();
         let ready = self.slots.iter().filter(|(_, slot)| is_ready(slot));
         let kin = ready.clone().filter(|(other, _)| other.is_kin(surroundings));
@@ -340,12 +340,12 @@ impl State {
     /// Marks a new scope as broken after a panic outside of the compile functions.
     pub(super) fn abandon_opening(
         &mut self,
-        surroundings: &Surroundings,
+        surroundings: &ClientScope,
         id: u64,
         why: String,
     ) -> Option<Failure> {
         let slot = self.slots.get_mut(surroundings).filter(|slot| slot.id == id)?;
-        (slot.scope, slot.missed) = (Some(Scope::default()), Touched::everything());
+        (slot.scope, slot.missed) = (Some(Scope::default()), ChangeSet::everything());
         let panicked = Panicked { what: "publishing it".to_owned(), message: why };
         Some(slot.fail(self.revision, panicked, surroundings))
     }

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use skysail_model::{Outline, Part, Surroundings, Touched, World, compile_host, is_alike, outline, parts};
+use skysail_model::{ChangeSet, ClientScope, Outline, Part, World, compile_host, is_alike, outline, parts};
 use skysail_xds::{Kind, Layer, Resource, layer::Edits};
 
 use super::compiler::{Compiler, Panicked, contain};
@@ -25,7 +25,7 @@ type Parts = HashMap<Part, Vec<(Kind, Arc<str>)>>;
 /// A scope of kin that is up to date.
 #[derive(Clone, Copy)]
 pub(super) struct Like<'a> {
-    pub(super) surroundings: &'a Surroundings,
+    pub(super) surroundings: &'a ClientScope,
     pub(super) scope: &'a Scope,
     /// Its layer before.
     pub(super) before: &'a Layer,
@@ -66,8 +66,8 @@ impl Scope {
         &mut self,
         compiler: &Compiler,
         world: &World,
-        surroundings: &Surroundings,
-        touched: &Touched,
+        surroundings: &ClientScope,
+        touched: &ChangeSet,
         generation: u64,
         like: Option<Like<'_>>,
     ) -> Result<(), Panicked> {
@@ -83,8 +83,8 @@ impl Scope {
         &self,
         compiler: &Compiler,
         world: &World,
-        surroundings: &Surroundings,
-        touched: &Touched,
+        surroundings: &ClientScope,
+        touched: &ChangeSet,
         like: Option<Like<'_>>,
     ) -> Result<Compiled, Panicked> {
         let outline = (touched.everything || touched.names).then(|| outline(world, surroundings));

@@ -10,7 +10,7 @@ use std::{
 };
 
 use skysail_core::fingerprint;
-use skysail_model::{Diagnostic, Files, Outline, Parsed, ProxyView, Severity, Surroundings, Touched, World};
+use skysail_model::{ChangeSet, ClientScope, Diagnostic, Files, Outline, Parsed, ProxyView, Severity, World};
 use skysail_source::{FileChange, FileState};
 use skysail_xds::{Layer, Resources, Snapshot, interest::Interest, server::ResourceFeed};
 use tokio::sync::watch;
@@ -47,7 +47,7 @@ pub(super) struct State {
     pub(super) generation: u64,
     /// Keys of the labels on which shared resources depend.
     pub(super) label_keys: BTreeSet<String>,
-    pub(super) slots: HashMap<Arc<Surroundings>, Slot>,
+    pub(super) slots: HashMap<Arc<ClientScope>, Slot>,
     next_slot: u64,
     pub(super) views: HashMap<Arc<ProxyView>, View>,
     pub(super) clients: BTreeMap<u64, Client>,
@@ -68,7 +68,7 @@ pub(super) struct Slot {
     /// The scope; `None` while it is being compiled.
     pub(super) scope: Option<Scope>,
     /// Changes since the scope was compiled.
-    pub(super) missed: Touched,
+    pub(super) missed: ChangeSet,
     /// True during the first compile, for which proxies wait.
     pub(super) opening: bool,
     /// The last compile panicked.
@@ -97,7 +97,7 @@ pub(super) struct Broken {
 
 /// A view: configuration for equal proxies.
 pub(super) struct View {
-    pub(super) surroundings: Arc<Surroundings>,
+    pub(super) surroundings: Arc<ClientScope>,
     pub(super) sender: watch::Sender<Snapshot>,
     /// Subscriptions of its proxies. A change that concerns none of them wakes no stream.
     pub(super) interest: Arc<Interest>,
@@ -131,7 +131,7 @@ pub(super) struct Prepared {
     view: ProxyView,
     /// True if its pod is known; the view then describes the pod.
     known: bool,
-    surroundings: Surroundings,
+    surroundings: ClientScope,
     /// Resources of its view and the outline of their compile, if the scope exists and the view does not.
     own: Option<(Own, Arc<Outline>)>,
 }
@@ -144,7 +144,7 @@ pub(super) enum Entry {
     /// Its scope is being compiled.
     Wait(watch::Receiver<()>),
     /// Its scope is new.
-    Open(Arc<Surroundings>, u64, watch::Receiver<()>),
+    Open(Arc<ClientScope>, u64, watch::Receiver<()>),
 }
 
 impl State {
@@ -203,7 +203,7 @@ impl State {
             touched.everything = true;
         }
         if touched.everything {
-            touched = Touched::everything();
+            touched = ChangeSet::everything();
         }
         if touched.is_nothing() {
             return;
@@ -216,7 +216,7 @@ impl State {
 
     /// Ends the streams of views that no longer agree with the pods of their proxies. The proxies connect again, list the
     /// versions that they have, and are sent the differences.
-    fn end_contradicted(&mut self, touched: &Touched, home: &str) {
+    fn end_contradicted(&mut self, touched: &ChangeSet, home: &str) {
         if !touched.everything && touched.pods.is_empty() {
             return;
         }
@@ -250,14 +250,14 @@ impl State {
         self.identities.clear();
         let clients = std::mem::take(&mut self.clients);
         for client in clients.values() {
-            let surroundings = self.slot(Surroundings::of(&client.view, &self.label_keys), false).0;
+            let surroundings = self.slot(ClientScope::of(&client.view, &self.label_keys), false).0;
             self.use_slot(&client.who, &surroundings, Instant::now());
             self.enter_slot(&client.who, &surroundings);
         }
         self.clients = clients;
-        let mut origins: HashMap<Arc<Surroundings>, HashSet<Arc<Surroundings>>> = HashMap::new();
+        let mut origins: HashMap<Arc<ClientScope>, HashSet<Arc<ClientScope>>> = HashMap::new();
         for (view, state) in &mut self.views {
-            let surroundings = Surroundings::of(view, &self.label_keys);
+            let surroundings = ClientScope::of(view, &self.label_keys);
             let Some((surroundings, _)) = self.slots.get_key_value(&surroundings) else { continue };
             let origin = std::mem::replace(&mut state.surroundings, Arc::clone(surroundings));
             origins.entry(Arc::clone(surroundings)).or_default().insert(origin);
@@ -285,7 +285,7 @@ impl State {
         let known = self.world.identify(&mut node, &settings.cluster_id).map_err(Refused::OtherAccount)?;
         let view = node.view;
         self.check_view(&client.who, &view, known, settings)?;
-        let surroundings = Surroundings::of(&view, &self.label_keys);
+        let surroundings = ClientScope::of(&view, &self.label_keys);
         let published = self.slots.get(&surroundings).and_then(|slot| slot.published.as_ref());
         let own = match published {
             Some(Published { outline, .. }) if !self.views.contains_key(&view) => {
@@ -368,7 +368,7 @@ impl State {
         &mut self,
         client: &NewClient,
         view: Arc<ProxyView>,
-        surroundings: &Surroundings,
+        surroundings: &ClientScope,
         watched: ResourceFeed,
     ) -> Entry {
         if let Some(state) = self.views.get_mut(&view) {
@@ -410,10 +410,10 @@ impl State {
     fn reserve(
         &mut self,
         who: &Arc<str>,
-        surroundings: Surroundings,
+        surroundings: ClientScope,
         settings: &Settings,
         now: Instant,
-    ) -> Result<(Arc<Surroundings>, bool), Limit> {
+    ) -> Result<(Arc<ClientScope>, bool), Limit> {
         if !self.identities.renew(who, &surroundings, now) {
             if self.identities.used_by(who) >= settings.limits.of_identity {
                 return Err(Limit::Identity);
@@ -428,7 +428,7 @@ impl State {
     }
 
     /// The slot of a scope; true if it is new.
-    fn slot(&mut self, surroundings: Surroundings, opening: bool) -> (Arc<Surroundings>, bool) {
+    fn slot(&mut self, surroundings: ClientScope, opening: bool) -> (Arc<ClientScope>, bool) {
         if let Some((surroundings, _)) = self.slots.get_key_value(&surroundings) {
             return (Arc::clone(surroundings), false);
         }
@@ -437,7 +437,7 @@ impl State {
             id: self.next_slot,
             published: None,
             scope: Some(Scope::default()),
-            missed: Touched::everything(),
+            missed: ChangeSet::everything(),
             opening,
             broken: None,
             opened: watch::Sender::default(),
@@ -450,7 +450,7 @@ impl State {
     }
 
     /// Notes that an identity uses a slot.
-    fn use_slot(&mut self, who: &Arc<str>, surroundings: &Arc<Surroundings>, now: Instant) {
+    fn use_slot(&mut self, who: &Arc<str>, surroundings: &Arc<ClientScope>, now: Instant) {
         if !self.identities.renew(who, surroundings, now) {
             self.identities.add(who, surroundings, now);
             if let Some(slot) = self.slots.get_mut(surroundings) {
@@ -460,7 +460,7 @@ impl State {
     }
 
     /// Notes that a proxy uses a slot. Returns the shared copy of its identity.
-    fn enter_slot(&mut self, who: &str, surroundings: &Surroundings) -> Option<Arc<str>> {
+    fn enter_slot(&mut self, who: &str, surroundings: &ClientScope) -> Option<Arc<str>> {
         if let Some(slot) = self.slots.get_mut(surroundings) {
             slot.clients += 1;
         }
@@ -469,7 +469,7 @@ impl State {
 
     pub(super) fn leave(&mut self, id: u64, now: Instant) {
         let Some(client) = self.clients.remove(&id) else { return };
-        let surroundings = Surroundings::of(&client.view, &self.label_keys);
+        let surroundings = ClientScope::of(&client.view, &self.label_keys);
         self.identities.leave(&client.who, &surroundings, now);
         if let Some(slot) = self.slots.get_mut(&surroundings) {
             slot.clients = slot.clients.saturating_sub(1);
@@ -490,7 +490,7 @@ impl State {
     pub(super) fn drop_idle(&mut self, now: Instant) -> Vec<Slot> {
         let (slots, mut left) = (&self.slots, Vec::new());
         let is_busy = |slot: &Slot| slot.opening || slot.scope.is_none();
-        let keeps = |surroundings: &Surroundings| slots.get(surroundings).is_some_and(is_busy);
+        let keeps = |surroundings: &ClientScope| slots.get(surroundings).is_some_and(is_busy);
         self.identities.drop_idle(now, keeps, |surroundings| left.push(Arc::clone(surroundings)));
         let mut gone = Vec::new();
         for surroundings in left {

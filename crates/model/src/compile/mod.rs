@@ -1,6 +1,6 @@
 //! World × proxy view → xDS resources, as istiod would send them.
 //!
-//! Clusters, endpoints and routes depend on the client only by its [`Surroundings`], and are shared by all clients that have the
+//! Clusters, endpoints and routes depend on the client only by its [`ClientScope`], and are shared by all clients that have the
 //! same; each [`Part`] of them is made by itself. Listeners depend on the whole view.
 //!
 //! In the order of the data: [`pb`], [`packed`] and [`order`] (messages and their bytes), [`policy`], [`pool`], [`balance`] and [`locality`] (which settings hold), [`tls`], [`clusters`], [`endpoints`],
@@ -34,7 +34,7 @@ use skysail_xds::{Kind, Resource, Resources};
 pub use self::listeners::Outline;
 
 use crate::{
-    Diagnostic, ObjectKey, ProxyView, Role, Severity, Surroundings, World,
+    ClientScope, Diagnostic, ObjectKey, ProxyView, Role, Severity, World,
     api::{self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, kube::Locality},
 };
 
@@ -53,7 +53,7 @@ pub enum Part {
 
 /// Compiles all resources of a proxy. Also returns findings about configuration that could not be compiled as written.
 pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) {
-    let surroundings = Surroundings::of(view, &world.label_keys());
+    let surroundings = ClientScope::of(view, &world.label_keys());
     let (mut made, findings) = compile_own(world, view, &outline(world, &surroundings));
     for part in parts(world, &surroundings) {
         compile_part(world, &surroundings, &part).into_iter().for_each(|resource| made.insert(resource));
@@ -62,7 +62,7 @@ pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) 
 }
 
 /// The parts that proxies of these surroundings share.
-pub fn parts(world: &World, surroundings: &Surroundings) -> Vec<Part> {
+pub fn parts(world: &World, surroundings: &ClientScope) -> Vec<Part> {
     let scope = Scope::new(world, surroundings);
     let of =
         |service: &Typed<Service>| Part::Service(service.meta.namespace.clone(), service.meta.name.clone());
@@ -70,7 +70,7 @@ pub fn parts(world: &World, surroundings: &Surroundings) -> Vec<Part> {
 }
 
 /// Compiles a part for proxies of these surroundings; empty if the part does not exist.
-pub fn compile_part(world: &World, surroundings: &Surroundings, part: &Part) -> Vec<Arc<Resource>> {
+pub fn compile_part(world: &World, surroundings: &ClientScope, part: &Part) -> Vec<Arc<Resource>> {
     let scope = Scope::new(world, surroundings);
     match part {
         Part::Service(namespace, name) => {
@@ -103,20 +103,20 @@ pub fn compile_part(world: &World, surroundings: &Surroundings, part: &Part) -> 
     }
 }
 
-/// Whether a part is the same for proxies of two surroundings that are [`kin`](Surroundings::kin), as far as that is easily
+/// Whether a part is the same for proxies of two surroundings that are [`kin`](ClientScope::kin), as far as that is easily
 /// seen: what services are to others seldom depends on the namespace these are in.
-pub fn is_alike(world: &World, one: &Surroundings, other: &Surroundings, part: &Part) -> bool {
+pub fn is_alike(world: &World, one: &ClientScope, other: &ClientScope, part: &Part) -> bool {
     let Part::Service(namespace, name) = part else { return false };
     let Some(service) = world.service_named(namespace, name) else { return false };
     let (one, other) = (Scope::new(world, one), Scope::new(world, other));
     one.sees(service) && other.sees(service) && one.rule(service) == other.rule(service)
 }
 
-/// The routes of one host ([`Touched::hosts`](crate::Touched::hosts)) anew, for proxies that have these surroundings and take
-/// [routes by host](Surroundings::routes_by_host); `made` gives what was made before.
+/// The routes of one host ([`ChangeSet::hosts`](crate::ChangeSet::hosts)) anew, for proxies that have these surroundings and take
+/// [routes by host](ClientScope::routes_by_host); `made` gives what was made before.
 pub fn compile_host(
     world: &World,
-    surroundings: &Surroundings,
+    surroundings: &ClientScope,
     host: &str,
     made: impl Fn(Kind, &str) -> Option<Arc<Resource>>,
 ) -> Vec<Arc<Resource>> {
@@ -130,7 +130,7 @@ pub fn compile_host(
 }
 
 /// Outline of the outbound listeners of proxies of these surroundings.
-pub fn outline(world: &World, surroundings: &Surroundings) -> Outline {
+pub fn outline(world: &World, surroundings: &ClientScope) -> Outline {
     match surroundings.role {
         Role::Sidecar => listeners::outline(Scope::new(world, surroundings).services()),
         Role::Router | Role::Grpc => Outline::default(),
@@ -143,7 +143,7 @@ pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resou
     let mut findings = Findings { world, list: Vec::new() };
     let mut made = Resources::default();
     // Labels matter to routes and endpoints only, which are shared.
-    let surroundings = Surroundings::of(view, &BTreeSet::new());
+    let surroundings = ClientScope::of(view, &BTreeSet::new());
     let scope = Scope::new(world, &surroundings);
     match view.role {
         Role::Router => add_cluster(&mut made, &clusters::black_hole()),
@@ -178,7 +178,7 @@ struct Scope<'a> {
 }
 
 impl<'a> Scope<'a> {
-    fn new(world: &'a World, surroundings: &'a Surroundings) -> Self {
+    fn new(world: &'a World, surroundings: &'a ClientScope) -> Self {
         Self {
             world,
             role: surroundings.role,

@@ -32,7 +32,7 @@ pub use identify::OtherAccount;
 use index::{HostIndex, LabelIndex, MultiMap};
 pub use outside::Resolved;
 use store::{Entry, Store};
-pub use touched::Touched;
+pub use touched::ChangeSet;
 
 use crate::{
     api::{
@@ -89,7 +89,7 @@ pub struct World {
     /// DNS answers by name.
     resolved: Arc<HashMap<Arc<str>, Resolved>>,
     /// Estimate since the last [`World::take_touched`]; `None` before the first.
-    touched: Option<Touched>,
+    touched: Option<ChangeSet>,
 }
 
 impl World {
@@ -117,7 +117,7 @@ impl World {
         changed
     }
 
-    fn touch(&mut self, more: Touched) {
+    fn touch(&mut self, more: ChangeSet) {
         if let Some(touched) = &mut self.touched {
             touched.add(more);
         }
@@ -234,7 +234,7 @@ impl World {
         let changed = *self.roots != *roots && self.mesh().binds_roots();
         self.roots = roots.into();
         if changed {
-            self.touch(Touched { everything: true, ..Touched::default() });
+            self.touch(ChangeSet { everything: true, ..ChangeSet::default() });
         }
         changed
     }

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Endpoint, Touched, World};
+use super::{ChangeSet, Endpoint, World};
 use crate::{
     api::{Outside, ServiceEntry, ServicePort, Typed, kube::TargetPort, service_entry::host_of},
     origin::Origin,
@@ -41,7 +41,7 @@ impl World {
             None => Arc::make_mut(&mut self.resolved).remove(name),
         };
         let services = self.name_users.get(name).cloned().collect();
-        self.touch(Touched { services, ..Touched::default() });
+        self.touch(ChangeSet { services, ..ChangeSet::default() });
         true
     }
 
@@ -127,9 +127,9 @@ impl World {
     }
 
     /// Resources that depend on a ServiceEntry: its hosts, also those that other namespaces define.
-    pub(super) fn touched_by_entry(&self, namespace: &str, name: &str) -> Touched {
-        let Some(entry) = self.service_entries.get(namespace, name) else { return Touched::default() };
-        let mut touched = Touched { routes: true, names: true, ..Touched::default() };
+    pub(super) fn touched_by_entry(&self, namespace: &str, name: &str) -> ChangeSet {
+        let Some(entry) = self.service_entries.get(namespace, name) else { return ChangeSet::default() };
+        let mut touched = ChangeSet { routes: true, names: true, ..ChangeSet::default() };
         if entry.object.spec.selector().is_some() {
             // Those that it selects.
             touched.workloads_in.insert(namespace.to_owned());

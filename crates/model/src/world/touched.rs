@@ -14,7 +14,7 @@ const NOWHERE: &str = "";
 
 /// Resources that may differ since the last [`World::take_touched`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Touched {
+pub struct ChangeSet {
     /// Everything.
     pub everything: bool,
     /// Services (namespace, name) whose clusters and endpoints may differ.
@@ -33,7 +33,7 @@ pub struct Touched {
     pub pods: BTreeSet<(String, String)>,
 }
 
-impl Touched {
+impl ChangeSet {
     /// True if nothing may differ.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
@@ -68,14 +68,14 @@ impl Touched {
 
 impl World {
     /// Returns and resets the estimate; everything at the first call.
-    pub fn take_touched(&mut self) -> Touched {
-        self.touched.replace(Touched::nothing()).unwrap_or_else(Touched::everything)
+    pub fn take_touched(&mut self) -> ChangeSet {
+        self.touched.replace(ChangeSet::nothing()).unwrap_or_else(ChangeSet::everything)
     }
 
     /// Resources that depend on the current object of a key.
-    pub(super) fn touched_by(&self, key: &ObjectKey) -> Touched {
+    pub(super) fn touched_by(&self, key: &ObjectKey) -> ChangeSet {
         if self.touched.as_ref().is_none_or(|touched| touched.everything) {
-            return Touched::nothing();
+            return ChangeSet::nothing();
         }
         let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
         match key.kind {
@@ -87,34 +87,34 @@ impl World {
             | Kind::DaemonSet
             | Kind::ReplicaSet
             | Kind::Job
-            | Kind::CronJob => Touched::nothing(),
+            | Kind::CronJob => ChangeSet::nothing(),
             Kind::Namespace | Kind::Node | Kind::ConfigMap | Kind::PeerAuthentication => {
-                Touched::everything()
+                ChangeSet::everything()
             }
             Kind::AuthorizationPolicy if namespace == self.mesh().root_namespace => {
-                Touched { workloads: true, ..Touched::default() }
+                ChangeSet { workloads: true, ..ChangeSet::default() }
             }
             Kind::AuthorizationPolicy => {
-                Touched { workloads_in: BTreeSet::from([namespace.to_owned()]), ..Touched::default() }
+                ChangeSet { workloads_in: BTreeSet::from([namespace.to_owned()]), ..ChangeSet::default() }
             }
             Kind::VirtualService => {
                 let rule = self.virtual_services.get(namespace, name).map(|entry| &entry.object);
-                let Some(rule) = rule else { return Touched::nothing() };
+                let Some(rule) = rule else { return ChangeSet::nothing() };
                 match self.only_service_of(rule) {
-                    Some(host) => Touched { hosts: BTreeSet::from([host]), ..Touched::default() },
-                    None => Touched { routes: true, ..Touched::default() },
+                    Some(host) => ChangeSet { hosts: BTreeSet::from([host]), ..ChangeSet::default() },
+                    None => ChangeSet { routes: true, ..ChangeSet::default() },
                 }
             }
             Kind::Service => {
-                let Some(service) = self.service_named(namespace, name) else { return Touched::nothing() };
-                Touched {
+                let Some(service) = self.service_named(namespace, name) else { return ChangeSet::nothing() };
+                ChangeSet {
                     services: BTreeSet::from([(namespace.to_owned(), name.to_owned())]),
                     routes: true,
                     names: true,
                     workloads: self.shapes_listeners(service),
                     // Those that it selects.
                     workloads_in: BTreeSet::from([namespace.to_owned()]),
-                    ..Touched::default()
+                    ..ChangeSet::default()
                 }
             }
             Kind::ServiceEntry => self.touched_by_entry(namespace, name),
@@ -124,9 +124,9 @@ impl World {
             }
             Kind::DestinationRule => {
                 let rule = self.destination_rules.get(namespace, name).map(|entry| &entry.object);
-                let Some(rule) = rule else { return Touched::nothing() };
+                let Some(rule) = rule else { return ChangeSet::nothing() };
                 match self.service(&hosts::fqdn(&rule.spec.host, namespace)) {
-                    Some(service) if service.spec.outside.is_none() => Touched {
+                    Some(service) if service.spec.outside.is_none() => ChangeSet {
                         services: BTreeSet::from([(
                             service.meta.namespace.clone(),
                             service.meta.name.clone(),
@@ -135,9 +135,9 @@ impl World {
                         workloads: self.shapes_listeners(service),
                         // Its own say in their metadata which rule holds for them.
                         workloads_in: BTreeSet::from([service.meta.namespace.clone()]),
-                        ..Touched::default()
+                        ..ChangeSet::default()
                     },
-                    _ => Touched::everything(),
+                    _ => ChangeSet::everything(),
                 }
             }
             Kind::Pod => self.pod(namespace, name).map(|pod| self.touched_by_pod(pod)).unwrap_or_default(),
@@ -174,10 +174,10 @@ impl World {
     }
 
     /// The services that lead to a pod.
-    fn touched_by_pod(&self, pod: &Typed<Pod>) -> Touched {
+    fn touched_by_pod(&self, pod: &Typed<Pod>) -> ChangeSet {
         let namespace = pod.meta.namespace.as_str();
         let pods = BTreeSet::from([(pod.meta.namespace.clone(), pod.meta.name.clone())]);
-        let mut touched = Touched { pods, ..Touched::default() };
+        let mut touched = ChangeSet { pods, ..ChangeSet::default() };
         for service in self.services_selecting(namespace, &pod.meta.labels) {
             touched.add(self.touched_endpoints(namespace, &service.meta.name));
         }
@@ -196,13 +196,13 @@ impl World {
     }
 
     /// Resources that depend on a service's endpoints. Those of a headless service are also in listeners and names.
-    fn touched_endpoints(&self, namespace: &str, service: &str) -> Touched {
+    fn touched_endpoints(&self, namespace: &str, service: &str) -> ChangeSet {
         let headless = self.service_named(namespace, service).is_some_and(|service| service.spec.headless);
-        Touched {
+        ChangeSet {
             services: BTreeSet::from([(namespace.to_owned(), service.to_owned())]),
             names: headless,
             workloads: headless,
-            ..Touched::default()
+            ..ChangeSet::default()
         }
     }
 }

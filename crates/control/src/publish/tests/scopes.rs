@@ -270,7 +270,7 @@ impl Gate {
     fn publisher(self: &Arc<Self>) -> (Arc<Publisher>, Arc<AtomicUsize>) {
         let (gate, compiles) = (Arc::clone(self), Arc::<AtomicUsize>::default());
         let counted = Arc::clone(&compiles);
-        let part = move |world: &_, surroundings: &Surroundings, part: &Part| {
+        let part = move |world: &_, surroundings: &ClientScope, part: &Part| {
             let made = compile_part(world, surroundings, part);
             if surroundings.namespace == "y" && *part == Part::Names {
                 counted.fetch_add(1, Relaxed);
@@ -396,7 +396,7 @@ fn a_change_reaches_the_scopes_of_most_proxies_first_and_those_who_come_meanwhil
 fn failing() -> (Arc<Publisher>, Arc<AtomicBool>) {
     let fails = Arc::<AtomicBool>::default();
     let (in_part, in_own) = (Arc::clone(&fails), Arc::clone(&fails));
-    let part = move |world: &_, surroundings: &Surroundings, part: &Part| {
+    let part = move |world: &_, surroundings: &ClientScope, part: &Part| {
         let is_bad = *part == Part::Service("x".into(), "bad".into()) && surroundings.namespace == "x";
         assert!(!is_bad || !in_part.load(Relaxed), "the service is bad");
         compile_part(world, surroundings, part)
