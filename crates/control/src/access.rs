@@ -1,4 +1,5 @@
-//! Access to the admin pages: for callers in the control plane's own network namespace, and for service accounts on the allow list.
+//! Access to the admin pages: for callers in the control plane's own network namespace, and for the service accounts of
+//! `--admin-allow`.
 
 use std::{collections::BTreeSet, fmt, str::FromStr, sync::Arc};
 
@@ -13,12 +14,12 @@ use skysail_core::{SpiffeId, local::Refusal, names::TOKEN_AUDIENCE};
 use tonic::Status;
 
 use crate::{
-    audit::{Audit, Event, Text},
+    audit::{AuditEvent, AuditLog, ExternalText},
     authentication::{Authentication, bearer},
     metrics::{Metrics, count},
 };
 
-/// A service account.
+/// A Kubernetes service account.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Account {
     /// Its namespace.
@@ -31,7 +32,7 @@ impl FromStr for Account {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // RFC 1123 names; the accounts' may have dots.
+        // RFC 1123 names; those of service accounts may contain dots.
         let is_name = |name: &str| {
             !name.is_empty()
                 && name
@@ -53,12 +54,12 @@ impl fmt::Display for Account {
     }
 }
 
-/// Authorizes callers.
+/// Authorizes callers of the admin pages.
 pub(crate) struct Access {
     authentication: Arc<Authentication>,
     allowed: BTreeSet<Account>,
     metrics: Arc<Metrics>,
-    audit: Arc<Audit>,
+    audit: Arc<AuditLog>,
 }
 
 impl Access {
@@ -66,40 +67,41 @@ impl Access {
         authentication: Arc<Authentication>,
         allowed: Vec<Account>,
         metrics: Arc<Metrics>,
-        audit: Arc<Audit>,
+        audit: Arc<AuditLog>,
     ) -> Self {
         Self { authentication, allowed: allowed.into_iter().collect(), metrics, audit }
     }
 
-    /// Whether the allow list has a service account.
+    /// Returns whether `--admin-allow` has a service account.
     pub(crate) fn allows(&self, id: &SpiffeId) -> bool {
         let account = Account { namespace: id.namespace.clone(), name: id.service_account.clone() };
         self.allowed.contains(&account)
     }
 
-    /// Checks that a service account may ask Istio's debug types: those of the allow list, and `default` of the root namespace, as
-    /// which `istioctl` asks.
+    /// Authorizes a service account for Istio's debug types: those of `--admin-allow`, and `default` of the root
+    /// namespace, which `istioctl` uses.
     ///
     /// # Errors
-    /// When it may not.
+    /// When the service account is not authorized.
     pub(crate) fn check_debug(&self, id: &SpiffeId, root_namespace: &str) -> Result<(), Status> {
         let SpiffeId { namespace, service_account, .. } = id;
         if self.allows(id) || (namespace == root_namespace && service_account == "default") {
             return Ok(());
         }
         Err(Status::permission_denied(format!(
-            "debug types show all of the mesh, and {id} is none of those who may see it: {root_namespace}/default and the service \
-             accounts of --admin-allow; give skysaild --admin-allow {namespace}/{service_account} to let it in"
+            "{id} may not read debug types, which show the whole mesh; to allow it, start skysaild with --admin-allow \
+             {namespace}/{service_account}; {root_namespace}/default is always allowed"
         )))
     }
 
-    /// Admits callers of the own network namespace, and readers with a token. Returns the identity of a reader.
+    /// Authorizes callers in the own network namespace, and reads with a token. Returns the identity of a caller with a
+    /// token.
     fn check(&self, ends: Ends, request: &Request) -> Result<Option<SpiffeId>, (StatusCode, String)> {
         match ends.check(request) {
             Ok(()) => Ok(None),
             Err(Refusal::Elsewhere) if !request.method().is_safe() => {
-                let said = "changes are accepted from the control plane's own machine or pod only, for example by port forwarding";
-                Err((StatusCode::FORBIDDEN, said.to_owned()))
+                let message = "changes are accepted from the control plane's own machine or pod only; use port forwarding";
+                Err((StatusCode::FORBIDDEN, message.to_owned()))
             }
             Err(Refusal::Elsewhere) => self.check_token(request.headers()).map(Some),
             Err(refusal) => Err((StatusCode::FORBIDDEN, refusal.to_string())),
@@ -107,35 +109,35 @@ impl Access {
     }
 
     fn check_token(&self, headers: &HeaderMap) -> Result<SpiffeId, (StatusCode, String)> {
-        let refused = |status, said| {
+        let refused = |status, message| {
             count(&self.metrics.authentication_failures);
-            (status, said)
+            (status, message)
         };
         let unauthorized = |status: Status| refused(StatusCode::UNAUTHORIZED, status.message().to_owned());
         let token = bearer(headers).map_err(unauthorized)?;
-        let token = token.ok_or_else(|| refused(StatusCode::UNAUTHORIZED, missing()))?;
-        let id = self.authentication.by_token(token).map_err(unauthorized)?.id;
+        let token = token.ok_or_else(|| refused(StatusCode::UNAUTHORIZED, token_required()))?;
+        let id = self.authentication.verify_token(token).map_err(unauthorized)?.id;
         if self.allows(&id) {
             return Ok(id);
         }
         let SpiffeId { namespace, service_account, .. } = id;
-        let said = format!(
-            "give skysaild --admin-allow {namespace}/{service_account} to let this service account in"
+        let message = format!(
+            "this service account may not read the page; to allow it, start skysaild with --admin-allow {namespace}/{service_account}"
         );
-        Err(refused(StatusCode::FORBIDDEN, said))
+        Err(refused(StatusCode::FORBIDDEN, message))
     }
 }
 
-/// Message that says how to get access.
-fn missing() -> String {
+/// Returns the message for a caller without a token.
+fn token_required() -> String {
     format!(
-        "this page is served to callers on the control plane's own machine or in its pod, for example by port forwarding, and to the \
-         service accounts of --admin-allow, whose token (audience {TOKEN_AUDIENCE}) is sent as Authorization: Bearer TOKEN; \
-         /ready and /metrics are open"
+        "this page needs a caller on the control plane's own machine or in its pod (for example by port forwarding), or the token of a \
+         service account of --admin-allow (audience {TOKEN_AUDIENCE}) as Authorization: Bearer TOKEN; /ready and /metrics are open"
     )
 }
 
-/// Refuses callers without access, and records actions, refusals and remote reads in the audit log.
+/// Middleware that refuses callers without access, and records actions, refusals and reads with a token in the audit
+/// log.
 pub(crate) async fn guard(
     State(access): State<Arc<Access>>,
     ConnectInfo(ends): ConnectInfo<Ends>,
@@ -143,24 +145,33 @@ pub(crate) async fn guard(
     next: Next,
 ) -> Response {
     let (path, address) = (request.uri().path().to_owned(), ends.remote.to_canonical().to_string());
-    let (page, address) = (Text(&path), Text(&address));
+    let (page, address) = (ExternalText(&path), ExternalText(&address));
     match access.check(ends, &request) {
         Ok(reader) => {
             if let Some(id) = reader {
                 let identity = id.to_string();
-                access.audit.record(Event::AdminRead { address, identity: Text(&identity), page });
+                access.audit.record(AuditEvent::AdminRead {
+                    address,
+                    identity: ExternalText(&identity),
+                    page,
+                });
             }
             let is_action = !request.method().is_safe();
             let response = next.run(request).await;
             if is_action {
                 let status = response.status().as_u16();
-                access.audit.record(Event::AdminAction { address, page, status });
+                access.audit.record(AuditEvent::AdminAction { address, page, status });
             }
             response
         }
-        Err((status, said)) => {
-            access.audit.record(Event::AdminRefused { address, page, reason: Text(&said), suppressed: 0 });
-            let mut response = (status, said + "\n").into_response();
+        Err((status, message)) => {
+            access.audit.record(AuditEvent::AdminRefused {
+                address,
+                page,
+                reason: ExternalText(&message),
+                suppressed: 0,
+            });
+            let mut response = (status, message + "\n").into_response();
             if status == StatusCode::UNAUTHORIZED {
                 let challenge = header::HeaderValue::from_static("Bearer");
                 response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
@@ -175,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accounts_are_written_with_their_namespace() {
+    fn an_account_is_parsed_from_namespace_and_name() {
         let account: Account = "monitoring/kiali".parse().unwrap();
         assert_eq!(account.to_string(), "monitoring/kiali");
         for wrong in ["", "kiali", "/kiali", "monitoring/", "a/b/c", "*/kiali", "Monitoring/kiali"] {

@@ -1,4 +1,4 @@
-//! Pages for people and Prometheus; `/` lists them. Readiness and metrics are open, the others need [`Access`].
+//! Admin pages and metrics; `/` lists them. `/ready` and `/metrics` are open; the others require [`Access`].
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -15,36 +15,36 @@ use tokio::net::TcpListener;
 
 use crate::{
     access::{self, Access},
-    authority::Keeper,
-    habits::Habits,
+    authority::AuthorityManager,
     metrics::Gauges,
+    prefetch::PrefetchHistory,
     publish::Publisher,
-    resolve::Names,
+    resolve::DnsCache,
 };
 
-/// What the pages show.
+/// Data of the pages.
 pub(crate) struct Pages {
     pub(crate) publisher: Arc<Publisher>,
-    pub(crate) names: Arc<Names>,
-    pub(crate) keeper: Arc<Keeper>,
-    pub(crate) habits: Arc<Habits>,
+    pub(crate) dns_cache: Arc<DnsCache>,
+    pub(crate) authority: Arc<AuthorityManager>,
+    pub(crate) prefetch: Arc<PrefetchHistory>,
     pub(crate) shutdown: Shutdown,
 }
 
-/// The pages below `/debug`.
+/// Names of the pages below `/debug`.
 const DEBUG: [&str; 7] = ["ca", "config_changes", "config_errors", "config_files", "dns", "syncz", "used"];
 
 impl Pages {
-    /// One of them as JSON; `list` names them. `None` if there is no such page.
+    /// Returns a page as JSON; `list` is the list of pages. Returns `None` for an unknown name.
     pub(crate) fn json(&self, name: &str) -> Option<serde_json::Result<String>> {
         Some(match name {
-            "ca" => serde_json::to_string(&self.keeper.status()),
+            "ca" => serde_json::to_string(&self.authority.status()),
             "config_changes" => serde_json::to_string(&self.publisher.changes()),
             "config_errors" => serde_json::to_string(&self.publisher.findings()),
-            "config_files" => serde_json::to_string(&self.publisher.taken()),
-            "dns" => serde_json::to_string(&self.names.status()),
+            "config_files" => serde_json::to_string(&self.publisher.file_fingerprints()),
+            "dns" => serde_json::to_string(&self.dns_cache.status()),
             "syncz" => serde_json::to_string(&self.publisher.clients()),
-            "used" => serde_json::to_string(&self.habits.all()),
+            "used" => serde_json::to_string(&self.prefetch.all()),
             "list" => serde_json::to_string(&DEBUG),
             _ => return None,
         })
@@ -52,15 +52,15 @@ impl Pages {
 }
 
 const HELP: &str = "\
-/debug/ca                 the certificate authority and its roots; POST /ca/rotate, from this machine or pod, replaces the root
-/debug/config_changes     the last changes of the configuration in force: number, time, file, object, action, effect
-/debug/config_errors      what is wrong with the configuration: file, line, object, field, remedy
-/debug/config_files       files in force, with the fingerprints of their texts
-/debug/dns                names of endpoints: addresses, how long they hold, what went wrong
-/debug/syncz              connected proxies, and what each has taken or refused
-/debug/used               virtual hosts that workloads use, by identity: sent to their proxies before they ask
-/metrics                  counters and gauges as Prometheus text; open to the network
-/ready                    200 when ready, 503 when shutting down; open to the network
+/debug/ca                 certificate authority and its roots; POST /ca/rotate from this machine or pod starts a rotation
+/debug/config_changes     last changes of the configuration: number, time, file, object, action, effect
+/debug/config_errors      errors and warnings of the configuration: file, line, object, field, remedy
+/debug/config_files       files in use and their fingerprints
+/debug/dns                DNS names of endpoints: addresses, seconds to expiry, errors
+/debug/syncz              connected proxies; versions sent, accepted and rejected by type
+/debug/used               virtual hosts to prefetch, by identity of the proxies that requested them
+/metrics                  metrics in Prometheus' text format; open to the network
+/ready                    200 when ready, 503 during the shutdown; open to the network
 ";
 
 /// Serves the pages until the process ends.
@@ -85,11 +85,11 @@ async fn debug(State(pages): State<Arc<Pages>>, Path(name): Path<String>) -> Res
     match pages.json(&name) {
         Some(Ok(json)) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
         Some(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
-        None => (StatusCode::NOT_FOUND, "there is no such page; / lists them\n").into_response(),
+        None => (StatusCode::NOT_FOUND, "unknown page; / lists all pages\n").into_response(),
     }
 }
 
-/// The pages are served once the configuration was read, so only the end makes a difference.
+/// The server starts after the configuration is read, so only the shutdown changes readiness.
 async fn ready(State(pages): State<Arc<Pages>>) -> (StatusCode, &'static str) {
     if pages.shutdown.is_draining() {
         (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n")
@@ -98,18 +98,18 @@ async fn ready(State(pages): State<Arc<Pages>>) -> (StatusCode, &'static str) {
     }
 }
 
-/// Begins to replace the root.
+/// Starts a rotation of the root.
 async fn rotate(State(pages): State<Arc<Pages>>) -> (StatusCode, String) {
-    match pages.keeper.rotate() {
-        Ok(()) => (StatusCode::OK, "begun; /debug/ca tells where it stands\n".to_owned()),
-        Err(why) => (StatusCode::CONFLICT, format!("{why}\n")),
+    match pages.authority.rotate() {
+        Ok(()) => (StatusCode::OK, "rotation started; /debug/ca shows its step\n".to_owned()),
+        Err(reason) => (StatusCode::CONFLICT, format!("{reason}\n")),
     }
 }
 
 async fn metrics(State(pages): State<Arc<Pages>>) -> impl IntoResponse {
-    let names = pages.names.conditions();
-    let authority = Some(pages.keeper.status());
-    let gauges = Gauges { authority, names, ..pages.publisher.gauges() };
+    let dns_names = pages.dns_cache.conditions();
+    let authority = Some(pages.authority.status());
+    let gauges = Gauges { authority, dns_names, ..pages.publisher.gauges() };
     let text = pages.publisher.metrics.render(&gauges);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text)
 }

@@ -1,4 +1,10 @@
-//! The control plane, start to end.
+//! The control plane from start to end.
+//!
+//! 1. [`run`] confines the process, starts the log and the runtime.
+//! 2. [`ControlPlane::open`] reads the configuration and the authority, and waits for the first DNS lookups.
+//! 3. [`ControlPlane::listen`] opens the ports.
+//! 4. [`ControlPlane::start_background_tasks`] starts what runs until the process ends.
+//! 5. [`ControlPlane::shut_down`] ends the streams and writes the state after SIGTERM or SIGINT.
 
 use std::{
     net::SocketAddr,
@@ -12,12 +18,12 @@ use skysail_core::{
     confine::{self, Children},
     connections::Connections,
     descriptors, logging,
-    shutdown::{self, Shutdown},
+    shutdown::{self, Shutdown, Trigger},
     trim,
 };
 use skysail_identity::{Authority, Live, rotation::Lifetimes};
 use skysail_source::Folders;
-use skysail_xds::{certificates::CertificateService, server::DiscoveryService};
+use skysail_xds::{certificates::CertificateService, limits::Limits, server::DiscoveryService};
 use tokio::{net::TcpListener, sync::watch};
 use tracing::{error, info, warn};
 
@@ -25,30 +31,30 @@ use crate::{
     access::Access,
     admin::{self, Pages},
     args::Args,
-    audit::{Audit, Event},
-    authentication::{self, Authentication, Guarded},
-    authority::Keeper,
-    certificates::Certificates,
+    audit::{AuditEvent, AuditLog},
+    authentication::{self, AuthenticatedService, Authentication},
+    authority::AuthorityManager,
+    certificates::CertificateSigner,
     discovery::Discovery,
-    habits::Habits,
     metrics::Metrics,
-    publish::{Compiler, Limits, Publisher, Settings},
-    resolve::{Lookups, Names},
-    serving::{self, OwnCertificate},
-    tokens::Tokens,
+    prefetch::PrefetchHistory,
+    publish::{Compiler, PublishSettings, Publisher, ScopeLimits},
+    resolve::{DnsCache, Lookups},
+    serving::{self, ServerCertificate},
+    tokens::TokenKeys,
 };
 
-/// How often to see whether there is memory to give back.
-const BETWEEN_TRIMS: Duration = Duration::from_secs(1);
-/// How long calls may take to end after SIGTERM.
-const DRAIN: Duration = Duration::from_secs(5);
+/// Interval at which unused memory is returned to the system and idle scopes are removed.
+const TRIM_INTERVAL: Duration = Duration::from_secs(1);
+/// Time for calls to end after SIGTERM.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs the control plane until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// When it cannot start: an unusable folder, authority, key or port.
+/// When it cannot start: an unusable directory, authority, key or port.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    // Before the first further thread, so that all are confined.
+    // Before the process starts other threads, so that the filter applies to all of them.
     if !args.no_seccomp {
         confine::process(Children::None)?;
     }
@@ -59,225 +65,235 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 async fn serve(args: Args) -> anyhow::Result<()> {
-    let (plane, folders) = Plane::open(args).await?;
-    let (mut trigger, shutdown) = shutdown::channel();
-    let own = plane.listen(shutdown)?;
-    let Plane { publisher, keeper, habits, names, audit, .. } = plane;
-    tokio::spawn(watch_authority(Arc::clone(&keeper), Arc::clone(&audit)));
-    tokio::spawn(Arc::clone(&habits).keep());
-    tokio::spawn(Arc::clone(&names).keep());
-    start_rest(folders, own, &publisher, keeper);
-
+    let (plane, folders) = ControlPlane::open(args).await?;
+    let (trigger, shutdown) = shutdown::channel();
+    let certificate = plane.listen(shutdown)?;
+    plane.start_background_tasks(folders, certificate);
     let signal = shutdown::terminate().await?;
     info!(signal, "shutting down");
-    trigger.drain();
-    // Ends the discovery streams; proxies connect again, to our successor.
-    publisher.close();
-    if tokio::time::timeout(DRAIN, trigger.drained()).await.is_err() {
-        info!("some calls did not end in {DRAIN:?}");
-    }
-    keep(&habits, &names);
-    audit.flush().await;
+    plane.shut_down(trigger).await;
     Ok(())
 }
 
-/// The parts that services share.
-struct Plane {
+/// The parts that the services share.
+struct ControlPlane {
     args: Args,
     metrics: Arc<Metrics>,
-    audit: Arc<Audit>,
-    names: Arc<Names>,
-    habits: Arc<Habits>,
+    audit: Arc<AuditLog>,
+    dns_cache: Arc<DnsCache>,
+    prefetch: Arc<PrefetchHistory>,
     publisher: Arc<Publisher>,
-    keeper: Arc<Keeper>,
+    authority: Arc<AuthorityManager>,
 }
 
-impl Plane {
-    /// Reads the configuration and the authority. Returns the folders that are to be watched.
+impl ControlPlane {
+    /// Reads the configuration and the authority. Returns the folders to watch.
     async fn open(args: Args) -> anyhow::Result<(Self, Folders)> {
         let metrics = Arc::new(Metrics { limits: Arc::new(args.limits()), ..Metrics::default() });
-        let audit = audit(&args, &metrics)?;
-        let names = Arc::new(Names::open(args.state_dir.as_deref()));
-        let (publisher, lookups) = publisher(&args, &metrics, &names, &audit);
+        let audit = open_audit_log(&args, &metrics)?;
+        let dns_cache = Arc::new(DnsCache::open(args.state_dir.as_deref()));
+        let (publisher, lookups) = new_publisher(&args, &metrics, &dns_cache, &audit);
         let paths: Vec<PathBuf> = args.config.iter().chain(&args.generated).cloned().collect();
         let mut folders = Folders::new(&paths)?;
-        // No client is accepted before all files are read: a restart would take resources away for a moment.
+        // All files are read before the first client connects. Otherwise a restart would delete resources for a moment.
         publisher.apply(folders.look());
         if let Some(lookups) = lookups {
             lookups.start(&publisher).await;
         }
         let lifetimes = Lifetimes { certificate: args.cert_ttl, root: args.ca_root_ttl };
-        let keeper = Keeper::open(args.ca_dir.as_deref(), lifetimes).with_context(|| {
+        let authority = AuthorityManager::open(args.ca_dir.as_deref(), lifetimes).with_context(|| {
             args.ca_dir.as_ref().map_or("--ca-root-ttl".into(), |dir| format!("--ca-dir {}", dir.display()))
         })?;
-        publisher.set_roots(keeper.current().roots_pem());
-        let (keeper, habits) = (Arc::new(keeper), Arc::new(Habits::open(args.state_dir.as_deref())));
-        Ok((Self { args, metrics, audit, names, habits, publisher, keeper }, folders))
+        publisher.set_roots(authority.current().roots_pem());
+        let authority = Arc::new(authority);
+        let prefetch = Arc::new(PrefetchHistory::open(args.state_dir.as_deref()));
+        Ok((Self { args, metrics, audit, dns_cache, prefetch, publisher, authority }, folders))
     }
 
-    /// Starts all services. Returns the control plane's own certificate, which is to be renewed.
-    fn listen(&self, shutdown: Shutdown) -> anyhow::Result<OwnCertificate> {
-        let Self { args, metrics, audit, .. } = self;
-        let tokens = Tokens {
+    /// Opens all ports and starts their services. Returns the control plane's own certificate, which is still to be
+    /// renewed.
+    fn listen(&self, shutdown: Shutdown) -> anyhow::Result<ServerCertificate> {
+        let Self { args, audit, .. } = self;
+        let token_keys = TokenKeys {
             key: args.token_key.clone(),
             jwks: args.token_jwks.clone(),
             issuers: args.token_issuer.clone(),
             verifier: Live::empty(),
         };
-        let keys = tokens.load()?;
-        let authentication = authentication(args, &tokens, &self.publisher);
-        let own =
-            OwnCertificate::new(&self.keeper, authentication.trust_domain(), args.listen, args.cert_ttl)?;
+        let key_files = token_keys.load()?;
+        let authentication = new_authentication(args, &token_keys, &self.publisher);
+        let trust_domain = authentication.trust_domain();
+        let certificate = ServerCertificate::new(&self.authority, trust_domain, args.listen, args.cert_ttl)?;
         let pages = Arc::new(Pages {
             publisher: Arc::clone(&self.publisher),
-            names: Arc::clone(&self.names),
-            keeper: Arc::clone(&self.keeper),
-            habits: Arc::clone(&self.habits),
+            dns_cache: Arc::clone(&self.dns_cache),
+            authority: Arc::clone(&self.authority),
+            prefetch: Arc::clone(&self.prefetch),
             shutdown: shutdown.clone(),
         });
         let access = Arc::new(Access::new(
             Arc::clone(&authentication),
             args.admin_allow.clone(),
-            Arc::clone(metrics),
+            Arc::clone(&self.metrics),
             Arc::clone(audit),
         ));
+        self.listen_for_proxies(&certificate, authentication, &pages, &access, shutdown)?;
+        let admin = bind(args, args.admin_port, "admin")?;
+        tokio::spawn(token_keys.follow(key_files, Arc::clone(audit)));
+        tokio::spawn(admin::serve(admin, pages, access));
+        Ok(certificate)
+    }
+
+    /// Opens the TLS port, and the plain-text port if it is enabled.
+    fn listen_for_proxies(
+        &self,
+        certificate: &ServerCertificate,
+        authentication: Arc<Authentication>,
+        pages: &Arc<Pages>,
+        access: &Arc<Access>,
+        shutdown: Shutdown,
+    ) -> anyhow::Result<()> {
+        let Self { args, audit, .. } = self;
         let views = Discovery::new(
             Arc::clone(&authentication),
-            Arc::clone(&pages),
-            Arc::clone(&access),
+            Arc::clone(pages),
+            Arc::clone(access),
             Arc::clone(audit),
             args.cluster_id.clone(),
         );
         let discovery = DiscoveryService::new(Arc::new(views));
-        let signer = Certificates::new(
-            Arc::clone(&self.keeper),
+        let signer = CertificateSigner::new(
+            Arc::clone(&self.authority),
             Arc::clone(&authentication),
             args.cert_ttl,
-            Arc::clone(metrics),
+            Arc::clone(&self.metrics),
             Arc::clone(audit),
         );
         let certificates = CertificateService::new(Arc::new(signer));
-        let connections = metrics.held.get_or_init(|| Connections::new(args.connections()));
-        let limits = || (Arc::clone(connections), Arc::clone(&metrics.limits));
         let tls = bind(args, args.tls_port, "discovery and certificates (TLS)")?;
-        let services = (discovery.clone(), certificates);
-        let (known_by, kept_in) = (Arc::clone(&authentication), Arc::clone(audit));
-        let services = Arc::new(Guarded { services, authentication: known_by, audit: kept_in });
-        tokio::spawn(serving::serve(tls, Some(own.config()?), services, limits(), shutdown.clone()));
-        if let Some(port) = args.plain_port {
-            let plain = bind(args, port, "discovery (plain text, no authentication)")?;
-            let services =
-                Arc::new(Guarded { services: discovery, authentication, audit: Arc::clone(audit) });
-            tokio::spawn(serving::serve(plain, None, services, limits(), shutdown));
+        let services = Arc::new(AuthenticatedService {
+            services: (discovery.clone(), certificates),
+            authentication: Arc::clone(&authentication),
+            audit: Arc::clone(audit),
+        });
+        let config = Some(certificate.config()?);
+        tokio::spawn(serving::serve(tls, config, services, self.connection_limits(), shutdown.clone()));
+        let Some(port) = args.plain_port else { return Ok(()) };
+        let plain = bind(args, port, "discovery (plain text, no authentication)")?;
+        let audit = Arc::clone(audit);
+        let services = Arc::new(AuthenticatedService { services: discovery, authentication, audit });
+        tokio::spawn(serving::serve(plain, None, services, self.connection_limits(), shutdown));
+        Ok(())
+    }
+
+    /// Returns the limits that both discovery ports share.
+    fn connection_limits(&self) -> (Arc<Connections>, Arc<Limits>) {
+        let Self { args, metrics, .. } = self;
+        let connections = metrics.open_connections.get_or_init(|| Connections::new(args.connections()));
+        (Arc::clone(connections), Arc::clone(&metrics.limits))
+    }
+
+    /// Starts the tasks that run until the process ends.
+    fn start_background_tasks(&self, folders: Folders, certificate: ServerCertificate) {
+        let Self { audit, publisher, authority, .. } = self;
+        tokio::spawn(record_authority_changes(Arc::clone(authority), Arc::clone(audit)));
+        tokio::spawn(Arc::clone(&self.prefetch).write_changes());
+        tokio::spawn(Arc::clone(&self.dns_cache).write_changes());
+        tokio::spawn(certificate.renew());
+        tokio::spawn(publish_roots(authority.subscribe(), Arc::clone(publisher)));
+        tokio::spawn(Arc::clone(authority).run());
+        tokio::spawn(release_memory(Arc::clone(publisher)));
+        tokio::spawn(watch_configuration(folders, Arc::clone(publisher)));
+    }
+
+    /// Ends all streams and writes the state.
+    async fn shut_down(self, mut trigger: Trigger) {
+        trigger.drain();
+        // Ends the discovery streams. Proxies connect again, to the next control plane.
+        self.publisher.close();
+        if tokio::time::timeout(DRAIN_TIMEOUT, trigger.drained()).await.is_err() {
+            info!("some calls did not end within {DRAIN_TIMEOUT:?}");
         }
-        let admin = bind(args, args.admin_port, "admin")?;
-        tokio::spawn(tokens.follow(keys, Arc::clone(audit)));
-        tokio::spawn(admin::serve(admin, pages, access));
-        Ok(own)
+        for written in [self.prefetch.write(), self.dns_cache.write()] {
+            if let Err(error) = written {
+                warn!(%error, "state file cannot be written; the next start uses older state");
+            }
+        }
+        self.audit.flush().await;
     }
 }
 
-/// Writes the state for the next start.
-fn keep(habits: &Habits, names: &Names) {
-    for written in [habits.write(), names.write()] {
-        if let Err(error) = written {
-            warn!(%error, "cannot be written; what was learned since is forgotten");
-        }
-    }
-}
-
-/// Opens the audit log, if there is to be one.
-fn audit(args: &Args, metrics: &Arc<Metrics>) -> anyhow::Result<Arc<Audit>> {
-    let Some(target) = &args.audit_log else { return Ok(Audit::none()) };
-    let audit = Audit::open(target, args.audit_required, Arc::clone(metrics))
+/// Opens the audit log, if it is enabled.
+fn open_audit_log(args: &Args, metrics: &Arc<Metrics>) -> anyhow::Result<Arc<AuditLog>> {
+    let Some(target) = &args.audit_log else { return Ok(AuditLog::none()) };
+    let audit = AuditLog::open(target, args.audit_required, Arc::clone(metrics))
         .with_context(|| format!("--audit-log {target}"))?;
     let audit = Arc::new(audit);
-    audit.reopen_on_hangup().context("listening to SIGHUP")?;
+    audit.reopen_on_hangup().context("signal handler for SIGHUP")?;
     Ok(audit)
 }
 
-/// Records changes of the authority in the audit log.
-async fn watch_authority(keeper: Arc<Keeper>, audit: Arc<Audit>) {
-    let mut authority = keeper.follow();
-    authority.mark_unchanged();
-    while authority.changed().await.is_ok() {
-        audit.record(Event::AuthorityChanged { authority: &keeper.status() });
-    }
-}
-
-/// Makes the authentication of callers, by these tokens and the known pods.
-fn authentication(args: &Args, tokens: &Tokens, publisher: &Publisher) -> Arc<Authentication> {
-    let settings = authentication::Settings {
-        trust_domain: args.trust_domain.clone(),
-        token_interval: args.token_interval,
-        clock: Arc::new(SystemTime::now),
-    };
-    let platform = Arc::clone(&publisher.platform);
-    let verifier = Arc::clone(&tokens.verifier);
-    let authentication = Authentication::new(verifier, settings, platform, Arc::clone(&publisher.metrics));
-    let (domain, mesh) = (authentication.trust_domain(), publisher.platform.domains().own.clone());
-    if domain != mesh {
-        warn!(
-            domain,
-            mesh,
-            "--trust-domain is not the mesh configuration's: proxies will refuse each other's certificates"
-        );
-    }
-    Arc::new(authentication)
-}
-
-/// Holds the mesh, and has names looked up unless proxies are to.
-fn publisher(
+/// Creates the publisher, and the DNS lookups unless they are disabled.
+fn new_publisher(
     args: &Args,
     metrics: &Arc<Metrics>,
-    names: &Arc<Names>,
-    audit: &Arc<Audit>,
+    dns_cache: &Arc<DnsCache>,
+    audit: &Arc<AuditLog>,
 ) -> (Arc<Publisher>, Option<Lookups>) {
-    let limits = Limits {
+    let limits = ScopeLimits {
         scopes: args.max_scopes,
-        of_identity: args.max_scopes_per_identity,
+        scopes_per_identity: args.max_scopes_per_identity,
         views: args.max_views,
-        views_of_identity: args.max_views_per_identity,
+        views_per_identity: args.max_views_per_identity,
     };
-    let settings = Settings {
+    let settings = PublishSettings {
         cluster_id: args.cluster_id.clone(),
         generated: args.generated.as_ref().map(|_| args.config.len()),
         access_log: args.default_access_log.clone(),
         limits,
     };
     let publisher =
-        Publisher::new(Arc::clone(metrics), settings, Compiler::default()).audited(Arc::clone(audit));
+        Publisher::new(Arc::clone(metrics), settings, Compiler::default()).with_audit_log(Arc::clone(audit));
     if args.no_dns {
         return (Arc::new(publisher), None);
     }
-    let (publisher, wanted) = publisher.looking_up();
-    let lookups = Lookups::new(&args.dns_servers, Arc::clone(metrics), Arc::clone(names), wanted);
+    let (publisher, names) = publisher.with_dns_lookups();
+    let lookups = Lookups::new(&args.dns_servers, Arc::clone(metrics), Arc::clone(dns_cache), names);
     (Arc::new(publisher), Some(lookups))
 }
 
-/// Starts the background tasks, which run until the process ends.
-fn start_rest(folders: Folders, own: OwnCertificate, publisher: &Arc<Publisher>, keeper: Arc<Keeper>) {
-    tokio::spawn(own.renew());
-    tokio::spawn(keep_roots(keeper.follow(), Arc::clone(publisher)));
-    tokio::spawn(keeper.run());
-    tokio::spawn(keep_small(Arc::clone(publisher)));
-    let publisher = Arc::clone(publisher);
-    tokio::spawn(async move {
-        let apply = move |changes| {
-            let applying = std::panic::AssertUnwindSafe(|| publisher.apply(changes));
-            // One change we cannot compile must not end the watching.
-            if std::panic::catch_unwind(applying).is_err() {
-                error!("a change could not be compiled; proxies keep what they have");
-            }
-        };
-        if let Err(error) = folders.watch(apply).await {
-            error!(%error, "configuration is no longer watched; restart to take changes");
-        }
-    });
+/// Creates the authentication of callers by these token keys and by the pods in the configuration.
+fn new_authentication(args: &Args, token_keys: &TokenKeys, publisher: &Publisher) -> Arc<Authentication> {
+    let settings = authentication::AuthenticationSettings {
+        trust_domain: args.trust_domain.clone(),
+        token_interval: args.token_interval,
+        clock: Arc::new(SystemTime::now),
+    };
+    let platform = Arc::clone(&publisher.platform);
+    let verifier = Arc::clone(&token_keys.verifier);
+    let authentication = Authentication::new(verifier, settings, platform, Arc::clone(&publisher.metrics));
+    let (domain, mesh) = (authentication.trust_domain(), publisher.platform.trust_domains().own.clone());
+    if domain != mesh {
+        warn!(
+            domain,
+            mesh,
+            "--trust-domain differs from trustDomain of the mesh configuration; proxies will reject each other's certificates"
+        );
+    }
+    Arc::new(authentication)
 }
 
-/// Publishes the authority's roots whenever they change.
-async fn keep_roots(mut authority: watch::Receiver<Arc<Authority>>, publisher: Arc<Publisher>) {
+/// Records changes of the authority in the audit log.
+async fn record_authority_changes(manager: Arc<AuthorityManager>, audit: Arc<AuditLog>) {
+    let mut authority = manager.subscribe();
+    authority.mark_unchanged();
+    while authority.changed().await.is_ok() {
+        audit.record(AuditEvent::AuthorityChanged { authority: &manager.status() });
+    }
+}
+
+/// Publishes the authority's roots when they change.
+async fn publish_roots(mut authority: watch::Receiver<Arc<Authority>>, publisher: Arc<Publisher>) {
     while authority.changed().await.is_ok() {
         let roots = authority.borrow_and_update().roots_pem().to_owned();
         let publisher = Arc::clone(&publisher);
@@ -285,22 +301,38 @@ async fn keep_roots(mut authority: watch::Receiver<Arc<Authority>>, publisher: A
     }
 }
 
-/// Removes idle scopes, and returns unused memory to the system after many connections came or went.
-async fn keep_small(publisher: Arc<Publisher>) {
+/// Applies changes of the configuration files.
+async fn watch_configuration(folders: Folders, publisher: Arc<Publisher>) {
+    let apply = move |changes| {
+        let applying = std::panic::AssertUnwindSafe(|| publisher.apply(changes));
+        // The watch continues after a change that cannot be compiled.
+        if std::panic::catch_unwind(applying).is_err() {
+            error!("publication of a configuration change panicked; proxies keep their last configuration");
+        }
+    };
+    if let Err(error) = folders.watch(apply).await {
+        error!(%error, "configuration is no longer watched; restart skysaild to apply changes");
+    }
+}
+
+/// Removes idle scopes. Returns unused memory to the system after connections or publications.
+async fn release_memory(publisher: Arc<Publisher>) {
     let mut events = 0;
     loop {
-        tokio::time::sleep(BETWEEN_TRIMS).await;
+        tokio::time::sleep(TRIM_INTERVAL).await;
         publisher.drop_idle(Instant::now());
-        let now = publisher.metrics.events();
+        let now = publisher.metrics.memory_events();
         if std::mem::replace(&mut events, now) != now {
             let _ = tokio::task::spawn_blocking(trim::heap).await;
         }
     }
 }
 
-fn bind(args: &Args, port: u16, what: &str) -> anyhow::Result<TcpListener> {
+/// Opens a port. `service` names its service in the log.
+fn bind(args: &Args, port: u16, service: &str) -> anyhow::Result<TcpListener> {
     let address = SocketAddr::new(args.listen, port);
-    let listener = serving::listen(address).with_context(|| format!("listening on {address} for {what}"))?;
-    info!(address = %listener.local_addr()?, "serving {what}");
+    let listener =
+        serving::listen(address).with_context(|| format!("listening on {address} for {service}"))?;
+    info!(address = %listener.local_addr()?, "serving {service}");
     Ok(listener)
 }

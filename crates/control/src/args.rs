@@ -1,4 +1,4 @@
-//! `skysaild`'s settings.
+//! Command line of `skysaild`.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -11,122 +11,125 @@ use skysail_xds::limits::Limits;
 
 use crate::{access::Account, audit::Target};
 
-/// Command line of the control plane.
+/// Settings of the control plane.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A folder or file of Kubernetes, Istio and Gateway API objects (YAML or JSON), watched. Objects of a later one
-    /// replace those of an earlier one, with a warning if they differ.
+    /// Directory or file with Kubernetes, Istio and Gateway API objects (YAML or JSON); watched. May be repeated: an
+    /// object in a later directory replaces the same object in an earlier one, with a warning if they differ.
     #[arg(long = "config", value_name = "DIR", required = true)]
     pub config: Vec<PathBuf>,
-    /// A folder of objects that a program wrote from those of --config, and that complete them, watched. Messages about them name the
-    /// object in --config.
+    /// Directory with objects that a program has generated from those of --config; watched. Messages about a generated
+    /// object name its source in --config.
     #[arg(long, value_name = "DIR")]
     pub generated: Option<PathBuf>,
-    /// The address to listen on.
+    /// IP address of all listeners.
     #[arg(long, value_name = "IP", default_value = "0.0.0.0")]
     pub listen: IpAddr,
-    /// Discovery and certificates over TLS; 0 takes any free port.
+    /// TLS port for discovery and certificates; 0 selects a free port.
     #[arg(long, value_name = "PORT", default_value_t = names::DISCOVERY_TLS_PORT)]
     pub tls_port: u16,
-    /// Discovery in plain text and without authentication; off unless given. 0 takes any free port.
+    /// Plain-text port for discovery without authentication; 0 selects a free port. Disabled by default.
     #[arg(long, value_name = "PORT")]
     pub plain_port: Option<u16>,
-    /// Readiness, metrics and debugging; 0 takes any free port.
+    /// Port for readiness, metrics and admin pages; 0 selects a free port.
     #[arg(long, value_name = "PORT", default_value_t = names::CONTROL_ADMIN_PORT)]
     pub admin_port: u16,
-    /// A service account that may read the admin pages from elsewhere, with its token; may be given several times. Without, they are
-    /// readable from this machine or pod only, except readiness and metrics, which are open.
+    /// Service account that may read the admin pages over the network with its token. May be repeated. By default, only
+    /// this machine or pod can read them. Readiness and metrics are always open.
     #[arg(long, value_name = "NAMESPACE/SERVICEACCOUNT")]
     pub admin_allow: Vec<Account>,
-    /// Where the audit log goes, a JSON object a line: `-` for standard output, or a file, which is appended to and opened again at
-    /// SIGHUP. Without, there is none.
+    /// File of the audit log, one JSON object per line; `-` is standard output. Records are appended; SIGHUP reopens
+    /// the file. Disabled by default.
     #[arg(long, value_name = "FILE")]
     pub audit_log: Option<Target>,
-    /// Hand out no certificate before its record in the audit log is on disk. Without, a record that cannot be written is counted and
-    /// logged, and the certificate is handed out.
+    /// Issue a certificate only after its audit record is on disk. By default, a failed record is counted and logged,
+    /// and the certificate is issued.
     #[arg(long, requires = "audit_log")]
     pub audit_required: bool,
-    /// Where the certificate authority is kept: Istio's ca-cert.pem, ca-key.pem, cert-chain.pem and root-cert.pem, watched; or
-    /// one that is made here, whose root is replaced in time. Without, it lives as long as the process.
+    /// Directory of the certificate authority: a plugged-in one (Istio's ca-cert.pem, ca-key.pem, cert-chain.pem and
+    /// root-cert.pem; watched), or a self-signed one, which skysaild creates and rotates. By default, the authority
+    /// lasts until the process ends.
     #[arg(long, value_name = "DIR")]
     pub ca_dir: Option<PathBuf>,
-    /// Where it is kept what was learned: what workloads use, which their proxies then have before they ask, and the addresses
-    /// that names last had, which stay in force while DNS does not answer. Without, a restart learns it anew.
+    /// Directory of persistent state: virtual hosts to prefetch for each identity, and the last addresses of DNS names,
+    /// which stay in use while DNS does not answer. By default, a restart loses this state.
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// The public key (PEM, EC P-256 or RSA) of who issues service account tokens, watched. Without it and --token-jwks, no
-    /// token is accepted.
+    /// Public key (PEM, EC P-256 or RSA) of the issuer of service account tokens; watched. Without this and
+    /// --token-jwks, no token is accepted.
     #[arg(long, value_name = "FILE")]
     pub token_key: Option<PathBuf>,
-    /// The public keys of who issues service account tokens as a JSON web key set, such as what a Kubernetes API server
-    /// serves as /openid/v1/jwks; watched.
+    /// Public keys of the issuer of service account tokens as a JSON Web Key Set, such as /openid/v1/jwks of a
+    /// Kubernetes API server; watched.
     #[arg(long, value_name = "FILE")]
     pub token_jwks: Option<PathBuf>,
-    /// Who issues service account tokens, as the tokens name them; may be given several times.
+    /// Accepted issuer of service account tokens (claim `iss`). May be repeated.
     #[arg(long, value_name = "ISSUER", default_values = ["kubernetes/serviceaccount", "https://kubernetes.default.svc.cluster.local", "https://kubernetes.default.svc"])]
     pub token_issuer: Vec<String>,
-    /// The cluster of the pods that are known here, and of other proxies that do not name theirs.
+    /// Cluster of the pods in the configuration, and of proxies that declare no cluster.
     #[arg(long, value_name = "ID", default_value = "Kubernetes")]
     pub cluster_id: String,
-    /// Different configurations (scopes) that are served at the same time, in all. Proxies share one if they are alike in namespace,
-    /// locality, cluster, address families, capabilities, and labels that routes match.
+    /// Maximum number of scopes. Proxies share a scope if they have the same namespace, locality, cluster, address
+    /// families, capabilities, and labels that routes match.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
     pub max_scopes: usize,
-    /// Different configurations (scopes) that proxies of one identity use at the same time.
+    /// Maximum number of scopes that the proxies of one identity use.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub max_scopes_per_identity: usize,
-    /// Different views of proxies whose pods are not known, in all. Such proxies share one if they declare the same labels, names of
-    /// ports and canonical service, and share a scope.
+    /// Maximum number of views of proxies whose pods are not in the configuration. Such proxies share a view if they
+    /// share a scope and declare the same labels, port names and canonical service.
     #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = at_least_one)]
     pub max_views: usize,
-    /// Different views of proxies of one identity whose pods are not known.
+    /// Maximum number of views of the proxies of one identity whose pods are not in the configuration.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     pub max_views_per_identity: usize,
-    /// The trust domain of identities; by default the mesh configuration's.
+    /// Trust domain of workloads. The default is `trustDomain` of the mesh configuration.
     #[arg(long, value_name = "DOMAIN")]
     pub trust_domain: Option<String>,
-    /// How long workload certificates live, at most.
+    /// Maximum lifetime of workload certificates, such as 90m, 24h or 7d.
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration)]
     pub cert_ttl: Duration,
-    /// A DNS server, `IP` or `IP:PORT`, to look up the names in ServiceEntries at; may be given several times. Without,
-    /// those of /etc/resolv.conf.
-    #[arg(long = "dns-server", value_name = "ADDRESS", value_parser = crate::resolve::server)]
+    /// DNS server for the names in ServiceEntries, as `IP` or `IP:PORT`. May be repeated. The default is the servers in
+    /// /etc/resolv.conf.
+    #[arg(long = "dns-server", value_name = "ADDRESS", value_parser = crate::resolve::parse_server)]
     pub dns_servers: Vec<SocketAddr>,
-    /// Look up no names: every proxy does so itself, as with Istio.
+    /// Disable DNS lookups in the control plane: each proxy looks up names, as with Istio.
     #[arg(long)]
     pub no_dns: bool,
-    /// Time after a workload's last token within which it may renew its certificate with that certificate alone, where tokens are
-    /// accepted; `0s` for no limit.
-    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration_or_none)]
+    /// Time after its last token within which a workload can renew its certificate without a token; `0s` disables the
+    /// limit. Applies if tokens are accepted.
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration_or_zero)]
     pub token_interval: Duration,
-    /// Connections to the discovery ports at the same time; at most what the limit of open files leaves room for. Above, those
-    /// that have not authenticated or have no call in progress are closed, the oldest first.
+    /// Maximum number of connections to the discovery ports; the limit of open files may lower it. Above it, the oldest
+    /// connections without authentication or without a call in progress are closed.
     #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = at_least_one)]
     pub max_connections: usize,
-    /// Connections to the discovery ports from one source address; 0 for no limit. To be raised where many proxies share an
-    /// address, as behind an east-west gateway.
+    /// Maximum number of connections to the discovery ports from one source address; 0 disables the limit. Increase it
+    /// if many proxies share an address, such as behind an east-west gateway.
     #[arg(long, value_name = "N", default_value_t = 2_000)]
     pub max_connections_per_address: usize,
-    /// Connections of one identity to the discovery ports with calls in progress; 0 for no limit. A call on a further one is refused.
-    /// Each proxy has one, and another for a moment when it asks for a certificate.
+    /// Maximum number of connections of one identity with calls in progress; 0 disables the limit. Calls on further
+    /// connections are refused. A proxy has one connection, and briefly a second one when it requests a certificate.
     #[arg(long, value_name = "N", default_value_t = 12_500)]
     pub max_connections_per_identity: usize,
-    /// How long the root lives of an authority that is made here; it is replaced when a fifth of that is left.
+    /// Lifetime of the root of a self-signed authority. The root is rotated when a fifth of its lifetime is left.
     #[arg(long, value_name = "DURATION", default_value = "3650d", value_parser = duration)]
     pub ca_root_ttl: Duration,
-    /// Run without the filter of system calls (seccomp), and without no_new_privs.
+    /// Disable the system call filter (seccomp) and no_new_privs.
     #[arg(long)]
     pub no_seccomp: bool,
-    /// Time after which the connection of a proxy is closed that reads nothing of what waits for it.
+    /// Timeout of a proxy that does not read pending responses; its connection is then closed.
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     pub discovery_unread_timeout: Duration,
-    /// Discovery streams of one identity, which is one for each of its pods. More are refused.
+    /// Maximum number of discovery streams of one identity; each pod uses one. Further streams are refused.
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub discovery_identity_streams: usize,
-    /// Memory for names that the proxies of one identity ask for and no resource has, in MiB. A stream that asks for more is ended.
+    /// Maximum memory in MiB for names that the proxies of one identity subscribe to and that no resource has. A stream
+    /// above the limit is closed.
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub discovery_identity_names: u32,
-    /// Where sidecars write access logs if the mesh configuration has no `accessLogFile`, such as /dev/stdout; empty: nowhere.
+    /// Access log of sidecars if the mesh configuration has no `accessLogFile`, such as /dev/stdout. Empty (default):
+    /// no access log.
     #[arg(
         long,
         value_name = "FILE",
@@ -135,7 +138,7 @@ pub struct Args {
         overrides_with = "default_access_log"
     )]
     pub default_access_log: String,
-    /// Log lines as JSON.
+    /// Write log lines as JSON.
     #[arg(long)]
     pub log_json: bool,
 }
@@ -144,54 +147,54 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse()
         .ok()
         .filter(|number| *number > 0)
-        .ok_or_else(|| format!("{text:?} is not a number from 1 up"))
+        .ok_or_else(|| format!("{text:?} is not a number of at least 1"))
 }
 
-/// Connections that have not authenticated: more are not needed even when every proxy comes at once.
-const UNAUTHENTICATED: usize = 4_096;
+/// Maximum number of connections without authentication; sufficient even if all proxies connect at once.
+const MAX_UNAUTHENTICATED: usize = 4_096;
 
 impl Args {
-    /// What clients of discovery may cost.
+    /// Returns the limits of discovery clients.
     pub(crate) fn limits(&self) -> Limits {
         let names = (self.discovery_identity_names as usize) << 20;
         Limits::new(self.discovery_unread_timeout, self.discovery_identity_streams, names)
     }
 
-    /// How many connections the discovery ports take.
+    /// Returns the limits of connections to the discovery ports.
     pub(crate) fn connections(&self) -> connections::Limits {
-        let limit = |most: usize| (most > 0).then_some(most);
+        let limit = |value: usize| (value > 0).then_some(value);
         let by_address = limit(self.max_connections_per_address);
         let by_identity = limit(self.max_connections_per_identity);
         let most = self.max_connections.min(descriptors::for_connections());
-        connections::Limits { most, by_address, by_identity, unproven: UNAUTHENTICATED.min(most) }
+        connections::Limits { most, by_address, by_identity, unproven: MAX_UNAUTHENTICATED.min(most) }
     }
 }
 
-/// Nothing lives longer: certificates cannot say every year, and clocks cannot add every duration.
-const LONGEST: u64 = 100 * 365 * 24 * 3600;
+/// Maximum duration in seconds: dates in certificates and arithmetic on clocks have limits.
+const MAX_SECONDS: u64 = 100 * 365 * 24 * 3600;
 
-/// The same, or `0s`.
-fn duration_or_none(text: &str) -> Result<Duration, String> {
+/// Parses a duration or `0s`.
+fn duration_or_zero(text: &str) -> Result<Duration, String> {
     if text == "0s" { Ok(Duration::ZERO) } else { duration(text) }
 }
 
-/// Reads `90s`, `15m`, `24h` or `7d`.
+/// Parses a duration such as `90s`, `15m`, `24h` or `7d`.
 fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is not a duration such as 90s, 15m, 24h or 7d");
-    let split = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+    let invalid = || format!("{text:?} is not a duration such as 90s, 15m, 24h or 7d");
+    let split = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(invalid)?;
     let (number, unit) = text.split_at(split);
     let seconds = match unit {
         "s" => 1,
         "m" => 60,
         "h" => 3600,
         "d" => 24 * 3600,
-        _ => return Err(wrong()),
+        _ => return Err(invalid()),
     };
-    let number: u64 = number.parse().map_err(|_| wrong())?;
+    let number: u64 = number.parse().map_err(|_| invalid())?;
     match number.checked_mul(seconds) {
-        Some(seconds @ 1..=LONGEST) => Ok(Duration::from_secs(seconds)),
-        Some(0) => Err(wrong()),
-        _ => Err(format!("{text:?} is too long; 36500d are the most")),
+        Some(seconds @ 1..=MAX_SECONDS) => Ok(Duration::from_secs(seconds)),
+        Some(0) => Err(invalid()),
+        _ => Err(format!("{text:?} is too long; the maximum is 36500d")),
     }
 }
 
@@ -203,11 +206,11 @@ mod tests {
     fn durations_have_a_unit() {
         assert_eq!(duration("24h").unwrap(), Duration::from_secs(24 * 3600));
         assert_eq!(duration("60s").unwrap(), Duration::from_secs(60));
-        assert_eq!(duration("36500d").unwrap(), Duration::from_secs(LONGEST));
-        for wrong in
+        assert_eq!(duration("36500d").unwrap(), Duration::from_secs(MAX_SECONDS));
+        for invalid in
             ["", "5", "h", "0s", "-1s", "1w", "99999999999999999999d", "36501d", "18446744073709551615s"]
         {
-            assert!(duration(wrong).is_err(), "{wrong}");
+            assert!(duration(invalid).is_err(), "{invalid}");
         }
     }
 }

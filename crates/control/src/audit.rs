@@ -1,8 +1,9 @@
-//! The audit log: what security depends on, one JSON object a line, in a file of its own. `docs/scripting.md` lists the fields.
+//! The audit log: security events, one JSON object per line, in a file of its own. `docs/scripting.md` lists the
+//! fields.
 //!
-//! Records go through a bounded queue to a thread, so that nobody waits for the disk. A record that finds no room is dropped and
-//! counted, and the next one that is written says how many are missing. With `--audit-required` a certificate is handed out only after
-//! its record is on disk.
+//! A bounded queue passes records to a thread, so that no task waits for the disk. When the queue is full, the record
+//! is dropped and counted; the next record that is written follows one with the number of missing records. With
+//! `--audit-required`, a certificate is issued only after its record is on disk.
 
 mod sink;
 
@@ -26,24 +27,24 @@ use tokio::{
 
 use self::sink::{Message, Sink};
 use crate::{
-    authority::Status,
-    bucket::{Bucket, Rate},
+    authority::AuthorityStatus,
     metrics::{Metrics, count},
+    rate_limit::{Rate, TokenBucket},
 };
 
-/// Records that wait for the disk.
-const QUEUE: usize = 8_192;
-/// The longest text from outside, in bytes; longer ones are cut.
-const LONGEST: usize = 512;
-/// Time for a record to reach the disk where a certificate depends on it, or at the end.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Maximum number of records in the queue.
+const QUEUE_LENGTH: usize = 8_192;
+/// Maximum length of a text from a client in bytes; a longer text is truncated.
+const MAX_TEXT: usize = 512;
+/// Timeout for a record to reach the disk, if a certificate depends on it or at the shutdown.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where records go: `-` or a file.
+/// Destination of the records: `-` or a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Standard output.
     Stdout,
-    /// A file, which is appended to.
+    /// A file, to which records are appended.
     File(PathBuf),
 }
 
@@ -62,51 +63,61 @@ impl From<&str> for Target {
     }
 }
 
-/// Event.
+/// A security event.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event")]
-pub(crate) enum Event<'a> {
+pub(crate) enum AuditEvent<'a> {
     #[serde(rename = "certificate.issued")]
     CertificateIssued {
-        identity: Text<'a>,
+        identity: ExternalText<'a>,
         serial: &'a str,
         key_sha256: &'a str,
         #[serde(serialize_with = "seconds")]
         not_before: SystemTime,
         #[serde(serialize_with = "seconds")]
         not_after: SystemTime,
-        address: Text<'a>,
+        address: ExternalText<'a>,
         /// `token` or `certificate`.
         authentication: &'static str,
     },
     #[serde(rename = "certificate.refused")]
-    CertificateRefused { address: Text<'a>, reason: Text<'a>, suppressed: u64 },
+    CertificateRefused { address: ExternalText<'a>, reason: ExternalText<'a>, suppressed: u64 },
     #[serde(rename = "discovery.refused")]
-    DiscoveryRefused { address: Text<'a>, proxy: Text<'a>, reason: Text<'a>, suppressed: u64 },
+    DiscoveryRefused {
+        address: ExternalText<'a>,
+        proxy: ExternalText<'a>,
+        reason: ExternalText<'a>,
+        suppressed: u64,
+    },
     #[serde(rename = "configuration.loaded")]
     ConfigurationLoaded { files: usize, changes: usize },
     #[serde(rename = "configuration.changed")]
     ConfigurationChanged {
-        file: Text<'a>,
-        object: Text<'a>,
+        file: ExternalText<'a>,
+        object: ExternalText<'a>,
         /// `applied` or `deleted`.
         action: &'static str,
     },
     #[serde(rename = "authority.changed")]
-    AuthorityChanged { authority: &'a Status },
+    AuthorityChanged { authority: &'a AuthorityStatus },
     #[serde(rename = "tokens.changed")]
     TokensChanged { files: &'a [String] },
     #[serde(rename = "admin.action")]
-    AdminAction { address: Text<'a>, page: Text<'a>, status: u16 },
+    AdminAction { address: ExternalText<'a>, page: ExternalText<'a>, status: u16 },
     #[serde(rename = "admin.read")]
-    AdminRead { address: Text<'a>, identity: Text<'a>, page: Text<'a> },
+    AdminRead { address: ExternalText<'a>, identity: ExternalText<'a>, page: ExternalText<'a> },
     #[serde(rename = "admin.refused")]
-    AdminRefused { address: Text<'a>, page: Text<'a>, reason: Text<'a>, suppressed: u64 },
+    AdminRefused {
+        address: ExternalText<'a>,
+        page: ExternalText<'a>,
+        reason: ExternalText<'a>,
+        suppressed: u64,
+    },
 }
 
-impl Event<'_> {
-    /// The bucket of a refusal, and where it says how many before it were not recorded.
-    fn limited(&mut self) -> Option<(usize, &mut u64)> {
+impl AuditEvent<'_> {
+    /// Returns the index of a refusal's token bucket, and its field for the number of suppressed events.
+    fn rate_limited(&mut self) -> Option<(usize, &mut u64)> {
         match self {
             Self::CertificateRefused { suppressed, .. } => Some((0, suppressed)),
             Self::DiscoveryRefused { suppressed, .. } => Some((1, suppressed)),
@@ -116,17 +127,17 @@ impl Event<'_> {
     }
 }
 
-/// A text that may come from outside: cut to a length, and escaped as JSON is.
+/// A text that may come from a client: truncated to [`MAX_TEXT`] and escaped as JSON.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Text<'a>(pub(crate) &'a str);
+pub(crate) struct ExternalText<'a>(pub(crate) &'a str);
 
-impl Serialize for Text<'_> {
+impl Serialize for ExternalText<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let Self(text) = self;
-        if text.len() <= LONGEST {
+        if text.len() <= MAX_TEXT {
             return to.serialize_str(text);
         }
-        to.collect_str(&format_args!("{}…", &text[..text.floor_char_boundary(LONGEST)]))
+        to.collect_str(&format_args!("{}…", &text[..text.floor_char_boundary(MAX_TEXT)]))
     }
 }
 
@@ -135,7 +146,7 @@ fn seconds<S: Serializer>(time: &SystemTime, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_u64(since.as_secs())
 }
 
-/// A line. Times are in seconds since 1970.
+/// A line of the log. Times are in seconds since 1970.
 #[derive(Serialize)]
 struct Record<'a, E> {
     time: f64,
@@ -143,50 +154,50 @@ struct Record<'a, E> {
     event: &'a E,
 }
 
-/// The line of an event.
+/// Returns the line of an event.
 fn line(event: &impl Serialize) -> Vec<u8> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let time = now.as_millis() as f64 / 1e3;
-    // Nothing of it can fail: there are no maps with other keys than texts.
+    // Cannot fail: all map keys are strings.
     let mut line = serde_json::to_vec(&Record { time, event }).unwrap_or_default();
     line.push(b'\n');
     line
 }
 
-/// Records of refusals, so that callers cannot fill a disk with them.
-const REFUSALS: Rate = Rate { burst: 100.0, each_second: 10.0 };
+/// Rate limit of refusals, so that clients cannot fill the disk.
+const REFUSAL_RATE: Rate = Rate { burst: 100.0, per_second: 10.0 };
 
-fn refusals() -> [Mutex<Bucket>; 3] {
-    std::array::from_fn(|_| Mutex::new(Bucket::new(REFUSALS)))
+fn refusal_buckets() -> [Mutex<TokenBucket>; 3] {
+    std::array::from_fn(|_| Mutex::new(TokenBucket::new(REFUSAL_RATE)))
 }
 
-/// Takes records.
-pub(crate) struct Audit {
-    /// None if there is no audit log.
+/// Records security events.
+pub(crate) struct AuditLog {
+    /// `None` without an audit log.
     queue: Option<SyncSender<Message>>,
-    /// Certificates need their record.
+    /// A certificate is issued only after its record is on disk.
     required: bool,
-    refusals: [Mutex<Bucket>; 3],
+    refusals: [Mutex<TokenBucket>; 3],
     metrics: Arc<Metrics>,
 }
 
-impl Audit {
-    /// Opens the log and starts to write it.
+impl AuditLog {
+    /// Opens the log and starts its thread.
     ///
     /// # Errors
     /// When the file cannot be opened.
     pub(crate) fn open(target: &Target, required: bool, metrics: Arc<Metrics>) -> io::Result<Self> {
-        let refusals = refusals();
+        let refusals = refusal_buckets();
         let sink = Sink::open(target.clone(), Arc::clone(&metrics))?;
-        let (queue, records) = sync_channel(QUEUE);
+        let (queue, records) = sync_channel(QUEUE_LENGTH);
         thread::Builder::new().name("audit".to_owned()).spawn(move || sink.run(&records))?;
         Ok(Self { queue: Some(queue), required, refusals, metrics })
     }
 
-    /// Opens the file again at each SIGHUP, so that what rotates logs may have moved it.
+    /// Reopens the file at each SIGHUP, after a log rotation has moved it.
     ///
     /// # Errors
-    /// When the signal cannot be listened to.
+    /// When the signal handler cannot be installed.
     pub(crate) fn reopen_on_hangup(self: &Arc<Self>) -> io::Result<()> {
         let Some(queue) = self.queue.clone() else { return Ok(()) };
         let mut hangup = signal(SignalKind::hangup())?;
@@ -200,16 +211,16 @@ impl Audit {
         Ok(())
     }
 
-    /// No audit log.
+    /// Returns a log that records nothing.
     pub(crate) fn none() -> Arc<Self> {
-        let (refusals, metrics) = (refusals(), Arc::default());
+        let (refusals, metrics) = (refusal_buckets(), Arc::default());
         Arc::new(Self { queue: None, required: false, refusals, metrics })
     }
 
-    /// Records an event, unless there is no room or too many refusals.
-    pub(crate) fn record(&self, mut event: Event<'_>) {
+    /// Records an event. Drops it if the queue is full; suppresses a refusal above its rate limit.
+    pub(crate) fn record(&self, mut event: AuditEvent<'_>) {
         let Some(queue) = &self.queue else { return };
-        if let Some((bucket, suppressed)) = event.limited() {
+        if let Some((bucket, suppressed)) = event.rate_limited() {
             let bucket = self.refusals[bucket].lock();
             match bucket.unwrap_or_else(PoisonError::into_inner).take(std::time::Instant::now()) {
                 Some(before) => *suppressed = before,
@@ -221,9 +232,9 @@ impl Audit {
         }
     }
 
-    /// Records an event that something depends on. False if it must not happen without: with `--audit-required`, when the record is
-    /// not on disk in time.
-    pub(crate) async fn confirm(&self, event: Event<'_>) -> bool {
+    /// Records an event before its effect. Returns false if the effect must not happen: with `--audit-required`, when
+    /// the record is not on disk within [`WRITE_TIMEOUT`].
+    pub(crate) async fn confirm(&self, event: AuditEvent<'_>) -> bool {
         let Some(queue) = self.queue.as_ref().filter(|_| self.required) else {
             self.record(event);
             return true;
@@ -233,15 +244,15 @@ impl Audit {
             count(&self.metrics.audit_dropped);
             return false;
         }
-        matches!(timeout(PATIENCE, confirmed).await, Ok(Ok(true)))
+        matches!(timeout(WRITE_TIMEOUT, confirmed).await, Ok(Ok(true)))
     }
 
-    /// Waits until all records so far are written or have failed.
+    /// Waits until all queued records are written or have failed, at most [`WRITE_TIMEOUT`].
     pub(crate) async fn flush(&self) {
         let Some(queue) = &self.queue else { return };
         let (written, flushed) = oneshot::channel();
         if queue.try_send(Message::Flush(written)).is_ok() {
-            let _ = timeout(PATIENCE, flushed).await;
+            let _ = timeout(WRITE_TIMEOUT, flushed).await;
         }
     }
 }
@@ -252,7 +263,7 @@ mod tests {
 
     use super::*;
 
-    fn read(event: &Event<'_>) -> Value {
+    fn read(event: &AuditEvent<'_>) -> Value {
         let mut value: Value = serde_json::from_slice(&line(event)).unwrap();
         assert!(value["time"].as_f64().unwrap() > 1.7e9);
         value.as_object_mut().unwrap().remove("time");
@@ -260,26 +271,26 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_one_line_whatever_is_in_it() {
-        let long = "é".repeat(LONGEST);
-        let event = Event::DiscoveryRefused {
-            address: Text("10.0.0.1:1"),
-            proxy: Text("a\n{\"event\":\"certificate.issued\"}\r\u{1b}[2J\0\u{2028}"),
-            reason: Text(&long),
+    fn a_record_is_one_line_for_any_text() {
+        let long = "é".repeat(MAX_TEXT);
+        let event = AuditEvent::DiscoveryRefused {
+            address: ExternalText("10.0.0.1:1"),
+            proxy: ExternalText("a\n{\"event\":\"certificate.issued\"}\r\u{1b}[2J\0\u{2028}"),
+            reason: ExternalText(&long),
             suppressed: 3,
         };
         let written = line(&event);
         assert_eq!(
             written.iter().filter(|byte| byte.is_ascii_control()).count(),
             1,
-            "only the end of the line"
+            "only the line feed at the end"
         );
-        assert!(written.len() < 4 * LONGEST);
+        assert!(written.len() < 4 * MAX_TEXT);
         let expected = json!({
             "event": "discovery.refused",
             "address": "10.0.0.1:1",
             "proxy": "a\n{\"event\":\"certificate.issued\"}\r\u{1b}[2J\0\u{2028}",
-            "reason": "é".repeat(LONGEST / 2) + "…",
+            "reason": "é".repeat(MAX_TEXT / 2) + "…",
             "suppressed": 3,
         });
         assert_eq!(read(&event), expected);

@@ -1,10 +1,10 @@
-//! Authentication of callers: by the token of a service account, or by a certificate of this mesh.
+//! Authentication of callers: by a service account token or by a certificate of this mesh.
 //!
-//! A call is judged by its connection and its headers, before anything of its body is read ([`Guarded`]). Rules:
-//! - A token counts alone: one that is refused is not made up for by a certificate.
-//! - A certificate is as good as the token it goes back to ([`Origin`]): it may be renewed without a token only for so long after
-//!   that, in its own trust domain, and not after the pod's end.
-//! - A pod that is known to be gone is refused, by what its credential says of it, else by the address of the call.
+//! [`AuthenticatedService`] authenticates a call by its connection and headers, before it reads the body. Rules:
+//! - If a call has a token, only the token counts: a valid certificate does not replace a refused token.
+//! - A certificate records the token it was first issued for ([`Origin`]). It can be renewed without a token only
+//!   within `--token-interval` after that token, in its own trust domain, and not after the end of the pod.
+//! - A pod that is known to have ended is refused: the pod of the credential, else the pod at the address of the call.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -29,22 +29,22 @@ use tonic::{
 use tracing::warn;
 
 use crate::{
-    audit::{Audit, Event, Text},
+    audit::{AuditEvent, AuditLog, ExternalText},
     metrics::{Metrics, count},
-    platform::{Platform, PodOf},
+    platform::{Platform, PodRef},
 };
 
 /// Connection data of a call over TLS.
 type TlsInfo = <TlsStream<TcpStream> as Connected>::ConnectInfo;
 
-/// Clock; tests have their own.
+/// Clock; tests set the time.
 pub(crate) type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
 
-/// How callers are judged.
-pub(crate) struct Settings {
+/// Settings of authentication.
+pub(crate) struct AuthenticationSettings {
     /// Overrides the mesh configuration's trust domain.
     pub(crate) trust_domain: Option<String>,
-    /// Time after a token within which a certificate may be renewed without another; zero for no limit.
+    /// Time after a token within which a certificate can be renewed without another token; 0 disables the limit.
     pub(crate) token_interval: Duration,
     pub(crate) clock: Clock,
 }
@@ -52,57 +52,58 @@ pub(crate) struct Settings {
 /// Authenticates callers.
 pub(crate) struct Authentication {
     tokens: Arc<Live<Verifier>>,
-    settings: Settings,
+    settings: AuthenticationSettings,
     platform: Arc<Platform>,
     metrics: Arc<Metrics>,
-    said: Throttle,
+    refusal_lines: Throttle,
 }
 
 /// The caller of a call.
 #[derive(Clone, Debug)]
 pub(crate) enum Caller {
-    /// Not authenticated: the call came to the plain port.
-    Anyone,
-    /// Authenticated.
-    Proven(Arc<Proof>),
+    /// A caller on the plain-text port.
+    Unauthenticated,
+    /// A caller with a verified credential.
+    Authenticated(Arc<Principal>),
 }
 
-/// The identity that a caller has proved.
+/// Principal of a caller: the identity that its credential proves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Proof {
+pub(crate) struct Principal {
     pub(crate) id: SpiffeId,
-    /// The pod its credential was given to, if that is known.
+    /// Pod for which the credential was issued, if the credential names one.
     pub(crate) pod: Option<BoundPod>,
-    by: Credential,
+    credential: Credential,
 }
 
-/// Proof of a caller's identity.
+/// Credential of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Credential {
     Token,
     Certificate { origin: Option<Origin>, not_after: SystemTime },
 }
 
-/// Limits of the certificate that a caller gets.
+/// Limits for the certificate of a caller.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) lifetime: Duration,
+    /// Token to record in the certificate.
     pub(crate) origin: Option<Origin>,
 }
 
 #[cfg(test)]
-impl Proof {
-    /// That of a caller with a token.
-    pub(crate) fn by_token(id: SpiffeId, pod: Option<&str>) -> Self {
+impl Principal {
+    /// Returns the principal of a caller with a token.
+    pub(crate) fn with_token(id: SpiffeId, pod: Option<&str>) -> Self {
         let pod = pod.map(|name| BoundPod { name: name.to_owned(), uid: String::new() });
-        Self { id, pod, by: Credential::Token }
+        Self { id, pod, credential: Credential::Token }
     }
 }
 
-impl Proof {
-    /// What proved the identity: `token` or `certificate`.
-    pub(crate) fn how(&self) -> &'static str {
-        match self.by {
+impl Principal {
+    /// Returns the kind of its credential: `token` or `certificate`.
+    pub(crate) fn credential_name(&self) -> &'static str {
+        match self.credential {
             Credential::Token => "token",
             Credential::Certificate { .. } => "certificate",
         }
@@ -112,164 +113,172 @@ impl Proof {
 impl Authentication {
     pub(crate) fn new(
         tokens: Arc<Live<Verifier>>,
-        settings: Settings,
+        settings: AuthenticationSettings,
         platform: Arc<Platform>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { tokens, settings, platform, metrics, said: Throttle::new(Duration::from_secs(1)) }
+        Self { tokens, settings, platform, metrics, refusal_lines: Throttle::new(Duration::from_secs(1)) }
     }
 
-    /// The trust domain of identities that tokens prove.
+    /// Returns the trust domain of principals with a token.
     pub(crate) fn trust_domain(&self) -> String {
-        self.settings.trust_domain.clone().unwrap_or_else(|| self.platform.domains().own.clone())
+        self.settings.trust_domain.clone().unwrap_or_else(|| self.platform.trust_domains().own.clone())
     }
 
-    /// Trust domains under which the same workloads were known before.
+    /// Returns the former trust domains of the same workloads.
     pub(crate) fn aliases(&self) -> Vec<String> {
-        self.platform.domains().aliases.clone()
+        self.platform.trust_domains().aliases.clone()
     }
 
     /// Authenticates the caller of a call over TLS.
-    fn identify(&self, info: &TlsInfo, headers: &HeaderMap) -> Result<Proof, Status> {
-        let proof = match bearer(headers)? {
-            Some(token) => self.by_token(token)?,
-            None => self.by_certificate(info)?,
+    fn authenticate(&self, info: &TlsInfo, headers: &HeaderMap) -> Result<Principal, Status> {
+        let principal = match bearer(headers)? {
+            Some(token) => self.verify_token(token)?,
+            None => self.verify_certificate(info)?,
         };
-        if proof.pod.is_none()
+        if principal.pod.is_none()
             && let Some(address) = info.get_ref().remote_addr()
             && let Some(pod) = self.platform.pod_at(address.ip())
         {
-            self.check_present(&pod, "the call comes from the address of")?;
+            self.check_running(&pod, "the call comes from the address of")?;
         }
-        Ok(proof)
+        Ok(principal)
     }
 
-    /// Refuses a pod that is known to be gone.
-    fn check_present(&self, of: &PodOf, how: &str) -> Result<(), Status> {
-        if !self.platform.is_gone(of) {
+    /// Refuses a pod that is known to have ended. `relation` tells how the call refers to the pod.
+    fn check_running(&self, of: &PodRef, relation: &str) -> Result<(), Status> {
+        if !self.platform.has_ended(of) {
             return Ok(());
         }
-        let PodOf { namespace, pod } = of;
-        Err(Status::unauthenticated(format!("{how} pod {namespace}/{}, which is gone", pod.name)))
+        let PodRef { namespace, pod } = of;
+        Err(Status::unauthenticated(format!(
+            "{relation} pod {namespace}/{}, which no longer exists",
+            pod.name
+        )))
     }
 
-    /// The proof of a caller whose credential was given to this pod.
-    fn proof(&self, id: SpiffeId, pod: Option<BoundPod>, by: Credential) -> Result<Proof, Status> {
+    /// Returns the principal of a credential. Refuses it if its pod has ended.
+    fn principal(
+        &self,
+        id: SpiffeId,
+        pod: Option<BoundPod>,
+        credential: Credential,
+    ) -> Result<Principal, Status> {
         if let Some(pod) = &pod {
-            let of = PodOf { namespace: id.namespace.clone(), pod: pod.clone() };
-            self.check_present(&of, "the credential was given to")?;
+            let of = PodRef { namespace: id.namespace.clone(), pod: pod.clone() };
+            self.check_running(&of, "the credential was issued for")?;
         }
-        Ok(Proof { id, pod, by })
+        Ok(Principal { id, pod, credential })
     }
 
-    /// Returns the identity that a token was issued for.
-    pub(crate) fn by_token(&self, token: &str) -> Result<Proof, Status> {
+    /// Verifies a token and returns its principal.
+    pub(crate) fn verify_token(&self, token: &str) -> Result<Principal, Status> {
         let Some(verifier) = self.tokens.get() else {
             return Err(Status::unauthenticated(
-                "tokens are not accepted here: neither --token-key nor --token-jwks was given",
+                "tokens are not accepted: the control plane has neither --token-key nor --token-jwks",
             ));
         };
         let account = verifier.verify(token).map_err(|error| Status::unauthenticated(error.to_string()))?;
         let id = SpiffeId::new(self.trust_domain(), account.namespace, account.name);
-        self.proof(id, account.pod, Credential::Token)
+        self.principal(id, account.pod, Credential::Token)
     }
 
-    /// Returns the identity in a certificate, whose chain the handshake has verified.
-    fn by_certificate(&self, info: &TlsInfo) -> Result<Proof, Status> {
+    /// Returns the principal of the client certificate, whose chain the TLS handshake has verified.
+    fn verify_certificate(&self, info: &TlsInfo) -> Result<Principal, Status> {
         let chain = info.peer_certs();
         let leaf = chain.as_ref().and_then(|chain| chain.first()).ok_or_else(|| {
-            Status::unauthenticated("neither a client certificate nor a bearer token was given")
+            Status::unauthenticated("the call has neither a client certificate nor a bearer token")
         })?;
         let refused = |error: skysail_identity::Error| Status::unauthenticated(error.to_string());
         let not_after = not_after(leaf).map_err(refused)?;
-        // The handshake was when the connection began, and that may have been before the certificate's end.
+        // The certificate may have expired since the handshake.
         if not_after <= (self.settings.clock)() {
             return Err(Status::unauthenticated(
-                "the client certificate has ended since the connection began",
+                "the client certificate has expired since the connection was opened; connect again with a new one",
             ));
         }
         let peer = Peer::from_der(leaf).map_err(refused)?;
-        let id = peer
-            .spiffe
-            .ok_or_else(|| Status::unauthenticated("the client certificate names no service account"))?;
+        let id = peer.spiffe.ok_or_else(|| {
+            Status::unauthenticated("the client certificate has no SPIFFE id of a service account")
+        })?;
         if id.trust_domain != self.trust_domain() && !self.aliases().contains(&id.trust_domain) {
-            return Err(Status::unauthenticated(format!("{id} is of another trust domain")));
+            return Err(Status::unauthenticated(format!("{id} belongs to another trust domain")));
         }
         let origin = Origin::of(leaf).map_err(refused)?;
         let pod = origin.as_ref().and_then(|origin| origin.pod.clone());
-        self.proof(id, pod, Credential::Certificate { origin, not_after })
+        self.principal(id, pod, Credential::Certificate { origin, not_after })
     }
 
-    /// Limits of the certificate for a caller that requests this lifetime.
-    pub(crate) fn grant(&self, proof: &Proof, wish: Duration) -> Result<Grant, Status> {
+    /// Returns the limits for the certificate of a caller that requests this lifetime.
+    pub(crate) fn grant(&self, principal: &Principal, requested: Duration) -> Result<Grant, Status> {
         let now = (self.settings.clock)();
-        let (origin, not_after) = match &proof.by {
+        let (origin, not_after) = match &principal.credential {
             Credential::Token => {
-                let origin = Origin { token_at: now, pod: proof.pod.clone() };
-                return Ok(Grant { lifetime: wish, origin: Some(origin) });
+                let origin = Origin { token_at: now, pod: principal.pod.clone() };
+                return Ok(Grant { lifetime: requested, origin: Some(origin) });
             }
             Credential::Certificate { origin, not_after } => (origin.clone(), *not_after),
         };
         let interval = self.settings.token_interval;
         if interval.is_zero() || self.tokens.get().is_none() {
-            return Ok(Grant { lifetime: wish, origin });
+            return Ok(Grant { lifetime: requested, origin });
         }
-        // A certificate that does not say when its token was is renewed with another key, but not for longer.
+        // A certificate without the time of its token can be renewed with another key, but not beyond its own expiry.
         let until = match &origin {
             Some(origin) => origin.token_at.min(now).checked_add(interval).unwrap_or(now),
             None => not_after,
         };
         match until.duration_since(now) {
-            Ok(left) if left >= Duration::from_secs(1) => Ok(Grant { lifetime: wish.min(left), origin }),
+            Ok(left) if left >= Duration::from_secs(1) => Ok(Grant { lifetime: requested.min(left), origin }),
             _ => Err(Status::unauthenticated(format!(
-                "{} has shown no token for longer than --token-interval ({interval:?}); a certificate alone is not renewed any more",
-                proof.id
+                "{} has presented no token within --token-interval ({interval:?}); renew the certificate with a token",
+                principal.id
             ))),
         }
     }
 
-    /// The end of the access of a caller in this pod, by its own account, from this address: the end of the pod that its
-    /// credential was given to, else of the one that has the address, else of the one it names.
-    pub(crate) fn end(
+    /// Returns a future that completes when the caller's pod ends, which ends its access. The pod is that of the
+    /// credential, else the one at the address of the call, else the one that the caller declares.
+    pub(crate) fn access_end(
         &self,
-        proof: Option<&Proof>,
+        principal: Option<&Principal>,
         address: Option<IpAddr>,
-        declared: PodOf,
+        declared: PodRef,
     ) -> impl Future<Output = Status> + Send + use<> {
-        let bound = proof.and_then(|proof| proof.pod.clone());
+        let bound = principal.and_then(|principal| principal.pod.clone());
         let of = bound
-            .map(|pod| PodOf { namespace: declared.namespace.clone(), pod })
+            .map(|pod| PodRef { namespace: declared.namespace.clone(), pod })
             .or_else(|| address.and_then(|ip| self.platform.pod_at(ip)))
             .unwrap_or(declared);
         let platform = Arc::clone(&self.platform);
         async move {
-            let said = format!("pod {}/{} is gone", of.namespace, of.pod.name);
-            platform.gone(of).await;
-            Status::unauthenticated(said)
+            let reason = format!("pod {}/{} no longer exists", of.namespace, of.pod.name);
+            platform.wait_for_end(of).await;
+            Status::unauthenticated(reason)
         }
     }
 
-    /// Authenticates the caller of a call by its headers and its connection.
+    /// Authenticates the caller of a call.
     fn caller(&self, headers: &HeaderMap, known: &Extensions) -> Result<Caller, Status> {
-        let Some(info) = known.get::<TlsInfo>() else { return Ok(Caller::Anyone) };
-        let proof = self.identify(info, headers).inspect_err(|refused| {
+        let Some(info) = known.get::<TlsInfo>() else { return Ok(Caller::Unauthenticated) };
+        let principal = self.authenticate(info, headers).inspect_err(|refused| {
             count(&self.metrics.authentication_failures);
-            if let Some(more) = self.said.admit(Instant::now()) {
+            if let Some(more) = self.refusal_lines.admit(Instant::now()) {
                 warn!(address = address(known), reason = refused.message(), more, "caller refused");
             }
         })?;
-        Ok(Caller::Proven(Arc::new(proof)))
+        Ok(Caller::Authenticated(Arc::new(principal)))
     }
 }
 
-/// Services whose calls are admitted after authentication.
-pub(crate) struct Guarded<S> {
+/// Services that admit a call after authentication.
+pub(crate) struct AuthenticatedService<S> {
     pub(crate) services: S,
     pub(crate) authentication: Arc<Authentication>,
-    pub(crate) audit: Arc<Audit>,
+    pub(crate) audit: Arc<AuditLog>,
 }
 
-impl<S: Service> Service for Guarded<S> {
+impl<S: Service> Service for AuthenticatedService<S> {
     fn has(&self, method: &str) -> bool {
         self.services.has(method)
     }
@@ -277,25 +286,25 @@ impl<S: Service> Service for Guarded<S> {
     fn admit(&self, method: &str, headers: &HeaderMap, known: &mut Extensions) -> Result<(), Status> {
         let caller = self.authentication.caller(headers, known).inspect_err(|refused| {
             let from = address(known);
-            let (address, reason) = (Text(&from), Text(refused.message()));
+            let (address, reason) = (ExternalText(&from), ExternalText(refused.message()));
             self.audit.record(match method {
-                certificates::METHOD => Event::CertificateRefused { address, reason, suppressed: 0 },
-                _ => Event::DiscoveryRefused { address, proxy: Text(""), reason, suppressed: 0 },
+                certificates::METHOD => AuditEvent::CertificateRefused { address, reason, suppressed: 0 },
+                _ => AuditEvent::DiscoveryRefused { address, proxy: ExternalText(""), reason, suppressed: 0 },
             });
         })?;
         let connection = known.get::<Arc<Admitted>>();
         match &caller {
-            Caller::Anyone => {
+            Caller::Unauthenticated => {
                 if let Some(connection) = connection {
                     connection.prove();
                 }
             }
-            Caller::Proven(proof) => {
-                let name = proof.id.to_string().into();
+            Caller::Authenticated(principal) => {
+                let name = principal.id.to_string().into();
                 if let Some(connection) = connection {
-                    connection.prove_by(&name).map_err(|most| too_many(&name, most))?;
+                    connection.prove_by(&name).map_err(|limit| too_many_connections(&name, limit))?;
                 }
-                let instance = proof.pod.as_ref().map(|pod| format!("{}/{}", pod.name, pod.uid).into());
+                let instance = principal.pod.as_ref().map(|pod| format!("{}/{}", pod.name, pod.uid).into());
                 known.insert(Identity { name, instance });
             }
         }
@@ -314,22 +323,22 @@ impl<S: Service> Service for Guarded<S> {
     }
 }
 
-/// The refusal of a call on one connection more than its identity may have.
-fn too_many(identity: &str, most: usize) -> Status {
+/// Returns the refusal of a call that would exceed `--max-connections-per-identity`.
+fn too_many_connections(identity: &str, limit: usize) -> Status {
     Status::resource_exhausted(format!(
-        "{identity} has {most} connections with calls in progress, the most that --max-connections-per-identity allows; \
-         close some, or try again later"
+        "{identity} has {limit} connections with calls in progress, the limit of --max-connections-per-identity; close some, \
+         or retry later"
     ))
 }
 
-/// The caller of an admitted call.
+/// Returns the caller of an admitted call.
 pub(crate) fn caller(extensions: &Extensions) -> Result<Caller, Status> {
     let caller = extensions.get::<Caller>().cloned();
-    caller.ok_or_else(|| Status::internal("the call was not authenticated; please report it"))
+    caller.ok_or_else(|| Status::internal("internal error: the call was not authenticated"))
 }
 
-/// The caller's address.
-pub(crate) fn socket(extensions: &Extensions) -> Option<SocketAddr> {
+/// Returns the caller's address.
+pub(crate) fn peer_address(extensions: &Extensions) -> Option<SocketAddr> {
     let tls = extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(TlsConnectInfo::get_ref);
     tls.or_else(|| extensions.get::<TcpConnectInfo>()).and_then(TcpConnectInfo::remote_addr)
 }
@@ -337,19 +346,19 @@ pub(crate) fn socket(extensions: &Extensions) -> Option<SocketAddr> {
 /// Returns the bearer token of a call or request (RFC 6750, section 2.1).
 ///
 /// # Errors
-/// When there are several authorization fields, or something else than a bearer token in the field.
+/// When there are several authorization headers, or the header is not a bearer token.
 pub(crate) fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Status> {
     let mut fields = headers.get_all(AUTHORIZATION).iter();
     let Some(field) = fields.next() else { return Ok(None) };
     if fields.next().is_some() {
-        return Err(Status::unauthenticated("there are several authorization fields; send one"));
+        return Err(Status::unauthenticated("the call has several authorization headers; send one"));
     }
     let token = field.to_str().ok().and_then(|text| text.split_once(' '));
     match token {
         Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") && !token.trim().is_empty() => {
             Ok(Some(token.trim()))
         }
-        _ => Err(Status::unauthenticated("the authorization field is not \"Bearer\" and a token")),
+        _ => Err(Status::unauthenticated("the authorization header is not of the form \"Bearer TOKEN\"")),
     }
 }
 

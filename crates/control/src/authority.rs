@@ -1,5 +1,5 @@
-//! The certificate authority that is in force, and what changes it: the steps of a root's replacement, or other files
-//! where it is plugged in.
+//! The certificate authority of the mesh. A self-signed one changes with the steps of a root rotation, a plugged-in one
+//! with the files in `--ca-dir`.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,51 +19,53 @@ use tracing::{error, info, warn};
 
 use skysail_source::watch_folder;
 
-/// How often to look at the clock, or at files without an event.
-const LOOK: Duration = Duration::from_secs(10);
-/// Files are taken once they have been the same for so long.
-const SETTLE: Duration = Duration::from_secs(1);
-/// A plugged-in authority that nears its end is told of this often.
-const BETWEEN_WARNINGS: Duration = Duration::from_secs(24 * 3600);
+/// Interval at which the clock is read, and the files without a file event.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
+/// Files are loaded after they have not changed for this time, so that a set of files is complete.
+const SETTLE_TIME: Duration = Duration::from_secs(1);
+/// Interval of the warning that a plugged-in authority expires soon.
+const WARNING_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 
-/// Keeps the authority in force.
-pub(crate) struct Keeper {
-    kind: Mutex<Kind>,
+/// Provides the current authority and replaces it.
+pub(crate) struct AuthorityManager {
+    source: Mutex<AuthoritySource>,
     current: watch::Sender<Arc<Authority>>,
-    /// Something was asked for.
-    asked: Notify,
+    /// Notified when an administrator has started a rotation.
+    rotation_started: Notify,
 }
 
-/// Where the authority comes from.
-enum Kind {
-    Made(SelfSigned),
-    Plugged(Plugged),
+/// Origin of the authority.
+enum AuthoritySource {
+    SelfSigned(SelfSigned),
+    PluggedIn(PluggedIn),
 }
 
-/// An authority of other people's making.
-struct Plugged {
-    folder: PathBuf,
-    taken: Files,
+/// An authority whose files the operator provides.
+struct PluggedIn {
+    directory: PathBuf,
+    /// Files of the current authority.
+    files: Files,
     since: SystemTime,
-    /// Error of the current content of the folder.
+    /// Reason why the files in the directory cannot be used.
     problem: Option<String>,
-    warned: Option<SystemTime>,
+    /// Time of the last warning about its expiry.
+    warned_at: Option<SystemTime>,
 }
 
-/// Status, for people and scripts. Times are in seconds since 1970.
+/// Status for `/debug/ca` and metrics. Times are in seconds since 1970.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Status {
+pub(crate) struct AuthorityStatus {
     /// `self-signed` or `plugged-in`.
     kind: &'static str,
-    /// Step of the replacement of the root.
+    /// Step of the root rotation.
     pub(crate) step: Step,
     pub(crate) since: u64,
-    /// When this step ends; unknown where it is plugged in.
+    /// End of this step; `None` for a plugged-in authority.
     until: Option<u64>,
     waits_for: &'static str,
-    /// Reason why the content of its folder is not in force.
+    /// Reason why the files in `--ca-dir` cannot be used.
     pub(crate) problem: Option<String>,
-    /// Expiry of the certificate that signs.
+    /// Expiry of the signing certificate.
     pub(crate) not_after: u64,
     roots: Vec<RootStatus>,
 }
@@ -73,196 +75,213 @@ pub(crate) struct RootStatus {
     name: String,
     serial: String,
     not_after: u64,
-    /// True if certificates signed now lead to it.
+    /// New certificates chain to this root.
     signs: bool,
-    /// Whether it is sent to workloads.
+    /// The root is in the trust bundle of workloads.
     trusted: bool,
 }
 
-impl Keeper {
-    /// The authority of a folder, or one that lives as long as the process.
-    pub(crate) fn open(folder: Option<&Path>, lifetimes: Lifetimes) -> anyhow::Result<Self> {
+impl AuthorityManager {
+    /// Opens the authority in a directory. Without a directory, it lasts until the process ends.
+    pub(crate) fn open(directory: Option<&Path>, lifetimes: Lifetimes) -> anyhow::Result<Self> {
         let now = SystemTime::now();
-        let (kind, authority) = match folder {
-            Some(folder) if Files::are_in(folder) => {
-                let taken = Files::read(folder)?;
-                let authority = taken.authority()?;
-                info!(folder = %folder.display(), "the certificate authority is plugged in");
-                let folder = folder.to_owned();
-                (Kind::Plugged(Plugged { folder, taken, since: now, problem: None, warned: None }), authority)
+        let (source, authority) = match directory {
+            Some(directory) if Files::are_in(directory) => {
+                let files = Files::read(directory)?;
+                let authority = files.authority()?;
+                info!(folder = %directory.display(), "plugged-in certificate authority loaded");
+                let directory = directory.to_owned();
+                (
+                    AuthoritySource::PluggedIn(PluggedIn {
+                        directory,
+                        files,
+                        since: now,
+                        problem: None,
+                        warned_at: None,
+                    }),
+                    authority,
+                )
             }
-            folder => {
-                let made = SelfSigned::open(folder, lifetimes, now)?;
-                let authority = made.authority()?;
-                (Kind::Made(made), authority)
+            directory => {
+                let self_signed = SelfSigned::open(directory, lifetimes, now)?;
+                let authority = self_signed.authority()?;
+                (AuthoritySource::SelfSigned(self_signed), authority)
             }
         };
-        let keeper = Self {
-            kind: Mutex::new(kind),
+        let manager = Self {
+            source: Mutex::new(source),
             current: watch::Sender::new(Arc::new(authority)),
-            asked: Notify::new(),
+            rotation_started: Notify::new(),
         };
-        keeper.tell();
-        Ok(keeper)
+        manager.log_status();
+        Ok(manager)
     }
 
-    /// The authority of now.
+    /// Returns the current authority.
     pub(crate) fn current(&self) -> Arc<Authority> {
         Arc::clone(&self.current.borrow())
     }
 
-    /// The authority of now and each that follows.
-    pub(crate) fn follow(&self) -> watch::Receiver<Arc<Authority>> {
+    /// Returns a receiver of the current authority and its successors.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Arc<Authority>> {
         self.current.subscribe()
     }
 
-    fn kind(&self) -> std::sync::MutexGuard<'_, Kind> {
-        self.kind.lock().unwrap_or_else(PoisonError::into_inner)
+    fn source(&self) -> std::sync::MutexGuard<'_, AuthoritySource> {
+        self.source.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn status(&self) -> Status {
-        // What is in force changes under this lock, so that the two go together.
-        let kind = self.kind();
+    pub(crate) fn status(&self) -> AuthorityStatus {
+        // The authority changes under this lock only, so the source and the authority match.
+        let source = self.source();
         let authority = self.current();
         let mut roots: Vec<_> = authority.described().iter().map(|root| RootStatus::of(root, true)).collect();
         let not_after = seconds(authority.not_after());
-        match &*kind {
-            Kind::Made(made) => {
-                let retired = made.retired().ok().flatten();
+        match &*source {
+            AuthoritySource::SelfSigned(self_signed) => {
+                let retired = self_signed.retired().ok().flatten();
                 roots.extend(retired.map(|root| RootStatus::of(&root, false)));
-                Status {
+                AuthorityStatus {
                     kind: "self-signed",
-                    step: made.step(),
-                    since: seconds(made.since()),
-                    until: Some(seconds(made.until())),
-                    waits_for: made.step().waits_for(),
+                    step: self_signed.step(),
+                    since: seconds(self_signed.since()),
+                    until: Some(seconds(self_signed.until())),
+                    waits_for: self_signed.step().waits_for(),
                     problem: None,
                     not_after,
                     roots,
                 }
             }
-            Kind::Plugged(plugged) => Status {
+            AuthoritySource::PluggedIn(plugged_in) => AuthorityStatus {
                 kind: "plugged-in",
                 step: Step::Settled,
-                since: seconds(plugged.since),
+                since: seconds(plugged_in.since),
                 until: None,
                 waits_for: "its files to be replaced",
-                problem: plugged.problem.clone(),
+                problem: plugged_in.problem.clone(),
                 not_after,
                 roots,
             },
         }
     }
 
-    /// Begins to replace the root.
+    /// Starts a rotation of the root.
     pub(crate) fn rotate(&self) -> Result<(), String> {
         let now = SystemTime::now();
-        let begun = match &mut *self.kind() {
-            Kind::Plugged(plugged) => {
+        let begun = match &mut *self.source() {
+            AuthoritySource::PluggedIn(plugged_in) => {
                 return Err(format!(
-                    "the authority is plugged in: replace the files in {}, first with the next root in root-cert.pem beside the \
-                     old one, and after the lifetime of a certificate with what it signs with",
-                    plugged.folder.display()
+                    "a plugged-in authority is rotated by its files: in {}, add the new root to root-cert.pem; after the lifetime of a \
+                     certificate, replace the files that sign (ca-cert.pem, ca-key.pem, cert-chain.pem)",
+                    plugged_in.directory.display()
                 ));
             }
-            Kind::Made(made) => self.change(made, |made| made.rotate(now)),
+            AuthoritySource::SelfSigned(self_signed) => {
+                self.change(self_signed, |self_signed| self_signed.rotate(now))
+            }
         };
         match begun {
             Ok(true) => {
-                self.asked.notify_one();
-                self.tell();
+                self.rotation_started.notify_one();
+                self.log_status();
                 Ok(())
             }
-            Ok(false) => Err("the root is being replaced already; see its status".to_owned()),
+            Ok(false) => {
+                Err("a rotation of the root is already in progress; /debug/ca shows its step".to_owned())
+            }
             Err(error) => Err(error.to_string()),
         }
     }
 
-    /// Changes an authority that is made here, and puts the result in force.
+    /// Changes a self-signed authority and publishes the result.
     fn change(
         &self,
-        made: &mut SelfSigned,
+        self_signed: &mut SelfSigned,
         change: impl FnOnce(&mut SelfSigned) -> Result<bool, skysail_identity::Error>,
     ) -> Result<bool, skysail_identity::Error> {
-        let before = made.step();
-        let changed = change(made);
-        if made.step() != before {
-            self.current.send_replace(Arc::new(made.authority()?));
+        let before = self_signed.step();
+        let changed = change(self_signed);
+        if self_signed.step() != before {
+            self.current.send_replace(Arc::new(self_signed.authority()?));
         }
         changed
     }
 
-    fn tell(&self) {
+    fn log_status(&self) {
         let status = self.status();
-        let trusted = status.trusted();
-        let Status { kind, step, until, waits_for, roots, .. } = status;
+        let trusted = status.trusted_roots();
+        let AuthorityStatus { kind, step, until, waits_for, roots, .. } = status;
         let signs = roots.iter().filter(|root| root.signs).map(|root| root.name.as_str()).collect::<Vec<_>>();
-        info!(kind, step = step.name(), signs = ?signs, trusted, ?until, "certificate authority: waits for {waits_for}");
+        info!(kind, step = step.name(), signs = ?signs, trusted, ?until, "certificate authority: waiting for {waits_for}");
     }
 
-    /// Runs due steps, until the process ends.
+    /// Runs the steps of rotations and loads changed files. Never returns.
     pub(crate) async fn run(self: Arc<Self>) {
         let changed = Arc::new(Notify::new());
         let _watcher = self.watch(&changed);
         let mut failed = false;
         loop {
-            let pause = match &*self.kind() {
-                // The clock may be set, so it is looked at now and then.
-                Kind::Made(made) if !failed => {
-                    made.until().duration_since(SystemTime::now()).unwrap_or_default().min(LOOK)
-                }
-                _ => LOOK,
+            let pause = match &*self.source() {
+                // Bounded, because the system clock may be set.
+                AuthoritySource::SelfSigned(self_signed) if !failed => self_signed
+                    .until()
+                    .duration_since(SystemTime::now())
+                    .unwrap_or_default()
+                    .min(POLL_INTERVAL),
+                _ => POLL_INTERVAL,
             };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = changed.notified() => {}
-                () = self.asked.notified() => {}
+                () = self.rotation_started.notified() => {}
             }
             match self.advance() {
-                None => self.take_files().await,
+                None => self.load_files().await,
                 Some(result) => failed = result.is_err(),
             }
         }
     }
 
-    /// Watches the folder of a plugged-in authority.
+    /// Watches the directory of a plugged-in authority.
     fn watch(&self, changed: &Arc<Notify>) -> Option<notify::RecommendedWatcher> {
-        let Kind::Plugged(plugged) = &*self.kind() else { return None };
-        watch_folder(&plugged.folder, changed)
+        let AuthoritySource::PluggedIn(plugged_in) = &*self.source() else { return None };
+        watch_folder(&plugged_in.directory, changed)
     }
 
-    /// Continues the replacement of a root; does nothing for a plugged-in authority.
+    /// Runs the due step of a rotation. Returns `None` for a plugged-in authority.
     fn advance(&self) -> Option<Result<(), skysail_identity::Error>> {
-        let advanced = match &mut *self.kind() {
-            Kind::Plugged(_) => return None,
-            Kind::Made(made) => self.change(made, |made| made.advance(SystemTime::now())),
+        let advanced = match &mut *self.source() {
+            AuthoritySource::PluggedIn(_) => return None,
+            AuthoritySource::SelfSigned(self_signed) => {
+                self.change(self_signed, |self_signed| self_signed.advance(SystemTime::now()))
+            }
         };
         match &advanced {
-            Ok(true) => self.tell(),
+            Ok(true) => self.log_status(),
             Ok(false) => {}
             Err(error) => {
-                error!(%error, "the replacement of the root does not go on; what there is stays in force");
+                error!(%error, "rotation of the root failed; the current roots stay in use and the step is retried");
             }
         }
         Some(advanced.map(drop))
     }
 
-    /// Loads the authority in the folder once it is complete.
-    async fn take_files(&self) {
-        let Some(folder) = (match &*self.kind() {
-            Kind::Plugged(plugged) => Some(plugged.folder.clone()),
-            Kind::Made(_) => None,
+    /// Loads the authority in the directory after its files have settled.
+    async fn load_files(&self) {
+        let Some(directory) = (match &*self.source() {
+            AuthoritySource::PluggedIn(plugged_in) => Some(plugged_in.directory.clone()),
+            AuthoritySource::SelfSigned(_) => None,
         }) else {
             return;
         };
-        let mut found = Files::read(&folder).map_err(|error| error.to_string());
+        let mut found = Files::read(&directory).map_err(|error| error.to_string());
         loop {
-            if matches!((&found, &*self.kind()), (Ok(files), Kind::Plugged(plugged)) if *files == plugged.taken)
+            if matches!((&found, &*self.source()), (Ok(files), AuthoritySource::PluggedIn(plugged_in)) if *files == plugged_in.files)
             {
                 break;
             }
-            tokio::time::sleep(SETTLE).await;
-            let again = Files::read(&folder).map_err(|error| error.to_string());
+            tokio::time::sleep(SETTLE_TIME).await;
+            let again = Files::read(&directory).map_err(|error| error.to_string());
             if std::mem::replace(&mut found, again.clone()) == again {
                 break;
             }
@@ -271,25 +290,25 @@ impl Keeper {
             let authority = files.authority().map_err(|error| error.to_string())?;
             Ok((files, authority))
         });
-        if let Kind::Plugged(plugged) = &mut *self.kind() {
-            plugged.take(found, &self.current);
+        if let AuthoritySource::PluggedIn(plugged_in) = &mut *self.source() {
+            plugged_in.apply(found, &self.current);
         }
     }
 }
 
-impl Plugged {
-    fn take(&mut self, found: Result<(Files, Authority), String>, current: &watch::Sender<Arc<Authority>>) {
+impl PluggedIn {
+    fn apply(&mut self, found: Result<(Files, Authority), String>, current: &watch::Sender<Arc<Authority>>) {
         let now = SystemTime::now();
         match found {
             Err(problem) => {
                 if self.problem.as_ref() != Some(&problem) {
-                    warn!(folder = %self.folder.display(), problem, "the authority in --ca-dir cannot be used; the one before stays in force");
+                    warn!(folder = %self.directory.display(), problem, "certificate authority in --ca-dir cannot be used; the current one stays in use");
                 }
                 self.problem = Some(problem);
             }
             Ok((files, authority)) => {
                 self.problem = None;
-                if files != self.taken {
+                if files != self.files {
                     let before = current.send_replace(Arc::new(authority));
                     let after = current.borrow().clone();
                     let trusted =
@@ -299,30 +318,30 @@ impl Plugged {
                     {
                         warn!(
                             root = lost.name,
-                            "root-cert.pem no longer holds the root of the certificates in use: calls fail until all workloads \
-                               have renewed theirs; keep it there for the lifetime of a certificate"
+                            "root-cert.pem no longer contains the root of the certificates in use: calls fail until all workloads have renewed \
+                               them; keep the old root in the file for the lifetime of a certificate"
                         );
                     }
                     let roots: Vec<_> = after.described().iter().map(|root| &*root.name).collect();
-                    info!(folder = %self.folder.display(), ?roots, "another certificate authority is plugged in");
-                    (self.taken, self.since, self.warned) = (files, now, None);
+                    info!(folder = %self.directory.display(), ?roots, "plugged-in certificate authority replaced");
+                    (self.files, self.since, self.warned_at) = (files, now, None);
                 }
             }
         }
         let authority = current.borrow().clone();
         let life = authority.not_after().duration_since(authority.not_before()).unwrap_or_default();
         let left = authority.not_after().duration_since(now).unwrap_or_default();
-        let said = self.warned.is_some_and(|at| now < at + BETWEEN_WARNINGS);
-        if left < life / 5 && !said {
-            self.warned = Some(now);
-            warn!(folder = %self.folder.display(), ?left, "the plugged-in authority ends soon: replace its files");
+        let was_logged = self.warned_at.is_some_and(|at| now < at + WARNING_INTERVAL);
+        if left < life / 5 && !was_logged {
+            self.warned_at = Some(now);
+            warn!(folder = %self.directory.display(), ?left, "plugged-in certificate authority expires soon; replace its files");
         }
     }
 }
 
-impl Status {
-    /// How many roots workloads trust.
-    pub(crate) fn trusted(&self) -> u64 {
+impl AuthorityStatus {
+    /// Returns the number of roots that workloads trust.
+    pub(crate) fn trusted_roots(&self) -> u64 {
         self.roots.iter().filter(|root| root.trusted).count() as u64
     }
 }

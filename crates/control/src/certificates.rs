@@ -1,4 +1,4 @@
-//! Signs certificate requests of workloads for their authenticated identity.
+//! Signs certificate requests of workloads for their authenticated principal.
 
 use std::{
     sync::Arc,
@@ -12,158 +12,163 @@ use tonic::{Request, Status};
 use tracing::{info, warn};
 
 use crate::{
-    audit::{Audit, Event, Text},
-    authentication::{Authentication, Caller, Grant, Proof, caller},
-    authority::Keeper,
-    bucket::{Buckets, Rate},
+    audit::{AuditEvent, AuditLog, ExternalText},
+    authentication::{Authentication, Caller, Grant, Principal, caller},
+    authority::AuthorityManager,
     metrics::{Metrics, count},
+    rate_limit::{Rate, TokenBuckets},
 };
 
-/// The certificate service's side of the authority.
-pub(crate) struct Certificates {
-    keeper: Arc<Keeper>,
+/// Signs the requests of the certificate service.
+pub(crate) struct CertificateSigner {
+    authority: Arc<AuthorityManager>,
     authentication: Arc<Authentication>,
-    /// How long certificates live, at most and by default.
-    lifetime: Duration,
+    /// Default and maximum lifetime of certificates.
+    max_lifetime: Duration,
     metrics: Arc<Metrics>,
-    audit: Arc<Audit>,
-    quota: Quota,
-    refused: Throttle,
-    issued: Buckets,
+    audit: Arc<AuditLog>,
+    quota: CertificateQuota,
+    refusal_lines: Throttle,
+    issue_lines: TokenBuckets,
 }
 
-/// Log lines about certificates of one identity; the audit log has all of them.
-const LINES: Rate = Rate { burst: 100.0, each_second: 1.0 };
+/// Rate limit of log lines about issued certificates of one identity. The audit log has all of them.
+const LOG_LINES: Rate = Rate { burst: 100.0, per_second: 1.0 };
 
-/// How many certificates each caller may have.
+/// Rate limits of certificate requests.
 ///
-/// A proxy renews its certificate after half of its lifetime or later, so each pod may have four in a lifetime, which leaves room for
-/// restarts and new roots. The least rates allow for clients that ask for short lifetimes, or try again after failures.
-struct Quota {
-    /// Of one pod, where the credential names it.
-    pods: Buckets,
-    /// Of all workloads of an identity whose credentials name no pod.
-    identities: Buckets,
+/// A proxy renews its certificate after half of its lifetime or later. Four requests per lifetime and pod leave room
+/// for restarts and new roots. The minimum rates leave room for clients that request short lifetimes or retry after
+/// failures.
+struct CertificateQuota {
+    /// Per pod, if the credential names one.
+    pods: TokenBuckets,
+    /// Per identity, for credentials that name no pod.
+    identities: TokenBuckets,
 }
 
-impl Quota {
-    /// The quota for certificates of this lifetime.
+impl CertificateQuota {
+    /// Returns the limits for certificates of this lifetime.
     fn new(lifetime: Duration) -> Self {
+        /// Number of pods per identity for which the limit without pod names is sufficient.
         const REPLICAS: f64 = 1_000.0;
         let renewals = 4.0 / lifetime.as_secs_f64();
-        let pods = Rate { burst: 60.0, each_second: renewals.max(0.2) };
-        let identities = Rate { burst: 2.0 * REPLICAS, each_second: (REPLICAS * renewals).max(50.0) };
-        Self { pods: Buckets::new(pods), identities: Buckets::new(identities) }
+        let pods = Rate { burst: 60.0, per_second: renewals.max(0.2) };
+        let identities = Rate { burst: 2.0 * REPLICAS, per_second: (REPLICAS * renewals).max(50.0) };
+        Self { pods: TokenBuckets::new(pods), identities: TokenBuckets::new(identities) }
     }
 
-    /// Counts a request; fails if its pod, or its identity, has made too many.
-    fn admit(&self, proof: &Proof, now: Instant) -> Result<(), Status> {
-        let (whose, buckets) = match &proof.pod {
-            Some(pod) => (format!("pod {} {} of {}", pod.name, pod.uid, proof.id), &self.pods),
-            None => (proof.id.to_string(), &self.identities),
+    /// Counts a request. Fails if its pod or identity is above the limit.
+    fn admit(&self, principal: &Principal, now: Instant) -> Result<(), Status> {
+        let (requester, buckets) = match &principal.pod {
+            Some(pod) => (format!("pod {} {} of {}", pod.name, pod.uid, principal.id), &self.pods),
+            None => (principal.id.to_string(), &self.identities),
         };
-        if buckets.take(&whose, now).is_some() {
+        if buckets.take(&requester, now).is_some() {
             return Ok(());
         }
-        let Rate { burst, each_second } = buckets.rate();
-        let pause = each_second.recip().ceil();
+        let Rate { burst, per_second } = buckets.rate();
+        let pause = per_second.recip().ceil();
         Err(Status::resource_exhausted(format!(
-            "{whose} asks for too many certificates: {burst} at once and then {each_second:.1} per second are the limit; \
-             try again in {pause} s"
+            "{requester} requests too many certificates: the limit is {burst} at once and then {per_second:.1} per second; \
+             retry in {pause} s"
         )))
     }
 }
 
-/// A certificate that may be handed out once it is on record.
-struct Issued {
+/// A signed certificate whose audit record is still to be written.
+struct PendingCertificate {
     signed: Signed,
     id: SpiffeId,
-    /// Credential that proved the identity.
-    by: &'static str,
+    /// Credential of the caller: `token` or `certificate`.
+    credential: &'static str,
 }
 
-impl Certificates {
+impl CertificateSigner {
     pub(crate) fn new(
-        keeper: Arc<Keeper>,
+        authority: Arc<AuthorityManager>,
         authentication: Arc<Authentication>,
         lifetime: Duration,
         metrics: Arc<Metrics>,
-        audit: Arc<Audit>,
+        audit: Arc<AuditLog>,
     ) -> Self {
-        let (refused, issued) = (Throttle::new(Duration::from_secs(1)), Buckets::new(LINES));
+        let (refusal_lines, issue_lines) =
+            (Throttle::new(Duration::from_secs(1)), TokenBuckets::new(LOG_LINES));
         Self {
-            keeper,
+            authority,
             authentication,
-            lifetime,
+            max_lifetime: lifetime,
             metrics,
             audit,
-            quota: Quota::new(lifetime),
-            refused,
-            issued,
+            quota: CertificateQuota::new(lifetime),
+            refusal_lines,
+            issue_lines,
         }
     }
 
-    fn sign(&self, call: &Request<IstioCertificateRequest>) -> Result<Issued, Status> {
-        let Caller::Proven(proof) = caller(call.extensions())? else {
+    fn sign(&self, call: &Request<IstioCertificateRequest>) -> Result<PendingCertificate, Status> {
+        let Caller::Authenticated(principal) = caller(call.extensions())? else {
             return Err(Status::unauthenticated("certificates are signed on the TLS port only"));
         };
         self.quota
-            .admit(&proof, Instant::now())
+            .admit(&principal, Instant::now())
             .inspect_err(|_| count(&self.metrics.certificates_over_quota))?;
-        let id = &proof.id;
+        let id = &principal.id;
         let request = call.get_ref();
         let metadata = request.metadata.iter().flat_map(|metadata| metadata.fields.keys());
         if metadata.into_iter().any(|name| name == "ImpersonatedIdentity") {
-            return Err(Status::permission_denied(format!("{id} may not ask for another's certificate")));
+            return Err(Status::permission_denied(format!(
+                "{id} may not request a certificate for another identity (ImpersonatedIdentity)"
+            )));
         }
-        let wish = match u64::try_from(request.validity_duration) {
-            Ok(seconds) if seconds > 0 => Duration::from_secs(seconds).min(self.lifetime),
-            _ => self.lifetime,
+        let requested = match u64::try_from(request.validity_duration) {
+            Ok(seconds) if seconds > 0 => Duration::from_secs(seconds).min(self.max_lifetime),
+            _ => self.max_lifetime,
         };
-        let Grant { lifetime, origin } = self.authentication.grant(&proof, wish)?;
+        let Grant { lifetime, origin } = self.authentication.grant(&principal, requested)?;
         let refused = |refusal: Refusal| {
             count(&self.metrics.signing_failures);
-            count(&self.metrics.refusals[refusal.index()]);
+            count(&self.metrics.csr_refusals[refusal.index()]);
             Status::invalid_argument(format!("certificate signing request: {refusal}"))
         };
         let csr = Csr::from_pem(&request.csr).map_err(refused)?;
         csr.names_only(id, &self.authentication.aliases()).map_err(refused)?;
-        let issued = self.keeper.current().issue(&csr, id, lifetime, origin.as_ref());
+        let issued = self.authority.current().issue(&csr, id, lifetime, origin.as_ref());
         let signed = issued.map_err(|error| {
             count(&self.metrics.signing_failures);
             Status::internal(error.to_string())
         })?;
-        Ok(Issued { signed, id: id.clone(), by: proof.how() })
+        Ok(PendingCertificate { signed, id: id.clone(), credential: principal.credential_name() })
     }
 
-    /// Puts a certificate on record; returns its chain.
-    async fn hand_out(&self, issued: Issued, address: &str) -> Result<Vec<String>, Status> {
-        let Issued { signed, id, by } = issued;
+    /// Writes the audit record of a certificate and returns its chain.
+    async fn issue(&self, pending: PendingCertificate, address: &str) -> Result<Vec<String>, Status> {
+        let PendingCertificate { signed, id, credential } = pending;
         let identity = id.to_string();
-        let recorded = self.audit.confirm(Event::CertificateIssued {
-            identity: Text(&identity),
+        let recorded = self.audit.confirm(AuditEvent::CertificateIssued {
+            identity: ExternalText(&identity),
             serial: &signed.serial,
             key_sha256: &signed.key_sha256,
             not_before: signed.not_before,
             not_after: signed.not_after,
-            address: Text(address),
-            authentication: by,
+            address: ExternalText(address),
+            authentication: credential,
         });
         if !recorded.await {
             count(&self.metrics.signing_failures);
             return Err(Status::unavailable(
-                "the audit log cannot be written, and certificates need their record (--audit-required); ask again",
+                "the audit log cannot be written, and --audit-required forbids certificates without a record; retry later",
             ));
         }
         count(&self.metrics.certificates_issued);
-        if let Some(more) = self.issued.take(&identity, Instant::now()) {
+        if let Some(more) = self.issue_lines.take(&identity, Instant::now()) {
             info!(%id, not_after = ?signed.not_after, more, "certificate issued");
         }
         Ok(signed.chain)
     }
 }
 
-impl Signer for Certificates {
+impl Signer for CertificateSigner {
     async fn create_certificate(
         &self,
         request: Request<IstioCertificateRequest>,
@@ -171,17 +176,17 @@ impl Signer for Certificates {
         count(&self.metrics.certificate_requests);
         let address = address(request.extensions());
         let signed = self.sign(&request);
-        let handed_out = match signed {
-            Ok(issued) => self.hand_out(issued, &address).await,
+        let issued = match signed {
+            Ok(pending) => self.issue(pending, &address).await,
             Err(status) => Err(status),
         };
-        handed_out.inspect_err(|status| {
+        issued.inspect_err(|status| {
             let reason = status.message();
-            if let Some(more) = self.refused.admit(Instant::now()) {
+            if let Some(more) = self.refusal_lines.admit(Instant::now()) {
                 warn!(address, reason, more, "certificate refused");
             }
-            let (address, reason) = (Text(&address), Text(reason));
-            self.audit.record(Event::CertificateRefused { address, reason, suppressed: 0 });
+            let (address, reason) = (ExternalText(&address), ExternalText(reason));
+            self.audit.record(AuditEvent::CertificateRefused { address, reason, suppressed: 0 });
         })
     }
 }
@@ -192,28 +197,30 @@ mod tests {
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
-    fn proof(account: &str, pod: Option<&str>) -> Proof {
-        Proof::by_token(SpiffeId::new("mesh.example", "x", account), pod)
+    fn principal(account: &str, pod: Option<&str>) -> Principal {
+        Principal::with_token(SpiffeId::new("mesh.example", "x", account), pod)
     }
 
-    fn admitted(quota: &Quota, proof: &Proof, asked: usize, now: Instant) -> usize {
-        (0..asked).filter(|_| quota.admit(proof, now).is_ok()).count()
+    fn admitted(quota: &CertificateQuota, principal: &Principal, requests: usize, now: Instant) -> usize {
+        (0..requests).filter(|_| quota.admit(principal, now).is_ok()).count()
     }
 
     #[test]
-    fn replicas_that_renew_and_restart_are_never_refused() {
+    fn renewals_and_restarts_of_replicas_stay_below_the_limit() {
         for lifetime in [1, 6, 10, 60, 3_600, 24 * 3_600].map(Duration::from_secs) {
-            // The proxy waits for a second at least; a pod is restarted once in two renewals.
+            // A proxy waits for at least one second. Every second renewal, each pod also restarts.
             let renewal = (lifetime / 2).max(Duration::from_secs(1));
             for pod in [true, false] {
-                let (quota, start) = (Quota::new(lifetime), Instant::now());
+                let (quota, start) = (CertificateQuota::new(lifetime), Instant::now());
                 let pods: Vec<_> = (0..500).map(|pod| format!("a-{pod}")).collect();
-                let proofs: Vec<_> = pods.iter().map(|name| proof("a", pod.then_some(name))).collect();
+                let principals: Vec<_> =
+                    pods.iter().map(|name| principal("a", pod.then_some(name))).collect();
                 for round in 0..200 {
                     let now = start + renewal * round;
-                    let asked = 1 + round as usize % 2;
-                    for proof in &proofs {
-                        assert_eq!(admitted(&quota, proof, asked, now), asked, "{lifetime:?} {round} {pod}");
+                    let requests = 1 + round as usize % 2;
+                    for principal in &principals {
+                        let admitted = admitted(&quota, principal, requests, now);
+                        assert_eq!(admitted, requests, "{lifetime:?} {round} {pod}");
                     }
                 }
             }
@@ -221,20 +228,18 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_that_asks_without_end_gets_a_burst_and_then_few() {
-        let (quota, start) = (Quota::new(DAY), Instant::now());
-        assert_eq!(admitted(&quota, &proof("a", Some("a-1")), 50_000, start), 60);
-        let refused = quota.admit(&proof("a", Some("a-1")), start).unwrap_err();
+    fn a_caller_above_the_limit_is_refused_and_other_callers_are_not() {
+        let (quota, start) = (CertificateQuota::new(DAY), Instant::now());
+        assert_eq!(admitted(&quota, &principal("a", Some("a-1")), 50_000, start), 60);
+        let refused = quota.admit(&principal("a", Some("a-1")), start).unwrap_err();
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
         assert!(refused.message().starts_with("pod a-1 "), "{refused}");
-        assert!(
-            refused.message().ends_with("60 at once and then 0.2 per second are the limit; try again in 5 s")
-        );
-        assert_eq!(admitted(&quota, &proof("a", Some("a-2")), 1, start), 1, "another pod of its account");
-        assert_eq!(admitted(&quota, &proof("a", None), 50_000, start), 2_000);
-        assert_eq!(admitted(&quota, &proof("b", None), 1, start), 1, "another account");
+        assert!(refused.message().ends_with("the limit is 60 at once and then 0.2 per second; retry in 5 s"));
+        assert_eq!(admitted(&quota, &principal("a", Some("a-2")), 1, start), 1, "another pod of its account");
+        assert_eq!(admitted(&quota, &principal("a", None), 50_000, start), 2_000);
+        assert_eq!(admitted(&quota, &principal("b", None), 1, start), 1, "another account");
         let later = start + Duration::from_secs(10);
-        assert_eq!(admitted(&quota, &proof("a", Some("a-1")), 50_000, later), 2);
-        assert_eq!(admitted(&quota, &proof("a", None), 50_000, later), 500);
+        assert_eq!(admitted(&quota, &principal("a", Some("a-1")), 50_000, later), 2);
+        assert_eq!(admitted(&quota, &principal("a", None), 50_000, later), 500);
     }
 }

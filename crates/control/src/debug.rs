@@ -1,5 +1,5 @@
-//! Istio's debug types over discovery: what `istioctl proxy-status` and `istioctl x internal-debug` ask. They show all of the mesh, so
-//! only administrators are answered ([`Access`](crate::access::Access)), on the port with TLS.
+//! Istio's debug types over discovery, which `istioctl proxy-status` and `istioctl x internal-debug` request. They show
+//! the whole mesh, so [`Access`](crate::access::Access) authorizes the caller, and only the TLS port serves them.
 
 use std::time::SystemTime;
 
@@ -37,12 +37,12 @@ use crate::{
 const SYNCZ: &str = "istio.io/debug/syncz";
 const CONFIG_DUMP: &str = "istio.io/debug/config_dump";
 const CONNECTIONS: &str = "istio.io/connections";
-/// One of the pages below `/debug`, by its name.
+/// A page below `/debug`, by its name.
 const PAGE: &str = "istio.io/debug";
-/// Istiod's message for an unknown page; `istioctl` recognizes it and lists the pages.
+/// Istiod's message for an unknown page. `istioctl` recognizes it and lists the pages.
 const UNKNOWN: &str = "404 page not found";
 
-/// Answers a request of an administrator.
+/// Returns the response to an authorized request.
 pub(crate) fn answer(question: &Question, pages: &Pages) -> Result<DiscoveryResponse, Status> {
     let publisher = &*pages.publisher;
     let Question { type_url, names } = question;
@@ -62,13 +62,13 @@ pub(crate) fn answer(question: &Question, pages: &Pages) -> Result<DiscoveryResp
         }
         (url, _) => match url.strip_prefix("istio.io/debug/config_dump?proxyID=") {
             Some(proxy) => config_dump(publisher, proxy)?,
-            None => return Err(Status::invalid_argument(format!("there is no debug type {url}"))),
+            None => return Err(Status::invalid_argument(format!("unknown debug type {url}"))),
         },
     };
     Ok(DiscoveryResponse { resources, control_plane: Some(control_plane()), ..DiscoveryResponse::default() })
 }
 
-/// Istiod's description of itself, for the columns of `istioctl`.
+/// Returns the description of this control plane in istiod's form, for the columns of `istioctl`.
 fn control_plane() -> ControlPlane {
     let id = std::env::var("POD_NAME")
         .or_else(|_| std::env::var("HOSTNAME"))
@@ -108,7 +108,7 @@ fn node(view: &ProxyView, status: &ClientStatus) -> Node {
     Node { id: status.proxy.clone(), metadata, ..Node::default() }
 }
 
-/// Status of a proxy, in the form of Envoy's client status discovery.
+/// Returns the status of a proxy in the form of Envoy's client status discovery service (CSDS).
 fn client_config(view: &ProxyView, status: &ClientStatus) -> ClientConfig {
     let configs = status.types().map(|(kind, of)| {
         let updated = of.sent_at.map(timestamp);
@@ -145,11 +145,11 @@ fn timestamp(time: SystemTime) -> Timestamp {
     }
 }
 
-/// Clusters, listeners and routes of a proxy, as the messages of Envoy's config dump; without secrets.
+/// Returns the clusters, listeners and routes of a proxy as messages of Envoy's config dump, without secrets.
 fn config_dump(publisher: &Publisher, proxy: &str) -> Result<Vec<Any>, Status> {
     let snapshot = publisher.resources_of(proxy).ok_or_else(|| {
         Status::not_found(format!(
-            "no proxy {proxy} is connected to this control plane; give POD.NAMESPACE or a node id"
+            "no proxy {proxy} is connected to this control plane; use POD.NAMESPACE or a node id"
         ))
     })?;
     let resources = |kind: Kind| of_kind(&snapshot, kind);

@@ -1,4 +1,5 @@
-//! Admits proxies to discovery.
+//! Admission of proxies to the discovery service: authentication, the declared node, and the view that the proxy
+//! subscribes to.
 
 use std::{
     net::SocketAddr,
@@ -25,27 +26,29 @@ use tracing::info;
 use crate::{
     access::Access,
     admin::Pages,
-    audit::{Audit, Event as Audited, Text},
-    authentication::{Authentication, Caller, Proof, caller, socket},
+    audit::{AuditEvent, AuditLog, ExternalText},
+    authentication::{Authentication, Caller, Principal, caller, peer_address},
     debug,
-    habits::Habits,
     metrics::count,
-    platform::PodOf,
+    platform::PodRef,
+    prefetch::PrefetchHistory,
     publish::{NewClient, Publisher, Refused},
 };
 
-/// The discovery service's side of the mesh.
+/// Provides the discovery service with views of the mesh.
 pub(crate) struct Discovery {
     publisher: Arc<Publisher>,
     authentication: Arc<Authentication>,
-    habits: Arc<Habits>,
+    prefetch: Arc<PrefetchHistory>,
     pages: Arc<Pages>,
     access: Arc<Access>,
-    audit: Arc<Audit>,
-    /// The cluster of proxies that do not name theirs.
+    audit: Arc<AuditLog>,
+    /// Cluster of proxies that declare none.
     cluster_id: String,
-    /// Lines about refused streams, and about refused debug types.
-    said: [Throttle; 2],
+    /// Throttles the log lines about refused streams.
+    refused_streams: Throttle,
+    /// Throttles the log lines about refused debug types.
+    refused_debug_types: Throttle,
 }
 
 impl Discovery {
@@ -53,43 +56,61 @@ impl Discovery {
         authentication: Arc<Authentication>,
         pages: Arc<Pages>,
         access: Arc<Access>,
-        audit: Arc<Audit>,
+        audit: Arc<AuditLog>,
         cluster_id: String,
     ) -> Self {
-        let (publisher, habits) = (Arc::clone(&pages.publisher), Arc::clone(&pages.habits));
-        let said = [const { Throttle::new(Duration::from_secs(1)) }; 2];
-        Self { publisher, authentication, habits, pages, access, audit, cluster_id, said }
+        let (publisher, prefetch) = (Arc::clone(&pages.publisher), Arc::clone(&pages.prefetch));
+        let throttle = || Throttle::new(Duration::from_secs(1));
+        Self {
+            publisher,
+            authentication,
+            prefetch,
+            pages,
+            access,
+            audit,
+            cluster_id,
+            refused_streams: throttle(),
+            refused_debug_types: throttle(),
+        }
     }
 
-    /// Determines the caller, the node that it declares, and the end of its access.
-    fn admit(&self, node: Node, form: Form, call: &Request<()>) -> Result<(NewClient, Ended), Status> {
+    /// Authenticates the caller and authorizes the node that it declares. Returns the client and the future that ends
+    /// its access.
+    fn authorize_client(
+        &self,
+        node: Node,
+        form: Form,
+        call: &Request<()>,
+    ) -> Result<(NewClient, Ended), Status> {
         let version = version(&node);
-        let node = self.read(node).map_err(Status::invalid_argument)?;
-        let proof = match caller(call.extensions())? {
-            Caller::Anyone => None,
-            Caller::Proven(proof) => Some(proof),
+        let node = self.parse_node(node).map_err(Status::invalid_argument)?;
+        let principal = match caller(call.extensions())? {
+            Caller::Unauthenticated => None,
+            Caller::Authenticated(principal) => Some(principal),
         };
-        if let Some(proof) = &proof {
-            authorize(&node, proof)?;
+        if let Some(principal) = &principal {
+            authorize(&node, principal)?;
         }
-        let identity = proof.as_ref().map(|proof| proof.id.to_string()).unwrap_or_default();
+        let identity = principal.as_ref().map(|principal| principal.id.to_string()).unwrap_or_default();
         let pod = BoundPod { name: node.pod.clone(), uid: String::new() };
-        let declared = PodOf { namespace: node.view.namespace.clone(), pod };
-        let from = socket(call.extensions()).as_ref().map(SocketAddr::ip);
-        let ended: Ended = Box::pin(self.authentication.end(proof.as_deref(), from, declared));
-        // What nobody proved does not mix with what somebody did.
-        let who: Arc<str> = match identity.as_str() {
+        let declared = PodRef { namespace: node.view.namespace.clone(), pod };
+        let from = peer_address(call.extensions()).as_ref().map(SocketAddr::ip);
+        let ended: Ended = Box::pin(self.authentication.access_end(principal.as_deref(), from, declared));
+        // An unauthenticated identity has another form than a SPIFFE id, so that it shares no limit or history with a
+        // principal.
+        let accounted_to: Arc<str> = match identity.as_str() {
             "" => format!("{}/{}", node.view.namespace, node.view.service_account).into(),
-            proven => proven.into(),
+            spiffe_id => spiffe_id.into(),
         };
         let address = address(call.extensions());
-        Ok((NewClient { node, version, address, identity, who, form }, ended))
+        Ok((NewClient { node, version, address, identity, accounted_to, form }, ended))
     }
 
-    async fn enter(&self, client: NewClient, ended: Ended) -> Result<View, Status> {
-        let who = Arc::clone(&client.who);
-        let entered = self.publisher.connect(client).await;
-        let (resources, connected) = entered.map_err(|refused| {
+    /// Connects the client to its view.
+    async fn subscribe(&self, client: NewClient, ended: Ended) -> Result<View, Status> {
+        let identity = Arc::clone(&client.accounted_to);
+        let connected = self.publisher.connect(client).await;
+        let (resources, client) = connected.map_err(|refused| {
             let reason = refused.reason(&self.publisher.settings);
             match refused {
                 Refused::Closed => Status::unavailable(reason),
@@ -98,18 +119,18 @@ impl Discovery {
                 Refused::Broken(_) => Status::internal(reason),
             }
         })?;
-        let habits = Arc::clone(&self.habits);
-        let remembered = habits.of(&who, &resources.snapshot.borrow().clone());
-        let identity = Arc::clone(&who);
+        let prefetch = Arc::clone(&self.prefetch);
+        let remembered = prefetch.hosts_of(&identity, &resources.snapshot.borrow().clone());
+        let user = Arc::clone(&identity);
         let report = move |event: Event<'_>| match event {
-            Event::Used { host } => habits.used(&who, host),
-            Event::Unused { host } => habits.unused(&who, host),
-            event => connected.report(event),
+            Event::Used { host } => prefetch.record_use(&user, host),
+            Event::Unused { host } => prefetch.record_unused(&user, host),
+            event => client.report(event),
         };
         Ok(View { identity, resources, report: Box::new(report), remembered, ended })
     }
 
-    fn read(&self, node: Node) -> Result<ProxyNode, String> {
+    fn parse_node(&self, node: Node) -> Result<ProxyNode, String> {
         let mut metadata = node.metadata.map(object).unwrap_or_default();
         metadata.entry("CLUSTER_ID").or_insert_with(|| self.cluster_id.clone().into());
         let locality = node.locality.map(|locality| Locality {
@@ -126,74 +147,80 @@ impl Views for Discovery {
     async fn connect(&self, node: Node, form: Form, call: Request<()>) -> Result<View, Status> {
         let id = node.id[..node.id.floor_char_boundary(MAX_ID)].to_owned();
         let address = address(call.extensions());
-        let entered = match self.admit(node, form, &call) {
-            Ok((client, ended)) => self.enter(client, ended).await,
+        let view = match self.authorize_client(node, form, &call) {
+            Ok((client, ended)) => self.subscribe(client, ended).await,
             Err(refused) => Err(refused),
         };
-        entered.inspect_err(|status| {
+        view.inspect_err(|status| {
             count(&self.publisher.metrics.refused_connections);
-            // A limit that is reached is logged by itself.
+            // The publisher logs refusals by a limit.
             if status.code() != Code::ResourceExhausted
-                && let Some(more) = self.said[0].admit(Instant::now())
+                && let Some(more) = self.refused_streams.admit(Instant::now())
             {
                 info!(proxy = id, address, reason = status.message(), more, "discovery refused");
             }
-            let (proxy, address, reason) = (Text(&id), Text(&address), Text(status.message()));
-            self.audit.record(Audited::DiscoveryRefused { address, proxy, reason, suppressed: 0 });
+            let (proxy, address, reason) =
+                (ExternalText(&id), ExternalText(&address), ExternalText(status.message()));
+            self.audit.record(AuditEvent::DiscoveryRefused { address, proxy, reason, suppressed: 0 });
         })
     }
 
     fn answer(&self, question: &Question, call: &Request<()>) -> Result<DiscoveryResponse, Status> {
         let address = address(call.extensions());
-        let asked = question.to_string();
-        let answered = || {
-            let Caller::Proven(proof) = caller(call.extensions())? else {
+        let debug_type = question.to_string();
+        let answer = || {
+            let Caller::Authenticated(principal) = caller(call.extensions())? else {
                 return Err(Status::unauthenticated("debug types are served on the TLS port only"));
             };
-            let id = &proof.id;
+            let id = &principal.id;
             self.access.check_debug(id, &self.publisher.root_namespace())?;
-            let (address, identity) = (Text(&address), &id.to_string());
-            self.audit.record(Audited::AdminRead { address, identity: Text(identity), page: Text(&asked) });
+            let (address, identity) = (ExternalText(&address), &id.to_string());
+            self.audit.record(AuditEvent::AdminRead {
+                address,
+                identity: ExternalText(identity),
+                page: ExternalText(&debug_type),
+            });
             debug::answer(question, &self.pages)
         };
-        answered().inspect_err(|status| {
-            if let Some(more) = self.said[1].admit(Instant::now()) {
-                info!(asked, address, reason = status.message(), more, "debug type refused");
+        answer().inspect_err(|status| {
+            if let Some(more) = self.refused_debug_types.admit(Instant::now()) {
+                info!(debug_type, address, reason = status.message(), more, "debug type refused");
             }
-            let (address, page, reason) = (Text(&address), Text(&asked), Text(status.message()));
-            self.audit.record(Audited::AdminRefused { address, page, reason, suppressed: 0 });
+            let (address, page, reason) =
+                (ExternalText(&address), ExternalText(&debug_type), ExternalText(status.message()));
+            self.audit.record(AuditEvent::AdminRefused { address, page, reason, suppressed: 0 });
         })
     }
 }
 
-/// The version of Istio that a proxy says it has, at most 64 bytes of it.
+/// Returns the Istio version that a proxy declares, truncated to 64 bytes.
 fn version(node: &Node) -> String {
-    let said = node.metadata.as_ref().and_then(|metadata| metadata.fields.get("ISTIO_VERSION"));
-    match said.and_then(|value| value.kind.as_ref()) {
+    let declared = node.metadata.as_ref().and_then(|metadata| metadata.fields.get("ISTIO_VERSION"));
+    match declared.and_then(|value| value.kind.as_ref()) {
         Some(value::Kind::StringValue(text)) => text[..text.floor_char_boundary(64)].to_owned(),
         _ => String::new(),
     }
 }
 
-/// A workload may ask for its own configuration only, from the pod that its credential was given to.
-fn authorize(node: &ProxyNode, Proof { id, pod, .. }: &Proof) -> Result<(), Status> {
+/// Authorizes a workload for its own configuration only, and a credential of a pod for that pod only.
+fn authorize(node: &ProxyNode, Principal { id, pod, .. }: &Principal) -> Result<(), Status> {
     let view = &node.view;
     if view.namespace == id.namespace && view.service_account == id.service_account {
         return match pod {
             Some(pod) if pod.name != node.pod => Err(Status::permission_denied(format!(
-                "a credential of pod {} may not take the configuration of {}",
+                "a credential of pod {} may not receive the configuration of {}",
                 pod.name, node.id
             ))),
             _ => Ok(()),
         };
     }
     Err(Status::permission_denied(format!(
-        "{id} may not take the configuration of {}, which runs as {}/{}",
+        "{id} may not receive the configuration of {}, which declares the service account {}/{}",
         node.id, view.namespace, view.service_account
     )))
 }
 
-/// Node metadata as JSON.
+/// Converts node metadata to JSON.
 fn object(fields: Struct) -> Map<String, Value> {
     fields.fields.into_iter().map(|(name, value)| (name, json(value))).collect()
 }
@@ -212,7 +239,7 @@ fn json(value: ProtoValue) -> Value {
     }
 }
 
-/// Ports are numbers without a fraction, but arrive as floating point.
+/// Returns a whole number as an integer: protobuf's `Value` has floating point numbers only, also for ports.
 fn whole(number: f64) -> Option<i64> {
     (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64)
 }
@@ -225,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metadata_become_json() {
+    fn metadata_are_converted_to_json() {
         let value = structure([
             ("LABELS", structure([("app", string("a"))])),
             ("POD_PORTS", list([structure([("containerPort", number(9080.0))])])),
@@ -239,12 +266,12 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_takes_its_own_configuration_only() {
+    fn a_workload_receives_its_own_configuration_only() {
         let metadata = serde_json::json!({"SERVICE_ACCOUNT": "reviews"});
         let id = "sidecar~10.0.0.1~reviews-1.default~default.svc.cluster.local";
         let node = ProxyNode::parse(id, metadata, Locality::default()).unwrap();
         let caller = |namespace: &str, account: &str, pod: Option<&str>| {
-            Proof::by_token(SpiffeId::new("cluster.local", namespace, account), pod)
+            Principal::with_token(SpiffeId::new("cluster.local", namespace, account), pod)
         };
         assert!(authorize(&node, &caller("default", "reviews", None)).is_ok());
         assert!(authorize(&node, &caller("default", "reviews", Some("reviews-1"))).is_ok());

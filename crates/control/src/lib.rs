@@ -1,9 +1,19 @@
-//! skysaild: sources, publication, discovery service, certificate service.
+//! skysaild, the control plane: configuration sources, publication, discovery service, certificate service.
 //!
-//! Data flows one way, and so do the modules: [`args`] (settings) → `source` (files, watched) and `resolve` (DNS) → `publish` (World,
-//! compiled views, who is connected) and `habits` (what workloads use) → `discovery` and `certificates` (what proxies call, after
-//! `authentication` said who they are by what `platform` knows, the latter signed by what `authority` keeps) → `serving` (sockets and TLS) → `admin` (pages for people and
-//! Prometheus, for whom `access` lets in), and beside all of them `audit` (what security depends on, on record) and `bucket` (rate limits) → `app` (all of it, start to end).
+//! Data flows in one direction:
+//!
+//! | Step | Modules |
+//! |---|---|
+//! | Settings | [`args`] |
+//! | Input | `source` (watched files), `resolve` (DNS), `authority` (certificate authority), `tokens` (token keys) |
+//! | Publication | `publish` (World, scopes, views, connected proxies), `prefetch` (virtual hosts by identity) |
+//! | Authentication | `authentication` (principals), `platform` (pods and trust domains) |
+//! | Services | `discovery`, `debug` (Istio's debug types), `certificates` |
+//! | Sockets | `serving` (TLS and gRPC), `handshakes` (limits of TLS handshakes) |
+//! | Admin pages | `admin`, `access` (authorization), `metrics` |
+//! | Start and end | `app` |
+//!
+//! All of them may use `audit` (audit log), `rate_limit`, `parallel` and `state_file`.
 
 mod access;
 mod admin;
@@ -12,19 +22,19 @@ pub mod args;
 mod audit;
 mod authentication;
 mod authority;
-mod bucket;
 mod certificates;
 mod debug;
 mod discovery;
-mod habits;
-mod kept;
+mod handshakes;
 mod metrics;
 mod parallel;
-mod places;
 mod platform;
+mod prefetch;
 mod publish;
+mod rate_limit;
 mod resolve;
 mod serving;
+mod state_file;
 mod tokens;
 
 pub use access::Account;

@@ -1,4 +1,5 @@
-//! Platform data for authentication: trust domains and pods. Reading it never waits for a compile.
+//! Platform data for authentication: trust domains and pods. It has its own locks, so that authentication never waits
+//! for a compile.
 
 mod pods;
 
@@ -14,44 +15,46 @@ use tokio::sync::Notify;
 
 use self::pods::Pods;
 
-/// Data by which callers are authenticated.
+/// Data for the authentication of callers.
 #[derive(Default)]
 pub(crate) struct Platform {
-    domains: RwLock<Arc<Domains>>,
+    trust_domains: RwLock<Arc<TrustDomains>>,
     pods: Mutex<Pods>,
 }
 
-/// The mesh's trust domains.
+/// Trust domains of the mesh.
 #[derive(Debug, Default)]
-pub(crate) struct Domains {
-    /// Its own.
+pub(crate) struct TrustDomains {
+    /// The trust domain of the mesh (`trustDomain`).
     pub(crate) own: String,
-    /// Former ones, of which identities are taken as well.
+    /// Former trust domains, whose identities are accepted too (`trustDomainAliases`).
     pub(crate) aliases: Vec<String>,
 }
 
-/// A pod that a caller runs in, as far as that is known.
+/// Reference to a pod, by namespace, name and uid; the uid may be unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PodOf {
+pub(crate) struct PodRef {
     pub(crate) namespace: String,
     pub(crate) pod: BoundPod,
 }
 
 impl Platform {
-    pub(crate) fn domains(&self) -> Arc<Domains> {
-        Arc::clone(&self.domains.read().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) fn trust_domains(&self) -> Arc<TrustDomains> {
+        Arc::clone(&self.trust_domains.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes the trust domains of the mesh configuration.
+    /// Applies the trust domains of the mesh configuration.
     pub(crate) fn configure(&self, mesh: &MeshConfig) {
-        // Another mesh's authority vouches for its identities to workloads, not to us, and ours does not vouch for them.
+        // Foreign trust domains have their own authority, whose certificates the control plane does not accept. Its own
+        // authority must not issue certificates for them.
         let aliases = mesh.trust_domain_aliases.iter().filter(|domain| !mesh.is_foreign(domain));
-        let domains = Domains { own: mesh.trust_domain.clone(), aliases: aliases.cloned().collect() };
-        *self.domains.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(domains);
+        let trust_domains =
+            TrustDomains { own: mesh.trust_domain.clone(), aliases: aliases.cloned().collect() };
+        *self.trust_domains.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(trust_domains);
     }
 
-    /// Notes a change of an object.
-    pub(crate) fn note(&self, change: &Change) {
+    /// Applies a change of an object; only pods matter.
+    pub(crate) fn apply(&self, change: &Change) {
         match change {
             Change::Apply(Object::Pod(pod), _) => {
                 self.pods().apply(&pod.meta.namespace, &pod.meta.name, &pod.spec);
@@ -61,27 +64,27 @@ impl Platform {
         }
     }
 
-    /// Whether a pod is known to be no more. One that was never seen is not: its object may be on its way.
-    pub(crate) fn is_gone(&self, of: &PodOf) -> bool {
-        self.pods().is_gone(of)
+    /// Returns whether a pod is known to have ended. False for a pod that was never seen: its object may arrive later.
+    pub(crate) fn has_ended(&self, pod: &PodRef) -> bool {
+        self.pods().has_ended(pod)
     }
 
-    /// The pod that has an address, or that had it last. Pods in their node's network are not found.
-    pub(crate) fn pod_at(&self, address: IpAddr) -> Option<PodOf> {
-        self.pods().at(address.to_canonical())
+    /// Returns the pod that has an address, or had it last. Ignores pods in the network of their node (`hostNetwork`).
+    pub(crate) fn pod_at(&self, address: IpAddr) -> Option<PodRef> {
+        self.pods().pod_at(address.to_canonical())
     }
 
-    /// Waits until a pod is known to be no more.
-    pub(crate) async fn gone(self: Arc<Self>, of: PodOf) {
-        let waiting = Waiting::new(self, of);
+    /// Waits until a pod is known to have ended.
+    pub(crate) async fn wait_for_end(self: Arc<Self>, pod: PodRef) {
+        let watch = PodWatch::new(self, pod);
         loop {
-            let mut left = pin!(waiting.left.notified());
-            // From here on no change is missed.
-            left.as_mut().enable();
-            if waiting.platform.is_gone(&waiting.of) {
+            let mut changed = pin!(watch.changed.notified());
+            // Enabled before the check, so that a change in between is not missed.
+            changed.as_mut().enable();
+            if watch.platform.has_ended(&watch.pod) {
                 return;
             }
-            left.await;
+            changed.await;
         }
     }
 
@@ -90,23 +93,23 @@ impl Platform {
     }
 }
 
-/// A task that waits for the end of a pod.
-struct Waiting {
+/// A registration for changes of a pod; removed when dropped.
+struct PodWatch {
     platform: Arc<Platform>,
-    of: PodOf,
-    left: Arc<Notify>,
+    pod: PodRef,
+    changed: Arc<Notify>,
 }
 
-impl Waiting {
-    fn new(platform: Arc<Platform>, of: PodOf) -> Self {
-        let left = platform.pods().watch(&of);
-        Self { platform, of, left }
+impl PodWatch {
+    fn new(platform: Arc<Platform>, pod: PodRef) -> Self {
+        let changed = platform.pods().watch(&pod);
+        Self { platform, pod, changed }
     }
 }
 
-impl Drop for Waiting {
+impl Drop for PodWatch {
     fn drop(&mut self) {
-        self.platform.pods().unwatch(&self.of, &self.left);
+        self.platform.pods().unwatch(&self.pod, &self.changed);
     }
 }
 
@@ -115,15 +118,15 @@ mod tests {
     use super::{pods::tests::pod, *};
 
     #[tokio::test]
-    async fn the_end_of_a_pod_is_noticed_by_those_who_wait_for_it() {
+    async fn the_end_of_a_pod_wakes_the_tasks_that_wait_for_it() {
         let platform = Arc::<Platform>::default();
-        let of = |name: &str, uid: &str| PodOf {
+        let pod_ref = |name: &str, uid: &str| PodRef {
             namespace: "default".into(),
             pod: BoundPod { name: name.into(), uid: uid.into() },
         };
         platform.pods().apply("default", "a", &pod("1", None));
-        let ends =
-            [of("a", "1"), of("a", ""), of("b", "")].map(|of| tokio::spawn(Arc::clone(&platform).gone(of)));
+        let ends = [pod_ref("a", "1"), pod_ref("a", ""), pod_ref("b", "")]
+            .map(|pod| tokio::spawn(Arc::clone(&platform).wait_for_end(pod)));
         while platform.pods().watched() < 2 {
             tokio::task::yield_now().await;
         }
@@ -136,7 +139,7 @@ mod tests {
         assert!(!third.is_finished());
         third.abort();
         let _ = third.await;
-        assert_eq!(platform.pods().watched(), 0, "nothing is kept of those who wait no more");
-        Arc::clone(&platform).gone(of("a", "1")).await;
+        assert_eq!(platform.pods().watched(), 0, "an ended task leaves no watch");
+        Arc::clone(&platform).wait_for_end(pod_ref("a", "1")).await;
     }
 }

@@ -1,4 +1,5 @@
-//! Sockets: gRPC over TLS with our own, renewed certificate, or in plain text.
+//! Serves gRPC on a socket, over TLS with the control plane's own certificate or in plain text. Renews that
+//! certificate.
 
 use std::{
     future::poll_fn,
@@ -39,20 +40,20 @@ use tonic::{Extensions, transport::server::Connected};
 use tracing::{debug, warn};
 
 use crate::{
-    authority::Keeper,
-    places::{Places, Step},
+    authority::AuthorityManager,
+    handshakes::{HandshakeLimiter, Priority},
 };
 
-/// Timeout of a handshake, including the waits for a place.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Steps of a handshake in progress that come before new handshakes. An ordinary client needs one or two; one that sends its
-/// messages byte by byte waits like a new one after these.
-const SOONER: usize = 4;
-/// Connections in the kernel's queue, if the system allows so many (`net.core.somaxconn`).
-const QUEUE: u32 = 4_096;
-/// Bytes that the kernel buffers for a connection beyond those in flight.
-const UNSENT: u32 = 128 << 10;
-/// Names by which proxies know the control plane.
+/// Timeout of a TLS handshake, including the waits for a permit.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Steps of a handshake with the priority [`Priority::InProgress`]. A usual client needs one or two. A client that
+/// sends its messages byte by byte then waits like a new one.
+const PRIORITY_STEPS: usize = 4;
+/// Length of the kernel's accept queue; `net.core.somaxconn` may limit it further.
+const BACKLOG: u32 = 4_096;
+/// Limit of unsent bytes in the kernel's send buffer (`TCP_NOTSENT_LOWAT`).
+const MAX_UNSENT: u32 = 128 << 10;
+/// DNS names of the control plane's certificate, as proxies verify them.
 const NAMES: [&str; 5] = [
     "istiod.istio-system.svc",
     "istiod.istio-system.svc.cluster.local",
@@ -61,8 +62,8 @@ const NAMES: [&str; 5] = [
     "localhost",
 ];
 
-/// Our own certificate.
-pub(crate) struct OwnCertificate {
+/// The control plane's own certificate.
+pub(crate) struct ServerCertificate {
     authority: watch::Receiver<Arc<Authority>>,
     id: SpiffeId,
     addresses: Vec<IpAddr>,
@@ -72,10 +73,10 @@ pub(crate) struct OwnCertificate {
     roots: Arc<Live<Roots>>,
 }
 
-impl OwnCertificate {
+impl ServerCertificate {
     /// Issues the first certificate.
     pub(crate) fn new(
-        keeper: &Keeper,
+        manager: &AuthorityManager,
         trust_domain: String,
         listen: IpAddr,
         lifetime: Duration,
@@ -85,13 +86,13 @@ impl OwnCertificate {
             addresses.push(listen);
         }
         let id = SpiffeId::new(trust_domain, "istio-system", "istiod");
-        let (authority, live, roots) = (keeper.follow(), Live::empty(), Live::empty());
-        let mut own = Self { authority, id, addresses, lifetime, live, roots };
-        own.issue()?;
-        Ok(own)
+        let (authority, live, roots) = (manager.subscribe(), Live::empty(), Live::empty());
+        let mut certificate = Self { authority, id, addresses, lifetime, live, roots };
+        certificate.issue()?;
+        Ok(certificate)
     }
 
-    /// Issues a new certificate of the current authority and takes over its trust bundle.
+    /// Issues a certificate of the current authority and applies the authority's trust bundle.
     fn issue(&mut self) -> Result<(), skysail_identity::Error> {
         let authority = Arc::clone(&self.authority.borrow_and_update());
         let names = NAMES.map(str::to_owned);
@@ -101,7 +102,7 @@ impl OwnCertificate {
         Ok(())
     }
 
-    /// Returns a TLS configuration that follows renewals. Clients may present a certificate of the mesh.
+    /// Returns a TLS configuration that uses renewed certificates. Clients may present a certificate of the mesh.
     pub(crate) fn config(&self) -> Result<Arc<ServerConfig>, skysail_identity::Error> {
         let roots = Arc::clone(&self.roots);
         TlsSpec {
@@ -121,7 +122,7 @@ impl OwnCertificate {
             let due = async {
                 match renewal {
                     Some(renewal) => renewal.wait(SystemTime::now).await,
-                    // At least a second, or an authority at its own end would keep us busy.
+                    // At least one second: an authority that is about to expire would cause a busy loop.
                     None => {
                         let pause = renewal::retry(failures, fastrand::f64()).max(Duration::from_secs(1));
                         tokio::time::sleep(pause).await;
@@ -135,39 +136,39 @@ impl OwnCertificate {
             match self.issue() {
                 Ok(()) => {
                     failures = 0;
-                    debug!("own certificate renewed");
+                    debug!("certificate of the control plane renewed");
                 }
                 Err(error) => {
                     failures += 1;
-                    warn!(%error, failures, "own certificate could not be renewed");
+                    warn!(%error, failures, "certificate of the control plane cannot be renewed; retrying");
                 }
             }
         }
     }
 }
 
-/// Listens.
+/// Returns a listener on an address.
 ///
 /// # Errors
-/// When the address is taken, not ours, or not for us.
+/// When the address is in use or not local, or when the process may not bind it.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // Connections of a process before us may linger.
+    // Connections of a previous process may be in TIME_WAIT.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
-    socket.listen(QUEUE)
+    socket.listen(BACKLOG)
 }
 
-/// Disables Nagle's algorithm and limits the kernel's send buffer: in a large buffer a `WINDOW_UPDATE` for a request would wait behind
-/// megabytes of responses, until the request times out.
-fn prepare(stream: &TcpStream) {
+/// Disables Nagle's algorithm and limits unsent bytes. In a large send buffer, a `WINDOW_UPDATE` for a request would
+/// wait behind megabytes of responses until the request times out.
+fn set_socket_options(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
-    let _ = SockRef::from(stream).set_tcp_notsent_lowat(UNSENT);
+    let _ = SockRef::from(stream).set_tcp_notsent_lowat(MAX_UNSENT);
 }
 
 /// Serves connections until the shutdown begins. Open connections continue until their calls end.
 ///
-/// Each connection has a task for its handshake, so that a slow client delays no other.
+/// Each connection has its own task, so that a slow handshake delays no other client.
 pub(crate) async fn serve<S: Service + 'static>(
     listener: TcpListener,
     tls: Option<Arc<ServerConfig>>,
@@ -175,11 +176,11 @@ pub(crate) async fn serve<S: Service + 'static>(
     (connections, limits): (Arc<Connections>, Arc<Limits>),
     shutdown: Shutdown,
 ) {
-    let places = Places::new();
+    let limiter = HandshakeLimiter::new();
     let mut draining = shutdown.clone();
     loop {
         let accepted = async {
-            places.uncrowded().await;
+            limiter.ready_to_accept().await;
             listener.accept().await
         };
         let accepted = tokio::select! {
@@ -189,8 +190,8 @@ pub(crate) async fn serve<S: Service + 'static>(
         let (stream, from) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of file descriptors, most likely; accepting at once again would only burn CPU.
-                warn!(%error, "cannot accept connections");
+                // The usual reason is the limit of open files. A pause avoids a busy loop.
+                warn!(%error, "connections cannot be accepted; retrying");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -198,96 +199,102 @@ pub(crate) async fn serve<S: Service + 'static>(
         let Some(admitted) = connections.admit(from.ip(), descriptors::is_reserved(&stream)) else {
             continue;
         };
-        prepare(&stream);
+        set_socket_options(&stream);
         let (service, shutdown, tls) = (Arc::clone(&service), shutdown.clone(), tls.clone());
-        let (limits, places) = (Arc::clone(&limits), Arc::clone(&places));
+        let (limits, limiter) = (Arc::clone(&limits), Arc::clone(&limiter));
         let admitted = Arc::new(admitted);
         tokio::spawn(async move {
             tokio::select! {
-                () = one(stream, tls, (places, from.ip()), &admitted, service, &limits, shutdown) => {}
-                () = admitted.shed() => debug!(%from, "an unused connection made room for another"),
+                () = serve_connection(stream, tls, (limiter, from.ip()), &admitted, service, &limits, shutdown) => {}
+                () = admitted.shed() => debug!(%from, "unused connection closed to make room for another"),
             }
         });
     }
 }
 
-/// Serves one connection from its first byte.
-async fn one(
+/// Serves one connection: the TLS handshake, if any, and its calls.
+async fn serve_connection(
     stream: TcpStream,
     tls: Option<Arc<ServerConfig>>,
-    place: (Arc<Places>, IpAddr),
+    (limiter, from): (Arc<HandshakeLimiter>, IpAddr),
     admitted: &Arc<Admitted>,
     service: Arc<impl Service>,
     limits: &Arc<Limits>,
     shutdown: Shutdown,
 ) {
     match tls {
-        // What a handshake needs is held no longer than that.
+        // Boxed, so that the memory of the handshake is freed at its end.
         Some(config) => {
-            if let Some(stream) = Box::pin(shake_hands(config, stream, place)).await {
+            if let Some(stream) = Box::pin(handshake_with_timeout(config, stream, limiter, from)).await {
                 let info = stream.connect_info();
-                connection(Box::new(stream), info, admitted, service, limits, shutdown).await;
+                serve_calls(Box::new(stream), info, admitted, service, limits, shutdown).await;
             }
         }
         None => {
             let info = stream.connect_info();
-            connection(stream, info, admitted, service, limits, shutdown).await;
+            serve_calls(stream, info, admitted, service, limits, shutdown).await;
         }
     }
 }
 
-/// Returns the TLS stream; `None` if the handshake fails or takes longer than [`HANDSHAKE`].
-async fn shake_hands(
+/// Returns the TLS stream; `None` if the handshake fails or exceeds [`HANDSHAKE_TIMEOUT`].
+async fn handshake_with_timeout(
     config: Arc<ServerConfig>,
     stream: TcpStream,
-    place: (Arc<Places>, IpAddr),
+    limiter: Arc<HandshakeLimiter>,
+    from: IpAddr,
 ) -> Option<TlsStream<TcpStream>> {
-    match timeout(HANDSHAKE, handshake(config, stream, place)).await {
+    match timeout(HANDSHAKE_TIMEOUT, handshake(config, stream, limiter, from)).await {
         Ok(Ok(stream)) => return Some(stream),
         Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
-        Err(_) => debug!("TLS handshake took too long"),
+        Err(_) => debug!("TLS handshake timed out"),
     }
     None
 }
 
-/// Performs the handshake. Takes a place when the client has sent data, and returns it once the answer is written.
+/// Performs the handshake. Acquires a permit when the client has sent data, and releases it when the response is
+/// written.
 async fn handshake(
     config: Arc<ServerConfig>,
     stream: TcpStream,
-    (places, from): (Arc<Places>, IpAddr),
+    limiter: Arc<HandshakeLimiter>,
+    from: IpAddr,
 ) -> io::Result<TlsStream<TcpStream>> {
     let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
-    let mut place = places.take(from, Step::First).await;
+    let mut permit = limiter.acquire(from, Priority::New).await;
     if is_closed(&hello.io) {
-        return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the client gave up"));
+        return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the client has closed the connection"));
     }
-    let mut rest = hello.into_stream(config);
+    let mut accept = hello.into_stream(config);
     let mut steps = 0;
     loop {
-        if let Poll::Ready(done) = poll_fn(|context| Poll::Ready(Pin::new(&mut rest).poll(context))).await {
+        if let Poll::Ready(done) = poll_fn(|context| Poll::Ready(Pin::new(&mut accept).poll(context))).await {
             return done;
         }
-        drop(place);
-        woken().await;
+        drop(permit);
+        wait_for_wake().await;
         steps += 1;
-        place = places.take(from, if steps <= SOONER { Step::Later } else { Step::First }).await;
+        permit = limiter
+            .acquire(from, if steps <= PRIORITY_STEPS { Priority::InProgress } else { Priority::New })
+            .await;
     }
 }
 
-/// Returns whether the client has closed the connection, and so needs no answer to its hello.
+/// Returns whether the client has closed the connection, so that the server need not compute a signature for it.
 fn is_closed(stream: &TcpStream) -> bool {
     let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
     !matches!(recv(stream.as_raw_fd(), &mut [0], flags), Ok(1) | Err(Errno::EAGAIN))
 }
 
-/// Waits until the task is woken, by a future that it has polled before.
-async fn woken() {
+/// Waits until a future that the task has polled before wakes it.
+async fn wait_for_wake() {
     let mut waited = false;
     poll_fn(|_| if mem::replace(&mut waited, true) { Poll::Ready(()) } else { Poll::Pending }).await;
 }
 
-/// Serves a connection, of which `info` is known, and holds up the exit as long as it is there.
-async fn connection<IO, Info>(
+/// Serves the calls of a connection. `info` is its connection data. Delays the end of the process until the connection
+/// ends.
+async fn serve_calls<IO, Info>(
     stream: IO,
     info: Info,
     admitted: &Arc<Admitted>,
@@ -303,7 +310,7 @@ async fn connection<IO, Info>(
     extensions.insert(info);
     extensions.insert(Arc::clone(admitted));
     if let Err(error) = grpc::serve(stream, extensions, &*service, limits, shutdown.draining()).await {
-        debug!(%error, "a connection ended");
+        debug!(%error, "connection ended with an error");
     }
 }
 
@@ -320,11 +327,11 @@ mod tests {
 
     use super::*;
 
-    /// What the handshakes of a server have in common, and what a client sends.
+    /// State that the handshakes of a server share, and a client's first message.
     struct Server {
         listener: TcpListener,
         config: Arc<ServerConfig>,
-        places: Arc<Places>,
+        limiter: Arc<HandshakeLimiter>,
         client: Arc<ClientConfig>,
         hello: Vec<u8>,
     }
@@ -334,31 +341,32 @@ mod tests {
     impl Server {
         async fn new() -> Self {
             let day = Duration::from_secs(24 * 3600);
-            let keeper = Keeper::open(None, Lifetimes { certificate: day, root: 100 * day }).unwrap();
+            let manager =
+                AuthorityManager::open(None, Lifetimes { certificate: day, root: 100 * day }).unwrap();
             let own =
-                OwnCertificate::new(&keeper, "mesh.example".into(), [127, 0, 0, 1].into(), day).unwrap();
+                ServerCertificate::new(&manager, "mesh.example".into(), [127, 0, 0, 1].into(), day).unwrap();
             let client = TlsSpec { alpn: vec![b"h2".to_vec()], ..TlsSpec::default() }.client().unwrap();
             let mut hello = Vec::new();
             let name = ServerName::try_from("localhost").unwrap();
             ClientConnection::new(Arc::clone(&client), name).unwrap().write_tls(&mut hello).unwrap();
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            Self { listener, config: own.config().unwrap(), places: Places::new(), client, hello }
+            Self { listener, config: own.config().unwrap(), limiter: HandshakeLimiter::new(), client, hello }
         }
 
-        /// Connects a client that has sent this.
+        /// Connects a client that sends these bytes.
         async fn connect(&self, sent: &[u8]) -> (TcpStream, Handshake) {
             let mut client = TcpStream::connect(self.listener.local_addr().unwrap()).await.unwrap();
             let (server, from) = self.listener.accept().await.unwrap();
             client.write_all(sent).await.unwrap();
-            let place = (Arc::clone(&self.places), from.ip());
-            (client, tokio::spawn(handshake(Arc::clone(&self.config), server, place)))
+            let (config, limiter) = (Arc::clone(&self.config), Arc::clone(&self.limiter));
+            (client, tokio::spawn(handshake(config, server, limiter, from.ip())))
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_client_keeps_no_other_waiting() {
+    async fn silent_clients_do_not_delay_other_handshakes() {
         let server = Server::new().await;
-        // This clock only moves when everything waits, and then to the next timer: of which handshakes have none.
+        // Paused time advances only when all tasks wait, to the next timer. Handshakes have no timer.
         let start = Instant::now();
         let mut silent = Vec::new();
         for _ in 0..100 {
@@ -381,27 +389,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_kernel_takes_little_for_a_client_that_does_not_read() {
+    async fn the_send_buffer_of_a_client_that_does_not_read_is_bounded() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpSocket::new_v4().unwrap();
-        client.set_recv_buffer_size(UNSENT / 2).unwrap();
+        client.set_recv_buffer_size(MAX_UNSENT / 2).unwrap();
         let _client = client.connect(listener.local_addr().unwrap()).await.unwrap();
         let (server, _) = listener.accept().await.unwrap();
-        prepare(&server);
+        set_socket_options(&server);
         server.writable().await.unwrap();
         let mut taken = 0;
         while let Ok(bytes) = server.try_write(&[0; 16 << 10]) {
             taken += bytes;
         }
-        assert!(taken < 4 * UNSENT as usize, "{taken} bytes");
+        assert!(taken < 4 * MAX_UNSENT as usize, "{taken} bytes");
     }
 
     #[tokio::test]
-    async fn a_client_that_gave_up_costs_no_signature() {
+    async fn a_closed_connection_costs_no_signature() {
         let server = Server::new().await;
         let (client, handshake) = server.connect(&server.hello).await;
         drop(client);
         let error = handshake.await.unwrap().unwrap_err();
-        assert_eq!(error.to_string(), "the client gave up");
+        assert_eq!(error.to_string(), "the client has closed the connection");
     }
 }

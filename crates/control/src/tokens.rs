@@ -1,4 +1,4 @@
-//! The keys that service account tokens are verified with, from files; those of a key set are watched.
+//! Public keys for the verification of service account tokens, from watched files.
 
 use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
@@ -10,26 +10,27 @@ use skysail_source::watch_folder;
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
-use crate::audit::{Audit, Event};
+use crate::audit::{AuditEvent, AuditLog};
 
-/// How often to look without an event.
-const LOOK: Duration = Duration::from_secs(10);
+/// Interval at which the files are read without a file event.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Sources of the keys, and the verifier that uses them.
-pub(crate) struct Tokens {
-    /// One key, PEM.
+/// Files with the keys, and the verifier that uses them.
+pub(crate) struct TokenKeys {
+    /// File with one key (PEM).
     pub(crate) key: Option<PathBuf>,
-    /// A JSON web key set.
+    /// File with a JSON Web Key Set (RFC 7517).
     pub(crate) jwks: Option<PathBuf>,
+    /// Accepted values of the `iss` claim.
     pub(crate) issuers: Vec<String>,
     pub(crate) verifier: Arc<Live<Verifier>>,
 }
 
-/// Content read last.
-type Texts = [Option<Vec<u8>>; 2];
+/// Content of the files: key, key set.
+type KeyFiles = [Option<Vec<u8>>; 2];
 
-impl Tokens {
-    fn read(&self) -> anyhow::Result<Texts> {
+impl TokenKeys {
+    fn read(&self) -> anyhow::Result<KeyFiles> {
         let read = |option: &str, path: &Option<PathBuf>| {
             let read =
                 |path: &PathBuf| fs::read(path).with_context(|| format!("{option} {}", path.display()));
@@ -38,7 +39,7 @@ impl Tokens {
         Ok([read("--token-key", &self.key)?, read("--token-jwks", &self.jwks)?])
     }
 
-    fn verifier(&self, texts: &Texts) -> anyhow::Result<Option<Verifier>> {
+    fn verifier(&self, texts: &KeyFiles) -> anyhow::Result<Option<Verifier>> {
         let [key, jwks] = texts;
         let mut keys = match key {
             Some(pem) => KeySet::of_pem(pem).context("--token-key")?,
@@ -50,22 +51,22 @@ impl Tokens {
             let all = serde_json::from_slice::<Value>(text)?["keys"].as_array().map_or(0, Vec::len);
             if set.0.is_empty() {
                 bail!(
-                    "--token-jwks holds {all} keys, and none is a public key of RSA, EC P-256, P-384 or Ed25519"
+                    "--token-jwks has {all} keys, but no public key for RSA, EC P-256, EC P-384 or Ed25519"
                 );
             }
             if set.0.len() < all {
-                warn!(left_out = all - set.0.len(), "--token-jwks holds keys of kinds that are not used");
+                warn!(ignored = all - set.0.len(), "--token-jwks has keys of unsupported types");
             }
             keys.0.extend(set.0);
         }
         Ok((!keys.0.is_empty()).then(|| Verifier::new(keys, TOKEN_AUDIENCE, &self.issuers)))
     }
 
-    /// Reads the keys for the first time.
+    /// Reads the keys at start.
     ///
     /// # Errors
-    /// When a file cannot be read or holds something else.
-    pub(crate) fn load(&self) -> anyhow::Result<Texts> {
+    /// When a file cannot be read or has no usable key.
+    pub(crate) fn load(&self) -> anyhow::Result<KeyFiles> {
         let texts = self.read()?;
         if let Some(verifier) = self.verifier(&texts)? {
             self.verifier.set(Arc::new(verifier));
@@ -73,32 +74,32 @@ impl Tokens {
         Ok(texts)
     }
 
-    /// Watches the files until the process ends, starting from the content read first.
-    pub(crate) async fn follow(self, mut texts: Texts, audit: Arc<Audit>) {
+    /// Watches the files until the process ends. `texts` is the content that [`Self::load`] returned.
+    pub(crate) async fn follow(self, mut texts: KeyFiles, audit: Arc<AuditLog>) {
         let changed = Arc::new(Notify::new());
         let folders = [&self.key, &self.jwks].into_iter().flatten().filter_map(|path| path.parent());
         let _watchers: Vec<_> = folders.map(|folder| watch_folder(folder, &changed)).collect();
-        let mut problem = None;
+        let mut last_error = None;
         loop {
-            let _ = tokio::time::timeout(LOOK, changed.notified()).await;
+            let _ = tokio::time::timeout(POLL_INTERVAL, changed.notified()).await;
             match self.read().and_then(|now| Ok((self.verifier(&now)?, now))) {
-                Ok((_, now)) if now == texts => problem = None,
+                Ok((_, now)) if now == texts => last_error = None,
                 Ok((verifier, now)) => {
-                    (texts, problem) = (now, None);
+                    (texts, last_error) = (now, None);
                     if let Some(verifier) = verifier {
                         self.verifier.set(Arc::new(verifier));
-                        info!("the keys for tokens were replaced");
+                        info!("token keys replaced");
                         let files = [&self.key, &self.jwks].into_iter().flatten();
                         let files: Vec<_> = files.map(|file| file.display().to_string()).collect();
-                        audit.record(Event::TokensChanged { files: &files });
+                        audit.record(AuditEvent::TokensChanged { files: &files });
                     }
                 }
                 Err(error) => {
                     let error = format!("{error:#}");
-                    if problem.as_ref() != Some(&error) {
-                        warn!(error, "the keys for tokens cannot be read; those before stay in use");
+                    if last_error.as_ref() != Some(&error) {
+                        warn!(error, "token keys cannot be read; the last valid keys stay in use");
                     }
-                    problem = Some(error);
+                    last_error = Some(error);
                 }
             }
         }

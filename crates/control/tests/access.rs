@@ -1,4 +1,5 @@
-//! Access to the admin pages from this machine: for every caller except foreign web pages. `tests/admin.rs` asks from elsewhere.
+//! Access to the admin pages from this machine: every caller except web pages of another origin. `tests/admin.rs` has
+//! callers from other machines.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests may end the test")]
 
@@ -7,12 +8,12 @@ mod support;
 use support::Folder;
 
 #[tokio::test]
-async fn web_pages_of_others_neither_read_nor_change_anything() {
+async fn web_pages_of_another_origin_have_no_access() {
     let folder = Folder::new();
     let control = folder.start("0").await;
     let own = format!("host: {}\r\norigin: http://{0}\r\nsec-fetch-site: same-origin", control.admin);
     assert_eq!(control.ask_with("GET", "/debug/ca", &own).await.0, 200);
-    for (fields, said) in [
+    for (fields, message) in [
         ("host: evil.example", "DNS rebinding"),
         ("host: localhost\r\nhost: evil.example", "DNS rebinding"),
         ("host: localhost\r\norigin: http://evil.example", "another origin"),
@@ -23,19 +24,22 @@ async fn web_pages_of_others_neither_read_nor_change_anything() {
             [("GET", "/"), ("GET", "/debug/syncz"), ("POST", "/ca/rotate"), ("GET", "/none")]
         {
             let (status, body) = control.ask_with(method, path, fields).await;
-            assert!(status == 403 && body.contains(said), "{method} {path} with {fields}: {status} {body}");
+            assert!(
+                status == 403 && body.contains(message),
+                "{method} {path} with {fields}: {status} {body}"
+            );
         }
         for path in ["/ready", "/metrics"] {
             assert_eq!(control.ask_with("GET", path, fields).await.0, 200, "{path} with {fields}");
         }
     }
-    assert_eq!(control.ask("GET", "/ca/rotate").await.0, 405, "what changes something takes a POST");
+    assert_eq!(control.ask("GET", "/ca/rotate").await.0, 405, "only POST starts a rotation");
     let authority: serde_json::Value = serde_json::from_str(&control.page("/debug/ca").await).unwrap();
     assert_eq!(authority["step"], "settled");
 }
 
 #[tokio::test]
-async fn the_allow_list_is_checked_at_the_start() {
-    let said = Folder::new().refused(&["--admin-allow", "kiali"]).await;
-    assert!(said.contains("--admin-allow") && said.contains("write NAMESPACE/SERVICEACCOUNT"), "{said}");
+async fn an_invalid_account_is_refused_at_start() {
+    let error = Folder::new().refused(&["--admin-allow", "kiali"]).await;
+    assert!(error.contains("--admin-allow") && error.contains("write NAMESPACE/SERVICEACCOUNT"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! The audit log, read after what it is to tell of has happened.
+//! Records of the audit log of a control plane process.
 
 #![allow(
     clippy::unwrap_used,
@@ -31,7 +31,7 @@ use support::{Control, Folder, bearer, certificate, connect, endpoint};
 use tokio::process::Command;
 use tonic::{Code, Request, Status, metadata::MetadataMap};
 
-/// A control plane with an audit log.
+/// Starts a control plane with an audit log.
 async fn start(folder: &Folder, arguments: &[&str]) -> (Control, PathBuf) {
     let log = folder.at("audit.log");
     let all = [&["--audit-log", log.to_str().unwrap()], arguments].concat();
@@ -45,10 +45,10 @@ fn records(log: &Path) -> Vec<Value> {
 }
 
 /// Waits for a record.
-async fn until(log: &Path, is_it: impl Fn(&Value) -> bool) -> Value {
+async fn until(log: &Path, matches: impl Fn(&Value) -> bool) -> Value {
     let found = async {
         loop {
-            if let Some(record) = records(log).into_iter().find(&is_it) {
+            if let Some(record) = records(log).into_iter().find(&matches) {
                 assert!(record["time"].as_f64().unwrap() > 1.7e9);
                 return record;
             }
@@ -80,7 +80,7 @@ async fn certificates_are_on_record_with_who_got_them_and_how() {
     let folder = Folder::new();
     let (control, log) = start(&folder, &["--audit-required"]).await;
     let (tls, identity) = certificate(&control, &folder, "client").await;
-    // On disk before it was handed out.
+    // The record is on disk before the client has the certificate.
     let first = records(&log).into_iter().find(|record| record["event"] == "certificate.issued").unwrap();
     assert_eq!(first["identity"], "spiffe://cluster.local/ns/default/sa/client");
     assert_eq!(first["authentication"], "token");
@@ -114,7 +114,7 @@ fn sha256(bytes: &[u8]) -> String {
 }
 
 #[tokio::test]
-async fn refusals_changes_and_actions_are_on_record() {
+async fn refusals_changes_and_actions_are_recorded() {
     let folder = Folder::new();
     folder.service("reviews", 1);
     let (control, log) = start(&folder, &[]).await;
@@ -152,7 +152,7 @@ async fn refusals_changes_and_actions_are_on_record() {
 }
 
 #[tokio::test]
-async fn the_log_may_be_moved_away() {
+async fn the_log_is_reopened_after_a_rotation() {
     let folder = Folder::new();
     let (control, log) = start(&folder, &[]).await;
     let moved = folder.at("audit.log.1");
@@ -170,14 +170,14 @@ async fn the_log_may_be_moved_away() {
     assert!(records(&moved).iter().all(|record| record["event"] != "certificate.issued"));
     let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&log).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
-    // The last record is there after the end, too.
+    // A shutdown writes all records.
     folder.service("last", 9);
     record(&log, "configuration.changed", "object", "last").await;
     control.terminate().await;
 }
 
 #[tokio::test]
-async fn a_full_disk_stops_certificates_only_where_they_need_their_record() {
+async fn a_full_disk_stops_certificates_only_with_audit_required() {
     let folder = Folder::new();
     let control = folder.start_with("0", &["--audit-log", "/dev/full"]).await;
     ask_for_certificate(&control, &folder, bearer(&folder.token("client"))).await.unwrap();
@@ -192,6 +192,6 @@ async fn a_full_disk_stops_certificates_only_where_they_need_their_record() {
     assert_eq!(refused.code(), Code::Unavailable);
     assert!(refused.message().contains("--audit-required"), "{refused}");
 
-    let said = folder.refused(&["--audit-log", "/nowhere/audit.log"]).await;
-    assert!(said.contains("--audit-log /nowhere/audit.log"), "{said}");
+    let error = folder.refused(&["--audit-log", "/nowhere/audit.log"]).await;
+    assert!(error.contains("--audit-log /nowhere/audit.log"), "{error}");
 }

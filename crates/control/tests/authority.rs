@@ -1,5 +1,5 @@
-//! The certificate authority of a control plane that runs: plugged in, replaced, restarted in the midst of it; and whom it
-//! refuses.
+//! The certificate authority of a control plane process: plugged in, replaced, rotated over a restart; and the requests
+//! that it refuses.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests may end the test")]
 
@@ -23,7 +23,7 @@ use skysail_xds::{certificates::create_certificate, istio::IstioCertificateReque
 use support::{Control, Folder, bearer, connect, endpoint};
 use tonic::{Status, metadata::MetadataMap, transport::ClientTlsConfig};
 
-/// An authority's certificate and key.
+/// Certificate and key of an authority.
 struct Made {
     pem: String,
     key: String,
@@ -43,13 +43,13 @@ fn made(name: &str, above: Option<&Made>) -> Made {
     Made { pem: certificate.pem(), key, issuer: Issuer::from_ca_cert_der(certificate.der(), pair).unwrap() }
 }
 
-/// Asks for a certificate with a CSR and a token; gives the chain.
+/// Requests a certificate with a CSR and a token. Returns the chain.
 async fn sign(control: &Control, folder: &Folder, csr: &str, token: &str) -> Result<Vec<String>, Status> {
     let request = IstioCertificateRequest { csr: csr.to_owned(), ..IstioCertificateRequest::default() };
     create_certificate(connect(control, folder).await, bearer(token), request).await
 }
 
-/// The chain that a new certificate has, which a workload that trusts `root` accepts.
+/// Requests a certificate and verifies it with `root`. Returns the chain.
 async fn chain(control: &Control, folder: &Folder, root: &str) -> Vec<String> {
     let key = KeyAndCsr::generate(None).unwrap();
     let chain = sign(control, folder, &key.csr_pem, &folder.token("client")).await.unwrap();
@@ -95,7 +95,7 @@ async fn a_plugged_in_authority_is_replaced_without_a_restart() {
     let (code, said) = control.ask("POST", "/ca/rotate").await;
     assert!(code == 409 && said.contains("replace the files"), "{code} {said}");
 
-    // One file after another: the key before its certificate is no authority, and nothing changes.
+    // The key without its certificate is not a valid authority, so the current one stays in use.
     let new = made("new root", None);
     let both = format!("{}{}", old.pem, new.pem);
     plug_in(&ca, &[("root-cert.pem", &both), ("ca-key.pem", &new.key)]);
@@ -106,13 +106,13 @@ async fn a_plugged_in_authority_is_replaced_without_a_restart() {
 
     fs::remove_file(ca.join("cert-chain.pem")).unwrap();
     plug_in(&ca, &[("ca-cert.pem", &new.pem)]);
-    control.logged("another certificate authority is plugged in").await;
+    control.logged("plugged-in certificate authority replaced").await;
     let after = chain(&control, &folder, &new.pem).await;
     assert_eq!(after.len(), 2, "leaf, roots");
     assert!(after[1].contains(old.pem.trim()), "workloads trust all of root-cert.pem");
-    // Its own certificate is of the new authority, too.
+    // The control plane's own certificate is issued by the new authority.
     fs::write(ca.join("root-cert.pem"), &new.pem).unwrap();
-    control.logged("another certificate authority is plugged in").await;
+    control.logged("plugged-in certificate authority replaced").await;
     chain(&control, &folder, &new.pem).await;
     assert_eq!(status(&control).await["roots"].as_array().unwrap().len(), 1);
 
@@ -123,7 +123,7 @@ async fn a_plugged_in_authority_is_replaced_without_a_restart() {
 }
 
 #[tokio::test]
-async fn a_rotation_goes_on_after_a_restart() {
+async fn a_rotation_continues_after_a_restart() {
     let folder = Folder::new();
     let control = folder.start("0").await;
     let old = fs::read_to_string(folder.at("ca/root-cert.pem")).unwrap();
@@ -142,7 +142,7 @@ async fn a_rotation_goes_on_after_a_restart() {
 }
 
 #[tokio::test]
-async fn requests_and_tokens_that_are_not_right_are_refused_by_name() {
+async fn invalid_requests_and_tokens_are_refused_with_a_reason() {
     let folder = Folder::new();
     // A second issuer, whose key is in a key set.
     let cluster = TokenIssuer::generate().unwrap();
@@ -179,15 +179,15 @@ async fn requests_and_tokens_that_are_not_right_are_refused_by_name() {
     };
     let hour = Duration::from_secs(3600);
     let other = cluster.issue(&account(None), "istio-ca", hour).unwrap();
-    assert!(sign(&control, &folder, &good, &other).await.is_err(), "its issuer is not known yet");
+    assert!(sign(&control, &folder, &good, &other).await.is_err(), "the key of its issuer is not known yet");
     fs::write(&jwks, key_set(&cluster)).unwrap();
-    control.logged("the keys for tokens were replaced").await;
+    control.logged("token keys replaced").await;
     sign(&control, &folder, &good, &other).await.unwrap();
     let elsewhere = cluster.issue(&account(None), "vault", hour).unwrap();
     let refused = sign(&control, &folder, &good, &elsewhere).await.unwrap_err();
     assert!(refused.message().contains("InvalidAudience"), "{refused}");
 
-    // A token that outlives its pod.
+    // A token is refused after the end of its pod.
     let bound = cluster.issue(&account(Some("client-1")), "istio-ca", hour).unwrap();
     sign(&control, &folder, &good, &bound).await.unwrap();
     let pod = folder.at("config/pod.yaml");
@@ -197,17 +197,17 @@ async fn requests_and_tokens_that_are_not_right_are_refused_by_name() {
     fs::remove_file(&pod).unwrap();
     control.logged("configuration published").await;
     let refused = sign(&control, &folder, &good, &bound).await.unwrap_err();
-    assert!(refused.message().contains("pod default/client-1, which is gone"), "{refused}");
+    assert!(refused.message().contains("pod default/client-1, which no longer exists"), "{refused}");
 }
 
 #[tokio::test]
-async fn a_pod_that_asks_for_certificates_without_end_is_refused_and_no_other() {
+async fn the_certificate_limit_of_a_pod_does_not_affect_other_pods() {
     let folder = Folder::new();
     let control = folder.start("0").await;
     let csr = KeyAndCsr::generate(None).unwrap().csr_pem;
     let token = |pod: &str| folder.token_of_pod("client", pod, pod);
     let mut refused = None;
-    // It may have one more every five seconds, so the number depends a little on how long this takes.
+    // The limit allows one more certificate every five seconds, so the number depends on the duration of the loop.
     for _ in 0..200 {
         refused = sign(&control, &folder, &csr, &token("client-1")).await.err();
         if refused.is_some() {
@@ -222,7 +222,7 @@ async fn a_pod_that_asks_for_certificates_without_end_is_refused_and_no_other() 
 }
 
 #[tokio::test]
-async fn a_certificate_that_has_ended_is_good_for_nothing_on_a_connection_that_goes_on() {
+async fn an_expired_certificate_is_refused_on_an_open_connection() {
     let folder = Folder::new();
     let control = folder.start("0").await;
     let key = KeyAndCsr::generate(None).unwrap();
@@ -244,11 +244,11 @@ async fn a_certificate_that_has_ended_is_good_for_nothing_on_a_connection_that_g
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let refused = create_certificate(channel, none, ask(3)).await.unwrap_err();
-    assert!(refused.message().contains("has ended since the connection began"), "{refused}");
+    assert!(refused.message().contains("has expired since the connection was opened"), "{refused}");
 }
 
 #[tokio::test]
-async fn lifetimes_are_granted_up_to_the_longest_and_the_end_of_the_authority() {
+async fn lifetimes_are_limited_by_the_maximum_and_by_the_authority() {
     let folder = Folder::new();
     let control = folder.start_with("0", &["--cert-ttl", "2h", "--ca-root-ttl", "20h"]).await;
     let key = KeyAndCsr::generate(None).unwrap();
@@ -266,14 +266,14 @@ async fn lifetimes_are_granted_up_to_the_longest_and_the_end_of_the_authority() 
         assert!(left <= hours * hour && left > hours * hour - hour / 2, "{asked}: {left:?}");
     }
     control.terminate().await;
-    // What nobody's clock can add is refused in the beginning.
+    // Durations that clocks cannot add are refused at start.
     for option in ["--cert-ttl=18446744073709551615s", "--ca-root-ttl=99999999999d"] {
         let said = folder.refused(&[option]).await;
-        assert!(said.contains("36500d are the most"), "{said}");
+        assert!(said.contains("the maximum is 36500d"), "{said}");
     }
 }
 
-/// A key set with the key of an issuer, as API servers have it.
+/// Returns a JSON Web Key Set with the key of an issuer, as API servers return it.
 fn key_set(issuer: &TokenIssuer) -> String {
     let key = KeyPair::from_pem(issuer.private_pem()).unwrap();
     let point = key.der_bytes().to_vec();
@@ -283,9 +283,9 @@ fn key_set(issuer: &TokenIssuer) -> String {
         .to_string()
 }
 
-/// `west` accepts workloads of `east`, whose roots vouch for them to workloads: to the control plane they vouch for nobody.
+/// Workloads of `west` trust the roots of `east` for identities of `east`. The control plane does not.
 #[tokio::test]
-async fn a_root_of_another_mesh_lets_nobody_in() {
+async fn the_control_plane_does_not_trust_roots_of_another_mesh() {
     let folder = Folder::new();
     let east = Authority::ephemeral().unwrap();
     let west = made("west root", None);
@@ -305,7 +305,7 @@ async fn a_root_of_another_mesh_lets_nobody_in() {
     );
     fs::write(folder.at("config/mesh.yaml"), map).unwrap();
     let control = folder.start("0").await;
-    let shown = async |authority: &Authority, domain: &str| {
+    let request_with = async |authority: &Authority, domain: &str| {
         let id = SpiffeId::new(domain, "default", "client");
         let key = KeyAndCsr::generate(Some(&id)).unwrap();
         let signed = authority.sign(&key.csr_pem, &id, Duration::from_secs(600)).unwrap();
@@ -316,15 +316,19 @@ async fn a_root_of_another_mesh_lets_nobody_in() {
         let request = IstioCertificateRequest { csr, ..IstioCertificateRequest::default() };
         create_certificate(channel, MetadataMap::new(), request).await.map_err(|status| format!("{status:?}"))
     };
-    shown(&west_ca, "west").await.unwrap();
-    shown(&west_ca, "former").await.unwrap();
-    let refused = shown(&west_ca, "east").await.unwrap_err();
-    assert!(refused.contains("of another trust domain"), "{refused}");
+    request_with(&west_ca, "west").await.unwrap();
+    request_with(&west_ca, "former").await.unwrap();
+    let refused = request_with(&west_ca, "east").await.unwrap_err();
+    assert!(refused.contains("belongs to another trust domain"), "{refused}");
     for domain in ["west", "former", "east"] {
-        let refused = shown(&east, domain).await.unwrap_err();
-        assert!(!refused.contains("of another trust domain"), "the chain is refused before: {refused}");
+        let refused = request_with(&east, domain).await.unwrap_err();
+        assert!(
+            !refused.contains("belongs to another trust domain"),
+            "the handshake refuses the chain before: {refused}"
+        );
     }
-    // Workloads are told so with their certificates as well: that is what they trust the control plane by.
+    // The chain that workloads receive is their trust bundle for the control plane, so it must not contain the roots of
+    // `east`.
     let chain = chain(&control, &folder, &west.pem).await;
     assert!(!chain.last().unwrap().contains(east.roots_pem().trim()), "{chain:?}");
 }

@@ -1,5 +1,5 @@
-//! Istio's debug types, asked as `istioctl` asks them: one request of the state of the world, by a client that says it is a sidecar of
-//! another namespace than its metadata have.
+//! Istio's debug types, requested as by `istioctl`: one state-of-the-world request of a client whose node id is that of
+//! a sidecar in another namespace than its metadata.
 
 #![allow(
     clippy::unwrap_used,
@@ -48,7 +48,7 @@ fn node(id: &str, fields: &[(&str, &str)]) -> Node {
     Node { id: id.into(), metadata, ..Node::default() }
 }
 
-/// What `istioctl` says it is, whoever runs it.
+/// The node that `istioctl` declares for every user.
 fn istioctl() -> Node {
     let fields = [
         ("GENERATOR", "event"),
@@ -75,13 +75,13 @@ fn request(type_url: &str, names: &[&str]) -> DiscoveryRequest {
         node: Some(istioctl()),
         type_url: type_url.into(),
         resource_names: names.iter().map(|name| (*name).into()).collect(),
-        // It puts the time there.
+        // `istioctl` sends the time as nonce.
         response_nonce: "2026-08-27 12:45:20.1 +0000 UTC m=+0.1".into(),
         ..DiscoveryRequest::default()
     }
 }
 
-/// Asks once.
+/// Requests a debug type once.
 async fn ask(
     channel: &Channel,
     metadata: MetadataMap,
@@ -99,7 +99,7 @@ fn read<M: prost::Message + Default>(any: &Any) -> M {
     M::decode(any.value.as_slice()).unwrap()
 }
 
-/// A sidecar that takes its clusters, and stays.
+/// A connected sidecar that has accepted its clusters.
 struct Sidecar {
     _requests: tokio::sync::mpsc::UnboundedSender<DiscoveryRequest>,
     _responses: Streaming<DiscoveryResponse>,
@@ -122,7 +122,7 @@ async fn sidecar(channel: &Channel, folder: &Folder) -> Sidecar {
     Sidecar { _requests: sender, _responses: responses }
 }
 
-/// What is said of the one sidecar, once it has taken everything.
+/// Returns the status of the one sidecar after it has accepted all responses.
 async fn synced(channel: &Channel, metadata: &MetadataMap) -> ClientConfig {
     let all = async {
         loop {
@@ -143,18 +143,18 @@ async fn synced(channel: &Channel, metadata: &MetadataMap) -> ClientConfig {
 }
 
 #[tokio::test]
-async fn administrators_see_the_proxies_and_what_they_are_sent() {
+async fn administrators_see_proxies_and_their_configuration() {
     let folder = Folder::new();
     folder.service("reviews", 1);
     let control = folder.start("0").await;
     let channel = connect(&control, &folder).await;
     let _sidecar = sidecar(&channel, &folder).await;
-    // As which `istioctl` asks where it is not told otherwise.
+    // The default service account of `istioctl`.
     let token = bearer(&folder.token_of("istio-system", "default"));
 
     let config = synced(&channel, &token).await;
     let seen = config.node.unwrap();
-    assert_eq!(seen.id, PROXY, "questions are no proxies");
+    assert_eq!(seen.id, PROXY, "debug requests do not count as proxies");
     let metadata = seen.metadata.unwrap().fields;
     let text = |name: &str| match &metadata[name].kind {
         Some(value::Kind::StringValue(text)) => text.clone(),
@@ -205,7 +205,7 @@ async fn administrators_see_the_proxies_and_what_they_are_sent() {
 }
 
 #[tokio::test]
-async fn others_see_nothing_and_sidecars_are_checked_as_ever() {
+async fn debug_types_require_authorization_and_sidecars_are_still_checked() {
     let folder = Folder::new();
     folder.service("reviews", 1);
     let control = folder.start_with("0", &["--admin-allow", "default/kiali"]).await;
@@ -216,7 +216,7 @@ async fn others_see_nothing_and_sidecars_are_checked_as_ever() {
     for (type_url, names) in
         [(SYNCZ, &[][..]), (DUMP, &["client-1.default"]), ("istio.io/connections", &[]), (PAGE, &["ca"])]
     {
-        // Neither the proxy that is asked about nor others of the root namespace.
+        // Neither the proxy in question nor another service account of the root namespace.
         for token in [folder.token("client"), folder.token_of("istio-system", "gateway")] {
             let refused = ask(&channel, bearer(&token), type_url, names).await.unwrap_err();
             assert_eq!(refused.code(), Code::PermissionDenied, "{type_url}: {refused}");
@@ -227,12 +227,12 @@ async fn others_see_nothing_and_sidecars_are_checked_as_ever() {
             assert_eq!(refused.code(), Code::Unauthenticated, "{type_url}: {refused}");
         }
     }
-    // The same node asking for clusters: what it says of itself does not fit together.
+    // The same node cannot subscribe to clusters: its id and metadata are inconsistent.
     let kiali = bearer(&folder.token("kiali"));
     let refused = ask(&channel, kiali.clone(), Kind::Cluster.url(), &[]).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
 
-    // A stream that began with a question is for nothing else, and not for ever.
+    // A stream of debug requests accepts no subscription, and a limited number of requests.
     let mixed = [request(SYNCZ, &[]), request(Kind::Cluster.url(), &[])];
     let mut responses = open(channel.clone(), kiali.clone(), tokio_stream::iter(mixed)).await.unwrap();
     assert!(responses.message().await.unwrap().is_some());
@@ -243,7 +243,7 @@ async fn others_see_nothing_and_sidecars_are_checked_as_ever() {
     let ended = loop {
         match responses.message().await {
             Ok(Some(_)) => answered += 1,
-            Ok(None) => panic!("it ended without a status"),
+            Ok(None) => panic!("the stream ended without a status"),
             Err(status) => break status,
         }
     };

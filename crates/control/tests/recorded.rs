@@ -1,6 +1,6 @@
-//! The configuration that a real istiod was given, as files, through a running control plane, to the proxies that were
-//! recorded: in either form of discovery each gets what the model makes of it. That this is what istiod
-//! sent is the model's own test.
+//! Recorded configurations of istiod, applied by a control plane process. In both forms of discovery, each recorded
+//! proxy receives the resources that the model compiles. The tests of the model compare these with the responses of
+//! istiod.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests may end the test")]
 
@@ -31,7 +31,7 @@ use tonic::{
     transport::{Certificate, ClientTlsConfig, Endpoint},
 };
 
-/// Fingerprints of resources, in which the order of maps does not count.
+/// Fingerprints of resources, which ignore the order of map entries.
 type Versions = BTreeMap<(Kind, String), String>;
 
 const SCENARIOS: [&str; 8] = [
@@ -46,10 +46,10 @@ const SCENARIOS: [&str; 8] = [
 ];
 
 #[tokio::test]
-async fn every_recorded_proxy_gets_what_the_model_makes() {
+async fn every_recorded_proxy_receives_the_resources_of_the_model() {
     let recordings = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/istiod");
     for scenario in SCENARIOS {
-        // Beside the objects are the recordings, which are no configuration.
+        // Copies the objects, because the folders also have recordings, which are not configuration.
         let copy = tempfile::tempdir().unwrap();
         let folders = ["00-base", scenario].map(|name| {
             let folder = copy.path().join(name);
@@ -83,7 +83,7 @@ async fn every_recorded_proxy_gets_what_the_model_makes() {
     }
 }
 
-/// What is in a folder and has this extension, in order.
+/// Returns the files in a folder with this extension, sorted.
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<_> =
@@ -105,7 +105,7 @@ fn world(folders: &[PathBuf]) -> World {
     world
 }
 
-/// A control plane that keeps its files in `home`, and its address.
+/// Starts a control plane with its files in `home`. Returns its address.
 async fn start(home: &Path, folders: &[PathBuf]) -> (Child, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skysaild"));
     command.args(["--listen", "127.0.0.1", "--tls-port", "0", "--admin-port", "0", "--log-json"]);
@@ -126,7 +126,7 @@ async fn start(home: &Path, folders: &[PathBuf]) -> (Child, String) {
     }
 }
 
-/// What proves a proxy to be who its node says.
+/// Returns the metadata with the token of the service account in a node.
 fn token(issuer: &Issuer, metadata: &Value) -> MetadataMap {
     let text = |key: &str| metadata[key].as_str().unwrap().to_owned();
     let account = ServiceAccount { namespace: text("NAMESPACE"), name: text("SERVICE_ACCOUNT"), pod: None };
@@ -136,7 +136,7 @@ fn token(issuer: &Issuer, metadata: &Value) -> MetadataMap {
     metadata
 }
 
-/// Asks as this proxy until it has, of every kind, just what `made` has.
+/// Subscribes as this proxy and asserts that it receives the resources in `made`.
 async fn fetch(connection: Connection, node: &Value, form: Form, made: &Resources) {
     let wildcard = vec![Kind::Cluster, Kind::Listener, Kind::NameTable];
     let fields = |json: &Value| match metadata(json).kind {

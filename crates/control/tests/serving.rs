@@ -1,5 +1,4 @@
-//! The control plane as a process: certificates and discovery as proxies use them, changed files, refusals,
-//! restarts.
+//! A control plane process: certificates and discovery as proxies use them, changed files, refusals, limits, restarts.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests may end the test")]
 
@@ -44,11 +43,11 @@ fn node(account: &str, cluster: &str) -> Node {
     Node { id, metadata, ..Node::default() }
 }
 
-/// A proxy that keeps its clusters, and refuses one called like `refuses`.
+/// A proxy that records its clusters, and rejects those whose names contain `refuses`.
 struct Proxy {
     clusters: watch::Receiver<BTreeMap<String, Received>>,
     connected: watch::Receiver<bool>,
-    /// The names of all that was taken away.
+    /// Names of all deleted clusters.
     lost: Arc<Mutex<Vec<String>>>,
     task: JoinHandle<()>,
 }
@@ -102,13 +101,13 @@ impl Proxy {
 }
 
 #[tokio::test]
-async fn a_proxy_gets_a_certificate_then_its_configuration_then_changes() {
+async fn a_proxy_receives_a_certificate_its_configuration_and_changes() {
     let folder = Folder::new();
     folder.service("reviews", 1);
     let control = folder.start("0").await;
     assert_eq!(control.page("/ready").await, "ready\n");
     for line in control.page("/").await.lines() {
-        // Each page that is listed is there.
+        // Each listed page exists.
         control.page(line.split_whitespace().next().unwrap()).await;
     }
 
@@ -121,7 +120,7 @@ async fn a_proxy_gets_a_certificate_then_its_configuration_then_changes() {
     proxy.until(&["reviews"], &["ratings"]).await;
     folder.service("ratings", 2);
     proxy.until(&["reviews", "ratings"], &[]).await;
-    // A broken file takes nothing away, and is told of.
+    // An invalid file deletes nothing and is reported.
     fs::write(folder.at("config").join("reviews.yaml"), "kind: [").unwrap();
     folder.service("details", 3);
     proxy.until(&["reviews", "ratings", "details"], &[]).await;
@@ -134,7 +133,7 @@ async fn a_proxy_gets_a_certificate_then_its_configuration_then_changes() {
 }
 
 #[tokio::test]
-async fn a_refused_resource_shows_in_log_metrics_and_status() {
+async fn a_rejected_resource_appears_in_log_metrics_and_status() {
     let folder = Folder::new();
     folder.service("reviews", 1);
     folder.service("ratings", 2);
@@ -142,7 +141,7 @@ async fn a_refused_resource_shows_in_log_metrics_and_status() {
     let (tls, _) = certificate(&control, &folder, "client").await;
     let mut proxy = proxy(endpoint(&control.tls, tls), "client", "ratings");
     proxy.until(&["reviews"], &["ratings"]).await;
-    let line = control.logged("the proxy refused its configuration").await;
+    let line = control.logged("proxy rejected its configuration").await;
     assert!(line["reason"].as_str().unwrap().contains("not this one"), "{line}");
     let status: Value = serde_json::from_str(&control.page("/debug/syncz").await).unwrap();
     assert_eq!(status[0]["identity"], "spiffe://cluster.local/ns/default/sa/client");
@@ -154,13 +153,13 @@ async fn a_refused_resource_shows_in_log_metrics_and_status() {
 }
 
 #[tokio::test]
-async fn nobody_gets_what_is_anothers() {
+async fn a_client_without_the_right_credential_is_refused() {
     let folder = Folder::new();
     let mut control = folder.start("0").await;
     let (tls, _) = certificate(&control, &folder, "somebody").await;
     let proxy = proxy(endpoint(&control.tls, tls), "client", "");
     let line = control.logged("discovery refused").await;
-    assert!(line["reason"].as_str().unwrap().contains("sa/somebody may not take"), "{line}");
+    assert!(line["reason"].as_str().unwrap().contains("sa/somebody may not receive"), "{line}");
     proxy.task.abort();
 
     let csr = KeyAndCsr::generate(None).unwrap().csr_pem;
@@ -177,20 +176,20 @@ async fn nobody_gets_what_is_anothers() {
 }
 
 #[tokio::test]
-async fn an_identity_has_a_bounded_number_of_configurations() {
+async fn the_number_of_scopes_per_identity_is_limited() {
     let folder = Folder::new();
     folder.service("reviews", 1);
     let mut control = folder.start_with("0", &["--max-scopes-per-identity", "2"]).await;
     let (tls, _) = certificate(&control, &folder, "client").await;
     let in_cluster = |cluster| proxy_of(endpoint(&control.tls, tls.clone()), node("client", cluster), "");
     let proxies = ["one", "two", "three"].map(in_cluster);
-    let line = control.logged("proxies are refused for the number of configurations").await;
+    let line = control.logged("proxies refused by a limit of scopes or views").await;
     assert_eq!(line["identity"], "spiffe://cluster.local/ns/default/sa/client");
     assert!(line["reason"].as_str().unwrap().contains("--max-scopes-per-identity"), "{line}");
     let metrics = control.page("/metrics").await;
     assert!(metrics.contains("skysail_xds_scopes 2\n"), "{metrics}");
     assert!(!metrics.contains("skysail_xds_scope_refusals{limit=\"identity\"} 0\n"), "{metrics}");
-    // That is its own affair.
+    // Other identities are not affected.
     let (tls, _) = certificate(&control, &folder, "other").await;
     let mut other = proxy(endpoint(&control.tls, tls), "other", "");
     other.until(&["reviews"], &[]).await;
@@ -198,7 +197,7 @@ async fn an_identity_has_a_bounded_number_of_configurations() {
     proxies.iter().for_each(|proxy| proxy.task.abort());
 }
 
-/// Asks for a certificate on a connection of its own, which it leaves open.
+/// Requests a certificate on a new connection, and leaves the connection open.
 async fn idle(control: &Control, folder: &Folder, account: &str) -> Result<Channel, Status> {
     let csr = KeyAndCsr::generate(None).unwrap().csr_pem;
     let request = IstioCertificateRequest { csr, ..IstioCertificateRequest::default() };
@@ -208,7 +207,7 @@ async fn idle(control: &Control, folder: &Folder, account: &str) -> Result<Chann
 }
 
 #[tokio::test]
-async fn a_connection_whose_last_call_has_ended_makes_room_for_others() {
+async fn connections_without_calls_are_closed_when_the_limit_is_reached() {
     let folder = Folder::new();
     folder.service("reviews", 1);
     let control = folder.start_with("0", &["--max-connections", "6"]).await;
@@ -219,7 +218,7 @@ async fn a_connection_whose_last_call_has_ended_makes_room_for_others() {
     for _ in 0..20 {
         others.push(idle(&control, &folder, "somebody").await.unwrap());
     }
-    // Nor do clients that say nothing close the one that is used.
+    // Silent clients do not cause the used connection to close.
     for _ in 0..20 {
         TcpStream::connect(&control.tls).await.unwrap();
     }
@@ -229,14 +228,14 @@ async fn a_connection_whose_last_call_has_ended_makes_room_for_others() {
     folder.service("ratings", 2);
     used.until(&["reviews", "ratings"], &[]).await;
     let metrics = control.page("/metrics").await;
-    assert!(metrics.contains("skysail_xds_connections 2\n"), "neither had to connect again: {metrics}");
+    assert!(metrics.contains("skysail_xds_connections 2\n"), "neither proxy had to reconnect: {metrics}");
     assert!(metrics.contains("skysail_connections_refused 0\n"), "{metrics}");
     used.task.abort();
     new.task.abort();
 }
 
 #[tokio::test]
-async fn an_identity_has_so_many_connections_with_calls_and_no_more() {
+async fn the_number_of_connections_with_calls_per_identity_is_limited() {
     let folder = Folder::new();
     folder.service("reviews", 1);
     let control = folder.start_with("0", &["--max-connections-per-identity", "1"]).await;
@@ -256,7 +255,7 @@ async fn an_identity_has_so_many_connections_with_calls_and_no_more() {
 }
 
 #[tokio::test]
-async fn what_a_node_calls_itself_stays_in_its_log_line() {
+async fn control_characters_in_a_node_id_are_escaped_in_the_log() {
     let folder = Folder::new();
     let mut control = folder.start("0").await;
     let (tls, _) = certificate(&control, &folder, "client").await;
@@ -271,7 +270,7 @@ async fn what_a_node_calls_itself_stays_in_its_log_line() {
 }
 
 #[tokio::test]
-async fn the_streams_of_a_pod_end_with_it() {
+async fn streams_end_with_their_pod() {
     let folder = Folder::new();
     folder.service("reviews", 1);
     let write = |uid: &str| {
@@ -286,11 +285,14 @@ async fn the_streams_of_a_pod_end_with_it() {
     let (tls, _) = certificate_by(&control, &folder, &token("1")).await;
     let mut old = proxy(endpoint(&control.tls, tls), "client", "");
     old.until(&["reviews"], &[]).await;
-    // Another pod takes its name.
+    // Another pod with the same name replaces the pod.
     write("2");
     old.connected.wait_for(|connected| !connected).await.unwrap();
     let line = control.logged("caller refused").await;
-    assert!(line["reason"].as_str().unwrap().contains("pod default/client-1, which is gone"), "{line}");
+    assert!(
+        line["reason"].as_str().unwrap().contains("pod default/client-1, which no longer exists"),
+        "{line}"
+    );
     let (tls, _) = certificate_by(&control, &folder, &token("2")).await;
     let mut new = proxy(endpoint(&control.tls, tls), "client", "");
     new.until(&["reviews"], &[]).await;
@@ -299,7 +301,7 @@ async fn the_streams_of_a_pod_end_with_it() {
     old.task.abort();
     new.task.abort();
 
-    // A credential of one pod is no good for the configuration of another.
+    // A credential of one pod does not authorize for the configuration of another.
     let (tls, _) = certificate_by(&control, &folder, &folder.token_of_pod("client", "client-2", "")).await;
     let other = proxy(endpoint(&control.tls, tls), "client", "");
     let line = control.logged("discovery refused").await;
@@ -308,7 +310,7 @@ async fn the_streams_of_a_pod_end_with_it() {
 }
 
 #[tokio::test]
-async fn a_restart_takes_nothing_away() {
+async fn a_restart_deletes_nothing() {
     let folder = Folder::new();
     folder.service("reviews", 1);
     let control = folder.start("0").await;
@@ -330,7 +332,7 @@ async fn a_restart_takes_nothing_away() {
 }
 
 #[tokio::test]
-async fn killed_in_the_middle_of_changes_it_loses_nothing() {
+async fn a_control_plane_killed_during_changes_loses_nothing() {
     const ROUNDS: u8 = 6;
     const STAY: [&str; 3] = ["reviews", "ratings", "details"];
     let folder = Folder::new();
@@ -347,7 +349,7 @@ async fn killed_in_the_middle_of_changes_it_loses_nothing() {
             folder.service(&comes, 10 * (round + 1) + change);
             let _ = fs::remove_file(folder.at("config").join(format!("{goes}.yaml")));
             if change == round {
-                // At once, or while it tells of one of the changes.
+                // At once, or while it sends a change.
                 if round % 2 == 1 {
                     old.clusters.changed().await.unwrap();
                 }

@@ -1,4 +1,4 @@
-//! The thread that writes.
+//! The thread that writes the audit log.
 
 use std::{
     fs::{File, OpenOptions},
@@ -14,34 +14,34 @@ use tracing::{error, info};
 use super::{Target, line};
 use crate::metrics::{Metrics, count};
 
-/// Messages that are written together, and made durable together.
+/// Maximum number of messages per batch; one `fdatasync` makes a batch durable.
 const BATCH: usize = 256;
 
-/// Command for the thread.
+/// A message to the thread.
 pub(super) enum Message {
     Record(Vec<u8>),
-    /// Says whether it is on disk.
+    /// A record whose sender waits until it is on disk.
     Confirmed(Vec<u8>, oneshot::Sender<bool>),
-    /// Says when it gets there.
+    /// Reports when all earlier messages are processed.
     Flush(oneshot::Sender<bool>),
     Reopen,
 }
 
-/// Where it writes.
+/// The destination of the log and its state.
 pub(super) struct Sink {
     target: Target,
-    /// None for standard output, and after a failure until it can be opened again.
+    /// `None` for standard output, and after a failure until the file can be opened again.
     file: Option<File>,
-    /// The last write may have left a part of a line.
-    torn: bool,
-    /// Why it does not work, as last logged.
-    problem: Option<String>,
-    /// Drops that were reported.
-    dropped: u64,
+    /// The last write may have left an incomplete line.
+    has_partial_line: bool,
+    /// Last logged error, while writes fail.
+    last_error: Option<String>,
+    /// Number of dropped records that the log reports.
+    reported_drops: u64,
     metrics: Arc<Metrics>,
 }
 
-/// Records that found no room before this one.
+/// Record with the number of records dropped before it.
 #[derive(Serialize)]
 struct Dropped {
     event: &'static str,
@@ -50,16 +50,23 @@ struct Dropped {
 
 impl Sink {
     pub(super) fn open(target: Target, metrics: Arc<Metrics>) -> io::Result<Self> {
-        let mut sink = Self { target, file: None, torn: false, problem: None, dropped: 0, metrics };
+        let mut sink = Self {
+            target,
+            file: None,
+            has_partial_line: false,
+            last_error: None,
+            reported_drops: 0,
+            metrics,
+        };
         sink.reopen()?;
         Ok(sink)
     }
 
-    /// Opens the file under its name. The old one stays in use if that fails.
+    /// Opens the file by its name. On failure the old file stays in use.
     fn reopen(&mut self) -> io::Result<()> {
         if let Target::File(path) = &self.target {
             self.file = Some(OpenOptions::new().append(true).create(true).mode(0o600).open(path)?);
-            self.torn = false;
+            self.has_partial_line = false;
         }
         Ok(())
     }
@@ -86,7 +93,7 @@ impl Sink {
                 Message::Reopen => {
                     let reopened = self.reopen();
                     if reopened.is_ok() {
-                        info!("the audit log was opened again");
+                        info!("audit log reopened");
                     }
                     written.push(reopened);
                 }
@@ -106,17 +113,17 @@ impl Sink {
                 }
                 Message::Record(_) | Message::Reopen => {}
             }
-            self.note(good);
+            self.log_result(good);
         }
     }
 
-    /// Writes a line, after one that says how many are missing before it.
+    /// Writes a line, after a record of drops if there were any.
     fn write(&mut self, text: &[u8]) -> io::Result<()> {
         let dropped = self.metrics.audit_dropped.load(Ordering::Relaxed);
-        if dropped > self.dropped {
-            let missing = line(&Dropped { event: "audit.dropped", records: dropped - self.dropped });
+        if dropped > self.reported_drops {
+            let missing = line(&Dropped { event: "audit.dropped", records: dropped - self.reported_drops });
             self.put(&missing)?;
-            self.dropped = dropped;
+            self.reported_drops = dropped;
         }
         let result = self.put(text);
         count(if result.is_ok() { &self.metrics.audit_written } else { &self.metrics.audit_failed });
@@ -132,9 +139,9 @@ impl Sink {
             self.reopen()?;
         }
         let Some(file) = &mut self.file else { return Err(io::ErrorKind::NotFound.into()) };
-        if self.torn {
+        if self.has_partial_line {
             file.write_all(b"\n")?;
-            self.torn = false;
+            self.has_partial_line = false;
         }
         let mut rest = text;
         while !rest.is_empty() {
@@ -143,7 +150,7 @@ impl Sink {
                 Ok(count) => rest = &rest[count..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    self.torn = rest.len() < text.len();
+                    self.has_partial_line = rest.len() < text.len();
                     return Err(error);
                 }
             }
@@ -153,24 +160,24 @@ impl Sink {
 
     fn sync(&self) -> io::Result<()> {
         match self.file.as_ref().map_or(Ok(()), File::sync_data) {
-            // Pipes and devices have no disk.
+            // Pipes and devices do not support `fdatasync`.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
             synced => synced,
         }
     }
 
-    /// Logs a failure once, and its end.
-    fn note(&mut self, result: Result<(), String>) {
+    /// Logs the first of equal failures, and the recovery.
+    fn log_result(&mut self, result: Result<(), String>) {
         match result {
             Ok(()) => {
-                if self.problem.take().is_some() {
-                    info!("the audit log is written again");
+                if self.last_error.take().is_some() {
+                    info!("audit log can be written again");
                 }
             }
-            Err(problem) => {
-                if self.problem.as_ref() != Some(&problem) {
-                    error!(error = problem, "the audit log cannot be written; records are lost");
-                    self.problem = Some(problem);
+            Err(last_error) => {
+                if self.last_error.as_ref() != Some(&last_error) {
+                    error!(error = last_error, "audit log cannot be written; records are lost");
+                    self.last_error = Some(last_error);
                 }
             }
         }
@@ -184,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_stay_whole_and_losses_are_told() {
+    fn lines_are_complete_and_drops_are_recorded() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.log");
         let metrics = Arc::<Metrics>::default();
@@ -192,7 +199,7 @@ mod tests {
         sink.take(vec![Message::Record(b"1\n".to_vec())]);
         metrics.audit_dropped.fetch_add(7, Ordering::Relaxed);
         fs::write(&path, "1\nto").unwrap();
-        sink.torn = true;
+        sink.has_partial_line = true;
         sink.take(vec![Message::Record(b"2\n".to_vec()), Message::Record(b"3\n".to_vec())]);
         let text = fs::read_to_string(&path).unwrap();
         let lines: Vec<&str> = text.lines().collect();
@@ -205,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_confirmed_is_not_where_it_cannot_be_written() {
+    fn a_failed_write_is_not_confirmed() {
         let metrics = Arc::<Metrics>::default();
         let mut sink = Sink::open(Target::File("/dev/full".into()), Arc::clone(&metrics)).unwrap();
         let (confirm, mut confirmed) = oneshot::channel();

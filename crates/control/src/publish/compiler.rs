@@ -1,4 +1,4 @@
-//! The model's compile functions, and what keeps a panic in one of them from reaching anything else.
+//! The model's compile functions, and the isolation of their panics.
 
 use std::{
     any::Any,
@@ -10,15 +10,15 @@ use std::{
 use skysail_model::{ClientScope, Diagnostic, Outline, Part, ProxyView, World, compile_own, compile_part};
 use skysail_xds::{Resource, Resources};
 
-type OfPart = dyn Fn(&World, &ClientScope, &Part) -> Vec<Arc<Resource>> + Send + Sync;
-type OfView = dyn Fn(&World, &ProxyView, &Outline) -> (Resources, Vec<Diagnostic>) + Send + Sync;
+type CompilePart = dyn Fn(&World, &ClientScope, &Part) -> Vec<Arc<Resource>> + Send + Sync;
+type CompileOwn = dyn Fn(&World, &ProxyView, &Outline) -> (Resources, Vec<Diagnostic>) + Send + Sync;
 
-/// What resources are compiled by.
+/// Compile functions; tests replace them.
 pub(crate) struct Compiler {
     /// Compiles a part of a scope.
-    pub(super) part: Box<OfPart>,
-    /// Compiles what depends on the workload.
-    pub(super) own: Box<OfView>,
+    pub(super) part: Box<CompilePart>,
+    /// Compiles a view's own resources.
+    pub(super) own: Box<CompileOwn>,
 }
 
 impl Default for Compiler {
@@ -27,36 +27,41 @@ impl Default for Compiler {
     }
 }
 
-/// A compile that panicked.
+/// A compilation that panicked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Panicked {
+pub(crate) struct CompilePanic {
     /// What was being compiled.
-    pub(super) what: String,
-    /// The panic's message.
+    pub(super) subject: String,
+    /// Message of the panic.
     pub(super) message: String,
 }
 
-impl fmt::Display for Panicked {
+impl fmt::Display for CompilePanic {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(to, "{}: {}", self.what, self.message)
+        write!(to, "{}: {}", self.subject, self.message)
     }
 }
 
-/// A panic, as logs tell it.
-pub(super) struct Failure {
-    /// Whose configuration, what was being compiled, and the panic's message.
+/// A panic for the log.
+pub(super) struct PanicReport {
+    /// Scope or workload, what was being compiled, and the message of the panic.
     pub(super) text: String,
-    /// The compile before did not end so.
+    /// The previous compilation did not panic in the same way.
     pub(super) is_new: bool,
 }
 
-/// Runs work that reads shared state and changes none, so that a panic leaves nothing half done.
-pub(super) fn contain<T>(what: impl FnOnce() -> String, work: impl FnOnce() -> T) -> Result<T, Panicked> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| Panicked { what: what(), message: message(&*panic) })
+/// Runs `work` and returns its panic as an error. `work` only reads shared state, so a panic leaves nothing
+/// inconsistent.
+pub(super) fn catch_panic<T>(
+    subject: impl FnOnce() -> String,
+    work: impl FnOnce() -> T,
+) -> Result<T, CompilePanic> {
+    catch_unwind(AssertUnwindSafe(work))
+        .map_err(|panic| CompilePanic { subject: subject(), message: message(&*panic) })
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("a panic without a message").to_owned()
+    text.unwrap_or("panic without a message").to_owned()
 }

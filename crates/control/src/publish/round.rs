@@ -1,9 +1,11 @@
-//! Compiles outside of the lock: work is taken from the state, done, and its result is put back.
+//! Compilation after a change, without the lock: a round is taken from the state, compiled, and its result is put back.
 //!
-//! After a change, [`Round`]s compile all scopes and views that it may affect. Rounds run one at a time, each for scopes of kin.
-//! Scopes with the most proxies come first, so that many scopes of few proxies do not delay them. Views are compiled in batches.
-//! Identities take turns, so that an identity with many views does not delay others. An [`Opening`] compiles one new scope. A
-//! change during that time is noted in the scope's slot and compiled before the scope is published.
+//! Rounds run one at a time until all scopes and views are up to date. A round has sibling scopes and a batch of views:
+//!
+//! - Sibling scopes ([`ClientScope::is_kin`]) differ only in properties that routes depend on, so one reuses the
+//!   services of another.
+//! - Scopes with the most proxies come first, so that many scopes with few proxies do not delay them.
+//! - Identities take turns in a batch, so that an identity with many views does not delay others.
 
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 
@@ -14,16 +16,18 @@ use skysail_xds::{
 };
 
 use super::{
-    compiler::{Compiler, Failure, Panicked, contain},
-    scope::{Like, Scope},
-    state::{Broken, Published, Slot, State},
+    compiler::{CompilePanic, Compiler, PanicReport, catch_panic},
+    scope_resources::{ScopeResources, Sibling},
+    scopes::{FailedCompile, Published, ScopeEntry},
+    state::State,
+    views::ViewEntry,
 };
 use crate::parallel;
 
-/// Views compiled in a round: their proxies have the change before the next round begins.
+/// Maximum number of views per round. Their proxies receive the change before the next round begins.
 pub(super) const BATCH: usize = 128;
 
-/// Work after a change.
+/// Scopes and views to compile after a change.
 pub(super) struct Round {
     world: World,
     revision: u64,
@@ -33,214 +37,271 @@ pub(super) struct Round {
 }
 
 /// A scope to compile.
-struct ScopeJob {
-    surroundings: Arc<ClientScope>,
-    id: u64,
-    scope: Scope,
-    touched: ChangeSet,
+pub(super) struct ScopeJob {
+    pub(super) scope: Arc<ClientScope>,
+    pub(super) id: u64,
+    pub(super) resources: ScopeResources,
+    pub(super) changes: ChangeSet,
 }
 
-/// A view whose own resources are to compile.
+/// A view whose own resources are to be compiled.
 struct ViewJob {
     view: Arc<ProxyView>,
-    surroundings: Arc<ClientScope>,
+    scope: Arc<ClientScope>,
     outline: Arc<Outline>,
     own: Arc<Layer>,
 }
 
-/// Results of a round.
-pub(super) struct Done {
+/// Result of a round.
+pub(super) struct RoundResult {
     revision: u64,
     generation: u64,
-    scopes: Vec<(ScopeJob, Result<Change, Panicked>)>,
-    views: Vec<(ViewJob, Result<OwnMade, Panicked>)>,
+    scopes: Vec<(ScopeJob, Result<Change, CompilePanic>)>,
+    views: Vec<(ViewJob, Result<OwnUpdate, CompilePanic>)>,
 }
 
-/// A view's own resources.
-struct OwnMade {
+/// New own resources of a view.
+struct OwnUpdate {
     own: Arc<Layer>,
-    changed: bool,
+    has_changed: bool,
     findings: Vec<Diagnostic>,
 }
 
+/// New resources of a scope.
+struct ScopeUpdate {
+    change: Change,
+    /// The change may concern all proxies, whatever their subscriptions.
+    concerns_all: bool,
+    published: Published,
+}
+
 impl Round {
-    /// Compiles. Blocks.
-    pub(super) fn run(self, compiler: &Compiler) -> Done {
+    /// Compiles the round. Blocks.
+    pub(super) fn run(self, compiler: &Compiler) -> RoundResult {
         let Self { world, revision, generation, scopes, views } = self;
-        let mut done: Vec<(ScopeJob, Result<Change, Panicked>, Arc<Layer>)> =
-            Vec::with_capacity(scopes.len());
-        let mut kin: HashMap<ClientScope, usize> = HashMap::new();
-        for mut job in scopes {
-            let like = kin.get(&job.surroundings.kin()).and_then(|index| done.get(*index));
-            let like = like.map(|(other, _, before)| Like {
-                surroundings: &other.surroundings,
-                scope: &other.scope,
-                before,
-            });
-            let before = Arc::clone(&job.scope.layer);
-            let result =
-                job.scope.update(compiler, &world, &job.surroundings, &job.touched, generation, like);
-            let result = result.map(|()| {
-                kin.entry(job.surroundings.kin()).or_insert(done.len());
-                Change::since(&job.scope.layer, generation - 1)
-            });
-            done.push((job, result, before));
-        }
-        let outlines: HashMap<_, _> = done
+        let scopes = compile_scopes(scopes, compiler, &world, generation);
+        let outlines: HashMap<_, _> = scopes
             .iter()
-            .filter(|(_, result, _)| result.is_ok())
-            .map(|(job, ..)| (&job.surroundings, &job.scope.outline))
+            .filter(|(_, result)| result.is_ok())
+            .map(|(job, _)| (&job.scope, &job.resources.outline))
             .collect();
-        let made = parallel::map(&views, |job| {
-            let outline = *outlines.get(&job.surroundings).unwrap_or(&&job.outline);
-            let own = contain(
-                || "what it has for itself".to_owned(),
+        let updates = parallel::map(&views, |job| {
+            let outline = *outlines.get(&job.scope).unwrap_or(&&job.outline);
+            let own = catch_panic(
+                || "the workload's own resources".to_owned(),
                 || (compiler.own)(&world, &job.view, outline),
             );
-            own.map(|(made, findings)| {
+            own.map(|(resources, findings)| {
                 let mut own = Arc::clone(&job.own);
-                let changed = Arc::make_mut(&mut own).replace(generation, &made);
-                OwnMade { own, changed, findings }
+                let has_changed = Arc::make_mut(&mut own).replace(generation, &resources);
+                OwnUpdate { own, has_changed, findings }
             })
         });
-        let scopes = done.into_iter().map(|(job, result, _)| (job, result)).collect();
-        Done { revision, generation, scopes, views: views.into_iter().zip(made).collect() }
+        RoundResult { revision, generation, scopes, views: views.into_iter().zip(updates).collect() }
     }
+}
+
+/// Compiles scopes one after another, each with the parts of a sibling before it.
+fn compile_scopes(
+    scopes: Vec<ScopeJob>,
+    compiler: &Compiler,
+    world: &World,
+    generation: u64,
+) -> Vec<(ScopeJob, Result<Change, CompilePanic>)> {
+    let mut compiled: Vec<(ScopeJob, Result<Change, CompilePanic>, Arc<Layer>)> =
+        Vec::with_capacity(scopes.len());
+    let mut siblings: HashMap<ClientScope, usize> = HashMap::new();
+    for mut job in scopes {
+        let sibling = siblings.get(&job.scope.kin()).and_then(|index| compiled.get(*index));
+        let sibling = sibling.map(|(other, _, layer_before)| Sibling {
+            scope: &other.scope,
+            resources: &other.resources,
+            layer_before,
+        });
+        let layer_before = Arc::clone(&job.resources.layer);
+        let result = job.resources.update(compiler, world, &job.scope, &job.changes, generation, sibling);
+        let result = result.map(|()| {
+            siblings.entry(job.scope.kin()).or_insert(compiled.len());
+            Change::since(&job.resources.layer, generation - 1)
+        });
+        compiled.push((job, result, layer_before));
+    }
+    compiled.into_iter().map(|(job, result, _)| (job, result)).collect()
 }
 
 impl State {
-    /// Takes the next work; `None` if everything is up to date or cannot be compiled.
+    /// Takes the next round. Returns `None` if everything is up to date or cannot be compiled.
     pub(super) fn take_round(&mut self) -> Option<Round> {
-        let revision = self.revision;
-        let is_pending = |slot: &Slot| {
-            slot.scope.is_some()
-                && !slot.opening
-                && !slot.missed.is_nothing()
-                && is_due(&slot.broken, revision)
-        };
-        let pending = self.slots.iter().filter(|(_, slot)| is_pending(slot));
-        let first =
-            pending.max_by_key(|(_, slot)| slot.clients).map(|(surroundings, _)| Arc::clone(surroundings));
-        let mut scopes = Vec::new();
-        for (surroundings, slot) in &mut self.slots {
-            let is_next = first.as_ref().is_some_and(|first| first.is_kin(surroundings));
-            if !is_next || !is_pending(slot) {
-                continue;
-            }
-            let Some(scope) = slot.scope.take() else { continue };
-            let touched = std::mem::take(&mut slot.missed);
-            scopes.push(ScopeJob { surroundings: Arc::clone(surroundings), id: slot.id, scope, touched });
+        let scopes = self.take_scope_jobs();
+        let views = self.take_view_jobs();
+        if scopes.is_empty() && views.is_empty() {
+            return None;
         }
-        let mut views = Vec::new();
-        for (view, state) in &self.views {
-            if !state.stale || !is_due(&state.broken, revision) {
-                continue;
-            }
-            let Some(slot) = self.slots.get(&state.surroundings) else { continue };
-            // A view is sent its own resources together with those of its scope. After views were reassigned, their scope is
-            // published by this round or cannot be compiled.
-            if is_pending(slot) || slot.published.is_none() && slot.scope.is_some() {
-                continue;
-            }
-            let outline = slot.published.as_ref().map_or(&state.outline, |published| &published.outline);
-            views.push((view, state, outline));
-        }
-        let views = in_turns(views, |(view, ..)| (&view.namespace, &view.service_account)).into_iter();
-        let views = views.take(BATCH).map(|(view, state, outline)| ViewJob {
-            view: Arc::clone(view),
-            surroundings: Arc::clone(&state.surroundings),
-            outline: Arc::clone(outline),
-            own: Arc::clone(&state.sender.borrow().own),
-        });
-        let views: Vec<_> = views.collect();
-        let world = self.world.clone();
-        let any = !scopes.is_empty() || !views.is_empty();
-        any.then_some(Round { world, revision, generation: self.generation + 1, scopes, views })
+        let (world, revision, generation) = (self.world.clone(), self.revision, self.generation + 1);
+        Some(Round { world, revision, generation, scopes, views })
     }
 
-    /// Publishes the results of a round.
-    pub(super) fn finish_round(&mut self, done: Done) -> Vec<Failure> {
-        let Done { revision, generation, scopes, views } = done;
+    /// Takes the pending scope with the most proxies and its pending siblings.
+    fn take_scope_jobs(&mut self) -> Vec<ScopeJob> {
+        let revision = self.revision;
+        let pending = self.scopes.iter().filter(|(_, entry)| entry.is_pending(revision));
+        let first = pending.max_by_key(|(_, entry)| entry.clients).map(|(scope, _)| Arc::clone(scope));
+        let mut jobs = Vec::new();
+        for (scope, entry) in &mut self.scopes {
+            let is_next = first.as_ref().is_some_and(|first| first.is_kin(scope));
+            if !is_next || !entry.is_pending(revision) {
+                continue;
+            }
+            let Some(resources) = entry.resources.take() else { continue };
+            let changes = std::mem::take(&mut entry.pending);
+            jobs.push(ScopeJob { scope: Arc::clone(scope), id: entry.id, resources, changes });
+        }
+        jobs
+    }
+
+    /// Returns a batch of stale views whose scopes are up to date or in this round.
+    fn take_view_jobs(&self) -> Vec<ViewJob> {
+        let revision = self.revision;
+        let mut stale = Vec::new();
+        for (view, entry) in &self.views {
+            if !entry.is_stale || !FailedCompile::may_retry(&entry.failed, revision) {
+                continue;
+            }
+            let Some(scope) = self.scopes.get(&entry.scope) else { continue };
+            // A view receives its own resources together with those of its scope. After a reassignment of views, this
+            // round publishes the scope, or the scope cannot be compiled.
+            if scope.is_pending(revision) || scope.published.is_none() && scope.resources.is_some() {
+                continue;
+            }
+            let outline = scope.published.as_ref().map_or(&entry.outline, |published| &published.outline);
+            stale.push((view, entry, outline));
+        }
+        let in_turns = round_robin(stale, |(view, ..)| (&view.namespace, &view.service_account)).into_iter();
+        let jobs = in_turns.take(BATCH).map(|(view, entry, outline)| ViewJob {
+            view: Arc::clone(view),
+            scope: Arc::clone(&entry.scope),
+            outline: Arc::clone(outline),
+            own: Arc::clone(&entry.snapshots.borrow().own),
+        });
+        jobs.collect()
+    }
+
+    /// Publishes the result of a round. Returns reports of its panics.
+    pub(super) fn finish_round(&mut self, result: RoundResult) -> Vec<PanicReport> {
+        let RoundResult { revision, generation, scopes, views } = result;
         self.generation = generation;
-        let mut failures = Vec::new();
-        let mut changes: HashMap<Arc<ClientScope>, (Change, bool, Published)> = HashMap::new();
+        let mut reports = Vec::new();
+        let scopes = self.finish_scopes(revision, scopes, &mut reports);
+        let mut own = self.finish_views(revision, views, &mut reports);
+        for (view, entry) in &mut self.views {
+            // Avoids the lookup for thousands of views: most changes affect no own resources.
+            let own = if own.is_empty() { None } else { own.remove(view) };
+            let scope = scopes.get(&entry.scope);
+            // A later round sends this view both kinds of resources together.
+            let is_later =
+                entry.is_stale && own.is_none() && FailedCompile::may_retry(&entry.failed, revision);
+            if is_later || (scope.is_none() && own.is_none()) {
+                continue;
+            }
+            let of_state = || self.scopes.get(&entry.scope)?.published.as_ref();
+            // Without published resources of the scope, its proxies keep their last configuration.
+            if let Some(published) = scope.map(|scope| &scope.published).or_else(of_state) {
+                entry.update(own, scope, published);
+            }
+        }
+        reports
+    }
+
+    fn finish_scopes(
+        &mut self,
+        revision: u64,
+        scopes: Vec<(ScopeJob, Result<Change, CompilePanic>)>,
+        reports: &mut Vec<PanicReport>,
+    ) -> HashMap<Arc<ClientScope>, ScopeUpdate> {
+        let mut updates = HashMap::new();
         for (job, result) in scopes {
-            let ScopeJob { surroundings, id, scope, touched } = job;
-            let Some(slot) = self.slots.get_mut(&surroundings).filter(|slot| slot.id == id) else { continue };
+            let ScopeJob { scope, id, resources, changes } = job;
+            let Some(entry) = self.scopes.get_mut(&scope).filter(|entry| entry.id == id) else { continue };
             match result {
                 Ok(change) => {
-                    let published = slot.publish(scope);
-                    changes.insert(surroundings, (change, touched.everything, published));
+                    let published = entry.publish(resources);
+                    updates
+                        .insert(scope, ScopeUpdate { change, concerns_all: changes.everything, published });
                 }
-                Err(panicked) => {
-                    slot.scope = Some(scope);
-                    slot.missed.add(touched);
-                    failures.push(slot.fail(revision, panicked, &surroundings));
+                Err(panic) => {
+                    entry.resources = Some(resources);
+                    entry.pending.add(changes);
+                    reports.push(entry.fail(revision, panic, &scope));
                 }
             }
         }
-        let mut owns: HashMap<Arc<ProxyView>, OwnMade> = HashMap::new();
+        updates
+    }
+
+    fn finish_views(
+        &mut self,
+        revision: u64,
+        views: Vec<(ViewJob, Result<OwnUpdate, CompilePanic>)>,
+        reports: &mut Vec<PanicReport>,
+    ) -> HashMap<Arc<ProxyView>, OwnUpdate> {
+        let mut updates = HashMap::new();
         for (job, result) in views {
-            // An equal view may have come in its place, which was sent other layers.
+            // An equal view may have replaced this one; its proxies have received other layers.
             let is_same =
                 self.views.get_key_value(&job.view).is_some_and(|(view, _)| Arc::ptr_eq(view, &job.view));
-            let Some(state) = self.views.get_mut(&job.view).filter(|_| is_same) else { continue };
+            let Some(entry) = self.views.get_mut(&job.view).filter(|_| is_same) else { continue };
             match result {
-                Ok(made) => {
-                    owns.insert(job.view, made);
+                Ok(update) => {
+                    updates.insert(job.view, update);
                 }
-                Err(panicked) => {
+                Err(panic) => {
                     let (namespace, name) = (&job.view.namespace, &job.view.canonical_service);
-                    let whose = format!("workload {name} in namespace {namespace}");
-                    failures.push(Broken::note(&mut state.broken, revision, panicked, &whose));
+                    let target = format!("workload {name} in namespace {namespace}");
+                    reports.push(FailedCompile::record(&mut entry.failed, revision, panic, &target));
                 }
             }
         }
-        for (view, state) in &mut self.views {
-            // There are thousands of views, and most changes are of none's own.
-            let own = if owns.is_empty() { None } else { owns.remove(view) };
-            let change = changes.get(&state.surroundings);
-            // A view that a later round compiles is sent that together with what its scope has now.
-            let is_later = state.stale && own.is_none() && is_due(&state.broken, revision);
-            if is_later || (change.is_none() && own.is_none()) {
-                continue;
-            }
-            let of_slot = || self.slots.get(&state.surroundings)?.published.as_ref();
-            // Without a scope its proxies keep all that they have.
-            let Some(published) = change.map(|(_, _, published)| published).or_else(of_slot) else {
-                continue;
-            };
-            let mut snapshot = state.sender.borrow().clone();
-            let mut concerns_all = change.is_some_and(|(_, everything, _)| *everything);
-            if let Some(OwnMade { own, changed, findings }) = own {
-                (snapshot.own, state.findings) = (own, findings);
-                (state.stale, state.broken) = (false, None);
-                state.outline = Arc::clone(&published.outline);
-                // Its scope may have changed in a round before.
-                concerns_all |=
-                    changed || change.is_none() && !Arc::ptr_eq(&snapshot.shared, &published.layer);
-            } else if std::mem::take(&mut state.early) {
-                state.stale |= !Arc::ptr_eq(&state.outline, &published.outline);
-            }
-            snapshot.shared = Arc::clone(&published.layer);
-            let interest: &Interest = &state.interest;
-            state.sender.send_if_modified(|now| {
-                let changed = now.generation() != snapshot.generation();
-                *now = snapshot;
-                changed && (concerns_all || change.is_some_and(|(change, ..)| interest.concerns(change)))
-            });
-        }
-        failures
+        updates
     }
 }
 
-/// True unless the last compile panicked and nothing has changed since.
-fn is_due(broken: &Option<Broken>, revision: u64) -> bool {
-    broken.as_ref().is_none_or(|broken| broken.revision != revision)
+impl ScopeEntry {
+    /// Returns whether the next round can compile the scope.
+    fn is_pending(&self, revision: u64) -> bool {
+        self.resources.is_some()
+            && !self.is_opening
+            && !self.pending.is_nothing()
+            && FailedCompile::may_retry(&self.failed, revision)
+    }
 }
 
-/// Orders items so that the first of each owner comes before the second of any.
-fn in_turns<T, K: Hash + Eq>(items: Vec<T>, owner: impl Fn(&T) -> K) -> Vec<T> {
+impl ViewEntry {
+    /// Publishes new own resources, new resources of the scope, or both. Wakes the streams that the change concerns.
+    fn update(&mut self, own: Option<OwnUpdate>, scope: Option<&ScopeUpdate>, published: &Published) {
+        let mut snapshot = self.snapshots.borrow().clone();
+        let mut concerns_all = scope.is_some_and(|scope| scope.concerns_all);
+        if let Some(OwnUpdate { own, has_changed, findings }) = own {
+            (snapshot.own, self.findings) = (own, findings);
+            (self.is_stale, self.failed) = (false, None);
+            self.outline = Arc::clone(&published.outline);
+            // An earlier round may have changed the scope.
+            concerns_all |=
+                has_changed || scope.is_none() && !Arc::ptr_eq(&snapshot.shared, &published.layer);
+        } else if std::mem::take(&mut self.was_added_early) {
+            self.is_stale |= !Arc::ptr_eq(&self.outline, &published.outline);
+        }
+        snapshot.shared = Arc::clone(&published.layer);
+        let interest: &Interest = &self.interest;
+        self.snapshots.send_if_modified(|current| {
+            let has_changed = current.generation() != snapshot.generation();
+            *current = snapshot;
+            has_changed && (concerns_all || scope.is_some_and(|scope| interest.concerns(&scope.change)))
+        });
+    }
+}
+
+/// Orders items so that the first item of each owner precedes the second item of any owner.
+fn round_robin<T, K: Hash + Eq>(items: Vec<T>, owner: impl Fn(&T) -> K) -> Vec<T> {
     let mut turns: HashMap<K, usize> = HashMap::new();
     let mut numbered: Vec<(usize, T)> = Vec::with_capacity(items.len());
     for item in items {
@@ -250,129 +311,4 @@ fn in_turns<T, K: Hash + Eq>(items: Vec<T>, owner: impl Fn(&T) -> K) -> Vec<T> {
     }
     numbered.sort_by_key(|(turn, _)| *turn);
     numbered.into_iter().map(|(_, item)| item).collect()
-}
-
-impl Slot {
-    fn publish(&mut self, scope: Scope) -> Published {
-        let published = Published { layer: Arc::clone(&scope.layer), outline: Arc::clone(&scope.outline) };
-        self.published = Some(published.clone());
-        self.scope = Some(scope);
-        self.broken = None;
-        self.opening = false;
-        self.opened.send_replace(());
-        published
-    }
-
-    /// Notes that a compile panicked.
-    fn fail(&mut self, revision: u64, panicked: Panicked, surroundings: &ClientScope) -> Failure {
-        self.opening = false;
-        self.opened.send_replace(());
-        Broken::note(&mut self.broken, revision, panicked, &surroundings.to_string())
-    }
-}
-
-impl Broken {
-    fn note(before: &mut Option<Self>, revision: u64, panicked: Panicked, whose: &str) -> Failure {
-        let is_new = before.as_ref().is_none_or(|before| before.panicked != panicked);
-        let text = format!("{whose}: {panicked}");
-        *before = Some(Self { revision, panicked });
-        Failure { text, is_new }
-    }
-}
-
-/// A new scope to compile.
-pub(super) struct Opening {
-    world: World,
-    revision: u64,
-    generation: u64,
-    job: ScopeJob,
-    /// A scope of kin that is up to date.
-    kin: Option<(Arc<ClientScope>, Scope)>,
-    /// A layer of another scope: equal resources are shared with it.
-    other: Option<Arc<Layer>>,
-}
-
-/// Result of an [`Opening`].
-pub(super) enum Opened {
-    /// It is published, or no longer wanted.
-    Done,
-    /// The World changed during the compile.
-    Behind,
-    /// Its compile panicked.
-    Failed(Failure),
-}
-
-impl Opening {
-    /// Compiles. Blocks.
-    pub(super) fn run(mut self, compiler: &Compiler) -> (Self, Result<(), Panicked>) {
-        let Self { world, generation, job, kin, other, .. } = &mut self;
-        let ScopeJob { surroundings, scope, touched, .. } = job;
-        let like =
-            kin.as_ref().map(|(surroundings, scope)| Like { surroundings, scope, before: &scope.layer });
-        let result = scope.update(compiler, world, surroundings, touched, *generation, like);
-        if let (Ok(()), Some(other)) = (&result, other) {
-            Arc::make_mut(&mut scope.layer).share(other);
-        }
-        (self, result)
-    }
-}
-
-impl State {
-    /// Takes a new scope to compile; `None` if it is no longer wanted.
-    pub(super) fn begin_opening(&mut self, surroundings: &Arc<ClientScope>, id: u64) -> Option<Opening> {
-        let is_ready = |slot: &Slot| slot.published.is_some() && slot.missed.is_nothing();
-        let ready = self.slots.iter().filter(|(_, slot)| is_ready(slot));
-        let kin = ready.clone().filter(|(other, _)| other.is_kin(surroundings));
-        let kin = kin.filter_map(|(other, slot)| Some((Arc::clone(other), slot.scope.clone()?))).next();
-        let layer =
-            |(_, slot): (_, &Slot)| slot.published.as_ref().map(|published| Arc::clone(&published.layer));
-        let other = kin
-            .as_ref()
-            .map(|(_, scope)| Arc::clone(&scope.layer))
-            .or_else(|| ready.filter_map(layer).next());
-        let slot = self.slots.get_mut(surroundings).filter(|slot| slot.id == id && slot.opening)?;
-        let (scope, touched) = (slot.scope.take()?, std::mem::take(&mut slot.missed));
-        let job = ScopeJob { surroundings: Arc::clone(surroundings), id, scope, touched };
-        let (world, revision, generation) = (self.world.clone(), self.revision, self.generation);
-        Some(Opening { world, revision, generation, job, kin, other })
-    }
-
-    /// Marks a new scope as broken after a panic outside of the compile functions.
-    pub(super) fn abandon_opening(
-        &mut self,
-        surroundings: &ClientScope,
-        id: u64,
-        why: String,
-    ) -> Option<Failure> {
-        let slot = self.slots.get_mut(surroundings).filter(|slot| slot.id == id)?;
-        (slot.scope, slot.missed) = (Some(Scope::default()), ChangeSet::everything());
-        let panicked = Panicked { what: "publishing it".to_owned(), message: why };
-        Some(slot.fail(self.revision, panicked, surroundings))
-    }
-
-    /// Publishes a new scope if nothing changed during the compile.
-    pub(super) fn finish_opening(&mut self, (opening, result): (Opening, Result<(), Panicked>)) -> Opened {
-        let ScopeJob { surroundings, id, scope, touched } = opening.job;
-        let Some(slot) = self.slots.get_mut(&surroundings).filter(|slot| slot.id == id) else {
-            return Opened::Done;
-        };
-        match result {
-            Ok(()) if slot.missed.is_nothing() => {
-                slot.publish(scope);
-            }
-            Ok(()) => {
-                slot.scope = Some(scope);
-                return Opened::Behind;
-            }
-            Err(panicked) => {
-                slot.scope = Some(scope);
-                slot.missed.add(touched);
-                if opening.revision != self.revision {
-                    return Opened::Behind;
-                }
-                return Opened::Failed(slot.fail(opening.revision, panicked, &surroundings));
-            }
-        }
-        Opened::Done
-    }
 }

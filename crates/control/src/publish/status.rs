@@ -1,70 +1,77 @@
-//! Status of connected proxies, for the admin page.
+//! Status of connected proxies, for the admin pages, the metrics and the log.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
     time::{Duration, Instant, SystemTime},
 };
 
 use serde::{Serialize, Serializer};
 use skysail_core::logging::printable;
-use skysail_xds::{Kind, client::Form, server::Event};
+use skysail_model::ProxyView;
+use skysail_xds::{Kind, Snapshot, client::Form, server::Event};
+use tracing::warn;
 
-use super::NewClient;
-use crate::bucket::{Buckets, Rate};
+use super::{NewClient, Publisher};
+use crate::{
+    metrics::count,
+    rate_limit::{Rate, TokenBuckets},
+};
 
-/// A proxy's status has a lock of its own, so that streams do not wait for anything else.
+/// Status of a proxy with its own lock, so that a stream does not wait for the lock of the state.
 pub(super) type SharedStatus = Arc<Mutex<ClientStatus>>;
 
 /// Status of a proxy.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ClientStatus {
-    /// The stream's number.
+    /// Number of the stream.
     pub(crate) connection: u64,
-    /// The proxy's node id.
+    /// Node id of the proxy.
     pub(crate) proxy: String,
-    /// Its address.
+    /// Address of the proxy.
     pub(crate) address: String,
-    /// Istio version that it declares.
+    /// Istio version that the proxy declares.
     pub(crate) version: String,
-    /// Authenticated identity; empty on the plain port.
+    /// Authenticated identity; empty on the plain-text port.
     identity: String,
     /// `delta` or `sotw`.
     form: &'static str,
-    /// Seconds since 1970.
+    /// Start of the stream, in seconds since 1970.
     connected_at: u64,
-    /// Status by type; a short list, as there are thousands of proxies.
+    /// Status by resource type. A list takes less memory than a map, and there are thousands of proxies.
     #[serde(serialize_with = "by_type")]
     types: Vec<(Kind, TypeStatus)>,
 }
 
-/// Status of one type of resource.
+/// Status of one resource type.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct TypeStatus {
     /// Number of responses sent.
     responses: u64,
-    /// Number of the last response sent on the stream; 0 if the proxy was up to date from the start.
+    /// Nonce of the last response sent; 0 if the proxy was up to date when it subscribed.
     sent: u64,
-    /// Time of that response.
+    /// Time of the last response sent.
     #[serde(skip)]
     pub(crate) sent_at: Option<SystemTime>,
-    /// Last response that the proxy accepted.
+    /// Nonce of the last response that the proxy accepted.
     acked: u64,
-    /// Last response that the proxy rejected; 0 if none.
+    /// Nonce of the last response that the proxy rejected; 0 if none.
     nacked: u64,
-    /// Reason of the rejection.
+    /// Error message of the last rejection.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) error: String,
-    /// True if no response is pending and none was rejected.
+    /// The proxy has accepted the last response.
     pub(crate) synced: bool,
     /// Time of the last logged rejection.
     #[serde(skip)]
     logged: Option<Instant>,
 }
 
-/// Time between two log lines about the refusals of one stream and type.
-const BETWEEN_REFUSALS: Duration = Duration::from_secs(10);
-/// Log lines about the refusals of one identity, however many streams it opens. All clients of the plain port are one identity.
-pub(super) const REFUSALS: Rate = Rate { burst: 20.0, each_second: 0.1 };
+/// Minimum time between two log lines about rejections of one stream and resource type.
+const REJECTION_LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Rate limit of log lines about rejections of one identity, over all its streams. All clients of the plain-text port
+/// are one identity.
+pub(super) const REJECTION_LINES: Rate = Rate { burst: 20.0, per_second: 0.1 };
 
 impl ClientStatus {
     pub(super) fn new(connection: u64, client: &NewClient) -> Self {
@@ -84,14 +91,14 @@ impl ClientStatus {
         }
     }
 
-    /// Status of each type.
+    /// Returns the status of each resource type.
     pub(crate) fn types(&self) -> impl Iterator<Item = (Kind, &TypeStatus)> {
         let by_kind =
             move |kind| self.types.iter().find(|(of, _)| *of == kind).map(|(_, status)| (kind, status));
         Kind::ALL.into_iter().filter_map(by_kind)
     }
 
-    /// Records what happened on the proxy's stream.
+    /// Records an event of the proxy's stream.
     pub(super) fn record(&mut self, event: Event<'_>) {
         match event {
             Event::Asked { kind } => {
@@ -127,11 +134,17 @@ impl ClientStatus {
         }
     }
 
-    /// Returns how many lines of the identity were left out since its last one; `None` if this refusal is not to be logged.
-    pub(super) fn refusal_to_log(&mut self, kind: Kind, lines: &Buckets, now: Instant) -> Option<u64> {
-        let lately = |logged: Instant| now.saturating_duration_since(logged) < BETWEEN_REFUSALS;
+    /// Returns the number of log lines of the identity suppressed since its last one; `None` if this rejection is not
+    /// logged.
+    pub(super) fn admit_rejection_line(
+        &mut self,
+        kind: Kind,
+        lines: &TokenBuckets,
+        now: Instant,
+    ) -> Option<u64> {
+        let is_recent = |logged: Instant| now.saturating_duration_since(logged) < REJECTION_LOG_INTERVAL;
         let logged = &mut self.of(kind).logged;
-        if logged.is_some_and(lately) {
+        if logged.is_some_and(is_recent) {
             return None;
         }
         *logged = Some(now);
@@ -148,11 +161,65 @@ impl ClientStatus {
     }
 }
 
+impl Publisher {
+    /// Records an event of a proxy's stream in its status, the metrics and the log.
+    pub(super) fn record_event(&self, status: &SharedStatus, event: Event<'_>) {
+        let metrics = &self.metrics;
+        let mut status = lock(status);
+        match event {
+            Event::Sent { kind, bytes, .. } => {
+                count(&metrics.pushes[kind as usize]);
+                let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+                metrics.push_bytes[kind as usize].fetch_add(bytes, Relaxed);
+            }
+            Event::Rejected { kind, reason, .. } => {
+                count(&metrics.rejects[kind as usize]);
+                let line = status.admit_rejection_line(kind, &self.rejection_lines, Instant::now());
+                if let Some(more) = line {
+                    warn!(proxy = status.proxy, %kind, reason, more, "proxy rejected its configuration");
+                }
+            }
+            Event::Asked { .. } | Event::Acked { .. } | Event::Used { .. } | Event::Unused { .. } => {}
+        }
+        status.record(event);
+    }
+
+    /// Returns the status of all connected proxies.
+    pub(crate) fn clients(&self) -> Vec<ClientStatus> {
+        self.read().clients.values().map(|client| lock(&client.status).clone()).collect()
+    }
+
+    /// Returns the views and the status of all connected proxies.
+    pub(crate) fn proxies(&self) -> Vec<(Arc<ProxyView>, ClientStatus)> {
+        let state = self.read();
+        let clients = state.clients.values();
+        clients.map(|client| (Arc::clone(&client.view), lock(&client.status).clone())).collect()
+    }
+
+    /// Returns all resources of a proxy, by its node id or `POD.NAMESPACE`; `None` if no such proxy is connected.
+    pub(crate) fn resources_of(&self, proxy: &str) -> Option<Snapshot> {
+        let state = self.read();
+        let is_match = |id: &str| id == proxy || id.split('~').nth(2) == Some(proxy);
+        let client = state.clients.values().find(|client| is_match(&lock(&client.status).proxy))?;
+        state.views.get(&client.view).map(|view| view.snapshots.borrow().clone())
+    }
+
+    /// Returns the root namespace of the mesh.
+    pub(crate) fn root_namespace(&self) -> String {
+        self.read().world.mesh().root_namespace.clone()
+    }
+
+    /// Returns the files of the published configuration, with the fingerprints of their texts.
+    pub(crate) fn file_fingerprints(&self) -> BTreeMap<String, u64> {
+        self.read().fingerprints.clone()
+    }
+}
+
 fn by_type<S: Serializer>(types: &[(Kind, TypeStatus)], to: S) -> Result<S::Ok, S::Error> {
     to.collect_map(types.iter().map(|(kind, status)| (kind.short(), status)))
 }
 
-/// Locks, also after a panic: each change of what is locked here is whole.
+/// Locks a mutex and ignores poisoning: no panic leaves the data of this module's mutexes inconsistent.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

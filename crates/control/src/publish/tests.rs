@@ -1,21 +1,26 @@
-//! Whatever happens in whatever order, everybody has what a fresh start would give, and is told of nothing else.
+//! After any sequence of changes, each proxy has the resources that a fresh start would give it, and receives no other
+//! changes.
 
 mod refusals;
 mod scopes;
 mod views;
 
-use std::{collections::BTreeSet, sync::LazyLock};
+use std::{
+    collections::BTreeSet,
+    sync::{LazyLock, atomic::Ordering::Relaxed},
+};
 
-use skysail_model::api::kube::Locality;
-use skysail_xds::{Changes, Kind, Resource, Snapshot};
+use skysail_model::{ClientScope, ProxyNode, ProxyView, api::kube::Locality};
+use skysail_xds::{Changes, Kind, Resource, Snapshot, client::Form, server::ResourceFeed};
 use tokio::runtime::Runtime;
 
-use super::*;
+use super::{admission::Connected, *};
+use crate::metrics::Limit;
 
-/// What scopes are compiled on.
+/// Runtime of the compilations.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
-/// Files and what may stand in each; without any of it the file is not there.
+/// Files with the possible contents of each. Without content, the file does not exist.
 const FILES: [(&str, &[&str]); 18] = [
     (
         "service-a",
@@ -146,61 +151,68 @@ const FILES: [(&str, &[&str]); 18] = [
     ),
 ];
 
-/// Names of endpoints, and what DNS may say of them: all addresses, the current ones first.
+/// DNS names of endpoints, and possible answers: all addresses, the current one first.
 const NAMES: [&str; 3] = ["a.example", "b.example", "c.example"];
 const ADDRESSES: [&[&str]; 4] = [&[], &["10.7.0.1"], &["10.7.0.2", "10.7.0.1"], &["10.7.0.3", "fd00::3"]];
 
-/// What takes configuration: a sidecar, one that takes virtual hosts one by one and addresses for names, a client of gRPC.
+/// Kind of client.
 #[derive(Clone, Copy, PartialEq)]
-enum Who {
-    Plain,
-    Apart,
+enum ClientKind {
+    /// A sidecar.
+    Sidecar,
+    /// A sidecar with VHDS that receives addresses for DNS names.
+    Vhds,
+    /// A gRPC client.
     Grpc,
 }
 
-/// The proxies: namespace, version, zone, and what they are.
-const PROXIES: [(&str, &str, &str, Who); 7] = [
-    ("x", "v1", "z", Who::Plain),
-    ("x", "v2", "z", Who::Apart),
-    ("y", "v1", "", Who::Apart),
-    ("z", "v1", "", Who::Plain),
-    ("x", "v1", "z", Who::Apart),
-    ("x", "v1", "z", Who::Grpc),
-    ("y", "v2", "", Who::Grpc),
+/// The proxies: namespace, version, zone, kind.
+const PROXIES: [(&str, &str, &str, ClientKind); 7] = [
+    ("x", "v1", "z", ClientKind::Sidecar),
+    ("x", "v2", "z", ClientKind::Vhds),
+    ("y", "v1", "", ClientKind::Vhds),
+    ("z", "v1", "", ClientKind::Sidecar),
+    ("x", "v1", "z", ClientKind::Vhds),
+    ("x", "v1", "z", ClientKind::Grpc),
+    ("y", "v2", "", ClientKind::Grpc),
 ];
 
-/// What proxies ask for that do not ask for all.
-const ASKED_FOR: &str = "outbound|80||a.x.svc.cluster.local";
+/// Subscription of proxies that do not subscribe to all resources.
+const SUBSCRIPTION: &str = "outbound|80||a.x.svc.cluster.local";
 
 type Bodies = BTreeMap<(Kind, Arc<str>), Arc<Resource>>;
 
-/// One control plane and who is connected to it.
+/// A control plane and its connected proxies.
 struct Mesh {
     publisher: Arc<Publisher>,
-    wanted: watch::Receiver<(Arc<Wanted>, Duration)>,
+    lookup_names: watch::Receiver<(Arc<LookupNames>, Duration)>,
     connected: BTreeMap<usize, (ResourceFeed, Connected)>,
 }
 
 fn publisher(compiler: Compiler) -> Publisher {
-    let limits = Limits { scopes: 20, of_identity: 6, views: 400, views_of_identity: 300 };
-    let settings =
-        Settings { cluster_id: "Kubernetes".into(), generated: None, access_log: String::new(), limits };
+    let limits = ScopeLimits { scopes: 20, scopes_per_identity: 6, views: 400, views_per_identity: 300 };
+    let settings = PublishSettings {
+        cluster_id: "Kubernetes".into(),
+        generated: None,
+        access_log: String::new(),
+        limits,
+    };
     Publisher::new(Arc::default(), settings, compiler)
 }
 
 impl Mesh {
     fn new() -> Self {
-        let (publisher, wanted) = publisher(Compiler::default()).looking_up();
-        Self { publisher: Arc::new(publisher), wanted, connected: BTreeMap::new() }
+        let (publisher, lookup_names) = publisher(Compiler::default()).with_dns_lookups();
+        Self { publisher: Arc::new(publisher), lookup_names, connected: BTreeMap::new() }
     }
 
     fn connect(&mut self, proxy: usize) {
-        let (namespace, version, zone, who) = PROXIES[proxy];
-        let apart = (who == Who::Apart).to_string();
+        let (namespace, version, zone, kind) = PROXIES[proxy];
+        let is_vhds = (kind == ClientKind::Vhds).to_string();
         let id = format!("sidecar~10.2.0.{proxy}~p-{proxy}.{namespace}~{namespace}.svc.cluster.local");
         let metadata = serde_json::json!({
-            "WORKLOAD_NAME": "p", "SKYSAIL_VHDS": apart, "SKYSAIL_RESOLVED": apart,
-            "LABELS": {"app": "a", "version": version}, "GENERATOR": if who == Who::Grpc { "grpc" } else { "" },
+            "WORKLOAD_NAME": "p", "SKYSAIL_VHDS": is_vhds, "SKYSAIL_RESOLVED": is_vhds,
+            "LABELS": {"app": "a", "version": version}, "GENERATOR": if kind == ClientKind::Grpc { "grpc" } else { "" },
         });
         let locality = Locality { region: "r".into(), zone: zone.into(), subzone: String::new() };
         let node = ProxyNode::parse(&id, metadata, locality).unwrap();
@@ -209,15 +221,15 @@ impl Mesh {
             version: String::new(),
             address: String::new(),
             identity: String::new(),
-            who: format!("{namespace}/default").into(),
+            accounted_to: format!("{namespace}/default").into(),
             form: Form::Delta,
         };
         let connected = RUNTIME.block_on(self.publisher.connect(client)).unwrap();
-        // Proxies of a version ask for the same.
+        // Proxies of the same version have the same subscriptions.
         let interest = &connected.0.interest;
         match version {
             "v1" => Kind::ALL.into_iter().for_each(|kind| interest.add_all(kind)),
-            _ => interest.add(Kind::Endpoint, [ASKED_FOR]),
+            _ => interest.add(Kind::Endpoint, [SUBSCRIPTION]),
         }
         self.connected.insert(proxy, connected);
     }
@@ -231,7 +243,7 @@ impl Mesh {
         self.publisher.apply(vec![FileChange { layer: 0, path: name.to_owned(), state }]);
     }
 
-    /// Takes in what DNS says: one of [`ADDRESSES`], or nothing yet.
+    /// Applies an answer of DNS: one of [`ADDRESSES`], or none yet.
     fn resolve(&self, name: &str, answer: Option<usize>) {
         let now = answer.map(|answer| {
             let all = ADDRESSES[answer].iter().map(|text| text.parse().unwrap());
@@ -244,12 +256,12 @@ impl Mesh {
         self.connected[&proxy].0.snapshot.borrow().clone()
     }
 
-    /// Whether a proxy was woken since it was last asked.
+    /// Returns whether a proxy was woken since the last call.
     fn is_woken(&mut self, proxy: usize) -> bool {
         let snapshot = &mut self.connected.get_mut(&proxy).unwrap().0.snapshot;
-        let woken = snapshot.has_changed().unwrap();
+        let is_woken = snapshot.has_changed().unwrap();
         snapshot.mark_unchanged();
-        woken
+        is_woken
     }
 }
 
@@ -258,15 +270,15 @@ fn bodies(snapshot: &Snapshot) -> Bodies {
     all.map(|resource| ((resource.kind, Arc::clone(&resource.name)), Arc::clone(resource))).collect()
 }
 
-/// What differs, by name: bodies are long.
+/// Returns the names of the resources that differ.
 fn differences(one: &Bodies, other: &Bodies) -> Vec<String> {
     let names: BTreeSet<_> = one.keys().chain(other.keys()).collect();
     let differ = names.into_iter().filter(|name| one.get(*name) != other.get(*name));
     differ.map(|(kind, name)| format!("{kind} {name}")).collect()
 }
 
-/// What is told to somebody who knows everything up to a generation.
-fn told(snapshot: &Snapshot, since: u64) -> BTreeSet<String> {
+/// Returns the names of the resources that a client with this generation receives.
+fn sent(snapshot: &Snapshot, since: u64) -> BTreeSet<String> {
     let of_kind = |kind| {
         let Changes { resources, gone } = snapshot.changes(kind, since);
         let names = resources.into_iter().map(|resource| Arc::clone(&resource.name)).chain(gone.unwrap());
@@ -276,8 +288,8 @@ fn told(snapshot: &Snapshot, since: u64) -> BTreeSet<String> {
 }
 
 #[test]
-fn everybody_has_what_a_fresh_start_would_give_and_is_told_of_nothing_else() {
-    let mut slept = 0;
+fn each_proxy_has_the_resources_of_a_fresh_start_and_receives_no_other_changes() {
+    let mut not_woken = 0;
     for seed in 0..12 {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut mesh = Mesh::new();
@@ -292,7 +304,7 @@ fn everybody_has_what_a_fresh_start_would_give_and_is_told_of_nothing_else() {
             if random.bool() {
                 mesh.put(file, variant);
             } else {
-                // The file is as it was.
+                // The file does not change.
                 files[file] = before;
                 let name = random.usize(..NAMES.len());
                 answers[name] = random.usize(..=ADDRESSES.len()).checked_sub(1);
@@ -311,7 +323,7 @@ fn everybody_has_what_a_fresh_start_would_give_and_is_told_of_nothing_else() {
             random.shuffle(&mut order);
             order.iter().for_each(|file| fresh.put(*file, files[*file]));
             NAMES.iter().zip(answers).for_each(|(name, answer)| fresh.resolve(name, answer));
-            assert_eq!(*mesh.wanted.borrow(), *fresh.wanted.borrow(), "seed {seed}, step {step}");
+            assert_eq!(*mesh.lookup_names.borrow(), *fresh.lookup_names.borrow(), "seed {seed}, step {step}");
             let proxies: Vec<usize> = mesh.connected.keys().copied().collect();
             for proxy in proxies {
                 fresh.connect(proxy);
@@ -319,20 +331,20 @@ fn everybody_has_what_a_fresh_start_would_give_and_is_told_of_nothing_else() {
                 let snapshot = mesh.snapshot(proxy);
                 let now = bodies(&snapshot);
                 let wrong = differences(&now, &bodies(&fresh.snapshot(proxy)));
-                assert!(wrong.is_empty(), "{at}: not as after a fresh start: {wrong:?}");
+                assert!(wrong.is_empty(), "{at}: differs from a fresh start: {wrong:?}");
                 if let Some((generation, before)) = had.get(&proxy) {
-                    let told = told(&snapshot, *generation);
+                    let sent = sent(&snapshot, *generation);
                     let differ: BTreeSet<_> = differences(before, &now).into_iter().collect();
-                    let missed: Vec<_> = differ.difference(&told).collect();
-                    assert!(missed.is_empty(), "{at}: not told of {missed:?}");
-                    let needless: Vec<_> = told.difference(&differ).collect();
-                    assert!(needless.is_empty() || regrouped, "{at}: needlessly told of {needless:?}");
-                    let asks_for_all = PROXIES[proxy].1 == "v1";
+                    let missed: Vec<_> = differ.difference(&sent).collect();
+                    assert!(missed.is_empty(), "{at}: not sent: {missed:?}");
+                    let needless: Vec<_> = sent.difference(&differ).collect();
+                    assert!(needless.is_empty() || regrouped, "{at}: sent without a change: {needless:?}");
+                    let has_all = PROXIES[proxy].1 == "v1";
                     let concerned =
-                        differ.iter().any(|name| asks_for_all || *name == format!("eds {ASKED_FOR}"));
+                        differ.iter().any(|name| has_all || *name == format!("eds {SUBSCRIPTION}"));
                     let is_woken = mesh.is_woken(proxy);
                     assert!(is_woken || !concerned, "{at}: not woken for {differ:?}");
-                    slept += usize::from(!is_woken && !differ.is_empty());
+                    not_woken += usize::from(!is_woken && !differ.is_empty());
                 } else {
                     mesh.is_woken(proxy);
                 }
@@ -340,5 +352,5 @@ fn everybody_has_what_a_fresh_start_would_give_and_is_told_of_nothing_else() {
             }
         }
     }
-    assert!(slept > 0, "all are woken whatever they ask for");
+    assert!(not_woken > 0, "every change wakes every proxy, whatever its subscriptions");
 }

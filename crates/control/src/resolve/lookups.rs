@@ -1,86 +1,86 @@
-//! DNS lookups for the publisher.
+//! Connects the resolver to the publisher: the publisher yields names, the resolver returns their addresses.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, warn};
 
-use super::{Answer, Event, Names, Resolver, ask::ask, system::Servers};
+use super::{Answer, DnsCache, LookupEvent, Resolver, query::lookup, servers::Servers};
 use crate::{
     metrics::Metrics,
-    publish::{Publisher, Wanted},
+    publish::{LookupNames, Publisher},
 };
 
-/// Longest wait for DNS at a start, so that proxies are not sent names without addresses for a moment.
-const FIRST_ANSWERS: Duration = Duration::from_secs(10);
+/// Maximum time that the start waits for DNS, so that proxies do not receive names without addresses for a moment.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Lookups that are about to start.
+/// DNS lookups before their start.
 pub(crate) struct Lookups {
     servers: Arc<Servers>,
     metrics: Arc<Metrics>,
-    names: Arc<Names>,
-    wanted: watch::Receiver<(Arc<Wanted>, Duration)>,
+    cache: Arc<DnsCache>,
+    names: watch::Receiver<(Arc<LookupNames>, Duration)>,
 }
 
 impl Lookups {
-    /// At these servers, or the system's.
+    /// Prepares lookups at the given servers; without any, at those of the system.
     pub(crate) fn new(
         servers: &[SocketAddr],
         metrics: Arc<Metrics>,
-        names: Arc<Names>,
-        wanted: watch::Receiver<(Arc<Wanted>, Duration)>,
+        cache: Arc<DnsCache>,
+        names: watch::Receiver<(Arc<LookupNames>, Duration)>,
     ) -> Self {
-        Self { servers: Arc::new(Servers::new(servers)), metrics, names, wanted }
+        Self { servers: Arc::new(Servers::new(servers)), metrics, cache, names }
     }
 
-    /// Starts the lookups. Returns when each current name was looked up once, or after a timeout.
+    /// Starts the lookups. Returns after the first lookup of each current name, or after [`START_TIMEOUT`].
     pub(crate) async fn start(self, publisher: &Arc<Publisher>) {
-        let Self { servers, metrics, names, wanted } = self;
-        let ask = move |name: Arc<str>, family| {
+        let Self { servers, metrics, cache, names } = self;
+        let lookup = move |name: Arc<str>, family| {
             let (servers, metrics) = (Arc::clone(&servers), Arc::clone(&metrics));
             async move {
-                let answer = ask(&servers, &metrics, &name, family).await;
-                let found = answer.as_ref().ok();
-                metrics.looked_up(found.map(|answer| matches!(answer, Answer::Addresses(..))));
+                let answer = lookup(&servers, &metrics, &name, family).await;
+                let answered = answer.as_ref().ok();
+                metrics.record_lookup(answered.map(|answer| matches!(answer, Answer::Addresses(..))));
                 answer
             }
         };
-        let (told, events) = mpsc::unbounded_channel();
-        let (settled, first_answers) = oneshot::channel();
-        tokio::spawn(Resolver { ask, names, wanted, told }.run());
-        tokio::spawn(publish(events, Arc::clone(publisher), settled));
-        if tokio::time::timeout(FIRST_ANSWERS, first_answers).await.is_err() {
+        let (sender, events) = mpsc::unbounded_channel();
+        let (first_round, first_round_done) = oneshot::channel();
+        tokio::spawn(Resolver { lookup, cache, names, events: sender }.run());
+        tokio::spawn(publish(events, Arc::clone(publisher), first_round));
+        if tokio::time::timeout(START_TIMEOUT, first_round_done).await.is_err() {
             warn!(
-                "not all names in ServiceEntries could be looked up within {FIRST_ANSWERS:?}; starting without them"
+                "DNS lookups of ServiceEntry names did not end within {START_TIMEOUT:?}; starting without the missing addresses"
             );
         }
     }
 }
 
-/// Publishes results of lookups; results that arrive in the meantime are published together.
+/// Publishes results of lookups. Results that arrive during a publication are published together.
 async fn publish(
-    mut events: mpsc::UnboundedReceiver<Event>,
+    mut events: mpsc::UnboundedReceiver<LookupEvent>,
     publisher: Arc<Publisher>,
-    settled: oneshot::Sender<()>,
+    first_round: oneshot::Sender<()>,
 ) {
-    let mut settled = Some(settled);
+    let mut first_round = Some(first_round);
     while let Some(first) = events.recv().await {
-        let (mut changes, mut all_known) = (Vec::new(), false);
+        let (mut changes, mut is_first_round_done) = (Vec::new(), false);
         let mut next = Some(first);
         while let Some(event) = next {
             match event {
-                Event::Changed(name, now) => changes.push((name, now)),
-                Event::Settled => all_known = true,
+                LookupEvent::Changed(name, resolved) => changes.push((name, resolved)),
+                LookupEvent::FirstRoundDone => is_first_round_done = true,
             }
             next = events.try_recv().ok();
         }
         let publisher = Arc::clone(&publisher);
-        // One change that cannot be compiled must not end the lookups.
+        // Lookups continue after a change that cannot be compiled.
         if tokio::task::spawn_blocking(move || publisher.resolve(changes)).await.is_err() {
-            error!("new addresses could not be compiled; proxies keep those they have");
+            error!("publication of new addresses panicked; proxies keep their last addresses");
         }
-        if all_known && let Some(settled) = settled.take() {
-            let _ = settled.send(());
+        if is_first_round_done && let Some(sender) = first_round.take() {
+            let _ = sender.send(());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A control plane as a process, and what a proxy needs to call it.
+//! A control plane process, and credentials for its clients.
 
 #![allow(dead_code, reason = "each test uses a part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests may end the test")]
@@ -25,7 +25,7 @@ use tonic::{
 
 const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: NAME, namespace: default}\nspec:\n  clusterIP: 10.96.0.LAST\n  ports: [{name: http, port: 80, targetPort: 8080}]\n  selector: {app: NAME}\n";
 
-/// A running control plane and the folder it lives in.
+/// A running control plane.
 pub(crate) struct Control {
     pub(crate) child: Child,
     log: Lines<BufReader<ChildStderr>>,
@@ -33,6 +33,7 @@ pub(crate) struct Control {
     pub(crate) admin: String,
 }
 
+/// The directory of a control plane: configuration, authority and token key.
 pub(crate) struct Folder {
     path: tempfile::TempDir,
     pub(crate) issuer: Issuer,
@@ -50,7 +51,7 @@ impl Folder {
         self.path.path().join(name)
     }
 
-    /// Writes a service as people's tools do, in place.
+    /// Writes a file with a service in place, as editors do.
     pub(crate) fn service(&self, name: &str, ip: u8) {
         let text = SERVICE.replace("NAME", name).replace("LAST", &ip.to_string());
         fs::write(self.at("config").join(format!("{name}.yaml")), text).unwrap();
@@ -64,7 +65,7 @@ impl Folder {
         self.token_for(namespace, account, None)
     }
 
-    /// The token of a pod.
+    /// Returns a token that is bound to a pod.
     pub(crate) fn token_of_pod(&self, account: &str, name: &str, uid: &str) -> String {
         self.token_for("default", account, Some(BoundPod { name: name.into(), uid: uid.into() }))
     }
@@ -92,14 +93,14 @@ impl Folder {
         command
     }
 
-    /// What is said by a control plane that does not start.
+    /// Returns the error output of a control plane that fails to start.
     pub(crate) async fn refused(&self, arguments: &[&str]) -> String {
         let output = self.command("0", arguments).output().await.unwrap();
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
-    /// Starts it with further arguments.
+    /// Starts a control plane with further arguments.
     pub(crate) async fn start_with(&self, tls_port: &str, arguments: &[&str]) -> Control {
         let mut child =
             self.command(tls_port, arguments).stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
@@ -113,7 +114,7 @@ impl Folder {
 }
 
 impl Control {
-    /// Reads the log up to a line with this text; gives its fields.
+    /// Reads the log up to a message with this text. Returns the fields of the line.
     pub(crate) async fn logged(&mut self, text: &str) -> Value {
         loop {
             let line = self.log.next_line().await.unwrap().expect("the control plane ended");
@@ -130,12 +131,12 @@ impl Control {
         body
     }
 
-    /// Asks an admin page; gives status and body.
+    /// Requests an admin page. Returns status and body.
     pub(crate) async fn ask(&self, method: &str, path: &str) -> (u16, String) {
         self.ask_with(method, path, "host: localhost").await
     }
 
-    /// The same with these fields.
+    /// The same with these header fields.
     pub(crate) async fn ask_with(&self, method: &str, path: &str, fields: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.admin).await.unwrap();
         let request =
@@ -147,7 +148,7 @@ impl Control {
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
 
-    /// Ends it without warning.
+    /// Kills the process (SIGKILL).
     pub(crate) async fn child_killed(mut self) {
         self.child.kill().await.unwrap();
     }
@@ -178,7 +179,7 @@ pub(crate) async fn connect(control: &Control, folder: &Folder) -> Channel {
     endpoint(&control.tls, tls).connect().await.unwrap()
 }
 
-/// Gets a certificate for a service account; gives the TLS settings that use it, and whom it names.
+/// Requests a certificate for a service account. Returns TLS settings with it, and its identity.
 pub(crate) async fn certificate(
     control: &Control,
     folder: &Folder,
@@ -187,7 +188,7 @@ pub(crate) async fn certificate(
     certificate_by(control, folder, &folder.token(account)).await
 }
 
-/// The same by a token.
+/// The same with this token.
 pub(crate) async fn certificate_by(
     control: &Control,
     folder: &Folder,

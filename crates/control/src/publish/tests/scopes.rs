@@ -1,4 +1,4 @@
-//! How many scopes there are and who has them compiled, and that a compile that takes long or panics harms nobody else.
+//! Limits of scopes, and the effect of a slow or panicking compilation on other scopes.
 
 use std::{
     pin::{Pin, pin},
@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 use skysail_model::{Part, ProxyView, compile_own, compile_part};
 
-use super::{super::identities::IDLE, *};
+use super::{super::identities::IDLE_TIMEOUT, *};
 
 const SERVICE: &str = "{apiVersion: v1, kind: Service, metadata: {name: NAME, namespace: x}, spec: {clusterIP: 10.0.0.1, selector: {app: NAME}, ports: [{name: http, port: 80}]}}";
 const ROUTE: &str = "{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: v, namespace: x}, spec: {hosts: [a], http: [{match: [{sourceLabels: {version: v1}}], timeout: 3s, route: [{destination: {host: a}}]}, {route: [{destination: {host: a}}]}]}}";
@@ -24,14 +24,14 @@ pub(super) fn service(name: &str) -> String {
     SERVICE.replace("NAME", name)
 }
 
-/// The pod that [`client`] names, in namespace x.
+/// Returns the pod that [`client`] names, in namespace x.
 pub(super) fn pod(version: &str, account: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: p, namespace: x, labels: {{app: a, version: {version}}}}}, spec: {{nodeName: n, serviceAccountName: {account}, containers: [{{name: c, image: c, ports: [{{name: web, containerPort: 8080}}]}}]}}, status: {{podIP: 10.2.0.1}}}}"
     )
 }
 
-/// A proxy that declares this of itself, beside what it would if it were honest.
+/// Returns a proxy whose declared node has these fields, besides the default ones.
 pub(super) fn client(namespace: &str, declared: Value) -> NewClient {
     let mut metadata = json!({
         "LABELS": {"app": "a", "version": "v1"}, "WORKLOAD_NAME": "p", "NODE_NAME": "n",
@@ -44,13 +44,13 @@ pub(super) fn client(namespace: &str, declared: Value) -> NewClient {
     let locality = Locality { region, ..Locality::default() };
     let id = format!("sidecar~10.2.0.1~p.{namespace}~{namespace}.svc.cluster.local");
     let node = ProxyNode::parse(&id, metadata, locality).unwrap();
-    let who = format!("{namespace}/{}", node.view.service_account).into();
+    let accounted_to = format!("{namespace}/{}", node.view.service_account).into();
     NewClient {
         node,
         version: String::new(),
         address: String::new(),
         identity: String::new(),
-        who,
+        accounted_to,
         form: Form::Delta,
     }
 }
@@ -67,11 +67,11 @@ pub(super) fn connect(
     RUNTIME.block_on(publisher.connect(client))
 }
 
-pub(super) fn snapshot((watched, _): &(ResourceFeed, Connected)) -> Snapshot {
-    watched.snapshot.borrow().clone()
+pub(super) fn snapshot((feed, _): &(ResourceFeed, Connected)) -> Snapshot {
+    feed.snapshot.borrow().clone()
 }
 
-/// What one gets who connects to a control plane that has just read these files.
+/// Returns the resources that a proxy receives from a control plane that has just read these files.
 fn fresh(files: &[&str], client: NewClient) -> Bodies {
     let publisher = Arc::new(publisher(Compiler::default()));
     for (number, text) in files.iter().enumerate() {
@@ -84,20 +84,20 @@ fn scopes(publisher: &Publisher) -> usize {
     publisher.gauges().scopes
 }
 
-/// A control plane that counts how often a scope is compiled as a whole.
+/// Returns a control plane that counts first compilations of scopes.
 fn counting() -> (Arc<Publisher>, Arc<AtomicUsize>) {
     let compiles = Arc::<AtomicUsize>::default();
     let counted = Arc::clone(&compiles);
-    let part = move |world: &_, surroundings: &_, part: &Part| {
+    let part = move |world: &_, client_scope: &_, part: &Part| {
         if *part == Part::Names {
             counted.fetch_add(1, Relaxed);
         }
-        compile_part(world, surroundings, part)
+        compile_part(world, client_scope, part)
     };
     (Arc::new(publisher(Compiler { part: Box::new(part), ..Compiler::default() })), compiles)
 }
 
-/// What a proxy may declare otherwise each time it connects.
+/// Returns nodes that a proxy may declare instead of its true one.
 fn declarations() -> Vec<Value> {
     let some = |number: usize| {
         [
@@ -117,8 +117,8 @@ fn declarations() -> Vec<Value> {
     (0..10).flat_map(some).collect()
 }
 
-/// What [`declarations`] leave out: the identity, which a proxy proves, and what its program can do, of which there are few
-/// combinations. A new field of a view does not compile here until it is on either side.
+/// [`declarations`] omits the identity, which is authenticated, and capabilities, of which there are few combinations.
+/// A new field of a view does not compile here until it is on one of the two sides.
 #[test]
 fn declarations_cover_every_field_of_a_view() {
     let view = |declared| client("x", declared).node.view;
@@ -150,48 +150,55 @@ fn declarations_cover_every_field_of_a_view() {
 }
 
 #[test]
-fn what_a_proxy_declares_makes_no_scope_where_its_pod_is_known() {
+fn declared_properties_create_no_scope_if_the_pod_is_known() {
     let (publisher, compiles) = counting();
     put(&publisher, "service", &service("a"));
     put(&publisher, "node", NODE);
-    // Routes that go by labels, so that labels count at all.
+    // A route that matches labels, so that scopes depend on labels.
     put(&publisher, "route", ROUTE);
     put(&publisher, "pod", &pod("v1", "default"));
-    let honest = connect(&publisher, client("x", json!({}))).unwrap();
-    let entitled = bodies(&snapshot(&honest));
+    let existing = connect(&publisher, client("x", json!({}))).unwrap();
+    let entitled = bodies(&snapshot(&existing));
     let declarations = declarations();
     let mut all: Vec<_> = declarations
         .iter()
         .map(|declared| connect(&publisher, client("x", declared.clone())).unwrap())
         .collect();
     all.retain(|one| differences(&entitled, &bodies(&snapshot(one))).is_empty());
-    assert_eq!(all.len(), declarations.len(), "some got what is not their pod's");
+    assert_eq!(
+        all.len(),
+        declarations.len(),
+        "some proxies have resources that their pod is not entitled to"
+    );
     let gauges = publisher.gauges();
     assert_eq!((gauges.scopes, gauges.views, compiles.load(Relaxed)), (1, 1, 1));
 }
 
 #[test]
-fn scopes_are_bounded_for_an_identity_and_in_all_where_no_pod_is_known() {
+fn scopes_of_unknown_pods_are_limited_by_identity_and_in_total() {
     let (publisher, compiles) = counting();
     put(&publisher, "service", &service("a"));
     put(&publisher, "route", ROUTE);
-    let Limits { scopes: most, of_identity, .. } = publisher.settings.limits;
-    let honest = connect(&publisher, client("x", json!({}))).unwrap();
-    // Whether its proxies stay or come and go: what was compiled for an identity counts until it was idle for long.
+    let ScopeLimits { scopes: most, scopes_per_identity, .. } = publisher.settings.limits;
+    let existing = connect(&publisher, client("x", json!({}))).unwrap();
+    // A compiled scope counts until it was idle for the timeout, whether or not its proxies stay connected.
     for declared in declarations().into_iter().cycle().take(500) {
         match connect(&publisher, client("y", declared)) {
             Ok(_) | Err(Refused::Limit(Limit::Identity)) => {}
             Err(refused) => panic!("{refused:?}"),
         }
     }
-    assert_eq!((scopes(&publisher), compiles.load(Relaxed)), (1 + of_identity, 1 + of_identity));
-    assert!(publisher.metrics.scope_refusals[Limit::Identity as usize].load(Relaxed) > 100);
-    assert_eq!(publisher.metrics.scope_refusals[Limit::Total as usize].load(Relaxed), 0);
+    assert_eq!(
+        (scopes(&publisher), compiles.load(Relaxed)),
+        (1 + scopes_per_identity, 1 + scopes_per_identity)
+    );
+    assert!(publisher.metrics.limit_refusals[Limit::Identity as usize].load(Relaxed) > 100);
+    assert_eq!(publisher.metrics.limit_refusals[Limit::Total as usize].load(Relaxed), 0);
     let refused = connect(&publisher, client("y", json!({"CLUSTER_ID": "another"}))).err().unwrap();
     let reason = refused.reason(&publisher.settings);
     assert!(reason.contains("--max-scopes-per-identity") && reason.contains('6'), "{reason}");
 
-    // One more identity each time, until all there may be are used.
+    // Each identity adds a scope until the total limit is reached.
     for number in 0.. {
         let next = client(&format!("n{number}"), json!({}));
         match connect(&publisher, next) {
@@ -201,18 +208,18 @@ fn scopes_are_bounded_for_an_identity_and_in_all_where_no_pod_is_known() {
         }
     }
     assert_eq!(scopes(&publisher), most);
-    // Who is there stays, and may come again.
+    // Connected proxies stay connected, and may connect again.
     connect(&publisher, client("x", json!({}))).unwrap();
     put(&publisher, "service", &service("b"));
-    assert!(bodies(&snapshot(&honest)).keys().any(|(_, name)| name.contains("|b.x.")));
+    assert!(bodies(&snapshot(&existing)).keys().any(|(_, name)| name.contains("|b.x.")));
 
-    // What nobody used for long goes.
-    publisher.drop_idle(Instant::now() + IDLE / 2);
+    // Scopes without proxies are removed after the timeout.
+    publisher.drop_idle(Instant::now() + IDLE_TIMEOUT / 2);
     assert_eq!(scopes(&publisher), most);
-    publisher.drop_idle(Instant::now() + IDLE);
+    publisher.drop_idle(Instant::now() + IDLE_TIMEOUT);
     assert_eq!(scopes(&publisher), 1);
     connect(&publisher, client("y", json!({"CLUSTER_ID": "another"}))).unwrap();
-    assert!(bodies(&snapshot(&honest)).keys().any(|(_, name)| name.contains("|b.x.")));
+    assert!(bodies(&snapshot(&existing)).keys().any(|(_, name)| name.contains("|b.x.")));
 }
 
 #[test]
@@ -229,14 +236,14 @@ fn the_pod_of_another_account_is_refused() {
 }
 
 #[test]
-fn proxies_are_reassigned_when_their_pod_turns_out_to_be_another() {
+fn streams_end_when_the_pod_no_longer_matches_the_view() {
     let (publisher, _) = counting();
     let files = [service("a"), ROUTE.to_owned(), POLICY.to_owned()];
     files.iter().enumerate().for_each(|(number, text)| put(&publisher, &number.to_string(), text));
     let is_ended = |one: &(ResourceFeed, Connected)| one.0.snapshot.has_changed().is_err();
     let mut one = connect(&publisher, client("x", json!({}))).unwrap();
     put(&publisher, "pod", &pod("v1", "default"));
-    assert!(!is_ended(&one), "the pod is as it was declared");
+    assert!(!is_ended(&one), "the pod matches the declared view");
     let (v2, moved) = (pod("v2", "default"), NODE.replace("zone: z", "zone: other"));
     for (name, text) in [("pod", &*v2), ("node", NODE), ("node", &moved)] {
         put(&publisher, name, text);
@@ -248,38 +255,38 @@ fn proxies_are_reassigned_when_their_pod_turns_out_to_be_another() {
     }
     let fresh = fresh(&[&files[0], &files[1], &files[2], &v2, &moved], client("x", json!({})));
     assert_eq!(differences(&bodies(&snapshot(&one)), &fresh), [""; 0]);
-    // A pod that becomes another account's takes its proxy's configuration away.
+    // If the service account of the pod changes, the proxy is no longer authorized.
     put(&publisher, "pod", &pod("v2", "other"));
     assert!(is_ended(&one));
     assert!(matches!(connect(&publisher, client("x", json!({}))), Err(Refused::OtherAccount(_))));
 }
 
-/// Holds the first compile of a scope in namespace y.
+/// Pauses the first compilation of a scope in namespace y.
 struct Gate {
     armed: AtomicBool,
-    begun: Barrier,
+    started: Barrier,
     released: Barrier,
 }
 
 impl Gate {
     fn new() -> Arc<Self> {
-        Arc::new(Self { armed: AtomicBool::new(true), begun: Barrier::new(2), released: Barrier::new(2) })
+        Arc::new(Self { armed: AtomicBool::new(true), started: Barrier::new(2), released: Barrier::new(2) })
     }
 
-    /// A control plane with this gate that counts compiles in namespace y.
+    /// Returns a control plane with this gate, and its number of compilations in namespace y.
     fn publisher(self: &Arc<Self>) -> (Arc<Publisher>, Arc<AtomicUsize>) {
         let (gate, compiles) = (Arc::clone(self), Arc::<AtomicUsize>::default());
         let counted = Arc::clone(&compiles);
-        let part = move |world: &_, surroundings: &ClientScope, part: &Part| {
-            let made = compile_part(world, surroundings, part);
-            if surroundings.namespace == "y" && *part == Part::Names {
+        let part = move |world: &_, client_scope: &ClientScope, part: &Part| {
+            let resources = compile_part(world, client_scope, part);
+            if client_scope.namespace == "y" && *part == Part::Names {
                 counted.fetch_add(1, Relaxed);
                 if gate.armed.swap(false, Relaxed) {
-                    gate.begun.wait();
+                    gate.started.wait();
                     gate.released.wait();
                 }
             }
-            made
+            resources
         };
         (Arc::new(publisher(Compiler { part: Box::new(part), ..Compiler::default() })), compiles)
     }
@@ -291,14 +298,14 @@ fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 }
 
 #[test]
-fn who_need_the_same_new_scope_have_it_compiled_once() {
+fn a_new_scope_is_compiled_once_for_all_proxies_that_wait_for_it() {
     let gate = Gate::new();
     let (publisher, compiles) = gate.publisher();
     put(&publisher, "a", &service("a"));
     let mut first = pin!(publisher.connect(client("y", json!({}))));
     let mut second = pin!(publisher.connect(client("y", json!({"LABELS": {"app": "b"}}))));
     assert!(poll(first.as_mut()).is_pending());
-    gate.begun.wait();
+    gate.started.wait();
     assert!(poll(second.as_mut()).is_pending());
     gate.released.wait();
     let both = RUNTIME.block_on(async { (first.await.unwrap(), second.await.unwrap()) });
@@ -307,14 +314,14 @@ fn who_need_the_same_new_scope_have_it_compiled_once() {
 }
 
 #[test]
-fn who_leaves_while_its_scope_is_compiled_leaves_others_waiting_for_it_in_peace() {
+fn a_new_scope_is_compiled_even_if_the_first_proxy_disconnects() {
     let gate = Gate::new();
     let (publisher, compiles) = gate.publisher();
     put(&publisher, "a", &service("a"));
     let mut first = Box::pin(publisher.connect(client("y", json!({}))));
     let mut second = pin!(publisher.connect(client("y", json!({}))));
     assert!(poll(first.as_mut()).is_pending() && poll(second.as_mut()).is_pending());
-    gate.begun.wait();
+    gate.started.wait();
     drop(first);
     gate.released.wait();
     RUNTIME.block_on(second).unwrap();
@@ -322,26 +329,27 @@ fn who_leaves_while_its_scope_is_compiled_leaves_others_waiting_for_it_in_peace(
 }
 
 #[test]
-fn a_new_scope_holds_nobody_up_and_misses_no_change() {
+fn the_compilation_of_a_new_scope_delays_nothing_else_and_misses_no_change() {
     let other = ROUTE.replace("sourceLabels: {version: v1}", "method: {exact: POST}");
     let (a, b, gone) = (service("a"), service("b"), service("gone"));
-    // A service comes, a host's routes, all listeners and all that there is change, scopes are told apart by labels, a service goes.
+    // A new service, a change of the routes of a host, of all listeners, of everything, of the label keys, and a
+    // deleted service.
     for change in [&*b, &other, POLICY, STRICT, ROUTE, ""] {
         let gate = Gate::new();
         let (publisher, _) = gate.publisher();
         put(&publisher, "0", &a);
         put(&publisher, "1", &gone);
-        let honest = connect(&publisher, client("x", json!({}))).unwrap();
+        let existing = connect(&publisher, client("x", json!({}))).unwrap();
         let mut late = pin!(publisher.connect(client("y", json!({}))));
         assert!(poll(late.as_mut()).is_pending());
-        gate.begun.wait();
-        // While it is compiled others connect, and changes reach them.
+        gate.started.wait();
+        // During the compilation, other proxies connect and receive changes.
         let newcomer = connect(&publisher, client("x", json!({}))).unwrap();
         let files = if change.is_empty() { vec![&*a] } else { vec![&*a, &gone, change] };
         put(&publisher, if change.is_empty() { "1" } else { "2" }, change);
         assert!(poll(late.as_mut()).is_pending());
         let entitled = fresh(&files, client("x", json!({})));
-        for one in [&honest, &newcomer] {
+        for one in [&existing, &newcomer] {
             let wrong = differences(&bodies(&snapshot(one)), &entitled);
             assert!(wrong.is_empty(), "{change}: {wrong:?}");
         }
@@ -350,14 +358,14 @@ fn a_new_scope_holds_nobody_up_and_misses_no_change() {
         let entitled = fresh(&files, client("y", json!({})));
         let wrong = differences(&bodies(&snapshot(&late)), &entitled);
         assert!(wrong.is_empty(), "{change}: the new scope lacks {wrong:?}");
-        // And it goes on.
+        // The new scope receives later changes.
         put(&publisher, "3", &service("c"));
         assert!(bodies(&snapshot(&late)).keys().any(|(_, name)| name.contains("|c.x.")), "{change}");
     }
 }
 
 #[test]
-fn a_change_reaches_the_scopes_of_most_proxies_first_and_those_who_come_meanwhile() {
+fn a_change_reaches_large_scopes_first_and_proxies_that_connect_during_the_compilation() {
     let gate = Gate::new();
     gate.armed.store(false, Relaxed);
     let (publisher, _) = gate.publisher();
@@ -368,18 +376,18 @@ fn a_change_reaches_the_scopes_of_most_proxies_first_and_those_who_come_meanwhil
         connect(&publisher, one).unwrap()
     });
     gate.armed.store(true, Relaxed);
-    // It needs another listener.
+    // The change adds a listener.
     let change = service("b").replace("http, port: 80", "tcp, port: 9000");
     let new = |cluster| client("y", json!({"CLUSTER_ID": cluster, "LABELS": {"app": "new"}}));
-    let has_it = |one: &(ResourceFeed, Connected)| {
+    let has_change = |one: &(ResourceFeed, Connected)| {
         bodies(&snapshot(one)).keys().any(|(_, name)| name.contains("|b.x."))
     };
     std::thread::scope(|scope| {
         let applied = scope.spawn(|| put(&publisher, "b", &change));
-        gate.begun.wait();
-        // Of the scopes of few one is being compiled, the other waits.
+        gate.started.wait();
+        // One of the small scopes is being compiled; the other waits.
         let newcomers = ["one", "two"].map(|cluster| connect(&publisher, new(cluster)).unwrap());
-        let reached = (many.iter().all(has_it), few.iter().any(has_it));
+        let reached = (many.iter().all(has_change), few.iter().any(has_change));
         gate.released.wait();
         applied.join().unwrap();
         assert_eq!(reached, (true, false));
@@ -388,18 +396,18 @@ fn a_change_reaches_the_scopes_of_most_proxies_first_and_those_who_come_meanwhil
             assert_eq!(differences(&bodies(&snapshot(one)), &entitled), [""; 0]);
         }
     });
-    assert!(few.iter().all(has_it));
+    assert!(few.iter().all(has_change));
 }
 
-/// A control plane whose compiles panic while `fails` is set: of service bad in scopes of namespace x, and of what workloads of
-/// namespace z have for themselves.
+/// Returns a control plane whose compilations panic while the flag is set: of service bad in scopes of namespace x, and
+/// of the own resources of workloads in namespace z.
 fn failing() -> (Arc<Publisher>, Arc<AtomicBool>) {
     let fails = Arc::<AtomicBool>::default();
     let (in_part, in_own) = (Arc::clone(&fails), Arc::clone(&fails));
-    let part = move |world: &_, surroundings: &ClientScope, part: &Part| {
-        let is_bad = *part == Part::Service("x".into(), "bad".into()) && surroundings.namespace == "x";
+    let part = move |world: &_, client_scope: &ClientScope, part: &Part| {
+        let is_bad = *part == Part::Service("x".into(), "bad".into()) && client_scope.namespace == "x";
         assert!(!is_bad || !in_part.load(Relaxed), "the service is bad");
-        compile_part(world, surroundings, part)
+        compile_part(world, client_scope, part)
     };
     let own = move |world: &_, view: &ProxyView, outline: &_| {
         assert!(view.namespace != "z" || !in_own.load(Relaxed), "the listeners are bad");
@@ -409,9 +417,9 @@ fn failing() -> (Arc<Publisher>, Arc<AtomicBool>) {
 }
 
 #[test]
-fn a_panic_in_a_compile_loses_that_compile_and_nothing_else() {
+fn a_panic_affects_the_panicking_compilation_only() {
     let (publisher, fails) = failing();
-    // Namespace x is in a cluster of its own, or it would have the service from another scope in which it is the same.
+    // Namespace x has its own cluster, so that its scope has no sibling from which it could take the service.
     let cluster = |namespace: &str| if namespace == "x" { "one" } else { "two" };
     let of = |namespace: &str| client(namespace, json!({"CLUSTER_ID": cluster(namespace)}));
     put(&publisher, "0", &service("a"));
@@ -422,7 +430,11 @@ fn a_panic_in_a_compile_loses_that_compile_and_nothing_else() {
     put(&publisher, "1", &service("bad"));
     let fresh_of = |files: &[&str], namespace| fresh(files, of(namespace));
     let (a, bad) = (service("a"), service("bad"));
-    assert_eq!(differences(&bodies(&snapshot(&x)), &before_x), [""; 0], "it keeps the last good one");
+    assert_eq!(
+        differences(&bodies(&snapshot(&x)), &before_x),
+        [""; 0],
+        "the proxy keeps its last valid configuration"
+    );
     assert_eq!(differences(&bodies(&snapshot(&y)), &fresh_of(&[&a, &bad], "y")), [""; 0]);
     let (own, all) = (&before_z, fresh_of(&[&a, &bad], "z"));
     let of_z = bodies(&snapshot(&z));
@@ -432,7 +444,7 @@ fn a_panic_in_a_compile_loses_that_compile_and_nothing_else() {
     }
     assert!(publisher.metrics.compile_panics.load(Relaxed) > 0);
 
-    // It goes on: proxies come and go, also to the scope itself; what panics is refused, and only that.
+    // Proxies of the failed scope may connect. New scopes and views whose compilation panics are refused.
     let newcomer = connect(&publisher, of("x")).unwrap();
     assert_eq!(differences(&bodies(&snapshot(&newcomer)), &before_x), [""; 0]);
     drop(newcomer);
@@ -440,7 +452,7 @@ fn a_panic_in_a_compile_loses_that_compile_and_nothing_else() {
         [("x", json!({"CLUSTER_ID": "new"})), ("z", json!({"LABELS": {"app": "new"}}))]
     {
         match connect(&publisher, client(namespace, declared)) {
-            Err(Refused::Broken(panicked)) => assert!(panicked.message.contains("bad"), "{panicked}"),
+            Err(Refused::Broken(panic)) => assert!(panic.message.contains("bad"), "{panic}"),
             other => panic!("{namespace}: {:?}", other.err()),
         }
     }
@@ -448,7 +460,7 @@ fn a_panic_in_a_compile_loses_that_compile_and_nothing_else() {
     assert!(bodies(&snapshot(&y)).keys().any(|(_, name)| name.contains("|b.x.")));
     assert_eq!(differences(&bodies(&snapshot(&x)), &before_x), [""; 0]);
 
-    // With the next change all is compiled that was not.
+    // The next change compiles everything that failed.
     fails.store(false, Relaxed);
     put(&publisher, "3", &service("c"));
     let (b, c) = (service("b"), service("c"));

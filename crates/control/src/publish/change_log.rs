@@ -1,4 +1,4 @@
-//! The last changes of the configuration, for people who want to see that an edit took effect.
+//! Log of the last changes of the configuration and their effects, for the admin page.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -8,58 +8,58 @@ use std::{
 use serde::Serialize;
 use skysail_model::{Change, Diagnostic, Effect, Effects, Object, ObjectKey, World};
 
-/// Changes that are kept, and changes of a batch that are described.
-const KEPT: usize = 200;
+/// Maximum number of entries, and of descriptions per batch of changes.
+const MAX_ENTRIES: usize = 200;
 
 /// A change of the World.
 #[derive(Debug)]
-pub(super) struct Applied {
-    /// The file.
+pub(super) struct AppliedChange {
+    /// Path of the file.
     pub(super) file: String,
     pub(super) object: ObjectKey,
     /// `applied`, `refused` or `deleted`.
     pub(super) action: &'static str,
-    /// The effect of the fallback of a refused policy.
+    /// Effect of the fallback that replaces a refused policy.
     pub(super) fallback: Option<&'static str>,
-    /// The object before, if it is of a kind with an effect of its own.
+    /// The object before the change, if its kind has an effect that is described.
     pub(super) before: Option<Object>,
 }
 
-impl Applied {
-    /// Applies a change of a file; `None` if the World stays the same.
+impl AppliedChange {
+    /// Applies a change of a file. Returns `None` if the World stays the same.
     pub(super) fn apply(change: Change, path: &str, world: &mut World) -> Option<Self> {
         let object = change.key();
-        let (before, read_in) = world.effective(&object).unzip();
-        let read_in = read_in.map(|origin| origin.file.to_string());
+        let (before, origin) = world.effective(&object).unzip();
+        let origin_file = origin.map(|origin| origin.file.to_string());
         let (file, action, fallback) = match &change {
             Change::Apply(_, origin) => (origin.file.to_string(), "applied", None),
             Change::Fallback(_, origin, effect) => (origin.file.to_string(), "refused", Some(*effect)),
-            Change::Delete(_) => (read_in.unwrap_or_else(|| path.to_owned()), "deleted", None),
+            Change::Delete(_) => (origin_file.unwrap_or_else(|| path.to_owned()), "deleted", None),
         };
         change.apply_to(world).then_some(Self { file, object, action, fallback, before })
     }
 }
 
-/// A change with an effect.
+/// A change and its effect.
 #[derive(Debug)]
-pub(super) struct Described {
+pub(super) struct ChangeDescription {
     file: String,
     object: ObjectKey,
     action: &'static str,
     effect: String,
 }
 
-/// Describes a batch of changes, from the policies before it and the World after it, of which these are the findings. Changes of
-/// the same object count as one.
+/// Describes a batch of changes by the policies before it, the World after it, and the findings about that World.
+/// Changes of the same object count as one.
 pub(super) fn describe(
-    changes: Vec<Applied>,
+    changes: Vec<AppliedChange>,
     before: &World,
     after: &World,
     findings: &[Diagnostic],
-) -> Vec<Described> {
+) -> Vec<ChangeDescription> {
     let mut last: HashMap<ObjectKey, (String, &'static str, Option<&'static str>)> = HashMap::new();
     let mut first = Vec::new();
-    for Applied { file, object, action, fallback, before } in changes {
+    for AppliedChange { file, object, action, fallback, before } in changes {
         if last.insert(object.clone(), (file, action, fallback)).is_none() {
             first.push((object, before));
         }
@@ -73,22 +73,22 @@ pub(super) fn describe(
             None if is_in_force => (action, text),
             None => ("no effect", text),
         };
-        Some(Described { file, object, action, effect })
+        Some(ChangeDescription { file, object, action, effect })
     });
-    described.take(KEPT).collect()
+    described.take(MAX_ENTRIES).collect()
 }
 
-/// The last changes that have been sent to all proxies, oldest first.
+/// The last published changes, the oldest first.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Changes {
-    /// Changes since the start, kept or not. The last one kept has this number.
+pub(crate) struct ChangeLog {
+    /// Number of changes since the start; also the number of the last entry.
     count: u64,
-    kept: VecDeque<Noted>,
+    kept: VecDeque<ChangeLogEntry>,
 }
 
 #[derive(Clone, Debug, Serialize)]
-struct Noted {
-    /// From 1.
+struct ChangeLogEntry {
+    /// Number of the change, from 1.
     number: u64,
     /// Seconds since 1970.
     time: u64,
@@ -98,15 +98,15 @@ struct Noted {
     effect: String,
 }
 
-impl Changes {
-    /// Notes changes that are in force now.
-    pub(super) fn note(&mut self, described: Vec<Described>) {
+impl ChangeLog {
+    /// Appends published changes. Removes the oldest entries above [`MAX_ENTRIES`].
+    pub(super) fn append(&mut self, descriptions: Vec<ChangeDescription>) {
         let time = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs());
-        for Described { file, object, action, effect } in described {
+        for ChangeDescription { file, object, action, effect } in descriptions {
             self.count += 1;
             let object = object.to_string();
-            self.kept.push_back(Noted { number: self.count, time, file, object, action, effect });
-            if self.kept.len() > KEPT {
+            self.kept.push_back(ChangeLogEntry { number: self.count, time, file, object, action, effect });
+            if self.kept.len() > MAX_ENTRIES {
                 self.kept.pop_front();
             }
         }
@@ -120,22 +120,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_changes_are_kept_with_their_numbers() {
-        let described = |name: String| Described {
+    fn the_log_keeps_the_last_changes_with_their_numbers() {
+        let described = |name: String| ChangeDescription {
             file: "a.yaml".to_owned(),
             object: ObjectKey { kind: Kind::VirtualService, namespace: "shop".to_owned(), name },
             action: "applied",
             effect: "requests to a".to_owned(),
         };
-        let mut changes = Changes::default();
-        changes.note((0..KEPT + 1).map(|number| described(number.to_string())).collect());
-        assert_eq!((changes.count, changes.kept.len()), (KEPT as u64 + 1, KEPT));
+        let mut changes = ChangeLog::default();
+        changes.append((0..MAX_ENTRIES + 1).map(|number| described(number.to_string())).collect());
+        assert_eq!((changes.count, changes.kept.len()), (MAX_ENTRIES as u64 + 1, MAX_ENTRIES));
         let first = changes.kept.front().unwrap();
         assert_eq!((first.number, &*first.object), (2, "VirtualService shop/1"));
     }
 
-    /// Plays a batch of changed files over one that was there; returns action, object and effect of each change.
-    fn played(
+    /// Applies changed files to existing ones. Returns action, object and effect of each change.
+    fn apply_and_describe(
         before: &[(&str, &str)],
         after: &[(&str, Option<&str>)],
     ) -> Vec<(&'static str, String, String)> {
@@ -149,7 +149,9 @@ mod tests {
                 Some(text) => files.set(0, path, text),
                 None => files.remove(0, path),
             };
-            applied.extend(changes.into_iter().filter_map(|change| Applied::apply(change, path, &mut world)));
+            applied.extend(
+                changes.into_iter().filter_map(|change| AppliedChange::apply(change, path, &mut world)),
+            );
         }
         let findings = world.validate();
         let described = describe(applied, &policies, &world, &findings);
@@ -163,23 +165,28 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_between_files_is_no_change() {
+    fn an_object_that_moves_between_files_does_not_change() {
         let (one, two) = (mutual_tls("one", "STRICT"), mutual_tls("two", "STRICT"));
-        assert_eq!(played(&[("a", &one)], &[("a", None), ("b", Some(&one))]), []);
+        assert_eq!(apply_and_describe(&[("a", &one)], &[("a", None), ("b", Some(&one))]), []);
         let edited = format!("# a comment\n{one}");
-        assert_eq!(played(&[("a", &one)], &[("a", Some(&edited))]), []);
+        assert_eq!(apply_and_describe(&[("a", &one)], &[("a", Some(&edited))]), []);
         let added = format!("{edited}{}", two.replace("shop", "bank"));
-        let found = played(&[("a", &one)], &[("a", Some(&added))]);
+        let found = apply_and_describe(&[("a", &one)], &[("a", Some(&added))]);
         let reach = "workloads of namespace bank".to_owned();
         assert_eq!(found, [("applied", "PeerAuthentication bank/two".to_owned(), reach)]);
     }
 
     #[test]
-    fn an_object_that_is_refused_or_has_no_effect_is_not_applied() {
+    fn a_refused_object_and_one_without_effect_are_not_applied() {
         let (one, two) = (mutual_tls("one", "STRICT"), mutual_tls("two", "STRICT"));
-        assert_eq!(played(&[("a", &one)], &[("b", Some(&two))]), [], "another one counts");
-        assert_eq!(played(&[("a", &one)], &[("a", Some(&one.replace("STRICT", "STRIKT")))]), []);
-        let [(action, object, effect)] = &played(&[], &[("a", Some(&one.replace("STRICT", "STRIKT")))])[..]
+        assert_eq!(
+            apply_and_describe(&[("a", &one)], &[("b", Some(&two))]),
+            [],
+            "the policy with another name takes precedence"
+        );
+        assert_eq!(apply_and_describe(&[("a", &one)], &[("a", Some(&one.replace("STRICT", "STRIKT")))]), []);
+        let [(action, object, effect)] =
+            &apply_and_describe(&[], &[("a", Some(&one.replace("STRICT", "STRIKT")))])[..]
         else {
             panic!("one change")
         };

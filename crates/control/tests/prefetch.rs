@@ -1,4 +1,4 @@
-//! Virtual hosts by authority from the control plane as a process, and what it remembers of them.
+//! Prefetch of virtual hosts from a control plane process, with and without persistent state.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests may end the test")]
 
@@ -18,7 +18,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 const HOST: &str = "80/reviews.default.svc.cluster.local:80";
 
-/// A proxy that asks for virtual hosts, and tells what it gets and what it hears is not there.
+/// A proxy that subscribes to virtual hosts, and records added and missing ones.
 struct Proxy {
     subscriptions: Subscriptions,
     updates: mpsc::UnboundedReceiver<(BTreeSet<String>, BTreeSet<String>)>,
@@ -33,7 +33,7 @@ impl Proxy {
             (names::TAKES_VIRTUAL_HOSTS, string("true")),
         ];
         let Some(value::Kind::StructValue(metadata)) = structure(fields).kind else {
-            unreachable!("it is a structure")
+            unreachable!("a structure")
         };
         let id = "sidecar~10.0.0.1~client-1.default~default.svc.cluster.local".into();
         let node = Node { id, metadata: Some(metadata), ..Node::default() };
@@ -55,8 +55,8 @@ impl Proxy {
         Self { subscriptions, updates, task }
     }
 
-    /// Asks for these and says what comes first: hosts, and names that are not there.
-    async fn ask(&mut self, names: &[&str]) -> (Vec<String>, Vec<String>) {
+    /// Subscribes to these names. Returns the first update: hosts, and names that do not exist.
+    async fn subscribe(&mut self, names: &[&str]) -> (Vec<String>, Vec<String>) {
         self.subscriptions.set(Kind::VirtualHost, names.iter().map(|name| (*name).to_owned()).collect());
         let (added, removed) = self.updates.recv().await.unwrap();
         assert!(self.subscriptions.is_ours());
@@ -71,7 +71,7 @@ impl Drop for Proxy {
 }
 
 #[tokio::test]
-async fn what_a_proxy_used_comes_unasked_to_the_next_of_its_identity() {
+async fn hosts_that_a_proxy_used_are_prefetched_for_the_next_proxy_of_its_identity() {
     let folder = Folder::new();
     folder.service("reviews", 1);
     folder.service("ratings", 2);
@@ -79,34 +79,34 @@ async fn what_a_proxy_used_comes_unasked_to_the_next_of_its_identity() {
     let arguments = ["--state-dir", state.to_str().unwrap()];
     let control = folder.start_with("0", &arguments).await;
     let mut first = Proxy::start(&control, &folder, "client").await;
-    let (hosts, absent) = first.ask(&["80/*", "80/reviews", "80/none"]).await;
+    let (hosts, absent) = first.subscribe(&["80/*", "80/reviews", "80/none"]).await;
     assert_eq!((hosts.as_slice(), absent.len()), (&[HOST.to_owned()][..], 3));
     drop(first);
 
     let (host, catch_all) = (vec![HOST.to_owned()], vec!["80/*".to_owned()]);
     let mut next = Proxy::start(&control, &folder, "client").await;
-    assert_eq!(next.ask(&["80/*"]).await, (host.clone(), catch_all.clone()));
+    assert_eq!(next.subscribe(&["80/*"]).await, (host.clone(), catch_all.clone()));
     let mut other = Proxy::start(&control, &folder, "other").await;
-    assert_eq!(other.ask(&["80/*"]).await, (vec![], catch_all.clone()));
+    assert_eq!(other.subscribe(&["80/*"]).await, (vec![], catch_all.clone()));
     assert!(control.page("/debug/used").await.contains(HOST));
 
-    // A restart forgets nothing.
+    // A restart keeps the history.
     control.terminate().await;
     let control = folder.start_with("0", &arguments).await;
     let mut next = Proxy::start(&control, &folder, "client").await;
-    assert_eq!(next.ask(&["80/*"]).await, (host, catch_all.clone()));
-    // What it lets go of is not sent to the next one.
-    let (_, absent) = next.ask(&["80/*", "80/none"]).await;
+    assert_eq!(next.subscribe(&["80/*"]).await, (host, catch_all.clone()));
+    // A host that the proxy unsubscribes from is not prefetched.
+    let (_, absent) = next.subscribe(&["80/*", "80/none"]).await;
     assert_eq!(absent, ["80/none"]);
     drop(next);
     control.terminate().await;
 
-    // A file that cannot be read costs the memory and nothing else.
+    // An invalid state file loses only the history.
     let file = fs::read_dir(&state).unwrap().next().unwrap().unwrap().path();
     fs::write(file, "[").unwrap();
     let control = folder.start_with("0", &arguments).await;
     let mut next = Proxy::start(&control, &folder, "client").await;
-    assert_eq!(next.ask(&["80/*"]).await, (vec![], catch_all));
+    assert_eq!(next.subscribe(&["80/*"]).await, (vec![], catch_all));
     drop(next);
     control.terminate().await;
 }

@@ -1,0 +1,216 @@
+//! Scopes: sets of resources that the proxies of one [`ClientScope`] share, with the state of their compilation.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Instant,
+};
+
+use skysail_model::{ChangeSet, ClientScope, Outline};
+use skysail_xds::Layer;
+use tokio::sync::watch;
+
+use super::{
+    PublishSettings,
+    compiler::{CompilePanic, PanicReport},
+    scope_resources::ScopeResources,
+    state::State,
+};
+use crate::metrics::Limit;
+
+/// A scope and the state of its compilation.
+pub(super) struct ScopeEntry {
+    /// Distinguishes the entry from a later one of the same scope.
+    pub(super) id: u64,
+    /// Resources that its proxies receive; `None` before the first compilation.
+    pub(super) published: Option<Published>,
+    /// Resources to update; `None` while a task compiles them.
+    pub(super) resources: Option<ScopeResources>,
+    /// Changes since the last compilation.
+    pub(super) pending: ChangeSet,
+    /// The first compilation is in progress; proxies wait for it.
+    pub(super) is_opening: bool,
+    /// The last compilation panicked.
+    pub(super) failed: Option<FailedCompile>,
+    /// Notifies waiting proxies when the scope is published or its compilation fails. Closed when the scope is removed.
+    pub(super) ready: watch::Sender<()>,
+    /// Number of identities that use it.
+    identities: usize,
+    /// Number of connected proxies.
+    pub(super) clients: usize,
+}
+
+/// Published resources of a scope.
+#[derive(Clone)]
+pub(super) struct Published {
+    pub(super) layer: Arc<Layer>,
+    pub(super) outline: Arc<Outline>,
+}
+
+/// A compilation that panicked. It is repeated after the next change.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct FailedCompile {
+    /// Revision of the World that was compiled.
+    pub(super) revision: u64,
+    pub(super) panic: CompilePanic,
+}
+
+impl FailedCompile {
+    /// Records a panic in `failed`. The report is new if the previous compilation did not panic in the same way.
+    pub(super) fn record(
+        failed: &mut Option<Self>,
+        revision: u64,
+        panic: CompilePanic,
+        target: &str,
+    ) -> PanicReport {
+        let is_new = failed.as_ref().is_none_or(|before| before.panic != panic);
+        let text = format!("{target}: {panic}");
+        *failed = Some(Self { revision, panic });
+        PanicReport { text, is_new }
+    }
+
+    /// Returns whether to compile again: the last compilation succeeded, or the World has changed since.
+    pub(super) fn may_retry(failed: &Option<Self>, revision: u64) -> bool {
+        failed.as_ref().is_none_or(|failed| failed.revision != revision)
+    }
+}
+
+impl ScopeEntry {
+    /// Publishes compiled resources and notifies waiting proxies.
+    pub(super) fn publish(&mut self, resources: ScopeResources) -> Published {
+        let published =
+            Published { layer: Arc::clone(&resources.layer), outline: Arc::clone(&resources.outline) };
+        self.published = Some(published.clone());
+        self.resources = Some(resources);
+        self.failed = None;
+        self.is_opening = false;
+        self.ready.send_replace(());
+        published
+    }
+
+    /// Records a panic of a compilation and notifies waiting proxies.
+    pub(super) fn fail(&mut self, revision: u64, panic: CompilePanic, scope: &ClientScope) -> PanicReport {
+        self.is_opening = false;
+        self.ready.send_replace(());
+        FailedCompile::record(&mut self.failed, revision, panic, &scope.to_string())
+    }
+}
+
+impl State {
+    /// Reserves a scope for an identity, within the limits. Returns true if the scope is new.
+    pub(super) fn reserve(
+        &mut self,
+        identity: &Arc<str>,
+        scope: ClientScope,
+        settings: &PublishSettings,
+        now: Instant,
+    ) -> Result<(Arc<ClientScope>, bool), Limit> {
+        if !self.identities.renew(identity, &scope, now) {
+            if self.identities.scopes_of(identity) >= settings.limits.scopes_per_identity {
+                return Err(Limit::Identity);
+            }
+            if !self.scopes.contains_key(&scope) && self.scopes.len() >= settings.limits.scopes {
+                return Err(Limit::Total);
+            }
+        }
+        let (scope, is_new) = self.scope_entry(scope, true);
+        self.use_scope(identity, &scope, now);
+        Ok((scope, is_new))
+    }
+
+    /// Finds or creates the entry of a scope. Returns true if it is new.
+    fn scope_entry(&mut self, scope: ClientScope, is_opening: bool) -> (Arc<ClientScope>, bool) {
+        if let Some((scope, _)) = self.scopes.get_key_value(&scope) {
+            return (Arc::clone(scope), false);
+        }
+        self.last_scope_id += 1;
+        let entry = ScopeEntry {
+            id: self.last_scope_id,
+            published: None,
+            resources: Some(ScopeResources::default()),
+            pending: ChangeSet::everything(),
+            is_opening,
+            failed: None,
+            ready: watch::Sender::default(),
+            identities: 0,
+            clients: 0,
+        };
+        let scope = Arc::new(scope);
+        self.scopes.insert(Arc::clone(&scope), entry);
+        (scope, true)
+    }
+
+    /// Records that an identity uses a scope.
+    fn use_scope(&mut self, identity: &Arc<str>, scope: &Arc<ClientScope>, now: Instant) {
+        if !self.identities.renew(identity, scope, now) {
+            self.identities.add(identity, scope, now);
+            if let Some(entry) = self.scopes.get_mut(scope) {
+                entry.identities += 1;
+            }
+        }
+    }
+
+    /// Records that a proxy uses a scope. Returns the shared copy of its identity.
+    pub(super) fn enter_scope(&mut self, identity: &str, scope: &ClientScope) -> Option<Arc<str>> {
+        if let Some(entry) = self.scopes.get_mut(scope) {
+            entry.clients += 1;
+        }
+        self.identities.client_entered(identity, scope)
+    }
+
+    /// Records that a proxy no longer uses a scope.
+    pub(super) fn leave_scope(&mut self, identity: &str, scope: &ClientScope, now: Instant) {
+        self.identities.client_left(identity, scope, now);
+        if let Some(entry) = self.scopes.get_mut(scope) {
+            entry.clients = entry.clients.saturating_sub(1);
+        }
+    }
+
+    /// Removes and returns the scopes that no identity uses.
+    pub(super) fn drop_idle(&mut self, now: Instant) -> Vec<ScopeEntry> {
+        let (scopes, mut unused) = (&self.scopes, Vec::new());
+        let is_busy = |entry: &ScopeEntry| entry.is_opening || entry.resources.is_none();
+        let keep = |scope: &ClientScope| scopes.get(scope).is_some_and(is_busy);
+        self.identities.drop_idle(now, keep, |scope| unused.push(Arc::clone(scope)));
+        let mut removed = Vec::new();
+        for scope in unused {
+            let Some(entry) = self.scopes.get_mut(&scope) else { continue };
+            entry.identities = entry.identities.saturating_sub(1);
+            if entry.identities == 0 {
+                removed.extend(self.scopes.remove(&scope));
+            }
+        }
+        removed
+    }
+
+    /// Reassigns views to scopes after the label keys that distinguish scopes have changed. If several scopes become
+    /// one, their proxies receive the resources that only the other scopes had, and the deletions.
+    pub(super) fn regroup(&mut self) {
+        let before = std::mem::take(&mut self.scopes);
+        self.identities.clear();
+        let clients = std::mem::take(&mut self.clients);
+        for client in clients.values() {
+            let scope = self.scope_entry(ClientScope::of(&client.view, &self.label_keys), false).0;
+            self.use_scope(&client.accounted_to, &scope, Instant::now());
+            self.enter_scope(&client.accounted_to, &scope);
+        }
+        self.clients = clients;
+        let mut origins: HashMap<Arc<ClientScope>, HashSet<Arc<ClientScope>>> = HashMap::new();
+        for (view, entry) in &mut self.views {
+            let scope = ClientScope::of(view, &self.label_keys);
+            let Some((scope, _)) = self.scopes.get_key_value(&scope) else { continue };
+            let origin = std::mem::replace(&mut entry.scope, Arc::clone(scope));
+            origins.entry(Arc::clone(scope)).or_default().insert(origin);
+        }
+        for (scope, entry) in &mut self.scopes {
+            let origins = origins.get(scope).into_iter().flatten();
+            let origins: Vec<&ScopeResources> =
+                origins.filter_map(|origin| before.get(origin)?.resources.as_ref()).collect();
+            let resources = entry.resources.get_or_insert_default();
+            match origins[..] {
+                [origin] => *resources = origin.clone(),
+                _ => origins.iter().for_each(|origin| resources.inherit(origin, self.generation + 1)),
+            }
+        }
+    }
+}
