@@ -165,8 +165,8 @@ impl Args {
         let limit = |value: usize| (value > 0).then_some(value);
         let by_address = limit(self.max_connections_per_address);
         let by_identity = limit(self.max_connections_per_identity);
-        let most = self.max_connections.min(descriptors::for_connections());
-        connections::Limits { most, by_address, by_identity, unproven: MAX_UNAUTHENTICATED.min(most) }
+        let max = self.max_connections.min(descriptors::for_connections());
+        connections::Limits { most: max, by_address, by_identity, unproven: MAX_UNAUTHENTICATED.min(max) }
     }
 }
 

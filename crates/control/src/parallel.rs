@@ -36,7 +36,7 @@ pub(crate) fn map<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) 
         done.flatten().collect()
     });
     done.sort_unstable_by_key(|(at, _)| *at);
-    done.into_iter().map(|(_, made)| made).collect()
+    done.into_iter().map(|(_, result)| result).collect()
 }
 
 #[cfg(test)]

@@ -24,13 +24,13 @@ use support::{Control, Folder, bearer, connect, endpoint};
 use tonic::{Status, metadata::MetadataMap, transport::ClientTlsConfig};
 
 /// Certificate and key of an authority.
-struct Made {
+struct TestAuthority {
     pem: String,
     key: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
-fn made(name: &str, above: Option<&Made>) -> Made {
+fn authority(name: &str, above: Option<&TestAuthority>) -> TestAuthority {
     let pair = KeyPair::generate().unwrap();
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, name);
@@ -40,7 +40,11 @@ fn made(name: &str, above: Option<&Made>) -> Made {
         None => params.self_signed(&pair).unwrap(),
     };
     let key = pair.serialize_pem();
-    Made { pem: certificate.pem(), key, issuer: Issuer::from_ca_cert_der(certificate.der(), pair).unwrap() }
+    TestAuthority {
+        pem: certificate.pem(),
+        key,
+        issuer: Issuer::from_ca_cert_der(certificate.der(), pair).unwrap(),
+    }
 }
 
 /// Requests a certificate with a CSR and a token. Returns the chain.
@@ -76,8 +80,8 @@ async fn a_plugged_in_authority_is_replaced_without_a_restart() {
     let folder = Folder::new();
     let ca = folder.at("ca");
     fs::create_dir(&ca).unwrap();
-    let old = made("old root", None);
-    let signer = made("old signer", Some(&old));
+    let old = authority("old root", None);
+    let signer = authority("old signer", Some(&old));
     plug_in(
         &ca,
         &[
@@ -92,11 +96,11 @@ async fn a_plugged_in_authority_is_replaced_without_a_restart() {
     let before = status(&control).await;
     assert_eq!((before["kind"].as_str(), before["problem"].as_str()), (Some("plugged-in"), None));
 
-    let (code, said) = control.ask("POST", "/ca/rotate").await;
-    assert!(code == 409 && said.contains("replace the files"), "{code} {said}");
+    let (code, message) = control.ask("POST", "/ca/rotate").await;
+    assert!(code == 409 && message.contains("replace the files"), "{code} {message}");
 
     // The key without its certificate is not a valid authority, so the current one stays in use.
-    let new = made("new root", None);
+    let new = authority("new root", None);
     let both = format!("{}{}", old.pem, new.pem);
     plug_in(&ca, &[("root-cert.pem", &both), ("ca-key.pem", &new.key)]);
     let problem = control.logged("cannot be used").await;
@@ -118,8 +122,8 @@ async fn a_plugged_in_authority_is_replaced_without_a_restart() {
 
     control.terminate().await;
     fs::remove_file(ca.join("ca-key.pem")).unwrap();
-    let said = folder.refused(&[]).await;
-    assert!(said.contains("ca-key.pem: there is no such file"), "{said}");
+    let message = folder.refused(&[]).await;
+    assert!(message.contains("ca-key.pem: there is no such file"), "{message}");
 }
 
 #[tokio::test]
@@ -252,10 +256,10 @@ async fn lifetimes_are_limited_by_the_maximum_and_by_the_authority() {
     let folder = Folder::new();
     let control = folder.start_with("0", &["--cert-ttl", "2h", "--ca-root-ttl", "20h"]).await;
     let key = KeyAndCsr::generate(None).unwrap();
-    for (asked, hours) in [(0, 2), (-1, 2), (i64::MIN, 2), (i64::MAX, 2), (3600, 1)] {
+    for (requested, hours) in [(0, 2), (-1, 2), (i64::MIN, 2), (i64::MAX, 2), (3600, 1)] {
         let request = IstioCertificateRequest {
             csr: key.csr_pem.clone(),
-            validity_duration: asked,
+            validity_duration: requested,
             ..IstioCertificateRequest::default()
         };
         let channel = connect(&control, &folder).await;
@@ -263,13 +267,13 @@ async fn lifetimes_are_limited_by_the_maximum_and_by_the_authority() {
         let left = key.finish(chain[0].as_bytes()).unwrap().not_after.duration_since(SystemTime::now());
         let hour = Duration::from_secs(3600);
         let left = left.unwrap();
-        assert!(left <= hours * hour && left > hours * hour - hour / 2, "{asked}: {left:?}");
+        assert!(left <= hours * hour && left > hours * hour - hour / 2, "{requested}: {left:?}");
     }
     control.terminate().await;
     // Durations that clocks cannot add are refused at start.
     for option in ["--cert-ttl=18446744073709551615s", "--ca-root-ttl=99999999999d"] {
-        let said = folder.refused(&[option]).await;
-        assert!(said.contains("the maximum is 36500d"), "{said}");
+        let message = folder.refused(&[option]).await;
+        assert!(message.contains("the maximum is 36500d"), "{message}");
     }
 }
 
@@ -288,7 +292,7 @@ fn key_set(issuer: &TokenIssuer) -> String {
 async fn the_control_plane_does_not_trust_roots_of_another_mesh() {
     let folder = Folder::new();
     let east = Authority::ephemeral().unwrap();
-    let west = made("west root", None);
+    let west = authority("west root", None);
     fs::create_dir(folder.at("ca")).unwrap();
     plug_in(
         &folder.at("ca"),

@@ -71,13 +71,13 @@ async fn every_recorded_proxy_receives_the_resources_of_the_model() {
             let id = node["id"].as_str().unwrap();
             let mut parsed = ProxyNode::parse(id, node["metadata"].clone(), Locality::default()).unwrap();
             world.identify(&mut parsed, "Kubernetes").unwrap();
-            let made = compile(&world, &parsed.view).0;
+            let expected_resources = compile(&world, &parsed.view).0;
             for form in [Form::Sotw, Form::Delta] {
                 let connection = Connection {
                     channel: endpoint.connect().await.unwrap(),
                     metadata: token(&issuer, &node["metadata"]),
                 };
-                fetch(connection, &node, form, &made).await;
+                fetch(connection, &node, form, &expected_resources).await;
             }
         }
     }
@@ -136,8 +136,8 @@ fn token(issuer: &Issuer, metadata: &Value) -> MetadataMap {
     metadata
 }
 
-/// Subscribes as this proxy and asserts that it receives the resources in `made`.
-async fn fetch(connection: Connection, node: &Value, form: Form, made: &Resources) {
+/// Subscribes as this proxy and asserts that it receives the resources in `expected_resources`.
+async fn fetch(connection: Connection, node: &Value, form: Form, expected_resources: &Resources) {
     let wildcard = vec![Kind::Cluster, Kind::Listener, Kind::NameTable];
     let fields = |json: &Value| match metadata(json).kind {
         Some(Metadata::StructValue(fields)) => Some(fields),
@@ -152,7 +152,8 @@ async fn fetch(connection: Connection, node: &Value, form: Form, made: &Resource
     };
     let (client, subscriptions) = Client::new(Options { node, form, wildcard });
     for kind in [Kind::Endpoint, Kind::Route] {
-        subscriptions.set(kind, made.iter(kind).map(|resource| resource.name.to_string()).collect());
+        subscriptions
+            .set(kind, expected_resources.iter(kind).map(|resource| resource.name.to_string()).collect());
     }
     let (sender, mut got) = watch::channel(Versions::new());
     let connect = async || {
@@ -173,7 +174,9 @@ async fn fetch(connection: Connection, node: &Value, form: Form, made: &Resource
     };
     let expected: Versions = Kind::ALL
         .into_iter()
-        .flat_map(|kind| made.iter(kind).map(move |r| ((kind, r.name.to_string()), r.version_text())))
+        .flat_map(|kind| {
+            expected_resources.iter(kind).map(move |r| ((kind, r.name.to_string()), r.version_text()))
+        })
         .collect();
     tokio::select! {
         never = client.run(connect, handler) => match never {},

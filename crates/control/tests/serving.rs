@@ -114,7 +114,7 @@ async fn a_proxy_receives_a_certificate_its_configuration_and_changes() {
     let (tls, identity) = certificate(&control, &folder, "client").await;
     assert_eq!(identity.peer.spiffe, Some(SpiffeId::new("cluster.local", "default", "client")));
     let lifetime = identity.not_after.duration_since(std::time::SystemTime::now()).unwrap();
-    assert!(lifetime <= Duration::from_secs(24 * 3600), "the wish for {lifetime:?} exceeds the limit");
+    assert!(lifetime <= Duration::from_secs(24 * 3600), "the requested lifetime is above the limit");
 
     let mut proxy = proxy(endpoint(&control.tls, tls), "client", "");
     proxy.until(&["reviews"], &["ratings"]).await;
@@ -263,8 +263,11 @@ async fn control_characters_in_a_node_id_are_escaped_in_the_log() {
     let node = Node { id: id.into(), ..node("somebody", "Kubernetes") };
     let proxy = proxy_of(endpoint(&control.tls, tls), node, "");
     let line = control.logged("discovery refused").await;
-    let said = line["proxy"].as_str().unwrap();
-    assert!(said.contains("202e") && said.chars().all(|c| !c.is_control() && c != '\u{202e}'), "{said}");
+    let proxy_id = line["proxy"].as_str().unwrap();
+    assert!(
+        proxy_id.contains("202e") && proxy_id.chars().all(|c| !c.is_control() && c != '\u{202e}'),
+        "{proxy_id}"
+    );
     assert_eq!(line["more"], 0, "such lines are throttled: {line}");
     proxy.task.abort();
 }

@@ -158,13 +158,13 @@ fn declared_properties_create_no_scope_if_the_pod_is_known() {
     put(&publisher, "route", ROUTE);
     put(&publisher, "pod", &pod("v1", "default"));
     let existing = connect(&publisher, client("x", json!({}))).unwrap();
-    let entitled = bodies(&snapshot(&existing));
+    let expected = bodies(&snapshot(&existing));
     let declarations = declarations();
     let mut all: Vec<_> = declarations
         .iter()
         .map(|declared| connect(&publisher, client("x", declared.clone())).unwrap())
         .collect();
-    all.retain(|one| differences(&entitled, &bodies(&snapshot(one))).is_empty());
+    all.retain(|one| differences(&expected, &bodies(&snapshot(one))).is_empty());
     assert_eq!(
         all.len(),
         declarations.len(),
@@ -179,7 +179,7 @@ fn scopes_of_unknown_pods_are_limited_by_identity_and_in_total() {
     let (publisher, compiles) = counting();
     put(&publisher, "service", &service("a"));
     put(&publisher, "route", ROUTE);
-    let ScopeLimits { scopes: most, scopes_per_identity, .. } = publisher.settings.limits;
+    let ScopeLimits { scopes: max_scopes, scopes_per_identity, .. } = publisher.settings.limits;
     let existing = connect(&publisher, client("x", json!({}))).unwrap();
     // A compiled scope counts until it was idle for the timeout, whether or not its proxies stay connected.
     for declared in declarations().into_iter().cycle().take(500) {
@@ -207,7 +207,7 @@ fn scopes_of_unknown_pods_are_limited_by_identity_and_in_total() {
             Err(refused) => panic!("{refused:?}"),
         }
     }
-    assert_eq!(scopes(&publisher), most);
+    assert_eq!(scopes(&publisher), max_scopes);
     // Connected proxies stay connected, and may connect again.
     connect(&publisher, client("x", json!({}))).unwrap();
     put(&publisher, "service", &service("b"));
@@ -215,7 +215,7 @@ fn scopes_of_unknown_pods_are_limited_by_identity_and_in_total() {
 
     // Scopes without proxies are removed after the timeout.
     publisher.drop_idle(Instant::now() + IDLE_TIMEOUT / 2);
-    assert_eq!(scopes(&publisher), most);
+    assert_eq!(scopes(&publisher), max_scopes);
     publisher.drop_idle(Instant::now() + IDLE_TIMEOUT);
     assert_eq!(scopes(&publisher), 1);
     connect(&publisher, client("y", json!({"CLUSTER_ID": "another"}))).unwrap();
@@ -348,15 +348,15 @@ fn the_compilation_of_a_new_scope_delays_nothing_else_and_misses_no_change() {
         let files = if change.is_empty() { vec![&*a] } else { vec![&*a, &gone, change] };
         put(&publisher, if change.is_empty() { "1" } else { "2" }, change);
         assert!(poll(late.as_mut()).is_pending());
-        let entitled = fresh(&files, client("x", json!({})));
+        let expected = fresh(&files, client("x", json!({})));
         for one in [&existing, &newcomer] {
-            let wrong = differences(&bodies(&snapshot(one)), &entitled);
+            let wrong = differences(&bodies(&snapshot(one)), &expected);
             assert!(wrong.is_empty(), "{change}: {wrong:?}");
         }
         gate.released.wait();
         let late = RUNTIME.block_on(late).unwrap();
-        let entitled = fresh(&files, client("y", json!({})));
-        let wrong = differences(&bodies(&snapshot(&late)), &entitled);
+        let expected = fresh(&files, client("y", json!({})));
+        let wrong = differences(&bodies(&snapshot(&late)), &expected);
         assert!(wrong.is_empty(), "{change}: the new scope lacks {wrong:?}");
         // The new scope receives later changes.
         put(&publisher, "3", &service("c"));
@@ -392,8 +392,8 @@ fn a_change_reaches_large_scopes_first_and_proxies_that_connect_during_the_compi
         applied.join().unwrap();
         assert_eq!(reached, (true, false));
         for (one, cluster) in newcomers.iter().zip(["one", "two"]) {
-            let entitled = fresh(&[&service("a"), &change], new(cluster));
-            assert_eq!(differences(&bodies(&snapshot(one)), &entitled), [""; 0]);
+            let expected = fresh(&[&service("a"), &change], new(cluster));
+            assert_eq!(differences(&bodies(&snapshot(one)), &expected), [""; 0]);
         }
     });
     assert!(few.iter().all(has_change));

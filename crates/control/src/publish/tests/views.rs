@@ -24,7 +24,7 @@ fn views_of_unknown_pods_are_limited_by_identity_and_in_total() {
     let publisher = Arc::new(publisher(Compiler::default()));
     put(&publisher, "service", &service("a"));
     put(&publisher, "pod", &pod("v1", "default"));
-    let ScopeLimits { views: most, views_per_identity, .. } = publisher.settings.limits;
+    let ScopeLimits { views: max_views, views_per_identity, .. } = publisher.settings.limits;
     let open = |namespace, numbers: std::ops::Range<usize>| -> Vec<_> {
         numbers.map(|number| connect(&publisher, declared(namespace, number)).unwrap()).collect()
     };
@@ -35,13 +35,13 @@ fn views_of_unknown_pods_are_limited_by_identity_and_in_total() {
     assert!(reason.contains("--max-views-per-identity") && reason.contains("300"), "{reason}");
     // Proxies may join an existing view. Other identities may add views up to the total limit.
     connect(&publisher, declared("y", 0)).unwrap();
-    let of_z = open("z", views_per_identity..most);
+    let of_z = open("z", views_per_identity..max_views);
     let refused = connect(&publisher, declared("z", 0)).err().unwrap();
     assert!(matches!(refused, Refused::Limit(Limit::Views)), "{refused:?}");
     assert!(refused.reason(&publisher.settings).ends_with("the limit of --max-views"));
     // The view of a known pod does not count, whatever its proxy declares.
     let of_pod = connect(&publisher, declared("x", 0)).unwrap();
-    assert_eq!(publisher.gauges().views, most + 1);
+    assert_eq!(publisher.gauges().views, max_views + 1);
     // A removed view allows another one.
     of_y.pop();
     let again = open("y", views_per_identity..views_per_identity + 1);
@@ -87,7 +87,7 @@ fn many_views_of_one_identity_do_not_delay_those_of_others() {
     put(&fresh, "service", &service("a"));
     put(&fresh, "change", &format!("{with_port}\n---\n{POLICY}"));
     for (number, one) in many.iter().enumerate() {
-        let entitled = bodies(&snapshot(&connect(&fresh, declared("y", number)).unwrap()));
-        assert_eq!(differences(&bodies(&snapshot(one)), &entitled), [""; 0], "view {number}");
+        let expected = bodies(&snapshot(&connect(&fresh, declared("y", number)).unwrap()));
+        assert_eq!(differences(&bodies(&snapshot(one)), &expected), [""; 0], "view {number}");
     }
 }

@@ -205,8 +205,8 @@ async fn an_error_response_need_not_repeat_the_question() {
 async fn an_alias_without_target_records_is_looked_up_again() {
     // CoreDNS answers like this when the upstream server of the target does not answer.
     let partial = |request: &[u8]| {
-        let asked = Message::from_vec(request).unwrap().queries[0].name().to_ascii();
-        vec![match &*asked {
+        let name_in_query = Message::from_vec(request).unwrap().queries[0].name().to_ascii();
+        vec![match &*name_in_query {
             "a.example." => reply_to(request, &[cname("a.example.", 7, "b.example.")], |_| {}),
             "b.example." => reply_to(request, &[a("b.example.", 9, [10, 0, 0, 1])], |_| {}),
             "c.example." => reply_to(request, &[cname("c.example.", 7, "broken.example.")], |_| {}),
@@ -233,8 +233,12 @@ async fn cname_loops_are_errors() {
     }
     // The same with one record per response.
     let one = |request: &[u8]| {
-        let asked = Message::from_vec(request).unwrap().queries[0].name().to_ascii();
-        vec![reply_to(request, &[cname(&asked, 7, &format!("{}.example.", asked.len() % 2))], |_| {})]
+        let name_in_query = Message::from_vec(request).unwrap().queries[0].name().to_ascii();
+        vec![reply_to(
+            request,
+            &[cname(&name_in_query, 7, &format!("{}.example.", name_in_query.len() % 2))],
+            |_| {},
+        )]
     };
     let error = lookup_at_raw(raw(one, |_| Vec::new()).await, "a.example").await.unwrap_err();
     assert!(error.contains("form a loop"), "{error}");
