@@ -221,7 +221,7 @@ impl HttpBody for Sending {
 impl Drop for Sending {
     fn drop(&mut self) {
         self.begun.send_replace(None);
-        self.admitted.doubt();
+        self.admitted.mark_unproven();
     }
 }
 

@@ -318,7 +318,7 @@ impl<S: Service> Service for AuthenticatedService<S> {
 
     fn idle(&self, known: &Extensions) {
         if let Some(connection) = known.get::<Arc<Admitted>>() {
-            connection.doubt();
+            connection.mark_unproven();
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Confines the process to what it needs, before it reads the first byte from a peer.
+//! Confines the process to the system calls it needs, before it reads the first byte from a peer.
 //!
-//! [`process`] sets `no_new_privs` and installs a seccomp filter, both inherited by every thread and child process that starts
-//! later. The filter is an allow list: the kernel answers any other system call with `ENOSYS`, as a kernel without that call
-//! does, so the C library's own fallbacks keep working. No memory becomes both writable and executable.
+//! [`process`] sets `no_new_privs` and installs a seccomp filter. Threads and child processes started later inherit
+//! both. The filter is an allow list. The kernel answers any other system call with `ENOSYS`, as a kernel without that
+//! call does, so the fallbacks of the C library keep working. No memory becomes both writable and executable.
 //!
-//! The kernel decides calls whose arguments do not matter from a bitmap, so the calls of the request path run no filter
-//! program. Calls with a condition on an argument (`mmap`, `socket`, …) do.
+//! The kernel decides calls without a condition on their arguments from a bitmap, so the calls of the request path run
+//! no filter program. Calls with such a condition (`mmap`, `socket`, …) run it.
 
 use std::collections::BTreeMap;
 
@@ -15,18 +15,18 @@ use seccompiler::{
     SeccompFilter, SeccompRule,
 };
 
-/// Which child processes the program starts.
+/// Child processes that the program starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Children {
     /// None: `execve` is refused, too.
     None,
-    /// Programs it runs for a short time and waits for.
+    /// Programs that run for a short time and that this process waits for.
     Programs,
 }
 
-/// The reason why the process could not be confined.
+/// ConfineError from confining the process.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ConfineError {
     /// The filter could not be built.
     #[error("cannot build the filter of system calls: {0}")]
     Filter(#[from] seccompiler::BackendError),
@@ -37,14 +37,13 @@ pub enum Error {
     Kernel(#[source] seccompiler::Error),
 }
 
-/// Confines the calling thread, and all threads and processes that it starts from now on. Call it first in `main`.
+/// Confines the calling thread, and all threads and processes that it starts afterwards. Call it first in `main`.
 ///
-/// # Errors
 /// Fails if the kernel lacks seccomp filters.
-pub fn process(children: Children) -> Result<(), Error> {
+pub fn process(children: Children) -> Result<(), ConfineError> {
     let program = filter(children)?;
-    // It sets `no_new_privs` first; without that, only a privileged process may install a filter.
-    seccompiler::apply_filter(&program).map_err(Error::Kernel)
+    // `apply_filter` sets `no_new_privs` first; without it only a privileged process may install a filter.
+    seccompiler::apply_filter(&program).map_err(ConfineError::Kernel)
 }
 
 fn filter(children: Children) -> Result<BpfProgram, seccompiler::BackendError> {
@@ -66,8 +65,8 @@ fn filter(children: Children) -> Result<BpfProgram, seccompiler::BackendError> {
     SeccompFilter::new(rules, refused, SeccompAction::Allow, std::env::consts::ARCH.try_into()?)?.try_into()
 }
 
-/// Calls that are allowed with certain arguments only. `clone3` is absent, since a filter cannot see its flags: the C library
-/// then uses `clone`.
+/// Returns the calls that are allowed with certain arguments only. `clone3` is absent because a filter cannot see its
+/// flags; the C library then uses `clone`.
 fn conditional() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
     let bits = |argument: u8, mask: libc::c_int, value: libc::c_int| {
         let mask = u64::from(mask.cast_unsigned());
@@ -76,7 +75,7 @@ fn conditional() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Backend
     let is = |argument: u8, value: u64| Condition::new(argument, Length::Dword, Op::Eq, value);
     let one = |condition| SeccompRule::new(vec![condition]);
     let write_and_execute = libc::PROT_WRITE | libc::PROT_EXEC;
-    // A socket's type, without its flags.
+    // Type of a socket without its flags.
     let kind = |kind| bits(1, !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC), kind);
     let mut sockets = Vec::new();
     for family in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6] {
@@ -84,13 +83,13 @@ fn conditional() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Backend
             sockets.push(SeccompRule::new(vec![is(0, u64::from(family.cast_unsigned()))?, kind(of_kind)?])?);
         }
     }
-    // `getaddrinfo` asks the kernel for the interfaces' addresses. The type makes no difference to netlink.
+    // `getaddrinfo` asks the kernel for the addresses of the interfaces. Netlink ignores the socket type.
     sockets.push(SeccompRule::new(vec![
         is(0, u64::from(libc::AF_NETLINK.cast_unsigned()))?,
         is(2, u64::from(libc::NETLINK_ROUTE.cast_unsigned()))?,
     ])?);
     Ok(BTreeMap::from([
-        // Constants and code of a file, or memory to write to, never both.
+        // Memory may be executable or writable, never both.
         (
             libc::SYS_mmap,
             vec![one(bits(2, libc::PROT_EXEC, 0)?)?, one(bits(2, write_and_execute, libc::PROT_EXEC)?)?],
@@ -109,7 +108,7 @@ fn conditional() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::Backend
     ]))
 }
 
-/// `clone` with any of these makes a namespace.
+/// Flags of `clone` that create a namespace.
 const NEW_NAMESPACES: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -118,7 +117,7 @@ const NEW_NAMESPACES: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
 
-/// Calls of both programs, whatever the arguments.
+/// Calls of both programs, allowed with any arguments.
 const ALWAYS: &[c_long] = &[
     // Sockets.
     libc::SYS_accept,
@@ -202,7 +201,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_mincore,
     libc::SYS_mremap,
     libc::SYS_munmap,
-    // Threads, signals, and what a process asks about itself.
+    // Threads, signals and information about the process itself.
     libc::SYS_exit,
     libc::SYS_exit_group,
     libc::SYS_getegid,
@@ -230,7 +229,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_uname,
 ];
 
-/// Calls of the C library on x86-64 for which newer architectures have only the forms above.
+/// Calls of the C library on x86-64. Newer architectures have only the forms above.
 #[cfg(target_arch = "x86_64")]
 const X86_64: &[c_long] = &[
     libc::SYS_access,
@@ -256,7 +255,7 @@ const X86_64: &[c_long] = &[
     libc::SYS_unlink,
 ];
 
-/// Calls that start a program and wait for its end.
+/// Calls that start a program and wait for it to exit.
 const CHILDREN: &[c_long] = &[
     libc::SYS_execve,
     libc::SYS_kill,

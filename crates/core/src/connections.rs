@@ -1,7 +1,8 @@
-//! Which connections a server keeps: caps in all, by source address and by identity, and which are closed when there is no room.
+//! Connection limits of a server: in total, per source address and per identity.
 //!
-//! A connection is *unproven* unless its server says otherwise: it has not authenticated, has not sent a whole request, or has no call
-//! in progress. Only such connections make room for others, the oldest first, so an unused connection never keeps out a used one.
+//! A connection is *unproven* in three cases: it has not authenticated, it has not sent a whole request, or it has no
+//! call in progress. At a limit the server closes the oldest unproven connection to make room, so an unused connection
+//! never keeps out one that is used.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
@@ -18,93 +19,95 @@ use tracing::warn;
 
 use crate::logging::Throttle;
 
-/// Lost connections are logged this often at most.
-const BETWEEN_WARNINGS: Duration = Duration::from_secs(10);
+/// Minimum interval between two log lines about refused connections.
+const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How many connections there may be at the same time.
+/// Maximum numbers of simultaneous connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// In all.
+    /// Maximum in total.
     pub most: usize,
-    /// From one source address; `None` for no limit.
+    /// Maximum per source address; `None` for no limit.
     pub by_address: Option<usize>,
-    /// Proven ones of one identity; `None` for no limit.
+    /// Maximum of proven connections per identity; `None` for no limit.
     pub by_identity: Option<usize>,
-    /// Unproven ones.
+    /// Maximum of unproven connections.
     pub unproven: usize,
 }
 
-/// The connections of a server.
+/// Table of a server's connections.
 #[derive(Debug)]
 pub struct Connections {
     limits: Limits,
-    state: Mutex<State>,
-    /// Connections closed because there was no room for them, and calls refused because their identity has too many.
+    state: Mutex<Table>,
+    /// Number of connections closed for lack of room, plus calls refused because their identity was at its limit.
     refused: AtomicU64,
-    /// Unproven connections closed to make room.
+    /// Number of unproven connections closed to make room.
     shed: AtomicU64,
-    said: Throttle,
+    refusals: Throttle,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Table {
     next: u64,
     open: usize,
-    addresses: HashMap<IpAddr, Address>,
-    /// The oldest first.
-    unproven: BTreeMap<u64, (IpAddr, Arc<Place>)>,
-    /// The identities of proven connections, where they are known.
+    addresses: HashMap<IpAddr, AddressConnections>,
+    /// Unproven connections by id, hence the oldest first.
+    unproven: BTreeMap<u64, (IpAddr, Arc<Slot>)>,
+    /// Identities of proven connections, where known.
     proven: HashMap<u64, Arc<str>>,
-    /// How many proven connections each identity has.
+    /// Number of proven connections per identity.
     identities: HashMap<Arc<str>, usize>,
 }
 
 #[derive(Debug, Default)]
-struct Address {
+struct AddressConnections {
     open: usize,
-    /// The oldest first.
+    /// Ids of unproven connections, the oldest first.
     unproven: BTreeSet<u64>,
 }
 
-/// What a connection and the table share.
+/// Table that a connection shares with the table.
 #[derive(Debug, Default)]
-struct Place {
-    /// Another connection has it now.
+struct Slot {
+    /// The connection was removed from the table to make room for another one.
     lost: AtomicBool,
-    told: Notify,
+    closing: Notify,
 }
 
-/// A connection's place in the table, given back when dropped.
+/// A connection's entry in the table, removed on drop.
 #[derive(Debug)]
 pub struct Admitted {
     connections: Arc<Connections>,
     id: u64,
     from: IpAddr,
-    place: Arc<Place>,
+    slot: Arc<Slot>,
 }
 
 impl Connections {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new(limits: Limits) -> Arc<Self> {
         Arc::new(Self {
             limits,
             state: Mutex::default(),
             refused: AtomicU64::new(0),
             shed: AtomicU64::new(0),
-            said: Throttle::new(BETWEEN_WARNINGS),
+            refusals: Throttle::new(WARNING_INTERVAL),
         })
     }
 
-    /// Takes a connection in, unproven; `None`: there is no room, close it. `scarce`: something else than these limits, such as
-    /// descriptors, is nearly used up.
+    /// Admits a connection as unproven. Returns `None` if there is no room; the caller then closes the connection.
+    ///
+    /// `scarce` says that another resource, such as file descriptors, is nearly used up. An unproven connection then
+    /// makes room.
     pub fn admit(self: &Arc<Self>, from: IpAddr, scarce: bool) -> Option<Admitted> {
         let from = from.to_canonical();
         let Limits { most, by_address, unproven, .. } = self.limits;
         let mut state = self.state();
         let mut room = true;
-        let at_home = state.addresses.get(&from);
-        if by_address.is_some_and(|most| at_home.is_some_and(|address| address.open >= most)) {
-            let oldest = at_home.and_then(|address| address.unproven.first()).copied();
+        let same_address = state.addresses.get(&from);
+        if by_address.is_some_and(|most| same_address.is_some_and(|address| address.open >= most)) {
+            let oldest = same_address.and_then(|address| address.unproven.first()).copied();
             room &= self.shed(&mut state, oldest);
         }
         if room && (scarce || state.open >= most || state.unproven.len() >= unproven) {
@@ -115,65 +118,66 @@ impl Connections {
             let open = state.open;
             drop(state);
             self.refused.fetch_add(1, Ordering::Relaxed);
-            if let Some(more) = self.said.admit(Instant::now()) {
-                warn!(%from, open, more, "a connection is closed: there are as many as allowed, and none is unproven");
+            if let Some(more) = self.refusals.admit(Instant::now()) {
+                warn!(%from, open, more, "connection closed: the limit is reached and no connection is unproven");
             }
             return None;
         }
         let id = state.next;
-        let place = Arc::<Place>::default();
+        let slot = Arc::<Slot>::default();
         state.next += 1;
         state.open += 1;
         state.addresses.entry(from).or_default().open += 1;
-        state.doubt(id, from, &place);
-        Some(Admitted { connections: Arc::clone(self), id, from, place })
+        state.add_unproven(id, from, &slot);
+        Some(Admitted { connections: Arc::clone(self), id, from, slot })
     }
 
-    /// Takes an unproven connection's place away.
-    fn shed(&self, state: &mut State, id: Option<u64>) -> bool {
-        let Some((from, place)) = id.and_then(|id| state.trust(id)) else { return false };
-        state.leave(from);
-        place.lost.store(true, Ordering::Relaxed);
-        place.told.notify_one();
+    /// Removes an unproven connection from the table and asks its task to close it.
+    fn shed(&self, state: &mut Table, id: Option<u64>) -> bool {
+        let Some((from, slot)) = id.and_then(|id| state.remove_unproven(id)) else { return false };
+        state.close(from);
+        slot.lost.store(true, Ordering::Relaxed);
+        slot.closing.notify_one();
         self.shed.fetch_add(1, Ordering::Relaxed);
         true
     }
 
-    /// How many there are.
+    /// Returns the number of open connections.
     pub fn open(&self) -> usize {
         self.state().open
     }
 
-    /// How many of them are unproven.
+    /// Returns the number of unproven connections.
     pub fn unproven(&self) -> usize {
         self.state().unproven.len()
     }
 
-    /// How many were closed since the start because there was no room for them, and how many calls were refused because their identity
-    /// had too many.
+    /// Returns the number of connections closed for lack of room since the start, plus the calls refused because their
+    /// identity was at its limit.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// How many unproven ones were closed since the start to make room.
+    /// Returns the number of unproven connections closed to make room since the start.
     pub fn sheds(&self) -> u64 {
         self.shed.load(Ordering::Relaxed)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Table> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl Table {
     /// Counts a connection as unproven.
-    fn doubt(&mut self, id: u64, from: IpAddr, place: &Arc<Place>) {
+    fn add_unproven(&mut self, id: u64, from: IpAddr, slot: &Arc<Slot>) {
         self.addresses.entry(from).or_default().unproven.insert(id);
-        self.unproven.insert(id, (from, Arc::clone(place)));
+        self.unproven.insert(id, (from, Arc::clone(slot)));
     }
 
-    /// Counts a proven connection for an identity, unless it has `most` already; returns whether it is counted.
-    fn belong(&mut self, id: u64, identity: &Arc<str>, most: Option<usize>) -> bool {
+    /// Counts a proven connection for an identity, unless the identity has `most` already. Returns whether it is
+    /// counted.
+    fn count_for_identity(&mut self, id: u64, identity: &Arc<str>, most: Option<usize>) -> bool {
         if self.proven.contains_key(&id) {
             return true;
         }
@@ -186,8 +190,8 @@ impl State {
         true
     }
 
-    /// No longer counts a connection for an identity.
-    fn part(&mut self, id: u64) {
+    /// Stops counting a connection for its identity.
+    fn release_identity(&mut self, id: u64) {
         let Some(identity) = self.proven.remove(&id) else { return };
         if let Entry::Occupied(mut count) = self.identities.entry(identity) {
             *count.get_mut() -= 1;
@@ -197,17 +201,17 @@ impl State {
         }
     }
 
-    /// No longer counts a connection as unproven.
-    fn trust(&mut self, id: u64) -> Option<(IpAddr, Arc<Place>)> {
-        let (from, place) = self.unproven.remove(&id)?;
+    /// Stops counting a connection as unproven.
+    fn remove_unproven(&mut self, id: u64) -> Option<(IpAddr, Arc<Slot>)> {
+        let (from, slot) = self.unproven.remove(&id)?;
         if let Some(address) = self.addresses.get_mut(&from) {
             address.unproven.remove(&id);
         }
-        Some((from, place))
+        Some((from, slot))
     }
 
-    /// Counts a connection from this address as gone.
-    fn leave(&mut self, from: IpAddr) {
+    /// Removes a connection from the totals of its source address and of the table.
+    fn close(&mut self, from: IpAddr) {
         self.open -= 1;
         if let Some(address) = self.addresses.get_mut(&from) {
             address.open -= 1;
@@ -219,54 +223,52 @@ impl State {
 }
 
 impl Admitted {
-    /// Makes the connection proven: it is not closed for others.
+    /// Marks the connection as proven, so it is not closed to make room.
     pub fn prove(&self) {
-        self.connections.state().trust(self.id);
+        self.connections.state().remove_unproven(self.id);
     }
 
-    /// Makes the connection proven by an identity, for which it is counted until it is unproven again or ends. Fails if the identity has
-    /// as many proven connections as it may have; the connection stays as it is then.
+    /// Marks the connection as proven by an identity. The identity counts it until it is unproven again or ends.
     ///
-    /// # Errors
-    /// That number.
+    /// Returns the limit if the identity is at its limit. The connection's state is then unchanged.
     pub fn prove_by(&self, identity: &Arc<str>) -> Result<(), usize> {
         let most = self.connections.limits.by_identity;
         let mut state = self.connections.state();
-        if state.belong(self.id, identity, most) {
-            state.trust(self.id);
+        if state.count_for_identity(self.id, identity, most) {
+            state.remove_unproven(self.id);
             return Ok(());
         }
         drop(state);
         self.connections.refused.fetch_add(1, Ordering::Relaxed);
         let most = most.unwrap_or_default();
-        if let Some(more) = self.connections.said.admit(Instant::now()) {
-            warn!(from = %self.from, identity = &**identity, most, more, "an identity has as many connections as allowed");
+        if let Some(more) = self.connections.refusals.admit(Instant::now()) {
+            warn!(from = %self.from, identity = &**identity, most, more, "identity is at its limit of connections; call refused");
         }
         Err(most)
     }
 
-    /// Makes the connection unproven again, as one that waits for its next request. It keeps its age.
-    pub fn doubt(&self) {
+    /// Marks the connection as unproven again while it waits for its next request. It keeps its age.
+    pub fn mark_unproven(&self) {
         let mut state = self.connections.state();
-        state.part(self.id);
-        if !self.place.lost.load(Ordering::Relaxed) {
-            state.doubt(self.id, self.from, &self.place);
+        state.release_identity(self.id);
+        if !self.slot.lost.load(Ordering::Relaxed) {
+            state.add_unproven(self.id, self.from, &self.slot);
         }
     }
 
     /// Waits until the connection must be closed to make room.
     pub async fn shed(&self) {
-        self.place.told.notified().await;
+        self.slot.closing.notified().await;
     }
 }
 
 impl Drop for Admitted {
     fn drop(&mut self) {
         let mut state = self.connections.state();
-        state.part(self.id);
-        state.trust(self.id);
-        if !self.place.lost.load(Ordering::Relaxed) {
-            state.leave(self.from);
+        state.release_identity(self.id);
+        state.remove_unproven(self.id);
+        if !self.slot.lost.load(Ordering::Relaxed) {
+            state.close(self.from);
         }
     }
 }
@@ -281,13 +283,13 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    /// Whether a connection has been told to go.
+    /// Returns whether the table has asked the connection to close.
     fn is_shed(admitted: &Admitted) -> bool {
-        admitted.place.lost.load(Ordering::Relaxed)
+        admitted.slot.lost.load(Ordering::Relaxed)
     }
 
     #[test]
-    fn unproven_connections_make_room_the_oldest_first() {
+    fn the_oldest_unproven_connection_makes_room() {
         let table = Connections::new(Limits { most: 3, ..ROOMY });
         let [first, second, third] = [1, 2, 3].map(|last| table.admit(from(last), false).unwrap());
         first.prove();
@@ -298,11 +300,11 @@ mod tests {
         assert!(table.admit(from(5), false).is_none(), "all are proven");
         assert_eq!((table.open(), table.sheds(), table.refused()), (3, 1, 1));
         drop(second);
-        assert_eq!(table.open(), 3, "its place is another's");
+        assert_eq!(table.open(), 3, "another connection has its slot");
         drop(first);
         table.admit(from(5), false).unwrap();
         assert_eq!(table.open(), 2, "given back at once");
-        fourth.doubt();
+        fourth.mark_unproven();
         assert_eq!(table.unproven(), 1);
         drop((third, fourth));
         assert_eq!((table.open(), table.unproven()), (0, 0));
@@ -310,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_takes_room_from_itself_only() {
+    fn an_address_at_its_limit_closes_only_its_own_connections() {
         let table = Connections::new(Limits { by_address: Some(2), ..ROOMY });
         let other = table.admit(from(1), false).unwrap();
         let [first, second, third] = [(); 3].map(|()| table.admit(from(2), false).unwrap());
@@ -324,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_has_so_many_proven_connections_and_no_more() {
+    fn an_identity_is_limited_in_proven_connections() {
         let table = Connections::new(Limits { most: 4, by_identity: Some(2), ..ROOMY });
         let [first, second, third] = [(); 3].map(|()| table.admit(from(1), false).unwrap());
         let [a, b] = ["a", "b"].map(Arc::<str>::from);
@@ -335,11 +337,11 @@ mod tests {
         assert_eq!((table.unproven(), table.refused()), (1, 1), "it stays unproven");
         third.prove_by(&b).unwrap();
         first.prove_by(&b).unwrap();
-        second.doubt();
-        second.doubt();
+        second.mark_unproven();
+        second.mark_unproven();
         let fourth = table.admit(from(1), false).unwrap();
         fourth.prove_by(&a).unwrap();
-        assert_eq!(second.prove_by(&a), Err(2), "another connection has its place");
+        assert_eq!(second.prove_by(&a), Err(2), "another connection has its slot");
         drop(first);
         second.prove_by(&a).unwrap();
         drop((second, third, fourth));
@@ -347,12 +349,12 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_was_closed_for_another_is_counted_for_nobody() {
+    fn a_closed_connection_is_counted_for_no_identity() {
         let table = Connections::new(Limits { most: 1, by_identity: Some(1), ..ROOMY });
         let first = table.admit(from(1), false).unwrap();
         let second = table.admit(from(2), false).unwrap();
         let a = "a".into();
-        // Its call came before it was closed.
+        // The call arrived before the connection was closed.
         first.prove_by(&a).unwrap();
         drop(first);
         second.prove_by(&a).unwrap();
@@ -360,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn unproven_connections_have_a_cap_of_their_own_and_go_where_descriptors_are_scarce() {
+    fn unproven_connections_have_their_own_limit_and_close_when_descriptors_are_scarce() {
         let table = Connections::new(Limits { unproven: 2, ..ROOMY });
         let mut kept: Vec<_> = (0..5).map(|last| table.admit(from(last), false).unwrap()).collect();
         assert_eq!(kept.iter().map(is_shed).collect::<Vec<_>>(), [true, true, true, false, false]);
@@ -368,12 +370,12 @@ mod tests {
         kept.push(table.admit(from(9), true).unwrap());
         kept.iter().for_each(Admitted::prove);
         assert!(table.admit(from(9), true).is_none());
-        kept[0].doubt();
-        assert_eq!(table.unproven(), 0, "its place is gone already");
+        kept[0].mark_unproven();
+        assert_eq!(table.unproven(), 0, "its slot is gone already");
     }
 
     #[tokio::test]
-    async fn a_connection_that_is_shed_is_told_whenever_it_asks() {
+    async fn a_shed_connection_is_notified_even_if_it_waits_later() {
         let table = Connections::new(Limits { most: 1, ..ROOMY });
         let first = table.admit(from(1), false).unwrap();
         let _second = table.admit(from(2), false).unwrap();

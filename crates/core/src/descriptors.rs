@@ -1,8 +1,8 @@
-//! The limit of open files: raised at the start, and a part of it kept for other things than connections that come in.
+//! The limit of open files: raised at the start, with a reserve that incoming connections do not get.
 //!
-//! The kernel gives the lowest free number, so a descriptor close below the limit says that nearly all are in use. A server
-//! closes a connection with such a descriptor at once: accepting never fails for want of one, and files (certificates, tokens,
-//! configuration) can be opened whatever comes in.
+//! The kernel assigns the lowest free number, so a descriptor close to the limit shows that nearly all are in use. A
+//! server closes a connection with such a descriptor at once. Accepting therefore never fails for lack of a descriptor,
+//! and files (certificates, tokens, configuration) can be opened under any load.
 
 use std::{
     os::fd::{AsRawFd, RawFd},
@@ -12,15 +12,15 @@ use std::{
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::{info, warn};
 
-/// Descriptors that incoming connections do not get; at most a quarter of the limit.
+/// Number of descriptors reserved for other uses than incoming connections; at most a quarter of the limit.
 const RESERVE: u64 = 256;
-/// With fewer files than this, a warning is logged.
-const ENOUGH: u64 = 8_192;
+/// Limit of open files below which a warning is logged.
+const LOW_LIMIT: u64 = 8_192;
 
-/// The limit in force.
+/// Limit in force, set by [`raise`].
 static LIMIT: OnceLock<u64> = OnceLock::new();
 
-/// Raises the process's limit of open files as far as it may be raised; the result is the limit in force.
+/// Raises the process's limit of open files as far as permitted and returns the limit in force.
 pub fn raise() -> u64 {
     *LIMIT.get_or_init(|| {
         let (soft, hard) = match getrlimit(Resource::RLIMIT_NOFILE) {
@@ -37,7 +37,7 @@ pub fn raise() -> u64 {
                 soft
             }
         };
-        if limit < ENOUGH {
+        if limit < LOW_LIMIT {
             warn!(
                 limit,
                 "the hard limit of open files is low, and each connection needs one: raise it with ulimit -Hn, LimitNOFILE= or \
@@ -50,12 +50,12 @@ pub fn raise() -> u64 {
     })
 }
 
-/// Whether an incoming connection's descriptor is one of those kept for other things, so that it is to be closed.
+/// Returns whether an incoming connection's descriptor is in the reserve; the server then closes the connection.
 pub fn is_reserved(descriptor: &impl AsRawFd) -> bool {
     LIMIT.get().is_some_and(|limit| in_reserve(descriptor.as_raw_fd(), *limit))
 }
 
-/// How many connections the limit leaves room for.
+/// Returns the number of connections that the limit has room for.
 pub fn for_connections() -> usize {
     usize::try_from(raise() - reserve(raise())).unwrap_or(usize::MAX)
 }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_descriptors_are_not_for_connections() {
+    fn descriptors_in_the_reserve_are_not_for_connections() {
         for (descriptor, limit, reserved) in [
             (0, 1_024, false),
             (767, 1_024, false),

@@ -1,8 +1,9 @@
-//! How the control plane says which texts it has read, and others see that these are theirs.
+//! Fingerprints of configuration texts. The control plane reports those it has read, and a reader compares them with
+//! its own.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-/// Tells texts of configuration files apart, within one build of the programs.
+/// Returns a hash that distinguishes texts of configuration files within one build of the programs.
 pub fn fingerprint(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);

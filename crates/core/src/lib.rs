@@ -1,8 +1,8 @@
-//! The words all of Skysail shares: names, SPIFFE ids, fingerprints, logging, printing, limits of connections and files, shutdown,
-//! access to admin pages.
+//! The definitions that all of Skysail shares: names, SPIFFE ids, fingerprints, logging, printing, limits of
+//! connections and files, shutdown, access to admin pages.
 //!
-//! This crate depends on no other crate of the project and knows no protocol. What stands here is what at
-//! least two other crates would otherwise have to define each for itself.
+//! This crate depends on no other crate of the project and knows no protocol. It holds only what at least two other
+//! crates would otherwise define separately.
 
 pub mod confine;
 pub mod connections;

@@ -1,20 +1,20 @@
-//! Access to admin pages without a credential: for callers in the server's own network namespace, except a browser that a
-//! foreign web page drives.
+//! Access to admin pages without a credential: granted to callers in the server's own network namespace, except to a
+//! browser that a foreign web page drives.
 //!
-//! A browser on the same machine also calls from loopback. A foreign page can make it send requests across origins, and can
-//! point a name of its own to 127.0.0.1 (DNS rebinding) to read the answers. The first is visible in `Origin` (RFC 6454) and
-//! `Sec-Fetch-Site` (W3C Fetch Metadata), the second in `Host`, which then carries the foreign name.
+//! A browser on the same machine also calls from loopback. A foreign page can make it send requests across origins, and
+//! can point a name of its own to 127.0.0.1 (DNS rebinding) to read the answers. The first is visible in `Origin` (RFC
+//! 6454) and `Sec-Fetch-Site` (W3C Fetch Metadata), the second in `Host`, which then carries the foreign name.
 
 use std::net::IpAddr;
 
 use thiserror::Error;
 
-/// A request to an admin port, as far as access depends on it. Fields may be repeated; each value must be good.
+/// Properties of a request to an admin port that decide access. Fields may be repeated; each value must pass.
 #[derive(Clone, Debug)]
 pub struct Caller<'a> {
-    /// The server's end of the connection, if known.
+    /// Address of the server's end of the connection, if known.
     pub local: Option<IpAddr>,
-    /// The caller's end.
+    /// Address of the caller's end.
     pub remote: IpAddr,
     /// Values of `Host`, and the authority of the request target.
     pub hosts: Vec<&'a [u8]>,
@@ -24,13 +24,13 @@ pub struct Caller<'a> {
     pub sites: Vec<&'a [u8]>,
 }
 
-/// Why a caller is not served.
+/// Reason why a caller is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
-    /// It is elsewhere in the network.
+    /// The caller is outside this network namespace.
     #[error("the caller is not on this machine or in this pod")]
     Elsewhere,
-    /// The host has a name that somebody else's DNS may have pointed here.
+    /// `Host` is a name that foreign DNS may have pointed to this server.
     #[error("the field Host must be an IP address or localhost, as protection against DNS rebinding")]
     Host,
     /// A browser sends the request for a page of another origin.
@@ -39,10 +39,9 @@ pub enum Refusal {
 }
 
 impl Caller<'_> {
-    /// Checks that the caller is in this network namespace and not driven by a foreign web page.
+    /// Checks that the caller is in this network namespace and that no foreign web page drives it.
     ///
-    /// # Errors
-    /// When it is not.
+    /// Returns the reason why the caller is refused.
     pub fn check(&self) -> Result<(), Refusal> {
         if !self.is_here() {
             return Err(Refusal::Elsewhere);
@@ -61,8 +60,9 @@ impl Caller<'_> {
         Ok(())
     }
 
-    /// Both ends have loopback addresses, or the same address. The kernel drops packets that arrive from outside with an address of
-    /// its own. One loopback end is not enough: a sidecar hands connections of others on to the pod's address from 127.0.0.6.
+    /// Returns whether both ends have loopback addresses, or the same address. The kernel drops packets from outside
+    /// that carry one of its own addresses. One loopback end is not enough: a sidecar forwards connections of other
+    /// pods to the pod's address from 127.0.0.6.
     fn is_here(&self) -> bool {
         let remote = self.remote.to_canonical();
         match self.local.map(|local| local.to_canonical()) {
@@ -72,7 +72,8 @@ impl Caller<'_> {
     }
 }
 
-/// Whether a host, with or without a port, is an address or `localhost`: no DNS server decides where these lead.
+/// Returns whether a host, with or without a port, is an address or `localhost`. No DNS server decides where these
+/// lead.
 fn is_here(host: &[u8]) -> bool {
     let Ok(host) = std::str::from_utf8(host) else { return false };
     let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {

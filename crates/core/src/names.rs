@@ -1,40 +1,41 @@
-//! Names that both halves of the mesh build and take apart.
+//! Names that both halves of the mesh build and parse.
 //!
-//! They are Istio's, because dashboards, `EnvoyFilter`s and the other half of a mixed mesh match on them.
+//! The names are Istio's, because dashboards, `EnvoyFilter`s and the other half of a mixed mesh match on them.
 
 use std::fmt;
 
-/// The port a sidecar takes redirected outbound connections on.
+/// Port on which a sidecar accepts redirected outbound connections.
 pub const OUTBOUND_PORT: u16 = 15001;
-/// The port a sidecar takes redirected inbound connections on.
+/// Port on which a sidecar accepts redirected inbound connections.
 pub const INBOUND_PORT: u16 = 15006;
-/// The sidecar's admin page.
+/// Port of the sidecar's admin page.
 pub const ADMIN_PORT: u16 = 15000;
-/// Readiness: `/healthz/ready`.
+/// Port of readiness: `/healthz/ready`.
 pub const HEALTH_PORT: u16 = 15021;
-/// Metrics: `/stats/prometheus`.
+/// Port of metrics: `/stats/prometheus`.
 pub const METRICS_PORT: u16 = 15090;
-/// Discovery and certificates over TLS.
+/// Port of discovery and certificates over TLS.
 pub const DISCOVERY_TLS_PORT: u16 = 15012;
-/// Discovery in plain text.
+/// Port of discovery in plain text.
 pub const DISCOVERY_PLAIN_PORT: u16 = 15010;
-/// The control plane's admin page and metrics.
+/// Port of the control plane's admin page and metrics.
 pub const CONTROL_ADMIN_PORT: u16 = 15014;
 
-/// Metadata of a proxy's node by which it says that virtual hosts may come one by one (VHDS): `"true"`.
+/// Key of node metadata: the proxy subscribes to virtual hosts one by one (VHDS). Value `"true"`.
 pub const TAKES_VIRTUAL_HOSTS: &str = "SKYSAIL_VHDS";
-/// Metadata of a proxy's node by which it says that it takes the addresses of names that the control plane looked up,
-/// by endpoint discovery: `"true"`.
+/// Key of node metadata: the proxy takes the addresses of names that the control plane resolved from endpoint
+/// discovery. Value `"true"`.
 pub const TAKES_RESOLVED_NAMES: &str = "SKYSAIL_RESOLVED";
-/// Our own metadata of resources.
+/// Filter name of our own metadata in resources.
 pub const METADATA: &str = "skysail";
-/// Key in it, of the virtual host for `*`: also takes hosts that the control plane has not answered about: `"true"`.
+/// Key in [`METADATA`] of the virtual host for `*`: it also serves hosts for which the control plane has not answered.
+/// Value `"true"`.
 pub const TAKES_UNANSWERED: &str = "takes_unanswered";
 
-/// The audience a service account token must carry to be good for the certificate authority.
+/// Audience that the certificate authority requires in a service account token.
 pub const TOKEN_AUDIENCE: &str = "istio-ca";
 
-/// Which way a cluster's traffic goes, seen from the workload.
+/// Direction of a cluster's traffic, as seen from the workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// Into the workload.
@@ -44,7 +45,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The word in cluster names.
+    /// Returns the word used in cluster names.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Inbound => "inbound",
@@ -53,31 +54,31 @@ impl Direction {
     }
 }
 
-/// A cluster name in Istio's form, `outbound|9080|v1|reviews.default.svc.cluster.local`.
+/// Cluster name in Istio's form, `outbound|9080|v1|reviews.default.svc.cluster.local`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClusterName<'a> {
-    /// Which way its traffic goes.
+    /// Direction of its traffic.
     pub direction: Direction,
-    /// The service port.
+    /// Port of the service.
     pub port: u16,
-    /// The subset of a DestinationRule; empty for the whole service.
+    /// Subset of a DestinationRule; empty for the whole service.
     pub subset: &'a str,
-    /// The service's fully qualified name; empty for inbound clusters.
+    /// Fully qualified name of the service; empty for inbound clusters.
     pub host: &'a str,
 }
 
 impl<'a> ClusterName<'a> {
-    /// Names an outbound cluster.
+    /// Returns the name of an outbound cluster.
     pub const fn outbound(port: u16, subset: &'a str, host: &'a str) -> Self {
         Self { direction: Direction::Outbound, port, subset, host }
     }
 
-    /// Names the inbound cluster of a container port.
+    /// Returns the name of the inbound cluster of a container port.
     pub const fn inbound(port: u16) -> Self {
         Self { direction: Direction::Inbound, port, subset: "", host: "" }
     }
 
-    /// Takes a name apart; `None` for names that are not of this form, such as `PassthroughCluster`.
+    /// Parses a cluster name. Returns `None` for names of another form, such as `PassthroughCluster`.
     pub fn parse(name: &'a str) -> Option<Self> {
         let mut parts = name.split('|');
         let direction = match parts.next()? {
@@ -90,7 +91,7 @@ impl<'a> ClusterName<'a> {
         parts.next().is_none().then_some(Self { direction, port, subset, host })
     }
 
-    /// The server name a sidecar sends in TLS for this cluster, `outbound_.9080_.v1_.host`.
+    /// Returns the server name that a sidecar sends in TLS for this cluster, `outbound_.9080_.v1_.host`.
     pub fn sni(&self) -> String {
         format!("{}_.{}_.{}_.{}", self.direction.as_str(), self.port, self.subset, self.host)
     }
@@ -102,7 +103,7 @@ impl fmt::Display for ClusterName<'_> {
     }
 }
 
-/// The fully qualified name of a Kubernetes service.
+/// Returns the fully qualified name of a Kubernetes service.
 pub fn service_fqdn(name: &str, namespace: &str, domain: &str) -> String {
     format!("{name}.{namespace}.svc.{domain}")
 }

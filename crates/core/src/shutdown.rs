@@ -1,36 +1,36 @@
-//! Shutdown in two steps: *drain* (no new work, finish what runs) and *stop*.
+//! Shutdown in two steps: *drain* (accept no new work, finish what runs) and *stop*.
 //!
-//! One [`Trigger`] tells any number of [`Shutdown`] handles. A task that must finish before the process may
-//! exit holds a [`Guard`]; [`Trigger::drained`] waits for the last of them.
+//! One [`Trigger`] signals any number of [`Shutdown`] handles. A task that must finish before the process may exit
+//! holds a [`Guard`]; [`Trigger::drained`] waits for the last of them.
 
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
 };
 
-/// Starts the drain and waits for its end.
+/// Sender side: starts the drain and waits for its end.
 #[derive(Debug)]
 pub struct Trigger {
     draining: watch::Sender<bool>,
     guards: mpsc::Receiver<()>,
-    /// Kept so that guards can be taken until the drain starts.
+    /// Sender that guards are cloned from until the drain starts.
     guard: Option<mpsc::Sender<()>>,
 }
 
-/// Tells a task that the process drains. Cheap to clone.
+/// Receiver side, by which a task learns that the process drains. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Shutdown {
     draining: watch::Receiver<bool>,
     guard: mpsc::WeakSender<()>,
 }
 
-/// Work that must finish before the process exits.
+/// Guard of work that must finish before the process exits.
 #[derive(Clone, Debug)]
 pub struct Guard {
     _held: Option<mpsc::Sender<()>>,
 }
 
-/// Makes a trigger and the first of its handles.
+/// Creates a trigger and the first of its handles.
 pub fn channel() -> (Trigger, Shutdown) {
     let (draining, watching) = watch::channel(false);
     let (guard, guards) = mpsc::channel(1);
@@ -39,30 +39,30 @@ pub fn channel() -> (Trigger, Shutdown) {
 }
 
 impl Trigger {
-    /// Tells every handle to drain.
+    /// Signals every handle to drain.
     pub fn drain(&mut self) {
         self.guard = None;
         self.draining.send_replace(true);
     }
 
-    /// Waits until every guard is gone. Call [`Self::drain`] first.
+    /// Waits until every guard is dropped. Call [`Self::drain`] first.
     pub async fn drained(&mut self) {
         while self.guards.recv().await.is_some() {}
     }
 }
 
 impl Shutdown {
-    /// True once the drain has begun.
+    /// Returns whether the drain has begun.
     pub fn is_draining(&self) -> bool {
         *self.draining.borrow()
     }
 
-    /// Waits for the drain to begin; also ends when the trigger is gone.
+    /// Waits for the drain to begin; also returns when the trigger is dropped.
     pub async fn draining(&mut self) {
         let _ = self.draining.wait_for(|draining| *draining).await;
     }
 
-    /// Holds up the exit until the guard is dropped.
+    /// Returns a guard that delays the exit until it is dropped.
     pub fn guard(&self) -> Guard {
         Guard { _held: self.guard.upgrade() }
     }
@@ -70,8 +70,7 @@ impl Shutdown {
 
 /// Waits for SIGTERM or SIGINT and returns its name.
 ///
-/// # Errors
-/// When the process may not install signal handlers.
+/// Fails if the process may not install signal handlers.
 pub async fn terminate() -> std::io::Result<&'static str> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     Ok(tokio::select! {

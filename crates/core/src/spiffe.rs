@@ -4,24 +4,24 @@
 
 use std::{fmt, str::FromStr};
 
-/// The identity of a service account.
+/// SPIFFE id of a service account.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpiffeId {
-    /// The trust domain, `cluster.local`.
+    /// Trust domain, `cluster.local`.
     pub trust_domain: String,
-    /// The Kubernetes namespace.
+    /// Kubernetes namespace.
     pub namespace: String,
-    /// The service account.
+    /// Name of the service account.
     pub service_account: String,
 }
 
-/// Why a text is not the SPIFFE id of a service account.
+/// Error for a text that is not the SPIFFE id of a service account.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0:?} is not of the form spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT")]
 pub struct InvalidSpiffeId(String);
 
 impl SpiffeId {
-    /// Puts an id together from its parts.
+    /// Creates an id from its parts.
     pub fn new(
         trust_domain: impl Into<String>,
         namespace: impl Into<String>,
@@ -34,7 +34,8 @@ impl SpiffeId {
         }
     }
 
-    /// The form AuthorizationPolicy and metrics use, without the scheme: `cluster.local/ns/default/sa/reviews`.
+    /// Returns the principal, the form without the scheme that AuthorizationPolicy and metrics use:
+    /// `cluster.local/ns/default/sa/reviews`.
     pub fn principal(&self) -> String {
         format!("{}/ns/{}/sa/{}", self.trust_domain, self.namespace, self.service_account)
     }

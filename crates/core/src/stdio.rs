@@ -1,18 +1,18 @@
-//! Printing for people and scripts. `println!` and `eprintln!` panic when nobody reads any more, as in
-//! `skysail status | head -1`; here that is an error which leads to a quiet end.
+//! Printing for people and scripts. `println!` and `eprintln!` panic when the reader has closed the pipe, as in
+//! `skysail status | head -1`. Here that is an error, and the program ends without a message.
 
 use std::{
     fmt::Display,
     io::{self, Write as _},
 };
 
-/// Standard output takes no more.
+/// Error from writing to standard output.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to standard output: {0}")]
 pub struct PrintError(#[from] io::Error);
 
 impl PrintError {
-    /// Whether the reader has left, as `head` does when it has seen enough. Nobody need be told.
+    /// Returns whether the reader has closed the pipe, as `head` does after its last line. No message is needed then.
     pub fn reader_left(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
@@ -20,16 +20,14 @@ impl PrintError {
 
 /// Prints a text and a line break on standard output.
 ///
-/// # Errors
-/// When standard output is closed or full.
+/// Fails if standard output is closed or full.
 pub fn print(text: impl Display) -> Result<(), PrintError> {
     write(format!("{text}\n").as_bytes())
 }
 
-/// Writes bytes to standard output as they are.
+/// Writes bytes to standard output unchanged.
 ///
-/// # Errors
-/// When standard output is closed or full.
+/// Fails if standard output is closed or full.
 pub fn write(bytes: &[u8]) -> Result<(), PrintError> {
     let mut out = io::stdout().lock();
     out.write_all(bytes)?;
@@ -38,6 +36,6 @@ pub fn write(bytes: &[u8]) -> Result<(), PrintError> {
 
 /// Prints a text and a line break on standard error.
 pub fn tell(text: impl Display) {
-    // There is no place left to say that standard error is closed.
+    // There is nowhere to report that standard error is closed.
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }

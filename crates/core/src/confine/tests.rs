@@ -11,7 +11,7 @@ use nix::{
 
 use super::*;
 
-/// Runs `body` on a thread of its own, since a filter stays for a thread's lifetime.
+/// Runs `body` on its own thread, since a filter stays for the lifetime of a thread.
 fn confined<T: Send>(children: Children, body: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -24,15 +24,15 @@ fn confined<T: Send>(children: Children, body: impl FnOnce() -> T + Send) -> T {
 
 fn mapped(protection: ProtFlags) -> Result<(), Errno> {
     let length = std::num::NonZero::new(4096).unwrap();
-    // SAFETY: a new anonymous mapping, at an address of the kernel's choice, overlaps no memory in use. It is left to the
-    // end of the process.
+    // SAFETY: a new anonymous mapping, at an address that the kernel chooses, overlaps no memory in use. It stays
+    // mapped until the process exits.
     #[expect(unsafe_code, reason = "mmap has no safe form; the proof is above")]
     let mapped = unsafe { mmap_anonymous(None, length, protection, MapFlags::MAP_PRIVATE) };
     mapped.map(drop)
 }
 
 #[test]
-fn what_the_programs_need_goes_on() {
+fn calls_that_the_programs_need_are_allowed() {
     confined(Children::None, || {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a");
@@ -50,7 +50,7 @@ fn what_the_programs_need_goes_on() {
         for family in [AddressFamily::Unix, AddressFamily::Inet, AddressFamily::Inet6] {
             for kind in [SockType::Stream, SockType::Datagram] {
                 for flags in [SockFlag::empty(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK] {
-                    // A machine may be without IPv6.
+                    // The machine may lack IPv6.
                     let made = socket(family, kind, flags, None).map(drop);
                     assert!(
                         matches!(made, Ok(()) | Err(Errno::EAFNOSUPPORT)),
@@ -67,14 +67,14 @@ fn what_the_programs_need_goes_on() {
 }
 
 #[test]
-fn what_an_intruder_would_need_is_refused() {
+fn other_calls_are_refused() {
     confined(Children::None, || {
         assert_eq!(mapped(ProtFlags::PROT_WRITE | ProtFlags::PROT_EXEC), Err(Errno::ENOSYS));
         assert_eq!(unshare(CloneFlags::CLONE_NEWUSER), Err(Errno::ENOSYS));
         for family in [AddressFamily::Packet, AddressFamily::Inet, AddressFamily::Inet6, AddressFamily::Unix]
         {
             for flags in [SockFlag::empty(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK] {
-                // The header is the caller's with IPPROTO_RAW.
+                // With IPPROTO_RAW the caller writes the IP header.
                 let raw = socket(family, SockType::Raw, flags, SockProtocol::Raw);
                 assert_eq!(raw.map(drop), Err(Errno::ENOSYS), "{family:?}, {flags:?}");
             }
@@ -92,7 +92,7 @@ fn what_an_intruder_would_need_is_refused() {
 }
 
 #[test]
-fn a_program_that_starts_others_may_and_they_are_confined_too() {
+fn child_processes_may_be_started_and_are_confined_too() {
     let seen = confined(Children::Programs, || {
         Command::new("grep").args(["-E", "^(NoNewPrivs|Seccomp):", "/proc/self/status"]).output().unwrap()
     });

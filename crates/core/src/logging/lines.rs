@@ -1,8 +1,8 @@
-//! Log lines on their way to standard error.
+//! Buffer of log lines between the program and standard error.
 //!
-//! Standard error often is a pipe, and a write to a pipe blocks while its reader does not read. A thread of its own
-//! therefore writes, from a bounded buffer: whoever logs never waits. Lines that do not fit are lost and counted, and
-//! the log says so when there is room again. A reader that has gone costs the lines alone.
+//! Standard error often is a pipe, and a write to a pipe blocks while its reader does not read. A dedicated thread
+//! therefore writes from a bounded buffer, so no caller waits. Lines that do not fit are dropped and counted, and the
+//! log reports their number when there is room again. If the reader has closed the pipe, only the lines are lost.
 
 use std::{
     io::{self, Write},
@@ -11,46 +11,46 @@ use std::{
     time::Duration,
 };
 
-/// Most bytes that wait to be written.
+/// Maximum number of bytes that wait to be written.
 const MAX_WAITING: usize = 1 << 20;
-/// How long the end of the program waits for the last lines.
-const LAST_LINES: Duration = Duration::from_secs(1);
+/// Maximum time that the end of the program waits for the last lines.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A bounded buffer of lines.
+/// Bounded buffer of lines.
 #[derive(Debug)]
 pub(super) struct Lines {
-    state: Mutex<State>,
+    state: Mutex<BufferState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct BufferState {
     waiting: Vec<u8>,
-    /// A thread writes what waits; else everybody writes for himself.
+    /// The writer thread runs. Before it does, each caller writes to standard error itself.
     started: bool,
-    /// The thread has taken lines and not written them yet.
+    /// The writer thread has taken lines and not written them yet.
     writing: bool,
-    /// Lines lost since the start.
+    /// Number of lines lost since the start.
     lost: u64,
-    /// Lines lost that the log has not reported yet.
+    /// Number of lost lines that the log has not reported yet.
     unreported: u64,
 }
 
-/// The lines of this process.
+/// Lines of this process.
 pub(super) static LINES: Lines = Lines::new();
 
-/// Writes the lines that are left when it is dropped; to be kept until the program ends.
+/// Writes the remaining lines on drop. Keep it until the program ends.
 #[derive(Debug)]
 #[must_use = "the last lines are lost unless this is kept until the end"]
 pub struct Flush(());
 
 impl Drop for Flush {
     fn drop(&mut self) {
-        LINES.flush(LAST_LINES);
+        LINES.flush(FLUSH_TIMEOUT);
     }
 }
 
-/// One line.
+/// Writer of one line.
 pub(super) struct Line;
 
 impl Write for Line {
@@ -64,7 +64,7 @@ impl Write for Line {
     }
 }
 
-/// Starts the thread that writes, unless it has been started.
+/// Starts the writer thread, unless it runs already.
 pub(super) fn start() -> Flush {
     let mut state = LINES.lock();
     if !state.started {
@@ -76,16 +76,17 @@ pub(super) fn start() -> Flush {
 
 impl Lines {
     const fn new() -> Self {
-        let state = State { waiting: Vec::new(), started: false, writing: false, lost: 0, unreported: 0 };
+        let state =
+            BufferState { waiting: Vec::new(), started: false, writing: false, lost: 0, unreported: 0 };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here panics halfway.
+    fn lock(&self) -> MutexGuard<'_, BufferState> {
+        // No code that holds the lock panics halfway.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many lines were lost.
+    /// Returns the number of lost lines.
     pub(super) fn lost(&self) -> u64 {
         self.lock().lost
     }
@@ -105,7 +106,7 @@ impl Lines {
         }
     }
 
-    /// Writes what comes, for ever.
+    /// Writes lines as they arrive; never returns.
     fn run(&self, to: &mut impl Write) {
         loop {
             self.write_waiting(to);
@@ -136,9 +137,9 @@ impl Lines {
         self.changed.notify_all();
     }
 
-    /// Waits until all lines are written, at most so long.
+    /// Waits until all lines are written, at most for `limit`.
     fn flush(&self, limit: Duration) {
-        let left = |state: &mut State| state.started && (state.writing || !state.waiting.is_empty());
+        let left = |state: &mut BufferState| state.started && (state.writing || !state.waiting.is_empty());
         let _ = self.changed.wait_timeout_while(self.lock(), limit, left);
     }
 }
@@ -149,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// A reader that takes what is written only when it is let.
+    /// Writer whose every write waits until the test permits it.
     struct Slow(mpsc::Receiver<()>, Vec<u8>);
 
     impl Write for Slow {
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_reader_and_what_is_lost_is_reported() {
+    fn no_caller_waits_for_the_reader_and_lost_lines_are_reported() {
         let lines = started();
         let line = vec![b'x'; MAX_WAITING / 4];
         (0..6).for_each(|_| lines.push(&line));
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_nobody_reads_any_more_are_counted() {
+    fn lines_written_to_a_closed_pipe_are_counted_as_lost() {
         let lines = started();
         lines.push(b"a\nb\n");
         let (_, receiver) = mpsc::channel();

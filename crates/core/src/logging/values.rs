@@ -1,4 +1,4 @@
-//! How a log line is put together: the text and the JSON form, and how values get into both.
+//! Composition of a log line in text and JSON form, with escaped and truncated values.
 
 use std::{
     fmt::{self, Write},
@@ -22,15 +22,15 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// The longest value in a log line, in bytes as escaped.
+/// Maximum length of a value in a log line, in bytes after escaping.
 pub const LONGEST_VALUE: usize = 2_048;
 
-/// The field that holds an event's message.
+/// Name of the field that holds an event's message.
 const MESSAGE: &str = "message";
-/// Fields with this prefix say where an event of the `log` crate came from.
+/// Prefix of the fields that name the source of an event of the `log` crate.
 const LOG_CRATE: &str = "log.";
 
-/// Writes a value escaped and cut.
+/// Writes a value, escaped and truncated.
 pub(super) fn write_escaped(out: &mut dyn Write, value: fmt::Arguments<'_>) -> fmt::Result {
     let mut escaped = Escaped { out, left: LONGEST_VALUE, cut: 0 };
     escaped.write_fmt(value)?;
@@ -40,7 +40,7 @@ pub(super) fn write_escaped(out: &mut dyn Write, value: fmt::Arguments<'_>) -> f
     }
 }
 
-/// Passes text on escaped, up to a length; of what is longer it only counts the bytes, so a value of megabytes costs no memory.
+/// Writer that escapes text up to a length. It only counts the bytes beyond, so a value of megabytes costs no memory.
 struct Escaped<'a> {
     out: &'a mut dyn Write,
     left: usize,
@@ -69,15 +69,15 @@ impl Write for Escaped<'_> {
     }
 }
 
-/// Whether a character only adds a glyph to a line. The others: controls (Unicode category Cc), line and paragraph separators,
-/// marks and overrides of direction (UAX #9, section 2), characters without width, and tags.
+/// Returns whether a character only adds a glyph to a line. The others are controls (Unicode category Cc), line and
+/// paragraph separators, marks and overrides of direction (UAX #9, section 2), characters without width, and tags.
 fn is_harmless(c: char) -> bool {
     !(c.is_control()
         || matches!(c, '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
             | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'))
 }
 
-/// The fields of a line for people: the message, then `name=value`.
+/// Fields of a text line: the message, then `name=value`.
 pub(super) struct Text;
 
 impl<'writer> FormatFields<'writer> for Text {
@@ -114,7 +114,7 @@ impl Visit for TextLine<'_> {
     }
 }
 
-/// A line for log collectors: an object with `timestamp`, `level`, `fields` and `target`.
+/// JSON line for log collectors: an object with `timestamp`, `level`, `fields` and `target`.
 pub(super) struct Json;
 
 impl<S, N> FormatEvent<S, N> for Json
@@ -148,7 +148,7 @@ struct JsonLine<'a> {
     target: &'a str,
 }
 
-/// An event's fields in their order.
+/// Fields of an event in their order.
 #[derive(Default)]
 struct Fields(Vec<(&'static str, Value)>);
 
@@ -193,7 +193,7 @@ impl Visit for Fields {
     }
 }
 
-/// Limits how often something is logged that a peer can cause: at most once an interval.
+/// Rate limit of log lines that a peer can cause: at most one per interval.
 #[derive(Debug)]
 pub struct Throttle {
     interval: Duration,
@@ -201,12 +201,13 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// Lets through one event an interval.
+    /// Creates a throttle that admits one event per interval.
     pub const fn new(interval: Duration) -> Self {
         Self { interval, state: Mutex::new((None, 0)) }
     }
 
-    /// Whether to log an event now, and if so, how many have not been logged since the last one.
+    /// Returns the number of events suppressed since the last logged one if this event is to be logged, `None`
+    /// otherwise.
     pub fn admit(&self, now: Instant) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (last, suppressed) = &mut *state;
@@ -256,7 +257,7 @@ mod tests {
         tracing::info!(proxy = id, %error, cause = ?error, count = 3, ok = true, "refused {id}");
     }
 
-    /// What the text and the JSON form make of a value.
+    /// Returns the text and the JSON form of a line with this value.
     fn lines(id: &str) -> [String; 2] {
         let sink = Sink::default();
         let writer = sink.clone();
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_megabyte_is_cut_wherever_it_stands() {
+    fn a_value_of_a_megabyte_is_truncated_in_every_field() {
         for unit in ["x", "ü", "\n", "\u{202e}"] {
             let id = unit.repeat((1 << 20) / unit.len());
             for line in lines(&id) {
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_peers_cause_is_logged_once_an_interval() {
+    fn a_throttle_admits_one_event_per_interval() {
         let throttle = Throttle::new(Duration::from_secs(1));
         let start = Instant::now();
         let at = |millis| throttle.admit(start + Duration::from_millis(millis));
