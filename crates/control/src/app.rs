@@ -96,7 +96,7 @@ impl ControlPlane {
         let paths: Vec<PathBuf> = args.config.iter().chain(&args.generated).cloned().collect();
         let mut folders = Folders::new(&paths)?;
         // All files are read before the first client connects. Otherwise a restart would delete resources for a moment.
-        publisher.apply(folders.look());
+        publisher.apply(folders.scan());
         if let Some(lookups) = lookups {
             lookups.start(&publisher).await;
         }

@@ -131,7 +131,7 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
     let what = format!("reading {}", shown.join(", "));
     let mut folders = Folders::new(&settings.config).context(&what)?;
     let mut files = Files::default();
-    for change in folders.look() {
+    for change in folders.scan() {
         files.take(News::of(change));
     }
 

@@ -50,7 +50,7 @@ impl Survey {
         let mut shown: Vec<_> = config.iter().map(|path| path.display().to_string()).collect();
         shown.extend(stdin.map(|_| STDIN[0].to_owned()));
         let shown = shown.join(", ");
-        let mut changes = Folders::new(config).context(format!("reading {shown}"))?.look();
+        let mut changes = Folders::new(config).context(format!("reading {shown}"))?.scan();
         changes.extend(stdin.map(|text| {
             let state = FileState::Text(text.to_owned());
             FileChange { layer: config.len(), path: STDIN[1].to_owned(), state }

@@ -1,13 +1,17 @@
-//! Configuration from folders of files, or single files, watched.
+//! Watches folders of configuration files, and single files.
 //!
-//! Any event means: look at everything again and see what differs. Events only say when, so lost, merged and
-//! misleading ones (editors rename, copy tools truncate first) do no harm. Two things need care. A file that is
-//! being written is half there, and taking it would remove what is still to come; so the look waits until the
-//! writer closes the file, up to a limit. And a folder can vanish and come back, so there is a look now and then
-//! without any event. A file is read again only if its metadata differ, or are so young that they may not tell.
+//! Any event causes a scan of everything, which finds the differences. Events only tell when to scan, so lost, merged
+//! and misleading events (editors rename, copy tools truncate first) do no harm. Two cases need care:
 //!
-//! A folder that cannot be read is an error by its name: what was read in it before stays in force until it can be read again or is
-//! gone, and all others are followed. Symbolic links to folders are followed, and each folder is read once, so circles do no harm.
+//! - A file that is being written is incomplete, and reading it would remove objects that are still to come. The scan
+//!   therefore waits until the writer closes the file, up to a limit.
+//! - A folder can vanish and come back, so a scan also happens at intervals without an event.
+//!
+//! A file is read again only if its metadata differ, or are too recent to prove that the file is unchanged.
+//!
+//! A folder that cannot be read is reported by name. The files last read in it stay in force until it can be read again
+//! or is removed, and all other folders are followed. Symbolic links to folders are followed, and each folder is read
+//! once, so cycles do no harm.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -32,75 +36,75 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// Changes that follow each other within this time are one.
+/// Changes that follow each other within this time are handled together.
 const SETTLE: Duration = Duration::from_millis(5);
-/// How long a file may stay open for writing before it is taken as it is.
+/// Maximum time that a file may stay open for writing before it is read as it is.
 const MAX_WAIT: Duration = Duration::from_millis(500);
-/// How often to look without an event.
-const LOOK: Duration = Duration::from_secs(10);
-/// Clocks of file systems are coarse: a file may change again within this time without a trace in its metadata.
-const COARSE: Duration = Duration::from_secs(2);
-/// Largest file that is read, in bytes. A parsed file takes up to 30 times its size in memory.
+/// Interval of scans without an event.
+const SCAN_INTERVAL: Duration = Duration::from_secs(10);
+/// Granularity of file system clocks: a second change within this time may leave the metadata unchanged.
+const CLOCK_GRANULARITY: Duration = Duration::from_secs(2);
+/// Maximum size of a file in bytes. A parsed file takes up to 30 times its size in memory.
 pub const MAX_FILE: u64 = 32 << 20;
 
-/// A file's new state.
+/// New state of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileChange {
-    /// Which folder it is in; later ones win.
+    /// Index of the folder that the file is in; later folders take precedence.
     pub layer: usize,
-    /// Its path.
+    /// Path of the file.
     pub path: String,
-    /// What stands in it now.
+    /// Current state of the file.
     pub state: FileState,
 }
 
-/// What became of a file.
+/// State of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileState {
-    /// It has this text.
+    /// The file has this text.
     Text(String),
-    /// It is there but cannot be read; what was read of it before, or in it, stays.
+    /// The file or folder exists but cannot be read; what was read of it before stays in force.
     Unreadable(String),
-    /// It is gone.
+    /// The file was removed.
     Gone,
 }
 
-/// Folders of files and what was last seen in them.
+/// Folders of files and the state found by the last scan.
 pub struct Folders {
     folders: Vec<PathBuf>,
     seen: Seen,
-    walked: Walked,
+    walked: FolderIds,
 }
 
-/// What was seen in each file, by folder and path.
+/// Last state of each file, by folder index and path.
 type Seen = BTreeMap<(usize, PathBuf), File>;
 
-/// Folders that were read, with what tells one from another that has come in its place.
-type Walked = BTreeMap<PathBuf, Id>;
+/// Folders that were read, each with an id that differs if another folder takes its place.
+type FolderIds = BTreeMap<PathBuf, FolderId>;
 
 /// Device and inode of a folder.
-type Id = (u64, u64);
+type FolderId = (u64, u64);
 
-fn id(metadata: &fs::Metadata) -> Id {
+fn folder_id(metadata: &fs::Metadata) -> FolderId {
     (metadata.dev(), metadata.ino())
 }
 
-/// What was last seen in a file.
+/// Last state of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct File {
     content: Content,
-    /// By which it is known not to have changed; absent where it may be too young for that.
+    /// Metadata that prove the file unchanged; absent if they are too recent for that.
     stamp: Option<Stamp>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Content {
-    /// A text of this fingerprint.
+    /// Fingerprint of the text.
     Text(u64),
     Unreadable(String),
 }
 
-/// Metadata of a file that differ when it was changed or replaced.
+/// Metadata of a file that differ once it is changed or replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stamp {
     changed: (i64, i64),
@@ -110,43 +114,43 @@ struct Stamp {
 }
 
 impl Stamp {
-    /// Of metadata read at a time.
+    /// Returns the stamp of metadata read at `at`, or `None` if they are too recent.
     fn of(metadata: &fs::Metadata, at: SystemTime) -> Option<Self> {
         let changed = (metadata.ctime(), metadata.ctime_nsec());
         let seconds = u64::try_from(changed.0).ok()?;
         let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds + 1))?;
-        let old = at.duration_since(time).is_ok_and(|age| age > COARSE);
+        let old = at.duration_since(time).is_ok_and(|age| age > CLOCK_GRANULARITY);
         let (length, device, inode) = (metadata.len(), metadata.dev(), metadata.ino());
         old.then_some(Self { changed, length, device, inode })
     }
 }
 
 impl Folders {
-    /// Nothing seen yet.
+    /// Creates the set with no file seen yet.
     ///
-    /// # Errors
-    /// When one is neither a folder nor a file, or there is no permission to read a file or folder in it: a policy may stand there.
+    /// Fails if a path is neither a folder nor a file, or if permission is missing to read a file or folder in it, as
+    /// it may hold a policy.
     pub fn new(folders: &[PathBuf]) -> io::Result<Self> {
-        let (seen, walked) = (Seen::new(), Walked::new());
-        let mut look = Look::new(&seen);
+        let (seen, walked) = (Seen::new(), FolderIds::new());
+        let mut scan = Scan::new(&seen);
         for (layer, folder) in folders.iter().enumerate() {
-            look.collect(folder, layer);
+            scan.collect(folder, layer);
         }
-        if let Some((path, error)) = look.failed {
+        if let Some((path, error)) = scan.failed {
             let text = format!("configuration {} cannot be read: {error}", path.display());
             return Err(io::Error::new(error.kind(), text));
         }
         Ok(Self { folders: folders.to_vec(), seen, walked })
     }
 
-    /// Looks at everything; gives what differs from the last time.
-    pub fn look(&mut self) -> Vec<FileChange> {
-        let mut look = Look::new(&self.seen);
+    /// Scans everything and returns the differences from the last scan.
+    pub fn scan(&mut self) -> Vec<FileChange> {
+        let mut scan = Scan::new(&self.seen);
         for (layer, folder) in self.folders.iter().enumerate() {
-            look.collect(folder, layer);
+            scan.collect(folder, layer);
         }
-        let Look { now, changes, walked, .. } = look;
-        // First, as what is gone may stand elsewhere now.
+        let Scan { now, changes, walked, .. } = scan;
+        // Removals come first, since a removed object may now be in another file.
         let gone = self.seen.keys().filter(|key| !now.contains_key(*key));
         let gone = gone.map(|(layer, path)| change(*layer, path, FileState::Gone));
         let changes = gone.chain(changes).collect();
@@ -154,20 +158,19 @@ impl Folders {
         changes
     }
 
-    /// Looks again whenever something happens, and hands what differs to `changed`, which may block, until
-    /// dropped.
+    /// Scans after each event and passes the differences to `changed`, which may block. Runs until dropped.
     ///
-    /// # Errors
-    /// When a look panicked.
+    /// Fails if a scan panicked.
     pub async fn watch(
         mut self,
         changed: impl Fn(Vec<FileChange>) + Send + Sync + 'static,
     ) -> Result<(), JoinError> {
         let changed = Arc::new(changed);
         let (sender, mut events) = mpsc::unbounded_channel();
-        let mut watch = Watch { events: sender, watcher: None, folders: Walked::new(), is_whole: false };
+        let mut watch =
+            Watch { events: sender, watcher: None, folders: FolderIds::new(), is_complete: false };
         loop {
-            // Watched first, so that a change which the look does not see is an event.
+            // Watch before the scan, so that a change which the scan misses causes an event.
             let follow = move || {
                 let is_new = watch.follow(&self.walked);
                 (self, watch, is_new)
@@ -176,46 +179,48 @@ impl Folders {
             (self, watch, is_new) = spawn_blocking(follow).await?;
             if is_new {
                 // The files of a new folder may not be complete yet.
-                watch.is_whole &= settle(&mut events, &watch.folders, SETTLE).await;
+                watch.is_complete &= settle(&mut events, &watch.folders, SETTLE).await;
             }
             let changed = Arc::clone(&changed);
-            let look = move || {
-                let changes = self.look();
+            let scan = move || {
+                let changes = self.scan();
                 if !changes.is_empty() {
                     changed(changes);
                 }
                 self
             };
-            self = spawn_blocking(look).await?;
+            self = spawn_blocking(scan).await?;
             if self.walked == watch.folders {
-                watch.is_whole &= settle(&mut events, &watch.folders, LOOK).await;
+                watch.is_complete &= settle(&mut events, &watch.folders, SCAN_INTERVAL).await;
             }
         }
     }
 }
 
-/// The watch on all folders that were read.
+/// Watch on all folders that were read.
 struct Watch {
     events: mpsc::UnboundedSender<notify::Result<Event>>,
-    /// It watches each folder by itself: if it were to look for folders, it would end at one that cannot be read.
+    /// Watches each folder separately: a recursive watch would end at a folder that cannot be read.
     watcher: Option<RecommendedWatcher>,
-    folders: Walked,
-    /// All folders are watched.
-    is_whole: bool,
+    folders: FolderIds,
+    /// Whether all folders are watched.
+    is_complete: bool,
 }
 
 impl Watch {
-    /// Watches these folders. Returns whether there is a new one.
-    fn follow(&mut self, folders: &Walked) -> bool {
+    /// Watches these folders. Returns whether they differ from those watched before.
+    fn follow(&mut self, folders: &FolderIds) -> bool {
         let is_other = self.folders != *folders;
-        if self.is_whole && !is_other {
+        if self.is_complete && !is_other {
             return false;
         }
         self.folders.clone_from(folders);
         let watched = self.watch();
-        self.is_whole = watched.is_ok();
+        self.is_complete = watched.is_ok();
         match watched {
-            Err(error) => warn!(%error, "configuration cannot be watched; looking at it every {LOOK:?}"),
+            Err(error) => {
+                warn!(%error, "configuration cannot be watched; scanning it every {SCAN_INTERVAL:?}")
+            }
             Ok(()) if is_other => info!(folders = folders.len(), "watching configuration"),
             Ok(()) => {}
         }
@@ -230,9 +235,9 @@ impl Watch {
             }
         })?;
         let watcher = self.watcher.insert(watcher);
-        // One that cannot be watched leaves others watched.
+        // A folder that cannot be watched does not end the watch on others.
         let watch = |folder: &PathBuf| match watcher.watch(folder, RecursiveMode::NonRecursive) {
-            // It went away after the look; the next look finds that.
+            // The folder was removed after the scan; the next scan notices that.
             Err(error) if matches!(error.kind, notify::ErrorKind::PathNotFound) => Ok(()),
             watched => watched,
         };
@@ -240,7 +245,8 @@ impl Watch {
     }
 }
 
-/// Tells of every change in a folder, as long as what it returns lives; nothing if the folder cannot be watched.
+/// Notifies of every change in a folder while the returned watcher lives. Returns `None` if the folder cannot be
+/// watched.
 pub fn watch_folder(folder: &Path, changed: &Arc<Notify>) -> Option<RecommendedWatcher> {
     let changed = Arc::clone(changed);
     let watcher = notify::recommended_watcher(move |event| {
@@ -251,53 +257,54 @@ pub fn watch_folder(folder: &Path, changed: &Arc<Notify>) -> Option<RecommendedW
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let watched =
         watcher.and_then(|mut watcher| watcher.watch(folder, RecursiveMode::NonRecursive).map(|()| watcher));
-    let said = |error| {
-        warn!(folder = %folder.display(), %error, "cannot be watched; looking at it every {LOOK:?}");
+    let log = |error| {
+        warn!(folder = %folder.display(), %error, "folder cannot be watched; scanning it every {SCAN_INTERVAL:?}");
     };
-    watched.map_err(said).ok()
+    watched.map_err(log).ok()
 }
 
-/// Reading is an event too, our own as well: looking would lead to looking again.
+/// Returns whether an event only says that a file was read. The scan's own reads cause such events too, so each scan
+/// would otherwise cause another.
 fn is_reading(event: &notify::Result<Event>) -> bool {
     let kind = event.as_ref().map(|event| event.kind);
     matches!(kind, Ok(EventKind::Access(access)) if access != AccessKind::Close(AccessMode::Write))
 }
 
-/// Waits for an event, which comes within `wait` or not at all, then until no more follow and no file is being written. Returns
-/// whether the `folders` are watched still.
+/// Waits up to `wait` for an event, then until no more follow and no file is being written. Returns whether the
+/// `folders` are still watched.
 async fn settle(
     events: &mut mpsc::UnboundedReceiver<notify::Result<Event>>,
-    folders: &Walked,
+    folders: &FolderIds,
     wait: Duration,
 ) -> bool {
-    let mut noted = Noted { folders, writing: HashSet::new(), are_watched: true };
-    // The watcher is alive as long as we wait, so the channel does not end.
+    let mut state = EventState { folders, writing: HashSet::new(), are_watched: true };
+    // The watcher lives as long as this wait, so the channel does not close.
     match tokio::time::timeout(wait, events.recv()).await {
-        Ok(Some(event)) => noted.note(event),
+        Ok(Some(event)) => state.record(event),
         Ok(None) => return std::future::pending().await,
         Err(_) => return true,
     }
     let limit = Instant::now() + MAX_WAIT;
     loop {
-        let deadline = if noted.writing.is_empty() { (Instant::now() + SETTLE).min(limit) } else { limit };
+        let deadline = if state.writing.is_empty() { (Instant::now() + SETTLE).min(limit) } else { limit };
         match timeout_at(deadline, events.recv()).await {
-            Ok(Some(event)) => noted.note(event),
-            Ok(None) | Err(_) => return noted.are_watched,
+            Ok(Some(event)) => state.record(event),
+            Ok(None) | Err(_) => return state.are_watched,
         }
     }
 }
 
-/// What events say.
-struct Noted<'a> {
-    folders: &'a Walked,
+/// State collected from events.
+struct EventState<'a> {
+    folders: &'a FolderIds,
     /// Files being written.
     writing: HashSet<PathBuf>,
-    /// No folder was removed or renamed, which ends its watch even if there is another by its name.
+    /// False once a folder was removed or renamed. That ends its watch, even if another folder takes its name.
     are_watched: bool,
 }
 
-impl Noted<'_> {
-    fn note(&mut self, event: notify::Result<Event>) {
+impl EventState<'_> {
+    fn record(&mut self, event: notify::Result<Event>) {
         let Ok(event) = event else { return };
         match event.kind {
             EventKind::Create(CreateKind::File) | EventKind::Modify(ModifyKind::Data(_)) => {
@@ -322,32 +329,32 @@ fn change(layer: usize, path: &Path, state: FileState) -> FileChange {
     FileChange { layer, path: path.display().to_string(), state }
 }
 
-/// A look at everything.
-struct Look<'a> {
+/// A scan of everything.
+struct Scan<'a> {
     before: &'a Seen,
     now: Seen,
-    /// What is there and differs from before.
+    /// Files that exist and differ from the last scan.
     changes: Vec<FileChange>,
-    walked: Walked,
-    /// The first folder that cannot be read.
+    walked: FolderIds,
+    /// The first folder or file that cannot be read.
     failed: Option<(PathBuf, io::Error)>,
 }
 
-/// Folders of a layer to be read.
+/// Folders of a layer that are still to be read.
 #[derive(Default)]
-struct Ahead {
+struct Pending {
     folders: Vec<PathBuf>,
-    /// Symbolic links to folders. They come last, and in their order, so that a folder always has the same path.
+    /// Symbolic links to folders. They are read last and in order, so that a folder always has the same path.
     links: BTreeSet<PathBuf>,
-    known: HashSet<Id>,
+    known: HashSet<FolderId>,
 }
 
-impl<'a> Look<'a> {
+impl<'a> Scan<'a> {
     fn new(before: &'a Seen) -> Self {
-        Self { before, now: Seen::new(), changes: Vec::new(), walked: Walked::new(), failed: None }
+        Self { before, now: Seen::new(), changes: Vec::new(), walked: FolderIds::new(), failed: None }
     }
 
-    /// Reads one file that was named, or the configuration files of a folder and the folders in it.
+    /// Reads one named file, or the configuration files of a folder and its subfolders.
     fn collect(&mut self, root: &Path, layer: usize) {
         if !root.is_dir() {
             if let Err(error) = self.file(root, layer) {
@@ -357,10 +364,10 @@ impl<'a> Look<'a> {
             self.walk_parent(root);
             return;
         }
-        let mut ahead = Ahead { folders: vec![root.to_owned()], ..Ahead::default() };
-        while let Some(folder) = ahead.folders.pop().or_else(|| ahead.links.pop_first()) {
-            match self.folder(&folder, layer, &mut ahead) {
-                // It was removed between listing and reading.
+        let mut pending = Pending { folders: vec![root.to_owned()], ..Pending::default() };
+        while let Some(folder) = pending.folders.pop().or_else(|| pending.links.pop_first()) {
+            match self.folder(&folder, layer, &mut pending) {
+                // The folder was removed between listing and reading.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && folder != root => {}
                 Err(error) => {
                     self.unreadable(&folder, layer, &error);
@@ -374,20 +381,20 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// Has the folder watched in which a file stands, or a folder that is to come back.
+    /// Adds the parent of a file, or of a missing folder, to the folders to watch.
     fn walk_parent(&mut self, root: &Path) {
         let parent = root.parent().filter(|parent| !parent.as_os_str().is_empty());
         let parent = parent.unwrap_or(Path::new("."));
         if let Ok(metadata) = fs::metadata(parent) {
-            self.walked.insert(parent.to_owned(), id(&metadata));
+            self.walked.insert(parent.to_owned(), folder_id(&metadata));
         }
     }
 
-    /// Reads the configuration files of a folder, and finds the folders in it. Hidden ones are not ours: editors' and Kubernetes'
-    /// own (`..data`).
-    fn folder(&mut self, folder: &Path, layer: usize, ahead: &mut Ahead) -> io::Result<()> {
-        let id = id(&fs::metadata(folder)?);
-        if !ahead.known.insert(id) {
+    /// Reads the configuration files of a folder and finds its subfolders. Hidden entries are skipped: they belong to
+    /// editors or to Kubernetes (`..data`).
+    fn folder(&mut self, folder: &Path, layer: usize, pending: &mut Pending) -> io::Result<()> {
+        let id = folder_id(&fs::metadata(folder)?);
+        if !pending.known.insert(id) {
             return Ok(());
         }
         for entry in fs::read_dir(folder)? {
@@ -399,13 +406,13 @@ impl<'a> Look<'a> {
             let listed = entry.file_type()?;
             let extension = path.extension().and_then(|extension| extension.to_str());
             match fs::metadata(&path) {
-                Ok(metadata) if metadata.is_dir() && listed.is_symlink() => _ = ahead.links.insert(path),
-                Ok(metadata) if metadata.is_dir() => ahead.folders.push(path),
+                Ok(metadata) if metadata.is_dir() && listed.is_symlink() => _ = pending.links.insert(path),
+                Ok(metadata) if metadata.is_dir() => pending.folders.push(path),
                 Err(error) if error.kind() != io::ErrorKind::NotFound && !listed.is_file() => {
                     self.unreadable(&path, layer, &error);
                     self.failed.get_or_insert((path, error));
                 }
-                // The target of the link was removed, the link was not.
+                // The target of the link was removed, the link itself was not.
                 Err(error) if listed.is_symlink() && fs::symlink_metadata(&path).is_ok() => {
                     let error = io::Error::new(error.kind(), "a symbolic link to nothing");
                     self.unreadable(&path, layer, &error);
@@ -417,7 +424,7 @@ impl<'a> Look<'a> {
                         self.walk_parent(&target);
                     }
                     if let Err(error) = self.file(&path, layer)
-                        // Else it was removed between listing and reading.
+                        // Otherwise the file was removed between listing and reading.
                         && error.kind() != io::ErrorKind::NotFound
                     {
                         self.unreadable(&path, layer, &error);
@@ -433,7 +440,7 @@ impl<'a> Look<'a> {
         Ok(())
     }
 
-    /// Keeps what was read of a file, or in a folder, that cannot be read.
+    /// Keeps the last state of a file that cannot be read, or of the files in such a folder.
     fn unreadable(&mut self, path: &Path, layer: usize, error: &io::Error) {
         let key = (layer, path.to_owned());
         let reason = error.to_string();
@@ -449,7 +456,7 @@ impl<'a> Look<'a> {
         self.now.insert(key, File { content, stamp: None });
     }
 
-    /// Reads a file unless it is known not to have changed.
+    /// Reads a file unless its metadata prove that it is unchanged.
     fn file(&mut self, path: &Path, layer: usize) -> io::Result<()> {
         let at = SystemTime::now();
         let stamp = Stamp::of(&fs::metadata(path)?, at);
@@ -459,7 +466,7 @@ impl<'a> Look<'a> {
             self.now.insert(key, before.clone());
             return Ok(());
         }
-        // To open a FIFO that nobody writes to would wait for ever, and so end the following of files.
+        // Without O_NONBLOCK, opening a FIFO without a writer would block for ever and end the watch.
         let mut file = fs::OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
         if !file.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));

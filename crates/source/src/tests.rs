@@ -1,4 +1,4 @@
-//! Folders as they change.
+//! Scans and watches of folders that change.
 
 use std::{
     fs::Permissions,
@@ -26,38 +26,38 @@ fn only_configuration_files_that_differ_are_reported() {
     write(first.path().join("sub/b.json"), "b");
     write(second.path().join("a.yaml"), "c");
     let mut folders = Folders::new(&[first.path().into(), second.path().into()]).unwrap();
-    let mut found = names(&folders.look());
+    let mut found = names(&folders.scan());
     found.sort();
     assert_eq!(
         found,
         [(0, "a.yaml".into(), false), (0, "b.json".into(), false), (1, "a.yaml".into(), false)]
     );
-    assert_eq!(folders.look(), []);
+    assert_eq!(folders.scan(), []);
 
     write(second.path().join("new"), "d");
     fs::rename(second.path().join("new"), second.path().join("a.yaml")).unwrap();
     fs::remove_file(first.path().join("a.yaml")).unwrap();
     fs::write(first.path().join("sub/b.json"), [0xff]).unwrap();
-    let changes = folders.look();
+    let changes = folders.scan();
     assert_eq!(names(&changes).len(), 3);
     assert!(changes.iter().any(|change| matches!(change.state, FileState::Unreadable(_))));
 
     fs::remove_dir_all(second.path()).unwrap();
-    let changes = folders.look();
+    let changes = folders.scan();
     assert!(matches!(changes[..], [FileChange { state: FileState::Unreadable(_), .. }]), "{changes:?}");
-    assert_eq!(folders.look(), [], "a folder that vanished removes nothing");
+    assert_eq!(folders.scan(), [], "a folder that vanished removes nothing");
     fs::create_dir(second.path()).unwrap();
-    assert_eq!(folders.look().len(), 2, "the error, and what stood in it");
+    assert_eq!(folders.scan().len(), 2, "the error, and what stood in it");
 }
 
 #[test]
-fn what_is_no_regular_file_is_named_and_does_not_hold_up_others() {
+fn a_file_that_is_not_regular_is_reported_and_others_are_read() {
     let folder = tempfile::tempdir().unwrap();
     nix::unistd::mkfifo(&folder.path().join("a.yaml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(folder.path().join("b.yaml")).unwrap();
     fs::write(folder.path().join("c.yaml"), "c").unwrap();
     let mut folders = Folders::new(&[folder.path().into()]).unwrap();
-    let mut changes = folders.look();
+    let mut changes = folders.scan();
     changes.sort_by(|one, other| one.path.cmp(&other.path));
     let reason = |change: &FileChange| match &change.state {
         FileState::Unreadable(reason) => reason.clone(),
@@ -66,21 +66,21 @@ fn what_is_no_regular_file_is_named_and_does_not_hold_up_others() {
     assert_eq!(reason(&changes[0]), "it is not a regular file");
     assert!(!reason(&changes[1]).is_empty());
     assert_eq!(changes[2].state, FileState::Text("c".into()));
-    assert_eq!(folders.look(), [], "they are named once");
+    assert_eq!(folders.scan(), [], "they are named once");
     fs::remove_file(folder.path().join("a.yaml")).unwrap();
     fs::write(folder.path().join("a.yaml"), "a").unwrap();
-    assert_eq!(folders.look().len(), 1);
+    assert_eq!(folders.scan().len(), 1);
 }
 
 #[test]
-fn a_file_that_is_too_large_is_named_and_not_read() {
+fn a_file_that_is_too_large_is_reported_and_not_read() {
     let folder = tempfile::tempdir().unwrap();
     let file = fs::File::create(folder.path().join("a.yaml")).unwrap();
     file.set_len(MAX_FILE).unwrap();
     let mut folders = Folders::new(&[folder.path().into()]).unwrap();
-    assert!(matches!(&folders.look()[..], [FileChange { state: FileState::Text(_), .. }]));
+    assert!(matches!(&folders.scan()[..], [FileChange { state: FileState::Text(_), .. }]));
     file.set_len(MAX_FILE + 1).unwrap();
-    let changes = folders.look();
+    let changes = folders.scan();
     let [FileChange { state: FileState::Unreadable(reason), .. }] = &changes[..] else {
         panic!("{changes:?}");
     };
@@ -88,23 +88,23 @@ fn a_file_that_is_too_large_is_named_and_not_read() {
 }
 
 #[test]
-fn a_file_may_stand_for_a_folder() {
+fn a_single_file_may_be_followed() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a.yaml");
     assert!(Folders::new(std::slice::from_ref(&file)).is_err());
     fs::write(&file, "a").unwrap();
     fs::write(folder.path().join("b.yaml"), "b").unwrap();
     let mut folders = Folders::new(std::slice::from_ref(&file)).unwrap();
-    assert_eq!(names(&folders.look()), [(0, "a.yaml".into(), false)]);
+    assert_eq!(names(&folders.scan()), [(0, "a.yaml".into(), false)]);
     fs::rename(folder.path().join("b.yaml"), &file).unwrap();
-    assert_eq!(names(&folders.look()), [(0, "a.yaml".into(), false)]);
+    assert_eq!(names(&folders.scan()), [(0, "a.yaml".into(), false)]);
     fs::remove_file(&file).unwrap();
-    let changes = folders.look();
+    let changes = folders.scan();
     assert!(matches!(changes[..], [FileChange { state: FileState::Unreadable(_), .. }]), "{changes:?}");
-    assert_eq!(folders.look(), [], "a file that vanished removes nothing");
+    assert_eq!(folders.scan(), [], "a file that vanished removes nothing");
 }
 
-/// The rights of an ordinary user, in this thread alone.
+/// Drops to the rights of an ordinary user, in this thread alone.
 struct Ordinary;
 
 impl Ordinary {
@@ -121,7 +121,7 @@ impl Drop for Ordinary {
 }
 
 #[test]
-fn a_folder_that_cannot_be_read_keeps_what_it_held_and_holds_up_no_other() {
+fn an_unreadable_folder_keeps_its_files_and_others_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let allow = |name: &str, mode| fs::set_permissions(at(name), Permissions::from_mode(mode)).unwrap();
@@ -131,33 +131,33 @@ fn a_folder_that_cannot_be_read_keeps_what_it_held_and_holds_up_no_other() {
     }
     allow("", 0o755);
     let mut folders = Folders::new(&[folder.path().into()]).unwrap();
-    assert_eq!(folders.look().len(), 4);
-    // Neither listed, nor listed without its parts.
+    assert_eq!(folders.scan().len(), 4);
+    // A folder that cannot be listed, and one that can be listed without access to its entries.
     for mode in [0o000, 0o444] {
         allow("a", mode);
         let ordinary = Ordinary::new();
-        let changes = folders.look();
+        let changes = folders.scan();
         let named: Vec<_> = changes.iter().map(|change| (&*change.path, &change.state)).collect();
         assert!(!named.is_empty());
         for (path, state) in named {
             assert!(path.starts_with(at("a").to_str().unwrap()), "{path}");
             assert!(matches!(state, FileState::Unreadable(reason) if reason.contains("ermission denied")));
         }
-        assert_eq!(folders.look(), [], "it is named once");
+        assert_eq!(folders.scan(), [], "it is named once");
         let refused = Folders::new(&[folder.path().into()]).err().unwrap().to_string();
         assert!(refused.contains(at("a").to_str().unwrap()), "{refused}");
         drop(ordinary);
         fs::write(at("ab.yaml"), mode.to_string()).unwrap();
         let ordinary = Ordinary::new();
-        assert_eq!(names(&folders.look()), [(0, "ab.yaml".into(), false)]);
+        assert_eq!(names(&folders.scan()), [(0, "ab.yaml".into(), false)]);
         drop(ordinary);
         allow("a", 0o755);
-        let changes = folders.look();
+        let changes = folders.scan();
         assert!(changes.iter().all(|change| !matches!(change.state, FileState::Unreadable(_))));
         let is_gone = |change: &&FileChange| change.state == FileState::Gone;
         assert!(changes.iter().filter(is_gone).all(|change| !change.path.ends_with(".yaml")));
     }
-    // A policy may stand in a file as well.
+    // A single file may hold a policy as well.
     allow("a.yaml", 0o000);
     {
         let _ordinary = Ordinary::new();
@@ -168,23 +168,23 @@ fn a_folder_that_cannot_be_read_keeps_what_it_held_and_holds_up_no_other() {
     allow("a", 0o000);
     {
         let _ordinary = Ordinary::new();
-        assert_eq!(folders.look().len(), 1);
+        assert_eq!(folders.scan().len(), 1);
     }
     allow("a", 0o755);
     fs::remove_dir_all(at("a")).unwrap();
-    let mut gone = names(&folders.look());
+    let mut gone = names(&folders.scan());
     gone.sort();
     assert_eq!(gone, ["1.yaml", "2.yaml", "a"].map(|name| (0, name.into(), true)));
 }
 
 #[test]
-fn each_folder_is_read_once_however_many_links_lead_to_it() {
+fn each_folder_is_read_once_despite_links() {
     let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let at = |name: &str| folder.path().join(name);
     fs::create_dir(at("real")).unwrap();
     fs::write(at("real/1.yaml"), "1").unwrap();
     fs::write(other.path().join("2.yaml"), "2").unwrap();
-    // Circles, two ways to a folder from each of many, and links that lead nowhere.
+    // Cycles, two paths to a folder from each of many, and links to nothing.
     for name in ["a", "b", "real/c"] {
         symlink(folder.path(), at(name)).unwrap();
     }
@@ -201,8 +201,8 @@ fn each_folder_is_read_once_however_many_links_lead_to_it() {
     symlink("nowhere", at("f")).unwrap();
     symlink("g", at("g")).unwrap();
     let mut folders =
-        Folders { folders: vec![folder.path().into()], seen: Seen::new(), walked: Walked::new() };
-    let mut changes = folders.look();
+        Folders { folders: vec![folder.path().into()], seen: Seen::new(), walked: FolderIds::new() };
+    let mut changes = folders.scan();
     changes.sort_by(|one, other| one.path.cmp(&other.path));
     let paths: Vec<_> = changes.iter().map(|change| Path::new(&change.path).to_owned()).collect();
     assert_eq!(paths, ["d/2.yaml", "f", "g", "real/1.yaml"].map(at));
@@ -213,7 +213,7 @@ fn each_folder_is_read_once_however_many_links_lead_to_it() {
 }
 
 #[test]
-fn what_a_link_led_to_stays_until_the_link_goes() {
+fn files_behind_a_broken_link_stay_until_the_link_is_removed() {
     let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let at = |name: &str| folder.path().join(name);
     fs::create_dir(other.path().join("policies")).unwrap();
@@ -223,63 +223,63 @@ fn what_a_link_led_to_stays_until_the_link_goes() {
     symlink(other.path().join("policies"), at("policies")).unwrap();
     symlink(other.path().join("2.yaml"), at("2.yaml")).unwrap();
     let mut folders = Folders::new(&[folder.path().into()]).unwrap();
-    assert_eq!(folders.look().len(), 2);
+    assert_eq!(folders.scan().len(), 2);
     drop(other);
-    let mut changes = folders.look();
+    let mut changes = folders.scan();
     changes.sort_by(|one, other| one.path.cmp(&other.path));
     for (change, name) in changes.iter().zip(["2.yaml", "policies"]) {
         assert_eq!(Path::new(&change.path), at(name));
         assert_eq!(change.state, FileState::Unreadable("a symbolic link to nothing".to_owned()));
     }
     assert_eq!(changes.len(), 2);
-    assert_eq!(folders.look(), []);
+    assert_eq!(folders.scan(), []);
     for name in ["policies", "2.yaml"] {
         fs::remove_file(at(name)).unwrap();
     }
-    let mut gone = names(&folders.look());
+    let mut gone = names(&folders.scan());
     gone.sort();
     assert_eq!(gone, ["1.yaml", "2.yaml", "policies"].map(|name| (0, name.into(), true)));
 }
 
 #[test]
-fn the_folder_of_a_links_target_is_watched() {
+fn the_folder_of_the_target_of_a_link_is_watched() {
     let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     fs::write(other.path().join("1.yaml"), "1").unwrap();
     symlink(other.path().join("1.yaml"), folder.path().join("1.yaml")).unwrap();
     let mut folders = Folders::new(&[folder.path().into()]).unwrap();
-    assert_eq!(folders.look().len(), 1);
+    assert_eq!(folders.scan().len(), 1);
     let watched: Vec<_> = folders.walked.keys().cloned().collect();
     let mut expected = [folder.path(), other.path()].map(|path| fs::canonicalize(path).unwrap());
     expected.sort();
     assert_eq!(watched, expected);
     fs::write(other.path().join("1.yaml"), "2").unwrap();
-    assert_eq!(folders.look()[0].state, FileState::Text("2".to_owned()));
+    assert_eq!(folders.scan()[0].state, FileState::Text("2".to_owned()));
 }
 
 #[tokio::test]
-async fn every_folder_is_watched_also_one_that_comes_later_or_again() {
+async fn new_and_recreated_folders_are_watched() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     fs::create_dir(at("a")).unwrap();
     symlink("loop", at("loop")).unwrap();
     let mut folders =
-        Folders { folders: vec![folder.path().into()], seen: Seen::new(), walked: Walked::new() };
+        Folders { folders: vec![folder.path().into()], seen: Seen::new(), walked: FolderIds::new() };
     let (sender, mut events) = mpsc::unbounded_channel();
-    let mut watch = Watch { events: sender, watcher: None, folders: Walked::new(), is_whole: false };
+    let mut watch = Watch { events: sender, watcher: None, folders: FolderIds::new(), is_complete: false };
     for round in 0..3 {
         if round == 1 {
             fs::create_dir_all(at("b/c")).unwrap();
         }
         if round == 2 {
             fs::remove_dir_all(at("b")).unwrap();
-            while watch.is_whole {
-                watch.is_whole = settle(&mut events, &watch.folders, LOOK).await;
+            while watch.is_complete {
+                watch.is_complete = settle(&mut events, &watch.folders, SCAN_INTERVAL).await;
             }
             fs::create_dir_all(at("b/c")).unwrap();
         }
-        folders.look();
+        folders.scan();
         watch.follow(&folders.walked);
-        assert!(watch.is_whole);
+        assert!(watch.is_complete);
         for name in if round == 0 { &["", "a"][..] } else { &["", "a", "b/c"] } {
             let file = at(name).join(format!("{round}.yaml"));
             fs::write(&file, "").unwrap();
@@ -289,7 +289,7 @@ async fn every_folder_is_watched_also_one_that_comes_later_or_again() {
 }
 
 #[tokio::test]
-async fn looking_does_not_lead_to_looking() {
+async fn a_scan_does_not_cause_a_scan() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("a.yaml"), "a").unwrap();
     let (sender, mut events) = mpsc::unbounded_channel();
@@ -298,8 +298,8 @@ async fn looking_does_not_lead_to_looking() {
     })
     .unwrap();
     watcher.watch(folder.path(), RecursiveMode::Recursive).unwrap();
-    Folders::new(&[folder.path().into()]).unwrap().look();
-    // The end of what reading caused is marked by a change.
+    Folders::new(&[folder.path().into()]).unwrap().scan();
+    // A change marks the end of the events caused by reading.
     fs::remove_file(folder.path().join("a.yaml")).unwrap();
     loop {
         let event = events.recv().await.unwrap();
@@ -311,16 +311,16 @@ async fn looking_does_not_lead_to_looking() {
 }
 
 #[tokio::test]
-async fn a_change_is_seen_when_the_writer_is_done() {
+async fn a_change_is_reported_once_the_writer_closes_the_file() {
     use std::io::Write as _;
     let folder = tempfile::tempdir().unwrap();
     let mut folders = Folders::new(&[folder.path().into()]).unwrap();
-    folders.look();
+    folders.scan();
     let (sender, mut seen) = mpsc::unbounded_channel();
     let watching = tokio::spawn(folders.watch(move |changes| {
         let _ = sender.send(changes);
     }));
-    // The watch is on once a change is seen; the first may come too early to be one.
+    // The watch is active once a change is seen; a change made too early may cause no event.
     let path = folder.path().join("a.yaml");
     let mut number = 0;
     let text = loop {
