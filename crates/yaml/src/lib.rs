@@ -1,8 +1,8 @@
-//! YAML (and so JSON) as trees that know their lines.
+//! YAML (and so JSON) as trees whose nodes know their lines.
 //!
-//! A file is cut at its `---` lines before parsing, so that a broken or cut-off document does not take the others with
-//! it. (YAML lets `---` at the start of a line end a document even inside quotes, so nothing whole is ever cut.)
-//! Plain words are typed as Kubernetes types them, YAML 1.1 fashion: `yes` and `on` are booleans.
+//! A file is split at its `---` lines before parsing, so a broken or truncated document does not affect the others.
+//! YAML lets `---` at the start of a line end a document even inside quotes, so the split never cuts a valid document.
+//! Plain scalars are typed as Kubernetes types them, by YAML 1.1: `yes` and `on` are booleans.
 
 use std::{
     collections::HashMap,
@@ -12,23 +12,23 @@ use std::{
 
 use granit_parser::{Event, Parser, ScalarStyle, ScanError, StrInput};
 
-/// Aliases may not blow a document up beyond this many nodes.
+/// Maximum number of nodes in a document, including those of expanded aliases.
 const MAX_NODES: usize = 1_000_000;
-/// Deeper than anything people write, and far less than a stack holds.
+/// Maximum nesting depth: deeper than people write, and far less than the stack allows.
 const MAX_DEPTH: usize = 100;
-/// More keys than people give one mapping; each new one is compared with all before.
+/// Maximum number of keys in a mapping. Each new key is compared with all before it.
 const MAX_KEYS: usize = 10_000;
 
 /// A value and the line it starts on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// The line, from 1.
+    /// Line, from 1.
     pub line: u32,
-    /// The value.
+    /// Value.
     pub value: Value,
 }
 
-/// The content, without lines.
+/// Hashes the content without lines.
 impl Hash for Node {
     fn hash<H: Hasher>(&self, state: &mut H) {
         std::mem::discriminant(&self.value).hash(state);
@@ -50,7 +50,7 @@ impl Hash for Node {
 /// A value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// `null`, `~` or nothing.
+    /// `null`, `~` or empty.
     Null,
     /// A boolean.
     Bool(bool),
@@ -58,7 +58,7 @@ pub enum Value {
     Int(i128),
     /// Another number.
     Float(f64),
-    /// Text, and whether it is a block (`|`) that keeps its lines.
+    /// Text, and whether it is a literal block (`|`), which keeps its lines.
     Text(String, bool),
     /// A sequence.
     List(Vec<Node>),
@@ -66,48 +66,48 @@ pub enum Value {
     Map(Vec<Entry>),
 }
 
-/// A key, the line it stands on, and its value.
+/// A key, its line and its value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// The key; numbers and booleans as text.
+    /// Key; numbers and booleans as text.
     pub key: String,
-    /// The line of the key, from 1.
+    /// Line of the key, from 1.
     pub line: u32,
-    /// The value.
+    /// Value of the key.
     pub value: Node,
 }
 
-/// One document: its tree, or why there is none.
+/// A document: its tree, or the reason why it has none.
 #[derive(Debug)]
 pub struct Document {
-    /// The line it starts on.
+    /// Line on which the document starts.
     pub line: u32,
-    /// Its tree.
+    /// Tree of the document.
     pub root: Result<Node, SyntaxError>,
-    /// Keys that stand twice: path, line, line of the first.
+    /// Repeated keys: path, line, line of the first occurrence.
     pub duplicates: Vec<(String, u32, u32)>,
 }
 
-/// Why a text is not YAML, or exceeds a limit.
+/// Error for a text that is not YAML or exceeds a limit.
 #[derive(Debug)]
 pub struct SyntaxError {
-    /// The line, from 1.
+    /// Line, from 1.
     pub line: u32,
-    /// What is wrong there.
+    /// Description of the error.
     pub message: String,
-    /// The text ended where more was expected.
+    /// Whether the text ended where more was expected.
     pub cut_off: bool,
     index: Option<usize>,
 }
 
 impl Node {
-    /// The value of a key; `None` unless this is a mapping that has it.
+    /// Returns the value of a key, or `None` unless this is a mapping that has the key.
     pub fn get(&self, key: &str) -> Option<&Self> {
         let Value::Map(entries) = &self.value else { return None };
         entries.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
     }
 
-    /// The text, if it is one.
+    /// Returns the text, or `None` for another value.
     pub fn text(&self) -> Option<&str> {
         match &self.value {
             Value::Text(text, _) => Some(text),
@@ -115,7 +115,7 @@ impl Node {
         }
     }
 
-    /// The tree as JSON. A number that JSON does not have becomes `null`.
+    /// Converts the tree to JSON. A number that JSON cannot express becomes `null`.
     pub fn to_json(&self) -> serde_json::Value {
         use serde_json::{Number, Value as Json};
         match &self.value {
@@ -132,7 +132,7 @@ impl Node {
     }
 }
 
-/// A field's path with one more key.
+/// Appends a key to the path of a field.
 pub fn join(path: &str, key: &str) -> String {
     let simple =
         !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-$".contains(&byte));
@@ -151,13 +151,13 @@ impl fmt::Display for SyntaxError {
 
 impl std::error::Error for SyntaxError {}
 
-/// Reads the documents of a text, one piece at a time; empty ones are left out.
+/// Reads the documents of a text one by one, without empty ones.
 pub fn documents(text: &str) -> impl Iterator<Item = Document> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     chunks(text).into_iter().flat_map(|(line, chunk)| read(chunk, line))
 }
 
-/// Cuts at `---` lines; gives each piece with the number of lines before it.
+/// Splits at `---` lines. Returns each chunk with the number of lines before it.
 fn chunks(text: &str) -> Vec<(u32, &str)> {
     let mut chunks = Vec::new();
     let (mut start, mut start_line) = (0, 0);
@@ -190,7 +190,7 @@ fn read(chunk: &str, before: u32) -> Vec<Document> {
     loop {
         let line = tree.start;
         match step(&mut parser, &mut tree) {
-            Ok(Step::Going) => {}
+            Ok(Step::Continue) => {}
             Ok(Step::Document) => {
                 let done = std::mem::replace(&mut tree, Tree::new(before));
                 if let Some(root) = done.root.filter(|root| root.value != Value::Null) {
@@ -208,12 +208,12 @@ fn read(chunk: &str, before: u32) -> Vec<Document> {
 }
 
 enum Step {
-    Going,
+    Continue,
     Document,
     End,
 }
 
-/// A document being put together from the parser's events.
+/// A document under construction from the parser's events.
 struct Tree {
     before: u32,
     start: u32,
@@ -224,7 +224,7 @@ struct Tree {
     duplicates: Vec<(String, u32, u32)>,
 }
 
-/// A list or map not yet closed.
+/// A list or mapping that is not yet closed.
 struct Open {
     line: u32,
     anchor: usize,
@@ -269,7 +269,7 @@ fn step<'a>(parser: &mut Parser<'a, StrInput<'a>>, tree: &mut Tree) -> Result<St
             let Some(node) = tree.anchors.get(&anchor) else {
                 return Err(tree.error(line, "an alias (`*name`) without its anchor (`&name`)"));
             };
-            // Each level of aliases may add a whole depth to the one before.
+            // Each level of aliases may add its whole depth to the one before.
             if tree.open.len() + depth(node) > MAX_DEPTH {
                 return Err(tree.too_deep(line));
             }
@@ -279,7 +279,7 @@ fn step<'a>(parser: &mut Parser<'a, StrInput<'a>>, tree: &mut Tree) -> Result<St
         }
         _ => {}
     }
-    Ok(Step::Going)
+    Ok(Step::Continue)
 }
 
 impl Tree {
@@ -303,9 +303,9 @@ impl Tree {
         Ok(())
     }
 
-    /// Puts a whole node where it belongs.
+    /// Adds a complete node to the innermost open list or mapping.
     fn close(&mut self, node: Node, anchor: usize) -> Result<(), SyntaxError> {
-        // What has an anchor is kept a second time, with all that is in it.
+        // A node with an anchor is kept a second time with all its content.
         self.nodes += if anchor > 0 { count(&node) } else { 1 };
         if self.nodes > MAX_NODES {
             return Err(self.error(node.line, format!("more than {MAX_NODES} values in one document")));
@@ -338,10 +338,10 @@ impl Tree {
         Ok(())
     }
 
-    /// Where we are, for messages.
+    /// Returns the path of the current node, for messages.
     fn path(&self) -> String {
         let mut path = String::new();
-        // The innermost is where the node goes; it is named by the ones around it.
+        // The innermost list or mapping is named by those around it.
         for open in self.open.iter().rev().skip(1).rev() {
             match &open.items {
                 Items::List(nodes) => path.push_str(&format!("[{}]", nodes.len())),
@@ -374,7 +374,7 @@ fn count(node: &Node) -> usize {
     }
 }
 
-/// How many lists and mappings are within each other.
+/// Returns the number of lists and mappings nested in each other.
 fn depth(node: &Node) -> usize {
     match &node.value {
         Value::List(nodes) => 1 + nodes.iter().map(depth).max().unwrap_or(0),
@@ -393,7 +393,7 @@ fn key_text(value: Value) -> Option<String> {
     })
 }
 
-/// `<<: *defaults`: takes in the entries that do not stand there already.
+/// Expands merge keys (`<<: *defaults`): adds the entries that the mapping does not have itself.
 fn merge_keys(entries: Vec<Entry>) -> Vec<Entry> {
     if entries.iter().all(|entry| entry.key != "<<") {
         return entries;
@@ -418,7 +418,7 @@ fn merge_keys(entries: Vec<Entry>) -> Vec<Entry> {
     own
 }
 
-/// Types an unquoted word.
+/// Types a plain scalar.
 fn plain(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
@@ -430,11 +430,11 @@ fn plain(text: &str) -> Value {
     }
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
     let radix = |prefix: &str, radix| {
-        // The sign stands before the prefix; the parser would take another.
+        // The sign precedes the prefix; without this check the parser would accept a second sign.
         let number = digits.strip_prefix(prefix).filter(|number| !number.starts_with(['-', '+']));
         number.and_then(|number| i128::from_str_radix(number, radix).ok())
     };
-    // YAML 1.1's octal numbers begin with a 0 alone: modes of files are written so.
+    // YAML 1.1 writes octal numbers with a leading 0 alone, as is usual for file modes.
     if let Some(number) = radix("0x", 16).or_else(|| radix("0o", 8)).or_else(|| radix("0", 8)) {
         return Value::Int(if text.starts_with('-') { -number } else { number });
     }
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_count_through_the_whole_file() {
+    fn lines_are_counted_from_the_start_of_the_file() {
         let documents: Vec<_> =
             documents("# hello\na: 1\n---\nb:\n  c: [x, y]\n--- # third\nd: 1\n").collect();
         let roots: Vec<_> = documents.iter().map(|document| document.root.as_ref().unwrap()).collect();
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_document_leaves_the_others() {
+    fn a_broken_document_does_not_affect_others() {
         let roots = roots("a: 1\n---\nb: [1, 2\n---\nc: 3\n");
         assert!(roots[0].is_ok() && roots[1].is_err() && roots[2].is_ok(), "{roots:?}");
     }
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_typed_as_kubernetes_does() {
+    fn plain_scalars_are_typed_as_in_kubernetes() {
         let value = |text: &str| plain(text);
         assert_eq!(value("1"), Value::Int(1));
         assert_eq!(value("-0x10"), Value::Int(-16));
@@ -510,13 +510,13 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_stand_twice_are_found_where_they_are() {
+    fn repeated_keys_are_reported_with_path_and_lines() {
         let documents: Vec<_> = documents("a:\n  - b: 1\n  - c: 1\n    c: 2\n").collect();
         assert_eq!(documents[0].duplicates, [("a[1].c".to_owned(), 4, 3)]);
     }
 
     #[test]
-    fn anchors_merge_keys_and_bombs() {
+    fn anchors_and_merge_keys_are_expanded_within_limits() {
         let documents: Vec<_> = documents("x: &x {a: 1, b: 2}\ny: {<<: *x, b: 3}\n").collect();
         let y = documents[0].root.as_ref().unwrap().get("y").unwrap();
         assert_eq!(y.get("a").unwrap().value, Value::Int(1));
@@ -535,7 +535,7 @@ mod tests {
             deep.push_str(&format!("a{level}: &a{level} {open}*a{}{close}\n", level - 1));
         }
         assert!(roots(&deep)[0].is_err());
-        // Each anchor keeps all that is in it.
+        // Each anchor keeps all of its content.
         let anchors: String = (0..90).map(|level| format!("&b{level} [")).collect();
         let kept = format!("{anchors}{}{}", "x, ".repeat(20_000), "]".repeat(90));
         assert!(roots(&kept)[0].is_err());
