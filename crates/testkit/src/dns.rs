@@ -1,4 +1,4 @@
-//! A DNS server that answers as a test says, counts what it is asked, and can be silent.
+//! DNS server for tests. It answers as the test configures, counts queries, and can stay silent.
 
 use std::{
     collections::BTreeMap,
@@ -19,25 +19,25 @@ use hickory_proto::{
     },
 };
 
-/// The longest answer by UDP (RFC 1035, section 4.2.1).
+/// Maximum size of an answer by UDP in bytes (RFC 1035, section 4.2.1).
 const LONGEST_UDP: usize = 512;
 
-/// What is said of a name; of one without anything, that it does not exist.
+/// Configured answer for a name. A name without one gets NXDOMAIN.
 #[derive(Clone, Debug)]
 pub enum Say {
-    /// These addresses, for so many seconds.
+    /// Addresses, with this TTL in seconds.
     Addresses(Vec<IpAddr>, u32),
-    /// It stands for another name, for so many seconds.
+    /// Alias (CNAME) of another name, with this TTL in seconds.
     Alias(String, u32),
-    /// It has no addresses; how many seconds that holds, if that is said.
+    /// No addresses; with a negative TTL in seconds (RFC 2308) if present.
     Nothing(Option<u32>),
-    /// An error.
+    /// An error code.
     Code(ResponseCode),
-    /// No answer at all.
+    /// No response at all.
     Silence,
 }
 
-/// A running server, on UDP and TCP of a loopback port, as long as the process lives.
+/// Running server on UDP and TCP of a loopback port, until the process exits.
 #[derive(Clone, Debug)]
 pub struct Dns {
     address: SocketAddr,
@@ -52,11 +52,11 @@ struct State {
 }
 
 impl Dns {
-    /// Starts one that knows no names.
+    /// Starts a server without names.
     pub fn start() -> Self {
         let (udp, tcp) = loop {
             let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
-            // The same port must be free for both.
+            // The same port must be free for both protocols.
             if let Ok(udp) = UdpSocket::bind(tcp.local_addr().unwrap()) {
                 break (udp, tcp);
             }
@@ -69,23 +69,23 @@ impl Dns {
         server
     }
 
-    /// Where it is.
+    /// Returns the server's address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Says something of a name from now on.
+    /// Sets the answer for a name.
     pub fn say(&self, name: &str, what: Say) {
         self.state.names.lock().unwrap().insert(name.to_owned(), what);
     }
 
-    /// Says that a name has these addresses.
+    /// Sets the addresses of a name.
     pub fn addresses(&self, name: &str, addresses: &[&str], ttl: u32) {
         let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
         self.say(name, Say::Addresses(addresses, ttl));
     }
 
-    /// Questions so far, by UDP and by TCP.
+    /// Returns the number of queries so far, by UDP and by TCP.
     pub fn questions(&self) -> (u64, u64) {
         (self.state.udp.load(Ordering::Relaxed), self.state.tcp.load(Ordering::Relaxed))
     }

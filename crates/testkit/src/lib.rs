@@ -1,7 +1,7 @@
-//! What the whole-mesh tests stand on: a mesh that ends with the test ([`Mesh`]), calls from inside it, load that
-//! counts its answers ([`Load`]), a terminal ([`Terminal`]), and the one way to wait ([`eventually`]).
+//! Tools for tests: a mesh that ends with the test ([`Mesh`]), calls from inside it, load that counts its answers
+//! ([`Load`]), a DNS server ([`Dns`]), a terminal ([`Terminal`]), and a wait for a condition ([`eventually`]).
 //!
-//! Everything here panics when something is not as a test needs it: the panic is the test's failure.
+//! Everything here panics when a condition of the test is not met: the panic is the test's failure.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panic")]
 

@@ -1,4 +1,4 @@
-//! Requests that go on while something is changed, and their count.
+//! Load that runs while a test changes something, and its counts.
 
 use std::{
     collections::BTreeMap,
@@ -16,37 +16,37 @@ use crate::wait::eventually;
 #[derive(Debug)]
 pub struct Load {
     child: Child,
-    /// It sends until this closes.
+    /// Standard input of the child, which sends requests until it closes.
     open: Option<ChildStdin>,
     latest: Arc<Mutex<Report>>,
     reader: Option<JoinHandle<()>>,
 }
 
-/// What came of it so far.
+/// Counts so far.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Report {
-    /// Requests with a whole answer, whatever its status.
+    /// Requests with a complete response of any status.
     pub answered: u64,
-    /// Requests without.
+    /// Requests without a complete response.
     pub failed: u64,
-    /// The longest time to an answer.
+    /// Longest time to a response in milliseconds.
     pub slowest_ms: f64,
-    /// Why requests failed.
+    /// Number of failed requests by reason.
     pub errors: BTreeMap<String, u64>,
-    /// Answers by status.
+    /// Number of responses by status.
     pub status: BTreeMap<u16, u64>,
-    /// Answers by value of the counted header.
+    /// Responses by value of the counted header.
     pub values: BTreeMap<String, Seen>,
 }
 
-/// The answers with one value.
+/// Responses with one value of the header.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Seen {
-    /// How many.
+    /// Number of responses.
     pub count: u64,
-    /// When the first was asked for, in µs since 1970.
+    /// Time at which the first of these requests was sent, in µs since 1970.
     pub first: u128,
-    /// When the last was.
+    /// Time at which the last of these requests was sent, in µs since 1970.
     pub last: u128,
 }
 
@@ -55,16 +55,16 @@ impl Load {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let latest = Arc::new(Mutex::new(Report::default()));
         let output = BufReader::new(child.stdout.take().unwrap());
-        let told = Arc::clone(&latest);
+        let shared = Arc::clone(&latest);
         let reader = thread::spawn(move || {
             for line in output.lines() {
-                *told.lock().unwrap() = serde_json::from_str(&line.unwrap()).unwrap();
+                *shared.lock().unwrap() = serde_json::from_str(&line.unwrap()).unwrap();
             }
         });
         Self { open: child.stdin.take(), child, latest, reader: Some(reader) }
     }
 
-    /// What came of it so far.
+    /// Returns the counts so far.
     pub fn report(&self) -> Report {
         self.latest.lock().unwrap().clone()
     }
@@ -77,13 +77,13 @@ impl Load {
         })
     }
 
-    /// Waits for this many answers from now on.
+    /// Waits for this many further responses.
     pub fn wait_more(&self, answers: u64) -> Report {
         let now = self.report().answered;
-        self.wait("load goes on", |report| report.answered >= now + answers)
+        self.wait("the load makes progress", |report| report.answered >= now + answers)
     }
 
-    /// Ends it, or waits for its end if it has a set number of requests.
+    /// Stops the load, or waits for its end if it has a set number of requests. Returns the final counts.
     pub fn finish(mut self) -> Report {
         self.open = None;
         self.reader.take().unwrap().join().unwrap();
@@ -101,14 +101,14 @@ impl Drop for Load {
 }
 
 impl Report {
-    /// Fails unless every request was answered with 200.
+    /// Fails unless every request got a response with status 200.
     pub fn assert_all_good(&self) {
         let good = self.status.get(&200).copied().unwrap_or_default();
         assert!(self.failed == 0 && good == self.answered && good > 0, "requests were lost: {self:?}");
     }
 
-    /// Fails unless every request was answered with 200, or with 504 by a route that gives so many milliseconds: a machine
-    /// with other things to do may stand still for longer. Says how many were good.
+    /// Fails unless every request got 200, or 504 from a route whose timeout is `limit_ms`. A busy machine may stall
+    /// for longer than that. Returns the number of responses with 200.
     pub fn assert_all_good_or_late(&self, limit_ms: f64) -> u64 {
         let count = |status| self.status.get(&status).copied().unwrap_or_default();
         let (good, late) = (count(200), count(504));
@@ -118,7 +118,7 @@ impl Report {
         good
     }
 
-    /// How many answers had this value.
+    /// Returns the number of responses with this value.
     pub fn count(&self, value: &str) -> u64 {
         self.values.get(value).map_or(0, |seen| seen.count)
     }

@@ -18,19 +18,19 @@ use tempfile::TempDir;
 
 use crate::{load::Load, wait::eventually};
 
-/// How to start a mesh.
+/// Configuration of a mesh to start.
 #[derive(Clone, Debug)]
 pub struct Setup {
     binary: PathBuf,
-    /// Holds `config`, which the mesh runs, and `run`, where it keeps its files.
+    /// Temporary folder: `config` holds the mesh's configuration, `run` its run-time files.
     folder: Arc<TempDir>,
     arguments: Vec<String>,
     user: Option<u32>,
-    /// The mesh and the workload in which it runs.
+    /// Mesh and workload inside which this mesh runs.
     host: Option<(Box<Setup>, String)>,
 }
 
-/// A running mesh. It is ended with its test, whatever becomes of that.
+/// A running mesh, which ends with the test, also when the test fails.
 #[derive(Debug)]
 pub struct Mesh {
     setup: Setup,
@@ -45,35 +45,35 @@ struct Text {
     stderr: String,
 }
 
-/// What a mesh left when it ended.
+/// Exit status and output of a mesh that has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// How it ended.
+    /// Exit status.
     pub status: ExitStatus,
-    /// What it printed.
+    /// Standard output.
     pub stdout: String,
-    /// What it told besides.
+    /// Standard error.
     pub stderr: String,
 }
 
-/// What came back to a call.
+/// Result of a call.
 #[derive(Debug)]
 pub struct Answer {
-    /// The status; none if there was no answer.
+    /// Status of the response; `None` if there was no response.
     pub status: Option<u16>,
-    /// The body; without an answer, why there is none.
+    /// Body of the response; without a response, the error.
     pub body: String,
 }
 
 impl Setup {
-    /// A mesh of the files in `config`, which are copied, so that a test may change them.
+    /// Configures a mesh with a copy of the files in `config`, so that a test may change them.
     pub fn of_folder(binary: &str, config: &Path) -> Self {
         let setup = Self::empty(binary);
         copy_folder(config, &setup.config());
         setup
     }
 
-    /// A mesh of this text.
+    /// Configures a mesh with one file of this text.
     pub fn of_text(binary: &str, text: &str) -> Self {
         let setup = Self::empty(binary);
         fs::create_dir(setup.config()).unwrap();
@@ -97,22 +97,22 @@ impl Setup {
         self.folder.path().join("config")
     }
 
-    /// Adds a file to its configuration.
+    /// Adds a file to the configuration.
     pub fn add(&self, file: &Path) {
         fs::copy(file, self.config().join(file.file_name().unwrap())).unwrap();
     }
 
-    /// Further arguments of `skysail up`.
+    /// Adds arguments of `skysail up`.
     #[must_use]
     pub fn with(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
         self
     }
 
-    /// Runs it as this user; who is not root can only run it as oneself.
+    /// Runs the mesh as this user. Only root can run it as another user.
     #[must_use]
     pub fn as_user(mut self, user: u32) -> Self {
-        // Where this user cannot go, it cannot start a program either.
+        // The user cannot execute a program in a folder that it cannot enter.
         let copy = self.folder.path().join("skysail");
         fs::copy(&self.binary, &copy).unwrap();
         self.binary = copy;
@@ -121,7 +121,7 @@ impl Setup {
         self
     }
 
-    /// Runs it inside a workload of another mesh, whose network is to it what the machine's is to others.
+    /// Runs the mesh inside a workload of another mesh. The workload's network takes the place of the machine's.
     #[must_use]
     pub fn inside(mut self, mesh: &Mesh, workload: &str) -> Self {
         if let Some(user) = mesh.setup.user {
@@ -147,7 +147,7 @@ impl Setup {
         command
     }
 
-    /// Starts it.
+    /// Starts the mesh.
     pub fn start(self) -> Mesh {
         let config = self.config();
         let mut command = self.command(&["up", &config.to_string_lossy()]);
@@ -161,7 +161,7 @@ impl Setup {
         Mesh { setup: self, child: Some(child), output, readers }
     }
 
-    /// Starts it and waits until all of it is ready.
+    /// Starts the mesh and waits until all workloads are ready.
     pub fn ready(self) -> Mesh {
         let mesh = self.start();
         mesh.wait_ready();
@@ -175,37 +175,37 @@ impl Mesh {
         self.wait_said(" ready after ");
     }
 
-    /// Waits until it has said this.
+    /// Waits until the output contains this text.
     pub fn wait_said(&self, what: &str) {
-        self.wait(&format!("the mesh says {what:?}"), |said| {
-            if said.contains(what) { Ok(()) } else { Err(format!("it said:\n{said}")) }
+        self.wait(&format!("the output of the mesh contains {what:?}"), |said| {
+            if said.contains(what) { Ok(()) } else { Err(format!("the output is:\n{said}")) }
         });
     }
 
-    /// Waits for something in what it said so far.
+    /// Waits until `look` finds something in the output so far.
     pub fn wait<T>(&self, what: &str, mut look: impl FnMut(&str) -> Result<T, String>) -> T {
         eventually(what, || look(&self.said()))
     }
 
-    /// All it said so far.
+    /// Returns the output so far.
     pub fn said(&self) -> String {
         let text = self.output.lock().unwrap();
         format!("{}{}", text.stdout, text.stderr)
     }
 
-    /// The folder of its configuration.
+    /// Returns the folder of the configuration.
     pub fn config(&self) -> PathBuf {
         self.setup.config()
     }
 
-    /// The folder under which it keeps its files.
+    /// Returns the folder of the mesh's run-time files.
     pub fn run_folder(&self) -> PathBuf {
         self.setup.folder.path().join("run/skysail")
     }
 
-    /// The process number of `skysail up`.
+    /// Returns the process id of `skysail up`.
     pub fn process(&self) -> u32 {
-        self.child.as_ref().expect("it runs").id()
+        self.child.as_ref().expect("the mesh runs").id()
     }
 
     /// Replaces text in a file of the configuration.
@@ -216,7 +216,7 @@ impl Mesh {
         self.put(file, &text.replacen(from, to, 1));
     }
 
-    /// Writes a file of the configuration as editors do: beside it, then in its place.
+    /// Writes a file of the configuration as editors do: a temporary file, then a rename.
     pub fn put(&self, file: &str, text: &str) {
         let path = self.config().join(file);
         let new = self.config().join(format!(".{file}.swp"));
@@ -229,12 +229,12 @@ impl Mesh {
         self.command(arguments).output().unwrap()
     }
 
-    /// The tool with these arguments, for this mesh.
+    /// Returns the command that runs `skysail` with these arguments against this mesh.
     pub fn command(&self, arguments: &[&str]) -> Command {
         self.setup.command(arguments)
     }
 
-    /// `skysail status`, as JSON.
+    /// Returns the output of `skysail status` as JSON.
     pub fn status(&self) -> Value {
         let output = self.run(&["status", "--output", "json"]);
         let text = String::from_utf8_lossy(&output.stdout);
@@ -242,21 +242,21 @@ impl Mesh {
             .unwrap_or_else(|error| panic!("{error}: {text}{}", String::from_utf8_lossy(&output.stderr)))
     }
 
-    /// The ready pods of a workload, and how many there are in all.
+    /// Returns the number of ready pods of a workload and the number of all its pods.
     pub fn pods(&self, workload: &str) -> (usize, usize) {
         let status = self.status();
         let pods = status["pods"].as_array().unwrap().iter().filter(|pod| pod["workload"] == workload);
         pods.fold((0, 0), |(ready, all), pod| (ready + usize::from(pod["ready"] == true), all + 1))
     }
 
-    /// The names of a workload's pods.
+    /// Returns the names of a workload's pods.
     pub fn names(&self, workload: &str) -> Vec<String> {
         let status = self.status();
         let pods = status["pods"].as_array().unwrap().iter().filter(|pod| pod["workload"] == workload);
         pods.map(|pod| pod["name"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Waits until those of these pods that are no longer named have ended: their sidecars' last log lines say so.
+    /// Waits until the removed pods of `before` have ended, as the last log lines of their sidecars show.
     pub fn wait_gone(&self, namespace: &str, workload: &str, before: &[String]) {
         let now = self.names(workload);
         for name in before.iter().filter(|name| !now.contains(name)) {
@@ -268,20 +268,20 @@ impl Mesh {
         }
     }
 
-    /// Makes one request from inside a workload.
+    /// Sends one request from inside a workload.
     pub fn call(&self, workload: &str, url: &str, arguments: &[&str]) -> Answer {
         let output = self.run(&[&["call", workload, url], arguments].concat());
-        let said = String::from_utf8_lossy(&output.stderr);
-        match said.trim().parse() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        match stderr.trim().parse() {
             Ok(status) => {
                 let body = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
                 Answer { status: Some(status), body }
             }
-            Err(_) => Answer { status: None, body: said.into_owned() },
+            Err(_) => Answer { status: None, body: stderr.into_owned() },
         }
     }
 
-    /// Waits until a call gets this status. Pods are ready a moment before everybody has heard of it.
+    /// Waits until a call gets this status. A pod is ready shortly before every other sidecar has its endpoint.
     pub fn wait_status(&self, workload: &str, url: &str, arguments: &[&str], status: u16) {
         eventually(&format!("{url} answers {workload} with {status}"), || {
             let answer = self.call(workload, url, arguments);
@@ -303,22 +303,22 @@ impl Mesh {
         kill(Pid::from_raw(process), signal).unwrap();
     }
 
-    /// Ends it as Ctrl-C does.
+    /// Ends the mesh as Ctrl-C does.
     pub fn interrupt(mut self) -> Ended {
         assert_no_panic(&self.run_folder());
         self.signal(Signal::SIGINT);
         self.ended()
     }
 
-    /// Starts the same once more, after it has ended.
+    /// Starts the same mesh again after it has ended.
     pub fn again(&self) -> Mesh {
-        assert!(self.child.is_none(), "it still runs");
+        assert!(self.child.is_none(), "the mesh still runs");
         self.setup.clone().start()
     }
 
-    /// Waits for it to end.
+    /// Waits for the mesh to end.
     pub fn ended(&mut self) -> Ended {
-        let mut child = self.child.take().expect("it runs");
+        let mut child = self.child.take().expect("the mesh runs");
         let status = eventually("the mesh ends", || match child.try_wait().unwrap() {
             Some(status) => Ok(status),
             None => Err(self.said()),
@@ -334,11 +334,11 @@ impl Mesh {
 impl Drop for Mesh {
     fn drop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
-        // Everything in the mesh ends with its starter.
+        // All processes of the mesh end with `skysail up`.
         let _ = child.kill();
         let _ = child.wait();
         if thread::panicking() {
-            eprintln!("the mesh said:\n{}", self.said());
+            eprintln!("output of the mesh:\n{}", self.said());
             show_logs(&self.run_folder());
         } else {
             assert_no_panic(&self.run_folder());
@@ -347,13 +347,13 @@ impl Drop for Mesh {
 }
 
 impl Answer {
-    /// The body as JSON.
+    /// Parses the body as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 }
 
-/// The ends of all logs, for a test that failed.
+/// Prints the ends of all logs, for a failed test.
 fn show_logs(folder: &Path) {
     each_log(folder, &mut |path, text| {
         let lines: Vec<_> = text.lines().collect();
@@ -361,7 +361,7 @@ fn show_logs(folder: &Path) {
     });
 }
 
-/// Programs are started again when they fail, so a test may miss that one did.
+/// Fails if a log has a panic. Failed programs are restarted, so a test may not notice one otherwise.
 fn assert_no_panic(folder: &Path) {
     each_log(folder, &mut |path, text| {
         assert!(!text.contains("panicked at"), "{}:\n{text}", path.display());
@@ -379,7 +379,7 @@ fn each_log(folder: &Path, act: &mut impl FnMut(&Path, &str)) {
     }
 }
 
-/// Copies a folder's files.
+/// Copies the files of a folder.
 pub fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {

@@ -1,27 +1,27 @@
-//! As much of a terminal as `skysail up` writes to: text, line ends, cursor movement up, clearing.
+//! The part of a terminal that `skysail up` uses: text, line ends, moves of the cursor, clearing.
 
-/// A screen of cells. Text that no terminal sequence of `skysail` explains is the test's failure.
+/// A screen of cells. Panics on a control sequence that it does not know.
 #[derive(Debug)]
 pub struct Terminal {
     columns: usize,
-    /// The screen's rows, from the top.
+    /// Rows of the screen, from the top.
     screen: Vec<String>,
-    /// Rows that have left the screen at its top.
+    /// Rows that have scrolled off the top.
     scrolled: String,
     row: usize,
     column: usize,
-    /// A sequence or character that is not complete yet.
+    /// Bytes of an incomplete sequence or character.
     pending: Vec<u8>,
 }
 
 impl Terminal {
-    /// An empty screen of this size.
+    /// Creates an empty screen of this size.
     pub fn new(columns: usize, rows: usize) -> Self {
         let screen = vec![String::new(); rows];
         Self { columns, screen, scrolled: String::new(), row: 0, column: 0, pending: Vec::new() }
     }
 
-    /// Changes the size as xterm does: lines are cut, and the rows around the cursor stay.
+    /// Changes the size as xterm does: lines are truncated, and the rows around the cursor stay.
     pub fn resize(&mut self, columns: usize, rows: usize) {
         self.columns = columns;
         let gone = self.row.saturating_sub(rows - 1);
@@ -34,17 +34,17 @@ impl Terminal {
         self.column = self.column.min(columns);
     }
 
-    /// What is on the screen.
+    /// Returns the text on the screen.
     pub fn screen(&self) -> String {
         self.screen.iter().map(|line| line.trim_end().to_owned() + "\n").collect()
     }
 
-    /// What has left the screen at its top.
+    /// Returns the text that has scrolled off the top.
     pub fn scrolled(&self) -> &str {
         &self.scrolled
     }
 
-    /// Takes what a program writes to it.
+    /// Processes bytes that a program writes.
     pub fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.pending.push(*byte);
@@ -88,11 +88,11 @@ impl Terminal {
     fn put(&mut self, character: char) {
         match character {
             '\r' => self.column = 0,
-            // The terminal's driver adds the carriage return.
+            // The terminal driver adds the carriage return.
             '\n' => self.feed(),
             _ => {
                 assert!(!character.is_control(), "a control character: {character:?}");
-                // The last column is left only with the next character.
+                // The cursor leaves the last column only with the next character.
                 if self.column == self.columns {
                     self.feed();
                 }
