@@ -22,19 +22,19 @@ use crate::{
 /// Files and their objects.
 #[derive(Debug, Default)]
 pub struct Files {
-    files: BTreeMap<Place, File>,
+    files: BTreeMap<FileKey, File>,
     /// Places of each object; the one that counts is last.
-    places: BTreeMap<Arc<ObjectKey>, Vec<Place>>,
+    places: BTreeMap<Arc<ObjectKey>, Vec<FileKey>>,
     /// The layer whose objects a program wrote from those of lower layers.
     generated: Option<usize>,
 }
 
 /// A file's layer and path.
-type Place = (usize, Arc<str>);
+type FileKey = (usize, Arc<str>);
 
 #[derive(Debug, Default)]
 struct File {
-    objects: BTreeMap<Arc<ObjectKey>, Held>,
+    objects: BTreeMap<Arc<ObjectKey>, HeldObject>,
     diagnostics: Vec<Diagnostic>,
     /// Objects of kinds that mean nothing to the mesh, by kind: the line of the first, and how many.
     foreign: BTreeMap<String, (u32, usize)>,
@@ -44,7 +44,7 @@ struct File {
 
 /// An object of a file.
 #[derive(Clone, Debug, PartialEq)]
-struct Held {
+struct HeldObject {
     object: Object,
     origin: Origin,
     /// The effect of the object if it is the fallback of a refused policy.
@@ -172,7 +172,7 @@ impl Files {
 
     /// What changes for the World when one file turns from `before` into `after`, which is noted; that file is not in
     /// `self.files`.
-    fn changes(&mut self, place: &Place, before: &File, after: &File) -> Vec<Change> {
+    fn changes(&mut self, place: &FileKey, before: &File, after: &File) -> Vec<Change> {
         let keys: BTreeSet<&Arc<ObjectKey>> = before.objects.keys().chain(after.objects.keys()).collect();
         let mut changes = Vec::new();
         for key in keys {
@@ -198,13 +198,13 @@ impl Files {
     fn winner<'a>(
         &'a self,
         key: &ObjectKey,
-        place: &Place,
+        place: &FileKey,
         file: &'a File,
-    ) -> Option<(&'a Held, &'a Origin)> {
+    ) -> Option<(&'a HeldObject, &'a Origin)> {
         let others = self.places.get(key).into_iter().flatten().filter(|other| *other != place);
         let others = others.filter_map(|other| Some((other, self.files.get(other)?.objects.get(key)?)));
         let own = file.objects.get(key).map(|own| (place, own));
-        let mut all: Vec<(&Place, &Held)> = others.chain(own).collect();
+        let mut all: Vec<(&FileKey, &HeldObject)> = others.chain(own).collect();
         all.sort_by_key(|(place, held)| (held.fallback.is_none(), *place));
         let (place, held) = all.pop()?;
         let written = all.pop().filter(|_| self.generated == Some(place.0));
@@ -212,7 +212,7 @@ impl Files {
     }
 
     /// Notes whether a file has an object.
-    fn note(&mut self, key: &Arc<ObjectKey>, place: &Place, is_there: bool) {
+    fn note(&mut self, key: &Arc<ObjectKey>, place: &FileKey, is_there: bool) {
         // Most stand in one place.
         let places = self.places.entry(Arc::clone(key)).or_insert_with(|| Vec::with_capacity(1));
         match places.binary_search(place) {
@@ -227,7 +227,7 @@ impl Files {
 
     /// Diagnostics of objects that several files define. The generated layer is exempt.
     fn duplicates(&self) -> Vec<Diagnostic> {
-        let valid = |held: &&Held| held.fallback.is_none();
+        let valid = |held: &&HeldObject| held.fallback.is_none();
         let origin = |place, key| Some(&self.files.get(place)?.objects.get(key).filter(valid)?.origin);
         let pairs = self.places.iter().flat_map(|(key, places)| {
             let pairs = places.array_windows().filter(|[_, next]| Some(next.0) != self.generated);
@@ -245,7 +245,7 @@ impl File {
         let mut file = Self { diagnostics: parsed.diagnostics, foreign: parsed.foreign, ..Self::default() };
         for (object, origin) in parsed.objects {
             let key = Arc::new(object.key());
-            let held = Held { object, origin: origin.clone(), fallback: None };
+            let held = HeldObject { object, origin: origin.clone(), fallback: None };
             if let Some(loser) = file.objects.insert(Arc::clone(&key), held) {
                 file.diagnostics.extend(duplicate(&key, &loser.origin, &origin));
             }
@@ -269,7 +269,7 @@ impl File {
         }
         for (key, Refused { line, fallback }) in parsed.refused {
             if let Some(Fallback { object, origin, effect }) = fallback {
-                let held = Held { object, origin, fallback: Some(effect) };
+                let held = HeldObject { object, origin, fallback: Some(effect) };
                 file.objects.entry(Arc::new(key.clone())).or_insert(held);
             }
             file.refused.insert(key, line);

@@ -27,7 +27,7 @@ pub enum Protocol {
     Https,
     /// TLS of the application's own.
     Tls,
-    /// Anything.
+    /// Ignored.
     Tcp,
     /// Not carried by the mesh.
     Udp,
@@ -205,7 +205,7 @@ impl Protocol {
     }
 
     /// Protocol of a service port.
-    fn of(port: &manifest::ServicePort) -> Self {
+    fn of(port: &manifest::ServicePortManifest) -> Self {
         let transport = port.protocol.as_deref();
         Self::select(transport, port.app_protocol.as_deref(), port.name.as_deref(), port.port)
     }
@@ -311,13 +311,13 @@ pub(crate) fn meta(from: ObjectMeta, namespaced: bool) -> Meta {
     }
 }
 
-pub(crate) fn node(from: manifest::Bare) -> Typed<Node> {
+pub(crate) fn node(from: manifest::MetadataOnly) -> Typed<Node> {
     let meta = meta(from.metadata, false);
     let locality = Locality::from_labels(&meta.labels);
     Typed { meta, spec: Node { locality } }
 }
 
-pub(crate) fn service(from: manifest::Service) -> Typed<Service> {
+pub(crate) fn service(from: manifest::ServiceManifest) -> Typed<Service> {
     let spec = from.spec.unwrap_or_default();
     let mut addresses = spec.cluster_ips;
     if addresses.is_empty() {
@@ -339,7 +339,7 @@ pub(crate) fn service(from: manifest::Service) -> Typed<Service> {
     }
 }
 
-fn service_port(from: &manifest::ServicePort) -> Option<ServicePort> {
+fn service_port(from: &manifest::ServicePortManifest) -> Option<ServicePort> {
     let port = u16::try_from(from.port).ok()?;
     let target = match &from.target_port {
         Some(IntOrText::Int(0)) | None => TargetPort::Number(port),
@@ -357,7 +357,7 @@ fn service_port(from: &manifest::ServicePort) -> Option<ServicePort> {
     })
 }
 
-pub(crate) fn pod(from: manifest::Pod) -> Typed<Pod> {
+pub(crate) fn pod(from: manifest::PodManifest) -> Typed<Pod> {
     let owner = from.metadata.owner_references.iter().find(|owner| owner.controller != Some(false));
     let workload = match owner {
         Some(owner) => workload_of(&owner.kind, &owner.name, from.metadata.labels.as_ref()),
@@ -432,7 +432,7 @@ pub(crate) fn template(kind: Kind, metadata: ObjectMeta, spec: WorkloadSpec) -> 
     }
 }
 
-pub(crate) fn endpoint_slice(from: manifest::EndpointSlice) -> Typed<EndpointSlice> {
+pub(crate) fn endpoint_slice(from: manifest::EndpointSliceManifest) -> Typed<EndpointSlice> {
     let meta = meta(from.metadata, true);
     let service = meta.labels.get("kubernetes.io/service-name").cloned().unwrap_or_default();
     let ports = from
@@ -461,8 +461,8 @@ pub(crate) fn endpoint_slice(from: manifest::EndpointSlice) -> Typed<EndpointSli
 mod tests {
     use super::*;
 
-    fn port(name: &str, number: i32, app_protocol: Option<&str>) -> manifest::ServicePort {
-        manifest::ServicePort {
+    fn port(name: &str, number: i32, app_protocol: Option<&str>) -> manifest::ServicePortManifest {
+        manifest::ServicePortManifest {
             name: Some(name.into()),
             port: number,
             app_protocol: app_protocol.map(Into::into),
@@ -485,7 +485,7 @@ mod tests {
         ] {
             assert_eq!(Protocol::of(&given), expected, "{given:?}");
         }
-        let udp = manifest::ServicePort { protocol: Some("UDP".into()), ..port("http", 1, None) };
+        let udp = manifest::ServicePortManifest { protocol: Some("UDP".into()), ..port("http", 1, None) };
         assert_eq!(Protocol::of(&udp), Protocol::Udp);
     }
 

@@ -32,14 +32,14 @@ pub(crate) struct OwnerReference {
 /// A kind of which only the metadata are read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Bare {
+pub(crate) struct MetadataOnly {
     pub(crate) metadata: ObjectMeta,
 }
 
 /// `v1` ConfigMap.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct ConfigMap {
+pub(crate) struct ConfigMapManifest {
     pub(crate) metadata: ObjectMeta,
     pub(crate) data: Labels,
 }
@@ -47,7 +47,7 @@ pub(crate) struct ConfigMap {
 /// `v1` Service.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Service {
+pub(crate) struct ServiceManifest {
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: Option<ServiceSpec>,
 }
@@ -61,7 +61,7 @@ pub(crate) struct ServiceSpec {
     #[serde(rename = "clusterIPs")]
     pub(crate) cluster_ips: Vec<String>,
     pub(crate) external_name: Option<String>,
-    pub(crate) ports: Vec<ServicePort>,
+    pub(crate) ports: Vec<ServicePortManifest>,
     pub(crate) publish_not_ready_addresses: bool,
     pub(crate) selector: Labels,
     #[serde(rename = "type")]
@@ -71,7 +71,7 @@ pub(crate) struct ServiceSpec {
 /// A port of a Service.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct ServicePort {
+pub(crate) struct ServicePortManifest {
     pub(crate) app_protocol: Option<String>,
     pub(crate) name: Option<String>,
     pub(crate) port: i32,
@@ -90,7 +90,7 @@ pub(crate) enum IntOrText {
 /// `v1` Pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Pod {
+pub(crate) struct PodManifest {
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: PodSpec,
     pub(crate) status: PodStatus,
@@ -116,7 +116,7 @@ pub(crate) struct PodSpec {
 pub(crate) struct Container {
     pub(crate) name: String,
     pub(crate) image: String,
-    pub(crate) ports: Vec<ContainerPort>,
+    pub(crate) ports: Vec<ContainerPortManifest>,
     pub(crate) restart_policy: Option<String>,
     pub(crate) liveness_probe: Option<Probe>,
     pub(crate) readiness_probe: Option<Probe>,
@@ -127,7 +127,7 @@ pub(crate) struct Container {
 /// A port of a container.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct ContainerPort {
+pub(crate) struct ContainerPortManifest {
     pub(crate) container_port: i64,
     pub(crate) name: Option<String>,
     pub(crate) protocol: Option<String>,
@@ -137,8 +137,8 @@ pub(crate) struct ContainerPort {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Probe {
-    pub(crate) exec: Option<Anything>,
-    pub(crate) grpc: Option<Anything>,
+    pub(crate) exec: Option<Ignored>,
+    pub(crate) grpc: Option<Ignored>,
     pub(crate) http_get: Option<ProbeTarget>,
     pub(crate) tcp_socket: Option<ProbeTarget>,
 }
@@ -157,9 +157,9 @@ pub(crate) struct Volume {
     pub(crate) config_map: Option<VolumeSource>,
     #[serde(rename = "downwardAPI")]
     pub(crate) downward: Option<VolumeSource>,
-    pub(crate) empty_dir: Option<Anything>,
-    pub(crate) host_path: Option<Anything>,
-    pub(crate) persistent_volume_claim: Option<Anything>,
+    pub(crate) empty_dir: Option<Ignored>,
+    pub(crate) host_path: Option<Ignored>,
+    pub(crate) persistent_volume_claim: Option<Ignored>,
     pub(crate) projected: Option<VolumeSource>,
     pub(crate) secret: Option<VolumeSource>,
 }
@@ -208,7 +208,7 @@ pub(crate) struct VolumeMount {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct PodStatus {
-    pub(crate) conditions: Vec<Condition>,
+    pub(crate) conditions: Vec<PodCondition>,
     pub(crate) phase: Option<String>,
     #[serde(rename = "podIP")]
     pub(crate) pod_ip: Option<String>,
@@ -219,7 +219,7 @@ pub(crate) struct PodStatus {
 /// A condition of a Pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Condition {
+pub(crate) struct PodCondition {
     #[serde(rename = "type")]
     pub(crate) kind: String,
     pub(crate) status: String,
@@ -235,7 +235,7 @@ pub(crate) struct PodIp {
 /// A kind that makes Pods: Deployment, StatefulSet, DaemonSet, ReplicaSet, Job.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Workload {
+pub(crate) struct WorkloadManifest {
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: WorkloadSpec,
 }
@@ -276,7 +276,7 @@ pub(crate) struct JobTemplate {
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct LabelSelector {
     pub(crate) match_labels: Labels,
-    pub(crate) match_expressions: Vec<Anything>,
+    pub(crate) match_expressions: Vec<Ignored>,
 }
 
 /// The Pods of a workload.
@@ -290,10 +290,10 @@ pub(crate) struct PodTemplate {
 /// `discovery.k8s.io/v1` EndpointSlice.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct EndpointSlice {
+pub(crate) struct EndpointSliceManifest {
     pub(crate) metadata: ObjectMeta,
     pub(crate) ports: Vec<EndpointPort>,
-    pub(crate) endpoints: Vec<Endpoint>,
+    pub(crate) endpoints: Vec<EndpointManifest>,
 }
 
 /// A port of an EndpointSlice.
@@ -307,7 +307,7 @@ pub(crate) struct EndpointPort {
 /// An endpoint of an EndpointSlice.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct Endpoint {
+pub(crate) struct EndpointManifest {
     pub(crate) addresses: Vec<String>,
     pub(crate) conditions: EndpointConditions,
     pub(crate) node_name: Option<String>,
@@ -334,9 +334,9 @@ pub(crate) struct ObjectReference {
 /// Any value; nothing of it is kept.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(from = "serde::de::IgnoredAny")]
-pub(crate) struct Anything;
+pub(crate) struct Ignored;
 
-impl From<serde::de::IgnoredAny> for Anything {
+impl From<serde::de::IgnoredAny> for Ignored {
     fn from(_: serde::de::IgnoredAny) -> Self {
         Self
     }

@@ -14,7 +14,7 @@ use route::header_matcher::HeaderMatchSpecifier;
 
 /// An attribute that cannot be checked where the rule is to hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unchecked;
+pub(super) struct NotCheckable;
 
 impl Clause<'_> {
     /// How the peer is checked for a value: any of these.
@@ -24,7 +24,7 @@ impl Clause<'_> {
         mesh: &MeshConfig,
         namespace: &str,
         tcp: bool,
-    ) -> Result<Vec<Principal>, Unchecked> {
+    ) -> Result<Vec<Principal>, NotCheckable> {
         let identifier = match self.attribute {
             Attribute::Principal => {
                 let names = with_aliases(value, mesh).into_iter();
@@ -42,28 +42,28 @@ impl Clause<'_> {
                 let domain = value.split('*').map(escape).collect::<Vec<_>>().join("[^/]*");
                 return Ok(vec![authenticated(by_regex(format!("spiffe://{domain}/.*")))]);
             }
-            Attribute::RemoteIp => principal::Identifier::RemoteIp(cidr(value).ok_or(Unchecked)?),
-            Attribute::SourceIp => principal::Identifier::DirectRemoteIp(cidr(value).ok_or(Unchecked)?),
+            Attribute::RemoteIp => principal::Identifier::RemoteIp(cidr(value).ok_or(NotCheckable)?),
+            Attribute::SourceIp => principal::Identifier::DirectRemoteIp(cidr(value).ok_or(NotCheckable)?),
             Attribute::Header(name) if !tcp => principal::Identifier::Header(header(name, value, false)),
-            _ => return Err(Unchecked),
+            _ => return Err(NotCheckable),
         };
         Ok(vec![Principal { identifier: Some(identifier) }])
     }
 
     /// How the request is checked for a value.
-    pub(super) fn permission(&self, value: &str, tcp: bool) -> Result<Permission, Unchecked> {
+    pub(super) fn permission(&self, value: &str, tcp: bool) -> Result<Permission, NotCheckable> {
         let rule = match self.attribute {
-            Attribute::DestinationIp => permission::Rule::DestinationIp(cidr(value).ok_or(Unchecked)?),
+            Attribute::DestinationIp => permission::Rule::DestinationIp(cidr(value).ok_or(NotCheckable)?),
             Attribute::DestinationPort => {
-                let port: u16 = value.parse().map_err(|_| Unchecked)?;
+                let port: u16 = value.parse().map_err(|_| NotCheckable)?;
                 permission::Rule::DestinationPort(port.into())
             }
             Attribute::ServerName => permission::Rule::RequestedServerName(text_after("", value)),
-            _ if tcp => return Err(Unchecked),
+            _ if tcp => return Err(NotCheckable),
             Attribute::Host => permission::Rule::Header(header(":authority", value, true)),
             Attribute::Method => permission::Rule::Header(header(":method", value, false)),
             Attribute::Path => path(value),
-            _ => return Err(Unchecked),
+            _ => return Err(NotCheckable),
         };
         Ok(Permission { rule: Some(rule) })
     }

@@ -3,6 +3,7 @@
 //! Istio's own (`istio.metadata_exchange`, `istio.stats`, `istio.alpn`) exist in its build of Envoy and in
 //! `skysail-proxy`. An Envoy without them refuses a listener or cluster that has one, so it gets none.
 
+use skysail_core::names::Direction;
 use skysail_xds::{
     envoy::pb::{
         envoy::{
@@ -64,13 +65,6 @@ pub(super) struct Setting<'a> {
     pub(super) grpc_web: bool,
 }
 
-/// Direction of connections.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    In,
-    Out,
-}
-
 /// Source of the routes of an HTTP connection manager.
 pub(super) enum Routes {
     /// A route configuration by name.
@@ -92,16 +86,16 @@ pub(super) fn of_cluster(plain_envoy: bool) -> Vec<cluster::Filter> {
 /// The filters of a TCP chain to a cluster. `policy` holds authorization filters.
 pub(super) fn tcp_chain(
     setting: Setting<'_>,
-    way: Way,
+    direction: Direction,
     cluster: &str,
     policy: Vec<listener::Filter>,
 ) -> Vec<listener::Filter> {
     let mut filters = Vec::new();
-    if way == Way::In {
+    if direction == Direction::Inbound {
         filters.extend(exchange(setting.view));
     }
     filters.extend(policy);
-    filters.extend(stats(setting.view, way).map(|config| network(STATS, config)));
+    filters.extend(stats(setting.view, direction).map(|config| network(STATS, config)));
     filters.push(tcp_proxy(setting, cluster));
     filters
 }
@@ -109,16 +103,16 @@ pub(super) fn tcp_chain(
 /// The filters of an HTTP chain. `policy` holds authorization filters.
 pub(super) fn http_chain(
     setting: Setting<'_>,
-    way: Way,
+    direction: Direction,
     stat_prefix: String,
     routes: Routes,
     policy: Vec<HttpFilter>,
 ) -> Vec<listener::Filter> {
     let mut filters = Vec::new();
-    if way == Way::In {
+    if direction == Direction::Inbound {
         filters.extend(exchange(setting.view));
     }
-    let manager = connection_manager(setting, way, stat_prefix, routes, policy);
+    let manager = connection_manager(setting, direction, stat_prefix, routes, policy);
     filters.push(network("envoy.filters.network.http_connection_manager", pack(&manager)));
     filters
 }
@@ -142,7 +136,7 @@ pub(super) fn http(name: &str, config: Any) -> HttpFilter {
 
 fn connection_manager(
     setting: Setting<'_>,
-    way: Way,
+    direction: Direction,
     stat_prefix: String,
     routes: Routes,
     policy: Vec<HttpFilter>,
@@ -150,7 +144,7 @@ fn connection_manager(
     let uuid = UuidRequestIdConfig { use_request_id_for_trace_sampling: boolean(true), ..Default::default() };
     let mut manager = HttpConnectionManager {
         stat_prefix,
-        http_filters: http_filters(setting, way, policy),
+        http_filters: http_filters(setting, direction, policy),
         tracing: Some(tracing(setting)),
         access_log: access_log::of_filter(setting.mesh),
         stream_idle_timeout: Some(seconds(0)),
@@ -167,7 +161,7 @@ fn connection_manager(
         ..Default::default()
     };
     normalize_paths(&mut manager, setting.mesh.path_normalization.normalization);
-    if way == Way::In {
+    if direction == Direction::Inbound {
         manager.server_name = "istio-envoy".into();
         manager.forward_client_cert_details = ForwardClientCertDetails::AppendForward as i32;
         manager.set_current_client_cert_details = Some(SetCurrentClientCertDetails {
@@ -189,7 +183,7 @@ fn normalize_paths(manager: &mut HttpConnectionManager, how: Normalization) {
         if decodes { UnescapeAndForward } else { KeepUnchanged } as i32;
 }
 
-fn http_filters(setting: Setting<'_>, way: Way, policy: Vec<HttpFilter>) -> Vec<HttpFilter> {
+fn http_filters(setting: Setting<'_>, direction: Direction, policy: Vec<HttpFilter>) -> Vec<HttpFilter> {
     let view = setting.view;
     let grpc = FilterConfig {
         emit_filter_state: true,
@@ -200,19 +194,19 @@ fn http_filters(setting: Setting<'_>, way: Way, policy: Vec<HttpFilter>) -> Vec<
     };
     let mut filters = Vec::new();
     if !view.plain_envoy {
-        filters.push(http(METADATA_EXCHANGE, peer_metadata(way)));
+        filters.push(http(METADATA_EXCHANGE, peer_metadata(direction)));
     }
     filters.extend(policy);
     if setting.grpc_web {
         filters.push(http("envoy.filters.http.grpc_web", pack(&GrpcWeb::default())));
     }
     filters.push(http("envoy.filters.http.grpc_stats", pack(&grpc)));
-    if way == Way::Out && !view.plain_envoy {
+    if direction == Direction::Outbound && !view.plain_envoy {
         filters.push(http("istio.alpn", pack(&alpn())));
     }
     filters.push(http("envoy.filters.http.fault", pack(&HttpFault::default())));
     filters.push(http("envoy.filters.http.cors", pack(&Cors::default())));
-    filters.extend(stats(view, way).map(|config| http(STATS, config)));
+    filters.extend(stats(view, direction).map(|config| http(STATS, config)));
     filters.push(http("envoy.filters.http.router", pack(&Router::default())));
     filters
 }
@@ -244,14 +238,14 @@ fn tcp_exchange() -> Any {
 }
 
 /// Who the peer is, in headers.
-fn peer_metadata(way: Way) -> Any {
+fn peer_metadata(direction: Direction) -> Any {
     let by = |name: &str| istio::structure([(name, istio::structure([]))]);
-    let lists: [(&str, Vec<Value>); 2] = match way {
-        Way::In => [
+    let lists: [(&str, Vec<Value>); 2] = match direction {
+        Direction::Inbound => [
             ("downstream_discovery", vec![by("istio_headers"), by("workload_discovery")]),
             ("downstream_propagation", vec![by("istio_headers")]),
         ],
-        Way::Out => [
+        Direction::Outbound => [
             ("upstream_discovery", vec![by("istio_headers"), by("workload_discovery")]),
             ("upstream_propagation", vec![by("istio_headers")]),
         ],
@@ -261,9 +255,10 @@ fn peer_metadata(way: Way) -> Any {
 }
 
 /// Istio's standard metrics.
-fn stats(view: &ProxyView, way: Way) -> Option<Any> {
+fn stats(view: &ProxyView, direction: Direction) -> Option<Any> {
     // Inbound, the host header is the client's word, not a name of a service.
-    let config = StatsConfig { disable_host_header_fallback: way == Way::In, ..Default::default() };
+    let config =
+        StatsConfig { disable_host_header_fallback: direction == Direction::Inbound, ..Default::default() };
     (!view.plain_envoy).then(|| pack(&config))
 }
 

@@ -140,7 +140,7 @@ pub fn outline(world: &World, surroundings: &ClientScope) -> Outline {
 /// Compiles the resources that depend on a proxy's workload. Also returns findings about configuration that could not be compiled as
 /// written. The outline is that of the proxy's surroundings.
 pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resources, Vec<Diagnostic>) {
-    let mut findings = Findings { world, list: Vec::new() };
+    let mut findings = CompileFindings { world, list: Vec::new() };
     let mut made = Resources::default();
     // Labels matter to routes and endpoints only, which are shared.
     let surroundings = ClientScope::of(view, &BTreeSet::new());
@@ -213,13 +213,13 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// Findings about configuration that is not applied as written.
-struct Findings<'a> {
+/// CompileFindings about configuration that is not applied as written.
+struct CompileFindings<'a> {
     world: &'a World,
     list: Vec<Diagnostic>,
 }
 
-impl Findings<'_> {
+impl CompileFindings<'_> {
     fn warn(&mut self, policy: &Typed<AuthorizationPolicy>, field: &str, message: &str, remedy: &str) {
         let key = ObjectKey {
             kind: api::Kind::AuthorizationPolicy,
@@ -263,7 +263,7 @@ fn add_sidecar(
     scope: &Scope<'_>,
     view: &ProxyView,
     outline: &Outline,
-    findings: &mut Findings<'_>,
+    findings: &mut CompileFindings<'_>,
 ) {
     clusters::special(view).iter().for_each(|cluster| add_cluster(made, cluster));
     let ports = listeners::inbound_ports(scope.world, view);

@@ -12,8 +12,8 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::{
 };
 
 use super::{
-    Findings,
-    clause::Unchecked,
+    CompileFindings,
+    clause::NotCheckable,
     filters,
     packed::{self, Rules},
     pb::{listener, rbac},
@@ -43,7 +43,7 @@ impl Authorization {
         mesh: &MeshConfig,
         policies: impl Iterator<Item = &'a Typed<AuthorizationPolicy>> + Clone,
         tcp_ports: &[u16],
-        findings: &mut Findings<'_>,
+        findings: &mut CompileFindings<'_>,
     ) -> Self {
         policies.clone().for_each(|policy| report(policy, tcp_ports, findings));
         let compile = |tcp: bool| {
@@ -120,14 +120,14 @@ struct Check<'a> {
 
 impl Check<'_> {
     /// An error means that the rule cannot be checked and must not allow anything.
-    fn rule(&self, rule: &Rule) -> Result<Policy, Unchecked> {
+    fn rule(&self, rule: &Rule) -> Result<Policy, NotCheckable> {
         let conditions = |of_peer: bool| {
             let clauses = rule.when.iter().filter_map(Clause::of_condition);
             clauses.filter(move |clause| clause.is_of_peer() == of_peer)
         };
         let unknown = rule.when.iter().any(|condition| Clause::of_condition(condition).is_none());
         if unknown && self.allow {
-            return Err(Unchecked);
+            return Err(NotCheckable);
         }
         let mut principals = Vec::new();
         for from in &rule.from {
@@ -148,7 +148,7 @@ impl Check<'_> {
         Ok(Policy { permissions, principals, ..Default::default() })
     }
 
-    fn principal<'c>(&self, clauses: impl Iterator<Item = Clause<'c>>) -> Result<Principal, Unchecked> {
+    fn principal<'c>(&self, clauses: impl Iterator<Item = Clause<'c>>) -> Result<Principal, NotCheckable> {
         let mut all = Vec::new();
         for clause in clauses {
             let any = |values: &[String]| {
@@ -169,7 +169,7 @@ impl Check<'_> {
         Ok(identifier(principal::Identifier::AndIds(principal::Set { ids: all })))
     }
 
-    fn permission<'c>(&self, clauses: impl Iterator<Item = Clause<'c>>) -> Result<Permission, Unchecked> {
+    fn permission<'c>(&self, clauses: impl Iterator<Item = Clause<'c>>) -> Result<Permission, NotCheckable> {
         let mut all = Vec::new();
         for clause in clauses {
             let any = |values: &[String]| {
@@ -194,14 +194,14 @@ impl Check<'_> {
     fn each<T>(
         &self,
         values: &[String],
-        make: impl Fn(&str) -> Result<Vec<T>, Unchecked>,
-    ) -> Result<Vec<T>, Unchecked> {
+        make: impl Fn(&str) -> Result<Vec<T>, NotCheckable>,
+    ) -> Result<Vec<T>, NotCheckable> {
         let mut made = Vec::new();
         for value in values {
             match make(value) {
                 Ok(more) => made.extend(more),
-                Err(Unchecked) if self.allow => return Err(Unchecked),
-                Err(Unchecked) => {}
+                Err(NotCheckable) if self.allow => return Err(NotCheckable),
+                Err(NotCheckable) => {}
             }
         }
         Ok(made)
@@ -228,7 +228,7 @@ fn rule(rule: permission::Rule) -> Permission {
 }
 
 /// Says which rules cannot be checked as written on ports that are not HTTP.
-fn report(policy: &Typed<AuthorizationPolicy>, tcp_ports: &[u16], findings: &mut Findings<'_>) {
+fn report(policy: &Typed<AuthorizationPolicy>, tcp_ports: &[u16], findings: &mut CompileFindings<'_>) {
     let Some(action) = enforced_as(policy.spec.action) else { return };
     let Some(port) = tcp_ports.first() else { return };
     let effect = match action {

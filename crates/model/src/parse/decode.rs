@@ -14,7 +14,7 @@ use crate::spelling::{VARIABLE, nearest};
 
 /// A field that could not be read, or is unknown.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Finding {
+pub(crate) struct FieldError {
     pub(crate) path: Vec<Segment>,
     pub(crate) line: u32,
     pub(crate) message: String,
@@ -34,9 +34,9 @@ pub(crate) struct Decoded<T> {
     /// The value, if it could be read.
     pub(crate) value: Option<T>,
     /// Fields that could not be read.
-    pub(crate) errors: Vec<Finding>,
+    pub(crate) errors: Vec<FieldError>,
     /// Unknown fields.
-    pub(crate) unknown: Vec<Finding>,
+    pub(crate) unknown: Vec<FieldError>,
 }
 
 /// Most errors reported for one object.
@@ -49,12 +49,12 @@ pub(crate) fn decode<T: de::DeserializeOwned>(node: &Node) -> Decoded<T> {
     loop {
         let unknown = RefCell::new(Vec::new());
         let tree = rest.as_ref().unwrap_or(node);
-        match T::deserialize(Reader { node: tree, line: tree.line, path: None, unknown: &unknown }) {
+        match T::deserialize(NodeReader { node: tree, line: tree.line, path: None, unknown: &unknown }) {
             Ok(value) => {
                 let value = errors.is_empty().then_some(value);
                 return Decoded { value, errors, unknown: unknown.into_inner() };
             }
-            Err(Failure(finding)) => {
+            Err(DecodeError(finding)) => {
                 let removed = remove(rest.get_or_insert_with(|| node.clone()), &finding.path);
                 errors.push(*finding);
                 if !removed || errors.len() >= MAX_ERRORS {
@@ -121,11 +121,11 @@ impl Path<'_> {
 
 /// An error on its way out; boxed, because the good way should stay short.
 #[derive(Debug)]
-struct Failure(Box<Finding>);
+struct DecodeError(Box<FieldError>);
 
-impl Failure {
+impl DecodeError {
     fn new(message: String, remedy: String) -> Self {
-        Self(Box::new(Finding { path: Vec::new(), line: 0, message, remedy }))
+        Self(Box::new(FieldError { path: Vec::new(), line: 0, message, remedy }))
     }
 
     /// Says which fields a mapping has, where something else stands in its place.
@@ -153,15 +153,15 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.message)
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for DecodeError {}
 
-impl de::Error for Failure {
+impl de::Error for DecodeError {
     fn custom<M: fmt::Display>(message: M) -> Self {
         Self::new(message.to_string(), String::new())
     }
@@ -287,20 +287,20 @@ pub(super) fn unknown_words(field: &str, known: &[&str]) -> (String, String) {
 
 /// Reads one node.
 #[derive(Clone, Copy)]
-struct Reader<'a> {
+struct NodeReader<'a> {
     node: &'a Node,
     /// The line of the node's key, where people look for it.
     line: u32,
     path: Option<&'a Path<'a>>,
-    unknown: &'a RefCell<Vec<Finding>>,
+    unknown: &'a RefCell<Vec<FieldError>>,
 }
 
-impl<'a> Reader<'a> {
-    fn fail(&self, failure: Failure) -> Failure {
+impl<'a> NodeReader<'a> {
+    fn fail(&self, failure: DecodeError) -> DecodeError {
         failure.at(self.path, self.line)
     }
 
-    fn visit<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn visit<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         let result = match &self.node.value {
             Value::Null => visitor.visit_unit(),
             Value::Bool(truth) => visitor.visit_bool(*truth),
@@ -319,7 +319,7 @@ impl<'a> Reader<'a> {
         result.map_err(|failure| self.fail(failure))
     }
 
-    fn visit_text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn visit_text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match &self.node.value {
             // As the API server has it: `label:` is the empty text.
             Value::Null => visitor.visit_str("").map_err(|failure| self.fail(failure)),
@@ -328,22 +328,22 @@ impl<'a> Reader<'a> {
     }
 }
 
-impl<'de> Deserializer<'de> for Reader<'_> {
-    type Error = Failure;
+impl<'de> Deserializer<'de> for NodeReader<'_> {
+    type Error = DecodeError;
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         self.visit(visitor)
     }
 
-    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         self.visit_text(visitor)
     }
 
-    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         self.visit_text(visitor)
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self.node.value {
             Value::Null => visitor.visit_none(),
             _ => visitor.visit_some(self),
@@ -354,7 +354,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         self,
         _name: &'static str,
         visitor: V,
-    ) -> Result<V::Value, Failure> {
+    ) -> Result<V::Value, DecodeError> {
         visitor.visit_newtype_struct(self).map_err(|failure| self.fail(failure))
     }
 
@@ -363,7 +363,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         _name: &'static str,
         fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Failure> {
+    ) -> Result<V::Value, DecodeError> {
         let Value::Map(entries) = &self.node.value else {
             return self.visit(visitor).map_err(|failure| failure.with_fields(self.node, fields));
         };
@@ -376,16 +376,16 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         _name: &'static str,
         _variants: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Failure> {
+    ) -> Result<V::Value, DecodeError> {
         match &self.node.value {
             Value::Text(text, _) => visitor
                 .visit_enum(text.as_str().into_deserializer())
-                .map_err(|failure: Failure| self.fail(failure)),
+                .map_err(|failure: DecodeError| self.fail(failure)),
             _ => self.visit(visitor),
         }
     }
 
-    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         visitor.visit_unit()
     }
 
@@ -397,16 +397,19 @@ impl<'de> Deserializer<'de> for Reader<'_> {
 
 struct Items<'a, I> {
     nodes: I,
-    reader: Reader<'a>,
+    reader: NodeReader<'a>,
 }
 
 impl<'de, 'a, I: Iterator<Item = (usize, &'a Node)>> de::SeqAccess<'de> for Items<'a, I> {
-    type Error = Failure;
+    type Error = DecodeError;
 
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Failure> {
+    fn next_element_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, DecodeError> {
         let Some((index, node)) = self.nodes.next() else { return Ok(None) };
         let path = Path { parent: self.reader.path, key: None, index };
-        let reader = Reader { node, line: node.line, path: Some(&path), ..self.reader };
+        let reader = NodeReader { node, line: node.line, path: Some(&path), ..self.reader };
         seed.deserialize(reader).map(Some).map_err(|failure| reader.fail(failure))
     }
 }
@@ -414,21 +417,21 @@ impl<'de, 'a, I: Iterator<Item = (usize, &'a Node)>> de::SeqAccess<'de> for Item
 struct Fields<'a> {
     entries: std::slice::Iter<'a, Entry>,
     value: Option<&'a Entry>,
-    reader: Reader<'a>,
+    reader: NodeReader<'a>,
     /// The fields of the struct; none for a free mapping.
     known: Option<&'static [&'static str]>,
 }
 
 impl<'de> de::MapAccess<'de> for Fields<'_> {
-    type Error = Failure;
+    type Error = DecodeError;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Failure> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, DecodeError> {
         for entry in self.entries.by_ref() {
             if let Some(known) = self.known {
                 if !known.contains(&entry.key.as_str()) {
                     let path = Path { parent: self.reader.path, key: Some(&entry.key), index: 0 };
                     let (message, remedy) = unknown_words(&entry.key, known);
-                    let finding = Finding { path: path.segments(), line: entry.line, message, remedy };
+                    let finding = FieldError { path: path.segments(), line: entry.line, message, remedy };
                     self.reader.unknown.borrow_mut().push(finding);
                     continue;
                 }
@@ -443,10 +446,10 @@ impl<'de> de::MapAccess<'de> for Fields<'_> {
         Ok(None)
     }
 
-    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Failure> {
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, DecodeError> {
         let Some(entry) = self.value.take() else { return Err(de::Error::custom("value without a key")) };
         let path = Path { parent: self.reader.path, key: Some(&entry.key), index: 0 };
-        let reader = Reader { node: &entry.value, line: entry.line, path: Some(&path), ..self.reader };
+        let reader = NodeReader { node: &entry.value, line: entry.line, path: Some(&path), ..self.reader };
         seed.deserialize(reader).map_err(|failure| reader.fail(failure))
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     api::{
         AuthorizationPolicy, ConfigMap, DestinationRule, Kind, Labels, MeshConfig, Object, ObjectKey,
         PeerAuthentication, ServiceEntry, Typed, VirtualService, kube,
-        manifest::{self, Anything, ObjectMeta},
+        manifest::{self, Ignored, ObjectMeta},
         mesh_config,
     },
     diagnostic::{Diagnostic, Severity},
@@ -124,13 +124,13 @@ struct Reading {
 #[serde(default, rename_all = "camelCase", bound = "S: DeserializeOwned + Default")]
 struct IstioObject<S> {
     #[serde(rename = "apiVersion")]
-    _api_version: Anything,
+    _api_version: Ignored,
     #[serde(rename = "kind")]
-    _kind: Anything,
+    _kind: Ignored,
     metadata: ObjectMeta,
     spec: S,
     #[serde(rename = "status")]
-    _status: Anything,
+    _status: Ignored,
 }
 
 impl Reading {
@@ -229,13 +229,13 @@ impl Reading {
 
     fn object(&mut self, node: &Node, kind: Kind) {
         match kind {
-            Kind::Namespace => self.kube(node, "Namespace", |object: manifest::Bare, _| {
+            Kind::Namespace => self.kube(node, "Namespace", |object: manifest::MetadataOnly, _| {
                 Object::Namespace(Arc::new(Typed { meta: kube::meta(object.metadata, false), spec: () }))
             }),
-            Kind::ServiceAccount => self.kube(node, "ServiceAccount", |object: manifest::Bare, _| {
+            Kind::ServiceAccount => self.kube(node, "ServiceAccount", |object: manifest::MetadataOnly, _| {
                 Object::ServiceAccount(Arc::new(Typed { meta: kube::meta(object.metadata, true), spec: () }))
             }),
-            Kind::Secret => self.kube(node, "Secret", |object: manifest::Bare, _| {
+            Kind::Secret => self.kube(node, "Secret", |object: manifest::MetadataOnly, _| {
                 Object::Secret(Arc::new(Typed { meta: kube::meta(object.metadata, true), spec: () }))
             }),
             Kind::Node => self.kube(node, "Node", |object, _| Object::Node(Arc::new(kube::node(object)))),
@@ -243,12 +243,12 @@ impl Reading {
                 validate::service(&object, findings);
                 Object::Service(Arc::new(kube::service(object)))
             }),
-            Kind::Pod => self.kube(node, "Pod", |object: manifest::Pod, findings| {
+            Kind::Pod => self.kube(node, "Pod", |object: manifest::PodManifest, findings| {
                 validate::pod(&object.spec, findings);
                 Object::Pod(Arc::new(kube::pod(object)))
             }),
             Kind::Deployment | Kind::StatefulSet | Kind::DaemonSet | Kind::ReplicaSet | Kind::Job => {
-                self.kube(node, kind.as_str(), |object: manifest::Workload, findings| {
+                self.kube(node, kind.as_str(), |object: manifest::WorkloadManifest, findings| {
                     validate::workload(kind, &object.spec, "spec", findings);
                     Object::Template(Arc::new(kube::template(kind, object.metadata, object.spec)))
                 });
@@ -335,7 +335,9 @@ impl Reading {
 
     /// The mesh configuration is YAML within a text; its lines are the file's where the text is a block (`|`).
     fn config_map(&mut self, node: &Node) {
-        let Some(mut map): Option<manifest::ConfigMap> = self.manifest(node, "ConfigMap") else { return };
+        let Some(mut map): Option<manifest::ConfigMapManifest> = self.manifest(node, "ConfigMap") else {
+            return;
+        };
         let meta = kube::meta(map.metadata, true);
         let text = map.data.remove(mesh_config::KEY);
         let mut findings = Findings::default();

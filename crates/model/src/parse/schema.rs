@@ -10,7 +10,7 @@ use chrono::DateTime;
 use skysail_yaml::{Entry, Node, Value};
 use strsim::damerau_levenshtein as distance;
 
-use super::decode::{Finding, Segment, mismatch, not_one_of, unknown_words};
+use super::decode::{FieldError, Segment, mismatch, not_one_of, unknown_words};
 
 static TEXT: &str = include_str!("kubernetes.txt");
 
@@ -43,9 +43,9 @@ struct Field {
 #[derive(Debug, Default)]
 pub(super) struct Checked {
     /// What refuses the object.
-    pub(super) errors: Vec<Finding>,
+    pub(super) errors: Vec<FieldError>,
     /// Fields that do not exist and are not misspelt ones.
-    pub(super) unknown: Vec<Finding>,
+    pub(super) unknown: Vec<FieldError>,
     path: Vec<Segment>,
 }
 
@@ -125,9 +125,9 @@ impl Checked {
                 let (message, remedy) = unknown_words(&entry.key, &known);
                 let mut path = self.path.clone();
                 path.push(Segment::Key(entry.key.clone()));
-                let finding = Finding { path, line: entry.line, message, remedy };
+                let error = FieldError { path, line: entry.line, message, remedy };
                 let found = if is_typo(&entry.key, &known) { &mut self.errors } else { &mut self.unknown };
-                found.push(finding);
+                found.push(error);
                 continue;
             };
             // A field without a value is as good as none.
@@ -165,7 +165,7 @@ impl Checked {
     }
 
     fn error(&mut self, line: u32, message: String, remedy: String) {
-        self.errors.push(Finding { path: self.path.clone(), line, message, remedy });
+        self.errors.push(FieldError { path: self.path.clone(), line, message, remedy });
     }
 }
 

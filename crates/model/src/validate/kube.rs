@@ -6,7 +6,7 @@ use super::{Finding, Findings, injection, is_dns_name, is_label_text, port};
 use crate::{
     api::{
         Kind, Labels, Meta, Protocol,
-        manifest::{IntOrText, Service, ServicePort},
+        manifest::{IntOrText, ServiceManifest, ServicePortManifest},
     },
     spelling::VARIABLE,
 };
@@ -67,7 +67,7 @@ pub(super) fn labels(labels: &Labels, field: &str, findings: &mut Findings) {
 }
 
 /// Checks a Service.
-pub(crate) fn service(service: &Service, findings: &mut Findings) {
+pub(crate) fn service(service: &ServiceManifest, findings: &mut Findings) {
     let Some(spec) = &service.spec else {
         findings.error("spec", "is missing", "add ports and a selector");
         return;
@@ -97,7 +97,7 @@ pub(crate) fn service(service: &Service, findings: &mut Findings) {
                 "name each port of a Service that has several",
             );
         }
-        let protocol = |port: &ServicePort| port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
+        let protocol = |port: &ServicePortManifest| port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
         for (earlier, other) in ports[..index].iter().enumerate() {
             if other.port == one.port && protocol(other) == protocol(one) {
                 let message = format!("port {} is defined twice, first in ports[{earlier}]", one.port);
@@ -132,7 +132,7 @@ const PROTOCOLS: &[&str] =
     &["http", "http2", "https", "grpc", "grpc-web", "tcp", "tls", "mongo", "mysql", "redis", "udp"];
 
 /// Reports words that are probably misspelt protocols: such a port is treated as one that declares none.
-fn protocol_of(port: &ServicePort, field: &str, findings: &mut Findings) {
+fn protocol_of(port: &ServicePortManifest, field: &str, findings: &mut Findings) {
     let near = |word: &str| {
         let typo = |known: &&&str| strsim::damerau_levenshtein(known, word) == 1;
         PROTOCOLS.iter().find(typo).filter(|_| word.len() >= 3 && Protocol::parse(word).is_none())

@@ -1,4 +1,4 @@
-//! The listener for what others ask of the workload: one chain for each port and each way a client may come.
+//! The listener for what others ask of the workload: one chain for each port and each direction a client may come.
 //!
 //! Which chain takes a connection is decided by its port, by TLS or not, and by the protocol the client offers in TLS
 //! (sidecars offer `istio`, ...). PERMISSIVE ports take mutual TLS from sidecars and plain text from others, STRICT
@@ -6,7 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use skysail_core::{ClusterName, names};
+use skysail_core::{
+    ClusterName,
+    names::{self, Direction},
+};
 use skysail_xds::envoy::pb::envoy::extensions::filters::listener::{
     http_inspector::v3::HttpInspector, original_dst::v3::OriginalDst, tls_inspector::v3::TlsInspector,
 };
@@ -17,7 +20,7 @@ use crate::{
     api::{MtlsMode, Protocol},
     compile::{
         clusters::{BLACK_HOLE, INBOUND_PASSTHROUGH},
-        filters::{self, Routes, Setting, Way},
+        filters::{self, Routes, Setting},
         pb::{boolean, core, listener, pack, route, seconds, types, uint32},
         rbac::Authorization,
         tls,
@@ -45,9 +48,9 @@ enum Content {
     Either,
 }
 
-/// One way a client may come.
+/// One direction a client may come.
 #[derive(Clone, Copy)]
-struct Entrance {
+struct ChainMatch {
     transport: &'static str,
     alpn: &'static [&'static str],
     http: bool,
@@ -82,23 +85,23 @@ pub(in crate::compile) fn compile(
     let mut chains = vec![black_hole(inbound.setting)];
     let mut inspected = BTreeMap::from([(names::INBOUND_PORT, Inspected::default())]);
 
-    let default_entrances = entrances(Content::Either, world.workload_mode(&view.namespace, &view.labels));
-    chains.extend(inbound.chains(&Target { port: None, service: None }, default_entrances));
+    let default_matches = matches_for(Content::Either, world.workload_mode(&view.namespace, &view.labels));
+    chains.extend(inbound.chains(&Target { port: None, service: None }, default_matches));
     for (port, mode) in world.port_modes(&view.namespace, &view.labels) {
         if ports.iter().all(|served| served.port != port) {
-            let entrances = entrances(Content::Either, mode);
-            inspected.insert(port, Inspected::of(entrances));
-            chains.extend(inbound.chains(&Target { port: Some(port), service: None }, entrances));
+            let chain_matches = matches_for(Content::Either, mode);
+            inspected.insert(port, Inspected::of(chain_matches));
+            chains.extend(inbound.chains(&Target { port: Some(port), service: None }, chain_matches));
         }
     }
     for port in ports {
-        let entrances = entrances(content(port.protocol), port.mode);
-        inspected.insert(port.port, Inspected::of(entrances));
-        chains.extend(inbound.chains(&Target { port: Some(port.port), service: Some(port) }, entrances));
+        let chain_matches = matches_for(content(port.protocol), port.mode);
+        inspected.insert(port.port, Inspected::of(chain_matches));
+        chains.extend(inbound.chains(&Target { port: Some(port.port), service: Some(port) }, chain_matches));
     }
 
     listener::Listener {
-        listener_filters: listener_filters(Inspected::of(default_entrances), &inspected),
+        listener_filters: listener_filters(Inspected::of(default_matches), &inspected),
         listener_filters_timeout: Some(detection_timeout(world)),
         continue_on_listener_filters_timeout: true,
         traffic_direction: core::TrafficDirection::Inbound as i32,
@@ -114,15 +117,15 @@ fn content(protocol: Protocol) -> Content {
     }
 }
 
-fn entrances(content: Content, mode: MtlsMode) -> &'static [Entrance] {
-    const fn mutual(alpn: &'static [&'static str], http: bool) -> Entrance {
-        Entrance { transport: "tls", alpn, http, terminate: true }
+fn matches_for(content: Content, mode: MtlsMode) -> &'static [ChainMatch] {
+    const fn mutual(alpn: &'static [&'static str], http: bool) -> ChainMatch {
+        ChainMatch { transport: "tls", alpn, http, terminate: true }
     }
-    const fn plain(alpn: &'static [&'static str], http: bool) -> Entrance {
-        Entrance { transport: "raw_buffer", alpn, http, terminate: false }
+    const fn plain(alpn: &'static [&'static str], http: bool) -> ChainMatch {
+        ChainMatch { transport: "raw_buffer", alpn, http, terminate: false }
     }
     // TLS of the application's own, passed on.
-    const FOREIGN_TLS: Entrance = Entrance { transport: "tls", alpn: &[], http: false, terminate: false };
+    const FOREIGN_TLS: ChainMatch = ChainMatch { transport: "tls", alpn: &[], http: false, terminate: false };
     match (mode, content) {
         (MtlsMode::Disable, Content::Http) => const { &[plain(&[], true)] },
         (MtlsMode::Disable, Content::Tcp) => const { &[plain(&[], false)] },
@@ -153,24 +156,24 @@ fn entrances(content: Content, mode: MtlsMode) -> &'static [Entrance] {
 }
 
 impl Inbound<'_> {
-    fn chains(&self, target: &Target<'_>, entrances: &[Entrance]) -> Vec<listener::FilterChain> {
-        entrances.iter().map(|entrance| self.chain(target, *entrance)).collect()
+    fn chains(&self, target: &Target<'_>, chain_matches: &[ChainMatch]) -> Vec<listener::FilterChain> {
+        chain_matches.iter().map(|chain_match| self.chain(target, *chain_match)).collect()
     }
 
-    fn chain(&self, target: &Target<'_>, entrance: Entrance) -> listener::FilterChain {
+    fn chain(&self, target: &Target<'_>, chain_match: ChainMatch) -> listener::FilterChain {
         let plain_envoy = self.setting.view.plain_envoy;
         let socket =
-            entrance.terminate.then(|| tls::downstream(self.setting.mesh, !entrance.http, plain_envoy));
+            chain_match.terminate.then(|| tls::downstream(self.setting.mesh, !chain_match.http, plain_envoy));
         listener::FilterChain {
             filter_chain_match: Some(listener::FilterChainMatch {
                 destination_port: target.port.and_then(|port| uint32(port.into())),
-                transport_protocol: entrance.transport.into(),
-                application_protocols: entrance.alpn.iter().map(ToString::to_string).collect(),
+                transport_protocol: chain_match.transport.into(),
+                application_protocols: chain_match.alpn.iter().map(ToString::to_string).collect(),
                 ..Default::default()
             }),
-            filters: if entrance.http { self.http_filters(target) } else { self.tcp_filters(target) },
+            filters: if chain_match.http { self.http_filters(target) } else { self.tcp_filters(target) },
             transport_socket: socket,
-            name: match (target.service, entrance.http) {
+            name: match (target.service, chain_match.http) {
                 (Some(service), _) => self.address(service.port),
                 (None, true) => "virtualInbound-catchall-http".into(),
                 (None, false) => "virtualInbound".into(),
@@ -180,7 +183,12 @@ impl Inbound<'_> {
     }
 
     fn tcp_filters(&self, target: &Target<'_>) -> Vec<listener::Filter> {
-        filters::tcp_chain(self.setting, Way::In, &target.cluster(), self.authorization.tcp_filters())
+        filters::tcp_chain(
+            self.setting,
+            Direction::Inbound,
+            &target.cluster(),
+            self.authorization.tcp_filters(),
+        )
     }
 
     fn http_filters(&self, target: &Target<'_>) -> Vec<listener::Filter> {
@@ -191,7 +199,7 @@ impl Inbound<'_> {
         let routes = Routes::Inline(Box::new(target.routes()));
         let grpc_web = target.service.is_some_and(|service| service.protocol == Protocol::GrpcWeb);
         let setting = Setting { grpc_web, ..self.setting };
-        filters::http_chain(setting, Way::In, prefix, routes, self.authorization.http_filters())
+        filters::http_chain(setting, Direction::Inbound, prefix, routes, self.authorization.http_filters())
     }
 
     fn address(&self, port: u16) -> String {
@@ -265,7 +273,7 @@ fn black_hole(setting: Setting<'_>) -> listener::FilterChain {
             destination_port: uint32(names::INBOUND_PORT.into()),
             ..Default::default()
         }),
-        filters: filters::tcp_chain(setting, Way::In, BLACK_HOLE, Vec::new()),
+        filters: filters::tcp_chain(setting, Direction::Inbound, BLACK_HOLE, Vec::new()),
         name: "virtualInbound-blackhole".into(),
         ..Default::default()
     }
@@ -279,10 +287,12 @@ struct Inspected {
 }
 
 impl Inspected {
-    fn of(entrances: &[Entrance]) -> Self {
+    fn of(chain_matches: &[ChainMatch]) -> Self {
         Self {
-            tls: entrances.iter().any(|entrance| entrance.transport == "tls"),
-            http: entrances.iter().any(|entrance| entrance.transport != "tls" && !entrance.alpn.is_empty()),
+            tls: chain_matches.iter().any(|chain_match| chain_match.transport == "tls"),
+            http: chain_matches
+                .iter()
+                .any(|chain_match| chain_match.transport != "tls" && !chain_match.alpn.is_empty()),
         }
     }
 }

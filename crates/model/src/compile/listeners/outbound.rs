@@ -10,7 +10,10 @@ use std::{
     sync::Arc,
 };
 
-use skysail_core::{ClusterName, names};
+use skysail_core::{
+    ClusterName,
+    names::{self, Direction},
+};
 use skysail_xds::envoy::pb::envoy::extensions::filters::listener::http_inspector::v3::HttpInspector;
 
 use super::{any_address, detection_timeout, inspector, virtual_listener};
@@ -20,7 +23,7 @@ use crate::{
     compile::{
         balance,
         clusters::{BLACK_HOLE, PASSTHROUGH},
-        filters::{self, Routes, Setting, Way},
+        filters::{self, Routes, Setting},
         pb::{address, boolean, core, listener, pack, seconds},
     },
 };
@@ -127,12 +130,12 @@ fn catch_all(world: &World, setting: Setting<'_>) -> listener::Listener {
             destination_port: crate::compile::pb::uint32(port.into()),
             ..Default::default()
         }),
-        filters: filters::tcp_chain(setting, Way::Out, BLACK_HOLE, Vec::new()),
+        filters: filters::tcp_chain(setting, Direction::Outbound, BLACK_HOLE, Vec::new()),
         name: "virtualOutbound-blackhole".into(),
         ..Default::default()
     };
     let rest = listener::FilterChain {
-        filters: filters::tcp_chain(setting, Way::Out, elsewhere(setting), Vec::new()),
+        filters: filters::tcp_chain(setting, Direction::Outbound, elsewhere(setting), Vec::new()),
         name: "virtualOutbound-catchall-tcp".into(),
         ..Default::default()
     };
@@ -159,7 +162,7 @@ fn shared(world: &World, setting: Setting<'_>, port: u16) -> listener::Listener 
     let name = format!("{any}_{port}");
     let passthrough = listener::FilterChain {
         filter_chain_match: Some(Default::default()),
-        filters: filters::tcp_chain(setting, Way::Out, elsewhere(setting), Vec::new()),
+        filters: filters::tcp_chain(setting, Direction::Outbound, elsewhere(setting), Vec::new()),
         name: "PassthroughFilterChain".into(),
         ..Default::default()
     };
@@ -188,7 +191,7 @@ fn of_addresses(
     let rule = world.destination_rule(&host, &setting.view.namespace);
     let hashing = Setting { hash_source_ip: balance::hashes_source_ip(rule.as_deref()), ..setting };
     let tcp = listener::FilterChain {
-        filters: filters::tcp_chain(hashing, Way::Out, &cluster, Vec::new()),
+        filters: filters::tcp_chain(hashing, Direction::Outbound, &cluster, Vec::new()),
         transport_socket_connect_timeout: Some(seconds(HANDSHAKE_SECONDS)),
         ..Default::default()
     };
@@ -214,7 +217,13 @@ fn http_chain(setting: Setting<'_>, listener: &str, routes: Routes) -> listener:
             application_protocols: PLAIN_HTTP.map(str::to_owned).into(),
             ..Default::default()
         }),
-        filters: filters::http_chain(setting, Way::Out, format!("outbound_{listener};"), routes, Vec::new()),
+        filters: filters::http_chain(
+            setting,
+            Direction::Outbound,
+            format!("outbound_{listener};"),
+            routes,
+            Vec::new(),
+        ),
         transport_socket_connect_timeout: Some(seconds(HANDSHAKE_SECONDS)),
         ..Default::default()
     }

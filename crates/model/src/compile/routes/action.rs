@@ -11,7 +11,7 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::{
     },
 };
 
-use super::{Rule, retry, virtual_service::string_matcher};
+use super::{RouteRule, retry, virtual_service::string_matcher};
 use crate::{
     Role,
     api::{
@@ -40,7 +40,7 @@ use route::{
 /// The port routes are made for, and the rule they are made from.
 pub(super) struct Port<'a> {
     pub(super) scope: &'a Scope<'a>,
-    pub(super) rule: &'a Rule,
+    pub(super) rule: &'a RouteRule,
     pub(super) number: u16,
 }
 

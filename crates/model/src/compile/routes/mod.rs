@@ -260,4 +260,4 @@ fn make_unique(hosts: &mut Vec<route::VirtualHost>) {
 }
 
 /// The VirtualService a route is made from.
-type Rule = Typed<VirtualService>;
+type RouteRule = Typed<VirtualService>;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Rule,
+    RouteRule,
     action::{self, Port},
 };
 use crate::{
@@ -24,7 +24,7 @@ use route::{
 };
 
 /// The routes of a VirtualService on a port, for one client; none if nothing of it holds there.
-pub(super) fn routes(scope: &Scope<'_>, rule: &Rule, port: u16) -> Vec<route::Route> {
+pub(super) fn routes(scope: &Scope<'_>, rule: &RouteRule, port: u16) -> Vec<route::Route> {
     let port = Port { scope, rule, number: port };
     let mut routes = Vec::new();
     for http in &rule.spec.http {
@@ -47,7 +47,7 @@ pub(super) fn routes(scope: &Scope<'_>, rule: &Rule, port: u16) -> Vec<route::Ro
 }
 
 /// What only depends on who asks, and on which port, is decided here rather than for each request.
-fn holds(scope: &Scope<'_>, rule: &Rule, found: &HttpMatch, port: u16) -> bool {
+fn holds(scope: &Scope<'_>, rule: &RouteRule, found: &HttpMatch, port: u16) -> bool {
     found.port.is_none_or(|wanted| wanted == u32::from(port))
         && found.is_for_mesh(&rule.spec)
         && selects(&found.source_labels, scope.labels)

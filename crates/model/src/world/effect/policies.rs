@@ -20,7 +20,7 @@ use crate::{
 /// The workloads with a sidecar, which is where policies are enforced.
 #[derive(Debug)]
 pub(super) struct Workloads<'a> {
-    all: Vec<Workload<'a>>,
+    all: Vec<WorkloadGroup<'a>>,
     /// The range of each namespace.
     namespaces: BTreeMap<&'a str, Range<usize>>,
     /// Indexes by label.
@@ -29,7 +29,7 @@ pub(super) struct Workloads<'a> {
 
 /// Pods of a workload that have the same labels.
 #[derive(Debug)]
-struct Workload<'a> {
+struct WorkloadGroup<'a> {
     namespace: &'a str,
     name: &'a str,
     labels: &'a Labels,
@@ -55,10 +55,10 @@ impl Modes {
 
 /// Statements and the workloads for which they hold.
 #[derive(Default)]
-struct Statements<'a>(Vec<(String, String, Vec<&'a Workload<'a>>)>);
+struct Statements<'a>(Vec<(String, String, Vec<&'a WorkloadGroup<'a>>)>);
 
 impl<'a> Statements<'a> {
-    fn add(&mut self, text: String, end: &str, workload: &'a Workload<'a>) {
+    fn add(&mut self, text: String, end: &str, workload: &'a WorkloadGroup<'a>) {
         match self.0.iter_mut().find(|(known, known_end, _)| *known == text && known_end == end) {
             Some((.., workloads)) => workloads.push(workload),
             None => self.0.push((text, end.to_owned(), vec![workload])),
@@ -75,7 +75,7 @@ impl<'a> Statements<'a> {
     }
 }
 
-impl Workload<'_> {
+impl WorkloadGroup<'_> {
     fn text(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
@@ -112,7 +112,7 @@ impl<'a> Workloads<'a> {
                 by_label.entry((key, value)).or_default().push(index);
             }
             let (modes, is_allowed) = (OnceCell::new(), OnceCell::new());
-            all.push(Workload { namespace, name, labels, modes, is_allowed });
+            all.push(WorkloadGroup { namespace, name, labels, modes, is_allowed });
         }
         Self { all, namespaces, labels: by_label }
     }
@@ -191,7 +191,10 @@ fn is_enforced(policy: &AuthorizationPolicy) -> bool {
 }
 
 /// Compares which connections are accepted.
-fn mutual_tls<'w>(workloads: impl Iterator<Item = &'w Workload<'w>>, worlds: [&World; 2]) -> Vec<String> {
+fn mutual_tls<'w>(
+    workloads: impl Iterator<Item = &'w WorkloadGroup<'w>>,
+    worlds: [&World; 2],
+) -> Vec<String> {
     let (mut opened, mut closed) = (Statements::default(), Statements::default());
     for workload in workloads {
         let [before, after] = workload.modes(worlds);
@@ -227,7 +230,7 @@ fn changed_ports(before: &Modes, after: &Modes, strict: bool) -> Option<String> 
 
 /// Compares which requests are accepted, for a policy before and after.
 fn authorization<'w>(
-    workloads: impl Iterator<Item = (&'w Workload<'w>, [bool; 2])>,
+    workloads: impl Iterator<Item = (&'w WorkloadGroup<'w>, [bool; 2])>,
     worlds: [&World; 2],
     policies: [Option<&Object>; 2],
 ) -> Vec<String> {
