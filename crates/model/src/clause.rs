@@ -1,4 +1,4 @@
-//! Clauses: single attributes of an AuthorizationPolicy's rule, and which rules cover others.
+//! Clauses: single attributes of an AuthorizationPolicy's rule, and whether one rule covers another.
 
 use crate::api::security::{Condition, Operation, Rule, Source};
 
@@ -21,7 +21,7 @@ pub(crate) enum Attribute<'a> {
     ServerName,
 }
 
-/// An attribute, values one of which it must have, and values none of which it may have.
+/// An attribute, with values of which one must match and values of which none may match.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clause<'a> {
     pub(crate) attribute: Attribute<'a>,
@@ -30,7 +30,7 @@ pub(crate) struct Clause<'a> {
 }
 
 impl<'a> Clause<'a> {
-    /// `from[].source`, in the order Istio writes.
+    /// Clauses of `from[].source`, in Istio's order.
     pub(crate) fn of_source(source: &'a Source) -> Vec<Self> {
         let all = [
             (Attribute::Principal, &source.principals, &source.not_principals),
@@ -44,7 +44,7 @@ impl<'a> Clause<'a> {
         Self::given(&all)
     }
 
-    /// `to[].operation`.
+    /// Clauses of `to[].operation`, in Istio's order.
     pub(crate) fn of_operation(operation: &'a Operation) -> Vec<Self> {
         let all = [
             (Attribute::Host, &operation.hosts, &operation.not_hosts),
@@ -62,7 +62,7 @@ impl<'a> Clause<'a> {
             .collect()
     }
 
-    /// `when[]`; `None` for an unknown key.
+    /// Clause of `when[]`; `None` for an unknown key.
     pub(crate) fn of_condition(condition: &'a Condition) -> Option<Self> {
         let header = || condition.key.strip_prefix("request.headers[")?.strip_suffix(']');
         let attribute = match condition.key.as_str() {
@@ -81,7 +81,7 @@ impl<'a> Clause<'a> {
         Some(Self { attribute, values: &condition.values, not_values: &condition.not_values })
     }
 
-    /// True for attributes that only HTTP requests have.
+    /// Returns whether only HTTP requests have the attribute.
     pub(crate) fn needs_http(&self) -> bool {
         matches!(
             self.attribute,
@@ -89,7 +89,7 @@ impl<'a> Clause<'a> {
         )
     }
 
-    /// True for attributes of the peer, false for those of the request.
+    /// Returns whether the attribute belongs to the peer rather than to the request.
     pub(crate) fn is_of_peer(&self) -> bool {
         !matches!(
             self.attribute,
@@ -103,7 +103,7 @@ impl<'a> Clause<'a> {
     }
 }
 
-/// True if a rule matches every request that another rule matches, as far as the texts of both tell.
+/// Returns whether a rule matches every request that another rule matches, judging by their texts alone.
 pub(crate) fn covers(rule: &Rule, other: &Rule) -> bool {
     let of_sources = |a: &Source, b: &Source| all_cover(&Clause::of_source(a), &Clause::of_source(b));
     let of_operations =
@@ -125,13 +125,13 @@ pub(crate) fn covers(rule: &Rule, other: &Rule) -> bool {
     from && to && when
 }
 
-/// True if each clause covers one of the others: all clauses of a source or an operation must hold.
+/// Returns whether each clause covers one of the others. All clauses of a source or an operation must hold.
 fn all_cover(clauses: &[Clause<'_>], others: &[Clause<'_>]) -> bool {
     clauses.iter().all(|clause| others.iter().any(|other| clause.covers(other)))
 }
 
 impl Clause<'_> {
-    /// True if the clause holds wherever another one holds.
+    /// Returns whether the clause holds wherever the other one holds.
     fn covers(&self, other: &Self) -> bool {
         let among = |value: &String, values: &[String]| values.iter().any(|known| value_covers(known, value));
         let values = self.values.is_empty()
@@ -141,7 +141,7 @@ impl Clause<'_> {
     }
 }
 
-/// True if a value is equal to another one, or is its `PREFIX*` or `*SUFFIX`.
+/// Returns whether a value is equal to another one, or is its `PREFIX*` or `*SUFFIX`.
 fn value_covers(pattern: &str, value: &str) -> bool {
     let prefix = pattern.strip_suffix('*').filter(|_| !value.starts_with('*'));
     let suffix = pattern.strip_prefix('*').filter(|_| !value.ends_with('*'));

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::api::ObjectKey;
 
-/// How bad it is.
+/// Severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
@@ -14,22 +14,22 @@ pub enum Severity {
     Error,
     /// The object is applied, but probably not as intended.
     Warning,
-    /// Nothing to do; said so that nothing is ignored in silence.
+    /// No action is needed. Reported so that nothing is ignored silently.
     Info,
 }
 
-/// One finding.
+/// One diagnostic.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Diagnostic {
-    /// File that it was read from, or another name of its source.
+    /// File name, or another name of the source.
     pub file: String,
-    /// The line in the file, from 1; 0 if unknown.
+    /// Line in the file, from 1; 0 if unknown.
     pub line: u32,
-    /// How bad it is.
+    /// Severity.
     pub severity: Severity,
-    /// `VirtualService default/reviews`; empty where no object could be made out.
+    /// Object, as `VirtualService default/reviews`; empty if the object could not be identified.
     pub object: String,
-    /// `spec.http[0].route[1].weight`; empty for the object as a whole.
+    /// Field, as `spec.http[0].route[1].weight`; empty for the object as a whole.
     pub field: String,
     /// Error message.
     pub message: String,
@@ -38,7 +38,7 @@ pub struct Diagnostic {
 }
 
 impl Diagnostic {
-    /// A finding without field and remedy.
+    /// Creates a diagnostic without field and remedy.
     pub fn new(severity: Severity, file: &str, line: u32, message: impl Into<String>) -> Self {
         Self {
             file: file.to_owned(),
@@ -51,14 +51,14 @@ impl Diagnostic {
         }
     }
 
-    /// Names the object.
+    /// Sets the object.
     #[must_use]
     pub fn object(mut self, key: &ObjectKey) -> Self {
         self.object = key.to_string();
         self
     }
 
-    /// Names the field.
+    /// Sets the field.
     #[must_use]
     pub fn field(mut self, field: impl Into<String>) -> Self {
         self.field = field.into();

@@ -1,10 +1,13 @@
-//! A set of files as one configuration: which object counts when several files have it, and what stays when a file is
-//! broken.
+//! A set of files as one configuration. Decides which definition of an object takes effect, and what stays in force
+//! when a file is broken.
 //!
-//! Files are in layers. An object of a higher layer replaces that of a lower one; within a layer the last in order of the files' names
-//! counts, as with `kubectl apply -f FOLDER`. The others are reported if their content differs. One layer may complete the others:
-//! its objects replace those of the user without a report, and messages about them name the user's object. A new version of an object that is refused leaves the old one in
-//! place, and so does a document that cannot be read at all: the mesh goes on with the last good state.
+//! Files are in layers. An object of a higher layer replaces that of a lower one. Within a layer the last file by name
+//! takes effect, as with `kubectl apply -f FOLDER`. The other definitions are reported if their content differs.
+//!
+//! One layer may hold generated objects. They replace those of the user without a report, and messages about them name
+//! the user's object.
+//!
+//! If a new version of an object is refused, or a document cannot be read at all, the last good version stays in force.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,22 +26,22 @@ use crate::{
 #[derive(Debug, Default)]
 pub struct Files {
     files: BTreeMap<FileKey, File>,
-    /// Places of each object; the one that counts is last.
+    /// Files that define each object; the last one takes effect.
     places: BTreeMap<Arc<ObjectKey>, Vec<FileKey>>,
-    /// The layer whose objects a program wrote from those of lower layers.
+    /// Layer of the objects that a program generated from those of lower layers.
     generated: Option<usize>,
 }
 
-/// A file's layer and path.
+/// Layer and path of a file.
 type FileKey = (usize, Arc<str>);
 
 #[derive(Debug, Default)]
 struct File {
     objects: BTreeMap<Arc<ObjectKey>, HeldObject>,
     diagnostics: Vec<Diagnostic>,
-    /// Objects of kinds that mean nothing to the mesh, by kind: the line of the first, and how many.
+    /// Objects of kinds that do not affect the mesh, by kind: the line of the first, and their number.
     foreign: BTreeMap<String, (u32, usize)>,
-    /// Objects that were refused, and the lines of their first errors.
+    /// Refused objects and the lines of their first errors.
     refused: BTreeMap<ObjectKey, u32>,
 }
 
@@ -47,23 +50,23 @@ struct File {
 struct HeldObject {
     object: Object,
     origin: Origin,
-    /// The effect of the object if it is the fallback of a refused policy.
+    /// Effect of the object if it is the fallback of a refused policy.
     fallback: Option<&'static str>,
 }
 
-/// What a changed file means for the World.
+/// Change of the World that follows from a changed file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// This object is new or different.
+    /// The object is new or different.
     Apply(Object, Origin),
-    /// A policy was refused and no valid version of it is known. This object takes its place, with this effect.
+    /// A policy was refused and no valid version is known. This object with this effect takes its place.
     Fallback(Object, Origin, &'static str),
-    /// This object is gone.
+    /// The object was removed.
     Delete(ObjectKey),
 }
 
 impl Change {
-    /// The object.
+    /// Returns the key of the object.
     pub fn key(&self) -> ObjectKey {
         match self {
             Self::Apply(object, _) | Self::Fallback(object, ..) => object.key(),
@@ -81,24 +84,24 @@ impl Change {
 }
 
 impl Files {
-    /// No files yet.
+    /// Creates an empty set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// No files yet. A program writes those of the layer `generated` from objects of lower layers, and completes these: Services with
-    /// their addresses, Pods of Deployments. Messages about such an object name the place where the object was written first, and
-    /// what is wrong with it by itself is reported there only.
+    /// Creates an empty set whose layer `generated` holds objects that a program generated from lower layers: Services
+    /// with addresses, Pods of Deployments. Messages about such an object name the file of the original object. Errors
+    /// of the object itself are reported only there.
     pub fn with_generated(generated: usize) -> Self {
         Self { generated: Some(generated), ..Self::default() }
     }
 
-    /// Reads the new text of a file. Returns the changes of the World.
+    /// Parses the new text of a file. Returns the changes of the World.
     pub fn set(&mut self, layer: usize, path: &str, text: &str) -> Vec<Change> {
         self.take(layer, path, parse(text, path))
     }
 
-    /// Takes the parsed new text of a file. Returns the changes of the World.
+    /// Replaces a file by its parsed new text. Returns the changes of the World.
     pub fn take(&mut self, layer: usize, path: &str, parsed: Parsed) -> Vec<Change> {
         let place = (layer, Arc::from(path));
         let before = self.files.remove(&place).unwrap_or_default();
@@ -118,12 +121,12 @@ impl Files {
         self.changes(&place, &before, &File::default())
     }
 
-    /// The files that are known in a layer.
+    /// Returns the paths of the files in a layer.
     pub fn paths(&self, layer: usize) -> impl Iterator<Item = &str> {
         self.files.keys().filter(move |(of, _)| *of == layer).map(|(_, path)| &**path)
     }
 
-    /// Diagnostics of files and of single objects.
+    /// Returns the diagnostics of files and of single objects.
     pub fn diagnostics(&self) -> Vec<Diagnostic> {
         let of_files = self.files.values().flat_map(|file| &file.diagnostics).cloned();
         let mut diagnostics: Vec<Diagnostic> =
@@ -132,7 +135,7 @@ impl Files {
         diagnostics
     }
 
-    /// One diagnostic for each kind that the mesh does not use, at its first object.
+    /// Returns one diagnostic for each kind that the mesh does not use, at its first object.
     fn foreign(&self) -> impl Iterator<Item = Diagnostic> {
         let mut kinds: BTreeMap<&str, (&str, u32, usize)> = BTreeMap::new();
         for ((_, path), file) in &self.files {
@@ -147,7 +150,8 @@ impl Files {
         })
     }
 
-    /// Reports the effect of each refused policy without a valid version: that of its fallback, or none.
+    /// Returns a diagnostic for each refused policy without a valid version, with the effect of its fallback if it has
+    /// one.
     fn without_version(&self) -> impl Iterator<Item = Diagnostic> {
         let refused = self
             .files
@@ -164,20 +168,20 @@ impl Files {
         )
     }
 
-    /// True if a file has a valid version of an object.
+    /// Returns whether a file has a valid version of an object.
     fn has_valid(&self, key: &ObjectKey) -> bool {
         let held = |place| self.files.get(place)?.objects.get(key);
         self.places.get(key).into_iter().flatten().filter_map(held).any(|held| held.fallback.is_none())
     }
 
-    /// What changes for the World when one file turns from `before` into `after`, which is noted; that file is not in
-    /// `self.files`.
+    /// Returns the changes of the World when a file changes from `before` to `after`, and updates the index. The file
+    /// itself must not be in `self.files`.
     fn changes(&mut self, place: &FileKey, before: &File, after: &File) -> Vec<Change> {
         let keys: BTreeSet<&Arc<ObjectKey>> = before.objects.keys().chain(after.objects.keys()).collect();
         let mut changes = Vec::new();
         for key in keys {
-            let old = self.winner(key, place, before);
-            match self.winner(key, place, after) {
+            let old = self.effective(key, place, before);
+            match self.effective(key, place, after) {
                 // An object that only moved is applied too, so that messages about it name the right line.
                 Some(new) if old != Some(new) => {
                     let (object, origin) = (new.0.object.clone(), new.1.clone());
@@ -189,13 +193,14 @@ impl Files {
                 Some(_) => {}
                 None => changes.push(Change::Delete(ObjectKey::clone(key))),
             }
-            self.note(key, place, after.objects.contains_key(key));
+            self.record(key, place, after.objects.contains_key(key));
         }
         changes
     }
 
-    /// The object that counts for a key: the highest layer's, and the last file's there. A valid object counts before a fallback.
-    fn winner<'a>(
+    /// Returns the definition that takes effect: that of the highest layer, and there that of the last file. A valid
+    /// object takes precedence over a fallback.
+    fn effective<'a>(
         &'a self,
         key: &ObjectKey,
         place: &FileKey,
@@ -211,9 +216,9 @@ impl Files {
         Some((held, written.map_or(&held.origin, |(_, written)| &written.origin)))
     }
 
-    /// Notes whether a file has an object.
-    fn note(&mut self, key: &Arc<ObjectKey>, place: &FileKey, is_there: bool) {
-        // Most stand in one place.
+    /// Records whether a file has an object.
+    fn record(&mut self, key: &Arc<ObjectKey>, place: &FileKey, is_there: bool) {
+        // Most objects are defined in one file.
         let places = self.places.entry(Arc::clone(key)).or_insert_with(|| Vec::with_capacity(1));
         match places.binary_search(place) {
             Err(at) if is_there => places.insert(at, place.clone()),
@@ -225,7 +230,7 @@ impl Files {
         }
     }
 
-    /// Diagnostics of objects that several files define. The generated layer is exempt.
+    /// Returns the diagnostics of objects that several files define. The generated layer is exempt.
     fn duplicates(&self) -> Vec<Diagnostic> {
         let valid = |held: &&HeldObject| held.fallback.is_none();
         let origin = |place, key| Some(&self.files.get(place)?.objects.get(key).filter(valid)?.origin);
@@ -233,26 +238,27 @@ impl Files {
             let pairs = places.array_windows().filter(|[_, next]| Some(next.0) != self.generated);
             pairs.map(move |pair| (key, pair))
         });
-        let said = pairs
-            .filter_map(|(key, [loser, winner])| duplicate(key, origin(loser, key)?, origin(winner, key)?));
+        let said = pairs.filter_map(|(key, [other, effective])| {
+            duplicate(key, origin(other, key)?, origin(effective, key)?)
+        });
         said.collect()
     }
 }
 
 impl File {
-    /// Makes a file from its parsed text. Refused and unreadable objects stay as they were before.
+    /// Creates a file from its parsed text. Refused and unreadable objects keep their last version.
     fn read(parsed: Parsed, before: &Self) -> Self {
         let mut file = Self { diagnostics: parsed.diagnostics, foreign: parsed.foreign, ..Self::default() };
         for (object, origin) in parsed.objects {
             let key = Arc::new(object.key());
             let held = HeldObject { object, origin: origin.clone(), fallback: None };
-            if let Some(loser) = file.objects.insert(Arc::clone(&key), held) {
-                file.diagnostics.extend(duplicate(&key, &loser.origin, &origin));
+            if let Some(other) = file.objects.insert(Arc::clone(&key), held) {
+                file.diagnostics.extend(duplicate(&key, &other.origin, &origin));
             }
         }
         for (key, kept) in &before.objects {
             let is_refused = parsed.refused.contains_key(&**key);
-            // A fallback outlives an unreadable text only: a refused policy brings a new one.
+            // A fallback is kept only while the text is unreadable: a refused policy comes with a new fallback.
             if (parsed.unreadable && !is_refused || is_refused && kept.fallback.is_none())
                 && !file.objects.contains_key(key)
             {
@@ -278,16 +284,16 @@ impl File {
     }
 }
 
-/// What to report of an object that is defined again; nothing if both definitions are the same.
-fn duplicate(key: &ObjectKey, loser: &Origin, winner: &Origin) -> Option<Diagnostic> {
-    if loser.content == winner.content {
+/// Returns the diagnostic for an object that is defined again, or `None` if both definitions are equal.
+fn duplicate(key: &ObjectKey, other: &Origin, effective: &Origin) -> Option<Diagnostic> {
+    if other.content == effective.content {
         return None;
     }
     let message = format!(
         "has no effect: {}:{} defines the object again, and the last definition counts",
-        winner.file, winner.line
+        effective.file, effective.line
     );
-    let diagnostic = Diagnostic::new(Severity::Warning, &loser.file, loser.line, message);
+    let diagnostic = Diagnostic::new(Severity::Warning, &other.file, other.line, message);
     Some(diagnostic.object(key).remedy("remove one of them"))
 }
 
@@ -324,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_higher_layer_counts_with_a_report_until_it_is_gone() {
+    fn a_higher_layer_takes_precedence_and_is_reported() {
         let steps = [(0, "x", Some(rule("r", "a"))), (1, "y", Some(rule("r", "b")))];
         let (world, files) = play(&steps);
         assert_eq!(hosts(&world), ["b"]);
@@ -338,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_about_generated_objects_name_the_object_as_written() {
+    fn messages_about_generated_objects_name_the_users_object() {
         let service = |address: &str| {
             format!(
                 "apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec:\n  {address}\n  selector: {{app: a}}\n  ports:\n  - {{port: 80, typo: x}}\n"
@@ -351,7 +357,7 @@ mod tests {
         assert_eq!((object.spec.cluster_ips.len(), &*origin.file, origin.line), (1, "mine", 1));
         let own = files.diagnostics();
         assert_eq!(own.iter().map(|found| (&*found.file, found.line)).collect::<Vec<_>>(), [("mine", 8)]);
-        // Where nothing is generated, the higher layer counts and is named.
+        // Without a generated layer the higher layer takes effect and is named.
         let mut files = Files::new();
         files.set(0, "mine", &service("type: ClusterIP"));
         let changes = files.set(1, "other", &service("clusterIP: 10.96.0.1"));
@@ -362,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn within_a_layer_the_last_file_wins_whatever_came_first() {
+    fn within_a_layer_the_last_file_by_name_takes_effect() {
         let (world, files) = play(&[(0, "y", Some(rule("r", "b"))), (0, "x", Some(rule("r", "a")))]);
         assert_eq!(hosts(&world), ["b"]);
         let said = files.diagnostics();
@@ -377,20 +383,20 @@ mod tests {
     }
 
     #[test]
-    fn the_same_definition_twice_is_not_reported_and_one_that_differs_in_any_field_is() {
+    fn a_repeated_definition_is_reported_only_if_it_differs() {
         let pod =
             "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: a, image: a}]}\n";
         let copy = format!("# A comment.\n{pod}");
         let (_, files) = play(&[(0, "x", Some(pod.to_owned())), (1, "y", Some(copy))]);
         assert_eq!(files.diagnostics(), []);
-        // The mesh itself has no use for images.
+        // The mesh itself does not use images.
         let other = pod.replace("image: a", "image: b");
         let (_, files) = play(&[(0, "x", Some(pod.to_owned())), (1, "y", Some(other))]);
         assert_eq!(files.diagnostics().len(), 1);
     }
 
     #[test]
-    fn a_broken_version_leaves_the_good_one() {
+    fn a_broken_version_leaves_the_last_good_one_in_force() {
         let good = format!("{}---\n{}", rule("r", "a"), rule("s", "b"));
         let refused = format!("{}---\n{}", rule("r", "http://a"), rule("s", "c"));
         let (world, files) = play(&[(0, "x", Some(good.clone())), (0, "x", Some(refused))]);
@@ -430,13 +436,13 @@ mod tests {
         assert_eq!(after(&[broken.clone(), (0, "x", None)]), (MtlsMode::Permissive, false));
         assert_eq!(after(&[broken.clone(), (0, "x", Some("{".to_owned()))]), (MtlsMode::Strict, true));
         assert_eq!(after(&[(0, "x", policy("DISABLE")), broken.clone()]), (MtlsMode::Disable, false));
-        // A valid version counts, wherever it stands.
+        // A valid version takes precedence, in whichever file it is.
         assert_eq!(after(&[broken.clone(), (1, "y", policy("DISABLE"))]), (MtlsMode::Disable, false));
         assert_eq!(after(&[(0, "a", policy("DISABLE")), broken]), (MtlsMode::Disable, false));
     }
 
     #[test]
-    fn kinds_of_others_are_counted_in_one_line() {
+    fn objects_of_each_foreign_kind_are_reported_in_one_line() {
         let role = "---\napiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata: {name: a}\n";
         let (_, files) = play(&[(0, "x", Some(role.repeat(2))), (0, "y", Some(role.to_owned()))]);
         let said: Vec<_> = files.diagnostics().iter().map(ToString::to_string).collect();
@@ -444,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_group_or_kind_leaves_the_good_object() {
+    fn a_misspelt_group_or_kind_leaves_the_last_good_object_in_force() {
         let good = rule("r", "a");
         for (right, wrong) in
             [("networking.istio.io", "networking.istio.com"), ("DestinationRule", "DestinationRul")]
@@ -458,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_change_is_not_applied_again_and_what_moved_changes_nothing() {
+    fn unchanged_objects_are_not_applied_and_moved_ones_change_nothing() {
         let (mut world, mut files) = (World::new(), Files::new());
         let mut set = |text: &str| -> Vec<bool> {
             files.set(0, "x", text).into_iter().map(|change| change.apply_to(&mut world)).collect()

@@ -1,8 +1,8 @@
-//! What people write, checked and indexed, and its compilation to xDS.
+//! Configuration objects: parsing, validation, index, and compilation to xDS.
 //!
-//! Text goes through [`parse`](fn@parse) into typed [`api`] objects, or [`diagnostic`]s that say what is wrong; [`files`]
-//! makes one configuration of many texts and keeps the last good state. The [`world`] holds the objects and answers
-//! every question that [`compile`](fn@compile) has, which makes the resources a proxy is sent. Pure: no IO, no async.
+//! [`parse`](fn@parse) turns text into typed [`api`] objects, or into [`diagnostic`]s that describe the errors.
+//! [`files`] merges many texts into one configuration and keeps the last good state. The [`world`] indexes the objects,
+//! and [`compile`](fn@compile) makes the resources of a proxy from it. The crate is pure: no IO, no async.
 
 pub mod api;
 mod clause;

@@ -1,25 +1,25 @@
-//! Where an object was read.
+//! File and line of an object.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-/// The line of each field, by path (`spec.http[0].route[1].weight`).
+/// Line of each field, by path (`spec.http[0].route[1].weight`).
 pub type Lines = BTreeMap<String, u32>;
 
-/// Where an object was read.
+/// File and line of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
-    /// The file.
+    /// File name.
     pub file: Arc<str>,
-    /// The line its document starts at.
+    /// First line of the object's document.
     pub line: u32,
-    /// The lines of its fields; kept for the kinds that are checked against others.
+    /// Lines of its fields; kept only for kinds that are checked against other objects.
     pub lines: Option<Arc<Lines>>,
-    /// Fingerprint of what is written, fields included that the object does not keep.
+    /// Fingerprint of the text, including fields that the object does not keep.
     pub content: u64,
 }
 
 impl Origin {
-    /// The line of a field, or of the nearest field around it that has one.
+    /// Returns the line of a field, or of the nearest enclosing field with a known line.
     pub fn line_of(&self, field: &str) -> u32 {
         let Some(lines) = &self.lines else { return self.line };
         let mut path = field;

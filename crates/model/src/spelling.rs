@@ -1,4 +1,4 @@
-//! Words that were probably meant by other ones.
+//! Suggestions for misspelt words.
 
 /// Returns the known word that was probably meant.
 pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {

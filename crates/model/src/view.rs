@@ -14,82 +14,85 @@ use crate::api::{
     kube::{self, Locality},
 };
 
-/// A proxy, taken from the `Node` of its first request.
+/// A proxy, parsed from the `Node` of its first request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyNode {
-    /// The node id as sent.
+    /// Node id as sent.
     pub id: String,
-    /// The pod's name.
+    /// Name of the pod.
     pub pod: String,
-    /// The pod's addresses.
+    /// Addresses of the pod.
     pub ips: Vec<IpAddr>,
-    /// The Kubernetes node it runs on; empty if it does not say.
+    /// Name of the Kubernetes node; empty if not declared.
     pub node_name: String,
-    /// The view.
+    /// Properties on which the proxy's configuration depends.
     pub view: ProxyView,
 }
 
 /// Properties on which the configuration of a proxy depends. It is compiled once for proxies with equal views.
 ///
-/// As parsed it is what the proxy declares; [`World::identify`](crate::World::identify) puts what the platform knows of the
-/// proxy's pod in its place.
+/// [`ProxyNode::parse`] reads what the proxy declares. [`World::identify`](crate::World::identify) then replaces these
+/// properties by what the platform knows about the proxy's pod.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ProxyView {
     /// Role.
     pub role: Role,
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// The pod's labels.
+    /// Labels of the pod.
     pub labels: Arc<Labels>,
-    /// Its service account.
+    /// Service account.
     pub service_account: String,
-    /// The service name that dashboards show, by its labels or its workload.
+    /// Service name shown in dashboards, from the labels or the workload.
     pub canonical_service: String,
-    /// The cluster it runs in.
+    /// Cluster in which the proxy runs.
     pub cluster_id: String,
-    /// Its locality.
+    /// Locality.
     pub locality: Locality,
-    /// Ports its containers name, by name: what a service's `targetPort` may say.
+    /// Container ports by name, for a service's `targetPort`.
     pub named_ports: BTreeMap<String, u16>,
-    /// It has IPv4 addresses.
+    /// Whether the proxy has IPv4 addresses.
     pub ipv4: bool,
-    /// It has IPv6 addresses.
+    /// Whether the proxy has IPv6 addresses.
     pub ipv6: bool,
-    /// An Envoy without Istio's own filters (metadata `SKYSAIL_PLAIN_ENVOY`): it would refuse what configures them.
+    /// Whether the proxy is an Envoy without Istio's own filters (metadata `SKYSAIL_PLAIN_ENVOY`). It would refuse
+    /// their configuration.
     pub plain_envoy: bool,
-    /// It takes virtual hosts one by one (VHDS; metadata `SKYSAIL_VHDS`), and not within their route configuration.
+    /// Whether the proxy subscribes to virtual hosts one by one (VHDS; metadata `SKYSAIL_VHDS`) instead of receiving
+    /// them within their route configuration.
     pub hosts_apart: bool,
-    /// It takes the addresses of names that the control plane looked up (metadata `SKYSAIL_RESOLVED`), and not the names.
+    /// Whether the proxy takes the addresses that the control plane resolved (metadata `SKYSAIL_RESOLVED`) instead of
+    /// the names.
     pub names_resolved: bool,
 }
 
-/// The part of a view on which shared resources depend; many workloads have it in common.
+/// The part of a view on which shared resources depend. Many workloads have it in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ClientScope {
     /// Role.
     pub role: Role,
-    /// The namespace.
+    /// Namespace.
     pub namespace: String,
-    /// The cluster.
+    /// Cluster.
     pub cluster_id: String,
-    /// The locality.
+    /// Locality.
     pub locality: Locality,
-    /// Those of the pod's labels on which shared resources depend ([`World::label_keys`](crate::World::label_keys)).
+    /// Labels of the pod on which shared resources depend ([`World::label_keys`](crate::World::label_keys)).
     pub labels: Labels,
-    /// It has IPv4 addresses.
+    /// Whether the proxy has IPv4 addresses.
     pub ipv4: bool,
-    /// It has IPv6 addresses.
+    /// Whether the proxy has IPv6 addresses.
     pub ipv6: bool,
-    /// An Envoy without Istio's own filters.
+    /// Whether the proxy is an Envoy without Istio's own filters.
     pub plain_envoy: bool,
-    /// It takes virtual hosts one by one.
+    /// Whether the proxy subscribes to virtual hosts one by one.
     pub hosts_apart: bool,
-    /// It takes addresses for names.
+    /// Whether the proxy takes resolved addresses instead of names.
     pub names_resolved: bool,
 }
 
 impl ClientScope {
-    /// Those of a proxy, with the labels of these keys.
+    /// Returns the scope of a proxy with the labels of these keys.
     pub fn of(view: &ProxyView, label_keys: &BTreeSet<String>) -> Self {
         let label = |key: &String| Some((key.clone(), view.labels.get(key)?.clone()));
         Self {
@@ -108,12 +111,13 @@ impl ClientScope {
 }
 
 impl ClientScope {
-    /// What surroundings have in common that differ only in what routes depend on: services are alike in them.
+    /// Returns the scope without the properties that only affect routes. Scopes with the same result have
+    /// the same services.
     pub fn kin(&self) -> Self {
         Self { namespace: String::new(), hosts_apart: false, ..self.clone() }
     }
 
-    /// Whether services are alike in both.
+    /// Returns whether both surroundings have the same services.
     pub fn is_kin(&self, other: &Self) -> bool {
         let Self { role, cluster_id, locality, labels, ipv4, ipv6, plain_envoy, names_resolved, .. } = self;
         (role, cluster_id, locality, labels)
@@ -122,7 +126,7 @@ impl ClientScope {
             && (plain_envoy, names_resolved) == (&other.plain_envoy, &other.names_resolved)
     }
 
-    /// Whether the routes of a host are resources of their own.
+    /// Returns whether the routes of each host are a separate resource.
     pub fn routes_by_host(&self) -> bool {
         self.hosts_apart || self.role == Role::Grpc
     }
@@ -145,45 +149,45 @@ impl fmt::Display for ClientScope {
 /// Role of a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Beside a workload.
+    /// Proxy beside a workload.
     Sidecar,
-    /// A gateway.
+    /// Gateway.
     Router,
-    /// In a workload: its gRPC library takes configuration itself (metadata `GENERATOR: grpc`).
+    /// gRPC library of a workload that takes configuration itself (metadata `GENERATOR: grpc`).
     Grpc,
 }
 
-/// The longest node id: an address, a pod's name, two namespaces and a domain. In bytes.
+/// Maximum length of a node id in bytes: an address, the name of a pod, two namespaces and a domain.
 pub const MAX_ID: usize = 1_024;
-/// The most that a node's labels, addresses, locality, names of ports and other names may take: their text, and 64 bytes for each label,
-/// address and name of a port. In bytes.
+/// Maximum size in bytes of a node's labels, addresses, locality, port names and other names: their text, plus 64 bytes
+/// for each label, address and port name.
 pub const MAX_METADATA: usize = 32 << 10;
-/// Memory that an entry of a list or a map takes beside its text. In bytes.
+/// Memory in bytes that an entry of a list or map takes in addition to its text.
 const ENTRY: usize = 64;
 
-/// What clients of gRPC say their configuration is to be made by.
+/// Value of the metadata `GENERATOR` of gRPC clients.
 const GRPC: &str = "grpc";
 
 /// Reason why a node is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NodeError {
-    /// The id is not Istio's.
+    /// The id is not in Istio's form.
     #[error("node id {0:?} is not of the form sidecar~IP~POD.NAMESPACE~NAMESPACE.svc.DOMAIN")]
     Id(String),
-    /// The id has more than [`MAX_ID`] bytes, or some that are not printable ASCII.
+    /// The id has more than [`MAX_ID`] bytes, or bytes that are not printable ASCII.
     #[error("the node id has more than {MAX_ID} bytes, or some that are not printable ASCII")]
     IdBytes,
-    /// The metadata are not what Istio's agent sends.
+    /// The metadata are not in the form of Istio's agent.
     #[error("node {id:?}: metadata: {reason}")]
     Metadata {
-        /// The node id.
+        /// Node id.
         id: String,
-        /// What is wrong.
+        /// Description of the error.
         reason: String,
     },
 }
 
-/// The metadata we read; there are many more.
+/// The metadata that the mesh reads; proxies send many more.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "SCREAMING_SNAKE_CASE")]
 struct Metadata {
@@ -201,7 +205,7 @@ struct Metadata {
     skysail_resolved: String,
 }
 
-/// The containers' ports: JSON in a string, as the injector writes it, or as such.
+/// Ports of the containers: JSON in a string, as the injector writes it, or plain JSON.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum PodPorts {
@@ -235,10 +239,9 @@ impl PodPorts {
 }
 
 impl ProxyNode {
-    /// Reads a node's id, its metadata as JSON, and its locality.
+    /// Parses a node's id, its metadata as JSON, and its locality.
     ///
-    /// # Errors
-    /// When the id or the metadata are not in Istio's form.
+    /// Fails if the id or the metadata are not in Istio's form.
     pub fn parse(id: &str, metadata: serde_json::Value, locality: Locality) -> Result<Self, NodeError> {
         if id.len() > MAX_ID || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(NodeError::IdBytes);
@@ -261,7 +264,7 @@ impl ProxyNode {
             serde_json::Value::Null => Metadata::default(),
             value => serde_json::from_value(value).map_err(unreadable)?,
         };
-        // Who may ask is decided by the one, and the other is what people see.
+        // The id decides access, while people see the metadata, so both must agree.
         if !metadata.namespace.is_empty() && metadata.namespace != namespace {
             let reason = format!("NAMESPACE is {:?}, the id says {namespace:?}", metadata.namespace);
             return Err(NodeError::Metadata { id: id.to_owned(), reason });
@@ -331,7 +334,7 @@ mod tests {
     const ID: &str = "sidecar~10.244.0.11~productpage-v1-x.default~default.svc.cluster.local";
 
     #[test]
-    fn an_istio_node_is_read() {
+    fn a_node_in_istios_form_is_parsed() {
         let metadata = json!({
             "LABELS": {"app": "productpage"}, "NAMESPACE": "default", "SERVICE_ACCOUNT": "bookinfo-productpage",
             "WORKLOAD_NAME": "productpage-v1", "CLUSTER_ID": "Kubernetes", "INSTANCE_IPS": "10.244.0.11,fd00::11",
@@ -349,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_of_grpc_says_so() {
+    fn a_grpc_client_is_recognized_by_its_metadata() {
         let parse = |metadata| ProxyNode::parse(ID, metadata, Locality::default()).unwrap().view;
         let view = parse(json!({"GENERATOR": "grpc", "SKYSAIL_VHDS": "true", "SKYSAIL_PLAIN_ENVOY": "true"}));
         assert_eq!(view.role, Role::Grpc);
@@ -366,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_a_node_is_bounded() {
+    fn the_size_of_a_node_is_limited() {
         let labels = |count: usize, value: &str| -> BTreeMap<String, String> {
             (0..count).map(|number| (format!("l{number}"), value.to_owned())).collect()
         };
@@ -395,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn other_nodes_are_refused_with_the_reason() {
+    fn a_malformed_node_is_refused_with_the_reason() {
         for id in [
             "",
             "envoy-1",

@@ -1,7 +1,7 @@
-//! The effect of changes of the configuration, in words for people.
+//! The effect of configuration changes, as text for people.
 //!
 //! The policies before and after a batch of changes are compared for the workloads that a changed policy selects
-//! ([`policies`]). Every statement is one about the state after the batch.
+//! ([`policies`]). Every statement describes the state after the batch.
 
 mod policies;
 
@@ -15,12 +15,12 @@ use crate::{
 };
 use policies::Workloads;
 
-/// Longer lists are cut.
+/// Maximum number of names in a list; longer lists are truncated.
 const LISTED: usize = 3;
 
 impl World {
-    /// Returns a World with the policies and the mesh configuration of this one. While it is kept, changes of other objects copy
-    /// nothing.
+    /// Returns a World with the policies and the mesh configuration of this one. While it is kept, changes of other
+    /// objects copy nothing.
     #[must_use]
     pub fn policies(&self) -> Self {
         Self {
@@ -32,7 +32,7 @@ impl World {
         }
     }
 
-    /// The object of a key, if it is of a kind that has an effect of its own on proxies, and where it was read.
+    /// Returns the object of a key and where it was read, if its kind has an effect of its own on proxies.
     pub fn effective(&self, key: &ObjectKey) -> Option<(Object, &Origin)> {
         let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
         macro_rules! found {
@@ -62,7 +62,7 @@ impl World {
 pub struct Effects<'a> {
     before: &'a World,
     after: &'a World,
-    /// Fields of errors by object.
+    /// Fields with errors, by object.
     errors: HashMap<&'a str, Vec<&'a str>>,
     workloads: Workloads<'a>,
 }
@@ -70,14 +70,14 @@ pub struct Effects<'a> {
 /// The effect of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Effect {
-    /// False if the object that was applied has no effect, for which an error says why.
+    /// False if the applied object has no effect; an error states the reason.
     pub is_in_force: bool,
-    /// What changes.
+    /// Description of the change.
     pub text: String,
 }
 
 impl<'a> Effects<'a> {
-    /// Describes changes between these policies ([`World::policies`]) and this World, of which these are the findings.
+    /// Describes changes between `before` ([`World::policies`]) and `after`. `findings` are the diagnostics of `after`.
     pub fn new(before: &'a World, after: &'a World, findings: &'a [Diagnostic]) -> Self {
         let mut errors: HashMap<&str, Vec<&str>> = HashMap::new();
         for finding in findings.iter().filter(|finding| finding.severity == Severity::Error) {
@@ -86,8 +86,9 @@ impl<'a> Effects<'a> {
         Self { before, after, errors, workloads: Workloads::new(after) }
     }
 
-    /// Describes what the change of an object has an effect on: hosts for routing, workloads for policies. For a policy it also says
-    /// what is accepted or refused since. `None` if nothing changed, and for kinds without an effect of their own on proxies.
+    /// Returns the effect of the change of an object: hosts for routing, workloads for policies. For a policy the text
+    /// also states what is newly accepted or denied. `None` if nothing changed, and for kinds without an effect of
+    /// their own.
     pub fn of(&self, key: &ObjectKey, before: Option<&Object>) -> Option<Effect> {
         let after = self.after.effective(key).map(|(object, _)| object);
         if before == after.as_ref() {
@@ -104,7 +105,7 @@ impl<'a> Effects<'a> {
         (!text.is_empty()).then(|| Effect { is_in_force, text: text.join("; ") })
     }
 
-    /// What an object has an effect on; without the fields that have errors.
+    /// Returns the hosts or workloads that an object affects, without the fields that have errors.
     fn reach(&self, object: &Object, errors: &[&str]) -> Option<String> {
         let without_errors = |hosts: &[String]| {
             let named = hosts.iter().enumerate();

@@ -1,4 +1,4 @@
-//! Endpoints of a service: those of its EndpointSlices, else the pods that it selects.
+//! Endpoints of a service: those of its EndpointSlices, or the pods that it selects.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -11,27 +11,27 @@ use crate::api::{
     selects,
 };
 
-/// One address that serves a port of a service.
+/// Endpoint of a service port.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Endpoint {
-    /// Its address.
+    /// Address.
     pub address: Address,
-    /// DNS name of the address, if it was looked up.
+    /// DNS name of the address, if it was resolved.
     pub name: Option<Arc<str>>,
-    /// Its port.
+    /// Port.
     pub port: u16,
-    /// The pod, or the endpoint of a ServiceEntry in the form of a pod.
+    /// Pod, or the endpoint of a ServiceEntry in the form of a pod.
     pub pod: Option<Arc<Typed<Pod>>>,
     /// Locality.
     pub locality: Locality,
     /// Weight.
     pub weight: u32,
-    /// True if it is ready.
+    /// Whether it is ready.
     pub ready: bool,
 }
 
 impl Endpoint {
-    /// True if it is part of a subset with these labels.
+    /// Returns whether the endpoint belongs to a subset with these labels.
     pub fn has_labels(&self, subset: &Labels) -> bool {
         match &self.pod {
             Some(pod) => selects(subset, &pod.meta.labels),
@@ -39,14 +39,14 @@ impl Endpoint {
         }
     }
 
-    /// True if a sidecar takes mutual TLS for it.
+    /// Returns whether the endpoint has a sidecar, which accepts mutual TLS.
     pub fn has_sidecar(&self) -> bool {
         self.pod.as_ref().is_some_and(|pod| pod.has_sidecar())
     }
 }
 
 impl ServicePort {
-    /// The pod's port behind this one; `None` if it goes by a name no container has.
+    /// Returns the pod's port behind this service port; `None` if no container has a port of that name.
     pub fn resolve(&self, pod: &Pod) -> Option<u16> {
         match &self.target {
             TargetPort::Number(number) => Some(*number),
@@ -58,7 +58,7 @@ impl ServicePort {
 }
 
 impl World {
-    /// The endpoints of a service's port, by address; those not ready too.
+    /// Returns the endpoints of a service port by address, including those that are not ready.
     pub fn endpoints(&self, service: &Typed<Service>, port: &ServicePort) -> Vec<Endpoint> {
         let mut endpoints = match (&service.spec.outside, self.slice_endpoints(service, port)) {
             (Some(_), _) if !service.spec.selector.is_empty() => self.selected_endpoints(service, port),
@@ -71,7 +71,7 @@ impl World {
         endpoints
     }
 
-    /// The identities a service's endpoints may show.
+    /// Returns the SPIFFE ids that a service's endpoints may present.
     pub fn service_identities(&self, service: &Typed<Service>) -> BTreeSet<SpiffeId> {
         let trust_domain = &self.mesh().trust_domain;
         let endpoints = service.spec.ports.iter().flat_map(|port| self.endpoints(service, port));
@@ -80,7 +80,7 @@ impl World {
         pods.map(|pod| SpiffeId::new(trust_domain, &pod.meta.namespace, &pod.spec.service_account)).collect()
     }
 
-    /// The services whose selector takes a workload with these labels, by name.
+    /// Returns the services whose selector matches a workload with these labels, by name.
     pub fn services_selecting(&self, namespace: &str, labels: &Labels) -> Vec<&Arc<Typed<Service>>> {
         self.services
             .in_namespace(namespace)
@@ -89,7 +89,7 @@ impl World {
             .collect()
     }
 
-    /// `None` if the service has no slice.
+    /// Returns the endpoints of the service's slices; `None` if it has no slice.
     fn slice_endpoints(&self, service: &Typed<Service>, port: &ServicePort) -> Option<Vec<Endpoint>> {
         let key = (service.meta.namespace.clone(), service.meta.name.clone());
         let mut slices =

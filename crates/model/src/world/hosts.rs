@@ -9,11 +9,11 @@ use super::{
 };
 use crate::api::{DestinationRule, Service, Typed, VirtualService};
 
-/// Where a VirtualService's hosts that are no service are found.
+/// Port for the hosts of a VirtualService that are not services.
 pub(crate) const WELL_KNOWN_PORT: u16 = 80;
 
-/// The full name of a host written in an object of this namespace. As in Istio, only a name without dots is
-/// completed: `reviews.default` stays as it is and means no service.
+/// Returns the full name of a host in an object of this namespace. As in Istio, only a name without dots is completed:
+/// `reviews.default` stays as it is and names no service.
 pub fn fqdn(host: &str, namespace: &str) -> String {
     if host.is_empty() || host.contains(['.', '*', ':']) {
         host.trim_end_matches('.').to_ascii_lowercase()
@@ -22,7 +22,7 @@ pub fn fqdn(host: &str, namespace: &str) -> String {
     }
 }
 
-/// True if `pattern` (`*`, `*.example.com` or a full name) takes `host`.
+/// Returns whether `pattern` (`*`, `*.example.com` or a full name) matches `host`.
 pub fn host_matches(pattern: &str, host: &str) -> bool {
     match pattern.strip_prefix('*') {
         Some(suffix) => host.len() > suffix.len() && host.ends_with(suffix) || suffix.is_empty(),
@@ -31,7 +31,7 @@ pub fn host_matches(pattern: &str, host: &str) -> bool {
 }
 
 impl Typed<Service> {
-    /// `reviews.default.svc.cluster.local`, or the host of a ServiceEntry.
+    /// Returns the full name: `reviews.default.svc.cluster.local`, or the host of a ServiceEntry.
     pub fn fqdn(&self) -> String {
         match self.spec.outside {
             Some(_) => self.meta.name.clone(),
@@ -39,7 +39,7 @@ impl Typed<Service> {
         }
     }
 
-    /// True if clients of this namespace may know of it.
+    /// Returns whether the service is visible to clients of this namespace.
     pub fn is_visible_in(&self, namespace: &str) -> bool {
         match self.meta.annotations.get("networking.istio.io/exportTo") {
             Some(list) => exported(list.split(',').map(str::trim), &self.meta.namespace, namespace),
@@ -49,7 +49,7 @@ impl Typed<Service> {
 }
 
 impl World {
-    /// The service of this full name.
+    /// Returns the service of this full name.
     pub fn service(&self, fqdn: &str) -> Option<&Arc<Typed<Service>>> {
         self.service_entry(fqdn).map(|entry| &entry.object)
     }
@@ -62,15 +62,15 @@ impl World {
         }
     }
 
-    /// Services of a host of ServiceEntries, by namespace.
+    /// Returns the services of a host of ServiceEntries, by namespace.
     fn outside_entries(&self, host: &str) -> impl Iterator<Item = &Entry<Service>> {
         let namespaces: BTreeSet<&String> =
             self.entry_hosts.get(host).map(|(namespace, _)| namespace).collect();
         namespaces.into_iter().filter_map(move |namespace| self.services.get(namespace, host))
     }
 
-    /// False for a host of a ServiceEntry that means another namespace's to clients of this one: their own comes first,
-    /// then the oldest.
+    /// Returns whether clients of this namespace use this service for its host. If several namespaces define the host
+    /// in ServiceEntries, that of the client's namespace takes precedence, then the oldest.
     pub fn service_chosen(&self, service: &Typed<Service>, namespace: &str) -> bool {
         if service.spec.outside.is_none() {
             return true;
@@ -82,7 +82,7 @@ impl World {
         first.is_some_and(|first| first.object.meta.namespace == service.meta.namespace)
     }
 
-    /// True if clients of this namespace may know of the service: its annotation, else the mesh's default.
+    /// Returns whether clients of this namespace see the service, by its annotation or the mesh's default.
     pub fn service_visible(&self, service: &Typed<Service>, namespace: &str) -> bool {
         let default = &self.mesh().default_service_export_to;
         let unsaid = !service.meta.annotations.contains_key("networking.istio.io/exportTo");
@@ -92,7 +92,7 @@ impl World {
         service.is_visible_in(namespace)
     }
 
-    /// The VirtualServices that sidecars of this namespace follow, oldest first.
+    /// Returns the VirtualServices that sidecars of this namespace apply, oldest first.
     pub fn virtual_services(&self, client_namespace: &str) -> Vec<&Arc<Typed<VirtualService>>> {
         let mut entries: Vec<_> = self
             .virtual_services
@@ -105,13 +105,13 @@ impl World {
         entries.into_iter().map(|entry| &entry.object).collect()
     }
 
-    /// The VirtualService that routes a host for sidecars of this namespace: the full name before wildcards, longer
-    /// wildcards before shorter ones, and the oldest of several.
+    /// Returns the VirtualService that routes a host for sidecars of this namespace. The full name precedes wildcards,
+    /// longer wildcards precede shorter ones, and the oldest of several is used.
     pub fn virtual_service(&self, host: &str, client_namespace: &str) -> Option<&Arc<Typed<VirtualService>>> {
         self.virtual_service_entries(host, client_namespace).first().map(|entry| &entry.object)
     }
 
-    /// All VirtualServices of the most specific host pattern, oldest first; only the first has effect.
+    /// Returns all VirtualServices of the most specific host pattern, oldest first; only the first takes effect.
     pub(super) fn virtual_service_entries(
         &self,
         host: &str,
@@ -131,9 +131,9 @@ impl World {
         exported(list.iter().map(String::as_str), &entry.object.meta.namespace, client_namespace)
     }
 
-    /// The DestinationRule that clients of a namespace follow towards a service: one of the client's namespace, else
-    /// of the service's, else of the root namespace. Several for one host count as one: their subsets are united, the
-    /// oldest policy wins.
+    /// Returns the DestinationRule that clients of a namespace apply to a service: one of the client's namespace,
+    /// otherwise of the service's, otherwise of the root namespace. Several rules for one host are merged: their
+    /// subsets are united, and the oldest policy is used.
     pub fn destination_rule(
         &self,
         fqdn: &str,
@@ -145,7 +145,7 @@ impl World {
         tried.find_map(|namespace| merge(&self.destination_rules_of(fqdn, namespace, client_namespace)))
     }
 
-    /// The DestinationRules of one namespace for a host that a client's namespace sees, oldest first.
+    /// Returns the DestinationRules of one namespace for a host that are visible to a client's namespace, oldest first.
     pub(super) fn destination_rules_of(
         &self,
         fqdn: &str,
@@ -165,7 +165,7 @@ impl World {
     }
 }
 
-/// True if something of namespace `owner` with this `exportTo` is seen in namespace `client`.
+/// Returns whether an object of namespace `owner` with this `exportTo` is visible in namespace `client`.
 pub fn exported<'a>(mut list: impl Iterator<Item = &'a str>, owner: &str, client: &str) -> bool {
     let Some(first) = list.next() else { return true };
     std::iter::once(first).chain(list).any(|entry| match entry {
@@ -176,7 +176,7 @@ pub fn exported<'a>(mut list: impl Iterator<Item = &'a str>, owner: &str, client
     })
 }
 
-/// The answer for the full name, else for the longest wildcard that has one.
+/// Returns the result for the full name, otherwise for the longest wildcard that has one.
 fn most_specific<T>(index: &HostIndex, host: &str, mut find: impl FnMut(&str) -> Vec<T>) -> Vec<T> {
     let exact = find(host);
     if !exact.is_empty() {

@@ -1,6 +1,6 @@
-//! Identifies a proxy: data of its pod replace the declared properties.
+//! Identification of a proxy: data of its pod replace the properties that it declared.
 //!
-//! Each field's rule is a row of the table "What a proxy is" in `docs/compatibility.md`.
+//! The rule for each field is a row of the table "What a proxy is" in `docs/compatibility.md`.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -10,28 +10,27 @@ use crate::{
     api::{Pod, Typed, kube::Locality},
 };
 
-/// A proxy names a pod that runs under another service account.
+/// Error for a proxy that names a pod with another service account.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "pod {namespace}/{pod} runs as {namespace}/{known}, not as {namespace}/{declared}; a proxy may take the configuration of its own pod only"
 )]
 pub struct OtherAccount {
-    /// The namespace.
+    /// Namespace.
     pub namespace: String,
-    /// The pod.
+    /// Name of the pod.
     pub pod: String,
-    /// The pod's service account.
+    /// Service account of the pod.
     pub known: String,
-    /// The proxy's.
+    /// Service account of the proxy.
     pub declared: String,
 }
 
 impl World {
-    /// Replaces what a proxy declares by what is known of its pod, which runs in the cluster `home`. Of a proxy whose pod is not
-    /// known, only the locality is replaced, by that of its Kubernetes node. Returns true if the pod is known.
+    /// Replaces the properties that a proxy declared by those of its pod, which runs in the cluster `home`. If the pod
+    /// is unknown, only the locality is replaced, by that of the Kubernetes node. Returns whether the pod is known.
     ///
-    /// # Errors
-    /// When the pod runs under another service account.
+    /// Fails if the pod runs under another service account.
     pub fn identify(&self, node: &mut ProxyNode, home: &str) -> Result<bool, OtherAccount> {
         let known = self.identify_pod(&node.pod, home, &mut node.view)?;
         if !known {
@@ -40,10 +39,9 @@ impl World {
         Ok(known)
     }
 
-    /// Replaces the fields of a view by those of the pod of this name. Returns false if the pod is not known.
+    /// Replaces the fields of a view by those of the pod of this name. Returns false if the pod is unknown.
     ///
-    /// # Errors
-    /// When the pod runs under another service account.
+    /// Fails if the pod runs under another service account.
     pub fn identify_pod(&self, pod: &str, home: &str, view: &mut ProxyView) -> Result<bool, OtherAccount> {
         let Some(pod) = self.pod(&view.namespace, pod) else { return Ok(false) };
         if pod.spec.service_account != view.service_account {
@@ -72,7 +70,7 @@ impl World {
         self.place(&pod.spec.node, view);
     }
 
-    /// Sets the locality of a proxy to that of its Kubernetes node, if that is known.
+    /// Sets the locality of a proxy to that of its Kubernetes node, if known.
     fn place(&self, node: &str, view: &mut ProxyView) {
         let locality = self.locality(node);
         if locality != Locality::default() {

@@ -8,7 +8,8 @@ use std::{
 
 use crate::api::{Labels, Meta};
 
-/// Objects (namespace, name) by a key that several may share. Most have one: their names are kept as tight as can be, in order.
+/// Objects (namespace, name) by a key that several may share. Most keys have one object, so a list starts with capacity
+/// one. Lists are sorted.
 #[derive(Clone, Debug)]
 pub(super) struct MultiMap<K>(Arc<HashMap<K, Vec<(String, String)>>>);
 
@@ -53,11 +54,11 @@ impl<K: Clone + Eq + Hash> MultiMap<K> {
     }
 }
 
-/// Host names and wildcards (`*.example.com`) to the objects that are about them.
+/// Objects by the host name or wildcard (`*.example.com`) that they apply to.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HostIndex {
     hosts: MultiMap<String>,
-    /// The wildcards among them, longest first.
+    /// Wildcards, longest first.
     wild: Vec<String>,
 }
 
@@ -77,12 +78,12 @@ impl HostIndex {
         }
     }
 
-    /// The objects of exactly this name or wildcard.
+    /// Returns the objects of exactly this name or wildcard.
     pub(super) fn get(&self, host: &str) -> impl Iterator<Item = &(String, String)> {
         self.hosts.get(host)
     }
 
-    /// The wildcards that take a host, longest first.
+    /// Returns the wildcards that match a host, longest first.
     pub(super) fn wildcards(&self, host: &str) -> impl Iterator<Item = &String> {
         self.wild.iter().filter(move |pattern| super::host_matches(pattern, host))
     }
@@ -92,7 +93,7 @@ impl HostIndex {
 #[derive(Clone, Debug, Default)]
 pub(super) struct LabelIndex(Arc<HashMap<String, Arc<ByLabel>>>);
 
-/// Names by label.
+/// Names of pods by label.
 type ByLabel = HashMap<(String, String), BTreeSet<String>>;
 
 impl LabelIndex {
@@ -121,12 +122,12 @@ impl LabelIndex {
         }
     }
 
-    /// Names of the pods that have the selector's rarest label, in order; none for the empty selector. The caller looks
-    /// at the other labels.
+    /// Returns the names, in order, of the pods that have the selector's rarest label; none for the empty selector. The
+    /// caller checks the other labels.
     pub(super) fn candidates(&self, namespace: &str, selector: &Labels) -> impl Iterator<Item = &String> {
         let rarest = self.0.get(namespace).and_then(|labels| {
             let sets = selector.iter().map(|(key, value)| labels.get(&(key.clone(), value.clone())));
-            // A label nobody has makes the whole answer empty.
+            // A label that no pod has makes the whole result empty.
             sets.collect::<Option<Vec<_>>>()?.into_iter().min_by_key(|names| names.len())
         });
         rarest.into_iter().flatten()

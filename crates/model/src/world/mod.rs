@@ -1,11 +1,11 @@
-//! All objects of the mesh, typed and indexed. Synchronous: three ways to change it, any number of questions.
+//! All objects of the mesh, typed and indexed. Synchronous: three methods change it, any number of methods read it.
 //!
-//! [`World::apply`], [`World::delete`] and [`World::reset`] keep the indexes; `hosts` answers what a host name
-//! means to whom, `endpoints` where a service's traffic goes, `policy` what holds for a workload, and `check`
-//! reports what does not fit together; `identify` says what a proxy is.
+//! [`World::apply`], [`World::delete`] and [`World::reset`] maintain the indexes. `hosts` finds the objects of a host
+//! name, `endpoints` those of a service, `policy` those of a workload. `check` reports inconsistent objects, and
+//! `identify` determines the properties of a proxy.
 //!
-//! A clone of the World shares all maps and costs a few dozen reference counts. A change copies only what it changes: the map of
-//! the object's kind and namespace, and the indexes of the kind.
+//! A clone of the World shares all maps and costs a few dozen reference counts. A change copies only what it changes:
+//! the map of the object's kind and namespace, and the indexes of the kind.
 
 mod check;
 mod effect;
@@ -45,7 +45,7 @@ use crate::{
     origin::Origin,
 };
 
-/// The domain of services.
+/// Domain of services.
 pub const DOMAIN: &str = "cluster.local";
 
 /// All objects of the mesh.
@@ -53,15 +53,15 @@ pub const DOMAIN: &str = "cluster.local";
 pub struct World {
     mesh: Option<Entry<ConfigMap>>,
     default_mesh: Arc<MeshConfig>,
-    /// The roots of the mesh's own authority, PEM.
+    /// Roots of the mesh's own authority, PEM.
     roots: Arc<str>,
     namespaces: Store<()>,
     nodes: Store<Node>,
-    /// Kubernetes', and one for each host of a ServiceEntry.
+    /// Services of Kubernetes, and one for each host of a ServiceEntry.
     services: Store<Service>,
     service_accounts: Store<()>,
     pods: Store<Pod>,
-    /// Of each kind that makes Pods.
+    /// Workloads by kind, such as Deployments.
     templates: BTreeMap<Kind, Store<Template>>,
     slices: Store<EndpointSlice>,
     virtual_services: Store<VirtualService>,
@@ -76,13 +76,13 @@ pub struct World {
     pod_ips: MultiMap<std::net::IpAddr>,
     /// EndpointSlices by (namespace, service).
     service_slices: MultiMap<(String, String)>,
-    /// VirtualServices for the mesh by host.
+    /// VirtualServices of the mesh by host.
     virtual_service_hosts: HostIndex,
     /// DestinationRules by host.
     destination_rule_hosts: HostIndex,
     /// ServiceEntries by host.
     entry_hosts: MultiMap<String>,
-    /// Addresses allocated to hosts of ServiceEntries; `None` if nothing allocates any.
+    /// Addresses allocated to hosts of ServiceEntries; `None` if no allocator runs.
     allocated: Option<Arc<BTreeMap<String, std::net::IpAddr>>>,
     /// Services of ServiceEntries by the names of their endpoints.
     name_users: MultiMap<Arc<str>>,
@@ -93,12 +93,12 @@ pub struct World {
 }
 
 impl World {
-    /// A World without objects.
+    /// Creates a World without objects.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the default access log file, for a mesh configuration without one; empty disables it.
+    /// Sets the default access log file for a mesh configuration without one; empty disables the log.
     #[must_use]
     pub fn with_access_log(mut self, file: &str) -> Self {
         Arc::make_mut(&mut self.default_mesh).access_log_file = Some(file.to_owned());
@@ -132,7 +132,7 @@ impl World {
             Object::Template(object) => {
                 self.templates.entry(object.spec.kind).or_default().insert(object, origin)
             }
-            // Only its own form is checked.
+            // A Secret is only checked by itself.
             Object::Secret(_) => false,
             Object::PeerAuthentication(object) => self.peer_authentications.insert(object, origin),
             Object::AuthorizationPolicy(object) => self.authorization_policies.insert(object, origin),
@@ -216,7 +216,7 @@ impl World {
         }
     }
 
-    /// The mesh configuration, or Istio's defaults.
+    /// Returns the mesh configuration, or Istio's defaults.
     pub fn mesh(&self) -> &MeshConfig {
         match self.mesh.as_ref().map(|entry| &entry.object.spec) {
             Some(ConfigMap::Mesh(mesh)) => mesh,
@@ -224,7 +224,7 @@ impl World {
         }
     }
 
-    /// The roots of the mesh's own authority, PEM; empty until they are known.
+    /// Returns the roots of the mesh's own authority, PEM; empty until known.
     pub fn roots(&self) -> &str {
         &self.roots
     }
@@ -239,23 +239,23 @@ impl World {
         changed
     }
 
-    /// A namespace's labels, if it was declared.
+    /// Returns the labels of a namespace, if it was declared.
     pub fn namespace(&self, name: &str) -> Option<&Labels> {
         self.namespaces.get("", name).map(|entry| &*entry.object.meta.labels)
     }
 
-    /// All services, by namespace and name.
+    /// Returns all services, by namespace and name.
     pub fn services(&self) -> impl Iterator<Item = &Arc<Typed<Service>>> {
         self.services.iter().map(|entry| &entry.object)
     }
 
-    /// One service.
+    /// Returns the service of this name.
     pub fn service_named(&self, namespace: &str, name: &str) -> Option<&Arc<Typed<Service>>> {
         self.services.get(namespace, name).map(|entry| &entry.object)
     }
 
-    /// Keys of the clients' labels on which shared resources depend: those that routes match (`sourceLabels`), and those by
-    /// which endpoints are near (`failoverPriority`).
+    /// Returns the label keys of clients on which shared resources depend: those that routes match (`sourceLabels`),
+    /// and those that set the priority of endpoints (`failoverPriority`).
     pub fn label_keys(&self) -> BTreeSet<String> {
         let routes = self.virtual_services.iter().flat_map(|entry| &entry.object.spec.http);
         let matched = routes.flat_map(|route| &route.matches).flat_map(|found| found.source_labels.keys());
@@ -264,22 +264,22 @@ impl World {
         matched.chain(rules.flat_map(LoadBalancer::label_keys)).chain(everywhere).cloned().collect()
     }
 
-    /// All pods, by namespace and name.
+    /// Returns all pods, by namespace and name.
     pub fn pods(&self) -> impl Iterator<Item = &Arc<Typed<Pod>>> {
         self.pods.iter().map(|entry| &entry.object)
     }
 
-    /// All that makes pods, by kind, namespace and name.
+    /// Returns all objects that make pods, by kind, namespace and name.
     pub fn templates(&self) -> impl Iterator<Item = &Arc<Typed<Template>>> {
         self.templates.values().flat_map(Store::iter).map(|entry| &entry.object)
     }
 
-    /// One pod.
+    /// Returns the pod of this name.
     pub fn pod(&self, namespace: &str, name: &str) -> Option<&Arc<Typed<Pod>>> {
         self.pods.get(namespace, name).map(|entry| &entry.object)
     }
 
-    /// The pod with this address; not a pod that shares the address of its node.
+    /// Returns the pod with this address, unless it shares the address of its node.
     pub fn pod_by_ip(&self, ip: std::net::IpAddr) -> Option<&Arc<Typed<Pod>>> {
         self.pod_ips
             .get(&ip)
@@ -287,7 +287,7 @@ impl World {
             .find(|pod| !pod.spec.host_network && !pod.spec.gone)
     }
 
-    /// The pods of a namespace that have these labels; none for the empty selector.
+    /// Returns the pods of a namespace that have these labels; none for the empty selector.
     pub fn pods_selected<'a>(
         &'a self,
         namespace: &'a str,
@@ -298,7 +298,7 @@ impl World {
         pods.filter(move |pod| selects(selector, &pod.meta.labels))
     }
 
-    /// Locality of a Node; empty if unknown.
+    /// Returns the locality of a Node; empty if unknown.
     pub fn locality(&self, node: &str) -> Locality {
         self.nodes.get("", node).map(|entry| entry.object.spec.locality.clone()).unwrap_or_default()
     }
@@ -365,7 +365,7 @@ impl World {
     }
 }
 
-/// Full host names that a VirtualService routes in the mesh.
+/// Returns the full host names that a VirtualService routes in the mesh.
 fn mesh_hosts(object: &Typed<VirtualService>) -> Vec<String> {
     if !object.spec.is_for_mesh() {
         return Vec::new();

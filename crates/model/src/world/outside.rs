@@ -17,12 +17,12 @@ use crate::{
 pub struct Resolved {
     /// All addresses.
     pub addresses: BTreeSet<IpAddr>,
-    /// Of each family the one that is used where one is enough (`DNS_ROUND_ROBIN`).
+    /// The address of each family used where one is enough (`DNS_ROUND_ROBIN`).
     pub current: BTreeSet<IpAddr>,
 }
 
 impl World {
-    /// Names of endpoints to look up, each with the services that use it ("NAMESPACE/HOST").
+    /// Returns the names of endpoints to look up, each with the services that use it ("NAMESPACE/HOST").
     pub fn wanted_names(&self) -> BTreeMap<Arc<str>, Vec<String>> {
         let text = |(namespace, host): &(String, String)| format!("{namespace}/{host}");
         self.name_users
@@ -31,7 +31,7 @@ impl World {
             .collect()
     }
 
-    /// Sets the DNS answer for a name; `None` if there is none any more. Returns false if it did not change.
+    /// Sets the DNS answer for a name; `None` removes it. Returns false if it did not change.
     pub fn resolve(&mut self, name: &str, now: Option<Resolved>) -> bool {
         if self.resolved.get(name) == now.as_ref() {
             return false;
@@ -45,7 +45,7 @@ impl World {
         true
     }
 
-    /// DNS answer for a name.
+    /// Returns the DNS answer for a name.
     pub fn resolved(&self, name: &str) -> Option<&Resolved> {
         self.resolved.get(name)
     }
@@ -77,7 +77,7 @@ impl World {
         hosts
     }
 
-    /// Rebuilds the service of a host in a namespace; the oldest of several entries counts.
+    /// Rebuilds the service of a host in a namespace from the oldest of its entries.
     fn derive(&mut self, namespace: &str, host: &str) {
         if let Some(before) = self.services.get(namespace, host) {
             for name in before.object.spec.outside.iter().flat_map(|outside| outside.names()) {
@@ -102,7 +102,7 @@ impl World {
         self.allocated.as_ref()?.get(host).copied()
     }
 
-    /// Sets the addresses allocated to hosts; `None` if nothing allocates any. Returns false if nothing changed.
+    /// Sets the addresses allocated to hosts; `None` if no allocator runs. Returns false if nothing changed.
     pub(super) fn allocate(&mut self, now: Option<BTreeMap<String, IpAddr>>) -> bool {
         let before = std::mem::replace(&mut self.allocated, now.map(Arc::new));
         if before == self.allocated {
@@ -121,17 +121,18 @@ impl World {
         true
     }
 
-    /// Whether something allocates addresses to hosts that have none.
+    /// Returns whether an allocator assigns addresses to hosts that have none.
     pub(super) fn allocates(&self) -> bool {
         self.allocated.is_some()
     }
 
-    /// Resources that depend on a ServiceEntry: its hosts, also those that other namespaces define.
+    /// Returns the resources that depend on a ServiceEntry: those of its hosts, also where other namespaces define
+    /// them.
     pub(super) fn touched_by_entry(&self, namespace: &str, name: &str) -> ChangeSet {
         let Some(entry) = self.service_entries.get(namespace, name) else { return ChangeSet::default() };
         let mut touched = ChangeSet { routes: true, names: true, ..ChangeSet::default() };
         if entry.object.spec.selector().is_some() {
-            // Those that it selects.
+            // The workloads that it selects.
             touched.workloads_in.insert(namespace.to_owned());
         }
         for host in entry.object.spec.hosts.iter().map(|host| host_of(host)) {
@@ -146,7 +147,7 @@ impl World {
     }
 }
 
-/// The endpoints of a port.
+/// Returns the endpoints of a port.
 pub(super) fn endpoints(outside: &Outside, port: &ServicePort) -> Vec<Endpoint> {
     let TargetPort::Number(target) = port.target else { return Vec::new() };
     let made = outside.endpoints.iter().map(|from| Endpoint {

@@ -12,8 +12,9 @@ use crate::{
 };
 
 impl World {
-    /// Mode of mutual TLS on a (container) port of a workload: that of the oldest policy that selects the workload, else the
-    /// namespace's, else the mesh's; `UNSET` inherits from the next. Never [`MtlsMode::Unset`].
+    /// Returns the mode of mutual TLS on a container port of a workload. It comes from the oldest policy that selects
+    /// the workload, otherwise from the namespace's policy, otherwise from the mesh's. `UNSET` inherits from the next.
+    /// Never [`MtlsMode::Unset`].
     pub fn peer_mode(&self, namespace: &str, labels: &Labels, port: u16) -> MtlsMode {
         let workload = self.workload_policy(namespace, labels);
         let of_port = workload.and_then(|entry| entry.object.spec.port_level_mtls.get(&port.to_string()));
@@ -23,17 +24,17 @@ impl World {
         }
     }
 
-    /// Mode of the ports that no policy names.
+    /// Returns the mode of the ports that no policy names.
     pub fn workload_mode(&self, namespace: &str, labels: &Labels) -> MtlsMode {
         self.mode_with(self.workload_policy(namespace, labels), namespace)
     }
 
-    /// Ports of a workload that a policy names, with their modes.
+    /// Returns the ports of a workload that a policy names, with their modes.
     pub fn port_modes(&self, namespace: &str, labels: &Labels) -> Vec<(u16, MtlsMode)> {
         self.peer_modes(namespace, labels).1
     }
 
-    /// The mode of ports no policy names, and the ports that a policy names with their modes.
+    /// Returns the mode of the ports that no policy names, and the ports that a policy names with their modes.
     pub(super) fn peer_modes(&self, namespace: &str, labels: &Labels) -> (MtlsMode, Vec<(u16, MtlsMode)>) {
         let workload = self.workload_policy(namespace, labels);
         let others = self.mode_with(workload, namespace);
@@ -45,7 +46,7 @@ impl World {
         (others, ports)
     }
 
-    /// The mode that the policy of a workload leads to, else its namespace's, else the mesh's.
+    /// Returns the mode from the workload's policy, otherwise from its namespace's, otherwise from the mesh's.
     fn mode_with(&self, workload: Option<&Entry<PeerAuthentication>>, namespace: &str) -> MtlsMode {
         let mode = |entry: Option<&Entry<PeerAuthentication>>| {
             entry?.object.spec.mtls.map(|mtls| mtls.mode).filter(|mode| *mode != MtlsMode::Unset)
@@ -56,7 +57,8 @@ impl World {
             .unwrap_or(MtlsMode::Permissive)
     }
 
-    /// The authorization policies that hold for a workload: the root namespace's, then its own's, oldest first.
+    /// Returns the authorization policies that apply to a workload: those of the root namespace, then those of its own,
+    /// oldest first.
     pub fn authorization_policies(
         &self,
         namespace: &str,
@@ -75,14 +77,14 @@ impl World {
         policies
     }
 
-    /// True if an ALLOW policy holds for a workload.
+    /// Returns whether an ALLOW policy applies to a workload.
     pub(super) fn has_allow_policy(&self, namespace: &str, labels: &Labels) -> bool {
         let of_namespaces = [self.mesh().root_namespace.as_str(), namespace].into_iter();
         let mut policies = of_namespaces.flat_map(|of| self.applying(of, labels));
         policies.any(|entry| entry.object.spec.action == Action::Allow)
     }
 
-    /// The authorization policies of a namespace that hold for workloads with these labels.
+    /// Returns the authorization policies of a namespace that apply to workloads with these labels.
     fn applying<'a>(
         &'a self,
         namespace: &str,
@@ -95,14 +97,14 @@ impl World {
         })
     }
 
-    /// Where an authorization policy was read.
+    /// Returns where an authorization policy was read.
     pub(crate) fn origin_of(&self, policy: &Typed<AuthorizationPolicy>) -> Option<&Origin> {
         let entry = self.authorization_policies.get(&policy.meta.namespace, &policy.meta.name);
         entry.map(|entry| &entry.origin)
     }
 
-    /// The oldest policy of the namespace that selects the workload. Those of the root namespace select none, as in
-    /// Istio.
+    /// Returns the oldest policy of the namespace that selects the workload. As in Istio, policies of the root
+    /// namespace select no workload.
     fn workload_policy(&self, namespace: &str, labels: &Labels) -> Option<&Entry<PeerAuthentication>> {
         if namespace == self.mesh().root_namespace {
             return None;
@@ -114,7 +116,7 @@ impl World {
         self.peer_authentications.in_namespace(namespace).filter(narrow).min_by(|a, b| a.age().cmp(&b.age()))
     }
 
-    /// The oldest policy for the whole namespace.
+    /// Returns the oldest policy for the whole namespace.
     fn wide_policy(&self, namespace: &str) -> Option<&Entry<PeerAuthentication>> {
         let policies = self.peer_authentications.in_namespace(namespace);
         policies

@@ -1,4 +1,4 @@
-//! Objects of one kind by namespace and name, each with where it was read.
+//! Objects of one kind by namespace and name, each with its origin.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,8 +12,8 @@ pub(super) struct Entry<T> {
 }
 
 impl<T> Entry<T> {
-    /// Orders objects by age: `creationTimestamp`, else their place in the files, so that the order never depends on
-    /// when we happened to read them.
+    /// Returns the sort key by age: `creationTimestamp`, otherwise the position in the files. The order therefore never
+    /// depends on when the objects were read.
     pub(super) fn age(&self) -> (bool, i64, &str, u32, &str, &str) {
         let meta = &self.object.meta;
         let created = meta.created.unwrap_or_default();
@@ -25,7 +25,7 @@ impl<T> Entry<T> {
 #[derive(Clone, Debug)]
 pub(super) struct Store<T>(Arc<BTreeMap<String, Arc<ByName<T>>>>);
 
-/// The objects of a namespace.
+/// Objects of a namespace by name.
 type ByName<T> = BTreeMap<String, Entry<T>>;
 
 impl<T> Default for Store<T> {
@@ -35,7 +35,7 @@ impl<T> Default for Store<T> {
 }
 
 impl<T: Clone + PartialEq> Store<T> {
-    /// False if the same object stood there.
+    /// Adds or replaces an object. Returns false if it was equal.
     pub(super) fn insert(&mut self, object: Arc<Typed<T>>, origin: Origin) -> bool {
         let names = Arc::make_mut(&mut self.0).entry(object.meta.namespace.clone()).or_default();
         let name = object.meta.name.clone();

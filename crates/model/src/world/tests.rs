@@ -1,7 +1,7 @@
 use super::*;
 use crate::api::{MtlsMode, Protocol};
 
-/// A World of this YAML; warnings are fine, errors are not.
+/// Returns a World of this YAML. Warnings are permitted, errors are not.
 fn world(yaml: &str) -> World {
     let parsed = crate::parse(yaml, "test.yaml");
     let errors = parsed.diagnostics.iter().filter(|said| said.severity == crate::Severity::Error);
@@ -56,7 +56,7 @@ fn an_empty_world_has_istios_defaults() {
 }
 
 #[test]
-fn access_logs_go_where_the_mesh_configuration_says_and_else_to_the_default() {
+fn access_logs_go_to_the_configured_file_or_the_default() {
     let config = |mesh: &str| {
         let yaml = format!(
             "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: istio, namespace: istio-system}}, data: {{mesh: '{mesh}'}}}}"
@@ -80,7 +80,7 @@ fn access_logs_go_where_the_mesh_configuration_says_and_else_to_the_default() {
 }
 
 #[test]
-fn endpoints_come_from_ready_pods_with_named_ports_resolved() {
+fn endpoints_are_ready_pods_with_named_ports_resolved() {
     let node = "---\napiVersion: v1\nkind: Node\nmetadata: {name: n, labels: {topology.kubernetes.io/region: r, topology.kubernetes.io/zone: z}}\n";
     let yaml =
         [SERVICE, node, &pod("p", "10.1.0.1", ", version: v1", "True"), &pod("q", "10.1.0.2", "", "False")];
@@ -100,7 +100,7 @@ fn endpoints_come_from_ready_pods_with_named_ports_resolved() {
         world.service_identities(&service).iter().map(|id| id.service_account.clone()).collect();
     assert_eq!(identities, ["sa-p", "sa-q"]);
 
-    // A pod that goes, and one that gets other labels, leave the service.
+    // A removed pod, and one whose labels change, leave the service.
     assert!(world.delete(&ObjectKey { kind: Kind::Pod, namespace: "svc".into(), name: "q".into() }));
     let parsed = crate::parse(&pod("p", "10.1.0.1", "", "True").replace("app: a", "app: b"), "test.yaml");
     for (object, origin) in parsed.objects {
@@ -113,7 +113,7 @@ fn endpoints_come_from_ready_pods_with_named_ports_resolved() {
 }
 
 #[test]
-fn a_services_own_slices_take_the_place_of_its_pods() {
+fn endpoint_slices_of_a_service_replace_its_pods() {
     let slice = "---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
@@ -147,7 +147,7 @@ endpoints:
 }
 
 #[test]
-fn destination_rules_of_the_client_go_before_the_services_and_the_roots() {
+fn destination_rules_of_the_clients_namespace_take_precedence() {
     let subset = |name: &str| format!("subsets: [{{name: {name}}}]");
     let name_for = |world: &World, client: &str| {
         world.destination_rule("a.svc.svc.cluster.local", client).map(|rule| rule.meta.namespace.clone())
@@ -166,7 +166,7 @@ fn destination_rules_of_the_client_go_before_the_services_and_the_roots() {
 }
 
 #[test]
-fn destination_rules_for_one_host_unite_and_the_exact_host_goes_before_wildcards() {
+fn destination_rules_for_one_host_are_merged_and_precede_wildcards() {
     let first = rule(
         "r1",
         "svc",
@@ -198,14 +198,14 @@ fn the_oldest_virtual_service_routes_a_host() {
         world.virtual_service("a.svc.svc.cluster.local", "svc").map(|found| found.meta.name.clone())
     };
     assert_eq!(found(&world(&[SERVICE, &young, &old, &gateway].concat())).as_deref(), Some("b-old"));
-    // Without a time it is the order in the files.
+    // Without creation times the order in the files decides.
     let (first, second) = (routes("z", "svc", "hosts: [a]"), routes("y", "svc", "hosts: [a]"));
     assert_eq!(found(&world(&[SERVICE, &first, &second].concat())).as_deref(), Some("z"));
     assert_eq!(found(&world(&[SERVICE, &gateway].concat())), None);
 }
 
 #[test]
-fn virtual_services_are_seen_where_they_are_exported_to() {
+fn virtual_services_are_visible_where_exported() {
     let private = routes("r", "svc", "hosts: [a], exportTo: [.]");
     let world = world(&[SERVICE, &private].concat());
     assert_eq!(world.virtual_services("svc").len(), 1);
@@ -240,7 +240,7 @@ metadata: {name: skysail-addresses, namespace: istio-system}
 data: {api.example.com: 240.240.0.1}
 ";
 
-/// The addresses of a host, and what the World reports.
+/// Returns the addresses of a host and the diagnostics of the World.
 fn addresses(world: &World, host: &str) -> (Vec<String>, String) {
     let service = world.service(host).unwrap();
     let addresses = service.spec.cluster_ips.iter().map(ToString::to_string).collect();
@@ -248,7 +248,7 @@ fn addresses(world: &World, host: &str) -> (Vec<String>, String) {
 }
 
 #[test]
-fn hosts_without_addresses_have_those_allocated_to_them() {
+fn hosts_without_addresses_get_allocated_ones() {
     let mut world = world(&[ENTRY, &pod("a", "10.244.0.2", "", "True")].concat());
     let (found, said) = addresses(&world, "api.example.com");
     assert!(found.is_empty() && said.contains("has no address to recognise"), "{found:?} {said}");
@@ -261,7 +261,7 @@ fn hosts_without_addresses_have_those_allocated_to_them() {
     assert_eq!(addresses(&world, "api.example.com"), (vec!["240.240.0.1".to_owned()], String::new()));
     assert_eq!(allocate(&mut world, &ALLOCATION.replace("0.1", "0.2")), [true]);
     assert_eq!(addresses(&world, "api.example.com").0, ["240.240.0.2"]);
-    // An entry that comes later, and one with addresses of its own.
+    // An entry added later, and one with addresses of its own.
     allocate(&mut world, &ENTRY.replace("hosts:", "addresses: [240.0.0.9]\n  hosts:"));
     assert_eq!(addresses(&world, "api.example.com").0, ["240.0.0.9"]);
     allocate(&mut world, ENTRY);
@@ -333,7 +333,7 @@ fn peer(name: &str, namespace: &str, spec: &str) -> String {
 }
 
 #[test]
-fn peer_authentication_narrow_before_wide_and_unset_asks_the_next() {
+fn narrower_peer_authentications_take_precedence_and_unset_inherits() {
     let world = world(
         &[
             peer("mesh", "istio-system", "mtls: {mode: STRICT}"),
@@ -355,7 +355,7 @@ fn peer_authentication_narrow_before_wide_and_unset_asks_the_next() {
 }
 
 #[test]
-fn authorization_policies_of_the_root_namespace_and_the_own() {
+fn authorization_policies_come_from_the_root_and_the_own_namespace() {
     let policy = |name: &str, namespace: &str, spec: &str| {
         format!(
             "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n\
@@ -384,7 +384,7 @@ fn authorization_policies_of_the_root_namespace_and_the_own() {
 }
 
 #[test]
-fn deleting_takes_objects_out_of_every_index() {
+fn deleted_objects_leave_every_index() {
     let mut world =
         world(&[SERVICE, &rule("r", "svc", "subsets: []"), &routes("v", "svc", "hosts: [a]")].concat());
     let key = |kind, name: &str| ObjectKey { kind, namespace: "svc".into(), name: name.into() };
@@ -396,7 +396,7 @@ fn deleting_takes_objects_out_of_every_index() {
 }
 
 #[test]
-fn the_lines_of_fields_are_known_even_where_the_field_is_not() {
+fn the_line_of_an_absent_field_is_that_of_its_parent() {
     let lines = [("spec".to_owned(), 3), ("spec.http[0]".to_owned(), 5)].into();
     let origin = Origin { file: "x".into(), line: 1, lines: Some(Arc::new(lines)), content: 0 };
     assert_eq!(origin.line_of("spec.http[0].route[1].weight"), 5);

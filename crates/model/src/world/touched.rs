@@ -1,4 +1,4 @@
-//! Conservative estimate of what a change may affect: never too little.
+//! Conservative estimate of the resources that a change may affect. It may be too large, never too small.
 
 use std::collections::BTreeSet;
 
@@ -15,36 +15,36 @@ const NOWHERE: &str = "";
 /// Resources that may differ since the last [`World::take_touched`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChangeSet {
-    /// Everything.
+    /// All resources.
     pub everything: bool,
     /// Services (namespace, name) whose clusters and endpoints may differ.
     pub services: BTreeSet<(String, String)>,
-    /// Routes.
+    /// All routes.
     pub routes: bool,
     /// Hosts of services whose routes may differ.
     pub hosts: BTreeSet<String>,
     /// The name table.
     pub names: bool,
-    /// Own resources of all workloads.
+    /// The workload-specific resources of all proxies.
     pub workloads: bool,
-    /// Namespaces whose workloads' own resources may differ.
+    /// Namespaces in which the workload-specific resources of proxies may differ.
     pub workloads_in: BTreeSet<String>,
-    /// Pods (namespace, name) that may differ, and with them the views of their proxies; all pods with `everything`.
+    /// Pods (namespace, name) that may differ, and with them the views of their proxies. With `everything`, all pods.
     pub pods: BTreeSet<(String, String)>,
 }
 
 impl ChangeSet {
-    /// True if nothing may differ.
+    /// Returns whether nothing may differ.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 
-    /// True if the own resources of a workload of this namespace may differ.
+    /// Returns whether the workload-specific resources of proxies in this namespace may differ.
     pub fn touches_workloads_in(&self, namespace: &str) -> bool {
         self.everything || self.workloads || self.workloads_in.contains(namespace)
     }
 
-    /// Adds the estimate of a further change.
+    /// Adds the estimate of another change.
     pub fn add(&mut self, other: Self) {
         self.everything |= other.everything;
         self.services.extend(other.services);
@@ -56,7 +56,7 @@ impl ChangeSet {
         self.pods.extend(other.pods);
     }
 
-    /// Everything.
+    /// Returns the estimate that everything may differ.
     pub fn everything() -> Self {
         Self { everything: true, ..Self::default() }
     }
@@ -67,19 +67,19 @@ impl ChangeSet {
 }
 
 impl World {
-    /// Returns and resets the estimate; everything at the first call.
+    /// Returns and resets the estimate. The first call returns everything.
     pub fn take_touched(&mut self) -> ChangeSet {
         self.touched.replace(ChangeSet::nothing()).unwrap_or_else(ChangeSet::everything)
     }
 
-    /// Resources that depend on the current object of a key.
+    /// Returns the resources that depend on the current object of a key.
     pub(super) fn touched_by(&self, key: &ObjectKey) -> ChangeSet {
         if self.touched.as_ref().is_none_or(|touched| touched.everything) {
             return ChangeSet::nothing();
         }
         let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
         match key.kind {
-            // Only warnings depend on them.
+            // These kinds only affect warnings.
             Kind::ServiceAccount
             | Kind::Secret
             | Kind::Deployment
@@ -112,7 +112,7 @@ impl World {
                     routes: true,
                     names: true,
                     workloads: self.shapes_listeners(service),
-                    // Those that it selects.
+                    // The workloads that it selects.
                     workloads_in: BTreeSet::from([namespace.to_owned()]),
                     ..ChangeSet::default()
                 }
@@ -133,7 +133,7 @@ impl World {
                         )]),
                         routes: true,
                         workloads: self.shapes_listeners(service),
-                        // Its own say in their metadata which rule holds for them.
+                        // Their metadata name the rule that applies to them.
                         workloads_in: BTreeSet::from([service.meta.namespace.clone()]),
                         ..ChangeSet::default()
                     },
@@ -144,7 +144,7 @@ impl World {
         }
     }
 
-    /// The host of a VirtualService if it is a single service that all namespaces see.
+    /// Returns the host of a VirtualService if it is a single service that is visible in all namespaces.
     fn only_service_of(&self, rule: &Typed<VirtualService>) -> Option<String> {
         let [host] = &rule.spec.hosts[..] else { return None };
         let host = hosts::fqdn(host, &rule.meta.namespace);
@@ -155,15 +155,15 @@ impl World {
             .then_some(host)
     }
 
-    /// True if outbound listeners of other workloads may depend on a service. Listeners of HTTP ports are the same for all
-    /// services with the port, so they depend on a service only if it is the only one with the port.
+    /// Returns whether outbound listeners of other workloads may depend on a service. Listeners of HTTP ports are the
+    /// same for all services with the port, so they only depend on a service if no other has the port.
     pub(super) fn shapes_listeners(&self, service: &Typed<Service>) -> bool {
         let has_http = |service: &Typed<Service>, port: u16| {
             service.spec.port(port).is_some_and(|port| port.protocol.is_http())
         };
         let is_common = |port: u16| {
             let others = self.services().filter(|other| other.meta != service.meta);
-            // Whom a host of a ServiceEntry means depends on the client.
+            // Which service a host of a ServiceEntry names depends on the client.
             let others = others.filter(|other| other.spec.outside.is_none());
             let mut like_it =
                 others.filter(|other| has_http(other, port) && other.spec.external_name.is_none());
@@ -173,7 +173,7 @@ impl World {
         ports.into_iter().any(|port| !port.protocol.is_http() || !is_common(port.port))
     }
 
-    /// The services that lead to a pod.
+    /// Returns the resources of the services that select a pod.
     fn touched_by_pod(&self, pod: &Typed<Pod>) -> ChangeSet {
         let namespace = pod.meta.namespace.as_str();
         let pods = BTreeSet::from([(pod.meta.namespace.clone(), pod.meta.name.clone())]);
@@ -181,7 +181,7 @@ impl World {
         for service in self.services_selecting(namespace, &pod.meta.labels) {
             touched.add(self.touched_endpoints(namespace, &service.meta.name));
         }
-        // A slice may be of a service that selects nothing, and of another namespace if it goes by address.
+        // A slice may belong to a service without a selector, and to another namespace if it names the pod by address.
         for slice in self.slices.iter().map(|entry| &entry.object) {
             let near = slice.meta.namespace == namespace;
             let leads = |endpoint: &SliceEndpoint| {
@@ -195,7 +195,8 @@ impl World {
         touched
     }
 
-    /// Resources that depend on a service's endpoints. Those of a headless service are also in listeners and names.
+    /// Returns the resources that depend on a service's endpoints. Endpoints of a headless service are also part of
+    /// listeners and the name table.
     fn touched_endpoints(&self, namespace: &str, service: &str) -> ChangeSet {
         let headless = self.service_named(namespace, service).is_some_and(|service| service.spec.headless);
         ChangeSet {

@@ -1,4 +1,4 @@
-//! ServiceEntries: hosts that several have, ports that no address tells apart, and selectors that take no pod.
+//! Checks of ServiceEntries: hosts defined several times, ports that no address distinguishes, selectors without a pod.
 
 use super::{About, Report, label_text, workloads};
 use crate::{
@@ -20,7 +20,7 @@ impl Report<'_> {
                         "ServiceEntry {of} is older and defines {host}; this definition has no effect"
                     );
                     let remedy = "merge endpoints and ports into one ServiceEntry";
-                    self.say(&about, Severity::Error, format!("spec.hosts[{index}]"), message, remedy);
+                    self.report(&about, Severity::Error, format!("spec.hosts[{index}]"), message, remedy);
                 }
             }
             self.ports_without_address(&about);
@@ -28,7 +28,7 @@ impl Report<'_> {
         }
     }
 
-    /// Ports that are not HTTP: connections to them have no host, so only an address tells services apart.
+    /// Checks ports that are not HTTP: their connections carry no host, so only an address distinguishes services.
     fn ports_without_address(&mut self, about: &About<'_, ServiceEntry>) {
         let spec = &about.entry.object.spec;
         let addressed = spec.addresses.iter().any(|address| address.parse::<std::net::IpAddr>().is_ok());
@@ -40,7 +40,7 @@ impl Report<'_> {
             if port.speaks().is_some_and(|protocol| !protocol.is_http()) {
                 let message = "has no address to recognise connections by: sidecars pass them on unchanged";
                 let field = format!("spec.ports[{index}]");
-                self.say(about, Severity::Warning, field, message, "set spec.addresses");
+                self.report(about, Severity::Warning, field, message, "set spec.addresses");
             }
         }
     }
@@ -48,13 +48,13 @@ impl Report<'_> {
     fn selected_pods(&mut self, about: &About<'_, ServiceEntry>) {
         let Some(selector) = about.entry.object.spec.selector() else { return };
         let namespace = about.namespace();
-        // Where workloads are known at all, and not only rules.
+        // Only if any workload is known, since rules may be checked alone.
         let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
         if any && workloads(self.world, Some(namespace), selector).next().is_none() {
             let wanted = label_text(selector);
             let message = format!("no pod of namespace {namespace} has {wanted}, so it has no endpoints");
             let remedy = "check labels and namespace";
-            self.say(about, Severity::Warning, "spec.workloadSelector", message, remedy);
+            self.report(about, Severity::Warning, "spec.workloadSelector", message, remedy);
         }
     }
 }

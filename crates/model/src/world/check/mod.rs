@@ -1,5 +1,5 @@
-//! What does not fit together: checks over several objects. Nothing is taken out for it; as in Istio, a route to a
-//! host or subset that is not there answers 503 until it is.
+//! Checks across several objects. No object is refused for them: as in Istio, a route to a missing host or subset
+//! answers 503 until the host or subset exists.
 
 mod entries;
 mod policies;
@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl World {
-    /// Reports objects that do not fit together, by file and line.
+    /// Returns diagnostics about inconsistent objects, by file and line.
     pub fn validate(&self) -> Vec<Diagnostic> {
         let mut report = Report { world: self, diagnostics: Vec::new() };
         report.virtual_services();
@@ -36,7 +36,7 @@ struct Report<'a> {
     diagnostics: Vec<Diagnostic>,
 }
 
-/// The object a finding is about.
+/// The object that a diagnostic is about.
 struct About<'a, T> {
     entry: &'a Entry<T>,
     kind: Kind,
@@ -54,7 +54,7 @@ impl<T> About<'_, T> {
 }
 
 impl Report<'_> {
-    fn say<T>(
+    fn report<T>(
         &mut self,
         about: &About<'_, T>,
         severity: Severity,
@@ -70,8 +70,8 @@ impl Report<'_> {
     }
 }
 
-/// The labels of all workloads of a namespace, or of all, that a selector takes: Pods, and templates of what makes Pods, so
-/// that configuration can be checked where nothing runs.
+/// Returns the labels of all workloads that a selector matches, in a namespace or in all. Workloads are Pods and the
+/// templates of objects that make Pods, so that configuration can be checked where nothing runs.
 fn workloads<'a>(
     world: &'a World,
     namespace: Option<&'a str>,
@@ -87,18 +87,18 @@ fn workloads<'a>(
     labels.filter(move |labels| selects(selector, labels))
 }
 
-/// Objects that make Pods in a namespace.
+/// Returns the objects of a namespace that make Pods.
 fn templates_in<'a>(world: &'a World, namespace: &'a str) -> impl Iterator<Item = &'a Typed<Template>> {
     let entries = world.templates.values().flat_map(move |store| store.in_namespace(namespace));
     entries.map(|entry| &*entry.object)
 }
 
-/// True if a workload runs in a namespace.
+/// Returns whether a workload runs in a namespace.
 fn runs_in(world: &World, namespace: &str) -> bool {
     world.pods.in_namespace(namespace).next().is_some() || templates_in(world, namespace).next().is_some()
 }
 
-/// `app: a, version: v1`.
+/// Formats labels as `app: a, version: v1`.
 pub(crate) fn label_text(labels: &Labels) -> String {
     labels.iter().map(|(key, value)| format!("{key}: {value}")).collect::<Vec<_>>().join(", ")
 }

@@ -1,4 +1,5 @@
-//! PeerAuthentication and AuthorizationPolicy: policies that hold for nothing, or that others push aside.
+//! Checks of PeerAuthentication and AuthorizationPolicy: policies without a workload, and policies without effect
+//! because of others.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +17,7 @@ use crate::{
     world::policy::is_wide,
 };
 
-/// The ports that a policy names, with their fields.
+/// Returns the ports that a policy names, with their fields.
 fn ports(spec: &AuthorizationPolicy) -> impl Iterator<Item = (String, u16)> {
     let rules = spec.rules.iter().enumerate();
     let operations = rules.flat_map(|(rule, of)| {
@@ -43,7 +44,7 @@ impl Report<'_> {
             if !is_wide(selector) && about.namespace() == root {
                 let message = "has no effect: policies of the root namespace cannot select workloads";
                 let remedy = "remove the selector, or move the policy into the namespace of the workload";
-                self.say(&about, Severity::Error, "spec.selector", message, remedy);
+                self.report(&about, Severity::Error, "spec.selector", message, remedy);
                 continue;
             }
             self.rival(&about);
@@ -55,7 +56,7 @@ impl Report<'_> {
         }
     }
 
-    /// Of several policies for the same workloads only the oldest counts.
+    /// Reports all but the oldest of several policies for the same workloads; only the oldest takes effect.
     fn rival(&mut self, about: &About<'_, PeerAuthentication>) {
         let mine = about.entry.object.spec.selector.as_ref();
         let same = |other: Option<&WorkloadSelector>| match (is_wide(mine), is_wide(other)) {
@@ -71,7 +72,7 @@ impl Report<'_> {
         if let Some(older) = older {
             let older = About { entry: older, kind: Kind::PeerAuthentication }.name();
             let message = format!("has no effect: {older} is older and applies to the same workloads");
-            self.say(about, Severity::Error, "spec", message, "remove one of them");
+            self.report(about, Severity::Error, "spec", message, "remove one of them");
         }
     }
 
@@ -80,7 +81,7 @@ impl Report<'_> {
         for entry in self.world.authorization_policies.iter() {
             let about = About { entry, kind: Kind::AuthorizationPolicy };
             let spec = &entry.object.spec;
-            // What it is attached to instead was reported when it was read.
+            // The attachment was reported when the policy was read.
             if spec.target_ref.is_some() || !spec.target_refs.is_empty() {
                 continue;
             }
@@ -91,8 +92,8 @@ impl Report<'_> {
         }
     }
 
-    /// Namespaces, service accounts and trust domains that do not exist: an ALLOW rule with one admits no client, a DENY rule
-    /// keeps none out. Silent while no workload is known.
+    /// Reports namespaces, service accounts and trust domains that do not exist. An ALLOW rule with one admits no
+    /// client, a DENY rule denies none. Reports nothing while no workload is known.
     fn sources(&mut self, about: &About<'_, AuthorizationPolicy>, spec: &AuthorizationPolicy) {
         if spec.action == Action::Audit || !self.any_workload() {
             return;
@@ -143,7 +144,8 @@ impl Report<'_> {
         }
     }
 
-    /// True for a trust domain whose service accounts are those of this mesh. `cluster.local` always means the mesh's own.
+    /// Returns whether a trust domain's service accounts are those of this mesh. `cluster.local` always means the
+    /// mesh's own.
     fn is_own(&self, trust_domain: &str) -> bool {
         let mesh = self.world.mesh();
         trust_domain == mesh.trust_domain || trust_domain == crate::world::DOMAIN
@@ -155,7 +157,7 @@ impl Report<'_> {
             let message =
                 format!("no client of trust domain {domain:?} is accepted, so no request matches this value");
             let remedy = "correct the name, or add it to trustDomainAliases of the mesh configuration";
-            self.say(about, Severity::Warning, field, message, remedy);
+            self.report(about, Severity::Warning, field, message, remedy);
         }
     }
 
@@ -172,7 +174,7 @@ impl Report<'_> {
             || templates_in(self.world, namespace).any(|template| template.spec.service_account == name);
         if !declared && !in_use {
             let message = format!("there is no ServiceAccount {namespace}/{name}");
-            self.say(about, Severity::Warning, field, message, "check the name and the namespace");
+            self.report(about, Severity::Warning, field, message, "check the name and the namespace");
         }
     }
 
@@ -191,10 +193,11 @@ impl Report<'_> {
         let remedy = nearest(name, &known)
             .map_or_else(|| "check the name".to_owned(), |near| format!("did you mean {near}?"));
         let message = format!("no workload runs in namespace {name}, so no request matches this value");
-        self.say(about, Severity::Warning, field, message, remedy);
+        self.report(about, Severity::Warning, field, message, remedy);
     }
 
-    /// Ports are those of the workload; the port of a Service that leads to another one matches no connection.
+    /// Reports ports of a Service that differ from the workload's: policies match the port of the workload, so such a
+    /// port matches no connection.
     fn service_ports<T>(
         &mut self,
         about: &About<'_, T>,
@@ -224,7 +227,7 @@ impl Report<'_> {
                     .iter()
                     .flat_map(|entry| entry.object.spec.ports.iter().map(move |port| (entry, port)))
             };
-            // A name may stand for the number.
+            // A name may resolve to this number.
             let leads_here =
                 |port: &ServicePort| !matches!(port.target, TargetPort::Number(target) if target != number);
             if all().any(|(_, port)| leads_here(port)) {
@@ -239,7 +242,7 @@ impl Report<'_> {
                 "{number} is a port of Service {}, not of its workloads, so no connection matches this value",
                 service.object.meta.name
             );
-            self.say(
+            self.report(
                 about,
                 Severity::Warning,
                 field,
@@ -253,7 +256,7 @@ impl Report<'_> {
         self.world.pods().next().is_some() || self.world.templates().next().is_some()
     }
 
-    /// A selector that no workload has. Silent while there are no workloads at all.
+    /// Reports a selector that matches no workload. Reports nothing while no workload is known.
     fn selects_nothing<T>(
         &mut self,
         about: &About<'_, T>,
@@ -273,12 +276,12 @@ impl Report<'_> {
             namespace.map_or_else(|| "the mesh".to_owned(), |namespace| format!("namespace {namespace}"));
         if labels.is_empty() {
             let message = format!("no workload runs in {place}, so the policy has no effect");
-            self.say(about, Severity::Warning, "metadata.namespace", message, "check the namespace");
+            self.report(about, Severity::Warning, "metadata.namespace", message, "check the namespace");
         } else {
             let message =
                 format!("no workload of {place} has {}, so the policy has no effect", label_text(labels));
             let field = "spec.selector.matchLabels";
-            self.say(about, Severity::Warning, field, message, "check labels and namespace");
+            self.report(about, Severity::Warning, field, message, "check labels and namespace");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! VirtualServices and DestinationRules: hosts, subsets and ports that are not there, and rules that shadow others.
+//! Checks of VirtualServices and DestinationRules: missing hosts, subsets and ports, and rules that shadow others.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ impl Report<'_> {
             let spec = &entry.object.spec;
             if !spec.is_for_mesh() {
                 let message = "applies to gateways only, and gateways are not supported yet";
-                self.say(
+                self.report(
                     &about,
                     Severity::Warning,
                     "spec.gateways",
@@ -57,7 +57,13 @@ impl Report<'_> {
                 let message = format!(
                     "{host} is already routed by {older}, which is older; this VirtualService has no effect on it"
                 );
-                self.say(about, Severity::Error, &field, message, "merge the rules into one VirtualService");
+                self.report(
+                    about,
+                    Severity::Error,
+                    &field,
+                    message,
+                    "merge the rules into one VirtualService",
+                );
             }
             match self.world.service(&full) {
                 Some(service) if !spec.http.is_empty() => self.has_http(about, &field, service),
@@ -67,35 +73,35 @@ impl Report<'_> {
         }
     }
 
-    /// HTTP rules need a port that speaks HTTP.
+    /// Reports HTTP rules for a service without an HTTP port.
     fn has_http(&mut self, about: &About<'_, VirtualService>, field: &str, service: &Typed<Service>) {
         let may = |port: &ServicePort| port.protocol.is_http() || port.protocol == Protocol::Unknown;
         if !service.spec.ports.iter().any(may) {
             let message = format!("has http rules, but Service {} has no HTTP port", service.meta.name);
             let remedy = "name the port http or http-..., or set its appProtocol";
-            self.say(about, Severity::Error, field, message, remedy);
+            self.report(about, Severity::Error, field, message, remedy);
         }
     }
 
-    /// A name of a service that does not exist. Other names may be hosts that only the rule knows.
+    /// Reports the name of a service that does not exist. Other names may be hosts that only the rule defines.
     fn no_service(&mut self, about: &About<'_, VirtualService>, field: &str, host: &str, full: &str) {
         let completed = format!("{host}.svc.{DOMAIN}");
         if self.world.service(&completed).is_some() {
-            // `reviews.default`: Istio completes names without dots only.
+            // Istio completes names without dots only, so `reviews.default` names no service.
             let message =
                 format!("{host:?} is not the name of a service: only names without dots are completed");
-            self.say(about, Severity::Warning, field, message, format!("write {completed}"));
+            self.report(about, Severity::Warning, field, message, format!("write {completed}"));
         } else if full.ends_with(&format!(".svc.{DOMAIN}"))
             && !full.starts_with('*')
             && self.world.services().next().is_some()
         {
             let message = format!("there is no service {full}, so the rules apply to no service");
             let remedy = self.service_remedy(host, about.namespace());
-            self.say(about, Severity::Warning, field, message, remedy);
+            self.report(about, Severity::Warning, field, message, remedy);
         }
     }
 
-    /// Matches on a port that no host has, and on labels that no client has.
+    /// Reports matches on a port that no host has, and on labels that no client has.
     fn matches(
         &mut self,
         about: &About<'_, VirtualService>,
@@ -114,12 +120,12 @@ impl Report<'_> {
             if let Some(number) = matched.port.filter(|number| !ports.contains(&number.to_string())) {
                 let message = format!("the hosts have no port {number}, so this never matches");
                 let remedy = format!("use a port of the service: {}", ports.join(", "));
-                self.say(about, Severity::Warning, format!("{at}.port"), message, remedy);
+                self.report(about, Severity::Warning, format!("{at}.port"), message, remedy);
             }
             let labels = &matched.source_labels;
             if any_workload && workloads(self.world, None, labels).next().is_none() {
                 let message = format!("no workload has {}, so this never matches", label_text(labels));
-                self.say(
+                self.report(
                     about,
                     Severity::Warning,
                     format!("{at}.sourceLabels"),
@@ -135,10 +141,10 @@ impl Report<'_> {
         let Some(service) = self.world.service(&full) else {
             let message = format!("there is no service {full}; requests get 503");
             let remedy = self.service_remedy(&destination.host, about.namespace());
-            // Routing rules are checked alone, too: their services are elsewhere then.
+            // Routing rules are also checked without the services.
             let any = self.world.services().next().is_some();
             let severity = if any { Severity::Error } else { Severity::Warning };
-            return self.say(about, severity, format!("{field}.host"), message, remedy);
+            return self.report(about, severity, format!("{field}.host"), message, remedy);
         };
         if let Some(port) = &destination.port
             && !service.spec.ports.iter().any(|known| u32::from(known.port) == port.number)
@@ -147,7 +153,7 @@ impl Report<'_> {
             let message =
                 format!("Service {} has no port {}; requests get 503", service.meta.name, port.number);
             let remedy = format!("use a port of the service: {}", ports.join(", "));
-            self.say(about, Severity::Error, format!("{field}.port.number"), message, remedy);
+            self.report(about, Severity::Error, format!("{field}.port.number"), message, remedy);
         }
         if destination.subset.is_empty() {
             return;
@@ -158,7 +164,7 @@ impl Report<'_> {
         match self.world.destination_rule(&full, about.namespace()) {
             None => {
                 let remedy = format!("add a DestinationRule for host {full} with this subset");
-                self.say(about, Severity::Error, field, message, remedy);
+                self.report(about, Severity::Error, field, message, remedy);
             }
             Some(rule) if rule.spec.subsets.iter().all(|subset| subset.name != destination.subset) => {
                 let names: Vec<&str> = rule.spec.subsets.iter().map(|subset| subset.name.as_str()).collect();
@@ -168,13 +174,13 @@ impl Report<'_> {
                     Some(near) if names.len() > 3 => format!("did you mean {near} of {of}?"),
                     _ => format!("use a subset of {of}: {}", names.join(", ")),
                 };
-                self.say(about, Severity::Error, field, message, remedy);
+                self.report(about, Severity::Error, field, message, remedy);
             }
             Some(_) => {}
         }
     }
 
-    /// The service that was probably meant.
+    /// Returns a remedy with the service that was probably meant.
     fn service_remedy(&self, host: &str, namespace: &str) -> String {
         let bare = host.split('.').next().unwrap_or(host);
         let elsewhere = self.world.services.iter().find(|entry| entry.object.meta.name == bare);
@@ -203,7 +209,7 @@ impl Report<'_> {
                 if !any {
                     let message = format!("there is no service {full}, so the rule has no effect");
                     let remedy = self.service_remedy(&spec.host, about.namespace());
-                    self.say(&about, Severity::Warning, "spec.host", message, remedy);
+                    self.report(&about, Severity::Warning, "spec.host", message, remedy);
                 }
                 continue;
             };
@@ -213,7 +219,7 @@ impl Report<'_> {
         }
     }
 
-    /// Subsets without pods; not where the service has none at all, which is another trouble.
+    /// Reports subsets without pods, unless the service has no pod at all, which is another problem.
     fn subsets(
         &mut self,
         about: &About<'_, DestinationRule>,
@@ -232,11 +238,11 @@ impl Report<'_> {
             let labels = label_text(&subset.labels);
             let message = format!("no pod of {} has {labels}; requests to it get 503", service.meta.name);
             let field = format!("spec.subsets[{index}].labels");
-            self.say(about, Severity::Warning, field, message, "check the labels of the pods");
+            self.report(about, Severity::Warning, field, message, "check the labels of the pods");
         }
     }
 
-    /// Plain text to workloads that take mutual TLS only, and mutual TLS to those that take plain text only.
+    /// Reports plain text to workloads that require mutual TLS, and mutual TLS to those that accept plain text only.
     fn tls_mismatch(
         &mut self,
         about: &About<'_, DestinationRule>,
@@ -266,11 +272,11 @@ impl Report<'_> {
             })
         });
         if fails {
-            self.say(about, Severity::Error, "spec.trafficPolicy.tls.mode", message, remedy);
+            self.report(about, Severity::Error, "spec.trafficPolicy.tls.mode", message, remedy);
         }
     }
 
-    /// Settings for ports that the service does not have.
+    /// Reports settings for ports that the service does not have.
     fn port_settings(
         &mut self,
         about: &About<'_, DestinationRule>,
@@ -294,13 +300,13 @@ impl Report<'_> {
                 );
                 let field = format!("{at}.portLevelSettings[{index}].port.number");
                 let remedy = format!("use a port of the service: {}", ports.join(", "));
-                self.say(about, Severity::Warning, field, message, remedy);
+                self.report(about, Severity::Warning, field, message, remedy);
             }
         }
     }
 }
 
-/// All destinations of a rule, with their fields.
+/// Returns all destinations of a rule, with their fields.
 fn destinations(route: &HttpRoute) -> impl Iterator<Item = (String, &Destination)> {
     let routes = route.route.iter().enumerate();
     let routes = routes.map(|(index, target)| (format!("route[{index}].destination"), &target.destination));

@@ -1,4 +1,4 @@
-//! Services: addresses that clash, and named ports no container has.
+//! Checks of Services: conflicting addresses, and named ports that no container has.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -28,7 +28,7 @@ impl Report<'_> {
             for address in &entry.object.spec.cluster_ips {
                 if let Some(other) = addresses.insert(*address, About { entry, kind: Kind::Service }) {
                     let message = format!("{address} is also the address of {}", other.name());
-                    self.say(
+                    self.report(
                         &about,
                         Severity::Error,
                         "spec.clusterIP",
@@ -42,7 +42,7 @@ impl Report<'_> {
         }
     }
 
-    /// A `targetPort` by name that no container has.
+    /// Reports a `targetPort` by a name that no container port has.
     fn named_ports(&mut self, about: &About<'_, Service>) {
         let service = &about.entry.object;
         if service.spec.selector.is_empty() {
@@ -50,12 +50,12 @@ impl Report<'_> {
         }
         let namespace = about.namespace();
         let taken = workloads(self.world, Some(namespace), &service.spec.selector).next().is_some();
-        // Where workloads are known at all, and not only rules.
+        // Only if any workload is known, since rules may be checked alone.
         let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
         if any && !taken {
             let wanted = label_text(&service.spec.selector);
             let message = format!("no pod of namespace {namespace} has {wanted}, so it has no endpoints");
-            self.say(about, Severity::Warning, "spec.selector", message, "check labels and namespace");
+            self.report(about, Severity::Warning, "spec.selector", message, "check labels and namespace");
         }
         let pods = self.world.pods_selected(namespace, &service.spec.selector).map(|pod| &pod.spec.ports);
         let templates = templates_in(self.world, namespace);
@@ -70,9 +70,9 @@ impl Report<'_> {
                     let message =
                         format!("no container of its pods has a port named {name:?}, so it has no endpoints");
                     let remedy = "name the container's port, or use its number";
-                    self.say(about, Severity::Error, field, message, remedy);
+                    self.report(about, Severity::Error, field, message, remedy);
                 }
-                // A port need not be declared, so this counts only where all pods declare some.
+                // A port need not be declared, so this is reported only where all pods declare some port.
                 TargetPort::Number(number)
                     if !declared.is_empty() && declared.iter().all(|ports| !ports.is_empty()) =>
                 {
@@ -83,14 +83,15 @@ impl Report<'_> {
                         declared.iter().flat_map(|ports| ports.iter().map(|of| of.port)).collect();
                     let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
                     let remedy = format!("use a declared port: {}", ports.join(", "));
-                    self.say(about, Severity::Warning, field, message, remedy);
+                    self.report(about, Severity::Warning, field, message, remedy);
                 }
                 _ => {}
             }
         }
     }
 
-    /// TCP without an address of its own is told apart by the port alone, where HTTP may stand already.
+    /// Reports TCP ports without an address of their own. Only the port distinguishes them, and HTTP may use it
+    /// already.
     fn addressless(&mut self, about: &About<'_, Service>, http_ports: &HashMap<u16, About<'_, Service>>) {
         let spec = &about.entry.object.spec;
         if !spec.cluster_ips.is_empty() || spec.headless || spec.external_name.is_some() {
@@ -105,13 +106,13 @@ impl Report<'_> {
                     other.name()
                 );
                 let field = format!("spec.ports[{index}].port");
-                self.say(about, Severity::Warning, field, message, "set clusterIP, or use another port");
+                self.report(about, Severity::Warning, field, message, "set clusterIP, or use another port");
             }
         }
     }
 }
 
-/// True if a container's port is the target of a Service's.
+/// Returns whether a container port is the target of a Service port.
 fn is_target(port: &ContainerPort, target: &TargetPort) -> bool {
     match target {
         TargetPort::Number(number) => port.port == *number,

@@ -1,13 +1,13 @@
-//! Workloads: service accounts that are not there.
+//! Checks of workloads: missing service accounts.
 
 use super::{About, Report};
 use crate::{api::Template, diagnostic::Severity, world::store::Entry};
 
-/// Kubernetes makes it in every namespace.
+/// Service account that Kubernetes creates in every namespace.
 const DEFAULT_ACCOUNT: &str = "default";
 
 impl Report<'_> {
-    /// A cluster starts no pod whose service account does not exist.
+    /// Reports service accounts that do not exist; a cluster starts no pod with one.
     pub(super) fn service_accounts(&mut self) {
         let world = self.world;
         for entry in world.templates.values().flat_map(|templates| templates.iter()) {
@@ -25,6 +25,6 @@ impl Report<'_> {
             entry.object.meta.namespace
         );
         let remedy = "add a ServiceAccount of this name, or correct the name";
-        self.say(&About { entry, kind }, Severity::Warning, kind.account_field(), message, remedy);
+        self.report(&About { entry, kind }, Severity::Warning, kind.account_field(), message, remedy);
     }
 }

@@ -1,4 +1,4 @@
-//! What changed policies open and close, workload by workload.
+//! Comparison of policies before and after a change, workload by workload.
 
 use std::{
     cell::OnceCell,
@@ -17,17 +17,17 @@ use crate::{
     world::{World, policy::is_wide},
 };
 
-/// The workloads with a sidecar, which is where policies are enforced.
+/// Workloads with a sidecar, which enforces the policies.
 #[derive(Debug)]
 pub(super) struct Workloads<'a> {
     all: Vec<WorkloadGroup<'a>>,
-    /// The range of each namespace.
+    /// Range of indexes of each namespace.
     namespaces: BTreeMap<&'a str, Range<usize>>,
     /// Indexes by label.
     labels: HashMap<(&'a str, &'a str), Vec<usize>>,
 }
 
-/// Pods of a workload that have the same labels.
+/// Pods of a workload that have equal labels.
 #[derive(Debug)]
 struct WorkloadGroup<'a> {
     namespace: &'a str,
@@ -42,7 +42,7 @@ struct WorkloadGroup<'a> {
 /// Modes of mutual TLS of a workload.
 #[derive(Debug)]
 struct Modes {
-    /// The mode of ports that no policy names.
+    /// Mode of the ports that no policy names.
     others: MtlsMode,
     ports: BTreeMap<u16, MtlsMode>,
 }
@@ -117,7 +117,7 @@ impl<'a> Workloads<'a> {
         Self { all, namespaces, labels: by_label }
     }
 
-    /// Returns what a changed policy opens and closes.
+    /// Returns what a changed policy newly accepts and denies.
     pub(super) fn compare(
         &self,
         before: &World,
@@ -136,7 +136,7 @@ impl<'a> Workloads<'a> {
                 let workloads = selected.iter().filter_map(|(index, by)| Some((self.all.get(*index)?, *by)));
                 authorization(workloads, worlds, [old, new])
             }
-            // The policies for the whole mesh are others.
+            // Another root namespace means other policies for the whole mesh.
             Some(Object::ConfigMap(_)) if before.mesh().root_namespace != after.mesh().root_namespace => {
                 mutual_tls(self.all.iter(), worlds)
             }
@@ -144,7 +144,7 @@ impl<'a> Workloads<'a> {
         }
     }
 
-    /// The workloads that a policy selects before or after.
+    /// Returns the workloads that a policy selects before or after the change.
     fn selected(&self, policies: [(&World, Option<&Object>); 2]) -> BTreeMap<usize, [bool; 2]> {
         let mut selected: BTreeMap<usize, [bool; 2]> = BTreeMap::new();
         for (side, (world, policy)) in policies.into_iter().enumerate() {
@@ -185,12 +185,12 @@ impl<'a> Workloads<'a> {
     }
 }
 
-/// True for policies that have an effect on sidecars.
+/// Returns whether a policy has an effect on sidecars.
 fn is_enforced(policy: &AuthorizationPolicy) -> bool {
     policy.action != Action::Audit && policy.target_ref.is_none() && policy.target_refs.is_empty()
 }
 
-/// Compares which connections are accepted.
+/// Returns statements about connections that are newly accepted or refused.
 fn mutual_tls<'w>(
     workloads: impl Iterator<Item = &'w WorkloadGroup<'w>>,
     worlds: [&World; 2],
@@ -209,7 +209,7 @@ fn mutual_tls<'w>(
     opened.done()
 }
 
-/// The ports that are strict now and were not, or the other way round.
+/// Returns the ports whose mode changed to strict, or from strict if `strict` is false. `None` if there are none.
 fn changed_ports(before: &Modes, after: &Modes, strict: bool) -> Option<String> {
     let has = |modes: &Modes, port: u16| modes.is_strict(port) == strict;
     let of_others = |modes: &Modes| (modes.others == MtlsMode::Strict) == strict;
@@ -228,7 +228,7 @@ fn changed_ports(before: &Modes, after: &Modes, strict: bool) -> Option<String> 
     (!changed.is_empty()).then(|| format!(" on {word} {}", text(changed)))
 }
 
-/// Compares which requests are accepted, for a policy before and after.
+/// Returns statements about requests that are newly accepted or denied by a policy.
 fn authorization<'w>(
     workloads: impl Iterator<Item = (&'w WorkloadGroup<'w>, [bool; 2])>,
     worlds: [&World; 2],
@@ -278,7 +278,7 @@ fn authorization<'w>(
     opened.done()
 }
 
-/// A policy before or after, for the workloads that it selects.
+/// A policy before or after the change, for the workloads that it selects.
 #[derive(Clone, Copy, Default)]
 struct Side<'a> {
     deny: &'a [Rule],
@@ -291,19 +291,19 @@ impl<'a> Side<'a> {
         let rules = &policy.spec.rules;
         match policy.spec.action {
             Action::Allow => Self { deny: &[], allow: Some(rules) },
-            // Without the service that decides, CUSTOM denies.
+            // Without its external authorizer, CUSTOM denies.
             Action::Deny | Action::Custom => Self { deny: rules, allow: None },
             Action::Audit => Self::default(),
         }
     }
 }
 
-/// True if a rule may match a request that none of the others matches.
+/// Returns whether a rule may match a request that none of the others matches.
 fn adds(rules: &[Rule], others: &[Rule]) -> bool {
     rules.iter().any(|rule| !others.iter().any(|other| covers(other, rule)))
 }
 
-/// How many rules were removed, if nothing else was changed.
+/// Returns text for the number of removed rules, if nothing else was changed.
 fn removed(before: &[Rule], after: &[Rule]) -> String {
     let count = before.iter().filter(|rule| !after.contains(rule)).count();
     match after.is_empty() || after.iter().any(|rule| !before.contains(rule)) {

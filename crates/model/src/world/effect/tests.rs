@@ -37,7 +37,7 @@ fn object(version: &str, kind: &str, name: &str, namespace: &str, spec: &str) ->
     )
 }
 
-/// Returns the effects of a file's change, in the order of the objects, beside other objects.
+/// Returns the effects of a file's change, in the order of the objects, in a World with other objects.
 fn effects(there: &str, before: &str, after: &str) -> Vec<Effect> {
     let (mut world, mut files) = (World::new(), Files::new());
     for (path, text) in [("a", format!("{WORKLOADS}{there}")), ("b", before.to_owned())] {
@@ -59,14 +59,14 @@ fn effects(there: &str, before: &str, after: &str) -> Vec<Effect> {
     changed.iter().filter_map(|(key, before)| effects.of(key, before.as_ref())).collect()
 }
 
-/// The texts after the workloads that the policy selects.
-fn said(there: &str, before: &str, after: &str) -> Vec<String> {
+/// Returns the texts that follow the selected workloads.
+fn texts(there: &str, before: &str, after: &str) -> Vec<String> {
     let effects = effects(there, before, after);
     effects.iter().flat_map(|effect| effect.text.split("; ").skip(1)).map(ToOwned::to_owned).collect()
 }
 
 #[test]
-fn mutual_tls_that_is_no_longer_required_is_named_by_workload_and_port() {
+fn removed_mutual_tls_is_reported_by_workload_and_port() {
     let strict = "{mtls: {mode: STRICT}}";
     let [namespace, mesh] = ["shop", "istio-system"].map(|of| mutual_tls(of, strict));
     let accepted = "connections without mutual TLS are accepted now";
@@ -74,12 +74,15 @@ fn mutual_tls_that_is_no_longer_required_is_named_by_workload_and_port() {
         for of in ["shop", "istio-system"] {
             let [before, after] =
                 [before, after].map(|mode| mutual_tls(of, &format!("{{mtls: {{mode: {mode}}}}}")));
-            assert_eq!(said("", &before, &after), [format!("{accepted} by shop/api, shop/web")]);
+            assert_eq!(texts("", &before, &after), [format!("{accepted} by shop/api, shop/web")]);
         }
     }
-    assert_eq!(said("", &namespace, ""), [format!("{accepted} by shop/api, shop/web")]);
-    assert_eq!(said(&mesh, &namespace, ""), [""; 0], "the mesh requires it");
-    assert_eq!(said("", "", &mesh), ["connections without mutual TLS are refused now by shop/api, shop/web"]);
+    assert_eq!(texts("", &namespace, ""), [format!("{accepted} by shop/api, shop/web")]);
+    assert_eq!(texts(&mesh, &namespace, ""), [""; 0], "the mesh requires it");
+    assert_eq!(
+        texts("", "", &mesh),
+        ["connections without mutual TLS are refused now by shop/api, shop/web"]
+    );
     let ports = |ports: &str| format!("{{{WEB}mtls: {{mode: STRICT}}, portLevelMtls: {{{ports}}}}}");
     let [all, but_one, others] = [
         "8081: {mode: STRICT}",
@@ -87,22 +90,22 @@ fn mutual_tls_that_is_no_longer_required_is_named_by_workload_and_port() {
         "8080: {mode: DISABLE}, 8081: {mode: PERMISSIVE}",
     ]
     .map(|text| mutual_tls("shop", &ports(text)));
-    assert_eq!(said("", &all, &but_one), [format!("{accepted} on port 8080 by shop/web")]);
-    assert_eq!(said("", &all, &others), [format!("{accepted} on ports 8080, 8081 by shop/web")]);
+    assert_eq!(texts("", &all, &but_one), [format!("{accepted} on port 8080 by shop/web")]);
+    assert_eq!(texts("", &all, &others), [format!("{accepted} on ports 8080, 8081 by shop/web")]);
     let open = format!("{{{WEB}mtls: {{mode: PERMISSIVE}}, portLevelMtls: {{8081: {{mode: STRICT}}}}}}");
     let open = mutual_tls("shop", &open);
-    assert_eq!(said("", &all, &open), [format!("{accepted} on all ports but 8081 by shop/web")]);
+    assert_eq!(texts("", &all, &open), [format!("{accepted} on all ports but 8081 by shop/web")]);
     let refused = "connections without mutual TLS are refused now";
-    assert_eq!(said("", &open, &but_one), [format!("{refused} on all ports but 8080 by shop/web")]);
-    // A selector that no longer selects a workload.
+    assert_eq!(texts("", &open, &but_one), [format!("{refused} on all ports but 8080 by shop/web")]);
+    // A selector that no longer matches a workload.
     let [web, none] = ["web", "nobody"].map(|app| {
         mutual_tls("shop", &format!("{{selector: {{matchLabels: {{app: {app}}}}}, mtls: {{mode: STRICT}}}}"))
     });
-    assert_eq!(said("", &web, &none), [format!("{accepted} by shop/web")]);
+    assert_eq!(texts("", &web, &none), [format!("{accepted} by shop/web")]);
 }
 
 #[test]
-fn a_deny_policy_names_what_it_no_longer_denies() {
+fn a_deny_policy_reports_requests_that_it_no_longer_denies() {
     let deny = |rules: &str| policy("deny", &format!("{{{WEB}action: DENY, rules: [{rules}]}}"));
     let rule = |path: &str| format!("{{to: [{{operation: {{paths: [{path}]}}}}]}}");
     let (a, b, c) = (rule("/a"), rule("/b"), rule("/c"));
@@ -112,49 +115,49 @@ fn a_deny_policy_names_what_it_no_longer_denies() {
     let more = "requests that the new version of this policy denies are denied now by shop/web";
     let came = "requests that this policy denies are denied now by shop/web";
     assert_eq!(effects("", "", &all)[0].text, format!("{OF_WEB}; {came}"));
-    assert_eq!(said("", &all, ""), [gone]);
-    assert_eq!(said("", &all, &deny(&b)), [format!("{fewer}: 2 rules were removed")]);
-    assert_eq!(said("", &all, &deny("")), [fewer]);
-    assert_eq!(said("", &deny(&b), &all), [more]);
-    assert_eq!(said("", &deny(&a), &deny(&b)), [fewer, more]);
-    assert_eq!(said("", &deny(&rule("/a/b")), &deny(&rule("/a/*"))), [more], "it was widened");
-    assert_eq!(said("", &deny(&rule("/a/*")), &deny(&rule("/a/b"))), [fewer], "it was narrowed");
+    assert_eq!(texts("", &all, ""), [gone]);
+    assert_eq!(texts("", &all, &deny(&b)), [format!("{fewer}: 2 rules were removed")]);
+    assert_eq!(texts("", &all, &deny("")), [fewer]);
+    assert_eq!(texts("", &deny(&b), &all), [more]);
+    assert_eq!(texts("", &deny(&a), &deny(&b)), [fewer, more]);
+    assert_eq!(texts("", &deny(&rule("/a/b")), &deny(&rule("/a/*"))), [more], "it was widened");
+    assert_eq!(texts("", &deny(&rule("/a/*")), &deny(&rule("/a/b"))), [fewer], "it was narrowed");
     assert_eq!(
-        said("", &deny(&a), &deny(&format!("{{from: [{{source: {{namespaces: [x]}}}}], {}", &a[1..]))),
+        texts("", &deny(&a), &deny(&format!("{{from: [{{source: {{namespaces: [x]}}}}], {}", &a[1..]))),
         [fewer]
     );
     // Another selector.
     let api = all.replace("app: web", "app: api");
-    assert_eq!(said("", &all, &api), [gone.to_owned(), came.replace("web", "api")]);
-    // Nothing denied, nothing said.
-    assert_eq!(said("", &deny(""), ""), [""; 0]);
-    assert_eq!(said("", &all.replace("app: web", "app: bare"), ""), [""; 0]);
-    assert_eq!(said("", &all.replace("DENY", "AUDIT"), ""), [""; 0]);
+    assert_eq!(texts("", &all, &api), [gone.to_owned(), came.replace("web", "api")]);
+    // A policy that denies nothing has no text.
+    assert_eq!(texts("", &deny(""), ""), [""; 0]);
+    assert_eq!(texts("", &all.replace("app: web", "app: bare"), ""), [""; 0]);
+    assert_eq!(texts("", &all.replace("DENY", "AUDIT"), ""), [""; 0]);
 }
 
 #[test]
-fn an_allow_policy_names_what_it_opens_and_closes() {
+fn an_allow_policy_reports_newly_allowed_and_denied_requests() {
     let allow = |name: &str, rules: &str| policy(name, &format!("{{{WEB}rules: [{rules}]}}"));
     let rule = |path: &str| format!("{{to: [{{operation: {{paths: [{path}]}}}}]}}");
     let (one, other) = (allow("one", &rule("/a")), allow("other", &rule("/b")));
     let open = "every request is accepted now by shop/web unless a policy denies it: no ALLOW policy is left";
-    assert_eq!(said("", &one, ""), [open]);
-    assert_eq!(said("", "", &one), ["requests that no ALLOW policy allows are denied now by shop/web"]);
+    assert_eq!(texts("", &one, ""), [open]);
+    assert_eq!(texts("", "", &one), ["requests that no ALLOW policy allows are denied now by shop/web"]);
     let gone = "requests that this policy allowed are denied now by shop/web unless a policy allows them";
-    assert_eq!(said(&other, &one, ""), [gone]);
+    assert_eq!(texts(&other, &one, ""), [gone]);
     let came = "requests that this policy allows are accepted now by shop/web unless a policy denies them";
-    assert_eq!(said(&other, "", &one), [came]);
+    assert_eq!(texts(&other, "", &one), [came]);
     let wider = allow("one", &format!("{}, {}", rule("/a"), rule("/c")));
     let more = "requests that the new version of this policy allows are accepted now by shop/web unless a policy denies them";
     let fewer = "requests that the former version of this policy allowed are denied now by shop/web unless a policy allows them";
-    assert_eq!(said("", &one, &wider), [more]);
-    assert_eq!(said("", &wider, &one), [fewer]);
-    // Two that go together leave nothing.
-    assert_eq!(said("", &format!("{one}{other}"), ""), [open, open]);
+    assert_eq!(texts("", &one, &wider), [more]);
+    assert_eq!(texts("", &wider, &one), [fewer]);
+    // Removing both leaves nothing.
+    assert_eq!(texts("", &format!("{one}{other}"), ""), [open, open]);
     // From ALLOW to DENY.
     let deny = one.replace("rules", "action: DENY, rules");
     let denied = "requests that the new version of this policy denies are denied now by shop/web";
-    assert_eq!(said("", &one, &deny), [open, denied]);
+    assert_eq!(texts("", &one, &deny), [open, denied]);
 }
 
 #[test]
@@ -177,7 +180,7 @@ fn an_object_without_effect_is_not_in_force() {
 }
 
 #[test]
-fn what_did_not_change_has_no_effect() {
+fn an_unchanged_object_has_no_effect() {
     let deny = policy("deny", "{action: DENY, rules: [{}]}");
     let strict = mutual_tls("shop", "{mtls: {mode: STRICT}}");
     let found = effects(
@@ -189,7 +192,7 @@ fn what_did_not_change_has_no_effect() {
 }
 
 #[test]
-fn routing_names_its_hosts() {
+fn a_routing_rule_reports_its_hosts() {
     let rules = "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: v, namespace: shop}\nspec: {hosts: [a, b, c.example.com, d], http: [{route: [{destination: {host: web}}]}]}\n---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: r, namespace: shop}\nspec: {host: web}\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: shop}\nspec: {containers: [{name: c, image: i}]}\n";
     let mut came: Vec<String> = effects("", "", rules).into_iter().map(|effect| effect.text).collect();
     came.sort();
