@@ -285,6 +285,7 @@ mod tests {
             kind: "Pod".to_owned(),
             namespace: "n".to_owned(),
             name: "p".to_owned(),
+            account: "default".to_owned(),
             replicas: 1,
             parallelism: 1,
             backoff_limit: 6,

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use skysail_model::{Diagnostic, Kind, Manifests, ObjectKey, Severity, manifests};
+use skysail_model::{Diagnostic, Kind, Manifests, ObjectKey, Origin, Severity, manifests};
 use skysail_source::{FileChange, FileState};
 
 use crate::objects::{Item, Objects};
@@ -34,10 +34,10 @@ type Place = (usize, String);
 /// What a file holds.
 #[derive(Debug, Default)]
 pub(crate) struct File {
-    objects: BTreeMap<ObjectKey, Item>,
+    objects: BTreeMap<ObjectKey, (Item, Origin)>,
     manifests: Manifests,
-    /// Objects that the model accepts and that cannot be run, with the reason.
-    notes: Vec<String>,
+    /// Diagnostics of objects that the model accepts and that cannot be run.
+    notes: Vec<Diagnostic>,
 }
 
 /// A change of a file, parsed.
@@ -63,21 +63,24 @@ impl News {
 impl File {
     fn read(text: &str, path: &str) -> Self {
         let mut file = Self { manifests: manifests(text, path), ..Self::default() };
-        for (key, object) in std::mem::take(&mut file.manifests.objects) {
-            match Item::read(&key, &object) {
+        for manifest in std::mem::take(&mut file.manifests.objects) {
+            let key = manifest.object.key();
+            let (item, origin) = (Item::read(&manifest), manifest.origin);
+            let note =
+                |severity, message: &str| Diagnostic::new(severity, path, origin.line, message).object(&key);
+            match item {
                 Ok(Some(item)) => {
-                    if let Some(before) = file.objects.insert(key.clone(), item) {
-                        let found = duplicate(&key, (path, &before), (path, &file.objects[&key]));
-                        file.manifests.diagnostics.extend(found);
+                    if let Some((_, before)) = file.objects.insert(key.clone(), (item, origin.clone())) {
+                        file.manifests.diagnostics.extend(duplicate(&key, &before, &origin));
                     }
                 }
                 Ok(None) if key.kind == Kind::CronJob => {
-                    let remedy = "it has no schedule here; run its template as a Job";
-                    file.notes.push(format!("{path}: {key}: CronJobs are not run: {remedy}"));
+                    let note = note(Severity::Warning, "is not run: `skysail up` has no schedules");
+                    file.notes.push(note.remedy("run its template as a Job"));
                 }
                 Ok(None) => {}
                 Err(problem) => {
-                    file.notes.push(format!("{path}: {key}: {problem}"));
+                    file.notes.push(note(Severity::Error, &problem));
                     file.manifests.refused.insert(key);
                 }
             }
@@ -145,26 +148,24 @@ impl Files {
     /// The objects of all files; of those with the same key the last one.
     pub(crate) fn objects(&self) -> Objects {
         let mut objects = Objects::default();
-        for (key, item) in self.files.values().flat_map(|file| &file.objects) {
+        for (key, (item, _)) in self.files.values().flat_map(|file| &file.objects) {
             objects.add(key, item);
         }
-        objects.complete_visibility();
+        objects.set_default_export_to();
         objects
     }
 
     /// Objects that cannot be run.
-    pub(crate) fn notes(&self) -> impl Iterator<Item = &String> {
+    pub(crate) fn notes(&self) -> impl Iterator<Item = &Diagnostic> {
         self.files.values().flat_map(|file| &file.notes)
     }
 
     /// What is wrong with the files. Of objects that are defined again, those that pods need are reported.
     pub(crate) fn diagnostics(&self) -> impl Iterator<Item = Diagnostic> {
-        let mut defined: BTreeMap<&ObjectKey, (&str, &Item)> = BTreeMap::new();
-        let objects = self.files.iter().flat_map(|((_, path), file)| {
-            file.objects.iter().map(move |(key, item)| (key, (path.as_str(), item)))
-        });
-        let duplicates = objects.filter_map(move |(key, place)| {
-            defined.insert(key, place).and_then(|before| duplicate(key, before, place))
+        let mut defined: BTreeMap<&ObjectKey, &Origin> = BTreeMap::new();
+        let objects = self.files.values().flat_map(|file| &file.objects);
+        let duplicates = objects.filter_map(move |(key, (_, origin))| {
+            defined.insert(key, origin).and_then(|before| duplicate(key, before, origin))
         });
         let unreadable = self.unreadable.iter().map(|((_, path), reason)| {
             Diagnostic::new(Severity::Error, path, 0, format!("cannot be read: {reason}"))
@@ -188,16 +189,20 @@ impl Files {
     }
 }
 
-/// What to report of an object that is defined again; nothing if both definitions are the same.
-fn duplicate(key: &ObjectKey, before: (&str, &Item), after: (&str, &Item)) -> Option<Diagnostic> {
-    let message =
-        format!("has no effect: {} defines the object again, and the last definition counts", after.0);
-    let diagnostic = Diagnostic::new(Severity::Warning, before.0, 0, message).object(key);
-    (before.1 != after.1).then(|| diagnostic.remedy("remove one of them"))
+/// Returns the warning about an object that is defined again; `None` if both definitions are the same.
+fn duplicate(key: &ObjectKey, loser: &Origin, winner: &Origin) -> Option<Diagnostic> {
+    let message = format!(
+        "has no effect: {}:{} defines the object again, and the last definition counts",
+        winner.file, winner.line
+    );
+    let diagnostic = Diagnostic::new(Severity::Warning, &loser.file, loser.line, message).object(key);
+    (loser.content != winner.content).then(|| diagnostic.remedy("remove one of them"))
 }
 
 #[cfg(test)]
 mod tests {
+    use skysail_model::api::kube::TargetPort;
+
     use super::*;
 
     const GOOD: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, namespace: n}\nspec:\n  replicas: 2\n  selector: {matchLabels: {app: a}}\n  template:\n    metadata: {labels: {app: a}}\n    spec: {containers: [{name: a, image: x, ports: [{name: http, containerPort: 80}]}]}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: n}\nspec: {selector: {app: a}, ports: [{port: 80, targetPort: http}]}\n";
@@ -246,8 +251,7 @@ mod tests {
         let workload = &objects.workloads.values().next().unwrap();
         assert_eq!((workload.replicas, workload.template.metadata.labels.as_ref().unwrap().len()), (2, 1));
         let service = objects.services.values().next().unwrap();
-        let target = service.spec.ports[0].target_port.as_ref().unwrap();
-        assert_eq!(target.resolve(&workload.template.spec.containers), Some(80));
+        assert_eq!(service.spec.ports[0].target, TargetPort::Name("http".to_owned()));
         for broken in [
             &GOOD[..GOOD.len() - 5],
             &GOOD.replace("containers:", "containres:").replace("ports: [{port", "port: [{port"),
@@ -305,7 +309,7 @@ mod tests {
         };
         let other = GOOD.replace("replicas: 2", "replicas: 3");
         assert_eq!(found([GOOD, GOOD]), [""; 0]);
-        let said = "warning: Deployment n/a: has no effect: 1.yaml defines the object again, and the last definition counts";
+        let said = "0.yaml:1: warning: Deployment n/a: has no effect: 1.yaml:1 defines the object again, and the last definition counts";
         assert!(
             matches!(&found([GOOD, &other])[..], [one] if one.contains(said)),
             "{:?}",
@@ -318,11 +322,9 @@ mod tests {
     fn a_cron_job_is_named_as_not_run() {
         let mut files = Files::default();
         files.take(text("apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: night, namespace: n}\nspec:\n  schedule: '0 0 * * *'\n  jobTemplate: {spec: {template: {spec: {restartPolicy: Never, containers: [{name: a, image: x}]}}}}\n"));
-        let notes: Vec<&String> = files.notes().collect();
-        assert!(
-            matches!(notes[..], [note] if note.contains("CronJob n/night: CronJobs are not run")),
-            "{notes:?}"
-        );
+        let notes: Vec<String> = files.notes().map(ToString::to_string).collect();
+        let expected = "a.yaml:1: warning: CronJob n/night: is not run: `skysail up` has no schedules; run its template as a Job";
+        assert_eq!(notes, [expected]);
     }
 
     #[test]

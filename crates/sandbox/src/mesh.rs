@@ -362,7 +362,7 @@ impl Mesh {
 
     /// Starts the pods that are missing and ends those that are not wanted, then tells everybody.
     fn settle(&mut self) {
-        let mut notes: Vec<String> = self.files.notes().cloned().collect();
+        let mut notes: Vec<String> = self.files.notes().map(ToString::to_string).collect();
         if self.settings.control.is_empty() {
             // Nobody else reports them.
             notes.extend(self.files.diagnostics().map(|found| found.to_string()));

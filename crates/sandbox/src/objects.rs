@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use skysail_model::{
-    Kind, ObjectKey,
-    api::{ServiceEntry, mesh_config},
+    Kind, Manifest, Object, ObjectKey,
+    api::{self as model, ConfigMap, Protocol, ServiceEntry},
 };
 
 pub(crate) use values::{Data, Values};
@@ -33,8 +33,10 @@ pub(crate) struct Objects {
     pub(crate) entries: Entries,
     /// Labels by namespace.
     pub(crate) namespaces: BTreeMap<String, Labels>,
-    /// What ConfigMaps and Secrets hold, by kind, namespace and name.
+    /// Content of ConfigMaps and Secrets, by kind, namespace and name.
     pub(crate) values: BTreeMap<(String, String, String), Values>,
+    /// `defaultServiceExportTo` of the mesh configuration.
+    pub(crate) default_export_to: Vec<String>,
 }
 
 /// Something that makes pods.
@@ -43,6 +45,8 @@ pub(crate) struct Workload {
     pub(crate) kind: String,
     pub(crate) namespace: String,
     pub(crate) name: String,
+    /// Service account of its pods; `default` if unset.
+    pub(crate) account: String,
     pub(crate) replicas: u32,
     /// Pods of a Job that run at the same time (`spec.parallelism`).
     pub(crate) parallelism: u32,
@@ -75,7 +79,6 @@ pub(crate) struct Metadata {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct PodSpec {
-    pub(crate) service_account_name: Option<String>,
     pub(crate) containers: Vec<Container>,
     pub(crate) init_containers: Vec<Container>,
     pub(crate) hostname: Option<String>,
@@ -178,49 +181,56 @@ pub(crate) enum Port {
     Name(String),
 }
 
-/// A service, and the object as written.
+/// A Service. `spec` has the fields that the mesh reads; the other fields are those that a cluster's nodes read.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Service {
-    pub(crate) spec: ServiceSpec,
+    pub(crate) spec: model::Service,
+    /// `spec.type`.
+    pub(crate) kind: Option<String>,
+    pub(crate) ports: Vec<ServicePort>,
+    /// The object as written.
     pub(crate) object: Value,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct ServiceSpec {
-    #[serde(rename = "clusterIP")]
-    pub(crate) cluster_ip: Option<String>,
-    #[serde(rename = "type")]
-    pub(crate) kind: Option<String>,
-    pub(crate) external_name: Option<String>,
-    pub(crate) selector: Option<Labels>,
-    pub(crate) ports: Vec<ServicePort>,
-    pub(crate) publish_not_ready_addresses: bool,
+/// A port of a Service. `spec` has the fields that the mesh reads.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ServicePort {
+    pub(crate) spec: model::ServicePort,
+    /// `nodePort`; `None` if unset or 0.
+    pub(crate) node_port: Option<u16>,
+    /// `protocol`; `TCP` if unset.
+    pub(crate) transport: String,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct ServicePort {
-    pub(crate) name: Option<String>,
-    pub(crate) app_protocol: Option<String>,
-    pub(crate) port: u16,
-    pub(crate) target_port: Option<Port>,
-    pub(crate) node_port: Option<u16>,
-    pub(crate) protocol: Option<String>,
+impl Service {
+    fn read(spec: model::Service, written: &Value) -> Self {
+        let fields = written["spec"]["ports"].as_array().into_iter().flatten();
+        let ports =
+            spec.ports.iter().zip(fields).map(|(port, written)| ServicePort::read(port.clone(), written));
+        let kind = written["spec"]["type"].as_str().map(str::to_owned);
+        Self { kind, ports: ports.collect(), spec, object: written.clone() }
+    }
 }
 
 impl ServicePort {
-    pub(crate) fn is_tcp(&self) -> bool {
-        self.protocol.as_deref().is_none_or(|protocol| protocol == "TCP")
+    fn read(spec: model::ServicePort, written: &Value) -> Self {
+        let node_port = written["nodePort"].as_u64().and_then(|port| u16::try_from(port).ok());
+        let transport = written["protocol"].as_str().unwrap_or("TCP").to_owned();
+        Self { spec, node_port: node_port.filter(|port| *port != 0), transport }
     }
 
-    /// The scheme of its URLs, by the rules of Istio's protocol selection; none if it is declared not to speak HTTP.
+    pub(crate) fn is_tcp(&self) -> bool {
+        self.transport == "TCP"
+    }
+
+    /// Returns the scheme of its URLs; `None` if its declared protocol is not HTTP.
     pub(crate) fn scheme(&self) -> Option<String> {
-        let named = self.name.as_deref().and_then(|name| name.split('-').next());
-        match self.app_protocol.as_deref().or(named) {
-            Some("https") => Some("https".to_owned()),
-            Some("tcp" | "tls" | "grpc" | "mongo" | "mysql" | "redis") => None,
-            _ => Some("http".to_owned()),
+        match self.spec.protocol {
+            Protocol::Https => Some("https".to_owned()),
+            Protocol::Tcp | Protocol::Tls | Protocol::Grpc | Protocol::Udp => None,
+            Protocol::Http | Protocol::Http2 | Protocol::GrpcWeb | Protocol::Unknown => {
+                Some("http".to_owned())
+            }
         }
     }
 }
@@ -230,12 +240,15 @@ impl Port {
     pub(crate) fn resolve(&self, containers: &[Container]) -> Option<u16> {
         match self {
             Self::Number(number) => Some(*number),
-            Self::Name(name) => {
-                let mut ports = containers.iter().flat_map(|container| &container.ports);
-                ports.find(|port| port.name.as_ref() == Some(name)).map(|port| port.container_port)
-            }
+            Self::Name(name) => port_named(name, containers),
         }
     }
+}
+
+/// Returns the number of the containers' port of this name.
+pub(crate) fn port_named(name: &str, containers: &[Container]) -> Option<u16> {
+    let mut ports = containers.iter().flat_map(|container| &container.ports);
+    ports.find(|port| port.name.as_deref() == Some(name)).map(|port| port.container_port)
 }
 
 /// An object that pods need, as far as they need it.
@@ -246,26 +259,40 @@ pub(crate) enum Item {
     Entry(Box<ServiceEntry>),
     /// The labels of a namespace.
     Namespace(Labels),
-    /// What a ConfigMap or a Secret holds.
+    /// Content of a ConfigMap or a Secret.
     Values(Values),
+    /// Content of the mesh configuration's ConfigMap, and its `defaultServiceExportTo`.
+    MeshConfig(Values, Vec<String>),
 }
 
 impl Item {
-    /// Reads an object that the model has accepted; `None` if pods do not need it.
-    pub(crate) fn read(key: &ObjectKey, object: &Value) -> Result<Option<Self>, String> {
-        Ok(Some(match key.kind {
-            Kind::Namespace => Self::Namespace(field(&object["metadata"], "labels")?),
-            Kind::ConfigMap | Kind::Secret => Self::Values(Values::read(object)?),
-            Kind::Service => Self::Service(Service { spec: field(object, "spec")?, object: object.clone() }),
-            Kind::ServiceEntry => Self::Entry(Box::new(field(object, "spec")?)),
-            Kind::Pod
-            | Kind::Deployment
-            | Kind::StatefulSet
-            | Kind::DaemonSet
-            | Kind::ReplicaSet
-            | Kind::Job => Self::Workload(Box::new(workload(object, key)?)),
+    /// Reads an object that the model has accepted. Returns `None` if pods do not need it.
+    pub(crate) fn read(manifest: &Manifest) -> Result<Option<Self>, String> {
+        let Manifest { object, written, .. } = manifest;
+        let account = match object {
+            Object::Namespace(namespace) => {
+                return Ok(Some(Self::Namespace(Labels::clone(&namespace.meta.labels))));
+            }
+            Object::ConfigMap(map) => {
+                let values = Values::read(written)?;
+                return Ok(Some(match &map.spec {
+                    ConfigMap::Mesh(mesh) => Self::MeshConfig(values, mesh.default_service_export_to.clone()),
+                    _ => Self::Values(values),
+                }));
+            }
+            Object::Secret(_) => return Ok(Some(Self::Values(Values::read(written)?))),
+            Object::Service(service) => {
+                return Ok(Some(Self::Service(Service::read(service.spec.clone(), written))));
+            }
+            Object::ServiceEntry(entry) => return Ok(Some(Self::Entry(Box::new(entry.spec.clone())))),
+            Object::Pod(pod) => &pod.spec.service_account,
+            Object::Template(template) if template.spec.kind != Kind::CronJob => {
+                &template.spec.service_account
+            }
             _ => return Ok(None),
-        }))
+        };
+        let workload = workload(&object.key(), account.clone(), written)?;
+        Ok(Some(Self::Workload(Box::new(workload))))
     }
 }
 
@@ -279,18 +306,17 @@ impl Objects {
             Item::Entry(entry) => _ = self.entries.insert((namespace, name), *entry),
             Item::Namespace(labels) => _ = self.namespaces.insert(name, labels),
             Item::Values(values) => _ = self.values.insert((kind, namespace, name), values),
+            Item::MeshConfig(values, export_to) => {
+                self.values.insert((kind, namespace, name), values);
+                self.default_export_to = export_to;
+            }
         }
     }
 
-    /// Gives ServiceEntries without `exportTo` the visibility that the mesh configuration says (`defaultServiceExportTo`).
-    pub(crate) fn complete_visibility(&mut self) {
-        let (kind, namespace, name) =
-            (Kind::ConfigMap.to_string(), mesh_config::NAMESPACE.to_owned(), mesh_config::NAME.to_owned());
-        let values = self.values.get(&(kind, namespace, name));
-        let text = values.and_then(|values| str::from_utf8(values.data.get(mesh_config::KEY)?).ok());
-        let Some(mesh) = text.and_then(skysail_model::mesh_config) else { return };
+    /// Sets `exportTo` of ServiceEntries without it to the mesh configuration's `defaultServiceExportTo`.
+    pub(crate) fn set_default_export_to(&mut self) {
         for entry in self.entries.values_mut().filter(|entry| entry.export_to.is_empty()) {
-            entry.export_to.clone_from(&mesh.default_service_export_to);
+            entry.export_to.clone_from(&self.default_export_to);
         }
     }
 }
@@ -301,7 +327,7 @@ struct Claimed {
     metadata: Metadata,
 }
 
-fn workload(object: &Value, key: &ObjectKey) -> Result<Workload, String> {
+fn workload(key: &ObjectKey, account: String, object: &Value) -> Result<Workload, String> {
     let source = if key.kind == Kind::Pod { object } else { &object["spec"]["template"] };
     let [metadata, spec] = ["metadata", "spec"].map(|name| json!({ name: without_nulls(&source[name]) }));
     let template = Template { metadata: field(&metadata, "metadata")?, spec: field(&spec, "spec")? };
@@ -321,6 +347,7 @@ fn workload(object: &Value, key: &ObjectKey) -> Result<Workload, String> {
         kind: key.kind.to_string(),
         namespace: key.namespace.clone(),
         name: key.name.clone(),
+        account,
         replicas,
         parallelism: number("parallelism", 1)?,
         backoff_limit: number("backoffLimit", 6)?,
@@ -368,4 +395,38 @@ pub(crate) fn letters(mut number: u64, length: usize) -> String {
         number /= 27;
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Service {
+        /// Reads a Service as the files' texts are read.
+        pub(crate) fn parse(written: &Value) -> Self {
+            let manifests = skysail_model::manifests(&written.to_string(), "service.json");
+            match manifests.objects.first().map(|manifest| Item::read(manifest).unwrap()) {
+                Some(Some(Item::Service(service))) => service,
+                _ => panic!("{:?}", manifests.diagnostics),
+            }
+        }
+    }
+
+    #[test]
+    fn services_are_read_with_the_fields_of_the_model_and_of_nodes() {
+        let service = Service::parse(&json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": { "name": "a" },
+            "spec": { "type": "NodePort", "selector": { "app": "a" }, "ports": [
+                { "name": "https", "port": 443, "nodePort": 30443, "targetPort": "8443" },
+                { "name": "db", "port": 3306 },
+                { "name": "dns", "port": 53, "protocol": "UDP", "nodePort": null },
+            ] },
+        }));
+        assert_eq!((service.kind.as_deref(), service.spec.selector.len()), (Some("NodePort"), 1));
+        let ports = service.ports.iter().map(|port| (port.node_port, port.is_tcp(), port.scheme()));
+        let expected =
+            [(Some(30443), true, Some("https".to_owned())), (None, true, None), (None, false, None)];
+        assert_eq!(ports.collect::<Vec<_>>(), expected);
+        assert_eq!(service.ports[0].spec.target, model::kube::TargetPort::Number(8443));
+    }
 }

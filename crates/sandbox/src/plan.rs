@@ -3,17 +3,22 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr},
     num::NonZeroU32,
 };
 
 use serde_json::{Value, json};
+use skysail_model::api::{
+    kube::{TargetPort, canonical_name, canonical_revision},
+    selects,
+};
 
 use crate::{
     names::{Answer, DOMAIN, Names},
     networks::{BRIDGE, SERVICE_NETWORK, free_address},
     objects::{
         Claim, Container, ContainerPort, Key, Labels, PodSpec, Service, ServicePort, Volume, Workload,
+        port_named,
     },
     rules::VirtualPort,
     rundir::Phase,
@@ -64,11 +69,10 @@ impl Pod {
         let sidecar =
             !spec.host_network && injected(&labels, &annotations, namespaces.get(&workload.namespace));
         if sidecar {
-            let first = |names: &[&str]| names.iter().find_map(|name| labels.get(*name).cloned());
-            let canonical = first(&[CANONICAL_NAME, "app.kubernetes.io/name", "app"]);
-            let revision = first(&[CANONICAL_REVISION, "app.kubernetes.io/version", "version"]);
-            labels.insert(CANONICAL_NAME.to_owned(), canonical.unwrap_or_else(|| workload.name.clone()));
-            labels.insert(CANONICAL_REVISION.to_owned(), revision.unwrap_or_else(|| "latest".to_owned()));
+            let canonical = canonical_name(&labels, &workload.name).to_owned();
+            let revision = canonical_revision(&labels).to_owned();
+            labels.insert(CANONICAL_NAME.to_owned(), canonical);
+            labels.insert(CANONICAL_REVISION.to_owned(), revision);
             labels.entry(TLS_MODE.0.to_owned()).or_insert_with(|| TLS_MODE.1.to_owned());
         }
         if workload.kind == "Deployment" {
@@ -83,7 +87,7 @@ impl Pod {
             address,
             labels,
             annotations,
-            account: spec.service_account_name.clone().unwrap_or_else(|| "default".to_owned()),
+            account: workload.account.clone(),
             spec,
             sidecar,
             backoff_limit: workload.backoff_limit,
@@ -186,15 +190,14 @@ impl Pod {
     }
 
     pub(crate) fn selected_by(&self, namespace: &str, service: &Service) -> bool {
-        let selector = service.spec.selector.as_ref().filter(|selector| !selector.is_empty());
-        self.namespace == namespace
-            && selector.is_some_and(|s| s.iter().all(|(name, value)| self.labels.get(name) == Some(value)))
+        let selector = &service.spec.selector;
+        self.namespace == namespace && !selector.is_empty() && selects(selector, &self.labels)
     }
 
     pub(crate) fn target(&self, port: &ServicePort) -> Option<u16> {
-        match &port.target_port {
-            Some(target) => target.resolve(&self.spec.containers),
-            None => Some(port.port),
+        match &port.spec.target {
+            TargetPort::Number(number) => Some(*number),
+            TargetPort::Name(name) => port_named(name, &self.spec.containers),
         }
     }
 }
@@ -263,21 +266,24 @@ impl VirtualAddresses {
 impl Service {
     /// Whether it has pods of its own, by a selector.
     pub(crate) fn has_pods(&self) -> bool {
-        self.spec.kind.as_deref() != Some("ExternalName")
-            && self.spec.selector.as_ref().is_some_and(|selector| !selector.is_empty())
+        !self.is_external() && !self.spec.selector.is_empty()
     }
 
     fn is_virtual(&self) -> bool {
-        self.spec.kind.as_deref() != Some("ExternalName") && !self.is_headless()
+        !self.is_external() && !self.spec.headless
     }
 
-    fn is_headless(&self) -> bool {
-        self.spec.cluster_ip.as_deref() == Some("None")
+    fn is_external(&self) -> bool {
+        self.kind.as_deref() == Some("ExternalName")
     }
 
     /// The virtual address that the user gave it.
     pub(crate) fn own_address(&self) -> Option<Ipv4Addr> {
-        self.spec.cluster_ip.as_deref().filter(|_| self.is_virtual())?.parse().ok()
+        let mut addresses = self.spec.cluster_ips.iter().filter(|_| self.is_virtual());
+        addresses.find_map(|address| match address {
+            IpAddr::V4(address) => Some(*address),
+            IpAddr::V6(_) => None,
+        })
     }
 
     /// The Service object with its virtual address.
@@ -306,9 +312,9 @@ pub(crate) fn names(
             names.insert(full, Answer::Alias(external.trim_end_matches('.').to_lowercase()));
         } else if let Some(address) = addresses.get(key) {
             names.insert(full, Answer::Addresses(vec![*address]));
-        } else if service.is_headless() {
+        } else if service.spec.headless {
             let chosen = pods.iter().filter(|(pod, ready)| {
-                (*ready || service.spec.publish_not_ready_addresses) && pod.selected_by(namespace, service)
+                (*ready || service.spec.publish_not_ready) && pod.selected_by(namespace, service)
             });
             let mut all = Vec::new();
             for (pod, _) in chosen {
@@ -341,13 +347,13 @@ pub(crate) fn virtual_ports(
     let mut ports = Vec::new();
     for (key, address) in addresses {
         let Some(service) = services.get(key) else { continue };
-        for port in &service.spec.ports {
+        for port in &service.ports {
             let backends = (pods.iter())
                 .filter(|(pod, ready)| *ready && pod.selected_by(&key.0, service))
                 .filter_map(|(pod, _)| Some((pod.address, pod.target(port)?)))
                 .collect();
-            let udp = port.protocol.as_deref() == Some("UDP");
-            ports.push(VirtualPort { address: *address, port: port.port, udp, backends });
+            let udp = port.transport == "UDP";
+            ports.push(VirtualPort { address: *address, port: port.spec.port, udp, backends });
         }
     }
     ports
@@ -358,11 +364,13 @@ mod tests {
     use super::*;
     use crate::objects::{Metadata, Template};
 
-    fn service(name: &str, spec: Value) -> (Key, Service) {
+    fn service(name: &str, mut spec: Value) -> (Key, Service) {
+        if spec["ports"].is_null() {
+            spec["ports"] = json!([{ "port": 80 }]);
+        }
         let object =
             json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "name": name }, "spec": spec });
-        let spec = serde_json::from_value(spec).unwrap();
-        (("default".to_owned(), name.to_owned()), Service { spec, object })
+        (("default".to_owned(), name.to_owned()), Service::parse(&object))
     }
 
     fn workload(labels: &[(&str, &str)]) -> Workload {
@@ -373,6 +381,7 @@ mod tests {
             kind: "Deployment".to_owned(),
             namespace: "default".to_owned(),
             name: "a-v1".to_owned(),
+            account: "default".to_owned(),
             replicas: 1,
             parallelism: 1,
             backoff_limit: 6,

@@ -138,9 +138,8 @@ fn service_ports(pod: &Pod, objects: &Objects) -> BTreeMap<u16, Protocol> {
     let mut ports = BTreeMap::new();
     let services = objects.services.iter();
     let services = services.filter(|((namespace, _), service)| pod.selected_by(namespace, service));
-    for port in services.flat_map(|(_, service)| &service.spec.ports) {
-        let (transport, app) = (port.protocol.as_deref(), port.app_protocol.as_deref());
-        let protocol = Protocol::select(transport, app, port.name.as_deref(), port.port.into());
+    for port in services.flat_map(|(_, service)| &service.ports) {
+        let protocol = port.spec.protocol;
         if let Some(target) = pod.target(port).filter(|_| protocol != Protocol::Udp) {
             let known = ports.entry(target).or_insert(protocol);
             if *known == Protocol::Unknown {
@@ -182,6 +181,7 @@ mod tests {
             kind: "Pod".to_owned(),
             namespace: "n".to_owned(),
             name: "p".to_owned(),
+            account: "default".to_owned(),
             replicas: 1,
             parallelism: 1,
             backoff_limit: 6,
@@ -194,8 +194,10 @@ mod tests {
 
     /// A Service with these ports that selects the pod.
     fn service(ports: Value) -> Objects {
-        let spec = json!({ "selector": { "app": "a" }, "ports": ports });
-        let service = Service { spec: serde_json::from_value(spec).unwrap(), object: Value::Null };
+        let service = Service::parse(&json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": { "name": "a", "namespace": "n" },
+            "spec": { "selector": { "app": "a" }, "ports": ports },
+        }));
         Objects { services: [(("n".to_owned(), "a".to_owned()), service)].into(), ..Objects::default() }
     }
 
@@ -213,7 +215,7 @@ mod tests {
         ] }]));
         let objects = service(json!([
             { "name": "grpc", "port": 80, "targetPort": "tcp-a" }, { "name": "x", "port": 81, "targetPort": 2 },
-            { "name": "x", "appProtocol": "http2", "port": 82, "targetPort": "c" },
+            { "name": "y", "appProtocol": "http2", "port": 82, "targetPort": "c" },
         ]));
         assert_eq!(
             stand_in(&pod, 0, &objects),

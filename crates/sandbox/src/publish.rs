@@ -59,7 +59,7 @@ impl Target {
 
     fn of_service((namespace, name): &Key, port: &ServicePort) -> Self {
         let (namespace, name) = (namespace.clone(), name.clone());
-        Self { namespace, name, port: port.port, is_service: true, scheme: port.scheme() }
+        Self { namespace, name, port: port.spec.port, is_service: true, scheme: port.scheme() }
     }
 }
 
@@ -89,7 +89,7 @@ impl Survey {
             return Err(Error::Refused(format!("{name} is in several namespaces: write NAMESPACE/{name}")));
         }
         if let Some((key, service)) = services.first() {
-            if let Some(found) = service.spec.ports.iter().find(|one| one.port == port) {
+            if let Some(found) = service.ports.iter().find(|one| one.spec.port == port) {
                 return match service.has_pods() && found.is_tcp() {
                     true => Ok(Target::of_service(key, found)),
                     false => Err(Error::Refused(format!(
@@ -99,7 +99,7 @@ impl Survey {
                 };
             }
             if workloads.is_empty() {
-                let ports = list(service.spec.ports.iter().map(|port| port.port));
+                let ports = list(service.ports.iter().map(|port| port.spec.port));
                 let what = format!("Service {}/{} has no port {port}; it has {ports}", key.0, key.1);
                 return Err(Error::Refused(what));
             }
@@ -125,10 +125,10 @@ impl Survey {
 
 fn opened(objects: &Objects) -> impl Iterator<Item = Opened> {
     objects.services.iter().filter(|(_, service)| service.has_pods()).flat_map(|(key, service)| {
-        let ports = service.spec.ports.iter().filter(|port| port.is_tcp());
+        let ports = service.ports.iter().filter(|port| port.is_tcp());
         ports.filter_map(|port| {
-            let (kind, asked) = match service.spec.kind.as_deref()? {
-                "LoadBalancer" => ("LoadBalancer", Some(port.port)),
+            let (kind, asked) = match service.kind.as_deref()? {
+                "LoadBalancer" => ("LoadBalancer", Some(port.spec.port)),
                 "NodePort" => ("NodePort", port.node_port),
                 _ => return None,
             };
@@ -151,8 +151,8 @@ pub(crate) fn notes(published: &[Target], objects: &Objects) -> Vec<String> {
         )
     });
     let other = objects.services.iter().filter(|(_, service)| {
-        matches!(service.spec.kind.as_deref(), Some("LoadBalancer" | "NodePort"))
-            && !(service.has_pods() && service.spec.ports.iter().all(ServicePort::is_tcp))
+        matches!(service.kind.as_deref(), Some("LoadBalancer" | "NodePort"))
+            && !(service.has_pods() && service.ports.iter().all(ServicePort::is_tcp))
     });
     let other = other.map(|((namespace, name), _)| {
         format!("Service {namespace}/{name}: only TCP ports of Services with a selector are published")
@@ -169,7 +169,7 @@ pub(crate) fn backends(
     let ready = |target: &Target| {
         let Target { namespace, name, port, is_service, .. } = target;
         let service = services.get(&(namespace.clone(), name.clone()));
-        let declared = service.and_then(|service| service.spec.ports.iter().find(|one| one.port == *port));
+        let declared = service.and_then(|service| service.ports.iter().find(|one| one.spec.port == *port));
         let port_of = |pod: &Pod| match is_service {
             true if pod.selected_by(namespace, service?) => pod.target(declared?),
             true => None,

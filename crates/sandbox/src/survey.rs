@@ -154,7 +154,7 @@ fn nothing_to_run(place: &str, files: &Files, objects: &Objects) -> String {
         "every workload has `replicas: 0`"
     };
     let errors = files.diagnostics().filter(|found| found.severity == Severity::Error);
-    let reasons = errors.map(|error| error.to_string()).chain(files.notes().cloned());
+    let reasons = errors.map(|error| error.to_string()).chain(files.notes().map(ToString::to_string));
     let notes: String = reasons.map(|reason| format!("\n{reason}")).collect();
     format!("no workloads in {place}: {found}; {wanted}{notes}")
 }

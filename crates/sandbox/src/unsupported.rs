@@ -32,6 +32,9 @@ const POD: &[&str] = &[
     "runtimeClassName",
     "schedulerName",
     "securityContext",
+    // The model reads both.
+    "serviceAccount",
+    "serviceAccountName",
     "shareProcessNamespace",
     "tolerations",
     "topologySpreadConstraints",
@@ -65,7 +68,6 @@ pub(crate) fn of_pod(spec: &PodSpec) -> Vec<String> {
                 format!("{field} has no effect: pods use the DNS server of the mesh")
             }
             ("hostAliases", _) => "hostAliases has no effect: add a Service with this name".to_owned(),
-            ("serviceAccount", _) => "serviceAccount has no effect: use serviceAccountName".to_owned(),
             _ => no_effect(field),
         });
     }

@@ -59,11 +59,22 @@ pub struct Refused {
     pub fallback: Option<Fallback>,
 }
 
+/// An object of a text, with what is written.
+#[derive(Debug)]
+pub struct Manifest {
+    /// The object, reduced to the fields that the mesh uses.
+    pub object: Object,
+    /// The place where it is written.
+    pub origin: Origin,
+    /// All its fields, as JSON.
+    pub written: serde_json::Value,
+}
+
 /// The objects of a text as they are written.
 #[derive(Debug, Default)]
 pub struct Manifests {
-    /// The objects that can be applied, as JSON.
-    pub objects: Vec<(ObjectKey, serde_json::Value)>,
+    /// The objects that can be applied.
+    pub objects: Vec<Manifest>,
     /// The objects that were refused, as far as they could be made out.
     pub refused: BTreeSet<ObjectKey>,
     /// True if a part of the text could not be identified.
@@ -84,17 +95,11 @@ pub fn parse(text: &str, file: &str) -> Parsed {
 /// Reads objects from YAML or JSON, and keeps of each what is written. Objects that [`parse`](fn@parse) refuses are refused.
 pub fn manifests(text: &str, file: &str) -> Manifests {
     let Reading { parsed, written, kinds, .. } = read(text, file, true);
-    let Parsed { refused, unreadable, diagnostics, .. } = parsed;
+    let Parsed { objects, refused, unreadable, diagnostics, .. } = parsed;
+    let objects = objects.into_iter().zip(written);
+    let objects = objects.map(|((object, origin), written)| Manifest { object, origin, written }).collect();
     let refused = refused.into_keys().collect();
-    Manifests { objects: written, refused, unreadable, kinds, diagnostics }
-}
-
-/// Reads the mesh configuration from the value of its key in the ConfigMap. `None` if it has an error.
-pub fn mesh_config(text: &str) -> Option<MeshConfig> {
-    match documents(text).next() {
-        Some(document) => decode(&document.root.ok()?).value,
-        None => Some(MeshConfig::default()),
-    }
+    Manifests { objects, refused, unreadable, kinds, diagnostics }
 }
 
 fn read(text: &str, file: &str, keeps_written: bool) -> Reading {
@@ -110,7 +115,7 @@ struct Reading {
     file: Arc<str>,
     parsed: Parsed,
     keeps_written: bool,
-    written: Vec<(ObjectKey, serde_json::Value)>,
+    written: Vec<serde_json::Value>,
     /// How many objects of each kind were seen.
     kinds: BTreeMap<String, usize>,
     /// Labels that were read: all pods of a workload have the same.
@@ -463,7 +468,7 @@ impl Reading {
         if !refused {
             self.share_labels(&mut object);
             if self.keeps_written {
-                self.written.push((object.key(), node.to_json()));
+                self.written.push(node.to_json());
             }
             self.parsed.objects.push((object, origin));
         }
