@@ -15,9 +15,8 @@ use std::{
 use anyhow::Context as _;
 use serde::Serialize;
 use skysail_core::stdio;
+use skysail_sandbox::http::{Connection, Event};
 use tokio::{
-    io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
-    net::TcpStream,
     task::LocalSet,
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
@@ -75,12 +74,11 @@ struct Sender {
     report: RefCell<Report>,
 }
 
-type Stream = BufReader<TcpStream>;
-
-struct Answer {
+/// A response without its body.
+struct Response {
     status: u16,
+    /// Value of the counted header.
     value: Option<String>,
-    close: bool,
 }
 
 const TELL: Duration = Duration::from_millis(50);
@@ -145,9 +143,9 @@ impl Sender {
             let (began, clock) = (SystemTime::now(), Instant::now());
             let outcome = timeout(ANSWER_WITHIN, self.ask(kept.take())).await;
             match outcome.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-                Ok((answer, stream)) => {
-                    kept = (!answer.close).then_some(stream);
-                    self.count(&answer, began, clock.elapsed());
+                Ok((response, connection)) => {
+                    kept = connection.is_open().then_some(connection);
+                    self.count(&response, began, clock.elapsed());
                 }
                 Err(error) => {
                     self.fail(&error);
@@ -157,56 +155,28 @@ impl Sender {
         }
     }
 
-    async fn ask(&self, kept: Option<Stream>) -> io::Result<(Answer, Stream)> {
-        let mut stream = match kept {
-            Some(stream) => stream,
-            None => BufReader::new(TcpStream::connect(&self.place).await?),
+    async fn ask(&self, kept: Option<Connection>) -> io::Result<(Response, Connection)> {
+        let mut connection = match kept {
+            Some(connection) => connection,
+            None => Connection::connect(&self.place).await?,
         };
-        stream.write_all(self.request.as_bytes()).await?;
-        let answer = self.read(&mut stream).await?;
-        Ok((answer, stream))
+        let mut value = None;
+        let mut on = |event: Event<'_>| {
+            if let Event::Head(head) = event {
+                value = header(head, &self.count);
+            }
+            Ok(())
+        };
+        let status = connection.get(&self.request, &mut on).await?;
+        Ok((Response { status, value }, connection))
     }
 
-    /// One answer, its body dropped (RFC 9112, section 6).
-    async fn read(&self, stream: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Answer> {
-        let status = line(stream).await?;
-        let code =
-            status.split(' ').nth(1).and_then(|code| code.parse().ok()).ok_or_else(|| wrong(&status))?;
-        let mut answer = Answer { status: code, value: None, close: false };
-        let (mut length, mut chunked) = (None, false);
-        loop {
-            let field = line(stream).await?;
-            if field.is_empty() {
-                break;
-            }
-            let (name, value) = field.split_once(':').ok_or_else(|| wrong(&field))?;
-            let (name, value) = (name.to_ascii_lowercase(), value.trim());
-            match name.as_str() {
-                "content-length" => length = Some(value.parse().map_err(|_| wrong(&field))?),
-                "transfer-encoding" => chunked = value.eq_ignore_ascii_case("chunked"),
-                "connection" => answer.close = value.eq_ignore_ascii_case("close"),
-                _ => {}
-            }
-            if name == self.count {
-                answer.value = Some(value.to_owned());
-            }
-        }
-        match length {
-            _ if chunked => while skip_chunk(stream).await? {},
-            Some(length) => skip(stream, length).await?,
-            None if matches!(code, 204 | 304) => {}
-            None => skip_all(stream).await?,
-        }
-        answer.close |= !chunked && length.is_none();
-        Ok(answer)
-    }
-
-    fn count(&self, answer: &Answer, began: SystemTime, took: Duration) {
+    fn count(&self, response: &Response, began: SystemTime, took: Duration) {
         let mut report = self.report.borrow_mut();
         report.answered += 1;
         report.slowest_ms = report.slowest_ms.max(took.as_secs_f64() * 1000.0);
-        *report.status.entry(answer.status).or_default() += 1;
-        if let Some(value) = &answer.value {
+        *report.status.entry(response.status).or_default() += 1;
+        if let Some(value) = &response.value {
             let began = began.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
             let seen = report.values.entry(value.clone()).or_default();
             seen.count += 1;
@@ -226,37 +196,9 @@ impl Sender {
     }
 }
 
-fn wrong(line: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("{line:?} is not HTTP"))
-}
-
-async fn line(stream: &mut (impl AsyncBufRead + Unpin)) -> io::Result<String> {
-    let mut text = String::new();
-    if stream.read_line(&mut text).await? == 0 {
-        return Err(io::Error::new(
-            io::ErrorKind::UnexpectedEof,
-            "the connection ended before the answer did",
-        ));
-    }
-    text.truncate(text.trim_end().len());
-    Ok(text)
-}
-
-async fn skip(stream: &mut (impl AsyncBufRead + Unpin), length: u64) -> io::Result<()> {
-    let read = tokio::io::copy(&mut stream.take(length), &mut tokio::io::sink()).await?;
-    if read < length { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
-}
-
-async fn skip_all(stream: &mut (impl AsyncBufRead + Unpin)) -> io::Result<()> {
-    tokio::io::copy(stream, &mut tokio::io::sink()).await.map(|_| ())
-}
-
-/// Whether another chunk follows.
-async fn skip_chunk(stream: &mut (impl AsyncBufRead + Unpin)) -> io::Result<bool> {
-    let head = line(stream).await?;
-    let size = u64::from_str_radix(head.split(';').next().unwrap_or_default().trim(), 16);
-    let size = size.map_err(|_| wrong(&head))?;
-    skip(stream, size).await?;
-    while !line(stream).await?.is_empty() && size == 0 {}
-    Ok(size > 0)
+/// Returns the value of a header in a head.
+fn header(head: &[u8], name: &str) -> Option<String> {
+    let text = String::from_utf8_lossy(head);
+    let mut fields = text.lines().filter_map(|line| line.split_once(':'));
+    fields.find(|(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim().to_owned())
 }

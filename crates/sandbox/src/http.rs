@@ -20,6 +20,7 @@ use http::{
 use tokio::net::{TcpSocket, TcpStream};
 
 pub use health::{Health, grpc_health};
+pub use http1::Connection;
 
 /// Limit of a body that is collected in memory, in bytes.
 const LONGEST: usize = 64 << 20;
@@ -141,7 +142,7 @@ pub(crate) async fn status_from(
     let (mut status, mut length) = (None, 0);
     let done = exchange_from(&call, Some(from), limit, |event| {
         match event {
-            Event::Head(head) => status = Some(http1::parse(head)?.0),
+            Event::Head(head) => status = Some(http1::parse(head)?.status),
             Event::Body(piece) => length += piece.len(),
             _ => {}
         }

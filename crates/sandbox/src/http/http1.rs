@@ -1,4 +1,5 @@
-//! HTTP/1.1 (RFC 9112): one request with `connection: close`, and its response by the framing that the head declares.
+//! HTTP/1.1 (RFC 9112): one request with `connection: close`, or several on a kept connection. The framing of a response is the
+//! one that its head declares.
 
 use std::{io, pin::pin};
 
@@ -23,6 +24,54 @@ pub(super) enum Framing {
     UntilClose,
 }
 
+/// Start of a response: what its head declares.
+#[derive(Debug)]
+pub(super) struct Head {
+    pub(super) status: u16,
+    framing: Framing,
+    /// The server closes the connection after the response.
+    closes: bool,
+}
+
+/// A connection that is kept for further requests (RFC 9112, section 9.3).
+#[derive(Debug)]
+pub struct Connection {
+    stream: BufReader<TcpStream>,
+    is_open: bool,
+}
+
+impl Connection {
+    /// Connects to `HOST:PORT`.
+    ///
+    /// # Errors
+    /// When the host is unknown or refuses the connection.
+    pub async fn connect(to: &str) -> io::Result<Self> {
+        Ok(Self { stream: BufReader::new(TcpStream::connect(to).await?), is_open: true })
+    }
+
+    /// Sends a request without a body, of which `head` is the text, hands each step of the response to `on` and returns the
+    /// status. It sets no time limit.
+    ///
+    /// # Errors
+    /// When no complete response arrives, or when `on` fails. The connection cannot be used after an error.
+    pub async fn get(
+        &mut self,
+        head: &str,
+        on: &mut impl FnMut(Event<'_>) -> io::Result<()>,
+    ) -> io::Result<u16> {
+        self.is_open = false;
+        self.stream.write_all(head.as_bytes()).await?;
+        let response = receive(&mut self.stream, false, on).await?;
+        self.is_open = !response.closes;
+        Ok(response.status)
+    }
+
+    /// Whether the connection can take another request.
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+}
+
 pub(super) async fn exchange(
     mut stream: TcpStream,
     request: &Request<()>,
@@ -43,7 +92,7 @@ pub(super) async fn exchange(
     let mut sent = false;
     loop {
         tokio::select! {
-            status = &mut receive => return status,
+            response = &mut receive => return response.map(|head| head.status),
             // A server may respond before it has read the body, and close. If it did not, reading shows it.
             _ = &mut send, if !sent => sent = true,
         }
@@ -54,24 +103,27 @@ async fn receive(
     mut from: impl AsyncBufRead + Unpin,
     of_head: bool,
     on: &mut impl FnMut(Event<'_>) -> io::Result<()>,
-) -> io::Result<u16> {
-    let (status, framing) = loop {
-        let head = read_head(&mut from).await?;
-        let (status, framing) = parse(&head)?;
-        on(Event::Head(&head))?;
-        if status >= 200 || status == StatusCode::SWITCHING_PROTOCOLS {
-            break (status, framing);
+) -> io::Result<Head> {
+    let mut head = loop {
+        let text = read_head(&mut from).await?;
+        let head = parse(&text)?;
+        on(Event::Head(&text))?;
+        if head.status >= 200 || head.status == StatusCode::SWITCHING_PROTOCOLS {
+            break head;
         }
     };
-    if of_head || status < 200 || matches!(status, 204 | 304) {
-        return Ok(status);
+    if of_head || head.status < 200 || matches!(head.status, 204 | 304) {
+        return Ok(head);
     }
-    match framing {
-        Framing::UntilClose => copy(&mut from, u64::MAX, on).await.map(|_| ())?,
+    match head.framing {
+        Framing::UntilClose => {
+            head.closes = true;
+            copy(&mut from, u64::MAX, on).await.map(|_| ())?;
+        }
         Framing::Length(length) => whole(&mut from, length, on).await?,
         Framing::Chunked => chunks(&mut from, on).await?,
     }
-    Ok(status)
+    Ok(head)
 }
 
 async fn read_head(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Vec<u8>> {
@@ -93,15 +145,15 @@ async fn read_head(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Vec<u8>
     }
 }
 
-/// The status of a head, and how the body after it ends.
-pub(super) fn parse(head: &[u8]) -> io::Result<(u16, Framing)> {
+/// Parses the head of a response.
+pub(super) fn parse(head: &[u8]) -> io::Result<Head> {
     let text = String::from_utf8_lossy(head);
     let mut lines = text.lines();
     let first = lines.next().unwrap_or_default();
     let code = first.strip_prefix("HTTP/1.").and_then(|rest| rest.split(' ').nth(1));
     let status = code.filter(|code| code.len() == 3).and_then(|code| code.parse().ok());
     let status = status.filter(|status| *status >= 100).ok_or_else(|| not_http("it has no status line"))?;
-    let mut framing = Framing::UntilClose;
+    let (mut framing, mut closes) = (Framing::UntilClose, first.starts_with("HTTP/1.0"));
     for (name, value) in lines.filter_map(|line| line.split_once(':')) {
         if name.eq_ignore_ascii_case("transfer-encoding") && value.to_ascii_lowercase().contains("chunked") {
             framing = Framing::Chunked;
@@ -109,9 +161,11 @@ pub(super) fn parse(head: &[u8]) -> io::Result<(u16, Framing)> {
             framing = Framing::Length(
                 value.trim().parse().map_err(|_| not_http("the content-length is not a number"))?,
             );
+        } else if name.eq_ignore_ascii_case("connection") {
+            closes |= value.trim().eq_ignore_ascii_case("close");
         }
     }
-    Ok((status, framing))
+    Ok(Head { status, framing, closes })
 }
 
 /// Hands on up to `limit` bytes and returns how many there were.
@@ -193,6 +247,8 @@ async fn read_line(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<String>
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+
     use super::*;
 
     /// The status, the body, the trailers; or the error.
@@ -207,10 +263,10 @@ mod tests {
             }
             Ok(())
         };
-        let status = receive(response, of_head, &mut on).await.map_err(|error| error.to_string())?;
+        let response = receive(response, of_head, &mut on).await.map_err(|error| error.to_string())?;
         assert!(heads > 0);
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        Ok((status, text(body), text(trailers)))
+        Ok((response.status, text(body), text(trailers)))
     }
 
     #[tokio::test]
@@ -251,5 +307,28 @@ mod tests {
             let error = read(response, false).await.unwrap_err();
             assert!(error.contains(problem), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_kept_until_the_server_closes_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = tokio::spawn(async move {
+            let mut stream = BufReader::new(listener.accept().await.unwrap().0);
+            for response in [
+                &b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nab"[..],
+                b"HTTP/1.1 204 No Content\r\n\r\n",
+                b"HTTP/1.1 503 No\r\nConnection: Close\r\ncontent-length: 0\r\n\r\n",
+            ] {
+                read_head(&mut stream).await.unwrap();
+                stream.write_all(response).await.unwrap();
+            }
+        });
+        let mut connection = Connection::connect(&address).await.unwrap();
+        for (status, is_open) in [(200, true), (204, true), (503, false)] {
+            let got = connection.get("GET / HTTP/1.1\r\nhost: a\r\n\r\n", &mut |_| Ok(())).await.unwrap();
+            assert_eq!((got, connection.is_open()), (status, is_open));
+        }
+        server.await.unwrap();
     }
 }
