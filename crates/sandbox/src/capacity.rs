@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_scarcest_limits_and_is_named() {
+    fn the_scarcest_resource_sets_the_limit_and_is_named() {
         let mut capacity = Capacity { pods: MOST, limit: "a".to_owned() };
         capacity.at_most(20, "b".to_owned());
         capacity.at_most(30, "c".to_owned());

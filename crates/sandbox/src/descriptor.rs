@@ -1,4 +1,4 @@
-//! Passing an open file to another process, over a Unix socket (`unix(7)`, `SCM_RIGHTS`).
+//! Sending a file descriptor to another process over a Unix socket (`unix(7)`, `SCM_RIGHTS`).
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -11,7 +11,7 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
-/// Sends a file, with one byte, as a message needs one.
+/// Sends a file descriptor, with one byte of data, because a message without data is not delivered.
 pub(crate) fn send(socket: impl AsFd, file: BorrowedFd<'_>) -> io::Result<()> {
     let files = [file];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -21,10 +21,10 @@ pub(crate) fn send(socket: impl AsFd, file: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Receives a file.
+/// Receives a file descriptor.
 ///
 /// # Errors
-/// When the peer is gone or sends something else.
+/// When the peer has closed the socket or sends no file descriptor.
 pub(crate) fn receive(socket: impl AsFd) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -1,10 +1,10 @@
-//! The mesh's DNS server: the cluster's names, hosts of ServiceEntries, and no others.
+//! The mesh's DNS server: names of the cluster and hosts of ServiceEntries.
 //!
-//! Answers come from a table that the mesh replaces whole ([`Names`]). Without egress, what
-//! is not in the table does not exist (NXDOMAIN), whatever its domain: a program then gives up at once, and goes on
-//! to the next of its search domains, where an error would make it try again. With it ([`Lookups`]), the host's resolver is asked for
-//! names outside the cluster's domain. Who asks for such a name in vain is told to the mesh. UDP, and TCP for what does not fit
-//! (RFC 1035, section 4.2).
+//! Answers come from a table that the mesh replaces as a whole ([`Names`]). Without egress, a name that is not in the
+//! table does not exist (NXDOMAIN), whatever its domain. A program then tries its next search domain at once, where an
+//! error would make it retry. With egress ([`Lookups`]), the host's resolver looks up names outside the cluster's
+//! domain. Failed lookups of such names are reported to the mesh. UDP, and TCP for responses that do not fit (RFC 1035,
+//! section 4.2).
 
 use std::{
     io,
@@ -31,18 +31,18 @@ use crate::{
     names::{Answer, DOMAIN, Hosts, Names},
 };
 
-/// Answers may be kept this long: pods of headless services come and go.
+/// Time to live of answers, in seconds. It is short because pods of headless Services change.
 const TTL: u32 = 5;
-/// RFC 1035, section 4.2.1.
+/// Maximum size of a UDP response, in bytes. Source: RFC 1035, section 4.2.1.
 const LONGEST_UDP: usize = 512;
-/// A TCP client that says nothing for this long is let go.
+/// Idle timeout of a TCP client.
 const IDLE: Duration = Duration::from_secs(10);
-/// After a connection that could not be taken.
+/// Pause after a connection could not be accepted.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A name may stand for another so many times over.
+/// Maximum number of aliases that are followed.
 const LONGEST_CHAIN: usize = 8;
 
-/// The table, shared by the mesh that writes it and the server that reads it.
+/// The table, shared by the mesh, which writes it, and the server, which reads it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table(Arc<RwLock<(Names, Hosts)>>);
 
@@ -52,7 +52,7 @@ impl Table {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = (names, hosts);
     }
 
-    /// The response to a request, and the name that keeps it from an answer if the table lacks that.
+    /// Returns the response to a request, and the name that the table lacks, if any.
     fn answer(&self, request: &Message, asked_by: IpAddr) -> (Message, Option<Name>) {
         let mut response = Message::response(request.metadata.id, request.metadata.op_code);
         response.metadata.recursion_desired = request.metadata.recursion_desired;
@@ -73,8 +73,8 @@ impl Table {
         (response, missing)
     }
 
-    /// The records for a name, by way of its aliases. The code is about the last of them (RFC 6604, section 2.1), which comes with it
-    /// if it is not in the table.
+    /// Returns the records of a name, by way of its aliases. The code is about the last of them (RFC 6604, section
+    /// 2.1), which is returned if it is not in the table.
     fn look_up(
         &self,
         name: &Name,
@@ -107,35 +107,35 @@ impl Table {
     }
 }
 
-/// The records for addresses. There is no IPv6 here; an empty answer to AAAA says that the name exists all the same.
+/// Returns the records of addresses. There are no IPv6 addresses; an empty answer to AAAA tells that the name exists.
 fn addresses(name: &Name, found: &[Ipv4Addr], kind: RecordType) -> impl Iterator<Item = Record> {
     let wanted = matches!(kind, RecordType::A | RecordType::ANY);
     found.iter().filter(move |_| wanted).map(|ip| Record::from_rdata(name.clone(), TTL, RData::A(A(*ip))))
 }
 
-/// A name as the table has it.
+/// Returns a name in the form of the table's keys.
 fn plain(name: &Name) -> String {
     name.to_lowercase().to_ascii().trim_end_matches('.').to_owned()
 }
 
-/// A question for a name outside the cluster's domain that has no answer.
+/// A query for a name outside the cluster's domain that has no answer.
 #[derive(Debug)]
 pub(crate) struct Outside {
     pub(crate) name: String,
     pub(crate) asked_by: IpAddr,
-    /// What the host's resolver says; without egress it is not asked.
+    /// Result of the host's resolver; `None` without egress.
     pub(crate) found: Option<Found>,
 }
 
-/// A question to which the table has been asked.
+/// A query after its lookup in the table.
 struct Asked {
     response: Message,
-    /// The name outside the cluster's domain that keeps it from an answer.
+    /// Name outside the cluster's domain that the table lacks.
     outside: Option<Name>,
     by: IpAddr,
 }
 
-/// The server, which tells of questions it has no answer to.
+/// The server. It reports failed lookups to `outside`.
 pub(crate) struct Server {
     pub(crate) table: Table,
     pub(crate) lookups: Option<Arc<Lookups>>,
@@ -143,26 +143,27 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// The reply to a message, of this length at most.
+    /// Returns the reply to a message, of at most this length.
     pub(crate) async fn answer(&self, message: &[u8], longest: usize, by: IpAddr) -> Option<Vec<u8>> {
         self.reply(self.ask(message, by)?, longest).await
     }
 
-    /// Looks into the table. What is no question gets no answer, or two servers could talk forever.
+    /// Looks up a message in the table. A message that is no query gets no answer, or two servers could answer each
+    /// other forever.
     fn ask(&self, message: &[u8], by: IpAddr) -> Option<Asked> {
         let request = Message::from_vec(message).ok()?;
         if request.metadata.message_type != MessageType::Query {
             return None;
         }
         let (response, missing) = self.table.answer(&request, by);
-        // Who looks up whose an address is (arpa) can do without the answer.
+        // Failed reverse lookups (arpa) are harmless.
         let beyond = |name: &String| ![DOMAIN, "arpa"].iter().any(|domain| in_domain(name, domain));
         let outside = missing.filter(|name| beyond(&plain(name)));
         Some(Asked { response, outside, by })
     }
 
-    /// Asks the host's resolver as far as that is needed and there is egress, and makes a reply of it, cut short if it is longer than
-    /// this; the client then asks again by TCP.
+    /// Completes the response with a lookup by the host's resolver if that is needed and enabled. Truncates it to the
+    /// maximum length; the client then retries over TCP.
     async fn reply(&self, asked: Asked, longest: usize) -> Option<Vec<u8>> {
         let Asked { mut response, outside, by } = asked;
         if let Some(name) = outside {
@@ -176,7 +177,7 @@ impl Server {
                 take(&mut response, &name, found);
             }
             if !matches!(found, Some(Found::Addresses(_))) {
-                // If many ask at once, those that are told of will do.
+                // When the channel is full, the failures in it are sufficient.
                 let _ = self.outside.try_send(Outside { name: plain, asked_by: by, found });
             }
         }
@@ -185,7 +186,7 @@ impl Server {
     }
 }
 
-/// Completes a response with what the host's resolver found for the name that it lacks.
+/// Completes a response with the result of the host's resolver.
 fn take(response: &mut Message, name: &Name, found: &Found) {
     let kind = response.queries.first().map_or(RecordType::A, |query| query.query_type());
     response.metadata.authoritative = false;
@@ -203,7 +204,7 @@ fn in_domain(name: &str, domain: &str) -> bool {
     name.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// Answers on this address, UDP and TCP, until an error.
+/// Serves DNS on this address over UDP and TCP. Returns on an error only.
 pub(crate) async fn serve(address: SocketAddr, server: Server) -> io::Result<()> {
     let server = Arc::new(server);
     let udp = UdpSocket::bind(address).await?;
@@ -220,11 +221,11 @@ async fn serve_udp(socket: Arc<UdpSocket>, server: &Arc<Server>) -> io::Result<(
         let (socket, server) = (Arc::clone(&socket), Arc::clone(server));
         let answering = async move {
             if let Some(bytes) = server.reply(asked, LONGEST_UDP).await {
-                // A client that is gone is no reason to stop.
+                // Ignored, because the client may be gone.
                 let _ = socket.send_to(&bytes, from).await;
             }
         };
-        // The lookups bound how many wait.
+        // The lookups bound the number of tasks.
         if is_slow { _ = tokio::spawn(answering) } else { answering.await }
     }
 }
@@ -232,7 +233,7 @@ async fn serve_udp(socket: Arc<UdpSocket>, server: &Arc<Server>) -> io::Result<(
 async fn serve_tcp(listener: TcpListener, server: &Arc<Server>) -> io::Result<()> {
     loop {
         let Ok((stream, from)) = listener.accept().await else {
-            // A client that left at once, or no file descriptor free; other names are still asked for.
+            // The client has left, or no file descriptor is free.
             tokio::time::sleep(PAUSE).await;
             continue;
         };
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_the_table_does_not_exist() {
+    fn a_name_that_is_not_in_the_table_does_not_exist() {
         let table = table();
         let found = ask(&table, "A.default.svc.cluster.local.", RecordType::A);
         assert_eq!(found.answers.len(), 1);
@@ -307,7 +308,7 @@ mod tests {
         assert_eq!(ask(&table, "b.default.svc.cluster.local.", RecordType::A).answers.len(), 2);
         let code = |name| ask(&table, name, RecordType::A).metadata.response_code;
         assert_eq!(code("d.default.svc.cluster.local."), ResponseCode::NXDomain);
-        // What a resolver tries on its way through the search domains, and at last the name as it stands.
+        // The names that a resolver tries by its search domains, and the name itself.
         for tried in ["a.default.cluster.local.", "example.com.cluster.local.", "example.com.", "a."] {
             assert_eq!(code(tried), ResponseCode::NXDomain, "{tried}");
             assert_eq!(ask(&table, tried, RecordType::AAAA).metadata.response_code, ResponseCode::NXDomain);
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_answered_to_the_pods_that_see_them() {
+    fn hosts_are_visible_to_their_pods_only() {
         let table = Table::default();
         let names = Names::from([("a.svc".to_owned(), Answer::Alias("api.example.com".to_owned()))]);
         let hosts = Names::from([("api.example.com".to_owned(), Answer::Addresses(vec![VIP]))]);
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn questions_for_names_outside_are_told() {
+    async fn failed_lookups_of_names_outside_are_reported() {
         let (server, mut told) = server(table());
         for name in [
             "a.default.svc.cluster.local.",
@@ -352,7 +353,7 @@ mod tests {
         ] {
             server.answer(&question(name), LONGEST_UDP, POD).await.unwrap();
         }
-        // The last one stands for another name.
+        // The last one is an alias.
         for expected in ["example.org", "example.com"] {
             let Outside { name, asked_by, found } = told.try_recv().unwrap();
             assert_eq!((name.as_str(), asked_by, found), (expected, POD, None));
@@ -361,7 +362,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn names_outside_are_looked_up_on_the_host() {
+    async fn names_outside_are_looked_up_by_the_host() {
         let (lookups, forwarder) = egress::lookups();
         let (mut server, mut told) = server(table());
         server.lookups = Some(lookups);
@@ -388,7 +389,7 @@ mod tests {
             assert_eq!(told.try_recv().unwrap().found, Some(Found::Unusable("no IPv4".to_owned())));
         };
         forwarder.answer_during(found, test).await;
-        // Nobody answers any more, and of these names nobody has to.
+        // The forwarder is gone, and these names need no lookup.
         for name in [
             "example.com.default.svc.cluster.local.",
             "example.com.cluster.local.",
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_are_not_answered_and_long_ones_are_cut() {
+    async fn responses_get_no_answer_and_long_ones_are_truncated() {
         let table = Table::default();
         let many = (0..100).map(|host| Ipv4Addr::new(10, 0, 0, host)).collect();
         table.replace(Names::from([("a.cluster.local".to_owned(), Answer::Addresses(many))]), Hosts::new());

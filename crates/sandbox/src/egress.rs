@@ -1,12 +1,12 @@
-//! Egress (`skysail up --egress`): connections to hosts beyond the mesh, and their names.
+//! Egress (`skysail up --egress`): connections to hosts outside the mesh, and lookups of their names.
 //!
-//! The mesh's namespaces have no route to the outside. A process that stays in the host's network, the [`forwarder`], makes
-//! connections for pods. In the mesh, packet rules redirect to a listener what pods send to addresses beyond the mesh. The forwarder
-//! holds this listener: it reads where a connection was meant to go, connects there and copies both ways. So no socket of
-//! the host's network gets into the mesh, and whatever asks the forwarder, it decides which addresses are closed.
+//! The mesh's namespaces have no route to the outside. The [`forwarder`] is a process in the host's network namespace
+//! that makes connections for pods. Packet rules in the mesh redirect connections to addresses outside the mesh to a
+//! listener. The forwarder holds this listener: it reads the original destination, connects to it and copies both ways.
+//! So no socket of the host's network namespace enters the mesh, and the forwarder decides which addresses are closed.
 //!
-//! The mesh and the forwarder share a Unix socket. The first message on it is the listener. Then lines follow: names to look up in the
-//! one direction, [`News`] as JSON in the other. The end of the socket is the end of the forwarder.
+//! The mesh and the forwarder share a Unix socket. The first message on it is the listener. Lines follow: names to look
+//! up from the mesh, and [`News`] as JSON from the forwarder. The forwarder ends when the socket closes.
 
 pub(crate) mod forwarder;
 
@@ -35,7 +35,8 @@ use crate::{
     rules::{self, Network},
 };
 
-/// Networks that stay closed, and why. Those of the mesh come first: what lies there is a pod, a Service or nothing.
+/// Networks that stay closed, and the reason. Those of the mesh come first: an address there is a pod, a Service or
+/// unused.
 const CLOSED: [(Network, &str); 10] = [
     (network(POD_NETWORK.0.octets(), POD_NETWORK.1), "an address of the mesh's own pods"),
     (network([SERVICE_NETWORK[0], SERVICE_NETWORK[1], 0, 0], 16), "an address of the mesh's own Services"),
@@ -47,56 +48,57 @@ const CLOSED: [(Network, &str); 10] = [
     (network([192, 0, 0, 192], 32), "a cloud's metadata service"),
     (network([168, 63, 129, 16], 32), "a cloud's metadata service"),
     (network([224, 0, 0, 0], 4), "a multicast address"),
-    // With the addresses that are allocated to hosts of ServiceEntries, and the broadcast address.
+    // Includes the addresses allocated to hosts of ServiceEntries, and the broadcast address.
     (network([240, 0, 0, 0], 4), "a reserved address"),
 ];
-/// How long a name's answer is kept, and how long the answer may take.
+/// Time for which an answer is cached, and timeout of a lookup.
 const KEEP: Duration = Duration::from_secs(5);
-/// Limit of the names that are kept.
+/// Maximum number of cached names.
 const NAMES: usize = 1024;
-/// Limit of the questions that wait for an answer.
+/// Maximum number of lookups that wait for an answer.
 const WAITING: usize = 1024;
 
 const fn network([a, b, c, d]: [u8; 4], prefix: u8) -> Network {
     Network { address: Ipv4Addr::new(a, b, c, d), prefix }
 }
 
-/// Why workloads may not connect to an address; `None` if they may.
+/// Returns why workloads may not connect to an address; `None` if they may.
 fn closed(address: Ipv4Addr) -> Option<&'static str> {
     CLOSED.iter().find(|(network, _)| network.contains(address)).map(|(_, reason)| *reason)
 }
 
-/// What the forwarder tells the mesh.
+/// Message from the forwarder to the mesh.
 #[derive(Debug, Serialize, Deserialize)]
 enum News {
-    /// The answer to a name.
+    /// Result of a lookup.
     Found(String, Found),
-    /// A connection of this pod came to nothing, for this reason. No pod means all connections.
+    /// A connection of this pod failed, for this reason. `None` stands for all connections.
     Failed(Option<IpAddr>, String),
 }
 
-/// What the host's resolver knows of a name.
+/// Result of a lookup by the host's resolver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Found {
-    /// These addresses.
+    /// The name has these addresses.
     Addresses(Vec<Ipv4Addr>),
-    /// The name exists and has no address that can be reached; the reason.
+    /// The name exists and has no address that can be reached, for this reason.
     Unusable(String),
     /// The name does not exist.
     Missing,
-    /// It could not be looked up; the reason.
+    /// The lookup failed, for this reason.
     Failed(String),
 }
 
-/// A connection that came to nothing.
+/// A failed connection.
 #[derive(Debug)]
 pub(crate) struct Failed {
-    /// The pod's address; none if no single pod is concerned.
+    /// Address of the pod; `None` if all pods are concerned.
     pub(crate) from: Option<IpAddr>,
     pub(crate) reason: String,
 }
 
-/// Looks names up outside. Answers are kept for a moment, so that the questions for a name's IPv4 and IPv6 addresses make one lookup.
+/// Lookups by the forwarder. Answers are cached, so that the queries for a name's IPv4 and IPv6 addresses make one
+/// lookup.
 #[derive(Debug)]
 pub(crate) struct Lookups {
     ask: mpsc::Sender<String>,
@@ -110,22 +112,22 @@ struct Kept {
     found: watch::Sender<Option<Found>>,
 }
 
-/// The packet rules that lead connections to the forwarder, and the resolver behind it.
+/// Packet rules that redirect connections to the forwarder, and lookups by it.
 pub(crate) struct Egress {
     pub(crate) lookups: Arc<Lookups>,
     netfilter: Socket,
     port: u16,
-    /// Addresses of Services outside of the mesh's own networks.
+    /// Addresses of Services outside the mesh's own networks.
     services: BTreeSet<Ipv4Addr>,
 }
 
-/// Listens, redirects connections to the listener and hands it to the forwarder at the other end of `channel`. Connections that come to
-/// nothing arrive at `tell`, as far as there is room.
+/// Creates the listener, redirects connections to it and sends it to the forwarder at the other end of `channel`.
+/// Failed connections are sent to `tell` while it has room.
 ///
 /// # Errors
-/// When the kernel lacks a part of nf_tables, or the forwarder is gone.
+/// When the kernel lacks a part of nf_tables, or the forwarder has ended.
 pub(crate) fn open(channel: Channel, tell: mpsc::Sender<Failed>) -> Result<Egress, Error> {
-    let what = "leading connections out of the mesh (--egress)";
+    let what = "redirecting connections out of the mesh (--egress)";
     let listener = TcpListener::bind((BRIDGE, 0)).context(what)?;
     listener.set_nonblocking(true).context(what)?;
     let port = listener.local_addr().context(what)?.port();
@@ -140,22 +142,22 @@ pub(crate) fn open(channel: Channel, tell: mpsc::Sender<Failed>) -> Result<Egres
     tokio::spawn(async move {
         while let Some(name) = asked.recv().await {
             if write.write_all(format!("{name}\n").as_bytes()).await.is_err() {
-                // Further questions find the channel closed.
+                // Later lookups find the channel closed.
                 return;
             }
         }
     });
     tokio::spawn(async move {
         hear(read, &lookups, &tell).await;
-        let reason = "the forwarder has ended; no connection leaves the mesh any more".to_owned();
+        let reason = "the forwarder of --egress has ended; no connection leaves the mesh".to_owned();
         let _ = tell.send(Failed { from: None, reason }).await;
     });
     Ok(egress)
 }
 
 impl Egress {
-    /// Closes the addresses of Services, too, which may lie in any network: without a ready pod, nothing else keeps a connection to
-    /// one from leaving the mesh.
+    /// Also closes the addresses of Services, which may be in any network. Without a ready pod, nothing else keeps a
+    /// connection to such an address inside the mesh.
     ///
     /// # Errors
     /// When the kernel refuses the rules.
@@ -178,14 +180,14 @@ impl Egress {
     }
 }
 
-/// Takes what the forwarder tells until its end.
+/// Handles the messages of the forwarder until its end.
 async fn hear(from: impl AsyncRead + Unpin, lookups: &Lookups, tell: &mpsc::Sender<Failed>) {
     let mut lines = BufReader::new(from).lines();
     while let Ok(Some(line)) = lines.next_line().await {
         match serde_json::from_str(&line) {
             Ok(News::Found(name, found)) => lookups.hear(&name, found),
             Ok(News::Failed(from, reason)) => _ = tell.try_send(Failed { from, reason }),
-            Err(error) => tracing::warn!(%error, "the forwarder of --egress is not understood"),
+            Err(error) => tracing::warn!(%error, "invalid message from the forwarder of --egress"),
         }
     }
 }
@@ -195,10 +197,10 @@ impl Lookups {
         Self { ask, kept: Mutex::default(), waiting: Semaphore::new(WAITING) }
     }
 
-    /// Looks up a name, which has passed [`is_host`].
+    /// Looks up a name that has passed [`is_host`].
     pub(crate) async fn find(&self, name: &str) -> Found {
         let Ok(_place) = self.waiting.try_acquire() else {
-            return Found::Failed(format!("{WAITING} questions wait for an answer"));
+            return Found::Failed(format!("{WAITING} lookups wait for an answer"));
         };
         let mut answer = match self.ask(name) {
             Ok(answer) => answer,
@@ -209,7 +211,7 @@ impl Lookups {
         found.unwrap_or_else(|| Found::Failed(format!("no answer within {KEEP:?}")))
     }
 
-    /// Where the answer will be.
+    /// Returns the receiver of the answer, and starts a lookup unless the name is cached.
     fn ask(&self, name: &str) -> Result<watch::Receiver<Option<Found>>, Found> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = kept.get(name).filter(|known| known.since.elapsed() < KEEP) {
@@ -234,8 +236,8 @@ impl Lookups {
     }
 }
 
-/// Whether a name is one to look up outside: a host's name of several labels that is no address. The host's resolver would take `10.1` for
-/// one, and names of one label are Services.
+/// Returns whether a name may be looked up outside: a host name of several labels that is no address. The host's
+/// resolver would take `10.1` for an address, and names of one label are Services.
 pub(crate) fn is_host(name: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let last = name.rsplit_once('.').map(|(_, last)| last);
@@ -243,7 +245,7 @@ pub(crate) fn is_host(name: &str) -> bool {
         && last.is_some_and(|last| last.starts_with(|first: char| first.is_ascii_alphabetic()))
 }
 
-/// The other end of [`Lookups`] in tests.
+/// The forwarder's end of [`Lookups`] in tests.
 #[cfg(test)]
 pub(crate) struct Answers(Arc<Lookups>, mpsc::Receiver<String>);
 
@@ -256,7 +258,7 @@ pub(crate) fn lookups() -> (Arc<Lookups>, Answers) {
 
 #[cfg(test)]
 impl Answers {
-    /// Answers questions as long as `test` runs.
+    /// Answers lookups while `test` runs.
     pub(crate) async fn answer_during(
         mut self,
         found: impl Fn(&str) -> Found,
@@ -276,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mesh_s_networks_and_those_of_the_machine_are_closed() {
+    fn networks_of_the_mesh_and_of_the_machine_are_closed() {
         for address in [
             [0, 0, 0, 0],
             [10, 96, 0, 1],
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_have_several_labels_and_are_no_addresses() {
+    fn a_host_has_several_labels_and_is_no_address() {
         for name in ["example.com", "a-b.example.com", "_x.example.com", "xn--bcher-kva.example"] {
             assert!(is_host(name), "{name}");
         }
@@ -310,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_is_asked_for_once_and_its_answer_goes_to_all_who_wait() {
+    async fn a_name_is_looked_up_once_for_all_waiting_queries() {
         let (ask, mut asked) = mpsc::channel(2);
         let lookups = Lookups::new(ask);
         let found = Found::Addresses(vec![Ipv4Addr::new(198, 51, 100, 2)]);
@@ -323,20 +325,20 @@ mod tests {
         assert_eq!((&one, &other), (&found, &found));
         assert_eq!(lookups.find("a.example").await, found);
         assert!(asked.try_recv().is_err());
-        // Without a forwarder there is no answer, and nobody waits for it.
+        // Without a forwarder, a lookup fails at once.
         drop(asked);
         assert!(matches!(lookups.find("b.example").await, Found::Failed(_)));
     }
 
     #[tokio::test]
-    async fn names_are_kept_in_a_bounded_number() {
+    async fn the_number_of_cached_names_is_bounded() {
         let (ask, mut asked) = mpsc::channel(NAMES + 1);
         let lookups = Lookups::new(ask);
         (0..NAMES).for_each(|number| drop(lookups.ask(&format!("{number}.example")).unwrap()));
         let refused = lookups.ask("another.example").unwrap_err();
         assert_eq!(refused, Found::Failed("1024 names were looked up within 5s".to_owned()));
         assert_eq!(asked.recv().await.as_deref(), Some("0.example"));
-        // One that is known still has its answer.
+        // A cached name still has its answer.
         lookups.hear("0.example", Found::Missing);
         assert_eq!(lookups.find("0.example").await, Found::Missing);
     }

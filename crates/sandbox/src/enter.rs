@@ -1,4 +1,4 @@
-//! Entering a running mesh from another process: a pod, or where the control plane is.
+//! Entering a running mesh from another process: the namespaces of a pod or of the control plane.
 
 use std::{
     ffi::OsString,
@@ -17,16 +17,16 @@ use crate::{
     rundir::{PodState, State},
 };
 
-/// A place inside a mesh.
+/// Namespaces of a running mesh.
 #[derive(Clone, Copy, Debug)]
 pub enum Place<'a> {
-    /// A pod.
+    /// Those of a pod.
     Pod(&'a PodState),
-    /// The namespaces of the control plane, which is reached at [`control`].
+    /// Those of the control plane, which listens at [`control`].
     Control,
 }
 
-/// Runs a command in the namespaces of a place, with the files of a container, and returns its exit code.
+/// Runs a command in these namespaces, with the files of a container, and returns its exit code.
 ///
 /// # Errors
 /// Those of [`enter`], and when the command cannot be started.
@@ -41,7 +41,7 @@ pub fn run(
         ("ns/ipc".to_owned(), CloneFlags::CLONE_NEWIPC),
     ];
     namespaces.extend(place.handles()?);
-    // After the pod's: the last one counts.
+    // Must follow the pod's: the last one is in effect.
     let mounts = match (place, container) {
         (Place::Pod(pod), Some(container)) => pod.mounts.get(container),
         _ => None,
@@ -51,33 +51,33 @@ pub fn run(
     here(command)
 }
 
-/// Moves this process to a place: its network, its host name, its files.
+/// Moves this process to the network, host name and mount namespaces.
 ///
-/// The process must have one thread only (the kernel wants that for user namespaces). It may start threads afterwards,
-/// which a process could not that had entered the place's process numbers, too.
+/// The process must have one thread only, because the kernel requires that for user namespaces. It may start threads
+/// afterwards, because it does not enter the PID namespace.
 ///
 /// # Errors
-/// When the place is gone.
+/// When the pod or the mesh has ended.
 pub fn enter(mesh: &State, place: Place<'_>) -> Result<(), Error> {
     place.enter(mesh, place.handles()?.into())
 }
 
-/// Moves this process to the network of a place. Sockets that are open stay in the network they were made in.
+/// Moves this process to the network namespace. Open sockets stay in the namespace in which they were created.
 ///
 /// # Errors
-/// As with [`enter`], which has the same condition.
+/// Those of [`enter`], which has the same condition.
 pub fn enter_network(mesh: &State, place: Place<'_>) -> Result<(), Error> {
     let [net, ..] = place.handles()?;
     place.enter(mesh, vec![net])
 }
 
-/// The control plane's address inside a mesh, for its admin pages.
+/// Returns the address of the control plane's admin pages inside a mesh.
 pub fn control() -> SocketAddr {
     SocketAddr::from((BRIDGE, CONTROL_ADMIN_PORT))
 }
 
 impl Place<'_> {
-    /// The namespaces of the network, the host's name and the mounts, by their files in the mesh's folder of /proc.
+    /// Returns the network, host name and mount namespaces, by their files in /proc of the mesh's process.
     fn handles(self) -> Result<[(String, CloneFlags); 3], Error> {
         let [net, uts, mnt] = match self {
             Self::Pod(pod) => {
@@ -102,7 +102,7 @@ impl Place<'_> {
             File::open(&path).context(format!("opening {path} (has it ended?)"))
         };
         let user = open("ns/user")?;
-        // All are opened first: inside, /proc is another one.
+        // All files are opened first, because /proc is another one inside.
         let opened = namespaces.iter().map(|(name, kind)| Ok((open(name)?, *kind)));
         let opened = opened.collect::<Result<Vec<_>, Error>>()?;
         let own = fs::metadata("/proc/self/ns/user").context("looking at this process's namespaces")?;
@@ -112,7 +112,7 @@ impl Place<'_> {
         }
         let here = std::env::current_dir().ok();
         opened.into_iter().try_for_each(|(file, kind)| setns(file, kind).context(&entering))?;
-        // Entering a mount namespace leads to its root.
+        // Entering a mount namespace changes the working directory to its root.
         if let Some(here) = here {
             let _ = std::env::set_current_dir(here);
         }
@@ -127,7 +127,7 @@ fn here(command: &[OsString]) -> Result<u8, Error> {
     runtime.block_on(wait_for(command))
 }
 
-/// The command's child of this process; a Ctrl-C is for it to answer.
+/// Starts a command and waits for its end. A Ctrl-C is left to the command.
 async fn wait_for(command: &[OsString]) -> Result<u8, Error> {
     let Some((program, arguments)) = command.split_first() else {
         return Err(Error::Refused("there is no command to run".to_owned()));

@@ -1,8 +1,9 @@
-//! Namespaces of the whole mesh: going in, and what the process inside finds there.
+//! Namespaces of the mesh: entering them, and setting up the process inside.
 //!
-//! The program runs twice. *Outside*, [`run_inside`] enters a fresh user namespace (unless root), mount, network,
-//! PID and host name namespaces, starts the program again and passes signals and the exit code on. *Inside*, the
-//! second process is process 1 of the PID namespace: when it ends, for whatever reason, the kernel ends every
+//! The program runs twice. *Outside*, [`run_inside`] creates user (unless root), mount, network, PID, IPC and host name
+//! namespaces, starts the program again inside them and forwards signals and the exit code. *Inside*, the second
+//! process is process 1 of the PID namespace. When it ends, the kernel ends every process of the mesh and frees every
+//! namespace. The inner process ends when the outer one ends ([`set_up`]).
 //! process of the mesh and frees every namespace. It ends with the one outside, too ([`settle`]).
 
 use std::{
@@ -42,33 +43,35 @@ use crate::{
     netlink::Socket,
 };
 
-/// An orphan that has ended is in nobody's way for so long.
+/// Interval at which orphans that have ended are reaped.
 const REAP: Duration = Duration::from_millis(500);
-/// A mesh that is told to end is killed after this time.
+/// Time between the end signal and SIGKILL.
 const ENDING: Duration = Duration::from_secs(8);
-/// Interval at which a signal is sent to the inner process again until that ends. The kernel discards a signal to process 1 of a
-/// PID namespace as long as that has no handler for it.
+/// Interval at which a signal is sent to the inner process again until it ends. The kernel discards a signal to process
+/// 1 of a PID namespace while that process has no handler for it.
 const REPEAT: Duration = Duration::from_millis(100);
 /// The signals that end a mesh.
 const END_SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
-/// Blocks the signals that end a mesh until [`run_inside`] handles them, so that none ends this process between its first file and
-/// its last.
+/// Blocks the signals that end a mesh until [`run_inside`] handles them, so that none of them ends this process while
+/// its files exist.
 ///
 /// # Errors
-/// When the kernel refuses it.
+/// When the kernel refuses to block them.
 pub fn hold_signals() -> Result<(), Error> {
     SigSet::from_iter(END_SIGNALS).thread_block().context("blocking signals")
 }
 
-/// Enters fresh namespaces and runs this program again in them, with these arguments. Returns its exit code. This process
-/// shares the network of the new one, and runs `beside` until that ends. With `forwarder`, the program runs a third time, with those
-/// arguments and in the present network, and the process inside gets a socket to it.
+/// Creates namespaces and runs this program again in them, with these arguments. Returns its exit code.
 ///
-/// The process must have one thread only (the kernel wants that for user namespaces).
+/// This process shares the network namespace of the new one, and runs `beside` until the new one ends. With
+/// `forwarder`, the program runs a third time, with those arguments and in the present network namespace. The inner
+/// process gets a socket to it.
+///
+/// The process must have one thread only, because the kernel requires that for user namespaces.
 ///
 /// # Errors
-/// When the kernel forbids namespaces; the message says what to allow.
+/// When the kernel forbids namespaces. The message says which setting to change.
 pub fn run_inside(
     arguments: &[OsString],
     forwarder: Option<&[OsString]>,
@@ -93,7 +96,7 @@ fn enter() -> Result<(), Error> {
         | CloneFlags::CLONE_NEWPID
         | CloneFlags::CLONE_NEWUTS
         | CloneFlags::CLONE_NEWIPC;
-    // Root without the capability (in a container, say) may still be allowed a user namespace.
+    // Root without CAP_SYS_ADMIN, as in a container, may still create a user namespace.
     if Uid::effective().is_root() && unshare(others).is_ok() {
         return Ok(());
     }
@@ -105,9 +108,9 @@ fn enter() -> Result<(), Error> {
     unshare(others).map_err(forbidden)
 }
 
-/// Starts the inner process, hands it the socket to the forwarder, and waits for it.
+/// Starts the inner process, passes the socket to the forwarder to it, and waits for its end.
 async fn attend(arguments: &[OsString], channel: Option<UnixStream>) -> Result<u8, Error> {
-    let failed = "passing signals on";
+    let failed = "forwarding signals";
     let mut interrupted = signal(SignalKind::interrupt()).context(failed)?;
     let mut terminated = signal(SignalKind::terminate()).context(failed)?;
     let mut hung_up = signal(SignalKind::hangup()).context(failed)?;
@@ -119,14 +122,15 @@ async fn attend(arguments: &[OsString], channel: Option<UnixStream>) -> Result<u
     }
     let mut child = tokio::process::Command::new(&program)
         .args(arguments)
-        // Its end tells the inner process that this one is gone, should that happen before it listens for it.
+        // The socket closes when this process ends. The inner process sees that even if this one ends before it calls
+        // `prctl`.
         .stdin(OwnedFd::from(theirs))
         .spawn()
         .context(format!("starting {} again inside", program.display()))?;
     let id = child.id().and_then(|id| i32::try_from(id).ok());
     let pass_on = |signal| {
         if let Some(id) = id {
-            // It fails only when the process is gone already.
+            // It fails only if the process has already ended.
             let _ = kill(Pid::from_raw(id), signal);
         }
     };
@@ -148,7 +152,7 @@ async fn attend(arguments: &[OsString], channel: Option<UnixStream>) -> Result<u
             tokio::select! {
                 status = child.wait() => status,
                 _ = timeout(ENDING, repeat) => {
-                    stdio::tell(format!("skysail: the mesh did not end within {ENDING:?} and is killed"));
+                    stdio::tell(format!("skysail: the mesh did not stop within {ENDING:?}; killing it"));
                     pass_on(Signal::SIGKILL);
                     child.wait().await
                 }
@@ -160,17 +164,17 @@ async fn attend(arguments: &[OsString], channel: Option<UnixStream>) -> Result<u
     Ok(exit_code(status))
 }
 
-/// A process's exit code in the shell's way: 128 and the signal's number if it died of one.
+/// Returns the exit code as a shell does: 128 plus the signal's number if a signal ended the process.
 pub(crate) fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     u8::try_from(code).unwrap_or(1)
 }
 
-/// What the inner process does first. Returns its number outside, by which `skysail exec` finds it, and the socket to the forwarder
-/// if there is to be one.
+/// Sets up the inner process. Returns its process id outside, by which `skysail exec` finds it, and the socket to the
+/// forwarder if `egress` is set.
 ///
 /// # Errors
-/// When mounts or links may not be changed, though namespaces were given.
+/// When the kernel forbids changes of mounts or links in spite of the new namespaces.
 pub(crate) fn settle(egress: bool) -> Result<(u32, Option<UnixStream>), Error> {
     prctl::set_pdeathsig(Signal::SIGKILL).context("tying the mesh to its starter")?;
     let channel =
@@ -180,7 +184,7 @@ pub(crate) fn settle(egress: bool) -> Result<(u32, Option<UnixStream>), Error> {
         .name("starter".to_owned())
         .spawn(end_with_starter)
         .context("tying the mesh to its starter")?;
-    // This is still the starter's /proc, so it knows the number there.
+    // The mounted /proc is still the one of the outer PID namespace, so it has the process id there.
     let link = fs::read_link("/proc/self").context("reading /proc/self")?;
     let outside = link.to_string_lossy().parse().unwrap_or_default();
     let nothing: Option<&str> = None;
@@ -188,28 +192,29 @@ pub(crate) fn settle(egress: bool) -> Result<(u32, Option<UnixStream>), Error> {
     mount(nothing, "/", nothing, private, nothing).map_err(forbidden)?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     if let Err(error) = mount(Some("proc"), "/proc", Some("proc"), flags, nothing) {
-        // Containers hide parts of /proc, and the kernel then lets nobody have a whole one. The old one will do.
+        // In a container that hides parts of /proc, the kernel refuses a new one. The present one is used instead.
         tracing::debug!(%error, "keeping the starter's /proc");
     }
     let mut socket = Socket::route().context("opening a netlink socket")?;
     links::loopback(&mut socket).map_err(forbidden_by)?;
-    // Without this, bridged packets go through IPv4's rules, of which there are none here, for nothing.
+    // Without this, the kernel passes bridged packets through the IPv4 rules. There are none here, so that costs time
+    // only.
     let _ = fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
-    // A router without a route answers that a destination is unreachable, so connections beyond the mesh fail at once. Where /proc is
-    // read-only, they fail after their timeouts.
-    // The kernel answers a pod once a second after the first few times, for each of two limits; the second setting lifts one of them. With
-    // both, a connection often fails only with its third retransmission, after 7 s.
+    // A router without a route reports a destination as unreachable, so connections to addresses outside the mesh fail
+    // at once. Where /proc is read-only, they fail after their timeouts. After the first few reports, the kernel sends
+    // a pod one per second, for each of two limits; the second setting lifts one of them. With both, a connection often
+    // fails only with its third retransmission, after 7 s.
     for (setting, value) in [("ip_forward", "1"), ("icmp_ratelimit", "0")] {
         if let Err(error) = fs::write(format!("/proc/sys/net/ipv4/{setting}"), value) {
-            tracing::debug!(%error, setting, "connections beyond the mesh fail after their timeouts");
+            tracing::debug!(%error, setting, "connections to addresses outside the mesh fail only after their timeouts");
         }
     }
     Ok((outside, channel))
 }
 
-/// Does the work of process 1 on another thread while this one, the process's first, reaps orphans: what loses its
-/// parent inside becomes a child of process 1, and there of the first thread. Of the process's own children none is
-/// that thread's, so it takes no exit code from whoever waits for one.
+/// Runs the work of process 1 on another thread while this thread, the first of the process, reaps orphans. The kernel
+/// makes an orphan a child of the first thread of process 1. The process's own children belong to other threads, so the
+/// reaper takes no exit code that another thread waits for.
 pub fn reaping<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let first = thread::current();
     thread::scope(|scope| {
@@ -227,7 +232,7 @@ pub fn reaping<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Waits for the end of standard input, which the starter holds open.
+/// Waits for the end of standard input, which the outer process holds open.
 fn end_with_starter() {
     let mut byte = [0; 1];
     while matches!(io::Read::read(&mut io::stdin(), &mut byte), Ok(1..)) {}
@@ -238,20 +243,20 @@ fn forbidden(errno: Errno) -> Error {
     forbidden_by(errno.into())
 }
 
-/// Says which of the ways to forbid namespaces is at work here.
+/// Returns the error with the setting that forbids namespaces on this machine.
 fn forbidden_by(source: io::Error) -> Error {
     let setting = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
     let zero = Some("0".to_owned());
     let remedy = if setting("/proc/sys/user/max_user_namespaces") == zero {
-        "This machine allows no user namespaces: `sudo sysctl -w user.max_user_namespaces=15000`, or run as root"
+        "This machine does not allow user namespaces: run `sudo sysctl -w user.max_user_namespaces=15000`, or run as root"
     } else if setting("/proc/sys/kernel/unprivileged_userns_clone") == zero {
-        "User namespaces are for root only here: `sudo sysctl -w kernel.unprivileged_userns_clone=1`, or run as root"
+        "Only root may create user namespaces on this machine: run `sudo sysctl -w kernel.unprivileged_userns_clone=1`, or run as root"
     } else if setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == Some("1".to_owned()) {
-        "AppArmor takes the rights from user namespaces here: \
+        "AppArmor restricts user namespaces on this machine: run \
          `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, or run as root"
     } else {
-        "The kernel or a container's seccomp filter forbids it; in a container, start it with `--privileged` \
-         or `--security-opt seccomp=unconfined --cap-add SYS_ADMIN --cap-add NET_ADMIN`"
+        "The kernel or a container's seccomp filter forbids it; start a container with `--privileged` \
+         or with `--security-opt seccomp=unconfined --cap-add SYS_ADMIN --cap-add NET_ADMIN`"
     };
-    Error::Missing { what: "namespaces of its own", remedy: remedy.to_owned(), cause: source }
+    Error::Missing { what: "the mesh's namespaces", remedy: remedy.to_owned(), cause: source }
 }

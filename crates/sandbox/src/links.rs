@@ -1,7 +1,7 @@
-//! Links, addresses and routes: a bridge in the mesh's own network namespace and a cable to each pod.
+//! Links, addresses and routes: a bridge in the mesh's own network namespace and a veth pair for each pod.
 //!
-//! Linux's `rtnetlink(7)`: every call here is one message of [`crate::netlink`]. Hardware addresses follow from
-//! the IP addresses, so that a neighbour's cache stays right when an address is used again.
+//! Linux's `rtnetlink(7)`: every call here is one message of [`crate::netlink`]. Hardware addresses follow from the IP
+//! addresses, so that a neighbour's cache stays valid when an address is used again.
 
 use std::{
     io,
@@ -13,12 +13,12 @@ use nix::{libc, net::if_::if_nametoindex};
 
 use crate::netlink::{Message, Socket};
 
-/// The bridge's name in the mesh's namespace.
+/// Name of the bridge in the mesh's namespace.
 pub(crate) const BRIDGE: &str = "skysail0";
-/// A pod's only link besides `lo`.
+/// Name of a pod's only link beside `lo`.
 pub(crate) const POD_LINK: &str = "eth0";
 
-/// From linux/veth.h; the C library has no word for it.
+/// From linux/veth.h; the libc crate lacks it.
 const VETH_INFO_PEER: u16 = 1;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
@@ -29,7 +29,7 @@ pub(crate) fn loopback(socket: &mut Socket) -> io::Result<()> {
     up(socket, "lo")
 }
 
-/// Makes the bridge with its address and brings it up.
+/// Creates the bridge with its address and brings it up.
 pub(crate) fn bridge(socket: &mut Socket, address: Ipv4Addr, prefix: u8) -> io::Result<()> {
     let message = Message::new(libc::RTM_NEWLINK, NEW)
         .raw(&link_header(0, 0))
@@ -41,7 +41,7 @@ pub(crate) fn bridge(socket: &mut Socket, address: Ipv4Addr, prefix: u8) -> io::
     up(socket, BRIDGE)
 }
 
-/// Makes a cable: one end, `name`, in the bridge of this socket's namespace, the other as `eth0` in the pod's.
+/// Creates a veth pair: one end, `name`, in the bridge of this socket's namespace, the other as `eth0` in the pod's.
 pub(crate) fn cable(
     socket: &mut Socket,
     bridge: u32,
@@ -66,7 +66,7 @@ pub(crate) fn cable(
     socket.request(vec![message])
 }
 
-/// Gives the pod's link its address and the way out. The calling thread must be in the pod's namespace.
+/// Sets the address and the default route of the pod's link. The calling thread must be in the pod's namespace.
 pub(crate) fn pod(socket: &mut Socket, address: Ipv4Addr, prefix: u8, gateway: Ipv4Addr) -> io::Result<()> {
     loopback(socket)?;
     assign(socket, POD_LINK, address, prefix)?;
@@ -84,7 +84,7 @@ pub(crate) fn pod(socket: &mut Socket, address: Ipv4Addr, prefix: u8, gateway: I
     socket.request(vec![message])
 }
 
-/// Whether packets to an address leave this machine: the kernel neither delivers nor broadcasts them itself.
+/// Returns whether packets to an address leave this machine. The kernel delivers or broadcasts all others itself.
 ///
 /// # Errors
 /// When there is no route to the address.
@@ -112,7 +112,7 @@ fn up(socket: &mut Socket, link: &str) -> io::Result<()> {
     socket.request(vec![Message::new(libc::RTM_NEWLINK, 0).raw(&header)])
 }
 
-/// `struct ifinfomsg`; the flags are set, all others left alone.
+/// Returns `struct ifinfomsg` that sets these flags and leaves all others.
 fn link_header(index: u32, flags: u32) -> [u8; 16] {
     let mut header = [0; 16];
     header[4..8].copy_from_slice(&index.to_ne_bytes());
@@ -123,7 +123,7 @@ fn link_header(index: u32, flags: u32) -> [u8; 16] {
 
 fn hardware_address(address: Ipv4Addr) -> [u8; 6] {
     let [a, b, c, d] = address.octets();
-    // Bit 1 of the first byte says "locally administered" (IEEE 802).
+    // Bit 1 of the first byte means "locally administered" (IEEE 802).
     [0x02, 0x42, a, b, c, d]
 }
 
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_s_own_addresses_are_not_beyond_it() {
+    fn addresses_of_this_machine_are_not_beyond_it() {
         let mut socket = Socket::route().unwrap();
         let own = getifaddrs().unwrap().filter_map(|link| Some(link.address?.as_sockaddr_in()?.ip()));
         let own: Vec<Ipv4Addr> = own.collect();

@@ -1,7 +1,8 @@
-//! The running mesh: one task that owns all state, hears of every event and makes what is there like what is wanted.
+//! The running mesh: one task that owns all state, receives every event and reconciles the pods with the configuration.
 //!
-//! Events are changes of the files, messages of pods, and the clock. After each, [`Mesh::settle`] starts and ends
-//! pods, and [`Mesh::publish`] writes what the control plane reads, what DNS answers and what other commands see.
+//! Events are changes of files, events of pods, and the clock. After each of them, [`Mesh::reconcile`] starts and stops
+//! pods, and [`Mesh::publish`] writes the objects for the control plane, the DNS table and the state file for other
+//! commands.
 
 mod outside;
 mod replicas;
@@ -46,28 +47,28 @@ use crate::{
     token::Issuer,
 };
 
-/// The exit code of a program that cannot run as it is told to: clap's for wrong usage, and `skysail`'s for what cannot be done.
+/// Exit code for wrong usage, of clap and of `skysail`: a restart would fail again.
 const USAGE: i32 = 2;
-/// How often to see whether a file that is gone counts as gone.
+/// Interval at which removed files and starting pods are checked.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What a mesh tells while it runs.
+/// Report of a running mesh.
 #[derive(Debug)]
 pub enum Report {
-    /// Something worth a line.
+    /// A line for the user.
     Note(String),
-    /// The mesh cannot go on.
+    /// The mesh cannot continue.
     Failed(Error),
 }
 
-/// A mesh as seen by the one who started it.
+/// Handle of a running mesh.
 #[derive(Debug)]
 pub struct Started {
-    /// The pods, whenever they change.
+    /// The pods; updated at each change.
     pub state: watch::Receiver<State>,
-    /// What happens.
+    /// Reports.
     pub reports: mpsc::UnboundedReceiver<Report>,
-    /// The control plane's admin page.
+    /// Address of the control plane's admin page.
     pub control: SocketAddr,
 }
 
@@ -81,25 +82,25 @@ struct Mesh {
     names: Table,
     issuer: Issuer,
     bridge: u32,
-    /// The way for connections out of the mesh, if there is to be one.
+    /// Egress, if it is enabled.
     egress: Option<Egress>,
-    /// The folders of PersistentVolumeClaims, by namespace and name.
+    /// Folders of PersistentVolumeClaims, by namespace and name.
     claims: BTreeMap<Key, PathBuf>,
-    /// Pods made so far: numbers links and addresses.
+    /// Number of pods created so far. It numbers links and addresses.
     made: u32,
     virtual_ports: Vec<VirtualPort>,
-    /// Goes with every order of packet rules until it is carried out.
+    /// Cloned into every command to replace packet rules, and dropped when the rules are in force.
     rules_ordered: Arc<()>,
-    /// Told when a farewell is over; one is under way at most.
+    /// Receives each removal when the pods may stop; at most one is under way.
     farewells: mpsc::UnboundedSender<Farewell>,
     farewell_under_way: bool,
     published: BTreeMap<&'static str, String>,
     noted: BTreeSet<String>,
-    /// Workloads that asked for names beyond the mesh, and hosts of ServiceEntries that the control plane asked for.
+    /// Workloads and ServiceEntries whose failed lookups were reported.
     looked_outside: BTreeSet<String>,
-    /// Reports of connections out of the mesh that failed.
+    /// Reports of failed connections to addresses outside the mesh.
     failed_outside: BTreeSet<String>,
-    /// Why some workloads have fewer pods than they ask for.
+    /// Reasons why workloads have fewer pods than their replicas.
     refused: Vec<String>,
     control_process: Option<u32>,
     tell: mpsc::UnboundedSender<((String, String), Event)>,
@@ -108,10 +109,10 @@ struct Mesh {
     process: u32,
 }
 
-/// Sets up the inner side of a mesh and starts it. Call it in the process that [`isolate::run_inside`] started.
+/// Sets up the inner side of a mesh and starts it. Must be called in the process that [`isolate::run_inside`] started.
 ///
 /// # Errors
-/// When the machine lacks something the mesh needs, or the files cannot be read.
+/// When the machine lacks something that the mesh needs, or the files cannot be read.
 pub async fn start(settings: Settings) -> Result<Started, Error> {
     let (process, channel) = isolate::settle(settings.egress)?;
     let mut socket = Socket::route().context("opening a netlink socket")?;
@@ -181,7 +182,7 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
     let (changes, changed) = mpsc::unbounded_channel();
     let failing = mesh.reports.clone();
     tokio::spawn(async move {
-        // Files are read and parsed in a thread of their own: the mesh goes on meanwhile.
+        // Files are read and parsed on a separate thread, so that large files do not block the mesh.
         let parse = move |found: Vec<FileChange>| {
             for change in found {
                 let _ = changes.send(News::of(change));
@@ -196,7 +197,7 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
     Ok(Started { state: watched, reports: reported, control })
 }
 
-/// What the mesh hears, but for the control plane.
+/// Events for the mesh, except those of the control plane.
 struct Inputs {
     told: mpsc::UnboundedReceiver<((String, String), Event)>,
     over: mpsc::UnboundedReceiver<Farewell>,
@@ -217,7 +218,7 @@ impl Mesh {
                 })
                 .await;
             });
-            // Sidecars need its root certificate, and would only be refused until it listens.
+            // Sidecars need its root certificate, and their connections would fail before it listens.
             self.wait_for_control(&mut control_told).await;
         }
         self.settle();
@@ -225,10 +226,10 @@ impl Mesh {
             let settled = Instant::now();
             tokio::select! {
                 Some((key, event)) = told.recv() => {
-                    // What follows from an event is written for all pods at once.
+                    // Waits so that the consequences of several events are written once for all pods.
                     sleep_until(settled + self.pace()).await;
                     self.hear(&key, event);
-                    // Many pods start at once; their news is worked off in one go.
+                    // When many pods start at once, all their events are handled together.
                     while let Ok((key, event)) = told.try_recv() {
                         self.hear(&key, event);
                     }
@@ -237,7 +238,7 @@ impl Mesh {
                 Some(farewell) = over.recv() => self.hear_farewell(&farewell),
                 Some(question) = asked.recv() => {
                     self.hear_question(&question);
-                    // Nothing follows from a question but a message.
+                    // A failed lookup causes a message only.
                     continue;
                 }
                 Some(connection) = failed.recv() => {
@@ -253,7 +254,7 @@ impl Mesh {
                         self.take_objects();
                     }
                 }
-                // Pods that take long to start no longer keep others from starting.
+                // After a while, slowly starting pods no longer delay the start of others.
                 () = sleep(LOOK), if self.starting() > 0 => {}
                 () = sleep(LOOK), if self.files.are_going() => {
                     if self.files.forget() {
@@ -265,7 +266,8 @@ impl Mesh {
         }
     }
 
-    /// Interval in which events of pods are collected before the mesh acts on them, as each action costs time for every pod.
+    /// Returns the time for which events of pods are collected before the mesh acts on them. Each action costs time for
+    /// every pod.
     fn pace(&self) -> Duration {
         Duration::from_micros(250) * u32::try_from(self.pods.len()).unwrap_or(u32::MAX)
     }
@@ -327,14 +329,14 @@ impl Mesh {
                 let Ended { how, code, again, .. } = ended;
                 let log = state.logs.join(format!("{program}.log"));
                 if program == "proxy" && code == Some(USAGE) {
-                    // It will be the same next time, and with all others.
+                    // A restart would fail again, and so would all other sidecars.
                     let what = format!("the sidecar of {}/{} cannot start", key.0, key.1);
                     self.fail(what, &log);
                 } else if let Some(pause) = again {
                     member.failures += 1;
                     member.has_started = true;
                     let line = last_line(&log).unwrap_or_else(|| format!("none in {}", log.display()));
-                    // The first failures say it all; a program that never runs must not fill the screen.
+                    // Later failures have the same cause. A program that never runs must not fill the screen.
                     if member.failures <= 3 {
                         let pause = pause.as_secs_f64();
                         self.say(format!(
@@ -360,11 +362,11 @@ impl Mesh {
         }
     }
 
-    /// Starts the pods that are missing and ends those that are not wanted, then tells everybody.
+    /// Starts missing pods, stops those that are not wanted, and publishes the result.
     fn settle(&mut self) {
         let mut notes: Vec<String> = self.files.notes().map(ToString::to_string).collect();
         if self.settings.control.is_empty() {
-            // Nobody else reports them.
+            // Without a control plane, nothing else reports them.
             notes.extend(self.files.diagnostics().map(|found| found.to_string()));
         }
         notes.extend(publish::notes(&self.settings.published, &self.objects));
@@ -380,7 +382,7 @@ impl Mesh {
         self.begin_farewell();
     }
 
-    /// Writes what follows from the pods' state, wherever it changed.
+    /// Writes the files that depend on the pods' state, as far as they have changed.
     fn publish(&mut self) {
         let pods: Vec<(&Pod, bool)> =
             (self.pods.values()).map(|member| (&member.pod, member.serves())).collect();
@@ -397,7 +399,7 @@ impl Mesh {
         let virtual_ports = plan::virtual_ports(services, addresses, &pods);
         let allocated = self.allocation.assign(&self.objects.entries);
         let hosts = external::hosts(&self.objects.entries, allocated, &pods);
-        // Where the user gave the address, the user's own object stands, and complaints name the user's file.
+        // If the user set the address, the user's own object is used, and diagnostics name the user's file.
         let completed = addresses.iter().filter_map(|(key, address)| {
             let service = services.get(key).filter(|service| service.own_address().is_none())?;
             Some(service.completed(*address))
@@ -446,14 +448,14 @@ impl Mesh {
         }
     }
 
-    /// Ends the mesh with what a program has written.
+    /// Ends the mesh with the content of a program's log as the error.
     fn fail(&self, what: String, log: &Path) {
         let written = fs::read_to_string(log).unwrap_or_default();
         let text = format!("{what}:\n{}", written.trim());
         let _ = self.reports.send(Report::Failed(Error::Refused(text)));
     }
 
-    /// Says something once.
+    /// Reports a text once.
     fn note(&mut self, text: String) {
         if self.noted.insert(text.clone()) {
             self.say(text);
@@ -465,22 +467,22 @@ impl Mesh {
     }
 }
 
-/// Objects as a stream of YAML documents, each of which is JSON.
+/// Returns objects as a stream of YAML documents, each of them JSON.
 fn documents(objects: impl Iterator<Item = serde_json::Value>) -> String {
     objects.map(|object| format!("---\n{object}\n")).collect()
 }
 
-/// Asks a pod's sidecar for its metrics.
+/// Returns the metrics of a pod's sidecar.
 ///
 /// # Errors
-/// When it does not answer.
+/// When the sidecar does not respond.
 pub async fn metrics(pod: &PodState) -> io::Result<String> {
     let address: Ipv4Addr = pod.address.parse().map_err(io::Error::other)?;
     let to = SocketAddr::from((address, skysail_core::names::METRICS_PORT));
     http::get(to, "/stats/prometheus", Duration::from_secs(2)).await.map(|(_, body)| body)
 }
 
-/// The packet rules of a pod with these ports of services.
+/// Returns the packet rules of a pod, given these ports of Services.
 fn rules_of(pod: &Pod, ports: &[VirtualPort]) -> Rules {
     if !pod.sidecar {
         return Rules { output: rules::services(ports.iter()), input: Vec::new() };

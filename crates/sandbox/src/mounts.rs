@@ -1,9 +1,9 @@
-//! What a container sees of the file system: this machine's files, and its volumes over them.
+//! Files that a container sees: this machine's files, and its volumes mounted over them.
 //!
-//! A mount point need not exist on this machine, and nothing may be created there. So a container with volumes gets a root
-//! of its own, a tmpfs whose entries lead to those of this machine's root, as rootless container runtimes make it. A folder
-//! in which a mount point is missing is covered by a tmpfs in the same way. Overlays would do it with fewer mounts, but they
-//! hide what is mounted below them, and not every file system and kernel allows them in a user namespace.
+//! A mount point need not exist on this machine, and must not be created there. Therefore a container with volumes gets
+//! a root of its own: a tmpfs with a bind mount for each entry of this machine's root, as rootless container runtimes
+//! have it. A folder that lacks a mount point is covered by a tmpfs in the same way. Overlays would need fewer mounts,
+//! but they hide the mounts below them, and not every file system and kernel allows them in a user namespace.
 
 use std::{
     collections::BTreeSet,
@@ -27,42 +27,42 @@ use nix::{
     unistd::pivot_root,
 };
 
-/// A volume in a container.
+/// Mount of a volume in a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
-    /// The volume's name, for messages.
+    /// Name of the volume, for messages.
     pub(crate) volume: String,
-    /// The volume's folder.
+    /// Folder of the volume.
     pub(crate) source: PathBuf,
-    /// What of it to mount; all if it is empty.
+    /// Path in the volume that is mounted; empty for the whole volume.
     pub(crate) sub_path: PathBuf,
-    /// Whether `sub_path` is made where it is missing.
+    /// True if a missing `sub_path` is created.
     pub(crate) makes: bool,
     pub(crate) target: PathBuf,
     pub(crate) read_only: bool,
 }
 
-/// The files that the programs of a container see, and the folder they start in.
+/// Files that the programs of a container see, and their working directory.
 #[derive(Debug, Default)]
 pub(crate) struct View {
     mounts: Vec<Mount>,
     working_dir: Option<PathBuf>,
-    /// An empty folder, where the new root is made.
+    /// Empty folder in which the new root is created.
     staging: PathBuf,
-    /// The mount namespace of the program that was started last.
+    /// Mount namespace of the program that was started last.
     namespace: Mutex<Option<File>>,
 }
 
-/// Where the former root is while the new one is made.
+/// Mount point of the former root while the new one is set up.
 const FORMER: &str = "/.skysail-former-root";
-/// Size limit of a tmpfs that holds nothing but mount points.
+/// Size limit of a tmpfs that holds mount points only.
 const POINTS: &str = "mode=0755,size=64m";
-/// Most entries of a folder that is covered.
+/// Maximum number of entries of a covered folder.
 const MOST_ENTRIES: usize = 10_000;
 
 impl View {
     pub(crate) fn new(mut mounts: Vec<Mount>, working_dir: Option<PathBuf>, staging: PathBuf) -> Self {
-        // What is mounted below another volume comes after it.
+        // A mount below another volume must follow that volume.
         mounts.sort_by_key(|mount| mount.target.components().count());
         Self { mounts, working_dir, staging, namespace: Mutex::default() }
     }
@@ -72,19 +72,19 @@ impl View {
         if self.mounts.is_empty() {
             return Ok(());
         }
-        // On a separate thread: after a failure, its mount namespace is in an unknown state.
+        // Runs on a separate thread, because after a failure its mount namespace is in an unknown state.
         let made = thread::scope(|scope| scope.spawn(|| self.make()).join());
         let made = made.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         *self.namespace.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
         Ok(())
     }
 
-    /// The number of the open file of the mount namespace, if there is one of its own.
+    /// Returns the file descriptor of the mount namespace, if there is a separate one.
     pub(crate) fn handle(&self) -> Option<i32> {
         self.namespace.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|file| file.as_raw_fd())
     }
 
-    /// Does something in the container's mount namespace and folder. It must not leave this thread.
+    /// Runs a closure in the container's mount namespace and working directory. The closure must not leave this thread.
     pub(crate) fn within<T>(&self, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let namespace = self.namespace.lock().unwrap_or_else(PoisonError::into_inner);
         if namespace.is_none() && self.working_dir.is_none() {
@@ -92,7 +92,7 @@ impl View {
         }
         let here = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
         let outside = File::open("/proc/thread-self/ns/mnt")?;
-        // The kernel wants that no other thread has the same root and folder.
+        // The kernel requires that no other thread shares the root and the working directory.
         unshare(CloneFlags::CLONE_FS)?;
         if let Some(namespace) = &*namespace {
             setns(namespace.as_fd(), CloneFlags::CLONE_NEWNS)?;
@@ -101,7 +101,7 @@ impl View {
             Some(folder) => std::env::set_current_dir(folder).map_err(|error| {
                 io::Error::new(error.kind(), format!("workingDir {}: {error}", folder.display()))
             }),
-            // A volume may hide the folder of `skysail up`; the program then starts in the root.
+            // A volume may hide the working directory of `skysail up`; the program then starts in the root.
             None => std::env::set_current_dir(&here).or(Ok(())),
         };
         let done = entered.and_then(|()| act());
@@ -112,7 +112,7 @@ impl View {
         done
     }
 
-    /// Makes the mount namespace, on the thread that enters it.
+    /// Creates the mount namespace, on the thread that enters it.
     fn make(&self) -> io::Result<File> {
         let about = |what: &str, error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
         let root = self.root().map_err(|error| about("cannot make a root for its volumes", error))?;
@@ -154,10 +154,10 @@ pub(crate) fn bind(from: &Path, to: &Path, flags: MsFlags) -> io::Result<()> {
     Ok(mount(Some(from), to, nothing, MsFlags::MS_BIND | flags, nothing)?)
 }
 
-/// Makes entries that lead to all those of a folder, with what is mounted there.
+/// Bind-mounts each entry of a folder into another one, including the mounts below it.
 fn fill(from: &Path, to: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(from) {
-        // The program could not read it either.
+        // The program cannot read it either.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
         entries => entries?,
     };
@@ -180,7 +180,7 @@ fn fill(from: &Path, to: &Path) -> io::Result<()> {
         }
         // In a user namespace, a folder can only be bound together with the mounts below it.
         match bind(&from, &to, MsFlags::MS_REC) {
-            // It went in the meantime.
+            // The entry was removed meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             bound => {
                 bound.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", to.display())))?;
@@ -190,10 +190,11 @@ fn fill(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Mounts a volume. `own` are the devices of all that has been made here. Returns those of what is mounted for it.
+/// Mounts a volume. `own` holds the devices of all file systems that were created here. Returns the devices that this
+/// mount adds.
 fn place(mount: &Mount, own: &BTreeSet<u64>) -> io::Result<Vec<u64>> {
     let source = source(mount)?;
-    // By descriptor, as programs of the pod may replace a name.
+    // By descriptor, because programs of the pod may replace a name.
     let by_number = by_number(&source);
     let found = fs::metadata(&by_number)?;
     let (target, covered) = mount_point(&mount.target, found.is_dir(), own)?;
@@ -207,12 +208,13 @@ fn place(mount: &Mount, own: &BTreeSet<u64>) -> io::Result<Vec<u64>> {
     Ok(covered.into_iter().chain([found.dev()]).collect())
 }
 
-/// The path that leads to an open file.
+/// Returns a path that leads to an open file.
 fn by_number(file: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// Opens what is to be mounted. Symbolic links, which the programs of the pod may have made, lead nowhere outside of the volume.
+/// Opens the folder or file to mount. Symbolic links, which the pod's programs may have created, cannot lead out of the
+/// volume.
 fn source(mount: &Mount) -> io::Result<OwnedFd> {
     let former = Path::new(FORMER).join(mount.source.strip_prefix("/").unwrap_or(&mount.source));
     let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
@@ -251,8 +253,8 @@ fn source(mount: &Mount) -> io::Result<OwnedFd> {
     Ok(folder)
 }
 
-/// Makes sure that there is something to mount on, which is not made on this machine. Returns its path without symbolic links, and
-/// the device of the tmpfs that covers a folder for it.
+/// Creates a mount point if there is none, without a change of this machine's files. Returns its path without symbolic
+/// links, and the device of the tmpfs that covers a folder for it.
 fn mount_point(target: &Path, is_dir: bool, own: &BTreeSet<u64>) -> io::Result<(PathBuf, Option<u64>)> {
     if let Ok(there) = target.canonicalize() {
         return match there.is_dir() == is_dir {
@@ -274,7 +276,7 @@ fn mount_point(target: &Path, is_dir: bool, own: &BTreeSet<u64>) -> io::Result<(
         }
     };
     if ["/proc", "/sys"].iter().any(|folder| existing.starts_with(folder)) {
-        return Err(io::Error::other("there is no such folder, and none can be made there"));
+        return Err(io::Error::other("there is no such folder, and it cannot be created there"));
     }
     let data = fs::metadata(&existing)?;
     let covered = match own.contains(&data.dev()) {
@@ -295,7 +297,7 @@ fn mount_point(target: &Path, is_dir: bool, own: &BTreeSet<u64>) -> io::Result<(
 
 /// Covers a folder with a tmpfs that has the same entries. Returns its device.
 fn cover(folder: &Path, permissions: Permissions) -> io::Result<u64> {
-    // Its entries, and the volumes that are mounted on them, are reached by descriptor when it is covered.
+    // The entries of a covered folder, and the volumes mounted on them, are reached by its descriptor.
     let covered = open(folder, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
     tmpfs(folder, POINTS)?;
     fill(&by_number(&covered), folder)?;

@@ -1,18 +1,18 @@
-//! The mesh's networks and their addresses.
+//! Networks of the mesh and their addresses.
 
 use std::{collections::BTreeSet, net::Ipv4Addr};
 
 use crate::objects::fnv;
 
-/// Pods get addresses here; the bridge has the first.
+/// Network of pods; its first address is the bridge's.
 pub(crate) const POD_NETWORK: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 244, 0, 0), 16);
-/// The bridge: gateway, DNS server and control plane.
+/// Address of the bridge: gateway, DNS server and control plane.
 pub(crate) const BRIDGE: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 1);
-/// The first two bytes of virtual addresses.
+/// First two bytes of virtual addresses.
 pub(crate) const SERVICE_NETWORK: [u8; 2] = [10, 96];
 
-/// Takes a free address of the network that has these first two bytes; `None` if it is full. The search starts at a place that
-/// follows from the name.
+/// Allocates a free address of the network with these first two bytes; `None` if it is full. The name determines where
+/// the search starts.
 pub(crate) fn free_address([a, b]: [u8; 2], name: &str, taken: &mut BTreeSet<Ipv4Addr>) -> Option<Ipv4Addr> {
     let start = fnv(name.as_bytes()) as u16;
     let candidates = (0..u16::MAX).map(|step| {

@@ -1,8 +1,9 @@
-//! One pod: a thread that lives in the pod's namespaces, and the programs it keeps running there.
+//! A pod: a thread in the pod's namespaces, and the programs that it supervises there.
 //!
-//! Namespaces belong to threads in Linux, and what a thread starts is born in its namespaces. So a pod needs no
-//! process to hold it: the thread makes its network, mount and host name namespaces, cables itself to the bridge,
-//! sets the packet rules and then supervises sidecar and workload with a runtime of its own.
+//! In Linux, namespaces belong to threads, and a new process inherits the namespaces of the thread that starts it.
+//! Therefore a pod needs no process of its own. The thread creates the network, mount and host name namespaces,
+//! connects the pod to the bridge, sets the packet rules and supervises the sidecar and the containers with a runtime
+//! of its own.
 
 mod mounted;
 
@@ -47,7 +48,7 @@ use crate::{
     },
 };
 
-/// What a pod is made from.
+/// Configuration of a pod.
 pub(crate) struct Blueprint {
     /// Namespace and name.
     pub(crate) key: (String, String),
@@ -55,66 +56,67 @@ pub(crate) struct Blueprint {
     pub(crate) address: Ipv4Addr,
     pub(crate) prefix: u8,
     pub(crate) gateway: Ipv4Addr,
-    /// The bridge's link number and what the pod's end there is called.
+    /// Link index of the bridge.
     pub(crate) bridge: u32,
     pub(crate) link: String,
-    /// Holds the pod's own files.
+    /// Folder of the pod's own files.
     pub(crate) folder: PathBuf,
     pub(crate) domain: &'static str,
     pub(crate) issuer: Issuer,
     pub(crate) rules: Rules,
     pub(crate) sidecar: Option<Program>,
-    /// The volumes that its programs mount, and the files in them.
+    /// Volumes that the pod's programs mount, and their files.
     pub(crate) volumes: Vec<Made>,
     pub(crate) contents: Contents,
-    /// Programs that run to their end, one after the other, before the containers start.
+    /// Programs of the init containers, which run one after the other before the containers start.
     pub(crate) init: Vec<Program>,
     pub(crate) containers: Vec<Containerized>,
 }
 
-/// A container of a pod.
+/// Container of a pod.
 #[derive(Clone, Debug)]
 pub(crate) struct Containerized {
     pub(crate) program: Program,
-    /// How to see that it is ready; without one it is when it runs.
+    /// Readiness check; without one, a running container is ready.
     pub(crate) check: Option<Check>,
-    /// How to see that it is to be started again.
+    /// Startup and liveness probes.
     pub(crate) restart_probes: RestartProbes,
-    /// Its ports, for messages: `8080 (http)`.
+    /// Ports for messages: `8080 (http)`.
     pub(crate) ports: Vec<String>,
 }
 
-/// What the mesh tells a pod.
+/// Command from the mesh to a pod.
 #[derive(Debug)]
 pub(crate) enum Order {
-    /// Replace the packet rules. What comes with them is dropped when that is done.
+    /// Replace the packet rules. The second value is dropped when the rules are in force.
     Rules(Rules, Arc<()>),
-    /// Replace the files of its volumes.
+    /// Replace the files of the pod's volumes.
     Contents(Contents),
-    /// End within this time: first the workload, then the sidecar.
+    /// Stop within this time: first the containers, then the sidecar.
     Stop(Duration),
 }
 
-/// What a pod tells the mesh.
+/// Event that a pod reports to the mesh.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// The namespaces are there, open under these file numbers.
+    /// The namespaces exist, with these file descriptors.
     Made(Handles),
-    /// It became ready, or stopped being so; for the latter, why.
+    /// The pod is ready, or is not, with the reason.
     Ready(Result<(), String>),
-    /// A program started under this number, and with this file of its mount namespace, if it has one of its own.
+    /// A program started with this process id, and this file descriptor of its mount namespace if it has a separate
+    /// one.
     Started(String, u32, Option<i32>),
     /// A program ended.
     Ended(String, Ended),
-    /// All of its containers have ended for good; if one of them failed, which and how.
+    /// All containers have ended for good. The error names the container that failed.
     Completed(Result<(), String>),
-    /// The pod could not be made or kept.
+    /// The pod could not be created, or its packet rules not be replaced.
     Failed(Error),
-    /// It is over.
+    /// The pod has ended.
     Gone,
 }
 
-/// A running pod.
+/// Handle of a running pod.
 #[derive(Debug)]
 pub(crate) struct Running {
     orders: mpsc::UnboundedSender<Order>,
@@ -122,25 +124,25 @@ pub(crate) struct Running {
 
 type Tell = mpsc::UnboundedSender<((String, String), Event)>;
 
-/// The sidecar gets this long to end: more than the 5 s in which it finishes what it has in hand.
+/// Grace period of the sidecar. It exceeds the 5 s in which the sidecar drains its connections.
 const SIDECAR_GRACE: Duration = Duration::from_secs(8);
-/// How often to see whether a sidecar that starts is ready.
+/// Interval at which a starting sidecar is checked for readiness.
 const SIDECAR_LOOK: Duration = Duration::from_millis(50);
-/// How often a ready sidecar is probed, as by Istio's injection.
+/// Probe interval of a ready sidecar, the one of Istio's injection.
 const SIDECAR_PERIOD: Duration = Duration::from_secs(15);
 
 impl Running {
-    /// Starts a pod. What becomes of it arrives at `tell` under its name.
+    /// Starts a pod. Its events are sent to `tell` under its key.
     pub(crate) fn start(blueprint: Blueprint, tell: Tell) -> io::Result<Self> {
         let (orders, received) = mpsc::unbounded_channel();
         std::thread::Builder::new().name(format!("pod {}", blueprint.key.1)).spawn(move || {
             let key = blueprint.key.clone();
-            // A thread that panics without a word would leave its pod in the list for ever.
+            // After an unreported panic, the mesh would list the pod forever.
             let ended = catch_unwind(AssertUnwindSafe(|| live(&blueprint, received, &tell)));
             let failed = match ended {
                 Ok(ended) => ended.err(),
                 Err(_) => Some(Error::Refused(format!(
-                    "the thread of pod {}/{} panicked, which is a mistake in this program; the message is above",
+                    "the thread of pod {}/{} panicked, which is a bug; the message is above",
                     key.0, key.1
                 ))),
             };
@@ -152,19 +154,19 @@ impl Running {
         Ok(Self { orders })
     }
 
-    /// Gives an order. A pod that is gone needs none.
+    /// Sends a command. Does nothing if the pod has ended.
     pub(crate) fn order(&self, order: Order) {
         let _ = self.orders.send(order);
     }
 }
 
-/// The whole life of a pod, on its thread.
+/// Creates the pod, supervises it and returns at its end. Runs on the pod's thread.
 fn live(pod: &Blueprint, orders: mpsc::UnboundedReceiver<Order>, tell: &Tell) -> Result<(), Error> {
     let say = |event| {
-        // Nobody to tell means that the mesh ends, and the pod with it.
+        // The receiver is gone when the mesh ends, and the pod ends with it.
         let _ = tell.send((pod.key.clone(), event));
     };
-    // Opened before the thread leaves the bridge's namespace.
+    // It must be opened before the thread leaves the bridge's namespace.
     let mut outside = Socket::route().context("opening a netlink socket")?;
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS)
         .context("making the pod's namespaces (is user.max_net_namespaces too low?)")?;
@@ -200,7 +202,7 @@ fn missing(what: &'static str, module: &str, source: io::Error) -> Error {
     Error::Missing { what, remedy, cause: source }
 }
 
-/// Opens the way to the packet rules of this thread's network.
+/// Opens a netlink socket for the packet rules of this thread's network namespace.
 pub(crate) fn netfilter() -> Result<Socket, Error> {
     Socket::netfilter().map_err(|source| missing("packet rules (nf_tables)", "nf_tables", source))
 }
@@ -212,7 +214,7 @@ pub(crate) fn set_rules(netfilter: &mut Socket, rules: &Rules) -> Result<(), Err
     })
 }
 
-/// The pod's own versions of the files that say how names are resolved, and its token.
+/// Writes the pod's token and its own versions of the files for name resolution.
 fn write_files(pod: &Blueprint) -> Result<(), Error> {
     fs::create_dir_all(&pod.folder).context(format!("making {}", pod.folder.display()))?;
     write_token(pod).context("writing the service account token")?;
@@ -223,7 +225,7 @@ fn write_files(pod: &Blueprint) -> Result<(), Error> {
         pod.gateway
     );
     let hosts = format!("127.0.0.1\tlocalhost\n::1\tlocalhost\n{}\t{name}\n", pod.address);
-    // The host's own file may send names to a resolver that knows nothing of the mesh.
+    // The host's file may send names to a resolver that does not know the mesh.
     let switch = fs::read_to_string("/etc/nsswitch.conf").unwrap_or_default();
     let others = switch.lines().filter(|line| !line.trim_start().starts_with("hosts:"));
     let switch = others.chain(["hosts: files dns"]).flat_map(|line| [line, "\n"]).collect();
@@ -244,7 +246,7 @@ fn write_files(pod: &Blueprint) -> Result<(), Error> {
     Ok(())
 }
 
-/// Replaces the token's file, so that a reader sees the old token or the new one.
+/// Replaces the token's file atomically.
 fn write_token(pod: &Blueprint) -> io::Result<()> {
     let (namespace, name) = &pod.key;
     let token = pod.issuer.token(namespace, &pod.account, name, TOKEN_AUDIENCE)?;
@@ -267,13 +269,13 @@ async fn supervise(
     let mut stopped_early = programs_stopped.clone();
     let volumes = Volumes::new(pod, store);
     let workload = async {
-        // As with Istio's native sidecars: what the workload does first already finds a way out.
+        // As with Istio's native sidecars, the first request of a container already finds the sidecar ready.
         let starts = tokio::select! {
             () = async { tokio::join!(sidecar_ready(&watched, &lives), volumes.mounted(pod, &lives)); } => true,
             _ = stopped_early.wait_for(Option::is_some) => false,
         };
         let finish = if starts { run_containers(pod, &programs_stopped, &lives, say).await } else { None };
-        // Only when the workload has answered its last request may the sidecar go.
+        // The sidecar stops only after the containers, so that they can answer their last requests.
         stop_sidecar.send_replace(Some(SIDECAR_GRACE));
         if let Some(result) = finish {
             say(Event::Completed(result));
@@ -313,7 +315,7 @@ async fn supervise(
     }
 }
 
-/// What must run for the pod to be ready: the sidecar first, and every container.
+/// Returns the conditions for the pod's readiness: the sidecar first, then every container.
 fn watched(pod: &Blueprint) -> Vec<Watched> {
     let sidecar = pod.sidecar.iter();
     let sidecar = sidecar.map(|_| (String::from("sidecar"), Some(sidecar_check()), RestartProbes::default()));
@@ -325,7 +327,8 @@ fn watched(pod: &Blueprint) -> Vec<Watched> {
         .collect()
 }
 
-/// Runs the init containers and then the containers. `None` when they were stopped, and else whether all succeeded.
+/// Runs the init containers and then the containers. Returns `None` if they were stopped, and otherwise whether all
+/// succeeded.
 async fn run_containers(
     pod: &Blueprint,
     stopped: &watch::Receiver<Option<Duration>>,
@@ -367,7 +370,7 @@ async fn run_containers(
     }))
 }
 
-/// The state of a program after this outcome.
+/// Returns the status of a program after an event.
 fn life(program: &Program, ports: &[String], outcome: &Outcome) -> Life {
     match outcome {
         Outcome::Started(..) => Life::Running(Instant::now(), None),
@@ -383,7 +386,7 @@ fn tell(program: &Program, say: &impl Fn(Event), outcome: Outcome) {
     });
 }
 
-/// Why a container is not ready that has ended, in Kubernetes' words.
+/// Returns the reason why a container that has ended is not ready, in Kubernetes' terms.
 fn crash(ended: &Ended, last_line: &str, ports: &[String]) -> String {
     let word = match (ended.code, ended.crashes) {
         (Some(0), ..=1) => "Completed",
@@ -400,7 +403,7 @@ fn crash(ended: &Ended, last_line: &str, ports: &[String]) -> String {
     format!("{word}: {}: {last_line}{ports}", ended.how)
 }
 
-/// Says of all containers what they wait for.
+/// Sets the reason for which all containers wait.
 fn wait(pod: &Blueprint, lives: &Lives, reason: &str) {
     let first = usize::from(pod.sidecar.is_some());
     (0..pod.containers.len()).for_each(|index| lives.set(first + index, Life::Waiting(reason.to_owned())));

@@ -1,4 +1,4 @@
-//! Processes that are kept running: started again with growing pauses when they end, their output in a file.
+//! Supervised processes: restarted with growing pauses when they end, with their output in a file.
 
 use std::{
     collections::BTreeMap,
@@ -22,84 +22,85 @@ use tokio::{
 
 use crate::{log::Output, mounts::View};
 
-/// A program to keep running.
+/// A program and its restart policy.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
-    /// What messages call it: the container's name, or `proxy`.
+    /// Name in messages: the container's name, or `proxy`.
     pub(crate) name: String,
-    /// The program's file and its arguments.
+    /// File of the program and its arguments.
     pub(crate) command: Vec<String>,
-    /// Its environment, besides what all programs get.
+    /// Environment variables beside [`INHERITED`].
     pub(crate) environment: BTreeMap<String, String>,
-    /// Gets its standard output and error.
+    /// File for standard output and standard error.
     pub(crate) log: PathBuf,
-    /// When it is started again.
+    /// Restart policy.
     pub(crate) restart: Restart,
-    /// The files it sees.
+    /// Files that the program sees.
     pub(crate) view: Arc<View>,
 }
 
-/// When a program that has ended is started again: a pod's `restartPolicy`.
+/// Restart policy of a program: a pod's `restartPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Restart {
     Always,
-    /// When it has failed, so many times at most.
+    /// Restart after a failure, at most this number of times.
     OnFailure(u32),
     Never,
 }
 
-/// Something that happened to a program.
+/// Event of a supervised program.
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
-    /// It runs, under this process number and with this file of its mount namespace, if it has one of its own.
+    /// The program runs, with this process id, and this file descriptor of its mount namespace if it has a separate
+    /// one.
     Started(u32, Option<i32>),
-    /// It could not be started, or has ended.
+    /// The program could not be started, or has ended.
     Ended(Ended),
 }
 
-/// How a program ended.
+/// End of a process.
 #[derive(Clone, Debug)]
 pub(crate) struct Ended {
-    /// For people: `exit status: 1`.
+    /// Description for messages, such as `exit status: 1`.
     pub(crate) how: String,
-    /// The exit code, if it ended by itself.
+    /// Exit code; `None` if a signal ended the process.
     pub(crate) code: Option<i32>,
-    /// How often in a row it has failed soon after its start.
+    /// Number of consecutive failures, each soon after a start.
     pub(crate) crashes: u32,
-    /// After this time it is started again; `None`: never.
+    /// Pause before the next start; `None` if the program is not restarted.
     pub(crate) again: Option<Duration>,
 }
 
-/// An order to end a program and start it again, if it is started again at all.
+/// Request to end a process. The program's restart policy then applies.
 #[derive(Clone, Debug)]
 pub(crate) struct Kill {
     pub(crate) reason: String,
-    /// Time that the program gets for ending by itself.
+    /// Time between SIGTERM and SIGKILL.
     pub(crate) grace: Duration,
 }
 
-/// Orders to end what runs at that time.
+/// Requests to end the process that runs at that time.
 pub(crate) type Kills = watch::Receiver<Option<Kill>>;
 
-/// Why a program is not kept running any more.
+/// Reason why a program is no longer supervised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finish {
-    /// It was stopped.
+    /// The program was stopped.
     Stopped,
-    /// It has done its work.
+    /// The program has ended with exit code 0.
     Succeeded,
-    /// It has failed, and is not started again.
+    /// The program has failed, and its restart policy forbids a restart.
     Failed,
 }
 
 impl Program {
-    /// What it wrote last: mostly why it ended.
+    /// Returns the last line of the program's log, which usually tells why it ended.
     pub(crate) fn last_line(&self) -> String {
-        last_line(&self.log).unwrap_or_else(|| format!("nothing in {}", self.log.display()))
+        last_line(&self.log).unwrap_or_else(|| format!("{} is empty", self.log.display()))
     }
 }
 
-/// The last line of a log that says something.
+/// Returns the last line of a log that is not blank.
 pub(crate) fn last_line(log: &Path) -> Option<String> {
     let mut file = File::open(log).ok()?;
     let length = file.metadata().ok()?.len();
@@ -110,18 +111,19 @@ pub(crate) fn last_line(log: &Path) -> Option<String> {
     text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
 }
 
-/// What all programs get from the environment of `skysail up`.
+/// Variables that programs inherit from the environment of `skysail up`.
 const INHERITED: [&str; 7] = ["PATH", "HOME", "TERM", "LANG", "TMPDIR", "SKYSAIL_LOG", "RUST_BACKTRACE"];
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// A program that ran this long is no longer counted as failing.
+/// Runtime after which the failure count and the pause are reset.
 const SETTLED: Duration = Duration::from_secs(10);
-/// So much of a log is looked at for its last line, in bytes.
+/// Number of bytes at the end of a log that are searched for its last line.
 const TAIL: u64 = 8 << 10;
 
-/// Keeps a program running until it has done its work, or `stop` holds the time it gets for ending by itself.
+/// Runs a program and restarts it by its policy, until it has finished or `stop` holds the time between SIGTERM and
+/// SIGKILL.
 ///
-/// It is started in the namespaces of the calling thread.
+/// The program starts in the namespaces of the calling thread.
 pub(crate) async fn keep(
     program: &Program,
     mut stop: watch::Receiver<Option<Duration>>,
@@ -132,7 +134,7 @@ pub(crate) async fn keep(
     let (mut failures, mut crashes) = (0, 0);
     loop {
         let started = Instant::now();
-        // Those were for the process before.
+        // Earlier requests were for the previous process.
         kills.iter_mut().for_each(watch::Receiver::mark_unchanged);
         let ended = match spawn(program) {
             Ok((mut child, mut output)) => {
@@ -191,12 +193,12 @@ pub(crate) async fn keep(
 async fn stopping(stop: &mut watch::Receiver<Option<Duration>>) -> Duration {
     match stop.wait_for(Option::is_some).await {
         Ok(grace) => grace.unwrap_or_default(),
-        // Nobody is left to tell, so the mesh ends.
+        // The sender is gone, so the mesh ends.
         Err(_) => Duration::ZERO,
     }
 }
 
-/// Waits for an order; without a source there is none.
+/// Waits for a request; without a source it never returns.
 async fn killed(kills: Option<&mut Kills>) -> Kill {
     if let Some(kills) = kills
         && kills.changed().await.is_ok()
@@ -207,7 +209,7 @@ async fn killed(kills: Option<&mut Kills>) -> Kill {
     std::future::pending().await
 }
 
-/// Asks a process to end, and makes it end when it takes too long.
+/// Sends SIGTERM to a process, and SIGKILL after the grace period.
 async fn end(child: &mut Child, grace: Duration) {
     if let Some(id) = child.id().and_then(|id| i32::try_from(id).ok()) {
         let _ = kill(Pid::from_raw(id), Signal::SIGTERM);
@@ -217,10 +219,10 @@ async fn end(child: &mut Child, grace: Duration) {
     }
 }
 
-/// Ends what a program left behind: a container's processes end with its first.
+/// Kills the remaining processes of a program's group, because a container ends with its first process.
 fn end_group(group: Option<u32>) {
     if let Some(group) = group.and_then(|id| i32::try_from(id).ok()) {
-        // Mostly there is nothing left.
+        // It fails if no process is left, which is the usual case.
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
     }
 }
@@ -234,8 +236,8 @@ fn spawn(program: &Program) -> io::Result<(Child, Output)> {
     Ok((child, output))
 }
 
-/// Runs a command with the environment and the files of a container, and returns how it ended; `None` if that takes longer than the limit. Its
-/// output is dropped, and no process of it is left.
+/// Runs a command with the environment and the files of a container, and returns how it ended; `None` if it exceeds the
+/// limit. Discards its output and leaves no process of it.
 pub(crate) async fn run(
     words: &[String],
     environment: &BTreeMap<String, String>,
@@ -251,14 +253,15 @@ pub(crate) async fn run(
     ended.ok().transpose()
 }
 
-/// The command of a program. It holds the pipe open, which the program is to be alone with, so it must not be kept.
+/// Returns the command of a program. The command holds the write end of the log's pipe, so the caller must drop it
+/// after the start.
 fn command(program: &Program, file: &str, arguments: &[String], log: OwnedFd) -> io::Result<Command> {
     let mut command = isolated(file, arguments, &program.environment);
     command.stdout(log.try_clone()?).stderr(log);
     Ok(command)
 }
 
-/// A command in a process group of its own, with this environment and little of that of `skysail up`.
+/// Returns a command in a process group of its own, with this environment and the variables of [`INHERITED`].
 fn isolated(file: &str, arguments: &[String], environment: &BTreeMap<String, String>) -> Command {
     let inherited = INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
     let mut command = Command::new(file);
@@ -270,7 +273,7 @@ fn isolated(file: &str, arguments: &[String], environment: &BTreeMap<String, Str
         .env("NO_COLOR", "1")
         .envs(environment)
         .stdin(Stdio::null())
-        // A Ctrl-C on the terminal is for `skysail up` alone, and what it starts can be ended with it.
+        // A Ctrl-C on the terminal is for `skysail up` alone, and the group can be ended as a whole.
         .process_group(0)
         .kill_on_drop(true);
     command
@@ -282,7 +285,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     #[tokio::test]
-    async fn a_program_is_started_again_until_it_is_stopped() {
+    async fn a_program_is_restarted_until_it_is_stopped() {
         let folder = tempfile::tempdir().unwrap();
         let program = Program {
             name: "p".to_owned(),
@@ -310,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_program_writes_takes_bounded_space() {
+    async fn the_size_of_a_log_is_bounded() {
         let folder = tempfile::tempdir().unwrap();
         let program = Program {
             name: "p".to_owned(),
@@ -331,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_has_done_its_work_or_failed_too_often_stays_ended() {
+    async fn a_program_is_not_restarted_after_success_or_too_many_failures() {
         let folder = tempfile::tempdir().unwrap();
         let run = async |command: &str, restart| {
             let program = Program {

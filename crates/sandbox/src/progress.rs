@@ -1,7 +1,7 @@
-//! How far the mesh's word has got: read by the control plane, and answered by the sidecars.
+//! Propagation of the mesh's changes: read by the control plane, and acknowledged by the sidecars.
 //!
-//! A pod is ready only when others can call it, and may end only when nobody does any more. Both follow from what
-//! the mesh writes about it, and the control plane's admin page says who has heard.
+//! A pod is ready only when other pods can call it, and may stop only when no pod calls it any more. Both follow from
+//! the objects that the mesh writes. The control plane's admin pages show which proxies have acknowledged them.
 
 use std::{
     collections::BTreeMap,
@@ -17,29 +17,29 @@ use tokio::time::sleep;
 
 use crate::{http, rundir::PodState};
 
-/// What the mesh writes for the control plane, in its folder.
+/// Files with the objects that the mesh writes for the control plane, in its folder.
 pub(crate) const PODS: &str = "generated/pods.yaml";
 pub(crate) const SERVICES: &str = "generated/services.yaml";
 
-/// How often to ask.
+/// Interval of the requests to the admin page.
 const LOOK: Duration = Duration::from_millis(50);
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// How far it has got.
+/// State of the propagation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// On its way.
+    /// Some proxies have not answered.
     UnderWay,
-    /// Everybody has answered, but not everybody has taken it.
+    /// All proxies have answered, and some have rejected a resource.
     Refused,
-    /// Everybody has taken it.
+    /// All proxies have acknowledged.
     Taken,
 }
 
-/// How a proxy gets on, as the control plane tells it.
+/// State of a proxy, as the control plane's `/debug/syncz` shows it.
 #[derive(Debug, Deserialize)]
 struct Client {
-    /// Its node id, `sidecar~ADDRESS~…`.
+    /// Node id, `sidecar~ADDRESS~…`.
     proxy: String,
     types: BTreeMap<String, Kind>,
 }
@@ -51,8 +51,8 @@ struct Kind {
     synced: bool,
 }
 
-/// Asks how far what lies in the mesh's folder has got. Every connected proxy must have answered, and these pods'
-/// sidecars must be connected.
+/// Returns how far the objects in the mesh's folder have propagated. Every connected proxy must have answered, and the
+/// sidecars of these pods must be connected.
 pub async fn look<'a>(
     control: SocketAddr,
     folder: &Path,
@@ -98,7 +98,7 @@ async fn page<T: for<'a> Deserialize<'a>>(control: SocketAddr, path: &str) -> Op
     }
 }
 
-/// Waits until everybody has answered. Two looks in a row must say so, as a push may be about to begin.
+/// Waits until all proxies have answered. Two results in a row must say so, because a push may be about to start.
 pub(crate) async fn answered(control: SocketAddr, folder: &Path, pods: &[PodState]) {
     let mut looks = 0;
     while looks < 2 {
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn everybody_must_have_read_and_answered() {
+    async fn the_control_plane_and_all_proxies_must_be_up_to_date() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("generated")).unwrap();
         let write = |file: &str, text: &str| fs::write(folder.path().join(file), text).unwrap();

@@ -1,4 +1,4 @@
-//! Whether a pod is ready: how its programs do, and what its probes say.
+//! Readiness of a pod: the status of its programs and the results of its probes.
 
 use std::{
     cell::RefCell,
@@ -20,14 +20,14 @@ use crate::{
     process::{self, Kill, Kills},
 };
 
-/// How to find out whether a container is ready.
+/// Readiness check of a container.
 #[derive(Clone, Debug)]
 pub(crate) struct Check {
     pub(crate) probe: Probe,
-    /// How often to probe a container that is ready; `None` where the end of its program says enough.
+    /// Probe interval of a ready container; `None` if the end of its program is sufficient.
     pub(crate) period: Option<Duration>,
     pub(crate) limit: Duration,
-    /// Failures in a row that make it not ready.
+    /// Number of consecutive failures after which it is not ready.
     pub(crate) failures: u32,
 }
 
@@ -37,33 +37,33 @@ pub(crate) struct RestartProbe {
     pub(crate) check: Check,
     /// Time between the program's start and the first probe.
     pub(crate) delay: Duration,
-    /// Time that the program gets for ending by itself.
+    /// Time between SIGTERM and SIGKILL.
     pub(crate) grace: Duration,
 }
 
-/// The probes of a container besides readiness.
+/// Startup and liveness probes of a container.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RestartProbes {
-    /// The others wait until it has succeeded.
+    /// The other probes wait until it has succeeded.
     pub(crate) startup: Option<RestartProbe>,
     pub(crate) liveness: Option<RestartProbe>,
 }
 
-/// What to try.
+/// Action of a probe.
 #[derive(Clone, Debug)]
 pub(crate) enum Probe {
-    /// A port accepts.
+    /// A port accepts a connection.
     Connect(u16),
-    /// A page is there.
+    /// A GET request of this path succeeds.
     Get(u16, String),
-    /// A gRPC server's health service says so (grpc.health.v1), for this service.
+    /// A gRPC server's health service (grpc.health.v1) reports this service as serving.
     Grpc(u16, String),
     /// A command succeeds, with this environment and these files.
     Exec(Vec<String>, BTreeMap<String, String>, Arc<View>),
 }
 
 impl Check {
-    /// The port accepts, as long as the program runs.
+    /// Returns a check that succeeds when the port accepts a connection.
     pub(crate) fn accepts(port: u16) -> Self {
         Self { probe: Probe::Connect(port), period: None, limit: Duration::from_secs(1), failures: 3 }
     }
@@ -115,34 +115,34 @@ impl Check {
     }
 }
 
-/// Connections from here are not intercepted; see [`crate::rules`].
+/// Source address of probes. Connections from it are not intercepted; see [`crate::rules`].
 const PROBES_FROM: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
-/// What is not ready is probed this often at first, and after ten failures ten times as rarely.
+/// Probe interval of a program that is not ready. It grows with each failure, to ten times this value.
 const IMPATIENT: Duration = Duration::from_millis(100);
-/// The reason before the first probe.
+/// Reason before the first probe.
 pub(crate) const STARTING: &str = "starting";
-/// A program that has crashed counts as running again after this time.
+/// Runtime after which a program that has crashed counts as running again.
 const PROVED: Duration = Duration::from_secs(1);
 
-/// How a program does.
+/// Status of a program.
 #[derive(Clone, Debug)]
 pub(crate) enum Life {
-    /// It is not started yet, with the reason.
+    /// It is not started yet, for this reason.
     Waiting(String),
-    /// It runs since then; the reason for which it was not running before, if it had crashed.
+    /// It runs since this time. The text is the reason of the crash before, if there was one.
     Running(Instant, Option<String>),
-    /// It has crashed, with the reason, and is started again.
+    /// It has crashed, for this reason, and is restarted.
     Crashed(String),
-    /// It has done its work.
+    /// It has ended with exit code 0 and is not restarted.
     Done,
 }
 
-/// The states of a pod's programs: set by the tasks that run them, read by [`watch()`].
+/// Status of a pod's programs: set by the tasks that run them, read by [`watch()`].
 #[derive(Debug)]
 pub(crate) struct Lives {
     lives: Vec<watch::Sender<Life>>,
     kills: Vec<watch::Sender<Option<Kill>>>,
-    /// Whether each program is ready, and if not, why.
+    /// Readiness of each program, or the reason why it is not ready.
     ready: RefCell<Vec<Result<(), String>>>,
     changed: Notify,
 }
@@ -158,7 +158,7 @@ impl Lives {
         }
     }
 
-    /// Sets the state of a program.
+    /// Sets the status of a program.
     pub(crate) fn set(&self, program: usize, life: Life) {
         let Some(known) = self.lives.get(program) else { return };
         known.send_modify(|known| {
@@ -169,12 +169,12 @@ impl Lives {
         });
     }
 
-    /// The orders to end a program.
+    /// Returns the requests to end a program.
     pub(crate) fn kills(&self, program: usize) -> Option<Kills> {
         self.kills.get(program).map(watch::Sender::subscribe)
     }
 
-    /// Whether a program was ready when it was probed last.
+    /// Returns whether a program was ready at its last probe.
     pub(crate) fn is_ready(&self, program: usize) -> bool {
         self.ready.borrow().get(program).is_some_and(Result::is_ok)
     }
@@ -187,17 +187,17 @@ impl Lives {
     }
 }
 
-/// A program of a pod that must run, or be done, for the pod to be ready.
+/// A program that must run, or have succeeded, for the pod to be ready.
 pub(crate) struct Watched {
-    /// Its place in [`Lives`].
+    /// Index in [`Lives`].
     pub(crate) program: usize,
-    /// What messages call it: `sidecar`, or `container web`.
+    /// Name in messages: `sidecar`, or `container web`.
     pub(crate) name: String,
     pub(crate) check: Option<Check>,
     pub(crate) restart_probes: RestartProbes,
 }
 
-/// Reports every change of the pod's readiness. Never ends.
+/// Reports every change of the pod's readiness. Does not return.
 pub(crate) async fn watch(
     address: Ipv4Addr,
     all: &[Watched],
@@ -219,7 +219,7 @@ pub(crate) async fn watch(
             lives.changed.notified().await;
         }
     };
-    // Each program is followed by itself, so that a slow probe delays no other.
+    // Each program has a task of its own, so that a slow probe delays no other.
     let follow_all = join_all(all.iter().map(|one| follow(address, one, lives)));
     tokio::select! {
         () = report => {}
@@ -227,7 +227,7 @@ pub(crate) async fn watch(
     }
 }
 
-/// Keeps the readiness of one program up to date.
+/// Updates the readiness of one program.
 async fn follow(address: Ipv4Addr, one: &Watched, lives: &Lives) {
     let Some(sender) = lives.lives.get(one.program) else { return };
     let mut life = sender.subscribe();
@@ -235,7 +235,7 @@ async fn follow(address: Ipv4Addr, one: &Watched, lives: &Lives) {
         let now = life.borrow_and_update().clone();
         let settled = match now {
             Life::Running(since, crashed) => {
-                // A probe of a process that has ended says nothing.
+                // A probe is dropped when its process ends, because its result would be about the next one.
                 tokio::select! {
                     changed = life.changed() => changed,
                     () = probe(address, one, lives, since, crashed) => Ok(()),
@@ -256,7 +256,7 @@ async fn follow(address: Ipv4Addr, one: &Watched, lives: &Lives) {
     }
 }
 
-/// Probes a process that runs since then, as long as it does.
+/// Probes a process that runs since this time, until the caller drops the future.
 async fn probe(address: Ipv4Addr, one: &Watched, lives: &Lives, since: Instant, crashed: Option<String>) {
     let RestartProbes { startup, liveness } = &one.restart_probes;
     let kill = |field: &str, reason: String, grace: Duration| {
@@ -288,7 +288,7 @@ async fn probe(address: Ipv4Addr, one: &Watched, lives: &Lives, since: Instant, 
         } else {
             lives.settle(one.program, Err(STARTING.to_owned()));
         }
-        // The sender is there as long as this is.
+        // The sender outlives this future.
         let _ = has_started.wait_for(|started| *started).await;
         be_ready(address, one, lives).await;
     };
@@ -298,7 +298,7 @@ async fn probe(address: Ipv4Addr, one: &Watched, lives: &Lives, since: Instant, 
     }
 }
 
-/// Probes until the program has started, for as long as its failures may take.
+/// Runs the startup probe until it succeeds. Fails after the number of failures, at the probe's period.
 async fn start(address: Ipv4Addr, startup: &RestartProbe, since: Instant) -> Result<(), String> {
     let RestartProbe { check, delay, .. } = startup;
     let period = check.period.unwrap_or(IMPATIENT).max(IMPATIENT);
@@ -308,14 +308,14 @@ async fn start(address: Ipv4Addr, startup: &RestartProbe, since: Instant) -> Res
         match check.attempt(address).await {
             Ok(()) => break,
             Err(reason) if Instant::now() >= until => return Err(reason),
-            // More often than the period, so that the pod is ready sooner.
+            // Probes more often than the period, so that the pod is ready sooner.
             Err(_) => sleep((IMPATIENT * tried).min(period)).await,
         }
     }
     Ok(())
 }
 
-/// Probes a program that has started, until it has failed too often in a row. Returns the last reason.
+/// Runs the liveness probe until it has failed too often in a row. Returns the last reason.
 async fn live(address: Ipv4Addr, liveness: &RestartProbe, since: Instant) -> String {
     let RestartProbe { check, delay, .. } = liveness;
     sleep_until(since + *delay).await;
@@ -330,7 +330,7 @@ async fn live(address: Ipv4Addr, liveness: &RestartProbe, since: Instant) -> Str
     }
 }
 
-/// Probes a program that has started for readiness.
+/// Runs the readiness probe of a program that has started.
 async fn be_ready(address: Ipv4Addr, one: &Watched, lives: &Lives) {
     let settle = |state| lives.settle(one.program, state);
     let Some(check) = &one.check else {
@@ -368,7 +368,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs `watch` over one program with a check, and gives what it says.
+    /// Runs `watch` over one program with a check. Returns its reports.
     async fn following(
         lives: &Lives,
         check: Option<Check>,
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_crashes_is_not_ready_though_its_port_accepts() {
+    async fn a_crashed_program_is_not_ready_although_its_port_accepts() {
         let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = other.local_addr().unwrap().port();
         let lives = Lives::new(1);
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_other_probes_wait_for_startup_and_a_failure_ends_the_program() {
+    async fn other_probes_wait_for_the_startup_probe_and_a_failure_ends_the_program() {
         let check = |command: &str| Check {
             probe: Probe::Exec(
                 ["/bin/sh", "-c", command].map(str::to_owned).to_vec(),
@@ -434,7 +434,7 @@ mod tests {
             grace: Duration::from_secs(7),
         };
         for (startup, liveness, reason, after) in [
-            // A program that does not start has time for all failures, and liveness is not asked.
+            // The startup probe has time for all its failures, and the liveness probe does not run.
             (Some("exit 1"), "exit 2", "startupProbe failed: `/bin/sh -c exit 1`: exit status: 1", 250),
             (Some("exit 0"), "exit 2", "livenessProbe failed: `/bin/sh -c exit 2`: exit status: 2", 150),
             (None, "exit 2", "livenessProbe failed: `/bin/sh -c exit 2`: exit status: 2", 150),
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn commands_are_probes_too() {
+    async fn a_command_is_a_probe() {
         let check = |words: &[&str]| Check {
             probe: Probe::Exec(
                 words.iter().map(|word| (*word).to_owned()).collect(),

@@ -47,28 +47,28 @@ pub struct PodState {
     pub kind: String,
     /// The workload it belongs to.
     pub workload: String,
-    /// Its service account.
+    /// Service account.
     pub account: String,
-    /// Its address.
+    /// IP address.
     pub address: String,
-    /// Whether it has a sidecar.
+    /// True if the pod has a sidecar.
     pub sidecar: bool,
-    /// Its phase.
+    /// Phase.
     #[serde(default)]
     pub phase: Phase,
-    /// Whether it is ready, and if not, why.
+    /// `Ok` if the pod is ready, and otherwise the reason.
     pub ready: Result<(), String>,
     /// Number of restarts of its programs.
     pub restarts: u32,
     /// Folder of its programs' log files.
     pub logs: PathBuf,
-    /// The names of its containers.
+    /// Names of its containers.
     #[serde(default)]
     pub containers: Vec<String>,
-    /// Its programs.
+    /// Programs of the pod.
     pub programs: Vec<ProgramState>,
     pub(crate) handles: Option<Handles>,
-    /// The open files of the mount namespaces that its programs have besides the pod's, by their names.
+    /// File descriptors of the mount namespaces that programs have beside the pod's, by program.
     #[serde(default)]
     pub(crate) mounts: BTreeMap<String, i32>,
 }
@@ -92,7 +92,7 @@ impl PodState {
     }
 }
 
-/// The open files of a pod's namespaces, by which others find them under /proc.
+/// File descriptors of a pod's namespaces, by which other processes find them under /proc.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Handles {
     pub(crate) net: i32,
@@ -109,7 +109,7 @@ pub struct ProgramState {
     pub process: Option<u32>,
 }
 
-/// Held while a mesh of a name runs.
+/// Lock of a mesh's name, held while the mesh runs.
 #[derive(Debug)]
 pub struct Lock {
     _file: Flock<File>,
@@ -177,7 +177,7 @@ pub fn remove(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes all of a mesh's folder but the logs: keys, tokens and what the user wrote.
+/// Removes all of a mesh's folder except the logs: keys, tokens and the user's files.
 ///
 /// # Errors
 /// When a file cannot be removed.
@@ -197,17 +197,17 @@ pub fn keep_logs(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Unmounts what stands for PersistentVolumeClaims: the process outside shares the mount namespace of the mesh.
+/// Unmounts the folders of PersistentVolumeClaims. The outer process shares the mount namespace of the mesh.
 fn unmount_claims(folder: &Path) {
     for claim in fs::read_dir(folder.join(CLAIMS)).into_iter().flatten().flatten() {
-        // Another process finds no mounts there.
+        // It fails in another process, where nothing is mounted.
         let _ = umount2(&claim.path(), MntFlags::MNT_DETACH);
     }
 }
 
-/// The folder of the logs, in a mesh's folder.
+/// Folder of the logs, in a mesh's folder.
 const LOGS: &str = "logs";
-/// The folder of the volumes that outlive pods.
+/// Folder of the volumes that outlive pods.
 pub(crate) const CLAIMS: &str = "claims";
 
 /// Returns the state of a running mesh: the one of this name, or the only one.
@@ -238,7 +238,7 @@ pub fn find(name: Option<&str>) -> Result<State, Error> {
 }
 
 impl State {
-    /// Returns whether the mesh runs: its starter holds the lock until the end.
+    /// Returns whether the mesh runs. The outer process holds the lock until the end.
     fn is_alive(&self) -> bool {
         let Ok(file) = File::open(lock_file(&root(), &self.name)) else { return false };
         matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))

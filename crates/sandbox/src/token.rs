@@ -1,7 +1,7 @@
-//! Service account tokens: what Kubernetes would put into a pod, signed by an issuer of the mesh's own.
+//! Service account tokens like those of Kubernetes, signed by the mesh's own issuer.
 //!
-//! ES256 JSON web tokens with the claims that the certificate authority reads (RFC 7519; Kubernetes' bound
-//! service account tokens). The public half of the key is given to the control plane as a file.
+//! ES256 JSON web tokens with the claims that the certificate authority reads (RFC 7519; Kubernetes' bound service
+//! account tokens). The control plane reads the public key from a file.
 
 use std::{
     io,
@@ -11,9 +11,9 @@ use std::{
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::json;
 
-/// How long a token is good for.
+/// Lifetime of a token.
 const LIFETIME: Duration = Duration::from_hours(24);
-/// After this, a pod gets a new one.
+/// Interval at which a pod's token is renewed.
 pub(crate) const RENEWAL: Duration = Duration::from_hours(8);
 
 /// Signs tokens.
@@ -24,19 +24,19 @@ pub(crate) struct Issuer {
 }
 
 impl Issuer {
-    /// Makes a new key.
+    /// Creates an issuer with a new key.
     pub(crate) fn new() -> io::Result<Self> {
         let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).map_err(io::Error::other)?;
         let key = EncodingKey::from_ec_pem(pair.serialize_pem().as_bytes()).map_err(io::Error::other)?;
         Ok(Self { key, public: pair.public_key_pem() })
     }
 
-    /// The public key as PEM.
+    /// Returns the public key as PEM.
     pub(crate) fn public_key(&self) -> &str {
         &self.public
     }
 
-    /// A token for a pod, which an audience accepts.
+    /// Returns a token for a pod, for this audience.
     pub(crate) fn token(
         &self,
         namespace: &str,

@@ -1,5 +1,5 @@
-//! Volumes of pods: of which kinds they are, and which files they hold by what the user wrote. All of it pure; [`store`] writes the
-//! files, and [`crate::mounts`] shows them to containers.
+//! Volumes of pods: their kinds and their files, computed from the objects. Pure; [`store`] writes the files, and
+//! [`crate::mounts`] mounts them in containers.
 
 pub(crate) mod store;
 
@@ -18,43 +18,43 @@ use crate::{
     plan::Pod,
 };
 
-/// What a volume is.
+/// Kind of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Files from objects, which change with these.
+    /// Files from objects, updated with these.
     Files,
-    /// An empty folder in memory that is the pod's, with a size limit in bytes.
+    /// An empty folder in memory that ends with the pod, with a size limit in bytes.
     Memory(u64),
-    /// An empty folder that outlives the pod: the claim's name.
+    /// An empty folder that outlives the pod; the name of its claim.
     Claim(String),
 }
 
-/// A file's mode and what it holds.
+/// Mode and content of a file.
 pub(crate) type Entry = (u32, Content);
 
-/// What a file of a volume holds.
+/// Content of a file in a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Bytes(Vec<u8>),
-    /// A service account token for an audience.
+    /// Service account token for an audience.
     Token(String),
 }
 
-/// The files of a volume by their paths; or which object it lacks.
+/// Files of a volume by their paths, or the object that it lacks.
 pub(crate) type Files = Result<BTreeMap<PathBuf, Entry>, String>;
 
-/// The files of a pod's volumes, by the volumes' names.
+/// Files of a pod's volumes, by the volumes' names.
 pub(crate) type Contents = BTreeMap<String, Files>;
 
-/// Size limit of a folder in memory for which none is given.
+/// Default size limit of a folder in memory, in bytes.
 pub(crate) const DEFAULT_SIZE: u64 = 1 << 30;
-/// The mode of files for which none is given. Source: Kubernetes' `defaultMode`.
+/// Default mode of files. Source: Kubernetes' `defaultMode`.
 const MODE: u32 = 0o644;
-/// The audience of tokens for which none is given: the API server's own.
+/// Default audience of tokens: the API server.
 const API_SERVER: &str = "https://kubernetes.default.svc.cluster.local";
 
 impl Volume {
-    /// What it is; `None` if that is not supported.
+    /// Returns the kind of the volume; `None` if it is not supported.
     pub(crate) fn kind(&self) -> Option<Kind> {
         if self.config_map.is_some()
             || self.secret.is_some()
@@ -74,7 +74,7 @@ impl Volume {
     }
 }
 
-/// The volumes that a container mounts and that are supported, in the order of its mounts.
+/// Returns the supported volumes that a container mounts, in the order of its mounts.
 pub(crate) fn mounted<'a>(
     container: &'a Container,
     pod: &'a Pod,
@@ -87,12 +87,12 @@ pub(crate) fn mounted<'a>(
     })
 }
 
-/// Where the volume with this number is, in the pod's folder.
+/// Returns the path of the volume with this number, in the pod's folder.
 pub(crate) fn folder(pod: &Path, number: usize) -> PathBuf {
     pod.join("volumes").join(number.to_string())
 }
 
-/// The mounts of a container.
+/// Returns the mounts of a container.
 pub(crate) fn mounts(container: &Container, pod: &Pod, place: &Path) -> Vec<Mount> {
     let mounts = mounted(container, pod).map(|(number, volume, mount)| {
         let holds_files = volume.kind() == Some(Kind::Files);
@@ -108,7 +108,7 @@ pub(crate) fn mounts(container: &Container, pod: &Pod, place: &Path) -> Vec<Moun
     mounts.collect()
 }
 
-/// The files of these volumes of a pod.
+/// Returns the files of these volumes of a pod.
 pub(crate) fn contents(pod: &Pod, names: &BTreeSet<String>, objects: &Objects) -> Contents {
     let volumes = pod.spec.volumes.iter().filter(|volume| names.contains(&volume.name));
     let filled = volumes.filter(|volume| volume.kind() == Some(Kind::Files));
@@ -148,7 +148,7 @@ fn files(volume: &Volume, pod: &Pod, objects: &Objects) -> Files {
     Ok(files)
 }
 
-/// The keys of a ConfigMap or a Secret as files.
+/// Returns the keys of a ConfigMap or a Secret as files.
 fn keys(kind: &str, source: &Source, mode: Option<u32>, pod: &Pod, objects: &Objects) -> Files {
     let Source { name, items, default_mode, optional } = source;
     let key = (kind.to_owned(), pod.namespace.clone(), name.clone());
@@ -174,7 +174,7 @@ fn keys(kind: &str, source: &Source, mode: Option<u32>, pod: &Pod, objects: &Obj
     Ok(files)
 }
 
-/// Fields of the pod as files. What is not supported is named elsewhere and has no file.
+/// Returns fields of the pod as files. Fields that are not supported have no file; [`crate::unsupported`] reports them.
 fn fields(source: &Downward, mode: Option<u32>, pod: &Pod) -> BTreeMap<PathBuf, Entry> {
     let mode = source.default_mode.or(mode).unwrap_or(MODE);
     let files = source.items.iter().filter_map(|item| {
@@ -190,20 +190,20 @@ fn fields(source: &Downward, mode: Option<u32>, pod: &Pod) -> BTreeMap<PathBuf, 
     files.collect()
 }
 
-/// Labels or annotations as the kubelet writes them.
+/// Formats labels or annotations as the kubelet does.
 fn list(labels: &BTreeMap<String, String>) -> String {
     let lines: Vec<_> = labels.iter().map(|(key, value)| format!("{key}={value:?}")).collect();
     lines.join("\n")
 }
 
-/// A path that stays in its folder, and that no file of the store has. The model has refused the others.
+/// Returns a path inside of a volume that differs from the names of the store. The model has refused all others.
 pub(crate) fn path_of(path: &str) -> Option<PathBuf> {
     let is_name = |part: std::path::Component<'_>| matches!(part, std::path::Component::Normal(_));
     let is_good = !path.is_empty() && !path.starts_with("..") && Path::new(path).components().all(is_name);
     is_good.then(|| PathBuf::from(path))
 }
 
-/// A quantity of Kubernetes in whole units.
+/// Parses a Kubernetes quantity, rounded up to whole units.
 fn quantity(value: &Value) -> Option<u64> {
     const UNITS: [(&str, f64); 12] = [
         ("Ki", 1024.0),

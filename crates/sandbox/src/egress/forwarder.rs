@@ -1,4 +1,5 @@
-//! The process that stays in the host's network and makes the mesh's connections there. It needs no privileges.
+//! The forwarder: a process in the host's network namespace that makes connections for the mesh. It needs no
+//! privileges.
 
 use std::{
     ffi::OsString,
@@ -35,18 +36,19 @@ use crate::{
     netlink::Socket,
 };
 
-/// Limit of the connections at a time; further ones wait in the kernel. It is lower where a process may have few open files.
+/// Maximum number of concurrent connections; further ones wait in the kernel. It is lower if the process may have few
+/// open files.
 const CONNECTIONS: usize = 1024;
-/// Open files for other things than the two of each connection.
+/// Open files that are reserved for other uses than the two of each connection.
 const OTHER_FILES: u64 = 128;
-/// Limit of the lookups at a time, each in a thread of its own.
+/// Maximum number of concurrent lookups, each on a thread of its own.
 const LOOKUPS: usize = 16;
-/// Limit of the addresses of a name.
+/// Maximum number of addresses of a name.
 const ADDRESSES: usize = 16;
-/// Limit of the failures that wait to be told.
+/// Maximum number of failures that wait to be sent.
 const UNTOLD: usize = 256;
 
-/// A running forwarder, which ends with this.
+/// Handle of a running forwarder; dropping it ends the process.
 pub(crate) struct Forwarder {
     child: Child,
     /// The mesh's end of the socket.
@@ -54,14 +56,14 @@ pub(crate) struct Forwarder {
 }
 
 impl Forwarder {
-    /// Starts this program again with these arguments, which must lead to [`run`], in the network of this process.
+    /// Starts this program again in the network namespace of this process. The arguments must lead to [`run`].
     pub(crate) fn start(arguments: &[OsString]) -> Result<Self, Error> {
         let what = "starting the forwarder of --egress";
         let (channel, theirs) = Channel::pair().context(what)?;
         let program = std::env::current_exe().context(what)?;
         let child = Command::new(program)
             .args(arguments)
-            // Names are looked up as they stand, without the host's search domains: resolver(5).
+            // Disables the host's search domains in lookups: resolver(5).
             .env("LOCALDOMAIN", "")
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
@@ -80,7 +82,7 @@ impl Drop for Forwarder {
     }
 }
 
-/// Makes connections for a mesh, whose socket is the standard input, until that ends.
+/// Makes connections for a mesh until its socket, the standard input, closes.
 ///
 /// # Errors
 /// When the socket cannot be used.
@@ -89,7 +91,7 @@ pub fn run() -> Result<(), Error> {
     prctl::set_pdeathsig(Signal::SIGKILL).context(what)?;
     prctl::set_no_new_privs().context(what)?;
     let channel = Channel::from(io::stdin().as_fd().try_clone_to_owned().context(what)?);
-    // A mesh that does not come up sends none.
+    // A mesh that fails to start sends no listener.
     let Ok(listener) = descriptor::receive(&channel) else { return Ok(()) };
     let files = descriptors::raise().saturating_sub(OTHER_FILES) / 2;
     let most = CONNECTIONS.min(usize::try_from(files).unwrap_or(CONNECTIONS)).max(1);
@@ -99,7 +101,7 @@ pub fn run() -> Result<(), Error> {
         .build()
         .context(what)?;
     let done = runtime.block_on(attend(channel, listener.into(), most));
-    // A lookup may take its time.
+    // A lookup may block for long.
     runtime.shutdown_background();
     done.context(what)
 }
@@ -110,7 +112,8 @@ async fn attend(channel: Channel, listener: TcpListener, most: usize) -> io::Res
     let (tell, mut told) = mpsc::channel::<News>(UNTOLD);
     let tells = tell.clone();
     let failed = move |from, failure: Failure| {
-        // A server may close a connection without an answer. What does not fit is as good as told: others failed, too.
+        // A server may close a connection without an answer. A failure that does not fit is dropped, because other
+        // failures are reported.
         if failure != Failure::NoAnswer {
             let _ = tells.try_send(News::Failed(from, failure.to_string()));
         }
@@ -142,10 +145,10 @@ async fn attend(channel: Channel, listener: TcpListener, most: usize) -> io::Res
     }
 }
 
-/// Where a redirected connection was meant to go, if it may.
+/// Returns the original destination of a redirected connection, if it is open to workloads.
 fn destination(client: &TcpStream) -> Result<Vec<SocketAddr>, Failure> {
     let to = getsockopt(client, sockopt::OriginalDst).map_err(|error| {
-        Failure::Refused(format!("the destination of a connection is not known: {error}"))
+        Failure::Refused(format!("cannot read the original destination of a connection: {error}"))
     })?;
     let address = Ipv4Addr::from_bits(u32::from_be(to.sin_addr.s_addr));
     let to = SocketAddr::from((address, u16::from_be(to.sin_port)));
@@ -160,11 +163,11 @@ fn destination(client: &TcpStream) -> Result<Vec<SocketAddr>, Failure> {
     }
 }
 
-/// Asks the host's resolver, which knows `/etc/hosts` and whatever else the host uses.
+/// Looks up a name by the host's resolver, which uses `/etc/hosts` and the host's other sources.
 async fn look_up(name: String, places: Arc<Semaphore>) -> Found {
     let Ok(place) = places.acquire_owned().await else { return Found::Missing };
     let found = spawn_blocking(move || {
-        // Held until the resolver returns, even if nobody waits for it any more.
+        // Held until the resolver returns, even after the lookup has timed out.
         let _place = place;
         (name.as_str(), 0).to_socket_addrs().map(|found| found.map(|address| address.ip()).collect())
     });
@@ -174,7 +177,8 @@ async fn look_up(name: String, places: Arc<Semaphore>) -> Found {
     }
 }
 
-/// What the resolver's answer comes to. The standard library passes on getaddrinfo's errors as texts alone, in English: glibc's or musl's.
+/// Converts the resolver's answer. The standard library gives getaddrinfo's errors as English texts only: glibc's or
+/// musl's.
 fn judge(found: io::Result<Vec<IpAddr>>) -> Found {
     let found = match found {
         Ok(found) => found,
@@ -209,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_of_the_resolver_are_told_apart() {
+    fn errors_of_the_resolver_are_distinguished() {
         let error =
             |text: &str| Err(io::Error::other(format!("failed to lookup address information: {text}")));
         assert_eq!(judge(error("Name or service not known")), Found::Missing);
@@ -232,7 +236,7 @@ mod tests {
         assert!(matches!(judge(Ok(many)), Found::Addresses(few) if few.len() == ADDRESSES));
     }
 
-    /// The resolver's own words, which [`judge`] reads.
+    /// The resolver's actual error texts, which [`judge`] reads.
     #[tokio::test]
     async fn names_of_the_host_are_found() {
         let places = Arc::new(Semaphore::new(1));

@@ -1,4 +1,4 @@
-//! What workloads ask for beyond the mesh in vain: each is reported once, with what can be done.
+//! Reports of failed lookups and connections to the outside: each is reported once, with a remedy.
 
 use std::net::IpAddr;
 
@@ -11,11 +11,11 @@ use crate::{
     plan::Pod,
 };
 
-/// Limit of the failed connections that are reported. Their destinations are the workloads' choice.
+/// Maximum number of failed connections that are reported. Workloads choose their destinations, so there may be many.
 const CONNECTIONS: usize = 100;
 
 impl Mesh {
-    /// Reports once why a name beyond the cluster's domain has no answer.
+    /// Reports once why a name outside the cluster's domain has no answer.
     pub(super) fn hear_question(&mut self, question: &Outside) {
         let Outside { name, asked_by, found } = question;
         if *asked_by == IpAddr::V4(BRIDGE) {
@@ -28,35 +28,35 @@ impl Mesh {
             None => match external::obstacle(&self.objects.entries, name, &pod.namespace, pod.sidecar) {
                 Some(obstacle) => return self.note(format!("{about}: DNS has no answer for {obstacle}")),
                 None => format!(
-                    "the name {name} does not exist, and the mesh has no network to the outside; start with --egress, or"
+                    "the name {name} does not exist, and the mesh has no access to the outside; start with --egress, or"
                 ),
             },
         };
         if self.looked_outside.insert(about.clone()) {
             self.say(format!(
-                "{about}: {why} add a pod and a ServiceEntry that stand in for it (docs/external-hosts.md)"
+                "{about}: {why} add a pod and a ServiceEntry in its place (docs/external-hosts.md)"
             ));
         }
     }
 
-    /// Reports once that the control plane looks up a host in vain: its endpoints are beyond the mesh.
+    /// Reports once that the control plane cannot look up a host, because its endpoints are outside the mesh.
     fn hear_lookup(&mut self, host: &str, found: Option<&Found>) {
         let Some((namespace, name)) = external::looked_up(&self.objects.entries, host) else { return };
         let about = format!("ServiceEntry {namespace}/{name}: {host}");
         let (why, remedy) = match found.map(reason) {
             Some(reason) => (reason, ""),
-            None => ("the mesh has no network to the outside".to_owned(), "start with --egress, or "),
+            None => ("the mesh has no access to the outside".to_owned(), "start with --egress, or "),
         };
-        // The reason may change with each answer.
+        // The reason may change with each lookup.
         if self.looked_outside.insert(about.clone()) {
             self.say(format!(
-                "{about} has no endpoints, as {why}; {remedy}let pods stand in for it with resolution STATIC and a \
+                "{about} has no endpoints, because {why}; {remedy}add pods in its place with resolution STATIC and a \
                  workloadSelector (docs/external-hosts.md)"
             ));
         }
     }
 
-    /// Reports once for each workload and destination that there is no connection.
+    /// Reports each failed connection once for each workload and destination.
     pub(super) fn hear_connection(&mut self, failed: Failed) {
         let Failed { from, reason } = failed;
         let about = match from.and_then(|from| self.pod_at(from)) {
@@ -69,7 +69,7 @@ impl Mesh {
         }
         self.say(text);
         if self.failed_outside.len() == CONNECTIONS {
-            self.say("further connections out of the mesh that fail are not reported".to_owned());
+            self.say("further failed connections to addresses outside the mesh are not reported".to_owned());
         }
     }
 
@@ -79,7 +79,7 @@ impl Mesh {
     }
 }
 
-/// What the host's resolver says of a name that has no answer.
+/// Returns why the host's resolver has no answer for a name.
 fn reason(found: &Found) -> String {
     match found {
         Found::Addresses(_) | Found::Missing => "it does not exist".to_owned(),

@@ -1,7 +1,7 @@
-//! Which pods there are: they are started when a workload lacks some, and leave when they are not wanted any more.
+//! The pods of workloads: creation of missing ones and removal of those that are not wanted.
 //!
-//! A pod leaves in order. First it is no endpoint any more; when everybody knows that, it is told to end, and has
-//! its time for what it has in hand.
+//! A pod is removed in two steps. First it is withdrawn as an endpoint. When all sidecars have acknowledged that, it is
+//! stopped with its grace period.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,50 +32,50 @@ use crate::{
     volumes::{self, Contents, DEFAULT_SIZE, Kind, store::Made},
 };
 
-/// Time within which all sidecars must acknowledge that a pod leaves.
+/// Timeout for all sidecars to acknowledge that a pod is removed.
 const FAREWELL: Duration = Duration::from_secs(10);
-/// How often to see whether packet rules are in force.
+/// Interval at which packet rules are checked for being in force.
 const RULES_LOOK: Duration = Duration::from_millis(10);
-/// A pod that is neither ready nor has failed after this time no longer keeps others from starting.
+/// Time after which a pod that is neither ready nor failed no longer delays the start of others.
 const STARTING: Duration = Duration::from_secs(5);
-/// Pods that start at the same time, for each processor of the machine.
+/// Maximum number of pods that start at the same time, per CPU.
 const STARTS_PER_CPU: usize = 4;
 
-/// A pod and how it does.
+/// A pod and its state.
 pub(super) struct Member {
     pub(super) pod: Pod,
-    /// Later ones have higher numbers.
+    /// Sequence number; later pods have higher ones.
     pub(super) number: u32,
     pub(super) running: Running,
     pub(super) state: PodState,
     pub(super) stage: Stage,
-    /// Since when it is there.
+    /// Time at which it was created.
     pub(super) begun: Instant,
-    /// It was ready once, or has failed: it takes no more of the machine than others.
+    /// True once it was ready or has failed: it then uses no more of the machine than others.
     pub(super) has_started: bool,
-    /// How often one of its programs has ended.
+    /// Number of times that its programs have ended.
     pub(super) failures: u32,
-    /// The volumes that its programs mount.
+    /// Volumes that its programs mount.
     volumes: BTreeSet<String>,
-    /// The files that were ordered for them last.
+    /// Files that were last sent for these volumes.
     contents: Contents,
 }
 
-/// Where a pod is on its way out.
+/// Step of a pod's removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// It is wanted.
+    /// The pod is wanted.
     Wanted,
-    /// It serves, and no new request should come to it.
+    /// The pod serves requests, and is being withdrawn as an endpoint.
     Leaving,
-    /// It is told to end.
+    /// The pod was told to stop.
     Ending,
 }
 
-/// Pods that may end.
+/// Pods that may stop.
 pub(super) struct Farewell {
     pods: Vec<(String, String)>,
-    /// Whether everybody knows that they are gone.
+    /// True if all sidecars have acknowledged the removal.
     known: bool,
 }
 
@@ -127,11 +127,11 @@ impl Mesh {
                 ));
                 break;
             }
-            // The others start when those that start now have done so.
+            // The remaining pods start when these have started.
             if self.starting() >= most_starting() {
                 break;
             }
-            // A pod with a fixed name must be gone before the next of that name can be.
+            // A pod with a fixed name must have ended before the next one of that name can start.
             let Some(name) = self.free_name(workload) else { break };
             if let Err(error) = self.make(workload, name) {
                 let _ = self.reports.send(Report::Failed(error));
@@ -146,7 +146,7 @@ impl Mesh {
         }
     }
 
-    /// How many pods are about to start.
+    /// Returns the number of pods that are starting.
     pub(super) fn starting(&self) -> usize {
         self.pods.values().filter(|member| !member.has_started && member.begun.elapsed() < STARTING).count()
     }
@@ -165,7 +165,7 @@ impl Mesh {
         }
     }
 
-    /// The next address nobody has: used ones rest as long as possible.
+    /// Returns the next free address. Released addresses are reused as late as possible.
     fn free_address(&mut self) -> Ipv4Addr {
         let taken: BTreeSet<Ipv4Addr> = self.pods.values().map(|member| member.pod.address).collect();
         loop {
@@ -247,7 +247,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// What to make for a pod's volumes. The folders of its claims are made here, where they outlive the pod.
+    /// Returns the volumes to create for a pod. Creates the folders of its claims, which outlive the pod.
     fn make_volumes(&mut self, pod: &Pod, names: &BTreeSet<String>) -> Result<Vec<Made>, Error> {
         let mut made = Vec::new();
         for (number, volume) in pod.spec.volumes.iter().enumerate() {
@@ -261,7 +261,7 @@ impl Mesh {
         Ok(made)
     }
 
-    /// The folder of a claim: in memory, so that nothing of it is left after the mesh.
+    /// Returns the folder of a claim. It is in memory, so that it ends with the mesh.
     fn claim(&mut self, key: Key) -> Result<PathBuf, Error> {
         if let Some(folder) = self.claims.get(&key) {
             return Ok(folder.clone());
@@ -274,7 +274,7 @@ impl Mesh {
         Ok(folder)
     }
 
-    /// Reports once what a pod's volumes lack.
+    /// Reports once the objects that a pod's volumes lack.
     fn note_missing(&mut self, pod: &Pod, contents: &Contents) {
         for (volume, missing) in
             contents.iter().filter_map(|(name, files)| Some((name, files.as_ref().err()?)))
@@ -283,7 +283,7 @@ impl Mesh {
         }
     }
 
-    /// Takes the objects of changed files, and updates the volumes of pods that mount some of them.
+    /// Replaces the objects after a change of files, and updates the volumes of pods that mount them.
     pub(super) fn take_objects(&mut self) {
         self.objects = self.files.objects();
         for member in self.pods.values_mut().filter(|member| !member.contents.is_empty()) {
@@ -295,8 +295,8 @@ impl Mesh {
         }
     }
 
-    /// Pods that are to go end only when everybody knows: sidecars have answered what they were sent, and the
-    /// packet rules of pods without one lead elsewhere. Until then they serve.
+    /// Starts the removal of pods that are not wanted. They stop when all sidecars have acknowledged the new endpoints,
+    /// and the packet rules of pods without a sidecar are in force. Until then they serve requests.
     pub(super) fn begin_farewell(&mut self) {
         let leaving = self.pods.iter().filter(|(_, member)| member.stage == Stage::Leaving);
         let pods: Vec<_> = leaving.map(|(key, _)| key.clone()).collect();
@@ -317,7 +317,7 @@ impl Mesh {
                 }
             };
             let known = timeout(FAREWELL, known).await.is_ok();
-            // Nobody to tell means that the mesh ends, and the pods with it.
+            // The receiver is gone when the mesh ends, and the pods end with it.
             let _ = over.send(Farewell { pods, known });
         });
     }
@@ -333,7 +333,7 @@ impl Mesh {
         if !farewell.known {
             for (namespace, name) in &farewell.pods {
                 self.say(format!(
-                    "{namespace}/{name}: stopped after {} s although some sidecars had not acknowledged its removal; \
+                    "{namespace}/{name}: stopped, although some sidecars did not acknowledge its removal within {} s; \
                      requests to it may have failed",
                     FAREWELL.as_secs()
                 ));
@@ -343,7 +343,7 @@ impl Mesh {
 }
 
 impl Member {
-    /// Whether others should call it.
+    /// Returns whether the pod is an endpoint of its Services.
     pub(super) fn serves(&self) -> bool {
         self.stage == Stage::Wanted && self.state.ready.is_ok()
     }
@@ -354,8 +354,8 @@ impl Member {
         }
     }
 
-    /// Which pods stay when there are to be fewer: those that serve, and of them the older ones. A StatefulSet's
-    /// go from its highest ordinal down.
+    /// Returns the order in which pods are kept when there are too many: ready ones first, and older ones first. A
+    /// StatefulSet loses its highest ordinals first.
     fn rank(&self) -> (u32, bool, u32) {
         let ordinal = match self.pod.kind.as_str() {
             "StatefulSet" => self.pod.name.rsplit('-').next().and_then(|ordinal| ordinal.parse().ok()),
@@ -365,14 +365,14 @@ impl Member {
     }
 }
 
-/// How many pods may start at once: more only wait for each other.
+/// Returns the maximum number of pods that start at the same time. More of them only delay each other.
 fn most_starting() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from) * STARTS_PER_CPU
 }
 
-/// Waits until no order of packet rules is outstanding.
+/// Waits until all replaced packet rules are in force.
 async fn in_force(orders: &Weak<()>) {
-    // One is the mesh's own.
+    // One reference is the mesh's own.
     while orders.strong_count() > 1 {
         sleep(RULES_LOOK).await;
     }

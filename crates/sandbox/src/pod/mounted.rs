@@ -1,4 +1,4 @@
-//! The volumes of a running pod: their files follow the objects, and its tokens are renewed.
+//! The volumes of a running pod: updates of their files, and renewal of tokens.
 
 use std::cell::RefCell;
 
@@ -11,7 +11,7 @@ use crate::{
     volumes::{Contents, store::Store},
 };
 
-/// The volumes of a pod, and what they wait for.
+/// Volumes of a pod, and the objects for which they wait.
 pub(super) struct Volumes {
     store: RefCell<(Store, Contents)>,
     waits: watch::Sender<Result<(), String>>,
@@ -37,7 +37,7 @@ impl Volumes {
         let _before = self.waits.send_replace(store.write(contents, token));
     }
 
-    /// Waits until all volumes have their files. Until then, the containers are not ready for this reason.
+    /// Waits until all volumes have their files. Sets the reason for which the containers wait meanwhile.
     pub(super) async fn mounted(&self, pod: &Blueprint, lives: &Lives) {
         let mut waits = self.waits.subscribe();
         let mut has_waited = false;
@@ -55,7 +55,7 @@ impl Volumes {
     }
 }
 
-/// Renews the tokens of a pod. Never ends.
+/// Renews the tokens of a pod. Does not return.
 pub(super) async fn renew_tokens(pod: &Blueprint, volumes: &Volumes) {
     loop {
         tokio::time::sleep(token::RENEWAL).await;

@@ -1,9 +1,9 @@
-//! The volumes of one pod as folders in memory. They are mounted in the pod's mount namespace, so nothing of them is left when the pod
-//! ends, however it ends.
+//! The volumes of one pod as folders in memory. They are mounted in the pod's mount namespace, so they end with the pod
+//! in every case.
 //!
-//! Files of objects are replaced as the kubelet does it: all files of a volume are in a folder, `..data` is a symbolic link to that
-//! folder, and each name leads through `..data`. A new version is a new folder, and the link is replaced by rename, so readers see
-//! one version as a whole.
+//! Files of objects are replaced as the kubelet does it. All files of a volume are in a folder, `..data` is a symbolic
+//! link to that folder, and each name leads through `..data`. A new version is a new folder, and the link is replaced
+//! by rename, so readers see one version as a whole.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use std::{
 use super::{Content, Contents, Entry, Kind, folder};
 use crate::mounts::{bind, tmpfs};
 
-/// Size limit of all files of objects in a pod: each object has 1 MiB at most, and two versions are there for a moment.
+/// Size limit of all files of objects in a pod. Each object has 1 MiB at most, and two versions exist during an update.
 const FILES: &str = "mode=0700,size=512m";
 
 /// A volume that a pod's programs mount.
@@ -26,27 +26,27 @@ pub(crate) struct Made {
     pub(crate) name: String,
     pub(crate) number: usize,
     pub(crate) kind: Kind,
-    /// The claim's folder.
+    /// Folder of the claim.
     pub(crate) claim: Option<PathBuf>,
 }
 
-/// The volumes of a pod.
+/// Volumes of a pod.
 #[derive(Debug, Default)]
 pub(crate) struct Store {
-    /// Of volumes with files, the folder and what is in it.
+    /// State of each volume with files.
     files: BTreeMap<String, Held>,
 }
 
 #[derive(Debug)]
 struct Held {
     folder: PathBuf,
-    /// What was written last, but for tokens.
+    /// Files that were last written; tokens by their audience only.
     written: Option<BTreeMap<PathBuf, Entry>>,
     version: u64,
 }
 
 impl Store {
-    /// Makes the folders, in the mount namespace of the pod.
+    /// Creates the folders, in the mount namespace of the pod.
     pub(crate) fn make(pod: &Path, volumes: &[Made]) -> io::Result<Self> {
         let mut files = BTreeMap::new();
         if volumes.is_empty() {
@@ -73,8 +73,8 @@ impl Store {
         Ok(Self { files })
     }
 
-    /// Writes the volumes whose files are others than before, and those with tokens. What lacks its object keeps its files. Returns
-    /// what volumes without any file written yet wait for.
+    /// Writes the volumes whose files have changed, and those with tokens. A volume that lacks its object keeps its
+    /// files. Fails with the reason for which a volume without any files yet must wait.
     pub(crate) fn write(
         &mut self,
         contents: &Contents,
@@ -114,7 +114,7 @@ impl Held {
         self.version += 1;
         let version = format!("..{}", self.version);
         let new = self.folder.join(&version);
-        // What a failure has left.
+        // Left over by a failed update.
         let _ = fs::remove_dir_all(&new);
         fs::create_dir(&new)?;
         for (path, (mode, content)) in files {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_version_replaces_all_files_at_once() {
+    fn a_new_version_replaces_all_files_atomically() {
         let folder = tempfile::tempdir().unwrap();
         let mut store = store(folder.path());
         let token = |_: &str| Ok("token".to_owned());
@@ -188,13 +188,13 @@ mod tests {
         assert_eq!(fs::read_to_string(folder.path().join("d/b")).unwrap(), "2");
         let mode = |file: &str| fs::metadata(folder.path().join(file)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode("a"), mode("d/b")), (0o644, 0o400));
-        // The same is not written again.
+        // Equal files are not written again.
         store.write(&files(&[("a", "1", 0o644), ("d/b", "2", 0o400)]), token).unwrap();
         assert_eq!(fs::read_link(folder.path().join("..data")).unwrap(), first);
         store.write(&files(&[("a", "3", 0o644)]), token).unwrap();
         assert_eq!(fs::read_to_string(folder.path().join("a")).unwrap(), "3");
         assert!(!folder.path().join("d").exists() && !folder.path().join(first).exists());
-        // An object that is removed leaves what is mounted.
+        // A volume keeps its files when its object is removed.
         store.write(&Contents::from([("v".to_owned(), Err("gone".to_owned()))]), token).unwrap();
         assert_eq!(fs::read_to_string(folder.path().join("a")).unwrap(), "3");
     }

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::objects::{Data, PodSpec, Template, Workload};
 
-/// A pod with these volumes and mounts.
+/// Returns a pod with these volumes and mounts.
 fn pod(volumes: Value, mounts: Value) -> Pod {
     let spec: PodSpec = serde_json::from_value(json!({
         "volumes": volumes, "containers": [{ "name": "c", "image": "i", "volumeMounts": mounts }],
@@ -32,7 +32,7 @@ fn objects() -> Objects {
     Objects { values, ..Objects::default() }
 }
 
-/// The files of the one volume with this source, as `path mode content`.
+/// Returns the files of a volume with this source, as `path mode content`.
 fn filled(source: Value) -> Result<Vec<String>, String> {
     let mut volume = json!({ "name": "v" });
     volume.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
@@ -61,7 +61,7 @@ fn keys_become_files_with_their_modes() {
 }
 
 #[test]
-fn what_is_missing_is_named_unless_it_is_optional() {
+fn a_missing_object_is_reported_unless_it_is_optional() {
     let missing = |source| filled(source).unwrap_err();
     assert_eq!(missing(json!({ "configMap": { "name": "x" } })), "ConfigMap n/x does not exist");
     assert_eq!(missing(json!({ "secret": { "secretName": "x" } })), "Secret n/x does not exist");
@@ -118,7 +118,7 @@ fn paths_out_of_the_volume_make_no_files() {
 }
 
 #[test]
-fn kinds_limits_and_mounts() {
+fn kinds_limits_and_mounts_of_volumes_are_read() {
     let volumes = json!([
         { "name": "scratch", "emptyDir": { "medium": "Memory", "sizeLimit": "64Mi" } },
         { "name": "plain" },
@@ -157,7 +157,7 @@ fn kinds_limits_and_mounts() {
 }
 
 #[test]
-fn quantities_are_read() {
+fn quantities_are_parsed() {
     for (text, bytes) in [
         (json!("1Ki"), Some(1024)),
         (json!("1.5Mi"), Some(3 << 19)),
