@@ -1,4 +1,4 @@
-//! The check of files that hold nothing to run, such as routing rules alone: what the control plane would report, without one.
+//! Check of files without workloads, such as routing rules: the diagnostics of the control plane, without running one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,17 +10,17 @@ use skysail_source::{FileChange, FileState};
 
 use crate::{objects::Objects, plan::VirtualAddresses};
 
-/// Objects that were checked.
+/// Result of a check.
 #[derive(Clone, Debug)]
 pub struct Checked {
-    /// Findings in the order of files and lines.
+    /// Diagnostics in the order of files and lines.
     pub findings: Vec<Diagnostic>,
-    /// How many objects of each kind there are.
+    /// Number of objects by kind.
     kinds: BTreeMap<String, usize>,
 }
 
 impl Checked {
-    /// Reads the files as the control plane does. Services get the addresses that a mesh would give them.
+    /// Reads the files as the control plane does. Services get the addresses that a mesh would allocate.
     pub(crate) fn read(changes: Vec<FileChange>, kinds: BTreeMap<String, usize>, objects: &Objects) -> Self {
         let (mut files, mut world) = (ModelFiles::new(), World::new());
         let mut addresses = VirtualAddresses::default();
@@ -51,12 +51,12 @@ impl Checked {
         Self { findings: findings.into_iter().collect(), kinds }
     }
 
-    /// Whether nothing is wrong but for warnings.
+    /// Returns whether there is no error.
     pub fn is_good(&self) -> bool {
         self.count(Severity::Error) == 0
     }
 
-    /// How many objects of which kinds were checked, and with what result.
+    /// Returns a line with the number of objects by kind and the result.
     pub fn summary(&self) -> String {
         let kinds: Vec<_> = self.kinds.iter().map(|(kind, number)| count(*number, kind)).collect();
         let mut result = match self.count(Severity::Error) {
@@ -74,7 +74,7 @@ impl Checked {
     }
 }
 
-/// A number of things, with the plural of their name.
+/// Returns a number and a noun, in the plural if needed.
 fn count(number: usize, what: &str) -> String {
     match what.strip_suffix('y') {
         _ if number == 1 => format!("1 {what}"),
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_things_have_their_plural() {
+    fn counts_have_their_plural() {
         let counted =
             [(1, "Service"), (2, "Service"), (2, "AuthorizationPolicy"), (3, "Ingress"), (2, "Gateway")]
                 .map(|(number, what)| count(number, what));

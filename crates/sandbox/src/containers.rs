@@ -1,4 +1,4 @@
-//! Containers without images: which program runs for a container, and with what environment.
+//! Containers without images: the program of each container, and its environment.
 
 use std::{
     collections::BTreeMap,
@@ -17,34 +17,34 @@ use crate::{
     unsupported, volumes,
 };
 
-/// Which programs stand for which images.
+/// Programs of images.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Images<'a> {
-    /// By image name, without tag, digest and registry's default host.
+    /// Programs by image name, without tag, digest and the registry's default host.
     pub(crate) known: &'a BTreeMap<String, Vec<String>>,
-    /// What stands in for all others.
+    /// Program of all other images.
     pub(crate) stand_in: &'a [String],
-    /// Containers of all others that have a command run it with this machine's programs.
+    /// True if containers of other images run their own `command` on this machine.
     pub(crate) runs_commands: bool,
 }
 
-/// Where the files of a pod are.
+/// Folders of a pod.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<'a> {
     pub(crate) folder: &'a Path,
     pub(crate) logs: &'a Path,
 }
 
-/// What a container is for, which says what stands in for it.
+/// Purpose of a container, which determines its stand-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// It serves as long as the pod lives.
     Serves,
-    /// It does its work and ends: of a Job, or before the others start.
+    /// It completes its work and ends, such as an init container or one of a Job.
     Ends,
 }
 
-/// The program for a container, and what users should know about it.
+/// Returns the program of a container, and notes for the user.
 pub(crate) fn program(
     container: &Container,
     pod: &Pod,
@@ -59,7 +59,7 @@ pub(crate) fn program(
     let mut environment = environment(container, pod, objects, &mut note);
     let command = if let Some(program) = find(images, &container.image) {
         if !container.command.is_empty() {
-            note("`command` has no effect: the program given for the image runs instead".to_owned());
+            note("`command` has no effect: the program of --image runs instead".to_owned());
         }
         unsupported::of_container(container, pod).into_iter().for_each(&mut note);
         let args = container.args.iter().map(|argument| expand(argument, &environment));
@@ -97,14 +97,14 @@ pub(crate) fn program(
     (Program { name, command, environment, log, restart, view: Arc::new(view) }, notes)
 }
 
-/// The files that a container's program sees.
+/// Returns the files that a container's program sees.
 fn view(container: &Container, pod: &Pod, folder: &Path, note: &mut impl FnMut(String)) -> View {
     let mounts = volumes::mounts(container, pod, folder);
     let working_dir = container.working_dir.as_ref().map(PathBuf::from).filter(|dir| {
         let is_there = dir.is_absolute() && dir.is_dir() || mounts.iter().any(|mount| dir.starts_with(&mount.target));
         if !is_there && !dir.as_os_str().is_empty() {
             note(format!(
-                "workingDir has no effect: this machine has no folder {}; the program runs in the directory of `skysail up`",
+                "workingDir has no effect: this machine has no folder {}; the program starts in the working directory of `skysail up`",
                 dir.display()
             ));
         }
@@ -113,7 +113,7 @@ fn view(container: &Container, pod: &Pod, folder: &Path, note: &mut impl FnMut(S
     View::new(mounts, working_dir, folder.join(format!("root-{}", container.name)))
 }
 
-/// What stands in for a container that serves.
+/// Returns the note about the stand-in of a container.
 fn stands_in(container: &Container, ports: &Ports) -> String {
     let image = &container.image;
     let what = match ports.tcp.is_empty() {
@@ -130,12 +130,12 @@ fn stands_in(container: &Container, ports: &Ports) -> String {
     format!("no program for image {image}: {what} runs in its place{udp}{}", hint(container))
 }
 
-/// How to have the container's own command run.
+/// Returns a hint how to run the container's own command.
 fn hint(container: &Container) -> &'static str {
     if container.command.is_empty() { "" } else { " (--run-commands runs its `command` on this machine)" }
 }
 
-/// Whether a stand-in runs for the container.
+/// Returns whether a stand-in runs for the container.
 pub(crate) fn is_stand_in(images: Images<'_>, container: &Container) -> bool {
     find(images, &container.image).is_none() && (!images.runs_commands || container.command.is_empty())
 }
@@ -144,7 +144,7 @@ fn find<'a>(images: Images<'a>, image: &str) -> Option<&'a Vec<String>> {
     images.known.get(image).or_else(|| images.known.get(repository(image)))
 }
 
-/// An image's name without tag and digest.
+/// Returns an image's name without tag and digest.
 pub(crate) fn repository(image: &str) -> &str {
     let image = image.split('@').next().unwrap_or(image);
     match image.rsplit_once(':') {
@@ -199,15 +199,15 @@ fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(value).into_owned()
 }
 
-/// Whether what a source refers to need not be there.
+/// Returns whether the object of a reference may be missing.
 fn is_optional(source: &Value, suffix: &str) -> bool {
     FIELDS.iter().any(|(_, field)| source[format!("{field}{suffix}")]["optional"] == true)
 }
 
-/// Where variables come from, by kind and the beginning of the field's name.
+/// Kinds that variables refer to, with the start of the field's name.
 const FIELDS: [(&str, &str); 2] = [("ConfigMap", "configMap"), ("Secret", "secret")];
 
-/// The ConfigMap or Secret that a source refers to, and the reference.
+/// Returns the reference, and the ConfigMap or Secret that it names.
 fn texts<'a>(
     source: &'a Value,
     suffix: &str,
@@ -226,7 +226,7 @@ fn texts<'a>(
     Err(format!("{} is not supported", kinds.join(", ")))
 }
 
-/// Replaces `$(NAME)` by the variable's value, as Kubernetes does; `$$(` stands for `$(`.
+/// Replaces `$(NAME)` by the variable's value, as Kubernetes does; `$$(` is an escaped `$(`.
 fn expand(text: &str, environment: &BTreeMap<String, String>) -> String {
     let (mut out, mut rest) = (String::new(), text);
     while let Some(at) = rest.find('$') {
@@ -257,7 +257,7 @@ mod tests {
     use skysail_model::api::Protocol;
 
     #[test]
-    fn environments_come_from_values_fields_maps_and_secrets() {
+    fn environments_are_built_from_values_fields_config_maps_and_secrets() {
         let container: Container = serde_json::from_value(json!({
             "name": "c", "image": "i",
             "envFrom": [

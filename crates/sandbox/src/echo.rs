@@ -1,7 +1,7 @@
-//! The server that stands in for images nobody here can run: it answers with what it got, and logs it.
+//! The echo server, the stand-in of unknown images: it returns and logs each request.
 //!
-//! [`http`] answers HTTP of both versions with a report, [`grpc`] calls of gRPC on the same ports, and [`tcp`] returns
-//! all bytes. docs/stand-ins.md describes it for users.
+//! [`http`] answers HTTP of both versions with a report, [`grpc`] answers gRPC calls on the same ports, and [`tcp`]
+//! returns all bytes. docs/stand-ins.md describes it for users.
 
 mod grpc;
 mod http;
@@ -17,7 +17,7 @@ use axum::Router;
 use skysail_core::{logging, shutdown};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 
-/// What to listen on and what to say of itself.
+/// Arguments of the echo server.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
     /// Port to listen on, and its protocol: `http` (the default; also HTTP/2 and gRPC) or `tcp`, which returns all bytes. May be
@@ -31,7 +31,7 @@ pub struct Args {
     pod: Pod,
 }
 
-/// The pod that the server reports to be.
+/// Pod that the server reports.
 #[derive(Clone, Debug, Default, clap::Args)]
 struct Pod {
     /// The pod's name, reported in every answer.
@@ -48,7 +48,7 @@ struct Pod {
     version: String,
 }
 
-/// A port and what is spoken there.
+/// A listener and its protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Listen {
     port: u16,
@@ -72,10 +72,10 @@ fn listen(text: &str) -> Result<Listen, String> {
     Ok(Listen { port, protocol })
 }
 
-/// Serves until SIGTERM or SIGINT, then finishes the requests that are in progress.
+/// Serves until SIGTERM or SIGINT, then finishes the requests in progress.
 ///
 /// # Errors
-/// When a port cannot be had.
+/// When a port cannot be bound.
 pub fn run(args: Args) -> io::Result<()> {
     if args.done {
         return Ok(());
@@ -98,7 +98,7 @@ async fn serve(args: Args) -> io::Result<()> {
             };
             match protocol {
                 Protocol::Http => axum::serve(listener, app).with_graceful_shutdown(ended).await,
-                // A connection's end is the client's to choose, so this waits for none.
+                // Clients decide when a TCP connection ends, so the server does not wait for it.
                 Protocol::Tcp => tokio::select! {
                     () = ended => Ok(()),
                     never = tcp::serve(listener) => match never {},
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use axum::http::Request;
 
-    /// Serves HTTP on a free port of this machine.
+    /// Serves HTTP on a free port.
     async fn server() -> SocketAddr {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -131,16 +131,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn its_health_service_reports_it_serving() {
+    async fn the_health_service_reports_serving() {
         let limit = Duration::from_secs(60);
         let server = format!("http://{}", server().await);
         let health = crate::http::grpc_health(&server, None, "a.B", limit).await;
         assert!(health.unwrap().is_serving());
     }
 
-    /// A message comes back before the next is sent, and the status at the end.
+    /// Each message returns before the next one is sent, and the status comes last.
     #[tokio::test]
-    async fn messages_of_grpc_come_back_one_by_one() {
+    async fn grpc_messages_are_returned_one_by_one() {
         let stream = tokio::net::TcpStream::connect(server().await).await.unwrap();
         let (client, connection) = h2::client::handshake(stream).await.unwrap();
         tokio::spawn(connection);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_may_say_what_it_speaks() {
+    fn a_port_may_name_its_protocol() {
         let read = |text: &str| listen(text).map(|listen| (listen.port, listen.protocol));
         assert_eq!(read("80"), Ok((80, Protocol::Http)));
         assert_eq!(read("80/http"), Ok((80, Protocol::Http)));

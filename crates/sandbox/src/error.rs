@@ -1,44 +1,44 @@
-//! What can keep a mesh from running on this machine, said so that one can act on it.
+//! Errors that keep a mesh from running on this machine, with their remedies.
 
 use std::{fmt::Display, io};
 
-/// Why the sandbox cannot do what was asked.
+/// Error of the sandbox.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The machine lacks, or forbids, something the sandbox needs.
+    /// The machine lacks or forbids something that the sandbox needs.
     #[error("cannot set up {what}: {cause}. {remedy}")]
     Missing {
-        /// The thing.
+        /// Name of the missing thing.
         what: &'static str,
-        /// How to get it.
+        /// Remedy.
         remedy: String,
-        /// What the kernel said.
+        /// Error of the kernel.
         cause: io::Error,
     },
-    /// A system call failed that has no reason to.
+    /// A system call failed unexpectedly.
     #[error("{what}: {cause}")]
     System {
-        /// What was being done.
+        /// Action that failed.
         what: String,
-        /// What the kernel said.
+        /// Error of the kernel.
         cause: io::Error,
     },
-    /// The command that was to run in a pod cannot be run.
+    /// The command for a pod cannot be run.
     #[error("cannot run {program}: {cause}")]
     Command {
-        /// The command's first word.
+        /// First word of the command.
         program: String,
-        /// What the kernel said.
+        /// Error of the kernel.
         cause: io::Error,
     },
-    /// The request makes no sense in this state.
+    /// The request is invalid in the present state.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Says what was being done when something failed.
+/// Adds the failed action to an error.
 pub(crate) trait Context<T> {
-    /// Turns the error into [`Error::System`].
+    /// Converts the error to [`Error::System`].
     fn context(self, what: impl Display) -> Result<T, Error>;
 }
 

@@ -1,7 +1,7 @@
-//! Hosts of ServiceEntries: the addresses that DNS answers and sidecars match on, and the pods that see them.
+//! Hosts of ServiceEntries: their addresses in DNS and in sidecars, and the pods that see them.
 //!
-//! A host without addresses gets one of 240.240.0.0/16, as Istio allocates them; the control plane reads the allocation as a ConfigMap.
-//! Only pods with a sidecar see these hosts, because only sidecars know where their addresses lead.
+//! A host without addresses gets one of 240.240.0.0/16, as in Istio; the control plane reads the allocation as a
+//! ConfigMap. Only pods with a sidecar see these hosts, because only sidecars can route their addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,10 +25,10 @@ use crate::{
     plan::Pod,
 };
 
-/// The first two bytes of allocated addresses.
+/// First two bytes of allocated addresses.
 const NETWORK: [u8; 2] = [240, 240];
 
-/// The addresses of hosts whose entries have none: each host keeps the one that it got first.
+/// Allocated addresses of hosts without addresses: each host keeps its first one.
 #[derive(Debug, Default)]
 pub(crate) struct Allocation(BTreeMap<String, Ipv4Addr>);
 
@@ -53,7 +53,7 @@ impl Allocation {
     }
 }
 
-/// The allocation as the control plane reads it.
+/// Returns the ConfigMap with the allocation, for the control plane.
 pub(crate) fn document(allocated: &BTreeMap<String, Ipv4Addr>) -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",
@@ -62,7 +62,7 @@ pub(crate) fn document(allocated: &BTreeMap<String, Ipv4Addr>) -> Value {
     })
 }
 
-/// What DNS answers to each pod.
+/// Returns the hosts that each pod sees.
 pub(crate) fn hosts(
     entries: &Entries,
     allocated: &BTreeMap<String, Ipv4Addr>,
@@ -79,7 +79,8 @@ pub(crate) fn hosts(
     .collect()
 }
 
-/// The names that DNS answers to pods of a namespace; of several entries with a host the namespace's own counts.
+/// Returns the hosts that pods of a namespace see. If several entries have a host, the namespace's own takes
+/// precedence.
 fn names_in(entries: &Entries, allocated: &BTreeMap<String, Ipv4Addr>, namespace: &str) -> Names {
     let mut names = Names::new();
     let visible = entries.iter().filter(|((owner, _), entry)| is_visible(owner, entry, namespace));
@@ -98,7 +99,7 @@ fn names_in(entries: &Entries, allocated: &BTreeMap<String, Ipv4Addr>, namespace
     names
 }
 
-/// Why DNS does not answer a name that a ServiceEntry has; `None` if none has it.
+/// Returns why DNS has no answer for the host of a ServiceEntry; `None` if no entry has it.
 pub(crate) fn obstacle(entries: &Entries, name: &str, namespace: &str, sidecar: bool) -> Option<String> {
     let found = |pattern: &str, fits: &dyn Fn(&str, &str) -> bool| fits(&host_of(pattern), name);
     let search = |fits: &dyn Fn(&str, &str) -> bool| {
@@ -117,27 +118,27 @@ pub(crate) fn obstacle(entries: &Entries, name: &str, namespace: &str, sidecar: 
     } else if !is_visible(owner, entry, namespace) {
         format!(
             "{what}: spec.exportTo hides it from namespace {namespace} \
-             (where absent, defaultServiceExportTo of the mesh configuration counts)"
+             (the default is defaultServiceExportTo of the mesh configuration)"
         )
     } else if !entry.addresses.is_empty() {
         format!("{what}: spec.addresses has no single IPv4 address; add one, or remove the field")
     } else if entry.resolution == Resolution::None {
         format!(
-            "{what}: with resolution NONE no address is allocated; set spec.addresses, or resolution STATIC"
+            "{what}: with resolution NONE no address is allocated; set spec.addresses, or use resolution STATIC"
         )
     } else {
         format!("{what}: no address of 240.240.0.0/16 is left; set spec.addresses")
     })
 }
 
-/// The entry that has this host and whose endpoint is looked up in DNS.
+/// Returns the entry that has this host and takes its endpoints from DNS.
 pub(crate) fn looked_up<'a>(entries: &'a Entries, host: &str) -> Option<&'a Key> {
     let looks_up = |entry: &ServiceEntry| entry.resolution.is_dns() && entry.endpoints.is_empty();
     let has = |entry: &ServiceEntry| entry.hosts.iter().any(|known| host_of(known) == host);
     entries.iter().find(|(_, entry)| looks_up(entry) && has(entry)).map(|(key, _)| key)
 }
 
-/// The TCP ports that entries send to pods with these labels, with their protocols.
+/// Returns the TCP ports that entries send to pods with these labels, with their protocols.
 pub(crate) fn ports(
     entries: &Entries,
     namespace: &str,
@@ -156,7 +157,7 @@ fn target(port: &EntryPort) -> Option<u16> {
     u16::try_from(number).ok()
 }
 
-/// The IPv4 addresses of an entry; pods have no others, and a block of addresses is not one.
+/// Returns the IPv4 addresses of an entry. Pods have no IPv6 addresses, and a CIDR block is not an address.
 fn addresses(entry: &ServiceEntry) -> impl Iterator<Item = Ipv4Addr> {
     entry.addresses.iter().filter_map(|text| match text.parse() {
         Ok(IpAddr::V4(address)) => Some(address),
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_have_their_own_addresses_or_one_that_stays() {
+    fn hosts_have_their_own_addresses_or_a_stable_one() {
         let (entries, mut allocation) = (shop(), Allocation::default());
         let allocated = allocation.assign(&entries).clone();
         assert_eq!(allocated.keys().collect::<Vec<_>>(), ["api.example.com"]);
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn names_without_an_answer_have_a_reason() {
+    fn a_host_without_an_answer_has_a_reason() {
         let entries = shop();
         for (name, namespace, sidecar, expected) in [
             ("none.example", "a", true, "no address is allocated"),
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn stand_ins_listen_where_entries_send_to() {
+    fn ports_of_entries_are_found_by_labels() {
         let labels = Labels::from([("app".to_owned(), "api".to_owned())]);
         let entries = shop();
         let of = |namespace| ports(&entries, namespace, &labels).map(|(port, _)| port).collect::<Vec<_>>();

@@ -1,7 +1,7 @@
-//! The files of a mesh and the objects in them that pods need.
+//! Configuration files and the objects in them that pods need.
 //!
-//! The control plane reads the same files by the same rules and reports what is wrong with them. An object that is refused here keeps its
-//! last valid version, as it does there, and so does everything in a file that cannot be read.
+//! The control plane reads the same files by the same rules and reports their errors. An object that is refused keeps
+//! its last valid version, here as there. All objects of an unreadable file stay as well.
 
 use std::{
     collections::BTreeMap,
@@ -13,25 +13,25 @@ use skysail_source::{FileChange, FileState};
 
 use crate::objects::{Item, Objects};
 
-/// A file that is empty or gone counts as such after this time, since its pods end then: editors and copy tools remove a file before
-/// they write it again.
+/// Time after which an empty or missing file counts as removed. Its pods stop then, and editors and copy tools remove a
+/// file before they write it again.
 const GONE_AFTER: Duration = Duration::from_secs(1);
 
-/// What was read in the files.
+/// Content of the files.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
-    /// By folder and path.
+    /// Files by layer and path.
     files: BTreeMap<Place, File>,
-    /// Files that are empty or gone, since when.
+    /// Files that are empty or missing, and since when.
     going: BTreeMap<Place, Instant>,
     /// Files that cannot be read, with the reason.
     unreadable: BTreeMap<Place, String>,
 }
 
-/// The folder's number and the file's path.
+/// Layer and path of a file.
 type Place = (usize, String);
 
-/// What a file holds.
+/// Content of a file.
 #[derive(Debug, Default)]
 pub(crate) struct File {
     objects: BTreeMap<ObjectKey, (Item, Origin)>,
@@ -40,7 +40,7 @@ pub(crate) struct File {
     notes: Vec<Diagnostic>,
 }
 
-/// A change of a file, parsed.
+/// A parsed change of a file.
 #[derive(Debug)]
 pub(crate) struct News {
     place: Place,
@@ -48,7 +48,7 @@ pub(crate) struct News {
 }
 
 impl News {
-    /// Parses the text of a changed file, which takes seconds where it is large.
+    /// Parses a changed file. It takes seconds if the file is large.
     pub(crate) fn of(change: FileChange) -> Self {
         let FileChange { layer, path, state } = change;
         let state = match state {
@@ -92,7 +92,7 @@ impl File {
         self.manifests.kinds.is_empty() && !self.manifests.unreadable
     }
 
-    /// Takes over from before what is refused now.
+    /// Takes over the previous version of refused objects.
     fn keep(&mut self, before: Self) {
         for (key, item) in before.objects {
             if self.manifests.unreadable || self.manifests.refused.contains(&key) {
@@ -103,12 +103,12 @@ impl File {
 }
 
 impl Files {
-    /// Takes a change. Returns whether the objects may differ.
+    /// Applies a change. Returns whether the objects may have changed.
     pub(crate) fn take(&mut self, news: News) -> bool {
         let News { place, state } = news;
         self.unreadable.remove(&place);
         match state {
-            // What was read of it before stays.
+            // Its previous objects stay.
             Err(reason) => {
                 self.going.remove(&place);
                 self.unreadable.insert(place, reason);
@@ -130,7 +130,7 @@ impl Files {
         }
     }
 
-    /// Forgets files that are empty or gone for long enough. Returns whether there were some.
+    /// Removes files that have been empty or missing for long enough. Returns whether there were any.
     pub(crate) fn forget(&mut self) -> bool {
         let (gone, going) = std::mem::take(&mut self.going)
             .into_iter()
@@ -140,12 +140,12 @@ impl Files {
         !gone.is_empty()
     }
 
-    /// Whether a file is to be forgotten soon.
+    /// Returns whether files are about to be removed.
     pub(crate) fn are_going(&self) -> bool {
         !self.going.is_empty()
     }
 
-    /// The objects of all files; of those with the same key the last one.
+    /// Returns the objects of all files; the last definition of a key is in effect.
     pub(crate) fn objects(&self) -> Objects {
         let mut objects = Objects::default();
         for (key, (item, _)) in self.files.values().flat_map(|file| &file.objects) {
@@ -155,12 +155,12 @@ impl Files {
         objects
     }
 
-    /// Objects that cannot be run.
+    /// Returns diagnostics of objects that cannot be run.
     pub(crate) fn notes(&self) -> impl Iterator<Item = &Diagnostic> {
         self.files.values().flat_map(|file| &file.notes)
     }
 
-    /// What is wrong with the files. Of objects that are defined again, those that pods need are reported.
+    /// Returns the diagnostics of the files. Duplicates are reported for objects that pods need.
     pub(crate) fn diagnostics(&self) -> impl Iterator<Item = Diagnostic> {
         let mut defined: BTreeMap<&ObjectKey, &Origin> = BTreeMap::new();
         let objects = self.files.values().flat_map(|file| &file.objects);
@@ -174,12 +174,12 @@ impl Files {
         unreadable.chain(found).chain(duplicates)
     }
 
-    /// How many files there are.
+    /// Returns the number of files.
     pub(crate) fn len(&self) -> usize {
         self.files.len()
     }
 
-    /// How many objects of each kind there are, of use to pods or not.
+    /// Returns the number of objects by kind, of all kinds.
     pub(crate) fn kinds(&self) -> BTreeMap<String, usize> {
         let mut kinds = BTreeMap::new();
         for (kind, count) in self.files.values().flat_map(|file| &file.manifests.kinds) {

@@ -1,7 +1,7 @@
 //! Forwarding of TCP connections between the host and a mesh.
 //!
-//! A socket stays in the network namespace that it was made in. So a process binds its listeners on the host, enters
-//! the network of a mesh or of a pod, and joins each connection that it accepts there with one that it makes here.
+//! A socket stays in the network namespace in which it was created. So a process binds its listeners on the host,
+//! enters the network namespace of a mesh or a pod, and connects each accepted connection to a target there.
 //! [`crate::egress`] does the same in the other direction.
 
 use std::{
@@ -22,30 +22,30 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Limit of the connections of one listener; further ones wait in the kernel.
+/// Maximum number of connections of one listener; further ones wait in the kernel.
 const CONNECTIONS: usize = 256;
-/// Limit for connecting to one address.
+/// Timeout for connecting to one address.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// Seconds without a packet after which the peer is probed, and seconds between probes; the kernel makes 9 of them. A pod may go
-/// without closing its connections.
+/// TCP keep-alive: idle time and probe interval, in seconds; the kernel sends 9 probes. A pod may end without closing
+/// its connections.
 const KEEP_ALIVE: (u32, u32) = (60, 10);
-/// Pause after a failed accept, which has a lasting cause such as too many open files.
+/// Pause after a failed accept, which usually has a lasting cause such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Why a connection came to nothing.
+/// Reason why a connection failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// It could not be accepted.
     Accept(String),
-    /// All connections that a listener may have are open; further ones wait. It is reported once.
+    /// The listener has its maximum number of connections; further ones wait. Reported once.
     Full(usize),
-    /// There is no target now.
+    /// There is no target at the moment.
     NoTarget,
-    /// The target must not be reached; the reason.
+    /// The target is closed, for this reason.
     Refused(String),
-    /// No target accepts it; the reason of the last one.
+    /// No target accepted it; the error of the last one.
     Connect(String),
-    /// The target took what the client sent and closed the connection.
+    /// The target read the client's data and closed the connection without an answer.
     NoAnswer,
 }
 
@@ -61,10 +61,10 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Binds a listener. Call it before the process enters another network.
+/// Binds a listener. Must be called before the process enters another network namespace.
 ///
 /// # Errors
-/// When the address is in use or forbidden; the error says so.
+/// When the address is in use or forbidden; the error names the cause.
 pub fn bind(address: SocketAddr) -> io::Result<HostListener> {
     let listener = HostListener::bind(address).map_err(|error| {
         let text = match error.kind() {
@@ -81,11 +81,10 @@ pub fn bind(address: SocketAddr) -> io::Result<HostListener> {
     Ok(listener)
 }
 
-/// Accepts connections and joins each with one to the first of `targets` that accepts it. `failed` hears why
-/// one came to nothing.
+/// Accepts connections and connects each to the first of `targets` that accepts it. Failures are passed to `failed`.
 ///
 /// # Errors
-/// When the listener cannot be used at all.
+/// When the listener cannot be used.
 pub async fn serve(
     listener: HostListener,
     targets: impl Fn() -> Vec<SocketAddr>,
@@ -94,7 +93,8 @@ pub async fn serve(
     serve_each(listener, CONNECTIONS, |_| Ok(targets()), move |_, failure| failed(failure)).await
 }
 
-/// As [`serve`], with at most so many connections at a time. The targets depend on the client, and `failed` hears of its address.
+/// Like [`serve`], with at most `most` connections. The targets depend on the client, and `failed` also gets the
+/// client's address.
 pub(crate) async fn serve_each(
     listener: HostListener,
     most: usize,
@@ -152,10 +152,10 @@ async fn connect(targets: &[SocketAddr]) -> Result<TcpStream, Failure> {
     Err(failed)
 }
 
-/// Copies both ways until both directions have ended, each by itself. A reset ends both.
+/// Copies in both directions until each has ended. A reset ends both.
 async fn join(client: &mut TcpStream, server: &mut TcpStream) -> Result<(), Failure> {
     for stream in [&*client, &*server] {
-        // Without one of these, the connection works all the same.
+        // The connection works without these options.
         let _ = stream.set_nodelay(true);
         let _ = setsockopt(stream, sockopt::KeepAlive, &true);
         let _ = setsockopt(stream, sockopt::TcpKeepIdle, &KEEP_ALIVE.0);
@@ -163,7 +163,8 @@ async fn join(client: &mut TcpStream, server: &mut TcpStream) -> Result<(), Fail
     }
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
-    // Whether the client has sent something and may send more, whether the server has, and whether it closed first.
+    // Whether the client has sent data and may send more, whether the server has sent data, and whether the server
+    // closed first.
     let [asks, answered, closed] = [(); 3].map(|()| AtomicBool::new(false));
     let there = async {
         asks.store(from_client.peek(&mut [0]).await? > 0, Ordering::Relaxed);
@@ -184,7 +185,7 @@ async fn join(client: &mut TcpStream, server: &mut TcpStream) -> Result<(), Fail
     let [asks, answered, closed] = [asks, answered, closed].map(AtomicBool::into_inner);
     let result = if closed || done.is_err() && asks && !answered { Err(Failure::NoAnswer) } else { Ok(()) };
     if done.is_err() {
-        // An end that looks like the regular one could pass for a complete body.
+        // A regular end could be taken for a complete body.
         reset(client);
         reset(server);
     }
@@ -207,7 +208,7 @@ mod tests {
         bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap()
     }
 
-    /// Forwards to these targets. Returns the address, and why connections came to nothing.
+    /// Forwards to these targets. Returns the address and the failures.
     fn start(targets: Vec<SocketAddr>) -> (SocketAddr, mpsc::UnboundedReceiver<Failure>) {
         let (tell, told) = mpsc::unbounded_channel();
         let listener = any();
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn half_closed_connections_go_on_the_other_way() {
+    async fn a_half_closed_connection_still_carries_the_other_direction() {
         let server = TcpListener::from_std(any()).unwrap();
         let (address, _told) = start(vec![closed(), server.local_addr().unwrap()]);
         let mut client = TcpStream::connect(address).await.unwrap();
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reset_passes_through() {
+    async fn a_reset_is_passed_on() {
         let server = TcpListener::from_std(any()).unwrap();
         let (address, _told) = start(vec![server.local_addr().unwrap()]);
         let mut client = TcpStream::connect(address).await.unwrap();
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_without_a_target_is_reset_and_told() {
+    async fn a_connection_without_a_target_is_reset_and_reported() {
         for (targets, reason) in [(vec![], "no ready pod"), (vec![closed()], "refused")] {
             let (address, mut told) = start(targets);
             let mut client = TcpStream::connect(address).await.unwrap();
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_closes_without_an_answer_is_told_and_a_client_that_does_is_not() {
+    async fn only_a_server_that_closes_without_an_answer_is_reported() {
         let server = TcpListener::from_std(any()).unwrap();
         let (address, mut told) = start(vec![server.local_addr().unwrap()]);
         for client_first in [true, false] {
@@ -279,13 +280,13 @@ mod tests {
             drop(served);
             assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
         }
-        // The second connection is the first that came to nothing.
+        // The second connection is the first one that failed.
         assert_eq!(told.recv().await, Some(Failure::NoAnswer));
         assert!(told.try_recv().is_err());
     }
 
     #[tokio::test]
-    async fn connections_beyond_the_limit_wait_and_that_is_told_once() {
+    async fn connections_above_the_limit_wait_and_are_reported_once() {
         let server = TcpListener::from_std(any()).unwrap();
         let (tell, mut told) = mpsc::unbounded_channel();
         let listener = any();
@@ -298,14 +299,14 @@ mod tests {
         let mut second = TcpStream::connect(address).await.unwrap();
         second.write_all(b"waits").await.unwrap();
         drop(first);
-        // The place is free, though only since the first connection has ended.
+        // The slot is free, but only since the first connection has ended.
         let (mut served, _) = server.accept().await.unwrap();
         served.read_exact(&mut [0; 5]).await.unwrap();
         assert!(told.try_recv().is_err());
     }
 
     #[test]
-    fn a_port_in_use_is_named() {
+    fn an_error_names_a_port_in_use() {
         let listener = any();
         let error = bind(listener.local_addr().unwrap()).unwrap_err().to_string();
         assert!(error.ends_with("is in use; choose another port"), "{error}");

@@ -1,5 +1,4 @@
-//! Ways for the fuzz targets to what is the crate's own. Built with the feature `fuzzing` alone, which nothing
-//! that is shipped turns on.
+//! Private functions for the fuzz targets. Built with the feature `fuzzing` only, which no released program enables.
 
 use std::net::Ipv4Addr;
 
@@ -11,7 +10,7 @@ use crate::{
     names::{Answer, Hosts, Names},
 };
 
-/// The DNS server's answer to a message, with two names in its table; `None` where it stays silent.
+/// Returns the DNS server's answer to a message, with two names in its table; `None` if there is no answer.
 pub fn dns(message: &[u8]) -> Option<Vec<u8>> {
     let table = Table::default();
     let names = Names::from([
@@ -21,6 +20,6 @@ pub fn dns(message: &[u8]) -> Option<Vec<u8>> {
     table.replace(names, Hosts::new());
     let (outside, _told) = mpsc::channel(1);
     let server = Server { table, lookups: None, outside };
-    // Without lookups nothing is waited for.
+    // Without lookups, the future is ready at once.
     server.answer(message, 512, Ipv4Addr::LOCALHOST.into()).now_or_never()?
 }

@@ -1,5 +1,4 @@
-//! A small HTTP client: one request, one connection. The response is handed on in pieces as it arrives, so its size
-//! costs no memory.
+//! A small HTTP client. It passes the response on in pieces as they arrive, so memory does not grow with its size.
 
 pub mod grpc;
 mod health;
@@ -22,13 +21,13 @@ use tokio::net::{TcpSocket, TcpStream};
 pub use health::{Health, grpc_health};
 pub use http1::Connection;
 
-/// Limit of a body that is collected in memory, in bytes.
+/// Maximum size of a body that is collected in memory, in bytes.
 const LONGEST: usize = 64 << 20;
 
-/// Limit of the body that a probe reads, in bytes. Source: Kubernetes' `pkg/probe/http`.
+/// Maximum size of the body that a probe reads, in bytes. Source: Kubernetes' `pkg/probe/http`.
 const PROBED_BODY: usize = 10 << 10;
 
-/// Connects, from this address if one is given.
+/// Connects from this address, or from any if none is given.
 pub(crate) async fn connect(to: SocketAddr, from: Option<Ipv4Addr>) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     if let Some(from) = from {
@@ -37,42 +36,41 @@ pub(crate) async fn connect(to: SocketAddr, from: Option<Ipv4Addr>) -> io::Resul
     socket.connect(to).await
 }
 
-/// A request as people write it on a command line.
+/// A request as given on a command line.
 #[derive(Clone, Debug, Default)]
 pub struct Call {
-    /// `GET`, `POST`, …
+    /// Method: `GET`, `POST`, …
     pub method: String,
-    /// `[http://]HOST[:PORT][/PATH]`.
+    /// URL: `[http://]HOST[:PORT][/PATH]`.
     pub url: String,
-    /// `NAME: VALUE` lines. As with curl, `NAME:` leaves out a header that is sent by default, and `NAME;` sends an
-    /// empty one.
+    /// `NAME: VALUE` lines. As with curl, `NAME:` removes a default header, and `NAME;` sends an empty one.
     pub headers: Vec<String>,
-    /// The body.
+    /// Body.
     pub body: Option<Bytes>,
-    /// HTTP/2, by prior knowledge (RFC 9113, section 3.3), rather than HTTP/1.1.
+    /// Use HTTP/2 with prior knowledge (RFC 9113, section 3.3) instead of HTTP/1.1.
     pub http2: bool,
 }
 
-/// A step of an exchange. Heads are text with a line break after each line and an empty line at the end.
+/// Step of an exchange. Heads are text with a line break after each line and an empty line at the end.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// The connection is open.
     Connected(SocketAddr),
-    /// The head of the request, which is about to be sent.
+    /// Head of the request, before it is sent.
     Request(&'a [u8]),
-    /// The head of an interim response (1xx) or of the response.
+    /// Head of an interim response (1xx) or of the response.
     Head(&'a [u8]),
-    /// A piece of the body.
+    /// Piece of the body.
     Body(&'a [u8]),
-    /// The fields after the body.
+    /// Trailers.
     Trailers(&'a [u8]),
 }
 
-/// Makes a call, hands each step to `on` and returns the status.
+/// Sends a request, passes each step to `on` and returns the status.
 ///
 /// # Errors
-/// `InvalidInput` when the URL or a header is none; else when the host is unknown, or no complete response comes in
-/// time, or when `on` fails.
+/// `InvalidInput` if the URL or a header is invalid. Otherwise when the host is unknown, when no complete response
+/// arrives in time, or when `on` fails.
 pub async fn exchange(
     call: &Call,
     limit: Duration,
@@ -81,7 +79,7 @@ pub async fn exchange(
     exchange_from(call, None, limit, on).await
 }
 
-/// Like [`exchange`], from a given address.
+/// Like [`exchange`], from this source address.
 async fn exchange_from(
     call: &Call,
     from: Option<Ipv4Addr>,
@@ -106,14 +104,14 @@ async fn exchange_from(
 /// Limits the time of a request or a call.
 ///
 /// # Errors
-/// Those of the work; of kind `TimedOut` when it takes longer.
+/// Those of the work; `TimedOut` if it takes longer.
 pub async fn within<T>(limit: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
         Err(io::Error::new(io::ErrorKind::TimedOut, format!("no complete response within {limit:?}")))
     })
 }
 
-/// Makes a call and returns the status and the body as text.
+/// Sends a request and returns the status and the body as text.
 ///
 /// # Errors
 /// Those of [`exchange`], and when the body is larger than 64 MiB.
@@ -121,17 +119,17 @@ pub async fn call(call: &Call, limit: Duration) -> io::Result<(u16, String)> {
     collect(call, None, limit).await
 }
 
-/// Asks for a page and returns the status and the body.
+/// Requests a page and returns the status and the body.
 ///
 /// # Errors
-/// As with [`call`].
+/// Those of [`call`].
 pub async fn get(to: SocketAddr, path: &str, limit: Duration) -> io::Result<(u16, String)> {
     let call = Call { method: "GET".to_owned(), url: format!("http://{to}{path}"), ..Call::default() };
     collect(&call, None, limit).await
 }
 
-/// Requests a page from a given address and returns the status. As the kubelet does, it reads at most 10 KiB of the body, so an
-/// endless body does not fail a probe.
+/// Requests a page from this source address and returns the status. Like the kubelet, it reads at most 10 KiB of the
+/// body, so an endless body does not fail a probe.
 pub(crate) async fn status_from(
     to: SocketAddr,
     from: Ipv4Addr,
@@ -186,7 +184,7 @@ fn not_http(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the response is not valid HTTP: {what}"))
 }
 
-/// The head of a call, whose URL has a host and a path.
+/// Returns the head of a request, whose URL has a host and a path.
 fn request(call: &Call) -> io::Result<Request<()>> {
     let mut request = Request::new(());
     *request.method_mut() = Method::from_bytes(call.method.as_bytes())
@@ -224,7 +222,7 @@ fn url(text: &str) -> io::Result<Uri> {
         Some("http") => {}
         Some("https") => {
             return Err(invalid(format!(
-                "{text}: write http://; between sidecars it travels over mutual TLS"
+                "{text}: write http://; connections between sidecars use mutual TLS"
             )));
         }
         _ => return Err(invalid(format!("{text}: the scheme is not http"))),
@@ -237,7 +235,7 @@ fn url(text: &str) -> io::Result<Uri> {
     Ok(uri)
 }
 
-/// The headers that were given, and the names of those that are to be left out.
+/// Returns the given headers, and the names of default headers to omit.
 fn fields(lines: &[String]) -> io::Result<(HeaderMap, Vec<HeaderName>)> {
     let (mut given, mut left_out) = (HeaderMap::new(), Vec::new());
     for line in lines {
@@ -248,7 +246,7 @@ fn fields(lines: &[String]) -> io::Result<(HeaderMap, Vec<HeaderName>)> {
         };
         let name: HeaderName = name.trim().parse().map_err(|_| wrong())?;
         if name == TRANSFER_ENCODING {
-            return Err(invalid("the body is sent with its length: leave out transfer-encoding"));
+            return Err(invalid("the body is sent with content-length: remove transfer-encoding"));
         }
         match value {
             Some(value) => _ = given.append(name, HeaderValue::from_str(value).map_err(|_| wrong())?),
@@ -258,7 +256,7 @@ fn fields(lines: &[String]) -> io::Result<(HeaderMap, Vec<HeaderName>)> {
     Ok((given, left_out))
 }
 
-/// Adds fields as lines, and the empty line that ends a head.
+/// Appends fields as lines, and the empty line that ends a head.
 fn add_lines(head: &mut Vec<u8>, fields: &HeaderMap) {
     for (name, value) in fields {
         head.extend_from_slice(name.as_str().as_bytes());
@@ -291,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_response_before_the_body_is_sent_counts_and_bytes_stay_as_they_are() {
+    async fn a_response_before_the_end_of_the_request_is_returned_unchanged() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/", listener.local_addr().unwrap());
         let server = tokio::spawn(async move {
@@ -300,7 +298,7 @@ mod tests {
             stream.write_all(b"HTTP/1.1 413 Too Large\r\ncontent-length: 3\r\n\r\n\x00\xff\n").await.unwrap();
             stream
         });
-        // More than the buffers of both sockets hold.
+        // Larger than the buffers of both sockets.
         let body = Some(Bytes::from(vec![0; 64 << 20]));
         let call = Call { method: "POST".to_owned(), url, body, ..Call::default() };
         let mut got = Vec::new();
@@ -323,7 +321,7 @@ mod tests {
             let (mut stream, _) = listener.accept().await.unwrap();
             let head = b"HTTP/1.1 503 Busy\r\ncontent-length: 1000000000\r\n\r\n";
             stream.write_all(head).await.unwrap();
-            // It ends with an error when the probe has seen enough.
+            // It fails when the probe has read enough.
             for _ in 0..pieces {
                 if stream.write_all(&[b'x'; 1000]).await.is_err() {
                     break;
@@ -338,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_has_what_curl_sends_unless_told_otherwise() {
+    fn a_request_has_the_default_headers_of_curl() {
         let default = "accept: */* | host: a:8 | user-agent: skysail";
         assert_eq!(head("a:8", &[], None).unwrap(), format!("http://a:8/ | {default}"));
         assert_eq!(head("http://a:8/b?c#d", &[], None).unwrap(), format!("http://a:8/b?c | {default}"));
@@ -349,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused_by_name() {
+    fn an_invalid_request_is_refused_with_the_reason() {
         for (url, headers, problem) in [
             ("https://a/", &[][..], "write http://"),
             ("ftp://a/", &[], "the scheme is not http"),
@@ -359,7 +357,7 @@ mod tests {
             ("http://a/", &["x"], "is not a header"),
             ("http://a/", &["x: 1\r\ny: 2"], "is not a header"),
             ("http://a/", &["a b: 1"], "is not a header"),
-            ("http://a/", &["Transfer-Encoding: chunked"], "leave out transfer-encoding"),
+            ("http://a/", &["Transfer-Encoding: chunked"], "remove transfer-encoding"),
         ] {
             let error = head(url, headers, None).unwrap_err();
             assert!(error.contains(problem), "{url} {headers:?}: {error}");

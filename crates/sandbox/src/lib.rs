@@ -1,9 +1,11 @@
 //! Pods without a cluster: Deployments from YAML as processes in network namespaces of one Linux machine.
 //!
-//! [`isolate`] enters fresh namespaces, so that nothing of the host changes and all is gone at the end; [`mesh`]
-//! runs the pods there; [`rundir`] and [`enter`] let other commands find them and go in; [`echo`] stands in for
-//! unknown images; [`forward_egress`] is the process that makes connections to the outside; [`log`] bounds and reads what programs write. What Istio's objects mean is the control plane's business;
-//! only hosts of ServiceEntries are read here, for DNS.
+//! [`isolate`] creates the namespaces, so that the host stays unchanged and everything ends with the mesh. [`mesh`]
+//! runs the pods there. [`rundir`] and [`enter`] let other commands find and enter them. [`echo`] is the program of
+//! unknown images. [`forward_egress`] is the process that makes connections to the outside. [`log`] bounds and reads
+//! the logs of programs.
+//!
+//! The control plane applies Istio's objects; the sandbox reads only the hosts and ports of ServiceEntries, for DNS.
 
 mod capacity;
 mod check;

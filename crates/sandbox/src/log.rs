@@ -1,7 +1,7 @@
-//! Logs of programs: what a program writes goes through a pipe into a file of bounded length.
+//! Logs of programs: a pipe passes a program's output to a file of bounded size.
 //!
-//! The folder of a mesh may be in memory, and programs may write for days. A file that is full becomes the previous
-//! part, in the place of the one before it, so a log takes at most twice [`PART`].
+//! The folder of a mesh may be in memory, and programs may run for days. A full file becomes the previous part and
+//! replaces the one before, so a log takes at most twice [`PART`].
 
 use std::{
     convert::Infallible,
@@ -13,14 +13,14 @@ use std::{
 
 use tokio::net::unix::pipe;
 
-/// The most bytes of a file.
+/// Maximum size of a file, in bytes.
 const PART: u64 = 16 << 20;
-/// Bytes that are read at once.
+/// Size of a read, in bytes.
 const PIECE: usize = 16 << 10;
-/// Pieces that are read in a row: other tasks of the thread get their turn.
+/// Number of consecutive reads before other tasks of the thread get their turn.
 const IN_A_ROW: usize = 16;
 
-/// What a program writes, on its way to its log.
+/// Pipe from a program to its log.
 #[derive(Debug)]
 pub(crate) struct Output {
     from: pipe::Receiver,
@@ -28,14 +28,14 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Makes the pipe. Its end is for the program.
+    /// Creates the pipe. Returns the program's end.
     pub(crate) fn new(log: &Path) -> io::Result<(OwnedFd, Self)> {
         let to = Writer::open(log, PART)?;
         let (end, from) = pipe::pipe()?;
         Ok((end.into_blocking_fd()?, Self { from, to }))
     }
 
-    /// Passes on what is written, until it is dropped.
+    /// Copies output to the log until the future is dropped.
     pub(crate) async fn pass_on(&mut self) -> Infallible {
         loop {
             if self.from.readable().await.is_err() || !self.take() {
@@ -45,12 +45,12 @@ impl Output {
         }
     }
 
-    /// Passes on what was written before the program ended.
+    /// Copies the output that remained when the program ended.
     pub(crate) fn finish(mut self) {
         self.take();
     }
 
-    /// Passes on what is there. Returns whether more may come.
+    /// Copies the available output. Returns whether more may follow.
     fn take(&mut self) -> bool {
         let mut piece = [0; PIECE];
         for _ in 0..IN_A_ROW {
@@ -64,15 +64,15 @@ impl Output {
     }
 }
 
-/// A log that is written to.
+/// Write end of a log.
 #[derive(Debug)]
 struct Writer {
     path: PathBuf,
     file: File,
     length: u64,
-    /// The most bytes of a file.
+    /// Maximum size of a file, in bytes.
     part: u64,
-    /// The last attempt to write failed.
+    /// True if the last write failed.
     is_failing: bool,
 }
 
@@ -86,13 +86,13 @@ impl Writer {
         Ok(Self { path: path.to_owned(), file, length, part, is_failing: false })
     }
 
-    /// Writes or loses these bytes: a program does not wait for its log.
+    /// Writes these bytes, or drops them: a program does not wait for its log.
     fn write(&mut self, bytes: &[u8]) {
         match self.try_write(bytes) {
             Ok(()) => self.is_failing = false,
             Err(error) => {
                 if !std::mem::replace(&mut self.is_failing, true) {
-                    tracing::warn!(log = %self.path.display(), %error, "the log cannot be written; its lines are lost");
+                    tracing::warn!(log = %self.path.display(), %error, "cannot write the log; its lines are lost");
                 }
             }
         }
@@ -110,7 +110,7 @@ impl Writer {
     }
 }
 
-/// A log that is read, also while it is written.
+/// Read end of a log, which may be written meanwhile.
 #[derive(Debug)]
 pub struct Reader {
     path: PathBuf,
@@ -118,24 +118,24 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Reads from the beginning of what is kept.
+    /// Reads from the start of the previous part.
     pub fn new(path: PathBuf) -> Self {
         Self { path, file: None }
     }
 
-    /// The file that is written to.
+    /// Returns the path of the current part.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What has been written since the last time.
+    /// Returns the bytes that were written since the last call.
     ///
     /// # Errors
-    /// When the file is not there or cannot be read.
+    /// When the file does not exist or cannot be read.
     pub fn more(&mut self) -> io::Result<Vec<u8>> {
         let mut text = Vec::new();
         let mut now = match (File::open(&self.path), &mut self.file) {
-            // It has become the previous part just now, and the next one is about to be made.
+            // It has just become the previous part, and the next one does not exist yet.
             (Err(error), Some(file)) if error.kind() == io::ErrorKind::NotFound => {
                 file.read_to_end(&mut text)?;
                 return Ok(text);
@@ -151,7 +151,7 @@ impl Reader {
         match File::open(previous(&self.path)) {
             Ok(mut before) => {
                 let is_read = self.file.as_ref().map_or(Ok(false), |file| is_same(file, &before))?;
-                // The file that is written to may have become the previous part just now.
+                // The current part may have just become the previous one.
                 if !is_read && !is_same(&before, &now)? {
                     before.read_to_end(&mut text)?;
                 }
@@ -174,7 +174,7 @@ fn is_same(one: &File, other: &File) -> io::Result<bool> {
     Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
-/// The file of the part before this one: `a.log.1`.
+/// Returns the path of the previous part: `a.log.1`.
 fn previous(path: &Path) -> PathBuf {
     path.with_added_extension("1")
 }
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
         assert_eq!(Reader::new(path.clone()).more().unwrap(), b"two 2\nthree\n");
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 2);
-        // A program that is started again goes on in the same file.
+        // A restarted program continues in the same file.
         let mut writer = Writer::open(&path, 10).unwrap();
         writer.write(b"four\n");
         assert_eq!(Reader::new(path).more().unwrap(), b"three\nfour\n");
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_is_not_there_is_an_error() {
+    fn a_missing_log_is_an_error() {
         assert!(Reader::new("/nowhere/a.log".into()).more().is_err());
     }
 }

@@ -1,8 +1,8 @@
-//! Netlink: the messages that make links, addresses, routes and packet rules.
+//! Netlink messages that create links, addresses, routes and packet rules.
 //!
-//! A message is a header, a fixed part and attributes that may nest (linux/netlink.h). [`Message`] builds one
-//! as bytes; [`Socket`] sends it and waits for the kernel's answer. A socket belongs to the network namespace
-//! it was opened in, whichever namespace its thread enters later; [`crate::links`] relies on that.
+//! A message is a header, a fixed part and attributes that may nest (linux/netlink.h). [`Message`] builds one as bytes;
+//! [`Socket`] sends it and waits for the kernel's answer. A socket stays in the network namespace in which it was
+//! opened, also if its thread enters another one; [`crate::links`] relies on that.
 
 use std::{
     io,
@@ -17,12 +17,12 @@ use nix::{
     },
 };
 
-/// Set on attributes that hold attributes.
+/// Flag of attributes that hold attributes.
 const NESTED: u16 = 1 << 15;
 /// Length of `struct nlmsghdr`.
 const HEADER: usize = 16;
 
-/// One netlink message under construction.
+/// A netlink message under construction.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
     bytes: Vec<u8>,
@@ -30,12 +30,12 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// Starts a request of this type. `flags` are added to `NLM_F_REQUEST`; an answer is asked for.
+    /// Starts a request of this type, with an acknowledgement. `flags` are added to `NLM_F_REQUEST`.
     pub(crate) fn new(kind: u16, flags: i32) -> Self {
         Self::with_flags(kind, flags | libc::NLM_F_ACK, true)
     }
 
-    /// Starts a request without an acknowledgement: the bracket of a batch, or a question.
+    /// Starts a request without an acknowledgement: the bracket of a batch, or a query.
     pub(crate) fn unanswered(kind: u16) -> Self {
         Self::with_flags(kind, 0, false)
     }
@@ -64,19 +64,19 @@ impl Message {
         self
     }
 
-    /// Appends a text with the zero byte the kernel wants behind it.
+    /// Appends a text with the zero byte that the kernel requires.
     pub(crate) fn text(self, kind: u16, value: &str) -> Self {
         let mut bytes = value.as_bytes().to_vec();
         bytes.push(0);
         self.attribute(kind, &bytes)
     }
 
-    /// Appends a number in network byte order, as nf_tables takes them.
+    /// Appends a number in network byte order, as nf_tables requires.
     pub(crate) fn be32(self, kind: u16, value: u32) -> Self {
         self.attribute(kind, &value.to_be_bytes())
     }
 
-    /// Appends an attribute that holds what `fill` appends.
+    /// Appends an attribute that holds the attributes that `fill` appends.
     pub(crate) fn nested(mut self, kind: u16, fill: impl FnOnce(Self) -> Self) -> Self {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 2]);
@@ -124,10 +124,10 @@ impl Socket {
         Ok(Self { fd, sequence: 0 })
     }
 
-    /// Sends messages as one datagram and waits until the kernel has answered each that asks for it.
+    /// Sends messages as one datagram and waits for all acknowledgements.
     ///
     /// # Errors
-    /// With the first error the kernel reports.
+    /// The first error that the kernel reports.
     pub(crate) fn request(&mut self, messages: Vec<Message>) -> io::Result<()> {
         let mut waiting = messages.iter().filter(|message| message.acknowledged).count();
         let mut bytes = Vec::new();
@@ -136,7 +136,7 @@ impl Socket {
             bytes.extend(message.finish(self.sequence));
         }
         send(self.fd.as_raw_fd(), &bytes, MsgFlags::empty())?;
-        // An answer repeats the message it refuses, so a refusal can be as long as the request.
+        // An error repeats the message it is about, so it can be as long as the request.
         let mut buffer = vec![0; (bytes.len() * 2).max(16 << 10)];
         while waiting > 0 {
             let length = recv(self.fd.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
@@ -145,10 +145,10 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends a question and returns the kernel's answer, without its header.
+    /// Sends a query and returns the kernel's answer, without its header.
     ///
     /// # Errors
-    /// With the error the kernel reports instead.
+    /// The error that the kernel reports.
     pub(crate) fn ask(&mut self, question: Message) -> io::Result<Vec<u8>> {
         self.sequence += 1;
         send(self.fd.as_raw_fd(), &question.finish(self.sequence), MsgFlags::empty())?;
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_an_error() {
+    fn an_error_of_the_kernel_is_returned() {
         let mut answer = vec![0; HEADER + 4];
         answer[0] = 20;
         answer[4] = 2;

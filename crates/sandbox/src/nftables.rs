@@ -1,7 +1,6 @@
-//! Packet rules in the kernel, by nf_tables' own netlink protocol (linux/netfilter/nf_tables.h).
+//! Installs packet rules by nf_tables' own netlink protocol (linux/netfilter/nf_tables.h).
 //!
-//! No `nft` or `iptables` program is needed. One batch replaces all rules of a pod at once: a packet meets the
-//! old rules or the new ones, never half of them.
+//! No `nft` or `iptables` program is needed. One batch replaces all rules of a pod atomically.
 
 use std::io;
 
@@ -16,7 +15,7 @@ const TABLE: &str = "skysail";
 const OUTPUT: &str = "output";
 const INPUT: &str = "input";
 
-/// `NF_IP_PRI_NAT_DST`: where destinations are rewritten.
+/// `NF_IP_PRI_NAT_DST`: the priority of destination NAT.
 const PRIORITY: i32 = -100;
 const HOOK_PREROUTING: u32 = 0;
 const HOOK_OUTPUT: u32 = 3;
@@ -26,14 +25,14 @@ const LOOPBACK_INDEX: u32 = 1;
 /// `NFT_NAT_DNAT`.
 const DESTINATION: u32 = 1;
 
-/// The registers rules work with: the verdict's, and two for values.
+/// Registers: the verdict's, and two for values.
 const VERDICT: u32 = 0;
 const FIRST: u32 = 1;
 const SECOND: u32 = 2;
 
 const SUBSYSTEM: u16 = (libc::NFNL_SUBSYS_NFTABLES as u16) << 8;
 
-// Attribute numbers, which the `libc` crate lacks.
+// Attribute numbers that the `libc` crate lacks.
 const NFTA_HOOK_HOOKNUM: u16 = 1;
 const NFTA_HOOK_PRIORITY: u16 = 2;
 const NFTA_TABLE_NAME: u16 = 1;
@@ -78,10 +77,10 @@ const NFTA_REDIR_REG_PROTO_MIN: u16 = 1;
 /// Replaces the rules of the calling thread's network namespace.
 ///
 /// # Errors
-/// With the kernel's refusal; `ENOENT` and `EOPNOTSUPP` mean that the kernel lacks a part of nf_tables.
+/// The kernel's error; `ENOENT` and `EOPNOTSUPP` mean that the kernel lacks a part of nf_tables.
 pub(crate) fn replace(socket: &mut Socket, rules: &Rules) -> io::Result<()> {
     let mut messages = vec![bracket(libc::NFNL_MSG_BATCH_BEGIN), table(libc::NFT_MSG_NEWTABLE)];
-    // Made, removed and made again, so that it need not be known whether it is there.
+    // Created, deleted and created again, so that it may exist or not.
     messages.extend([table(libc::NFT_MSG_DELTABLE), table(libc::NFT_MSG_NEWTABLE)]);
     for (name, hook, rules) in [(OUTPUT, HOOK_OUTPUT, &rules.output), (INPUT, HOOK_PREROUTING, &rules.input)]
     {
@@ -97,7 +96,7 @@ fn bracket(kind: i32) -> Message {
     Message::unanswered(kind as u16).raw(&[0, 0, subsystem[0], subsystem[1]])
 }
 
-/// A message to nf_tables about IPv4.
+/// Starts a message to nf_tables about IPv4.
 fn start(kind: i32, flags: i32) -> Message {
     Message::new(SUBSYSTEM | kind as u16, flags).raw(&[libc::NFPROTO_IPV4 as u8, 0, 0, 0])
 }
@@ -136,7 +135,7 @@ fn matching(list: Message, condition: Match) -> Message {
         Match::To(network) => within(list, 16, network, libc::NFT_CMP_EQ),
         Match::NotTo(network) => within(list, 16, network, libc::NFT_CMP_NEQ),
         Match::From(network) => within(list, 12, network, libc::NFT_CMP_EQ),
-        // Source and destination port lie at the same place in TCP and UDP.
+        // Source and destination ports have the same offset in TCP and UDP.
         Match::Port(port) => {
             equal(payload(list, libc::NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2), &port.to_be_bytes())
         }

@@ -1,4 +1,5 @@
-//! What the user wrote, as far as pods need it: workloads, services, hosts of ServiceEntries, texts of ConfigMaps and Secrets, labels of namespaces.
+//! Objects as far as pods need them: workloads, Services, hosts of ServiceEntries, content of ConfigMaps and Secrets,
+//! labels of Namespaces.
 
 mod values;
 mod volume;
@@ -21,17 +22,17 @@ pub(crate) type Labels = BTreeMap<String, String>;
 /// Namespace and name.
 pub(crate) type Key = (String, String);
 
-/// The ServiceEntries by namespace and name.
+/// ServiceEntries by namespace and name.
 pub(crate) type Entries = BTreeMap<Key, ServiceEntry>;
 
-/// The objects of all files.
+/// Objects of all files.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Objects {
-    /// By kind, namespace and name.
+    /// Workloads by namespace, kind and name.
     pub(crate) workloads: BTreeMap<(String, String, String), Workload>,
     pub(crate) services: BTreeMap<Key, Service>,
     pub(crate) entries: Entries,
-    /// Labels by namespace.
+    /// Labels of Namespaces, by name.
     pub(crate) namespaces: BTreeMap<String, Labels>,
     /// Content of ConfigMaps and Secrets, by kind, namespace and name.
     pub(crate) values: BTreeMap<(String, String, String), Values>,
@@ -39,7 +40,7 @@ pub(crate) struct Objects {
     pub(crate) default_export_to: Vec<String>,
 }
 
-/// Something that makes pods.
+/// An object that creates pods.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Workload {
     pub(crate) kind: String,
@@ -48,18 +49,18 @@ pub(crate) struct Workload {
     /// Service account of its pods; `default` if unset.
     pub(crate) account: String,
     pub(crate) replicas: u32,
-    /// Pods of a Job that run at the same time (`spec.parallelism`).
+    /// Number of a Job's pods that run at the same time (`spec.parallelism`).
     pub(crate) parallelism: u32,
-    /// Failures of a Job's pod before the Job has failed (`spec.backoffLimit`).
+    /// Number of failures after which a Job has failed (`spec.backoffLimit`).
     pub(crate) backoff_limit: u32,
     /// Names of a StatefulSet's `volumeClaimTemplates`: each pod has a claim of its own.
     pub(crate) claims: Vec<String>,
     pub(crate) template: Template,
-    /// Changes when the template does.
+    /// Hash of the template.
     pub(crate) hash: String,
 }
 
-/// What each pod of a workload is like.
+/// Pod template of a workload.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Template {
@@ -87,7 +88,7 @@ pub(crate) struct PodSpec {
     pub(crate) termination_grace_period_seconds: Option<u64>,
     pub(crate) restart_policy: Option<String>,
     pub(crate) volumes: Vec<Volume>,
-    /// What is not used here; see [`crate::unsupported`].
+    /// Fields that are not used; see [`crate::unsupported`].
     #[serde(flatten)]
     pub(crate) other: BTreeMap<String, Value>,
 }
@@ -108,7 +109,7 @@ pub(crate) struct Container {
     pub(crate) restart_policy: Option<String>,
     pub(crate) volume_mounts: Vec<VolumeMount>,
     pub(crate) working_dir: Option<String>,
-    /// What is not used here; see [`crate::unsupported`].
+    /// Fields that are not used; see [`crate::unsupported`].
     #[serde(flatten)]
     pub(crate) other: BTreeMap<String, Value>,
 }
@@ -152,7 +153,7 @@ pub(crate) struct ProbeTarget {
     pub(crate) scheme: Option<String>,
 }
 
-/// A gRPC server's health service.
+/// Health service of a gRPC server.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct GrpcTarget {
     pub(crate) port: u16,
@@ -160,7 +161,7 @@ pub(crate) struct GrpcTarget {
     pub(crate) service: Option<String>,
 }
 
-/// A command that succeeds or not.
+/// Command of a probe.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Exec {
@@ -173,7 +174,7 @@ impl ProbeTarget {
     }
 }
 
-/// A port by number or by the name a container gives it.
+/// A port by number, or by its name in a container.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Port {
@@ -236,7 +237,7 @@ impl ServicePort {
 }
 
 impl Port {
-    /// The number, by these containers' names.
+    /// Returns the number, given the containers that may declare the name.
     pub(crate) fn resolve(&self, containers: &[Container]) -> Option<u16> {
         match self {
             Self::Number(number) => Some(*number),
@@ -251,13 +252,13 @@ pub(crate) fn port_named(name: &str, containers: &[Container]) -> Option<u16> {
     ports.find(|port| port.name.as_deref() == Some(name)).map(|port| port.container_port)
 }
 
-/// An object that pods need, as far as they need it.
+/// An object, reduced to the fields that pods need.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Item {
     Workload(Box<Workload>),
     Service(Service),
     Entry(Box<ServiceEntry>),
-    /// The labels of a namespace.
+    /// Labels of a Namespace.
     Namespace(Labels),
     /// Content of a ConfigMap or a Secret.
     Values(Values),
@@ -297,7 +298,7 @@ impl Item {
 }
 
 impl Objects {
-    /// Adds an object, in the place of one of the same key.
+    /// Adds an object, and replaces one with the same key.
     pub(crate) fn add(&mut self, key: &ObjectKey, item: &Item) {
         let (kind, namespace, name) = (key.kind.to_string(), key.namespace.clone(), key.name.clone());
         match item.clone() {
@@ -321,7 +322,7 @@ impl Objects {
     }
 }
 
-/// A claim that a StatefulSet makes for each of its pods.
+/// Claim template of a StatefulSet.
 #[derive(Deserialize)]
 struct Claimed {
     metadata: Metadata,
@@ -360,7 +361,7 @@ fn workload(key: &ObjectKey, account: String, object: &Value) -> Result<Workload
     })
 }
 
-/// A value without fields that are null: to the API server they are absent.
+/// Returns a value without fields that are null, which the API server treats as absent.
 fn without_nulls(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -379,14 +380,14 @@ fn field<T: for<'a> Deserialize<'a> + Default>(object: &Value, name: &str) -> Re
     }
 }
 
-/// The 64-bit FNV-1a hash: the same in every run and on every machine, unlike the standard library's.
+/// Returns the 64-bit FNV-1a hash. Unlike the standard library's, it is the same in every run and on every machine.
 pub(crate) fn fnv(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// A number as Kubernetes writes hashes in names: with no letters that could make words.
+/// Formats a number as Kubernetes writes hashes in names, without letters that could form words.
 pub(crate) fn letters(mut number: u64, length: usize) -> String {
     const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut text = String::new();
@@ -402,7 +403,7 @@ mod tests {
     use super::*;
 
     impl Service {
-        /// Reads a Service as the files' texts are read.
+        /// Reads a Service from JSON as from a file.
         pub(crate) fn parse(written: &Value) -> Self {
             let manifests = skysail_model::manifests(&written.to_string(), "service.json");
             match manifests.objects.first().map(|manifest| Item::read(manifest).unwrap()) {

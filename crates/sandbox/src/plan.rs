@@ -1,5 +1,5 @@
-//! From what the user wrote to what a cluster would hold: pods with addresses, services with virtual addresses,
-//! names. All of it pure; [`crate::mesh`] makes it real.
+//! Objects that a cluster would derive from the user's: pods with addresses, virtual addresses of Services, and names.
+//! Pure; [`crate::mesh`] applies them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,13 +24,13 @@ use crate::{
     rundir::Phase,
 };
 
-/// Set on pods that have a sidecar, as Istio's injection does.
+/// Label of pods with a sidecar, as Istio's injection sets it.
 const TLS_MODE: (&str, &str) = ("security.istio.io/tlsMode", "istio");
 const CANONICAL_NAME: &str = "service.istio.io/canonical-name";
 const CANONICAL_REVISION: &str = "service.istio.io/canonical-revision";
 const INJECT: &str = "sidecar.istio.io/inject";
 
-/// A pod: one replica of a workload, with all that does not change while it lives.
+/// A pod: one replica of a workload, with the properties that do not change while it lives.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pod {
     pub(crate) name: String,
@@ -44,12 +44,12 @@ pub(crate) struct Pod {
     pub(crate) account: String,
     pub(crate) spec: PodSpec,
     pub(crate) sidecar: bool,
-    /// So often a Job's pod may fail.
+    /// Number of failures after which a Job has failed.
     pub(crate) backoff_limit: u32,
 }
 
 impl Pod {
-    /// The pod that `workload` makes under this name.
+    /// Returns the pod of a workload with this name.
     pub(crate) fn new(
         workload: &Workload,
         name: String,
@@ -94,12 +94,12 @@ impl Pod {
         }
     }
 
-    /// What notes call it: its workload, as they hold for all of its pods.
+    /// Returns its name in messages. That is the workload's, because a message holds for all pods of the workload.
     pub(crate) fn about(&self) -> String {
         format!("{} {}/{}", self.kind, self.namespace, self.workload)
     }
 
-    /// The Pod object that a cluster would hold.
+    /// Returns the Pod object that a cluster would hold.
     pub(crate) fn object(&self, phase: Phase, ready: bool) -> Value {
         let owner = match self.kind.as_str() {
             "Pod" => None,
@@ -135,7 +135,7 @@ impl Pod {
         })
     }
 
-    /// How the sidecar introduces itself to the control plane: Envoy's `Node` with Istio's metadata.
+    /// Returns the sidecar's node for the control plane: Envoy's `Node` with Istio's metadata.
     pub(crate) fn node(&self, concurrency: NonZeroU32) -> Value {
         let Self { name, namespace, address, workload, .. } = self;
         let ports =
@@ -168,7 +168,7 @@ impl Pod {
         })
     }
 
-    /// A field of the pod as `fieldRef` names it.
+    /// Returns a field of the pod by its path in `fieldRef`.
     pub(crate) fn field(&self, path: &str) -> Option<String> {
         let keyed = |prefix: &str| path.strip_prefix(prefix)?.strip_prefix("['")?.strip_suffix("']");
         if let Some(label) = keyed("metadata.labels") {
@@ -202,7 +202,7 @@ impl Pod {
     }
 }
 
-/// The API version of a kind that makes pods.
+/// Returns the API version of a kind that creates pods.
 fn api_version(kind: &str) -> &'static str {
     match kind {
         "Job" => "batch/v1",
@@ -211,7 +211,8 @@ fn api_version(kind: &str) -> &'static str {
     }
 }
 
-/// Every namespace is part of the mesh unless it or the pod says otherwise; the pod's word counts more.
+/// Returns whether a pod gets a sidecar. It does unless the pod or its namespace disables it; the pod's setting takes
+/// precedence.
 fn injected(labels: &Labels, annotations: &Labels, namespace: Option<&Labels>) -> bool {
     match labels.get(INJECT).or_else(|| annotations.get(INJECT)).map(String::as_str) {
         Some("false" | "disabled" | "no" | "n" | "off") => false,
@@ -230,21 +231,21 @@ fn container_object(container: &Container) -> Value {
 fn port_object(port: &ContainerPort) -> Value {
     let protocol = port.protocol.as_deref().unwrap_or("TCP");
     let mut object = json!({ "containerPort": port.container_port, "protocol": protocol });
-    // Readers of this want a text or nothing, never a null.
+    // Clients of this object expect a text or no field, never a null.
     if let Some(name) = &port.name {
         object["name"] = json!(name);
     }
     object
 }
 
-/// Virtual addresses: each service keeps the one it got first.
+/// Virtual addresses of Services: each Service keeps its first one.
 #[derive(Debug, Default)]
 pub(crate) struct VirtualAddresses(BTreeMap<Key, Ipv4Addr>);
 
 impl VirtualAddresses {
-    /// Gives every service that should have a virtual address one, and returns all of them.
+    /// Allocates an address to each Service that needs one, and returns all of them.
     ///
-    /// Where a service starts looking follows from its name alone, so other services rarely move it.
+    /// The search for an address starts at a position that follows from the name, so other Services rarely change it.
     pub(crate) fn assign(&mut self, services: &BTreeMap<Key, Service>) -> &BTreeMap<Key, Ipv4Addr> {
         self.0.retain(|key, _| services.get(key).is_some_and(Service::is_virtual));
         for (key, service) in services {
@@ -264,7 +265,7 @@ impl VirtualAddresses {
 }
 
 impl Service {
-    /// Whether it has pods of its own, by a selector.
+    /// Returns whether it selects pods.
     pub(crate) fn has_pods(&self) -> bool {
         !self.is_external() && !self.spec.selector.is_empty()
     }
@@ -277,7 +278,7 @@ impl Service {
         self.kind.as_deref() == Some("ExternalName")
     }
 
-    /// The virtual address that the user gave it.
+    /// Returns the virtual address that the user set.
     pub(crate) fn own_address(&self) -> Option<Ipv4Addr> {
         let mut addresses = self.spec.cluster_ips.iter().filter(|_| self.is_virtual());
         addresses.find_map(|address| match address {
@@ -286,7 +287,7 @@ impl Service {
         })
     }
 
-    /// The Service object with its virtual address.
+    /// Returns the Service object with its virtual address.
     pub(crate) fn completed(&self, address: Ipv4Addr) -> Value {
         let mut object = self.object.clone();
         let text = address.to_string();
@@ -296,7 +297,7 @@ impl Service {
     }
 }
 
-/// What DNS answers. `pods` come with whether they are ready.
+/// Returns the names of the DNS table. The flag of a pod tells whether it is ready.
 pub(crate) fn names(
     services: &BTreeMap<Key, Service>,
     addresses: &BTreeMap<Key, Ipv4Addr>,
@@ -338,7 +339,7 @@ pub(crate) fn names(
     names
 }
 
-/// Where virtual addresses lead for pods whose connections no sidecar decides about.
+/// Returns the ports of virtual addresses with their backends, for pods and connections without a sidecar.
 pub(crate) fn virtual_ports(
     services: &BTreeMap<Key, Service>,
     addresses: &BTreeMap<Key, Ipv4Addr>,
@@ -399,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn virtual_addresses_stay_when_services_come_and_go() {
+    fn virtual_addresses_stay_when_services_are_added_and_removed() {
         let mut addresses = VirtualAddresses::default();
         let own = json!({ "clusterIP": "10.96.7.7" });
         let services: BTreeMap<_, _> = [service("a", json!({})), service("b", own)].into();
@@ -435,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pod_decides_about_its_sidecar_before_its_namespace() {
+    fn the_pods_injection_setting_overrides_its_namespaces() {
         let namespaces: BTreeMap<_, _> =
             [("default".to_owned(), Labels::from([("istio-injection".to_owned(), "disabled".to_owned())]))]
                 .into();
@@ -447,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_object_says_what_a_cluster_would() {
+    fn a_pod_object_has_the_fields_of_a_clusters() {
         let pod = pod(&[("app", "a"), ("version", "v1")], [10, 244, 0, 2]);
         let object = pod.object(Phase::Running, true);
         assert_eq!(object["status"]["podIP"], "10.244.0.2");

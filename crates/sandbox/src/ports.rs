@@ -1,7 +1,7 @@
-//! The TCP ports of a container, and what a stand-in speaks on each of them.
+//! TCP ports of a container, and the protocols of its stand-in.
 //!
-//! A stand-in serves the ports that its container names, with the protocols that Istio selects for them. Images
-//! often listen on ports that nothing names: then the targets of Services count, and at last a default.
+//! A stand-in serves the ports that its container declares, with the protocols that Istio selects for them. Images
+//! often listen on undeclared ports: then the targets of Services are used, and otherwise a default.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,23 +16,23 @@ use crate::{
     plan::Pod,
 };
 
-/// The port of a stand-in where neither its container nor a Service names one.
+/// Port of a stand-in if neither its container nor a Service declares one.
 const DEFAULT: u16 = 8080;
 
-/// The ports of a container.
+/// Ports of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ports {
     /// TCP ports by number.
     pub(crate) tcp: BTreeMap<u16, Protocol>,
-    /// UDP ports that the container names.
+    /// UDP ports that the container declares.
     pub(crate) udp: BTreeSet<u16>,
-    /// Whether the only port is the default, as nothing names one.
+    /// True if the only port is the default, because none is declared.
     pub(crate) is_default: bool,
 }
 
 impl Ports {
-    /// The ports of a container whose own program runs: those that it names. A pod's only container that names none
-    /// has the targets of Services.
+    /// Returns the ports of a container whose own program runs: those that it declares. A pod's only container without
+    /// declared ports has the targets of Services.
     pub(crate) fn of_program(container: &Container, pod: &Pod, objects: &Objects) -> Self {
         let mut ports = Self::named(container, pod, objects);
         if ports.tcp.is_empty() && pod.spec.containers.len() == 1 {
@@ -41,8 +41,8 @@ impl Ports {
         ports
     }
 
-    /// The ports of a stand-in. `is_alone` is whether only stand-ins run in the pod: a program may listen on any
-    /// port, so beside one a stand-in takes only the ports that its container names.
+    /// Returns the ports of a stand-in. `is_alone` tells whether only stand-ins run in the pod. Other programs may
+    /// listen on any port, so beside them a stand-in serves its declared ports only.
     pub(crate) fn of_stand_in(container: &Container, pod: &Pod, objects: &Objects, is_alone: bool) -> Self {
         let mut ports = Self::named(container, pod, objects);
         let taken = of_others(container, pod);
@@ -62,7 +62,7 @@ impl Ports {
         ports
     }
 
-    /// The first TCP port.
+    /// Returns the first TCP port.
     pub(crate) fn first(&self) -> Option<u16> {
         self.tcp.keys().next().copied()
     }
@@ -82,7 +82,7 @@ impl Ports {
     }
 }
 
-/// The arguments by which a stand-in listens on a port.
+/// Returns the argument by which a stand-in listens on a port.
 pub(crate) fn argument(port: u16, protocol: Protocol) -> String {
     match protocol {
         Protocol::Tcp | Protocol::Tls | Protocol::Https => format!("{port}/tcp"),
@@ -90,7 +90,7 @@ pub(crate) fn argument(port: u16, protocol: Protocol) -> String {
     }
 }
 
-/// For people: `on ports 8080 (HTTP), 9090 (gRPC)`.
+/// Formats the ports for messages: `on ports 8080 (HTTP), 9090 (gRPC)`.
 impl fmt::Display for Ports {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_default {
@@ -99,7 +99,7 @@ impl fmt::Display for Ports {
         f.write_str(if self.tcp.len() == 1 { "on port" } else { "on ports" })?;
         for (index, (port, protocol)) in self.tcp.iter().enumerate() {
             let word = match protocol {
-                // A server of gRPC-Web speaks gRPC: its sidecar translates.
+                // A server of gRPC-Web speaks gRPC; its sidecar translates.
                 Protocol::Grpc | Protocol::GrpcWeb => "gRPC",
                 Protocol::Http2 => "HTTP/2",
                 Protocol::Tcp => "TCP",
@@ -125,7 +125,7 @@ fn is_first_that_names_none(container: &Container, pod: &Pod) -> bool {
     first.is_some_and(|first| first.name == container.name)
 }
 
-/// The TCP ports that other containers of the pod name.
+/// Returns the TCP ports that other containers of the pod declare.
 fn of_others(container: &Container, pod: &Pod) -> BTreeSet<u16> {
     let all = pod.spec.init_containers.iter().chain(&pod.spec.containers);
     let others = all.filter(|other| other.name != container.name);
@@ -133,7 +133,8 @@ fn of_others(container: &Container, pod: &Pod) -> BTreeSet<u16> {
     ports.map(|port| port.container_port).collect()
 }
 
-/// The pod's ports that Services and ServiceEntries send to. Where several target a port, the first that says its protocol counts.
+/// Returns the pod's ports that Services and ServiceEntries target. If several target a port, the first with a declared
+/// protocol determines it.
 fn service_ports(pod: &Pod, objects: &Objects) -> BTreeMap<u16, Protocol> {
     let mut ports = BTreeMap::new();
     let services = objects.services.iter();
@@ -153,7 +154,7 @@ fn service_ports(pod: &Pod, objects: &Objects) -> BTreeMap<u16, Protocol> {
     ports
 }
 
-/// The port of a readiness probe, which a stand-in must serve to be ready.
+/// Returns the port of a readiness probe, on which a stand-in must listen to be ready.
 fn probed(probe: &Probe, pod: &Pod) -> Option<(u16, Protocol)> {
     let resolve = |port: &Port| port.resolve(&pod.spec.containers);
     if let Some(target) = &probe.http_get {
@@ -172,7 +173,7 @@ mod tests {
     use crate::objects::{Metadata, Service, Template, Workload};
     use serde_json::{Value, json};
 
-    /// A pod with label `app: a` and these containers.
+    /// Returns a pod with label `app: a` and these containers.
     fn pod(containers: Value) -> Pod {
         let metadata =
             Metadata { labels: Some([("app".to_owned(), "a".to_owned())].into()), ..Metadata::default() };
@@ -192,7 +193,7 @@ mod tests {
         Pod::new(&workload, "p".to_owned(), [10, 244, 0, 2].into(), &BTreeMap::new())
     }
 
-    /// A Service with these ports that selects the pod.
+    /// Returns a Service with these ports that selects the pod.
     fn service(ports: Value) -> Objects {
         let service = Service::parse(&json!({
             "apiVersion": "v1", "kind": "Service", "metadata": { "name": "a", "namespace": "n" },
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn protocols_are_those_of_the_service_and_else_of_the_name() {
+    fn the_service_or_else_the_name_declares_the_protocol() {
         let pod = pod(json!([{ "name": "c", "image": "i", "ports": [
             { "name": "tcp-a", "containerPort": 1 }, { "name": "tcp-b", "containerPort": 2 },
             { "name": "c", "containerPort": 3 }, { "name": "https", "containerPort": 4 },
@@ -239,7 +240,7 @@ mod tests {
         let two = pod(json!([beside(9090), idle, { "name": "e", "image": "i" }]));
         assert_eq!(stand_in(&two, 1, &service(json!([{ "port": 9090 }]))), "on port 8080");
         assert_eq!(stand_in(&two, 2, &Objects::default()), "none");
-        // A program beside it may listen on any port.
+        // Another program may listen on any port.
         let ports = Ports::of_stand_in(&only.spec.containers[0], &only, &Objects::default(), false);
         assert_eq!(ports, Ports::default());
     }

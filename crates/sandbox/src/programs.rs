@@ -1,4 +1,4 @@
-//! Which programs a mesh runs: the control plane, and in each pod the sidecar and one for every container.
+//! Programs of a mesh: the control plane, and each pod's sidecar and containers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,43 +26,43 @@ use crate::{
     rundir, unsupported, volumes,
 };
 
-/// Marks the sockets of sidecars, whose connections are not intercepted.
+/// Socket mark of sidecars, whose own connections are not intercepted.
 pub(crate) const MARK: u32 = 0x5111;
 
-/// What to run, and with which programs.
+/// Settings of a mesh.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// The mesh's name.
+    /// Name of the mesh.
     pub name: String,
-    /// The mesh's folder, from [`rundir::create`].
+    /// Folder of the mesh, from [`rundir::create`].
     pub folder: PathBuf,
-    /// The user's YAML.
+    /// Configuration folders and files.
     pub config: Vec<PathBuf>,
-    /// The programs that stand for images.
+    /// Programs by image name.
     pub images: BTreeMap<String, Vec<String>>,
-    /// The program that stands in for images not named there.
+    /// Program of images that are not listed there.
     pub stand_in: Vec<String>,
-    /// The control plane's program; none runs if it is empty.
+    /// Program of the control plane; if it is empty, there is none.
     pub control: Vec<String>,
-    /// The sidecar's program; pods have none if it is empty.
+    /// Program of the sidecar; if it is empty, there is none.
     pub proxy: Vec<String>,
-    /// Whether containers of other images run their own `command` with this machine's programs.
+    /// True if containers of other images run their own `command` on this machine.
     pub runs_commands: bool,
     /// Maximum number of pods.
     pub max_pods: usize,
     /// Worker threads of a sidecar.
     pub concurrency: NonZeroU32,
-    /// Workloads (`NAMESPACE/NAME`) that have an Envoy in the sidecar's place, and its program.
+    /// Workloads (`NAMESPACE/NAME`) with an Envoy instead of the sidecar, and its program.
     pub envoys: BTreeMap<String, PathBuf>,
-    /// Further arguments for the control plane.
+    /// Further arguments of the control plane.
     pub control_arguments: Vec<String>,
-    /// What ports of the host lead to.
+    /// Targets of published ports.
     pub published: Vec<Target>,
-    /// Whether workloads may connect to hosts outside of the mesh.
+    /// True if workloads may connect to hosts outside the mesh.
     pub egress: bool,
 }
 
-/// The control plane, if there is to be one.
+/// Returns the control plane's program; `None` if it is disabled.
 pub(crate) fn control(settings: &Settings) -> Option<Program> {
     let Settings { control, folder, config, .. } = settings;
     if control.is_empty() {
@@ -77,9 +77,9 @@ pub(crate) fn control(settings: &Settings) -> Option<Program> {
     command.extend(["--ca-dir".to_owned(), text(&folder.join("ca"))]);
     command.extend(["--state-dir".to_owned(), text(&folder.join("state"))]);
     command.extend(["--token-key".to_owned(), text(&folder.join("token-key.pem"))]);
-    // Names that the mesh itself knows are all that there are here.
+    // The mesh's DNS server is the only one that the control plane can reach.
     command.extend(["--dns-server".to_owned(), BRIDGE.to_string()]);
-    // The user's own arguments come after it and override it.
+    // The user's arguments follow and may override it.
     command.push("--default-access-log=/dev/stdout".to_owned());
     command.extend(settings.control_arguments.iter().cloned());
     let log = folder.join("logs/control.log");
@@ -93,7 +93,7 @@ pub(crate) fn control(settings: &Settings) -> Option<Program> {
     })
 }
 
-/// A pod's sidecar, and the file that says to it who it is.
+/// Returns a pod's sidecar, and writes the file with its node.
 pub(crate) fn sidecar(
     settings: &Settings,
     pod: &Pod,
@@ -127,25 +127,25 @@ pub(crate) fn sidecar(
     Ok(Some(Program { name, command, environment, log, restart, view }))
 }
 
-/// The programs of a pod.
+/// Programs of a pod.
 #[derive(Debug, Default)]
 pub(crate) struct Programs {
-    /// Those that run to their end first, one after the other.
+    /// Programs of init containers, in their order.
     pub(crate) init: Vec<Program>,
     pub(crate) containers: Vec<Containerized>,
-    /// The names of the volumes that they mount.
+    /// Names of the volumes that they mount.
     pub(crate) volumes: BTreeSet<String>,
-    /// What users should know.
+    /// Notes for the user.
     pub(crate) notes: Vec<String>,
 }
 
-/// The programs for a pod's containers.
+/// Returns the programs of a pod's containers.
 pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, place: Place<'_>) -> Programs {
     let mut programs = Programs { notes: unsupported::of_pod(&pod.spec), ..Programs::default() };
     let Settings { images, stand_in, runs_commands, .. } = settings;
     let images = Images { known: images, stand_in, runs_commands: *runs_commands };
     let restart = restart(pod);
-    // An init container that is always started again is a sidecar: it goes on beside the others.
+    // An init container with restartPolicy Always is a native sidecar: it runs beside the containers.
     let is_sidecar = |container: &Container| container.restart_policy.as_deref() == Some("Always");
     for container in pod.spec.init_containers.iter().filter(|container| !is_sidecar(container)) {
         let restart = if restart == Restart::Always { Restart::OnFailure(u32::MAX) } else { restart };
@@ -173,7 +173,7 @@ pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, plac
         let (program, said) =
             containers::program(container, pod, &ports, objects, images, (role, restart), place);
         programs.notes.extend(said);
-        // Without a probe that can be made here, a container is ready when its first port accepts.
+        // Without a supported probe, a container is ready when its first port accepts connections.
         let probe = container.readiness_probe.as_ref();
         let check = probe.and_then(|probe| check(probe, container, is_stand_in, &program));
         let check = match role {
@@ -191,7 +191,7 @@ pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, plac
     programs
 }
 
-/// When the programs of a pod are started again.
+/// Returns the restart policy of a pod's programs.
 fn restart(pod: &Pod) -> Restart {
     match (pod.kind.as_str(), pod.spec.restart_policy.as_deref()) {
         ("Job", _) => Restart::OnFailure(pod.backoff_limit),
@@ -201,14 +201,14 @@ fn restart(pod: &Pod) -> Restart {
     }
 }
 
-/// Seconds that a program gets for ending. Source: Kubernetes' `terminationGracePeriodSeconds`.
+/// Default grace period in seconds. Source: Kubernetes' `terminationGracePeriodSeconds`.
 pub(crate) const GRACE: u64 = 30;
-/// How often a container is probed that says nothing of it, and how long an answer may take. Source: Kubernetes' defaults.
+/// Default interval and timeout of probes. Source: Kubernetes.
 const PERIOD: Duration = Duration::from_secs(10);
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// How to check a container by its probe. Stand-ins have no pages and commands of their own, and HTTPS is not spoken, so there the
-/// port must do.
+/// Returns the readiness check for a probe. Stand-ins have no pages and commands of their own, and HTTPS is not
+/// supported; in these cases the check connects to the port.
 fn check(
     probe: &objects::Probe,
     container: &Container,
@@ -239,7 +239,7 @@ fn check(
     })
 }
 
-/// The probes that decide whether a container is started again.
+/// Returns the startup and liveness probes.
 fn restart_probes(container: &Container, pod: &Pod, program: &Program) -> RestartProbes {
     let read = |probe: Option<&objects::Probe>| {
         let probe = probe?;
@@ -254,7 +254,7 @@ fn restart_probes(container: &Container, pod: &Pod, program: &Program) -> Restar
     RestartProbes { startup: read(container.startup_probe.as_ref()), liveness }
 }
 
-/// A time of a probe; the API server takes 0 for the default.
+/// Returns a probe's time; as in the API server, 0 means the default.
 fn seconds(number: Option<u64>, default: Duration) -> Duration {
     number.filter(|number| *number > 0).map_or(default, Duration::from_secs)
 }

@@ -1,7 +1,7 @@
-//! Published ports: what ports of the host lead to, and which pods that are now.
+//! Published ports: ports of the host and the pods behind them.
 //!
-//! The process outside the mesh has the listeners, and shares the mesh's network. It reads the pods of each target
-//! from a file that the mesh keeps up to date, so that published ports outlive pods.
+//! The process outside the mesh owns the listeners, and shares the mesh's network namespace. It reads the pods of each
+//! target from a file that the mesh updates, so that published ports outlive pods.
 
 use std::{collections::BTreeMap, fmt, fs, net::SocketAddr, path::Path};
 
@@ -14,31 +14,31 @@ use crate::{
     survey::{Survey, list},
 };
 
-/// The pods of each target, as a file in the mesh's folder.
+/// File with the ready pods of each target, in the mesh's folder.
 pub(crate) const FILE: &str = "published.json";
 
-/// What a published port leads to.
+/// Target of a published port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     namespace: String,
     name: String,
-    /// The port of the service or of the workload's pods.
+    /// Port of the Service, or of the workload's pods.
     port: u16,
     is_service: bool,
-    /// The scheme of URLs, if the port is declared to speak HTTP or says nothing of its protocol.
+    /// URL scheme, if the port's declared protocol is HTTP or unknown.
     scheme: Option<String>,
 }
 
-/// A port of a Service that is to be published without being asked for, as a cluster would open it.
+/// Port that a Service publishes by its type, as a cluster would.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened {
-    /// What it leads to.
+    /// Target.
     pub target: Target,
     /// `LoadBalancer` or `NodePort`.
     pub kind: &'static str,
-    /// The port of the host that the Service asks for.
+    /// Port of the host that the Service asks for.
     pub port: Option<u16>,
-    /// Whether another port will do.
+    /// True if another port of the host may be used instead.
     pub is_flexible: bool,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// How to reach it at an address of the host: a URL where it speaks HTTP.
+    /// Returns the target's URL at an address of the host, or the address if it does not serve HTTP.
     pub fn at(&self, address: SocketAddr) -> String {
         match &self.scheme {
             Some(scheme) => format!("{scheme}://{address}"),
@@ -64,10 +64,10 @@ impl Target {
 }
 
 impl Survey {
-    /// Finds what `--publish` names: the port of a Service, or else that of a workload.
+    /// Returns the target of `--publish`: a port of a Service, or else of a workload.
     ///
     /// # Errors
-    /// When there is none of this name, or several, or the Service has no such port or no pods of its own.
+    /// When no object or several have this name, or when the Service has no such port or no selector.
     pub fn target(&self, name: &str, port: u16) -> Result<Target, Error> {
         let objects = self.objects();
         let (namespace, short) = match name.split_once('/') {
@@ -117,7 +117,7 @@ impl Survey {
         Ok(Target { namespace, name, port, is_service: false, scheme: Some("http".to_owned()) })
     }
 
-    /// The ports that Services of type LoadBalancer or NodePort open.
+    /// Returns the ports that Services of type LoadBalancer or NodePort publish.
     pub fn opened(&self) -> Vec<Opened> {
         opened(self.objects()).collect()
     }
@@ -138,16 +138,16 @@ fn opened(objects: &Objects) -> impl Iterator<Item = Opened> {
     })
 }
 
-/// Notes about ports that are to be published but are not: those that the host cannot forward, and those that have
-/// come since the start.
+/// Returns notes about ports of Services that are not published: those that cannot be forwarded, and those that were
+/// added after the start.
 pub(crate) fn notes(published: &[Target], objects: &Objects) -> Vec<String> {
-    // The scheme may have changed since.
+    // The scheme may have changed.
     let is_published =
         |target: &Target| published.iter().any(|one| one.is_service && one.to_string() == target.to_string());
     let late = opened(objects).filter(|one| !is_published(&one.target)).map(|one| {
         let Opened { target, kind, .. } = one;
         format!(
-            "Service {target} ({kind}) was added after the start and is not published; stop `skysail up` and start it again"
+            "Service {target} ({kind}) was added after the start and is not published; restart `skysail up` to publish it"
         )
     });
     let other = objects.services.iter().filter(|(_, service)| {
@@ -160,7 +160,7 @@ pub(crate) fn notes(published: &[Target], objects: &Objects) -> Vec<String> {
     late.chain(other).collect()
 }
 
-/// Where connections to each target go: to its ready pods.
+/// Returns the ready pods of each target.
 pub(crate) fn backends(
     targets: &[Target],
     services: &BTreeMap<Key, Service>,
@@ -181,7 +181,7 @@ pub(crate) fn backends(
     targets.iter().map(ready).collect()
 }
 
-/// The ready pods of the target with this number, in the mesh of this folder; none before it runs.
+/// Returns the ready pods of the target with this number, in the mesh of this folder; none before the mesh runs.
 pub fn ready(folder: &Path, target: usize) -> Vec<SocketAddr> {
     let text = fs::read(folder.join(FILE)).unwrap_or_default();
     let all: Vec<Vec<SocketAddr>> = serde_json::from_slice(&text).unwrap_or_default();
@@ -238,7 +238,7 @@ spec: {containers: [{name: web, image: acme/web}]}
     }
 
     #[test]
-    fn names_lead_to_services_and_else_to_workloads() {
+    fn names_stand_for_services_or_else_for_workloads() {
         let survey = survey();
         let address = SocketAddr::from(([127, 0, 0, 1], 8080));
         let shown = |name: &str, port: u16| {
@@ -265,7 +265,7 @@ spec: {containers: [{name: web, image: acme/web}]}
     }
 
     #[test]
-    fn services_open_ports_by_their_type() {
+    fn services_publish_ports_by_their_type() {
         let survey = survey();
         let opened = survey.opened();
         let shown: Vec<_> =
@@ -283,7 +283,7 @@ spec: {containers: [{name: web, image: acme/web}]}
         assert_eq!(
             told,
             [
-                "Service shop/names:54 (NodePort) was added after the start and is not published; stop `skysail up` and start it again",
+                "Service shop/names:54 (NodePort) was added after the start and is not published; restart `skysail up` to publish it",
                 "Service shop/far: only TCP ports of Services with a selector are published",
                 "Service shop/names: only TCP ports of Services with a selector are published",
             ]

@@ -1,67 +1,68 @@
-//! Packet rules as values: what a pod's traffic goes through, before anything is told to the kernel.
+//! Packet rules as values, before they are installed in the kernel.
 //!
-//! [`interception`] says the same as Istio's init container does with iptables, with the proxy's traffic known
-//! by its mark instead of its user id. [`services`] stands in for kube-proxy where no sidecar resolves virtual
-//! addresses. [`egress`] leads connections out of the mesh to their listener. [`crate::nftables`] puts them into the kernel.
+//! [`interception`] is equivalent to the iptables rules of Istio's init container, but identifies the sidecar's traffic
+//! by its mark instead of its user id. [`services`] does the work of kube-proxy where no sidecar resolves virtual
+//! addresses. [`egress`] redirects connections out of the mesh to their listener. [`crate::nftables`] installs the
+//! rules.
 
 use std::{collections::BTreeMap, net::Ipv4Addr, str::FromStr};
 
 use skysail_core::names::{HEALTH_PORT, INBOUND_PORT, METRICS_PORT, OUTBOUND_PORT};
 
-/// A condition on a packet.
+/// Condition on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Match {
-    /// The transport protocol's number.
+    /// The transport protocol has this number.
     Protocol(u8),
-    /// The mark on the sending socket.
+    /// The sending socket has this mark.
     Mark(u32),
-    /// Leaves by `lo`.
+    /// The output interface is `lo`.
     OutLoopback,
-    /// Goes to this network.
+    /// The destination is in this network.
     To(Network),
-    /// Does not go to this network.
+    /// The destination is not in this network.
     NotTo(Network),
-    /// Comes from this network.
+    /// The source is in this network.
     From(Network),
-    /// Goes to this port.
+    /// The destination port is this one.
     Port(u16),
-    /// One time in `n`, at random.
+    /// True once in `n` times, at random.
     OneIn(u32),
 }
 
-/// What happens to the first packet of a connection, and so to all of it.
+/// Verdict on the first packet of a connection, and so on the whole connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Nothing.
+    /// No change.
     Leave,
-    /// It goes to a port of this pod.
+    /// The destination becomes this port of the pod.
     Redirect(u16),
-    /// It goes to another address.
+    /// The destination becomes this address and port.
     To(Ipv4Addr, u16),
 }
 
-/// A rule: the verdict applies where all conditions hold.
+/// A rule: the verdict applies if all conditions hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
     pub(crate) conditions: Vec<Match>,
     pub(crate) verdict: Verdict,
 }
 
-/// The rules of a pod: for connections it makes, and for those it gets.
+/// Rules of a pod: for outbound and for inbound connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rules {
     pub(crate) output: Vec<Rule>,
     pub(crate) input: Vec<Rule>,
 }
 
-/// An IPv4 network, `10.0.0.0/8`.
+/// An IPv4 network, such as `10.0.0.0/8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Network {
     pub(crate) address: Ipv4Addr,
     pub(crate) prefix: u8,
 }
 
-/// Which of a pod's connections the sidecar leaves alone, from the pod's annotations.
+/// Connections of a pod that are not intercepted, by the pod's annotations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Exceptions {
     include_inbound: Option<Vec<u16>>,
@@ -72,7 +73,7 @@ pub(crate) struct Exceptions {
     exclude_ranges: Vec<Network>,
 }
 
-/// A port of a service, and where its connections go when no sidecar decides.
+/// A port of a Service and its backends, for connections that bypass the sidecar.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct VirtualPort {
     pub(crate) address: Ipv4Addr,
@@ -82,11 +83,11 @@ pub(crate) struct VirtualPort {
 }
 
 const LOOPBACK: Network = Network { address: Ipv4Addr::new(127, 0, 0, 0), prefix: 8 };
-/// A sidecar gives what it got for its own workload this source address, so that it is not taken in twice.
+/// Source address of connections from a sidecar to its own workload, so that they are not intercepted again.
 const DELIVERED_FROM: Network = Network::host(Ipv4Addr::new(127, 0, 0, 6));
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-/// Istio's metrics merger, which its rules leave alone as well.
+/// Port of Istio's merged metrics, which its rules do not intercept either.
 const MERGED_METRICS_PORT: u16 = 15020;
 
 const ANNOTATIONS: &str = "traffic.sidecar.istio.io/";
@@ -100,7 +101,7 @@ impl Network {
         (u32::from(address) ^ u32::from(self.address)) & self.mask() == 0
     }
 
-    /// The network's bits set.
+    /// Returns the netmask.
     pub(crate) fn mask(self) -> u32 {
         u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0)
     }
@@ -119,7 +120,7 @@ impl FromStr for Network {
 }
 
 impl Exceptions {
-    /// True if connections to a port of a service are left alone by its port or its address.
+    /// Returns whether connections to a port of a Service are not intercepted because of its port or its address.
     fn exclude(&self, port: &VirtualPort) -> bool {
         let contains = |range: &Network| {
             let mask = range.mask();
@@ -128,7 +129,7 @@ impl Exceptions {
         self.exclude_outbound.contains(&port.port) || self.exclude_ranges.iter().any(contains)
     }
 
-    /// Reads the annotations `traffic.sidecar.istio.io/…` of a pod. Returns what could not be read as texts.
+    /// Reads the annotations `traffic.sidecar.istio.io/…` of a pod. Also returns the errors as texts.
     pub(crate) fn read(annotations: &BTreeMap<String, String>) -> (Self, Vec<String>) {
         let mut exceptions = Self::default();
         let mut problems = Vec::new();
@@ -158,11 +159,12 @@ impl Exceptions {
 
 fn list<T: FromStr>(value: &str) -> Result<Vec<T>, String> {
     let items = value.split(',').map(str::trim).filter(|item| !item.is_empty());
-    items.map(|item| item.parse().map_err(|_| format!("{item:?} is not understood"))).collect()
+    items.map(|item| item.parse().map_err(|_| format!("{item:?} is not valid"))).collect()
 }
 
-/// The rules of a pod with a sidecar whose own sockets carry `mark`. `infrastructure` is never intercepted. Connections to services
-/// that bypass the sidecar go to a backend, as no sidecar resolves their addresses.
+/// Returns the rules of a pod with a sidecar whose own sockets carry `mark`. Connections to `infrastructure` are never
+/// intercepted. Connections to Services that bypass the sidecar go to a backend, because no sidecar resolves their
+/// addresses.
 pub(crate) fn interception(
     exceptions: &Exceptions,
     mark: u32,
@@ -176,7 +178,7 @@ pub(crate) fn interception(
     };
     let mut output = vec![
         leave(vec![Match::From(DELIVERED_FROM)]),
-        // The sidecar calls its own pod through a service: that is a call to it like any other's.
+        // The sidecar calls its own pod through a Service: the call is inbound like any other.
         tcp(vec![Match::Mark(mark), Match::OutLoopback, Match::NotTo(LOOPBACK)], INBOUND_PORT),
         leave(vec![Match::Mark(mark)]),
         leave(vec![Match::OutLoopback]),
@@ -194,7 +196,7 @@ pub(crate) fn interception(
             output.extend(ranges.iter().map(|range| tcp(vec![Match::To(*range)], OUTBOUND_PORT)));
         }
     }
-    // What was not intercepted: UDP, and TCP beyond the included ranges.
+    // Connections that are not intercepted: UDP, and TCP outside the included ranges.
     let left = |port: &&VirtualPort| port.udp || exceptions.include_ranges.is_some();
     output.extend(services(ports.iter().filter(left).filter(|port| !exceptions.exclude(port))));
 
@@ -208,7 +210,7 @@ pub(crate) fn interception(
     Rules { output, input }
 }
 
-/// Sends connections for virtual addresses to one of their backends, each as likely as the others.
+/// Returns rules that send connections for virtual addresses to a backend, each with the same probability.
 pub(crate) fn services<'a>(ports: impl Iterator<Item = &'a VirtualPort>) -> Vec<Rule> {
     let mut rules = Vec::new();
     for port in ports {
@@ -229,7 +231,8 @@ pub(crate) fn services<'a>(ports: impl Iterator<Item = &'a VirtualPort>) -> Vec<
     rules
 }
 
-/// Redirects TCP connections from `pods` to a port of the bridge's namespace, but for those to `closed` networks.
+/// Returns rules that redirect TCP connections from `pods` to a port of the bridge's namespace, except those to
+/// `closed` networks.
 pub(crate) fn egress(closed: impl Iterator<Item = Network>, pods: Network, port: u16) -> Rules {
     let leave = |network| Rule { conditions: vec![Match::To(network)], verdict: Verdict::Leave };
     let mut input: Vec<Rule> = closed.map(leave).collect();
@@ -243,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn annotations_make_exceptions_and_wrong_ones_are_named() {
+    fn annotations_exclude_connections_and_invalid_ones_are_reported() {
         let annotations = BTreeMap::from(
             [
                 ("traffic.sidecar.istio.io/excludeInboundPorts", "22, 9000"),
@@ -276,13 +279,13 @@ mod tests {
     }
 
     #[test]
-    fn services_that_bypass_the_sidecar_lead_to_their_backends() {
+    fn connections_that_bypass_the_sidecar_go_to_backends() {
         let port = |last: u8, port: u16, udp: bool| {
             let backends = vec![(Ipv4Addr::new(10, 244, 0, last), 8080)];
             VirtualPort { address: Ipv4Addr::new(10, 96, 0, last), port, udp, backends }
         };
         let ports = [port(1, 80, false), port(2, 81, false), port(3, 53, true), port(4, 80, true)];
-        // The backends, and whether they come before the redirection of everything else.
+        // Returns the backends, and whether their rules precede the redirection of all other connections.
         let backends = |annotations: &[(&str, &str)]| {
             let mut exceptions = Exceptions::default();
             annotations.iter().for_each(|(name, value)| exceptions.set(name, value).unwrap());
@@ -310,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn every_backend_is_as_likely() {
+    fn backends_have_the_same_probability() {
         let backends = [1, 2, 3].map(|last| (Ipv4Addr::new(10, 244, 0, last), 8080)).to_vec();
         let port = VirtualPort { address: Ipv4Addr::new(10, 96, 0, 1), port: 80, udp: false, backends };
         let rules = services([port].iter());
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_parse() {
+    fn networks_are_parsed() {
         assert_eq!("10.0.0.0/8".parse::<Network>().unwrap().mask(), 0xff00_0000);
         assert_eq!("0.0.0.0/0".parse::<Network>().unwrap().mask(), 0);
         assert_eq!("10.0.0.1".parse::<Network>().unwrap().mask(), u32::MAX);
@@ -330,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_networks_are_left_before_connections_are_redirected() {
+    fn closed_networks_are_excluded_before_the_redirection() {
         let [pods, closed] = ["10.244.0.0/16", "169.254.0.0/16"].map(|text| text.parse().unwrap());
         let rules = egress([closed].into_iter(), pods, 7000);
         assert_eq!(rules.input[0], Rule { conditions: vec![Match::To(closed)], verdict: Verdict::Leave });

@@ -1,5 +1,5 @@
-//! What the user's files hold, looked at before anything is started: whether there is something to run, and whether
-//! what the command line names is there.
+//! The user's files, examined before the start: whether there are workloads, and whether the names on the command line
+//! exist.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,32 +20,33 @@ use crate::{
     plan::Pod,
 };
 
-/// The workloads of some files, as far as it matters before they run.
+/// Workloads of the files.
 #[derive(Clone, Debug)]
 pub struct Survey {
-    /// Each workload, `NAMESPACE/NAME`, and whether its pods get a sidecar.
+    /// Whether the pods of a workload get a sidecar, by `NAMESPACE/NAME`.
     workloads: BTreeMap<String, bool>,
-    /// The images of all containers.
+    /// Images of all containers.
     images: BTreeSet<String>,
-    /// How many pods there are to be, and which workload asks for most.
+    /// Number of pods, and the workload with the most.
     pods: usize,
     largest: String,
     objects: Objects,
-    /// The result of the check, where there is nothing to run.
+    /// Result of the check if there are no workloads.
     pub checked: Option<Checked>,
 }
 
-/// The name of standard input in sentences, and that in findings.
+/// Name of standard input in sentences, and in diagnostics.
 const STDIN: [&str; 2] = ["standard input", "-"];
-/// Kinds that make pods.
+/// Kinds that create pods.
 const WORKLOADS: [Kind; 6] =
     [Kind::Deployment, Kind::StatefulSet, Kind::DaemonSet, Kind::ReplicaSet, Kind::Job, Kind::Pod];
 
 impl Survey {
-    /// Reads these folders and files, and a text from standard input, which counts as the last of them. Objects of which none is to make a pod, such as routing rules alone, are checked.
+    /// Reads these folders and files, and a text from standard input as the last one. Objects without a workload among
+    /// them, such as routing rules, are checked.
     ///
     /// # Errors
-    /// When the files cannot be read, hold no object, or no workload that can be run.
+    /// When the files cannot be read, or hold no object or no workload that can be run.
     pub fn read(config: &[PathBuf], stdin: Option<&str>) -> Result<Self, Error> {
         let mut shown: Vec<_> = config.iter().map(|path| path.display().to_string()).collect();
         shown.extend(stdin.map(|_| STDIN[0].to_owned()));
@@ -91,10 +92,10 @@ impl Survey {
         &self.objects
     }
 
-    /// Whether the machine carries all pods.
+    /// Checks that the machine can run all pods.
     ///
     /// # Errors
-    /// When it does not.
+    /// When it cannot.
     pub fn fits(&self, capacity: &Capacity) -> Result<(), Error> {
         if self.pods <= capacity.pods {
             return Ok(());
@@ -105,7 +106,7 @@ impl Survey {
         )))
     }
 
-    /// Whether an Envoy can take the place of this workload's sidecar, which `--envoy` asks for.
+    /// Checks that an Envoy can replace this workload's sidecar, which `--envoy` requests.
     ///
     /// # Errors
     /// When there is no such workload, or it has no sidecar.
@@ -123,10 +124,10 @@ impl Survey {
         }
     }
 
-    /// Whether some container has this image, with a tag or without, for which `--image` names a program.
+    /// Checks that a container has this image, with or without a tag, for which `--image` names a program.
     ///
     /// # Errors
-    /// When none has.
+    /// When no container has it.
     pub fn has_image(&self, image: &str) -> Result<(), Error> {
         if self.images.iter().any(|used| used == image || repository(used) == image) {
             return Ok(());
@@ -136,7 +137,7 @@ impl Survey {
     }
 }
 
-/// What was looked for, what was found, and why none of it will do.
+/// Returns the error text for files without a runnable workload.
 fn nothing_to_run(place: &str, files: &Files, objects: &Objects) -> String {
     let kinds = files.kinds();
     let found = if files.len() == 0 {
@@ -183,7 +184,7 @@ mod tests {
                               spec: {containers: [{name: web, image: acme/shop:2}]}\n";
 
     #[test]
-    fn what_the_command_line_names_must_be_there() {
+    fn names_on_the_command_line_must_exist() {
         let survey = survey(DEPLOYMENT).unwrap();
         survey.has_sidecar("shop/web").unwrap();
         survey.has_image("acme/shop").unwrap();
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn more_pods_than_the_machine_carries_are_refused_with_the_reason() {
+    fn more_pods_than_the_limit_are_refused_with_the_reason() {
         let survey = survey(&DEPLOYMENT.replace("replicas: 1", "replicas: 2000")).unwrap();
         let error = survey.fits(&Capacity::of_machine(Some(500), false)).unwrap_err().to_string();
         let expected = "the configuration has 2000 pods (most: Deployment shop/web with 2000), and the limit is \
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_alone_are_checked_as_the_control_plane_does() {
+    fn rules_without_workloads_are_checked_as_by_the_control_plane() {
         let rule = |subset: &str| {
             format!(
                 "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: web, namespace: shop}}\nspec:\n  \
@@ -226,7 +227,7 @@ mod tests {
         let good = checked(&rule("v1"));
         assert!(good.is_good(), "{:?}", good.findings);
         assert_eq!(good.summary(), "1 DestinationRule, 1 Service, 1 VirtualService checked: no errors");
-        // Across objects, and in one.
+        // An error across objects, and one in a single object.
         let missing = checked(&rule("v2"));
         let found = |finding: &Diagnostic| finding.line == 6 && finding.to_string().contains("v2");
         assert!(missing.findings.iter().any(found), "{:?}", missing.findings);
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_run_is_said_with_what_was_found() {
+    fn missing_workloads_are_reported_with_the_objects_found() {
         for (text, found) in [
             ("", "1 file with no object; add a Deployment"),
             (

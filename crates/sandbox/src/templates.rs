@@ -1,5 +1,5 @@
-//! Folders whose files are the input of another tool, kustomize or Helm: they are recognised, since read as they are they would give
-//! errors, or objects that nobody meant.
+//! Detection of folders that are the input of kustomize or Helm. Read as plain objects, their files would cause errors,
+//! or objects that the user does not want.
 
 use std::{
     fs, io,
@@ -8,18 +8,18 @@ use std::{
 
 use crate::error::{Context as _, Error};
 
-/// Names of the file that makes a folder one of kustomize's.
+/// Names of the file that identifies a kustomize folder.
 const KUSTOMIZATIONS: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kustomization"];
-/// The file that makes a folder a Helm chart.
+/// Name of the file that identifies a Helm chart.
 const CHART: &str = "Chart.yaml";
-/// Levels of folders that are looked at, and folders in all.
+/// Maximum depth of folders, and maximum number of folders, that are searched.
 const DEPTH: usize = 16;
 const FOLDERS: usize = 10_000;
 
-/// Refuses kustomize folders and Helm charts, in these folders or beside these files, and says how to use them.
+/// Refuses kustomize folders and Helm charts, in these folders or beside these files. The error says how to use them.
 ///
 /// # Errors
-/// When there is one, or a folder cannot be read.
+/// When one is found, or a folder cannot be read.
 pub fn refuse_templates(paths: &[PathBuf]) -> Result<(), Error> {
     let mut found = Vec::new();
     for path in paths {
@@ -39,7 +39,7 @@ pub fn refuse_templates(paths: &[PathBuf]) -> Result<(), Error> {
     Err(Error::Refused(format!("{first}{more}")))
 }
 
-/// What is to be done about a file: one that describes its folder, or is a chart's template.
+/// Returns the error text for a file that describes a kustomize folder or a chart, or is a chart's template.
 fn of_file(file: &Path) -> Option<String> {
     let folder = parent(file);
     let name = file.file_name()?.to_str()?;
@@ -51,7 +51,7 @@ fn of_file(file: &Path) -> Option<String> {
     chart.join(CHART).is_file().then(|| helm(chart))
 }
 
-/// What is to be done about a folder.
+/// Returns the error text for a folder.
 fn of_folder(folder: &Path) -> Option<String> {
     if folder.join(CHART).is_file() {
         return Some(helm(folder));
@@ -74,7 +74,8 @@ fn helm(chart: &Path) -> String {
     )
 }
 
-/// Looks at a folder and those in it, but for hidden ones, which are not read either. What belongs to a chart is not looked at.
+/// Searches a folder and its subfolders, except hidden ones, which are not read either. Folders of a chart are not
+/// searched.
 fn walk(folder: &Path, depth: usize, left: &mut usize, found: &mut Vec<String>) -> io::Result<()> {
     if let Some(problem) = of_folder(folder) {
         found.push(problem);
@@ -83,7 +84,7 @@ fn walk(folder: &Path, depth: usize, left: &mut usize, found: &mut Vec<String>) 
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-        // Links may lead in circles.
+        // Links may form cycles.
         if is_hidden || !entry.file_type()?.is_dir() || depth == 0 || *left == 0 {
             continue;
         }
@@ -97,7 +98,7 @@ fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A path as a shell takes it.
+/// Quotes a path for a shell.
 fn quoted(path: &Path) -> String {
     let text = path.to_string_lossy();
     let is_plain = text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-+:,@".contains(c));
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn kustomize_folders_are_recognised() {
+    fn kustomize_folders_are_detected() {
         for name in KUSTOMIZATIONS {
             let file = format!("shop/{name}");
             let expected = format!(
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn helm_charts_are_recognised() {
+    fn helm_charts_are_detected() {
         let files = [
             "charts/my shop/Chart.yaml",
             "charts/my shop/templates/web.yaml",

@@ -1,8 +1,8 @@
-//! What pods ask for that is not done here, each with what to do about it.
+//! Fields of pods that have no effect here, each with a remedy.
 //!
-//! What only says where a pod may run, what it may use and how its image is got is passed over: there is one
-//! machine, and there are no images. Everything else that has no effect is named. A stand-in is not the image, so
-//! of its container nothing is said but that.
+//! Fields about placement, resources and image pulls are ignored without a note, because there is one machine and there
+//! are no images. Every other field without an effect is reported. A stand-in is not the image, so the fields of its
+//! container are not reported.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::{
     volumes::{DEFAULT_SIZE, Kind},
 };
 
-/// Of a pod, passed over.
+/// Fields of a pod that are ignored without a note.
 const POD: &[&str] = &[
     "affinity",
     "automountServiceAccountToken",
@@ -40,7 +40,7 @@ const POD: &[&str] = &[
     "topologySpreadConstraints",
 ];
 
-/// Of a container, passed over.
+/// Fields of a container that are ignored without a note.
 const CONTAINER: &[&str] = &[
     "imagePullPolicy",
     "resizePolicy",
@@ -53,12 +53,12 @@ const CONTAINER: &[&str] = &[
     "tty",
 ];
 
-/// What is not done of a pod's own fields.
+/// Returns notes about the fields of a pod.
 pub(crate) fn of_pod(spec: &PodSpec) -> Vec<String> {
     let mut notes = Vec::new();
     if spec.host_network {
         notes.push(
-            "hostNetwork is not supported: the pod gets a network of its own and no sidecar".to_owned(),
+            "hostNetwork is not supported: the pod gets its own network namespace and no sidecar".to_owned(),
         );
     }
     for (field, value) in set(&spec.other, POD) {
@@ -74,14 +74,13 @@ pub(crate) fn of_pod(spec: &PodSpec) -> Vec<String> {
     notes
 }
 
-/// What is not done of a container for which a program runs.
+/// Returns notes about a container for which a program runs.
 pub(crate) fn of_container(container: &Container, pod: &Pod) -> Vec<String> {
     let mut notes = Vec::new();
     for (field, _) in set(&container.other, CONTAINER) {
         notes.push(match field {
             "lifecycle" => {
-                "lifecycle hooks are not run: let the program do the same when it starts and on SIGTERM"
-                    .to_owned()
+                "lifecycle hooks are not run: make the program do this at its start and on SIGTERM".to_owned()
             }
             _ => no_effect(field),
         });
@@ -117,11 +116,11 @@ fn of_mount(mount: &VolumeMount) -> Vec<String> {
     notes.collect()
 }
 
-/// What is not done of a volume, and what stands for it.
+/// Returns notes about a volume.
 fn of_volume(volume: &Volume, mount_path: &str, pod: &Pod) -> Vec<String> {
     let name = &volume.name;
     if let Some(host) = &volume.host_path {
-        // The program sees the folder in its own place.
+        // The program sees the folder at its own path.
         let note = format!(
             "volume {name}: hostPath is not mounted at {mount_path}; the program sees this machine's files, also {}",
             host.path
@@ -151,7 +150,7 @@ fn of_volume(volume: &Volume, mount_path: &str, pod: &Pod) -> Vec<String> {
     notes
 }
 
-/// The fields that no file is made for.
+/// Returns notes about the fields for which no file is created.
 fn of_fields(volume: &str, source: &Downward, pod: &Pod) -> Vec<String> {
     let missing = source.items.iter().filter_map(|item| {
         let field = item.field_ref.as_ref().map(|field| field.field_path.as_str());
@@ -173,7 +172,7 @@ fn of_probe(field: &str, probe: &Probe) -> Option<String> {
     })
 }
 
-/// The fields that say something and are not passed over.
+/// Returns the fields that are set and not ignored.
 fn set<'a>(
     fields: &'a BTreeMap<String, Value>,
     passed_over: &[&str],
@@ -201,7 +200,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_has_no_effect_is_named_and_the_rest_is_not() {
+    fn fields_without_an_effect_are_reported() {
         let spec: PodSpec = serde_json::from_value(json!({
             "serviceAccountName": "a", "nodeSelector": { "a": "b" },
             "volumes": [
@@ -264,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_that_can_be_made_are_not_named() {
+    fn supported_probes_are_not_reported() {
         let said = |probe: Value| of_probe("readinessProbe", &serde_json::from_value(probe).unwrap());
         assert_eq!(said(json!({ "httpGet": { "path": "/", "port": 80 } })), None);
         assert_eq!(said(json!({ "tcpSocket": { "port": "http" } })), None);

@@ -1,4 +1,4 @@
-//! gRPC: the answer to a call is the messages of its request, as they come. The server reports itself healthy.
+//! gRPC: the response to a call has the messages of its request, as they arrive. The health service reports SERVING.
 //!
 //! Source: gRPC's "gRPC over HTTP2" and "Health Checking".
 
@@ -22,17 +22,17 @@ const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
 /// A message `HealthCheckResponse { status: SERVING }`, with its length before it.
 const SERVING: &[u8] = &[0, 0, 0, 0, 2, 0x08, 1];
-/// gRPC's own services, whose messages an echo does not answer.
+/// Prefix of gRPC's own services, whose messages are not echoed.
 const OWN: &str = "/grpc.";
 
-/// Whether a request is a call of gRPC. Calls need trailers, and so HTTP/2.
+/// Returns whether a request is a gRPC call. Calls need trailers, and therefore HTTP/2.
 pub(super) fn is_call(head: &Parts) -> bool {
     let content = head.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     let rest = content.strip_prefix(b"application/grpc");
     head.version == Version::HTTP_2 && rest.is_some_and(|rest| matches!(rest, [] | [b'+' | b';', ..]))
 }
 
-/// Answers a call. Returns the status of gRPC, too.
+/// Answers a call. Returns the gRPC status and the response.
 pub(super) fn answer(head: &Parts, body: Body) -> (u8, Response) {
     let content = head.headers.get(CONTENT_TYPE).cloned();
     let content = content.unwrap_or(HeaderValue::from_static("application/grpc"));
@@ -46,17 +46,17 @@ pub(super) fn answer(head: &Parts, body: Body) -> (u8, Response) {
     let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, content);
     if code != OK {
-        // An answer without a message has its trailers in its head.
+        // A response without a message has its trailers in its head.
         headers.insert(STATUS, HeaderValue::from(u16::from(code)));
         headers.insert(MESSAGE, HeaderValue::from_static("a stand-in has only grpc.health.v1.Health/Check"));
     } else if path != HEALTH_CHECK {
-        // Compressed messages go back as they came.
+        // Compressed messages are returned unchanged.
         headers.extend(head.headers.get(&ENCODING).map(|encoding| (ENCODING, encoding.clone())));
     }
     (code, answer)
 }
 
-/// Messages, and after them the trailers of a call that succeeded.
+/// Body with messages, followed by the trailers of a successful call.
 struct Answer {
     messages: Body,
     has_ended: bool,
@@ -81,7 +81,7 @@ impl HttpBody for Answer {
         }
         loop {
             match ready!(Pin::new(&mut self.messages).poll_frame(context)) {
-                // A client's trailers say nothing of the outcome.
+                // The client's trailers do not tell the outcome.
                 Some(Ok(frame)) if frame.is_trailers() => {}
                 Some(frame) => return Poll::Ready(Some(frame)),
                 None => break,
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_known_by_their_content_type() {
+    fn calls_are_identified_by_their_content_type() {
         for content in ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8"] {
             assert!(call(Version::HTTP_2, content), "{content}");
             assert!(!call(Version::HTTP_11, content), "{content}");

@@ -1,7 +1,7 @@
-//! HTTP of both versions: every request is answered with a report of it.
+//! HTTP of both versions: every request is answered with a report about it.
 //!
-//! Path and query make it misbehave on request, so that timeouts and retries can be tried: `/status/503`,
-//! `/delay/2s`, or `?status=503&delay=200ms` on any path.
+//! The path and the query can request errors and delays, for tests of timeouts and retries: `/status/503`, `/delay/2s`,
+//! or `?status=503&delay=200ms` on any path.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use tracing::info;
 
 use super::{Pod, grpc};
 
-/// Longer bodies are counted, and not repeated.
+/// Maximum size of a body that the report repeats, in bytes; longer ones are only counted.
 const REPEATED: usize = 16 << 10;
 const LONGEST_DELAY: Duration = Duration::from_secs(3600);
 
@@ -44,7 +44,7 @@ pub(super) async fn answer(State(pod): State<Arc<Pod>>, request: Request<Body>) 
     answer
 }
 
-/// What the answer says of a request.
+/// Returns the report about a request.
 fn report(head: &Parts, content: &Content, pod: &Pod) -> Value {
     let mut headers: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (name, value) in &head.headers {
@@ -65,7 +65,7 @@ fn report(head: &Parts, content: &Content, pod: &Pod) -> Value {
     })
 }
 
-/// A request's body: its beginning and its length in bytes.
+/// Body of a request: its start and its length in bytes.
 #[derive(Default)]
 struct Content {
     begin: Vec<u8>,
@@ -84,14 +84,14 @@ impl Content {
         Ok(content)
     }
 
-    /// The text, if it is one and not too long.
+    /// Returns the body if it is text and not too long.
     fn text(&self) -> Option<&str> {
         let is_whole = self.begin.len() as u64 == self.length;
         str::from_utf8(&self.begin).ok().filter(|_| is_whole)
     }
 }
 
-/// A request's line in the log. It is written when the request is answered, or when the client leaves before that.
+/// Log line of a request. It is written when the request is answered, or when the client leaves before that.
 struct Entry {
     method: String,
     host: String,
@@ -146,7 +146,7 @@ impl Drop for Entry {
     }
 }
 
-/// What the caller wants to see.
+/// Status and delay that the request asks for.
 #[derive(Debug, PartialEq, Eq)]
 struct Wish {
     status: StatusCode,
@@ -168,7 +168,7 @@ impl Wish {
 
     fn set(&mut self, name: &str, value: &str) {
         match name {
-            // Answers below 200 are not final ones.
+            // Statuses below 200 are not final.
             "status" => {
                 let status = value.parse().ok().filter(|code: &StatusCode| code.as_u16() >= 200);
                 self.status = status.unwrap_or(self.status);
@@ -179,7 +179,7 @@ impl Wish {
     }
 }
 
-/// `200ms`, `2s`, `1.5s`, `2`.
+/// Parses `200ms`, `2s`, `1.5s` or `2`.
 fn duration(text: &str) -> Option<Duration> {
     let (number, unit) = match text.strip_suffix("ms") {
         Some(number) => (number, 0.001),
@@ -188,7 +188,8 @@ fn duration(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(number.parse::<f64>().ok()? * unit).ok()
 }
 
-/// The caller's identity in `x-forwarded-client-cert`: the URI of the last element, which the own sidecar wrote.
+/// Returns the caller's identity in `x-forwarded-client-cert`: the URI of the last element, which the own sidecar
+/// added.
 fn caller(headers: &HeaderMap) -> Option<String> {
     let last = headers.get_all("x-forwarded-client-cert").iter().next_back()?;
     let last = String::from_utf8_lossy(last.as_bytes());
@@ -202,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wishes_are_read_from_path_and_query() {
+    fn status_and_delay_are_read_from_path_and_query() {
         let wish = Wish::read("/status/503", "delay=200ms");
         assert_eq!(
             wish,
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_caller_is_the_last_elements_uri() {
+    fn the_caller_is_the_uri_of_the_last_element() {
         let named = |header: &str| {
             caller(&HeaderMap::from_iter([(
                 "x-forwarded-client-cert".parse().unwrap(),

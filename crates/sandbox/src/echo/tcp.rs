@@ -1,4 +1,4 @@
-//! TCP: all bytes go back to where they came from.
+//! TCP: all bytes are returned to the client.
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -9,16 +9,16 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// Connections of one port at the same time; others wait in the kernel.
+/// Maximum number of connections of one port; further ones wait in the kernel.
 const MOST: usize = 512;
-/// Pause after a connection could not be taken, mostly for want of descriptors.
+/// Pause after a failed accept, which is usually due to a lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves connections without end.
+/// Serves connections. Does not return.
 pub(super) async fn serve(listener: TcpListener) -> Infallible {
     let free = Arc::new(Semaphore::new(MOST));
     loop {
-        // It fails only when the semaphore is closed, which nothing does.
+        // It fails only if the semaphore is closed, which never happens.
         let place = Arc::clone(&free).acquire_owned().await;
         match listener.accept().await {
             Ok((stream, peer)) => {
@@ -35,13 +35,13 @@ pub(super) async fn serve(listener: TcpListener) -> Infallible {
     }
 }
 
-/// Returns what comes until the client sends no more, and logs it.
+/// Returns all bytes until the client closes its side, and logs the connection.
 async fn echo(mut stream: TcpStream, peer: SocketAddr) {
     let (mut from, mut to) = stream.split();
     let bytes = io::copy(&mut from, &mut to).await;
     let end = to.shutdown().await;
     match bytes {
-        // Such are the connections of readiness probes.
+        // Readiness probes make such connections.
         Ok(0) => {}
         Ok(bytes) => info!(%peer, bytes, error = end.err().map(tracing::field::display), "connection ended"),
         Err(error) => info!(%peer, %error, "connection failed"),

@@ -1,7 +1,7 @@
-//! A gRPC client: calls over HTTP/2 by prior knowledge, with encoded messages. Source: gRPC's "gRPC over HTTP2".
+//! A gRPC client: calls over HTTP/2 with prior knowledge, with encoded messages. Source: gRPC's "gRPC over HTTP2".
 //!
-//! All messages of a request are sent at once; those of the response are handed on as they arrive. Sizes are bounded, and the caller
-//! bounds the time.
+//! It sends all messages of a request at once, and passes on those of the response as they arrive. Sizes are limited
+//! here; the caller limits the time.
 
 use std::{fmt, io, net::Ipv4Addr};
 
@@ -14,7 +14,7 @@ use http::{
 
 use super::{Event, address, connect, fields, http2, invalid, url};
 
-/// Default limit of a message of a response, in bytes.
+/// Default maximum size of a response message, in bytes.
 const LONGEST_MESSAGE: usize = 16 << 20;
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -40,12 +40,12 @@ const CODES: [&str; 17] = [
     "UNAUTHENTICATED",
 ];
 
-/// The outcome of a call.
+/// Outcome of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// The code.
+    /// Code.
     pub code: u32,
-    /// The server's message.
+    /// Message of the server.
     pub message: String,
 }
 
@@ -71,18 +71,18 @@ impl Status {
     /// Code `UNAUTHENTICATED`.
     pub const UNAUTHENTICATED: u32 = 16;
 
-    /// Whether the call succeeded.
+    /// Returns whether the call succeeded.
     pub fn is_ok(&self) -> bool {
         self.code == 0
     }
 
-    /// The name of the code, such as `NOT_FOUND`.
+    /// Returns the name of the code, such as `NOT_FOUND`.
     pub fn name(&self) -> String {
         let name = usize::try_from(self.code).ok().and_then(|code| CODES.get(code));
         name.map_or_else(|| format!("code {}", self.code), |name| (*name).to_owned())
     }
 
-    /// Reads it from trailers, or from a head that takes their place.
+    /// Reads the status from trailers, or from a head without a body (trailers-only).
     fn read(fields: &HeaderMap) -> Option<Self> {
         let code = fields.get(STATUS)?.to_str().ok().and_then(|code| code.parse().ok());
         let message = fields.get(MESSAGE).map(|value| percent_decoded(value.as_bytes())).unwrap_or_default();
@@ -94,7 +94,7 @@ impl Status {
         })
     }
 
-    /// The status of a response without one. Source: gRPC's "HTTP to gRPC Status Code Mapping".
+    /// Returns the status of a response without one. Source: gRPC's "HTTP to gRPC Status Code Mapping".
     fn of_http(status: StatusCode) -> Self {
         let code = match status.as_u16() {
             400 => Self::INTERNAL,
@@ -107,7 +107,7 @@ impl Status {
         Self { code, message: format!("HTTP status {}", status.as_u16()) }
     }
 
-    /// The status of a stream that was reset. Source: gRPC's "gRPC over HTTP2", section Errors.
+    /// Returns the status of a stream that was reset. Source: gRPC's "gRPC over HTTP2", section Errors.
     fn of_reset(reason: h2::Reason) -> Self {
         let code = match reason {
             h2::Reason::REFUSED_STREAM => Self::UNAVAILABLE,
@@ -131,7 +131,7 @@ impl fmt::Display for Status {
 pub struct Client {
     server: Uri,
     requests: h2::client::SendRequest<Bytes>,
-    /// Limit of a message of a response, in bytes.
+    /// Maximum size of a response message, in bytes.
     pub(super) longest: usize,
     driver: tokio::task::JoinHandle<Result<(), h2::Error>>,
 }
@@ -146,7 +146,7 @@ impl Client {
     /// Connects to the server at `[http://]HOST:PORT`, from this address if one is given.
     ///
     /// # Errors
-    /// `InvalidInput` when it is not such a URL; else when the host is unknown or does not accept.
+    /// `InvalidInput` if the URL is invalid. Otherwise when the host is unknown or refuses the connection.
     pub async fn connect(
         server: &str,
         from: Option<Ipv4Addr>,
@@ -163,12 +163,12 @@ impl Client {
         Ok(Self { server, requests, longest: LONGEST_MESSAGE, driver: tokio::spawn(connection) })
     }
 
-    /// Calls a method, `SERVICE/METHOD`, with these messages. Hands each step to `on`, where each body is a message. Returns the
-    /// status of the call, also if the server or a proxy refuses it.
+    /// Calls a method, `SERVICE/METHOD`, with these messages. Passes each step to `on`, where each body is a message.
+    /// Returns the status of the call, also if the server or a proxy refuses it.
     ///
     /// # Errors
-    /// `InvalidInput` when a header is none; else when the response is not one of gRPC or not complete, a message is too long, or
-    /// `on` fails.
+    /// `InvalidInput` if a header is invalid. Otherwise when the response is not valid gRPC or not complete, a message
+    /// is too long, or `on` fails.
     pub async fn call(
         &mut self,
         method: &str,
@@ -186,7 +186,7 @@ impl Client {
             sending.send_data(body, true).map_err(io::Error::other)?;
         }
         match receive(response, self.longest, on).await {
-            // A server may answer before it has read the request, and reset the stream then.
+            // A server may answer before it has read the request, and then reset the stream.
             Err(Failure::Http2(error)) if error.is_reset() && !error.is_go_away() => {
                 Ok(Status::of_reset(error.reason().unwrap_or(h2::Reason::INTERNAL_ERROR)))
             }
@@ -216,7 +216,7 @@ impl Client {
     }
 }
 
-/// Why there is no status.
+/// Reason why there is no status.
 enum Failure {
     Http2(h2::Error),
     Other(io::Error),
@@ -270,7 +270,7 @@ async fn receive(
     Ok(Status::read(&trailers).unwrap_or_else(missing))
 }
 
-/// Messages, each with its length before it and without compression.
+/// Encodes messages, each with its length before it and without compression.
 fn frames(messages: &[Bytes]) -> io::Result<Bytes> {
     let mut body = BytesMut::new();
     for message in messages {
@@ -282,7 +282,7 @@ fn frames(messages: &[Bytes]) -> io::Result<Bytes> {
     Ok(body.freeze())
 }
 
-/// Takes the first message, if all of it has arrived.
+/// Takes the first message if it has arrived completely.
 fn next_message(received: &mut BytesMut, longest: usize) -> io::Result<Option<Bytes>> {
     let Some((prefix, rest)) = received.split_first_chunk::<5>() else { return Ok(None) };
     let [flag, length @ ..] = *prefix;
@@ -307,7 +307,7 @@ fn not_grpc(what: impl fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the response is not valid gRPC: {what}"))
 }
 
-/// Text of a header whose bytes beyond printable ASCII are sent as `%XX`.
+/// Decodes a header value whose bytes outside printable ASCII are sent as `%XX`.
 fn percent_decoded(text: &[u8]) -> String {
     let mut decoded = Vec::with_capacity(text.len());
     let mut rest = text;

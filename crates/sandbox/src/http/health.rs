@@ -1,4 +1,4 @@
-//! The health service of gRPC servers. Source: `grpc.health.v1.Health/Check`.
+//! Health checks of gRPC servers. Source: `grpc.health.v1.Health/Check`.
 
 use std::{fmt, io, net::Ipv4Addr, time::Duration};
 
@@ -10,17 +10,17 @@ use super::{
     within,
 };
 
-/// Limit of the answer, in bytes; a good one has 2.
+/// Maximum size of the answer, in bytes; a valid one has 2.
 const LONGEST_ANSWER: usize = 1 << 10;
-/// The names of `HealthCheckResponse.ServingStatus`, by number.
+/// Names of `HealthCheckResponse.ServingStatus`, by number.
 const NAMES: [&str; 4] = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];
 
-/// The answer of a health service: `HealthCheckResponse.ServingStatus`.
+/// Status of a health check: `HealthCheckResponse.ServingStatus`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health(u8);
 
 impl Health {
-    /// Whether the service takes requests.
+    /// Returns whether the service accepts requests.
     pub fn is_serving(self) -> bool {
         self.0 == 1
     }
@@ -35,10 +35,10 @@ impl fmt::Display for Health {
     }
 }
 
-/// Asks the gRPC server at `http://HOST:PORT` whether a service is healthy; an empty name stands for the server.
+/// Checks a service of the gRPC server at `http://HOST:PORT`; the empty name stands for the server.
 ///
 /// # Errors
-/// When no answer comes in time, or the server refuses the call; the error has the gRPC status.
+/// When no answer arrives in time, or the server refuses the call; the error has the gRPC status.
 pub async fn grpc_health(
     server: &str,
     from: Option<Ipv4Addr>,
@@ -62,14 +62,14 @@ pub async fn grpc_health(
     read(&status, answer.as_deref()).map_err(io::Error::other)
 }
 
-/// `HealthCheckRequest { string service = 1; }`.
+/// Encodes `HealthCheckRequest { string service = 1; }`.
 fn question(service: &str) -> io::Result<Bytes> {
     let length = u8::try_from(service.len()).ok().filter(|length| *length < 0x80);
     let length = length.ok_or_else(|| super::invalid("the service's name is longer than 127 bytes"))?;
     Ok([&[0x0a, length], service.as_bytes()].concat().into())
 }
 
-/// `HealthCheckResponse { ServingStatus status = 1; }`, of which a zero is not sent.
+/// Decodes `HealthCheckResponse { ServingStatus status = 1; }`, in which a zero is omitted.
 fn read(status: &Status, answer: Option<&[u8]>) -> Result<Health, String> {
     match (status.is_ok(), answer) {
         (true, Some([0x08, serving @ 0..0x80])) => Ok(Health(*serving)),
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_is_asked_and_its_answer_understood() {
+    async fn a_server_is_checked_and_its_answer_is_decoded() {
         for (message, status, expected) in [
             (&[0, 0, 0, 0, 2, 8, 1][..], "0", Ok("SERVING")),
             (&[0, 0, 0, 0, 2, 8, 2], "0", Ok("NOT_SERVING")),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_named() {
+    fn each_status_has_its_name() {
         let named = |code: u32, answer: Option<&[u8]>| {
             let status = Status { code, message: "why".to_owned() };
             read(&status, answer).map(|health| health.to_string())
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_names_the_service() {
+    fn a_request_names_the_service() {
         assert_eq!(&*question("ab").unwrap(), [0x0a, 2, b'a', b'b']);
         assert!(question(&"a".repeat(128)).is_err());
     }

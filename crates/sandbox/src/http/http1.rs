@@ -1,5 +1,5 @@
-//! HTTP/1.1 (RFC 9112): one request with `connection: close`, or several on a kept connection. The framing of a response is the
-//! one that its head declares.
+//! HTTP/1.1 (RFC 9112): one request with `connection: close`, or several on a kept connection. The head of a response
+//! declares how its body ends.
 
 use std::{io, pin::pin};
 
@@ -11,12 +11,12 @@ use tokio::{
 
 use super::{Event, add_lines, not_http};
 
-/// Limit of a head or of trailers, in bytes.
+/// Maximum size of a head or of trailers, in bytes.
 const LONGEST_HEAD: u64 = 256 << 10;
-/// Limit of the line before a chunk, in bytes.
+/// Maximum size of the line before a chunk, in bytes.
 const LONGEST_CHUNK_LINE: u64 = 4 << 10;
 
-/// How the end of a body is found.
+/// Framing of a body (RFC 9112, section 6.3).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Framing {
     Chunked,
@@ -24,12 +24,12 @@ pub(super) enum Framing {
     UntilClose,
 }
 
-/// Start of a response: what its head declares.
+/// Fields of a response's head.
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) status: u16,
     framing: Framing,
-    /// The server closes the connection after the response.
+    /// True if the server closes the connection after the response.
     closes: bool,
 }
 
@@ -49,11 +49,11 @@ impl Connection {
         Ok(Self { stream: BufReader::new(TcpStream::connect(to).await?), is_open: true })
     }
 
-    /// Sends a request without a body, of which `head` is the text, hands each step of the response to `on` and returns the
-    /// status. It sets no time limit.
+    /// Sends a request without a body, passes each step of the response to `on` and returns the status. `head` is the
+    /// text of the request. There is no time limit.
     ///
     /// # Errors
-    /// When no complete response arrives, or when `on` fails. The connection cannot be used after an error.
+    /// When no complete response arrives, or when `on` fails. The connection is unusable after an error.
     pub async fn get(
         &mut self,
         head: &str,
@@ -66,7 +66,7 @@ impl Connection {
         Ok(response.status)
     }
 
-    /// Whether the connection can take another request.
+    /// Returns whether the connection can take another request.
     pub fn is_open(&self) -> bool {
         self.is_open
     }
@@ -93,7 +93,7 @@ pub(super) async fn exchange(
     loop {
         tokio::select! {
             response = &mut receive => return response.map(|head| head.status),
-            // A server may respond before it has read the body, and close. If it did not, reading shows it.
+            // A server may respond before it has read the body, and close. Otherwise the read shows the error.
             _ = &mut send, if !sent => sent = true,
         }
     }
@@ -168,7 +168,7 @@ pub(super) fn parse(head: &[u8]) -> io::Result<Head> {
     Ok(Head { status, framing, closes })
 }
 
-/// Hands on up to `limit` bytes and returns how many there were.
+/// Passes on up to `limit` bytes and returns their number.
 async fn copy(
     from: &mut (impl AsyncBufRead + Unpin),
     limit: u64,
@@ -201,7 +201,7 @@ async fn whole(
     Ok(())
 }
 
-/// RFC 9112, section 7.1.
+/// Reads a chunked body and its trailers (RFC 9112, section 7.1).
 async fn chunks(
     from: &mut (impl AsyncBufRead + Unpin),
     on: &mut impl FnMut(Event<'_>) -> io::Result<()>,
@@ -234,7 +234,7 @@ async fn chunks(
     if trailers == b"\r\n" { Ok(()) } else { on(Event::Trailers(&trailers)) }
 }
 
-/// A line without its line break.
+/// Reads a line without its line break.
 async fn read_line(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<String> {
     let mut line = Vec::new();
     from.take(LONGEST_CHUNK_LINE).read_until(b'\n', &mut line).await?;
@@ -251,7 +251,7 @@ mod tests {
 
     use super::*;
 
-    /// The status, the body, the trailers; or the error.
+    /// Returns the status, the body and the trailers, or the error.
     async fn read(response: &[u8], of_head: bool) -> Result<(u16, String, String), String> {
         let (mut heads, mut body, mut trailers) = (0, Vec::new(), Vec::new());
         let mut on = |event: Event<'_>| {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_end_where_the_head_says() {
+    async fn a_body_ends_as_the_head_declares() {
         for (response, status, body, trailers) in [
             (&b"HTTP/1.0 503 Service Unavailable\r\na: b\r\n\r\nno\r\n\r\n"[..], 503, "no\r\n\r\n", ""),
             (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nabcd", 200, "ab", ""),

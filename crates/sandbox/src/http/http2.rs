@@ -1,4 +1,4 @@
-//! HTTP/2 by prior knowledge. Heads are shown as lines, as curl shows them.
+//! HTTP/2 with prior knowledge. Heads are shown as lines, as curl shows them.
 
 use std::io;
 
@@ -21,7 +21,7 @@ pub(super) async fn exchange(
     set_authority(&mut request)?;
     on(Event::Request(&request_lines(&request)))?;
     let (requests, connection) = h2::client::handshake(stream).await.map_err(io::Error::other)?;
-    // It ends with what is sent and received here, and its errors show there.
+    // It ends with this exchange, which returns its errors.
     let driver = tokio::spawn(connection);
     let result = stream_of(requests, request, body, on).await;
     driver.abort();
@@ -53,7 +53,7 @@ async fn stream_of(
     Ok(head.status.as_u16())
 }
 
-/// A `host` that was given becomes the authority (RFC 9113, section 8.3.1).
+/// Moves a given `host` to the authority (RFC 9113, section 8.3.1).
 pub(super) fn set_authority(request: &mut Request<()>) -> io::Result<()> {
     let Some(host) = request.headers_mut().remove(HOST) else { return Ok(()) };
     let authority = http::uri::Authority::try_from(host.as_bytes())

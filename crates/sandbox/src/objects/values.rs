@@ -1,4 +1,4 @@
-//! What ConfigMaps and Secrets hold.
+//! Content of ConfigMaps and Secrets.
 
 use std::collections::BTreeMap;
 
@@ -7,30 +7,30 @@ use serde_json::Value;
 
 use super::{Labels, field};
 
-/// What a ConfigMap or a Secret holds.
+/// Content of a ConfigMap or a Secret.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Values {
     /// `data` and `stringData`, decoded.
     pub(crate) data: Data,
-    /// `binaryData` of a ConfigMap, decoded: for volumes alone.
+    /// `binaryData` of a ConfigMap, decoded; used by volumes only.
     pub(crate) binary: Data,
 }
 
-/// Contents by key.
+/// Content by key.
 pub(crate) type Data = BTreeMap<String, Vec<u8>>;
 
-/// Most bytes in a ConfigMap or a Secret. Source: Kubernetes' `MaxSecretSize`.
+/// Maximum size of a ConfigMap or a Secret, in bytes. Source: Kubernetes' `MaxSecretSize`.
 const LARGEST: usize = 1 << 20;
 
 impl Values {
-    /// What a ConfigMap or a Secret holds, within the limits of the API server.
+    /// Reads the content of a ConfigMap or a Secret, within the limits of the API server.
     pub(super) fn read(object: &Value) -> Result<Self, String> {
         let plain = |texts: Labels| -> Data {
             texts.into_iter().map(|(key, text)| (key, text.into_bytes())).collect()
         };
         let decoded = |name: &str| -> Result<Data, String> {
             let bytes = |(key, text): (String, String)| {
-                // YAML of several lines has line breaks in it.
+                // A multi-line YAML value contains line breaks.
                 let text: String = text.split_whitespace().collect();
                 let bytes = BASE64.decode(text).map_err(|error| format!("{name}.{key}: {error}"))?;
                 Ok((key, bytes))
@@ -56,7 +56,7 @@ impl Values {
     }
 }
 
-/// Whether this is a key of a ConfigMap or a Secret. Source: Kubernetes' `IsConfigMapKey`.
+/// Returns whether this is a valid key of a ConfigMap or a Secret. Source: Kubernetes' `IsConfigMapKey`.
 fn is_key(key: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     (1..=253).contains(&key.len()) && key.bytes().all(allowed) && key != "." && !key.starts_with("..")

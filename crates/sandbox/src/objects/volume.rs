@@ -1,4 +1,4 @@
-//! Volumes of pods, as the user wrote them.
+//! Volumes of pods, as written in the manifest.
 
 use std::collections::BTreeMap;
 
@@ -110,7 +110,7 @@ pub(crate) struct HostPath {
     pub(crate) path: String,
 }
 
-/// Where a container finds a volume.
+/// Mount of a volume in a container.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct VolumeMount {
@@ -118,7 +118,7 @@ pub(crate) struct VolumeMount {
     pub(crate) mount_path: String,
     pub(crate) sub_path: String,
     pub(crate) read_only: bool,
-    /// What is not used here; see [`crate::unsupported`].
+    /// Fields that are not used; see [`crate::unsupported`].
     #[serde(flatten)]
     pub(crate) other: BTreeMap<String, Value>,
 }

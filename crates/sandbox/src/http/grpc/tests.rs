@@ -5,7 +5,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-/// How a server answers: its head, its body, and its trailers or the reason of a reset.
+/// Response of a server: head, body, and trailers or the reason of a reset.
 struct Answer {
     head: &'static [(&'static str, &'static str)],
     status: u16,
@@ -44,7 +44,7 @@ async fn serve(listener: TcpListener, answer: Answer) -> (http::request::Parts, 
     *response.status_mut() = answer.status.try_into().unwrap();
     *response.headers_mut() = map(answer.head);
     let mut stream = respond.send_response(response, false).unwrap();
-    // The client may have left by now.
+    // The client may have left already.
     let _ = stream.send_data(answer.body.into(), false);
     match answer.end {
         Ok(trailers) => _ = stream.send_trailers(map(trailers)),
@@ -54,7 +54,7 @@ async fn serve(listener: TcpListener, answer: Answer) -> (http::request::Parts, 
     (head, body)
 }
 
-/// Calls a server that answers so. Returns the messages, and the status or the error.
+/// Calls a server with this response. Returns the messages, and the status or the error.
 async fn call(answer: Answer) -> (Vec<Vec<u8>>, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = listener.local_addr().unwrap().to_string();
@@ -98,7 +98,7 @@ async fn messages_arrive_before_the_status() {
 }
 
 #[tokio::test]
-async fn what_is_not_grpc_is_an_error_and_not_an_answer() {
+async fn a_response_that_is_not_grpc_is_an_error() {
     for (answer, problem) in [
         (answer(b"\0\0\0\0\x03ab"), "it ends within a message"),
         (answer(b"\x01\0\0\0\0"), "a message is compressed"),
@@ -122,7 +122,7 @@ async fn what_is_not_grpc_is_an_error_and_not_an_answer() {
 }
 
 #[tokio::test]
-async fn an_endless_stream_is_handed_on_until_the_caller_ends_it() {
+async fn an_endless_stream_is_passed_on_until_the_caller_ends_it() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move {
@@ -149,7 +149,7 @@ async fn an_endless_stream_is_handed_on_until_the_caller_ends_it() {
     let mut client = Client::connect(&server, None, &mut |_| Ok(())).await.unwrap();
     let mut on = |event: Event<'_>| {
         seen += u64::from(matches!(event, Event::Body(_)));
-        // More than the windows of HTTP/2 hold at once.
+        // Larger than the windows of HTTP/2.
         if seen > 1_000 {
             enough.notify_one();
         }
