@@ -17,18 +17,18 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// Arguments of `skysail ca`.
 #[derive(Debug, clap::Subcommand)]
-pub(crate) enum Args {
+pub(crate) enum CaArgs {
     /// Show the trusted root certificates and the state of their rotation.
     #[command(after_help = "The exit code is 1 if the files in --ca-dir are invalid.")]
-    Status(Options),
+    Status(CaOptions),
     /// Start to rotate the root certificate of a self-signed authority. It takes three times the lifetime of a certificate
     /// and interrupts no traffic.
-    Rotate(Options),
+    Rotate(CaOptions),
 }
 
 /// The authority, and the output format.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Options {
+pub(crate) struct CaOptions {
     /// Admin address of the control plane [default: that of the running mesh].
     #[arg(long, value_name = "HOST:PORT")]
     control: Option<String>,
@@ -42,7 +42,7 @@ pub(crate) struct Options {
 
 /// Response of the control plane; `docs/scripting.md` lists the fields.
 #[derive(Debug, Serialize, Deserialize)]
-struct Status {
+struct CaStatus {
     kind: String,
     step: String,
     since: u64,
@@ -62,10 +62,10 @@ struct Root {
     trusted: bool,
 }
 
-pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
+pub(crate) fn run(args: CaArgs) -> anyhow::Result<u8> {
     let (verb, options) = match args {
-        Args::Status(options) => ("status", options),
-        Args::Rotate(options) => ("rotate", options),
+        CaArgs::Status(options) => ("status", options),
+        CaArgs::Rotate(options) => ("rotate", options),
     };
     let Some(control) = options.control else {
         return beside_control(verb, &options);
@@ -75,7 +75,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
         runtime.block_on(ask("POST", &control, "/ca/rotate"))?;
     }
     let text = runtime.block_on(ask("GET", &control, "/debug/ca"))?;
-    let status: Status = serde_json::from_str(&text).context("the control plane's answer")?;
+    let status: CaStatus = serde_json::from_str(&text).context("the control plane's answer")?;
     match options.output {
         view::Output::Json => stdio::print(serde_json::to_string_pretty(&status)?)?,
         view::Output::Text => stdio::print(status.text(SystemTime::now()))?,
@@ -84,7 +84,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
 }
 
 /// Runs this program again in the network of the control plane.
-fn beside_control(verb: &str, options: &Options) -> anyhow::Result<u8> {
+fn beside_control(verb: &str, options: &CaOptions) -> anyhow::Result<u8> {
     let mesh = rundir::find(options.name.as_deref())?;
     let exe = std::env::current_exe().context("finding this program's file")?;
     let output = match options.output {
@@ -94,7 +94,7 @@ fn beside_control(verb: &str, options: &Options) -> anyhow::Result<u8> {
     let control = enter::control().to_string();
     let words = ["ca", verb, "--control", &control, "--output", output];
     let command: Vec<_> = std::iter::once(exe.into()).chain(words.map(OsString::from)).collect();
-    Ok(enter::run(&mesh, enter::Place::Control, None, &command)?)
+    Ok(enter::run(&mesh, enter::EnterTarget::Control, None, &command)?)
 }
 
 async fn ask(method: &str, control: &str, path: &str) -> anyhow::Result<String> {
@@ -111,7 +111,7 @@ async fn ask(method: &str, control: &str, path: &str) -> anyhow::Result<String> 
     Ok(body)
 }
 
-impl Status {
+impl CaStatus {
     fn text(&self, now: SystemTime) -> String {
         let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let mut text = format!(
@@ -149,7 +149,7 @@ mod tests {
             signs,
             trusted,
         };
-        let status = Status {
+        let status = CaStatus {
             kind: "self-signed".into(),
             step: "issue".into(),
             since: 940,

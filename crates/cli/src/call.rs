@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use skysail_core::stdio::{self, PrintError};
 use skysail_sandbox::{
-    enter::{self, Place},
+    enter::{self, EnterTarget},
     http::{self, Call, Event},
     rundir::{self, State},
 };
@@ -38,7 +38,7 @@ there, and the last line is a summary: how many of each status, and the minimum,
 
 The exit code is 0 if each status is below 400 (with --grpc: OK; with --grpc-health: SERVING), \
 and 1 for any other status and if no complete response arrived.")]
-pub(crate) struct Args {
+pub(crate) struct CallArgs {
     /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the network of the
     /// control plane.
     workload: String,
@@ -66,7 +66,7 @@ pub(crate) struct Args {
         conflicts_with_all = ["method", "headers", "data", "data_raw", "http2", "include", "head", "verbose", "count"])]
     grpc_health: Option<String>,
     #[command(flatten)]
-    grpc: grpc::Options,
+    grpc: grpc::GrpcOptions,
     /// Name of the mesh, if several are running.
     #[arg(long)]
     name: Option<String>,
@@ -105,18 +105,18 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("{text:?} is not a number of seconds above 0"))
 }
 
-pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
+pub(crate) fn run(args: CallArgs) -> anyhow::Result<u8> {
     let mesh = rundir::find(args.name.as_deref())?;
-    let place = pods::place(&mesh, &args.workload)?;
+    let target = pods::target(&mesh, &args.workload)?;
     if args.grpc.is_used() {
-        return call_grpc(args, &mesh, place);
+        return call_grpc(args, &mesh, target);
     }
     // Read before the pod is entered, where some files are others.
     let mut call = args.request.complete()?;
     if args.head {
         "HEAD".clone_into(&mut call.method);
     }
-    enter::enter(&mesh, place)?;
+    enter::enter(&mesh, target)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if let Some(service) = &args.grpc_health {
         let server = call.url;
@@ -153,11 +153,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<u8> {
 }
 
 /// Lists methods of a gRPC server, or calls one.
-fn call_grpc(args: Args, mesh: &State, place: Place<'_>) -> anyhow::Result<u8> {
+fn call_grpc(args: CallArgs, mesh: &State, target: EnterTarget<'_>) -> anyhow::Result<u8> {
     let Request { url, headers, data, .. } = args.request;
     let pieces = data.iter().map(|text| read(text)).collect::<anyhow::Result<Vec<_>>>()?;
     let session = args.grpc.session(url.clone(), headers, pieces.join(&b'\n'), args.max_time)?;
-    enter::enter(mesh, place)?;
+    enter::enter(mesh, target)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let prepared = match runtime.block_on(session.prepare()) {
         Ok(Some(prepared)) => prepared,

@@ -16,7 +16,7 @@ pub(crate) struct Changes {
 
 /// The page `/debug/config_changes`.
 #[derive(Debug, Deserialize)]
-struct Page {
+struct ChangesPage {
     count: u64,
     kept: Vec<Change>,
 }
@@ -39,7 +39,7 @@ impl Changes {
         }
     }
 
-    fn lines(&mut self, page: Page) -> Vec<String> {
+    fn lines(&mut self, page: ChangesPage) -> Vec<String> {
         // A restarted control plane counts from 1.
         let seen = if page.count < self.seen { 0 } else { self.seen };
         let first = page.kept.first().map_or(0, |change| change.number);
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn each_change_is_told_once() {
-        let page = |first: u64, count: u64| -> Page {
+        let page = |first: u64, count: u64| -> ChangesPage {
             let kept: Vec<_> = (first..=count)
                 .map(|number| {
                     json!({ "number": number, "time": 0, "file": "a.yaml", "object": format!("VirtualService shop/{number}"), "action": "applied", "effect": "requests to a" })

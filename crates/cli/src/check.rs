@@ -2,12 +2,12 @@
 
 use serde_json::json;
 use skysail_core::{logging::printable, stdio};
-use skysail_sandbox::Checked;
+use skysail_sandbox::CheckResult;
 
 use crate::{diagnostics::Diagnostic, exit, view::Output};
 
 /// Prints the findings and how many objects were checked; the exit code says whether there are errors.
-pub(crate) fn report(mesh: &str, checked: &Checked, output: Output) -> anyhow::Result<u8> {
+pub(crate) fn report(mesh: &str, checked: &CheckResult, output: Output) -> anyhow::Result<u8> {
     let findings: Vec<Diagnostic> = checked.findings.iter().cloned().map(Diagnostic::from).collect();
     let summary = format!(
         "{}. There is no workload to run: add a Deployment or a Pod, or pass the folder that has them",

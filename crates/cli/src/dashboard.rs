@@ -11,7 +11,7 @@ use skysail_core::{
     names::{ADMIN_PORT, CONTROL_ADMIN_PORT},
     stdio,
 };
-use skysail_sandbox::{enter::Place, rundir};
+use skysail_sandbox::{enter::EnterTarget, rundir};
 
 use crate::{
     pods,
@@ -27,7 +27,7 @@ Examples:
 
 The first page lists the others. The command ends with Ctrl-C (exit code 0) or when the pod is removed (exit code 1). \
 While it runs, every user of this machine can connect, and so drain the sidecar or rotate the root certificate.")]
-pub(crate) struct Args {
+pub(crate) struct DashboardArgs {
     /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the control plane.
     #[arg(default_value = pods::CONTROL)]
     workload: String,
@@ -43,16 +43,18 @@ pub(crate) struct Args {
     name: Option<String>,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
+pub(crate) fn run(args: &DashboardArgs) -> anyhow::Result<u8> {
     let mesh = rundir::find(args.name.as_deref())?;
-    let place = pods::place(&mesh, &args.workload)?;
-    let (remote, what) = match place {
-        Place::Pod(pod) if !pod.sidecar => {
+    let target = pods::target(&mesh, &args.workload)?;
+    let (remote, what) = match target {
+        EnterTarget::Pod(pod) if !pod.sidecar => {
             bail!("pod {}/{} has no sidecar, and so no admin page", pod.namespace, pod.name)
         }
-        Place::Pod(pod) => (ADMIN_PORT, format!("the sidecar of {}/{}", pod.namespace, pod.name)),
-        Place::Control if mesh.control.is_none() => bail!("mesh {} has no control plane running", mesh.name),
-        Place::Control => (CONTROL_ADMIN_PORT, "the control plane".to_owned()),
+        EnterTarget::Pod(pod) => (ADMIN_PORT, format!("the sidecar of {}/{}", pod.namespace, pod.name)),
+        EnterTarget::Control if mesh.control.is_none() => {
+            bail!("mesh {} has no control plane running", mesh.name)
+        }
+        EnterTarget::Control => (CONTROL_ADMIN_PORT, "the control plane".to_owned()),
     };
     let listeners = port_forward::listen(&[Ports { local: args.port, remote }])?;
     for (listener, _) in &listeners {
@@ -63,7 +65,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
             open(&url);
         }
     }
-    port_forward::serve(&mesh, place, listeners)
+    port_forward::serve(&mesh, target, listeners)
 }
 
 /// Opens a browser. The page is there without one, too.

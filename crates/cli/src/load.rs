@@ -25,7 +25,7 @@ use crate::exit;
 
 /// Arguments of `skysail workload load`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct LoadArgs {
     /// URL, such as `http://flight:9080/healthz`.
     url: String,
     /// Header, `NAME: VALUE`; may be given several times.
@@ -87,7 +87,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 const REST: Duration = Duration::from_millis(20);
 
 /// Sends the requests from the network of this process.
-pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
+pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<u8> {
     let rest = args.url.strip_prefix("http://").with_context(|| format!("{}: not http://…", args.url))?;
     let (host, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
     let headers: String = args.headers.iter().map(|line| format!("{line}\r\n")).collect();

@@ -41,7 +41,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run a mesh from YAML on this machine: no cluster, no containers, no root.
-    Up(up::Args),
+    Up(up::UpArgs),
     #[command(hide = true)]
     UpInside(up::InsideArgs),
     #[command(hide = true)]
@@ -49,18 +49,18 @@ enum Command {
     /// Run a command in a workload's network, inside a running mesh.
     Exec(pods::ExecArgs),
     /// Send an HTTP or gRPC request from a workload of a running mesh.
-    Call(call::Args),
+    Call(call::CallArgs),
     /// Forward ports of this machine's loopback to a workload.
-    PortForward(port_forward::Args),
+    PortForward(port_forward::PortForwardArgs),
     /// Open the admin page of a sidecar or of the control plane in a browser.
-    Dashboard(dashboard::Args),
+    Dashboard(dashboard::DashboardArgs),
     /// Print the logs of a workload, of its sidecar or of the control plane.
     Logs(pods::LogsArgs),
     /// Show the pods of a running mesh.
     Status(pods::StatusArgs),
     /// Show or rotate the root certificates of the mesh.
     #[command(subcommand)]
-    Ca(ca::Args),
+    Ca(ca::CaArgs),
     /// Run only a control plane (the same as `skysaild`).
     Control(skysail_control::Args),
     /// Run only a sidecar (the same as `skysail-proxy`).
@@ -90,7 +90,7 @@ enum Workload {
     /// Run a service of the airline example, or its traffic generator.
     Airline(airline::Args),
     #[command(hide = true)]
-    Load(load::Args),
+    Load(load::LoadArgs),
 }
 
 fn main() -> ExitCode {

@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use skysail_core::stdio;
 use skysail_sandbox::{
     Error,
-    enter::{self, Place},
+    enter::{self, EnterTarget},
     log,
     rundir::{self, PodState, State},
 };
@@ -73,9 +73,9 @@ const POLL: Duration = Duration::from_millis(200);
 
 pub(crate) fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
     let mesh = rundir::find(args.name.as_deref())?;
-    let place = place(&mesh, &args.workload)?;
-    let container = container(place, args.container.as_deref())?;
-    match enter::run(&mesh, place, container, &args.command) {
+    let target = target(&mesh, &args.workload)?;
+    let container = container(target, args.container.as_deref())?;
+    match enter::run(&mesh, target, container, &args.command) {
         Err(error @ Error::Command { .. }) => {
             stdio::tell(format!("skysail: {error}"));
             let missing =
@@ -114,7 +114,7 @@ pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     loop {
         for log in &mut logs {
-            let new = log.more().with_context(|| format!("reading {}", log.path().display()))?;
+            let new = log.read_new().with_context(|| format!("reading {}", log.path().display()))?;
             if !new.is_empty() && several {
                 stdio::print(format_args!("==> {}", log.path().display()))?;
             }
@@ -128,23 +128,23 @@ pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<u8> {
 }
 
 /// The place that WORKLOAD names: its first ready pod, or the network of the control plane.
-pub(crate) fn place<'a>(mesh: &'a State, workload: &str) -> anyhow::Result<Place<'a>> {
+pub(crate) fn target<'a>(mesh: &'a State, workload: &str) -> anyhow::Result<EnterTarget<'a>> {
     if workload == CONTROL {
-        return Ok(Place::Control);
+        return Ok(EnterTarget::Control);
     }
     let pods = find(mesh, workload)?;
-    Ok(Place::Pod(pods.iter().find(|pod| pod.ready.is_ok()).unwrap_or(&pods[0])))
+    Ok(EnterTarget::Pod(pods.iter().find(|pod| pod.ready.is_ok()).unwrap_or(&pods[0])))
 }
 
 /// The container of this name, or the pod's first.
-fn container<'a>(place: Place<'a>, name: Option<&'a str>) -> anyhow::Result<Option<&'a str>> {
-    match (place, name) {
-        (Place::Pod(pod), Some(name)) if pod.programs.iter().all(|program| program.name != name) => {
+fn container<'a>(target: EnterTarget<'a>, name: Option<&'a str>) -> anyhow::Result<Option<&'a str>> {
+    match (target, name) {
+        (EnterTarget::Pod(pod), Some(name)) if pod.programs.iter().all(|program| program.name != name) => {
             let known: Vec<_> = pod.programs.iter().map(|program| program.name.as_str()).collect();
             bail!("pod {} has no container {name} that has started; it has {}", pod.name, known.join(", "));
         }
-        (Place::Pod(pod), None) => Ok(pod.containers.first().map(String::as_str)),
-        (Place::Control, Some(_)) => bail!("the control plane has no containers"),
+        (EnterTarget::Pod(pod), None) => Ok(pod.containers.first().map(String::as_str)),
+        (EnterTarget::Control, Some(_)) => bail!("the control plane has no containers"),
         (_, name) => Ok(name),
     }
 }

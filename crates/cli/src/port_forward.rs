@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use skysail_core::{shutdown, stdio};
 use skysail_sandbox::{
-    enter::{self, Place},
+    enter::{self, EnterTarget},
     forward, rundir,
     rundir::{PodState, State},
 };
@@ -29,7 +29,7 @@ Examples:
 Connections are opened in the pod, to 127.0.0.1 or, if that refuses, to the pod's address. So they bypass the sidecar \
 and reach pages for the pod itself. The pod is chosen at the start, as with kubectl. The command ends with Ctrl-C (exit \
 code 0) or when the pod is removed (exit code 1). While it runs, every user of this machine can connect.")]
-pub(crate) struct Args {
+pub(crate) struct PortForwardArgs {
     /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the network of the
     /// control plane.
     workload: String,
@@ -67,14 +67,14 @@ impl FromStr for Ports {
     }
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
+pub(crate) fn run(args: &PortForwardArgs) -> anyhow::Result<u8> {
     let mesh = rundir::find(args.name.as_deref())?;
-    let place = pods::place(&mesh, &args.workload)?;
+    let target = pods::target(&mesh, &args.workload)?;
     let listeners = listen(&args.ports)?;
     for (listener, remote) in &listeners {
         stdio::print(format_args!("Forwarding from {} -> {remote}", listener.local_addr()?))?;
     }
-    serve(&mesh, place, listeners)
+    serve(&mesh, target, listeners)
 }
 
 /// Listens on the local ports. Each listener comes with the port of the pod that it leads to.
@@ -90,14 +90,16 @@ pub(crate) fn listen(ports: &[Ports]) -> anyhow::Result<Vec<(TcpListener, u16)>>
 /// Forwards the connections of these listeners to ports of a place until a signal or the end of the place.
 pub(crate) fn serve(
     mesh: &State,
-    place: Place<'_>,
+    target: EnterTarget<'_>,
     listeners: Vec<(TcpListener, u16)>,
 ) -> anyhow::Result<u8> {
     // The listeners stay on the host.
-    enter::enter_network(mesh, place)?;
-    let own = match place {
-        Place::Pod(pod) => pod.address.parse().with_context(|| format!("the address of pod {}", pod.name))?,
-        Place::Control => enter::control().ip(),
+    enter::enter_network(mesh, target)?;
+    let own = match target {
+        EnterTarget::Pod(pod) => {
+            pod.address.parse().with_context(|| format!("the address of pod {}", pod.name))?
+        }
+        EnterTarget::Control => enter::control().ip(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -111,20 +113,20 @@ pub(crate) fn serve(
         tokio::select! {
             signal = shutdown::terminate() => { signal?; Ok(exit::OK) }
             Some(ended) = forwards.join_next() => { ended??; bail!("a listener has ended") }
-            reason = gone(mesh, place) => { stdio::tell(format!("skysail: {reason}")); Ok(exit::BAD) }
+            reason = gone(mesh, target) => { stdio::tell(format!("skysail: {reason}")); Ok(exit::BAD) }
         }
     })
 }
 
 /// Waits until the place is gone. Returns the reason.
-async fn gone(mesh: &State, place: Place<'_>) -> String {
+async fn gone(mesh: &State, target: EnterTarget<'_>) -> String {
     loop {
         tokio::time::sleep(POLL).await;
         let Ok(now) = rundir::find(Some(&mesh.name)) else { return format!("mesh {} has ended", mesh.name) };
         if !mesh.is_same_run(&now) {
             return format!("mesh {} has ended; another one of its name runs", mesh.name);
         }
-        let Place::Pod(pod) = place else { continue };
+        let EnterTarget::Pod(pod) = target else { continue };
         let is_it = |other: &PodState| (&other.namespace, &other.name) == (&pod.namespace, &pod.name);
         if !now.pods.iter().any(is_it) {
             return format!(

@@ -16,7 +16,7 @@ use skysail_core::stdio;
 use skysail_sandbox::{
     Survey,
     forward::{self, Failure},
-    publish::{self, Opened, Target},
+    publish::{self, PublishedServicePort, Target},
 };
 use tokio::task::JoinSet;
 
@@ -73,7 +73,7 @@ pub(crate) fn open(mappings: &[PortMapping], survey: &Survey) -> anyhow::Result<
         match listen(&opened) {
             Ok((listener, note)) => published.add(opened.target, listener, &note)?,
             Err(error) => {
-                let Opened { target, kind, .. } = opened;
+                let PublishedServicePort { target, kind, .. } = opened;
                 published.lines.push(format!("not published  {target} ({kind}): {error}"));
                 published.targets.push(target);
             }
@@ -83,8 +83,8 @@ pub(crate) fn open(mappings: &[PortMapping], survey: &Survey) -> anyhow::Result<
 }
 
 /// Binds the port that a Service specifies, or a free one if it need not be that port. Returns a note for the user.
-fn listen(opened: &Opened) -> io::Result<(TcpListener, String)> {
-    let Opened { kind, port, is_flexible, .. } = opened;
+fn listen(opened: &PublishedServicePort) -> io::Result<(TcpListener, String)> {
+    let PublishedServicePort { kind, port, is_flexible, .. } = opened;
     let bind = |port| forward::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     // Lower ports need root, and are often in use by another server.
     let asked = port.filter(|port| !is_flexible || *port >= 1024);

@@ -62,7 +62,7 @@ pub(crate) struct Edge {
 
 /// Metrics page of one sidecar.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub(crate) struct MetricsPage {
     /// `NAMESPACE/NAME`, as are the workload and its service account.
     pub(crate) pod: String,
     pub(crate) workload: String,
@@ -117,7 +117,7 @@ impl Ord for Bound {
 
 impl Traffic {
     /// Adds the current metrics of the sidecars.
-    pub(crate) fn update(&mut self, now: Instant, pages: &[Page]) {
+    pub(crate) fn update(&mut self, now: Instant, pages: &[MetricsPage]) {
         let mut step: BTreeMap<Route, Reports> = BTreeMap::new();
         let mut received: BTreeMap<String, (f64, f64)> = BTreeMap::new();
         for page in pages.iter().filter(|page| page.envoy) {
@@ -132,7 +132,7 @@ impl Traffic {
             }
         }
         self.received.extend(received);
-        for Page { pod, text, .. } in pages {
+        for MetricsPage { pod, text, .. } in pages {
             for line in text.lines().filter(|line| line.starts_with(REQUESTS) || line.starts_with(TIMES)) {
                 self.count(pod, line, &mut step);
             }
@@ -376,8 +376,8 @@ mod tests {
         )
     }
 
-    fn page(name: &str, envoy: bool, text: &str) -> Page {
-        Page {
+    fn page(name: &str, envoy: bool, text: &str) -> MetricsPage {
+        MetricsPage {
             pod: format!("n/{name}-1"),
             workload: format!("n/{name}"),
             account: "n/all".to_owned(),
@@ -402,7 +402,7 @@ mod tests {
                  envoy_http_downstream_cx_total{{envoy_http_conn_manager_prefix=\"metrics\"}} 90\n"
             )
         };
-        let edges = |envoys: &[Page]| {
+        let edges = |envoys: &[MetricsPage]| {
             let mut traffic = Traffic::default();
             let mut pages = vec![page("a", false, &ours)];
             pages.extend(envoys.iter().map(|envoy| page(&envoy.workload[2..], true, &envoy.text)));

@@ -16,7 +16,7 @@ use serde_json::json;
 use skysail_core::{logging::printable, shutdown, stdio};
 use skysail_sandbox::{
     Capacity, Settings, Survey, isolate,
-    mesh::{self, Report, Started},
+    mesh::{self, MeshHandle, Report},
     progress::{self, Progress},
     rundir::{self, Phase, PodState, State},
 };
@@ -35,7 +35,7 @@ use crate::{
     exit,
     input::Input,
     publish,
-    traffic::{Edge, Page, Traffic},
+    traffic::{Edge, MetricsPage, Traffic},
     view::{self, Output},
     workload::WorkloadStatus,
 };
@@ -55,7 +55,7 @@ A mesh is healthy if every workload is ready, the configuration has no errors, a
 every edge succeed. Status 4xx is not a failure; 403 is counted as denied. The exit code is 0 if the mesh was healthy \
 when it ended, by --for or by Ctrl-C, 1 if it was not, and 2 if it could not be run.\n\n\
 Files without a workload, such as routing rules alone, are checked and nothing is run.")]
-pub(crate) struct Args {
+pub(crate) struct UpArgs {
     /// Folders or files of Kubernetes and Istio YAML; - is standard input, as in `kustomize build DIR | skysail up -`.
     #[arg(required = true, value_name = "PATH")]
     config: Vec<PathBuf>,
@@ -178,7 +178,7 @@ fn program(name: &str) -> Result<PathBuf, String> {
     found.ok_or_else(|| format!("no program {name} in PATH; for one in this folder write ./{name}"))
 }
 
-pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
+pub(crate) fn outside(args: UpArgs) -> anyhow::Result<u8> {
     let input = Input::read(args.config.clone())?;
     let name = args.name.clone().unwrap_or_else(|| input.mesh_name());
     let survey = Survey::read(&input.paths, input.text.as_deref())?;
@@ -190,7 +190,7 @@ pub(crate) fn outside(args: Args) -> anyhow::Result<u8> {
     let capacity = Capacity::of_machine(args.max_pods.map(usize::from), args.plain);
     survey.fits(&capacity)?;
     let published = publish::open(&args.publish, &survey)?;
-    isolate::hold_signals()?;
+    isolate::block_signals()?;
     let (folder, _lock) = rundir::create(&name)?;
     let config = input.place(&folder)?;
     published.announce(args.output)?;
@@ -237,7 +237,7 @@ pub(crate) fn inside(args: InsideArgs) -> anyhow::Result<u8> {
     let order: Inside =
         serde_json::from_str(&args.order).context("reading the settings of the outer process")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let code = isolate::reaping(|| runtime.block_on(monitor(order)))?;
+    let code = isolate::with_reaper(|| runtime.block_on(monitor(order)))?;
     // Process 1 of the namespace ends here, and everything in it with it.
     runtime.shutdown_background();
     Ok(code)
@@ -290,7 +290,7 @@ async fn monitor(order: Inside) -> anyhow::Result<u8> {
     nothing.name.clone_from(&settings.name);
     let terminate = shutdown::terminate();
     tokio::pin!(terminate);
-    let Started { mut state, mut reports, control } = tokio::select! {
+    let MeshHandle { mut state, mut reports, control } = tokio::select! {
         // Polled first, as that installs the signal handlers.
         biased;
         ending = &mut terminate => {
@@ -395,7 +395,7 @@ impl Monitor {
         let Some(waiting) = self.waiting else { return Ok(()) };
         // The sidecars of pods that have completed are gone.
         let running = state.pods.iter().filter(|pod| pod.phase == Phase::Running);
-        let taken = progress::look(control, folder, running).await == Progress::Taken;
+        let taken = progress::query(control, folder, running).await == Progress::Taken;
         self.settled = if taken { self.settled + 1 } else { 0 };
         let late = waiting.elapsed() > CONFIRM_LIMIT;
         if late && self.settled < 2 {
@@ -460,7 +460,13 @@ impl Monitor {
             asking.spawn(async move {
                 let text = mesh::metrics(&pod).await.ok()?;
                 let account = format!("{}/{}", pod.namespace, pod.account);
-                Some(Page { pod: format!("{}/{}", pod.namespace, pod.name), workload, account, envoy, text })
+                Some(MetricsPage {
+                    pod: format!("{}/{}", pod.namespace, pod.name),
+                    workload,
+                    account,
+                    envoy,
+                    text,
+                })
             });
         }
         let pages: Vec<_> = asking.join_all().await.into_iter().flatten().collect();

@@ -16,7 +16,7 @@ pub(crate) enum Output {
 
 /// Output of `skysail status --output json`.
 #[derive(Debug, Serialize)]
-pub(crate) struct Status<'a> {
+pub(crate) struct MeshStatus<'a> {
     mesh: &'a str,
     control: Option<u32>,
     pods: Vec<RunningPod<'a>>,
@@ -64,9 +64,9 @@ impl<'a> From<&'a PodState> for Pod<'a> {
 }
 
 /// A running mesh in JSON output.
-pub(crate) fn status(mesh: &State) -> Status<'_> {
+pub(crate) fn status(mesh: &State) -> MeshStatus<'_> {
     let pods = mesh.pods.iter().map(|pod| RunningPod { pod: pod.into(), programs: &pod.programs });
-    Status { mesh: &mesh.name, control: mesh.control, pods: pods.collect() }
+    MeshStatus { mesh: &mesh.name, control: mesh.control, pods: pods.collect() }
 }
 
 /// A table of pods.

@@ -23,6 +23,6 @@ pub use compile::{
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};
 pub use origin::Origin;
-pub use parse::{Fallback, Manifest, Manifests, Parsed, Refused, manifests, mesh_config, parse};
+pub use parse::{Fallback, Manifest, Manifests, Parsed, Refused, manifests, parse};
 pub use view::{ClientScope, MAX_ID, ProxyNode, ProxyView, Role};
 pub use world::{ChangeSet, Effect, Effects, Endpoint, OtherAccount, Resolved, World};

@@ -5,7 +5,7 @@ use std::{fmt, fs};
 use nix::sys::resource::{Resource, getrlimit};
 
 /// Upper limit on pods of a mesh: a bridge takes 1,023 links (linux/br_private.h).
-const MOST: usize = 1000;
+const MAX_PODS: usize = 1000;
 /// Memory of a pod with a sidecar, in bytes. An idle one takes 6.5 MB (docs/performance.md); the rest is for traffic.
 const MEMORY: u64 = 16 << 20;
 /// Memory of a pod without a sidecar, in bytes.
@@ -32,9 +32,9 @@ impl Capacity {
     /// Computes the limit from this machine's memory, open files and tasks. `allowed` replaces it.
     pub fn of_machine(allowed: Option<usize>, is_plain: bool) -> Self {
         if let Some(pods) = allowed {
-            return Self { pods: pods.min(MOST), limit: "--max-pods".to_owned() };
+            return Self { pods: pods.min(MAX_PODS), limit: "--max-pods".to_owned() };
         }
-        let mut capacity = Self { pods: MOST, limit: "the maximum of a network bridge".to_owned() };
+        let mut capacity = Self { pods: MAX_PODS, limit: "the maximum of a network bridge".to_owned() };
         let each = if is_plain { MEMORY_PLAIN } else { MEMORY };
         if let Some(free) = free_memory() {
             let usable = free - free / RESERVE_DIVISOR;
@@ -45,7 +45,7 @@ impl Capacity {
             let pods = files.saturating_sub(OWN_FILES) / FILES;
             capacity.at_most(pods, format!("a process may have {files} files open (ulimit -Hn)"));
         }
-        if let Some(tasks) = most_tasks() {
+        if let Some(tasks) = max_tasks() {
             capacity.at_most(tasks / TASKS, format!("{tasks} processes and threads are allowed (pids.max)"));
         }
         capacity
@@ -78,7 +78,7 @@ fn free_memory() -> Option<u64> {
 }
 
 /// Returns the control group's limit on processes and threads.
-fn most_tasks() -> Option<u64> {
+fn max_tasks() -> Option<u64> {
     fs::read_to_string("/sys/fs/cgroup/pids.max").ok()?.trim().parse().ok()
 }
 
@@ -88,11 +88,11 @@ mod tests {
 
     #[test]
     fn the_scarcest_resource_sets_the_limit_and_is_named() {
-        let mut capacity = Capacity { pods: MOST, limit: "a".to_owned() };
+        let mut capacity = Capacity { pods: MAX_PODS, limit: "a".to_owned() };
         capacity.at_most(20, "b".to_owned());
         capacity.at_most(30, "c".to_owned());
         assert_eq!(capacity.to_string(), "20 pods (b)");
         assert_eq!(Capacity::of_machine(Some(5000), false).to_string(), "1000 pods (--max-pods)");
-        assert!((1..=MOST).contains(&Capacity::of_machine(None, false).pods));
+        assert!((1..=MAX_PODS).contains(&Capacity::of_machine(None, false).pods));
     }
 }

@@ -12,14 +12,14 @@ use crate::{objects::Objects, plan::VirtualAddresses};
 
 /// Result of a check.
 #[derive(Clone, Debug)]
-pub struct Checked {
+pub struct CheckResult {
     /// Diagnostics in the order of files and lines.
     pub findings: Vec<Diagnostic>,
     /// Number of objects by kind.
     kinds: BTreeMap<String, usize>,
 }
 
-impl Checked {
+impl CheckResult {
     /// Reads the files as the control plane does. Services get the addresses that a mesh would allocate.
     pub(crate) fn read(changes: Vec<FileChange>, kinds: BTreeMap<String, usize>, objects: &Objects) -> Self {
         let (mut files, mut world) = (ModelFiles::new(), World::new());

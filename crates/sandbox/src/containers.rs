@@ -30,7 +30,7 @@ pub(crate) struct Images<'a> {
 
 /// Folders of a pod.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct PodFolders<'a> {
     pub(crate) folder: &'a Path,
     pub(crate) logs: &'a Path,
 }
@@ -52,7 +52,7 @@ pub(crate) fn program(
     objects: &Objects,
     images: Images<'_>,
     (role, restart): (Role, Restart),
-    place: Place<'_>,
+    folders: PodFolders<'_>,
 ) -> (Program, Vec<String>) {
     let mut notes = Vec::new();
     let mut note = |text: String| notes.push(format!("container {}: {text}", container.name));
@@ -76,7 +76,7 @@ pub(crate) fn program(
         ));
         images.stand_in.iter().cloned().chain(["--done".to_owned()]).collect()
     } else {
-        note(stands_in(container, ports));
+        note(stand_in_note(container, ports));
         let identity = [
             ("SKYSAIL_ECHO_POD", pod.name.clone()),
             ("SKYSAIL_ECHO_NAMESPACE", pod.namespace.clone()),
@@ -90,9 +90,9 @@ pub(crate) fn program(
     };
     let view = match is_stand_in(images, container) {
         true => View::default(),
-        false => view(container, pod, place.folder, &mut note),
+        false => view(container, pod, folders.folder, &mut note),
     };
-    let log = place.logs.join(format!("{}.log", container.name));
+    let log = folders.logs.join(format!("{}.log", container.name));
     let name = container.name.clone();
     (Program { name, command, environment, log, restart, view: Arc::new(view) }, notes)
 }
@@ -114,7 +114,7 @@ fn view(container: &Container, pod: &Pod, folder: &Path, note: &mut impl FnMut(S
 }
 
 /// Returns the note about the stand-in of a container.
-fn stands_in(container: &Container, ports: &Ports) -> String {
+fn stand_in_note(container: &Container, ports: &Ports) -> String {
     let image = &container.image;
     let what = match ports.tcp.is_empty() {
         true => "an idle process".to_owned(),
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn a_note_names_the_ports_and_protocols_of_a_stand_in() {
         let container = Container { image: "acme/x".to_owned(), ..Container::default() };
-        let said = |ports: Ports| stands_in(&container, &ports);
+        let said = |ports: Ports| stand_in_note(&container, &ports);
         assert_eq!(said(Ports::default()), "no program for image acme/x: an idle process runs in its place");
         let ports = Ports {
             tcp: [(80, Protocol::Http), (81, Protocol::Grpc)].into(),

@@ -27,20 +27,20 @@ use tokio::{
 };
 
 use crate::{
-    egress::{self, Found, Lookups},
+    egress::{self, LookupResult, Lookups},
     names::{Answer, DOMAIN, Hosts, Names},
 };
 
 /// Time to live of answers, in seconds. It is short because pods of headless Services change.
 const TTL: u32 = 5;
 /// Maximum size of a UDP response, in bytes. Source: RFC 1035, section 4.2.1.
-const LONGEST_UDP: usize = 512;
+const MAX_UDP: usize = 512;
 /// Idle timeout of a TCP client.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a connection could not be accepted.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Maximum number of aliases that are followed.
-const LONGEST_CHAIN: usize = 8;
+const MAX_ALIASES: usize = 8;
 
 /// The table, shared by the mesh, which writes it, and the server, which reads it.
 #[derive(Clone, Debug, Default)]
@@ -88,7 +88,7 @@ impl Table {
         };
         let mut records = Vec::new();
         let mut name = name.clone();
-        for _ in 0..LONGEST_CHAIN {
+        for _ in 0..MAX_ALIASES {
             let key = plain(&name);
             match names.get(&key).or_else(|| hosts?.get(&key)) {
                 Some(Answer::Addresses(found)) => {
@@ -120,15 +120,15 @@ fn plain(name: &Name) -> String {
 
 /// A query for a name outside the cluster's domain that has no answer.
 #[derive(Debug)]
-pub(crate) struct Outside {
+pub(crate) struct FailedLookup {
     pub(crate) name: String,
     pub(crate) asked_by: IpAddr,
     /// Result of the host's resolver; `None` without egress.
-    pub(crate) found: Option<Found>,
+    pub(crate) found: Option<LookupResult>,
 }
 
 /// A query after its lookup in the table.
-struct Asked {
+struct PendingReply {
     response: Message,
     /// Name outside the cluster's domain that the table lacks.
     outside: Option<Name>,
@@ -139,18 +139,18 @@ struct Asked {
 pub(crate) struct Server {
     pub(crate) table: Table,
     pub(crate) lookups: Option<Arc<Lookups>>,
-    pub(crate) outside: mpsc::Sender<Outside>,
+    pub(crate) outside: mpsc::Sender<FailedLookup>,
 }
 
 impl Server {
     /// Returns the reply to a message, of at most this length.
-    pub(crate) async fn answer(&self, message: &[u8], longest: usize, by: IpAddr) -> Option<Vec<u8>> {
-        self.reply(self.ask(message, by)?, longest).await
+    pub(crate) async fn answer(&self, message: &[u8], max_size: usize, by: IpAddr) -> Option<Vec<u8>> {
+        self.reply(self.ask(message, by)?, max_size).await
     }
 
     /// Looks up a message in the table. A message that is no query gets no answer, or two servers could answer each
     /// other forever.
-    fn ask(&self, message: &[u8], by: IpAddr) -> Option<Asked> {
+    fn ask(&self, message: &[u8], by: IpAddr) -> Option<PendingReply> {
         let request = Message::from_vec(message).ok()?;
         if request.metadata.message_type != MessageType::Query {
             return None;
@@ -159,43 +159,43 @@ impl Server {
         // Failed reverse lookups (arpa) are harmless.
         let beyond = |name: &String| ![DOMAIN, "arpa"].iter().any(|domain| in_domain(name, domain));
         let outside = missing.filter(|name| beyond(&plain(name)));
-        Some(Asked { response, outside, by })
+        Some(PendingReply { response, outside, by })
     }
 
     /// Completes the response with a lookup by the host's resolver if that is needed and enabled. Truncates it to the
     /// maximum length; the client then retries over TCP.
-    async fn reply(&self, asked: Asked, longest: usize) -> Option<Vec<u8>> {
-        let Asked { mut response, outside, by } = asked;
+    async fn reply(&self, asked: PendingReply, max_size: usize) -> Option<Vec<u8>> {
+        let PendingReply { mut response, outside, by } = asked;
         if let Some(name) = outside {
             let plain = plain(&name);
             let found = match &self.lookups {
                 Some(lookups) if egress::is_host(&plain) => Some(lookups.find(&plain).await),
-                Some(_) => Some(Found::Missing),
+                Some(_) => Some(LookupResult::Missing),
                 None => None,
             };
             if let Some(found) = &found {
-                take(&mut response, &name, found);
+                complete(&mut response, &name, found);
             }
-            if !matches!(found, Some(Found::Addresses(_))) {
+            if !matches!(found, Some(LookupResult::Addresses(_))) {
                 // When the channel is full, the failures in it are sufficient.
-                let _ = self.outside.try_send(Outside { name: plain, asked_by: by, found });
+                let _ = self.outside.try_send(FailedLookup { name: plain, asked_by: by, found });
             }
         }
         let bytes = response.to_vec().ok()?;
-        if bytes.len() > longest { response.truncate().to_vec().ok() } else { Some(bytes) }
+        if bytes.len() > max_size { response.truncate().to_vec().ok() } else { Some(bytes) }
     }
 }
 
 /// Completes a response with the result of the host's resolver.
-fn take(response: &mut Message, name: &Name, found: &Found) {
+fn complete(response: &mut Message, name: &Name, found: &LookupResult) {
     let kind = response.queries.first().map_or(RecordType::A, |query| query.query_type());
     response.metadata.authoritative = false;
     response.metadata.response_code = match found {
-        Found::Addresses(_) | Found::Unusable(_) => ResponseCode::NoError,
-        Found::Missing => ResponseCode::NXDomain,
-        Found::Failed(_) => ResponseCode::ServFail,
+        LookupResult::Addresses(_) | LookupResult::Unusable(_) => ResponseCode::NoError,
+        LookupResult::Missing => ResponseCode::NXDomain,
+        LookupResult::Failed(_) => ResponseCode::ServFail,
     };
-    if let Found::Addresses(found) = found {
+    if let LookupResult::Addresses(found) = found {
         response.add_answers(addresses(name, found, kind));
     }
 }
@@ -220,7 +220,7 @@ async fn serve_udp(socket: Arc<UdpSocket>, server: &Arc<Server>) -> io::Result<(
         let is_slow = asked.outside.is_some() && server.lookups.is_some();
         let (socket, server) = (Arc::clone(&socket), Arc::clone(server));
         let answering = async move {
-            if let Some(bytes) = server.reply(asked, LONGEST_UDP).await {
+            if let Some(bytes) = server.reply(asked, MAX_UDP).await {
                 // Ignored, because the client may be gone.
                 let _ = socket.send_to(&bytes, from).await;
             }
@@ -246,9 +246,9 @@ async fn serve_tcp(listener: TcpListener, server: &Arc<Server>) -> io::Result<()
 
 async fn serve_stream(mut stream: TcpStream, server: &Server, from: IpAddr) -> io::Result<()> {
     loop {
-        let length = tokio::time::timeout(IDLE, stream.read_u16()).await??;
+        let length = tokio::time::timeout(IDLE_TIMEOUT, stream.read_u16()).await??;
         let mut bytes = vec![0; usize::from(length)];
-        tokio::time::timeout(IDLE, stream.read_exact(&mut bytes)).await??;
+        tokio::time::timeout(IDLE_TIMEOUT, stream.read_exact(&mut bytes)).await??;
         let Some(answer) = server.answer(&bytes, usize::from(u16::MAX), from).await else { return Ok(()) };
         let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
         stream.write_all(&[&length.to_be_bytes(), answer.as_slice()].concat()).await?;
@@ -267,7 +267,7 @@ mod tests {
         table.answer(&request, POD).0
     }
 
-    fn server(table: Table) -> (Server, mpsc::Receiver<Outside>) {
+    fn server(table: Table) -> (Server, mpsc::Receiver<FailedLookup>) {
         let (outside, told) = mpsc::channel(8);
         (Server { table, lookups: None, outside }, told)
     }
@@ -351,11 +351,11 @@ mod tests {
             "Example.org.",
             "away.default.svc.cluster.local.",
         ] {
-            server.answer(&question(name), LONGEST_UDP, POD).await.unwrap();
+            server.answer(&question(name), MAX_UDP, POD).await.unwrap();
         }
         // The last one is an alias.
         for expected in ["example.org", "example.com"] {
-            let Outside { name, asked_by, found } = told.try_recv().unwrap();
+            let FailedLookup { name, asked_by, found } = told.try_recv().unwrap();
             assert_eq!((name.as_str(), asked_by, found), (expected, POD, None));
         }
         assert!(told.try_recv().is_err());
@@ -367,17 +367,17 @@ mod tests {
         let (mut server, mut told) = server(table());
         server.lookups = Some(lookups);
         let answers = async |name: &str| {
-            let message = Message::from_vec(&server.answer(&question(name), LONGEST_UDP, POD).await.unwrap());
+            let message = Message::from_vec(&server.answer(&question(name), MAX_UDP, POD).await.unwrap());
             let Message { metadata, answers, .. } = message.unwrap();
             let addresses = answers.iter().filter(|record| matches!(record.data, RData::A(_))).count();
             (metadata.response_code, addresses)
         };
         let ip = Ipv4Addr::new(198, 51, 100, 2);
         let found = |name: &str| match name {
-            "example.com" => Found::Addresses(vec![ip, ip]),
-            "v6.example" => Found::Unusable("no IPv4".to_owned()),
-            "down.example" => Found::Failed("down".to_owned()),
-            _ => Found::Missing,
+            "example.com" => LookupResult::Addresses(vec![ip, ip]),
+            "v6.example" => LookupResult::Unusable("no IPv4".to_owned()),
+            "down.example" => LookupResult::Failed("down".to_owned()),
+            _ => LookupResult::Missing,
         };
         let test = async {
             assert_eq!(answers("Example.com.").await, (ResponseCode::NoError, 2));
@@ -386,7 +386,7 @@ mod tests {
             assert_eq!(answers("v6.example.").await, (ResponseCode::NoError, 0));
             assert_eq!(answers("down.example.").await, (ResponseCode::ServFail, 0));
             assert_eq!(answers("no.example.").await, (ResponseCode::NXDomain, 0));
-            assert_eq!(told.try_recv().unwrap().found, Some(Found::Unusable("no IPv4".to_owned())));
+            assert_eq!(told.try_recv().unwrap().found, Some(LookupResult::Unusable("no IPv4".to_owned())));
         };
         forwarder.answer_during(found, test).await;
         // The forwarder is gone, and these names need no lookup.
@@ -397,7 +397,7 @@ mod tests {
             "1.0.0.10.in-addr.arpa.",
             "10.0.0.1.",
         ] {
-            let answer = server.answer(&question(name), LONGEST_UDP, POD).now_or_never();
+            let answer = server.answer(&question(name), MAX_UDP, POD).now_or_never();
             let answer = Message::from_vec(&answer.unwrap().unwrap()).unwrap();
             assert_eq!(answer.metadata.response_code, ResponseCode::NXDomain, "{name}");
         }
@@ -410,11 +410,11 @@ mod tests {
         table.replace(Names::from([("a.cluster.local".to_owned(), Answer::Addresses(many))]), Hosts::new());
         let (server, _told) = server(table);
         let question = question("a.cluster.local.");
-        let cut = Message::from_vec(&server.answer(&question, LONGEST_UDP, POD).await.unwrap()).unwrap();
+        let cut = Message::from_vec(&server.answer(&question, MAX_UDP, POD).await.unwrap()).unwrap();
         assert!(cut.metadata.truncation && cut.answers.is_empty());
         let whole = server.answer(&question, usize::from(u16::MAX), POD).await.unwrap();
         assert_eq!(Message::from_vec(&whole).unwrap().answers.len(), 100);
-        assert_eq!(server.answer(&whole, LONGEST_UDP, POD).await, None);
-        assert_eq!(server.answer(b"", LONGEST_UDP, POD).await, None);
+        assert_eq!(server.answer(&whole, MAX_UDP, POD).await, None);
+        assert_eq!(server.answer(b"", MAX_UDP, POD).await, None);
     }
 }

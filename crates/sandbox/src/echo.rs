@@ -28,12 +28,12 @@ pub struct Args {
     #[arg(long, conflicts_with = "ports")]
     done: bool,
     #[command(flatten)]
-    pod: Pod,
+    pod: PodIdentity,
 }
 
 /// Pod that the server reports.
 #[derive(Clone, Debug, Default, clap::Args)]
-struct Pod {
+struct PodIdentity {
     /// The pod's name, reported in every answer.
     #[arg(id = "pod", long = "pod", env = "SKYSAIL_ECHO_POD", default_value = "")]
     name: String,

@@ -6,7 +6,7 @@
 //! So no socket of the host's network namespace enters the mesh, and the forwarder decides which addresses are closed.
 //!
 //! The mesh and the forwarder share a Unix socket. The first message on it is the listener. Lines follow: names to look
-//! up from the mesh, and [`News`] as JSON from the forwarder. The forwarder ends when the socket closes.
+//! up from the mesh, and [`ForwarderMessage`] as JSON from the forwarder. The forwarder ends when the socket closes.
 
 pub(crate) mod forwarder;
 
@@ -52,11 +52,11 @@ const CLOSED: [(Network, &str); 10] = [
     (network([240, 0, 0, 0], 4), "a reserved address"),
 ];
 /// Time for which an answer is cached, and timeout of a lookup.
-const KEEP: Duration = Duration::from_secs(5);
+const CACHE_TIME: Duration = Duration::from_secs(5);
 /// Maximum number of cached names.
-const NAMES: usize = 1024;
+const MAX_NAMES: usize = 1024;
 /// Maximum number of lookups that wait for an answer.
-const WAITING: usize = 1024;
+const MAX_WAITING: usize = 1024;
 
 const fn network([a, b, c, d]: [u8; 4], prefix: u8) -> Network {
     Network { address: Ipv4Addr::new(a, b, c, d), prefix }
@@ -69,16 +69,16 @@ fn closed(address: Ipv4Addr) -> Option<&'static str> {
 
 /// Message from the forwarder to the mesh.
 #[derive(Debug, Serialize, Deserialize)]
-enum News {
+enum ForwarderMessage {
     /// Result of a lookup.
-    Found(String, Found),
+    Result(String, LookupResult),
     /// A connection of this pod failed, for this reason. `None` stands for all connections.
     Failed(Option<IpAddr>, String),
 }
 
 /// Result of a lookup by the host's resolver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Found {
+pub(crate) enum LookupResult {
     /// The name has these addresses.
     Addresses(Vec<Ipv4Addr>),
     /// The name exists and has no address that can be reached, for this reason.
@@ -91,7 +91,7 @@ pub(crate) enum Found {
 
 /// A failed connection.
 #[derive(Debug)]
-pub(crate) struct Failed {
+pub(crate) struct FailedConnection {
     /// Address of the pod; `None` if all pods are concerned.
     pub(crate) from: Option<IpAddr>,
     pub(crate) reason: String,
@@ -102,14 +102,14 @@ pub(crate) struct Failed {
 #[derive(Debug)]
 pub(crate) struct Lookups {
     ask: mpsc::Sender<String>,
-    kept: Mutex<HashMap<String, Kept>>,
+    cache: Mutex<HashMap<String, CachedLookup>>,
     waiting: Semaphore,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CachedLookup {
     since: Instant,
-    found: watch::Sender<Option<Found>>,
+    found: watch::Sender<Option<LookupResult>>,
 }
 
 /// Packet rules that redirect connections to the forwarder, and lookups by it.
@@ -122,17 +122,17 @@ pub(crate) struct Egress {
 }
 
 /// Creates the listener, redirects connections to it and sends it to the forwarder at the other end of `channel`.
-/// Failed connections are sent to `tell` while it has room.
+/// Failed connections are sent to `failures` while it has room.
 ///
 /// # Errors
 /// When the kernel lacks a part of nf_tables, or the forwarder has ended.
-pub(crate) fn open(channel: Channel, tell: mpsc::Sender<Failed>) -> Result<Egress, Error> {
+pub(crate) fn open(channel: Channel, failures: mpsc::Sender<FailedConnection>) -> Result<Egress, Error> {
     let what = "redirecting connections out of the mesh (--egress)";
     let listener = TcpListener::bind((BRIDGE, 0)).context(what)?;
     listener.set_nonblocking(true).context(what)?;
     let port = listener.local_addr().context(what)?.port();
     let netfilter = pod::netfilter()?;
-    let (ask, mut asked) = mpsc::channel::<String>(NAMES);
+    let (ask, mut asked) = mpsc::channel::<String>(MAX_NAMES);
     let lookups = Arc::new(Lookups::new(ask));
     let mut egress = Egress { lookups: Arc::clone(&lookups), netfilter, port, services: BTreeSet::new() };
     egress.set_rules()?;
@@ -148,9 +148,9 @@ pub(crate) fn open(channel: Channel, tell: mpsc::Sender<Failed>) -> Result<Egres
         }
     });
     tokio::spawn(async move {
-        hear(read, &lookups, &tell).await;
+        handle(read, &lookups, &failures).await;
         let reason = "the forwarder of --egress has ended; no connection leaves the mesh".to_owned();
-        let _ = tell.send(Failed { from: None, reason }).await;
+        let _ = failures.send(FailedConnection { from: None, reason }).await;
     });
     Ok(egress)
 }
@@ -181,12 +181,14 @@ impl Egress {
 }
 
 /// Handles the messages of the forwarder until its end.
-async fn hear(from: impl AsyncRead + Unpin, lookups: &Lookups, tell: &mpsc::Sender<Failed>) {
+async fn handle(from: impl AsyncRead + Unpin, lookups: &Lookups, failures: &mpsc::Sender<FailedConnection>) {
     let mut lines = BufReader::new(from).lines();
     while let Ok(Some(line)) = lines.next_line().await {
         match serde_json::from_str(&line) {
-            Ok(News::Found(name, found)) => lookups.hear(&name, found),
-            Ok(News::Failed(from, reason)) => _ = tell.try_send(Failed { from, reason }),
+            Ok(ForwarderMessage::Result(name, found)) => lookups.handle(&name, found),
+            Ok(ForwarderMessage::Failed(from, reason)) => {
+                _ = failures.try_send(FailedConnection { from, reason })
+            }
             Err(error) => tracing::warn!(%error, "invalid message from the forwarder of --egress"),
         }
     }
@@ -194,43 +196,45 @@ async fn hear(from: impl AsyncRead + Unpin, lookups: &Lookups, tell: &mpsc::Send
 
 impl Lookups {
     fn new(ask: mpsc::Sender<String>) -> Self {
-        Self { ask, kept: Mutex::default(), waiting: Semaphore::new(WAITING) }
+        Self { ask, cache: Mutex::default(), waiting: Semaphore::new(MAX_WAITING) }
     }
 
     /// Looks up a name that has passed [`is_host`].
-    pub(crate) async fn find(&self, name: &str) -> Found {
+    pub(crate) async fn find(&self, name: &str) -> LookupResult {
         let Ok(_place) = self.waiting.try_acquire() else {
-            return Found::Failed(format!("{WAITING} lookups wait for an answer"));
+            return LookupResult::Failed(format!("{MAX_WAITING} lookups wait for an answer"));
         };
         let mut answer = match self.ask(name) {
             Ok(answer) => answer,
             Err(found) => return found,
         };
-        let found = timeout(KEEP, answer.wait_for(Option::is_some)).await;
+        let found = timeout(CACHE_TIME, answer.wait_for(Option::is_some)).await;
         let found = found.ok().and_then(|found| found.ok()?.clone());
-        found.unwrap_or_else(|| Found::Failed(format!("no answer within {KEEP:?}")))
+        found.unwrap_or_else(|| LookupResult::Failed(format!("no answer within {CACHE_TIME:?}")))
     }
 
     /// Returns the receiver of the answer, and starts a lookup unless the name is cached.
-    fn ask(&self, name: &str) -> Result<watch::Receiver<Option<Found>>, Found> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = kept.get(name).filter(|known| known.since.elapsed() < KEEP) {
+    fn ask(&self, name: &str) -> Result<watch::Receiver<Option<LookupResult>>, LookupResult> {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = cache.get(name).filter(|known| known.since.elapsed() < CACHE_TIME) {
             return Ok(known.found.subscribe());
         }
-        kept.retain(|_, known| known.since.elapsed() < KEEP);
-        if kept.len() >= NAMES {
-            return Err(Found::Failed(format!("{NAMES} names were looked up within {KEEP:?}")));
+        cache.retain(|_, known| known.since.elapsed() < CACHE_TIME);
+        if cache.len() >= MAX_NAMES {
+            return Err(LookupResult::Failed(format!(
+                "{MAX_NAMES} names were looked up within {CACHE_TIME:?}"
+            )));
         }
         let asked = self.ask.try_send(name.to_owned());
-        asked.map_err(|_| Found::Failed("the forwarder of --egress does not answer".to_owned()))?;
+        asked.map_err(|_| LookupResult::Failed("the forwarder of --egress does not answer".to_owned()))?;
         let (found, answer) = watch::channel(None);
-        kept.insert(name.to_owned(), Kept { since: Instant::now(), found });
+        cache.insert(name.to_owned(), CachedLookup { since: Instant::now(), found });
         Ok(answer)
     }
 
-    fn hear(&self, name: &str, found: Found) {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = kept.get(name) {
+    fn handle(&self, name: &str, found: LookupResult) {
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = cache.get(name) {
             known.found.send_replace(Some(found));
         }
     }
@@ -251,7 +255,7 @@ pub(crate) struct Answers(Arc<Lookups>, mpsc::Receiver<String>);
 
 #[cfg(test)]
 pub(crate) fn lookups() -> (Arc<Lookups>, Answers) {
-    let (ask, asked) = mpsc::channel(NAMES);
+    let (ask, asked) = mpsc::channel(MAX_NAMES);
     let lookups = Arc::new(Lookups::new(ask));
     (Arc::clone(&lookups), Answers(lookups, asked))
 }
@@ -261,12 +265,12 @@ impl Answers {
     /// Answers lookups while `test` runs.
     pub(crate) async fn answer_during(
         mut self,
-        found: impl Fn(&str) -> Found,
+        found: impl Fn(&str) -> LookupResult,
         test: impl Future<Output = ()>,
     ) {
         let answering = async {
             while let Some(name) = self.1.recv().await {
-                self.0.hear(&name, found(&name));
+                self.0.handle(&name, found(&name));
             }
         };
         tokio::select! { () = test => {}, () = answering => {} }
@@ -315,11 +319,11 @@ mod tests {
     async fn a_name_is_looked_up_once_for_all_waiting_queries() {
         let (ask, mut asked) = mpsc::channel(2);
         let lookups = Lookups::new(ask);
-        let found = Found::Addresses(vec![Ipv4Addr::new(198, 51, 100, 2)]);
+        let found = LookupResult::Addresses(vec![Ipv4Addr::new(198, 51, 100, 2)]);
         let answering = async {
             let name = asked.recv().await.unwrap();
-            lookups.hear("other.example", Found::Missing);
-            lookups.hear(&name, found.clone());
+            lookups.handle("other.example", LookupResult::Missing);
+            lookups.handle(&name, found.clone());
         };
         let (one, other, ()) = tokio::join!(lookups.find("a.example"), lookups.find("a.example"), answering);
         assert_eq!((&one, &other), (&found, &found));
@@ -327,19 +331,19 @@ mod tests {
         assert!(asked.try_recv().is_err());
         // Without a forwarder, a lookup fails at once.
         drop(asked);
-        assert!(matches!(lookups.find("b.example").await, Found::Failed(_)));
+        assert!(matches!(lookups.find("b.example").await, LookupResult::Failed(_)));
     }
 
     #[tokio::test]
     async fn the_number_of_cached_names_is_bounded() {
-        let (ask, mut asked) = mpsc::channel(NAMES + 1);
+        let (ask, mut asked) = mpsc::channel(MAX_NAMES + 1);
         let lookups = Lookups::new(ask);
-        (0..NAMES).for_each(|number| drop(lookups.ask(&format!("{number}.example")).unwrap()));
+        (0..MAX_NAMES).for_each(|number| drop(lookups.ask(&format!("{number}.example")).unwrap()));
         let refused = lookups.ask("another.example").unwrap_err();
-        assert_eq!(refused, Found::Failed("1024 names were looked up within 5s".to_owned()));
+        assert_eq!(refused, LookupResult::Failed("1024 names were looked up within 5s".to_owned()));
         assert_eq!(asked.recv().await.as_deref(), Some("0.example"));
         // A cached name still has its answer.
-        lookups.hear("0.example", Found::Missing);
-        assert_eq!(lookups.find("0.example").await, Found::Missing);
+        lookups.handle("0.example", LookupResult::Missing);
+        assert_eq!(lookups.find("0.example").await, LookupResult::Missing);
     }
 }

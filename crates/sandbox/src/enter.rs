@@ -19,7 +19,7 @@ use crate::{
 
 /// Namespaces of a running mesh.
 #[derive(Clone, Copy, Debug)]
-pub enum Place<'a> {
+pub enum EnterTarget<'a> {
     /// Those of a pod.
     Pod(&'a PodState),
     /// Those of the control plane, which listens at [`control`].
@@ -32,7 +32,7 @@ pub enum Place<'a> {
 /// Those of [`enter`], and when the command cannot be started.
 pub fn run(
     mesh: &State,
-    place: Place<'_>,
+    target: EnterTarget<'_>,
     container: Option<&str>,
     command: &[OsString],
 ) -> Result<u8, Error> {
@@ -40,14 +40,14 @@ pub fn run(
         ("ns/pid".to_owned(), CloneFlags::CLONE_NEWPID),
         ("ns/ipc".to_owned(), CloneFlags::CLONE_NEWIPC),
     ];
-    namespaces.extend(place.handles()?);
+    namespaces.extend(target.handles()?);
     // Must follow the pod's: the last one is in effect.
-    let mounts = match (place, container) {
-        (Place::Pod(pod), Some(container)) => pod.mounts.get(container),
+    let mounts = match (target, container) {
+        (EnterTarget::Pod(pod), Some(container)) => pod.mounts.get(container),
         _ => None,
     };
     namespaces.extend(mounts.map(|number| (format!("fd/{number}"), CloneFlags::CLONE_NEWNS)));
-    place.enter(mesh, namespaces)?;
+    target.enter(mesh, namespaces)?;
     here(command)
 }
 
@@ -58,17 +58,17 @@ pub fn run(
 ///
 /// # Errors
 /// When the pod or the mesh has ended.
-pub fn enter(mesh: &State, place: Place<'_>) -> Result<(), Error> {
-    place.enter(mesh, place.handles()?.into())
+pub fn enter(mesh: &State, target: EnterTarget<'_>) -> Result<(), Error> {
+    target.enter(mesh, target.handles()?.into())
 }
 
 /// Moves this process to the network namespace. Open sockets stay in the namespace in which they were created.
 ///
 /// # Errors
 /// Those of [`enter`], which has the same condition.
-pub fn enter_network(mesh: &State, place: Place<'_>) -> Result<(), Error> {
-    let [net, ..] = place.handles()?;
-    place.enter(mesh, vec![net])
+pub fn enter_network(mesh: &State, target: EnterTarget<'_>) -> Result<(), Error> {
+    let [net, ..] = target.handles()?;
+    target.enter(mesh, vec![net])
 }
 
 /// Returns the address of the control plane's admin pages inside a mesh.
@@ -76,7 +76,7 @@ pub fn control() -> SocketAddr {
     SocketAddr::from((BRIDGE, CONTROL_ADMIN_PORT))
 }
 
-impl Place<'_> {
+impl EnterTarget<'_> {
     /// Returns the network, host name and mount namespaces, by their files in /proc of the mesh's process.
     fn handles(self) -> Result<[(String, CloneFlags); 3], Error> {
         let [net, uts, mnt] = match self {

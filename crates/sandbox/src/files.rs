@@ -15,21 +15,21 @@ use crate::objects::{Item, Objects};
 
 /// Time after which an empty or missing file counts as removed. Its pods stop then, and editors and copy tools remove a
 /// file before they write it again.
-const GONE_AFTER: Duration = Duration::from_secs(1);
+const REMOVAL_DELAY: Duration = Duration::from_secs(1);
 
 /// Content of the files.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     /// Files by layer and path.
-    files: BTreeMap<Place, File>,
+    files: BTreeMap<FileKey, File>,
     /// Files that are empty or missing, and since when.
-    going: BTreeMap<Place, Instant>,
+    missing: BTreeMap<FileKey, Instant>,
     /// Files that cannot be read, with the reason.
-    unreadable: BTreeMap<Place, String>,
+    unreadable: BTreeMap<FileKey, String>,
 }
 
 /// Layer and path of a file.
-type Place = (usize, String);
+type FileKey = (usize, String);
 
 /// Content of a file.
 #[derive(Debug, Default)]
@@ -42,12 +42,12 @@ pub(crate) struct File {
 
 /// A parsed change of a file.
 #[derive(Debug)]
-pub(crate) struct News {
-    place: Place,
+pub(crate) struct FileUpdate {
+    place: FileKey,
     state: Result<Option<File>, String>,
 }
 
-impl News {
+impl FileUpdate {
     /// Parses a changed file. It takes seconds if the file is large.
     pub(crate) fn of(change: FileChange) -> Self {
         let FileChange { layer, path, state } = change;
@@ -93,7 +93,7 @@ impl File {
     }
 
     /// Takes over the previous version of refused objects.
-    fn keep(&mut self, before: Self) {
+    fn keep_refused(&mut self, before: Self) {
         for (key, item) in before.objects {
             if self.manifests.unreadable || self.manifests.refused.contains(&key) {
                 self.objects.entry(key).or_insert(item);
@@ -104,25 +104,25 @@ impl File {
 
 impl Files {
     /// Applies a change. Returns whether the objects may have changed.
-    pub(crate) fn take(&mut self, news: News) -> bool {
-        let News { place, state } = news;
+    pub(crate) fn take(&mut self, update: FileUpdate) -> bool {
+        let FileUpdate { place, state } = update;
         self.unreadable.remove(&place);
         match state {
             // Its previous objects stay.
             Err(reason) => {
-                self.going.remove(&place);
+                self.missing.remove(&place);
                 self.unreadable.insert(place, reason);
                 false
             }
             Ok(file) if file.as_ref().is_none_or(File::is_empty) && self.files.contains_key(&place) => {
-                self.going.entry(place).or_insert_with(Instant::now);
+                self.missing.entry(place).or_insert_with(Instant::now);
                 false
             }
             Ok(None) => false,
             Ok(Some(mut file)) => {
-                self.going.remove(&place);
+                self.missing.remove(&place);
                 if let Some(before) = self.files.remove(&place) {
-                    file.keep(before);
+                    file.keep_refused(before);
                 }
                 self.files.insert(place, file);
                 true
@@ -131,18 +131,18 @@ impl Files {
     }
 
     /// Removes files that have been empty or missing for long enough. Returns whether there were any.
-    pub(crate) fn forget(&mut self) -> bool {
-        let (gone, going) = std::mem::take(&mut self.going)
+    pub(crate) fn remove_missing(&mut self) -> bool {
+        let (gone, missing) = std::mem::take(&mut self.missing)
             .into_iter()
-            .partition::<BTreeMap<_, _>, _>(|(_, since)| since.elapsed() >= GONE_AFTER);
-        self.going = going;
+            .partition::<BTreeMap<_, _>, _>(|(_, since)| since.elapsed() >= REMOVAL_DELAY);
+        self.missing = missing;
         gone.keys().for_each(|place| _ = self.files.remove(place));
         !gone.is_empty()
     }
 
     /// Returns whether files are about to be removed.
-    pub(crate) fn are_going(&self) -> bool {
-        !self.going.is_empty()
+    pub(crate) fn has_missing(&self) -> bool {
+        !self.missing.is_empty()
     }
 
     /// Returns the objects of all files; the last definition of a key is in effect.
@@ -207,13 +207,13 @@ mod tests {
 
     const GOOD: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, namespace: n}\nspec:\n  replicas: 2\n  selector: {matchLabels: {app: a}}\n  template:\n    metadata: {labels: {app: a}}\n    spec: {containers: [{name: a, image: x, ports: [{name: http, containerPort: 80}]}]}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: n}\nspec: {selector: {app: a}, ports: [{port: 80, targetPort: http}]}\n";
 
-    fn text(text: &str) -> News {
+    fn text(text: &str) -> FileUpdate {
         let state = FileState::Text(text.to_owned());
-        News::of(FileChange { layer: 0, path: "a.yaml".to_owned(), state })
+        FileUpdate::of(FileChange { layer: 0, path: "a.yaml".to_owned(), state })
     }
 
-    fn gone() -> News {
-        News::of(FileChange { layer: 0, path: "a.yaml".to_owned(), state: FileState::Gone })
+    fn gone() -> FileUpdate {
+        FileUpdate::of(FileChange { layer: 0, path: "a.yaml".to_owned(), state: FileState::Gone })
     }
 
     fn good() -> (Files, Objects) {
@@ -261,7 +261,7 @@ mod tests {
             assert_eq!(files.objects(), objects, "{broken}");
             assert!(files.diagnostics().next().is_some());
         }
-        files.take(News::of(FileChange {
+        files.take(FileUpdate::of(FileChange {
             layer: 0,
             path: "a.yaml".to_owned(),
             state: FileState::Unreadable("a symbolic link to nothing".to_owned()),
@@ -284,14 +284,14 @@ mod tests {
         let (mut files, objects) = good();
         for moment in [text(""), gone()] {
             assert!(!files.take(moment));
-            assert!(!files.forget());
+            assert!(!files.remove_missing());
             assert_eq!(files.objects(), objects);
             files.take(text(&GOOD.replace("replicas: 2", "replicas: 3")));
             assert_eq!(files.objects().workloads.values().next().unwrap().replicas, 3);
             files.take(text(GOOD));
         }
         files.take(gone());
-        while !files.forget() {
+        while !files.remove_missing() {
             std::thread::yield_now();
         }
         assert_eq!(files.objects(), Objects::default());
@@ -303,7 +303,7 @@ mod tests {
             let mut files = Files::default();
             for (layer, text) in texts.into_iter().enumerate() {
                 let state = FileState::Text(text.to_owned());
-                files.take(News::of(FileChange { layer, path: format!("{layer}.yaml"), state }));
+                files.take(FileUpdate::of(FileChange { layer, path: format!("{layer}.yaml"), state }));
             }
             files.diagnostics().map(|found| found.to_string()).collect()
         };

@@ -23,9 +23,9 @@ use tokio::{
 };
 
 /// Maximum number of connections of one listener; further ones wait in the kernel.
-const CONNECTIONS: usize = 256;
+const MAX_CONNECTIONS: usize = 256;
 /// Timeout for connecting to one address.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// TCP keep-alive: idle time and probe interval, in seconds; the kernel sends 9 probes. A pod may end without closing
 /// its connections.
 const KEEP_ALIVE: (u32, u32) = (60, 10);
@@ -53,7 +53,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Accept(reason) => write!(f, "accepting a connection: {reason}"),
-            Self::Full(most) => write!(f, "all {most} connections are open; further ones wait"),
+            Self::Full(max) => write!(f, "all {max} connections are open; further ones wait"),
             Self::NoTarget => f.write_str("there is no ready pod"),
             Self::Connect(reason) | Self::Refused(reason) => f.write_str(reason),
             Self::NoAnswer => f.write_str("the pod closed the connection without an answer"),
@@ -90,24 +90,24 @@ pub async fn serve(
     targets: impl Fn() -> Vec<SocketAddr>,
     failed: impl Fn(Failure) + Clone + Send + 'static,
 ) -> io::Result<()> {
-    serve_each(listener, CONNECTIONS, |_| Ok(targets()), move |_, failure| failed(failure)).await
+    serve_each(listener, MAX_CONNECTIONS, |_| Ok(targets()), move |_, failure| failed(failure)).await
 }
 
-/// Like [`serve`], with at most `most` connections. The targets depend on the client, and `failed` also gets the
+/// Like [`serve`], with at most `max` connections. The targets depend on the client, and `failed` also gets the
 /// client's address.
 pub(crate) async fn serve_each(
     listener: HostListener,
-    most: usize,
+    max: usize,
     targets: impl Fn(&TcpStream) -> Result<Vec<SocketAddr>, Failure>,
     failed: impl Fn(Option<IpAddr>, Failure) + Clone + Send + 'static,
 ) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
-    let free = Arc::new(Semaphore::new(most));
+    let free = Arc::new(Semaphore::new(max));
     let mut was_full = false;
     loop {
         if free.available_permits() == 0 && !was_full {
             was_full = true;
-            failed(None, Failure::Full(most));
+            failed(None, Failure::Full(max));
         }
         let Ok(place) = Arc::clone(&free).acquire_owned().await else { return Ok(()) };
         let (client, from) = match listener.accept().await {
@@ -143,10 +143,10 @@ pub(crate) async fn serve_each(
 async fn connect(targets: &[SocketAddr]) -> Result<TcpStream, Failure> {
     let mut failed = Failure::NoTarget;
     for target in targets {
-        failed = Failure::Connect(match timeout(CONNECT_WITHIN, TcpStream::connect(target)).await {
+        failed = Failure::Connect(match timeout(CONNECT_TIMEOUT, TcpStream::connect(target)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => format!("{target}: {error}"),
-            Err(_) => format!("{target}: no answer within {CONNECT_WITHIN:?}"),
+            Err(_) => format!("{target}: no answer within {CONNECT_TIMEOUT:?}"),
         });
     }
     Err(failed)
@@ -165,25 +165,26 @@ async fn join(client: &mut TcpStream, server: &mut TcpStream) -> Result<(), Fail
     let (mut from_server, mut to_server) = server.split();
     // Whether the client has sent data and may send more, whether the server has sent data, and whether the server
     // closed first.
-    let [asks, answered, closed] = [(); 3].map(|()| AtomicBool::new(false));
+    let [client_sent, answered, closed] = [(); 3].map(|()| AtomicBool::new(false));
     let there = async {
-        asks.store(from_client.peek(&mut [0]).await? > 0, Ordering::Relaxed);
+        client_sent.store(from_client.peek(&mut [0]).await? > 0, Ordering::Relaxed);
         copy(&mut from_client, &mut to_server).await?;
-        asks.store(false, Ordering::Relaxed);
+        client_sent.store(false, Ordering::Relaxed);
         to_server.shutdown().await
     };
     let back = async {
         if from_server.peek(&mut [0]).await? > 0 {
             answered.store(true, Ordering::Relaxed);
         } else {
-            closed.store(asks.load(Ordering::Relaxed), Ordering::Relaxed);
+            closed.store(client_sent.load(Ordering::Relaxed), Ordering::Relaxed);
         }
         copy(&mut from_server, &mut to_client).await?;
         to_client.shutdown().await
     };
     let done = tokio::try_join!(there, back);
-    let [asks, answered, closed] = [asks, answered, closed].map(AtomicBool::into_inner);
-    let result = if closed || done.is_err() && asks && !answered { Err(Failure::NoAnswer) } else { Ok(()) };
+    let [client_sent, answered, closed] = [client_sent, answered, closed].map(AtomicBool::into_inner);
+    let result =
+        if closed || done.is_err() && client_sent && !answered { Err(Failure::NoAnswer) } else { Ok(()) };
     if done.is_err() {
         // A regular end could be taken for a complete body.
         reset(client);

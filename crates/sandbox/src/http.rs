@@ -22,10 +22,10 @@ pub use health::{Health, grpc_health};
 pub use http1::Connection;
 
 /// Maximum size of a body that is collected in memory, in bytes.
-const LONGEST: usize = 64 << 20;
+const MAX_BODY: usize = 64 << 20;
 
 /// Maximum size of the body that a probe reads, in bytes. Source: Kubernetes' `pkg/probe/http`.
-const PROBED_BODY: usize = 10 << 10;
+const MAX_PROBE_BODY: usize = 10 << 10;
 
 /// Connects from this address, or from any if none is given.
 pub(crate) async fn connect(to: SocketAddr, from: Option<Ipv4Addr>) -> io::Result<TcpStream> {
@@ -144,21 +144,21 @@ pub(crate) async fn status_from(
             Event::Body(piece) => length += piece.len(),
             _ => {}
         }
-        if length > PROBED_BODY {
+        if length > MAX_PROBE_BODY {
             Err(io::Error::other("the body is longer than a probe reads"))
         } else {
             Ok(())
         }
     });
     let done = done.await;
-    status.filter(|_| length > PROBED_BODY).map_or(done, Ok)
+    status.filter(|_| length > MAX_PROBE_BODY).map_or(done, Ok)
 }
 
 async fn collect(call: &Call, from: Option<Ipv4Addr>, limit: Duration) -> io::Result<(u16, String)> {
     let mut body = Vec::new();
     let status = exchange_from(call, from, limit, |event| match event {
-        Event::Body(piece) if body.len() + piece.len() > LONGEST => {
-            Err(io::Error::other(format!("the body is larger than {} MiB", LONGEST >> 20)))
+        Event::Body(piece) if body.len() + piece.len() > MAX_BODY => {
+            Err(io::Error::other(format!("the body is larger than {} MiB", MAX_BODY >> 20)))
         }
         Event::Body(piece) => {
             body.extend_from_slice(piece);

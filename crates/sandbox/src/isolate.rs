@@ -4,7 +4,7 @@
 //! namespaces, starts the program again inside them and forwards signals and the exit code. *Inside*, the second
 //! process is process 1 of the PID namespace. When it ends, the kernel ends every process of the mesh and frees every
 //! namespace. The inner process ends when the outer one ends ([`set_up`]).
-//! process of the mesh and frees every namespace. It ends with the one outside, too ([`settle`]).
+//! process of the mesh and frees every namespace. It ends with the one outside, too ([`set_up`]).
 
 use std::{
     ffi::OsString,
@@ -58,7 +58,7 @@ const END_SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHU
 ///
 /// # Errors
 /// When the kernel refuses to block them.
-pub fn hold_signals() -> Result<(), Error> {
+pub fn block_signals() -> Result<(), Error> {
     SigSet::from_iter(END_SIGNALS).thread_block().context("blocking signals")
 }
 
@@ -84,7 +84,7 @@ pub fn run_inside(
     let channel = forwarder.as_mut().and_then(|forwarder| forwarder.channel.take());
     runtime.block_on(async {
         tokio::select! {
-            code = attend(arguments, channel) => code,
+            code = supervise(arguments, channel) => code,
             code = async { beside.await; std::future::pending().await } => code,
         }
     })
@@ -109,7 +109,7 @@ fn enter() -> Result<(), Error> {
 }
 
 /// Starts the inner process, passes the socket to the forwarder to it, and waits for its end.
-async fn attend(arguments: &[OsString], channel: Option<UnixStream>) -> Result<u8, Error> {
+async fn supervise(arguments: &[OsString], channel: Option<UnixStream>) -> Result<u8, Error> {
     let failed = "forwarding signals";
     let mut interrupted = signal(SignalKind::interrupt()).context(failed)?;
     let mut terminated = signal(SignalKind::terminate()).context(failed)?;
@@ -175,7 +175,7 @@ pub(crate) fn exit_code(status: ExitStatus) -> u8 {
 ///
 /// # Errors
 /// When the kernel forbids changes of mounts or links in spite of the new namespaces.
-pub(crate) fn settle(egress: bool) -> Result<(u32, Option<UnixStream>), Error> {
+pub(crate) fn set_up(egress: bool) -> Result<(u32, Option<UnixStream>), Error> {
     prctl::set_pdeathsig(Signal::SIGKILL).context("tying the mesh to its starter")?;
     let channel =
         egress.then(|| descriptor::receive(io::stdin()).context("taking the socket to the forwarder"));
@@ -215,7 +215,7 @@ pub(crate) fn settle(egress: bool) -> Result<(u32, Option<UnixStream>), Error> {
 /// Runs the work of process 1 on another thread while this thread, the first of the process, reaps orphans. The kernel
 /// makes an orphan a child of the first thread of process 1. The process's own children belong to other threads, so the
 /// reaper takes no exit code that another thread waits for.
-pub fn reaping<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+pub fn with_reaper<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let first = thread::current();
     thread::scope(|scope| {
         let worker = scope.spawn(move || {

@@ -49,7 +49,7 @@ mod unsupported;
 mod volumes;
 
 pub use capacity::Capacity;
-pub use check::Checked;
+pub use check::CheckResult;
 pub use egress::forwarder::run as forward_egress;
 pub use error::Error;
 pub use programs::Settings;

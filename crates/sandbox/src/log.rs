@@ -16,9 +16,9 @@ use tokio::net::unix::pipe;
 /// Maximum size of a file, in bytes.
 const PART: u64 = 16 << 20;
 /// Size of a read, in bytes.
-const PIECE: usize = 16 << 10;
+const READ_SIZE: usize = 16 << 10;
 /// Number of consecutive reads before other tasks of the thread get their turn.
-const IN_A_ROW: usize = 16;
+const MAX_READS: usize = 16;
 
 /// Pipe from a program to its log.
 #[derive(Debug)]
@@ -36,9 +36,9 @@ impl Output {
     }
 
     /// Copies output to the log until the future is dropped.
-    pub(crate) async fn pass_on(&mut self) -> Infallible {
+    pub(crate) async fn copy(&mut self) -> Infallible {
         loop {
-            if self.from.readable().await.is_err() || !self.take() {
+            if self.from.readable().await.is_err() || !self.copy_available() {
                 return std::future::pending().await;
             }
             tokio::task::yield_now().await;
@@ -47,13 +47,13 @@ impl Output {
 
     /// Copies the output that remained when the program ended.
     pub(crate) fn finish(mut self) {
-        self.take();
+        self.copy_available();
     }
 
     /// Copies the available output. Returns whether more may follow.
-    fn take(&mut self) -> bool {
-        let mut piece = [0; PIECE];
-        for _ in 0..IN_A_ROW {
+    fn copy_available(&mut self) -> bool {
+        let mut piece = [0; READ_SIZE];
+        for _ in 0..MAX_READS {
             match self.from.try_read(&mut piece) {
                 Ok(0) => return false,
                 Ok(length) => self.to.write(&piece[..length]),
@@ -132,7 +132,7 @@ impl Reader {
     ///
     /// # Errors
     /// When the file does not exist or cannot be read.
-    pub fn more(&mut self) -> io::Result<Vec<u8>> {
+    pub fn read_new(&mut self) -> io::Result<Vec<u8>> {
         let mut text = Vec::new();
         let mut now = match (File::open(&self.path), &mut self.file) {
             // It has just become the previous part, and the next one does not exist yet.
@@ -191,21 +191,21 @@ mod tests {
         let mut reader = Reader::new(path.clone());
         for line in ["one 1\n", "two 2\n", "three\n"] {
             writer.write(line.as_bytes());
-            assert_eq!(reader.more().unwrap(), line.as_bytes(), "a reader that follows misses nothing");
+            assert_eq!(reader.read_new().unwrap(), line.as_bytes(), "a reader that follows misses nothing");
         }
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
-        assert_eq!(Reader::new(path.clone()).more().unwrap(), b"two 2\nthree\n");
+        assert_eq!(Reader::new(path.clone()).read_new().unwrap(), b"two 2\nthree\n");
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 2);
         // A restarted program continues in the same file.
         let mut writer = Writer::open(&path, 10).unwrap();
         writer.write(b"four\n");
-        assert_eq!(Reader::new(path).more().unwrap(), b"three\nfour\n");
+        assert_eq!(Reader::new(path).read_new().unwrap(), b"three\nfour\n");
         writer.write(b"longer than a part\n");
-        assert_eq!(reader.more().unwrap(), b"four\nlonger than a part\n");
+        assert_eq!(reader.read_new().unwrap(), b"four\nlonger than a part\n");
     }
 
     #[test]
     fn a_missing_log_is_an_error() {
-        assert!(Reader::new("/nowhere/a.log".into()).more().is_err());
+        assert!(Reader::new("/nowhere/a.log".into()).read_new().is_err());
     }
 }

@@ -24,21 +24,21 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use replicas::{Farewell, Member, Stage};
+use replicas::{Removal, Replica, Stage};
 
 use crate::{
-    dns::{self, Outside, Table},
-    egress::{self, Egress, Failed},
+    dns::{self, FailedLookup, Table},
+    egress::{self, Egress, FailedConnection},
     error::{Context as _, Error},
     external::{self, Allocation},
-    files::{Files, News},
+    files::{FileUpdate, Files},
     http, isolate, links,
     netlink::Socket,
     networks::{BRIDGE, POD_NETWORK},
     objects::{Key, Objects, Workload},
     plan::{self, Pod, VirtualAddresses},
-    pod::{Event, Order},
-    process::{self, Ended, Outcome, last_line},
+    pod::{PodCommand, PodEvent},
+    process::{self, ProcessEvent, ProcessExit, last_line},
     programs::{self, MARK, Settings},
     progress::{PODS, SERVICES},
     publish,
@@ -63,7 +63,7 @@ pub enum Report {
 
 /// Handle of a running mesh.
 #[derive(Debug)]
-pub struct Started {
+pub struct MeshHandle {
     /// The pods; updated at each change.
     pub state: watch::Receiver<State>,
     /// Reports.
@@ -76,7 +76,7 @@ struct Mesh {
     settings: Settings,
     files: Files,
     objects: Objects,
-    pods: BTreeMap<(String, String), Member>,
+    pods: BTreeMap<(String, String), Replica>,
     addresses: VirtualAddresses,
     allocation: Allocation,
     names: Table,
@@ -87,23 +87,23 @@ struct Mesh {
     /// Folders of PersistentVolumeClaims, by namespace and name.
     claims: BTreeMap<Key, PathBuf>,
     /// Number of pods created so far. It numbers links and addresses.
-    made: u32,
+    created: u32,
     virtual_ports: Vec<VirtualPort>,
     /// Cloned into every command to replace packet rules, and dropped when the rules are in force.
-    rules_ordered: Arc<()>,
+    rules_in_flight: Arc<()>,
     /// Receives each removal when the pods may stop; at most one is under way.
-    farewells: mpsc::UnboundedSender<Farewell>,
+    farewells: mpsc::UnboundedSender<Removal>,
     farewell_under_way: bool,
     published: BTreeMap<&'static str, String>,
     noted: BTreeSet<String>,
     /// Workloads and ServiceEntries whose failed lookups were reported.
-    looked_outside: BTreeSet<String>,
+    reported_lookups: BTreeSet<String>,
     /// Reports of failed connections to addresses outside the mesh.
-    failed_outside: BTreeSet<String>,
+    reported_connections: BTreeSet<String>,
     /// Reasons why workloads have fewer pods than their replicas.
     refused: Vec<String>,
     control_process: Option<u32>,
-    tell: mpsc::UnboundedSender<((String, String), Event)>,
+    event_sender: mpsc::UnboundedSender<((String, String), PodEvent)>,
     reports: mpsc::UnboundedSender<Report>,
     state: watch::Sender<State>,
     process: u32,
@@ -113,16 +113,16 @@ struct Mesh {
 ///
 /// # Errors
 /// When the machine lacks something that the mesh needs, or the files cannot be read.
-pub async fn start(settings: Settings) -> Result<Started, Error> {
-    let (process, channel) = isolate::settle(settings.egress)?;
+pub async fn start(settings: Settings) -> Result<MeshHandle, Error> {
+    let (process, channel) = isolate::set_up(settings.egress)?;
     let mut socket = Socket::route().context("opening a netlink socket")?;
     links::bridge(&mut socket, BRIDGE, POD_NETWORK.1).map_err(|source| Error::Missing {
         what: "a bridge between pods",
         remedy: "Load the kernel's bridge module: `sudo modprobe bridge`".to_owned(),
         cause: source,
     })?;
-    let (failing, failed) = mpsc::channel(64);
-    let egress = channel.map(|channel| egress::open(channel, failing)).transpose()?;
+    let (report_errors, failed) = mpsc::channel(64);
+    let egress = channel.map(|channel| egress::open(channel, report_errors)).transpose()?;
     let lookups = egress.as_ref().map(|egress| Arc::clone(&egress.lookups));
     let issuer = Issuer::new().context("making the key for service account tokens")?;
     let generated = settings.folder.join("generated");
@@ -133,12 +133,12 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
     let mut folders = Folders::new(&settings.config).context(&what)?;
     let mut files = Files::default();
     for change in folders.scan() {
-        files.take(News::of(change));
+        files.take(FileUpdate::of(change));
     }
 
-    let (tell, told) = mpsc::unbounded_channel();
-    let (farewells, over) = mpsc::unbounded_channel();
-    let (outside, asked) = mpsc::channel(16);
+    let (event_sender, events) = mpsc::unbounded_channel();
+    let (farewells, removed) = mpsc::unbounded_channel();
+    let (outside, lookup_failures) = mpsc::channel(16);
     let (reports, reported) = mpsc::unbounded_channel();
     let (state, watched) = watch::channel(State::default());
     let mut mesh = Mesh {
@@ -152,103 +152,104 @@ pub async fn start(settings: Settings) -> Result<Started, Error> {
         bridge: if_nametoindex(links::BRIDGE).context("finding the bridge")?,
         egress,
         claims: BTreeMap::new(),
-        made: 0,
+        created: 0,
         virtual_ports: Vec::new(),
-        rules_ordered: Arc::default(),
+        rules_in_flight: Arc::default(),
         farewells,
         farewell_under_way: false,
         published: BTreeMap::new(),
         noted: BTreeSet::new(),
-        looked_outside: BTreeSet::new(),
-        failed_outside: BTreeSet::new(),
+        reported_lookups: BTreeSet::new(),
+        reported_connections: BTreeSet::new(),
         refused: Vec::new(),
         control_process: None,
-        tell,
+        event_sender,
         reports,
         state,
         process,
         settings,
     };
     let server = dns::Server { table: mesh.names.clone(), lookups, outside };
-    let failing = mesh.reports.clone();
+    let report_errors = mesh.reports.clone();
     tokio::spawn(async move {
         if let Err(source) = dns::serve(SocketAddr::from((BRIDGE, 53)), server).await {
             let what = "the mesh's DNS server".to_owned();
-            let _ = failing.send(Report::Failed(Error::System { what, cause: source }));
+            let _ = report_errors.send(Report::Failed(Error::System { what, cause: source }));
         }
     });
     mesh.publish();
     let control = SocketAddr::from((BRIDGE, CONTROL_ADMIN_PORT));
-    let (changes, changed) = mpsc::unbounded_channel();
-    let failing = mesh.reports.clone();
+    let (changes, updates) = mpsc::unbounded_channel();
+    let report_errors = mesh.reports.clone();
     tokio::spawn(async move {
         // Files are read and parsed on a separate thread, so that large files do not block the mesh.
         let parse = move |found: Vec<FileChange>| {
             for change in found {
-                let _ = changes.send(News::of(change));
+                let _ = changes.send(FileUpdate::of(change));
             }
         };
         if let Err(error) = folders.watch(parse).await {
             let what = "watching the configuration".to_owned();
-            let _ = failing.send(Report::Failed(Error::System { what, cause: io::Error::other(error) }));
+            let _ =
+                report_errors.send(Report::Failed(Error::System { what, cause: io::Error::other(error) }));
         }
     });
-    tokio::spawn(mesh.run(Inputs { told, over, asked, failed, changed }));
-    Ok(Started { state: watched, reports: reported, control })
+    tokio::spawn(mesh.run(Inputs { events, removed, lookup_failures, failed, updates }));
+    Ok(MeshHandle { state: watched, reports: reported, control })
 }
 
 /// Events for the mesh, except those of the control plane.
 struct Inputs {
-    told: mpsc::UnboundedReceiver<((String, String), Event)>,
-    over: mpsc::UnboundedReceiver<Farewell>,
-    asked: mpsc::Receiver<Outside>,
-    failed: mpsc::Receiver<Failed>,
-    changed: mpsc::UnboundedReceiver<News>,
+    events: mpsc::UnboundedReceiver<((String, String), PodEvent)>,
+    removed: mpsc::UnboundedReceiver<Removal>,
+    lookup_failures: mpsc::Receiver<FailedLookup>,
+    failed: mpsc::Receiver<FailedConnection>,
+    updates: mpsc::UnboundedReceiver<FileUpdate>,
 }
 
 impl Mesh {
     async fn run(mut self, inputs: Inputs) {
-        let Inputs { mut told, mut over, mut asked, mut failed, mut changed } = inputs;
-        let (control_tell, mut control_told) = mpsc::unbounded_channel();
+        let Inputs { mut events, mut removed, mut lookup_failures, mut failed, mut updates } = inputs;
+        let (control_sender, mut control_events) = mpsc::unbounded_channel();
         let (_running, stop) = watch::channel(None);
         if let Some(control) = programs::control(&self.settings) {
             tokio::spawn(async move {
-                process::keep(&control, stop, None, |outcome| {
-                    let _ = control_tell.send(outcome);
+                process::supervise(&control, stop, None, |outcome| {
+                    let _ = control_sender.send(outcome);
                 })
                 .await;
             });
             // Sidecars need its root certificate, and their connections would fail before it listens.
-            self.wait_for_control(&mut control_told).await;
+            self.wait_for_control(&mut control_events).await;
         }
-        self.settle();
+        self.reconcile();
         loop {
-            let settled = Instant::now();
+            let reconciled_at = Instant::now();
             tokio::select! {
-                Some((key, event)) = told.recv() => {
+                Some((key, event)) = events.recv() => {
                     // Waits so that the consequences of several events are written once for all pods.
-                    sleep_until(settled + self.pace()).await;
-                    self.hear(&key, event);
+                    sleep_until(reconciled_at + self.pace()).await;
+                    self.handle_pod_event(&key, event);
                     // When many pods start at once, all their events are handled together.
-                    while let Ok((key, event)) = told.try_recv() {
-                        self.hear(&key, event);
+                    while let Ok((key, event)) = events.try_recv() {
+                        self.handle_pod_event(&key, event);
                     }
                 }
-                Some(outcome) = control_told.recv() => self.hear_control(outcome),
-                Some(farewell) = over.recv() => self.hear_farewell(&farewell),
-                Some(question) = asked.recv() => {
-                    self.hear_question(&question);
+                Some(outcome) = control_events.recv() => self.handle_control_event(outcome),
+                Some(removal) = removed.recv() => self.hear_farewell(&removal),
+                Some(question) = lookup_failures.recv() => {
+                    self.report_failed_lookup(&question);
                     // A failed lookup causes a message only.
                     continue;
                 }
                 Some(connection) = failed.recv() => {
-                    self.hear_connection(connection);
+                    self.report_failed_connection(connection);
                     continue;
                 }
-                Some(news) = changed.recv() => {
-                    let mut is_other = self.files.take(news);
-                    while let Ok(news) = changed.try_recv() {
-                        is_other |= self.files.take(news);
+                Some(update) = updates.recv() => {
+                    let mut is_other = self.files.take(update);
+                    while let Ok(update) = updates.try_recv() {
+                        is_other |= self.files.take(update);
                     }
                     if is_other {
                         self.take_objects();
@@ -256,13 +257,13 @@ impl Mesh {
                 }
                 // After a while, slowly starting pods no longer delay the start of others.
                 () = sleep(LOOK), if self.starting() > 0 => {}
-                () = sleep(LOOK), if self.files.are_going() => {
-                    if self.files.forget() {
+                () = sleep(LOOK), if self.files.has_missing() => {
+                    if self.files.remove_missing() {
                         self.take_objects();
                     }
                 }
             }
-            self.settle();
+            self.reconcile();
         }
     }
 
@@ -272,12 +273,12 @@ impl Mesh {
         Duration::from_micros(250) * u32::try_from(self.pods.len()).unwrap_or(u32::MAX)
     }
 
-    async fn wait_for_control(&mut self, told: &mut mpsc::UnboundedReceiver<Outcome>) {
+    async fn wait_for_control(&mut self, events: &mut mpsc::UnboundedReceiver<ProcessEvent>) {
         let admin = SocketAddr::from((BRIDGE, CONTROL_ADMIN_PORT));
         let root = self.settings.folder.join("ca/root-cert.pem");
         loop {
-            while let Ok(outcome) = told.try_recv() {
-                self.hear_control(outcome);
+            while let Ok(outcome) = events.try_recv() {
+                self.handle_control_event(outcome);
             }
             let answer = http::get(admin, "/ready", Duration::from_secs(1)).await;
             if matches!(answer, Ok((200, _))) && root.exists() {
@@ -287,10 +288,10 @@ impl Mesh {
         }
     }
 
-    fn hear_control(&mut self, outcome: Outcome) {
+    fn handle_control_event(&mut self, outcome: ProcessEvent) {
         match outcome {
-            Outcome::Started(id, _) => self.control_process = Some(id),
-            Outcome::Ended(Ended { how, code, .. }) => {
+            ProcessEvent::Started(id, _) => self.control_process = Some(id),
+            ProcessEvent::Ended(ProcessExit { how, code, .. }) => {
                 self.control_process = None;
                 let log = self.settings.folder.join("logs/control.log");
                 if code == Some(USAGE) {
@@ -302,17 +303,17 @@ impl Mesh {
         }
     }
 
-    fn hear(&mut self, key: &(String, String), event: Event) {
-        let Some(member) = self.pods.get_mut(key) else { return };
-        let state = &mut member.state;
+    fn handle_pod_event(&mut self, key: &(String, String), event: PodEvent) {
+        let Some(replica) = self.pods.get_mut(key) else { return };
+        let state = &mut replica.state;
         match event {
-            Event::Made(handles) => state.handles = Some(handles),
-            Event::Ready(_) if state.phase != Phase::Running => {}
-            Event::Ready(ready) => {
-                member.has_started |= ready.is_ok();
+            PodEvent::Created(handles) => state.handles = Some(handles),
+            PodEvent::Ready(_) if state.phase != Phase::Running => {}
+            PodEvent::Ready(ready) => {
+                replica.has_started |= ready.is_ok();
                 state.ready = ready;
             }
-            Event::Started(program, id, mounts) => {
+            PodEvent::Started(program, id, mounts) => {
                 state.mounts.extend(mounts.map(|mounts| (program.clone(), mounts)));
                 match state.programs.iter_mut().find(|known| known.name == program) {
                     Some(known) => {
@@ -322,22 +323,22 @@ impl Mesh {
                     None => state.programs.push(ProgramState { name: program, process: Some(id) }),
                 }
             }
-            Event::Ended(program, ended) => {
+            PodEvent::Ended(program, ended) => {
                 if let Some(known) = state.programs.iter_mut().find(|known| known.name == program) {
                     known.process = None;
                 }
-                let Ended { how, code, again, .. } = ended;
+                let ProcessExit { how, code, again, .. } = ended;
                 let log = state.logs.join(format!("{program}.log"));
                 if program == "proxy" && code == Some(USAGE) {
                     // A restart would fail again, and so would all other sidecars.
                     let what = format!("the sidecar of {}/{} cannot start", key.0, key.1);
                     self.fail(what, &log);
                 } else if let Some(pause) = again {
-                    member.failures += 1;
-                    member.has_started = true;
+                    replica.failures += 1;
+                    replica.has_started = true;
                     let line = last_line(&log).unwrap_or_else(|| format!("none in {}", log.display()));
                     // Later failures have the same cause. A program that never runs must not fill the screen.
-                    if member.failures <= 3 {
+                    if replica.failures <= 3 {
                         let pause = pause.as_secs_f64();
                         self.say(format!(
                             "{}/{}: {program} exited ({how}); restarting in {pause:.1} s. Last log line: {line}",
@@ -346,24 +347,24 @@ impl Mesh {
                     }
                 }
             }
-            Event::Completed(result) => {
-                member.has_started = true;
+            PodEvent::Completed(result) => {
+                replica.has_started = true;
                 state.phase = if result.is_ok() { Phase::Succeeded } else { Phase::Failed };
                 state.ready = Err(result.clone().err().unwrap_or_else(|| "completed".to_owned()));
                 let text = result.map_or_else(|reason| reason, |()| "completed".to_owned());
                 self.say(format!("{}/{}: {text}", key.0, key.1));
             }
-            Event::Failed(error) => {
+            PodEvent::Failed(error) => {
                 let _ = self.reports.send(Report::Failed(error));
             }
-            Event::Gone => {
+            PodEvent::Gone => {
                 self.pods.remove(key);
             }
         }
     }
 
     /// Starts missing pods, stops those that are not wanted, and publishes the result.
-    fn settle(&mut self) {
+    fn reconcile(&mut self) {
         let mut notes: Vec<String> = self.files.notes().map(ToString::to_string).collect();
         if self.settings.control.is_empty() {
             // Without a control plane, nothing else reports them.
@@ -375,7 +376,7 @@ impl Mesh {
         self.refused.clear();
         let workloads: Vec<Workload> = self.objects.workloads.values().cloned().collect();
         for workload in workloads {
-            self.settle_workload(&workload);
+            self.reconcile_workload(&workload);
         }
         self.refused.clone().into_iter().for_each(|note| self.note(note));
         self.publish();
@@ -385,8 +386,9 @@ impl Mesh {
     /// Writes the files that depend on the pods' state, as far as they have changed.
     fn publish(&mut self) {
         let pods: Vec<(&Pod, bool)> =
-            (self.pods.values()).map(|member| (&member.pod, member.serves())).collect();
-        let objects = self.pods.values().map(|member| member.pod.object(member.state.phase, member.serves()));
+            (self.pods.values()).map(|replica| (&replica.pod, replica.serves())).collect();
+        let objects =
+            self.pods.values().map(|replica| replica.pod.object(replica.state.phase, replica.serves()));
         let pod_objects = documents(objects);
         let services = &self.objects.services;
         let addresses = self.addresses.assign(services);
@@ -412,27 +414,27 @@ impl Mesh {
         self.write(PODS, pod_objects);
         if self.virtual_ports != virtual_ports {
             let before = std::mem::replace(&mut self.virtual_ports, virtual_ports);
-            for member in self.pods.values() {
-                let rules = rules_of(&member.pod, &self.virtual_ports);
-                if rules != rules_of(&member.pod, &before) {
-                    member.running.order(Order::Rules(rules, Arc::clone(&self.rules_ordered)));
+            for replica in self.pods.values() {
+                let rules = rules_of(&replica.pod, &self.virtual_ports);
+                if rules != rules_of(&replica.pod, &before) {
+                    replica.running.command(PodCommand::Rules(rules, Arc::clone(&self.rules_in_flight)));
                 }
             }
         }
-        let pods = self.pods.values().filter(|member| member.stage == Stage::Wanted);
+        let pods = self.pods.values().filter(|replica| replica.stage == Stage::Wanted);
         let state = State {
             name: self.settings.name.clone(),
             process: self.process,
             control: self.control_process,
-            pods: pods.map(|member| member.state.clone()).collect(),
+            pods: pods.map(|replica| replica.state.clone()).collect(),
             refused: self.refused.clone(),
         };
         let text = serde_json::to_string_pretty(&state).unwrap_or_default();
         self.write("state.json", text);
         self.state.send_if_modified(|old| {
-            let changed = *old != state;
+            let updates = *old != state;
             *old = state;
-            changed
+            updates
         });
     }
 

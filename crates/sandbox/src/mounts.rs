@@ -58,7 +58,7 @@ const FORMER: &str = "/.skysail-former-root";
 /// Size limit of a tmpfs that holds mount points only.
 const POINTS: &str = "mode=0755,size=64m";
 /// Maximum number of entries of a covered folder.
-const MOST_ENTRIES: usize = 10_000;
+const MAX_ENTRIES: usize = 10_000;
 
 impl View {
     pub(crate) fn new(mut mounts: Vec<Mount>, working_dir: Option<PathBuf>, staging: PathBuf) -> Self {
@@ -162,8 +162,8 @@ fn fill(from: &Path, to: &Path) -> io::Result<()> {
         entries => entries?,
     };
     for (index, entry) in entries.enumerate() {
-        if index == MOST_ENTRIES {
-            let problem = format!("{} has more than {MOST_ENTRIES} entries", to.display());
+        if index == MAX_ENTRIES {
+            let problem = format!("{} has more than {MAX_ENTRIES} entries", to.display());
             return Err(io::Error::other(problem));
         }
         let entry = entry?;

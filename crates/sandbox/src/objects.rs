@@ -324,7 +324,7 @@ impl Objects {
 
 /// Claim template of a StatefulSet.
 #[derive(Deserialize)]
-struct Claimed {
+struct ClaimTemplate {
     metadata: Metadata,
 }
 
@@ -352,7 +352,7 @@ fn workload(key: &ObjectKey, account: String, object: &Value) -> Result<Workload
         replicas,
         parallelism: number("parallelism", 1)?,
         backoff_limit: number("backoffLimit", 6)?,
-        claims: field::<Vec<Claimed>>(&object["spec"], "volumeClaimTemplates")?
+        claims: field::<Vec<ClaimTemplate>>(&object["spec"], "volumeClaimTemplates")?
             .into_iter()
             .map(|claim| claim.metadata.name)
             .collect(),

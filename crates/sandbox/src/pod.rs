@@ -37,19 +37,19 @@ use crate::{
     links,
     netlink::Socket,
     nftables,
-    process::{self, Ended, Finish, Outcome, Program},
-    readiness::{self, Check, Life, Lives, Probe, RestartProbes, Watched},
+    process::{self, FinalState, ProcessEvent, ProcessExit, Program},
+    readiness::{self, Check, MonitoredProgram, ProbeAction, ProgramStatus, ProgramStatuses, RestartProbes},
     rules::Rules,
     rundir::Handles,
     token::Issuer,
     volumes::{
         Contents,
-        store::{Made, Store},
+        store::{Store, VolumeSetup},
     },
 };
 
 /// Configuration of a pod.
-pub(crate) struct Blueprint {
+pub(crate) struct PodConfig {
     /// Namespace and name.
     pub(crate) key: (String, String),
     pub(crate) account: String,
@@ -66,16 +66,16 @@ pub(crate) struct Blueprint {
     pub(crate) rules: Rules,
     pub(crate) sidecar: Option<Program>,
     /// Volumes that the pod's programs mount, and their files.
-    pub(crate) volumes: Vec<Made>,
+    pub(crate) volumes: Vec<VolumeSetup>,
     pub(crate) contents: Contents,
     /// Programs of the init containers, which run one after the other before the containers start.
     pub(crate) init: Vec<Program>,
-    pub(crate) containers: Vec<Containerized>,
+    pub(crate) containers: Vec<ContainerProgram>,
 }
 
 /// Container of a pod.
 #[derive(Clone, Debug)]
-pub(crate) struct Containerized {
+pub(crate) struct ContainerProgram {
     pub(crate) program: Program,
     /// Readiness check; without one, a running container is ready.
     pub(crate) check: Option<Check>,
@@ -87,7 +87,7 @@ pub(crate) struct Containerized {
 
 /// Command from the mesh to a pod.
 #[derive(Debug)]
-pub(crate) enum Order {
+pub(crate) enum PodCommand {
     /// Replace the packet rules. The second value is dropped when the rules are in force.
     Rules(Rules, Arc<()>),
     /// Replace the files of the pod's volumes.
@@ -98,16 +98,16 @@ pub(crate) enum Order {
 
 /// Event that a pod reports to the mesh.
 #[derive(Debug)]
-pub(crate) enum Event {
+pub(crate) enum PodEvent {
     /// The namespaces exist, with these file descriptors.
-    Made(Handles),
+    Created(Handles),
     /// The pod is ready, or is not, with the reason.
     Ready(Result<(), String>),
     /// A program started with this process id, and this file descriptor of its mount namespace if it has a separate
     /// one.
     Started(String, u32, Option<i32>),
     /// A program ended.
-    Ended(String, Ended),
+    Ended(String, ProcessExit),
     /// All containers have ended for good. The error names the container that failed.
     Completed(Result<(), String>),
     /// The pod could not be created, or its packet rules not be replaced.
@@ -118,11 +118,11 @@ pub(crate) enum Event {
 
 /// Handle of a running pod.
 #[derive(Debug)]
-pub(crate) struct Running {
-    orders: mpsc::UnboundedSender<Order>,
+pub(crate) struct PodHandle {
+    commands: mpsc::UnboundedSender<PodCommand>,
 }
 
-type Tell = mpsc::UnboundedSender<((String, String), Event)>;
+type EventSender = mpsc::UnboundedSender<((String, String), PodEvent)>;
 
 /// Grace period of the sidecar. It exceeds the 5 s in which the sidecar drains its connections.
 const SIDECAR_GRACE: Duration = Duration::from_secs(8);
@@ -131,14 +131,14 @@ const SIDECAR_LOOK: Duration = Duration::from_millis(50);
 /// Probe interval of a ready sidecar, the one of Istio's injection.
 const SIDECAR_PERIOD: Duration = Duration::from_secs(15);
 
-impl Running {
-    /// Starts a pod. Its events are sent to `tell` under its key.
-    pub(crate) fn start(blueprint: Blueprint, tell: Tell) -> io::Result<Self> {
-        let (orders, received) = mpsc::unbounded_channel();
-        std::thread::Builder::new().name(format!("pod {}", blueprint.key.1)).spawn(move || {
-            let key = blueprint.key.clone();
+impl PodHandle {
+    /// Starts a pod. Its events are sent to `send_event` under its key.
+    pub(crate) fn start(config: PodConfig, event_sender: EventSender) -> io::Result<Self> {
+        let (commands, received) = mpsc::unbounded_channel();
+        std::thread::Builder::new().name(format!("pod {}", config.key.1)).spawn(move || {
+            let key = config.key.clone();
             // After an unreported panic, the mesh would list the pod forever.
-            let ended = catch_unwind(AssertUnwindSafe(|| live(&blueprint, received, &tell)));
+            let ended = catch_unwind(AssertUnwindSafe(|| run(&config, received, &event_sender)));
             let failed = match ended {
                 Ok(ended) => ended.err(),
                 Err(_) => Some(Error::Refused(format!(
@@ -147,24 +147,28 @@ impl Running {
                 ))),
             };
             if let Some(error) = failed {
-                let _ = tell.send((key.clone(), Event::Failed(error)));
+                let _ = event_sender.send((key.clone(), PodEvent::Failed(error)));
             }
-            let _ = tell.send((key, Event::Gone));
+            let _ = event_sender.send((key, PodEvent::Gone));
         })?;
-        Ok(Self { orders })
+        Ok(Self { commands })
     }
 
     /// Sends a command. Does nothing if the pod has ended.
-    pub(crate) fn order(&self, order: Order) {
-        let _ = self.orders.send(order);
+    pub(crate) fn command(&self, order: PodCommand) {
+        let _ = self.commands.send(order);
     }
 }
 
 /// Creates the pod, supervises it and returns at its end. Runs on the pod's thread.
-fn live(pod: &Blueprint, orders: mpsc::UnboundedReceiver<Order>, tell: &Tell) -> Result<(), Error> {
-    let say = |event| {
+fn run(
+    pod: &PodConfig,
+    commands: mpsc::UnboundedReceiver<PodCommand>,
+    event_sender: &EventSender,
+) -> Result<(), Error> {
+    let emit = |event| {
         // The receiver is gone when the mesh ends, and the pod ends with it.
-        let _ = tell.send((pod.key.clone(), event));
+        let _ = event_sender.send((pod.key.clone(), event));
     };
     // It must be opened before the thread leaves the bridge's namespace.
     let mut outside = Socket::route().context("opening a netlink socket")?;
@@ -185,13 +189,13 @@ fn live(pod: &Blueprint, orders: mpsc::UnboundedReceiver<Order>, tell: &Tell) ->
     set_rules(&mut netfilter, &pod.rules)?;
     write_files(pod)?;
     let store = Store::make(&pod.folder, &pod.volumes).context("making the pod's volumes")?;
-    say(Event::Made(Handles { net: net.as_raw_fd(), mnt: mnt.as_raw_fd(), uts: uts.as_raw_fd() }));
+    emit(PodEvent::Created(Handles { net: net.as_raw_fd(), mnt: mnt.as_raw_fd(), uts: uts.as_raw_fd() }));
 
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("starting the pod's runtime")?;
-    runtime.block_on(supervise(pod, netfilter, store, orders, &say));
+    runtime.block_on(supervise(pod, netfilter, store, commands, &emit));
     Ok(())
 }
 
@@ -215,7 +219,7 @@ pub(crate) fn set_rules(netfilter: &mut Socket, rules: &Rules) -> Result<(), Err
 }
 
 /// Writes the pod's token and its own versions of the files for name resolution.
-fn write_files(pod: &Blueprint) -> Result<(), Error> {
+fn write_files(pod: &PodConfig) -> Result<(), Error> {
     fs::create_dir_all(&pod.folder).context(format!("making {}", pod.folder.display()))?;
     write_token(pod).context("writing the service account token")?;
     let (namespace, name) = &pod.key;
@@ -247,7 +251,7 @@ fn write_files(pod: &Blueprint) -> Result<(), Error> {
 }
 
 /// Replaces the token's file atomically.
-fn write_token(pod: &Blueprint) -> io::Result<()> {
+fn write_token(pod: &PodConfig) -> io::Result<()> {
     let (namespace, name) = &pod.key;
     let token = pod.issuer.token(namespace, &pod.account, name, TOKEN_AUDIENCE)?;
     let (file, new) = (pod.folder.join("token"), pod.folder.join(".token.new"));
@@ -256,57 +260,59 @@ fn write_token(pod: &Blueprint) -> io::Result<()> {
 }
 
 async fn supervise(
-    pod: &Blueprint,
+    pod: &PodConfig,
     mut netfilter: Socket,
     store: Store,
-    mut orders: mpsc::UnboundedReceiver<Order>,
-    say: &impl Fn(Event),
+    mut commands: mpsc::UnboundedReceiver<PodCommand>,
+    emit: &impl Fn(PodEvent),
 ) {
     let (stop_programs, programs_stopped) = watch::channel(None);
     let (stop_sidecar, sidecar_stopped) = watch::channel(None);
-    let watched = watched(pod);
-    let lives = Lives::new(watched.len());
+    let monitored = monitored(pod);
+    let statuses = ProgramStatuses::new(monitored.len());
     let mut stopped_early = programs_stopped.clone();
     let volumes = Volumes::new(pod, store);
     let workload = async {
         // As with Istio's native sidecars, the first request of a container already finds the sidecar ready.
         let starts = tokio::select! {
-            () = async { tokio::join!(sidecar_ready(&watched, &lives), volumes.mounted(pod, &lives)); } => true,
+            () = async { tokio::join!(sidecar_ready(&monitored, &statuses), volumes.mounted(pod, &statuses)); } => true,
             _ = stopped_early.wait_for(Option::is_some) => false,
         };
-        let finish = if starts { run_containers(pod, &programs_stopped, &lives, say).await } else { None };
+        let finish =
+            if starts { run_containers(pod, &programs_stopped, &statuses, emit).await } else { None };
         // The sidecar stops only after the containers, so that they can answer their last requests.
         stop_sidecar.send_replace(Some(SIDECAR_GRACE));
         if let Some(result) = finish {
-            say(Event::Completed(result));
+            emit(PodEvent::Completed(result));
             let _ = programs_stopped.clone().wait_for(Option::is_some).await;
         }
     };
     let sidecar = async {
         if let Some(sidecar) = &pod.sidecar {
             let report = |outcome| {
-                lives.set(0, life(sidecar, &[], &outcome));
-                tell(sidecar, say, outcome);
+                statuses.set(0, status_after(sidecar, &[], &outcome));
+                send_event(sidecar, emit, outcome);
             };
-            process::keep(sidecar, sidecar_stopped, None, report).await;
+            process::supervise(sidecar, sidecar_stopped, None, report).await;
         }
     };
     let obey = async {
-        while let Some(order) = orders.recv().await {
+        while let Some(order) = commands.recv().await {
             match order {
-                Order::Rules(rules, _until_done) => {
+                PodCommand::Rules(rules, _until_done) => {
                     if let Err(error) = set_rules(&mut netfilter, &rules) {
-                        say(Event::Failed(error));
+                        emit(PodEvent::Failed(error));
                     }
                 }
-                Order::Contents(contents) => volumes.replace(pod, contents),
-                Order::Stop(grace) => {
+                PodCommand::Contents(contents) => volumes.replace(pod, contents),
+                PodCommand::Stop(grace) => {
                     stop_programs.send_replace(Some(grace));
                 }
             }
         }
     };
-    let readiness = readiness::watch(pod.address, &watched, &lives, |state| say(Event::Ready(state)));
+    let readiness =
+        readiness::watch(pod.address, &monitored, &statuses, |state| emit(PodEvent::Ready(state)));
     tokio::select! {
         _ = async { tokio::join!(workload, sidecar) } => {}
         () = readiness => {}
@@ -316,53 +322,59 @@ async fn supervise(
 }
 
 /// Returns the conditions for the pod's readiness: the sidecar first, then every container.
-fn watched(pod: &Blueprint) -> Vec<Watched> {
+fn monitored(pod: &PodConfig) -> Vec<MonitoredProgram> {
     let sidecar = pod.sidecar.iter();
     let sidecar = sidecar.map(|_| (String::from("sidecar"), Some(sidecar_check()), RestartProbes::default()));
     let containers = pod.containers.iter().map(|one| {
         (format!("container {}", one.program.name), one.check.clone(), one.restart_probes.clone())
     });
     let all = sidecar.chain(containers).enumerate();
-    all.map(|(program, (name, check, restart_probes))| Watched { program, name, check, restart_probes })
-        .collect()
+    all.map(|(program, (name, check, restart_probes))| MonitoredProgram {
+        program,
+        name,
+        check,
+        restart_probes,
+    })
+    .collect()
 }
 
 /// Runs the init containers and then the containers. Returns `None` if they were stopped, and otherwise whether all
 /// succeeded.
 async fn run_containers(
-    pod: &Blueprint,
+    pod: &PodConfig,
     stopped: &watch::Receiver<Option<Duration>>,
-    lives: &Lives,
-    say: &impl Fn(Event),
+    statuses: &ProgramStatuses,
+    emit: &impl Fn(PodEvent),
 ) -> Option<Result<(), String>> {
     let first = usize::from(pod.sidecar.is_some());
     for program in &pod.init {
-        wait(pod, lives, &format!("waits for init container {}", program.name));
+        set_waiting(pod, statuses, &format!("waits for init container {}", program.name));
         let report = |outcome| {
-            if let Life::Crashed(reason) = life(program, &[], &outcome) {
-                wait(pod, lives, &format!("waits for init container {}: {reason}", program.name));
+            if let ProgramStatus::Crashed(reason) = status_after(program, &[], &outcome) {
+                set_waiting(pod, statuses, &format!("waits for init container {}: {reason}", program.name));
             }
-            tell(program, say, outcome);
+            send_event(program, emit, outcome);
         };
-        match process::keep(program, stopped.clone(), None, report).await {
-            Finish::Stopped => return None,
-            Finish::Succeeded => {}
-            Finish::Failed => {
+        match process::supervise(program, stopped.clone(), None, report).await {
+            FinalState::Stopped => return None,
+            FinalState::Succeeded => {}
+            FinalState::Failed => {
                 let reason = format!("init container {} has failed: {}", program.name, program.last_line());
                 return Some(Err(reason));
             }
         }
     }
-    let run = async |(index, one): (usize, &Containerized)| {
+    let run = async |(index, one): (usize, &ContainerProgram)| {
         let report = |outcome| {
-            lives.set(first + index, life(&one.program, &one.ports, &outcome));
-            tell(&one.program, say, outcome);
+            statuses.set(first + index, status_after(&one.program, &one.ports, &outcome));
+            send_event(&one.program, emit, outcome);
         };
-        process::keep(&one.program, stopped.clone(), lives.kills(first + index), report).await
+        process::supervise(&one.program, stopped.clone(), statuses.kills(first + index), report).await
     };
     let finishes = join_all(pod.containers.iter().enumerate().map(run)).await;
-    let mut failed = finishes.iter().zip(&pod.containers).filter(|(finish, _)| **finish == Finish::Failed);
-    if finishes.contains(&Finish::Stopped) {
+    let mut failed =
+        finishes.iter().zip(&pod.containers).filter(|(finish, _)| **finish == FinalState::Failed);
+    if finishes.contains(&FinalState::Stopped) {
         return None;
     }
     Some(failed.next().map_or(Ok(()), |(_, one)| {
@@ -371,23 +383,23 @@ async fn run_containers(
 }
 
 /// Returns the status of a program after an event.
-fn life(program: &Program, ports: &[String], outcome: &Outcome) -> Life {
+fn status_after(program: &Program, ports: &[String], outcome: &ProcessEvent) -> ProgramStatus {
     match outcome {
-        Outcome::Started(..) => Life::Running(Instant::now(), None),
-        Outcome::Ended(ended) if ended.code == Some(0) && ended.again.is_none() => Life::Done,
-        Outcome::Ended(ended) => Life::Crashed(crash(ended, &program.last_line(), ports)),
+        ProcessEvent::Started(..) => ProgramStatus::Running(Instant::now(), None),
+        ProcessEvent::Ended(ended) if ended.code == Some(0) && ended.again.is_none() => ProgramStatus::Done,
+        ProcessEvent::Ended(ended) => ProgramStatus::Crashed(crash(ended, &program.last_line(), ports)),
     }
 }
 
-fn tell(program: &Program, say: &impl Fn(Event), outcome: Outcome) {
-    say(match outcome {
-        Outcome::Started(id, mounts) => Event::Started(program.name.clone(), id, mounts),
-        Outcome::Ended(ended) => Event::Ended(program.name.clone(), ended),
+fn send_event(program: &Program, emit: &impl Fn(PodEvent), outcome: ProcessEvent) {
+    emit(match outcome {
+        ProcessEvent::Started(id, mounts) => PodEvent::Started(program.name.clone(), id, mounts),
+        ProcessEvent::Ended(ended) => PodEvent::Ended(program.name.clone(), ended),
     });
 }
 
 /// Returns the reason why a container that has ended is not ready, in Kubernetes' terms.
-fn crash(ended: &Ended, last_line: &str, ports: &[String]) -> String {
+fn crash(ended: &ProcessExit, last_line: &str, ports: &[String]) -> String {
     let word = match (ended.code, ended.crashes) {
         (Some(0), ..=1) => "Completed",
         (_, ..=1) => "Error",
@@ -404,14 +416,15 @@ fn crash(ended: &Ended, last_line: &str, ports: &[String]) -> String {
 }
 
 /// Sets the reason for which all containers wait.
-fn wait(pod: &Blueprint, lives: &Lives, reason: &str) {
+fn set_waiting(pod: &PodConfig, statuses: &ProgramStatuses, reason: &str) {
     let first = usize::from(pod.sidecar.is_some());
-    (0..pod.containers.len()).for_each(|index| lives.set(first + index, Life::Waiting(reason.to_owned())));
+    (0..pod.containers.len())
+        .for_each(|index| statuses.set(first + index, ProgramStatus::Waiting(reason.to_owned())));
 }
 
 fn sidecar_check() -> Check {
     Check {
-        probe: Probe::Get(HEALTH_PORT, "/healthz/ready".to_owned()),
+        probe: ProbeAction::Get(HEALTH_PORT, "/healthz/ready".to_owned()),
         period: Some(SIDECAR_PERIOD),
         limit: Duration::from_secs(3),
         failures: 4,
@@ -419,9 +432,9 @@ fn sidecar_check() -> Check {
 }
 
 /// Waits until the sidecar is ready, if there is one.
-async fn sidecar_ready(watched: &[Watched], lives: &Lives) {
-    let Some(sidecar) = watched.iter().find(|one| one.name == "sidecar") else { return };
-    while !lives.is_ready(sidecar.program) {
+async fn sidecar_ready(monitored: &[MonitoredProgram], statuses: &ProgramStatuses) {
+    let Some(sidecar) = monitored.iter().find(|one| one.name == "sidecar") else { return };
+    while !statuses.is_ready(sidecar.program) {
         tokio::time::sleep(SIDECAR_LOOK).await;
     }
 }
@@ -432,7 +445,7 @@ mod tests {
 
     #[test]
     fn a_crash_is_named_as_in_kubernetes_and_with_the_port() {
-        let ended = |code, crashes| Ended {
+        let ended = |code, crashes| ProcessExit {
             how: format!("exit status: {code}"),
             code: Some(code),
             crashes,

@@ -50,17 +50,17 @@ pub(crate) enum Restart {
 
 /// Event of a supervised program.
 #[derive(Clone, Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum ProcessEvent {
     /// The program runs, with this process id, and this file descriptor of its mount namespace if it has a separate
     /// one.
     Started(u32, Option<i32>),
     /// The program could not be started, or has ended.
-    Ended(Ended),
+    Ended(ProcessExit),
 }
 
 /// End of a process.
 #[derive(Clone, Debug)]
-pub(crate) struct Ended {
+pub(crate) struct ProcessExit {
     /// Description for messages, such as `exit status: 1`.
     pub(crate) how: String,
     /// Exit code; `None` if a signal ended the process.
@@ -73,18 +73,18 @@ pub(crate) struct Ended {
 
 /// Request to end a process. The program's restart policy then applies.
 #[derive(Clone, Debug)]
-pub(crate) struct Kill {
+pub(crate) struct KillRequest {
     pub(crate) reason: String,
     /// Time between SIGTERM and SIGKILL.
     pub(crate) grace: Duration,
 }
 
 /// Requests to end the process that runs at that time.
-pub(crate) type Kills = watch::Receiver<Option<Kill>>;
+pub(crate) type KillRequests = watch::Receiver<Option<KillRequest>>;
 
 /// Reason why a program is no longer supervised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Finish {
+pub(crate) enum FinalState {
     /// The program was stopped.
     Stopped,
     /// The program has ended with exit code 0.
@@ -124,12 +124,12 @@ const TAIL: u64 = 8 << 10;
 /// SIGKILL.
 ///
 /// The program starts in the namespaces of the calling thread.
-pub(crate) async fn keep(
+pub(crate) async fn supervise(
     program: &Program,
     mut stop: watch::Receiver<Option<Duration>>,
-    mut kills: Option<Kills>,
-    report: impl Fn(Outcome),
-) -> Finish {
+    mut kills: Option<KillRequests>,
+    report: impl Fn(ProcessEvent),
+) -> FinalState {
     let mut pause = FIRST_PAUSE;
     let (mut failures, mut crashes) = (0, 0);
     loop {
@@ -138,31 +138,31 @@ pub(crate) async fn keep(
         kills.iter_mut().for_each(watch::Receiver::mark_unchanged);
         let ended = match spawn(program) {
             Ok((mut child, mut output)) => {
-                report(Outcome::Started(child.id().unwrap_or_default(), program.view.handle()));
+                report(ProcessEvent::Started(child.id().unwrap_or_default(), program.view.handle()));
                 let group = child.id();
                 let run = async {
                     tokio::select! {
                         status = child.wait() => Some(status.map_err(|error| error.to_string())),
                         grace = stopping(&mut stop) => {
-                            end(&mut child, grace).await;
+                            terminate(&mut child, grace).await;
                             None
                         }
-                        Kill { reason, grace } = killed(kills.as_mut()) => {
-                            end(&mut child, grace).await;
+                        KillRequest { reason, grace } = killed(kills.as_mut()) => {
+                            terminate(&mut child, grace).await;
                             Some(Err(reason))
                         }
                     }
                 };
                 let status = tokio::select! {
                     status = run => status,
-                    never = output.pass_on() => match never {},
+                    never = output.copy() => match never {},
                 };
                 end_group(group);
                 output.finish();
                 match status {
                     Some(Ok(status)) => (status.to_string(), status.code()),
                     Some(Err(reason)) => (reason, None),
-                    None => return Finish::Stopped,
+                    None => return FinalState::Stopped,
                 }
             }
             Err(error) => (format!("cannot start {}: {error}", program.command.join(" ")), None),
@@ -174,18 +174,18 @@ pub(crate) async fn keep(
         let has_succeeded = code == Some(0);
         failures += u32::from(!has_succeeded);
         crashes += 1;
-        let goes_on = match program.restart {
+        let restarts = match program.restart {
             Restart::Always => true,
             Restart::OnFailure(limit) => !has_succeeded && failures <= limit,
             Restart::Never => false,
         };
-        report(Outcome::Ended(Ended { how, code, crashes, again: goes_on.then_some(pause) }));
-        if !goes_on {
-            return if has_succeeded { Finish::Succeeded } else { Finish::Failed };
+        report(ProcessEvent::Ended(ProcessExit { how, code, crashes, again: restarts.then_some(pause) }));
+        if !restarts {
+            return if has_succeeded { FinalState::Succeeded } else { FinalState::Failed };
         }
         tokio::select! {
             () = tokio::time::sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
-            _ = stopping(&mut stop) => return Finish::Stopped,
+            _ = stopping(&mut stop) => return FinalState::Stopped,
         }
     }
 }
@@ -199,7 +199,7 @@ async fn stopping(stop: &mut watch::Receiver<Option<Duration>>) -> Duration {
 }
 
 /// Waits for a request; without a source it never returns.
-async fn killed(kills: Option<&mut Kills>) -> Kill {
+async fn killed(kills: Option<&mut KillRequests>) -> KillRequest {
     if let Some(kills) = kills
         && kills.changed().await.is_ok()
         && let Some(kill) = kills.borrow_and_update().clone()
@@ -210,7 +210,7 @@ async fn killed(kills: Option<&mut Kills>) -> Kill {
 }
 
 /// Sends SIGTERM to a process, and SIGKILL after the grace period.
-async fn end(child: &mut Child, grace: Duration) {
+async fn terminate(child: &mut Child, grace: Duration) {
     if let Some(id) = child.id().and_then(|id| i32::try_from(id).ok()) {
         let _ = kill(Pid::from_raw(id), Signal::SIGTERM);
     }
@@ -245,7 +245,7 @@ pub(crate) async fn run(
     limit: Duration,
 ) -> io::Result<Option<ExitStatus>> {
     let (file, arguments) = words.split_first().ok_or_else(|| io::Error::other("the command is empty"))?;
-    let mut command = isolated(file, arguments, environment);
+    let mut command = isolated_command(file, arguments, environment);
     let mut child = view.within(|| command.stdout(Stdio::null()).stderr(Stdio::null()).spawn())?;
     let group = child.id();
     let ended = tokio::time::timeout(limit, child.wait()).await;
@@ -256,13 +256,13 @@ pub(crate) async fn run(
 /// Returns the command of a program. The command holds the write end of the log's pipe, so the caller must drop it
 /// after the start.
 fn command(program: &Program, file: &str, arguments: &[String], log: OwnedFd) -> io::Result<Command> {
-    let mut command = isolated(file, arguments, &program.environment);
+    let mut command = isolated_command(file, arguments, &program.environment);
     command.stdout(log.try_clone()?).stderr(log);
     Ok(command)
 }
 
 /// Returns a command in a process group of its own, with this environment and the variables of [`INHERITED`].
-fn isolated(file: &str, arguments: &[String], environment: &BTreeMap<String, String>) -> Command {
+fn isolated_command(file: &str, arguments: &[String], environment: &BTreeMap<String, String>) -> Command {
     let inherited = INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
     let mut command = Command::new(file);
     command
@@ -299,15 +299,15 @@ mod tests {
         let (told, mut outcomes) = mpsc::unbounded_channel();
         let keeping = tokio::spawn({
             let program = program.clone();
-            async move { keep(&program, stopped, None, |outcome| told.send(outcome).unwrap()).await }
+            async move { supervise(&program, stopped, None, |outcome| told.send(outcome).unwrap()).await }
         });
         for _ in 0..2 {
-            assert!(matches!(outcomes.recv().await, Some(Outcome::Started(..))));
-            let Some(Outcome::Ended(ended)) = outcomes.recv().await else { panic!("it ends") };
+            assert!(matches!(outcomes.recv().await, Some(ProcessEvent::Started(..))));
+            let Some(ProcessEvent::Ended(ended)) = outcomes.recv().await else { panic!("it ends") };
             assert_eq!((ended.code, ended.again.is_some()), (Some(3), true), "{ended:?}");
         }
         stop.send_replace(Some(Duration::ZERO));
-        assert_eq!(keeping.await.unwrap(), Finish::Stopped);
+        assert_eq!(keeping.await.unwrap(), FinalState::Stopped);
         assert_eq!(program.last_line(), "hello");
         assert!(std::fs::read_to_string(&program.log).unwrap().starts_with("hello\nhello\n"));
     }
@@ -326,7 +326,7 @@ mod tests {
             view: Arc::default(),
         };
         let (_stop, stopped) = watch::channel(None);
-        assert_eq!(keep(&program, stopped, None, |_| ()).await, Finish::Succeeded);
+        assert_eq!(supervise(&program, stopped, None, |_| ()).await, FinalState::Succeeded);
         assert_eq!(program.last_line(), "the end");
         let files = std::fs::read_dir(folder.path()).unwrap();
         let taken: u64 = files.map(|file| file.unwrap().metadata().unwrap().len()).sum();
@@ -347,14 +347,14 @@ mod tests {
             };
             let starts = std::cell::Cell::new(0);
             let (_stop, stopped) = watch::channel(None);
-            let finish = keep(&program, stopped, None, |outcome| {
-                starts.set(starts.get() + u32::from(matches!(outcome, Outcome::Started(..))));
+            let finish = supervise(&program, stopped, None, |outcome| {
+                starts.set(starts.get() + u32::from(matches!(outcome, ProcessEvent::Started(..))));
             })
             .await;
             (finish, starts.get())
         };
-        assert_eq!(run("exit 0", Restart::OnFailure(1)).await, (Finish::Succeeded, 1));
-        assert_eq!(run("exit 1", Restart::OnFailure(1)).await, (Finish::Failed, 2));
-        assert_eq!(run("exit 1", Restart::Never).await, (Finish::Failed, 1));
+        assert_eq!(run("exit 0", Restart::OnFailure(1)).await, (FinalState::Succeeded, 1));
+        assert_eq!(run("exit 1", Restart::OnFailure(1)).await, (FinalState::Failed, 2));
+        assert_eq!(run("exit 1", Restart::Never).await, (FinalState::Failed, 1));
     }
 }

@@ -13,16 +13,16 @@ use serde::{Deserialize, Serialize};
 use skysail_core::names::DISCOVERY_TLS_PORT;
 
 use crate::{
-    containers::{self, Images, Place, Role},
+    containers::{self, Images, PodFolders, Role},
     error::{Context as _, Error},
     networks::BRIDGE,
     objects::{self, Container, Objects},
     plan::Pod,
-    pod::Containerized,
+    pod::ContainerProgram,
     ports::Ports,
     process::{Program, Restart},
     publish::Target,
-    readiness::{Check, Probe, RestartProbe, RestartProbes},
+    readiness::{Check, ProbeAction, RestartProbe, RestartProbes},
     rundir, unsupported, volumes,
 };
 
@@ -132,7 +132,7 @@ pub(crate) fn sidecar(
 pub(crate) struct Programs {
     /// Programs of init containers, in their order.
     pub(crate) init: Vec<Program>,
-    pub(crate) containers: Vec<Containerized>,
+    pub(crate) containers: Vec<ContainerProgram>,
     /// Names of the volumes that they mount.
     pub(crate) volumes: BTreeSet<String>,
     /// Notes for the user.
@@ -140,7 +140,12 @@ pub(crate) struct Programs {
 }
 
 /// Returns the programs of a pod's containers.
-pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, place: Place<'_>) -> Programs {
+pub(crate) fn containers(
+    settings: &Settings,
+    objects: &Objects,
+    pod: &Pod,
+    folders: PodFolders<'_>,
+) -> Programs {
     let mut programs = Programs { notes: unsupported::of_pod(&pod.spec), ..Programs::default() };
     let Settings { images, stand_in, runs_commands, .. } = settings;
     let images = Images { known: images, stand_in, runs_commands: *runs_commands };
@@ -151,7 +156,7 @@ pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, plac
         let restart = if restart == Restart::Always { Restart::OnFailure(u32::MAX) } else { restart };
         let what = (Role::Ends, restart);
         let (program, said) =
-            containers::program(container, pod, &Ports::default(), objects, images, what, place);
+            containers::program(container, pod, &Ports::default(), objects, images, what, folders);
         programs.init.push(program);
         programs.notes.extend(said);
     }
@@ -171,7 +176,7 @@ pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, plac
         let role = if pod.kind == "Job" { Role::Ends } else { Role::Serves };
         let restart = if is_sidecar(container) { Restart::Always } else { restart };
         let (program, said) =
-            containers::program(container, pod, &ports, objects, images, (role, restart), place);
+            containers::program(container, pod, &ports, objects, images, (role, restart), folders);
         programs.notes.extend(said);
         // Without a supported probe, a container is ready when its first port accepts connections.
         let probe = container.readiness_probe.as_ref();
@@ -186,7 +191,7 @@ pub(crate) fn containers(settings: &Settings, objects: &Objects, pod: &Pod, plac
         });
         let restart_probes =
             if is_stand_in { RestartProbes::default() } else { restart_probes(container, pod, &program) };
-        programs.containers.push(Containerized { program, check, restart_probes, ports: named.collect() });
+        programs.containers.push(ContainerProgram { program, check, restart_probes, ports: named.collect() });
     }
     programs
 }
@@ -219,17 +224,17 @@ fn check(
     let what = if let Some(target) = http_get.as_ref().or(tcp_socket.as_ref()) {
         let port = target.port.resolve(std::slice::from_ref(container))?;
         match http_get.as_ref().filter(|target| !is_stand_in && !target.is_https()) {
-            Some(page) => Probe::Get(port, page.path.clone().unwrap_or_else(|| "/".to_owned())),
-            None => Probe::Connect(port),
+            Some(page) => ProbeAction::Get(port, page.path.clone().unwrap_or_else(|| "/".to_owned())),
+            None => ProbeAction::Connect(port),
         }
     } else if let Some(target) = grpc {
         match is_stand_in {
-            true => Probe::Connect(target.port),
-            false => Probe::Grpc(target.port, target.service.clone().unwrap_or_default()),
+            true => ProbeAction::Connect(target.port),
+            false => ProbeAction::Grpc(target.port, target.service.clone().unwrap_or_default()),
         }
     } else {
         let command = exec.as_ref().filter(|_| !is_stand_in)?.command.clone();
-        Probe::Exec(command, program.environment.clone(), Arc::clone(&program.view))
+        ProbeAction::Exec(command, program.environment.clone(), Arc::clone(&program.view))
     };
     Some(Check {
         probe: what,

@@ -22,8 +22,8 @@ pub(crate) const PODS: &str = "generated/pods.yaml";
 pub(crate) const SERVICES: &str = "generated/services.yaml";
 
 /// Interval of the requests to the admin page.
-const LOOK: Duration = Duration::from_millis(50);
-const LIMIT: Duration = Duration::from_secs(2);
+const INTERVAL: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// State of the propagation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,14 +38,14 @@ pub enum Progress {
 
 /// State of a proxy, as the control plane's `/debug/syncz` shows it.
 #[derive(Debug, Deserialize)]
-struct Client {
+struct ProxyState {
     /// Node id, `sidecar~ADDRESS~…`.
     proxy: String,
-    types: BTreeMap<String, Kind>,
+    types: BTreeMap<String, TypeState>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Kind {
+struct TypeState {
     sent: u64,
     nacked: u64,
     synced: bool,
@@ -53,16 +53,16 @@ struct Kind {
 
 /// Returns how far the objects in the mesh's folder have propagated. Every connected proxy must have answered, and the
 /// sidecars of these pods must be connected.
-pub async fn look<'a>(
+pub async fn query<'a>(
     control: SocketAddr,
     folder: &Path,
     pods: impl Iterator<Item = &'a PodState>,
 ) -> Progress {
     let sidecars = pods.filter(|pod| pod.sidecar).map(|pod| pod.address.as_str());
-    ask(control, folder, sidecars).await.unwrap_or(Progress::UnderWay)
+    try_query(control, folder, sidecars).await.unwrap_or(Progress::UnderWay)
 }
 
-async fn ask<'a>(
+async fn try_query<'a>(
     control: SocketAddr,
     folder: &Path,
     mut sidecars: impl Iterator<Item = &'a str>,
@@ -74,8 +74,8 @@ async fn ask<'a>(
             return None;
         }
     }
-    let clients: Vec<Client> = page(control, "/debug/syncz").await?;
-    let address = |client: &Client| client.proxy.split('~').nth(1).map(str::to_owned);
+    let clients: Vec<ProxyState> = page(control, "/debug/syncz").await?;
+    let address = |client: &ProxyState| client.proxy.split('~').nth(1).map(str::to_owned);
     let connected: Vec<_> = clients.iter().filter_map(address).collect();
     if !sidecars.all(|sidecar| connected.iter().any(|address| address == sidecar)) {
         return None;
@@ -83,8 +83,8 @@ async fn ask<'a>(
     let mut progress = Progress::Taken;
     for kind in clients.iter().flat_map(|client| client.types.values()) {
         match kind {
-            Kind { synced: true, .. } => {}
-            Kind { sent, nacked, .. } if sent == nacked => progress = Progress::Refused,
+            TypeState { synced: true, .. } => {}
+            TypeState { sent, nacked, .. } if sent == nacked => progress = Progress::Refused,
             _ => return None,
         }
     }
@@ -92,19 +92,19 @@ async fn ask<'a>(
 }
 
 async fn page<T: for<'a> Deserialize<'a>>(control: SocketAddr, path: &str) -> Option<T> {
-    match http::get(control, path, LIMIT).await {
+    match http::get(control, path, TIMEOUT).await {
         Ok((200, body)) => serde_json::from_str(&body).ok(),
         _ => None,
     }
 }
 
 /// Waits until all proxies have answered. Two results in a row must say so, because a push may be about to start.
-pub(crate) async fn answered(control: SocketAddr, folder: &Path, pods: &[PodState]) {
-    let mut looks = 0;
-    while looks < 2 {
-        sleep(LOOK).await;
-        let progress = look(control, folder, pods.iter()).await;
-        looks = if progress == Progress::UnderWay { 0 } else { looks + 1 };
+pub(crate) async fn wait_until_answered(control: SocketAddr, folder: &Path, pods: &[PodState]) {
+    let mut results = 0;
+    while results < 2 {
+        sleep(INTERVAL).await;
+        let progress = query(control, folder, pods.iter()).await;
+        results = if progress == Progress::UnderWay { 0 } else { results + 1 };
     }
 }
 
@@ -141,19 +141,19 @@ mod tests {
             let types = json!({ "cds": { "sent": sent, "nacked": nacked, "synced": synced, "acked": 0 } });
             json!({ "proxy": format!("sidecar~{proxy}~p.n~n"), "types": types })
         };
-        let ask = async |answer: Value| {
+        let try_query = async |answer: Value| {
             *clients.lock().unwrap() = answer;
-            ask(control, folder.path(), ["10.244.0.2", "10.244.0.3"].into_iter()).await
+            try_query(control, folder.path(), ["10.244.0.2", "10.244.0.3"].into_iter()).await
         };
         let (good, other) =
             (one("10.244.0.2", 1, 0, true), |sent, nacked, synced| one("10.244.0.3", sent, nacked, synced));
-        assert_eq!(ask(json!([good])).await, None);
-        assert_eq!(ask(json!([good, other(2, 0, false)])).await, None);
-        assert_eq!(ask(json!([good, other(3, 2, false)])).await, None);
-        assert_eq!(ask(json!([good, other(3, 3, false)])).await, Some(Progress::Refused));
+        assert_eq!(try_query(json!([good])).await, None);
+        assert_eq!(try_query(json!([good, other(2, 0, false)])).await, None);
+        assert_eq!(try_query(json!([good, other(3, 2, false)])).await, None);
+        assert_eq!(try_query(json!([good, other(3, 3, false)])).await, Some(Progress::Refused));
         let all = json!([good, other(3, 0, true)]);
-        assert_eq!(ask(all.clone()).await, Some(Progress::Taken));
+        assert_eq!(try_query(all.clone()).await, Some(Progress::Taken));
         write(PODS, "other pods");
-        assert_eq!(ask(all).await, None);
+        assert_eq!(try_query(all).await, None);
     }
 }

@@ -31,7 +31,7 @@ pub struct Target {
 
 /// Port that a Service publishes by its type, as a cluster would.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Opened {
+pub struct PublishedServicePort {
     /// Target.
     pub target: Target,
     /// `LoadBalancer` or `NodePort`.
@@ -118,12 +118,12 @@ impl Survey {
     }
 
     /// Returns the ports that Services of type LoadBalancer or NodePort publish.
-    pub fn opened(&self) -> Vec<Opened> {
+    pub fn opened(&self) -> Vec<PublishedServicePort> {
         opened(self.objects()).collect()
     }
 }
 
-fn opened(objects: &Objects) -> impl Iterator<Item = Opened> {
+fn opened(objects: &Objects) -> impl Iterator<Item = PublishedServicePort> {
     objects.services.iter().filter(|(_, service)| service.has_pods()).flat_map(|(key, service)| {
         let ports = service.ports.iter().filter(|port| port.is_tcp());
         ports.filter_map(|port| {
@@ -133,7 +133,12 @@ fn opened(objects: &Objects) -> impl Iterator<Item = Opened> {
                 _ => return None,
             };
             let target = Target::of_service(key, port);
-            Some(Opened { target, kind, port: asked, is_flexible: kind == "LoadBalancer" || asked.is_none() })
+            Some(PublishedServicePort {
+                target,
+                kind,
+                port: asked,
+                is_flexible: kind == "LoadBalancer" || asked.is_none(),
+            })
         })
     })
 }
@@ -145,7 +150,7 @@ pub(crate) fn notes(published: &[Target], objects: &Objects) -> Vec<String> {
     let is_published =
         |target: &Target| published.iter().any(|one| one.is_service && one.to_string() == target.to_string());
     let late = opened(objects).filter(|one| !is_published(&one.target)).map(|one| {
-        let Opened { target, kind, .. } = one;
+        let PublishedServicePort { target, kind, .. } = one;
         format!(
             "Service {target} ({kind}) was added after the start and is not published; restart `skysail up` to publish it"
         )

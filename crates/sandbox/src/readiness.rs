@@ -17,13 +17,13 @@ use tokio::{
 use crate::{
     http,
     mounts::View,
-    process::{self, Kill, Kills},
+    process::{self, KillRequest, KillRequests},
 };
 
 /// Readiness check of a container.
 #[derive(Clone, Debug)]
 pub(crate) struct Check {
-    pub(crate) probe: Probe,
+    pub(crate) probe: ProbeAction,
     /// Probe interval of a ready container; `None` if the end of its program is sufficient.
     pub(crate) period: Option<Duration>,
     pub(crate) limit: Duration,
@@ -51,7 +51,7 @@ pub(crate) struct RestartProbes {
 
 /// Action of a probe.
 #[derive(Clone, Debug)]
-pub(crate) enum Probe {
+pub(crate) enum ProbeAction {
     /// A port accepts a connection.
     Connect(u16),
     /// A GET request of this path succeeds.
@@ -65,13 +65,13 @@ pub(crate) enum Probe {
 impl Check {
     /// Returns a check that succeeds when the port accepts a connection.
     pub(crate) fn accepts(port: u16) -> Self {
-        Self { probe: Probe::Connect(port), period: None, limit: Duration::from_secs(1), failures: 3 }
+        Self { probe: ProbeAction::Connect(port), period: None, limit: Duration::from_secs(1), failures: 3 }
     }
 
     async fn attempt(&self, address: Ipv4Addr) -> Result<(), String> {
         let to = |port| SocketAddr::new(IpAddr::V4(address), port);
         match &self.probe {
-            Probe::Connect(port) => {
+            ProbeAction::Connect(port) => {
                 let connecting = timeout(self.limit, http::connect(to(*port), Some(PROBES_FROM)));
                 let answer = match connecting.await {
                     Ok(Ok(_)) => return Ok(()),
@@ -80,14 +80,14 @@ impl Check {
                 };
                 Err(format!("port {port}: {answer}"))
             }
-            Probe::Get(port, path) => {
+            ProbeAction::Get(port, path) => {
                 match http::status_from(to(*port), PROBES_FROM, path, self.limit).await {
                     Ok(200..=399) => Ok(()),
                     Ok(status) => Err(format!("port {port}: {path} answers {status}")),
                     Err(error) => Err(format!("port {port}: {path}: {error}")),
                 }
             }
-            Probe::Grpc(port, service) => {
+            ProbeAction::Grpc(port, service) => {
                 let server = format!("http://{}", to(*port));
                 match http::grpc_health(&server, Some(PROBES_FROM), service, self.limit).await {
                     Ok(health) if health.is_serving() => Ok(()),
@@ -95,7 +95,7 @@ impl Check {
                     Err(error) => Err(format!("port {port}: gRPC health: {error}")),
                 }
             }
-            Probe::Exec(command, environment, view) => self.exec(command, environment, view).await,
+            ProbeAction::Exec(command, environment, view) => self.exec(command, environment, view).await,
         }
     }
 
@@ -118,15 +118,15 @@ impl Check {
 /// Source address of probes. Connections from it are not intercepted; see [`crate::rules`].
 const PROBES_FROM: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
 /// Probe interval of a program that is not ready. It grows with each failure, to ten times this value.
-const IMPATIENT: Duration = Duration::from_millis(100);
+const FAST_PERIOD: Duration = Duration::from_millis(100);
 /// Reason before the first probe.
 pub(crate) const STARTING: &str = "starting";
 /// Runtime after which a program that has crashed counts as running again.
-const PROVED: Duration = Duration::from_secs(1);
+const SETTLED: Duration = Duration::from_secs(1);
 
 /// Status of a program.
 #[derive(Clone, Debug)]
-pub(crate) enum Life {
+pub(crate) enum ProgramStatus {
     /// It is not started yet, for this reason.
     Waiting(String),
     /// It runs since this time. The text is the reason of the crash before, if there was one.
@@ -139,19 +139,19 @@ pub(crate) enum Life {
 
 /// Status of a pod's programs: set by the tasks that run them, read by [`watch()`].
 #[derive(Debug)]
-pub(crate) struct Lives {
-    lives: Vec<watch::Sender<Life>>,
-    kills: Vec<watch::Sender<Option<Kill>>>,
+pub(crate) struct ProgramStatuses {
+    statuses: Vec<watch::Sender<ProgramStatus>>,
+    kills: Vec<watch::Sender<Option<KillRequest>>>,
     /// Readiness of each program, or the reason why it is not ready.
     ready: RefCell<Vec<Result<(), String>>>,
     changed: Notify,
 }
 
-impl Lives {
+impl ProgramStatuses {
     pub(crate) fn new(programs: usize) -> Self {
-        let waiting = || watch::Sender::new(Life::Waiting(STARTING.to_owned()));
+        let waiting = || watch::Sender::new(ProgramStatus::Waiting(STARTING.to_owned()));
         Self {
-            lives: std::iter::repeat_with(waiting).take(programs).collect(),
+            statuses: std::iter::repeat_with(waiting).take(programs).collect(),
             kills: std::iter::repeat_with(watch::Sender::default).take(programs).collect(),
             ready: RefCell::new(vec![Err(STARTING.to_owned()); programs]),
             changed: Notify::new(),
@@ -159,18 +159,18 @@ impl Lives {
     }
 
     /// Sets the status of a program.
-    pub(crate) fn set(&self, program: usize, life: Life) {
-        let Some(known) = self.lives.get(program) else { return };
+    pub(crate) fn set(&self, program: usize, status: ProgramStatus) {
+        let Some(known) = self.statuses.get(program) else { return };
         known.send_modify(|known| {
-            let before = std::mem::replace(known, life);
-            if let (Life::Crashed(reason), Life::Running(_, crashed)) = (before, known) {
+            let before = std::mem::replace(known, status);
+            if let (ProgramStatus::Crashed(reason), ProgramStatus::Running(_, crashed)) = (before, known) {
                 *crashed = Some(reason);
             }
         });
     }
 
     /// Returns the requests to end a program.
-    pub(crate) fn kills(&self, program: usize) -> Option<Kills> {
+    pub(crate) fn kills(&self, program: usize) -> Option<KillRequests> {
         self.kills.get(program).map(watch::Sender::subscribe)
     }
 
@@ -179,7 +179,7 @@ impl Lives {
         self.ready.borrow().get(program).is_some_and(Result::is_ok)
     }
 
-    fn settle(&self, program: usize, state: Result<(), String>) {
+    fn set_ready(&self, program: usize, state: Result<(), String>) {
         if let Some(known) = self.ready.borrow_mut().get_mut(program) {
             *known = state;
         }
@@ -188,8 +188,8 @@ impl Lives {
 }
 
 /// A program that must run, or have succeeded, for the pod to be ready.
-pub(crate) struct Watched {
-    /// Index in [`Lives`].
+pub(crate) struct MonitoredProgram {
+    /// Index in [`ProgramStatuses`].
     pub(crate) program: usize,
     /// Name in messages: `sidecar`, or `container web`.
     pub(crate) name: String,
@@ -200,15 +200,15 @@ pub(crate) struct Watched {
 /// Reports every change of the pod's readiness. Does not return.
 pub(crate) async fn watch(
     address: Ipv4Addr,
-    all: &[Watched],
-    lives: &Lives,
+    all: &[MonitoredProgram],
+    statuses: &ProgramStatuses,
     mut say: impl FnMut(Result<(), String>),
 ) {
     let report = async {
         let mut told = None;
         loop {
             let failed = all.iter().find_map(|one| {
-                let reason = lives.ready.borrow().get(one.program)?.clone().err()?;
+                let reason = statuses.ready.borrow().get(one.program)?.clone().err()?;
                 Some(format!("{}: {reason}", one.name))
             });
             let state = failed.map_or(Ok(()), Err);
@@ -216,54 +216,60 @@ pub(crate) async fn watch(
                 say(state.clone());
                 told = Some(state);
             }
-            lives.changed.notified().await;
+            statuses.changed.notified().await;
         }
     };
     // Each program has a task of its own, so that a slow probe delays no other.
-    let follow_all = join_all(all.iter().map(|one| follow(address, one, lives)));
+    let monitor_all = join_all(all.iter().map(|one| monitor(address, one, statuses)));
     tokio::select! {
         () = report => {}
-        _ = follow_all => {}
+        _ = monitor_all => {}
     }
 }
 
 /// Updates the readiness of one program.
-async fn follow(address: Ipv4Addr, one: &Watched, lives: &Lives) {
-    let Some(sender) = lives.lives.get(one.program) else { return };
-    let mut life = sender.subscribe();
+async fn monitor(address: Ipv4Addr, one: &MonitoredProgram, statuses: &ProgramStatuses) {
+    let Some(sender) = statuses.statuses.get(one.program) else { return };
+    let mut status = sender.subscribe();
     loop {
-        let now = life.borrow_and_update().clone();
-        let settled = match now {
-            Life::Running(since, crashed) => {
+        let now = status.borrow_and_update().clone();
+        let changed_result = match now {
+            ProgramStatus::Running(since, crashed) => {
                 // A probe is dropped when its process ends, because its result would be about the next one.
                 tokio::select! {
-                    changed = life.changed() => changed,
-                    () = probe(address, one, lives, since, crashed) => Ok(()),
+                    changed = status.changed() => changed,
+                    () = probe(address, one, statuses, since, crashed) => Ok(()),
                 }
             }
-            Life::Done => {
-                lives.settle(one.program, Ok(()));
-                life.changed().await
+            ProgramStatus::Done => {
+                statuses.set_ready(one.program, Ok(()));
+                status.changed().await
             }
-            Life::Waiting(reason) | Life::Crashed(reason) => {
-                lives.settle(one.program, Err(reason));
-                life.changed().await
+            ProgramStatus::Waiting(reason) | ProgramStatus::Crashed(reason) => {
+                statuses.set_ready(one.program, Err(reason));
+                status.changed().await
             }
         };
-        if settled.is_err() {
+        if changed_result.is_err() {
             return;
         }
     }
 }
 
 /// Probes a process that runs since this time, until the caller drops the future.
-async fn probe(address: Ipv4Addr, one: &Watched, lives: &Lives, since: Instant, crashed: Option<String>) {
+async fn probe(
+    address: Ipv4Addr,
+    one: &MonitoredProgram,
+    statuses: &ProgramStatuses,
+    since: Instant,
+    crashed: Option<String>,
+) {
     let RestartProbes { startup, liveness } = &one.restart_probes;
     let kill = |field: &str, reason: String, grace: Duration| {
         let reason = format!("{field} failed: {reason}");
-        lives.settle(one.program, Err(reason.clone()));
-        if let Some(kills) = lives.kills.get(one.program) {
-            kills.send_replace(Some(Kill { reason, grace }));
+        statuses.set_ready(one.program, Err(reason.clone()));
+        if let Some(kills) = statuses.kills.get(one.program) {
+            kills.send_replace(Some(KillRequest { reason, grace }));
         }
     };
     let (started, mut has_started) = watch::channel(startup.is_none());
@@ -276,21 +282,21 @@ async fn probe(address: Ipv4Addr, one: &Watched, lives: &Lives, since: Instant, 
             started.send_replace(true);
         }
         if let Some(liveness) = liveness {
-            let reason = live(address, liveness, since).await;
+            let reason = run_liveness_probe(address, liveness, since).await;
             kill("livenessProbe", reason, liveness.grace);
         }
         std::future::pending::<()>().await;
     };
     let ready = async {
         if let Some(reason) = crashed {
-            lives.settle(one.program, Err(reason));
-            sleep_until(since + PROVED).await;
+            statuses.set_ready(one.program, Err(reason));
+            sleep_until(since + SETTLED).await;
         } else {
-            lives.settle(one.program, Err(STARTING.to_owned()));
+            statuses.set_ready(one.program, Err(STARTING.to_owned()));
         }
         // The sender outlives this future.
         let _ = has_started.wait_for(|started| *started).await;
-        be_ready(address, one, lives).await;
+        check_readiness(address, one, statuses).await;
     };
     tokio::select! {
         () = restart => {}
@@ -301,7 +307,7 @@ async fn probe(address: Ipv4Addr, one: &Watched, lives: &Lives, since: Instant, 
 /// Runs the startup probe until it succeeds. Fails after the number of failures, at the probe's period.
 async fn start(address: Ipv4Addr, startup: &RestartProbe, since: Instant) -> Result<(), String> {
     let RestartProbe { check, delay, .. } = startup;
-    let period = check.period.unwrap_or(IMPATIENT).max(IMPATIENT);
+    let period = check.period.unwrap_or(FAST_PERIOD).max(FAST_PERIOD);
     let until = since + *delay + period * check.failures;
     sleep_until(since + *delay).await;
     for tried in 1.. {
@@ -309,14 +315,14 @@ async fn start(address: Ipv4Addr, startup: &RestartProbe, since: Instant) -> Res
             Ok(()) => break,
             Err(reason) if Instant::now() >= until => return Err(reason),
             // Probes more often than the period, so that the pod is ready sooner.
-            Err(_) => sleep((IMPATIENT * tried).min(period)).await,
+            Err(_) => sleep((FAST_PERIOD * tried).min(period)).await,
         }
     }
     Ok(())
 }
 
 /// Runs the liveness probe until it has failed too often in a row. Returns the last reason.
-async fn live(address: Ipv4Addr, liveness: &RestartProbe, since: Instant) -> String {
+async fn run_liveness_probe(address: Ipv4Addr, liveness: &RestartProbe, since: Instant) -> String {
     let RestartProbe { check, delay, .. } = liveness;
     sleep_until(since + *delay).await;
     let mut failures = 0;
@@ -326,15 +332,15 @@ async fn live(address: Ipv4Addr, liveness: &RestartProbe, since: Instant) -> Str
             Err(reason) if failures + 1 >= check.failures => return reason,
             Err(_) => failures + 1,
         };
-        sleep(check.period.unwrap_or(IMPATIENT).max(IMPATIENT)).await;
+        sleep(check.period.unwrap_or(FAST_PERIOD).max(FAST_PERIOD)).await;
     }
 }
 
 /// Runs the readiness probe of a program that has started.
-async fn be_ready(address: Ipv4Addr, one: &Watched, lives: &Lives) {
-    let settle = |state| lives.settle(one.program, state);
+async fn check_readiness(address: Ipv4Addr, one: &MonitoredProgram, statuses: &ProgramStatuses) {
+    let set_ready = |state| statuses.set_ready(one.program, state);
     let Some(check) = &one.check else {
-        settle(Ok(()));
+        set_ready(Ok(()));
         return std::future::pending().await;
     };
     let (mut is_ready, mut failures) = (false, 0);
@@ -342,20 +348,20 @@ async fn be_ready(address: Ipv4Addr, one: &Watched, lives: &Lives) {
         match check.attempt(address).await {
             Ok(()) => {
                 (is_ready, failures) = (true, 0);
-                settle(Ok(()));
+                set_ready(Ok(()));
                 match check.period {
-                    Some(period) => sleep(period.max(IMPATIENT)).await,
+                    Some(period) => sleep(period.max(FAST_PERIOD)).await,
                     None => return std::future::pending().await,
                 }
             }
             Err(reason) => {
                 failures += 1;
                 if is_ready && failures < check.failures {
-                    sleep(check.period.unwrap_or(IMPATIENT)).await;
+                    sleep(check.period.unwrap_or(FAST_PERIOD)).await;
                 } else {
                     is_ready = false;
-                    settle(Err(reason));
-                    sleep(IMPATIENT * failures.clamp(1, 10)).await;
+                    set_ready(Err(reason));
+                    sleep(FAST_PERIOD * failures.clamp(1, 10)).await;
                 }
             }
         }
@@ -370,19 +376,19 @@ mod tests {
 
     /// Runs `watch` over one program with a check. Returns its reports.
     async fn following(
-        lives: &Lives,
+        statuses: &ProgramStatuses,
         check: Option<Check>,
         mut seen: impl AsyncFnMut(Result<(), String>) -> bool,
     ) {
         let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
-        let watched = [Watched {
+        let watched = [MonitoredProgram {
             program: 0,
             name: "container web".to_owned(),
             check,
             restart_probes: RestartProbes::default(),
         }];
         tokio::select! {
-            () = watch(Ipv4Addr::LOCALHOST, &watched, lives, |state| told.send(state).unwrap()) => {}
+            () = watch(Ipv4Addr::LOCALHOST, &watched, statuses, |state| told.send(state).unwrap()) => {}
             () = async { while seen(heard.recv().await.unwrap()).await {} } => {}
         }
     }
@@ -391,23 +397,23 @@ mod tests {
     async fn a_crashed_program_is_not_ready_although_its_port_accepts() {
         let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = other.local_addr().unwrap().port();
-        let lives = Lives::new(1);
+        let statuses = ProgramStatuses::new(1);
         let mut step = 0;
-        following(&lives, Some(Check::accepts(port)), async |state| {
+        following(&statuses, Some(Check::accepts(port)), async |state| {
             step += 1;
             match step {
                 1 => {
                     assert_eq!(state, Err("container web: starting".to_owned()));
-                    lives.set(0, Life::Running(Instant::now(), None));
+                    statuses.set(0, ProgramStatus::Running(Instant::now(), None));
                 }
                 2 => {
                     assert_eq!(state, Ok(()));
-                    lives.set(0, Life::Crashed("CrashLoopBackOff: exit status: 1".to_owned()));
+                    statuses.set(0, ProgramStatus::Crashed("CrashLoopBackOff: exit status: 1".to_owned()));
                 }
                 3 => {
                     let reason = "container web: CrashLoopBackOff: exit status: 1".to_owned();
                     assert_eq!(state, Err(reason));
-                    lives.set(0, Life::Running(Instant::now(), None));
+                    statuses.set(0, ProgramStatus::Running(Instant::now(), None));
                 }
                 _ => assert_eq!(state, Ok(())),
             }
@@ -419,18 +425,18 @@ mod tests {
     #[tokio::test]
     async fn other_probes_wait_for_the_startup_probe_and_a_failure_ends_the_program() {
         let check = |command: &str| Check {
-            probe: Probe::Exec(
+            probe: ProbeAction::Exec(
                 ["/bin/sh", "-c", command].map(str::to_owned).to_vec(),
                 BTreeMap::new(),
                 Arc::default(),
             ),
-            period: Some(IMPATIENT),
+            period: Some(FAST_PERIOD),
             limit: Duration::from_secs(3600),
             failures: 2,
         };
         let probe = |command: &str| RestartProbe {
             check: check(command),
-            delay: IMPATIENT / 2,
+            delay: FAST_PERIOD / 2,
             grace: Duration::from_secs(7),
         };
         for (startup, liveness, reason, after) in [
@@ -439,20 +445,24 @@ mod tests {
             (Some("exit 0"), "exit 2", "livenessProbe failed: `/bin/sh -c exit 2`: exit status: 2", 150),
             (None, "exit 2", "livenessProbe failed: `/bin/sh -c exit 2`: exit status: 2", 150),
         ] {
-            let lives = Lives::new(1);
-            let mut kills = lives.kills(0).unwrap();
+            let statuses = ProgramStatuses::new(1);
+            let mut kills = statuses.kills(0).unwrap();
             let restart_probes =
                 RestartProbes { startup: startup.map(probe), liveness: Some(probe(liveness)) };
-            let watched =
-                [Watched { program: 0, name: "container web".to_owned(), check: None, restart_probes }];
+            let watched = [MonitoredProgram {
+                program: 0,
+                name: "container web".to_owned(),
+                check: None,
+                restart_probes,
+            }];
             let since = Instant::now();
-            lives.set(0, Life::Running(since, None));
+            statuses.set(0, ProgramStatus::Running(since, None));
             let mut seen = Vec::new();
             tokio::select! {
-                () = watch(Ipv4Addr::LOCALHOST, &watched, &lives, |state| seen.push(state)) => {}
+                () = watch(Ipv4Addr::LOCALHOST, &watched, &statuses, |state| seen.push(state)) => {}
                 changed = kills.changed() => changed.unwrap(),
             }
-            let Kill { reason: told, grace } = kills.borrow().clone().unwrap();
+            let KillRequest { reason: told, grace } = kills.borrow().clone().unwrap();
             assert_eq!((told.as_str(), grace), (reason, Duration::from_secs(7)));
             assert!(since.elapsed() >= Duration::from_millis(after), "{startup:?}: {:?}", since.elapsed());
             assert_eq!(seen.contains(&Ok(())), startup != Some("exit 1"), "{seen:?}");
@@ -462,7 +472,7 @@ mod tests {
     #[tokio::test]
     async fn a_command_is_a_probe() {
         let check = |words: &[&str]| Check {
-            probe: Probe::Exec(
+            probe: ProbeAction::Exec(
                 words.iter().map(|word| (*word).to_owned()).collect(),
                 BTreeMap::new(),
                 Arc::default(),

@@ -12,10 +12,10 @@ use skysail_source::{FileChange, FileState, Folders};
 
 use crate::{
     capacity::Capacity,
-    check::Checked,
+    check::CheckResult,
     containers::repository,
     error::{Context as _, Error},
-    files::{Files, News},
+    files::{FileUpdate, Files},
     objects::{Objects, Workload},
     plan::Pod,
 };
@@ -32,7 +32,7 @@ pub struct Survey {
     largest: String,
     objects: Objects,
     /// Result of the check if there are no workloads.
-    pub checked: Option<Checked>,
+    pub checked: Option<CheckResult>,
 }
 
 /// Name of standard input in sentences, and in diagnostics.
@@ -58,12 +58,12 @@ impl Survey {
         }));
         let mut files = Files::default();
         for change in &changes {
-            files.take(News::of(change.clone()));
+            files.take(FileUpdate::of(change.clone()));
         }
         let objects = files.objects();
         let kinds = files.kinds();
         if !kinds.is_empty() && !WORKLOADS.iter().any(|kind| kinds.contains_key(&kind.to_string())) {
-            let checked = Some(Checked::read(changes, kinds, &objects));
+            let checked = Some(CheckResult::read(changes, kinds, &objects));
             return Ok(Self { checked, ..Self::of(&objects) });
         }
         if objects.workloads.values().all(|workload| workload.replicas == 0) {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::{
     objects::{Container, Downward, PodSpec, Probe, Volume, VolumeMount},
     plan::Pod,
-    volumes::{DEFAULT_SIZE, Kind},
+    volumes::{DEFAULT_SIZE, VolumeKind},
 };
 
 /// Fields of a pod that are ignored without a note.
@@ -128,7 +128,7 @@ fn of_volume(volume: &Volume, mount_path: &str, pod: &Pod) -> Vec<String> {
         return if host.path == mount_path { Vec::new() } else { vec![note] };
     }
     let mut notes: Vec<String> = match volume.kind() {
-        Some(Kind::Claim(claim)) => vec![format!(
+        Some(VolumeKind::Claim(claim)) => vec![format!(
             "volume {name}: a folder in memory stands for PersistentVolumeClaim {claim} until the mesh ends; it is empty \
              at first and holds {} MiB at most",
             DEFAULT_SIZE >> 20

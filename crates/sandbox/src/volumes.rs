@@ -20,7 +20,7 @@ use crate::{
 
 /// Kind of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum VolumeKind {
     /// Files from objects, updated with these.
     Files,
     /// An empty folder in memory that ends with the pod, with a size limit in bytes.
@@ -30,21 +30,21 @@ pub(crate) enum Kind {
 }
 
 /// Mode and content of a file.
-pub(crate) type Entry = (u32, Content);
+pub(crate) type VolumeFile = (u32, FileContent);
 
 /// Content of a file in a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
+pub(crate) enum FileContent {
     Bytes(Vec<u8>),
     /// Service account token for an audience.
     Token(String),
 }
 
 /// Files of a volume by their paths, or the object that it lacks.
-pub(crate) type Files = Result<BTreeMap<PathBuf, Entry>, String>;
+pub(crate) type VolumeFiles = Result<BTreeMap<PathBuf, VolumeFile>, String>;
 
 /// Files of a pod's volumes, by the volumes' names.
-pub(crate) type Contents = BTreeMap<String, Files>;
+pub(crate) type Contents = BTreeMap<String, VolumeFiles>;
 
 /// Default size limit of a folder in memory, in bytes.
 pub(crate) const DEFAULT_SIZE: u64 = 1 << 30;
@@ -55,22 +55,22 @@ const API_SERVER: &str = "https://kubernetes.default.svc.cluster.local";
 
 impl Volume {
     /// Returns the kind of the volume; `None` if it is not supported.
-    pub(crate) fn kind(&self) -> Option<Kind> {
+    pub(crate) fn kind(&self) -> Option<VolumeKind> {
         if self.config_map.is_some()
             || self.secret.is_some()
             || self.downward.is_some()
             || self.projected.is_some()
         {
-            return Some(Kind::Files);
+            return Some(VolumeKind::Files);
         }
         if let Some(claim) = &self.persistent_volume_claim {
-            return Some(Kind::Claim(claim.claim_name.clone()));
+            return Some(VolumeKind::Claim(claim.claim_name.clone()));
         }
         if self.host_path.is_some() || !self.other.is_empty() {
             return None;
         }
         let limit = self.empty_dir.as_ref().and_then(|source| quantity(&source.size_limit));
-        Some(Kind::Memory(limit.filter(|limit| *limit > 0).unwrap_or(DEFAULT_SIZE)))
+        Some(VolumeKind::Memory(limit.filter(|limit| *limit > 0).unwrap_or(DEFAULT_SIZE)))
     }
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn folder(pod: &Path, number: usize) -> PathBuf {
 /// Returns the mounts of a container.
 pub(crate) fn mounts(container: &Container, pod: &Pod, place: &Path) -> Vec<Mount> {
     let mounts = mounted(container, pod).map(|(number, volume, mount)| {
-        let holds_files = volume.kind() == Some(Kind::Files);
+        let holds_files = volume.kind() == Some(VolumeKind::Files);
         Mount {
             volume: volume.name.clone(),
             source: folder(place, number),
@@ -111,11 +111,11 @@ pub(crate) fn mounts(container: &Container, pod: &Pod, place: &Path) -> Vec<Moun
 /// Returns the files of these volumes of a pod.
 pub(crate) fn contents(pod: &Pod, names: &BTreeSet<String>, objects: &Objects) -> Contents {
     let volumes = pod.spec.volumes.iter().filter(|volume| names.contains(&volume.name));
-    let filled = volumes.filter(|volume| volume.kind() == Some(Kind::Files));
+    let filled = volumes.filter(|volume| volume.kind() == Some(VolumeKind::Files));
     filled.map(|volume| (volume.name.clone(), files(volume, pod, objects))).collect()
 }
 
-fn files(volume: &Volume, pod: &Pod, objects: &Objects) -> Files {
+fn files(volume: &Volume, pod: &Pod, objects: &Objects) -> VolumeFiles {
     let mut files = BTreeMap::new();
     if let Some(source) = &volume.config_map {
         files.extend(keys("ConfigMap", source, None, pod, objects)?);
@@ -140,7 +140,7 @@ fn files(volume: &Volume, pod: &Pod, objects: &Objects) -> Files {
             }
             if let Some(TokenFile { audience, path }) = service_account_token {
                 let audience = audience.clone().filter(|audience| !audience.is_empty());
-                let token = Content::Token(audience.unwrap_or_else(|| API_SERVER.to_owned()));
+                let token = FileContent::Token(audience.unwrap_or_else(|| API_SERVER.to_owned()));
                 files.extend(path_of(path).map(|path| (path, (mode.unwrap_or(MODE) & 0o777, token))));
             }
         }
@@ -149,7 +149,7 @@ fn files(volume: &Volume, pod: &Pod, objects: &Objects) -> Files {
 }
 
 /// Returns the keys of a ConfigMap or a Secret as files.
-fn keys(kind: &str, source: &Source, mode: Option<u32>, pod: &Pod, objects: &Objects) -> Files {
+fn keys(kind: &str, source: &Source, mode: Option<u32>, pod: &Pod, objects: &Objects) -> VolumeFiles {
     let Source { name, items, default_mode, optional } = source;
     let key = (kind.to_owned(), pod.namespace.clone(), name.clone());
     let about = format!("{kind} {}/{name}", pod.namespace);
@@ -158,7 +158,7 @@ fn keys(kind: &str, source: &Source, mode: Option<u32>, pod: &Pod, objects: &Obj
     };
     let mode = default_mode.or(mode).unwrap_or(MODE);
     let found = |key: &String| data.get(key).or_else(|| binary.get(key)).cloned();
-    let entry = |mode: u32, bytes| (mode & 0o777, Content::Bytes(bytes));
+    let entry = |mode: u32, bytes| (mode & 0o777, FileContent::Bytes(bytes));
     if items.is_empty() {
         let all = data.iter().chain(binary);
         return Ok(all.map(|(key, bytes)| (key.into(), entry(mode, bytes.clone()))).collect());
@@ -175,7 +175,7 @@ fn keys(kind: &str, source: &Source, mode: Option<u32>, pod: &Pod, objects: &Obj
 }
 
 /// Returns fields of the pod as files. Fields that are not supported have no file; [`crate::unsupported`] reports them.
-fn fields(source: &Downward, mode: Option<u32>, pod: &Pod) -> BTreeMap<PathBuf, Entry> {
+fn fields(source: &Downward, mode: Option<u32>, pod: &Pod) -> BTreeMap<PathBuf, VolumeFile> {
     let mode = source.default_mode.or(mode).unwrap_or(MODE);
     let files = source.items.iter().filter_map(|item| {
         let field = &item.field_ref.as_ref()?.field_path;
@@ -184,7 +184,7 @@ fn fields(source: &Downward, mode: Option<u32>, pod: &Pod) -> BTreeMap<PathBuf, 
             "metadata.annotations" => list(&pod.annotations),
             field => pod.field(field)?,
         };
-        let entry = (item.mode.unwrap_or(mode) & 0o777, Content::Bytes(text.into_bytes()));
+        let entry = (item.mode.unwrap_or(mode) & 0o777, FileContent::Bytes(text.into_bytes()));
         path_of(&item.path).map(|path| (path, entry))
     });
     files.collect()

@@ -23,7 +23,7 @@ const LONGEST: usize = 64 << 20;
 
 /// `ServerReflectionRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Request {
+struct ReflectionRequest {
     #[prost(oneof = "Question", tags = "3, 4, 7")]
     question: Option<Question>,
 }
@@ -43,13 +43,13 @@ pub(super) enum Question {
 
 /// `ServerReflectionResponse`.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Response {
-    #[prost(oneof = "Answer", tags = "4, 6, 7")]
-    answer: Option<Answer>,
+struct ReflectionResponse {
+    #[prost(oneof = "ReflectionAnswer", tags = "4, 6, 7")]
+    answer: Option<ReflectionAnswer>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub(super) enum Answer {
+pub(super) enum ReflectionAnswer {
     #[prost(message, tag = "4")]
     Files(Files),
     #[prost(message, tag = "6")]
@@ -96,14 +96,14 @@ pub(super) struct Reflection<'a> {
 
 impl Reflection<'_> {
     /// Asks the server. The error is of kind `InvalidInput` if it has no reflection.
-    pub(super) async fn ask(&mut self, question: Question) -> io::Result<Answer> {
-        let question = Bytes::from(Request { question: Some(question) }.encode_to_vec());
+    pub(super) async fn ask(&mut self, question: Question) -> io::Result<ReflectionAnswer> {
+        let question = Bytes::from(ReflectionRequest { question: Some(question) }.encode_to_vec());
         for service in REFLECTION {
             let mut answer = None;
             let method = format!("{service}/ServerReflectionInfo");
             let mut on = |event: Event<'_>| {
                 if let Event::Body(message) = event {
-                    let message = Response::decode(message).map_err(unusable)?;
+                    let message = ReflectionResponse::decode(message).map_err(unusable)?;
                     answer = answer.take().or(message.answer);
                 }
                 Ok(())
@@ -134,31 +134,31 @@ pub(super) fn of_set(set: &[u8]) -> Result<DescriptorPool, String> {
 
 /// The names of a server's services.
 pub(super) async fn services(
-    ask: &mut impl AsyncFnMut(Question) -> io::Result<Answer>,
+    ask: &mut impl AsyncFnMut(Question) -> io::Result<ReflectionAnswer>,
 ) -> io::Result<Vec<String>> {
     match ask(Question::Services(String::new())).await? {
-        Answer::Services(Services { services }) => {
+        ReflectionAnswer::Services(Services { services }) => {
             let names: BTreeSet<String> = services.into_iter().map(|service| service.name).collect();
             Ok(names.into_iter().collect())
         }
-        Answer::Error(Refusal { message, .. }) => Err(unusable(message)),
-        Answer::Files(_) => Err(unusable("it has files in place of services")),
+        ReflectionAnswer::Error(Refusal { message, .. }) => Err(unusable(message)),
+        ReflectionAnswer::Files(_) => Err(unusable("it has files in place of services")),
     }
 }
 
 /// The descriptors of these services and of all that they need.
 pub(super) async fn of_services(
     names: &[String],
-    ask: &mut impl AsyncFnMut(Question) -> io::Result<Answer>,
+    ask: &mut impl AsyncFnMut(Question) -> io::Result<ReflectionAnswer>,
 ) -> io::Result<DescriptorPool> {
     let mut files: BTreeMap<String, FileDescriptorProto> = BTreeMap::new();
     let mut questions: Vec<Question> = names.iter().cloned().map(Question::Symbol).collect();
     let (mut asked, mut size) = (BTreeSet::new(), 0);
     while let Some(question) = questions.pop() {
         let received = match ask(question.clone()).await? {
-            Answer::Files(Files { files }) => files,
-            Answer::Error(refusal) => return Err(refused(&question, &refusal, ask).await),
-            Answer::Services(_) => return Err(unusable("it has services in place of files")),
+            ReflectionAnswer::Files(Files { files }) => files,
+            ReflectionAnswer::Error(refusal) => return Err(refused(&question, &refusal, ask).await),
+            ReflectionAnswer::Services(_) => return Err(unusable("it has services in place of files")),
         };
         for file in received {
             size += file.len();
@@ -186,7 +186,7 @@ pub(super) async fn of_services(
 async fn refused(
     question: &Question,
     refusal: &Refusal,
-    ask: &mut impl AsyncFnMut(Question) -> io::Result<Answer>,
+    ask: &mut impl AsyncFnMut(Question) -> io::Result<ReflectionAnswer>,
 ) -> io::Error {
     let Refusal { code, message } = refusal;
     match question {
@@ -238,13 +238,13 @@ mod tests {
         file.encode_to_vec()
     }
 
-    fn files(files: Vec<Vec<u8>>) -> io::Result<Answer> {
-        Ok(Answer::Files(Files { files }))
+    fn files(files: Vec<Vec<u8>>) -> io::Result<ReflectionAnswer> {
+        Ok(ReflectionAnswer::Files(Files { files }))
     }
 
     /// What becomes of the descriptors of `acme.Flights` with these answers, and the questions.
     async fn read(
-        answer: impl Fn(&Question) -> io::Result<Answer>,
+        answer: impl Fn(&Question) -> io::Result<ReflectionAnswer>,
     ) -> (Result<Vec<String>, String>, Vec<Question>) {
         let mut questions = Vec::new();
         let mut ask = async |question: Question| {
@@ -274,10 +274,12 @@ mod tests {
     #[tokio::test]
     async fn an_unknown_service_is_named_with_those_that_there_are() {
         let (names, _) = read(|question| match question {
-            Question::Symbol(_) => Ok(Answer::Error(Refusal { code: 5, message: "no".to_owned() })),
+            Question::Symbol(_) => Ok(ReflectionAnswer::Error(Refusal { code: 5, message: "no".to_owned() })),
             _ => {
                 let service = |name: &str| Service { name: name.to_owned() };
-                Ok(Answer::Services(Services { services: vec![service("b"), service("a"), service("b")] }))
+                Ok(ReflectionAnswer::Services(Services {
+                    services: vec![service("b"), service("a"), service("b")],
+                }))
             }
         })
         .await;
@@ -328,15 +330,21 @@ mod tests {
 
     #[test]
     fn messages_are_those_of_the_protocol() {
-        let symbol = Request { question: Some(Question::Symbol("a".to_owned())) };
+        let symbol = ReflectionRequest { question: Some(Question::Symbol("a".to_owned())) };
         assert_eq!(symbol.encode_to_vec(), [0x22, 1, b'a']);
-        let list = Request { question: Some(Question::Services(String::new())) };
+        let list = ReflectionRequest { question: Some(Question::Services(String::new())) };
         assert_eq!(list.encode_to_vec(), [0x3a, 0]);
         let answer = [0x0a, 0, 0x12, 0, 0x32, 5, 0x0a, 3, 0x0a, 1, b'a'];
         let services = Services { services: vec![Service { name: "a".to_owned() }] };
-        assert_eq!(Response::decode(&answer[..]).unwrap().answer, Some(Answer::Services(services)));
+        assert_eq!(
+            ReflectionResponse::decode(&answer[..]).unwrap().answer,
+            Some(ReflectionAnswer::Services(services))
+        );
         let error = [0x3a, 5, 0x08, 5, 0x12, 1, b'x'];
         let refusal = Refusal { code: 5, message: "x".to_owned() };
-        assert_eq!(Response::decode(&error[..]).unwrap().answer, Some(Answer::Error(refusal)));
+        assert_eq!(
+            ReflectionResponse::decode(&error[..]).unwrap().answer,
+            Some(ReflectionAnswer::Error(refusal))
+        );
     }
 }

@@ -21,7 +21,7 @@ use super::{
 
 /// Options of `skysail call` for gRPC.
 #[derive(Debug, Default, clap::Args)]
-pub(super) struct Options {
+pub(super) struct GrpcOptions {
     /// Call a method of the gRPC server HOST:PORT. Messages are JSON documents: -d has those of the request, and those of the
     /// response are printed as they arrive. Descriptors come from server reflection, which is sent the same headers.
     #[arg(long, value_name = "SERVICE/METHOD", group = "grpc_mode",
@@ -56,7 +56,7 @@ enum Task {
     },
 }
 
-impl Options {
+impl GrpcOptions {
     /// Whether gRPC is to be spoken.
     pub(super) fn is_used(&self) -> bool {
         self.grpc.is_some() || self.grpc_list
@@ -303,7 +303,7 @@ mod tests {
     }
 
     fn session(name: &str) -> Result<Session, String> {
-        let options = Options { grpc: Some(name.to_owned()), ..Options::default() };
+        let options = GrpcOptions { grpc: Some(name.to_owned()), ..GrpcOptions::default() };
         let session = options.session("a:1".to_owned(), Vec::new(), Vec::new(), Duration::from_secs(60));
         let session = session.map_err(|error| error.to_string())?;
         Ok(Session { descriptors: Some(pool()), ..session })

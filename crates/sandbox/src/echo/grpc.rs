@@ -38,9 +38,9 @@ pub(super) fn answer(head: &Parts, body: Body) -> (u8, Response) {
     let content = content.unwrap_or(HeaderValue::from_static("application/grpc"));
     let path = head.uri.path();
     let (code, body) = match path {
-        HEALTH_CHECK => (OK, Body::new(Answer::new(Body::from(SERVING)))),
+        HEALTH_CHECK => (OK, Body::new(EchoBody::new(Body::from(SERVING)))),
         path if path.starts_with(OWN) => (UNIMPLEMENTED, Body::empty()),
-        _ => (OK, Body::new(Answer::new(body))),
+        _ => (OK, Body::new(EchoBody::new(body))),
     };
     let mut answer = Response::new(body);
     let headers = answer.headers_mut();
@@ -57,18 +57,18 @@ pub(super) fn answer(head: &Parts, body: Body) -> (u8, Response) {
 }
 
 /// Body with messages, followed by the trailers of a successful call.
-struct Answer {
+struct EchoBody {
     messages: Body,
     has_ended: bool,
 }
 
-impl Answer {
+impl EchoBody {
     fn new(messages: Body) -> Self {
         Self { messages, has_ended: false }
     }
 }
 
-impl HttpBody for Answer {
+impl HttpBody for EchoBody {
     type Data = Bytes;
     type Error = axum::Error;
 

@@ -16,27 +16,27 @@ use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use tracing::info;
 
-use super::{Pod, grpc};
+use super::{PodIdentity, grpc};
 
 /// Maximum size of a body that the report repeats, in bytes; longer ones are only counted.
-const REPEATED: usize = 16 << 10;
-const LONGEST_DELAY: Duration = Duration::from_secs(3600);
+const MAX_REPEATED: usize = 16 << 10;
+const MAX_DELAY: Duration = Duration::from_secs(3600);
 
-pub(super) async fn answer(State(pod): State<Arc<Pod>>, request: Request<Body>) -> Response {
+pub(super) async fn answer(State(pod): State<Arc<PodIdentity>>, request: Request<Body>) -> Response {
     let (head, body) = request.into_parts();
-    let entry = Entry::new(&head);
+    let entry = LogLine::new(&head);
     if grpc::is_call(&head) {
         let (code, answer) = grpc::answer(&head, body);
         entry.answered(answer.status(), Some(code));
         return answer;
     }
-    let wish = Wish::read(head.uri.path(), head.uri.query().unwrap_or_default());
-    let answer = match Content::read(body).await {
+    let behavior = Behavior::read(head.uri.path(), head.uri.query().unwrap_or_default());
+    let answer = match RequestBody::read(body).await {
         Ok(content) => {
-            if let Some(delay) = wish.delay {
-                tokio::time::sleep(delay.min(LONGEST_DELAY)).await;
+            if let Some(delay) = behavior.delay {
+                tokio::time::sleep(delay.min(MAX_DELAY)).await;
             }
-            (wish.status, Json(report(&head, &content, &pod))).into_response()
+            (behavior.status, Json(report(&head, &content, &pod))).into_response()
         }
         Err(error) => (StatusCode::BAD_REQUEST, Json(json!({ "error": error.to_string() }))).into_response(),
     };
@@ -45,7 +45,7 @@ pub(super) async fn answer(State(pod): State<Arc<Pod>>, request: Request<Body>) 
 }
 
 /// Returns the report about a request.
-fn report(head: &Parts, content: &Content, pod: &Pod) -> Value {
+fn report(head: &Parts, content: &RequestBody, pod: &PodIdentity) -> Value {
     let mut headers: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (name, value) in &head.headers {
         let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
@@ -67,18 +67,18 @@ fn report(head: &Parts, content: &Content, pod: &Pod) -> Value {
 
 /// Body of a request: its start and its length in bytes.
 #[derive(Default)]
-struct Content {
+struct RequestBody {
     begin: Vec<u8>,
     length: u64,
 }
 
-impl Content {
+impl RequestBody {
     async fn read(body: Body) -> Result<Self, axum::Error> {
         let (mut content, mut pieces) = (Self::default(), body.into_data_stream());
         while let Some(piece) = pieces.next().await {
             let piece = piece?;
             content.length += piece.len() as u64;
-            let kept = piece.len().min(REPEATED - content.begin.len());
+            let kept = piece.len().min(MAX_REPEATED - content.begin.len());
             content.begin.extend_from_slice(&piece[..kept]);
         }
         Ok(content)
@@ -92,7 +92,7 @@ impl Content {
 }
 
 /// Log line of a request. It is written when the request is answered, or when the client leaves before that.
-struct Entry {
+struct LogLine {
     method: String,
     host: String,
     path: String,
@@ -102,7 +102,7 @@ struct Entry {
     is_written: bool,
 }
 
-impl Entry {
+impl LogLine {
     fn new(head: &Parts) -> Self {
         let text = |name: &str| {
             let value = head.headers.get(name)?;
@@ -138,7 +138,7 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for LogLine {
     fn drop(&mut self) {
         if !self.is_written {
             self.write(None, None);
@@ -148,22 +148,22 @@ impl Drop for Entry {
 
 /// Status and delay that the request asks for.
 #[derive(Debug, PartialEq, Eq)]
-struct Wish {
+struct Behavior {
     status: StatusCode,
     delay: Option<Duration>,
 }
 
-impl Wish {
+impl Behavior {
     fn read(path: &str, query: &str) -> Self {
-        let mut wish = Self { status: StatusCode::OK, delay: None };
+        let mut behavior = Self { status: StatusCode::OK, delay: None };
         let segments: Vec<&str> = path.split('/').collect();
         for pair in segments.windows(2) {
-            wish.set(pair[0], pair[1]);
+            behavior.set(pair[0], pair[1]);
         }
         for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
-            wish.set(name, value);
+            behavior.set(name, value);
         }
-        wish
+        behavior
     }
 
     fn set(&mut self, name: &str, value: &str) {
@@ -204,15 +204,15 @@ mod tests {
 
     #[test]
     fn status_and_delay_are_read_from_path_and_query() {
-        let wish = Wish::read("/status/503", "delay=200ms");
+        let behavior = Behavior::read("/status/503", "delay=200ms");
         assert_eq!(
-            wish,
-            Wish { status: StatusCode::SERVICE_UNAVAILABLE, delay: Some(Duration::from_millis(200)) }
+            behavior,
+            Behavior { status: StatusCode::SERVICE_UNAVAILABLE, delay: Some(Duration::from_millis(200)) }
         );
-        assert_eq!(Wish::read("/delay/1.5s", "").delay, Some(Duration::from_millis(1500)));
-        let plain = Wish { status: StatusCode::OK, delay: None };
+        assert_eq!(Behavior::read("/delay/1.5s", "").delay, Some(Duration::from_millis(1500)));
+        let plain = Behavior { status: StatusCode::OK, delay: None };
         for path in ["/", "/status/", "/status/100", "/status/x", "/delay/-1s", "/delay/NaN"] {
-            assert_eq!(Wish::read(path, ""), plain, "{path}");
+            assert_eq!(Behavior::read(path, ""), plain, "{path}");
         }
     }
 
@@ -232,10 +232,13 @@ mod tests {
 
     #[tokio::test]
     async fn long_bodies_are_counted_and_not_kept() {
-        let read = async |length: usize| Content::read(Body::from("x".repeat(length))).await.unwrap();
-        let short = read(REPEATED).await;
-        assert_eq!((short.length, short.text().map(str::len)), (REPEATED as u64, Some(REPEATED)));
-        let long = read(REPEATED + 1).await;
-        assert_eq!((long.length, long.text(), long.begin.len()), (REPEATED as u64 + 1, None, REPEATED));
+        let read = async |length: usize| RequestBody::read(Body::from("x".repeat(length))).await.unwrap();
+        let short = read(MAX_REPEATED).await;
+        assert_eq!((short.length, short.text().map(str::len)), (MAX_REPEATED as u64, Some(MAX_REPEATED)));
+        let long = read(MAX_REPEATED + 1).await;
+        assert_eq!(
+            (long.length, long.text(), long.begin.len()),
+            (MAX_REPEATED as u64 + 1, None, MAX_REPEATED)
+        );
     }
 }

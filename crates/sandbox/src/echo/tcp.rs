@@ -10,13 +10,13 @@ use tokio::{
 use tracing::{info, warn};
 
 /// Maximum number of connections of one port; further ones wait in the kernel.
-const MOST: usize = 512;
+const MAX_CONNECTIONS: usize = 512;
 /// Pause after a failed accept, which is usually due to a lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves connections. Does not return.
 pub(super) async fn serve(listener: TcpListener) -> Infallible {
-    let free = Arc::new(Semaphore::new(MOST));
+    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         // It fails only if the semaphore is closed, which never happens.
         let place = Arc::clone(&free).acquire_owned().await;

@@ -27,7 +27,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Found, KEEP, News, closed};
+use super::{CACHE_TIME, ForwarderMessage, LookupResult, closed};
 use crate::{
     descriptor,
     error::{Context as _, Error},
@@ -38,15 +38,15 @@ use crate::{
 
 /// Maximum number of concurrent connections; further ones wait in the kernel. It is lower if the process may have few
 /// open files.
-const CONNECTIONS: usize = 1024;
+const MAX_CONNECTIONS: usize = 1024;
 /// Open files that are reserved for other uses than the two of each connection.
 const OTHER_FILES: u64 = 128;
 /// Maximum number of concurrent lookups, each on a thread of its own.
-const LOOKUPS: usize = 16;
+const MAX_LOOKUPS: usize = 16;
 /// Maximum number of addresses of a name.
-const ADDRESSES: usize = 16;
+const MAX_ADDRESSES: usize = 16;
 /// Maximum number of failures that wait to be sent.
-const UNTOLD: usize = 256;
+const MAX_PENDING: usize = 256;
 
 /// Handle of a running forwarder; dropping it ends the process.
 pub(crate) struct Forwarder {
@@ -94,46 +94,46 @@ pub fn run() -> Result<(), Error> {
     // A mesh that fails to start sends no listener.
     let Ok(listener) = descriptor::receive(&channel) else { return Ok(()) };
     let files = descriptors::raise().saturating_sub(OTHER_FILES) / 2;
-    let most = CONNECTIONS.min(usize::try_from(files).unwrap_or(CONNECTIONS)).max(1);
+    let most = MAX_CONNECTIONS.min(usize::try_from(files).unwrap_or(MAX_CONNECTIONS)).max(1);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(LOOKUPS)
+        .max_blocking_threads(MAX_LOOKUPS)
         .build()
         .context(what)?;
-    let done = runtime.block_on(attend(channel, listener.into(), most));
+    let done = runtime.block_on(serve(channel, listener.into(), most));
     // A lookup may block for long.
     runtime.shutdown_background();
     done.context(what)
 }
 
-async fn attend(channel: Channel, listener: TcpListener, most: usize) -> io::Result<()> {
+async fn serve(channel: Channel, listener: TcpListener, most: usize) -> io::Result<()> {
     channel.set_nonblocking(true)?;
     let (read, mut write) = UnixStream::from_std(channel)?.into_split();
-    let (tell, mut told) = mpsc::channel::<News>(UNTOLD);
-    let tells = tell.clone();
+    let (failures, mut messages) = mpsc::channel::<ForwarderMessage>(MAX_PENDING);
+    let failure_sender = failures.clone();
     let failed = move |from, failure: Failure| {
         // A server may close a connection without an answer. A failure that does not fit is dropped, because other
         // failures are reported.
         if failure != Failure::NoAnswer {
-            let _ = tells.try_send(News::Failed(from, failure.to_string()));
+            let _ = failure_sender.try_send(ForwarderMessage::Failed(from, failure.to_string()));
         }
     };
     let writing = async {
-        while let Some(news) = told.recv().await {
+        while let Some(news) = messages.recv().await {
             let line = serde_json::to_string(&news)? + "\n";
             write.write_all(line.as_bytes()).await?;
         }
         Ok(())
     };
     let reading = async {
-        let places = Arc::new(Semaphore::new(LOOKUPS));
+        let permits = Arc::new(Semaphore::new(MAX_LOOKUPS));
         let mut lines = BufReader::new(read).lines();
         while let Some(name) = lines.next_line().await? {
-            let (tell, places) = (tell.clone(), Arc::clone(&places));
+            let (failures, permits) = (failures.clone(), Arc::clone(&permits));
             tokio::spawn(async move {
-                let found = timeout(KEEP, look_up(name.clone(), places)).await;
-                let late = || Found::Failed(format!("no answer within {KEEP:?}"));
-                let _ = tell.send(News::Found(name, found.unwrap_or_else(|_| late()))).await;
+                let found = timeout(CACHE_TIME, look_up(name.clone(), permits)).await;
+                let late = || LookupResult::Failed(format!("no answer within {CACHE_TIME:?}"));
+                let _ = failures.send(ForwarderMessage::Result(name, found.unwrap_or_else(|_| late()))).await;
             });
         }
         Ok(())
@@ -164,33 +164,33 @@ fn destination(client: &TcpStream) -> Result<Vec<SocketAddr>, Failure> {
 }
 
 /// Looks up a name by the host's resolver, which uses `/etc/hosts` and the host's other sources.
-async fn look_up(name: String, places: Arc<Semaphore>) -> Found {
-    let Ok(place) = places.acquire_owned().await else { return Found::Missing };
+async fn look_up(name: String, permits: Arc<Semaphore>) -> LookupResult {
+    let Ok(place) = permits.acquire_owned().await else { return LookupResult::Missing };
     let found = spawn_blocking(move || {
         // Held until the resolver returns, even after the lookup has timed out.
         let _place = place;
         (name.as_str(), 0).to_socket_addrs().map(|found| found.map(|address| address.ip()).collect())
     });
     match found.await {
-        Ok(found) => judge(found),
-        Err(error) => Found::Failed(error.to_string()),
+        Ok(found) => classify(found),
+        Err(error) => LookupResult::Failed(error.to_string()),
     }
 }
 
 /// Converts the resolver's answer. The standard library gives getaddrinfo's errors as English texts only: glibc's or
 /// musl's.
-fn judge(found: io::Result<Vec<IpAddr>>) -> Found {
+fn classify(found: io::Result<Vec<IpAddr>>) -> LookupResult {
     let found = match found {
         Ok(found) => found,
         Err(error) => {
             let text = error.to_string();
             let is = |texts: [&str; 2]| texts.iter().any(|known| text.contains(known));
             return if is(["Name or service not known", "Name does not resolve"]) {
-                Found::Missing
+                LookupResult::Missing
             } else if is(["No address associated with hostname", "Name has no usable address"]) {
-                Found::Unusable("it has no address".to_owned())
+                LookupResult::Unusable("it has no address".to_owned())
             } else {
-                Found::Failed(text)
+                LookupResult::Failed(text)
             };
         }
     };
@@ -204,8 +204,8 @@ fn judge(found: io::Result<Vec<IpAddr>>) -> Found {
             }
         }
     }
-    usable.truncate(ADDRESSES);
-    if usable.is_empty() { Found::Unusable(obstacle) } else { Found::Addresses(usable) }
+    usable.truncate(MAX_ADDRESSES);
+    if usable.is_empty() { LookupResult::Unusable(obstacle) } else { LookupResult::Addresses(usable) }
 }
 
 #[cfg(test)]
@@ -216,33 +216,36 @@ mod tests {
     fn errors_of_the_resolver_are_distinguished() {
         let error =
             |text: &str| Err(io::Error::other(format!("failed to lookup address information: {text}")));
-        assert_eq!(judge(error("Name or service not known")), Found::Missing);
-        assert_eq!(judge(error("Name does not resolve")), Found::Missing);
-        assert!(matches!(judge(error("No address associated with hostname")), Found::Unusable(_)));
-        assert!(matches!(judge(error("Temporary failure in name resolution")), Found::Failed(_)));
+        assert_eq!(classify(error("Name or service not known")), LookupResult::Missing);
+        assert_eq!(classify(error("Name does not resolve")), LookupResult::Missing);
+        assert!(matches!(classify(error("No address associated with hostname")), LookupResult::Unusable(_)));
+        assert!(matches!(classify(error("Temporary failure in name resolution")), LookupResult::Failed(_)));
         let addresses = |texts: &[&str]| Ok(texts.iter().map(|text| text.parse().unwrap()).collect());
         let usable = Ipv4Addr::new(198, 51, 100, 2);
         assert_eq!(
-            judge(addresses(&["2001:db8::1", "127.0.1.1", "198.51.100.2"])),
-            Found::Addresses(vec![usable])
+            classify(addresses(&["2001:db8::1", "127.0.1.1", "198.51.100.2"])),
+            LookupResult::Addresses(vec![usable])
         );
-        let unusable = |found| match judge(found) {
-            Found::Unusable(reason) => reason,
+        let unusable = |found| match classify(found) {
+            LookupResult::Unusable(reason) => reason,
             other => panic!("{other:?}"),
         };
         assert!(unusable(addresses(&["2001:db8::1"])).contains("no IPv4 address"));
         assert!(unusable(addresses(&["127.0.1.1"])).contains("127.0.1.1, an address of this machine itself"));
         let many: Vec<IpAddr> = (0..100).map(|last| IpAddr::from([198, 51, 100, last])).collect();
-        assert!(matches!(judge(Ok(many)), Found::Addresses(few) if few.len() == ADDRESSES));
+        assert!(matches!(classify(Ok(many)), LookupResult::Addresses(few) if few.len() == MAX_ADDRESSES));
     }
 
-    /// The resolver's actual error texts, which [`judge`] reads.
+    /// The resolver's actual error texts, which [`classify`] reads.
     #[tokio::test]
     async fn names_of_the_host_are_found() {
-        let places = Arc::new(Semaphore::new(1));
-        let found = look_up("localhost".to_owned(), Arc::clone(&places)).await;
-        assert!(matches!(&found, Found::Unusable(reason) if reason.contains("127.0.0.1")), "{found:?}");
-        assert_eq!(places.available_permits(), 1);
+        let permits = Arc::new(Semaphore::new(1));
+        let found = look_up("localhost".to_owned(), Arc::clone(&permits)).await;
+        assert!(
+            matches!(&found, LookupResult::Unusable(reason) if reason.contains("127.0.0.1")),
+            "{found:?}"
+        );
+        assert_eq!(permits.available_permits(), 1);
     }
 
     #[tokio::test]

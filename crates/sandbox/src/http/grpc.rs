@@ -15,7 +15,7 @@ use http::{
 use super::{Event, address, connect, fields, http2, invalid, url};
 
 /// Default maximum size of a response message, in bytes.
-const LONGEST_MESSAGE: usize = 16 << 20;
+const MAX_MESSAGE: usize = 16 << 20;
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
@@ -132,7 +132,7 @@ pub struct Client {
     server: Uri,
     requests: h2::client::SendRequest<Bytes>,
     /// Maximum size of a response message, in bytes.
-    pub(super) longest: usize,
+    pub(super) max_message: usize,
     driver: tokio::task::JoinHandle<Result<(), h2::Error>>,
 }
 
@@ -160,7 +160,7 @@ impl Client {
         let stream = connect(to, from).await?;
         on(Event::Connected(to))?;
         let (requests, connection) = h2::client::handshake(stream).await.map_err(io::Error::other)?;
-        Ok(Self { server, requests, longest: LONGEST_MESSAGE, driver: tokio::spawn(connection) })
+        Ok(Self { server, requests, max_message: MAX_MESSAGE, driver: tokio::spawn(connection) })
     }
 
     /// Calls a method, `SERVICE/METHOD`, with these messages. Passes each step to `on`, where each body is a message.
@@ -185,13 +185,13 @@ impl Client {
         if !body.is_empty() {
             sending.send_data(body, true).map_err(io::Error::other)?;
         }
-        match receive(response, self.longest, on).await {
+        match receive(response, self.max_message, on).await {
             // A server may answer before it has read the request, and then reset the stream.
-            Err(Failure::Http2(error)) if error.is_reset() && !error.is_go_away() => {
+            Err(CallError::Http2(error)) if error.is_reset() && !error.is_go_away() => {
                 Ok(Status::of_reset(error.reason().unwrap_or(h2::Reason::INTERNAL_ERROR)))
             }
-            Err(Failure::Http2(error)) => Err(io::Error::other(error)),
-            Err(Failure::Other(error)) => Err(error),
+            Err(CallError::Http2(error)) => Err(io::Error::other(error)),
+            Err(CallError::Other(error)) => Err(error),
             Ok(status) => Ok(status),
         }
     }
@@ -217,18 +217,18 @@ impl Client {
 }
 
 /// Reason why there is no status.
-enum Failure {
+enum CallError {
     Http2(h2::Error),
     Other(io::Error),
 }
 
-impl From<h2::Error> for Failure {
+impl From<h2::Error> for CallError {
     fn from(error: h2::Error) -> Self {
         Self::Http2(error)
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for CallError {
     fn from(error: io::Error) -> Self {
         Self::Other(error)
     }
@@ -236,9 +236,9 @@ impl From<io::Error> for Failure {
 
 async fn receive(
     response: h2::client::ResponseFuture,
-    longest: usize,
+    max_message: usize,
     on: &mut impl FnMut(Event<'_>) -> io::Result<()>,
-) -> Result<Status, Failure> {
+) -> Result<Status, CallError> {
     let (head, mut incoming) = response.await?.into_parts();
     on(Event::Head(&http2::response_lines(head.status, &head.headers)))?;
     if let Some(status) = Status::read(&head.headers) {
@@ -257,7 +257,7 @@ async fn receive(
         let piece = piece?;
         incoming.flow_control().release_capacity(piece.len())?;
         received.extend_from_slice(&piece);
-        while let Some(message) = next_message(&mut received, longest)? {
+        while let Some(message) = next_message(&mut received, max_message)? {
             on(Event::Body(&message))?;
         }
     }
@@ -283,7 +283,7 @@ fn frames(messages: &[Bytes]) -> io::Result<Bytes> {
 }
 
 /// Takes the first message if it has arrived completely.
-fn next_message(received: &mut BytesMut, longest: usize) -> io::Result<Option<Bytes>> {
+fn next_message(received: &mut BytesMut, max_message: usize) -> io::Result<Option<Bytes>> {
     let Some((prefix, rest)) = received.split_first_chunk::<5>() else { return Ok(None) };
     let [flag, length @ ..] = *prefix;
     match flag {
@@ -292,8 +292,8 @@ fn next_message(received: &mut BytesMut, longest: usize) -> io::Result<Option<By
         _ => return Err(not_grpc("a message has an unknown flag")),
     }
     let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
-    if length > longest {
-        let what = format!("a message of {length} bytes is larger than the limit of {longest} bytes");
+    if length > max_message {
+        let what = format!("a message of {length} bytes is larger than the limit of {max_message} bytes");
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
     if rest.len() < length {

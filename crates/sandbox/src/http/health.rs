@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Maximum size of the answer, in bytes; a valid one has 2.
-const LONGEST_ANSWER: usize = 1 << 10;
+const MAX_ANSWER: usize = 1 << 10;
 /// Names of `HealthCheckResponse.ServingStatus`, by number.
 const NAMES: [&str; 4] = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];
 
@@ -55,7 +55,7 @@ pub async fn grpc_health(
     };
     let call = async {
         let mut client = Client::connect(server, from, &mut on).await?;
-        client.longest = LONGEST_ANSWER;
+        client.max_message = MAX_ANSWER;
         client.call("grpc.health.v1.Health/Check", &[], &question, &mut on).await
     };
     let status = within(limit, call).await?;

@@ -12,9 +12,9 @@ use tokio::{
 use super::{Event, add_lines, not_http};
 
 /// Maximum size of a head or of trailers, in bytes.
-const LONGEST_HEAD: u64 = 256 << 10;
+const MAX_HEAD: u64 = 256 << 10;
 /// Maximum size of the line before a chunk, in bytes.
-const LONGEST_CHUNK_LINE: u64 = 4 << 10;
+const MAX_CHUNK_LINE: u64 = 4 << 10;
 
 /// Framing of a body (RFC 9112, section 6.3).
 #[derive(Debug, PartialEq, Eq)]
@@ -127,7 +127,7 @@ async fn receive(
 }
 
 async fn read_head(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Vec<u8>> {
-    let mut from = from.take(LONGEST_HEAD);
+    let mut from = from.take(MAX_HEAD);
     let mut head = Vec::new();
     loop {
         let start = head.len();
@@ -227,7 +227,7 @@ async fn chunks(
         if line.is_empty() {
             break;
         }
-        if trailers.len() as u64 > LONGEST_HEAD {
+        if trailers.len() as u64 > MAX_HEAD {
             return Err(not_http("the trailers are too long"));
         }
     }
@@ -237,10 +237,10 @@ async fn chunks(
 /// Reads a line without its line break.
 async fn read_line(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<String> {
     let mut line = Vec::new();
-    from.take(LONGEST_CHUNK_LINE).read_until(b'\n', &mut line).await?;
+    from.take(MAX_CHUNK_LINE).read_until(b'\n', &mut line).await?;
     match line.strip_suffix(b"\n") {
         Some(line) => Ok(String::from_utf8_lossy(line.strip_suffix(b"\r").unwrap_or(line)).into_owned()),
-        None if line.len() as u64 == LONGEST_CHUNK_LINE => Err(not_http("a line of the body is too long")),
+        None if line.len() as u64 == MAX_CHUNK_LINE => Err(not_http("a line of the body is too long")),
         None => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the body ended early")),
     }
 }

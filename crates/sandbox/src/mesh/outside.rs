@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use super::{Member, Mesh};
+use super::{Mesh, Replica};
 use crate::{
-    dns::Outside,
-    egress::{Failed, Found},
+    dns::FailedLookup,
+    egress::{FailedConnection, LookupResult},
     external,
     networks::BRIDGE,
     plan::Pod,
@@ -16,10 +16,10 @@ const CONNECTIONS: usize = 100;
 
 impl Mesh {
     /// Reports once why a name outside the cluster's domain has no answer.
-    pub(super) fn hear_question(&mut self, question: &Outside) {
-        let Outside { name, asked_by, found } = question;
+    pub(super) fn report_failed_lookup(&mut self, question: &FailedLookup) {
+        let FailedLookup { name, asked_by, found } = question;
         if *asked_by == IpAddr::V4(BRIDGE) {
-            return self.hear_lookup(name, found.as_ref());
+            return self.report_control_lookup(name, found.as_ref());
         }
         let Some(pod) = self.pod_at(*asked_by) else { return };
         let about = pod.about();
@@ -32,7 +32,7 @@ impl Mesh {
                 ),
             },
         };
-        if self.looked_outside.insert(about.clone()) {
+        if self.reported_lookups.insert(about.clone()) {
             self.say(format!(
                 "{about}: {why} add a pod and a ServiceEntry in its place (docs/external-hosts.md)"
             ));
@@ -40,7 +40,7 @@ impl Mesh {
     }
 
     /// Reports once that the control plane cannot look up a host, because its endpoints are outside the mesh.
-    fn hear_lookup(&mut self, host: &str, found: Option<&Found>) {
+    fn report_control_lookup(&mut self, host: &str, found: Option<&LookupResult>) {
         let Some((namespace, name)) = external::looked_up(&self.objects.entries, host) else { return };
         let about = format!("ServiceEntry {namespace}/{name}: {host}");
         let (why, remedy) = match found.map(reason) {
@@ -48,7 +48,7 @@ impl Mesh {
             None => ("the mesh has no access to the outside".to_owned(), "start with --egress, or "),
         };
         // The reason may change with each lookup.
-        if self.looked_outside.insert(about.clone()) {
+        if self.reported_lookups.insert(about.clone()) {
             self.say(format!(
                 "{about} has no endpoints, because {why}; {remedy}add pods in its place with resolution STATIC and a \
                  workloadSelector (docs/external-hosts.md)"
@@ -57,33 +57,33 @@ impl Mesh {
     }
 
     /// Reports each failed connection once for each workload and destination.
-    pub(super) fn hear_connection(&mut self, failed: Failed) {
-        let Failed { from, reason } = failed;
+    pub(super) fn report_failed_connection(&mut self, failed: FailedConnection) {
+        let FailedConnection { from, reason } = failed;
         let about = match from.and_then(|from| self.pod_at(from)) {
             Some(pod) => pod.about(),
             None => "--egress".to_owned(),
         };
         let text = format!("{about}: {reason}");
-        if self.failed_outside.len() >= CONNECTIONS || !self.failed_outside.insert(text.clone()) {
+        if self.reported_connections.len() >= CONNECTIONS || !self.reported_connections.insert(text.clone()) {
             return;
         }
         self.say(text);
-        if self.failed_outside.len() == CONNECTIONS {
+        if self.reported_connections.len() == CONNECTIONS {
             self.say("further failed connections to addresses outside the mesh are not reported".to_owned());
         }
     }
 
     fn pod_at(&self, address: IpAddr) -> Option<&Pod> {
-        let has = |member: &&Member| IpAddr::V4(member.pod.address) == address;
-        self.pods.values().find(has).map(|member| &member.pod)
+        let has = |replica: &&Replica| IpAddr::V4(replica.pod.address) == address;
+        self.pods.values().find(has).map(|replica| &replica.pod)
     }
 }
 
 /// Returns why the host's resolver has no answer for a name.
-fn reason(found: &Found) -> String {
+fn reason(found: &LookupResult) -> String {
     match found {
-        Found::Addresses(_) | Found::Missing => "it does not exist".to_owned(),
-        Found::Unusable(reason) => reason.clone(),
-        Found::Failed(reason) => format!("looking it up on this machine failed: {reason}"),
+        LookupResult::Addresses(_) | LookupResult::Missing => "it does not exist".to_owned(),
+        LookupResult::Unusable(reason) => reason.clone(),
+        LookupResult::Failed(reason) => format!("looking it up on this machine failed: {reason}"),
     }
 }

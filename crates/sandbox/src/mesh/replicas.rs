@@ -17,19 +17,19 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{Mesh, Report, rules_of};
 use crate::{
-    containers::Place,
+    containers::PodFolders,
     error::{Context as _, Error},
     mounts,
     names::DOMAIN,
     networks::{BRIDGE, POD_NETWORK},
     objects::{Key, Workload, fnv, letters},
     plan::Pod,
-    pod::{Blueprint, Order, Running},
+    pod::{PodCommand, PodConfig, PodHandle},
     programs::{self, GRACE, Programs},
     progress,
     rules::Exceptions,
     rundir::{CLAIMS, Phase, PodState},
-    volumes::{self, Contents, DEFAULT_SIZE, Kind, store::Made},
+    volumes::{self, Contents, DEFAULT_SIZE, VolumeKind, store::VolumeSetup},
 };
 
 /// Timeout for all sidecars to acknowledge that a pod is removed.
@@ -42,15 +42,15 @@ const STARTING: Duration = Duration::from_secs(5);
 const STARTS_PER_CPU: usize = 4;
 
 /// A pod and its state.
-pub(super) struct Member {
+pub(super) struct Replica {
     pub(super) pod: Pod,
     /// Sequence number; later pods have higher ones.
     pub(super) number: u32,
-    pub(super) running: Running,
+    pub(super) running: PodHandle,
     pub(super) state: PodState,
     pub(super) stage: Stage,
     /// Time at which it was created.
-    pub(super) begun: Instant,
+    pub(super) created_at: Instant,
     /// True once it was ready or has failed: it then uses no more of the machine than others.
     pub(super) has_started: bool,
     /// Number of times that its programs have ended.
@@ -73,7 +73,7 @@ pub(super) enum Stage {
 }
 
 /// Pods that may stop.
-pub(super) struct Farewell {
+pub(super) struct Removal {
     pods: Vec<(String, String)>,
     /// True if all sidecars have acknowledged the removal.
     known: bool,
@@ -82,34 +82,34 @@ pub(super) struct Farewell {
 impl Mesh {
     pub(super) fn end_removed(&mut self) {
         let workloads = &self.objects.workloads;
-        for member in self.pods.values_mut() {
-            let pod = &member.pod;
+        for replica in self.pods.values_mut() {
+            let pod = &replica.pod;
             let key = (pod.namespace.clone(), pod.kind.clone(), pod.workload.clone());
             if !workloads.contains_key(&key) {
-                member.leave();
+                replica.leave();
             }
         }
     }
 
-    pub(super) fn settle_workload(&mut self, workload: &Workload) {
-        let same = |member: &Member| {
-            let pod = &member.pod;
+    pub(super) fn reconcile_workload(&mut self, workload: &Workload) {
+        let same = |replica: &Replica| {
+            let pod = &replica.pod;
             (&pod.namespace, &pod.kind, &pod.workload)
                 == (&workload.namespace, &workload.kind, &workload.name)
         };
         let wanted = workload.replicas as usize;
-        let mut current: Vec<&mut Member> = (self.pods.values_mut())
-            .filter(|member| {
-                same(member) && member.stage == Stage::Wanted && member.pod.hash == workload.hash
+        let mut current: Vec<&mut Replica> = (self.pods.values_mut())
+            .filter(|replica| {
+                same(replica) && replica.stage == Stage::Wanted && replica.pod.hash == workload.hash
             })
             .collect();
-        current.sort_by_key(|member| member.rank());
-        for member in current.iter_mut().skip(wanted) {
-            member.leave();
+        current.sort_by_key(|replica| replica.rank());
+        for replica in current.iter_mut().skip(wanted) {
+            replica.leave();
         }
         current.truncate(wanted);
-        let ready = current.iter().filter(|member| member.state.ready.is_ok()).count();
-        let running = current.iter().filter(|member| member.state.phase == Phase::Running).count();
+        let ready = current.iter().filter(|replica| replica.state.ready.is_ok()).count();
+        let running = current.iter().filter(|replica| replica.state.phase == Phase::Running).count();
         let missing = match workload.kind.as_str() {
             "Job" => (wanted - current.len()).min((workload.parallelism as usize).saturating_sub(running)),
             _ => wanted - current.len(),
@@ -128,7 +128,7 @@ impl Mesh {
                 break;
             }
             // The remaining pods start when these have started.
-            if self.starting() >= most_starting() {
+            if self.starting() >= max_starting() {
                 break;
             }
             // A pod with a fixed name must have ended before the next one of that name can start.
@@ -140,15 +140,18 @@ impl Mesh {
         }
         let fixed = matches!(workload.kind.as_str(), "Pod" | "StatefulSet" | "Job");
         if ready >= wanted || fixed {
-            for member in self.pods.values_mut().filter(|m| same(m) && m.pod.hash != workload.hash) {
-                member.leave();
+            for replica in self.pods.values_mut().filter(|m| same(m) && m.pod.hash != workload.hash) {
+                replica.leave();
             }
         }
     }
 
     /// Returns the number of pods that are starting.
     pub(super) fn starting(&self) -> usize {
-        self.pods.values().filter(|member| !member.has_started && member.begun.elapsed() < STARTING).count()
+        self.pods
+            .values()
+            .filter(|replica| !replica.has_started && replica.created_at.elapsed() < STARTING)
+            .count()
     }
 
     fn free_name(&self, workload: &Workload) -> Option<String> {
@@ -167,10 +170,10 @@ impl Mesh {
 
     /// Returns the next free address. Released addresses are reused as late as possible.
     fn free_address(&mut self) -> Ipv4Addr {
-        let taken: BTreeSet<Ipv4Addr> = self.pods.values().map(|member| member.pod.address).collect();
+        let taken: BTreeSet<Ipv4Addr> = self.pods.values().map(|replica| replica.pod.address).collect();
         loop {
-            self.made += 1;
-            let [_, _, c, d] = (self.made % 0xfffe + 1).to_be_bytes();
+            self.created += 1;
+            let [_, _, c, d] = (self.created % 0xfffe + 1).to_be_bytes();
             let [a, b, ..] = POD_NETWORK.0.octets();
             let address = Ipv4Addr::new(a, b, c, d);
             if address != BRIDGE && !taken.contains(&address) {
@@ -187,22 +190,22 @@ impl Mesh {
         let folder = self.settings.folder.join("pods").join(&key.0).join(&key.1);
         let logs = self.settings.folder.join("logs").join(&key.0).join(&key.1);
         let (_, problems) = Exceptions::read(&pod.annotations);
-        let place = Place { folder: &folder, logs: &logs };
+        let folders = PodFolders { folder: &folder, logs: &logs };
         let Programs { init, containers, volumes, notes } =
-            programs::containers(&self.settings, &self.objects, &pod, place);
+            programs::containers(&self.settings, &self.objects, &pod, folders);
         for note in problems.into_iter().chain(notes) {
             self.note(format!("{}: {note}", pod.about()));
         }
         let contents = volumes::contents(&pod, &volumes, &self.objects);
         self.note_missing(&pod, &contents);
-        let blueprint = Blueprint {
+        let config = PodConfig {
             key: key.clone(),
             account: pod.account.clone(),
             address,
             prefix: POD_NETWORK.1,
             gateway: BRIDGE,
             bridge: self.bridge,
-            link: format!("pod{}", self.made),
+            link: format!("pod{}", self.created),
             domain: DOMAIN,
             issuer: self.issuer.clone(),
             rules: rules_of(&pod, &self.virtual_ports),
@@ -230,35 +233,36 @@ impl Mesh {
             handles: None,
             mounts: BTreeMap::new(),
         };
-        let running = Running::start(blueprint, self.tell.clone()).context("starting a pod's thread")?;
-        let member = Member {
+        let running =
+            PodHandle::start(config, self.event_sender.clone()).context("starting a pod's thread")?;
+        let replica = Replica {
             pod,
-            number: self.made,
+            number: self.created,
             running,
             state,
             stage: Stage::Wanted,
-            begun: Instant::now(),
+            created_at: Instant::now(),
             has_started: false,
             failures: 0,
             volumes,
             contents,
         };
-        self.pods.insert(key, member);
+        self.pods.insert(key, replica);
         Ok(())
     }
 
     /// Returns the volumes to create for a pod. Creates the folders of its claims, which outlive the pod.
-    fn make_volumes(&mut self, pod: &Pod, names: &BTreeSet<String>) -> Result<Vec<Made>, Error> {
-        let mut made = Vec::new();
+    fn make_volumes(&mut self, pod: &Pod, names: &BTreeSet<String>) -> Result<Vec<VolumeSetup>, Error> {
+        let mut created = Vec::new();
         for (number, volume) in pod.spec.volumes.iter().enumerate() {
             let Some(kind) = volume.kind().filter(|_| names.contains(&volume.name)) else { continue };
             let claim = match &kind {
-                Kind::Claim(name) => Some(self.claim((pod.namespace.clone(), name.clone()))?),
+                VolumeKind::Claim(name) => Some(self.claim((pod.namespace.clone(), name.clone()))?),
                 _ => None,
             };
-            made.push(Made { name: volume.name.clone(), number, kind, claim });
+            created.push(VolumeSetup { name: volume.name.clone(), number, kind, claim });
         }
-        Ok(made)
+        Ok(created)
     }
 
     /// Returns the folder of a claim. It is in memory, so that it ends with the mesh.
@@ -267,9 +271,9 @@ impl Mesh {
             return Ok(folder.clone());
         }
         let folder = self.settings.folder.join(CLAIMS).join(self.claims.len().to_string());
-        let made = fs::create_dir_all(&folder)
+        let created = fs::create_dir_all(&folder)
             .and_then(|()| mounts::tmpfs(&folder, &format!("mode=0777,size={DEFAULT_SIZE}")));
-        made.context(format!("making a folder for PersistentVolumeClaim {}/{}", key.0, key.1))?;
+        created.context(format!("making a folder for PersistentVolumeClaim {}/{}", key.0, key.1))?;
         self.claims.insert(key, folder.clone());
         Ok(folder)
     }
@@ -286,11 +290,11 @@ impl Mesh {
     /// Replaces the objects after a change of files, and updates the volumes of pods that mount them.
     pub(super) fn take_objects(&mut self) {
         self.objects = self.files.objects();
-        for member in self.pods.values_mut().filter(|member| !member.contents.is_empty()) {
-            let contents = volumes::contents(&member.pod, &member.volumes, &self.objects);
-            if contents != member.contents {
-                member.contents.clone_from(&contents);
-                member.running.order(Order::Contents(contents));
+        for replica in self.pods.values_mut().filter(|replica| !replica.contents.is_empty()) {
+            let contents = volumes::contents(&replica.pod, &replica.volumes, &self.objects);
+            if contents != replica.contents {
+                replica.contents.clone_from(&contents);
+                replica.running.command(PodCommand::Contents(contents));
             }
         }
     }
@@ -298,40 +302,41 @@ impl Mesh {
     /// Starts the removal of pods that are not wanted. They stop when all sidecars have acknowledged the new endpoints,
     /// and the packet rules of pods without a sidecar are in force. Until then they serve requests.
     pub(super) fn begin_farewell(&mut self) {
-        let leaving = self.pods.iter().filter(|(_, member)| member.stage == Stage::Leaving);
+        let leaving = self.pods.iter().filter(|(_, replica)| replica.stage == Stage::Leaving);
         let pods: Vec<_> = leaving.map(|(key, _)| key.clone()).collect();
         if pods.is_empty() || self.farewell_under_way {
             return;
         }
         self.farewell_under_way = true;
-        let serving = self.pods.values().filter(|member| member.serves()).map(|member| member.state.clone());
+        let serving =
+            self.pods.values().filter(|replica| replica.serves()).map(|replica| replica.state.clone());
         let serving: Vec<PodState> = serving.collect();
-        let rules = Arc::downgrade(&self.rules_ordered);
+        let rules = Arc::downgrade(&self.rules_in_flight);
         let control = (!self.settings.control.is_empty()).then_some((BRIDGE, CONTROL_ADMIN_PORT));
-        let (over, folder) = (self.farewells.clone(), self.settings.folder.clone());
+        let (removed, folder) = (self.farewells.clone(), self.settings.folder.clone());
         tokio::spawn(async move {
             let known = async {
                 in_force(&rules).await;
                 if let Some(control) = control {
-                    progress::answered(control.into(), &folder, &serving).await;
+                    progress::wait_until_answered(control.into(), &folder, &serving).await;
                 }
             };
             let known = timeout(FAREWELL, known).await.is_ok();
             // The receiver is gone when the mesh ends, and the pods end with it.
-            let _ = over.send(Farewell { pods, known });
+            let _ = removed.send(Removal { pods, known });
         });
     }
 
-    pub(super) fn hear_farewell(&mut self, farewell: &Farewell) {
+    pub(super) fn hear_farewell(&mut self, removal: &Removal) {
         self.farewell_under_way = false;
-        for key in &farewell.pods {
-            let Some(member) = self.pods.get_mut(key) else { continue };
-            member.stage = Stage::Ending;
-            let grace = member.pod.spec.termination_grace_period_seconds.unwrap_or(GRACE);
-            member.running.order(Order::Stop(Duration::from_secs(grace)));
+        for key in &removal.pods {
+            let Some(replica) = self.pods.get_mut(key) else { continue };
+            replica.stage = Stage::Ending;
+            let grace = replica.pod.spec.termination_grace_period_seconds.unwrap_or(GRACE);
+            replica.running.command(PodCommand::Stop(Duration::from_secs(grace)));
         }
-        if !farewell.known {
-            for (namespace, name) in &farewell.pods {
+        if !removal.known {
+            for (namespace, name) in &removal.pods {
                 self.say(format!(
                     "{namespace}/{name}: stopped, although some sidecars did not acknowledge its removal within {} s; \
                      requests to it may have failed",
@@ -342,7 +347,7 @@ impl Mesh {
     }
 }
 
-impl Member {
+impl Replica {
     /// Returns whether the pod is an endpoint of its Services.
     pub(super) fn serves(&self) -> bool {
         self.stage == Stage::Wanted && self.state.ready.is_ok()
@@ -366,14 +371,14 @@ impl Member {
 }
 
 /// Returns the maximum number of pods that start at the same time. More of them only delay each other.
-fn most_starting() -> usize {
+fn max_starting() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from) * STARTS_PER_CPU
 }
 
 /// Waits until all replaced packet rules are in force.
-async fn in_force(orders: &Weak<()>) {
+async fn in_force(commands: &Weak<()>) {
     // One reference is the mesh's own.
-    while orders.strong_count() > 1 {
+    while commands.strong_count() > 1 {
         sleep(RULES_LOOK).await;
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct Values {
 pub(crate) type Data = BTreeMap<String, Vec<u8>>;
 
 /// Maximum size of a ConfigMap or a Secret, in bytes. Source: Kubernetes' `MaxSecretSize`.
-const LARGEST: usize = 1 << 20;
+const MAX_SIZE: usize = 1 << 20;
 
 impl Values {
     /// Reads the content of a ConfigMap or a Secret, within the limits of the API server.
@@ -49,8 +49,8 @@ impl Values {
             return Err(format!("{key:?} is not a key: use letters, digits, '-', '_' and '.'"));
         }
         let size: usize = all().map(|(key, bytes)| key.len() + bytes.len()).sum();
-        if size > LARGEST {
-            return Err(format!("it holds {size} bytes, and {LARGEST} are allowed"));
+        if size > MAX_SIZE {
+            return Err(format!("it holds {size} bytes, and {MAX_SIZE} are allowed"));
         }
         Ok(values)
     }
@@ -88,7 +88,7 @@ mod tests {
         let sized = |size: usize| {
             Values::read(&json!({ "kind": "ConfigMap", "data": { ".a-b_c": "x".repeat(size) } }))
         };
-        assert!(sized(LARGEST - 6).is_ok());
-        assert!(sized(LARGEST - 5).unwrap_err().contains("are allowed"));
+        assert!(sized(MAX_SIZE - 6).is_ok());
+        assert!(sized(MAX_SIZE - 5).unwrap_err().contains("are allowed"));
     }
 }

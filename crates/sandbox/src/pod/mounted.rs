@@ -4,9 +4,9 @@ use std::cell::RefCell;
 
 use tokio::sync::watch;
 
-use super::{Blueprint, wait, write_token};
+use super::{PodConfig, set_waiting, write_token};
 use crate::{
-    readiness::{self, Lives},
+    readiness::{self, ProgramStatuses},
     token,
     volumes::{Contents, store::Store},
 };
@@ -18,19 +18,19 @@ pub(super) struct Volumes {
 }
 
 impl Volumes {
-    pub(super) fn new(pod: &Blueprint, store: Store) -> Self {
+    pub(super) fn new(pod: &PodConfig, store: Store) -> Self {
         let store = RefCell::new((store, pod.contents.clone()));
         let volumes = Self { store, waits: watch::Sender::new(Ok(())) };
         volumes.write(pod);
         volumes
     }
 
-    pub(super) fn replace(&self, pod: &Blueprint, contents: Contents) {
+    pub(super) fn replace(&self, pod: &PodConfig, contents: Contents) {
         self.store.borrow_mut().1 = contents;
         self.write(pod);
     }
 
-    fn write(&self, pod: &Blueprint) {
+    fn write(&self, pod: &PodConfig) {
         let (store, contents) = &mut *self.store.borrow_mut();
         let (namespace, name) = &pod.key;
         let token = |audience: &str| pod.issuer.token(namespace, &pod.account, name, audience);
@@ -38,25 +38,25 @@ impl Volumes {
     }
 
     /// Waits until all volumes have their files. Sets the reason for which the containers wait meanwhile.
-    pub(super) async fn mounted(&self, pod: &Blueprint, lives: &Lives) {
+    pub(super) async fn mounted(&self, pod: &PodConfig, statuses: &ProgramStatuses) {
         let mut waits = self.waits.subscribe();
         let mut has_waited = false;
         loop {
             let Err(reason) = waits.borrow_and_update().clone() else { break };
             has_waited = true;
-            wait(pod, lives, &format!("ContainerCreating: {reason}"));
+            set_waiting(pod, statuses, &format!("ContainerCreating: {reason}"));
             if waits.changed().await.is_err() {
                 return;
             }
         }
         if has_waited {
-            wait(pod, lives, readiness::STARTING);
+            set_waiting(pod, statuses, readiness::STARTING);
         }
     }
 }
 
 /// Renews the tokens of a pod. Does not return.
-pub(super) async fn renew_tokens(pod: &Blueprint, volumes: &Volumes) {
+pub(super) async fn renew_tokens(pod: &PodConfig, volumes: &Volumes) {
     loop {
         tokio::time::sleep(token::RENEWAL).await;
         volumes.write(pod);

@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Content, Contents, Entry, Kind, folder};
+use super::{Contents, FileContent, VolumeFile, VolumeKind, folder};
 use crate::mounts::{bind, tmpfs};
 
 /// Size limit of all files of objects in a pod. Each object has 1 MiB at most, and two versions exist during an update.
@@ -22,10 +22,10 @@ const FILES: &str = "mode=0700,size=512m";
 
 /// A volume that a pod's programs mount.
 #[derive(Clone, Debug)]
-pub(crate) struct Made {
+pub(crate) struct VolumeSetup {
     pub(crate) name: String,
     pub(crate) number: usize,
-    pub(crate) kind: Kind,
+    pub(crate) kind: VolumeKind,
     /// Folder of the claim.
     pub(crate) claim: Option<PathBuf>,
 }
@@ -34,20 +34,20 @@ pub(crate) struct Made {
 #[derive(Debug, Default)]
 pub(crate) struct Store {
     /// State of each volume with files.
-    files: BTreeMap<String, Held>,
+    files: BTreeMap<String, FileVolume>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct FileVolume {
     folder: PathBuf,
     /// Files that were last written; tokens by their audience only.
-    written: Option<BTreeMap<PathBuf, Entry>>,
+    written: Option<BTreeMap<PathBuf, VolumeFile>>,
     version: u64,
 }
 
 impl Store {
     /// Creates the folders, in the mount namespace of the pod.
-    pub(crate) fn make(pod: &Path, volumes: &[Made]) -> io::Result<Self> {
+    pub(crate) fn make(pod: &Path, volumes: &[VolumeSetup]) -> io::Result<Self> {
         let mut files = BTreeMap::new();
         if volumes.is_empty() {
             return Ok(Self { files });
@@ -55,16 +55,16 @@ impl Store {
         let all = pod.join("volumes");
         fs::create_dir_all(&all)?;
         tmpfs(&all, FILES)?;
-        for Made { name, number, kind, claim } in volumes {
+        for VolumeSetup { name, number, kind, claim } in volumes {
             let folder = folder(pod, *number);
             fs::create_dir(&folder)?;
             match kind {
-                Kind::Files => {
+                VolumeKind::Files => {
                     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755))?;
-                    files.insert(name.clone(), Held { folder, written: None, version: 0 });
+                    files.insert(name.clone(), FileVolume { folder, written: None, version: 0 });
                 }
-                Kind::Memory(limit) => tmpfs(&folder, &format!("mode=0777,size={limit}"))?,
-                Kind::Claim(_) => {
+                VolumeKind::Memory(limit) => tmpfs(&folder, &format!("mode=0777,size={limit}"))?,
+                VolumeKind::Claim(_) => {
                     let claim = claim.as_ref().ok_or_else(|| io::Error::other("the claim has no folder"))?;
                     bind(claim, &folder, nix::mount::MsFlags::empty())?;
                 }
@@ -81,16 +81,16 @@ impl Store {
         token: impl Fn(&str) -> io::Result<String>,
     ) -> Result<(), String> {
         let mut waits = Ok(());
-        for (name, held) in &mut self.files {
+        for (name, volume_state) in &mut self.files {
             let problem = match contents.get(name) {
-                Some(Ok(files)) => match held.write(files, &token) {
+                Some(Ok(files)) => match volume_state.write(files, &token) {
                     Ok(()) => continue,
                     Err(error) => error.to_string(),
                 },
                 Some(Err(missing)) => missing.clone(),
                 None => continue,
             };
-            match held.written {
+            match volume_state.written {
                 Some(_) => tracing::warn!(volume = name, problem, "the volume keeps its files"),
                 None if waits.is_ok() => waits = Err(format!("volume {name}: {problem}")),
                 None => {}
@@ -100,13 +100,13 @@ impl Store {
     }
 }
 
-impl Held {
+impl FileVolume {
     fn write(
         &mut self,
-        files: &BTreeMap<PathBuf, Entry>,
+        files: &BTreeMap<PathBuf, VolumeFile>,
         token: &impl Fn(&str) -> io::Result<String>,
     ) -> io::Result<()> {
-        let has_token = files.values().any(|(_, content)| matches!(content, Content::Token(_)));
+        let has_token = files.values().any(|(_, content)| matches!(content, FileContent::Token(_)));
         if self.written.as_ref() == Some(files) && !has_token {
             return Ok(());
         }
@@ -123,10 +123,10 @@ impl Held {
                 DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
             }
             let token = match content {
-                Content::Token(audience) => token(audience)?.into_bytes(),
-                Content::Bytes(_) => Vec::new(),
+                FileContent::Token(audience) => token(audience)?.into_bytes(),
+                FileContent::Bytes(_) => Vec::new(),
             };
-            let bytes = if let Content::Bytes(bytes) = content { bytes } else { &token };
+            let bytes = if let FileContent::Bytes(bytes) = content { bytes } else { &token };
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
             file.write_all(bytes)?;
             file.set_permissions(fs::Permissions::from_mode(*mode))?;
@@ -142,7 +142,7 @@ impl Held {
     }
 
     /// Makes a link for every name that is visible, and removes the others.
-    fn lead(&self, files: &BTreeMap<PathBuf, Entry>) -> io::Result<()> {
+    fn lead(&self, files: &BTreeMap<PathBuf, VolumeFile>) -> io::Result<()> {
         let first = |path: &PathBuf| path.components().next().map(|part| part.as_os_str().to_owned());
         let names: std::collections::BTreeSet<_> = files.keys().filter_map(first).collect();
         for entry in fs::read_dir(&self.folder)? {
@@ -168,14 +168,14 @@ mod tests {
 
     fn files(files: &[(&str, &str, u32)]) -> Contents {
         let files = files.iter().map(|(path, text, mode)| {
-            (PathBuf::from(path), (*mode, Content::Bytes(text.as_bytes().to_vec())))
+            (PathBuf::from(path), (*mode, FileContent::Bytes(text.as_bytes().to_vec())))
         });
         Contents::from([("v".to_owned(), Ok(files.collect()))])
     }
 
     fn store(folder: &Path) -> Store {
-        let held = Held { folder: folder.to_owned(), written: None, version: 0 };
-        Store { files: BTreeMap::from([("v".to_owned(), held)]) }
+        let volume_state = FileVolume { folder: folder.to_owned(), written: None, version: 0 };
+        Store { files: BTreeMap::from([("v".to_owned(), volume_state)]) }
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
         let missing = Contents::from([("v".to_owned(), Err("ConfigMap n/m does not exist".to_owned()))]);
         let waits = store.write(&missing, |_| Ok(String::new())).unwrap_err();
         assert_eq!(waits, "volume v: ConfigMap n/m does not exist");
-        let entry = (0o600, Content::Token("someone".to_owned()));
+        let entry = (0o600, FileContent::Token("someone".to_owned()));
         let contents = Contents::from([("v".to_owned(), Ok([(PathBuf::from("token"), entry)].into()))]);
         for round in ["first", "second"] {
             store.write(&contents, |audience| Ok(format!("{round} for {audience}"))).unwrap();

@@ -39,8 +39,8 @@ fn filled(source: Value) -> Result<Vec<String>, String> {
     let contents = contents(&pod(json!([volume]), json!([])), &BTreeSet::from(["v".to_owned()]), &objects());
     let files = contents.into_values().next().unwrap()?;
     let shown = files.into_iter().map(|(path, (mode, content))| match content {
-        Content::Bytes(bytes) => format!("{} {mode:o} {}", path.display(), bytes.escape_ascii()),
-        Content::Token(audience) => format!("{} {mode:o} token for {audience}", path.display()),
+        FileContent::Bytes(bytes) => format!("{} {mode:o} {}", path.display(), bytes.escape_ascii()),
+        FileContent::Token(audience) => format!("{} {mode:o} token for {audience}", path.display()),
     });
     Ok(shown.collect())
 }
@@ -136,11 +136,11 @@ fn kinds_limits_and_mounts_of_volumes_are_read() {
     let pod = pod(volumes, mounts);
     let kinds: Vec<_> = pod.spec.volumes.iter().map(Volume::kind).collect();
     let expected = [
-        Some(Kind::Memory(64 << 20)),
-        Some(Kind::Memory(DEFAULT_SIZE)),
+        Some(VolumeKind::Memory(64 << 20)),
+        Some(VolumeKind::Memory(DEFAULT_SIZE)),
         None,
-        Some(Kind::Files),
-        Some(Kind::Claim("disk".to_owned())),
+        Some(VolumeKind::Files),
+        Some(VolumeKind::Claim("disk".to_owned())),
     ];
     assert_eq!(kinds, expected);
     let mounts = super::mounts(&pod.spec.containers[0], &pod, Path::new("/run/pod"));
