@@ -8,12 +8,12 @@ use std::{
 
 /// Number of messages of a group that are printed.
 const FIRST: usize = 3;
-/// Time without a message after which a group ends. It ends after [`LONGEST`] at the latest, so that a steady stream of messages
-/// is reported repeatedly.
-const QUIET: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(5);
+/// Idle time after which a group ends. It ends after [`MAX_TIME`] at the latest, so that a steady stream of messages is
+/// reported repeatedly.
+const IDLE: Duration = Duration::from_secs(1);
+const MAX_TIME: Duration = Duration::from_secs(5);
 /// Maximum of concurrent groups. Messages beyond it are printed.
-const MOST_GROUPS: usize = 1_000;
+const MAX_GROUPS: usize = 1_000;
 
 /// Open groups, by the shape of their messages.
 #[derive(Debug, Default)]
@@ -30,11 +30,11 @@ struct Group {
 }
 
 impl Bursts {
-    /// Whether to print a message now. Otherwise it is counted, and [`Self::over`] reports it.
+    /// Returns whether to print a message now. Otherwise the message is counted, and [`Self::over`] reports it.
     pub(crate) fn admit(&mut self, text: &str, now: Instant) -> bool {
         self.groups.retain(|_, group| group.count > FIRST || group.end() > now);
         let shape = shape(text);
-        if self.groups.len() >= MOST_GROUPS && !self.groups.contains_key(&shape) {
+        if self.groups.len() >= MAX_GROUPS && !self.groups.contains_key(&shape) {
             return true;
         }
         let new = Group { since: now, latest: now, count: 0, last: String::new() };
@@ -47,12 +47,12 @@ impl Bursts {
         group.count <= FIRST
     }
 
-    /// Time at which the next group with unprinted messages ends.
+    /// Returns the time at which the next group with unprinted messages ends.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.groups.values().filter(|group| group.count > FIRST).map(Group::end).min()
     }
 
-    /// Ends groups by this time, or all of them, and returns a line for each that has messages which were not printed.
+    /// Ends groups by this time, or all, and returns a line for each with unprinted messages.
     pub(crate) fn over(&mut self, by: Option<Instant>) -> Vec<String> {
         let ended = self.groups.extract_if(|_, group| by.is_none_or(|by| group.end() <= by));
         let mut ended: Vec<Group> =
@@ -65,12 +65,12 @@ impl Bursts {
 
 impl Group {
     fn end(&self) -> Instant {
-        (self.latest + QUIET).min(self.since + LONGEST)
+        (self.latest + IDLE).min(self.since + MAX_TIME)
     }
 }
 
-/// Shape of a message: without quoted texts, and without words that contain digits, slashes, hyphens or dots. Several of these in
-/// a row count as one, as lists differ in length.
+/// Returns the shape of a message: without quoted texts, and without words that contain digits, slashes, hyphens or
+/// dots. Several of these in a row count as one, because lists differ in length.
 fn shape(text: &str) -> String {
     let mut shape = String::new();
     for (number, part) in text.split(['"', '`']).enumerate() {
@@ -117,22 +117,22 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_a_burst_are_printed_and_the_others_counted() {
+    fn the_first_messages_of_a_burst_are_printed_and_the_others_counted() {
         let mut bursts = Bursts::default();
         let start = Instant::now();
         let admitted = (0..20).filter(|n| bursts.admit(&format!("shop/web-{n}: starting"), start)).count();
         assert_eq!(admitted, 3);
         assert!(bursts.admit("another message", start));
-        assert_eq!(bursts.deadline(), Some(start + QUIET));
-        assert_eq!(bursts.over(Some(start + QUIET / 2)), [""; 0]);
+        assert_eq!(bursts.deadline(), Some(start + IDLE));
+        assert_eq!(bursts.over(Some(start + IDLE / 2)), [""; 0]);
         let counted = ["17 more like this, the last: shop/web-19: starting"];
-        assert_eq!(bursts.over(Some(start + QUIET)), counted);
+        assert_eq!(bursts.over(Some(start + IDLE)), counted);
         assert_eq!(bursts.deadline(), None);
-        assert!(bursts.admit("shop/web-1: starting", start + QUIET), "the next burst begins");
+        assert!(bursts.admit("shop/web-1: starting", start + IDLE), "the next burst begins");
     }
 
     #[test]
-    fn a_steady_stream_is_counted_now_and_then() {
+    fn a_steady_stream_is_counted_repeatedly() {
         let mut bursts = Bursts::default();
         let start = Instant::now();
         let (mut printed, mut counted, mut lines) = (0, 0, 0);
@@ -152,10 +152,10 @@ mod tests {
     }
 
     #[test]
-    fn messages_apart_in_time_are_all_printed() {
+    fn messages_with_pauses_are_all_printed() {
         let mut bursts = Bursts::default();
         let start = Instant::now();
-        assert!((0..10).all(|n| bursts.admit("shop/web: failed", start + QUIET * n)));
+        assert!((0..10).all(|n| bursts.admit("shop/web: failed", start + IDLE * n)));
     }
 
     #[test]
@@ -164,7 +164,7 @@ mod tests {
         let now = Instant::now();
         let letters =
             |n: usize| -> String { n.to_string().chars().map(|c| (c as u8 - b'0' + b'a') as char).collect() };
-        assert!((0..2 * MOST_GROUPS).all(|n| bursts.admit(&letters(n), now)));
-        assert_eq!(bursts.groups.len(), MOST_GROUPS);
+        assert!((0..2 * MAX_GROUPS).all(|n| bursts.admit(&letters(n), now)));
+        assert_eq!(bursts.groups.len(), MAX_GROUPS);
     }
 }

@@ -12,8 +12,8 @@ use skysail_sandbox::{enter, http, rundir};
 
 use crate::{exit, view};
 
-/// A control plane that takes longer does not answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Timeout of a request to the control plane.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Arguments of `skysail ca`.
 #[derive(Debug, clap::Subcommand)]
@@ -72,9 +72,9 @@ pub(crate) fn run(args: CaArgs) -> anyhow::Result<u8> {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if verb == "rotate" {
-        runtime.block_on(ask("POST", &control, "/ca/rotate"))?;
+        runtime.block_on(request("POST", &control, "/ca/rotate"))?;
     }
-    let text = runtime.block_on(ask("GET", &control, "/debug/ca"))?;
+    let text = runtime.block_on(request("GET", &control, "/debug/ca"))?;
     let status: CaStatus = serde_json::from_str(&text).context("the control plane's answer")?;
     match options.output {
         view::Output::Json => stdio::print(serde_json::to_string_pretty(&status)?)?,
@@ -83,7 +83,7 @@ pub(crate) fn run(args: CaArgs) -> anyhow::Result<u8> {
     Ok(exit::of(status.problem.is_none()))
 }
 
-/// Runs this program again in the network of the control plane.
+/// Runs this program again in the network namespace of the control plane.
 fn beside_control(verb: &str, options: &CaOptions) -> anyhow::Result<u8> {
     let mesh = rundir::find(options.name.as_deref())?;
     let exe = std::env::current_exe().context("finding this program's file")?;
@@ -97,12 +97,12 @@ fn beside_control(verb: &str, options: &CaOptions) -> anyhow::Result<u8> {
     Ok(enter::run(&mesh, enter::EnterTarget::Control, None, &command)?)
 }
 
-async fn ask(method: &str, control: &str, path: &str) -> anyhow::Result<String> {
+async fn request(method: &str, control: &str, path: &str) -> anyhow::Result<String> {
     let url = format!("http://{control}{path}");
-    // A POST without a length is none to some servers.
+    // Some servers refuse a POST without a length.
     let body = (method == "POST").then(Default::default);
     let call = http::Call { method: method.to_owned(), url, body, ..http::Call::default() };
-    let (status, body) = http::call(&call, ANSWER_WITHIN).await.with_context(|| {
+    let (status, body) = http::call(&call, TIMEOUT).await.with_context(|| {
         format!("requesting {control}, which must be the admin address of a control plane")
     })?;
     if status != 200 {
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn people_are_told_what_is_waited_for() {
+    fn the_text_names_the_next_step() {
         let root = |name: &str, signs, trusted| Root {
             name: name.into(),
             serial: "01".into(),

@@ -1,4 +1,4 @@
-//! `skysail call`: an HTTP request from inside a workload, with curl's options and habits, or a call of gRPC.
+//! `skysail call`: an HTTP request or a gRPC call from inside a workload, with curl's options.
 
 mod descriptors;
 mod grpc;
@@ -95,8 +95,8 @@ struct Request {
     http2: bool,
 }
 
-/// Limit of a body that is sent, in bytes.
-const LONGEST_BODY: u64 = 64 << 20;
+/// Maximum size of a request body, in bytes.
+const MAX_BODY: u64 = 64 << 20;
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let limit = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -111,7 +111,7 @@ pub(crate) fn run(args: CallArgs) -> anyhow::Result<u8> {
     if args.grpc.is_used() {
         return call_grpc(args, &mesh, target);
     }
-    // Read before the pod is entered, where some files are others.
+    // The body is read before the pod is entered, because some files differ there.
     let mut call = args.request.complete()?;
     if args.head {
         "HEAD".clone_into(&mut call.method);
@@ -152,7 +152,7 @@ pub(crate) fn run(args: CallArgs) -> anyhow::Result<u8> {
     Ok(exit::of(summary.is_good()))
 }
 
-/// Lists methods of a gRPC server, or calls one.
+/// Lists the methods of a gRPC server, or calls one.
 fn call_grpc(args: CallArgs, mesh: &State, target: EnterTarget<'_>) -> anyhow::Result<u8> {
     let Request { url, headers, data, .. } = args.request;
     let pieces = data.iter().map(|text| read(text)).collect::<anyhow::Result<Vec<_>>>()?;
@@ -226,18 +226,18 @@ impl Request {
     }
 }
 
-/// Content of a `-d`.
+/// Returns the content of a `-d`.
 fn read(data: &str) -> anyhow::Result<Vec<u8>> {
     let Some(file) = data.strip_prefix('@') else { return Ok(data.as_bytes().to_vec()) };
     let mut body = Vec::new();
     if file == "-" {
-        io::stdin().take(LONGEST_BODY + 1).read_to_end(&mut body).context("reading standard input")?;
+        io::stdin().take(MAX_BODY + 1).read_to_end(&mut body).context("reading standard input")?;
     } else {
-        let open = File::open(file).and_then(|file| file.take(LONGEST_BODY + 1).read_to_end(&mut body));
+        let open = File::open(file).and_then(|file| file.take(MAX_BODY + 1).read_to_end(&mut body));
         open.with_context(|| format!("-d {data}: reading {file}"))?;
     }
-    if body.len() as u64 > LONGEST_BODY {
-        bail!("-d {data}: the body is larger than {} MiB", LONGEST_BODY >> 20);
+    if body.len() as u64 > MAX_BODY {
+        bail!("-d {data}: the body is larger than {} MiB", MAX_BODY >> 20);
     }
     Ok(body)
 }
@@ -246,7 +246,7 @@ fn read(data: &str) -> anyhow::Result<Vec<u8>> {
 struct Shown {
     include: bool,
     verbose: bool,
-    /// Whether the last byte on standard output is not a line break.
+    /// True if the last byte on standard output is not a line break.
     in_line: bool,
 }
 
@@ -275,13 +275,14 @@ impl Shown {
         Ok(())
     }
 
-    /// Prints a line on standard error, on a line of its own if both outputs are the same terminal.
+    /// Prints a line on standard error. It starts a new line if both outputs are the same terminal.
     fn tell(&mut self, line: &str) {
         self.end_line();
         stdio::tell(line);
     }
 
-    /// A body need not end with a line break. Standard output has the bytes of the body and no others.
+    /// Ends the current line on a terminal. Standard output has the bytes of the body only, which need not end with a
+    /// line break.
     fn end_line(&mut self) {
         if std::mem::take(&mut self.in_line) && io::stdout().is_terminal() && io::stderr().is_terminal() {
             stdio::tell("");
@@ -289,7 +290,7 @@ impl Shown {
     }
 }
 
-/// Prints the lines of a head behind a mark. A terminal obeys control characters, so these are escaped.
+/// Prints the lines of a head after a mark. Control characters are escaped, because a terminal interprets them.
 fn tell_lines(mark: char, head: &[u8]) {
     let mut text = String::new();
     for line in String::from_utf8_lossy(head).split_terminator('\n') {
@@ -306,7 +307,7 @@ fn tell_lines(mark: char, head: &[u8]) {
     stdio::tell(text.trim_end_matches('\n'));
 }
 
-/// The outcome of several requests.
+/// Outcome of several requests.
 #[derive(Debug, Default)]
 struct Summary {
     statuses: BTreeMap<String, u32>,
@@ -328,7 +329,7 @@ impl Summary {
         self.failed == 0 && self.bad == 0
     }
 
-    /// `100 requests: 98 x 200, 2 x 503; latency min 0.4 ms, median 0.5 ms, max 9.1 ms`
+    /// Returns a line such as `100 requests: 98 x 200, 2 x 503; latency min 0.4 ms, median 0.5 ms, max 9.1 ms`.
     fn line(&mut self) -> String {
         let all = self.times.len() + self.failed as usize;
         let mut counts: Vec<_> =
@@ -352,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_is_posted_as_a_form_unless_said_otherwise() {
+    fn a_body_is_posted_as_a_form_by_default() {
         let request = |method: Option<&str>, headers: &[&str], data: &[&str]| {
             let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
             let (headers, data) = (texts(headers), texts(data));
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_are_read_from_files_as_they_are() {
+    fn bodies_are_read_from_files_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("body");
         std::fs::write(&file, b"a\r\n\0\xff").unwrap();
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn several_requests_are_summed_up() {
+    fn several_requests_are_summarized() {
         let mut summary = Summary::default();
         for (status, time) in [(503, 9100), (200, 400), (200, 500), (200, 600)] {
             summary.add(status.to_string(), status < 400, Duration::from_micros(time));

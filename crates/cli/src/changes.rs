@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use serde::Deserialize;
 use skysail_sandbox::http;
 
-const LIMIT: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Changes that have not been printed yet.
 #[derive(Debug, Default)]
@@ -32,8 +32,8 @@ struct Change {
 
 impl Changes {
     /// Requests new changes and returns a line for each; none if the control plane does not answer.
-    pub(crate) async fn ask(&mut self, control: SocketAddr) -> Vec<String> {
-        match http::get(control, "/debug/config_changes", LIMIT).await {
+    pub(crate) async fn request(&mut self, control: SocketAddr) -> Vec<String> {
+        match http::get(control, "/debug/config_changes", TIMEOUT).await {
             Ok((200, body)) => serde_json::from_str(&body).map(|page| self.lines(page)).unwrap_or_default(),
             _ => Vec::new(),
         }
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_change_is_told_once() {
+    fn each_change_is_reported_once() {
         let page = |first: u64, count: u64| -> ChangesPage {
             let kept: Vec<_> = (first..=count)
                 .map(|number| {

@@ -6,7 +6,7 @@ use skysail_sandbox::CheckResult;
 
 use crate::{diagnostics::Diagnostic, exit, view::Output};
 
-/// Prints the findings and how many objects were checked; the exit code says whether there are errors.
+/// Prints the diagnostics and the number of objects. The exit code tells whether there are errors.
 pub(crate) fn report(mesh: &str, checked: &CheckResult, output: Output) -> anyhow::Result<u8> {
     let findings: Vec<Diagnostic> = checked.findings.iter().cloned().map(Diagnostic::from).collect();
     let summary = format!(

@@ -1,5 +1,6 @@
-//! Where `skysail up` prints: progress and the table on standard output, on a terminal redrawn in place ([`Screen`]), and with
-//! `--output json` progress on standard error. Messages that come in bursts are grouped for people and complete for scripts.
+//! Output of `skysail up`: progress and the table on standard output, redrawn in place on a terminal ([`Screen`]). With
+//! `--output json`, progress is written to standard error. Bursts of messages are grouped in text output and complete
+//! in JSON output.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -22,7 +23,7 @@ use crate::{
 /// Interval at which the table is printed without a terminal.
 const PRINT: Duration = Duration::from_secs(10);
 /// Maximum size of the file of unprinted messages, in bytes.
-const LONGEST_LOG: usize = 16 << 20;
+const MAX_LOG: usize = 16 << 20;
 
 /// Output of progress.
 #[derive(Debug)]
@@ -46,20 +47,21 @@ struct Unprinted {
 }
 
 impl Console {
-    /// For the mesh with this folder. Messages that are only counted go to `logs/up.log` there, which is made when there is one.
+    /// Creates the output of the mesh with this folder. Grouped messages are written to `logs/up.log` there.
     pub(crate) fn new(output: Output, folder: PathBuf) -> Self {
         let terminal = if output == Output::Json { None } else { screen::terminal() };
         Self {
             output,
             screen: terminal.map(Screen::new),
             bursts: Bursts::default(),
-            unprinted: Unprinted { path: folder.join("logs/up.log"), file: None, room: LONGEST_LOG },
+            unprinted: Unprinted { path: folder.join("logs/up.log"), file: None, room: MAX_LOG },
             folder,
             printed: Instant::now(),
         }
     }
 
-    /// Prints a line of progress. Characters that would move the cursor are escaped: names and messages come from files and programs.
+    /// Prints a line of progress. Control characters are escaped, because names and messages come from files and
+    /// programs.
     pub(crate) fn line(&mut self, text: &str) -> anyhow::Result<()> {
         let text = printable(self.named(text));
         if self.output == Output::Json {
@@ -72,12 +74,12 @@ impl Console {
         }
     }
 
-    /// A message with the names that the user gave its files.
+    /// Returns a message with the user's names of files.
     pub(crate) fn named(&self, message: &str) -> String {
         Input::named_in(message, &self.folder)
     }
 
-    /// Prints a message, unless it is one of many that are alike: those are counted.
+    /// Prints a message, unless a group of similar messages is open; then it is counted.
     pub(crate) fn message(&mut self, text: &str) -> anyhow::Result<()> {
         if self.output == Output::Json || self.bursts.admit(text, Instant::now()) {
             return self.line(text);
@@ -86,12 +88,12 @@ impl Console {
         Ok(())
     }
 
-    /// When to call [`Self::count`].
+    /// Returns the time of the next call of [`Self::count`].
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.bursts.deadline()
     }
 
-    /// Prints how many messages were not printed in the bursts that are over by this time, or in all.
+    /// Prints the number of grouped messages, for groups that end by this time or for all.
     pub(crate) fn count(&mut self, by: Option<Instant>) -> anyhow::Result<()> {
         for line in self.bursts.over(by) {
             self.line(&format!("{line} ({})", self.unprinted.place()))?;
@@ -99,7 +101,7 @@ impl Console {
         Ok(())
     }
 
-    /// Draws the table of edges in the place of the last one. Without a terminal, prints it every [`PRINT`].
+    /// Draws the table of edges in place of the last one. Without a terminal, prints it every [`PRINT`].
     pub(crate) fn table(&mut self, edges: &[Edge]) -> anyhow::Result<()> {
         match (&mut self.screen, screen::terminal()) {
             _ if self.output == Output::Json || edges.is_empty() => Ok(()),
@@ -121,7 +123,7 @@ impl Console {
         }
     }
 
-    /// All edges as a table: of any height, and on a terminal not wider than that.
+    /// Returns a table of all edges: of any height, and on a terminal at most as wide.
     pub(crate) fn whole(&self, edges: &[Edge]) -> String {
         let size = screen::terminal().unwrap_or_else(screen::paper);
         edges::lines(edges, Size { rows: Size::UNBOUNDED.rows, ..size }).join("\n")
@@ -131,7 +133,7 @@ impl Console {
 impl Unprinted {
     fn keep(&mut self, text: &str) {
         let line = format!("{}\n", printable(text));
-        // Once a message does not fit, no further one is kept.
+        // After the first message that does not fit, no further one is written.
         self.room = self.room.saturating_sub(line.len());
         if self.room == 0 {
             return;
@@ -145,7 +147,7 @@ impl Unprinted {
         }
     }
 
-    /// Where the messages are.
+    /// Returns the location of the messages, for a sentence.
     fn place(&self) -> String {
         let path = self.path.display();
         match (&self.file, self.room) {
@@ -161,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_that_are_not_printed_are_kept_up_to_a_size() {
+    fn grouped_messages_are_written_up_to_a_size() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("up.log");
         let mut unprinted = Unprinted { path: path.clone(), file: None, room: 20 };

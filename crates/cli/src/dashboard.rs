@@ -60,7 +60,7 @@ pub(crate) fn run(args: &DashboardArgs) -> anyhow::Result<u8> {
     for (listener, _) in &listeners {
         let url = format!("http://{}/", listener.local_addr()?);
         stdio::print(format_args!("{url} -> {what}"))?;
-        // Started here, as the browser belongs to the network of this machine. Its first request waits in the listener.
+        // The browser starts here, because it must use this machine's network. Its first request waits in the listener.
         if args.browser && ["DISPLAY", "WAYLAND_DISPLAY"].iter().any(|name| env::var_os(name).is_some()) {
             open(&url);
         }
@@ -68,11 +68,11 @@ pub(crate) fn run(args: &DashboardArgs) -> anyhow::Result<u8> {
     port_forward::serve(&mesh, target, listeners)
 }
 
-/// Opens a browser. The page is there without one, too.
+/// Opens a browser. The page is served without one as well.
 fn open(url: &str) {
     let mut command = Command::new("xdg-open");
     command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // A Ctrl-C ends the dashboard, and not the browser.
+    // A Ctrl-C ends the dashboard and not the browser.
     command.process_group(0);
     if let Err(error) = command.spawn() {
         stdio::tell(format!("skysail: no browser was opened: xdg-open: {error}"));

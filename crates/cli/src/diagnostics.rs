@@ -1,11 +1,11 @@
-//! Findings of the control plane about the configuration, from its admin page.
+//! Diagnostics of the control plane about the configuration, from its admin page.
 
 use std::{net::SocketAddr, time::Duration};
 
 use serde::Deserialize;
 use skysail_sandbox::http;
 
-/// A finding as printed.
+/// A diagnostic as printed.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Diagnostic {
     /// `error`, `warning` or `info`.
@@ -14,9 +14,9 @@ pub(crate) struct Diagnostic {
     pub(crate) text: String,
 }
 
-const LIMIT: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A finding of `/debug/config_errors`.
+/// An entry of `/debug/config_errors`.
 #[derive(Debug, Deserialize)]
 struct Finding {
     file: String,
@@ -28,9 +28,9 @@ struct Finding {
     remedy: String,
 }
 
-/// Requests the current findings; `None` if the control plane does not answer.
-pub(crate) async fn ask(control: SocketAddr) -> Option<Vec<Diagnostic>> {
-    let (status, body) = http::get(control, "/debug/config_errors", LIMIT).await.ok()?;
+/// Requests the current diagnostics; `None` if the control plane does not answer.
+pub(crate) async fn request(control: SocketAddr) -> Option<Vec<Diagnostic>> {
+    let (status, body) = http::get(control, "/debug/config_errors", TIMEOUT).await.ok()?;
     let findings: Vec<Finding> = serde_json::from_str(&body).ok().filter(|_| status == 200)?;
     Some(findings.into_iter().map(Diagnostic::from).collect())
 }
@@ -56,7 +56,7 @@ impl From<skysail_model::Diagnostic> for Diagnostic {
 }
 
 impl Diagnostic {
-    /// Whether it makes the mesh unhealthy.
+    /// Returns whether it makes the mesh unhealthy.
     pub(crate) fn is_error(&self) -> bool {
         self.severity == "error"
     }

@@ -1,8 +1,8 @@
-//! The table of edges as lines of text that fit a terminal. Pure: edges and a size in, lines out.
+//! The table of edges as lines of text that fit a terminal. Pure: from edges and a size to lines.
 //!
-//! A narrow terminal costs columns first, the least important ones, and then the middle of long names. A low one costs rows:
-//! the unhealthy edges come first, then the busiest, and a last line counts those left out. There is no scrolling: the table
-//! is redrawn every second, so the rows that matter move to the top instead.
+//! On a narrow terminal, the least important columns are removed first, and then the middle of long names. On a low
+//! one, the unhealthy edges come first, then the busiest, and the last line counts the others. There is no scrolling,
+//! because the table is redrawn every second.
 
 use std::fmt::Write as _;
 
@@ -11,14 +11,14 @@ use unicode_width::UnicodeWidthChar as _;
 
 use crate::traffic::Edge;
 
-/// Success below this, in percent, makes an edge unhealthy.
+/// Minimum success of a healthy edge, in percent.
 pub(crate) const HEALTHY_PERCENT: f64 = 99.0;
-/// Names are cut to this width before a column is given up.
+/// Width to which names are cut before a column is removed.
 const SHORT_NAME: usize = 10;
 /// Spaces between two columns.
 const GAP: usize = 2;
 
-/// The room for a table.
+/// Size of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
     pub(crate) columns: usize,
@@ -26,14 +26,14 @@ pub(crate) struct Size {
 }
 
 impl Size {
-    /// Room for everything, such as a file has.
+    /// Size of a file, without limits.
     pub(crate) const UNBOUNDED: Self = Self { columns: usize::MAX, rows: usize::MAX };
 }
 
-/// A column of values.
+/// Column of values.
 struct Column {
     header: &'static str,
-    /// The column with the highest rank is given up first.
+    /// Rank: the column with the highest one is removed first.
     rank: u8,
     value: fn(&Edge) -> String,
 }
@@ -57,7 +57,7 @@ pub(crate) fn lines(edges: &[Edge], size: Size) -> Vec<String> {
             let busier = b.requests_per_second.total_cmp(&a.requests_per_second);
             healthy(a).cmp(&healthy(b)).then(busier)
         });
-        // The header and the last line take a row each.
+        // The header and the last line take one row each.
         shown.truncate(size.rows.saturating_sub(2));
         left_out = edges.len() - shown.len();
     }
@@ -69,7 +69,7 @@ pub(crate) fn lines(edges: &[Edge], size: Size) -> Vec<String> {
     lines
 }
 
-/// The line that counts the edges left out, as long as there is room for.
+/// Returns the line with the number of omitted edges, shortened to the width.
 fn rest(count: usize, all: bool, columns: usize) -> String {
     let more = if all { "" } else { " more" };
     let edges = if count == 1 { "edge" } else { "edges" };
@@ -80,7 +80,7 @@ fn rest(count: usize, all: bool, columns: usize) -> String {
     fits.unwrap_or_else(|| clip(&short, columns))
 }
 
-/// Lays out the header and a line for each edge.
+/// Returns the header and a line for each edge.
 fn layout(edges: &[&Edge], columns: usize) -> Vec<String> {
     let mut names = [vec!["FROM".to_owned()], vec!["TO".to_owned()]];
     for edge in edges {
@@ -111,13 +111,13 @@ fn layout(edges: &[&Edge], columns: usize) -> Vec<String> {
         for ((_, cells), width) in values.iter().zip(&widths) {
             let _ = write!(line, "{:GAP$}{:>width$}", "", cells[row]);
         }
-        // Narrower than the gap between two names, there is no table.
+        // On a terminal narrower than the gap between two names, there is no table.
         clip(line.trim_end(), columns)
     };
     (0..=edges.len()).map(line).collect()
 }
 
-/// Shares a width between two columns that want so much each.
+/// Divides a width between two columns of these wanted widths.
 fn share(wanted: [usize; 2], room: usize) -> [usize; 2] {
     let [one, other] = wanted;
     if one.saturating_add(other) <= room {
@@ -131,12 +131,12 @@ fn share(wanted: [usize; 2], room: usize) -> [usize; 2] {
     }
 }
 
-/// A name as it is shown. Characters without a width would make the width of a line differ between terminals.
+/// Returns a name for the table. Characters without a width are removed, because terminals differ in showing them.
 fn name(name: &str) -> String {
     printable(name).chars().filter(|c| c.width().unwrap_or(0) > 0).collect()
 }
 
-/// Cuts a text to a display width: its middle gives way to `…`.
+/// Cuts a text to a display width and replaces its middle by `…`.
 pub(crate) fn clip(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
@@ -147,7 +147,7 @@ pub(crate) fn clip(text: &str, columns: usize) -> String {
     head + "…" + &tail.into_iter().rev().collect::<String>()
 }
 
-/// The first characters, as many as fit.
+/// Returns the first characters that fit into a width.
 fn within(text: impl Iterator<Item = char>, columns: usize) -> impl Iterator<Item = char> {
     text.scan(columns, |room, c| {
         *room = room.checked_sub(c.width().unwrap_or(0))?;
@@ -163,7 +163,7 @@ fn widest(cells: &[String]) -> usize {
     cells.iter().map(|cell| width(cell)).max().unwrap_or(0)
 }
 
-/// The columns that a text takes at most. Characters count one by one, as terminals differ in joining them.
+/// Returns the maximum display width of a text. Characters count one by one, because terminals differ in joining them.
 pub(crate) fn width(text: &str) -> usize {
     text.chars().filter_map(|c| c.width()).sum()
 }
@@ -182,7 +182,7 @@ fn mtls(edge: &Edge) -> String {
         Some(false) => "no",
         None => "-",
     };
-    // Aligned to the left, as words are.
+    // Words are aligned to the left.
     format!("{text:<4}")
 }
 
@@ -210,7 +210,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn there_is_room_for_all_where_nothing_is_bounded() {
+    fn an_unbounded_table_shows_everything() {
         let edges = [edge("shop/web", "shop/stock", 12.0, 100.0), edge("a/b", "c/d", 1.5, 98.25)];
         let expected = "\
 FROM      TO          REQ/S  SUCCESS  DENIED     P50      P99  MTLS
@@ -221,7 +221,7 @@ a/b       c/d           1.5   98.2 %       3  0.4 ms  19.8 ms  yes";
     }
 
     #[test]
-    fn a_narrow_terminal_costs_columns_and_then_the_middle_of_names() {
+    fn a_narrow_terminal_removes_columns_and_then_the_middle_of_names() {
         let edges = [edge("recommendations/recommendation-v1", "shop/stock", 12.0, 100.0)];
         let line = |columns: usize| lines(&edges, size(columns, 24)).remove(1);
         let expected = [
@@ -235,7 +235,7 @@ a/b       c/d           1.5   98.2 %       3  0.4 ms  19.8 ms  yes";
     }
 
     #[test]
-    fn every_line_fits_whatever_the_names_and_the_terminal() {
+    fn every_line_fits_every_terminal() {
         let names = [
             "a/b",
             "namespace/很长的名字很长的名字很长的名字",
@@ -259,7 +259,7 @@ a/b       c/d           1.5   98.2 %       3  0.4 ms  19.8 ms  yes";
     }
 
     #[test]
-    fn unhealthy_edges_come_first_and_then_the_busiest_where_not_all_fit() {
+    fn a_low_terminal_shows_unhealthy_edges_and_then_the_busiest() {
         let mut edges: Vec<Edge> =
             (0..20).map(|n| edge("a/b", &format!("to/{n}"), f64::from(n), 100.0)).collect();
         edges[4].success_percent = 98.9;
@@ -280,7 +280,7 @@ a/b       c/d           1.5   98.2 %       3  0.4 ms  19.8 ms  yes";
     }
 
     #[test]
-    fn the_middle_of_a_text_gives_way() {
+    fn the_middle_of_a_text_is_cut() {
         for (text, columns, clipped) in [
             ("namespace/workload", 18, "namespace/workload"),
             ("namespace/workload", 17, "namespac…workload"),

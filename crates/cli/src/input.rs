@@ -9,20 +9,20 @@ use std::{
 use anyhow::{Context as _, bail};
 use skysail_sandbox::{MAX_FILE, refuse_templates};
 
-/// Stands for standard input among the paths.
+/// Standard input among the paths.
 const STDIN: &str = "-";
-/// Its name in sentences.
+/// Standard input in sentences.
 const STDIN_NAME: &str = "standard input";
-/// The folder and the file in the mesh's that standard input is written to. The folder is watched, so it holds nothing else.
+/// Folder and file in the mesh's folder for standard input. The folder is watched, so it contains nothing else.
 const FOLDER: &str = "input";
 const FILE: &str = "input/stdin.yaml";
 
-/// Where the configuration comes from.
+/// Source of the configuration.
 #[derive(Debug)]
 pub(crate) struct Input {
-    /// Absolute.
+    /// Absolute paths.
     pub(crate) paths: Vec<PathBuf>,
-    /// Content of standard input, which counts as the last path.
+    /// Content of standard input, which is the last layer.
     pub(crate) text: Option<String>,
 }
 
@@ -47,7 +47,7 @@ impl Input {
         Ok(Self { paths: absolute.collect::<io::Result<_>>()?, text })
     }
 
-    /// The mesh's name if none is given: the first path's, without what a name may not hold.
+    /// Returns the default name of the mesh: the first path's, with invalid characters replaced.
     pub(crate) fn mesh_name(&self) -> String {
         let first = self.paths.first().and_then(|path| path.file_stem());
         let name = first.unwrap_or_default().to_string_lossy();
@@ -55,7 +55,7 @@ impl Input {
         if name.is_empty() { "mesh".to_owned() } else { name }
     }
 
-    /// The paths of a mesh with this folder, as a sentence names them.
+    /// Returns the paths for a sentence.
     pub(crate) fn names(paths: &[PathBuf], folder: &Path) -> String {
         let stdin = folder.join(FILE);
         let name = |path: &PathBuf| match *path == stdin {
@@ -65,12 +65,12 @@ impl Input {
         paths.iter().map(name).collect::<Vec<_>>().join(", ")
     }
 
-    /// A message in which the file of standard input in a mesh's folder is named as the user named it.
+    /// Replaces the path of the file for standard input in a message by the user's name for it.
     pub(crate) fn named_in(message: &str, folder: &Path) -> String {
         message.replace(&*folder.join(FILE).to_string_lossy(), STDIN)
     }
 
-    /// The absolute paths to run. Standard input is written to a file in the mesh's folder.
+    /// Returns the absolute paths to run. Writes standard input to a file in the mesh's folder.
     pub(crate) fn place(self, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
         let Self { mut paths, text } = self;
         if let Some(text) = text {
@@ -83,7 +83,7 @@ impl Input {
     }
 }
 
-/// Reads a text, of at most the size that files may have.
+/// Reads a text of at most the maximum size of a file.
 fn text(from: impl Read) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     from.take(MAX_FILE + 1).read_to_end(&mut bytes).context("reading standard input")?;
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn standard_input_is_bounded_and_must_hold_a_text() {
+    fn standard_input_is_bounded_and_must_not_be_empty() {
         let said = |bytes: &[u8]| text(bytes).map_err(|error| error.to_string());
         assert_eq!(said(b"kind: Pod\n"), Ok("kind: Pod\n".to_owned()));
         assert!(said(b" \n\n").unwrap_err().contains("is empty"));

@@ -1,8 +1,8 @@
-//! Load generator of the tests: sequential requests over keep-alive connections, counted by their responses. It shows whether
-//! requests are lost while the configuration changes, and whether weights are met.
+//! Load generator of the tests: sequential requests over keep-alive connections, counted by their responses. It shows
+//! whether requests are lost during configuration changes, and whether weights are met.
 //!
-//! It writes a line of JSON with all counts to standard output repeatedly; the last one is the result. There are no retries: a
-//! request without a complete response counts as failed.
+//! It repeatedly writes a line of JSON with all counts to standard output; the last one is the result. It does not
+//! retry: a request without a complete response counts as failed.
 
 use std::{
     cell::{Cell, RefCell},
@@ -56,7 +56,8 @@ struct Report {
     values: BTreeMap<String, Seen>,
 }
 
-/// Answers with one value of the counted header; the times are when the requests began, in µs since 1970.
+/// Responses with one value of the counted header. The times are the starts of the first and the last request, in µs
+/// since 1970.
 #[derive(Debug, Default, Serialize)]
 struct Seen {
     count: u64,
@@ -65,9 +66,9 @@ struct Seen {
 }
 
 struct Sender {
-    place: String,
+    address: String,
     request: String,
-    /// The counted header's name in lower case.
+    /// Name of the counted header in lower case.
     count: String,
     pause: Option<Duration>,
     left: Cell<u64>,
@@ -81,18 +82,18 @@ struct Response {
     value: Option<String>,
 }
 
-const TELL: Duration = Duration::from_millis(50);
-const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+const REPORT_INTERVAL: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Pause after a failure, so that refused connections do not become a busy loop.
-const REST: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(20);
 
-/// Sends the requests from the network of this process.
+/// Sends the requests from the network namespace of this process.
 pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<u8> {
     let rest = args.url.strip_prefix("http://").with_context(|| format!("{}: not http://…", args.url))?;
     let (host, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
     let headers: String = args.headers.iter().map(|line| format!("{line}\r\n")).collect();
     let sender = Rc::new(Sender {
-        place: if host.contains(':') { host.to_owned() } else { format!("{host}:80") },
+        address: if host.contains(':') { host.to_owned() } else { format!("{host}:80") },
         request: format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n{headers}\r\n"),
         count: args.count.as_deref().unwrap_or_default().to_ascii_lowercase(),
         pause: args.rate.map(|rate| Duration::from_secs_f64(f64::from(args.connections) / rate)),
@@ -107,26 +108,26 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<u8> {
     if args.times.is_none() {
         let sender = Rc::clone(&sender);
         all.spawn_local(async move {
-            // However it ends, nobody holds it open any more.
+            // An error means the end of standard input as well.
             let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await;
             sender.left.set(0);
         });
     }
-    let told = Rc::clone(&sender);
-    let telling = async move {
-        let mut tick = interval(TELL);
+    let reporter = Rc::clone(&sender);
+    let reporting = async move {
+        let mut tick = interval(REPORT_INTERVAL);
         loop {
             tick.tick().await;
-            told.tell()?;
+            reporter.report_counts()?;
         }
     };
     runtime.block_on(async {
         tokio::select! {
             () = all => anyhow::Ok(()),
-            ended = telling => ended,
+            ended = reporting => ended,
         }
     })?;
-    sender.tell()?;
+    sender.report_counts()?;
     Ok(exit::of(sender.report.borrow().failed == 0))
 }
 
@@ -134,31 +135,31 @@ impl Sender {
     async fn connection(self: Rc<Self>) {
         let mut tick = interval(self.pause.unwrap_or(Duration::from_nanos(1)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut kept = None;
+        let mut connection = None;
         while self.left.get() > 0 {
             self.left.set(self.left.get() - 1);
             if self.pause.is_some() {
                 tick.tick().await;
             }
             let (began, clock) = (SystemTime::now(), Instant::now());
-            let outcome = timeout(ANSWER_WITHIN, self.ask(kept.take())).await;
+            let outcome = timeout(TIMEOUT, self.request_once(connection.take())).await;
             match outcome.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-                Ok((response, connection)) => {
-                    kept = connection.is_open().then_some(connection);
+                Ok((response, open)) => {
+                    connection = open.is_open().then_some(open);
                     self.count(&response, began, clock.elapsed());
                 }
                 Err(error) => {
                     self.fail(&error);
-                    tokio::time::sleep(REST).await;
+                    tokio::time::sleep(PAUSE).await;
                 }
             }
         }
     }
 
-    async fn ask(&self, kept: Option<Connection>) -> io::Result<(Response, Connection)> {
-        let mut connection = match kept {
+    async fn request_once(&self, connection: Option<Connection>) -> io::Result<(Response, Connection)> {
+        let mut connection = match connection {
             Some(connection) => connection,
-            None => Connection::connect(&self.place).await?,
+            None => Connection::connect(&self.address).await?,
         };
         let mut value = None;
         let mut on = |event: Event<'_>| {
@@ -191,7 +192,7 @@ impl Sender {
         *report.errors.entry(error.to_string()).or_default() += 1;
     }
 
-    fn tell(&self) -> anyhow::Result<()> {
+    fn report_counts(&self) -> anyhow::Result<()> {
         Ok(stdio::print(serde_json::to_string(&*self.report.borrow())?)?)
     }
 }

@@ -1,6 +1,6 @@
 //! `skysail`: one binary with all programs of the project as subcommands.
 
-// They panic when the reader leaves; `skysail_core::stdio` does not.
+// These macros panic when the reader closes the output; `skysail_core::stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod burst;
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn the_command_line_is_valid() {
         Cli::command().debug_assert();
     }
 }

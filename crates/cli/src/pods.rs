@@ -66,7 +66,7 @@ pub(crate) struct StatusArgs {
     name: Option<String>,
 }
 
-/// Stands for the control plane where a workload is named; one of this name is written with its namespace.
+/// Name of the control plane in place of a workload; a workload of this name needs its namespace.
 pub(crate) const CONTROL: &str = "control";
 /// Interval at which a followed log is read.
 const POLL: Duration = Duration::from_millis(200);
@@ -127,7 +127,7 @@ pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<u8> {
     }
 }
 
-/// The place that WORKLOAD names: its first ready pod, or the network of the control plane.
+/// Returns the first ready pod of WORKLOAD, or the control plane.
 pub(crate) fn target<'a>(mesh: &'a State, workload: &str) -> anyhow::Result<EnterTarget<'a>> {
     if workload == CONTROL {
         return Ok(EnterTarget::Control);
@@ -136,7 +136,7 @@ pub(crate) fn target<'a>(mesh: &'a State, workload: &str) -> anyhow::Result<Ente
     Ok(EnterTarget::Pod(pods.iter().find(|pod| pod.ready.is_ok()).unwrap_or(&pods[0])))
 }
 
-/// The container of this name, or the pod's first.
+/// Returns the container of this name, or the pod's first.
 fn container<'a>(target: EnterTarget<'a>, name: Option<&'a str>) -> anyhow::Result<Option<&'a str>> {
     match (target, name) {
         (EnterTarget::Pod(pod), Some(name)) if pod.programs.iter().all(|program| program.name != name) => {

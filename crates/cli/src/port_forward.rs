@@ -41,7 +41,7 @@ pub(crate) struct PortForwardArgs {
     name: Option<String>,
 }
 
-/// A port of this machine (0: a free one) and one of the pod.
+/// A port of this machine (0 for any free one) and one of the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ports {
     pub(crate) local: u16,
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &PortForwardArgs) -> anyhow::Result<u8> {
     serve(&mesh, target, listeners)
 }
 
-/// Listens on the local ports. Each listener comes with the port of the pod that it leads to.
+/// Listens on the local ports. Returns each listener with the port of the pod.
 pub(crate) fn listen(ports: &[Ports]) -> anyhow::Result<Vec<(TcpListener, u16)>> {
     let bind = |ports: &Ports| {
         let listener = forward::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, ports.local)))
@@ -87,13 +87,13 @@ pub(crate) fn listen(ports: &[Ports]) -> anyhow::Result<Vec<(TcpListener, u16)>>
     ports.iter().map(bind).collect()
 }
 
-/// Forwards the connections of these listeners to ports of a place until a signal or the end of the place.
+/// Forwards the connections of these listeners to the target's ports until a signal or the end of the target.
 pub(crate) fn serve(
     mesh: &State,
     target: EnterTarget<'_>,
     listeners: Vec<(TcpListener, u16)>,
 ) -> anyhow::Result<u8> {
-    // The listeners stay on the host.
+    // The listeners stay in the host's network namespace.
     enter::enter_network(mesh, target)?;
     let own = match target {
         EnterTarget::Pod(pod) => {
@@ -118,7 +118,7 @@ pub(crate) fn serve(
     })
 }
 
-/// Waits until the place is gone. Returns the reason.
+/// Waits until the target has ended. Returns the reason.
 async fn gone(mesh: &State, target: EnterTarget<'_>) -> String {
     loop {
         tokio::time::sleep(POLL).await;
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_read_as_kubectl_reads_them() {
+    fn ports_are_parsed_as_by_kubectl() {
         let ports = |local, remote| Ok(Ports { local, remote });
         assert_eq!("9080".parse(), ports(9080, 9080));
         assert_eq!("8080:9080".parse(), ports(8080, 9080));

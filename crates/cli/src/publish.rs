@@ -1,4 +1,4 @@
-//! `skysail up --publish`: ports of this machine that lead into the mesh as long as it runs.
+//! `skysail up --publish`: ports of this machine that are forwarded into the mesh.
 
 use std::{
     io,
@@ -30,13 +30,13 @@ pub(crate) struct PortMapping {
     port: u16,
 }
 
-/// Published ports that are bound and not served yet.
+/// Published ports that are bound but not served yet.
 pub(crate) struct Published {
     /// Targets of the ports. A target has no listener if its port was in use.
     pub(crate) targets: Vec<Target>,
-    /// Each listener with the number of its target.
+    /// Listeners, each with the index of its target.
     listeners: Vec<(usize, TcpListener)>,
-    /// A line for each.
+    /// A line of output for each target.
     lines: Vec<String>,
 }
 
@@ -56,7 +56,7 @@ impl FromStr for PortMapping {
     }
 }
 
-/// Listens on all ports that are asked for, and on those that Services of type LoadBalancer or NodePort open. Call it
+/// Listens on all ports of `--publish`, and on those of Services of type LoadBalancer or NodePort. Must be called
 /// before the process enters the mesh.
 pub(crate) fn open(mappings: &[PortMapping], survey: &Survey) -> anyhow::Result<Published> {
     let mut published = Published { targets: Vec::new(), listeners: Vec::new(), lines: Vec::new() };
@@ -82,11 +82,11 @@ pub(crate) fn open(mappings: &[PortMapping], survey: &Survey) -> anyhow::Result<
     Ok(published)
 }
 
-/// Binds the port that a Service specifies, or a free one if it need not be that port. Returns a note for the user.
+/// Binds the port that a Service asks for, or a free one if the port is flexible. Returns a note for the user.
 fn listen(opened: &PublishedServicePort) -> io::Result<(TcpListener, String)> {
     let PublishedServicePort { kind, port, is_flexible, .. } = opened;
     let bind = |port| forward::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
-    // Lower ports need root, and are often in use by another server.
+    // Lower ports need root, and another server often uses them.
     let asked = port.filter(|port| !is_flexible || *port >= 1024);
     match asked.map(bind) {
         Some(Ok(listener)) => Ok((listener, format!(" ({kind})"))),
@@ -121,8 +121,8 @@ impl Published {
         Ok(())
     }
 
-    /// Forwards connections to ready pods of the mesh in this folder, each to the next one in turn. It runs in the
-    /// mesh's network.
+    /// Forwards connections to ready pods of the mesh in this folder, in round-robin order. Must run in the mesh's
+    /// network namespace.
     pub(crate) async fn serve(self, folder: PathBuf) {
         let mut forwards = JoinSet::new();
         for (number, listener) in self.listeners {
@@ -139,7 +139,7 @@ impl Published {
                     Failure::NoAnswer => "; is its PeerAuthentication STRICT? It refuses plain text then",
                     _ => "",
                 };
-                // Clients retry; the same failure is printed once.
+                // Clients retry, so repeated failures are printed once.
                 let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
                 if last.as_ref() != Some(&failure) {
                     stdio::tell(format!("skysail: a connection to the published {target}: {failure}{hint}"));
@@ -160,7 +160,7 @@ impl Published {
 mod tests {
     use super::*;
 
-    /// The lines of a mesh with these Services, and how many ports are listened on.
+    /// Returns the lines of a mesh with these Services, and the number of listeners.
     fn lines(mappings: &[&str], services: &[(&str, String)]) -> (Vec<String>, usize) {
         let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: web, labels: {app: web}}\n\
                    spec: {containers: [{name: web, image: acme/web}]}\n";
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn services_get_another_port_or_none_if_theirs_is_in_use() {
+    fn a_service_whose_port_is_in_use_gets_another_or_none() {
         let (_taken, used) = any();
         let services = [
             ("a", format!("type: LoadBalancer, ports: [{{port: {used}}}]")),
@@ -195,7 +195,7 @@ mod tests {
             ("c", "type: NodePort, ports: [{name: tcp, port: 80}]".to_owned()),
             ("d", "type: LoadBalancer, ports: [{port: 81}]".to_owned()),
         ];
-        // A port that is published by name is not published once more.
+        // A port of `--publish` is not published a second time.
         let (lines, listening) = lines(&["0:d:81"], &services);
         assert_eq!((lines.len(), listening), (4, 3), "{lines:#?}");
         let not = format!(
@@ -216,8 +216,8 @@ mod tests {
     }
 
     #[test]
-    fn a_load_balancer_gets_its_own_port_if_that_is_free() {
-        // Another program may take the port in between, but hardly each time.
+    fn a_load_balancer_gets_its_own_port_if_it_is_free() {
+        // Another program may take the port meanwhile, but not in every attempt.
         let gets_it = |_| {
             let port = any().1;
             let service = ("a", format!("type: LoadBalancer, ports: [{{port: {port}}}]"));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn port_mappings_are_read_from_the_right() {
+    fn port_mappings_are_parsed_from_the_right() {
         let mapping = |text: &str| {
             let PortMapping { address, name, port } = text.parse()?;
             Ok::<_, String>(format!("{address} {name} {port}"))

@@ -1,8 +1,9 @@
 //! The terminal of `skysail up`: progress lines that scroll, and below them a table that is redrawn in place.
 //!
-//! A redraw moves the cursor up by the table's rows and clears from there, so each of its lines must take one row and all of them
-//! must be on the screen: [`edges::lines`] fits them. After a resize the position of its rows is unknown, as
-//! terminals differ in wrapping lines again. So the screen is cleared, and the last progress lines are printed again.
+//! A redraw moves the cursor up by the table's rows and clears from there. So each line of the table must take one row,
+//! and all of them must be on the screen: [`edges::lines`] fits them. After a resize the position of the rows is
+//! unknown, because terminals rewrap lines in different ways. So the screen is cleared, and the last progress lines are
+//! printed again.
 
 use std::{
     collections::VecDeque,
@@ -17,10 +18,10 @@ use crate::{
     traffic::Edge,
 };
 
-/// Default size of a terminal that reports none; that of a VT100.
-const DEFAULT: Size = Size { columns: 80, rows: 24 };
-/// Maximum of progress lines kept for a redraw: more than a screen has.
-const KEPT: usize = 200;
+/// Default size if the terminal reports none; that of a VT100.
+const DEFAULT_SIZE: Size = Size { columns: 80, rows: 24 };
+/// Maximum number of progress lines kept for a redraw: more than a screen has.
+const MAX_PROGRESS: usize = 200;
 
 /// Content of the terminal. The methods return the bytes to write to it.
 #[derive(Debug)]
@@ -31,24 +32,24 @@ pub(crate) struct Screen {
     table: Vec<String>,
 }
 
-/// Size of the terminal on standard output; `None` for a file, a pipe or a dumb terminal.
+/// Returns the size of the terminal on standard output; `None` for a file, a pipe or a dumb terminal.
 pub(crate) fn terminal() -> Option<Size> {
     let out = io::stdout();
     if !out.is_terminal() || std::env::var_os("TERM").is_some_and(|name| name == "dumb") {
         return None;
     }
     let known = tcgetwinsize(&out).ok().filter(|size| size.ws_col > 0 && size.ws_row > 0);
-    Some(known.map_or(DEFAULT, |size| Size { columns: size.ws_col.into(), rows: size.ws_row.into() }))
+    Some(known.map_or(DEFAULT_SIZE, |size| Size { columns: size.ws_col.into(), rows: size.ws_row.into() }))
 }
 
-/// Size of a table without a terminal: COLUMNS and LINES; unbounded by default.
+/// Returns the size of a table without a terminal: COLUMNS and LINES; unbounded by default.
 pub(crate) fn paper() -> Size {
     let variable = |name: &str| std::env::var(name).ok()?.parse().ok().filter(|number| *number > 0);
     Size { columns: variable("COLUMNS").unwrap_or(usize::MAX), rows: variable("LINES").unwrap_or(usize::MAX) }
 }
 
 impl Screen {
-    /// An empty screen.
+    /// Creates an empty screen.
     pub(crate) fn new(size: Size) -> Self {
         Self { size, progress: VecDeque::new(), table: Vec::new() }
     }
@@ -57,17 +58,17 @@ impl Screen {
     pub(crate) fn line(&mut self, text: &str, size: Size) -> String {
         let mut out = self.erase(size);
         let _ = writeln!(out, "{text}");
-        self.progress.truncate(KEPT - 1);
+        self.progress.truncate(MAX_PROGRESS - 1);
         self.progress.push_front(text.to_owned());
         self.draw(&mut out);
         out
     }
 
-    /// Replaces the table. At least a third of the screen is left to progress lines, if there are so many.
+    /// Replaces the table. Progress lines keep at least a third of the screen, if there are enough.
     pub(crate) fn table(&mut self, edges: &[Edge], size: Size) -> String {
         let mut out = self.erase(size);
         let progress: usize = self.progress.iter().map(|line| rows(line, size)).sum();
-        // The cursor's row and the blank line are not for the table.
+        // The cursor's row and the blank line are not available.
         let room = size.rows.saturating_sub(2 + progress.min(size.rows / 3));
         self.table = edges::lines(edges, Size { columns: size.columns, rows: room });
         if !self.table.is_empty() {
@@ -97,7 +98,7 @@ impl Screen {
             0 => String::new(),
             rows if before == size => format!("\r\x1b[{rows}A\x1b[J"),
             _ => {
-                // The table is drawn again at the next poll; lines of another width would wrap until then.
+                // The table is drawn at the next poll; its present lines could wrap at the new width.
                 self.table.clear();
                 let mut room = size.rows.saturating_sub(1);
                 let fits = |line: &&String| match room.checked_sub(rows(line, size)) {
@@ -116,7 +117,7 @@ impl Screen {
     }
 }
 
-/// How many rows of the screen a line takes.
+/// Returns the number of rows that a line takes.
 fn rows(line: &str, size: Size) -> usize {
     width(line).div_ceil(size.columns.max(1)).max(1)
 }
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_redrawn_in_place_and_leaves_nothing() {
+    fn the_table_is_redrawn_in_place() {
         for (columns, rows) in [(80, 24), (40, 10), (200, 50), (10, 4), (1, 1)] {
             let size = Size { columns, rows };
             let mut terminal = Terminal::new(columns, rows);
@@ -161,7 +162,7 @@ mod tests {
         }
     }
 
-    /// A line as a terminal breaks it.
+    /// Returns a line as a terminal wraps it.
     fn wrapped(line: &str, columns: usize) -> String {
         let cells: Vec<char> = line.chars().collect();
         let rows =

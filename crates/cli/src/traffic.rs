@@ -1,12 +1,12 @@
 //! Traffic between workloads: Istio's standard metrics of all sidecars, merged into edges.
 //!
-//! The sidecar of the caller reports requests and latencies; only that of the receiver knows whether the connection was mutual
-//! TLS. Without a sidecar of the caller, the report of the receiver is used alone. Counters are followed from one poll to the
-//! next, so a restarted sidecar loses no requests that were counted.
+//! The caller's sidecar reports requests and latencies. Only the receiver's sidecar knows whether the connection used
+//! mutual TLS. If the caller has no sidecar, the receiver's report is used alone. Counters are added from poll to poll,
+//! so the counts of a sidecar survive its restart.
 //!
-//! A public Envoy as the sidecar has none of Istio's metrics and does not send its workload's name. Receivers report its
-//! identity, which leads to the workload if only one workload with an Envoy has it. Envoy's own connection counters say
-//! whether the workload is reached over mutual TLS.
+//! A public Envoy as the sidecar has none of Istio's metrics and does not send its workload's name. Receivers report
+//! its identity, which determines the workload if only one workload with an Envoy has it. Envoy's own connection
+//! counters tell whether the workload is reached over mutual TLS.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -24,7 +24,7 @@ pub(crate) type Route = (String, String);
 pub(crate) struct Counts {
     /// Requests that did not fail.
     good: f64,
-    /// Requests denied (403). They did not fail, as a policy denies them on purpose.
+    /// Requests denied (403). They are no failures, because a policy denies them on purpose.
     denied: f64,
     /// Requests that failed (5xx, or no response).
     failed: f64,
@@ -56,18 +56,18 @@ pub(crate) struct Edge {
     pub(crate) denied: u64,
     pub(crate) p50_ms: Option<f64>,
     pub(crate) p99_ms: Option<f64>,
-    /// Whether all were received over mutual TLS; absent if no receiver reported it.
+    /// True if all were received over mutual TLS; `None` if no receiver reported it.
     pub(crate) mtls: Option<bool>,
 }
 
 /// Metrics page of one sidecar.
 #[derive(Debug)]
 pub(crate) struct MetricsPage {
-    /// `NAMESPACE/NAME`, as are the workload and its service account.
+    /// `NAMESPACE/NAME`, like the workload and its service account.
     pub(crate) pod: String,
     pub(crate) workload: String,
     pub(crate) account: String,
-    /// Whether the sidecar is a public Envoy.
+    /// True if the sidecar is a public Envoy.
     pub(crate) envoy: bool,
     pub(crate) text: String,
 }
@@ -77,8 +77,8 @@ pub(crate) struct MetricsPage {
 pub(crate) struct Traffic {
     last: HashMap<String, f64>,
     envoys: Envoys,
-    /// By workload with an Envoy: HTTP connections received, and those of them over TLS. TLS is mutual here, as the configuration
-    /// requires a client certificate.
+    /// HTTP connections received, and those of them over TLS, by workload with an Envoy. TLS is mutual here, because
+    /// the configuration requires a client certificate.
     received: BTreeMap<String, (f64, f64)>,
     total: BTreeMap<Route, Reports>,
     window: VecDeque<(Instant, BTreeMap<Route, Reports>)>,
@@ -96,8 +96,8 @@ const WINDOW: Duration = Duration::from_secs(10);
 
 const REQUESTS: &str = "istio_requests_total";
 const TIMES: &str = "istio_request_duration_milliseconds_bucket";
-/// Suffixes of Envoy's connection counters. The rest of the filter's name may precede them, as Envoy cuts that at the first
-/// dot.
+/// Suffixes of Envoy's connection counters. The rest of the filter's name may precede them, because Envoy cuts the name
+/// at the first dot.
 const CONNECTIONS: &str = "_downstream_cx_total";
 const TLS_CONNECTIONS: &str = "_downstream_cx_ssl_total";
 
@@ -188,16 +188,16 @@ impl Traffic {
     }
 
     /// Clears the edges. Counters continue from their last values.
-    pub(crate) fn forget(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.total.clear();
         self.window.clear();
     }
 
-    /// Edges of the last seconds, and idle ones that had traffic before.
+    /// Returns the edges of the last seconds, and idle edges that had traffic before.
     pub(crate) fn live(&self) -> Vec<Edge> {
         let mut recent: BTreeMap<Route, Reports> =
             self.total.keys().map(|r| (r.clone(), Reports::default())).collect();
-        // The counters of the first poll began before the window.
+        // The counters of the first poll started before the window.
         for (_, step) in self.window.iter().skip(1) {
             for (route, reports) in step {
                 recent.entry(route.clone()).or_default().add(reports);
@@ -210,7 +210,7 @@ impl Traffic {
         self.edges(&recent, span)
     }
 
-    /// All edges since the last reset, over this time.
+    /// Returns all edges since the last reset, over this time.
     pub(crate) fn total(&self, span: Duration) -> Vec<Edge> {
         self.edges(&self.total, span)
     }
@@ -222,7 +222,7 @@ impl Traffic {
                 (all, _) if *all == 0.0 => None,
                 (all, tls) if all == tls => Some(true),
                 (_, tls) if *tls == 0.0 => Some(false),
-                // The counters do not say which callers use TLS.
+                // The counters do not tell which callers use TLS.
                 _ => None,
             });
             edge
@@ -234,8 +234,8 @@ impl Traffic {
 /// Workloads with an Envoy, by service account.
 type Envoys = BTreeMap<String, BTreeSet<String>>;
 
-/// Name of a caller whose sidecar does not send its workload: the workload with an Envoy that has this identity, or else the
-/// identity, or `outside`.
+/// Returns the name of a caller whose sidecar does not send its workload: the only workload with an Envoy that has this
+/// identity, or else the identity, or `outside`.
 fn caller(principal: &str, envoys: &Envoys) -> String {
     let Ok(id) = principal.parse::<SpiffeId>() else { return "outside".to_owned() };
     match envoys
@@ -296,7 +296,7 @@ impl Counts {
         }
     }
 
-    /// Quantile of the latency, interpolated within its bucket as Prometheus does.
+    /// Returns a quantile of the latency, interpolated within its bucket as Prometheus does.
     fn percentile(&self, share: f64) -> Option<f64> {
         let all = *self.buckets.last_key_value()?.1;
         let wanted = all * share;
@@ -323,7 +323,7 @@ struct Sample<'a> {
 }
 
 impl<'a> Sample<'a> {
-    /// Whether it counts inbound connections, by the name that the control plane gives the filters.
+    /// Returns whether it counts inbound connections, by the control plane's name of the filter.
     fn is_inbound(&self) -> bool {
         let prefix = self.labels.get("envoy_http_conn_manager_prefix");
         prefix.is_some_and(|prefix| prefix.to_ascii_lowercase().starts_with("inbound"))
@@ -338,7 +338,7 @@ impl<'a> Sample<'a> {
     }
 }
 
-/// `a="b",c="d"`. A value may hold commas; escaped quotes do not occur in the labels that are read here.
+/// Parses `a="b",c="d"`. A value may contain commas; the labels that are read here contain no escaped quotes.
 fn split_labels(mut text: &str) -> HashMap<&str, &str> {
     let mut labels = HashMap::new();
     while let Some((name, rest)) = text.split_once("=\"") {
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn an_envoy_is_named_by_its_identity_and_counts_who_comes_by_tls() {
+    fn an_envoy_is_identified_by_its_principal_and_counts_tls_connections() {
         let unnamed = "istio_requests_total{reporter=\"destination\",source_workload=\"unknown\",\
                        source_principal=\"spiffe://cluster.local/ns/n/sa/all\",destination_workload=\"a\",\
                        destination_workload_namespace=\"n\",response_code=\"200\",\
@@ -415,13 +415,13 @@ mod tests {
             let found = edges(&[page("b", true, &received(counts.0, counts.1))]);
             assert_eq!(found, [named("n/a", "n/b", mtls), named("n/b", "n/a", Some(true))]);
         }
-        // Two Envoys of one identity cannot be told apart.
+        // Two Envoys with one identity cannot be distinguished.
         let found = edges(&[page("b", true, &received(1, 1)), page("c", true, "")]);
         assert_eq!(found, [named("n/a", "n/b", Some(true)), named("n/sa:all", "n/a", Some(true))]);
     }
 
     #[test]
-    fn both_ends_make_one_edge_and_restarts_lose_nothing() {
+    fn both_reports_make_one_edge_and_restarts_lose_no_requests() {
         let mut traffic = Traffic::default();
         let start = Instant::now();
         let source = [request("source", 200, "unknown", 90), request("source", 503, "unknown", 10)].concat();
@@ -430,7 +430,7 @@ mod tests {
         let pods = |source: &str| vec![page("a", false, source), page("b", false, &destination)];
         traffic.update(start, &pods(&(source + &times)));
         traffic.update(start + Duration::from_secs(1), &pods(&request("source", 403, "unknown", 5)));
-        // The sidecar starts anew: 2 is less than 5, so all 2 are new.
+        // The sidecar was restarted: 2 is less than 5, so all 2 are new.
         traffic.update(start + Duration::from_secs(2), &pods(&request("source", 403, "unknown", 2)));
         let edges = traffic.total(Duration::from_secs(2));
         let [edge] = edges.as_slice() else { panic!("one edge: {edges:?}") };
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_may_hold_commas_and_quotes() {
+    fn labels_may_contain_commas_and_quotes() {
         let labels = split_labels(r#"a="x,y",b="q\"r",c="""#);
         assert_eq!((labels["a"], labels["b"], labels["c"]), ("x,y", r#"q\"r"#, ""));
     }

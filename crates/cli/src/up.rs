@@ -122,26 +122,26 @@ struct Inside {
 const REDRAW: Duration = Duration::from_secs(1);
 const POLL_PER_POD: Duration = Duration::from_millis(20);
 /// Interval and limit of the wait, once all pods are ready, until the sidecars have acknowledged their configuration.
-const CONFIRM: Duration = Duration::from_millis(50);
-const CONFIRM_LIMIT: Duration = Duration::from_secs(10);
+const CONFIRM_INTERVAL: Duration = Duration::from_millis(50);
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum number of worker threads of a sidecar.
-const MOST_WORKERS: u32 = 256;
+const MAX_WORKERS: u32 = 256;
 /// Maximum of a duration on the command line: a year.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 3600);
 
 fn duration(text: &str) -> Result<Duration, String> {
     let units = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
     let parsed = units.iter().find_map(|(unit, seconds)| {
         let number: f64 = text.strip_suffix(unit)?.parse().ok()?;
-        Duration::try_from_secs_f64(number * seconds).ok().filter(|time| *time <= LONGEST)
+        Duration::try_from_secs_f64(number * seconds).ok().filter(|time| *time <= MAX_DURATION)
     });
     parsed.ok_or_else(|| format!("{text:?} is not a duration such as 30s, 5m or 500ms"))
 }
 
 fn concurrency(text: &str) -> Result<NonZeroU32, String> {
-    let number = text.parse().ok().filter(|number: &NonZeroU32| number.get() <= MOST_WORKERS);
-    number.ok_or_else(|| format!("write a number of worker threads from 1 to {MOST_WORKERS}"))
+    let number = text.parse().ok().filter(|number: &NonZeroU32| number.get() <= MAX_WORKERS);
+    number.ok_or_else(|| format!("write a number of worker threads from 1 to {MAX_WORKERS}"))
 }
 
 fn envoy(text: &str) -> Result<(String, PathBuf), String> {
@@ -164,7 +164,7 @@ fn image(text: &str) -> Result<(String, Vec<String>), String> {
     Ok((image.to_owned(), command))
 }
 
-/// The file of a program, found as shells find it.
+/// Returns the file of a program, searched as shells do.
 fn program(name: &str) -> Result<PathBuf, String> {
     let runs = |file: &Path| {
         fs::metadata(file).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
@@ -226,7 +226,7 @@ pub(crate) fn outside(args: UpArgs) -> anyhow::Result<u8> {
     if matches!(code, exit::OK | exit::READER_LEFT) || !logs.exists() {
         rundir::remove(&folder).with_context(|| format!("removing {}", folder.display()))?;
     } else {
-        // Keys, tokens and Secrets are not.
+        // Keys, tokens and Secrets are removed.
         rundir::keep_logs(&folder).with_context(|| format!("clearing {}", folder.display()))?;
         stdio::tell(format!("logs are kept in {}", logs.display()));
     }
@@ -238,23 +238,24 @@ pub(crate) fn inside(args: InsideArgs) -> anyhow::Result<u8> {
         serde_json::from_str(&args.order).context("reading the settings of the outer process")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let code = isolate::with_reaper(|| runtime.block_on(monitor(order)))?;
-    // Process 1 of the namespace ends here, and everything in it with it.
+    // This is process 1 of the PID namespace: when it ends, every process in the namespace ends.
     runtime.shutdown_background();
     Ok(code)
 }
 
-/// State of the mesh as last polled.
+/// State of the mesh at the last poll.
 struct Monitor {
     output: Output,
     console: Console,
     started: Instant,
     ready: Option<Instant>,
-    /// Time since which all pods are ready but not all sidecars have acknowledged it, and the polls in a row in which they had.
+    /// Time since which all pods are ready while some sidecars have not acknowledged it, and the number of polls in a
+    /// row in which all had.
     waiting: Option<Instant>,
     settled: usize,
     late: bool,
     workloads: BTreeMap<String, WorkloadStatus>,
-    /// Workloads with an Envoy in the sidecar's place.
+    /// Workloads with an Envoy instead of the sidecar.
     envoys: BTreeSet<String>,
     findings: Vec<Diagnostic>,
     changes: Changes,
@@ -291,7 +292,7 @@ async fn monitor(order: Inside) -> anyhow::Result<u8> {
     let terminate = shutdown::terminate();
     tokio::pin!(terminate);
     let MeshHandle { mut state, mut reports, control } = tokio::select! {
-        // Polled first, as that installs the signal handlers.
+        // Polled first, because that installs the signal handlers.
         biased;
         ending = &mut terminate => {
             ending?;
@@ -301,7 +302,7 @@ async fn monitor(order: Inside) -> anyhow::Result<u8> {
         started = tokio::spawn(mesh::start(settings)) => started??,
     };
     let mut tick = tokio::time::Instant::now();
-    let mut confirm = tokio::time::interval(CONFIRM);
+    let mut confirm = tokio::time::interval(CONFIRM_INTERVAL);
     let mut resized = signal(SignalKind::window_change()).context("watching the terminal's size")?;
     loop {
         let burst_over = monitor.console.deadline().unwrap_or_else(Instant::now);
@@ -348,7 +349,7 @@ async fn monitor(order: Inside) -> anyhow::Result<u8> {
     }
 }
 
-/// Time of the next poll. Large meshes are polled less often, as a poll costs time for every pod.
+/// Returns the time of the next poll. Large meshes are polled less often, because a poll costs time for every pod.
 fn next_tick(state: &State) -> tokio::time::Instant {
     let pods = u32::try_from(state.pods.len()).unwrap_or(u32::MAX);
     tokio::time::Instant::now() + REDRAW.max(POLL_PER_POD * pods)
@@ -384,8 +385,8 @@ impl Monitor {
         Ok(())
     }
 
-    /// Checks whether all sidecars have acknowledged their configuration, once all pods are ready. Two polls in a row must
-    /// agree, as a push may be about to begin.
+    /// Checks whether all sidecars have acknowledged their configuration, once all pods are ready. Two polls in a row
+    /// must agree, because a push may be about to start.
     async fn confirm(
         &mut self,
         state: &State,
@@ -393,11 +394,11 @@ impl Monitor {
         folder: &Path,
     ) -> anyhow::Result<()> {
         let Some(waiting) = self.waiting else { return Ok(()) };
-        // The sidecars of pods that have completed are gone.
+        // Completed pods have no sidecar any more.
         let running = state.pods.iter().filter(|pod| pod.phase == Phase::Running);
         let taken = progress::query(control, folder, running).await == Progress::Taken;
         self.settled = if taken { self.settled + 1 } else { 0 };
-        let late = waiting.elapsed() > CONFIRM_LIMIT;
+        let late = waiting.elapsed() > CONFIRM_TIMEOUT;
         if late && self.settled < 2 {
             self.console
                 .line("warning: some sidecars have not acknowledged their configuration within 10 s")?;
@@ -412,7 +413,7 @@ impl Monitor {
         self.waiting = None;
         if self.ready.is_none() {
             self.ready = Some(Instant::now());
-            // Traffic is counted from now on, and not from the next poll.
+            // Traffic is counted from here and not from the next poll.
             self.collect(state, control).await?;
             let time = self.started.elapsed().as_secs_f64();
             let workloads = match self.workloads.len() {
@@ -434,12 +435,12 @@ impl Monitor {
         if self.ready.is_some() { self.console.table(&self.traffic.live()) } else { Ok(()) }
     }
 
-    /// Gets the findings of the control plane and the metrics of all sidecars.
+    /// Reads the diagnostics of the control plane and the metrics of all sidecars.
     async fn collect(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
         if self.plain {
             return Ok(());
         }
-        if let Some(mut findings) = diagnostics::ask(control).await {
+        if let Some(mut findings) = diagnostics::request(control).await {
             findings.iter_mut().for_each(|finding| finding.text = self.console.named(&finding.text));
             let known = std::mem::take(&mut self.findings);
             for finding in findings.iter().filter(|finding| !known.contains(finding)) {
@@ -450,7 +451,7 @@ impl Monitor {
             }
             self.findings = findings;
         }
-        for line in self.changes.ask(control).await {
+        for line in self.changes.request(control).await {
             self.console.line(&line)?;
         }
         let mut asking = JoinSet::new();
@@ -472,8 +473,8 @@ impl Monitor {
         let pages: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
         self.traffic.update(Instant::now(), &pages);
         if self.ready.is_some() && self.counting.is_none() {
-            // Calls made before every sidecar knew every endpoint say nothing about the mesh.
-            self.traffic.forget();
+            // Calls from before all sidecars knew all endpoints do not describe the mesh.
+            self.traffic.reset();
             self.counting = Some(Instant::now());
         }
         Ok(())
@@ -503,7 +504,7 @@ impl Monitor {
                 stdio::print(serde_json::to_string_pretty(&result)?)?;
             }
             Output::Text => {
-                // They were printed when they were found.
+                // Text output has printed them when they were found.
                 match errors.len() {
                     0 => {}
                     1 => problems.push("the configuration has an error (see above)".to_owned()),
@@ -552,7 +553,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_looked_for_as_shells_do() {
+    fn programs_are_searched_as_by_shells() {
         assert_eq!(image("acme/shop=sh -c true").unwrap().1, ["sh", "-c", "true"]);
         assert!(image("a=/bin/sh").is_ok());
         assert!(image("a=../../test.sh").unwrap().1[0].starts_with('/'), "for containers with a workingDir");
@@ -570,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read() {
+    fn durations_are_parsed() {
         assert_eq!(duration("30s"), Ok(Duration::from_secs(30)));
         assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));

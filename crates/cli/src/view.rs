@@ -1,4 +1,4 @@
-//! Output formats: tables for people, and JSON for scripts, whose fields `docs/scripting.md` lists.
+//! Output formats: tables, and JSON for scripts, whose fields `docs/scripting.md` lists.
 
 use comfy_table::{ContentArrangement, Table, presets::NOTHING};
 use serde::Serialize;
@@ -7,7 +7,7 @@ use skysail_sandbox::rundir::{Phase, PodState, ProgramState, State};
 /// Output format of a result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, serde::Deserialize)]
 pub(crate) enum Output {
-    /// Tables and sentences, for people.
+    /// Tables and sentences.
     #[default]
     Text,
     /// JSON, for scripts.
@@ -63,13 +63,13 @@ impl<'a> From<&'a PodState> for Pod<'a> {
     }
 }
 
-/// A running mesh in JSON output.
+/// Returns a running mesh for JSON output.
 pub(crate) fn status(mesh: &State) -> MeshStatus<'_> {
     let pods = mesh.pods.iter().map(|pod| RunningPod { pod: pod.into(), programs: &pod.programs });
     MeshStatus { mesh: &mesh.name, control: mesh.control, pods: pods.collect() }
 }
 
-/// A table of pods.
+/// Returns a table of pods.
 pub(crate) fn pods(mesh: &State) -> String {
     let mut table = table(&["NAMESPACE", "POD", "IP", "SIDECAR", "RESTARTS", "READY"]);
     for pod in &mesh.pods {
@@ -84,14 +84,14 @@ pub(crate) fn pods(mesh: &State) -> String {
     table.to_string()
 }
 
-/// A table of root certificates.
+/// Returns a table of root certificates.
 pub(crate) fn roots(rows: impl Iterator<Item = [String; 5]>) -> String {
     let mut table = table(&["ROOT", "SERIAL", "SIGNS", "TRUSTED", "ENDS IN"]);
     table.add_rows(rows);
     table.to_string()
 }
 
-/// A duration in the largest unit of which it has at least two.
+/// Formats a duration in the largest unit of which it has at least two.
 pub(crate) fn time(seconds: u64) -> String {
     let units = [(24 * 3600, "d"), (3600, "h"), (60, "m"), (1, "s")];
     let (unit, name) = units.into_iter().find(|(unit, _)| seconds >= 2 * unit).unwrap_or((1, "s"));
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scripts_see_the_documented_fields_and_no_others() {
+    fn json_has_the_documented_fields_only() {
         let mesh = json!({
             "name": "shop", "process": 5, "control": null,
             "pods": [{

@@ -9,9 +9,9 @@ use skysail_sandbox::rundir::PodState;
 pub(crate) struct WorkloadStatus {
     /// Names of its pods.
     pods: BTreeSet<String>,
-    /// Whether it was reported as ready with these pods.
+    /// True if it was reported as ready with these pods.
     ready: bool,
-    /// Whether it was ready at any time. Pods added before that are not reported.
+    /// True if it was ever ready. Pods added before that are not reported.
     was_ready: bool,
 }
 

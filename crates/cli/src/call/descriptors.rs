@@ -1,6 +1,7 @@
 //! Descriptors of a gRPC server's services: from the server itself (reflection), or from a file.
 //!
-//! Source: `grpc/reflection/v1/reflection.proto`. Each question is a call of its own, so a server needs no stream of questions.
+//! Source: `grpc/reflection/v1/reflection.proto`. Each query is a call of its own, so a server need not support several
+//! queries on one stream.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,12 +15,12 @@ use skysail_sandbox::http::{
     grpc::{Client, Status},
 };
 
-/// The services to ask, the newest first. Their messages are the same.
+/// Reflection services, the newest first. Their messages are the same.
 const REFLECTION: [&str; 2] =
     ["grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"];
-/// Limits of what a server may send: files, and bytes in all.
-const MOST_FILES: usize = 2_000;
-const LONGEST: usize = 64 << 20;
+/// Maximum number of files, and of bytes in total, that a server may send.
+const MAX_FILES: usize = 2_000;
+const MAX_BYTES: usize = 64 << 20;
 
 /// `ServerReflectionRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -30,13 +31,13 @@ struct ReflectionRequest {
 
 #[derive(Clone, PartialEq, Eq, prost::Oneof)]
 pub(super) enum Question {
-    /// The file of this name.
+    /// File of this name.
     #[prost(string, tag = "3")]
     File(String),
-    /// The file that defines this service.
+    /// File that defines this service.
     #[prost(string, tag = "4")]
     Symbol(String),
-    /// The names of all services; the text has no meaning.
+    /// Names of all services; the text has no meaning.
     #[prost(string, tag = "7")]
     Services(String),
 }
@@ -58,7 +59,7 @@ pub(super) enum ReflectionAnswer {
     Error(Refusal),
 }
 
-/// `FileDescriptorResponse`: files, often with those that they import.
+/// `FileDescriptorResponse`: files, often with their imports.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Files {
     #[prost(bytes = "vec", repeated, tag = "1")]
@@ -87,7 +88,7 @@ pub(super) struct Refusal {
     message: String,
 }
 
-/// The reflection of a server.
+/// Reflection client of a server.
 pub(super) struct Reflection<'a> {
     pub(super) client: &'a mut Client,
     pub(super) server: &'a str,
@@ -95,7 +96,7 @@ pub(super) struct Reflection<'a> {
 }
 
 impl Reflection<'_> {
-    /// Asks the server. The error is of kind `InvalidInput` if it has no reflection.
+    /// Queries the server. The error is of kind `InvalidInput` if the server has no reflection.
     pub(super) async fn ask(&mut self, question: Question) -> io::Result<ReflectionAnswer> {
         let question = Bytes::from(ReflectionRequest { question: Some(question) }.encode_to_vec());
         for service in REFLECTION {
@@ -132,7 +133,7 @@ pub(super) fn of_set(set: &[u8]) -> Result<DescriptorPool, String> {
     })
 }
 
-/// The names of a server's services.
+/// Returns the names of a server's services.
 pub(super) async fn services(
     ask: &mut impl AsyncFnMut(Question) -> io::Result<ReflectionAnswer>,
 ) -> io::Result<Vec<String>> {
@@ -146,7 +147,7 @@ pub(super) async fn services(
     }
 }
 
-/// The descriptors of these services and of all that they need.
+/// Returns the descriptors of these services and of their dependencies.
 pub(super) async fn of_services(
     names: &[String],
     ask: &mut impl AsyncFnMut(Question) -> io::Result<ReflectionAnswer>,
@@ -162,8 +163,8 @@ pub(super) async fn of_services(
         };
         for file in received {
             size += file.len();
-            if size > LONGEST || files.len().max(asked.len()) > MOST_FILES {
-                let limit = format!("it has more than {MOST_FILES} files or {} MiB", LONGEST >> 20);
+            if size > MAX_BYTES || files.len().max(asked.len()) > MAX_FILES {
+                let limit = format!("it has more than {MAX_FILES} files or {} MiB", MAX_BYTES >> 20);
                 return Err(unusable(limit));
             }
             let file = FileDescriptorProto::decode(&*file).map_err(unusable)?;
@@ -182,7 +183,7 @@ pub(super) async fn of_services(
     Ok(pool)
 }
 
-/// Why a server gives no file. Where it does not know the service, its services are named.
+/// Returns the error for a query without a file. For an unknown service, it names the server's services.
 async fn refused(
     question: &Question,
     refusal: &Refusal,
@@ -199,13 +200,13 @@ async fn refused(
     }
 }
 
-/// An error about a name that is not among those that there are.
+/// Returns the error about an unknown name, with the known ones.
 pub(super) fn unknown(what: &str, name: &str, known: Vec<String>) -> io::Error {
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
     wrong(format!("there is no {what} {name}; there is {known}"))
 }
 
-/// An error of the command line.
+/// Returns an error of the command line.
 pub(super) fn wrong(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what)
 }
@@ -242,7 +243,7 @@ mod tests {
         Ok(ReflectionAnswer::Files(Files { files }))
     }
 
-    /// What becomes of the descriptors of `acme.Flights` with these answers, and the questions.
+    /// Returns the result for `acme.Flights` with these answers, and the queries.
     async fn read(
         answer: impl Fn(&Question) -> io::Result<ReflectionAnswer>,
     ) -> (Result<Vec<String>, String>, Vec<Question>) {
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn imports_are_asked_for_once() {
+    async fn imports_are_requested_once() {
         let (names, questions) = read(|question| match question {
             Question::Symbol(name) if name == "acme.Flights" => {
                 files(vec![file("a", &["b", "c"], Some("Flights")), file("b", &["c"], None)])
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unknown_service_is_named_with_those_that_there_are() {
+    async fn an_unknown_service_is_reported_with_the_known_ones() {
         let (names, _) = read(|question| match question {
             Question::Symbol(_) => Ok(ReflectionAnswer::Error(Refusal { code: 5, message: "no".to_owned() })),
             _ => {
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_without_end_or_sense_are_errors() {
+    async fn endless_and_invalid_answers_are_errors() {
         let next = std::cell::Cell::new(0);
         let (endless, questions) = read(|_| {
             next.set(next.get() + 1);
@@ -295,8 +296,8 @@ mod tests {
         })
         .await;
         assert!(endless.unwrap_err().contains("more than 2000 files"));
-        assert!(questions.len() <= MOST_FILES + 2);
-        let (large, _) = read(|_| files(vec![vec![0x80; LONGEST + 1]])).await;
+        assert!(questions.len() <= MAX_FILES + 2);
+        let (large, _) = read(|_| files(vec![vec![0x80; MAX_BYTES + 1]])).await;
         assert!(large.unwrap_err().contains("or 64 MiB"));
         let (broken, _) = read(|_| files(vec![b"\xff".to_vec()])).await;
         assert!(broken.unwrap_err().contains("is of no use"));
@@ -307,7 +308,7 @@ mod tests {
             other => panic!("{other:?}"),
         })
         .await;
-        // It does no harm, and neither does a long chain.
+        // A cycle is harmless, and so is a long chain.
         assert_eq!(circle.unwrap(), ["acme.Flights"]);
         let (chain, _) = read(|question| match question {
             Question::Symbol(_) => files(vec![file("0", &["1"], Some("Flights"))]),
@@ -329,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_those_of_the_protocol() {
+    fn messages_are_encoded_as_in_the_protocol() {
         let symbol = ReflectionRequest { question: Some(Question::Symbol("a".to_owned())) };
         assert_eq!(symbol.encode_to_vec(), [0x22, 1, b'a']);
         let list = ReflectionRequest { question: Some(Question::Services(String::new())) };

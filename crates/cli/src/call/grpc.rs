@@ -1,4 +1,4 @@
-//! `skysail call --grpc`: calls of gRPC with messages as JSON, with grpcurl's habits.
+//! `skysail call --grpc`: gRPC calls with messages as JSON, with grpcurl's conventions.
 
 use std::{fs, io, path::PathBuf, time::Duration};
 
@@ -36,12 +36,12 @@ pub(super) struct GrpcOptions {
     descriptor_set: Option<PathBuf>,
 }
 
-/// What to do with which server.
+/// A call or a list of services, and the server.
 pub(super) struct Session {
     server: String,
     headers: Vec<String>,
     task: Task,
-    /// From a file.
+    /// Descriptors from a file.
     descriptors: Option<DescriptorPool>,
     limit: Duration,
 }
@@ -51,18 +51,18 @@ enum Task {
     Call {
         service: String,
         method: String,
-        /// The request's messages as JSON documents, one after the other.
+        /// Messages of the request as consecutive JSON documents.
         input: Vec<u8>,
     },
 }
 
 impl GrpcOptions {
-    /// Whether gRPC is to be spoken.
+    /// Returns whether an option for gRPC is set.
     pub(super) fn is_used(&self) -> bool {
         self.grpc.is_some() || self.grpc_list
     }
 
-    /// Reads the files that are named. Call it before the pod is entered, where some files are others.
+    /// Reads the named files. Must be called before the pod is entered, because some files differ there.
     pub(super) fn session(
         &self,
         server: String,
@@ -93,7 +93,7 @@ impl GrpcOptions {
 }
 
 impl Session {
-    /// Prints the services and their methods, or returns what is to be called. Errors of kind `InvalidInput` are the user's.
+    /// Prints the services and their methods, or returns the call to make. Errors of the user have kind `InvalidInput`.
     pub(super) async fn prepare(&self) -> io::Result<Option<Prepared<'_>>> {
         let pool = match &self.descriptors {
             Some(pool) => pool.clone(),
@@ -117,7 +117,7 @@ impl Session {
         Ok(Some(Prepared { session: self, method, messages }))
     }
 
-    /// Asks the server for its descriptors: those of the service that is to be called, or all.
+    /// Requests the server's descriptors: those of the service to call, or all.
     async fn reflect(&self) -> io::Result<DescriptorPool> {
         let mut client = Client::connect(&self.server, None, &mut |_| Ok(())).await?;
         let mut reflection = Reflection { client: &mut client, server: &self.server, headers: &self.headers };
@@ -130,7 +130,7 @@ impl Session {
     }
 }
 
-/// A call that can be made.
+/// A call with its messages.
 pub(super) struct Prepared<'a> {
     session: &'a Session,
     method: MethodDescriptor,
@@ -138,7 +138,7 @@ pub(super) struct Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// Makes the call, on a connection of its own. Prints the messages of the response as they come.
+    /// Makes the call on a new connection. Prints the messages of the response as they arrive.
     pub(super) async fn call(&self, shown: &mut Shown) -> io::Result<Status> {
         let Session { server, headers, limit, .. } = self.session;
         let path = format!("{}/{}", self.method.parent_service().full_name(), self.method.name());
@@ -175,12 +175,12 @@ impl Prepared<'_> {
     }
 }
 
-/// Prints the outcome of a call as the last line.
+/// Prints the status of a call as the last line.
 pub(super) fn tell(status: &Status) {
     stdio::tell(printable(status));
 }
 
-/// A service and its methods, a line each: `acme.Flights/Count(acme.Day) returns (stream acme.Number)`.
+/// Returns a service and its methods, one per line: `acme.Flights/Count(acme.Day) returns (stream acme.Number)`.
 fn list(service: &ServiceDescriptor) -> String {
     let stream = |is_stream: bool| if is_stream { "stream " } else { "" };
     let lines = service.methods().map(|method| {
@@ -202,7 +202,8 @@ fn list(service: &ServiceDescriptor) -> String {
     }
 }
 
-/// Encodes JSON documents as the messages of a request. A method that takes one message gets an empty one if there is none.
+/// Encodes JSON documents as the messages of a request. Without a document, a method that takes one message gets an
+/// empty one.
 fn messages(method: &MethodDescriptor, input: &[u8]) -> Result<Vec<Bytes>, String> {
     let mut documents = serde_json::Deserializer::from_slice(input);
     let mut messages = Vec::new();
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_become_messages() {
+    fn json_documents_are_encoded_as_messages() {
         let encoded = |name: &str, input: &str| messages(&method(name), input.as_bytes());
         let mon = Bytes::from_static(b"\x0a\x03mon");
         for (name, input, expected) in [
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn methods_are_found_by_both_spellings() {
+    async fn methods_are_found_with_a_slash_or_a_dot() {
         for name in ["acme.Flights/Count", "/acme.Flights/Count", "acme.Flights.Count"] {
             let session = session(name).unwrap();
             let prepared = session.prepare().await.unwrap().unwrap();
