@@ -1,5 +1,5 @@
-//! The admin pages of the control plane and of sidecars, asked for from elsewhere in the network: health and metrics are open, the
-//! others are not.
+//! Admin pages of the control plane and of sidecars, requested from elsewhere in the network: health and metrics are
+//! open, the other pages are not.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -10,7 +10,7 @@ use skysail_testkit::{Mesh, Setup};
 /// The control plane in the sandbox.
 const CONTROL: &str = "http://10.244.0.1:15014";
 
-/// Service account and sidecar are to be filled in.
+/// Template with placeholders for the service account and the sidecar.
 const WORKLOAD: &str = "
 apiVersion: v1
 kind: ServiceAccount
@@ -28,7 +28,7 @@ spec:
       containers: [{name: web, image: registry.example/shop/web, ports: [{containerPort: 8080}]}]
 ";
 
-/// `reader` is on the allow list, `front` is not; `bare` has no sidecar.
+/// Returns a mesh: `reader` is on the allow list, `front` is not, and `bare` has no sidecar.
 fn mesh() -> Mesh {
     let workload = |name: &str, inject: &str| WORKLOAD.replace("NAME", name).replace("INJECT", inject);
     let text = [
@@ -41,7 +41,7 @@ fn mesh() -> Mesh {
     setup.with(&["--control-arg=--admin-allow=shop/reader"]).ready()
 }
 
-/// The header with a pod's service account token.
+/// Returns the header with a pod's service account token.
 fn bearer(mesh: &Mesh, workload: &str) -> String {
     let pod = mesh.names(workload).remove(0);
     let meshes = fs::read_dir(mesh.run_folder()).unwrap().map(|entry| entry.unwrap().path());
@@ -72,7 +72,7 @@ fn pages_of_the_control_plane_need_a_credential_from_elsewhere() {
     }
 
     let (front, reader) = (bearer(&mesh, "front"), bearer(&mesh, "reader"));
-    // Whose token it is decides, not who sends it.
+    // The token decides, not its sender.
     let (status, body) = ask("bare", "/debug/syncz", &["-H", &reader]);
     assert!(status == 200 && body.contains("spiffe://cluster.local/ns/shop/sa/front"), "{body}");
     let (status, body) = ask("front", "/debug/syncz", &["-H", &front]);
@@ -86,7 +86,7 @@ fn pages_of_the_control_plane_need_a_credential_from_elsewhere() {
     assert!(status == 200 && body.contains("spiffe://cluster.local/ns/shop/sa/front"), "{body}");
 }
 
-/// Wherever the bootstrap file has the page listen.
+/// The address in the bootstrap file makes no difference.
 #[test]
 fn the_admin_page_of_a_sidecar_is_for_its_own_pod() {
     let mesh = mesh();
@@ -107,7 +107,7 @@ fn the_admin_page_of_a_sidecar_is_for_its_own_pod() {
     let status = mesh.status();
     let pods = status["pods"].as_array().unwrap();
     let front = pods.iter().find(|pod| pod["workload"] == "front").unwrap()["address"].as_str().unwrap();
-    // From `bare` directly, from `reader` through front's sidecar, which connects from 127.0.0.6.
+    // From `bare` directly, and from `reader` through front's sidecar, which connects from 127.0.0.6.
     for workload in ["bare", "reader"] {
         let ask = |path: &str, arguments: &[&str]| {
             mesh.call(workload, &format!("http://{front}:18000{path}"), arguments)

@@ -1,5 +1,5 @@
-//! Istio's own agent, unchanged, with our proxy as its Envoy: it writes the bootstrap, starts the program with Envoy's
-//! arguments, asks it whether it is ready, merges its metrics, and ends it.
+//! Istio's own agent, unchanged, with our proxy as its Envoy. The agent writes the bootstrap, starts the program with
+//! Envoy's arguments, checks its readiness, merges its metrics, and ends it.
 //!
 //! `test.sh` builds the agent from its Go module.
 
@@ -17,7 +17,7 @@ use skysail_testkit::{Mesh, Setup, eventually};
 
 const AGENT: &str = "pilot-agent-eed52ebb66ad";
 
-/// `front` has no sidecar: that is what the agent brings.
+/// `front` has no sidecar, because the agent brings one.
 const MESH: &str = "
 apiVersion: v1
 kind: Namespace
@@ -44,7 +44,7 @@ metadata: {name: front, namespace: shop}
 spec: {selector: {app: front}, ports: [{name: http, port: 80, targetPort: 8080}]}
 ";
 
-/// What `test.sh` has built.
+/// Returns a program that `test.sh` has built.
 fn tool(name: &str) -> PathBuf {
     let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_default();
@@ -53,7 +53,7 @@ fn tool(name: &str) -> PathBuf {
     path
 }
 
-/// The agent's working directory as in a pod of Istio's; returns what is to run in it.
+/// Creates the agent's working directory as in a pod of Istio's. Returns the command to run there.
 fn container(mesh: &Mesh, home: &Path) -> Vec<String> {
     let pod = mesh.names("front").remove(0);
     let put = |path: &str, content: &[u8]| {
@@ -114,7 +114,7 @@ fn istios_agent_runs_our_proxy() {
     let mut agent = mesh.command(&command).stdout(output()).stderr(output()).spawn().unwrap();
 
     let said = || fs::read_to_string(&log).unwrap();
-    // Through the proxy's own listener to the agent, which asks the proxy's admin page.
+    // Through the proxy's own listener to the agent, which requests the proxy's admin page.
     eventually("the agent says that the proxy is ready", || {
         let answer = mesh.call("front", "http://127.0.0.1:15021/healthz/ready", &[]);
         if answer.status == Some(200) { Ok(()) } else { Err(format!("{answer:?}\n{}", said())) }
@@ -126,7 +126,7 @@ fn istios_agent_runs_our_proxy() {
     };
     for (url, words) in [
         ("http://127.0.0.1:15090/stats/prometheus", "\nenvoy_cluster_manager_cds_update_success{} "),
-        // The agent's own metrics, and ours.
+        // The agent's own metrics, and the proxy's.
         ("http://127.0.0.1:15020/stats/prometheus", "\nenvoy_server_state{} 0\n"),
         ("http://127.0.0.1:15020/stats/prometheus", "\nistio_agent_"),
         ("http://127.0.0.1:15000/stats", "\nlistener_manager.lds.update_success: "),
@@ -135,7 +135,7 @@ fn istios_agent_runs_our_proxy() {
         let text = format!("\n{}\n", page(url));
         assert!(text.contains(words), "{url}: {text}");
     }
-    // What `istioctl` has the agent ask.
+    // The agent's request for `istioctl`.
     let request = |path: &str| {
         let agent = tool("pilot-agent");
         let output = mesh.run(&["exec", "front", "--", agent.to_str().unwrap(), "request", "GET", path]);
@@ -160,6 +160,6 @@ fn istios_agent_runs_our_proxy() {
         status => Err(format!("{status:?}\n{}", said())),
     });
     assert!(!said().contains("Envoy exited with error"), "{}", said());
-    // In a pod the container ends with the agent, which therefore need not wait for the program's end.
+    // In a pod the container ends with the agent, so the agent need not wait for the program's end.
     mesh.call("front", "http://127.0.0.1:15000/quitquitquit", &["-X", "POST"]);
 }

@@ -1,4 +1,4 @@
-//! The airline example, run as its reader runs it: what its YAML says is what its traffic does.
+//! The airline example: its traffic does what its YAML specifies.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -15,25 +15,25 @@ fn airline() -> Setup {
 }
 
 #[test]
-fn the_yaml_means_what_it_says() {
+fn the_traffic_follows_the_yaml() {
     let mesh = airline().ready();
-    canary_gets_its_share(&mesh);
-    header_leads_to_v2(&mesh);
-    slow_answers_time_out(&mesh);
-    only_some_may_call_customer(&mesh);
-    travellers_are_served(&mesh);
-    // One answer was late on purpose, which among few others is enough to call that edge unhealthy, and no other.
+    canary_receives_its_weight(&mesh);
+    a_header_selects_v2(&mesh);
+    slow_responses_time_out(&mesh);
+    only_allowed_callers_reach_customer(&mesh);
+    travellers_get_responses(&mesh);
+    // One response was late on purpose. Among few others, that makes its edge unhealthy, and no other.
     let ended = mesh.interrupt();
     let unhealthy = ended.stdout.lines().filter(|line| line.contains(" % success, ")).collect::<Vec<_>>();
     assert!(unhealthy.iter().all(|line| line.starts_with("airline/traffic -> airline/flight-")), "{ended:?}");
     assert_eq!(ended.status.code(), Some(i32::from(!unhealthy.is_empty())), "{ended:?}");
 }
 
-/// What the routes to flights give (`timeout: 2s`).
+/// Timeout of the routes to flights (`timeout: 2s`).
 const LIMIT_MS: f64 = 2000.0;
 
 /// 90 to 10, within 2 points.
-fn canary_gets_its_share(mesh: &Mesh) {
+fn canary_receives_its_weight(mesh: &Mesh) {
     mesh.wait_status("booking", COUNT, &[], 200);
     mesh.wait_status("booking", COUNT, &["-H", "x-canary: always"], 200);
     let load = mesh.load("booking", &[COUNT, "-n", "5000", "-c", "8", "--count", "x-flight-version"]);
@@ -43,14 +43,14 @@ fn canary_gets_its_share(mesh: &Mesh) {
     assert!((400..=600).contains(&report.count("v2")), "{report:?}");
 }
 
-fn header_leads_to_v2(mesh: &Mesh) {
+fn a_header_selects_v2(mesh: &Mesh) {
     let canary = ["-H", "x-canary: always", "-n", "200", "--count", "x-flight-version"];
     let report = mesh.load("booking", &[&[COUNT][..], &canary].concat()).finish();
     let good = report.assert_all_good_or_late(LIMIT_MS);
     assert_eq!(report.count("v2"), good, "{report:?}");
 }
 
-fn slow_answers_time_out(mesh: &Mesh) {
+fn slow_responses_time_out(mesh: &Mesh) {
     let login = mesh.call(
         "traffic",
         "http://auth:9080/auth/login",
@@ -71,7 +71,7 @@ fn slow_answers_time_out(mesh: &Mesh) {
 
 const FORM: &str = "content-type: application/x-www-form-urlencoded";
 
-fn only_some_may_call_customer(mesh: &Mesh) {
+fn only_allowed_callers_reach_customer(mesh: &Mesh) {
     let (url, form) = ("http://customer:9080/customer/internal/validateid", ["-X", "POST", "-H", FORM, "-d"]);
     let ask =
         |from: &str| mesh.call(from, url, &[&form[..], &["login=uid0@email.com&password=password"]].concat());
@@ -89,7 +89,7 @@ fn only_some_may_call_customer(mesh: &Mesh) {
     assert!(counted.is_some_and(|line| line.ends_with(" 1")), "{counted:?} in\n{metrics}");
 }
 
-fn travellers_are_served(mesh: &Mesh) {
+fn travellers_get_responses(mesh: &Mesh) {
     eventually("calls were answered as expected", || {
         let stats = mesh.call("traffic", "http://127.0.0.1:9080/stats", &[]).json();
         let calls = stats["calls"].as_object().unwrap();
@@ -98,11 +98,11 @@ fn travellers_are_served(mesh: &Mesh) {
     });
 }
 
-/// What scripts read: all in one JSON document, and the exit code.
+/// The result for scripts: one JSON document and the exit code.
 #[test]
-fn the_result_tells_every_edge() {
+fn the_result_has_every_edge() {
     let mut mesh = airline().with(&["--name", "airline-json", "--for", "8s", "--output", "json"]).ready();
-    // The travellers try it by chance.
+    // The traffic generator calls these edges at random.
     let denied = mesh.call("flight-v1", "http://customer:9080/customer/internal/validateid", &["-X", "POST"]);
     assert_eq!(denied.status, Some(403), "{denied:?}");
     let ended = mesh.ended();

@@ -1,4 +1,5 @@
-//! Broken input to a running mesh: each is named with file and line, and the mesh goes on as before.
+//! Broken input to a running mesh: each mistake is reported with file and line, and the mesh keeps its last valid
+//! state.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -23,7 +24,7 @@ const CORPUS: [&str; 10] = [
 ];
 
 #[test]
-fn the_mesh_goes_on_whatever_is_dropped_into_its_folder() {
+fn broken_files_do_not_interrupt_the_mesh() {
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), include_str!("shop.yaml")).ready();
     mesh.wait_status("front", STOCK, &[], 200);
     let load = mesh.load("front", &[STOCK, "-c", "4", "--rate", "300", "--count", "x-version"]);
@@ -53,7 +54,7 @@ fn the_mesh_goes_on_whatever_is_dropped_into_its_folder() {
     assert!(ended.status.success(), "{ended:?}");
 }
 
-/// Takes a file away and waits for the word that all is well.
+/// Removes a file and waits for the line that there are no errors.
 fn remove(mesh: &Mesh, file: &str) {
     let before = mesh.said().matches(IN_ORDER).count();
     fs::remove_file(mesh.config().join(file)).unwrap();
@@ -62,17 +63,17 @@ fn remove(mesh: &Mesh, file: &str) {
     });
 }
 
-const IN_ORDER: &str = "the configuration has no findings any more";
+const IN_ORDER: &str = "the configuration has no errors or warnings any more";
 
-/// The mesh's own file, spoiled: its objects stay as they were.
+/// Breaks the mesh's own file: its objects stay as they were.
 fn spoil(mesh: &Mesh) {
     let whole = fs::read_to_string(mesh.config().join("mesh.yaml")).unwrap();
     let spoiled = [
         // Cut off within the routes.
         whole[..whole.rfind("weight: 0").unwrap() + 4].to_owned(),
-        // A value that is none, beside a change that would take effect without it.
+        // An invalid value, beside a change that would otherwise take effect.
         whole.replace("weight: 100", "weight: much").replace("weight: 0", "weight: 100"),
-        // Nothing of it is left.
+        // An empty file.
         "{".to_owned(),
     ];
     for text in spoiled {

@@ -1,5 +1,5 @@
-//! The control plane and the sidecars run confined while they carry load: without new privileges, with the filter of system
-//! calls on every thread, and without memory that is both writable and executable. Also as an ordinary user.
+//! The control plane and the sidecars are confined while they carry load: no new privileges, the system call filter on
+//! every thread, and no memory that is both writable and executable. The same for an ordinary user.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -41,7 +41,7 @@ fn confined_under_load(mesh: &Mesh) {
     load.finish().assert_all_good();
 }
 
-/// Fails unless each thread of the process has both marks, and no mapping may be written and executed.
+/// Checks that each thread of the process is confined, and that no mapping is both writable and executable.
 fn assert_confined(mesh: &Mesh, process: &Value) {
     let script = format!(
         "cat /proc/{process}/task/*/status | grep -E '^(NoNewPrivs|Seccomp):' | sort | uniq -c; \

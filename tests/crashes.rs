@@ -1,9 +1,9 @@
-//! Pods whose programs fail, and programs that cannot run at all: the mesh says so, with the reason.
+//! Pods with failing programs, and programs that cannot run at all: the mesh reports them with the reason.
 
 use serde_json::Value;
 use skysail_testkit::{Mesh, Setup, eventually};
 
-/// A mesh of one Deployment with these containers.
+/// Returns a mesh of one Deployment with these containers.
 fn deployment(containers: &str) -> Setup {
     let text = format!(
         "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: web, namespace: shop}}\nspec:\n  selector: {{matchLabels: {{app: web}}}}\n  template:\n    metadata: {{labels: {{app: web}}}}\n    spec:\n      containers:\n{containers}"
@@ -11,10 +11,10 @@ fn deployment(containers: &str) -> Setup {
     Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text)
 }
 
-/// Waits until a pod of the workload is not ready for a reason that contains all of this.
+/// Waits until a pod of the workload is not ready, for a reason that contains all these words.
 fn wait_reason(mesh: &Mesh, words: &[&str]) {
     eventually("the reason is in the status", || {
-        // The mesh is about to start, so there may be no status yet.
+        // The mesh may not have a status yet.
         let output = mesh.run(&["status", "--output", "json"]);
         let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let is_meant = |reason: &str| words.iter().all(|word| reason.contains(word));
@@ -36,12 +36,12 @@ fn containers_on_one_port_are_not_ready_and_the_port_is_named() {
     let ended = mesh.interrupt();
     assert_eq!(ended.status.code(), Some(1), "{ended:?}");
     assert!(ended.stdout.contains("not healthy"), "{ended:?}");
-    // The object that the user wrote is named, not the Pod that was made from it.
+    // The message names the user's object, not the Pod made from it.
     assert!(!ended.stdout.contains("generated/"), "{ended:?}");
 }
 
 #[test]
-fn a_program_that_ends_is_started_again_and_its_last_words_are_the_reason() {
+fn a_program_that_ends_is_restarted_and_its_last_line_is_the_reason() {
     let mesh =
         deployment("      - {name: web, image: acme/web, command: [sh, -c, 'echo no database; exit 7']}\n")
             .with(&["--run-commands"])
@@ -69,9 +69,9 @@ fn init_containers_run_first_and_jobs_complete() {
     assert!(mesh.interrupt().status.success());
 }
 
-/// The sidecar of a Job that has completed is gone, and nobody waits for it.
+/// The sidecar of a completed Job has ended, and the start does not wait for it.
 #[test]
-fn a_job_that_completes_at_once_makes_a_mesh_ready_and_healthy() {
+fn a_completed_job_makes_a_mesh_ready_and_healthy() {
     let text = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: load, namespace: shop}\nspec:\n  template:\n    metadata: {labels: {app: load}}\n    spec:\n      restartPolicy: Never\n      containers:\n      - {name: load, image: busybox}\n";
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), text).with(&["--ready-within=300s"]).start();
     mesh.wait_said("shop/load");
@@ -90,7 +90,7 @@ fn a_job_that_fails_too_often_has_failed() {
 }
 
 #[test]
-fn what_cannot_start_is_told_once_with_the_real_message() {
+fn a_program_that_cannot_start_is_reported_once_with_its_error() {
     let web = "      - {name: web, image: acme/web}\n";
     for (arguments, message) in [
         (["--control-arg=--nonsense"], "unexpected argument '--nonsense'"),
@@ -124,7 +124,7 @@ fn more_pods_than_allowed_are_refused_before_and_while_the_mesh_runs() {
     );
 }
 
-/// What happened after the last look at the sidecars counts for the verdict, too.
+/// Failures after the last poll of the sidecars affect the result as well.
 #[test]
 fn failures_right_before_the_end_count() {
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), include_str!("shop.yaml")).ready();
@@ -136,9 +136,9 @@ fn failures_right_before_the_end_count() {
     assert!(ended.stdout.contains("shop/front -> shop/stock-v1: "), "{ended:?}");
 }
 
-/// A program that hangs is told to end and started again; the probes of a program that starts slowly wait.
+/// A program that hangs is ended and restarted; the probes of a slow program wait for its start.
 #[test]
-fn programs_that_hang_or_do_not_start_are_started_again() {
+fn programs_that_hang_or_do_not_start_are_restarted() {
     let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: web, namespace: shop, labels: {app: web}}\nspec:\n  volumes: [{name: data}]\n  containers:\n  - name: web\n    image: busybox\n    \
         command: [sh, -c, 'rm -f /skysail-data/sick; echo run >> /skysail-data/runs; [ $(wc -l < /skysail-data/runs) = 1 ] || touch /skysail-data/started; exec sleep 100000']\n    \
         startupProbe: {exec: {command: [test, -f, /skysail-data/started]}, periodSeconds: 1, timeoutSeconds: 3600, failureThreshold: 1}\n    \

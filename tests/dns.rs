@@ -1,8 +1,8 @@
-//! Names in ServiceEntries are looked up by the control plane, and what becomes of them is at the sidecars in time.
+//! The control plane looks up names in ServiceEntries and sends their changes to the sidecars.
 
 use skysail_testkit::{Mesh, Setup, eventually};
 
-/// A host outside, at whatever the name is that DNS gives the pods of one version.
+/// A host outside the mesh, at the DNS name of one version's pods.
 const OUTSIDE: &str = "
 apiVersion: v1
 kind: Service
@@ -35,7 +35,7 @@ fn wait_version(mesh: &Mesh, version: &str) {
     });
 }
 
-/// Has DNS give the pods of another version.
+/// Changes the DNS name to the pods of another version.
 fn move_to(mesh: &Mesh, from: &str, to: &str) {
     let selector = |version: &str| format!("selector: {{app: stock, version: {version}}} # there");
     mesh.edit("mesh.yaml", &selector(from), &selector(to));
@@ -43,7 +43,7 @@ fn move_to(mesh: &Mesh, from: &str, to: &str) {
 }
 
 #[test]
-fn traffic_follows_a_name_and_goes_on_when_the_control_plane_starts_again() {
+fn traffic_follows_a_name_and_survives_a_restart_of_the_control_plane() {
     let text = include_str!("shop.yaml").replace("mode: STRICT", "mode: PERMISSIVE");
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &format!("{text}---{OUTSIDE}")).ready();
     wait_version(&mesh, "v1");

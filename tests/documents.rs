@@ -1,4 +1,4 @@
-//! What documents name exists: the threat model's tests, the targets of links, and the tool's subcommands and options.
+//! Names in documents exist: the threat model's tests, the targets of links, and the tool's subcommands and options.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-/// Subcommands whose options documents name without the command.
+/// Subcommands whose options documents mention without the command.
 const SUBCOMMANDS: [&str; 18] = [
     "up",
     "call",
@@ -30,23 +30,23 @@ const SUBCOMMANDS: [&str; 18] = [
     "bench instructions",
     "bench sign",
 ];
-/// Options of cargo and istioctl that documents name without the program.
+/// Options of cargo and istioctl that documents mention without the program.
 const FOREIGN: [&str; 3] = ["--profile", "--release", "--xds-address"];
-/// The project's folder.
+/// Folder of the project.
 const PROJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 #[test]
 fn the_threat_model_names_tests_that_exist() {
     let text = fs::read_to_string(Path::new(PROJECT).join("docs/threat-model.md")).unwrap();
-    // Every second part stands between backquotes.
+    // Every second part is between backquotes.
     let named: Vec<_> = text.split('`').skip(1).step_by(2).filter(|name| name.contains(".rs")).collect();
     assert!(named.len() > 30, "{named:?}");
     let missing: Vec<_> = named.iter().filter(|name| !exists(name)).collect();
     assert!(missing.is_empty(), "docs/threat-model.md names tests that are not there: {missing:#?}");
 }
 
-/// Whether a file exists (`proxy/tests/limits.rs`), and in it the function (`::name`) if one is named. The document leaves
-/// `crates/` out.
+/// Returns whether a file exists (`proxy/tests/limits.rs`), with the function (`::name`) if there is one. The document
+/// omits `crates/`.
 fn exists(named: &str) -> bool {
     let (file, function) = named.split_once("::").map_or((named, None), |(file, name)| (file, Some(name)));
     let paths = [Path::new(PROJECT).join(file), Path::new(PROJECT).join("crates").join(file)];
@@ -101,7 +101,7 @@ fn commands_and_options_in_documents_exist() {
 }
 
 #[test]
-fn what_does_not_exist_is_found() {
+fn missing_names_are_found() {
     let call = |text: &str| calls(text).iter().map(|call| Tool::default().unknown(call)).collect::<Vec<_>>();
     assert_eq!(call("$ skysail up k8s/ --for=1s | jq"), [None]);
     assert_eq!(call("test \"$(skysail call front http://x/ --nothing)\""), [Some("--nothing".to_owned())]);
@@ -112,7 +112,7 @@ fn what_does_not_exist_is_found() {
     assert_eq!(anchor("`skysail up`, or: What's new?"), "skysail-up-or-whats-new");
 }
 
-/// README, ARCHITECTURE and all below `docs`.
+/// Returns README, ARCHITECTURE and all documents below `docs`.
 fn documents() -> Vec<PathBuf> {
     let project = Path::new(PROJECT);
     let mut documents = vec![project.join("README.md"), project.join("ARCHITECTURE.md")];
@@ -130,7 +130,7 @@ fn documents() -> Vec<PathBuf> {
     documents
 }
 
-/// A document in Markdown: lines of prose without code, and all code, by line or span.
+/// A Markdown document: lines of prose without code, and all code, by line or span.
 #[derive(Default)]
 struct Text {
     prose: Vec<String>,
@@ -164,7 +164,7 @@ impl Text {
         }
     }
 
-    /// The anchors of the headings, as GitHub makes them.
+    /// Returns the anchors of the headings, as GitHub forms them.
     fn anchors(&self) -> BTreeSet<String> {
         let titles = self.prose.iter().filter(|line| line.starts_with('#'));
         titles.map(|line| anchor(line.trim_start_matches('#').trim())).collect()
@@ -176,7 +176,7 @@ fn anchor(title: &str) -> String {
     kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect()
 }
 
-/// The targets of links in a line.
+/// Returns the targets of links in a line.
 fn targets(line: &str) -> Vec<&str> {
     line.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0)).collect()
 }
@@ -184,7 +184,7 @@ fn targets(line: &str) -> Vec<&str> {
 /// A command line of the tool: the words after its name.
 type Call = Vec<String>;
 
-/// The tool's command lines in a line of code.
+/// Returns the tool's command lines in a line of code.
 fn calls(code: &str) -> Vec<Call> {
     let mut calls: Vec<Call> = Vec::new();
     let mut is_within = false;
@@ -196,7 +196,7 @@ fn calls(code: &str) -> Vec<Call> {
                 calls.push(Vec::new());
                 is_within = true;
             }
-            // What follows is no longer the tool's.
+            // The following words belong to another command.
             (_, "|" | "||" | "&&" | "&" | ">" | "2>" | "#" | "--") => is_within = false,
             _ if is_within => calls.iter_mut().last().into_iter().for_each(|call| call.push(word.to_owned())),
             _ => {}
@@ -213,12 +213,12 @@ fn has_word(help: &str, option: &str) -> bool {
     help.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-')).any(|word| word == option)
 }
 
-/// The tool's help, by the words before `--help`.
+/// The tool's help texts, by the words before `--help`.
 #[derive(Default)]
 struct Tool(BTreeMap<Vec<String>, String>);
 
 impl Tool {
-    /// The first word of a command line that the tool does not know.
+    /// Returns the first word of a command line that the tool does not know.
     fn unknown(&mut self, call: &Call) -> Option<String> {
         let mut subcommand = Vec::new();
         for word in call {
@@ -238,7 +238,7 @@ impl Tool {
         options.find(|option| !has_word(help, option)).map(str::to_owned)
     }
 
-    /// Whether any subcommand has the option.
+    /// Returns whether any subcommand has the option.
     fn has_option(&mut self, option: &str) -> bool {
         SUBCOMMANDS.iter().any(|words| {
             let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
@@ -248,7 +248,7 @@ impl Tool {
         })
     }
 
-    /// Empty if there is no such subcommand.
+    /// Returns a help text; it is empty if there is no such subcommand.
     fn help(&mut self, words: &[String]) -> &str {
         self.0.entry(words.to_vec()).or_insert_with(|| {
             let mut command = Command::new(env!("CARGO_BIN_EXE_skysail"));

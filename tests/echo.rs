@@ -1,12 +1,13 @@
-//! Programs nobody has here are stood in for, and what they report shows what the mesh does: who called, who may
-//! not, what a command inside sees. Also as an ordinary user, who needs no more rights than to make namespaces.
+//! Stand-ins for images without a program. Their reports show the effects of the mesh: the caller's identity, access
+//! control, and the environment of a command inside. The same for an ordinary user, who needs the right to create
+//! namespaces only.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use nix::unistd::Uid;
 use skysail_testkit::{Mesh, Setup, eventually};
 
-/// A shop whose images are on no machine, and one caller that is no part of the mesh.
+/// A shop whose images have no programs, and one caller outside the mesh.
 const SHOP: &str = r#"
 apiVersion: v1
 kind: Namespace
@@ -98,16 +99,16 @@ spec: {mtls: {mode: STRICT}}
 const STOCK: &str = "http://stock.shop";
 
 #[test]
-fn a_stand_in_reports_what_it_got_and_from_whom() {
+fn a_stand_in_reports_requests_and_their_callers() {
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), SHOP).ready();
     calls_are_reported(&mesh);
-    versions_of_http_meet(&mesh);
-    ports_speak_what_they_are_declared_to(&mesh);
+    versions_of_http_are_translated(&mesh);
+    ports_have_their_declared_protocols(&mesh);
     requests_are_logged_and_so_are_mirrored_ones(&mesh);
-    the_stranger_is_refused(&mesh);
-    names_beyond_the_mesh_do_not_exist(&mesh);
+    a_client_without_a_certificate_is_refused(&mesh);
+    names_outside_the_mesh_do_not_exist(&mesh);
     commands_run_inside(&mesh);
-    logs_and_status_are_there(&mesh);
+    logs_and_status_are_printed(&mesh);
     let ended = mesh.interrupt();
     assert!(ended.status.success(), "{ended:?}");
 }
@@ -117,7 +118,7 @@ fn an_ordinary_user_can_run_a_mesh() {
     let setup = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), SHOP);
     let mesh = if Uid::effective().is_root() { setup.as_user(65534) } else { setup }.ready();
     calls_are_reported(&mesh);
-    the_stranger_is_refused(&mesh);
+    a_client_without_a_certificate_is_refused(&mesh);
     commands_run_inside(&mesh);
     let ended = mesh.interrupt();
     assert!(ended.status.success(), "{ended:?}");
@@ -152,14 +153,14 @@ fn calls_are_reported(mesh: &Mesh) {
     assert_eq!(report["pod"]["namespace"], "shop");
     assert_eq!(report["pod"]["version"], "v3");
     assert!(report["pod"]["name"].as_str().unwrap().starts_with("stock-"), "{report:#}");
-    // How sidecars know each other is nothing to applications.
+    // Applications do not see the sidecars' certificates.
     let headers = report["headers"].as_object().unwrap();
     assert!(!headers.keys().any(|name| name.contains("peer-metadata")), "{report:#}");
     assert_eq!(mesh.call("front", &format!("{STOCK}/status/418"), &[]).status, Some(418));
 }
 
-/// A client speaks what it likes; the server gets what its port is declared to speak.
-fn versions_of_http_meet(mesh: &Mesh) {
+/// Each side uses its version of HTTP: the client any, the server the one that its port declares.
+fn versions_of_http_are_translated(mesh: &Mesh) {
     for (port, flags, protocol) in
         [(80, &["--http2"][..], "HTTP/1.1"), (81, &["--http2"], "HTTP/2.0"), (81, &[], "HTTP/2.0")]
     {
@@ -173,8 +174,8 @@ fn versions_of_http_meet(mesh: &Mesh) {
     }
 }
 
-/// The protocol is that of the Service's port: gRPC, and TCP by `appProtocol`. Without any port there is a default.
-fn ports_speak_what_they_are_declared_to(mesh: &Mesh) {
+/// The Service's port determines the protocol: gRPC, and TCP by `appProtocol`. Without any port there is a default.
+fn ports_have_their_declared_protocols(mesh: &Mesh) {
     mesh.wait_said(
         "no program for image registry.example/shop/stock:3: an echo server on ports 9090 (HTTP), 9091 (gRPC), 9092 (TCP), \
          9093 (gRPC) runs in its place; nothing answers on UDP (53)",
@@ -185,7 +186,7 @@ fn ports_speak_what_they_are_declared_to(mesh: &Mesh) {
     let grpc = ["--http2", "-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "hello"];
     let echoed = mesh.call("front", &format!("{STOCK}:81/shop.Stock/Count"), &grpc);
     assert_eq!((echoed.status, echoed.body.as_str()), (Some(200), "hello"));
-    // The server's sidecar makes gRPC of gRPC-Web, and trailers a message of the answer.
+    // The server's sidecar translates gRPC-Web to gRPC, and trailers to a message of the response.
     let web = ["-H", "content-type: application/grpc-web-text", "-d", "AAAAAAVoZWxsbw=="];
     let echoed = mesh.call("front", &format!("{STOCK}:83/shop.Stock/Browse"), &web);
     assert_eq!(echoed.status, Some(200), "{echoed:?}");
@@ -210,17 +211,17 @@ fn requests_are_logged_and_so_are_mirrored_ones(mesh: &Mesh) {
     wait_log(mesh, "copy", &[line]);
     wait_log(mesh, "stock", &["path=/shop.Stock/Count status=200 grpc_status=0 "]);
     wait_log(mesh, "stock", &["connection ended", "bytes=7"]);
-    // What would turn the text around is escaped.
+    // Bidirectional control characters are escaped.
     mesh.call("stranger", "http://127.0.0.1:8080/b", &["-H", "x-request-id: 1\u{202e}2"]);
     wait_log(mesh, "stranger", &["path=/b", r"1\u{202e}2"]);
 }
 
-/// Waits for a line with all of these in a workload's log.
+/// Waits for a line with all these parts in a workload's log.
 fn wait_log(mesh: &Mesh, workload: &str, parts: &[&str]) {
     wait_log_of(mesh, &[workload], parts);
 }
 
-/// Waits for a line with all of these in a log that these arguments of `skysail logs` select.
+/// Waits for a line with all these parts in a log that these arguments of `skysail logs` select.
 fn wait_log_of(mesh: &Mesh, log: &[&str], parts: &[&str]) {
     eventually(&format!("{log:?} has {parts:?}"), || {
         let output = mesh.run(&[&["logs"], log].concat());
@@ -230,8 +231,8 @@ fn wait_log_of(mesh: &Mesh, log: &[&str], parts: &[&str]) {
     });
 }
 
-/// STRICT: who shows no certificate gets no answer, by name or by address.
-fn the_stranger_is_refused(mesh: &Mesh) {
+/// With STRICT, a client without a certificate gets no response, by name or by address.
+fn a_client_without_a_certificate_is_refused(mesh: &Mesh) {
     let status = mesh.status();
     let pods = status["pods"].as_array().unwrap();
     let stock = pods.iter().find(|pod| pod["workload"] == "stock").unwrap();
@@ -243,8 +244,8 @@ fn the_stranger_is_refused(mesh: &Mesh) {
     }
 }
 
-/// A resolver is told so at once, and the user once.
-fn names_beyond_the_mesh_do_not_exist(mesh: &Mesh) {
+/// The resolver gets an answer at once, and the user one message.
+fn names_outside_the_mesh_do_not_exist(mesh: &Mesh) {
     for _ in 0..2 {
         let answer = mesh.call("front", "http://api.example.com/", &[]);
         assert!(answer.status.is_none() && answer.body.contains("not known"), "{answer:?}");
@@ -264,7 +265,7 @@ fn commands_run_inside(mesh: &Mesh) {
     assert!(!unknown.status.success() && told.contains("shop/front"), "{told}");
 }
 
-fn logs_and_status_are_there(mesh: &Mesh) {
+fn logs_and_status_are_printed(mesh: &Mesh) {
     wait_log_of(mesh, &["front", "-c", "proxy"], &["\"GET /status/418 HTTP/1.1\" 418 "]);
     wait_log_of(mesh, &["stock", "-c", "proxy"], &["\"GET /status/418 HTTP/1.1\" 418 "]);
     let log = mesh.run(&["logs", "stock", "--container", "proxy"]);

@@ -1,4 +1,4 @@
-//! Editing the YAML of a mesh under load: it takes effect, and no request is lost.
+//! Edits of the YAML of a mesh under load: they take effect, and no request is lost.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ fn load(mesh: &Mesh) -> Load {
 }
 
 #[test]
-fn new_weights_take_effect_and_lose_no_request() {
+fn new_weights_take_effect_without_a_lost_request() {
     let mesh = shop();
     let load = load(&mesh);
     let text = fs::read_to_string(mesh.config().join("mesh.yaml")).unwrap();
@@ -40,11 +40,11 @@ fn new_weights_take_effect_and_lose_no_request() {
         if turn < 5 {
             mesh.put("mesh.yaml", text);
         } else {
-            // Not every editor writes beside the file first.
+            // Not every editor writes another file first.
             fs::write(mesh.config().join("mesh.yaml"), text).unwrap();
         }
         load.wait("the new version answers", |now| now.count(new) >= before.count(new) + 50);
-        // Once nobody gets the old version any more, the last who got it tells how long the change took.
+        // When the old version gets no more requests, its last request shows how long the change took.
         let after = eventually("the old version rests", || {
             let first = load.report();
             let second = load.wait_more(50);
@@ -54,12 +54,12 @@ fn new_weights_take_effect_and_lose_no_request() {
         longest = longest.max(last.saturating_sub(began));
     }
     load.finish().assert_all_good();
-    // Past the capture of test output: a figure to look at, no verdict.
+    // Written past the capture of test output: a figure to read, without a limit.
     writeln!(io::stderr(), "the slowest of 10 edits took effect after {longest:?}").unwrap();
 }
 
 #[test]
-fn replicas_come_and_go_without_a_lost_request() {
+fn replicas_are_added_and_removed_without_a_lost_request() {
     let mesh = shop();
     let load = load(&mesh);
     let scale = |from: u32, to: u32| {
@@ -83,7 +83,7 @@ fn replicas_come_and_go_without_a_lost_request() {
     let three = mesh.names("stock-v1");
     scale(3, 1);
     mesh.wait_gone("shop", "stock-v1", &three);
-    // Second thoughts: the pods that go are those that do not serve yet.
+    // A second edit: the pods that are removed are those that are not ready yet.
     mesh.edit("mesh.yaml", "replicas: 1 # stock-v1", "replicas: 4 # stock-v1");
     eventually("the pods are begun", || match mesh.pods("stock-v1").1 {
         4 => Ok(()),
@@ -119,9 +119,9 @@ metadata: {name: stranger, namespace: shop, labels: {sidecar.istio.io/inject: 'f
 spec: {containers: [{name: shell, image: registry.example/shell}]}
 ";
 
-/// Policies reach connections that are open already, and break none.
+/// Policies apply to open connections, and break none.
 #[test]
-fn policies_come_and_go_without_a_lost_request() {
+fn policies_are_added_and_removed_without_a_lost_request() {
     let mesh = shop();
     mesh.put("stranger.yaml", STRANGER);
     eventually("the stranger is there", || match mesh.pods("stranger") {
@@ -171,9 +171,9 @@ spec:
     spec: {containers: [{name: all, image: registry.example/warehouse, ports: [{containerPort: 7000}]}]}
 ";
 
-/// A new file brings a new service, which ends with it.
+/// A new file adds a service, which ends with the file.
 #[test]
-fn a_service_comes_and_goes_with_its_file() {
+fn a_service_is_added_and_removed_with_its_file() {
     let mesh = shop();
     let url = "http://warehouse.shop:8000/";
     assert_eq!(mesh.call("front", url, &[]).status, None);
@@ -189,7 +189,7 @@ fn a_service_comes_and_goes_with_its_file() {
     }
 }
 
-/// `skysail up` prints each edit that took effect with its effect, and what a changed policy opens.
+/// `skysail up` prints each edit with its effect, and the access that a changed policy opens.
 #[test]
 fn effects_of_edits_are_printed() {
     let mesh = shop();
@@ -232,7 +232,7 @@ fn printed(mesh: &Mesh, start: &str, text: &str) {
     });
 }
 
-/// A policy with an error and without a valid version restricts at least what it was to restrict.
+/// An invalid policy without a valid version restricts at least as much as intended.
 #[test]
 fn a_refused_policy_restricts_until_it_is_fixed() {
     let admin = "http://stock.shop/admin";
@@ -251,10 +251,10 @@ fn a_refused_policy_restricts_until_it_is_fixed() {
     mesh.wait_status("front", admin, &[], 403);
     mesh.wait_status("front", STOCK, &[], 200);
     printed(&mesh, "refused    AuthorizationPolicy shop/closed", "until its errors are fixed, its rules");
-    // Valid, and of an address that no pod has.
+    // Valid, and with an address that no pod has.
     mesh.put("policy.yaml", &policy.replace("10.0.0.0/99", "192.0.2.0/24"));
     mesh.wait_status("front", admin, &[], 200);
-    // The last valid version stays in effect now.
+    // The last valid version stays in effect.
     mesh.put("policy.yaml", &policy.replace("DENY", "deny"));
     mesh.wait(
         "the error",

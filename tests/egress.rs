@@ -1,7 +1,7 @@
-//! `skysail up --egress`: workloads reach hosts beyond the mesh, and what is closed to them stays so.
+//! `skysail up --egress`: workloads reach hosts outside the mesh, and closed addresses stay closed.
 //!
-//! Most of these meshes run inside a pod of another mesh, which stands for the machine: its neighbour there is a host beyond the inner
-//! mesh, at an address that documents use (RFC 5737).
+//! Most of these meshes run inside a pod of another mesh, which represents the machine. Its neighbour there is a host
+//! outside the inner mesh, at an address for documentation (RFC 5737).
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -20,7 +20,7 @@ use skysail_testkit::{Mesh, Setup, eventually};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_skysail");
 
-/// The machine, and the host `real.example` beyond the inner mesh.
+/// The machine, and the host `real.example` outside the inner mesh.
 const OUTER: &str = "
 apiVersion: v1
 kind: Pod
@@ -41,7 +41,7 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 443, targetPort: 8443}]
 ";
 
-/// What the machine's own file of hosts says.
+/// The machine's /etc/hosts.
 const HOSTS: &str = "198.51.100.2 real.example other.example a.wild.example\n127.0.1.1 self.example\n";
 
 const INNER: &str = "
@@ -99,7 +99,7 @@ fn outer() -> Mesh {
     mesh
 }
 
-/// Calls until the host beyond the mesh answers.
+/// Calls until the host outside the mesh answers.
 fn wait_world(mesh: &Mesh, from: &str, url: &str) -> serde_json::Value {
     eventually(&format!("{url} answers {from}"), || match mesh.call(from, url, &[]) {
         answer if answer.status == Some(200) && answer.json()["pod"]["name"] == "world" => Ok(answer.json()),
@@ -113,16 +113,16 @@ fn assert_fails(mesh: &Mesh, from: &str, url: &str, reason: &str) {
 }
 
 #[test]
-fn hosts_beyond_the_mesh_are_reached_by_name_and_by_address() {
+fn hosts_outside_the_mesh_are_reached_by_name_and_by_address() {
     let outer = outer();
     let mesh = Setup::of_text(BINARY, INNER).inside(&outer, "machine").with(&["--egress"]).ready();
-    // By way of the ServiceEntry, whose endpoint the control plane looks up, and the routes for it.
+    // Through the ServiceEntry, whose endpoint the control plane looks up, and its routes.
     let routed = wait_world(&mesh, "front", "http://real.example/");
     assert_eq!(routed["headers"]["x-routed"], "here", "{routed:#}");
-    // The port that is declared to speak TLS carries bytes, which come back.
+    // A port with declared protocol TLS carries bytes, which return.
     let echo = mesh.call("front", "http://real.example:443/", &[]);
     assert!(echo.body.contains("no status line"), "{echo:?}");
-    // Without one, by the sidecar's passthrough, and without a sidecar.
+    // Without a ServiceEntry: by the sidecar's passthrough, and without a sidecar.
     for (from, host) in [
         ("front", "other.example"),
         ("front", "198.51.100.2"),
@@ -133,9 +133,9 @@ fn hosts_beyond_the_mesh_are_reached_by_name_and_by_address() {
         assert!(report["headers"]["x-routed"].is_null(), "{report:#}");
     }
 
-    what_is_closed_fails_at_once(&mesh);
-    failures_are_told_once(&mesh);
-    // A name that the machine would complete with one of its search domains: it is looked up as it stands.
+    connections_to_closed_addresses_fail_at_once(&mesh);
+    failures_are_reported_once(&mesh);
+    // A name that the machine would complete with a search domain: it is looked up unchanged.
     let completed = outer.call("machine", "http://world.default/", &[]);
     assert_eq!(completed.status, Some(200), "{completed:?}");
     assert_fails(&mesh, "bare", "http://world.default/", "not known");
@@ -147,7 +147,7 @@ fn hosts_beyond_the_mesh_are_reached_by_name_and_by_address() {
     }
 }
 
-fn what_is_closed_fails_at_once(mesh: &Mesh) {
+fn connections_to_closed_addresses_fail_at_once(mesh: &Mesh) {
     for address in ["169.254.169.254", "100.100.100.200", "240.240.9.9", "10.96.9.9", "198.51.100.9"] {
         assert_fails(mesh, "bare", &format!("http://{address}/"), "unreachable");
     }
@@ -157,7 +157,7 @@ fn what_is_closed_fails_at_once(mesh: &Mesh) {
     );
 }
 
-fn failures_are_told_once(mesh: &Mesh) {
+fn failures_are_reported_once(mesh: &Mesh) {
     for _ in 0..2 {
         assert_fails(mesh, "bare", "http://198.51.100.3:81/", "reset");
         assert_fails(mesh, "front", "http://missing.example/", "not known");
@@ -180,9 +180,9 @@ fn without_the_option_nothing_leaves_the_mesh() {
     assert!(!outer.said().contains("other.example"), "{}", outer.said());
 }
 
-/// On a machine that has no other address than those of the loopback, these are tested alone.
+/// On a machine that has loopback addresses only, only these are tested.
 #[test]
-fn this_machine_s_own_addresses_are_refused() {
+fn addresses_of_this_machine_are_refused() {
     let listener = TcpListener::bind("0.0.0.0:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -195,16 +195,16 @@ fn this_machine_s_own_addresses_are_refused() {
         ));
     }
     assert!(listener.accept().is_err(), "nothing has come here");
-    // Nor does the listener to which connections are redirected lead anywhere by itself.
+    // A connection to the listener itself is refused as well.
     let port = listening(children(&mesh).find(|child| !is_forwarder(*child)).unwrap());
     assert_fails(&mesh, "bare", &format!("http://10.244.0.1:{port}/"), "reset");
     mesh.wait_said(&format!("10.244.0.1:{port}: an address of the mesh's own pods is closed to workloads"));
 }
 
-/// The port on the bridge on which the mesh of this process listens besides that of DNS.
+/// Returns the port on the bridge on which the mesh of this process listens, other than DNS.
 fn listening(process: Pid) -> u16 {
     let table = fs::read_to_string(format!("/proc/{process}/net/tcp")).unwrap();
-    // The columns are a number, the local address, the remote one and the state, of which 0A is LISTEN.
+    // The columns are a number, the local address, the remote one and the state; 0A is LISTEN.
     let mut ports = table.lines().filter_map(|line| match line.split_whitespace().collect::<Vec<_>>()[..] {
         [_, local, _, "0A", ..] => u16::from_str_radix(local.strip_prefix("0100F40A:")?, 16).ok(),
         _ => None,
@@ -227,10 +227,10 @@ fn the_forwarder_ends_with_the_mesh() {
 }
 
 #[test]
-fn an_end_of_the_forwarder_is_told() {
+fn an_end_of_the_forwarder_is_reported() {
     let mesh = Setup::of_text(BINARY, INNER).with(&["--plain", "--egress"]).ready();
     kill(forwarder(&mesh), Signal::SIGKILL).unwrap();
-    mesh.wait_said("the forwarder has ended; no connection leaves the mesh any more");
+    mesh.wait_said("the forwarder of --egress has ended; no connection leaves the mesh");
     eventually("nothing listens any more", || match mesh.call("bare", "http://198.51.100.2/", &[]) {
         answer if answer.body.contains("refused") => Ok(()),
         answer => Err(format!("{answer:?}")),
@@ -238,12 +238,12 @@ fn an_end_of_the_forwarder_is_told() {
     assert!(mesh.interrupt().status.success());
 }
 
-/// The process that makes connections for a mesh.
+/// Returns the process that makes connections for a mesh.
 fn forwarder(mesh: &Mesh) -> Pid {
     children(mesh).find(|child| is_forwarder(*child)).unwrap()
 }
 
-/// Whether a process makes connections; one that has ended does not, even if nobody has asked about it yet.
+/// Returns whether a process makes connections. A process that has ended does not, even before it is reaped.
 fn is_forwarder(process: Pid) -> bool {
     fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default().contains("up-egress")
 }

@@ -1,7 +1,7 @@
-//! A real Envoy takes what our control plane sends, and does with it what our sidecar does.
+//! A real Envoy accepts the control plane's resources, and behaves like the sidecar.
 //!
-//! Two clients of one identity send the same requests; one has a real Envoy in the sidecar's place. So has one of
-//! the two servers. Every outcome must be the same: status, body, and what the server says it received.
+//! Two clients of one identity send the same requests; one has a real Envoy instead of the sidecar. So has one of the
+//! two servers. Every outcome must be the same: status, body, and the request as the server reports it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -13,7 +13,7 @@ use std::{
 use serde_json::Value;
 use skysail_testkit::{Answer, Mesh, Setup, eventually};
 
-/// What is asked, and the status that both must get.
+/// Requests, and the status that both clients must get.
 const REQUESTS: &[(&str, &[&str], u16)] = &[
     ("http://target:8080/", &[], 200),
     ("http://target:8080/?a=b&c", &["-H", "x-kept: yes"], 200),
@@ -41,7 +41,7 @@ const REQUESTS: &[(&str, &[&str], u16)] = &[
 ];
 
 #[test]
-fn an_envoy_and_our_sidecar_do_the_same() {
+fn an_envoy_behaves_like_the_sidecar() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let envoy = envoy();
     let instead = |workload: &str| format!("airline/{workload}={}", envoy.display());
@@ -64,12 +64,12 @@ fn an_envoy_and_our_sidecar_do_the_same() {
     }
     assert!(different.is_empty(), "{}", different.join("\n"));
     canary_is_met_by_both(&mesh);
-    nothing_is_refused(&mesh);
+    no_resource_is_rejected(&mesh);
 }
 
-/// Pods with an Envoy end as those with our sidecar do: when nobody calls them any more, and after the last answer.
+/// Pods with an Envoy end like those with the sidecar: when no client calls them any more, and after the last response.
 #[test]
-fn envoys_come_and_go_without_a_lost_request() {
+fn envoys_are_added_and_removed_without_a_lost_request() {
     let instead = format!("shop/stock-v1={}", envoy().display());
     let setup = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), include_str!("shop.yaml"));
     let mesh = setup.with(&["--envoy", &instead]).ready();
@@ -102,7 +102,8 @@ fn envoys_come_and_go_without_a_lost_request() {
     assert!(!mesh.said().contains("requests may be lost"), "{}", mesh.said());
 }
 
-/// The older form of discovery, in which responses are whole: an Envoy takes all of it, changes too, and loses no request.
+/// State-of-the-world discovery, in which responses are complete: an Envoy accepts all of it, and changes, and loses no
+/// request.
 #[test]
 fn an_envoy_takes_the_state_of_the_world() {
     let folder = tempfile::tempdir().unwrap();
@@ -116,7 +117,7 @@ fn an_envoy_takes_the_state_of_the_world() {
     let load = mesh.load("front", &[stock, "-c", "4", "--rate", "200", "--count", "x-version"]);
     load.wait_more(50);
 
-    // A route; then one to a cluster that is new, and away from one that goes; then endpoints.
+    // A route; then one to a new cluster, away from a removed one; then endpoints.
     let turned = |from: &str, to: &str, version: &str| {
         mesh.edit("mesh.yaml", from, to);
         let before = load.report().count(version);
@@ -156,7 +157,7 @@ fn an_envoy_takes_the_state_of_the_world() {
     all_is_taken(&mesh, &["front", "stock-v1"]);
 }
 
-/// An Envoy that is started as ever, but with this one word of its bootstrap changed.
+/// Returns an Envoy that is started as usual, but with state-of-the-world discovery in its bootstrap.
 fn asking_for_the_state_of_the_world(folder: &Path) -> PathBuf {
     let script = format!(
         "#!/bin/sh\n[ \"$1\" = --config-path ] && sed -i 's/DELTA_GRPC/GRPC/' \"$2\"\nexec '{}' \"$@\"\n",
@@ -168,7 +169,7 @@ fn asking_for_the_state_of_the_world(folder: &Path) -> PathBuf {
     program
 }
 
-/// Neither the control plane nor the Envoys of these workloads know of an update that was refused.
+/// Checks that neither the control plane nor the Envoys of these workloads have counted a rejected update.
 fn all_is_taken(mesh: &Mesh, workloads: &[&str]) {
     for workload in workloads {
         let stats =
@@ -198,22 +199,22 @@ fn all_is_taken(mesh: &Mesh, workloads: &[&str]) {
     });
 }
 
-/// What a client sees, without what must differ from request to request.
+/// Returns the response, without the fields that differ between requests.
 fn outcome(answer: &Answer) -> (Option<u16>, Value) {
     let mut body = serde_json::from_str(&answer.body).unwrap_or_else(|_| Value::from(answer.body.as_str()));
     if let Some(headers) = body.get_mut("headers").and_then(Value::as_object_mut) {
-        // Made anew for each request.
+        // New for each request.
         headers.remove("x-request-id");
-        // Names the hash of the client's certificate.
+        // Contains the hash of the client's certificate.
         headers.remove("x-forwarded-client-cert");
-        // A sidecar takes them off; a public Envoy, which lacks Istio's filter, hands them on.
+        // A sidecar removes these; a public Envoy, which lacks Istio's filter, passes them on.
         headers.remove("x-envoy-peer-metadata");
         headers.remove("x-envoy-peer-metadata-id");
     }
     (answer.status, body)
 }
 
-/// The weights are met through either: 90 to 10, within 3 points.
+/// Both clients meet the weights: 90 to 10, within 3 points.
 fn canary_is_met_by_both(mesh: &Mesh) {
     let url = "http://flight:9080/flight/config/countFlightSegments";
     for client in ["by-envoy", "by-skysail"] {
@@ -224,8 +225,9 @@ fn canary_is_met_by_both(mesh: &Mesh) {
     }
 }
 
-/// The control plane knows of all eleven proxies, and none has refused anything. All of them take virtual hosts one by one.
-fn nothing_is_refused(mesh: &Mesh) {
+/// The control plane knows all eleven proxies, and none has rejected a resource. All of them subscribe to virtual hosts
+/// one by one.
+fn no_resource_is_rejected(mesh: &Mesh) {
     let proxies: Value = mesh.call("control", "http://10.244.0.1:15014/debug/syncz", &[]).json();
     let proxies = proxies.as_array().unwrap();
     assert_eq!(proxies.len(), 11, "{proxies:?}");
@@ -237,7 +239,7 @@ fn nothing_is_refused(mesh: &Mesh) {
     }
 }
 
-/// The Envoy that `test.sh` fetches.
+/// Returns the Envoy that `test.sh` downloads.
 fn envoy() -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache")));

@@ -1,4 +1,4 @@
-//! Connections that annotations keep from the sidecar: they reach Services as from a pod without one.
+//! Connections that annotations exclude from interception: they reach Services as from a pod without a sidecar.
 
 use skysail_testkit::{Mesh, Setup, eventually};
 
@@ -11,7 +11,7 @@ fn caller(name: &str, annotation: &str) -> String {
     )
 }
 
-/// Calls until stock answers, and returns the identity of the caller as stock saw it.
+/// Calls until stock answers. Returns the caller's identity as stock reports it.
 fn identity(mesh: &Mesh, from: &str) -> serde_json::Value {
     eventually(&format!("stock answers {from}"), || {
         let answer = mesh.call(from, URL, &[]);
@@ -38,11 +38,11 @@ fn excluded_connections_reach_services_without_the_sidecar() {
         assert!(identity(&mesh, name).is_null(), "{name} has no identity where its sidecar is bypassed");
     }
     assert!(identity(&mesh, "other-port").is_string());
-    // A Service that comes later is known, too.
+    // A Service that is added later is known as well.
     let later = "apiVersion: v1\nkind: Service\nmetadata: {name: later, namespace: shop}\nspec: {selector: {app: stock}, ports: [{name: http, port: 81, targetPort: 9090}]}\n";
     mesh.put("later.yaml", later);
     mesh.wait_status("by-port", "http://later.shop:81/", &[], 200);
-    // Where the server requires mutual TLS, its log names each connection that is refused.
+    // Where the server requires mutual TLS, its log names each refused connection.
     mesh.edit("mesh.yaml", "mode: PERMISSIVE", "mode: STRICT");
     eventually("a refused connection is logged", || {
         mesh.call("by-port", URL, &[]);

@@ -1,12 +1,12 @@
-//! Hosts of ServiceEntries in a mesh: they resolve, pods stand in for them, and what does not resolve has a reason.
+//! Hosts of ServiceEntries in a mesh: they resolve, pods replace them, and each unresolved name has a reason.
 
 use nix::unistd::Uid;
 use skysail_testkit::{Mesh, Setup, eventually};
 
-/// The example of the document, which is tested as it stands there.
+/// The example of the document, unchanged.
 const DOCUMENT: &str = include_str!("../docs/external-hosts.md");
 
-/// Hosts that cannot be reached, for one reason each, and a caller without a sidecar.
+/// Hosts that cannot be reached, each for one reason, and a caller without a sidecar.
 const UNREACHABLE: &str = "
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
@@ -55,7 +55,7 @@ fn wait_answer(mesh: &Mesh, url: &str, pod: &str) -> serde_json::Value {
     })
 }
 
-/// Calls `url` until what answers is the echo of the request's bytes, which is no HTTP.
+/// Calls `url` until the response is the echo of the request's bytes, which is no HTTP.
 fn wait_echo(mesh: &Mesh, url: &str) {
     eventually(&format!("the bytes come back from {url}"), || {
         let answer = mesh.call("front", url, &[]);
@@ -72,19 +72,19 @@ fn assert_unknown(mesh: &Mesh, from: &str, host: &str) {
 }
 
 #[test]
-fn pods_stand_in_for_external_hosts() {
+fn pods_replace_external_hosts() {
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), example()).ready();
     let http = wait_answer(&mesh, "http://api.example.com/", "api");
     assert!(http["headers"]["x-request-id"].is_string(), "the sidecar routes HTTP: {http:#}");
     wait_echo(&mesh, "http://api.example.com:443/");
     assert!(!mesh.said().contains("warning"), "{}", mesh.said());
 
-    // A change of the entry holds at once, in DNS and in the sidecars.
+    // A change of the entry takes effect at once, in DNS and in the sidecars.
     mesh.edit("mesh.yaml", "hosts: [api.example.com]", "hosts: [new.example.com]");
     wait_echo(&mesh, "http://new.example.com:443/");
     assert_unknown(&mesh, "front", "api.example.com");
 
-    // A stand-in with a sidecar is served in plain text, as the entry says that it is external.
+    // A stand-in with a sidecar is called in plain text, because the entry is MESH_EXTERNAL.
     mesh.edit("mesh.yaml", ", sidecar.istio.io/inject: \"false\"", "");
     let report = eventually("the stand-in has a sidecar and is ready", || {
         let status = mesh.status();
@@ -100,7 +100,7 @@ fn pods_stand_in_for_external_hosts() {
 }
 
 #[test]
-fn names_without_an_answer_have_a_reason() {
+fn a_host_without_an_answer_has_a_reason() {
     let text = format!("{}---{UNREACHABLE}", example());
     let setup = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text);
     let mesh = if Uid::effective().is_root() { setup.as_user(65534) } else { setup }.ready();

@@ -1,5 +1,5 @@
-//! Clients of gRPC without a proxy: grpc-go takes its configuration from `skysaild` itself (`xds:///echo.shop…:9000`), and
-//! its calls go where the mesh says.
+//! gRPC clients without a proxy: grpc-go takes its configuration from `skysaild` itself (`xds:///echo.shop…:9000`), and
+//! its calls follow the rules of the mesh.
 //!
 //! The client and the servers are `tests/grpc/main.go`, built here with `go`.
 
@@ -48,7 +48,7 @@ impl Drop for Process {
     }
 }
 
-/// The client's and the servers' program.
+/// Returns the program of the client and the servers.
 fn program() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -65,7 +65,7 @@ fn program() -> &'static Path {
     })
 }
 
-/// A server of gRPC, which says its name with each answer.
+/// A gRPC server that returns its name with each response.
 struct Server {
     _process: Process,
     version: &'static str,
@@ -90,7 +90,7 @@ impl Server {
         Self { _process: process, version, name, ip: ip.to_owned(), port }
     }
 
-    /// The pod that it is to the mesh.
+    /// Returns the Pod object of the server.
     fn pod(&self) -> String {
         let Self { name, version, ip, port, .. } = self;
         format!(
@@ -101,13 +101,13 @@ impl Server {
     }
 }
 
-/// A control plane, its files, and what it signs with.
+/// A control plane, its files, and its authority.
 struct Control {
     _process: Process,
     folder: tempfile::TempDir,
     _ca: tempfile::TempDir,
     authority: Authority,
-    /// Discovery over TLS, and without.
+    /// Addresses of discovery with TLS, and without.
     secure: String,
     plain: String,
     admin: String,
@@ -129,7 +129,7 @@ impl Control {
         let mut process = Process(command.spawn().unwrap());
         let log = BufReader::new(process.0.stderr.take().unwrap()).lines();
         let (sender, lines) = mpsc::channel();
-        // It must always find somebody who reads.
+        // The control plane's output must always be read.
         thread::spawn(move || {
             for line in log.map_while(Result::ok) {
                 let line: Value = serde_json::from_str(&line).unwrap_or_default();
@@ -147,7 +147,7 @@ impl Control {
         Self { _process: process, folder, _ca: ca, authority, secure, plain, admin }
     }
 
-    /// Writes a file as people's tools do.
+    /// Writes a file as common tools do.
     fn put(&self, file: &str, text: &str) {
         let part = self.folder.path().join(format!(".{file}.part"));
         fs::write(&part, text).unwrap();
@@ -158,7 +158,7 @@ impl Control {
         fs::remove_file(self.folder.path().join(file)).unwrap();
     }
 
-    /// What is known of the clients.
+    /// Returns the state of the clients.
     fn clients(&self) -> Vec<Value> {
         let mut stream = TcpStream::connect(&self.admin).unwrap();
         stream
@@ -170,7 +170,7 @@ impl Control {
         serde_json::from_str(body).unwrap()
     }
 
-    /// Everybody has taken all there is, and refused nothing.
+    /// All clients have acknowledged all resources, and rejected none.
     fn all_is_taken(&self) {
         eventually("all clients are synced", || {
             for client in self.clients() {
@@ -187,21 +187,21 @@ impl Control {
     }
 }
 
-/// A client of gRPC that finds its way by itself.
+/// A gRPC client that uses discovery.
 struct Client {
     _process: Process,
     orders: ChildStdin,
     outcomes: Lines<BufReader<ChildStdout>>,
 }
 
-/// What came of some calls.
+/// Result of several calls.
 #[derive(Debug, Deserialize)]
 struct Outcome {
-    /// How many each server answered.
+    /// Number of responses by server.
     answers: BTreeMap<String, u64>,
-    /// How many failed, by status.
+    /// Number of failures by status.
     errors: BTreeMap<String, u64>,
-    /// How long all of them took.
+    /// Duration of all calls.
     millis: u64,
 }
 
@@ -211,13 +211,13 @@ impl Outcome {
         if is { Ok(()) } else { Err(format!("{self:?}")) }
     }
 
-    /// No call succeeded, and an error has this in it.
+    /// Checks that no call succeeded, and that an error contains this text.
     fn fails_by(self, reason: &str) -> Result<Self, String> {
         let fails = self.answers.is_empty() && self.errors.keys().any(|error| error.contains(reason));
         if fails { Ok(self) } else { Err(format!("{self:?}")) }
     }
 
-    /// The status of calls of which none succeeded.
+    /// Returns the status of calls of which none succeeded.
     fn error(&self) -> &str {
         assert!(self.answers.is_empty() && self.errors.len() == 1, "{self:?}");
         self.errors.keys().next().unwrap()
@@ -225,12 +225,13 @@ impl Outcome {
 }
 
 impl Client {
-    /// One that nobody knows.
+    /// Starts a client without an identity.
     fn start(control: &Control, namespace: &str) -> Self {
         Self::start_as(&control.plain, namespace, json!({"type": "insecure"}), json!({}))
     }
 
-    /// One that shows the certificate in a folder to the control plane, and to servers where the mesh wants it.
+    /// Starts a client that presents the certificate in a folder to the control plane, and to servers where a rule
+    /// requires it.
     fn start_with(control: &Control, namespace: &str, certificate: &Path) -> Self {
         let at = |file: &str| certificate.join(file);
         let files = json!({"certificate_file": at("cert.pem"), "private_key_file": at("key.pem"),
@@ -262,7 +263,7 @@ impl Client {
         Self { _process: process, orders, outcomes }
     }
 
-    /// Calls a target so many times, with a header that routes know.
+    /// Calls a target `calls` times, with headers for routes.
     fn call(&mut self, target: &str, calls: u64, headers: &[(&str, &str)]) -> Outcome {
         let headers: BTreeMap<_, _> = headers.iter().copied().collect();
         let order = json!({"target": target, "calls": calls, "headers": headers, "seconds": 30});
@@ -272,16 +273,16 @@ impl Client {
 }
 
 #[test]
-fn calls_go_where_services_and_rules_say() {
+fn calls_follow_services_and_rules() {
     let (one, two) = (Server::start("one", "v1", "127.0.0.1"), Server::start("two", "v2", "127.0.0.2"));
     let files = [("mesh.yaml", MESH), ("one.yaml", &one.pod()), ("two.yaml", &two.pod())];
     let control = Control::start(&files);
     let mut client = Client::start(&control, "shop");
 
-    // Without rules in turn, by whatever name the service has here.
+    // Without rules, in round-robin order, by any of the service's names.
     for host in ["echo.shop.svc.cluster.local", "echo.shop.svc", "echo.shop", "echo"] {
         let name = format!("xds:///{host}:9000");
-        // Connections are made one by one, and used when they are there.
+        // Connections are opened one by one, and used once they are open.
         eventually("both are connected", || match client.call(&name, 10, &[]) {
             outcome if outcome.answers.len() == 2 => Ok(()),
             outcome => Err(format!("{host}: {outcome:?}")),
@@ -299,7 +300,7 @@ fn calls_go_where_services_and_rules_say() {
     let outcome = client.call(ECHO, 1_000, &[]);
     assert!((140..=260).contains(outcome.answers.get("two").unwrap()), "{outcome:?}");
     assert!(outcome.errors.is_empty(), "{outcome:?}");
-    policies_hold(&mut client);
+    policies_are_enforced(&mut client);
 
     // Another weight, then another endpoint.
     control
@@ -323,8 +324,8 @@ fn calls_go_where_services_and_rules_say() {
     control.all_is_taken();
 }
 
-/// What rules say beside where to.
-fn policies_hold(client: &mut Client) {
+/// Checks the settings of rules other than destinations.
+fn policies_are_enforced(client: &mut Client) {
     let mut call = |case: &str, please: &str| client.call(ECHO, 1, &[("x-case", case), ("please", please)]);
     let late = call("timeout", "hang");
     assert!(late.error().starts_with("DeadlineExceeded"), "{late:?}");
@@ -340,7 +341,7 @@ fn policies_hold(client: &mut Client) {
     assert!(call("", "").errors.is_empty());
 }
 
-/// Writes a certificate for an account as Istio's agent does for clients of gRPC.
+/// Writes a certificate for an account as Istio's agent does for gRPC clients.
 fn certify(authority: &Authority, account: &str) -> tempfile::TempDir {
     let (folder, key) = (tempfile::tempdir().unwrap(), KeyAndCsr::generate(None).unwrap());
     let id = SpiffeId::new("cluster.local", "shop", account);
@@ -353,11 +354,11 @@ fn certify(authority: &Authority, account: &str) -> tempfile::TempDir {
 }
 
 #[test]
-fn a_rule_has_a_client_use_its_certificate_and_check_the_servers() {
+fn a_rule_makes_a_client_use_mutual_tls() {
     let mesh = MESH.replace("loadBalancer: {simple: RANDOM}", "tls: {mode: ISTIO_MUTUAL}");
     let control = Control::start(&[("mesh.yaml", &mesh)]);
     let [own, echo, other] = ["client", "echo", "other"].map(|account| certify(&control.authority, account));
-    // Not the client's address: what calls from the address of a pod that is gone is refused.
+    // Not the client's address: calls from the address of a removed pod are refused.
     let right = Server::start_with("right", "v1", "127.0.0.3", Some(echo.path()));
     let wrong = Server::start_with("wrong", "v1", "127.0.0.2", Some(other.path()));
     control.put("pod.yaml", &right.pod());
@@ -365,7 +366,7 @@ fn a_rule_has_a_client_use_its_certificate_and_check_the_servers() {
     eventually("the server is trusted", || client.call(ECHO, 10, &[]).only("right"));
     assert_eq!(control.clients()[0]["identity"], "spiffe://cluster.local/ns/shop/sa/client");
 
-    // Of the same authority, but for another account.
+    // A certificate of the same authority for another account.
     control.put("pod.yaml", &wrong.pod());
     eventually("the other server is not trusted", || {
         client.call(ECHO, 1, &[]).fails_by("spiffe://cluster.local/ns/shop/sa/other")
@@ -374,16 +375,17 @@ fn a_rule_has_a_client_use_its_certificate_and_check_the_servers() {
 }
 
 #[test]
-fn names_that_are_not_there_fail_clearly_and_may_come() {
+fn unknown_names_fail_with_a_reason_and_may_be_added() {
     let one = Server::start("one", "v1", "127.0.0.1");
     let control = Control::start(&[("one.yaml", &one.pod())]);
     let (mut client, mut stranger) = (Client::start(&control, "shop"), Client::start(&control, "elsewhere"));
 
-    // grpc-go takes no answer for an answer that is late, and waits for 15 seconds.
+    // grpc-go treats a late answer like none, and waits for 15 seconds.
     let unknown = client.call(ECHO, 1, &[]);
     assert!(unknown.error().starts_with("Unavailable"), "{unknown:?}");
     assert!(unknown.millis < 25_000, "{unknown:?}");
-    // Its resolver first takes an empty configuration and then reports the reason; the call that waited may fail in between.
+    // Its resolver first accepts an empty configuration and then reports the reason. The call that waited may fail in
+    // between.
     eventually("the error names the service", || {
         client.call(ECHO, 1, &[]).fails_by("echo.shop.svc.cluster.local:9000")
     });
@@ -391,7 +393,7 @@ fn names_that_are_not_there_fail_clearly_and_may_come() {
     eventually("the service is there", || client.call(ECHO, 1, &[]).only("one"));
     stranger.call(ECHO, 1, &[]).only("one").unwrap();
 
-    // Who goes, goes at once, and only that.
+    // A removed endpoint gets no more calls at once, and only that one.
     let other = MESH.replace("name: echo", "name: other").replace("host: echo", "host: other");
     control.put("other.yaml", &other);
     let name = "xds:///other.shop.svc.cluster.local:9000";
@@ -405,7 +407,7 @@ fn names_that_are_not_there_fail_clearly_and_may_come() {
     control.all_is_taken();
 }
 
-/// A caller, two servers whose reflection has different versions, and a stand-in, which has none.
+/// A caller, two servers with different versions of reflection, and a stand-in without reflection.
 const SERVERS: &str = "
 apiVersion: v1
 kind: Pod
@@ -465,7 +467,7 @@ fn methods_are_called_from_the_command_line() {
         let ended = told.ends_with("DEADLINE_EXCEEDED: no complete response within 1s\n") && code == Some(1);
         if ended && out == serving { Ok(()) } else { Err(format!("{out}{told}")) }
     });
-    // What the command line gets wrong.
+    // Errors of the command line.
     for (arguments, problem) in [
         (
             &["current:9000", "--grpc", "grpc.health.v1.Health/Chek"][..],
@@ -488,7 +490,7 @@ fn methods_are_called_from_the_command_line() {
     let (_, told, code) = call(&["nobody:9000", "--grpc-list"]);
     assert!(told.contains("skysail: request to nobody:9000: ") && code == Some(1), "{told}");
 
-    // With descriptors from a file. A stand-in returns the messages that it gets.
+    // With descriptors from a file. A stand-in returns the messages that it receives.
     fs::write(mesh.config().parent().unwrap().join("flights.pb"), flights()).unwrap();
     let talk = ["standin:9000", "--grpc", "acme.Flights/Talk", "--descriptor-set", "flights.pb"];
     let messages = call(&[&talk[..], &["-d", "{\"day\": \"mon\"}", "-d", "{}{\"day\": \"tue\"}"]].concat());
@@ -497,7 +499,8 @@ fn methods_are_called_from_the_command_line() {
     assert!(mesh.interrupt().status.success());
 }
 
-/// Descriptors of `service Flights { rpc Talk(stream Day) returns (stream Day); }` and `message Day { string day = 1; }`.
+/// Returns descriptors of `service Flights { rpc Talk(stream Day) returns (stream Day); }` and `message Day { string
+/// day = 1; }`.
 fn flights() -> Vec<u8> {
     let text = |text: &str| Some(text.to_owned());
     let day = DescriptorProto {

@@ -1,4 +1,4 @@
-//! A mesh from the host: `skysail call` as curl's users expect it, and ports of pods on the loopback.
+//! A mesh from the host: `skysail call` with curl's options, and ports of pods on the loopback.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
 
@@ -40,7 +40,7 @@ fn a_mesh_is_used_from_the_host() {
 }
 
 #[test]
-fn an_ordinary_user_can_do_so_too() {
+fn a_mesh_is_used_by_an_ordinary_user() {
     let mesh = if Uid::effective().is_root() { shop().as_user(65534) } else { shop() }.ready();
     mesh.wait_status("front", STOCK, &[], 200);
     bodies_are_posted_byte_by_byte(&mesh);
@@ -81,13 +81,13 @@ fn bodies_are_posted_byte_by_byte(mesh: &Mesh) {
         assert!(output.status.success(), "{output:?}");
         serde_json::from_slice(&output.stdout).unwrap()
     };
-    // The path is relative to where the command is run.
+    // The path is relative to the working directory of the command.
     let posted = report(mesh.run(&["call", "front", STOCK, "-d", "@body.txt"]));
     assert_eq!(
         (&posted["method"], &posted["body"], &posted["headers"]["content-type"]),
         (&"POST".into(), &"a=b\r\n\n".into(), &"application/x-www-form-urlencoded".into())
     );
-    // Larger than an argument of a command can be, and no text.
+    // Larger than an argument of a command can be, and not text.
     let bytes: Vec<u8> = (0..300_000_u32).map(|number| number.to_le_bytes()[0]).collect();
     for flags in [&[][..], &["--http2"]] {
         let arguments = [&["call", "front", STOCK, "-d", "@-"], flags].concat();
@@ -117,10 +117,10 @@ fn requests_are_counted_and_limited(mesh: &Mesh) {
     assert!(wrong.status.code() == Some(2) && text(&wrong.stderr).contains("write http://"), "{wrong:?}");
 }
 
-/// A running `skysail port-forward`, which is ended with its test.
+/// A running `skysail port-forward`, which ends with its test.
 struct Forward {
     child: Child,
-    /// The lines it has printed, and the addresses in them.
+    /// Lines of output, and the addresses in them.
     lines: Vec<String>,
     addresses: Vec<SocketAddr>,
 }
@@ -130,7 +130,7 @@ impl Forward {
         Self::of(mesh.command(&[&["port-forward", workload], ports].concat()), ports.len(), 2)
     }
 
-    /// Starts a command that prints so many lines, of which this word is an address.
+    /// Starts a command that prints `count` lines, each with an address as this word.
     fn of(mut command: Command, count: usize, word: usize) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let printed = BufReader::new(child.stdout.take().unwrap()).lines().take(count);
@@ -143,7 +143,7 @@ impl Forward {
         Self { child, addresses: lines.iter().map(address).collect(), lines }
     }
 
-    /// How it ended, and what it told.
+    /// Returns how it ended, and its output.
     fn ended(&mut self) -> (ExitStatus, String) {
         let status = eventually("the forward ends", || {
             self.child.try_wait().unwrap().ok_or_else(|| "it runs".to_owned())
@@ -160,7 +160,7 @@ impl Drop for Forward {
     }
 }
 
-/// Asks for a page from the host.
+/// Requests a page from the host.
 fn get(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
     block_on(http::get(address, path, Duration::from_secs(60)))
 }
@@ -192,7 +192,7 @@ fn the_control_plane_is_forwarded(mesh: &Mesh) {
 }
 
 fn dashboards_are_opened(mesh: &Mesh) {
-    // Stands in for the browser, and notes what it is to open.
+    // Takes the place of the browser, and writes its arguments to a file.
     let folder = mesh.config().parent().unwrap().to_owned();
     let (tools, opened) = (folder.join("tools"), folder.join("opened"));
     fs::create_dir(&tools).unwrap();
@@ -254,7 +254,7 @@ fn a_forward_ends_with_its_pod(mesh: &Mesh) {
     assert!(told.contains("was removed; run the command again"), "{told}");
 }
 
-/// Takes plain text from outside of the mesh, too, on a port of the host that the system chooses.
+/// Accepts plain text from outside the mesh as well, on a free port of the host.
 const OPEN: &str = "
 apiVersion: security.istio.io/v1
 kind: PeerAuthentication
@@ -287,17 +287,17 @@ fn published_ports_outlive_pods() {
         let (status, report) = get(address, "/a").unwrap();
         let report: Value = serde_json::from_str(&report).unwrap_or_else(|error| panic!("{error}: {report}"));
         assert_eq!((status, &report["caller"]), (200, &Value::Null), "{report:#}");
-        // Only a sidecar adds this.
+        // Only a sidecar adds this header.
         assert!(report["headers"]["x-request-id"].is_string(), "{report:#}");
         report["pod"].clone()
     };
-    // Each pod of the service has its turn, and the routes of the mesh have no say.
+    // The pods of the service are used in turn, without the routes of the mesh.
     assert_ne!(pod(service)["version"], pod(service)["version"]);
     let before = pod(workload)["name"].as_str().unwrap().to_owned();
-    // STRICT holds for callers from the host as for any others.
+    // STRICT applies to callers from the host as to any others.
     let refused = get(closed, "/");
     assert!(refused.is_err(), "{refused:?}");
-    mesh.wait_said("the published shop/door:80: the pod closed the connection without an answer; is its PeerAuthentication STRICT?");
+    mesh.wait_said("the published shop/door:80: the pod closed the connection without an answer; a PeerAuthentication of mode STRICT refuses plain text");
 
     let label = "    metadata: {labels: {app: stock, version: v1";
     mesh.edit("mesh.yaml", label, &format!("{label}, n: '2'"));
@@ -306,7 +306,7 @@ fn published_ports_outlive_pods() {
         Some(name) if name != before => Ok(()),
         name => Err(format!("{name:?} answers")),
     });
-    // `up` hears of the new pod's readiness a moment after its address is published.
+    // `up` sees the readiness of the new pod shortly after its address is published.
     mesh.wait("the workload is ready once more", |said| {
         let times = said.matches("ready      shop/stock-v1 (1 pod)").count();
         if times == 2 { Ok(()) } else { Err(format!("{times} times so far:\n{said}")) }
@@ -319,7 +319,7 @@ fn published_ports_outlive_pods() {
     assert!(ended.status.success(), "{ended:?}");
 }
 
-/// The address of the port with this line.
+/// Returns the address of the port with this line.
 fn published(mesh: &Mesh, end: &str) -> SocketAddr {
     let said = mesh.said();
     let line = said
@@ -330,7 +330,7 @@ fn published(mesh: &Mesh, end: &str) -> SocketAddr {
 }
 
 #[test]
-fn what_cannot_be_published_is_refused_at_the_start() {
+fn invalid_published_ports_are_refused_at_the_start() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     for (wish, problem) in [

@@ -1,4 +1,4 @@
-//! What `skysail up` is given: rules without workloads, standard input, and folders that belong to other tools.
+//! Input of `skysail up`: rules without workloads, standard input, and folders of other tools.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -61,7 +61,7 @@ impl Tool {
         command
     }
 
-    /// Runs it to its end. Nothing of the mesh may be left.
+    /// Runs it to its end. Nothing of the mesh may remain.
     fn up(&self, arguments: &[&str], input: &str) -> Output {
         let mut command = self.command(arguments);
         let mut child =
@@ -110,7 +110,7 @@ fn rules_without_a_workload_are_checked_and_nothing_is_run() {
 }
 
 #[test]
-fn standard_input_is_checked_as_files_are() {
+fn standard_input_is_checked_like_files() {
     let tool = Tool::new();
     let bad = tool.up(&["-"], &RULES.replace("subset: v1", "subset: v2"));
     assert_eq!(bad.status.code(), Some(1), "{bad:?}");
@@ -133,7 +133,7 @@ fn standard_input_is_checked_as_files_are() {
 #[test]
 fn standard_input_is_run() {
     let tool = Tool::new();
-    // A finding of the control plane, and one about pods.
+    // A diagnostic of the control plane, and one about pods.
     let found = "---
 apiVersion: networking.istio.io/v1
 kind: Gateway
@@ -150,9 +150,11 @@ spec: {schedule: '0 0 * * *', jobTemplate: {spec: {template: {spec: {restartPoli
     let ran = tool.up(&["-", "--for", "10ms", "--output", "json"], &format!("{shop}{found}"));
     assert_eq!(ran.status.code(), Some(0), "{ran:?}");
     let told = text(&ran.stderr);
-    for part in
-        ["mesh mesh from standard input\n", &format!("warning: {gateway}"), "\n-: CronJob shop/night: "]
-    {
+    for part in [
+        "mesh mesh from standard input\n",
+        &format!("warning: {gateway}"),
+        "\n-:84: warning: CronJob shop/night: is not run",
+    ] {
         assert!(told.contains(part), "{part:?}: {told}");
     }
     let result: Value = serde_json::from_slice(&ran.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! When a mesh ends, however it ends, nothing of it is left: no process, no network link, no mount.
+//! When a mesh ends in any way, nothing of it remains: no process, no network link, no mount.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -39,7 +39,7 @@ fn nothing_is_left_after_a_crash() {
     mesh.ended();
     all_gone(&namespaces);
     assert_eq!(self::links(), links);
-    // Its folder is there for whoever wants to know why, and in nobody's way.
+    // Its folder stays for an analysis, and does not prevent another start.
     let status = mesh.run(&["status"]);
     assert!(String::from_utf8_lossy(&status.stderr).contains("no mesh is running"), "{status:?}");
     let mesh = mesh.again();
@@ -47,12 +47,12 @@ fn nothing_is_left_after_a_crash() {
     assert!(mesh.interrupt().status.success());
 }
 
-/// What is visible from outside at a moment, and whether it is.
+/// A state that is visible from outside, and a check for it.
 type Moment<'a> = (&'a str, &'a dyn Fn(&Mesh) -> bool);
 
-/// The inner process handles signals some time after it was started, and the kernel discards those that come before.
+/// The inner process handles signals some time after its start; the kernel discards earlier ones.
 #[test]
-fn a_signal_ends_a_mesh_at_each_moment_of_its_start() {
+fn a_signal_ends_a_mesh_at_each_step_of_its_start() {
     let folder = |mesh: &Mesh| mesh.run_folder().join("early");
     let child = |mesh: &Mesh| {
         let outer = mesh.process();
@@ -88,7 +88,7 @@ fn a_signal_ends_a_mesh_at_each_moment_of_its_start() {
         let before = ended.status.signal() == Some(signal as i32);
         let after = matches!(ended.status.code(), Some(0 | 1));
         assert!(before || after, "{moment}: {ended:?}");
-        // Logs of an unhealthy mesh are kept, and nothing else.
+        // Logs of an unhealthy mesh stay, and nothing else.
         let named = ended.stderr.contains("logs are kept in");
         assert_eq!(folder(&mesh).exists(), named, "{moment}: {ended:?}");
     }
@@ -102,23 +102,23 @@ fn is_ignored(signal: Signal) -> bool {
     u64::from_str_radix(mask.trim(), 16).unwrap() & (1 << (signal as u32 - 1)) != 0
 }
 
-/// What loses its parent becomes a child of the mesh's first process, which must ask how it ended.
+/// An orphan becomes a child of the mesh's first process, which must reap it.
 #[test]
-fn orphans_that_end_are_gone() {
+fn orphans_are_reaped() {
     let mesh = shop("orphans").ready();
     let inside = |script: &str| mesh.run(&["exec", "front", "--", "sh", "-c", script]);
     let started = inside("sleep 1000 >/dev/null 2>&1 & echo $!");
     let orphan = String::from_utf8(started.stdout).unwrap().trim().to_owned();
     assert!(inside(&format!("kill -KILL {orphan}")).status.success());
     eventually("nothing is left of the orphan", || {
-        // A process nobody has asked about can be sent signals for ever.
+        // A process that is not reaped can still be sent signals.
         if inside(&format!("kill -0 {orphan} 2>/dev/null")).status.success() {
             Err(format!("process {orphan} is there"))
         } else {
             Ok(())
         }
     });
-    // The mesh still hears of the end of what is its own.
+    // The mesh still sees the end of its own processes.
     let front = || {
         let status = mesh.status();
         status["pods"].as_array().unwrap().iter().find(|pod| pod["workload"] == "front").unwrap().clone()
@@ -131,12 +131,12 @@ fn orphans_that_end_are_gone() {
     assert!(mesh.interrupt().status.success());
 }
 
-/// The PID and network namespaces of all processes that the mesh started.
+/// Returns the PID and network namespaces of all processes that the mesh started.
 fn namespaces(mesh: &Mesh) -> BTreeSet<PathBuf> {
     let own = BTreeSet::from(["pid", "net"].map(|kind| of("self", kind).unwrap()));
     let mut found = BTreeSet::new();
     let mut parents = BTreeSet::from([mesh.process().to_string()]);
-    // Parents have mostly lower numbers than children, but need not.
+    // Parents usually have lower ids than children, but not always.
     loop {
         let known = parents.len();
         for process in processes() {
@@ -150,7 +150,7 @@ fn namespaces(mesh: &Mesh) -> BTreeSet<PathBuf> {
         }
     }
     found.retain(|namespace| !own.contains(namespace));
-    // The mesh's own two, and a network for each of three pods.
+    // The mesh's own two, and a network namespace for each of three pods.
     assert!(found.len() >= 5, "{found:?}");
     found
 }
@@ -179,7 +179,7 @@ fn parent(process: &str) -> Option<String> {
     Some(status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().to_owned())
 }
 
-/// This machine's network links.
+/// Returns this machine's network links.
 fn links() -> BTreeSet<String> {
     let entries = fs::read_dir("/sys/class/net").unwrap();
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()

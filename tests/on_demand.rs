@@ -1,4 +1,5 @@
-//! Sidecars hold what they use, whatever else there is in the mesh, and those of a restarted pod have it before they are asked.
+//! Sidecars hold the resources that they use, independent of the mesh's size. Sidecars of a restarted pod get them
+//! before the first request.
 
 use std::{
     io::{self, Write as _},
@@ -8,7 +9,7 @@ use std::{
 use serde_json::Value;
 use skysail_testkit::{Mesh, Setup, eventually};
 
-/// Services of which nobody uses one.
+/// Services that no workload calls.
 const OTHERS: usize = 200;
 
 fn shop() -> Setup {
@@ -23,7 +24,7 @@ fn shop() -> Setup {
     Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &format!("{}{others}", include_str!("shop.yaml")))
 }
 
-/// What a page of a workload's sidecar says.
+/// Returns a page of a workload's sidecar.
 fn page(mesh: &Mesh, workload: &str, path: &str) -> String {
     mesh.call(workload, &format!("http://127.0.0.1:15000{path}"), &[]).body
 }
@@ -41,11 +42,11 @@ fn waited(mesh: &Mesh) -> bool {
 }
 
 #[test]
-fn a_sidecar_holds_what_it_uses_and_a_restarted_pod_waits_for_nothing() {
+fn a_sidecar_holds_used_hosts_and_a_restarted_pod_prefetches_them() {
     let stock = "80/stock.shop.svc.cluster.local:80";
     let mesh = shop().ready();
     assert_eq!(hosts(&mesh), [""; 0], "nothing is used yet");
-    // The very first request is not too early.
+    // The very first request succeeds.
     assert_eq!(mesh.call("front", "http://stock.shop/", &[]).status, Some(200));
     assert_eq!(mesh.call("front", "http://stock/", &["-H", "x-want: v2"]).status, Some(200));
     assert_eq!(hosts(&mesh), [stock]);
@@ -54,7 +55,7 @@ fn a_sidecar_holds_what_it_uses_and_a_restarted_pod_waits_for_nothing() {
     assert!(clusters.contains("outbound|80|v2|stock.shop.svc.cluster.local::"), "{clusters}");
     assert!(!clusters.contains("other-"), "{clusters}");
 
-    // A service that is new is found, though its name was asked for before.
+    // A new service is found, although its name was requested before.
     let late = "http://late.shop/";
     assert_ne!(mesh.call("front", late, &[]).status, Some(200));
     let service = "{apiVersion: v1, kind: Service, metadata: {name: late, namespace: shop}, spec: {selector: {app: stock}, \
@@ -62,7 +63,7 @@ fn a_sidecar_holds_what_it_uses_and_a_restarted_pod_waits_for_nothing() {
     mesh.put("late.yaml", service);
     mesh.wait_status("front", late, &[], 200);
 
-    // The memory learns of a host when a sidecar subscribes to it, which may follow the first request.
+    // The control plane learns a host when a sidecar subscribes to it, which may follow the first request.
     eventually("the control plane remembers both hosts", || {
         let used = mesh.call("control", "http://10.244.0.1:15014/debug/used", &[]).body;
         let hosts = ["80/stock.shop.", "80/late.shop."];
@@ -89,7 +90,7 @@ fn hosts_are_found_one_after_the_other() {
     let mut took: Vec<Duration> = (0..20)
         .map(|number| {
             let began = Instant::now();
-            // There is nobody behind it, which is an answer.
+            // The service has no endpoint, which gives a response.
             assert_eq!(mesh.call("front", &format!("http://other-{number}.shop/"), &[]).status, Some(503));
             began.elapsed()
         })
@@ -98,20 +99,20 @@ fn hosts_are_found_one_after_the_other() {
     took.sort_unstable();
     let metrics = page(&mesh, "front", "/stats/prometheus");
     let waits: Vec<&str> = metrics.lines().filter(|line| line.starts_with("skysail_on_demand")).collect();
-    // Past the capture of test output: figures to look at, no verdict.
+    // Written past the capture of test output: figures to read, without a limit.
     writeln!(io::stderr(), "a first request took {:?} with its program; {waits:?}", took[took.len() / 2])
         .unwrap();
 }
 
-/// A host that a sidecar never asked for may be one of the mesh, so nothing leaves for it in plain text.
+/// An unknown host may be one of the mesh, so no request for it leaves in plain text.
 #[test]
-fn without_a_control_plane_only_what_is_known_goes_on() {
+fn without_a_control_plane_only_known_hosts_are_reached() {
     const UNANSWERED: &str = "no answer from the control plane about this host";
     let mesh = shop().ready();
     let stock = "http://stock.shop/";
     let outside = ["-H", "host: outside.example"];
     mesh.wait_status("front", stock, &[], 200);
-    // The mesh has no such host, so it is passed through, to an address at which nobody speaks plain text.
+    // The mesh has no such host, so the request is passed through, to an address where no server accepts plain text.
     let passed = mesh.call("front", stock, &outside);
     assert_ne!(passed.body, UNANSWERED);
     let control = mesh.status()["control"].clone();
@@ -132,7 +133,7 @@ fn without_a_control_plane_only_what_is_known_goes_on() {
     signal("CONT");
     eventually("the control plane answers", || match mesh.call("front", "http://other-0.shop/", &[]) {
         answer if answer.body == UNANSWERED => Err(format!("{answer:?}")),
-        // There is nobody behind it.
+        // The service has no endpoint.
         answer => {
             assert_eq!(answer.status, Some(503));
             Ok(())

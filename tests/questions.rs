@@ -1,4 +1,4 @@
-//! The mesh and the rules that the pages in `docs/questions` show: they do what the pages say.
+//! The meshes and rules in the pages of `docs/questions`: they behave as the pages describe.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -8,11 +8,11 @@ const SHOP: &str = include_str!("../docs/questions/shop.yaml");
 const FAULTS: &str = include_str!("../docs/questions/faults.md");
 const SHIFT: &str = include_str!("../docs/questions/shift-traffic.md");
 const STOCK: &str = "http://stock/";
-/// The rule of the VirtualService before which pages tell the reader to add others.
+/// The rule of the VirtualService before which the pages add others.
 const WEIGHTED: &str = "    - name: weighted\n";
 
 #[test]
-fn pages_about_policies_routes_and_faults_are_true() {
+fn pages_about_policies_routes_and_faults_are_correct() {
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), SHOP).ready();
     identity_and_policy(&mesh);
     weights(&mesh);
@@ -23,7 +23,7 @@ fn pages_about_policies_routes_and_faults_are_true() {
 fn identity_and_policy(mesh: &Mesh) {
     mesh.wait_status("front", STOCK, &[], 200);
     assert_eq!(mesh.call("front", STOCK, &[]).json()["caller"], "spiffe://cluster.local/ns/shop/sa/front");
-    // One request in ten goes to the other version, whose log has it then.
+    // One request in ten goes to the other version, whose log then has it.
     eventually("the log has the reason", || {
         let denied = mesh.call("front", "http://stock/admin/x", &[]);
         assert_eq!((denied.status, denied.body.trim()), (Some(403), "RBAC: access denied"));
@@ -31,7 +31,7 @@ fn identity_and_policy(mesh: &Mesh) {
     });
 }
 
-/// `shift-traffic.md`: both versions answer, and the edit that the page shows is possible.
+/// `shift-traffic.md`: both versions answer, and the edit of the page works.
 fn weights(mesh: &Mesh) {
     for version in ["v1", "v2"] {
         eventually(version, || {
@@ -63,12 +63,12 @@ fn rules(mesh: &Mesh) {
     }
 }
 
-/// The YAML in a page.
+/// Returns the YAML in a page.
 fn blocks(page: &str) -> Vec<&str> {
     page.split("```yaml\n").skip(1).map(|rest| rest.split_once("```").unwrap().0).collect()
 }
 
-/// Whether the access log of a workload's sidecar has a text; the log if not.
+/// Checks that the access log of a workload's sidecar contains a text; the error is the log.
 fn logged(mesh: &Mesh, workload: &str, text: &str) -> Result<(), String> {
     let output = mesh.run(&["logs", workload, "-c", "proxy"]);
     let log = String::from_utf8_lossy(&output.stdout).into_owned();

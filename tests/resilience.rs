@@ -1,4 +1,4 @@
-//! What may fail without anybody noticing: the control plane, and the life of certificates.
+//! Failures that no client notices: an end of the control plane, and the expiry of certificates.
 
 use serde_json::Value;
 use skysail_testkit::{Mesh, Setup, eventually};
@@ -14,7 +14,7 @@ fn shop(arguments: &[&str]) -> Mesh {
 }
 
 #[test]
-fn the_control_plane_may_die_and_come_back() {
+fn traffic_survives_a_restart_of_the_control_plane() {
     let mesh = shop(&[]);
     let load = mesh.load("front", &[STOCK, "-c", "4", "--rate", "300", "--count", "x-version"]);
     load.wait_more(100);
@@ -29,7 +29,7 @@ fn the_control_plane_may_die_and_come_back() {
             _ => Ok(()),
         });
     }
-    // The new one knows its sidecars and they it: an edit arrives, and a pod made now gets its certificate.
+    // The new one knows its sidecars, and they know it: an edit arrives, and a new pod gets its certificate.
     mesh.edit("mesh.yaml", "replicas: 1 # stock-v1", "replicas: 2 # stock-v1");
     mesh.edit("mesh.yaml", "weight: 0", "weight: 50");
     mesh.edit("mesh.yaml", "weight: 100", "weight: 50");
@@ -49,12 +49,13 @@ fn certificates_are_renewed_under_load() {
         let log = mesh.run(&["logs", "control"]);
         String::from_utf8_lossy(&log.stdout).matches("certificate issued").count()
     };
-    // Three sidecars; after this many, none of them has one of its first two.
+    // Three sidecars; after this number, each of them has renewed its certificate twice.
     eventually("all certificates are renewed", || match issued() {
         15.. => Ok(()),
         count => Err(format!("{count} certificates")),
     });
-    // The connections are older than the certificates. New pods on both sides make new ones with what there is now.
+    // The connections are older than the certificates. New pods on both sides make new ones with the present
+    // certificates.
     mesh.edit("mesh.yaml", "replicas: 1 # front", "replicas: 2 # front");
     mesh.edit("mesh.yaml", "replicas: 1 # stock-v1", "replicas: 2 # stock-v1");
     for workload in ["front", "stock-v1"] {
@@ -77,9 +78,9 @@ fn certificates_are_renewed_under_load() {
     load.finish().assert_all_good();
 }
 
-/// A sidecar or a program that dies takes its requests with it, but not the pod.
+/// A sidecar or a program that is killed loses its requests, but not the pod.
 #[test]
-fn what_dies_in_a_pod_is_started_again() {
+fn killed_programs_of_a_pod_are_restarted() {
     let mesh = shop(&[]);
     for program in ["proxy", "stock"] {
         let process = |mesh: &Mesh| {

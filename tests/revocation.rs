@@ -1,4 +1,4 @@
-//! A policy that is edited ends what it denies from then on: connections and WebSockets that are open, and no others.
+//! An edited policy ends open connections and WebSockets that it denies, and no others.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may end the test")]
 
@@ -12,9 +12,9 @@ use std::{
 
 use skysail_testkit::{Mesh, Setup, eventually};
 
-/// What this program does in a pod: `serve`, or `ADDRESS` to talk to, or `ADDRESS websocket`.
+/// Action of this program in a pod: `serve`, or an `ADDRESS` to connect to, or `ADDRESS websocket`.
 const PART: &str = "SKYSAIL_TEST_PART";
-/// Begins what it says, as the test harness says things too.
+/// Prefix of its output, because the test harness prints lines as well.
 const SAYS: &str = "says ";
 
 const MORE: &str = "
@@ -71,7 +71,7 @@ struct Talk {
 impl Talk {
     fn start(mesh: &Mesh, workload: &str, part: &str) -> Self {
         let (part, program) = (format!("{PART}={part}"), env::current_exe().unwrap());
-        let run = ["--ignored", "--exact", "--nocapture", "what_a_pod_runs"];
+        let run = ["--ignored", "--exact", "--nocapture", "act_as_a_pod"];
         let program = program.to_string_lossy();
         let mut command =
             mesh.command(&[&["exec", workload, "--", "env", &part, &program], &run[..]].concat());
@@ -80,12 +80,12 @@ impl Talk {
         Self { into: child.stdin.take().unwrap(), child, lines }
     }
 
-    /// The next thing that it says; `None` when it has ended.
+    /// Returns its next line; `None` when it has ended.
     fn next(&mut self) -> Option<String> {
         self.lines.by_ref().find_map(|line| Some(line.unwrap().split_once(SAYS)?.1.to_owned()))
     }
 
-    /// Sends a line, which comes back.
+    /// Sends a line, which returns.
     fn echoes(&mut self) {
         writeln!(self.into, "ping").unwrap();
         assert_eq!(self.next().as_deref(), Some("ping"));
@@ -132,7 +132,7 @@ fn an_edited_policy_ends_connections_and_websockets_that_it_denies() {
 
 #[test]
 #[ignore = "it is no test: the other one runs it in pods"]
-fn what_a_pod_runs() {
+fn act_as_a_pod() {
     let Ok(part) = env::var(PART) else { return };
     if part == "serve" {
         let listeners = [9000, 9001].map(|port| TcpListener::bind(("0.0.0.0", port)).unwrap());
@@ -163,7 +163,7 @@ fn what_a_pod_runs() {
     std::process::exit(0);
 }
 
-/// Grants a WebSocket if it is asked for one, and sends back what comes.
+/// Accepts a WebSocket if the client requests one, and echoes the data.
 fn serve(stream: io::Result<TcpStream>) {
     thread::spawn(move || {
         let mut answers = stream.unwrap();

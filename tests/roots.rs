@@ -1,5 +1,5 @@
-//! The authority of a control plane is replaced as a whole, and `--ca-root` of a sidecar with it: discovery continues, and the
-//! certificate is renewed, although that was not due for hours.
+//! The authority of a control plane is replaced as a whole, and `--ca-root` of a sidecar with it. Discovery continues,
+//! and the certificate is renewed although that was not due for hours.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
 
@@ -23,7 +23,7 @@ use skysail_identity::{
 use skysail_testkit::eventually;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Only bounds how long a failing test takes.
+/// Limits the duration of a failing test only.
 const LONG: Duration = Duration::from_secs(60);
 
 /// A program that ends with the test.
@@ -70,7 +70,7 @@ impl Drop for Program {
 /// A control plane with an authority.
 struct Control {
     _program: Program,
-    /// Where discovery is.
+    /// Address of discovery.
     address: String,
     admin: String,
 }
@@ -123,11 +123,11 @@ impl Control {
 enum Way {
     /// Another file is renamed to it.
     Renamed,
-    /// It is a link by way of a folder `..data`, which is a link too, as Kubernetes mounts them.
+    /// It is a link by way of a folder `..data`, which is a link as well, as Kubernetes mounts it.
     Mounted,
 }
 
-/// Puts the root of an authority in the place of `roots/root-cert.pem`.
+/// Replaces `roots/root-cert.pem` by the root of an authority.
 fn put_root(home: &Path, authority: &str, way: Way) {
     let (folder, root) = (home.join("roots"), home.join(authority).join("root-cert.pem"));
     fs::create_dir_all(&folder).unwrap();
@@ -142,7 +142,7 @@ fn put_root(home: &Path, authority: &str, way: Way) {
             fs::copy(root, folder.join(&version).join("root-cert.pem")).unwrap();
             symlink(version, folder.join("..data_tmp")).unwrap();
             fs::rename(folder.join("..data_tmp"), folder.join("..data")).unwrap();
-            // It stays as it is when there is another version.
+            // It stays when there is another version.
             let _ = symlink("..data/root-cert.pem", folder.join("root-cert.pem"));
         }
     }

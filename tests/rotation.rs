@@ -1,5 +1,5 @@
-//! The mesh's root is replaced while workloads call each other, every call over a new connection: none fails at any step, and
-//! in the end nobody trusts the former root.
+//! The mesh's root is replaced while workloads call each other, each time over a new connection. No call fails at any
+//! step, and in the end no proxy trusts the former root.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may end the test")]
 
@@ -8,7 +8,7 @@ use skysail_testkit::{Load, Mesh, Setup, eventually};
 
 const STOCK: &str = "http://stock.shop/";
 
-/// Certificates live so long; a step lasts a little longer.
+/// Lifetime of certificates; a step lasts a little longer.
 const TTL: &str = "--control-arg=--cert-ttl=10s";
 
 /// Mutual TLS only.
@@ -23,14 +23,14 @@ spec: {mtls: {mode: STRICT}}
 /// A handshake for each request.
 const HANDSHAKES: &str = "  trafficPolicy: {connectionPool: {http: {maxRequestsPerConnection: 1}}}\n";
 
-/// The authority as scripts see it.
+/// Returns the authority in JSON output.
 fn authority(mesh: &Mesh, verb: &str) -> Value {
     let output = mesh.run(&["ca", verb, "--output", "json"]);
     let said = String::from_utf8_lossy(&output.stderr);
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
 }
 
-/// Serial numbers of roots that do something.
+/// Returns the serial numbers of the roots with this property.
 fn serials(status: &Value, what: &str) -> Vec<String> {
     let roots = status["roots"].as_array().unwrap().iter().filter(|root| root[what] == true);
     roots.map(|root| root["serial"].as_str().unwrap().to_owned()).collect()

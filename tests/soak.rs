@@ -1,7 +1,8 @@
-//! Traffic that goes on while everything changes: pods come and go, certificates are renewed every few seconds, routes and
+//! Traffic under constant change: pods are added and removed, certificates are renewed every few seconds, routes and
 //! policies are edited. No request may fail, and no memory may grow.
 //!
-//! A few seconds at a low rate unless `SKYSAIL_SOAK_SECONDS` and `SKYSAIL_SOAK_RATE` (requests a second) say otherwise.
+//! It takes a few seconds at a low rate, or as `SKYSAIL_SOAK_SECONDS` and `SKYSAIL_SOAK_RATE` (requests per second)
+//! specify.
 
 use std::{
     env,
@@ -13,10 +14,10 @@ use skysail_testkit::{Mesh, Setup, eventually};
 
 const STOCK: &str = "http://stock.shop/";
 
-/// Certificates live so long, and are renewed before.
+/// Lifetime of certificates; they are renewed before its end.
 const TTL: &str = "--control-arg=--cert-ttl=10s";
 
-/// What comes and goes as a whole.
+/// Objects that are added and removed as a whole.
 const MORE: &str = "
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
@@ -35,11 +36,11 @@ spec:
   rules: [{to: [{operation: {methods: [DELETE]}}]}]
 ";
 
-/// Memory of a process that serves all the time, in KiB.
+/// Memory of a process that runs throughout, in KiB.
 struct Memory {
     what: &'static str,
     process: Value,
-    /// After each round.
+    /// One value per round.
     resident: Vec<u64>,
 }
 
@@ -53,7 +54,7 @@ impl Memory {
         self.resident.extend::<Option<u64>>(number);
     }
 
-    /// The last third of the rounds needs no more than the second did.
+    /// The last third of the rounds needs no more memory than the second third.
     fn assert_flat(&self) {
         println!("{}: {:?} KiB", self.what, self.resident);
         let third = self.resident.len() / 3;
@@ -65,7 +66,7 @@ impl Memory {
 }
 
 #[test]
-fn nothing_is_lost_while_everything_changes() {
+fn no_request_is_lost_under_constant_change() {
     let number = |name, usual: u64| env::var(name).map_or(usual, |text| text.parse().unwrap());
     let length = Duration::from_secs(number("SKYSAIL_SOAK_SECONDS", 5));
     let rate = number("SKYSAIL_SOAK_RATE", 300).to_string();
@@ -103,7 +104,7 @@ fn nothing_is_lost_while_everything_changes() {
     memories.iter().for_each(Memory::assert_flat);
 }
 
-/// One round, which ends with what it began with.
+/// One round, which ends in the state in which it started.
 fn change_everything(mesh: &Mesh) {
     let edit = |from: &str, to: &str| mesh.edit("mesh.yaml", from, to);
     let ready = |workload: &str, count| {

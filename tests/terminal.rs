@@ -1,4 +1,4 @@
-//! `skysail up` on a terminal: the table fits it, is redrawn in place and leaves nothing behind.
+//! `skysail up` on a terminal: the table fits, is redrawn in place and is removed at the end.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -21,7 +21,7 @@ use rustix::termios::{Winsize as Size, tcsetwinsize};
 use skysail_testkit::{Terminal, eventually};
 use tempfile::TempDir;
 
-/// A mesh on a terminal. It is ended with its test.
+/// A mesh on a terminal, which ends with its test.
 struct OnTerminal {
     child: Child,
     keyboard: OwnedFd,
@@ -47,7 +47,7 @@ impl OnTerminal {
             .arg(airline)
             .env("XDG_RUNTIME_DIR", folder.path())
             .env("TERM", "xterm")
-            // They are for what has no terminal.
+            // These variables apply without a terminal only.
             .env("COLUMNS", "7")
             .env("LINES", "3")
             .stdin(Stdio::null())
@@ -70,7 +70,7 @@ impl OnTerminal {
         Self { child, keyboard: pty.master, shown, reader: Some(reader), _folder: folder }
     }
 
-    /// Waits until the table has been drawn several times more and the screen shows this.
+    /// Waits until the table has been drawn several times and the screen shows this.
     fn wait(&self, what: &str, shows: impl Fn(&str) -> bool) -> String {
         let before = self.shown.lock().unwrap().draws;
         eventually(what, || {
@@ -87,7 +87,7 @@ impl OnTerminal {
         shown.terminal.resize(columns.into(), rows.into());
     }
 
-    /// Ends it and returns all that was on the terminal.
+    /// Ends the mesh and returns all output to the terminal.
     fn end(mut self) -> String {
         kill(Pid::from_raw(self.child.id().try_into().unwrap()), Signal::SIGINT).unwrap();
         self.child.wait().unwrap();
@@ -114,7 +114,7 @@ fn the_table_fits_a_terminal_of_80_columns_and_is_redrawn_in_place() {
     });
     assert!(screen.contains("workloads are ready"), "progress stays on the screen:\n{screen}");
     let all = mesh.end();
-    // The last one is printed for good; every other was cleared.
+    // The last table stays; every other one was cleared.
     assert_eq!(all.matches("FROM").count(), 1, "{all}");
     assert_eq!(all.matches("workloads are ready").count(), 1, "{all}");
     assert_eq!(all.matches("mesh airline from").count(), 1, "{all}");
@@ -122,7 +122,7 @@ fn the_table_fits_a_terminal_of_80_columns_and_is_redrawn_in_place() {
 }
 
 #[test]
-fn a_small_terminal_shows_the_busiest_edges_and_how_many_more_there_are() {
+fn a_small_terminal_shows_the_busiest_edges_and_counts_the_others() {
     let mesh = OnTerminal::start(40, 10);
     let is_small =
         |screen: &str| screen.matches("FROM").count() == 1 && screen.contains("more edges: enlarge");

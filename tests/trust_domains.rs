@@ -1,5 +1,5 @@
-//! Trust domains in a whole mesh: one that moved to another trust domain, in which policies that still name the one before hold;
-//! and one that accepts another mesh, whose root vouches for that mesh's identities only.
+//! Trust domains in a whole mesh: one that moved to another trust domain, in which policies with the former name still
+//! apply; and one that accepts another mesh, whose root vouches for that mesh's identities only.
 
 #![allow(
     clippy::unwrap_used,
@@ -44,7 +44,7 @@ spec:
 ";
 
 #[test]
-fn policies_hold_for_the_aliases_of_a_trust_domain() {
+fn policies_apply_to_the_aliases_of_a_trust_domain() {
     let text = format!("{}---{MOVED}", include_str!("shop.yaml"));
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).ready();
     mesh.wait_status("front", "http://stock/before", &[], 200);
@@ -95,7 +95,7 @@ metadata: {name: NAME, namespace: shop}
 spec: {host: NAME, trafficPolicy: {tls: {mode: ISTIO_MUTUAL}}}
 ";
 
-/// A further client of the shop.
+/// Another client of the shop.
 const ANOTHER: &str = "
 ---
 apiVersion: apps/v1
@@ -109,9 +109,9 @@ spec:
       containers: [{name: web, image: registry.example/shop/front, ports: [{containerPort: 8080}]}]
 ";
 
-/// Names the folder of a certificate to the part of a test that runs in the attacker's pod.
+/// Variable with the folder of a certificate, for the part of a test that runs in the attacker's pod.
 const FOLDER: &str = "SKYSAIL_TEST_FOLDER";
-/// Where that part connects to, or listens.
+/// Variable with the address to which that part connects, or on which it listens.
 const ADDRESS: &str = "SKYSAIL_TEST_ADDRESS";
 
 #[test]
@@ -200,7 +200,7 @@ fn address_of(mesh: &Mesh, workload: &str) -> String {
     })
 }
 
-/// The attacker's certificate, and no question about the other side's.
+/// Returns the attacker's certificate, without a check of the other side's.
 fn spec() -> (TlsSpec, String) {
     let folder = PathBuf::from(std::env::var_os(FOLDER).expect("runs as a part of another test"));
     let read = |name: &str| std::fs::read(folder.join(name)).unwrap();

@@ -1,4 +1,4 @@
-//! Volumes of pods: what programs find at their mount points, and that nothing of it is on this machine.
+//! Volumes of pods: programs find them at their mount points, and this machine's files are not changed.
 
 use std::path::Path;
 
@@ -7,7 +7,8 @@ use skysail_testkit::{Mesh, Setup, eventually};
 
 const SETTINGS: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings, namespace: shop}\ndata: {greeting: hello, colour: red}\n";
 
-/// A Deployment `web` whose pods have these volumes, init containers and containers; the programs are this machine's.
+/// Returns a Deployment `web` whose pods have these volumes, init containers and containers; the programs are this
+/// machine's.
 fn web(volumes: &str, others: &str, containers: &str) -> Setup {
     let text = format!(
         "{SETTINGS}---\napiVersion: v1\nkind: Secret\nmetadata: {{name: key, namespace: shop}}\ndata: {{pass: c2VjcmV0}}\nstringData: {{user: me}}\n---\n\
@@ -17,7 +18,7 @@ fn web(volumes: &str, others: &str, containers: &str) -> Setup {
     Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).with(&["--run-commands"])
 }
 
-/// What a shell prints in the first container, or in this one.
+/// Returns the output of a shell in the first container, or in this one.
 fn sh(mesh: &Mesh, container: &[&str], script: &str) -> String {
     let output = mesh.run(&[&["exec", "web"], container, &["--", "sh", "-c", script]].concat());
     let text =
@@ -61,7 +62,7 @@ fn programs_find_their_volumes(mesh: &Mesh) {
     assert!(read("echo x > /etc/passwd").contains("Read-only"));
     assert!(read("head -c 3000000 /dev/zero > /dev/shm/big").contains("No space"));
     assert_eq!(read("cat /skysail-data/sub/file; echo written > /skysail-data/sub/more"), "prepared");
-    // The rest of the machine and of the pod is as ever.
+    // The rest of the machine and of the pod is unchanged.
     assert_eq!(
         read("head -n 1 /etc/resolv.conf; test -d /proc/self/fd && test -c /dev/null && echo there"),
         "nameserver 10.244.0.1\nthere"
@@ -86,7 +87,7 @@ fn volumes_of_all_kinds_are_mounted() {
 }
 
 #[test]
-fn an_ordinary_user_has_volumes_too() {
+fn an_ordinary_user_has_volumes() {
     let setup = all_kinds();
     let mesh = if Uid::effective().is_root() { setup.as_user(65534) } else { setup }.ready();
     programs_find_their_volumes(&mesh);
@@ -110,7 +111,7 @@ fn a_changed_object_changes_the_files_of_running_pods() {
     });
     assert_eq!(read("ls /skysail-settings"), "greeting\nsize");
     assert_eq!(read("cat /skysail-file"), "hello", "as in Kubernetes, what is mounted by subPath stays");
-    // A program that is started again gets the new one.
+    // A restarted program gets the new one.
     let pod = mesh.status()["pods"][0].clone();
     let program =
         pod["programs"].as_array().unwrap().iter().find(|program| program["name"] == "web").unwrap().clone();
@@ -120,13 +121,13 @@ fn a_changed_object_changes_the_files_of_running_pods() {
         text => Err(text),
     });
     assert_eq!(mesh.names("web"), before);
-    // Removed keys and objects leave what is mounted.
+    // Volumes keep the files of removed keys and objects.
     mesh.edit("mesh.yaml", "name: settings, namespace: shop", "name: others, namespace: shop");
     assert_eq!(read("cat /skysail-settings/greeting"), "good-day");
 }
 
 #[test]
-fn a_pod_waits_for_what_it_mounts_and_says_so() {
+fn a_pod_waits_for_the_objects_that_it_mounts() {
     let mesh = web(
         "      - {name: late, secret: {secretName: late}}\n",
         "",
@@ -153,7 +154,7 @@ fn a_pod_waits_for_what_it_mounts_and_says_so() {
 }
 
 #[test]
-fn a_symbolic_link_leads_nowhere_outside_of_its_volume() {
+fn a_symbolic_link_cannot_lead_out_of_its_volume() {
     let mut mesh = web(
         "      - {name: scratch, emptyDir: {}}\n",
         "      initContainers:\n      - {name: prepare, image: busybox, command: [sh, -c, 'ln -s / /skysail-data/out'], volumeMounts: [{name: scratch, mountPath: /skysail-data}]}\n",
@@ -164,7 +165,7 @@ fn a_symbolic_link_leads_nowhere_outside_of_its_volume() {
     let folder = mesh.run_folder().join("config");
     mesh.signal(Signal::SIGINT);
     assert_eq!(mesh.ended().status.code(), Some(1));
-    // Of an unhealthy mesh the logs are kept, and nothing else.
+    // The logs of an unhealthy mesh stay, and nothing else.
     let kept: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(kept, ["logs"]);
 }
@@ -178,7 +179,7 @@ fn claims_outlive_pods_and_stand_ins_have_no_volumes() {
         containers: [{name: alone, image: acme/alone, volumeMounts: [{name: absent, mountPath: /skysail-a}, {name: nfs, mountPath: /skysail-b}]}]\n";
     let mut mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), text).with(&["--run-commands"]).ready();
     let said = mesh.said();
-    assert!(said.contains("stands for PersistentVolumeClaim disk-web-0"), "{said}");
+    assert!(said.contains("replaces PersistentVolumeClaim disk-web-0"), "{said}");
     assert!(!said.contains("absent") && !said.contains("nfs"), "{said}");
     // Another template makes other pods, with the same claims.
     mesh.edit("mesh.yaml", "labels: {app: web}", "labels: {app: web, round: two}");

@@ -1,5 +1,5 @@
-//! Rate limit of similar messages: of those that differ only in names and numbers, the first ones are printed and the others
-//! counted. Pure: it takes times and texts, and returns decisions.
+//! Rate limit of similar messages: of those that differ only in names and numbers, the first ones are printed and the
+//! others counted. Pure: it takes times and texts, and returns decisions.
 
 use std::{
     collections::HashMap,

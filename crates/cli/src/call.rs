@@ -39,8 +39,8 @@ there, and the last line is a summary: how many of each status, and the minimum,
 The exit code is 0 if each status is below 400 (with --grpc: OK; with --grpc-health: SERVING), \
 and 1 for any other status and if no complete response arrived.")]
 pub(crate) struct CallArgs {
-    /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the network of the
-    /// control plane.
+    /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the
+    /// network of the control plane.
     workload: String,
     #[command(flatten)]
     request: Request,
@@ -60,8 +60,8 @@ pub(crate) struct CallArgs {
     #[arg(short = 'n', long, visible_alias = "times", value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     count: u32,
-    /// Call the health service of the gRPC server at the URL and print the status, such as SERVING. SERVICE is the service to
-    /// check [default: the server].
+    /// Call the health service of the gRPC server at the URL and print the status, such as SERVING. SERVICE is the
+    /// service to check [default: the server].
     #[arg(long, value_name = "SERVICE", num_args = 0..=1, require_equals = true, default_missing_value = "",
         conflicts_with_all = ["method", "headers", "data", "data_raw", "http2", "include", "head", "verbose", "count"])]
     grpc_health: Option<String>,
@@ -83,8 +83,8 @@ struct Request {
     /// Header, `NAME: VALUE`; may be given several times. `NAME:` removes a default header, `NAME;` sends it empty.
     #[arg(short = 'H', long = "header", value_name = "HEADER")]
     headers: Vec<String>,
-    /// Body, or with --grpc JSON documents; `@FILE` reads a file as it is, `@-` standard input. Several bodies are joined by `&`.
-    /// The default content-type is application/x-www-form-urlencoded.
+    /// Body, or with --grpc JSON documents; `@FILE` reads a file as it is, `@-` standard input. Several bodies are
+    /// joined by `&`. The default content-type is application/x-www-form-urlencoded.
     #[arg(short, long, visible_alias = "data-binary", value_name = "BODY")]
     data: Vec<String>,
     /// Body in which a leading `@` is literal.

@@ -28,7 +28,8 @@ Examples:
 The first page lists the others. The command ends with Ctrl-C (exit code 0) or when the pod is removed (exit code 1). \
 While it runs, every user of this machine can connect, and so drain the sidecar or rotate the root certificate.")]
 pub(crate) struct DashboardArgs {
-    /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the control plane.
+    /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the
+    /// control plane.
     #[arg(default_value = pods::CONTROL)]
     workload: String,
     /// Port of 127.0.0.1; 0 is any free one.

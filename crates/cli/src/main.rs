@@ -85,7 +85,8 @@ For zsh:  skysail completion zsh > _skysail, in a folder of $fpath")]
 enum Workload {
     /// Run the echo server: it reports HTTP requests as JSON, and returns gRPC messages and TCP bytes.
     ///
-    /// `/status/503` and `/delay/2s` in the path, or `?status=503&delay=200ms`, set the status and the delay of a response.
+    /// `/status/503` and `/delay/2s` in the path, or `?status=503&delay=200ms`, set the status and the delay of a
+    /// response.
     Echo(echo::Args),
     /// Run a service of the airline example, or its traffic generator.
     Airline(airline::Args),

@@ -21,8 +21,8 @@ use crate::{exit, view};
     are those that the container sees: this machine's, and its volumes. The exit code is the command's, 127 if there is no \
     such command, and 126 if it cannot be run.")]
 pub(crate) struct ExecArgs {
-    /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the network of the
-    /// control plane.
+    /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the
+    /// network of the control plane.
     workload: String,
     /// Container whose volumes the command sees [default: the pod's first].
     #[arg(short, long)]

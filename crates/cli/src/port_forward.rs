@@ -30,8 +30,8 @@ Connections are opened in the pod, to 127.0.0.1 or, if that refuses, to the pod'
 and reach pages for the pod itself. The pod is chosen at the start, as with kubectl. The command ends with Ctrl-C (exit \
 code 0) or when the pod is removed (exit code 1). While it runs, every user of this machine can connect.")]
 pub(crate) struct PortForwardArgs {
-    /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the network of the
-    /// control plane.
+    /// Workload (its first ready pod is used) or pod; NAMESPACE/NAME if the name is not unique. `control` is the
+    /// network of the control plane.
     workload: String,
     /// Port of the pod, and the port of 127.0.0.1 if it differs. A local port that is empty or 0 is any free one.
     #[arg(required = true, value_name = "[LOCAL:]PORT")]

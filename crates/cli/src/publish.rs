@@ -136,7 +136,7 @@ impl Published {
             let (target, last) = (self.targets[number].to_string(), Arc::new(Mutex::new(None)));
             let failed = move |failure: Failure| {
                 let hint = match failure {
-                    Failure::NoAnswer => "; is its PeerAuthentication STRICT? It refuses plain text then",
+                    Failure::NoAnswer => "; a PeerAuthentication of mode STRICT refuses plain text",
                     _ => "",
                 };
                 // Clients retry, so repeated failures are printed once.

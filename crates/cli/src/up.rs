@@ -70,8 +70,8 @@ pub(crate) struct UpArgs {
     /// default address is 127.0.0.1; port 0 is any free one.
     #[arg(short, long, value_name = "[ADDRESS:]PORT:NAME:PORT")]
     publish: Vec<publish::PortMapping>,
-    /// Let workloads connect to hosts outside of the mesh (TCP, IPv4), as this machine's network allows, and resolve their
-    /// names with its resolver. Addresses of this machine itself and of clouds' metadata services stay closed.
+    /// Let workloads connect to hosts outside of the mesh (TCP, IPv4), as this machine's network allows, and resolve
+    /// their names with its resolver. Addresses of this machine itself and of clouds' metadata services stay closed.
     #[arg(long)]
     egress: bool,
     /// Time after which the mesh ends, from when all workloads are ready: 30s, 5m.
@@ -447,7 +447,7 @@ impl Monitor {
                 self.console.message(&format!("{}: {}", finding.severity, finding.text))?;
             }
             if findings.is_empty() && !known.is_empty() {
-                self.console.line("the configuration has no findings any more")?;
+                self.console.line("the configuration has no errors or warnings any more")?;
             }
             self.findings = findings;
         }

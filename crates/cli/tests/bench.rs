@@ -1,4 +1,4 @@
-//! `skysail bench` as its users run it: one short baseline, its result file, its refusals; a short comparison.
+//! `skysail bench`: one short baseline, its result file, its errors; a short comparison.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -17,7 +17,7 @@ fn bench(folder: &Path, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// The only file in the folder whose name begins so.
+/// Returns the only file in the folder whose name has this prefix.
 fn the_file(folder: &Path, prefix: &str) -> PathBuf {
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let named = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(prefix);
@@ -96,9 +96,9 @@ fn an_earlier_result_is_not_overwritten() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
-/// With more at once than there are that move, each is configured before it goes again.
+/// With more concurrent changes than sidecars, each sidecar is configured before it changes again.
 #[test]
-fn few_sidecars_go_and_come_back() {
+fn few_sidecars_are_removed_and_added_again() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = "control --sidecars 5 --services 20 --churn 50 --at-once 100 --seconds 0.5 --changes endpoint --repeat 1 \
                      --output json";
@@ -145,7 +145,7 @@ fn a_short_comparison_measures_every_kind_of_load_and_can_be_shown_again() {
 }
 
 #[test]
-fn a_result_that_is_none_is_refused() {
+fn an_invalid_result_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("x.json"), "{}").unwrap();
     let output = bench(folder.path(), &["compare", "--from", "x.json", "--html", "page.html"]);

@@ -1,4 +1,4 @@
-//! `skysail up` as users run it: real namespaces, real links, real processes. Fails where the machine forbids them.
+//! `skysail up` with real namespaces, links and processes. Fails where the machine forbids them.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -49,7 +49,7 @@ impl Mesh {
         self.folder.path().join("shop/shop.yaml")
     }
 
-    /// Reads what the mesh prints up to a line that holds this text.
+    /// Reads the output of the mesh up to a line with this text.
     fn wait_for(&mut self, text: &str) {
         let mut seen = String::new();
         while !seen.lines().last().is_some_and(|line| line.contains(text)) {
@@ -61,7 +61,7 @@ impl Mesh {
         Command::new(SKYSAIL).args(args).env("XDG_RUNTIME_DIR", self.folder.path()).output().unwrap()
     }
 
-    /// Calls from the web workload and returns the status and the report of the echo server.
+    /// Calls from the web workload. Returns the status and the report of the echo server.
     fn call(&self, url: &str) -> (String, Value) {
         let output = self.skysail(&["call", "web", url]);
         let status = String::from_utf8_lossy(&output.stderr).trim().to_owned();
@@ -109,7 +109,7 @@ fn pods_reach_services_by_name_and_edits_take_effect() {
     let before = mesh.names("db");
     let text = fs::read_to_string(mesh.file()).unwrap();
     fs::write(mesh.file(), text.replace("version: v2", "version: v3")).unwrap();
-    // The old pods stay until the new ones are ready, so some pod answers at any time.
+    // The old pods stay until the new ones are ready, so a pod answers at any time.
     while mesh.names("db").iter().any(|name| before.contains(name)) {
         assert_eq!(mesh.call("http://db/").0, "200");
     }
@@ -129,12 +129,12 @@ fn pods_reach_services_by_name_and_edits_take_effect() {
 }
 
 #[test]
-fn sidecars_carry_identities_and_a_control_plane_that_dies_comes_back() {
+fn sidecars_have_identities_and_a_killed_control_plane_is_restarted() {
     let mut mesh = Mesh::start(&[]);
     let (status, report) = mesh.call("http://db/hello");
     assert_eq!(status, "200");
     assert_eq!(report["caller"], "spiffe://cluster.local/ns/shop/sa/default");
-    // A call to a service of its own goes through the pod's own sidecar, twice.
+    // A call to a Service of its own passes through the pod's own sidecar twice.
     assert_eq!(mesh.call("http://web/").1["caller"], "spiffe://cluster.local/ns/shop/sa/default");
 
     let control = mesh.state()["control"].to_string();
@@ -158,7 +158,7 @@ fn nothing_is_left_after_an_end_by_force_or_by_request() {
         kill(mesh.pid(), signal).unwrap();
         let status = mesh.process.wait().unwrap();
         assert_eq!(status.success(), signal != Signal::SIGKILL, "{signal}: {status}");
-        // The output is open in every process of the mesh, so its end is theirs.
+        // The output is open in every process of the mesh, so it ends when all of them have ended.
         io::copy(&mut mesh.lines, &mut io::sink()).unwrap();
         assert!(String::from_utf8_lossy(&mesh.skysail(&["status"]).stderr).contains("no mesh is running"));
     }
@@ -174,7 +174,7 @@ fn the_name_of_a_running_mesh_is_taken() {
 }
 
 #[test]
-fn exit_codes_tell_bad_outcomes_from_what_was_not_done() {
+fn exit_codes_distinguish_failures_from_errors() {
     let mesh = Mesh::start(&["--plain"]);
     let no_program = mesh.folder.path().to_str().unwrap();
     for (arguments, code) in [
@@ -199,7 +199,7 @@ fn exit_codes_tell_bad_outcomes_from_what_was_not_done() {
 
 /// As in `skysail status | head -0`.
 #[test]
-fn a_reader_that_leaves_is_no_failure() {
+fn a_reader_that_closes_the_output_is_no_failure() {
     let mesh = Mesh::start(&["--plain"]);
     let folder = mesh.folder.path();
     let config = folder.join("shop");
@@ -229,7 +229,7 @@ fn a_reader_that_leaves_is_no_failure() {
 }
 
 #[test]
-fn what_cannot_be_run_is_refused_before_anything_starts() {
+fn invalid_arguments_are_refused_before_the_start() {
     let folder = tempfile::tempdir().unwrap();
     let shop = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plain/shop.yaml");
     let empty = folder.path().join("empty");
@@ -257,7 +257,7 @@ fn the_result_for_scripts_has_the_documented_fields() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("shop.yaml");
     let shop = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plain/shop.yaml");
-    // A mistake of the user's is told once.
+    // An error of the user is reported once.
     let wrong = "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n\
                  metadata: {name: none, namespace: shop}\nspec: {acton: DENY}\n";
     fs::write(&config, fs::read_to_string(shop).unwrap() + wrong).unwrap();
@@ -300,7 +300,7 @@ fn the_result_for_scripts_has_the_documented_fields() {
 }
 
 #[test]
-fn completion_offers_what_the_help_shows() {
+fn completion_has_the_subcommands_of_the_help() {
     for shell in ["bash", "zsh", "fish"] {
         let output = Command::new(SKYSAIL).args(["completion", shell]).output().unwrap();
         let script = String::from_utf8_lossy(&output.stdout);

@@ -20,8 +20,8 @@ use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 /// Arguments of the echo server.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Args {
-    /// Port to listen on, and its protocol: `http` (the default; also HTTP/2 and gRPC) or `tcp`, which returns all bytes. May be
-    /// given several times. Without it, the program waits for a signal.
+    /// Port to listen on, and its protocol: `http` (the default; also HTTP/2 and gRPC) or `tcp`, which returns all
+    /// bytes. May be given several times. Without it, the program waits for a signal.
     #[arg(long = "port", value_name = "PORT[/PROTOCOL]", value_parser = listen)]
     ports: Vec<Listen>,
     /// Exit at once with code 0, as the stand-in of a Job.

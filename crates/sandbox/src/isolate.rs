@@ -102,7 +102,7 @@ fn enter() -> Result<(), Error> {
     }
     let (user, group) = (getuid(), getgid());
     unshare(CloneFlags::CLONE_NEWUSER).map_err(forbidden)?;
-    fs::write("/proc/self/setgroups", "deny").context("giving up further groups")?;
+    fs::write("/proc/self/setgroups", "deny").context("dropping supplementary groups")?;
     fs::write("/proc/self/uid_map", format!("0 {user} 1")).map_err(forbidden_by)?;
     fs::write("/proc/self/gid_map", format!("0 {group} 1")).map_err(forbidden_by)?;
     unshare(others).map_err(forbidden)
@@ -118,7 +118,7 @@ async fn supervise(arguments: &[OsString], channel: Option<UnixStream>) -> Resul
     let program = std::env::current_exe().context("finding this program's file")?;
     let (held, theirs) = UnixStream::pair().context(failed)?;
     if let Some(channel) = channel {
-        descriptor::send(&held, channel.as_fd()).context("handing over the socket to the forwarder")?;
+        descriptor::send(&held, channel.as_fd()).context("sending the socket to the forwarder")?;
     }
     let mut child = tokio::process::Command::new(&program)
         .args(arguments)
@@ -176,14 +176,14 @@ pub(crate) fn exit_code(status: ExitStatus) -> u8 {
 /// # Errors
 /// When the kernel forbids changes of mounts or links in spite of the new namespaces.
 pub(crate) fn set_up(egress: bool) -> Result<(u32, Option<UnixStream>), Error> {
-    prctl::set_pdeathsig(Signal::SIGKILL).context("tying the mesh to its starter")?;
+    prctl::set_pdeathsig(Signal::SIGKILL).context("tying the mesh to the outer process")?;
     let channel =
-        egress.then(|| descriptor::receive(io::stdin()).context("taking the socket to the forwarder"));
+        egress.then(|| descriptor::receive(io::stdin()).context("receiving the socket to the forwarder"));
     let channel = channel.transpose()?.map(UnixStream::from);
     thread::Builder::new()
         .name("starter".to_owned())
         .spawn(end_with_starter)
-        .context("tying the mesh to its starter")?;
+        .context("tying the mesh to the outer process")?;
     // The mounted /proc is still the one of the outer PID namespace, so it has the process id there.
     let link = fs::read_link("/proc/self").context("reading /proc/self")?;
     let outside = link.to_string_lossy().parse().unwrap_or_default();
@@ -193,7 +193,7 @@ pub(crate) fn set_up(egress: bool) -> Result<(u32, Option<UnixStream>), Error> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     if let Err(error) = mount(Some("proc"), "/proc", Some("proc"), flags, nothing) {
         // In a container that hides parts of /proc, the kernel refuses a new one. The present one is used instead.
-        tracing::debug!(%error, "keeping the starter's /proc");
+        tracing::debug!(%error, "keeping the outer /proc");
     }
     let mut socket = Socket::route().context("opening a netlink socket")?;
     links::loopback(&mut socket).map_err(forbidden_by)?;

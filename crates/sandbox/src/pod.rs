@@ -201,7 +201,7 @@ fn run(
 
 fn missing(what: &'static str, module: &str, source: io::Error) -> Error {
     let remedy = format!(
-        "The kernel needs it built in or as a module: try `sudo modprobe {module}`, or take a distribution's kernel"
+        "The kernel needs it built in or as a module: try `sudo modprobe {module}`, or use a distribution's kernel"
     );
     Error::Missing { what, remedy, cause: source }
 }
@@ -242,9 +242,8 @@ fn write_files(pod: &PodConfig) -> Result<(), Error> {
         }
         let nothing: Option<&str> = None;
         mount(Some(&own), &place, nothing, MsFlags::MS_BIND, nothing).map_err(|errno| {
-            let remedy =
-                format!("Make sure that the file {} is there (an empty one will do)", place.display());
-            Error::Missing { what: "its own view of name resolution", remedy, cause: errno.into() }
+            let remedy = format!("Create the file {}; it may be empty", place.display());
+            Error::Missing { what: "the pod's files for name resolution", remedy, cause: errno.into() }
         })?;
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! The run folder of a mesh, and the state file in it by which other commands find the mesh.
 //!
-//! The path is `$XDG_RUNTIME_DIR/skysail/NAME`, or `/tmp/skysail-UID/NAME`. Only its owner may read it, because it holds keys.
+//! The path is `$XDG_RUNTIME_DIR/skysail/NAME`, or `/tmp/skysail-UID/NAME`. Only its owner may read it, because it
+//! holds keys.
 
 use std::{
     collections::BTreeMap,

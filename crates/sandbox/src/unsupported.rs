@@ -129,7 +129,7 @@ fn of_volume(volume: &Volume, mount_path: &str, pod: &Pod) -> Vec<String> {
     }
     let mut notes: Vec<String> = match volume.kind() {
         Some(VolumeKind::Claim(claim)) => vec![format!(
-            "volume {name}: a folder in memory stands for PersistentVolumeClaim {claim} until the mesh ends; it is empty \
+            "volume {name}: a folder in memory replaces PersistentVolumeClaim {claim} until the mesh ends; it is empty \
              at first and holds {} MiB at most",
             DEFAULT_SIZE >> 20
         )],
@@ -254,7 +254,7 @@ mod tests {
                 "subPathExpr is not supported",
                 "hostPath is not mounted at /etc/w; the program sees this machine's files, also /srv/w",
                 "volume n: nfs is not supported; nothing is mounted at /nfs",
-                "volume c: a folder in memory stands for PersistentVolumeClaim disk",
+                "volume c: a folder in memory replaces PersistentVolumeClaim disk",
                 "volume d: resourceFieldRef is not supported; there is no file cpu",
                 "volume d: fieldPath spec.zone is not supported; there is no file zone",
                 "volume p: projected clusterTrustBundle is not supported",

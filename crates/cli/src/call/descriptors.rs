@@ -114,7 +114,7 @@ impl Reflection<'_> {
             match (status.code, answer) {
                 (Status::UNIMPLEMENTED, _) => {}
                 (0, Some(answer)) => return Ok(answer),
-                (0, None) => return Err(unusable("there is none")),
+                (0, None) => return Err(unusable("it is empty")),
                 _ => return Err(io::Error::other(format!("server reflection: {status}"))),
             }
         }
@@ -212,10 +212,7 @@ pub(super) fn wrong(what: String) -> io::Error {
 }
 
 fn unusable(what: impl std::fmt::Display) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("the answer of server reflection is of no use: {what}"),
-    )
+    io::Error::new(io::ErrorKind::InvalidData, format!("invalid response from server reflection: {what}"))
 }
 
 #[cfg(test)]
@@ -300,7 +297,7 @@ mod tests {
         let (large, _) = read(|_| files(vec![vec![0x80; MAX_BYTES + 1]])).await;
         assert!(large.unwrap_err().contains("or 64 MiB"));
         let (broken, _) = read(|_| files(vec![b"\xff".to_vec()])).await;
-        assert!(broken.unwrap_err().contains("is of no use"));
+        assert!(broken.unwrap_err().contains("invalid response from server reflection"));
         let (circle, _) = read(|question| match question {
             Question::Symbol(_) => {
                 files(vec![file("a", &["b"], Some("Flights")), file("b", &["a", "b"], None)])

@@ -22,8 +22,9 @@ use super::{
 /// Options of `skysail call` for gRPC.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct GrpcOptions {
-    /// Call a method of the gRPC server HOST:PORT. Messages are JSON documents: -d has those of the request, and those of the
-    /// response are printed as they arrive. Descriptors come from server reflection, which is sent the same headers.
+    /// Call a method of the gRPC server HOST:PORT. Messages are JSON documents: -d has those of the request, and those
+    /// of the response are printed as they arrive. Descriptors come from server reflection, which is sent the same
+    /// headers.
     #[arg(long, value_name = "SERVICE/METHOD", group = "grpc_mode",
         conflicts_with_all = ["method", "data_raw", "http2", "include", "head", "grpc_health"])]
     grpc: Option<String>,
