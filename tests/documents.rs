@@ -1,4 +1,5 @@
-//! Names in documents exist: the threat model's tests, the targets of links, and the tool's subcommands and options.
+//! What documents name exists: the threat model's tests, the targets of links, the tool's subcommands and options, and the messages
+//! that troubleshooting explains. Pages keep their size and form, and the README's figures are those of `docs/performance.md`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -30,9 +31,13 @@ const SUBCOMMANDS: [&str; 18] = [
     "bench instructions",
     "bench sign",
 ];
-/// Options of cargo and istioctl that documents mention without the program.
-const FOREIGN: [&str; 3] = ["--profile", "--release", "--xds-address"];
-/// Folder of the project.
+/// Options of cargo and istioctl that documents name without the program.
+const FOREIGN: [&str; 4] = ["--privileged", "--profile", "--release", "--xds-address"];
+/// Maximum columns of a line in `README.md` and `ARCHITECTURE.md`.
+const MAX_COLUMNS: usize = 120;
+/// Maximum lines of a paragraph or list item.
+const MAX_PARAGRAPH: usize = 5;
+/// The project's folder.
 const PROJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 #[test]
@@ -79,7 +84,8 @@ fn links_lead_to_files_and_headings_that_exist() {
 fn commands_and_options_in_documents_exist() {
     let mut tool = Tool::default();
     let (mut commands, mut unknown) = (0, Vec::new());
-    for document in documents() {
+    // The command reference is generated from the tool.
+    for document in documents().into_iter().filter(|document| !document.ends_with("docs/commands.md")) {
         for code in Text::of(&document).code {
             let alone = (code.starts_with("--") && !code.starts_with("---"))
                 .then(|| code.split([' ', '=']).next())
@@ -112,22 +118,138 @@ fn missing_names_are_found() {
     assert_eq!(anchor("`skysail up`, or: What's new?"), "skysail-up-or-whats-new");
 }
 
-/// Returns README, ARCHITECTURE and all documents below `docs`.
+#[test]
+fn the_first_pages_are_short() {
+    for (page, max_lines) in [("README.md", 120), ("ARCHITECTURE.md", 250)] {
+        let text = fs::read_to_string(Path::new(PROJECT).join(page)).unwrap();
+        assert!(text.lines().count() <= max_lines, "{page} has more than {max_lines} lines");
+        let wide: Vec<_> = text.lines().filter(|line| line.chars().count() > MAX_COLUMNS).collect();
+        assert!(wide.is_empty(), "{page} has lines of more than {MAX_COLUMNS} columns: {wide:#?}");
+    }
+}
+
+#[test]
+fn pages_say_for_whom_they_are_and_have_short_paragraphs() {
+    let mut findings = Vec::new();
+    for document in pages() {
+        let text = fs::read_to_string(&document).unwrap();
+        let first = text.split("\n\n").nth(1).unwrap_or_default();
+        if !first.starts_with("This page is for ") {
+            findings.push(format!("{}: does not begin with \"This page is for …\"", document.display()));
+        }
+        let mut lines = 0;
+        let mut is_fenced = false;
+        for line in text.lines() {
+            is_fenced ^= line.starts_with("```");
+            let begins =
+                line.trim_start().starts_with(['*', '-', '1', '2', '3', '4', '5', '6', '7', '8', '9']);
+            let counts = !is_fenced && !line.is_empty() && !line.starts_with(['|', '`', '#', ' ', '<']);
+            lines = match (counts || line.starts_with("  ") && lines > 0, begins) {
+                (true, true) => 1,
+                (true, false) => lines + 1,
+                (false, _) => 0,
+            };
+            if lines == MAX_PARAGRAPH + 1 {
+                findings.push(format!("{}: a paragraph is too long: {line}", document.display()));
+            }
+        }
+    }
+    assert!(findings.is_empty(), "{findings:#?}");
+}
+
+#[test]
+fn the_summary_lists_every_page() {
+    let docs = Path::new(PROJECT).join("docs");
+    let summary = fs::read_to_string(docs.join("SUMMARY.md")).unwrap();
+    let listed: BTreeSet<_> = summary.lines().flat_map(targets).map(|target| docs.join(target)).collect();
+    let pages: BTreeSet<_> = pages().into_iter().filter(|page| page.starts_with(&docs)).collect();
+    assert_eq!(listed, pages, "docs/SUMMARY.md and the pages in docs differ");
+}
+
+#[test]
+fn figures_of_the_readme_are_those_of_the_performance_page() {
+    let read = |page: &str| fs::read_to_string(Path::new(PROJECT).join(page)).unwrap();
+    let (readme, performance) = (read("README.md"), read("docs/performance.md"));
+    let table = readme.split_once("## What it costs").unwrap().1;
+    let rows: Vec<_> =
+        table.lines().take_while(|line| !line.starts_with("##")).filter_map(row).skip(1).collect();
+    assert!(rows.len() >= 3, "{rows:?}");
+    for (label, figures) in rows {
+        let of_page = performance.lines().filter_map(row).find(|(other, _)| *other == label);
+        let (_, measured) = of_page.unwrap_or_else(|| panic!("docs/performance.md has no row {label:?}"));
+        // Columns: Skysail, Envoy, HAProxy. A range follows the median.
+        for (figure, measured) in figures.iter().zip(&measured) {
+            let median = measured.split(' ').next();
+            assert_eq!(Some(*figure), median, "README.md, {label}: docs/performance.md has {measured}");
+        }
+    }
+    let commit = table.split_once("commit ").unwrap().1.split([',', ' ']).next().unwrap();
+    assert!(performance.contains(&format!("| commit | {commit}, ")), "README.md names commit {commit}");
+}
+
+/// The label and the figures of a table's row.
+fn row(line: &str) -> Option<(&str, Vec<&str>)> {
+    let mut cells = line.strip_prefix("| ")?.strip_suffix(" |")?.split(" | ");
+    Some((cells.next()?, cells.collect()))
+}
+
+#[test]
+fn troubleshooting_explains_messages_that_exist() {
+    let project = Path::new(PROJECT);
+    let mut sources = String::new();
+    for path in files(&project.join("crates"), "rs") {
+        // A message may be broken over lines.
+        let text = fs::read_to_string(path).unwrap();
+        sources.extend(text.split('\n').map(|line| line.trim().trim_end_matches('\\')));
+    }
+    let page = fs::read_to_string(project.join("docs/troubleshooting.md")).unwrap();
+    let symptoms = page.lines().filter_map(row).filter(|(symptom, _)| symptom.contains('`'));
+    let messages = symptoms.flat_map(|(symptom, _)| symptom.split('`').skip(1).step_by(2));
+    let parts = messages.flat_map(|message| message.split('…')).map(str::trim);
+    let parts: Vec<_> = parts.filter(|part| part.len() > 4 && part.contains(' ')).collect();
+    assert!(parts.len() > 40, "{parts:?}");
+    let missing: Vec<_> = parts.iter().filter(|part| !sources.contains(**part)).collect();
+    assert!(missing.is_empty(), "docs/troubleshooting.md explains what no program prints: {missing:#?}");
+}
+
+/// The documents with links and commands: all Markdown for users and contributors.
 fn documents() -> Vec<PathBuf> {
     let project = Path::new(PROJECT);
-    let mut documents = vec![project.join("README.md"), project.join("ARCHITECTURE.md")];
-    let mut folders = vec![project.join("docs")];
+    let mut documents = pages();
+    documents.extend([
+        project.join("README.md"),
+        project.join("SECURITY.md"),
+        project.join("fuzz/README.md"),
+        project.join("docs/SUMMARY.md"),
+    ]);
+    documents.extend(files(&project.join("benchmarks/results"), "md"));
+    documents
+}
+
+/// ARCHITECTURE, CONTRIBUTING and the pages of the book.
+fn pages() -> Vec<PathBuf> {
+    let project = Path::new(PROJECT);
+    let mut pages = files(&project.join("docs"), "md");
+    pages.retain(|page| !page.ends_with("SUMMARY.md"));
+    pages.extend(["ARCHITECTURE.md", "CONTRIBUTING.md"].map(|page| project.join(page)));
+    pages
+}
+
+/// All files with this extension in a folder and below it.
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "md") {
-                documents.push(path);
+            } else if path.extension().is_some_and(|found| found == extension) {
+                files.push(path);
             }
         }
     }
-    documents
+    files
 }
 
 /// A Markdown document: lines of prose without code, and all code, by line or span.
