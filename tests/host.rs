@@ -41,7 +41,8 @@ fn a_mesh_is_used_from_the_host() {
 
 #[test]
 fn a_mesh_is_used_by_an_ordinary_user() {
-    let mesh = if Uid::effective().is_root() { shop().as_user(65534) } else { shop() }.ready();
+    let setup = if Uid::effective().is_root() { shop().as_user(65534) } else { shop() };
+    let mesh = setup.in_default_run_folder(&format!("ordinary-{}", std::process::id())).ready();
     mesh.wait_status("front", STOCK, &[], 200);
     bodies_are_posted_byte_by_byte(&mesh);
     ports_are_forwarded(&mesh);
@@ -180,6 +181,8 @@ fn ports_are_forwarded(mesh: &Mesh) {
     let (_, report) = get(forward.addresses[2], "/a").unwrap();
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!((&report["path"], &report["caller"]), (&"/a".into(), &Value::Null), "{report:#}");
+    // Longer than the interval at which the command looks for the pod.
+    assert_eq!(get(forward.addresses[2], "/delay/1500ms").unwrap().0, 200);
     kill(Pid::from_raw(forward.child.id().try_into().unwrap()), Signal::SIGINT).unwrap();
     let (status, told) = forward.ended();
     assert!(status.success() && told.is_empty(), "{status} {told}");

@@ -9,6 +9,7 @@ use std::{
     io,
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
+    sync::LazyLock,
 };
 
 use nix::{
@@ -116,12 +117,16 @@ pub struct Lock {
     _file: Flock<File>,
 }
 
-/// Returns the folder that holds the run folders of this user.
-pub(crate) fn root() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| Path::new(folder).is_dir()) {
-        Some(folder) => Path::new(&folder).join("skysail"),
-        None => PathBuf::from(format!("/tmp/skysail-{}", getuid())),
-    }
+/// Returns the folder that holds the run folders of this user. The first call decides, because the user id is another one once
+/// the process has entered the user namespace of a mesh.
+pub(crate) fn root() -> &'static Path {
+    static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
+        match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| Path::new(folder).is_dir()) {
+            Some(folder) => Path::new(&folder).join("skysail"),
+            None => PathBuf::from(format!("/tmp/skysail-{}", getuid())),
+        }
+    });
+    &ROOT
 }
 
 /// Creates an empty run folder for a mesh of this name and locks it.
@@ -137,9 +142,9 @@ pub fn create(name: &str) -> Result<(PathBuf, Lock), Error> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
-        .create(&root)
+        .create(root)
         .context(format!("making {}", root.display()))?;
-    let data = fs::symlink_metadata(&root).context(format!("looking at {}", root.display()))?;
+    let data = fs::symlink_metadata(root).context(format!("looking at {}", root.display()))?;
     if !data.is_dir() || data.uid() != getuid().as_raw() {
         let what = format!(
             "{} belongs to another user; set XDG_RUNTIME_DIR to a folder that you own",
@@ -147,8 +152,8 @@ pub fn create(name: &str) -> Result<(PathBuf, Lock), Error> {
         );
         return Err(Error::Refused(what));
     }
-    fs::set_permissions(&root, Permissions::from_mode(0o700)).context("keeping the folder private")?;
-    let path = lock_file(&root, name);
+    fs::set_permissions(root, Permissions::from_mode(0o700)).context("keeping the folder private")?;
+    let path = lock_file(root, name);
     let file = File::create(&path).context(format!("making {}", path.display()))?;
     let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
         Errno::EWOULDBLOCK => {
@@ -217,7 +222,7 @@ pub(crate) const CLAIMS: &str = "claims";
 /// When no such mesh runs, or several run and no name is given.
 pub fn find(name: Option<&str>) -> Result<State, Error> {
     let root = root();
-    let folders = fs::read_dir(&root).into_iter().flatten().filter_map(Result::ok);
+    let folders = fs::read_dir(root).into_iter().flatten().filter_map(Result::ok);
     let running: Vec<State> =
         folders.filter_map(|entry| read(&entry.path()).ok().filter(State::is_alive)).collect();
     let chosen: Vec<&State> =
@@ -241,7 +246,7 @@ pub fn find(name: Option<&str>) -> Result<State, Error> {
 impl State {
     /// Returns whether the mesh runs. The outer process holds the lock until the end.
     fn is_alive(&self) -> bool {
-        let Ok(file) = File::open(lock_file(&root(), &self.name)) else { return false };
+        let Ok(file) = File::open(lock_file(root(), &self.name)) else { return false };
         matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use nix::{
     sys::signal::{Signal, kill},
-    unistd::Pid,
+    unistd::{Pid, Uid},
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -26,6 +26,8 @@ pub struct Setup {
     folder: Arc<TempDir>,
     arguments: Vec<String>,
     user: Option<u32>,
+    /// The user's default folder of run folders, if the mesh uses that instead of `run`.
+    default_run_folder: Option<PathBuf>,
     /// Mesh and workload inside which this mesh runs.
     host: Option<(Box<Setup>, String)>,
 }
@@ -89,6 +91,7 @@ impl Setup {
             folder: Arc::new(folder),
             arguments: Vec::new(),
             user: None,
+            default_run_folder: None,
             host: None,
         }
     }
@@ -121,6 +124,14 @@ impl Setup {
         self
     }
 
+    /// Runs the mesh without `XDG_RUNTIME_DIR` and under this name, which no other mesh of the user may have.
+    #[must_use]
+    pub fn in_default_run_folder(mut self, name: &str) -> Self {
+        let user = self.user.unwrap_or_else(|| Uid::current().as_raw());
+        self.default_run_folder = Some(PathBuf::from(format!("/tmp/skysail-{user}")));
+        self.with(&["--name", name])
+    }
+
     /// Runs the mesh inside a workload of another mesh. The workload's network takes the place of the machine's.
     #[must_use]
     pub fn inside(mut self, mesh: &Mesh, workload: &str) -> Self {
@@ -139,7 +150,11 @@ impl Setup {
             return host.command(&[&["exec", workload, "--", "env", &run, &binary], arguments].concat());
         }
         let mut command = Command::new(&self.binary);
-        command.args(arguments).env("XDG_RUNTIME_DIR", run);
+        command.args(arguments);
+        match &self.default_run_folder {
+            Some(_) => command.env_remove("XDG_RUNTIME_DIR"),
+            None => command.env("XDG_RUNTIME_DIR", run),
+        };
         command.current_dir(self.folder.path());
         if let Some(user) = self.user {
             command.uid(user).gid(user);
@@ -200,7 +215,7 @@ impl Mesh {
 
     /// Returns the folder of the mesh's run-time files.
     pub fn run_folder(&self) -> PathBuf {
-        self.setup.folder.path().join("run/skysail")
+        self.setup.default_run_folder.clone().unwrap_or_else(|| self.setup.folder.path().join("run/skysail"))
     }
 
     /// Returns the process id of `skysail up`.
