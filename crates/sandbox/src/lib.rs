@@ -12,6 +12,7 @@ mod check;
 mod containers;
 mod descriptor;
 mod dns;
+mod drain;
 pub mod echo;
 mod egress;
 pub mod enter;

@@ -33,6 +33,7 @@ use tokio::{
 use mounted::{Volumes, renew_tokens};
 
 use crate::{
+    drain,
     error::{Context as _, Error},
     links,
     netlink::Socket,
@@ -305,6 +306,9 @@ async fn supervise(
                 }
                 PodCommand::Contents(contents) => volumes.replace(pod, contents),
                 PodCommand::Stop(grace) => {
+                    if pod.sidecar.is_some() {
+                        drain::inbound().await;
+                    }
                     stop_programs.send_replace(Some(grace));
                 }
             }
