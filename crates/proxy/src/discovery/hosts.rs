@@ -273,9 +273,7 @@ impl Hosts {
         if self.names.len() >= MAX_NAMES && !self.names.contains_key(&authority) {
             self.names.retain(|_, name| name.state != HostState::TimedOut);
             if self.names.len() >= MAX_NAMES && connected {
-                let stays = |name: &Name| {
-                    name.state == HostState::Pending || name.used.take()
-                };
+                let stays = |name: &Name| name.state == HostState::Pending || name.used.take();
                 self.names.retain(|_, name| stays(name));
             }
             if self.names.len() >= MAX_NAMES {

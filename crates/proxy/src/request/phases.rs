@@ -17,7 +17,6 @@ use crate::{
 use skysail_http::http1::ConnectionOptions;
 use skysail_policy::{
     config::{
-        demand::Standing,
         listener::Direction,
         route::{Action, RedirectPath},
     },
@@ -25,6 +24,7 @@ use skysail_policy::{
     matching,
     path::{self, Normalization as Normalized},
     route::{self, Found, Missing},
+    state::demand::Standing,
 };
 
 impl<'a> RequestContext<'a> {
