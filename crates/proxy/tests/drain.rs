@@ -192,7 +192,7 @@ async fn who_has_said_nothing_is_not_waited_for() {
 #[tokio::test]
 async fn who_comes_while_others_go_is_served_once() {
     let proxy = proxy_to(echo().await).await;
-    let drain = Drain { directions: Direction::ALL, close: false, patience: HOUR };
+    let drain = Drain { directions: Direction::ALL, close: false, timeout: HOUR };
     proxy.workers().begin_drain(drain).await;
     let mut client = proxy.connect().await;
     client.send(GET).await;

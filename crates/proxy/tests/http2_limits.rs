@@ -125,7 +125,7 @@ async fn floods_are_counted_and_told() {
             }
         }
         assert!(matches!(reason, None | Some(11)), "{name}: {reason:?}");
-        program.until(&format!("it sent more {name} frames than do any good")).await;
+        program.until(&format!("too many {name} frames")).await;
         let stats = program.page("GET", "/stats/prometheus").await;
         assert!(
             stats.contains(&format!("{metric}{{http_conn_manager_prefix=\"l\"}} 1\n")),

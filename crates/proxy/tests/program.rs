@@ -103,7 +103,7 @@ static_resources:
     assert!(program.page("GET", "/ready").await.ends_with("LIVE\n"));
     program.page("POST", "/logging?level=info").await;
     for _ in 0..2_000 {
-        program.until("no filter chain of l takes").await;
+        program.until("no filter chain of listener l matches").await;
     }
 }
 

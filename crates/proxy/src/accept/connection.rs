@@ -1,7 +1,8 @@
-//! The way of a downstream connection, up to the point where it is HTTP or bytes:
-//! accept → original destination → listener → inspect → chain → TLS → authorize.
+//! The steps of a downstream connection up to HTTP or the TCP proxy:
+//! accept → original destination → listener → inspect → filter chain → TLS → authorize.
 //!
-//! Where the first bytes decide and the client has none, its server is dialled meanwhile, which may have some: [`Early`].
+//! While a client sends nothing and its first bytes select the filter chain, the proxy connects to its server, which may send first
+//! ([`EarlyUpstream`]).
 
 use std::{
     future::{Future as _, poll_fn},
@@ -20,13 +21,13 @@ use tracing::{debug, warn};
 use crate::{
     call::export,
     overload::{
-        drain::{Registered, Side},
+        drain::{ConnectionSet, Registered},
         limit_log::{self, Limit},
     },
     request::{authorization, serve},
     tcp::{
         self,
-        early::{self, Early},
+        early::{self, EarlyUpstream},
     },
     telemetry::stats::Counter,
     worker::{
@@ -54,23 +55,25 @@ use skysail_policy::{
     record::{self, Record},
 };
 
-/// Most bytes and reads before it must be known what a connection begins with. The largest client hello and the largest
-/// header of the PROXY protocol come in a quarter of these reads, if each has a segment of the smallest usual size.
+/// Maximum number of bytes that are inspected.
 const MAX_INSPECTED: usize = 64 * 1024;
+/// Maximum number of reads for the inspection. The largest client hello and the largest header of the PROXY protocol take a quarter
+/// of them, if each read returns a segment of the smallest usual size.
 const MAX_READS: u32 = 512;
 
 /// Serves a connection from its beginning to its end.
 pub(crate) async fn serve(
     worker: Rc<Worker>,
-    side: Rc<Side>,
+    connections: Rc<ConnectionSet>,
     entry: Arc<str>,
     tcp: TcpStream,
     source: SocketAddr,
 ) {
-    let registered = side.register(poll_fn(|cx| Poll::Ready(cx.waker().clone())).await);
+    let registered = connections.register(poll_fn(|cx| Poll::Ready(cx.waker().clone())).await);
     let (begins, _) = worker.overload.begin(Instant::now());
-    // Boxed: the story of a request is far larger than what waits for a first byte.
-    let Some((connection, early)) = Box::pin(begin(&worker, (side, registered), entry, tcp, source)).await
+    // Boxed: this future is much larger than the task of a connection that is idle.
+    let Some((connection, early)) =
+        Box::pin(begin(&worker, (connections, registered), entry, tcp, source)).await
     else {
         return;
     };
@@ -85,14 +88,14 @@ pub(crate) async fn serve(
     listener.cx_active.dec();
 }
 
-/// Finds out what a connection is. `None`: it has been refused or has failed, which is told on the debug log.
+/// Runs the steps up to the filter chain. Returns `None` for a connection that was refused or has failed; the debug log has the reason.
 async fn begin(
     worker: &Rc<Worker>,
-    (side, registered): (Rc<Side>, Registered),
+    (connections, registered): (Rc<ConnectionSet>, Registered),
     entry: Arc<str>,
     tcp: TcpStream,
     source: SocketAddr,
-) -> Option<(Box<Accepted>, Option<Box<Early>>)> {
+) -> Option<(Box<Accepted>, Option<Box<EarlyUpstream>>)> {
     let (snapshot, epoch) = (worker.snapshot(), worker.epoch());
     let local = tcp.local_addr().ok()?;
     let (mut listener, dialled) = find_listener(&snapshot, &entry, &tcp, local)?;
@@ -102,9 +105,9 @@ async fn begin(
     if let Some(proxied) = &listener.proxy_protocol
         && !proxied.except.iter().any(|ports| ports.contains(&destination.port()))
     {
-        match proxy_header(&mut stream, &mut timer, &side, proxied, listener.inspect_timeout).await {
+        match proxy_header(&mut stream, &mut timer, &connections, proxied, listener.inspect_timeout).await {
             Ok(None) => {}
-            // The client dialled another address, for which there may be another listener.
+            // The PROXY header names another destination, which may have another listener.
             Ok(Some(ends)) => {
                 (source, destination) = (ends.source, ends.destination);
                 listener = filter_chain_match::listener(&snapshot, &listener, destination);
@@ -112,7 +115,7 @@ async fn begin(
             Err(error) => {
                 let counters = worker.shard.listener(&listener.name);
                 if error.kind() == io::ErrorKind::TimedOut {
-                    late(&counters.pre_cx_timeout, Limit::Inspection, &listener, source);
+                    note_timeout(&counters.pre_cx_timeout, Limit::Inspection, &listener, source);
                 } else {
                     counters.proxy_errors.inc();
                 }
@@ -134,24 +137,24 @@ async fn begin(
             admission: Revalidation::new(epoch),
             findings: Rc::new(findings),
             entry: entry.clone(),
-            side: side.clone(),
+            connections: connections.clone(),
         };
     let dial = || {
         let findings = Findings { transport: Some(Transport::RawBuffer), ..Findings::default() };
         let chain =
             filter_chain_match::select(&listener, &Facts { destination, source, findings: &findings })?;
-        Early::new(worker, origin(&listener, chain, findings, Peer::plain()))
+        EarlyUpstream::new(worker, origin(&listener, chain, findings, Peer::plain()))
     };
     let mut early = None;
-    let inspected = inspect(&mut stream, &mut timer, &side, &listener, destination, dial, &mut early);
+    let inspected = inspect(&mut stream, &mut timer, &connections, &listener, destination, dial, &mut early);
     let findings = match inspected.await {
         Ok(findings) => findings,
         Err(error) => {
             if error.kind() == io::ErrorKind::TimedOut {
                 let counters = worker.shard.listener(&listener.name);
-                late(&counters.pre_cx_timeout, Limit::Inspection, &listener, source);
+                note_timeout(&counters.pre_cx_timeout, Limit::Inspection, &listener, source);
             }
-            debug!("a connection from {source} to {destination} ended before it was known: {error}");
+            debug!("inspection of a connection from {source} to {destination} failed: {error}");
             return None;
         }
     };
@@ -161,7 +164,7 @@ async fn begin(
         note_unmatched(worker, &listener, &facts, direct);
         return None;
     };
-    // Who waited until there was time may have gone; on plain TCP it may only have said all that it had to say.
+    // A client may have closed its connection while the worker was busy. On plain TCP the end may be a half-close.
     let half_closes = chain.tls.is_none() && matches!(chain.terminal, Terminal::Tcp(_));
     if worker.overload.is_busy() && !half_closes && stream.has_ended() {
         debug!("a connection from {source} to {destination} ended before it was served");
@@ -175,7 +178,7 @@ async fn begin(
             }
             Err(error) => {
                 if error.kind() == io::ErrorKind::TimedOut {
-                    late(&counters.tls_timeout, Limit::Handshake, &listener, source);
+                    note_timeout(&counters.tls_timeout, Limit::Handshake, &listener, source);
                 } else {
                     counters.tls_errors.inc();
                 }
@@ -190,15 +193,15 @@ async fn begin(
         stream.close(&mut timer).await;
         return None;
     }
-    let early = early.filter(|early: &Early| early.is_of(&origin.chain)).map(Box::new);
-    // Boxed, because futures keep room for everything that is ever handed to them.
+    let early = early.filter(|early: &EarlyUpstream| early.is_for(&origin.chain)).map(Box::new);
+    // Boxed: futures reserve memory for all their parameters.
     Some((Box::new(Accepted { stream, timer, origin, registered }), early))
 }
 
-/// Counts and logs a connection for which its listener has no filter chain.
+/// Counts and logs a connection that no filter chain of its listener matches.
 fn note_unmatched(worker: &Rc<Worker>, listener: &Listener, facts: &Facts<'_>, direct: SocketAddr) {
     worker.shard.listener(&listener.name).no_filter_chain.inc();
-    debug!("no filter chain of {} takes {facts:?}", listener.name);
+    debug!("no filter chain of listener {} matches {facts:?}", listener.name);
     let answer = Error::new(Kind::NoFilterChain).answer();
     let peer = Peer::plain();
     let mut record = Record::new(listener.direction, SystemTime::now());
@@ -213,7 +216,7 @@ fn note_unmatched(worker: &Rc<Worker>, listener: &Listener, facts: &Facts<'_>, d
     export::log(worker, &listener.access_logs, &context);
 }
 
-/// Whether the connection is admitted by the configuration of now: its client may have been silent for long.
+/// Whether the configuration in force admits the connection: it may have changed while the client was silent.
 async fn is_admitted(origin: &mut Rc<Origin>, worker: &Rc<Worker>) -> bool {
     if downstream::refresh(origin, worker).is_err() {
         origin.note_revoked(worker);
@@ -222,9 +225,9 @@ async fn is_admitted(origin: &mut Rc<Origin>, worker: &Rc<Worker>) -> bool {
     is_allowed(origin, worker).await
 }
 
-/// Whether the chain's policies, and who is asked besides, let the connection pass.
+/// Whether the policies of the filter chain and its external authorization allow the connection.
 async fn is_allowed(origin: &Origin, worker: &Rc<Worker>) -> bool {
-    let Some(found) = origin.pass_policies(worker) else { return false };
+    let Some(found) = origin.apply_policies(worker) else { return false };
     let Some(config) = origin.chain.ask.as_deref() else { return true };
     let metadata = downstream::metadata(found);
     if config.enabled_metadata.as_ref().is_some_and(|test| !matching::metadata(test, Some(&metadata))) {
@@ -237,13 +240,13 @@ async fn is_allowed(origin: &Origin, worker: &Rc<Worker>) -> bool {
     })
 }
 
-/// Counts and tells of a client that was too slow.
-fn late(counter: &Counter, limit: Limit, listener: &Listener, source: SocketAddr) {
+/// Counts and logs a client that exceeded a time limit.
+fn note_timeout(counter: &Counter, limit: Limit, listener: &Listener, source: SocketAddr) {
     counter.inc();
     limit_log::log(limit, format_args!("listener {}, client {source}", listener.name));
 }
 
-/// The listener that a connection belongs to, and where its client dialled.
+/// Returns the listener of a connection, and the destination address.
 fn find_listener(
     snapshot: &Snapshot,
     entry: &Arc<str>,
@@ -256,7 +259,7 @@ fn find_listener(
     Some((filter_chain_match::listener(snapshot, entry, destination), destination))
 }
 
-/// The address that the client dialled before interception changed it (`SO_ORIGINAL_DST`).
+/// Returns the destination before interception (`SO_ORIGINAL_DST`).
 fn original_destination(tcp: &TcpStream) -> Option<SocketAddr> {
     let socket = SockRef::from(tcp);
     let v6 = tcp.local_addr().is_ok_and(|local| local.is_ipv6());
@@ -264,11 +267,11 @@ fn original_destination(tcp: &TcpStream) -> Option<SocketAddr> {
     address.ok()?.as_socket()
 }
 
-/// Waits for what a proxy in front says of the connection, and takes it off; `None` if it names nobody.
+/// Reads the PROXY header and removes it from the input. Returns `None` without a header, or for one without addresses.
 async fn proxy_header(
     stream: &mut Stream,
     timer: &mut Timer,
-    side: &Side,
+    connections: &ConnectionSet,
     proxied: &Proxied,
     timeout: Option<Duration>,
 ) -> io::Result<Option<Ends>> {
@@ -285,33 +288,33 @@ async fn proxy_header(
                 return Ok(ends);
             }
             Look::Absent if proxied.optional => return Ok(None),
-            Look::Absent => return Err(io::Error::other("it begins without a header of the PROXY protocol")),
-            Look::Broken => return Err(io::Error::other("its header of the PROXY protocol cannot be read")),
+            Look::Absent => return Err(io::Error::other("the PROXY header is missing")),
+            Look::Broken => return Err(io::Error::other("the PROXY header is malformed")),
             Look::More => {}
         }
         if stream.input.is_full() {
             stream.input.grow(proxy_protocol::MAX);
         }
-        match fill_until(stream, timer, side, deadline).await? {
+        match fill_until(stream, timer, connections, deadline).await? {
             Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Some(_) => {}
             None => return Err(io::ErrorKind::TimedOut.into()),
         }
     }
-    Err(io::Error::other(format!("its header of the PROXY protocol is not there after {MAX_READS} reads")))
+    Err(io::Error::other(format!("the PROXY header is incomplete after {MAX_READS} reads")))
 }
 
-/// Waits for the first bytes and looks at them: for TLS wherever that is asked for, as policies, logs and services that are
-/// asked want to know the server name, for HTTP if it could make a difference. While there are none, `dial` looks for a
-/// server, `early`, that speaks first.
+/// Waits for the first bytes and inspects them. TLS is always inspected where the listener says so, because policies, logs and external
+/// authorization use the server name; HTTP only if a filter chain depends on it. While the client sends nothing, `dial` connects to
+/// a server that may send first, and `early` holds that connection.
 async fn inspect(
     stream: &mut Stream,
     timer: &mut Timer,
-    side: &Side,
+    connections: &ConnectionSet,
     listener: &Listener,
     destination: SocketAddr,
-    dial: impl FnOnce() -> Option<Early>,
-    early: &mut Option<Early>,
+    dial: impl FnOnce() -> Option<EarlyUpstream>,
+    early: &mut Option<EarlyUpstream>,
 ) -> io::Result<Findings> {
     let (mut dial, mut quiet) = (Some(dial), None);
     let mut findings = Findings::default();
@@ -339,90 +342,94 @@ async fn inspect(
                 inspect::Look::Known => break,
                 inspect::Look::Broken => {
                     return Err(io::Error::other(format!(
-                        "the TLS client hello cannot be read ({} bytes in {reads} reads)",
+                        "the TLS client hello is malformed ({} bytes in {reads} reads)",
                         bytes.len()
                     )));
                 }
                 inspect::Look::More if stream.input.is_empty() => {}
-                // It has begun as something else than bytes.
+                // The client has sent first.
                 inspect::Look::More => *early = None,
             }
             if stream.input.is_full() {
                 stream.input.grow(MAX_INSPECTED);
             }
-            let mut farewell = None;
-            let speaks = poll_fn(|cx| {
+            let mut idle_drain_end = None;
+            let first = poll_fn(|cx| {
                 loop {
                     if let Poll::Ready(filled) = stream.poll_fill(cx) {
-                        return Poll::Ready(filled.map(FirstSpeaker::Client));
+                        return Poll::Ready(filled.map(FirstSender::Client));
                     }
                     let is_silent = stream.input.is_empty();
                     if is_silent && early.as_mut().is_some_and(|early| early.poll(cx).is_ready()) {
-                        return Poll::Ready(Ok(FirstSpeaker::Server));
+                        return Poll::Ready(Ok(FirstSender::Server));
                     }
                     let due = match &early {
                         _ if !is_silent => None,
                         Some(early) => early.due(),
                         None if dial.is_none() => None,
-                        None => Some(*quiet.get_or_insert_with(|| Instant::now() + early::QUIET)),
+                        None => {
+                            Some(*quiet.get_or_insert_with(|| Instant::now() + early::CLIENT_FIRST_TIMEOUT))
+                        }
                     };
-                    // Who says nothing and reaches nobody is not waited for when the side drains.
-                    if is_silent && dial.is_none() && early.is_none() && farewell.is_none() {
-                        farewell = side.farewell().map(|farewell| Instant::now() + farewell);
+                    // A drain does not wait for a silent client that has no server.
+                    if is_silent && dial.is_none() && early.is_none() && idle_drain_end.is_none() {
+                        idle_drain_end = connections.idle_drain().map(|time| Instant::now() + time);
                     }
-                    let last = earlier(deadline, farewell);
+                    let last = earlier(deadline, idle_drain_end);
                     ready!(timer.poll(cx, earlier(last, due)));
                     if last.is_some_and(|last| Instant::now() >= last) {
-                        return Poll::Ready(Ok(FirstSpeaker::Nobody));
+                        return Poll::Ready(Ok(FirstSender::Neither));
                     }
                     if let Some(dial) = dial.take() {
                         *early = dial();
                     }
                 }
             });
-            match speaks.await? {
-                FirstSpeaker::Client(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                FirstSpeaker::Client(_) => reads += 1,
-                FirstSpeaker::Server => {
+            match first.await? {
+                FirstSender::Client(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                FirstSender::Client(_) => reads += 1,
+                FirstSender::Server => {
                     findings.transport = Some(Transport::RawBuffer);
                     return Ok(findings);
                 }
-                FirstSpeaker::Nobody if listener.continue_on_timeout => return Ok(findings),
-                FirstSpeaker::Nobody => return Err(io::ErrorKind::TimedOut.into()),
+                FirstSender::Neither if listener.continue_on_timeout => return Ok(findings),
+                FirstSender::Neither => return Err(io::ErrorKind::TimedOut.into()),
             }
         }
     }
     Ok(findings)
 }
 
-/// Who speaks first.
-enum FirstSpeaker {
-    /// So many bytes; 0 for an end.
+/// The peer that sends first.
+enum FirstSender {
+    /// The client: the number of bytes, or 0 at the end of the connection.
     Client(usize),
     Server,
-    Nobody,
+    /// The time limit has passed.
+    Neither,
 }
 
-/// Reads more; `None` when the deadline passes first, which comes soon for who has said nothing when the side drains.
+/// Reads more bytes. Returns `None` if the deadline passes first; a drain shortens it for a client that has sent nothing.
 async fn fill_until(
     stream: &mut Stream,
     timer: &mut Timer,
-    side: &Side,
+    connections: &ConnectionSet,
     deadline: Option<Instant>,
 ) -> io::Result<Option<usize>> {
-    let mut farewell = None;
+    let mut idle_drain_end = None;
     poll_fn(|cx| {
         if let Poll::Ready(filled) = stream.poll_fill(cx) {
             return Poll::Ready(filled.map(Some));
         }
-        if farewell.is_none() && stream.input.is_empty() {
-            farewell = side.farewell().map(|farewell| Instant::now() + farewell);
+        if idle_drain_end.is_none() && stream.input.is_empty() {
+            idle_drain_end = connections.idle_drain().map(|time| Instant::now() + time);
         }
-        timer.poll(cx, earlier(deadline, farewell)).map(|()| Ok(None))
+        timer.poll(cx, earlier(deadline, idle_drain_end)).map(|()| Ok(None))
     })
     .await
 }
 
+/// Runs the TLS handshake. Returns whether it resumed a session.
 async fn accept_tls(
     stream: &mut Stream,
     timer: &mut Timer,
@@ -431,7 +438,7 @@ async fn accept_tls(
     timeout: Option<Duration>,
 ) -> io::Result<bool> {
     let Some(acceptor) = tls.config.load_full() else {
-        return Err(io::Error::other("our certificate has not arrived yet"));
+        return Err(io::Error::other("the certificate of this proxy has not arrived yet"));
     };
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
     let mut handshake = std::pin::pin!(stream.accept_tls(&acceptor, &findings.protocols));
@@ -450,16 +457,16 @@ mod tests {
 
     use super::*;
 
-    /// The size of the future that a function returns.
+    /// Returns the size of the future that a function returns.
     fn size<F: Future>(_: impl FnOnce() -> F) -> usize {
         size_of::<F>()
     }
 
-    /// These are what an idle connection costs, beside its socket and its TLS session. What is needed now and then,
-    /// such as opening a connection, belongs in a box.
+    /// The memory of an idle connection, besides its socket and its TLS session. Futures that are rarely needed, such as that of
+    /// connecting to an upstream, must be boxed.
     #[test]
-    #[allow(unreachable_code, reason = "only the types count")]
-    fn a_connection_that_waits_is_small() {
+    #[allow(unreachable_code, reason = "only the types matter")]
+    fn an_idle_connection_is_small() {
         let task =
             size(|| serve(unreachable!(), unreachable!(), unreachable!(), unreachable!(), unreachable!()));
         let http1 =

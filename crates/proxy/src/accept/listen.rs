@@ -1,8 +1,8 @@
-//! Listening sockets: bound by one thread for all workers, accepted from by each.
+//! Listening sockets. One thread binds them for all workers, and each worker accepts from its own.
 //!
-//! Every worker has a socket of its own on the same address (`SO_REUSEPORT`), so the kernel spreads connections
-//! and workers share nothing. Binding is done before any worker is told, so that a listener that cannot be
-//! bound is known as such, and the others are not held up.
+//! Every worker has a socket on the same address (`SO_REUSEPORT`), so the kernel distributes the connections and workers share
+//! nothing. Sockets are bound before the workers get the configuration: a listener that cannot be bound is reported, and does not
+//! delay the others.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ use tracing::{debug, warn};
 use crate::{
     accept::connection,
     overload::{
-        drain::Side,
+        drain::ConnectionSet,
         limit_log::{self, Limit},
         pressure::Acceptance,
     },
@@ -28,17 +28,17 @@ use crate::{
 };
 use skysail_http::timer;
 
-/// Connections that may wait to be accepted, on each worker: more than come while a worker is merely held up, but not so many
-/// that after a surge most have been given up by their clients, and to find that out takes long.
+/// Maximum number of connections that wait to be accepted, per worker. Enough for a short delay of the worker; few enough that after
+/// a surge the queue does not consist of connections that their clients have closed.
 const BACKLOG: i32 = 1024;
-/// A worker that has no time for connections looks again after so long.
-const RECONSIDER: Duration = Duration::from_millis(2);
-/// The same while the process runs short of memory.
-const RECOVER: Duration = Duration::from_millis(100);
-/// Limits the log lines about connections closed for want of descriptors, for all workers.
-static SCARCE: Throttle = Throttle::new(Duration::from_secs(10));
+/// Delay before an overloaded worker accepts connections again.
+const OVERLOAD_DELAY: Duration = Duration::from_millis(2);
+/// Delay while the overload manager stops new connections.
+const PRESSURE_DELAY: Duration = Duration::from_millis(100);
+/// Limits the log lines about connections closed for lack of file descriptors, for all workers.
+static DESCRIPTORS_LOG: Throttle = Throttle::new(Duration::from_secs(10));
 
-/// One socket for each of so many workers.
+/// Binds and listens: one socket for each worker.
 pub(crate) fn bind(address: SocketAddr, workers: usize) -> io::Result<Vec<std::net::TcpListener>> {
     let mut sockets = Vec::with_capacity(workers);
     let mut address = address;
@@ -48,14 +48,14 @@ pub(crate) fn bind(address: SocketAddr, workers: usize) -> io::Result<Vec<std::n
         socket.set_reuse_address(true)?;
         socket.set_reuse_port(true)?;
         if address.is_ipv6() {
-            // Envoy leaves IPv4 to listeners of its own unless `ipv4_compat` says otherwise.
+            // As in Envoy without `ipv4_compat`, an IPv6 listener does not accept IPv4.
             socket.set_only_v6(true)?;
         }
-        // Accepted connections inherit it.
+        // Accepted connections inherit the option.
         socket.set_tcp_nodelay(true)?;
         socket.bind(&address.into())?;
         let listener = std::net::TcpListener::from(socket);
-        // Port 0 is any free one, but the same for all.
+        // Port 0 is replaced by the port of the first socket, so that all workers use the same.
         address = listener.local_addr()?;
         sockets.push(listener);
     }
@@ -65,29 +65,34 @@ pub(crate) fn bind(address: SocketAddr, workers: usize) -> io::Result<Vec<std::n
     Ok(sockets)
 }
 
-/// Takes connections until the task is ended.
-pub(crate) async fn accept(worker: Rc<Worker>, side: Rc<Side>, name: Arc<str>, listener: Rc<TcpListener>) {
+/// Accepts connections until the task is aborted.
+pub(crate) async fn accept(
+    worker: Rc<Worker>,
+    connections: Rc<ConnectionSet>,
+    name: Arc<str>,
+    listener: Rc<TcpListener>,
+) {
     loop {
-        // The kernel keeps those that come meanwhile.
-        while !worker.overload.takes(Instant::now()) {
-            timer::sleep(RECONSIDER).await;
+        // Meanwhile the kernel queues new connections.
+        while !worker.overload.accepts_connection(Instant::now()) {
+            timer::sleep(OVERLOAD_DELAY).await;
         }
         match listener.accept().await {
             Ok((tcp, _)) if descriptors::is_reserved(&tcp) => {
-                if let Some(more) = SCARCE.admit(Instant::now()) {
+                if let Some(more) = DESCRIPTORS_LOG.admit(Instant::now()) {
                     warn!(
                         listener = &*name,
-                        more, "a connection is closed: nearly all files the process may open are open"
+                        more, "a connection is closed: nearly all file descriptors of the process are in use"
                     );
                 }
             }
             Ok((tcp, source)) => {
-                // The first waits here, those after it in the kernel.
+                // This connection waits here, later ones in the kernel.
                 while worker.shared.pressure.is_stopped() && !bypasses(&worker, &name) {
-                    timer::sleep(RECOVER).await;
+                    timer::sleep(PRESSURE_DELAY).await;
                 }
                 let Some(admission) = admit(&worker, &name, source) else { continue };
-                let serve = connection::serve(worker.clone(), side.clone(), name.clone(), tcp, source);
+                let serve = connection::serve(worker.clone(), connections.clone(), name.clone(), tcp, source);
                 match admission {
                     Acceptance::Counted(admitted) => tokio::task::spawn_local(async move {
                         serve.await;
@@ -96,14 +101,12 @@ pub(crate) async fn accept(worker: Rc<Worker>, side: Rc<Side>, name: Arc<str>, l
                     _ => tokio::task::spawn_local(serve),
                 };
             }
-            // The client gave up while it waited.
-            Err(error) if is_the_clients(&error) => {
-                debug!("a connection to {name} ended before it was taken: {error}");
+            // The client closed the connection while it was queued.
+            Err(error) if is_client_error(&error) => {
+                debug!("a connection to {name} ended before it was accepted: {error}");
             }
             Err(error) => {
-                warn!(
-                    "no connection can be taken on {name}: {error}; is the limit of open files high enough?"
-                );
+                warn!("listener {name} cannot accept a connection: {error}; check the limit of open files");
                 timer::sleep(Duration::from_millis(100)).await;
             }
         }
@@ -114,7 +117,7 @@ fn bypasses(worker: &Worker, name: &str) -> bool {
     worker.snapshot().listeners.by_name.get(name).is_some_and(|listener| listener.bypass_overload)
 }
 
-/// Whether the process takes a connection; counts those that it does not.
+/// Decides whether the process accepts a connection; `None` if not. Counts and logs refused connections.
 fn admit(worker: &Worker, name: &Arc<str>, source: SocketAddr) -> Option<Acceptance> {
     if worker.shared.pressure.is_free() {
         return Some(Acceptance::Free);
@@ -134,7 +137,7 @@ fn admit(worker: &Worker, name: &Arc<str>, source: SocketAddr) -> Option<Accepta
     None
 }
 
-/// A connection that waits to be accepted; the event loop may not know of it yet.
+/// Accepts a connection that is queued, even if the event loop has not reported it yet.
 pub(crate) fn waiting(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
     loop {
         match SockRef::from(listener).accept() {
@@ -144,13 +147,14 @@ pub(crate) fn waiting(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)>
                     return Some((tcp, source));
                 }
             }
-            Err(error) if is_the_clients(&error) => {}
+            Err(error) if is_client_error(&error) => {}
             Err(_) => return None,
         }
     }
 }
 
-fn is_the_clients(error: &io::Error) -> bool {
+/// Whether an error of `accept` concerns one connection only.
+fn is_client_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }

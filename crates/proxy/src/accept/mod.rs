@@ -1,4 +1,4 @@
-//! Accepts connections: the workers with their listeners, and the steps of a connection up to its filter chain.
+//! Accepts connections: the workers with their listening sockets, and the steps of a connection up to its filter chain.
 
 pub mod workers;
 

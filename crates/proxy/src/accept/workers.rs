@@ -1,8 +1,7 @@
-//! The threads that carry traffic, and how the rest of the process talks to them.
+//! The worker threads, which carry all traffic, and the commands that the rest of the process sends them.
 //!
-//! Each worker is a thread with a single-threaded runtime and everything it needs for itself. It is told things
-//! (a new configuration, the end) and asked for things (its figures) by messages; workers never wait for each
-//! other.
+//! A worker is a thread with a single-threaded runtime and its own state. Commands publish a configuration, request statistics, or
+//! drain the worker. Workers never wait for each other.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,7 +26,7 @@ use tokio::{
 use crate::{
     accept::listen,
     call::export,
-    overload::drain::Side,
+    overload::drain::ConnectionSet,
     telemetry::ShardSnapshot,
     upstream::pool,
     worker::{Worker, revalidation},
@@ -37,15 +36,15 @@ use skysail_policy::config::{Listener, Snapshot, listener::Direction};
 
 pub use crate::{upstream::pool::HostStats, worker::Shared};
 
-/// How long the end waits for collectors to take what was told.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Time that collectors have to accept the last batches at shutdown.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// All workers of the process.
 pub struct Workers {
     shared: Shared,
     senders: Vec<mpsc::UnboundedSender<Command>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Sockets open now: listener and configured address, and the address it came to be.
+    /// Open sockets: the actual address by listener name and configured address.
     bound: tokio::sync::Mutex<HashMap<(Arc<str>, SocketAddr), SocketAddr>>,
 }
 
@@ -53,16 +52,16 @@ pub struct Workers {
 #[derive(Debug, thiserror::Error)]
 #[error("listener {listener} cannot be bound to {address}: {cause}")]
 pub struct BindError {
-    /// The listener's name.
+    /// Name of the listener.
     pub listener: Arc<str>,
-    /// The address.
+    /// Configured address.
     pub address: SocketAddr,
-    /// Why.
+    /// Error of the system.
     #[source]
     pub cause: std::io::Error,
 }
 
-/// What a worker is told.
+/// A command to a worker. The senders carry its response.
 enum Command {
     Publish(Box<Publish>),
     Scrape(oneshot::Sender<ShardSnapshot>),
@@ -73,15 +72,15 @@ enum Command {
     End(Duration, oneshot::Sender<usize>),
 }
 
-/// What is drained, and how.
+/// A drain of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Drain {
-    /// Of which listeners.
+    /// Directions of the listeners whose connections are drained.
     pub directions: &'static [Direction],
-    /// Whether they take no more connections.
+    /// Whether the listeners stop accepting connections.
     pub close: bool,
-    /// How much time connections have. Those without a request end after a second, or a quarter of it.
-    pub patience: Duration,
+    /// Drain time. Connections without a request end after a second, or after a quarter of this if that is less.
+    pub timeout: Duration,
 }
 
 struct Publish {
@@ -92,10 +91,10 @@ struct Publish {
 }
 
 impl Workers {
-    /// Starts so many workers, at least one. They do nothing until the first [`Self::publish`].
+    /// Starts `concurrency` workers, at least one. They do nothing until the first [`Self::publish`].
     ///
     /// # Errors
-    /// When the system gives no thread or no event queue.
+    /// The system provides no thread or no event queue.
     pub fn start(concurrency: usize, shared: Shared) -> anyhow::Result<Self> {
         let (mut senders, mut threads) = (Vec::new(), Vec::new());
         for index in 0..concurrency.max(1) {
@@ -103,15 +102,15 @@ impl Workers {
             let (started, start) = std::sync::mpsc::channel();
             let shared = shared.clone();
             let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
-                // It belongs to the thread it is made on.
-                // Its timers are `timer`'s: the runtime's would be asked before each wait.
+                // The runtime must be built on its thread. Its own timers stay off: they would be checked before each wait, and
+                // `timer` replaces them.
                 let runtime = Builder::new_current_thread().enable_io().build_local(LocalOptions::default());
                 let ready = runtime.and_then(|runtime| {
                     let _entered = runtime.enter();
                     let timers = timer::start()?;
                     Ok((runtime, timers))
                 });
-                // Who starts the workers waits for this.
+                // `start` waits for this result.
                 match ready {
                     Ok((runtime, timers)) => {
                         let _ = started.send(Ok(()));
@@ -122,21 +121,20 @@ impl Workers {
                     }
                 }
             });
-            threads.push(thread.with_context(|| format!("worker {index} cannot get a thread"))?);
+            threads.push(thread.with_context(|| format!("cannot start the thread of worker {index}"))?);
             start
                 .recv()
                 .unwrap_or_else(|_| Err(std::io::ErrorKind::BrokenPipe.into()))
-                .with_context(|| format!("worker {index} cannot get an event loop"))?;
+                .with_context(|| format!("cannot start the event loop of worker {index}"))?;
             senders.push(sender);
         }
         Ok(Self { shared, senders, threads: Mutex::new(threads), bound: tokio::sync::Mutex::default() })
     }
 
-    /// Makes this the configuration of every worker, and returns when all have it. Listeners whose sockets cannot be
-    /// bound are named; everything else is in force all the same.
+    /// Publishes a configuration to every worker, and returns once it is in force on all of them.
     ///
     /// # Errors
-    /// The listeners that could not be bound.
+    /// The listeners that could not be bound. The rest of the configuration is in force nevertheless.
     pub async fn publish(&self, snapshot: Snapshot) -> Result<(), Vec<BindError>> {
         let mut bound = self.bound.lock().await;
         let wanted: HashSet<_> =
@@ -152,8 +150,8 @@ impl Workers {
             let (listener, address) = key.clone();
             match listen::bind(address, self.senders.len()) {
                 Ok(sockets) => {
-                    let came_to_be = sockets.first().and_then(|socket| socket.local_addr().ok());
-                    bound.insert(key, came_to_be.unwrap_or(address));
+                    let actual = sockets.first().and_then(|socket| socket.local_addr().ok());
+                    bound.insert(key, actual.unwrap_or(address));
                     for (worker, socket) in open.iter_mut().zip(sockets) {
                         worker.push((listener.clone(), address, socket));
                     }
@@ -175,53 +173,52 @@ impl Workers {
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
-    /// The addresses listened on: listener, configured address, and what it came to be (ports).
+    /// Returns the listening sockets: listener name, configured address, and actual address (which differs for port 0).
     pub async fn addresses(&self) -> Vec<(Arc<str>, SocketAddr, SocketAddr)> {
         let bound = self.bound.lock().await;
         bound.iter().map(|((name, wanted), real)| (name.clone(), *wanted, *real)).collect()
     }
 
-    /// Every worker's metrics.
+    /// Returns the metrics of every worker.
     pub async fn scrape(&self) -> Vec<ShardSnapshot> {
         self.ask(Command::Scrape).await
     }
 
-    /// Figures of every endpoint, by worker.
+    /// Returns the statistics of every endpoint on each worker.
     pub async fn clusters(&self) -> Vec<HostStats> {
         self.ask(Command::Clusters).await.into_iter().flatten().collect()
     }
 
-    /// How many there are.
+    /// Returns the number of workers.
     pub(crate) fn count(&self) -> usize {
         self.senders.len()
     }
 
-    /// Has all workers refuse requests, or no longer.
+    /// Makes all workers refuse new requests, or no longer.
     pub(crate) async fn refuse_requests(&self, refuse: bool) {
         self.ask(|done| Command::Refuse(refuse, done)).await;
     }
 
-    /// Tells clients to go, by `connection: close` or GOAWAY; connections end once they have. Returns when
-    /// all workers have begun.
+    /// Begins a drain on all workers: clients get `connection: close` or GOAWAY. Returns once all workers have begun.
     pub async fn begin_drain(&self, drain: Drain) {
         self.ask(|begun| Command::Drain(drain, begun)).await;
     }
 
-    /// Closes listeners and idle connections, lets requests under way finish for at most so long, and
-    /// returns how many connections were cut off.
+    /// Closes listeners and idle connections, waits for the requests in flight for at most `timeout`, and returns the number of
+    /// connections that were still open then.
     ///
-    /// Outbound listeners serve on until nothing that came in is left on any worker: who answers that may need them.
-    pub async fn drain(&self, patience: Duration) -> usize {
+    /// Outbound listeners stay open until no inbound connection is left on any worker, because the workload may need them to answer.
+    pub async fn drain(&self, timeout: Duration) -> usize {
         const FIRST: &[Direction] = &[Direction::Inbound, Direction::Unspecified];
         let begun = Instant::now();
-        self.begin_drain(Drain { directions: FIRST, close: true, patience }).await;
-        self.ask(|quiet| Command::Quiet(FIRST, patience, quiet)).await;
-        let left = patience.saturating_sub(begun.elapsed());
-        self.begin_drain(Drain { directions: Direction::ALL, close: true, patience: left }).await;
+        self.begin_drain(Drain { directions: FIRST, close: true, timeout }).await;
+        self.ask(|quiet| Command::Quiet(FIRST, timeout, quiet)).await;
+        let left = timeout.saturating_sub(begun.elapsed());
+        self.begin_drain(Drain { directions: Direction::ALL, close: true, timeout: left }).await;
         self.ask(|done| Command::End(left, done)).await.into_iter().sum()
     }
 
-    /// Ends the threads. Call [`Self::drain`] first.
+    /// Ends the threads and waits for them. Call [`Self::drain`] first.
     pub fn join(self) {
         drop(self.senders);
         for thread in self.threads.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -229,6 +226,7 @@ impl Workers {
         }
     }
 
+    /// Sends a command to every worker, and returns the responses.
     async fn ask<T>(&self, command: impl Fn(oneshot::Sender<T>) -> Command) -> Vec<T> {
         let answers: Vec<_> = self
             .senders
@@ -251,7 +249,7 @@ fn sockets(listener: &Arc<Listener>) -> impl Iterator<Item = (Arc<str>, SocketAd
     listener.addresses.iter().map(|address| (listener.name.clone(), *address))
 }
 
-/// A worker's main task: does what it is told until nobody can tell it anything.
+/// Runs a worker's main task until the command channel closes.
 async fn run(
     worker: Rc<Worker>,
     timers: impl Future<Output = ()> + 'static,
@@ -259,27 +257,27 @@ async fn run(
 ) {
     let mut sockets = HashMap::new();
     let timers = spawn_local(timers);
-    let [swept, watched, judged, taking_turns] = std::array::from_fn(|_| worker.clone());
-    let judge = spawn_local(steadily(async move || revalidation::wake(judged.clone()).await));
-    let sweeper = spawn_local(steadily(async move || sweep(swept.clone()).await));
-    let watch = spawn_local(steadily(async move || watched.overload.watch().await));
-    let turns = spawn_local(steadily(async move || taking_turns.overload.turns.run().await));
-    steadily(async || obey(&worker, &mut sockets, &mut commands).await).await;
+    let [swept, watched, revalidating, admitting] = std::array::from_fn(|_| worker.clone());
+    let revalidate =
+        spawn_local(restart_on_panic(async move || revalidation::wake(revalidating.clone()).await));
+    let sweeper = spawn_local(restart_on_panic(async move || sweep(swept.clone()).await));
+    let watch = spawn_local(restart_on_panic(async move || watched.overload.watch().await));
+    let turns = spawn_local(restart_on_panic(async move || admitting.overload.turns.run().await));
+    restart_on_panic(async || execute(&worker, &mut sockets, &mut commands).await).await;
     turns.abort();
-    judge.abort();
+    revalidate.abort();
     watch.abort();
     sweeper.abort();
     timers.abort();
 }
 
-/// Goes on after a panic, which is a mistake of ours and told by the log: what serves all connections must not end with
-/// what one of them led to. (A connection's own task ends with it, and with that the connection.)
+/// Runs a task, and starts it again after a panic. A panic is a bug, which the panic hook logs; a task that serves all connections must
+/// not end because of one of them. (The task of a single connection does end, and the connection with it.)
 ///
-/// It begins again at once the first time, and ever later while it panics each time, so that neither the log nor the CPU
-/// is full of it.
-async fn steadily(mut work: impl AsyncFnMut()) {
-    const LONGEST: Duration = Duration::from_secs(1);
-    let mut pause = Duration::ZERO;
+/// The first restart is immediate. Repeated panics delay it by up to a second, to spare the log and the CPU.
+async fn restart_on_panic(mut work: impl AsyncFnMut()) {
+    const MAX_DELAY: Duration = Duration::from_secs(1);
+    let mut delay = Duration::ZERO;
     loop {
         let begun = Instant::now();
         let mut once = Box::pin(work());
@@ -291,16 +289,16 @@ async fn steadily(mut work: impl AsyncFnMut()) {
         if ended.await {
             return;
         }
-        if begun.elapsed() > LONGEST {
-            pause = Duration::ZERO;
+        if begun.elapsed() > MAX_DELAY {
+            delay = Duration::ZERO;
         }
-        timer::sleep(pause).await;
-        pause = (2 * pause).clamp(Duration::from_millis(1), LONGEST);
+        timer::sleep(delay).await;
+        delay = (2 * delay).clamp(Duration::from_millis(1), MAX_DELAY);
     }
 }
 
-/// Does what commands say until nobody can give any.
-async fn obey(
+/// Executes commands until their channel closes.
+async fn execute(
     worker: &Rc<Worker>,
     sockets: &mut HashMap<(Arc<str>, SocketAddr), Socket>,
     commands: &mut mpsc::UnboundedReceiver<Command>,
@@ -322,20 +320,20 @@ async fn obey(
                 begin_drain(worker, sockets, drain);
                 let _ = answer.send(());
             }
-            // What waits holds up no other command: outbound listeners need the newest endpoints to the last.
-            Command::Quiet(directions, patience, answer) => {
+            // The wait must not block other commands: outbound listeners need the newest endpoints until the end.
+            Command::Quiet(directions, timeout, answer) => {
                 let worker = worker.clone();
                 spawn_local(async move {
-                    quiet(&worker, directions, patience).await;
+                    quiet(&worker, directions, timeout).await;
                     let _ = answer.send(());
                 });
             }
-            Command::End(patience, answer) => {
+            Command::End(timeout, answer) => {
                 let worker = worker.clone();
                 spawn_local(async move {
                     worker.end();
-                    let cut = quiet(&worker, Direction::ALL, patience).await;
-                    export::finish(&worker.exporters, LAST_WORDS).await;
+                    let cut = quiet(&worker, Direction::ALL, timeout).await;
+                    export::finish(&worker.exporters, EXPORT_TIMEOUT).await;
                     let _ = answer.send(cut);
                 });
             }
@@ -346,7 +344,7 @@ async fn obey(
 /// A listening socket on one worker.
 struct Socket {
     name: Arc<str>,
-    side: Rc<Side>,
+    connections: Rc<ConnectionSet>,
     listener: Rc<TcpListener>,
     task: Task<()>,
 }
@@ -361,23 +359,26 @@ fn apply(worker: &Rc<Worker>, sockets: &mut HashMap<(Arc<str>, SocketAddr), Sock
     let snapshot = worker.snapshot();
     for (name, address, socket) in publish.open {
         let Some(listener) = snapshot.listeners.by_name.get(&name) else { continue };
-        let side = worker.side(listener.direction);
-        // What is drained gets no new listeners.
-        if side.is_closed() {
+        let connections = worker.connections(listener.direction);
+        // A direction that drains gets no new listeners.
+        if connections.is_closed() {
             continue;
         }
         match TcpListener::from_std(socket) {
             Ok(listener) => {
                 let listener = Rc::new(listener);
-                let (of, by, called, own) = (worker.clone(), side.clone(), name.clone(), listener.clone());
+                let (of, by, called, own) =
+                    (worker.clone(), connections.clone(), name.clone(), listener.clone());
                 let accept = async move || {
                     listen::accept(of.clone(), by.clone(), called.clone(), own.clone()).await;
                 };
-                let task = spawn_local(steadily(accept));
-                let socket = Socket { name: name.clone(), side: side.clone(), listener, task };
+                let task = spawn_local(restart_on_panic(accept));
+                let socket = Socket { name: name.clone(), connections: connections.clone(), listener, task };
                 sockets.insert((name, address), socket);
             }
-            Err(error) => tracing::error!("listener {name} on {address} cannot be watched: {error}"),
+            Err(error) => tracing::error!(
+                "cannot register the socket of listener {name} on {address} with the event loop: {error}"
+            ),
         }
     }
     let _ = publish.done.send(());
@@ -386,25 +387,25 @@ fn apply(worker: &Rc<Worker>, sockets: &mut HashMap<(Arc<str>, SocketAddr), Sock
 fn begin_drain(
     worker: &Rc<Worker>,
     sockets: &mut HashMap<(Arc<str>, SocketAddr), Socket>,
-    Drain { directions, close: closes, patience }: Drain,
+    Drain { directions, close: closes, timeout }: Drain,
 ) {
-    for side in directions.iter().map(|direction| worker.side(*direction)) {
+    for connections in directions.iter().map(|direction| worker.connections(*direction)) {
         if closes {
-            side.close();
+            connections.close();
         }
-        side.drain(patience);
+        connections.drain(timeout);
     }
-    for (_, socket) in sockets.extract_if(|_, socket| socket.side.is_closed()) {
+    for (_, socket) in sockets.extract_if(|_, socket| socket.connections.is_closed()) {
         close(worker, socket);
     }
 }
 
-/// Takes the connections that wait on a socket already, so that none is reset, and closes it.
+/// Closes a socket. Accepts the connections that are queued on it first, so that none is reset.
 fn close(worker: &Rc<Worker>, socket: Socket) {
     socket.task.abort();
     while let Some((tcp, source)) = listen::waiting(&socket.listener) {
-        let (side, name) = (socket.side.clone(), socket.name.clone());
-        spawn_local(crate::accept::connection::serve(worker.clone(), side, name, tcp, source));
+        let (connections, name) = (socket.connections.clone(), socket.name.clone());
+        spawn_local(crate::accept::connection::serve(worker.clone(), connections, name, tcp, source));
     }
 }
 
@@ -420,16 +421,16 @@ async fn sweep(worker: Rc<Worker>) {
     }
 }
 
-/// Waits until no connection is left, and says how many are if that takes too long.
-async fn quiet(worker: &Worker, directions: &[Direction], patience: Duration) -> usize {
-    let sides = || directions.iter().map(|direction| worker.side(*direction));
+/// Waits until no connection is left, for at most `timeout`. Returns the number of open connections.
+async fn quiet(worker: &Worker, directions: &[Direction], timeout: Duration) -> usize {
+    let connection_sets = || directions.iter().map(|direction| worker.connections(*direction));
     let emptied = async {
-        for side in sides() {
-            side.emptied().await;
+        for connections in connection_sets() {
+            connections.emptied().await;
         }
     };
-    timer::timeout(patience, emptied).await;
-    sides().map(|side| side.connections()).sum()
+    timer::timeout(timeout, emptied).await;
+    connection_sets().map(|connections| connections.count()).sum()
 }
 
 #[cfg(test)]
@@ -439,17 +440,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_serves_all_goes_on_after_a_panic() {
+    async fn a_task_is_restarted_after_a_panic() {
         let mut times = 0;
-        let work = steadily(async || {
+        let work = restart_on_panic(async || {
             times += 1;
             yield_now().await;
-            assert!(times > 3, "this is meant to be");
+            assert!(times > 3, "expected panic");
         });
         let timers = timer::start().unwrap();
         tokio::select! {
             () = work => {}
-            () = timers => unreachable!("timers go on for ever"),
+            () = timers => unreachable!("timers never end"),
         }
         assert_eq!(times, 4);
     }

@@ -261,7 +261,7 @@ async fn drain_listeners(State(admin): State<Arc<Admin>>, Query(options): Option
     admin.drain();
     let drain_time = admin.options.drain_time;
     let directions = if inbound_only { &[Direction::Inbound] } else { Direction::ALL };
-    let drain = Drain { directions, close: !graceful && !skip_exit, patience: drain_time };
+    let drain = Drain { directions, close: !graceful && !skip_exit, timeout: drain_time };
     admin.workers.begin_drain(drain).await;
     if graceful && !skip_exit {
         let workers = Arc::clone(&admin.workers);

@@ -1,8 +1,7 @@
-//! What is told of requests goes to files and to collectors; to these in batches, each collector by a task of its own on each worker.
+//! Writes access logs to files, and exports logs and spans to collectors. Each worker has one task per collector, which sends batches.
 //!
-//! A batch goes when it is large enough, when its time has come, and at the end of the worker. One is on its way at a time;
-//! meanwhile the next one grows as far as it may. A batch that does not get there is lost: who
-//! sends it again may tell it twice.
+//! A batch is sent when it reaches its size, when its interval has passed, and at the end of the worker. One batch is in flight at a
+//! time, while the next one grows up to a limit. A batch that fails is dropped, because a retry could deliver it twice.
 
 use std::{rc::Rc, sync::Arc, time::Duration};
 
@@ -28,10 +27,10 @@ use skysail_policy::{
     record::Context,
 };
 
-/// What nothing is told to for so long is forgotten.
+/// Time without items after which the state of a collector is dropped.
 const IDLE: Duration = Duration::from_secs(300);
 
-/// Tells of a finished request or connection where it is to be logged.
+/// Writes a finished request or connection to the access logs whose filters it passes.
 pub(crate) fn log(worker: &Rc<Worker>, logs: &[Arc<AccessLog>], context: &Context<'_>) {
     for log in logs {
         let passes = |filter| filter::passes(filter, context, &mut worker.dice.borrow_mut());
@@ -56,8 +55,8 @@ pub(crate) fn log(worker: &Rc<Worker>, logs: &[Arc<AccessLog>], context: &Contex
     }
 }
 
-/// Adds an item, written by `write`, to what is told to a collector: a value of the envelope's field, with its key
-/// and length, or a JSON value and a comma.
+/// Adds an item to the next batch of a collector. `write` appends the item: a value of the envelope's field with its key and length,
+/// or a JSON value and a comma.
 pub(crate) fn export(worker: &Rc<Worker>, collector: &Arc<Collector>, write: impl FnOnce(&mut Vec<u8>)) {
     let (exporter, new) = worker.exporters.of(collector, &worker.shard);
     exporter.add(write);
@@ -66,8 +65,8 @@ pub(crate) fn export(worker: &Rc<Worker>, collector: &Arc<Collector>, write: imp
     }
 }
 
-/// Sends all that waits, for at most so long.
-pub(crate) async fn finish(exporters: &Exporters, patience: Duration) {
+/// Sends all batches that wait, for at most `timeout`.
+pub(crate) async fn finish(exporters: &Exporters, timeout: Duration) {
     let all = exporters.all();
     for exporter in &all {
         exporter.ending.set(true);
@@ -81,20 +80,21 @@ pub(crate) async fn finish(exporters: &Exporters, patience: Duration) {
             }
         }
     };
-    timer::timeout(patience, done).await;
+    timer::timeout(timeout, done).await;
 }
 
-/// Forgets a batch in the end, so that who comes next makes another, with a task that sends it.
-struct Forget<'a>(&'a Exporters, &'a Rc<Exporter>);
+/// Removes an exporter when its task ends, so that the next item creates a new exporter and a new task.
+struct RemoveOnDrop<'a>(&'a Exporters, &'a Rc<Exporter>);
 
-impl Drop for Forget<'_> {
+impl Drop for RemoveOnDrop<'_> {
     fn drop(&mut self) {
         self.0.remove(self.1);
     }
 }
 
+/// Sends the batches of a collector until none has been added for [`IDLE`].
 async fn send(worker: Rc<Worker>, exporter: Rc<Exporter>) {
-    let _forget = Forget(&worker.exporters, &exporter);
+    let _remove = RemoveOnDrop(&worker.exporters, &exporter);
     let mut stream = None;
     loop {
         if exporter.is_empty() && timer::timeout(IDLE, exporter.some.notified()).await.is_none() {
@@ -105,7 +105,7 @@ async fn send(worker: Rc<Worker>, exporter: Rc<Exporter>) {
         }
         let batch = exporter.take();
         if batch.count > 0 {
-            match deliver(&worker, &exporter, &batch.items, &mut stream).await {
+            match send_batch(&worker, &exporter, &batch.items, &mut stream).await {
                 Ok(()) => exporter.sent(batch.count),
                 Err(error) => exporter.failed(batch.count, &reason(&error)),
             }
@@ -121,7 +121,10 @@ async fn send(worker: Rc<Worker>, exporter: Rc<Exporter>) {
 }
 
 /// Sends a batch.
-async fn deliver(
+///
+/// # Errors
+/// The call fails, or the collector rejects a part of the batch.
+async fn send_batch(
     worker: &Rc<Worker>,
     exporter: &Exporter,
     items: &[u8],
@@ -131,7 +134,7 @@ async fn deliver(
     let content = |first| collector.envelope.wrap(items, first);
     let grpc_head = |path| {
         let mut head = call::grpc_head(path, &collector.authority);
-        add(&mut head, collector);
+        add_fields(&mut head, collector);
         head
     };
     let snapshot = worker.snapshot();
@@ -142,19 +145,19 @@ async fn deliver(
     match &collector.call {
         Call::Unary(path) => {
             let answer = ask(grpc_head(path), call::grpc_frame(&content(true))).await?;
-            taken(call::grpc_message(&answer)?)
+            check_accepted(call::grpc_message(&answer)?)
         }
         Call::Post { path, content_type } => {
             let fields = [("content-type", *content_type)];
             let mut head = RequestHead::build("POST", path, &collector.authority, &fields);
-            add(&mut head, collector);
+            add_fields(&mut head, collector);
             match ask(head, content(true)).await?.head.status() {
                 200..300 => Ok(()),
                 status => Err(Error::caused(Kind::UpstreamProtocol, format_args!("HTTP status {status}"))),
             }
         }
         Call::Stream(path) => {
-            let usable = stream.as_mut().is_some_and(|open| open.is_open() && open.is_wanted(worker));
+            let usable = stream.as_mut().is_some_and(|open| open.is_open() && open.is_current(worker));
             let mut open = match stream.take() {
                 Some(open) if usable => open,
                 old => {
@@ -167,7 +170,7 @@ async fn deliver(
             };
             let frame = call::grpc_frame(&content(open.is_new()));
             let sent = timer::timeout(collector.timeout, open.send(&frame)).await;
-            sent.unwrap_or_else(|| Err(Error::caused(Kind::ResponseTimeout, "it reads nothing")))?;
+            sent.unwrap_or_else(|| Err(Error::caused(Kind::ResponseTimeout, "the collector does not read")))?;
             *stream = Some(open);
             Ok(())
         }
@@ -181,22 +184,25 @@ fn reason(error: &Error) -> String {
     }
 }
 
-fn add(head: &mut RequestHead, collector: &Collector) {
+fn add_fields(head: &mut RequestHead, collector: &Collector) {
     for (name, value) in &collector.headers {
         head.append(name, value.as_bytes());
     }
 }
 
-/// Whether all of a batch was taken, as an answer of OpenTelemetry says.
-fn taken(message: &[u8]) -> Result<(), Error> {
+/// Checks an OpenTelemetry response.
+///
+/// # Errors
+/// The collector rejected a part of the batch.
+fn check_accepted(message: &[u8]) -> Result<(), Error> {
     let response = ExportResponse::from_slice(message);
     let partial = response.ok().and_then(|response| response.partial_success);
     match partial.filter(|partial| partial.rejected > 0) {
         None => Ok(()),
         Some(partial) => {
-            // Others may write anything into it, but not lines of our log.
-            let said: String = partial.error_message.chars().take(200).flat_map(char::escape_debug).collect();
-            let why = format_args!("it refused {} of them: {said}", partial.rejected);
+            // The text is escaped and cut, so that a collector cannot forge log lines.
+            let text: String = partial.error_message.chars().take(200).flat_map(char::escape_debug).collect();
+            let why = format_args!("the collector rejected {} items: {text}", partial.rejected);
             Err(Error::caused(Kind::UpstreamProtocol, why))
         }
     }

@@ -1,5 +1,5 @@
-//! Requests of our own to clusters: for keys, for what others decide, to tell what happened. They take the pools, the
-//! endpoints and the limits of requests like any other, and their answers are read whole.
+//! Calls of the sidecar itself to clusters: for key sets, for external authorization, to export records. They use the connection
+//! pools, load balancing and circuit breakers of ordinary requests. Responses are read completely.
 
 pub(crate) mod export;
 
@@ -33,21 +33,21 @@ use skysail_policy::{
     outlier::UpstreamResult,
 };
 
-/// As large as an answer may be.
-const MOST: usize = 1 << 20;
+/// Maximum size of a response in bytes.
+const MAX_RESPONSE: usize = 1 << 20;
 
-/// An answer, read whole.
+/// A complete response.
 pub(crate) struct CallResponse {
     pub(crate) head: ResponseHead,
     pub(crate) content: Vec<u8>,
     pub(crate) trailers: Option<Headers>,
 }
 
-/// Asks a cluster; the answer must be here within `limit` and hold at most 1 MiB.
+/// Sends a request to a cluster and returns the response, which must arrive within `limit`. Its maximum size is 1 MiB.
 ///
 /// # Errors
 ///
-/// Whatever can be wrong with an upstream, and [`Kind::BodyTooLarge`].
+/// Any failure of an upstream, and [`Kind::BodyTooLarge`].
 pub(crate) async fn ask(
     worker: &Rc<Worker>,
     snapshot: &Snapshot,
@@ -57,7 +57,7 @@ pub(crate) async fn ask(
     limit: Duration,
 ) -> Result<CallResponse, Error> {
     let pool = worker.pool(cluster, snapshot).ok_or_else(|| Error::new(Kind::ClusterNotFound(503)))?;
-    let (host, _busy) = place(worker, &pool)?;
+    let (host, _busy) = select_host(worker, &pool)?;
     let exchange = exchange(worker, &pool, &host, head, content);
     let asked = timer::timeout(limit, exchange).await;
     let asked = asked.unwrap_or_else(|| Err(Error::new(Kind::ResponseTimeout)));
@@ -68,11 +68,15 @@ pub(crate) async fn ask(
     asked
 }
 
-/// An endpoint, and a place among the requests that its cluster allows: what is asked by ourselves counts like any other.
-pub(crate) fn place(worker: &Worker, pool: &Rc<Pool>) -> Result<(Rc<Host>, Busy), Error> {
-    // There is no original destination to follow.
-    let nowhere = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
-    let host = pick::endpoint(&worker.dice, pool, nowhere, Want::default())?;
+/// Selects an endpoint, and counts the call as a request for the cluster's circuit breaker.
+///
+/// # Errors
+///
+/// There is no healthy endpoint, or the cluster has as many requests as it allows.
+pub(crate) fn select_host(worker: &Worker, pool: &Rc<Pool>) -> Result<(Rc<Host>, Busy), Error> {
+    // A call has no original destination.
+    let unspecified = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
+    let host = pick::endpoint(&worker.dice, pool, unspecified, Want::default())?;
     let busy = pool.begin(&host).ok_or_else(|| Error::new(Kind::Overflow))?;
     Ok((host, busy))
 }
@@ -95,13 +99,13 @@ async fn exchange(
     let limits = pool.cluster.head_limits();
     let (head, answer, connection) = response::answer(&mut upstream.wire, head.method(), &limits).await?;
     let mut answer = Flow::new(answer, answer, limits, true);
-    poll_fn(|cx| answer.poll_collect(cx, &mut upstream.wire, MOST))
+    poll_fn(|cx| answer.poll_collect(cx, &mut upstream.wire, MAX_RESPONSE))
         .await
         .map_err(|_| Error::new(Kind::UpstreamClosed))?;
     let whole = answer.kept().filter(|_| answer.is_collected());
     let content = whole.ok_or_else(|| Error::new(Kind::BodyTooLarge))?.to_vec();
     let trailers = answer.trailers().cloned();
-    // What follows the answer to CONNECT is nobody's answer.
+    // The bytes after a response to CONNECT belong to no response.
     if !connection.close && !is_connect {
         Upstream::give_back(upstream);
     }
@@ -115,7 +119,7 @@ async fn connection(
     head: &RequestHead,
 ) -> Result<Upstream, Error> {
     let offer = Offer::http(&pool.cluster, head, false);
-    // One that the server has closed meanwhile is of no use.
+    // A pooled connection that the server has closed meanwhile is not used.
     let pooled = upstream::take(pool, host, &offer)?.and_then(|mut one| one.is_quiet_now().then_some(one));
     match pooled {
         Some(pooled) => Ok(pooled),
@@ -123,7 +127,7 @@ async fn connection(
     }
 }
 
-/// A call of gRPC that goes on: a message is sent now and then, and what is answered says only that it is over.
+/// A client-streaming gRPC call. Responses are ignored, except that they show the end of the call.
 pub(crate) struct CallStream {
     duplex: Box<Duplex>,
     link: Rc<Link>,
@@ -133,11 +137,11 @@ pub(crate) struct CallStream {
 }
 
 impl CallStream {
-    /// Begins one.
+    /// Begins a call.
     ///
     /// # Errors
     ///
-    /// Whatever can be wrong with an upstream, and that it does not speak HTTP/2.
+    /// Any failure of an upstream, and an upstream that does not use HTTP/2.
     pub(crate) async fn open(
         worker: &Rc<Worker>,
         snapshot: &Snapshot,
@@ -145,7 +149,7 @@ impl CallStream {
         head: &RequestHead,
     ) -> Result<Self, Error> {
         let pool = worker.pool(cluster, snapshot).ok_or_else(|| Error::new(Kind::ClusterNotFound(503)))?;
-        let (host, busy) = place(worker, &pool)?;
+        let (host, busy) = select_host(worker, &pool)?;
         let opened = connection(worker, &pool, &host, head).await;
         if let Err(error) = &opened {
             pool.note_failure(&host.endpoint, &error.kind, &worker.dice);
@@ -158,12 +162,12 @@ impl CallStream {
         Ok(Self { duplex, link, _busy: busy, new: true, answered: false })
     }
 
-    /// Whether nothing has been sent on it.
+    /// Whether no message has been sent.
     pub(crate) fn is_new(&self) -> bool {
         self.new
     }
 
-    /// Whether the server has neither ended it nor lost it, as far as is known.
+    /// Whether neither the server has ended the call nor the connection has failed.
     pub(crate) fn is_open(&mut self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
         let mut head = ResponseHead::default();
@@ -184,16 +188,16 @@ impl CallStream {
         !self.duplex.is_gone(&mut cx)
     }
 
-    /// Whether a new one would not lead elsewhere, or the worker ends anyway.
-    pub(crate) fn is_wanted(&self, worker: &Worker) -> bool {
+    /// Whether the connection is still valid for new calls, or the worker ends. If not, a new call uses another connection.
+    pub(crate) fn is_current(&self, worker: &Worker) -> bool {
         worker.is_ending() || self.link.is_good()
     }
 
-    /// Sends a message with its frame.
+    /// Sends a framed message.
     ///
     /// # Errors
     ///
-    /// The server takes no more.
+    /// The server has ended the call.
     pub(crate) async fn send(&mut self, mut frame: &[u8]) -> Result<(), Error> {
         self.new = false;
         let gone = |_| Error::new(Kind::UpstreamReset);
@@ -205,7 +209,7 @@ impl CallStream {
         Ok(())
     }
 
-    /// Ends it, and waits for the server to do so, too.
+    /// Ends the call and waits for the server to end it.
     pub(crate) async fn finish(mut self) {
         if self.duplex.send(b"", true).is_ok() {
             if !self.answered {
@@ -218,7 +222,7 @@ impl CallStream {
     }
 }
 
-/// The head of a call of gRPC.
+/// Returns the head of a gRPC call.
 pub(crate) fn grpc_head(path: &str, authority: &str) -> RequestHead {
     let fields = [("content-type", "application/grpc"), ("te", "trailers")];
     let mut head = RequestHead::build("POST", path, authority, &fields);
@@ -226,7 +230,7 @@ pub(crate) fn grpc_head(path: &str, authority: &str) -> RequestHead {
     head
 }
 
-/// A message as gRPC frames it: not compressed, after its length.
+/// Frames a gRPC message: flag 0 (not compressed), length, message.
 pub(crate) fn grpc_frame(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
     let mut frame = vec![0];
@@ -235,11 +239,11 @@ pub(crate) fn grpc_frame(message: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The message of an answer.
+/// Returns the message of a unary gRPC response.
 ///
 /// # Errors
 ///
-/// The call failed, with what gRPC says of it, or the answer is none of gRPC's.
+/// The call failed, with its gRPC status, or the response is not gRPC.
 pub(crate) fn grpc_message(answer: &CallResponse) -> Result<&[u8], Error> {
     let failed = |what: String| Err(Error::caused(Kind::UpstreamProtocol, what));
     let fields = answer.trailers.as_ref().unwrap_or_else(|| answer.head.headers());
@@ -253,6 +257,6 @@ pub(crate) fn grpc_message(answer: &CallResponse) -> Result<&[u8], Error> {
         Some(([0, length @ ..], message)) if u32::from_be_bytes(*length) as usize == message.len() => {
             Ok(message)
         }
-        _ => failed("no message of gRPC".to_owned()),
+        _ => failed("the response has no gRPC message".to_owned()),
     }
 }

@@ -1,10 +1,9 @@
-//! Requests that come faster than a worker gets to them are let in a few at a time, in their order.
+//! Admission of requests on a busy worker: they begin a few at a time, in the order of their arrival.
 //!
-//! If all that has come were begun at once, a thousand requests would be half done before the first is answered, and
-//! whatever belongs to one (connections to both sides, buffers, their state here and in the kernel) would have left the
-//! caches each time it is needed again. So those that are under way go first, and those that wait have not even been read.
-//! Nothing is held up that could go on: when the worker has nothing else to do the next are let in, however many are
-//! under way.
+//! If all requests began at once, a thousand would be half done before the first is answered. The state of each (connections,
+//! buffers, kernel memory) would leave the CPU caches before its next use. Requests in flight therefore have priority, and waiting
+//! requests are not even read. The worker never idles for this: when no other task is ready the next requests begin, whatever
+//! the number in flight.
 
 use std::{
     cell::{Cell, RefCell},
@@ -15,25 +14,25 @@ use std::{
 
 use tokio::{sync::Notify, task::yield_now};
 
-/// So many are let in together.
-const TOGETHER: usize = 16;
-/// So often the event loop looks for what goes on, as long as something does, before it lets in the next. Without a bound
-/// a steady stream of slow answers would keep all others out.
-const PASSES: usize = 4;
+/// Requests admitted together.
+const ADMITTED_TOGETHER: usize = 16;
+/// Maximum number of passes of the event loop between two admissions, while requests complete. Without it a steady stream of slow
+/// responses would keep all others waiting.
+const MAX_PASSES: usize = 4;
 
-/// Those that wait on one worker.
+/// The queue of requests on one worker.
 #[derive(Default)]
 pub(crate) struct Turns {
     waiting: RefCell<VecDeque<Rc<QueueSlot>>>,
-    /// How many requests have come to their end.
+    /// Number of requests that have completed.
     ended: Cell<u64>,
-    /// Somebody has come.
-    begun: Notify,
+    /// Notified when a request joins the queue.
+    joined: Notify,
 }
 
-/// A place among those that wait; who drops it waits no longer.
+/// A place in the queue. A request that drops it leaves the queue.
 pub(crate) struct QueueSlot {
-    called: Cell<bool>,
+    admitted: Cell<bool>,
     waker: RefCell<Waker>,
 }
 
@@ -42,57 +41,57 @@ impl Turns {
         self.waiting.borrow().is_empty()
     }
 
-    /// A request has come to its end.
+    /// Counts a request that has completed.
     pub(crate) fn ended(&self) {
         self.ended.set(self.ended.get() + 1);
     }
 
-    /// Takes a place if there is none yet; ready when it has been called.
-    pub(crate) fn poll(&self, place: &mut Option<Rc<QueueSlot>>, cx: &Context<'_>) -> Poll<()> {
-        match place {
-            Some(taken) if taken.called.get() => {
-                *place = None;
+    /// Joins the queue unless `slot` is in it. Ready when the request is admitted.
+    pub(crate) fn poll(&self, slot: &mut Option<Rc<QueueSlot>>, cx: &Context<'_>) -> Poll<()> {
+        match slot {
+            Some(taken) if taken.admitted.get() => {
+                *slot = None;
                 return Poll::Ready(());
             }
             Some(taken) => taken.waker.borrow_mut().clone_from(cx.waker()),
             None => {
-                let taken = QueueSlot { called: Cell::new(false), waker: RefCell::new(cx.waker().clone()) };
+                let taken = QueueSlot { admitted: Cell::new(false), waker: RefCell::new(cx.waker().clone()) };
                 let taken = Rc::new(taken);
-                *place = Some(taken.clone());
+                *slot = Some(taken.clone());
                 self.waiting.borrow_mut().push_back(taken);
-                self.begun.notify_one();
+                self.joined.notify_one();
             }
         }
         Poll::Pending
     }
 
-    /// Calls the first of those that wait.
-    fn call(&self) {
-        let mut called = 0;
-        while called < TOGETHER {
+    /// Admits the first requests of the queue.
+    fn admit(&self) {
+        let mut admitted = 0;
+        while admitted < ADMITTED_TOGETHER {
             let first = self.waiting.borrow_mut().pop_front();
-            let Some(place) = first else { return };
-            // Nobody else holds a place that was given up.
-            if Rc::strong_count(&place) > 1 {
-                place.called.set(true);
-                place.waker.borrow().wake_by_ref();
-                called += 1;
+            let Some(slot) = first else { return };
+            // The queue is the only holder of a slot whose request has left.
+            if Rc::strong_count(&slot) > 1 {
+                slot.admitted.set(true);
+                slot.waker.borrow().wake_by_ref();
+                admitted += 1;
             }
         }
     }
 
-    /// Lets in those that wait as long as it is polled.
+    /// Admits requests from the queue, forever.
     pub(crate) async fn run(&self) {
         loop {
-            self.begun.notified().await;
+            self.joined.notified().await;
             loop {
-                self.call();
+                self.admit();
                 if self.is_empty() {
                     break;
                 }
-                // They run, then what is under way goes on, and only then the next come.
+                // The admitted requests run, then those in flight continue, and only then the next are admitted.
                 yield_now().await;
-                for _ in 0..PASSES {
+                for _ in 0..MAX_PASSES {
                     let before = self.ended.get();
                     yield_now().await;
                     if self.ended.get() == before {
@@ -108,27 +107,30 @@ impl Turns {
 mod tests {
     use super::*;
 
-    /// Polls each that has a place, and says which were let in.
-    fn let_in(turns: &Turns, places: &mut [Option<Rc<QueueSlot>>]) -> Vec<usize> {
+    /// Polls all slots, and returns the indices of the admitted ones.
+    fn admitted(turns: &Turns, slots: &mut [Option<Rc<QueueSlot>>]) -> Vec<usize> {
         let cx = Context::from_waker(Waker::noop());
-        let waiting = places.iter_mut().enumerate().filter(|(_, place)| place.is_some());
-        waiting.filter_map(|(number, place)| turns.poll(place, &cx).is_ready().then_some(number)).collect()
+        let waiting = slots.iter_mut().enumerate().filter(|(_, slot)| slot.is_some());
+        waiting.filter_map(|(number, slot)| turns.poll(slot, &cx).is_ready().then_some(number)).collect()
     }
 
     #[test]
-    fn the_first_to_come_are_let_in_first_and_who_has_gone_takes_no_place() {
+    fn requests_are_admitted_in_order_and_those_that_left_are_skipped() {
         let (turns, cx) = (Turns::default(), Context::from_waker(Waker::noop()));
-        let mut places = vec![None; 2 * TOGETHER];
-        for place in &mut places {
-            assert!(turns.poll(place, &cx).is_pending());
+        let mut slots = vec![None; 2 * ADMITTED_TOGETHER];
+        for slot in &mut slots {
+            assert!(turns.poll(slot, &cx).is_pending());
         }
-        assert_eq!(let_in(&turns, &mut places), [0; 0], "nobody has been called");
-        places[1] = None;
-        turns.call();
-        let first: Vec<usize> = [0].into_iter().chain(2..=TOGETHER).collect();
-        assert_eq!(let_in(&turns, &mut places), first);
-        turns.call();
-        assert_eq!(let_in(&turns, &mut places), Vec::from_iter(TOGETHER + 1..2 * TOGETHER));
+        assert_eq!(admitted(&turns, &mut slots), [0; 0], "no request is admitted yet");
+        slots[1] = None;
+        turns.admit();
+        let first: Vec<usize> = [0].into_iter().chain(2..=ADMITTED_TOGETHER).collect();
+        assert_eq!(admitted(&turns, &mut slots), first);
+        turns.admit();
+        assert_eq!(
+            admitted(&turns, &mut slots),
+            Vec::from_iter(ADMITTED_TOGETHER + 1..2 * ADMITTED_TOGETHER)
+        );
         assert!(turns.is_empty());
     }
 }

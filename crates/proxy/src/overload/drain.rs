@@ -1,7 +1,7 @@
-//! Which downstream connections there are, and how they are told to end.
+//! The downstream connections of a worker, and their drain.
 //!
-//! They are drained by the direction of the listener whose socket they came in by: who still answers what came in may
-//! need connections that go out for it.
+//! Connections are drained by the direction of their listener. A workload that still answers inbound requests may need outbound
+//! connections for that.
 
 use std::{
     cell::{Cell, RefCell},
@@ -14,60 +14,62 @@ use tokio::sync::Notify;
 
 use skysail_http::map::Map;
 
-/// A connection without a request that is to end is kept so long for a request that is on its way.
-pub(crate) const FAREWELL: Duration = Duration::from_secs(1);
+/// Time for which a draining connection without a request stays open, because a request may be in flight.
+pub(crate) const IDLE_DRAIN: Duration = Duration::from_secs(1);
 
-/// The connections of one direction on one worker.
+/// The downstream connections of one direction on one worker.
 #[derive(Default)]
-pub(crate) struct Side {
+pub(crate) struct ConnectionSet {
     connections: RefCell<Map<u64, Waker>>,
     next: Cell<u64>,
-    farewell: Cell<Option<Duration>>,
+    /// While draining: the time for which a connection without a request stays open.
+    idle_drain: Cell<Option<Duration>>,
+    /// Whether the listening sockets are closed.
     closed: Cell<bool>,
-    /// Told when the last connection ends.
+    /// Notified when the last connection ends.
     empty: Notify,
 }
 
-/// A connection that its side knows of.
+/// Keeps a connection in its set while this lives.
 pub(crate) struct Registered {
-    side: Rc<Side>,
+    set: Rc<ConnectionSet>,
     id: u64,
 }
 
-impl Side {
-    /// Takes down a connection. `waker` is its task's, to be woken when the side drains.
+impl ConnectionSet {
+    /// Adds a connection. `waker` wakes its task when the set drains.
     pub(crate) fn register(self: &Rc<Self>, waker: Waker) -> Registered {
         let id = self.next.get();
         self.next.set(id + 1);
         self.connections.borrow_mut().insert(id, waker);
-        Registered { side: self.clone(), id }
+        Registered { set: self.clone(), id }
     }
 
-    /// Tells every connection to end soon: those without a request within a part of this time.
-    pub(crate) fn drain(&self, patience: Duration) {
-        let farewell = FAREWELL.min(patience / 4);
-        self.farewell.set(Some(self.farewell.get().map_or(farewell, |before| before.min(farewell))));
+    /// Begins to drain all connections within `timeout`. Those without a request end after a quarter of it, at most [`IDLE_DRAIN`].
+    pub(crate) fn drain(&self, timeout: Duration) {
+        let idle_drain = IDLE_DRAIN.min(timeout / 4);
+        self.idle_drain.set(Some(self.idle_drain.get().map_or(idle_drain, |before| before.min(idle_drain))));
         for waker in self.connections.borrow().values() {
             waker.wake_by_ref();
         }
     }
 
-    /// The tasks of all connections.
+    /// Returns the wakers of the tasks of all connections.
     pub(crate) fn wakers(&self) -> Vec<Waker> {
         self.connections.borrow().values().cloned().collect()
     }
 
-    /// Whether connections are to end.
+    /// Whether the connections are being drained.
     pub(crate) fn is_draining(&self) -> bool {
-        self.farewell.get().is_some()
+        self.idle_drain.get().is_some()
     }
 
-    /// If connections are to end: how long one without a request is kept.
-    pub(crate) fn farewell(&self) -> Option<Duration> {
-        self.farewell.get()
+    /// Returns the time for which a connection without a request stays open while the set drains; `None` if it does not drain.
+    pub(crate) fn idle_drain(&self) -> Option<Duration> {
+        self.idle_drain.get()
     }
 
-    /// From now on there are no listening sockets.
+    /// Records that the listening sockets are closed for good.
     pub(crate) fn close(&self) {
         self.closed.set(true);
     }
@@ -76,29 +78,29 @@ impl Side {
         self.closed.get()
     }
 
-    /// How many connections there are.
-    pub(crate) fn connections(&self) -> usize {
+    /// Returns the number of connections.
+    pub(crate) fn count(&self) -> usize {
         self.connections.borrow().len()
     }
 
-    /// Waits until there are none.
+    /// Waits until there are no connections.
     pub(crate) async fn emptied(&self) {
         loop {
-            let told = self.empty.notified();
-            if self.connections() == 0 {
+            let emptied = self.empty.notified();
+            if self.count() == 0 {
                 return;
             }
-            told.await;
+            emptied.await;
         }
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let mut connections = self.side.connections.borrow_mut();
+        let mut connections = self.set.connections.borrow_mut();
         connections.remove(&self.id);
         if connections.is_empty() {
-            self.side.empty.notify_waiters();
+            self.set.empty.notify_waiters();
         }
     }
 }

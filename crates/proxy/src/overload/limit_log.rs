@@ -1,5 +1,5 @@
-//! What the log says of limits that others reach: of each at most once a minute on each worker, as who reaches one may do
-//! so again and again. Metrics count every time.
+//! Log lines about limits that peers reach: at most one a minute per limit and worker, because a peer may reach a limit again and
+//! again. Metrics count every event.
 
 use std::{
     cell::Cell,
@@ -9,97 +9,101 @@ use std::{
 
 use tracing::warn;
 
-/// A limit.
+/// A limit that a peer can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Limit {
-    /// Bytes of a request's head.
+    /// Size of a request's head in bytes.
     HeadSize,
-    /// Fields of a request's head.
+    /// Number of fields of a request's head.
     HeadFields,
-    /// Time for a request's head.
+    /// Time from the first byte of a request's head to its end.
     HeadTime,
-    /// Time in which nothing moves.
+    /// Time without progress of a request.
     StreamIdle,
-    /// Time for a whole request.
+    /// Time for the complete request.
     RequestTime,
-    /// Time for a request and its answer.
+    /// Time for a request and its response.
     StreamDuration,
-    /// Content that is kept for a filter.
+    /// Size of the content that is buffered for a filter.
     Content,
-    /// Streams at once.
+    /// Number of concurrent streams.
     Streams,
     /// Time for the first bytes of a connection.
     Inspection,
-    /// Time for a handshake of TLS.
+    /// Time for a TLS handshake.
     Handshake,
-    /// The head of an upstream's answer.
+    /// Size of the head of an upstream's response.
     AnswerHead,
-    /// A cluster's connections.
+    /// Number of connections to a cluster.
     Connections,
-    /// A cluster's requests that wait for a connection.
+    /// Number of requests that wait for a connection to a cluster.
     Pending,
-    /// A cluster's requests.
+    /// Number of requests to a cluster.
     Requests,
-    /// A cluster's retries.
+    /// Number of retries to a cluster.
     Retries,
-    /// Connections from clients.
+    /// Number of downstream connections.
     Clients,
-    /// Names of virtual hosts that requests ask for.
+    /// Number of virtual hosts that are loaded on demand.
     Names,
-    /// Time for the control plane's answer about a virtual host.
+    /// Time for the control plane's response about a virtual host.
     Discovery,
-    /// What a new configuration would not admit any more.
+    /// Connections and requests that a new configuration does not admit.
     Admission,
 }
 
 impl Limit {
-    /// What follows from it, and what sets it.
-    fn words(self) -> &'static str {
+    /// Returns the setting of the limit, and the consequence of reaching it.
+    fn text(self) -> &'static str {
         match self {
-            Self::HeadSize => "a request's head is larger than max_request_headers_kb allows: it is refused",
+            Self::HeadSize => {
+                "the head of a request is larger than max_request_headers_kb: the request is refused"
+            }
             Self::HeadFields => {
-                "a request's head has more fields than max_headers_count allows: it is refused"
+                "the head of a request has more fields than max_headers_count: the request is refused"
             }
             Self::HeadTime => {
-                "a request's head did not come whole within request_headers_timeout: it is refused"
+                "the head of a request did not arrive within request_headers_timeout: the request is refused"
             }
-            Self::StreamIdle => "nothing moved on a request within its idle timeout: it is ended",
-            Self::RequestTime => "a request did not come whole within request_timeout: it is refused",
-            Self::StreamDuration => "a request took longer than max_stream_duration allows: it is ended",
-            Self::Content => "a request's content is larger than max_request_bytes allows: it is refused",
+            Self::StreamIdle => "a request made no progress within its idle timeout: the request is ended",
+            Self::RequestTime => "a request did not arrive within request_timeout: the request is refused",
+            Self::StreamDuration => "a request took longer than max_stream_duration: the request is ended",
+            Self::Content => {
+                "the content of a request is larger than max_request_bytes: the request is refused"
+            }
             Self::Streams => {
-                "a client opened more streams than max_concurrent_streams allows: they are refused"
+                "a client opened more streams than max_concurrent_streams: the streams are refused"
             }
             Self::Inspection => {
-                "a connection did not say what it is within listener_filters_timeout: it is closed"
+                "the protocol of a connection was not detected within listener_filters_timeout: the connection is closed"
             }
             Self::Handshake => {
-                "a client did not finish TLS within transport_socket_connect_timeout: it is closed"
+                "a TLS handshake did not complete within transport_socket_connect_timeout: the connection is closed"
             }
             Self::AnswerHead => {
-                "the head of an answer is larger than max_response_headers_kb or max_headers_count allows: it is \
-                 refused"
+                "the head of a response is larger than max_response_headers_kb or max_headers_count allows: the \
+                 response is refused"
             }
-            Self::Connections => {
-                "there are as many connections as max_connections allows: requests wait for one"
-            }
+            Self::Connections => "it has max_connections connections: requests wait for one",
             Self::Pending => {
-                "as many requests wait for a connection as max_pending_requests allows: others are refused"
+                "max_pending_requests requests wait for a connection: further requests are refused"
             }
-            Self::Requests => "there are as many requests as max_requests allows: others are refused",
-            Self::Retries => "there are as many retries as allowed: other requests are not tried again",
+            Self::Requests => "it has max_requests requests: further requests are refused",
+            Self::Retries => {
+                "it has as many retries as its retry budget or max_retries allows: further requests are not retried"
+            }
             Self::Clients => {
-                "there are as many connections as max_active_downstream_connections allows: others are closed"
+                "there are max_active_downstream_connections connections: further connections are closed"
             }
             Self::Names => {
-                "as many names of hosts are in use as are asked for: it is not known whether the mesh has this one"
+                "too many virtual hosts are loaded on demand: this one is not requested from the control plane"
             }
             Self::Discovery => {
                 "the control plane has not answered whether the mesh has the host: the request is refused; \
                  outboundTrafficPolicy.unansweredHosts of the mesh configuration decides this"
             }
             Self::Admission => {
-                "what was admitted before is not admitted by the configuration of now: it is ended after \
+                "a connection or request is no longer admitted by the configuration in force: it ends after \
                  skysail.admission.drain_ms"
             }
         }
@@ -107,25 +111,25 @@ impl Limit {
 }
 
 const COUNT: usize = Limit::Admission as usize + 1;
-/// The log hears of a limit no more often.
-const QUIET: Duration = Duration::from_secs(60);
+/// Minimum time between two log lines about one limit.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 thread_local! {
-    static TOLD: [Cell<Option<Instant>>; COUNT] = const { [const { Cell::new(None) }; COUNT] };
+    static LAST_LOGGED: [Cell<Option<Instant>>; COUNT] = const { [const { Cell::new(None) }; COUNT] };
 }
 
-/// Says that a limit has been reached, and where, unless it was said not long ago.
+/// Logs that a limit has been reached, unless that was logged within the last minute. `place` names the object and the peer.
 #[cold]
 pub(crate) fn log(limit: Limit, place: fmt::Arguments<'_>) {
-    if TOLD.with(|told| is_due(&told[limit as usize], Instant::now())) {
-        warn!("{place}: {} (said once a minute at most; metrics count every time)", limit.words());
+    if LAST_LOGGED.with(|last| is_due(&last[limit as usize], Instant::now())) {
+        warn!("{place}: {} (logged at most once a minute; metrics count every event)", limit.text());
     }
 }
 
-fn is_due(told: &Cell<Option<Instant>>, now: Instant) -> bool {
-    let due = told.get().is_none_or(|told| now.saturating_duration_since(told) >= QUIET);
+fn is_due(last: &Cell<Option<Instant>>, now: Instant) -> bool {
+    let due = last.get().is_none_or(|last| now.saturating_duration_since(last) >= LOG_INTERVAL);
     if due {
-        told.set(Some(now));
+        last.set(Some(now));
     }
     due
 }
@@ -135,9 +139,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_limit_is_told_of_once_a_minute() {
-        let (told, start) = (Cell::new(None), Instant::now());
-        let said = [0, 1, 59, 60, 61, 119, 120].map(|at| is_due(&told, start + Duration::from_secs(at)));
-        assert_eq!(said, [true, false, false, true, false, false, true]);
+    fn each_limit_is_logged_once_a_minute() {
+        let (last, start) = (Cell::new(None), Instant::now());
+        let logged = [0, 1, 59, 60, 61, 119, 120].map(|at| is_due(&last, start + Duration::from_secs(at)));
+        assert_eq!(logged, [true, false, false, true, false, false, true]);
     }
 }

@@ -1,15 +1,14 @@
-//! What a worker does when more comes than it can do: it lets in a few requests at a time, takes hardly any connections, and
-//! if that is not enough refuses requests, so that those it takes are answered soon and memory does not grow with what
-//! waits.
+//! Load shedding of a worker. An overloaded worker starts a few requests at a time, accepts hardly any connections, and at last
+//! refuses requests. Admitted requests are then answered soon, and memory does not grow with the queue.
 //!
-//! The measure is the worker's lag: how long what has come waits until it begins. A request or a connection that
-//! begins wakes the probe, which waits for its turn as everything does; how long it took to get through is the
-//! lag. Probes are made only while much is under way, and not often: who has little to do, or nothing, does nothing for
-//! this, and a process that was merely not scheduled for a while refuses nobody.
+//! The measure is the worker's lag: the time from the arrival of a request to its start. A request or a connection that begins
+//! wakes the probe, a task that waits for its turn like any other; the time it takes is the lag. Probes run only while many
+//! requests are in flight, and not often. An idle worker pays nothing for them, and a process that was not scheduled for a while
+//! refuses no request.
 //!
-//! Connections that are not taken cost next to nothing: the kernel keeps them, and beyond its limit lets clients try
-//! again. Whose client has given up meanwhile is not served: after a surge those are thousands, and to serve them all would
-//! keep the worker as busy as the surge did. A request that is refused costs half of one that is answered, so it comes last.
+//! A connection that is not accepted costs next to nothing: the kernel queues it, and makes clients retry when its queue is full.
+//! A request whose client has closed the connection is dropped. After a surge there are thousands of those, and serving them would
+//! prolong the surge. Refusing a request costs half as much as answering it, so this is the last resort.
 
 pub(crate) mod admission;
 pub(crate) mod drain;
@@ -27,40 +26,40 @@ use tracing::warn;
 
 use crate::overload::admission::Turns;
 
-/// What is too much for a worker.
+/// Thresholds of load shedding, and other limits of a worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Nothing begins to wait or is refused while fewer requests, and connections that begin, are under way on the worker.
+    /// Number of requests and new connections in flight below which load shedding is off. Default: 64.
     pub under_way: u32,
-    /// With more lag than this hardly any connections are taken, until it is below half of it, and requests whose clients
-    /// have gone are dropped.
+    /// Lag above which hardly any connections are accepted and requests of closed connections are dropped, until the lag is below
+    /// half of it. Default: 100 ms.
     pub late: Duration,
-    /// With more lag than this requests are refused, until it is below half of it, if it was so for `lasting`.
+    /// Lag above which requests are refused once it has lasted for `lag_duration`, until the lag is below half of it. Default: 400 ms.
     pub overloaded: Duration,
-    /// Requests are refused if there was too much lag for so long.
-    pub lasting: Duration,
-    /// What a probe showed holds no longer than this, or twice the lag, without another.
-    pub holds: Duration,
-    /// So many streams more than it lets end well may a client of HTTP/2 reset within 30 seconds.
+    /// Time for which the lag must be above `overloaded` before requests are refused. Default: 1 s.
+    pub lag_duration: Duration,
+    /// Time for which the result of a probe is valid; twice the lag, if that is longer. Default: 250 ms.
+    pub probe_validity: Duration,
+    /// Maximum excess of streams that an HTTP/2 client resets over those that it lets complete, within 30 seconds. Default: 200.
     pub resets: u32,
-    /// So many series of Istio's metrics are kept, of requests and of connections each; what would be more is counted
-    /// as dropped.
+    /// Maximum number of series of Istio's metrics, for requests and for connections each. Others are counted as dropped.
+    /// Default: 10,000.
     pub series: usize,
-    /// How long connections and requests may go on that a new configuration would not admit.
+    /// Drain time of connections and requests that a new configuration does not admit. Default: 5 s.
     pub revoked_drain: Duration,
-    /// Whether connections end with the certificate that the client has shown.
+    /// Whether a connection ends when the client's certificate expires. Default: false.
     pub end_with_certificate: bool,
 }
 
-/// So much that thousands of connections which are busy all the time, each with its share of a worker, are no overload.
+/// The defaults tolerate thousands of connections that are always busy, each with its share of a worker.
 impl Default for Limits {
     fn default() -> Self {
         Self {
             under_way: 64,
             late: Duration::from_millis(100),
             overloaded: Duration::from_millis(400),
-            lasting: Duration::from_secs(1),
-            holds: Duration::from_millis(250),
+            lag_duration: Duration::from_secs(1),
+            probe_validity: Duration::from_millis(250),
             resets: 200,
             series: 10_000,
             revoked_drain: Duration::from_secs(5),
@@ -69,57 +68,59 @@ impl Default for Limits {
     }
 }
 
-/// So many connections are taken from one probe to the next, as what they bring must show first.
-const MANY: u32 = 64;
-/// So many while much is under way: after a surge most of those that wait have been given up, and even that takes time.
-const SOME: u32 = 16;
-/// So many while there is too much lag: nobody shall wait for as long as others keep the worker busy.
-const FEW: u32 = 1;
-/// Between two probes.
-const PAUSE: Duration = Duration::from_millis(2);
-/// Probes further apart say nothing about what was between them.
-const GAP: Duration = Duration::from_millis(100);
-/// So many probes in a row must show too much.
-const PROBES: u32 = 3;
-/// If it is too much again so soon nothing is waited for.
-const AGAIN: Duration = Duration::from_secs(1);
-/// A line in the log is followed by another no sooner.
-const QUIET: Duration = Duration::from_secs(5);
+/// Connections accepted per probe, so that the load of new connections shows before the next ones.
+const ACCEPTED: u32 = 64;
+/// Connections accepted per probe while at least [`Limits::under_way`] requests are in flight. After a surge most queued connections
+/// have been closed by their clients, and finding that out takes time.
+const ACCEPTED_BUSY: u32 = 16;
+/// Connections accepted per probe while the lag is above [`Limits::late`]; not 0, so that no connection waits forever.
+const ACCEPTED_LATE: u32 = 1;
+/// Minimum time between two probes.
+const PROBE_INTERVAL: Duration = Duration::from_millis(2);
+/// Maximum time between two consecutive probes. Probes further apart say nothing about the time between them.
+const MAX_PROBE_GAP: Duration = Duration::from_millis(100);
+/// Number of consecutive probes above [`Limits::overloaded`] before requests are refused.
+const MIN_PROBES: u32 = 3;
+/// Time after an overload within which a single probe above the threshold begins it again.
+const RELAPSE: Duration = Duration::from_secs(1);
+/// Minimum time between two log lines.
+const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What a worker has under way, and whether it takes more.
+/// The load of a worker, and what it admits.
 pub(crate) struct Overload {
     limits: Limits,
-    under_way: Cell<u32>,
-    /// So many requests under way are many: [`Limits::under_way`], or none while all requests are refused.
-    many: Cell<u32>,
-    /// All new requests are refused, whatever the lag.
+    /// Requests and new connections in flight.
+    in_flight: Cell<u32>,
+    /// Number in flight from which the worker counts as busy: [`Limits::under_way`], or 0 while all requests are refused.
+    busy_from: Cell<u32>,
+    /// Whether all new requests are refused, because the process runs short of memory.
     refuses_all: Cell<bool>,
-    /// There is too much lag until then, unless a probe says more.
-    late: Cell<Instant>,
-    /// So many more connections are taken, unless a probe says more.
-    more: Cell<u32>,
-    /// New requests are refused until then.
-    refusing: Cell<Instant>,
-    /// No probe is made before.
-    next: Cell<Instant>,
-    /// When the probe under way was woken.
+    /// Time until which the lag counts as above [`Limits::late`], unless another probe ends first.
+    late_until: Cell<Instant>,
+    /// Connections that may be accepted before the next probe ends.
+    acceptable: Cell<u32>,
+    /// Time until which new requests are refused.
+    refusing_until: Cell<Instant>,
+    /// Time of the next probe at the earliest.
+    next_probe: Cell<Instant>,
+    /// Time at which the probe under way was woken.
     woken: Cell<Option<Instant>>,
     probe: Notify,
-    /// Requests that wait until they begin.
+    /// Queue of requests that have not begun.
     pub(crate) turns: Turns,
 }
 
-/// What to do with a request.
+/// The decision about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
     Accept,
-    /// It may have waited so long that nobody waits for its answer.
+    /// The request is served if its client is still connected: the lag is high, and the client may have given up.
     AcceptIfConnected,
-    /// It is to be refused without further work.
+    /// The request is refused.
     Reject,
 }
 
-/// A request under way, or a connection that begins, as long as this lives.
+/// Counts a request, or a connection that begins, as in flight while this lives.
 pub(crate) struct InFlight<'a>(&'a Overload);
 
 impl Overload {
@@ -127,36 +128,36 @@ impl Overload {
         let now = Instant::now();
         Self {
             limits,
-            under_way: Cell::new(0),
-            many: Cell::new(limits.under_way),
+            in_flight: Cell::new(0),
+            busy_from: Cell::new(limits.under_way),
             refuses_all: Cell::new(false),
-            late: Cell::new(now),
-            more: Cell::new(MANY),
-            refusing: Cell::new(now),
-            next: Cell::new(now),
+            late_until: Cell::new(now),
+            acceptable: Cell::new(ACCEPTED),
+            refusing_until: Cell::new(now),
+            next_probe: Cell::new(now),
             woken: Cell::new(None),
             probe: Notify::new(),
             turns: Turns::default(),
         }
     }
 
-    /// A request or a connection begins. Says of a request whether it is welcome.
+    /// Begins a request or a connection. Returns the decision about it, which applies to requests only.
     #[inline]
     pub(crate) fn begin(&self, now: Instant) -> (InFlight<'_>, Admission) {
-        self.under_way.set(self.under_way.get() + 1);
-        let welcome = if self.is_busy() { self.consider(now) } else { Admission::Accept };
-        (InFlight(self), welcome)
+        self.in_flight.set(self.in_flight.get() + 1);
+        let admission = if self.is_busy() { self.decide(now) } else { Admission::Accept };
+        (InFlight(self), admission)
     }
 
-    /// Refuses all requests that come, or no longer: the process runs short of memory.
+    /// Begins or ends refusing all new requests, because the process runs short of memory.
     pub(crate) fn refuse_all(&self, refuse: bool) {
         self.refuses_all.set(refuse);
-        self.many.set(if refuse { 0 } else { self.limits.under_way });
+        self.busy_from.set(if refuse { 0 } else { self.limits.under_way });
     }
 
-    fn consider(&self, now: Instant) -> Admission {
-        self.wake(now);
-        if self.refuses_all.get() || now < self.refusing.get() {
+    fn decide(&self, now: Instant) -> Admission {
+        self.wake_probe(now);
+        if self.refuses_all.get() || now < self.refusing_until.get() {
             Admission::Reject
         } else if self.is_late(now) {
             Admission::AcceptIfConnected
@@ -165,89 +166,90 @@ impl Overload {
         }
     }
 
-    /// Whether one more connection is taken.
-    pub(crate) fn takes(&self, now: Instant) -> bool {
-        let more = self.more.get();
-        // In time, so that connections that come one after the other never wait.
-        if more <= SOME / 2 {
-            self.wake(now);
+    /// Returns whether one more connection is accepted, and counts it.
+    pub(crate) fn accepts_connection(&self, now: Instant) -> bool {
+        let acceptable = self.acceptable.get();
+        // The probe is woken before the number reaches 0, so that sequential connections never wait.
+        if acceptable <= ACCEPTED_BUSY / 2 {
+            self.wake_probe(now);
         }
-        self.more.set(more.saturating_sub(1));
-        more > 0
+        self.acceptable.set(acceptable.saturating_sub(1));
+        acceptable > 0
     }
 
-    /// A probe that has not got through yet says so, too.
+    /// Whether the lag is above [`Limits::late`], by the last probe or by the time that the probe under way has waited so far.
     fn is_late(&self, now: Instant) -> bool {
-        let waits = |woken| now.saturating_duration_since(woken) > self.limits.late;
-        self.is_busy() && (now < self.late.get() || self.woken.get().is_some_and(waits))
+        let is_overdue = |woken| now.saturating_duration_since(woken) > self.limits.late;
+        self.is_busy() && (now < self.late_until.get() || self.woken.get().is_some_and(is_overdue))
     }
 
-    /// Whether what comes has to wait for its turn.
+    /// Whether new requests have to wait for their turn.
     pub(crate) fn is_busy(&self) -> bool {
-        self.under_way.get() >= self.many.get() || !self.turns.is_empty()
+        self.in_flight.get() >= self.busy_from.get() || !self.turns.is_empty()
     }
 
-    /// Waits for a turn, if there is much to do; says whether it did.
-    pub(crate) async fn turn(&self) -> bool {
+    /// Waits for a turn if the worker is busy. Returns whether it was.
+    pub(crate) async fn wait_for_turn(&self) -> bool {
         let busy = self.is_busy();
         if busy {
-            let mut place = None;
-            poll_fn(|cx| self.turns.poll(&mut place, cx)).await;
+            let mut slot = None;
+            poll_fn(|cx| self.turns.poll(&mut slot, cx)).await;
         }
         busy
     }
 
-    /// Wakes the probe, if it is time for it.
-    fn wake(&self, now: Instant) {
-        if self.woken.get().is_none() && now >= self.next.get() {
+    /// Wakes the probe if none is under way and [`PROBE_INTERVAL`] has passed.
+    fn wake_probe(&self, now: Instant) {
+        if self.woken.get().is_none() && now >= self.next_probe.get() {
             self.woken.set(Some(now));
             self.probe.notify_one();
         }
     }
 
-    /// A probe has ended now that took so long.
-    fn probed(&self, judge: &mut Judge, now: Instant, lag: Duration) {
+    /// Processes the result of a probe that has ended at `now`.
+    fn probe_ended(&self, history: &mut LagHistory, now: Instant, lag: Duration) {
         self.woken.set(None);
-        self.next.set(now + PAUSE);
-        let until = now + self.limits.holds.max(2 * lag);
-        let most = if now < self.late.get() { self.limits.late / 2 } else { self.limits.late };
-        let late = lag > most;
-        self.late.set(if late { until } else { now });
-        self.more.set(match (self.is_busy(), late) {
-            (false, _) => MANY,
-            (true, false) => SOME,
-            (true, true) => FEW,
+        self.next_probe.set(now + PROBE_INTERVAL);
+        let until = now + self.limits.probe_validity.max(2 * lag);
+        let threshold = if now < self.late_until.get() { self.limits.late / 2 } else { self.limits.late };
+        let late = lag > threshold;
+        self.late_until.set(if late { until } else { now });
+        self.acceptable.set(match (self.is_busy(), late) {
+            (false, _) => ACCEPTED,
+            (true, false) => ACCEPTED_BUSY,
+            (true, true) => ACCEPTED_LATE,
         });
-        self.refusing.set(if judge.refuses(&self.limits, now, lag) { until } else { now });
+        self.refusing_until.set(if history.is_overload(&self.limits, now, lag) { until } else { now });
     }
 
     /// Measures the worker's lag for as long as it is polled.
     pub(crate) async fn watch(&self) {
-        let mut judge = Judge::default();
-        let (mut since, mut told) = (None, None);
+        let mut history = LagHistory::default();
+        let (mut since, mut logged) = (None, None);
         loop {
             self.probe.notified().await;
-            self.turn().await;
+            self.wait_for_turn().await;
             let now = Instant::now();
             let lag = self.woken.get().map_or(Duration::ZERO, |woken| now.saturating_duration_since(woken));
-            self.probed(&mut judge, now, lag);
+            self.probe_ended(&mut history, now, lag);
             if !self.is_late(now) {
                 since = None;
                 continue;
             }
-            // A moment's lag need not be told.
-            let lasting = now.saturating_duration_since(*since.get_or_insert(now)) >= self.limits.lasting;
-            if lasting && told.is_none_or(|told| now.saturating_duration_since(told) >= QUIET) {
-                told = Some(now);
+            // Short lag is not logged.
+            let is_lasting =
+                now.saturating_duration_since(*since.get_or_insert(now)) >= self.limits.lag_duration;
+            if is_lasting && logged.is_none_or(|at| now.saturating_duration_since(at) >= LOG_INTERVAL) {
+                logged = Some(now);
                 warn!(
-                    "overloaded: a worker has {} requests under way and gets to what is ready after {} ms; until it is quicker \
-                     it {}. It needs more CPU, or there must be more workers (--concurrency) or replicas",
-                    self.under_way.get(),
+                    "overloaded: a worker has {} requests in flight and a lag of {} ms; until the lag is lower the worker {}. \
+                     Add CPU, workers (--concurrency) or replicas",
+                    self.in_flight.get(),
                     lag.as_millis(),
-                    if judge.refuses {
-                        "refuses new requests, and connections wait"
+                    if history.is_overloaded {
+                        "refuses new requests and delays new connections"
                     } else {
-                        "lets new connections wait"
+                        "delays new connections"
                     },
                 );
             }
@@ -257,42 +259,42 @@ impl Overload {
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.0.under_way.set(self.0.under_way.get() - 1);
+        self.0.in_flight.set(self.0.in_flight.get() - 1);
         self.0.turns.ended();
     }
 }
 
-/// What follows from lags.
+/// The recent lag, which decides whether requests are refused.
 #[derive(Default)]
-struct Judge {
+struct LagHistory {
     /// The end of the last probe.
     last: Option<Instant>,
-    /// How many probes in a row showed too much, and when the first of them ended.
+    /// Number of consecutive probes above [`Limits::overloaded`], and the end of the first of them.
     above: Option<(u32, Instant)>,
-    refuses: bool,
-    /// When it was last so.
-    refused: Option<Instant>,
+    is_overloaded: bool,
+    /// Time of the last probe that found the worker overloaded.
+    last_overload: Option<Instant>,
 }
 
-impl Judge {
-    /// A probe that took so long has ended now. Says whether requests are to be refused.
-    fn refuses(&mut self, limits: &Limits, now: Instant, lag: Duration) -> bool {
+impl LagHistory {
+    /// Adds a probe that has ended at `now`. Returns whether requests are to be refused.
+    fn is_overload(&mut self, limits: &Limits, now: Instant, lag: Duration) -> bool {
         let since = |at: Instant| now.saturating_duration_since(at);
-        let in_a_row = self.last.is_some_and(|last| since(last) < lag + GAP);
+        let in_a_row = self.last.is_some_and(|last| since(last) < lag + MAX_PROBE_GAP);
         self.last = Some(now);
         if lag > limits.overloaded {
             let (count, first) = self.above.filter(|_| in_a_row).unwrap_or((0, now));
             self.above = Some((count + 1, first));
-            let lasting = count + 1 >= PROBES && since(first) >= limits.lasting;
-            self.refuses |= lasting || self.refused.is_some_and(|refused| since(refused) < AGAIN);
+            let lasting = count + 1 >= MIN_PROBES && since(first) >= limits.lag_duration;
+            self.is_overloaded |= lasting || self.last_overload.is_some_and(|at| since(at) < RELAPSE);
         } else {
             self.above = None;
-            self.refuses &= lag >= limits.overloaded / 2;
+            self.is_overloaded &= lag >= limits.overloaded / 2;
         }
-        if self.refuses {
-            self.refused = Some(now);
+        if self.is_overloaded {
+            self.last_overload = Some(now);
         }
-        self.refuses
+        self.is_overloaded
     }
 }
 
@@ -304,49 +306,49 @@ mod tests {
         under_way: 3,
         late: Duration::from_millis(20),
         overloaded: Duration::from_millis(50),
-        lasting: Duration::from_millis(200),
-        holds: Duration::from_millis(250),
+        lag_duration: Duration::from_millis(200),
+        probe_validity: Duration::from_millis(250),
         resets: 200,
         series: 0,
         revoked_drain: Duration::ZERO,
         end_with_certificate: false,
     };
 
-    /// What a judge says of probes, each given by when it ended and how long it took, in milliseconds.
-    fn judge(probes: &[(u64, u64)]) -> Vec<bool> {
-        let (start, mut judge) = (Instant::now(), Judge::default());
+    /// Returns whether each of these probes finds an overload. A probe is its end and its lag, both in milliseconds.
+    fn overloads(probes: &[(u64, u64)]) -> Vec<bool> {
+        let (start, mut history) = (Instant::now(), LagHistory::default());
         let ms = Duration::from_millis;
         let probes = probes.iter();
-        probes.map(|(at, lag)| judge.refuses(&LIMITS, start + ms(*at), ms(*lag))).collect()
+        probes.map(|(at, lag)| history.is_overload(&LIMITS, start + ms(*at), ms(*lag))).collect()
     }
 
     #[test]
-    fn lasting_lag_is_refused_and_a_moments_is_not() {
+    fn lasting_lag_is_an_overload_and_short_lag_is_not() {
         let rising = [(60, 60), (140, 70), (220, 70), (300, 70), (380, 70)];
-        assert_eq!(judge(&rising), [false, false, false, true, true]);
-        // Stopped for seconds, and again: between the two there was time.
-        assert_eq!(judge(&[(3_000, 3_000), (3_010, 1), (6_000, 2_990), (6_020, 10)]), [false; 4]);
-        assert_eq!(judge(&[(3_000, 3_000), (6_010, 3_000)]), [false; 2]);
-        // One good probe and it begins anew.
-        assert_eq!(judge(&[(60, 60), (140, 70), (200, 49), (280, 70), (360, 70), (440, 70)]), [false; 6]);
-        // Long ago is not in a row.
-        assert_eq!(judge(&[(60, 60), (140, 70), (900, 60), (970, 60)]), [false; 4]);
+        assert_eq!(overloads(&rising), [false, false, false, true, true]);
+        // The process was stopped for seconds, twice. It had time between.
+        assert_eq!(overloads(&[(3_000, 3_000), (3_010, 1), (6_000, 2_990), (6_020, 10)]), [false; 4]);
+        assert_eq!(overloads(&[(3_000, 3_000), (6_010, 3_000)]), [false; 2]);
+        // One probe below the threshold resets the count.
+        assert_eq!(overloads(&[(60, 60), (140, 70), (200, 49), (280, 70), (360, 70), (440, 70)]), [false; 6]);
+        // Probes with a long gap are not consecutive.
+        assert_eq!(overloads(&[(60, 60), (140, 70), (900, 60), (970, 60)]), [false; 4]);
     }
 
     #[test]
-    fn it_is_over_at_half_and_back_at_once() {
+    fn an_overload_ends_at_half_the_threshold_and_may_return_at_once() {
         let start = [(60, 60), (140, 70), (220, 70), (300, 70)];
-        let after = |more: &[(u64, u64)]| judge(&[&start, more].concat())[start.len()..].to_vec();
+        let after = |more: &[(u64, u64)]| overloads(&[&start, more].concat())[start.len()..].to_vec();
         assert_eq!(after(&[(350, 40), (390, 25), (430, 24), (480, 40)]), [true, true, false, false]);
         assert_eq!(after(&[(330, 5), (400, 60)]), [false, true]);
         assert_eq!(after(&[(330, 5), (1_500, 60)]), [false, false]);
     }
 
     #[test]
-    fn nothing_is_refused_while_little_is_under_way() {
+    fn no_request_is_refused_while_few_are_in_flight() {
         let overload = Overload::new(LIMITS);
         let now = Instant::now();
-        overload.refusing.set(now + LIMITS.holds);
+        overload.refusing_until.set(now + LIMITS.probe_validity);
         let first = overload.begin(now);
         let second = overload.begin(now);
         assert_eq!(
@@ -354,13 +356,13 @@ mod tests {
             (Admission::Accept, Admission::Accept, Admission::Reject)
         );
         drop(first);
-        assert_eq!(overload.begin(now).1, Admission::Accept, "what was refused is no longer under way");
+        assert_eq!(overload.begin(now).1, Admission::Accept, "the refused request is no longer in flight");
         let third = overload.begin(now);
         assert_eq!((third.1, overload.begin(now).1), (Admission::Accept, Admission::Reject));
         assert_eq!(
-            overload.begin(now + LIMITS.holds).1,
+            overload.begin(now + LIMITS.probe_validity).1,
             Admission::AcceptIfConnected,
-            "no probe came to say that it is still so"
+            "the last probe is no longer valid"
         );
     }
 
@@ -374,39 +376,42 @@ mod tests {
     }
 
     #[test]
-    fn while_there_is_lag_few_connections_are_taken_and_requests_are_looked_at() {
-        let (overload, mut judge) = (Overload::new(LIMITS), Judge::default());
+    fn lag_limits_connections_and_checks_clients() {
+        let (overload, mut history) = (Overload::new(LIMITS), LagHistory::default());
         let (start, ms) = (Instant::now(), Duration::from_millis);
-        let taken = |now: Instant| (0..=MANY).take_while(|_| overload.takes(now)).count();
+        let accepted = |now: Instant| (0..=ACCEPTED).take_while(|_| overload.accepts_connection(now)).count();
         let mut after = |at: u64, lag: u64| {
             let now = start + ms(at);
-            overload.probed(&mut judge, now, ms(lag));
-            (taken(now), overload.begin(now).1)
+            overload.probe_ended(&mut history, now, ms(lag));
+            (accepted(now), overload.begin(now).1)
         };
-        let under_way = [overload.begin(start), overload.begin(start), overload.begin(start)];
-        let (open, shut) = ((SOME as usize, Admission::Accept), (FEW as usize, Admission::AcceptIfConnected));
+        let in_flight = [overload.begin(start), overload.begin(start), overload.begin(start)];
+        let (open, shut) = (
+            (ACCEPTED_BUSY as usize, Admission::Accept),
+            (ACCEPTED_LATE as usize, Admission::AcceptIfConnected),
+        );
         assert_eq!(after(10, 20), open);
         assert_eq!(after(40, 21), shut);
         assert_eq!(after(80, 11), shut, "above half of it");
         assert_eq!(after(120, 10), open);
-        assert_eq!(after(140, 15), open, "above half of it, but it was below");
+        assert_eq!(after(140, 15), open, "above half of it, but it was below the threshold before");
         assert_eq!(after(200, 25), shut);
         assert_eq!(after(240, 25), shut);
-        drop(under_way);
-        assert_eq!(after(280, 25), (MANY as usize, Admission::Accept), "nothing is under way");
+        drop(in_flight);
+        assert_eq!(after(280, 25), (ACCEPTED as usize, Admission::Accept), "no request is in flight");
     }
 
     #[test]
-    fn a_probe_that_does_not_get_through_tells_of_lag_too() {
-        let (overload, mut judge) = (Overload::new(LIMITS), Judge::default());
+    fn a_probe_that_is_late_shows_lag_before_it_ends() {
+        let (overload, mut history) = (Overload::new(LIMITS), LagHistory::default());
         let (start, ms) = (Instant::now(), Duration::from_millis);
-        let _under_way = [overload.begin(start), overload.begin(start), overload.begin(start)];
+        let _in_flight = [overload.begin(start), overload.begin(start), overload.begin(start)];
         assert_eq!(overload.begin(start + ms(20)).1, Admission::Accept);
         assert_eq!(overload.begin(start + ms(21)).1, Admission::AcceptIfConnected);
-        overload.probed(&mut judge, start + ms(22), ms(22));
+        overload.probe_ended(&mut history, start + ms(22), ms(22));
         assert_eq!(overload.begin(start + ms(22)).1, Admission::AcceptIfConnected);
-        // The last one woke the next probe.
-        overload.probed(&mut judge, start + ms(30), ms(8));
+        // The last request woke the next probe.
+        overload.probe_ended(&mut history, start + ms(30), ms(8));
         assert_eq!(overload.begin(start + ms(30)).1, Admission::Accept);
     }
 }

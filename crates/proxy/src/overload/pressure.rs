@@ -1,8 +1,8 @@
-//! Resources of the whole process that run short: how short, and what is done about it.
+//! Envoy's overload manager: monitors of the resources of the process, and the actions that they trigger. (`overload` sheds the load
+//! of a single worker.)
 //!
-//! This is Envoy's overload manager. (What a worker does by itself when it has more to do than it can is in
-//! `overload`.) Connections are counted as they come and go; memory is looked at by the control thread, which tells
-//! the workers when an action begins or ends, so that requests pay nothing for it.
+//! Connections are counted as they begin and end. The control thread measures memory and notifies the workers when an action begins
+//! or ends, so that requests pay nothing for it.
 
 use std::{
     sync::{
@@ -16,21 +16,21 @@ use skysail_core::trim;
 
 use skysail_policy::config::Listener;
 
-/// A fraction of this many is one.
-const WHOLE: f64 = 1_000_000.0;
-/// The heap is shrunk at most so often.
-const BETWEEN_SHRINKS: Duration = Duration::from_secs(10);
+/// Number of units of a fraction that equal 1: fractions are in millionths.
+const MILLION: f64 = 1_000_000.0;
+/// Minimum time between two shrinks of the heap.
+const SHRINK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What is watched, and what for. Source: `envoy.config.overload.v3.OverloadManager`.
+/// Settings of the overload manager. Source: `envoy.config.overload.v3.OverloadManager`.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Most connections from clients at once, on all listeners that count.
+    /// Maximum number of downstream connections, on all listeners that do not ignore the limit.
     pub max_connections: Option<u64>,
-    /// Time between two looks at the monitors.
+    /// Interval at which the monitors measure. Default: 1 s.
     pub interval: Duration,
-    /// What is looked at.
+    /// Monitored resources.
     pub monitors: Vec<Monitor>,
-    /// What is done.
+    /// Actions that the monitors trigger.
     pub actions: Vec<Action>,
 }
 
@@ -40,61 +40,61 @@ impl Default for Settings {
     }
 }
 
-/// A resource by its name in the configuration.
+/// A monitored resource.
 #[derive(Clone, Debug)]
 pub struct Monitor {
-    /// The name that triggers use.
+    /// Name in the configuration, which triggers refer to.
     pub name: Box<str>,
-    /// What it looks at.
+    /// The resource and its limit.
     pub resource: LimitedResource,
 }
 
-/// What can run short.
+/// A resource with a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitedResource {
-    /// This process's memory, with its limit in bytes.
+    /// Memory of this process; the limit is in bytes.
     Heap(u64),
-    /// The cgroup's memory, with its limit in bytes; `None` for what the system says.
+    /// Memory of the cgroup; the limit is in bytes. `None`: the limit of the cgroup itself.
     Cgroup(Option<u64>),
 }
 
-/// What is done when a resource runs short.
+/// An action that triggers begin and end.
 #[derive(Clone, Debug)]
 pub struct Action {
-    /// Its name in the configuration, which its statistics have.
+    /// Name in the configuration and in statistics.
     pub name: Box<str>,
-    /// What it does.
+    /// Effect of the action.
     pub does: Does,
-    /// The one that is furthest along decides.
+    /// Triggers; the one with the highest scale decides.
     pub triggers: Vec<Trigger>,
 }
 
-/// What there is to do.
+/// Effect of an action. Some need saturation, a scale of 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Does {
-    /// Connections wait in the kernel. Needs saturation.
+    /// New connections wait in the kernel. Needs saturation.
     StopConnections,
-    /// A share of the connections is closed at once.
+    /// A fraction of the new connections, equal to the scale, is closed at once.
     RejectConnections,
-    /// Requests are answered with 503. Needs saturation.
+    /// New requests are answered with 503. Needs saturation.
     StopRequests,
-    /// Freed memory is given back to the system. Needs saturation.
+    /// Freed memory is returned to the system. Needs saturation.
     ShrinkHeap,
 }
 
-/// When an action begins. Both numbers are the same for a threshold.
+/// A condition on a monitor. `from` and `to` are equal for a threshold trigger.
 #[derive(Clone, Copy, Debug)]
 pub struct Trigger {
     /// Index of the monitor.
     pub monitor: usize,
-    /// The pressure, from 0 to 1, above which it begins.
+    /// Pressure, from 0 to 1, above which the action begins.
     pub from: f64,
-    /// The pressure at which it is done fully.
+    /// Pressure at which the scale is 1.
     pub to: f64,
 }
 
 impl Trigger {
-    /// How much is to be done, from 0 to 1.
+    /// Returns the scale of the action, from 0 to 1.
     fn scale(self, pressure: f64) -> f64 {
         if pressure >= self.to {
             1.0
@@ -106,16 +106,17 @@ impl Trigger {
     }
 }
 
-/// What is in force now. Asked by workers for each connection, never for a request.
+/// The actions in force. Workers read them for each connection, never for a request.
 #[derive(Debug)]
 pub struct Pressure {
     settings: Settings,
     connections: AtomicU64,
     stopped: AtomicBool,
-    /// Share of connections to close, in millionths.
+    /// Fraction of new connections to close, in millionths.
     rejected: AtomicU32,
-    /// Millionths, by monitor and by action.
+    /// Pressure of each monitor, in millionths.
     pressures: Vec<AtomicU32>,
+    /// Scale of each action, in millionths.
     scales: Vec<AtomicU32>,
 }
 
@@ -125,20 +126,20 @@ impl Default for Pressure {
     }
 }
 
-/// What becomes of a connection.
+/// The decision about a new connection.
 #[derive(Debug)]
 pub(crate) enum Acceptance {
-    /// It is served, and counts until this is dropped.
+    /// The connection is served, and counts against the limit until this is dropped.
     Counted(Admitted),
-    /// It is served and does not count.
+    /// The connection is served and does not count.
     Free,
-    /// There are too many.
+    /// The limit is reached: the connection is closed.
     TooMany,
-    /// Memory runs short.
+    /// An action closes the connection.
     Rejected,
 }
 
-/// A connection that counts.
+/// Counts a connection against the limit while this lives.
 #[derive(Debug)]
 pub(crate) struct Admitted(Arc<Pressure>);
 
@@ -161,17 +162,17 @@ impl Pressure {
         }
     }
 
-    /// Whether this listener's connections are to wait.
+    /// Whether new connections wait in the kernel.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Relaxed)
     }
 
-    /// Whether all connections are taken and none counts.
+    /// Whether every connection is accepted without being counted.
     pub(crate) fn is_free(&self) -> bool {
         self.settings.max_connections.is_none() && self.rejected.load(Relaxed) == 0
     }
 
-    /// Decides about a connection; `roll` gives a number from 0 to 1.
+    /// Decides about a new connection. `roll` returns a random number from 0 to 1.
     pub(crate) fn admit(
         self: &Arc<Self>,
         listener: Option<&Listener>,
@@ -179,23 +180,23 @@ impl Pressure {
     ) -> Acceptance {
         let rejected = self.rejected.load(Relaxed);
         let bypasses = listener.is_some_and(|listener| listener.bypass_overload);
-        if rejected > 0 && !bypasses && roll() * WHOLE < f64::from(rejected) {
+        if rejected > 0 && !bypasses && roll() * MILLION < f64::from(rejected) {
             return Acceptance::Rejected;
         }
-        let Some(most) = self.settings.max_connections else { return Acceptance::Free };
+        let Some(max) = self.settings.max_connections else { return Acceptance::Free };
         if listener.is_some_and(|listener| listener.ignore_connection_limit) {
             return Acceptance::Free;
         }
         let admitted = Admitted(Arc::clone(self));
-        if self.connections.fetch_add(1, Relaxed) < most {
+        if self.connections.fetch_add(1, Relaxed) < max {
             Acceptance::Counted(admitted)
         } else {
-            // Dropping it takes the one back.
+            // Dropping `admitted` undoes the count.
             Acceptance::TooMany
         }
     }
 
-    /// Names and values of the statistics.
+    /// Returns the names and values of the statistics.
     pub(crate) fn stats(&self) -> impl Iterator<Item = (String, u64)> {
         let percent = |value: &AtomicU32| u64::from(value.load(Relaxed)) / 10_000;
         let monitors = self.settings.monitors.iter().zip(&self.pressures);
@@ -209,7 +210,8 @@ impl Pressure {
         monitors.chain(actions)
     }
 
-    /// Watches the resources for ever; ends at once if there is nothing to watch. `refuse` has requests refused, or no longer.
+    /// Measures the monitors at each interval, forever; returns at once if there are none. `refuse` makes the workers refuse all
+    /// requests, or no longer.
     pub(crate) async fn watch(&self, refuse: impl AsyncFn(bool)) {
         if self.settings.monitors.is_empty() {
             return;
@@ -226,7 +228,7 @@ impl Pressure {
                         tracing::warn!(
                             monitor = &*monitor.name,
                             error,
-                            "cannot be measured; what it showed last holds"
+                            "resource monitor cannot measure; its last value stays in force"
                         );
                     }
                     Err(_) => {}
@@ -239,7 +241,7 @@ impl Pressure {
             if refused != std::mem::replace(&mut refusing, refused) {
                 refuse(refused).await;
             }
-            let due = shrunk.is_none_or(|at| at.elapsed() >= BETWEEN_SHRINKS);
+            let due = shrunk.is_none_or(|at| at.elapsed() >= SHRINK_INTERVAL);
             if done(Does::ShrinkHeap) == 1.0 && due {
                 shrunk = Some(tokio::time::Instant::now());
                 trim::heap();
@@ -247,21 +249,25 @@ impl Pressure {
         }
     }
 
-    /// How much of each action is to be done, and says so where it begins or ends.
+    /// Computes the scale of each action, and logs the actions that begin or end. Returns the scale of an effect.
     fn decide(&self) -> impl Fn(Does) -> f64 {
         let mut all = Vec::new();
         for (action, known) in self.settings.actions.iter().zip(&self.scales) {
             let pressure =
-                |trigger: &Trigger| f64::from(self.pressures[trigger.monitor].load(Relaxed)) / WHOLE;
+                |trigger: &Trigger| f64::from(self.pressures[trigger.monitor].load(Relaxed)) / MILLION;
             let scales = action.triggers.iter().map(|trigger| trigger.scale(pressure(trigger)));
             let scale = scales.fold(0.0, f64::max);
             let before = known.swap(millionths(scale), Relaxed);
             match (before > 0, scale > 0.0) {
                 (false, true) => {
-                    tracing::warn!(action = &*action.name, scale, "memory runs short: the action begins");
+                    tracing::warn!(
+                        action = &*action.name,
+                        scale,
+                        "overload action begins: a monitor is above its threshold"
+                    );
                 }
                 (true, false) => {
-                    tracing::info!(action = &*action.name, "there is memory again: the action ends");
+                    tracing::info!(action = &*action.name, "overload action ends");
                 }
                 _ => {}
             }
@@ -271,12 +277,12 @@ impl Pressure {
     }
 }
 
-/// A share as a whole number; what is more than all, as memory may be above its limit, counts as all.
-fn millionths(share: f64) -> u32 {
-    (share.clamp(0.0, 1.0) * WHOLE).round() as u32
+/// Converts a fraction to millionths. A value above 1 counts as 1: memory may be above its limit.
+fn millionths(fraction: f64) -> u32 {
+    (fraction.clamp(0.0, 1.0) * MILLION).round() as u32
 }
 
-/// The share of a resource that is in use.
+/// Returns the fraction of a resource that is in use.
 fn measure(resource: LimitedResource) -> Result<f64, String> {
     let number = |path: &str| -> Result<u64, String> {
         let text = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
@@ -285,23 +291,23 @@ fn measure(resource: LimitedResource) -> Result<f64, String> {
             number => number.parse().map_err(|error| format!("{path}: {error}")),
         }
     };
-    let (used, most) = match resource {
-        LimitedResource::Heap(most) => (resident()?, most),
-        LimitedResource::Cgroup(limit) => {
-            let (used, most) = match number("/sys/fs/cgroup/memory.current") {
+    let (used, limit) = match resource {
+        LimitedResource::Heap(limit) => (resident()?, limit),
+        LimitedResource::Cgroup(configured) => {
+            let (used, limit) = match number("/sys/fs/cgroup/memory.current") {
                 Ok(used) => (used, number("/sys/fs/cgroup/memory.max")?),
                 Err(_) => (
                     number("/sys/fs/cgroup/memory/memory.usage_in_bytes")?,
                     number("/sys/fs/cgroup/memory/memory.limit_in_bytes")?,
                 ),
             };
-            (used, limit.map_or(most, |limit| limit.min(most)))
+            (used, configured.map_or(limit, |configured| configured.min(limit)))
         }
     };
-    Ok(used as f64 / most.max(1) as f64)
+    Ok(used as f64 / limit.max(1) as f64)
 }
 
-/// Bytes of this process's memory that are in use and not of files.
+/// Returns the resident memory of this process in bytes, without file mappings.
 fn resident() -> Result<u64, String> {
     let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -313,9 +319,9 @@ fn resident() -> Result<u64, String> {
 mod tests {
     use super::*;
 
-    fn pressure(most: Option<u64>, actions: Vec<Action>) -> Arc<Pressure> {
+    fn pressure(max: Option<u64>, actions: Vec<Action>) -> Arc<Pressure> {
         let monitors = vec![Monitor { name: "m".into(), resource: LimitedResource::Heap(1) }];
-        Arc::new(Pressure::of(Settings { max_connections: most, monitors, actions, ..Settings::default() }))
+        Arc::new(Pressure::of(Settings { max_connections: max, monitors, actions, ..Settings::default() }))
     }
 
     #[test]
@@ -330,13 +336,13 @@ mod tests {
     }
 
     #[test]
-    fn the_furthest_trigger_decides() {
+    fn the_trigger_with_the_highest_scale_decides() {
         let triggers =
             vec![Trigger { monitor: 0, from: 0.5, to: 0.9 }, Trigger { monitor: 0, from: 0.8, to: 0.8 }];
         let action = Action { name: "a".into(), does: Does::RejectConnections, triggers };
         let pressure = pressure(None, vec![action]);
-        let at = |share: f64| {
-            pressure.pressures[0].store(millionths(share), Relaxed);
+        let at = |fraction: f64| {
+            pressure.pressures[0].store(millionths(fraction), Relaxed);
             pressure.decide()(Does::RejectConnections)
         };
         assert_eq!((at(0.5), at(0.8), at(0.95)), (0.0, 1.0, 1.0));

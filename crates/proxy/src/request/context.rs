@@ -147,7 +147,8 @@ pub(crate) struct RequestOutcome<'a> {
 }
 
 impl<'a> RequestContext<'a> {
-    /// Returns the state of a request whose head has been read.
+    /// Returns the state of a request whose head has been read. Inlined: it is large, and would be copied.
+    #[inline]
     pub(crate) fn new(
         scope: RequestScope<'a>,
         downstream: &'a mut Downstream,

@@ -1,5 +1,4 @@
-//! What each hop does to heads whatever the configuration: fields that concern one connection alone go, and
-//! answers get a date and a server.
+//! What every HTTP hop does to heads: removes the fields that concern one connection, and adds `date` and `server` to responses.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -14,12 +13,12 @@ use skysail_http::{
 };
 use skysail_policy::config::{HttpManager, http::ServerHeader};
 
-/// What a request's head may be at most.
+/// Returns the limits of a request's head.
 pub(crate) fn limits(manager: &HttpManager) -> HeadLimits {
     HeadLimits { max_head: manager.max_head, max_headers: manager.max_headers }
 }
 
-/// Fields that concern one connection alone, whatever its `connection` field says.
+/// Fields that concern one connection only, even if `connection` does not list them.
 const HOP_BY_HOP: Names = Names::of(&[
     "connection",
     "http2-settings",
@@ -30,8 +29,8 @@ const HOP_BY_HOP: Names = Names::of(&[
     "upgrade",
 ]);
 
-/// Removes the fields that concern one connection alone, and those that `connection` names: RFC 9110, section 7.6.1. The
-/// fields that frame a message are written anew anyway; `te: trailers` may stay, as trailers are passed on.
+/// Removes the fields that concern one connection only, and those that `connection` lists (RFC 9110, section 7.6.1).
+/// `te: trailers` stays, because trailers are forwarded. The writer of a message sets the fields that frame it.
 pub(crate) fn remove_connection_fields(headers: &mut Headers, keep_upgrade: bool) {
     if headers.has("connection") {
         let named: Vec<Vec<u8>> = headers
@@ -57,7 +56,7 @@ pub(crate) fn remove_connection_fields(headers: &mut Headers, keep_upgrade: bool
     });
 }
 
-/// The last touches to an answer.
+/// Sets `date` and `server` in a response.
 pub(crate) fn finish_response(worker: &Worker, manager: &HttpManager, head: &mut ResponseHead, now: Instant) {
     if !head.has("date") {
         worker.with_date(now, |date| head.append("date", date.as_bytes()));
@@ -69,7 +68,7 @@ pub(crate) fn finish_response(worker: &Worker, manager: &HttpManager, head: &mut
     }
 }
 
-/// This machine's address, as it tells others: its first that is not the loopback's.
+/// Returns this machine's address for `x-forwarded-for`: the first IPv4 address that is not 127.0.0.1.
 pub(crate) fn own_address() -> IpAddr {
     static OWN: LazyLock<IpAddr> = LazyLock::new(|| {
         let all = nix::ifaddrs::getifaddrs().into_iter().flatten();
@@ -80,7 +79,7 @@ pub(crate) fn own_address() -> IpAddr {
     *OWN
 }
 
-/// Methods that may be sent twice: RFC 9110, section 9.2.2.
+/// Whether a request with this method may be sent twice (RFC 9110, section 9.2.2).
 pub(crate) fn is_idempotent(method: &str) -> bool {
     matches!(method, "GET" | "HEAD" | "OPTIONS" | "TRACE" | "PUT" | "DELETE")
 }
@@ -91,7 +90,7 @@ mod tests {
     use skysail_http::head::RequestHead;
 
     #[test]
-    fn fields_of_one_connection_stay_on_it() {
+    fn connection_fields_are_removed() {
         let mut head = RequestHead::build(
             "GET",
             "/",

@@ -1,7 +1,7 @@
-//! Copies of requests, sent elsewhere on the side; their answers are thrown away.
+//! Request mirroring: sends copies of requests to other clusters, and discards the responses.
 //!
-//! Only requests that are held whole (up to 64 KiB of body) are copied: a copy must never hold up its original.
-//! Each copy has a connection of its own, which ends with it. Source: `envoy.config.route.v3.RouteAction.RequestMirrorPolicy`.
+//! Only requests whose whole body is buffered (up to 64 KiB) are copied, so that a copy never delays the original.
+//! An HTTP/1.1 copy uses a new connection, which ends with it. Source: `envoy.config.route.v3.RouteAction.RequestMirrorPolicy`.
 
 use std::{future::poll_fn, rc::Rc, time::Duration};
 
@@ -20,10 +20,10 @@ use skysail_policy::{
     route,
 };
 
-/// How long an answer that nobody reads is waited for.
-const PATIENCE: Duration = Duration::from_secs(15);
+/// Time limit of a copy, up to the end of its response.
+const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Sends copies of a complete request, each by its own chance.
+/// Sends copies of a complete request, each with the probability of its policy.
 pub(crate) fn send(
     worker: &Rc<Worker>,
     snapshot: &Snapshot,
@@ -36,13 +36,13 @@ pub(crate) fn send(
             continue;
         }
         let Some(pool) = worker.pool(&mirror.cluster, snapshot) else {
-            debug!("no cluster {} for copies of requests", mirror.cluster);
+            debug!("request not mirrored: no cluster {}", mirror.cluster);
             continue;
         };
-        let (host, busy) = match call::place(worker, &pool) {
-            Ok(place) => place,
+        let (host, busy) = match call::select_host(worker, &pool) {
+            Ok(selected) => selected,
             Err(error) => {
-                debug!("no copy of a request goes to {}: {error}", pool.cluster.name);
+                debug!("request not mirrored to {}: {error}", pool.cluster.name);
                 continue;
             }
         };
@@ -50,7 +50,7 @@ pub(crate) fn send(
         head.remove(METADATA);
         head.remove(METADATA_ID);
         if !mirror.keep_host {
-            head.set_authority(&shadow(head.authority()));
+            head.set_authority(&shadow_authority(head.authority()));
         }
         let (framing, content) = (body.framing(), body.kept().unwrap_or_default().to_vec());
         let (trailers, worker) = (body.trailers().cloned(), worker.clone());
@@ -58,7 +58,7 @@ pub(crate) fn send(
             let _busy = busy;
             let sent = async {
                 let offer = Offer::http(&pool.cluster, &head, true);
-                // Requests of HTTP/2 need no connection of their own.
+                // HTTP/2 copies are streams of a shared connection.
                 let shared = if offer.protocol == ApplicationProtocol::Http2 {
                     upstream::take(&pool, &host, &offer)?
                 } else {
@@ -76,15 +76,15 @@ pub(crate) fn send(
                 }
                 Ok::<_, Error>(())
             };
-            if let Some(Err(error)) = timer::timeout(PATIENCE, sent).await {
-                debug!("a copy of a request did not get to {}: {error}", pool.cluster.name);
+            if let Some(Err(error)) = timer::timeout(TIMEOUT, sent).await {
+                debug!("request not mirrored to {}: {error}", pool.cluster.name);
             }
         });
     }
 }
 
-/// `reviews:9080` is mirrored as `reviews-shadow:9080`.
-fn shadow(authority: &str) -> String {
+/// Returns the authority of a copy: `reviews-shadow:9080` for `reviews:9080`.
+fn shadow_authority(authority: &str) -> String {
     let host = route::without_port(authority);
     format!("{host}-shadow{}", &authority[host.len()..])
 }

@@ -69,7 +69,7 @@ impl RequestContext<'_> {
         };
         let exchange = &mut self.exchange;
         exchange.keep_alive &=
-            out_framing != Framing::UntilClose && !exchange.downstream.origin.side.is_draining();
+            out_framing != Framing::UntilClose && !exchange.downstream.origin.connections.is_draining();
         // A response that begins before the request is complete may also end before it. The head must say `close` then.
         exchange.keep_alive &= exchange.body.has_arrived(&exchange.downstream.wire);
         let persistence = exchange.persistence();
@@ -245,7 +245,7 @@ impl RequestContext<'_> {
 
     /// Sends a local reply, whose head is in the exchange.
     pub(crate) async fn send_local(&mut self, content: &[u8]) -> Result<(), Error> {
-        self.exchange.keep_alive &= !self.exchange.downstream.origin.side.is_draining();
+        self.exchange.keep_alive &= !self.exchange.downstream.origin.connections.is_draining();
         self.skip_body();
         self.finish_response(Instant::now());
         self.add_workload_metadata();

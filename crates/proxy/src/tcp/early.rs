@@ -1,8 +1,8 @@
-//! Protocols in which the server speaks first: while a client says nothing, the server that it would reach if it went on in
-//! plain bytes is dialled. Whoever speaks first decides what the connection is.
+//! Server-first protocols, such as those of MySQL and SMTP. While a client sends nothing, the proxy connects to the server that
+//! the client would reach as plain TCP. If the server sends first, the connection is plain TCP.
 //!
-//! What a server of HTTP says on its own decides nothing, as its client is yet to speak and what is configured for HTTP must
-//! hold: the settings of HTTP/2, and an answer of HTTP/1 that nobody asked for. Nor does what a sidecar there says of itself.
+//! An HTTP server may also send first: its HTTP/2 settings, or an unsolicited HTTP/1 response such as 408. These decide nothing,
+//! because the HTTP configuration must apply to the client's request. The metadata of a sidecar decide nothing either.
 
 use std::{
     pin::Pin,
@@ -26,99 +26,103 @@ use skysail_policy::{
     peer::greeting::{self, Greeting},
 };
 
-/// Clients that speak first have nearly always spoken by then, and cost no connection that they have no use for.
-pub(crate) const QUIET: Duration = Duration::from_millis(5);
-/// A server that is as silent as its client is held for no longer than this, nor for longer than connections may be idle.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Before a server that could not be reached is dialled again: at first, and at most.
-const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+/// Time that a client has to send first. Nearly all clients that send first do so earlier, and no upstream connection is wasted.
+pub(crate) const CLIENT_FIRST_TIMEOUT: Duration = Duration::from_millis(5);
+/// Maximum time for which a silent server is held; the idle timeout, if that is shorter.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+/// Delay before another attempt at a server that could not be reached: the first one, and the maximum.
+const RETRY_DELAYS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
-/// A server that is dialled before it is known whether it is wanted.
-pub(crate) struct Early {
+/// A connection to a server that may send first.
+pub(crate) struct EarlyUpstream {
     worker: Rc<Worker>,
-    /// What the connection is if it is plain bytes.
+    /// The client's connection, with the filter chain for plain TCP.
     origin: Rc<Origin>,
-    /// Until then it is waited for.
+    /// Deadline of the wait for the server.
     until: Instant,
-    pause: Duration,
-    state: EarlyState,
+    retry_delay: Duration,
+    state: EarlyUpstreamState,
 }
 
-enum EarlyState {
+enum EarlyUpstreamState {
     Dialling(Pin<Box<dyn Future<Output = Option<Server>>>>),
     Open(Box<Server>),
-    /// It could not be reached, and is dialled again then.
+    /// The server could not be reached; the time of the next attempt.
     Failed(Instant),
-    /// The client must speak.
+    /// The proxy no longer waits for the server: the client must send first.
     Over,
 }
 
-impl Early {
-    /// For a client that has been silent for [`QUIET`]. `None` where its bytes would not be passed on, or not without asking
-    /// another service: it must speak.
+impl EarlyUpstream {
+    /// Connects to the server of a client that has been silent for [`CLIENT_FIRST_TIMEOUT`]. Returns `None` if the filter chain for
+    /// plain TCP has TLS, calls external authorization, or denies the connection: the client must send first then.
     pub(crate) fn new(worker: &Rc<Worker>, origin: Origin) -> Option<Self> {
         let chain = origin.chain.clone();
         let Terminal::Tcp(proxy) = &chain.terminal else { return None };
-        if chain.tls.is_some() || chain.ask.is_some() || !origin.would_pass() {
+        if chain.tls.is_some() || chain.ask.is_some() || !origin.is_allowed() {
             return None;
         }
         let (worker, origin) = (worker.clone(), Rc::new(origin));
-        let patience = proxy.idle_timeout.map_or(PATIENCE, |idle| idle.min(PATIENCE));
-        let state = EarlyState::Dialling(dial(worker.clone(), origin.clone(), proxy.clone()));
-        Some(Self { worker, origin, until: Instant::now() + patience, pause: PAUSES[0], state })
+        let wait = proxy.idle_timeout.map_or(MAX_WAIT, |idle| idle.min(MAX_WAIT));
+        let state = EarlyUpstreamState::Dialling(dial(worker.clone(), origin.clone(), proxy.clone()));
+        Some(Self { worker, origin, until: Instant::now() + wait, retry_delay: RETRY_DELAYS[0], state })
     }
 
-    /// When it is to be polled again, if only time passes.
+    /// Returns the time of the next poll if no other event occurs.
     pub(crate) fn due(&self) -> Option<Instant> {
         match self.state {
-            EarlyState::Dialling(_) | EarlyState::Open(_) => Some(self.until),
-            EarlyState::Failed(again) => Some(again.min(self.until)),
-            EarlyState::Over => None,
+            EarlyUpstreamState::Dialling(_) | EarlyUpstreamState::Open(_) => Some(self.until),
+            EarlyUpstreamState::Failed(again) => Some(again.min(self.until)),
+            EarlyUpstreamState::Over => None,
         }
     }
 
-    /// Goes on while the client is silent; ready once the server has spoken, or has hung up.
+    /// Waits while the client is silent. Ready once the server has sent bytes, or has closed the connection.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             let now = Instant::now();
             if now >= self.until {
-                self.state = EarlyState::Over;
+                self.state = EarlyUpstreamState::Over;
             }
             self.state = match &mut self.state {
-                EarlyState::Dialling(dialling) => match ready!(dialling.as_mut().poll(cx)) {
-                    Some(server) => EarlyState::Open(Box::new(server)),
+                EarlyUpstreamState::Dialling(dialling) => match ready!(dialling.as_mut().poll(cx)) {
+                    Some(server) => EarlyUpstreamState::Open(Box::new(server)),
                     None => {
-                        let again = now + self.pause;
-                        self.pause = (2 * self.pause).min(PAUSES[1]);
-                        EarlyState::Failed(again)
+                        let again = now + self.retry_delay;
+                        self.retry_delay = (2 * self.retry_delay).min(RETRY_DELAYS[1]);
+                        EarlyUpstreamState::Failed(again)
                     }
                 },
-                EarlyState::Open(server) => match ready!(listen(server, cx)) {
-                    Said::Nothing => continue,
-                    Said::Bytes => return Poll::Ready(()),
-                    Said::Http => EarlyState::Over,
+                EarlyUpstreamState::Open(server) => match ready!(poll_first_bytes(server, cx)) {
+                    FirstBytes::Incomplete => continue,
+                    FirstBytes::Tcp => return Poll::Ready(()),
+                    FirstBytes::Http => EarlyUpstreamState::Over,
                 },
-                EarlyState::Failed(again) if now < *again => return Poll::Pending,
-                EarlyState::Failed(_) => {
+                EarlyUpstreamState::Failed(again) if now < *again => return Poll::Pending,
+                EarlyUpstreamState::Failed(_) => {
                     let Terminal::Tcp(proxy) = &self.origin.chain.terminal else { return Poll::Pending };
-                    EarlyState::Dialling(dial(self.worker.clone(), self.origin.clone(), proxy.clone()))
+                    EarlyUpstreamState::Dialling(dial(
+                        self.worker.clone(),
+                        self.origin.clone(),
+                        proxy.clone(),
+                    ))
                 }
-                EarlyState::Over => return Poll::Pending,
+                EarlyUpstreamState::Over => return Poll::Pending,
             };
         }
     }
 
-    /// Whether it leads where connections of this chain go.
-    pub(crate) fn is_of(&self, chain: &Arc<FilterChain>) -> bool {
+    /// Whether the connection was made for this filter chain.
+    pub(crate) fn is_for(&self, chain: &Arc<FilterChain>) -> bool {
         Arc::ptr_eq(&self.origin.chain, chain)
     }
 
-    /// The server, if it has been dialled and is there.
+    /// Returns the connection to the server, once it is established; `None` if that fails.
     pub(crate) async fn server(self) -> Option<Server> {
         match self.state {
-            EarlyState::Dialling(dialling) => dialling.await,
-            EarlyState::Open(server) => Some(*server),
-            EarlyState::Failed(_) | EarlyState::Over => None,
+            EarlyUpstreamState::Dialling(dialling) => dialling.await,
+            EarlyUpstreamState::Open(server) => Some(*server),
+            EarlyUpstreamState::Failed(_) | EarlyUpstreamState::Over => None,
         }
     }
 }
@@ -130,56 +134,58 @@ fn dial(
 ) -> Pin<Box<dyn Future<Output = Option<Server>>>> {
     Box::pin(async move {
         let dialled = tcp::connect(&worker, &origin, None, &proxy, &mut None).await;
-        let failed = |error: &_| debug!("no server for {}, which is silent: {error}", origin.source);
+        let failed =
+            |error: &_| debug!("early connection to the server for client {} failed: {error}", origin.source);
         dialled.inspect_err(failed).ok()
     })
 }
 
-/// What a server has said before its client.
+/// Classification of the bytes that a server sends first.
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
-    /// Nothing, or too little to tell.
-    Nothing,
-    /// What its client is to hear.
-    Bytes,
+enum FirstBytes {
+    /// No bytes, or too few to tell.
+    Incomplete,
+    /// Bytes of a server-first protocol, or the end of the connection.
+    Tcp,
+    /// HTTP/2 settings, or an HTTP/1 response.
     Http,
 }
 
-fn listen((stream, link): &mut Server, cx: &mut Context<'_>) -> Poll<Said> {
+fn poll_first_bytes((stream, link): &mut Server, cx: &mut Context<'_>) -> Poll<FirstBytes> {
     if stream.input.is_full() {
-        // Whatever it is, it is no greeting.
-        return Poll::Ready(Said::Bytes);
+        // Neither HTTP nor metadata fill the buffer.
+        return Poll::Ready(FirstBytes::Tcp);
     }
     Poll::Ready(match ready!(stream.poll_fill(cx)) {
         Ok(1..) => {
-            let greets = link.pool().cluster.metadata_exchange && stream.alpn() == Some(greeting::ALPN);
-            said(stream.input.bytes(), greets)
+            let has_greeting = link.pool().cluster.metadata_exchange && stream.alpn() == Some(greeting::ALPN);
+            classify(stream.input.bytes(), has_greeting)
         }
-        // It has hung up, which its client is to know.
-        _ => Said::Bytes,
+        // The server has closed the connection; the client's connection is closed as well.
+        _ => FirstBytes::Tcp,
     })
 }
 
-/// `greets` says that a sidecar may say first who it is.
-fn said(bytes: &[u8], greets: bool) -> Said {
+/// Classifies the first bytes of a server. `has_greeting` says that the metadata of a sidecar may precede them.
+fn classify(bytes: &[u8], has_greeting: bool) -> FirstBytes {
     let bytes = match greeting::read(bytes) {
-        Greeting::Incomplete if greets => return Said::Nothing,
-        Greeting::Complete(length, _) if greets => &bytes[length..],
+        Greeting::Incomplete if has_greeting => return FirstBytes::Incomplete,
+        Greeting::Complete(length, _) if has_greeting => &bytes[length..],
         _ => bytes,
     };
-    // A frame of settings (RFC 9113, section 6.5): its length, 4, no flags, stream 0.
+    // A SETTINGS frame (RFC 9113, section 6.5): length, type 4, no flags, stream 0.
     let settings = [None, None, None, Some(4), Some(0), Some(0), Some(0), Some(0), Some(0)];
     let fits = bytes.iter().zip(settings).all(|(byte, wanted)| wanted.is_none_or(|wanted| *byte == wanted));
     let is_short = bytes.first().is_none_or(|first| *first == 0);
     let answer = b"HTTP/";
     let shared = bytes.len().min(answer.len());
     if bytes[..shared] == answer[..shared] {
-        return if shared == answer.len() { Said::Http } else { Said::Nothing };
+        return if shared == answer.len() { FirstBytes::Http } else { FirstBytes::Incomplete };
     }
     match (fits && is_short, bytes.len() >= settings.len()) {
-        (true, true) => Said::Http,
-        (true, false) => Said::Nothing,
-        (false, _) => Said::Bytes,
+        (true, true) => FirstBytes::Http,
+        (true, false) => FirstBytes::Incomplete,
+        (false, _) => FirstBytes::Tcp,
     }
 }
 
@@ -188,29 +194,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_server_of_http_says_first_decides_nothing() {
+    fn first_bytes_of_an_http_server_are_detected() {
         let settings = [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 100];
         for end in 0..settings.len() {
-            let expected = if end < 9 { Said::Nothing } else { Said::Http };
-            assert_eq!(said(&settings[..end], false), expected, "{end}");
+            let expected = if end < 9 { FirstBytes::Incomplete } else { FirstBytes::Http };
+            assert_eq!(classify(&settings[..end], false), expected, "{end}");
         }
-        assert_eq!(said(b"HTT", false), Said::Nothing);
-        assert_eq!(said(b"HTTP/1.1 408 Request Timeout\r\n", false), Said::Http);
+        assert_eq!(classify(b"HTT", false), FirstBytes::Incomplete);
+        assert_eq!(classify(b"HTTP/1.1 408 Request Timeout\r\n", false), FirstBytes::Http);
         for greeting in
             [&b"220 ready"[..], b"HT!", b"J\0\0\0\x0a8.0", b"\0\0\0\x01", b"\0\0\0\x04\0\0\0\0\x01"]
         {
-            assert_eq!(said(greeting, false), Said::Bytes, "{greeting:?}");
+            assert_eq!(classify(greeting, false), FirstBytes::Tcp, "{greeting:?}");
         }
     }
 
     #[test]
-    fn what_a_sidecar_says_of_itself_decides_nothing() {
+    fn metadata_of_a_sidecar_are_skipped() {
         let greeting = [0x3d, 0x23, 4, 0x67, 0, 0, 0, 1, 255];
         for end in 0..=greeting.len() {
-            assert_eq!(said(&greeting[..end], true), Said::Nothing, "{end}");
+            assert_eq!(classify(&greeting[..end], true), FirstBytes::Incomplete, "{end}");
         }
-        assert_eq!(said(&[&greeting[..], b"220"].concat(), true), Said::Bytes);
-        assert_eq!(said(&[&greeting[..], b"HTTP/1.1"].concat(), true), Said::Http);
-        assert_eq!(said(&greeting, false), Said::Bytes);
+        assert_eq!(classify(&[&greeting[..], b"220"].concat(), true), FirstBytes::Tcp);
+        assert_eq!(classify(&[&greeting[..], b"HTTP/1.1"].concat(), true), FirstBytes::Http);
+        assert_eq!(classify(&greeting, false), FirstBytes::Tcp);
     }
 }

@@ -1,6 +1,7 @@
-//! Connections passed on as bytes: route → pick → upstream → both ways until both have ended.
+//! The TCP proxy: selects the cluster and the endpoint, connects, and forwards bytes in both directions until both have ended.
 //!
-//! Either side may end first (half-close); the other goes on. Source: `envoy.extensions.filters.network.tcp_proxy.v3`.
+//! Either side may end first (half-close); the other direction stays open.
+//! Source: `envoy.extensions.filters.network.tcp_proxy.v3`.
 
 pub(crate) mod early;
 
@@ -16,7 +17,7 @@ use std::{
 
 use crate::{
     call::export,
-    tcp::early::Early,
+    tcp::early::EarlyUpstream,
     telemetry::TcpCounts,
     upstream::{
         self, Offer, pick,
@@ -48,21 +49,21 @@ use skysail_policy::{
     route,
 };
 
-/// Fewer bytes at once than this are copied.
-const LITTLE: usize = 4 * 1024;
-/// How often the bytes of a long connection are counted.
-const REPORT: Duration = Duration::from_secs(5);
+/// Minimum bytes of one read for which a pipe is used; fewer are copied.
+const MIN_SPLICED: usize = 4 * 1024;
+/// Interval at which the bytes of an open connection are counted.
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A connection to a server.
 pub(crate) type Server = (Stream, Rc<Link>);
-/// The endpoint that was to be connected to.
+/// The pool and the endpoint that the proxy tried to connect to.
 type Tried = Option<(Rc<Pool>, Rc<Host>)>;
 
-/// Serves a connection.
+/// Serves a connection until it ends. `early` is a connection to its server that exists already.
 pub(crate) async fn run(
     worker: &Rc<Worker>,
     mut downstream: Accepted,
-    early: Option<Box<Early>>,
+    early: Option<Box<EarlyUpstream>>,
     proxy: Arc<TcpProxy>,
 ) {
     let (start, began) = (SystemTime::now(), Instant::now());
@@ -71,48 +72,50 @@ pub(crate) async fn run(
     let connected = reach(worker, (&mut downstream, early), &mut timer, began, &proxy, &mut tried).await;
     let (mut server, link) = match connected {
         Ok(connected) => connected,
-        Err(error) => return tell_failure(worker, &downstream.origin, &proxy, &error, tried, (start, began)),
+        Err(error) => {
+            return record_failure(worker, &downstream.origin, &proxy, &error, tried, (start, began));
+        }
     };
-    // A connection may last long, and needs no more of the configuration it began with.
+    // A long connection must not keep the snapshot that it began with in memory.
     Rc::make_mut(&mut downstream.origin).snapshot = Rc::default();
     let origin = &downstream.origin;
     let mut counted = (0, 0);
     let mut tunnel = Tunnel::default();
     let greeting = &worker.shared.local.greeting;
     if origin.chain.metadata_exchange {
-        tunnel.up.greeted = exchange(&mut downstream.stream, greeting);
+        tunnel.up.greeting = send_greeting(&mut downstream.stream, greeting);
     }
     if link.pool().cluster.metadata_exchange {
-        tunnel.down.greeted = exchange(&mut server, greeting);
+        tunnel.down.greeting = send_greeting(&mut server, greeting);
     }
     let mut opened = false;
     let mut admission = origin.admission.clone();
     let last = proxy.max_duration.map(|duration| began + duration);
     let mut flags = Flags::NONE;
     loop {
-        // A connection is counted once it is known whose it is.
-        let expects = tunnel.up.greeted.is_some() || tunnel.down.greeted.is_some();
+        // A connection is counted once the workloads of both peers are known.
+        let is_pending = tunnel.up.greeting.is_some() || tunnel.down.greeting.is_some();
         if let Some(stats) = &proxy.stats
             && !opened
-            && !expects
+            && !is_pending
         {
             let counts = TcpCounts { opened: 1, ..TcpCounts::default() };
             worker.shard.connection(stats, &record(origin, Some(&link), start), counts);
             opened = true;
         }
-        let report = earlier(proxy.stats.as_ref().map(|_| Instant::now() + REPORT), last);
+        let report = earlier(proxy.stats.as_ref().map(|_| Instant::now() + REPORT_INTERVAL), last);
         let client = &mut downstream.stream;
         let check = || revalidate(worker, origin, &link);
         let revoked = || admission.deadline(worker, check);
         let ended = tunnel.run(client, &mut server, &mut timer, proxy.idle_timeout, report, revoked).await;
-        let [of_client, of_server] = tunnel.met();
+        let [of_client, of_server] = tunnel.take_workloads();
         for (peer, workload) in [(&*origin.peer, of_client), (&link.peer, of_server)] {
             if let Some(workload) = workload {
                 peer.set_workload(Some(Arc::new(workload)));
             }
         }
         if let Some(stats) = &proxy.stats
-            && ended != Ended::Met
+            && ended != Ended::Greeted
         {
             let now = (downstream.stream.received, downstream.stream.sent);
             let counts = TcpCounts {
@@ -140,7 +143,7 @@ pub(crate) async fn run(
                 counters().tcp_idle_timeout.inc();
                 break;
             }
-            Ended::Reported | Ended::Met => {}
+            Ended::Reported | Ended::Greeted => {}
         }
     }
     let refusal = admission.expired().filter(|_| flags == Flags::RV);
@@ -162,33 +165,33 @@ pub(crate) async fn run(
     log(worker, &proxy, &record);
 }
 
-/// Judges a connection by the configuration of now.
+/// Checks an open connection against the configuration in force.
 fn revalidate(worker: &Worker, origin: &Origin, link: &Link) -> Result<(), Refusal> {
     let chain = origin.revalidate(worker)?;
     let Terminal::Tcp(proxy) = &chain.terminal else { return Err(Refusal::FilterChain) };
     let cluster = &link.pool().cluster.name;
-    let leads = match &proxy.targets {
+    let is_target = match &proxy.targets {
         Targets::Single(name) => **name == **cluster,
         Targets::Weighted { targets, .. } => targets.iter().any(|target| *target.cluster == **cluster),
         Targets::Header(_) => false,
     };
-    if !leads {
+    if !is_target {
         return Err(Refusal::Destination);
     }
     if upstream::is_trusted(link, worker.snapshot().distrusted) { Ok(()) } else { Err(Refusal::Server) }
 }
 
-/// The server of a connection, which may have been dialled already.
+/// Returns the connection to the server, which may exist already.
 async fn reach(
     worker: &Rc<Worker>,
-    (downstream, early): (&mut Accepted, Option<Box<Early>>),
+    (downstream, early): (&mut Accepted, Option<Box<EarlyUpstream>>),
     timer: &mut Timer,
     began: Instant,
     proxy: &TcpProxy,
     tried: &mut Tried,
 ) -> Result<Server, Error> {
     let Accepted { stream, origin, .. } = downstream;
-    let mut client = Waiting { stream, timer, began };
+    let mut client = WaitingClient { stream, timer, began };
     if let Some(early) = early
         && let Some(server) = client.wait(proxy, async { Ok(early.server().await) }).await?
     {
@@ -197,8 +200,8 @@ async fn reach(
     Box::pin(connect(worker, origin, Some(client), proxy, tried)).await
 }
 
-/// Tells of a connection that has found no server.
-fn tell_failure(
+/// Records a connection without a server in metrics and access logs.
+fn record_failure(
     worker: &Rc<Worker>,
     origin: &Origin,
     proxy: &TcpProxy,
@@ -213,7 +216,7 @@ fn tell_failure(
         record.cluster = Some(&pool.cluster);
         record.endpoint = Some(&host.endpoint);
         record.attempts = 1;
-        // There is no other try.
+        // The TCP proxy does not retry.
         if error.side() != Side::Downstream {
             record.flags.insert(Flags::URX);
         }
@@ -237,25 +240,25 @@ fn tell_failure(
 }
 
 /// A client that waits for a connection to an endpoint.
-pub(crate) struct Waiting<'a> {
+pub(crate) struct WaitingClient<'a> {
     stream: &'a mut Stream,
     timer: &'a mut Timer,
     began: Instant,
 }
 
-impl Waiting<'_> {
-    /// Waits for a place among the cluster's connections, unless the client goes away or has waited for too long.
+impl WaitingClient<'_> {
+    /// Waits for `future`, unless the client closes its connection, or the idle timeout or the maximum duration passes.
     async fn wait<T>(
         &mut self,
         proxy: &TcpProxy,
-        place: impl Future<Output = Result<T, Error>>,
+        future: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
-        let mut place = pin!(place);
+        let mut future = pin!(future);
         let idle = proxy.idle_timeout.map(|timeout| (self.began + timeout, Kind::StreamIdle(true)));
         let last = proxy.max_duration.map(|duration| (self.began + duration, Kind::StreamDuration(true)));
         let over = [idle, last].into_iter().flatten().min_by_key(|(deadline, _)| *deadline);
         poll_fn(|cx| {
-            if let Poll::Ready(result) = place.as_mut().poll(cx) {
+            if let Poll::Ready(result) = future.as_mut().poll(cx) {
                 return Poll::Ready(result);
             }
             if self.is_gone(cx) {
@@ -267,7 +270,7 @@ impl Waiting<'_> {
         .await
     }
 
-    /// Whether nobody waits any more. Who has said something before the end may wait for what is said to that.
+    /// Whether the client has closed its connection. A half-close after some bytes is none: the client may wait for the response.
     fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
         while !self.stream.input.is_full() {
             match self.stream.poll_fill(cx) {
@@ -281,12 +284,12 @@ impl Waiting<'_> {
     }
 }
 
-/// Connects to an endpoint of the cluster; `tried` is the one that it tried. The client is watched while it has to wait for a
-/// place there; nothing waits without one.
+/// Connects to an endpoint of the cluster, and sets `tried` to it. If the cluster has as many connections as it allows, the
+/// client waits; without a client this fails.
 pub(crate) async fn connect(
     worker: &Rc<Worker>,
     origin: &Origin,
-    client: Option<Waiting<'_>>,
+    client: Option<WaitingClient<'_>>,
     proxy: &TcpProxy,
     tried: &mut Tried,
 ) -> Result<Server, Error> {
@@ -296,7 +299,7 @@ pub(crate) async fn connect(
         Targets::Weighted { total, targets } => {
             route::weighted(*total, targets, &mut worker.dice.borrow_mut()).map(|target| &target.cluster)
         }
-        // Connections have none.
+        // A TCP connection has no header fields.
         Targets::Header(_) => None,
     };
     let name = name.ok_or_else(missing)?;
@@ -307,7 +310,7 @@ pub(crate) async fn connect(
     let (pool, host) = tried.insert((pool, host));
     let place = match client {
         Some(mut client) => client.wait(proxy, upstream::place(pool, host)).await?,
-        // Nobody has asked for it yet, so nobody is made to wait for it.
+        // An early connection must not take the place of a client that waits.
         None => pool.admit(host).map_err(|Full| Error::new(Kind::Overflow))?,
     };
     let got =
@@ -323,13 +326,13 @@ pub(crate) async fn connect(
     }
 }
 
-/// Says who we are where ALPN agreed on it, and expects the same of the other side.
-fn exchange(stream: &mut Stream, greeting: &[u8]) -> Option<Met> {
+/// Sends this workload's metadata if ALPN negotiated their exchange, and expects those of the peer.
+fn send_greeting(stream: &mut Stream, greeting: &[u8]) -> Option<PeerGreeting> {
     if stream.alpn() != Some(greeting::ALPN) {
         return None;
     }
     stream.output.extend(greeting);
-    Some(Met::Expected)
+    Some(PeerGreeting::Expected)
 }
 
 fn record<'a>(origin: &'a Origin, link: Option<&'a Link>, start: SystemTime) -> Record<'a> {
@@ -356,30 +359,30 @@ fn log(worker: &Rc<Worker>, proxy: &TcpProxy, record: &Record<'_>) {
     export::log(worker, &proxy.access_logs, &context);
 }
 
-/// Whether an error is about splicing as such. With an empty pipe, `splice` says so before it has taken anything.
-fn is_refusal(error: &io::Error) -> bool {
+/// Whether the system does not support `splice` on these sockets. With an empty pipe it fails before it moves any byte.
+fn is_splice_unsupported(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied
     )
 }
 
-/// How a stretch of a tunnel ended.
+/// Why [`Tunnel::run`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// Both sides are done, or one is broken.
+    /// Both directions have ended, or one has failed.
     Closed,
-    /// Nothing moved for too long.
+    /// The idle timeout has passed.
     Idle,
-    /// It would not be admitted any more.
+    /// The configuration in force does not admit the connection.
     Revoked,
-    /// It goes on, but its bytes should be counted.
+    /// The tunnel is open; its bytes are due to be counted.
     Reported,
-    /// It goes on, and a side has said who it is.
-    Met,
+    /// The tunnel is open; the metadata of a peer have arrived.
+    Greeted,
 }
 
-/// Two connections joined.
+/// Two connections whose bytes are forwarded to each other.
 #[derive(Default)]
 pub(crate) struct Tunnel {
     up: TcpDirection,
@@ -387,46 +390,47 @@ pub(crate) struct Tunnel {
     moved: Option<Instant>,
 }
 
-/// One way of a tunnel.
+/// One direction of a tunnel.
 #[derive(Default)]
 struct TcpDirection {
     state: DirectionState,
-    /// How the next bytes go.
+    /// How the next bytes are forwarded.
     passage: Passage,
-    /// Bytes that passed through no buffer and are yet to be written.
+    /// Holds spliced bytes that have not been written yet.
     pipe: Option<Pipe>,
-    /// The sender may say who it is before all else.
-    greeted: Option<Met>,
+    /// Metadata of the sender, if ALPN negotiated their exchange.
+    greeting: Option<PeerGreeting>,
 }
 
-/// How bytes pass. A pipe saves the copies, and costs more than they do where there is little to copy.
+/// How bytes are forwarded. A pipe avoids copies (`splice`), but costs more than they do for a few bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Passage {
     #[default]
     Buffers,
-    /// There is so much that a block was not enough.
+    /// Used after a read that filled a block.
     Pipe,
-    /// There is none; some sandboxes refuse it.
+    /// Pipes are not available: some sandboxes refuse them.
     NoPipe,
 }
 
-/// What came of a greeting.
-enum Met {
+/// State of the metadata that a peer sends first.
+enum PeerGreeting {
     Expected,
-    Known(Option<Workload>),
+    /// The metadata have arrived; `None` if the peer sent none.
+    Received(Option<Workload>),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum DirectionState {
     #[default]
     Open,
-    /// The sender has ended; the receiver is yet to be told.
+    /// The sender has ended; the receiver's side is not shut down yet.
     Ending,
     Done,
 }
 
 impl Tunnel {
-    /// Passes bytes on until the end, or until `report` or `revoked`.
+    /// Forwards bytes until the tunnel ends, the time `report`, or the deadline that `revoked` returns.
     pub(crate) async fn run(
         &mut self,
         client: &mut Stream,
@@ -442,15 +446,18 @@ impl Tunnel {
                 return Poll::Ready(Ended::Revoked);
             }
             let before = (client.received, server.received, client.sent, server.sent);
-            let ways = [self.up.poll(cx, client, server), self.down.poll(cx, server, client)];
-            if ways.iter().any(|way| matches!(way, Poll::Ready(Err(_)))) {
+            let directions = [self.up.poll(cx, client, server), self.down.poll(cx, server, client)];
+            if directions.iter().any(|direction| matches!(direction, Poll::Ready(Err(_)))) {
                 return Poll::Ready(Ended::Closed);
             }
             if (self.up.state, self.down.state) == (DirectionState::Done, DirectionState::Done) {
                 return Poll::Ready(Ended::Closed);
             }
-            if [&self.up, &self.down].iter().any(|way| matches!(way.greeted, Some(Met::Known(_)))) {
-                return Poll::Ready(Ended::Met);
+            if [&self.up, &self.down]
+                .iter()
+                .any(|direction| matches!(direction.greeting, Some(PeerGreeting::Received(_))))
+            {
+                return Poll::Ready(Ended::Greeted);
             }
             if idle_timeout.is_some()
                 && before != (client.received, server.received, client.sent, server.sent)
@@ -468,12 +475,12 @@ impl Tunnel {
         .await
     }
 
-    /// Who the two sides said they are, since the last time asked.
-    fn met(&mut self) -> [Option<Workload>; 2] {
-        [&mut self.up, &mut self.down].map(|way| match way.greeted.take() {
-            Some(Met::Known(workload)) => workload,
+    /// Takes the metadata of the two peers that have arrived since the last call.
+    fn take_workloads(&mut self) -> [Option<Workload>; 2] {
+        [&mut self.up, &mut self.down].map(|direction| match direction.greeting.take() {
+            Some(PeerGreeting::Received(workload)) => workload,
             other => {
-                way.greeted = other;
+                direction.greeting = other;
                 None
             }
         })
@@ -484,7 +491,7 @@ impl TcpDirection {
     fn poll(&mut self, cx: &mut Context<'_>, from: &mut Stream, to: &mut Stream) -> Poll<io::Result<()>> {
         loop {
             if ready!(self.poll_flush(cx, to)).is_err() {
-                // Nothing more gets there, but what came from there may still be on its way.
+                // The receiver is gone, but bytes of the other direction may still be in flight.
                 to.output.clear();
                 self.pipe = None;
                 self.state = DirectionState::Done;
@@ -492,8 +499,8 @@ impl TcpDirection {
             if self.state == DirectionState::Done {
                 return Poll::Ready(Ok(()));
             }
-            if !self.greet(from)? && !from.input.is_empty() {
-                // Blocks change hands; nothing is copied.
+            if !self.read_greeting(from)? && !from.input.is_empty() {
+                // The blocks are swapped; nothing is copied.
                 std::mem::swap(&mut to.output, &mut from.input);
                 continue;
             }
@@ -520,7 +527,7 @@ impl TcpDirection {
         }
     }
 
-    /// Takes more from the sender; 0 is its end. All that was taken before must have been passed on.
+    /// Reads more from the sender; 0 is its end. All bytes that were read before must have been forwarded.
     fn poll_fill(&mut self, cx: &mut Context<'_>, from: &mut Stream, plain: bool) -> Poll<io::Result<usize>> {
         from.rest();
         if self.passage == Passage::Pipe && self.pipe.is_none() {
@@ -529,9 +536,9 @@ impl TcpDirection {
         if let Some(pipe) = &mut self.pipe {
             let filled = from.poll_fill_pipe(cx, pipe);
             match &filled {
-                Poll::Ready(Ok(count)) if *count >= LITTLE => return filled,
+                Poll::Ready(Ok(count)) if *count >= MIN_SPLICED => return filled,
                 Poll::Ready(Ok(_)) => self.passage = Passage::Buffers,
-                Poll::Ready(Err(error)) if is_refusal(error) => self.passage = Passage::NoPipe,
+                Poll::Ready(Err(error)) if is_splice_unsupported(error) => self.passage = Passage::NoPipe,
                 Poll::Ready(Err(_)) | Poll::Pending => {}
             }
             if pipe.is_empty() {
@@ -548,21 +555,21 @@ impl TcpDirection {
         Poll::Ready(Ok(count))
     }
 
-    /// Takes a greeting off the front. True while it is not yet known whether there is one.
-    fn greet(&mut self, from: &mut Stream) -> io::Result<bool> {
-        if !matches!(self.greeted, Some(Met::Expected)) {
+    /// Reads the metadata that the sender sends first. Returns true while they are incomplete.
+    fn read_greeting(&mut self, from: &mut Stream) -> io::Result<bool> {
+        if !matches!(self.greeting, Some(PeerGreeting::Expected)) {
             return Ok(false);
         }
         match greeting::read(from.input.bytes()) {
             Greeting::Incomplete if self.state == DirectionState::Open && !from.input.is_full() => {
                 return Ok(true);
             }
-            Greeting::TooLarge => return Err(io::Error::other("the peer's metadata are too large")),
+            Greeting::TooLarge => return Err(io::Error::other("the metadata of the peer are too large")),
             Greeting::Complete(length, workload) => {
                 from.input.consume(length);
-                self.greeted = Some(Met::Known(workload));
+                self.greeting = Some(PeerGreeting::Received(workload));
             }
-            Greeting::Incomplete | Greeting::Absent => self.greeted = Some(Met::Known(None)),
+            Greeting::Incomplete | Greeting::Absent => self.greeting = Some(PeerGreeting::Received(None)),
         }
         Ok(false)
     }
@@ -590,7 +597,7 @@ mod tests {
         bytes
     }
 
-    /// Sends all of it while reading as much at the other end.
+    /// Sends the bytes from one end and reads them at the other.
     async fn pass(from: &mut TcpStream, to: &mut TcpStream, bytes: &[u8]) {
         let mut got = vec![0; bytes.len()];
         let (sent, read) = tokio::join!(from.write_all(bytes), to.read_exact(&mut got));
@@ -600,13 +607,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn much_goes_through_a_pipe_and_little_through_buffers() {
+    async fn large_transfers_use_a_pipe_and_small_ones_buffers() {
         let (mut client, near) = connected().await;
         let (far, mut server) = connected().await;
         let (mut near, mut far) = (Stream::new(near), Stream::new(far));
         let (mut tunnel, mut timer) = (Tunnel::default(), Timer::default());
         let much = noise(5_000_000);
-        // Runs the tunnel as long as the peers have something to do.
+        // Runs the tunnel until the future of the peers completes.
         macro_rules! meanwhile {
             ($peers:expr) => {
                 tokio::select! {
@@ -617,7 +624,7 @@ mod tests {
         }
         meanwhile!(pass(&mut client, &mut server, b"hello"));
         assert_eq!(tunnel.up.passage, Passage::Buffers);
-        // What a block holds is copied; what a socket holds beyond it is not.
+        // The bytes that fill a block are copied; those that the socket holds beyond it are spliced.
         client.write_all(&much[..100_000]).await.unwrap();
         meanwhile!(async {
             server.read_exact(&mut vec![0; 100_000]).await.unwrap();
@@ -633,7 +640,7 @@ mod tests {
         assert_eq!((near.received, far.sent, far.received, near.sent), (up, up, 5_000_000, 5_000_000));
         assert!(!near.input.has_memory() && !far.output.has_memory());
 
-        // The other way still passes after one has ended.
+        // One direction still forwards after the other has ended.
         client.shutdown().await.unwrap();
         meanwhile!(async {
             assert_eq!(server.read(&mut [0]).await.unwrap(), 0);
@@ -646,12 +653,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_receiver_that_leaves_ends_its_way_and_keeps_nothing() {
+    async fn a_receiver_that_closes_ends_its_direction_and_frees_its_buffers() {
         let (mut client, near) = connected().await;
         let (far, server) = connected().await;
         let (mut near, mut far) = (Stream::new(near), Stream::new(far));
         let (mut tunnel, mut timer) = (Tunnel::default(), Timer::default());
-        // It reads nothing, so the pipe fills up; then it is gone, with bytes unread.
+        // The receiver reads nothing, so the pipe fills up; then the receiver closes with unread bytes.
         let much = noise(20_000_000);
         let sender = tokio::spawn(async move { client.write_all(&much).await });
         tokio::select! {

@@ -1,4 +1,4 @@
-//! A client's end of an exchange, with what is known of its connection.
+//! A downstream connection and its properties, and its revalidation after a configuration change.
 
 use std::{
     mem::discriminant,
@@ -13,7 +13,7 @@ use tracing::debug;
 
 use crate::{
     overload::{
-        drain::{Registered, Side},
+        drain::{ConnectionSet, Registered},
         limit_log::{self, Limit},
     },
     worker::{
@@ -31,45 +31,45 @@ use skysail_policy::{
     rbac::{self, Subject, Tally, Verdict},
 };
 
-/// A client's end of an exchange.
+/// The client's side of an exchange: a connection of HTTP/1.1, or a stream of HTTP/2.
 pub(crate) struct Downstream {
     pub(crate) wire: Wire,
     pub(crate) timer: Timer,
     pub(crate) origin: Rc<Origin>,
 }
 
-/// A client's connection that is admitted, before its first request or byte.
+/// An admitted connection, before its first request or byte.
 pub(crate) struct Accepted {
     pub(crate) stream: Box<Stream>,
     pub(crate) timer: Timer,
     pub(crate) origin: Rc<Origin>,
-    /// Registers the connection with its listener's side as long as this lives.
+    /// Keeps the connection in its [`ConnectionSet`].
     pub(crate) registered: Registered,
 }
 
-/// What is known of a client's connection.
+/// Properties of a downstream connection.
 #[derive(Clone)]
 pub(crate) struct Origin {
-    /// The source address, from the PROXY header where the listener takes one.
+    /// Source address; from the PROXY header if the listener reads one.
     pub(crate) source: SocketAddr,
-    /// The source address of the connection itself.
+    /// Source address of the TCP connection.
     pub(crate) direct: SocketAddr,
-    /// The destination address of the connection itself, before interception.
+    /// Destination address of the TCP connection, before interception.
     pub(crate) dialled: SocketAddr,
-    /// The destination address, from the PROXY header where the listener takes one.
+    /// Destination address; from the PROXY header if the listener reads one.
     pub(crate) destination: SocketAddr,
     pub(crate) listener: Arc<Listener>,
     pub(crate) chain: Arc<FilterChain>,
     pub(crate) peer: Rc<Peer>,
-    /// The configuration the chain is from.
+    /// The configuration that the filter chain belongs to.
     pub(crate) snapshot: Rc<Snapshot>,
-    /// Whether the connection is still admitted. What begins on it begins with this.
+    /// Admission state of the connection; the initial state of its requests.
     pub(crate) admission: Revalidation,
     pub(crate) findings: Rc<Findings>,
-    /// The listener whose socket it came in by.
+    /// Name of the listener whose socket accepted the connection.
     pub(crate) entry: Arc<str>,
-    /// That listener's connections.
-    pub(crate) side: Rc<Side>,
+    /// The connections of that listener's direction.
+    pub(crate) connections: Rc<ConnectionSet>,
 }
 
 impl Origin {
@@ -78,13 +78,14 @@ impl Origin {
         Ends { source: self.source, destination: self.destination }
     }
 
-    /// The server name that the client asked for.
+    /// Returns the server name (SNI) of the client hello.
     pub(crate) fn server_name(&self) -> Option<&str> {
         self.findings.server_name.as_deref()
     }
 
-    /// What the chain's policies found out, if they let the connection pass.
-    pub(crate) fn pass_policies(&self, worker: &Worker) -> Option<Vec<(String, Value)>> {
+    /// Checks the connection against the policies of its filter chain, and counts the results. Returns their dynamic metadata, or
+    /// `None` if a policy denies the connection.
+    pub(crate) fn apply_policies(&self, worker: &Worker) -> Option<Vec<(String, Value)>> {
         if self.chain.policies.is_empty() {
             return Some(Vec::new());
         }
@@ -96,14 +97,14 @@ impl Origin {
         counters.rbac_shadow_allowed.add(tally.shadow_allowed.into());
         counters.rbac_shadow_denied.add(tally.shadow_denied.into());
         if let Verdict::Deny { details, .. } = verdict {
-            debug!("{} is refused to connect to {}: {details}", self.source, self.destination);
+            debug!("connection from {} to {} denied: {details}", self.source, self.destination);
             return None;
         }
         Some(tally.found)
     }
 
-    /// Whether the chain's policies would let it pass. Nobody is told.
-    pub(crate) fn would_pass(&self) -> bool {
+    /// Whether the policies of the filter chain allow the connection. Counts nothing.
+    pub(crate) fn is_allowed(&self) -> bool {
         self.check_policies(&self.chain, &mut Tally::default()) == Verdict::Allow
     }
 
@@ -120,8 +121,10 @@ impl Origin {
         rbac::check(&chain.policies, &subject, tally)
     }
 
-    /// Judges the connection by the newest form of its listener, whose chain for it this gives. Its own chain, if that is
-    /// still there, does for it. Listeners and chains that would take it today do not matter, as in Envoy.
+    /// Checks the connection against the configuration in force, and returns the filter chain that admits it.
+    ///
+    /// This is its own filter chain if the listener still has it, else the one that the listener selects now. As in Envoy, another
+    /// listener that a new connection would use does not matter.
     pub(crate) fn revalidate(&self, worker: &Worker) -> Result<Arc<FilterChain>, Refusal> {
         let snapshot = worker.snapshot();
         let listener = snapshot.listeners.by_name.get(&self.listener.name).ok_or(Refusal::Listener)?;
@@ -130,11 +133,11 @@ impl Origin {
             chain.fingerprint.is_some() && chain.fingerprint == self.chain.fingerprint
         };
         let chain = chains.find(own).map_or_else(|| self.select(listener), Ok)?;
-        self.admit(chain, worker)?;
+        self.check_chain(chain, worker)?;
         Ok(chain.clone())
     }
 
-    /// The chain for the connection.
+    /// Selects the filter chain of a listener for the connection.
     fn select<'a>(&'a self, listener: &'a Arc<Listener>) -> Result<&'a Arc<FilterChain>, Refusal> {
         if Arc::ptr_eq(listener, &self.listener) {
             return Ok(&self.chain);
@@ -143,9 +146,9 @@ impl Origin {
         filter_chain_match::select(listener, &facts).ok_or(Refusal::FilterChain)
     }
 
-    /// Whether the connection could have begun with this chain as it has begun, and would be admitted.
-    fn admit(&self, chain: &Arc<FilterChain>, worker: &Worker) -> Result<(), Refusal> {
-        // HTTP does not become bytes, or the other way round, in the middle of a connection.
+    /// Checks that a filter chain would admit the connection with the TLS session and the protocol that it has.
+    fn check_chain(&self, chain: &Arc<FilterChain>, worker: &Worker) -> Result<(), Refusal> {
+        // A connection cannot change between HTTP and plain TCP.
         if discriminant(&chain.terminal) != discriminant(&self.chain.terminal) {
             return Err(Refusal::FilterChain);
         }
@@ -157,35 +160,37 @@ impl Origin {
         if let Verdict::Deny { details, .. } = self.check_policies(chain, &mut tally) {
             return Err(Refusal::Denied(details));
         }
-        if !Arc::ptr_eq(chain, &self.chain) && self.would_ask(chain, tally) {
+        if !Arc::ptr_eq(chain, &self.chain) && self.needs_authorization(chain, tally) {
             return Err(Refusal::Authentication);
         }
         Ok(())
     }
 
-    /// Whether another service would be asked that has not been asked about the connection.
-    fn would_ask(&self, chain: &FilterChain, found: Tally) -> bool {
+    /// Whether the filter chain calls an external authorization service that has not decided about the connection.
+    fn needs_authorization(&self, chain: &FilterChain, found: Tally) -> bool {
         let Some(config) = chain.ask.as_deref() else { return false };
         if self.chain.ask.as_ref().is_none_or(|before| before.fingerprint != config.fingerprint) {
             return true;
         }
-        let asks = |tally: Tally| {
+        let is_enabled = |tally: Tally| {
             let test = config.enabled_metadata.as_ref();
             test.is_some_and(|test| matching::metadata(test, Some(&metadata(tally.found))))
         };
         let mut before = Tally::default();
         self.check_policies(&self.chain, &mut before);
-        asks(found) && !asks(before)
+        is_enabled(found) && !is_enabled(before)
     }
 
-    /// Whether the roots of now vouch for the client.
+    /// Checks the client's certificate against the trust bundle in force.
     fn check_trust(&self, worker: &Worker) -> Result<(), Refusal> {
         let (Some(tls), Some(certificate)) = (&self.chain.tls, &self.peer.certificate) else { return Ok(()) };
         let Some(acceptor) = tls.config.load_full() else { return Ok(()) };
         let (distrusted, context) = (worker.snapshot().distrusted, Arc::as_ptr(&acceptor).addr());
         let trusted = certificate.is_trusted(distrusted, context, |chain| {
             let checked = acceptor.recheck(chain);
-            checked.inspect_err(|error| debug!("{} is not trusted any more: {error}", self.source)).is_ok()
+            checked
+                .inspect_err(|error| debug!("client {} is no longer trusted: {error}", self.source))
+                .is_ok()
         });
         if !trusted {
             return Err(Refusal::Client);
@@ -197,7 +202,7 @@ impl Origin {
         Ok(())
     }
 
-    /// The same by the newest configuration: with the chain that a connection like this gets now.
+    /// Returns these properties with the configuration in force, and the filter chain that a new connection would get.
     fn renewed(&self, worker: &Worker) -> Result<Self, Refusal> {
         let snapshot = worker.snapshot();
         let entry = snapshot.listeners.by_name.get(&self.entry).ok_or(Refusal::Listener)?;
@@ -205,20 +210,20 @@ impl Origin {
         let listener = filter_chain_match::listener(&snapshot, &listener, self.destination);
         let mut renewed = self.clone();
         renewed.chain = self.select(&listener)?.clone();
-        self.admit(&renewed.chain, worker)?;
+        self.check_chain(&renewed.chain, worker)?;
         (renewed.listener, renewed.snapshot) = (listener, snapshot);
         renewed.admission = Revalidation::new(worker.epoch());
         Ok(renewed)
     }
 
-    /// Counts and logs a connection that is closed because it would not be admitted any more.
+    /// Counts and logs a connection that is closed because it is no longer admitted, if it is.
     pub(crate) fn note_revoked(&self, worker: &Worker) {
         if let Some(refusal) = self.admission.refusal() {
             self.note_refusal(worker, refusal);
         }
     }
 
-    /// The same, for what was refused for a reason besides those of its chain.
+    /// Counts and logs a connection that is closed for this reason.
     pub(crate) fn note_refusal(&self, worker: &Worker, refusal: &Refusal) {
         worker.shard.listener(&self.listener.name).revoked.inc();
         let (listener, source) = (&self.listener.name, self.source);
@@ -226,11 +231,11 @@ impl Origin {
     }
 }
 
-/// Brings what is known of a connection up to the newest configuration.
+/// Updates the properties of a connection to the configuration in force.
 ///
 /// # Errors
-/// The connection would not be admitted any more, and must end at this time; what is under way on it may finish by the old.
-/// What begins on it until then ends at the same time.
+/// The connection is no longer admitted, and must end at this time. Until then its requests are served with the previous
+/// configuration.
 pub(crate) fn refresh(origin: &mut Rc<Origin>, worker: &Worker) -> Result<(), Instant> {
     let admission = &origin.admission;
     if admission.is_due(worker)
@@ -244,7 +249,7 @@ pub(crate) fn refresh(origin: &mut Rc<Origin>, worker: &Worker) -> Result<(), In
     origin.admission.last_deadline().map_or(Ok(()), Err)
 }
 
-/// What policies found out, as metadata.
+/// Returns the results of network policies as dynamic metadata.
 pub(crate) fn metadata(found: Vec<(String, Value)>) -> Map<String, Value> {
     Map::from_iter([("envoy.filters.network.rbac".to_owned(), Map::from_iter(found).into())])
 }

@@ -1,8 +1,8 @@
-//! Which filter chain takes a connection.
+//! Selection of the filter chain for a connection.
 //!
-//! Envoy narrows the chains down criterion by criterion, and within each keeps only the most specific: destination
-//! port, destination address, server name, transport, application protocol, source address. A chain that is
-//! more specific in an earlier criterion hides others even if a later one then excludes it.
+//! As in Envoy, the filter chains are narrowed down criterion by criterion: destination port, destination address, server name,
+//! transport, application protocol, source address. Each criterion keeps only the most specific matches. A filter chain that is more
+//! specific in an earlier criterion hides others even if a later criterion excludes it.
 //! Source: `envoy.config.listener.v3.FilterChainMatch`.
 
 use std::{
@@ -16,18 +16,19 @@ use skysail_policy::config::{
     listener::{ChainMatch, Cidr, Transport},
 };
 
-/// What is known of a connection.
+/// Properties of a connection that filter chains match.
 #[derive(Debug)]
 pub(crate) struct Facts<'a> {
-    /// Where it was meant to go.
+    /// Destination address, before interception.
     pub(crate) destination: SocketAddr,
-    /// Where it comes from.
+    /// Source address.
     pub(crate) source: SocketAddr,
-    /// What it begins with.
+    /// Results of the inspection of its first bytes.
     pub(crate) findings: &'a Findings,
 }
 
-/// The listener of a connection that came in by the socket of `entry`: it may hand it on to one of another address.
+/// Returns the listener of a connection that the socket of `entry` accepted. With `use_original_dst` this is the listener of the
+/// destination address, if there is one.
 pub(crate) fn listener(snapshot: &Snapshot, entry: &Arc<Listener>, destination: SocketAddr) -> Arc<Listener> {
     let by_address = &snapshot.listeners.by_address;
     let any = match destination {
@@ -42,7 +43,7 @@ pub(crate) fn listener(snapshot: &Snapshot, entry: &Arc<Listener>, destination: 
     target.unwrap_or_else(|| entry.clone())
 }
 
-/// The chain for a connection, or the default chain, or none.
+/// Returns the filter chain for a connection: the best match, or else the default chain.
 pub(crate) fn select<'a>(listener: &'a Listener, facts: &Facts<'_>) -> Option<&'a Arc<FilterChain>> {
     let mut left: Vec<&Arc<FilterChain>> = listener.chains.iter().collect();
     let port = facts.destination.port();
@@ -58,7 +59,7 @@ pub(crate) fn select<'a>(listener: &'a Listener, facts: &Facts<'_>) -> Option<&'
     left.first().copied().or(listener.default_chain.as_ref())
 }
 
-/// Whether the first bytes could make a difference for a connection to this destination.
+/// Whether the filter chain of a connection to this destination may depend on its first bytes.
 pub(crate) fn needs_findings(listener: &Listener, destination: SocketAddr) -> bool {
     listener.chains.iter().any(|chain| {
         let m = &chain.matches;
@@ -67,17 +68,18 @@ pub(crate) fn needs_findings(listener: &Listener, destination: SocketAddr) -> bo
     })
 }
 
-/// Keeps the chains of the highest rank; those of none go.
+/// Keeps the filter chains of the highest rank, and removes those without a rank.
 fn narrow(left: &mut Vec<&Arc<FilterChain>>, rank: impl Fn(&ChainMatch) -> Option<usize>) {
     let best = left.iter().filter_map(|chain| rank(&chain.matches)).max();
     left.retain(|chain| best.is_some() && rank(&chain.matches) == best);
 }
 
-/// Rank 0 for a chain that does not ask, else what it got.
-fn ranked(unasked: bool, matched: Option<usize>) -> Option<usize> {
-    if unasked { Some(0) } else { matched }
+/// Returns rank 0 for a filter chain without this criterion, else the rank of its match.
+fn ranked(is_any: bool, matched: Option<usize>) -> Option<usize> {
+    if is_any { Some(0) } else { matched }
 }
 
+/// Ranks a longer prefix above a shorter one.
 fn longest(ranges: &[Cidr], address: SocketAddr) -> Option<usize> {
     let ip = address.ip();
     let matched =
@@ -85,27 +87,27 @@ fn longest(ranges: &[Cidr], address: SocketAddr) -> Option<usize> {
     ranked(ranges.is_empty(), matched.max())
 }
 
-/// Exact names rank above wildcards, longer wildcards above shorter.
-fn server_name(names: &[Box<str>], asked: Option<&str>) -> Option<usize> {
+/// Ranks exact names above wildcards, and longer wildcards above shorter ones.
+fn server_name(names: &[Box<str>], requested: Option<&str>) -> Option<usize> {
     let rank = |name: &str| {
-        let asked = asked?;
+        let requested = requested?;
         match name.strip_prefix('*') {
             Some(suffix) => {
-                (asked.len() > suffix.len() && asked.ends_with(suffix)).then_some(suffix.len() + 1)
+                (requested.len() > suffix.len() && requested.ends_with(suffix)).then_some(suffix.len() + 1)
             }
-            None => (name == asked).then_some(usize::MAX),
+            None => (name == requested).then_some(usize::MAX),
         }
     };
     ranked(names.is_empty(), names.iter().filter_map(|name| rank(name)).max())
 }
 
-/// The client's protocols are tried in its order: an earlier one ranks higher.
+/// Ranks the protocols by the client's order of preference.
 fn protocol(m: &ChainMatch, findings: &Findings) -> Option<usize> {
-    let wanted = &m.application_protocols;
+    let accepted = &m.application_protocols;
     let found = findings
         .protocols
         .iter()
-        .position(|offered| wanted.iter().any(|protocol| protocol.as_bytes() == &**offered));
+        .position(|offered| accepted.iter().any(|protocol| protocol.as_bytes() == &**offered));
     found.map(|position| usize::MAX - position)
 }
 
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn permissive_inbound_chains_are_told_apart() {
+    fn permissive_inbound_chains_are_distinguished() {
         let any = ChainMatch::default;
         let tls = || ChainMatch { transport: Some(Transport::Tls), ..any() };
         let raw = || ChainMatch { transport: Some(Transport::RawBuffer), ..any() };
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_more_specific_hides_the_less() {
+    fn a_more_specific_chain_hides_others() {
         let names = |list: &[&str]| ChainMatch {
             server_names: list.iter().map(|n| (*n).into()).collect(),
             ..ChainMatch::default()

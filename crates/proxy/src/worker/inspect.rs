@@ -1,51 +1,50 @@
-//! What a connection begins with: a TLS client hello, HTTP/1, the preface of HTTP/2, or something else.
+//! Inspection of the first bytes of a connection: a TLS client hello, HTTP/1, the preface of HTTP/2, or another protocol.
 //!
-//! Each inspector is shown all bytes so far after every read and remembers how far it has got, so that the work is
-//! proportional to the bytes, in however many pieces a client sends them. Sources: Envoy's listener filters
-//! `tls_inspector` and `http_inspector`.
+//! An inspector gets all bytes so far after every read, and keeps its position. The work is therefore proportional to the bytes,
+//! however a client splits them. Sources: Envoy's listener filters `tls_inspector` and `http_inspector`.
 
 use rustls::server::Acceptor;
 
 use skysail_http::http1::parse::is_token;
 use skysail_policy::config::listener::Transport;
 
-/// What the first bytes told.
+/// Results of the inspection.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Findings {
-    /// Plain or TLS.
+    /// Plain or TLS; `None` if not inspected.
     pub(crate) transport: Option<Transport>,
-    /// The server name of a client hello, in lower case.
+    /// Server name of the client hello, in lower case.
     pub(crate) server_name: Option<Box<str>>,
-    /// The protocols a client hello offers, or the one HTTP version found.
+    /// ALPN protocols of the client hello, or the HTTP version.
     pub(crate) protocols: Vec<Box<[u8]>>,
 }
 
-/// What a look at the bytes so far leads to.
+/// State of an inspection after a read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// More bytes are needed. Never the verdict of a last look.
+    /// More bytes are needed. Never the result of the last call.
     More,
-    /// It is known.
+    /// The inspection is complete.
     Known,
-    /// TLS that cannot be read: the connection is closed.
+    /// The client hello is malformed: the connection is closed.
     Broken,
 }
 
-/// A first line that goes on for longer is HTTP's if it begins as one: nothing may evade what is configured for HTTP by a
+/// Maximum length of the first line. A longer line that begins as HTTP counts as HTTP, so that no client evades the HTTP filters by a
 /// long path.
 const MAX_LINE: usize = 8 * 1024;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Looks for a client hello.
+/// Detects a TLS client hello.
 #[derive(Default)]
 pub(crate) struct TlsInspector {
     acceptor: Option<Box<Acceptor>>,
-    /// Bytes that the acceptor has been given.
+    /// Number of bytes that the acceptor has got.
     given: usize,
 }
 
 impl TlsInspector {
-    /// Looks at all bytes so far. A hello that is not whole at the `last` look is broken.
+    /// Inspects all bytes so far. A client hello that is incomplete at the `last` call is malformed.
     pub(crate) fn look(&mut self, bytes: &[u8], last: bool, findings: &mut Findings) -> Look {
         let more = if last { Look::Broken } else { Look::More };
         // A handshake record (22) of version 3.x; RFC 8446, section 5.1.
@@ -81,22 +80,22 @@ impl TlsInspector {
     }
 }
 
-/// Looks for HTTP.
+/// Detects HTTP.
 #[derive(Default)]
 pub(crate) struct HttpInspector {
-    /// Where the first line begins: white space before has been skipped.
+    /// Start of the first line, after leading white space.
     start: usize,
-    /// How far the first word has been read.
+    /// Position in the first word.
     word: usize,
-    /// How far the end of the first line has been searched.
+    /// Position of the search for the end of the first line.
     searched: usize,
-    /// Bytes that any of these has passed.
+    /// Number of bytes that these searches have read.
     #[cfg(test)]
     work: usize,
 }
 
 impl HttpInspector {
-    /// Looks at all bytes so far. At the `last` look a first line without an end counts as a long one.
+    /// Inspects all bytes so far. At the `last` call an incomplete first line counts as a long one.
     pub(crate) fn look(&mut self, bytes: &[u8], last: bool, findings: &mut Findings) -> Look {
         let shared = bytes.len().min(PREFACE.len());
         if bytes[..shared] == PREFACE[..shared] {
@@ -107,11 +106,11 @@ impl HttpInspector {
                 return Look::More;
             }
         }
-        // Servers skip empty lines, and blanks, before the first line, and take any white space in it for a space. None of
-        // that must make another protocol of it, nor in how many pieces it comes.
+        // Servers skip empty lines and blanks before the first line, and accept any white space in it as a space. Such a line
+        // must be detected as HTTP here as well, in however many pieces it arrives.
         self.start = self.skip(bytes, self.start, is_white);
         self.word = self.skip(bytes, self.word.max(self.start), is_token);
-        // However long it is: a server may take any token for a method.
+        // A token of any length may be a method.
         let is_method = bytes.get(self.word).is_none_or(|b| is_white(*b));
         let end = self.line_end(bytes);
         let is_long = last || self.start >= MAX_LINE || end.unwrap_or(bytes.len()) >= MAX_LINE;
@@ -127,7 +126,7 @@ impl HttpInspector {
                 match words.next_back() {
                     Some(b"HTTP/1.0") => b"http/1.0",
                     Some(version) if version.starts_with(b"HTTP/") => b"http/1.1",
-                    // As long ago, without a version.
+                    // HTTP/0.9: no version.
                     Some(_) if method == b"GET" && is_path => b"http/1.1",
                     None if is_path || memchr::memmem::find(target, b"://").is_some() => b"http/1.1",
                     _ => return Look::Known,
@@ -138,7 +137,7 @@ impl HttpInspector {
         Look::Known
     }
 
-    /// Returns the place of the first byte from `from` on that is not of this kind.
+    /// Returns the position of the first byte from `from` on that is not skipped.
     fn skip(&mut self, bytes: &[u8], from: usize, is_skipped: fn(u8) -> bool) -> usize {
         let count = bytes[from..].iter().take_while(|b| is_skipped(**b)).count();
         #[cfg(test)]
@@ -146,7 +145,7 @@ impl HttpInspector {
         from + count
     }
 
-    /// Returns the place of the line feed that ends the first line.
+    /// Returns the position of the line feed that ends the first line.
     fn line_end(&mut self, bytes: &[u8]) -> Option<usize> {
         let from = self.searched.max(self.start);
         self.searched = bytes.len();
@@ -156,7 +155,8 @@ impl HttpInspector {
     }
 }
 
-/// White space to any server: besides that of ASCII, its separators and those of Latin-1, by which Python splits lines.
+/// Whether any server accepts the byte as white space. Besides that of ASCII these are the ASCII separators and, as in Python's
+/// line splitting, 0x85 and 0xa0 of Latin-1.
 fn is_white(b: u8) -> bool {
     matches!(b, b' ' | b'\t'..=b'\r' | 0x1c..=0x1f | 0x85 | 0xa0)
 }
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_hello_is_read_once_it_is_whole() {
+    fn a_client_hello_is_read_once_it_is_complete() {
         let bytes = hello("Outbound_.80_._.A.b", &[b"istio-http/1.1", b"istio"]);
         for end in 0..bytes.len() {
             assert_eq!(tls(&bytes[..end], &mut Findings::default()), Look::More, "{end}");
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn other_beginnings_are_told_apart() {
+    fn plain_protocols_are_distinguished() {
         let look = |bytes: &[u8]| {
             let mut findings = Findings::default();
             let seen = http(bytes, &mut findings);
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(look(b""), (Look::More, None));
         assert_eq!(look(b"GET / HTTP/1"), (Look::More, None));
         assert_eq!(look(b"EHLO me\r\n"), (Look::Known, None));
-        // What cannot become a request is known at once, as its sender may wait for an answer.
+        // Bytes that cannot become a request are detected at once, because their sender may wait for an answer.
         for text in ["{\"a\"", "a@b", "\x00", "\r\n("] {
             assert_eq!(look(text.as_bytes()), (Look::Known, None), "{text}");
         }
@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(tls(b"\x16\x03\x01\x00\x05hello and more", &mut Findings::default()), Look::Broken);
     }
 
-    /// A record for each byte of the message in this record.
+    /// Splits a record into records of one byte.
     fn fragments(record: &[u8]) -> Vec<u8> {
         record[5..].iter().flat_map(|byte| [22, 3, 1, 0, 1, *byte]).collect()
     }
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_look_has_a_verdict() {
+    fn the_last_call_has_a_result() {
         let bytes = hello("a", &[]);
         for end in 0..bytes.len() {
             let looked = TlsInspector::default().look(&bytes[..end], true, &mut Findings::default());

@@ -1,5 +1,4 @@
-//! What the request path works with besides the connection itself: what all workers share, and what each has
-//! for itself.
+//! The state of the workers: the part that all workers share, and the part of each worker.
 
 pub(crate) mod downstream;
 pub(crate) mod filter_chain_match;
@@ -17,7 +16,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 
 use crate::{
-    overload::{Limits, Overload, drain::Side, pressure::Pressure},
+    overload::{Limits, Overload, drain::ConnectionSet, pressure::Pressure},
     telemetry::{AccessLogger, LogWriter, Shard, export::Exporters},
     upstream::{
         Dialer,
@@ -29,24 +28,24 @@ use skysail_policy::{
     peer::{LocalWorkload, PeerCache},
 };
 
-/// What all workers share.
+/// State that all workers share.
 #[derive(Clone)]
 pub struct Shared {
-    /// The configuration published last, for those who look at it from outside.
+    /// The configuration that was published last, for the other threads.
     pub snapshot: Arc<ArcSwap<Snapshot>>,
-    /// Who we are.
+    /// This sidecar's workload.
     pub local: Arc<LocalWorkload>,
-    /// What connections to upstreams are made with.
+    /// Opens connections to upstreams.
     pub dialer: Dialer,
-    /// Where access log lines go.
+    /// Writes access logs to files.
     pub access_log: Arc<AccessLogger>,
-    /// When a worker refuses requests.
+    /// Thresholds of load shedding and other limits.
     pub limits: Limits,
-    /// Whether connections are taken.
+    /// The overload manager.
     pub pressure: Arc<Pressure>,
 }
 
-/// What one worker has for itself. Everything that runs on it holds a reference.
+/// State of one worker. Every task of the worker holds a reference.
 pub(crate) struct Worker {
     pub(crate) shared: Shared,
     pub(crate) clusters: Clusters,
@@ -58,14 +57,14 @@ pub(crate) struct Worker {
     pub(crate) overload: Overload,
     snapshot: RefCell<Rc<Snapshot>>,
     date: RefCell<(Option<Instant>, String)>,
-    /// By [`Direction`].
-    sides: [Rc<Side>; Direction::ALL.len()],
-    /// Counts the configurations that may not admit what was admitted before.
+    /// Downstream connections, by [`Direction`].
+    connection_sets: [Rc<ConnectionSet>; Direction::ALL.len()],
+    /// Number of the current admission epoch: incremented by a configuration that may not admit all open connections.
     epoch: Cell<u32>,
-    /// When the epoch began.
+    /// Start of the epoch.
     epoch_begun: Cell<Instant>,
-    /// Told when the epoch changes.
-    pub(crate) reconsider: Notify,
+    /// Notified when an epoch begins.
+    pub(crate) epoch_changed: Notify,
     ending: Cell<bool>,
 }
 
@@ -86,30 +85,30 @@ impl Worker {
             exporters: Exporters::default(),
             snapshot: RefCell::new(snapshot),
             date: RefCell::default(),
-            sides: Default::default(),
+            connection_sets: Default::default(),
             epoch: Cell::new(0),
             epoch_begun: Cell::new(Instant::now()),
-            reconsider: Notify::new(),
+            epoch_changed: Notify::new(),
             ending: Cell::new(false),
         })
     }
 
-    /// The newest configuration.
+    /// Returns the configuration in force.
     pub(crate) fn snapshot(&self) -> Rc<Snapshot> {
         self.snapshot.borrow().clone()
     }
 
-    /// Whether this is still the newest configuration.
+    /// Whether this is the configuration in force.
     pub(crate) fn is_current(&self, snapshot: &Rc<Snapshot>) -> bool {
         Rc::ptr_eq(&self.snapshot.borrow(), snapshot)
     }
 
-    /// The cluster of this name, as this worker uses it.
+    /// Returns the connection pool of a cluster.
     pub(crate) fn pool(&self, name: &str, snapshot: &Snapshot) -> Option<Rc<Pool>> {
         self.clusters.get(name, snapshot, &self.shard)
     }
 
-    /// Takes over a new configuration.
+    /// Puts a new configuration in force.
     pub(crate) fn update(&self, snapshot: Snapshot) {
         self.clusters.update(&snapshot);
         self.shard.expire_after(snapshot.metrics_expiry());
@@ -119,45 +118,45 @@ impl Worker {
         }
     }
 
-    /// Which of the configurations is in force that may not admit what was admitted before.
+    /// Returns the number of the current admission epoch.
     pub(crate) fn epoch(&self) -> u32 {
         self.epoch.get()
     }
 
-    /// Until when what was admitted before this epoch may go on, if it would not be admitted now.
+    /// Returns the end of the drain time of connections and requests that the current epoch does not admit.
     pub(crate) fn drain_end(&self) -> Instant {
         self.epoch_begun.get() + self.shared.limits.revoked_drain
     }
 
-    /// Has all that is open judged again.
+    /// Begins an epoch: all open connections and requests are revalidated.
     pub(crate) fn begin_epoch(&self) {
         self.epoch.set(self.epoch.get().wrapping_add(1));
         self.epoch_begun.set(Instant::now());
-        self.reconsider.notify_one();
+        self.epoch_changed.notify_one();
     }
 
-    /// The connections of all directions.
-    pub(crate) fn sides(&self) -> &[Rc<Side>] {
-        &self.sides
+    /// Returns the connections of all directions.
+    pub(crate) fn connection_sets(&self) -> &[Rc<ConnectionSet>] {
+        &self.connection_sets
     }
 
-    /// The connections that come in by listeners of this direction.
-    pub(crate) fn side(&self, direction: Direction) -> &Rc<Side> {
-        &self.sides[direction as usize]
+    /// Returns the connections of the listeners of a direction.
+    pub(crate) fn connections(&self, direction: Direction) -> &Rc<ConnectionSet> {
+        &self.connection_sets[direction as usize]
     }
 
-    /// Whether the worker serves what it has and nothing after that.
+    /// Whether the worker shuts down.
     pub(crate) fn is_ending(&self) -> bool {
         self.ending.get()
     }
 
-    /// Connections to upstreams end with what they serve.
+    /// Begins the shutdown: connections to upstreams end with the requests that they serve.
     pub(crate) fn end(&self) {
         self.ending.set(true);
         self.clusters.clear();
     }
 
-    /// Appends the date as headers have it; worked out once a second.
+    /// Calls `with` with the current date in HTTP format, which is computed at most every 500 ms.
     pub(crate) fn with_date<T>(&self, now: Instant, with: impl FnOnce(&str) -> T) -> T {
         let mut date = self.date.borrow_mut();
         if date.0.is_none_or(|at| now.saturating_duration_since(at) >= Duration::from_millis(500)) {

@@ -1,12 +1,14 @@
-//! What is open when the configuration changes: would it be admitted again?
+//! Revalidation of open connections, tunnels and requests after a configuration change.
 //!
-//! A policy, a filter chain or a trusted root that changes concerns connections, tunnels and requests that were admitted
-//! before. Each configuration that may judge otherwise begins an *epoch* on each worker ([`Worker::epoch`]). The tasks of all
-//! connections are then woken, a few at a time ([`wake`]), and whoever is woken in a new epoch judges itself by the
-//! configuration of now ([`Revalidation`]). What would not be admitted may go on for a drain time
-//! (`skysail.admission.drain_ms`), and is then closed, counted and logged with the reason ([`Refusal`]).
+//! A change of a policy, a filter chain or a trust bundle applies to open connections and requests as well:
 //!
-//! Between changes this costs a comparison whenever something open is polled.
+//! 1. A configuration that may not admit all of them begins an *epoch* on each worker ([`Worker::epoch`]).
+//! 2. The tasks of all connections are woken, a few at a time ([`wake`]).
+//! 3. Each task that runs in a new epoch checks its connection or request against the configuration in force ([`Revalidation`]).
+//! 4. A connection or request that is not admitted may continue for a drain time (`skysail.admission.drain_ms`). It is then closed,
+//!    counted, and logged with the reason ([`Refusal`]).
+//!
+//! Without a change this costs one comparison per poll.
 
 mod request;
 
@@ -17,32 +19,32 @@ use tokio::task::yield_now;
 pub(crate) use self::request::{AdmittedRequest, FilterResults};
 use crate::worker::Worker;
 
-/// Connections woken in one turn: those of one turn may have to verify as many certificates, 0.1 ms each.
-const AT_ONCE: usize = 16;
+/// Number of connections that are woken together. Each may verify a certificate, which takes 0.1 ms.
+const WOKEN_TOGETHER: usize = 16;
 
-/// Why something that was admitted would not be admitted now.
+/// Reason why the configuration in force does not admit an open connection or request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// Its listener is gone.
+    /// The listener was removed.
     Listener,
-    /// No filter chain takes it any more, or one of another kind.
+    /// No filter chain matches, or one for another protocol.
     FilterChain,
-    /// Its filter chain has another TLS context.
+    /// The filter chain has another TLS context.
     TlsContext,
-    /// It goes to a cluster to which its filter chain does not lead any more.
+    /// The filter chain no longer leads to the cluster of the connection.
     Destination,
-    /// No trusted root vouches for the client's certificate.
+    /// The client's certificate is no longer trusted.
     Client,
-    /// The client's certificate has run out.
+    /// The client's certificate has expired.
     Expired,
-    /// No trusted root vouches for the server's certificate.
+    /// The server's certificate is no longer trusted.
     Server,
-    /// External authorization would have to be asked again, or the request's tokens do not meet what is required now.
+    /// External authorization would have to decide again, or the request's tokens do not meet the requirement in force.
     Authentication,
-    /// Filters would see the request otherwise: its path, its client or its fields are read by other settings, or its head was too
-    /// long to be kept.
+    /// Filters would get another request: other settings process its path, its client address or its fields. Or its head was too
+    /// large to be kept.
     Handling,
-    /// A policy denies it; the details name the rule.
+    /// A policy denies the connection or request; the details name the rule.
     Denied(Box<str>),
 }
 
@@ -63,22 +65,22 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Whether something open is admitted.
+/// Admission state of an open connection or request.
 #[derive(Clone, Debug)]
 pub(crate) struct Revalidation {
-    /// When it was last judged.
+    /// Epoch of the last check.
     epoch: u32,
-    /// Boxed, as it is seldom there.
+    /// End of the drain time, and the reason, if it is not admitted. Boxed because it is rare.
     revoked: Option<Box<(Instant, Refusal)>>,
 }
 
 impl Revalidation {
-    /// Of something that was admitted in this epoch.
+    /// Returns the state of a connection or request that was admitted in this epoch.
     pub(crate) fn new(epoch: u32) -> Self {
         Self { epoch, revoked: None }
     }
 
-    /// Until when it may go on; `None` if it is admitted. `judge` is called once in each epoch.
+    /// Returns the end of its drain time; `None` if it is admitted. Calls `check` once in each epoch.
     #[inline]
     pub(crate) fn deadline(
         &mut self,
@@ -91,7 +93,7 @@ impl Revalidation {
         self.last_deadline()
     }
 
-    /// Until when it may go on, as it was judged last; `None` if it is admitted.
+    /// Returns the end of its drain time by the last check; `None` if it was admitted.
     #[inline]
     pub(crate) fn last_deadline(&self) -> Option<Instant> {
         self.revoked.as_ref().map(|revoked| revoked.0)
@@ -105,46 +107,46 @@ impl Revalidation {
         }
     }
 
-    /// Records that the configuration in force refuses it. A refusal that lasts does not begin another drain time.
+    /// Records that the configuration in force does not admit it. A second refusal does not extend the drain time.
     pub(crate) fn refuse(&mut self, worker: &Worker, refusal: Refusal) {
         self.epoch = worker.epoch();
         let end = self.revoked.as_ref().map_or_else(|| worker.drain_end(), |revoked| revoked.0);
         self.revoked = Some(Box::new((end, refusal)));
     }
 
-    /// Whether it is to be judged again.
+    /// Whether it has not been checked in the current epoch.
     #[inline]
     pub(crate) fn is_due(&self, worker: &Worker) -> bool {
         self.epoch != worker.epoch()
     }
 
-    /// Why it is to end, if it is.
+    /// Returns the reason why it is not admitted.
     #[inline]
     pub(crate) fn refusal(&self) -> Option<&Refusal> {
         self.revoked.as_ref().map(|revoked| &revoked.1)
     }
 
-    /// Why it has ended, if it has.
+    /// Returns the reason if the drain time is over.
     pub(crate) fn expired(&self) -> Option<&Refusal> {
         let (end, refusal) = &**self.revoked.as_ref()?;
         (Instant::now() >= *end).then_some(refusal)
     }
 }
 
-/// Wakes all connections whenever an epoch begins.
+/// Wakes the tasks of all connections when an epoch begins, forever.
 pub(crate) async fn wake(worker: Rc<Worker>) {
     loop {
-        worker.reconsider.notified().await;
-        let wakers = worker.sides().iter().flat_map(|side| side.wakers()).collect();
+        worker.epoch_changed.notified().await;
+        let wakers = worker.connection_sets().iter().flat_map(|connections| connections.wakers()).collect();
         wake_in_turns(wakers).await;
     }
 }
 
-/// Wakes the tasks of connections or streams, a few at a time: each may have to verify a signature.
+/// Wakes the tasks of connections or streams, a few at a time, because each may verify a certificate.
 pub(crate) async fn wake_in_turns(wakers: Vec<Waker>) {
-    for some in wakers.chunks(AT_ONCE) {
+    for some in wakers.chunks(WOKEN_TOGETHER) {
         some.iter().for_each(Waker::wake_by_ref);
-        // They, and whatever else there is to do, come first.
+        // The woken tasks and all other ready tasks run first.
         yield_now().await;
     }
 }

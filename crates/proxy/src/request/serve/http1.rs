@@ -1,4 +1,4 @@
-//! HTTP/1.1 on a downstream connection: requests one after the other, each told by [`RequestContext`].
+//! HTTP/1.1 on a downstream connection: reads the requests one after the other and serves each by a [`RequestContext`].
 
 use std::{
     cell::OnceCell,
@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    h2c::{self, Begun},
+    h2c::{self, UpgradedRequest},
     newest, refuse,
 };
 use crate::{
@@ -35,19 +35,20 @@ use skysail_http::{
 };
 use skysail_policy::config::HttpManager;
 
-/// Serves a connection. If it turns out to be HTTP/2, or becomes it, it is given back; `unsure` says that it may begin so.
+/// Serves a connection. Returns it if it uses HTTP/2 from the start, which is possible if `may_be_http2`, or after an upgrade.
 pub(crate) async fn run(
     worker: &Rc<Worker>,
     connection: Box<Accepted>,
     manager: &Arc<HttpManager>,
-    unsure: bool,
-) -> Option<(Box<Accepted>, Option<Begun>)> {
+    may_be_http2: bool,
+) -> Option<(Box<Accepted>, Option<UpgradedRequest>)> {
     let (mut downstream, registered) = split(*connection);
     let mut manager = manager.clone();
-    let (mut unsure, mut served) = (unsure, 0);
+    let (mut may_be_http2, mut served) = (may_be_http2, 0);
     loop {
-        // Boxed, and let go of in a pause, so that an idle connection holds little.
-        match Box::pin(requests(worker, &mut downstream, &mut manager, &mut unsure, &mut served)).await {
+        // Boxed, and freed in a pause, so that an idle connection takes little memory.
+        match Box::pin(requests(worker, &mut downstream, &mut manager, &mut may_be_http2, &mut served)).await
+        {
             Stop::Pause => {
                 if !resumes(worker, &mut downstream, &manager).await {
                     return None;
@@ -57,7 +58,7 @@ pub(crate) async fn run(
                 let Downstream { wire, timer, origin } = downstream;
                 let Wire::Http1(mut stream) = wire else { return None };
                 if begun.is_some() {
-                    stream.output.extend(h2c::SWITCHED);
+                    stream.output.extend(h2c::SWITCHING_PROTOCOLS);
                 }
                 let connection = Accepted { stream, timer, origin, registered };
                 return Some((Box::new(connection), begun.map(|begun| *begun)));
@@ -77,31 +78,31 @@ fn split(connection: Accepted) -> (Downstream, Registered) {
     (Downstream { wire: Wire::Http1(stream), timer, origin }, registered)
 }
 
-/// Why no more requests are served for now, or ever.
+/// Why [`requests`] returned.
 enum Stop {
-    /// None came for a while.
+    /// No request has arrived for [`PAUSE`].
     Pause,
-    /// The connection speaks HTTP/2, maybe after a request that asked for it.
-    Http2(Option<Box<Begun>>),
-    /// The connection is to be closed in good order.
+    /// The connection uses HTTP/2, from the start or after an upgrade.
+    Http2(Option<Box<UpgradedRequest>>),
+    /// The connection must be closed after its output has been written.
     Close,
-    /// It is over.
+    /// The connection has ended.
     End,
 }
 
-/// Serves requests as long as they come one soon after the other.
+/// Serves requests until none arrives for [`PAUSE`], or the connection ends.
 async fn requests(
     worker: &Rc<Worker>,
     downstream: &mut Downstream,
     manager: &mut Arc<HttpManager>,
-    unsure: &mut bool,
+    may_be_http2: &mut bool,
     served: &mut u32,
 ) -> Stop {
     let mut counters = worker.shard.manager(&manager.stat_prefix);
     let (mut head, mut response) = (RequestHead::default(), ResponseHead::default());
     let mut forwarded_cert = downstream.origin.peer.forwarded_cert(manager.client_cert);
     loop {
-        let (framing, connection) = match next(worker, downstream, manager, &mut head, *unsure).await {
+        let (framing, connection) = match next(worker, downstream, manager, &mut head, *may_be_http2).await {
             Next::Request(framing, connection) => (framing, connection),
             Next::Preface => return Stop::Http2(None),
             Next::Refused(malformed) => {
@@ -112,13 +113,13 @@ async fn requests(
             Next::Close => return Stop::Close,
             Next::End => return Stop::End,
         };
-        *unsure = false;
+        *may_be_http2 = false;
         if connection.upgrade
             && let Some(settings) = h2c::settings(manager, downstream, &head, framing)
         {
-            return Stop::Http2(Some(Box::new(Begun { head, settings })));
+            return Stop::Http2(Some(Box::new(UpgradedRequest { head, settings })));
         }
-        // A connection that the newest configuration would not have may finish this request by the old.
+        // A connection that the newest configuration does not admit may finish this request with the previous one.
         let refreshed = downstream::refresh(&mut downstream.origin, worker);
         if let Err(end) = refreshed {
             downstream.origin.note_revoked(worker);
@@ -126,16 +127,16 @@ async fn requests(
                 return Stop::Close;
             }
         }
-        let mut last = refreshed.is_err() || downstream.origin.side.is_draining();
+        let mut is_last = refreshed.is_err() || downstream.origin.connections.is_draining();
         if let Some(newest) = newest(&downstream.origin, manager) {
             *manager = newest;
             counters = worker.shard.manager(&manager.stat_prefix);
             forwarded_cert = downstream.origin.peer.forwarded_cert(manager.client_cert);
         }
         *served = served.saturating_add(1);
-        if manager.max_requests_per_connection.is_some_and(|most| *served >= most) {
+        if manager.max_requests_per_connection.is_some_and(|max| *served >= max) {
             counters.cx_max_requests.inc();
-            last = true;
+            is_last = true;
         }
         counters.rq_total.inc();
         counters.rq_active.inc();
@@ -150,7 +151,7 @@ async fn requests(
             forwarded_cert: forwarded_cert.as_deref(),
         };
         let mut context = RequestContext::new(scope, downstream, &mut head, &mut response, framing);
-        let keep_alive = context.serve(connection, last).await;
+        let keep_alive = context.serve(connection, is_last).await;
         drop(context);
         counters.rq_active.dec();
         if !keep_alive {
@@ -159,13 +160,13 @@ async fn requests(
     }
 }
 
-/// Waits in a pause for what comes next, or for a drain; false when it is the end.
+/// Waits in a pause for a request or for a drain. Returns false at the end of the connection.
 async fn resumes(worker: &Worker, downstream: &mut Downstream, manager: &HttpManager) -> bool {
     let Downstream { wire: Wire::Http1(stream), timer, origin } = downstream else { return false };
     let idle = manager.idle_timeout.map(|timeout| Instant::now() + timeout.saturating_sub(PAUSE));
     poll_fn(|cx| {
         if worker.overload.is_busy() {
-            // Before it has its turn nothing is read.
+            // While the worker is busy, bytes are read only once the connection has its turn.
             if stream.poll_readable(cx).is_ready() {
                 return Poll::Ready(true);
             }
@@ -173,7 +174,7 @@ async fn resumes(worker: &Worker, downstream: &mut Downstream, manager: &HttpMan
             return Poll::Ready(matches!(filled, Ok(1..)));
         }
         stream.rest();
-        if origin.side.is_draining() || downstream::refresh(origin, worker).is_err() {
+        if origin.connections.is_draining() || downstream::refresh(origin, worker).is_err() {
             return Poll::Ready(true);
         }
         ready!(timer.poll(cx, idle));
@@ -183,24 +184,24 @@ async fn resumes(worker: &Worker, downstream: &mut Downstream, manager: &HttpMan
     .await
 }
 
-/// After so long without a request a connection is idle, and gives back what it does not need to wait.
+/// Time without a request after which a connection frees the memory that it needs for requests only.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The first line of HTTP/2's preface, which no request begins with.
+/// First line of the HTTP/2 preface. No HTTP/1 request begins with it.
 const HTTP2_LINE: &[u8] = b"PRI * HTTP/2.0\r\n";
 
-/// What comes next on a connection.
+/// Result of waiting for a request.
 enum Next {
     Request(Framing, ConnectionOptions),
-    /// Not a request but HTTP/2.
+    /// The preface of HTTP/2.
     Preface,
-    /// Something that is no request.
+    /// A malformed or late head.
     Refused(Malformed),
-    /// Nothing so far.
+    /// Nothing has arrived for [`PAUSE`].
     Pause,
-    /// Nothing, and the connection is to end.
+    /// The connection must be closed.
     Close,
-    /// Nothing any more.
+    /// The connection has ended.
     End,
 }
 
@@ -210,17 +211,17 @@ async fn next(
     downstream: &mut Downstream,
     manager: &HttpManager,
     head: &mut RequestHead,
-    unsure: bool,
+    may_be_http2: bool,
 ) -> Next {
     let limits = hop::limits(manager);
     let mut scan = Scan::default();
-    // Between requests a connection may idle for long, but a head that has begun must come to its end.
-    let (mut idle, mut pause, mut begun, mut farewell) = (None, None, None, None);
-    let mut place = None;
+    // A connection may be idle between requests, but a head that has begun has a time limit.
+    let (mut idle, mut pause, mut begun, mut idle_drain_end) = (None, None, None, None);
+    let mut slot = None;
     let Downstream { wire: Wire::Http1(stream), timer, origin } = downstream else { return Next::End };
     poll_fn(|cx| {
         loop {
-            if unsure && stream.input.bytes().starts_with(HTTP2_LINE) {
+            if may_be_http2 && stream.input.bytes().starts_with(HTTP2_LINE) {
                 return Poll::Ready(Next::Preface);
             }
             match scan.end(stream.input.bytes(), &limits) {
@@ -241,12 +242,12 @@ async fn next(
             if stream.input.is_full() {
                 stream.input.grow(limits.max_head);
             }
-            // Before it has its turn nothing is read.
-            if stream.input.is_empty() && (place.is_some() || worker.overload.is_busy()) {
+            // While the worker is busy, bytes are read only once the connection has its turn.
+            if stream.input.is_empty() && (slot.is_some() || worker.overload.is_busy()) {
                 if stream.poll_readable(cx).is_pending() {
                     break;
                 }
-                ready!(worker.overload.turns.poll(&mut place, cx));
+                ready!(worker.overload.turns.poll(&mut slot, cx));
             }
             match stream.poll_fill(cx) {
                 Poll::Ready(Ok(1..)) => {}
@@ -263,27 +264,27 @@ async fn next(
             pause = Some(now + PAUSE);
         }
         if begun.is_none() && !stream.input.is_empty() {
-            begun = refuse::head_timeout(manager).map(|(timeout, why)| (now + timeout, why));
+            begun = refuse::head_timeout(manager).map(|(timeout, reason)| (now + timeout, reason));
         }
-        // A request may be on its way to a connection that is to end.
-        if farewell.is_none() {
-            farewell = origin.side.farewell().map(|time| now + time);
+        // A request may be in flight to a connection that drains.
+        if idle_drain_end.is_none() {
+            idle_drain_end = origin.connections.idle_drain().map(|time| now + time);
         }
         let revoked = if origin.admission.is_due(worker) {
             downstream::refresh(origin, worker).err()
         } else {
             origin.admission.last_deadline()
         };
-        // A head that has begun is no pause, and comes to its end while its client is admitted; nor is a connection idle then.
-        let farewell = earlier(farewell.filter(|_| stream.input.is_empty()), revoked);
-        let pause = pause.filter(|_| stream.input.is_empty() && farewell.is_none());
+        // The drain, the pause and the idle timeout do not apply to a connection with a partial head. A revocation does.
+        let idle_drain_end = earlier(idle_drain_end.filter(|_| stream.input.is_empty()), revoked);
+        let pause = pause.filter(|_| stream.input.is_empty() && idle_drain_end.is_none());
         let idle = idle.filter(|_| begun.is_none());
-        let over = earlier(earlier(idle, begun.map(|(deadline, _)| deadline)), farewell);
+        let over = earlier(earlier(idle, begun.map(|(deadline, _)| deadline)), idle_drain_end);
         ready!(timer.poll(cx, earlier(over, pause)));
         let now = Instant::now();
         Poll::Ready(match begun {
-            Some((deadline, why)) if now >= deadline => Next::Refused(why),
-            _ if farewell.is_some_and(|farewell| now >= farewell) => {
+            Some((deadline, reason)) if now >= deadline => Next::Refused(reason),
+            _ if idle_drain_end.is_some_and(|idle_drain_end| now >= idle_drain_end) => {
                 origin.note_revoked(worker);
                 Next::Close
             }
@@ -303,13 +304,13 @@ fn refuse_malformed(
     manager: &HttpManager,
     malformed: Malformed,
 ) {
-    let mut response = refuse::answer(worker, manager, malformed);
+    let mut response = refuse::response(worker, manager, malformed);
     let content = refuse::content(malformed);
     if !content.is_empty() {
         response.append("content-type", b"text/plain");
     }
     let length = content.len() as u64;
-    // Nothing has been written yet that this could come between.
+    // No response is being written at this time.
     if let Wire::Http1(stream) = &mut downstream.wire {
         write::response(&mut stream.output, &response, Framing::Length(length), "GET", Persistence::Close);
         stream.output.extend(content.as_bytes());

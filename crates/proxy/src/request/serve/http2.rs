@@ -1,4 +1,4 @@
-//! HTTP/2 on a downstream connection: every request is a stream, and a task of its own.
+//! HTTP/2 on a downstream connection: each request is a stream, served by its own task.
 
 use std::{
     cell::OnceCell,
@@ -11,10 +11,10 @@ use std::{
 
 use tracing::{debug, warn};
 
-use super::{h2c::Begun, newest, refuse};
+use super::{h2c::UpgradedRequest, newest, refuse};
 use crate::{
     overload::{
-        drain::FAREWELL,
+        drain::IDLE_DRAIN,
         limit_log::{self, Limit},
     },
     request::context::{RequestContext, RequestScope},
@@ -37,33 +37,33 @@ use skysail_http::{
 };
 use skysail_policy::config::HttpManager;
 
-/// A client that says nothing at first is waited for so long.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time that a client has for its preface and first settings.
+const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves a connection, on which a request of HTTP/1.1 may have `begun` HTTP/2.
+/// Serves a connection until it ends. `upgraded` is the HTTP/1.1 request that upgraded it, if one did.
 pub(crate) async fn run(
     worker: &Rc<Worker>,
     connection: Accepted,
     manager: &Arc<HttpManager>,
-    begun: Option<Begun>,
+    upgraded: Option<UpgradedRequest>,
 ) {
     let Accepted { stream, mut timer, mut origin, registered } = connection;
-    let mut driver = start(worker, *stream, manager, begun);
+    let mut driver = start(worker, *stream, manager, upgraded);
     let mut manager = manager.clone();
     let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);
-    // Until when a client that has been told to go may open streams, unless it says sooner that it knows.
+    // After a GOAWAY: the time until which the client may open streams, unless it acknowledges the GOAWAY first.
     let mut ending = None;
     let (mut idle, mut served) = (None, 0_u32);
-    // The frame that has come in part, and when the rest is due.
+    // The frame that has arrived in part, and the deadline of its rest.
     let mut partial: Option<(u64, Instant, Malformed)> = None;
-    // Who comes while others go may ask for one thing before it is told.
-    let mut newcomer = origin.side.is_draining();
+    // A client that connects during a drain may send one request before the GOAWAY.
+    let mut newcomer = origin.connections.is_draining();
     let begun = Instant::now();
     loop {
         let next = poll_fn(|cx| {
             loop {
                 let revoked = is_revoked(worker, &driver, &mut origin);
-                if ending.is_none() && (revoked || (!newcomer && origin.side.is_draining())) {
+                if ending.is_none() && (revoked || (!newcomer && origin.connections.is_draining())) {
                     (ending, idle) = (leave(&driver, &manager), None);
                 }
                 if let Poll::Ready(next) = driver.poll_accept(cx) {
@@ -73,19 +73,19 @@ pub(crate) async fn run(
                 if driver.is_busy() {
                     idle = None;
                 } else if idle.is_none() {
-                    let farewell = origin.side.farewell().or(ending.map(|_| FAREWELL));
-                    let patience = farewell.or(manager.idle_timeout);
-                    idle = patience.map(|patience| Instant::now() + patience);
+                    let idle_drain = origin.connections.idle_drain().or(ending.map(|_| IDLE_DRAIN));
+                    let timeout = idle_drain.or(manager.idle_timeout);
+                    idle = timeout.map(|timeout| Instant::now() + timeout);
                 }
-                // Each frame has its own time, as there may always be one that has come in part.
+                // Each frame has its own deadline, because at any time some frame may have arrived in part.
                 partial = driver.partial().and_then(|frame| {
                     partial.filter(|(known, ..)| *known == frame).or_else(|| {
-                        let (timeout, why) = refuse::head_timeout(&manager)?;
-                        Some((frame, Instant::now() + timeout, why))
+                        let (timeout, refusal) = refuse::head_timeout(&manager)?;
+                        Some((frame, Instant::now() + timeout, refusal))
                     })
                 });
-                let waits = driver.is_settled() || origin.side.is_draining();
-                let quiet = if waits { idle } else { Some(begun + PATIENCE) };
+                let waits = driver.is_settled() || origin.connections.is_draining();
+                let quiet = if waits { idle } else { Some(begun + PREFACE_TIMEOUT) };
                 let last = ending.filter(|_| driver.is_leaving());
                 let head = partial.map(|(_, deadline, _)| deadline);
                 if timer.poll(cx, earlier(earlier(quiet, head), last)).is_pending() {
@@ -95,8 +95,8 @@ pub(crate) async fn run(
                     driver.refuse();
                     continue;
                 }
-                if let Some((.., why)) = partial.filter(|(_, deadline, _)| Instant::now() >= *deadline) {
-                    refuse::note(worker, &origin, &manager, why, Version::Http2, None);
+                if let Some((.., refusal)) = partial.filter(|(_, deadline, _)| Instant::now() >= *deadline) {
+                    refuse::note(worker, &origin, &manager, refusal, Version::Http2, None);
                     driver.fail();
                     return Poll::Ready(None);
                 }
@@ -128,11 +128,11 @@ pub(crate) async fn run(
             continue;
         }
         served = served.saturating_add(1);
-        if manager.max_requests_per_connection.is_some_and(|most| served >= most) && ending.is_none() {
+        if manager.max_requests_per_connection.is_some_and(|max| served >= max) && ending.is_none() {
             worker.shard.manager(&manager.stat_prefix).cx_max_requests.inc();
             ending = leave(&driver, &manager);
         }
-        let task = tell(
+        let task = serve(
             worker.clone(),
             manager.clone(),
             origin.clone(),
@@ -150,13 +150,13 @@ pub(crate) async fn run(
     drop(registered);
 }
 
-/// Tells the client to go, and returns until when it may still open streams.
+/// Sends a GOAWAY. Returns the time until which the client may still open streams.
 fn leave(driver: &Driver, manager: &HttpManager) -> Option<Instant> {
     driver.leave();
     Some(Instant::now() + manager.drain_timeout)
 }
 
-/// Whether the connection would not be admitted any more. Its streams judge themselves.
+/// Whether the configuration in force no longer admits the connection. Wakes its streams, which check themselves.
 #[inline]
 fn is_revoked(worker: &Worker, driver: &Driver, origin: &mut Rc<Origin>) -> bool {
     if origin.admission.is_due(worker) {
@@ -169,17 +169,22 @@ fn is_revoked(worker: &Worker, driver: &Driver, origin: &mut Rc<Origin>) -> bool
     origin.admission.refusal().is_some()
 }
 
-fn start(worker: &Worker, stream: Stream, manager: &HttpManager, begun: Option<Begun>) -> Driver {
+fn start(
+    worker: &Worker,
+    stream: Stream,
+    manager: &HttpManager,
+    upgraded: Option<UpgradedRequest>,
+) -> Driver {
     let head = Bounds { size: manager.max_head, fields: manager.max_headers };
     let options = Http2Options { resets: worker.shared.limits.resets, ..manager.http2 };
     let driver = Driver::new(stream, Role::Server, SessionLimits { head, options });
-    if let Some(begun) = begun {
-        driver.begin(&begun.settings, begun.head);
+    if let Some(upgraded) = upgraded {
+        driver.begin(&upgraded.settings, upgraded.head);
     }
     driver
 }
 
-/// Counts and tells of streams that were refused because there were too many at once.
+/// Counts and logs streams that were refused because of `max_concurrent_streams`.
 fn note_refused(worker: &Worker, origin: &Origin, manager: &HttpManager, count: u32) {
     if count > 0 {
         worker.shard.manager(&manager.stat_prefix).http2_refused.add(count.into());
@@ -187,7 +192,7 @@ fn note_refused(worker: &Worker, origin: &Origin, manager: &HttpManager, count: 
     }
 }
 
-/// Answers a request whose head is larger than allowed. Nobody reads its content.
+/// Answers a request whose head is above a limit, without reading its content.
 fn refuse_head(
     worker: &Rc<Worker>,
     origin: &Origin,
@@ -199,15 +204,15 @@ fn refuse_head(
         HeadError::TooMany => "http2.too_many_headers",
         HeadError::TooLarge | HeadError::Malformed => "http2.header_list_size_too_large",
     };
-    let why = Malformed::new(431, reason);
-    let response = refuse::answer(worker, manager, why);
-    // A client that is gone is told nothing.
+    let refusal = Malformed::new(431, reason);
+    let response = refuse::response(worker, manager, refusal);
+    // The client may have closed the stream already.
     let _ = Duplex::accepted(connection, &request).respond(&response, true);
     request.head.recycle();
-    refuse::note(worker, origin, manager, why, Version::Http2, Some((&response, 0)));
+    refuse::note(worker, origin, manager, refusal, Version::Http2, Some((&response, 0)));
 }
 
-/// Tells why a connection ended before its time.
+/// Counts and logs why a connection ended early. `culprit` is the kind of frame that exceeded a limit.
 fn report(worker: &Worker, origin: &Origin, manager: &HttpManager, lost: &Lost, culprit: Option<FrameKind>) {
     let counters = worker.shard.manager(&manager.stat_prefix);
     if let Lost::Silent = lost {
@@ -226,11 +231,11 @@ fn report(worker: &Worker, origin: &Origin, manager: &HttpManager, lost: &Lost, 
             counters.http2_controls.inc();
         }
     }
-    warn!("HTTP/2 with {} is closed: it sent more {culprit:?} frames than do any good", origin.source);
+    warn!("HTTP/2 connection of {} is closed: too many {culprit:?} frames", origin.source);
 }
 
-/// Tells one request from beginning to end.
-async fn tell(
+/// Serves one request.
+async fn serve(
     worker: Rc<Worker>,
     manager: Arc<HttpManager>,
     origin: Rc<Origin>,
@@ -239,7 +244,7 @@ async fn tell(
     connection: Connection,
 ) {
     let mut wire = Wire::Http2(Box::new(Duplex::accepted(connection.clone(), &request)));
-    if worker.overload.turn().await && poll_fn(|cx| Poll::Ready(wire.has_ended(cx))).await {
+    if worker.overload.wait_for_turn().await && poll_fn(|cx| Poll::Ready(wire.has_ended(cx))).await {
         return;
     }
     let Request { mut head, length, end, upgrade, .. } = request;

@@ -1,4 +1,4 @@
-//! HTTP on a downstream connection: which version the client speaks, and its requests, each told by `story`.
+//! HTTP on a downstream connection: detects the version and reads the requests.
 
 pub(crate) mod h2c;
 pub(crate) mod http1;
@@ -13,18 +13,18 @@ use crate::worker::{
 };
 use skysail_policy::config::{HttpManager, http::Codec, listener::Terminal};
 
-/// Serves a connection.
+/// Serves a connection until it ends.
 pub(crate) async fn run(worker: &Rc<Worker>, connection: Box<Accepted>, manager: Arc<HttpManager>) {
     let counters = worker.shard.manager(&manager.stat_prefix);
     counters.cx_total.inc();
     counters.cx_active.inc();
-    let agreed = connection.stream.alpn().map(|protocol| protocol.ends_with(b"h2"));
+    let negotiated = connection.stream.alpn().map(|protocol| protocol.ends_with(b"h2"));
     let known = match manager.codec {
-        Codec::Auto => agreed,
+        Codec::Auto => negotiated,
         Codec::Http1 => Some(false),
         Codec::Http2 => Some(true),
     };
-    // Boxed: they are far larger than what waits for a first byte.
+    // Boxed: these futures are much larger than the task of a connection that waits for its first byte.
     let http2 = match known {
         Some(true) => Some((connection, None)),
         Some(false) => Box::pin(http1::run(worker, connection, &manager, false)).await,
@@ -36,7 +36,7 @@ pub(crate) async fn run(worker: &Rc<Worker>, connection: Box<Accepted>, manager:
     counters.cx_active.dec();
 }
 
-/// The newest settings for a connection, if they are others than these.
+/// Returns the newest connection manager of the filter chain, if it differs from this one.
 fn newest(origin: &Origin, manager: &Arc<HttpManager>) -> Option<Arc<HttpManager>> {
     match &origin.chain.terminal {
         Terminal::Http(newest) if !Arc::ptr_eq(newest, manager) => Some(newest.clone()),

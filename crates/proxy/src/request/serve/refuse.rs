@@ -1,5 +1,5 @@
-//! Requests that are refused before they have a story: what came is no head, more of one than allowed, or does not come
-//! to its end in time. They are counted, logged and told of whichever version the client speaks.
+//! Requests that are refused before routing: the head is malformed, above a limit, or late. They are counted and logged for both
+//! versions of HTTP.
 
 use std::{
     rc::Rc,
@@ -26,49 +26,48 @@ const HEADER_TIMEOUT: &str = "request_header_timeout";
 const IDLE_TIMEOUT: &str = "stream_idle_timeout";
 const REQUEST_TIMEOUT: &str = "request_overall_timeout";
 
-/// How long a head may take from its first byte, and what is said of one that takes longer.
+/// Returns the time limit of a head from its first byte, and the refusal of a head that exceeds it.
 pub(super) fn head_timeout(manager: &HttpManager) -> Option<(Duration, Malformed)> {
     let limits = [
         (manager.request_headers_timeout, HEADER_TIMEOUT),
         (manager.stream_idle_timeout, IDLE_TIMEOUT),
         (manager.request_timeout, REQUEST_TIMEOUT),
     ];
-    let limits = limits.into_iter().filter_map(|(limit, why)| Some((limit?, Malformed::new(408, why))));
+    let limits = limits.into_iter().filter_map(|(limit, reason)| Some((limit?, Malformed::new(408, reason))));
     limits.min_by_key(|(limit, _)| *limit)
 }
 
-/// The answer to such a request.
-pub(super) fn answer(worker: &Worker, manager: &HttpManager, why: Malformed) -> ResponseHead {
-    let mut response = ResponseHead::build(why.status, &[]);
+/// Returns the head of the response to a refused request.
+pub(super) fn response(worker: &Worker, manager: &HttpManager, refusal: Malformed) -> ResponseHead {
+    let mut response = ResponseHead::build(refusal.status, &[]);
     hop::finish_response(worker, manager, &mut response, Instant::now());
     response
 }
 
-/// What the answer says in HTTP/1.1. As Envoy's: what can be read, but goes nowhere, is refused without words.
-pub(super) fn content(why: Malformed) -> &'static str {
-    match why.reason {
+/// Returns the content of the response in HTTP/1.1. As in Envoy, a well-formed head that is refused gets no content.
+pub(super) fn content(refusal: Malformed) -> &'static str {
+    match refusal.reason {
         HEADER_TIMEOUT => "request header timeout",
         IDLE_TIMEOUT => "stream timeout",
         REQUEST_TIMEOUT => "request timeout",
-        "low_version" => write::reason(why.status),
-        known if known.starts_with("http1.") => write::reason(why.status),
+        "low_version" => write::reason(refusal.status),
+        known if known.starts_with("http1.") => write::reason(refusal.status),
         _ => "",
     }
 }
 
-/// Counts the refusal, and tells the logs. `response` is what has been answered, with so many bytes of content; `None`: the
-/// connection ends without an answer.
+/// Counts and logs a refusal. `response` is the response and the length of its content; `None` if the connection ends without one.
 pub(super) fn note(
     worker: &Rc<Worker>,
     origin: &Origin,
     manager: &HttpManager,
-    why: Malformed,
+    refusal: Malformed,
     version: Version,
     response: Option<(&ResponseHead, u64)>,
 ) {
-    count(worker, origin, manager, why);
+    count(worker, origin, manager, refusal);
     let mut record = Record::new(origin.listener.direction, SystemTime::now());
-    record.flags = match why.reason {
+    record.flags = match refusal.reason {
         HEADER_TIMEOUT | REQUEST_TIMEOUT | "missing_host_header" => Flags::NONE,
         IDLE_TIMEOUT => Flags::SI,
         _ => Flags::DPE,
@@ -76,12 +75,12 @@ pub(super) fn note(
     if let Some((response, sent)) = response {
         (record.status, record.bytes_sent) = (response.status(), sent);
     }
-    record.details = why.reason;
+    record.details = refusal.reason;
     record.downstream = Some(&origin.peer);
     record.downstream_local = Some(origin.destination);
     record.downstream_remote = Some(origin.source);
     record.downstream_direct = Some(origin.direct);
-    // Of a head that cannot be read only the version is told.
+    // Only the version of a malformed head is logged.
     let mut request = RequestHead::default();
     request.version = version;
     let response = response.map(|(response, _)| response);
@@ -89,12 +88,12 @@ pub(super) fn note(
     export::log(worker, &manager.access_logs, &context);
 }
 
-fn count(worker: &Worker, origin: &Origin, manager: &HttpManager, why: Malformed) {
+fn count(worker: &Worker, origin: &Origin, manager: &HttpManager, refusal: Malformed) {
     let counters = worker.shard.manager(&manager.stat_prefix);
-    if why.reason.starts_with("http1.") {
+    if refusal.reason.starts_with("http1.") {
         counters.cx_protocol_error.inc();
     }
-    let (counter, limit) = match why.reason {
+    let (counter, limit) = match refusal.reason {
         "http1.headers_too_large" => (&counters.http1_head_size, Limit::HeadSize),
         "http1.too_many_headers" => (&counters.http1_head_fields, Limit::HeadFields),
         "http2.header_list_size_too_large" => (&counters.http2_head_size, Limit::HeadSize),

@@ -1,9 +1,9 @@
-//! Judges an open request by the filters of the newest configuration.
+//! Revalidation of an open request by the filters of the configuration in force.
 //!
-//! A filter changes the head that later filters get: external authorization adds fields, the JWT filter removes tokens. A policy
-//! therefore gets the head as it is at the policy's place among the newest filters. [`FilterResults`] records what this needs. It records
-//! nothing for a request whose filters neither change the head nor ask another service. The recorded result of a filter is used
-//! if the filter would get the same head now and has the same configuration.
+//! A filter changes the head that later filters get: external authorization adds fields, the JWT filter removes tokens. A policy is
+//! therefore checked against the head at its position among the filters. [`FilterResults`] records the heads and results that this
+//! needs. It records nothing for a request whose filters neither change the head nor call a service. The recorded result of a filter
+//! is used if the filter would get the same head now and has the same configuration.
 
 use std::{
     borrow::Cow,
@@ -40,19 +40,19 @@ use skysail_policy::{
     route::{self, Found},
 };
 
-/// Most bytes of heads that are kept for a request. A request that needs more is ended by a change of its listener or routes.
-const MOST_KEPT: usize = 64 * 1024;
+/// Maximum bytes of heads that are kept for a request. A request that needs more ends when its listener or routes change.
+const MAX_KEPT: usize = 64 * 1024;
 
 /// The recorded results of a request's filters.
 ///
 /// A later configuration does not use the fields that a local rate limit added: they depend on other requests.
 #[derive(Default)]
 pub(crate) struct FilterResults<'a> {
-    /// The filters that changed the head or cannot be asked again, in the order in which they saw the request.
+    /// The filters that changed the head or cannot run again, in their order.
     filters: Vec<FilterResult<'a>>,
-    /// The head before the route changed it; `None` where it is as the filters left it.
+    /// The head before the route changed it; `None` if the route does not change it.
     routed: Option<Box<RequestHead>>,
-    /// The state of the random number generator when the route was chosen (`runtime_fraction`).
+    /// The state of the random number generator when the route was selected (`runtime_fraction`).
     seed: u64,
     /// Bytes of the heads that are kept.
     kept: usize,
@@ -65,21 +65,21 @@ struct FilterResult<'a> {
     filter: &'a Filter,
     /// The route's setting for it.
     setting: Option<&'a Setting>,
-    /// The head as the filter got it; `None` where the filter left it unchanged.
+    /// The head that the filter got; `None` if the filter did not change it.
     head: Option<Box<RequestHead>>,
-    /// The dynamic metadata that it set.
+    /// Dynamic metadata of the filter.
     found: Map<String, Value>,
-    /// The state of the random number generator when this filter had the route chosen again.
+    /// The state of the random number generator when the route was selected again after this filter.
     seed: Option<u64>,
-    /// Whether it acted: external authorization may be enabled for some requests only.
-    acted: bool,
+    /// Whether the filter was active: external authorization may be enabled for some requests only.
+    active: bool,
 }
 
 impl<'a> FilterResults<'a> {
     /// Records that a filter begins to act on the request.
     pub(crate) fn begin(&mut self, filter: &'a Filter, setting: Option<&'a Setting>) {
         let found = Map::new();
-        self.filters.push(FilterResult { filter, setting, head: None, found, seed: None, acted: true });
+        self.filters.push(FilterResult { filter, setting, head: None, found, seed: None, active: true });
     }
 
     /// Records the head that the filter is about to change.
@@ -101,11 +101,11 @@ impl<'a> FilterResults<'a> {
     /// Records that the filter does not act on this request.
     pub(crate) fn set_inactive(&mut self) {
         if let Some(result) = self.filters.last_mut() {
-            result.acted = false;
+            result.active = false;
         }
     }
 
-    /// Records the state of the random number generator with which a route is about to be chosen.
+    /// Records the state of the random number generator with which a route is about to be selected.
     pub(crate) fn set_route_seed(&mut self, seed: u64) {
         match self.filters.last_mut() {
             Some(result) => result.seed = Some(seed),
@@ -113,7 +113,7 @@ impl<'a> FilterResults<'a> {
         }
     }
 
-    /// Whether any filter changed the head or cannot be asked again.
+    /// Whether any filter is recorded.
     pub(crate) fn any(&self) -> bool {
         !self.filters.is_empty()
     }
@@ -123,20 +123,20 @@ impl<'a> FilterResults<'a> {
         self.routed = self.copy(head);
     }
 
-    /// A copy of a head, unless too much is kept.
+    /// Returns a copy of a head, unless the limit is exceeded.
     fn copy(&mut self, head: &RequestHead) -> Option<Box<RequestHead>> {
         self.kept = self.kept.saturating_add(head.size());
         (!self.is_lost()).then(|| Box::new(head.copy()))
     }
 
-    /// Whether heads are missing, because they were too long.
+    /// Whether heads are missing, because they exceeded the limit.
     fn is_lost(&self) -> bool {
-        self.kept > MOST_KEPT
+        self.kept > MAX_KEPT
     }
 
-    /// Returns the head as it was before the filter at this place. `last` is the head as it is now.
-    fn head<'h>(&'h self, place: usize, last: &'h RequestHead) -> &'h RequestHead {
-        let mut kept = self.filters.get(place..).unwrap_or_default().iter();
+    /// Returns the head before the filter at this index. `last` is the current head.
+    fn head<'h>(&'h self, index: usize, last: &'h RequestHead) -> &'h RequestHead {
+        let mut kept = self.filters.get(index..).unwrap_or_default().iter();
         kept.find_map(|result| result.head.as_deref()).or(self.routed.as_deref()).unwrap_or(last)
     }
 }
@@ -149,66 +149,66 @@ impl Drop for FilterResults<'_> {
 }
 
 impl FilterResult<'_> {
-    /// Whether the filter, with this setting of the route, demands of a request and does to it what this one did.
-    fn is_of(&self, filter: &Filter, setting: Option<&Setting>) -> bool {
+    /// Whether a filter with this setting of the route has the same effect on a request as the recorded one.
+    fn is_same(&self, filter: &Filter, setting: Option<&Setting>) -> bool {
         let same = match (&self.filter.does, &filter.does) {
             (Does::Ask(before), Does::Ask(now)) => before.fingerprint == now.fingerprint,
             (Does::Jwt(before), Does::Jwt(now)) => before.fingerprint == now.fingerprint,
             _ => false,
         };
-        same && Demand::new(self.filter, self.setting) == Demand::new(filter, setting)
+        same && RouteEffect::new(self.filter, self.setting) == RouteEffect::new(filter, setting)
     }
 }
 
-/// What a filter, with a setting of the route, demands of a request or does to it besides what its fingerprint covers.
+/// The effect of the route's setting on a filter, which the fingerprint of the filter does not cover.
 #[derive(PartialEq)]
-enum Demand<'a> {
-    Nothing,
-    /// To meet the requirement of this name.
+enum RouteEffect<'a> {
+    None,
+    /// Name of the requirement that tokens must meet.
     Requirement(&'a str),
-    /// To ask with this added, and without the request's body or with it.
-    Question(&'a [(Box<str>, Box<str>)], bool),
+    /// Entries added to the authorization request, and whether the body is omitted.
+    Authorization(&'a [(Box<str>, Box<str>)], bool),
 }
 
-impl<'a> Demand<'a> {
+impl<'a> RouteEffect<'a> {
     fn new(filter: &'a Filter, setting: Option<&'a Setting>) -> Self {
         match (&filter.does, setting) {
             (Does::Jwt(_), Some(Setting::Jwt(name))) => Self::Requirement(name),
             (Does::Ask(config), Some(Setting::Question { extensions, without_body })) => {
-                Self::Question(extensions, *without_body && config.body.is_some())
+                Self::Authorization(extensions, *without_body && config.body.is_some())
             }
-            (Does::Ask(_), _) => Self::Question(&[], false),
-            _ => Self::Nothing,
+            (Does::Ask(_), _) => Self::Authorization(&[], false),
+            _ => Self::None,
         }
     }
 }
 
-/// A request that was admitted, and what is known of it.
+/// An open request, with the configuration that admitted it.
 #[derive(Clone, Copy)]
 pub(crate) struct AdmittedRequest<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) origin: &'a Origin,
-    /// The settings by which it was admitted.
+    /// The connection manager that admitted it.
     pub(crate) manager: &'a HttpManager,
-    /// The request's head as it is now.
+    /// The current head of the request.
     pub(crate) head: &'a RequestHead,
-    /// What filters did with the request.
+    /// The recorded results of its filters.
     pub(crate) results: &'a FilterResults<'a>,
-    /// The route by which it was admitted.
+    /// The route that it was admitted with.
     pub(crate) found: Option<&'a Found<'a>>,
-    /// The connection that it goes to.
+    /// The upstream connection.
     pub(crate) link: &'a Link,
-    /// The client, proxies in front taken into account.
+    /// Address of the client, from `x-forwarded-for` where the configuration trusts it.
     pub(crate) client: IpAddr,
-    /// When it came.
+    /// Time of its arrival.
     pub(crate) start: SystemTime,
 }
 
 impl AdmittedRequest<'_> {
-    /// Judges the request by the configuration of now: its connections first, then the filters in their order.
+    /// Checks the request against the configuration in force: first its connections, then the filters in their order.
     ///
-    /// The answer of external authorization counts as long as the same would be asked. Tokens count as long as the same is
-    /// required of them, and are checked again otherwise.
+    /// A decision of external authorization is valid while the service would get the same request. Tokens are valid while the
+    /// requirement is the same, and are checked again otherwise.
     pub(crate) fn revalidate(&self) -> Result<(), Refusal> {
         let now = self.origin.revalidate(self.worker)?;
         let Terminal::Http(newest) = &now.terminal else { return Err(Refusal::FilterChain) };
@@ -220,7 +220,7 @@ impl AdmittedRequest<'_> {
             Routes::Inline(table) => Some(&**table),
             Routes::Named(name) => snapshot.routes.get(name).map(|table| &**table),
         };
-        // The change is one of other listeners or routes.
+        // If neither the connection manager nor the routes have changed, the request needs no check.
         let is_admitting = ptr::eq(&**newest, self.manager)
             && self.found.zip(table).is_some_and(|(found, table)| ptr::eq(found.table, table));
         if is_admitting || !newest.filters.iter().any(Filter::judges) {
@@ -231,8 +231,8 @@ impl AdmittedRequest<'_> {
         }
         let (seed, head) = (self.results.seed, Cow::Borrowed(self.results.head(0, self.head)));
         let found = find(table, &head, seed);
-        let mut walk = FilterWalk { case: self, table, place: 0, seed, head, found, learned: Map::new() };
-        newest.filters.iter().try_for_each(|filter| walk.pass(filter))
+        let mut walk = FilterWalk { case: self, table, next: 0, seed, head, found, metadata: Map::new() };
+        newest.filters.iter().try_for_each(|filter| walk.check_filter(filter))
     }
 }
 
@@ -240,26 +240,26 @@ fn find<'t>(table: Option<&'t RouteTable>, head: &RequestHead, seed: u64) -> Opt
     route::find(table?, head, &mut fastrand::Rng::with_seed(seed)).ok()
 }
 
-/// A request on its way through the newest filters.
+/// A walk of a request through the filters in force.
 struct FilterWalk<'a> {
     case: &'a AdmittedRequest<'a>,
-    /// The newest routes.
+    /// The route table in force.
     table: Option<&'a RouteTable>,
-    /// How many of the results are over.
-    place: usize,
-    /// The state of the random number generator with which the route was chosen.
+    /// Index of the next recorded result.
+    next: usize,
+    /// The state of the random number generator with which the route was selected.
     seed: u64,
-    /// The head as the next filter sees it.
+    /// The head that the next filter gets.
     head: Cow<'a, RequestHead>,
-    /// The newest route for the request.
+    /// The route of the request in the table in force.
     found: Option<Found<'a>>,
-    /// What the filters so far found out.
-    learned: Map<String, Value>,
+    /// Dynamic metadata of the filters so far.
+    metadata: Map<String, Value>,
 }
 
 impl FilterWalk<'_> {
-    /// Judges the request by the next filter.
-    fn pass(&mut self, filter: &Filter) -> Result<(), Refusal> {
+    /// Checks the request against the next filter.
+    fn check_filter(&mut self, filter: &Filter) -> Result<(), Refusal> {
         let route = self.found.map(|found| found.route);
         let setting = route.and_then(|route| route.setting(&filter.name));
         if let Does::Authorize(policy) = &filter.does {
@@ -277,16 +277,16 @@ impl FilterWalk<'_> {
             return Ok(());
         }
         match &filter.does {
-            Does::Ask(config) if self.is_asked_about(config) => {
+            Does::Ask(config) if self.calls_authorization(config) => {
                 let (index, result) = self.result(filter, setting).ok_or(Refusal::Authentication)?;
-                if !result.acted {
+                if !result.active {
                     return Err(Refusal::Authentication);
                 }
                 self.skip(index);
             }
             Does::Jwt(jwt) => match self.result(filter, setting) {
                 Some((index, _)) => self.skip(index),
-                None => return self.require(jwt, setting),
+                None => return self.check_tokens(jwt, setting),
             },
             Does::GrpcWeb if grpc_web::is_spoken(&self.head) => {
                 grpc_web::request(self.head.to_mut());
@@ -296,27 +296,27 @@ impl FilterWalk<'_> {
         Ok(())
     }
 
-    /// Whether external authorization is to be asked about the request.
-    fn is_asked_about(&self, config: &ExternalAuthorization) -> bool {
+    /// Whether external authorization decides about the request.
+    fn calls_authorization(&self, config: &ExternalAuthorization) -> bool {
         let test = config.enabled_metadata.as_ref();
-        config.enabled > 0 && test.is_none_or(|test| matching::metadata(test, Some(&self.learned)))
+        config.enabled > 0 && test.is_none_or(|test| matching::metadata(test, Some(&self.metadata)))
     }
 
-    /// Returns what a filter did with the request, if it would get the same head now, and the place of that.
+    /// Returns the recorded result of a filter and its index, if the filter would get the same head now.
     fn result(&self, filter: &Filter, setting: Option<&Setting>) -> Option<(usize, &FilterResult<'_>)> {
         let AdmittedRequest { results, head, .. } = *self.case;
-        let left = results.filters.iter().enumerate().skip(self.place);
-        left.filter(|(_, result)| result.is_of(filter, setting)).find(|(index, _)| {
+        let left = results.filters.iter().enumerate().skip(self.next);
+        left.filter(|(_, result)| result.is_same(filter, setting)).find(|(index, _)| {
             let before = results.head(*index, head);
             ptr::eq(before, &*self.head) || *before == *self.head
         })
     }
 
-    /// Goes on behind a result.
+    /// Continues after a recorded result, with its head, route and metadata.
     fn skip(&mut self, index: usize) {
         let AdmittedRequest { results, head, .. } = *self.case;
-        self.place = index + 1;
-        self.head = Cow::Borrowed(results.head(self.place, head));
+        self.next = index + 1;
+        self.head = Cow::Borrowed(results.head(self.next, head));
         let Some(result) = results.filters.get(index) else { return };
         if let Some(seed) = result.seed {
             self.seed = seed;
@@ -326,7 +326,7 @@ impl FilterWalk<'_> {
             Does::Ask(_) => metadata::EXT_AUTHZ,
             _ => metadata::JWT,
         };
-        matching::learn(&mut self.learned, name, result.found.clone());
+        matching::learn(&mut self.metadata, name, result.found.clone());
     }
 
     fn authorize(&mut self, policy: &Arc<Policy>) -> Result<(), Refusal> {
@@ -338,19 +338,19 @@ impl FilterWalk<'_> {
             remote: client,
             destination: origin.destination,
             server_name: origin.server_name(),
-            metadata: Some(&self.learned),
+            metadata: Some(&self.metadata),
         };
         let mut tally = Tally::default();
         let verdict = rbac::check(slice::from_ref(policy), &subject, &mut tally);
         if let Verdict::Deny { details, .. } = verdict {
             return Err(Refusal::Denied(details));
         }
-        matching::learn(&mut self.learned, metadata::RBAC, tally.found);
+        matching::learn(&mut self.metadata, metadata::RBAC, tally.found);
         Ok(())
     }
 
-    /// Checks the request's tokens, as of when it came, by what is required now. Keys are not fetched.
-    fn require(&mut self, jwt: &Jwt, setting: Option<&Setting>) -> Result<(), Refusal> {
+    /// Checks the request's tokens against the requirement in force, at the time of the request. Fetches no key sets.
+    fn check_tokens(&mut self, jwt: &Jwt, setting: Option<&Setting>) -> Result<(), Refusal> {
         if jwt::is_unclean(jwt, &self.head) {
             jwt::sanitize(jwt, self.head.to_mut());
         }
@@ -372,7 +372,7 @@ impl FilterWalk<'_> {
         if jwt::apply(good, self.head.to_mut(), &mut found) {
             self.found = find(self.table, &self.head, self.seed);
         }
-        matching::learn(&mut self.learned, metadata::JWT, found);
+        matching::learn(&mut self.metadata, metadata::JWT, found);
         Ok(())
     }
 }
