@@ -1,7 +1,7 @@
 //! The shape of the code: the modules of a crate form no cycle, no file is long, and configuration holds no mutable state.
 //!
-//! Modules are those on the top level of a crate. A module uses another one if its code has a path that begins with `crate::` and
-//! the other's name. Unit tests do not count.
+//! Modules are those on the top level of a crate, and those of the folders in [`FOLDERS`]. A module uses another one if its code has a
+//! path that begins with `crate::` (and the folder) and the other's name. Unit tests do not count.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -34,22 +34,28 @@ const MUTABLE: &[&str] = &[
     "Notify",
 ];
 
+/// Folders of crates whose own modules form no cycle either.
+const FOLDERS: [(&str, &str); 1] = [("proxy", "request")];
+
 /// By module, the modules that it uses, each with a file in which it does.
 type Uses = BTreeMap<String, BTreeMap<String, PathBuf>>;
 
 #[test]
 fn modules_form_no_cycle() {
-    let mut cycles = Vec::new();
-    for folder in crates() {
-        let uses = uses(&folder);
-        for (from, used) in &uses {
-            for (to, file) in used {
-                let Some(back) = path_between(&uses, to, from) else { continue };
-                cycles.push(format!("{}: {from} uses {to}; {}", file.display(), back.join(" uses ")));
-            }
-        }
-    }
+    let cycles: Vec<_> = crates().iter().flat_map(|folder| cycles(&uses(folder))).collect();
     assert!(cycles.is_empty(), "modules use each other: {cycles:#?}");
+}
+
+#[test]
+fn modules_of_folders_form_no_cycle() {
+    for (krate, folder) in FOLDERS {
+        let source = Path::new(CRATES).join(krate).join("src").join(folder);
+        let root = fs::read_to_string(source.join("mod.rs")).unwrap();
+        let uses = uses_in(&source, &root, &["crate", folder]);
+        assert!(uses.values().any(|used| !used.is_empty()), "no module of {folder} uses another one");
+        let cycles = cycles(&uses);
+        assert!(cycles.is_empty(), "modules of {folder} use each other: {cycles:#?}");
+    }
 }
 
 #[test]
@@ -100,8 +106,10 @@ fn configuration_holds_no_mutable_state() {
 
 #[test]
 fn paths_are_found_in_groups() {
-    let text = "use crate::{\n    a::{b, c::D},\n    e,\n    f::g,\n};\nlet x = crate::h::I;";
-    assert_eq!(paths(text), ["a", "e", "f", "h"]);
+    let text =
+        "use crate::{\n    a::{b, c::D},\n    e,\n    f::g,\n};\nlet x = crate::h::I;\nuse crate::a::j;\n";
+    assert_eq!(paths(text, &["crate"]), ["a", "e", "f", "h", "a"]);
+    assert_eq!(paths(text, &["crate", "a"]), ["b", "c", "j"]);
     assert_eq!(module("pub(crate) mod accept;"), Some("accept"));
 }
 
@@ -134,13 +142,29 @@ fn code(text: &str) -> &str {
     text.split_once("#[cfg(test)]\nmod tests {").map_or(text, |(code, _)| code)
 }
 
+/// Returns the uses that are part of a cycle, with the way back.
+fn cycles(uses: &Uses) -> Vec<String> {
+    let mut cycles = Vec::new();
+    for (from, used) in uses {
+        for (to, file) in used {
+            let Some(back) = path_between(uses, to, from) else { continue };
+            cycles.push(format!("{}: {from} uses {to}; {}", file.display(), back.join(" uses ")));
+        }
+    }
+    cycles
+}
+
+/// Returns the uses of the modules on the top level of a crate.
 fn uses(folder: &Path) -> Uses {
-    let source = folder.join("src");
-    let modules: BTreeSet<String> =
-        root(folder).iter().flat_map(|root| root.lines().filter_map(module)).map(str::to_owned).collect();
+    uses_in(&folder.join("src"), &root(folder).unwrap_or_default(), &["crate"])
+}
+
+/// Returns the uses of the modules that `root` declares, whose files are in `source` and whose paths begin with `prefix`.
+fn uses_in(source: &Path, root: &str, prefix: &[&str]) -> Uses {
+    let modules: BTreeSet<String> = root.lines().filter_map(module).map(str::to_owned).collect();
     let mut uses = Uses::new();
-    for file in files(&source) {
-        let inner = file.strip_prefix(&source).unwrap();
+    for file in files(source) {
+        let inner = file.strip_prefix(source).unwrap();
         let mut parts = inner.components().map(|part| Path::new(part.as_os_str()));
         let name = parts.next().unwrap().file_stem().unwrap().to_str().unwrap().to_owned();
         let is_test = parts.any(|part| part == "tests.rs" || part == "tests");
@@ -149,35 +173,44 @@ fn uses(folder: &Path) -> Uses {
         }
         let text = fs::read_to_string(&file).unwrap();
         let lines = code(&text).lines().map(|line| line.split("//").next().unwrap_or_default());
-        let used = paths(&lines.collect::<Vec<_>>().join("\n")).into_iter();
+        let used = paths(&lines.collect::<Vec<_>>().join("\n"), prefix).into_iter();
         let used = used.filter(|used| *used != name && modules.contains(used));
         uses.entry(name.clone()).or_default().extend(used.map(|used| (used, file.clone())));
     }
     uses
 }
 
-/// Returns the first names of the paths that begin with `crate::`, also of those in braces.
-fn paths(text: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    for (at, start) in text.match_indices("crate::") {
-        let rest = &text[at + start.len()..];
-        let Some(group) = rest.strip_prefix('{') else {
-            found.push(name(rest));
-            continue;
-        };
-        let (mut depth, mut begins) = (0, true);
-        for (at, character) in group.char_indices() {
-            match character {
-                '{' => depth += 1,
-                '}' if depth == 0 => break,
-                '}' => depth -= 1,
-                ',' if depth == 0 => begins = true,
-                _ if begins && !character.is_whitespace() => {
-                    found.push(name(&group[at..]));
-                    begins = false;
-                }
-                _ => {}
+/// Returns the names that follow a prefix in the paths of a text, also of paths in braces.
+fn paths(text: &str, prefix: &[&str]) -> Vec<String> {
+    let [first, inner @ ..] = prefix else { return Vec::new() };
+    let start = format!("{first}::");
+    let starts = text.match_indices(&start).map(|(at, start)| &text[at + start.len()..]);
+    inner
+        .iter()
+        .fold(starts.flat_map(items).collect(), |found: Vec<&str>, part| {
+            let rests = found.into_iter().filter(|item| name(item) == *part);
+            rests.filter_map(|item| item[part.len()..].strip_prefix("::")).flat_map(items).collect()
+        })
+        .into_iter()
+        .map(name)
+        .collect()
+}
+
+/// Returns the rest of a text from the beginning of each item: those of a group in braces, or the one item.
+fn items(text: &str) -> Vec<&str> {
+    let Some(group) = text.strip_prefix('{') else { return vec![text] };
+    let (mut found, mut depth, mut begins) = (Vec::new(), 0, true);
+    for (at, character) in group.char_indices() {
+        match character {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => begins = true,
+            _ if begins && !character.is_whitespace() => {
+                found.push(&group[at..]);
+                begins = false;
             }
+            _ => {}
         }
     }
     found

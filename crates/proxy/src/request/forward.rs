@@ -394,6 +394,7 @@ fn prepare_upgrade(scope: &RequestScope<'_>, request: &mut RequestHead, wire: &W
 }
 
 /// Sets this workload's metadata in a request to another sidecar, unless that keeps them for the connection.
+#[inline]
 fn set_metadata(scope: &RequestScope<'_>, request: &mut RequestHead, pool: &Pool, upstream: &Upstream) {
     let Some(exchange) = scope.manager.metadata_exchange else { return };
     if upstream.link.introduced.get() || (exchange.skip_external && pool.cluster.service.is_none()) {

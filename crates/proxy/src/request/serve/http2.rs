@@ -264,9 +264,12 @@ async fn serve(
         counters: &counters,
         forwarded_cert: forwarded_cert.as_deref(),
     };
-    let mut context = RequestContext::new(scope, &mut downstream, &mut head, &mut response, framing);
-    Box::pin(context.serve(ConnectionOptions { close: false, upgrade }, false)).await;
-    drop(context);
+    // Boxed with its context: the task would otherwise be moved with the memory for both.
+    Box::pin(async {
+        let mut context = RequestContext::new(scope, &mut downstream, &mut head, &mut response, framing);
+        context.serve(ConnectionOptions { close: false, upgrade }, false).await
+    })
+    .await;
     counters.rq_active.dec();
     head.recycle();
     response.recycle();
