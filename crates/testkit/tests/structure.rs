@@ -1,7 +1,7 @@
 //! The shape of the code: the modules of a crate form no cycle, no file is long, and configuration holds no mutable state.
 //!
-//! Modules are those on the top level of a crate, and those of the folders in [`FOLDERS`]. A module uses another one if its code has a
-//! path that begins with `crate::` (and the folder) and the other's name. Unit tests do not count.
+//! Modules are those on the top level of a crate, and those of the folders in [`FOLDERS`]. A module uses another one if
+//! its code has a path that begins with `crate::` (and the folder) and the other's name. Unit tests do not count.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -159,7 +159,8 @@ fn uses(folder: &Path) -> Uses {
     uses_in(&folder.join("src"), &root(folder).unwrap_or_default(), &["crate"])
 }
 
-/// Returns the uses of the modules that `root` declares, whose files are in `source` and whose paths begin with `prefix`.
+/// Returns the uses of the modules that `root` declares, whose files are in `source` and whose paths begin with
+/// `prefix`.
 fn uses_in(source: &Path, root: &str, prefix: &[&str]) -> Uses {
     let modules: BTreeSet<String> = root.lines().filter_map(module).map(str::to_owned).collect();
     let mut uses = Uses::new();

@@ -1,8 +1,8 @@
 //! The steps of a downstream connection up to HTTP or the TCP proxy:
 //! accept → original destination → listener → inspect → filter chain → TLS → authorize.
 //!
-//! While a client sends nothing and its first bytes select the filter chain, the proxy connects to its server, which may send first
-//! ([`EarlyUpstream`]).
+//! While a client sends nothing and its first bytes select the filter chain, the proxy connects to its server, which
+//! may send first ([`EarlyUpstream`]).
 
 use std::{
     future::{Future as _, poll_fn},
@@ -57,8 +57,8 @@ use skysail_policy::{
 
 /// Maximum number of bytes that are inspected.
 const MAX_INSPECTED: usize = 64 * 1024;
-/// Maximum number of reads for the inspection. The largest client hello and the largest header of the PROXY protocol take a quarter
-/// of them, if each read returns a segment of the smallest usual size.
+/// Maximum number of reads for the inspection. The largest client hello and the largest header of the PROXY protocol
+/// take a quarter of them, if each read returns a segment of the smallest usual size.
 const MAX_READS: u32 = 512;
 
 /// Serves a connection from its beginning to its end.
@@ -88,7 +88,8 @@ pub(crate) async fn serve(
     listener.cx_active.dec();
 }
 
-/// Runs the steps up to the filter chain. Returns `None` for a connection that was refused or has failed; the debug log has the reason.
+/// Runs the steps up to the filter chain. Returns `None` for a connection that was refused or has failed; the debug log
+/// has the reason.
 async fn begin(
     worker: &Rc<Worker>,
     (connections, registered): (Rc<ConnectionSet>, Registered),
@@ -304,9 +305,9 @@ async fn proxy_header(
     Err(io::Error::other(format!("the PROXY header is incomplete after {MAX_READS} reads")))
 }
 
-/// Waits for the first bytes and inspects them. TLS is always inspected where the listener says so, because policies, logs and external
-/// authorization use the server name; HTTP only if a filter chain depends on it. While the client sends nothing, `dial` connects to
-/// a server that may send first, and `early` holds that connection.
+/// Waits for the first bytes and inspects them. TLS is always inspected where the listener says so, because policies,
+/// logs and external authorization use the server name; HTTP only if a filter chain depends on it. While the client
+/// sends nothing, `dial` connects to a server that may send first, and `early` holds that connection.
 async fn inspect(
     stream: &mut Stream,
     timer: &mut Timer,
@@ -409,7 +410,8 @@ enum FirstSender {
     Neither,
 }
 
-/// Reads more bytes. Returns `None` if the deadline passes first; a drain shortens it for a client that has sent nothing.
+/// Reads more bytes. Returns `None` if the deadline passes first; a drain shortens it for a client that has sent
+/// nothing.
 async fn fill_until(
     stream: &mut Stream,
     timer: &mut Timer,
@@ -462,8 +464,8 @@ mod tests {
         size_of::<F>()
     }
 
-    /// The memory of an idle connection, besides its socket and its TLS session. Futures that are rarely needed, such as that of
-    /// connecting to an upstream, must be boxed.
+    /// The memory of an idle connection, besides its socket and its TLS session. Futures that are rarely needed, such
+    /// as that of connecting to an upstream, must be boxed.
     #[test]
     #[allow(unreachable_code, reason = "only the types matter")]
     fn an_idle_connection_is_small() {

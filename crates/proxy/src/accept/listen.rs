@@ -1,8 +1,8 @@
 //! Listening sockets. One thread binds them for all workers, and each worker accepts from its own.
 //!
-//! Every worker has a socket on the same address (`SO_REUSEPORT`), so the kernel distributes the connections and workers share
-//! nothing. Sockets are bound before the workers get the configuration: a listener that cannot be bound is reported, and does not
-//! delay the others.
+//! Every worker has a socket on the same address (`SO_REUSEPORT`), so the kernel distributes the connections and
+//! workers share nothing. Sockets are bound before the workers get the configuration: a listener that cannot be bound
+//! is reported, and does not delay the others.
 
 use std::{
     io,
@@ -28,8 +28,8 @@ use crate::{
 };
 use skysail_http::timer;
 
-/// Maximum number of connections that wait to be accepted, per worker. Enough for a short delay of the worker; few enough that after
-/// a surge the queue does not consist of connections that their clients have closed.
+/// Maximum number of connections that wait to be accepted, per worker. Enough for a short delay of the worker; few
+/// enough that after a surge the queue does not consist of connections that their clients have closed.
 const BACKLOG: i32 = 1024;
 /// Delay before an overloaded worker accepts connections again.
 const OVERLOAD_DELAY: Duration = Duration::from_millis(2);

@@ -1,7 +1,7 @@
 //! The worker threads, which carry all traffic, and the commands that the rest of the process sends them.
 //!
-//! A worker is a thread with a single-threaded runtime and its own state. Commands publish a configuration, request statistics, or
-//! drain the worker. Workers never wait for each other.
+//! A worker is a thread with a single-threaded runtime and its own state. Commands publish a configuration, request
+//! statistics, or drain the worker. Workers never wait for each other.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -102,8 +102,8 @@ impl Workers {
             let (started, start) = std::sync::mpsc::channel();
             let shared = shared.clone();
             let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
-                // The runtime must be built on its thread. Its own timers stay off: they would be checked before each wait, and
-                // `timer` replaces them.
+                // The runtime must be built on its thread. Its own timers stay off: they would be checked before each
+                // wait, and `timer` replaces them.
                 let runtime = Builder::new_current_thread().enable_io().build_local(LocalOptions::default());
                 let ready = runtime.and_then(|runtime| {
                     let _entered = runtime.enter();
@@ -204,10 +204,11 @@ impl Workers {
         self.ask(|begun| Command::Drain(drain, begun)).await;
     }
 
-    /// Closes listeners and idle connections, waits for the requests in flight for at most `timeout`, and returns the number of
-    /// connections that were still open then.
+    /// Closes listeners and idle connections, waits for the requests in flight for at most `timeout`, and returns the
+    /// number of connections that were still open then.
     ///
-    /// Outbound listeners stay open until no inbound connection is left on any worker, because the workload may need them to answer.
+    /// Outbound listeners stay open until no inbound connection is left on any worker, because the workload may need
+    /// them to answer.
     pub async fn drain(&self, timeout: Duration) -> usize {
         const FIRST: &[Direction] = &[Direction::Inbound, Direction::Unspecified];
         let begun = Instant::now();
@@ -271,8 +272,9 @@ async fn run(
     timers.abort();
 }
 
-/// Runs a task, and starts it again after a panic. A panic is a bug, which the panic hook logs; a task that serves all connections must
-/// not end because of one of them. (The task of a single connection does end, and the connection with it.)
+/// Runs a task, and starts it again after a panic. A panic is a bug, which the panic hook logs; a task that serves all
+/// connections must not end because of one of them. (The task of a single connection does end, and the connection with
+/// it.)
 ///
 /// The first restart is immediate. Repeated panics delay it by up to a second, to spare the log and the CPU.
 async fn restart_on_panic(mut work: impl AsyncFnMut()) {

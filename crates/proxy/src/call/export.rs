@@ -1,7 +1,9 @@
-//! Writes access logs to files, and exports logs and spans to collectors. Each worker has one task per collector, which sends batches.
+//! Writes access logs to files, and exports logs and spans to collectors. Each worker has one task per collector, which
+//! sends batches.
 //!
-//! A batch is sent when it reaches its size, when its interval has passed, and at the end of the worker. One batch is in flight at a
-//! time, while the next one grows up to a limit. A batch that fails is dropped, because a retry could deliver it twice.
+//! A batch is sent when it reaches its size, when its interval has passed, and at the end of the worker. One batch is
+//! in flight at a time, while the next one grows up to a limit. A batch that fails is dropped, because a retry could
+//! deliver it twice.
 
 use std::{rc::Rc, sync::Arc, time::Duration};
 
@@ -55,8 +57,8 @@ pub(crate) fn log(worker: &Rc<Worker>, logs: &[Arc<AccessLog>], context: &Contex
     }
 }
 
-/// Adds an item to the next batch of a collector. `write` appends the item: a value of the envelope's field with its key and length,
-/// or a JSON value and a comma.
+/// Adds an item to the next batch of a collector. `write` appends the item: a value of the envelope's field with its
+/// key and length, or a JSON value and a comma.
 pub(crate) fn export(worker: &Rc<Worker>, collector: &Arc<Collector>, write: impl FnOnce(&mut Vec<u8>)) {
     let (exporter, new) = worker.exporters.of(collector, &worker.shard);
     exporter.add(write);

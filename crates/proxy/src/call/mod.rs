@@ -1,5 +1,5 @@
-//! Calls of the sidecar itself to clusters: for key sets, for external authorization, to export records. They use the connection
-//! pools, load balancing and circuit breakers of ordinary requests. Responses are read completely.
+//! Calls of the sidecar itself to clusters: for key sets, for external authorization, to export records. They use the
+//! connection pools, load balancing and circuit breakers of ordinary requests. Responses are read completely.
 
 pub(crate) mod export;
 
@@ -188,7 +188,8 @@ impl CallStream {
         !self.duplex.is_gone(&mut cx)
     }
 
-    /// Whether the connection is still valid for new calls, or the worker ends. If not, a new call uses another connection.
+    /// Whether the connection is still valid for new calls, or the worker ends. If not, a new call uses another
+    /// connection.
     pub(crate) fn is_current(&self, worker: &Worker) -> bool {
         worker.is_ending() || self.link.is_good()
     }

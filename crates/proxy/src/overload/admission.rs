@@ -1,9 +1,9 @@
 //! Admission of requests on a busy worker: they begin a few at a time, in the order of their arrival.
 //!
-//! If all requests began at once, a thousand would be half done before the first is answered. The state of each (connections,
-//! buffers, kernel memory) would leave the CPU caches before its next use. Requests in flight therefore have priority, and waiting
-//! requests are not even read. The worker never idles for this: when no other task is ready the next requests begin, whatever
-//! the number in flight.
+//! If all requests began at once, a thousand would be half done before the first is answered. The state of each
+//! (connections, buffers, kernel memory) would leave the CPU caches before its next use. Requests in flight therefore
+//! have priority, and waiting requests are not even read. The worker never idles for this: when no other task is ready
+//! the next requests begin, whatever the number in flight.
 
 use std::{
     cell::{Cell, RefCell},
@@ -16,8 +16,8 @@ use tokio::{sync::Notify, task::yield_now};
 
 /// Requests admitted together.
 const ADMITTED_TOGETHER: usize = 16;
-/// Maximum number of passes of the event loop between two admissions, while requests complete. Without it a steady stream of slow
-/// responses would keep all others waiting.
+/// Maximum number of passes of the event loop between two admissions, while requests complete. Without it a steady
+/// stream of slow responses would keep all others waiting.
 const MAX_PASSES: usize = 4;
 
 /// The queue of requests on one worker.

@@ -1,7 +1,7 @@
 //! The downstream connections of a worker, and their drain.
 //!
-//! Connections are drained by the direction of their listener. A workload that still answers inbound requests may need outbound
-//! connections for that.
+//! Connections are drained by the direction of their listener. A workload that still answers inbound requests may need
+//! outbound connections for that.
 
 use std::{
     cell::{Cell, RefCell},
@@ -45,7 +45,8 @@ impl ConnectionSet {
         Registered { set: self.clone(), id }
     }
 
-    /// Begins to drain all connections within `timeout`. Those without a request end after a quarter of it, at most [`IDLE_DRAIN`].
+    /// Begins to drain all connections within `timeout`. Those without a request end after a quarter of it, at most
+    /// [`IDLE_DRAIN`].
     pub(crate) fn drain(&self, timeout: Duration) {
         let idle_drain = IDLE_DRAIN.min(timeout / 4);
         self.idle_drain.set(Some(self.idle_drain.get().map_or(idle_drain, |before| before.min(idle_drain))));
@@ -64,7 +65,8 @@ impl ConnectionSet {
         self.idle_drain.get().is_some()
     }
 
-    /// Returns the time for which a connection without a request stays open while the set drains; `None` if it does not drain.
+    /// Returns the time for which a connection without a request stays open while the set drains; `None` if it does not
+    /// drain.
     pub(crate) fn idle_drain(&self) -> Option<Duration> {
         self.idle_drain.get()
     }

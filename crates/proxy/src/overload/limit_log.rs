@@ -1,5 +1,5 @@
-//! Log lines about limits that peers reach: at most one a minute per limit and worker, because a peer may reach a limit again and
-//! again. Metrics count every event.
+//! Log lines about limits that peers reach: at most one a minute per limit and worker, because a peer may reach a limit
+//! again and again. Metrics count every event.
 
 use std::{
     cell::Cell,
@@ -75,7 +75,8 @@ impl Limit {
                 "a client opened more streams than max_concurrent_streams: the streams are refused"
             }
             Self::Inspection => {
-                "the protocol of a connection was not detected within listener_filters_timeout: the connection is closed"
+                "the protocol of a connection was not detected within listener_filters_timeout: the connection is \
+                 closed"
             }
             Self::Handshake => {
                 "a TLS handshake did not complete within transport_socket_connect_timeout: the connection is closed"
@@ -118,7 +119,8 @@ thread_local! {
     static LAST_LOGGED: [Cell<Option<Instant>>; COUNT] = const { [const { Cell::new(None) }; COUNT] };
 }
 
-/// Logs that a limit has been reached, unless that was logged within the last minute. `place` names the object and the peer.
+/// Logs that a limit has been reached, unless that was logged within the last minute. `place` names the object and the
+/// peer.
 #[cold]
 pub(crate) fn log(limit: Limit, place: fmt::Arguments<'_>) {
     if LAST_LOGGED.with(|last| is_due(&last[limit as usize], Instant::now())) {

@@ -1,14 +1,15 @@
-//! Load shedding of a worker. An overloaded worker starts a few requests at a time, accepts hardly any connections, and at last
-//! refuses requests. Admitted requests are then answered soon, and memory does not grow with the queue.
+//! Load shedding of a worker. An overloaded worker starts a few requests at a time, accepts hardly any connections, and
+//! at last refuses requests. Admitted requests are then answered soon, and memory does not grow with the queue.
 //!
-//! The measure is the worker's lag: the time from the arrival of a request to its start. A request or a connection that begins
-//! wakes the probe, a task that waits for its turn like any other; the time it takes is the lag. Probes run only while many
-//! requests are in flight, and not often. An idle worker pays nothing for them, and a process that was not scheduled for a while
-//! refuses no request.
+//! The measure is the worker's lag: the time from the arrival of a request to its start. A request or a connection that
+//! begins wakes the probe, a task that waits for its turn like any other; the time it takes is the lag. Probes run only
+//! while many requests are in flight, and not often. An idle worker pays nothing for them, and a process that was not
+//! scheduled for a while refuses no request.
 //!
-//! A connection that is not accepted costs next to nothing: the kernel queues it, and makes clients retry when its queue is full.
-//! A request whose client has closed the connection is dropped. After a surge there are thousands of those, and serving them would
-//! prolong the surge. Refusing a request costs half as much as answering it, so this is the last resort.
+//! A connection that is not accepted costs next to nothing: the kernel queues it, and makes clients retry when its
+//! queue is full. A connection or a request whose client has given up is not served: after a surge there are thousands
+//! of those, and serving them would prolong the surge. Refusing a request costs half as much as answering it, so this
+//! is the last resort.
 
 pub(crate) mod admission;
 pub(crate) mod drain;
@@ -31,19 +32,21 @@ use crate::overload::admission::Turns;
 pub struct Limits {
     /// Number of requests and new connections in flight below which load shedding is off. Default: 64.
     pub under_way: u32,
-    /// Lag above which hardly any connections are accepted and requests of closed connections are dropped, until the lag is below
-    /// half of it. Default: 100 ms.
+    /// Lag above which hardly any connections are accepted and requests of closed connections are dropped, until the
+    /// lag is below half of it. Default: 100 ms.
     pub late: Duration,
-    /// Lag above which requests are refused once it has lasted for `lag_duration`, until the lag is below half of it. Default: 400 ms.
+    /// Lag above which requests are refused once it has lasted for `lag_duration`, until the lag is below half of it.
+    /// Default: 400 ms.
     pub overloaded: Duration,
     /// Time for which the lag must be above `overloaded` before requests are refused. Default: 1 s.
     pub lag_duration: Duration,
     /// Time for which the result of a probe is valid; twice the lag, if that is longer. Default: 250 ms.
     pub probe_validity: Duration,
-    /// Maximum excess of streams that an HTTP/2 client resets over those that it lets complete, within 30 seconds. Default: 200.
+    /// Maximum excess of streams that an HTTP/2 client resets over those that it lets complete, within 30 seconds.
+    /// Default: 200.
     pub resets: u32,
-    /// Maximum number of series of Istio's metrics, for requests and for connections each. Others are counted as dropped.
-    /// Default: 10,000.
+    /// Maximum number of series of Istio's metrics, for requests and for connections each. Others are counted as
+    /// dropped. Default: 10,000.
     pub series: usize,
     /// Drain time of connections and requests that a new configuration does not admit. Default: 5 s.
     pub revoked_drain: Duration,
@@ -70,8 +73,8 @@ impl Default for Limits {
 
 /// Connections accepted per probe, so that the load of new connections shows before the next ones.
 const ACCEPTED: u32 = 64;
-/// Connections accepted per probe while at least [`Limits::under_way`] requests are in flight. After a surge most queued connections
-/// have been closed by their clients, and finding that out takes time.
+/// Connections accepted per probe while at least [`Limits::under_way`] requests are in flight. After a surge most
+/// queued connections have been closed by their clients, and finding that out takes time.
 const ACCEPTED_BUSY: u32 = 16;
 /// Connections accepted per probe while the lag is above [`Limits::late`]; not 0, so that no connection waits forever.
 const ACCEPTED_LATE: u32 = 1;
@@ -91,7 +94,8 @@ pub(crate) struct Overload {
     limits: Limits,
     /// Requests and new connections in flight.
     in_flight: Cell<u32>,
-    /// Number in flight from which the worker counts as busy: [`Limits::under_way`], or 0 while all requests are refused.
+    /// Number in flight from which the worker counts as busy: [`Limits::under_way`], or 0 while all requests are
+    /// refused.
     busy_from: Cell<u32>,
     /// Whether all new requests are refused, because the process runs short of memory.
     refuses_all: Cell<bool>,
@@ -177,7 +181,8 @@ impl Overload {
         acceptable > 0
     }
 
-    /// Whether the lag is above [`Limits::late`], by the last probe or by the time that the probe under way has waited so far.
+    /// Whether the lag is above [`Limits::late`], by the last probe or by the time that the probe under way has waited
+    /// so far.
     fn is_late(&self, now: Instant) -> bool {
         let is_overdue = |woken| now.saturating_duration_since(woken) > self.limits.late;
         self.is_busy() && (now < self.late_until.get() || self.woken.get().is_some_and(is_overdue))
@@ -242,8 +247,8 @@ impl Overload {
             if is_lasting && logged.is_none_or(|at| now.saturating_duration_since(at) >= LOG_INTERVAL) {
                 logged = Some(now);
                 warn!(
-                    "overloaded: a worker has {} requests in flight and a lag of {} ms; until the lag is lower the worker {}. \
-                     Add CPU, workers (--concurrency) or replicas",
+                    "overloaded: a worker has {} requests in flight and a lag of {} ms; until the lag is lower the \
+                     worker {}. Add CPU, workers (--concurrency) or replicas",
                     self.in_flight.get(),
                     lag.as_millis(),
                     if history.is_overloaded {

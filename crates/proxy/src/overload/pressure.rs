@@ -1,8 +1,8 @@
-//! Envoy's overload manager: monitors of the resources of the process, and the actions that they trigger. (`overload` sheds the load
-//! of a single worker.)
+//! Envoy's overload manager: monitors of the resources of the process, and the actions that they trigger. (`overload`
+//! sheds the load of a single worker.)
 //!
-//! Connections are counted as they begin and end. The control thread measures memory and notifies the workers when an action begins
-//! or ends, so that requests pay nothing for it.
+//! Connections are counted as they begin and end. The control thread measures memory and notifies the workers when an
+//! action begins or ends, so that requests pay nothing for it.
 
 use std::{
     sync::{
@@ -210,8 +210,8 @@ impl Pressure {
         monitors.chain(actions)
     }
 
-    /// Measures the monitors at each interval, forever; returns at once if there are none. `refuse` makes the workers refuse all
-    /// requests, or no longer.
+    /// Measures the monitors at each interval, forever; returns at once if there are none. `refuse` makes the workers
+    /// refuse all requests, or no longer.
     pub(crate) async fn watch(&self, refuse: impl AsyncFn(bool)) {
         if self.settings.monitors.is_empty() {
             return;

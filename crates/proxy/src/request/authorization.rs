@@ -1,7 +1,7 @@
 //! External authorization: a service decides about a request, by gRPC or by an HTTP request like the client's.
 //!
-//! Its response becomes an [`AuthorizationVerdict`], which the filter applies. Source: `envoy.service.auth.v3`, and Envoy's
-//! `ext_authz` filter for the attributes that are sent and the fields that are honoured.
+//! Its response becomes an [`AuthorizationVerdict`], which the filter applies. Source: `envoy.service.auth.v3`, and
+//! Envoy's `ext_authz` filter for the attributes that are sent and the fields that are honoured.
 
 use std::{collections::hash_map::Entry, rc::Rc, time::SystemTime};
 

@@ -2,10 +2,10 @@
 //!
 //! | part | content |
 //! |---|---|
-//! | [`RequestScope`] | the worker, the configuration and the counters that serve the request |
-//! | [`Exchange`] | what is on the wire: the downstream connection, both heads, the request's body |
-//! | [`RequestDecision`] | the route, and what filters decided |
-//! | [`RequestOutcome`] | what the record says: status, flags, upstream, bytes, times, trace, metadata |
+//! | [`RequestScope`] | worker, configuration and counters |
+//! | [`Exchange`] | the wire: downstream connection, both heads, body of the request |
+//! | [`RequestDecision`] | route, admission, results of the filters |
+//! | [`RequestOutcome`] | the record: status, flags, upstream, bytes, times, trace, metadata |
 
 use std::{
     borrow::Cow,
@@ -54,7 +54,7 @@ pub(crate) struct RequestContext<'a> {
     _in_flight: InFlight<'a>,
 }
 
-/// What serves a request. All requests of an HTTP/1.1 connection share it until the configuration changes.
+/// The worker, the configuration and the counters that serve a request.
 pub(crate) struct RequestScope<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) manager: &'a HttpManager,
@@ -81,10 +81,11 @@ pub(crate) struct Exchange<'a> {
     pub(crate) keep_alive: bool,
 }
 
-/// What is decided about a request.
+/// Decisions about a request.
 pub(crate) struct RequestDecision<'a> {
-    /// What load shedding says about the request.
+    /// Decision of load shedding.
     pub(crate) overload: Admission,
+    /// The route, or why there is none.
     pub(crate) found: Result<Found<'a>, Missing>,
     /// Whether the configuration in force still admits the request.
     pub(crate) admission: Revalidation,
@@ -110,7 +111,7 @@ pub(crate) struct ResponseField {
     pub(crate) is_appended: bool,
 }
 
-/// What the record says at the end.
+/// Values for the record.
 pub(crate) struct RequestOutcome<'a> {
     /// Wall-clock time at which the head had been read.
     pub(crate) start: SystemTime,

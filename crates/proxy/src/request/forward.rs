@@ -1,4 +1,5 @@
-//! Forwarding: selects an endpoint, connects and sends the request, again where the retry policy says so, until a response arrives.
+//! Forwarding: selects an endpoint, connects and sends the request, again where the retry policy says so, until a
+//! response arrives.
 
 mod rewrite;
 
@@ -38,7 +39,7 @@ use skysail_policy::{
     route::Found,
 };
 
-/// What the route and the target that was selected say about forwarding a request.
+/// Settings for forwarding a request, from its route and the weighted target that was selected.
 struct ForwardPlan<'a> {
     found: &'a Found<'a>,
     forward: &'a Forward,
@@ -66,7 +67,8 @@ struct TryFailure {
     error: Error,
     /// Whether some of the request was sent.
     sent: bool,
-    /// Whether the reused connection may have been closed by the server before the request: such an attempt does not count.
+    /// Whether the reused connection may have been closed by the server before the request: such an attempt does not
+    /// count.
     stale: bool,
 }
 
@@ -167,8 +169,8 @@ impl RequestContext<'_> {
     ) -> Result<Arrived, Error> {
         let retry = plan.limits.retry().filter(|_| !plan.upgrade);
         let mut tried = Vec::new();
-        // An attempt on a connection that went stale while idle does not count; the next one uses a new connection. A tunnel
-        // always uses a new connection, unless it is an HTTP/2 stream.
+        // An attempt on a connection that went stale while idle does not count; the next one uses a new connection. A
+        // tunnel always uses a new connection, unless it is an HTTP/2 stream.
         let mut fresh = plan.upgrade
             && offer(plan, self.scope.manager, &self.exchange).protocol != ApplicationProtocol::Http2;
         self.outcome.attempts = 1;
@@ -316,14 +318,16 @@ impl RequestContext<'_> {
             Ok(_) => Err(TryFailure { error: Error::new(Kind::UpstreamProtocol), sent, stale: false }),
             Err(error) => {
                 let lost = error.kind == Kind::UpstreamClosed && reused && !answered;
-                // A request that an HTTP/2 server refused unprocessed may be sent again, whatever its method (RFC 9113, 8.7).
+                // A request that an HTTP/2 server refused unprocessed may be sent again, whatever its method (RFC 9113,
+                // 8.7).
                 let refused = error.kind == Kind::UpstreamRefused && reused;
                 Err(TryFailure { error, sent, stale: refused || lost && (idempotent || !sent) })
             }
         }
     }
 
-    /// Reads the metadata of the upstream's sidecar from the response, and adds this workload's for the client's sidecar.
+    /// Reads the metadata of the upstream's sidecar from the response, and adds this workload's for the client's
+    /// sidecar.
     fn exchange_metadata(&mut self) {
         if self.scope.manager.metadata_exchange.is_none() {
             return;
@@ -407,8 +411,8 @@ fn set_metadata(scope: &RequestScope<'_>, request: &mut RequestHead, pool: &Pool
     }
 }
 
-/// Returns whether the upstream grants the upgrade. If so, changes the response's head to the form that grants it to the client:
-/// 101 in HTTP/1.1 (RFC 9110, 15.2.2), 2xx in HTTP/2 (RFC 8441, 5) and for CONNECT.
+/// Returns whether the upstream grants the upgrade. If so, changes the response's head to the form that grants it to
+/// the client: 101 in HTTP/1.1 (RFC 9110, 15.2.2), 2xx in HTTP/2 (RFC 8441, 5) and for CONNECT.
 fn is_switched(plan: &ForwardPlan<'_>, exchange: &mut Exchange<'_>, upstream: Option<&Upstream>) -> bool {
     let Some(upstream) = upstream.filter(|_| plan.upgrade) else { return false };
     let (request, response) = (&*exchange.request, &mut *exchange.response);

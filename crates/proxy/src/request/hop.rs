@@ -1,4 +1,5 @@
-//! What every HTTP hop does to heads: removes the fields that concern one connection, and adds `date` and `server` to responses.
+//! Changes that every HTTP hop makes to heads: removes the fields that concern one connection, and adds `date` and `server` to
+//! responses.
 
 use std::{
     net::{IpAddr, Ipv4Addr},

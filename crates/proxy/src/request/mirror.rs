@@ -1,7 +1,8 @@
 //! Request mirroring: sends copies of requests to other clusters, and discards the responses.
 //!
-//! Only requests whose whole body is buffered (up to 64 KiB) are copied, so that a copy never delays the original.
-//! An HTTP/1.1 copy uses a new connection, which ends with it. Source: `envoy.config.route.v3.RouteAction.RequestMirrorPolicy`.
+//! Only requests whose whole body is buffered (up to 64 KiB) are copied, so that a copy never delays the original. An
+//! HTTP/1.1 copy uses a new connection, which ends with it. Source:
+//! `envoy.config.route.v3.RouteAction.RequestMirrorPolicy`.
 
 use std::{future::poll_fn, rc::Rc, time::Duration};
 

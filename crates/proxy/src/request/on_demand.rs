@@ -1,10 +1,11 @@
 //! Virtual hosts that are loaded on demand: the request subscribes to its virtual host and waits for it.
 //!
-//! A virtual host with the exact authority applies at once. A wildcard or the catch-all may hide a virtual host that
-//! is not loaded yet. They apply once the control plane has answered that the exact one does not exist
-//! ([`Demand::known`](skysail_policy::state::demand::Demand::known)). Without an answer the request is refused (503, flag `DU`), unless the table says that
-//! they apply without one ([`RouteTable::takes_unanswered`](skysail_policy::config::RouteTable::takes_unanswered)):
-//! with `ALLOW_ANY` a request to a host of the mesh could otherwise leave in plain text.
+//! A virtual host with the exact authority applies at once. A wildcard or the catch-all may hide a virtual host that is
+//! not loaded yet. They apply once the control plane has answered that the exact one does not exist
+//! ([`Demand::known`](skysail_policy::state::demand::Demand::known)). Without an answer the request is refused (503, flag `DU`), unless the
+//! table says that they apply without one
+//! ([`RouteTable::takes_unanswered`](skysail_policy::config::RouteTable::takes_unanswered)): with `ALLOW_ANY` a request
+//! to a host of the mesh could otherwise leave in plain text.
 
 use std::time::{Duration, Instant};
 

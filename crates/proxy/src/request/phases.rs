@@ -35,7 +35,8 @@ impl<'a> RequestContext<'a> {
         // Connection fields are removed first, so that all decisions are made on the head that is forwarded.
         let keep_upgrade = upgrade.is_some() && exchange.request.method() != "CONNECT";
         hop::remove_connection_fields(exchange.request, keep_upgrade);
-        // The bytes after a request for an upgrade may be of another protocol, even after a refusal. They are not read as HTTP.
+        // The bytes after a request for an upgrade may be of another protocol, even after a refusal. They are not read
+        // as HTTP.
         exchange.keep_alive = !connection.close && !is_last && upgrade.is_none();
         self.decision.grpc = matching::is_grpc(exchange.request);
         if let Err(error) = self.run_phases(upgrade).await {

@@ -277,7 +277,8 @@ impl RequestContext<'_> {
         written.map_err(|kind| Error::new(kind).after_response_started())
     }
 
-    /// Discards the rest of the request's body. Only bytes that have arrived are read; the connection is closed if there are more.
+    /// Discards the rest of the request's body. Only bytes that have arrived are read; the connection is closed if
+    /// there are more.
     fn skip_body(&mut self) {
         let exchange = &mut self.exchange;
         if !exchange.body.is_read() && !exchange.body.skip(&mut exchange.downstream.wire) {

@@ -1,7 +1,7 @@
 //! Moves the bytes of one attempt: the request to the upstream, then the response to the client.
 //!
-//! Both directions move at the same time, because HTTP allows a response before the request is complete. A request waits in
-//! three places only, all of them here. Each also watches the client's connection and the deadlines.
+//! Both directions move at the same time, because HTTP allows a response before the request is complete. A request
+//! waits in three places only, all of them here. Each also watches the client's connection and the deadlines.
 
 use std::{
     future::{Future, poll_fn},
@@ -172,8 +172,8 @@ impl<'a> Client<'a> {
         .await
     }
 
-    /// Sends the request's body and waits for the response's head. `revoked` returns the deadline of a request that is no longer
-    /// admitted.
+    /// Sends the request's body and waits for the response's head. `revoked` returns the deadline of a request that is
+    /// no longer admitted.
     pub(crate) async fn request(
         &mut self,
         upstream: &mut Wire,
@@ -207,8 +207,8 @@ impl<'a> Client<'a> {
                 match answer {
                     Poll::Pending => break,
                     Poll::Ready(Ok(None)) if !self.interim => {}
-                    // Interim responses are read as fast as the client reads them. The first is an exception, as holding it
-                    // would delay the final response.
+                    // Interim responses are read as fast as the client reads them. The first is an exception, as
+                    // holding it would delay the final response.
                     Poll::Ready(Ok(None)) if forwarded => held = true,
                     Poll::Ready(Ok(None)) => {
                         self.wire.interim(head, method);
@@ -228,7 +228,8 @@ impl<'a> Client<'a> {
         .await
     }
 
-    /// Forwards the response's body until all of it has been written to the client. `revoked` is as in [`Self::request`].
+    /// Forwards the response's body until all of it has been written to the client. `revoked` is as in
+    /// [`Self::request`].
     pub(crate) async fn respond(
         &mut self,
         upstream: &mut Wire,
@@ -259,7 +260,8 @@ impl<'a> Client<'a> {
         .map_err(Error::after_response_started)
     }
 
-    /// Whether the client has closed its end. Registers an HTTP/2 stream to be woken when its connection is revalidated.
+    /// Whether the client has closed its end. Registers an HTTP/2 stream to be woken when its connection is
+    /// revalidated.
     fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
         if self.body.is_read() { self.wire.is_gone(cx) } else { self.wire.is_lost(cx) }
     }

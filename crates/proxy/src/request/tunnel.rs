@@ -1,7 +1,7 @@
 //! Tunnels: the bytes that follow a CONNECT or an upgrade.
 //!
-//! Between two HTTP/1.1 connections they are forwarded as by the TCP proxy. This module forwards them if at least one side is an
-//! HTTP/2 stream.
+//! Between two HTTP/1.1 connections they are forwarded as by the TCP proxy. This module forwards them if at least one
+//! side is an HTTP/2 stream.
 
 use std::{
     future::poll_fn,
@@ -90,7 +90,8 @@ impl TunnelDirection {
     }
 }
 
-/// Forwards bytes until both directions have ended, one fails, the idle timeout passes, or the deadline that `revoked` returns.
+/// Forwards bytes until both directions have ended, one fails, the idle timeout passes, or the deadline that `revoked`
+/// returns.
 async fn run(
     client: &mut Wire,
     server: &mut Wire,

@@ -1,8 +1,9 @@
-//! Server-first protocols, such as those of MySQL and SMTP. While a client sends nothing, the proxy connects to the server that
-//! the client would reach as plain TCP. If the server sends first, the connection is plain TCP.
+//! Server-first protocols, such as those of MySQL and SMTP. While a client sends nothing, the proxy connects to the
+//! server that the client would reach as plain TCP. If the server sends first, the connection is plain TCP.
 //!
-//! An HTTP server may also send first: its HTTP/2 settings, or an unsolicited HTTP/1 response such as 408. These decide nothing,
-//! because the HTTP configuration must apply to the client's request. The metadata of a sidecar decide nothing either.
+//! An HTTP server may also send first: its HTTP/2 settings, or an unsolicited HTTP/1 response such as 408. These decide
+//! nothing, because the HTTP configuration must apply to the client's request. The metadata of a sidecar decide nothing
+//! either.
 
 use std::{
     pin::Pin,
@@ -26,7 +27,8 @@ use skysail_policy::{
     peer::greeting::{self, Greeting},
 };
 
-/// Time that a client has to send first. Nearly all clients that send first do so earlier, and no upstream connection is wasted.
+/// Time that a client has to send first. Nearly all clients that send first do so earlier, and no upstream connection
+/// is wasted.
 pub(crate) const CLIENT_FIRST_TIMEOUT: Duration = Duration::from_millis(5);
 /// Maximum time for which a silent server is held; the idle timeout, if that is shorter.
 const MAX_WAIT: Duration = Duration::from_secs(60);
@@ -54,8 +56,9 @@ enum EarlyUpstreamState {
 }
 
 impl EarlyUpstream {
-    /// Connects to the server of a client that has been silent for [`CLIENT_FIRST_TIMEOUT`]. Returns `None` if the filter chain for
-    /// plain TCP has TLS, calls external authorization, or denies the connection: the client must send first then.
+    /// Connects to the server of a client that has been silent for [`CLIENT_FIRST_TIMEOUT`]. Returns `None` if the
+    /// filter chain for plain TCP has TLS, calls external authorization, or denies the connection: the client must send
+    /// first then.
     pub(crate) fn new(worker: &Rc<Worker>, origin: Origin) -> Option<Self> {
         let chain = origin.chain.clone();
         let Terminal::Tcp(proxy) = &chain.terminal else { return None };

@@ -1,4 +1,5 @@
-//! The TCP proxy: selects the cluster and the endpoint, connects, and forwards bytes in both directions until both have ended.
+//! The TCP proxy: selects the cluster and the endpoint, connects, and forwards bytes in both directions until both have
+//! ended.
 //!
 //! Either side may end first (half-close); the other direction stays open.
 //! Source: `envoy.extensions.filters.network.tcp_proxy.v3`.
@@ -270,7 +271,8 @@ impl WaitingClient<'_> {
         .await
     }
 
-    /// Whether the client has closed its connection. A half-close after some bytes is none: the client may wait for the response.
+    /// Whether the client has closed its connection. A half-close after some bytes is none: the client may wait for the
+    /// response.
     fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
         while !self.stream.input.is_full() {
             match self.stream.poll_fill(cx) {
@@ -284,8 +286,8 @@ impl WaitingClient<'_> {
     }
 }
 
-/// Connects to an endpoint of the cluster, and sets `tried` to it. If the cluster has as many connections as it allows, the
-/// client waits; without a client this fails.
+/// Connects to an endpoint of the cluster, and sets `tried` to it. If the cluster has as many connections as it allows,
+/// the client waits; without a client this fails.
 pub(crate) async fn connect(
     worker: &Rc<Worker>,
     origin: &Origin,

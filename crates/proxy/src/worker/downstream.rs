@@ -83,8 +83,8 @@ impl Origin {
         self.findings.server_name.as_deref()
     }
 
-    /// Checks the connection against the policies of its filter chain, and counts the results. Returns their dynamic metadata, or
-    /// `None` if a policy denies the connection.
+    /// Checks the connection against the policies of its filter chain, and counts the results. Returns their dynamic
+    /// metadata, or `None` if a policy denies the connection.
     pub(crate) fn apply_policies(&self, worker: &Worker) -> Option<Vec<(String, Value)>> {
         if self.chain.policies.is_empty() {
             return Some(Vec::new());
@@ -123,8 +123,8 @@ impl Origin {
 
     /// Checks the connection against the configuration in force, and returns the filter chain that admits it.
     ///
-    /// This is its own filter chain if the listener still has it, else the one that the listener selects now. As in Envoy, another
-    /// listener that a new connection would use does not matter.
+    /// This is its own filter chain if the listener still has it, else the one that the listener selects now. As in
+    /// Envoy, another listener that a new connection would use does not matter.
     pub(crate) fn revalidate(&self, worker: &Worker) -> Result<Arc<FilterChain>, Refusal> {
         let snapshot = worker.snapshot();
         let listener = snapshot.listeners.by_name.get(&self.listener.name).ok_or(Refusal::Listener)?;
@@ -234,8 +234,8 @@ impl Origin {
 /// Updates the properties of a connection to the configuration in force.
 ///
 /// # Errors
-/// The connection is no longer admitted, and must end at this time. Until then its requests are served with the previous
-/// configuration.
+/// The connection is no longer admitted, and must end at this time. Until then its requests are served with the
+/// previous configuration.
 pub(crate) fn refresh(origin: &mut Rc<Origin>, worker: &Worker) -> Result<(), Instant> {
     let admission = &origin.admission;
     if admission.is_due(worker)

@@ -1,8 +1,8 @@
 //! Selection of the filter chain for a connection.
 //!
-//! As in Envoy, the filter chains are narrowed down criterion by criterion: destination port, destination address, server name,
-//! transport, application protocol, source address. Each criterion keeps only the most specific matches. A filter chain that is more
-//! specific in an earlier criterion hides others even if a later criterion excludes it.
+//! As in Envoy, the filter chains are narrowed down criterion by criterion: destination port, destination address,
+//! server name, transport, application protocol, source address. Each criterion keeps only the most specific matches. A
+//! filter chain that is more specific in an earlier criterion hides others even if a later criterion excludes it.
 //! Source: `envoy.config.listener.v3.FilterChainMatch`.
 
 use std::{
@@ -27,8 +27,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) findings: &'a Findings,
 }
 
-/// Returns the listener of a connection that the socket of `entry` accepted. With `use_original_dst` this is the listener of the
-/// destination address, if there is one.
+/// Returns the listener of a connection that the socket of `entry` accepted. With `use_original_dst` this is the
+/// listener of the destination address, if there is one.
 pub(crate) fn listener(snapshot: &Snapshot, entry: &Arc<Listener>, destination: SocketAddr) -> Arc<Listener> {
     let by_address = &snapshot.listeners.by_address;
     let any = match destination {

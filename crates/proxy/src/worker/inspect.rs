@@ -1,7 +1,8 @@
-//! Inspection of the first bytes of a connection: a TLS client hello, HTTP/1, the preface of HTTP/2, or another protocol.
+//! Inspection of the first bytes of a connection: a TLS client hello, HTTP/1, the preface of HTTP/2, or another
+//! protocol.
 //!
-//! An inspector gets all bytes so far after every read, and keeps its position. The work is therefore proportional to the bytes,
-//! however a client splits them. Sources: Envoy's listener filters `tls_inspector` and `http_inspector`.
+//! An inspector gets all bytes so far after every read, and keeps its position. The work is therefore proportional to
+//! the bytes, however a client splits them. Sources: Envoy's listener filters `tls_inspector` and `http_inspector`.
 
 use rustls::server::Acceptor;
 
@@ -30,8 +31,8 @@ pub(crate) enum Look {
     Broken,
 }
 
-/// Maximum length of the first line. A longer line that begins as HTTP counts as HTTP, so that no client evades the HTTP filters by a
-/// long path.
+/// Maximum length of the first line. A longer line that begins as HTTP counts as HTTP, so that no client evades the
+/// HTTP filters by a long path.
 const MAX_LINE: usize = 8 * 1024;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -106,8 +107,8 @@ impl HttpInspector {
                 return Look::More;
             }
         }
-        // Servers skip empty lines and blanks before the first line, and accept any white space in it as a space. Such a line
-        // must be detected as HTTP here as well, in however many pieces it arrives.
+        // Servers skip empty lines and blanks before the first line, and accept any white space in it as a space. Such
+        // a line must be detected as HTTP here as well, in however many pieces it arrives.
         self.start = self.skip(bytes, self.start, is_white);
         self.word = self.skip(bytes, self.word.max(self.start), is_token);
         // A token of any length may be a method.
@@ -155,8 +156,8 @@ impl HttpInspector {
     }
 }
 
-/// Whether any server accepts the byte as white space. Besides that of ASCII these are the ASCII separators and, as in Python's
-/// line splitting, 0x85 and 0xa0 of Latin-1.
+/// Whether any server accepts the byte as white space. Besides that of ASCII these are the ASCII separators and, as in
+/// Python's line splitting, 0x85 and 0xa0 of Latin-1.
 fn is_white(b: u8) -> bool {
     matches!(b, b' ' | b'\t'..=b'\r' | 0x1c..=0x1f | 0x85 | 0xa0)
 }

@@ -4,9 +4,10 @@
 //!
 //! 1. A configuration that may not admit all of them begins an *epoch* on each worker ([`Worker::epoch`]).
 //! 2. The tasks of all connections are woken, a few at a time ([`wake`]).
-//! 3. Each task that runs in a new epoch checks its connection or request against the configuration in force ([`Revalidation`]).
-//! 4. A connection or request that is not admitted may continue for a drain time (`skysail.admission.drain_ms`). It is then closed,
-//!    counted, and logged with the reason ([`Refusal`]).
+//! 3. Each task that runs in a new epoch checks its connection or request against the configuration in force
+//!    ([`Revalidation`]).
+//! 4. A connection or request that is not admitted may continue for a drain time (`skysail.admission.drain_ms`). It is
+//!    then closed, counted, and logged with the reason ([`Refusal`]).
 //!
 //! Without a change this costs one comparison per poll.
 
@@ -41,8 +42,8 @@ pub(crate) enum Refusal {
     Server,
     /// External authorization would have to decide again, or the request's tokens do not meet the requirement in force.
     Authentication,
-    /// Filters would get another request: other settings process its path, its client address or its fields. Or its head was too
-    /// large to be kept.
+    /// Filters would get another request: other settings process its path, its client address or its fields. Or its
+    /// head was too large to be kept.
     Handling,
     /// A policy denies the connection or request; the details name the rule.
     Denied(Box<str>),

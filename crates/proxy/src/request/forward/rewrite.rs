@@ -47,7 +47,7 @@ impl RequestContext<'_> {
         self.set_expected_timeout(plan);
     }
 
-    /// Sets the timeout that the upstream is told. The first attempt has all of the time, rounded down to milliseconds.
+    /// Sets `x-envoy-expected-rq-timeout-ms`. The first attempt has all of the time, rounded down to milliseconds.
     pub(super) fn set_expected_timeout(&mut self, plan: &ForwardPlan<'_>) {
         let TryLimits { timeout, try_timeout, .. } = plan.limits;
         let is_retry = self.outcome.attempts > 1;
@@ -65,8 +65,8 @@ impl RequestContext<'_> {
     }
 }
 
-/// Sets the authority that the host rewrite gives, and keeps the original in `x-envoy-original-host`. As in Envoy the authority
-/// stays if the new one is empty, or is no valid `Host` field. `attempts` is the number of attempts so far.
+/// Sets the authority that the host rewrite gives, and keeps the original in `x-envoy-original-host`. As in Envoy the
+/// authority stays if the new one is empty, or is no valid `Host` field. `attempts` is the number of attempts so far.
 pub(super) fn set_host(head: &mut RequestHead, host: &[u8], attempts: u32) {
     let Some(host) = head::as_authority(host) else { return };
     // A retry at another endpoint keeps the original of the first attempt.

@@ -35,7 +35,8 @@ use skysail_http::{
 };
 use skysail_policy::config::HttpManager;
 
-/// Serves a connection. Returns it if it uses HTTP/2 from the start, which is possible if `may_be_http2`, or after an upgrade.
+/// Serves a connection. Returns it if it uses HTTP/2 from the start, which is possible if `may_be_http2`, or after an
+/// upgrade.
 pub(crate) async fn run(
     worker: &Rc<Worker>,
     connection: Box<Accepted>,
@@ -275,7 +276,8 @@ async fn next(
         } else {
             origin.admission.last_deadline()
         };
-        // The drain, the pause and the idle timeout do not apply to a connection with a partial head. A revocation does.
+        // The drain, the pause and the idle timeout do not apply to a connection with a partial head. A revocation
+        // does.
         let idle_drain_end = earlier(idle_drain_end.filter(|_| stream.input.is_empty()), revoked);
         let pause = pause.filter(|_| stream.input.is_empty() && idle_drain_end.is_none());
         let idle = idle.filter(|_| begun.is_none());

@@ -1,5 +1,5 @@
-//! Requests that are refused before routing: the head is malformed, above a limit, or late. They are counted and logged for both
-//! versions of HTTP.
+//! Requests that are refused before routing: the head is malformed, above a limit, or late. They are counted and logged
+//! for both versions of HTTP.
 
 use std::{
     rc::Rc,
@@ -56,7 +56,8 @@ pub(super) fn content(refusal: Malformed) -> &'static str {
     }
 }
 
-/// Counts and logs a refusal. `response` is the response and the length of its content; `None` if the connection ends without one.
+/// Counts and logs a refusal. `response` is the response and the length of its content; `None` if the connection ends
+/// without one.
 pub(super) fn note(
     worker: &Rc<Worker>,
     origin: &Origin,

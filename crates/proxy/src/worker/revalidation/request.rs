@@ -1,9 +1,10 @@
 //! Revalidation of an open request by the filters of the configuration in force.
 //!
-//! A filter changes the head that later filters get: external authorization adds fields, the JWT filter removes tokens. A policy is
-//! therefore checked against the head at its position among the filters. [`FilterResults`] records the heads and results that this
-//! needs. It records nothing for a request whose filters neither change the head nor call a service. The recorded result of a filter
-//! is used if the filter would get the same head now and has the same configuration.
+//! A filter changes the head that later filters get: external authorization adds fields, the JWT filter removes tokens.
+//! A policy is therefore checked against the head at its position among the filters. [`FilterResults`] records the
+//! heads and results that this needs. It records nothing for a request whose filters neither change the head nor call a
+//! service. The recorded result of a filter is used if the filter would get the same head now and has the same
+//! configuration.
 
 use std::{
     borrow::Cow,
@@ -40,7 +41,8 @@ use skysail_policy::{
     route::{self, Found},
 };
 
-/// Maximum bytes of heads that are kept for a request. A request that needs more ends when its listener or routes change.
+/// Maximum bytes of heads that are kept for a request. A request that needs more ends when its listener or routes
+/// change.
 const MAX_KEPT: usize = 64 * 1024;
 
 /// The recorded results of a request's filters.
@@ -207,8 +209,8 @@ pub(crate) struct AdmittedRequest<'a> {
 impl AdmittedRequest<'_> {
     /// Checks the request against the configuration in force: first its connections, then the filters in their order.
     ///
-    /// A decision of external authorization is valid while the service would get the same request. Tokens are valid while the
-    /// requirement is the same, and are checked again otherwise.
+    /// A decision of external authorization is valid while the service would get the same request. Tokens are valid
+    /// while the requirement is the same, and are checked again otherwise.
     pub(crate) fn revalidate(&self) -> Result<(), Refusal> {
         let now = self.origin.revalidate(self.worker)?;
         let Terminal::Http(newest) = &now.terminal else { return Err(Refusal::FilterChain) };
