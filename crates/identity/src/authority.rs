@@ -1,8 +1,8 @@
-//! The mesh's certificate authority: signs workload certificates for identities that others have checked.
+//! Certificate authority of the mesh: signs workload certificates for identities that the caller has verified.
 //!
-//! It has a key to sign with, the certificates that lead from there to a root, and what everybody is to trust, which
-//! may be more than one root ([`crate::rotation`]). Where it comes from is told by [`crate::cacerts`] (plugged in)
-//! and [`crate::rotation`] (made by us).
+//! An authority has a signing key, the certificates from it up to a root, and the trust bundle, which may
+//! contain several roots ([`crate::rotation`]). [`crate::cacerts`] loads a plugged-in authority;
+//! [`crate::rotation`] makes a self-signed one.
 
 use std::{
     net::IpAddr,
@@ -27,17 +27,17 @@ use crate::{
     roots::Roots,
 };
 
-/// Certificates are valid from a little before they are made, for machines whose clock is behind. Short-lived ones
-/// only by a tenth of their life.
+/// Certificates are valid from a little before their creation, for machines with slow clocks; short-lived ones
+/// by at most a tenth of their lifetime.
 pub(crate) const CLOCK_SKEW: Duration = Duration::from_secs(120);
-const A_MINUTE: Duration = Duration::from_secs(60);
+const ONE_MINUTE: Duration = Duration::from_secs(60);
 
 /// Signs certificates.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    /// Certificates between a leaf and the root, each as PEM.
+    /// Certificates between a leaf and the root, one PEM text each.
     intermediates: Vec<String>,
-    /// All roots in one PEM text.
+    /// All roots as one PEM text.
     roots_pem: String,
     roots: Vec<RootInfo>,
     not_before: SystemTime,
@@ -45,7 +45,7 @@ pub struct Authority {
 }
 
 impl std::fmt::Debug for Authority {
-    /// Without its key.
+    /// Omits the key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Authority").field("not_after", &self.not_after).finish_non_exhaustive()
     }
@@ -54,49 +54,50 @@ impl std::fmt::Debug for Authority {
 /// A signed certificate.
 #[derive(Clone, Debug)]
 pub struct Signed {
-    /// PEM texts as Istio's certificate service gives them: the leaf, intermediates, and last all roots in one text.
+    /// PEM texts in the form of Istio's certificate service: the leaf, the intermediates, and all roots in one
+    /// text at the end.
     pub chain: Vec<String>,
-    /// The leaf's serial number, hexadecimal.
+    /// Serial number of the leaf, hexadecimal.
     pub serial: String,
-    /// SHA-256 of its SubjectPublicKeyInfo, hexadecimal.
+    /// SHA-256 of the leaf's SubjectPublicKeyInfo, hexadecimal.
     pub key_sha256: String,
-    /// When it begins.
+    /// Start of validity.
     pub not_before: SystemTime,
-    /// When it ends.
+    /// End of validity.
     pub not_after: SystemTime,
 }
 
 impl Signed {
-    /// The chain as one PEM text.
+    /// Returns the chain as one PEM text.
     pub fn pem(&self) -> String {
         self.chain.concat()
     }
 }
 
 impl Authority {
-    /// A new self-signed authority that is kept nowhere.
+    /// Returns a new self-signed authority that is not stored.
     ///
     /// # Errors
-    /// When the system gives no randomness.
+    /// The system provides no randomness.
     pub fn ephemeral() -> Result<Self, Error> {
         let root = Root::generate(Duration::from_secs(365 * 24 * 3600), SystemTime::now())?;
         Self::of_root(&root, &[])
     }
 
-    /// An authority whose root signs; `others` (PEM) are trusted as well.
+    /// Returns an authority whose root signs; `others` (PEM) are trusted too.
     ///
     /// # Errors
-    /// When one of them is not what it should be.
+    /// One of the certificates is invalid.
     pub fn of_root(root: &Root, others: &[&str]) -> Result<Self, Error> {
         let roots = std::iter::once(&*root.certificate).chain(others.iter().copied()).collect::<String>();
         Self::from_pem(&roots, &root.certificate, &root.key, "")
     }
 
-    /// An authority from the texts of Istio's files: `root-cert.pem`, `ca-cert.pem`, `ca-key.pem` and `cert-chain.pem`
-    /// (which may be empty).
+    /// Returns an authority from the contents of Istio's files: `root-cert.pem`, `ca-cert.pem`, `ca-key.pem`
+    /// and `cert-chain.pem` (which may be empty).
     ///
     /// # Errors
-    /// When one of them is not what it should be, or they do not go together; it names the file.
+    /// A file is invalid, or the files do not belong together. The error names the file.
     pub fn from_pem(roots: &str, certificate: &str, key: &str, chain: &str) -> Result<Self, Error> {
         let now = SystemTime::now();
         let parts = cacerts::check(roots, certificate, key, chain, now)?;
@@ -114,15 +115,15 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Has a certificate that it signs verified as a workload would, which tells whatever else is wrong: a chain that
-    /// leads nowhere, a path that is too long, names that are not permitted.
+    /// Verifies a certificate that this authority signs, as a workload would. This finds all remaining errors:
+    /// an incomplete chain, a path that is too long, names that are not permitted.
     fn verify_own(
         &self,
         intermediates: &[CertificateDer<'static>],
         roots: &[CertificateDer<'static>],
     ) -> Result<(), Error> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(broken)?;
-        let (leaf, _) = self.leaf(&key, Vec::new(), A_MINUTE, None)?;
+        let (leaf, _) = self.leaf(&key, Vec::new(), ONE_MINUTE, None)?;
         let chain: Vec<_> = std::iter::once(leaf.der()).chain(intermediates).cloned().collect();
         let check = PeerCheck::new(Live::new(Roots::new(roots.iter().cloned())?));
         let verified = check.verify(&chain, Role::Client, SystemTime::now());
@@ -138,49 +139,49 @@ impl Authority {
         verified.map_err(refused)
     }
 
-    /// What everybody trusts: one root or several, PEM.
+    /// Returns the trust bundle: one or more roots, PEM.
     pub fn roots_pem(&self) -> &str {
         &self.roots_pem
     }
 
-    /// The roots, described.
+    /// Returns descriptions of the roots.
     pub fn described(&self) -> &[RootInfo] {
         &self.roots
     }
 
-    /// When the first of the certificates from the signing one to its root begins.
+    /// Returns the latest start of validity of the certificates from the signing one up to its root.
     pub fn not_before(&self) -> SystemTime {
         self.not_before
     }
 
-    /// When the first of them ends; nothing it signs is valid longer.
+    /// Returns the earliest end of validity of these certificates; nothing that it signs is valid longer.
     pub fn not_after(&self) -> SystemTime {
         self.not_after
     }
 
-    /// The roots for verification.
+    /// Returns the roots for verification.
     ///
     /// # Errors
-    /// Not after the authority was read, which parsed the same text.
+    /// None in practice, because the constructor parsed the same text.
     pub fn roots(&self) -> Result<Roots, Error> {
         Roots::from_pem(self.roots_pem.as_bytes())
     }
 
-    /// Checks and signs a workload's request. Of the request only the key counts: who asks was established by other
-    /// means, and the request may name nobody else.
+    /// Checks and signs a workload's request. Only the key of the request is used. The caller was authenticated
+    /// by other means, and the request may name no other identity.
     ///
     /// # Errors
-    /// When the request is refused.
+    /// The request is refused.
     pub fn sign(&self, csr_pem: &str, id: &SpiffeId, lifetime: Duration) -> Result<Signed, Error> {
         let csr = Csr::from_pem(csr_pem)?;
         csr.names_only(id, &[])?;
         self.issue(&csr, id, lifetime, None)
     }
 
-    /// Signs a request whose names were checked; the certificate says where it comes from, if that is given.
+    /// Signs a request whose names were checked. The certificate records its `origin`, if given.
     ///
     /// # Errors
-    /// When the id cannot stand in a certificate, or the authority has ended.
+    /// The ID cannot be encoded in a certificate, or the authority has expired.
     pub fn issue(
         &self,
         csr: &Csr,
@@ -200,10 +201,10 @@ impl Authority {
         Ok(Signed { chain, serial, key_sha256, not_before, not_after })
     }
 
-    /// Makes a certificate for a server that is found by name or address, such as the control plane itself.
+    /// Issues a certificate for a server with DNS names or addresses, such as the control plane itself.
     ///
     /// # Errors
-    /// When a name cannot stand in a certificate.
+    /// A name cannot be encoded in a certificate.
     pub fn server(
         &self,
         id: &SpiffeId,
@@ -231,12 +232,13 @@ impl Authority {
     ) -> Result<(rcgen::Certificate, SystemTime), Error> {
         let now = SystemTime::now();
         if self.not_after <= now {
-            return Err(Error::Certificate("the authority's own certificate has ended; replace it".into()));
+            return Err(Error::Certificate("the authority's own certificate has expired; replace it".into()));
         }
         let not_after = (now + lifetime).min(self.not_after);
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
-        // By default it comes of the key, and a key may be certified more than once (RFC 5280, section 4.1.2.2).
+        // By default the serial number is derived from the key, but a key may be certified more than once (RFC
+        // 5280, section 4.1.2.2).
         params.serial_number = Some(SerialNumber::from(serial()?.to_vec()));
         params.not_before = (now - margin(lifetime)).into();
         params.not_after = not_after.into();
@@ -250,46 +252,46 @@ impl Authority {
     }
 }
 
-/// SHA-256 of bytes, hexadecimal.
+/// Returns the SHA-256 of bytes, hexadecimal.
 fn sha256(bytes: &[u8]) -> String {
     use rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256 as SUITE;
     let digest = SUITE.tls13().map(|suite| suite.common.hash_provider.hash(bytes));
     digest.iter().flat_map(|digest| digest.as_ref()).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A serial number that no other certificate has.
+/// Returns a unique serial number.
 fn serial() -> Result<[u8; 16], Error> {
     let mut serial = [0; 16];
     let random = rustls::crypto::aws_lc_rs::default_provider().secure_random;
-    random.fill(&mut serial).map_err(|_| Error::Certificate("there are no random numbers".into()))?;
-    // It is a positive number, and written without leading zeros.
+    random.fill(&mut serial).map_err(|_| Error::Certificate("the system provides no randomness".into()))?;
+    // A serial number is positive and encoded without leading zeros.
     serial[0] = serial[0] & 0x7f | 0x40;
     Ok(serial)
 }
 
-/// How far clocks may be apart where certificates of this lifetime are used.
+/// Returns the tolerated difference of clocks for certificates of this lifetime.
 pub(crate) fn margin(lifetime: Duration) -> Duration {
     CLOCK_SKEW.min(lifetime / 10)
 }
 
-/// A self-signed root and its key (ECDSA P-256), PEM.
+/// A self-signed root with its key (ECDSA P-256), PEM.
 #[derive(Clone, serde::Serialize, serde::Deserialize)]
 pub struct Root {
-    /// The certificate.
+    /// Certificate, PEM.
     pub certificate: String,
     key: String,
 }
 
 impl Root {
-    /// A new root, valid from now for `lifetime`.
+    /// Generates a root that is valid from now for `lifetime`.
     ///
     /// # Errors
-    /// When the system gives no randomness.
+    /// The system provides no randomness.
     pub fn generate(lifetime: Duration, now: SystemTime) -> Result<Self, Error> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(broken)?;
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
-        // Several roots of one name would be hard to tell apart while one replaces the other.
+        // Distinct names, because several roots are trusted while one replaces another.
         params.distinguished_name.push(DnType::OrganizationName, "skysail");
         params.distinguished_name.push(DnType::CommonName, format!("mesh root {:08x}", fastrand::u32(..)));
         params.not_before = (now - margin(lifetime)).into();
@@ -324,7 +326,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn certificates_name_whom_the_caller_says_and_end_in_time() {
+    fn certificates_name_the_callers_identity_and_expire_with_the_authority() {
         let authority = Authority::ephemeral().unwrap();
         let id = SpiffeId::new("cluster.local", "default", "reviews");
         let request = KeyAndCsr::generate(Some(&id)).unwrap();
@@ -357,10 +359,10 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_that_has_ended_signs_nothing() {
+    fn an_expired_authority_signs_nothing() {
         let ended = Authority { not_after: SystemTime::now(), ..Authority::ephemeral().unwrap() };
         let request = KeyAndCsr::generate(None).unwrap();
         let refused = ended.sign(&request.csr_pem, &SpiffeId::new("a", "b", "c"), HOUR).unwrap_err();
-        assert!(refused.to_string().contains("has ended"), "{refused}");
+        assert!(refused.to_string().contains("has expired"), "{refused}");
     }
 }

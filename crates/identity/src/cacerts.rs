@@ -1,7 +1,7 @@
-//! An authority that is plugged in: a folder with Istio's `cacerts` in it, and what must be right about them.
+//! Plugged-in authority: a directory with Istio's `cacerts` files, and their validation.
 //!
-//! `ca-cert.pem` and `ca-key.pem` sign, `cert-chain.pem` leads from there to a root (it may be left out where a root
-//! signs), and `root-cert.pem` is what everybody trusts: one root, or several while one replaces another.
+//! `ca-cert.pem` and `ca-key.pem` sign. `cert-chain.pem` contains the certificates up to a root and is optional
+//! where a root signs. `root-cert.pem` is the trust bundle: one root, or several while one replaces another.
 
 use std::{fmt::Display, fs, io, path::Path, time::SystemTime};
 
@@ -14,7 +14,7 @@ use crate::{
     identity::{self, certificates},
 };
 
-/// The texts of the files of a folder.
+/// Contents of the files in a directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Files {
     /// `root-cert.pem`
@@ -23,20 +23,21 @@ pub struct Files {
     pub certificate: String,
     /// `ca-key.pem`
     key: String,
-    /// `cert-chain.pem`, empty if there is none.
+    /// `cert-chain.pem`; empty if absent.
     chain: String,
 }
 
 impl Files {
-    /// Whether an authority is plugged in here, or the beginning of one.
+    /// Returns whether the directory contains any file of a plugged-in authority.
     pub fn are_in(folder: &Path) -> bool {
         ["ca-cert.pem", "ca-key.pem", "cert-chain.pem"].iter().any(|name| folder.join(name).exists())
     }
 
-    /// Reads the files. While they are being replaced they may be of different authorities, or half there.
+    /// Reads the files. While they are being replaced, they may belong to different authorities or be
+    /// incomplete.
     ///
     /// # Errors
-    /// When one that must be there is not, or cannot be read.
+    /// A mandatory file is missing, or a file cannot be read.
     pub fn read(folder: &Path) -> Result<Self, Error> {
         let read = |name: &'static str| match fs::read_to_string(folder.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(problem(
@@ -53,42 +54,42 @@ impl Files {
         Ok(Self { roots, certificate, key: read("ca-key.pem")?, chain })
     }
 
-    /// The authority they are.
+    /// Returns the authority of the files.
     ///
     /// # Errors
-    /// When one of them is not what it should be, or they do not go together.
+    /// A file is invalid, or the files do not belong together.
     pub fn authority(&self) -> Result<Authority, Error> {
         Authority::from_pem(&self.roots, &self.certificate, &self.key, &self.chain)
     }
 }
 
-/// A root certificate, for display.
+/// Description of a root certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootInfo {
-    /// Its subject, such as `O=skysail, CN=mesh root 1f0c9a3e`.
+    /// Subject, such as `O=skysail, CN=mesh root 1f0c9a3e`.
     pub name: String,
-    /// Its serial number, hexadecimal.
+    /// Serial number, hexadecimal.
     pub serial: String,
-    /// When it ends.
+    /// End of validity.
     pub not_after: SystemTime,
-    /// Whether what is signed now leads to it.
+    /// Newly signed certificates chain to this root.
     pub signs: bool,
 }
 
-/// What the files hold.
+/// Parsed contents of the files.
 pub(crate) struct Parts {
     pub(crate) signer: CertificateDer<'static>,
     pub(crate) key: KeyPair,
-    /// From the signing certificate up, without roots.
+    /// Certificates from the signing one up, without roots.
     pub(crate) intermediates: Vec<CertificateDer<'static>>,
     pub(crate) roots: Vec<CertificateDer<'static>>,
     pub(crate) described: Vec<RootInfo>,
-    /// From when and until when all of the chain is valid.
+    /// Validity of the whole chain.
     pub(crate) not_before: SystemTime,
     pub(crate) not_after: SystemTime,
 }
 
-/// Checks all that can be said of one file alone, so that the complaint can name it.
+/// Checks everything that concerns a single file, so that the error can name it.
 pub(crate) fn check(
     roots: &str,
     certificate: &str,
@@ -124,12 +125,12 @@ pub(crate) fn check(
         let parsed = parse("root-cert.pem", root)?;
         let signs = intermediates.iter().chain([signer]).any(|below| is_signed_by(below, &parsed));
         described.push(describe_root(&parsed, signs));
-        // Another root in the bundle may have ended; the one that our chain leads to may not.
+        // Other roots of the bundle may have expired; the root of the signing chain may not.
         if signs {
             ends.push(check_authority("root-cert.pem", root, now)?.1);
             let constraints = parsed.basic_constraints().ok().flatten();
             let below = constraints.and_then(|constraints| constraints.value.path_len_constraint);
-            // Some verifiers look at it and some do not, so nobody else tells.
+            // Only some verifiers check the path length of a root.
             if below.is_some_and(|below| intermediates.len() > below as usize) {
                 let wrong =
                     format!("{} may have no authority so far below it (path length)", parsed.subject());
@@ -143,7 +144,7 @@ pub(crate) fn check(
     Ok(Parts { signer, key, intermediates, roots, described, not_before: validity.0, not_after })
 }
 
-/// That a certificate may sign others, now; from when and until when it is valid.
+/// Checks that a certificate may sign others now; returns its validity.
 fn check_authority(
     file: &'static str,
     certificate: &CertificateDer<'_>,
@@ -177,7 +178,7 @@ fn check_authority(
     Ok((from, until))
 }
 
-/// What people are told of a root.
+/// Describes a root.
 pub(crate) fn describe_root(root: &X509Certificate<'_>, signs: bool) -> RootInfo {
     let not_after = identity::time(root.validity().not_after);
     RootInfo { name: root.subject().to_string(), serial: root.raw_serial_as_string(), not_after, signs }
@@ -204,7 +205,7 @@ fn parse<'a>(file: &'static str, certificate: &'a CertificateDer<'_>) -> Result<
     parsed.map(|(_, parsed)| parsed).map_err(|error| problem(file, error))
 }
 
-/// Whether one certificate signed another. A root and the one that follows it often have the same name.
+/// Returns whether one certificate signed another. A root and its successor often have the same name.
 fn is_signed_by(certificate: &CertificateDer<'_>, above: &X509Certificate<'_>) -> bool {
     let Ok((_, parsed)) = x509_parser::parse_x509_certificate(certificate) else { return false };
     parsed.issuer().as_raw() == above.subject().as_raw()
@@ -217,7 +218,7 @@ fn is_signed_by(certificate: &CertificateDer<'_>, above: &X509Certificate<'_>) -
         .is_ok_and(|good| good)
 }
 
-/// What is wrong with one of the files.
+/// Returns an error about one of the files.
 pub(crate) fn problem(file: &'static str, problem: impl Display) -> Error {
     Error::Authority { file, problem: problem.to_string() }
 }

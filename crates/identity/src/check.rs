@@ -1,4 +1,4 @@
-//! Which peers are accepted, by the chain, the names and the key of their certificate.
+//! Verification of peers by the chain, the names and the key of their certificate.
 
 use std::{fmt, sync::Arc, time::SystemTime};
 
@@ -20,38 +20,38 @@ use crate::{
     roots::{ChainRules, Crls, Roots, other, refused, unix},
 };
 
-/// Which peers are accepted. Source: `envoy.extensions.transport_sockets.tls.v3.CertificateValidationContext`.
+/// Rules for accepting peers. Source: `envoy.extensions.transport_sockets.tls.v3.CertificateValidationContext`.
 #[derive(Clone, Debug)]
 pub struct PeerCheck {
-    /// Roots that the peer's certificate must lead to.
+    /// Roots to which the peer's chain must lead.
     pub roots: Arc<Live<Roots>>,
-    /// Revocation lists besides those that come with the roots.
+    /// Revocation lists in addition to those of the roots.
     pub crls: Option<Arc<Live<Crls>>>,
-    /// Only the peer's own certificate must be covered by a revocation list, not those between it and the root.
+    /// Requires a revocation list only for the peer's own certificate, not for the certificates above it.
     pub only_leaf_crl: bool,
-    /// Certificates above the peer's own, the root included, at most.
+    /// Maximum number of certificates above the peer's own, including the root.
     pub max_depth: Option<u32>,
-    /// Names of which the certificate must have one; empty: any name.
+    /// Accepted names; the certificate must have one of them. Empty accepts any name.
     pub names: Vec<NameMatch>,
-    /// Fingerprints of which the certificate must have one; empty: any.
+    /// Accepted fingerprints; the certificate must have one of them. Empty accepts any.
     pub pins: Vec<Pin>,
-    /// Client only: the certificate must also be for the host name asked for, as on the web.
+    /// Client only: the certificate must also match the requested host name, as on the web.
     pub host_name: bool,
-    /// Server only: refuse clients that send no certificate.
+    /// Server only: refuses clients without a certificate.
     pub required: bool,
 }
 
-/// The role of the peer whose certificate is checked.
+/// Role of the peer whose certificate is verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A client's.
+    /// The peer is a client.
     Client,
-    /// A server's.
+    /// The peer is a server.
     Server,
 }
 
 impl PeerCheck {
-    /// Accepts every certificate that `roots` vouch for; a server does not ask for one.
+    /// Accepts every certificate that chains to `roots`; a server does not require one.
     pub fn new(roots: Arc<Live<Roots>>) -> Self {
         Self {
             roots,
@@ -65,26 +65,27 @@ impl PeerCheck {
         }
     }
 
-    /// A check of SPIFFE ids: signed by `roots`, with one of `names`, on a server required.
+    /// Requires a certificate that chains to `roots` and has one of `names`; a server refuses clients without
+    /// one.
     pub fn spiffe(roots: Arc<Live<Roots>>, names: Vec<NameMatch>) -> Self {
         Self { names, required: true, ..Self::new(roots) }
     }
 
-    /// True once everything is known that the check needs.
+    /// Returns whether all data that the check needs is present.
     pub fn is_ready(&self) -> bool {
         self.roots.get().is_some() && self.crls.as_ref().is_none_or(|crls| crls.get().is_some())
     }
 
-    /// True if a server refuses clients without a certificate: also where roots are bound to trust domains, as Envoy's SPIFFE
-    /// validator does.
+    /// Returns whether a server refuses clients without a certificate. As in Envoy's SPIFFE validator, this
+    /// includes roots that are bound to trust domains.
     pub(crate) fn is_mandatory(&self) -> bool {
         self.required || self.roots.get().is_some_and(|roots| roots.are_of_domains())
     }
 
-    /// Checks a chain, the peer's own certificate first, as a handshake at `now` would.
+    /// Verifies a chain, the peer's own certificate first, like a handshake at time `now`.
     ///
     /// # Errors
-    /// When the peer is not accepted, or it is not known yet whom to trust.
+    /// The peer is not accepted, or trusted roots are missing.
     pub fn verify(&self, chain: &[CertificateDer<'_>], role: Role, now: SystemTime) -> Result<(), TlsError> {
         let Some((leaf, intermediates)) = chain.split_first() else {
             return Err(TlsError::NoCertificatesPresented);
@@ -92,11 +93,11 @@ impl PeerCheck {
         self.check(leaf, intermediates, role, unix(now), &provider::provider()).map(drop)
     }
 
-    /// Checks a peer again that was accepted before: by what is trusted now, at a time when its certificate was valid. A server is
-    /// given with the name it was asked for.
+    /// Verifies an accepted peer again with the current roots and revocation lists. An expired certificate is
+    /// not an error. `server` is the name of a server.
     ///
     /// # Errors
-    /// When it would not be accepted now.
+    /// The peer is no longer accepted.
     pub(crate) fn recheck(
         &self,
         chain: &[CertificateDer<'_>],
@@ -113,7 +114,7 @@ impl PeerCheck {
         named.map_err(|error| Error::Tls(error.to_string()))
     }
 
-    /// The same, for rustls. A server's certificate is returned for the check of its host name.
+    /// Verifies a chain for rustls. Returns the parsed certificate for the check of a server's host name.
     pub(crate) fn check<'a>(
         &self,
         leaf: &'a CertificateDer<'a>,
@@ -122,7 +123,7 @@ impl PeerCheck {
         now: UnixTime,
         provider: &CryptoProvider,
     ) -> Result<EndEntityCert<'a>, TlsError> {
-        let unknown = || TlsError::General("no trusted certificates are known yet".into());
+        let unknown = || TlsError::General("no trusted certificates are available yet".into());
         let roots = self.roots.get().ok_or_else(unknown)?;
         let crls = self.crls.as_ref().map(|crls| crls.get().ok_or_else(unknown)).transpose()?;
         let (_, parsed) = x509_parser::parse_x509_certificate(leaf)
@@ -146,7 +147,8 @@ impl PeerCheck {
         Ok(verified)
     }
 
-    /// Requires one of the names, among the URIs only where roots are bound to trust domains, as in Envoy.
+    /// Requires one of the accepted names. As in Envoy, only URIs count if the roots are bound to trust
+    /// domains.
     fn check_names(&self, certificate: &X509Certificate<'_>, only_uris: bool) -> Result<(), TlsError> {
         if self.names.is_empty() {
             return Ok(());
@@ -177,7 +179,7 @@ impl PeerCheck {
     }
 }
 
-/// All key exchanges that are spoken need a key that may sign (RFC 8446, section 4.4.2.2).
+/// Every supported key exchange needs a key that may sign (RFC 8446, section 4.4.2.2).
 fn check_key_usage(certificate: &X509Certificate<'_>) -> Result<(), TlsError> {
     match certificate.key_usage() {
         Ok(None) => Ok(()),
@@ -186,17 +188,17 @@ fn check_key_usage(certificate: &X509Certificate<'_>) -> Result<(), TlsError> {
     }
 }
 
-/// The SHA-256 of a certificate or of its key.
+/// SHA-256 fingerprint of a certificate or of its key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Pin {
-    /// Of the certificate, DER. Source: `verify_certificate_hash`.
+    /// Of the DER certificate. Source: `verify_certificate_hash`.
     Certificate([u8; 32]),
-    /// Of the subject public key info, DER. Source: `verify_certificate_spki`.
+    /// Of the DER SubjectPublicKeyInfo. Source: `verify_certificate_spki`.
     Key([u8; 32]),
 }
 
 impl Pin {
-    /// Reads the hash of a certificate: 64 hexadecimal digits, colons between bytes or not.
+    /// Parses a certificate fingerprint: 64 hexadecimal digits, with or without colons between bytes.
     pub fn certificate(hex: &str) -> Option<Self> {
         let digits: Vec<u8> = match hex.len() {
             64 => hex.bytes().collect(),
@@ -213,7 +215,7 @@ impl Pin {
         Some(Self::Certificate(hash))
     }
 
-    /// Reads the hash of a key: base64.
+    /// Parses a key fingerprint: base64.
     pub fn key(base64: &str) -> Option<Self> {
         STANDARD.decode(base64).ok()?.try_into().ok().map(Self::Key)
     }
@@ -230,13 +232,13 @@ impl fmt::Debug for Pin {
     }
 }
 
-/// The hash, by the library that TLS uses.
+/// Returns the hash, computed by the library that TLS uses.
 fn sha256(bytes: &[u8]) -> Option<[u8; 32]> {
     let suite = aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256.tls13()?;
     suite.common.hash_provider.hash(bytes).as_ref().try_into().ok()
 }
 
-/// Checks that a certificate is for a host name, as on the web (RFC 6125).
+/// Checks that a certificate matches a host name, as on the web (RFC 6125).
 pub(crate) fn check_host_name(leaf: &EndEntityCert<'_>, name: &ServerName<'_>) -> Result<(), TlsError> {
     leaf.verify_is_valid_for_subject_name(name).map_err(refused)
 }

@@ -1,8 +1,8 @@
-//! Certificate signing requests as others send them (PKCS #10, RFC 2986), and why one is refused.
+//! Certificate signing requests (PKCS #10, RFC 2986): parsing, and the reasons for refusing one.
 //!
-//! A request proves one thing: that its sender holds the key it is for. Whom the certificate names is decided by
-//! who asks, so a request may name nobody or whom the caller proved to be; one that names somebody else is refused
-//! rather than corrected, as whoever sent it is mistaken or lies.
+//! A request proves only that its sender holds the key. The authenticated caller determines the name in the
+//! certificate. A request may therefore contain no name or the caller's; any other name is refused rather than
+//! replaced, because it is an error or an attack.
 
 use rcgen::{
     PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ECDSA_P521_SHA512, PKCS_ED25519, PKCS_RSA_SHA256,
@@ -22,60 +22,60 @@ use x509_parser::{
     x509::SubjectPublicKeyInfo,
 };
 
-/// The longest request that is read, in bytes of PEM. One for an RSA key of 8192 bits has about 4,000.
+/// Maximum length of a request, in bytes of PEM. A request for an RSA key of 8192 bits has about 4,000.
 pub const LONGEST: usize = 16 * 1024;
 const LABELS: [&str; 2] = ["CERTIFICATE REQUEST", "NEW CERTIFICATE REQUEST"];
-/// The sizes of RSA keys in bits; larger ones cost more to verify than anybody gains.
+/// RSA key sizes in bits; larger keys are too expensive to verify.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
 
-/// Why a request is refused.
+/// Reason for refusing a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It is longer than [`LONGEST`].
-    #[error("it has {0} bytes; {LONGEST} are the most")]
+    /// The request is longer than [`LONGEST`].
+    #[error("it has {0} bytes; the maximum is {LONGEST}")]
     TooLong(usize),
-    /// It is no PEM text of a request.
-    #[error("it is no PEM text of a certificate request: {0}")]
+    /// The text is not a PEM request.
+    #[error("it is not a certificate request in PEM: {0}")]
     NotPem(&'static str),
-    /// There are several in one text.
-    #[error("it holds several requests or other blocks; send one at a time")]
+    /// The text contains several PEM blocks.
+    #[error("it contains several requests or other blocks; send one at a time")]
     Several,
-    /// Bytes follow it, or stand before it.
-    #[error("something stands before or after the request")]
+    /// Data precedes or follows the request.
+    #[error("there is data before or after the request")]
     Trailing,
-    /// It is no request in DER.
+    /// The DER encoding is invalid.
     #[error("it cannot be parsed as PKCS #10")]
     Malformed,
-    /// Its key is too small or too large.
+    /// The key is too small or too large.
     #[error("{0}")]
     KeySize(String),
-    /// Its key is of a kind that is not signed.
-    #[error("its key ({0}) is none of ECDSA P-256, P-384 or P-521, RSA of {min} to {max} bits, or Ed25519", min = RSA_BITS.start(), max = RSA_BITS.end())]
+    /// The key type is not supported.
+    #[error("its key ({0}) is not ECDSA P-256, P-384 or P-521, RSA of {min} to {max} bits, or Ed25519", min = RSA_BITS.start(), max = RSA_BITS.end())]
     KeyKind(String),
-    /// Its signature is made with MD5 or SHA-1.
+    /// The signature uses MD5 or SHA-1.
     #[error("its signature is made with {0}, which can be forged; use SHA-256 or better")]
     WeakSignature(&'static str),
-    /// Its signature is of a kind that does not go with its key or that is not known.
-    #[error("its signature algorithm ({0}) does not go with its key, or is not known")]
+    /// The signature algorithm is unknown or does not match the key.
+    #[error("its signature algorithm ({0}) is unknown or does not match its key")]
     SignatureKind(String),
-    /// It is not signed by the key it is for.
-    #[error("it is not signed by the key it is for")]
+    /// The signature was not made with the key of the request.
+    #[error("it is not signed with its own key")]
     ForeignSignature,
-    /// It names somebody the caller is not.
+    /// The request contains a name that is not the caller's.
     #[error("it names {named}, and the caller is {caller}")]
     ForeignName {
-        /// The name.
+        /// The name in the request.
         named: String,
-        /// Whom the caller proved to be.
+        /// The authenticated caller.
         caller: String,
     },
-    /// It asks for a certificate that may sign others.
-    #[error("it asks to become an authority")]
+    /// The request is for a CA certificate.
+    #[error("it requests a CA certificate")]
     WantsAuthority,
 }
 
 impl Refusal {
-    /// All reasons, in the order in which they are looked for.
+    /// All reasons, in the order of the checks.
     pub const REASONS: [&'static str; 12] = [
         "too_long",
         "not_pem",
@@ -91,7 +91,7 @@ impl Refusal {
         "wants_authority",
     ];
 
-    /// The place of its reason in [`Self::REASONS`].
+    /// Returns the index of the reason in [`Self::REASONS`].
     pub fn index(&self) -> usize {
         match self {
             Self::TooLong(_) => 0,
@@ -110,17 +110,17 @@ impl Refusal {
     }
 }
 
-/// A request that is well formed and signed by its own key.
+/// A well-formed request with a valid signature.
 #[derive(Debug)]
 pub struct Csr {
     pub(crate) key: CertifiedPublicKey,
-    /// The SPIFFE ids it names.
+    /// SPIFFE IDs in the request.
     ids: Vec<SpiffeId>,
-    /// What it names besides.
+    /// Other names in the request.
     others: Vec<String>,
 }
 
-/// The key a certificate is for.
+/// Public key of a certificate.
 #[derive(Debug)]
 pub(crate) struct CertifiedPublicKey {
     algorithm: &'static SignatureAlgorithm,
@@ -138,10 +138,10 @@ impl PublicKeyData for CertifiedPublicKey {
 }
 
 impl Csr {
-    /// Reads a request, and checks its key and its signature.
+    /// Parses a request and checks its key and its signature.
     ///
     /// # Errors
-    /// The first reason to refuse it.
+    /// The first reason for refusing it.
     pub fn from_pem(text: &str) -> Result<Self, Refusal> {
         Self::from_der(&one_block(text)?)
     }
@@ -189,15 +189,16 @@ impl Csr {
         }
     }
 
-    /// Whether it names anybody.
-    pub fn names_somebody(&self) -> bool {
+    /// Returns whether the request contains any name.
+    pub fn names_anything(&self) -> bool {
         !self.ids.is_empty() || !self.others.is_empty()
     }
 
-    /// Checks that it names nobody but `caller`, under its own trust domain or one of `aliases`.
+    /// Checks that the request contains no name other than `caller`, with its own trust domain or one of
+    /// `aliases`.
     ///
     /// # Errors
-    /// When it names somebody else, or a host, an address or a mailbox, for which no certificates are made.
+    /// It contains another identity, or a host name, IP or mail address, for which no certificates are issued.
     pub fn names_only(&self, caller: &SpiffeId, aliases: &[String]) -> Result<(), Refusal> {
         let is_caller = |id: &&SpiffeId| {
             (&id.namespace, &id.service_account) == (&caller.namespace, &caller.service_account)
@@ -211,7 +212,7 @@ impl Csr {
     }
 }
 
-/// The bytes of a text that is one PEM block and nothing else.
+/// Decodes a text that consists of exactly one PEM block.
 fn one_block(text: &str) -> Result<Vec<u8>, Refusal> {
     if text.len() > LONGEST {
         return Err(Refusal::TooLong(text.len()));
@@ -229,14 +230,14 @@ fn one_block(text: &str) -> Result<Vec<u8>, Refusal> {
     if !LABELS.contains(&block.tag()) {
         return Err(Refusal::NotPem("its BEGIN line names something else"));
     }
-    // What stands between an END line and dashes further down.
+    // Finds data between the END line and further dashes.
     if text.matches("-----").count() != 4 {
         return Err(Refusal::Trailing);
     }
     Ok(block.into_contents())
 }
 
-/// Checks that a key is of a kind and size that is signed, and signs.
+/// Checks that a key has a supported type and size, and returns its signature algorithm.
 pub(crate) fn check_key(key: &SubjectPublicKeyInfo<'_>) -> Result<&'static SignatureAlgorithm, Refusal> {
     let kinds: [(AlgorithmIdentifier, &'static SignatureAlgorithm); 5] = [
         (alg_id::ECDSA_P256, &PKCS_ECDSA_P256_SHA256),
@@ -283,14 +284,14 @@ fn check_signature(der: &[u8], request: &X509CertificationRequest<'_>) -> Result
     }
 }
 
-/// Why a signature cannot be checked.
+/// Reason why a signature cannot be verified.
 pub(crate) enum Unknown {
     Malformed,
-    /// It does not go with the key, or is not known.
+    /// The algorithm is unknown or does not match the key.
     Algorithm,
 }
 
-/// Whether the first part of a request or a certificate, `info`, is signed by this key.
+/// Returns whether this key signed `info`, the first part of a request or a certificate.
 pub(crate) fn signed(
     der: &[u8],
     info: &[u8],
@@ -298,7 +299,7 @@ pub(crate) fn signed(
     key: &SubjectPublicKeyInfo<'_>,
 ) -> Result<bool, Unknown> {
     let key_id = content(key.raw).and_then(content).ok_or(Unknown::Malformed)?;
-    // The signature's algorithm follows the information that is signed.
+    // The signature algorithm follows the signed part.
     let after_info = content(der).and_then(|all| all.get(info.len()..)).ok_or(Unknown::Malformed)?;
     let signature_id = content(after_info).ok_or(Unknown::Malformed)?;
     let known = aws_lc_rs::default_provider().signature_verification_algorithms;
@@ -312,7 +313,7 @@ pub(crate) fn signed(
     Ok(fits.any(|known| known.verify_signature(&key.subject_public_key.data, info, signature).is_ok()))
 }
 
-/// What is in an element of DER.
+/// Returns the content of a DER element.
 fn content(der: &[u8]) -> Option<&[u8]> {
     Any::from_der(der).ok().map(|(_, any)| any.data)
 }

@@ -1,4 +1,4 @@
-//! What a certificate says, for people and admin pages.
+//! Contents of a certificate for users and admin pages.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,24 +6,24 @@ use rustls::pki_types::CertificateDer;
 
 use crate::{Error, Peer};
 
-/// What a certificate says.
+/// Contents of a certificate.
 #[derive(Clone, Debug)]
 pub struct Description {
-    /// The serial number, hexadecimal in lower case.
+    /// Serial number, hexadecimal in lower case.
     pub serial: String,
-    /// The names it is for.
+    /// Names of the certificate.
     pub peer: Peer,
-    /// From when it is valid.
+    /// Start of validity.
     pub not_before: SystemTime,
-    /// Until when.
+    /// End of validity.
     pub not_after: SystemTime,
 }
 
 impl Description {
-    /// Reads a certificate.
+    /// Describes a certificate.
     ///
     /// # Errors
-    /// When it cannot be parsed.
+    /// It cannot be parsed.
     pub fn from_der(certificate: &CertificateDer<'_>) -> Result<Self, Error> {
         let (_, parsed) = x509_parser::parse_x509_certificate(certificate)
             .map_err(|error| Error::Certificate(format!("it cannot be parsed: {error}")))?;
@@ -46,7 +46,7 @@ mod tests {
     use crate::{Authority, KeyAndCsr};
 
     #[test]
-    fn a_certificate_says_what_it_is() {
+    fn a_certificate_is_described() {
         let authority = Authority::ephemeral().unwrap();
         let request = KeyAndCsr::generate(None).unwrap();
         let id = skysail_core::SpiffeId::new("cluster.local", "default", "a");

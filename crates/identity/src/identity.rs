@@ -1,7 +1,7 @@
 //! A key with its certificates, which can be replaced while it is in use.
 //!
-//! TLS configurations hold [`Live`] handles and look at them in each handshake. A renewed certificate or a new
-//! root therefore takes effect with the next connection, rebuilds nothing and interrupts nobody.
+//! TLS configurations hold [`Live`] handles and read them in every handshake. A renewed certificate or a new
+//! root therefore takes effect with the next connection. Nothing is rebuilt, and no connection is interrupted.
 
 use std::{
     sync::Arc,
@@ -27,17 +27,17 @@ use crate::{Error, peer::Peer, renewal::Renewal};
 pub struct Live<T>(ArcSwapOption<T>);
 
 impl<T> Live<T> {
-    /// A handle without a value: handshakes that need one fail until it is set.
+    /// Returns an empty handle; handshakes that need its value fail until it is set.
     pub fn empty() -> Arc<Self> {
         Arc::new(Self(ArcSwapOption::empty()))
     }
 
-    /// A handle with a value.
+    /// Returns a handle with a value.
     pub fn new(value: T) -> Arc<Self> {
         Arc::new(Self(ArcSwapOption::from_pointee(value)))
     }
 
-    /// The value of now.
+    /// Returns the current value.
     pub fn get(&self) -> Option<Arc<T>> {
         self.0.load_full()
     }
@@ -48,40 +48,40 @@ impl<T> Live<T> {
     }
 }
 
-/// A private key and the certificate chain that goes with it.
+/// A private key and its certificate chain.
 #[derive(Debug)]
 pub struct Identity {
     pub(crate) certified: Arc<CertifiedKey>,
-    /// Whom the certificate names.
+    /// Names of the certificate.
     pub peer: Peer,
-    /// From when the certificate is valid.
+    /// Start of validity.
     pub not_before: SystemTime,
-    /// Until when.
+    /// End of validity.
     pub not_after: SystemTime,
-    /// When it came to us.
+    /// Time when this process obtained the certificate.
     obtained: SystemTime,
 }
 
 impl Identity {
-    /// When to renew it, a little different at each call.
+    /// Returns the time of renewal, with a random component in each call.
     pub fn renewal(&self) -> Renewal {
         Renewal::plan(self.not_before, self.not_after, self.obtained, fastrand::f64())
     }
 
-    /// Reads a chain (leaf first) and its key, both PEM.
+    /// Parses a chain (leaf first) and its key, both PEM.
     ///
     /// # Errors
-    /// When either cannot be parsed or the key is not the leaf's.
+    /// One of them cannot be parsed, or the key does not match the leaf.
     pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Self, Error> {
         let key = PrivateKeyDer::from_pem_slice(key)
             .map_err(|error| Error::Pem { what: "private key", reason: error.to_string() })?;
         Self::new(certificates(chain, "certificate chain")?, key)
     }
 
-    /// The same from DER.
+    /// Creates an identity from DER.
     ///
     /// # Errors
-    /// When either cannot be parsed or the key is not the leaf's.
+    /// One of them cannot be parsed, or the key does not match the leaf.
     pub fn new(chain: Vec<CertificateDer<'static>>, key: PrivateKeyDer<'static>) -> Result<Self, Error> {
         let leaf =
             chain.first().ok_or(Error::Pem { what: "certificate chain", reason: "it is empty".into() })?;
@@ -92,16 +92,16 @@ impl Identity {
         Ok(Self { certified: Arc::new(certified), peer, not_before, not_after, obtained })
     }
 
-    /// The certificates, leaf first.
+    /// Returns the certificates, leaf first.
     pub fn chain(&self) -> &[CertificateDer<'static>] {
         &self.certified.cert
     }
 }
 
-/// Reads the certificates of a PEM text.
+/// Parses the certificates of a PEM text.
 ///
 /// # Errors
-/// When there is none or the text is broken.
+/// There is none, or the text is invalid.
 pub fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, Error> {
     let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<_, _>>()
@@ -112,7 +112,7 @@ pub fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer
     Ok(certificates)
 }
 
-/// Whom a certificate names and when it is valid.
+/// Returns the names and the validity of a certificate.
 pub(crate) fn describe(leaf: &CertificateDer<'_>) -> Result<(Peer, SystemTime, SystemTime), Error> {
     let (_, parsed) = x509_parser::parse_x509_certificate(leaf)
         .map_err(|error| Error::Certificate(format!("it cannot be parsed: {error}")))?;
@@ -120,15 +120,16 @@ pub(crate) fn describe(leaf: &CertificateDer<'_>) -> Result<(Peer, SystemTime, S
     Ok((Peer::of(&parsed), time(validity.not_before), time(validity.not_after)))
 }
 
-/// Until when a certificate is valid. Parsing all of it would be a noticeable part of a resumed handshake.
+/// Returns the end of a certificate's validity. Parsing the whole certificate would take a noticeable part of a
+/// resumed handshake.
 ///
 /// # Errors
-/// When it cannot be parsed.
+/// The certificate cannot be parsed.
 pub fn not_after(certificate: &CertificateDer<'_>) -> Result<SystemTime, Error> {
     let validity = || {
         let (_, certificate) = Any::from_der(certificate).ok()?;
         let (_, signed) = Any::from_der(certificate.data).ok()?;
-        // RFC 5280, section 4.1: the version, if it is not the first; serial number, signature algorithm, issuer.
+        // RFC 5280, section 4.1: optional version, serial number, signature algorithm, issuer.
         let (rest, first) = Any::from_der(signed.data).ok()?;
         let rest = if first.tag() == Tag::Integer { signed.data } else { rest };
         let (rest, _serial) = Any::from_der(rest).ok()?;

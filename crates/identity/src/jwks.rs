@@ -1,31 +1,31 @@
-//! Public keys of those who issue tokens, as JSON web key sets (RFC 7517).
+//! Public keys of token issuers as JSON Web Key Sets (RFC 7517).
 
 use jsonwebtoken::{Algorithm, DecodingKey, crypto, jwk};
 use serde_json::Value;
 
 use crate::Error;
 
-/// A JSON web key set, of which keys of kinds that are not known are left out.
+/// A JSON Web Key Set; keys of unknown types are ignored.
 #[derive(Clone, Debug, Default)]
 pub struct KeySet(pub Vec<VerificationKey>);
 
 /// A public key.
 #[derive(Clone)]
 pub struct VerificationKey {
-    /// Its name, if it has one.
+    /// Key ID, if it has one.
     pub id: Option<Box<str>>,
-    /// What it may be used for.
+    /// Algorithms for which the key may be used.
     pub algorithms: Vec<Algorithm>,
-    /// The key itself.
+    /// The key.
     pub key: DecodingKey,
 }
 
-/// Why no key of a set speaks for a signature.
+/// Reason why no key of a set verifies a signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mismatch {
-    /// No key has this name and is for this algorithm.
+    /// No key has this ID and supports this algorithm.
     NoSuchKey,
-    /// Those that do have not made it.
+    /// No matching key verifies the signature.
     Forged,
 }
 
@@ -39,20 +39,20 @@ impl std::fmt::Debug for VerificationKey {
 }
 
 impl KeySet {
-    /// Reads a key set; keys of kinds that are not known are left out.
+    /// Parses a key set; keys of unknown types are ignored.
     ///
     /// # Errors
-    /// What is wrong if it is none.
+    /// The text is not a key set; the string says why.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         let set: Value = serde_json::from_slice(text).map_err(|error| format!("is no JSON: {error}"))?;
         let keys = set["keys"].as_array().ok_or("has no list of keys")?;
         Ok(Self(keys.iter().filter_map(key).collect()))
     }
 
-    /// The set of one public key in PEM: EC P-256, or RSA.
+    /// Returns a set with one public key from PEM: EC P-256 or RSA.
     ///
     /// # Errors
-    /// When it is no such key.
+    /// The text is not such a key.
     pub fn of_pem(pem: &[u8]) -> Result<Self, Error> {
         let ec = DecodingKey::from_ec_pem(pem).map(|key| (key, vec![Algorithm::ES256]));
         let rsa = || DecodingKey::from_rsa_pem(pem).map(|key| (key, vec![Algorithm::RS256]));
@@ -60,14 +60,14 @@ impl KeySet {
         Ok(Self(vec![VerificationKey { id: None, algorithms, key }]))
     }
 
-    /// The same without keys that whoever verifies with them could also sign with.
+    /// Removes symmetric keys, with which a verifier could also sign.
     pub fn without_secrets(mut self) -> Self {
         let secret = [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512];
         self.0.retain(|key| !key.algorithms.iter().any(|algorithm| secret.contains(algorithm)));
         self
     }
 
-    /// The keys for an algorithm that have this name; all if there is no name, and those without one always.
+    /// Returns the keys for an algorithm that have this ID or no ID; all of them without an ID.
     pub fn fitting<'a>(
         &'a self,
         id: Option<&'a str>,
@@ -78,10 +78,10 @@ impl KeySet {
         self.0.iter().filter(named).filter(move |key| key.algorithms.contains(&algorithm))
     }
 
-    /// Checks a signature (base64url) by the keys that fit.
+    /// Verifies a signature (base64url) with the matching keys.
     ///
     /// # Errors
-    /// When no key speaks for it.
+    /// No key verifies it.
     pub fn verify(
         &self,
         id: Option<&str>,
@@ -101,7 +101,7 @@ impl KeySet {
 
 fn key(json: &Value) -> Option<VerificationKey> {
     use jwk::{AlgorithmParameters as Of, EllipticCurve as Curve};
-    // RFC 7517, sections 4.2 and 4.3: one that is for something else speaks for no token.
+    // RFC 7517, sections 4.2 and 4.3: a key for another use does not verify tokens.
     let verifies = |operations: &Vec<Value>| operations.iter().any(|name| name == "verify");
     if json["use"].as_str().is_some_and(|what| what != "sig")
         || json["key_ops"].as_array().is_some_and(|operations| !verifies(operations))

@@ -1,11 +1,21 @@
 //! Certificates: authority, signing requests, tokens, SPIFFE verification, TLS configurations.
 //!
-//! Modules from the bottom up: [`renewal`] (when to renew), [`peer`] (who a certificate names), [`identity`] (a
-//! key and its certificates, replaceable while in use), [`roots`] (whose signatures count, for which trust domain, and what they
-//! revoked), [`matcher`] (which names are accepted), [`check`] (which peers are accepted), [`tls`] (rustls configurations), [`resumption`] (connections by them), [`request`] (asks for a signature), [`csr`] (judges such a
-//! request), [`origin`] (which token a certificate goes back to), [`authority`] (signs it), [`cacerts`] (an authority that is plugged in), [`rotation`] (one that is made here and
-//! replaces its root), [`jwks`] and [`token`] (service account tokens
-//! and the keys that verify them).
+//! Modules from the bottom up:
+//! * [`renewal`]: time of renewal
+//! * [`peer`]: names of a certificate
+//! * [`identity`]: a key with its certificates, replaceable while in use
+//! * [`roots`]: trusted roots by trust domain, and revocation lists
+//! * [`matcher`]: accepted names
+//! * [`check`]: verification of peers
+//! * [`tls`]: rustls configurations
+//! * [`resumption`]: TLS connections with session resumption
+//! * [`request`]: creation of signing requests
+//! * [`csr`]: validation of signing requests
+//! * [`origin`]: the token behind a certificate
+//! * [`authority`]: signing
+//! * [`cacerts`]: plugged-in authority
+//! * [`rotation`]: self-signed authority with rotation of its root
+//! * [`jwks`] and [`token`]: service account tokens and the keys that verify them
 
 pub mod authority;
 pub mod cacerts;
@@ -40,49 +50,49 @@ pub use roots::{Crls, Roots};
 pub use tls::TlsSpec;
 pub use token::{BoundPod, Issuer, ServiceAccount, Verifier};
 
-/// Why a key, certificate, token or configuration cannot be used.
+/// Reason why a key, certificate, token or configuration is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A PEM text without what it must hold, or not PEM at all.
+    /// Invalid PEM, or PEM without the expected content.
     #[error("{what}: {reason}")]
     Pem {
-        /// What was read: "certificate chain", "private key".
+        /// What was parsed: "certificate chain", "private key".
         what: &'static str,
-        /// What is wrong.
+        /// Cause.
         reason: String,
     },
-    /// A certificate that cannot be parsed.
+    /// Invalid certificate.
     #[error("certificate: {0}")]
     Certificate(String),
-    /// A private key that is of no supported kind or does not belong to the certificate.
+    /// Private key of an unsupported type, or one that does not match the certificate.
     #[error("private key: {0}")]
     Key(String),
-    /// A signing request that cannot be made.
+    /// A signing request cannot be created.
     #[error("certificate signing request: {0}")]
     Request(String),
-    /// A signing request that is refused.
+    /// A signing request was refused.
     #[error("certificate signing request: {0}")]
     Refused(#[from] Refusal),
-    /// A file of an authority that is not what it should be.
+    /// Invalid file of an authority.
     #[error("{file}: {problem}")]
     Authority {
-        /// Its name.
+        /// Name of the file.
         file: &'static str,
-        /// What is wrong, and what to do.
+        /// Cause and remedy.
         problem: String,
     },
-    /// A token that is not genuine, not for us, or no longer valid.
+    /// Token that is forged, for another audience, or expired.
     #[error("token: {0}")]
     Token(String),
-    /// A TLS configuration nobody could use.
+    /// Unusable TLS configuration.
     #[error("TLS configuration: {0}")]
     Tls(String),
-    /// A file that cannot be read or written.
+    /// File that cannot be read or written.
     #[error("{path}: {error}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What the system says.
+        /// Error of the system.
         error: std::io::Error,
     },
 }

@@ -1,16 +1,15 @@
-//! Which names in a peer's certificate are accepted; the vocabulary is that of Envoy's
-//! `match_typed_subject_alt_names`.
+//! Accepted names of a peer's certificate, in the terms of Envoy's `match_typed_subject_alt_names`.
 
 use std::fmt;
 
 use crate::peer::Peer;
 
-/// Which alternative names are looked at.
+/// Kind of subject alternative name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SanKind {
     /// Every kind.
     Any,
-    /// URIs, thus SPIFFE ids.
+    /// URIs, including SPIFFE IDs.
     Uri,
     /// DNS names. A name like `*.example.com` in the certificate matches as in RFC 6125.
     Dns,
@@ -20,44 +19,44 @@ pub enum SanKind {
     Email,
 }
 
-/// What a name must be like.
+/// Condition on a name.
 #[derive(Clone, Debug)]
 pub enum Pattern {
-    /// Equal.
+    /// Equal to the text.
     Exact(String),
-    /// Begins so.
+    /// Begins with the text.
     Prefix(String),
-    /// Ends so.
+    /// Ends with the text.
     Suffix(String),
-    /// Has this in it.
+    /// Contains the text.
     Contains(String),
-    /// Matches as a whole.
+    /// Matches the whole name.
     Regex(regex::Regex),
 }
 
-/// One accepted name.
+/// An accepted name.
 #[derive(Clone, Debug)]
 pub struct NameMatch {
-    /// Which names are looked at.
+    /// Kind of name to compare.
     pub kind: SanKind,
-    /// What one of them must be like.
+    /// Condition that one of the names must meet.
     pub pattern: Pattern,
-    /// Whether upper and lower case are the same; not for [`Pattern::Regex`].
+    /// Ignores case; has no effect on [`Pattern::Regex`].
     pub ignore_case: bool,
 }
 
 impl NameMatch {
-    /// A URI that equals `uri`, such as a SPIFFE id.
+    /// Returns a match for a URI equal to `uri`, such as a SPIFFE ID.
     pub fn uri(uri: impl Into<String>) -> Self {
         Self { kind: SanKind::Uri, pattern: Pattern::Exact(uri.into()), ignore_case: false }
     }
 
-    /// A URI that begins with `prefix`, such as `spiffe://cluster.local/`.
+    /// Returns a match for URIs that begin with `prefix`, such as `spiffe://cluster.local/`.
     pub fn uri_prefix(prefix: impl Into<String>) -> Self {
         Self { kind: SanKind::Uri, pattern: Pattern::Prefix(prefix.into()), ignore_case: false }
     }
 
-    /// True when a name of the peer matches.
+    /// Returns whether a name of the peer matches.
     pub fn matches(&self, peer: &Peer) -> bool {
         let any = |names: &[String]| names.iter().any(|name| self.pattern.matches(name, self.ignore_case));
         let dns = || peer.dns.iter().any(|name| self.matches_dns(name));
@@ -71,7 +70,7 @@ impl NameMatch {
         }
     }
 
-    /// As Envoy does: a name that is given exactly may be covered by a wildcard, in whatever case it is written.
+    /// As in Envoy, a wildcard in the certificate covers an exact name, and case is ignored.
     fn matches_dns(&self, name: &str) -> bool {
         match &self.pattern {
             Pattern::Exact(wanted) => is_dns_name(name, wanted),
@@ -80,8 +79,8 @@ impl NameMatch {
     }
 }
 
-/// True if a DNS name of a certificate, such as `*.example.com`, stands for `wanted` (RFC 6125, section 6.4.3). The first
-/// label may have one asterisk, unless it is an A-label.
+/// Returns whether a DNS name of a certificate, such as `*.example.com`, covers `wanted` (RFC 6125, section
+/// 6.4.3). The first label may contain one asterisk, unless it is an A-label.
 pub(crate) fn is_dns_name(name: &str, wanted: &str) -> bool {
     let (name, wanted) = (name.to_ascii_lowercase(), wanted.to_ascii_lowercase());
     if name == wanted {

@@ -1,9 +1,10 @@
-//! Which token a workload certificate goes back to, as the certificate itself says.
+//! Certificate extension that records the token behind a workload certificate.
 //!
-//! A certificate may be renewed by showing it, without a token. The authority puts the time of the last token, and the pod it was
-//! given to, into an extension, and each renewal by certificate alone copies it. So a chain of renewals can be bounded, and
-//! ended with its pod, by any replica of the control plane and after any restart. The authority's signature protects it; verifiers
-//! elsewhere ignore it, as it is not critical (RFC 5280, section 4.2).
+//! A workload may renew a certificate by presenting it, without a token. The authority stores the time of the
+//! last token and its pod in an extension, and each renewal by certificate copies it. So any replica of the
+//! control plane, even after a restart, can bound a chain of renewals and end it with the pod. The authority's
+//! signature protects the extension. Other verifiers ignore it, because it is not critical (RFC 5280, section
+//! 4.2).
 //!
 //! ```text
 //! Origin ::= SEQUENCE { tokenAt INTEGER (seconds since 1970), podName UTF8String, podUid UTF8String }
@@ -17,15 +18,15 @@ use x509_parser::asn1_rs::{FromDer as _, Oid, Sequence, ToDer as _, Utf8String};
 
 use crate::{Error, token::BoundPod};
 
-/// The extension's object identifier: a random number under the arc for such (ITU-T X.667).
+/// Object identifier of the extension: a random number under the arc for UUIDs (ITU-T X.667).
 const OID: [u64; 3] = [2, 25, 6_934_155_180_264_497_213];
 
 /// The token behind a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// When the workload last authenticated with a token, to the second.
+    /// Time when the workload last authenticated with a token, to the second.
     pub token_at: SystemTime,
-    /// The pod that the token was given to, if the token said so.
+    /// Pod to which the token is bound, if any.
     pub pod: Option<BoundPod>,
 }
 
@@ -45,10 +46,11 @@ impl Origin {
         Ok(CustomExtension::from_oid_content(&OID, encoded))
     }
 
-    /// Reads the origin of a certificate; `None` if it does not say, as those of other authorities.
+    /// Returns the origin in a certificate; `None` without the extension, as in certificates of other
+    /// authorities.
     ///
     /// # Errors
-    /// When the certificate or the extension cannot be parsed.
+    /// The certificate or the extension cannot be parsed.
     pub fn of(certificate: &CertificateDer<'_>) -> Result<Option<Self>, Error> {
         let malformed = |what: &str| Error::Certificate(format!("{what} cannot be parsed"));
         let (_, parsed) = x509_parser::parse_x509_certificate(certificate).map_err(|_| malformed("it"))?;
@@ -79,7 +81,7 @@ mod tests {
     use crate::{Authority, Csr, KeyAndCsr, Live, PeerCheck, check::Role};
 
     #[test]
-    fn certificates_say_where_they_come_from() {
+    fn certificates_contain_their_origin() {
         let authority = Authority::ephemeral().unwrap();
         let id = SpiffeId::new("cluster.local", "default", "reviews");
         let request = KeyAndCsr::generate(None).unwrap();
@@ -87,7 +89,7 @@ mod tests {
         let issued = |origin: Option<&Origin>| {
             let signed = authority.issue(&csr, &id, Duration::from_secs(60), origin).unwrap();
             let identity = request.finish(signed.pem().as_bytes()).unwrap();
-            // Whoever verifies certificates of the mesh takes it.
+            // Verifiers of the mesh accept the certificate.
             let check = PeerCheck::new(Live::new(authority.roots().unwrap()));
             check.verify(identity.chain(), Role::Client, SystemTime::now()).unwrap();
             Origin::of(&identity.chain()[0]).unwrap()
@@ -101,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_origin_is_none() {
+    fn an_invalid_extension_is_an_error_and_a_missing_one_none() {
         let origin =
             Origin { token_at: UNIX_EPOCH, pod: Some(BoundPod { name: "a".into(), uid: String::new() }) };
         let der = origin.extension().unwrap().content().to_vec();

@@ -1,4 +1,4 @@
-//! Whom a certificate names: its subject and its alternative names (RFC 5280, section 4.2.1.6).
+//! Names of a certificate: its subject and its alternative names (RFC 5280, section 4.2.1.6).
 
 use std::net::IpAddr;
 
@@ -8,12 +8,12 @@ use x509_parser::{certificate::X509Certificate, extensions::GeneralName};
 
 use crate::Error;
 
-/// The names in a certificate.
+/// Names of a certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
-    /// The subject in the form `CN=name,O=organisation`; empty in mesh certificates.
+    /// Subject in the form `CN=name,O=organisation`; empty in mesh certificates.
     pub subject: String,
-    /// URIs, the SPIFFE id among them.
+    /// URIs, including the SPIFFE ID.
     pub uris: Vec<String>,
     /// DNS names.
     pub dns: Vec<String>,
@@ -21,15 +21,15 @@ pub struct Peer {
     pub ips: Vec<IpAddr>,
     /// Mail addresses.
     pub emails: Vec<String>,
-    /// The first URI that is a service account's SPIFFE id.
+    /// First URI that is a SPIFFE ID of a service account.
     pub spiffe: Option<SpiffeId>,
 }
 
 impl Peer {
-    /// Reads the names of a certificate, such as the first of a connection's `peer_certificates()`.
+    /// Returns the names of a certificate, such as the first of a connection's `peer_certificates()`.
     ///
     /// # Errors
-    /// When it cannot be parsed.
+    /// It cannot be parsed.
     pub fn from_der(certificate: &CertificateDer<'_>) -> Result<Self, Error> {
         let (_, parsed) = x509_parser::parse_x509_certificate(certificate)
             .map_err(|error| Error::Certificate(format!("it cannot be parsed: {error}")))?;

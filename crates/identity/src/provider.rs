@@ -1,4 +1,4 @@
-//! The cryptography that all TLS configurations and checks of certificates use.
+//! Cryptography provider of all TLS configurations and certificate checks.
 
 use std::sync::{Arc, LazyLock};
 
@@ -7,8 +7,8 @@ use rustls::{
     crypto::{CryptoProvider, aws_lc_rs},
 };
 
-/// Returns the provider. AES-128 and SHA-256 come first: they cost least, and nothing in a handshake with X25519 or P-256 is
-/// stronger.
+/// Returns the provider. AES-128 and SHA-256 come first: they are the cheapest, and X25519 or P-256 limits the
+/// strength of the handshake anyway.
 pub fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
         let mut provider = aws_lc_rs::default_provider();

@@ -1,30 +1,32 @@
-//! When to renew a certificate, and when to try again after that failed.
+//! Times of certificate renewals, and of retries after failures.
 
 use std::time::{Duration, SystemTime};
 
-/// The shortest pause between attempts.
+/// Minimum pause between attempts.
 const MIN_RETRY: Duration = Duration::from_millis(500);
-/// The longest pause between attempts.
+/// Maximum pause between attempts.
 const MAX_RETRY: Duration = Duration::from_secs(30);
-/// How often the wall clock is read. Timers of the runtime stand still while the machine is suspended, and do not see the
-/// clock being set.
-const LOOK: Duration = Duration::from_secs(10);
+/// Interval at which the wall clock is read. Timers of the runtime stop while the machine is suspended, and do
+/// not notice that the clock is set.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// When a certificate is to be renewed, by the wall clock.
+/// Time of a certificate renewal by the wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Renewal {
-    /// Due from then on.
+    /// The renewal is due from this time on.
     pub(crate) at: SystemTime,
-    /// Due before then, too: the clock was set back to a time at which the certificate is not valid.
+    /// The renewal is also due before this time: the clock was set back to a time at which the certificate is
+    /// not valid.
     pub(crate) valid_from: SystemTime,
 }
 
 impl Renewal {
-    /// Plans the renewal of a certificate that was obtained at `obtained`: when 50 to 70 % of its life have gone by. `jitter`,
-    /// from 0 to 1, says where in between, so that certificates of one hour do not all come back in one second.
+    /// Plans the renewal of a certificate that was obtained at `obtained`: after 50 to 70 % of its lifetime.
+    /// `jitter`, from 0 to 1, selects the point in between, so that many certificates of one hour are not
+    /// renewed in the same second.
     ///
-    /// Its life counts from when it was obtained: authorities date certificates back, Istio's by two minutes, and a
-    /// certificate of one minute would else be due at once.
+    /// The lifetime counts from `obtained`, because authorities backdate certificates, Istio's by two minutes.
+    /// A certificate of one minute would otherwise be due at once.
     pub(crate) fn plan(
         not_before: SystemTime,
         not_after: SystemTime,
@@ -33,28 +35,28 @@ impl Renewal {
     ) -> Self {
         let start = not_before.max(obtained);
         let lifetime = not_after.duration_since(start).unwrap_or_default();
-        // An authority whose clock is ahead of ours would be asked again and again.
+        // Otherwise an authority whose clock is fast would receive requests continuously.
         let valid_from = not_before.min(obtained);
         Self { at: start + lifetime.mul_f64(0.5 + 0.2 * jitter.clamp(0.0, 1.0)), valid_from }
     }
 
-    /// Time from `now` until the renewal; zero when it is due.
+    /// Returns the time from `now` until the renewal; zero when it is due.
     pub fn left(&self, now: SystemTime) -> Duration {
         if now < self.valid_from { Duration::ZERO } else { self.at.duration_since(now).unwrap_or_default() }
     }
 
-    /// Waits until the renewal is due by `clock`, at least a second.
+    /// Waits until the renewal is due by `clock`, at least one second.
     pub async fn wait(&self, clock: impl Fn() -> SystemTime) {
-        let mut pause = self.left(clock()).clamp(Duration::from_secs(1), LOOK);
+        let mut pause = self.left(clock()).clamp(Duration::from_secs(1), CHECK_INTERVAL);
         while !pause.is_zero() {
             tokio::time::sleep(pause).await;
-            pause = self.left(clock()).min(LOOK);
+            pause = self.left(clock()).min(CHECK_INTERVAL);
         }
     }
 }
 
-/// How long to wait after `failures` failed attempts in a row: doubling from half a second to half a minute, of
-/// which `jitter`, from 0 to 1, takes away up to half.
+/// Returns the pause after `failures` consecutive failures: it doubles from 0.5 s to 30 s. `jitter`, from 0 to
+/// 1, shortens it by up to half.
 pub fn retry(failures: u32, jitter: f64) -> Duration {
     let full = MIN_RETRY.saturating_mul(1 << failures.clamp(1, 16).saturating_sub(1)).min(MAX_RETRY);
     full.mul_f64(1.0 - 0.5 * jitter.clamp(0.0, 1.0))
@@ -73,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn renewal_is_due_at_half_to_seven_tenths() {
+    fn renewal_is_due_after_50_to_70_percent_of_the_lifetime() {
         let left = |jitter, now| Renewal::plan(at(1000), at(2000), at(1000), jitter).left(at(now));
         assert_eq!(left(0.0, 1000), Duration::from_secs(500));
         assert_eq!(left(1.0, 1000), Duration::from_secs(700));
@@ -85,15 +87,15 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_that_is_not_valid_by_a_clock_set_back_is_due() {
+    fn a_certificate_is_due_if_the_clock_is_set_back_before_its_validity() {
         let renewal = Renewal::plan(at(1000), at(2000), at(1100), 0.0);
         assert_eq!(renewal.left(at(999)), Duration::ZERO);
         let ahead = Renewal::plan(at(1000), at(2000), at(900), 0.0);
         assert_eq!(ahead.left(at(900)), Duration::from_secs(600), "the authority's clock is ahead of ours");
     }
 
-    /// Waits for a renewal that is due after 5,000 s, while the wall clock is changed as `change` says after 105 s of the
-    /// runtime's clock; returns how long that took by the runtime's clock.
+    /// Waits for a renewal that is due after 5,000 s. After 105 s of the runtime's clock, `change` sets the
+    /// wall clock. Returns the time waited by the runtime's clock.
     async fn waited(change: impl Fn(SystemTime) -> SystemTime) -> Duration {
         let renewal = Renewal::plan(at(100_000), at(110_000), at(100_000), 0.0);
         let (start, skew) = (Instant::now(), Cell::new(None));
@@ -114,16 +116,16 @@ mod tests {
     async fn renewal_follows_the_wall_clock() {
         let secs = Duration::from_secs;
         assert_eq!(waited(|clock| clock).await, secs(5000));
-        // A suspend, or a step forward: renewed at the next look.
+        // A suspend or a step forward: due at the next check.
         assert_eq!(waited(|clock| clock + secs(20_000)).await, secs(110));
         // A step back within the certificate's validity.
         assert_eq!(waited(|clock| clock - secs(50)).await, secs(5050));
-        // A step back to before it.
+        // A step back to before its validity.
         assert_eq!(waited(|clock| clock - secs(90_000)).await, secs(110));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_due_at_once_is_not_renewed_without_a_pause() {
+    async fn a_renewal_that_is_due_waits_at_least_one_second() {
         let renewal = Renewal::plan(at(1000), at(1000), at(1000), 0.0);
         let start = Instant::now();
         renewal.wait(|| at(1000)).await;
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_back_off() {
+    fn the_pause_between_retries_doubles() {
         assert_eq!(retry(1, 0.0), Duration::from_millis(500));
         assert_eq!(retry(3, 0.0), Duration::from_secs(2));
         assert_eq!(retry(u32::MAX, 0.0), MAX_RETRY);

@@ -1,24 +1,24 @@
-//! Asking for a certificate: a fresh key and a signing request for it (PKCS #10, RFC 2986).
+//! Creation of certificate signing requests with new keys (PKCS #10, RFC 2986).
 
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
 use skysail_core::SpiffeId;
 
 use crate::{Error, identity::Identity};
 
-/// A fresh ECDSA P-256 key and the request to sign its public half.
+/// A new ECDSA P-256 key and the signing request for its public key.
 #[derive(Debug)]
 pub struct KeyAndCsr {
     key: KeyPair,
-    /// The request in PEM.
+    /// The request, PEM.
     pub csr_pem: String,
 }
 
 impl KeyAndCsr {
-    /// Makes a key and a request. The authority decides about names by who asks; `id` is a hint that Istio's
-    /// own agents give.
+    /// Generates a key and a request. The authority determines the names from the authenticated caller; `id` is
+    /// a hint that Istio's own agents send.
     ///
     /// # Errors
-    /// When the id cannot be written into a certificate.
+    /// The ID cannot be encoded in a certificate.
     pub fn generate(id: Option<&SpiffeId>) -> Result<Self, Error> {
         let refused = |error: rcgen::Error| Error::Request(error.to_string());
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(refused)?;
@@ -31,15 +31,15 @@ impl KeyAndCsr {
         Ok(Self { key, csr_pem })
     }
 
-    /// Puts the key together with the signed chain, leaf first.
+    /// Combines the key with the signed chain, leaf first.
     ///
     /// # Errors
-    /// When the chain cannot be parsed or is another key's.
+    /// The chain cannot be parsed, or belongs to another key.
     pub fn finish(&self, chain_pem: &[u8]) -> Result<Identity, Error> {
         Identity::from_pem(chain_pem, self.key.serialize_pem().as_bytes())
     }
 
-    /// The private key, PKCS #8 in PEM.
+    /// Returns the private key, PKCS #8 in PEM.
     pub fn key_pem(&self) -> String {
         self.key.serialize_pem()
     }

@@ -1,13 +1,15 @@
-//! Making and taking TLS connections that go on from an earlier one (RFC 8446, section 2.2), which saves both sides the
-//! signatures and certificates.
+//! TLS connections with session resumption (RFC 8446, section 2.2), which saves both peers the signatures and
+//! certificates.
 //!
-//! A resumed handshake checks no certificate, so a session must end when the full handshake it came from could not be
-//! had again:
-//! * It belongs to one [`Acceptor`] or [`Connector`], that is, to one set of names and roots: no other has its keys.
-//! * All sessions end with the first change of our certificates, of the roots or of the revocation lists, when a revocation list
-//!   expires, and after an hour. A connection that began before that leaves no session behind, because it may have been
-//!   checked by what was trusted before. Names and pins belong to the acceptor or connector.
-//! * A connection resumed after the peer's certificate has run out is refused.
+//! A resumed handshake verifies no certificate. So a session must end when its full handshake would no longer
+//! succeed:
+//! * A session belongs to one [`Acceptor`] or [`Connector`], that is, to one set of names and roots. No other
+//!   has its keys.
+//! * All sessions end with the first change of the own certificates, the roots or the revocation lists, when a
+//!   revocation list expires, and after one hour. A connection that began before such a change leaves no
+//!   session, because its peer may have been verified with the old data. Names and pins belong to the acceptor
+//!   or connector.
+//! * A resumed connection is refused if the peer's certificate has expired.
 
 use std::{
     collections::VecDeque,
@@ -35,66 +37,66 @@ use crate::{
     tls::TlsSpec,
 };
 
-/// SessionStore that a connector keeps for one server.
-const KEPT_OF_ONE: usize = 2;
+/// Maximum number of sessions that a connector keeps per server.
+const MAX_PER_SERVER: usize = 2;
 
-/// Takes TLS connections by one [`TlsSpec`].
+/// Accepts TLS connections with one [`TlsSpec`].
 #[derive(Debug)]
 pub struct Acceptor {
     config: ServerConfig,
     tickets: SessionStore<Arc<dyn ProducesTickets>>,
-    newest: ArcSwapOption<Accepting>,
+    newest: ArcSwapOption<AcceptorState>,
 }
 
-/// What connections share that begin under the same certificates and roots.
+/// State shared by connections that begin with the same certificates and roots.
 #[derive(Debug)]
-struct Accepting {
+struct AcceptorState {
     sessions: Arc<Generation<Arc<dyn ProducesTickets>>>,
     config: Arc<ServerConfig>,
-    /// The same without ALPN.
-    without: Arc<ServerConfig>,
+    /// The configuration without ALPN.
+    without_alpn: Arc<ServerConfig>,
 }
 
 impl Acceptor {
-    /// An acceptor whose sessions nobody else knows.
+    /// Returns an acceptor with its own session keys.
     ///
     /// # Errors
-    /// See [`TlsSpec::server`]; or without randomness for the keys of tickets.
+    /// See [`TlsSpec::server`]; or the system provides no randomness for the ticket keys.
     pub fn new(spec: &TlsSpec) -> Result<Self, Error> {
         let mut config = (*spec.server()?).clone();
         if !spec.sessions.lifetime.is_zero() {
-            // One is enough for a client that comes back, and each costs encryption and a write.
+            // One ticket is enough for a client, and each costs encryption and a write.
             config.send_tls13_tickets = 1;
         }
         let tickets = SessionStore::new(Arc::new(spec.clone()), ticketer)?;
         Ok(Self { config, tickets, newest: ArcSwapOption::empty() })
     }
 
-    /// Begins to take a connection of a client that offers these protocols, as far as is known.
+    /// Starts to accept a connection of a client that offers these protocols, as far as known.
     ///
-    /// Where client and configuration have no protocol in common, Envoy goes on without one, while rustls would end
-    /// the handshake. Istio relies on it: its clients offer `istio` for bytes, which none of its servers lists.
+    /// Without a common protocol, Envoy continues without ALPN, whereas rustls would fail the handshake. Istio
+    /// relies on Envoy's behaviour: its clients offer `istio` for TCP, which none of its servers lists.
     ///
     /// # Errors
-    /// Without randomness for the keys of tickets, or with settings that rustls refuses.
+    /// The system provides no randomness for the ticket keys, or rustls refuses the settings.
     pub fn accept(&self, offered: &[Box<[u8]>]) -> Result<UnbufferedServerConnection, Error> {
         let newest = self.newest()?;
         let ours = &self.config.alpn_protocols;
         let common = offered.iter().any(|one| ours.iter().any(|own| **own == **one));
-        let config = if offered.is_empty() || common { &newest.config } else { &newest.without };
+        let config = if offered.is_empty() || common { &newest.config } else { &newest.without_alpn };
         UnbufferedServerConnection::new(Arc::clone(config)).map_err(|error| Error::Tls(error.to_string()))
     }
 
-    /// Checks the certificates of a client that was accepted before by the roots of now. That its certificate has
-    /// run out since is no error.
+    /// Verifies the certificates of an accepted client with the current roots. An expired certificate is not an
+    /// error.
     ///
     /// # Errors
-    /// The roots do not accept it.
+    /// The current roots do not accept the client.
     pub fn recheck(&self, chain: &[CertificateDer<'_>]) -> Result<(), Error> {
         self.tickets.spec.peer.as_ref().map_or(Ok(()), |check| check.recheck(chain, None))
     }
 
-    fn newest(&self) -> Result<Arc<Accepting>, Error> {
+    fn newest(&self) -> Result<Arc<AcceptorState>, Error> {
         let sessions = self.tickets.newest()?;
         if let Some(newest) = self.newest.load_full()
             && Arc::ptr_eq(&newest.sessions, &sessions)
@@ -104,15 +106,19 @@ impl Acceptor {
         let mut config = self.config.clone();
         let spec = Arc::clone(&self.tickets.spec);
         config.ticketer = Arc::new(Tickets { sessions: Arc::clone(&sessions), spec });
-        let mut without = config.clone();
-        without.alpn_protocols.clear();
-        let newest = Arc::new(Accepting { sessions, config: Arc::new(config), without: Arc::new(without) });
+        let mut without_alpn = config.clone();
+        without_alpn.alpn_protocols.clear();
+        let newest = Arc::new(AcceptorState {
+            sessions,
+            config: Arc::new(config),
+            without_alpn: Arc::new(without_alpn),
+        });
         self.newest.store(Some(Arc::clone(&newest)));
         Ok(newest)
     }
 }
 
-/// Makes TLS connections by one [`TlsSpec`].
+/// Opens TLS connections with one [`TlsSpec`].
 #[derive(Debug)]
 pub struct Connector {
     config: ClientConfig,
@@ -120,7 +126,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// A connector without sessions yet.
+    /// Returns a connector without sessions.
     ///
     /// # Errors
     /// See [`TlsSpec::client`].
@@ -131,40 +137,42 @@ impl Connector {
         })
     }
 
-    /// The same but for the protocols it offers, with sessions of its own.
+    /// Returns a connector with other ALPN protocols and its own sessions.
     ///
     /// # Errors
-    /// None: keeping sessions needs nothing that could fail.
+    /// None: creating the session store cannot fail.
     pub fn offering(&self, protocols: &[&[u8]]) -> Result<Self, Error> {
         let sessions = SessionStore::new(Arc::clone(&self.sessions.spec), no_sessions)?;
         Ok(Self { config: self.config(protocols), sessions })
     }
 
-    /// The configuration of [`Self::offering`] for those who connect by other means; it resumes nothing.
+    /// Returns the configuration of [`Self::offering`] for connections that are opened without
+    /// [`Self::connect`]. It resumes no sessions.
     pub fn config(&self, protocols: &[&[u8]]) -> ClientConfig {
         let mut config = self.config.clone();
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
         config
     }
 
-    /// Checks the certificates of the server `name` that was accepted before by the roots of now. That its certificate
-    /// has run out since is no error.
+    /// Verifies the certificates of the accepted server `name` with the current roots. An expired certificate
+    /// is not an error.
     ///
     /// # Errors
-    /// The roots do not accept it.
+    /// The current roots do not accept the server.
     pub fn recheck(&self, chain: &[CertificateDer<'_>], name: &ServerName<'_>) -> Result<(), Error> {
         self.sessions.spec.peer.as_ref().map_or(Ok(()), |check| check.recheck(chain, Some(name)))
     }
 
-    /// The protocols that it offers.
+    /// Returns the ALPN protocols that it offers.
     pub fn alpn(&self) -> &[Vec<u8>] {
         &self.config.alpn_protocols
     }
 
-    /// Begins a connection to the server `name` at an address. SessionStore are kept by both, as several servers may share a name.
+    /// Starts a connection to the server `name` at an address. Sessions are stored by both, because several
+    /// servers may share a name.
     ///
     /// # Errors
-    /// With settings that rustls refuses.
+    /// rustls refuses the settings.
     pub fn connect(
         &self,
         name: ServerName<'static>,
@@ -172,16 +180,16 @@ impl Connector {
     ) -> Result<UnbufferedClientConnection, Error> {
         let mut config = self.config.clone();
         let (sessions, spec) = (self.sessions.newest()?, Arc::clone(&self.sessions.spec));
-        config.resumption = Resumption::store(Arc::new(Kept { sessions, spec, address }))
+        config.resumption = Resumption::store(Arc::new(ConnectionSessions { sessions, spec, address }))
             .tls12_resumption(Tls12Resumption::Disabled);
         UnbufferedClientConnection::new(Arc::new(config), name).map_err(|error| Error::Tls(error.to_string()))
     }
 }
 
-/// Whether a connection was resumed; to be asked once its handshake is done.
+/// Returns whether a connection was resumed; call it after the handshake.
 ///
 /// # Errors
-/// When it was, and a certificate of the peer has run out since the session began.
+/// The connection was resumed, and a certificate of the peer has expired since the session began.
 pub fn is_resumed(connection: &CommonState) -> Result<bool, Error> {
     if connection.handshake_kind() != Some(HandshakeKind::Resumed) {
         return Ok(false);
@@ -206,7 +214,7 @@ fn no_sessions() -> Result<Mutex<VecDeque<Session>>, Error> {
     Ok(Mutex::default())
 }
 
-/// What is kept of sessions (`T`), thrown away as a whole when it must not be used any more.
+/// Session state (`T`), replaced as a whole when it must no longer be used.
 #[derive(Debug)]
 struct SessionStore<T> {
     spec: Arc<TlsSpec>,
@@ -214,11 +222,11 @@ struct SessionStore<T> {
     newest: ArcSwap<Generation<T>>,
 }
 
-/// What is kept of the sessions that rest on the same certificates, roots and revocation lists.
+/// Session state for one set of certificates, roots and revocation lists.
 #[derive(Debug)]
 struct Generation<T> {
     since: Instant,
-    /// When a revocation list expires, after which no peer is accepted.
+    /// Time when a revocation list expires; afterwards no peer is accepted.
     until: Option<SystemTime>,
     roots: Option<Arc<Roots>>,
     crls: Option<Arc<Crls>>,
@@ -232,7 +240,7 @@ impl<T> SessionStore<T> {
         Ok(Self { spec, make, newest })
     }
 
-    /// What a connection that begins now may use.
+    /// Returns the state for a connection that begins now.
     fn newest(&self) -> Result<Arc<Generation<T>>, Error> {
         let newest = self.newest.load_full();
         if newest.is_good(&self.spec) {
@@ -251,7 +259,7 @@ impl<T> Generation<T> {
             roots.as_ref().and_then(|roots| roots.next_update()),
             crls.as_ref().and_then(|crls| crls.next_update()),
         ];
-        // After the end there is nothing more to lose.
+        // A list that has already expired ends no further sessions.
         let until = ends.into_iter().flatten().min().filter(|end| *end > SystemTime::now());
         let identities = spec.identities.iter().map(|live| live.get()).collect();
         Ok(Self { since: Instant::now(), until, roots, crls, identities, kept: make()? })
@@ -280,8 +288,8 @@ fn same<T>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
     a.map(Arc::as_ptr) == b.map(Arc::as_ptr)
 }
 
-/// The tickets that one connection gives and takes. It keeps to the keys it began with: were what is trusted replaced
-/// half-way, a ticket under the new keys could vouch for a check by the old roots.
+/// Tickets of one connection, with the keys at its beginning. If trust changes during the handshake, a ticket
+/// with new keys would attest a verification by the old roots.
 #[derive(Debug)]
 struct Tickets {
     sessions: Arc<Generation<Arc<dyn ProducesTickets>>>,
@@ -314,15 +322,15 @@ struct Session {
     value: Tls13ClientSessionValue,
 }
 
-/// The sessions as one connection sees them. Like [`Tickets`], it keeps to those it began with.
+/// Session store of one connection. Like [`Tickets`], it uses the state at the connection's beginning.
 #[derive(Debug)]
-struct Kept {
+struct ConnectionSessions {
     sessions: Arc<Generation<Mutex<VecDeque<Session>>>>,
     spec: Arc<TlsSpec>,
     address: SocketAddr,
 }
 
-impl Kept {
+impl ConnectionSessions {
     fn edit<R>(&self, edit: impl FnOnce(&mut VecDeque<Session>) -> R) -> R {
         edit(&mut self.sessions.kept.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -332,7 +340,7 @@ impl Kept {
     }
 }
 
-impl ClientSessionStore for Kept {
+impl ClientSessionStore for ConnectionSessions {
     fn insert_tls13_ticket(&self, name: ServerName<'static>, value: Tls13ClientSessionValue) {
         let most = self.spec.sessions.kept;
         if most == 0 {
@@ -341,7 +349,7 @@ impl ClientSessionStore for Kept {
         self.edit(|kept| {
             let ours = |session: &Session| self.is_ours(session, &name);
             let oldest = kept.iter().position(ours);
-            if kept.iter().filter(|session| ours(session)).count() >= KEPT_OF_ONE
+            if kept.iter().filter(|session| ours(session)).count() >= MAX_PER_SERVER
                 && let Some(oldest) = oldest
             {
                 kept.remove(oldest);
@@ -362,7 +370,7 @@ impl ClientSessionStore for Kept {
         })
     }
 
-    // SessionStore of TLS 1.2 are not resumed, and every server of a mesh takes the first group.
+    // TLS 1.2 sessions are not resumed, and every server of a mesh accepts the first group.
     fn set_kx_hint(&self, _: ServerName<'static>, _: NamedGroup) {}
 
     fn kx_hint(&self, _: &ServerName<'_>) -> Option<NamedGroup> {

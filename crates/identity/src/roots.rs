@@ -1,8 +1,8 @@
-//! Trusted roots, bound to trust domains where they are another mesh's, and certificate revocation lists.
+//! Trusted roots, optionally bound to trust domains, and certificate revocation lists.
 //!
-//! Roots without domains vouch for every name. Roots of domains are a SPIFFE bundle for each trust domain: the domain of
-//! the peer's SPIFFE id chooses the roots before the chain is verified, so no root can vouch for an identity of another
-//! domain (SPIFFE X.509-SVID, section 5; Envoy's `SPIFFECertValidatorConfig`).
+//! Roots without domains are trusted for every name. Roots of domains form one SPIFFE bundle per trust domain.
+//! The domain of the peer's SPIFFE ID selects the roots before the chain is verified, so no root is trusted for
+//! an identity of another domain (SPIFFE X.509-SVID, section 5; Envoy's `SPIFFECertValidatorConfig`).
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ use crate::{
     peer::Peer,
 };
 
-/// Certificates of authorities whose signatures are trusted.
+/// Trusted CA certificates.
 #[derive(Debug)]
 pub struct Roots {
     certificates: Vec<CertificateDer<'static>>,
@@ -38,13 +38,13 @@ pub struct Roots {
 
 #[derive(Debug)]
 enum Anchors {
-    /// They vouch for every name.
+    /// Trusted for every name.
     Any(Store),
-    /// They vouch for SPIFFE ids of their trust domain only.
+    /// Trusted only for SPIFFE IDs of their trust domain.
     OfDomains(BTreeMap<Box<str>, Store>),
 }
 
-/// Trust anchors and the revocation lists that go with them.
+/// Trust anchors with their revocation lists.
 #[derive(Debug)]
 pub(crate) struct Store {
     anchors: RootCertStore,
@@ -52,30 +52,30 @@ pub(crate) struct Store {
 }
 
 impl Roots {
-    /// Reads any number of certificates, at least one, PEM. Revocation lists in the same text are used, too.
+    /// Parses one or more certificates, PEM. Revocation lists in the same text are used too.
     ///
     /// # Errors
-    /// When there is none or one cannot be parsed.
+    /// There is no certificate, or one cannot be parsed.
     pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
         let certificates = certificates(pem, "trusted certificates")?;
         let store = Store { crls: Crls::read(pem)?, ..Store::new(&certificates)? };
         Ok(Self { certificates, anchors: Anchors::Any(store) })
     }
 
-    /// The same from DER, without revocation lists.
+    /// Creates roots from DER, without revocation lists.
     ///
     /// # Errors
-    /// When one cannot be parsed.
+    /// One cannot be parsed.
     pub fn new(certificates: impl IntoIterator<Item = CertificateDer<'static>>) -> Result<Self, Error> {
         let certificates: Vec<_> = certificates.into_iter().collect();
         let anchors = Anchors::Any(Store::new(&certificates)?);
         Ok(Self { certificates, anchors })
     }
 
-    /// Reads the roots of each trust domain, PEM as in [`Self::from_pem`].
+    /// Parses the roots of each trust domain, PEM as in [`Self::from_pem`].
     ///
     /// # Errors
-    /// When a domain is given twice, a text holds no certificate, or one cannot be parsed.
+    /// A domain occurs twice, a text contains no certificate, or one cannot be parsed.
     pub fn of_domains<'a>(domains: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Result<Self, Error> {
         let (mut all, mut stores) = (Vec::new(), BTreeMap::new());
         for (domain, pem) in domains {
@@ -99,12 +99,13 @@ impl Roots {
         self
     }
 
-    /// All certificates.
+    /// Returns all certificates.
     pub fn certificates(&self) -> &[CertificateDer<'static>] {
         &self.certificates
     }
 
-    /// True if all that `before` accepted is accepted still: no root is missing, and nothing is revoked.
+    /// Returns whether everything that `before` accepted is still accepted: no root was removed, and no
+    /// certificate was revoked.
     pub fn include(&self, before: &Self) -> bool {
         match (&self.anchors, &before.anchors) {
             (Anchors::Any(store), Anchors::Any(before)) => store.includes(before),
@@ -117,7 +118,7 @@ impl Roots {
         }
     }
 
-    /// What may vouch for a certificate.
+    /// Selects the trust anchors for a certificate.
     pub(crate) fn store_for(&self, leaf: &X509Certificate<'_>) -> Result<&Store, TlsError> {
         let stores = match &self.anchors {
             Anchors::Any(store) => return Ok(store),
@@ -127,7 +128,8 @@ impl Roots {
         if usage.is_some_and(|usage| usage.key_cert_sign() || usage.crl_sign()) {
             return Err(other("the key of the peer's certificate may sign certificates or revocation lists"));
         }
-        // With a second URI, the root of one domain could vouch for a name in the other (X.509-SVID, section 2).
+        // With a second URI, the root of one domain would be trusted for a name of another (X.509-SVID, section
+        // 2).
         let uris = Peer::of(leaf).uris;
         let [uri] = &uris[..] else {
             return Err(other(format_args!(
@@ -145,12 +147,12 @@ impl Roots {
         stores.get(domain).ok_or_else(unknown)
     }
 
-    /// True if every root is bound to a trust domain.
+    /// Returns whether every root is bound to a trust domain.
     pub(crate) fn are_of_domains(&self) -> bool {
         matches!(self.anchors, Anchors::OfDomains(_))
     }
 
-    /// When the first of the revocation lists expires.
+    /// Returns the earliest expiry of the revocation lists.
     pub(crate) fn next_update(&self) -> Option<SystemTime> {
         match &self.anchors {
             Anchors::Any(store) => store.crls.next_update(),
@@ -185,10 +187,10 @@ struct Crl {
 }
 
 impl Crls {
-    /// Reads any number of lists, at least one, PEM.
+    /// Parses one or more lists, PEM.
     ///
     /// # Errors
-    /// When there is none or one cannot be parsed; delta lists and lists of version 1 are not supported.
+    /// There is no list, or one cannot be parsed. Delta lists and version 1 are not supported.
     pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
         let crls = Self::read(pem)?;
         if crls.0.is_empty() {
@@ -209,7 +211,7 @@ impl Crls {
         Ok(crls)
     }
 
-    /// When the first of them expires.
+    /// Returns the earliest expiry of the lists.
     pub(crate) fn next_update(&self) -> Option<SystemTime> {
         self.0.iter().filter_map(|crl| crl.next_update).min()
     }
@@ -219,17 +221,17 @@ fn broken_crl(reason: impl std::fmt::Display) -> Error {
     Error::Pem { what: "certificate revocation list", reason: reason.to_string() }
 }
 
-/// How a chain of certificates is verified, apart from names.
+/// Rules for verifying a certificate chain, apart from names.
 pub(crate) struct ChainRules<'a> {
     pub(crate) algorithms: &'a [&'a dyn SignatureVerificationAlgorithm],
-    /// Revocation lists besides those of the store. If there is any list, each certificate must be covered by one that has
-    /// not expired, as in Envoy.
+    /// Revocation lists in addition to those of the roots. As in Envoy, if there is any list, an unexpired list
+    /// must cover each certificate.
     pub(crate) crls: Option<&'a Crls>,
-    /// Only the leaf must be covered.
+    /// Requires a revocation list only for the leaf.
     pub(crate) only_leaf_crl: bool,
-    /// Certificates above the leaf, the root included, at most.
+    /// Maximum number of certificates above the leaf, including the root.
     pub(crate) max_depth: Option<u32>,
-    /// What the leaf must be good for, if it says.
+    /// Extended key usage that the leaf must have, if it has any.
     pub(crate) usage: KeyUsage,
     pub(crate) now: UnixTime,
 }
@@ -243,7 +245,7 @@ impl ChainRules<'_> {
         store: &Store,
     ) -> Result<(), TlsError> {
         let mut crls: Vec<_> = store.crls.0.iter().chain(self.crls.iter().flat_map(|crls| &crls.0)).collect();
-        // Of several lists of one issuer the first counts.
+        // webpki uses the first list of an issuer, so the newest comes first.
         crls.sort_by_key(|crl| std::cmp::Reverse(crl.this_update));
         let crls: Vec<_> = crls.into_iter().map(|crl| &crl.list).collect();
         let depth =
@@ -275,7 +277,7 @@ impl ChainRules<'_> {
     }
 }
 
-/// The error that leads to the right alert.
+/// Maps an error to the one with the right TLS alert.
 pub(crate) fn refused(error: webpki::Error) -> TlsError {
     use webpki::Error as E;
     match error {
@@ -296,7 +298,7 @@ pub(crate) fn refused(error: webpki::Error) -> TlsError {
     .into()
 }
 
-/// A refusal that rustls has no name for. It prints the debugging form of such reasons.
+/// Returns an error without an equivalent in rustls, which prints the `Debug` form of the reason.
 pub(crate) fn other(reason: impl std::fmt::Display) -> TlsError {
     CertificateError::Other(OtherError(Arc::new(Reason(reason.to_string())))).into()
 }
@@ -311,7 +313,7 @@ impl std::fmt::Debug for Reason {
     }
 }
 
-/// The time as rustls has it.
+/// Returns the time in rustls' type.
 pub(crate) fn unix(now: SystemTime) -> UnixTime {
     UnixTime::since_unix_epoch(now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO))
 }

@@ -1,20 +1,20 @@
-//! An authority that is made here, and how its root is replaced without a call that fails.
+//! Self-signed authority, and the rotation of its root without failing requests.
 //!
-//! | step | signs | is trusted | waits until |
+//! | step | signs | trusted | ends |
 //! |---|---|---|---|
-//! | settled | the root | the root | the root nears its end, or somebody asks for a new one |
-//! | distribute | the root | it and the next | every workload has renewed its certificate, and with it got both roots |
-//! | issue | the next | both | no certificate that the former root signed can be alive |
-//! | retire | the new root | the new root | every workload has renewed, and with it forgotten the former root |
+//! | settled | the root | the root | when the root nears its end, or on request |
+//! | distribute | the root | it and the next root | when every workload has renewed its certificate and received both roots |
+//! | issue | the next root | both | when all certificates of the former root have expired |
+//! | retire | the new root | the new root | when every workload has renewed and dropped the former root |
 //!
-//! Workloads learn whom to trust with each certificate they get, which needs nothing of them but what they do anyway, and
-//! holds for Istio's agents as well as for ours. So a step lasts for the lifetime of a certificate, and a little more for
-//! clocks that are behind: whoever has a valid certificate at its end has got it after its beginning.
+//! Workloads receive the trust bundle with each certificate, so a rotation needs nothing but their normal
+//! renewals, and works for Istio's agents too. A step lasts for the lifetime of a certificate plus a margin for
+//! slow clocks. Every certificate that is valid at the end of a step was issued after the step began.
 //!
-//! All there is to know is in one file, `authority.json`, which is replaced as a whole; a process that ends at any
-//! moment goes on where it was. `root-cert.pem` beside it is for others to read. The folder is locked by the process that
-//! uses it, since two would replace each other's roots. A root that has ended by the clock is never replaced: the clock may
-//! be wrong, and the key would be lost.
+//! The state is in one file, `authority.json`, which is replaced as a whole, so a process can continue after a
+//! crash at any moment. `root-cert.pem` beside it is for other programs. The process locks the directory,
+//! because two processes would replace each other's roots. A root that has expired by the clock is never
+//! replaced: the clock may be wrong, and the key would be lost.
 
 use std::{
     fs,
@@ -35,25 +35,25 @@ use crate::{
 
 const STATE: &str = "authority.json";
 const ROOTS: &str = "root-cert.pem";
-/// A root lives at least as many lifetimes of certificates.
-const LEAST_LIVES: u32 = 10;
+/// Minimum lifetime of a root, in lifetimes of certificates.
+const MIN_LIFETIMES: u32 = 10;
 
-/// How long things live.
+/// Lifetimes of certificates.
 #[derive(Clone, Copy, Debug)]
 pub struct Lifetimes {
-    /// Certificates of workloads, at most.
+    /// Maximum lifetime of workload certificates.
     pub certificate: Duration,
-    /// A root.
+    /// Lifetime of a root.
     pub root: Duration,
 }
 
-/// Where the replacement of a root stands.
+/// Step of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Step {
     /// There is one root.
     Settled,
-    /// The next root is trusted and does not sign yet.
+    /// The next root is trusted but does not sign yet.
     Distribute,
     /// The next root signs, and the former one is still trusted.
     Issue,
@@ -62,10 +62,10 @@ pub enum Step {
 }
 
 impl Step {
-    /// All of them, in order.
+    /// All steps, in order.
     pub const ALL: [Self; 4] = [Self::Settled, Self::Distribute, Self::Issue, Self::Retire];
 
-    /// Its name.
+    /// Returns the name of the step.
     pub fn name(self) -> &'static str {
         match self {
             Self::Settled => "settled",
@@ -75,7 +75,7 @@ impl Step {
         }
     }
 
-    /// What it waits for.
+    /// Returns the condition that ends the step, for users.
     pub fn waits_for(self) -> &'static str {
         match self {
             Self::Settled => "the root to near its end",
@@ -86,48 +86,48 @@ impl Step {
     }
 }
 
-/// An authority that is made here.
+/// A self-signed authority.
 pub struct SelfSigned {
-    /// Where it is kept; nowhere without.
+    /// Directory of the state; without one it is not stored.
     folder: Option<PathBuf>,
-    /// Locks the folder while it is open.
+    /// Holds the lock of the directory.
     _lock: Option<fs::File>,
     lifetimes: Lifetimes,
     state: State,
 }
 
-/// What is kept.
+/// Stored state.
 #[derive(Clone, Serialize, Deserialize)]
 struct State {
     step: Step,
     since: SystemTime,
-    /// When the step may end.
+    /// Earliest end of the step.
     until: SystemTime,
     signing: Root,
-    /// The one that comes next, while it is distributed.
+    /// Next root, during [`Step::Distribute`].
     next: Option<Root>,
-    /// The certificate of the one before, from when it no longer signs.
+    /// Certificate of the former root, once it no longer signs.
     former: Option<String>,
-    /// How long certificates live that are signed now.
+    /// Lifetime of certificates that are signed now.
     lifetime: Duration,
-    /// When the last has ended that was signed while they lived longer.
+    /// Time when the last certificate with a longer former lifetime has expired.
     longer_until: SystemTime,
 }
 
 impl SelfSigned {
-    /// Goes on with the authority of a folder; makes one there if it holds none. Without a folder it lives as long as the
-    /// process.
+    /// Opens the authority of a directory; creates one if it contains none. Without a directory the authority
+    /// exists only in memory.
     ///
-    /// An existing authority is not written to, unless certificates live for another time than before.
+    /// An existing authority is written to only if the lifetime of certificates has changed.
     ///
     /// # Errors
-    /// When the folder cannot be read or written, is used by another process, holds something else or a root that has ended,
-    /// or the lifetimes do not go together.
+    /// The directory cannot be read or written, another process uses it, it contains other files or an expired
+    /// root, or the lifetimes are inconsistent.
     pub fn open(folder: Option<&Path>, lifetimes: Lifetimes, now: SystemTime) -> Result<Self, Error> {
         let Lifetimes { certificate, root } = lifetimes;
-        if root < certificate * LEAST_LIVES {
+        if root < certificate * MIN_LIFETIMES {
             let problem = format!(
-                "a root must live at least {LEAST_LIVES} times as long as certificates; {root:?} and {certificate:?} were asked for"
+                "a root must live at least {MIN_LIFETIMES} times as long as certificates; {root:?} and {certificate:?} were asked for"
             );
             return Err(Error::Authority { file: STATE, problem });
         }
@@ -141,23 +141,23 @@ impl SelfSigned {
         state.check_alive(now)?;
         let mut opened = Self { folder: folder.map(Path::to_owned), _lock: lock, lifetimes, state };
         if is_kept {
-            // The folder may be read-only. `advance` tries again, and says what is wrong.
-            let _ = opened.tell_roots();
+            // The directory may be read-only. `advance` tries again and reports the error.
+            let _ = opened.write_roots();
         } else {
             opened.keep(opened.state.clone())?;
         }
         Ok(opened)
     }
 
-    /// The authority as of this step.
+    /// Returns the authority in its current step.
     ///
     /// # Errors
-    /// When its root has ended.
+    /// Its root has expired.
     pub fn authority(&self) -> Result<Authority, Error> {
         Authority::of_root(&self.state.signing, self.other().as_slice())
     }
 
-    /// The certificate that is trusted beside the one that signs.
+    /// Returns the certificate that is trusted in addition to the signing one.
     fn other(&self) -> Option<&str> {
         match self.state.step {
             Step::Distribute => self.state.next.as_ref().map(|root| &*root.certificate),
@@ -166,25 +166,25 @@ impl SelfSigned {
         }
     }
 
-    /// Where it stands.
+    /// Returns the current step.
     pub fn step(&self) -> Step {
         self.state.step
     }
 
-    /// When this step began.
+    /// Returns the start of the current step.
     pub fn since(&self) -> SystemTime {
         self.state.since
     }
 
-    /// When it ends.
+    /// Returns the end of the current step.
     pub fn until(&self) -> SystemTime {
         self.state.until
     }
 
-    /// The former root, once it is no longer trusted and may not be forgotten yet.
+    /// Returns the former root during [`Step::Retire`].
     ///
     /// # Errors
-    /// Not after it was read.
+    /// None in practice, because the certificate was parsed before.
     pub fn retired(&self) -> Result<Option<RootInfo>, Error> {
         let retired = self.state.former.as_ref().filter(|_| self.state.step == Step::Retire);
         let Some(pem) = retired else { return Ok(None) };
@@ -194,10 +194,11 @@ impl SelfSigned {
         Ok(Some(describe_root(&parsed, false)))
     }
 
-    /// Begins to replace the root; `false` if that is under way already.
+    /// Starts a rotation; returns `false` if one is in progress.
     ///
     /// # Errors
-    /// When the new state cannot be kept, or the root has ended by the clock; see [`Self::step`] for where it stands then.
+    /// The new state cannot be stored, or the root has expired by the clock. [`Self::step`] then returns the
+    /// actual step.
     pub fn rotate(&mut self, now: SystemTime) -> Result<bool, Error> {
         self.state.check_alive(now)?;
         if self.state.step != Step::Settled {
@@ -205,20 +206,21 @@ impl SelfSigned {
         }
         let next = Some(Root::generate(self.lifetimes.root, now)?);
         let state = self.state.clone();
-        let until = state.renewed(now).min(state.last_chance(now)?);
+        let until = state.renewed(now).min(state.latest_switch(now)?);
         self.keep(State { step: Step::Distribute, since: now, until, next, ..state })?;
         Ok(true)
     }
 
-    /// Goes to the next step if this one is over; says whether it did.
+    /// Advances to the next step if the current one is over; returns whether it did.
     ///
     /// # Errors
-    /// When the new state cannot be kept, or the root has ended by the clock; see [`Self::step`] for where it stands then.
+    /// The new state cannot be stored, or the root has expired by the clock. [`Self::step`] then returns the
+    /// actual step.
     pub fn advance(&mut self, now: SystemTime) -> Result<bool, Error> {
         self.state.check_alive(now)?;
         if now < self.state.until {
-            // It may have been removed, or there was no room for it.
-            self.tell_roots()?;
+            // The file may have been removed, or an earlier write may have failed.
+            self.write_roots()?;
             return Ok(false);
         }
         let state = State { since: now, until: self.state.renewed(now), ..self.state.clone() };
@@ -244,12 +246,12 @@ impl SelfSigned {
             write(&folder.join(STATE), &text, 0o600)?;
         }
         self.state = state;
-        self.tell_roots()
+        self.write_roots()
     }
 
-    /// Writes `root-cert.pem`, unless it is as it should be or somebody else's: files of an authority that is to be
-    /// plugged in with the next start.
-    fn tell_roots(&self) -> Result<(), Error> {
+    /// Writes `root-cert.pem`, unless it is up to date or belongs to a plugged-in authority that the next start
+    /// will use.
+    fn write_roots(&self) -> Result<(), Error> {
         if let Some(folder) = self.folder.as_ref().filter(|folder| !Files::are_in(folder)) {
             let State { signing, .. } = &self.state;
             let roots: String = std::iter::once(&*signing.certificate).chain(self.other()).collect();
@@ -265,7 +267,7 @@ impl State {
     fn settled(signing: Root, lifetime: Duration, now: SystemTime) -> Result<Self, Error> {
         let (begin, end) = validity(&signing.certificate)?;
         let life = end.duration_since(begin).unwrap_or_default();
-        // Time for all steps, and one more in case of trouble.
+        // Time for all steps and for one more as a reserve.
         let before = (life / 5).max(4 * (lifetime + slack(lifetime)));
         Ok(Self {
             step: Step::Settled,
@@ -279,7 +281,7 @@ impl State {
         })
     }
 
-    /// Fails if the root that signs has ended by the clock.
+    /// Fails if the signing root has expired by the clock.
     fn check_alive(&self, now: SystemTime) -> Result<(), Error> {
         let (_, end) = validity(&self.signing.certificate)?;
         if now < end {
@@ -297,7 +299,7 @@ impl State {
         Err(Error::Authority { file: STATE, problem })
     }
 
-    /// The same where certificates live so long from now on.
+    /// Changes the lifetime of certificates that are signed from now on.
     fn with_lifetime(mut self, lifetime: Duration, now: SystemTime) -> Self {
         if lifetime < self.lifetime {
             self.longer_until = self.longer_until.max(now + self.lifetime);
@@ -306,20 +308,21 @@ impl State {
         self
     }
 
-    /// When every certificate that was signed before `now` has ended.
+    /// Returns the time when every certificate that was signed before `now` has expired.
     fn renewed(&self, now: SystemTime) -> SystemTime {
         (now + self.lifetime).max(self.longer_until) + slack(self.lifetime)
     }
 
-    /// When another root must sign at the latest, where this one was made for shorter lifetimes: while it is still valid, and
-    /// when what it signed, which ends with it, has been renewed.
-    fn last_chance(&self, now: SystemTime) -> Result<SystemTime, Error> {
+    /// Returns the latest time at which another root must sign, for a root that was made for shorter lifetimes:
+    /// the root is still valid then, and the certificates that it signed, which expire with it, have been
+    /// renewed.
+    fn latest_switch(&self, now: SystemTime) -> Result<SystemTime, Error> {
         let (_, end) = validity(&self.signing.certificate)?;
         Ok(now + end.duration_since(now).unwrap_or_default() * 4 / 5)
     }
 }
 
-/// For clocks that are behind, and for times that certificates tell in whole seconds.
+/// Margin for slow clocks, and for the whole seconds of certificates.
 fn slack(lifetime: Duration) -> Duration {
     margin(lifetime) + Duration::from_secs(1)
 }
@@ -330,8 +333,8 @@ fn validity(pem: &str) -> Result<(SystemTime, SystemTime), Error> {
     describe(first).map(|(_, begin, end)| (begin, end))
 }
 
-/// Locks the folder, which is made if need be, for as long as the file is open. A folder can be locked where it cannot be
-/// written to.
+/// Locks the directory, and creates it if necessary. The lock lasts while the file is open. It works in
+/// read-only directories too.
 fn lock(folder: &Path) -> Result<fs::File, Error> {
     let open = || {
         fs::create_dir_all(folder)?;
@@ -350,7 +353,7 @@ fn lock(folder: &Path) -> Result<fs::File, Error> {
     }
 }
 
-/// Reads what is kept; nothing if there is none.
+/// Reads the stored state; `None` if there is none.
 fn read(folder: &Path) -> Result<Option<State>, Error> {
     let path = folder.join(STATE);
     let text = match fs::read_to_string(&path) {
@@ -371,11 +374,11 @@ fn read(folder: &Path) -> Result<Option<State>, Error> {
         .map_err(|error| Error::Authority { file: STATE, problem: format!("it cannot be read: {error}") })
 }
 
-/// Replaces a file as a whole.
+/// Replaces a file atomically.
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
     let new = path.with_extension("new");
     let replace = || {
-        // One that is left from a process that ended may have another mode.
+        // A leftover of a crashed process may have another mode.
         match fs::remove_file(&new) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -1,8 +1,9 @@
-//! rustls configurations from one description that fits both Envoy's TLS contexts and the mesh's own use.
+//! rustls configurations from one description, which covers Envoy's TLS contexts and the mesh's own use.
 //!
-//! A configuration is made once and stays good while keys and roots change underneath: it holds [`Live`]
-//! handles and looks at them in each handshake. Session resumption is off in it, because a resumed session skips the
-//! check of the peer's certificate and would outlive a change of trust; [`crate::resumption`] has it under control.
+//! A configuration is built once and stays valid while keys and roots change: it holds [`Live`] handles and
+//! reads them in each handshake. Session resumption is disabled in it, because a resumed session skips the
+//! verification of the peer's certificate and would outlive a change of trust; [`crate::resumption`] handles
+//! both.
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,47 +32,48 @@ use crate::{
     provider::provider,
 };
 
-/// What TLS is to be like, on either side.
+/// TLS settings of either side.
 #[derive(Clone, Debug, Default)]
 pub struct TlsSpec {
-    /// Our certificates. A server takes the first whose key the client can verify; a client sends the first,
-    /// when asked. May be empty for a client.
+    /// Own certificates. A server uses the first whose key the client can verify; a client sends the first if
+    /// the server requests one. May be empty for a client.
     pub identities: Vec<Arc<Live<Identity>>>,
-    /// Which peers are accepted. `None`: a server asks for no certificate, a client accepts any.
+    /// Verification of peers. With `None`, a server requests no certificate, and a client accepts any.
     pub peer: Option<PeerCheck>,
-    /// Protocols for ALPN, in order of preference; empty: no ALPN.
+    /// ALPN protocols in order of preference; empty disables ALPN.
     pub alpn: Vec<Vec<u8>>,
-    /// The oldest version spoken.
+    /// Minimum version.
     pub min_version: Version,
-    /// The newest version spoken; `None`: the newest there is.
+    /// Maximum version; `None` is the newest supported.
     pub max_version: Option<Version>,
-    /// Cipher suites of TLS 1.2, in order of preference; empty: all, the cheapest first. Those of TLS 1.3 are all in use.
+    /// TLS 1.2 cipher suites in order of preference; empty enables all, the cheapest first. TLS 1.3 suites are
+    /// always enabled.
     pub suites: Vec<CipherSuite>,
-    /// Groups for the key exchange, in order of preference; empty: the default ones.
+    /// Key exchange groups in order of preference; empty selects the defaults.
     pub groups: Vec<NamedGroup>,
-    /// Server only: the client's order of cipher suites counts, not ours.
+    /// Server only: uses the client's order of cipher suites.
     pub client_order: bool,
-    /// What sessions may be resumed.
+    /// Session resumption.
     pub sessions: SessionResumption,
 }
 
-/// What sessions may be resumed.
+/// Settings of session resumption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionResumption {
-    /// How long after the full handshake, in whole seconds; zero: not at all.
+    /// Maximum age of a session in whole seconds; 0 disables resumption.
     pub lifetime: Duration,
-    /// Client only: sessions that are kept at most; zero: none is resumed.
+    /// Client only: maximum number of sessions kept; 0 disables resumption.
     pub kept: usize,
 }
 
 impl Default for SessionResumption {
-    /// An hour; 64 sessions, of two to three kilobytes each.
+    /// One hour; 64 sessions of 2 to 3 kB each.
     fn default() -> Self {
         Self { lifetime: Duration::from_hours(1), kept: 64 }
     }
 }
 
-/// A version of TLS. Older ones are not spoken.
+/// TLS version; older ones are not supported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
     /// TLS 1.2
@@ -82,10 +84,10 @@ pub enum Version {
 }
 
 impl TlsSpec {
-    /// The configuration for accepting connections.
+    /// Returns the server configuration.
     ///
     /// # Errors
-    /// Without a certificate, or with a version range that is empty.
+    /// There is no certificate, or the version range is empty.
     pub fn server(&self) -> Result<Arc<ServerConfig>, Error> {
         if self.identities.is_empty() {
             return Err(Error::Tls("a server needs a certificate".into()));
@@ -103,16 +105,16 @@ impl TlsSpec {
         let mut config = builder.with_cert_resolver(Arc::new(OurCertificates(self.identities.clone())));
         config.alpn_protocols.clone_from(&self.alpn);
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        // Clients often list AES-256 first.
+        // Clients often prefer AES-256, which is slower.
         config.ignore_client_order = !self.client_order;
         config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
     }
 
-    /// The configuration for making connections.
+    /// Returns the client configuration.
     ///
     /// # Errors
-    /// With a version range that is empty.
+    /// The version range is empty.
     pub fn client(&self) -> Result<Arc<ClientConfig>, Error> {
         let provider = self.provider()?;
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -131,7 +133,7 @@ impl TlsSpec {
         Ok(Arc::new(config))
     }
 
-    /// The cryptography of this configuration.
+    /// Returns the cryptography provider of this configuration.
     fn provider(&self) -> Result<Arc<CryptoProvider>, Error> {
         let mut provider = provider();
         if self.suites.is_empty() && self.groups.is_empty() {
@@ -162,7 +164,7 @@ impl TlsSpec {
         let newest = self.max_version.unwrap_or(Version::Tls13);
         let range = self.min_version..=newest;
         if range.is_empty() {
-            return Err(Error::Tls("the oldest version allowed is newer than the newest".into()));
+            return Err(Error::Tls("the minimum version is newer than the maximum version".into()));
         }
         let all = [(Version::Tls13, &TLS13), (Version::Tls12, &TLS12)];
         Ok(all
@@ -173,12 +175,12 @@ impl TlsSpec {
     }
 }
 
-/// Our current certificates.
+/// Current own certificates.
 #[derive(Debug)]
 struct OurCertificates(Vec<Arc<Live<Identity>>>);
 
 impl OurCertificates {
-    /// Chooses a certificate whose key the peer can verify: one for the name that it asks for, else the first.
+    /// Chooses a certificate whose key the peer can verify: one for the requested name, else the first.
     fn choose(&self, schemes: &[SignatureScheme], name: Option<&str>) -> Option<Arc<CertifiedKey>> {
         let usable = |identity: &Arc<Identity>| identity.certified.key.choose_scheme(schemes).is_some();
         let mut usable = self.0.iter().filter_map(|live| live.get()).filter(usable);
@@ -212,7 +214,7 @@ impl ResolvesClientCert for OurCertificates {
     }
 }
 
-/// How every verifier checks that the peer holds the key of its certificate: with its `provider`.
+/// Signature verification of every verifier, with its `provider`.
 macro_rules! signatures {
     () => {
         fn verify_tls12_signature(
@@ -239,7 +241,7 @@ macro_rules! signatures {
     };
 }
 
-/// Checks the peer's certificate by chain and names, on either side.
+/// Verifies the chain and the names of the peer's certificate, on either side.
 #[derive(Debug)]
 struct CheckPeer {
     check: PeerCheck,
@@ -270,7 +272,7 @@ impl ClientCertVerifier for CheckPeer {
         self.check.is_mandatory()
     }
 
-    /// None: they would cost bytes in each handshake, and clients of a mesh have one certificate anyway.
+    /// Empty: hints would cost bytes in each handshake, and clients of a mesh have only one certificate.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -288,7 +290,7 @@ impl ClientCertVerifier for CheckPeer {
     signatures!();
 }
 
-/// Accepts any server that holds the key of the certificate it sends: TLS origination without a CA given.
+/// Accepts any server that holds the key of its certificate: TLS origination without a CA.
 #[derive(Debug)]
 struct AnyPeer {
     provider: Arc<CryptoProvider>,

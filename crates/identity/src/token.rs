@@ -1,4 +1,4 @@
-//! Service account tokens: JWTs with Kubernetes' claims (RFC 7519, RFC 7515), verified without asking anybody.
+//! Service account tokens: JWTs with Kubernetes' claims (RFC 7519, RFC 7515), verified offline.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -8,28 +8,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, jwks::KeySet};
 
-/// The issuer's name in tokens.
+/// Issuer name in tokens.
 pub const ISSUER: &str = "kubernetes/serviceaccount";
-/// The longest token that is read, in bytes.
+/// Maximum length of a token, in bytes.
 const LONGEST: usize = 16 * 1024;
 
-/// Whom a token speaks for.
+/// Service account of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceAccount {
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// The pod the token was given to, if the token says so.
+    /// Pod to which the token is bound, if any.
     pub pod: Option<BoundPod>,
 }
 
-/// A pod that a token was given to, in the namespace of its service account.
+/// Pod to which a token is bound, in the namespace of its service account.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BoundPod {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its UID, which another pod of the name does not have; empty if the token does not say.
+    /// UID, which distinguishes pods of the same name; empty if the token does not contain it.
     pub uid: String,
 }
 
@@ -37,7 +37,7 @@ pub struct BoundPod {
 struct Claims {
     iss: String,
     sub: String,
-    /// One or several, which is looked at before (RFC 7519, section 4.1.3).
+    /// One audience or several, checked separately (RFC 7519, section 4.1.3).
     aud: serde_json::Value,
     iat: u64,
     exp: u64,
@@ -73,20 +73,20 @@ pub struct Issuer {
 }
 
 impl Issuer {
-    /// An issuer with a new key.
+    /// Returns an issuer with a new key.
     ///
     /// # Errors
-    /// When the system gives no randomness.
+    /// The system provides no randomness.
     pub fn generate() -> Result<Self, Error> {
         let key =
             KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|error| Error::Key(error.to_string()))?;
         Self::from_pem(&key.serialize_pem())
     }
 
-    /// An issuer with the key of a PEM text (PKCS #8, EC P-256).
+    /// Returns an issuer with the key of a PEM text (PKCS #8, EC P-256).
     ///
     /// # Errors
-    /// When it is no such key.
+    /// The text is not such a key.
     pub fn from_pem(private_pem: &str) -> Result<Self, Error> {
         let key = KeyPair::from_pem_and_sign_algo(private_pem, &PKCS_ECDSA_P256_SHA256)
             .map_err(|error| Error::Key(error.to_string()))?;
@@ -95,12 +95,12 @@ impl Issuer {
         Ok(Self { signing, public_pem: key.public_key_pem(), private_pem: key.serialize_pem() })
     }
 
-    /// The public key for [`Verifier::from_pem`].
+    /// Returns the public key for [`Verifier::from_pem`].
     pub fn public_pem(&self) -> &str {
         &self.public_pem
     }
 
-    /// The private key for [`Self::from_pem`].
+    /// Returns the private key for [`Self::from_pem`].
     pub fn private_pem(&self) -> &str {
         &self.private_pem
     }
@@ -108,7 +108,7 @@ impl Issuer {
     /// Issues a token for an audience, valid from now.
     ///
     /// # Errors
-    /// When the key cannot sign.
+    /// The key cannot sign.
     pub fn issue(
         &self,
         account: &ServiceAccount,
@@ -124,7 +124,7 @@ impl Issuer {
     }
 }
 
-/// Valid from now.
+/// Returns claims that are valid from now.
 fn claims(account: &ServiceAccount, audience: &str, lifetime: Duration) -> Claims {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     Claims {
@@ -141,15 +141,15 @@ fn claims(account: &ServiceAccount, audience: &str, lifetime: Duration) -> Claim
     }
 }
 
-/// Verifies tokens of some issuers for one audience.
+/// Verifies tokens for one audience.
 pub struct Verifier {
     keys: KeySet,
     validation: Validation,
 }
 
 impl Verifier {
-    /// A verifier with the keys of issuers, who name themselves by one of `issuers` in tokens. Keys that are not public
-    /// are not used.
+    /// Returns a verifier with the keys of issuers whose name in tokens is one of `issuers`. Symmetric keys are
+    /// not used.
     pub fn new(keys: KeySet, audience: &str, issuers: &[impl ToString]) -> Self {
         let mut validation = Validation::default();
         validation.set_audience(&[audience]);
@@ -159,29 +159,29 @@ impl Verifier {
         Self { keys: keys.without_secrets(), validation }
     }
 
-    /// A verifier with one issuer's public key (PEM), for tokens of [`ISSUER`].
+    /// Returns a verifier with one issuer's public key (PEM), for tokens of [`ISSUER`].
     ///
     /// # Errors
-    /// When it is no such key.
+    /// The text is not such a key.
     pub fn from_pem(public_pem: &[u8], audience: &str) -> Result<Self, Error> {
         Ok(Self::new(KeySet::of_pem(public_pem)?, audience, &[ISSUER]))
     }
 
-    /// Checks signature, issuer, audience, time and form.
+    /// Verifies signature, issuer, audience, validity and form.
     ///
     /// # Errors
-    /// When any of them is not right.
+    /// One of the checks fails.
     pub fn verify(&self, token: &str) -> Result<ServiceAccount, Error> {
         let refused = |why: String| Error::Token(why);
         if token.len() > LONGEST {
-            return Err(refused(format!("it has {} bytes; {LONGEST} are the most", token.len())));
+            return Err(refused(format!("it has {} bytes; the maximum is {LONGEST}", token.len())));
         }
         let header = jsonwebtoken::decode_header(token).map_err(|error| refused(error.to_string()))?;
         let mut validation = self.validation.clone();
         validation.algorithms = vec![header.alg];
         if let Some(names) = &header.crit {
-            // RFC 7515, section 4.1.11: whoever does not understand them all must refuse it.
-            return Err(refused(format!("it has critical extensions, {names:?}, and none is known")));
+            // RFC 7515, section 4.1.11: a verifier must refuse critical extensions that it does not support.
+            return Err(refused(format!("it has critical extensions, {names:?}, and none is supported")));
         }
         let kid = header.kid.as_deref();
         let mut why = format!("no known key is named {:?} and for {:?}", kid.unwrap_or_default(), header.alg);
@@ -243,8 +243,8 @@ mod tests {
         assert!(verifier.verify(&String::from_utf8_lossy(&forged)).is_err());
     }
     #[test]
-    fn keys_of_a_set_are_told_apart_by_name() {
-        // As an API server's /openid/v1/jwks has them.
+    fn keys_of_a_set_are_selected_by_id() {
+        // In the form of an API server's /openid/v1/jwks.
         let issuers = [Issuer::generate().unwrap(), Issuer::generate().unwrap(), Issuer::generate().unwrap()];
         let jwk = |issuer: &Issuer, kid: &str| {
             let key = KeyPair::from_pem(issuer.private_pem()).unwrap();
@@ -298,7 +298,7 @@ mod tests {
         assert!(said(&critical).unwrap_err().contains("critical"));
         let header = Header { kid: Some("shared".into()), ..Header::new(Algorithm::HS256) };
         let shared = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_secret(&[7; 32])).unwrap();
-        assert!(said(&shared).unwrap_err().contains("no known key"), "whoever verifies could have signed it");
+        assert!(said(&shared).unwrap_err().contains("no known key"), "a verifier could have signed it");
         for (claim, value, words) in [
             ("aud", json!(["other"]), "InvalidAudience"),
             ("exp", json!(1), "ExpiredSignature"),
@@ -310,6 +310,6 @@ mod tests {
             let why = said(&sign(&claims, &issuers[0], Some("old"))).unwrap_err();
             assert!(why.contains(words), "{claim}: {why}");
         }
-        assert!(said(&"x".repeat(LONGEST + 1)).unwrap_err().contains("are the most"));
+        assert!(said(&"x".repeat(LONGEST + 1)).unwrap_err().contains("the maximum is"));
     }
 }

@@ -11,14 +11,14 @@ use crate::{Live, PeerCheck, Roots, check::Role, request::KeyAndCsr};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// An authority's certificate and key.
+/// Certificate and key of an authority.
 struct Made {
     pem: String,
     key: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// An authority of this name under another; `change` has the last word.
+/// Returns an authority with this name under another; `change` is applied last.
 fn made_of(
     kind: &'static SignatureAlgorithm,
     name: &str,
@@ -45,7 +45,7 @@ fn made(name: &str, above: Option<&Made>, change: impl FnOnce(&mut CertificatePa
     made_of(&PKCS_ECDSA_P256_SHA256, name, above, change)
 }
 
-/// What is wrong with an authority.
+/// Returns the error of an invalid authority.
 fn refused(roots: &str, certificate: &str, key: &str, chain: &str) -> String {
     Authority::from_pem(roots, certificate, key, chain).unwrap_err().to_string()
 }
@@ -60,7 +60,7 @@ fn an_intermediate_signs_and_the_root_is_trusted() {
     });
     let other = made("other", None, |params| params.not_after = (SystemTime::now() - DAY / 2).into());
     let roots = format!("{}{}", root.pem, other.pem);
-    // As people write it: with the signing certificate and the root in it, or without.
+    // With and without the signing certificate and the root, because both forms are common.
     for chain in [
         format!("{}{}", signer.pem, middle.pem),
         middle.pem.clone(),
@@ -80,7 +80,7 @@ fn an_intermediate_signs_and_the_root_is_trusted() {
 }
 
 #[test]
-fn roots_of_one_name_are_told_apart_by_their_keys() {
+fn roots_of_the_same_name_are_distinguished_by_their_keys() {
     let until = |days: u32| {
         move |params: &mut CertificateParams| params.not_after = (SystemTime::now() + days * DAY).into()
     };
@@ -110,7 +110,7 @@ fn keys_of_other_kinds_sign_too() {
 }
 
 #[test]
-fn every_complaint_names_the_file() {
+fn every_error_names_the_file() {
     let now = SystemTime::now();
     let root = made("root", None, |_| {});
     let signer = made("signer", Some(&root), |_| {});

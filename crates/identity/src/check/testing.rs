@@ -10,7 +10,7 @@ use rustls::pki_types::CertificateDer;
 
 use crate::Authority;
 
-/// A root and its key.
+/// A root with its key.
 pub(crate) struct TestRoot {
     pub(crate) pem: String,
     key: String,
@@ -32,19 +32,19 @@ impl TestRoot {
         Authority::from_pem(&self.pem, &self.pem, &self.key, "").unwrap()
     }
 
-    /// A chain without intermediates; its serial number is 1.
+    /// Returns a chain without intermediates; the leaf's serial number is 1.
     pub(crate) fn leaf(&self, mut params: CertificateParams) -> Vec<CertificateDer<'static>> {
         params.serial_number = Some(SerialNumber::from(1));
         let key = KeyPair::generate().unwrap();
         vec![params.signed_by(&key, &self.issuer).unwrap().der().clone()]
     }
 
-    /// A list of now that is good for so long.
+    /// Returns a revocation list of now that is valid for `life`.
     pub(crate) fn crl(&self, revoked: &[u64], life: Duration) -> String {
         self.crl_of(revoked, Duration::ZERO, life)
     }
 
-    /// The same of some time ago.
+    /// Returns a revocation list of age `age`.
     pub(crate) fn crl_of(&self, revoked: &[u64], age: Duration, life: Duration) -> String {
         let this_update = SystemTime::now() - age;
         let revoked = revoked.iter().map(|serial| RevokedCertParams {

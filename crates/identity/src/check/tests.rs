@@ -19,7 +19,7 @@ fn uris(uris: &[&str]) -> CertificateParams {
 }
 
 #[test]
-fn a_root_of_one_trust_domain_vouches_for_no_other() {
+fn a_root_of_one_trust_domain_is_not_trusted_for_another() {
     let (west, east) = (TestRoot::new(), TestRoot::new());
     let domains = [("west", west.pem.as_bytes()), ("east", east.pem.as_bytes())];
     let roots = || Live::new(Roots::of_domains(domains).unwrap());
@@ -59,7 +59,7 @@ fn a_root_of_one_trust_domain_vouches_for_no_other() {
 }
 
 #[test]
-fn keys_are_used_as_they_may_be() {
+fn key_usage_is_enforced() {
     let root = TestRoot::new();
     let check = PeerCheck::new(Live::new(Roots::from_pem(root.pem.as_bytes()).unwrap()));
     let of = |usages: &[KeyUsagePurpose]| {
@@ -102,9 +102,9 @@ fn a_pin_is_a_certificate_or_a_key() {
     }
 }
 
-/// What the configuration says of revocation is compared with Envoy in the proxy's tests.
+/// Envoy compares the other revocation settings in the proxy's tests.
 #[test]
-fn of_two_lists_of_one_issuer_the_newer_counts() {
+fn the_newest_list_of_an_issuer_is_used() {
     let root = TestRoot::new();
     let chain = root.leaf(CertificateParams::default());
     let (before, after) = (root.crl_of(&[], HOUR, 2 * HOUR), root.crl(&[1], HOUR));

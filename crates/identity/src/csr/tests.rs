@@ -12,14 +12,14 @@ fn caller() -> SpiffeId {
     SpiffeId::new("cluster.local", "default", "reviews")
 }
 
-/// Whether it is refused, and why.
+/// Returns the reason for refusing a request.
 fn judge(text: &str) -> Result<(), &'static str> {
     let judged = Csr::from_pem(text).and_then(|csr| csr.names_only(&caller(), &["old.domain".into()]));
     judged.map_err(|refusal| Refusal::REASONS[refusal.index()])
 }
 
 #[test]
-fn keys_that_are_strong_are_taken() {
+fn supported_keys_are_accepted() {
     for good in [
         request!("p256"),
         request!("p384"),
@@ -61,7 +61,7 @@ fn each_fault_has_its_reason() {
     }
 }
 
-/// A request with these bytes in place of its own.
+/// Returns a request with modified bytes.
 fn changed(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let mut der = pem::parse(request!("p256")).unwrap().into_contents();
     change(&mut der);
@@ -69,18 +69,18 @@ fn changed(change: impl FnOnce(&mut Vec<u8>)) -> String {
 }
 
 #[test]
-fn requests_that_were_tampered_with_are_refused() {
+fn modified_requests_are_refused() {
     assert_eq!(judge(&changed(|_| {})), Ok(()));
     assert_eq!(judge(&changed(|der| der.push(0))), Err("trailing"));
     assert_eq!(judge(&changed(|der| der.truncate(der.len() - 1))), Err("malformed"));
     assert_eq!(judge(&changed(|der| *der.last_mut().unwrap() ^= 1)), Err("foreign_signature"));
-    // Another's name in the place of the one that was signed.
+    // The name of another workload instead of the signed one.
     let renamed = changed(|der| {
         let at = der.windows(7).position(|part| part == b"reviews").unwrap();
         der[at..at + 7].copy_from_slice(b"ratings");
     });
     assert_eq!(judge(&renamed), Err("foreign_signature"));
-    // A key that somebody else has.
+    // The key of another workload.
     let stolen = changed(|der| {
         let other = pem::parse(request!("authority")).unwrap().into_contents();
         let key = |der: &[u8]| der.windows(4).position(|part| part == [0x03, 0x42, 0x00, 0x04]).unwrap();
@@ -92,7 +92,7 @@ fn requests_that_were_tampered_with_are_refused() {
 }
 
 #[test]
-fn a_request_names_nobody_or_the_caller() {
+fn a_request_contains_no_name_or_the_callers() {
     let named = |id: &SpiffeId| judge(&KeyAndCsr::generate(Some(id)).unwrap().csr_pem);
     assert_eq!(judge(&KeyAndCsr::generate(None).unwrap().csr_pem), Ok(()));
     assert_eq!(named(&caller()), Ok(()));
@@ -107,7 +107,7 @@ fn a_request_names_nobody_or_the_caller() {
 }
 
 #[test]
-fn every_reason_has_one_place() {
+fn every_reason_has_one_index() {
     let size = Refusal::REASONS.len();
     let mut reasons = Refusal::REASONS.to_vec();
     reasons.sort_unstable();

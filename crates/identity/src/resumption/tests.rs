@@ -1,4 +1,4 @@
-//! Handshakes of an [`Acceptor`] with a [`Connector`], byte by byte without a network.
+//! Handshakes of an [`Acceptor`] with a [`Connector`] in memory, without a network.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn spec(authority: &Authority, account: &str, accepts: &str) -> TlsSpec {
     }
 }
 
-/// A mesh of one server and one client.
+/// One server and one client of a mesh.
 struct Pair {
     authority: Authority,
     server: TlsSpec,
@@ -48,7 +48,7 @@ impl Pair {
     }
 }
 
-/// Shakes hands with the server at this port; true when a session was resumed.
+/// Performs a handshake with the server at this port; returns whether it resumed a session.
 fn connect(acceptor: &Acceptor, connector: &Connector, port: u16) -> Result<bool, Error> {
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let mut client = connector.connect("reviews.test".try_into().unwrap(), address)?;
@@ -56,8 +56,8 @@ fn connect(acceptor: &Acceptor, connector: &Connector, port: u16) -> Result<bool
     finish(&mut server, &mut client)
 }
 
-/// Lets one side hear what the other said, and gives what it says.
-macro_rules! hear {
+/// Passes one peer's bytes to the other and returns the response.
+macro_rules! exchange {
     ($side:expr, $heard:expr) => {{
         let (mut said, heard): (Vec<u8>, &mut [u8]) = (Vec::new(), $heard);
         let mut start = 0;
@@ -84,10 +84,10 @@ fn finish(
     server: &mut UnbufferedServerConnection,
     client: &mut UnbufferedClientConnection,
 ) -> Result<bool, Error> {
-    let mut said = hear!(client, &mut []);
+    let mut said = exchange!(client, &mut []);
     while !said.is_empty() {
-        let mut answer = hear!(server, &mut said);
-        said = hear!(client, &mut answer);
+        let mut answer = exchange!(server, &mut said);
+        said = exchange!(client, &mut answer);
     }
     assert!(!server.is_handshaking() && !client.is_handshaking());
     for (connection, account) in [(&***server as &CommonState, "client"), (&***client, "server")] {
@@ -100,27 +100,27 @@ fn finish(
 }
 
 #[test]
-fn a_client_that_comes_back_is_known_by_its_session() {
+fn a_returning_client_resumes_its_session() {
     let pair = Pair::new();
     assert!(!pair.connect().unwrap());
     for _ in 0..3 {
         assert!(pair.connect().unwrap());
     }
-    // Another server has the name too; it gets nothing that it could not use.
+    // Another server has the same name; the client offers it no session that it could not resume.
     assert!(!connect(&pair.acceptor, &pair.connector, 2).unwrap());
     assert!(connect(&pair.acceptor, &pair.connector, 2).unwrap());
-    // Protocols are another matter.
+    // Other ALPN protocols have sessions of their own.
     assert!(!connect(&pair.acceptor, &pair.connector.offering(&[b"h2"]).unwrap(), 1).unwrap());
 }
 
 #[test]
-fn a_session_is_good_for_one_configuration_only() {
+fn a_session_belongs_to_one_configuration() {
     let pair = Pair::new();
     assert!(!pair.connect().unwrap());
-    // As on another filter chain, even if it asks for the very same.
+    // Like another filter chain with equal requirements.
     let other = Acceptor::new(&pair.server).unwrap();
     assert!(!connect(&other, &pair.connector, 1).unwrap());
-    // The ticket of the other was the newer one; that of the first is gone with the attempt.
+    // The ticket of the other acceptor was the newer one. The first one's was used up by the attempt.
     assert!(!pair.connect().unwrap());
     let mut strict = pair.server.clone();
     strict.peer.as_mut().unwrap().names = vec![NameMatch::uri("spiffe://cluster.local/ns/default/sa/other")];
@@ -147,7 +147,7 @@ fn new_roots_end_all_sessions() {
     assert!(error.to_string().contains("UnknownIssuer"), "{error}");
 }
 
-/// A list of the mesh's authority without entries, good for so long.
+/// Returns an empty revocation list of the mesh's authority, valid for `life`.
 fn crl(root: &TestRoot, life: Duration) -> Arc<Crls> {
     Arc::new(Crls::from_pem(root.crl(&[], life).as_bytes()).unwrap())
 }
@@ -166,7 +166,7 @@ fn revocation_lists_end_sessions() {
     lists.set(crl(&root, HOUR));
     assert!(!connect().unwrap());
     assert!(connect().unwrap());
-    // A list that has expired accepts nobody, so a session must not either.
+    // With an expired list no peer is accepted, so no session is resumed either.
     lists.set(crl(&root, Duration::from_secs(3)));
     assert!(!connect().unwrap());
     let until = acceptor.tickets.newest().unwrap().until.unwrap();
@@ -179,7 +179,7 @@ fn revocation_lists_end_sessions() {
 }
 
 #[test]
-fn resumption_can_be_turned_off_on_either_side() {
+fn resumption_can_be_disabled_on_either_side() {
     let pair = Pair::new();
     let none = tls::SessionResumption { lifetime: Duration::ZERO, kept: 0 };
     let acceptor = Acceptor::new(&TlsSpec { sessions: none, ..pair.server.clone() }).unwrap();
@@ -204,7 +204,7 @@ fn a_new_certificate_ends_all_sessions() {
     assert!(pair.connect().unwrap());
 }
 
-/// Otherwise a ticket under the new keys would vouch for a check by the old roots.
+/// Otherwise a ticket with new keys would attest a verification by the old roots.
 #[test]
 fn a_handshake_during_a_change_leaves_no_session() {
     let pair = Pair::new();
@@ -220,16 +220,16 @@ fn a_handshake_during_a_change_leaves_no_session() {
     assert!(!pair.connect().unwrap(), "there is a session from before the change");
     assert!(pair.connect().unwrap());
 
-    // A client that began with an old session, on a connection from before the change.
+    // A client with an old session, on a connection from before the change.
     let mut server = pair.acceptor.accept(&[]).unwrap();
     let mut client = pair.connector.connect(name(), address).unwrap();
     pair.server.peer.as_ref().unwrap().roots.set(Arc::new(pair.authority.roots().unwrap()));
     assert!(!finish(&mut server, &mut client).unwrap());
 }
 
-/// Time stands still for the handshake itself, so that only what is asked after it can tell.
+/// The handshake itself sees a fixed time, so only `is_resumed` can detect the expiry.
 #[test]
-fn a_peer_whose_certificate_has_run_out_is_refused() {
+fn a_peer_whose_certificate_has_expired_is_refused() {
     #[derive(Debug)]
     struct Then(u64);
     impl rustls::time_provider::TimeProvider for Then {
@@ -252,7 +252,7 @@ fn a_peer_whose_certificate_has_run_out_is_refused() {
 }
 
 #[test]
-fn the_end_of_a_certificate_is_read_without_the_rest() {
+fn the_end_of_validity_is_read_without_the_rest() {
     let authority = Authority::ephemeral().unwrap();
     let identity = identity(&authority, "client", HOUR);
     assert_eq!(crate::identity::not_after(&identity.chain()[0]).unwrap(), identity.not_after);
@@ -264,14 +264,14 @@ fn the_end_of_a_certificate_is_read_without_the_rest() {
 }
 
 #[test]
-fn few_sessions_are_kept() {
+fn the_number_of_sessions_is_bounded() {
     let pair = Pair::new();
     let count = || pair.connector.sessions.newest().unwrap().kept.lock().unwrap().len();
     for port in 1..=70 {
         connect(&pair.acceptor, &pair.connector, port).unwrap();
     }
     assert_eq!(count(), pair.client.sessions.kept);
-    // SessionStore of one server push out their own kind.
+    // Sessions of one server evict only sessions of that server.
     for _ in 0..3 {
         let address = SocketAddr::from(([127, 0, 0, 1], 70));
         let mut first = pair.connector.connect("reviews.test".try_into().unwrap(), address).unwrap();

@@ -9,7 +9,8 @@ fn open(folder: &Path, lifetimes: Lifetimes, now: SystemTime) -> Result<SelfSign
     SelfSigned::open(Some(folder), lifetimes, now)
 }
 
-/// How many roots are in the bundle, by the authority and by the file, and the root that signs.
+/// Returns the number of roots in the bundle, equal for the authority and the file, and the name of the signing
+/// root.
 fn trusted(authority: &SelfSigned, folder: &Path) -> (usize, String) {
     let roots = authority.authority().unwrap().roots_pem().to_owned();
     let file = fs::read_to_string(folder.join(ROOTS)).unwrap();
@@ -21,7 +22,7 @@ fn trusted(authority: &SelfSigned, folder: &Path) -> (usize, String) {
 }
 
 #[test]
-fn a_rotation_goes_through_its_steps_whatever_is_restarted() {
+fn a_rotation_continues_after_restarts() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     let mut now = SystemTime::now();
@@ -36,7 +37,7 @@ fn a_rotation_goes_through_its_steps_whatever_is_restarted() {
     assert!(!authority.rotate(now).unwrap(), "one at a time");
     let mut signers = vec![old.clone()];
     for (step, count) in [(Step::Distribute, 2), (Step::Issue, 2), (Step::Retire, 1), (Step::Settled, 1)] {
-        // A process that ends and starts again, here with the file for others lost, goes on where it was.
+        // A process that ends and starts again continues, here even after the loss of `root-cert.pem`.
         drop(authority);
         fs::remove_file(path.join(ROOTS)).unwrap();
         authority = open(path, LIFETIMES, now).unwrap();
@@ -54,7 +55,7 @@ fn a_rotation_goes_through_its_steps_whatever_is_restarted() {
 }
 
 #[test]
-fn a_root_is_replaced_before_it_ends() {
+fn a_root_is_replaced_before_it_expires() {
     let now = SystemTime::now();
     let mut authority = SelfSigned::open(None, LIFETIMES, now).unwrap();
     assert!(authority.until() > now + 700 * HOUR && authority.until() < now + 900 * HOUR);
@@ -67,13 +68,13 @@ fn a_root_is_replaced_before_it_ends() {
 }
 
 #[test]
-fn a_root_that_has_ended_by_the_clock_is_not_replaced() {
+fn a_root_that_has_expired_by_the_clock_is_not_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let now = SystemTime::now();
     let mut authority = open(folder.path(), LIFETIMES, now).unwrap();
     let text = || fs::read_to_string(folder.path().join(STATE)).unwrap();
     let before = text();
-    // A running process whose clock is set forward, and one that starts then.
+    // A running process whose clock is set forward, and one that starts afterwards.
     for refused in [authority.advance(now + 2000 * HOUR).err(), authority.rotate(now + 2000 * HOUR).err()] {
         let said = refused.unwrap().to_string();
         assert!(said.contains("its root has ended") && said.contains("If the clock is wrong"), "{said}");
@@ -87,7 +88,7 @@ fn a_root_that_has_ended_by_the_clock_is_not_replaced() {
 }
 
 #[test]
-fn a_start_needs_no_right_to_write() {
+fn a_start_needs_no_write_permission() {
     let folder = tempfile::tempdir().unwrap();
     let now = SystemTime::now();
     drop(open(folder.path(), LIFETIMES, now).unwrap());
@@ -101,7 +102,7 @@ fn a_start_needs_no_right_to_write() {
 }
 
 #[test]
-fn a_folder_is_used_by_one_process() {
+fn a_directory_is_used_by_one_process() {
     let folder = tempfile::tempdir().unwrap();
     let now = SystemTime::now();
     let first = open(folder.path(), LIFETIMES, now).unwrap();
@@ -112,7 +113,7 @@ fn a_folder_is_used_by_one_process() {
 }
 
 #[test]
-fn certificates_that_lived_longer_are_waited_for() {
+fn certificates_with_a_longer_former_lifetime_delay_the_step() {
     let folder = tempfile::tempdir().unwrap();
     let now = SystemTime::now();
     open(folder.path(), LIFETIMES, now).unwrap();
@@ -126,17 +127,17 @@ fn certificates_that_lived_longer_are_waited_for() {
 }
 
 #[test]
-fn a_root_that_was_made_for_shorter_lifetimes_is_replaced_before_it_ends() {
+fn a_root_for_shorter_lifetimes_is_replaced_before_it_expires() {
     let folder = tempfile::tempdir().unwrap();
     let now = SystemTime::now();
     let short = Lifetimes { certificate: Duration::from_secs(60), root: HOUR };
     open(folder.path(), short, now).unwrap();
-    // Certificates live longer than all of the old root from now on.
+    // From now on certificates live longer than the old root.
     let long = Lifetimes { certificate: 24 * HOUR, ..LIFETIMES };
     let mut authority = open(folder.path(), long, now).unwrap();
     assert!(authority.rotate(now).unwrap());
     assert!(authority.until() < now + HOUR, "no certificate could be signed when the step ends");
-    // All that was signed by the old root has been renewed at 70 % of what was left of it.
+    // All certificates of the old root are renewed after 70 % of its remaining lifetime.
     assert!(authority.until() > now + HOUR * 7 / 10);
     let due = authority.until();
     assert!(authority.advance(due).unwrap());
@@ -145,7 +146,7 @@ fn a_root_that_was_made_for_shorter_lifetimes_is_replaced_before_it_ends() {
 }
 
 #[test]
-fn the_file_for_others_is_mended_and_a_plugged_in_authoritys_is_left_alone() {
+fn the_root_file_is_restored_and_a_plugged_in_authoritys_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let now = SystemTime::now();
     let roots = folder.path().join(ROOTS);
@@ -162,7 +163,7 @@ fn the_file_for_others_is_mended_and_a_plugged_in_authoritys_is_left_alone() {
 }
 
 #[test]
-fn what_is_not_whole_is_not_replaced() {
+fn an_incomplete_state_is_not_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let now = SystemTime::now();
     open(folder.path(), LIFETIMES, now).unwrap();

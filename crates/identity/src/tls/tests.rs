@@ -1,4 +1,4 @@
-//! Handshakes over in-memory pipes between configurations made by [`TlsSpec`].
+//! Handshakes over in-memory pipes between configurations of [`TlsSpec`].
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn mesh(authority: &Authority, account: &str, accepted: Vec<NameMatch>) -> TlsSp
     }
 }
 
-/// Shakes hands; gives whom each side sees, or the first error.
+/// Performs a handshake; returns the peer that each side sees, or the first error.
 async fn handshake(server: &TlsSpec, client: &TlsSpec) -> Result<(Option<Peer>, Peer), String> {
     let (near, far) = tokio::io::duplex(16 * 1024);
     let acceptor = TlsAcceptor::from(server.server().unwrap());
@@ -45,7 +45,7 @@ async fn handshake(server: &TlsSpec, client: &TlsSpec) -> Result<(Option<Peer>, 
     };
     let connect = async {
         let mut stream = connector.connect(name, near).await.map_err(|error| error.to_string())?;
-        // In TLS 1.3 a client learns only by reading that its certificate was refused.
+        // In TLS 1.3 a client learns of a refused certificate only when it reads.
         let mut word = [0; 2];
         stream.read_exact(&mut word).await.map_err(|error| error.to_string())?;
         Ok::<_, String>(Peer::from_der(&stream.get_ref().1.peer_certificates().unwrap()[0]).unwrap())
@@ -61,7 +61,7 @@ async fn handshake(server: &TlsSpec, client: &TlsSpec) -> Result<(Option<Peer>, 
 }
 
 #[tokio::test]
-async fn both_sides_see_who_the_other_is() {
+async fn each_side_sees_the_others_identity() {
     let authority = Authority::ephemeral().unwrap();
     let server = mesh(&authority, "reviews", vec![NameMatch::uri_prefix("spiffe://cluster.local/")]);
     let client = mesh(&authority, "productpage", vec![NameMatch::uri(id("reviews").to_string())]);
@@ -72,7 +72,7 @@ async fn both_sides_see_who_the_other_is() {
 }
 
 #[tokio::test]
-async fn others_are_refused() {
+async fn unaccepted_peers_are_refused() {
     let authority = Authority::ephemeral().unwrap();
     let any = || vec![NameMatch::uri_prefix("spiffe://cluster.local/")];
     let server = mesh(&authority, "reviews", any());
@@ -108,7 +108,7 @@ async fn a_renewed_certificate_and_a_new_root_take_effect_at_once() {
 }
 
 #[tokio::test]
-async fn a_server_can_be_known_by_host_name() {
+async fn a_server_can_be_verified_by_host_name() {
     let authority = Authority::ephemeral().unwrap();
     let serving = |name: &str| TlsSpec {
         identities: vec![Live::new(authority.server(&id("istiod"), &[name.into()], &[], HOUR).unwrap())],
@@ -123,7 +123,7 @@ async fn a_server_can_be_known_by_host_name() {
 }
 
 #[tokio::test]
-async fn without_roots_or_a_common_version_there_is_no_connection() {
+async fn without_roots_or_a_common_version_the_handshake_fails() {
     let authority = Authority::ephemeral().unwrap();
     let server = mesh(&authority, "reviews", Vec::new());
     let mut client = mesh(&authority, "productpage", Vec::new());
