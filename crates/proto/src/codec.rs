@@ -1,13 +1,13 @@
-//! Decoding and encoding of whole messages, compiled once for all crates.
+//! Encoding and decoding of whole messages, compiled once for all crates.
 
 use prost::{DecodeError, Message};
 
-/// A message with a decoder and an encoder that callers need not compile themselves.
+/// A message with a decoder and an encoder that are compiled in this crate.
 pub trait Codec: Message + Default {
     /// Decodes a message.
     ///
     /// # Errors
-    /// When the bytes are not an encoding of this message.
+    /// The bytes are not an encoding of this message.
     fn from_slice(bytes: &[u8]) -> Result<Self, DecodeError>;
 
     /// Encodes the message.

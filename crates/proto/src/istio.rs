@@ -1,4 +1,4 @@
-//! Istio's messages that Envoy's API lacks, and the typed structs its filters are configured with.
+//! Istio's messages that Envoy's API does not contain, and the typed structs that configure its filters.
 //!
 //! Field numbers are those of Istio's public protos (istio/api, istio/proxy, istio/istio `nds.proto`) and xDS's
 //! `udpa.type.v1.TypedStruct`.
@@ -10,22 +10,22 @@ use prost::{Message, Name};
 
 use crate::Codec;
 
-/// The metadata exchange filter of TCP chains and clusters, in a [`TypedStruct`].
+/// Type URL of the metadata exchange filter of TCP chains and clusters, in a [`TypedStruct`].
 pub const TCP_METADATA_EXCHANGE: &str =
     "type.googleapis.com/envoy.tcp.metadataexchange.config.MetadataExchange";
-/// The metadata exchange filter of HTTP chains, in a [`TypedStruct`].
+/// Type URL of the metadata exchange filter of HTTP chains, in a [`TypedStruct`].
 pub const HTTP_PEER_METADATA: &str = "type.googleapis.com/io.istio.http.peer_metadata.Config";
 
-/// `istio.v1.auth.IstioCertificateRequest`: asks for a certificate.
+/// `istio.v1.auth.IstioCertificateRequest`: a request for a certificate.
 #[derive(Clone, PartialEq, Message)]
 pub struct IstioCertificateRequest {
-    /// A PKCS #10 request in PEM.
+    /// PKCS #10 request in PEM.
     #[prost(string, tag = "1")]
     pub csr: String,
-    /// The wanted lifetime in seconds; 0 leaves it to the authority.
+    /// Requested lifetime in seconds; 0 selects the authority's default.
     #[prost(int64, tag = "3")]
     pub validity_duration: i64,
-    /// More about the caller, such as `ClusterID` and `CertSigner`.
+    /// Metadata of the caller, such as `ClusterID` and `CertSigner`.
     #[prost(message, optional, tag = "4")]
     pub metadata: Option<Struct>,
 }
@@ -38,10 +38,10 @@ pub struct IstioCertificateResponse {
     pub cert_chain: Vec<String>,
 }
 
-/// `istio.networking.nds.v1.NameTable`: what a proxy's DNS answers.
+/// `istio.networking.nds.v1.NameTable`: DNS table of a proxy.
 #[derive(Clone, PartialEq, Message)]
 pub struct NameTable {
-    /// By host name.
+    /// Entries by host name.
     #[prost(map = "string, message", tag = "1")]
     pub table: HashMap<String, NameInfo>,
 }
@@ -49,16 +49,16 @@ pub struct NameTable {
 /// `istio.networking.nds.v1.NameTable.NameInfo`: the addresses of one host name.
 #[derive(Clone, PartialEq, Message)]
 pub struct NameInfo {
-    /// Its addresses.
+    /// IP addresses.
     #[prost(string, repeated, tag = "1")]
     pub ips: Vec<String>,
-    /// Where the name is from: `Kubernetes` or `External`.
+    /// Source of the name: `Kubernetes` or `External`.
     #[prost(string, tag = "2")]
     pub registry: String,
-    /// The Kubernetes service's name.
+    /// Name of the Kubernetes service.
     #[prost(string, tag = "3")]
     pub shortname: String,
-    /// The Kubernetes service's namespace.
+    /// Namespace of the Kubernetes service.
     #[prost(string, tag = "4")]
     pub namespace: String,
 }
@@ -66,59 +66,59 @@ pub struct NameInfo {
 /// `stats.PluginConfig`: Istio's metrics filter.
 #[derive(Clone, PartialEq, Message)]
 pub struct StatsConfig {
-    /// Do not take the host header for the destination service where the cluster does not name it.
+    /// Do not derive the destination service from the host header if the cluster does not name it.
     #[prost(bool, tag = "6")]
     pub disable_host_header_fallback: bool,
-    /// How often TCP metrics are reported.
+    /// Reporting interval of TCP metrics.
     #[prost(message, optional, tag = "7")]
     pub tcp_reporting_duration: Option<Duration>,
     /// Changes to metrics.
     #[prost(message, repeated, tag = "8")]
     pub metrics: Vec<MetricConfig>,
-    /// Further metrics.
+    /// Additional metrics.
     #[prost(message, repeated, tag = "9")]
     pub definitions: Vec<MetricDefinition>,
-    /// Which side reports; see [`Reporter`].
+    /// Reporting side; see [`Reporter`].
     #[prost(enumeration = "Reporter", tag = "10")]
     pub reporter: i32,
-    /// How often metric scopes are exchanged.
+    /// Rotation interval of metric scopes.
     #[prost(message, optional, tag = "11")]
     pub rotation_interval: Option<Duration>,
-    /// How long an exchanged scope is kept.
+    /// Time that a rotated scope is kept.
     #[prost(message, optional, tag = "12")]
     pub graceful_deletion_interval: Option<Duration>,
 }
 
-/// `stats.MetricConfig`: what to change about one metric, or all.
+/// `stats.MetricConfig`: changes to one metric or to all.
 #[derive(Clone, PartialEq, Message)]
 pub struct MetricConfig {
     /// Labels to add or replace: name and expression.
     #[prost(map = "string, string", tag = "1")]
     pub dimensions: HashMap<String, String>,
-    /// The metric; all if empty.
+    /// Name of the metric; empty for all.
     #[prost(string, tag = "2")]
     pub name: String,
-    /// Labels to leave out.
+    /// Labels to remove.
     #[prost(string, repeated, tag = "3")]
     pub tags_to_remove: Vec<String>,
-    /// A condition.
+    /// Condition.
     #[prost(string, tag = "4")]
     pub r#match: String,
-    /// Do not report the metric at all.
+    /// Disables the metric.
     #[prost(bool, tag = "5")]
     pub drop: bool,
 }
 
-/// `stats.MetricDefinition`: a further metric.
+/// `stats.MetricDefinition`: an additional metric.
 #[derive(Clone, PartialEq, Message)]
 pub struct MetricDefinition {
-    /// Its name.
+    /// Name.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// An expression for its value.
+    /// Expression of the value.
     #[prost(string, tag = "2")]
     pub value: String,
-    /// See [`MetricType`].
+    /// Type; see [`MetricType`].
     #[prost(enumeration = "MetricType", tag = "3")]
     pub r#type: i32,
 }
@@ -127,11 +127,11 @@ pub struct MetricDefinition {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum MetricType {
-    /// Only grows.
+    /// Monotonic.
     Counter = 0,
-    /// Goes up and down.
+    /// Rises and falls.
     Gauge = 1,
-    /// A distribution.
+    /// Distribution.
     Histogram = 2,
 }
 
@@ -139,16 +139,17 @@ pub enum MetricType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum Reporter {
-    /// By the listener's direction.
+    /// Determined by the listener's direction.
     Unspecified = 0,
-    /// A gateway shared by servers.
+    /// Gateway shared by servers.
     ServerGateway = 1,
 }
 
-/// `istio.envoy.config.filter.http.alpn.v2alpha1.FilterConfig`: the ALPN towards the peer by request protocol.
+/// `istio.envoy.config.filter.http.alpn.v2alpha1.FilterConfig`: ALPN of upstream connections by request
+/// protocol.
 #[derive(Clone, PartialEq, Message)]
 pub struct AlpnConfig {
-    /// One for each protocol.
+    /// One entry per protocol.
     #[prost(message, repeated, tag = "1")]
     pub alpn_override: Vec<AlpnOverride>,
 }
@@ -156,10 +157,10 @@ pub struct AlpnConfig {
 /// One entry of [`AlpnConfig`].
 #[derive(Clone, PartialEq, Message)]
 pub struct AlpnOverride {
-    /// The protocol the request goes upstream with; see [`AlpnProtocol`].
+    /// Upstream protocol of the request; see [`AlpnProtocol`].
     #[prost(enumeration = "AlpnProtocol", tag = "1")]
     pub upstream_protocol: i32,
-    /// What TLS then offers.
+    /// ALPN protocols that TLS offers.
     #[prost(string, repeated, tag = "2")]
     pub alpn_override: Vec<String>,
 }
@@ -176,50 +177,50 @@ pub enum AlpnProtocol {
     Http2 = 2,
 }
 
-/// `envoy.extensions.load_balancing_policies.peak_ewma.v3alpha.PeakEwma`, one of those that Envoy has to be built with.
+/// `envoy.extensions.load_balancing_policies.peak_ewma.v3alpha.PeakEwma`, a contrib extension of Envoy.
 #[derive(Clone, PartialEq, Message)]
 pub struct PeakEwma {
-    /// For how long what was seen counts; 10 s.
+    /// Decay time of measurements; default 10 s.
     #[prost(message, optional, tag = "1")]
     pub decay_time: Option<Duration>,
-    /// The latency of those of which nothing has been seen; 10 ms.
+    /// Assumed latency of endpoints without measurements; default 10 ms.
     #[prost(message, optional, tag = "4")]
     pub default_rtt: Option<Duration>,
 }
 
-/// `udpa.type.v1.TypedStruct`: a message of a type the sender has no schema for.
+/// `udpa.type.v1.TypedStruct`: a message in JSON form, for senders without its schema.
 #[derive(Clone, PartialEq, Message)]
 pub struct TypedStruct {
-    /// The type URL of what `value` is the JSON form of.
+    /// Type URL of the message.
     #[prost(string, tag = "1")]
     pub type_url: String,
-    /// The JSON form.
+    /// JSON form of the message.
     #[prost(message, optional, tag = "2")]
     pub value: Option<Struct>,
 }
 
-/// A text as a struct's value.
+/// Returns a string value.
 pub fn string(text: impl Into<String>) -> Value {
     Value { kind: Some(value::Kind::StringValue(text.into())) }
 }
 
-/// A boolean as a struct's value.
+/// Returns a boolean value.
 pub fn boolean(value: bool) -> Value {
     Value { kind: Some(value::Kind::BoolValue(value)) }
 }
 
-/// A number as a struct's value.
+/// Returns a number value.
 pub fn number(value: f64) -> Value {
     Value { kind: Some(value::Kind::NumberValue(value)) }
 }
 
-/// A struct as a struct's value.
+/// Returns a struct value.
 pub fn structure<'a>(fields: impl IntoIterator<Item = (&'a str, Value)>) -> Value {
     let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     Value { kind: Some(value::Kind::StructValue(Struct { fields })) }
 }
 
-/// A list as a struct's value.
+/// Returns a list value.
 pub fn list(values: impl IntoIterator<Item = Value>) -> Value {
     let values = values.into_iter().collect();
     Value { kind: Some(value::Kind::ListValue(envoy_types::pb::google::protobuf::ListValue { values })) }
@@ -257,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_read_as_istio_writes_them() {
+    fn messages_are_decoded_as_istio_encodes_them() {
         // From protobuf's text: upstream_protocol HTTP2, alpn_override ["istio-h2", "istio", "h2"].
         let bytes = b"\x0a\x17\x08\x02\x12\x08istio-h2\x12\x05istio\x12\x02h2";
         let read = AlpnConfig::decode(&bytes[..]).unwrap();

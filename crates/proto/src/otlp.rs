@@ -1,25 +1,25 @@
-//! What is told to collectors of OpenTelemetry: logs and spans.
+//! Messages for OpenTelemetry collectors: logs and spans.
 //!
-//! Field numbers are those of open-telemetry/opentelemetry-proto 1.x. What the messages have in common
-//! (`opentelemetry.proto.common.v1`) comes with Envoy's API, whose access logs are configured with it.
+//! Field numbers are those of open-telemetry/opentelemetry-proto 1.x. The common messages
+//! (`opentelemetry.proto.common.v1`) are part of Envoy's API, which uses them to configure access logs.
 
 pub use envoy_types::pb::opentelemetry::proto::common::v1::{
     AnyValue, ArrayValue, InstrumentationScope, KeyValue, KeyValueList, any_value,
 };
 use prost::Message;
 
-/// The method that takes an [`ExportLogsServiceRequest`].
+/// Method that receives an [`ExportLogsServiceRequest`].
 pub const EXPORT_LOGS: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
-/// The method that takes an [`ExportTraceServiceRequest`].
+/// Method that receives an [`ExportTraceServiceRequest`].
 pub const EXPORT_SPANS: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
-/// `opentelemetry.proto.resource.v1.Resource`: who tells it.
+/// `opentelemetry.proto.resource.v1.Resource`: the reporting entity.
 #[derive(Clone, PartialEq, Message)]
 pub struct Resource {
-    /// What is known of it.
+    /// Attributes of the entity.
     #[prost(message, repeated, tag = "1")]
     pub attributes: Vec<KeyValue>,
-    /// How many attributes were left out.
+    /// Number of omitted attributes.
     #[prost(uint32, tag = "2")]
     pub dropped_attributes_count: u32,
 }
@@ -27,7 +27,7 @@ pub struct Resource {
 /// `opentelemetry.proto.collector.logs.v1.ExportLogsServiceRequest`.
 #[derive(Clone, PartialEq, Message)]
 pub struct ExportLogsServiceRequest {
-    /// Logs by who tells them.
+    /// Logs by resource.
     #[prost(message, repeated, tag = "1")]
     pub resource_logs: Vec<ResourceLogs>,
 }
@@ -35,13 +35,13 @@ pub struct ExportLogsServiceRequest {
 /// `opentelemetry.proto.logs.v1.ResourceLogs`.
 #[derive(Clone, PartialEq, Message)]
 pub struct ResourceLogs {
-    /// Who tells them.
+    /// Reporting entity.
     #[prost(message, optional, tag = "1")]
     pub resource: Option<Resource>,
-    /// Logs by what made them.
+    /// Logs by instrumentation scope.
     #[prost(message, repeated, tag = "2")]
     pub scope_logs: Vec<ScopeLogs>,
-    /// The schema that `resource` follows.
+    /// Schema of `resource`.
     #[prost(string, tag = "3")]
     pub schema_url: String,
 }
@@ -49,13 +49,13 @@ pub struct ResourceLogs {
 /// `opentelemetry.proto.logs.v1.ScopeLogs`.
 #[derive(Clone, PartialEq, Message)]
 pub struct ScopeLogs {
-    /// What made them.
+    /// Instrumentation scope.
     #[prost(message, optional, tag = "1")]
     pub scope: Option<InstrumentationScope>,
-    /// The logs.
+    /// Log records.
     #[prost(message, repeated, tag = "2")]
     pub log_records: Vec<LogRecord>,
-    /// The schema that the logs follow.
+    /// Schema of the records.
     #[prost(string, tag = "3")]
     pub schema_url: String,
 }
@@ -63,28 +63,28 @@ pub struct ScopeLogs {
 /// `opentelemetry.proto.logs.v1.LogRecord`.
 #[derive(Clone, PartialEq, Message)]
 pub struct LogRecord {
-    /// When it happened, in nanoseconds since 1970.
+    /// Time of the event, in nanoseconds since 1970.
     #[prost(fixed64, tag = "1")]
     pub time_unix_nano: u64,
-    /// When it was seen.
+    /// Time of its observation.
     #[prost(fixed64, tag = "11")]
     pub observed_time_unix_nano: u64,
-    /// How bad it is (`SeverityNumber`).
+    /// Severity (`SeverityNumber`).
     #[prost(int32, tag = "2")]
     pub severity_number: i32,
-    /// The same in words.
+    /// Severity as text.
     #[prost(string, tag = "3")]
     pub severity_text: String,
-    /// What is told.
+    /// Body.
     #[prost(message, optional, tag = "5")]
     pub body: Option<AnyValue>,
-    /// What else is known.
+    /// Attributes.
     #[prost(message, repeated, tag = "6")]
     pub attributes: Vec<KeyValue>,
-    /// How many attributes were left out.
+    /// Number of omitted attributes.
     #[prost(uint32, tag = "7")]
     pub dropped_attributes_count: u32,
-    /// Trace flags of W3C in the lowest 8 bits.
+    /// W3C trace flags in the lowest 8 bits.
     #[prost(fixed32, tag = "8")]
     pub flags: u32,
     /// 16 bytes; empty for none.
@@ -93,7 +93,7 @@ pub struct LogRecord {
     /// 8 bytes; empty for none.
     #[prost(bytes = "vec", tag = "10")]
     pub span_id: Vec<u8>,
-    /// What kind of event it is.
+    /// Kind of event.
     #[prost(string, tag = "12")]
     pub event_name: String,
 }
@@ -101,7 +101,7 @@ pub struct LogRecord {
 /// `opentelemetry.proto.collector.trace.v1.ExportTraceServiceRequest`.
 #[derive(Clone, PartialEq, Message)]
 pub struct ExportTraceServiceRequest {
-    /// Spans by who tells them.
+    /// Spans by resource.
     #[prost(message, repeated, tag = "1")]
     pub resource_spans: Vec<ResourceSpans>,
 }
@@ -109,13 +109,13 @@ pub struct ExportTraceServiceRequest {
 /// `opentelemetry.proto.trace.v1.ResourceSpans`.
 #[derive(Clone, PartialEq, Message)]
 pub struct ResourceSpans {
-    /// Who tells them.
+    /// Reporting entity.
     #[prost(message, optional, tag = "1")]
     pub resource: Option<Resource>,
-    /// Spans by what made them.
+    /// Spans by instrumentation scope.
     #[prost(message, repeated, tag = "2")]
     pub scope_spans: Vec<ScopeSpans>,
-    /// The schema that `resource` follows.
+    /// Schema of `resource`.
     #[prost(string, tag = "3")]
     pub schema_url: String,
 }
@@ -123,13 +123,13 @@ pub struct ResourceSpans {
 /// `opentelemetry.proto.trace.v1.ScopeSpans`.
 #[derive(Clone, PartialEq, Message)]
 pub struct ScopeSpans {
-    /// What made them.
+    /// Instrumentation scope.
     #[prost(message, optional, tag = "1")]
     pub scope: Option<InstrumentationScope>,
-    /// The spans.
+    /// Spans.
     #[prost(message, repeated, tag = "2")]
     pub spans: Vec<Span>,
-    /// The schema that the spans follow.
+    /// Schema of the spans.
     #[prost(string, tag = "3")]
     pub schema_url: String,
 }
@@ -143,40 +143,40 @@ pub struct Span {
     /// 8 bytes.
     #[prost(bytes = "vec", tag = "2")]
     pub span_id: Vec<u8>,
-    /// `tracestate` as W3C has it.
+    /// W3C `tracestate`.
     #[prost(string, tag = "3")]
     pub trace_state: String,
     /// 8 bytes; empty for the first span of a trace.
     #[prost(bytes = "vec", tag = "4")]
     pub parent_span_id: Vec<u8>,
-    /// Trace flags of W3C in the lowest 8 bits.
+    /// W3C trace flags in the lowest 8 bits.
     #[prost(fixed32, tag = "16")]
     pub flags: u32,
-    /// What was done.
+    /// Name of the operation.
     #[prost(string, tag = "5")]
     pub name: String,
-    /// Which side tells it.
+    /// Reporting side ([`SpanKind`]).
     #[prost(enumeration = "SpanKind", tag = "6")]
     pub kind: i32,
-    /// In nanoseconds since 1970.
+    /// Start time in nanoseconds since 1970.
     #[prost(fixed64, tag = "7")]
     pub start_time_unix_nano: u64,
-    /// In nanoseconds since 1970.
+    /// End time in nanoseconds since 1970.
     #[prost(fixed64, tag = "8")]
     pub end_time_unix_nano: u64,
-    /// What is known of it.
+    /// Attributes.
     #[prost(message, repeated, tag = "9")]
     pub attributes: Vec<KeyValue>,
-    /// How many attributes were left out.
+    /// Number of omitted attributes.
     #[prost(uint32, tag = "10")]
     pub dropped_attributes_count: u32,
-    /// What happened meanwhile.
+    /// Events during the span.
     #[prost(message, repeated, tag = "11")]
     pub events: Vec<SpanEvent>,
-    /// How many events were left out.
+    /// Number of omitted events.
     #[prost(uint32, tag = "12")]
     pub dropped_events_count: u32,
-    /// How it ended; nothing said means well.
+    /// Status; unset means success.
     #[prost(message, optional, tag = "15")]
     pub status: Option<Status>,
 }
@@ -185,33 +185,33 @@ pub struct Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum SpanKind {
-    /// Unsaid.
+    /// Unspecified.
     Unspecified = 0,
-    /// Inside of a program.
+    /// Internal operation.
     Internal = 1,
-    /// Who answers.
+    /// Server of a request.
     Server = 2,
-    /// Who asks.
+    /// Client of a request.
     Client = 3,
-    /// Who sends without waiting for an answer.
+    /// Producer of an asynchronous message.
     Producer = 4,
-    /// Who gets what was sent so.
+    /// Consumer of an asynchronous message.
     Consumer = 5,
 }
 
 /// `opentelemetry.proto.trace.v1.Span.Event`.
 #[derive(Clone, PartialEq, Message)]
 pub struct SpanEvent {
-    /// In nanoseconds since 1970.
+    /// Time in nanoseconds since 1970.
     #[prost(fixed64, tag = "1")]
     pub time_unix_nano: u64,
-    /// What happened.
+    /// Name of the event.
     #[prost(string, tag = "2")]
     pub name: String,
-    /// What is known of it.
+    /// Attributes.
     #[prost(message, repeated, tag = "3")]
     pub attributes: Vec<KeyValue>,
-    /// How many attributes were left out.
+    /// Number of omitted attributes.
     #[prost(uint32, tag = "4")]
     pub dropped_attributes_count: u32,
 }
@@ -219,10 +219,10 @@ pub struct SpanEvent {
 /// `opentelemetry.proto.trace.v1.Status`.
 #[derive(Clone, PartialEq, Message)]
 pub struct Status {
-    /// In words.
+    /// Description.
     #[prost(string, tag = "2")]
     pub message: String,
-    /// See [`StatusCode`].
+    /// Code; see [`StatusCode`].
     #[prost(enumeration = "StatusCode", tag = "3")]
     pub code: i32,
 }
@@ -231,18 +231,18 @@ pub struct Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum StatusCode {
-    /// Unsaid.
+    /// Unspecified.
     Unset = 0,
-    /// It went well.
+    /// Success.
     Ok = 1,
-    /// It failed.
+    /// Error.
     Error = 2,
 }
 
-/// What a collector answers, to logs and to spans alike: `Export…ServiceResponse`.
+/// Response of a collector, the same for logs and spans: `Export…ServiceResponse`.
 #[derive(Clone, PartialEq, Message)]
 pub struct ExportResponse {
-    /// What it did not take.
+    /// Rejected part of the request.
     #[prost(message, optional, tag = "1")]
     pub partial_success: Option<PartialSuccess>,
 }
@@ -250,20 +250,20 @@ pub struct ExportResponse {
 /// `Export…PartialSuccess`.
 #[derive(Clone, PartialEq, Message)]
 pub struct PartialSuccess {
-    /// How many logs or spans it did not take.
+    /// Number of rejected logs or spans.
     #[prost(int64, tag = "1")]
     pub rejected: i64,
-    /// Why.
+    /// Reason.
     #[prost(string, tag = "2")]
     pub error_message: String,
 }
 
-/// A text as an attribute's value.
+/// Returns a string value.
 pub fn string(text: impl Into<String>) -> AnyValue {
     AnyValue { value: Some(any_value::Value::StringValue(text.into())) }
 }
 
-/// An attribute whose value is a text.
+/// Returns an attribute with a string value.
 pub fn attribute(key: impl Into<String>, text: impl Into<String>) -> KeyValue {
     KeyValue { key: key.into(), value: Some(string(text)), ..KeyValue::default() }
 }
