@@ -1,4 +1,5 @@
-//! HTTP/1: what bytes mean does not depend on how they arrive, and what is sent on means the same to the next reader.
+//! HTTP/1: the meaning of bytes does not depend on how they arrive, and a forwarded message has the same
+//! meaning for the next reader.
 
 use skysail_http::{
     head::{Headers, RequestHead, ResponseHead},
@@ -7,16 +8,16 @@ use skysail_http::{
 use skysail_proxy::fuzzing;
 
 const LIMITS: HeadLimits = HeadLimits { max_head: 4 * 1024, max_headers: 40 };
-/// What is sent on may have a little more than what came in.
+/// A forwarded head may be slightly larger than the received one.
 const NEXT: HeadLimits = HeadLimits { max_head: 16 * 1024, max_headers: 50 };
 
-/// Everything that was read from a connection.
+/// All messages read from a connection.
 #[derive(Debug)]
 struct Reading<Head> {
     messages: Vec<Message<Head>>,
-    /// Why the rest was not.
+    /// Error that stopped reading.
     refused: Option<Malformed>,
-    /// How much was left over, waiting for more.
+    /// Number of unread bytes of an incomplete message.
     rest: usize,
 }
 
@@ -26,11 +27,11 @@ struct Message<Head> {
     framing: Framing,
     content: Vec<Vec<u8>>,
     trailers: Option<Headers>,
-    /// The end was there.
+    /// The end of the message was read.
     complete: bool,
 }
 
-/// What the two kinds of messages have in common here.
+/// Common functions of request and response heads.
 trait Head: Default + Clone + std::fmt::Debug {
     fn parse(&mut self, bytes: &[u8], limits: &HeadLimits, method: &str) -> Result<Framing, Malformed>;
     fn line(&self) -> String;
@@ -65,7 +66,7 @@ impl Head for ResponseHead {
     }
 }
 
-/// Requests of one connection. The first two bytes say where its bytes are split.
+/// Parses the requests of a connection. The first two bytes determine where the input is split.
 pub fn http1_request(data: &[u8]) {
     let Some((split, bytes)) = data.split_first_chunk::<2>() else { return };
     let whole = read_in_pieces::<RequestHead>(*split, bytes, "GET");
@@ -82,7 +83,8 @@ pub fn http1_request(data: &[u8]) {
     same(&expected, &read::<RequestHead>(&[&sent], &NEXT, "GET"), &sent);
 }
 
-/// Answers of one connection. The first two bytes say where its bytes are split, the third what they answer.
+/// Parses the responses of a connection. The first two bytes determine where the input is split, the third the
+/// request method.
 pub fn http1_response(data: &[u8]) {
     let Some(([split @ .., method], bytes)) = data.split_first_chunk::<3>() else { return };
     let method = ["GET", "HEAD", "CONNECT"][usize::from(*method) % 3];
@@ -91,7 +93,7 @@ pub fn http1_response(data: &[u8]) {
     let mut expected = Vec::new();
     for message in whole.messages.into_iter().filter(|message| message.complete) {
         let mut head = message.head.clone();
-        // The client's connection stays open, so the end must be said.
+        // The client's connection stays open, so the message needs an explicit end.
         let framing = if message.framing == Framing::UntilClose { Framing::Chunked } else { message.framing };
         let trailers = message.trailers.as_ref();
         sent.extend(fuzzing::response(&mut head, framing, method, &message.content, trailers));
@@ -100,7 +102,7 @@ pub fn http1_response(data: &[u8]) {
     same(&expected, &read::<ResponseHead>(&[&sent], &NEXT, method), &sent);
 }
 
-/// Reads whole, in two pieces and byte by byte, and compares.
+/// Reads the input whole, in two pieces and byte by byte, and compares the results.
 fn read_in_pieces<H: Head>(split: [u8; 2], bytes: &[u8], method: &str) -> Reading<H> {
     let whole = read::<H>(&[bytes], &LIMITS, method);
     let at = usize::from(u16::from_be_bytes(split)) % (bytes.len() + 1);
@@ -119,7 +121,7 @@ fn read_in_pieces<H: Head>(split: [u8; 2], bytes: &[u8], method: &str) -> Readin
     whole
 }
 
-/// Reads messages from pieces as a connection does.
+/// Reads messages from pieces, as a connection does.
 fn read<H: Head>(pieces: &[&[u8]], limits: &HeadLimits, method: &str) -> Reading<H> {
     let mut reading = Reading { messages: Vec::new(), refused: None, rest: 0 };
     let (mut input, mut scan, mut body) = (Vec::new(), Scan::default(), None);
@@ -137,7 +139,7 @@ fn read<H: Head>(pieces: &[&[u8]], limits: &HeadLimits, method: &str) -> Reading
     reading
 }
 
-/// Reads as far as the input goes.
+/// Reads as far as the input allows.
 fn advance<H: Head>(
     reading: &mut Reading<H>,
     input: &mut Vec<u8>,
@@ -159,7 +161,7 @@ fn advance<H: Head>(
                 last.complete = true;
                 *body = None;
             } else if piece.data == 0 {
-                // The decoder takes everything there is, so nothing means that more is needed.
+                // The decoder consumes all input, so an empty result means that it needs more.
                 assert!(input.is_empty());
                 return Ok(());
             }
@@ -174,7 +176,7 @@ fn advance<H: Head>(
     }
 }
 
-/// The same messages, whatever the pieces of their content.
+/// Compares messages, ignoring how their content is split.
 fn compare<H: Head>(one: &[Message<H>], other: &[Message<H>], bytes: &[u8]) {
     let context = bytes.escape_ascii();
     assert_eq!(one.len(), other.len(), "{context}");
@@ -189,14 +191,14 @@ fn compare<H: Head>(one: &[Message<H>], other: &[Message<H>], bytes: &[u8]) {
     }
 }
 
-/// What was sent on is read as what it was made of, and nothing besides.
+/// Checks that forwarded messages are read as the original ones, and nothing else.
 fn same<H: Head>(expected: &[Message<H>], reading: &Reading<H>, sent: &[u8]) {
     assert_eq!(reading.refused, None, "sent on: {}", sent.escape_ascii());
     assert_eq!(reading.rest, 0, "sent on: {}", sent.escape_ascii());
     compare(expected, &reading.messages, sent);
 }
 
-/// Fields but for those that frame a message, which are each hop's own.
+/// Returns the fields except those that frame a message, which belong to one hop.
 fn fields(headers: &Headers) -> Vec<(String, String)> {
     const OWN: [&[u8]; 7] = [
         b"content-length",
@@ -212,7 +214,7 @@ fn fields(headers: &Headers) -> Vec<(String, String)> {
     kept.map(|(name, value)| (text(name), text(value))).collect()
 }
 
-/// A parser of other authors reads the same head.
+/// Parses the head with an independent parser and compares the results.
 fn check_by_another(sent: &[u8], head: &RequestHead) {
     let mut fields = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut fields);

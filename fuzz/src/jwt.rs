@@ -1,4 +1,4 @@
-//! Tokens in requests: only what was signed is taken, and of that only what is for us and good now.
+//! Tokens in requests: only a signed token for this audience that is valid now is accepted.
 
 use std::{
     sync::{Arc, LazyLock},
@@ -17,10 +17,10 @@ use skysail_policy::{
     jwt::{JwtOutcome, apply, check, sanitize},
 };
 
-/// When the requests come.
+/// Time of the requests, in seconds since 1970.
 const NOW: u64 = 1_000_000_000;
 
-/// `secret`, as a key.
+/// `secret` as a key.
 const KEYS: &[u8] = br#"{"keys": [{"kty": "oct", "kid": "k", "k": "c2VjcmV0"}]}"#;
 
 static JWT: LazyLock<Jwt> = LazyLock::new(|| Jwt {
@@ -50,8 +50,8 @@ static JWT: LazyLock<Jwt> = LazyLock::new(|| Jwt {
     bypass_preflight: false,
 });
 
-/// A token in a place that the first byte names: what follows as it is, or signed, if it is a header and claims on a
-/// line each.
+/// Sends a token; the first byte determines its place. The rest is the token, or a header and claims on one
+/// line each, which are signed.
 pub fn jwt(data: &[u8]) {
     let [place, rest @ ..] = data else { return };
     let signed = rest.iter().position(|byte| *byte == b'\n').map(|at| (&rest[..at], &rest[at + 1..]));
@@ -87,7 +87,7 @@ fn sign(header: &[u8], claims: &[u8]) -> Vec<u8> {
     format!("{text}.{}", signature.unwrap_or_else(|error| panic!("to sign: {error}"))).into_bytes()
 }
 
-/// A request with this token; `None` if it cannot stand there.
+/// Returns a request with this token; `None` if the place does not allow it.
 fn request(place: u8, token: &[u8]) -> Option<RequestHead> {
     let before = match place % 3 {
         0 => &b"GET / HTTP/1.1\r\nhost: a\r\nauthorization: Bearer "[..],

@@ -1,7 +1,7 @@
-//! What the fuzz targets do with their bytes, as functions, so that a test can do the same without a fuzzer.
+//! The fuzz targets as functions, so that tests can run them without a fuzzer.
 //!
-//! Each function takes any bytes, panics if something is wrong, and else says nothing. Those that check more than
-//! "no panic" say what they check.
+//! Each function accepts any bytes and panics on an error. A target that checks more than "no panic" documents
+//! the check.
 
 mod http1;
 mod jwt;
@@ -38,10 +38,10 @@ pub use http1::{http1_request, http1_response};
 pub use jwt::jwt;
 pub use route::route;
 
-/// What a target does.
+/// A fuzz target.
 pub type Target = fn(&[u8]);
 
-/// All targets, by the names of their programs and of their folders of seeds.
+/// All targets, by the names of their programs and of their seed directories.
 pub const TARGETS: [(&str, Target); 19] = [
     ("certificate", certificate),
     ("csr", csr),
@@ -64,13 +64,14 @@ pub const TARGETS: [(&str, Target); 19] = [
     ("yaml", yaml),
 ];
 
-/// Header blocks of HTTP/2: what is read means the same once it is written anew.
+/// HPACK header blocks: decoding, encoding and decoding again returns the same fields.
 pub fn hpack(data: &[u8]) {
     let [read, again] = http_fuzzing::hpack(data);
     assert_eq!(read, again);
 }
 
-/// A connection of HTTP/2, at the end that the first byte says: its bytes mean the same in any pieces.
+/// An HTTP/2 connection, client or server by the first byte: the result does not depend on how the bytes are
+/// split.
 pub fn http2(data: &[u8]) {
     let [end, piece, bytes @ ..] = data else { return };
     let server = end % 2 == 0;
@@ -79,14 +80,14 @@ pub fn http2(data: &[u8]) {
     assert_eq!(whole, pieces);
 }
 
-/// What a connection begins with: once something is known, more bytes do not change it, unless they complete a
-/// line or record. In how many pieces they come makes no difference.
+/// First bytes of a connection: a verdict does not change with more bytes, unless they complete a line or
+/// record, and does not depend on how the bytes are split.
 pub fn inspect(data: &[u8]) {
     let whole = fuzzing::inspect(data);
     assert_eq!(fuzzing::inspect_in_pieces(data), whole);
     for end in (0..data.len()).rev().take(64) {
         let part = fuzzing::inspect(&data[..end]);
-        // TLS is known or broken from its record on.
+        // The verdict on TLS is final from its first record on.
         if let (Some(part), Some(whole)) = (&part[0], &whole[0]) {
             assert_eq!(part, whole, "TLS at {end}");
         }
@@ -95,7 +96,7 @@ pub fn inspect(data: &[u8]) {
     }
 }
 
-/// Peer metadata: the header, and the greeting of TCP connections, which takes no more than there is.
+/// Peer metadata: the header, and the preamble of TCP connections, whose length does not exceed the input.
 pub fn peer(data: &[u8]) {
     let _ = peer::decode(data);
     if let peer::greeting::Greeting::Complete(length, _) = peer::greeting::read(data) {
@@ -103,7 +104,7 @@ pub fn peer(data: &[u8]) {
     }
 }
 
-/// Returns what a connection's first bytes are: `None` while more are needed, else whether they are a PROXY header, with its
+/// Returns `None` while more bytes are needed; otherwise whether the bytes begin with a PROXY header, with its
 /// length and addresses.
 fn proxy_header(bytes: &[u8]) -> Option<Option<(usize, Option<Ends>)>> {
     match proxy_headers::look(bytes) {
@@ -113,8 +114,8 @@ fn proxy_header(bytes: &[u8]) -> Option<Option<(usize, Option<Ends>)>> {
     }
 }
 
-/// Headers of the PROXY protocol: known as soon as they are whole, and no more is asked for than one can have. Whom a
-/// header names it names again once it is written anew.
+/// PROXY protocol headers: decided as soon as they are complete, without requesting more bytes than a header
+/// can have. An encoded header has the same addresses when decoded again.
 pub fn proxy_protocol(data: &[u8]) {
     let whole = proxy_header(data);
     assert!(whole.is_some() || data.len() < 16 + (1 << 16), "more than a header is asked for");
@@ -130,24 +131,24 @@ pub fn proxy_protocol(data: &[u8]) {
             assert_eq!((written, named.map(ip)), (again.len(), ends.map(ip)));
         }
     }
-    // What is no header stays none.
+    // Further bytes do not turn other data into a header.
     if whole == Some(None) {
         assert_eq!(proxy_header(&[data, b"\r\n"].concat()), Some(None));
     }
 }
 
-/// Configuration as people write it: every finding has a line that is there.
+/// User configuration: the line of every finding exists.
 pub fn yaml(data: &[u8]) {
     let Ok(text) = from_utf8(data) else { return };
     let parsed = skysail_model::parse(text, "fuzz.yaml");
-    // A bare CR ends a line, too (YAML 1.2, 5.4), and the end of a text that is cut off counts as a line.
+    // A single CR also ends a line (YAML 1.2, 5.4), and the end of a truncated text counts as a line.
     let lines = text.bytes().filter(|b| matches!(b, b'\n' | b'\r')).count() + 2;
     for diagnostic in &parsed.diagnostics {
         assert!(diagnostic.line as usize <= lines, "line {} of {lines}: {diagnostic:?}", diagnostic.line);
     }
 }
 
-/// What a proxy says of itself to the control plane: id, a line feed, metadata in JSON.
+/// A proxy's node: ID, a line feed, metadata in JSON.
 pub fn node(data: &[u8]) {
     let Ok(text) = from_utf8(data) else { return };
     let (id, metadata) = text.split_once('\n').unwrap_or((text, "null"));
@@ -157,7 +158,7 @@ pub fn node(data: &[u8]) {
     }
 }
 
-/// Texts with `%OPERATORS%`, read and evaluated: what is written as JSON is JSON.
+/// Texts with `%OPERATORS%`, parsed and evaluated: JSON logs are valid JSON.
 pub fn format(data: &[u8]) {
     let Ok(text) = from_utf8(data) else { return };
     let Ok(format) = fuzzing::format(text) else { return };
@@ -172,7 +173,7 @@ pub fn format(data: &[u8]) {
     assert!(read.is_ok(), "{}", String::from_utf8_lossy(&json));
 }
 
-/// Resources from a control plane, and bootstrap files: the first byte says which.
+/// Resources of a control plane and bootstrap files; the first byte selects the kind.
 pub fn xds(data: &[u8]) {
     use Resource::{Bootstrap, Cluster, Endpoints, Listener, Routes};
     let [kind, body @ ..] = data else { return };
@@ -183,10 +184,10 @@ pub fn xds(data: &[u8]) {
     assert!(lenient || !strict, "a {kind:?} is taken strictly and not leniently");
 }
 
-/// Paths in normal form: they stay as they are, and have no dot segments, even after escapes are read once more.
+/// Path normalization is idempotent and removes dot segments, even after unescaping once more.
 pub fn path(data: &[u8]) {
     let Ok(text) = from_utf8(data) else { return };
-    // Others never get past the codec.
+    // The codec refuses other characters.
     let path: String = text.chars().filter(|c| !c.is_ascii_control() && *c != ' ').collect();
     let path = format!("/{path}");
     let (before, query) = path.split_at(path.find('?').unwrap_or(path.len()));
@@ -202,7 +203,7 @@ pub fn path(data: &[u8]) {
         assert_eq!(head.path(), once, "{path:?}, twice");
         let plain = once.as_bytes()[..once.len() - query.len()].to_vec();
         assert!(!has_dot_segments(&plain), "{path:?} became {once:?}");
-        // Slashes that stay escaped may stand beside dots; the setting for them is there for those who mind.
+        // Slashes that stay escaped may be next to dots; a setting changes this.
         if !once.to_ascii_lowercase().contains("%2f") && !once.to_ascii_lowercase().contains("%5c") {
             assert!(!has_dot_segments(&unescape(&plain)), "{path:?} became {once:?}");
         }
@@ -213,7 +214,7 @@ fn has_dot_segments(path: &[u8]) -> bool {
     path.split(|b| *b == b'/').any(|segment| segment == b"." || segment == b"..")
 }
 
-/// Every `%XX` as the byte it stands for, as servers read a path.
+/// Decodes every `%XX`, as servers do with a path.
 fn unescape(path: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut rest = path;
@@ -229,7 +230,7 @@ fn unescape(path: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A manager as istiod asks for it, with this treatment of slashes.
+/// Returns a connection manager as istiod configures it, with this treatment of escaped slashes.
 fn manager(escaped_slashes: EscapedSlashes) -> HttpManager {
     HttpManager {
         stat_prefix: "fuzz".into(),
@@ -268,18 +269,18 @@ fn manager(escaped_slashes: EscapedSlashes) -> HttpManager {
     }
 }
 
-/// Service account tokens: nothing but what the issuer signed is taken.
+/// Service account tokens: only tokens that the issuer signed are accepted.
 pub fn token(data: &[u8]) {
     static VERIFIER: LazyLock<Verifier> = LazyLock::new(|| {
         Verifier::from_pem(TOKEN_KEY, "istio-ca").unwrap_or_else(|error| panic!("the key: {error}"))
     });
     let Ok(text) = from_utf8(data) else { return };
-    // With a key set as well, whatever that is.
+    // Also with the input as a key set.
     if let Ok(keys) = KeySet::parse(data) {
         let _ = Verifier::new(keys, "istio-ca", &["kubernetes/serviceaccount"]).verify(SOME_TOKEN.trim());
     }
     if let Ok(account) = VERIFIER.verify(text) {
-        // Of the seeds, which one issuer has signed, this account's alone is good.
+        // Of the seeds, all signed by one issuer, only this account's is valid.
         assert_eq!((&*account.namespace, &*account.name), ("default", "reviews"));
     }
 }
@@ -287,7 +288,7 @@ pub fn token(data: &[u8]) {
 const SOME_TOKEN: &str = include_str!("../seeds/token/good");
 const TOKEN_KEY: &[u8] = include_bytes!("../seeds/token.pub.pem");
 
-/// Signing requests, in PEM or DER: one that is taken names nobody but the caller, and is for a key that the certificate then has.
+/// Signing requests, in PEM or DER: an accepted request names only the caller, and the certificate has its key.
 pub fn csr(data: &[u8]) {
     static AUTHORITY: LazyLock<Authority> =
         LazyLock::new(|| Authority::ephemeral().unwrap_or_else(|error| panic!("no authority: {error}")));
@@ -307,7 +308,7 @@ pub fn csr(data: &[u8]) {
             return;
         }
     };
-    // A request that names somebody is for that one alone.
+    // A request with a name is only for that identity.
     let taken = csr.names_only(&id, &[]).is_ok();
     assert!(!taken || csr.names_only(&stranger, &[]).is_err() || !csr.names_anything());
     let signed = AUTHORITY.issue(&csr, &id, Duration::from_secs(60), None);
@@ -316,8 +317,8 @@ pub fn csr(data: &[u8]) {
     assert_eq!(chain.unwrap_or_else(|error| panic!("{error}")).len(), 1);
 }
 
-/// Certificates and signing requests as peers send them: whatever a request says, the certificate is for whom the
-/// authority was told.
+/// Certificates and signing requests of peers: the certificate has the identity that the authority was given,
+/// whatever the request contains.
 pub fn certificate(data: &[u8]) {
     static AUTHORITY: LazyLock<Authority> =
         LazyLock::new(|| Authority::ephemeral().unwrap_or_else(|error| panic!("no authority: {error}")));
@@ -331,13 +332,13 @@ pub fn certificate(data: &[u8]) {
     assert_eq!(peer, Peer { uris: vec![id.to_string()], spiffe: Some(id), ..Peer::default() });
 }
 
-/// Requests of the discovery protocol, good ones and bytes, while resources change: a client that keeps to the protocol has what it
-/// asked for in the end.
+/// Discovery requests, valid ones and arbitrary bytes, while resources change: a client that follows the
+/// protocol finally has what it subscribed to.
 pub fn discovery(data: &[u8]) {
     skysail_xds::server::fuzzing::stream(data);
 }
 
-/// Questions to the sandbox's DNS server: an answer fits, and gets no answer itself.
+/// Queries to the sandbox's DNS server: a response has a valid size and does not itself cause a response.
 pub fn dns(data: &[u8]) {
     if let Some(answer) = skysail_sandbox::fuzzing::dns(data) {
         assert!(skysail_sandbox::fuzzing::dns(&answer).is_none());

@@ -1,4 +1,4 @@
-//! Routing: whatever a client asks for, the route is the first that is for it, and what is made of its path is a path.
+//! Routing: the route is the first that matches, and a rewritten path is a valid path.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -20,7 +20,7 @@ use skysail_policy::{
 
 static TABLE: LazyLock<RouteTable> = LazyLock::new(table);
 
-/// A head of HTTP/1.1, for which a route is looked for.
+/// Routes an HTTP/1.1 request head.
 pub fn route(data: &[u8]) {
     let (mut head, limits) = (RequestHead::default(), HeadLimits { max_head: 4096, max_headers: 20 });
     if parse::request(data, &limits, &mut head).is_err() {
@@ -47,7 +47,7 @@ pub fn route(data: &[u8]) {
     assert!(!location.bytes().any(|b| b <= b' ' || b == 0x7f), "{location:?}");
 }
 
-/// The host for an authority, by looking at all of them.
+/// Finds the virtual host of an authority by examining all of them.
 fn virtual_host(authority: &str) -> &'static VirtualHost {
     let authority = authority.to_ascii_lowercase();
     let longer = |part: &str| authority.len() > part.len();
@@ -62,7 +62,7 @@ fn virtual_host(authority: &str) -> &'static VirtualHost {
     host.unwrap_or_else(|| panic!("no host {name}"))
 }
 
-/// Whether a request meets a route's conditions, as plainly as that can be asked.
+/// Evaluates a route match with a simple reference implementation.
 fn holds(matches: &RouteMatch, head: &RequestHead) -> bool {
     let path = head.path_without_query();
     let (path, folded) = (path.as_bytes(), path.to_ascii_lowercase().into_bytes());
