@@ -1,4 +1,4 @@
-//! Access logs that go to collectors: what a real Envoy tells of the same requests, our sidecar tells.
+//! Access logs sent to collectors: Envoy and the sidecar send the same entries for the same requests.
 
 #![allow(
     clippy::unwrap_used,
@@ -40,7 +40,7 @@ use skysail_proto::{
 use support::Client;
 use tokio::net::{TcpListener, TcpStream};
 
-/// The same in OpenTelemetry's words.
+/// An equivalent OpenTelemetry configuration.
 const OTLP: &str = r#"{
 name: otlp, typed_config: {
   "@type": type.googleapis.com/envoy.extensions.access_loggers.open_telemetry.v3.OpenTelemetryAccessLogConfig,
@@ -53,17 +53,17 @@ name: otlp, typed_config: {
     {key: list, value: {array_value: {values: [{string_value: a}, {string_value: "%ROUTE_NAME%"}]}}},
     {key: nothing, value: {string_value: ""}}]}}}"#;
 
-/// What is told of requests and of connections, one after the other.
+/// An access log entry of a request or a connection.
 #[derive(Debug, PartialEq)]
 enum Entry {
     Begin(Box<Identifier>),
-    /// With its headers in order.
+    /// With sorted headers.
     Http(Box<HttpAccessLogEntry>, [BTreeMap<String, String>; 2]),
     Tcp(Box<TcpAccessLogEntry>),
     Records(ResourceLogs),
 }
 
-/// Everything of a message that is the same every time.
+/// Returns the entries of a message without the parts that vary.
 fn entries(told: &Told) -> Vec<Entry> {
     if !told.path.ends_with("/StreamAccessLogs") {
         let mut request = ExportLogsServiceRequest::decode(told.message.clone()).unwrap();
@@ -85,7 +85,7 @@ fn entries(told: &Told) -> Vec<Entry> {
         Some(LogEntries::HttpLogs(logs)) => {
             for mut entry in logs.log_entry {
                 let common = settle(entry.common_properties.take().unwrap());
-                // What heads are on the wire is not kept.
+                // The sidecar does not record the wire size of heads.
                 let common = AccessLogCommon {
                     downstream_wire_bytes_received: 0,
                     downstream_wire_bytes_sent: 0,
@@ -117,7 +117,7 @@ fn entries(told: &Told) -> Vec<Entry> {
     entries
 }
 
-/// Without times, ports and ids.
+/// Removes times, ports and IDs.
 fn settle(common: AccessLogCommon) -> AccessLogCommon {
     assert!(common.start_time.unwrap().seconds > 1_700_000_000 && common.duration.is_some());
     let without_port = |address: Option<Address>| {
@@ -148,7 +148,7 @@ fn settle(common: AccessLogCommon) -> AccessLogCommon {
     }
 }
 
-/// Whether Envoy and ours told the same; if not, says where.
+/// Fails with the differences if Envoy and the sidecar sent different entries.
 fn assert_same<T: std::fmt::Debug>(results: &[T]) {
     let [envoy, skysail] = results else { panic!("there are two") };
     let (envoy, skysail) = (format!("{envoy:#?}"), format!("{skysail:#?}"));
@@ -160,7 +160,7 @@ fn assert_same<T: std::fmt::Debug>(results: &[T]) {
     }
 }
 
-/// Sends all requests to a proxy and gives what the collector is told, so many messages of each.
+/// Sends all requests to a proxy and returns `messages` messages per collector stream.
 async fn told(proxy: &Either, collector: &mut Collector, messages: usize) -> Vec<Told> {
     let address = proxy.listener("http").await;
     let mut all = Vec::new();
@@ -176,13 +176,13 @@ async fn told(proxy: &Either, collector: &mut Collector, messages: usize) -> Vec
 }
 
 #[tokio::test]
-async fn requests_are_told_as_envoy_tells_them() {
+async fn request_entries_equal_envoys() {
     let mut collector = Collector::start().await;
     let text = bootstrap(&collector, HTTP_ALS, TCP_ALS).await;
     let mut results = Vec::new();
     for proxy in Either::both(&text).await {
         let all = told(&proxy, &mut collector, 1).await;
-        // All on one stream, with what the configuration adds to its head.
+        // All messages are on one stream, with the configured metadata.
         assert!(all.iter().all(|told| told.call == all[0].call));
         assert_eq!(all[0].headers["x-who"], "me");
         results.push(all.iter().flat_map(entries).collect::<Vec<_>>());
@@ -191,7 +191,7 @@ async fn requests_are_told_as_envoy_tells_them() {
 }
 
 #[tokio::test]
-async fn connections_are_told_as_envoy_tells_them() {
+async fn connection_entries_equal_envoys() {
     let mut collector = Collector::start().await;
     let text = bootstrap(&collector, HTTP_ALS, TCP_ALS).await;
     let mut results = Vec::new();
@@ -211,9 +211,9 @@ async fn connections_are_told_as_envoy_tells_them() {
     assert_same(&results);
 }
 
-/// A listener's own log, which Istio limits to such connections.
+/// Istio limits a listener's own log to these connections.
 #[tokio::test]
-async fn connections_without_a_filter_chain_are_told_as_envoy_tells_them() {
+async fn entries_of_connections_without_a_filter_chain_equal_envoys() {
     let mut collector = Collector::start().await;
     let text = bootstrap(&collector, HTTP_ALS, TCP_ALS).await;
     let filtered =
@@ -234,7 +234,7 @@ async fn connections_without_a_filter_chain_are_told_as_envoy_tells_them() {
 }
 
 #[tokio::test]
-async fn records_are_told_as_envoy_tells_them() {
+async fn opentelemetry_records_equal_envoys() {
     let mut collector = Collector::start().await;
     let port = collector.address.port();
     let ways = [
@@ -266,7 +266,7 @@ async fn records_are_told_as_envoy_tells_them() {
     }
 }
 
-/// Waits until the sidecar's metrics have this line.
+/// Waits until the sidecar's metrics contain this line.
 async fn until_metric(program: &Program, line: &str) {
     support::within(async {
         while !program.page("GET", "/stats/prometheus").await.lines().any(|found| found == line) {
@@ -277,7 +277,7 @@ async fn until_metric(program: &Program, line: &str) {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_down_holds_up_nothing_and_gets_what_comes_later() {
+async fn an_unavailable_collector_delays_no_request_and_receives_later_entries() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = nobody.local_addr().unwrap();
     drop(nobody);
@@ -307,8 +307,8 @@ async fn a_collector_that_is_down_holds_up_nothing_and_gets_what_comes_later() {
 }
 
 #[tokio::test]
-async fn a_collector_that_reads_nothing_holds_up_nothing() {
-    // It takes connections, and says nothing.
+async fn a_collector_that_does_not_read_delays_no_request() {
+    // It accepts connections and sends nothing.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let log = format!("{{{}}}", HTTP.replace("SIZE", "buffer_size_bytes: 1"));
     let text = BOOTSTRAP.replace("COLLECTOR", &silent.local_addr().unwrap().port().to_string());
@@ -316,7 +316,7 @@ async fn a_collector_that_reads_nothing_holds_up_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let mut program = Program::start(folder.path(), &text).await;
     let mut client = Client::new(TcpStream::connect(program.listener("http").await).await.unwrap());
-    // More than fits: 1 MiB, of entries whose requests are 40 KiB.
+    // More than the buffer of 1 MiB, from entries of requests with 40 KiB.
     let large = "x".repeat(40_000);
     for _ in 0..60 {
         client.send(&format!("GET /direct/{large} HTTP/1.1\r\nhost: a\r\n\r\n")).await;
@@ -328,7 +328,7 @@ async fn a_collector_that_reads_nothing_holds_up_nothing() {
 }
 
 #[tokio::test]
-async fn what_waits_is_told_before_the_end() {
+async fn buffered_entries_are_sent_at_shutdown() {
     let mut collector = Collector::start().await;
     for (log, wanted) in [
         (format!("{{{}}}", HTTP.replace("SIZE", "buffer_flush_interval: 1000s")), 3),

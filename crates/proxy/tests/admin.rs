@@ -1,4 +1,5 @@
-//! The admin page beside that of a real Envoy with the same bootstrap, and what an `overload_manager` and a compressor in it do.
+//! Admin page compared with Envoy's for the same bootstrap, and the effects of `overload_manager` and
+//! compression.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,7 +24,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// A server that answers every request on a connection with a long text.
+/// Starts a server that answers every request with a long text.
 async fn server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -46,7 +47,7 @@ async fn server() -> SocketAddr {
     address
 }
 
-/// A bootstrap with a listener `l`, and `bypass`, which is exempt from the overload manager.
+/// Returns a bootstrap with listener `l`, and `bypass`, which is exempt from the overload manager.
 fn bootstrap(server: SocketAddr, overload: &str) -> String {
     let listener = |name: &str, more: &str| {
         format!(
@@ -102,7 +103,7 @@ static_resources:
 
 const CONNECTIONS: &str = r#"{name: envoy.resource_monitors.global_downstream_max_connections, typed_config: {"@type": type.googleapis.com/envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig, max_active_downstream_connections: 2}}]"#;
 
-/// Makes a request over a connection; gives head and body.
+/// Sends a request on a connection and returns head and body.
 async fn request(client: &mut Client, accept: &str) -> (String, Vec<u8>) {
     client.send(&format!("GET / HTTP/1.1\r\nhost: a\r\n{accept}connection: close\r\n\r\n")).await;
     let all = client.rest_of_bytes().await;
@@ -114,7 +115,7 @@ async fn connect(address: SocketAddr) -> Client {
     Client::new(TcpStream::connect(address).await.unwrap())
 }
 
-/// Whether a request is answered with 200; the connection may be closed before it is sent.
+/// Returns whether a request gets status 200; the connection may be closed before it is sent.
 async fn is_answered(address: SocketAddr) -> bool {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let _ = stream.write_all(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
@@ -123,7 +124,7 @@ async fn is_answered(address: SocketAddr) -> bool {
     answer.starts_with(b"HTTP/1.1 200 ")
 }
 
-/// The content of a body in chunks.
+/// Decodes a chunked body.
 fn unchunked(mut body: &[u8]) -> Vec<u8> {
     let mut content = Vec::new();
     loop {
@@ -137,7 +138,7 @@ fn unchunked(mut body: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The JSON after a head.
+/// Parses the JSON after a head.
 fn json(answer: &str) -> Value {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200 "), "{answer}");
@@ -149,7 +150,7 @@ fn json(answer: &str) -> Value {
     serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}"))
 }
 
-/// Every path in a value, with its type; elements of a list are all alike.
+/// Collects every path in a value with its type; the elements of a list have the same shape.
 fn shape(value: &Value, path: &str, shapes: &mut BTreeMap<String, &'static str>) {
     let kind = match value {
         Value::Null => "null",
@@ -169,7 +170,7 @@ fn shape(value: &Value, path: &str, shapes: &mut BTreeMap<String, &'static str>)
 }
 
 #[tokio::test]
-async fn pages_have_the_shape_of_envoys() {
+async fn pages_have_envoys_shape() {
     let folder = tempfile::tempdir().unwrap();
     let bootstrap = bootstrap(server().await, CONNECTIONS);
     let (envoy, ours) =
@@ -177,7 +178,8 @@ async fn pages_have_the_shape_of_envoys() {
     for address in [envoy.listener("l").await, ours.listener("l").await] {
         request(&mut connect(address).await, "").await;
     }
-    // Ours does not have: limits and balancing by priority, what only Envoy counts, what only Envoy's build has.
+    // Fields that the sidecar does not have: limits and load balancing by priority, and what only Envoy counts
+    // or its build contains.
     let without = [
         ".cluster_statuses[].circuit_breakers.thresholds[].priority",
         ".command_line_options.enable_mutex_tracing",
@@ -222,7 +224,7 @@ async fn pages_have_the_shape_of_envoys() {
             }
         }
     }
-    // What scripts compare is the same to the letter.
+    // Scripts compare these pages literally.
     for page in ["/runtime", "/config_dump?resource=static_clusters&mask=cluster.name"] {
         let strip = |mut value: Value| {
             value["configs"]
@@ -235,7 +237,7 @@ async fn pages_have_the_shape_of_envoys() {
         let (wanted, found) = (json(&envoy.page(page).await), json(&ours.page("GET", page).await));
         assert_eq!(strip(found), strip(wanted), "{page}");
     }
-    // Names of statistics, with values where both must have counted the same.
+    // Names of statistics, with values where both must have the same count.
     let names = |answer: String| -> BTreeMap<String, String> {
         let lines = answer.lines().filter_map(|line| line.split_once(": "));
         lines.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
@@ -265,7 +267,7 @@ async fn pages_have_the_shape_of_envoys() {
 }
 
 #[tokio::test]
-async fn answers_are_compressed_as_by_envoy() {
+async fn responses_are_compressed_as_by_envoy() {
     let folder = tempfile::tempdir().unwrap();
     let bootstrap = bootstrap(server().await, CONNECTIONS);
     let (envoy, ours) =
@@ -306,7 +308,7 @@ async fn connections_above_the_limit_are_closed_as_by_envoy() {
             assert!(client.message().await.0.starts_with("HTTP/1.1 200 "));
             open.push(client);
         }
-        // Nothing is written, so that no reset overtakes the end.
+        // The client writes nothing, so that no reset overtakes the FIN.
         assert_eq!(connect(limited).await.rest().await, "");
         assert!(request(&mut connect(exempt).await, "").await.0.starts_with("HTTP/1.1 200 "));
         open.pop();
@@ -341,7 +343,7 @@ async fn requests_are_refused_and_connections_wait_while_memory_is_short() {
         assert!(request(&mut connect(exempt).await, "").await.0.starts_with("HTTP/1.1 200 "), "{action}");
         let mut client = connect(ours.listener("l").await).await;
         if action == "stop_accepting_connections" {
-            // It waits in the kernel's queue, and no page nor listener that is exempt waits with it.
+            // It waits in the kernel's queue; the admin page and exempt listeners do not wait.
             let served = ours.page("GET", "/stats?filter=listener.l.downstream_cx_total").await;
             assert!(!served.contains("downstream_cx_total: 1"), "{served}");
         } else if words.is_empty() {

@@ -1,4 +1,5 @@
-//! What is open when the configuration changes: what would be denied now ends, all else goes on.
+//! Open connections and requests after a change of the configuration: those that are denied now end, all others
+//! continue.
 
 #![allow(
     clippy::unwrap_used,
@@ -40,9 +41,9 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-/// A drain time that no test outlasts.
+/// A drain time longer than any test.
 const LONG: Duration = Duration::from_hours(1);
-/// One that none has to wait for.
+/// A drain time that no test has to wait for.
 const SHORT: Duration = Duration::from_millis(1);
 
 fn limits(revoked_drain: Duration) -> Limits {
@@ -55,7 +56,7 @@ fn deny(permission: Permission) -> Arc<Policy> {
     Arc::new(Policy { rules, shadow: None, shadow_prefix: "".into() })
 }
 
-/// A server that sends back whatever it gets, once it has granted an upgrade if that is what it gets first.
+/// Starts a server that echoes what it receives, after granting an upgrade if that comes first.
 async fn echo() -> std::net::SocketAddr {
     server(|_, mut client: Client| async move {
         let mut first = [0; 4];
@@ -76,13 +77,13 @@ async fn echoes(client: &mut Client) {
     assert_eq!(client.exactly(4).await, "ping");
 }
 
-/// Puts this listener into force; what it leads to stays.
+/// Publishes this listener; the clusters stay.
 async fn publish(proxy: &Proxy, clusters: &Snapshot, listener: Listener) {
     let listeners = snapshot(listener, vec![]).listeners;
     proxy.workers().publish(Snapshot { listeners, ..clusters.clone() }).await.unwrap();
 }
 
-/// A listener for bytes of which the PROXY protocol says where they go.
+/// Returns a TCP listener that takes its destination from the PROXY protocol.
 fn bytes(policies: Vec<Arc<Policy>>) -> Listener {
     let proxied = Some(Proxied { except: vec![], optional: false, refused: vec![] });
     let mut listener = Listener { proxy_protocol: proxied, ..listener(tcp(), None) };
@@ -90,7 +91,7 @@ fn bytes(policies: Vec<Arc<Policy>>) -> Listener {
     listener
 }
 
-/// A proxy for bytes with a connection to each of these ports.
+/// Returns a TCP proxy with a connection to each of these ports.
 async fn with_connections(drain: Duration, ports: &[u16]) -> (Proxy, Snapshot, Vec<Client>) {
     let clusters = snapshot(bytes(vec![]), vec![cluster(&[echo().await], None)]);
     let proxy = Proxy::limited(bytes(vec![]), vec![], limits(drain)).await;
@@ -112,7 +113,7 @@ async fn count(proxy: &Proxy, metric: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn a_policy_that_denies_an_established_connection_ends_it_and_no_other() {
+async fn a_policy_that_denies_a_connection_ends_only_that_connection() {
     let (proxy, clusters, mut clients) = with_connections(SHORT, &[80, 81, 82]).await;
     publish(&proxy, &clusters, bytes(vec![deny(Permission::Port(81))])).await;
     assert_eq!(clients[1].rest().await, "");
@@ -120,15 +121,15 @@ async fn a_policy_that_denies_an_established_connection_ends_it_and_no_other() {
         echoes(&mut clients[index]).await;
     }
     assert_eq!(count(&proxy, "skysail_listener_downstream_cx_revoked").await, 1);
-    // They are judged again by each change, whatever went before.
+    // Each change evaluates all connections again.
     publish(&proxy, &clusters, bytes(vec![deny(Permission::Port(80))])).await;
     assert_eq!(clients[0].rest().await, "");
     echoes(&mut clients[2]).await;
 }
 
-/// `SKYSAIL_CONNECTIONS=5000` for figures; each takes four file descriptors.
+/// Set `SKYSAIL_CONNECTIONS=5000` for measurements; each connection takes four file descriptors.
 #[tokio::test]
-async fn many_connections_are_judged_and_none_is_held_up() {
+async fn many_connections_are_evaluated_and_none_is_delayed() {
     let count = std::env::var("SKYSAIL_CONNECTIONS").map_or(100, |count| count.parse::<u16>().unwrap());
     let ports: Vec<u16> = (0..=count).map(|number| 80 + number % 2).collect();
     let (proxy, clusters, mut clients) = with_connections(SHORT, &ports).await;
@@ -156,7 +157,7 @@ async fn many_connections_are_judged_and_none_is_held_up() {
         echoes(client).await;
     }
     assert_eq!(self::count(&proxy, "skysail_listener_downstream_cx_revoked").await, ended);
-    // Past the capture of test output: figures to look at, no verdict.
+    // Written past the capture of test output: measurements, not assertions.
     writeln!(
         io::stderr(),
         "{ended} of {count} ended after {took:?}; meanwhile the slowest echo took {slowest:?}"
@@ -165,7 +166,7 @@ async fn many_connections_are_judged_and_none_is_held_up() {
 }
 
 #[tokio::test]
-async fn bytes_under_way_in_the_kernel_end_with_their_connection() {
+async fn a_spliced_connection_ends_with_its_data_in_flight() {
     let (proxy, clusters, mut clients) = with_connections(SHORT, &[81]).await;
     let (mut read, mut write) = clients.remove(0).stream.into_split();
     let (enough, passed) = oneshot::channel();
@@ -186,7 +187,7 @@ async fn bytes_under_way_in_the_kernel_end_with_their_connection() {
 }
 
 #[tokio::test]
-async fn a_refusal_that_is_taken_back_within_the_drain_time_ends_nothing() {
+async fn a_denial_that_is_withdrawn_within_the_drain_time_ends_nothing() {
     let (proxy, clusters, mut clients) = with_connections(LONG, &[80]).await;
     publish(&proxy, &clusters, bytes(vec![deny(Permission::Any)])).await;
     echoes(&mut clients[0]).await;
@@ -196,7 +197,7 @@ async fn a_refusal_that_is_taken_back_within_the_drain_time_ends_nothing() {
 }
 
 #[tokio::test]
-async fn chains_that_go_or_lead_elsewhere_end_what_came_by_them() {
+async fn removed_or_redirected_chains_end_their_connections() {
     let elsewhere = || {
         let Terminal::Tcp(mut proxy) = tcp() else { unreachable!("it is TCP") };
         Arc::get_mut(&mut proxy).unwrap().targets = Targets::Single("other".into());
@@ -225,7 +226,7 @@ async fn chains_that_go_or_lead_elsewhere_end_what_came_by_them() {
     };
     for changed in [gone(), http_now(), led_elsewhere()] {
         let (proxy, clusters, mut clients) = with_connections(SHORT, &[80]).await;
-        // Another idle timeout is no reason.
+        // A changed idle timeout ends no connection.
         let other = change(|chain| {
             let Terminal::Tcp(proxy) = tcp() else { unreachable!("it is TCP") };
             let proxy = Arc::into_inner(proxy).unwrap();
@@ -243,7 +244,7 @@ async fn chains_that_go_or_lead_elsewhere_end_what_came_by_them() {
     assert_eq!(clients[0].rest().await, "", "its listener is gone");
 }
 
-/// HTTP under these filters, with a path for the server that no policy is to look at.
+/// Returns an HTTP listener with these filters and one path without policies.
 fn web(does: Vec<Does>) -> Listener {
     let change = |manager: &mut HttpManager, forward: &mut Forward| {
         let named = |does| Filter { name: "filter".into(), disabled: false, does };
@@ -269,8 +270,8 @@ async fn websocket(proxy: &Proxy, path: &str) -> Client {
 }
 
 #[tokio::test]
-async fn websockets_are_judged_by_the_request_that_began_them() {
-    // The first policy comes later.
+async fn websockets_are_evaluated_by_their_upgrade_request() {
+    // The first policy arrives later.
     let before = || web(vec![]);
     let clusters = snapshot(before(), vec![cluster(&[echo().await], None)]);
     let proxy = Proxy::limited(before(), vec![], limits(SHORT)).await;
@@ -283,10 +284,10 @@ async fn websockets_are_judged_by_the_request_that_began_them() {
 }
 
 #[tokio::test]
-async fn what_has_not_spoken_yet_is_judged_when_it_has() {
+async fn a_silent_connection_is_evaluated_after_its_first_bytes() {
     let (proxy, clusters, mut others) = with_connections(LONG, &[80]).await;
     let mut silent = proxy.connect().await;
-    // It is accepted after the one before.
+    // It is accepted after the previous connection.
     let mut after = proxy.connect().await;
     after.send("PROXY TCP4 127.0.0.1 127.0.0.1 1000 82\r\n").await;
     echoes(&mut after).await;
@@ -296,7 +297,7 @@ async fn what_has_not_spoken_yet_is_judged_when_it_has() {
     echoes(&mut others[0]).await;
 }
 
-/// A proxy for HTTP, and a connection of HTTP/1.1 that has had a request answered.
+/// Returns an HTTP proxy and an HTTP/1.1 connection with one completed request.
 async fn kept_alive() -> (Proxy, Snapshot, Client) {
     let clusters = snapshot(web(vec![]), vec![cluster(&support::numbered(1).await, None)]);
     let proxy = Proxy::limited(web(vec![]), vec![], limits(SHORT)).await;
@@ -308,7 +309,7 @@ async fn kept_alive() -> (Proxy, Snapshot, Client) {
 }
 
 #[tokio::test]
-async fn a_head_that_never_ends_does_not_keep_its_connection() {
+async fn an_endless_head_does_not_keep_its_connection_open() {
     let (proxy, clusters, mut client) = kept_alive().await;
     client.send("GET / HTTP/1.1\r\nhost: a\r\n").await;
     let mut gone = web(vec![]);
@@ -319,8 +320,8 @@ async fn a_head_that_never_ends_does_not_keep_its_connection() {
 }
 
 #[tokio::test]
-async fn streams_of_http2_are_judged_each_by_its_own_request() {
-    // A server that answers with a head and never ends.
+async fn http2_streams_are_evaluated_by_their_own_requests() {
+    // A server that sends a response head and never ends the body.
     let open = http2::http2_server(|_, mut request, mut respond| async move {
         let mut body = respond.send_response(http::Response::new(()), false).unwrap();
         while let Some(Ok(piece)) = request.body_mut().data().await {
@@ -354,13 +355,13 @@ async fn streams_of_http2_are_judged_each_by_its_own_request() {
     assert!(within(denied.data()).await.is_none_or(|ended| ended.is_err()), "it is reset");
     http2::send(&mut body, Bytes::from_static(b"pong")).await;
     assert_eq!(within(answered.data()).await.unwrap().unwrap(), "pong");
-    // A new request on the same connection is decided by the new policy.
+    // The new policy applies to a new request on the same connection.
     let (answer, _) = requests.send_request(request("GET", "/denied"), true).unwrap();
     assert_eq!(within(answer).await.unwrap().status(), 403);
 }
 
 #[tokio::test]
-async fn an_idle_connection_whose_chain_is_gone_is_closed() {
+async fn an_idle_connection_of_a_removed_chain_is_closed() {
     let clusters = snapshot(web(vec![]), vec![cluster(&support::numbered(1).await, None)]);
     let proxy = Proxy::limited(web(vec![]), vec![], limits(SHORT)).await;
     publish(&proxy, &clusters, web(vec![])).await;
@@ -374,7 +375,7 @@ async fn an_idle_connection_whose_chain_is_gone_is_closed() {
     let mut requests = http2::client(TcpStream::connect(proxy.address).await.unwrap()).await;
     let (answer, _) = requests.send_request(request("GET", "/"), true).unwrap();
     assert_eq!(within(answer).await.unwrap().status(), 200);
-    // A change that allows them all closes none.
+    // A change that allows all connections closes none.
     publish(&proxy, &clusters, web(vec![deny_path("/never")])).await;
     assert_eq!(ask(&mut other).await, "0");
     let mut gone = web(vec![]);
@@ -393,7 +394,7 @@ async fn an_idle_connection_whose_chain_is_gone_is_closed() {
 }
 
 #[tokio::test]
-async fn peers_that_are_trusted_no_more_are_let_go_of_on_either_side() {
+async fn connections_of_peers_without_a_trusted_root_end_on_either_side() {
     let (mesh, other) = (Mesh::new(), Mesh::new());
     for (outbound, upgraded) in [(false, false), (true, false), (true, true)] {
         let mut spec = mesh.spec("server", "client", &[]);
@@ -406,7 +407,7 @@ async fn peers_that_are_trusted_no_more_are_let_go_of_on_either_side() {
         };
         let behind = secured(tcp());
         let tls = behind.chains[0].tls.clone();
-        // Inbound the proxy knows the client by its certificate, outbound the server.
+        // Inbound, the proxy verifies the client's certificate; outbound, the server's.
         let (first, clusters) = if outbound {
             spec = mesh.spec("client", "server", &[]);
             spec.peer.as_mut().unwrap().roots = roots.clone();
@@ -450,7 +451,7 @@ async fn peers_that_are_trusted_no_more_are_let_go_of_on_either_side() {
             within(stream.read_exact(&mut [0; 4])).await
         };
         echoes().await.unwrap();
-        // Another root went.
+        // Another root is removed.
         publish(1).await;
         echoes().await.unwrap();
         roots.set(Arc::new(other.0.roots().unwrap()));
@@ -461,7 +462,7 @@ async fn peers_that_are_trusted_no_more_are_let_go_of_on_either_side() {
 }
 
 #[tokio::test]
-async fn connections_end_with_their_certificate_where_that_is_asked_for() {
+async fn connections_end_with_their_certificate_if_configured() {
     let mesh = Mesh::new();
     let secured = || listener(tcp(), Some(accepting(&mesh.spec("server", "client", &[]))));
     let server = echo().await;
@@ -487,13 +488,13 @@ async fn connections_end_with_their_certificate_where_that_is_asked_for() {
     while echoes(&mut ends).await.is_ok() {
         tokio::task::yield_now().await;
     }
-    // A certificate's end is a whole second.
+    // A certificate's end of validity is a whole second.
     assert!(signed.not_after <= SystemTime::now() + Duration::from_secs(1), "not before the certificate");
     echoes(&mut stays).await.unwrap();
 }
 
 #[tokio::test]
-async fn an_answer_ends_with_a_later_policy_even_if_its_route_changed_the_request() {
+async fn a_later_policy_ends_a_response_even_if_the_route_changed_the_request() {
     let endless = server(|_, mut client: Client| async move {
         client.head().await;
         client.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await;
@@ -512,19 +513,19 @@ async fn an_answer_ends_with_a_later_policy_even_if_its_route_changed_the_reques
     }
     publish(&proxy, &clusters, web(vec![deny_path("/rewritten"), deny_path("/denied")])).await;
     streams[0].rest_of_bytes().await;
-    // More than was on its way.
+    // More than was in flight.
     let mut more = vec![0; 16 << 20];
     within(streams[1].stream.read_exact(&mut more)).await.unwrap();
 }
 
 #[tokio::test]
-async fn keep_alive_ends_when_its_chain_carries_bytes() {
+async fn keep_alive_ends_when_the_chain_becomes_tcp() {
     let (proxy, clusters, mut client) = kept_alive().await;
     publish(&proxy, &clusters, listener(tcp(), None)).await;
     assert_eq!(client.rest().await, "");
 }
 
-/// A client of HTTP/2 that opens streams after GOAWAY, which no library does.
+/// An HTTP/2 client that opens streams after GOAWAY, which no library does.
 struct Stubborn(TcpStream, u32);
 
 impl Stubborn {
@@ -535,7 +536,7 @@ impl Stubborn {
         Self(stream, 1)
     }
 
-    /// Whether a request is answered with a head.
+    /// Returns whether a request gets a response head.
     async fn is_answered(&mut self) -> bool {
         let Self(stream, id) = self;
         let head = [&[0, 0, 6, 1, 5][..], &id.to_be_bytes(), &[0x82, 0x86, 0x84, 0x41, 1, b'a']].concat();
@@ -559,7 +560,7 @@ impl Stubborn {
 }
 
 #[tokio::test]
-async fn other_changes_give_a_denied_connection_no_more_time() {
+async fn further_changes_do_not_extend_the_drain_time() {
     let denied = || {
         let mut listener = web(vec![]);
         Arc::get_mut(&mut listener.chains[0]).unwrap().policies = vec![deny(Permission::Any)];
@@ -578,7 +579,7 @@ async fn other_changes_give_a_denied_connection_no_more_time() {
 }
 
 #[tokio::test]
-async fn a_busy_connection_forwards_its_certificate_as_configured_now() {
+async fn an_active_connection_forwards_its_certificate_as_currently_configured() {
     use skysail_policy::config::http::{ClientCertDetails, ForwardClientCert};
     let mesh = Mesh::new();
     let told = server(|_, mut client: Client| async move {
@@ -610,7 +611,7 @@ async fn a_busy_connection_forwards_its_certificate_as_configured_now() {
         while !answer.contains("Hash=") || !answer.contains("\r\n\r\n") {
             answer.push(char::from(within(stream.read_u8()).await.unwrap()));
         }
-        // The rest, whose length the head says.
+        // The remaining content, by its content-length.
         let (head, begun) = answer.split_once("\r\n\r\n").unwrap();
         let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
         let mut rest = vec![0; length.parse::<usize>().unwrap() - begun.len()];

@@ -1,4 +1,4 @@
-//! Who else decides, by the program itself: keys that are fetched, and services that are asked about connections.
+//! External decisions: JWKS that are fetched, and authorization services for connections and requests.
 
 #![allow(
     clippy::unwrap_used,
@@ -48,7 +48,7 @@ async fn status(proxy: SocketAddr, fields: &str) -> (String, String) {
     (head[9..12].to_owned(), body.to_owned())
 }
 
-/// A new key of an issuer for tokens of this algorithm, and a token that is good by it.
+/// Returns a new key for this algorithm and a token that it verifies.
 fn key_and_token(algorithm: Algorithm) -> (Value, String) {
     let make = |kind| KeyPair::generate_for(kind).unwrap();
     let (pair, curve) = match algorithm {
@@ -78,13 +78,13 @@ fn key_and_token(algorithm: Algorithm) -> (Value, String) {
     (key, token)
 }
 
-/// Keys of one issuer, and a token that is good by them.
+/// Returns the keys of one issuer and a token that they verify.
 fn keys_and_token() -> (String, String) {
     let (key, token) = key_and_token(Algorithm::ES256);
     (json!({ "keys": [key] }).to_string(), token)
 }
 
-/// Tokens of the issuer `me`, whose keys are there.
+/// Returns a JWT filter for tokens of issuer `me` with these keys.
 fn jwt(keys: &Value) -> Value {
     let provider = files::with(json!({"issuer": "me"}), keys);
     let rule = json!({"match": {"prefix": "/"}, "requires": {"provider_name": "p"}});
@@ -93,7 +93,7 @@ fn jwt(keys: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn tokens_are_good_by_keys_of_every_kind_and_by_no_other_key() {
+async fn tokens_are_verified_only_by_their_issuers_keys_of_every_kind() {
     let algorithms =
         [Algorithm::RS256, Algorithm::PS256, Algorithm::ES256, Algorithm::ES384, Algorithm::EdDSA];
     let pairs = algorithms.map(key_and_token);
@@ -114,7 +114,7 @@ async fn tokens_are_good_by_keys_of_every_kind_and_by_no_other_key() {
 }
 
 #[tokio::test]
-async fn keys_are_fetched_when_first_needed_and_kept() {
+async fn keys_are_fetched_when_first_needed_and_cached() {
     let (keys, token) = keys_and_token();
     let fetched = Arc::new(AtomicUsize::new(0));
     let count = fetched.clone();
@@ -124,7 +124,7 @@ async fn keys_are_fetched_when_first_needed_and_kept() {
             loop {
                 let (head, _) = client.message().await;
                 assert!(head.starts_with("GET /keys HTTP/1.1\r\nhost: keys.example\r\n"), "{head}");
-                // The first time it is not ready.
+                // The first response is an error.
                 let status = if count.fetch_add(1, Ordering::SeqCst) == 0 { 503 } else { 200 };
                 let length = keys.len();
                 client.send(&format!("HTTP/1.1 {status} A\r\ncontent-length: {length}\r\n\r\n{keys}")).await;
@@ -140,7 +140,7 @@ async fn keys_are_fetched_when_first_needed_and_kept() {
     let bootstrap = bootstrap(&[listener("l", &[manager])], &clusters);
     let program = Program::start(folder.path(), &bootstrap).await;
     let proxy = program.listener("l").await;
-    // Nothing is fetched for who brings no token.
+    // A request without a token fetches no keys.
     assert_eq!(status(proxy, "").await, ("401".to_owned(), "Jwt is missing".to_owned()));
     assert_eq!(fetched.load(Ordering::SeqCst), 0);
     let bearer = format!("authorization: Bearer {token}\r\n");
@@ -152,7 +152,7 @@ async fn keys_are_fetched_when_first_needed_and_kept() {
     assert_eq!(fetched.load(Ordering::SeqCst), 2);
 }
 
-/// Lets every second connection pass.
+/// Allows every second connection.
 struct Every(AtomicUsize);
 
 #[tonic::async_trait]
@@ -167,7 +167,7 @@ impl Authorization for Every {
 }
 
 #[tokio::test]
-async fn a_service_is_asked_about_connections() {
+async fn a_service_authorizes_connections() {
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let authorizer = socket.local_addr().unwrap();
     let service = AuthorizationServer::new(Every(AtomicUsize::new(0)));
@@ -208,7 +208,7 @@ async fn a_service_is_asked_about_connections() {
     }
 }
 
-/// Answers what it is asked over HTTP as long as the path is one that it knows, and counts the connections.
+/// Starts an HTTP authorizer that knows some paths, and counts its connections.
 async fn http_authorizer(connections: &Arc<AtomicUsize>) -> SocketAddr {
     let connections = Arc::clone(connections);
     server(move |_, mut client| {
@@ -224,7 +224,7 @@ async fn http_authorizer(connections: &Arc<AtomicUsize>) -> SocketAddr {
     .await
 }
 
-/// An authorizer that is asked over HTTP, with further fields of the filter.
+/// Returns an ext_authz filter that uses HTTP, with further fields.
 fn ask_over_http(server: &Value) -> Value {
     let uri = json!({"uri": "http://auth.example", "cluster": "authorizer", "timeout": "30s"});
     let config = json!({
@@ -234,10 +234,10 @@ fn ask_over_http(server: &Value) -> Value {
     filter("http.ext_authz.v3.ExtAuthz", &config)
 }
 
-/// A service of HTTP would take the question about a request to connect for a tunnel: it is not asked, and nothing is left
-/// behind on its connection that the next request could take for its answer.
+/// An HTTP service would take the check of a CONNECT request for a tunnel. So it is not asked, and no response
+/// stays on its connection that the next check could read.
 #[tokio::test]
-async fn who_cannot_be_asked_about_is_refused() {
+async fn a_request_that_cannot_be_checked_is_denied() {
     let connections = Arc::default();
     let authorizer = http_authorizer(&connections).await;
     let folder = tempfile::tempdir().unwrap();
@@ -264,9 +264,9 @@ async fn who_cannot_be_asked_about_is_refused() {
     }
 }
 
-/// A time of nothing is no time at all to Envoy; it never means that nobody is asked.
+/// In Envoy a timeout of zero means no timeout; it never skips the check.
 #[tokio::test]
-async fn no_time_to_answer_is_no_leave() {
+async fn a_zero_timeout_does_not_allow_requests() {
     let connections = Arc::default();
     let authorizer = http_authorizer(&connections).await;
     let folder = tempfile::tempdir().unwrap();
@@ -279,9 +279,9 @@ async fn no_time_to_answer_is_no_leave() {
     assert_eq!(status(proxy, "x-good: 1\r\n").await.0, "200");
 }
 
-/// Keys that are good for a moment are fetched once for each request that finds them too old, not again and again.
+/// Keys with a very short cache duration are fetched once per request that finds them expired, not repeatedly.
 #[tokio::test]
-async fn keys_that_are_not_kept_are_fetched_each_time() {
+async fn expired_keys_are_fetched_again_once_per_request() {
     let (keys, token) = keys_and_token();
     let fetched = Arc::new(AtomicUsize::new(0));
     let count = fetched.clone();

@@ -1,4 +1,4 @@
-//! How endpoints share requests: turns, who is less busy, who is new, who is near.
+//! Load balancing: round robin, weights, least request, slow start, locality.
 
 #![allow(
     clippy::unwrap_used,
@@ -27,7 +27,7 @@ async fn start(cluster: Cluster) -> Proxy {
     Proxy::start(listener(http(|_, _| ()), None), vec![cluster]).await
 }
 
-/// Who answers so many requests, one after the other.
+/// Returns the servers that answer `count` requests, one after the other.
 async fn answers(proxy: &Proxy, count: usize) -> Vec<usize> {
     let mut client = proxy.connect().await;
     let mut answers = Vec::new();
@@ -38,7 +38,7 @@ async fn answers(proxy: &Proxy, count: usize) -> Vec<usize> {
     answers
 }
 
-/// How many of the answers are whose.
+/// Counts the answers of each server.
 fn shares<const N: usize>(answers: &[usize]) -> [usize; N] {
     std::array::from_fn(|number| answers.iter().filter(|answer| **answer == number).count())
 }
@@ -54,7 +54,7 @@ fn of(balancer: Balancer, priorities: Vec<Vec<Endpoint>>) -> Cluster {
 }
 
 #[tokio::test]
-async fn turns_are_taken_one_after_the_other() {
+async fn round_robin_selects_endpoints_in_order() {
     let proxy = start(cluster(&numbered(3).await, None)).await;
     let all = answers(&proxy, 12).await;
     let mut turn = all[..3].to_vec();
@@ -66,7 +66,7 @@ async fn turns_are_taken_one_after_the_other() {
 }
 
 #[tokio::test]
-async fn turns_are_as_many_as_weights_say() {
+async fn round_robin_honours_weights() {
     let servers = numbered(2).await;
     let endpoints =
         [(servers[0], 3), (servers[1], 1)].map(|(at, weight)| Endpoint { weight, ..endpoint(at) });
@@ -76,7 +76,7 @@ async fn turns_are_as_many_as_weights_say() {
 }
 
 #[tokio::test]
-async fn who_is_busy_gets_no_more() {
+async fn a_busy_endpoint_gets_no_further_requests() {
     let (tell, mut told) = unbounded_channel();
     let go = Arc::new(Notify::new());
     let mut servers = Vec::new();
@@ -97,7 +97,7 @@ async fn who_is_busy_gets_no_more() {
         servers.push(server(serve).await);
     }
     let mut cluster = cluster(&servers, None);
-    // That one alone is among as many as that happens never.
+    // With this many choices the busy endpoint practically never is the only candidate.
     cluster.balancer = Balancer::LeastRequest { choices: 64, bias: 1.0 };
     let proxy = start(cluster).await;
     let mut long = proxy.connect().await;
@@ -109,17 +109,17 @@ async fn who_is_busy_gets_no_more() {
 }
 
 #[tokio::test]
-async fn all_are_reached_at_random() {
+async fn random_reaches_all_endpoints() {
     let mut cluster = cluster(&numbered(5).await, None);
     cluster.balancer = Balancer::Random;
     let all = answers(&start(cluster).await, 300).await;
     assert!(shares::<5>(&all).iter().all(|share| *share > 0), "{all:?}");
-    // In no order.
+    // In no fixed order.
     assert!(all.chunks(5).any(|turn| turn != &all[..5]), "{all:?}");
 }
 
 #[tokio::test]
-async fn who_has_just_come_gets_less_at_first() {
+async fn a_new_endpoint_gets_fewer_requests_at_first() {
     let servers = numbered(2).await;
     let window = Duration::from_hours(1);
     let slow = SlowStart { window, aggression: 1.0, least: 0.1 };
@@ -148,7 +148,7 @@ async fn who_has_just_come_gets_less_at_first() {
 }
 
 #[tokio::test]
-async fn others_take_over_from_those_who_are_unhealthy() {
+async fn lower_priorities_replace_unhealthy_endpoints() {
     let servers = numbered(4).await;
     let with = |health: [Health; 4]| {
         let mut all = servers.iter().zip(health).map(|(at, health)| Endpoint { health, ..endpoint(*at) });
@@ -165,7 +165,7 @@ async fn others_take_over_from_those_who_are_unhealthy() {
         assert_eq!(shares(&answers(&proxy, 20).await), expected, "{health:?}");
         assert!(proxy.metrics().await.contains(&format!("{PANIC}0\n")), "{health:?}");
     }
-    // Where nobody is healthy everybody is used.
+    // Without a healthy endpoint, all are used.
     let proxy = start(with([bad; 4])).await;
     let shares = shares::<4>(&answers(&proxy, 60).await);
     assert!(shares.iter().all(|share| *share > 0), "{shares:?}");
@@ -175,7 +175,7 @@ async fn others_take_over_from_those_who_are_unhealthy() {
 const PANIC: &str = "envoy_cluster_lb_healthy_panic{cluster_name=\"upstream\"} ";
 
 #[tokio::test]
-async fn localities_share_by_their_weights() {
+async fn localities_are_weighted() {
     let servers = numbered(3).await;
     for (weigh_localities, expected) in [(false, [20, 20, 20]), (true, [20, 20, 20 * 4])] {
         let endpoints = [(servers[0], 0), (servers[1], 0), (servers[2], 1)];

@@ -1,4 +1,4 @@
-//! Which endpoint requests and connections go to: hashes, health, ejection.
+//! Selection of endpoints: hash policies, health, outlier detection, circuit breakers.
 
 #![allow(
     clippy::unwrap_used,
@@ -32,11 +32,11 @@ fn by(key: HashKey) -> Vec<HashPolicy> {
 }
 
 #[tokio::test]
-async fn requests_with_the_same_key_go_to_the_same_endpoint() {
+async fn requests_with_the_same_key_reach_the_same_endpoint() {
     let endpoints = numbered(5).await;
     for balancer in [RING, Balancer::Maglev(1009)] {
         let mut answers = Vec::new();
-        // Another proxy leads them to the same, too.
+        // Another proxy selects the same endpoints.
         for _ in 0..2 {
             let terminal = http(|_, forward| forward.hash = by(HashKey::Header("x-key".into())));
             let mut cluster = cluster(&endpoints, None);
@@ -58,7 +58,7 @@ async fn requests_with_the_same_key_go_to_the_same_endpoint() {
 }
 
 #[tokio::test]
-async fn who_is_known_to_answer_soon_gets_the_requests() {
+async fn peak_ewma_prefers_the_faster_endpoint() {
     let (decay, unknown) = (Duration::from_hours(1), Duration::from_hours(1));
     let mut cluster = cluster(&numbered(2).await, None);
     cluster.balancer = Balancer::PeakEwma { decay, unknown };
@@ -69,12 +69,12 @@ async fn who_is_known_to_answer_soon_gets_the_requests() {
         client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
         answers.push(client.message().await.1);
     }
-    // Of the other nothing is known but that it may take an hour.
+    // The other endpoint has no measurement, and its assumed latency is one hour.
     assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
 }
 
 #[tokio::test]
-async fn a_client_that_has_no_cookie_gets_one_and_is_led_by_it() {
+async fn a_client_without_a_cookie_gets_one_that_selects_its_endpoint() {
     let endpoints = numbered(8).await;
     let cookie = HashCookie {
         name: "user".into(),
@@ -102,7 +102,7 @@ async fn a_client_that_has_no_cookie_gets_one_and_is_led_by_it() {
 }
 
 #[tokio::test]
-async fn connections_of_one_client_go_to_the_same_endpoint() {
+async fn connections_of_one_client_reach_the_same_endpoint() {
     let endpoints = numbered(5).await;
     let mut terminal = tcp();
     if let skysail_policy::config::listener::Terminal::Tcp(proxy) = &mut terminal {
@@ -120,7 +120,7 @@ async fn connections_of_one_client_go_to_the_same_endpoint() {
     assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
 }
 
-/// Ejects who fails three times in a row, for the time given.
+/// Returns a cluster that ejects an endpoint after three consecutive failures, for `base_ejection`.
 fn ejecting(endpoints: &[SocketAddr], base_ejection: Duration) -> Cluster {
     let limit = Limit { number: 3, enforcing: 100 };
     let never = HealthComparison { hosts: 9, requests: 9, threshold: 99, enforcing: 0, enforcing_local: 0 };
@@ -151,7 +151,7 @@ fn ejecting(endpoints: &[SocketAddr], base_ejection: Duration) -> Cluster {
     }
 }
 
-/// A server that answers 500 until it is told otherwise.
+/// Starts a server that answers 500 until the flag changes.
 async fn failing() -> (SocketAddr, Arc<std::sync::atomic::AtomicBool>) {
     let bad = Arc::new(std::sync::atomic::AtomicBool::new(true));
     let state = Arc::clone(&bad);
@@ -173,7 +173,7 @@ async fn failing() -> (SocketAddr, Arc<std::sync::atomic::AtomicBool>) {
     (address, bad)
 }
 
-/// The value of a metric.
+/// Returns the value of a metric.
 async fn metric(proxy: &Proxy, name: &str) -> u64 {
     let text = proxy.metrics().await;
     let line = text.lines().find(|line| line.starts_with(&format!("{name}{{"))).unwrap();
@@ -183,12 +183,12 @@ async fn metric(proxy: &Proxy, name: &str) -> u64 {
 const ACTIVE: &str = "envoy_cluster_outlier_detection_ejections_active";
 
 #[tokio::test]
-async fn who_fails_is_taken_out_for_all_workers_and_taken_back() {
+async fn an_ejection_applies_to_all_workers_and_ends() {
     let (bad, fails) = failing().await;
     let good = numbered(1).await[0];
     let cluster = ejecting(&[good, bad], Duration::from_millis(50));
     let proxy = Proxy::with(2, listener(http(|_, _| ()), None), vec![cluster], Taken::default()).await;
-    // Connections of both workers, of whom either may take notice.
+    // Connections to both workers, either of which may detect the failures.
     let mut clients = Vec::new();
     for _ in 0..8 {
         clients.push(proxy.connect().await);
@@ -206,7 +206,7 @@ async fn who_fails_is_taken_out_for_all_workers_and_taken_back() {
     assert!(metric(&proxy, "envoy_cluster_outlier_detection_ejections_enforced_total").await > 0);
     assert!(failures >= 3);
     fails.store(false, std::sync::atomic::Ordering::Relaxed);
-    // It is used again when its time is over.
+    // The endpoint is used again after the ejection time.
     within(async {
         loop {
             clients[0].send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
@@ -221,7 +221,7 @@ async fn who_fails_is_taken_out_for_all_workers_and_taken_back() {
 }
 
 #[tokio::test]
-async fn who_is_ejected_gets_nothing_from_any_worker() {
+async fn an_ejected_endpoint_gets_no_requests_from_any_worker() {
     let (bad, _) = failing().await;
     let good = numbered(1).await[0];
     let cluster = ejecting(&[good, bad], Duration::from_secs(300));
@@ -240,13 +240,13 @@ async fn who_is_ejected_gets_nothing_from_any_worker() {
         }
     }
     assert_eq!(metric(&proxy, ACTIVE).await, 1);
-    // With the cluster the ejection is gone.
+    // The ejection ends with the cluster.
     proxy.workers().publish(support::snapshot(listener(http(|_, _| ()), None), vec![])).await.unwrap();
     assert_eq!(metric(&proxy, ACTIVE).await, 0);
 }
 
 #[tokio::test]
-async fn connections_that_fail_count_for_tcp_too() {
+async fn failed_connections_count_for_tcp() {
     let good = numbered(1).await[0];
     let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
     let cluster = ejecting(&[good, nobody], Duration::from_secs(300));
@@ -262,7 +262,7 @@ async fn connections_that_fail_count_for_tcp_too() {
 }
 
 #[tokio::test]
-async fn each_endpoint_has_a_limit_of_connections() {
+async fn each_endpoint_has_a_connection_limit() {
     let (arrived, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (tell, wait) = (arrived.clone(), go.clone());
     let upstream = server(move |_, mut client: support::Client| {
@@ -284,7 +284,7 @@ async fn each_endpoint_has_a_limit_of_connections() {
     let mut first = proxy.connect().await;
     first.send("GET /1 HTTP/1.1\r\nHost: a\r\n\r\n").await;
     within(arrived.notified()).await;
-    // Of the next two one waits, and the other is turned away.
+    // Of the next two requests one waits, and the other is refused.
     let (mut second, mut third) = (proxy.connect().await, proxy.connect().await);
     second.send("GET /2 HTTP/1.1\r\nHost: a\r\n\r\n").await;
     third.send("GET /3 HTTP/1.1\r\nHost: a\r\n\r\n").await;
@@ -311,7 +311,8 @@ async fn retries_have_a_budget() {
         }
     })
     .await;
-    // One request is under way: all of it may be retried, or half of it, rounded down, if one does not always.
+    // With one request in flight, a share of 100 % allows a retry. A share of 50 % is rounded down and allows
+    // none, except with a minimum of 1.
     for (share, least, status) in [(1_000_000, 0, 200), (500_000, 0, 503), (500_000, 1, 200)] {
         let mut limited = cluster(&[upstream], None);
         limited.limits.retries = 0;
@@ -328,7 +329,7 @@ async fn retries_have_a_budget() {
 }
 
 #[tokio::test]
-async fn connections_last_no_longer_than_configured() {
+async fn connections_close_after_their_maximum_duration() {
     let upstream = numbered(1).await[0];
     for (most, connections) in [(None, 1), (Some(Duration::from_nanos(1)), 3)] {
         let mut cluster = cluster(&[upstream], None);
@@ -341,7 +342,7 @@ async fn connections_last_no_longer_than_configured() {
         }
         assert_eq!(proxy.workers().clusters().await[0].connections_total, connections);
     }
-    // With TCP, whatever is under way.
+    // With TCP even while data is in flight.
     let silent = server(|_, mut client| async move {
         client.rest().await;
     })

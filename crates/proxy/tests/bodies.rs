@@ -1,4 +1,5 @@
-//! Content on its way: byte for byte, whatever both ends speak, with a length or without one, and what follows it.
+//! Bodies are forwarded byte for byte between all versions of HTTP, with or without a content-length, with
+//! their trailers.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,13 +25,13 @@ use skysail_policy::config::{Cluster, cluster::UpstreamProtocol};
 use support::{Proxy, cluster, http, listener};
 use tokio::net::TcpStream;
 
-/// Sends back what has come, in the same form.
+/// Echoes the request in the same form.
 async fn echo(request: Message) -> Message {
     let answer = Message { trailers: request.trailers.clone(), ..Message::new(&[], request.content.clone()) };
     if request.has_length() { answer.with_length() } else { answer }
 }
 
-/// 5 MB of noise through one proxy to one server, from clients of all kinds.
+/// Sends 5 MB of random data through a proxy to one server, from clients of all kinds.
 async fn content_comes_back(http2_server: bool, tls_server: bool) {
     let mesh = Mesh::new();
     let secured = mesh.spec("server", "client", &[b"h2", b"http/1.1"]);
@@ -71,21 +72,21 @@ async fn content_comes_back(http2_server: bool, tls_server: bool) {
 }
 
 #[tokio::test]
-async fn content_comes_back_from_a_server_of_http1() {
+async fn bodies_are_echoed_by_an_http1_server() {
     content_comes_back(false, false).await;
 }
 
 #[tokio::test]
-async fn content_comes_back_from_a_server_of_http1_over_tls() {
+async fn bodies_are_echoed_by_an_http1_server_over_tls() {
     content_comes_back(false, true).await;
 }
 
 #[tokio::test]
-async fn content_comes_back_from_a_server_of_http2() {
+async fn bodies_are_echoed_by_an_http2_server() {
     content_comes_back(true, false).await;
 }
 
 #[tokio::test]
-async fn content_comes_back_from_a_server_of_http2_over_tls() {
+async fn bodies_are_echoed_by_an_http2_server_over_tls() {
     content_comes_back(true, true).await;
 }

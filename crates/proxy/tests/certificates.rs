@@ -1,5 +1,5 @@
-//! Which certificates a TLS context accepts, and what it negotiates: each configuration meets each peer, in a real Envoy and
-//! in our sidecar, which must say the same.
+//! Acceptance of certificates and TLS negotiation: every configuration meets every peer, in Envoy and in the
+//! sidecar, and both must decide alike.
 
 #![allow(
     clippy::unwrap_used,
@@ -44,7 +44,7 @@ fn socket(port: u16) -> Value {
     json!({"socket_address": {"address": "127.0.0.1", "port_value": port}})
 }
 
-/// A listener that answers by itself, or sends requests for `hN` to the cluster of that number.
+/// Returns a listener that answers directly, or sends requests for `hN` to cluster N.
 fn listener(name: &str, tls: Option<&Value>, clusters: &[Value]) -> Value {
     let host = |name: &str, domain: &str, mut route: Value| {
         route["match"] = json!({"prefix": "/"});
@@ -96,7 +96,7 @@ fn own(certificate: &Certificate) -> Value {
     json!([{"certificate_chain": inline(&certificate.chain), "private_key": inline(&certificate.key)}])
 }
 
-/// The roots of trust domains, bound to them.
+/// Returns trust bundles that are bound to their trust domains.
 fn spiffe(domains: &[(&str, &Ca)]) -> Value {
     let domains: Vec<_> =
         domains.iter().map(|(name, ca)| json!({"name": name, "trust_bundle": inline(&ca.pem)})).collect();
@@ -106,12 +106,12 @@ fn spiffe(domains: &[(&str, &Ca)]) -> Value {
     json!({"custom_validator_config": validator})
 }
 
-/// Makes a request. False where the server ends the connection.
+/// Sends a request; returns false if the server closes the connection.
 async fn is_answered(mut stream: TlsStream<TcpStream>) -> bool {
     answers(&mut stream).await
 }
 
-/// The same on a connection that is kept open.
+/// Sends a request on a connection that stays open.
 async fn answers(stream: &mut TlsStream<TcpStream>) -> bool {
     if stream.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.is_err() {
         return false;
@@ -135,7 +135,7 @@ async fn connect(
     within(TlsConnector::from(Arc::clone(config)).connect(name.try_into().unwrap(), stream)).await.ok()
 }
 
-/// The authorities and peers of these tests.
+/// Authorities and peers of these tests.
 struct World {
     west: Ca,
     east: Ca,
@@ -200,7 +200,7 @@ impl World {
         &self.peers.iter().find(|peer| peer.0 == name).unwrap().1
     }
 
-    /// Validation contexts, by name.
+    /// Returns validation contexts by name.
     fn contexts(&self) -> Vec<(String, Value)> {
         let (west, middle) = (&self.west, &self.middle);
         let ca = |more: Value| {
@@ -301,7 +301,7 @@ impl World {
         contexts
     }
 
-    /// The fingerprints of a peer's certificate and of its key.
+    /// Returns the fingerprints of a peer's certificate and of its key.
     fn pins(&self, peer: &str) -> (String, String) {
         let identity = self.peer(peer).identity();
         let (_, leaf) = x509_parser::parse_x509_certificate(&identity.chain()[0]).unwrap();
@@ -322,24 +322,24 @@ fn self_signed() -> Certificate {
 /// Outcomes by configuration and peer.
 type Outcomes = BTreeMap<(String, String), String>;
 
-/// Where Envoy accepts a peer and our sidecar does not: how contexts begin, and the peer.
+/// Peers that Envoy accepts and the sidecar refuses: prefix of the context, and the peer.
 const STRICTER: &[(&str, &str)] = &[
-    // A wildcard stands for at least one character (RFC 6125, section 6.4.3).
+    // A wildcard matches at least one character (RFC 6125, section 6.4.3).
     ("DNS {\"exact\":\".example.com\"}", "wildcards"),
-    // Envoy's SPIFFE validator does not look at extendedKeyUsage.
+    // Envoy's SPIFFE validator ignores extendedKeyUsage.
     ("bundle", "of clients"),
     ("bundle", "of servers"),
-    // Envoy goes by the first URI, and matches the names of all.
+    // Envoy selects the bundle by the first URI, and matches names against all URIs.
     ("bundle", "east, then west, by east"),
     ("bundle", "west, then east, by west"),
-    // Envoy 1.40 documents this limit and does not keep it.
+    // Envoy 1.40 documents this limit but does not enforce it.
     ("depth 1", "by middle"),
     ("depth 1", "revoked by middle"),
     ("depth 1", "by lowest"),
     ("depth 2", "by lowest"),
 ];
 
-/// Fails with the differences, but for those that are meant.
+/// Fails with the differences, except for the intended ones.
 fn compare(envoy: &Outcomes, ours: &Outcomes) {
     assert_eq!(envoy.len(), ours.len());
     let mut different = Vec::new();
@@ -354,7 +354,8 @@ fn compare(envoy: &Outcomes, ours: &Outcomes) {
     assert!(different.is_empty(), "{different:#?}");
 }
 
-/// As a server: each context with and without `require_client_certificate`, each client and one without a certificate.
+/// Each context with and without `require_client_certificate`, with each client and with one without a
+/// certificate.
 #[tokio::test]
 async fn clients_are_accepted_as_by_envoy() {
     let world = World::new();
@@ -406,7 +407,7 @@ async fn clients_are_accepted_as_by_envoy() {
     }
 }
 
-/// As a client: each context meets each server.
+/// Each context with each server.
 #[tokio::test]
 async fn servers_are_accepted_as_by_envoy() {
     let world = World::new();
@@ -440,7 +441,7 @@ async fn servers_are_accepted_as_by_envoy() {
     assert!(ours("key", "plain") && !ours("key", "named") && !ours("revocation", "revoked by middle"));
 }
 
-/// A server that answers 200 to all that get through the handshake.
+/// Starts a server that answers 200 after the handshake.
 async fn https(acceptor: TlsAcceptor) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -522,7 +523,8 @@ async fn connections_are_negotiated_as_by_envoy() {
         for (context, _) in &contexts {
             let address = proxy.listener(context).await;
             for (client, spec, name) in &clients {
-                // Without `ecdh_curves` P-384 is spoken here, too; and Envoy also resumes sessions of TLS 1.2 by their ids.
+                // Without `ecdh_curves` the sidecar also supports P-384. Envoy also resumes TLS 1.2 sessions by
+                // their IDs.
                 let group_only = !spec.groups.is_empty() && !context.starts_with("P-");
                 if group_only || (*context == "no tickets" && client.starts_with("1.2")) {
                     continue;
@@ -541,8 +543,8 @@ async fn connections_are_negotiated_as_by_envoy() {
     assert!(ours("default", "wild").contains("other.example"), "{}", ours("default", "wild"));
 }
 
-/// What two connections agree on: version, cipher suite below TLS 1.3, the server's first name, and whether the
-/// second resumes the first.
+/// Returns what two connections negotiate: version, cipher suite below TLS 1.3, the server's first name, and
+/// whether the second resumes the first.
 async fn negotiated(spec: &TlsSpec, to: SocketAddr, name: &'static str) -> Option<String> {
     let mut config = (*spec.client().unwrap()).clone();
     config.resumption = Resumption::in_memory_sessions(8);
@@ -556,7 +558,7 @@ async fn negotiated(spec: &TlsSpec, to: SocketAddr, name: &'static str) -> Optio
         let suite = if suite.tls13().is_some() { "any".to_owned() } else { format!("{:?}", suite.suite()) };
         let certificate = skysail_identity::Peer::from_der(&session.peer_certificates().unwrap()[0]).unwrap();
         let resumed = session.handshake_kind() == Some(HandshakeKind::Resumed);
-        // What comes after the handshake brings the ticket.
+        // The ticket arrives after the handshake.
         if !is_answered(stream).await {
             return None;
         }
@@ -568,7 +570,7 @@ async fn negotiated(spec: &TlsSpec, to: SocketAddr, name: &'static str) -> Optio
     None
 }
 
-/// A list in a file is followed, and neither connections nor sessions outlive what it says.
+/// A list in a file is watched, and ends connections and sessions of revoked peers.
 #[tokio::test]
 async fn revocation_takes_effect_while_the_proxy_runs() {
     let world = World::new();
@@ -615,15 +617,15 @@ async fn revocation_takes_effect_while_the_proxy_runs() {
     within(async { while call(&revoked).await.is_some() {} }).await;
     assert_eq!(call(&plain).await, Some(false), "a session from before the change");
     assert_eq!(call(&revoked).await, None);
-    // What cannot be used changes nothing.
+    // Invalid content changes nothing.
     put("no list");
     assert!(call(&plain).await.is_some());
     assert_eq!(call(&revoked).await, None);
 }
 
-/// Configuration that cannot be honoured is refused, with the name of the field.
+/// Unsupported configuration is refused with the name of the field.
 #[tokio::test]
-async fn what_is_not_supported_is_refused_by_name() {
+async fn unsupported_settings_are_refused_by_name() {
     let world = World::new();
     let common = |more: Value| {
         let mut common = json!({"tls_certificates": own(&world.server)});

@@ -1,7 +1,7 @@
-//! What others hold for HTTP/2 and gRPC: `h2spec`, which breaks every rule of RFC 9113 and RFC 7541 once, and gRPC's own
-//! interoperability tests, through two sidecars with mutual TLS between them.
+//! Third-party conformance tests: `h2spec`, which violates every rule of RFC 9113 and RFC 7541 once, and gRPC's
+//! interoperability tests through two sidecars with mutual TLS.
 //!
-//! Both are programs in Go, which `test.sh` puts into the user's cache.
+//! Both are Go programs, which `test.sh` installs into the user's cache.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,7 +29,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-/// A program that `test.sh` installs.
+/// Returns the path of a program that `test.sh` installs.
 fn tool(name: &str) -> PathBuf {
     let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_default();
@@ -38,7 +38,8 @@ fn tool(name: &str) -> PathBuf {
     path
 }
 
-/// A mesh's authority, which issues certificates into `NAME.pem` and `NAME.key`, and is trusted by `roots.pem`.
+/// A mesh authority, which issues certificates into `NAME.pem` and `NAME.key`, and whose roots are in
+/// `roots.pem`.
 struct Issuer<'a> {
     authority: Authority,
     folder: &'a Path,
@@ -59,7 +60,7 @@ impl<'a> Issuer<'a> {
         fs::write(self.folder.join(format!("{name}.key")), request.key_pem()).unwrap();
     }
 
-    /// A transport socket with this certificate.
+    /// Returns a transport socket with this certificate.
     fn transport(&self, side: &str, name: &str, more: &str) -> String {
         let folder = self.folder.display();
         format!(
@@ -80,8 +81,8 @@ impl<'a> Issuer<'a> {
     }
 }
 
-/// A bootstrap file: one listener `l` that sends all requests to one server. Every chain and cluster may have a
-/// transport socket.
+/// Returns a bootstrap with one listener `l` that sends all requests to one server. The chain and the cluster
+/// may have a transport socket.
 fn bootstrap(codec: &str, downstream: &str, server: SocketAddr, http2: bool, upstream: &str) -> String {
     let (ip, port) = (server.ip(), server.port());
     let options = if http2 { "http2_protocol_options: {}" } else { "http_protocol_options: {}" };
@@ -124,7 +125,7 @@ static_resources:
     )
 }
 
-/// A server that answers once on each connection, whatever it is asked: not all requests are whole.
+/// Starts a server that answers once per connection, even to incomplete requests.
 async fn server() -> SocketAddr {
     support::server(|_, mut client| async move {
         let content = "content ".repeat(100);
@@ -155,11 +156,11 @@ async fn h2spec(address: SocketAddr, flags: &[&str]) {
     );
 }
 
-/// What these programs do takes seconds. More only passes if something hangs.
+/// Timeout. The programs take seconds, so only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 #[tokio::test]
-async fn http2_is_as_its_specification_says() {
+async fn http2_conforms_to_its_specification() {
     let folder = tempfile::tempdir().unwrap();
     let server = server().await;
     let program = Program::start(folder.path(), &bootstrap("HTTP2", "", server, false, "")).await;
@@ -167,7 +168,7 @@ async fn http2_is_as_its_specification_says() {
 }
 
 #[tokio::test]
-async fn http2_in_tls_is_as_its_specification_says() {
+async fn http2_over_tls_conforms_to_its_specification() {
     let folder = tempfile::tempdir().unwrap();
     let issuer = Issuer::new(folder.path());
     issuer.issue("server");
@@ -177,7 +178,8 @@ async fn http2_in_tls_is_as_its_specification_says() {
     h2spec(program.listener("l").await, &["--tls", "--insecure"]).await;
 }
 
-/// The cases of <https://github.com/grpc/grpc/blob/master/doc/interop-test-descriptions.md> that need no account of a cloud.
+/// Cases of <https://github.com/grpc/grpc/blob/master/doc/interop-test-descriptions.md> that need no cloud
+/// account.
 const CASES: [&str; 16] = [
     "empty_unary",
     "large_unary",
@@ -197,10 +199,10 @@ const CASES: [&str; 16] = [
     "orca_oob",
 ];
 
-/// The cases `orca_…` are about figures of load that come with answers; this makes the client look at them.
+/// The cases `orca_…` test load reports in responses; this makes the client read them.
 const LOOKS_AT_LOAD: &str = r#"{"loadBalancingConfig": [{"test_backend_metrics_load_balancer": {}}]}"#;
 
-/// gRPC's own server, once it listens.
+/// Starts gRPC's own server and waits until it listens.
 async fn grpc_server() -> (Child, SocketAddr) {
     let mut child = Command::new(tool("grpc-interop-1.75.0/server"))
         .args(["-port", "0"])
@@ -216,13 +218,13 @@ async fn grpc_server() -> (Child, SocketAddr) {
             break port.parse().unwrap();
         }
     };
-    // It would stop at a pipe that nobody reads.
+    // The server would block on a full pipe.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     (child, SocketAddr::from(([127, 0, 0, 1], port)))
 }
 
 #[tokio::test]
-async fn grpc_works_through_two_sidecars() {
+async fn grpc_interoperates_through_two_sidecars() {
     let folder = tempfile::tempdir().unwrap();
     let issuer = Issuer::new(folder.path());
     issuer.issue("client");
@@ -247,7 +249,7 @@ async fn grpc_works_through_two_sidecars() {
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
-    // All of them shared one connection between the sidecars.
+    // All cases shared one connection between the sidecars.
     let stats = before.page("GET", "/stats/prometheus").await;
     assert!(stats.contains("envoy_cluster_upstream_cx_total{cluster_name=\"c\"} 1\n"), "{stats}");
 }

@@ -1,4 +1,4 @@
-//! Connections whose bytes are passed on: where they lead to, and their ends, one way after the other.
+//! TCP connections: their destination, and half-closes in either direction.
 
 #![allow(
     clippy::unwrap_used,
@@ -34,7 +34,7 @@ fn bytes_to(cluster: &str) -> Terminal {
     Terminal::Tcp(Arc::<TcpProxy>::new(proxy))
 }
 
-/// Connections go to clusters by the names that clients ask for; all TLS is the servers'.
+/// Returns a listener that selects clusters by SNI; the servers terminate TLS.
 fn by_name(names: &[(&str, &str)]) -> Listener {
     let chain = |(name, cluster): &(&str, &str)| {
         let chain = FilterChain {
@@ -58,7 +58,7 @@ fn by_name(names: &[(&str, &str)]) -> Listener {
     Listener { inspect_tls: Some(Inspect::default()), chains, ..listener(tcp(), None) }
 }
 
-/// A server with TLS of its own, and the cluster of its name that leads there.
+/// Starts a TLS server and returns the cluster that leads to it.
 async fn secured(mesh: &Mesh, name: &str) -> Cluster {
     let spec = TlsSpec { peer: None, ..mesh.spec(name, "", &[]) };
     let acceptor = TlsAcceptor::from(spec.server().unwrap());
@@ -71,7 +71,7 @@ async fn secured(mesh: &Mesh, name: &str) -> Cluster {
     Cluster { name: name.into(), ..cluster(&[server(serve).await], None) }
 }
 
-/// Whose certificate is shown to who asks for this name.
+/// Returns the account of the certificate that a client with this SNI receives.
 async fn asked_for(name: &str, stream: impl support::Stream) -> io::Result<String> {
     let connector = TlsConnector::from(TlsSpec::default().client().unwrap());
     let connected = within(connector.connect(name.to_owned().try_into().unwrap(), stream)).await;
@@ -79,7 +79,7 @@ async fn asked_for(name: &str, stream: impl support::Stream) -> io::Result<Strin
 }
 
 #[tokio::test]
-async fn tls_is_passed_on_by_the_name_that_is_asked_for() {
+async fn tls_is_passed_through_by_sni() {
     let mesh = Mesh::new();
     let clusters = vec![secured(&mesh, "first").await, secured(&mesh, "second").await];
     let listener = by_name(&[("a.example", "first"), ("*.b.example", "second")]);
@@ -91,12 +91,13 @@ async fn tls_is_passed_on_by_the_name_that_is_asked_for() {
         ask("b.example").await.unwrap_err();
         ask("other.example").await.unwrap_err();
     }
-    // No TLS, and so no name.
+    // Without TLS there is no SNI.
     let mut plain = proxy.connect().await;
     plain.send("GET / HTTP/1.1\r\nhost: a.example\r\n\r\n").await;
     assert_eq!(plain.rest().await, "");
 
-    // What a client begins with comes in two pieces. Another's whole handshake between them lets the first be looked at.
+    // The ClientHello arrives in two pieces. A whole handshake of another client in between ensures that the
+    // proxy has read the first piece.
     let mut stream = proxy.connect().await.stream;
     let (client, mut relayed) = tokio::io::duplex(64 * 1024);
     let relay = async {
@@ -113,7 +114,7 @@ async fn tls_is_passed_on_by_the_name_that_is_asked_for() {
 }
 
 #[tokio::test]
-async fn connections_go_where_they_were_going() {
+async fn connections_reach_their_original_destination() {
     let original = || Cluster {
         discovery: Discovery::OriginalDst(None),
         balancer: Balancer::OriginalDst,
@@ -149,7 +150,7 @@ async fn connections_go_where_they_were_going() {
     }
 }
 
-/// A server that says all it has to say at once, and then hears how much it is told.
+/// Starts a server that sends everything at once, half-closes, and reports how many bytes it receives.
 async fn brief() -> (SocketAddr, UnboundedReceiver<usize>) {
     let (tell, told) = unbounded_channel();
     let serve = move |_, mut client: Client| {
@@ -163,7 +164,7 @@ async fn brief() -> (SocketAddr, UnboundedReceiver<usize>) {
     (server(serve).await, told)
 }
 
-/// Sends much after the server has ended.
+/// Sends much data after the server has half-closed.
 async fn outlast(mut client: Client, told: &mut UnboundedReceiver<usize>) {
     assert_eq!(client.rest().await, "bye");
     client.send(&"x".repeat(300_000)).await;
@@ -172,7 +173,7 @@ async fn outlast(mut client: Client, told: &mut UnboundedReceiver<usize>) {
 }
 
 #[tokio::test]
-async fn a_server_may_end_first_and_hears_the_rest() {
+async fn a_server_may_half_close_first_and_receives_the_rest() {
     let (server, mut told) = brief().await;
     let plain = Proxy::start(listener(tcp(), None), vec![cluster(&[server], None)]).await;
     let mesh = Mesh::new();

@@ -1,4 +1,4 @@
-//! The end of a sidecar: clients are told to go, and no request is cut.
+//! Drain at shutdown: clients are notified, and no request is interrupted.
 
 #![allow(
     clippy::unwrap_used,
@@ -43,17 +43,17 @@ async fn until_refused(address: SocketAddr) {
     within(async { while TcpStream::connect(address).await.is_ok() {} }).await;
 }
 
-/// The connection ends with nothing more, in good order.
+/// Checks that the connection ends without further data or reset.
 async fn ends(client: &mut Client) {
     assert_eq!(within(client.stream.read(&mut [0])).await.unwrap(), 0);
 }
 
 #[tokio::test]
-async fn what_goes_out_is_served_until_nothing_that_came_in_is_left() {
+async fn outbound_requests_are_served_until_no_inbound_request_is_left() {
     let places = Arc::new(OnceLock::<[SocketAddr; 2]>::new());
     let (arrived, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (known, tell, wait) = (places.clone(), arrived.clone(), go.clone());
-    // It asks others before it answers, once the drain has begun.
+    // The application calls another service before it answers, after the drain has begun.
     let application = server(move |_, mut client: Client| {
         let (known, tell, wait) = (known.clone(), tell.clone(), wait.clone());
         async move {
@@ -88,7 +88,7 @@ async fn what_goes_out_is_served_until_nothing_that_came_in_is_left() {
         direction: Direction::Outbound,
         ..listener(http(|_, forward| forward.targets = Targets::Single("elsewhere".into())), None)
     };
-    // Workers wait for one another: the application's connections are any worker's.
+    // Workers wait for one another, because any of them may serve the application's connections.
     let proxy = Proxy::with(2, inbound(), clusters(), Limits::default()).await;
     let mut both = snapshot(inbound(), clusters());
     Arc::make_mut(&mut both.listeners).by_name.insert(outbound.name.clone(), Arc::new(outbound));
@@ -103,7 +103,7 @@ async fn what_goes_out_is_served_until_nothing_that_came_in_is_left() {
     within(arrived.notified()).await;
     let story = async {
         until_refused(place("inbound")).await;
-        // Meanwhile workers do what they are told. What came in may not come again by another name.
+        // Meanwhile the workers accept changes. A removed inbound listener does not return under another name.
         let late = Listener { name: "late".into(), ..inbound() };
         Arc::make_mut(&mut both.listeners).by_name.insert(late.name.clone(), Arc::new(late));
         within(proxy.workers().publish(both)).await.unwrap();
@@ -122,7 +122,7 @@ async fn what_goes_out_is_served_until_nothing_that_came_in_is_left() {
 }
 
 #[tokio::test]
-async fn a_request_on_its_way_when_the_drain_begins_is_answered() {
+async fn a_request_that_arrives_during_the_drain_is_answered() {
     let proxy = proxy_to(echo().await).await;
     let started = Arc::new(Barrier::new(121));
     let mut clients = tokio::task::JoinSet::new();
@@ -133,7 +133,7 @@ async fn a_request_on_its_way_when_the_drain_begins_is_answered() {
             let (head, _) = client.message().await;
             assert!(!head.contains(CLOSE), "{head}");
             started.wait().await;
-            // Some have nothing more to say.
+            // Some clients send nothing further.
             if number % 6 == 0 {
                 return ends(&mut client).await;
             }
@@ -153,11 +153,11 @@ async fn a_request_on_its_way_when_the_drain_begins_is_answered() {
 }
 
 #[tokio::test]
-async fn who_waits_to_be_accepted_is_served() {
+async fn a_connection_that_waits_for_accept_is_served() {
     let upstream = echo().await;
     for _ in 0..40 {
         let proxy = proxy_to(upstream).await;
-        // Nothing else happens between this and the drain.
+        // Nothing else happens between the connects and the drain.
         let connect = || {
             let mut stream = std::net::TcpStream::connect(proxy.address).unwrap();
             stream.write_all(GET.as_bytes()).unwrap();
@@ -178,7 +178,7 @@ async fn who_waits_to_be_accepted_is_served() {
 }
 
 #[tokio::test]
-async fn who_has_said_nothing_is_not_waited_for() {
+async fn a_silent_connection_is_not_waited_for() {
     let mut listener = listener(http(|_, _| ()), None);
     listener.inspect_tls = Some(Inspect::default());
     let chain = Arc::get_mut(&mut listener.chains[0]).unwrap();
@@ -190,7 +190,7 @@ async fn who_has_said_nothing_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn who_comes_while_others_go_is_served_once() {
+async fn a_connection_during_the_drain_is_served_once() {
     let proxy = proxy_to(echo().await).await;
     let drain = Drain { directions: Direction::ALL, close: false, timeout: HOUR };
     proxy.workers().begin_drain(drain).await;
@@ -209,7 +209,7 @@ async fn who_comes_while_others_go_is_served_once() {
 }
 
 #[tokio::test]
-async fn who_does_not_say_that_it_knows_may_open_streams_for_the_drain_timeout() {
+async fn an_http2_client_that_ignores_goaway_may_open_streams_for_the_drain_timeout() {
     const GO_AWAY: u8 = 7;
     let (arrived, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (tell, wait) = (arrived.clone(), go.clone());
@@ -258,7 +258,7 @@ async fn who_does_not_say_that_it_knows_may_open_streams_for_the_drain_timeout()
 }
 
 #[tokio::test]
-async fn the_admin_page_drains_what_it_is_told_to() {
+async fn the_admin_page_drains_the_requested_listeners() {
     let listener = |name: &str, direction: &str| {
         format!(
             r#"
@@ -305,7 +305,7 @@ async fn the_admin_page_drains_what_it_is_told_to() {
     assert!(!says_close(outbound).await);
     drain("skip_exit").await;
     assert!(says_close(outbound).await);
-    // What drains answers and ends as always.
+    // The admin page still responds.
     assert!(program.page("GET", "/stats?filter=rq_total").await.starts_with("HTTP/1.1 200 "));
     let log = program.quit().await;
     assert!(log.contains("drained"), "{log}");

@@ -1,4 +1,4 @@
-//! IPv6, alone and beside IPv4, on both sides of the program.
+//! IPv6, alone and together with IPv4, downstream and upstream.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,12 +20,13 @@ use serde_json::{Value, json};
 use support::{Client, echo, within};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A port of this host at which nobody listens.
+/// Returns a port of this host that refuses connections.
 fn nobody(host: &str) -> SocketAddr {
     std::net::TcpListener::bind((host, 0)).unwrap().local_addr().unwrap()
 }
 
-/// A listener of both families that leads to this cluster. Only clients at ::1 and 127.0.0.1 are let in.
+/// Returns a listener of both families that leads to this cluster. A policy allows only clients at ::1 and
+/// 127.0.0.1.
 fn bootstrap(cluster: Value) -> String {
     let ranges = [
         json!({"address_prefix": "::1", "prefix_len": 128}),
@@ -39,7 +40,7 @@ fn bootstrap(cluster: Value) -> String {
     files::bootstrap(&[with(listener("both", &[manager]), &also)], &[cluster])
 }
 
-/// What the server sees of a request that comes to each of the listener's addresses, of which there must be two.
+/// Sends a request to each of the listener's two addresses and returns what the server sees.
 async fn ask(program: &Program) -> Vec<String> {
     let page = program.page("GET", "/listeners").await;
     let addresses: Vec<SocketAddr> =
@@ -56,7 +57,7 @@ async fn ask(program: &Program) -> Vec<String> {
     seen
 }
 
-/// Answers at this address with the client's.
+/// Starts a server at this address that answers with the client's address.
 async fn who_asks(host: &str) -> SocketAddr {
     let listener = TcpListener::bind((host, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -92,7 +93,7 @@ async fn either_family_leads_to_either() {
 }
 
 #[tokio::test]
-async fn connections_come_from_the_source_of_their_family() {
+async fn connections_use_the_source_address_of_their_family() {
     let bind = json!({
         "source_address": {"address": "127.0.0.6", "port_value": 0},
         "extra_source_addresses": [{"address": {"address": "::1", "port_value": 0}}]
@@ -110,10 +111,10 @@ async fn connections_come_from_the_source_of_their_family() {
 }
 
 #[tokio::test]
-async fn an_endpoint_is_where_any_of_its_addresses_answers() {
+async fn the_first_reachable_address_of_an_endpoint_is_used() {
     let server = echo().await;
     let folder = tempfile::tempdir().unwrap();
-    // Nobody is at the first, and at the second nobody takes connections.
+    // The first address refuses connections, and the second does not accept them.
     let full = socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::STREAM, None).unwrap();
     full.bind(&"[::1]:0".parse::<SocketAddr>().unwrap().into()).unwrap();
     full.listen(0).unwrap();
@@ -127,7 +128,7 @@ async fn an_endpoint_is_where_any_of_its_addresses_answers() {
 }
 
 #[tokio::test]
-async fn names_are_looked_up_in_the_family_that_is_asked_for() {
+async fn names_are_resolved_in_the_configured_family() {
     let host = "127.0.0.1";
     let server = who_asks(host).await;
     for (family, kind) in [("V4_ONLY", "STRICT_DNS"), ("V4_PREFERRED", "LOGICAL_DNS"), ("ALL", "LOGICAL_DNS")]

@@ -1,4 +1,4 @@
-//! What counts as a failure of an endpoint, by the program itself.
+//! Failures that count for outlier detection.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use support::{Client, server};
 use tokio::net::TcpStream;
 
-/// A server that always answers with this status.
+/// Starts a server that always answers with this status.
 async fn answering(status: u16) -> SocketAddr {
     server(move |_, mut client| async move {
         while client.message_if_any().await.is_some() {
@@ -30,12 +30,13 @@ async fn answering(status: u16) -> SocketAddr {
     .await
 }
 
-/// A port at which nobody listens.
+/// Returns a port that refuses connections.
 fn nobody() -> SocketAddr {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// How many of 20 requests fail that go to a good server and to this one by turns, and what the metrics of ejections say.
+/// Sends 20 requests in round robin to a good server and this one; returns the failures, and an accessor of the
+/// ejection metrics.
 async fn failures(bad: SocketAddr, outlier: Value) -> (u32, impl Fn(&str) -> u64) {
     let mut endpoints = cluster("c", answering(200).await, false);
     let other = cluster("c", bad, false)["load_assignment"]["endpoints"][0]["lb_endpoints"][0].take();
@@ -59,7 +60,7 @@ async fn failures(bad: SocketAddr, outlier: Value) -> (u32, impl Fn(&str) -> u64
 }
 
 #[tokio::test]
-async fn failures_of_gateways_are_told_from_others() {
+async fn gateway_failures_are_counted_separately() {
     let outlier = json!({
         "consecutive_gateway_failure": 2,
         "enforcing_consecutive_gateway_failure": 100,
@@ -73,7 +74,7 @@ async fn failures_of_gateways_are_told_from_others() {
 }
 
 #[tokio::test]
-async fn failures_to_connect_are_counted_apart_where_that_is_asked_for() {
+async fn connect_failures_are_counted_separately_if_configured() {
     let outlier = json!({
         "split_external_local_origin_errors": true,
         "consecutive_local_origin_failure": 2,
@@ -85,14 +86,14 @@ async fn failures_to_connect_are_counted_apart_where_that_is_asked_for() {
     assert_eq!((failed, metric("active"), metric("enforced_consecutive_local_origin_failure")), (2, 1, 1));
     let (failed, metric) = failures(answering(500).await, outlier).await;
     assert_eq!((failed, metric("active"), metric("enforced_total")), (10, 0, 0));
-    // Where it is not, they count as 503.
+    // Otherwise they count as 503.
     let outlier = json!({"consecutive_5xx": 2, "max_ejection_percent": 50});
     let (failed, metric) = failures(nobody(), outlier).await;
     assert_eq!((failed, metric("active"), metric("enforced_consecutive_5xx")), (2, 1, 1));
 }
 
 #[tokio::test]
-async fn nobody_is_ejected_beyond_the_part_that_may_be() {
+async fn ejections_do_not_exceed_the_maximum_percentage() {
     let outlier = json!({"consecutive_5xx": 2, "max_ejection_percent": 0});
     let (failed, metric) = failures(answering(500).await, outlier).await;
     assert_eq!((failed, metric("active"), metric("enforced_total")), (10, 0, 0));

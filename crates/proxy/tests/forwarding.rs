@@ -1,4 +1,4 @@
-//! Where requests go and how often: retries, copies, new hosts, and the limits of clusters.
+//! Forwarding of requests: timeouts, retries, mirroring, host rewrites, and circuit breakers.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,7 +15,7 @@ use support::{Client, Proxy, cluster, echo, http, listener, proxy_to, retries, s
 use tokio::{net::TcpListener, sync::Notify};
 
 #[tokio::test]
-async fn timeouts_are_answered() {
+async fn a_timeout_is_answered_with_504() {
     let upstream = server(|_, mut client| async move {
         client.message().await;
         client.rest().await;
@@ -31,7 +31,7 @@ async fn timeouts_are_answered() {
 }
 
 #[tokio::test]
-async fn failures_are_tried_elsewhere() {
+async fn failed_requests_are_retried_at_another_endpoint() {
     let bad = server(|_, mut client| async move {
         client.message().await;
         client.send("HTTP/1.1 503 Service Unavailable\r\ncontent-length: 3\r\n\r\nbad").await;
@@ -56,12 +56,12 @@ async fn failures_are_tried_elsewhere() {
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     let (head, body) = client.message().await;
     assert!(head.starts_with("HTTP/1.1 503 Service Unavailable\r\n"), "{head}");
-    // Why is for the log alone.
+    // The cause is only in the access log.
     assert!(body.ends_with("reset reason: remote connection failure"), "{body}");
 }
 
 #[tokio::test]
-async fn copies_of_requests_go_elsewhere() {
+async fn requests_are_mirrored() {
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
     let other = server(move |_, mut client| {
         let tell = tell.clone();
@@ -86,7 +86,7 @@ async fn copies_of_requests_go_elsewhere() {
 }
 
 #[tokio::test]
-async fn copies_count_against_the_limits_of_their_cluster() {
+async fn mirrored_requests_count_against_the_limits_of_their_cluster() {
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
     let go = Arc::new(Notify::new());
     let wait = go.clone();
@@ -114,10 +114,10 @@ async fn copies_count_against_the_limits_of_their_cluster() {
     };
     assert_eq!(copied("/1").await, (1, 1));
     assert!(within(told.recv()).await.unwrap().starts_with("GET /1 "));
-    // The first is still under way.
+    // The first mirrored request is still in flight.
     assert_eq!(copied("/2").await, (1, 1));
     go.notify_one();
-    // Once it is over, there is a place for another.
+    // After its end there is room for another.
     let mut number = 3;
     while copied(&format!("/{number}")).await.1 == 1 {
         number += 1;
@@ -127,7 +127,7 @@ async fn copies_count_against_the_limits_of_their_cluster() {
 }
 
 #[tokio::test]
-async fn no_header_makes_a_host_of_what_is_none() {
+async fn an_invalid_header_value_becomes_no_host() {
     let terminal = http(|_, forward| forward.host = Some(HostRewrite::Header("x-host".into())));
     let proxy = Proxy::start(listener(terminal, None), vec![cluster(&[echo().await], None)]).await;
     let mut client = proxy.connect().await;
@@ -148,7 +148,7 @@ async fn no_header_makes_a_host_of_what_is_none() {
 }
 
 #[tokio::test]
-async fn limits_of_a_cluster_hold() {
+async fn circuit_breakers_are_enforced() {
     let (arrived, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (tell, wait) = (arrived.clone(), go.clone());
     let upstream = server(move |_, mut client: Client| {
@@ -170,7 +170,7 @@ async fn limits_of_a_cluster_hold() {
     let mut first = proxy.connect().await;
     first.send("GET /1 HTTP/1.1\r\nHost: a\r\n\r\n").await;
     within(arrived.notified()).await;
-    // Of the next two one waits, and the other is turned away.
+    // Of the next two requests one waits, and the other is refused.
     let (mut second, mut third) = (proxy.connect().await, proxy.connect().await);
     second.send("GET /2 HTTP/1.1\r\nHost: a\r\n\r\n").await;
     third.send("GET /3 HTTP/1.1\r\nHost: a\r\n\r\n").await;
@@ -187,7 +187,7 @@ async fn limits_of_a_cluster_hold() {
 }
 
 #[tokio::test]
-async fn limits_hold_in_a_burst() {
+async fn circuit_breakers_are_enforced_in_a_burst() {
     let go = Arc::new(Notify::new());
     let wait = go.clone();
     let upstream = server(move |_, mut client: Client| {
@@ -211,7 +211,7 @@ async fn limits_hold_in_a_burst() {
     for client in &mut clients {
         client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     }
-    // While the first still waits for its connection, the others are many already.
+    // While the first request waits for its connection, many others arrive.
     let mut answers: tokio::task::JoinSet<_> =
         clients.into_iter().map(|mut client| async move { client.message().await.0 }).collect();
     for _ in 0..9 {
@@ -224,7 +224,7 @@ async fn limits_hold_in_a_burst() {
 }
 
 #[tokio::test]
-async fn who_waits_is_told_of_the_endpoint_it_waits_for() {
+async fn a_waiting_request_is_notified_only_by_its_endpoint() {
     let (tell, mut arrived) = tokio::sync::mpsc::unbounded_channel();
     let serve = move |name: &'static str, answers: bool| {
         let tell = tell.clone();
@@ -253,7 +253,7 @@ async fn who_waits_is_told_of_the_endpoint_it_waits_for() {
     let proxy = Proxy::start(listener(http(|_, _| ()), None), vec![limited]).await;
     let mut clients = Vec::new();
     let mut go = Vec::new();
-    // Two requests under way, one at each endpoint; behind each, by turns, two that wait.
+    // Two requests are in flight, one at each endpoint; two more wait for each endpoint, in turn.
     for _ in 0..2 {
         let mut client = proxy.connect().await;
         client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
@@ -265,7 +265,7 @@ async fn who_waits_is_told_of_the_endpoint_it_waits_for() {
         client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
         clients.push(client);
     }
-    // Endpoint b never answers, which must not hold up those who wait for a.
+    // Endpoint b never answers, which must not delay the requests that wait for a.
     let mut next = go.into_iter().find(|(name, _)| *name == "a").unwrap().1;
     for _ in 0..2 {
         next.send(()).unwrap();
@@ -280,7 +280,7 @@ async fn who_waits_is_told_of_the_endpoint_it_waits_for() {
 }
 
 #[tokio::test]
-async fn a_retry_counts_until_it_is_answered() {
+async fn a_retry_counts_until_its_response() {
     let (arrived, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (tell, wait) = (arrived.clone(), go.clone());
     let upstream = server(move |_, mut client: Client| {
@@ -308,7 +308,7 @@ async fn a_retry_counts_until_it_is_answered() {
     assert!(second.head().await.starts_with("HTTP/1.1 503 "));
     go.notify_one();
     assert!(first.head().await.starts_with("HTTP/1.1 200 "));
-    // Now there is place for another.
+    // Now there is room for another.
     second.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     within(arrived.notified()).await;
     go.notify_one();

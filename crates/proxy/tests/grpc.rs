@@ -1,4 +1,4 @@
-//! What a sidecar does for gRPC beyond passing it on: deadlines, and clients that speak gRPC-Web.
+//! gRPC: deadlines, and clients that use gRPC-Web.
 
 #![allow(
     clippy::unwrap_used,
@@ -25,8 +25,7 @@ use program::Program;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-/// A client of each version whose requests go to one server of the same, with these settings of the route, through these
-/// filters.
+/// Clients of both HTTP versions with a server of the same version each, these route settings and filters.
 struct Proxied {
     _folder: tempfile::TempDir,
     program: Program,
@@ -52,7 +51,7 @@ impl Proxied {
     }
 }
 
-/// A server of each version.
+/// Starts a server of each version.
 async fn servers<F, R>(answer: F) -> [SocketAddr; 2]
 where
     F: Fn(Message) -> R + Clone + Send + Sync + 'static,
@@ -61,26 +60,26 @@ where
     [server(false, None, answer.clone()).await, server(true, None, answer).await]
 }
 
-/// Servers that hear, and never answer.
+/// Starts servers that read and never answer.
 async fn silent() -> [SocketAddr; 2] {
     servers(|_| std::future::pending()).await
 }
 
-/// Says what it is asked, but for the content.
+/// Echoes the request without its content.
 async fn repeat(request: Message) -> Message {
     Message::new(&[], format!("{:?}", request.fields)).with_length()
 }
 
-/// The fields of an answer without content.
+/// Returns a field of a response without content.
 fn told(answer: &Message, name: &str) -> String {
     answer.fields.get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
 }
 
 #[tokio::test]
-async fn deadlines_of_clients_are_heeded() {
+async fn deadlines_of_clients_are_honoured() {
     let servers = silent().await;
     for (route, waits, name, value) in [
-        // As Istio has it: no limit but the client's.
+        // As Istio configures it: no limit except the client's.
         (
             json!({"timeout": "0s", "max_grpc_timeout": "0s"}),
             "50m",
@@ -122,7 +121,7 @@ async fn deadlines_of_clients_are_heeded() {
 }
 
 #[tokio::test]
-async fn servers_are_told_how_long_is_waited() {
+async fn servers_receive_the_remaining_timeout() {
     let servers = servers(repeat).await;
     for (route, expected) in [
         (json!({"timeout": "0s", "max_grpc_timeout": "5s"}), "5000m"),
@@ -143,7 +142,7 @@ fn web() -> Value {
     filter("http.grpc_web.v3.GrpcWeb", &json!({}))
 }
 
-/// Repeats what it is sent as a server of gRPC, and says that all is well.
+/// Echoes the content as a gRPC server, with status OK.
 async fn grpc(request: Message) -> Message {
     assert_eq!(request.fields["content-type"], "application/grpc");
     assert_eq!(request.fields["te"], "trailers");
@@ -151,22 +150,22 @@ async fn grpc(request: Message) -> Message {
     Message { trailers: map(&[("grpc-status", "0")]), ..answer }
 }
 
-/// A call of gRPC-Web.
+/// Returns a gRPC-Web request.
 fn call(kind: &'static str, content: impl Into<bytes::Bytes>) -> Message {
     Message::new(&[("content-type", kind), ("accept", kind)], content)
 }
 
-/// What follows it.
+/// The trailers of its response.
 const TRAILERS: &[u8] = b"\x80\0\0\0\x0fgrpc-status:0\r\n";
 const HI: &[u8] = b"\0\0\0\0\x02hi";
 
-/// What texts say that were made one after the other.
+/// Decodes concatenated base64 texts.
 fn decode(text: &[u8]) -> Vec<u8> {
     text.chunks(4).flat_map(|four| BASE64.decode(four).unwrap()).collect()
 }
 
 #[tokio::test]
-async fn clients_of_grpc_web_call_servers_of_grpc() {
+async fn grpc_web_clients_reach_grpc_servers() {
     let proxied = Proxied::start(servers(grpc).await, &json!({}), &[web()]).await;
     let large = [&[0, 0, 0x0f, 0x42, 0x40], &[7; 1_000_000][..]].concat();
     for mut client in proxied.clients().await {
@@ -178,7 +177,7 @@ async fn clients_of_grpc_web_call_servers_of_grpc() {
             assert_eq!(told(&answer, "content-type"), "application/grpc-web+proto");
             assert!(answer.content == expected, "{} bytes", answer.content.len());
 
-            // Neither pieces nor what they stand for end where four characters do.
+            // Neither the pieces nor the decoded messages end on base64 quantum boundaries.
             for piece in [1, 7, 99_999] {
                 if message.len() > 100_000 * piece {
                     continue;
@@ -193,7 +192,7 @@ async fn clients_of_grpc_web_call_servers_of_grpc() {
 }
 
 #[tokio::test]
-async fn failures_are_told_in_the_words_of_grpc_web() {
+async fn failures_are_reported_in_grpc_web() {
     let cases =
         [(silent().await, 504, "14", "upstream request timeout"), (servers(repeat).await, 200, "2", "")];
     for (servers, status, code, message) in cases {
@@ -206,7 +205,7 @@ async fn failures_are_told_in_the_words_of_grpc_web() {
             assert_eq!(answer.content, "", "{answer:?}");
         }
     }
-    // What should be base64 is not.
+    // Invalid base64.
     let proxied = Proxied::start(servers(grpc).await, &json!({}), &[web()]).await;
     for mut client in proxied.clients().await {
         let answer = client.ask(&call("application/grpc-web-text", "????").with_length()).await;

@@ -1,4 +1,4 @@
-//! HTTP/1.1 through a proxy, over real sockets: messages and connections.
+//! HTTP/1.1 through a proxy over real sockets: messages and connections.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,7 +16,7 @@ use support::{Client, Proxy, cluster, echo, http, listener, proxy_to, server, wi
 use tokio::{io::AsyncReadExt as _, sync::Notify};
 
 #[tokio::test]
-async fn requests_share_connections_on_both_sides() {
+async fn requests_reuse_connections_on_both_sides() {
     let proxy = proxy_to(echo().await).await;
     let mut client = proxy.connect().await;
     for path in ["/one", "/two?x=y"] {
@@ -62,7 +62,7 @@ async fn pipelined_requests_are_answered_in_order() {
 }
 
 #[tokio::test]
-async fn chunks_and_trailers_pass_both_ways() {
+async fn chunks_and_trailers_pass_in_both_directions() {
     let upstream = server(|_, mut client| async move {
         let head = client.head().await;
         assert!(
@@ -88,7 +88,7 @@ async fn chunks_and_trailers_pass_both_ways() {
 }
 
 #[tokio::test]
-async fn large_bodies_pass_both_ways_at_once() {
+async fn large_bodies_pass_in_both_directions_at_once() {
     let upstream = server(|_, mut client| async move {
         let (_, body) = client.message().await;
         let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
@@ -105,7 +105,7 @@ async fn large_bodies_pass_both_ways_at_once() {
 }
 
 #[tokio::test]
-async fn expectations_go_to_the_upstream() {
+async fn expect_continue_is_forwarded() {
     let upstream = server(|_, mut client| async move {
         let head = client.head().await;
         assert!(head.contains("expect: 100-continue\r\n"), "{head}");
@@ -148,7 +148,7 @@ async fn upgrades_become_tunnels() {
     let mut client = proxy.connect().await;
     let upgrade =
         |name: &str| format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: {name}\r\n\r\n");
-    // What is not granted is answered whole, and nothing follows it.
+    // A refused upgrade gets a complete response, and nothing follows it.
     client.send(&upgrade("WebSocket").replace("GET /", "GET /private")).await;
     let (head, body) = client.message().await;
     assert!(head.starts_with("HTTP/1.1 401 ") && head.contains("connection: close\r\n"), "{head}");
@@ -168,7 +168,7 @@ async fn upgrades_become_tunnels() {
 }
 
 #[tokio::test]
-async fn an_answer_may_come_before_the_request_is_complete() {
+async fn a_response_may_come_before_the_request_is_complete() {
     let upstream = server(|_, mut client| async move {
         client.head().await;
         client.send("HTTP/1.1 413 Payload Too Large\r\ncontent-length: 2\r\n\r\nno").await;
@@ -185,7 +185,7 @@ async fn an_answer_may_come_before_the_request_is_complete() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_repeated_goes_over_no_connection_that_was_closed() {
+async fn an_unrepeatable_request_is_not_sent_on_a_closed_connection() {
     let (closed, gone) = tokio::sync::oneshot::channel();
     let closed = std::sync::Mutex::new(Some(closed));
     let upstream = server(move |_, mut client| {
@@ -204,7 +204,7 @@ async fn what_cannot_be_repeated_goes_over_no_connection_that_was_closed() {
     client.send("GET /1 HTTP/1.1\r\nHost: a\r\n\r\n").await;
     client.message().await;
     within(gone).await.unwrap();
-    // Its body has not arrived yet, so that it could not be kept for another try.
+    // Its body has not arrived yet, so it cannot be buffered for a retry.
     client.send("POST /2 HTTP/1.1\r\nHost: a\r\ncontent-length: 3\r\n\r\na").await;
     within(async { while proxy.workers().clusters().await[0].connections_total < 2 {} }).await;
     client.send("bc").await;
@@ -212,7 +212,7 @@ async fn what_cannot_be_repeated_goes_over_no_connection_that_was_closed() {
 }
 
 #[tokio::test]
-async fn a_connection_that_went_stale_costs_nothing() {
+async fn a_stale_connection_fails_no_request() {
     let closed = Arc::new(Notify::new());
     let told = closed.clone();
     let upstream = server(move |number, mut client| {
@@ -221,7 +221,7 @@ async fn a_connection_that_went_stale_costs_nothing() {
             client.message().await;
             client.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
             if number == 0 {
-                // Ends while the proxy keeps it for the next request.
+                // The server closes the connection while it is idle in the pool.
                 let mut byte = [0];
                 let read = client.stream.peek(&mut byte).await;
                 drop(client);
@@ -237,12 +237,12 @@ async fn a_connection_that_went_stale_costs_nothing() {
     let mut client = proxy.connect().await;
     client.send("GET /1 HTTP/1.1\r\nHost: a\r\n\r\n").await;
     client.message().await;
-    // The server sees this request arrive on its first connection and resets it.
+    // The server receives this request on its first connection and resets it.
     client.send("PUT /2 HTTP/1.1\r\nHost: a\r\ncontent-length: 3\r\n\r\nabc").await;
     within(closed.notified()).await;
     assert!(client.head().await.starts_with("HTTP/1.1 200 "));
     assert_eq!(proxy.workers().clusters().await[0].connections_total, 2);
-    // What must not be done twice is not sent twice.
+    // A non-idempotent request is not sent twice.
     let upstream = server(|number, mut client| async move {
         client.message().await;
         client.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
@@ -261,7 +261,7 @@ async fn a_connection_that_went_stale_costs_nothing() {
 }
 
 #[tokio::test]
-async fn what_could_be_smuggled_is_refused() {
+async fn requests_that_allow_smuggling_are_refused() {
     let proxy = proxy_to(echo().await).await;
     let cases = [
         (
@@ -279,7 +279,7 @@ async fn what_could_be_smuggled_is_refused() {
         let answer = client.rest().await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer}");
         assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
-        // What cannot be read is told in words, too.
+        // A parse error is also explained in the body.
         let (line, content) = (answer.lines().next().unwrap(), answer.rsplit("\r\n").next().unwrap());
         let words = if request == "GET / HTTP/1.1\r\n\r\n" { "" } else { &line["HTTP/1.1 400 ".len()..] };
         assert_eq!(content, words, "{request:?}");
@@ -290,7 +290,7 @@ async fn what_could_be_smuggled_is_refused() {
 }
 
 #[tokio::test]
-async fn http10_is_taken_where_it_is_wanted_and_has_a_host() {
+async fn http10_is_accepted_if_configured_and_with_a_host() {
     let (get, named) = ("GET / HTTP/1.0\r\n\r\n", "GET / HTTP/1.0\r\nHost: b\r\n\r\n");
     let grpc = "POST / HTTP/1.0\r\nHost: b\r\ncontent-type: application/grpc\r\n\r\n";
     for (taken, host, request, status, said) in [
@@ -313,7 +313,7 @@ async fn http10_is_taken_where_it_is_wanted_and_has_a_host() {
 }
 
 #[tokio::test]
-async fn a_client_inside_may_ask_for_tries() {
+async fn an_internal_client_may_request_retries() {
     let upstream = server(|number, mut client| async move {
         client.head().await;
         let status = if number < 2 { "503 No" } else { "200 OK" };
@@ -334,13 +334,13 @@ async fn a_client_inside_may_ask_for_tries() {
 }
 
 #[tokio::test]
-async fn bodies_end_as_the_method_and_version_say() {
+async fn the_end_of_a_body_depends_on_method_and_version() {
     let upstream = server(|_, mut client| async move {
         let head = client.head().await;
         if head.starts_with("HEAD ") {
             client.send("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\nconnection: close\r\n\r\n").await;
         } else {
-            // Ends with the connection.
+            // The body ends with the connection.
             client.send("HTTP/1.1 200 OK\r\n\r\nall there is").await;
         }
     })
@@ -361,7 +361,7 @@ async fn bodies_end_as_the_method_and_version_say() {
 }
 
 #[tokio::test]
-async fn a_cut_answer_is_not_taken_for_a_whole_one() {
+async fn a_truncated_response_is_not_taken_for_a_complete_one() {
     let upstream = server(|_, mut client| async move {
         client.head().await;
         client.send("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf").await;
@@ -375,7 +375,7 @@ async fn a_cut_answer_is_not_taken_for_a_whole_one() {
 }
 
 #[tokio::test]
-async fn a_drain_ends_connections_after_their_requests() {
+async fn a_drain_closes_connections_after_their_requests() {
     let (arrived, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (tell, wait) = (arrived.clone(), go.clone());
     let upstream = server(move |_, mut client: Client| {
@@ -396,7 +396,7 @@ async fn a_drain_ends_connections_after_their_requests() {
     within(arrived.notified()).await;
     let drain = proxy.workers().drain(Duration::from_secs(20));
     let story = async {
-        // In good order, and after a while: a request might have been on its way.
+        // The connection closes after a delay and without a reset, because a request might have been in flight.
         assert_eq!(within(idle.stream.read(&mut [0])).await.unwrap(), 0);
         assert!(tokio::net::TcpStream::connect(proxy.address).await.is_err());
         go.notify_one();
@@ -410,7 +410,7 @@ async fn a_drain_ends_connections_after_their_requests() {
 }
 
 #[tokio::test]
-async fn a_head_that_never_ends_is_not_waited_for() {
+async fn an_endless_head_times_out() {
     let terminal = http(|manager, _| manager.stream_idle_timeout = Some(Duration::from_millis(50)));
     let proxy = Proxy::start(listener(terminal, None), vec![cluster(&[echo().await], None)]).await;
     let mut client = proxy.connect().await;
@@ -420,7 +420,7 @@ async fn a_head_that_never_ends_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn interim_answers_come_only_as_fast_as_they_are_read() {
+async fn interim_responses_are_forwarded_only_as_fast_as_they_are_read() {
     let upstream = server(|_, mut client| async move {
         client.message().await;
         let interim = "HTTP/1.1 103 Early Hints\r\nlink: </style.css>\r\n\r\n".repeat(1_000);
@@ -448,7 +448,7 @@ async fn interim_answers_come_only_as_fast_as_they_are_read() {
 }
 
 #[tokio::test]
-async fn who_is_answered_early_is_told_that_the_connection_ends() {
+async fn an_early_response_announces_the_end_of_the_connection() {
     let upstream = server(|_, mut client| async move {
         client.head().await;
         client.send("HTTP/1.1 405 Method Not Allowed\r\ncontent-length: 0\r\n\r\n").await;
@@ -461,7 +461,7 @@ async fn who_is_answered_early_is_told_that_the_connection_ends() {
     let (head, _) = client.message().await;
     assert!(head.starts_with("HTTP/1.1 405 ") && head.contains("\r\nconnection: close\r\n"), "{head}");
     assert_eq!(client.rest().await, "");
-    // With all of the request here, there is no need.
+    // With the whole request received, that is unnecessary.
     let mut client = proxy.connect().await;
     client.send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx").await;
     let (head, _) = client.message().await;
@@ -469,7 +469,7 @@ async fn who_is_answered_early_is_told_that_the_connection_ends() {
 }
 
 #[tokio::test]
-async fn escaped_slashes_lead_to_the_path_without_them() {
+async fn escaped_slashes_are_redirected_to_the_unescaped_path() {
     let terminal = http(|manager, _| manager.escaped_slashes = EscapedSlashes::UnescapeAndRedirect);
     let proxy = Proxy::start(listener(terminal, None), vec![cluster(&[echo().await], None)]).await;
     let mut client = proxy.connect().await;
@@ -480,17 +480,17 @@ async fn escaped_slashes_lead_to_the_path_without_them() {
         assert!(head.contains(&format!("\r\nlocation: {location}\r\n")), "{head}");
         assert_eq!(body, "");
     }
-    // The connection goes on, and paths without any are served.
+    // The connection continues, and paths without escaped slashes are served.
     client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(client.message().await.1.starts_with("0\nGET /a "));
-    // Clients of gRPC follow no redirects.
+    // gRPC clients follow no redirects.
     client.send("POST /a%2Fb HTTP/1.1\r\nHost: a\r\nContent-Type: application/grpc\r\n\r\n").await;
     assert!(client.head().await.contains("\r\ncontent-type: application/grpc\r\n"));
 }
 
-/// After a second a connection gives back most of what it holds.
+/// After one idle second a connection releases most of its memory.
 #[tokio::test]
-async fn a_connection_goes_on_after_a_pause_and_ends_when_idle_for_too_long() {
+async fn a_connection_continues_after_a_pause_and_closes_at_the_idle_timeout() {
     let terminal = http(|manager, _| manager.idle_timeout = Some(Duration::from_millis(1_500)));
     let ending = Proxy::start(listener(terminal, None), vec![cluster(&[echo().await], None)]).await;
     let lasting = proxy_to(echo().await).await;
@@ -499,7 +499,7 @@ async fn a_connection_goes_on_after_a_pause_and_ends_when_idle_for_too_long() {
         client.send("GET /a HTTP/1.1\r\nHost: a\r\n\r\n").await;
         assert!(client.message().await.0.starts_with("HTTP/1.1 200 "));
     }
-    // Its end tells that the other's pause has begun.
+    // Its end shows that the other connection has been idle long enough.
     assert_eq!(ended.rest().await, "");
     for _ in 0..2 {
         lasts.send("GET /b HTTP/1.1\r\nHost: a\r\n\r\n").await;

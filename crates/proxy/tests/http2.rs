@@ -54,7 +54,7 @@ async fn text(mut body: RecvStream) -> String {
     String::from_utf8(content(&mut body).await.0).unwrap()
 }
 
-/// Answers with the connection's number, the request's head and its body, and repeats its trailers.
+/// Answers with the connection's number, the request's head and its body, and echoes its trailers.
 async fn repeat(number: usize, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
     let (parts, mut body) = request.into_parts();
     let (content, trailers) = content(&mut body).await;
@@ -72,7 +72,7 @@ async fn repeat(number: usize, request: Request<RecvStream>, mut respond: SendRe
 }
 
 #[tokio::test]
-async fn a_client_of_http2_reaches_a_server_of_http1() {
+async fn an_http2_client_reaches_an_http1_server() {
     let proxy = proxy(cluster(&[echo().await], None)).await;
     let requests = connect(&proxy).await;
     let mut get = request("GET", "/one?x=y");
@@ -122,7 +122,7 @@ async fn content_of_unknown_length_and_trailers_become_chunks_and_back() {
 }
 
 #[tokio::test]
-async fn a_client_of_http1_reaches_a_server_of_http2() {
+async fn an_http1_client_reaches_an_http2_server() {
     let proxy = proxy(cluster_of(http2_server(repeat).await)).await;
     let mut client = proxy.connect().await;
     client.send("POST /one HTTP/1.1\r\nHost: a:1\r\nContent-Length: 5\r\nConnection: x-gone\r\nX-Gone: 1\r\n\r\nhello").await;
@@ -140,7 +140,7 @@ async fn a_client_of_http1_reaches_a_server_of_http2() {
 }
 
 #[tokio::test]
-async fn requests_share_one_connection_to_a_server() {
+async fn requests_share_one_upstream_connection() {
     let upstream = http2_server(repeat).await;
     let proxy = proxy(cluster_of(upstream)).await;
     let requests = connect(&proxy).await;
@@ -156,7 +156,7 @@ async fn requests_share_one_connection_to_a_server() {
 }
 
 #[tokio::test]
-async fn a_server_that_takes_few_streams_gets_more_connections() {
+async fn a_server_with_few_streams_gets_more_connections() {
     let arrived = Arc::new(tokio::sync::Barrier::new(4));
     let upstream = limited_server(1, move |number, request, respond| {
         let arrived = arrived.clone();
@@ -168,7 +168,7 @@ async fn a_server_that_takes_few_streams_gets_more_connections() {
     .await;
     let proxy = proxy(cluster_of(upstream)).await;
     let requests = connect(&proxy).await;
-    // The first lets the proxy know how few it may send at once.
+    // The first response tells the proxy the maximum of concurrent streams.
     let all: Vec<_> =
         (0..4).map(|_| requests.clone().send_request(request("GET", "/"), true).unwrap().0).collect();
     for answer in all {
@@ -199,7 +199,7 @@ async fn no_more_streams_are_opened_than_configured() {
 }
 
 #[tokio::test]
-async fn much_content_flows_both_ways_at_once_and_no_faster_than_it_is_read() {
+async fn large_bodies_flow_in_both_directions_only_as_fast_as_they_are_read() {
     let told = Arc::new(Notify::new());
     let read = told.clone();
     let upstream = http2_server(move |_, request, mut respond| {
@@ -207,7 +207,7 @@ async fn much_content_flows_both_ways_at_once_and_no_faster_than_it_is_read() {
         async move {
             let mut body = request.into_body();
             let mut stream = respond.send_response(Response::new(()), false).unwrap();
-            // Nothing is read until the client says so.
+            // The server reads nothing until the client notifies it.
             read.notified().await;
             while let Some(piece) = body.data().await {
                 let piece = piece.unwrap();
@@ -223,7 +223,7 @@ async fn much_content_flows_both_ways_at_once_and_no_faster_than_it_is_read() {
     let mut answer = within(answer).await.unwrap();
     let block = Bytes::from(vec![7; 64 * 1024]);
     let mut sent = 0;
-    // With nobody reading, the client's sending comes to a halt: what is held on the way is bounded.
+    // Without a reader, the client's sending stops: buffers on the way are bounded.
     loop {
         body.reserve_capacity(block.len());
         let room = std::future::poll_fn(|cx| body.poll_capacity(cx));
@@ -249,11 +249,11 @@ async fn much_content_flows_both_ways_at_once_and_no_faster_than_it_is_read() {
 }
 
 #[tokio::test]
-async fn interim_answers_come_only_as_fast_as_they_are_read() {
+async fn interim_responses_are_forwarded_only_as_fast_as_they_are_read() {
     const MOST: usize = 128 << 20;
     let (sent, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let (count, stopped) = (sent.clone(), stop.clone());
-    // None is like another, so that HPACK saves nothing.
+    // All are different, so that HPACK compresses nothing.
     let interim =
         |number| format!("HTTP/1.1 103 Early Hints\r\nlink: <{number:09}{}>\r\n\r\n", "~".repeat(3_000));
     let length = interim(0).len();
@@ -275,7 +275,7 @@ async fn interim_answers_come_only_as_fast_as_they_are_read() {
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let get = b"\0\0\x06\x01\x05\0\0\0\x01\x82\x86\x84\x41\x01a";
     client.write_all(&[&preface[..], get].concat()).await.unwrap();
-    // With nobody reading, they come to a halt: what is held on the way is bounded.
+    // Without a reader they stop: buffers on the way are bounded.
     let mut seen = 0;
     while seen == 0 || sent.load(Relaxed) > seen {
         seen = sent.load(Relaxed);
@@ -295,7 +295,7 @@ async fn interim_answers_come_only_as_fast_as_they_are_read() {
 }
 
 #[tokio::test]
-async fn what_a_client_gives_up_is_given_up_at_the_server() {
+async fn a_reset_by_the_client_is_forwarded_to_the_server() {
     let (began, ended) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (begin, end) = (began.clone(), ended.clone());
     let upstream = http2_server(move |_, _request, mut respond| {
@@ -317,7 +317,7 @@ async fn what_a_client_gives_up_is_given_up_at_the_server() {
 }
 
 #[tokio::test]
-async fn a_stream_that_the_server_gives_up_is_answered_and_told() {
+async fn a_reset_by_the_server_is_answered_and_reported() {
     let read = Arc::new(Notify::new());
     let begun = read.clone();
     let upstream = http2_server(move |_, request: Request<RecvStream>, mut respond| {
@@ -350,7 +350,7 @@ async fn a_stream_that_the_server_gives_up_is_answered_and_told() {
 }
 
 #[tokio::test]
-async fn what_a_server_has_not_looked_at_goes_again() {
+async fn an_unprocessed_request_is_sent_again() {
     let refused = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let upstream = http2_server(move |number, request: Request<RecvStream>, mut respond| {
         let refused = refused.clone();
@@ -377,7 +377,7 @@ async fn what_a_server_has_not_looked_at_goes_again() {
 }
 
 #[tokio::test]
-async fn a_server_that_goes_away_between_requests_fails_none() {
+async fn a_server_that_closes_between_requests_fails_none() {
     let listener_ = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let upstream = listener_.local_addr().unwrap();
     tokio::spawn(async move {
@@ -385,7 +385,7 @@ async fn a_server_that_goes_away_between_requests_fails_none() {
             let (stream, _) = listener_.accept().await.unwrap();
             tokio::spawn(async move {
                 let mut connection = h2::server::handshake(stream).await.unwrap();
-                // One request, then no more.
+                // The server accepts one request, then no more.
                 if let Some(Ok((request, respond))) = connection.accept().await {
                     tokio::spawn(repeat(number, request, respond));
                     connection.graceful_shutdown();
@@ -406,7 +406,7 @@ async fn a_server_that_goes_away_between_requests_fails_none() {
 }
 
 #[tokio::test]
-async fn a_draining_proxy_takes_no_new_streams_and_finishes_those_it_has() {
+async fn a_draining_proxy_refuses_new_streams_and_finishes_open_ones() {
     let (began, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (begin, wait) = (began.clone(), go.clone());
     let upstream = http2_server(move |number, request, respond| {
@@ -426,7 +426,7 @@ async fn a_draining_proxy_takes_no_new_streams_and_finishes_those_it_has() {
         let proxy = proxy.clone();
         async move { proxy.workers().drain(Duration::from_secs(30)).await }
     });
-    // No more than what is under way: GOAWAY.
+    // After GOAWAY only streams in flight continue.
     let refused = within(async {
         loop {
             match requests.clone().ready().await {
@@ -442,7 +442,7 @@ async fn a_draining_proxy_takes_no_new_streams_and_finishes_those_it_has() {
 }
 
 #[tokio::test]
-async fn an_upgrade_does_not_get_to_a_server_of_http2() {
+async fn an_upgrade_is_not_forwarded_to_an_http2_server() {
     let proxy = proxy(cluster_of(http2_server(repeat).await)).await;
     let mut client = proxy.connect().await;
     client.send("GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n").await;
@@ -465,7 +465,7 @@ async fn a_request_without_a_host_is_refused() {
 }
 
 #[tokio::test]
-async fn answers_without_content_end_with_their_heads() {
+async fn responses_without_content_end_with_their_heads() {
     let upstream = server(|_, mut client| async move {
         let head = client.head().await;
         assert!(head.starts_with("HEAD / "), "{head}");
@@ -517,7 +517,7 @@ async fn no_more_streams_than_configured_share_a_connection() {
 }
 
 #[tokio::test]
-async fn a_connection_is_used_no_longer_than_configured() {
+async fn a_connection_is_not_used_beyond_its_maximum_duration() {
     let mut cluster = cluster_of(http2_server(repeat).await);
     cluster.max_connection_duration = Some(Duration::from_nanos(1));
     let proxy = proxy(cluster).await;
@@ -529,8 +529,8 @@ async fn a_connection_is_used_no_longer_than_configured() {
 }
 
 #[tokio::test]
-async fn a_server_that_answers_no_ping_is_given_up() {
-    // It shakes hands and is silent.
+async fn a_server_that_answers_no_ping_is_disconnected() {
+    // It completes the handshake and then sends nothing.
     let silent = server(|_, mut client| async move {
         client.send("\0\0\0\x04\0\0\0\0\0").await;
         client.rest().await;
@@ -544,7 +544,7 @@ async fn a_server_that_answers_no_ping_is_given_up() {
     let (answer, _) = requests.send_request(request("GET", "/"), true).unwrap();
     assert_eq!(within(answer).await.unwrap().status(), 503);
 
-    // One that answers them goes on being used, here until it has answered three.
+    // A server that answers pings stays in use, here until it has answered three.
     let upstream = server(|_, mut client| async move {
         client.exactly(24).await;
         client.send("\0\0\0\x04\0\0\0\0\0").await;
@@ -557,13 +557,13 @@ async fn a_server_that_answers_no_ping_is_given_up() {
             let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
             let mut content = vec![0; length];
             client.stream.read_exact(&mut content).await.unwrap();
-            // A PING that is no answer.
+            // A PING without the ACK flag.
             if (head[3], head[4]) == (6, 0) {
                 client.stream.write_all(&[0, 0, 8, 6, 1, 0, 0, 0, 0]).await.unwrap();
                 client.stream.write_all(&content).await.unwrap();
                 pings += 1;
                 if pings == 3 {
-                    // The head of an answer: 200, and nothing more.
+                    // A response head: 200 without content.
                     client.stream.write_all(&[0, 0, 1, 1, 5, 0, 0, 0, 1, 0x88]).await.unwrap();
                 }
             }
@@ -579,7 +579,7 @@ async fn a_server_that_answers_no_ping_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_request_that_has_reached_a_server_is_not_taken_for_one_that_has_not() {
+async fn a_request_that_reached_a_server_is_not_sent_again() {
     let upstream =
         http2_server(|_, _, mut respond| async move { respond.send_reset(Reason::INTERNAL_ERROR) });
     let upstream = upstream.await;
@@ -595,7 +595,7 @@ async fn a_request_that_has_reached_a_server_is_not_taken_for_one_that_has_not()
     }
 }
 
-/// One frame: its kind, its flags, its stream and what it holds.
+/// Reads one frame: type, flags, stream ID and payload.
 async fn frame(stream: &mut TcpStream) -> (u8, u8, u8, Vec<u8>) {
     let mut head = [0; 9];
     within(stream.read_exact(&mut head)).await.unwrap();
@@ -604,7 +604,7 @@ async fn frame(stream: &mut TcpStream) -> (u8, u8, u8, Vec<u8>) {
     (head[3], head[4], head[8], payload)
 }
 
-/// What comes on a stream up to its end, if it is answered by 200.
+/// Reads a stream up to its end; returns its content if the status is 200.
 async fn answer(stream: &mut TcpStream, id: u8) -> String {
     let mut content = Vec::new();
     loop {
@@ -623,16 +623,16 @@ async fn answer(stream: &mut TcpStream, id: u8) -> String {
     }
 }
 
-/// For clients of the workload itself.
+/// Starts an outbound proxy, for clients of the workload itself.
 async fn outbound() -> Proxy {
     let mut listener = listener(http(|_, _| ()), None);
     listener.direction = Direction::Outbound;
     Proxy::start(listener, vec![cluster(&[echo().await], None)]).await
 }
 
-/// A proxy in front might have passed it on without knowing what it does.
+/// A proxy in front might have forwarded the upgrade without supporting it.
 #[tokio::test]
-async fn clients_of_others_stay_with_http1() {
+async fn external_clients_stay_with_http1() {
     let proxy = proxy(cluster(&[echo().await], None)).await;
     let mut client = proxy.connect().await;
     let upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__";
@@ -642,7 +642,7 @@ async fn clients_of_others_stay_with_http1() {
 }
 
 #[tokio::test]
-async fn a_connection_of_http1_may_become_one_of_http2() {
+async fn an_http1_connection_can_be_upgraded_to_http2() {
     let proxy = outbound().await;
     let mut stream = within(TcpStream::connect(proxy.address)).await.unwrap();
     let upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__";
@@ -666,7 +666,7 @@ async fn a_connection_of_http1_may_become_one_of_http2() {
 
 /// Such a request is answered in HTTP/1.1.
 #[tokio::test]
-async fn what_asks_for_http2_in_the_wrong_way_is_passed_over() {
+async fn an_invalid_upgrade_to_http2_is_ignored() {
     let proxy = outbound().await;
     for fields in [
         "Connection: Upgrade\r\nHTTP2-Settings: AAMAAABkAAQAAP__",

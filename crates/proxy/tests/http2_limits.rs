@@ -1,4 +1,4 @@
-//! What is agreed on with clients of HTTP/2, and what becomes of those that do not keep to it.
+//! HTTP/2 settings of downstream connections, and what happens to clients that violate them.
 
 #![allow(
     clippy::unwrap_used,
@@ -48,7 +48,7 @@ const PING: u8 = 6;
 const GO_AWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
 
-/// A client that says just what it is told to.
+/// A client that sends exactly what a test specifies.
 struct Client(TcpStream);
 
 impl Client {
@@ -64,7 +64,7 @@ impl Client {
         self.0.write_all(&frame).await.unwrap();
     }
 
-    /// The next frame: its kind, flags and payload; `None` at the end.
+    /// Reads a frame: type, flags and payload; `None` at the end.
     async fn frame(&mut self) -> Option<(u8, u8, Vec<u8>)> {
         let mut head = [0; 9];
         within(self.0.read_exact(&mut head)).await.ok()?;
@@ -89,7 +89,7 @@ async fn settings_are_those_configured() {
 }
 
 #[tokio::test]
-async fn who_does_not_answer_pings_is_gone() {
+async fn a_client_that_answers_no_ping_is_disconnected() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start(folder.path(), BOOTSTRAP).await;
     let mut client = Client::connect(&program).await;
@@ -106,7 +106,7 @@ async fn who_does_not_answer_pings_is_gone() {
 }
 
 #[tokio::test]
-async fn floods_are_counted_and_told() {
+async fn floods_are_counted_and_logged() {
     for (kind, payload, metric, name) in [
         (WINDOW_UPDATE, &[0, 0, 0, 1][..], "envoy_http2_inbound_window_update_frames_flood", "WindowUpdate"),
         (PING, &[0; 8], "envoy_http2_outbound_control_flood", "Ping"),
@@ -116,7 +116,7 @@ async fn floods_are_counted_and_told() {
         let mut program = Program::start(folder.path(), BOOTSTRAP).await;
         let mut client = Client::connect(&program).await;
         let frame = [&[0, 0, payload.len() as u8, kind, 0, 0, 0, 0, 0], payload].concat();
-        // It may be closed before all has been written.
+        // The connection may close before all is written.
         let _ = client.0.write_all(&frame.repeat(4000)).await;
         let mut reason = None;
         while let Some((kind, _, payload)) = client.frame().await {
@@ -134,9 +134,9 @@ async fn floods_are_counted_and_told() {
     }
 }
 
-/// Frames that count as soon as the limits are as low as this.
+/// Frames that count as a flood with limits this low.
 #[tokio::test]
-async fn the_limits_to_floods_are_those_configured() {
+async fn flood_limits_are_those_configured() {
     let folder = tempfile::tempdir().unwrap();
     let bootstrap = BOOTSTRAP.replace("max_concurrent_streams: 7", "max_outbound_control_frames: 5")
         + "layered_runtime: {layers: [{name: a, static_layer: {overload.premature_reset_total_stream_count: 3}}]}\n";
@@ -145,7 +145,7 @@ async fn the_limits_to_floods_are_those_configured() {
         let mut client = Client::connect(&program).await;
         let _ = client.0.write_all(bytes).await;
         let mut calm = false;
-        // A ping of the sidecar's own comes now and then.
+        // The sidecar sends a ping of its own now and then.
         for _ in 0..20 {
             match client.frame().await {
                 Some((GO_AWAY, _, payload)) => calm = payload[7] == 11,
@@ -157,7 +157,7 @@ async fn the_limits_to_floods_are_those_configured() {
     };
     let ping = [0, 0, 8, PING, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     assert!(closed(&ping.repeat(7)).await);
-    // Streams that are reset before they are complete, so that none ends well.
+    // Streams that are reset before they are complete, so that none ends regularly.
     let mut resets = Vec::new();
     for stream in [1, 3, 5, 7] {
         resets.extend([0, 0, 6, 1, 4, 0, 0, 0, stream, 0x83, 0x86, 0x84, 0x41, 1, b'a']);
@@ -169,10 +169,10 @@ async fn the_limits_to_floods_are_those_configured() {
     assert!(stats.contains(metric), "{stats}");
 }
 
-/// A client is not late as long as each of its frames comes whole in time, though there is always one of which a part is
-/// missing, as on a fast upload whose reads end in the midst of frames.
+/// A client is in time as long as each of its frames is complete in time, even if a part of a frame is always
+/// missing, as in a fast upload whose reads end within frames.
 #[tokio::test]
-async fn frames_that_come_in_time_are_no_late_head() {
+async fn a_slow_frame_sequence_does_not_time_out() {
     let timeout = Duration::from_secs(2);
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start(folder.path(), &BOOTSTRAP.replace("_timeout: 1s", "_timeout: 2s")).await;
@@ -181,7 +181,7 @@ async fn frames_that_come_in_time_are_no_late_head() {
     let (begin, rest) = frame.split_at(5);
     client.0.write_all(begin).await.unwrap();
     let begun = Instant::now();
-    // The sidecar's pings set the pace.
+    // The sidecar's pings determine the pace.
     while begun.elapsed() < timeout * 5 / 4 {
         let (kind, flags, payload) = client.frame().await.expect("the connection goes on");
         assert_ne!(kind, GO_AWAY, "{payload:?}");
@@ -190,15 +190,15 @@ async fn frames_that_come_in_time_are_no_late_head() {
             client.0.write_all(&[rest, &pong, begin].concat()).await.unwrap();
         }
     }
-    // One that does not come whole is late all the same.
+    // A frame that stays incomplete still times out.
     while client.frame().await.is_some_and(|(kind, ..)| kind != GO_AWAY) {}
 }
 
 #[tokio::test]
-async fn a_head_comes_whole_before_long() {
+async fn an_incomplete_head_times_out() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start(folder.path(), BOOTSTRAP).await;
-    // A block whose end never comes, beside which pings are answered.
+    // A header block that never ends, while pings are answered.
     let mut client = Client::connect(&program).await;
     client.0.write_all(&[0, 0, 1, 1, 1, 0, 0, 0, 1, 0x82]).await.unwrap();
     while client.frame().await.is_some() {}

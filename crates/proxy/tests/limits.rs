@@ -1,5 +1,5 @@
-//! What others can make grow, and for how long: each limit by the program itself, with what the client is told, the metric,
-//! the access log, and what becomes of the connection.
+//! Limits on what peers can grow, and on durations. Each test checks the response, the metric, the access log,
+//! and the connection.
 
 #![allow(
     clippy::unwrap_used,
@@ -35,17 +35,17 @@ use tokio::{
     sync::watch,
 };
 
-/// A sidecar with a listener `l`, and what it logs of requests: status, flags, details.
+/// A sidecar with a listener `l` and an access log of status, flags and details.
 struct Setup {
     program: Program,
     folder: TempDir,
 }
 
-/// The access log in its folder.
+/// Name of the access log file.
 const LOG: &str = "access.log";
 
 impl Setup {
-    /// HTTP to these clusters, of which the first takes everything that does not begin with another's name.
+    /// Starts HTTP with these clusters; the first gets all paths that do not begin with another's name.
     async fn http(options: &Value, clusters: &[Value]) -> Self {
         let mut routes: Vec<_> = clusters[1..]
             .iter()
@@ -58,7 +58,7 @@ impl Setup {
         Self::start(clusters, |log| files::http(&[], &routes.into(), &with(log, options))).await
     }
 
-    /// Bytes to this cluster.
+    /// Starts TCP with this cluster.
     async fn tcp(options: &Value, cluster: Value) -> Self {
         let clusters = [cluster];
         Self::start(&clusters, |log| {
@@ -98,7 +98,7 @@ impl Setup {
         requests
     }
 
-    /// Waits until a metric of anything has this value.
+    /// Waits until a metric has this value.
     async fn counts(&self, metric: &str, value: u64) {
         let (begin, end) = (format!("{metric}{{"), format!("}} {value}"));
         within(async {
@@ -114,7 +114,7 @@ impl Setup {
         .await;
     }
 
-    /// Waits for these lines of the access log, and no others before them.
+    /// Waits for these access log lines, and no others before them.
     async fn logs(&self, lines: &[&str]) {
         within(async {
             loop {
@@ -129,18 +129,18 @@ impl Setup {
     }
 }
 
-/// How a client of HTTP/2 begins: with settings that say nothing.
+/// HTTP/2 client preface with an empty SETTINGS frame.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
-/// A request with so many fields besides its host's, one of them so long.
+/// Returns a request with this number of fields besides `host`, one of them of length `long`.
 fn get(path: &str, fields: usize, long: usize) -> String {
     let fields: String =
         (0..fields).map(|n| format!("x{n}: {}\r\n", "v".repeat(if n == 0 { long } else { 1 }))).collect();
     format!("GET {path} HTTP/1.1\r\nhost: a\r\n{fields}\r\n")
 }
 
-/// The same for HTTP/2.
+/// Returns the same request for HTTP/2.
 fn request(path: &str, fields: usize, long: usize) -> Request<()> {
     let mut request = Request::get(format!("http://a{path}")).body(()).unwrap();
     for n in 0..fields {
@@ -158,7 +158,7 @@ async fn status(requests: &mut SendRequest<Bytes>, request: Request<()>) -> Stat
 }
 
 #[tokio::test]
-async fn heads_of_requests_are_no_larger_than_allowed() {
+async fn request_heads_are_limited() {
     let options =
         json!({"max_request_headers_kb": 8, "common_http_protocol_options": {"max_headers_count": 5}});
     let mut setup = Setup::http(&options, &[cluster("c", echo().await, false)]).await;
@@ -174,7 +174,7 @@ async fn heads_of_requests_are_no_larger_than_allowed() {
         assert_eq!(body, "Request Header Fields Too Large");
         assert_eq!(client.rest().await, "");
     }
-    // Its own fields count in HTTP/2. The connection goes on.
+    // In HTTP/2 the host counts too. The connection continues.
     let mut requests = setup.http2().await;
     for (fields, long, allowed) in
         [(1, 1, true), (2, 1, false), (1, 7900, true), (1, 8200, false), (1, 1, true)]
@@ -182,7 +182,7 @@ async fn heads_of_requests_are_no_larger_than_allowed() {
         let expected = if allowed { 200 } else { 431 };
         assert_eq!(status(&mut requests, request("/", fields, long)).await, expected, "{fields} {long}");
     }
-    // Nor does it need the end of a request that is not read.
+    // A refused request need not be complete.
     let (answer, _body) = requests.send_request(request("/", 2, 1), false).unwrap();
     assert_eq!(within(answer).await.unwrap().status(), 431);
     setup
@@ -204,7 +204,7 @@ async fn heads_of_requests_are_no_larger_than_allowed() {
     setup.counts("envoy_http_downstream_cx_protocol_error", 2).await;
     setup.counts("envoy_http2_header_overflow", 2).await;
     setup.counts("envoy_http2_header_list_size_too_large", 1).await;
-    // Once a minute, whichever version it is.
+    // Logged once a minute, for both versions together.
     let told = setup.program.until("more fields than max_headers_count").await;
     assert!(told.contains("h, client 127.0.0.1:"), "{told}");
     setup.program.until("larger than max_request_headers_kb").await;
@@ -212,7 +212,7 @@ async fn heads_of_requests_are_no_larger_than_allowed() {
     assert!(!rest.contains("max_headers_count") && !rest.contains("max_request_headers_kb"), "{rest}");
 }
 
-/// A server that answers requests of HTTP/2 with a head that their path asks for.
+/// Starts an HTTP/2 server whose response heads depend on the path.
 async fn http2_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
@@ -234,7 +234,7 @@ async fn http2_server() -> SocketAddr {
     at
 }
 
-/// The fields of an answer: six, one of 9,000 bytes, or one.
+/// Returns the fields of a response: six, one of 9,000 bytes, or one.
 fn fields(path: &str) -> Vec<(String, String)> {
     match path.rsplit('/').next() {
         Some("many") => (0..6).map(|n| (format!("x{n}"), "v".to_owned())).collect(),
@@ -244,7 +244,7 @@ fn fields(path: &str) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn heads_of_answers_are_no_larger_than_allowed() {
+async fn response_heads_are_limited() {
     let http1 = server(|_, mut client| async move {
         while let Some((head, _)) = client.message_if_any().await {
             let path = head.split(' ').nth(1).unwrap();
@@ -286,13 +286,13 @@ async fn heads_of_answers_are_no_larger_than_allowed() {
             assert!(page.contains(&line), "no {line} in {page}");
         }
     }
-    // What is wrong with one answer of HTTP/2 is its stream's alone.
+    // An error in an HTTP/2 response affects only its stream.
     assert!(page.contains("envoy_cluster_upstream_cx_total{cluster_name=\"h2\"} 1\n"), "{page}");
     setup.program.until("cluster h1: the head of a response is larger than max_response_headers_kb").await;
 }
 
 #[tokio::test]
-async fn heads_come_in_time() {
+async fn heads_have_a_timeout() {
     for (limit, logged, body, metric, words) in [
         (
             "request_headers_timeout",
@@ -323,7 +323,7 @@ async fn heads_come_in_time() {
         assert!(answer.starts_with("HTTP/1.1 408 ") && answer.ends_with(body), "{answer}");
         setup.counts(metric, 1).await;
         setup.program.until(words).await;
-        // In HTTP/2 the connection ends with it: no other head could be read.
+        // In HTTP/2 the connection ends too, because no other head could be read.
         let mut stream = setup.stream().await;
         stream.write_all(&[PREFACE, b"\0\0\x01\x01\x01\0\0\0\x01\x82"].concat()).await.unwrap();
         within(stream.read_to_end(&mut Vec::new())).await.unwrap();
@@ -332,7 +332,7 @@ async fn heads_come_in_time() {
     }
 }
 
-/// A server that answers, what is to be held once it is let.
+/// Starts a server that holds its responses until it is released.
 async fn held() -> (watch::Sender<bool>, SocketAddr) {
     let (release, released) = watch::channel(false);
     let at = server(move |_, mut client| {
@@ -350,7 +350,7 @@ async fn held() -> (watch::Sender<bool>, SocketAddr) {
 }
 
 #[tokio::test]
-async fn a_cluster_takes_as_many_requests_as_allowed() {
+async fn a_cluster_limits_concurrent_requests() {
     let (release, at) = held().await;
     let breakers = json!({"circuit_breakers": {"thresholds": [{"max_requests": 1}]}});
     let mut setup = Setup::http(&json!({}), &[with(cluster("c", at, false), &breakers)]).await;
@@ -368,7 +368,7 @@ async fn a_cluster_takes_as_many_requests_as_allowed() {
     setup.program.until("cluster c: it has max_requests requests").await;
     release.send(true).unwrap();
     assert!(first.head().await.starts_with("HTTP/1.1 200 "));
-    // Both connections go on.
+    // Both connections continue.
     setup.counts("envoy_cluster_upstream_rq_active", 0).await;
     second.send(GET).await;
     assert!(second.head().await.starts_with("HTTP/1.1 200 "));
@@ -385,7 +385,7 @@ async fn streams_beyond_the_limit_are_counted() {
     let (release, at) = held().await;
     let options = json!({"http2_protocol_options": {"max_concurrent_streams": 1}});
     let mut setup = Setup::http(&options, &[cluster("c", at, false)]).await;
-    // One that has not read how many there may be.
+    // A client that has not read the maximum of concurrent streams.
     let mut stream = setup.stream().await;
     let mut begin = PREFACE.to_vec();
     for id in [1, 3, 5] {
@@ -401,7 +401,7 @@ async fn streams_beyond_the_limit_are_counted() {
 }
 
 #[tokio::test]
-async fn connections_serve_as_many_requests_as_allowed() {
+async fn connections_limit_their_number_of_requests() {
     let most = json!({"max_requests_per_connection": 2});
     let mut far = cluster("c", echo().await, false);
     far["typed_extension_protocol_options"]["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]["common_http_protocol_options"] =
@@ -421,15 +421,15 @@ async fn connections_serve_as_many_requests_as_allowed() {
     for _ in 0..2 {
         assert_eq!(status(&mut requests, request("/", 0, 0)).await, 200);
     }
-    // It ends, in good order, though the client would go on.
+    // It closes without a reset, although the client would continue.
     within(connection).await.unwrap().unwrap();
     setup.counts("envoy_http_downstream_cx_max_requests_reached", 2).await;
     setup.counts("envoy_cluster_upstream_cx_total", 2).await;
 }
 
 #[tokio::test]
-async fn connections_come_about_in_time() {
-    // Nobody takes connections here, and one more than fits is not answered.
+async fn connect_attempts_have_a_timeout() {
+    // A listener with a full queue: a further connection gets no answer.
     let full = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     full.listen(0).unwrap();
@@ -448,7 +448,7 @@ async fn connections_come_about_in_time() {
 }
 
 #[tokio::test]
-async fn requests_come_whole_in_time() {
+async fn requests_have_a_timeout() {
     let setup = Setup::http(&json!({"request_timeout": "0.2s"}), &[cluster("c", echo().await, false)]).await;
     let mut client = setup.client().await;
     client.send("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\nhalf").await;
@@ -469,7 +469,7 @@ async fn requests_come_whole_in_time() {
 }
 
 #[tokio::test]
-async fn requests_with_their_answers_take_as_long_as_allowed() {
+async fn streams_have_a_maximum_duration() {
     let (_release, at) = held().await;
     let route = json!({"cluster": "c", "max_stream_duration": {"max_stream_duration": "0.2s"}});
     let routes = json!([{"match": {"prefix": "/"}, "route": route}]);
@@ -496,7 +496,7 @@ async fn idle_connections_are_closed() {
     assert_eq!(setup.client().await.rest().await, "");
     setup.counts("envoy_tcp_idle_timeout", 1).await;
 
-    // To servers, and to clients.
+    // Upstream and downstream.
     let mut far = cluster("c", echo().await, false);
     let options = json!({"idle_timeout": "0.2s"});
     far["typed_extension_protocol_options"]["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]["common_http_protocol_options"] =
@@ -516,7 +516,7 @@ async fn idle_connections_are_closed() {
 }
 
 #[tokio::test]
-async fn a_try_that_takes_too_long_is_followed_by_another() {
+async fn a_try_that_times_out_is_retried() {
     let asked = Arc::new(AtomicU64::new(0));
     let count = asked.clone();
     let silent = server(move |_, mut client| {
@@ -545,7 +545,7 @@ async fn a_try_that_takes_too_long_is_followed_by_another() {
     }});
     let routes = json!([{"match": {"prefix": "/"}, "route": route}]);
     let setup = Setup::start(&[far], |log| files::http(&[], &routes, &log)).await;
-    // One of two requests, or both, meet the silent one first.
+    // One of two requests, or both, reach the silent server first.
     let mut client = setup.client().await;
     for _ in 0..2 {
         client.send(GET).await;
@@ -561,7 +561,7 @@ async fn a_try_that_takes_too_long_is_followed_by_another() {
 }
 
 #[tokio::test]
-async fn who_has_gone_waits_for_no_connection() {
+async fn a_disconnected_client_does_not_wait_for_a_connection() {
     let breakers = json!({"circuit_breakers": {"thresholds": [
         {"max_connections": 1, "max_pending_requests": 1}
     ]}});
@@ -570,7 +570,7 @@ async fn who_has_gone_waits_for_no_connection() {
     let mut first = setup.client().await;
     first.send(GET).await;
     first.message().await;
-    // Each waits, and gives its place to the next when it goes.
+    // Each waits, and makes room for the next when it disconnects.
     for waiting in 1..=3 {
         let gone = setup.client().await;
         setup.counts("envoy_cluster_upstream_cx_overflow", waiting).await;
@@ -587,7 +587,7 @@ async fn who_has_gone_waits_for_no_connection() {
     drop(first);
     assert!(patient.message().await.0.starts_with("HTTP/1.1 200 "));
 
-    // Nor does anybody wait for ever, though the place is taken by who may stay.
+    // Waiting is limited by the timeout, even if the connection in use never ends.
     let to = |options| {
         let proxy = with(json!({"stat_prefix": "t", "cluster": "c"}), &options);
         filter("network.tcp_proxy.v3.TcpProxy", &proxy)

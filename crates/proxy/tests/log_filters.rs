@@ -1,4 +1,4 @@
-//! Which requests are logged, and what operators give: what a real Envoy makes of the same configuration, our sidecar makes.
+//! Access log filters and operators: the sidecar and Envoy have the same results for the same configuration.
 
 #![allow(
     clippy::unwrap_used,
@@ -31,7 +31,7 @@ use skysail_xds::envoy::pb::envoy::service::accesslog::v3::{
 use support::Client;
 use tokio::net::TcpStream;
 
-/// Expressions of all kinds of attributes; some fail for some requests, one for all.
+/// Expressions with all kinds of attributes; some fail for some requests, one for all.
 const EXPRESSIONS: &[&str] = &[
     "response.code >= 400 || connection.mtls == false",
     "response.code >= 400 && response.code < 500",
@@ -69,7 +69,7 @@ const EXPRESSIONS: &[&str] = &[
     "connection.uri_san_peer_certificate == 'x' ? true : request.method == 'GET'",
 ];
 
-/// Who logs which requests, by the paths that came, of logs with these filters; a last request is logged by all of them.
+/// Returns the paths that each proxy logs with each of these filters. Every filter matches a last request.
 async fn passed(bootstrap: &str, collector: &mut Collector, filters: usize) -> [Vec<Vec<String>>; 2] {
     let mut results = [vec![Vec::new(); filters], vec![Vec::new(); filters]];
     for (proxy, passed) in Either::both(bootstrap).await.iter().zip(&mut results) {
@@ -99,7 +99,7 @@ async fn passed(bootstrap: &str, collector: &mut Collector, filters: usize) -> [
     results
 }
 
-/// Logs with these filters let pass the same with Envoy and with ours, and most tell some requests from others.
+/// Checks that Envoy and the sidecar log the same requests, and that most filters distinguish requests.
 async fn assert_same(filters: &[&str], make: impl Fn(&str) -> String, change: impl Fn(String) -> String) {
     let mut collector = Collector::start().await;
     let logs: String = filters
@@ -125,7 +125,7 @@ async fn assert_same(filters: &[&str], make: impl Fn(&str) -> String, change: im
 }
 
 #[tokio::test]
-async fn expressions_let_pass_what_they_let_pass_in_envoy() {
+async fn expressions_match_as_in_envoy() {
     let filter = "envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter";
     let make = |expression: &str| {
         format!(
@@ -169,7 +169,7 @@ const FILTERS: &[&str] = &[
     "{metadata_filter: {matcher: {filter: none, path: [{key: a}], value: {string_match: {exact: b}}}, match_if_key_not_found: false}}",
 ];
 
-/// Would refuse what is posted.
+/// A shadow rule that would deny POST requests.
 const SHADOW: &str = "http_filters:
           - name: envoy.filters.http.rbac
             typed_config:
@@ -179,13 +179,13 @@ const SHADOW: &str = "http_filters:
                 policies: {post: {permissions: [{header: {name: \":method\", string_match: {exact: POST}}}], principals: [{any: true}]}}";
 
 #[tokio::test]
-async fn filters_let_pass_what_they_let_pass_in_envoy() {
+async fn filters_match_as_in_envoy() {
     let end = "{header_filter: {header: {name: \":path\", string_match: {exact: /direct/end}}}}";
     let make = |filter: &str| format!("{{or_filter: {{filters: [{filter}, {end}]}}}}");
     assert_same(FILTERS, make, |text| text.replace("http_filters:", SHADOW)).await;
 }
 
-/// All that we know but `REQ_WITHOUT_QUERY`, which Envoy knows in access logs alone.
+/// All supported operators except `REQ_WITHOUT_QUERY`, which Envoy supports only in access logs.
 const OPERATORS: &[&str] = &[
     "BYTES_RECEIVED",
     "BYTES_SENT",
@@ -237,7 +237,7 @@ const OPERATORS: &[&str] = &[
 ];
 
 #[tokio::test]
-async fn operators_in_headers_give_what_they_give_in_envoy() {
+async fn operators_in_headers_have_envoys_values() {
     let collector = Collector::start().await;
     let header = |(number, operator): (usize, &&str)| {
         let value = match operator.strip_suffix(":2") {
@@ -273,7 +273,7 @@ async fn operators_in_headers_give_what_they_give_in_envoy() {
     assert!(different.is_empty(), "{different:#?}");
 }
 
-/// Without what is different each time.
+/// Masks the parts that vary.
 fn masked(operator: &str, value: &str) -> String {
     let numbers = ["_ADDRESS", "_PORT", "HOST", "DURATION", "START_TIME"];
     if numbers.iter().any(|end| operator.ends_with(end)) {

@@ -1,4 +1,4 @@
-//! Istio's metrics as the filter's configuration changes them, by the program itself.
+//! Changes of Istio's metrics by the filter's configuration.
 
 #![allow(
     clippy::unwrap_used,
@@ -61,7 +61,7 @@ async fn ask(program: &Program, method: &str) {
     assert!(client.head().await.starts_with("HTTP/1.1 200 "));
 }
 
-/// The lines of a metric, once there are so many.
+/// Waits until a metric has this number of lines and returns them.
 async fn until(program: &Program, metric: &str, count: usize) -> Vec<String> {
     within(async {
         loop {
@@ -111,7 +111,7 @@ async fn telemetry_settings_change_metrics() {
 }
 
 #[tokio::test]
-async fn metrics_of_who_has_gone_expire() {
+async fn metrics_of_removed_workloads_expire() {
     let folder = tempfile::tempdir().unwrap();
     let bootstrap = bootstrap("rotation_interval: 1s, graceful_deletion_interval: 0.2s");
     let program = Program::start(folder.path(), &bootstrap).await;
@@ -125,11 +125,11 @@ async fn metrics_of_who_has_gone_expire() {
 }
 
 #[tokio::test]
-async fn there_are_as_many_series_as_allowed() {
+async fn the_number_of_series_is_limited() {
     let folder = tempfile::tempdir().unwrap();
     let bootstrap = bootstrap("metrics: [{name: requests_total, dimensions: {method: request.method}}]");
     let mut program = Program::with(folder.path(), &bootstrap, &["--max-metric-series", "3"]).await;
-    // One for the metrics without methods, and two of the four methods.
+    // One series for the metrics without methods, and two of the four methods.
     for method in ["A", "B", "C", "A", "D"] {
         ask(&program, method).await;
     }

@@ -1,4 +1,4 @@
-//! Requests that wait for the virtual host of their authority. The test plays the control thread.
+//! Requests that wait for their virtual host. The test takes the role of the control thread.
 
 #![allow(
     clippy::unwrap_used,
@@ -27,7 +27,7 @@ use skysail_policy::state::{
 use support::{Client, Proxy, http, listener, within};
 use tokio::{net::TcpStream, sync::mpsc};
 
-/// A virtual host that answers with its name.
+/// Returns a virtual host that answers with its name.
 fn host(name: &str) -> Arc<VirtualHost> {
     let matches = RouteMatch {
         path: PathMatch::Prefix((*b"/").into()),
@@ -61,7 +61,7 @@ struct Mesh {
     demand: Arc<Demand>,
     questions: mpsc::UnboundedReceiver<Question>,
     listener: Arc<Listener>,
-    /// As `outboundTrafficPolicy.unansweredHosts: CATCH_ALL`.
+    /// Set by `outboundTrafficPolicy.unansweredHosts: CATCH_ALL`.
     takes_unanswered: bool,
 }
 
@@ -78,7 +78,7 @@ impl Mesh {
         mesh
     }
 
-    /// Puts a table of these hosts into force, and one for all others.
+    /// Publishes a table with these hosts and a catch-all.
     async fn publish(&self, domains: &[&str]) {
         let mut table = RouteTable {
             name: "80".into(),
@@ -103,19 +103,19 @@ impl Mesh {
         self.proxy.connect().await
     }
 
-    /// The next question.
+    /// Receives the next question.
     async fn asked(&mut self) -> Question {
         within(self.questions.recv()).await.unwrap()
     }
 
-    /// The control plane has answered that nobody has it, or has not answered in time.
+    /// Records an answer of the control plane that no host has the authority, or a timeout.
     fn know(&self, authority: &str, answered: bool) {
         let known = RequestedAuthority { answered, ..RequestedAuthority::default() };
         self.demand.known.store(Arc::new([(authority.into(), known)].into_iter().collect()));
     }
 }
 
-/// How many requests had to wait.
+/// Returns the number of requests that had to wait.
 async fn waited(mesh: &Mesh) -> u64 {
     let metrics = mesh.proxy.metrics().await;
     let line = metrics.lines().find(|line| line.starts_with("skysail_on_demand_requests{")).unwrap();
@@ -132,7 +132,7 @@ async fn ask(client: &mut Client, authority: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_request_to_a_host_in_hand_asks_nobody_and_marks_it_as_used() {
+async fn a_request_to_a_known_host_asks_no_question_and_marks_the_host_as_used() {
     let mut mesh = Mesh::start().await;
     let mut client = mesh.client().await;
     assert_eq!(ask(&mut client, "HERE:80").await, "here");
@@ -141,7 +141,7 @@ async fn a_request_to_a_host_in_hand_asks_nobody_and_marks_it_as_used() {
 }
 
 #[tokio::test]
-async fn a_request_waits_for_its_host_and_takes_it() {
+async fn a_request_waits_for_its_host() {
     let mut mesh = Mesh::start().await;
     let mut clients = [mesh.client().await, mesh.client().await];
     for client in &mut clients {
@@ -163,7 +163,7 @@ async fn a_request_waits_for_its_host_and_takes_it() {
 }
 
 #[tokio::test]
-async fn what_nobody_has_goes_by_the_catch_all_and_is_asked_for_once() {
+async fn an_unknown_authority_uses_the_catch_all_and_is_asked_for_once() {
     let mut mesh = Mesh::start().await;
     let mut client = mesh.client().await;
     send(&mut client, "none").await;
@@ -173,7 +173,7 @@ async fn what_nobody_has_goes_by_the_catch_all_and_is_asked_for_once() {
     assert_eq!(client.message().await.1, "*");
     assert_eq!(ask(&mut client, "none").await, "*");
     assert!(mesh.questions.try_recv().is_err());
-    // A wildcard in hand may hide a host that is not.
+    // A known wildcard may hide a host that is not known yet.
     send(&mut client, "a.wild").await;
     let question = mesh.asked().await;
     mesh.know("a.wild", true);
@@ -184,7 +184,7 @@ async fn what_nobody_has_goes_by_the_catch_all_and_is_asked_for_once() {
 }
 
 #[tokio::test]
-async fn without_an_answer_a_request_is_refused_and_hosts_in_hand_are_served() {
+async fn without_an_answer_a_request_is_refused_and_known_hosts_are_served() {
     let mut mesh = Mesh::start().await;
     let mut client = mesh.client().await;
     for (authority, wildcard) in [("new", "*"), ("a.wild", "*.wild")] {
@@ -198,16 +198,16 @@ async fn without_an_answer_a_request_is_refused_and_hosts_in_hand_are_served() {
         mesh.know(authority, false);
         question.answered.send(()).unwrap();
         refused(&mut client).await;
-        // The next one does not wait, and the connection serves others.
+        // The next request does not wait, and the connection serves others.
         send(&mut client, authority).await;
         refused(&mut client).await;
         assert!(mesh.questions.try_recv().is_err());
         assert_eq!(ask(&mut client, "here").await, "here");
-        // Once the answer is here it goes by what the table has.
+        // After the answer, the table decides.
         mesh.know(authority, true);
         assert_eq!(ask(&mut client, authority).await, wildcard);
     }
-    // A question that nobody takes is no answer either: there are too many, or the proxy ends.
+    // A question that is dropped is no answer: there are too many, or the proxy is shutting down.
     send(&mut client, "lost").await;
     drop(mesh.asked().await);
     assert!(client.message().await.0.starts_with("HTTP/1.1 503 "));
@@ -218,7 +218,7 @@ async fn without_an_answer_a_request_is_refused_and_hosts_in_hand_are_served() {
 }
 
 #[tokio::test]
-async fn without_an_answer_the_catch_all_applies_where_the_mesh_says_so() {
+async fn without_an_answer_the_catch_all_applies_if_configured() {
     let mut mesh = Mesh::start().await;
     mesh.takes_unanswered = true;
     mesh.publish(&["here"]).await;
@@ -235,7 +235,7 @@ async fn without_an_answer_the_catch_all_applies_where_the_mesh_says_so() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_waits_no_more() {
+async fn a_disconnected_client_does_not_wait() {
     let mut mesh = Mesh::start().await;
     let mut client = mesh.client().await;
     send(&mut client, "new").await;
@@ -245,7 +245,7 @@ async fn a_client_that_goes_away_waits_no_more() {
 }
 
 #[tokio::test]
-async fn streams_of_http2_wait_each_for_its_own() {
+async fn http2_streams_wait_for_their_own_hosts() {
     let mut mesh = Mesh::start().await;
     let mut requests = http2::client(TcpStream::connect(mesh.proxy.address).await.unwrap()).await;
     let mut of = |authority: &str| {

@@ -1,5 +1,5 @@
-//! TLS that a sidecar originates for its workload: whom servers are asked for, and whose certificate they must have. What a
-//! real Envoy does with the same configuration, our sidecar does.
+//! TLS origination: SNI, and the names that server certificates must have. The sidecar behaves as Envoy with
+//! the same configuration.
 
 #![allow(
     clippy::unwrap_used,
@@ -34,7 +34,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-/// A server that answers with the name it was asked for and the number of its connection.
+/// Starts a server that answers with the SNI and the number of the connection.
 async fn server(certificate: &CertifiedKey<KeyPair>) -> (SocketAddr, Arc<AtomicUsize>) {
     let (chain, key) = (certificate.cert.pem(), certificate.signing_key.serialize_pem());
     let identity = Identity::from_pem(chain.as_bytes(), key.as_bytes()).unwrap();
@@ -85,7 +85,7 @@ async fn answer_http2(stream: TlsStream<TcpStream>, answer: String) {
     }
 }
 
-/// A listener and a cluster of the same name.
+/// Returns a listener and a cluster of the same name.
 fn way(name: &str, server: SocketAddr, http: &Value, tls: &Value) -> [Value; 2] {
     let typed = |kind: &str, config: &Value| {
         let mut config = config.clone();
@@ -118,7 +118,7 @@ fn way(name: &str, server: SocketAddr, http: &Value, tls: &Value) -> [Value; 2] 
     [listener, cluster]
 }
 
-/// The path, host and `x-name` of requests.
+/// Path, host and `x-name` of the requests.
 const REQUESTS: &[[&str; 3]] = &[
     ["/", "a.example", ""],
     ["/", "b.example", ""],
@@ -132,7 +132,7 @@ const REQUESTS: &[[&str; 3]] = &[
     ["/", "b.example", ""],
 ];
 
-/// What the server says to each, and the status where it says nothing.
+/// Returns the server's answer to each request, or the status without one.
 async fn answers(proxy: &Either, name: &str) -> Vec<String> {
     let mut client = Client::new(TcpStream::connect(proxy.listener(name).await).await.unwrap());
     let mut answers = Vec::new();
@@ -147,7 +147,7 @@ async fn answers(proxy: &Either, name: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn servers_are_asked_for_as_envoy_asks_for_them() {
+async fn sni_and_verified_names_equal_envoys() {
     let names = ["a.example", "b.example", "renamed.example"].map(str::to_owned);
     let certificate = rcgen::generate_simple_self_signed(names).unwrap();
     let (server, taken) = server(&certificate).await;
@@ -189,7 +189,8 @@ async fn servers_are_asked_for_as_envoy_asks_for_them() {
             told.push(answers(proxy, name).await);
         }
         if *name == "narrow" {
-            // There is one connection at most: the next name's ends the last one's, of which Envoy keeps one each.
+            // With at most one connection, the next name closes the last one's; Envoy keeps one connection per
+            // name.
             for answers in &mut told {
                 for answer in answers {
                     answer.truncate(answer.find(' ').unwrap_or(answer.len()));

@@ -1,5 +1,5 @@
-//! What a proxy says that has more to do than it can, over real sockets. Any lag is too much here, so the first probes
-//! show it.
+//! Responses of an overloaded proxy, over real sockets. The settings treat any lag as overload, so the first
+//! probes detect it.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,7 +14,7 @@ use std::time::Duration;
 use skysail_proxy::overload::Limits;
 use support::{Proxy, cluster, echo, http, listener, server, within};
 
-/// Of connections it takes all.
+/// Accepts all connections.
 const STRICT: Limits = Limits {
     under_way: 1,
     late: Duration::MAX,
@@ -33,7 +33,7 @@ async fn proxy() -> Proxy {
 }
 
 #[tokio::test]
-async fn requests_are_refused_and_the_connection_goes_on() {
+async fn requests_are_refused_and_the_connection_continues() {
     let proxy = proxy().await;
     let mut client = proxy.connect().await;
     let refused = within(async {
@@ -49,7 +49,7 @@ async fn requests_are_refused_and_the_connection_goes_on() {
     let (head, body) = refused.await;
     assert!(head.contains("content-type: text/plain") && !head.contains("connection: close"), "{head}");
     assert_eq!(body, "envoy overloaded");
-    // Still so, and told to callers of gRPC in their way.
+    // gRPC clients receive a gRPC status.
     client
         .send("POST /x HTTP/1.1\r\nhost: a\r\ncontent-type: application/grpc\r\ncontent-length: 0\r\n\r\n")
         .await;
@@ -62,13 +62,13 @@ async fn requests_are_refused_and_the_connection_goes_on() {
 }
 
 #[tokio::test]
-async fn streams_are_refused_and_the_connection_goes_on() {
+async fn streams_are_refused_and_the_connection_continues() {
     let proxy = proxy().await;
     let stream = tokio::net::TcpStream::connect(proxy.address).await.unwrap();
     let (mut requests, connection) = within(h2::client::handshake(stream)).await.unwrap();
     tokio::spawn(connection);
     within(async {
-        // Once refused, the next ones are as well: the connection is good for them.
+        // After the first refusal the next streams are refused too; the connection stays usable.
         let mut refused = 0;
         while refused < 2 {
             let request = http::Request::get("http://a/x").body(()).unwrap();
@@ -86,7 +86,7 @@ async fn streams_are_refused_and_the_connection_goes_on() {
 }
 
 #[tokio::test]
-async fn while_there_is_no_time_few_are_taken_and_who_gave_up_is_not_served() {
+async fn under_overload_few_connections_are_accepted_and_abandoned_ones_are_skipped() {
     let (release, held) = tokio::sync::watch::channel(());
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
     let upstream = server(move |_, mut client| {
@@ -107,7 +107,7 @@ async fn while_there_is_no_time_few_are_taken_and_who_gave_up_is_not_served() {
     let mut held = proxy.connect().await;
     held.send(&request("/held")).await;
     assert_eq!(within(told.recv()).await.unwrap(), "GET /held HTTP/1.1");
-    // Few are taken at a time, in their order: who comes after a hundred can give up before that.
+    // Few are accepted at a time and in order, so a client behind a hundred others can give up before.
     let mut before = Vec::new();
     let path = loop {
         for _ in 0..100 {
@@ -139,7 +139,7 @@ async fn while_there_is_no_time_few_are_taken_and_who_gave_up_is_not_served() {
 }
 
 #[tokio::test]
-async fn who_waits_for_a_turn_is_let_in_though_no_other_ends() {
+async fn a_waiting_request_is_admitted_even_if_no_other_ends() {
     let (release, held) = tokio::sync::watch::channel(());
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
     let upstream = server(move |_, mut client| {
@@ -160,7 +160,7 @@ async fn who_waits_for_a_turn_is_let_in_though_no_other_ends() {
         client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
         clients.push(client);
     }
-    // Some give up where they wait.
+    // Some clients disconnect while they wait.
     drop(clients.split_off(90));
     for _ in 0..90 {
         within(told.recv()).await.unwrap();
@@ -171,7 +171,7 @@ async fn who_waits_for_a_turn_is_let_in_though_no_other_ends() {
     }
 }
 
-/// How many the listener has had.
+/// Returns the number of connections that the listener has accepted.
 async fn connections(proxy: &Proxy) -> u32 {
     let metrics = proxy.metrics().await;
     let line = metrics.lines().find(|line| line.starts_with("envoy_listener_downstream_cx_total"));

@@ -1,7 +1,7 @@
-//! A mistake in the sidecar takes the connection that led to it, and nothing else.
+//! A panic in the sidecar ends only the connection that caused it.
 //!
-//! What must not happen is had from a configuration that cannot come from a file: a fault whose delay goes beyond all
-//! time, which ends in a panic in the middle of a request.
+//! The panic comes from a configuration that no file can contain: a fault with a delay beyond the maximum time,
+//! which panics in the middle of a request.
 
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +25,7 @@ use skysail_proxy::telemetry;
 use support::{Proxy, cluster, echo, http, listener, within};
 use tokio::net::TcpStream;
 
-/// One worker on which requests with the header `x-panic` panic.
+/// Starts one worker on which requests with the header `x-panic` panic.
 async fn proxy() -> Proxy {
     let upstream = cluster(&[echo().await], None);
     let header = HeaderMatch {
@@ -41,7 +41,7 @@ async fn proxy() -> Proxy {
 }
 
 #[tokio::test]
-async fn a_request_of_http1_takes_its_connection_alone() {
+async fn a_panic_in_an_http1_request_ends_only_its_connection() {
     let proxy = proxy().await;
     let mut other = proxy.connect().await;
     let good = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
@@ -58,18 +58,18 @@ async fn a_request_of_http1_takes_its_connection_alone() {
     new.send(good).await;
     assert!(new.message().await.0.starts_with("HTTP/1.1 200"));
     drop((other, new));
-    // Nobody is counted who is not there: the end waits for nobody.
+    // The panicked connection no longer counts, so the drain does not wait for it.
     assert_eq!(within(proxy.workers().drain(Duration::from_hours(1))).await, 0);
 }
 
 #[tokio::test]
-async fn a_request_of_http2_is_reset_and_its_neighbours_go_on() {
+async fn a_panic_in_an_http2_request_ends_only_its_stream() {
     let proxy = proxy().await;
     let stream = TcpStream::connect(proxy.address).await.unwrap();
     let (mut requests, connection) = within(h2::client::handshake(stream)).await.unwrap();
     let connection = tokio::spawn(connection);
     let request = || Request::builder().uri("http://a/");
-    // A neighbour whose body is still to come.
+    // A neighbour whose body has not arrived yet.
     let (before, mut body) =
         requests.send_request(request().method("POST").body(()).unwrap(), false).unwrap();
     let unlucky = request().header("x-panic", "1").body(()).unwrap();
@@ -84,11 +84,11 @@ async fn a_request_of_http2_is_reset_and_its_neighbours_go_on() {
     assert_eq!(within(proxy.workers().drain(Duration::from_hours(1))).await, 0);
 }
 
-/// What says that this process is the one that panics, since the log is a process's.
+/// Marks the child process that panics, because the log is per process.
 const INNER: &str = "SKYSAIL_TEST_PANICS";
 
 #[tokio::test]
-async fn each_is_counted_and_told_by_the_log() {
+async fn each_panic_is_counted_and_logged() {
     if std::env::var_os(INNER).is_none() {
         let mut inner = Command::new(std::env::current_exe().unwrap());
         inner.args(["--exact", "each_is_counted_and_told_by_the_log", "--nocapture"]).env(INNER, "1");

@@ -1,4 +1,4 @@
-//! What two sidecars know of each other, and new certificates and roots under connections that stay.
+//! Metadata exchange of two sidecars, and renewed certificates and roots under open connections.
 
 #![allow(
     clippy::unwrap_used,
@@ -86,11 +86,11 @@ async fn connect(to: SocketAddr, spec: &TlsSpec) -> std::io::Result<Secured> {
     within(connector.connect("a".try_into().unwrap(), stream)).await
 }
 
-/// Asks over HTTP/1.1, or whatever passes that on.
+/// Sends an HTTP/1.1 request over a stream.
 async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     stream.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     let mut answer = Vec::new();
-    // The server repeats the head, which ends as its own does.
+    // The server echoes the head, which ends like its own.
     while answer.windows(4).filter(|end| end == b"\r\n\r\n").count() < 2 {
         assert_ne!(within(stream.read_buf(&mut answer)).await.unwrap(), 0, "{}", answer.escape_ascii());
     }
@@ -102,7 +102,7 @@ fn shown(stream: &Secured) -> CertificateDer<'static> {
 }
 
 #[tokio::test]
-async fn connections_outlive_the_roots_and_certificates_they_began_with() {
+async fn connections_outlive_the_certificates_and_roots_they_began_with() {
     let (old, new) = (Mesh::new(), Mesh::new());
     let spec = old.spec("server", "client", &[b"h2", b"http/1.1"]);
     let server = echo().await;
@@ -124,7 +124,7 @@ async fn connections_outlive_the_roots_and_certificates_they_began_with() {
     ask_all().await;
     let before = shown(&connect(over_http.address, &of_old).await.unwrap());
 
-    // Who trusts the new root alone is not served until the certificate is from there.
+    // A client that trusts only the new root is not served until the certificate is from it.
     let of_new = new.spec("client", "server", &[b"http/1.1"]);
     connect(over_http.address, &of_new).await.unwrap_err();
     let both = [&old, &new].map(|mesh| mesh.0.roots_pem()).concat();
@@ -135,7 +135,7 @@ async fn connections_outlive_the_roots_and_certificates_they_began_with() {
         let mut stream = connect(proxy.address, &of_new).await.unwrap();
         assert_ne!(shown(&stream), before);
         ask(&mut stream).await;
-        // Clients whose certificates are still the old ones are served, too, once they trust the new.
+        // Clients with old certificates are served too, once they trust the new root.
         let names = vec![NameMatch::uri("spiffe://cluster.local/ns/default/sa/server")];
         let roots = of_new.peer.as_ref().unwrap().roots.clone();
         let between = TlsSpec { peer: Some(PeerCheck::spiffe(roots, names)), ..of_old.clone() };

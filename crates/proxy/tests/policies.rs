@@ -1,4 +1,4 @@
-//! Who may connect and ask for what, as policies say.
+//! Authorization policies for connections and requests.
 
 #![allow(
     clippy::unwrap_used,
@@ -36,7 +36,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-/// Refuses this to these.
+/// Denies a permission to a principal.
 fn deny(permission: Permission, principal: Principal) -> Arc<Policy> {
     let rule = Rule { name: "rule".into(), permissions: vec![permission], principals: vec![principal] };
     let rules = Some(Rules { action: RuleAction::Deny, rules: vec![rule] });
@@ -49,7 +49,7 @@ fn under(policy: Arc<Policy>, mut listener: Listener) -> Listener {
 }
 
 #[tokio::test]
-async fn connections_are_refused_by_their_port() {
+async fn connections_are_denied_by_port() {
     let listener = under(deny(Permission::Port(81), Principal::Any), listener(tcp(), None));
     let proxied = Some(Proxied { except: vec![], optional: false, refused: vec![] });
     let listener = Listener { proxy_protocol: proxied, ..listener };
@@ -64,7 +64,7 @@ async fn connections_are_refused_by_their_port() {
 }
 
 #[tokio::test]
-async fn connections_are_refused_by_who_begins_them_and_the_name_they_ask_for() {
+async fn connections_are_denied_by_principal_and_sni() {
     let mesh = Mesh::new();
     let from = |namespace: &str| {
         let name = Regex::new(&format!("^.*/ns/{namespace}/.*$")).unwrap();
@@ -90,7 +90,7 @@ async fn connections_are_refused_by_who_begins_them_and_the_name_they_ask_for() 
 }
 
 #[tokio::test]
-async fn what_would_be_refused_is_counted_and_goes_on() {
+async fn shadow_denials_are_counted_and_pass() {
     let everybody = json!({"permissions": [{"any": true}], "principals": [{"any": true}]});
     let config = json!({"shadow_rules": {"action": "DENY", "policies": {"all": everybody}}});
     let manager = files::http(&[filter("http.rbac.v3.RBAC", &config)], &files::to("upstream"), &json!({}));
@@ -111,7 +111,7 @@ async fn what_would_be_refused_is_counted_and_goes_on() {
 }
 
 #[tokio::test]
-async fn no_way_of_writing_a_path_gets_around_a_policy() {
+async fn no_form_of_a_path_evades_a_policy() {
     let secret = json!({
         "permissions": [{"url_path": {"path": {"prefix": "/secret"}}}],
         "principals": [{"any": true}]

@@ -1,4 +1,4 @@
-//! The program itself, from its bootstrap file: what its admin page changes, and files that it follows.
+//! The program with a bootstrap file: changes by its admin page, and watched files.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,7 +20,7 @@ use support::{Client, within};
 use tokio::net::TcpStream;
 
 #[tokio::test]
-async fn what_is_logged_changes_while_it_runs() {
+async fn log_levels_change_at_run_time() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start(folder.path(), "node: {id: a}\n").await;
     assert!(program.page("GET", "/logging?level=off").await.starts_with("HTTP/1.1 405 "));
@@ -42,9 +42,9 @@ async fn what_is_logged_changes_while_it_runs() {
     assert!(log.contains("told to quit, draining"), "{log}");
 }
 
-/// `tests/admin.rs` asks from elsewhere in the network.
+/// `tests/admin.rs` covers requests from other hosts.
 #[tokio::test]
-async fn web_pages_of_others_neither_read_nor_change_anything() {
+async fn web_pages_of_other_origins_can_neither_read_nor_change_anything() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start(folder.path(), "node: {id: a}\n").await;
     for (fields, said) in [
@@ -71,9 +71,9 @@ async fn web_pages_of_others_neither_read_nor_change_anything() {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_the_reader_of_the_log() {
+async fn a_reader_of_the_log_that_stops_delays_no_request() {
     let folder = tempfile::tempdir().unwrap();
-    // No chain takes a connection, which is logged.
+    // No filter chain matches, which is logged per connection.
     let bootstrap = r#"
 static_resources:
   listeners:
@@ -95,7 +95,7 @@ static_resources:
     let mut program = Program::start(folder.path(), bootstrap).await;
     let server = program.listener("l").await;
     program.page("POST", "/logging?level=debug").await;
-    // Far more than fits into the pipe that nobody reads from meanwhile.
+    // Far more than fits into the pipe without a reader.
     for _ in 0..2_000 {
         let mut client = Client::new(TcpStream::connect(server).await.unwrap());
         assert_eq!(client.rest().await, "");
@@ -107,7 +107,7 @@ static_resources:
     }
 }
 
-/// Replaces a file as what rotates certificates does.
+/// Replaces a file as tools that rotate certificates do.
 fn replace(folder: &Path, name: &str, content: &str) {
     fs::write(folder.join("new"), content).unwrap();
     fs::rename(folder.join("new"), folder.join(name)).unwrap();
@@ -123,7 +123,7 @@ fn issue(folder: &Path, name: &str, account: &str) {
     replace(folder, &format!("{name}.key"), &request.key_pem());
 }
 
-/// Whose certificate a server shows.
+/// Returns the account of a server's certificate.
 async fn account(server: SocketAddr) -> String {
     let connector = tokio_rustls::TlsConnector::from(Arc::clone(&TlsSpec::default().client().unwrap()));
     let tcp = TcpStream::connect(server).await.unwrap();
@@ -141,7 +141,7 @@ async fn until_account(server: SocketAddr, wanted: &str) {
 }
 
 #[tokio::test]
-async fn secrets_in_files_are_followed() {
+async fn secrets_in_files_are_watched() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().to_str().unwrap();
     let secrets = |name: &str| {
@@ -190,7 +190,7 @@ static_resources:
     assert_eq!(account(server).await, "first");
     issue(folder.path(), "a", "second");
     until_account(server, "second").await;
-    // What cannot be used changes nothing, and what comes after it is taken.
+    // Invalid content changes nothing, and later valid content is accepted.
     replace(folder.path(), "secrets.yaml", "resources: [");
     program.until("cannot use the secret's files; the current secret stays in use").await;
     assert_eq!(account(server).await, "second");
@@ -200,7 +200,7 @@ static_resources:
 }
 
 #[tokio::test]
-async fn who_is_ejected_is_shown() {
+async fn an_ejected_endpoint_is_shown() {
     let folder = tempfile::tempdir().unwrap();
     let good = support::echo().await;
     let bootstrap = format!(

@@ -1,4 +1,5 @@
-//! The PROXY protocol on both sides of the program: a client is who the proxy in front says, and the next proxy is told.
+//! PROXY protocol, downstream and upstream: the client's address comes from the header, and the next proxy
+//! receives it.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,8 +17,8 @@ use program::Program;
 use support::{Client, echo};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream};
 
-/// One proxy behind another. `plain` takes anything but version 2, `behind` adds who the client is; `before` and `bytes`
-/// tell it in both versions.
+/// One proxy behind another. `plain` accepts everything but version 2, `behind` adds the client's address;
+/// `before` and `bytes` send both versions.
 fn bootstrap(server: SocketAddr, behind: SocketAddr) -> String {
     let http = |name: &str, filter: &str, remote: bool, routes: &str| {
         format!(
@@ -114,17 +115,17 @@ fn bootstrap(server: SocketAddr, behind: SocketAddr) -> String {
 
 const V1: &[u8] = b"PROXY TCP4 1.2.3.4 5.6.7.8 1000 80\r\n";
 const V2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\x04\x03\x02\x01\x05\x06\x07\x08\0\x01\0\x50";
-/// The proxy's own connection.
+/// Header of a proxy's own connection (LOCAL).
 const LOCAL: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
 
-/// Connects and sends this before all else.
+/// Connects and sends these bytes first.
 async fn connect(address: SocketAddr, first: &[u8]) -> Client {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(first).await.unwrap();
     Client::new(stream)
 }
 
-/// Who the server hears the client is.
+/// Returns the client address that the server receives.
 async fn client(client: &mut Client, path: &str) -> String {
     client.send(&format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n")).await;
     let (head, body) = client.message().await;
@@ -134,7 +135,7 @@ async fn client(client: &mut Client, path: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_client_is_who_the_proxy_in_front_says() {
+async fn the_client_address_comes_from_the_proxy_header() {
     let folder = tempfile::tempdir().unwrap();
     let server = echo().await;
     let program = Program::start(folder.path(), &bootstrap(server, server)).await;
@@ -165,14 +166,14 @@ async fn a_client_is_who_the_proxy_in_front_says() {
 }
 
 #[tokio::test]
-async fn the_next_proxy_is_told_whose_connection_it_is() {
+async fn the_next_proxy_receives_the_client_address() {
     let folder = tempfile::tempdir().unwrap();
     let server = echo().await;
     let behind = Program::start(folder.path(), &bootstrap(server, server)).await;
     let file = bootstrap(server, behind.listener("behind").await);
     let program = Program::start(folder.path(), &file).await;
     let before = program.listener("before").await;
-    // Two clients at once: what was opened for one serves the other never.
+    // Two clients at once: a connection for one client never serves another.
     let (mut one, mut other) = (connect(before, V1).await, connect(before, V2).await);
     for path in ["/1", "/2", "/1", "/2"] {
         assert_eq!(client(&mut one, path).await, "1.2.3.4", "{path}");

@@ -1,4 +1,4 @@
-//! Limits of requests, by the program itself.
+//! Local rate limits.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,7 +19,7 @@ use support::{Client, echo, within};
 use tokio::net::TcpStream;
 
 #[tokio::test]
-async fn what_is_too_much_is_refused_until_there_is_room_again() {
+async fn requests_above_the_rate_limit_are_refused_until_tokens_are_available() {
     let always = json!({"default_value": {"numerator": 100}});
     let limit = |interval: &str| {
         let config = json!({

@@ -1,5 +1,5 @@
-//! Requests that are judged again when the configuration changes: each filter of the new configuration sees what it would have
-//! seen then, and a change that does not concern a request does not end it.
+//! Requests that are evaluated again after a change of the configuration. Each filter of the new configuration
+//! sees the request as it would have seen it. A change that does not affect a request does not end it.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,7 +29,7 @@ use support::{Client, Proxy, cluster, http, listener, server, snapshot};
 
 const ASK: &str = "ask";
 
-/// A server that grants every upgrade and sends back whatever follows.
+/// Starts a server that grants every upgrade and echoes what follows.
 async fn echo() -> SocketAddr {
     server(|_, mut client: Client| async move {
         client.head().await;
@@ -41,7 +41,7 @@ async fn echo() -> SocketAddr {
     .await
 }
 
-/// A service that consents to everything, with the user's name.
+/// Starts an authorization service that allows everything and adds the user's name.
 async fn authorizer() -> SocketAddr {
     server(|_, mut client: Client| async move {
         while client.message_if_any().await.is_some() {
@@ -51,12 +51,12 @@ async fn authorizer() -> SocketAddr {
     .await
 }
 
-/// Asks that service. The fingerprint is the number.
+/// Returns an ext_authz filter for that service with this fingerprint.
 fn ask(fingerprint: u64, enabled_metadata: Option<MetadataMatch>) -> Does {
     ask_by(fingerprint, enabled_metadata, None)
 }
 
-/// Asks a service whose consent changes nothing.
+/// Returns an ext_authz filter whose responses change nothing.
 fn ask_nothing(fingerprint: u64) -> Does {
     let Does::Ask(mut config) = ask(fingerprint, None) else { unreachable!("it asks") };
     let AuthorizationService::Http(service) = &mut config.service else { unreachable!("it asks over HTTP") };
@@ -64,7 +64,7 @@ fn ask_nothing(fingerprint: u64) -> Does {
     Does::Ask(config)
 }
 
-/// The same with the request's body.
+/// Returns an ext_authz filter that sends the body.
 fn ask_with_body(fingerprint: u64) -> Does {
     ask_by(fingerprint, None, Some(Body { most: 100, partial: true, raw: false }))
 }
@@ -118,18 +118,18 @@ fn deny(header: &str) -> Does {
     deny_if(has(header))
 }
 
-/// Denies requests without it.
+/// Denies requests without this header.
 fn deny_without(header: &str) -> Does {
     deny_if(Permission::Not(Box::new(has(header))))
 }
 
-/// Would deny every request, and says so under this prefix.
+/// Shadow-denies every request, counted with this prefix.
 fn would_deny(prefix: &str) -> Does {
     let shadow = rules(Permission::Any);
     Does::Authorize(Arc::new(Policy { rules: None, shadow, shadow_prefix: prefix.into() }))
 }
 
-/// HTTP under these filters, with the routes changed.
+/// Returns an HTTP listener with these filters and changed routes.
 fn web_with(does: Vec<Does>, change: impl FnOnce(&mut Vec<Route>, fn() -> Route)) -> Listener {
     let named = |does| Filter { name: ASK.into(), disabled: false, does };
     let filters: Vec<_> = does.into_iter().map(named).collect();
@@ -152,7 +152,7 @@ fn web_with(does: Vec<Does>, change: impl FnOnce(&mut Vec<Route>, fn() -> Route)
     listener(Terminal::Http(Arc::new(manager)), None)
 }
 
-/// A route for everything to the upstream.
+/// Returns a catch-all route to the upstream.
 fn route() -> Route {
     let Terminal::Http(manager) = http(|_, _| ()) else { unreachable!("it is HTTP") };
     let Routes::Inline(table) = Arc::into_inner(manager).unwrap().routes else {
@@ -166,7 +166,7 @@ fn web(does: Vec<Does>) -> Listener {
     web_with(does, |_, _| ())
 }
 
-/// The listener with other settings of its manager.
+/// Returns the listener with changed manager settings.
 fn managed(mut listener: Listener, change: impl FnOnce(&mut HttpManager)) -> Listener {
     let Terminal::Http(manager) = &mut Arc::get_mut(&mut listener.chains[0]).unwrap().terminal else {
         unreachable!("it is HTTP")
@@ -181,7 +181,7 @@ struct Running {
 }
 
 impl Running {
-    /// A proxy with this listener, which ends at once what is not admitted any more.
+    /// Starts a proxy with this listener and a drain time of zero.
     async fn start(listener: Listener) -> Self {
         let upstream = cluster(&[echo().await], None);
         let authorizer = skysail_policy::config::Cluster {
@@ -217,14 +217,14 @@ impl Running {
     }
 }
 
-/// Checks that the tunnel is open. With a drain time of zero, a request that is no longer admitted ends at its next poll.
+/// Checks that the tunnel is open. With a drain time of zero, a denied request ends at its next poll.
 async fn echoes(client: &mut Client) {
     client.send("ping").await;
     assert_eq!(client.exactly(4).await, "ping");
 }
 
 #[tokio::test]
-async fn a_policy_sees_the_head_as_it_was_at_its_place() {
+async fn a_policy_sees_the_head_at_its_position() {
     let running = Running::start(web(vec![deny("x-user"), ask(1, None)])).await;
     let mut client = running.websocket("").await;
     running.publish(web(vec![deny("x-user"), ask(1, None), deny("x-other")])).await;
@@ -234,11 +234,11 @@ async fn a_policy_sees_the_head_as_it_was_at_its_place() {
 }
 
 #[tokio::test]
-async fn a_request_that_another_question_would_be_asked_about_ends() {
+async fn a_request_ends_if_the_check_request_would_differ() {
     let asked = || vec![ask(1, None), ask(2, None)];
     let running = Running::start(web(asked())).await;
     for changed in [
-        // The second answer was to a head that the first had changed.
+        // The first response had changed the head of the second check.
         vec![ask(2, None)],
         vec![ask(2, None), ask(1, None)],
         vec![ask(1, None), ask(2, None), ask(2, None)],
@@ -253,9 +253,9 @@ async fn a_request_that_another_question_would_be_asked_about_ends() {
     }
 }
 
-/// The proxy adds fields of its own behind the filters.
+/// The proxy adds its own fields after the filters.
 #[tokio::test]
-async fn fields_that_the_proxy_adds_are_no_other_question() {
+async fn fields_that_the_proxy_adds_do_not_change_the_check() {
     let (key, token) = key_and_token();
     let (other, _) = key_and_token();
     let timed = |keys: &[&serde_json::Value], more: Vec<Does>| {
@@ -275,7 +275,7 @@ async fn fields_that_the_proxy_adds_are_no_other_question() {
 }
 
 #[tokio::test]
-async fn a_long_head_is_no_reason_to_end_with_a_change_for_others() {
+async fn a_long_head_does_not_end_with_an_unrelated_change() {
     let listener = Arc::new(web_with(vec![ask(1, None)], |routes, _| {
         let Action::Forward(forward) = &mut routes[0].action else { unreachable!("it leads on") };
         forward.rewrite = Some(Rewrite::Full("/rewritten".into()));
@@ -291,7 +291,7 @@ async fn a_long_head_is_no_reason_to_end_with_a_change_for_others() {
 }
 
 #[tokio::test]
-async fn the_body_is_part_of_the_question() {
+async fn the_body_is_part_of_the_check() {
     let asked = |without_body| {
         web_with(vec![ask_with_body(1)], |routes, _| {
             let question = Setting::Question { extensions: vec![], without_body };
@@ -307,7 +307,7 @@ async fn the_body_is_part_of_the_question() {
 }
 
 #[tokio::test]
-async fn a_filter_that_is_disabled_no_more_is_asked() {
+async fn a_filter_that_is_enabled_again_checks_the_request() {
     let disabled = || managed(web(vec![ask(1, None)]), |manager| manager.filters[0].disabled = true);
     let running = Running::start(disabled()).await;
     let mut client = running.websocket("").await;
@@ -318,11 +318,11 @@ async fn a_filter_that_is_disabled_no_more_is_asked() {
 }
 
 #[tokio::test]
-async fn a_request_that_filters_would_read_otherwise_ends() {
+async fn a_request_ends_if_filters_would_read_it_differently() {
     let merging = |does| managed(web(does), |manager| manager.merge_slashes = true);
     let running = Running::start(web(vec![])).await;
     let mut client = running.websocket("").await;
-    // Nothing judges it.
+    // No filter evaluates it.
     running.publish(merging(vec![])).await;
     echoes(&mut client).await;
     running.publish(web(vec![deny("x-other")])).await;
@@ -332,7 +332,7 @@ async fn a_request_that_filters_would_read_otherwise_ends() {
 }
 
 #[tokio::test]
-async fn a_request_of_which_too_much_would_be_kept_ends_with_a_change() {
+async fn a_request_with_too_much_recorded_state_ends_with_a_change() {
     let added = |does| {
         web_with(does, |routes, _| {
             let Action::Forward(forward) = &mut routes[0].action else { unreachable!("it leads on") };
@@ -355,7 +355,7 @@ async fn a_request_of_which_too_much_would_be_kept_ends_with_a_change() {
 }
 
 #[tokio::test]
-async fn a_route_for_a_share_of_requests_is_not_chosen_by_chance_again() {
+async fn a_route_for_a_fraction_of_requests_is_not_selected_by_chance_again() {
     let changed = |more: Vec<Does>| {
         let mut does = vec![ask(1, None)];
         does.extend(more);
@@ -379,7 +379,7 @@ async fn a_route_for_a_share_of_requests_is_not_chosen_by_chance_again() {
 }
 
 #[tokio::test]
-async fn a_route_that_goes_demands_nothing_new() {
+async fn a_removed_route_adds_no_requirements() {
     let running = Running::start(web_with(vec![ask(1, None)], |routes, _| {
         routes[0].filters = vec![(ASK.into(), Setting::Off)];
     }))
@@ -392,13 +392,13 @@ async fn a_route_that_goes_demands_nothing_new() {
         }))
         .await;
     echoes(&mut client).await;
-    // One that is there and demands it is another matter.
+    // An existing route that requires the check does.
     running.publish(web(vec![ask(1, None)])).await;
     assert_eq!(client.rest().await, "");
 }
 
 #[tokio::test]
-async fn what_was_asked_because_of_metadata_counts_as_asked() {
+async fn a_check_because_of_metadata_counts_as_done() {
     let wanted = |prefix: &str| {
         let path = ["envoy.filters.http.rbac".into(), format!("{prefix}shadow_engine_result").into()];
         let test = ValueMatch::Text(TextMatch::Exact((*b"denied").into()));
@@ -413,19 +413,19 @@ async fn what_was_asked_because_of_metadata_counts_as_asked() {
     let mut client = running.websocket("").await;
     running.publish(filters(vec![deny("x-other")])).await;
     echoes(&mut client).await;
-    // The answer of a service that would not be asked any more is not used.
+    // The response of a service that would no longer be asked is not used.
     running.publish(web(vec![ask(1, wanted("a_")), deny_without("x-user")])).await;
     assert_eq!(client.rest().await, "");
     running.publish(filters(vec![])).await;
     let mut client = running.websocket("").await;
-    // External authorization was not asked about the request, and would be now.
+    // The request was not checked, and would be now.
     running
         .publish(web(vec![would_deny("a_"), ask(1, wanted("a_")), would_deny("c_"), ask(2, wanted("c_"))]))
         .await;
     assert_eq!(client.rest().await, "");
 }
 
-/// A key, and a token that is good by it.
+/// Returns a key and a token that it verifies.
 fn key_and_token() -> (serde_json::Value, String) {
     use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
     let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
@@ -436,12 +436,12 @@ fn key_and_token() -> (serde_json::Value, String) {
     (key, token.unwrap())
 }
 
-/// Tokens by one of these keys. They are taken off, and their subject is passed on.
+/// Returns a JWT filter with these keys that removes the token and forwards its subject.
 fn tokens(keys: &[&serde_json::Value]) -> Does {
     tokens_for(keys, "/", None)
 }
 
-/// The same of requests whose path begins so, whose claims are known by a name.
+/// Returns the same for a path prefix, with the claims in this metadata key.
 fn tokens_for(keys: &[&serde_json::Value], path: &str, known: Option<&str>) -> Does {
     let matches = RouteMatch { path: PathMatch::Prefix(path.as_bytes().into()), ..route().matches };
     let text = json!({"keys": keys}).to_string();
@@ -471,12 +471,12 @@ fn tokens_for(keys: &[&serde_json::Value], path: &str, known: Option<&str>) -> D
 }
 
 #[tokio::test]
-async fn tokens_are_checked_again_where_other_keys_are_trusted() {
+async fn tokens_are_verified_again_with_other_keys() {
     let ((first, token), (second, _)) = (key_and_token(), key_and_token());
     let running = Running::start(web(vec![tokens(&[&first]), deny("x-other")])).await;
     let bearer = format!("authorization: Bearer {token}\r\n");
     let mut client = running.websocket(&bearer).await;
-    // A policy behind the filter sees neither the token nor another subject than the token's.
+    // A policy behind the filter sees no token, and only the subject of the token.
     running.publish(web(vec![tokens(&[&first]), deny("authorization")])).await;
     echoes(&mut client).await;
     running.publish(web(vec![tokens(&[&first, &second]), deny("authorization")])).await;
@@ -490,19 +490,19 @@ async fn tokens_are_checked_again_where_other_keys_are_trusted() {
 }
 
 #[tokio::test]
-async fn fields_of_tokens_are_believed_from_nobody_else() {
+async fn client_fields_for_claims_are_not_trusted() {
     let (key, _) = key_and_token();
     let running = Running::start(web(vec![])).await;
     let mut client = running.websocket("x-subject: me\r\n").await;
     running.publish(web(vec![deny_without("x-subject")])).await;
     echoes(&mut client).await;
-    // No token is required of it, but the field is taken off.
+    // The filter requires no token of it, but removes the field.
     running.publish(web(vec![tokens_for(&[&key], "/other", None), deny_without("x-subject")])).await;
     assert_eq!(client.rest().await, "");
 }
 
 #[tokio::test]
-async fn claims_are_known_from_the_filter_that_found_them() {
+async fn claims_are_known_by_the_filter_that_found_them() {
     let (key, token) = key_and_token();
     let named = |name: &str| tokens_for(&[&key], "/", Some(name));
     let deny_unknown = || {
@@ -522,9 +522,9 @@ async fn claims_are_known_from_the_filter_that_found_them() {
     }
 }
 
-/// Routes and listeners come apart from each other.
+/// Routes and listeners are updated separately.
 #[tokio::test]
-async fn a_route_that_names_no_requirement_that_is_there_lets_nobody_pass() {
+async fn a_route_with_an_unknown_requirement_admits_no_request() {
     let (key, token) = key_and_token();
     let named = |name: &'static str| {
         let key = key.clone();
@@ -541,14 +541,14 @@ async fn a_route_that_names_no_requirement_that_is_there_lets_nobody_pass() {
     client.send(&format!("GET / HTTP/1.1\r\nhost: a\r\n{bearer}\r\n")).await;
     let (head, body) = client.message().await;
     assert!(head.starts_with("HTTP/1.1 403 "), "{head}");
-    // As Envoy says it.
+    // Envoy's message.
     let problem = "Wrong requirement_name: gone. It should be one of [there]";
     assert_eq!(body, format!("Failed JWT authentication: {problem}"));
 }
 
-/// The PROXY protocol names another destination than the address by which the connection's listener was found.
+/// The PROXY protocol contains another destination than the address of the connection's listener.
 #[tokio::test]
-async fn a_proxied_connection_keeps_the_listener_that_it_was_found_by() {
+async fn a_proxied_connection_keeps_its_listener() {
     let proxy = Proxy::start(web(vec![]), vec![]).await;
     let clusters = snapshot(web(vec![]), vec![cluster(&support::numbered(1).await, None)]);
     let publish = async |other_port: u16| {

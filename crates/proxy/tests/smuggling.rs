@@ -1,9 +1,9 @@
-//! What could be read in two ways: two parties that disagree about where a message ends, or for whom it is, let a
-//! client slip one request into another, past every decision made here or into somebody else's connection.
+//! Ambiguous messages. Two parties that disagree about the end or the host of a message let a client hide one
+//! request in another, past every policy or into another client's connection.
 //!
-//! Each case is sent through a running proxy to a server that records what reaches it, byte for byte. After each, another
-//! client asks for something else: what was left over of the case would show there. The same cases go through Envoy,
-//! so that the tables say where the two decide differently.
+//! Each case is sent through a running proxy to a server that records every byte. After each case another
+//! client sends a request, which would reveal left-over bytes. The same cases go through Envoy, so that the
+//! tables document where the decisions differ.
 
 #![allow(
     clippy::unwrap_used,

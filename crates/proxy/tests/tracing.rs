@@ -1,4 +1,4 @@
-//! Requests that are traced, by the program itself: what collectors are told, and what they cannot do to requests.
+//! Tracing: the spans that collectors receive, and that collectors do not affect requests.
 
 #![allow(
     clippy::unwrap_used,
@@ -57,7 +57,7 @@ fn zipkin() -> Value {
     provider("ZipkinConfig", config)
 }
 
-/// A proxy that traces; what leads to `upstream` is called `to-DIRECTION`.
+/// Starts a proxy with tracing; the operation of routes to `upstream` is `to-DIRECTION`.
 async fn start(
     folder: &Path,
     direction: &str,
@@ -110,7 +110,7 @@ async fn start_to(
     (program, address)
 }
 
-/// The status of the answer, and the headers that the server got.
+/// Sends a request; returns the status and the headers that the server received.
 async fn ask(proxy: SocketAddr, path: &str, fields: &str) -> (String, HashMap<String, String>) {
     let mut client = Client::new(TcpStream::connect(proxy).await.unwrap());
     client
@@ -122,7 +122,7 @@ async fn ask(proxy: SocketAddr, path: &str, fields: &str) -> (String, HashMap<St
     (head[9..12].to_owned(), headers.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
 }
 
-/// A span, whoever told it in whatever way.
+/// A span, independent of the protocol.
 #[derive(Debug)]
 struct Said {
     trace: String,
@@ -131,7 +131,7 @@ struct Said {
     name: String,
     server: bool,
     tags: HashMap<String, String>,
-    /// In nanoseconds.
+    /// Nanoseconds.
     start: u64,
     end: u64,
 }
@@ -182,7 +182,7 @@ fn of_otlp(span: Span) -> Said {
     }
 }
 
-/// So many spans, as they are told.
+/// Receives this number of spans.
 async fn spans(collector: &mut Collector, count: usize) -> Vec<Said> {
     let mut all = Vec::new();
     while all.len() < count {
@@ -192,7 +192,7 @@ async fn spans(collector: &mut Collector, count: usize) -> Vec<Said> {
     all
 }
 
-/// What a client's sidecar and a server's tell is one trace.
+/// Checks that the spans of a client's and a server's sidecar form one trace.
 async fn make_one_trace(provider: Value) -> (Said, Said, HashMap<String, String>) {
     let (mut collector, folders) = (Collector::start().await, [(); 2].map(|()| tempfile::tempdir().unwrap()));
     let tags = json!([{"tag": "who", "request_header": {"name": "X-Who", "default_value": "nobody"}}]);
@@ -203,7 +203,7 @@ async fn make_one_trace(provider: Value) -> (Said, Said, HashMap<String, String>
     let (outbound, address) = start(folders[1].path(), "OUTBOUND", tracing, address, collector.address).await;
     let (status, headers) = ask(address, "/a?b=c", "user-agent: test\r\n").await;
     assert_eq!(status, "200");
-    // What waits is told at the end.
+    // Buffered spans are sent at shutdown.
     let program_log = outbound.quit().await + &inbound.quit().await;
     assert!(!program_log.contains("WARN"), "{program_log}");
     let mut told = spans(&mut collector, 2).await;
@@ -211,7 +211,7 @@ async fn make_one_trace(provider: Value) -> (Said, Said, HashMap<String, String>
     let (server, client) = (told.pop().unwrap(), told.pop().unwrap());
     assert!(server.server && !client.server);
     assert_eq!((&server.trace, &*client.parent), (&client.trace, ""));
-    // The client's sidecar has said what the server's span is called.
+    // The client's sidecar propagates the operation of the server's span.
     assert_eq!((&*client.name, &*server.name), ("to-OUTBOUND", "to-OUTBOUND"));
     for (span, node, folder) in [(&server, "INBOUND", &folders[0]), (&client, "OUTBOUND", &folders[1])] {
         let tag = |name: &str| &*span.tags[name];
@@ -251,7 +251,7 @@ async fn two_proxies_make_one_trace_by_otlp_over_http() {
 #[tokio::test]
 async fn two_proxies_make_one_trace_by_zipkin() {
     let (client, server, headers) = make_one_trace(zipkin()).await;
-    // Both tell of the same span.
+    // Both report the same span.
     assert_eq!((&server.id, &*server.parent), (&client.id, ""));
     let b3 = ["x-b3-traceid", "x-b3-spanid", "x-b3-sampled"].map(|name| &*headers[name]);
     assert_eq!(b3, [&*server.trace, &server.id, "1"]);
@@ -259,7 +259,7 @@ async fn two_proxies_make_one_trace_by_zipkin() {
 }
 
 #[tokio::test]
-async fn collectors_are_told_who_tells_them() {
+async fn collectors_receive_the_resource() {
     let mut collector = Collector::start().await;
     let folder = tempfile::tempdir().unwrap();
     let upstream = echo().await;
@@ -291,7 +291,7 @@ async fn collectors_are_told_who_tells_them() {
 }
 
 #[tokio::test]
-async fn who_is_sampled_is_told_and_all_pass_it_on() {
+async fn only_sampled_requests_are_reported_and_all_are_propagated() {
     let mut collector = Collector::start().await;
     let folder = tempfile::tempdir().unwrap();
     let tracing = json!({"provider": otlp_grpc(), "random_sampling": {"value": 0}});
@@ -317,19 +317,19 @@ async fn who_is_sampled_is_told_and_all_pass_it_on() {
             assert_eq!(headers["tracestate"], "a=1");
         }
         if sampled {
-            // Nothing came before it.
+            // It has no parent.
             let span = spans(&mut collector, 1).await.pop().unwrap();
             assert_eq!(passed[3..52], format!("{}-{}", span.trace, span.id));
             assert_eq!(span.parent, if fields.contains("traceparent") { &parent[36..52] } else { "" });
         }
     }
-    // What cannot be read is passed on as it is.
+    // An invalid header is forwarded unchanged.
     let (_, headers) = ask(address, "/", "x-client-trace-id: c\r\ntraceparent: a\r\n").await;
     assert_eq!(headers["traceparent"], "a");
 }
 
 #[tokio::test]
-async fn each_try_may_be_a_span() {
+async fn each_try_can_have_a_span() {
     let mut collector = Collector::start().await;
     let folder = tempfile::tempdir().unwrap();
     let failing = server(|_, mut client| async move {
@@ -357,7 +357,7 @@ async fn each_try_may_be_a_span() {
 }
 
 #[tokio::test]
-async fn calls_of_grpc_say_how_they_ended() {
+async fn grpc_spans_contain_the_status() {
     let mut collector = Collector::start().await;
     let folder = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -387,8 +387,8 @@ async fn calls_of_grpc_say_how_they_ended() {
 }
 
 #[tokio::test]
-async fn collectors_that_fail_hold_up_no_request() {
-    // One that is not there, and one that never says anything.
+async fn failing_collectors_delay_no_request() {
+    // One that is unavailable, and one that never answers.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let gone = {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -406,7 +406,7 @@ async fn collectors_that_fail_hold_up_no_request() {
         let metrics = program.page("GET", "/stats/prometheus").await;
         let failed = metrics.lines().find(|line| line.starts_with("skysail_export_failed_total")).unwrap();
         assert!(failed.contains("spans") && !failed.ends_with(" 0"), "{failed}");
-        // It is said once.
+        // The failure is logged once.
         let rest = program.quit().await;
         assert!(!rest.contains("did not get to"), "{rest}");
     }

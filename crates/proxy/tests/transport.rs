@@ -1,4 +1,4 @@
-//! Mutual TLS between proxies, and bytes passed on, over real sockets.
+//! Mutual TLS between proxies, and TCP, over real sockets.
 
 #![allow(
     clippy::unwrap_used,
@@ -30,7 +30,7 @@ use skysail_proxy::overload::Limits as Taken;
 use support::{Client, Proxy, cluster, echo, http, listener, server, snapshot, tcp, within};
 
 #[tokio::test]
-async fn two_proxies_speak_mutual_tls() {
+async fn two_proxies_use_mutual_tls() {
     let mesh = Mesh::new();
     let (before, behind) =
         pair(echo().await, mesh.server("server", "client"), mesh.client("client", "server")).await;
@@ -47,7 +47,7 @@ async fn two_proxies_speak_mutual_tls() {
 }
 
 #[tokio::test]
-async fn tls_begins_after_what_says_whose_connection_it_is() {
+async fn tls_begins_after_the_proxy_header() {
     let mesh = Mesh::new();
     let terminal = http(|manager, _| manager.use_remote_address = true);
     let mut behind = listener(terminal, Some(mesh.server("server", "client")));
@@ -65,7 +65,7 @@ async fn tls_begins_after_what_says_whose_connection_it_is() {
     assert!(body.contains("\r\nx-envoy-external-address: 127.0.0.1\r\n"), "{body}");
 }
 
-/// Lets only this service account pass.
+/// Allows only this service account.
 fn only(account: &str) -> Arc<Policy> {
     let name = SpiffeId::new("cluster.local", "default", account).to_string();
     let rule = Rule {
@@ -128,7 +128,7 @@ async fn a_resumed_connection_is_authorized_like_any_other() {
 }
 
 #[tokio::test]
-async fn a_peer_of_another_name_is_refused() {
+async fn a_peer_with_another_name_is_refused() {
     let mesh = Mesh::new();
     let cases = [
         (mesh.server("server", "client"), mesh.client("client", "somebody-else")),
@@ -144,7 +144,7 @@ async fn a_peer_of_another_name_is_refused() {
     }
 }
 
-/// TLS and plain text on one port, HTTP or not, as in permissive mode.
+/// Returns a listener with TLS and plain text on one port, HTTP or not, as in permissive mode.
 fn permissive(tls: Arc<ServerTls>) -> Listener {
     let mut listener = listener(tcp(), None);
     listener.inspect_tls = Some(Inspect::default());
@@ -187,7 +187,7 @@ async fn answer(mut client: Client) {
 }
 
 #[tokio::test]
-async fn first_bytes_decide_what_a_connection_is() {
+async fn first_bytes_determine_the_protocol_of_a_connection() {
     let mesh = Mesh::new();
     let server = server(|_, client| answer(client)).await;
     let inbound =
@@ -208,9 +208,9 @@ async fn first_bytes_decide_what_a_connection_is() {
     assert_eq!(client.message().await.1, "ok");
 }
 
-/// In plain text and through mutual TLS, where nothing but the first bytes says what a connection is.
+/// In plain text and over mutual TLS, if only the first bytes determine the protocol.
 #[tokio::test]
-async fn a_server_may_speak_first() {
+async fn a_server_may_send_first() {
     let mesh = Mesh::new();
     let server = server(|_, mut client| async move {
         client.send("220 ready\r\n").await;
@@ -232,7 +232,7 @@ async fn a_server_may_speak_first() {
 }
 
 #[tokio::test]
-async fn where_both_are_silent_the_client_may_still_say_what_it_speaks() {
+async fn a_silent_client_may_still_choose_the_protocol() {
     let mesh = Mesh::new();
     let (dialled, mut told) = tokio::sync::mpsc::unbounded_channel();
     let server = server(move |_, client| {
@@ -250,7 +250,7 @@ async fn where_both_are_silent_the_client_may_still_say_what_it_speaks() {
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     let (head, body) = client.message().await;
     assert!(head.contains("server: skysail") && body == "ok", "{head}{body}");
-    // What was dialled too early is used where it leads to the right place.
+    // A connection that was opened early is used if it leads to the right cluster.
     within(told.recv()).await.unwrap();
     let mut client = inbound.connect().await;
     within(told.recv()).await.unwrap();
@@ -259,9 +259,9 @@ async fn where_both_are_silent_the_client_may_still_say_what_it_speaks() {
     assert!(told.try_recv().is_err());
 }
 
-/// A server that nobody may want takes no place that others wait for, nor waits for one.
+/// A speculative connection takes no slot that others wait for, and does not wait for one.
 #[tokio::test]
-async fn a_server_that_may_speak_first_is_dialled_where_there_is_a_place() {
+async fn a_speculative_connection_is_opened_only_with_a_free_slot() {
     let mesh = Mesh::new();
     let server = server(|_, mut client| async move {
         client.send("220 ready\r\n").await;
@@ -274,7 +274,8 @@ async fn a_server_that_may_speak_first_is_dialled_where_there_is_a_place() {
     let mut first = inbound.connect().await;
     assert_eq!(first.until("\n").await, "220 ready\r\n");
     let mut second = inbound.connect().await;
-    // Whatever the second is silent for, its server is not dialled; a third that speaks is told that there is no place.
+    // The server of the silent second client is not dialled. A third client that sends data learns that there
+    // is no slot.
     let mut third = inbound.connect().await;
     third.send("hello\n").await;
     assert_eq!(third.rest().await, "");
@@ -285,9 +286,9 @@ async fn a_server_that_may_speak_first_is_dialled_where_there_is_a_place() {
     assert!(metrics.contains(overflow), "{metrics}");
 }
 
-/// A server of HTTP/2 says its settings unasked. What is configured for HTTP holds for clients that take their time, too.
+/// An HTTP/2 server sends its SETTINGS first. The HTTP configuration applies to slow clients too.
 #[tokio::test]
-async fn a_server_of_http_does_not_decide() {
+async fn an_http2_server_does_not_determine_the_protocol() {
     let mesh = Mesh::new();
     let (dropped, mut told) = tokio::sync::mpsc::unbounded_channel();
     let server = server(move |number, mut client| {
@@ -312,9 +313,9 @@ async fn a_server_of_http_does_not_decide() {
     assert!(head.contains("server: skysail") && body == "ok", "{head}{body}");
 }
 
-/// What a sidecar there says of itself comes before, and goes no further.
+/// The metadata of a sidecar there comes first and is not forwarded.
 #[tokio::test]
-async fn a_server_behind_another_sidecar_may_speak_first() {
+async fn a_server_behind_another_sidecar_may_send_first() {
     let mesh = Mesh::new();
     let server = server(|_, mut client| async move {
         client.send("220 ready\r\n").await;
@@ -334,7 +335,7 @@ async fn a_server_behind_another_sidecar_may_speak_first() {
     assert_eq!(client.until("\n").await, "QUIT\r\n");
 }
 
-/// What the configuration says of a port is not found out from bytes.
+/// A protocol that the configuration declares is not detected from bytes.
 #[tokio::test]
 async fn declared_ports_are_not_sniffed() {
     let mesh = Mesh::new();
@@ -352,7 +353,7 @@ async fn declared_ports_are_not_sniffed() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_up_ends_the_silence() {
+async fn a_server_that_closes_ends_the_wait() {
     let mesh = Mesh::new();
     let server = server(|_, client| async move { drop(client) }).await;
     let inbound =
@@ -360,9 +361,9 @@ async fn a_server_that_hangs_up_ends_the_silence() {
     assert_eq!(inbound.connect().await.rest().await, "");
 }
 
-/// A long path, or an empty line before it, does not make another protocol of HTTP, for which there are other policies.
+/// A long path, or an empty line before it, does not change the protocol of HTTP, which has its own policies.
 #[tokio::test]
-async fn nothing_evades_what_is_configured_for_http() {
+async fn no_form_of_http_evades_its_configuration() {
     let mesh = Mesh::new();
     let inbound =
         Proxy::start(permissive(mesh.server("server", "client")), vec![cluster(&[echo().await], None)]).await;
@@ -375,9 +376,9 @@ async fn nothing_evades_what_is_configured_for_http() {
     }
 }
 
-/// As with Envoy, and unlike rustls by itself.
+/// As in Envoy, and unlike rustls alone.
 #[tokio::test]
-async fn a_client_whose_protocols_nobody_lists_is_taken_without() {
+async fn a_client_without_a_common_alpn_protocol_is_accepted() {
     let mesh = Mesh::new();
     let mut inbound = listener(http(|_, _| ()), Some(mesh.server("server", "client")));
     inbound.inspect_tls = Some(Inspect::default());
@@ -402,7 +403,7 @@ async fn a_client_whose_protocols_nobody_lists_is_taken_without() {
 }
 
 #[tokio::test]
-async fn bytes_pass_and_either_side_may_end_first() {
+async fn bytes_pass_and_either_side_may_half_close_first() {
     use tokio::io::AsyncWriteExt as _;
     let server = server(|_, mut client| async move {
         client.send("hello ").await;
@@ -416,7 +417,7 @@ async fn bytes_pass_and_either_side_may_end_first() {
     let inbound = Proxy::start(inbound, vec![cluster(&[server], None)]).await;
     let tls = mesh.client("client", "server");
     let outbound = Proxy::start(listener(tcp(), None), vec![cluster(&[inbound.address], Some(&tls))]).await;
-    // The same with peers that say who they are first.
+    // The same with peers that send metadata first.
     let mut greeting = listener(tcp(), Some(mesh.server("server", "client")));
     Arc::get_mut(&mut greeting.chains[0]).unwrap().metadata_exchange = true;
     let greeting = Proxy::start(greeting, vec![cluster(&[server], None)]).await;
@@ -425,7 +426,7 @@ async fn bytes_pass_and_either_side_may_end_first() {
     let meeting = Proxy::start(listener(tcp(), None), vec![met]).await;
     for proxy in [&plain, &outbound, &meeting] {
         let mut client = proxy.connect().await;
-        // The server speaks first.
+        // The server sends first.
         assert_eq!(client.exactly(6).await, "hello ");
         client.send(&"x".repeat(300_000)).await;
         client.stream.shutdown().await.unwrap();
@@ -433,9 +434,10 @@ async fn bytes_pass_and_either_side_may_end_first() {
     }
 }
 
-/// Many in one record and one in several, while every request waits for its turn: none is left where it was read to.
+/// Several requests in one record and one in several, while every request waits for its turn: no buffered data
+/// is missed.
 #[tokio::test]
-async fn requests_in_records_of_any_size_take_their_turns() {
+async fn requests_in_records_of_any_size_are_served() {
     let mesh = Mesh::new();
     let always = Taken { under_way: 0, late: Duration::MAX, overloaded: Duration::MAX, ..Taken::default() };
     let inbound = listener(http(|_, _| ()), Some(mesh.server("server", "client")));
@@ -456,8 +458,8 @@ async fn requests_in_records_of_any_size_take_their_turns() {
 }
 
 #[tokio::test]
-async fn a_new_configuration_holds_for_the_next_request() {
-    // What has lost its listener stays for as long as the test takes.
+async fn a_new_configuration_applies_to_the_next_request() {
+    // Connections without a listener stay open for the duration of the test.
     let limits = Taken { revoked_drain: Duration::from_hours(1), ..Taken::default() };
     let before = listener(http(|_, _| ()), None);
     let proxy = Proxy::limited(before, vec![cluster(&[echo().await], None)], limits).await;
@@ -469,7 +471,7 @@ async fn a_new_configuration_holds_for_the_next_request() {
     proxy.workers().publish(new).await.unwrap();
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(client.message().await.0.contains("server: new\r\n"));
-    // Without the listener the connection ends after the request.
+    // Without the listener the connection closes after the request.
     proxy.workers().publish(skysail_policy::config::Snapshot::default()).await.unwrap();
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(client.rest().await.contains("connection: close\r\n"));
@@ -493,8 +495,8 @@ async fn listeners_that_cannot_be_bound_are_named() {
 }
 
 #[tokio::test]
-async fn a_route_s_timeout_holds_while_connecting() {
-    // Accepts connections, but never answers a handshake.
+async fn a_routes_timeout_includes_connecting() {
+    // Accepts connections but never answers a handshake.
     let silent = server(|_, mut client| async move { drop(client.rest().await) }).await;
     let mesh = Mesh::new();
     let terminal = http(|_, forward| forward.timeout = Some(Duration::from_millis(50)));

@@ -29,8 +29,8 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// CONNECT goes to `bytes` without its head, to `h1:1` and `h2:1` with it; GETs go by their paths, and may be upgraded to
-/// WebSockets.
+/// CONNECT leads to `bytes` as TCP, and to `h1:1` and `h2:1` as CONNECT. GET requests are routed by path and
+/// may be upgraded to WebSocket.
 fn bootstrap(http1: SocketAddr, http2: SocketAddr) -> String {
     let connect = |authority: &str, cluster: &str, config: &str| {
         format!(
@@ -97,7 +97,7 @@ fn bootstrap(http1: SocketAddr, http2: SocketAddr) -> String {
     format!("node: {{id: a}}\nstatic_resources:\n  listeners:{listeners}\n  clusters:{clusters}\n")
 }
 
-/// A server of HTTP/1.1, which grants all that it is asked for, says hi, and answers a ping.
+/// Starts an HTTP/1.1 server that grants every request, sends `hi`, and answers a ping.
 async fn http1_server() -> SocketAddr {
     server(|_, mut client| async move {
         let head = client.head().await;
@@ -112,7 +112,7 @@ async fn http1_server() -> SocketAddr {
                 "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n";
             client.send(granted).await;
         } else {
-            // Bytes that came without a head.
+            // Bytes without a head.
             assert_eq!(head, "hello\r\n\r\n");
         }
         client.send("hi").await;
@@ -122,7 +122,7 @@ async fn http1_server() -> SocketAddr {
     .await
 }
 
-/// The same of HTTP/2.
+/// Starts the same server for HTTP/2.
 async fn http2_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -168,7 +168,7 @@ async fn start(folder: &tempfile::TempDir) -> Program {
     Program::start(folder.path(), &bootstrap(http1_server().await, http2_server().await)).await
 }
 
-/// A connection to this listener, which agrees on a version of HTTP if there is TLS.
+/// Connects to this listener, with this ALPN protocol if it uses TLS.
 async fn connect(program: &Program, listener: &str, protocol: &str) -> TcpStream {
     let address = program.listener(listener).await;
     match listener {
@@ -177,7 +177,7 @@ async fn connect(program: &Program, listener: &str, protocol: &str) -> TcpStream
     }
 }
 
-/// A client of HTTP/2 that knows what it may ask for.
+/// Returns an HTTP/2 client that supports extended CONNECT.
 async fn http2_client(stream: TcpStream) -> SendRequest<Bytes> {
     let (requests, connection) = within(h2::client::handshake(stream)).await.unwrap();
     tokio::spawn(connection);
@@ -191,13 +191,13 @@ async fn http2_client(stream: TcpStream) -> SendRequest<Bytes> {
     requests
 }
 
-/// Talks through a tunnel; `first` is what the other end waits for.
+/// Exchanges data through a tunnel; `first` is what the peer expects first.
 async fn talk(mut stream: SendStream<Bytes>, mut body: RecvStream, first: &'static str) {
     stream.send_data(first.into(), false).unwrap();
     assert_eq!(read(&mut body, 2).await, "hi");
     stream.send_data("ping".into(), false).unwrap();
     assert_eq!(read(&mut body, 4).await, "pong");
-    // The server has ended its side.
+    // The server has half-closed.
     while let Some(rest) = within(body.data()).await {
         assert_eq!(rest.unwrap(), "");
     }
@@ -210,7 +210,7 @@ async fn http1_talk(client: &mut Client) {
 }
 
 #[tokio::test]
-async fn a_client_of_http1_gets_through_to_either() {
+async fn an_http1_client_opens_tunnels_to_either_version() {
     let folder = tempfile::tempdir().unwrap();
     let program = start(&folder).await;
     let connect = async |listener| Client::new(connect(&program, listener, "http/1.1").await);
@@ -239,7 +239,7 @@ async fn a_client_of_http1_gets_through_to_either() {
 }
 
 #[tokio::test]
-async fn a_client_of_http2_gets_through_to_either() {
+async fn an_http2_client_opens_tunnels_to_either_version() {
     let folder = tempfile::tempdir().unwrap();
     let program = start(&folder).await;
     let plain = http2_client(connect(&program, "plain", "h2").await).await;
@@ -265,7 +265,7 @@ async fn a_client_of_http2_gets_through_to_either() {
 }
 
 #[tokio::test]
-async fn what_is_not_allowed_is_refused() {
+async fn forbidden_tunnels_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let program = start(&folder).await;
     let address = program.listener("plain").await;
@@ -285,15 +285,15 @@ async fn what_is_not_allowed_is_refused() {
         let (answer, _stream) = requests.clone().send_request(request.body(()).unwrap(), false).unwrap();
         assert_eq!(within(answer).await.unwrap().status(), StatusCode::FORBIDDEN, "{protocol}");
     }
-    // Content is none of CONNECT's.
+    // CONNECT has no content.
     let mut client = Client::new(TcpStream::connect(address).await.unwrap());
     client.send("CONNECT h1:1 HTTP/1.1\r\nHost: h1:1\r\nContent-Length: 5\r\n\r\nhello").await;
     assert!(client.head().await.starts_with("HTTP/1.1 400 "));
 }
 
-/// An answer 101 grants nothing to CONNECT, nor another protocol than was asked for, whichever HTTP the client speaks.
+/// A response 101 grants no CONNECT, and no protocol other than the requested one, for either version of HTTP.
 #[tokio::test]
-async fn what_was_not_asked_for_is_not_granted() {
+async fn an_unrequested_protocol_is_not_granted() {
     let switching = server(|_, mut client| async move {
         client.head().await;
         client.send("HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n").await;
@@ -322,7 +322,7 @@ async fn what_was_not_asked_for_is_not_granted() {
 }
 
 #[tokio::test]
-async fn a_server_may_end_first_and_hears_the_rest() {
+async fn a_server_may_half_close_first_and_receives_the_rest() {
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
     let brief = server(move |_, mut client| {
         let tell = tell.clone();

@@ -1,4 +1,4 @@
-//! Services that decide whether requests may go on, and answer those that may not with all that they were told.
+//! Authorization services that answer denied requests with everything they received.
 
 use std::{
     io::Write as _,
@@ -24,7 +24,7 @@ use tonic::{Request, Response, transport::Server};
 
 use crate::servers::{background, cluster, options, read_body, read_head};
 
-/// What a service says of a request with this path.
+/// Decision of a service, which depends on the path.
 enum Verdict {
     Yes,
     No,
@@ -41,7 +41,7 @@ fn verdict(path: &str) -> Verdict {
     }
 }
 
-/// A cluster whose server is asked over HTTP.
+/// Returns a cluster with an HTTP service.
 pub(crate) fn http() -> Value {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -61,7 +61,7 @@ fn serve(mut connection: TcpStream) {
         lines[1..].sort_unstable();
         let path = lines[0].split(' ').nth(1).unwrap();
         let headers = "x-a: of-authorizer\r\nx-b: of-authorizer\r\nx-new: of-authorizer\r\n";
-        // What each proxy says of itself is not compared.
+        // Fields in which each proxy describes itself are not compared.
         lines.retain(|line| {
             !["x-envoy-internal", "x-forwarded-for", "x-envoy-expected-rq"]
                 .iter()
@@ -81,7 +81,7 @@ fn serve(mut connection: TcpStream) {
     }
 }
 
-/// A cluster whose server is asked by gRPC.
+/// Returns a cluster with a gRPC service.
 pub(crate) fn grpc() -> Value {
     let port = background(|listener| async {
         let service = AuthorizationServer::new(Decides);
@@ -123,12 +123,12 @@ impl Authorization for Decides {
                 (0, HttpResponse::OkResponse(ok))
             }
             Verdict::No => {
-                // It is about one connection, and we tell nobody.
+                // `connection` concerns one hop, and the sidecar does not forward it.
                 let mut headers: Vec<_> =
                     http.headers.iter().filter(|(name, _)| *name != "connection").collect();
                 headers.sort();
                 let source = attributes.source.unwrap();
-                // Of a body that is asked about in part, what has come of it by then is a matter of time.
+                // If a part of the body is checked, its length depends on timing.
                 let is_part =
                     http.headers.get("x-envoy-auth-partial-body").is_some_and(|part| part == "true");
                 let size = if is_part { "some".to_owned() } else { http.size.to_string() };

@@ -1,4 +1,4 @@
-//! Clusters made at random whose balancers hash: a request with a key has one endpoint to go to.
+//! Random clusters with hashing load balancers: each key has one endpoint.
 
 use fastrand::Rng;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::{
     request::{Request, Version},
 };
 
-/// A listener that leads to `cluster` by all that can be hashed.
+/// Returns a listener that leads to `cluster` by all kinds of hash policies.
 pub(crate) fn listener(rng: &mut Rng, number: usize, cluster: &str) -> Value {
     let mut hash_policy = Vec::new();
     for _ in 0..rng.usize(1..4) {
@@ -21,7 +21,7 @@ pub(crate) fn listener(rng: &mut Rng, number: usize, cluster: &str) -> Value {
         policy["terminal"] = rng.u8(..4).eq(&0).into();
         hash_policy.push(policy);
     }
-    // Always there, as chance decides where nothing is hashed.
+    // Always present, because without a hash the selection is random.
     hash_policy.push(json!({"header": {"header_name": ":path"}}));
     let routes =
         json!([{"match": {"prefix": "/"}, "route": {"cluster": cluster, "hash_policy": hash_policy}}]);
@@ -43,7 +43,7 @@ pub(crate) fn listener(rng: &mut Rng, number: usize, cluster: &str) -> Value {
     })
 }
 
-/// A cluster of these endpoints, each with a weight and a state of health, in priorities or localities.
+/// Returns a cluster of these endpoints, each with a weight and a health status, in priorities or localities.
 pub(crate) fn cluster(rng: &mut Rng, name: &str, endpoints: &[Value]) -> Value {
     let mut groups: Vec<Value> = Vec::new();
     let priorities = rng.u32(1..4);
@@ -93,7 +93,7 @@ pub(crate) fn cluster(rng: &mut Rng, name: &str, endpoints: &[Value]) -> Value {
     cluster
 }
 
-/// A request with some of what is hashed.
+/// Returns a request with some of the hashed properties.
 pub(crate) fn request(rng: &mut Rng) -> Request {
     let mut key = || (0..rng.usize(..40)).map(|_| rng.alphanumeric()).collect::<String>();
     let (path, query, first, second, cookie) = (key(), key(), key(), key(), key());

@@ -1,4 +1,4 @@
-//! A client of HTTP/1.0, HTTP/1.1 and HTTP/2, plain or over TLS, that tells all it is answered in a form that can be compared.
+//! A client of HTTP/1.0, HTTP/1.1 and HTTP/2, with or without TLS, that returns responses in a comparable form.
 
 use std::{fmt::Write as _, future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -13,10 +13,10 @@ use tokio_rustls::TlsConnector;
 
 use crate::request::{Body, Request, Version};
 
-/// Nothing here takes so long.
+/// Timeout, longer than any exchange.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is answered: version and status, sorted fields without what is different every time, content, sorted trailers.
+/// Returns version and status, sorted fields without varying ones, content, and sorted trailers.
 pub(crate) async fn ask(
     address: SocketAddr,
     tls: Option<Arc<rustls::ClientConfig>>,
@@ -47,14 +47,14 @@ async fn exchange(
     }
 }
 
-/// Everything that a client is told.
+/// A received response.
 #[derive(Default)]
 struct Answer {
     status: String,
     fields: Vec<String>,
     body: Vec<u8>,
     trailers: Vec<String>,
-    /// How it ended, if not well.
+    /// Error that ended it, if any.
     end: String,
 }
 
@@ -63,7 +63,7 @@ impl Answer {
         let own = ["date: ", "x-envoy-upstream-service-time: "];
         self.fields.retain(|line| !own.iter().any(|name| line.starts_with(name)));
         if request.method == "HEAD" {
-            // Of an answer without a length Envoy says that it would come in chunks.
+            // Envoy announces chunks for a response of unknown length.
             self.fields.retain(|line| line != "transfer-encoding: chunked");
         }
         self.fields.sort_unstable();
@@ -71,7 +71,8 @@ impl Answer {
         let mut told = self.status;
         told.push('\n');
         for line in self.fields {
-            // Two slashes at the beginning, or one and a backslash, would read as another host; we write `/.//`.
+            // Two slashes at the beginning, or a slash and a backslash, would be read as another host; the
+            // sidecar writes `/.//`.
             _ = writeln!(told, "{}", line.replacen("location: /./", "location: /", 1));
         }
         _ = writeln!(told, "\n{}", String::from_utf8_lossy(&self.body));
@@ -82,7 +83,8 @@ impl Answer {
     }
 }
 
-/// One request on a connection. What comes after a failure to write is read, too: the answer may have come before.
+/// Sends one request on a connection. After a write error it still reads, because the response may have come
+/// before.
 async fn http1(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &Request) -> String {
     let mut input = Vec::new();
     _ = stream.write_all(request.bytes().as_bytes()).await;
@@ -99,7 +101,7 @@ async fn http1(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &Reques
     }
 }
 
-/// An answer, if all of it is here.
+/// Parses a response if it is complete.
 fn read(input: &[u8], method: &str, ended: bool) -> Option<Answer> {
     let text = String::from_utf8_lossy(input);
     let mut answer = Answer::default();
@@ -108,8 +110,8 @@ fn read(input: &[u8], method: &str, ended: bool) -> Option<Answer> {
         return ended.then_some(answer);
     };
     let mut lines = head.split("\r\n");
-    // The version and the status: what it is called in words is nobody's business.
-    // We answer HTTP/1.0 in HTTP/1.1, which Envoy does with its own answers alone.
+    // Compares the status but not the reason phrase. The sidecar answers HTTP/1.0 in HTTP/1.1, which Envoy does
+    // only for its own responses.
     answer.status = lines.next()?.split_inclusive(' ').skip(1).take(1).collect();
     answer.fields = lines.map(str::to_owned).collect();
     let status = answer.status.trim_end();
@@ -135,7 +137,7 @@ fn read(input: &[u8], method: &str, ended: bool) -> Option<Answer> {
     (whole || ended).then_some(answer)
 }
 
-/// What stands in chunks, and the trailers once they have ended.
+/// Decodes chunks; returns the trailers once they are complete.
 fn chunks(mut rest: &str) -> (String, Option<Vec<String>>) {
     let mut body = String::new();
     while let Some((length, after)) = rest.split_once("\r\n") {
@@ -153,7 +155,7 @@ fn chunks(mut rest: &str) -> (String, Option<Vec<String>>) {
     (body, None)
 }
 
-/// One request on a connection of its own.
+/// Sends one request on its own connection.
 async fn http2(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     scheme: &str,
@@ -174,7 +176,7 @@ async fn try_http2(
     request: &Request,
     answer: &mut Answer,
 ) -> Result<(), h2::Error> {
-    // Nothing waits for a window: Envoy gives up on the rest of an answer if that takes a busy client too long.
+    // The windows never block: Envoy abandons the rest of a response if a busy client reads it too slowly.
     let mut builder = h2::client::Builder::new();
     builder.initial_window_size(1 << 20).initial_connection_window_size(1 << 20);
     let (requests, connection) = builder.handshake(stream).await?;
@@ -189,7 +191,7 @@ async fn try_http2(
     }
     let end = matches!(request.body, Body::None);
     let (response, mut sender) = requests.ready().await?.send_request(head.body(()).unwrap(), end)?;
-    // What is answered before all of it is sent is heard nevertheless.
+    // A response before the end of the request is read too.
     _ = send(&mut sender, &request.body).await;
     let response = response.await?;
     let line = |(name, value): (&http::HeaderName, &http::HeaderValue)| {

@@ -1,4 +1,4 @@
-//! The filters before the router.
+//! HTTP filters before the router.
 
 use fastrand::Rng;
 use serde_json::{Map, Value, json};
@@ -45,7 +45,7 @@ pub(crate) fn filters(rng: &mut Rng) -> Value {
     filters.into()
 }
 
-/// A bucket that does not fill again before all is over.
+/// Returns a token bucket that is not refilled during the test.
 fn limit(rng: &mut Rng) -> Value {
     let share = |rng: &mut Rng| json!({"default_value": {"numerator": if rarely(rng, 3) { 0 } else { 100 }}});
     let mut limit = json!({
@@ -66,7 +66,7 @@ fn limit(rng: &mut Rng) -> Value {
     limit
 }
 
-/// Who is asked.
+/// Returns an ext_authz filter.
 fn authorization(rng: &mut Rng) -> Value {
     let list = |rng: &mut Rng| {
         let names = ["x-a", "x-b", "x-c", "x-new"];
@@ -75,7 +75,8 @@ fn authorization(rng: &mut Rng) -> Value {
     let mut authorization = json!({
         "failure_mode_allow": rng.bool(),
         "failure_mode_allow_header_add": rng.bool(),
-        // In Envoy the first route decides which filters there are, here the new one decides about those that follow.
+        // In Envoy the first route determines the filters; in the sidecar a new route determines those that
+        // follow.
         "clear_route_cache": false,
         "transport_api_version": "V3",
     });
@@ -108,7 +109,7 @@ fn authorization(rng: &mut Rng) -> Value {
     authorization
 }
 
-/// Which tokens are needed.
+/// Returns a JWT filter.
 fn tokens(rng: &mut Rng) -> Value {
     let provider = |rng: &mut Rng, issuer: &str| {
         let mut provider = json!({
@@ -142,7 +143,7 @@ fn tokens(rng: &mut Rng) -> Value {
     };
     let rule = |rng: &mut Rng| {
         let (mut matches, _) = route_match(rng);
-        // Envoy does not look at it here, and we refuse it.
+        // Envoy ignores it here, and the sidecar refuses it.
         matches.as_object_mut().unwrap().remove("grpc");
         if rarely(rng, 6) {
             json!({"match": matches})
@@ -162,7 +163,7 @@ fn requirement(rng: &mut Rng, depth: u32) -> Value {
         |rng: &mut Rng| json!({"requirements": [requirement(rng, depth - 1), requirement(rng, depth - 1)]});
     match rng.u8(if depth == 0 { 4 } else { 0 }..8) {
         0 | 1 => json!({"requires_any": some(rng)}),
-        // Envoy takes a token off before the next requirement is looked at, we do when all have been.
+        // Envoy removes a token before it evaluates the next requirement, the sidecar after all.
         2 => json!({"requires_all": {"requirements": [requirement(rng, 0), {}]}}),
         3 => json!({"requires_any": {"requirements": [requirement(rng, 0), {"allow_missing": {}}]}}),
         4 => json!({"provider_and_audiences": {"provider_name": "one", "audiences": ["b"]}}),
@@ -187,7 +188,7 @@ pub(crate) fn rules(rng: &mut Rng) -> Value {
     json!({"action": one(rng, &["ALLOW", "DENY"]), "policies": policies})
 }
 
-/// A condition on a field that comes once, or that both combine.
+/// Returns a condition on a field that occurs once, or that both proxies combine.
 fn ruled(rng: &mut Rng) -> Value {
     header_match_of(rng, &[RULED, RULED, "content-type", "x-forwarded-for"])
 }

@@ -1,4 +1,4 @@
-//! Listeners at random, of all that routes, policies and faults are made of.
+//! Random listeners with all kinds of routes, policies and faults.
 
 use fastrand::Rng;
 use serde_json::{Value, json};
@@ -50,13 +50,13 @@ pub(crate) fn listener(rng: &mut Rng, number: usize) -> Value {
     })
 }
 
-/// Where a listener is. A port of 127.0.0.1 may have been that of a server that is gone, whose clients still try to reach it;
-/// what they send would be in the logs.
+/// Returns the address of a listener. A port of 127.0.0.1 may have belonged to an earlier server whose clients
+/// still connect; their requests would be in the logs.
 pub(crate) fn address() -> Value {
     json!({"socket_address": {"address": "127.0.13.1", "port_value": 0}})
 }
 
-/// What both write down of each request, but for what is different every time.
+/// Returns an access log without varying fields.
 pub(crate) fn access_log() -> Value {
     json!([{"name": "file", "typed_config": {
         "@type": "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog",

@@ -1,9 +1,9 @@
-//! Envoy is asked what is right: it and our sidecar get the same file, made at random, and the same requests, made at random,
-//! and must answer alike, send the same to servers, and write the same into their access logs. What differs and is meant
-//! to is in `docs/compatibility.md`, and taken out in [`client`] and [`log`].
+//! Differential tests against Envoy: it and the sidecar get the same random configuration file and the same
+//! random requests. Both must send the same responses, upstream requests and access log lines.
+//! `docs/compatibility.md` lists the intended differences; [`client`] and [`log`] remove them.
 //!
-//! `SKYSAIL_DIFFERENTIAL_SEED` repeats a run from the seed that a failure names, and `SKYSAIL_DIFFERENTIAL_SECONDS` goes
-//! on with the next seeds for so long.
+//! `SKYSAIL_DIFFERENTIAL_SEED` repeats a run with the seed of a failure. `SKYSAIL_DIFFERENTIAL_SECONDS`
+//! continues with further seeds for this time.
 
 #![allow(
     clippy::unwrap_used,
@@ -40,17 +40,17 @@ use request::Request;
 use serde_json::{Value, json};
 use twins::Twins;
 
-/// Every one has a configuration of its own.
+/// Number of listeners, each with its own configuration.
 const LISTENERS: usize = 40;
-/// To each listener.
+/// Number of requests to each listener.
 const REQUESTS: usize = 30;
-/// As many seeds as are tried without being told.
+/// Default number of seeds.
 const SEEDS: u64 = 4;
-/// Differences that are told of one seed.
+/// Maximum number of differences that are reported per seed.
 const TOLD: usize = 10;
 
 #[test]
-fn what_envoy_answers_we_answer() {
+fn responses_equal_envoys() {
     let clusters = [
         servers::http1("one"),
         servers::http1("two"),
@@ -66,9 +66,9 @@ fn what_envoy_answers_we_answer() {
     });
 }
 
-/// Of clusters whose balancers hash, both choose the same endpoint for a key.
+/// Hashing load balancers select the same endpoint for a key.
 #[test]
-fn where_envoy_leads_a_key_we_lead_it() {
+fn endpoints_of_hash_keys_equal_envoys() {
     let endpoints = ["one", "two", "three", "four", "five", "six", "seven"].map(servers::http1);
     let endpoints =
         endpoints.map(|cluster| cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0].clone());
@@ -86,9 +86,9 @@ fn where_envoy_leads_a_key_we_lead_it() {
     });
 }
 
-/// Both try again when the same tries fail, at the same endpoints.
+/// The same failures cause the same retries at the same endpoints.
 #[test]
-fn where_envoy_tries_again_we_try_again() {
+fn retries_equal_envoys() {
     let clusters = retries::clusters();
     for_seeds(|seed| {
         let mut rng = Rng::with_seed(seed);
@@ -98,7 +98,7 @@ fn where_envoy_tries_again_we_try_again() {
     });
 }
 
-/// Nothing may differ for any of the seeds: the one that is asked for, those of so long a time, or the usual ones.
+/// Requires no difference for the given seed, for seeds within the given time, or for the default seeds.
 fn for_seeds(differences: impl Fn(u64) -> Vec<String>) {
     let number = |name: &str| env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
     let seed = number("SKYSAIL_DIFFERENTIAL_SEED");
@@ -116,7 +116,7 @@ fn for_seeds(differences: impl Fn(u64) -> Vec<String>) {
     }
 }
 
-/// What is not the same in what both answer, or write down, of requests made so.
+/// Returns the differences between the responses and log lines for requests of this kind.
 fn differences(
     rng: &mut Rng,
     listeners: &[Value],
@@ -128,7 +128,7 @@ fn differences(
         "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}}},
         "static_resources": {"listeners": listeners, "clusters": clusters},
     });
-    // Other tests have the same servers at the same time.
+    // Other tests use the same servers concurrently.
     static RUN: AtomicU32 = AtomicU32::new(0);
     let run = RUN.fetch_add(1, Relaxed);
     let twins = Twins::start(&bootstrap);
@@ -149,7 +149,7 @@ fn differences(
         let name = format!("{run}-{case}");
         request.field("x-case", &*name);
         let [theirs, ours] = twins.ask(listener, &request, || servers::tries(&name).join("\n"));
-        // Of a granted upgrade all that follows is bytes; the heads around them differ (docs/compatibility.md).
+        // After a granted upgrade only bytes follow; the surrounding heads differ (docs/compatibility.md).
         let is_granted = [&theirs, &ours].iter().all(|answered| answered.0.starts_with("101"));
         if theirs != ours && !is_granted {
             let what = compared(&(theirs.0 + &theirs.1), &(ours.0 + &ours.1));
@@ -176,7 +176,7 @@ fn differences(
     differences
 }
 
-/// The lines of both, marked where they are one's alone.
+/// Returns the lines of both, with marks at those that only one has.
 fn compared(theirs: &str, ours: &str) -> String {
     let mut told = "Envoy (-) and Skysail (+) answer\n".to_owned();
     for line in theirs.lines() {

@@ -1,4 +1,5 @@
-//! The few words that configuration and requests are made of, so that they often meet, and what is made of them.
+//! Small vocabularies of the configuration and the requests, so that they often match, and functions for random
+//! choices.
 
 use fastrand::Rng;
 use serde_json::{Value, json};
@@ -6,7 +7,7 @@ use serde_json::{Value, json};
 pub(crate) const HOSTS: [&str; 8] =
     ["a.example", "b.example", "a.b.example", "*.example", "*.b.example", "a.*", "a.b.*", "*"];
 pub(crate) const HEADERS: [&str; 6] = ["x-a", "x-b", "x-a", "X-B", "x-c", "content-type"];
-/// The one of them that policies are about. It comes once: several values are decided differently on purpose.
+/// Field that policies match on. It occurs once, because repeated values are intentionally decided differently.
 pub(crate) const RULED: &str = "x-c";
 pub(crate) const VALUES: [&str; 10] =
     ["a", "b", "ab", "A", "", "one", "42", "-7", "a, b", "application/grpc"];
@@ -29,7 +30,7 @@ pub(crate) fn one<'a>(rng: &mut Rng, from: &[&'a str]) -> &'a str {
     from[rng.usize(..from.len())]
 }
 
-/// Whether it is so one time in `of`.
+/// Returns true with probability 1/`of`.
 pub(crate) fn rarely(rng: &mut Rng, of: u32) -> bool {
     rng.u32(..of) == 0
 }
@@ -38,7 +39,7 @@ pub(crate) fn many(rng: &mut Rng, most: usize, mut make: impl FnMut(&mut Rng) ->
     (0..rng.usize(..=most)).map(|_| make(rng)).collect()
 }
 
-/// Puts all fields of the second into the first.
+/// Adds all fields of the second object to the first.
 pub(crate) fn add(to: &mut Value, fields: Value) {
     if let (Value::Object(to), Value::Object(fields)) = (to, fields) {
         to.extend(fields);

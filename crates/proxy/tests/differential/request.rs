@@ -1,4 +1,4 @@
-//! A request, whatever the version it goes out in.
+//! A request, independent of the HTTP version.
 
 use std::fmt::{self, Write as _};
 
@@ -14,7 +14,7 @@ pub(crate) struct Request {
     pub(crate) version: Version,
     pub(crate) method: &'static str,
     pub(crate) path: String,
-    /// What stands in `host`, and in HTTP/2 in `:authority`.
+    /// `host`, or `:authority` in HTTP/2.
     pub(crate) host: String,
     pub(crate) fields: Vec<(String, String)>,
     pub(crate) body: Body,
@@ -23,9 +23,9 @@ pub(crate) struct Request {
 #[derive(Clone, Debug)]
 pub(crate) enum Body {
     None,
-    /// Its length is told before.
+    /// With a content-length.
     Whole(String),
-    /// Its length is not, and these fields may follow it.
+    /// Without a content-length; these trailers may follow.
     Pieces(Vec<&'static str>, Vec<(&'static str, &'static str)>),
 }
 
@@ -42,10 +42,10 @@ impl Request {
         self.fields.iter().any(|(name, value)| name == "upgrade" && value.eq_ignore_ascii_case("websocket"))
     }
 
-    /// The bytes of HTTP/1, for a connection that is not to be used again.
+    /// Encodes the request for HTTP/1 on a connection that is not reused.
     pub(crate) fn bytes(&self) -> String {
         let mut text = self.head();
-        // In HTTP/1.0 that goes without saying.
+        // The default in HTTP/1.0.
         let close = if self.version == Version::Http10 { "" } else { "connection: close\r\n" };
         match &self.body {
             Body::None => _ = write!(text, "{close}\r\n"),

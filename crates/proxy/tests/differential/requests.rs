@@ -1,4 +1,4 @@
-//! Requests at random, of few words, so that they often meet what the configuration is about.
+//! Random requests with a small vocabulary, so that they often match the configuration.
 
 use fastrand::Rng;
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 const METHODS: [&str; 7] = ["GET", "GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"];
-/// What clients and proxies in front say of themselves.
+/// Fields in which clients and preceding proxies describe themselves.
 const HOPS: [(&str, &[&str]); 14] = [
     (
         "x-forwarded-for",
@@ -32,7 +32,7 @@ const HOPS: [(&str, &[&str]); 14] = [
     ),
     ("x-request-id", &["6a9a4a4c-7d1a-4d1c-9f3a-000000000000"]),
 ];
-/// How servers answer.
+/// Behaviours of servers.
 const WAYS: [&str; 13] = [
     "nameless",
     "chunked",
@@ -48,14 +48,14 @@ const WAYS: [&str; 13] = [
     "grpc14",
     "grpc-late",
 ];
-/// What paths are put together of.
+/// Components of paths.
 const PIECES: [&str; 22] = [
     "/a", "/b", "/ab", "/A", "/a", "/b", "/", "//", "/.", "/..", "/..;", "/.;a", "/%61", "/a%2Fb", "/a%2fb",
     "/%2e%2e", "/a%5Cb", "/a b", "/a.b", "/42", "/a;x", "\\a",
 ];
 const QUERIES: [&str; 9] = ["", "", "", "?", "?a=b", "?a", "?b=a&a=b", "?a=%62#f", "?a=a&a=b&a"];
 
-/// A request that every server understands, though it may refuse it.
+/// Returns a request that every server can parse, although it may refuse it.
 pub(crate) fn request(rng: &mut Rng) -> Request {
     let method = one(rng, &METHODS);
     let mut path: String = (0..rng.usize(1..4)).map(|_| one(rng, &PIECES)).collect();
@@ -119,7 +119,7 @@ pub(crate) fn request(rng: &mut Rng) -> Request {
 fn version(rng: &mut Rng, path: &str) -> Version {
     match rng.u8(..8) {
         0 => Version::Http10,
-        // The client can say nothing else.
+        // The client supports no other requests.
         1 | 2 if path.starts_with('/') && !path.contains('#') => Version::Http2,
         _ => Version::Http11,
     }
@@ -132,7 +132,7 @@ fn body(rng: &mut Rng, version: Version) -> Body {
             Body::Pieces(["bo", "dy", "!"][..rng.usize(..4)].to_vec(), trailers)
         }
         1 => Body::Whole(String::new()),
-        // Now and then more than is kept.
+        // Occasionally larger than the buffer.
         _ if rarely(rng, 30) => Body::Whole("body".repeat(17_500)),
         _ => Body::Whole("body".to_owned()),
     }

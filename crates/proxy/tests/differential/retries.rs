@@ -1,4 +1,4 @@
-//! Policies of retries at random, and requests that say how each of their tries is to end. No case is decided by time.
+//! Random retry policies, and requests that determine the result of each try. No case depends on timing.
 
 use fastrand::Rng;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ const ON: [&str; 12] = [
 ];
 const GRPC_ON: [&str; 5] =
     ["cancelled", "deadline-exceeded", "internal", "resource-exhausted", "unavailable"];
-/// How tries end; see [`servers`].
+/// Results of tries; see [`servers`].
 const WAYS: [&str; 18] = [
     "200",
     "200",
@@ -48,8 +48,8 @@ const WAYS: [&str; 18] = [
     "grpc14",
 ];
 
-/// One server of HTTP/1.1, one of HTTP/2, several that are chosen by the path, and none. No connection is used twice: when
-/// one has been closed meanwhile, we try another at once.
+/// Returns clusters with one HTTP/1.1 server, one HTTP/2 server, several selected by path, and none. No
+/// connection is reused, because the sidecar retries at once on one that was closed while idle.
 pub(crate) fn clusters() -> Vec<Value> {
     let mut ring = servers::http1("ring-0");
     for name in ["ring-1", "ring-2", "ring-3"] {
@@ -58,7 +58,7 @@ pub(crate) fn clusters() -> Vec<Value> {
     }
     add(&mut ring, json!({"name": "ring", "lb_policy": "RING_HASH"}));
     ring["load_assignment"]["cluster_name"] = "ring".into();
-    // Nobody listens at this port.
+    // No server listens on this port.
     let dead = servers::cluster("dead", 1);
     let mut clusters = vec![servers::http1("one"), servers::http2("two"), ring, dead];
     for cluster in &mut clusters {
@@ -71,7 +71,7 @@ pub(crate) fn clusters() -> Vec<Value> {
     clusters
 }
 
-/// A listener that leads to one of them.
+/// Returns a listener that leads to one of the clusters.
 pub(crate) fn listener(rng: &mut Rng, number: usize) -> Value {
     let mut route = json!({
         "cluster": one(rng, &["one", "one", "two", "two", "ring", "dead"]),
@@ -139,7 +139,7 @@ fn policy(rng: &mut Rng) -> Value {
     policy
 }
 
-/// A request, of clients inside or not, that may ask for retries itself.
+/// Returns a request of an internal or external client, which may itself request retries.
 pub(crate) fn request(rng: &mut Rng) -> Request {
     let version = if rng.bool() { Version::Http11 } else { Version::Http2 };
     let method = one(rng, &["GET", "POST", "HEAD"]);

@@ -98,7 +98,7 @@ fn route(rng: &mut Rng, number: usize) -> Value {
     route
 }
 
-/// Also whether there is a prefix that can be rewritten.
+/// Returns a route match and whether it has a prefix that can be rewritten.
 pub(crate) fn route_match(rng: &mut Rng) -> (Value, bool) {
     let path = one(rng, &PATHS);
     let (mut matches, is_prefix) = match rng.u8(..5) {

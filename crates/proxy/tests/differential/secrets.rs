@@ -1,4 +1,4 @@
-//! The certificate of listeners that speak TLS, and clients that trust it.
+//! Certificate of listeners with TLS, and clients that trust it.
 
 use std::sync::{Arc, LazyLock};
 
@@ -23,7 +23,7 @@ static SECRETS: LazyLock<Secrets> = LazyLock::new(|| {
     Secrets { certificate: made.cert.pem(), key: made.signing_key.serialize_pem(), client: Arc::new(client) }
 });
 
-/// What makes a listener speak TLS, in both versions of HTTP.
+/// Returns a transport socket with TLS for both versions of HTTP.
 pub(crate) fn transport_socket() -> Value {
     json!({"name": "tls", "typed_config": {
         "@type": "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext",

@@ -1,6 +1,7 @@
-//! Servers that answer with what came to them, in the way that the request's `x-serve` says, and remember who was tried.
+//! Servers that answer with the request they received, in the way that `x-serve` selects, and record the tries.
 //!
-//! `x-serve: reset,503,200` is for three tries of the same `x-case`; the last is for all that follow.
+//! `x-serve: reset,503,200` applies to three tries of the same `x-case`; the last also applies to all later
+//! ones.
 
 use std::{
     collections::HashMap,
@@ -17,15 +18,15 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Value, json};
 use tokio::net::TcpListener as AsyncListener;
 
-/// Who was tried, and what it did, by case.
+/// Servers tried and their behaviour, by case.
 static TRIES: Mutex<Option<HashMap<String, Vec<String>>>> = Mutex::new(None);
 
-/// The tries of a case, which are forgotten.
+/// Removes and returns the tries of a case.
 pub(crate) fn tries(case: &str) -> Vec<String> {
     TRIES.lock().unwrap().get_or_insert_default().remove(case).unwrap_or_default()
 }
 
-/// A cluster whose server speaks HTTP/1.1.
+/// Returns a cluster with an HTTP/1.1 server.
 pub(crate) fn http1(name: &'static str) -> Value {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -40,7 +41,7 @@ pub(crate) fn http1(name: &'static str) -> Value {
     cluster
 }
 
-/// A cluster whose server speaks HTTP/2.
+/// Returns a cluster with an HTTP/2 server.
 pub(crate) fn http2(name: &'static str) -> Value {
     let port = background(move |listener| async move {
         loop {
@@ -58,7 +59,7 @@ pub(crate) fn http2(name: &'static str) -> Value {
     cluster
 }
 
-/// A cluster of one server here.
+/// Returns a cluster of one local server.
 pub(crate) fn cluster(name: &str, port: u16) -> Value {
     let address = json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
     let endpoints = json!([{"lb_endpoints": [{"endpoint": {"address": address}}]}]);
@@ -68,7 +69,7 @@ pub(crate) fn cluster(name: &str, port: u16) -> Value {
     })
 }
 
-/// What is spoken to a cluster.
+/// Returns the protocol options of a cluster.
 pub(crate) fn options(explicit: Value) -> Value {
     json!({"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
         "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
@@ -76,7 +77,7 @@ pub(crate) fn options(explicit: Value) -> Value {
     }})
 }
 
-/// Serves on a thread of its own, at the port that is given back.
+/// Runs a server on its own thread and returns its port.
 pub(crate) fn background<F>(serve: impl FnOnce(AsyncListener) -> F + Send + 'static) -> u16
 where
     F: Future<Output = ()>,
@@ -93,7 +94,7 @@ where
     receive.recv().unwrap()
 }
 
-/// A field, whole seconds of what is left of a request's time.
+/// Masks the remaining timeout of a request, in whole seconds.
 fn without_time(line: &str) -> String {
     const LEFT: &str = "x-envoy-expected-rq-timeout-ms: ";
     match line.strip_prefix(LEFT).and_then(|left| left.parse::<u32>().ok()) {
@@ -102,7 +103,7 @@ fn without_time(line: &str) -> String {
     }
 }
 
-/// Which of the ways it is this time, and the field that every answer has for it.
+/// Returns the behaviour of this try, and the field that describes it in the response.
 fn way(name: &str, script: Option<&str>, case: Option<&str>) -> String {
     let (Some(script), Some(case)) = (script, case) else { return "200".to_owned() };
     let mut all = TRIES.lock().unwrap();
@@ -113,7 +114,7 @@ fn way(name: &str, script: Option<&str>, case: Option<&str>) -> String {
     way
 }
 
-/// Status, fields and whether it has content.
+/// Returns status, fields and whether there is content.
 fn head(way: &str) -> (u16, Vec<(&'static str, &'static str)>, bool) {
     let mut fields = vec![("server", "upstream"), ("x-a", "one"), ("x-b", "two")];
     let mut status = way.parse().unwrap_or(200);
@@ -162,7 +163,8 @@ fn serve(name: &str, mut connection: TcpStream) {
         lines[1..].sort_unstable();
         let said = format!("{name} got\n{}\n{body}{late}", lines.join("\n"));
         if lines.iter().any(|line| line.eq_ignore_ascii_case("upgrade: websocket")) {
-            // It grants every upgrade: what is passed on of an answer that does not is in `docs/compatibility.md`.
+            // The server grants every upgrade; `docs/compatibility.md` describes how other responses to
+            // upgrades are forwarded.
             let switch =
                 "HTTP/1.1 101 Words\r\nconnection: Upgrade\r\nupgrade: websocket\r\nx-a: one\r\n\r\n";
             _ = connection.write_all(format!("{switch}{said}").as_bytes());
@@ -175,7 +177,7 @@ fn serve(name: &str, mut connection: TcpStream) {
     }
 }
 
-/// Answers in one of the ways; `None` if that was all on this connection.
+/// Sends a response; returns `None` if the connection ends with it.
 fn answer(connection: &mut TcpStream, way: &str, silent: bool, said: &str) -> Option<()> {
     let (status, fields, content) = head(way);
     let said = if content { said } else { "" };
@@ -274,7 +276,7 @@ async fn serve_stream(name: &str, request: http::Request<RecvStream>, mut respon
     }
 }
 
-/// Content, and trailers as lines.
+/// Reads the content, and the trailers as lines.
 pub(crate) fn read_body(
     connection: &mut TcpStream,
     input: &mut Vec<u8>,

@@ -1,4 +1,4 @@
-//! Tokens of two issuers, good and bad, and the keys that they are checked with.
+//! Valid and invalid tokens of two issuers, and the keys that verify them.
 
 use std::{
     sync::LazyLock,
@@ -11,9 +11,9 @@ use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
 use serde_json::{Value, json};
 
 pub(crate) struct Tokens {
-    /// The key set of both issuers.
+    /// JWKS of both issuers.
     pub(crate) keys: String,
-    /// Whatever may stand where a token should.
+    /// All values for the place of a token.
     pub(crate) all: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Requests that are traced: what servers are told, and what a collector is told.
+//! Tracing: headers that servers receive, and spans that a collector receives.
 
 use std::{
     collections::BTreeMap,
@@ -26,14 +26,14 @@ const SHORT: &str = "8448eb211c80319c";
 const SPAN: &str = "b7ad6b7169203331";
 const PARENT: &str = "00f067aa0ba902b7";
 
-/// What was told: whether by Envoy, and a span.
+/// Received spans; the flag is true for Envoy's.
 #[derive(Default)]
 struct Heard {
     told: Mutex<Vec<(bool, String)>>,
     more: Condvar,
 }
 
-/// A listener's direction, its tracing and what else its manager says.
+/// Returns listeners: direction, tracing, and further manager settings.
 fn listeners() -> Vec<(&'static str, Value, Value)> {
     let zipkin = |more: Value| {
         let mut config = json!({
@@ -141,7 +141,7 @@ fn listener(number: usize, (direction, tracing, more): (&str, Value, Value)) -> 
     })
 }
 
-/// To which listener, for which path, with which headers, and how many spans are told of it.
+/// Returns requests: listener, path, headers, and the number of their spans.
 fn requests() -> Vec<(usize, &'static str, Vec<String>, usize)> {
     let mut requests = Vec::new();
     let mut add = |listener, path, headers: &[&str], spans| {
@@ -153,7 +153,7 @@ fn requests() -> Vec<(usize, &'static str, Vec<String>, usize)> {
     {
         add(0, path, &[], 1);
         add(1, path, &[], 1);
-        // With those that tell of tries.
+        // Including spans of tries.
         add(
             2,
             path,
@@ -243,7 +243,7 @@ fn requests() -> Vec<(usize, &'static str, Vec<String>, usize)> {
 }
 
 #[test]
-fn what_envoy_tells_of_requests_we_tell() {
+fn spans_equal_envoys() {
     let heard = Arc::new(Heard::default());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let collector = cluster("collector", listener.local_addr().unwrap().port());
@@ -294,7 +294,7 @@ fn what_envoy_tells_of_requests_we_tell() {
     assert!(differences.is_empty(), "{}", differences.join("\n\n"));
 }
 
-/// What both told, by requests, once there is as much as is wanted.
+/// Returns the spans of both by request, once there are `wanted`.
 fn sort(heard: &Heard, wanted: usize) -> BTreeMap<String, (Vec<String>, Vec<String>)> {
     let told = heard.told.lock().unwrap();
     let is_less = |told: &mut Vec<(bool, String)>| {
@@ -319,7 +319,7 @@ fn sort(heard: &Heard, wanted: usize) -> BTreeMap<String, (Vec<String>, Vec<Stri
     sorted
 }
 
-/// Takes what both tell. Envoy is known by what it says of its own requests.
+/// Receives the spans of both. Envoy is identified by the headers of its own requests.
 fn collect(mut connection: TcpStream, heard: &Heard) {
     let mut input = Vec::new();
     while let Some(head) = read_head(&mut connection, &mut input) {
@@ -360,7 +360,7 @@ fn body(connection: &mut TcpStream, input: &mut Vec<u8>, head: &str) -> Option<V
     }
 }
 
-/// Zipkin's spans, without what is different every time.
+/// Parses Zipkin spans without varying fields.
 fn zipkin(body: &[u8]) -> Vec<Value> {
     let mut spans: Vec<Value> = serde_json::from_slice(body).unwrap();
     for span in &mut spans {
@@ -369,13 +369,13 @@ fn zipkin(body: &[u8]) -> Vec<Value> {
             assert!(time.as_u64().is_some());
             *time = Value::Null;
         }
-        // Envoy's is that of an interface, ours that of the node.
+        // Envoy reports the address of an interface, the sidecar that of the node.
         span["localEndpoint"]["ipv4"] = Value::Null;
     }
     spans
 }
 
-/// OpenTelemetry's.
+/// Parses OpenTelemetry spans.
 fn otlp(body: &[u8]) -> Vec<Value> {
     let request = ExportTraceServiceRequest::decode(body).unwrap();
     let scopes = request.resource_spans.into_iter().flat_map(|resource| resource.scope_spans);
@@ -403,7 +403,7 @@ fn otlp(body: &[u8]) -> Vec<Value> {
     spans.collect()
 }
 
-/// A text with all ids that proxies make replaced, but for the mark in those of requests.
+/// Replaces all IDs that proxies generate, except the mark in those of requests.
 fn without_ids(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;

@@ -1,4 +1,4 @@
-//! Envoy and our sidecar side by side, and what both say to the same bytes.
+//! Envoy and the sidecar side by side, and their responses to the same bytes.
 
 use std::{
     collections::HashMap,
@@ -22,22 +22,22 @@ use crate::{
     secrets,
 };
 
-/// After so long in which nothing was logged both have logged all, if it is the same number of lines.
+/// If both have logged the same number of lines, time without a new line after which the logs are complete.
 const PAUSE: Duration = Duration::from_millis(200);
-/// After so long they have, even if it is not.
+/// The same time if the numbers differ.
 const SILENCE: Duration = Duration::from_secs(2);
 
 pub(crate) struct Twins {
     envoy: Proxy,
     skysail: Proxy,
     runtime: Runtime,
-    /// How each listener is spoken to.
+    /// TLS configuration of each listener's clients.
     tls: Vec<Option<Arc<rustls::ClientConfig>>>,
 }
 
 struct Proxy {
     child: Child,
-    /// By the names of listeners.
+    /// Addresses by listener name.
     addresses: HashMap<String, SocketAddr>,
     folder: TempDir,
 }
@@ -79,7 +79,7 @@ impl Twins {
         Self { envoy, skysail, runtime, tls }
     }
 
-    /// What both answer on this listener, one after the other, with what `after` says of each.
+    /// Sends a request to both on this listener, one after the other; `after` adds its result to each.
     pub(crate) fn ask<T>(
         &self,
         listener: usize,
@@ -98,7 +98,7 @@ impl Twins {
         })
     }
 
-    /// What both have logged, by the case that it is about, once no more comes.
+    /// Returns the log lines of both by case, once no more arrive.
     pub(crate) fn logs(&self) -> [HashMap<String, Value>; 2] {
         let proxies = [&self.envoy, &self.skysail];
         let (mut since, mut seen) = (Instant::now(), [0, 0]);
@@ -144,7 +144,8 @@ impl Proxy {
         fs::read_to_string(self.folder.path().join("access")).unwrap_or_default()
     }
 
-    /// Lines of the access log; those of which no head could be read are numbered, in the order of their requests.
+    /// Returns access log lines by case. Lines without a readable head are numbered in the order of their
+    /// requests.
     fn by_case(&self) -> HashMap<String, Value> {
         let text = self.log();
         let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -169,7 +170,7 @@ impl Drop for Proxy {
     }
 }
 
-/// Where the page for administrators is: Envoy writes it into a file, our sidecar says it.
+/// Returns the address of the admin page: Envoy writes it into a file, the sidecar logs it.
 fn admin(folder: &Path) -> Option<SocketAddr> {
     let text = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
     let log = text("log");
@@ -178,7 +179,7 @@ fn admin(folder: &Path) -> Option<SocketAddr> {
     said.or_else(|| text("admin").trim().parse().ok())
 }
 
-/// Status and body of a page for administrators; 0 if there is none yet.
+/// Requests an admin page; returns status and body, or status 0 if the page is not available yet.
 fn page(admin: SocketAddr, path: &str) -> (u16, String) {
     let Ok(mut connection) = TcpStream::connect(admin) else { return (0, String::new()) };
     connection.set_read_timeout(Some(PATIENCE)).unwrap();

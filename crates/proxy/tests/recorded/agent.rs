@@ -1,4 +1,4 @@
-//! What stands beside a sidecar in its pod: the program, started as Istio's agent starts it, and certificates.
+//! The environment of a sidecar in its pod: the program, started as Istio's agent starts it, and certificates.
 
 use std::{
     fs,
@@ -39,12 +39,12 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::support::{Client, within};
 
-/// The folder of a scenario.
+/// Returns the directory of a scenario.
 pub(crate) fn recording(scenario: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/istiod").join(scenario)
 }
 
-/// What a file holds.
+/// Returns the uncompressed content of a file.
 pub(crate) fn unpacked(file: &Path) -> Vec<u8> {
     let mut bytes = Vec::new();
     flate2::read::GzDecoder::new(fs::File::open(file).unwrap()).read_to_end(&mut bytes).unwrap();
@@ -59,8 +59,8 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts one for the node of a recorded proxy, which has its configuration and its secrets from these servers, and waits
-    /// until it has its first configuration.
+    /// Starts a sidecar for the node of a recorded proxy, with these servers of configuration and secrets, and
+    /// waits until the first configuration is in force.
     pub(crate) async fn start(proxy: &Path, api_type: &str, control: SocketAddr, agent: SocketAddr) -> Self {
         let home = tempfile::tempdir().unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_skysail-proxy"))
@@ -86,7 +86,7 @@ impl Program {
         Self { _child: child, _home: home, admin: admin.unwrap() }
     }
 
-    /// A page of its admin interface.
+    /// Requests a page of its admin interface.
     pub(crate) async fn page(&self, path: &str) -> String {
         let mut client = Client::new(TcpStream::connect(self.admin).await.unwrap());
         client.send(&format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await;
@@ -94,7 +94,7 @@ impl Program {
     }
 }
 
-/// A bootstrap file as Istio's agent writes it, as far as it matters here.
+/// Writes the relevant parts of the bootstrap of Istio's agent.
 fn bootstrap(home: &Path, proxy: &Path, api_type: &str, control: SocketAddr, agent: SocketAddr) -> PathBuf {
     let mut node: serde_json::Value =
         serde_json::from_slice(&fs::read(proxy.join("node.json")).unwrap()).unwrap();
@@ -126,7 +126,7 @@ fn bootstrap(home: &Path, proxy: &Path, api_type: &str, control: SocketAddr, age
     path
 }
 
-/// What a workload's TLS is checked with and shows.
+/// Returns the TLS settings of a workload, with its chain and key.
 pub(crate) fn spec(mesh: &Authority, account: &str) -> (TlsSpec, String, String) {
     let id = SpiffeId::new("cluster.local", "default", account);
     let request = KeyAndCsr::generate(Some(&id)).unwrap();
@@ -161,7 +161,7 @@ impl SecretDiscoveryService for Agent {
         let mesh = Arc::clone(&self.0);
         let answers = request.into_inner().filter_map(move |request| {
             let request = request.ok()?;
-            // An acknowledgement, after which nothing changes.
+            // An acknowledgement gets no further response.
             let first = request.response_nonce.is_empty();
             first.then(|| Ok(secrets(&mesh, &request.resource_names)))
         });
@@ -205,7 +205,7 @@ fn secrets(mesh: &Authority, names: &[String]) -> DiscoveryResponse {
     }
 }
 
-/// A certificate of the mesh, with its key.
+/// Returns a certificate of the mesh with its key.
 pub(crate) fn certificate(mesh: &Authority) -> TlsCertificate {
     let (_, chain, key) = spec(mesh, "bookinfo-productpage");
     TlsCertificate { certificate_chain: inline(&chain), private_key: inline(&key), ..Default::default() }

@@ -1,6 +1,6 @@
-//! What a real istiod sent, served to a running sidecar, and requests through it: header matches, faults and weights
-//! of Istio's traffic management tasks, over mutual TLS. Only addresses are others: the listener for port 9080 is bound
-//! here, and the recorded endpoints are servers of this test.
+//! Recorded responses of a real istiod, served to a running sidecar, and requests through it: header matches,
+//! faults and weights of Istio's traffic management tasks, over mutual TLS. Only addresses differ: the listener
+//! for port 9080 is bound here, and the recorded endpoints are servers of this test.
 
 #![allow(
     clippy::unwrap_used,
@@ -54,7 +54,7 @@ use tokio::{
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Extensions, Request, Status};
 
-/// The recorded address of a pod, its service account, and what its server calls itself.
+/// Recorded address of a pod, its service account, and the name that its server returns.
 const PODS: [(&str, &str, &str); 4] = [
     ("10.244.0.13", "bookinfo-reviews", "reviews-v1"),
     ("10.244.1.12", "bookinfo-reviews", "reviews-v2"),
@@ -63,7 +63,7 @@ const PODS: [(&str, &str, &str); 4] = [
 ];
 const LISTENER: &str = "0.0.0.0_9080";
 
-/// A sidecar of productpage that has taken a scenario.
+/// A sidecar of productpage with the configuration of a scenario.
 struct Sidecar {
     _program: Program,
     address: SocketAddr,
@@ -86,7 +86,7 @@ impl Sidecar {
         Self { address: address.unwrap().trim().parse().unwrap(), _program: program, refused }
     }
 
-    /// Asks a service; `user` is the header `end-user`. The status and the body.
+    /// Sends a request to a service; `user` is the header `end-user`. Returns the status and the body.
     async fn ask(&self, service: &str, user: Option<&str>) -> (u16, String) {
         let mut client = Client::new(TcpStream::connect(self.address).await.unwrap());
         let user = user.map(|user| format!("end-user: {user}\r\n")).unwrap_or_default();
@@ -95,14 +95,14 @@ impl Sidecar {
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
     }
 
-    /// Nothing was refused.
+    /// Checks that the sidecar rejected nothing.
     fn took_all(&self) {
         assert_eq!(*self.refused.lock().unwrap(), [""; 0]);
     }
 }
 
 #[tokio::test]
-async fn a_header_leads_to_another_version() {
+async fn a_header_selects_another_version() {
     let sidecar = Sidecar::start("c-reviews-test-v2").await;
     for _ in 0..3 {
         assert_eq!(sidecar.ask("reviews", None).await, (200, "reviews-v1".to_owned()));
@@ -131,7 +131,7 @@ async fn requests_of_one_user_are_delayed() {
 }
 
 #[tokio::test]
-async fn weights_share_requests_out() {
+async fn weights_split_requests() {
     let sidecar = Sidecar::start("e-reviews-50-v3").await;
     let mut answers: HashMap<String, u32> = HashMap::new();
     for _ in 0..200 {
@@ -139,7 +139,7 @@ async fn weights_share_requests_out() {
         assert_eq!(status, 200, "{answer}");
         *answers.entry(answer).or_default() += 1;
     }
-    // Fewer than one in ten million fair draws of 200 are below 63.
+    // The probability of fewer than 63 of 200 fair draws is below one in ten million.
     let share = |name: &str| answers.get(name).copied().unwrap_or_default();
     assert!(share("reviews-v1") >= 63 && share("reviews-v3") >= 63, "{answers:?}");
     assert_eq!(share("reviews-v1") + share("reviews-v3"), 200, "{answers:?}");
@@ -147,7 +147,7 @@ async fn weights_share_requests_out() {
 }
 
 #[tokio::test]
-async fn all_go_to_one_version_and_nothing_is_refused() {
+async fn all_requests_reach_one_version_and_nothing_is_rejected() {
     let sidecar = Sidecar::start("b-mtls-all-v1").await;
     assert_eq!(sidecar.ask("reviews", Some("jason")).await, (200, "reviews-v1".to_owned()));
     sidecar.took_all();
@@ -156,7 +156,7 @@ async fn all_go_to_one_version_and_nothing_is_refused() {
     sidecar.took_all();
 }
 
-/// A pod: takes mutual TLS from productpage alone, and answers with its name.
+/// Starts a pod that accepts mutual TLS only from productpage and answers with its name.
 async fn serve(mesh: &Authority, account: &str, name: &'static str) -> SocketAddr {
     let acceptor = tokio_rustls::TlsAcceptor::from(spec(mesh, account).0.server().unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -181,7 +181,7 @@ async fn serve(mesh: &Authority, account: &str, name: &'static str) -> SocketAdd
     address
 }
 
-/// The recorded resources, with the addresses of this test.
+/// Returns the recorded resources with the addresses of this test.
 fn resources(proxy: &Path, servers: &HashMap<&str, SocketAddr>) -> Layer {
     let mut resources = Layer::default();
     for kind in [Kind::Cluster, Kind::Endpoint, Kind::Listener, Kind::Route] {
@@ -192,7 +192,7 @@ fn resources(proxy: &Path, servers: &HashMap<&str, SocketAddr>) -> Layer {
                 Kind::Endpoint => assignment(&any.value, servers),
                 _ => (name(&any.value), any.value),
             };
-            // The others are found by the address a connection was for, which takes interception.
+            // The other listeners are found by original destination, which needs interception.
             if kind != Kind::Listener || name == LISTENER {
                 resources.set(1, Resource::from_body(kind, &name, Bytes::from(body)));
             }
@@ -201,7 +201,7 @@ fn resources(proxy: &Path, servers: &HashMap<&str, SocketAddr>) -> Layer {
     resources
 }
 
-/// The name of a cluster or a route configuration, which is its first field.
+/// Returns the name of a cluster or a route configuration, its first field.
 fn name(body: &[u8]) -> String {
     #[derive(Clone, PartialEq, prost::Message)]
     struct Named {
@@ -243,7 +243,7 @@ fn socket(address: &str, port: u16) -> Address {
     Address { address: Some(address::Address::SocketAddress(address)) }
 }
 
-/// Discovery, in plain text.
+/// Starts a discovery server in plain text.
 async fn discovery(resources: Layer, refused: &Arc<Mutex<Vec<String>>>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -262,7 +262,7 @@ async fn discovery(resources: Layer, refused: &Arc<Mutex<Vec<String>>>) -> Socke
     address
 }
 
-/// Secrets, in plain text.
+/// Starts an SDS server in plain text.
 async fn agent(mesh: &Arc<Authority>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -274,7 +274,7 @@ async fn agent(mesh: &Arc<Authority>) -> SocketAddr {
     address
 }
 
-/// Gives everybody the same, and notes what is refused.
+/// Serves the same resources to every client and records rejections.
 struct OneView {
     resources: watch::Sender<Snapshot>,
     refused: Arc<Mutex<Vec<String>>>,

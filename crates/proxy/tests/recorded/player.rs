@@ -1,4 +1,4 @@
-//! Plays what istiod sent, message by message, as it was received: first what was asked for, then what followed.
+//! Replays istiod's recorded responses in their order: first the initial ones, then the updates.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -41,31 +41,31 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::agent::{self, Agent, unpacked};
 
-/// What is played, and how it goes.
+/// A replay and its progress.
 pub(crate) struct Player {
     mesh: Arc<Authority>,
-    /// With the first answers.
+    /// Directory of the initial responses.
     folder: PathBuf,
-    /// What follows them.
+    /// Updates that follow them.
     updates: Vec<(Kind, PathBuf)>,
-    /// The sidecar is ready for the updates.
+    /// Notified when the sidecar is ready for the updates.
     pub(crate) ready: Notify,
-    /// All was sent and answered.
+    /// Notified when everything was sent and answered.
     pub(crate) finished: Notify,
     pub(crate) state: Mutex<State>,
 }
 
-/// What was said so far.
+/// State of the discovery stream.
 #[derive(Default)]
 pub(crate) struct State {
-    /// The sidecar's reasons.
+    /// Reasons of the sidecar's rejections.
     pub(crate) refused: Vec<String>,
-    /// The names of what it must have now.
+    /// Names of the resources that the sidecar must have.
     pub(crate) there: HashMap<Kind, BTreeSet<String>>,
 }
 
 impl Player {
-    /// Plays the recording in a folder, to a sidecar that is led to the address.
+    /// Starts a replay of the recording in a directory; returns the address for the sidecar.
     pub(crate) async fn start(folder: &Path) -> (Arc<Self>, SocketAddr) {
         let mut files: Vec<PathBuf> = fs::read_dir(folder.join("updates"))
             .map(|entries| entries.map(|entry| entry.unwrap().path()).collect())
@@ -79,7 +79,7 @@ impl Player {
         let player = Arc::new(Self {
             mesh: Arc::clone(&mesh),
             folder: folder.to_owned(),
-            // The table of names is for the agent.
+            // The name table is for the agent.
             updates: files.into_iter().filter_map(|file| Some((kind(&file)?, file))).collect(),
             ready: Notify::new(),
             finished: Notify::new(),
@@ -110,7 +110,7 @@ impl Player {
             let nonce = file.file_name().unwrap().to_string_lossy().into_owned();
             F::prepare(&mut response, kind, &nonce, &self);
             unanswered.insert(nonce);
-            // Nobody reads it once the sidecar is gone.
+            // Sending fails once the sidecar has ended.
             let _ = answers.send(Ok(response));
         };
         loop {
@@ -140,7 +140,7 @@ impl Player {
         }
     }
 
-    /// Sockets get free ports, and keys that were left out are made.
+    /// Assigns free ports to listeners and adds the omitted private keys.
     fn prepare(&self, kind: Kind, resource: &mut Any) {
         match kind {
             Kind::Listener => {
@@ -163,7 +163,7 @@ impl Player {
     }
 }
 
-/// What a request says.
+/// Contents of a request.
 struct Asked {
     url: String,
     names: Vec<String>,
@@ -171,9 +171,9 @@ struct Asked {
     refused: Option<String>,
 }
 
-/// One of the two forms of discovery.
+/// One of the two variants of the discovery protocol.
 trait Form {
-    /// In the names of files.
+    /// Name in file names.
     const NAME: &str;
     type Request;
     type Response: Message + Default;

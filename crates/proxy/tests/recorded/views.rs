@@ -1,5 +1,5 @@
-//! All that istiod was recorded to send, to sidecars and gateways, in both forms of discovery, and what followed when
-//! the configuration changed: nothing is refused, and the sidecar has what it was sent.
+//! All recorded responses of istiod, to sidecars and gateways, in both variants of the discovery protocol, and
+//! the updates after changes of the configuration. The sidecar rejects nothing and has all resources.
 
 use std::{
     collections::BTreeSet,
@@ -17,22 +17,22 @@ use crate::{
 };
 
 #[tokio::test]
-async fn every_view_is_taken_as_state_of_the_world() {
+async fn every_view_is_accepted_as_state_of_the_world() {
     every_view("GRPC").await;
 }
 
 #[tokio::test]
-async fn every_view_is_taken_as_delta() {
+async fn every_view_is_accepted_as_delta() {
     every_view("DELTA_GRPC").await;
 }
 
 #[tokio::test]
-async fn updates_are_followed_as_state_of_the_world() {
+async fn updates_are_accepted_as_state_of_the_world() {
     taken(&recording("u-updates/xds/productpage-v1/sotw"), "GRPC").await;
 }
 
 #[tokio::test]
-async fn updates_are_followed_as_delta() {
+async fn updates_are_accepted_as_delta() {
     taken(&recording("u-updates/xds/productpage-v1/delta"), "DELTA_GRPC").await;
 }
 
@@ -50,7 +50,7 @@ async fn every_view(api_type: &str) {
     }
 }
 
-/// A sidecar takes what is in a folder, and has it in the end.
+/// Checks that a sidecar accepts the recording in a directory and finally has its resources.
 async fn taken(folder: &Path, api_type: &str) {
     let (player, control) = Player::start(folder).await;
     let program = Program::start(folder, api_type, control, control).await;
@@ -67,7 +67,7 @@ async fn taken(folder: &Path, api_type: &str) {
         (Kind::Route, "dynamic_route_configs", "route_config"),
     ] {
         let there: BTreeSet<String> = names(&dump, list, inner).collect();
-        // Routes that no listener names any more are sent once more, empty.
+        // A route table that no listener names any more is sent once more, empty.
         let sent = state.there.get(&kind).into_iter().flatten();
         let sent: BTreeSet<String> =
             sent.filter(|name| kind != Kind::Route || there.contains(*name)).cloned().collect();

@@ -1,4 +1,4 @@
-//! Answers of a server of HTTP/1.1: what is left over of one must not become the answer to somebody else.
+//! Responses of an HTTP/1.1 server: left-over bytes of one must not become the response to another client.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -13,8 +13,8 @@ use crate::{
     support::within,
 };
 
-/// What the server says to a request of this method, why, what the client gets (status and content), and
-/// with which status Envoy answers (0: what it passes on is no answer).
+/// Method, response of the server, reason, result for the client (status and content), and Envoy's status (0 if
+/// what it forwards is not a response).
 type Answer = (&'static str, &'static str, &'static str, &'static [u8], u16, &'static str, u16);
 
 #[rustfmt::skip]
@@ -67,11 +67,11 @@ const ANSWERS: &[Answer] = &[
      b"HTTP/1.1 200 O\x01K\r\ncontent-length: 0\r\n\r\n", 502, PROTOCOL, 502),
 ];
 
-/// How a failure of the server's is told.
+/// Response to a protocol error of the server.
 pub(crate) const PROTOCOL: &str =
     "upstream connect error or disconnect/reset before headers. reset reason: protocol error";
 
-/// For the end of an answer. One of Envoy's has none, whatever is said.
+/// Timeout for the end of a response. One of Envoy's responses has no end.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 pub(crate) async fn ask(address: SocketAddr, method: &str) -> (u16, String) {
@@ -93,7 +93,7 @@ pub(crate) async fn ask(address: SocketAddr, method: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn no_answer_reaches_those_whom_it_is_not_for() {
+async fn no_response_reaches_another_client() {
     let (server, address) = Server::start().await;
     let proxy = server::proxy(address).await;
     let mut wrong = Vec::new();
@@ -109,7 +109,7 @@ async fn no_answer_reaches_those_whom_it_is_not_for() {
 }
 
 #[tokio::test]
-async fn envoy_decides_as_the_table_says() {
+async fn envoys_decisions_are_those_of_the_table() {
     let (server, address) = Server::start().await;
     let (_running, envoy) = envoy::start(address, false).await;
     let mut wrong = Vec::new();

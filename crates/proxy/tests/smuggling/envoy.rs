@@ -1,21 +1,21 @@
-//! What an Envoy makes of the cases.
+//! Envoy's decisions about the cases.
 
 use std::net::SocketAddr;
 
 use crate::process::Running;
 
-/// What an Envoy decides about a case.
+/// Envoy's decision about a case.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Envoy {
-    /// The same.
+    /// The same as the sidecar's.
     Same,
-    /// It is refused, with this status (0: the connection is closed).
+    /// Refuses with this status (0: closes the connection).
     Refuses(u16),
-    /// So many requests reach the server, and as many answers the client.
+    /// Forwards this number of requests to the server, and as many responses to the client.
     Forwards(usize),
 }
 
-/// One with a listener in front of a server of either version, and where that is.
+/// Starts Envoy in front of a server of either version; returns it with its listener's address.
 pub(crate) async fn start(server: SocketAddr, http2: bool) -> (Running, SocketAddr) {
     let text = BOOTSTRAP.replace("SERVER_PORT", &server.port().to_string());
     let running = Running::start(&if http2 { text + HTTP2 } else { text }).await;

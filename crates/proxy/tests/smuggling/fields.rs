@@ -1,6 +1,6 @@
-//! Decisions about fields that come several times: the server may look at any of their values, so none may evade a rule.
+//! Decisions about repeated fields: the server may use any of their values, so none may evade a rule.
 //!
-//! Both proxies get the same file; each path has a rule of its own.
+//! Both proxies get the same file; each path has its own rule.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use tokio::{
 
 use crate::{process::Running, program::Program, server::Server, support::within};
 
-/// The path of the rule, what it does, and its condition.
+/// Path of the rule, its action, and its condition.
 #[rustfmt::skip]
 const RULES: &[(&str, &str, &str)] = &[
     ("/allow", "ALLOW", "{name: x-tenant, string_match: {exact: good}}"),
@@ -23,7 +23,7 @@ const RULES: &[(&str, &str, &str)] = &[
     ("/present", "DENY", "{name: upgrade, present_match: true}"),
 ];
 
-/// The path, the fields, and the statuses of our answer and of Envoy's.
+/// Path, fields, and the statuses of the sidecar and of Envoy.
 #[rustfmt::skip]
 const CASES: &[(&str, &str, u16, u16)] = &[
     ("/allow", "X-Tenant: good\r\n", 200, 200),
@@ -42,10 +42,10 @@ const CASES: &[(&str, &str, u16, u16)] = &[
     ("/known", "Authorization: bad\r\nAuthorization: good\r\n", 403, 403),
     ("/cookie", "Cookie: a=good\r\nCookie: a=bad\r\n", 403, 403),
     ("/cookie", "Cookie: a=good\r\nCookie: a=fine\r\n", 200, 200),
-    // The reproduction of the review: the filters must have their say.
+    // Regression test: the filters must be evaluated.
     ("/present", "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: websocket\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n", 403, 403),
     ("/present", "Connection: Upgrade\r\nUpgrade: websocket\r\n", 403, 403),
-    // It is ignored, as if it were not there.
+    // It is ignored as if it were absent.
     ("/present", "Connection: Upgrade\r\nUpgrade: h2c\r\n", 200, 200),
 ];
 
@@ -108,10 +108,10 @@ static_resources:
     )
 }
 
-/// The status of the answer, and how many requests reached the server.
+/// Returns the status of the response and the number of requests that reached the server.
 async fn ask(address: SocketAddr, server: &Server, path: &str, fields: &str) -> (u16, usize) {
     let mut stream = within(TcpStream::connect(address)).await.unwrap();
-    // An upgrade that is refused ends the connection, too.
+    // A refused upgrade closes the connection too.
     let close = if fields.contains("Connection") { "" } else { "Connection: close\r\n" };
     let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n{close}{fields}\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -147,7 +147,7 @@ async fn no_value_evades_a_rule() {
 }
 
 #[tokio::test]
-async fn envoy_decides_as_the_table_says() {
+async fn envoys_decisions_are_those_of_the_table() {
     let (server, address) = Server::start().await;
     let envoy = Running::start(&bootstrap(address)).await;
     check(envoy.listener("cases").await, &server, |_, theirs| theirs).await;

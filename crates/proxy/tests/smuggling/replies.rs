@@ -1,4 +1,4 @@
-//! Answers of a server of HTTP/2 on their way to clients of HTTP/1.1, where all that separates fields and answers are bytes.
+//! Responses of an HTTP/2 server to HTTP/1.1 clients, where only bytes separate fields and responses.
 
 use std::{
     net::SocketAddr,
@@ -18,8 +18,8 @@ use crate::{
     support::cluster,
 };
 
-/// What the server says to a request of this method (fields, frames of content), why, what the client gets (status and
-/// content; 0 for the end of the connection), and with which status Envoy answers.
+/// Method, response of the server (fields, frames of content), reason, result for the client (status and
+/// content; 0 for the end of the connection), and Envoy's status.
 type Reply =
     (&'static str, &'static str, &'static str, Fields, &'static [&'static str], u16, &'static str, u16);
 
@@ -58,7 +58,7 @@ const REPLIES: &[Reply] = &[
     ("a request's pseudo-header", "RFC 9113, 8.3", "GET", &[(":status", "200"), (":path", "/")], &[], 502, PROTOCOL, 502),
 ];
 
-/// A server that answers each request with what it is told to answer next, else that all is fine.
+/// A server that answers each request with the next scripted response, or else with status 200.
 #[derive(Clone, Default)]
 struct Replying(Arc<Mutex<Option<&'static Reply>>>);
 
@@ -76,7 +76,7 @@ impl Replying {
         (server, address)
     }
 
-    /// `None` at the end of the connection.
+    /// Returns `None` at the end of the connection.
     async fn serve(self, mut stream: TcpStream) -> Option<()> {
         stream.read_exact(&mut [0; 24]).await.ok()?;
         stream.write_all(b"\0\0\0\x04\0\0\0\0\0").await.ok()?;
@@ -100,7 +100,7 @@ impl Replying {
 }
 
 #[tokio::test]
-async fn no_answer_becomes_two_or_another() {
+async fn no_response_becomes_two_or_another() {
     let (server, address) = Replying::start().await;
     let proxy =
         server::before(Cluster { protocol: UpstreamProtocol::Http2, ..cluster(&[address], None) }).await;
@@ -118,7 +118,7 @@ async fn no_answer_becomes_two_or_another() {
 }
 
 #[tokio::test]
-async fn envoy_decides_as_the_table_says() {
+async fn envoys_decisions_are_those_of_the_table() {
     let (server, address) = Replying::start().await;
     let (_running, envoy) = envoy::start(address, true).await;
     let mut wrong = Vec::new();

@@ -1,4 +1,4 @@
-//! Requests of HTTP/1.1.
+//! HTTP/1.1 requests.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -16,16 +16,16 @@ use crate::{
     support::within,
 };
 
-/// What is sent, why it is refused, with which status, and what Envoy does. A message that turns out to be none only
-/// after its head has been sent on must not come to an end at the server.
+/// Input, reason for refusing it, status, and Envoy's decision. If the error is found after the head was
+/// forwarded, the message must not be complete at the server.
 type Refused = (&'static str, &'static str, &'static str, u16, Envoy);
 
-/// What is sent, why it is taken, and what the server gets.
+/// Input, reason for accepting it, what the server receives, and Envoy's decision.
 type Forwarded = (&'static str, &'static str, &'static str, &'static [&'static str], Envoy);
 
 #[rustfmt::skip]
 const REFUSED: &[Refused] = &[
-    // Where a message ends.
+    // End of a message.
     ("two lengths", "RFC 9112, 6.3: differing lengths are an unrecoverable error",
      "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 0\r\n\r\nhello", 400, Same),
     ("the same length twice", "RFC 9112, 6.3 lets us merge them, and others count them otherwise",
@@ -161,7 +161,7 @@ const REFUSED: &[Refused] = &[
     ("a version in lower case", "RFC 9112, 2.3: case counts",
      "GET / http/1.1\r\nHost: a\r\n\r\n", 400, Same),
 
-    // For whom it is.
+    // Host.
     ("no host", "RFC 9112, 3.2: must be refused with 400",
      "GET / HTTP/1.1\r\nX: y\r\n\r\n", 400, Same),
     ("two hosts", "RFC 9112, 3.2",
@@ -249,7 +249,7 @@ const REFUSED: &[Refused] = &[
     ("NUL in trailers", "RFC 9110, 5.5",
      "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: \0\r\n\r\n", 400, Same),
 
-    // Fields that are said to be one hop's.
+    // Fields that `Connection` names.
     ("Connection names the host", "RFC 9110, 7.6.1: only fields of this connection; taking it away would change for whom the request is",
      "GET / HTTP/1.1\r\nHost: a\r\nConnection: host\r\n\r\n", 400, Same),
     ("Connection names who asks", "as above: what a proxy in front has said of the client would be lost",
@@ -257,7 +257,7 @@ const REFUSED: &[Refused] = &[
     ("Connection names a pseudo-header", "as above, for a server of HTTP/2",
      "GET / HTTP/1.1\r\nHost: a\r\nConnection: :path\r\n\r\n", 400, Same),
 
-    // Other protocols. The tests allow WebSockets.
+    // Upgrades. The tests allow WebSocket.
     ("two protocols", "RFC 9110, 7.8: the server may choose either, and one of them is not allowed",
      "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nUpgrade: h2c\r\n\r\n", 403, Same),
     ("two protocols, the other first", "as above",
@@ -373,23 +373,23 @@ const FORWARDED: &[Forwarded] = &[
      &["OPTIONS / HTTP/1.1\r\nhost: b\r\ncontent-length: 0\r\n\r\n"], Same),
 ];
 
-/// What became of a case.
+/// Result of a case.
 #[derive(Debug)]
 struct Outcome {
-    /// The statuses of the answers.
+    /// Statuses of the responses.
     answers: Vec<u16>,
     /// The connection was closed.
     closed: bool,
-    /// What the server got.
+    /// Requests that the server received.
     requests: Vec<String>,
-    /// What the server got of the client after it.
+    /// Requests that the server received from the next client.
     next: Vec<String>,
 }
 
-/// Sends a case, and reads until the connection is closed or so many requests have been answered.
+/// Sends a case and reads until the connection is closed or `wanted` requests have been answered.
 async fn run(address: SocketAddr, server: &Server, case: &str, wanted: usize) -> Outcome {
     let mut stream = within(TcpStream::connect(address)).await.unwrap();
-    // It may be refused before all of it has been read.
+    // The proxy may refuse it before it has read all.
     let _ = stream.write_all(case.as_bytes()).await;
     let (mut said, mut closed) = (String::new(), false);
     let answered = |said: &str| said.matches("\r\n\r\nfine").count();
@@ -412,7 +412,7 @@ async fn run(address: SocketAddr, server: &Server, case: &str, wanted: usize) ->
     Outcome { answers: statuses.collect(), closed, requests, next: next(address, server).await }
 }
 
-/// Asks for something else, and says what the server got of it.
+/// Sends the next client's request and returns what the server received.
 pub(crate) async fn next(address: SocketAddr, server: &Server) -> Vec<String> {
     let mut stream = within(TcpStream::connect(address)).await.unwrap();
     stream.write_all(NEXT.as_bytes()).await.unwrap();
@@ -421,7 +421,7 @@ pub(crate) async fn next(address: SocketAddr, server: &Server) -> Vec<String> {
     server.requests()
 }
 
-/// Whether it came as if nothing had been before.
+/// Returns whether the next client's request arrived unaffected.
 pub(crate) fn is_next(requests: &[String]) -> bool {
     let whole = |request: &String| {
         request.starts_with("GET /next HTTP/1.1\r\nhost: next\r\n")
@@ -430,9 +430,9 @@ pub(crate) fn is_next(requests: &[String]) -> bool {
     requests.len() == 1 && whole(&requests[0])
 }
 
-/// What is asked after each case.
+/// Request of the next client.
 const NEXT: &str = "GET /next HTTP/1.1\r\nHost: next\r\nConnection: close\r\n\r\n";
-/// For what should happen. Nothing passes because of it.
+/// Timeout for expected events. No case passes because of it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Outcome {
@@ -447,7 +447,7 @@ impl Outcome {
 }
 
 #[tokio::test]
-async fn what_could_be_read_in_two_ways_is_refused_and_all_else_arrives_as_it_is_meant() {
+async fn ambiguous_requests_are_refused_and_others_arrive_unchanged() {
     let (server, address) = Server::start().await;
     let proxy = server::proxy(address).await;
     let mut wrong = Vec::new();
@@ -467,7 +467,7 @@ async fn what_could_be_read_in_two_ways_is_refused_and_all_else_arrives_as_it_is
 }
 
 #[tokio::test]
-async fn envoy_decides_as_the_tables_say() {
+async fn envoys_decisions_are_those_of_the_tables() {
     let (server, address) = Server::start().await;
     let (_running, envoy) = envoy::start(address, false).await;
     let mut wrong = Vec::new();

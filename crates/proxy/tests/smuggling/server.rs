@@ -1,4 +1,4 @@
-//! The server behind the proxy: it answers every whole request that reaches it, and remembers its bytes.
+//! The server behind the proxy: it answers every complete request and records its bytes.
 
 use std::{
     net::SocketAddr,
@@ -14,9 +14,9 @@ use skysail_policy::config::Cluster;
 
 use crate::support::{Proxy, cluster, http, listener};
 
-/// What stands in every request that the proxy sends on, beside what the client sent.
+/// Fields that the proxy adds to every request.
 const ADDED: &str = "x-forwarded-proto: http\r\nx-envoy-attempt-count: 1\r\n";
-/// How requests are answered if nothing else is said.
+/// Default response.
 const FINE: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfine";
 
 /// The server.
@@ -62,18 +62,18 @@ impl Server {
         }
     }
 
-    /// Says how the next request is answered.
+    /// Sets the response to the next request.
     pub(crate) fn answer(&self, answer: &'static [u8]) {
         self.0.lock().unwrap().answer = Some(answer);
     }
 
-    /// The whole requests that have come since it was last asked.
+    /// Returns the complete requests since the last call.
     pub(crate) fn requests(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().unwrap().requests)
     }
 }
 
-/// Where the message ends that the bytes begin with, as plainly as a message can be read.
+/// Returns the end of the first message, by a simple reference parser.
 fn message(input: &[u8]) -> Option<usize> {
     let find = |what: &[u8], from: usize| {
         let at = input[from..].windows(what.len()).position(|window| window == what)?;
@@ -103,12 +103,12 @@ fn message(input: &[u8]) -> Option<usize> {
     (end <= input.len()).then_some(end)
 }
 
-/// A proxy in front of it.
+/// Starts a proxy in front of the server.
 pub(crate) async fn proxy(server: SocketAddr) -> Proxy {
     before(cluster(&[server], None)).await
 }
 
-/// A proxy in front of this.
+/// Starts a proxy in front of this cluster.
 pub(crate) async fn before(cluster: Cluster) -> Proxy {
     let terminal = http(|manager, _| {
         manager.generate_request_id = false;

@@ -1,4 +1,4 @@
-//! Requests of HTTP/2 on their way to a server of HTTP/1.1, where all that separates fields are bytes.
+//! HTTP/2 requests to an HTTP/1.1 server, where only bytes separate fields.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -19,11 +19,11 @@ use crate::{
 
 pub(crate) type Fields = &'static [(&'static str, &'static str)];
 
-/// What is sent (fields that follow those of a POST, or all, if they begin with a pseudo-header; frames of content), why
-/// the stream is reset with PROTOCOL_ERROR and comes to no end at the server, and what Envoy does.
+/// Input (fields after those of a POST, or all if they begin with a pseudo-header; frames of content), reason
+/// why the stream is reset with PROTOCOL_ERROR and stays incomplete at the server, and Envoy's decision.
 type Refused = (&'static str, &'static str, Fields, &'static [&'static str], Envoy);
 
-/// What is sent, why it is taken, and what the server gets.
+/// Input, reason for accepting it, what the server receives, and Envoy's decision.
 type Forwarded = (&'static str, &'static str, Fields, &'static [&'static str], &'static str, Envoy);
 
 const POST: Fields = &[(":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", "/")];
@@ -126,10 +126,11 @@ const FORWARDED: &[Forwarded] = &[
      "POST / HTTP/1.1\r\nhost: a\r\ncookie: a=1; b=2\r\ncontent-length: 0\r\n\r\n", Same),
 ];
 
-/// What became of a case.
+/// Result of a case.
 #[derive(Debug)]
 struct Outcome {
-    /// What was said on the stream: the first byte of the answer's head, or why the stream or the connection ended.
+    /// Event on the stream: the first byte of the response head, or the error that ended the stream or the
+    /// connection.
     said: Said,
     requests: Vec<String>,
     next: Vec<String>,
@@ -145,10 +146,10 @@ enum Said {
 }
 
 const PROTOCOL_ERROR: u32 = 1;
-/// An answer with status 200 begins with it.
+/// First byte of a response head with status 200.
 const OK: u8 = 0x88;
 
-/// The frames of a head, and of content that ends the stream.
+/// Returns the frames of a head, and of content that ends the stream.
 pub(crate) fn message<'a>(
     stream: u8,
     fields: impl IntoIterator<Item = &'a (&'static str, &'static str)>,
@@ -185,7 +186,7 @@ async fn run(address: SocketAddr, server: &Server, fields: Fields, content: &[&s
     Outcome { said, requests, next: next(address, server).await }
 }
 
-/// For what should happen. Nothing passes because of it.
+/// Timeout for expected events. No case passes because of it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 async fn said(stream: &mut TcpStream) -> Said {
@@ -222,7 +223,7 @@ impl Outcome {
 }
 
 #[tokio::test]
-async fn what_http1_could_not_carry_is_refused_and_all_else_arrives_as_it_is_meant() {
+async fn requests_that_http1_cannot_express_are_refused_and_others_arrive_unchanged() {
     let (server, address) = Server::start().await;
     let proxy = server::proxy(address).await;
     let mut wrong = Vec::new();
@@ -242,7 +243,7 @@ async fn what_http1_could_not_carry_is_refused_and_all_else_arrives_as_it_is_mea
 }
 
 #[tokio::test]
-async fn envoy_decides_as_the_tables_say() {
+async fn envoys_decisions_are_those_of_the_tables() {
     let (server, address) = Server::start().await;
     let (_running, envoy) = envoy::start(address, false).await;
     let mut wrong = Vec::new();
@@ -257,7 +258,7 @@ async fn envoy_decides_as_the_tables_say() {
         let as_said = match expected {
             Same => false,
             Refuses(_) => outcome.is_refused(),
-            // It may still be on its way when the stream is reset.
+            // It may still be in flight when the stream is reset.
             Forwards(count) => outcome.requests.len() + outcome.next.len() == count + 1,
         };
         if !as_said {

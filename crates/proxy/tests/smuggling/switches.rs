@@ -1,5 +1,5 @@
-//! Switches to another protocol: what follows the answer 101 is bytes that nothing here looks at, so the answer must grant what
-//! was asked for and allowed, and nothing else.
+//! Protocol switches: the bytes after a response 101 are not inspected, so the response must grant the
+//! requested and allowed protocol and nothing else.
 
 use std::{
     net::SocketAddr,
@@ -13,8 +13,8 @@ use tokio::{
 
 use crate::{envoy, server, support::within};
 
-/// What the server says when it is asked for WebSockets, why, the status that the client gets and whether what it sends next
-/// reaches the server, and the same with Envoy.
+/// Response of the server to a WebSocket upgrade, reason, the client's status and whether its next bytes reach
+/// the server, and the same with Envoy.
 type Switch = (&'static str, &'static str, &'static str, (u16, bool), (u16, bool));
 
 #[rustfmt::skip]
@@ -27,12 +27,13 @@ const SWITCHES: &[Switch] = &[
     ("nothing", "RFC 9110, 15.2.2: the server must say what it switches to", "Connection: Upgrade\r\n", (502, false), (101, false)),
 ];
 
-/// A request that no policy sees if it gets through as bytes.
+/// A request that no policy sees if it passes as bytes.
 const HIDDEN: &[u8] = b"GET /admin HTTP/1.1\r\nHost: a\r\n\r\n";
 const ASKS: &[u8] =
     b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: k\r\n\r\n";
 
-/// A server that answers 101 with these fields, says hi, and remembers what it gets until the connection ends.
+/// A server that answers 101 with these fields, sends `hi`, and records what it receives until the connection
+/// ends.
 #[derive(Clone, Default)]
 struct Switching(Arc<Mutex<&'static str>>);
 
@@ -66,7 +67,7 @@ impl Switching {
     }
 }
 
-/// The status of the answer, and whether what follows it reached the server.
+/// Returns the status of the response, and whether the following bytes reached the server.
 async fn ask(
     address: SocketAddr,
     got: &mut tokio::sync::mpsc::UnboundedReceiver<Vec<u8>>,
@@ -74,7 +75,7 @@ async fn ask(
     let mut stream = within(TcpStream::connect(address)).await.unwrap();
     stream.write_all(ASKS).await.unwrap();
     let (mut said, mut block) = (Vec::new(), [0; 4096]);
-    // Through a tunnel the server says hi, after any other answer the connection ends.
+    // Through a tunnel the server sends `hi`; after any other response the connection ends.
     while !said.ends_with(b"\r\n\r\nhi") {
         match within(stream.read(&mut block)).await {
             Ok(count @ 1..) => said.extend_from_slice(&block[..count]),
@@ -114,11 +115,11 @@ async fn decide(envoy: bool) {
 }
 
 #[tokio::test]
-async fn only_what_was_asked_for_is_switched_to() {
+async fn only_the_requested_protocol_is_switched_to() {
     decide(false).await;
 }
 
 #[tokio::test]
-async fn envoy_decides_as_the_table_says() {
+async fn envoys_decisions_are_those_of_the_table() {
     decide(true).await;
 }

@@ -1,4 +1,4 @@
-//! A collector: takes every call of gRPC and every request of HTTP/2, and hands on what was sent.
+//! A collector that accepts every gRPC call and HTTP/2 request and passes on their content.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -14,14 +14,14 @@ use tokio::{
 
 use crate::support::within;
 
-/// What came.
+/// A received message.
 #[derive(Debug)]
 pub(crate) struct Told {
-    /// The number of the call it came in.
+    /// Number of the call that contained the message.
     pub(crate) call: usize,
     pub(crate) path: String,
     pub(crate) headers: HeaderMap,
-    /// A message of gRPC without its frame, or the whole of another request.
+    /// A gRPC message without its frame, or the whole body of another request.
     pub(crate) message: Bytes,
 }
 
@@ -35,7 +35,7 @@ impl Collector {
         Self::at(TcpListener::bind("127.0.0.1:0").await.unwrap())
     }
 
-    /// One that listens there.
+    /// Starts a collector on this listener.
     pub(crate) fn at(listener: TcpListener) -> Self {
         let address = listener.local_addr().unwrap();
         let (tell, told) = unbounded_channel();
@@ -58,7 +58,7 @@ impl Collector {
         Self { address, told }
     }
 
-    /// What comes next.
+    /// Receives the next message.
     pub(crate) async fn next(&mut self) -> Told {
         within(self.told.recv()).await.unwrap()
     }

@@ -1,10 +1,10 @@
-//! Two proxies of the same bootstrap file, ours and Envoy.
+//! The sidecar and Envoy with the same bootstrap file.
 
 use std::net::SocketAddr;
 
 use crate::{envoy::Running, program::Program};
 
-/// A proxy, ours or Envoy.
+/// The sidecar or Envoy.
 pub(crate) enum Either {
     Envoy(Running),
     Skysail { program: Program, _folder: tempfile::TempDir },

@@ -1,4 +1,4 @@
-//! A real Envoy in the proxy's place.
+//! Runs a real Envoy.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -20,7 +20,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// From a bootstrap file with an admin page.
+    /// Starts Envoy with a bootstrap that has an admin page.
     pub(crate) async fn start(text: &str) -> Self {
         let program = program();
         assert!(
@@ -61,12 +61,12 @@ impl Running {
         Self { admin: admin.await, _process: process, _folder: folder }
     }
 
-    /// The answer of a page of the admin port.
+    /// Requests a page of the admin port and returns the response.
     pub(crate) async fn page(&self, path: &str) -> String {
         page(&self.admin.to_string(), path).await.unwrap()
     }
 
-    /// Where a listener is.
+    /// Returns the address of a listener.
     pub(crate) async fn listener(&self, name: &str) -> SocketAddr {
         let listeners = self.page("/listeners").await;
         let address = listeners.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix("::"));
@@ -74,7 +74,7 @@ impl Running {
     }
 }
 
-/// The answer of a page of the admin port.
+/// Requests a page of the admin port and returns the response.
 async fn page(admin: &str, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(admin).await.ok()?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
@@ -84,7 +84,7 @@ async fn page(admin: &str, path: &str) -> Option<String> {
     Some(answer)
 }
 
-/// The Envoy that `test.sh` fetches.
+/// Returns the path of the Envoy that `test.sh` downloads.
 fn program() -> PathBuf {
     let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_default();

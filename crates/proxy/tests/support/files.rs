@@ -1,4 +1,4 @@
-//! Configuration as it stands in Envoy's files, put together of what all tests have in common.
+//! Builders for Envoy configuration files.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 
 use serde_json::{Value, json};
 
-/// A whole file.
+/// Returns a whole bootstrap.
 pub(crate) fn bootstrap(listeners: &[Value], clusters: &[Value]) -> String {
     json!({"node": {"id": "a"}, "static_resources": {"listeners": listeners, "clusters": clusters}})
         .to_string()
 }
 
-/// A listener at a free port that does this with what comes in.
+/// Returns a listener on a free port with these network filters.
 pub(crate) fn listener(name: &str, filters: &[Value]) -> Value {
     json!({
         "name": name,
@@ -21,7 +21,8 @@ pub(crate) fn listener(name: &str, filters: &[Value]) -> Value {
     })
 }
 
-/// HTTP through these filters to where these routes lead, for all hosts. `options` are further fields of the manager.
+/// Returns an HTTP connection manager with these filters and routes for all hosts. `options` are further fields
+/// of the manager.
 pub(crate) fn http(filters: &[Value], routes: &Value, options: &Value) -> Value {
     let mut filters = filters.to_vec();
     filters.push(filter("http.router.v3.Router", &json!({})));
@@ -34,18 +35,18 @@ pub(crate) fn http(filters: &[Value], routes: &Value, options: &Value) -> Value 
     filter("network.http_connection_manager.v3.HttpConnectionManager", &with(manager, options))
 }
 
-/// One route for everything.
+/// Returns a catch-all route to a cluster.
 pub(crate) fn to(cluster: &str) -> Value {
     json!([{"match": {"prefix": "/"}, "route": {"cluster": cluster}}])
 }
 
-/// A filter by its type, without what all types begin with.
+/// Returns a filter by its type without the common prefix.
 pub(crate) fn filter(kind: &str, config: &Value) -> Value {
     let url = format!("type.googleapis.com/envoy.extensions.filters.{kind}");
     json!({"name": kind, "typed_config": with(json!({"@type": url}), config)})
 }
 
-/// A cluster of one server, which speaks HTTP/1.1 unless `http2`.
+/// Returns a cluster of one server, which speaks HTTP/1.1 unless `http2`.
 pub(crate) fn cluster(name: &str, server: SocketAddr, http2: bool) -> Value {
     let protocol = if http2 { "http2_protocol_options" } else { "http_protocol_options" };
     let options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
@@ -62,7 +63,7 @@ pub(crate) fn cluster(name: &str, server: SocketAddr, http2: bool) -> Value {
     })
 }
 
-/// TLS for a listener, with a new certificate of its own.
+/// Returns a downstream TLS socket with a new certificate.
 pub(crate) fn tls() -> Value {
     let issued = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
     let certificate = json!({
@@ -80,7 +81,7 @@ pub(crate) fn address(of: SocketAddr) -> Value {
     json!({"socket_address": {"address": of.ip().to_string(), "port_value": of.port()}})
 }
 
-/// An object with the fields of another in place of its own.
+/// Returns an object with the fields of another added or replaced.
 pub(crate) fn with(mut object: Value, fields: &Value) -> Value {
     if let (Some(object), Some(fields)) = (object.as_object_mut(), fields.as_object()) {
         object.extend(fields.clone());

@@ -1,4 +1,4 @@
-//! Both ends of HTTP/2.
+//! HTTP/2 clients and servers.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 
 use crate::support::{Stream, within};
 
-/// A client on this connection.
+/// Starts a client on this connection.
 pub(crate) async fn client(stream: impl Stream) -> SendRequest<Bytes> {
     let (requests, connection) = within(h2::client::handshake(stream)).await.unwrap();
     tokio::spawn(connection);
@@ -23,7 +23,7 @@ pub(crate) fn request(method: &str, path: &str) -> Request<()> {
     Request::builder().method(method).uri(uri).body(()).unwrap()
 }
 
-/// Everything that is left of a body, and what follows it.
+/// Reads the rest of a body and the trailers.
 pub(crate) async fn content(body: &mut RecvStream) -> (Vec<u8>, Option<HeaderMap>) {
     let mut all = Vec::new();
     while let Some(piece) = within(body.data()).await {
@@ -34,7 +34,7 @@ pub(crate) async fn content(body: &mut RecvStream) -> (Vec<u8>, Option<HeaderMap
     (all, within(body.trailers()).await.unwrap())
 }
 
-/// Sends as the other end makes room.
+/// Sends data as flow control allows.
 pub(crate) async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes) {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
@@ -43,7 +43,7 @@ pub(crate) async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes) {
     }
 }
 
-/// A server of HTTP/2 whose every request is served by `serve`, which gets the connection's number.
+/// Starts an HTTP/2 server that handles every request with `serve`, which gets the connection's number.
 pub(crate) async fn http2_server<F, R>(serve: F) -> SocketAddr
 where
     F: Fn(usize, Request<RecvStream>, SendResponse<Bytes>) -> R + Clone + Send + 'static,

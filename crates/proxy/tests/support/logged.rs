@@ -1,4 +1,4 @@
-//! Requests that two proxies of the same configuration log, ours and Envoy.
+//! Requests that the sidecar and Envoy log with the same configuration.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -97,7 +97,7 @@ name: als, typed_config: {
     grpc_service: {envoy_grpc: {cluster_name: collector, authority: who}, initial_metadata: [{key: x-who, value: me}]}},
   additional_request_headers_to_log: [X-A, x-missing, x-added, ":path"],
   additional_response_headers_to_log: [x-b]}}"#;
-/// Entries of requests, sent when `SIZE` says.
+/// Configuration of an access log with entries of requests; `SIZE` sets the buffer.
 pub(crate) const HTTP: &str = "name: als, typed_config: {\"@type\": type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig, \
     common_config: {log_name: l, transport_api_version: V3, SIZE, grpc_service: {envoy_grpc: {cluster_name: collector}, timeout: 0.2s}}}";
 pub(crate) const TCP_ALS: &str = r#"{
@@ -107,7 +107,7 @@ name: als, typed_config: {
     log_name: tcp-log, transport_api_version: V3, buffer_flush_interval: 0.05s,
     grpc_service: {envoy_grpc: {cluster_name: collector}}}}}"#;
 
-/// Answers as the path says.
+/// Starts a server whose responses depend on the path.
 pub(crate) async fn upstream() -> SocketAddr {
     server(|_, mut client| async move {
         while let Some((head, _)) = client.message_if_any().await {
@@ -136,7 +136,7 @@ pub(crate) const REQUESTS: &[&str] = &[
     "POST /plain/grpc HTTP/1.1\r\nhost: a\r\ncontent-type: application/grpc\r\ncontent-length: 0\r\n\r\n",
 ];
 
-/// The bootstrap file with these access logs.
+/// Returns the bootstrap with these access logs.
 pub(crate) async fn bootstrap(collector: &Collector, http: &str, tcp: &str) -> String {
     BOOTSTRAP
         .replace("COLLECTOR", &collector.address.port().to_string())

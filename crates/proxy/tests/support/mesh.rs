@@ -1,4 +1,4 @@
-//! Certificates of a mesh, and sidecars that speak mutual TLS with them.
+//! Certificates of a mesh, and sidecars with mutual TLS.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -26,7 +26,7 @@ impl Mesh {
         Self(Authority::ephemeral().unwrap())
     }
 
-    /// A new certificate.
+    /// Issues a certificate.
     pub(crate) fn identity(&self, account: &str) -> Identity {
         let id = SpiffeId::new("cluster.local", "default", account);
         let request = KeyAndCsr::generate(Some(&id)).unwrap();
@@ -54,13 +54,13 @@ impl Mesh {
     }
 }
 
-/// TLS that a listener takes.
+/// Returns the TLS settings of a listener.
 pub(crate) fn accepting(spec: &TlsSpec) -> Arc<ServerTls> {
     let acceptor = Acceptor::new(spec).unwrap();
     Arc::new(ServerTls { config: Arc::new(ArcSwapOption::from_pointee(acceptor)) })
 }
 
-/// TLS that a cluster's connections begin.
+/// Returns the TLS settings of a cluster.
 pub(crate) fn connecting(spec: &TlsSpec) -> Arc<ClientTls> {
     let own = Connector::new(spec).unwrap();
     let with = |alpn: &[&[u8]]| Arc::new(own.offering(alpn).unwrap());
@@ -77,7 +77,7 @@ pub(crate) fn connecting(spec: &TlsSpec) -> Arc<ClientTls> {
     })
 }
 
-/// An inbound and an outbound proxy before a server.
+/// Starts an outbound and an inbound proxy in front of a server.
 pub(crate) async fn pair(
     server: SocketAddr,
     inbound: Arc<ServerTls>,
@@ -102,7 +102,7 @@ pub(crate) async fn pair(
     (before, behind)
 }
 
-/// Whose certificate a server has shown.
+/// Returns the account of a server's certificate.
 pub(crate) fn account(stream: &TlsStream<impl Sized>) -> String {
     let certificate = &stream.get_ref().1.peer_certificates().unwrap()[0];
     Peer::from_der(certificate).unwrap().uris[0].rsplit('/').next().unwrap().to_owned()

@@ -1,4 +1,4 @@
-//! Requests and answers that are the same over either version of HTTP, so that one test holds for both.
+//! Requests and responses independent of the HTTP version, so that one test covers both.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -19,15 +19,16 @@ use crate::{
     support::{Stream, within},
 };
 
-/// A request or an answer. Without `content-length` among its fields it goes in chunks, or frames of unknown number.
+/// A request or a response. Without a `content-length` field the body is sent in chunks or frames of unknown
+/// total length.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Message {
-    /// Of an answer; requests are POSTs to `/a/b`.
+    /// Status of a response; requests are POSTs to `/a/b`.
     pub(crate) status: u16,
     pub(crate) fields: HeaderMap,
     pub(crate) content: Bytes,
     pub(crate) trailers: HeaderMap,
-    /// How much of it is sent at a time.
+    /// Number of bytes sent at a time.
     pub(crate) piece: usize,
 }
 
@@ -37,7 +38,7 @@ impl Message {
         Self { status: 200, fields: map(fields), content: content.into(), trailers, piece: 99_999 }
     }
 
-    /// The same with its length in its head.
+    /// Adds the content-length.
     pub(crate) fn with_length(mut self) -> Self {
         self.fields.insert("content-length", self.content.len().into());
         self
@@ -66,7 +67,7 @@ impl Message {
         stream.flush().await
     }
 
-    /// `None` at the end of the connection.
+    /// Returns `None` at the end of the connection.
     async fn read_http1(stream: &mut BufReader<impl Stream>) -> Option<Self> {
         let first = line(stream).await;
         if first.is_empty() {
@@ -125,14 +126,14 @@ fn lines(fields: &HeaderMap) -> String {
     fields.iter().map(|(name, value)| format!("{name}: {}\r\n", value.to_str().unwrap())).collect()
 }
 
-/// A line without its end; nothing at the end of the connection.
+/// Reads a line without its end; returns an empty string at the end of the connection.
 async fn line(stream: &mut BufReader<impl Stream>) -> String {
     let mut line = String::new();
     within(stream.read_line(&mut line)).await.unwrap();
     line.trim_end().to_owned()
 }
 
-/// Fields up to the empty line.
+/// Reads fields up to the empty line.
 async fn block(stream: &mut BufReader<impl Stream>) -> HeaderMap {
     let mut fields = HeaderMap::new();
     while let line = line(stream).await
@@ -158,7 +159,7 @@ impl Client {
         }
     }
 
-    /// Sends a request and reads the answer.
+    /// Sends a request and reads the response.
     pub(crate) async fn ask(&mut self, request: &Message) -> Message {
         match self {
             Self::Http1(stream) => {
@@ -177,7 +178,7 @@ impl Client {
     }
 }
 
-/// A server of either version, plain or not.
+/// Starts a server of either version, with or without TLS.
 pub(crate) async fn server<F, R>(http2: bool, tls: Option<Arc<ServerConfig>>, answer: F) -> SocketAddr
 where
     F: Fn(Message) -> R + Clone + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! A proxy over real sockets, with configuration made by hand, and servers that do exactly what a test says.
+//! A proxy over real sockets with programmatic configuration, and scripted servers.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -41,22 +41,22 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// One worker with one listener on a free port.
+    /// Starts one worker with one listener on a free port.
     pub(crate) async fn start(listener: Listener, clusters: Vec<Cluster>) -> Self {
         Self::limited(listener, clusters, Taken::default()).await
     }
 
-    /// The same of a workload of this name.
+    /// Starts a proxy of a workload with this name.
     pub(crate) async fn called(workload: &str, listener: Listener, clusters: Vec<Cluster>) -> Self {
         Self::make(workload, 1, listener, clusters, Taken::default()).await
     }
 
-    /// The same with other limits to what a worker takes.
+    /// Starts a proxy with other worker limits.
     pub(crate) async fn limited(listener: Listener, clusters: Vec<Cluster>, limits: Taken) -> Self {
         Self::with(1, listener, clusters, limits).await
     }
 
-    /// The same with so many workers.
+    /// Starts a proxy with `count` workers.
     pub(crate) async fn with(
         count: usize,
         listener: Listener,
@@ -97,7 +97,7 @@ impl Proxy {
         self.workers.as_ref().unwrap()
     }
 
-    /// What its page of metrics would show.
+    /// Returns the metrics page.
     pub(crate) async fn metrics(&self) -> String {
         telemetry::collect(self.workers().scrape().await, &self.local, None)
     }
@@ -119,7 +119,7 @@ impl Drop for Proxy {
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
 
-/// The end of a connection, as a test drives it.
+/// One end of a connection, controlled by a test.
 pub(crate) struct Client {
     pub(crate) stream: TcpStream,
     unread: Vec<u8>,
@@ -154,7 +154,7 @@ impl Client {
         self.until("\r\n\r\n").await
     }
 
-    /// Reads a head and a body of the length it says.
+    /// Reads a head and a body of its content-length.
     pub(crate) async fn message(&mut self) -> (String, String) {
         let head = self.head().await;
         let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
@@ -163,7 +163,7 @@ impl Client {
         (head, body)
     }
 
-    /// The same; `None` if the connection ends instead.
+    /// Reads a message; returns `None` if the connection ends instead.
     pub(crate) async fn message_if_any(&mut self) -> Option<(String, String)> {
         let mut first = [0];
         let there = within(self.stream.peek(&mut first)).await;
@@ -180,24 +180,24 @@ impl Client {
         String::from_utf8(self.unread.drain(..length).collect()).unwrap()
     }
 
-    /// Reads to the end of the connection; a reset counts as one.
+    /// Reads to the end of the connection; a reset counts as the end.
     pub(crate) async fn rest(&mut self) -> String {
         String::from_utf8(self.rest_of_bytes().await).unwrap()
     }
 
-    /// The same, whatever it is.
+    /// Reads the bytes to the end of the connection.
     pub(crate) async fn rest_of_bytes(&mut self) -> Vec<u8> {
         let _ = within(self.stream.read_to_end(&mut self.unread)).await;
         std::mem::take(&mut self.unread)
     }
 }
 
-/// A deadline for what must happen, so that a fault fails a test instead of hanging it.
+/// Fails after a timeout, so that an error fails the test instead of hanging it.
 pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), future).await.expect("nothing happened for 30 s")
 }
 
-/// A server whose every connection is served by `serve`, which gets its number.
+/// Starts a server that handles every connection with `serve`, which gets its number.
 pub(crate) async fn server<F, R>(serve: F) -> SocketAddr
 where
     F: Fn(usize, Client) -> R + Send + 'static,
@@ -214,7 +214,7 @@ where
     address
 }
 
-/// A server that answers each request with the connection's number and the request's head.
+/// Starts a server that answers each request with the connection's number and the request's head.
 pub(crate) async fn echo() -> SocketAddr {
     server(|number, mut client| async move {
         loop {
@@ -231,7 +231,7 @@ pub(crate) async fn echo() -> SocketAddr {
     .await
 }
 
-/// Servers that answer each request, or each connection's first line, with their number.
+/// Starts servers that answer each request, or each connection's first line, with their number.
 pub(crate) async fn numbered(count: usize) -> Vec<SocketAddr> {
     let mut addresses = Vec::new();
     for number in 0..count {
@@ -250,7 +250,7 @@ pub(crate) async fn numbered(count: usize) -> Vec<SocketAddr> {
     addresses
 }
 
-/// A proxy that sends everything to one server.
+/// Starts a proxy that sends everything to one server.
 pub(crate) async fn proxy_to(upstream: SocketAddr) -> Proxy {
     Proxy::start(listener(http(|_, _| ()), None), vec![cluster(&[upstream], None)]).await
 }
@@ -295,7 +295,7 @@ pub(crate) fn listener(terminal: Terminal, tls: Option<Arc<ServerTls>>) -> Liste
     }
 }
 
-/// HTTP to the cluster `upstream`.
+/// Returns HTTP to the cluster `upstream`.
 pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Terminal {
     let mut forward = Forward {
         targets: Targets::Single("upstream".into()),
@@ -381,7 +381,7 @@ fn table(forward: Forward) -> RouteTable {
     RouteTable { name: "table".into(), hosts: vec![Arc::new(host)], any: Some(0), ..RouteTable::default() }
 }
 
-/// Bytes to the cluster `upstream`.
+/// Returns TCP to the cluster `upstream`.
 pub(crate) fn tcp() -> Terminal {
     Terminal::Tcp(Arc::new(TcpProxy {
         stat_prefix: "test".into(),
@@ -394,7 +394,7 @@ pub(crate) fn tcp() -> Terminal {
     }))
 }
 
-/// The cluster `upstream`.
+/// Returns the cluster `upstream`.
 pub(crate) fn cluster(endpoints: &[SocketAddr], tls: Option<&Arc<ClientTls>>) -> Cluster {
     let endpoint = |address: &SocketAddr| Arc::new(Endpoint::new(*address, tls.cloned()));
     Cluster {
@@ -405,7 +405,7 @@ pub(crate) fn cluster(endpoints: &[SocketAddr], tls: Option<&Arc<ClientTls>>) ->
     }
 }
 
-/// Tries again on everything there is.
+/// Returns a policy that retries on every condition.
 pub(crate) fn retries(retries: u32) -> Arc<RetryPolicy> {
     Arc::new(RetryPolicy {
         on: skysail_policy::config::route::RetryOn {

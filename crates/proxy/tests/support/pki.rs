@@ -16,15 +16,15 @@ const HOUR: Duration = Duration::from_hours(1);
 /// An authority.
 pub(crate) struct Ca {
     pub(crate) pem: String,
-    /// The certificates from this one up to the root, which is left out.
+    /// Certificates from this one up to the root, without the root.
     chain: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// A certificate to be.
+/// Parameters of a certificate to sign.
 pub(crate) struct Leaf(pub(crate) CertificateParams);
 
-/// A certificate with those up to the root, and its key, all PEM.
+/// A chain without the root, and its key, both PEM.
 #[derive(Clone)]
 pub(crate) struct Certificate {
     pub(crate) chain: String,
@@ -58,7 +58,7 @@ impl Ca {
         Certificate { chain: format!("{pem}{}", self.chain), key: key.serialize_pem() }
     }
 
-    /// A revocation list of an hour ago that is good until `next` from then.
+    /// Returns a revocation list issued one hour ago that is valid for `next`.
     pub(crate) fn crl_until(&self, revoked: &[u64], next: Duration) -> String {
         let this_update = SystemTime::now() - HOUR;
         let revoked = revoked.iter().map(|serial| RevokedCertParams {
@@ -93,7 +93,7 @@ fn authority(name: &str) -> (CertificateParams, KeyPair) {
 }
 
 impl Leaf {
-    /// A certificate that is good for an hour, for both sides.
+    /// Returns parameters of a certificate for clients and servers that is valid for one hour.
     pub(crate) fn new(serial: u64, names: Vec<SanType>) -> Self {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();

@@ -1,4 +1,4 @@
-//! The program itself, from a bootstrap file.
+//! The sidecar program with a bootstrap file.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::support::{Client, within};
 
-/// A sidecar, once it is ready.
+/// A running sidecar that is ready.
 pub(crate) struct Program {
     child: Child,
     log: Lines<BufReader<ChildStderr>>,
@@ -24,7 +24,7 @@ impl Program {
         Self::with(folder, bootstrap, &[]).await
     }
 
-    /// The same with further arguments.
+    /// Starts a sidecar with further arguments.
     pub(crate) async fn with(folder: &Path, bootstrap: &str, more: &[&str]) -> Self {
         let file = folder.join("bootstrap.yaml");
         fs::write(&file, bootstrap).unwrap();
@@ -46,7 +46,7 @@ impl Program {
         program
     }
 
-    /// The next line of its log with these words.
+    /// Returns the next line of its log that contains `words`.
     pub(crate) async fn until(&mut self, words: &str) -> String {
         loop {
             let line = within(self.log.next_line()).await.unwrap().expect("the sidecar ended");
@@ -57,26 +57,26 @@ impl Program {
         }
     }
 
-    /// The answer of a page of the admin port.
+    /// Requests a page of the admin port and returns the response.
     pub(crate) async fn page(&self, method: &str, path: &str) -> String {
         self.page_with(method, path, "host: localhost").await
     }
 
-    /// The same with these fields.
+    /// Requests a page with these header fields.
     pub(crate) async fn page_with(&self, method: &str, path: &str, fields: &str) -> String {
         let mut client = Client::new(TcpStream::connect(self.admin).await.unwrap());
         client.send(&format!("{method} {path} HTTP/1.1\r\n{fields}\r\nconnection: close\r\n\r\n")).await;
         client.rest().await
     }
 
-    /// Where a listener is.
+    /// Returns the address of a listener.
     pub(crate) async fn listener(&self, name: &str) -> SocketAddr {
         let listeners = self.page("GET", "/listeners").await;
         let address = listeners.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix("::"));
         address.unwrap().parse().unwrap()
     }
 
-    /// What it logs until it ends.
+    /// Shuts it down and returns the rest of its log.
     pub(crate) async fn quit(mut self) -> String {
         assert!(self.page("POST", "/quitquitquit").await.starts_with("HTTP/1.1 200 "));
         let mut rest = String::new();

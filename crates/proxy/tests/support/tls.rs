@@ -1,4 +1,4 @@
-//! Clients over TLS that take any certificate.
+//! TLS clients that accept any certificate.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -13,7 +13,7 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::support::within;
 
-/// A connection over TLS that offers this protocol.
+/// Connects with TLS and offers this ALPN protocol.
 pub(crate) async fn secured(to: SocketAddr, protocol: &str) -> TlsStream<TcpStream> {
     let spec = TlsSpec { alpn: vec![protocol.into()], ..TlsSpec::default() };
     let connector = TlsConnector::from(spec.client().unwrap());
@@ -22,7 +22,7 @@ pub(crate) async fn secured(to: SocketAddr, protocol: &str) -> TlsStream<TcpStre
     within(connector.connect("a".try_into().unwrap(), stream)).await.unwrap()
 }
 
-/// The same at its plain end.
+/// Connects with TLS and returns the plain text end.
 pub(crate) async fn over_tls(to: SocketAddr, protocol: &str) -> TcpStream {
     let mut outer = secured(to, protocol).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
