@@ -21,7 +21,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use collector::{Collector, Told};
+use collector::{Collector, Received};
 use either::Either;
 use logged::{BOOTSTRAP, HTTP, HTTP_ALS, REQUESTS, TCP_ALS, bootstrap};
 use program::Program;
@@ -64,9 +64,9 @@ enum Entry {
 }
 
 /// Returns the entries of a message without the parts that vary.
-fn entries(told: &Told) -> Vec<Entry> {
-    if !told.path.ends_with("/StreamAccessLogs") {
-        let mut request = ExportLogsServiceRequest::decode(told.message.clone()).unwrap();
+fn entries(received: &Received) -> Vec<Entry> {
+    if !received.path.ends_with("/StreamAccessLogs") {
+        let mut request = ExportLogsServiceRequest::decode(received.message.clone()).unwrap();
         let mut logs = request.resource_logs.remove(0);
         for record in logs.scope_logs.iter_mut().flat_map(|scope| &mut scope.log_records) {
             assert!(record.time_unix_nano > 1_700_000_000_000_000_000);
@@ -74,7 +74,7 @@ fn entries(told: &Told) -> Vec<Entry> {
         }
         return vec![Entry::Records(logs)];
     }
-    let message = StreamAccessLogsMessage::decode(told.message.clone()).unwrap();
+    let message = StreamAccessLogsMessage::decode(received.message.clone()).unwrap();
     let mut entries = Vec::new();
     if let Some(Identifier { node, log_name }) = message.identifier {
         let Node { id, cluster, locality, .. } = node.unwrap();
@@ -161,7 +161,7 @@ fn assert_same<T: std::fmt::Debug>(results: &[T]) {
 }
 
 /// Sends all requests to a proxy and returns `messages` messages per collector stream.
-async fn told(proxy: &Either, collector: &mut Collector, messages: usize) -> Vec<Told> {
+async fn received(proxy: &Either, collector: &mut Collector, messages: usize) -> Vec<Received> {
     let address = proxy.listener("http").await;
     let mut all = Vec::new();
     for request in REQUESTS {
@@ -181,9 +181,9 @@ async fn request_entries_equal_envoys() {
     let text = bootstrap(&collector, HTTP_ALS, TCP_ALS).await;
     let mut results = Vec::new();
     for proxy in Either::both(&text).await {
-        let all = told(&proxy, &mut collector, 1).await;
+        let all = received(&proxy, &mut collector, 1).await;
         // All messages are on one stream, with the configured metadata.
-        assert!(all.iter().all(|told| told.call == all[0].call));
+        assert!(all.iter().all(|received| received.call == all[0].call));
         assert_eq!(all[0].headers["x-who"], "me");
         results.push(all.iter().flat_map(entries).collect::<Vec<_>>());
     }
@@ -250,7 +250,7 @@ async fn opentelemetry_records_equal_envoys() {
         let text = bootstrap(&collector, &otlp, TCP_ALS).await;
         let mut results = Vec::new();
         for proxy in Either::both(&text).await {
-            let all = told(&proxy, &mut collector, 1).await;
+            let all = received(&proxy, &mut collector, 1).await;
             let headers = all[0].headers.iter();
             let own = ["x-envoy-internal", "x-forwarded-for", "x-envoy-expected-rq-timeout-ms", "user-agent"];
             let headers = headers.filter(|(name, _)| !own.contains(&name.as_str()));
@@ -278,9 +278,9 @@ async fn until_metric(program: &Program, line: &str) {
 
 #[tokio::test]
 async fn an_unavailable_collector_delays_no_request_and_receives_later_entries() {
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = nobody.local_addr().unwrap();
-    drop(nobody);
+    let refusing_address = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = refusing_address.local_addr().unwrap();
+    drop(refusing_address);
     let log = format!("{{{}}}", HTTP.replace("SIZE", "buffer_flush_interval: 0.05s"));
     let text = BOOTSTRAP.replace("COLLECTOR", &address.port().to_string());
     let text = text.replace("UPSTREAM", "1").replace("ACCESS_LOG", &log).replace("TCP_LOG", TCP_ALS);
@@ -349,7 +349,7 @@ async fn buffered_entries_are_sent_at_shutdown() {
         }
         drop(client);
         program.quit().await;
-        let told = entries(&collector.next().await);
-        assert_eq!(told.len(), wanted, "{told:?}");
+        let received = entries(&collector.next().await);
+        assert_eq!(received.len(), wanted, "{received:?}");
     }
 }

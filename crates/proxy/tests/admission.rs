@@ -134,10 +134,10 @@ async fn many_connections_are_evaluated_and_none_is_delayed() {
     let ports: Vec<u16> = (0..=count).map(|number| 80 + number % 2).collect();
     let (proxy, clusters, mut clients) = with_connections(SHORT, &ports).await;
     let mut busy = clients.pop().unwrap();
-    let (done, mut told) = oneshot::channel::<()>();
+    let (done, mut received) = oneshot::channel::<()>();
     let pings = tokio::spawn(async move {
         let mut slowest = Duration::ZERO;
-        while told.try_recv() == Err(TryRecvError::Empty) {
+        while received.try_recv() == Err(TryRecvError::Empty) {
             let begun = Instant::now();
             echoes(&mut busy).await;
             slowest = slowest.max(begun.elapsed());
@@ -582,11 +582,11 @@ async fn further_changes_do_not_extend_the_drain_time() {
 async fn an_active_connection_forwards_its_certificate_as_currently_configured() {
     use skysail_policy::config::http::{ClientCertDetails, ForwardClientCert};
     let mesh = Mesh::new();
-    let told = server(|_, mut client: Client| async move {
+    let received = server(|_, mut client: Client| async move {
         while let Some((head, _)) = client.message_if_any().await {
             let lines = head.lines().find_map(|line| line.strip_prefix("x-forwarded-client-cert: "));
-            let told = lines.unwrap_or_default();
-            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{told}", told.len());
+            let received = lines.unwrap_or_default();
+            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{received}", received.len());
             client.send(&answer).await;
         }
     })
@@ -599,7 +599,7 @@ async fn an_active_connection_forwards_its_certificate_as_currently_configured()
         };
         listener(http(change), Some(tls.clone()))
     };
-    let clusters = snapshot(telling(true), vec![cluster(&[told], None)]);
+    let clusters = snapshot(telling(true), vec![cluster(&[received], None)]);
     let proxy = Proxy::limited(telling(true), vec![], limits(LONG)).await;
     publish(&proxy, &clusters, telling(true)).await;
     let stream = TcpStream::connect(proxy.address).await.unwrap();

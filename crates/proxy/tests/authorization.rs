@@ -153,10 +153,10 @@ async fn keys_are_fetched_when_first_needed_and_cached() {
 }
 
 /// Allows every second connection.
-struct Every(AtomicUsize);
+struct EverySecond(AtomicUsize);
 
 #[tonic::async_trait]
-impl Authorization for Every {
+impl Authorization for EverySecond {
     async fn check(&self, request: Request<CheckRequest>) -> Result<Response<CheckResponse>, tonic::Status> {
         let attributes = request.into_inner().attributes.unwrap();
         assert!(attributes.source.unwrap().address.is_some() && attributes.request.is_none());
@@ -170,7 +170,7 @@ impl Authorization for Every {
 async fn a_service_authorizes_connections() {
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let authorizer = socket.local_addr().unwrap();
-    let service = AuthorizationServer::new(Every(AtomicUsize::new(0)));
+    let service = AuthorizationServer::new(EverySecond(AtomicUsize::new(0)));
     tokio::spawn(
         tonic::transport::Server::builder()
             .add_service(service)

@@ -77,7 +77,7 @@ async fn round_robin_honours_weights() {
 
 #[tokio::test]
 async fn a_busy_endpoint_gets_no_further_requests() {
-    let (tell, mut told) = unbounded_channel();
+    let (tell, mut received) = unbounded_channel();
     let go = Arc::new(Notify::new());
     let mut servers = Vec::new();
     for number in 0..2 {
@@ -102,7 +102,7 @@ async fn a_busy_endpoint_gets_no_further_requests() {
     let proxy = start(cluster).await;
     let mut long = proxy.connect().await;
     long.send("GET /long HTTP/1.1\r\nhost: a\r\n\r\n").await;
-    let busy: usize = support::within(told.recv()).await.unwrap();
+    let busy: usize = support::within(received.recv()).await.unwrap();
     assert_eq!(answers(&proxy, 20).await, [1 - busy; 20]);
     go.notify_one();
     assert_eq!(long.message().await.1, busy.to_string());

@@ -248,8 +248,8 @@ async fn an_ejected_endpoint_gets_no_requests_from_any_worker() {
 #[tokio::test]
 async fn failed_connections_count_for_tcp() {
     let good = numbered(1).await[0];
-    let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
-    let cluster = ejecting(&[good, nobody], Duration::from_secs(300));
+    let refusing_address = SocketAddr::from(([127, 0, 0, 1], 1));
+    let cluster = ejecting(&[good, refusing_address], Duration::from_secs(300));
     let proxy = Proxy::start(listener(tcp(), None), vec![cluster]).await;
     let mut lost = 0;
     for _ in 0..20 {

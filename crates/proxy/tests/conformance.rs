@@ -146,7 +146,7 @@ async fn h2spec(address: SocketAddr, flags: &[&str]) {
         .args(flags)
         .kill_on_drop(true)
         .output();
-    let output = tokio::time::timeout(PATIENCE, output).await.unwrap().unwrap();
+    let output = tokio::time::timeout(TIMEOUT, output).await.unwrap().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let failures = said.split_once("Failures:").map_or(&*said, |(_, failures)| failures);
     assert!(
@@ -157,7 +157,7 @@ async fn h2spec(address: SocketAddr, flags: &[&str]) {
 }
 
 /// Timeout. The programs take seconds, so only a hang reaches it.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 #[tokio::test]
 async fn http2_conforms_to_its_specification() {
@@ -243,7 +243,7 @@ async fn grpc_interoperates_through_two_sidecars() {
             .args(if case.starts_with("orca") { &["-service_config_json", LOOKS_AT_LOAD][..] } else { &[] })
             .kill_on_drop(true)
             .output();
-        let output = tokio::time::timeout(PATIENCE, output).await.unwrap().unwrap();
+        let output = tokio::time::timeout(TIMEOUT, output).await.unwrap().unwrap();
         if !output.status.success() {
             failed.push(format!("{case}: {}", String::from_utf8_lossy(&output.stderr)));
         }

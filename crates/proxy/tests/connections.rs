@@ -120,7 +120,7 @@ async fn connections_reach_their_original_destination() {
         balancer: Balancer::OriginalDst,
         ..cluster(&[], None)
     };
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let refusing_address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let named = async |name: &'static str| {
         server(move |_, mut client| async move {
             while client.message_if_any().await.is_some() {
@@ -144,7 +144,7 @@ async fn connections_reach_their_original_destination() {
         for _ in 0..2 {
             assert_eq!(going_to(servers[0]).await.unwrap().1, "a");
             assert_eq!(going_to(servers[1]).await.unwrap().1, "b");
-            let answer = going_to(nobody).await;
+            let answer = going_to(refusing_address).await;
             assert_eq!(answer.is_some_and(|(head, _)| head.starts_with("HTTP/1.1 503 ")), is_http);
         }
     }
@@ -152,7 +152,7 @@ async fn connections_reach_their_original_destination() {
 
 /// Starts a server that sends everything at once, half-closes, and reports how many bytes it receives.
 async fn brief() -> (SocketAddr, UnboundedReceiver<usize>) {
-    let (tell, told) = unbounded_channel();
+    let (tell, received) = unbounded_channel();
     let serve = move |_, mut client: Client| {
         let tell = tell.clone();
         async move {
@@ -161,20 +161,20 @@ async fn brief() -> (SocketAddr, UnboundedReceiver<usize>) {
             tell.send(client.rest().await.len()).unwrap();
         }
     };
-    (server(serve).await, told)
+    (server(serve).await, received)
 }
 
 /// Sends much data after the server has half-closed.
-async fn outlast(mut client: Client, told: &mut UnboundedReceiver<usize>) {
+async fn outlast(mut client: Client, received: &mut UnboundedReceiver<usize>) {
     assert_eq!(client.rest().await, "bye");
     client.send(&"x".repeat(300_000)).await;
     client.stream.shutdown().await.unwrap();
-    assert_eq!(within(told.recv()).await.unwrap(), 300_000);
+    assert_eq!(within(received.recv()).await.unwrap(), 300_000);
 }
 
 #[tokio::test]
 async fn a_server_may_half_close_first_and_receives_the_rest() {
-    let (server, mut told) = brief().await;
+    let (server, mut received) = brief().await;
     let plain = Proxy::start(listener(tcp(), None), vec![cluster(&[server], None)]).await;
     let mesh = Mesh::new();
     let inbound = listener(tcp(), Some(mesh.server("server", "client")));
@@ -182,6 +182,6 @@ async fn a_server_may_half_close_first_and_receives_the_rest() {
     let tls = mesh.client("client", "server");
     let outbound = Proxy::start(listener(tcp(), None), vec![cluster(&[inbound.address], Some(&tls))]).await;
     for proxy in [&plain, &outbound] {
-        outlast(proxy.connect().await, &mut told).await;
+        outlast(proxy.connect().await, &mut received).await;
     }
 }

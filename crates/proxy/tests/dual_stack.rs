@@ -21,7 +21,7 @@ use support::{Client, echo, within};
 use tokio::net::{TcpListener, TcpStream};
 
 /// Returns a port of this host that refuses connections.
-fn nobody(host: &str) -> SocketAddr {
+fn refusing_address(host: &str) -> SocketAddr {
     std::net::TcpListener::bind((host, 0)).unwrap().local_addr().unwrap()
 }
 
@@ -58,7 +58,7 @@ async fn ask(program: &Program) -> Vec<String> {
 }
 
 /// Starts a server at this address that answers with the client's address.
-async fn who_asks(host: &str) -> SocketAddr {
+async fn echo_client_address(host: &str) -> SocketAddr {
     let listener = TcpListener::bind((host, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -82,7 +82,7 @@ async fn who_asks(host: &str) -> SocketAddr {
 #[tokio::test]
 async fn either_family_leads_to_either() {
     for host in ["127.0.0.1", "::1"] {
-        let server = who_asks(host).await;
+        let server = echo_client_address(host).await;
         let folder = tempfile::tempdir().unwrap();
         let program = Program::start(folder.path(), &bootstrap(cluster("c", server, false))).await;
         let seen = ask(&program).await;
@@ -99,7 +99,7 @@ async fn connections_use_the_source_address_of_their_family() {
         "extra_source_addresses": [{"address": {"address": "::1", "port_value": 0}}]
     });
     for (host, source) in [("127.0.0.1", "127.0.0.6"), ("::1", "::1")] {
-        let server = who_asks(host).await;
+        let server = echo_client_address(host).await;
         let folder = tempfile::tempdir().unwrap();
         let mut cluster = cluster("c", server, false);
         cluster["upstream_bind_config"] = bind.clone();
@@ -120,7 +120,7 @@ async fn the_first_reachable_address_of_an_endpoint_is_used() {
     full.listen(0).unwrap();
     let at = full.local_addr().unwrap().as_socket().unwrap();
     let _taken = [TcpStream::connect(at).await.unwrap()];
-    let mut cluster = cluster("c", nobody("::1"), false);
+    let mut cluster = cluster("c", refusing_address("::1"), false);
     cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["additional_addresses"] =
         json!([{"address": address(at)}, {"address": address(server)}]);
     let program = Program::start(folder.path(), &bootstrap(cluster)).await;
@@ -130,7 +130,7 @@ async fn the_first_reachable_address_of_an_endpoint_is_used() {
 #[tokio::test]
 async fn names_are_resolved_in_the_configured_family() {
     let host = "127.0.0.1";
-    let server = who_asks(host).await;
+    let server = echo_client_address(host).await;
     for (family, kind) in [("V4_ONLY", "STRICT_DNS"), ("V4_PREFERRED", "LOGICAL_DNS"), ("ALL", "LOGICAL_DNS")]
     {
         let folder = tempfile::tempdir().unwrap();

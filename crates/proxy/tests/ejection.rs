@@ -31,7 +31,7 @@ async fn answering(status: u16) -> SocketAddr {
 }
 
 /// Returns a port that refuses connections.
-fn nobody() -> SocketAddr {
+fn refusing_address() -> SocketAddr {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
@@ -82,13 +82,13 @@ async fn connect_failures_are_counted_separately_if_configured() {
         "enforcing_consecutive_5xx": 0,
         "max_ejection_percent": 50
     });
-    let (failed, metric) = failures(nobody(), outlier.clone()).await;
+    let (failed, metric) = failures(refusing_address(), outlier.clone()).await;
     assert_eq!((failed, metric("active"), metric("enforced_consecutive_local_origin_failure")), (2, 1, 1));
     let (failed, metric) = failures(answering(500).await, outlier).await;
     assert_eq!((failed, metric("active"), metric("enforced_total")), (10, 0, 0));
     // Otherwise they count as 503.
     let outlier = json!({"consecutive_5xx": 2, "max_ejection_percent": 50});
-    let (failed, metric) = failures(nobody(), outlier).await;
+    let (failed, metric) = failures(refusing_address(), outlier).await;
     assert_eq!((failed, metric("active"), metric("enforced_consecutive_5xx")), (2, 1, 1));
 }
 

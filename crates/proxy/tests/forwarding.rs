@@ -62,7 +62,7 @@ async fn failed_requests_are_retried_at_another_endpoint() {
 
 #[tokio::test]
 async fn requests_are_mirrored() {
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (tell, mut received) = tokio::sync::mpsc::unbounded_channel();
     let other = server(move |_, mut client| {
         let tell = tell.clone();
         async move {
@@ -79,15 +79,15 @@ async fn requests_are_mirrored() {
     let mut client = proxy.connect().await;
     client.send("POST /x HTTP/1.1\r\nHost: a:80\r\nContent-Length: 4\r\n\r\nbody").await;
     assert!(client.message().await.0.starts_with("HTTP/1.1 200 "));
-    let (head, body) = within(told.recv()).await.unwrap();
+    let (head, body) = within(received.recv()).await.unwrap();
     assert!(head.starts_with("POST /x HTTP/1.1\r\nhost: a-shadow:80\r\n"), "{head}");
     assert_eq!(body, "body");
-    assert!(told.try_recv().is_err());
+    assert!(received.try_recv().is_err());
 }
 
 #[tokio::test]
 async fn mirrored_requests_count_against_the_limits_of_their_cluster() {
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (tell, mut received) = tokio::sync::mpsc::unbounded_channel();
     let go = Arc::new(Notify::new());
     let wait = go.clone();
     let other = server(move |_, mut client| {
@@ -113,7 +113,7 @@ async fn mirrored_requests_count_against_the_limits_of_their_cluster() {
         (copies.requests, copies.requests_total)
     };
     assert_eq!(copied("/1").await, (1, 1));
-    assert!(within(told.recv()).await.unwrap().starts_with("GET /1 "));
+    assert!(within(received.recv()).await.unwrap().starts_with("GET /1 "));
     // The first mirrored request is still in flight.
     assert_eq!(copied("/2").await, (1, 1));
     go.notify_one();
@@ -123,7 +123,7 @@ async fn mirrored_requests_count_against_the_limits_of_their_cluster() {
         number += 1;
     }
     let expected = format!("GET /{number} ");
-    assert!(within(told.recv()).await.unwrap().starts_with(&expected));
+    assert!(within(received.recv()).await.unwrap().starts_with(&expected));
 }
 
 #[tokio::test]

@@ -71,7 +71,7 @@ async fn repeat(request: Message) -> Message {
 }
 
 /// Returns a field of a response without content.
-fn told(answer: &Message, name: &str) -> String {
+fn received(answer: &Message, name: &str) -> String {
     answer.fields.get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
 }
 
@@ -115,7 +115,11 @@ async fn deadlines_of_clients_are_honoured() {
         }
         for mut client in proxied.clients().await {
             let answer = client.ask(&call).await;
-            assert_eq!((answer.status, told(&answer, name)), (200, value.to_owned()), "{route}: {answer:?}");
+            assert_eq!(
+                (answer.status, received(&answer, name)),
+                (200, value.to_owned()),
+                "{route}: {answer:?}"
+            );
         }
     }
 }
@@ -174,7 +178,7 @@ async fn grpc_web_clients_reach_grpc_servers() {
             let expected = [message, TRAILERS].concat();
             let bytes = call("application/grpc-web+proto", message.to_owned());
             let answer = client.ask(&bytes.with_length()).await;
-            assert_eq!(told(&answer, "content-type"), "application/grpc-web+proto");
+            assert_eq!(received(&answer, "content-type"), "application/grpc-web+proto");
             assert!(answer.content == expected, "{} bytes", answer.content.len());
 
             // Neither the pieces nor the decoded messages end on base64 quantum boundaries.
@@ -184,7 +188,7 @@ async fn grpc_web_clients_reach_grpc_servers() {
                 }
                 let text = Message { piece, ..call("application/grpc-web-text", BASE64.encode(message)) };
                 let answer = client.ask(&text).await;
-                assert_eq!(told(&answer, "content-type"), "application/grpc-web-text+proto");
+                assert_eq!(received(&answer, "content-type"), "application/grpc-web-text+proto");
                 assert!(decode(&answer.content) == expected, "{} bytes", answer.content.len());
             }
         }
@@ -199,9 +203,9 @@ async fn failures_are_reported_in_grpc_web() {
         let proxied = Proxied::start(servers, &json!({"timeout": "0.2s"}), &[web()]).await;
         for mut client in proxied.clients().await {
             let answer = client.ask(&call("application/grpc-web", HI).with_length()).await;
-            assert_eq!(told(&answer, "content-type"), "application/grpc-web+proto");
-            assert_eq!((answer.status, &*told(&answer, "grpc-status")), (status, code), "{answer:?}");
-            assert_eq!(told(&answer, "grpc-message"), message, "{answer:?}");
+            assert_eq!(received(&answer, "content-type"), "application/grpc-web+proto");
+            assert_eq!((answer.status, &*received(&answer, "grpc-status")), (status, code), "{answer:?}");
+            assert_eq!(received(&answer, "grpc-message"), message, "{answer:?}");
             assert_eq!(answer.content, "", "{answer:?}");
         }
     }
@@ -209,6 +213,6 @@ async fn failures_are_reported_in_grpc_web() {
     let proxied = Proxied::start(servers(grpc).await, &json!({}), &[web()]).await;
     for mut client in proxied.clients().await {
         let answer = client.ask(&call("application/grpc-web-text", "????").with_length()).await;
-        assert_eq!((answer.status, &*told(&answer, "grpc-status")), (400, "13"), "{answer:?}");
+        assert_eq!((answer.status, &*received(&answer, "grpc-status")), (400, "13"), "{answer:?}");
     }
 }

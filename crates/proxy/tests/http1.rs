@@ -214,9 +214,9 @@ async fn an_unrepeatable_request_is_not_sent_on_a_closed_connection() {
 #[tokio::test]
 async fn a_stale_connection_fails_no_request() {
     let closed = Arc::new(Notify::new());
-    let told = closed.clone();
+    let received = closed.clone();
     let upstream = server(move |number, mut client| {
-        let told = told.clone();
+        let received = received.clone();
         async move {
             client.message().await;
             client.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
@@ -225,7 +225,7 @@ async fn a_stale_connection_fails_no_request() {
                 let mut byte = [0];
                 let read = client.stream.peek(&mut byte).await;
                 drop(client);
-                told.notify_one();
+                received.notify_one();
                 assert!(matches!(read, Ok(1)));
             } else {
                 client.rest().await;

@@ -200,8 +200,8 @@ async fn no_more_streams_are_opened_than_configured() {
 
 #[tokio::test]
 async fn large_bodies_flow_in_both_directions_only_as_fast_as_they_are_read() {
-    let told = Arc::new(Notify::new());
-    let read = told.clone();
+    let received = Arc::new(Notify::new());
+    let read = received.clone();
     let upstream = http2_server(move |_, request, mut respond| {
         let read = read.clone();
         async move {
@@ -233,7 +233,7 @@ async fn large_bodies_flow_in_both_directions_only_as_fast_as_they_are_read() {
         assert!(sent < 4 << 20, "the proxy takes in whatever comes");
         body.send_data(piece, false).unwrap();
     }
-    told.notify_one();
+    received.notify_one();
     let total = 8 << 20;
     let sending = tokio::spawn(async move {
         while sent < total {
@@ -454,11 +454,11 @@ async fn an_upgrade_is_not_forwarded_to_an_http2_server() {
 async fn a_request_without_a_host_is_refused() {
     let proxy = proxy(cluster(&[echo().await], None)).await;
     let requests = connect(&proxy).await;
-    let mut nobody = Request::builder().uri("/").body(()).unwrap();
-    *nobody.version_mut() = http::Version::HTTP_11;
+    let mut without_host = Request::builder().uri("/").body(()).unwrap();
+    *without_host.version_mut() = http::Version::HTTP_11;
     let mut user = request("GET", "/");
     *user.uri_mut() = "http://user@a/".parse().unwrap();
-    for malformed in [nobody, user] {
+    for malformed in [without_host, user] {
         let (answer, _) = requests.clone().send_request(malformed, true).unwrap();
         assert_eq!(within(answer).await.unwrap_err().reason(), Some(Reason::PROTOCOL_ERROR));
     }

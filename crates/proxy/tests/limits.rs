@@ -205,8 +205,8 @@ async fn request_heads_are_limited() {
     setup.counts("envoy_http2_header_overflow", 2).await;
     setup.counts("envoy_http2_header_list_size_too_large", 1).await;
     // Logged once a minute, for both versions together.
-    let told = setup.program.until("more fields than max_headers_count").await;
-    assert!(told.contains("h, client 127.0.0.1:"), "{told}");
+    let received = setup.program.until("more fields than max_headers_count").await;
+    assert!(received.contains("h, client 127.0.0.1:"), "{received}");
     setup.program.until("larger than max_request_headers_kb").await;
     let rest = setup.program.quit().await;
     assert!(!rest.contains("max_headers_count") && !rest.contains("max_request_headers_kb"), "{rest}");

@@ -81,10 +81,10 @@ async fn passed(bootstrap: &str, collector: &mut Collector, filters: usize) -> [
         }
         let (mut numbers, mut ended) = (BTreeMap::new(), 0);
         while ended < filters {
-            let told = collector.next().await;
-            let message = StreamAccessLogsMessage::decode(told.message).unwrap();
+            let received = collector.next().await;
+            let message = StreamAccessLogsMessage::decode(received.message).unwrap();
             if let Some(identifier) = message.identifier {
-                numbers.insert(told.call, identifier.log_name[1..].parse::<usize>().unwrap());
+                numbers.insert(received.call, identifier.log_name[1..].parse::<usize>().unwrap());
             }
             let Some(LogEntries::HttpLogs(logs)) = message.log_entries else { panic!("no requests") };
             for entry in logs.log_entry {
@@ -92,7 +92,7 @@ async fn passed(bootstrap: &str, collector: &mut Collector, filters: usize) -> [
                 let path =
                     if request.original_path.is_empty() { request.path } else { request.original_path };
                 ended += usize::from(path == "/direct/end");
-                passed[numbers[&told.call]].push(path);
+                passed[numbers[&received.call]].push(path);
             }
         }
     }

@@ -109,7 +109,7 @@ impl Mesh {
     }
 
     /// Records an answer of the control plane that no host has the authority, or a timeout.
-    fn know(&self, authority: &str, answered: bool) {
+    fn record_answer(&self, authority: &str, answered: bool) {
         let known = RequestedAuthority { answered, ..RequestedAuthority::default() };
         self.demand.known.store(Arc::new([(authority.into(), known)].into_iter().collect()));
     }
@@ -168,7 +168,7 @@ async fn an_unknown_authority_uses_the_catch_all_and_is_asked_for_once() {
     let mut client = mesh.client().await;
     send(&mut client, "none").await;
     let question = mesh.asked().await;
-    mesh.know("none", true);
+    mesh.record_answer("none", true);
     question.answered.send(()).unwrap();
     assert_eq!(client.message().await.1, "*");
     assert_eq!(ask(&mut client, "none").await, "*");
@@ -176,7 +176,7 @@ async fn an_unknown_authority_uses_the_catch_all_and_is_asked_for_once() {
     // A known wildcard may hide a host that is not known yet.
     send(&mut client, "a.wild").await;
     let question = mesh.asked().await;
-    mesh.know("a.wild", true);
+    mesh.record_answer("a.wild", true);
     question.answered.send(()).unwrap();
     assert_eq!(client.message().await.1, "*.wild");
     assert_eq!(ask(&mut client, "a.wild").await, "*.wild");
@@ -195,7 +195,7 @@ async fn without_an_answer_a_request_is_refused_and_known_hosts_are_served() {
         };
         send(&mut client, authority).await;
         let question = mesh.asked().await;
-        mesh.know(authority, false);
+        mesh.record_answer(authority, false);
         question.answered.send(()).unwrap();
         refused(&mut client).await;
         // The next request does not wait, and the connection serves others.
@@ -204,7 +204,7 @@ async fn without_an_answer_a_request_is_refused_and_known_hosts_are_served() {
         assert!(mesh.questions.try_recv().is_err());
         assert_eq!(ask(&mut client, "here").await, "here");
         // After the answer, the table decides.
-        mesh.know(authority, true);
+        mesh.record_answer(authority, true);
         assert_eq!(ask(&mut client, authority).await, wildcard);
     }
     // A question that is dropped is no answer: there are too many, or the proxy is shutting down.
@@ -225,7 +225,7 @@ async fn without_an_answer_the_catch_all_applies_if_configured() {
     let mut client = mesh.client().await;
     send(&mut client, "new").await;
     let question = mesh.asked().await;
-    mesh.know("new", false);
+    mesh.record_answer("new", false);
     question.answered.send(()).unwrap();
     assert_eq!(client.message().await.1, "*");
     assert_eq!(ask(&mut client, "new").await, "*");

@@ -183,22 +183,22 @@ async fn sni_and_verified_names_equal_envoys() {
     });
     let [envoy, skysail] = Either::both(&bootstrap.to_string()).await;
     for (name, ..) in &ways {
-        let mut told = Vec::new();
+        let mut received = Vec::new();
         for proxy in [&envoy, &skysail] {
             taken.store(0, Relaxed);
-            told.push(answers(proxy, name).await);
+            received.push(answers(proxy, name).await);
         }
         if *name == "narrow" {
             // With at most one connection, the next name closes the last one's; Envoy keeps one connection per
             // name.
-            for answers in &mut told {
+            for answers in &mut received {
                 for answer in answers {
                     answer.truncate(answer.find(' ').unwrap_or(answer.len()));
                 }
             }
         }
-        assert_eq!(told[0], told[1], "{name}: Envoy, ours");
-        let different = told[0].iter().collect::<std::collections::BTreeSet<_>>().len();
-        assert!(different > 3 || *name == "fixed", "{told:?}");
+        assert_eq!(received[0], received[1], "{name}: Envoy, ours");
+        let different = received[0].iter().collect::<std::collections::BTreeSet<_>>().len();
+        assert!(different > 3 || *name == "fixed", "{received:?}");
     }
 }

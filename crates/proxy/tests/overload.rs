@@ -88,7 +88,7 @@ async fn streams_are_refused_and_the_connection_continues() {
 #[tokio::test]
 async fn under_overload_few_connections_are_accepted_and_abandoned_ones_are_skipped() {
     let (release, held) = tokio::sync::watch::channel(());
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (tell, mut received) = tokio::sync::mpsc::unbounded_channel();
     let upstream = server(move |_, mut client| {
         let (mut held, tell) = (held.clone(), tell.clone());
         async move {
@@ -106,7 +106,7 @@ async fn under_overload_few_connections_are_accepted_and_abandoned_ones_are_skip
     let request = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n");
     let mut held = proxy.connect().await;
     held.send(&request("/held")).await;
-    assert_eq!(within(told.recv()).await.unwrap(), "GET /held HTTP/1.1");
+    assert_eq!(within(received.recv()).await.unwrap(), "GET /held HTTP/1.1");
     // Few are accepted at a time and in order, so a client behind a hundred others can give up before.
     let mut before = Vec::new();
     let path = loop {
@@ -125,7 +125,7 @@ async fn under_overload_few_connections_are_accepted_and_abandoned_ones_are_skip
     patient.send(&request("/patient")).await;
     within(async {
         loop {
-            match told.recv().await.unwrap().split(' ').nth(1).unwrap() {
+            match received.recv().await.unwrap().split(' ').nth(1).unwrap() {
                 "/patient" => break,
                 served => assert_ne!(served, path),
             }
@@ -141,7 +141,7 @@ async fn under_overload_few_connections_are_accepted_and_abandoned_ones_are_skip
 #[tokio::test]
 async fn a_waiting_request_is_admitted_even_if_no_other_ends() {
     let (release, held) = tokio::sync::watch::channel(());
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (tell, mut received) = tokio::sync::mpsc::unbounded_channel();
     let upstream = server(move |_, mut client| {
         let (mut held, tell) = (held.clone(), tell.clone());
         async move {
@@ -163,7 +163,7 @@ async fn a_waiting_request_is_admitted_even_if_no_other_ends() {
     // Some clients disconnect while they wait.
     drop(clients.split_off(90));
     for _ in 0..90 {
-        within(told.recv()).await.unwrap();
+        within(received.recv()).await.unwrap();
     }
     release.send(()).unwrap();
     for client in &mut clients {

@@ -63,7 +63,7 @@ fn bootstrap(server: SocketAddr, behind: SocketAddr) -> String {
             port = to.port()
         )
     };
-    let told = |version: &str| {
+    let received = |version: &str| {
         format!(
             r#"transport_socket:
       name: envoy.transport_sockets.upstream_proxy_protocol
@@ -92,8 +92,8 @@ fn bootstrap(server: SocketAddr, behind: SocketAddr) -> String {
     ];
     let clusters = [
         cluster("server", server, ""),
-        cluster("v1", behind, &told("V1")),
-        cluster("v2", behind, &told("V2")),
+        cluster("v1", behind, &received("V1")),
+        cluster("v2", behind, &received("V2")),
     ];
     let bytes = r#"
   - name: bytes

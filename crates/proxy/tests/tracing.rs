@@ -16,7 +16,7 @@ mod support;
 
 use std::{collections::HashMap, fs, net::SocketAddr, path::Path};
 
-use collector::{Collector, Told};
+use collector::{Collector, Received};
 use files::cluster;
 use program::Program;
 use prost::Message as _;
@@ -124,7 +124,7 @@ async fn ask(proxy: SocketAddr, path: &str, fields: &str) -> (String, HashMap<St
 
 /// A span, independent of the protocol.
 #[derive(Debug)]
-struct Said {
+struct ReportedSpan {
     trace: String,
     id: String,
     parent: String,
@@ -136,21 +136,21 @@ struct Said {
     end: u64,
 }
 
-fn said(told: &Told) -> Vec<Said> {
-    if told.headers["content-type"] == "application/json" {
-        let spans: Vec<Value> = serde_json::from_slice(&told.message).unwrap();
+fn said(received: &Received) -> Vec<ReportedSpan> {
+    if received.headers["content-type"] == "application/json" {
+        let spans: Vec<Value> = serde_json::from_slice(&received.message).unwrap();
         return spans.iter().map(of_zipkin).collect();
     }
-    let request = ExportTraceServiceRequest::decode(told.message.clone()).unwrap();
+    let request = ExportTraceServiceRequest::decode(received.message.clone()).unwrap();
     let scopes = request.resource_spans.into_iter().flat_map(|resource| resource.scope_spans);
     scopes.flat_map(|scope| scope.spans).map(of_otlp).collect()
 }
 
-fn of_zipkin(span: &Value) -> Said {
+fn of_zipkin(span: &Value) -> ReportedSpan {
     let text = |name: &str| span[name].as_str().unwrap_or_default().to_owned();
     let tags = span["tags"].as_object().unwrap().iter();
     let start = span["timestamp"].as_u64().unwrap() * 1000;
-    Said {
+    ReportedSpan {
         trace: text("traceId"),
         id: text("id"),
         parent: text("parentId"),
@@ -162,7 +162,7 @@ fn of_zipkin(span: &Value) -> Said {
     }
 }
 
-fn of_otlp(span: Span) -> Said {
+fn of_otlp(span: Span) -> ReportedSpan {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let tags = span.attributes.into_iter().map(|one| {
         let Some(any_value::Value::StringValue(text)) = one.value.unwrap().value else {
@@ -170,7 +170,7 @@ fn of_otlp(span: Span) -> Said {
         };
         (one.key, text)
     });
-    Said {
+    ReportedSpan {
         trace: hex(&span.trace_id),
         id: hex(&span.span_id),
         parent: hex(&span.parent_span_id),
@@ -183,7 +183,7 @@ fn of_otlp(span: Span) -> Said {
 }
 
 /// Receives this number of spans.
-async fn spans(collector: &mut Collector, count: usize) -> Vec<Said> {
+async fn spans(collector: &mut Collector, count: usize) -> Vec<ReportedSpan> {
     let mut all = Vec::new();
     while all.len() < count {
         all.extend(said(&collector.next().await));
@@ -193,7 +193,7 @@ async fn spans(collector: &mut Collector, count: usize) -> Vec<Said> {
 }
 
 /// Checks that the spans of a client's and a server's sidecar form one trace.
-async fn make_one_trace(provider: Value) -> (Said, Said, HashMap<String, String>) {
+async fn make_one_trace(provider: Value) -> (ReportedSpan, ReportedSpan, HashMap<String, String>) {
     let (mut collector, folders) = (Collector::start().await, [(); 2].map(|()| tempfile::tempdir().unwrap()));
     let tags = json!([{"tag": "who", "request_header": {"name": "X-Who", "default_value": "nobody"}}]);
     let tracing = json!({"provider": provider, "custom_tags": tags});
@@ -206,9 +206,9 @@ async fn make_one_trace(provider: Value) -> (Said, Said, HashMap<String, String>
     // Buffered spans are sent at shutdown.
     let program_log = outbound.quit().await + &inbound.quit().await;
     assert!(!program_log.contains("WARN"), "{program_log}");
-    let mut told = spans(&mut collector, 2).await;
-    told.sort_by_key(|span| span.server);
-    let (server, client) = (told.pop().unwrap(), told.pop().unwrap());
+    let mut received = spans(&mut collector, 2).await;
+    received.sort_by_key(|span| span.server);
+    let (server, client) = (received.pop().unwrap(), received.pop().unwrap());
     assert!(server.server && !client.server);
     assert_eq!((&server.trace, &*client.parent), (&client.trace, ""));
     // The client's sidecar propagates the operation of the server's span.
@@ -267,10 +267,10 @@ async fn collectors_receive_the_resource() {
     let (_program, address) =
         start(folder.path(), "INBOUND", tracing(otlp_grpc()), upstream, collector.address).await;
     ask(address, "/", "").await;
-    let told = collector.next().await;
-    assert_eq!(told.path, "/opentelemetry.proto.collector.trace.v1.TraceService/Export");
-    assert!(told.headers["te"] == "trailers" && told.headers["x-token"] == "t");
-    let mut request = ExportTraceServiceRequest::decode(told.message).unwrap();
+    let received = collector.next().await;
+    assert_eq!(received.path, "/opentelemetry.proto.collector.trace.v1.TraceService/Export");
+    assert!(received.headers["te"] == "trailers" && received.headers["x-token"] == "t");
+    let mut request = ExportTraceServiceRequest::decode(received.message).unwrap();
     let resource = request.resource_spans.pop().unwrap();
     let who =
         resource.resource.unwrap().attributes.into_iter().map(|one| (one.key, one.value.unwrap().value));
@@ -285,8 +285,8 @@ async fn collectors_receive_the_resource() {
         let (_program, address) =
             start(folder.path(), "INBOUND", tracing(provider), upstream, collector.address).await;
         ask(address, "/", "").await;
-        let told = collector.next().await;
-        assert_eq!((&*told.path, &told.headers["content-type"]), (path, &kind.parse().unwrap()));
+        let received = collector.next().await;
+        assert_eq!((&*received.path, &received.headers["content-type"]), (path, &kind.parse().unwrap()));
     }
 }
 
@@ -342,8 +342,8 @@ async fn each_try_can_have_a_span() {
     let tracing = json!({"provider": otlp_grpc(), "spawn_upstream_span": true});
     let (_program, address) = start(folder.path(), "OUTBOUND", tracing, failing, collector.address).await;
     let (status, headers) = ask(address, "/", "").await;
-    let told = spans(&mut collector, 3).await;
-    let [first, second, request] = told.as_slice() else { unreachable!("{told:?}") };
+    let received = spans(&mut collector, 3).await;
+    let [first, second, request] = received.as_slice() else { unreachable!("{received:?}") };
     assert!(request.server && request.name == "to-OUTBOUND" && request.tags["error"] == "true");
     for span in [first, second] {
         assert_eq!((&span.trace, &span.parent), (&request.trace, &request.id));

@@ -234,7 +234,7 @@ async fn a_server_may_send_first() {
 #[tokio::test]
 async fn a_silent_client_may_still_choose_the_protocol() {
     let mesh = Mesh::new();
-    let (dialled, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (dialled, mut received) = tokio::sync::mpsc::unbounded_channel();
     let server = server(move |_, client| {
         let dialled = dialled.clone();
         async move {
@@ -246,17 +246,17 @@ async fn a_silent_client_may_still_choose_the_protocol() {
     let inbound =
         Proxy::start(permissive(mesh.server("server", "client")), vec![cluster(&[server], None)]).await;
     let mut client = inbound.connect().await;
-    within(told.recv()).await.unwrap();
+    within(received.recv()).await.unwrap();
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     let (head, body) = client.message().await;
     assert!(head.contains("server: skysail") && body == "ok", "{head}{body}");
     // A connection that was opened early is used if it leads to the right cluster.
-    within(told.recv()).await.unwrap();
+    within(received.recv()).await.unwrap();
     let mut client = inbound.connect().await;
-    within(told.recv()).await.unwrap();
+    within(received.recv()).await.unwrap();
     client.send("hello\n").await;
     assert_eq!(client.until("\n").await, "HELLO\n");
-    assert!(told.try_recv().is_err());
+    assert!(received.try_recv().is_err());
 }
 
 /// A speculative connection takes no slot that others wait for, and does not wait for one.
@@ -290,7 +290,7 @@ async fn a_speculative_connection_is_opened_only_with_a_free_slot() {
 #[tokio::test]
 async fn an_http2_server_does_not_determine_the_protocol() {
     let mesh = Mesh::new();
-    let (dropped, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (dropped, mut received) = tokio::sync::mpsc::unbounded_channel();
     let server = server(move |number, mut client| {
         let dropped = dropped.clone();
         async move {
@@ -307,7 +307,7 @@ async fn an_http2_server_does_not_determine_the_protocol() {
     let inbound =
         Proxy::start(permissive(mesh.server("server", "client")), vec![cluster(&[server], None)]).await;
     let mut client = inbound.connect().await;
-    within(told.recv()).await.unwrap();
+    within(received.recv()).await.unwrap();
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     let (head, body) = client.message().await;
     assert!(head.contains("server: skysail") && body == "ok", "{head}{body}");

@@ -323,7 +323,7 @@ async fn an_unrequested_protocol_is_not_granted() {
 
 #[tokio::test]
 async fn a_server_may_half_close_first_and_receives_the_rest() {
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (tell, mut received) = tokio::sync::mpsc::unbounded_channel();
     let brief = server(move |_, mut client| {
         let tell = tell.clone();
         async move {
@@ -341,7 +341,7 @@ async fn a_server_may_half_close_first_and_receives_the_rest() {
     assert_eq!(client.rest().await, "bye");
     client.send(&"x".repeat(300_000)).await;
     client.stream.shutdown().await.unwrap();
-    assert_eq!(within(told.recv()).await.unwrap(), 300_000);
+    assert_eq!(within(received.recv()).await.unwrap(), 300_000);
 
     let requests = http2_client(connect(&program, "plain", "h2").await).await;
     let request = Request::builder().method(Method::CONNECT).uri("bytes:1").body(()).unwrap();
@@ -350,5 +350,5 @@ async fn a_server_may_half_close_first_and_receives_the_rest() {
     assert_eq!(http2::content(&mut body).await, (b"bye".to_vec(), None));
     http2::send(&mut stream, vec![b'x'; 300_000].into()).await;
     stream.send_data(Bytes::new(), true).unwrap();
-    assert_eq!(within(told.recv()).await.unwrap(), 300_000);
+    assert_eq!(within(received.recv()).await.unwrap(), 300_000);
 }

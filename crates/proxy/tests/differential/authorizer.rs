@@ -67,10 +67,10 @@ fn serve(mut connection: TcpStream) {
                 .iter()
                 .any(|own| line.starts_with(own))
         });
-        let told = format!("{}\n{body}", lines.join("\n"));
+        let received = format!("{}\n{body}", lines.join("\n"));
         let (status, content) = match verdict(path.strip_prefix("/check").unwrap()) {
             Verdict::Yes => ("200 OK", ""),
-            Verdict::No => ("401 Unauthorized", told.as_str()),
+            Verdict::No => ("401 Unauthorized", received.as_str()),
             Verdict::Broken => ("503 Service Unavailable", ""),
         };
         let answer =

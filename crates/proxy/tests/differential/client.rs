@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 use crate::request::{Body, Request, Version};
 
 /// Timeout, longer than any exchange.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns version and status, sorted fields without varying ones, content, and sorted trailers.
 pub(crate) async fn ask(
@@ -33,7 +33,7 @@ pub(crate) async fn ask(
         let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
         exchange(stream, "https", request).await
     };
-    timeout(PATIENCE, asked).await.unwrap_or_else(|_| "nothing in time\n".to_owned())
+    timeout(TIMEOUT, asked).await.unwrap_or_else(|_| "nothing in time\n".to_owned())
 }
 
 async fn exchange(
@@ -68,18 +68,18 @@ impl Answer {
         }
         self.fields.sort_unstable();
         self.trailers.sort_unstable();
-        let mut told = self.status;
-        told.push('\n');
+        let mut received = self.status;
+        received.push('\n');
         for line in self.fields {
             // Two slashes at the beginning, or a slash and a backslash, would be read as another host; the
             // sidecar writes `/.//`.
-            _ = writeln!(told, "{}", line.replacen("location: /./", "location: /", 1));
+            _ = writeln!(received, "{}", line.replacen("location: /./", "location: /", 1));
         }
-        _ = writeln!(told, "\n{}", String::from_utf8_lossy(&self.body));
+        _ = writeln!(received, "\n{}", String::from_utf8_lossy(&self.body));
         for line in self.trailers {
-            _ = writeln!(told, "then {line}");
+            _ = writeln!(received, "then {line}");
         }
-        told + &self.end
+        received + &self.end
     }
 }
 

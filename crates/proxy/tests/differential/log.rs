@@ -9,7 +9,7 @@ pub(crate) fn difference(theirs: Option<&Value>, ours: Option<&Value>) -> Option
     let (Some(theirs), Some(line)) = (theirs, ours) else {
         return (theirs != ours).then(|| format!("Envoy logs {theirs:?} and Skysail {ours:?}"));
     };
-    let mut told = String::new();
+    let mut received = String::new();
     for (name, theirs) in theirs.as_object()? {
         let ours = &line[name];
         // For an early response, the received part of the body depends on timing.
@@ -19,10 +19,10 @@ pub(crate) fn difference(theirs: Option<&Value>, ours: Option<&Value>) -> Option
         // Envoy takes the server's end of an upgraded connection for a reset, and counts bytes differently.
         let is_tunnel = line["status"] == 101 && matches!(&**name, "details" | "flags" | "sent");
         if theirs != ours && !is_late && !is_malformed && !is_tunnel {
-            _ = writeln!(told, "Envoy logs {name} {theirs} and Skysail {ours}");
+            _ = writeln!(received, "Envoy logs {name} {theirs} and Skysail {ours}");
         }
     }
-    (!told.is_empty()).then(|| format!("{told}of {line}"))
+    (!received.is_empty()).then(|| format!("{received}of {line}"))
 }
 
 fn is_of_codec(details: &Value) -> bool {

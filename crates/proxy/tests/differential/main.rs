@@ -47,7 +47,7 @@ const REQUESTS: usize = 30;
 /// Default number of seeds.
 const SEEDS: u64 = 4;
 /// Maximum number of differences that are reported per seed.
-const TOLD: usize = 10;
+const MAX_REPORTED: usize = 10;
 
 #[test]
 fn responses_equal_envoys() {
@@ -134,13 +134,14 @@ fn differences(
     let twins = Twins::start(&bootstrap);
     let mut differences = Vec::new();
     let mut tell = |listener: usize, request: &Request, what: &str| {
-        let mut told = format!("listener {listener}, to\n{request}\n{what}\nwith\n{}", listeners[listener]);
+        let mut received =
+            format!("listener {listener}, to\n{request}\n{what}\nwith\n{}", listeners[listener]);
         let own = format!("cluster-{listener}");
         for cluster in clusters.iter().filter(|cluster| cluster["name"] == own) {
-            _ = write!(told, "\n{cluster}");
+            _ = write!(received, "\n{cluster}");
         }
-        differences.push(told);
-        differences.len() < TOLD
+        differences.push(received);
+        differences.len() < MAX_REPORTED
     };
     let mut requests = Vec::new();
     for case in 0..LISTENERS * REQUESTS {
@@ -178,13 +179,13 @@ fn differences(
 
 /// Returns the lines of both, with marks at those that only one has.
 fn compared(theirs: &str, ours: &str) -> String {
-    let mut told = "Envoy (-) and Skysail (+) answer\n".to_owned();
+    let mut received = "Envoy (-) and Skysail (+) answer\n".to_owned();
     for line in theirs.lines() {
         let mark = if ours.lines().any(|other| other == line) { ' ' } else { '-' };
-        _ = writeln!(told, "{mark} {line}");
+        _ = writeln!(received, "{mark} {line}");
     }
     for line in ours.lines().filter(|line| !theirs.lines().any(|other| other == *line)) {
-        _ = writeln!(told, "+ {line}");
+        _ = writeln!(received, "+ {line}");
     }
-    told
+    received
 }

@@ -33,7 +33,7 @@ const HOPS: [(&str, &[&str]); 14] = [
     ("x-request-id", &["6a9a4a4c-7d1a-4d1c-9f3a-000000000000"]),
 ];
 /// Behaviours of servers.
-const WAYS: [&str; 13] = [
+const BEHAVIOURS: [&str; 13] = [
     "nameless",
     "chunked",
     "trailers",
@@ -106,7 +106,7 @@ pub(crate) fn request(rng: &mut Rng) -> Request {
         request.field("cookie", "c=d");
         request.field("cookie", "e");
     }
-    let way = one(rng, &WAYS);
+    let way = one(rng, &BEHAVIOURS);
     if rarely(rng, 3) && !request.asks_for_websocket() {
         request.field("x-serve", way);
     }

@@ -27,7 +27,7 @@ const ON: [&str; 12] = [
 const GRPC_ON: [&str; 5] =
     ["cancelled", "deadline-exceeded", "internal", "resource-exhausted", "unavailable"];
 /// Results of tries; see [`servers`].
-const WAYS: [&str; 18] = [
+const BEHAVIOURS: [&str; 18] = [
     "200",
     "200",
     "404",
@@ -144,7 +144,7 @@ pub(crate) fn request(rng: &mut Rng) -> Request {
     let version = if rng.bool() { Version::Http11 } else { Version::Http2 };
     let method = one(rng, &["GET", "POST", "HEAD"]);
     let mut request = Request::new(version, method, format!("/{}", rng.u32(..1000)), "a".to_owned());
-    let ways: Vec<&str> = (0..rng.usize(1..5)).map(|_| one(rng, &WAYS)).collect();
+    let ways: Vec<&str> = (0..rng.usize(1..5)).map(|_| one(rng, &BEHAVIOURS)).collect();
     request.field("x-serve", ways.join(","));
     if rng.bool() {
         request.field("x-forwarded-for", one(rng, &["10.0.0.1", "10.0.0.1", "1.2.3.4"]));

@@ -28,8 +28,8 @@ const PARENT: &str = "00f067aa0ba902b7";
 
 /// Received spans; the flag is true for Envoy's.
 #[derive(Default)]
-struct Heard {
-    told: Mutex<Vec<(bool, String)>>,
+struct Collected {
+    received: Mutex<Vec<(bool, String)>>,
     more: Condvar,
 }
 
@@ -214,19 +214,19 @@ fn requests() -> Vec<(usize, &'static str, Vec<String>, usize)> {
         let ids = [&*format!("x-b3-traceid: {SHORT}"), &*format!("x-b3-spanid: {SPAN}")];
         add(listener, "/r", &ids, random);
         for (value, sampled) in [("1", true), ("true", true), ("0", false), ("d", false)] {
-            let told = if sampled { tries } else { 0 };
-            add(listener, "/r", &[ids[0], ids[1], &format!("x-b3-sampled: {value}")], told);
-            add(listener, "/r", &[&format!("x-b3-sampled: {value}")], told);
+            let received = if sampled { tries } else { 0 };
+            add(listener, "/r", &[ids[0], ids[1], &format!("x-b3-sampled: {value}")], received);
+            add(listener, "/r", &[&format!("x-b3-sampled: {value}")], received);
         }
         let above = format!("x-b3-parentspanid: {PARENT}");
         add(listener, "/r", &[&format!("x-b3-traceid: {TRACE}"), ids[1], &above, "x-b3-sampled: 1"], tries);
         add(listener, "/r", &["x-b3-traceid: 1a", "x-b3-spanid: 2b", "x-b3-sampled: 1"], tries);
         add(listener, "/r", &["x-b3-traceid: zz", ids[1]], 0);
         add(listener, "/r", &[ids[0]], random);
-        for (flag, told) in [("1", tries), ("d", tries), ("0", 0)] {
-            add(listener, "/r", &[&b3(&[flag])], told);
-            add(listener, "/r", &[&b3(&[TRACE, SPAN, flag])], told);
-            add(listener, "/r", &[&b3(&[SHORT, SPAN, flag, PARENT])], told);
+        for (flag, received) in [("1", tries), ("d", tries), ("0", 0)] {
+            add(listener, "/r", &[&b3(&[flag])], received);
+            add(listener, "/r", &[&b3(&[TRACE, SPAN, flag])], received);
+            add(listener, "/r", &[&b3(&[SHORT, SPAN, flag, PARENT])], received);
         }
         add(listener, "/r", &[&b3(&[SHORT, SPAN])], random);
         for wrong in
@@ -244,14 +244,14 @@ fn requests() -> Vec<(usize, &'static str, Vec<String>, usize)> {
 
 #[test]
 fn spans_equal_envoys() {
-    let heard = Arc::new(Heard::default());
+    let collected = Arc::new(Collected::default());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let collector = cluster("collector", listener.local_addr().unwrap().port());
-    let hears = heard.clone();
+    let hears = collected.clone();
     thread::spawn(move || {
         for connection in listener.incoming() {
-            let heard = hears.clone();
-            thread::spawn(move || collect(connection.unwrap(), &heard));
+            let collected = hears.clone();
+            thread::spawn(move || collect(connection.unwrap(), &collected));
         }
     });
     let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -282,7 +282,7 @@ fn spans_equal_envoys() {
         }
         wanted += spans;
     }
-    for (number, (theirs, ours)) in sort(&heard, wanted) {
+    for (number, (theirs, ours)) in sort(&collected, wanted) {
         if theirs != ours {
             differences.push(format!(
                 "of request {number} Envoy tells\n{}\nand Skysail\n{}",
@@ -295,17 +295,18 @@ fn spans_equal_envoys() {
 }
 
 /// Returns the spans of both by request, once there are `wanted`.
-fn sort(heard: &Heard, wanted: usize) -> BTreeMap<String, (Vec<String>, Vec<String>)> {
-    let told = heard.told.lock().unwrap();
-    let is_less = |told: &mut Vec<(bool, String)>| {
-        let theirs = told.iter().filter(|(envoy, _)| *envoy).count();
-        theirs.min(told.len() - theirs) < wanted
+fn sort(collected: &Collected, wanted: usize) -> BTreeMap<String, (Vec<String>, Vec<String>)> {
+    let received = collected.received.lock().unwrap();
+    let is_less = |received: &mut Vec<(bool, String)>| {
+        let theirs = received.iter().filter(|(envoy, _)| *envoy).count();
+        theirs.min(received.len() - theirs) < wanted
     };
-    let (told, _) = heard.more.wait_timeout_while(told, Duration::from_secs(30), is_less).unwrap();
-    let theirs = told.iter().filter(|(envoy, _)| *envoy).count();
-    assert_eq!((theirs, told.len() - theirs), (wanted, wanted), "spans of Envoy and of Skysail");
+    let (received, _) =
+        collected.more.wait_timeout_while(received, Duration::from_secs(30), is_less).unwrap();
+    let theirs = received.iter().filter(|(envoy, _)| *envoy).count();
+    assert_eq!((theirs, received.len() - theirs), (wanted, wanted), "spans of Envoy and of Skysail");
     let mut sorted: BTreeMap<String, (Vec<String>, Vec<String>)> = BTreeMap::new();
-    for (envoy, span) in told.iter() {
+    for (envoy, span) in received.iter() {
         let number =
             span.split("\"n\":\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default();
         let of = sorted.entry(number.to_owned()).or_default();
@@ -320,15 +321,15 @@ fn sort(heard: &Heard, wanted: usize) -> BTreeMap<String, (Vec<String>, Vec<Stri
 }
 
 /// Receives the spans of both. Envoy is identified by the headers of its own requests.
-fn collect(mut connection: TcpStream, heard: &Heard) {
+fn collect(mut connection: TcpStream, collected: &Collected) {
     let mut input = Vec::new();
     while let Some(head) = read_head(&mut connection, &mut input) {
         let envoy = head.contains("x-envoy-internal: ");
         let Some(body) = body(&mut connection, &mut input, &head) else { return };
         let spans = if head.starts_with("POST /zipkin ") { zipkin(&body) } else { otlp(&body) };
         let spans = spans.iter().map(|span| (envoy, without_ids(&span.to_string())));
-        heard.told.lock().unwrap().extend(spans);
-        heard.more.notify_all();
+        collected.received.lock().unwrap().extend(spans);
+        collected.more.notify_all();
         let _ = connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
     }
 }

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use crate::{
-    client::{self, PATIENCE},
+    client::{self, TIMEOUT},
     request::Request,
     secrets,
 };
@@ -25,7 +25,7 @@ use crate::{
 /// If both have logged the same number of lines, time without a new line after which the logs are complete.
 const PAUSE: Duration = Duration::from_millis(200);
 /// The same time if the numbers differ.
-const SILENCE: Duration = Duration::from_secs(2);
+const MAX_PAUSE: Duration = Duration::from_secs(2);
 
 pub(crate) struct Twins {
     envoy: Proxy,
@@ -107,7 +107,7 @@ impl Twins {
             if now != seen {
                 (since, seen) = (Instant::now(), now);
             }
-            let silence = if now[0] == now[1] { PAUSE } else { SILENCE };
+            let silence = if now[0] == now[1] { PAUSE } else { MAX_PAUSE };
             if since.elapsed() > silence {
                 return proxies.map(Proxy::by_case);
             }
@@ -128,9 +128,9 @@ impl Proxy {
         let folder = proxy.folder.path().to_owned();
         let begun = Instant::now();
         while proxy.addresses.is_empty() {
-            let told = || fs::read_to_string(folder.join("log")).unwrap_or_default();
-            assert!(proxy.child.try_wait().unwrap().is_none(), "it ended: {}", told());
-            assert!(begun.elapsed() < PATIENCE, "it is not ready: {}", told());
+            let received = || fs::read_to_string(folder.join("log")).unwrap_or_default();
+            assert!(proxy.child.try_wait().unwrap().is_none(), "it ended: {}", received());
+            assert!(begun.elapsed() < TIMEOUT, "it is not ready: {}", received());
             thread::yield_now();
             let Some(admin) = admin(&folder) else { continue };
             if page(admin, "/ready").0 == 200 {
@@ -182,7 +182,7 @@ fn admin(folder: &Path) -> Option<SocketAddr> {
 /// Requests an admin page; returns status and body, or status 0 if the page is not available yet.
 fn page(admin: SocketAddr, path: &str) -> (u16, String) {
     let Ok(mut connection) = TcpStream::connect(admin) else { return (0, String::new()) };
-    connection.set_read_timeout(Some(PATIENCE)).unwrap();
+    connection.set_read_timeout(Some(TIMEOUT)).unwrap();
     let _ = write!(connection, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     let mut answer = String::new();
     let _ = connection.read_to_string(&mut answer);

@@ -96,7 +96,7 @@ impl Sidecar {
     }
 
     /// Checks that the sidecar rejected nothing.
-    fn took_all(&self) {
+    fn assert_nothing_rejected(&self) {
         assert_eq!(*self.refused.lock().unwrap(), [""; 0]);
     }
 }
@@ -109,7 +109,7 @@ async fn a_header_selects_another_version() {
         assert_eq!(sidecar.ask("reviews", Some("jason")).await, (200, "reviews-v2".to_owned()));
         assert_eq!(sidecar.ask("ratings", Some("jason")).await, (200, "ratings-v1".to_owned()));
     }
-    sidecar.took_all();
+    sidecar.assert_nothing_rejected();
 }
 
 #[tokio::test]
@@ -117,7 +117,7 @@ async fn requests_of_one_user_are_aborted() {
     let sidecar = Sidecar::start("d-fault-abort").await;
     assert_eq!(sidecar.ask("ratings", Some("jason")).await, (500, "fault filter abort".to_owned()));
     assert_eq!(sidecar.ask("ratings", None).await, (200, "ratings-v1".to_owned()));
-    sidecar.took_all();
+    sidecar.assert_nothing_rejected();
 }
 
 #[tokio::test]
@@ -127,7 +127,7 @@ async fn requests_of_one_user_are_delayed() {
     assert_eq!(sidecar.ask("ratings", Some("jason")).await, (200, "ratings-v1".to_owned()));
     assert!(start.elapsed() >= Duration::from_secs(7));
     assert_eq!(sidecar.ask("ratings", None).await, (200, "ratings-v1".to_owned()));
-    sidecar.took_all();
+    sidecar.assert_nothing_rejected();
 }
 
 #[tokio::test]
@@ -143,17 +143,17 @@ async fn weights_split_requests() {
     let share = |name: &str| answers.get(name).copied().unwrap_or_default();
     assert!(share("reviews-v1") >= 63 && share("reviews-v3") >= 63, "{answers:?}");
     assert_eq!(share("reviews-v1") + share("reviews-v3"), 200, "{answers:?}");
-    sidecar.took_all();
+    sidecar.assert_nothing_rejected();
 }
 
 #[tokio::test]
 async fn all_requests_reach_one_version_and_nothing_is_rejected() {
     let sidecar = Sidecar::start("b-mtls-all-v1").await;
     assert_eq!(sidecar.ask("reviews", Some("jason")).await, (200, "reviews-v1".to_owned()));
-    sidecar.took_all();
+    sidecar.assert_nothing_rejected();
     let sidecar = Sidecar::start("a-bookinfo").await;
     assert_eq!(sidecar.ask("ratings", Some("jason")).await, (200, "ratings-v1".to_owned()));
-    sidecar.took_all();
+    sidecar.assert_nothing_rejected();
 }
 
 /// Starts a pod that accepts mutual TLS only from productpage and answers with its name.

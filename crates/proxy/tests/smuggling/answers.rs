@@ -47,7 +47,7 @@ const ANSWERS: &[Answer] = &[
      b"RTSP/1.0 200 OK\r\ncontent-length: 0\r\n\r\n", 502, PROTOCOL, 502),
     ("another version", "RFC 9112, 2.3", "GET",
      b"HTTP/2.0 200 OK\r\ncontent-length: 0\r\n\r\n", 502, PROTOCOL, 200),
-    ("101 that nobody asked for", "RFC 9110, 15.2.2", "GET",
+    ("an unrequested 101", "RFC 9110, 15.2.2", "GET",
      b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n", 502, PROTOCOL, 0),
     ("interim answers before the last", "RFC 9110, 15.2", "GET",
      b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", 200, "hello", 200),
@@ -72,14 +72,14 @@ pub(crate) const PROTOCOL: &str =
     "upstream connect error or disconnect/reset before headers. reset reason: protocol error";
 
 /// Timeout for the end of a response. One of Envoy's responses has no end.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn ask(address: SocketAddr, method: &str) -> (u16, String) {
     let mut stream = within(TcpStream::connect(address)).await.unwrap();
     let request = format!("{method} / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut all = Vec::new();
-    let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut all)).await;
+    let _ = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut all)).await;
     let all = String::from_utf8_lossy(&all);
     let mut rest = &*all;
     loop {
@@ -118,7 +118,7 @@ async fn envoys_decisions_are_those_of_the_table() {
         let got = ask(envoy, method).await;
         let next = ask(envoy, "GET").await;
         if got.0 != *status || (next.0, &*next.1) != (200, "fine") {
-            wrong.push(format!("{what}: {status} it is said, but {got:?}, then {next:?}"));
+            wrong.push(format!("{what}: expected {status}, got {got:?}, then {next:?}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

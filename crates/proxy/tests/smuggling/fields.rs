@@ -132,7 +132,7 @@ async fn check(address: SocketAddr, server: &Server, expected: impl Fn(u16, u16)
         let status = expected(*ours, *theirs);
         let got = ask(address, server, path, fields).await;
         if got != (status, usize::from(status == 200)) {
-            wrong.push(format!("{path} with {fields:?}: {status} it must be, but {got:?}"));
+            wrong.push(format!("{path} with {fields:?}: expected {status}, got {got:?}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

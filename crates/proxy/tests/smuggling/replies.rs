@@ -128,7 +128,7 @@ async fn envoys_decisions_are_those_of_the_table() {
         let got = ask(envoy, method).await;
         let next = ask(envoy, "GET").await;
         if got.0 != *status || (next.0, &*next.1) != (200, "fine") {
-            wrong.push(format!("{what}: {status} it is said, but {got:?}, then {next:?}"));
+            wrong.push(format!("{what}: expected {status}, got {got:?}, then {next:?}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

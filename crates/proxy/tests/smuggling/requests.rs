@@ -347,7 +347,7 @@ const FORWARDED: &[Forwarded] = &[
     ("an empty protocol beside one", "RFC 9110, 5.6.1: it counts for nothing",
      "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade:\r\nUpgrade: websocket\r\nSec-WebSocket-Key: k\r\n\r\n",
      &["GET / HTTP/1.1\r\nhost: a\r\nupgrade: websocket\r\nsec-websocket-key: k\r\nconnection: upgrade\r\n\r\n"], Same),
-    ("credentials twice", "RFC 9110, 5.3: one field, so that nobody decides by one of them",
+    ("credentials twice", "RFC 9110, 5.3: a single field, so none of several values may decide",
      "GET / HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer a\r\nX: 1\r\nauthorization: Bearer b\r\n\r\n",
      &["GET / HTTP/1.1\r\nhost: a\r\nauthorization: Bearer a,Bearer b\r\nx: 1\r\n\r\n"], Same),
     ("cookies in two fields", "RFC 6265, 5.4: there is one",
@@ -393,7 +393,7 @@ async fn run(address: SocketAddr, server: &Server, case: &str, wanted: usize) ->
     let _ = stream.write_all(case.as_bytes()).await;
     let (mut said, mut closed) = (String::new(), false);
     let answered = |said: &str| said.matches("\r\n\r\nfine").count();
-    let _ = tokio::time::timeout(PATIENCE, async {
+    let _ = tokio::time::timeout(TIMEOUT, async {
         let mut block = [0; 4096];
         while wanted == 0 || answered(&said) < wanted {
             match stream.read(&mut block).await {
@@ -433,7 +433,7 @@ pub(crate) fn is_next(requests: &[String]) -> bool {
 /// Request of the next client.
 const NEXT: &str = "GET /next HTTP/1.1\r\nHost: next\r\nConnection: close\r\n\r\n";
 /// Timeout for expected events. No case passes because of it.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Outcome {
     fn is_refused(&self, status: u16) -> bool {
@@ -486,7 +486,7 @@ async fn envoys_decisions_are_those_of_the_tables() {
             Forwards(count) => is_next(&outcome.next) && outcome.requests.len() == count,
         };
         if !as_said {
-            wrong.push(format!("{what}: {expected:?} it is said, but {outcome:?}"));
+            wrong.push(format!("{what}: expected {expected:?}, got {outcome:?}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -97,7 +97,7 @@ const REFUSED: &[Refused] = &[
      &[(":method", "GET"), (":scheme", "http"), (":path", "/"), ("host", "a"), ("host", "b")], &[], Same),
     ("CONNECT with a path", "RFC 9113, 8.5",
      &[(":method", "CONNECT"), (":scheme", "http"), (":authority", "a:1"), (":path", "/")], &[], Same),
-    ("an extended CONNECT that nobody allows", "RFC 8441, 4",
+    ("an extended CONNECT without a setting that allows it", "RFC 8441, 4",
      &[(":method", "CONNECT"), (":protocol", "websocket"), (":scheme", "http"), (":authority", "a"), (":path", "/")], &[], Same),
 ];
 
@@ -131,13 +131,13 @@ const FORWARDED: &[Forwarded] = &[
 struct Outcome {
     /// Event on the stream: the first byte of the response head, or the error that ended the stream or the
     /// connection.
-    said: Said,
+    said: StreamEvent,
     requests: Vec<String>,
     next: Vec<String>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum StreamEvent {
     Head(u8),
     Reset(u32),
     GoAway(u32),
@@ -180,30 +180,32 @@ async fn run(address: SocketAddr, server: &Server, fields: Fields, content: &[&s
     let whole = fields.first().is_some_and(|(name, _)| name.starts_with(':'));
     out.extend(message(1, if whole { &[] } else { POST }.iter().chain(fields), content));
     let _ = stream.write_all(&out).await;
-    let said = tokio::time::timeout(PATIENCE, said(&mut stream)).await.unwrap_or(Said::Nothing);
+    let said = tokio::time::timeout(TIMEOUT, said(&mut stream)).await.unwrap_or(StreamEvent::Nothing);
     drop(stream);
     let requests = server.requests();
     Outcome { said, requests, next: next(address, server).await }
 }
 
 /// Timeout for expected events. No case passes because of it.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-async fn said(stream: &mut TcpStream) -> Said {
+async fn said(stream: &mut TcpStream) -> StreamEvent {
     loop {
         let mut head = [0; 9];
         if stream.read_exact(&mut head).await.is_err() {
-            return Said::Closed;
+            return StreamEvent::Closed;
         }
         let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
         if stream.read_exact(&mut payload).await.is_err() {
-            return Said::Closed;
+            return StreamEvent::Closed;
         }
         let number = |at: usize| u32::from_be_bytes(payload[at..at + 4].try_into().unwrap());
         match head[3] {
-            1 => return Said::Head(*payload.iter().find(|byte| !matches!(byte, 0x20..=0x3f)).unwrap()),
-            3 => return Said::Reset(number(0)),
-            7 => return Said::GoAway(number(4)),
+            1 => {
+                return StreamEvent::Head(*payload.iter().find(|byte| !matches!(byte, 0x20..=0x3f)).unwrap());
+            }
+            3 => return StreamEvent::Reset(number(0)),
+            7 => return StreamEvent::GoAway(number(4)),
             _ => {}
         }
     }
@@ -213,12 +215,12 @@ impl Outcome {
     fn is_refused(&self) -> bool {
         is_next(&self.next)
             && self.requests.is_empty()
-            && self.said != Said::Nothing
-            && self.said != Said::Head(OK)
+            && self.said != StreamEvent::Nothing
+            && self.said != StreamEvent::Head(OK)
     }
 
     fn is_forwarded(&self) -> bool {
-        is_next(&self.next) && self.requests.len() == 1 && self.said == Said::Head(OK)
+        is_next(&self.next) && self.requests.len() == 1 && self.said == StreamEvent::Head(OK)
     }
 }
 
@@ -229,7 +231,7 @@ async fn requests_that_http1_cannot_express_are_refused_and_others_arrive_unchan
     let mut wrong = Vec::new();
     for (what, why, fields, content, _) in REFUSED {
         let outcome = run(proxy.address, &server, fields, content).await;
-        if !outcome.is_refused() || outcome.said != Said::Reset(PROTOCOL_ERROR) {
+        if !outcome.is_refused() || outcome.said != StreamEvent::Reset(PROTOCOL_ERROR) {
             wrong.push(format!("{what} must be refused ({why}): {outcome:?}"));
         }
     }
@@ -262,7 +264,7 @@ async fn envoys_decisions_are_those_of_the_tables() {
             Forwards(count) => outcome.requests.len() + outcome.next.len() == count + 1,
         };
         if !as_said {
-            wrong.push(format!("{what}: {expected:?} it is said, but {outcome:?}"));
+            wrong.push(format!("{what}: expected {expected:?}, got {outcome:?}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -108,7 +108,7 @@ async fn decide(envoy: bool) {
         let (status, reached, said) = ask(proxied, &mut gets).await;
         let expected = if envoy { theirs } else { ours };
         if (status, reached) != *expected {
-            wrong.push(format!("{what} ({why}): {expected:?} it must be, but {status}, {reached}: {said:?}"));
+            wrong.push(format!("{what} ({why}): expected {expected:?}, got {status}, {reached}: {said:?}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

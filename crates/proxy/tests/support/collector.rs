@@ -16,7 +16,7 @@ use crate::support::within;
 
 /// A received message.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct Received {
     /// Number of the call that contained the message.
     pub(crate) call: usize,
     pub(crate) path: String,
@@ -27,7 +27,7 @@ pub(crate) struct Told {
 
 pub(crate) struct Collector {
     pub(crate) address: SocketAddr,
-    told: UnboundedReceiver<Told>,
+    received: UnboundedReceiver<Received>,
 }
 
 impl Collector {
@@ -38,7 +38,7 @@ impl Collector {
     /// Starts a collector on this listener.
     pub(crate) fn at(listener: TcpListener) -> Self {
         let address = listener.local_addr().unwrap();
-        let (tell, told) = unbounded_channel();
+        let (tell, received) = unbounded_channel();
         tokio::spawn(async move {
             let mut call = 0;
             loop {
@@ -55,12 +55,12 @@ impl Collector {
                 });
             }
         });
-        Self { address, told }
+        Self { address, received }
     }
 
     /// Receives the next message.
-    pub(crate) async fn next(&mut self) -> Told {
-        within(self.told.recv()).await.unwrap()
+    pub(crate) async fn next(&mut self) -> Received {
+        within(self.received.recv()).await.unwrap()
     }
 }
 
@@ -68,12 +68,12 @@ async fn take(
     call: usize,
     request: Request<h2::RecvStream>,
     mut respond: SendResponse<Bytes>,
-    tell: UnboundedSender<Told>,
+    tell: UnboundedSender<Received>,
 ) {
     let (parts, mut body) = request.into_parts();
     let (path, headers) = (parts.uri.path().to_owned(), parts.headers);
     let grpc = headers.get("content-type").is_some_and(|value| value == "application/grpc");
-    let told = |message| Told { call, path: path.clone(), headers: headers.clone(), message };
+    let received = |message| Received { call, path: path.clone(), headers: headers.clone(), message };
     let mut content = BytesMut::new();
     while let Some(Ok(piece)) = body.data().await {
         let _ = body.flow_control().release_capacity(piece.len());
@@ -84,11 +84,11 @@ async fn take(
                 break;
             }
             content.advance(5);
-            let _ = tell.send(told(content.split_to(length).freeze()));
+            let _ = tell.send(received(content.split_to(length).freeze()));
         }
     }
     if !grpc {
-        let _ = tell.send(told(content.freeze()));
+        let _ = tell.send(received(content.freeze()));
     }
     let head = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
     let Ok(mut stream) = respond.send_response(head, false) else { return };
