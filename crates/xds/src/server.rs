@@ -1,6 +1,6 @@
 //! The aggregated discovery service (ADS), incremental and state of the world, over the views that [`Views`] returns.
 //!
-//! Each stream is one task that owns its [`Session`](state::Session); streams share nothing but the resources. The
+//! Each stream is one task that owns its [`Session`]; streams share nothing but the resources. The
 //! session decides what to send. This module reads the requests and sends the responses.
 
 #[cfg(any(test, feature = "fuzzing"))]
