@@ -2,7 +2,7 @@
 //! fields.
 //!
 //! A bounded queue passes records to a thread, so that no task waits for the disk. When the queue is full, the record
-//! is dropped and counted; the next record that is written follows one with the number of missing records. With
+//! is dropped and counted; before the next record, the thread writes one with the number of missing records. With
 //! `--audit-required`, a certificate is issued only after its record is on disk.
 
 mod sink;

@@ -232,7 +232,7 @@ fn json(value: ProtoValue) -> Value {
         Some(value::Kind::StringValue(text)) => text.into(),
         Some(value::Kind::ListValue(list)) => list.values.into_iter().map(json).collect(),
         Some(value::Kind::StructValue(fields)) => object(fields).into(),
-        Some(value::Kind::NumberValue(number)) => whole(number)
+        Some(value::Kind::NumberValue(number)) => integer(number)
             .map(Value::from)
             .or_else(|| Number::from_f64(number).map(Value::Number))
             .unwrap_or(Value::Null),
@@ -240,7 +240,7 @@ fn json(value: ProtoValue) -> Value {
 }
 
 /// Returns a whole number as an integer: protobuf's `Value` has floating point numbers only, also for ports.
-fn whole(number: f64) -> Option<i64> {
+fn integer(number: f64) -> Option<i64> {
     (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64)
 }
 

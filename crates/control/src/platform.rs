@@ -45,8 +45,8 @@ impl Platform {
 
     /// Applies the trust domains of the mesh configuration.
     pub(crate) fn configure(&self, mesh: &MeshConfig) {
-        // Foreign trust domains have their own authority, whose certificates the control plane does not accept. Its own
-        // authority must not issue certificates for them.
+        // A foreign trust domain has its own authority. The control plane neither accepts its certificates nor issues
+        // certificates for it.
         let aliases = mesh.trust_domain_aliases.iter().filter(|domain| !mesh.is_foreign(domain));
         let trust_domains =
             TrustDomains { own: mesh.trust_domain.clone(), aliases: aliases.cloned().collect() };

@@ -76,7 +76,7 @@ async fn ask_for_certificate(
 }
 
 #[tokio::test]
-async fn certificates_are_on_record_with_who_got_them_and_how() {
+async fn issued_certificates_are_recorded_with_identity_and_credential() {
     let folder = Folder::new();
     let (control, log) = start(&folder, &["--audit-required"]).await;
     let (tls, identity) = certificate(&control, &folder, "client").await;

@@ -1,6 +1,6 @@
 //! The state of the mesh at one version: the World, the compiled scopes and views, and the connected proxies.
 //!
-//! All methods are short, except [`State::prepare`](super::views), which only reads: many proxies run it concurrently.
+//! All methods are short, except [`State::prepare`](super::views), which only reads and runs concurrently for many proxies.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

@@ -56,7 +56,7 @@ pub(super) struct CacheEntry {
 pub(super) struct RecordSet {
     /// In the order of the last answer.
     addresses: Vec<IpAddr>,
-    /// Address for clusters that use one address only (`LOGICAL_DNS`).
+    /// Address for services that use one address only (`DNS_ROUND_ROBIN`).
     pub(super) current: Option<IpAddr>,
     pub(super) schedule: QuerySchedule,
     /// The name does not exist (`NXDOMAIN`).
