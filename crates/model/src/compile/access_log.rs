@@ -1,4 +1,4 @@
-//! Access logs, as the mesh configuration asks for them.
+//! Access logs of the mesh configuration.
 
 use skysail_xds::{
     envoy::pb::envoy::{
@@ -13,7 +13,7 @@ use skysail_xds::{
 use super::pb::{Struct, core, pack};
 use crate::api::{MeshConfig, mesh_config::LogEncoding};
 
-/// Istio's default line.
+/// Istio's default text format.
 const TEXT: &str = concat!(
     "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" %RESPONSE_CODE% ",
     "%RESPONSE_FLAGS% %RESPONSE_CODE_DETAILS% %CONNECTION_TERMINATION_DETAILS% ",
@@ -24,7 +24,7 @@ const TEXT: &str = concat!(
     "%REQUESTED_SERVER_NAME% %ROUTE_NAME%\n",
 );
 
-/// Istio's default JSON object.
+/// Istio's default JSON format.
 const JSON: [(&str, &str); 24] = [
     ("start_time", "%START_TIME%"),
     ("route_name", "%ROUTE_NAME%"),
@@ -52,7 +52,7 @@ const JSON: [(&str, &str); 24] = [
     ("upstream_transport_failure_reason", "%UPSTREAM_TRANSPORT_FAILURE_REASON%"),
 ];
 
-/// The logs of a filter; none unless the mesh names a file.
+/// Returns the access logs of a filter; none unless the mesh configuration names a file.
 pub(super) fn of_filter(mesh: &MeshConfig) -> Vec<AccessLog> {
     let Some(path) = mesh.access_log_file.clone().filter(|path| !path.is_empty()) else { return Vec::new() };
     let file = FileAccessLog { path, access_log_format: Some(AccessLogFormat::LogFormat(format(mesh))) };
@@ -63,7 +63,7 @@ pub(super) fn of_filter(mesh: &MeshConfig) -> Vec<AccessLog> {
     }]
 }
 
-/// The logs of a listener itself: connections for which it has no filter chain.
+/// Returns the access logs of a listener itself, for connections without a matching filter chain.
 pub(super) fn of_listener(mesh: &MeshConfig) -> Vec<AccessLog> {
     let no_route = AccessLogFilter {
         filter_specifier: Some(FilterSpecifier::ResponseFlagFilter(ResponseFlagFilter {
@@ -91,7 +91,7 @@ fn text(mesh: &MeshConfig) -> String {
     if format.ends_with('\n') { format.to_owned() } else { format!("{format}\n") }
 }
 
-/// The fields asked for; the default ones if none are, or what is asked for is no JSON object of texts.
+/// Returns the configured JSON fields, or the default ones if the format is empty or no JSON object of texts.
 fn json(mesh: &MeshConfig) -> Struct {
     let own: Option<std::collections::BTreeMap<String, String>> =
         serde_json::from_str(&mesh.access_log_format).ok();

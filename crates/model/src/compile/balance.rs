@@ -1,5 +1,5 @@
-//! How an endpoint is picked: `loadBalancer` of a DestinationRule. Clusters say by which balancer, routes (and TCP
-//! proxies) what it hashes.
+//! Load balancing: `loadBalancer` of a DestinationRule. Clusters name the balancer; routes and TCP proxies define the
+//! hash key.
 
 use skysail_core::ClusterName;
 
@@ -22,10 +22,10 @@ use route::route_action::{
     hash_policy::{ConnectionProperties, Cookie, CookieAttribute, Header, PolicySpecifier, QueryParameter},
 };
 
-/// Envoy's own, which Istio says where a rule says nothing about the ring.
+/// Envoy's default ring size, which Istio sends if a rule names none.
 const RING: u64 = 1024;
 
-/// Sets how a cluster picks.
+/// Sets the load balancer of a cluster.
 pub(super) fn apply(made: &mut cluster::Cluster, balancer: Option<&LoadBalancer>) {
     made.lb_policy = LbPolicy::LeastRequest as i32;
     let Some(balancer) = balancer else { return };
@@ -63,7 +63,7 @@ fn hash(made: &mut cluster::Cluster, hash: &ConsistentHash) {
     ring(made, hash);
 }
 
-/// Leads each key to its endpoint by a ring.
+/// Configures a hash ring, which maps each key to its endpoint.
 pub(super) fn ring(made: &mut cluster::Cluster, hash: &ConsistentHash) {
     made.lb_policy = LbPolicy::RingHash as i32;
     let minimum = match &hash.ring_hash {
@@ -76,12 +76,12 @@ pub(super) fn ring(made: &mut cluster::Cluster, hash: &ConsistentHash) {
     }
 }
 
-/// A size that was said.
+/// Returns a size; 0 means unset.
 fn size(value: u64) -> Option<UInt64Value> {
     (value != 0).then_some(UInt64Value { value })
 }
 
-/// What of a request leads it to its endpoint in this cluster.
+/// Returns the hash policy of a cluster: the part of a request that selects its endpoint.
 pub(super) fn hash_policy(scope: &Scope<'_>, cluster: &str) -> Option<HashPolicy> {
     let name = ClusterName::parse(cluster)?;
     let rule = scope.world.destination_rule(name.host, scope.namespace)?;
@@ -108,8 +108,7 @@ pub(super) fn hash_policy(scope: &Scope<'_>, cluster: &str) -> Option<HashPolicy
     Some(HashPolicy { policy_specifier: Some(specifier), ..Default::default() })
 }
 
-/// Whether connections from one address go to the same endpoint of a service. As in Istio, what is said for single
-/// ports does not count.
+/// Returns whether a service is balanced by source address. As in Istio, settings for single ports are ignored.
 pub(super) fn hashes_source_ip(rule: Option<&Typed<DestinationRule>>) -> bool {
     let policy = rule.and_then(|rule| rule.spec.traffic_policy.as_ref());
     let balancer = policy.and_then(|policy| policy.load_balancer.as_ref());
@@ -130,7 +129,7 @@ fn consistent_hash<'a>(
     effective.load_balancer?.consistent_hash.as_ref()
 }
 
-/// New endpoints get traffic slowly.
+/// Returns the slow start of new endpoints.
 fn slow_start(balancer: &LoadBalancer) -> Option<SlowStartConfig> {
     let old =
         balancer.warmup_duration_secs.map(|length| Warmup { duration: Some(length), ..Default::default() });
@@ -140,7 +139,7 @@ fn slow_start(balancer: &LoadBalancer) -> Option<SlowStartConfig> {
         slow_start_window: Some(duration(window)),
         aggression: warmup.aggression.map(|value| core::RuntimeDouble {
             default_value: value,
-            // Must not be empty; never set. What istiod sends.
+            // The key must not be empty. It is never set at run time; istiod sends the same text.
             runtime_key: "(".into(),
         }),
         min_weight_percent: warmup.minimum_percent.map(|value| types::Percent { value }),

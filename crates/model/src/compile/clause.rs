@@ -1,4 +1,4 @@
-//! How Envoy checks a clause of an AuthorizationPolicy's rule.
+//! Envoy's form of a clause of an AuthorizationPolicy's rule.
 
 use skysail_xds::envoy::pb::envoy::extensions::path::r#match::uri_template::v3::UriTemplateMatchConfig;
 
@@ -12,12 +12,12 @@ use matcher::string_matcher::MatchPattern;
 use rbac::{Permission, Principal, permission, principal};
 use route::header_matcher::HeaderMatchSpecifier;
 
-/// An attribute that cannot be checked where the rule is to hold.
+/// Error for an attribute that the filter cannot check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NotCheckable;
 
 impl Clause<'_> {
-    /// How the peer is checked for a value: any of these.
+    /// Returns the principals that match a value; any of them suffices.
     pub(super) fn principals(
         &self,
         value: &str,
@@ -50,7 +50,7 @@ impl Clause<'_> {
         Ok(vec![Principal { identifier: Some(identifier) }])
     }
 
-    /// How the request is checked for a value.
+    /// Returns the permission that matches a value.
     pub(super) fn permission(&self, value: &str, tcp: bool) -> Result<Permission, NotCheckable> {
         let rule = match self.attribute {
             Attribute::DestinationIp => permission::Rule::DestinationIp(cidr(value).ok_or(NotCheckable)?),
@@ -69,7 +69,7 @@ impl Clause<'_> {
     }
 }
 
-/// A principal of our own trust domain under each of its names. `cluster.local` always means our own.
+/// Returns a principal of the mesh's own trust domain under each alias. `cluster.local` always means the mesh's own.
 fn with_aliases(value: &str, mesh: &MeshConfig) -> Vec<String> {
     let Some((domain, rest)) = value.split_once('/') else { return vec![value.to_owned()] };
     let own = || std::iter::once(&mesh.trust_domain).chain(&mesh.trust_domain_aliases);
@@ -79,7 +79,7 @@ fn with_aliases(value: &str, mesh: &MeshConfig) -> Vec<String> {
     own().map(|name| format!("{name}/{rest}")).collect()
 }
 
-/// `text`, `text*`, `*text` or `*`, each after a prefix.
+/// Returns a matcher for `text`, `text*`, `*text` or `*`, each after a prefix.
 fn text_after(prefix: &str, value: &str) -> matcher::StringMatcher {
     let pattern = match (value.strip_prefix('*'), value.strip_suffix('*')) {
         (Some(""), _) => return by_regex(".+".into()),
@@ -117,7 +117,7 @@ fn header(name: &str, value: &str, ignore_case: bool) -> route::HeaderMatcher {
     }
 }
 
-/// A path, or a template: `{*}` is one segment, `{**}` any number.
+/// Returns a matcher for a path or a template: `{*}` is one segment, `{**}` any number.
 fn path(value: &str) -> permission::Rule {
     if value.contains("{*}") || value.contains("{**}") {
         let template = value.replace("{**}", "**").replace("{*}", "*");

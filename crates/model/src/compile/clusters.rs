@@ -1,5 +1,5 @@
-//! CDS. One cluster for each port of each service and each subset, the special clusters, and one
-//! for each of the workload's own ports.
+//! CDS: one cluster for each service port and each subset, the special clusters, and one for each of the workload's own
+//! ports.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -43,27 +43,27 @@ use cluster::cluster::{
     common_lb_config::{LocalityConfigSpecifier, LocalityWeightedLbConfig},
 };
 
-/// Refuses every connection.
+/// Cluster that refuses every connection.
 pub(super) const BLACK_HOLE: &str = "BlackHoleCluster";
-/// Connects to the address that was asked for.
+/// Cluster that connects to the original destination.
 pub(super) const PASSTHROUGH: &str = "PassthroughCluster";
-/// The same for inbound connections.
+/// Cluster that connects inbound connections to their original destination.
 pub(super) const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
 
-/// The address connections to the workload itself come from, so that they are not taken for its clients'.
+/// Source address of connections to the workload itself, so that they are not taken for those of its clients.
 const INBOUND_SOURCE_V4: &str = "127.0.0.6";
 const INBOUND_SOURCE_V6: &str = "::6";
-/// Idle connections of clusters that carry anything.
+/// Idle timeout of the passthrough clusters in seconds.
 const PASSTHROUGH_IDLE_SECONDS: i64 = 300;
-/// The longest time Go knows, which istiod uses for "never".
-const NEVER_SECONDS: i64 = 9_223_372_035;
+/// Maximum duration in Go, which istiod uses for "never".
+const MAX_GO_SECONDS: i64 = 9_223_372_035;
 
 /// Jitter of DNS lookups by proxies, as in istiod.
 const DNS_JITTER: Duration = Duration::from_millis(100);
-/// DNS queries after which proxies use another source port, as in istiod.
+/// Number of DNS queries after which proxies use another source port, as in istiod.
 const DNS_UDP_QUERIES: u32 = 100;
 
-/// The clusters that do not come from services, for a sidecar.
+/// Returns the clusters of a sidecar that do not come from services.
 pub(super) fn special(view: &ProxyView) -> Vec<cluster::Cluster> {
     let mut inbound = original_dst(INBOUND_PASSTHROUGH);
     inbound.alt_stat_name = format!("{PASSTHROUGH};");
@@ -75,15 +75,15 @@ pub(super) fn special(view: &ProxyView) -> Vec<cluster::Cluster> {
     vec![black_hole(), inbound, outbound]
 }
 
-/// The cluster that refuses every connection.
+/// Returns the cluster that refuses every connection.
 pub(super) fn black_hole() -> cluster::Cluster {
     base(BLACK_HOLE.to_owned(), DiscoveryType::Static)
 }
 
-/// The cluster of one of the workload's own ports.
+/// Returns the cluster of one of the workload's own ports.
 pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_>) -> cluster::Cluster {
     let mut made = original_dst(&ClusterName::inbound(port.port).to_string());
-    made.cleanup_interval = Some(seconds(NEVER_SECONDS));
+    made.cleanup_interval = Some(seconds(MAX_GO_SECONDS));
     made.upstream_bind_config = Some(core::BindConfig {
         source_address: Some(socket(inbound_address(view), 0)),
         ..Default::default()
@@ -105,7 +105,7 @@ pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_
     made
 }
 
-/// The clusters of a service's port: of the whole service, then of each subset.
+/// Returns the clusters of a service port: that of the whole service, then that of each subset.
 pub(super) fn outbound(
     scope: &Scope<'_>,
     service: &Typed<Service>,
@@ -150,7 +150,7 @@ fn outbound_cluster(
         healthy_panic_threshold: Some(types::Percent::default()),
         ..Default::default()
     });
-    if locality::weighs(scope.world.mesh(), effective)
+    if locality::is_weighted(scope.world.mesh(), effective)
         && let Some(common) = &mut made.common_lb_config
     {
         let weighted = LocalityWeightedLbConfig::default();
@@ -173,7 +173,7 @@ fn outbound_cluster(
         described.fields.insert("external".into(), istio::boolean(true));
     }
     if effective.tls.is_some_and(|tls| matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual)) {
-        // The server is no sidecar: it would not know the protocols `istio.alpn` offers.
+        // The server has no sidecar, so it would not know the protocols that `istio.alpn` offers.
         let no = ("alpn_override".to_owned(), istio::string("false"));
         described.fields.extend([no]);
     }
@@ -184,7 +184,7 @@ fn outbound_cluster(
 
 fn base(name: String, kind: DiscoveryType) -> cluster::Cluster {
     cluster::Cluster {
-        // Ends the name, so that nobody's statistics tags take more than it.
+        // The `;` ends the name, so that the tag extraction of statistics takes nothing beyond it.
         alt_stat_name: format!("{name};"),
         name,
         connect_timeout: Some(seconds(10)),
@@ -212,7 +212,7 @@ fn eds(name: &str) -> cluster::Cluster {
     }
 }
 
-/// A cluster whose proxies look up the names of its endpoints.
+/// Returns a cluster whose proxies resolve the names of its endpoints.
 #[expect(deprecated, reason = "what istiod sends; the successor is not known by older proxies")]
 fn dns(scope: &Scope<'_>, name: &str, resolution: Resolution) -> cluster::Cluster {
     let kind =
@@ -237,13 +237,13 @@ fn dns(scope: &Scope<'_>, name: &str, resolution: Resolution) -> cluster::Cluste
     }
 }
 
-/// Whether a cluster's proxies look up the names of its endpoints.
-pub(super) fn looks_up(cluster: &cluster::Cluster) -> bool {
+/// Returns whether the proxies resolve the names of a cluster's endpoints.
+pub(super) fn is_resolved_by_proxies(cluster: &cluster::Cluster) -> bool {
     let kinds = [DiscoveryType::StrictDns, DiscoveryType::LogicalDns];
     kinds.iter().any(|kind| cluster.cluster_discovery_type == Some(ClusterDiscoveryType::Type(*kind as i32)))
 }
 
-/// TLS of the DestinationRule, else mutual TLS to the endpoints with a sidecar.
+/// Sets TLS as the DestinationRule defines it, otherwise mutual TLS to the endpoints with a sidecar.
 fn apply_tls(
     scope: &Scope<'_>,
     made: &mut cluster::Cluster,
@@ -266,7 +266,7 @@ fn apply_tls(
         Some(settings) => made.transport_socket = Some(tls::client(settings, inside)),
         None if !scope.world.mesh().enable_auto_mtls => {}
         None if service.spec.outside.as_ref().is_some_and(|outside| outside.external) => {}
-        // The endpoints of such a cluster carry no metadata to choose by: it is all of them or none.
+        // The endpoints of such a cluster have no metadata to choose by, so either all get mutual TLS or none.
         None if made.lb_policy == LbPolicy::ClusterProvided as i32 => {
             if endpoints::all_take_mtls(scope, service, port) {
                 made.transport_socket = Some(mutual(&name.sni()));
@@ -303,12 +303,12 @@ fn socket_match<const N: usize>(
     }
 }
 
-/// True if requests go out as HTTP/2 whatever they came in as.
+/// Returns whether requests are sent as HTTP/2 regardless of the client's version.
 fn speaks_http2(protocol: Protocol, effective: &Effective<'_>) -> bool {
     protocol.is_http2() || protocol == Protocol::Http && pool::upgrades(effective.connection_pool)
 }
 
-/// Options exist where the cluster does not simply speak HTTP/1.1.
+/// Returns the protocol options; none for a cluster that only speaks HTTP/1.1 with default settings.
 fn protocol_options(protocol: Protocol, effective: &Effective<'_>, sniffs: bool) -> HashMap<String, Any> {
     let common = pool::common_options(effective.connection_pool);
     let use_client = pool::uses_client_protocol(effective.connection_pool);
@@ -357,7 +357,7 @@ fn http_options(options: HttpProtocolOptions) -> HashMap<String, Any> {
     HashMap::from([("envoy.extensions.upstreams.http.v3.HttpProtocolOptions".to_owned(), pack(&options))])
 }
 
-/// IPv4 where the proxy has both.
+/// Returns the source address of inbound connections: IPv4 if the proxy has both families.
 fn inbound_address(view: &ProxyView) -> &'static str {
     if view.ipv4 || !view.ipv6 { INBOUND_SOURCE_V4 } else { INBOUND_SOURCE_V6 }
 }
@@ -373,7 +373,7 @@ fn inbound_source(view: &ProxyView) -> core::BindConfig {
     }
 }
 
-/// Which services, rule and subset a cluster is of, for metrics and people.
+/// Adds the services, rule and subset of a cluster to its metadata, for metrics and people.
 fn describe<'a>(
     services: impl Iterator<Item = &'a Typed<Service>>,
     rule: Option<&Typed<DestinationRule>>,

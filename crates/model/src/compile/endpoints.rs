@@ -1,4 +1,4 @@
-//! EDS: the addresses behind each outbound cluster, by locality.
+//! EDS: the addresses of each outbound cluster, by locality.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -24,7 +24,7 @@ use crate::{
     world::Endpoint,
 };
 
-/// The assignments of a port of a service: of the whole service, then of each subset.
+/// Returns the assignments of a service port: that of the whole service, then that of each subset.
 pub(super) fn assignments(
     scope: &Scope<'_>,
     service: &Typed<Service>,
@@ -38,7 +38,7 @@ pub(super) fn assignments(
         ready = resolve(scope, service, &ready);
     }
     if scope.role == Role::Grpc {
-        // It looks no names up.
+        // Clients of gRPC do not resolve names.
         ready.retain(|endpoint| endpoint.address.ip().is_some());
     }
     let rule = rule.map(|rule| &rule.spec);
@@ -55,13 +55,13 @@ pub(super) fn assignments(
     made
 }
 
-/// Whether the control plane looks up the names of a service's endpoints for this scope.
+/// Returns whether the control plane resolves the names of a service's endpoints for this scope.
 pub(super) fn are_resolved(scope: &Scope<'_>, service: &Typed<Service>) -> bool {
     let outside = service.spec.outside.as_ref();
     scope.names_resolved && outside.is_some_and(|outside| outside.resolution.is_dns() && !outside.by_proxy)
 }
 
-/// The endpoints with the addresses of their names, of the families the client has.
+/// Replaces endpoints with names by endpoints with their addresses, of the families that the client has.
 fn resolve(scope: &Scope<'_>, service: &Typed<Service>, endpoints: &[Endpoint]) -> Vec<Endpoint> {
     let one = service.spec.outside.as_ref().is_some_and(|it| it.resolution == Resolution::DnsRoundRobin);
     let mut made: Vec<Endpoint> = Vec::new();
@@ -72,7 +72,7 @@ fn resolve(scope: &Scope<'_>, service: &Typed<Service>, endpoints: &[Endpoint]) 
         };
         let at = |ip| Endpoint { address: Address::Ip(ip), name: Some(Arc::clone(name)), ..endpoint.clone() };
         let Some(resolved) = scope.world.resolved(name) else { continue };
-        // A proxy with no address we know of has IPv4.
+        // A proxy without a known address has IPv4.
         let reachable = |ip: &&IpAddr| if ip.is_ipv6() { scope.ipv6 } else { scope.ipv4 || !scope.ipv6 };
         let addresses = if one { &resolved.current } else { &resolved.addresses };
         let addresses = addresses.iter().filter(reachable).take(if one { 1 } else { usize::MAX });
@@ -83,12 +83,12 @@ fn resolve(scope: &Scope<'_>, service: &Typed<Service>, endpoints: &[Endpoint]) 
     made
 }
 
-/// True for what a ServiceEntry names as an endpoint.
+/// Returns whether the endpoint comes from a ServiceEntry.
 fn is_outside(endpoint: &Endpoint) -> bool {
     endpoint.pod.as_ref().is_some_and(|pod| pod.spec.workload.kind == WORKLOAD_ENTRY)
 }
 
-/// The weight of endpoints together; the addresses of one name, which stand together, count once.
+/// Returns the sum of the weights. The addresses of one name, which are adjacent, count once.
 fn weight(members: &[&Endpoint]) -> u32 {
     let same = |one: &&Endpoint, other: &&Endpoint| match (&one.pod, &other.pod) {
         (Some(one_pod), Some(other_pod)) => is_outside(one) && Arc::ptr_eq(one_pod, other_pod),
@@ -103,7 +103,7 @@ fn assignment<'a>(
     effective: &Effective<'_>,
     members: impl Iterator<Item = &'a Endpoint>,
 ) -> endpoint::ClusterLoadAssignment {
-    // The rule decides for all endpoints alike; only without one it is asked what each takes.
+    // The rule decides for all endpoints alike. Without a rule each endpoint decides for itself.
     let by_rule = effective.tls.is_some_and(|settings| settings.mode != TlsMode::IstioMutual);
     let mut localities: BTreeMap<&Locality, Vec<&Endpoint>> = BTreeMap::new();
     for member in members {
@@ -136,7 +136,7 @@ fn lb_endpoint(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> endpoint:
         Address::Ip(ip) => ip.to_string(),
         Address::Name(name) => name.to_string(),
     };
-    // Nobody probes what a ServiceEntry names.
+    // Endpoints of a ServiceEntry are not probed.
     let health = if is_outside(member) { core::HealthStatus::Unknown } else { core::HealthStatus::Healthy };
     endpoint::LbEndpoint {
         health_status: health as i32,
@@ -144,14 +144,14 @@ fn lb_endpoint(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> endpoint:
         load_balancing_weight: uint32(member.weight),
         host_identifier: Some(endpoint::lb_endpoint::HostIdentifier::Endpoint(endpoint::Endpoint {
             address: Some(address(text, member.port)),
-            // What a proxy that looks names up knows, for routes that put it into requests.
+            // A proxy that resolves names itself knows this name, for routes that put it into requests.
             hostname: member.name.as_deref().unwrap_or_default().to_owned(),
             ..Default::default()
         })),
     }
 }
 
-/// Whether it takes mutual TLS, and which workload it is (for metrics).
+/// Returns the metadata of an endpoint: whether it takes mutual TLS, and its workload for metrics.
 fn metadata(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> core::Metadata {
     let mut filter_metadata =
         HashMap::from([("istio".to_owned(), fields([("workload", istio::string(workload(scope, member)))]))]);
@@ -162,13 +162,13 @@ fn metadata(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> core::Metada
     core::Metadata { filter_metadata, ..Default::default() }
 }
 
-/// True if a service's port has endpoints and every one takes mutual TLS.
+/// Returns whether a service port has endpoints and every one takes mutual TLS.
 pub(super) fn all_take_mtls(scope: &Scope<'_>, service: &Typed<Service>, port: &ServicePort) -> bool {
     let endpoints = scope.world.endpoints(service, port);
     !endpoints.is_empty() && endpoints.iter().all(|member| takes_mtls(scope, member))
 }
 
-/// It has a sidecar, and no policy forbids mutual TLS on the port.
+/// Returns whether the endpoint has a sidecar and no policy disables mutual TLS on the port.
 fn takes_mtls(scope: &Scope<'_>, member: &Endpoint) -> bool {
     member.has_sidecar()
         && member.pod.as_ref().is_some_and(|pod| {
@@ -177,7 +177,7 @@ fn takes_mtls(scope: &Scope<'_>, member: &Endpoint) -> bool {
         })
 }
 
-/// `WORKLOAD;NAMESPACE;CANONICAL NAME;CANONICAL REVISION;CLUSTER`, in which istiod writes no `latest`.
+/// Formats `WORKLOAD;NAMESPACE;CANONICAL NAME;CANONICAL REVISION;CLUSTER`; istiod omits the revision `latest`.
 fn workload(scope: &Scope<'_>, member: &Endpoint) -> String {
     let Some(pod) = &member.pod else { return format!(";;;;{}", scope.cluster_id) };
     let revision = pod.canonical_revision();

@@ -59,21 +59,21 @@ const STATS: &str = "istio.stats";
 pub(super) struct Setting<'a> {
     pub(super) mesh: &'a MeshConfig,
     pub(super) view: &'a ProxyView,
-    /// True if connections from one address go to the same endpoint.
+    /// Whether connections from one address go to the same endpoint.
     pub(super) hash_source_ip: bool,
-    /// True if requests of gRPC-Web are translated to gRPC.
+    /// Whether requests of gRPC-Web are translated to gRPC.
     pub(super) grpc_web: bool,
 }
 
 /// Source of the routes of an HTTP connection manager.
 pub(super) enum Routes {
-    /// A route configuration by name.
+    /// Name of a route configuration.
     ByName(String),
-    /// These.
+    /// Route configuration within the filter.
     Inline(Box<RouteConfiguration>),
 }
 
-/// The filters of clusters.
+/// Returns the filters of clusters.
 pub(super) fn of_cluster(plain_envoy: bool) -> Vec<cluster::Filter> {
     let exchange = || cluster::Filter {
         name: METADATA_EXCHANGE.into(),
@@ -83,7 +83,7 @@ pub(super) fn of_cluster(plain_envoy: bool) -> Vec<cluster::Filter> {
     (!plain_envoy).then(exchange).into_iter().collect()
 }
 
-/// The filters of a TCP chain to a cluster. `policy` holds authorization filters.
+/// Returns the filters of a TCP chain to a cluster. `policy` holds authorization filters.
 pub(super) fn tcp_chain(
     setting: Setting<'_>,
     direction: Direction,
@@ -100,7 +100,7 @@ pub(super) fn tcp_chain(
     filters
 }
 
-/// The filters of an HTTP chain. `policy` holds authorization filters.
+/// Returns the filters of an HTTP chain. `policy` holds authorization filters.
 pub(super) fn http_chain(
     setting: Setting<'_>,
     direction: Direction,
@@ -117,7 +117,7 @@ pub(super) fn http_chain(
     filters
 }
 
-/// A network filter.
+/// Returns a network filter.
 pub(super) fn network(name: &str, config: Any) -> listener::Filter {
     listener::Filter {
         name: name.to_owned(),
@@ -125,7 +125,7 @@ pub(super) fn network(name: &str, config: Any) -> listener::Filter {
     }
 }
 
-/// An HTTP filter.
+/// Returns an HTTP filter.
 pub(super) fn http(name: &str, config: Any) -> HttpFilter {
     HttpFilter {
         name: name.to_owned(),
@@ -229,7 +229,7 @@ fn exchange(view: &ProxyView) -> Option<listener::Filter> {
     (!view.plain_envoy).then(|| network(METADATA_EXCHANGE, tcp_exchange()))
 }
 
-/// Who the peer is, in the first bytes of a TCP connection.
+/// Returns the filter that exchanges peer metadata in the first bytes of a TCP connection.
 fn tcp_exchange() -> Any {
     packed::typed_struct(
         istio::TCP_METADATA_EXCHANGE,
@@ -237,7 +237,7 @@ fn tcp_exchange() -> Any {
     )
 }
 
-/// Who the peer is, in headers.
+/// Returns the filter that exchanges peer metadata in headers.
 fn peer_metadata(direction: Direction) -> Any {
     let by = |name: &str| istio::structure([(name, istio::structure([]))]);
     let lists: [(&str, Vec<Value>); 2] = match direction {
@@ -254,15 +254,15 @@ fn peer_metadata(direction: Direction) -> Any {
     packed::typed_struct(istio::HTTP_PEER_METADATA, fields.into())
 }
 
-/// Istio's standard metrics.
+/// Returns the filter of Istio's standard metrics.
 fn stats(view: &ProxyView, direction: Direction) -> Option<Any> {
-    // Inbound, the host header is the client's word, not a name of a service.
+    // On inbound requests the client controls the host header, so it does not identify a service.
     let config =
         StatsConfig { disable_host_header_fallback: direction == Direction::Inbound, ..Default::default() };
     (!view.plain_envoy).then(|| pack(&config))
 }
 
-/// The ALPN towards the peer by the protocol of the request, so that the peer's chains see HTTP.
+/// Returns the ALPN offered to the peer by the request's protocol, so that the peer's filter chains see HTTP.
 fn alpn() -> AlpnConfig {
     let entry = |protocol: AlpnProtocol, istio: &str, own: &str| AlpnOverride {
         upstream_protocol: protocol as i32,
@@ -278,7 +278,7 @@ fn alpn() -> AlpnConfig {
     }
 }
 
-/// Sampling and tags of traces, once a Telemetry enables tracing.
+/// Returns sampling and tags of traces, which take effect once a Telemetry enables tracing.
 fn tracing(Setting { mesh, view, .. }: Setting<'_>) -> Tracing {
     let share = |value: f64| Some(types::Percent { value });
     let dry_run = [

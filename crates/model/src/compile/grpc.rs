@@ -1,9 +1,9 @@
-//! What clients of gRPC take that ask for configuration themselves, without a proxy (metadata `GENERATOR: grpc`), as Istio
-//! sends it: <https://github.com/grpc/proposal/blob/master/A27-xds-global-load-balancing.md>.
+//! Resources of gRPC clients that take configuration without a proxy (metadata `GENERATOR: grpc`), as Istio sends them:
+//! <https://github.com/grpc/proposal/blob/master/A27-xds-global-load-balancing.md>.
 //!
-//! A client asks by name: for the listener `HOST:PORT`, which names the routes of that port of that service, which name
-//! clusters, which name endpoints. Routes and endpoints are those of sidecars; of a cluster gRPC takes little, and refuses what
-//! it does not know, so clusters are made here.
+//! A client subscribes by name. Listener `HOST:PORT` names the routes of that service port, routes name clusters, and
+//! clusters name endpoints. Routes and endpoints are those of sidecars. Clusters are compiled here, because gRPC
+//! supports few of their fields and refuses others.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -31,13 +31,13 @@ use crate::api::{
 
 use cluster::cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig, LbPolicy};
 
-/// The listeners of these services, by each name they may be asked for.
+/// Returns the listeners of these services, by each name that clients may use.
 pub(super) fn listeners(scope: &Scope<'_>, services: &[&Typed<Service>]) -> Vec<Arc<Resource>> {
     let full: HashSet<String> = services.iter().map(|service| service.fqdn()).collect();
     let mut made = Vec::new();
     for service in services {
         let mut hosts = short_names(scope, service);
-        // A host outside may be called so, too.
+        // The full name of a service may be a short name of another.
         hosts.retain(|host| !full.contains(host));
         hosts.push(service.fqdn());
         for port in ports(service) {
@@ -49,12 +49,12 @@ pub(super) fn listeners(scope: &Scope<'_>, services: &[&Typed<Service>]) -> Vec<
     made
 }
 
-/// The routes of a service, a resource for each port.
+/// Returns the routes of a service, one resource for each port.
 pub(super) fn routes(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<Arc<Resource>> {
     ports(service).map(|port| routes::of_cluster(scope, service, port.port)).collect()
 }
 
-/// The clusters of a service's port: of the whole service, then of each subset.
+/// Returns the clusters of a service port: that of the whole service, then that of each subset.
 pub(super) fn clusters(
     scope: &Scope<'_>,
     service: &Typed<Service>,
@@ -67,7 +67,7 @@ pub(super) fn clusters(
     let made = |subset: &str, effective: &Effective<'_>| {
         let name = ClusterName::outbound(port.port, subset, &host).to_string();
         let mut made = of_endpoints(mesh, name, effective);
-        // Only if it is asked for, as in Istio: there is no telling whether a server takes both.
+        // As in Istio only if the rule sets it, since it is unknown whether a server accepts both.
         if effective.tls.is_some_and(|tls| tls.mode == TlsMode::IstioMutual) {
             made.transport_socket = Some(tls::for_grpc(mesh, &scope.world.service_identities(service)));
         }
@@ -85,7 +85,7 @@ fn ports(service: &Typed<Service>) -> impl Iterator<Item = &ServicePort> {
     service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp)
 }
 
-/// Short names of a service for a client. As in Istio, only services of its own namespace have them.
+/// Returns the short names of a service for a client. As in Istio, only services of its own namespace have them.
 fn short_names(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<String> {
     let (name, namespace) = (&service.meta.name, &service.meta.namespace);
     if service.spec.outside.is_some() || namespace != scope.namespace {
@@ -130,7 +130,7 @@ fn of_endpoints(mesh: &MeshConfig, name: String, effective: &Effective<'_>) -> c
     made
 }
 
-/// Load balancing policy. The client's default is round robin; it would refuse a policy that it does not know.
+/// Sets the load balancing policy. The client's default is round robin; it would refuse an unknown policy.
 fn pick(made: &mut cluster::Cluster, balancer: Option<&LoadBalancer>) {
     let Some(balancer) = balancer else { return };
     match (&balancer.consistent_hash, balancer.simple) {

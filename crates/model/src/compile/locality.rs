@@ -1,7 +1,8 @@
-//! Near and far: how much a client sends to endpoints, by where it is and where they are (`localityLbSetting`).
+//! Locality load balancing (`localityLbSetting`): weights and priorities of endpoints by their locality and the
+//! client's.
 //!
-//! As in Istio: shares if the rule has them; else, only where failing endpoints are noticed, priorities: by labels if
-//! the rule names some, and by region, zone and sub-zone.
+//! As in Istio, shares are used if the rule has them. Otherwise endpoints get priorities, but only with outlier
+//! detection: by labels if the rule names some, and by region, zone and sub-zone.
 
 use std::collections::BTreeMap;
 
@@ -24,34 +25,34 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 const SUBZONE: &str = "topology.istio.io/subzone";
 const CLUSTER: &str = "topology.istio.io/cluster";
 
-/// What holds where nothing is said: the nearest first.
+/// Default setting: the nearest endpoints first.
 static NEAREST: LocalityLb =
     LocalityLb { distribute: Vec::new(), failover: Vec::new(), failover_priority: Vec::new(), enabled: None };
 
-/// Endpoints that are sent together.
+/// Endpoints sent as one group.
 pub(super) struct Group<'a> {
     pub(super) made: endpoint::LocalityLbEndpoints,
     pub(super) locality: &'a Locality,
-    /// What its endpoints were made from.
+    /// Endpoints of the model from which the group was made.
     pub(super) members: Vec<&'a Endpoint>,
 }
 
-/// The setting that holds; `None` if it is switched off.
+/// Returns the setting in force; `None` if it is disabled.
 fn setting<'a>(mesh: &'a MeshConfig, effective: &Effective<'a>) -> Option<&'a LocalityLb> {
     let of_rule = effective.load_balancer.and_then(|balancer| balancer.locality_lb_setting.as_ref());
     let setting = of_rule.or(mesh.locality_lb_setting.as_ref()).unwrap_or(&NEAREST);
     (setting.enabled != Some(false)).then_some(setting)
 }
 
-/// Whether a cluster shares its load by the weights of localities.
-pub(super) fn weighs(mesh: &MeshConfig, effective: &Effective<'_>) -> bool {
+/// Returns whether a cluster is balanced by the weights of localities.
+pub(super) fn is_weighted(mesh: &MeshConfig, effective: &Effective<'_>) -> bool {
     setting(mesh, effective).is_some_and(|setting| {
         let failover = !setting.failover.is_empty() || !setting.failover_priority.is_empty();
         !setting.distribute.is_empty() || effective.outlier_detection.is_some() && failover
     })
 }
 
-/// Gives groups weights or priorities; may divide them.
+/// Sets weights or priorities of groups; may split groups.
 pub(super) fn apply<'a>(
     scope: &Scope<'_>,
     effective: &Effective<'_>,
@@ -73,7 +74,7 @@ pub(super) fn apply<'a>(
     groups
 }
 
-/// Whether a place is meant by `region/zone/subzone`, of which each may be `*` and the later ones may be missing.
+/// Returns whether a locality matches `region/zone/subzone`. Each part may be `*`, and the later ones may be missing.
 fn matches(place: &Locality, text: &str) -> bool {
     let mut parts = text.splitn(3, '/');
     let region = parts.next().unwrap_or_default();
@@ -84,7 +85,7 @@ fn matches(place: &Locality, text: &str) -> bool {
     (region == "*" || region == place.region) && meant(&place.zone) && meant(&place.subzone)
 }
 
-/// Each place gets its share; those without lose their endpoints.
+/// Distributes the shares over the localities; those without a share lose their endpoints.
 fn distribute(shares: &Distribute, groups: &mut [Group<'_>]) {
     let mut left: Vec<&mut Group<'_>> = groups.iter_mut().collect();
     for (place, share) in &shares.to {
@@ -94,7 +95,7 @@ fn distribute(shares: &Distribute, groups: &mut [Group<'_>]) {
         let weight = |group: &Group<'_>| group.made.load_balancing_weight.map_or(1, |weight| weight.value);
         let total: u64 = here.iter().map(|group| u64::from(weight(group))).sum();
         for group in &mut here {
-            // What several places share is rounded up, so that none gets nothing.
+            // The part of each locality is rounded up, so that none gets zero.
             let part = (u64::from(weight(group)) * u64::from(*share)).div_ceil(total.max(1));
             if part > 0 {
                 group.made.load_balancing_weight = uint32(u32::try_from(part).unwrap_or(u32::MAX));
@@ -104,7 +105,7 @@ fn distribute(shares: &Distribute, groups: &mut [Group<'_>]) {
     left.into_iter().for_each(|group| group.made.lb_endpoints.clear());
 }
 
-/// The nearer, the higher the priority. It refines those that there are.
+/// Sets priorities by distance, the nearest first, within the existing priorities.
 fn by_distance(client: &Locality, failover: &[Failover], groups: &mut [Group<'_>]) {
     for group in groups.iter_mut() {
         let place = group.locality;
@@ -121,7 +122,7 @@ fn by_distance(client: &Locality, failover: &[Failover], groups: &mut [Group<'_>
     close_gaps(groups);
 }
 
-/// The more labels in a row are as the client's, or as the setting says, the higher the priority.
+/// Sets priorities by the number of leading labels that equal the client's or the value in the setting.
 fn by_labels<'a>(scope: &Scope<'_>, wanted: &[String], groups: Vec<Group<'a>>) -> Vec<Group<'a>> {
     let own = labels(scope, scope.labels, scope.locality);
     let wanted: Vec<(&str, Option<&str>)> = wanted
@@ -164,7 +165,7 @@ fn by_labels<'a>(scope: &Scope<'_>, wanted: &[String], groups: Vec<Group<'a>>) -
     made
 }
 
-/// The labels of a workload with those of its place.
+/// Returns the labels of a workload with those of its locality.
 fn labels(scope: &Scope<'_>, own: &Labels, place: &Locality) -> Labels {
     let mut labels = own.clone();
     for (name, value) in [
@@ -180,7 +181,7 @@ fn labels(scope: &Scope<'_>, own: &Labels, place: &Locality) -> Labels {
     labels
 }
 
-/// Priorities go from 0 up without gaps.
+/// Renumbers priorities from 0 up without gaps.
 fn close_gaps(groups: &mut [Group<'_>]) {
     let mut used: Vec<u32> = groups.iter().map(|group| group.made.priority).collect();
     used.sort_unstable();
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_meant_by_parts() {
+    fn localities_match_by_part() {
         let here = place("r/z/s");
         for (text, expected) in [
             ("r", true),
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_come_first() {
+    fn the_nearest_endpoints_have_the_highest_priority() {
         let places = ["r/a/s", "r/a/t", "r/b/s", "x/a/s", "y/a/s"].map(place);
         let priorities = |client: &str, failover: &[Failover]| -> Vec<u32> {
             let mut groups: Vec<_> = places.iter().map(|place| group(place, 1)).collect();

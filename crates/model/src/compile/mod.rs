@@ -1,11 +1,16 @@
-//! World × proxy view → xDS resources, as istiod would send them.
+//! Compilation of a World and a proxy's view to xDS resources, as istiod would send them.
 //!
-//! Clusters, endpoints and routes depend on the client only by its [`ClientScope`], and are shared by all clients that have the
-//! same; each [`Part`] of them is made by itself. Listeners depend on the whole view.
+//! Clusters, endpoints and routes depend on the client only by its [`ClientScope`], and are shared by all clients with
+//! equal ones. Each [`Part`] of them is compiled separately. Listeners depend on the whole view.
 //!
-//! In the order of the data: [`pb`], [`packed`] and [`order`] (messages and their bytes), [`policy`], [`pool`], [`balance`] and [`locality`] (which settings hold), [`tls`], [`clusters`], [`endpoints`],
-//! [`clause`] and [`rbac`] (authorization), [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`]; [`grpc`] for
-//! clients without a proxy.
+//! Modules in the order of the data:
+//!
+//! - [`pb`], [`packed`] and [`order`]: messages and their bytes
+//! - [`policy`], [`pool`], [`balance`] and [`locality`]: settings of DestinationRules
+//! - [`tls`], [`clusters`], [`endpoints`]
+//! - [`clause`] and [`rbac`]: authorization
+//! - [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`]
+//! - [`grpc`]: clients without a proxy
 
 mod access_log;
 mod balance;
@@ -41,17 +46,18 @@ use crate::{
 /// Unit of compilation: resources that are compiled together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// The clusters and endpoints of a service: namespace and name.
+    /// Clusters and endpoints of a service: namespace and name.
     Service(String, String),
     /// All routes.
     Routes,
-    /// The names of services: the name table; for gRPC's clients the listeners.
+    /// Names of services: the name table; for gRPC clients the listeners.
     Names,
     /// Trust bundles by trust domain.
     Trust,
 }
 
-/// Compiles all resources of a proxy. Also returns findings about configuration that could not be compiled as written.
+/// Compiles all resources of a proxy. Also returns diagnostics about configuration that could not be compiled as
+/// written.
 pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) {
     let surroundings = ClientScope::of(view, &world.label_keys());
     let (mut made, findings) = compile_own(world, view, &outline(world, &surroundings));
@@ -61,7 +67,7 @@ pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) 
     (made, findings)
 }
 
-/// The parts that proxies of these surroundings share.
+/// Returns the parts shared by proxies with these surroundings.
 pub fn parts(world: &World, surroundings: &ClientScope) -> Vec<Part> {
     let scope = Scope::new(world, surroundings);
     let of =
@@ -69,7 +75,7 @@ pub fn parts(world: &World, surroundings: &ClientScope) -> Vec<Part> {
     scope.services().map(|service| of(service)).chain([Part::Routes, Part::Names, Part::Trust]).collect()
 }
 
-/// Compiles a part for proxies of these surroundings; empty if the part does not exist.
+/// Compiles a part for proxies with these surroundings; empty if the part does not exist.
 pub fn compile_part(world: &World, surroundings: &ClientScope, part: &Part) -> Vec<Arc<Resource>> {
     let scope = Scope::new(world, surroundings);
     match part {
@@ -103,8 +109,8 @@ pub fn compile_part(world: &World, surroundings: &ClientScope, part: &Part) -> V
     }
 }
 
-/// Whether a part is the same for proxies of two surroundings that are [`kin`](ClientScope::kin), as far as that is easily
-/// seen: what services are to others seldom depends on the namespace these are in.
+/// Returns whether a part is known to be equal for two surroundings with the same services
+/// ([`kin`](ClientScope::kin)). May return false for equal parts. Clusters rarely depend on the client's namespace.
 pub fn is_alike(world: &World, one: &ClientScope, other: &ClientScope, part: &Part) -> bool {
     let Part::Service(namespace, name) = part else { return false };
     let Some(service) = world.service_named(namespace, name) else { return false };
@@ -112,8 +118,8 @@ pub fn is_alike(world: &World, one: &ClientScope, other: &ClientScope, part: &Pa
     one.sees(service) && other.sees(service) && one.rule(service) == other.rule(service)
 }
 
-/// The routes of one host ([`ChangeSet::hosts`](crate::ChangeSet::hosts)) anew, for proxies that have these surroundings and take
-/// [routes by host](ClientScope::routes_by_host); `made` gives what was made before.
+/// Compiles the routes of one host ([`ChangeSet::hosts`](crate::ChangeSet::hosts)) again, for proxies with these
+/// surroundings and [routes by host](ClientScope::routes_by_host). `made` returns the previous resource.
 pub fn compile_host(
     world: &World,
     surroundings: &ClientScope,
@@ -125,11 +131,11 @@ pub fn compile_host(
     if scope.role == Role::Grpc {
         grpc::routes(&scope, service)
     } else {
-        routes::again(&scope, service, made)
+        routes::recompile(&scope, service, made)
     }
 }
 
-/// Outline of the outbound listeners of proxies of these surroundings.
+/// Returns the outline of the outbound listeners of proxies with these surroundings.
 pub fn outline(world: &World, surroundings: &ClientScope) -> Outline {
     match surroundings.role {
         Role::Sidecar => listeners::outline(Scope::new(world, surroundings).services()),
@@ -137,12 +143,12 @@ pub fn outline(world: &World, surroundings: &ClientScope) -> Outline {
     }
 }
 
-/// Compiles the resources that depend on a proxy's workload. Also returns findings about configuration that could not be compiled as
-/// written. The outline is that of the proxy's surroundings.
+/// Compiles the resources that depend on a proxy's workload. Also returns diagnostics about configuration that could
+/// not be compiled as written. The outline is that of the proxy's surroundings.
 pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resources, Vec<Diagnostic>) {
     let mut findings = CompileFindings { world, list: Vec::new() };
     let mut made = Resources::default();
-    // Labels matter to routes and endpoints only, which are shared.
+    // Only routes and endpoints depend on labels, and those are shared.
     let surroundings = ClientScope::of(view, &BTreeSet::new());
     let scope = Scope::new(world, &surroundings);
     match view.role {
@@ -159,21 +165,21 @@ struct Scope<'a> {
     role: Role,
     /// Namespace of the client, which decides the visibility of objects.
     namespace: &'a str,
-    /// The cluster endpoints are in.
+    /// Cluster of the endpoints.
     cluster_id: &'a str,
     /// Locality of the client.
     locality: &'a Locality,
-    /// The client's labels, by which endpoints can be near and routes can hold.
+    /// Labels of the client, which affect the priority of endpoints and the match of routes.
     labels: &'a Labels,
     ipv4: bool,
     ipv6: bool,
-    /// The client detects the protocol of undeclared ports. Gateways have it in their own configuration.
+    /// Whether the client detects the protocol of undeclared ports. Gateways have it in their own configuration.
     sniffs: bool,
-    /// Istio's own filters must be left out.
+    /// Whether Istio's own filters must be omitted.
     plain_envoy: bool,
-    /// Virtual hosts are resources of their own.
+    /// Whether virtual hosts are separate resources.
     hosts_apart: bool,
-    /// Names of endpoints are sent as their addresses.
+    /// Whether names of endpoints are sent as their addresses.
     names_resolved: bool,
 }
 
@@ -195,25 +201,25 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// The services a client of this scope may call.
+    /// Returns the services that a client of this scope may call.
     fn services(&self) -> impl Iterator<Item = &'a Arc<Typed<Service>>> {
         self.world.services().filter(|service| self.sees(service))
     }
 
-    /// Whether a client of this scope may call a service.
+    /// Returns whether a client of this scope may call a service.
     fn sees(&self, service: &Typed<Service>) -> bool {
         service.spec.external_name.is_none()
             && self.world.service_visible(service, self.namespace)
             && self.world.service_chosen(service, self.namespace)
     }
 
-    /// The rule a client of this scope follows towards a service.
+    /// Returns the rule that a client of this scope applies to a service.
     fn rule(&self, service: &Typed<Service>) -> Option<Arc<Typed<DestinationRule>>> {
         self.world.destination_rule(&service.fqdn(), self.namespace)
     }
 }
 
-/// CompileFindings about configuration that is not applied as written.
+/// Diagnostics about configuration that is not applied as written.
 struct CompileFindings<'a> {
     world: &'a World,
     list: Vec<Diagnostic>,
@@ -232,7 +238,7 @@ impl CompileFindings<'_> {
     }
 }
 
-/// The clusters and endpoints of a service.
+/// Returns the clusters and endpoints of a service.
 fn of_service(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<Arc<Resource>> {
     let mut made = Vec::new();
     let rule = scope.rule(service);
@@ -246,10 +252,10 @@ fn of_service(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<Arc<Resource>>
         if by_discovery {
             let assignments = endpoints::assignments(scope, service, port, rule.as_deref());
             made.extend(assignments.iter().map(|one| order::encode(Kind::Endpoint, &one.cluster_name, one)));
-        } else if clusters.iter().any(clusters::looks_up) {
+        } else if clusters.iter().any(clusters::is_resolved_by_proxies) {
             let assignments = endpoints::assignments(scope, service, port, rule.as_deref());
             for (cluster, assignment) in clusters.iter_mut().zip(assignments) {
-                cluster.load_assignment = clusters::looks_up(cluster).then_some(assignment);
+                cluster.load_assignment = clusters::is_resolved_by_proxies(cluster).then_some(assignment);
             }
         }
         made.extend(clusters.iter().map(|cluster| order::encode(Kind::Cluster, &cluster.name, cluster)));
@@ -257,7 +263,7 @@ fn of_service(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<Arc<Resource>>
     made
 }
 
-/// What only a sidecar has.
+/// Adds the resources that only a sidecar has.
 fn add_sidecar(
     made: &mut Resources,
     scope: &Scope<'_>,

@@ -1,4 +1,4 @@
-//! NDS: what the DNS of a proxy answers.
+//! NDS: the names that a proxy's DNS server answers.
 
 use skysail_xds::istio::{NameInfo, NameTable};
 
@@ -8,7 +8,7 @@ use crate::{
     api::{Service, Typed},
 };
 
-/// The name table of a proxy. Only sidecars have a DNS of their own.
+/// Returns the name table of a proxy. Only sidecars have a DNS server.
 pub(super) fn compile(scope: &Scope<'_>, services: &[&Typed<Service>]) -> NameTable {
     let table = match scope.role {
         Role::Router | Role::Grpc => Default::default(),
@@ -21,7 +21,7 @@ pub(super) fn compile(scope: &Scope<'_>, services: &[&Typed<Service>]) -> NameTa
     NameTable { table }
 }
 
-/// A service's virtual addresses, or its endpoints' where it has none.
+/// Returns a service's virtual addresses, or those of its endpoints if it is headless.
 fn name_info(scope: &Scope<'_>, service: &Typed<Service>) -> NameInfo {
     let ips = if service.spec.headless {
         let port = service.spec.ports.first();

@@ -1,11 +1,11 @@
-//! Puts what may stand in any order into one.
+//! Deterministic order of fields and map entries.
 //!
-//! Fields of packed messages come in the order in which Go writes them: members of a `oneof` last. Both orders are the same
-//! message, but what is packed in an `Any` is compared as bytes by Go's `proto.Equal`, and so by the tools people hold our
-//! configuration against istiod's with. Only messages that occur packed and have fields behind a `oneof` need a row here.
+//! Fields of packed messages have the order in which Go writes them: members of a `oneof` last. Either order encodes
+//! the same message. But Go's `proto.Equal` compares what is packed in an `Any` as bytes, and so do the tools that
+//! compare our configuration with istiod's. Only packed messages with fields behind a `oneof` need a row here.
 //!
-//! Entries of maps are sorted. prost keeps them in hash maps and writes them in any order, so that the same resource would
-//! have another fingerprint each time it is made, and be sent for nothing.
+//! Entries of maps are sorted. prost keeps them in hash maps and writes them in any order. Without sorting, the same
+//! resource would get a new fingerprint each time it is compiled, and would be sent again.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use skysail_xds::{Kind, Resource};
 
 use super::pb::route::VirtualHost;
 
-/// Which fields go last, which are maps, and which are messages to look into.
+/// Fields that are written last, fields that are maps, and fields that are messages with a shape of their own.
 struct Shape {
     last: &'static [u32],
     maps: &'static [u32],
@@ -75,7 +75,7 @@ static POLICY_ENTRY: Shape = shape(&[], &[(2, &POLICY)]);
 static RULES: Shape = shape(&[], &[(2, &POLICY_ENTRY)]);
 static RBAC: Shape = shape(&[], &[(1, &RULES), (2, &RULES)]);
 
-/// A virtual host of a route configuration, which is found by its domains too.
+/// Encodes a virtual host of a route configuration, with its domains as aliases.
 pub(super) fn encode_host(routes: &str, host: &VirtualHost) -> Arc<Resource> {
     let aliases: Vec<String> =
         host.domains.iter().map(|domain| format!("{routes}/{}", domain.to_ascii_lowercase())).collect();
@@ -83,7 +83,7 @@ pub(super) fn encode_host(routes: &str, host: &VirtualHost) -> Arc<Resource> {
     Resource::with_aliases(Kind::VirtualHost, &host.name, body, aliases.iter().map(String::as_str))
 }
 
-/// A resource, the same bytes every time.
+/// Encodes a resource, with the same bytes every time.
 pub(super) fn encode<M: Codec>(kind: Kind, name: &str, message: &M) -> Arc<Resource> {
     Resource::from_body(kind, name, encoded(kind, message).into())
 }
@@ -101,8 +101,8 @@ fn encoded<M: Codec>(kind: Kind, message: &M) -> Vec<u8> {
     ordered(shape, &body).unwrap_or(body)
 }
 
-/// The message of this full name, its fields in Go's order.
-pub(super) fn as_go(message: &str, body: Vec<u8>) -> Vec<u8> {
+/// Rewrites the message of this full name with its fields in Go's order.
+pub(super) fn in_go_order(message: &str, body: Vec<u8>) -> Vec<u8> {
     let shape = match message.strip_prefix("envoy.extensions.").unwrap_or(message) {
         "transport_sockets.tls.v3.UpstreamTlsContext" | "transport_sockets.tls.v3.DownstreamTlsContext" => {
             &TLS_CONTEXT
@@ -116,11 +116,11 @@ pub(super) fn as_go(message: &str, body: Vec<u8>) -> Vec<u8> {
     ordered(shape, &body).unwrap_or(body)
 }
 
-/// `None` if these bytes are no message, which cannot be, as we wrote them.
+/// Returns the bytes in order; `None` if they are not a message, which cannot happen as they were just encoded.
 fn ordered(shape: &Shape, mut rest: &[u8]) -> Option<Vec<u8>> {
     let mut first = Vec::with_capacity(rest.len());
     let mut last = Vec::new();
-    // The entries of the map that is being read.
+    // Entries of the current map.
     let mut entries: Vec<Vec<u8>> = Vec::new();
     let mut map = None;
     while !rest.is_empty() {
@@ -183,7 +183,7 @@ mod tests {
     use crate::compile::pb::{metadata, seconds, whole_percent};
 
     #[test]
-    fn maps_come_in_one_order() {
+    fn maps_are_encoded_in_one_order() {
         use skysail_xds::{envoy::pb::envoy::config::cluster::v3::Cluster, istio};
         let make = || {
             let names: Vec<String> = (0..20).map(|number| format!("name {number}")).collect();
@@ -201,13 +201,13 @@ mod tests {
     }
 
     #[test]
-    fn the_message_stays_the_same_and_oneofs_go_last() {
+    fn the_message_is_equal_and_oneofs_are_last() {
         let delay = FaultDelay {
             percentage: Some(whole_percent(50)),
             fault_delay_secifier: Some(FaultDelaySecifier::FixedDelay(seconds(7))),
         };
         let fault = HttpFault { delay: Some(delay), ..Default::default() };
-        let body = as_go(&HttpFault::full_name(), fault.encode_to_vec());
+        let body = in_go_order(&HttpFault::full_name(), fault.encode_to_vec());
         assert_eq!(HttpFault::decode(body.as_slice()).unwrap(), fault);
         // delay { percentage (4) { 50 }, fixed_delay (3) { 7 } }
         assert_eq!(body, [0x0a, 8, 0x22, 2, 0x08, 50, 0x1a, 2, 0x08, 7]);

@@ -1,9 +1,8 @@
-//! Messages with maps that are packed into others, the same bytes every time.
+//! Packed messages with maps, with the same bytes every time.
 //!
-//! prost keeps maps in hash maps and writes them in any order. At the top of a resource that does no harm, but what is
-//! packed is compared as bytes by many tools, and by Envoy when it decides whether a filter changed. Encodings of the
-//! parts of a message, put one after the other, are an encoding of the whole (Protocol Buffers, "Last One Wins"), so
-//! maps are written entry by entry.
+//! prost keeps maps in hash maps and writes them in any order. Many tools compare packed messages as bytes, and so does
+//! Envoy when it decides whether a filter changed. Concatenated encodings of the parts of a message are an encoding of
+//! the whole (Protocol Buffers, "Last One Wins"), so maps are written entry by entry.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +14,15 @@ use super::{
     pb::{Any, Struct, Value, rbac},
 };
 
-/// A message of which only this field is written. It is optional so that an empty one is written too: rules without
-/// policies deny everything, no rules nothing.
+/// A message with only its first field. The field is optional so that an empty one is written too: rules without
+/// policies deny everything, absent rules nothing.
 #[derive(Clone, PartialEq, Message)]
 struct First {
     #[prost(bytes = "vec", optional, tag = "1")]
     field: Option<Vec<u8>>,
 }
 
-/// The same for the second field.
+/// A message with only its second field.
 #[derive(Clone, PartialEq, Message)]
 struct Second {
     #[prost(bytes = "vec", optional, tag = "2")]
@@ -36,24 +35,24 @@ pub(super) fn pack<M: Codec + Name>(message: &M) -> Any {
 }
 
 fn of_type<M: Codec + Name>(body: Vec<u8>) -> Any {
-    Any { type_url: M::type_url(), value: order::as_go(&M::full_name(), body) }
+    Any { type_url: M::type_url(), value: order::in_go_order(&M::full_name(), body) }
 }
 
-/// A `udpa.type.v1.TypedStruct`.
+/// Packs a `udpa.type.v1.TypedStruct`.
 pub(super) fn typed_struct(type_url: &str, fields: BTreeMap<&str, Value>) -> Any {
     let mut body = First { field: Some(type_url.as_bytes().to_vec()) }.encode_to_vec();
     body.extend(Second { field: Some(structure(fields)) }.encode_to_vec());
     Any { type_url: "type.googleapis.com/udpa.type.v1.TypedStruct".into(), value: body }
 }
 
-/// A filter whose first field are its rules.
+/// Packs a filter whose first field is its rules.
 pub(super) fn with_rules<M: Codec + Name>(rest: &M, rules: &Rules) -> Any {
     let mut body = First { field: Some(rules.encode()) }.encode_to_vec();
     body.extend(rest.to_vec());
     of_type::<M>(body)
 }
 
-/// `envoy.config.rbac.v3.RBAC`, its policies in order.
+/// `envoy.config.rbac.v3.RBAC` with its policies in order.
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
     pub(super) action: rbac::rbac::Action,
@@ -87,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_read_as_the_whole() {
+    fn concatenated_parts_decode_as_the_whole() {
         let fields = BTreeMap::from([("a", string("1")), ("b", string("2"))]);
         let read = TypedStruct::decode(typed_struct("x", fields).value.as_slice()).unwrap();
         assert_eq!(read.type_url, "x");

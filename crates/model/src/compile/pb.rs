@@ -1,4 +1,4 @@
-//! Short names for Envoy's messages, and the little ones everybody needs.
+//! Short names for Envoy's messages, and constructors of small ones.
 
 use std::{collections::HashMap, net::IpAddr, time};
 
@@ -16,7 +16,7 @@ pub(super) use skysail_xds::envoy::pb::{
     google::protobuf::{Any, BoolValue, Duration, Struct, UInt32Value, UInt64Value, Value},
 };
 
-/// `10s`.
+/// Converts a duration to its message.
 pub(super) fn duration(length: time::Duration) -> Duration {
     Duration {
         seconds: i64::try_from(length.as_secs()).unwrap_or(i64::MAX),
@@ -24,22 +24,22 @@ pub(super) fn duration(length: time::Duration) -> Duration {
     }
 }
 
-/// A length in whole seconds; 0 turns most timeouts off.
+/// Returns a duration in whole seconds; 0 disables most timeouts.
 pub(super) const fn seconds(seconds: i64) -> Duration {
     Duration { seconds, nanos: 0 }
 }
 
-/// A number that may be unset.
+/// Returns a number that may be unset.
 pub(super) const fn uint32(value: u32) -> Option<UInt32Value> {
     Some(UInt32Value { value })
 }
 
-/// A boolean that may be unset.
+/// Returns a boolean that may be unset.
 pub(super) const fn boolean(value: bool) -> Option<BoolValue> {
     Some(BoolValue { value })
 }
 
-/// An address and port.
+/// Returns a socket address.
 pub(super) fn socket(address: impl Into<String>, port: u16) -> core::SocketAddress {
     core::SocketAddress {
         address: address.into(),
@@ -48,12 +48,12 @@ pub(super) fn socket(address: impl Into<String>, port: u16) -> core::SocketAddre
     }
 }
 
-/// An address and port, where any kind of address may stand.
+/// Returns an address of any kind with an IP address and port.
 pub(super) fn address(address: impl Into<String>, port: u16) -> core::Address {
     core::Address { address: Some(core::address::Address::SocketAddress(socket(address, port))) }
 }
 
-/// An address as it stands in host names: IPv6 in brackets.
+/// Formats an address for host names: IPv6 in brackets.
 pub(super) fn host_of(ip: IpAddr) -> String {
     match ip {
         IpAddr::V4(ip) => ip.to_string(),
@@ -61,7 +61,7 @@ pub(super) fn host_of(ip: IpAddr) -> String {
     }
 }
 
-/// A block of addresses, `10.0.0.0/8` or a single address; `None` if it is neither.
+/// Parses a block of addresses, `10.0.0.0/8` or a single address; `None` if it is neither.
 pub(super) fn cidr(text: &str) -> Option<core::CidrRange> {
     let (prefix, length) = match text.split_once('/') {
         Some((prefix, length)) => (prefix, Some(length.parse().ok()?)),
@@ -74,7 +74,7 @@ pub(super) fn cidr(text: &str) -> Option<core::CidrRange> {
         .then(|| core::CidrRange { address_prefix: ip.to_string(), prefix_len: uint32(length) })
 }
 
-/// Configuration from the stream the resource itself came by.
+/// Returns the configuration source for the stream that carries the resource itself (ADS).
 pub(super) fn from_ads() -> core::ConfigSource {
     core::ConfigSource {
         initial_fetch_timeout: Some(seconds(0)),
@@ -84,17 +84,17 @@ pub(super) fn from_ads() -> core::ConfigSource {
     }
 }
 
-/// Metadata of one filter.
+/// Returns the metadata of one filter.
 pub(super) fn metadata(filter: &str, value: Struct) -> core::Metadata {
     core::Metadata { filter_metadata: HashMap::from([(filter.to_owned(), value)]), ..Default::default() }
 }
 
-/// A struct's fields.
+/// Returns a struct with these fields.
 pub(super) fn fields<'a>(fields: impl IntoIterator<Item = (&'a str, Value)>) -> Struct {
     Struct { fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect() }
 }
 
-/// Per cent, to the precision Istio keeps.
+/// Converts a percentage, to the precision that Istio keeps.
 pub(super) fn percent(value: f64) -> types::FractionalPercent {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped before")]
     let numerator = (value.clamp(0.0, 100.0) * 10_000.0) as u32;
@@ -104,27 +104,27 @@ pub(super) fn percent(value: f64) -> types::FractionalPercent {
     }
 }
 
-/// Whole per cent.
+/// Converts a whole percentage.
 pub(super) fn whole_percent(numerator: u32) -> types::FractionalPercent {
     types::FractionalPercent { numerator, ..Default::default() }
 }
 
-/// An RE2 expression.
+/// Returns a matcher for an RE2 expression.
 pub(super) fn regex(expression: impl Into<String>) -> matcher::RegexMatcher {
     matcher::RegexMatcher { regex: expression.into(), ..Default::default() }
 }
 
-/// A way to compare a text.
+/// Returns a matcher for a string.
 pub(super) fn matching(pattern: matcher::string_matcher::MatchPattern) -> matcher::StringMatcher {
     matcher::StringMatcher { match_pattern: Some(pattern), ..Default::default() }
 }
 
-/// The path in Istio's API of the object something was made from, shown in logs and `config_dump`.
+/// Returns the path in Istio's API of the object that a resource was compiled from, shown in logs and `config_dump`.
 pub(super) fn config_path(kind: &str, namespace: &str, name: &str) -> Value {
     istio::string(format!("/apis/networking.istio.io/v1/namespaces/{namespace}/{kind}/{name}"))
 }
 
-/// The part of a route's action that all have: its timeout, which holds for gRPC too.
+/// Returns a route action with a timeout, which applies to gRPC too.
 #[expect(deprecated, reason = "what istiod sends; the successor has other semantics for gRPC")]
 pub(super) fn timed_action(timeout: Duration) -> route::RouteAction {
     route::RouteAction { timeout: Some(timeout), max_grpc_timeout: Some(timeout), ..Default::default() }

@@ -1,31 +1,31 @@
-//! Which settings of a DestinationRule hold for a port and a subset.
+//! Effective settings of a DestinationRule for a port and a subset.
 //!
-//! The order is Istio's: settings for the port replace the rule's whole; a subset's replace the result one by one,
-//! unless they are for the port, when they replace it whole again.
+//! The order is Istio's. Settings for the port replace those of the whole rule. A subset's settings replace the result
+//! one by one; if they are for the port, they replace it as a whole.
 
 use crate::api::{
     DestinationRule, Subset, TrafficPolicy,
     destination_rule::{ClientTls, ConnectionPool, LoadBalancer, OutlierDetection, RetryBudget},
 };
 
-/// The settings of a traffic policy for one port.
+/// Effective settings of a traffic policy for one port.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Effective<'a> {
     pub(super) load_balancer: Option<&'a LoadBalancer>,
     pub(super) connection_pool: Option<&'a ConnectionPool>,
     pub(super) outlier_detection: Option<&'a OutlierDetection>,
     pub(super) tls: Option<&'a ClientTls>,
-    /// Settings for a port have none.
+    /// Retry budget; settings for a port have none.
     pub(super) retry_budget: Option<&'a RetryBudget>,
 }
 
 impl<'a> Effective<'a> {
-    /// What the rule says for the whole service.
+    /// Returns the settings for the whole service.
     pub(super) fn of_rule(rule: &'a DestinationRule, port: u16) -> Self {
         rule.traffic_policy.as_ref().map(|policy| Self::of_port(policy, port).0).unwrap_or_default()
     }
 
-    /// What the rule says for a subset.
+    /// Returns the settings for a subset.
     pub(super) fn of_subset(rule: &'a DestinationRule, subset: &'a Subset, port: u16) -> Self {
         let whole = Self::of_rule(rule, port);
         let Some(policy) = &subset.traffic_policy else { return whole };
@@ -42,7 +42,7 @@ impl<'a> Effective<'a> {
         }
     }
 
-    /// A policy's settings for a port, and whether they are meant for this port alone.
+    /// Returns a policy's settings for a port, and whether they are defined for this port alone.
     fn of_port(policy: &'a TrafficPolicy, port: u16) -> (Self, bool) {
         let of_port = policy.port_level_settings.iter().find(|own| own.port.number == u32::from(port));
         let settings = match of_port {
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_replace_whole_and_subsets_one_by_one() {
+    fn port_settings_replace_the_whole_and_subsets_single_settings() {
         let rule = rule(
             r#"{"host": "a", "trafficPolicy": {
                 "connectionPool": {"tcp": {"maxConnections": 1}}, "tls": {"mode": "DISABLE"},

@@ -1,4 +1,4 @@
-//! Limits of connections and failing endpoints: `connectionPool` and `outlierDetection` of a DestinationRule.
+//! Connection limits and outlier detection: `connectionPool` and `outlierDetection` of a DestinationRule.
 
 use super::pb::{cluster, core, duration, types, uint32};
 use crate::api::{
@@ -13,7 +13,7 @@ use cluster::{
     circuit_breakers::{Thresholds, thresholds},
 };
 
-/// No limits but the ones asked for: Envoy's own defaults (1,024) would surprise.
+/// Returns circuit breakers without limits, since Envoy's defaults (1,024) would surprise.
 pub(super) fn unlimited() -> CircuitBreakers {
     CircuitBreakers {
         thresholds: vec![Thresholds {
@@ -27,7 +27,7 @@ pub(super) fn unlimited() -> CircuitBreakers {
     }
 }
 
-/// Sets a cluster's limits, connect timeout and keepalive.
+/// Sets the limits, connect timeout and keep-alive of a cluster.
 pub(super) fn apply(made: &mut cluster::Cluster, mesh: &MeshConfig, pool: Option<&ConnectionPool>) {
     let (tcp, http) = parts(pool);
     if let Some(timeout) = tcp.and_then(|tcp| tcp.connect_timeout).or(mesh.connect_timeout) {
@@ -66,7 +66,7 @@ pub(super) fn apply_retry_budget(made: &mut cluster::Cluster, from: &RetryBudget
     }
 }
 
-/// Throws out endpoints that fail.
+/// Sets the outlier detection of a cluster.
 pub(super) fn apply_outlier_detection(made: &mut cluster::Cluster, from: &OutlierDetection) {
     let percent = |value: i32| u32::try_from(value).ok().filter(|value| *value > 0).and_then(uint32);
     let mut detection = cluster::OutlierDetection {
@@ -100,7 +100,7 @@ pub(super) fn apply_outlier_detection(made: &mut cluster::Cluster, from: &Outlie
     }
 }
 
-/// Timeouts and limits of each connection; `None` if there are none.
+/// Returns the timeouts and limits of each connection; `None` if there are none.
 pub(super) fn common_options(pool: Option<&ConnectionPool>) -> Option<core::HttpProtocolOptions> {
     let (tcp, http) = parts(pool);
     let idle = http.and_then(|http| http.idle_timeout).or(tcp.and_then(|tcp| tcp.idle_timeout));
@@ -115,7 +115,7 @@ pub(super) fn common_options(pool: Option<&ConnectionPool>) -> Option<core::Http
     (options != core::HttpProtocolOptions::default()).then_some(options)
 }
 
-/// Settings of HTTP/2 connections.
+/// Returns the settings of HTTP/2 connections.
 pub(super) fn http2(pool: Option<&ConnectionPool>) -> core::Http2ProtocolOptions {
     let http = parts(pool).1;
     let keepalive = http.and_then(|http| http.http2_keep_alive.as_ref());
@@ -130,12 +130,12 @@ pub(super) fn http2(pool: Option<&ConnectionPool>) -> core::Http2ProtocolOptions
     }
 }
 
-/// True if HTTP/1.1 requests go out as HTTP/2.
+/// Returns whether HTTP/1.1 requests are sent as HTTP/2.
 pub(super) fn upgrades(pool: Option<&ConnectionPool>) -> bool {
     parts(pool).1.is_some_and(|http| http.h2_upgrade_policy == Some(H2Upgrade::Upgrade))
 }
 
-/// True if requests go out by the protocol they came in by.
+/// Returns whether requests are sent by the client's protocol.
 pub(super) fn uses_client_protocol(pool: Option<&ConnectionPool>) -> bool {
     parts(pool).1.is_some_and(|http| http.use_client_protocol)
 }
@@ -159,7 +159,7 @@ fn limit(field: &mut Option<super::pb::UInt32Value>, value: i32) {
     }
 }
 
-/// 0 means unset.
+/// Returns a positive number; 0 means unset.
 fn positive(value: i32) -> Option<u32> {
     u32::try_from(value).ok().filter(|value| *value > 0)
 }

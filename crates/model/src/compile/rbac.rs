@@ -1,8 +1,8 @@
 //! Authorization filters from AuthorizationPolicies: DENY first, then ALLOW, as Istio orders them.
 //!
-//! On a chain that is not read as HTTP, what only HTTP could tell cannot be checked. As in Istio the strict way is
-//! taken: an ALLOW rule that needs it allows nothing, a DENY rule denies without regard to it. The same holds for
-//! attributes we cannot check at all, those of tokens.
+//! On a TCP chain, attributes of HTTP requests cannot be checked. As in Istio the result is strict: an ALLOW rule with
+//! such an attribute allows nothing, and a DENY rule denies without regard to it. The same applies to attributes of
+//! tokens, which are not supported.
 
 use std::collections::BTreeMap;
 
@@ -28,17 +28,17 @@ use crate::{
 
 use rbac::{Permission, Policy, Principal, permission, principal};
 
-/// Istio's prefix for shadow rules, present even where there are none.
+/// Istio's prefix for shadow rules, which is set even without such rules.
 const SHADOW_PREFIX: &str = "istio_dry_run_allow_";
 
-/// The authorization of one workload.
+/// Authorization of one workload.
 pub(super) struct Authorization {
     http: Vec<Rules>,
     tcp: Vec<Rules>,
 }
 
 impl Authorization {
-    /// Compiles the policies that hold for a workload; `tcp_ports` are its ports that are not HTTP.
+    /// Compiles the policies of a workload. `tcp_ports` are its ports that are not HTTP.
     pub(super) fn new<'a>(
         mesh: &MeshConfig,
         policies: impl Iterator<Item = &'a Typed<AuthorizationPolicy>> + Clone,
@@ -56,14 +56,14 @@ impl Authorization {
         Self { http: compile(false), tcp: compile(true) }
     }
 
-    /// The filters of an HTTP chain.
+    /// Returns the filters of an HTTP chain.
     pub(super) fn http_filters(&self) -> Vec<HttpFilter> {
         let rest = HttpRbac { shadow_rules_stat_prefix: SHADOW_PREFIX.into(), ..Default::default() };
         let filter = |rules| filters::http("envoy.filters.http.rbac", packed::with_rules(&rest, rules));
         self.http.iter().map(filter).collect()
     }
 
-    /// The filters of a TCP chain.
+    /// Returns the filters of a TCP chain.
     pub(super) fn tcp_filters(&self) -> Vec<listener::Filter> {
         let rest = NetworkRbac {
             shadow_rules_stat_prefix: SHADOW_PREFIX.into(),
@@ -75,7 +75,7 @@ impl Authorization {
     }
 }
 
-/// `CUSTOM` denies: without the service that was to decide, nothing that it was to decide on may pass.
+/// Returns Envoy's action. `CUSTOM` denies: without its external authorizer, no request of the policy may pass.
 fn enforced_as(action: Action) -> Option<rbac::rbac::Action> {
     match action {
         Action::Allow => Some(rbac::rbac::Action::Allow),
@@ -84,7 +84,7 @@ fn enforced_as(action: Action) -> Option<rbac::rbac::Action> {
     }
 }
 
-/// `None` where no policy of this action holds.
+/// Returns the rules of all policies with this action; `None` if there are none.
 fn rules<'a>(
     mesh: &MeshConfig,
     action: rbac::rbac::Action,
@@ -110,7 +110,7 @@ fn rules<'a>(
     any.then_some(Rules { action, policies: compiled })
 }
 
-/// What a rule is compiled for.
+/// Context in which a rule is compiled.
 struct Check<'a> {
     mesh: &'a MeshConfig,
     namespace: &'a str,
@@ -119,7 +119,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// An error means that the rule cannot be checked and must not allow anything.
+    /// Compiles a rule. An error means that it cannot be checked and must not allow anything.
     fn rule(&self, rule: &Rule) -> Result<Policy, NotCheckable> {
         let conditions = |of_peer: bool| {
             let clauses = rule.when.iter().filter_map(Clause::of_condition);
@@ -190,7 +190,7 @@ impl Check<'_> {
         Ok(rule(permission::Rule::AndRules(permission::Set { rules: all })))
     }
 
-    /// What cannot be checked is left out of a DENY rule, which then denies more.
+    /// Compiles each value. A DENY rule omits values that cannot be checked, and so denies more.
     fn each<T>(
         &self,
         values: &[String],
@@ -208,7 +208,7 @@ impl Check<'_> {
     }
 }
 
-/// A policy without rules: it never matches, but its being there makes the workload deny what no other allows.
+/// Returns a policy that never matches. Its presence makes the workload deny what no other policy allows.
 fn never() -> Policy {
     let (any_permission, any_principal) =
         (rule(permission::Rule::Any(true)), identifier(principal::Identifier::Any(true)));
@@ -227,7 +227,7 @@ fn rule(rule: permission::Rule) -> Permission {
     Permission { rule: Some(rule) }
 }
 
-/// Says which rules cannot be checked as written on ports that are not HTTP.
+/// Reports rules that cannot be checked as written on ports that are not HTTP.
 fn report(policy: &Typed<AuthorizationPolicy>, tcp_ports: &[u16], findings: &mut CompileFindings<'_>) {
     let Some(action) = enforced_as(policy.spec.action) else { return };
     let Some(port) = tcp_ports.first() else { return };

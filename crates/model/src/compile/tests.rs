@@ -1,4 +1,4 @@
-//! What the recordings of a real istiod do not show.
+//! Tests of the compile step beyond the recordings of a real istiod.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -94,7 +94,7 @@ fn configs(chain: &listener::FilterChain) -> Vec<&Any> {
         .collect()
 }
 
-/// The chains of a port of `virtualInbound`.
+/// Returns the filter chains of a port of `virtualInbound`.
 fn chains(made: &Resources, port: u32) -> Vec<listener::FilterChain> {
     let listener: listener::Listener = get(made, Kind::Listener, "virtualInbound");
     let of_port = |chain: &listener::FilterChain| {
@@ -128,7 +128,7 @@ spec:
 ";
 
 #[test]
-fn what_only_http_tells_allows_nothing_elsewhere_and_is_named() {
+fn an_allow_rule_on_http_allows_nothing_on_tcp_and_is_reported() {
     let (made, findings) = compile(&world(&GET_ONLY.replace("ACTION", "ALLOW")), &view());
     let tcp = tcp_rules(&chains(&made, 3306)[0]);
     assert_eq!(tcp.len(), 1);
@@ -144,7 +144,7 @@ fn what_only_http_tells_allows_nothing_elsewhere_and_is_named() {
 }
 
 #[test]
-fn what_only_http_tells_widens_a_deny_elsewhere() {
+fn a_deny_rule_on_http_denies_more_on_tcp() {
     for action in ["DENY", "CUSTOM\n  provider: {name: none}"] {
         let (made, _) = compile(&world(&GET_ONLY.replace("ACTION", action)), &view());
         let tcp = tcp_rules(&chains(&made, 3306)[0]);
@@ -156,7 +156,7 @@ fn what_only_http_tells_widens_a_deny_elsewhere() {
 }
 
 #[test]
-fn no_domain_is_in_two_hosts() {
+fn no_domain_belongs_to_two_virtual_hosts() {
     let more = r"
 apiVersion: networking.istio.io/v1
 kind: VirtualService
@@ -177,7 +177,7 @@ spec:
 }
 
 #[test]
-fn headless_services_are_reached_pod_by_pod() {
+fn headless_services_have_a_listener_per_pod() {
     let (made, _) = compile(&world(""), &view());
     let listener: listener::Listener = get(&made, Kind::Listener, "10.244.0.5_3307");
     let proxy: TcpProxy = configs(&listener.filter_chains[0]).into_iter().find_map(unpack).unwrap();
@@ -190,7 +190,7 @@ fn headless_services_are_reached_pod_by_pod() {
 }
 
 #[test]
-fn unknown_places_are_refused_when_the_mesh_says_so() {
+fn registry_only_refuses_unknown_destinations() {
     let more = r"
 apiVersion: v1
 kind: ConfigMap
@@ -210,7 +210,7 @@ data:
 }
 
 #[test]
-fn hosts_without_an_answer_are_taken_by_the_catch_all_only_if_the_mesh_says_so() {
+fn the_catch_all_serves_unanswered_hosts_only_if_configured() {
     let says = |policy: &str| {
         let more = format!(
             "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: istio, namespace: istio-system}}, data: {{mesh: \"{policy}\"}}}}"
@@ -228,7 +228,7 @@ fn hosts_without_an_answer_are_taken_by_the_catch_all_only_if_the_mesh_says_so()
 }
 
 #[test]
-fn an_envoy_without_the_filters_offers_what_its_cluster_speaks() {
+fn an_envoy_without_the_filters_offers_the_protocol_of_its_cluster() {
     let alpn = |plain_envoy: bool, port: u16| {
         let (made, _) = compile(&world(""), &ProxyView { plain_envoy, ..view() });
         let name = format!("outbound|{port}||db.shop.svc.cluster.local");
@@ -244,7 +244,7 @@ fn an_envoy_without_the_filters_offers_what_its_cluster_speaks() {
 }
 
 #[test]
-fn what_is_hashed_is_said_by_routes_and_tcp_proxies() {
+fn routes_and_tcp_proxies_have_the_hash_policy() {
     let more = r"
 apiVersion: networking.istio.io/v1
 kind: VirtualService
@@ -280,7 +280,7 @@ spec:
     };
     let address = PolicySpecifier::ConnectionProperties(ConnectionProperties { source_ip: true });
     assert_eq!(hashed(0), [address]);
-    // Of the two it may go to, one hashes.
+    // Only one of the two possible clusters has a hash policy.
     let header = Header { header_name: "x-user".into(), ..Default::default() };
     assert_eq!(hashed(1), [PolicySpecifier::Header(header)]);
     let cluster = |subset: &str| -> cluster::Cluster {
@@ -331,7 +331,7 @@ status: {podIP: 10.244.0.8, conditions: [{type: Ready, status: "True"}]}
 "#;
 
 #[test]
-fn the_near_come_first_where_failing_endpoints_are_noticed() {
+fn the_nearest_endpoints_come_first_with_outlier_detection() {
     let assignment = |policy: &str| {
         let rule = format!(
             "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {{name: db, namespace: shop}}\n\
@@ -369,7 +369,7 @@ fn the_near_come_first_where_failing_endpoints_are_noticed() {
         let weighed = cluster.common_lb_config.unwrap().locality_config_specifier.is_some();
         (found.into_iter().map(|(_, priority)| priority).collect::<Vec<_>>(), weighed)
     };
-    // Those of pods 5 to 8: elsewhere, here, here, in the other zone.
+    // Pods 5 to 8: elsewhere, in the client's zone, in the client's zone, in the other zone.
     assert_eq!(assignment("{}"), (vec![0, 0, 0, 0], false));
     assert_eq!(assignment("{outlierDetection: {}}"), (vec![2, 0, 0, 1], false));
     let off = "{outlierDetection: {}, loadBalancer: {localityLbSetting: {enabled: false}}}";
@@ -382,13 +382,13 @@ fn the_near_come_first_where_failing_endpoints_are_noticed() {
     assert_eq!(assignment(&labels("rack")), (vec![1, 1, 0, 1], true));
     assert_eq!(assignment(&labels("rack=one")), (vec![1, 0, 1, 0], true));
     assert_eq!(assignment(&labels("topology.kubernetes.io/zone, rack")), (vec![2, 1, 0, 2], true));
-    // Without outlier detection nobody would notice.
+    // Without outlier detection a failing endpoint would not be noticed.
     let alone = "{loadBalancer: {localityLbSetting: {failoverPriority: [rack]}}}";
     assert_eq!(assignment(alone), (vec![0, 0, 0, 0], false));
 }
 
 #[test]
-fn the_same_configuration_has_the_same_versions() {
+fn equal_configuration_has_equal_versions() {
     let (first, _) = compile(&world(""), &view());
     let (second, _) = compile(&world(""), &view());
     let versions = |made: &Resources| -> Vec<_> {
@@ -400,9 +400,9 @@ fn the_same_configuration_has_the_same_versions() {
     assert_eq!(versions(&first), versions(&second));
 }
 
-/// As in Istio, servers of gRPC-Web speak gRPC: their sidecars translate, and HTTP/2 leads to them.
+/// As in Istio, servers of gRPC-Web speak gRPC. Their sidecars translate and forward by HTTP/2.
 #[test]
-fn grpc_web_is_translated_by_the_servers_sidecar() {
+fn the_servers_sidecar_translates_grpc_web() {
     use skysail_xds::envoy::pb::envoy::extensions::upstreams::http::v3::{
         HttpProtocolOptions,
         http_protocol_options::{UpstreamProtocolOptions, explicit_http_config::ProtocolConfig},

@@ -1,6 +1,6 @@
 //! TLS of the mesh: certificates, validation, and their sources.
 //!
-//! Certificate `default` and trust `ROOTCA` come by secret discovery from the proxy's own static cluster `sds-grpc`
+//! Certificate `default` and roots `ROOTCA` come by secret discovery from the proxy's own static cluster `sds-grpc`
 //! (its agent, or the proxy itself), never from the control plane: private keys do not leave the workload.
 
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ use crate::api::{
     destination_rule::{ClientTls, TlsMode},
 };
 
-/// The secret with the roots of each trust domain, from the control plane.
+/// Secret with the roots of each trust domain, from the control plane.
 const BUNDLES: &str = "trust-bundles";
 /// ALPN of TCP between sidecars that exchange metadata.
 pub(super) const PEER_EXCHANGE: &str = "istio-peer-exchange";
@@ -34,7 +34,7 @@ pub(super) const ISTIO: &str = "istio";
 /// ALPN of HTTP between sidecars.
 pub(super) const ISTIO_HTTP: [&str; 3] = ["istio-http/1.0", "istio-http/1.1", "istio-h2"];
 
-/// Cipher suites below TLS 1.3, as Istio's.
+/// Cipher suites below TLS 1.3, the same as Istio's.
 const CIPHERS: [&str; 6] = [
     "ECDHE-ECDSA-AES256-GCM-SHA384",
     "ECDHE-RSA-AES256-GCM-SHA384",
@@ -44,7 +44,7 @@ const CIPHERS: [&str; 6] = [
     "AES128-GCM-SHA256",
 ];
 
-/// Protocol inside TLS towards an upstream.
+/// Application protocol inside TLS to an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Inside {
     /// HTTP/1.1.
@@ -55,7 +55,7 @@ pub(super) enum Inside {
     Other,
 }
 
-/// Mutual TLS towards sidecars that show one of these identities.
+/// Returns mutual TLS to sidecars that present one of these identities.
 pub(super) fn upstream(
     mesh: &MeshConfig,
     identities: &BTreeSet<SpiffeId>,
@@ -71,14 +71,14 @@ pub(super) fn upstream(
     }))
 }
 
-/// The same for clients of gRPC: they have certificates from who is called `default` in their bootstrap, as Istio's agent
-/// writes it (<https://github.com/grpc/proposal/blob/master/A29-xds-tls-security.md>).
+/// Returns mutual TLS for gRPC clients. Their certificates come from the provider `default` in their bootstrap, which
+/// Istio's agent writes (<https://github.com/grpc/proposal/blob/master/A29-xds-tls-security.md>).
 pub(super) fn for_grpc(mesh: &MeshConfig, identities: &BTreeSet<SpiffeId>) -> core::TransportSocket {
     let provider = |name: &str| CertificateProviderPluginInstance {
         instance_name: "default".into(),
         certificate_name: name.to_owned(),
     };
-    // ROOTCA holds the roots of the mesh's own authority, which vouch for no other mesh.
+    // ROOTCA holds the roots of the mesh's own authority, which do not verify other meshes.
     let domains = mesh.trust_domains().filter(|domain| !mesh.is_foreign(domain));
     #[expect(deprecated, reason = "what istiod sends and gRPC reads")]
     let validation = CertificateValidationContext {
@@ -100,7 +100,7 @@ pub(super) fn for_grpc(mesh: &MeshConfig, identities: &BTreeSet<SpiffeId>) -> co
     }))
 }
 
-/// The names that peers of these identities show, in each of these trust domains.
+/// Returns the names that peers with these identities present, in each of these trust domains.
 fn names_of<'a>(
     domains: impl Iterator<Item = &'a String>,
     identities: &BTreeSet<SpiffeId>,
@@ -113,7 +113,7 @@ fn names_of<'a>(
     names.map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))).collect()
 }
 
-/// TLS of another kind, as a DestinationRule describes it. Files are read by the proxy's agent, by name.
+/// Returns other TLS as a DestinationRule defines it. The proxy's agent reads files by name.
 pub(super) fn client(settings: &ClientTls, inside: Inside) -> core::TransportSocket {
     let names = settings.subject_alt_names.iter().cloned();
     let names = names.map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))).collect();
@@ -142,7 +142,7 @@ pub(super) fn client(settings: &ClientTls, inside: Inside) -> core::TransportSoc
     }))
 }
 
-/// TLS of inbound connections. `tcp` is true where the connection is not read as HTTP.
+/// Returns TLS of inbound connections. `tcp` is true for connections that are not parsed as HTTP.
 pub(super) fn downstream(mesh: &MeshConfig, tcp: bool, plain_envoy: bool) -> core::TransportSocket {
     let prefixes = mesh.trust_domains().map(|domain| format!("spiffe://{domain}/"));
     let names =
@@ -156,13 +156,13 @@ pub(super) fn downstream(mesh: &MeshConfig, tcp: bool, plain_envoy: bool) -> cor
     }))
 }
 
-/// No TLS.
+/// Returns plain text.
 pub(super) fn plaintext() -> core::TransportSocket {
     socket("envoy.transport_sockets.raw_buffer", pack(&RawBuffer::default()))
 }
 
-/// Where peers' roots come from: from the proxy's own agent, with its certificate. Where roots are bound to trust domains, from the
-/// control plane, since an agent knows of one list for all domains.
+/// Returns the source of peers' roots: the proxy's own agent, along with its certificate. If roots are bound to trust
+/// domains it is the control plane, since an agent has one list for all domains.
 fn trust(mesh: &MeshConfig) -> SdsSecretConfig {
     if !mesh.binds_roots() {
         return secret("ROOTCA");
@@ -180,8 +180,8 @@ fn trust(mesh: &MeshConfig) -> SdsSecretConfig {
     }
 }
 
-/// The roots of each trust domain, as a secret; `None` where they are not bound to any. `roots` are those of the mesh's own
-/// authority.
+/// Returns the secret with the roots of each trust domain; `None` if roots are not bound to trust domains. `roots` are
+/// those of the mesh's own authority.
 pub(super) fn bundles(mesh: &MeshConfig, roots: &str) -> Option<Secret> {
     if !mesh.binds_roots() || roots.is_empty() {
         return None;
@@ -205,7 +205,7 @@ pub(super) fn bundles(mesh: &MeshConfig, roots: &str) -> Option<Secret> {
     Some(Secret { name: BUNDLES.to_owned(), r#type: Some(SecretType::ValidationContext(context)) })
 }
 
-/// The filter `istio.alpn` replaces this by the request's own protocol.
+/// Returns the ALPN list of mutual TLS. The filter `istio.alpn` replaces it by the request's own protocol.
 fn istio_alpn(inside: Inside) -> &'static [&'static str] {
     match inside {
         Inside::Http2 => &[PEER_EXCHANGE, ISTIO, "h2"],
@@ -213,8 +213,8 @@ fn istio_alpn(inside: Inside) -> &'static [&'static str] {
     }
 }
 
-/// Without that filter, the cluster's protocol decides. `istio-peer-exchange` must not be offered: the peer would
-/// expect a first message that this proxy does not send.
+/// Returns the ALPN list for proxies without that filter, by the cluster's protocol. `istio-peer-exchange` must not be
+/// offered: the peer would expect a first message that this proxy does not send.
 fn plain_alpn(inside: Inside) -> &'static [&'static str] {
     match inside {
         Inside::Http1 => &["istio-http/1.1", ISTIO, "http/1.1"],
@@ -251,7 +251,7 @@ fn common(
     }
 }
 
-/// A secret from the proxy's own agent.
+/// Returns the configuration of a secret from the proxy's own agent.
 fn secret(name: &str) -> SdsSecretConfig {
     use core::grpc_service::{EnvoyGrpc, TargetSpecifier};
     let agent = EnvoyGrpc { cluster_name: "sds-grpc".into(), ..Default::default() };
@@ -275,7 +275,7 @@ fn secret(name: &str) -> SdsSecretConfig {
     }
 }
 
-/// A file, which the agent gives out as a secret too.
+/// Returns the configuration of a file, which the agent also serves as a secret.
 fn file(name: &str) -> SdsSecretConfig {
     let mut secret = secret(name);
     if let Some(source) = &mut secret.sds_config {

@@ -1,5 +1,5 @@
-//! From the YAML tree to typed objects, by serde: every error knows its field and line, and unknown fields are found
-//! along with what the writer probably meant (serde tells us the fields a struct has).
+//! Decoding of the YAML tree to typed objects, by serde. Every error has its field and line. Unknown fields are
+//! reported with the field that was probably meant, since serde passes the fields of a struct to the deserializer.
 
 use std::{cell::RefCell, fmt};
 
@@ -12,7 +12,7 @@ use skysail_yaml::{Entry, Node, Value, join};
 
 use crate::spelling::{VARIABLE, nearest};
 
-/// A field that could not be read, or is unknown.
+/// A field that could not be decoded, or is unknown.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FieldError {
     pub(crate) path: Vec<Segment>,
@@ -21,7 +21,7 @@ pub(crate) struct FieldError {
     pub(crate) remedy: String,
 }
 
-/// A step into the tree.
+/// A step of a path into the tree.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Segment {
     Key(String),
@@ -31,18 +31,19 @@ pub(crate) enum Segment {
 /// Result of decoding.
 #[derive(Debug)]
 pub(crate) struct Decoded<T> {
-    /// The value, if it could be read.
+    /// Value, unless it could not be decoded.
     pub(crate) value: Option<T>,
-    /// Fields that could not be read.
+    /// Fields that could not be decoded.
     pub(crate) errors: Vec<FieldError>,
     /// Unknown fields.
     pub(crate) unknown: Vec<FieldError>,
 }
 
-/// Most errors reported for one object.
+/// Maximum number of errors reported for one object.
 const MAX_ERRORS: usize = 20;
 
-/// Reads a tree. On an error the field is taken out and the rest read again, so that all errors come out at once.
+/// Decodes a tree. A field with an error is removed and the rest decoded again, so that all errors are reported at
+/// once.
 pub(crate) fn decode<T: de::DeserializeOwned>(node: &Node) -> Decoded<T> {
     let mut errors = Vec::new();
     let mut rest = None;
@@ -65,7 +66,7 @@ pub(crate) fn decode<T: de::DeserializeOwned>(node: &Node) -> Decoded<T> {
     }
 }
 
-/// The path as people read it: `spec.http[0].route[1].weight`.
+/// Formats a path as `spec.http[0].route[1].weight`.
 pub(crate) fn path_text(path: &[Segment]) -> String {
     let mut text = String::new();
     for segment in path {
@@ -77,7 +78,7 @@ pub(crate) fn path_text(path: &[Segment]) -> String {
     text
 }
 
-/// Takes the map entry at, or nearest around, this path out.
+/// Removes the map entry at this path, or the nearest enclosing one.
 fn remove(node: &mut Node, path: &[Segment]) -> bool {
     let Some(last) = path.iter().rposition(|segment| matches!(segment, Segment::Key(_))) else {
         return false;
@@ -103,7 +104,7 @@ fn remove(node: &mut Node, path: &[Segment]) -> bool {
     false
 }
 
-/// The way from the root to a node, kept on the stack.
+/// Path from the root to a node, kept on the stack.
 #[derive(Clone, Copy)]
 struct Path<'a> {
     parent: Option<&'a Path<'a>>,
@@ -119,7 +120,7 @@ impl Path<'_> {
     }
 }
 
-/// An error on its way out; boxed, because the good way should stay short.
+/// Error on the way up; boxed, to keep the results of successful calls small.
 #[derive(Debug)]
 struct DecodeError(Box<FieldError>);
 
@@ -128,7 +129,7 @@ impl DecodeError {
         Self(Box::new(FieldError { path: Vec::new(), line: 0, message, remedy }))
     }
 
-    /// Says which fields a mapping has, where something else stands in its place.
+    /// Adds the fields of the mapping that is expected in place of another value.
     fn with_fields(mut self, node: &Node, fields: &[&str]) -> Self {
         if fields.len() > 8 {
             return self;
@@ -143,7 +144,7 @@ impl DecodeError {
         self
     }
 
-    /// The innermost place that knows where it is says so.
+    /// Sets path and line unless an inner node has set them.
     fn at(mut self, path: Option<&Path<'_>>, line: u32) -> Self {
         if self.0.line == 0 {
             self.0.line = line;
@@ -193,7 +194,7 @@ impl de::Error for DecodeError {
     }
 }
 
-/// Message for a value of another type than expected.
+/// Returns message and remedy for a value of an unexpected type.
 pub(super) fn mismatch(node: &Node, expected: &str) -> (String, String) {
     let found = match &node.value {
         Value::Null => Unexpected::Unit,
@@ -237,7 +238,7 @@ fn mismatch_words(found: &Unexpected<'_>, expected: &str) -> (String, String) {
     (format!("expected {expected}, found {}", found_words(found)), remedy.to_owned())
 }
 
-/// Message for an unknown word.
+/// Returns message and remedy for an unknown word.
 pub(super) fn not_one_of(word: &str, known: &[&str]) -> (String, String) {
     let remedy = nearest(word, known).map(|known| format!("did you mean {known}?"));
     (format!("{word:?} is not one of {}", known.join(", ")), remedy.unwrap_or_default())
@@ -285,11 +286,11 @@ pub(super) fn unknown_words(field: &str, known: &[&str]) -> (String, String) {
     (message, remedy)
 }
 
-/// Reads one node.
+/// Deserializer of one node.
 #[derive(Clone, Copy)]
 struct NodeReader<'a> {
     node: &'a Node,
-    /// The line of the node's key, where people look for it.
+    /// Line of the node's key, where a reader looks for it.
     line: u32,
     path: Option<&'a Path<'a>>,
     unknown: &'a RefCell<Vec<FieldError>>,
@@ -321,7 +322,7 @@ impl<'a> NodeReader<'a> {
 
     fn visit_text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match &self.node.value {
-            // As the API server has it: `label:` is the empty text.
+            // As for the API server, `label:` is the empty text.
             Value::Null => visitor.visit_str("").map_err(|failure| self.fail(failure)),
             _ => self.visit(visitor),
         }
@@ -418,7 +419,7 @@ struct Fields<'a> {
     entries: std::slice::Iter<'a, Entry>,
     value: Option<&'a Entry>,
     reader: NodeReader<'a>,
-    /// The fields of the struct; none for a free mapping.
+    /// Fields of the struct; `None` for a free mapping.
     known: Option<&'static [&'static str]>,
 }
 
@@ -435,7 +436,7 @@ impl<'de> de::MapAccess<'de> for Fields<'_> {
                     self.reader.unknown.borrow_mut().push(finding);
                     continue;
                 }
-                // A field without a value is as good as none, as Kubernetes has it.
+                // As for Kubernetes, a field without a value counts as absent.
                 if entry.value.value == Value::Null {
                     continue;
                 }
@@ -466,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn all_errors_come_out_at_once_with_field_and_line() {
+    fn all_errors_are_reported_at_once_with_field_and_line() {
         let decoded = read(
             "hosts: reviews\nhttp:\n- route:\n  - weight: \"90\"\n    destination: {host: a}\n  timeout: 5\n",
         );
@@ -489,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_come_with_what_was_meant() {
+    fn unknown_fields_are_reported_with_a_suggestion() {
         let decoded = read(
             "hosts: [a]\nhttp:\n- timout: 5s\n  redirect: {derivePort: FROM_REQUEST_PORT, nonsense: 1}\n",
         );
@@ -502,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_names_are_told_with_the_right_ones() {
+    fn wrong_names_are_reported_with_the_right_ones() {
         let decoded = read("http: [{redirect: {derivePort: FROM_REQUESTS_PORT}}]\n");
         assert_eq!(decoded.errors[0].remedy, "did you mean FROM_REQUEST_PORT?");
     }

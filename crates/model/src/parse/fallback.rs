@@ -30,7 +30,7 @@ use crate::{
     validate,
 };
 
-/// The fields of specs.
+/// Names of the fields of specs.
 const FIELDS: [&str; 8] =
     ["selector", "targetRef", "targetRefs", "rules", "action", "provider", "mtls", "portLevelMtls"];
 
@@ -44,19 +44,20 @@ const STRICT: &str = "the workloads that it selects accept connections with mutu
 const STRICT_WIDE: &str =
     "the workloads of its namespace accept connections with mutual TLS only, as its selector cannot be read";
 
-/// What takes the place of a refused policy.
+/// Replacement of a refused policy.
 #[derive(Clone, Debug)]
 pub struct Fallback {
-    /// The policy that is enforced instead.
+    /// Policy that is enforced instead.
     pub object: Object,
-    /// Where the refused policy stands.
+    /// Where the refused policy was read.
     pub origin: Origin,
-    /// The effect until the errors are fixed, as a clause.
+    /// Effect until the errors are fixed, as a clause.
     pub effect: &'static str,
 }
 
 impl Fallback {
-    /// Returns the fallback of an object with errors in these fields. `None` unless it is a policy that would restrict something.
+    /// Returns the fallback of an object with errors in these fields, or `None` unless it is a policy that would
+    /// restrict requests.
     pub(super) fn of(root: &Node, errors: &[String], file: &Arc<str>) -> Option<Self> {
         let key = key_of(root)?;
         let meta = Meta { namespace: key.namespace, name: key.name, ..Meta::default() };
@@ -77,7 +78,7 @@ impl Fallback {
     }
 }
 
-/// A refused policy as far as it can be read.
+/// A refused policy, as far as it can be read.
 struct Policy<'a> {
     spec: Option<&'a Node>,
     errors: &'a [String],
@@ -116,13 +117,14 @@ impl Policy<'_> {
         Some((PeerAuthentication { selector, mtls, ..Default::default() }, effect))
     }
 
-    /// True if the policy is attached to an object instead of selecting workloads, which has no effect on sidecars.
+    /// Returns whether the policy is attached to an object instead of selecting workloads, which has no effect on
+    /// sidecars.
     fn is_attached(&self) -> bool {
         let has = |field: &str| self.spec.is_some_and(|spec| spec.get(field).is_some());
         (has("targetRef") || has("targetRefs")) && !has("selector")
     }
 
-    /// The policy as it is written, if all errors are in its metadata.
+    /// Returns the policy as written if all errors are in its metadata.
     fn as_written<S: DeserializeOwned + Default>(
         &self,
         check: impl FnOnce(&S) -> Vec<validate::Finding>,
@@ -134,8 +136,8 @@ impl Policy<'_> {
         read(self.spec?.clone(), check)
     }
 
-    /// The policy without the rules (ALLOW) or the parts of rules (other actions) that have errors. `None` if it has other
-    /// errors.
+    /// Returns the policy without the rules (ALLOW) or the parts of rules (other actions) that have errors. `None` if
+    /// it has other errors.
     fn with_repaired_rules(&self, allow: bool) -> Option<AuthorizationPolicy> {
         let mut spec = self.spec?.clone();
         let Value::Map(entries) = &mut spec.value else { return None };
@@ -169,7 +171,7 @@ impl Policy<'_> {
         read(spec, validate::authorization_policy)
     }
 
-    /// The selector, if it can be read, or if there is none.
+    /// Returns the selector, or `None` if it cannot be read. Without a selector the inner value is `None`.
     fn selector(&self) -> Option<Option<WorkloadSelector>> {
         let spec = self.spec?;
         let has = |field: &str| spec.get(field).is_some();
@@ -193,7 +195,7 @@ impl Policy<'_> {
     }
 }
 
-/// Reads a spec. `None` if it has an error.
+/// Decodes a spec. `None` if it has an error.
 fn read<S: DeserializeOwned + Default>(
     spec: Node,
     check: impl FnOnce(&S) -> Vec<validate::Finding>,
@@ -225,7 +227,7 @@ mod tests {
     use super::*;
     use crate::{Files, World, api::Labels, parse::parse};
 
-    /// Returns the spec and the effect of the fallback of a policy with this spec.
+    /// Returns the fallback of a policy with this spec, and its effect.
     fn fallback(kind: &str, spec: &str) -> Option<(Object, &'static str)> {
         let text = format!(
             "apiVersion: security.istio.io/v1\nkind: {kind}\nmetadata: {{name: p, namespace: shop}}\nspec: {spec}\n"
@@ -258,7 +260,7 @@ mod tests {
     const BAD: &str = "{from: [{source: {ipBlocks: [10.0.0.0/99]}}], to: [{operation: {paths: [/x]}}]}";
 
     #[test]
-    fn an_allow_policy_loses_the_rules_with_errors() {
+    fn the_fallback_of_an_allow_policy_omits_rules_with_errors() {
         let policy = authorization(&format!("{{{WEB}, rules: [{BAD}, {GOOD}]}}"));
         assert_eq!(policy, Some((valid(&format!("{{{WEB}, rules: [{GOOD}]}}")), ALLOW)));
         let policy = authorization(&format!("{{{WEB}, action: ALLOW, rules: {{a: b}}}}"));
@@ -266,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deny_policy_loses_the_parts_with_errors() {
+    fn the_fallback_of_a_deny_policy_omits_parts_with_errors() {
         let policy = authorization(&format!("{{{WEB}, action: DENY, rules: [{GOOD}, {BAD}]}}"));
         let wider = "{to: [{operation: {paths: [/x]}}]}";
         assert_eq!(
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn any_other_error_denies_every_request() {
+    fn the_fallback_of_any_other_error_denies_every_request() {
         let closed = |selector: &str| valid(&format!("{{{selector}action: DENY, rules: [{{}}]}}"));
         for error in ["action: deny", "actoin: DENY", "action: CUSTOM", "provider: {name: x}"] {
             let policy = authorization(&format!("{{{WEB}, {error}, rules: [{GOOD}]}}"));
@@ -300,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_would_restrict_nothing_has_none() {
+    fn a_policy_that_restricts_nothing_has_no_fallback() {
         assert_eq!(authorization("{action: AUDIT, typo: x}"), None);
         assert_eq!(authorization("{targetRef: {kind: Service, name: web}, typo: x}"), None);
         assert_eq!(fallback("PeerAuthentication", "{mtls: {mode: PERMISSIVE}, typo: x}"), None);
@@ -308,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_authentication_is_strict() {
+    fn the_fallback_of_a_peer_authentication_is_strict() {
         for (spec, selects, effect) in [
             (format!("{{{WEB}, mtls: {{mode: STRIKT}}}}"), true, STRICT),
             (format!("{{{WEB}, mtls: STRICT}}"), true, STRICT),

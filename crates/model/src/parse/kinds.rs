@@ -1,28 +1,28 @@
-//! Which kinds there are, which of them we act on, and what to say about the others.
+//! Kinds of objects: those that the mesh uses, and messages about the others.
 
 use strsim::damerau_levenshtein as distance;
 
 use crate::{api::Kind, diagnostic::Severity, spelling::nearest};
 
-/// What a document is.
+/// Classification of a document.
 #[derive(Debug)]
 pub(super) enum Known {
-    /// A kind we act on.
+    /// A kind that the mesh uses.
     Kind(Kind),
-    /// Another of a group we know, or something like it.
+    /// Another kind of a known group, or similar to one.
     Other {
-        /// How bad that is.
+        /// Severity of the message.
         severity: Severity,
         message: String,
         remedy: String,
-        /// The kind that was probably meant.
+        /// Kind that was probably meant.
         meant: Option<Kind>,
     },
-    /// A kind of others, which means nothing to the mesh: the kind and its group.
+    /// A kind of another project, which does not affect the mesh: the kind and its group.
     Foreign(String),
 }
 
-/// API groups, and the versions that are served of them.
+/// API groups and their served versions.
 const GROUPS: &[(&str, &[&str])] = &[
     ("", &["v1"]),
     ("apps", &["v1"]),
@@ -37,7 +37,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("install.istio.io", &["v1alpha1"]),
 ];
 
-/// The kinds we act on, by API group.
+/// Kinds that the mesh uses, by API group.
 const SUPPORTED: &[(&str, Kind)] = &[
     ("", Kind::Namespace),
     ("", Kind::Node),
@@ -60,7 +60,7 @@ const SUPPORTED: &[(&str, Kind)] = &[
     ("security.istio.io", Kind::AuthorizationPolicy),
 ];
 
-/// Kinds that change what a mesh does, and that we do not do yet.
+/// Kinds that change the behaviour of a mesh and are not supported yet.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
     (
         "networking.istio.io",
@@ -88,7 +88,7 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("", &["Endpoints"]),
 ];
 
-/// Kinds of Kubernetes' groups that mean nothing to a mesh.
+/// Kinds of Kubernetes' groups that do not affect a mesh.
 const NEUTRAL: &[(&str, &[&str])] = &[
     (
         "",
@@ -109,8 +109,8 @@ const NEUTRAL: &[(&str, &[&str])] = &[
     ("install.istio.io", &["IstioOperator"]),
 ];
 
-/// Domains of groups of others that have kinds of the same names as ours: Knative's Service, Linkerd's AuthorizationPolicy.
-const NAMESAKES: &[&str] = &[
+/// Domains of other groups with kinds of the same names: Knative's Service, Linkerd's AuthorizationPolicy.
+const FOREIGN_DOMAINS: &[&str] = &[
     "knative.dev",
     "linkerd.io",
     "volcano.sh",
@@ -122,8 +122,8 @@ const NAMESAKES: &[&str] = &[
     "crossplane.io",
 ];
 
-/// Settings of the mesh configuration that concern how Istio is installed and run, or other things that do not change
-/// what sidecars do here.
+/// Settings of the mesh configuration that concern how Istio is installed and run, or that do not change what sidecars
+/// do here.
 const HARMLESS_SETTINGS: &[&str] = &[
     "certificates",
     "configSources",
@@ -131,17 +131,17 @@ const HARMLESS_SETTINGS: &[&str] = &[
     "ingressControllerMode",
     "ingressSelector",
     "ingressService",
-    // Each is used by name, by a Telemetry or an AuthorizationPolicy, which says that it is not supported.
+    // Providers are referred to by name. The Telemetry or AuthorizationPolicy that does so is reported as unsupported.
     "extensionProviders",
 ];
 
-/// What to do about a Kustomization.
+/// Remedy for a Kustomization.
 pub(super) const KUSTOMIZE: &str = "use the output of `kustomize build`";
 
-/// Typing errors in a word of ours that is meant: at most so many letters differ.
-const TYPOS: usize = 2;
+/// Maximum number of different letters for a word to count as a misspelling.
+const MAX_TYPOS: usize = 2;
 
-/// Tells what a document is by its `apiVersion` and `kind`.
+/// Classifies a document by its `apiVersion` and `kind`.
 pub(super) fn classify(api_version: &str, kind: &str) -> Known {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     match GROUPS.iter().find(|(known, _)| *known == group) {
@@ -165,7 +165,7 @@ fn of_group(group: &str, versions: &[&str], version: &str, kind: &str) -> Known 
             return Known::Kind(kind);
         }
         if of(UNSUPPORTED, group).contains(&kind) {
-            let (effect, remedy) = without(kind);
+            let (effect, remedy) = consequence(kind);
             return warning(format!("{kind} is not supported yet: {effect}"), remedy);
         }
         if let Some((message, remedy)) = not_enforced(kind) {
@@ -191,7 +191,7 @@ fn of_group(group: &str, versions: &[&str], version: &str, kind: &str) -> Known 
     }
 }
 
-/// A group that is neither Kubernetes' nor of the mesh: misspelt, or of others.
+/// Classifies a group that is neither Kubernetes' nor of the mesh: misspelt, or of another project.
 fn of_unknown_group(group: &str, version: &str, kind: &str) -> Known {
     if group == "kustomize.config.k8s.io" {
         return warning(
@@ -199,17 +199,18 @@ fn of_unknown_group(group: &str, version: &str, kind: &str) -> Known {
             KUSTOMIZE,
         );
     }
-    if NAMESAKES.iter().any(|domain| group.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'))) {
+    if FOREIGN_DOMAINS.iter().any(|domain| group.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.')))
+    {
         return Known::Foreign(format!("{kind} of {group}"));
     }
     let near = GROUPS.iter().map(|(known, _)| *known).filter(|known| !known.is_empty());
     let near = near.min_by_key(|known| distance(known, group)).filter(|known| {
         let letters = distance(known, group);
-        // A short word is near to many others.
-        letters <= TYPOS && (group.len() > 8 || kinds(known).any(|of| distance(of, kind) <= TYPOS))
+        // A short word is similar to many others.
+        letters <= MAX_TYPOS && (group.len() > 8 || kinds(known).any(|of| distance(of, kind) <= MAX_TYPOS))
     });
     let owner = group_of(kind);
-    // A kind of ours may stand in two groups: the near one is meant then.
+    // Two groups may have a kind of this name; the similar group is meant then.
     let right = near.filter(|near| kinds(near).any(|known| known == kind)).or(owner);
     if let Some(right) = right {
         return misplaced(&full(group, version), kind, right);
@@ -246,7 +247,7 @@ fn of<'a>(table: &[(&str, &'a [&'a str])], group: &str) -> &'a [&'a str] {
     table.iter().find(|(known, _)| *known == group).map_or(&[], |(_, kinds)| kinds)
 }
 
-/// All kinds of a group.
+/// Returns all kinds of a group.
 fn kinds(group: &str) -> impl Iterator<Item = &'static str> {
     let supported = SUPPORTED.iter().filter(move |(of, _)| *of == group).map(|(_, kind)| kind.as_str());
     supported.chain(of(UNSUPPORTED, group).iter().copied()).chain(of(NEUTRAL, group).iter().copied())
@@ -256,35 +257,35 @@ fn supported(group: &str, kind: &str) -> Option<Kind> {
     SUPPORTED.iter().find(|(of, known)| *of == group && known.as_str() == kind).map(|(_, kind)| *kind)
 }
 
-/// The group that has a kind, which we act on if there are several.
+/// Returns the group of a kind. If several have it, returns the one whose kind the mesh uses.
 fn group_of(kind: &str) -> Option<&'static str> {
     let groups = || GROUPS.iter().map(|(group, _)| *group).filter(|group| kinds(group).any(|of| of == kind));
     groups().find(|group| supported(group, kind).is_some()).or_else(|| groups().next())
 }
 
-/// The kind of any group that was probably meant.
+/// Returns the kind of any group that was probably meant.
 fn nearest_anywhere(kind: &str) -> Option<(&'static str, &'static str)> {
     let all = GROUPS.iter().flat_map(|(group, _)| kinds(group).map(|known| (*group, known)));
-    all.filter(|(_, known)| distance(known, kind) <= TYPOS).min_by_key(|(_, known)| distance(known, kind))
+    all.filter(|(_, known)| distance(known, kind) <= MAX_TYPOS).min_by_key(|(_, known)| distance(known, kind))
 }
 
 fn full(group: &str, version: &str) -> String {
     if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
 }
 
-/// What stands as `apiVersion` for the newest version of a group.
+/// Returns the `apiVersion` of the newest version of a group.
 fn api_version(group: &str) -> String {
     let version = GROUPS.iter().find(|(known, _)| *known == group).map_or("v1", |(_, versions)| versions[0]);
     full(group, version)
 }
 
-/// True for a setting of the mesh configuration that changes nothing here.
+/// Returns whether a setting of the mesh configuration has no effect here.
 pub(super) fn is_harmless_setting(path: &str) -> bool {
     HARMLESS_SETTINGS.contains(&path.split(['.', '[']).next().unwrap_or(path))
 }
 
-/// What follows from a kind that has no effect, and what to do.
-fn without(kind: &str) -> (&'static str, &'static str) {
+/// Returns the consequence of a kind that has no effect, and the remedy.
+fn consequence(kind: &str) -> (&'static str, &'static str) {
     match kind {
         "RequestAuthentication" => ("tokens are not checked, and requests with invalid ones pass", ""),
         "Sidecar" => (
@@ -303,7 +304,7 @@ fn without(kind: &str) -> (&'static str, &'static str) {
     }
 }
 
-/// Kinds that people rely on, and that the mesh does not read.
+/// Returns the consequence and the remedy for kinds that people rely on and that the mesh does not read.
 fn not_enforced(kind: &str) -> Option<(&'static str, &'static str)> {
     Some(match kind {
         "NetworkPolicy" => (
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_are_told_apart() {
+    fn kinds_are_classified() {
         for (version, kind, expected) in [
             ("v1", "Service", "Service"),
             ("networking.istio.io/v1alpha3", "VirtualService", "VirtualService"),

@@ -24,7 +24,7 @@ pub(super) fn origin(file: &Arc<str>, node: &Node, object: &Object) -> Origin {
     }
 }
 
-/// The lines of the fields that are checked against others later: all of some kinds.
+/// Returns the lines of the fields that are checked against other objects later; for some kinds those of all fields.
 fn lines_of(node: &Node, object: &Object) -> Option<Arc<Lines>> {
     if let Object::Template(template) = object {
         let field = template.spec.kind.account_field();
@@ -65,7 +65,7 @@ fn collect_lines(node: &Node, path: &str, line: u32, lines: &mut Lines) {
     }
 }
 
-/// The line of a field, or of the nearest one around it that stands there.
+/// Returns the line of a field, or of the nearest enclosing one that is present.
 pub(super) fn find_line(node: &Node, field: &str) -> u32 {
     fn search(node: &Node, path: &str, field: &str, best: &mut u32) {
         let inside = |at: &str| {

@@ -1,7 +1,7 @@
-//! From text to objects: YAML or JSON, several documents in a file, each on its own.
+//! Parsing of text to objects: YAML or JSON, several documents in a file, each on its own.
 //!
-//! An object with an error is refused whole; the other objects of the file are accepted. A refused policy has a fallback
-//! ([`fallback`]). Diagnostics name unknown and unsupported fields.
+//! An object with an error is refused as a whole; the other objects of the file are accepted. A refused policy has a
+//! fallback ([`fallback`]). Diagnostics name unknown and unsupported fields.
 
 mod decode;
 mod fallback;
@@ -38,28 +38,28 @@ const MESH_CONFIG: &str = "the mesh configuration is key mesh of ConfigMap istio
 /// Content of a text.
 #[derive(Debug, Default)]
 pub struct Parsed {
-    /// The objects that can be applied.
+    /// Accepted objects.
     pub objects: Vec<(Object, Origin)>,
     /// Diagnostics.
     pub diagnostics: Vec<Diagnostic>,
-    /// The objects that were refused, as far as they could be made out.
+    /// Refused objects, as far as they could be identified.
     pub refused: BTreeMap<ObjectKey, Refused>,
-    /// True if a part of the text could not be identified.
+    /// Whether a part of the text could not be identified.
     pub unreadable: bool,
-    /// Objects of kinds that mean nothing to the mesh, by kind: the line of the first, and how many.
+    /// Objects of kinds that do not affect the mesh, by kind: the line of the first, and their number.
     pub foreign: BTreeMap<String, (u32, usize)>,
 }
 
-/// An object that was refused.
+/// A refused object.
 #[derive(Debug)]
 pub struct Refused {
-    /// The line of its first error.
+    /// Line of its first error.
     pub line: u32,
-    /// Policy that is enforced while there is no valid version of it; policies only.
+    /// Policy that is enforced while no valid version is known; policies only.
     pub fallback: Option<Fallback>,
 }
 
-/// An object of a text, with what is written.
+/// An object of a text, with all fields as written.
 #[derive(Debug)]
 pub struct Manifest {
     /// The object, reduced to the fields that the mesh uses.
@@ -70,29 +70,29 @@ pub struct Manifest {
     pub written: serde_json::Value,
 }
 
-/// The objects of a text as they are written.
+/// Objects of a text, as written.
 #[derive(Debug, Default)]
 pub struct Manifests {
-    /// The objects that can be applied.
+    /// Accepted objects.
     pub objects: Vec<Manifest>,
-    /// The objects that were refused, as far as they could be made out.
+    /// Refused objects, as far as they could be identified.
     pub refused: BTreeSet<ObjectKey>,
-    /// True if a part of the text could not be identified.
+    /// Whether a part of the text could not be identified.
     pub unreadable: bool,
-    /// How many objects of each kind stand there, of all kinds.
+    /// Number of objects of each kind, of all kinds.
     pub kinds: BTreeMap<String, usize>,
     /// Diagnostics.
     pub diagnostics: Vec<Diagnostic>,
 }
 
-/// Reads objects from YAML or JSON. An object with an error is not among the objects; the others are.
+/// Parses objects from YAML or JSON. Objects with an error are refused, the others accepted.
 pub fn parse(text: &str, file: &str) -> Parsed {
     let mut parsed = read(text, file, false).parsed;
     parsed.diagnostics.sort_by_key(|diagnostic| diagnostic.line);
     parsed
 }
 
-/// Reads objects from YAML or JSON, and keeps of each what is written. Objects that [`parse`](fn@parse) refuses are refused.
+/// Parses objects from YAML or JSON and keeps each as written. Refuses the same objects as [`parse`](fn@parse).
 pub fn manifests(text: &str, file: &str) -> Manifests {
     let Reading { parsed, written, kinds, .. } = read(text, file, true);
     let Parsed { objects, refused, unreadable, diagnostics, .. } = parsed;
@@ -116,11 +116,11 @@ struct Reading {
     parsed: Parsed,
     keeps_written: bool,
     written: Vec<serde_json::Value>,
-    /// How many objects of each kind were seen.
+    /// Number of objects of each kind.
     kinds: BTreeMap<String, usize>,
-    /// Labels that were read: all pods of a workload have the same.
+    /// Labels read so far, shared because all pods of a workload have the same.
     labels: HashSet<Arc<Labels>>,
-    /// Fields of the errors of the object that is being read.
+    /// Fields with errors of the current object.
     errors: Vec<String>,
 }
 
@@ -162,7 +162,7 @@ impl Reading {
             let message = "a second object begins here, without a separator";
             let diagnostic = Diagnostic::new(Severity::Error, &self.file, *line, message);
             self.report(diagnostic.remedy("write a line --- before it"), &root);
-            // Whose spec this is cannot be known.
+            // The object that this spec belongs to is unknown.
             self.errors.push("spec".to_owned());
             return self.fall_back(&root);
         }
@@ -178,7 +178,7 @@ impl Reading {
         }
     }
 
-    /// Adds the fallback of an object that was refused just now and is a policy.
+    /// Adds the fallback of the object just refused, if it is a policy.
     fn fall_back(&mut self, root: &Node) {
         let errors = std::mem::take(&mut self.errors);
         if errors.is_empty() {
@@ -188,7 +188,7 @@ impl Reading {
         refused.fallback = Fallback::of(root, &errors, &self.file);
     }
 
-    /// One object, or a list of them.
+    /// Reads one object, or a list of objects.
     fn root(&mut self, root: &Node) {
         self.errors.clear();
         let text = |field: &str| root.get(field).and_then(Node::text).unwrap_or_default();
@@ -295,7 +295,7 @@ impl Reading {
         }
     }
 
-    /// A Kubernetes object: what the API server refuses is refused, and fields that it does not know are pointed out.
+    /// Reads a Kubernetes object. Refuses what the API server refuses, and reports fields that it does not know.
     fn kube<T: DeserializeOwned>(
         &mut self,
         node: &Node,
@@ -320,7 +320,7 @@ impl Reading {
         self.take(node, Decoded { value, errors, unknown }, Severity::Warning)
     }
 
-    /// An Istio object: an unknown field is an error, as it is for `kubectl apply`.
+    /// Reads an Istio object. An unknown field is an error, as it is for `kubectl apply`.
     fn istio<S: DeserializeOwned + Default>(
         &mut self,
         node: &Node,
@@ -338,7 +338,8 @@ impl Reading {
         }
     }
 
-    /// The mesh configuration is YAML within a text; its lines are the file's where the text is a block (`|`).
+    /// Reads a ConfigMap. The mesh configuration is YAML within a text. If the text is a literal block (`|`), its lines
+    /// are those of the file.
     fn config_map(&mut self, node: &Node) {
         let Some(mut map): Option<manifest::ConfigMapManifest> = self.manifest(node, "ConfigMap") else {
             return;
@@ -373,7 +374,7 @@ impl Reading {
         self.finish(node, Object::ConfigMap(Arc::new(Typed { meta, spec })), findings.done());
     }
 
-    /// Several networks are not supported; one without a name is.
+    /// Reports several networks, which are not supported; one without a name is.
     fn networks(&mut self, node: &Node, data: &Labels) {
         let text = data.get("meshNetworks").map_or("", String::as_str);
         let mut networks =
@@ -438,7 +439,7 @@ impl Reading {
         decoded.value.filter(|_| !refused)
     }
 
-    /// Reports the findings of decoding. Returns `None` if the object is refused.
+    /// Reports the errors of decoding. Returns `None` if the object is refused.
     fn take<T>(&mut self, node: &Node, decoded: Decoded<T>, unknown: Severity) -> Option<T> {
         let refused = !decoded.errors.is_empty() || unknown == Severity::Error && !decoded.unknown.is_empty();
         let unknown = decoded.unknown.into_iter().map(|finding| (unknown, finding));
@@ -482,7 +483,7 @@ impl Reading {
         }
     }
 
-    /// Files a finding; an error refuses the object it is about.
+    /// Adds a diagnostic. An error refuses its object.
     fn report(&mut self, mut diagnostic: Diagnostic, node: &Node) {
         diagnostic.object = describe(node);
         if diagnostic.severity == Severity::Error {
@@ -497,7 +498,8 @@ impl Reading {
     }
 }
 
-/// Which object this is, or was probably meant to be, if it is of a kind we act on and has a name.
+/// Returns the key of this object, or of the object that was probably meant. `None` if the mesh does not use the kind,
+/// or the object has no name.
 fn key_of(root: &Node) -> Option<ObjectKey> {
     let text = |node: &Node, field: &str| node.get(field).and_then(Node::text).map(ToOwned::to_owned);
     let kind = match kinds::classify(&text(root, "apiVersion")?, &text(root, "kind")?) {
@@ -510,7 +512,7 @@ fn key_of(root: &Node) -> Option<ObjectKey> {
     Some(ObjectKey { kind, namespace, name: text(meta, "name")? })
 }
 
-/// Names an object that may be broken: `VirtualService default/reviews`.
+/// Names an object that may be invalid: `VirtualService default/reviews`.
 fn describe(root: &Node) -> String {
     let Some(kind) = root.get("kind").and_then(Node::text) else { return String::new() };
     if let Some(key) = key_of(root).filter(|key| key.kind.as_str() == kind) {

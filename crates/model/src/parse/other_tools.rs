@@ -1,10 +1,10 @@
-//! Files of other tools that people put beside their objects, and texts that are none: what they are, and what to do.
+//! Files of other tools beside the objects, and texts that are not objects: what they are, and remedies.
 
 use skysail_yaml::Node;
 
 use super::kinds::KUSTOMIZE;
 
-/// What to do about a text that is not YAML, if there is more to say than that. `line` is where reading failed.
+/// Returns the remedy for a text that is not YAML, if a more specific one is known. `line` is the line of the error.
 pub(super) fn of_text(text: &str, line: u32) -> Option<&'static str> {
     if text.contains("{{") {
         return Some("this looks like a Helm template; use the output of `helm template`");
@@ -21,7 +21,7 @@ pub(super) fn of_text(text: &str, line: u32) -> Option<&'static str> {
     near().any(is_separator).then_some("separate objects by a line of exactly ---, without indentation")
 }
 
-/// What a mapping without `apiVersion` or `kind` is, and what to do.
+/// Returns what a mapping without `apiVersion` or `kind` is, and the remedy.
 pub(super) fn of_mapping(root: &Node) -> (&'static str, &'static str) {
     let has = |field: &str| root.get(field).is_some();
     if has("resources") || has("patches") || has("namePrefix") || has("configMapGenerator") {

@@ -1,8 +1,8 @@
-//! Kubernetes' types, by which objects are checked as the API server does it.
+//! Kubernetes' types, against which objects are checked as by the API server.
 //!
-//! `kubernetes.txt` has them, generated from the API server's OpenAPI document. A field that is missing or of another type refuses the
-//! object, and so does a misspelt one, as with `kubectl apply`. Other fields that do not exist are only reported: they may be newer
-//! than the types.
+//! The file `kubernetes.txt` holds them, generated from the API server's OpenAPI document. A field that is missing or
+//! of another type refuses the object, and so does a misspelt one, as with `kubectl apply`. Other unknown fields are
+//! only reported: they may be newer than the types.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -14,7 +14,7 @@ use super::decode::{FieldError, Segment, mismatch, not_one_of, unknown_words};
 
 static TEXT: &str = include_str!("kubernetes.txt");
 
-/// The fields of each type.
+/// Fields of each type.
 static TYPES: LazyLock<HashMap<&str, Vec<Field>>> = LazyLock::new(|| {
     let mut types = HashMap::new();
     let mut name = "";
@@ -35,16 +35,16 @@ static TYPES: LazyLock<HashMap<&str, Vec<Field>>> = LazyLock::new(|| {
 struct Field {
     name: &'static str,
     required: bool,
-    /// The type of its value, in the notation of `kubernetes.txt`.
+    /// Type of its value, in the notation of `kubernetes.txt`.
     of: &'static str,
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Debug, Default)]
 pub(super) struct Checked {
-    /// What refuses the object.
+    /// Errors, which refuse the object.
     pub(super) errors: Vec<FieldError>,
-    /// Fields that do not exist and are not misspelt ones.
+    /// Unknown fields that are not misspelt ones.
     pub(super) unknown: Vec<FieldError>,
     path: Vec<Segment>,
 }
@@ -105,7 +105,7 @@ impl Checked {
     fn word(&mut self, node: &Node, line: u32, words: &'static str) {
         let Some(text) = node.text() else { return self.refuse(node, line, "text") };
         let known: Vec<&str> = words.split('|').collect();
-        // The API server takes the empty text for no value.
+        // The API server treats the empty text as absent.
         if !text.is_empty() && !known.contains(&text) {
             let (message, mut remedy) = not_one_of(text, &known);
             if words == "SCTP|TCP|UDP" {
@@ -130,7 +130,7 @@ impl Checked {
                 found.push(error);
                 continue;
             };
-            // A field without a value is as good as none.
+            // A field without a value counts as absent.
             if entry.value.value != Value::Null {
                 self.entry(entry, field.of);
             }
@@ -169,13 +169,13 @@ impl Checked {
     }
 }
 
-/// True for a word that is probably one of the known ones, misspelt.
+/// Returns whether a word is probably a misspelling of one of the known words.
 pub(super) fn is_typo(word: &str, known: &[&str]) -> bool {
     let letters = if word.len() < 6 { 1 } else { 2 };
     known.iter().any(|known| distance(known, word) <= letters)
 }
 
-/// Source: `k8s.io/apimachinery/pkg/api/resource`, the grammar of `Quantity`.
+/// Returns whether a text is a quantity. Source: `k8s.io/apimachinery/pkg/api/resource`, the grammar of `Quantity`.
 fn is_quantity(text: &str) -> bool {
     let number = text.strip_prefix(['+', '-']).unwrap_or(text);
     let end = number.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(number.len());
@@ -186,7 +186,7 @@ fn is_quantity(text: &str) -> bool {
     numeric && (exponent || units.contains(&suffix))
 }
 
-/// What stands between two brackets.
+/// Returns the text between two brackets.
 fn inner(of: &'static str, open: char, close: char) -> Option<&'static str> {
     of.strip_prefix(open)?.strip_suffix(close)
 }
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantities_are_those_of_kubernetes() {
+    fn quantities_follow_the_grammar_of_kubernetes() {
         for good in ["1", "0.5", ".5", "500m", "64Mi", "1e3", "1E3", "-1", "2E"] {
             assert!(is_quantity(good), "{good}");
         }

@@ -1,11 +1,11 @@
-//! Roots beside those of the mesh's own authority.
+//! Validation of roots in addition to those of the mesh's own authority.
 
 use x509_parser::pem::Pem;
 
 use super::Findings;
 use crate::api::MeshConfig;
 
-/// Checks `caCertificates`. What is not supported makes an entry vouch for nobody.
+/// Checks `caCertificates`. An entry with unsupported fields verifies no certificate.
 pub(super) fn check(mesh: &MeshConfig, findings: &mut Findings) {
     let accepted: Vec<_> = mesh.trust_domains().collect();
     for (index, entry) in mesh.ca_certificates.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! DestinationRule.
+//! Validation of DestinationRules.
 
 use super::{Finding, Findings, export_to, host, is_label_text, percent, port, positive};
 use crate::api::{
@@ -6,7 +6,7 @@ use crate::api::{
     destination_rule::{ClientTls, ConnectionPool, ConsistentHash, LoadBalancer, OutlierDetection, TlsMode},
 };
 
-/// The label of the Kubernetes node. Clients of different nodes share what they are sent.
+/// Label of the Kubernetes node. Clients of different nodes share their configuration.
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// Checks a DestinationRule.

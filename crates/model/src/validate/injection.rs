@@ -1,4 +1,5 @@
-//! Labels and annotations that decide about sidecars. A wrong one leaves a pod without the sidecar that enforces its policies.
+//! Labels and annotations that control sidecars. A wrong one leaves a pod without the sidecar that enforces its
+//! policies.
 
 use skysail_yaml::join;
 
@@ -59,7 +60,7 @@ pub(super) fn check(kind: Kind, meta: &Meta, findings: &mut Findings) {
             values(&meta.annotations, "metadata.annotations", findings);
         }
         Kind::Namespace => of_namespace(&meta.labels, findings),
-        // What stands on the workload itself says nothing about its pods.
+        // Labels of the workload itself do not apply to its pods.
         Kind::Deployment
         | Kind::StatefulSet
         | Kind::DaemonSet

@@ -1,4 +1,4 @@
-//! Kubernetes' objects, as far as the mesh stands on them; for the rest the API server is there.
+//! Validation of Kubernetes' objects, as far as the mesh depends on them. The API server checks the rest.
 
 use skysail_yaml::join;
 
@@ -127,7 +127,7 @@ pub(crate) fn service(service: &ServiceManifest, findings: &mut Findings) {
     }
 }
 
-/// The words by which a port says what it speaks. Source: Istio's "Protocol Selection".
+/// Protocol names of a port. Source: Istio's "Protocol Selection".
 const PROTOCOLS: &[&str] =
     &["http", "http2", "https", "grpc", "grpc-web", "tcp", "tls", "mongo", "mysql", "redis", "udp"];
 

@@ -1,7 +1,7 @@
-//! What one object must be like, as Istio's admission webhook and the API server have it.
+//! Validation of single objects, as by Istio's admission webhook and the API server.
 //!
-//! Pure checks of typed objects; each says which field, what is wrong and what to do. What spans several objects is
-//! checked by the World.
+//! These are pure checks of typed objects; each finding has field, message and remedy. The World checks what spans
+//! several objects.
 
 mod ca_certificates;
 mod destination_rule;
@@ -28,7 +28,7 @@ use crate::{
     diagnostic::Severity,
 };
 
-/// One thing that is wrong with an object.
+/// One error or warning about an object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Finding {
     pub(crate) severity: Severity,
@@ -37,7 +37,7 @@ pub(crate) struct Finding {
     pub(crate) remedy: String,
 }
 
-/// Collects findings.
+/// List of findings under construction.
 #[derive(Debug, Default)]
 pub(crate) struct Findings(Vec<Finding>);
 
@@ -105,21 +105,21 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
     findings.done()
 }
 
-/// A port number.
+/// Checks a port number.
 fn port(number: u32, field: &str, findings: &mut Findings) {
     if !(1..=65535).contains(&number) {
         findings.error(field, format!("{number} is not a port"), "ports go from 1 to 65535");
     }
 }
 
-/// A share per hundred.
+/// Checks a percentage.
 fn percent(value: f64, field: &str, findings: &mut Findings) {
     if !(0.0..=100.0).contains(&value) {
         findings.error(field, format!("{value} is not a percentage"), "percentages go from 0 to 100");
     }
 }
 
-/// A length of time that must not be nothing; Istio's shortest is a millisecond.
+/// Checks a duration that must not be zero; Istio's minimum is one millisecond.
 fn positive(duration: Option<Duration>, field: &str, findings: &mut Findings) {
     if duration.is_some_and(|duration| duration.0.as_millis() == 0) {
         findings.error(
@@ -130,7 +130,7 @@ fn positive(duration: Option<Duration>, field: &str, findings: &mut Findings) {
     }
 }
 
-/// A comparison; all but headers and parameters must say with what.
+/// Checks a comparison. Only headers and parameters may omit the value (`may_be_present`).
 fn string_match(matched: &StringMatch, field: &str, may_be_present: bool, findings: &mut Findings) {
     match matched {
         StringMatch::Regex(expression) => regex(expression, &format!("{field}.regex"), findings),
@@ -148,7 +148,7 @@ fn string_match(matched: &StringMatch, field: &str, may_be_present: bool, findin
     }
 }
 
-/// An RE2 expression; Rust's are RE2's but for a few rare forms.
+/// Checks an RE2 expression. Rust's syntax differs from RE2's in a few rare forms only.
 fn regex(expression: &str, field: &str, findings: &mut Findings) {
     if expression.is_empty() {
         findings.error(field, "is empty", "set an RE2 expression");
@@ -163,7 +163,7 @@ fn regex(expression: &str, field: &str, findings: &mut Findings) {
     }
 }
 
-/// A host: a DNS name, `*.` and a DNS name, `*`, or an address.
+/// Checks a host: a DNS name, `*.` and a DNS name, `*`, or an address.
 fn host(name: &str, field: &str, findings: &mut Findings) {
     if name.is_empty() {
         findings.error(field, "is empty", "set a host name");
@@ -184,7 +184,7 @@ fn is_dns_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(|part| is_label_text(part, true))
 }
 
-/// RFC 1123; host names may also have `_` and capitals, as in Istio.
+/// Returns whether a text is a label of RFC 1123. As in Istio, host names (`loose`) may also have `_` and capitals.
 fn is_label_text(part: &str, loose: bool) -> bool {
     let good = |c: char| {
         c.is_ascii_lowercase() || c.is_ascii_digit() || loose && (c.is_ascii_uppercase() || c == '_')
@@ -196,7 +196,7 @@ fn is_label_text(part: &str, loose: bool) -> bool {
         && part.ends_with(good)
 }
 
-/// A header's name, RFC 9110 section 5.1.
+/// Checks the name of a header, RFC 9110 section 5.1.
 fn header_name(name: &str, field: &str, findings: &mut Findings) {
     let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     if name.is_empty() || !name.bytes().all(token) {
@@ -205,7 +205,7 @@ fn header_name(name: &str, field: &str, findings: &mut Findings) {
     }
 }
 
-/// `exportTo`.
+/// Checks `exportTo`.
 fn export_to(list: &[String], field: &str, findings: &mut Findings) {
     for (index, entry) in list.iter().enumerate() {
         let field = format!("{field}[{index}]");

@@ -1,4 +1,4 @@
-//! Pods and what makes them, as the API server has them; and what it takes, but cannot work.
+//! Validation of Pods and of objects that make them, as by the API server, and of valid settings that cannot work.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::{
     spelling::VARIABLE,
 };
 
-/// Checks the specification of a workload, which stands at `at`.
+/// Checks the specification of a workload at the path `at`.
 pub(crate) fn workload(kind: Kind, spec: &WorkloadSpec, at: &str, findings: &mut Findings) {
     if spec.replicas.is_some_and(|replicas| replicas < 0) {
         findings.error(format!("{at}.replicas"), "is negative", "use 0 or more");
@@ -71,7 +71,7 @@ fn pod_spec(spec: &PodSpec, kind: Kind, at: &str, findings: &mut Findings) {
     volumes::sources(&spec.volumes, &format!("{at}.volumes"), findings);
     let volumes = names(spec.volumes.iter().map(|volume| &*volume.name), &format!("{at}.volumes"), findings);
     let mut containers = BTreeSet::new();
-    // The containers that have a port, by number and protocol: those of a pod share its address.
+    // Containers by port number and protocol: all containers of a pod share its address.
     let mut listening = BTreeMap::new();
     for (list, all) in [("initContainers", &spec.init_containers), ("containers", &spec.containers)] {
         for (index, one) in all.iter().enumerate() {
@@ -83,14 +83,14 @@ fn pod_spec(spec: &PodSpec, kind: Kind, at: &str, findings: &mut Findings) {
                 findings.error(format!("{at}.name"), message, "use a different name for each container");
             }
             for (mount, named) in one.volume_mounts.iter().enumerate() {
-                // Those of a StatefulSet may come from its volumeClaimTemplates.
+                // Volumes of a StatefulSet may come from its volumeClaimTemplates.
                 if kind != Kind::StatefulSet && !volumes.contains(&*named.name) {
                     let field = format!("{at}.volumeMounts[{mount}].name");
                     let message = format!("the pod has no volume {:?}", named.name);
                     findings.error(field, message, "add the volume, or correct the name");
                 }
             }
-            // The others have ended when those start.
+            // Other init containers have ended when the containers start.
             if list == "containers" || one.restart_policy.as_deref() == Some("Always") {
                 shared_ports(one, &at, &mut listening, findings);
             }
@@ -137,7 +137,7 @@ fn container(container: &Container, at: &str, findings: &mut Findings) {
     }
 }
 
-/// A service name as IANA registers them, RFC 6335, section 5.1.
+/// Returns whether a text is a service name of IANA, RFC 6335, section 5.1.
 fn is_port_name(name: &str) -> bool {
     name.len() <= 15
         && is_label_text(name, false)
@@ -173,7 +173,7 @@ fn has_port(container: &Container, name: &str) -> bool {
     container.ports.iter().any(|port| port.name.as_deref() == Some(name))
 }
 
-/// Says which containers of a pod cannot listen, because another one has the port.
+/// Reports containers of a pod that cannot listen because another one uses the port.
 fn shared_ports<'a>(
     container: &'a Container,
     at: &str,
@@ -193,7 +193,7 @@ fn shared_ports<'a>(
     }
 }
 
-/// Names that must differ.
+/// Reports names that are used twice. Returns all names.
 fn names<'a>(names: impl Iterator<Item = &'a str>, at: &str, findings: &mut Findings) -> BTreeSet<&'a str> {
     let mut known = BTreeSet::new();
     for (index, name) in names.enumerate() {

@@ -1,4 +1,4 @@
-//! PeerAuthentication and AuthorizationPolicy.
+//! Validation of PeerAuthentication and AuthorizationPolicy.
 
 use skysail_core::SpiffeId;
 use skysail_yaml::{Node, Value, join};
@@ -10,10 +10,10 @@ use crate::api::{
     security::{Action, Condition, Operation, Rule, Source},
 };
 
-/// The methods of RFC 9110 and RFC 5789.
+/// Methods of RFC 9110 and RFC 5789.
 const METHODS: &[&str] = &["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
 
-/// Attributes a `when` may name; those that end in `[` take a name in brackets.
+/// Attributes that `when` may name. Those that end in `[` take a name in brackets.
 const CONDITIONS: &[&str] = &[
     "request.headers[",
     "source.ip",
@@ -106,7 +106,7 @@ pub(crate) fn authorization_policy(spec: &AuthorizationPolicy) -> Vec<Finding> {
     findings.done()
 }
 
-/// Reports fields of a policy that stand without a value. They would count as absent, and the policy would match more than it
+/// Reports fields of a policy without a value. They would count as absent, and the policy would match more than it
 /// says: every client for `from:`, every workload of the namespace for `selector:`.
 pub(crate) fn empty_fields(kind: Kind, root: &Node) -> Vec<Finding> {
     let mut findings = Findings::default();
@@ -260,7 +260,7 @@ fn operation(operation: &Operation, field: &str, findings: &mut Findings) {
     no_empty_values(&lists, field, findings);
 }
 
-/// A principal that no peer can have never matches, and a DENY rule with it denies nothing.
+/// Reports a principal that no peer can have. It never matches, so a DENY rule with it denies nothing.
 fn principal(value: &str, field: &str, findings: &mut Findings) {
     if let Some(bare) = value.strip_prefix("spiffe://") {
         let message = "never matches: principals have no scheme";

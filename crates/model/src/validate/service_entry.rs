@@ -1,4 +1,4 @@
-//! ServiceEntry.
+//! Validation of ServiceEntries.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -28,14 +28,14 @@ pub(crate) fn service_entry(spec: &ServiceEntry) -> Vec<Finding> {
     endpoints(spec, &mut findings);
     export_to(&spec.export_to, "spec.exportTo", &mut findings);
     if !spec.subject_alt_names.is_empty() {
-        // Without the check everybody could pass for the server, so it is not left out.
+        // An error, since without this check any server would be accepted.
         let remedy = "set subjectAltNames in the tls settings of a DestinationRule";
         findings.error("spec.subjectAltNames", "is not supported yet", remedy);
     }
     findings.done()
 }
 
-/// Reads the addresses allocated to hosts.
+/// Parses the addresses allocated to hosts.
 pub(crate) fn addresses(data: &Labels, findings: &mut Findings) -> BTreeMap<String, IpAddr> {
     let mut addresses = BTreeMap::new();
     for (host, text) in data {

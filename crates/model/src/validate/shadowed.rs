@@ -1,4 +1,4 @@
-//! Rules of a VirtualService that no request reaches, because earlier ones take all that they match.
+//! Rules of a VirtualService that no request reaches, because earlier rules match all of its requests.
 
 use super::Findings;
 use crate::api::{
@@ -6,10 +6,10 @@ use crate::api::{
     virtual_service::{HttpMatch, HttpRoute},
 };
 
-/// More comparisons than this are not worth their time; nobody reads so many rules.
+/// Maximum number of rules compared, to bound the time.
 const MAX_RULES: usize = 200;
 
-/// Reports rules of which every match is covered by one of an earlier rule.
+/// Reports rules whose every match is covered by a match of an earlier rule.
 pub(super) fn rules(rules: &[HttpRoute], findings: &mut Findings) {
     for (index, rule) in rules.iter().enumerate().take(MAX_RULES) {
         let Some(first) = rules[..index].iter().position(|earlier| covers_rule(earlier, rule)) else {
@@ -21,13 +21,14 @@ pub(super) fn rules(rules: &[HttpRoute], findings: &mut Findings) {
         let message = format!("is unreachable: http[{first}] {what}");
         findings.warning(format!("spec.http[{index}]"), message, "move it before that rule, or remove it");
         if takes_all {
-            // The same holds for all that follow.
+            // The same applies to all later rules.
             return;
         }
     }
 }
 
-/// True if a rule takes every request that another one matches. Only single matches are compared, so some cases are missed.
+/// Returns whether a rule matches every request that another one matches. Only single matches are compared, so some
+/// cases are missed.
 fn covers_rule(earlier: &HttpRoute, later: &HttpRoute) -> bool {
     let any = [HttpMatch::default()];
     let earlier = if earlier.matches.is_empty() { &any[..] } else { &earlier.matches };
@@ -35,7 +36,7 @@ fn covers_rule(earlier: &HttpRoute, later: &HttpRoute) -> bool {
     later.iter().all(|narrow| earlier.iter().any(|wide| covers(wide, narrow)))
 }
 
-/// True if every request that `narrow` matches is matched by `wide`.
+/// Returns whether `wide` matches every request that `narrow` matches.
 fn covers(wide: &HttpMatch, narrow: &HttpMatch) -> bool {
     fn same<T: PartialEq>(wide: Option<&T>, narrow: Option<&T>) -> bool {
         wide.is_none() || wide == narrow

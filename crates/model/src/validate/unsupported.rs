@@ -1,13 +1,13 @@
 //! Fields of Istio that are not supported yet.
 //!
-//! A field stands here if it can be written, is understood, and `skysail-proxy` does not do it. The object is applied
-//! without it. What is sent all the same, for workloads with an Envoy in the sidecar's place, is said so.
+//! The list has each field that is parsed and that `skysail-proxy` does not implement. The object is applied without
+//! it. The effect text says so where the field is still sent, for workloads with an Envoy as their sidecar.
 
 use super::{Finding, Findings};
 use crate::api::Kind;
 use skysail_yaml::{Node, Value, join};
 
-/// Kind, end of the field's path (without list positions), a value if only that one is meant, and what happens.
+/// Kind, end of the field's path (without list positions), value if only that one is unsupported, and effect.
 type Row = (Kind, &'static str, Option<&'static str>, &'static str);
 
 const NO_EFFECT: &str = "it has no effect";
@@ -15,7 +15,7 @@ const TOKENS: &str = "an ALLOW rule with this field matches no request, a DENY r
 
 const AGENT: &str = "connections fail, except those of an Envoy whose agent has the files";
 
-/// The list.
+/// Unsupported fields.
 const TABLE: &[Row] = &[
     (Kind::VirtualService, "spec.tls", None, "connections are routed without these rules"),
     (Kind::VirtualService, "spec.tcp", None, "connections are routed without these rules"),
@@ -40,10 +40,10 @@ const TABLE: &[Row] = &[
     (Kind::AuthorizationPolicy, "source.notRequestPrincipals", None, TOKENS),
 ];
 
-/// Beginnings of the `when` attributes we do not have.
+/// Prefixes of the `when` attributes that are not supported.
 const CONDITIONS: &[&str] = &["request.auth.", "experimental.envoy.filters."];
 
-/// True for an attribute of a `when` that we do not have.
+/// Returns whether an attribute of a `when` is not supported.
 pub(crate) fn condition_unsupported(key: &str) -> bool {
     CONDITIONS.iter().any(|prefix| key.starts_with(prefix))
 }
@@ -58,7 +58,7 @@ pub(crate) fn unsupported(kind: Kind, root: &Node) -> Vec<Finding> {
     findings.done()
 }
 
-/// `field` is the path with list positions, `bare` without.
+/// Searches a node. `field` is the path with list positions, `bare` without.
 fn search(node: &Node, field: &str, bare: &str, rows: &[&Row], findings: &mut Findings) {
     for (_, path, value, effect) in rows {
         let here = bare.strip_suffix(path).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));

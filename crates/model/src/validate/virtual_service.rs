@@ -1,4 +1,4 @@
-//! VirtualService.
+//! Validation of VirtualServices.
 
 use super::{
     Finding, Findings, export_to, header_name, host, percent, port, positive, regex, shadowed, string_match,
@@ -11,7 +11,7 @@ use crate::api::{
     },
 };
 
-/// Envoy's conditions for retries.
+/// Envoy's retry conditions.
 const RETRY_ON: &[&str] = &[
     "5xx",
     "gateway-error",
@@ -31,7 +31,7 @@ const RETRY_ON: &[&str] = &[
     "unavailable",
 ];
 
-/// gRPC's status names, by number from 0. Source: gRPC's "Status codes and their use".
+/// Names of gRPC's status codes, by number from 0. Source: gRPC's "Status codes and their use".
 pub(crate) const GRPC_STATUS: &[&str] = &[
     "OK",
     "CANCELLED",
@@ -151,7 +151,7 @@ fn http_route(route: &HttpRoute, field: &str, findings: &mut Findings) {
     }
 }
 
-/// Exactly one of the things a rule can do.
+/// Checks that a rule has exactly one action.
 fn action(route: &HttpRoute, field: &str, findings: &mut Findings) {
     let actions = [
         ("route", !route.route.is_empty()),
@@ -226,7 +226,7 @@ fn http_match(matched: &HttpMatch, field: &str, findings: &mut Findings) {
     }
 }
 
-/// Paths that no request has.
+/// Reports paths that no request has.
 fn path(uri: &StringMatch, field: &str, findings: &mut Findings) {
     let (StringMatch::Exact(path) | StringMatch::Prefix(path)) = uri else { return };
     if path.starts_with(['\u{201c}', '\u{201d}', '\u{2018}', '\u{2019}']) {
@@ -382,7 +382,7 @@ fn http_rewrite(rewrite: &HttpRewrite, route: &HttpRoute, field: &str, findings:
     }
 }
 
-/// `\3` needs a third group.
+/// Checks that the expression has the groups of the replacement: `\3` needs a third group.
 fn rewrite_groups(pattern: &str, rewrite: &str, field: &str, findings: &mut Findings) {
     let Ok(pattern) = regex::Regex::new(pattern) else { return };
     let groups = pattern.captures_len() - 1;
@@ -406,7 +406,7 @@ fn rewrite_groups(pattern: &str, rewrite: &str, field: &str, findings: &mut Find
     }
 }
 
-/// Checks when and how often to try again.
+/// Checks retry conditions and attempts.
 pub(super) fn retries(retry: &HttpRetry, field: &str, findings: &mut Findings) {
     if retry.attempts < 0 {
         findings.error(
@@ -441,7 +441,7 @@ pub(super) fn retries(retry: &HttpRetry, field: &str, findings: &mut Findings) {
     }
 }
 
-/// A try that may take longer than the whole is never cut short.
+/// Reports a per-try timeout longer than the timeout of the whole request, which ends the request first.
 fn too_short(route: &HttpRoute, retry: &HttpRetry, field: &str, findings: &mut Findings) {
     let whole = route.timeout.filter(|timeout| *timeout > Duration::ZERO);
     if let (Some(whole), Some(one)) = (whole, retry.per_try_timeout)
@@ -518,7 +518,8 @@ fn header_ops(ops: &HeaderOps, field: &str, is_request: bool, findings: &mut Fin
     }
 }
 
-/// The host may be set on requests; other parts of the request line never.
+/// Checks the name of a changed header. Only the host may be set, and only on requests (`host_too`); other parts of the
+/// request line never.
 fn changeable(name: &str, field: &str, host_too: bool, findings: &mut Findings) {
     if is_authority(name) && host_too {
     } else if name.starts_with(':') || name.eq_ignore_ascii_case("host") {

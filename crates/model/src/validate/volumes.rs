@@ -1,4 +1,4 @@
-//! Volumes of pods: where their files come from, and where containers find them.
+//! Validation of volumes: the sources of their files, and their mounts in containers.
 
 use std::{
     collections::BTreeSet,
@@ -8,7 +8,7 @@ use std::{
 use super::{Findings, is_label_text};
 use crate::api::manifest::{Projection, Volume, VolumeItem, VolumeMount, VolumeSource};
 
-/// What to do about a path that is to stay in its folder.
+/// Remedy for a path that must stay in its folder.
 const RELATIVE: &str = "use a relative path without \"..\"";
 
 /// Checks the volumes of a pod.
@@ -104,7 +104,7 @@ fn mode(mode: Option<i64>, field: &str, findings: &mut Findings) {
     }
 }
 
-/// Checks where a container finds its volumes.
+/// Checks the volume mounts of a container.
 pub(super) fn mounts(mounts: &[VolumeMount], at: &str, findings: &mut Findings) {
     let mut known = BTreeSet::new();
     for (index, mount) in mounts.iter().enumerate() {
@@ -137,7 +137,7 @@ pub(super) fn mounts(mounts: &[VolumeMount], at: &str, findings: &mut Findings) 
     }
 }
 
-/// Whether a path stays in its folder.
+/// Returns whether a path stays in its folder.
 fn stays(path: &str) -> bool {
     let is_part = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::CurDir);
     !path.is_empty() && Path::new(path).components().all(is_part)

@@ -1,8 +1,8 @@
-//! The listener for what others ask of the workload: one chain for each port and each direction a client may come.
+//! Inbound listener: one filter chain for each port and each kind of connection.
 //!
-//! Which chain takes a connection is decided by its port, by TLS or not, and by the protocol the client offers in TLS
-//! (sidecars offer `istio`, ...). PERMISSIVE ports take mutual TLS from sidecars and plain text from others, STRICT
-//! ports take mutual TLS only, DISABLE ports look at nothing.
+//! The port, TLS or not, and the protocol that the client offers in TLS (sidecars offer `istio`, ...) select the filter
+//! chain. PERMISSIVE ports accept mutual TLS from sidecars and plain text from others, STRICT ports require mutual TLS,
+//! DISABLE ports are not inspected.
 
 use std::collections::BTreeMap;
 
@@ -29,26 +29,26 @@ use crate::{
 
 use listener::listener_filter_chain_match_predicate::{MatchSet, Rule};
 
-/// Behind the last port.
+/// First number after the last port.
 const PORTS_END: i32 = 65536;
-/// What is read of a ClientHello at first; most are shorter.
+/// Size of the first read of a ClientHello in bytes; most are shorter.
 const TLS_READ_BYTES: u32 = 512;
-/// What a client speaks when it speaks HTTP in plain text.
+/// ALPN of HTTP in plain text.
 const PLAIN_HTTP: &[&str] = &["http/1.1", "h2c"];
 const ISTIO_TCP: &[&str] = &[tls::PEER_EXCHANGE, tls::ISTIO];
 const ISTIO_ANY: &[&str] =
     &[tls::ISTIO, tls::PEER_EXCHANGE, tls::ISTIO_HTTP[0], tls::ISTIO_HTTP[1], tls::ISTIO_HTTP[2]];
 
-/// What is behind a port.
+/// Protocol of a port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
     Http,
     Tcp,
-    /// Found out from the first bytes.
+    /// Detected from the first bytes.
     Either,
 }
 
-/// One direction a client may come.
+/// Match of one kind of connection.
 #[derive(Clone, Copy)]
 struct ChainMatch {
     transport: &'static str,
@@ -57,21 +57,21 @@ struct ChainMatch {
     terminate: bool,
 }
 
-/// Where a chain leads.
+/// Port to which a chain leads.
 struct Target<'a> {
-    /// `None` for every port no service leads to.
+    /// `None` for the ports without a service.
     port: Option<u16>,
-    /// The port's service, if one leads to it.
+    /// Service port, if a service leads to it.
     service: Option<&'a InboundPort<'a>>,
 }
 
-/// Everything inbound chains depend on.
+/// Settings shared by all inbound chains.
 struct Inbound<'a> {
     setting: Setting<'a>,
     authorization: &'a Authorization,
 }
 
-/// `virtualInbound`.
+/// Returns the listener `virtualInbound`.
 pub(in crate::compile) fn compile(
     world: &World,
     view: &ProxyView,
@@ -124,7 +124,7 @@ fn matches_for(content: Content, mode: MtlsMode) -> &'static [ChainMatch] {
     const fn plain(alpn: &'static [&'static str], http: bool) -> ChainMatch {
         ChainMatch { transport: "raw_buffer", alpn, http, terminate: false }
     }
-    // TLS of the application's own, passed on.
+    // TLS of the application itself, passed through.
     const FOREIGN_TLS: ChainMatch = ChainMatch { transport: "tls", alpn: &[], http: false, terminate: false };
     match (mode, content) {
         (MtlsMode::Disable, Content::Http) => const { &[plain(&[], true)] },
@@ -215,7 +215,7 @@ impl Target<'_> {
         }
     }
 
-    /// Everything to the one cluster.
+    /// Returns routes that send all requests to the one cluster.
     fn routes(&self) -> route::RouteConfiguration {
         let cluster = self.cluster();
         let (service, number) = match self.service {
@@ -225,7 +225,7 @@ impl Target<'_> {
         let action = route::RouteAction {
             cluster_specifier: Some(route::route_action::ClusterSpecifier::Cluster(cluster.clone())),
             timeout: Some(seconds(0)),
-            // The workload closed an idle connection just then: nothing of the request arrived.
+            // The workload closed the idle connection at that moment, so it received no part of the request.
             retry_policy: Some(route::RetryPolicy {
                 retry_on: "reset-before-request".into(),
                 num_retries: uint32(2),
@@ -266,7 +266,7 @@ impl Target<'_> {
     }
 }
 
-/// A connection to the listener itself would loop.
+/// Returns the chain for connections to the listener itself, which would loop.
 fn black_hole(setting: Setting<'_>) -> listener::FilterChain {
     listener::FilterChain {
         filter_chain_match: Some(listener::FilterChainMatch {
@@ -279,7 +279,7 @@ fn black_hole(setting: Setting<'_>) -> listener::FilterChain {
     }
 }
 
-/// What must be looked at before a chain can be chosen.
+/// Protocols that must be detected before a chain is selected.
 #[derive(Clone, Copy, Default)]
 struct Inspected {
     tls: bool,
@@ -297,11 +297,12 @@ impl Inspected {
     }
 }
 
-/// Inspectors are off for ports that do not need them: where the server speaks first, they would wait in vain.
+/// Returns the listener filters. Inspectors are disabled for ports that do not need them: where the server sends first,
+/// they would only wait for their timeout.
 fn listener_filters(default: Inspected, ports: &BTreeMap<u16, Inspected>) -> Vec<listener::ListenerFilter> {
     let inspect_tls = TlsInspector { initial_read_buffer_size: uint32(TLS_READ_BYTES), ..Default::default() };
-    let tls = off(default.tls, ports.iter().map(|(port, inspected)| (*port, inspected.tls)));
-    let http = off(default.http, ports.iter().map(|(port, inspected)| (*port, inspected.http)));
+    let tls = disabled_ranges(default.tls, ports.iter().map(|(port, inspected)| (*port, inspected.tls)));
+    let http = disabled_ranges(default.http, ports.iter().map(|(port, inspected)| (*port, inspected.http)));
     let inspectors = [
         (tls, inspector("envoy.filters.listener.tls_inspector", pack(&inspect_tls))),
         (http, inspector("envoy.filters.listener.http_inspector", pack(&HttpInspector::default()))),
@@ -315,8 +316,12 @@ fn listener_filters(default: Inspected, ports: &BTreeMap<u16, Inspected>) -> Vec
     filters
 }
 
-/// The ports, from and up to, for which an inspector is off; `None` if no port needs it. `ports` are in order.
-fn off(default: bool, ports: impl Iterator<Item = (u16, bool)> + Clone) -> Option<Vec<(i32, i32)>> {
+/// Returns the port ranges for which an inspector is disabled, or `None` if no port needs it. `ports` are sorted; the
+/// end of a range is exclusive.
+fn disabled_ranges(
+    default: bool,
+    ports: impl Iterator<Item = (u16, bool)> + Clone,
+) -> Option<Vec<(i32, i32)>> {
     let single = |port: u16| (i32::from(port), i32::from(port) + 1);
     if default {
         return Some(ports.filter(|(_, on)| !on).map(|(port, _)| single(port)).collect());
@@ -336,7 +341,7 @@ fn off(default: bool, ports: impl Iterator<Item = (u16, bool)> + Clone) -> Optio
     Some(ranges)
 }
 
-/// True for connections to these ports.
+/// Returns a predicate that matches connections to these ports.
 fn in_ranges(ranges: &[(i32, i32)]) -> listener::ListenerFilterChainMatchPredicate {
     let range = |(start, end): &(i32, i32)| listener::ListenerFilterChainMatchPredicate {
         rule: Some(Rule::DestinationPortRange(types::Int32Range { start: *start, end: *end })),
@@ -354,11 +359,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inspectors_are_off_where_nobody_needs_them() {
+    fn inspectors_are_disabled_for_ports_that_need_none() {
         let ports = [(80, false), (90, true)].into_iter();
-        assert_eq!(off(true, ports.clone()), Some(vec![(80, 81)]));
-        assert_eq!(off(false, ports), Some(vec![(0, 90), (91, 65536)]));
-        assert_eq!(off(false, [(80, false)].into_iter()), None);
-        assert_eq!(off(false, [(0, true), (1, true)].into_iter()), Some(vec![(2, 65536)]));
+        assert_eq!(disabled_ranges(true, ports.clone()), Some(vec![(80, 81)]));
+        assert_eq!(disabled_ranges(false, ports), Some(vec![(0, 90), (91, 65536)]));
+        assert_eq!(disabled_ranges(false, [(80, false)].into_iter()), None);
+        assert_eq!(disabled_ranges(false, [(0, true), (1, true)].into_iter()), Some(vec![(2, 65536)]));
     }
 }

@@ -1,4 +1,5 @@
-//! LDS: what a sidecar listens for. `outbound` for what its workload asks, `inbound` for what others ask of it.
+//! LDS: the listeners of a sidecar. `outbound` holds those for its workload's requests, `inbound` those for requests to
+//! it.
 
 mod inbound;
 mod outbound;
@@ -18,26 +19,26 @@ pub(super) use inbound::compile as inbound;
 pub use outbound::Outline;
 pub(super) use outbound::{compile as outbound, named, outline};
 
-/// A port of the workload that services lead to.
+/// A port of the workload with the services that lead to it.
 pub(super) struct InboundPort<'a> {
-    /// The container's port.
+    /// Container port.
     pub(super) port: u16,
-    /// What it speaks.
+    /// Protocol.
     pub(super) protocol: Protocol,
-    /// What clients must do.
+    /// Mode of mutual TLS.
     pub(super) mode: MtlsMode,
-    /// The services, and which of their ports; at least one.
+    /// Services and their ports; at least one.
     pub(super) services: Vec<(&'a Typed<Service>, &'a ServicePort)>,
 }
 
 impl InboundPort<'_> {
-    /// The port clients know.
+    /// Returns the port of the first service.
     pub(super) fn service_port(&self) -> u16 {
         self.services[0].1.port
     }
 }
 
-/// The ports of a workload that services lead to, by number. The first service decides what a port speaks.
+/// Returns the ports of a workload that services lead to, by number. The first service defines the protocol.
 pub(super) fn inbound_ports<'a>(world: &'a World, view: &ProxyView) -> Vec<InboundPort<'a>> {
     let mut ports: BTreeMap<u16, InboundPort<'a>> = BTreeMap::new();
     for service in world.services_selecting(&view.namespace, &view.labels) {
@@ -63,12 +64,12 @@ pub(super) fn inbound_ports<'a>(world: &'a World, view: &ProxyView) -> Vec<Inbou
     ports.into_values().collect()
 }
 
-/// Any address of the proxy's kind.
+/// Returns the unspecified address of the proxy's family.
 fn any_address(view: &ProxyView) -> &'static str {
     if view.ipv4 || !view.ipv6 { "0.0.0.0" } else { "::" }
 }
 
-/// A listener that everything redirected arrives at.
+/// Returns a listener for redirected connections.
 fn virtual_listener(
     world: &World,
     view: &ProxyView,
@@ -87,7 +88,7 @@ fn virtual_listener(
     }
 }
 
-/// How long the first bytes of a connection are waited for; 0 is for ever, as the client may not speak first.
+/// Returns the time limit for the first bytes of a connection. 0 waits for ever, as the client may not send first.
 fn detection_timeout(world: &World) -> pb::Duration {
     world.mesh().protocol_detection_timeout.map_or(pb::seconds(0), |length| pb::duration(length.0))
 }

@@ -1,8 +1,8 @@
-//! Listeners for what the workload asks of others.
+//! Outbound listeners, for requests of the workload.
 //!
-//! `virtualOutbound` takes every redirected connection and hands it to the listener of its original destination: HTTP
-//! ports share one for all addresses, anything else has one for each address of a service. What fits none goes
-//! where it wanted to, or nowhere, as the mesh says.
+//! `virtualOutbound` accepts every redirected connection and hands it to the listener of its original destination. HTTP
+//! ports share one listener for all addresses; any other port has one for each address of a service. Other connections
+//! pass to their original destination or are refused, as the mesh configuration says.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,21 +30,21 @@ use crate::{
 
 use core::TrafficDirection;
 
-/// How long TLS with the client may take, if any.
+/// Timeout of a TLS handshake with the client in seconds.
 const HANDSHAKE_SECONDS: i64 = 15;
-/// What a client speaks when it speaks HTTP in plain text.
+/// ALPN of HTTP in plain text.
 const PLAIN_HTTP: [&str; 2] = ["http/1.1", "h2c"];
 
-/// The route configurations that outbound listeners name.
+/// Route configurations that outbound listeners name.
 #[derive(Default)]
 pub(in crate::compile) struct Named<'a> {
-    /// Ports whose routes are shared by all services that have them.
+    /// Ports whose routes all services with the port share.
     pub(in crate::compile) shared: BTreeSet<u16>,
     /// Service ports with routes of their own.
     pub(in crate::compile) own: Vec<(&'a Typed<Service>, u16)>,
 }
 
-/// The route configurations that the listeners for these services name.
+/// Returns the route configurations that the listeners for these services name.
 pub(in crate::compile) fn named<'a>(services: &[&'a Typed<Service>]) -> Named<'a> {
     let mut named = Named::default();
     for service in services {
@@ -59,7 +59,7 @@ pub(in crate::compile) fn named<'a>(services: &[&'a Typed<Service>]) -> Named<'a
     named
 }
 
-/// What outbound listeners are needed, for all sidecars that have the same surroundings.
+/// Outline of the outbound listeners, for all sidecars with the same surroundings.
 #[derive(Clone, Debug, Default)]
 pub struct Outline {
     /// HTTP ports.
@@ -68,7 +68,7 @@ pub struct Outline {
     services: Vec<Arc<Typed<Service>>>,
 }
 
-/// The listeners that are needed for these services.
+/// Returns the outline of the listeners for these services.
 pub(in crate::compile) fn outline<'a>(services: impl Iterator<Item = &'a Arc<Typed<Service>>>) -> Outline {
     let mut outline = Outline::default();
     for service in services {
@@ -81,12 +81,12 @@ pub(in crate::compile) fn outline<'a>(services: impl Iterator<Item = &'a Arc<Typ
     outline
 }
 
-/// Whether a port has a listener for each address of its service.
+/// Returns whether a port has a listener for each address of its service.
 fn has_own(port: &ServicePort) -> bool {
     port.protocol != Protocol::Udp && !port.protocol.is_http()
 }
 
-/// The outbound listeners of a sidecar.
+/// Returns the outbound listeners of a sidecar.
 pub(in crate::compile) fn compile(
     world: &World,
     view: &ProxyView,
@@ -96,7 +96,7 @@ pub(in crate::compile) fn compile(
     let mut by_address: BTreeMap<String, listener::Listener> = BTreeMap::new();
     for service in &outline.services {
         for port in service.spec.ports.iter().filter(|port| has_own(port)) {
-            for addresses in places(world, view, service, port) {
+            for addresses in listener_addresses(world, view, service, port) {
                 let listener = of_addresses(world, setting, service, port, &addresses);
                 by_address.entry(listener.name.clone()).or_insert(listener);
             }
@@ -106,8 +106,14 @@ pub(in crate::compile) fn compile(
     std::iter::once(catch_all(world, setting)).chain(shared).chain(by_address.into_values()).collect()
 }
 
-/// The addresses clients use, those of one listener together: the service's own, or each of its pods' if it is headless.
-fn places(world: &World, view: &ProxyView, service: &Typed<Service>, port: &ServicePort) -> Vec<Vec<IpAddr>> {
+/// Returns the addresses that clients use, grouped by listener: the service's own, or each of its pods' if it is
+/// headless.
+fn listener_addresses(
+    world: &World,
+    view: &ProxyView,
+    service: &Typed<Service>,
+    port: &ServicePort,
+) -> Vec<Vec<IpAddr>> {
     let reachable = |ip: &IpAddr| if ip.is_ipv4() { view.ipv4 } else { view.ipv6 };
     if service.spec.headless {
         let endpoints = world.endpoints(service, port).into_iter().filter(|endpoint| endpoint.ready);
@@ -121,7 +127,7 @@ fn places(world: &World, view: &ProxyView, service: &Typed<Service>, port: &Serv
     if own.is_empty() { Vec::new() } else { vec![own] }
 }
 
-/// The listener that every redirected connection comes in by.
+/// Returns the listener that accepts every redirected connection.
 fn catch_all(world: &World, setting: Setting<'_>) -> listener::Listener {
     let port = names::OUTBOUND_PORT;
     // A connection to the listener itself would loop.
@@ -135,7 +141,7 @@ fn catch_all(world: &World, setting: Setting<'_>) -> listener::Listener {
         ..Default::default()
     };
     let rest = listener::FilterChain {
-        filters: filters::tcp_chain(setting, Direction::Outbound, elsewhere(setting), Vec::new()),
+        filters: filters::tcp_chain(setting, Direction::Outbound, unknown_destinations(setting), Vec::new()),
         name: "virtualOutbound-catchall-tcp".into(),
         ..Default::default()
     };
@@ -146,15 +152,15 @@ fn catch_all(world: &World, setting: Setting<'_>) -> listener::Listener {
     }
 }
 
-/// Where connections to unknown places go.
-fn elsewhere(setting: Setting<'_>) -> &'static str {
+/// Returns the cluster of connections to unknown addresses.
+fn unknown_destinations(setting: Setting<'_>) -> &'static str {
     match setting.mesh.outbound_traffic_policy.mode {
         OutboundMode::AllowAny => PASSTHROUGH,
         OutboundMode::RegistryOnly => BLACK_HOLE,
     }
 }
 
-/// The listener of an HTTP port, for all addresses.
+/// Returns the listener of an HTTP port, for all addresses.
 fn shared(world: &World, setting: Setting<'_>, port: u16) -> listener::Listener {
     let any = any_address(setting.view);
     let both = setting.view.ipv4 && setting.view.ipv6;
@@ -162,7 +168,7 @@ fn shared(world: &World, setting: Setting<'_>, port: u16) -> listener::Listener 
     let name = format!("{any}_{port}");
     let passthrough = listener::FilterChain {
         filter_chain_match: Some(Default::default()),
-        filters: filters::tcp_chain(setting, Direction::Outbound, elsewhere(setting), Vec::new()),
+        filters: filters::tcp_chain(setting, Direction::Outbound, unknown_destinations(setting), Vec::new()),
         name: "PassthroughFilterChain".into(),
         ..Default::default()
     };
@@ -175,7 +181,7 @@ fn shared(world: &World, setting: Setting<'_>, port: u16) -> listener::Listener 
     }
 }
 
-/// The listener of a service port for these addresses of it.
+/// Returns the listener of a service port for these addresses.
 fn of_addresses(
     world: &World,
     setting: Setting<'_>,
@@ -229,7 +235,7 @@ fn http_chain(setting: Setting<'_>, listener: &str, routes: Routes) -> listener:
     }
 }
 
-/// A listener without a socket: connections are handed to it by their original destination.
+/// Returns a listener without a socket. It receives connections by their original destination.
 fn unbound(world: &World, name: String, ip: &str, extra: &[&str], port: u16) -> listener::Listener {
     let additional = extra
         .iter()

@@ -1,4 +1,4 @@
-//! What becomes of a request that a VirtualService's rule takes.
+//! Actions of the rules of a VirtualService: forward, redirect or direct response, with retries, faults and headers.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -37,14 +37,14 @@ use route::{
     weighted_cluster::{ClusterWeight, cluster_weight},
 };
 
-/// The port routes are made for, and the rule they are made from.
+/// Port and rule for which routes are compiled.
 pub(super) struct Port<'a> {
     pub(super) scope: &'a Scope<'a>,
     pub(super) rule: &'a RouteRule,
     pub(super) number: u16,
 }
 
-/// What the route does; `None` if it says nothing we can do.
+/// Returns the action of a route; `None` if it has no supported action.
 pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
     if let Some(redirect) = &http.redirect {
         return Some(Action::Redirect(redirection(redirect, port.number)));
@@ -53,7 +53,7 @@ pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
         return Some(Action::DirectResponse(direct_response(response)));
     }
     if http.delegate.is_some() {
-        // The rules it points to are not followed; falling through to later ones would be a surprise.
+        // Delegates are not followed. A match of later rules instead would be a surprise.
         return Some(Action::DirectResponse(route::DirectResponseAction {
             status: 503,
             ..Default::default()
@@ -75,12 +75,12 @@ pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
     Some(Action::Route(to))
 }
 
-/// What gRPC takes for a timeout.
+/// Returns the timeout in the form that gRPC reads.
 fn longest(length: Duration) -> route::route_action::MaxStreamDuration {
     route::route_action::MaxStreamDuration { max_stream_duration: Some(length), ..Default::default() }
 }
 
-/// What leads requests to their endpoints, of every cluster that the route may choose.
+/// Returns the hash policies of all clusters that the route may choose.
 fn hash_policies(scope: &Scope<'_>, to: &route::RouteAction) -> Vec<route::route_action::HashPolicy> {
     match &to.cluster_specifier {
         Some(ClusterSpecifier::Cluster(name)) => balance::hash_policy(scope, name).into_iter().collect(),
@@ -91,14 +91,14 @@ fn hash_policies(scope: &Scope<'_>, to: &route::RouteAction) -> Vec<route::route
     }
 }
 
-/// The cluster of a route that has just one.
+/// Returns the cluster of a route with exactly one.
 pub(super) fn single_cluster(action: &Action) -> Option<ClusterName<'_>> {
     let Action::Route(to) = action else { return None };
     let Some(ClusterSpecifier::Cluster(name)) = &to.cluster_specifier else { return None };
     ClusterName::parse(name)
 }
 
-/// Faults and cross-origin rules, which are filters of their own. gRPC refuses filters it does not have.
+/// Returns the settings of the fault and CORS filters. gRPC refuses filters that it does not have.
 pub(super) fn per_filter(scope: &Scope<'_>, http: &HttpRoute) -> HashMap<String, Any> {
     let fault = http.fault.as_ref().map(|from| ("envoy.filters.http.fault", pack(&fault(from))));
     let rules = http.cors_policy.as_ref().filter(|_| scope.role != Role::Grpc);
@@ -106,7 +106,7 @@ pub(super) fn per_filter(scope: &Scope<'_>, http: &HttpRoute) -> HashMap<String,
     [fault, cors].into_iter().flatten().map(|(name, config)| (name.to_owned(), config)).collect()
 }
 
-/// The header changes of the rule, and those of its destination if it has just one.
+/// Sets the header changes of the rule, and those of its destination if it has exactly one.
 pub(super) fn change_headers(made: &mut route::Route, http: &HttpRoute) {
     let of_destination = match &http.route[..] {
         [only] if http.redirect.is_none() && http.direct_response.is_none() => only.headers.as_ref(),
@@ -149,7 +149,8 @@ fn weighted_cluster(port: &Port<'_>, to: &HttpDestination, weight: u32) -> Clust
     }
 }
 
-/// As in Istio, a destination without a port has the port of the request, also where its service has only another.
+/// Returns the name of a destination's cluster. As in Istio, a destination without a port gets the port of the request,
+/// even if its service has only another port.
 fn cluster(port: &Port<'_>, to: &Destination) -> String {
     let host = fqdn(&to.host, &port.rule.meta.namespace);
     let asked = to.port.and_then(|selector| u16::try_from(selector.number).ok()).filter(|number| *number > 0);
@@ -178,7 +179,7 @@ fn rewrite(to: &mut route::RouteAction, http: &HttpRoute) {
     to.host_rewrite_specifier = host.map(HostRewriteSpecifier::HostRewriteLiteral);
 }
 
-/// A new `host` is no header like the others.
+/// Returns whether a name means the authority, which is not changed like other headers.
 fn is_authority(name: &str) -> bool {
     name.eq_ignore_ascii_case("host") || name == ":authority"
 }
@@ -236,7 +237,7 @@ fn redirection(from: &api::HttpRedirect, port: u16) -> route::RedirectAction {
     } else {
         Some(PathRewriteSpecifier::PathRedirect(from.uri.clone()))
     };
-    // Envoy cannot take the port from the request, but the port of the request is known here.
+    // Envoy cannot take the port from the request, but the routes are compiled for a known port.
     let asked = from.derive_port == Some(RedirectPort::FromRequestPort);
     let code = match from.redirect_code {
         302 => RedirectResponseCode::Found,
@@ -292,7 +293,7 @@ fn fault(from: &api::HttpFault) -> HttpFault {
     HttpFault { delay, abort, ..Default::default() }
 }
 
-/// The number of a gRPC status.
+/// Returns the number of a gRPC status.
 fn grpc_status(name: &str) -> Option<u32> {
     GRPC_STATUS.iter().position(|known| *known == name).and_then(|at| u32::try_from(at).ok())
 }

@@ -1,7 +1,7 @@
-//! RDS: where requests go, by the host they name.
+//! RDS: routes by host.
 //!
-//! HTTP ports have one route configuration each, shared by all services with that port; a port of undeclared
-//! protocol has its own. A host goes to the service of that name, or as a VirtualService says.
+//! Each HTTP port has one route configuration, shared by all services with that port. A port of undeclared protocol has
+//! its own. Requests for a host go to the service of that name, or as a VirtualService defines.
 
 mod action;
 mod retry;
@@ -27,13 +27,14 @@ use crate::{
     world::{WELL_KNOWN_PORT, fqdn, host_matches},
 };
 
-/// The longest body of a direct response.
+/// Maximum size of the body of a direct response in bytes.
 const DIRECT_RESPONSE_BYTES: u32 = 1 << 20;
 
-/// The routes of an HTTP port: in one resource, or with one for each virtual host.
+/// Returns the routes of an HTTP port, as one resource or with one for each virtual host.
 pub(super) fn shared(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<Arc<Resource>> {
-    let (name, mut hosts, elsewhere) = (port.to_string(), hosts(scope, services, port), elsewhere(scope));
-    // Without a first host a client would wait for one.
+    let (name, mut hosts, elsewhere) =
+        (port.to_string(), hosts(scope, services, port), unknown_destinations(scope));
+    // Without any host in the configuration a client would wait for one.
     if !scope.hosts_apart || hosts.is_empty() {
         hosts.push(elsewhere);
         return vec![encode(&configuration(name, hosts))];
@@ -42,14 +43,14 @@ pub(super) fn shared(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16)
     configuration.vhds = Some(route::Vhds { config_source: Some(from_ads()) });
     let mut made = vec![encode(&configuration)];
     made.extend(hosts.into_iter().map(|mut host| {
-        // Envoy takes hosts away by this name.
+        // Envoy removes virtual hosts by this name.
         host.name = format!("{port}/{}", host.name);
         order::encode_host(&port.to_string(), &host)
     }));
     made
 }
 
-/// The hosts that are known at an HTTP port.
+/// Returns the virtual hosts of an HTTP port.
 fn hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<route::VirtualHost> {
     let routed = |service: &&&Typed<Service>| {
         let port = service.spec.port(port);
@@ -64,9 +65,9 @@ fn hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<rout
     hosts
 }
 
-/// The routes of a service that everybody sees, made anew: `made` gives what was made of it. Nothing but its own routes may
-/// have changed since.
-pub(super) fn again(
+/// Compiles the routes of a service that is visible everywhere again. `made` returns the previous resource. Only the
+/// service's own routes may have changed since.
+pub(super) fn recompile(
     scope: &Scope<'_>,
     service: &Typed<Service>,
     made: impl Fn(Kind, &str) -> Option<Arc<Resource>>,
@@ -76,7 +77,7 @@ pub(super) fn again(
     for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
         let number = port.port;
         let before = made(Kind::VirtualHost, &format!("{number}/{host}:{number}"));
-        // Its domains stay, though another service has some of the same.
+        // The domains stay, even if another service has some of them too.
         let before = before.and_then(|before| route::VirtualHost::from_slice(&before.body).ok());
         if let Some(before) = before {
             let now = of_service(scope, service, number, before.domains);
@@ -90,13 +91,13 @@ pub(super) fn again(
     anew
 }
 
-/// The routes of a service port that has a listener of its own, where every host means the service.
+/// Returns the routes of a service port with a listener of its own, on which every host means the service.
 pub(super) fn own(scope: &Scope<'_>, service: &Typed<Service>, port: u16) -> Arc<Resource> {
     let host = of_service(scope, service, port, vec!["*".into()]);
     encode(&configuration(host.name.clone(), vec![host]))
 }
 
-/// The same, for clients that ask by the name of the service's cluster.
+/// Returns the same routes for clients that subscribe by the name of the service's cluster.
 pub(super) fn of_cluster(scope: &Scope<'_>, service: &Typed<Service>, port: u16) -> Arc<Resource> {
     let name = ClusterName::outbound(port, "", &service.fqdn()).to_string();
     encode(&configuration(name, vec![of_service(scope, service, port, vec!["*".into()])]))
@@ -110,7 +111,7 @@ fn configuration(name: String, virtual_hosts: Vec<route::VirtualHost>) -> route:
     route::RouteConfiguration {
         name,
         virtual_hosts,
-        // Routes may arrive before the clusters they name.
+        // Routes may arrive before their clusters.
         validate_clusters: boolean(false),
         max_direct_response_body_size_bytes: uint32(DIRECT_RESPONSE_BYTES),
         ignore_port_in_host_matching: true,
@@ -135,8 +136,8 @@ fn of_service(
     virtual_host(format!("{host}:{port}"), domains, routes)
 }
 
-/// The hosts of VirtualServices that are no service with this port. They are found on port 80, and on the ports of
-/// the services the same VirtualService is for.
+/// Returns the hosts of VirtualServices that are not services with this port. They are served on port 80, and on the
+/// ports of the services that the same VirtualService names.
 fn of_other_hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<route::VirtualHost> {
     let names: HashSet<String> = services.iter().map(|service| service.fqdn()).collect();
     let mut made = Vec::new();
@@ -184,8 +185,8 @@ fn default_route(scope: &Scope<'_>, host: &str, port: u16) -> route::Route {
     }
 }
 
-/// Requests for hosts nobody knows go where they wanted to, or are refused.
-fn elsewhere(scope: &Scope<'_>) -> route::VirtualHost {
+/// Returns the virtual host for unknown hosts: requests pass to their original destination or are refused.
+fn unknown_destinations(scope: &Scope<'_>) -> route::VirtualHost {
     let policy = scope.world.mesh().outbound_traffic_policy;
     let (name, action) = match policy.mode {
         OutboundMode::AllowAny => (
@@ -224,7 +225,7 @@ fn every_path() -> route::RouteMatch {
     }
 }
 
-/// The names a client of this namespace may call a service by.
+/// Returns the names by which a client of this namespace may call a service.
 fn domains(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<String> {
     let (name, namespace) = (&service.meta.name, &service.meta.namespace);
     let full = service.fqdn();
@@ -237,7 +238,7 @@ fn domains(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<String> {
         domains.extend([format!("{name}.{namespace}"), format!("{name}.{namespace}.svc")]);
     }
     if service.spec.headless {
-        // Its pods have names under it.
+        // The pods of a headless service have names under its own.
         domains.extend(domains.clone().iter().map(|domain| format!("*.{domain}")));
     }
     let reachable = |ip: &&IpAddr| if ip.is_ipv4() { scope.ipv4 } else { scope.ipv6 };
@@ -245,7 +246,7 @@ fn domains(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<String> {
     domains
 }
 
-/// Envoy refuses a configuration in which a domain stands twice. A full name is never taken from its service.
+/// Removes duplicate domains, which Envoy refuses. A full name always stays with its own service.
 fn make_unique(hosts: &mut Vec<route::VirtualHost>) {
     let full: HashSet<String> = hosts.iter().filter_map(|host| host.domains.first().cloned()).collect();
     let mut seen = HashSet::new();
@@ -259,5 +260,5 @@ fn make_unique(hosts: &mut Vec<route::VirtualHost>) {
     hosts.retain(|host| !host.domains.is_empty());
 }
 
-/// The VirtualService a route is made from.
+/// The VirtualService from which a route is compiled.
 type RouteRule = Typed<VirtualService>;

@@ -1,4 +1,4 @@
-//! When requests are tried again.
+//! Retries of requests.
 
 use skysail_xds::envoy::pb::envoy::extensions::retry::{
     host::previous_hosts::v3::PreviousHostsPredicate,
@@ -14,15 +14,15 @@ use route::retry_policy::{
     RetryBackOff, RetryHostPredicate, RetryPriority, retry_host_predicate, retry_priority,
 };
 
-/// What is retried unless said otherwise: what cannot have reached the application.
+/// Default retry conditions: failures in which the application cannot have received the request.
 const DEFAULT_RETRY_ON: &str = "connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes";
 const DEFAULT_RETRIES: u32 = 2;
-/// How often another host is looked for before one that failed is taken again.
+/// Number of attempts to select another host before a failed one is used again.
 const HOST_SELECTION_ATTEMPTS: i64 = 5;
-/// After how many failures another locality is tried.
+/// Number of failures after which another locality is tried.
 const PRIORITY_UPDATE_FREQUENCY: i32 = 2;
 
-/// The retries of a route; the mesh's default where it says nothing, `None` where they are turned off.
+/// Returns the retry policy of a route. Without settings it is the mesh's default; `None` if retries are disabled.
 pub(super) fn policy(mesh: &MeshConfig, of_route: Option<&HttpRetry>) -> Option<route::RetryPolicy> {
     let mut policy = route::RetryPolicy {
         retry_on: DEFAULT_RETRY_ON.into(),
@@ -51,7 +51,7 @@ pub(super) fn policy(mesh: &MeshConfig, of_route: Option<&HttpRetry>) -> Option<
     Some(policy)
 }
 
-/// Splits Envoy's conditions from HTTP status codes.
+/// Separates Envoy's conditions from HTTP status codes.
 fn conditions(retry_on: &str) -> (String, Vec<u32>) {
     const BY_STATUS: &str = "retriable-status-codes";
     let (mut conditions, mut codes) = (Vec::new(), Vec::new());

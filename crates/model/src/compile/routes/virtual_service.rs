@@ -1,4 +1,4 @@
-//! The HTTP rules of a VirtualService as routes of one port.
+//! HTTP rules of a VirtualService as routes of one port.
 
 use std::collections::BTreeMap;
 
@@ -23,17 +23,17 @@ use route::{
     route_match::PathSpecifier,
 };
 
-/// The routes of a VirtualService on a port, for one client; none if nothing of it holds there.
+/// Returns the routes of a VirtualService on a port for one client; empty if none applies.
 pub(super) fn routes(scope: &Scope<'_>, rule: &RouteRule, port: u16) -> Vec<route::Route> {
     let port = Port { scope, rule, number: port };
     let mut routes = Vec::new();
     for http in &rule.spec.http {
         if http.matches.is_empty() {
             routes.extend(route(&port, http, None));
-            // Nothing behind it could ever be reached.
+            // Later routes could never be reached.
             break;
         }
-        let holds = |found: &&HttpMatch| holds(scope, rule, found, port.number);
+        let holds = |found: &&HttpMatch| applies(scope, rule, found, port.number);
         for found in http.matches.iter().filter(holds) {
             let Some(made) = route(&port, http, Some(found)) else { continue };
             let last = takes_everything(&made);
@@ -46,8 +46,8 @@ pub(super) fn routes(scope: &Scope<'_>, rule: &RouteRule, port: u16) -> Vec<rout
     routes
 }
 
-/// What only depends on who asks, and on which port, is decided here rather than for each request.
-fn holds(scope: &Scope<'_>, rule: &RouteRule, found: &HttpMatch, port: u16) -> bool {
+/// Returns whether a match applies to the client and the port. Both are known here, so requests need not be checked.
+fn applies(scope: &Scope<'_>, rule: &RouteRule, found: &HttpMatch, port: u16) -> bool {
     found.port.is_none_or(|wanted| wanted == u32::from(port))
         && found.is_for_mesh(&rule.spec)
         && selects(&found.source_labels, scope.labels)
@@ -87,7 +87,7 @@ fn route(port: &Port<'_>, http: &HttpRoute, found: Option<&HttpMatch>) -> Option
     Some(made)
 }
 
-/// What a request of this route is called in traces.
+/// Returns the operation name of a route in traces.
 fn operation(port: &Port<'_>, action: &route::route::Action, matched: &route::RouteMatch) -> String {
     let path = match &matched.path_specifier {
         Some(PathSpecifier::Prefix(prefix)) => format!("{prefix}*"),
@@ -124,7 +124,7 @@ fn route_match(found: &HttpMatch) -> route::RouteMatch {
     }
 }
 
-/// By name; then what HTTP/2 has as headers too.
+/// Returns the header matchers: headers by name, then the pseudo-headers of HTTP/2.
 fn headers(found: &HttpMatch) -> Vec<route::HeaderMatcher> {
     let mut named: BTreeMap<(&str, bool), route::HeaderMatcher> = BTreeMap::new();
     for (name, wanted) in &found.headers {
@@ -133,7 +133,7 @@ fn headers(found: &HttpMatch) -> Vec<route::HeaderMatcher> {
     for (name, unwanted) in &found.without_headers {
         let mut matcher = header(name, unwanted);
         matcher.invert_match = true;
-        // A request without the header is one that does not have the value.
+        // A request without the header does not have the value.
         matcher.treat_missing_header_as_empty =
             matches!(matcher.header_match_specifier, Some(HeaderMatchSpecifier::StringMatch(_)));
         named.insert((name, true), matcher);
@@ -155,7 +155,7 @@ fn header(name: &str, wanted: &StringMatch) -> route::HeaderMatcher {
     }
 }
 
-/// `None` if being there is all that counts.
+/// Returns a matcher for a text; `None` if only presence is required.
 pub(super) fn string_matcher(wanted: &StringMatch) -> Option<matcher::StringMatcher> {
     let text = wanted.text().to_owned();
     if text.is_empty() {

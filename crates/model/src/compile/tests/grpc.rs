@@ -1,4 +1,4 @@
-//! What clients of gRPC get, beyond what the test with a real one shows.
+//! Resources of gRPC clients, beyond the test with a real client.
 
 use skysail_xds::envoy::pb::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
 
@@ -15,7 +15,7 @@ fn names(made: &Resources, kind: Kind) -> Vec<&str> {
 }
 
 #[test]
-fn a_service_has_its_full_name_everywhere_and_short_ones_in_its_namespace() {
+fn a_service_has_short_names_in_its_own_namespace_only() {
     let world = world("");
     let near = compile(&world, &client("shop")).0;
     let of_http = |made: &Resources| -> Vec<String> {
@@ -25,7 +25,7 @@ fn a_service_has_its_full_name_everywhere_and_short_ones_in_its_namespace() {
     assert_eq!(of_http(&near), ["db.shop.svc.cluster.local", "db.shop.svc", "db.shop", "db"]);
     let far = compile(&world, &client("elsewhere")).0;
     assert_eq!(of_http(&far), ["db.shop.svc.cluster.local"]);
-    // Each name leads to the same routes, those to the cluster, and that to its endpoints.
+    // Each name leads to the same routes, these to the cluster, and the cluster to its endpoints.
     for name in ["db:80", "db.shop.svc.cluster.local:80"] {
         let listener: listener::Listener = get(&near, Kind::Listener, name);
         assert_eq!((listener.name.as_str(), listener.address), (name, None));
@@ -68,7 +68,7 @@ spec:
 ";
 
 #[test]
-fn clusters_say_what_grpc_knows_and_nothing_else() {
+fn clusters_have_only_fields_that_grpc_supports() {
     let made = compile(&world(RULE), &client("shop")).0;
     let of = |subset: &str| -> cluster::Cluster {
         get(&made, Kind::Cluster, &format!("outbound|80|{subset}|db.shop.svc.cluster.local"))
@@ -83,7 +83,7 @@ fn clusters_say_what_grpc_knows_and_nothing_else() {
         assert_eq!(cluster.eds_cluster_config.as_ref().unwrap().service_name, cluster.name);
         let limits = &cluster.circuit_breakers.as_ref().unwrap().thresholds[0];
         assert_eq!(limits.max_requests.map(|limit| limit.value), Some(7));
-        // It would eject by success rate, which Istio's settings have not.
+        // gRPC would eject by success rate, which Istio's settings do not have.
         assert_eq!(cluster.outlier_detection, None);
         assert!(cluster.transport_socket_matches.is_empty() && cluster.filters.is_empty());
         assert_eq!(cluster.transport_socket.is_some(), subset == "least", "{subset}");
@@ -107,7 +107,7 @@ spec:
 ";
 
 #[test]
-fn routes_are_for_every_host_with_timeouts_as_grpc_has_them() {
+fn routes_match_every_host_and_have_grpcs_timeouts() {
     let world = world(ROUTES);
     let name = "outbound|80||db.shop.svc.cluster.local";
     let of = |view: &ProxyView, name: &str| -> route::RouteConfiguration {
@@ -124,7 +124,7 @@ fn routes_are_for_every_host_with_timeouts_as_grpc_has_them() {
     let longest = action(made).max_stream_duration.unwrap().max_stream_duration.unwrap();
     assert_eq!(longest.seconds, 3);
     assert_eq!(made.typed_per_filter_config.keys().collect::<Vec<_>>(), ["envoy.filters.http.fault"]);
-    // Sidecars have both otherwise.
+    // Sidecars get both in another form.
     let sidecars = of(&view(), "80");
     let host = sidecars.virtual_hosts.iter().find(|host| host.name.starts_with("db.")).unwrap();
     assert_eq!(action(&host.routes[0]).max_stream_duration, None);
@@ -132,7 +132,7 @@ fn routes_are_for_every_host_with_timeouts_as_grpc_has_them() {
 }
 
 #[test]
-fn a_full_name_is_never_anothers_short_one() {
+fn a_full_name_is_never_the_short_name_of_another_service() {
     let world = world(
         r"
 apiVersion: networking.istio.io/v1
@@ -157,7 +157,7 @@ spec:
 }
 
 #[test]
-fn names_that_only_a_proxy_could_look_up_are_left_out() {
+fn names_that_only_a_proxy_could_resolve_are_omitted() {
     let world = world(
         r"
 apiVersion: networking.istio.io/v1

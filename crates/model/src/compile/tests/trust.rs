@@ -18,7 +18,8 @@ data:
 ";
 const ROOTS: &str = include_str!("roots.txt");
 
-/// `west` with the first of the roots, and `caCertificates` of the second, the third for no domain in particular.
+/// Returns a World of trust domain `west`. `ca_certificates` adds the second root for `east`, and the third for no
+/// domain in particular.
 fn west(ca_certificates: bool) -> World {
     let [_, east, extra] = roots();
     let indented = |pem: &str| pem.lines().map(|line| format!("        {line}\n")).collect::<String>();
@@ -36,7 +37,7 @@ fn roots() -> [String; 3] {
     roots.try_into().unwrap()
 }
 
-/// Where a context gets its roots from.
+/// Returns the source of a TLS context's roots.
 fn trust(common: Option<CommonTlsContext>) -> SdsSecretConfig {
     match common.and_then(|common| common.validation_context_type) {
         Some(ValidationContextType::CombinedValidationContext(combined)) => {
@@ -46,7 +47,7 @@ fn trust(common: Option<CommonTlsContext>) -> SdsSecretConfig {
     }
 }
 
-/// The same for the TLS of the first port, inbound and outbound.
+/// Returns the sources of roots of the first port, inbound and outbound.
 fn trusts(made: &Resources) -> [SdsSecretConfig; 2] {
     let typed = |socket: &core::TransportSocket| match &socket.config_type {
         Some(core::transport_socket::ConfigType::TypedConfig(any)) => any.clone(),
@@ -96,7 +97,7 @@ fn roots_of_another_mesh_are_bound_to_its_trust_domain() {
 }
 
 #[test]
-fn without_further_roots_nothing_is_different() {
+fn without_further_roots_the_agents_roots_are_used() {
     let mut world = west(false);
     world.take_touched();
     assert!(!world.set_roots(&roots()[0]) && world.take_touched().is_nothing());
@@ -107,9 +108,9 @@ fn without_further_roots_nothing_is_different() {
     }
 }
 
-/// They know of no roots by trust domain, so they accept nobody of another mesh.
+/// gRPC clients have no roots by trust domain, so they accept no workload of another mesh.
 #[test]
-fn clients_of_grpc_accept_the_mesh_alone() {
+fn grpc_clients_accept_the_mesh_alone() {
     let mut world = west(true);
     world.set_roots(&roots()[0]);
     let grpc = ProxyView { role: Role::Grpc, ..view() };
