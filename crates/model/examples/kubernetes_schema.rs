@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, error::Error, fs};
 
 use serde_json::{Map, Value};
 
-/// The kinds that people write, which the mesh reads.
+/// Kinds that the mesh reads.
 const ROOTS: [&str; 14] = [
     "io.k8s.api.core.v1.ConfigMap",
     "io.k8s.api.core.v1.Namespace",
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Adds a type and all that its fields refer to.
+/// Adds a type and all types to which its fields refer.
 fn describe(full: &str, schemas: &Map<String, Value>, types: &mut BTreeMap<String, String>) {
     let name = short(full);
     if types.contains_key(&name) {
@@ -97,7 +97,7 @@ fn type_of(property: &Value, schemas: &Map<String, Value>, types: &mut BTreeMap<
     }
 }
 
-/// The name without its package.
+/// Returns the name without its package.
 fn short(full: &str) -> String {
     full.rsplit('.').next().unwrap_or(full).to_owned()
 }

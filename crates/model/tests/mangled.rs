@@ -1,4 +1,4 @@
-//! Whatever stands in a file, reading it ends, without a panic, and a World takes what came out of it.
+//! Parsing any text ends without a panic, and a World accepts the result.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -7,7 +7,7 @@ use std::{fs, path::Path};
 use proptest::prelude::*;
 use skysail_model::{World, parse};
 
-/// Good files to spoil.
+/// Returns valid files to mutate.
 fn seeds() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files: Vec<_> =
@@ -19,7 +19,7 @@ fn seeds() -> Vec<String> {
     files.iter().map(|file| fs::read_to_string(file).unwrap()).collect()
 }
 
-/// Takes a piece out, puts a piece in, at any character.
+/// Removes and inserts text at any character.
 #[derive(Clone, Debug)]
 struct Edit {
     at: prop::sample::Index,
@@ -43,7 +43,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn spoiled_files_never_panic(seed in prop::sample::select(seeds()), edits in prop::collection::vec(edit(), 1..6)) {
+    fn mutated_files_never_panic(seed in prop::sample::select(seeds()), edits in prop::collection::vec(edit(), 1..6)) {
         let mut text: Vec<char> = seed.chars().collect();
         for edit in edits {
             let at = edit.at.index(text.len() + 1);

@@ -1,4 +1,4 @@
-//! Mistakes that people make, and the messages that they get. A mistake takes no other object with it.
+//! Common mistakes in configuration and their diagnostics. A mistake refuses no other object.
 //!
 //! Each `tests/mistakes/NAME.yaml` has a `NAME.txt` beside it: the messages, then the objects that take effect.
 //! `UPDATE=1 cargo test -p skysail-model --test mistakes` writes those files; read them before you commit.
@@ -9,7 +9,7 @@ use std::{env, fmt::Write as _, fs, path::Path};
 
 use skysail_model::{Files, World, parse};
 
-/// The messages about a file, as the control plane reports them, and the objects that it takes from it.
+/// Returns the diagnostics of a file, as the control plane reports them, and the accepted objects.
 fn report(text: &str, name: &str) -> String {
     let (mut world, mut files) = (World::new(), Files::new());
     let parsed = parse(text, name);
@@ -28,7 +28,7 @@ fn report(text: &str, name: &str) -> String {
 }
 
 #[test]
-fn every_mistake_gets_its_message() {
+fn every_mistake_has_its_diagnostics() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/mistakes");
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| file.extension().is_some_and(|end| end == "yaml"));

@@ -1,4 +1,4 @@
-//! Names in ServiceEntries: what proxies get of them, looked up by the control plane or not.
+//! DNS names in ServiceEntries: the resources of proxies with and without resolution by the control plane.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -68,7 +68,7 @@ fn kind(cluster: &Cluster) -> DiscoveryType {
     kind.try_into().unwrap()
 }
 
-/// Address, port, weight and region of each endpoint.
+/// Returns address, port, weight and region of each endpoint.
 fn endpoints(assignment: &ClusterLoadAssignment) -> Vec<(String, u16, u32, String)> {
     let of_group = assignment.endpoints.iter().flat_map(|group| {
         let region = group.locality.as_ref().map_or(String::new(), |place| place.region.clone());
@@ -100,7 +100,7 @@ fn addresses(world: &World, view: &ProxyView) -> Vec<String> {
 }
 
 #[test]
-fn who_takes_addresses_gets_all_that_the_name_has_in_its_families() {
+fn a_proxy_that_takes_addresses_gets_all_of_its_families() {
     let mut world = entry("DNS", "control", "");
     assert_eq!(
         addresses(&world, &view("10.0.0.1", true)),
@@ -118,7 +118,7 @@ fn who_takes_addresses_gets_all_that_the_name_has_in_its_families() {
 }
 
 #[test]
-fn everybody_else_gets_the_name() {
+fn other_proxies_get_the_name() {
     let mut world = entry("DNS", "control", "");
     resolve(&mut world, "api.example.com", &["192.0.2.1"]);
     let round_robin = entry("DNS_ROUND_ROBIN", "control", "");
@@ -139,14 +139,14 @@ fn everybody_else_gets_the_name() {
 }
 
 #[test]
-fn round_robin_has_one_address() {
+fn round_robin_uses_one_address() {
     let mut world = entry("DNS_ROUND_ROBIN", "control", "");
     resolve(&mut world, "api.example.com", &["192.0.2.2", "192.0.2.1"]);
     assert_eq!(addresses(&world, &view("10.0.0.1", true)), ["192.0.2.2"]);
 }
 
 #[test]
-fn each_address_has_what_its_endpoint_has() {
+fn each_address_has_the_properties_of_its_endpoint() {
     let rest = "  endpoints:
   - {address: One.example., weight: 3, locality: near/a, ports: {http: 81}}
   - {address: two.example, locality: far}
@@ -167,7 +167,7 @@ fn each_address_has_what_its_endpoint_has() {
         of("192.0.2.2", 81, 3, "near"),
     ];
     assert_eq!(sent(&world, &view("10.0.0.1", true)), expected);
-    // As if it were the name that is weighed against others: its addresses count once.
+    // Weights are those of the names, so the addresses of a name count once.
     let (made, _) = compile(&world, &view("10.0.0.1", true));
     let assignment = made.get(Kind::Endpoint, CLUSTER).unwrap();
     let assignment = ClusterLoadAssignment::decode(assignment.body.clone()).unwrap();
@@ -177,7 +177,7 @@ fn each_address_has_what_its_endpoint_has() {
 }
 
 #[test]
-fn an_address_touches_the_services_that_use_the_name() {
+fn a_new_address_touches_the_services_that_use_the_name() {
     let mut world = entry("DNS", "control", "");
     world.take_touched();
     resolve(&mut world, "api.example.com", &["192.0.2.1"]);
@@ -189,7 +189,7 @@ fn an_address_touches_the_services_that_use_the_name() {
 }
 
 #[test]
-fn a_host_is_the_own_namespaces_then_the_oldest() {
+fn a_host_is_defined_by_the_own_namespace_then_by_the_oldest_entry() {
     let of = |namespace: &str, name: &str, port: u16| {
         format!(
             "---\n{{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {{name: {name}, namespace: {namespace}}}, spec: {{hosts: [api.example.com], resolution: DNS, ports: [{{number: 80, targetPort: {port}, name: http, protocol: HTTP}}]}}}}\n"
@@ -211,7 +211,7 @@ fn a_host_is_the_own_namespaces_then_the_oldest() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_by_name() {
+fn unsupported_entries_are_refused_with_the_field() {
     for (change, said) in [
         ("hosts: [api]", "has no dot"),
         ("hosts: [\"*.example.com\"]", "cannot resolve a wildcard"),

@@ -1,4 +1,4 @@
-//! Configuration that a real istiod took is taken here, without an error.
+//! Configuration that a real istiod accepted is accepted without an error.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 
 use skysail_model::{Diagnostic, Severity, World, parse};
 
-/// Reads folders of `tests/istiod` into one World; gives what was said about them.
+/// Reads folders of `tests/istiod` into one World. Returns it with the diagnostics.
 fn load(folders: &[&str]) -> (World, Vec<Diagnostic>) {
     let (mut world, mut said) = (World::new(), Vec::new());
     for folder in folders {
@@ -31,7 +31,7 @@ fn errors(said: &[Diagnostic]) -> Vec<String> {
 }
 
 #[test]
-fn all_scenarios_are_read_without_an_error() {
+fn all_scenarios_are_accepted_without_an_error() {
     for scenario in [
         "b-mtls-all-v1",
         "c-reviews-test-v2",
@@ -54,7 +54,7 @@ fn all_scenarios_are_read_without_an_error() {
 }
 
 #[test]
-fn the_world_knows_bookinfo() {
+fn the_world_indexes_bookinfo() {
     let (world, _) = load(&["00-base", "b-mtls-all-v1"]);
     let reviews = world.service("reviews.default.svc.cluster.local").unwrap();
     let endpoints = world.endpoints(reviews, &reviews.spec.ports[0]);

@@ -1,4 +1,4 @@
-//! DestinationRule: how a client treats a service's endpoints. Fields are Istio's (`networking.istio.io`).
+//! DestinationRule: settings of clients towards a service's endpoints. Fields are Istio's (`networking.istio.io`).
 
 use std::collections::BTreeMap;
 
@@ -13,20 +13,20 @@ use super::{
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct DestinationRule {
-    /// The service; a short name is meant in the rule's own namespace.
+    /// Host of the service; a short name is completed with the rule's namespace.
     pub host: String,
-    /// Holds for all subsets that do not say otherwise.
+    /// Settings of all subsets that do not override them.
     pub traffic_policy: Option<TrafficPolicy>,
-    /// Named parts of the service.
+    /// Subsets of the service.
     pub subsets: Vec<Subset>,
-    /// The namespaces that see it; none means all.
+    /// Namespaces in which the rule is visible; empty: all.
     pub export_to: Vec<String>,
-    /// Client workloads it holds for; unset means all.
+    /// Client workloads to which the rule applies; unset: all.
     pub workload_selector: Option<WorkloadSelector>,
 }
 
 impl DestinationRule {
-    /// All settings of how endpoints are picked, of whichever port or subset.
+    /// Returns all load balancer settings, of any port or subset.
     pub fn balancers(&self) -> impl Iterator<Item = &LoadBalancer> {
         let subsets = self.subsets.iter().map(|subset| &subset.traffic_policy);
         let policies = std::iter::once(&self.traffic_policy).chain(subsets).flatten();
@@ -37,23 +37,23 @@ impl DestinationRule {
     }
 }
 
-/// A named part of a service.
+/// A named subset of a service's pods.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Subset {
-    /// The name VirtualServices use.
+    /// Name that VirtualServices use.
     pub name: String,
-    /// Labels of the pods in it.
+    /// Labels of the pods in the subset.
     pub labels: Labels,
-    /// Replaces the rule's policy, setting by setting.
+    /// Settings that replace those of the rule, one by one.
     pub traffic_policy: Option<TrafficPolicy>,
 }
 
-/// `matchLabels`.
+/// Selector of workloads (`matchLabels`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct WorkloadSelector {
-    /// All must match.
+    /// Labels; all must match.
     pub match_labels: Labels,
 }
 
@@ -61,21 +61,21 @@ pub struct WorkloadSelector {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct TrafficPolicy {
-    /// How an endpoint is picked.
+    /// Load balancing.
     pub load_balancer: Option<LoadBalancer>,
     /// Limits and timeouts of connections.
     pub connection_pool: Option<ConnectionPool>,
-    /// Throws out endpoints that fail.
+    /// Ejection of endpoints that fail.
     pub outlier_detection: Option<OutlierDetection>,
-    /// TLS towards the endpoints.
+    /// TLS to the endpoints.
     pub tls: Option<ClientTls>,
-    /// Settings for single ports; they replace the others whole.
+    /// Settings for single ports, which replace the others as a whole.
     pub port_level_settings: Vec<PortTrafficPolicy>,
-    /// Tunnels TCP through CONNECT.
+    /// Tunnel of TCP through CONNECT.
     pub tunnel: Option<Tunnel>,
-    /// Sends the PROXY protocol.
+    /// PROXY protocol to the endpoints.
     pub proxy_protocol: Option<ProxyProtocol>,
-    /// Limits retries to a share of the requests.
+    /// Limit of retries as a share of the requests.
     pub retry_budget: Option<RetryBudget>,
 }
 
@@ -83,7 +83,7 @@ pub struct TrafficPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PortTrafficPolicy {
-    /// The service port.
+    /// Service port.
     pub port: PortSelector,
     /// As in [`TrafficPolicy`].
     pub load_balancer: Option<LoadBalancer>,
@@ -95,25 +95,25 @@ pub struct PortTrafficPolicy {
     pub tls: Option<ClientTls>,
 }
 
-/// How an endpoint is picked.
+/// Load balancing.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct LoadBalancer {
-    /// One of the simple ways.
+    /// Simple algorithm.
     pub simple: Option<SimpleLb>,
-    /// By hash of the request.
+    /// Consistent hashing of requests.
     pub consistent_hash: Option<ConsistentHash>,
-    /// Prefers endpoints that are near.
+    /// Preference for near endpoints.
     pub locality_lb_setting: Option<LocalityLb>,
-    /// Prefers endpoints that are near, by capacity.
+    /// Preference for near endpoints by capacity.
     pub zone_aware_lb_setting: Option<ZoneAwareLb>,
-    /// New endpoints get traffic slowly.
+    /// Slow start of new endpoints.
     pub warmup: Option<Warmup>,
     /// Old form of `warmup`.
     pub warmup_duration_secs: Option<Duration>,
 }
 
-/// The simple ways to pick an endpoint.
+/// Simple load balancing algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum SimpleLb {
@@ -121,101 +121,102 @@ pub enum SimpleLb {
     Unspecified,
     /// Old name of [`Self::LeastRequest`].
     LeastConn,
-    /// Any.
+    /// Random.
     Random,
-    /// The address asked for.
+    /// The original destination.
     Passthrough,
-    /// In turn.
+    /// Round robin.
     RoundRobin,
-    /// The less busy of two.
+    /// The endpoint with fewer active requests of two.
     LeastRequest,
 }
 
-/// By hash of the request.
+/// Consistent hashing.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ConsistentHash {
-    /// The key is a header.
+    /// Name of the header used as key.
     pub http_header_name: Option<String>,
-    /// The key is a cookie.
+    /// Cookie used as key.
     pub http_cookie: Option<HttpCookie>,
-    /// The key is the client's address.
+    /// Whether the client's address is the key.
     pub use_source_ip: Option<bool>,
-    /// The key is a query parameter.
+    /// Name of the query parameter used as key.
     pub http_query_parameter_name: Option<String>,
-    /// The ring.
+    /// Hash ring.
     pub ring_hash: Option<RingHash>,
-    /// The Maglev table.
+    /// Maglev table.
     pub maglev: Option<Maglev>,
     /// Old form of `ringHash.minimumRingSize`.
     pub minimum_ring_size: u64,
 }
 
-/// A cookie that carries the key.
+/// Cookie used as key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct HttpCookie {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its path.
+    /// Path.
     pub path: String,
-    /// Its life; the cookie is made if missing.
+    /// Lifetime; if set, a missing cookie is generated.
     pub ttl: Option<Duration>,
     /// Further attributes.
     pub attributes: Vec<CookieAttribute>,
 }
 
-/// One attribute of a cookie.
+/// Attribute of a cookie.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct CookieAttribute {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its value.
+    /// Value.
     pub value: String,
 }
 
-/// The size of the ring.
+/// Size of the hash ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct RingHash {
-    /// At least this many points.
+    /// Minimum number of points.
     pub minimum_ring_size: u64,
 }
 
-/// The size of the Maglev table.
+/// Size of the Maglev table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Maglev {
-    /// A prime.
+    /// Number of entries, a prime.
     pub table_size: u64,
 }
 
 impl LoadBalancer {
-    /// Keys of the client's labels that decide which endpoints are near.
+    /// Returns the keys of client labels that decide the priority of endpoints.
     pub fn label_keys(&self) -> impl Iterator<Item = &String> {
         self.locality_lb_setting.iter().flat_map(LocalityLb::label_keys)
     }
 }
 
 impl LocalityLb {
-    /// Keys of the client's labels that decide which endpoints are near; `key=value` does not depend on the client.
+    /// Returns the keys of client labels that decide the priority of endpoints; `key=value` does not depend on the
+    /// client.
     pub fn label_keys(&self) -> impl Iterator<Item = &String> {
         self.failover_priority.iter().filter(|label| !label.contains('='))
     }
 }
 
-/// Prefers endpoints that are near.
+/// Preference for near endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct LocalityLb {
     /// Fixed shares from a locality to others.
     pub distribute: Vec<Distribute>,
-    /// Where to go when a region fails.
+    /// Regions that take over for others.
     pub failover: Vec<Failover>,
-    /// Labels whose equality makes an endpoint near.
+    /// Labels whose equality gives an endpoint priority.
     pub failover_priority: Vec<String>,
-    /// On or off.
+    /// Whether the setting is enabled.
     pub enabled: Option<bool>,
 }
 
@@ -223,45 +224,45 @@ pub struct LocalityLb {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Distribute {
-    /// `region/zone/*`.
+    /// Locality of the client, `region/zone/*`.
     pub from: String,
-    /// Per cent by locality.
+    /// Percentage by locality.
     pub to: BTreeMap<String, u32>,
 }
 
-/// Which region takes over.
+/// Failover between regions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Failover {
-    /// The region that fails.
+    /// Region that fails.
     pub from: String,
-    /// The region that takes over.
+    /// Region that takes over.
     pub to: String,
 }
 
-/// Prefers endpoints that are near, by capacity.
+/// Preference for near endpoints by capacity.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ZoneAwareLb {
-    /// On or off.
+    /// Whether the setting is enabled.
     pub enabled: Option<bool>,
-    /// Where to go when a region fails.
+    /// Regions that take over for others.
     pub failover: Vec<Failover>,
-    /// Labels whose equality makes an endpoint near.
+    /// Labels whose equality gives an endpoint priority.
     pub failover_priority: Vec<String>,
-    /// Fewer endpoints turn it off.
+    /// Minimum number of endpoints; with fewer the setting is disabled.
     pub min_cluster_size: Option<u32>,
 }
 
-/// New endpoints get traffic slowly.
+/// Slow start of new endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Warmup {
-    /// How long.
+    /// Duration.
     pub duration: Option<Duration>,
-    /// The share they begin with.
+    /// Initial share in per cent.
     pub minimum_percent: Option<f64>,
-    /// The curve.
+    /// Shape of the curve.
     pub aggression: Option<f64>,
 }
 
@@ -269,9 +270,9 @@ pub struct Warmup {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ConnectionPool {
-    /// For all.
+    /// Settings of all connections.
     pub tcp: Option<TcpPool>,
-    /// For HTTP.
+    /// Settings of HTTP.
     pub http: Option<HttpPool>,
 }
 
@@ -279,59 +280,59 @@ pub struct ConnectionPool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct TcpPool {
-    /// At most this many at a time.
+    /// Maximum number of connections.
     pub max_connections: i32,
-    /// How long connecting may take; 10 s if unset.
+    /// Connect timeout; 10 s if unset.
     pub connect_timeout: Option<Duration>,
-    /// Keepalive of the kernel.
+    /// TCP keep-alive.
     pub tcp_keepalive: Option<TcpKeepalive>,
-    /// A connection lives no longer.
+    /// Maximum lifetime of a connection.
     pub max_connection_duration: Option<Duration>,
-    /// A silent connection is closed.
+    /// Idle timeout of a connection.
     pub idle_timeout: Option<Duration>,
 }
 
-/// Keepalive of the kernel.
+/// TCP keep-alive.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct TcpKeepalive {
-    /// Probes before giving up.
+    /// Number of unanswered probes after which the connection is closed.
     pub probes: u32,
-    /// Silence before the first probe.
+    /// Idle time before the first probe.
     pub time: Option<Duration>,
-    /// Between probes.
+    /// Interval between probes.
     pub interval: Option<Duration>,
 }
 
-/// Limits of HTTP.
+/// Limits and timeouts of HTTP.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct HttpPool {
-    /// Requests that may wait for a connection.
+    /// Maximum number of requests that wait for a connection.
     pub http1_max_pending_requests: i32,
-    /// Requests at a time.
+    /// Maximum number of active requests.
     pub http2_max_requests: i32,
-    /// Requests a connection serves before it is closed; 0: no limit.
+    /// Maximum number of requests per connection; 0: no limit.
     pub max_requests_per_connection: i32,
-    /// Retries at a time.
+    /// Maximum number of simultaneous retries.
     pub max_retries: i32,
-    /// A connection without requests is closed.
+    /// Idle timeout of a connection without requests.
     pub idle_timeout: Option<Duration>,
-    /// HTTP/1.1 to HTTP/2.
+    /// Upgrade of HTTP/1.1 to HTTP/2.
     pub h2_upgrade_policy: Option<H2Upgrade>,
-    /// Upstream speaks what the client speaks.
+    /// Whether upstream requests use the client's protocol.
     pub use_client_protocol: bool,
-    /// Streams a connection carries.
+    /// Maximum number of streams per connection.
     pub max_concurrent_streams: i32,
-    /// Pings.
+    /// HTTP/2 keep-alive.
     pub http2_keep_alive: Option<Http2KeepAlive>,
 }
 
-/// HTTP/1.1 to HTTP/2.
+/// Upgrade of HTTP/1.1 to HTTP/2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum H2Upgrade {
-    /// As the mesh says.
+    /// Mesh default.
     Default,
     /// Never.
     DoNotUpgrade,
@@ -339,95 +340,95 @@ pub enum H2Upgrade {
     Upgrade,
 }
 
-/// Pings.
+/// HTTP/2 keep-alive.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Http2KeepAlive {
-    /// Between pings.
+    /// Interval between pings.
     pub interval: Option<Duration>,
-    /// How long an answer may take.
+    /// Timeout of the answer to a ping.
     pub timeout: Option<Duration>,
 }
 
-/// Throws out endpoints that fail.
+/// Ejection of endpoints that fail.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct OutlierDetection {
     /// Old form of `consecutive5xxErrors`.
     pub consecutive_errors: i32,
-    /// Local and remote errors are counted apart.
+    /// Whether locally originated errors are counted separately.
     pub split_external_local_origin_errors: bool,
-    /// Local errors in a row.
+    /// Number of consecutive locally originated errors.
     pub consecutive_local_origin_failures: Option<u32>,
-    /// 502, 503, 504 in a row.
+    /// Number of consecutive responses with 502, 503 or 504.
     pub consecutive_gateway_errors: Option<u32>,
-    /// 5xx in a row.
+    /// Number of consecutive 5xx responses.
     #[serde(rename = "consecutive5xxErrors")]
     pub consecutive_5xx_errors: Option<u32>,
-    /// Between sweeps.
+    /// Interval between sweeps.
     pub interval: Option<Duration>,
-    /// The first time out.
+    /// Duration of the first ejection.
     pub base_ejection_time: Option<Duration>,
-    /// At most this share is out.
+    /// Maximum percentage of ejected endpoints.
     pub max_ejection_percent: i32,
-    /// With fewer healthy ones, health is not looked at.
+    /// Minimum percentage of healthy endpoints; with fewer, health is ignored.
     pub min_health_percent: i32,
     /// Status codes that count as errors.
     pub outlier_detection_http_error_codes: Vec<u32>,
 }
 
-/// TLS towards the endpoints.
+/// TLS to the endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ClientTls {
-    /// Which kind.
+    /// Mode.
     pub mode: TlsMode,
-    /// A file.
+    /// File of the client certificate.
     pub client_certificate: String,
-    /// A file.
+    /// File of the private key.
     pub private_key: String,
-    /// A file.
+    /// File of the CA certificates.
     pub ca_certificates: String,
-    /// A Secret.
+    /// Name of a Secret.
     pub credential_name: String,
-    /// Names one of which the server must have.
+    /// Names of which the server's certificate must have one.
     pub subject_alt_names: Vec<String>,
-    /// The server name sent.
+    /// Server name sent in the handshake (SNI).
     pub sni: String,
-    /// The server is not verified.
+    /// Whether the server's certificate is not verified.
     pub insecure_skip_verify: Option<bool>,
-    /// A file.
+    /// File of the certificate revocation list.
     pub ca_crl: String,
 }
 
-/// The kinds of TLS.
+/// Modes of TLS to the endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum TlsMode {
-    /// None.
+    /// Plain text.
     #[default]
     Disable,
-    /// The server shows a certificate.
+    /// Only the server presents a certificate.
     Simple,
-    /// Both show certificates, from files or a Secret.
+    /// Both sides present certificates, from files or a Secret.
     Mutual,
-    /// Both show the mesh's certificates.
+    /// Both sides present certificates of the mesh.
     IstioMutual,
 }
 
-/// Tunnels TCP through CONNECT.
+/// Tunnel of TCP through CONNECT.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Tunnel {
     /// `CONNECT` or `POST`.
     pub protocol: String,
-    /// Where the tunnel leads.
+    /// Host of the tunnel's target.
     pub target_host: String,
-    /// Its port.
+    /// Port of the tunnel's target.
     pub target_port: u32,
 }
 
-/// Sends the PROXY protocol.
+/// PROXY protocol to the endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ProxyProtocol {
@@ -435,14 +436,14 @@ pub struct ProxyProtocol {
     pub version: String,
 }
 
-/// Limits retries to a share of the requests.
+/// Limit of retries as a share of the requests.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct RetryBudget {
-    /// The share.
+    /// Percentage of the active requests.
     pub percent: Option<f64>,
-    /// Retries that are always allowed.
+    /// Number of retries that are always permitted.
     pub min_retry_concurrency: u32,
-    /// The time looked back.
+    /// Interval over which requests are counted.
     pub budget_interval: Option<Duration>,
 }

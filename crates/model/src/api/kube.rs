@@ -9,7 +9,7 @@ use super::{
     manifest::{self, IntOrText, ObjectMeta, PodSpec, WorkloadSpec},
 };
 
-/// The namespace of objects that name none.
+/// Namespace of objects that name none.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
 /// Protocol of a port of a service.
@@ -23,114 +23,114 @@ pub enum Protocol {
     Grpc,
     /// gRPC-Web. The server speaks gRPC; its sidecar translates.
     GrpcWeb,
-    /// TLS of the application's own, with HTTP in it.
+    /// TLS of the application itself, with HTTP inside.
     Https,
-    /// TLS of the application's own.
+    /// TLS of the application itself.
     Tls,
-    /// Ignored.
+    /// Any protocol.
     Tcp,
-    /// Not carried by the mesh.
+    /// UDP; not carried by the mesh.
     Udp,
-    /// Nothing was said: found out from the first bytes.
+    /// Undeclared: detected from the first bytes.
     Unknown,
 }
 
 /// `spec` of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Service {
-    /// The virtual addresses; empty for a headless service or one not yet given any.
+    /// Virtual addresses; empty for a headless service and before they are allocated.
     pub cluster_ips: Vec<IpAddr>,
-    /// `clusterIP: None`.
+    /// Whether it is headless (`clusterIP: None`).
     pub headless: bool,
-    /// `type: ExternalName`: a name elsewhere.
+    /// Name of an external host (`type: ExternalName`).
     pub external_name: Option<String>,
     /// Selector of its pods; empty if its endpoints are managed elsewhere.
     pub selector: Labels,
-    /// Its ports.
+    /// Ports.
     pub ports: Vec<ServicePort>,
-    /// Pods count before they are ready.
+    /// Whether pods are endpoints before they are ready.
     pub publish_not_ready: bool,
-    /// It is a host of a ServiceEntry, which is its name.
+    /// Properties of a host of a ServiceEntry; the service has the name of the host.
     pub outside: Option<Arc<Outside>>,
 }
 
 /// A port of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
-    /// Its name; empty if it is the only one and has none.
+    /// Name; may be empty if the service has a single port.
     pub name: String,
-    /// Its number.
+    /// Number.
     pub port: u16,
-    /// The pod's port.
+    /// Port of the pods.
     pub target: TargetPort,
     /// Protocol.
     pub protocol: Protocol,
 }
 
-/// The pod's port behind a service's.
+/// Port of the pods behind a service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetPort {
-    /// Its number.
+    /// Number.
     Number(u16),
-    /// Its name among the containers' ports.
+    /// Name of a container port.
     Name(String),
 }
 
 /// A Pod, reduced to the fields that a mesh uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
-    /// Its addresses, the main one first; empty before it has one.
+    /// Addresses, the main one first; empty before they are assigned.
     pub ips: Vec<IpAddr>,
-    /// The Node it runs on.
+    /// Name of its Node.
     pub node: String,
-    /// Its service account, `default` if unset.
+    /// Service account, `default` if unset.
     pub service_account: String,
-    /// It shares the node's addresses, so it has no sidecar.
+    /// Whether it shares the node's addresses; it then has no sidecar.
     pub host_network: bool,
-    /// It is ready and not about to go.
+    /// Whether it is ready and not terminating.
     pub ready: bool,
-    /// Finished, failed or going: never an endpoint.
+    /// Whether it is finished, failed or terminating; it is then no endpoint.
     pub gone: bool,
-    /// Finished or failed: nothing of it runs any more.
+    /// Whether it is finished or failed; none of its containers runs then.
     pub ended: bool,
-    /// Its UID, which another Pod of the name does not have; empty if unknown.
+    /// UID, which distinguishes it from other Pods of the same name; empty if unknown.
     pub uid: String,
-    /// The ports its containers name.
+    /// Declared ports of its containers.
     pub ports: Vec<ContainerPort>,
-    /// The workload it belongs to: its Deployment, StatefulSet, ..., or itself.
+    /// Workload to which it belongs: a Deployment, StatefulSet, ..., or the Pod itself.
     pub workload: Workload,
 }
 
 /// Workload that made a Pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workload {
-    /// `Deployment`, `StatefulSet`, `Pod`, ...
+    /// Kind: `Deployment`, `StatefulSet`, `Pod`, ...
     pub kind: String,
-    /// Its name, as `reviews-v1`.
+    /// Name, such as `reviews-v1`.
     pub name: String,
 }
 
-/// A port a container names.
+/// Declared port of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerPort {
-    /// Its name; may be empty.
+    /// Name; may be empty.
     pub name: String,
-    /// Its number.
+    /// Number.
     pub port: u16,
-    /// TCP, not UDP or SCTP.
+    /// Whether its protocol is TCP, not UDP or SCTP.
     pub tcp: bool,
 }
 
-/// A kind that makes Pods: Deployment, StatefulSet, Job, ...
+/// Object that makes Pods: Deployment, StatefulSet, Job, ...
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
-    /// The kind.
+    /// Kind.
     pub kind: Kind,
     /// Labels of the Pods.
     pub labels: Labels,
-    /// Their service account, `default` if unset.
+    /// Service account of the Pods, `default` if unset.
     pub service_account: String,
-    /// The ports their containers declare.
+    /// Declared ports of the containers.
     pub ports: Vec<ContainerPort>,
 }
 
@@ -141,55 +141,55 @@ pub struct Node {
     pub locality: Locality,
 }
 
-/// Where something runs.
+/// Locality.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Locality {
     /// Region.
     pub region: String,
     /// Zone.
     pub zone: String,
-    /// Part of the zone.
+    /// Sub-zone.
     pub subzone: String,
 }
 
-/// An EndpointSlice, which is managed elsewhere.
+/// An EndpointSlice, as managed outside the mesh.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointSlice {
-    /// The service, by label `kubernetes.io/service-name`.
+    /// Service, from the label `kubernetes.io/service-name`.
     pub service: String,
-    /// Ports by the service port's name.
+    /// Ports by the name of the service port.
     pub ports: BTreeMap<String, u16>,
-    /// The endpoints.
+    /// Endpoints.
     pub endpoints: Vec<SliceEndpoint>,
 }
 
-/// One endpoint of a slice.
+/// Endpoint of a slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceEndpoint {
-    /// Its address.
+    /// Address.
     pub ip: IpAddr,
-    /// It takes traffic.
+    /// Whether it accepts traffic.
     pub ready: bool,
-    /// The Node it is on.
+    /// Name of its Node.
     pub node: String,
-    /// Its zone, if given.
+    /// Zone; empty if not given.
     pub zone: String,
-    /// The Pod it is, if it is one of the same namespace.
+    /// Name of its Pod in the slice's namespace; empty if it has none.
     pub pod: String,
 }
 
 impl Protocol {
-    /// True for protocols that are routed as HTTP.
+    /// Returns whether the protocol is routed as HTTP.
     pub const fn is_http(self) -> bool {
         matches!(self, Self::Http | Self::Http2 | Self::Grpc | Self::GrpcWeb)
     }
 
-    /// True for HTTP/2 from the start.
+    /// Returns whether the protocol uses HTTP/2 from the start.
     pub const fn is_http2(self) -> bool {
         matches!(self, Self::Http2 | Self::Grpc | Self::GrpcWeb)
     }
 
-    /// Reads `appProtocol`, or the part of a port's name before `-`.
+    /// Parses `appProtocol`, or the part of a port's name before `-`.
     pub(crate) fn parse(word: &str) -> Option<Self> {
         Some(match word.to_ascii_lowercase().as_str() {
             "http" | "kubernetes.io/ws" | "kubernetes.io/wss" => Self::Http,
@@ -204,14 +204,14 @@ impl Protocol {
         })
     }
 
-    /// Protocol of a service port.
+    /// Returns the protocol of a service port.
     fn of(port: &manifest::ServicePortManifest) -> Self {
         let transport = port.protocol.as_deref();
         Self::select(transport, port.app_protocol.as_deref(), port.name.as_deref(), port.port)
     }
 
-    /// What a port speaks. Source: Istio's "Protocol Selection": UDP as such, then `appProtocol`, then the port's name,
-    /// then the numbers of protocols where the server speaks first, which cannot be found out.
+    /// Returns the protocol of a port. Source: Istio's "Protocol Selection": UDP as such, then `appProtocol`, then the
+    /// port's name, then well-known ports of protocols in which the server sends first and that cannot be detected.
     pub fn select(
         transport: Option<&str>,
         app_protocol: Option<&str>,
@@ -238,14 +238,14 @@ impl Protocol {
 }
 
 impl Service {
-    /// The port of this number.
+    /// Returns the port of this number.
     pub fn port(&self, number: u16) -> Option<&ServicePort> {
         self.ports.iter().find(|port| port.port == number)
     }
 }
 
 impl Locality {
-    /// Reads the labels of a Node or, with the old form `istio-locality`, of a Pod.
+    /// Returns the locality in the labels of a Node or, by the old label `istio-locality`, of a Pod.
     fn from_labels(labels: &Labels) -> Self {
         let label =
             |names: &[&str]| names.iter().find_map(|name| labels.get(*name)).cloned().unwrap_or_default();
@@ -258,23 +258,24 @@ impl Locality {
 }
 
 impl Typed<Pod> {
-    /// True if a sidecar takes mutual TLS for it.
+    /// Returns whether it has a sidecar, which accepts mutual TLS.
     pub fn has_sidecar(&self) -> bool {
         self.meta.labels.get("security.istio.io/tlsMode").is_some_and(|mode| mode == "istio")
     }
 
-    /// The name dashboards show. Source: Istio's "Canonical Service": label, `app.kubernetes.io/name`, `app`, workload.
+    /// Returns the name shown in dashboards. Source: Istio's "Canonical Service": label, `app.kubernetes.io/name`,
+    /// `app`, workload.
     pub fn canonical_name(&self) -> &str {
         canonical_name(&self.meta.labels, &self.spec.workload.name)
     }
 
-    /// The revision dashboards show.
+    /// Returns the revision shown in dashboards.
     pub fn canonical_revision(&self) -> &str {
         canonical_revision(&self.meta.labels)
     }
 }
 
-/// The canonical service of a workload with these labels.
+/// Returns the canonical service of a workload with these labels.
 pub fn canonical_name<'a>(labels: &'a Labels, workload: &'a str) -> &'a str {
     ["service.istio.io/canonical-name", "app.kubernetes.io/name", "app"]
         .iter()
@@ -282,7 +283,7 @@ pub fn canonical_name<'a>(labels: &'a Labels, workload: &'a str) -> &'a str {
         .map_or(workload, String::as_str)
 }
 
-/// The canonical revision of a workload with these labels.
+/// Returns the canonical revision of a workload with these labels.
 pub fn canonical_revision(labels: &Labels) -> &str {
     ["service.istio.io/canonical-revision", "app.kubernetes.io/version", "version"]
         .iter()
@@ -290,7 +291,7 @@ pub fn canonical_revision(labels: &Labels) -> &str {
         .map_or("latest", String::as_str)
 }
 
-/// Takes over `metadata`.
+/// Converts `metadata`.
 pub(crate) fn meta(from: ObjectMeta, namespaced: bool) -> Meta {
     let namespace = match from.namespace {
         _ if !namespaced => String::new(),
@@ -344,7 +345,7 @@ fn service_port(from: &manifest::ServicePortManifest) -> Option<ServicePort> {
     let target = match &from.target_port {
         Some(IntOrText::Int(0)) | None => TargetPort::Number(port),
         Some(IntOrText::Int(number)) => TargetPort::Number(u16::try_from(*number).ok()?),
-        // A quoted number is one, as Kubernetes has it.
+        // As for Kubernetes, a quoted number is a number.
         Some(IntOrText::Text(name)) => {
             name.parse().map_or_else(|_| TargetPort::Name(name.clone()), TargetPort::Number)
         }
@@ -390,7 +391,7 @@ pub(crate) fn pod(from: manifest::PodManifest) -> Typed<Pod> {
     Typed { meta, spec }
 }
 
-/// The workload behind a Pod's owner: a ReplicaSet's or Job's own owner is known by its name alone.
+/// Returns the workload of a Pod by its owner. The owner of a ReplicaSet or Job is known by name only.
 fn workload_of(kind: &str, name: &str, labels: Option<&Labels>) -> Workload {
     let hash = labels.and_then(|labels| labels.get("pod-template-hash"));
     let stem = hash.and_then(|hash| name.strip_suffix(hash.as_str())?.strip_suffix('-'));
@@ -405,7 +406,7 @@ fn account(name: Option<String>, old: Option<String>) -> String {
 }
 
 fn container_ports(spec: &PodSpec) -> Vec<ContainerPort> {
-    // A native sidecar is an init container that goes on; its ports count too.
+    // A native sidecar is an init container that keeps running; its ports are open too.
     let sidecars = spec.init_containers.iter().filter(|c| c.restart_policy.as_deref() == Some("Always"));
     let ports = spec.containers.iter().chain(sidecars).flat_map(|container| &container.ports);
     ports
@@ -443,7 +444,7 @@ pub(crate) fn endpoint_slice(from: manifest::EndpointSliceManifest) -> Typed<End
         let conditions = endpoint.conditions;
         Some(SliceEndpoint {
             ip: endpoint.addresses.first()?.parse().ok()?,
-            // Kubernetes: a missing condition is to be read as ready.
+            // Kubernetes defines a missing condition as ready.
             ready: conditions.ready.unwrap_or(true) && !conditions.terminating.unwrap_or_default(),
             node: endpoint.node_name.unwrap_or_default(),
             zone: endpoint.zone.unwrap_or_default(),
@@ -471,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn protocols_follow_app_protocol_then_name_then_number() {
+    fn the_protocol_comes_from_app_protocol_then_name_then_number() {
         for (given, expected) in [
             (port("http", 1, None), Protocol::Http),
             (port("http-web", 1, None), Protocol::Http),
@@ -490,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_sets_pod_belongs_to_the_deployment() {
+    fn a_pod_of_a_replica_set_belongs_to_the_deployment() {
         let labels = Labels::from([("pod-template-hash".into(), "6b5d".into())]);
         assert_eq!(workload_of("ReplicaSet", "reviews-v1-6b5d", Some(&labels)).name, "reviews-v1");
         assert_eq!(

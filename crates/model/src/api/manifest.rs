@@ -1,6 +1,6 @@
-//! The fields of Kubernetes' objects that the mesh reads, as they stand in a manifest.
+//! Fields of Kubernetes' objects that the mesh reads, as written in a manifest.
 //!
-//! What an object may hold besides is checked by `parse::schema` and not kept.
+//! The module `parse::schema` checks all other fields, which are not kept.
 
 use serde::Deserialize;
 
@@ -20,7 +20,7 @@ pub(crate) struct ObjectMeta {
     pub(crate) owner_references: Vec<OwnerReference>,
 }
 
-/// What made an object.
+/// Owner of an object.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct OwnerReference {
@@ -29,7 +29,7 @@ pub(crate) struct OwnerReference {
     pub(crate) controller: Option<bool>,
 }
 
-/// A kind of which only the metadata are read.
+/// An object of which only the metadata are read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct MetadataOnly {
@@ -79,7 +79,7 @@ pub(crate) struct ServicePortManifest {
     pub(crate) target_port: Option<IntOrText>,
 }
 
-/// A number or a name.
+/// Number or name.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum IntOrText {
@@ -133,7 +133,7 @@ pub(crate) struct ContainerPortManifest {
     pub(crate) protocol: Option<String>,
 }
 
-/// A probe: which action it has, and its port.
+/// Probe: its action and port.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Probe {
@@ -143,7 +143,7 @@ pub(crate) struct Probe {
     pub(crate) tcp_socket: Option<ProbeTarget>,
 }
 
-/// Where a probe goes.
+/// Target of a probe.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct ProbeTarget {
     pub(crate) port: IntOrText,
@@ -164,7 +164,7 @@ pub(crate) struct Volume {
     pub(crate) secret: Option<VolumeSource>,
 }
 
-/// Where the files of a volume come from: of a ConfigMap, a Secret, the Pod's fields, or several of them.
+/// Source of a volume's files: a ConfigMap, a Secret, fields of the Pod, or several of them.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct VolumeSource {
@@ -183,7 +183,7 @@ pub(crate) struct VolumeItem {
     pub(crate) mode: Option<i64>,
 }
 
-/// One of several sources of a volume.
+/// Source of a projected volume.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Projection {
@@ -194,7 +194,7 @@ pub(crate) struct Projection {
     pub(crate) service_account_token: Option<VolumeItem>,
 }
 
-/// A volume in a container.
+/// Mount of a volume in a container.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct VolumeMount {
@@ -232,7 +232,7 @@ pub(crate) struct PodIp {
     pub(crate) ip: String,
 }
 
-/// A kind that makes Pods: Deployment, StatefulSet, DaemonSet, ReplicaSet, Job.
+/// Object that makes Pods: Deployment, StatefulSet, DaemonSet, ReplicaSet, Job.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct WorkloadManifest {
@@ -240,7 +240,7 @@ pub(crate) struct WorkloadManifest {
     pub(crate) spec: WorkloadSpec,
 }
 
-/// `spec` of a kind that makes Pods.
+/// `spec` of an object that makes Pods.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WorkloadSpec {
@@ -264,14 +264,14 @@ pub(crate) struct CronJobSpec {
     pub(crate) job_template: JobTemplate,
 }
 
-/// The Jobs of a CronJob.
+/// Template of a CronJob's Jobs.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct JobTemplate {
     pub(crate) spec: WorkloadSpec,
 }
 
-/// Which Pods belong to a workload.
+/// Selector of a workload's Pods.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct LabelSelector {
@@ -279,7 +279,7 @@ pub(crate) struct LabelSelector {
     pub(crate) match_expressions: Vec<Ignored>,
 }
 
-/// The Pods of a workload.
+/// Template of a workload's Pods.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PodTemplate {
@@ -315,7 +315,7 @@ pub(crate) struct EndpointManifest {
     pub(crate) zone: Option<String>,
 }
 
-/// Whether an endpoint takes traffic.
+/// State of an endpoint.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct EndpointConditions {
@@ -323,7 +323,7 @@ pub(crate) struct EndpointConditions {
     pub(crate) terminating: Option<bool>,
 }
 
-/// Another object.
+/// Reference to another object.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ObjectReference {
@@ -331,7 +331,7 @@ pub(crate) struct ObjectReference {
     pub(crate) name: Option<String>,
 }
 
-/// Any value; nothing of it is kept.
+/// Any value; its content is discarded.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(from = "serde::de::IgnoredAny")]
 pub(crate) struct Ignored;

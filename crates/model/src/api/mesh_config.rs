@@ -1,7 +1,7 @@
 //! The mesh configuration: key `mesh` of ConfigMap `istio` in namespace `istio-system`.
 //!
-//! What stands here is what we act on; what Istio knows beyond it is named in a warning, so nothing is ignored in
-//! silence. Settings that only concern how Istio itself is installed and run are accepted without a word.
+//! The types hold the settings that the mesh uses. A warning names each other setting of Istio, so that none is ignored
+//! silently. Settings that only concern how Istio itself is installed and run cause no warning.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -13,25 +13,26 @@ use super::{
     virtual_service::HttpRetry,
 };
 
-/// Where the mesh configuration stands.
+/// Namespace of the mesh configuration.
 pub const NAMESPACE: &str = "istio-system";
-/// The ConfigMap.
+/// Name of its ConfigMap.
 pub const NAME: &str = "istio";
-/// The key in it.
+/// Key in the ConfigMap.
 pub const KEY: &str = "mesh";
-/// The ConfigMap of [`NAMESPACE`] that holds the addresses allocated to hosts of ServiceEntries: an address by host.
+/// ConfigMap of [`NAMESPACE`] with the addresses allocated to hosts of ServiceEntries, by host.
 ///
-/// `skysail up` writes it, as Istio's controller writes `status.addresses`: its DNS server and the sidecars have to agree.
+/// `skysail up` writes it, as Istio's controller writes `status.addresses`, because its DNS server and the sidecars
+/// must use the same addresses.
 pub const ADDRESSES: &str = "skysail-addresses";
 
-/// What a ConfigMap means to the mesh.
+/// Content of a ConfigMap.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigMap {
-    /// The mesh configuration.
+    /// Mesh configuration.
     Mesh(Box<MeshConfig>),
     /// Addresses allocated to hosts of ServiceEntries.
     Addresses(BTreeMap<String, IpAddr>),
-    /// Nothing.
+    /// Other content, which does not affect the mesh.
     Other,
 }
 
@@ -39,100 +40,100 @@ pub enum ConfigMap {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct MeshConfig {
-    /// Policies in this namespace hold for the mesh.
+    /// Namespace whose policies apply to the whole mesh.
     pub root_namespace: String,
-    /// The first part of every identity.
+    /// Trust domain, the first part of every identity.
     pub trust_domain: String,
-    /// Former trust domains, whose identities count as ours.
+    /// Former trust domains, whose identities are accepted as the mesh's own.
     pub trust_domain_aliases: Vec<String>,
-    /// Roots beside those of the mesh's own authority.
+    /// Roots in addition to those of the mesh's own authority.
     pub ca_certificates: Vec<CaCertificate>,
     /// Settings of the proxies.
     pub default_config: ProxyConfig,
-    /// Where access logs go, `/dev/stdout`; empty: none. Without, the control plane's default
+    /// Access log file, such as `/dev/stdout`; empty disables the log. Unset: the control plane's default
     /// ([`World::with_access_log`](crate::World::with_access_log)).
     pub access_log_file: Option<String>,
-    /// Their format; empty: Istio's default.
+    /// Access log format; empty: Istio's default.
     pub access_log_format: String,
-    /// `TEXT` or `JSON`.
+    /// Access log encoding, `TEXT` or `JSON`.
     pub access_log_encoding: LogEncoding,
-    /// Sidecars use mutual TLS to all that take it.
+    /// Whether sidecars use mutual TLS to all endpoints that accept it.
     pub enable_auto_mtls: bool,
-    /// What happens to traffic to places unknown.
+    /// Policy for traffic to unknown destinations.
     pub outbound_traffic_policy: OutboundTrafficPolicy,
-    /// Retries where a VirtualService says nothing.
+    /// Retry policy of routes without one.
     pub default_http_retry_policy: Option<HttpRetry>,
-    /// How long connecting may take.
+    /// Connect timeout.
     pub connect_timeout: Option<Duration>,
-    /// How often proxies look names up whose answers do not say how long they hold.
+    /// Interval of DNS lookups by proxies if the answer has no TTL.
     pub dns_refresh_rate: Duration,
-    /// Keepalive of connections to endpoints.
+    /// TCP keep-alive of connections to endpoints.
     pub tcp_keepalive: Option<TcpKeepalive>,
-    /// Which endpoints are near, where a rule does not say.
+    /// Locality load balancing of services whose rule has no setting.
     pub locality_lb_setting: Option<LocalityLb>,
-    /// How long to wait for the first bytes of an undeclared protocol.
+    /// Timeout of protocol detection on undeclared ports.
     pub protocol_detection_timeout: Option<Duration>,
-    /// Visibility of services that do not say.
+    /// Visibility of services that set none.
     pub default_service_export_to: Vec<String>,
-    /// Visibility of VirtualServices that do not say.
+    /// Visibility of VirtualServices that set none.
     pub default_virtual_service_export_to: Vec<String>,
-    /// Visibility of DestinationRules that do not say.
+    /// Visibility of DestinationRules that set none.
     pub default_destination_rule_export_to: Vec<String>,
-    /// How paths are cleaned before policies see them.
+    /// Normalization of paths before policies see them.
     pub path_normalization: PathNormalization,
-    /// Metrics and logs by name.
+    /// Default providers of metrics and logs.
     pub default_providers: IgnoredValue,
-    /// The application's metrics are served along with the proxy's.
+    /// Whether the application's metrics are served along with the proxy's.
     pub enable_prometheus_merge: IgnoredValue,
-    /// Tracing; off unless a Telemetry asks for it.
+    /// Whether tracing is enabled; it takes effect once a Telemetry configures it.
     pub enable_tracing: bool,
 }
 
-/// Roots beside those of the mesh's own authority. Source: `istio.mesh.v1alpha1.MeshConfig.CertificateData`.
+/// Roots in addition to those of the mesh's own authority. Source: `istio.mesh.v1alpha1.MeshConfig.CertificateData`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct CaCertificate {
-    /// The certificates.
+    /// Certificates.
     pub pem: String,
-    /// Where else they are; not supported.
+    /// URL of a SPIFFE bundle; not supported.
     pub spiffe_bundle_url: String,
-    /// Signers of the Kubernetes API whose certificates they are for; not supported.
+    /// Kubernetes signers whose certificates they verify; not supported.
     pub cert_signers: Vec<String>,
-    /// The trust domains they vouch for; empty: those that the mesh's own authority vouches for.
+    /// Trust domains that they verify; empty: those of the mesh's own authority.
     pub trust_domains: Vec<String>,
 }
 
 impl CaCertificate {
-    /// True if the certificates vouch for anybody.
+    /// Returns whether the certificates are used at all.
     fn counts(&self) -> bool {
         !self.pem.is_empty() && self.cert_signers.is_empty()
     }
 }
 
 impl MeshConfig {
-    /// The trust domains whose identities are accepted: the mesh's own, then its aliases.
+    /// Returns the trust domains whose identities are accepted: the mesh's own, then its aliases.
     pub fn trust_domains(&self) -> impl Iterator<Item = &String> {
         std::iter::once(&self.trust_domain).chain(&self.trust_domain_aliases)
     }
 
-    /// The mesh's id in telemetry. Source: `istio.mesh.v1alpha1.ProxyConfig.mesh_id`.
+    /// Returns the mesh's id in telemetry. Source: `istio.mesh.v1alpha1.ProxyConfig.mesh_id`.
     pub fn mesh_id(&self) -> &str {
         let id = &self.default_config.mesh_id;
         if id.is_empty() { &self.trust_domain } else { id }
     }
 
-    /// True if an alias is another mesh's trust domain: it has roots of its own, and only they vouch for it.
+    /// Returns whether an alias is another mesh's trust domain: only roots of its own verify it.
     pub fn is_foreign(&self, domain: &str) -> bool {
         let names = |entry: &CaCertificate| entry.trust_domains.iter().any(|name| name == domain);
         domain != self.trust_domain && self.ca_certificates.iter().any(|entry| entry.counts() && names(entry))
     }
 
-    /// True if roots are bound to trust domains.
+    /// Returns whether roots are bound to trust domains.
     pub fn binds_roots(&self) -> bool {
         self.ca_certificates.iter().any(CaCertificate::counts)
     }
 
-    /// The roots (PEM) of each trust domain that is accepted, where `roots` are those of the mesh's own authority.
+    /// Returns the roots (PEM) of each accepted trust domain. `roots` are those of the mesh's own authority.
     pub fn bundles(&self, roots: &str) -> BTreeMap<String, String> {
         let bundle = |domain: &String| {
             let foreign = self.is_foreign(domain);
@@ -166,82 +167,82 @@ impl<'de> Deserialize<'de> for IgnoredValue {
     }
 }
 
-/// Settings of the proxies. Most of them are told to a proxy when it is started, not by the control plane.
+/// Settings of the proxies. Most are passed to a proxy when it starts, not by the control plane.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ProxyConfig {
-    /// Where the control plane is.
+    /// Address of the control plane.
     pub discovery_address: String,
-    /// The mesh's id in telemetry; empty: the trust domain.
+    /// Id of the mesh in telemetry; empty: the trust domain.
     pub mesh_id: String,
 }
 
-/// What happens to traffic to places unknown.
+/// Policy for traffic to unknown destinations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct OutboundTrafficPolicy {
-    /// Which of the two.
+    /// Mode.
     pub mode: OutboundMode,
-    /// What happens to requests for hosts that a sidecar has not got and the control plane has not answered about. Not
-    /// Istio's, which ignores it.
+    /// Treatment of requests for a host that the sidecar does not have and for which the control plane has not
+    /// answered. Not a field of Istio, which ignores it.
     pub unanswered_hosts: UnansweredHosts,
 }
 
-/// What happens to requests for hosts that the control plane has not answered about.
+/// Treatment of requests for hosts for which the control plane has not answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum UnansweredHosts {
-    /// They are refused with 503.
+    /// Refuses them with 503.
     #[default]
     Refuse,
-    /// They are taken for hosts that the mesh does not have.
+    /// Treats them as requests for hosts outside the mesh.
     CatchAll,
 }
 
-/// What happens to traffic to places unknown.
+/// Mode of the policy for traffic to unknown destinations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum OutboundMode {
-    /// Refused.
+    /// Refuses it.
     RegistryOnly,
-    /// Passed through.
+    /// Passes it through.
     #[default]
     AllowAny,
 }
 
-/// How access logs are written.
+/// Encoding of access logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum LogEncoding {
-    /// By the format.
+    /// Text in the configured format.
     #[default]
     Text,
     /// JSON objects.
     Json,
 }
 
-/// How paths are cleaned before policies see them.
+/// Normalization of paths before policies see them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct PathNormalization {
-    /// How far.
+    /// Level.
     pub normalization: Normalization,
 }
 
-/// How far paths are cleaned.
+/// Level of path normalization.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Normalization {
-    /// As [`Self::Base`].
+    /// The same as [`Self::Base`].
     #[default]
     Default,
-    /// Not at all.
+    /// None.
     None,
     /// RFC 3986: dot segments, backslashes.
     Base,
-    /// And `//`.
+    /// Also `//`.
     MergeSlashes,
-    /// And `%2F`, `%5C`.
+    /// Also `%2F` and `%5C`.
     DecodeAndMergeSlashes,
 }
 

@@ -1,7 +1,7 @@
 //! Typed objects of the Kubernetes and Istio kinds that the mesh uses.
 //!
-//! Istio's kinds mirror Istio's API field by field. Kubernetes' kinds are cut down to what a mesh needs of them,
-//! since a large mesh holds tens of thousands of Pods.
+//! Istio's kinds mirror Istio's API field by field. Kubernetes' kinds are reduced to the fields that a mesh uses, since
+//! a large mesh has tens of thousands of Pods.
 
 pub mod destination_rule;
 pub mod kube;
@@ -25,12 +25,12 @@ pub use virtual_service::VirtualService;
 /// Labels or annotations.
 pub type Labels = BTreeMap<String, String>;
 
-/// True if `labels` has everything that `selector` asks for; the empty selector takes all.
+/// Returns whether `labels` has every label of `selector`; the empty selector matches all.
 pub fn selects(selector: &Labels, labels: &Labels) -> bool {
     selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// The kinds the mesh works with.
+/// Kinds that the mesh uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// `v1` Namespace.
@@ -59,7 +59,7 @@ pub enum Kind {
     CronJob,
     /// `discovery.k8s.io/v1` EndpointSlice.
     EndpointSlice,
-    /// `v1` ConfigMap; only the mesh configuration and allocated addresses are looked at.
+    /// `v1` ConfigMap; only the mesh configuration and allocated addresses are used.
     ConfigMap,
     /// `networking.istio.io` VirtualService.
     VirtualService,
@@ -74,7 +74,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The kind as written in YAML.
+    /// Returns the kind as written in YAML.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Namespace => "Namespace",
@@ -99,7 +99,7 @@ impl Kind {
         }
     }
 
-    /// Where a kind that makes Pods names their service account.
+    /// Returns the field in which an object that makes Pods names their service account.
     pub(crate) const fn account_field(self) -> &'static str {
         match self {
             Self::CronJob => "spec.jobTemplate.spec.template.spec.serviceAccountName",
@@ -107,12 +107,12 @@ impl Kind {
         }
     }
 
-    /// True for kinds that restrict who may send requests.
+    /// Returns whether the kind restricts requests.
     pub const fn is_policy(self) -> bool {
         matches!(self, Self::PeerAuthentication | Self::AuthorizationPolicy)
     }
 
-    /// False for the kinds that live in no namespace.
+    /// Returns whether objects of the kind have a namespace.
     pub const fn is_namespaced(self) -> bool {
         !matches!(self, Self::Namespace | Self::Node)
     }
@@ -124,14 +124,14 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Which object, among all.
+/// Kind, namespace and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
     /// Kind.
     pub kind: Kind,
-    /// Its namespace; empty for kinds that live in none.
+    /// Namespace; empty for kinds without one.
     pub namespace: String,
-    /// Its name.
+    /// Name.
     pub name: String,
 }
 
@@ -148,15 +148,15 @@ impl fmt::Display for ObjectKey {
 /// Metadata that all objects have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
-    /// The namespace; empty for kinds that live in none.
+    /// Namespace; empty for kinds without one.
     pub namespace: String,
-    /// The name.
+    /// Name.
     pub name: String,
-    /// The labels; those of one file that are equal are the same.
+    /// Labels; objects of one file with equal labels share them.
     pub labels: Arc<Labels>,
-    /// The annotations that mean something to the mesh (`*istio.io/*`).
+    /// Annotations that affect the mesh (`*istio.io/*`).
     pub annotations: Labels,
-    /// `creationTimestamp` in seconds since 1970, where there is one.
+    /// `creationTimestamp` in seconds since 1970, if present.
     pub created: Option<i64>,
 }
 
@@ -169,10 +169,10 @@ pub struct Typed<T> {
     pub spec: T,
 }
 
-/// An object of any kind. Clones share it.
+/// An object of any kind. Clones share the content.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
-    /// A Namespace; its labels are all that counts.
+    /// A Namespace, reduced to its labels.
     Namespace(Arc<Typed<()>>),
     /// A Node, for the locality of its pods.
     Node(Arc<Typed<Node>>),
@@ -184,11 +184,11 @@ pub enum Object {
     Pod(Arc<Typed<Pod>>),
     /// A Secret, without its data.
     Secret(Arc<Typed<()>>),
-    /// A kind that makes Pods.
+    /// An object that makes Pods.
     Template(Arc<Typed<Template>>),
     /// An EndpointSlice.
     EndpointSlice(Arc<Typed<EndpointSlice>>),
-    /// The mesh configuration, addresses of hosts, or neither.
+    /// The mesh configuration, addresses of hosts, or another ConfigMap.
     ConfigMap(Arc<Typed<ConfigMap>>),
     /// A VirtualService.
     VirtualService(Arc<Typed<VirtualService>>),
@@ -203,7 +203,7 @@ pub enum Object {
 }
 
 impl Object {
-    /// Kind.
+    /// Returns the kind.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Namespace(_) => Kind::Namespace,
@@ -223,7 +223,7 @@ impl Object {
         }
     }
 
-    /// Its name, namespace and labels.
+    /// Returns the metadata.
     pub fn meta(&self) -> &Meta {
         match self {
             Self::Namespace(object) | Self::ServiceAccount(object) | Self::Secret(object) => &object.meta,
@@ -241,7 +241,7 @@ impl Object {
         }
     }
 
-    /// Its name, namespace and labels; `None` if the object is shared.
+    /// Returns the metadata; `None` if the object is shared.
     pub(crate) fn meta_mut(&mut self) -> Option<&mut Meta> {
         Some(match self {
             Self::Namespace(object) | Self::ServiceAccount(object) | Self::Secret(object) => {
@@ -261,7 +261,7 @@ impl Object {
         })
     }
 
-    /// Which object this is.
+    /// Returns the key of the object.
     pub fn key(&self) -> ObjectKey {
         let meta = self.meta();
         ObjectKey { kind: self.kind(), namespace: meta.namespace.clone(), name: meta.name.clone() }

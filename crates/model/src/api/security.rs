@@ -51,7 +51,7 @@ pub struct AuthorizationPolicy {
     pub target_ref: Option<TargetRef>,
     /// Gateways and Services that the policy is attached to.
     pub target_refs: Vec<TargetRef>,
-    /// The policy matches if one of its rules matches; without rules it never does.
+    /// Rules, of which one must match; a policy without rules never matches.
     pub rules: Vec<Rule>,
     /// Effect of a match.
     pub action: Action,
@@ -96,7 +96,7 @@ pub struct Provider {
     pub name: String,
 }
 
-/// One rule: any `from`, any `to`, every `when`. A rule without parts matches all.
+/// A rule: one of `from`, one of `to` and all of `when` must match. A rule without conditions matches every request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Rule {
@@ -124,70 +124,70 @@ pub struct To {
     pub operation: Operation,
 }
 
-/// Source of a request; all fields given must hold. Values may be `text`, `text*`, `*text` or `*`.
+/// Source of a request; all fields that are set must match. Values may be `text`, `text*`, `*text` or `*`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Source {
-    /// `cluster.local/ns/default/sa/productpage`.
+    /// Principals, `cluster.local/ns/default/sa/productpage`; one must match.
     pub principals: Vec<String>,
-    /// None of these.
+    /// Principals of which none may match.
     pub not_principals: Vec<String>,
-    /// `ISSUER/SUBJECT` of a token.
+    /// Principals of a token, `ISSUER/SUBJECT`.
     pub request_principals: Vec<String>,
-    /// None of these.
+    /// Principals of a token of which none may match.
     pub not_request_principals: Vec<String>,
     /// Namespaces.
     pub namespaces: Vec<String>,
-    /// None of these.
+    /// Namespaces of which none may match.
     pub not_namespaces: Vec<String>,
-    /// `NAMESPACE/NAME`, or a name in the policy's namespace.
+    /// Service accounts, `NAMESPACE/NAME`, or a name in the policy's namespace.
     pub service_accounts: Vec<String>,
-    /// None of these.
+    /// Service accounts of which none may match.
     pub not_service_accounts: Vec<String>,
-    /// Addresses of the connection.
+    /// Addresses of the peer.
     pub ip_blocks: Vec<String>,
-    /// None of these.
+    /// Addresses of the peer of which none may match.
     pub not_ip_blocks: Vec<String>,
-    /// Addresses of the client, proxies aside.
+    /// Addresses of the original client, before proxies.
     pub remote_ip_blocks: Vec<String>,
-    /// None of these.
+    /// Addresses of the original client of which none may match.
     pub not_remote_ip_blocks: Vec<String>,
     /// Trust domains.
     pub trust_domains: Vec<String>,
-    /// None of these.
+    /// Trust domains of which none may match.
     pub not_trust_domains: Vec<String>,
 }
 
-/// Operation of a request; all fields given must hold.
+/// Operation of a request; all fields that are set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Operation {
-    /// Hosts asked for, in any case.
+    /// Hosts, compared without regard to case.
     pub hosts: Vec<String>,
-    /// None of these.
+    /// Hosts of which none may match.
     pub not_hosts: Vec<String>,
     /// Ports of the workload.
     pub ports: Vec<String>,
-    /// None of these.
+    /// Ports of which none may match.
     pub not_ports: Vec<String>,
     /// Methods.
     pub methods: Vec<String>,
-    /// None of these.
+    /// Methods of which none may match.
     pub not_methods: Vec<String>,
     /// Paths, or templates with `{*}` and `{**}`.
     pub paths: Vec<String>,
-    /// None of these.
+    /// Paths of which none may match.
     pub not_paths: Vec<String>,
 }
 
-/// A condition on an attribute.
+/// Condition on an attribute.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Condition {
-    /// The attribute, `request.headers[x-a]`.
+    /// Attribute, such as `request.headers[x-a]`.
     pub key: String,
-    /// Any of these.
+    /// Values of which one must match.
     pub values: Vec<String>,
-    /// None of these.
+    /// Values of which none may match.
     pub not_values: Vec<String>,
 }

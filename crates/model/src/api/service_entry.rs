@@ -1,6 +1,6 @@
-//! ServiceEntry: hosts outside the mesh, or beside Kubernetes. Fields are Istio's (`networking.istio.io`).
+//! ServiceEntry: hosts outside the mesh, or outside Kubernetes. Fields are Istio's (`networking.istio.io`).
 //!
-//! Each host of an entry becomes a [`Service`] whose name is the host, so that rules, routes and clusters need not know
+//! Each host of an entry becomes a [`Service`] named after the host, so rules, routes and clusters are independent of
 //! where a service was declared.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
@@ -12,78 +12,78 @@ use super::{
     kube::{Locality, TargetPort, Workload},
 };
 
-/// What makes proxies look the names of an entry up themselves: `proxy`.
+/// Annotation by which proxies resolve the names of an entry themselves: `proxy`.
 pub const RESOLVE: &str = "skysail.io/resolve";
-/// What kind of workload the endpoints of entries are.
+/// Kind of the workload of an entry's endpoints.
 pub(crate) const WORKLOAD_ENTRY: &str = "WorkloadEntry";
-/// Says which namespaces see a service.
+/// Annotation with the namespaces in which a service is visible.
 const EXPORT_TO: &str = "networking.istio.io/exportTo";
-/// Says whether mutual TLS is taken: `istio`.
+/// Label of endpoints that accept mutual TLS: `istio`.
 const TLS_MODE: &str = "security.istio.io/tlsMode";
 
 /// `spec` of a ServiceEntry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ServiceEntry {
-    /// The names clients use.
+    /// Host names.
     pub hosts: Vec<String>,
     /// Virtual addresses, or blocks of them.
     pub addresses: Vec<String>,
-    /// The ports.
+    /// Ports.
     pub ports: Vec<EntryPort>,
-    /// Whether it belongs to the mesh.
+    /// Whether the hosts belong to the mesh.
     pub location: Location,
-    /// Where its traffic goes.
+    /// Resolution of endpoint addresses.
     pub resolution: Resolution,
-    /// Its endpoints; without any, `DNS` looks up the host itself.
+    /// Endpoints; without any, `DNS` resolves the host itself.
     pub endpoints: Vec<WorkloadEntry>,
-    /// Pods of its namespace as endpoints.
+    /// Selector of pods in the entry's namespace that are endpoints.
     pub workload_selector: Option<EntrySelector>,
-    /// The namespaces that see it; empty: as the mesh says.
+    /// Namespaces in which the entry is visible; empty: the mesh's default.
     pub export_to: Vec<String>,
-    /// Who its servers may be.
+    /// Names of which the server's certificate must have one.
     pub subject_alt_names: Vec<String>,
 }
 
-/// Which pods are endpoints of an entry. Source: `istio.networking.v1.WorkloadSelector`.
+/// Selector of an entry's pods. Source: `istio.networking.v1.WorkloadSelector`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct EntrySelector {
-    /// All must match.
+    /// Labels; all must match.
     pub labels: Labels,
 }
 
-/// A port of an entry.
+/// Port of an entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct EntryPort {
-    /// Its number.
+    /// Number.
     pub number: u32,
-    /// What it speaks.
+    /// Protocol.
     pub protocol: String,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// The endpoints' port; 0: the same.
+    /// Port of the endpoints; 0: the same.
     pub target_port: u32,
 }
 
-/// An endpoint of an entry.
+/// Endpoint of an entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct WorkloadEntry {
-    /// An address, or a name.
+    /// IP address or DNS name.
     pub address: String,
-    /// Ports by the entry's name for them.
+    /// Ports by the name of the entry's port.
     pub ports: BTreeMap<String, u32>,
-    /// Its labels.
+    /// Labels.
     pub labels: Labels,
-    /// The network it is in.
+    /// Network.
     pub network: String,
-    /// `region/zone/subzone`.
+    /// Locality, `region/zone/subzone`.
     pub locality: String,
-    /// Its share, against others; 0: 1.
+    /// Weight; 0 counts as 1.
     pub weight: u32,
-    /// Its service account.
+    /// Service account.
     pub service_account: String,
 }
 
@@ -91,80 +91,80 @@ pub struct WorkloadEntry {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Location {
-    /// No: its servers have no sidecars.
+    /// Outside the mesh: its servers have no sidecars.
     #[default]
     MeshExternal,
-    /// Yes.
+    /// Part of the mesh.
     MeshInternal,
 }
 
-/// Where the traffic of a service goes.
+/// Resolution of endpoint addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Resolution {
-    /// To the address that was asked for.
+    /// The original destination.
     #[default]
     None,
-    /// To its endpoints.
+    /// The addresses of the endpoints.
     Static,
-    /// To all addresses that its endpoints' names have.
+    /// All addresses of the endpoints' names.
     Dns,
-    /// To one address that the name has.
+    /// One address of the name.
     DnsRoundRobin,
-    /// To the name that was asked for.
+    /// The host of the request.
     DynamicDns,
 }
 
 impl Resolution {
-    /// Whether names are looked up.
+    /// Returns whether names are resolved by DNS.
     pub const fn is_dns(self) -> bool {
         matches!(self, Self::Dns | Self::DnsRoundRobin)
     }
 }
 
-/// What a service is that a ServiceEntry declared.
+/// Properties of a service that a ServiceEntry declared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outside {
-    /// The entry's name.
+    /// Name of the entry.
     pub entry: String,
-    /// It does not belong to the mesh.
+    /// Whether it is outside the mesh.
     pub external: bool,
-    /// Where its traffic goes.
+    /// Resolution of endpoint addresses.
     pub resolution: Resolution,
-    /// Proxies look its names up themselves.
+    /// Whether proxies resolve its names themselves.
     pub by_proxy: bool,
-    /// Its endpoints.
+    /// Endpoints.
     pub endpoints: Vec<OutsideEndpoint>,
 }
 
-/// An endpoint of such a service.
+/// Endpoint of a service that a ServiceEntry declared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutsideEndpoint {
-    /// Where it is.
+    /// Address.
     pub address: Address,
-    /// Ports by the service port's name, where they differ.
+    /// Ports by the name of the service port, where they differ from it.
     pub ports: BTreeMap<String, u16>,
-    /// Its labels and identity.
+    /// Labels and identity.
     pub workload: Arc<Typed<Pod>>,
-    /// Where it runs.
+    /// Locality.
     pub locality: Locality,
-    /// Its share, against others.
+    /// Weight.
     pub weight: u32,
 }
 
 impl Eq for OutsideEndpoint {}
 
-/// Where an endpoint is.
+/// Address of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Address {
-    /// There.
+    /// IP address.
     Ip(IpAddr),
-    /// Where DNS says; in small letters, without a dot at the end.
+    /// DNS name, in lower case and without a final dot.
     Name(Arc<str>),
 }
 
 impl Address {
-    /// Reads an address or a name.
+    /// Parses an IP address or a name.
     pub fn of(text: &str) -> Self {
         match text.parse() {
             Ok(ip) => Self::Ip(ip),
@@ -172,7 +172,7 @@ impl Address {
         }
     }
 
-    /// The address, if it is one.
+    /// Returns the IP address; `None` for a name.
     pub fn ip(&self) -> Option<IpAddr> {
         match self {
             Self::Ip(ip) => Some(*ip),
@@ -182,7 +182,7 @@ impl Address {
 }
 
 impl Outside {
-    /// The names of its endpoints that the control plane is to look up.
+    /// Returns the names of its endpoints that the control plane resolves.
     pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
         let wanted = self.resolution.is_dns() && !self.by_proxy;
         let names = self.endpoints.iter().filter_map(|endpoint| match &endpoint.address {
@@ -193,19 +193,20 @@ impl Outside {
     }
 }
 
-/// A host of an entry as rules and services name it.
+/// Normalizes a host of an entry to the form that rules and services use.
 pub fn host_of(written: &str) -> String {
     written.trim_end_matches('.').to_ascii_lowercase()
 }
 
 impl ServiceEntry {
-    /// Whether an address may be allocated to a host of it. Source: Istio's automatic allocation of addresses.
+    /// Returns whether an address may be allocated to one of its hosts. Source: Istio's automatic allocation of
+    /// addresses.
     pub fn is_allocatable(&self, host: &str) -> bool {
-        // With NONE the proxy connects to the address that the client asked for, which must be the real one.
+        // With NONE the proxy connects to the address that the client uses, which must be the real one.
         self.addresses.is_empty() && self.resolution != Resolution::None && !host.starts_with('*')
     }
 
-    /// The labels of the pods that are its endpoints; `None` if no pods are.
+    /// Returns the labels of the pods that are its endpoints; `None` if no pods are.
     pub fn selector(&self) -> Option<&Labels> {
         let selector = self.workload_selector.as_ref().filter(|_| self.resolution == Resolution::Static)?;
         Some(&selector.labels).filter(|labels| !labels.is_empty())
@@ -213,7 +214,7 @@ impl ServiceEntry {
 }
 
 impl Typed<ServiceEntry> {
-    /// The service that one of its hosts is; `allocated` is the address allocated to the host.
+    /// Returns the service of one of its hosts. `allocated` is the address allocated to the host.
     pub fn service(&self, host: &str, allocated: Option<IpAddr>) -> Typed<Service> {
         let spec = &self.spec;
         let mut annotations = self.meta.annotations.clone();
@@ -279,7 +280,7 @@ impl Typed<ServiceEntry> {
 }
 
 impl EntryPort {
-    /// What it speaks; `None` for a protocol nobody knows.
+    /// Returns the protocol; `None` for an unknown one.
     pub fn speaks(&self) -> Option<Protocol> {
         if self.protocol.is_empty() { Some(Protocol::Unknown) } else { Protocol::parse(&self.protocol) }
     }

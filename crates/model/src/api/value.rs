@@ -1,4 +1,4 @@
-//! The small values of Istio's API, read as Istio reads them (protobuf JSON, Go durations).
+//! Values of Istio's API, parsed as Istio does (protobuf JSON, Go durations).
 
 use std::{fmt, time};
 
@@ -7,24 +7,24 @@ use serde::{
     de::{Error, MapAccess, Unexpected, Visitor},
 };
 
-/// A length of time, written as in Go: `1.5s`, `250ms`, `1h30m`.
+/// Duration, written as in Go: `1.5s`, `250ms`, `1h30m`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Duration(pub time::Duration);
 
-/// How a text is compared with what stands in a request.
+/// Match of a text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum StringMatch {
-    /// `{}`: it need only be there (headers alone may say this).
+    /// `{}`: the value need only be present (headers only).
     Present,
-    /// The whole text.
+    /// Equal text.
     Exact(String),
-    /// Its beginning.
+    /// Prefix.
     Prefix(String),
-    /// An RE2 expression that must match the whole text.
+    /// RE2 expression that must match the whole text.
     Regex(String),
 }
 
-/// `{value: 12.5}`: per hundred.
+/// Percentage, `{value: 12.5}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Percent {
@@ -32,19 +32,19 @@ pub struct Percent {
     pub value: f64,
 }
 
-/// `{number: 9080}`.
+/// Port, `{number: 9080}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct PortSelector {
-    /// The service port.
+    /// Service port.
     pub number: u32,
 }
 
 impl Duration {
-    /// No time at all; for timeouts: none.
+    /// Zero; disables a timeout.
     pub const ZERO: Self = Self(time::Duration::ZERO);
 
-    /// Reads a duration as Go's `time.ParseDuration` does; negative ones are refused.
+    /// Parses a duration as Go's `time.ParseDuration` does, but refuses negative ones.
     pub fn parse(text: &str) -> Option<Self> {
         let mut rest = text.strip_prefix('+').unwrap_or(text);
         if rest == "0" {
@@ -66,7 +66,7 @@ impl Duration {
                 "h" => 3600.0,
                 _ => return None,
             };
-            // Rounded, because 0.001 * 50 is not quite 0.05.
+            // Rounded, because 0.001 * 50 is not exactly 0.05.
             let nanos = (number * seconds * 1e9).round();
             total = total.checked_add(time::Duration::try_from_secs_f64(nanos / 1e9).ok()?)?;
             rest = &rest[unit..];
@@ -101,7 +101,7 @@ impl<'de> Deserialize<'de> for Duration {
 }
 
 impl StringMatch {
-    /// The text to compare with; empty for [`Self::Present`].
+    /// Returns the text to compare with; empty for [`Self::Present`].
     pub fn text(&self) -> &str {
         match self {
             Self::Present => "",
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_go_reads_them() {
+    fn durations_are_parsed_as_in_go() {
         let millis = |text: &str| Duration::parse(text).map(|d| d.0.as_millis());
         assert_eq!(millis("1.5s"), Some(1500));
         assert_eq!(millis("250ms"), Some(250));

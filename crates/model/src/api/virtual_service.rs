@@ -1,4 +1,4 @@
-//! VirtualService: how requests for a host are routed. Fields are Istio's (`networking.istio.io`).
+//! VirtualService: routing of requests for a host. Fields are Istio's (`networking.istio.io`).
 
 use std::collections::BTreeMap;
 
@@ -13,72 +13,72 @@ use super::{
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct VirtualService {
-    /// The hosts it is about; short names are meant in its own namespace.
+    /// Hosts; short names are completed with the object's namespace.
     pub hosts: Vec<String>,
-    /// Gateways it holds for; none means `mesh`, the sidecars.
+    /// Gateways to which the rules apply; empty: `mesh`, the sidecars.
     pub gateways: Vec<String>,
-    /// Routes for HTTP, the first match wins.
+    /// Routes of HTTP; the first match applies.
     pub http: Vec<HttpRoute>,
-    /// Routes for TLS that is passed through.
+    /// Routes of TLS that is passed through.
     pub tls: Vec<TlsRoute>,
-    /// Routes for TCP.
+    /// Routes of TCP.
     pub tcp: Vec<TcpRoute>,
-    /// The namespaces that see it; none means all.
+    /// Namespaces in which the object is visible; empty: all.
     pub export_to: Vec<String>,
 }
 
-/// One HTTP rule.
+/// Route of HTTP requests.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct HttpRoute {
-    /// For people and metrics.
+    /// Name, for people and metrics.
     pub name: String,
-    /// Any of these must hold; none means every request.
+    /// Matches, of which one suffices; empty: every request.
     #[serde(rename = "match")]
     pub matches: Vec<HttpMatch>,
-    /// Where the request goes, by weight.
+    /// Weighted destinations.
     pub route: Vec<HttpDestination>,
-    /// Answers with a redirect instead.
+    /// Redirect.
     pub redirect: Option<HttpRedirect>,
-    /// Answers at once instead.
+    /// Direct response.
     pub direct_response: Option<DirectResponse>,
-    /// Goes on in another VirtualService.
+    /// VirtualService with further routes.
     pub delegate: Option<Delegate>,
-    /// Changes path or authority.
+    /// Rewrite of path or authority.
     pub rewrite: Option<HttpRewrite>,
-    /// How long the whole answer may take; zero or unset: for ever.
+    /// Timeout of the whole response; 0 or unset disables it.
     pub timeout: Option<Duration>,
-    /// When to try again; unset means the mesh's default.
+    /// Retry policy; unset: the mesh's default.
     pub retries: Option<HttpRetry>,
-    /// Delays and aborts for tests.
+    /// Injected delays and aborts.
     pub fault: Option<HttpFault>,
-    /// A copy of each request goes here.
+    /// Destination of a copy of each request.
     pub mirror: Option<Destination>,
     /// Old form of `mirrorPercentage`.
     pub mirror_percent: Option<u32>,
-    /// How much of the traffic is mirrored.
+    /// Percentage of mirrored requests.
     pub mirror_percentage: Option<Percent>,
-    /// Copies to several places.
+    /// Several mirrors.
     pub mirrors: Vec<HttpMirror>,
-    /// Cross-origin rules.
+    /// CORS policy.
     pub cors_policy: Option<CorsPolicy>,
-    /// Header changes.
+    /// Changes of headers.
     pub headers: Option<Headers>,
 }
 
-/// What a request must be like; all that is given must hold.
+/// Match of a request; all conditions must hold.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct HttpMatch {
-    /// For people.
+    /// Name, for people.
     pub name: String,
-    /// The path, without the query.
+    /// Path without the query.
     pub uri: Option<StringMatch>,
-    /// `http` or `https`.
+    /// Scheme, `http` or `https`.
     pub scheme: Option<StringMatch>,
-    /// The method.
+    /// Method.
     pub method: Option<StringMatch>,
-    /// The host asked for.
+    /// Authority.
     pub authority: Option<StringMatch>,
     /// Headers by lower-case name.
     pub headers: BTreeMap<String, StringMatch>,
@@ -86,85 +86,85 @@ pub struct HttpMatch {
     pub without_headers: BTreeMap<String, StringMatch>,
     /// Query parameters.
     pub query_params: BTreeMap<String, StringMatch>,
-    /// The port asked for.
+    /// Port of the request.
     pub port: Option<u32>,
-    /// Labels of the workload that asks.
+    /// Labels of the client workload.
     pub source_labels: Labels,
-    /// Its namespace.
+    /// Namespace of the client workload.
     pub source_namespace: Option<String>,
-    /// Gateways this match holds for; overrides the VirtualService's.
+    /// Gateways to which the match applies; overrides those of the VirtualService.
     pub gateways: Vec<String>,
-    /// `uri` is compared without regard to case.
+    /// Whether `uri` is compared without regard to case.
     pub ignore_uri_case: bool,
-    /// A prefix for statistics.
+    /// Prefix of statistics.
     pub stat_prefix: String,
 }
 
-/// Where a request may go.
+/// Weighted destination of HTTP requests.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct HttpDestination {
-    /// Service, subset, port.
+    /// Destination.
     pub destination: Destination,
-    /// Its share, 0 if unset; shares need not add up to 100. A single destination takes all.
+    /// Weight, 0 if unset; weights need not add up to 100. A single destination gets all requests.
     pub weight: Option<i32>,
-    /// Header changes for this destination.
+    /// Changes of headers for this destination.
     pub headers: Option<Headers>,
 }
 
-/// A service, one of its subsets, one of its ports.
+/// Destination: a service, with an optional subset and port.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Destination {
-    /// The service; short names are meant in the VirtualService's namespace.
+    /// Host of the service; short names are completed with the VirtualService's namespace.
     pub host: String,
-    /// A subset that a DestinationRule defines; empty for the whole service.
+    /// Subset of a DestinationRule; empty: the whole service.
     pub subset: String,
-    /// The port; unset if the service has just one.
+    /// Port; may be unset if the service has exactly one.
     pub port: Option<PortSelector>,
 }
 
-/// Answers with `Location`.
+/// Redirect with a `Location` header.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct HttpRedirect {
-    /// Replaces the path.
+    /// New path.
     pub uri: String,
-    /// Replaces the matched prefix.
+    /// Replacement of the matched prefix.
     pub prefix_rewrite: String,
-    /// Replaces the host.
+    /// New authority.
     pub authority: String,
-    /// Replaces the port.
+    /// New port.
     pub port: Option<u32>,
-    /// `FROM_PROTOCOL_DEFAULT` or `FROM_REQUEST_PORT`.
+    /// Source of the port, `FROM_PROTOCOL_DEFAULT` or `FROM_REQUEST_PORT`.
     pub derive_port: Option<RedirectPort>,
-    /// Replaces the scheme.
+    /// New scheme.
     pub scheme: String,
-    /// 301 if unset.
+    /// Status code; 301 if unset.
     pub redirect_code: u32,
 }
 
-/// Which port a redirect names.
+/// Source of a redirect's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum RedirectPort {
     /// 80 or 443.
     FromProtocolDefault,
-    /// The one asked for.
+    /// Port of the request.
     FromRequestPort,
 }
 
-/// An answer given by the sidecar itself.
+/// Response by the sidecar itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct DirectResponse {
-    /// The status code.
+    /// Status code.
     pub status: u32,
-    /// The body.
+    /// Body.
     pub body: Option<DirectBody>,
 }
 
-/// The body of a direct response, one of the two.
+/// Body of a direct response; exactly one field is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct DirectBody {
@@ -174,210 +174,210 @@ pub struct DirectBody {
     pub bytes: Option<String>,
 }
 
-/// Another VirtualService that goes on.
+/// Reference to another VirtualService with further routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Delegate {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
 }
 
-/// Changes the request's path and authority.
+/// Rewrite of path and authority.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct HttpRewrite {
-    /// Replaces the path, or what a prefix match matched of it.
+    /// New path, or replacement of the matched prefix.
     pub uri: String,
-    /// Replaces the authority.
+    /// New authority.
     pub authority: String,
-    /// Replaces by expression.
+    /// Rewrite by regular expression.
     pub uri_regex_rewrite: Option<RegexRewrite>,
 }
 
-/// Replaces by an RE2 expression with groups.
+/// Rewrite by an RE2 expression with groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct RegexRewrite {
-    /// What is looked for.
+    /// Expression.
     #[serde(rename = "match")]
     pub pattern: String,
-    /// What it becomes; `\1` is the first group.
+    /// Replacement; `\1` is the first group.
     pub rewrite: String,
 }
 
-/// When and how often to try again.
+/// Retry policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct HttpRetry {
-    /// Tries after the first; 0 turns retries off.
+    /// Maximum number of retries; 0 disables retries.
     pub attempts: i32,
-    /// How long one try may take; unset means the route's timeout.
+    /// Timeout per try; unset: the route's timeout.
     pub per_try_timeout: Option<Duration>,
-    /// Envoy's conditions and HTTP status codes, by commas; empty means the default.
+    /// Envoy's conditions and HTTP status codes, separated by commas; empty: the default.
     pub retry_on: String,
-    /// Other localities may be tried.
+    /// Whether other localities may be tried.
     pub retry_remote_localities: Option<bool>,
-    /// A host that failed may be tried again.
+    /// Whether a host that failed may be tried again.
     pub retry_ignore_previous_hosts: Option<bool>,
-    /// The shortest wait between tries; 25 ms if unset.
+    /// Minimum backoff between tries; 25 ms if unset.
     pub backoff: Option<Duration>,
 }
 
-/// Faults made on purpose.
+/// Injected faults.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct HttpFault {
-    /// Waits before the request goes on.
+    /// Delay before the request is forwarded.
     pub delay: Option<FaultDelay>,
-    /// Answers with an error.
+    /// Error response.
     pub abort: Option<FaultAbort>,
 }
 
-/// A wait.
+/// Injected delay.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct FaultDelay {
-    /// How long.
+    /// Duration.
     pub fixed_delay: Option<Duration>,
-    /// Never done by Istio either.
+    /// Exponential delay; Istio does not implement it either.
     pub exponential_delay: Option<Duration>,
-    /// How many; unset means none unless `percent` is given.
+    /// Percentage of delayed requests; unset: none unless `percent` is set.
     pub percentage: Option<Percent>,
     /// Old form of `percentage`.
     pub percent: i32,
 }
 
-/// An error answer.
+/// Injected error response.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct FaultAbort {
-    /// An HTTP status code.
+    /// HTTP status code.
     pub http_status: Option<u32>,
-    /// A gRPC status name, `UNAVAILABLE`.
+    /// Name of a gRPC status, `UNAVAILABLE`.
     pub grpc_status: Option<String>,
-    /// An HTTP/2 error; never done by Istio either.
+    /// HTTP/2 error; Istio does not implement it either.
     pub http2_error: Option<String>,
-    /// How many; unset means all.
+    /// Percentage of aborted requests; unset: all.
     pub percentage: Option<Percent>,
 }
 
-/// A copy of the requests.
+/// Mirror of requests.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct HttpMirror {
-    /// Where to.
+    /// Destination.
     pub destination: Destination,
-    /// How many; unset means all.
+    /// Percentage of mirrored requests; unset: all.
     pub percentage: Option<Percent>,
 }
 
-/// Cross-origin rules.
+/// CORS policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct CorsPolicy {
     /// Old form of `allowOrigins`.
     pub allow_origin: Vec<String>,
-    /// Origins that may ask.
+    /// Allowed origins.
     pub allow_origins: Vec<StringMatch>,
-    /// Methods allowed.
+    /// Allowed methods.
     pub allow_methods: Vec<String>,
-    /// Request headers allowed.
+    /// Allowed request headers.
     pub allow_headers: Vec<String>,
-    /// Response headers shown.
+    /// Exposed response headers.
     pub expose_headers: Vec<String>,
-    /// How long a preflight holds.
+    /// Maximum age of a preflight's result.
     pub max_age: Option<Duration>,
-    /// Cookies may be sent.
+    /// Whether credentials such as cookies are allowed.
     pub allow_credentials: Option<bool>,
     /// `FORWARD` or `IGNORE`.
     pub unmatched_preflights: Option<String>,
 }
 
-/// Header changes on both ways.
+/// Changes of request and response headers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Headers {
-    /// Before the request goes on.
+    /// Changes before the request is forwarded.
     pub request: HeaderOps,
-    /// Before the answer goes back.
+    /// Changes before the response is returned.
     pub response: HeaderOps,
 }
 
-/// Header changes on one way.
+/// Changes of headers in one direction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct HeaderOps {
-    /// Replaces.
+    /// Headers to set.
     pub set: BTreeMap<String, String>,
-    /// Adds.
+    /// Headers to add.
     pub add: BTreeMap<String, String>,
-    /// Removes.
+    /// Headers to remove.
     pub remove: Vec<String>,
 }
 
-/// One rule for TLS passed through.
+/// Route of TLS that is passed through.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct TlsRoute {
-    /// Any of these must hold.
+    /// Matches, of which one suffices.
     #[serde(rename = "match")]
     pub matches: Vec<L4Match>,
-    /// Where the connection goes.
+    /// Weighted destinations.
     pub route: Vec<L4Destination>,
 }
 
-/// One rule for TCP.
+/// Route of TCP.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct TcpRoute {
-    /// Any of these must hold; none means every connection.
+    /// Matches, of which one suffices; empty: every connection.
     #[serde(rename = "match")]
     pub matches: Vec<L4Match>,
-    /// Where the connection goes.
+    /// Weighted destinations.
     pub route: Vec<L4Destination>,
 }
 
-/// What a connection must be like.
+/// Match of a connection; all conditions must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct L4Match {
     /// Server names (TLS only).
     pub sni_hosts: Vec<String>,
-    /// Addresses it goes to.
+    /// Destination addresses.
     pub destination_subnets: Vec<String>,
-    /// The port it goes to.
+    /// Destination port.
     pub port: Option<u32>,
-    /// The address it comes from (never done by Istio either).
+    /// Source address; Istio does not implement it either.
     pub source_subnet: String,
-    /// Labels of the workload it comes from.
+    /// Labels of the client workload.
     pub source_labels: Labels,
-    /// Its namespace.
+    /// Namespace of the client workload.
     pub source_namespace: Option<String>,
-    /// Gateways this match holds for.
+    /// Gateways to which the match applies.
     pub gateways: Vec<String>,
 }
 
-/// Where a connection may go.
+/// Weighted destination of connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct L4Destination {
-    /// Service, subset, port.
+    /// Destination.
     pub destination: Destination,
-    /// Its share.
+    /// Weight.
     pub weight: i32,
 }
 
 impl VirtualService {
-    /// True if sidecars follow it, not gateways alone.
+    /// Returns whether the rules apply to sidecars, not only to gateways.
     pub fn is_for_mesh(&self) -> bool {
         self.gateways.is_empty() || self.gateways.iter().any(|gateway| gateway == "mesh")
     }
 }
 
 impl HttpMatch {
-    /// True if sidecars follow this match; `rule` is the VirtualService it is in.
+    /// Returns whether the match applies to sidecars. `rule` is its VirtualService.
     pub fn is_for_mesh(&self, rule: &VirtualService) -> bool {
         if self.gateways.is_empty() {
             rule.is_for_mesh()

@@ -1,12 +1,12 @@
-//! What may differ from istiod, and why. `docs/compatibility.md` says the same to users.
+//! Permitted differences from istiod, with reasons. `docs/compatibility.md` lists the same for users.
 
-/// One difference.
+/// A permitted difference.
 pub(crate) struct Allowed {
-    /// The recording it occurs in.
+    /// Recording in which it occurs.
     pub(crate) scenario: &'static str,
     /// Part of the difference as the test prints it.
     pub(crate) part: &'static str,
-    /// Why it is so.
+    /// Reason.
     pub(crate) reason: &'static str,
 }
 
@@ -15,7 +15,7 @@ const CUSTOM: &str = "AuthorizationPolicy with action CUSTOM: there is no extern
 const PORTS: &str = "ServiceEntry: without an address only HTTP is told apart, the rest passes through";
 const PROXY_PROTOCOL: &str = "trafficPolicy.proxyProtocol: not sent";
 
-/// All of them.
+/// All permitted differences.
 pub(crate) const ALLOWED: &[Allowed] = &[
     differs(
         "f2-authz-deny-custom-ports",

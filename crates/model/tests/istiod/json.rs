@@ -1,6 +1,6 @@
-//! Envoy's messages as JSON, with what is packed in them unpacked, and how two of them differ.
+//! Envoy's messages as JSON with packed messages expanded, and the differences between two of them.
 //!
-//! The descriptors lie in the sources of the `envoy-types` crate, not in its API; `cargo metadata` knows where.
+//! The descriptors are in the sources of the `envoy-types` crate, not in its API; `cargo metadata` finds them.
 
 use std::{collections::BTreeSet, env, fs, path::Path, process::Command, sync::LazyLock};
 
@@ -26,7 +26,7 @@ static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
     DescriptorPool::from_file_descriptor_set(set).unwrap()
 });
 
-/// A resource's name, its JSON form, and the bytes of everything packed in it.
+/// Returns a resource's name, its JSON form, and the bytes of everything packed in it.
 pub(crate) fn named(kind: Kind, body: &[u8]) -> (String, (Value, BTreeSet<Vec<u8>>)) {
     let message = kind.url().rsplit('/').next().unwrap();
     let descriptor = POOL.get_message_by_name(message).unwrap();
@@ -40,7 +40,7 @@ pub(crate) fn named(kind: Kind, body: &[u8]) -> (String, (Value, BTreeSet<Vec<u8
     (name, (value, bytes))
 }
 
-/// Collects the bytes of every `Any` of a message, not looking into them.
+/// Collects the bytes of every `Any` of a message, without those nested in them.
 fn packed(message: &DynamicMessage, found: &mut BTreeSet<Vec<u8>>) {
     if message.descriptor().full_name() == "google.protobuf.Any" {
         found.insert(message.encode_to_vec());
@@ -58,7 +58,7 @@ fn packed_in(value: &FieldValue, found: &mut BTreeSet<Vec<u8>>) {
     }
 }
 
-/// Names every difference by its path.
+/// Collects every difference with its path.
 pub(crate) fn compare(place: &str, expected: &Value, actual: &Value, differences: &mut Vec<String>) {
     match (expected, actual) {
         (Value::Object(expected), Value::Object(actual)) => {
@@ -84,13 +84,13 @@ pub(crate) fn compare(place: &str, expected: &Value, actual: &Value, differences
     }
 }
 
-/// Lists whose order means nothing, sorted.
+/// Sorts lists whose order has no meaning.
 fn ordered<'a>(place: &str, list: &'a [Value]) -> Vec<&'a Value> {
     const UNORDERED: [&str; 4] = [".virtualHosts", ".domains", ".matchSubjectAltNames", ".filterChains"];
     let mut list: Vec<_> = list.iter().collect();
     if UNORDERED.iter().any(|name| place.ends_with(name)) {
         list.sort_by_cached_key(|value| match value {
-            // Near each other even where they differ further down.
+            // Sorts elements next to each other even if they differ further down.
             Value::Object(fields) => format!("{:?}{:?}", fields.get("name"), fields.get("filterChainMatch")),
             other => other.to_string(),
         });
@@ -114,7 +114,7 @@ fn envoy_types() -> std::path::PathBuf {
     Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap().to_owned()
 }
 
-/// Istio's messages, as far as they occur.
+/// Returns descriptors of Istio's messages, as far as the recordings contain them.
 fn istio_files() -> Vec<FileDescriptorProto> {
     let text = |name, number| field(name, number, Type::String, "");
     let stats = message("PluginConfig", vec![field("disable_host_header_fallback", 6, Type::Bool, "")]);

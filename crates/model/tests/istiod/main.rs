@@ -1,8 +1,8 @@
-//! What we send, against what a real istiod sent: same configuration, same proxies, resource by resource.
+//! Comparison of the compile step with a real istiod: same configuration, same proxies, resource by resource.
 //!
-//! The recordings and their inputs are in `tests/istiod` of the repository. Messages are compared in their JSON
-//! form, where the order of what has no order is lost and a difference can be named. What may differ stands in
-//! `allowed.rs`, and with the same words in `docs/compatibility.md`.
+//! The recordings and their inputs are in `tests/istiod` of the repository. Messages are compared as JSON, in which
+//! differences have names and unordered fields no order. Permitted differences are in `allowed.rs`, and with the same
+//! words in `docs/compatibility.md`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops where it cannot go on")]
 
@@ -23,7 +23,7 @@ use skysail_xds::{Kind, Resources, envoy::pb::envoy::service::discovery::v3::Dis
 
 use allowed::ALLOWED;
 
-/// The Service that a Kubernetes API server makes for itself, which nobody writes.
+/// Service that a Kubernetes API server creates for itself.
 const KUBERNETES: &str = r"
 apiVersion: v1
 kind: Service
@@ -96,9 +96,9 @@ fn o_virtualservice_features() {
     compare("o-virtualservice-features");
 }
 
-/// An Envoy without Istio's filters refuses every resource that has one.
+/// An Envoy without Istio's filters refuses every resource that names one.
 #[test]
-fn plain_envoys_get_nothing_of_istios_own() {
+fn plain_envoys_get_no_filters_of_istio() {
     let world = world("b-mtls-all-v1");
     let mut node = node(&recordings("b-mtls-all-v1")[0]);
     node.view.plain_envoy = true;
@@ -115,7 +115,7 @@ fn plain_envoys_get_nothing_of_istios_own() {
             ]
             .into_iter()
             .filter(|own| text.contains(own))
-            // The chains still take what peers with the filters offer.
+            // The filter chains still match the ALPN of peers with the filters.
             .filter(|own| !(kind == Kind::Listener && *own == "istio-peer-exchange"));
             assert_eq!(found.collect::<Vec<_>>(), [""; 0], "{kind} {}", resource.name);
         }
@@ -133,7 +133,8 @@ fn compare(scenario: &str) {
             apply(&mut world, ALLOCATED, "addresses.yaml");
         }
         let mut node = node(&folder);
-        // It was recorded as if productpage's pod had an address of each family, which the Pod object does not say.
+        // The recording assumes that productpage's pod has an address of each family, which the Pod object does not
+        // have.
         if folder.ends_with("productpage-v1-dual") {
             node.pod.push_str("-dual");
         }
@@ -158,7 +159,7 @@ fn is_allowed(scenario: &str, found: &str) -> bool {
     ALLOWED.iter().any(|entry| entry.scenario == scenario && found.contains(entry.part))
 }
 
-/// Resources by name: as JSON, and everything packed in them as bytes.
+/// Resources by name: their JSON form, and the bytes of everything packed in them.
 type ByName = BTreeMap<String, (Value, BTreeSet<Vec<u8>>)>;
 
 fn compare_kind(place: &str, expected: &ByName, actual: &ByName, differences: &mut Vec<String>) {
@@ -169,7 +170,7 @@ fn compare_kind(place: &str, expected: &ByName, actual: &ByName, differences: &m
             (Some((expected, packed)), Some((actual, other))) => {
                 let before = differences.len();
                 json::compare(&place, expected, actual, differences);
-                // Other tools compare what is packed byte by byte.
+                // Other tools compare packed messages byte by byte.
                 if differences.len() == before && packed != other {
                     differences.push(format!("{place}: packed otherwise"));
                 }
@@ -184,7 +185,7 @@ fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/istiod")
 }
 
-/// The World of a scenario: the cluster, then what was applied on top.
+/// Returns the World of a scenario: the cluster, then the objects applied on top.
 fn world(scenario: &str) -> World {
     let mut world = World::new();
     apply(&mut world, KUBERNETES, "kubernetes.yaml");
@@ -214,7 +215,7 @@ fn apply(world: &mut World, text: &str, file: &str) {
     }
 }
 
-/// The folders of the recorded proxies.
+/// Returns the folders of the recorded proxies.
 fn recordings(scenario: &str) -> Vec<PathBuf> {
     let proxies = fs::read_dir(data().join(scenario).join("xds")).unwrap();
     let mut folders: Vec<_> = proxies.map(|entry| entry.unwrap().path()).collect();
@@ -227,7 +228,7 @@ fn node(folder: &Path) -> ProxyNode {
     ProxyNode::parse(node["id"].as_str().unwrap(), node["metadata"].clone(), Locality::default()).unwrap()
 }
 
-/// What istiod sent, by name.
+/// Returns the recorded resources by name.
 fn recorded(folder: &Path, kind: Kind) -> ByName {
     let Ok(file) = fs::File::open(folder.join(format!("{}.sotw.pb.gz", kind.short()))) else {
         return ByName::new();
