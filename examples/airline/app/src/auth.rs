@@ -1,4 +1,4 @@
-//! `auth`: asks `customer` whether the password is right, then signs a token.
+//! `auth`: verifies a password with `customer`, then signs a token.
 
 use axum::{
     Form, Json, Router,
@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    peers::{Client, Peer, handed_on},
+    peers::{Client, Peer, propagated_headers},
     service::Failure,
     token::Key,
 };
@@ -28,7 +28,7 @@ struct Login {
     password: String,
 }
 
-/// `POST /auth/login`, form fields `login` and `password`; answers `{"token": …}`.
+/// Routes: `POST /auth/login` with form fields `login` and `password`; the response is `{"token": …}`.
 pub(crate) fn router(key: Key, customer: Peer) -> Router {
     Router::new().route("/auth/login", post(login)).with_state(Auth { key, customer, client: Client::new() })
 }
@@ -41,7 +41,13 @@ async fn login(
     let fields = [("login", login.login.as_str()), ("password", login.password.as_str())];
     let answer = auth
         .client
-        .call(Method::POST, &auth.customer, "/customer/internal/validateid", handed_on(&headers), &fields)
+        .call(
+            Method::POST,
+            &auth.customer,
+            "/customer/internal/validateid",
+            propagated_headers(&headers),
+            &fields,
+        )
         .await
         .map_err(|error| Failure::new(StatusCode::BAD_GATEWAY, error))?;
     match answer.status {

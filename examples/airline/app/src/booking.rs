@@ -1,6 +1,6 @@
-//! `booking`: keeps the bookings; asks `flight` for the miles and gives them to `customer`.
+//! `booking`: keeps the bookings. It gets the miles from `flight` and credits them at `customer`.
 //!
-//! A booking is kept only when the miles were credited, and a cancelled one takes them back.
+//! A booking is kept only if the miles were credited. A cancellation takes them back.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
-    peers::{Client, Peer, escape, handed_on},
+    peers::{Client, Peer, escape, propagated_headers},
     service::Failure,
     token::Key,
 };
@@ -41,7 +41,7 @@ struct Store {
     by_customer: Mutex<BTreeMap<String, BTreeMap<String, Booking>>>,
 }
 
-/// One way or a return trip.
+/// A booking of a single or return trip.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Booking {
@@ -73,7 +73,7 @@ struct Cancel {
     number: String,
 }
 
-/// The routes, over an empty store.
+/// Returns the routes, over an empty store.
 pub(crate) fn router(key: Key, customer: Peer, flight: Peer) -> Router {
     let bookings = Bookings { key, customer, flight, client: Client::new(), kept: Arc::default() };
     Router::new()
@@ -139,7 +139,7 @@ async fn cancel(
     Form(cancel): Form<Cancel>,
 ) -> Result<Json<Value>, Failure> {
     bookings.key.caller_is(&headers, &cancel.userid)?;
-    // Taken out first, so that of two that cancel the same booking only one takes the miles back.
+    // The booking is removed first, so that of two concurrent cancellations only one takes the miles back.
     let taken = bookings.kept.lock().get_mut(&cancel.userid).and_then(|own| own.remove(&cancel.number));
     let booking = taken
         .ok_or_else(|| Failure::not_found(format!("{} has no booking {}", cancel.userid, cancel.number)))?;
@@ -171,7 +171,7 @@ impl Bookings {
         self.post(&self.customer, &path, headers, &[("miles", &miles.to_string())]).await.map(|_| ())
     }
 
-    /// A call whose refusal is told on as it is, and whose failure is a bad gateway.
+    /// Sends a call. Passes a refusal on as it is, and turns a failure into 502 (bad gateway).
     async fn post(
         &self,
         peer: &Peer,
@@ -180,8 +180,11 @@ impl Bookings {
         fields: &[(&str, &str)],
     ) -> Result<Value, Failure> {
         let bad = |why: String| Failure::new(StatusCode::BAD_GATEWAY, why);
-        let answer =
-            self.client.call(Method::POST, peer, path, handed_on(headers), fields).await.map_err(bad)?;
+        let answer = self
+            .client
+            .call(Method::POST, peer, path, propagated_headers(headers), fields)
+            .await
+            .map_err(bad)?;
         if answer.status != StatusCode::OK {
             let status =
                 if answer.status.is_client_error() { answer.status } else { StatusCode::BAD_GATEWAY };

@@ -1,6 +1,6 @@
 //! `customer`: the travellers, their addresses and their miles.
 //!
-//! `/customer/internal/` is for other services only; who may call it is the mesh's to say (AuthorizationPolicy).
+//! `/customer/internal/` is for other services only; an AuthorizationPolicy of the mesh enforces this.
 
 use std::{
     collections::HashMap,
@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 
 use crate::{service::Failure, token::Key};
 
-/// Customers present at the start: uid0@email.com and so on, password "password".
-const AT_START: u32 = 1000;
+/// Number of customers at the start: uid0@email.com and so on, password "password".
+const INITIAL_CUSTOMERS: u32 = 1000;
 const MAX_LOADED: u32 = 1_000_000;
 
 #[derive(Clone)]
@@ -75,10 +75,10 @@ struct Load {
     num_customers: u32,
 }
 
-/// The routes, over a fresh store.
+/// Returns the routes, over a new store.
 pub(crate) fn router(key: Key) -> Router {
     let customers = Customers { key, all: Arc::default() };
-    customers.load(AT_START);
+    customers.load(INITIAL_CUSTOMERS);
     Router::new()
         .route("/customer/byid/{id}", get(by_id).post(update))
         .route("/customer/internal/validateid", post(validate))
@@ -97,7 +97,7 @@ async fn by_id(
     customers.with(&id, |customer| customer.clone()).map(Json)
 }
 
-/// Changes address and phone number; the password must be given again, and stays.
+/// Changes address and phone number. The request must have the password, which does not change.
 async fn update(
     State(customers): State<Customers>,
     Path(id): Path<String>,
@@ -140,7 +140,7 @@ async fn add_miles(
     Ok(Json(json!({ "total_miles": total })))
 }
 
-/// Makes the store anew with so many customers.
+/// Replaces the store by one with this number of customers.
 async fn load(State(customers): State<Customers>, Query(load): Query<Load>) -> Result<String, Failure> {
     if load.num_customers > MAX_LOADED {
         return Err(Failure::bad_request(format!("numCustomers: at most {MAX_LOADED}")));

@@ -1,7 +1,7 @@
-//! `flight`: which flights there are, and how many miles one earns.
+//! `flight`: the schedule of flights and their miles.
 //!
-//! The schedule is computed, not stored: every pair of airports has two flights a day. Version v2 differs
-//! where people can see it: it answers `x-flight-version: v2`, and knows a third, late flight.
+//! The schedule is computed, not stored: every pair of airports has two flights a day. Version v2 differs visibly: it
+//! returns `x-flight-version: v2` and has a third, late flight.
 
 use std::{str::FromStr, time::Duration};
 
@@ -37,7 +37,7 @@ const AIRPORTS: [(&str, f64, f64); 14] = [
 ];
 const MAX_DELAY_MS: u64 = 30_000;
 
-/// Which of the two programs this replica is.
+/// Version of this replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Version {
     V1,
@@ -93,7 +93,7 @@ struct Trip {
 
 #[derive(Deserialize)]
 struct Slow {
-    /// Milliseconds to wait before the answer: lets one see a timeout work.
+    /// Delay of the response in milliseconds, to demonstrate a timeout.
     #[serde(default)]
     delay: u64,
 }
@@ -104,7 +104,7 @@ struct Segment {
     flight_segment: String,
 }
 
-/// The routes of this version.
+/// Returns the routes of this version.
 pub(crate) fn router(key: Key, version: Version) -> Router {
     let tell = move |request: Request, next: Next| async move {
         let mut response: Response = next.run(request).await;
@@ -154,7 +154,7 @@ async fn miles(
 }
 
 impl Flights {
-    /// One leg: the flights of that day, none where the airports are the same.
+    /// Returns the flights of one leg on a day; none if both airports are the same.
     fn on(&self, from: &str, to: &str, date: &str) -> Result<Value, Failure> {
         let day = date.get(..10).filter(|day| is_date(day));
         let day =
@@ -185,7 +185,7 @@ fn is_date(text: &str) -> bool {
     text.len() == 10 && text.bytes().enumerate().all(fits)
 }
 
-/// Great-circle miles between two airports.
+/// Returns the great-circle distance between two airports in miles.
 fn distance(from: &str, to: &str) -> Result<i64, Failure> {
     let place = |name: &str| {
         let found = AIRPORTS.iter().find(|(code, ..)| *code == name);
@@ -200,7 +200,7 @@ fn distance(from: &str, to: &str) -> Result<i64, Failure> {
     Ok((2.0 * 3958.8 * half.sqrt().asin()).round() as i64)
 }
 
-/// Two different airports, for travellers who do not care where they go.
+/// Returns two different airports at random.
 pub(crate) fn any_trip() -> (&'static str, &'static str) {
     let from = fastrand::usize(..AIRPORTS.len());
     let to = (from + fastrand::usize(1..AIRPORTS.len())) % AIRPORTS.len();
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn miles_are_those_of_the_earth() {
+    fn distances_are_great_circle_miles() {
         let miles = distance("JFK", "LHR").unwrap();
         assert!((3430..3470).contains(&miles), "{miles}");
         assert_eq!(distance("AMS", "AMS").unwrap(), 0);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_differ_by_a_late_flight() {
+    fn version_two_has_a_late_flight() {
         let options = |version| {
             let key = "0123456789abcdef0123456789abcdef".parse().unwrap();
             let leg = Flights { key, version }.on("CDG", "JFK", "2026-05-01T00:00").unwrap();

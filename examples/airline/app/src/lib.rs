@@ -1,8 +1,8 @@
 //! The airline example: Acme Air's services with its paths and its mix of calls, each a real program.
 //!
-//! `auth` signs tokens, the others check them; `booking` keeps bookings and calls `flight` and `customer`
-//! for the miles; `main` serves the page; `traffic` plays travellers. State is kept in memory. Services find
-//! each other by the environment (`FLIGHT_URL=http://flight.airline:9080`), speak plain HTTP/1.1 and leave
+//! Service `auth` signs tokens, and the others verify them. `booking` keeps bookings and calls `flight` and `customer`
+//! for the miles. `main` serves the page, and `traffic` simulates travellers. State is kept in memory. Services get
+//! each other's address from the environment (`FLIGHT_URL=http://flight.airline:9080`), speak plain HTTP/1.1, and leave
 //! encryption and access rules to the mesh.
 
 mod auth;
@@ -25,7 +25,7 @@ use peers::Peer;
 use token::Key;
 use tokio::net::TcpListener;
 
-/// Which of the programs to run, and how.
+/// Service to run, and its settings.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -43,7 +43,7 @@ enum Service {
     Auth {
         #[command(flatten)]
         key: KeyArg,
-        /// Where the customer service is.
+        /// Address of the customer service.
         #[arg(long, env = "CUSTOMER_URL", default_value = "http://customer:9080")]
         customer_url: Peer,
     },
@@ -52,11 +52,11 @@ enum Service {
         #[command(flatten)]
         key: KeyArg,
     },
-    /// Flights; two versions are run side by side.
+    /// Flights; two versions run side by side.
     Flight {
         #[command(flatten)]
         key: KeyArg,
-        /// Told in the header x-flight-version.
+        /// Version, returned in the header x-flight-version.
         #[arg(long, env = "FLIGHT_VERSION", default_value = "v1")]
         version: flight::Version,
     },
@@ -64,28 +64,27 @@ enum Service {
     Booking {
         #[command(flatten)]
         key: KeyArg,
-        /// Where the customer service is.
+        /// Address of the customer service.
         #[arg(long, env = "CUSTOMER_URL", default_value = "http://customer:9080")]
         customer_url: Peer,
-        /// Where the flight service is.
+        /// Address of the flight service.
         #[arg(long, env = "FLIGHT_URL", default_value = "http://flight:9080")]
         flight_url: Peer,
     },
-    /// Plays travellers; /stats tells how it went.
+    /// Simulates travellers; /stats shows the results.
     Traffic(traffic::Args),
 }
 
 #[derive(Debug, clap::Args)]
 struct KeyArg {
-    /// Secret that tokens are signed with (HS256), at least 32 bytes; the same for all services.
+    /// Secret that signs the tokens (HS256), at least 32 bytes; the same for all services.
     #[arg(long = "jwt-key", env = "JWT_KEY", hide_env_values = true)]
     value: Key,
 }
 
 /// Runs one of the services until SIGTERM or SIGINT.
 ///
-/// # Errors
-/// When the address is taken or the traffic's settings make no sense.
+/// Fails if the address is in use or the settings of the traffic are invalid.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let _flush = skysail_core::logging::init(skysail_core::logging::Format::Text);
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async move {
@@ -112,7 +111,7 @@ impl Service {
         }
     }
 
-    /// The service's routes; the traffic generator begins its work here too.
+    /// Returns the service's routes. The traffic generator also starts its traffic.
     fn start(self) -> Router {
         match self {
             Self::Main => site::router(),

@@ -1,4 +1,4 @@
-//! The airline as a program of its own, as its image runs it.
+//! The airline as a separate program, for its image.
 
 use clap::Parser;
 

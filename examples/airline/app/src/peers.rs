@@ -1,4 +1,4 @@
-//! Calls to the other services: where they are, and the headers that go with a request from hop to hop.
+//! Calls to the other services: their addresses, and the headers that are propagated from hop to hop.
 
 use std::{str::FromStr, time::Duration};
 
@@ -11,8 +11,8 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 
-/// Headers handed on, so that a trace stays whole and a header match holds for the whole journey.
-const HANDED_ON: [HeaderName; 11] = [
+/// Propagated headers. They keep a trace complete and let a header match apply to every hop.
+const PROPAGATED_HEADERS: [HeaderName; 11] = [
     HeaderName::from_static("x-request-id"),
     HeaderName::from_static("traceparent"),
     HeaderName::from_static("tracestate"),
@@ -28,7 +28,7 @@ const HANDED_ON: [HeaderName; 11] = [
 const PATIENCE: Duration = Duration::from_secs(10);
 const MAX_ANSWER: usize = 4 << 20;
 
-/// Where another service is: `http://HOST:PORT`.
+/// Address of another service: `http://HOST:PORT`.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer(String);
 
@@ -44,11 +44,11 @@ impl FromStr for Peer {
     }
 }
 
-/// The connections to other services, pooled. Cheap to clone.
+/// Pooled connections to other services. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Client(HyperClient<HttpConnector, Body>);
 
-/// What came back.
+/// Response to a call.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -64,7 +64,7 @@ impl Client {
         Self(HyperClient::builder(TokioExecutor::new()).build(connector))
     }
 
-    /// One call. The headers of `headers` go along as they are; a form of `fields` is the body of a POST.
+    /// Sends a call with these headers. If `fields` is set, it is the form body of a POST.
     pub(crate) async fn call(
         &self,
         method: Method,
@@ -77,7 +77,7 @@ impl Client {
         self.send(method, peer, path, headers, kind, form(fields)).await
     }
 
-    /// One call with a JSON body.
+    /// Sends a call with a JSON body.
     pub(crate) async fn post_json(
         &self,
         peer: &Peer,
@@ -116,10 +116,10 @@ impl Client {
     }
 }
 
-/// The headers of a request that go on with the calls it leads to.
-pub(crate) fn handed_on(incoming: &HeaderMap) -> HeaderMap {
+/// Returns the headers of a request that are propagated to further calls.
+pub(crate) fn propagated_headers(incoming: &HeaderMap) -> HeaderMap {
     let mut outgoing = HeaderMap::new();
-    for name in HANDED_ON {
+    for name in PROPAGATED_HEADERS {
         if let Some(value) = incoming.get(&name) {
             outgoing.insert(name, value.clone());
         }
@@ -145,7 +145,7 @@ pub(crate) fn escape(text: &str) -> String {
     escaped
 }
 
-/// Shows an error with all that caused it.
+/// Formats an error with its causes.
 struct Chain<'a>(&'a dyn std::error::Error);
 
 impl std::fmt::Display for Chain<'_> {
@@ -178,12 +178,12 @@ mod tests {
     }
 
     #[test]
-    fn only_headers_of_the_journey_are_handed_on() {
+    fn only_listed_headers_are_propagated() {
         let mut incoming = HeaderMap::new();
         incoming.insert("x-request-id", HeaderValue::from_static("1"));
         incoming.insert("x-canary", HeaderValue::from_static("always"));
         incoming.insert("content-length", HeaderValue::from_static("10"));
-        let outgoing = handed_on(&incoming);
+        let outgoing = propagated_headers(&incoming);
         assert_eq!(outgoing.len(), 2);
         assert_eq!(outgoing["x-canary"], "always");
     }

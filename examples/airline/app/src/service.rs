@@ -1,4 +1,4 @@
-//! What all services share: serving with a graceful end, health, and how a failure is answered.
+//! Code shared by all services: graceful shutdown, health, and error responses.
 
 use axum::{
     Json, Router,
@@ -8,7 +8,7 @@ use axum::{
 };
 use tokio::net::TcpListener;
 
-/// An answer that is not a success: the status and one sentence.
+/// An error response: the status and one sentence.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: StatusCode,
@@ -35,7 +35,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// Serves the routes and `/healthz` until SIGTERM or SIGINT; requests under way are finished.
+/// Serves the routes and `/healthz` until SIGTERM or SIGINT. Active requests are completed.
 pub(crate) async fn serve(listener: TcpListener, router: Router) -> anyhow::Result<()> {
     let router = router.route("/healthz", get(async || "ok\n"));
     let end = async {

@@ -1,4 +1,4 @@
-//! `main`: the page that a traveller's browser loads.
+//! `main`: the page for a traveller's browser.
 
 use axum::{Router, response::Html, routing::get};
 
@@ -10,7 +10,7 @@ book with <code>POST /booking/bookflights</code>, see your bookings at <code>GET
 </body></html>
 ";
 
-/// The page, at `/`.
+/// Returns the routes: the page at `/`.
 pub(crate) fn router() -> Router {
     Router::new().route("/", get(async || Html(PAGE)))
 }

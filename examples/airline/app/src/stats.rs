@@ -1,4 +1,4 @@
-//! What the traffic generator counts: per call how often, with which outcome and how long it took.
+//! Statistics of the traffic generator: number, outcome and duration of each call.
 
 use std::{
     collections::BTreeMap,
@@ -15,13 +15,13 @@ pub(crate) struct Stats(Mutex<Snapshot>);
 /// All counters, as `/stats` shows them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Snapshot {
-    /// Travellers: begun, gone home, turned away because too many were under way.
+    /// Sessions of travellers: started, finished, and rejected because too many were active.
     pub(crate) sessions: Sessions,
-    /// By the call's name.
+    /// Calls by name.
     pub(crate) calls: BTreeMap<&'static str, Call>,
-    /// Which version of `flight` answered the searches that did not ask for one.
+    /// Number of searches without `x-canary` by the version of `flight` that answered.
     pub(crate) flight_versions: BTreeMap<String, u64>,
-    /// The same for searches with `x-canary: always`.
+    /// Number of searches with `x-canary: always` by the version of `flight` that answered.
     pub(crate) canary_flight_versions: BTreeMap<String, u64>,
 }
 
@@ -35,19 +35,19 @@ pub(crate) struct Sessions {
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Call {
     pub(crate) total: u64,
-    /// Answers as this call should be answered: 200, and for the forbidden call 403.
+    /// Responses with the expected status: 200, and 403 for the forbidden call.
     pub(crate) as_expected: u64,
-    /// By status code; "none" where no answer came.
+    /// Responses by status code; "none" for a call without a response.
     pub(crate) by_status: BTreeMap<String, u64>,
     pub(crate) mean_ms: f64,
     pub(crate) max_ms: f64,
-    /// The last failure, for people.
+    /// Last failure, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) last_error: Option<String>,
 }
 
 impl Stats {
-    /// Counts one call; `status` is `None` where no answer came.
+    /// Counts one call; `status` is `None` if there was no response.
     pub(crate) fn count(
         &self,
         name: &'static str,
@@ -76,7 +76,7 @@ impl Stats {
         *call.by_status.entry(status).or_default() += 1;
     }
 
-    /// Changes anything else.
+    /// Changes other counters.
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Snapshot) -> T) -> T {
         act(&mut self.lock())
     }
@@ -91,7 +91,7 @@ impl Stats {
 }
 
 impl Snapshot {
-    /// Calls made, and how many of them ended as they should.
+    /// Returns the number of calls and the number of those with the expected status.
     pub(crate) fn totals(&self) -> (u64, u64) {
         self.calls.values().fold((0, 0), |(all, good), call| (all + call.total, good + call.as_expected))
     }

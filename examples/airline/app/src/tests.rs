@@ -105,7 +105,7 @@ async fn a_traveller_searches_books_and_cancels() {
 }
 
 #[tokio::test]
-async fn strangers_are_refused() {
+async fn requests_without_a_valid_token_are_refused() {
     let world = world().await;
     let form = [("login", "uid7@email.com"), ("password", "wrong")];
     let answer = world.post(&world.auth, "/auth/login", &HeaderMap::new(), &form).await;
@@ -118,7 +118,7 @@ async fn strangers_are_refused() {
 }
 
 #[tokio::test]
-async fn nothing_is_booked_when_a_service_is_missing() {
+async fn nothing_is_booked_if_a_service_is_unavailable() {
     let world = world().await;
     let headers = world.login("uid7@email.com").await;
     let form = [

@@ -1,4 +1,4 @@
-//! Tokens: JWT with HS256. Only `auth` makes them; everybody who takes one checks signature, issuer and age.
+//! Tokens: JWT with HS256. Only `auth` issues them; every other service verifies signature, issuer and age.
 
 use std::{
     str::FromStr,
@@ -15,7 +15,7 @@ use crate::service::Failure;
 const ISSUER: &str = "airline-auth";
 const LIFETIME_SECONDS: u64 = 3600;
 
-/// The shared secret. Cheap to clone; never printed.
+/// Shared secret. Cheap to clone; never printed.
 #[derive(Clone)]
 pub(crate) struct Key(Arc<(EncodingKey, DecodingKey)>);
 
@@ -47,7 +47,7 @@ struct Claims {
 }
 
 impl Key {
-    /// A token for this customer, good for an hour.
+    /// Returns a token for this customer, valid for one hour.
     pub(crate) fn sign(&self, customer: &str) -> Result<String, Failure> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let claims = Claims {
@@ -60,7 +60,7 @@ impl Key {
             .map_err(|error| Failure::new(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot sign: {error}")))
     }
 
-    /// Whom the request's token names.
+    /// Returns the customer named in the request's token.
     pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<String, Failure> {
         let refuse = |why: String| Failure::new(StatusCode::UNAUTHORIZED, why);
         let token = headers
@@ -75,7 +75,7 @@ impl Key {
         Ok(data.claims.sub)
     }
 
-    /// Refuses a caller who asks for somebody else's things.
+    /// Refuses a caller that requests the data of another customer.
     pub(crate) fn caller_is(&self, headers: &HeaderMap, customer: &str) -> Result<(), Failure> {
         let caller = self.caller(headers)?;
         if caller == customer {
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_good_for_its_key_and_its_customer_only() {
+    fn a_token_is_valid_for_its_key_and_customer_only() {
         let key: Key = "0123456789abcdef0123456789abcdef".parse().unwrap();
         let other: Key = "another secret of thirty-two byte".parse().unwrap();
         let headers = bearer(&key.sign("uid1@email.com").unwrap());
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unsigned_or_old_token_is_refused() {
+    fn an_unsigned_or_expired_token_is_refused() {
         let key: Key = "0123456789abcdef0123456789abcdef".parse().unwrap();
         // {"alg":"none"} . {"iss":"airline-auth","sub":"uid1@email.com","exp":9999999999} . nothing
         let unsigned = "eyJhbGciOiJub25lIn0.eyJpc3MiOiJhaXJsaW5lLWF1dGgiLCJzdWIiOiJ1aWQxQGVtYWlsLmNvbSIsImV4cCI6OTk5OTk5OTk5OX0.";

@@ -1,9 +1,16 @@
 //! `traffic`: travellers in Acme Air's mix of calls.
 //!
-//! Sessions begin on a fixed schedule, whether or not the services keep up (open loop). One session: log in;
-//! then five times: with 25 % see and change the profile, five searches, book one of the flights found, list
-//! the bookings, with 25 % cancel them all. Some sessions ask for the canary; some try an internal path that
-//! the mesh must refuse, and count the refusal. Nothing that fails stops the traffic.
+//! Sessions start on a fixed schedule, whether or not the services keep up (open loop). A session logs in and then
+//! repeats five times:
+//!
+//! 1. with a probability of 25 %, show and change the profile
+//! 2. five searches
+//! 3. book one of the flights found
+//! 4. list the bookings
+//! 5. with a probability of 25 %, cancel them all
+//!
+//! Some sessions request the canary. Some call an internal path that the mesh must refuse, and count the refusal.
+//! Failed calls do not stop the traffic.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,37 +35,37 @@ const SEARCHES: u32 = 5;
 /// Calls of a session on average: 1 log-in, 5 × (0.25 × 2 profile, 5 searches, 1 booking, 1 list, 1 cancel).
 const CALLS: f64 = 43.5;
 
-/// How much traffic, of what kind, to whom.
+/// Rate, mix and targets of the traffic.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    /// Calls per second, all services together.
+    /// Calls per second to all services together.
     #[arg(long, env = "TRAFFIC_RPS", default_value_t = 50.0)]
     rps: f64,
     /// Mean pause of a traveller between two calls, in milliseconds.
     #[arg(long, env = "TRAFFIC_PAUSE_MS", default_value_t = 100)]
     pause_ms: u64,
-    /// Customers that travel: uid0@email.com and so on.
+    /// Number of customers that travel: uid0@email.com and so on.
     #[arg(long, env = "TRAFFIC_CUSTOMERS", default_value_t = 200)]
     customers: u32,
-    /// Share of sessions that ask for the canary with `x-canary: always`.
+    /// Share of sessions that request the canary with `x-canary: always`.
     #[arg(long, env = "TRAFFIC_CANARY_SHARE", default_value_t = 0.1)]
     canary_share: f64,
-    /// Share of sessions that try a path which only services may call; the right answer is 403.
+    /// Share of sessions that call a path which only services may call; the expected status is 403.
     #[arg(long, env = "TRAFFIC_FORBIDDEN_SHARE", default_value_t = 0.25)]
     forbidden_share: f64,
     /// Seconds between two summary lines.
     #[arg(long, env = "TRAFFIC_SUMMARY_SECONDS", default_value_t = 10)]
     summary_seconds: u64,
-    /// Where auth is.
+    /// Address of the auth service.
     #[arg(long, env = "AUTH_URL", default_value = "http://auth:9080")]
     auth_url: Peer,
-    /// Where customer is.
+    /// Address of the customer service.
     #[arg(long, env = "CUSTOMER_URL", default_value = "http://customer:9080")]
     customer_url: Peer,
-    /// Where flight is.
+    /// Address of the flight service.
     #[arg(long, env = "FLIGHT_URL", default_value = "http://flight:9080")]
     flight_url: Peer,
-    /// Where booking is.
+    /// Address of the booking service.
     #[arg(long, env = "BOOKING_URL", default_value = "http://booking:9080")]
     booking_url: Peer,
 }
@@ -78,7 +85,7 @@ struct Session {
     canary: bool,
 }
 
-/// Begins the traffic and gives the routes of its statistics.
+/// Starts the traffic and returns the routes of its statistics.
 pub(crate) fn start(args: Args) -> Router {
     let traffic = Traffic { args: Arc::new(args), client: Client::new(), stats: Arc::default() };
     tokio::spawn(traffic.clone().sessions());
@@ -91,14 +98,14 @@ async fn stats(State(traffic): State<Traffic>) -> Json<Snapshot> {
 }
 
 impl Traffic {
-    /// Begins sessions on schedule, for ever.
+    /// Starts sessions on schedule; never returns.
     async fn sessions(self) {
         let every = session_interval(self.args.rps);
         let Some(every) = every else {
             tracing::warn!("no traffic: the rate is not above zero");
             return;
         };
-        // Ten times what a session should take, so that slow services cannot make us grow without bound.
+        // The limit is ten times the sessions that are active at normal speed, to bound memory if services are slow.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
         let most = (10.0 * CALLS * (self.args.pause_ms as f64 + 20.0) / 1000.0 / every.as_secs_f64())
             .clamp(10.0, 10_000.0) as u64;
@@ -154,7 +161,7 @@ impl Session {
         Self { traffic, user, headers, canary }
     }
 
-    /// The whole session. Ends early only if the traveller cannot log in.
+    /// Runs the whole session. Ends early only if the traveller cannot log in.
     async fn travel(mut self) {
         let args = Arc::clone(&self.traffic.args);
         let login = [("login", self.user.clone()), ("password", "password".to_owned())];
@@ -205,7 +212,7 @@ impl Session {
         self.post_json("updateprofile", &args.customer_url, &path, &profile).await;
     }
 
-    /// One search; if it found something, the form that books it.
+    /// Runs one search. Returns the form that books a flight, if one was found.
     async fn search(&self, args: &Args) -> Option<[(&'static str, String); 6]> {
         let (from, to) = any_trip();
         let form = [
@@ -269,7 +276,7 @@ impl Session {
         self.note(name, 200, begun, answer)
     }
 
-    /// Counts the outcome and gives the JSON of a success.
+    /// Counts the outcome and returns the JSON of a success.
     fn note(
         &self,
         name: &'static str,
@@ -291,13 +298,13 @@ impl Session {
         serde_json::from_slice(&answer.body).ok()
     }
 
-    /// Thinks between 0 and twice the mean pause.
+    /// Waits between 0 and twice the mean pause.
     async fn pause(&self) {
         sleep(Duration::from_millis(fastrand::u64(0..=2 * self.traffic.args.pause_ms.min(60_000)))).await;
     }
 }
 
-/// How often a session begins for so many calls a second.
+/// Returns the interval between session starts for this number of calls per second.
 fn session_interval(rps: f64) -> Option<Duration> {
     (rps > 0.0).then(|| Duration::try_from_secs_f64(CALLS / rps).ok()).flatten().filter(|d| !d.is_zero())
 }
@@ -307,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_sets_how_often_sessions_begin() {
+    fn the_rate_sets_the_interval_of_sessions() {
         assert_eq!(session_interval(43.5), Some(Duration::from_secs(1)));
         assert_eq!(session_interval(0.0), None);
         assert_eq!(session_interval(f64::NAN), None);
