@@ -31,9 +31,7 @@ pub enum ConfineError {
     #[error("cannot build the filter of system calls: {0}")]
     Filter(#[from] seccompiler::BackendError),
     /// The kernel refused the filter or `no_new_privs`.
-    #[error(
-        "the kernel does not take the filter of system calls ({0}); start with --no-seccomp to run without it"
-    )]
+    #[error("the kernel refuses the filter of system calls ({0}); start with --no-seccomp to run without it")]
     Kernel(#[source] seccompiler::Error),
 }
 
