@@ -148,7 +148,8 @@ pub(crate) fn ports(
         move |entry: &&ServiceEntry| entry.selector().is_some_and(|selector| selects(selector, labels));
     let entries = entries.iter().filter(move |((owner, _), _)| owner == namespace).map(|(_, entry)| entry);
     let ports = entries.filter(selects).flat_map(|entry| &entry.ports);
-    let ports = ports.filter_map(|port| Some((target(port)?, port.speaks().unwrap_or(Protocol::Tcp))));
+    let ports =
+        ports.filter_map(|port| Some((target(port)?, port.parsed_protocol().unwrap_or(Protocol::Tcp))));
     ports.filter(|(_, protocol)| *protocol != Protocol::Udp)
 }
 

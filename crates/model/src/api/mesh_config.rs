@@ -105,7 +105,7 @@ pub struct CaCertificate {
 
 impl CaCertificate {
     /// Returns whether the certificates are used at all.
-    fn counts(&self) -> bool {
+    fn is_used(&self) -> bool {
         !self.pem.is_empty() && self.cert_signers.is_empty()
     }
 }
@@ -125,12 +125,13 @@ impl MeshConfig {
     /// Returns whether an alias is another mesh's trust domain: only roots of its own verify it.
     pub fn is_foreign(&self, domain: &str) -> bool {
         let names = |entry: &CaCertificate| entry.trust_domains.iter().any(|name| name == domain);
-        domain != self.trust_domain && self.ca_certificates.iter().any(|entry| entry.counts() && names(entry))
+        domain != self.trust_domain
+            && self.ca_certificates.iter().any(|entry| entry.is_used() && names(entry))
     }
 
     /// Returns whether roots are bound to trust domains.
     pub fn binds_roots(&self) -> bool {
-        self.ca_certificates.iter().any(CaCertificate::counts)
+        self.ca_certificates.iter().any(CaCertificate::is_used)
     }
 
     /// Returns the roots (PEM) of each accepted trust domain. `roots` are those of the mesh's own authority.
@@ -138,7 +139,7 @@ impl MeshConfig {
         let bundle = |domain: &String| {
             let foreign = self.is_foreign(domain);
             let vouches = |entry: &&CaCertificate| {
-                entry.counts()
+                entry.is_used()
                     && match entry.trust_domains.as_slice() {
                         [] => !foreign,
                         names => names.contains(domain),

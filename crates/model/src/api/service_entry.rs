@@ -281,14 +281,14 @@ impl Typed<ServiceEntry> {
 
 impl EntryPort {
     /// Returns the protocol; `None` for an unknown one.
-    pub fn speaks(&self) -> Option<Protocol> {
+    pub fn parsed_protocol(&self) -> Option<Protocol> {
         if self.protocol.is_empty() { Some(Protocol::Unknown) } else { Protocol::parse(&self.protocol) }
     }
 
     fn service_port(&self) -> Option<ServicePort> {
         let port = u16::try_from(self.number).ok()?;
         let target = u16::try_from(self.target_port).ok().filter(|target| *target != 0).unwrap_or(port);
-        let protocol = self.speaks()?;
+        let protocol = self.parsed_protocol()?;
         Some(ServicePort { name: self.name.clone(), port, target: TargetPort::Number(target), protocol })
     }
 }

@@ -23,7 +23,7 @@ use route::route_action::{
 };
 
 /// Envoy's default ring size, which Istio sends if a rule names none.
-const RING: u64 = 1024;
+const DEFAULT_RING_SIZE: u64 = 1024;
 
 /// Sets the load balancer of a cluster.
 pub(super) fn apply(made: &mut cluster::Cluster, balancer: Option<&LoadBalancer>) {
@@ -68,7 +68,7 @@ pub(super) fn ring(made: &mut cluster::Cluster, hash: &ConsistentHash) {
     made.lb_policy = LbPolicy::RingHash as i32;
     let minimum = match &hash.ring_hash {
         Some(ring) => size(ring.minimum_ring_size),
-        None => size(hash.minimum_ring_size).or(size(RING)),
+        None => size(hash.minimum_ring_size).or(size(DEFAULT_RING_SIZE)),
     };
     if minimum.is_some() {
         let config = RingHashLbConfig { minimum_ring_size: minimum, ..Default::default() };

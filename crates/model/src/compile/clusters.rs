@@ -252,7 +252,7 @@ fn apply_tls(
     name: &ClusterName<'_>,
     effective: &Effective<'_>,
 ) {
-    let inside = inside_tls(port.protocol, effective);
+    let inside = protocol_inside_tls(port.protocol, effective);
     let mutual = |sni: &str| {
         let identities = scope.world.service_identities(service);
         tls::upstream(scope.world.mesh(), &identities, sni, inside, scope.plain_envoy)
@@ -281,13 +281,13 @@ fn apply_tls(
     }
 }
 
-fn inside_tls(protocol: Protocol, effective: &Effective<'_>) -> tls::Inside {
+fn protocol_inside_tls(protocol: Protocol, effective: &Effective<'_>) -> tls::UpstreamProtocol {
     if speaks_http2(protocol, effective) {
-        tls::Inside::Http2
+        tls::UpstreamProtocol::Http2
     } else if protocol.is_http() {
-        tls::Inside::Http1
+        tls::UpstreamProtocol::Http1
     } else {
-        tls::Inside::Other
+        tls::UpstreamProtocol::Other
     }
 }
 

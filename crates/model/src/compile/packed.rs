@@ -17,14 +17,14 @@ use super::{
 /// A message with only its first field. The field is optional so that an empty one is written too: rules without
 /// policies deny everything, absent rules nothing.
 #[derive(Clone, PartialEq, Message)]
-struct First {
+struct FirstField {
     #[prost(bytes = "vec", optional, tag = "1")]
     field: Option<Vec<u8>>,
 }
 
 /// A message with only its second field.
 #[derive(Clone, PartialEq, Message)]
-struct Second {
+struct SecondField {
     #[prost(bytes = "vec", optional, tag = "2")]
     field: Option<Vec<u8>>,
 }
@@ -40,14 +40,14 @@ fn of_type<M: Codec + Name>(body: Vec<u8>) -> Any {
 
 /// Packs a `udpa.type.v1.TypedStruct`.
 pub(super) fn typed_struct(type_url: &str, fields: BTreeMap<&str, Value>) -> Any {
-    let mut body = First { field: Some(type_url.as_bytes().to_vec()) }.encode_to_vec();
-    body.extend(Second { field: Some(structure(fields)) }.encode_to_vec());
+    let mut body = FirstField { field: Some(type_url.as_bytes().to_vec()) }.encode_to_vec();
+    body.extend(SecondField { field: Some(structure(fields)) }.encode_to_vec());
     Any { type_url: "type.googleapis.com/udpa.type.v1.TypedStruct".into(), value: body }
 }
 
 /// Packs a filter whose first field is its rules.
 pub(super) fn with_rules<M: Codec + Name>(rest: &M, rules: &Rules) -> Any {
-    let mut body = First { field: Some(rules.encode()) }.encode_to_vec();
+    let mut body = FirstField { field: Some(rules.encode()) }.encode_to_vec();
     body.extend(rest.to_vec());
     of_type::<M>(body)
 }

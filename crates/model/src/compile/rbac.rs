@@ -104,7 +104,7 @@ fn rules<'a>(
             }
         }
         if policy.spec.rules.is_empty() {
-            compiled.insert(name(0), never());
+            compiled.insert(name(0), never_matches());
         }
     }
     any.then_some(Rules { action, policies: compiled })
@@ -209,7 +209,7 @@ impl Check<'_> {
 }
 
 /// Returns a policy that never matches. Its presence makes the workload deny what no other policy allows.
-fn never() -> Policy {
+fn never_matches() -> Policy {
     let (any_permission, any_principal) =
         (rule(permission::Rule::Any(true)), identifier(principal::Identifier::Any(true)));
     Policy {

@@ -46,7 +46,7 @@ const CIPHERS: [&str; 6] = [
 
 /// Application protocol inside TLS to an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Inside {
+pub(super) enum UpstreamProtocol {
     /// HTTP/1.1.
     Http1,
     /// HTTP/2.
@@ -60,7 +60,7 @@ pub(super) fn upstream(
     mesh: &MeshConfig,
     identities: &BTreeSet<SpiffeId>,
     sni: &str,
-    inside: Inside,
+    inside: UpstreamProtocol,
     plain_envoy: bool,
 ) -> core::TransportSocket {
     let alpn = if plain_envoy { plain_alpn(inside) } else { istio_alpn(inside) };
@@ -114,10 +114,10 @@ fn names_of<'a>(
 }
 
 /// Returns other TLS as a DestinationRule defines it. The proxy's agent reads files by name.
-pub(super) fn client(settings: &ClientTls, inside: Inside) -> core::TransportSocket {
+pub(super) fn client(settings: &ClientTls, inside: UpstreamProtocol) -> core::TransportSocket {
     let names = settings.subject_alt_names.iter().cloned();
     let names = names.map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))).collect();
-    let alpn: &[&str] = if inside == Inside::Http2 { &["h2"] } else { &[] };
+    let alpn: &[&str] = if inside == UpstreamProtocol::Http2 { &["h2"] } else { &[] };
     let root = if settings.ca_certificates.is_empty() { "system" } else { &settings.ca_certificates };
     let mut context = common(names, secret("ROOTCA"), &[], alpn);
     context.tls_certificate_sds_secret_configs.clear();
@@ -206,20 +206,20 @@ pub(super) fn bundles(mesh: &MeshConfig, roots: &str) -> Option<Secret> {
 }
 
 /// Returns the ALPN list of mutual TLS. The filter `istio.alpn` replaces it by the request's own protocol.
-fn istio_alpn(inside: Inside) -> &'static [&'static str] {
+fn istio_alpn(inside: UpstreamProtocol) -> &'static [&'static str] {
     match inside {
-        Inside::Http2 => &[PEER_EXCHANGE, ISTIO, "h2"],
-        Inside::Http1 | Inside::Other => &[PEER_EXCHANGE, ISTIO],
+        UpstreamProtocol::Http2 => &[PEER_EXCHANGE, ISTIO, "h2"],
+        UpstreamProtocol::Http1 | UpstreamProtocol::Other => &[PEER_EXCHANGE, ISTIO],
     }
 }
 
 /// Returns the ALPN list for proxies without that filter, by the cluster's protocol. `istio-peer-exchange` must not be
 /// offered: the peer would expect a first message that this proxy does not send.
-fn plain_alpn(inside: Inside) -> &'static [&'static str] {
+fn plain_alpn(inside: UpstreamProtocol) -> &'static [&'static str] {
     match inside {
-        Inside::Http1 => &["istio-http/1.1", ISTIO, "http/1.1"],
-        Inside::Http2 => &["istio-h2", ISTIO, "h2"],
-        Inside::Other => &[ISTIO],
+        UpstreamProtocol::Http1 => &["istio-http/1.1", ISTIO, "http/1.1"],
+        UpstreamProtocol::Http2 => &["istio-h2", ISTIO, "h2"],
+        UpstreamProtocol::Other => &[ISTIO],
     }
 }
 

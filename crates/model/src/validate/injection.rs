@@ -10,7 +10,7 @@ use crate::{
 };
 
 const INJECT: &str = "sidecar.istio.io/inject";
-const OF_NAMESPACE: &str = "istio-injection";
+const NAMESPACE_LABEL: &str = "istio-injection";
 
 /// Istio's labels and annotations of pods. Source: istio.io, "Resource Annotations" and "Resource Labels".
 const KNOWN: &[&str] = &[
@@ -82,12 +82,12 @@ pub(super) fn check(kind: Kind, meta: &Meta, findings: &mut Findings) {
 fn of_namespace(labels: &Labels, findings: &mut Findings) {
     for (key, value) in labels {
         let field = join("metadata.labels", key);
-        if key == OF_NAMESPACE && !matches!(value.as_str(), "enabled" | "disabled") {
+        if key == NAMESPACE_LABEL && !matches!(value.as_str(), "enabled" | "disabled") {
             let message = format!("{value:?} is not a value of this label, so it has no effect");
             findings.warning(field, message, "write enabled or disabled");
-        } else if key != OF_NAMESPACE && strsim::damerau_levenshtein(key, OF_NAMESPACE) <= 2 {
+        } else if key != NAMESPACE_LABEL && strsim::damerau_levenshtein(key, NAMESPACE_LABEL) <= 2 {
             let message = format!("{key:?} is not a label of Istio, so it has no effect");
-            findings.warning(field, message, format!("did you mean {OF_NAMESPACE}?"));
+            findings.warning(field, message, format!("did you mean {NAMESPACE_LABEL}?"));
         }
     }
 }

@@ -75,7 +75,7 @@ fn ports(spec: &ServiceEntry, findings: &mut Findings) {
         if of.target_port != 0 {
             port(of.target_port, &format!("{field}.targetPort"), findings);
         }
-        if of.speaks().is_none() {
+        if of.parsed_protocol().is_none() {
             let message = format!("{:?} is not a protocol", of.protocol);
             let remedy = "use HTTP, HTTP2, GRPC, GRPC-Web, HTTPS, TLS, TCP, MONGO, MYSQL, REDIS or UDP";
             findings.error(format!("{field}.protocol"), message, remedy);

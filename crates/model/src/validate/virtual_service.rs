@@ -125,7 +125,7 @@ fn http_route(route: &HttpRoute, field: &str, findings: &mut Findings) {
     }
     if let Some(retry) = &route.retries {
         retries(retry, &at("retries"), findings);
-        too_short(route, retry, field, findings);
+        per_try_timeout(route, retry, field, findings);
     }
     if let Some(fault) = &route.fault {
         http_fault(fault, &at("fault"), findings);
@@ -442,7 +442,7 @@ pub(super) fn retries(retry: &HttpRetry, field: &str, findings: &mut Findings) {
 }
 
 /// Reports a per-try timeout longer than the timeout of the whole request, which ends the request first.
-fn too_short(route: &HttpRoute, retry: &HttpRetry, field: &str, findings: &mut Findings) {
+fn per_try_timeout(route: &HttpRoute, retry: &HttpRetry, field: &str, findings: &mut Findings) {
     let whole = route.timeout.filter(|timeout| *timeout > Duration::ZERO);
     if let (Some(whole), Some(one)) = (whole, retry.per_try_timeout)
         && one > whole
@@ -507,20 +507,20 @@ fn header_ops(ops: &HeaderOps, field: &str, is_request: bool, findings: &mut Fin
     for (list, what) in [(&ops.set, "set"), (&ops.add, "add")] {
         for (name, value) in list {
             let field = skysail_yaml::join(&format!("{field}.{what}"), name);
-            changeable(name, &field, is_request, findings);
+            check_changeable(name, &field, is_request, findings);
             if value.bytes().any(|byte| byte < b' ' && byte != b'\t' || byte == 0x7f) {
                 findings.error(&field, "the value contains control characters", "remove them");
             }
         }
     }
     for (index, name) in ops.remove.iter().enumerate() {
-        changeable(name, &format!("{field}.remove[{index}]"), false, findings);
+        check_changeable(name, &format!("{field}.remove[{index}]"), false, findings);
     }
 }
 
 /// Checks the name of a changed header. Only the host may be set, and only on requests (`host_too`); other parts of the
 /// request line never.
-fn changeable(name: &str, field: &str, host_too: bool, findings: &mut Findings) {
+fn check_changeable(name: &str, field: &str, host_too: bool, findings: &mut Findings) {
     if is_authority(name) && host_too {
     } else if name.starts_with(':') || name.eq_ignore_ascii_case("host") {
         findings.error(field, format!("{name:?} cannot be changed here"), "use rewrite");

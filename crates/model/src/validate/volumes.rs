@@ -88,7 +88,7 @@ fn items(items: &[VolumeItem], at: &str, findings: &mut Findings) {
 fn file(item: &VolumeItem, at: &str, findings: &mut Findings) {
     mode(item.mode, &format!("{at}.mode"), findings);
     let field = format!("{at}.path");
-    if !stays(&item.path) {
+    if !stays_in_folder(&item.path) {
         findings.error(field, format!("{:?} leads out of the volume", item.path), RELATIVE);
     } else if item.path.starts_with("..") {
         let message = format!("{:?} begins with \"..\", which is reserved", item.path);
@@ -126,7 +126,7 @@ pub(super) fn mounts(mounts: &[VolumeMount], at: &str, findings: &mut Findings) 
         }
         let paths = [("subPath", &mount.sub_path), ("subPathExpr", &mount.sub_path_expr)];
         for (name, path) in paths {
-            if let Some(path) = path.as_deref().filter(|path| !path.is_empty() && !stays(path)) {
+            if let Some(path) = path.as_deref().filter(|path| !path.is_empty() && !stays_in_folder(path)) {
                 let message = format!("{path:?} leads out of the volume");
                 findings.error(format!("{at}.{name}"), message, RELATIVE);
             }
@@ -138,7 +138,7 @@ pub(super) fn mounts(mounts: &[VolumeMount], at: &str, findings: &mut Findings) 
 }
 
 /// Returns whether a path stays in its folder.
-fn stays(path: &str) -> bool {
+fn stays_in_folder(path: &str) -> bool {
     let is_part = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::CurDir);
     !path.is_empty() && Path::new(path).components().all(is_part)
 }

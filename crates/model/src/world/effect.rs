@@ -16,7 +16,7 @@ use crate::{
 use policies::Workloads;
 
 /// Maximum number of names in a list; longer lists are truncated.
-const LISTED: usize = 3;
+const MAX_LISTED: usize = 3;
 
 impl World {
     /// Returns a World with the policies and the mesh configuration of this one. While it is kept, changes of other
@@ -157,8 +157,8 @@ impl<'a> Effects<'a> {
 }
 
 fn list(mut names: Vec<String>) -> String {
-    let more = names.len().saturating_sub(LISTED);
-    names.truncate(LISTED);
+    let more = names.len().saturating_sub(MAX_LISTED);
+    names.truncate(MAX_LISTED);
     let names = names.join(", ");
     if more == 0 { names } else { format!("{names} and {more} more") }
 }

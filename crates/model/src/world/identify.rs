@@ -34,7 +34,7 @@ impl World {
     pub fn identify(&self, node: &mut ProxyNode, home: &str) -> Result<bool, OtherAccount> {
         let known = self.identify_pod(&node.pod, home, &mut node.view)?;
         if !known {
-            self.place(&node.node_name, &mut node.view);
+            self.set_locality(&node.node_name, &mut node.view);
         }
         Ok(known)
     }
@@ -52,11 +52,11 @@ impl World {
                 declared: view.service_account.clone(),
             });
         }
-        self.take_over(pod, home, view);
+        self.apply_pod(pod, home, view);
         Ok(true)
     }
 
-    fn take_over(&self, pod: &Typed<Pod>, home: &str, view: &mut ProxyView) {
+    fn apply_pod(&self, pod: &Typed<Pod>, home: &str, view: &mut ProxyView) {
         view.labels = Arc::clone(&pod.meta.labels);
         pod.canonical_name().clone_into(&mut view.canonical_service);
         home.clone_into(&mut view.cluster_id);
@@ -67,11 +67,11 @@ impl World {
             view.ipv4 = pod.spec.ips.iter().any(IpAddr::is_ipv4);
             view.ipv6 = pod.spec.ips.iter().any(IpAddr::is_ipv6);
         }
-        self.place(&pod.spec.node, view);
+        self.set_locality(&pod.spec.node, view);
     }
 
     /// Sets the locality of a proxy to that of its Kubernetes node, if known.
-    fn place(&self, node: &str, view: &mut ProxyView) {
+    fn set_locality(&self, node: &str, view: &mut ProxyView) {
         let locality = self.locality(node);
         if locality != Locality::default() {
             view.locality = locality;

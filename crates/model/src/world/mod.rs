@@ -168,14 +168,14 @@ impl World {
     /// Removes an object. Returns false if it did not exist.
     pub fn delete(&mut self, key: &ObjectKey) -> bool {
         let touched = self.touched_by(key);
-        let deleted = self.take_out(key);
+        let deleted = self.remove_object(key);
         if deleted {
             self.touch(touched);
         }
         deleted
     }
 
-    fn take_out(&mut self, key: &ObjectKey) -> bool {
+    fn remove_object(&mut self, key: &ObjectKey) -> bool {
         let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
         self.unindex(key.kind, namespace, name);
         match key.kind {
@@ -201,7 +201,7 @@ impl World {
             },
             Kind::VirtualService => self.virtual_services.remove(namespace, name),
             Kind::DestinationRule => self.destination_rules.remove(namespace, name),
-            Kind::ServiceEntry => self.take_entry_out(namespace, name),
+            Kind::ServiceEntry => self.remove_entry(namespace, name),
             Kind::PeerAuthentication => self.peer_authentications.remove(namespace, name),
             Kind::AuthorizationPolicy => self.authorization_policies.remove(namespace, name),
         }

@@ -58,14 +58,14 @@ impl World {
             hosts.insert(host);
         }
         let changed = self.service_entries.insert(entry, origin);
-        hosts.iter().for_each(|host| self.derive(&namespace, host));
+        hosts.iter().for_each(|host| self.rebuild_service(&namespace, host));
         changed
     }
 
-    pub(super) fn take_entry_out(&mut self, namespace: &str, name: &str) -> bool {
+    pub(super) fn remove_entry(&mut self, namespace: &str, name: &str) -> bool {
         let hosts = self.unindex_entry(namespace, name);
         let removed = self.service_entries.remove(namespace, name);
-        hosts.iter().for_each(|host| self.derive(namespace, host));
+        hosts.iter().for_each(|host| self.rebuild_service(namespace, host));
         removed
     }
 
@@ -78,7 +78,7 @@ impl World {
     }
 
     /// Rebuilds the service of a host in a namespace from the oldest of its entries.
-    fn derive(&mut self, namespace: &str, host: &str) {
+    fn rebuild_service(&mut self, namespace: &str, host: &str) {
         if let Some(before) = self.services.get(namespace, host) {
             for name in before.object.spec.outside.iter().flat_map(|outside| outside.names()) {
                 self.name_users.remove(name, &before.object.meta);
@@ -116,7 +116,7 @@ impl World {
         for host in hosts {
             let namespaces: BTreeSet<String> =
                 self.entry_hosts.get(&host).map(|(namespace, _)| namespace.clone()).collect();
-            namespaces.iter().for_each(|namespace| self.derive(namespace, &host));
+            namespaces.iter().for_each(|namespace| self.rebuild_service(namespace, &host));
         }
         true
     }

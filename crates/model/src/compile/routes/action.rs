@@ -68,7 +68,7 @@ pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
         ..timed_action(timeout)
     };
     if port.scope.role == Role::Grpc {
-        to.max_stream_duration = http.timeout.map(|length| longest(duration(length.0)));
+        to.max_stream_duration = http.timeout.map(|length| max_stream_duration(duration(length.0)));
     }
     rewrite(&mut to, http);
     to.hash_policy = hash_policies(port.scope, &to);
@@ -76,7 +76,7 @@ pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
 }
 
 /// Returns the timeout in the form that gRPC reads.
-fn longest(length: Duration) -> route::route_action::MaxStreamDuration {
+fn max_stream_duration(length: Duration) -> route::route_action::MaxStreamDuration {
     route::route_action::MaxStreamDuration { max_stream_duration: Some(length), ..Default::default() }
 }
 

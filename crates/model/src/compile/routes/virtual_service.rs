@@ -36,7 +36,7 @@ pub(super) fn routes(scope: &Scope<'_>, rule: &RouteRule, port: u16) -> Vec<rout
         let holds = |found: &&HttpMatch| applies(scope, rule, found, port.number);
         for found in http.matches.iter().filter(holds) {
             let Some(made) = route(&port, http, Some(found)) else { continue };
-            let last = takes_everything(&made);
+            let last = matches_everything(&made);
             routes.push(made);
             if last {
                 return routes;
@@ -57,7 +57,7 @@ fn applies(scope: &Scope<'_>, rule: &RouteRule, found: &HttpMatch, port: u16) ->
             .is_none_or(|wanted| wanted.is_empty() || *wanted == scope.namespace)
 }
 
-fn takes_everything(route: &route::Route) -> bool {
+fn matches_everything(route: &route::Route) -> bool {
     route.r#match.as_ref().is_some_and(|found| {
         let every_path =
             matches!(&found.path_specifier, Some(PathSpecifier::Prefix(prefix)) if prefix == "/");

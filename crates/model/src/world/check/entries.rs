@@ -37,7 +37,7 @@ impl Report<'_> {
             return;
         }
         for (index, port) in spec.ports.iter().enumerate() {
-            if port.speaks().is_some_and(|protocol| !protocol.is_http()) {
+            if port.parsed_protocol().is_some_and(|protocol| !protocol.is_http()) {
                 let message = "has no address to recognise connections by: sidecars pass them on unchanged";
                 let field = format!("spec.ports[{index}]");
                 self.report(about, Severity::Warning, field, message, "set spec.addresses");

@@ -47,7 +47,7 @@ impl Report<'_> {
                 self.report(&about, Severity::Error, "spec.selector", message, remedy);
                 continue;
             }
-            self.rival(&about);
+            self.duplicate_policy(&about);
             let namespace = (about.namespace() != root).then(|| about.namespace());
             self.selects_nothing(&about, selector, namespace);
             let ports = entry.object.spec.port_level_mtls.keys();
@@ -57,7 +57,7 @@ impl Report<'_> {
     }
 
     /// Reports all but the oldest of several policies for the same workloads; only the oldest takes effect.
-    fn rival(&mut self, about: &About<'_, PeerAuthentication>) {
+    fn duplicate_policy(&mut self, about: &About<'_, PeerAuthentication>) {
         let mine = about.entry.object.spec.selector.as_ref();
         let same = |other: Option<&WorkloadSelector>| match (is_wide(mine), is_wide(other)) {
             (true, true) => true,
