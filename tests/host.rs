@@ -316,7 +316,7 @@ fn published_ports_outlive_pods() {
     });
     mesh.put("late.yaml", &OPEN.replace("name: door", "name: late"));
     mesh.wait_said(
-        "Service shop/late:80 (LoadBalancer) was added after the start and is not published; stop `skysail up`",
+        "Service shop/late:80 (LoadBalancer) was added after the start and is not published; restart `skysail up`",
     );
     let ended = mesh.interrupt();
     assert!(ended.status.success(), "{ended:?}");
