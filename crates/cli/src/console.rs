@@ -96,7 +96,7 @@ impl Console {
     /// Prints the number of grouped messages, for groups that end by this time or for all.
     pub(crate) fn count(&mut self, by: Option<Instant>) -> anyhow::Result<()> {
         for line in self.bursts.over(by) {
-            self.line(&format!("{line} ({})", self.unprinted.place()))?;
+            self.line(&format!("{line} ({})", self.unprinted.location()))?;
         }
         Ok(())
     }
@@ -148,7 +148,7 @@ impl Unprinted {
     }
 
     /// Returns the location of the messages, for a sentence.
-    fn place(&self) -> String {
+    fn location(&self) -> String {
         let path = self.path.display();
         match (&self.file, self.room) {
             (Some(_), 1..) => format!("all are in {path}"),
@@ -168,13 +168,13 @@ mod tests {
         let path = folder.path().join("up.log");
         let mut unprinted = Unprinted { path: path.clone(), file: None, room: 20 };
         unprinted.keep("one\u{1b}[2J");
-        assert!(unprinted.place().starts_with("all are in "), "{}", unprinted.place());
+        assert!(unprinted.location().starts_with("all are in "), "{}", unprinted.location());
         assert_eq!(fs::read_to_string(&path).unwrap(), "one\\u{1b}[2J\n");
         unprinted.keep("another one");
-        assert!(unprinted.place().contains("is full"), "{}", unprinted.place());
+        assert!(unprinted.location().contains("is full"), "{}", unprinted.location());
         let nowhere = path.join("up.log");
         let mut unprinted = Unprinted { path: nowhere, file: None, room: 20 };
         unprinted.keep("one");
-        assert!(unprinted.place().contains("lost"), "{}", unprinted.place());
+        assert!(unprinted.location().contains("lost"), "{}", unprinted.location());
     }
 }

@@ -38,8 +38,8 @@ pub(crate) async fn request(control: SocketAddr) -> Option<Vec<Diagnostic>> {
 impl From<Finding> for Diagnostic {
     fn from(finding: Finding) -> Self {
         let Finding { file, line, severity, object, field, message, remedy } = finding;
-        let place = if line > 0 { format!("{file}:{line}") } else { file };
-        let parts = [place, object, field, message].into_iter().filter(|part| !part.is_empty());
+        let location = if line > 0 { format!("{file}:{line}") } else { file };
+        let parts = [location, object, field, message].into_iter().filter(|part| !part.is_empty());
         let mut text = parts.collect::<Vec<_>>().join(": ");
         if !remedy.is_empty() {
             text = format!("{text} ({remedy})");

@@ -71,7 +71,7 @@ impl Input {
     }
 
     /// Returns the absolute paths to run. Writes standard input to a file in the mesh's folder.
-    pub(crate) fn place(self, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    pub(crate) fn into_paths(self, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
         let Self { mut paths, text } = self;
         if let Some(text) = text {
             let file = folder.join(FILE);
@@ -129,7 +129,7 @@ mod tests {
     fn standard_input_becomes_a_file_of_the_mesh() {
         let folder = tempfile::tempdir().unwrap();
         let input = Input { paths: vec!["/a".into()], text: Some("a: b".to_owned()) };
-        let paths = input.place(folder.path()).unwrap();
+        let paths = input.into_paths(folder.path()).unwrap();
         assert_eq!(paths[0], Path::new("/a"));
         assert_eq!(fs::read_to_string(&paths[1]).unwrap(), "a: b");
         assert_eq!(Input::names(&paths, folder.path()), "/a, standard input");

@@ -155,7 +155,7 @@ impl Traffic {
             return;
         }
         let label = |name: &str| sample.labels.get(name).copied().unwrap_or("unknown");
-        let place = |side: &str| match label(&format!("{side}_workload")) {
+        let workload_of = |side: &str| match label(&format!("{side}_workload")) {
             // The request reached no workload, or one whose sidecar sends no metadata.
             "unknown" | "" if side == "destination" => {
                 format!("{}/{}", label("destination_service_namespace"), label("destination_service_name"))
@@ -167,7 +167,7 @@ impl Traffic {
             // The client closed the connection, which is no failure.
             return;
         }
-        let reports = step.entry((place("source"), place("destination"))).or_default();
+        let reports = step.entry((workload_of("source"), workload_of("destination"))).or_default();
         let counts =
             if label("reporter") == "source" { &mut reports.source } else { &mut reports.destination };
         if sample.name == TIMES {

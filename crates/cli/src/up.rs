@@ -192,7 +192,7 @@ pub(crate) fn outside(args: UpArgs) -> anyhow::Result<u8> {
     let published = publish::open(&args.publish, &survey)?;
     isolate::block_signals()?;
     let (folder, _lock) = rundir::create(&name)?;
-    let config = input.place(&folder)?;
+    let config = input.into_paths(&folder)?;
     published.announce(args.output)?;
     let exe = std::env::current_exe().context("finding this program's file")?.to_string_lossy().into_owned();
     let own = |words: &[&str]| -> Vec<String> {
@@ -252,7 +252,7 @@ struct Monitor {
     /// Time since which all pods are ready while some sidecars have not acknowledged it, and the number of polls in a
     /// row in which all had.
     waiting: Option<Instant>,
-    settled: usize,
+    confirmed: usize,
     late: bool,
     workloads: BTreeMap<String, WorkloadStatus>,
     /// Workloads with an Envoy instead of the sidecar.
@@ -274,7 +274,7 @@ async fn monitor(order: Inside) -> anyhow::Result<u8> {
         started: Instant::now(),
         ready: None,
         waiting: None,
-        settled: 0,
+        confirmed: 0,
         late: false,
         workloads: BTreeMap::new(),
         envoys: settings.envoys.keys().cloned().collect(),
@@ -378,7 +378,7 @@ impl Monitor {
         let all =
             !state.pods.is_empty() && state.pods.iter().all(PodState::is_well) && state.refused.is_empty();
         self.waiting = (all && self.ready.is_none()).then(|| self.waiting.unwrap_or_else(Instant::now));
-        self.settled = 0;
+        self.confirmed = 0;
         if all && self.plain {
             self.all_ready(state, control).await?;
         }
@@ -397,13 +397,13 @@ impl Monitor {
         // Completed pods have no sidecar any more.
         let running = state.pods.iter().filter(|pod| pod.phase == Phase::Running);
         let taken = progress::query(control, folder, running).await == Progress::Taken;
-        self.settled = if taken { self.settled + 1 } else { 0 };
+        self.confirmed = if taken { self.confirmed + 1 } else { 0 };
         let late = waiting.elapsed() > CONFIRM_TIMEOUT;
-        if late && self.settled < 2 {
+        if late && self.confirmed < 2 {
             self.console
                 .line("warning: some sidecars have not acknowledged their configuration within 10 s")?;
         }
-        if late || self.settled >= 2 {
+        if late || self.confirmed >= 2 {
             self.all_ready(state, control).await?;
         }
         Ok(())

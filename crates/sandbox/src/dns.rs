@@ -157,15 +157,15 @@ impl Server {
         }
         let (response, missing) = self.table.answer(&request, by);
         // Failed reverse lookups (arpa) are harmless.
-        let beyond = |name: &String| ![DOMAIN, "arpa"].iter().any(|domain| in_domain(name, domain));
-        let outside = missing.filter(|name| beyond(&plain(name)));
+        let is_outside = |name: &String| ![DOMAIN, "arpa"].iter().any(|domain| in_domain(name, domain));
+        let outside = missing.filter(|name| is_outside(&plain(name)));
         Some(PendingReply { response, outside, by })
     }
 
     /// Completes the response with a lookup by the host's resolver if that is needed and enabled. Truncates it to the
     /// maximum length; the client then retries over TCP.
-    async fn reply(&self, asked: PendingReply, max_size: usize) -> Option<Vec<u8>> {
-        let PendingReply { mut response, outside, by } = asked;
+    async fn reply(&self, pending: PendingReply, max_size: usize) -> Option<Vec<u8>> {
+        let PendingReply { mut response, outside, by } = pending;
         if let Some(name) = outside {
             let plain = plain(&name);
             let found = match &self.lookups {
@@ -216,11 +216,11 @@ async fn serve_udp(socket: Arc<UdpSocket>, server: &Arc<Server>) -> io::Result<(
     let mut buffer = [0; 4096];
     loop {
         let (length, from) = socket.recv_from(&mut buffer).await?;
-        let Some(asked) = server.ask(&buffer[..length], from.ip()) else { continue };
-        let is_slow = asked.outside.is_some() && server.lookups.is_some();
+        let Some(pending) = server.ask(&buffer[..length], from.ip()) else { continue };
+        let is_slow = pending.outside.is_some() && server.lookups.is_some();
         let (socket, server) = (Arc::clone(&socket), Arc::clone(server));
         let answering = async move {
-            if let Some(bytes) = server.reply(asked, MAX_UDP).await {
+            if let Some(bytes) = server.reply(pending, MAX_UDP).await {
                 // Ignored, because the client may be gone.
                 let _ = socket.send_to(&bytes, from).await;
             }
@@ -268,8 +268,8 @@ mod tests {
     }
 
     fn server(table: Table) -> (Server, mpsc::Receiver<FailedLookup>) {
-        let (outside, told) = mpsc::channel(8);
-        (Server { table, lookups: None, outside }, told)
+        let (outside, failed_lookups) = mpsc::channel(8);
+        (Server { table, lookups: None, outside }, failed_lookups)
     }
 
     fn question(name: &str) -> Vec<u8> {
@@ -343,7 +343,7 @@ mod tests {
 
     #[tokio::test]
     async fn failed_lookups_of_names_outside_are_reported() {
-        let (server, mut told) = server(table());
+        let (server, mut failed_lookups) = server(table());
         for name in [
             "a.default.svc.cluster.local.",
             "x.cluster.local.",
@@ -355,16 +355,16 @@ mod tests {
         }
         // The last one is an alias.
         for expected in ["example.org", "example.com"] {
-            let FailedLookup { name, asked_by, found } = told.try_recv().unwrap();
+            let FailedLookup { name, asked_by, found } = failed_lookups.try_recv().unwrap();
             assert_eq!((name.as_str(), asked_by, found), (expected, POD, None));
         }
-        assert!(told.try_recv().is_err());
+        assert!(failed_lookups.try_recv().is_err());
     }
 
     #[tokio::test]
     async fn names_outside_are_looked_up_by_the_host() {
         let (lookups, forwarder) = egress::lookups();
-        let (mut server, mut told) = server(table());
+        let (mut server, mut failed_lookups) = server(table());
         server.lookups = Some(lookups);
         let answers = async |name: &str| {
             let message = Message::from_vec(&server.answer(&question(name), MAX_UDP, POD).await.unwrap());
@@ -382,11 +382,14 @@ mod tests {
         let test = async {
             assert_eq!(answers("Example.com.").await, (ResponseCode::NoError, 2));
             assert_eq!(answers("away.default.svc.cluster.local.").await, (ResponseCode::NoError, 2));
-            assert!(told.try_recv().is_err());
+            assert!(failed_lookups.try_recv().is_err());
             assert_eq!(answers("v6.example.").await, (ResponseCode::NoError, 0));
             assert_eq!(answers("down.example.").await, (ResponseCode::ServFail, 0));
             assert_eq!(answers("no.example.").await, (ResponseCode::NXDomain, 0));
-            assert_eq!(told.try_recv().unwrap().found, Some(LookupResult::Unusable("no IPv4".to_owned())));
+            assert_eq!(
+                failed_lookups.try_recv().unwrap().found,
+                Some(LookupResult::Unusable("no IPv4".to_owned()))
+            );
         };
         forwarder.answer_during(found, test).await;
         // The forwarder is gone, and these names need no lookup.

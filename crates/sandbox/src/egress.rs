@@ -132,7 +132,7 @@ pub(crate) fn open(channel: Channel, failures: mpsc::Sender<FailedConnection>) -
     listener.set_nonblocking(true).context(what)?;
     let port = listener.local_addr().context(what)?.port();
     let netfilter = pod::netfilter()?;
-    let (ask, mut asked) = mpsc::channel::<String>(MAX_NAMES);
+    let (ask, mut requests) = mpsc::channel::<String>(MAX_NAMES);
     let lookups = Arc::new(Lookups::new(ask));
     let mut egress = Egress { lookups: Arc::clone(&lookups), netfilter, port, services: BTreeSet::new() };
     egress.set_rules()?;
@@ -140,7 +140,7 @@ pub(crate) fn open(channel: Channel, failures: mpsc::Sender<FailedConnection>) -
     channel.set_nonblocking(true).context(what)?;
     let (read, mut write) = UnixStream::from_std(channel).context(what)?.into_split();
     tokio::spawn(async move {
-        while let Some(name) = asked.recv().await {
+        while let Some(name) = requests.recv().await {
             if write.write_all(format!("{name}\n").as_bytes()).await.is_err() {
                 // Later lookups find the channel closed.
                 return;
@@ -187,7 +187,7 @@ async fn handle(from: impl AsyncRead + Unpin, lookups: &Lookups, failures: &mpsc
         match serde_json::from_str(&line) {
             Ok(ForwarderMessage::Result(name, found)) => lookups.handle(&name, found),
             Ok(ForwarderMessage::Failed(from, reason)) => {
-                _ = failures.try_send(FailedConnection { from, reason })
+                _ = failures.try_send(FailedConnection { from, reason });
             }
             Err(error) => tracing::warn!(%error, "invalid message from the forwarder of --egress"),
         }
@@ -225,8 +225,8 @@ impl Lookups {
                 "{MAX_NAMES} names were looked up within {CACHE_TIME:?}"
             )));
         }
-        let asked = self.ask.try_send(name.to_owned());
-        asked.map_err(|_| LookupResult::Failed("the forwarder of --egress does not answer".to_owned()))?;
+        let sent = self.ask.try_send(name.to_owned());
+        sent.map_err(|_| LookupResult::Failed("the forwarder of --egress does not answer".to_owned()))?;
         let (found, answer) = watch::channel(None);
         cache.insert(name.to_owned(), CachedLookup { since: Instant::now(), found });
         Ok(answer)
@@ -255,9 +255,9 @@ pub(crate) struct Answers(Arc<Lookups>, mpsc::Receiver<String>);
 
 #[cfg(test)]
 pub(crate) fn lookups() -> (Arc<Lookups>, Answers) {
-    let (ask, asked) = mpsc::channel(MAX_NAMES);
+    let (ask, requests) = mpsc::channel(MAX_NAMES);
     let lookups = Arc::new(Lookups::new(ask));
-    (Arc::clone(&lookups), Answers(lookups, asked))
+    (Arc::clone(&lookups), Answers(lookups, requests))
 }
 
 #[cfg(test)]
@@ -317,31 +317,31 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_is_looked_up_once_for_all_waiting_queries() {
-        let (ask, mut asked) = mpsc::channel(2);
+        let (ask, mut requests) = mpsc::channel(2);
         let lookups = Lookups::new(ask);
         let found = LookupResult::Addresses(vec![Ipv4Addr::new(198, 51, 100, 2)]);
         let answering = async {
-            let name = asked.recv().await.unwrap();
+            let name = requests.recv().await.unwrap();
             lookups.handle("other.example", LookupResult::Missing);
             lookups.handle(&name, found.clone());
         };
         let (one, other, ()) = tokio::join!(lookups.find("a.example"), lookups.find("a.example"), answering);
         assert_eq!((&one, &other), (&found, &found));
         assert_eq!(lookups.find("a.example").await, found);
-        assert!(asked.try_recv().is_err());
+        assert!(requests.try_recv().is_err());
         // Without a forwarder, a lookup fails at once.
-        drop(asked);
+        drop(requests);
         assert!(matches!(lookups.find("b.example").await, LookupResult::Failed(_)));
     }
 
     #[tokio::test]
     async fn the_number_of_cached_names_is_bounded() {
-        let (ask, mut asked) = mpsc::channel(MAX_NAMES + 1);
+        let (ask, mut requests) = mpsc::channel(MAX_NAMES + 1);
         let lookups = Lookups::new(ask);
         (0..MAX_NAMES).for_each(|number| drop(lookups.ask(&format!("{number}.example")).unwrap()));
         let refused = lookups.ask("another.example").unwrap_err();
         assert_eq!(refused, LookupResult::Failed("1024 names were looked up within 5s".to_owned()));
-        assert_eq!(asked.recv().await.as_deref(), Some("0.example"));
+        assert_eq!(requests.recv().await.as_deref(), Some("0.example"));
         // A cached name still has its answer.
         lookups.handle("0.example", LookupResult::Missing);
         assert_eq!(lookups.find("0.example").await, LookupResult::Missing);

@@ -43,7 +43,7 @@ pub(crate) struct File {
 /// A parsed change of a file.
 #[derive(Debug)]
 pub(crate) struct FileUpdate {
-    place: FileKey,
+    file_key: FileKey,
     state: Result<Option<File>, String>,
 }
 
@@ -56,7 +56,7 @@ impl FileUpdate {
             FileState::Gone => Ok(None),
             FileState::Unreadable(reason) => Err(reason),
         };
-        Self { place: (layer, path), state }
+        Self { file_key: (layer, path), state }
     }
 }
 
@@ -105,26 +105,26 @@ impl File {
 impl Files {
     /// Applies a change. Returns whether the objects may have changed.
     pub(crate) fn take(&mut self, update: FileUpdate) -> bool {
-        let FileUpdate { place, state } = update;
-        self.unreadable.remove(&place);
+        let FileUpdate { file_key, state } = update;
+        self.unreadable.remove(&file_key);
         match state {
             // Its previous objects stay.
             Err(reason) => {
-                self.missing.remove(&place);
-                self.unreadable.insert(place, reason);
+                self.missing.remove(&file_key);
+                self.unreadable.insert(file_key, reason);
                 false
             }
-            Ok(file) if file.as_ref().is_none_or(File::is_empty) && self.files.contains_key(&place) => {
-                self.missing.entry(place).or_insert_with(Instant::now);
+            Ok(file) if file.as_ref().is_none_or(File::is_empty) && self.files.contains_key(&file_key) => {
+                self.missing.entry(file_key).or_insert_with(Instant::now);
                 false
             }
             Ok(None) => false,
             Ok(Some(mut file)) => {
-                self.missing.remove(&place);
-                if let Some(before) = self.files.remove(&place) {
+                self.missing.remove(&file_key);
+                if let Some(before) = self.files.remove(&file_key) {
                     file.keep_refused(before);
                 }
-                self.files.insert(place, file);
+                self.files.insert(file_key, file);
                 true
             }
         }
@@ -136,7 +136,7 @@ impl Files {
             .into_iter()
             .partition::<BTreeMap<_, _>, _>(|(_, since)| since.elapsed() >= REMOVAL_DELAY);
         self.missing = missing;
-        gone.keys().for_each(|place| _ = self.files.remove(place));
+        gone.keys().for_each(|file_key| _ = self.files.remove(file_key));
         !gone.is_empty()
     }
 

@@ -109,7 +109,7 @@ pub(crate) async fn serve_each(
             was_full = true;
             failed(None, Failure::Full(max));
         }
-        let Ok(place) = Arc::clone(&free).acquire_owned().await else { return Ok(()) };
+        let Ok(permit) = Arc::clone(&free).acquire_owned().await else { return Ok(()) };
         let (client, from) = match listener.accept().await {
             Ok((client, from)) => (client, from.ip()),
             Err(error) => {
@@ -121,7 +121,7 @@ pub(crate) async fn serve_each(
         let (targets, failed) = (targets(&client), failed.clone());
         tokio::spawn(async move {
             let mut client = client;
-            let _place = place;
+            let _permit = permit;
             let connected = match targets {
                 Ok(targets) => connect(&targets).await,
                 Err(failure) => Err(failure),
@@ -211,12 +211,12 @@ mod tests {
 
     /// Forwards to these targets. Returns the address and the failures.
     fn start(targets: Vec<SocketAddr>) -> (SocketAddr, mpsc::UnboundedReceiver<Failure>) {
-        let (tell, told) = mpsc::unbounded_channel();
+        let (tell, failures) = mpsc::unbounded_channel();
         let listener = any();
         let address = listener.local_addr().unwrap();
         let failed = move |failure| tell.send(failure).unwrap();
         tokio::spawn(async move { serve(listener, move || targets.clone(), failed).await });
-        (address, told)
+        (address, failures)
     }
 
     fn closed() -> SocketAddr {
@@ -256,11 +256,11 @@ mod tests {
     #[tokio::test]
     async fn a_connection_without_a_target_is_reset_and_reported() {
         for (targets, reason) in [(vec![], "no ready pod"), (vec![closed()], "refused")] {
-            let (address, mut told) = start(targets);
+            let (address, mut failures) = start(targets);
             let mut client = TcpStream::connect(address).await.unwrap();
             let error = client.read(&mut [0]).await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
-            let said = told.recv().await.unwrap().to_string();
+            let said = failures.recv().await.unwrap().to_string();
             assert!(said.contains(reason), "{said}");
         }
     }
@@ -268,7 +268,7 @@ mod tests {
     #[tokio::test]
     async fn only_a_server_that_closes_without_an_answer_is_reported() {
         let server = TcpListener::from_std(any()).unwrap();
-        let (address, mut told) = start(vec![server.local_addr().unwrap()]);
+        let (address, mut failures) = start(vec![server.local_addr().unwrap()]);
         for client_first in [true, false] {
             let mut client = TcpStream::connect(address).await.unwrap();
             client.write_all(b"question").await.unwrap();
@@ -282,28 +282,28 @@ mod tests {
             assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
         }
         // The second connection is the first one that failed.
-        assert_eq!(told.recv().await, Some(Failure::NoAnswer));
-        assert!(told.try_recv().is_err());
+        assert_eq!(failures.recv().await, Some(Failure::NoAnswer));
+        assert!(failures.try_recv().is_err());
     }
 
     #[tokio::test]
     async fn connections_above_the_limit_wait_and_are_reported_once() {
         let server = TcpListener::from_std(any()).unwrap();
-        let (tell, mut told) = mpsc::unbounded_channel();
+        let (tell, mut failures) = mpsc::unbounded_channel();
         let listener = any();
         let (address, target) = (listener.local_addr().unwrap(), server.local_addr().unwrap());
         let failed = move |_, failure| tell.send(failure).unwrap();
         tokio::spawn(serve_each(listener, 1, move |_| Ok(vec![target]), failed));
         let first = TcpStream::connect(address).await.unwrap();
         server.accept().await.unwrap();
-        assert_eq!(told.recv().await, Some(Failure::Full(1)));
+        assert_eq!(failures.recv().await, Some(Failure::Full(1)));
         let mut second = TcpStream::connect(address).await.unwrap();
         second.write_all(b"waits").await.unwrap();
         drop(first);
         // The slot is free, but only since the first connection has ended.
         let (mut served, _) = server.accept().await.unwrap();
         served.read_exact(&mut [0; 5]).await.unwrap();
-        assert!(told.try_recv().is_err());
+        assert!(failures.try_recv().is_err());
     }
 
     #[test]

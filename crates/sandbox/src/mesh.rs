@@ -92,8 +92,8 @@ struct Mesh {
     /// Cloned into every command to replace packet rules, and dropped when the rules are in force.
     rules_in_flight: Arc<()>,
     /// Receives each removal when the pods may stop; at most one is under way.
-    farewells: mpsc::UnboundedSender<Removal>,
-    farewell_under_way: bool,
+    removal_sender: mpsc::UnboundedSender<Removal>,
+    removal_under_way: bool,
     published: BTreeMap<&'static str, String>,
     noted: BTreeSet<String>,
     /// Workloads and ServiceEntries whose failed lookups were reported.
@@ -137,10 +137,10 @@ pub async fn start(settings: Settings) -> Result<MeshHandle, Error> {
     }
 
     let (event_sender, events) = mpsc::unbounded_channel();
-    let (farewells, removed) = mpsc::unbounded_channel();
+    let (removal_sender, removed) = mpsc::unbounded_channel();
     let (outside, lookup_failures) = mpsc::channel(16);
     let (reports, reported) = mpsc::unbounded_channel();
-    let (state, watched) = watch::channel(State::default());
+    let (state, state_receiver) = watch::channel(State::default());
     let mut mesh = Mesh {
         objects: files.objects(),
         files,
@@ -155,8 +155,8 @@ pub async fn start(settings: Settings) -> Result<MeshHandle, Error> {
         created: 0,
         virtual_ports: Vec::new(),
         rules_in_flight: Arc::default(),
-        farewells,
-        farewell_under_way: false,
+        removal_sender,
+        removal_under_way: false,
         published: BTreeMap::new(),
         noted: BTreeSet::new(),
         reported_lookups: BTreeSet::new(),
@@ -195,7 +195,7 @@ pub async fn start(settings: Settings) -> Result<MeshHandle, Error> {
         }
     });
     tokio::spawn(mesh.run(Inputs { events, removed, lookup_failures, failed, updates }));
-    Ok(MeshHandle { state: watched, reports: reported, control })
+    Ok(MeshHandle { state: state_receiver, reports: reported, control })
 }
 
 /// Events for the mesh, except those of the control plane.
@@ -236,7 +236,7 @@ impl Mesh {
                     }
                 }
                 Some(outcome) = control_events.recv() => self.handle_control_event(outcome),
-                Some(removal) = removed.recv() => self.hear_farewell(&removal),
+                Some(removal) = removed.recv() => self.stop_removed_pods(&removal),
                 Some(question) = lookup_failures.recv() => {
                     self.report_failed_lookup(&question);
                     // A failed lookup causes a message only.
@@ -380,7 +380,7 @@ impl Mesh {
         }
         self.refused.clone().into_iter().for_each(|note| self.note(note));
         self.publish();
-        self.begin_farewell();
+        self.begin_removal();
     }
 
     /// Writes the files that depend on the pods' state, as far as they have changed.

@@ -85,10 +85,10 @@ impl View {
     }
 
     /// Runs a closure in the container's mount namespace and working directory. The closure must not leave this thread.
-    pub(crate) fn within<T>(&self, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    pub(crate) fn within<T>(&self, action: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let namespace = self.namespace.lock().unwrap_or_else(PoisonError::into_inner);
         if namespace.is_none() && self.working_dir.is_none() {
-            return act();
+            return action();
         }
         let here = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
         let outside = File::open("/proc/thread-self/ns/mnt")?;
@@ -104,7 +104,7 @@ impl View {
             // A volume may hide the working directory of `skysail up`; the program then starts in the root.
             None => std::env::set_current_dir(&here).or(Ok(())),
         };
-        let done = entered.and_then(|()| act());
+        let done = entered.and_then(|()| action());
         if namespace.is_some() {
             setns(outside.as_fd(), CloneFlags::CLONE_NEWNS)?;
         }
@@ -118,7 +118,7 @@ impl View {
         let root = self.root().map_err(|error| about("cannot make a root for its volumes", error))?;
         let mut own = BTreeSet::from([root]);
         for mount in &self.mounts {
-            let device = place(mount, &own).map_err(|error| {
+            let device = mount_volume(mount, &own).map_err(|error| {
                 let what = format!("cannot mount volume {} at {}", mount.volume, mount.target.display());
                 about(&what, error)
             })?;
@@ -192,7 +192,7 @@ fn fill(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Mounts a volume. `own` holds the devices of all file systems that were created here. Returns the devices that this
 /// mount adds.
-fn place(mount: &Mount, own: &BTreeSet<u64>) -> io::Result<Vec<u64>> {
+fn mount_volume(mount: &Mount, own: &BTreeSet<u64>) -> io::Result<Vec<u64>> {
     let source = source(mount)?;
     // By descriptor, because programs of the pod may replace a name.
     let by_number = by_number(&source);

@@ -237,13 +237,13 @@ fn write_files(pod: &PodConfig) -> Result<(), Error> {
     for (file, content) in [("resolv.conf", resolv), ("hosts", hosts), ("nsswitch.conf", switch)] {
         let own = pod.folder.join(file);
         fs::write(&own, content).context(format!("writing {}", own.display()))?;
-        let place = Path::new("/etc").join(file);
-        if file == "nsswitch.conf" && !place.exists() {
+        let path = Path::new("/etc").join(file);
+        if file == "nsswitch.conf" && !path.exists() {
             continue;
         }
         let nothing: Option<&str> = None;
-        mount(Some(&own), &place, nothing, MsFlags::MS_BIND, nothing).map_err(|errno| {
-            let remedy = format!("Create the file {}; it may be empty", place.display());
+        mount(Some(&own), &path, nothing, MsFlags::MS_BIND, nothing).map_err(|errno| {
+            let remedy = format!("Create the file {}; it may be empty", path.display());
             Error::Missing { what: "the pod's files for name resolution", remedy, cause: errno.into() }
         })?;
     }
@@ -296,7 +296,7 @@ async fn supervise(
             process::supervise(sidecar, sidecar_stopped, None, report).await;
         }
     };
-    let obey = async {
+    let handle_commands = async {
         while let Some(order) = commands.recv().await {
             match order {
                 PodCommand::Rules(rules, _until_done) => {
@@ -320,7 +320,7 @@ async fn supervise(
         _ = async { tokio::join!(workload, sidecar) } => {}
         () = readiness => {}
         () = renew_tokens(pod, &volumes) => {}
-        () = async { obey.await; std::future::pending().await } => {}
+        () = async { handle_commands.await; std::future::pending().await } => {}
     }
 }
 

@@ -296,10 +296,10 @@ mod tests {
             view: Arc::default(),
         };
         let (stop, stopped) = watch::channel(None);
-        let (told, mut outcomes) = mpsc::unbounded_channel();
+        let (events, mut outcomes) = mpsc::unbounded_channel();
         let keeping = tokio::spawn({
             let program = program.clone();
-            async move { supervise(&program, stopped, None, |outcome| told.send(outcome).unwrap()).await }
+            async move { supervise(&program, stopped, None, |outcome| events.send(outcome).unwrap()).await }
         });
         for _ in 0..2 {
             assert!(matches!(outcomes.recv().await, Some(ProcessEvent::Started(..))));

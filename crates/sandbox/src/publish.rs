@@ -74,11 +74,11 @@ impl Survey {
             Some((namespace, name)) => (Some(namespace), name),
             None => (None, name),
         };
-        let is_it = |place: &String, name: &String| {
-            name == short && namespace.is_none_or(|namespace| namespace == place)
+        let is_it = |space: &String, name: &String| {
+            name == short && namespace.is_none_or(|namespace| namespace == space)
         };
         let services: Vec<_> =
-            objects.services.iter().filter(|((place, name), _)| is_it(place, name)).collect();
+            objects.services.iter().filter(|((space, name), _)| is_it(space, name)).collect();
         let workloads: Vec<_> =
             objects.workloads.values().filter(|one| is_it(&one.namespace, &one.name)).collect();
         let spaces = services.iter().map(|((space, _), _)| space);

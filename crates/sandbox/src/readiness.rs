@@ -205,16 +205,16 @@ pub(crate) async fn watch(
     mut say: impl FnMut(Result<(), String>),
 ) {
     let report = async {
-        let mut told = None;
+        let mut last_reported = None;
         loop {
             let failed = all.iter().find_map(|one| {
                 let reason = statuses.ready.borrow().get(one.program)?.clone().err()?;
                 Some(format!("{}: {reason}", one.name))
             });
             let state = failed.map_or(Ok(()), Err);
-            if told.as_ref() != Some(&state) {
+            if last_reported.as_ref() != Some(&state) {
                 say(state.clone());
-                told = Some(state);
+                last_reported = Some(state);
             }
             statuses.changed.notified().await;
         }
@@ -380,16 +380,16 @@ mod tests {
         check: Option<Check>,
         mut seen: impl AsyncFnMut(Result<(), String>) -> bool,
     ) {
-        let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
-        let watched = [MonitoredProgram {
+        let (last_reported, mut received) = tokio::sync::mpsc::unbounded_channel();
+        let monitored = [MonitoredProgram {
             program: 0,
             name: "container web".to_owned(),
             check,
             restart_probes: RestartProbes::default(),
         }];
         tokio::select! {
-            () = watch(Ipv4Addr::LOCALHOST, &watched, statuses, |state| told.send(state).unwrap()) => {}
-            () = async { while seen(heard.recv().await.unwrap()).await {} } => {}
+            () = watch(Ipv4Addr::LOCALHOST, &monitored, statuses, |state| last_reported.send(state).unwrap()) => {}
+            () = async { while seen(received.recv().await.unwrap()).await {} } => {}
         }
     }
 
@@ -449,7 +449,7 @@ mod tests {
             let mut kills = statuses.kills(0).unwrap();
             let restart_probes =
                 RestartProbes { startup: startup.map(probe), liveness: Some(probe(liveness)) };
-            let watched = [MonitoredProgram {
+            let monitored = [MonitoredProgram {
                 program: 0,
                 name: "container web".to_owned(),
                 check: None,
@@ -459,11 +459,11 @@ mod tests {
             statuses.set(0, ProgramStatus::Running(since, None));
             let mut seen = Vec::new();
             tokio::select! {
-                () = watch(Ipv4Addr::LOCALHOST, &watched, &statuses, |state| seen.push(state)) => {}
+                () = watch(Ipv4Addr::LOCALHOST, &monitored, &statuses, |state| seen.push(state)) => {}
                 changed = kills.changed() => changed.unwrap(),
             }
-            let KillRequest { reason: told, grace } = kills.borrow().clone().unwrap();
-            assert_eq!((told.as_str(), grace), (reason, Duration::from_secs(7)));
+            let KillRequest { reason: last_reported, grace } = kills.borrow().clone().unwrap();
+            assert_eq!((last_reported.as_str(), grace), (reason, Duration::from_secs(7)));
             assert!(since.elapsed() >= Duration::from_millis(after), "{startup:?}: {:?}", since.elapsed());
             assert_eq!(seen.contains(&Ok(())), startup != Some("exit 1"), "{seen:?}");
         }

@@ -138,7 +138,7 @@ impl Survey {
 }
 
 /// Returns the error text for files without a runnable workload.
-fn nothing_to_run(place: &str, files: &Files, objects: &Objects) -> String {
+fn nothing_to_run(paths: &str, files: &Files, objects: &Objects) -> String {
     let kinds = files.kinds();
     let found = if files.len() == 0 {
         "no *.yaml, *.yml or *.json file".to_owned()
@@ -157,7 +157,7 @@ fn nothing_to_run(place: &str, files: &Files, objects: &Objects) -> String {
     let errors = files.diagnostics().filter(|found| found.severity == Severity::Error);
     let reasons = errors.map(|error| error.to_string()).chain(files.notes().map(ToString::to_string));
     let notes: String = reasons.map(|reason| format!("\n{reason}")).collect();
-    format!("no workloads in {place}: {found}; {wanted}{notes}")
+    format!("no workloads in {paths}: {found}; {wanted}{notes}")
 }
 
 pub(crate) fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> String {

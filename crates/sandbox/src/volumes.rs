@@ -93,12 +93,12 @@ pub(crate) fn folder(pod: &Path, number: usize) -> PathBuf {
 }
 
 /// Returns the mounts of a container.
-pub(crate) fn mounts(container: &Container, pod: &Pod, place: &Path) -> Vec<Mount> {
+pub(crate) fn mounts(container: &Container, pod: &Pod, pod_folder: &Path) -> Vec<Mount> {
     let mounts = mounted(container, pod).map(|(number, volume, mount)| {
         let holds_files = volume.kind() == Some(VolumeKind::Files);
         Mount {
             volume: volume.name.clone(),
-            source: folder(place, number),
+            source: folder(pod_folder, number),
             sub_path: mount.sub_path.clone().into(),
             makes: !holds_files,
             target: mount.mount_path.clone().into(),

@@ -97,7 +97,7 @@ pub(super) struct Reflection<'a> {
 
 impl Reflection<'_> {
     /// Queries the server. The error is of kind `InvalidInput` if the server has no reflection.
-    pub(super) async fn ask(&mut self, question: Question) -> io::Result<ReflectionAnswer> {
+    pub(super) async fn query(&mut self, question: Question) -> io::Result<ReflectionAnswer> {
         let question = Bytes::from(ReflectionRequest { question: Some(question) }.encode_to_vec());
         for service in REFLECTION {
             let mut answer = None;
@@ -135,9 +135,9 @@ pub(super) fn of_set(set: &[u8]) -> Result<DescriptorPool, String> {
 
 /// Returns the names of a server's services.
 pub(super) async fn services(
-    ask: &mut impl AsyncFnMut(Question) -> io::Result<ReflectionAnswer>,
+    query: &mut impl AsyncFnMut(Question) -> io::Result<ReflectionAnswer>,
 ) -> io::Result<Vec<String>> {
-    match ask(Question::Services(String::new())).await? {
+    match query(Question::Services(String::new())).await? {
         ReflectionAnswer::Services(Services { services }) => {
             let names: BTreeSet<String> = services.into_iter().map(|service| service.name).collect();
             Ok(names.into_iter().collect())
@@ -150,20 +150,20 @@ pub(super) async fn services(
 /// Returns the descriptors of these services and of their dependencies.
 pub(super) async fn of_services(
     names: &[String],
-    ask: &mut impl AsyncFnMut(Question) -> io::Result<ReflectionAnswer>,
+    query: &mut impl AsyncFnMut(Question) -> io::Result<ReflectionAnswer>,
 ) -> io::Result<DescriptorPool> {
     let mut files: BTreeMap<String, FileDescriptorProto> = BTreeMap::new();
     let mut questions: Vec<Question> = names.iter().cloned().map(Question::Symbol).collect();
-    let (mut asked, mut size) = (BTreeSet::new(), 0);
+    let (mut requested, mut size) = (BTreeSet::new(), 0);
     while let Some(question) = questions.pop() {
-        let received = match ask(question.clone()).await? {
+        let received = match query(question.clone()).await? {
             ReflectionAnswer::Files(Files { files }) => files,
-            ReflectionAnswer::Error(refusal) => return Err(refused(&question, &refusal, ask).await),
+            ReflectionAnswer::Error(refusal) => return Err(refused(&question, &refusal, query).await),
             ReflectionAnswer::Services(_) => return Err(unusable("it has services in place of files")),
         };
         for file in received {
             size += file.len();
-            if size > MAX_BYTES || files.len().max(asked.len()) > MAX_FILES {
+            if size > MAX_BYTES || files.len().max(requested.len()) > MAX_FILES {
                 let limit = format!("it has more than {MAX_FILES} files or {} MiB", MAX_BYTES >> 20);
                 return Err(unusable(limit));
             }
@@ -173,7 +173,7 @@ pub(super) async fn of_services(
         let imports = files.values().flat_map(|file| &file.dependency);
         let missing: BTreeSet<&String> = imports.filter(|name| !files.contains_key(*name)).collect();
         for name in missing {
-            if asked.insert(name.clone()) {
+            if requested.insert(name.clone()) {
                 questions.push(Question::File(name.clone()));
             }
         }
@@ -187,11 +187,11 @@ pub(super) async fn of_services(
 async fn refused(
     question: &Question,
     refusal: &Refusal,
-    ask: &mut impl AsyncFnMut(Question) -> io::Result<ReflectionAnswer>,
+    query: &mut impl AsyncFnMut(Question) -> io::Result<ReflectionAnswer>,
 ) -> io::Error {
     let Refusal { code, message } = refusal;
     match question {
-        Question::Symbol(name) if *code == 5 => match services(ask).await {
+        Question::Symbol(name) if *code == 5 => match services(query).await {
             Ok(known) => unknown("service", name, known),
             Err(error) => error,
         },
@@ -245,12 +245,12 @@ mod tests {
         answer: impl Fn(&Question) -> io::Result<ReflectionAnswer>,
     ) -> (Result<Vec<String>, String>, Vec<Question>) {
         let mut questions = Vec::new();
-        let mut ask = async |question: Question| {
+        let mut query = async |question: Question| {
             let answer = answer(&question);
             questions.push(question);
             answer
         };
-        let pool = of_services(&["acme.Flights".to_owned()], &mut ask).await;
+        let pool = of_services(&["acme.Flights".to_owned()], &mut query).await;
         let names = pool.map(|pool| pool.services().map(|service| service.full_name().to_owned()).collect());
         (names.map_err(|error| error.to_string()), questions)
     }

@@ -122,12 +122,12 @@ impl Session {
     async fn reflect(&self) -> io::Result<DescriptorPool> {
         let mut client = Client::connect(&self.server, None, &mut |_| Ok(())).await?;
         let mut reflection = Reflection { client: &mut client, server: &self.server, headers: &self.headers };
-        let mut ask = async |question| reflection.ask(question).await;
+        let mut query = async |question| reflection.query(question).await;
         let names = match &self.task {
             Task::Call { service, .. } => vec![service.clone()],
-            Task::List => descriptors::services(&mut ask).await?,
+            Task::List => descriptors::services(&mut query).await?,
         };
-        descriptors::of_services(&names, &mut ask).await
+        descriptors::of_services(&names, &mut query).await
     }
 }
 

@@ -19,12 +19,12 @@ pub(super) async fn serve(listener: TcpListener) -> Infallible {
     let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         // It fails only if the semaphore is closed, which never happens.
-        let place = Arc::clone(&free).acquire_owned().await;
+        let permit = Arc::clone(&free).acquire_owned().await;
         match listener.accept().await {
             Ok((stream, peer)) => {
                 tokio::spawn(async move {
                     echo(stream, peer).await;
-                    drop(place);
+                    drop(permit);
                 });
             }
             Err(error) => {

@@ -94,19 +94,19 @@ pub fn run() -> Result<(), Error> {
     // A mesh that fails to start sends no listener.
     let Ok(listener) = descriptor::receive(&channel) else { return Ok(()) };
     let files = descriptors::raise().saturating_sub(OTHER_FILES) / 2;
-    let most = MAX_CONNECTIONS.min(usize::try_from(files).unwrap_or(MAX_CONNECTIONS)).max(1);
+    let max = MAX_CONNECTIONS.min(usize::try_from(files).unwrap_or(MAX_CONNECTIONS)).max(1);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(MAX_LOOKUPS)
         .build()
         .context(what)?;
-    let done = runtime.block_on(serve(channel, listener.into(), most));
+    let done = runtime.block_on(serve(channel, listener.into(), max));
     // A lookup may block for long.
     runtime.shutdown_background();
     done.context(what)
 }
 
-async fn serve(channel: Channel, listener: TcpListener, most: usize) -> io::Result<()> {
+async fn serve(channel: Channel, listener: TcpListener, max: usize) -> io::Result<()> {
     channel.set_nonblocking(true)?;
     let (read, mut write) = UnixStream::from_std(channel)?.into_split();
     let (failures, mut messages) = mpsc::channel::<ForwarderMessage>(MAX_PENDING);
@@ -119,8 +119,8 @@ async fn serve(channel: Channel, listener: TcpListener, most: usize) -> io::Resu
         }
     };
     let writing = async {
-        while let Some(news) = messages.recv().await {
-            let line = serde_json::to_string(&news)? + "\n";
+        while let Some(message) = messages.recv().await {
+            let line = serde_json::to_string(&message)? + "\n";
             write.write_all(line.as_bytes()).await?;
         }
         Ok(())
@@ -139,7 +139,7 @@ async fn serve(channel: Channel, listener: TcpListener, most: usize) -> io::Resu
         Ok(())
     };
     tokio::select! {
-        ended = forward::serve_each(listener, most, destination, failed) => ended,
+        ended = forward::serve_each(listener, max, destination, failed) => ended,
         ended = writing => ended,
         ended = reading => ended,
     }
@@ -165,10 +165,10 @@ fn destination(client: &TcpStream) -> Result<Vec<SocketAddr>, Failure> {
 
 /// Looks up a name by the host's resolver, which uses `/etc/hosts` and the host's other sources.
 async fn look_up(name: String, permits: Arc<Semaphore>) -> LookupResult {
-    let Ok(place) = permits.acquire_owned().await else { return LookupResult::Missing };
+    let Ok(permit) = permits.acquire_owned().await else { return LookupResult::Missing };
     let found = spawn_blocking(move || {
         // Held until the resolver returns, even after the lookup has timed out.
-        let _place = place;
+        let _permit = permit;
         (name.as_str(), 0).to_socket_addrs().map(|found| found.map(|address| address.ip()).collect())
     });
     match found.await {

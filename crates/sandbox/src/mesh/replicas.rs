@@ -301,19 +301,19 @@ impl Mesh {
 
     /// Starts the removal of pods that are not wanted. They stop when all sidecars have acknowledged the new endpoints,
     /// and the packet rules of pods without a sidecar are in force. Until then they serve requests.
-    pub(super) fn begin_farewell(&mut self) {
+    pub(super) fn begin_removal(&mut self) {
         let leaving = self.pods.iter().filter(|(_, replica)| replica.stage == Stage::Leaving);
         let pods: Vec<_> = leaving.map(|(key, _)| key.clone()).collect();
-        if pods.is_empty() || self.farewell_under_way {
+        if pods.is_empty() || self.removal_under_way {
             return;
         }
-        self.farewell_under_way = true;
+        self.removal_under_way = true;
         let serving =
             self.pods.values().filter(|replica| replica.serves()).map(|replica| replica.state.clone());
         let serving: Vec<PodState> = serving.collect();
         let rules = Arc::downgrade(&self.rules_in_flight);
         let control = (!self.settings.control.is_empty()).then_some((BRIDGE, CONTROL_ADMIN_PORT));
-        let (removed, folder) = (self.farewells.clone(), self.settings.folder.clone());
+        let (removed, folder) = (self.removal_sender.clone(), self.settings.folder.clone());
         tokio::spawn(async move {
             let known = async {
                 in_force(&rules).await;
@@ -327,8 +327,8 @@ impl Mesh {
         });
     }
 
-    pub(super) fn hear_farewell(&mut self, removal: &Removal) {
-        self.farewell_under_way = false;
+    pub(super) fn stop_removed_pods(&mut self, removal: &Removal) {
+        self.removal_under_way = false;
         for key in &removal.pods {
             let Some(replica) = self.pods.get_mut(key) else { continue };
             replica.stage = Stage::Ending;
