@@ -129,6 +129,26 @@ fn the_first_pages_are_short() {
 }
 
 #[test]
+fn the_architecture_names_crates_and_modules_that_exist() {
+    let crates = Path::new(PROJECT).join("crates");
+    let text = fs::read_to_string(Path::new(PROJECT).join("ARCHITECTURE.md")).unwrap();
+    let named = text.split('`').skip(1).step_by(2);
+    let paths: Vec<_> = named
+        .filter_map(|name| match (name.strip_prefix("crates/"), name.split_once("::")) {
+            (Some(path), _) => Some(crates.join(path)),
+            (None, Some((folder, module))) => Some(crates.join(folder).join("src").join(module)),
+            (None, None) => None,
+        })
+        // The first part may also be a module or a type.
+        .filter(|path| path.ancestors().any(|folder| folder.parent() == Some(&crates) && folder.is_dir()))
+        .collect();
+    assert!(paths.len() > 20, "{paths:?}");
+    let missing: Vec<_> =
+        paths.iter().filter(|path| !path.exists() && !path.with_extension("rs").exists()).collect();
+    assert!(missing.is_empty(), "ARCHITECTURE.md names what is not there: {missing:#?}");
+}
+
+#[test]
 fn pages_say_for_whom_they_are_and_have_short_paragraphs() {
     let mut findings = Vec::new();
     for document in pages() {
