@@ -11,7 +11,7 @@ use std::{
     fmt::Write as _,
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
     path::PathBuf,
     process::{Child, ChildStderr, Command, Stdio},
 };
@@ -137,8 +137,7 @@ fn control_metrics() -> String {
         .arg("--ca-dir")
         .arg(folder.path().join("ca"));
     let mut program = Program::start(command);
-    let admin = program.address("serving admin");
-    get(&admin, "/metrics")
+    get(program.admin(), "/metrics")
 }
 
 fn proxy_metrics() -> String {
@@ -148,19 +147,22 @@ fn proxy_metrics() -> String {
     let mut command = Command::new(SKYSAIL);
     command.args(["proxy", "--concurrency", "1", "--admin-port", "0", "--bootstrap"]).arg(file);
     let mut program = Program::start(command);
-    let admin = program.address("admin page");
-    program.until("ready: the first configuration");
-    let listeners = get(&admin, "/listeners");
+    let admin = program.admin();
+    eventually("the sidecar is ready", || {
+        let answer = ask(admin, "GET /ready HTTP/1.1\r\nhost: localhost\r\n");
+        if answer.starts_with("HTTP/1.1 200 ") { Ok(()) } else { Err(answer) }
+    });
+    let listeners = get(admin, "/listeners");
     let listener = |name: &str| {
         let address = listeners.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix("::"));
-        address.unwrap().to_owned()
+        address.unwrap().parse().unwrap()
     };
     // Each series begins with what it counts: a call of gRPC, and a connection of bytes.
-    let _ = ask(&listener("http"), "POST / HTTP/1.1\r\nhost: a\r\ncontent-type: application/grpc\r\n");
-    let _ = ask(&listener("tcp"), "");
+    let _ = ask(listener("http"), "POST / HTTP/1.1\r\nhost: a\r\ncontent-type: application/grpc\r\n");
+    let _ = ask(listener("tcp"), "");
     let mut page = String::new();
     eventually("every series has begun", || {
-        page = get(&admin, "/stats/prometheus");
+        page = get(admin, "/stats/prometheus");
         let parts = ["istio_request_messages_total", "istio_tcp_connections_closed_total", "skysail_export_"];
         match parts.iter().find(|part| !page.contains(**part)) {
             Some(part) => Err(format!("{part} is missing in {page}")),
@@ -170,14 +172,14 @@ fn proxy_metrics() -> String {
     page
 }
 
-fn get(address: &str, path: &str) -> String {
+fn get(address: SocketAddr, path: &str) -> String {
     let answer = ask(address, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n"));
     assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
     answer
 }
 
 /// Sends a head on a connection of its own, and returns everything until its end.
-fn ask(address: &str, head: &str) -> String {
+fn ask(address: SocketAddr, head: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(format!("{head}connection: close\r\n\r\n").as_bytes()).unwrap();
     let mut answer = Vec::new();
@@ -200,24 +202,19 @@ impl Program {
         Self { child, log }
     }
 
-    /// The next line of the log with this text.
-    fn until(&mut self, text: &str) -> String {
+    /// The address of the admin page, with which a line of the log ends.
+    fn admin(&mut self) -> SocketAddr {
         loop {
             let mut line = String::new();
             assert!(
                 self.log.read_line(&mut line).unwrap() > 0,
-                "the program ended before it logged {text:?}"
+                "the program ended before it served admin pages"
             );
-            if line.contains(text) {
-                return line;
+            let address = line.rsplit('=').next().and_then(|text| text.trim().parse().ok());
+            if let Some(address) = address.filter(|_| line.contains("admin")) {
+                return address;
             }
         }
-    }
-
-    /// The address that such a line ends with.
-    fn address(&mut self, text: &str) -> String {
-        let line = self.until(text);
-        line.rsplit('=').next().unwrap().trim().to_owned()
     }
 }
 
