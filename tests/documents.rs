@@ -129,6 +129,20 @@ fn the_first_pages_are_short() {
 }
 
 #[test]
+fn recipes_name_files_that_exist() {
+    let project = Path::new(PROJECT);
+    let text = fs::read_to_string(project.join("CONTRIBUTING.md")).unwrap();
+    let named = text.split('`').skip(1).step_by(2);
+    let folders = ["crates/", "fuzz/", "tests/"];
+    let paths: Vec<_> = named
+        .filter(|name| folders.iter().any(|folder| name.starts_with(folder)) && !name.contains("NAME"))
+        .collect();
+    assert!(paths.len() > 15, "{paths:?}");
+    let missing: Vec<_> = paths.iter().filter(|path| !project.join(path).exists()).collect();
+    assert!(missing.is_empty(), "CONTRIBUTING.md names what is not there: {missing:#?}");
+}
+
+#[test]
 fn the_architecture_names_crates_and_modules_that_exist() {
     let crates = Path::new(PROJECT).join("crates");
     let text = fs::read_to_string(Path::new(PROJECT).join("ARCHITECTURE.md")).unwrap();
