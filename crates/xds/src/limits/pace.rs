@@ -1,9 +1,8 @@
 //! Limit of the CPU time that clients may use, in units of work.
 
-use std::{
-    sync::Mutex,
-    time::{Duration, Instant},
-};
+use std::{sync::Mutex, time::Duration};
+
+use tokio::time::Instant;
 
 use super::{BURST, RATE, lock};
 
