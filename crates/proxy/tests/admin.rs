@@ -314,7 +314,7 @@ async fn connections_above_the_limit_are_closed_as_by_envoy() {
         open.pop();
         support::within(async { while !is_answered(limited).await {} }).await;
     }
-    ours.until("as many connections as max_active_downstream_connections allows").await;
+    ours.until("there are max_active_downstream_connections connections").await;
     let stats = ours.page("GET", "/stats?usedonly&filter=global_cx_overflow").await;
     assert!(stats.contains("listener.l.downstream_global_cx_overflow: "), "{stats}");
 }

@@ -236,7 +236,7 @@ async fn is_allowed(origin: &Origin, worker: &Rc<Worker>) -> bool {
     }
     let asked = authorization::check_connection(worker, &origin.snapshot, config, origin);
     Box::pin(asked).await.unwrap_or_else(|error| {
-        warn!("{} cannot be asked for authorization: {error}", config.cluster);
+        warn!("external authorization by cluster {} failed: {error}", config.cluster);
         config.failure_allowed
     })
 }

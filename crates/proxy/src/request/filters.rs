@@ -349,7 +349,7 @@ impl<'a> RequestContext<'a> {
             }
             Err(error) => {
                 scope.counters.ext_authz_error.inc();
-                warn!("{} cannot be asked for authorization: {error}", config.cluster);
+                warn!("external authorization by cluster {} failed: {error}", config.cluster);
                 if config.failure_allowed {
                     if config.failure_marked {
                         exchange.request.append("x-envoy-auth-failure-mode-allowed", b"true");
@@ -460,8 +460,8 @@ async fn fetch_keys(
     let fetched = unless_closed(exchange, async { Ok(fetch.await) }).await?;
     let keys = match fetched {
         Ok(response) if response.head.status() == 200 => KeySet::parse(&response.content),
-        Ok(response) => Err(format!("was answered with {}", response.head.status())),
-        Err(error) => Err(format!("cannot be had: {error}")),
+        Ok(response) => Err(format!("status {}", response.head.status())),
+        Err(error) => Err(error.to_string()),
     };
     match keys {
         Ok(keys) => {
@@ -470,7 +470,8 @@ async fn fetch_keys(
             Ok(true)
         }
         Err(problem) => {
-            warn!("the key set of {} at {}{} {problem}", provider.name, remote.authority, remote.path);
+            let (provider, authority) = (&provider.name, &remote.authority);
+            warn!("cannot fetch the key set of {provider} from {authority}{}: {problem}", remote.path);
             Ok(false)
         }
     }

@@ -318,8 +318,7 @@ impl RequestContext<'_> {
             Ok(_) => Err(TryFailure { error: Error::new(Kind::UpstreamProtocol), sent, stale: false }),
             Err(error) => {
                 let lost = error.kind == Kind::UpstreamClosed && reused && !answered;
-                // A request that an HTTP/2 server refused unprocessed may be sent again, whatever its method (RFC 9113,
-                // 8.7).
+                // An HTTP/2 server refused the request unprocessed: any method may be retried (RFC 9113, section 8.7).
                 let refused = error.kind == Kind::UpstreamRefused && reused;
                 Err(TryFailure { error, sent, stale: refused || lost && (idempotent || !sent) })
             }
