@@ -29,7 +29,7 @@ static JWT: LazyLock<Jwt> = LazyLock::new(|| Jwt {
         name: "p".into(),
         issuer: Some("a".into()),
         audiences: vec!["b".into()],
-        keys: Keys::Here(Arc::new(KeySet::parse(KEYS).unwrap_or_else(|error| panic!("the keys: {error}")))),
+        keys: Keys::Local(Arc::new(KeySet::parse(KEYS).unwrap_or_else(|error| panic!("the keys: {error}")))),
         forward: false,
         from: vec![
             Source::Header("authorization".into(), "Bearer ".into()),

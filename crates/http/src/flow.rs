@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use crate::{
     buffer::BLOCK,
-    grpc_web::Through,
+    grpc_web::Conversion,
     head::Headers,
     http1::{BodyDecoder, Framing, HeadLimits, write},
     socket::Stream,
@@ -48,12 +48,12 @@ pub struct Flow {
     /// The end has been passed to the receiver.
     ended: bool,
     /// Conversion of the content.
-    through: Option<Box<Through>>,
+    through: Option<Box<Conversion>>,
 }
 
 /// Reason for the failure of a transfer.
 #[derive(Debug)]
-pub enum Broken {
+pub enum TransferError {
     /// The sender closed early, or its connection failed.
     Sender,
     /// The sender violated the protocol.
@@ -100,7 +100,7 @@ impl Flow {
 
     /// Adds a conversion of the content. The length of the result is not known.
     #[inline]
-    pub fn lead(&mut self, through: Through) {
+    pub fn convert(&mut self, through: Conversion) {
         if matches!(self.framing, Framing::Length(_)) {
             self.framing = Framing::Chunked;
         }
@@ -161,14 +161,19 @@ impl Flow {
 
     /// Starts again with the kept content, for another receiver.
     #[inline]
-    pub fn begin_again(&mut self) {
+    pub fn restart(&mut self) {
         self.given = 0;
         self.waiting = Bytes::new();
         self.ended = self.read && self.framing == Framing::None;
     }
 
     /// Transfers what is possible; returns ready when the receiver has the whole body and its output is written.
-    pub fn poll(&mut self, cx: &mut Context<'_>, from: &mut Wire, to: &mut Wire) -> Poll<Result<(), Broken>> {
+    pub fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut Wire,
+        to: &mut Wire,
+    ) -> Poll<Result<(), TransferError>> {
         if let (Wire::Http1(from), Wire::Http1(to), None) = (&mut *from, &mut *to, &self.through) {
             return self.poll_copy(cx, from, to);
         }
@@ -181,18 +186,18 @@ impl Flow {
                 ready!(self.poll_give(cx, to))?;
                 continue;
             }
-            ready!(to.poll_flush(cx)).map_err(|_| Broken::Receiver)?;
+            ready!(to.poll_flush(cx)).map_err(|_| TransferError::Receiver)?;
             return Poll::Ready(Ok(()));
         }
     }
 
     /// Transfers a complete body; returns ready when the receiver has it.
     #[inline]
-    pub fn poll_send(&mut self, cx: &mut Context<'_>, to: &mut Wire) -> Poll<Result<(), Broken>> {
+    pub fn poll_send(&mut self, cx: &mut Context<'_>, to: &mut Wire) -> Poll<Result<(), TransferError>> {
         if !self.ended {
             ready!(self.poll_give(cx, to))?;
         }
-        to.poll_flush(cx).map_err(|_| Broken::Receiver)
+        to.poll_flush(cx).map_err(|_| TransferError::Receiver)
     }
 
     /// Reads the body to its end, or until it exceeds `most` bytes, for [`Self::kept`] and [`Self::trailers`].
@@ -202,7 +207,7 @@ impl Flow {
         cx: &mut Context<'_>,
         from: &mut Wire,
         most: usize,
-    ) -> Poll<Result<(), Broken>> {
+    ) -> Poll<Result<(), TransferError>> {
         self.keeps = usize::MAX;
         while !self.read && self.bytes <= most as u64 {
             self.given += ready!(self.poll_piece(cx, from))?.len();
@@ -230,11 +235,11 @@ impl Flow {
         cx: &mut Context<'_>,
         from: &mut Stream,
         to: &mut Stream,
-    ) -> Poll<Result<(), Broken>> {
+    ) -> Poll<Result<(), TransferError>> {
         loop {
             self.copy(from, to)?;
             if !to.output.is_empty() {
-                ready!(to.poll_flush(cx)).map_err(|_| Broken::Receiver)?;
+                ready!(to.poll_flush(cx)).map_err(|_| TransferError::Receiver)?;
             }
             if self.ended {
                 return Poll::Ready(Ok(()));
@@ -245,14 +250,14 @@ impl Flow {
         }
     }
 
-    fn copy(&mut self, from: &mut Stream, to: &mut Stream) -> Result<(), Broken> {
+    fn copy(&mut self, from: &mut Stream, to: &mut Stream) -> Result<(), TransferError> {
         if let Some(kept) = &self.kept {
             write::data(&mut to.output, self.framing, &kept[self.given..]);
             self.given = kept.len();
         }
         while !self.read && !from.input.is_empty() && to.output.len() < BLOCK {
             let bytes = from.input.bytes();
-            let piece = self.decoder.next(bytes, &self.limits).map_err(|_| Broken::Malformed)?;
+            let piece = self.decoder.next(bytes, &self.limits).map_err(|_| TransferError::Malformed)?;
             let data = &bytes[piece.skip..piece.skip + piece.data];
             write::data(&mut to.output, self.framing, data);
             self.bytes += data.len() as u64;
@@ -277,21 +282,21 @@ impl Flow {
     }
 
     /// Reads from a connection. The end of the connection may be the end of the body.
-    fn poll_fill(&mut self, cx: &mut Context<'_>, from: &mut Stream) -> Poll<Result<(), Broken>> {
-        if ready!(from.poll_fill(cx)).map_err(|_| Broken::Sender)? > 0 {
+    fn poll_fill(&mut self, cx: &mut Context<'_>, from: &mut Stream) -> Poll<Result<(), TransferError>> {
+        if ready!(from.poll_fill(cx)).map_err(|_| TransferError::Sender)? > 0 {
             return Poll::Ready(Ok(()));
         }
-        Poll::Ready(if self.decoder.close() { self.note_end() } else { Err(Broken::Sender) })
+        Poll::Ready(if self.decoder.close() { self.note_end() } else { Err(TransferError::Sender) })
     }
 
-    fn note_end(&mut self) -> Result<(), Broken> {
-        self.trailers = self.decoder.trailers(&self.limits).map_err(|_| Broken::Malformed)?;
+    fn note_end(&mut self) -> Result<(), TransferError> {
+        self.trailers = self.decoder.trailers(&self.limits).map_err(|_| TransferError::Malformed)?;
         self.read = true;
         Ok(())
     }
 
     /// Returns the next piece; empty at the end.
-    fn poll_piece(&mut self, cx: &mut Context<'_>, from: &mut Wire) -> Poll<Result<Bytes, Broken>> {
+    fn poll_piece(&mut self, cx: &mut Context<'_>, from: &mut Wire) -> Poll<Result<Bytes, TransferError>> {
         if let Some(kept) = self.kept.as_ref().filter(|kept| self.given < kept.len()) {
             return Poll::Ready(Ok(Bytes::copy_from_slice(&kept[self.given..])));
         }
@@ -299,7 +304,8 @@ impl Flow {
             let piece = match from {
                 Wire::Http1(from) => {
                     let bytes = from.input.bytes();
-                    let piece = self.decoder.next(bytes, &self.limits).map_err(|_| Broken::Malformed)?;
+                    let piece =
+                        self.decoder.next(bytes, &self.limits).map_err(|_| TransferError::Malformed)?;
                     let data = Bytes::copy_from_slice(&bytes[piece.skip..piece.skip + piece.data]);
                     from.input.consume(piece.skip + piece.data);
                     if self.decoder.is_done() {
@@ -310,7 +316,7 @@ impl Flow {
                     data
                 }
                 Wire::Http2(from) => {
-                    let piece = ready!(from.poll_piece(cx)).map_err(|_| Broken::Sender)?;
+                    let piece = ready!(from.poll_piece(cx)).map_err(|_| TransferError::Sender)?;
                     if piece.is_none() {
                         self.trailers = from.trailers();
                     }
@@ -323,9 +329,9 @@ impl Flow {
             };
             self.bytes += piece.len() as u64;
             let piece = match &mut self.through {
-                Some(through) => {
-                    through.piece(piece, self.read, &mut self.trailers).map_err(|_| Broken::Malformed)?
-                }
+                Some(through) => through
+                    .piece(piece, self.read, &mut self.trailers)
+                    .map_err(|_| TransferError::Malformed)?,
                 None => piece,
             };
             keep(&mut self.kept, &mut self.lost, &piece, self.keeps);
@@ -337,7 +343,7 @@ impl Flow {
     }
 
     /// Passes the waiting piece to the receiver, with the end if nothing follows.
-    fn poll_give(&mut self, cx: &mut Context<'_>, to: &mut Wire) -> Poll<Result<(), Broken>> {
+    fn poll_give(&mut self, cx: &mut Context<'_>, to: &mut Wire) -> Poll<Result<(), TransferError>> {
         let kept = self.kept.as_ref().map_or(0, Vec::len);
         let all = self.read && kept <= self.given + self.waiting.len();
         match to {
@@ -348,10 +354,10 @@ impl Flow {
                 if all {
                     self.finish(to);
                 }
-                ready!(to.poll_flush(cx)).map_err(|_| Broken::Receiver)?;
+                ready!(to.poll_flush(cx)).map_err(|_| TransferError::Receiver)?;
             }
             Wire::Http2(to) => {
-                let gone = |_| Broken::Receiver;
+                let gone = |_| TransferError::Receiver;
                 while !self.waiting.is_empty() {
                     let room = ready!(to.poll_room(cx, self.waiting.len())).map_err(gone)?;
                     let last = all && self.trailers.is_none() && room == self.waiting.len();

@@ -13,7 +13,7 @@ use crate::{
 
 /// Encodings of a gRPC-Web call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Web {
+pub struct WebCall {
     /// The request's content is base64.
     pub text: bool,
     /// The client accepts base64 in the response.
@@ -30,13 +30,13 @@ fn is(content_type: &[u8], name: &[u8]) -> bool {
 }
 
 /// Returns whether a request is a gRPC-Web call.
-pub fn is_spoken(head: &RequestHead) -> bool {
+pub fn is_call(head: &RequestHead) -> bool {
     let content_type = head.header("content-type").unwrap_or_default();
     is(content_type, TEXT) || is(content_type, WEB)
 }
 
 /// Turns a gRPC-Web call into a gRPC call; returns `None` if it is no gRPC-Web call.
-pub fn request(head: &mut RequestHead) -> Option<Web> {
+pub fn request(head: &mut RequestHead) -> Option<WebCall> {
     let content_type = head.header("content-type").unwrap_or_default();
     let text = is(content_type, TEXT);
     if !text && !is(content_type, WEB) {
@@ -48,13 +48,13 @@ pub fn request(head: &mut RequestHead) -> Option<Web> {
     head.remove("content-length");
     head.set("te", b"trailers");
     head.set("grpc-accept-encoding", b"identity");
-    Some(Web { text, wants_text })
+    Some(WebCall { text, wants_text })
 }
 
-impl Web {
+impl WebCall {
     /// Turns the head of a response into gRPC-Web, and returns the conversion of its content. Returns `None` if the
     /// content is not gRPC, which is an error; the content is left out.
-    pub fn answer(self, head: &mut ResponseHead) -> Option<Through> {
+    pub fn answer(self, head: &mut ResponseHead) -> Option<Conversion> {
         let grpc = is(head.header("content-type").unwrap_or_default(), GRPC);
         head.set("content-type", &[if self.wants_text { TEXT } else { WEB }, b"+proto"].concat());
         head.remove("content-length");
@@ -62,12 +62,12 @@ impl Web {
             let status = grpc_status::from_http(head.status());
             head.set_number("grpc-status", status.into());
         }
-        grpc.then_some(Through::Out { text: self.wants_text, trailers: None })
+        grpc.then_some(Conversion::Out { text: self.wants_text, trailers: None })
     }
 }
 
 /// Conversion of content in transit.
-pub enum Through {
+pub enum Conversion {
     /// Decodes base64, which may have padding anywhere. Holds up to three characters that are no quad yet.
     In(Vec<u8>),
     /// Encodes base64 if the client wants it, and appends the trailers as a message.
@@ -83,16 +83,16 @@ pub enum Through {
 
 /// Error: the content is not valid base64.
 #[derive(Debug)]
-pub struct NoBase64;
+pub struct InvalidBase64;
 
-impl Through {
+impl Conversion {
     /// Converts a piece of content; at the end also the trailers (`following`).
     pub fn piece(
         &mut self,
         piece: Bytes,
         end: bool,
         following: &mut Option<Headers>,
-    ) -> Result<Bytes, NoBase64> {
+    ) -> Result<Bytes, InvalidBase64> {
         match self {
             Self::In(rest) => {
                 rest.extend_from_slice(&piece);
@@ -100,10 +100,10 @@ impl Through {
                 let mut out = Vec::with_capacity(whole / 4 * 3);
                 // Padding ends a run of quads, not the content.
                 for run in rest[..whole].split_inclusive_quads() {
-                    BASE64.decode_vec(run, &mut out).map_err(|_| NoBase64)?;
+                    BASE64.decode_vec(run, &mut out).map_err(|_| InvalidBase64)?;
                 }
                 rest.drain(..whole);
-                if end && !rest.is_empty() { Err(NoBase64) } else { Ok(out.into()) }
+                if end && !rest.is_empty() { Err(InvalidBase64) } else { Ok(out.into()) }
             }
             Self::Out { text, trailers } => {
                 let mut out = piece;
@@ -178,7 +178,7 @@ mod tests {
             assert_eq!(call(other, "").0, None, "{other}");
         }
         let mut plain = ResponseHead::build(503, &[("content-type", "text/plain")]);
-        assert!(Web { text: false, wants_text: true }.answer(&mut plain).is_none());
+        assert!(WebCall { text: false, wants_text: true }.answer(&mut plain).is_none());
         let said = (plain.header("content-type"), plain.header("grpc-status"));
         assert_eq!(said, (Some(&b"application/grpc-web-text+proto"[..]), Some(&b"14"[..])));
     }
@@ -187,7 +187,7 @@ mod tests {
     fn base64_is_decoded_in_any_pieces_with_padding_anywhere() {
         let text = [BASE64.encode("hello"), BASE64.encode("abcd"), BASE64.encode("xyz")].concat();
         for size in 1..text.len() {
-            let (mut through, mut out) = (Through::In(Vec::new()), Vec::new());
+            let (mut through, mut out) = (Conversion::In(Vec::new()), Vec::new());
             let mut pieces = text.as_bytes().chunks(size).peekable();
             while let Some(piece) = pieces.next() {
                 let end = pieces.peek().is_none();
@@ -196,7 +196,7 @@ mod tests {
             assert_eq!(out, b"helloabcdxyz", "{size}");
         }
         for wrong in ["a", "abc", "a=bc", "????", "YQ==YQ"] {
-            let piece = Through::In(Vec::new()).piece(wrong.into(), true, &mut None);
+            let piece = Conversion::In(Vec::new()).piece(wrong.into(), true, &mut None);
             assert!(piece.is_err(), "{wrong}");
         }
     }
@@ -206,12 +206,12 @@ mod tests {
         let mut trailers = Headers::default();
         trailers.append("grpc-status", b"0");
         let expected = b"data\x80\0\0\0\x0fgrpc-status:0\r\n";
-        let mut through = Through::Out { text: false, trailers: None };
+        let mut through = Conversion::Out { text: false, trailers: None };
         assert_eq!(through.piece("data".into(), false, &mut None).unwrap(), "data");
         let last = through.piece(Bytes::new(), true, &mut Some(trailers.clone())).unwrap();
         assert_eq!(last, expected[4..]);
         assert!(through.trailers().unwrap().has("grpc-status"));
-        let mut through = Through::Out { text: true, trailers: None };
+        let mut through = Conversion::Out { text: true, trailers: None };
         let last = through.piece("data".into(), true, &mut Some(trailers)).unwrap();
         assert_eq!(BASE64.decode(last).unwrap(), expected);
     }

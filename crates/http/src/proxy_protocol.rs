@@ -17,7 +17,7 @@ pub enum ProxyVersion {
 
 /// Addresses of a connection, as the proxy in front saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ends {
+pub struct Addresses {
     /// Address of the client.
     pub source: SocketAddr,
     /// Address that the client dialled.
@@ -26,16 +26,16 @@ pub struct Ends {
 
 /// Result of parsing the first bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum ParsedHeader {
     /// An incomplete header; more bytes are needed.
-    More,
+    Incomplete,
     /// No header.
     Absent,
     /// An invalid header.
-    Broken,
+    Invalid,
     /// A header with its version, its length in bytes and the addresses. There are none if the proxy opened the
     /// connection for itself (`LOCAL`), or does not know them.
-    Header(ProxyVersion, usize, Option<Ends>),
+    Complete(ProxyVersion, usize, Option<Addresses>),
 }
 
 const SIGNATURE_V1: &[u8] = b"PROXY ";
@@ -48,28 +48,28 @@ const FIXED_V2: usize = 16;
 pub const MAX: usize = FIXED_V2 + u16::MAX as usize;
 
 /// Parses the first bytes of a connection.
-pub fn look(bytes: &[u8]) -> Look {
+pub fn parse(bytes: &[u8]) -> ParsedHeader {
     let begins = |signature: &[u8]| {
         let seen = bytes.len().min(signature.len());
         bytes[..seen] == signature[..seen]
     };
     if begins(SIGNATURE_V2) {
-        return if bytes.len() < FIXED_V2 { Look::More } else { binary(bytes) };
+        return if bytes.len() < FIXED_V2 { ParsedHeader::Incomplete } else { binary(bytes) };
     }
     if !begins(SIGNATURE_V1) {
-        return Look::Absent;
+        return ParsedHeader::Absent;
     }
     let line = &bytes[..bytes.len().min(MAX_V1)];
     match memchr::memchr(b'\n', line) {
-        Some(end) => text(&line[..=end]).unwrap_or(Look::Broken),
-        None if line.len() < MAX_V1 => Look::More,
-        None => Look::Broken,
+        Some(end) => text(&line[..=end]).unwrap_or(ParsedHeader::Invalid),
+        None if line.len() < MAX_V1 => ParsedHeader::Incomplete,
+        None => ParsedHeader::Invalid,
     }
 }
 
 /// Parses a version 1 header, including its line end.
-fn text(line: &[u8]) -> Option<Look> {
-    let header = |ends| Some(Look::Header(ProxyVersion::V1, line.len(), ends));
+fn text(line: &[u8]) -> Option<ParsedHeader> {
+    let header = |ends| Some(ParsedHeader::Complete(ProxyVersion::V1, line.len(), ends));
     let text = std::str::from_utf8(line.strip_suffix(b"\r\n")?).ok()?;
     let mut words = text.strip_prefix("PROXY ")?.split(' ');
     let family = words.next()?;
@@ -89,20 +89,22 @@ fn text(line: &[u8]) -> Option<Look> {
         let plain = word.bytes().all(|b| b.is_ascii_digit()) && (word == "0" || !word.starts_with('0'));
         word.parse::<u16>().ok().filter(|_| plain)
     };
-    let ends =
-        Ends { source: SocketAddr::new(source, port()?), destination: SocketAddr::new(destination, port()?) };
+    let ends = Addresses {
+        source: SocketAddr::new(source, port()?),
+        destination: SocketAddr::new(destination, port()?),
+    };
     if words.next().is_some() { None } else { header(Some(ends)) }
 }
 
 /// Parses a version 2 header whose fixed part is complete.
-fn binary(bytes: &[u8]) -> Look {
+fn binary(bytes: &[u8]) -> ParsedHeader {
     let (command, family) = (bytes[12], bytes[13]);
     let length = usize::from(u16::from_be_bytes([bytes[14], bytes[15]]));
     if !matches!(command, 0x20 | 0x21) {
-        return Look::Broken;
+        return ParsedHeader::Invalid;
     }
     let total = FIXED_V2 + length;
-    let Some(rest) = bytes.get(FIXED_V2..total) else { return Look::More };
+    let Some(rest) = bytes.get(FIXED_V2..total) else { return ParsedHeader::Incomplete };
     // `LOCAL`: the proxy's own connection, such as a health check.
     let ends = match (command, family) {
         (0x20, _) => None,
@@ -110,20 +112,20 @@ fn binary(bytes: &[u8]) -> Look {
         (_, 0x00 | 0x31) => None,
         (_, 0x11) => match ends::<4>(rest) {
             Some(ends) => Some(ends),
-            None => return Look::Broken,
+            None => return ParsedHeader::Invalid,
         },
         (_, 0x21) => match ends::<16>(rest) {
             Some(ends) => Some(ends),
-            None => return Look::Broken,
+            None => return ParsedHeader::Invalid,
         },
         // Datagrams are not transported over TCP.
-        _ => return Look::Broken,
+        _ => return ParsedHeader::Invalid,
     };
-    Look::Header(ProxyVersion::V2, total, ends)
+    ParsedHeader::Complete(ProxyVersion::V2, total, ends)
 }
 
 /// Parses two addresses of `LENGTH` bytes and two ports. Extensions (TLVs) follow, which are ignored.
-fn ends<const LENGTH: usize>(bytes: &[u8]) -> Option<Ends>
+fn ends<const LENGTH: usize>(bytes: &[u8]) -> Option<Addresses>
 where
     IpAddr: From<[u8; LENGTH]>,
 {
@@ -131,16 +133,16 @@ where
     let (destination, rest) = rest.split_first_chunk::<LENGTH>()?;
     let (source_port, rest) = rest.split_first_chunk()?;
     let (destination_port, _) = rest.split_first_chunk()?;
-    Some(Ends {
+    Some(Addresses {
         source: SocketAddr::new((*source).into(), u16::from_be_bytes(*source_port)),
         destination: SocketAddr::new((*destination).into(), u16::from_be_bytes(*destination_port)),
     })
 }
 
 /// Returns a header for a client's connection, or (without `ends`) for a connection of this proxy.
-pub fn write(version: ProxyVersion, ends: Option<Ends>) -> Vec<u8> {
+pub fn write(version: ProxyVersion, ends: Option<Addresses>) -> Vec<u8> {
     // Both addresses must have one family.
-    let ends = ends.map(|Ends { source, destination }| {
+    let ends = ends.map(|Addresses { source, destination }| {
         let (from, to) = (source.ip().to_canonical(), destination.ip().to_canonical());
         let mapped = |ip: IpAddr| match ip {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -188,8 +190,8 @@ pub fn write(version: ProxyVersion, ends: Option<Ends>) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn ends(source: &str, destination: &str) -> Ends {
-        Ends { source: source.parse().unwrap(), destination: destination.parse().unwrap() }
+    fn ends(source: &str, destination: &str) -> Addresses {
+        Addresses { source: source.parse().unwrap(), destination: destination.parse().unwrap() }
     }
 
     #[test]
@@ -200,11 +202,11 @@ mod tests {
             for ends in [Some(v4), Some(v6), None] {
                 let header = write(version, ends);
                 for end in 0..header.len() {
-                    assert_eq!(look(&header[..end]), Look::More, "{version:?} {ends:?} {end}");
+                    assert_eq!(parse(&header[..end]), ParsedHeader::Incomplete, "{version:?} {ends:?} {end}");
                 }
-                let whole = Look::Header(version, header.len(), ends);
-                assert_eq!(look(&header), whole);
-                assert_eq!(look(&[&header[..], b"GET / HTTP/1.1\r\n"].concat()), whole);
+                let whole = ParsedHeader::Complete(version, header.len(), ends);
+                assert_eq!(parse(&header), whole);
+                assert_eq!(parse(&[&header[..], b"GET / HTTP/1.1\r\n"].concat()), whole);
             }
         }
         let mixed = write(ProxyVersion::V1, Some(ends("10.0.0.1:1", "[2001:db8::1]:2")));
@@ -214,7 +216,7 @@ mod tests {
     #[test]
     fn text_headers_follow_the_specification() {
         let unknown = b"PROXY UNKNOWN ffff:f...f:ffff ffff:f...f:ffff 65535 65535\r\n";
-        assert_eq!(look(unknown), Look::Header(ProxyVersion::V1, unknown.len(), None));
+        assert_eq!(parse(unknown), ParsedHeader::Complete(ProxyVersion::V1, unknown.len(), None));
         for broken in [
             "PROXY TCP4 10.0.0.1 10.0.0.2 1 2\n",
             "PROXY TCP4 10.0.0.1 10.0.0.2 1\r\n",
@@ -228,14 +230,14 @@ mod tests {
             "PROXY UDP4 10.0.0.1 10.0.0.2 1 2\r\n",
             "PROXY \r\n",
         ] {
-            assert_eq!(look(broken.as_bytes()), Look::Broken, "{broken}");
+            assert_eq!(parse(broken.as_bytes()), ParsedHeader::Invalid, "{broken}");
         }
-        assert_eq!(look(format!("PROXY {}", "x".repeat(101)).as_bytes()), Look::Broken);
-        assert_eq!(look(format!("PROXY {}", "x".repeat(100)).as_bytes()), Look::More);
+        assert_eq!(parse(format!("PROXY {}", "x".repeat(101)).as_bytes()), ParsedHeader::Invalid);
+        assert_eq!(parse(format!("PROXY {}", "x".repeat(100)).as_bytes()), ParsedHeader::Incomplete);
         for absent in
             ["PROXX", "proxy ", "GET / HTTP/1.1\r\n", "PRI * HTTP/2.0\r\n", "\r\n\r\nGET", "\x16\x03"]
         {
-            assert_eq!(look(absent.as_bytes()), Look::Absent, "{absent}");
+            assert_eq!(parse(absent.as_bytes()), ParsedHeader::Absent, "{absent}");
         }
     }
 
@@ -245,15 +247,24 @@ mod tests {
         // Extensions and the paths of UNIX sockets are ignored.
         let more = [&[10, 0, 0, 1, 10, 0, 0, 2, 0, 1, 0, 2][..], b"\x01\0\x02h2"].concat();
         let expected = Some(ends("10.0.0.1:1", "10.0.0.2:2"));
-        assert_eq!(look(&header([0x21, 0x11, 0, 17], &more)), Look::Header(ProxyVersion::V2, 33, expected));
-        assert_eq!(look(&header([0x21, 0x31, 0, 216], &[0; 216])), Look::Header(ProxyVersion::V2, 232, None));
-        assert_eq!(look(&header([0x21, 0, 0, 0], &[])), Look::Header(ProxyVersion::V2, 16, None));
+        assert_eq!(
+            parse(&header([0x21, 0x11, 0, 17], &more)),
+            ParsedHeader::Complete(ProxyVersion::V2, 33, expected)
+        );
+        assert_eq!(
+            parse(&header([0x21, 0x31, 0, 216], &[0; 216])),
+            ParsedHeader::Complete(ProxyVersion::V2, 232, None)
+        );
+        assert_eq!(parse(&header([0x21, 0, 0, 0], &[])), ParsedHeader::Complete(ProxyVersion::V2, 16, None));
         // The addresses of a `LOCAL` header are ignored.
-        assert_eq!(look(&header([0x20, 0x11, 0, 12], &[1; 12])), Look::Header(ProxyVersion::V2, 28, None));
-        assert_eq!(look(&header([0x21, 0x11, 255, 255], &[0; 100])), Look::More);
+        assert_eq!(
+            parse(&header([0x20, 0x11, 0, 12], &[1; 12])),
+            ParsedHeader::Complete(ProxyVersion::V2, 28, None)
+        );
+        assert_eq!(parse(&header([0x21, 0x11, 255, 255], &[0; 100])), ParsedHeader::Incomplete);
         for fixed in [[0x11, 0x11, 0, 12], [0x22, 0x11, 0, 12], [0x21, 0x12, 0, 12], [0x21, 0x11, 0, 11]] {
-            assert_eq!(look(&header(fixed, &[0; 12])), Look::Broken, "{fixed:?}");
+            assert_eq!(parse(&header(fixed, &[0; 12])), ParsedHeader::Invalid, "{fixed:?}");
         }
-        assert_eq!(look(&header([0x21, 0x21, 0, 35], &[0; 35])), Look::Broken);
+        assert_eq!(parse(&header([0x21, 0x21, 0, 35], &[0; 35])), ParsedHeader::Invalid);
     }
 }

@@ -17,7 +17,7 @@ use std::{
 
 use crate::config::{
     Cluster, Endpoint, Endpoints,
-    cluster::{Balancer, Hashed, Health, Table},
+    cluster::{Balancer, HashTable, HashTables, Health},
 };
 
 pub mod hash;
@@ -45,7 +45,7 @@ pub struct PickState {
     version: u32,
     /// Groups with a share of the load, in the order of their percentages.
     groups: Vec<Group>,
-    hashed: Option<Arc<Hashed>>,
+    hashed: Option<Arc<HashTables>>,
     /// End of the last slow start; `None` if no endpoint is in slow start.
     warm: Option<Instant>,
     /// The last selection was in panic: among all endpoints, whatever their health.
@@ -79,7 +79,7 @@ struct Set {
 
 /// Constraints of a request on the selection.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Want<'a> {
+pub struct PickOptions<'a> {
     /// Hash of the request, for hashing balancers.
     pub hash: Option<u64>,
     /// Endpoints to avoid: those of earlier attempts.
@@ -95,7 +95,7 @@ pub fn pick<'a>(
     endpoints: &'a Arc<Endpoints>,
     state: &mut PickState,
     load: impl Fn(&Endpoint) -> u64,
-    want: Want<'_>,
+    want: PickOptions<'_>,
     dice: &mut fastrand::Rng,
 ) -> Option<&'a Arc<Endpoint>> {
     state.follow(cluster, endpoints, dice);
@@ -171,8 +171,8 @@ impl PickState {
         let list = endpoints.priorities.get(group.priority)?;
         let index = match (&self.hashed, hash) {
             (Some(hashed), Some(hash)) => match hashed.tables.get(group.priority)? {
-                Table::Ring(ring) => ring::find(ring, hash, attempt)?,
-                Table::Maglev(table) => maglev::find(table, hash, attempt)?,
+                HashTable::Ring(ring) => ring::find(ring, hash, attempt)?,
+                HashTable::Maglev(table) => maglev::find(table, hash, attempt)?,
             },
             _ => group.next(cluster, list, load, dice)?,
         };
@@ -344,11 +344,11 @@ fn hashed(
     endpoints: &Arc<Endpoints>,
     version: u32,
     loads: &[Load],
-) -> Option<Arc<Hashed>> {
+) -> Option<Arc<HashTables>> {
     if !cluster.balancer.hashes() {
         return None;
     }
-    if let Some(made) = &*cluster.hashed.load()
+    if let Some(made) = &*cluster.hash_tables.load()
         && made.version == version
         && Arc::ptr_eq(&made.endpoints, endpoints)
     {
@@ -359,14 +359,14 @@ fn hashed(
         let normal = Normal::new(endpoints, list, cluster.weigh_localities, |one| taken.takes(one));
         match cluster.balancer {
             Balancer::RingHash { minimum, maximum, function } => {
-                Table::Ring(ring::build(&normal, minimum, maximum, function))
+                HashTable::Ring(ring::build(&normal, minimum, maximum, function))
             }
-            Balancer::Maglev(size) => Table::Maglev(maglev::build(&normal, size)),
-            _ => Table::Maglev(Box::default()),
+            Balancer::Maglev(size) => HashTable::Maglev(maglev::build(&normal, size)),
+            _ => HashTable::Maglev(Box::default()),
         }
     };
     let tables = endpoints.priorities.iter().zip(loads).map(table).collect();
-    let made = Arc::new(Hashed { endpoints: Arc::clone(endpoints), version, tables });
-    cluster.hashed.store(Some(Arc::clone(&made)));
+    let made = Arc::new(HashTables { endpoints: Arc::clone(endpoints), version, tables });
+    cluster.hash_tables.store(Some(Arc::clone(&made)));
     Some(made)
 }

@@ -4,7 +4,7 @@ use crate::{config::route::Cors, matching};
 use skysail_http::head::{RequestHead, ResponseHead};
 
 /// Headers to set in a response.
-pub type Marks = Vec<(Box<str>, Box<[u8]>)>;
+pub type Fields = Vec<(Box<str>, Box<[u8]>)>;
 
 /// Decision on a request under a CORS policy.
 #[derive(Debug)]
@@ -12,9 +12,9 @@ pub enum CorsDecision {
     /// The request continues unchanged: it is no CORS request, or its origin is not allowed.
     Pass,
     /// The request continues, and its response gets these headers.
-    Mark(Marks),
+    AddFields(Fields),
     /// The request is a preflight; this is the response.
-    Answer(ResponseHead),
+    Respond(ResponseHead),
 }
 
 /// Returns whether a request is a preflight.
@@ -31,14 +31,14 @@ pub fn decide(cors: &Cors, head: &RequestHead) -> CorsDecision {
     };
     let allowed = cors.origins.iter().any(|test| matching::text(test, origin));
     match (is_preflight(head), allowed) {
-        (true, true) => CorsDecision::Answer(preflight_answer(cors, origin)),
-        (true, false) if !cors.forward_unmatched => CorsDecision::Answer(ResponseHead::build(200, &[])),
-        (false, true) => CorsDecision::Mark(marks(cors, origin)),
+        (true, true) => CorsDecision::Respond(preflight_answer(cors, origin)),
+        (true, false) if !cors.forward_unmatched => CorsDecision::Respond(ResponseHead::build(200, &[])),
+        (false, true) => CorsDecision::AddFields(response_fields(cors, origin)),
         _ => CorsDecision::Pass,
     }
 }
 
-fn marks(cors: &Cors, origin: &[u8]) -> Marks {
+fn response_fields(cors: &Cors, origin: &[u8]) -> Fields {
     let mut marks = vec![("access-control-allow-origin".into(), origin.into())];
     if cors.credentials {
         marks.push(("access-control-allow-credentials".into(), b"true".as_slice().into()));
@@ -89,7 +89,7 @@ mod tests {
     fn preflights_are_answered() {
         let ask = [("origin", "https://a.example"), ("access-control-request-method", "POST")];
         let head = RequestHead::build("OPTIONS", "/", "h", &ask);
-        let CorsDecision::Answer(answer) = decide(&cors(true), &head) else { panic!("not answered") };
+        let CorsDecision::Respond(answer) = decide(&cors(true), &head) else { panic!("not answered") };
         let fields: Vec<_> = answer
             .iter()
             .map(|(name, value)| {
@@ -117,11 +117,11 @@ mod tests {
         assert!(matches!(decide(&cors(true), &head("OPTIONS", &stranger)), CorsDecision::Pass));
         assert!(matches!(
             decide(&cors(false), &head("OPTIONS", &stranger)),
-            CorsDecision::Answer(answer) if answer.is_empty()
+            CorsDecision::Respond(answer) if answer.is_empty()
         ));
         assert!(matches!(decide(&cors(true), &head("GET", &stranger)), CorsDecision::Pass));
         let friend = head("GET", &[("origin", "https://a.example")]);
-        let CorsDecision::Mark(marks) = decide(&cors(true), &friend) else { panic!("not marked") };
+        let CorsDecision::AddFields(marks) = decide(&cors(true), &friend) else { panic!("not marked") };
         assert!(marks.contains(&("access-control-expose-headers".into(), b"x-bar".as_slice().into())));
     }
 }

@@ -1,6 +1,6 @@
 //! Errors of requests and connections, and the responses to them.
 //!
-//! An error has a kind, a side and a cause. One table ([`Error::answer`]) maps it to status, gRPC status, response
+//! An error has a kind, a side and a cause. One table ([`Error::response`]) maps it to status, gRPC status, response
 //! flag, details and body. The texts are Envoy's, because alerts and users search logs for them. [`crate::retry`]
 //! decides whether a failed attempt is retried. A direct response or a redirect is no error.
 
@@ -176,7 +176,7 @@ impl fmt::Display for Flags {
 
 /// Response and log entries for an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct ErrorResponse {
     /// HTTP status; 0 if no response is possible, because the client has gone.
     pub status: u16,
     /// gRPC status for gRPC requests, whose HTTP status is 200.
@@ -242,7 +242,7 @@ impl Error {
         }
     }
 
-    /// Returns whether a retry is possible. Whether the policy wants one: [`crate::retry::wanted`].
+    /// Returns whether a retry is possible. Whether the policy wants one: [`crate::retry::should_retry`].
     pub fn may_retry(&self) -> bool {
         self.side() == Side::Upstream && !self.response_started && self.kind != Kind::ResponseTimeout
     }
@@ -253,8 +253,8 @@ impl Error {
     }
 
     /// Returns the response to the error. This is the one table of kinds and responses.
-    pub fn answer(&self) -> Answer {
-        let plain = |status, flags, details: &'static str, body: &'static str| Answer {
+    pub fn response(&self) -> ErrorResponse {
+        let plain = |status, flags, details: &'static str, body: &'static str| ErrorResponse {
             status,
             grpc: grpc_status::from_http(status),
             flags,
@@ -287,7 +287,7 @@ impl Error {
                 "stream_idle_timeout",
                 "stream timeout",
             ),
-            Kind::StreamDuration(request_complete) => Answer {
+            Kind::StreamDuration(request_complete) => ErrorResponse {
                 grpc: 4,
                 ..plain(
                     if *request_complete { 504 } else { 408 },
@@ -297,18 +297,21 @@ impl Error {
                 )
             },
             Kind::RequestTimeout => plain(408, Flags::NONE, "request_overall_timeout", "request timeout"),
-            Kind::Denied(details) => Answer {
+            Kind::Denied(details) => ErrorResponse {
                 details: Cow::Owned(details.to_string()),
                 ..plain(403, Flags::NONE, "", "RBAC: access denied")
             },
-            Kind::Revoked => Answer {
+            Kind::Revoked => ErrorResponse {
                 details: Cow::Owned(revoked(self.cause.as_deref().unwrap_or_default())),
                 ..plain(403, Flags::RV, "", "no longer admitted")
             },
             Kind::FaultAbort(status) => plain(*status, Flags::FI, "fault_filter_abort", "fault filter abort"),
             Kind::FaultAbortGrpc(grpc) => {
                 let status = grpc_status::to_http(*grpc);
-                Answer { grpc: *grpc, ..plain(status, Flags::FI, "fault_filter_abort", "fault filter abort") }
+                ErrorResponse {
+                    grpc: *grpc,
+                    ..plain(status, Flags::FI, "fault_filter_abort", "fault filter abort")
+                }
             }
             Kind::DownstreamClosed => plain(0, Flags::DC, "downstream_remote_disconnect", ""),
             Kind::DownstreamProtocol => plain(400, Flags::DPE, "http1.codec_error", "Bad Request"),
@@ -321,12 +324,12 @@ impl Error {
     }
 
     /// Returns the response to an upstream reset, with Envoy's texts. Only logs contain the cause.
-    fn reset(&self, status: u16, flags: Flags, reason: &str) -> Answer {
+    fn reset(&self, status: u16, flags: Flags, reason: &str) -> ErrorResponse {
         let started = if self.response_started { "after" } else { "before" };
         let cause = self.cause.as_deref().unwrap_or_default();
         let bar = if cause.is_empty() { "" } else { "|" };
         let details = format!("upstream_reset_{started}_response_started{{{reason}{bar}{cause}}}");
-        Answer {
+        ErrorResponse {
             status,
             grpc: grpc_status::from_http(status),
             flags,
@@ -350,7 +353,7 @@ pub fn one_word(text: &str) -> String {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let answer = self.answer();
+        let answer = self.response();
         write!(f, "{} ({})", answer.details, answer.flags)
     }
 }
@@ -441,14 +444,14 @@ mod tests {
             (Error::new(Kind::DownstreamClosed), 0, "DC", "downstream_remote_disconnect", ""),
         ];
         for (error, status, flags, details, body) in table {
-            let answer = error.answer();
+            let answer = error.response();
             assert_eq!(
                 (answer.status, answer.flags.to_string().as_str(), &*answer.details, &*answer.body),
                 (status, flags, details, body)
             );
         }
         let late = Error::new(Kind::UpstreamClosed).after_response_started();
-        assert_eq!(late.answer().details, "upstream_reset_after_response_started{connection_termination}");
+        assert_eq!(late.response().details, "upstream_reset_after_response_started{connection_termination}");
         assert!(!late.may_retry());
     }
 

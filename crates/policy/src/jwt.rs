@@ -108,7 +108,7 @@ impl Status {
 
 /// A verified token.
 #[derive(Debug)]
-pub struct Good<'a> {
+pub struct VerifiedToken<'a> {
     provider: &'a JwtProvider,
     source: &'a Source,
     header: Value,
@@ -120,7 +120,7 @@ pub struct Good<'a> {
 #[derive(Debug)]
 pub enum JwtOutcome<'a> {
     /// The request is admitted; these are its verified tokens.
-    Pass(Vec<Good<'a>>),
+    Pass(Vec<VerifiedToken<'a>>),
     /// The request is refused.
     Refused(Status),
     /// The keys of this provider must be fetched first.
@@ -230,7 +230,7 @@ impl<'a> Check<'a, '_> {
         }
     }
 
-    fn meets(&self, requirement: &'a Requirement, good: &mut Vec<Good<'a>>) -> Result<(), Stop> {
+    fn meets(&self, requirement: &'a Requirement, good: &mut Vec<VerifiedToken<'a>>) -> Result<(), Stop> {
         match requirement {
             Requirement::Nothing => Ok(()),
             Requirement::Provider(index, audiences) => {
@@ -275,7 +275,7 @@ impl<'a> Check<'a, '_> {
         source: &'a Source,
         text: &str,
         audiences: Option<&[Box<str>]>,
-    ) -> Result<Good<'a>, Stop> {
+    ) -> Result<VerifiedToken<'a>, Stop> {
         let stop = |status| Err(Stop::Status(status));
         let Some(provider) = self.jwt.providers.get(index) else { return stop(Status::UnknownIssuer) };
         let token = Token::parse(text).map_err(Stop::Status)?;
@@ -294,9 +294,9 @@ impl<'a> Check<'a, '_> {
             return stop(Status::AudienceNotAllowed);
         }
         let keys = match &provider.keys {
-            Keys::Here(keys) => Arc::clone(keys),
+            Keys::Local(keys) => Arc::clone(keys),
             Keys::Remote(_) if self.failed.contains(&index) => return stop(Status::NoKeys),
-            Keys::Remote(remote) => match remote.known.load().as_deref() {
+            Keys::Remote(remote) => match remote.fetched.load().as_deref() {
                 Some((until, keys)) if *until > std::time::Instant::now() => Arc::clone(keys),
                 _ => return Err(Stop::NeedsKeys(index)),
             },
@@ -306,7 +306,7 @@ impl<'a> Check<'a, '_> {
             None => token.verify(&keys),
         };
         verified.map_err(Stop::Status)?;
-        Ok(Good {
+        Ok(VerifiedToken {
             provider,
             source,
             header: token.header,
@@ -498,9 +498,13 @@ fn own_fields(jwt: &Jwt) -> impl Iterator<Item = &str> {
 
 /// Applies verified tokens: sets headers for the upstream and the dynamic `metadata`. Returns whether the route must
 /// be selected again.
-pub fn apply(good: Vec<Good<'_>>, head: &mut RequestHead, metadata: &mut Map<String, Value>) -> bool {
+pub fn apply(
+    good: Vec<VerifiedToken<'_>>,
+    head: &mut RequestHead,
+    metadata: &mut Map<String, Value>,
+) -> bool {
     let mut clear_route = false;
-    for Good { provider, source, header, claims, payload } in good {
+    for VerifiedToken { provider, source, header, claims, payload } in good {
         if let Some(name) = &provider.payload_header {
             let padding = if provider.pad_payload_header { (4 - payload.len() % 4) % 4 } else { 0 };
             head.append(name, format!("{payload}{}", "=".repeat(padding)).as_bytes());

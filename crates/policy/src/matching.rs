@@ -60,7 +60,7 @@ pub fn header_values(test: &HeaderMatch, head: &RequestHead, values: Values) -> 
 }
 
 /// Returns whether a response header matches.
-pub fn answer_header(test: &HeaderMatch, head: &ResponseHead) -> bool {
+pub fn response_header(test: &HeaderMatch, head: &ResponseHead) -> bool {
     field(test, None, head, Values::One)
 }
 
@@ -97,11 +97,15 @@ pub fn headers(tests: &[HeaderMatch], head: &RequestHead) -> bool {
 
 /// Returns whether dynamic metadata match.
 pub fn metadata(test: &MetadataMatch, metadata: Option<&Map<String, Value>>) -> bool {
-    value(&test.test, known(&test.path, metadata)) != test.invert
+    value(&test.test, metadata_value(&test.path, metadata)) != test.invert
 }
 
 /// Adds a filter's dynamic metadata. A value replaces an earlier one with the same key, as in Envoy.
-pub fn learn(known: &mut Map<String, Value>, filter: &str, found: impl IntoIterator<Item = (String, Value)>) {
+pub fn merge_metadata(
+    known: &mut Map<String, Value>,
+    filter: &str,
+    found: impl IntoIterator<Item = (String, Value)>,
+) {
     let mut found = found.into_iter().peekable();
     if found.peek().is_some()
         && let Value::Object(before) = known.entry(filter).or_insert_with(|| Map::new().into())
@@ -111,7 +115,7 @@ pub fn learn(known: &mut Map<String, Value>, filter: &str, found: impl IntoItera
 }
 
 /// Returns dynamic metadata by path. The first part of the path is the name of the filter.
-pub fn known<'a>(path: &[Box<str>], metadata: Option<&'a Map<String, Value>>) -> Option<&'a Value> {
+pub fn metadata_value<'a>(path: &[Box<str>], metadata: Option<&'a Map<String, Value>>) -> Option<&'a Value> {
     let (filter, keys) = path.split_first()?;
     keys.iter().try_fold(metadata?.get(&**filter)?, |value, key| value.get(&**key))
 }

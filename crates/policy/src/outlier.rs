@@ -10,9 +10,9 @@ use std::{
 use crate::{
     config::{
         Endpoint, Endpoints,
-        health::{Cause, HealthComparison, Limit, Outlier},
+        health::{ConsecutiveLimit, EjectionCause, HealthComparison, Outlier},
     },
-    state::health::{Rate, Track, millis},
+    state::health::{EndpointState, SuccessRate, millis},
 };
 
 #[cfg(test)]
@@ -47,16 +47,21 @@ pub enum EjectionVerdict {
     /// Not ejected: too many endpoints are ejected.
     Overflow,
     /// Not ejected: the cause is not enforced this time (`enforcing_…`).
-    Spared,
+    NotEnforced,
     /// The endpoint is ejected already, or its cluster was removed.
-    Already,
+    AlreadyEjected,
 }
 
 /// Difference to add to the reported number of ejected endpoints. Both wrap.
 pub type EjectionChange = u64;
 
 /// Records a result of an endpoint. Calls `detected` for each limit that is reached.
-pub fn note(outlier: &Outlier, track: &Track, outcome: UpstreamResult, mut detected: impl FnMut(Cause)) {
+pub fn record(
+    outlier: &Outlier,
+    track: &EndpointState,
+    outcome: UpstreamResult,
+    mut detected: impl FnMut(EjectionCause),
+) {
     if outlier.split {
         match outcome {
             UpstreamResult::Answered(_) | UpstreamResult::Connected => connected(track, true),
@@ -85,7 +90,7 @@ pub fn note(outlier: &Outlier, track: &Track, outcome: UpstreamResult, mut detec
     answered(outlier, track, status, detected);
 }
 
-fn answered(outlier: &Outlier, track: &Track, status: u16, mut detected: impl FnMut(Cause)) {
+fn answered(outlier: &Outlier, track: &EndpointState, status: u16, mut detected: impl FnMut(EjectionCause)) {
     let good = status < 500;
     count(&track.answers, good);
     if good {
@@ -96,26 +101,26 @@ fn answered(outlier: &Outlier, track: &Track, status: u16, mut detected: impl Fn
     if !matches!(status, 502..=504) {
         reset(&track.consecutive_gateway_failure);
     } else if reaches_limit(&track.consecutive_gateway_failure, outlier.consecutive_gateway_failure) {
-        detected(Cause::ConsecutiveGatewayFailure);
+        detected(EjectionCause::ConsecutiveGatewayFailure);
     }
     if reaches_limit(&track.consecutive_5xx, outlier.consecutive_5xx) {
-        detected(Cause::Consecutive5xx);
+        detected(EjectionCause::Consecutive5xx);
     }
 }
 
-fn connected(track: &Track, good: bool) {
+fn connected(track: &EndpointState, good: bool) {
     count(&track.connects, good);
     reset(&track.consecutive_local_origin_failure);
 }
 
-fn local_failure(outlier: &Outlier, track: &Track, detected: &mut impl FnMut(Cause)) {
+fn local_failure(outlier: &Outlier, track: &EndpointState, detected: &mut impl FnMut(EjectionCause)) {
     count(&track.connects, false);
     if reaches_limit(&track.consecutive_local_origin_failure, outlier.consecutive_local_origin_failure) {
-        detected(Cause::ConsecutiveLocalOriginFailure);
+        detected(EjectionCause::ConsecutiveLocalOriginFailure);
     }
 }
 
-fn count(rate: &Rate, good: bool) {
+fn count(rate: &SuccessRate, good: bool) {
     rate.all.fetch_add(1, Relaxed);
     if good {
         rate.good.fetch_add(1, Relaxed);
@@ -130,7 +135,7 @@ fn reset(counter: &std::sync::atomic::AtomicU32) {
 }
 
 /// Increments a counter; returns true and resets it when it reaches the limit.
-fn reaches_limit(counter: &std::sync::atomic::AtomicU32, limit: Limit) -> bool {
+fn reaches_limit(counter: &std::sync::atomic::AtomicU32, limit: ConsecutiveLimit) -> bool {
     let reached = counter.fetch_add(1, Relaxed) + 1 == limit.number;
     if reached {
         counter.store(0, Relaxed);
@@ -142,14 +147,14 @@ fn reaches_limit(counter: &std::sync::atomic::AtomicU32, limit: Limit) -> bool {
 pub fn eject(
     outlier: &Outlier,
     endpoints: &Endpoints,
-    track: &Track,
-    cause: Cause,
+    track: &EndpointState,
+    cause: EjectionCause,
     now: Instant,
     dice: &mut fastrand::Rng,
 ) -> EjectionVerdict {
     let mut active = outlier.state.active.lock().unwrap_or_else(PoisonError::into_inner);
     if track.is_ejected() || active.is_none() {
-        return EjectionVerdict::Already;
+        return EjectionVerdict::AlreadyEjected;
     }
     let (all, ejected) = census(endpoints);
     let first = outlier.always_one && ejected == 0;
@@ -157,7 +162,7 @@ pub fn eject(
         return EjectionVerdict::Overflow;
     }
     if dice.u32(..100) >= outlier.enforcing(cause) {
-        return EjectionVerdict::Spared;
+        return EjectionVerdict::NotEnforced;
     }
     let multiple = track.multiple.load(Relaxed);
     // The multiple stops growing when the ejection has its maximum length.
@@ -175,13 +180,13 @@ pub fn eject(
 }
 
 /// Runs the check at the end of an interval. Restores endpoints whose ejection is over, and detects endpoints that are
-/// worse than the others. Calls `taken_back` and `detected` for each of them.
-pub fn look_after<'a>(
+/// worse than the others. Calls `restored` and `detected` for each of them.
+pub fn check<'a>(
     outlier: &Outlier,
     endpoints: &'a Endpoints,
     now: Instant,
-    mut taken_back: impl FnMut(&'a Endpoint),
-    mut detected: impl FnMut(&'a Endpoint, &'a Track, Cause),
+    mut restored: impl FnMut(&'a Endpoint),
+    mut detected: impl FnMut(&'a Endpoint, &'a EndpointState, EjectionCause),
 ) -> EjectionChange {
     let tracked: Vec<_> =
         endpoints.iter().filter_map(|endpoint| Some((&**endpoint, endpoint.track.as_deref()?))).collect();
@@ -198,16 +203,20 @@ pub fn look_after<'a>(
                 track.consecutive_local_origin_failure.store(0, Relaxed);
                 track.ejected.store(0, Relaxed);
                 outlier.state.version.fetch_add(1, Relaxed);
-                taken_back(endpoint);
+                restored(endpoint);
             }
         }
         // Ejected endpoints may also have been removed from the cluster.
         report(&mut active, census(endpoints).1)
     };
-    type Of = fn(&Track) -> &Rate;
-    let kinds: [(Of, Cause, Cause); 2] = [
-        (|track| &track.answers, Cause::SuccessRate, Cause::FailurePercentage),
-        (|track| &track.connects, Cause::LocalOriginSuccessRate, Cause::LocalOriginFailurePercentage),
+    type Of = fn(&EndpointState) -> &SuccessRate;
+    let kinds: [(Of, EjectionCause, EjectionCause); 2] = [
+        (|track| &track.answers, EjectionCause::SuccessRate, EjectionCause::FailurePercentage),
+        (
+            |track| &track.connects,
+            EjectionCause::LocalOriginSuccessRate,
+            EjectionCause::LocalOriginFailurePercentage,
+        ),
     ];
     for (of, low, failing) in kinds {
         let rates: Vec<_> = tracked
@@ -241,7 +250,7 @@ pub fn look_after<'a>(
 }
 
 /// Ends all ejections of a removed cluster.
-pub fn end(outlier: &Outlier) -> EjectionChange {
+pub fn end_all(outlier: &Outlier) -> EjectionChange {
     let last = outlier.state.active.lock().unwrap_or_else(PoisonError::into_inner).take();
     0_u64.wrapping_sub(last.unwrap_or(0))
 }
@@ -271,20 +280,20 @@ fn census(endpoints: &Endpoints) -> (usize, usize) {
 
 impl Outlier {
     /// Returns the length of an endpoint's ejection.
-    fn term(&self, track: &Track) -> Duration {
+    fn term(&self, track: &EndpointState) -> Duration {
         let jitter = Duration::from_millis(track.jitter.load(Relaxed));
         (self.base_ejection * track.multiple.load(Relaxed)).min(self.max_ejection) + jitter
     }
 
-    fn enforcing(&self, cause: Cause) -> u32 {
+    fn enforcing(&self, cause: EjectionCause) -> u32 {
         match cause {
-            Cause::Consecutive5xx => self.consecutive_5xx.enforcing,
-            Cause::ConsecutiveGatewayFailure => self.consecutive_gateway_failure.enforcing,
-            Cause::ConsecutiveLocalOriginFailure => self.consecutive_local_origin_failure.enforcing,
-            Cause::SuccessRate => self.success_rate.enforcing,
-            Cause::LocalOriginSuccessRate => self.success_rate.enforcing_local,
-            Cause::FailurePercentage => self.failure_percentage.enforcing,
-            Cause::LocalOriginFailurePercentage => self.failure_percentage.enforcing_local,
+            EjectionCause::Consecutive5xx => self.consecutive_5xx.enforcing,
+            EjectionCause::ConsecutiveGatewayFailure => self.consecutive_gateway_failure.enforcing,
+            EjectionCause::ConsecutiveLocalOriginFailure => self.consecutive_local_origin_failure.enforcing,
+            EjectionCause::SuccessRate => self.success_rate.enforcing,
+            EjectionCause::LocalOriginSuccessRate => self.success_rate.enforcing_local,
+            EjectionCause::FailurePercentage => self.failure_percentage.enforcing,
+            EjectionCause::LocalOriginFailurePercentage => self.failure_percentage.enforcing_local,
         }
     }
 }

@@ -13,7 +13,7 @@ use skysail_http::head::RequestHead;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Normalization {
     /// The request continues with the path in the head.
-    Go,
+    Continue,
     /// 400, [`crate::error::Kind::BadPath`].
     Reject,
     /// 307 with the path in the head: [`location`].
@@ -24,17 +24,17 @@ pub enum Normalization {
 pub fn normalize(manager: &HttpManager, head: &mut RequestHead) -> Normalization {
     let original = head.path();
     if is_plain(original.as_bytes()) {
-        return Normalization::Go;
+        return Normalization::Continue;
     }
     if original.contains('#') {
         return Normalization::Reject;
     }
     // `*` and the empty path of CONNECT have no segments.
     if !original.starts_with('/') {
-        return Normalization::Go;
+        return Normalization::Continue;
     }
     let (path, query) = original.split_at(original.find('?').unwrap_or(original.len()));
-    let mut outcome = Normalization::Go;
+    let mut outcome = Normalization::Continue;
     let mut new: Option<String> = None;
     if manager.escaped_slashes != EscapedSlashes::Keep {
         new = unescape_slashes(path);
@@ -48,7 +48,7 @@ pub fn normalize(manager: &HttpManager, head: &mut RequestHead) -> Normalization
             }
             EscapedSlashes::UnescapeAndRedirect if matching::is_grpc(head) => Normalization::Reject,
             EscapedSlashes::UnescapeAndRedirect => Normalization::Redirect,
-            _ => Normalization::Go,
+            _ => Normalization::Continue,
         };
     }
     if manager.normalize_path && !is_canonical(new.as_deref().unwrap_or(path)) {

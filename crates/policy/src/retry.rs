@@ -42,7 +42,7 @@ pub struct TryLimits<'a> {
 }
 
 /// Reads and removes the overrides in a request's headers. `policy` and `timeout` are those of the route.
-pub fn asked<'a>(
+pub fn overrides<'a>(
     head: &mut RequestHead,
     policy: Option<&'a RetryPolicy>,
     timeout: Option<Duration>,
@@ -133,7 +133,7 @@ pub enum TryOutcome<'a> {
 
 /// Returns whether the policy retries this result. The caller checks the number of retries, and whether the body can
 /// be sent again.
-pub fn wanted(policy: &RetryPolicy, outcome: TryOutcome<'_>) -> bool {
+pub fn should_retry(policy: &RetryPolicy, outcome: TryOutcome<'_>) -> bool {
     match outcome {
         TryOutcome::Failed { error, request_sent } => {
             error.may_retry() && retry_reset(policy.on, &error.kind, request_sent)
@@ -160,7 +160,7 @@ fn retry_answer(policy: &RetryPolicy, head: &ResponseHead) -> bool {
         || (on.retriable_4xx && status == 409)
         || (on.retriable_status_codes && policy.statuses.contains(&status));
     by_status
-        || (on.retriable_headers && policy.answers.iter().any(|test| matching::answer_header(test, head)))
+        || (on.retriable_headers && policy.answers.iter().any(|test| matching::response_header(test, head)))
         || match head.header("grpc-status") {
             Some(b"1") => on.grpc_cancelled,
             Some(b"4") => on.grpc_deadline_exceeded,
@@ -187,7 +187,7 @@ mod tests {
         fields: &[(&str, &str)],
     ) -> (Option<RetryPolicy>, [Option<u64>; 2]) {
         let mut head = RequestHead::build("GET", "/", "a", fields);
-        let asked = asked(&mut head, policy, Some(Duration::from_millis(100)));
+        let asked = overrides(&mut head, policy, Some(Duration::from_millis(100)));
         assert!(!head.iter().any(|(name, _)| name.starts_with(b"x-envoy-")));
         let ms = |time: Option<Duration>| time.map(|time| time.as_millis() as u64);
         (asked.retry().cloned(), [ms(asked.timeout), ms(asked.try_timeout)])
@@ -261,7 +261,7 @@ mod tests {
         ];
         for (policy, (error, request_sent), expected) in cases {
             let outcome = TryOutcome::Failed { error: &error, request_sent };
-            assert_eq!(wanted(&policy, outcome), expected, "{error} {:?}", policy.on);
+            assert_eq!(should_retry(&policy, outcome), expected, "{error} {:?}", policy.on);
         }
     }
 
@@ -284,7 +284,7 @@ mod tests {
             (ResponseHead::build(503, &[("x-envoy-ratelimited", "true")]), false),
         ];
         for (head, expected) in cases {
-            assert_eq!(wanted(&policy, TryOutcome::Answered(&head)), expected, "{head:?}");
+            assert_eq!(should_retry(&policy, TryOutcome::Answered(&head)), expected, "{head:?}");
         }
     }
 

@@ -87,13 +87,13 @@ pub fn is_secure(head: &RequestHead) -> bool {
 }
 
 /// Returns an authority in the form in which the table is indexed.
-pub fn looked_up<'a>(table: &RouteTable, authority: &'a str) -> Cow<'a, str> {
+pub fn lookup_key<'a>(table: &RouteTable, authority: &'a str) -> Cow<'a, str> {
     lower_case(if table.ignore_port { without_port(authority) } else { authority })
 }
 
 /// Returns the virtual host of an authority, and whether a domain equals the authority.
 pub fn virtual_host<'a>(table: &'a RouteTable, authority: &str) -> Option<(&'a VirtualHost, bool)> {
-    let authority = looked_up(table, authority);
+    let authority = lookup_key(table, authority);
     let exact = table.exact.get(&*authority);
     let index = exact
         .or_else(|| {

@@ -44,7 +44,7 @@ impl SpanContext {
 
 /// Side of a call that records the span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum CallSide {
     /// The side that received the call.
     Server,
     /// The side that made the call.
@@ -79,12 +79,12 @@ pub fn decide(
     let marked = if id.len() == ID_LENGTH { id[MARK] } else { NOT };
     let chosen = match marked {
         RANDOM | FORCED | CLIENT => marked,
-        _ if head.has("x-client-trace-id") && sampling.client.has(dice.u32(..)) => CLIENT,
+        _ if head.has("x-client-trace-id") && sampling.client.contains(dice.u32(..)) => CLIENT,
         _ if head.has("x-envoy-force-trace") => FORCED,
-        _ if sampling.random.has(number) => RANDOM,
+        _ if sampling.random.contains(number) => RANDOM,
         _ => return false,
     };
-    let mark = if sampling.overall.has(number) { chosen } else { NOT };
+    let mark = if sampling.overall.contains(number) { chosen } else { NOT };
     if mark != marked && request_id.pack {
         set_mark(head, mark);
     }
@@ -101,7 +101,7 @@ fn set_mark(head: &mut RequestHead, mark: u8) {
 
 /// Header format of a trace context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum ContextFormat {
     /// `traceparent` and `tracestate`.
     W3c,
     /// `b3`.
@@ -112,7 +112,7 @@ pub enum Form {
 
 /// The trace context of a request cannot be parsed.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Unreadable;
+pub struct InvalidContext;
 
 /// Returns the span of a request and the header format of its context. Without a context from the client, the trace
 /// begins here.
@@ -122,19 +122,19 @@ pub struct Unreadable;
 /// The client's context cannot be parsed: it is forwarded unchanged, and the request is not traced.
 pub fn context(
     tracer: Tracer,
-    end: End,
+    end: CallSide,
     decision: bool,
     head: &RequestHead,
     dice: &mut fastrand::Rng,
-) -> Result<(SpanContext, Form), Unreadable> {
+) -> Result<(SpanContext, ContextFormat), InvalidContext> {
     let mut new_id = || dice.u64(1..);
     match tracer {
         Tracer::OpenTelemetry => {
             let Some(above) = w3c(head)? else {
                 let trace = u128::from(new_id()) << 64 | u128::from(new_id());
-                return Ok((first(trace, new_id(), true, decision), Form::W3c));
+                return Ok((first(trace, new_id(), true, decision), ContextFormat::W3c));
             };
-            Ok((below(&above, new_id(), above.sampled && decision, true), Form::W3c))
+            Ok((below(&above, new_id(), above.sampled && decision, true), ContextFormat::W3c))
         }
         Tracer::Zipkin(zipkin) => {
             let (above, sampled, form) = b3(zipkin, head)?;
@@ -150,7 +150,7 @@ pub fn context(
                 return Ok((first(trace, id, zipkin.long_ids, sampled), form));
             };
             // The server's span of a call shares the id of the client's span.
-            if zipkin.shared && end == End::Server {
+            if zipkin.shared && end == CallSide::Server {
                 return Ok((SpanContext { sampled, ..above }, form));
             }
             Ok((below(&above, new_id(), sampled, true), form))
@@ -172,17 +172,17 @@ pub fn below(above: &SpanContext, span: u64, sampled: bool, remote: bool) -> Spa
 }
 
 /// Returns the W3C trace context of a request; `None` if there is none.
-fn w3c(head: &Headers) -> Result<Option<SpanContext>, Unreadable> {
+fn w3c(head: &Headers) -> Result<Option<SpanContext>, InvalidContext> {
     let Some(parent) = head.header("traceparent") else { return Ok(None) };
-    let [v1, v2, b'-', rest @ ..] = parent else { return Err(Unreadable) };
-    let (trace, rest) = rest.split_at_checked(32).ok_or(Unreadable)?;
+    let [v1, v2, b'-', rest @ ..] = parent else { return Err(InvalidContext) };
+    let (trace, rest) = rest.split_at_checked(32).ok_or(InvalidContext)?;
     let Some((span, flags)) = rest.strip_prefix(b"-").and_then(|rest| rest.split_at_checked(16)) else {
-        return Err(Unreadable);
+        return Err(InvalidContext);
     };
-    let Some(flags @ [_, _]) = flags.strip_prefix(b"-") else { return Err(Unreadable) };
+    let Some(flags @ [_, _]) = flags.strip_prefix(b"-") else { return Err(InvalidContext) };
     let readable = (hex(&[*v1, *v2]), hex(trace), hex(span), hex(flags));
     let (Some(_), Some(trace @ 1..), Some(span @ 1..), Some(flags)) = readable else {
-        return Err(Unreadable);
+        return Err(InvalidContext);
     };
     let mut state = Vec::new();
     for value in head.header_values("tracestate") {
@@ -196,16 +196,16 @@ fn w3c(head: &Headers) -> Result<Option<SpanContext>, Unreadable> {
 }
 
 /// B3 context of a request: the parent span, the sampling decision and the header format.
-type B3 = (Option<SpanContext>, Option<bool>, Form);
+type B3 = (Option<SpanContext>, Option<bool>, ContextFormat);
 
-fn b3(zipkin: Zipkin, head: &Headers) -> Result<B3, Unreadable> {
+fn b3(zipkin: Zipkin, head: &Headers) -> Result<B3, InvalidContext> {
     if let Some(value) = head.header("b3") {
         let (above, sampled) = single(value)?;
-        return Ok((above, sampled, Form::Single));
+        return Ok((above, sampled, ContextFormat::Single));
     }
     let sampled = head.header("x-b3-sampled").map(|value| matches!(value, b"1" | b"true"));
     if let Some(above) = several(head)? {
-        return Ok((Some(above), sampled, Form::Several));
+        return Ok((Some(above), sampled, ContextFormat::Several));
     }
     // An invalid trace context is ignored.
     let above = if zipkin.w3c { w3c(head).unwrap_or_default() } else { None };
@@ -213,38 +213,38 @@ fn b3(zipkin: Zipkin, head: &Headers) -> Result<B3, Unreadable> {
     // `tracestate` stays in the request.
     let above =
         above.map(|above| SpanContext { long: above.trace >> 64 != 0, state: Box::default(), ..above });
-    Ok((above, sampled, Form::Several))
+    Ok((above, sampled, ContextFormat::Several))
 }
 
 /// Parses `TRACE-SPAN-SAMPLED-PARENT`. The last one or two parts are optional; `SAMPLED` may also be the only part.
-fn single(value: &[u8]) -> Result<(Option<SpanContext>, Option<bool>), Unreadable> {
+fn single(value: &[u8]) -> Result<(Option<SpanContext>, Option<bool>), InvalidContext> {
     let flag = |flag: &[u8]| match flag {
         b"0" => Ok(Some(false)),
         b"1" | b"d" => Ok(Some(true)),
-        _ => Err(Unreadable),
+        _ => Err(InvalidContext),
     };
     if value.len() == 1 {
         return Ok((None, flag(value)?));
     }
     let mut parts = value.split(|b| *b == b'-');
-    let (Some(trace), Some(span)) = (parts.next(), parts.next()) else { return Err(Unreadable) };
+    let (Some(trace), Some(span)) = (parts.next(), parts.next()) else { return Err(InvalidContext) };
     let sampled = parts.next().map_or(Ok(None), flag)?;
     let parent = parts.next();
     let sizes = (trace.len(), span.len(), parent.map_or(16, <[u8]>::len), parts.next());
-    let (16 | 32, 16, 16, None) = sizes else { return Err(Unreadable) };
-    let (Some(id), Some(span)) = (hex(trace), hex(span)) else { return Err(Unreadable) };
-    let parent = parent.map(|parent| hex(parent).map(low).ok_or(Unreadable)).transpose()?;
+    let (16 | 32, 16, 16, None) = sizes else { return Err(InvalidContext) };
+    let (Some(id), Some(span)) = (hex(trace), hex(span)) else { return Err(InvalidContext) };
+    let parent = parent.map(|parent| hex(parent).map(low).ok_or(InvalidContext)).transpose()?;
     let context = first(id, low(span), trace.len() == 32 && id >> 64 != 0, false);
     Ok((Some(SpanContext { parent: parent.filter(|id| *id != 0), remote: true, ..context }), sampled))
 }
 
-fn several(head: &Headers) -> Result<Option<SpanContext>, Unreadable> {
+fn several(head: &Headers) -> Result<Option<SpanContext>, InvalidContext> {
     let (Some(trace), Some(span)) = (head.header("x-b3-traceid"), head.header("x-b3-spanid")) else {
         return Ok(None);
     };
-    let id = |value: &[u8]| hex(value).filter(|_| value.len() <= 16).map(low).ok_or(Unreadable);
+    let id = |value: &[u8]| hex(value).filter(|_| value.len() <= 16).map(low).ok_or(InvalidContext);
     let trace = match trace.len() {
-        32 => hex(trace).ok_or(Unreadable)?,
+        32 => hex(trace).ok_or(InvalidContext)?,
         _ => id(trace)?.into(),
     };
     let parent = head.header("x-b3-parentspanid").filter(|value| !value.is_empty()).map(id).transpose()?;
@@ -253,14 +253,14 @@ fn several(head: &Headers) -> Result<Option<SpanContext>, Unreadable> {
 }
 
 /// Writes a trace context into a request.
-pub fn inject(context: &SpanContext, form: Form, tracer: Tracer, head: &mut Headers) {
+pub fn inject(context: &SpanContext, form: ContextFormat, tracer: Tracer, head: &mut Headers) {
     let sampled = if context.sampled { "1" } else { "0" };
     match form {
-        Form::W3c => {
+        ContextFormat::W3c => {
             set_traceparent(context, head);
             head.set("tracestate", context.state.as_bytes());
         }
-        Form::Single => {
+        ContextFormat::Single => {
             let (trace, span) = (context.trace_id(), context.span_id());
             let mut value = format!("{trace}-{span}-{sampled}");
             if let Some(parent) = context.parent {
@@ -268,7 +268,7 @@ pub fn inject(context: &SpanContext, form: Form, tracer: Tracer, head: &mut Head
             }
             head.set("b3", value.as_bytes());
         }
-        Form::Several => {
+        ContextFormat::Several => {
             head.set("x-b3-traceid", context.trace_id().as_bytes());
             head.set("x-b3-spanid", context.span_id().as_bytes());
             if let Some(parent) = context.parent {

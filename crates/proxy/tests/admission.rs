@@ -26,8 +26,8 @@ use skysail_core::SpiffeId;
 use skysail_identity::{KeyAndCsr, Live, Roots, TlsSpec};
 use skysail_policy::config::{
     FilterChain, HttpManager, Listener, Snapshot,
-    http::{Does, Filter},
-    listener::{ChainMatch, Proxied, TcpProxy, Terminal},
+    http::{Filter, FilterKind},
+    listener::{ChainMatch, ProxyProtocolFilter, TcpProxy, Terminal},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
     route::{Forward, Rewrite, Targets},
     text::TextMatch,
@@ -85,7 +85,7 @@ async fn publish(proxy: &Proxy, clusters: &Snapshot, listener: Listener) {
 
 /// Returns a TCP listener that takes its destination from the PROXY protocol.
 fn bytes(policies: Vec<Arc<Policy>>) -> Listener {
-    let proxied = Some(Proxied { except: vec![], optional: false, refused: vec![] });
+    let proxied = Some(ProxyProtocolFilter { except: vec![], optional: false, refused: vec![] });
     let mut listener = Listener { proxy_protocol: proxied, ..listener(tcp(), None) };
     Arc::get_mut(&mut listener.chains[0]).unwrap().policies = policies;
     listener
@@ -245,7 +245,7 @@ async fn removed_or_redirected_chains_end_their_connections() {
 }
 
 /// Returns an HTTP listener with these filters and one path without policies.
-fn web(does: Vec<Does>) -> Listener {
+fn web(does: Vec<FilterKind>) -> Listener {
     let change = |manager: &mut HttpManager, forward: &mut Forward| {
         let named = |does| Filter { name: "filter".into(), disabled: false, does };
         manager.filters = does.into_iter().map(named).collect();
@@ -254,8 +254,8 @@ fn web(does: Vec<Does>) -> Listener {
     listener(http(change), None)
 }
 
-fn deny_path(prefix: &str) -> Does {
-    Does::Authorize(deny(Permission::Path(TextMatch::Prefix(prefix.as_bytes().into()))))
+fn deny_path(prefix: &str) -> FilterKind {
+    FilterKind::Authorize(deny(Permission::Path(TextMatch::Prefix(prefix.as_bytes().into()))))
 }
 
 async fn websocket(proxy: &Proxy, path: &str) -> Client {

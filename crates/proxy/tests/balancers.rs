@@ -19,7 +19,7 @@ use skysail_policy::config::{
     cluster::{Balancer, Health, Locality},
     health::SlowStart,
 };
-use skysail_policy::state::{Published, health::Track};
+use skysail_policy::state::{Published, health::EndpointState};
 use support::{Proxy, cluster, http, listener, numbered, server};
 use tokio::sync::{Notify, mpsc::unbounded_channel};
 
@@ -125,12 +125,12 @@ async fn a_new_endpoint_gets_fewer_requests_at_first() {
     let slow = SlowStart { window, aggression: 1.0, least: 0.1 };
     for (slow_start, expected) in [(None, [55, 55]), (Some(slow), [100, 10])] {
         let tracked = |address, since| {
-            let track = Some(Arc::new(Track { since, ..Track::new(Instant::now()) }));
+            let track = Some(Arc::new(EndpointState { since, ..EndpointState::new(Instant::now()) }));
             Endpoint { track, ..endpoint(address) }
         };
         let of_now = |addresses: &[SocketAddr]| {
             let new = |address: &SocketAddr| Endpoint {
-                track: Some(Arc::new(Track::new(Instant::now()))),
+                track: Some(Arc::new(EndpointState::new(Instant::now()))),
                 ..endpoint(*address)
             };
             let all = std::iter::once(tracked(servers[0], 1)).chain(addresses.iter().map(new)).collect();

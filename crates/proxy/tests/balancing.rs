@@ -17,10 +17,10 @@ use std::{
 use skysail_policy::config::{
     Cluster, Endpoint, Endpoints,
     cluster::{Balancer, HashFunction, RetryBudget},
-    health::{HealthComparison, Limit, Outlier},
+    health::{ConsecutiveLimit, HealthComparison, Outlier},
     route::{HashCookie, HashKey, HashPolicy},
 };
-use skysail_policy::state::{Published, health::Track};
+use skysail_policy::state::{Published, health::EndpointState};
 use skysail_proxy::overload::Limits as Taken;
 use support::{Proxy, cluster, http, listener, numbered, server, tcp, within};
 use tokio::sync::Notify;
@@ -122,11 +122,11 @@ async fn connections_of_one_client_reach_the_same_endpoint() {
 
 /// Returns a cluster that ejects an endpoint after three consecutive failures, for `base_ejection`.
 fn ejecting(endpoints: &[SocketAddr], base_ejection: Duration) -> Cluster {
-    let limit = Limit { number: 3, enforcing: 100 };
+    let limit = ConsecutiveLimit { number: 3, enforcing: 100 };
     let never = HealthComparison { hosts: 9, requests: 9, threshold: 99, enforcing: 0, enforcing_local: 0 };
     let outlier = Outlier {
         consecutive_5xx: limit,
-        consecutive_gateway_failure: Limit { number: 9, enforcing: 0 },
+        consecutive_gateway_failure: ConsecutiveLimit { number: 9, enforcing: 0 },
         consecutive_local_origin_failure: limit,
         split: false,
         interval: Duration::from_millis(10),
@@ -140,7 +140,7 @@ fn ejecting(endpoints: &[SocketAddr], base_ejection: Duration) -> Cluster {
         state: Arc::default(),
     };
     let tracked = |address: &SocketAddr| {
-        let track = Some(Arc::new(Track::new(Instant::now())));
+        let track = Some(Arc::new(EndpointState::new(Instant::now())));
         Arc::new(Endpoint { track, ..Endpoint::new(*address, None) })
     };
     let endpoints = Endpoints::of(endpoints.iter().map(tracked).collect());

@@ -17,7 +17,7 @@ use skysail_identity::TlsSpec;
 use skysail_policy::config::{
     Cluster, FilterChain, Listener,
     cluster::{Balancer, Discovery},
-    listener::{ChainMatch, Inspect, Proxied, TcpProxy, Terminal, Transport},
+    listener::{ChainMatch, Inspect, ProxyProtocolFilter, TcpProxy, Terminal, Transport},
     route::Targets,
 };
 use support::{Client, Proxy, cluster, http, listener, server, tcp, within};
@@ -132,7 +132,7 @@ async fn connections_reach_their_original_destination() {
     let servers = [named("a").await, named("b").await];
     for terminal in [http(|_, _| ()), tcp()] {
         let is_http = matches!(terminal, Terminal::Http(_));
-        let proxied = Some(Proxied { except: vec![], optional: false, refused: vec![] });
+        let proxied = Some(ProxyProtocolFilter { except: vec![], optional: false, refused: vec![] });
         let listener = Listener { proxy_protocol: proxied, ..listener(terminal, None) };
         let proxy = Proxy::start(listener, vec![original()]).await;
         let going_to = async |to: SocketAddr| {

@@ -22,7 +22,7 @@ use skysail_policy::config::{
 };
 use skysail_policy::state::{
     Published,
-    demand::{Demand, Question, RequestedAuthority},
+    demand::{Demand, HostRequest, RequestedAuthority},
 };
 use support::{Client, Proxy, http, listener, within};
 use tokio::{net::TcpStream, sync::mpsc};
@@ -59,7 +59,7 @@ fn host(name: &str) -> Arc<VirtualHost> {
 struct Mesh {
     proxy: Proxy,
     demand: Arc<Demand>,
-    questions: mpsc::UnboundedReceiver<Question>,
+    questions: mpsc::UnboundedReceiver<HostRequest>,
     listener: Arc<Listener>,
     /// Set by `outboundTrafficPolicy.unansweredHosts: CATCH_ALL`.
     takes_unanswered: bool,
@@ -104,7 +104,7 @@ impl Mesh {
     }
 
     /// Receives the next question.
-    async fn asked(&mut self) -> Question {
+    async fn asked(&mut self) -> HostRequest {
         within(self.questions.recv()).await.unwrap()
     }
 

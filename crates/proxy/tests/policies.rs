@@ -25,7 +25,7 @@ use regex::bytes::Regex;
 use serde_json::json;
 use skysail_policy::config::{
     Listener,
-    listener::{Inspect, Proxied},
+    listener::{Inspect, ProxyProtocolFilter},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
     text::TextMatch,
 };
@@ -51,7 +51,7 @@ fn under(policy: Arc<Policy>, mut listener: Listener) -> Listener {
 #[tokio::test]
 async fn connections_are_denied_by_port() {
     let listener = under(deny(Permission::Port(81), Principal::Any), listener(tcp(), None));
-    let proxied = Some(Proxied { except: vec![], optional: false, refused: vec![] });
+    let proxied = Some(ProxyProtocolFilter { except: vec![], optional: false, refused: vec![] });
     let listener = Listener { proxy_protocol: proxied, ..listener };
     let proxy = Proxy::start(listener, vec![cluster(&[echo().await], None)]).await;
     for (port, passes) in [(80, true), (81, false), (82, true)] {

@@ -17,9 +17,9 @@ use serde_json::json;
 use skysail_policy::config::{
     HttpManager, Listener, RouteTable, Snapshot,
     authorization::{AuthorizationService, Body, ExternalAuthorization, Http},
-    http::{Does, Filter, Routes},
+    http::{Filter, FilterKind, Routes},
     jwt::{Jwt, JwtProvider, KeySet, Keys, Requirement, Source},
-    listener::{Proxied, Terminal},
+    listener::{ProxyProtocolFilter, Terminal},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
     route::{Action, Forward, PathMatch, Rewrite, Route, RouteMatch, Setting, VirtualHost},
     text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
@@ -52,24 +52,24 @@ async fn authorizer() -> SocketAddr {
 }
 
 /// Returns an ext_authz filter for that service with this fingerprint.
-fn ask(fingerprint: u64, enabled_metadata: Option<MetadataMatch>) -> Does {
+fn ask(fingerprint: u64, enabled_metadata: Option<MetadataMatch>) -> FilterKind {
     ask_by(fingerprint, enabled_metadata, None)
 }
 
 /// Returns an ext_authz filter whose responses change nothing.
-fn ask_nothing(fingerprint: u64) -> Does {
-    let Does::Ask(mut config) = ask(fingerprint, None) else { unreachable!("it asks") };
+fn ask_nothing(fingerprint: u64) -> FilterKind {
+    let FilterKind::Ask(mut config) = ask(fingerprint, None) else { unreachable!("it asks") };
     let AuthorizationService::Http(service) = &mut config.service else { unreachable!("it asks over HTTP") };
     service.upstream.clear();
-    Does::Ask(config)
+    FilterKind::Ask(config)
 }
 
 /// Returns an ext_authz filter that sends the body.
-fn ask_with_body(fingerprint: u64) -> Does {
+fn ask_with_body(fingerprint: u64) -> FilterKind {
     ask_by(fingerprint, None, Some(Body { most: 100, partial: true, raw: false }))
 }
 
-fn ask_by(fingerprint: u64, enabled_metadata: Option<MetadataMatch>, body: Option<Body>) -> Does {
+fn ask_by(fingerprint: u64, enabled_metadata: Option<MetadataMatch>, body: Option<Body>) -> FilterKind {
     let service = Http {
         path_prefix: "".into(),
         add: vec![],
@@ -78,7 +78,7 @@ fn ask_by(fingerprint: u64, enabled_metadata: Option<MetadataMatch>, body: Optio
         client: vec![],
         client_on_success: vec![],
     };
-    Does::Ask(Box::new(ExternalAuthorization {
+    FilterKind::Ask(Box::new(ExternalAuthorization {
         fingerprint,
         service: AuthorizationService::Http(Box::new(service)),
         cluster: "authorizer".into(),
@@ -103,9 +103,9 @@ fn rules(permission: Permission) -> Option<Rules> {
     Some(Rules { action: RuleAction::Deny, rules: vec![rule] })
 }
 
-fn deny_if(permission: Permission) -> Does {
+fn deny_if(permission: Permission) -> FilterKind {
     let rules = rules(permission);
-    Does::Authorize(Arc::new(Policy { rules, shadow: None, shadow_prefix: "".into() }))
+    FilterKind::Authorize(Arc::new(Policy { rules, shadow: None, shadow_prefix: "".into() }))
 }
 
 fn has(header: &str) -> Permission {
@@ -114,23 +114,23 @@ fn has(header: &str) -> Permission {
 }
 
 /// Denies requests with this header.
-fn deny(header: &str) -> Does {
+fn deny(header: &str) -> FilterKind {
     deny_if(has(header))
 }
 
 /// Denies requests without this header.
-fn deny_without(header: &str) -> Does {
+fn deny_without(header: &str) -> FilterKind {
     deny_if(Permission::Not(Box::new(has(header))))
 }
 
 /// Shadow-denies every request, counted with this prefix.
-fn would_deny(prefix: &str) -> Does {
+fn would_deny(prefix: &str) -> FilterKind {
     let shadow = rules(Permission::Any);
-    Does::Authorize(Arc::new(Policy { rules: None, shadow, shadow_prefix: prefix.into() }))
+    FilterKind::Authorize(Arc::new(Policy { rules: None, shadow, shadow_prefix: prefix.into() }))
 }
 
 /// Returns an HTTP listener with these filters and changed routes.
-fn web_with(does: Vec<Does>, change: impl FnOnce(&mut Vec<Route>, fn() -> Route)) -> Listener {
+fn web_with(does: Vec<FilterKind>, change: impl FnOnce(&mut Vec<Route>, fn() -> Route)) -> Listener {
     let named = |does| Filter { name: ASK.into(), disabled: false, does };
     let filters: Vec<_> = does.into_iter().map(named).collect();
     let Terminal::Http(manager) =
@@ -162,7 +162,7 @@ fn route() -> Route {
     Arc::into_inner(host).unwrap().routes.remove(0)
 }
 
-fn web(does: Vec<Does>) -> Listener {
+fn web(does: Vec<FilterKind>) -> Listener {
     web_with(does, |_, _| ())
 }
 
@@ -258,8 +258,8 @@ async fn a_request_ends_if_the_check_request_would_differ() {
 async fn fields_that_the_proxy_adds_do_not_change_the_check() {
     let (key, token) = key_and_token();
     let (other, _) = key_and_token();
-    let timed = |keys: &[&serde_json::Value], more: Vec<Does>| {
-        let mut does = vec![Does::GrpcWeb, tokens(keys), ask_nothing(1)];
+    let timed = |keys: &[&serde_json::Value], more: Vec<FilterKind>| {
+        let mut does = vec![FilterKind::GrpcWeb, tokens(keys), ask_nothing(1)];
         does.extend(more);
         web_with(does, |routes, _| {
             let Action::Forward(forward) = &mut routes[0].action else { unreachable!("it leads on") };
@@ -294,7 +294,7 @@ async fn a_long_head_does_not_end_with_an_unrelated_change() {
 async fn the_body_is_part_of_the_check() {
     let asked = |without_body| {
         web_with(vec![ask_with_body(1)], |routes, _| {
-            let question = Setting::Question { extensions: vec![], without_body };
+            let question = Setting::ExternalAuthorization { extensions: vec![], without_body };
             routes[0].filters = vec![(ASK.into(), question)];
         })
     };
@@ -356,7 +356,7 @@ async fn a_request_with_too_much_recorded_state_ends_with_a_change() {
 
 #[tokio::test]
 async fn a_route_for_a_fraction_of_requests_is_not_selected_by_chance_again() {
-    let changed = |more: Vec<Does>| {
+    let changed = |more: Vec<FilterKind>| {
         let mut does = vec![ask(1, None)];
         does.extend(more);
         web_with(does, |routes, route| {
@@ -404,7 +404,7 @@ async fn a_check_because_of_metadata_counts_as_done() {
         let test = ValueMatch::Text(TextMatch::Exact((*b"denied").into()));
         Some(MetadataMatch { path: path.into(), test, invert: false })
     };
-    let filters = |more: Vec<Does>| {
+    let filters = |more: Vec<FilterKind>| {
         let mut does = vec![would_deny("a_"), ask(1, wanted("a_")), would_deny("b_"), ask(2, wanted("c_"))];
         does.extend(more);
         web(does)
@@ -437,19 +437,19 @@ fn key_and_token() -> (serde_json::Value, String) {
 }
 
 /// Returns a JWT filter with these keys that removes the token and forwards its subject.
-fn tokens(keys: &[&serde_json::Value]) -> Does {
+fn tokens(keys: &[&serde_json::Value]) -> FilterKind {
     tokens_for(keys, "/", None)
 }
 
 /// Returns the same for a path prefix, with the claims in this metadata key.
-fn tokens_for(keys: &[&serde_json::Value], path: &str, known: Option<&str>) -> Does {
+fn tokens_for(keys: &[&serde_json::Value], path: &str, known: Option<&str>) -> FilterKind {
     let matches = RouteMatch { path: PathMatch::Prefix(path.as_bytes().into()), ..route().matches };
     let text = json!({"keys": keys}).to_string();
     let provider = JwtProvider {
         name: "me".into(),
         issuer: Some("me".into()),
         audiences: vec![],
-        keys: Keys::Here(KeySet::parse(text.as_bytes()).unwrap().into()),
+        keys: Keys::Local(KeySet::parse(text.as_bytes()).unwrap().into()),
         forward: known.is_some(),
         from: vec![Source::Header("authorization".into(), "Bearer ".into())],
         payload_in_metadata: known.map(Into::into),
@@ -461,7 +461,7 @@ fn tokens_for(keys: &[&serde_json::Value], path: &str, known: Option<&str>) -> D
         clock_skew: Duration::from_secs(60),
         clear_route: false,
     };
-    Does::Jwt(Box::new(Jwt {
+    FilterKind::Jwt(Box::new(Jwt {
         fingerprint: (text.len() + path.len() + known.map_or(0, |known| 1_000 * known.len())) as u64,
         providers: vec![provider],
         rules: vec![(matches, Requirement::Provider(0, None))],
@@ -558,7 +558,7 @@ async fn a_proxied_connection_keeps_its_listener() {
             bind: false,
             ..web(does)
         };
-        let proxied = Some(Proxied { except: vec![], optional: false, refused: vec![] });
+        let proxied = Some(ProxyProtocolFilter { except: vec![], optional: false, refused: vec![] });
         let found = by_address("found", proxy.address, vec![deny("x-denied")]);
         let listeners = [
             Listener { use_original_dst: true, ..web(vec![]) },

@@ -20,8 +20,8 @@ use skysail_identity::{Authority, Connector};
 use skysail_policy::config::{
     Cluster, FilterChain, Listener,
     cluster::Limits,
-    http::{ClientCertDetails, Does, Filter, ForwardClientCert, ServerHeader},
-    listener::{ChainMatch, Inspect, Proxied, Terminal, Transport},
+    http::{ClientCertDetails, Filter, FilterKind, ForwardClientCert, ServerHeader},
+    listener::{ChainMatch, Inspect, ProxyProtocolFilter, Terminal, Transport},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
     text::TextMatch,
     tls::{ClientConfigs, ClientTls, ServerTls},
@@ -52,7 +52,7 @@ async fn tls_begins_after_the_proxy_header() {
     let terminal = http(|manager, _| manager.use_remote_address = true);
     let mut behind = listener(terminal, Some(mesh.server("server", "client")));
     behind.proxy_protocol =
-        Some(Proxied { except: vec![], optional: false, refused: vec![ProxyVersion::V1] });
+        Some(ProxyProtocolFilter { except: vec![], optional: false, refused: vec![ProxyVersion::V1] });
     behind.inspect_tls = Some(Inspect::default());
     let behind = Proxy::start(behind, vec![cluster(&[echo().await], None)]).await;
     let client = mesh.client("client", "server");
@@ -87,7 +87,7 @@ async fn a_resumed_connection_is_authorized_like_any_other() {
     let roots = Arc::clone(&check.roots);
     let inbound = accepting(&spec);
     let terminal = http(|manager, _| {
-        let does = Does::Authorize(only("client"));
+        let does = FilterKind::Authorize(only("client"));
         manager.filters = vec![Filter { name: "rbac".into(), disabled: false, does }];
         let forward = ForwardClientCert::AppendForward;
         manager.client_cert = ClientCertDetails { forward, uri: true, ..ClientCertDetails::default() };

@@ -6,10 +6,10 @@ use super::*;
 use crate::{
     config::{
         cluster::{HashFunction, Locality},
-        health::{Cause, SlowStart},
+        health::{EjectionCause, SlowStart},
         route::{HashCookie, HashKey, HashPolicy},
     },
-    state::health::{Track, millis},
+    state::health::{EndpointState, millis},
 };
 use skysail_http::head::RequestHead;
 
@@ -81,7 +81,7 @@ fn spread(cluster: &Cluster, endpoints: &Arc<Endpoints>, picks: usize) -> HashMa
     let mut state = PickState::default();
     let mut counts = HashMap::new();
     for _ in 0..picks {
-        let picked = pick(cluster, endpoints, &mut state, |_| 0, Want::default(), &mut dice);
+        let picked = pick(cluster, endpoints, &mut state, |_| 0, PickOptions::default(), &mut dice);
         *counts.entry(picked.map_or(0, |one| last(one))).or_default() += 1;
     }
     counts
@@ -98,7 +98,7 @@ fn last(endpoint: &Endpoint) -> u8 {
 fn chosen(cluster: &Cluster, endpoints: &Arc<Endpoints>, hashes: impl Iterator<Item = u64>) -> Vec<u8> {
     let (mut state, mut dice) = (PickState::default(), fastrand::Rng::new());
     let mut one = |hash| {
-        let want = Want { hash: Some(hash), ..Want::default() };
+        let want = PickOptions { hash: Some(hash), ..PickOptions::default() };
         pick(cluster, endpoints, &mut state, |_| 0, want, &mut dice).map_or(0, |one| last(one))
     };
     hashes.map(&mut one).collect()
@@ -128,7 +128,8 @@ fn the_endpoint_with_fewer_requests_is_selected() {
     let busy = |one: &Endpoint| if last(one) == 1 { 9 } else { 0 };
     let mut busy_picks = 0;
     for _ in 0..1_000 {
-        let picked = pick(&cluster(LEAST), &endpoints, &mut state, busy, Want::default(), &mut dice).unwrap();
+        let picked =
+            pick(&cluster(LEAST), &endpoints, &mut state, busy, PickOptions::default(), &mut dice).unwrap();
         busy_picks += u32::from(last(picked) == 1);
     }
     // Only if both choices are this endpoint.
@@ -142,7 +143,8 @@ fn of_two_endpoints_the_slower_one_is_never_selected() {
     let peak = cluster(PEAK);
     let expected = |one: &Endpoint| if last(one) == 2 { 1_000_001 } else { 1_000_000 };
     for _ in 0..1_000 {
-        let picked = pick(&peak, &endpoints, &mut state, expected, Want::default(), &mut dice).unwrap();
+        let picked =
+            pick(&peak, &endpoints, &mut state, expected, PickOptions::default(), &mut dice).unwrap();
         assert_eq!(last(picked), 1);
     }
 }
@@ -154,8 +156,10 @@ fn the_bias_weighs_requests_in_flight() {
     for (bias, picks) in [(0.0, 333), (0.5, 500), (1.0, 667)] {
         let (mut state, mut dice) = (PickState::default(), fastrand::Rng::with_seed(5));
         let cluster = cluster(Balancer::LeastRequest { choices: 2, bias });
-        let mut first =
-            || last(pick(&cluster, &endpoints, &mut state, busy, Want::default(), &mut dice).unwrap()) == 1;
+        let mut first = || {
+            last(pick(&cluster, &endpoints, &mut state, busy, PickOptions::default(), &mut dice).unwrap())
+                == 1
+        };
         let count = (0..1000).filter(|_| first()).count();
         assert!(count.abs_diff(picks) <= 2, "{bias} {count}");
     }
@@ -174,7 +178,7 @@ fn the_first_priority_with_endpoints_is_used() {
 fn one_of_age(age: Duration) -> Arc<Endpoints> {
     let now = millis(Instant::now());
     let one = |index, age: Duration| {
-        let mut track = Track::new(Instant::now());
+        let mut track = EndpointState::new(Instant::now());
         track.since = now - age.as_millis() as u64;
         let plain = Endpoint::new(SocketAddr::from(([127, 0, 1, index], 9)), None);
         Arc::new(Endpoint { track: Some(Arc::new(track)), ..plain })
@@ -209,18 +213,19 @@ fn an_ejected_endpoint_is_not_selected_until_restored() {
     let cluster = Cluster { outlier: Some(outlier), ..cluster(Balancer::RoundRobin) };
     let (mut state, mut dice) = (PickState::default(), fastrand::Rng::new());
     let mut picked = || {
-        let mut one =
-            || last(pick(&cluster, &endpoints, &mut state, |_| 0, Want::default(), &mut dice).unwrap());
+        let mut one = || {
+            last(pick(&cluster, &endpoints, &mut state, |_| 0, PickOptions::default(), &mut dice).unwrap())
+        };
         [one(), one(), one(), one()].contains(&2)
     };
     let outlier = cluster.outlier.as_ref().unwrap();
     let track = endpoints.priorities[0][1].track.as_ref().unwrap();
     assert!(picked());
     let (now, mut chance) = (Instant::now(), fastrand::Rng::new());
-    crate::outlier::eject(outlier, &endpoints, track, Cause::Consecutive5xx, now, &mut chance);
+    crate::outlier::eject(outlier, &endpoints, track, EjectionCause::Consecutive5xx, now, &mut chance);
     assert!(!picked());
     let later = now + Duration::from_secs(31);
-    crate::outlier::look_after(outlier, &endpoints, later, |_| (), |_, _, _| ());
+    crate::outlier::check(outlier, &endpoints, later, |_| (), |_, _, _| ());
     assert!(picked());
 }
 
@@ -232,12 +237,12 @@ fn endpoints_of_earlier_attempts_are_avoided_if_possible() {
         let (mut state, mut dice) = (PickState::default(), fastrand::Rng::with_seed(5));
         let cluster = cluster(balancer);
         for hash in 0..20 {
-            let want = Want { hash: Some(hash << 58), avoid: &tried, attempts: 50 };
+            let want = PickOptions { hash: Some(hash << 58), avoid: &tried, attempts: 50 };
             let picked = pick(&cluster, &endpoints, &mut state, |_| 0, want, &mut dice).unwrap();
             assert_eq!(last(picked), 2);
         }
         let all = [tried[0], SocketAddr::from(([127, 0, 1, 2], 9))];
-        let want = Want { hash: None, avoid: &all, attempts: 5 };
+        let want = PickOptions { hash: None, avoid: &all, attempts: 5 };
         assert!(pick(&cluster, &endpoints, &mut state, |_| 0, want, &mut dice).is_some());
     }
 }
@@ -464,7 +469,7 @@ proptest! {
         let (mut state, mut dice) = (PickState::default(), fastrand::Rng::with_seed(5));
         for set in [endpoints(&[&weights]), endpoints(&[&more, &weights])] {
             for _ in 0..20 {
-                let picked = pick(&cluster(balancer), &set, &mut state, |_| 1, Want::default(), &mut dice);
+                let picked = pick(&cluster(balancer), &set, &mut state, |_| 1, PickOptions::default(), &mut dice);
                 prop_assert_eq!(picked.is_none(), set.priorities.iter().all(Vec::is_empty));
             }
         }

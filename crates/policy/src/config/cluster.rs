@@ -12,7 +12,7 @@ use super::{
     health::{Outlier, SlowStart},
     tls::ClientTls,
 };
-use crate::state::{Published, PublishedOption, circuit_breaker::Usage, health::Track};
+use crate::state::{Published, PublishedOption, circuit_breaker::Usage, health::EndpointState};
 use skysail_http::{http1, http2::Http2Options, map::Map, proxy_protocol::ProxyVersion};
 
 /// Maximum size of a head in bytes if nothing is configured (`max_request_headers_kb`, `max_response_headers_kb`).
@@ -39,7 +39,7 @@ pub struct Cluster {
     /// Slow start of new endpoints; `None` disables it.
     pub slow_start: Option<SlowStart>,
     /// Lookup tables of a hashing balancer. The first worker that needs them builds them.
-    pub hashed: Arc<PublishedOption<Hashed>>,
+    pub hash_tables: Arc<PublishedOption<HashTables>>,
     /// Connect timeout.
     pub connect_timeout: Duration,
     /// Circuit breakers.
@@ -99,7 +99,7 @@ impl Cluster {
             panic_threshold: 50,
             outlier: None,
             slow_start: None,
-            hashed: Arc::default(),
+            hash_tables: Arc::default(),
             connect_timeout: Duration::from_secs(5),
             limits: Limits::NONE,
             usage: Arc::default(),
@@ -124,16 +124,20 @@ impl Cluster {
 
     /// Returns the state of an endpoint at this address: the state in `before`, or a new one. Returns `None` if no
     /// setting of this cluster needs state.
-    pub fn track(&self, address: SocketAddr, before: &Map<SocketAddr, Arc<Track>>) -> Option<Arc<Track>> {
+    pub fn track(
+        &self,
+        address: SocketAddr,
+        before: &Map<SocketAddr, Arc<EndpointState>>,
+    ) -> Option<Arc<EndpointState>> {
         let counted = self.limits.connections_per_host != u32::MAX;
         if self.outlier.is_none() && self.slow_start.is_none() && !counted {
             return None;
         }
-        Some(before.get(&address).cloned().unwrap_or_else(|| Arc::new(Track::new(Instant::now()))))
+        Some(before.get(&address).cloned().unwrap_or_else(|| Arc::new(EndpointState::new(Instant::now()))))
     }
 
     /// Returns the state of all endpoints in force, by address.
-    pub fn tracks(&self) -> Map<SocketAddr, Arc<Track>> {
+    pub fn tracks(&self) -> Map<SocketAddr, Arc<EndpointState>> {
         let endpoints = self.endpoints.load();
         endpoints.iter().filter_map(|endpoint| Some((endpoint.address, endpoint.track.clone()?))).collect()
     }
@@ -271,18 +275,18 @@ pub enum HashFunction {
 
 /// Lookup tables of a hashing balancer, shared by all workers.
 #[derive(Debug)]
-pub struct Hashed {
+pub struct HashTables {
     /// Endpoints that the tables were built for.
     pub endpoints: Arc<Endpoints>,
     /// Version of the ejections that the tables were built for (`OutlierState::version`).
     pub version: u32,
     /// One table for each priority.
-    pub tables: Vec<Table>,
+    pub tables: Vec<HashTable>,
 }
 
 /// Endpoints of one priority by hash. An entry is an index into that priority of [`Endpoints::priorities`].
 #[derive(Debug, PartialEq, Eq)]
-pub enum Table {
+pub enum HashTable {
     /// Hashes in ascending order. Each leads to its endpoint, as do the hashes between it and the one before.
     Ring(Box<[(u64, u32)]>),
     /// Entries of the Maglev table; empty if there are no endpoints.
@@ -441,7 +445,7 @@ pub struct Endpoint {
     /// Host name for `auto_host_rewrite`; `None`: its address.
     pub hostname: Option<Box<str>>,
     /// State of the endpoint, if the cluster needs any; see [`Cluster::track`].
-    pub track: Option<Arc<Track>>,
+    pub track: Option<Arc<EndpointState>>,
 }
 
 impl Endpoint {

@@ -10,11 +10,11 @@ use crate::state::health::OutlierState;
 #[derive(Debug)]
 pub struct Outlier {
     /// Limit on 5xx responses in a row (`consecutive_5xx`).
-    pub consecutive_5xx: Limit,
+    pub consecutive_5xx: ConsecutiveLimit,
     /// Limit on 502, 503 and 504 responses in a row (`consecutive_gateway_failure`).
-    pub consecutive_gateway_failure: Limit,
+    pub consecutive_gateway_failure: ConsecutiveLimit,
     /// Limit on failed connections in a row (`consecutive_local_origin_failure`), where they are counted apart.
-    pub consecutive_local_origin_failure: Limit,
+    pub consecutive_local_origin_failure: ConsecutiveLimit,
     /// Failed connections are counted apart and not as 503 (`split_external_local_origin_errors`).
     pub split: bool,
     /// Time between two checks. A check restores endpoints whose ejection is over, and compares success rates.
@@ -39,7 +39,7 @@ pub struct Outlier {
 
 /// Limit on failures in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limit {
+pub struct ConsecutiveLimit {
     /// Number of failures in a row that leads to an ejection.
     pub number: u32,
     /// Probability in percent that the endpoint is ejected when it reaches the limit (`enforcing_…`).
@@ -64,7 +64,7 @@ pub struct HealthComparison {
 /// Cause of an ejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is the like-named statistic of Envoy")]
-pub enum Cause {
+pub enum EjectionCause {
     Consecutive5xx,
     ConsecutiveGatewayFailure,
     ConsecutiveLocalOriginFailure,
@@ -74,7 +74,7 @@ pub enum Cause {
     LocalOriginFailurePercentage,
 }
 
-impl std::fmt::Display for Cause {
+impl std::fmt::Display for EjectionCause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Consecutive5xx => "too many 5xx in a row",

@@ -99,7 +99,7 @@ pub struct Filter {
     /// The filter runs only for routes that enable it.
     pub disabled: bool,
     /// Kind and settings.
-    pub does: Does,
+    pub does: FilterKind,
 }
 
 impl HttpManager {
@@ -119,7 +119,7 @@ impl HttpManager {
 impl Filter {
     /// Returns whether the filter may refuse a request by its content.
     pub fn judges(&self) -> bool {
-        matches!(self.does, Does::Authorize(_) | Does::Ask(_) | Does::Jwt(_))
+        matches!(self.does, FilterKind::Authorize(_) | FilterKind::Ask(_) | FilterKind::Jwt(_))
     }
 
     /// Returns whether the filter does nothing unless a route has a setting for it. This holds for most filters of a
@@ -127,10 +127,14 @@ impl Filter {
     pub fn is_idle(&self) -> bool {
         match &self.does {
             _ if self.disabled => true,
-            Does::Cors => true,
-            Does::Fault(fault) => fault.delay.is_none() && fault.abort.is_none(),
-            Does::Limit(limit) => limit.bucket.is_none(),
-            Does::Authorize(_) | Does::Ask(_) | Does::Jwt(_) | Does::GrpcWeb | Does::Compress(_) => false,
+            FilterKind::Cors => true,
+            FilterKind::Fault(fault) => fault.delay.is_none() && fault.abort.is_none(),
+            FilterKind::Limit(limit) => limit.bucket.is_none(),
+            FilterKind::Authorize(_)
+            | FilterKind::Ask(_)
+            | FilterKind::Jwt(_)
+            | FilterKind::GrpcWeb
+            | FilterKind::Compress(_) => false,
         }
     }
 }
@@ -147,7 +151,7 @@ pub mod metadata {
 
 /// Kind of a filter, with the settings that apply if the route has none.
 #[derive(Debug)]
-pub enum Does {
+pub enum FilterKind {
     /// RBAC.
     Authorize(Arc<Policy>),
     /// Fault injection.

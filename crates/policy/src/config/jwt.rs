@@ -72,7 +72,7 @@ pub enum Source {
 #[derive(Debug)]
 pub enum Keys {
     /// Keys in the configuration (`local_jwks`).
-    Here(Arc<KeySet>),
+    Local(Arc<KeySet>),
     /// Keys that the proxy fetches.
     Remote(RemoteKeys),
 }
@@ -91,7 +91,7 @@ pub struct RemoteKeys {
     /// Time for which fetched keys are used.
     pub lifetime: Duration,
     /// Keys of the last fetch, and the time at which they expire. All workers share them.
-    pub known: Arc<PublishedOption<(std::time::Instant, Arc<KeySet>)>>,
+    pub fetched: Arc<PublishedOption<(std::time::Instant, Arc<KeySet>)>>,
 }
 
 /// Token that a request must have. Source: `JwtRequirement`. Providers are given by index into [`Jwt::providers`].

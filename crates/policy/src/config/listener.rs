@@ -28,7 +28,7 @@ pub struct Listener {
     /// The original destination is read (listener filter `original_dst`).
     pub read_original_dst: bool,
     /// Settings of the listener filter `proxy_protocol`; `None` without the filter.
-    pub proxy_protocol: Option<Proxied>,
+    pub proxy_protocol: Option<ProxyProtocolFilter>,
     /// Settings of the listener filter `tls_inspector`; `None` without the filter.
     pub inspect_tls: Option<Inspect>,
     /// Settings of the listener filter `http_inspector`; `None` without the filter.
@@ -70,7 +70,7 @@ impl Direction {
 
 /// PROXY protocol on accepted connections. Source: `envoy.extensions.filters.listener.proxy_protocol.v3`.
 #[derive(Clone, Debug)]
-pub struct Proxied {
+pub struct ProxyProtocolFilter {
     /// Destination ports without the filter.
     pub except: Vec<RangeInclusive<u16>>,
     /// Connections without a header are accepted (`allow_requests_without_proxy_protocol`).

@@ -127,7 +127,7 @@ pub enum Setting {
     /// Name of a JWT requirement.
     Jwt(Box<str>),
     /// Additions to an external authorization check.
-    Question {
+    ExternalAuthorization {
         /// Context extensions: keys and values.
         extensions: Vec<(Box<str>, Box<str>)>,
         /// The check leaves out the body.

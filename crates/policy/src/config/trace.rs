@@ -39,30 +39,30 @@ impl Default for RequestIdUse {
 /// Sampling of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling {
-    /// Share of requests with `x-client-trace-id` (`client_sampling`).
-    pub client: Share,
-    /// Share of the other requests (`random_sampling`).
-    pub random: Share,
-    /// Share of all requests selected so (`overall_sampling`).
-    pub overall: Share,
+    /// Fraction of requests with `x-client-trace-id` (`client_sampling`).
+    pub client: Fraction,
+    /// Fraction of the other requests (`random_sampling`).
+    pub random: Fraction,
+    /// Fraction of all requests selected so (`overall_sampling`).
+    pub overall: Fraction,
 }
 
 /// A fraction (proto `FractionalPercent`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct Fraction {
     /// Numerator.
-    pub part: u32,
+    pub numerator: u32,
     /// Denominator.
-    pub of: u32,
+    pub denominator: u32,
 }
 
-impl Share {
+impl Fraction {
     /// All requests.
-    pub const ALL: Self = Self { part: 100, of: 100 };
+    pub const ALL: Self = Self { numerator: 100, denominator: 100 };
 
     /// Returns whether the request with this random number is in the share.
-    pub fn has(self, number: u32) -> bool {
-        number % self.of.max(1) < self.part
+    pub fn contains(self, number: u32) -> bool {
+        number % self.denominator.max(1) < self.numerator
     }
 }
 

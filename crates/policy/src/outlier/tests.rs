@@ -5,9 +5,9 @@ use super::*;
 pub(crate) fn outlier() -> Outlier {
     let never = HealthComparison { hosts: 3, requests: 10, threshold: 0, enforcing: 0, enforcing_local: 0 };
     Outlier {
-        consecutive_5xx: Limit { number: 3, enforcing: 100 },
-        consecutive_gateway_failure: Limit { number: 2, enforcing: 100 },
-        consecutive_local_origin_failure: Limit { number: 2, enforcing: 100 },
+        consecutive_5xx: ConsecutiveLimit { number: 3, enforcing: 100 },
+        consecutive_gateway_failure: ConsecutiveLimit { number: 2, enforcing: 100 },
+        consecutive_local_origin_failure: ConsecutiveLimit { number: 2, enforcing: 100 },
         split: false,
         interval: Duration::from_secs(10),
         base_ejection: Duration::from_secs(30),
@@ -24,27 +24,27 @@ pub(crate) fn outlier() -> Outlier {
 fn endpoints(count: u8, now: Instant) -> Endpoints {
     let one = |index| {
         let plain = Endpoint::new(SocketAddr::from(([10, 0, 0, index], 80)), None);
-        Arc::new(Endpoint { track: Some(Arc::new(Track::new(now))), ..plain })
+        Arc::new(Endpoint { track: Some(Arc::new(EndpointState::new(now))), ..plain })
     };
     Endpoints::of((0..count).map(one).collect())
 }
 
-fn track(endpoints: &Endpoints, index: usize) -> &Track {
+fn track(endpoints: &Endpoints, index: usize) -> &EndpointState {
     endpoints.priorities[0][index].track.as_ref().unwrap()
 }
 
 /// Returns the causes that these results lead to.
-fn found(outlier: &Outlier, outcomes: &[UpstreamResult]) -> Vec<Cause> {
-    let (track, mut causes) = (Track::new(Instant::now()), Vec::new());
+fn found(outlier: &Outlier, outcomes: &[UpstreamResult]) -> Vec<EjectionCause> {
+    let (track, mut causes) = (EndpointState::new(Instant::now()), Vec::new());
     for outcome in outcomes {
-        note(outlier, &track, *outcome, |cause| causes.push(cause));
+        record(outlier, &track, *outcome, |cause| causes.push(cause));
     }
     causes
 }
 
 #[test]
 fn failures_in_a_row_are_detected() {
-    use Cause::{
+    use EjectionCause::{
         Consecutive5xx as Any, ConsecutiveGatewayFailure as Gateway, ConsecutiveLocalOriginFailure as Local,
     };
     let at = UpstreamResult::Answered;
@@ -79,7 +79,7 @@ fn ejections_grow_longer_and_shrink_again() {
         &outlier,
         &endpoints,
         track(&endpoints, 0),
-        Cause::Consecutive5xx,
+        EjectionCause::Consecutive5xx,
         now,
         dice,
     ) {
@@ -88,7 +88,7 @@ fn ejections_grow_longer_and_shrink_again() {
     };
     let back = |now| {
         let mut back = 0;
-        let change = look_after(&outlier, &endpoints, now, |_| back += 1, |_, _, cause| panic!("{cause:?}"));
+        let change = check(&outlier, &endpoints, now, |_| back += 1, |_, _, cause| panic!("{cause:?}"));
         assert_eq!(change, 0_u64.wrapping_sub(back));
         back
     };
@@ -105,7 +105,7 @@ fn ejections_grow_longer_and_shrink_again() {
     // Each interval without an ejection reduces the length.
     assert_eq!((back(at(510)), back(at(520)), back(at(530))), (0, 0, 0));
     assert_eq!(eject(at(540), &mut dice), 90);
-    assert_eq!(end(&outlier), 0_u64.wrapping_sub(1));
+    assert_eq!(end_all(&outlier), 0_u64.wrapping_sub(1));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn ejections_respect_the_limit() {
         let mut ejected = 0;
         for index in 0..usize::from(count) {
             let track = track(&endpoints, index);
-            let verdict = eject(&outlier, &endpoints, track, Cause::Consecutive5xx, now, &mut dice);
+            let verdict = eject(&outlier, &endpoints, track, EjectionCause::Consecutive5xx, now, &mut dice);
             match verdict {
                 EjectionVerdict::Ejected { .. } => ejected += 1,
                 other => assert_eq!(other, EjectionVerdict::Overflow),
@@ -139,13 +139,13 @@ fn ejections_respect_the_limit() {
     let endpoints = endpoints(2, now);
     let one = track(&endpoints, 0);
     assert_eq!(
-        eject(&spares, &endpoints, one, Cause::Consecutive5xx, now, &mut dice),
-        EjectionVerdict::Spared
+        eject(&spares, &endpoints, one, EjectionCause::Consecutive5xx, now, &mut dice),
+        EjectionVerdict::NotEnforced
     );
-    let ejected = eject(&spares, &endpoints, one, Cause::ConsecutiveGatewayFailure, now, &mut dice);
+    let ejected = eject(&spares, &endpoints, one, EjectionCause::ConsecutiveGatewayFailure, now, &mut dice);
     assert!(matches!(ejected, EjectionVerdict::Ejected { .. }));
-    let again = eject(&spares, &endpoints, one, Cause::ConsecutiveGatewayFailure, now, &mut dice);
-    assert_eq!(again, EjectionVerdict::Already);
+    let again = eject(&spares, &endpoints, one, EjectionCause::ConsecutiveGatewayFailure, now, &mut dice);
+    assert_eq!(again, EjectionVerdict::AlreadyEjected);
 }
 
 #[test]
@@ -157,12 +157,12 @@ fn success_rates_are_compared() {
         for number in 0..good + bad {
             // The order never has too many failures in a row.
             let status = if number % (good + bad).div_ceil(bad.max(1)) == 0 && bad > 0 { 500 } else { 200 };
-            note(&outlier, track(&endpoints, index), UpstreamResult::Answered(status), |_| ());
+            record(&outlier, track(&endpoints, index), UpstreamResult::Answered(status), |_| ());
         }
     };
     let look = || {
         let mut found = Vec::new();
-        look_after(&outlier, &endpoints, now, |_| (), |one, _, cause| found.push((one.address, cause)));
+        check(&outlier, &endpoints, now, |_| (), |one, _, cause| found.push((one.address, cause)));
         found
     };
     let address = endpoints.priorities[0][3].address;
@@ -170,11 +170,11 @@ fn success_rates_are_compared() {
     requests(3, 10, 10);
     // Too few requests for a comparison.
     requests(4, 0, 5);
-    assert_eq!(look(), [(address, Cause::SuccessRate)]);
+    assert_eq!(look(), [(address, EjectionCause::SuccessRate)]);
     assert_eq!(look(), [], "counts begin anew with each interval");
     (0..3).for_each(|index| requests(index, 20, 0));
     requests(3, 0, 20);
-    assert_eq!(look(), [(address, Cause::SuccessRate), (address, Cause::FailurePercentage)]);
+    assert_eq!(look(), [(address, EjectionCause::SuccessRate), (address, EjectionCause::FailurePercentage)]);
     // Too few endpoints for a comparison.
     requests(3, 0, 20);
     assert_eq!(look(), []);

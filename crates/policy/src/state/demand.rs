@@ -22,7 +22,7 @@ pub struct Demand {
     /// Requested authorities for which no virtual host in force has exactly that domain.
     pub known: Published<Map<Box<str>, RequestedAuthority>>,
     /// Channel to the discovery client.
-    pub questions: mpsc::UnboundedSender<Question>,
+    pub questions: mpsc::UnboundedSender<HostRequest>,
 }
 
 /// An authority that was requested from the control plane.
@@ -36,7 +36,7 @@ pub struct RequestedAuthority {
 
 /// Discovery status of an authority for which no virtual host in force has exactly that domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum HostStatus {
     /// The control plane has answered, or the authority cannot be requested: wildcards and the catch-all apply.
     Settled,
     /// The authority was requested, and the control plane did not answer in time. The subscription stays open.
@@ -47,7 +47,7 @@ pub enum Standing {
 
 /// A request that waits for the virtual host of its authority.
 #[derive(Debug)]
-pub struct Question {
+pub struct HostRequest {
     /// Name of the route table.
     pub table: Arc<str>,
     /// Authority in lower case, as the route table looks it up.
@@ -58,22 +58,22 @@ pub struct Question {
 
 impl Demand {
     /// Returns the discovery status of an authority, and marks the authority as used.
-    pub fn standing(&self, authority: &str) -> Standing {
+    pub fn standing(&self, authority: &str) -> HostStatus {
         if let Some(known) = self.known.load().get(authority) {
             known.used.mark();
-            return if known.answered { Standing::Settled } else { Standing::Unanswered };
+            return if known.answered { HostStatus::Settled } else { HostStatus::Unanswered };
         }
         let sound = !authority.is_empty() && authority.len() <= LONGEST;
         if !sound || authority.bytes().any(|byte| byte <= b' ' || matches!(byte, b'/' | b'*' | 0x7f..)) {
-            return Standing::Settled;
+            return HostStatus::Settled;
         }
-        Standing::Unknown
+        HostStatus::Unknown
     }
 
     /// Requests the virtual host of an authority. The receiver completes when there is a result, or when none can come.
     pub fn ask(&self, authority: &str) -> oneshot::Receiver<()> {
         let (answered, answer) = oneshot::channel();
-        let question = Question { table: Arc::clone(&self.table), authority: authority.into(), answered };
+        let question = HostRequest { table: Arc::clone(&self.table), authority: authority.into(), answered };
         // After the discovery client has ended, the dropped question completes the receiver.
         let _ = self.questions.send(question);
         answer

@@ -30,7 +30,7 @@ impl Default for OutlierState {
 
 /// State of one endpoint. It survives an update that contains the endpoint again.
 #[derive(Debug)]
-pub struct Track {
+pub struct EndpointState {
     /// Time at which the endpoint was added; see [`millis`].
     pub since: u64,
     /// Time of the ejection; 0 if the endpoint is not ejected.
@@ -46,23 +46,23 @@ pub struct Track {
     /// Failed connections in a row.
     pub consecutive_local_origin_failure: AtomicU32,
     /// Responses since the last interval check.
-    pub answers: Rate,
+    pub answers: SuccessRate,
     /// Connection attempts since the last interval check, where they are counted apart.
-    pub connects: Rate,
+    pub connects: SuccessRate,
     /// Open connections, where the cluster limits them per host.
     pub connections: AtomicU32,
 }
 
 /// Success rate.
 #[derive(Debug, Default)]
-pub struct Rate {
+pub struct SuccessRate {
     /// All attempts.
     pub all: AtomicU32,
     /// Successful attempts.
     pub good: AtomicU32,
 }
 
-impl Track {
+impl EndpointState {
     /// Returns the state of an endpoint that is added now.
     pub fn new(now: Instant) -> Self {
         Self {
@@ -73,8 +73,8 @@ impl Track {
             consecutive_5xx: AtomicU32::default(),
             consecutive_gateway_failure: AtomicU32::default(),
             consecutive_local_origin_failure: AtomicU32::default(),
-            answers: Rate::default(),
-            connects: Rate::default(),
+            answers: SuccessRate::default(),
+            connects: SuccessRate::default(),
             connections: AtomicU32::default(),
         }
     }

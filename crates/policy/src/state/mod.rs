@@ -6,10 +6,10 @@
 //!
 //! | state | changed by | handle in |
 //! |---|---|---|
-//! | [`Published`], [`PublishedOption`] | the discovery client, the JWT filter, the first worker that needs a hash table | `Cluster::endpoints`, `Cluster::hashed`, `ServerTls::config`, `ClientTls::config`, `RemoteKeys::known` |
+//! | [`Published`], [`PublishedOption`] | the discovery client, the JWT filter, the first worker that needs a hash table | `Cluster::endpoints`, `Cluster::hash_tables`, `ServerTls::config`, `ClientTls::config`, `RemoteKeys::fetched` |
 //! | [`circuit_breaker::Usage`] | workers, per connection and request | `Cluster::usage` |
 //! | [`health::OutlierState`] | the worker that ejects or restores an endpoint | `Outlier::state` |
-//! | [`health::Track`] | workers, per response and connection | `Endpoint::track` |
+//! | [`health::EndpointState`] | workers, per response and connection | `Endpoint::track` |
 //! | [`rate_limit::TokenBucket`] | workers, per request | `RateLimit::bucket` |
 //! | [`demand::Demand`] | the discovery client; workers send questions | `RouteTable::demand` |
 //! | [`demand::UseMark`] | workers set it, the discovery client clears it | `VirtualHost::used` |

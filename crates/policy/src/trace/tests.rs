@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::trace::Share;
+use crate::config::trace::Fraction;
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const SPAN: &str = "b7ad6b7169203331";
@@ -17,7 +17,11 @@ fn dice() -> fastrand::Rng {
 }
 
 fn sampling(random: u32) -> Sampling {
-    Sampling { client: Share::ALL, random: Share { part: random, of: 10_000 }, overall: Share::ALL }
+    Sampling {
+        client: Fraction::ALL,
+        random: Fraction { numerator: random, denominator: 10_000 },
+        overall: Fraction::ALL,
+    }
 }
 
 /// Returns whether the request is traced, and its id afterwards.
@@ -41,10 +45,10 @@ fn the_decision_is_stored_in_the_request_id() {
     assert_eq!(decided(none, &[(REQUEST_ID, &id('4')), forced]), (true, id('a')));
     let client = ("x-client-trace-id", "c");
     assert_eq!(decided(none, &[(REQUEST_ID, &id('4')), forced, client]), (true, id('b')));
-    let no_clients = Sampling { client: Share { part: 0, of: 100 }, ..none };
+    let no_clients = Sampling { client: Fraction { numerator: 0, denominator: 100 }, ..none };
     assert_eq!(decided(no_clients, &[(REQUEST_ID, &id('4')), client]), (false, id('4')));
     // An earlier decision holds, unless the overall sampling excludes the request.
-    let nothing = Sampling { overall: Share { part: 0, of: 100 }, ..all };
+    let nothing = Sampling { overall: Fraction { numerator: 0, denominator: 100 }, ..all };
     for mark in ['9', 'a', 'b'] {
         assert_eq!(decided(none, &[(REQUEST_ID, &id(mark))]), (true, id(mark)));
         assert_eq!(decided(nothing, &[(REQUEST_ID, &id(mark))]), (false, id('4')));
@@ -76,13 +80,17 @@ fn request_ids_are_unchanged_if_configured() {
     assert!(of(RequestIdUse { pack: true, decides: false }, 0));
 }
 
-fn of(tracer: Tracer, end: End, fields: &[(&str, &str)]) -> Result<(SpanContext, Form), Unreadable> {
+fn of(
+    tracer: Tracer,
+    end: CallSide,
+    fields: &[(&str, &str)],
+) -> Result<(SpanContext, ContextFormat), InvalidContext> {
     context(tracer, end, true, &head(fields), &mut dice())
 }
 
 #[test]
 fn w3c_trace_context_is_parsed() {
-    let read = |fields: &[(&str, &str)]| of(Tracer::OpenTelemetry, End::Server, fields).map(|(c, _)| c);
+    let read = |fields: &[(&str, &str)]| of(Tracer::OpenTelemetry, CallSide::Server, fields).map(|(c, _)| c);
     let parent = format!("00-{TRACE}-{SPAN}-01");
     let context = read(&[("traceparent", &parent), ("tracestate", "a=1"), ("tracestate", "b=2")]).unwrap();
     assert_eq!((context.trace_id().as_str(), context.parent), (TRACE, hex(SPAN.as_bytes()).map(low)));
@@ -107,7 +115,7 @@ fn w3c_trace_context_is_parsed() {
         format!("00-+{}-{SPAN}-01", &TRACE[1..]),
         format!("00_{TRACE}-{SPAN}-01"),
     ] {
-        assert_eq!(read(&[("traceparent", &wrong)]), Err(Unreadable), "{wrong}");
+        assert_eq!(read(&[("traceparent", &wrong)]), Err(InvalidContext), "{wrong}");
     }
 }
 
@@ -116,7 +124,7 @@ fn a_request_is_sampled_only_if_both_sides_sample_it() {
     let parent = format!("00-{TRACE}-{SPAN}-01");
     let head = head(&[("traceparent", &parent)]);
     let told = |decision| {
-        let context = context(Tracer::OpenTelemetry, End::Server, decision, &head, &mut dice());
+        let context = context(Tracer::OpenTelemetry, CallSide::Server, decision, &head, &mut dice());
         context.unwrap().0.sampled
     };
     assert!(told(true) && !told(false));
@@ -124,20 +132,20 @@ fn a_request_is_sampled_only_if_both_sides_sample_it() {
 
 #[test]
 fn b3_is_parsed_in_both_formats() {
-    let read = |fields: &[(&str, &str)]| of(Tracer::Zipkin(B3), End::Server, fields);
+    let read = |fields: &[(&str, &str)]| of(Tracer::Zipkin(B3), CallSide::Server, fields);
     let short = &TRACE[16..];
     // The server's span has the id of the client's span.
     let (context, form) =
         read(&[("x-b3-traceid", TRACE), ("x-b3-spanid", SPAN), ("x-b3-parentspanid", "2b")]).unwrap();
     assert_eq!((context.trace_id().as_str(), context.span_id().as_str()), (TRACE, SPAN));
-    assert_eq!((context.parent, context.sampled, form), (Some(0x2b), true, Form::Several));
+    assert_eq!((context.parent, context.sampled, form), (Some(0x2b), true, ContextFormat::Several));
     let (below, _) =
-        of(Tracer::Zipkin(B3), End::Client, &[("x-b3-traceid", short), ("x-b3-spanid", SPAN)]).unwrap();
+        of(Tracer::Zipkin(B3), CallSide::Client, &[("x-b3-traceid", short), ("x-b3-spanid", SPAN)]).unwrap();
     assert_eq!((below.trace_id().as_str(), below.parent), (short, hex(SPAN.as_bytes()).map(low)));
 
     for (value, sampled) in [("0", false), ("1", true), ("d", true)] {
         let (context, form) = read(&[("b3", value)]).unwrap();
-        assert_eq!((context.parent, context.sampled, form), (None, sampled, Form::Single));
+        assert_eq!((context.parent, context.sampled, form), (None, sampled, ContextFormat::Single));
         let (context, _) = read(&[("b3", &format!("{TRACE}-{SPAN}-{value}-{SPAN}"))]).unwrap();
         assert_eq!((context.trace_id().as_str(), context.sampled), (TRACE, sampled));
         assert_eq!(context.parent, hex(SPAN.as_bytes()).map(low));
@@ -155,17 +163,17 @@ fn b3_is_parsed_in_both_formats() {
         &format!("{short}-{SPAN}-2"),
         &format!("{TRACE}-{SPAN}-1-2"),
     ] {
-        assert_eq!(read(&[("b3", wrong)]), Err(Unreadable), "{wrong}");
+        assert_eq!(read(&[("b3", wrong)]), Err(InvalidContext), "{wrong}");
     }
-    assert_eq!(read(&[("x-b3-traceid", "z"), ("x-b3-spanid", SPAN)]), Err(Unreadable));
-    assert_eq!(read(&[("x-b3-traceid", short), ("x-b3-spanid", TRACE)]), Err(Unreadable));
+    assert_eq!(read(&[("x-b3-traceid", "z"), ("x-b3-spanid", SPAN)]), Err(InvalidContext));
+    assert_eq!(read(&[("x-b3-traceid", short), ("x-b3-spanid", TRACE)]), Err(InvalidContext));
 }
 
 #[test]
 fn zipkin_can_also_propagate_w3c() {
     let both = Tracer::Zipkin(Zipkin { w3c: true, ..B3 });
     let parent = format!("00-{TRACE}-{SPAN}-00");
-    let (context, form) = of(both, End::Server, &[("traceparent", &parent)]).unwrap();
+    let (context, form) = of(both, CallSide::Server, &[("traceparent", &parent)]).unwrap();
     assert_eq!(
         (context.trace_id().as_str(), context.span_id().as_str(), context.sampled),
         (TRACE, SPAN, false)
@@ -179,18 +187,24 @@ fn zipkin_can_also_propagate_w3c() {
     );
     assert_eq!(head.header("tracestate"), Some(&b"a=1"[..]));
     // B3 has precedence. An invalid context starts a new trace.
-    let (context, _) =
-        of(both, End::Server, &[("traceparent", &parent), ("x-b3-traceid", "1a"), ("x-b3-spanid", "2b")])
-            .unwrap();
+    let (context, _) = of(
+        both,
+        CallSide::Server,
+        &[("traceparent", &parent), ("x-b3-traceid", "1a"), ("x-b3-spanid", "2b")],
+    )
+    .unwrap();
     assert_eq!(context.trace, 0x1a);
-    assert!(of(both, End::Server, &[("traceparent", "x")]).unwrap().0.sampled);
+    assert!(of(both, CallSide::Server, &[("traceparent", "x")]).unwrap().0.sampled);
     // Without the setting, W3C headers are ignored.
-    assert_ne!(of(Tracer::Zipkin(B3), End::Server, &[("traceparent", &parent)]).unwrap().0.trace_id(), TRACE);
+    assert_ne!(
+        of(Tracer::Zipkin(B3), CallSide::Server, &[("traceparent", &parent)]).unwrap().0.trace_id(),
+        TRACE
+    );
 }
 
 #[test]
 fn new_zipkin_traces_have_the_configured_length() {
-    let new = |zipkin| of(Tracer::Zipkin(zipkin), End::Server, &[]).unwrap().0;
+    let new = |zipkin| of(Tracer::Zipkin(zipkin), CallSide::Server, &[]).unwrap().0;
     let short = new(B3);
     assert_eq!((short.trace_id(), short.trace), (short.span_id(), short.span.into()));
     let long = new(OF_128);
@@ -204,17 +218,17 @@ proptest! {
     fn written_contexts_are_parsed(trace in 1_u128.., span in 1_u64.., parent: Option<u64>, sampled: bool) {
         let parent = parent.filter(|id| *id != 0);
         for (form, tracer) in [
-            (Form::W3c, Tracer::OpenTelemetry),
-            (Form::Single, Tracer::Zipkin(B3)),
-            (Form::Several, Tracer::Zipkin(B3)),
+            (ContextFormat::W3c, Tracer::OpenTelemetry),
+            (ContextFormat::Single, Tracer::Zipkin(B3)),
+            (ContextFormat::Several, Tracer::Zipkin(B3)),
         ] {
             let written = SpanContext { parent, ..first(trace, span, true, sampled) };
             let mut head = head(&[]);
             inject(&written, form, tracer, &mut head);
-            let (read, again) = context(tracer, End::Server, true, &head, &mut dice()).unwrap();
+            let (read, again) = context(tracer, CallSide::Server, true, &head, &mut dice()).unwrap();
             prop_assert_eq!((read.trace, read.sampled, again), (trace, sampled, form));
-            let above = if form == Form::W3c { (read.parent, None) } else { (Some(read.span), read.parent) };
-            prop_assert_eq!(above, (Some(span), if form == Form::W3c { None } else { parent }));
+            let above = if form == ContextFormat::W3c { (read.parent, None) } else { (Some(read.span), read.parent) };
+            prop_assert_eq!(above, (Some(span), if form == ContextFormat::W3c { None } else { parent }));
         }
     }
 
@@ -225,7 +239,7 @@ proptest! {
         head.set(names[name], value.as_bytes());
         decide(&sampling(5_000), RequestIdUse::default(), &mut head, &mut dice());
         for tracer in [Tracer::OpenTelemetry, Tracer::Zipkin(Zipkin { w3c: true, ..B3 })] {
-            let _ = context(tracer, End::Client, false, &head, &mut dice());
+            let _ = context(tracer, CallSide::Client, false, &head, &mut dice());
         }
     }
 }

@@ -39,14 +39,14 @@ use crate::{
     },
 };
 use skysail_http::{
-    proxy_protocol::{self, Ends, Look},
+    proxy_protocol::{self, Addresses, ParsedHeader},
     socket::Stream,
     timer::{Timer, earlier},
 };
 use skysail_policy::{
     config::{
         FilterChain, Listener, Snapshot,
-        listener::{Inspect, Proxied, Terminal, Transport},
+        listener::{Inspect, ProxyProtocolFilter, Terminal, Transport},
         tls::ServerTls,
     },
     error::{Error, Kind},
@@ -273,25 +273,25 @@ async fn proxy_header(
     stream: &mut Stream,
     timer: &mut Timer,
     connections: &ConnectionSet,
-    proxied: &Proxied,
+    proxied: &ProxyProtocolFilter,
     timeout: Option<Duration>,
-) -> io::Result<Option<Ends>> {
+) -> io::Result<Option<Addresses>> {
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
     for _ in 0..MAX_READS {
-        match proxy_protocol::look(stream.input.bytes()) {
-            Look::Header(version, _, _) if proxied.refused.contains(&version) => {
+        match proxy_protocol::parse(stream.input.bytes()) {
+            ParsedHeader::Complete(version, _, _) if proxied.refused.contains(&version) => {
                 return Err(io::Error::other(format!(
                     "version {version:?} of the PROXY protocol is refused"
                 )));
             }
-            Look::Header(_, length, ends) => {
+            ParsedHeader::Complete(_, length, ends) => {
                 stream.input.consume(length);
                 return Ok(ends);
             }
-            Look::Absent if proxied.optional => return Ok(None),
-            Look::Absent => return Err(io::Error::other("the PROXY header is missing")),
-            Look::Broken => return Err(io::Error::other("the PROXY header is malformed")),
-            Look::More => {}
+            ParsedHeader::Absent if proxied.optional => return Ok(None),
+            ParsedHeader::Absent => return Err(io::Error::other("the PROXY header is missing")),
+            ParsedHeader::TransferError => return Err(io::Error::other("the PROXY header is malformed")),
+            ParsedHeader::More => {}
         }
         if stream.input.is_full() {
             stream.input.grow(proxy_protocol::MAX);

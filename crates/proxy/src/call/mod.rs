@@ -27,7 +27,7 @@ use skysail_http::{
     wire::Wire,
 };
 use skysail_policy::{
-    balance::Want,
+    balance::PickOptions,
     config::Snapshot,
     error::{Error, Kind},
     outlier::UpstreamResult,
@@ -76,7 +76,7 @@ pub(crate) async fn ask(
 pub(crate) fn select_host(worker: &Worker, pool: &Rc<Pool>) -> Result<(Rc<Host>, Busy), Error> {
     // A call has no original destination.
     let unspecified = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
-    let host = pick::endpoint(&worker.dice, pool, unspecified, Want::default())?;
+    let host = pick::endpoint(&worker.dice, pool, unspecified, PickOptions::default())?;
     let busy = pool.begin(&host).ok_or_else(|| Error::new(Kind::Overflow))?;
     Ok((host, busy))
 }

@@ -27,7 +27,7 @@ use skysail_http::map::Map;
 use skysail_policy::config::{RouteTable, route::VirtualHost};
 use skysail_policy::state::{
     Published,
-    demand::{Demand, Question, RequestedAuthority, UseMark},
+    demand::{Demand, HostRequest, RequestedAuthority, UseMark},
 };
 
 /// Field number of `envoy.config.route.v3.RouteConfiguration.virtual_hosts`.
@@ -249,7 +249,7 @@ impl Hosts {
     pub(super) fn set_demand(
         &mut self,
         table: &Arc<str>,
-        questions: Option<&mpsc::UnboundedSender<Question>>,
+        questions: Option<&mpsc::UnboundedSender<HostRequest>>,
     ) {
         if self.demand.is_some() != questions.is_some() {
             self.demand = questions.cloned().map(|questions| {
@@ -263,8 +263,8 @@ impl Hosts {
     /// Records a request's question; returns false if the table has too many names. Answered names make room
     /// only while `connected`: otherwise the new name would get no answer, and the old one could not be
     /// requested again.
-    pub(super) fn ask(&mut self, question: Question, now: Instant, connected: bool) -> bool {
-        let Question { authority, answered, .. } = question;
+    pub(super) fn ask(&mut self, question: HostRequest, now: Instant, connected: bool) -> bool {
+        let HostRequest { authority, answered, .. } = question;
         let found = self.whole().is_some_and(|table| table.exact.contains_key(&authority));
         if self.demand.is_none() || found {
             let _ = answered.send(());

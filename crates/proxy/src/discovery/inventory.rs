@@ -35,7 +35,7 @@ use crate::{
 use skysail_policy::config::{
     ByName, Cluster, Endpoints, Listener, RouteTable, Snapshot, cluster::Discovery,
 };
-use skysail_policy::state::demand::Question;
+use skysail_policy::state::demand::HostRequest;
 
 /// All resources.
 pub(crate) struct Inventory {
@@ -54,7 +54,7 @@ pub(crate) struct Inventory {
     /// The server has sent clusters, or has answered that there are none.
     seen_clusters: bool,
     /// Sends requests' questions for virtual hosts.
-    questions: Option<mpsc::UnboundedSender<Question>>,
+    questions: Option<mpsc::UnboundedSender<HostRequest>>,
     /// Counter of removals of trusted roots.
     distrusted: u64,
     /// Something in force has changed since the last snapshot.
@@ -104,7 +104,7 @@ impl Inventory {
     }
 
     /// Sets the mode. With [`ClusterMode::OnDemand`], requests ask for virtual hosts through `questions`.
-    pub(crate) fn set_mode(&mut self, mode: ClusterMode, questions: Option<mpsc::UnboundedSender<Question>>) {
+    pub(crate) fn set_mode(&mut self, mode: ClusterMode, questions: Option<mpsc::UnboundedSender<HostRequest>>) {
         self.mode = mode;
         self.questions = questions.filter(|_| mode == ClusterMode::OnDemand);
         for (name, hosts) in &mut self.hosts {
@@ -471,7 +471,7 @@ impl Inventory {
     }
 
     /// Records a request's question for a virtual host.
-    pub(crate) fn ask(&mut self, question: Question, now: Instant, connected: bool) {
+    pub(crate) fn ask(&mut self, question: HostRequest, now: Instant, connected: bool) {
         let Some(hosts) = self.hosts.get_mut(&question.table) else {
             let _ = question.answered.send(());
             return;

@@ -38,7 +38,7 @@ use crate::{
     discovery::{remote::Remote, secrets::Secrets},
     translate::{TlsContexts, Translator, bootstrap},
 };
-use skysail_policy::state::demand::Question;
+use skysail_policy::state::demand::HostRequest;
 
 /// Time without a further change after which memory is trimmed.
 const QUIET_PERIOD: Duration = Duration::from_secs(5);
@@ -58,7 +58,7 @@ pub(crate) struct Configuration {
     /// may be Skysail's.
     in_mesh: bool,
     /// Channel of requests' questions for virtual hosts.
-    questions: (mpsc::UnboundedSender<Question>, Mutex<mpsc::UnboundedReceiver<Question>>),
+    questions: (mpsc::UnboundedSender<HostRequest>, Mutex<mpsc::UnboundedReceiver<HostRequest>>),
     /// Whether clusters and listeners have been received once, or none are expected.
     seen: [AtomicBool; 2],
     /// Subscriptions of the discovery client; unset without discovery.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use skysail_policy::config::{
     FilterChain, HttpManager, Listener, RouteTable,
-    http::{AccessLog, Does, LogTarget, Routes},
+    http::{AccessLog, FilterKind, LogTarget, Routes},
     jwt::Keys,
     listener::Terminal,
     route::{Action, Targets, VirtualHost},
@@ -45,17 +45,19 @@ fn of_manager(manager: &HttpManager) -> Names<'_> {
     };
     let filters = manager.filters.iter().flat_map(|filter| -> Names<'_> {
         match &filter.does {
-            Does::Ask(ask) => Box::new(std::iter::once(&*ask.cluster)),
-            Does::Jwt(jwt) => Box::new(jwt.providers.iter().filter_map(|provider| match &provider.keys {
-                Keys::Remote(keys) => Some(&*keys.cluster),
-                Keys::Here(_) => None,
-            })),
-            Does::Authorize(_)
-            | Does::Fault(_)
-            | Does::Limit(_)
-            | Does::Cors
-            | Does::GrpcWeb
-            | Does::Compress(_) => Box::new(std::iter::empty()),
+            FilterKind::Ask(ask) => Box::new(std::iter::once(&*ask.cluster)),
+            FilterKind::Jwt(jwt) => {
+                Box::new(jwt.providers.iter().filter_map(|provider| match &provider.keys {
+                    Keys::Remote(keys) => Some(&*keys.cluster),
+                    Keys::Local(_) => None,
+                }))
+            }
+            FilterKind::Authorize(_)
+            | FilterKind::Fault(_)
+            | FilterKind::Limit(_)
+            | FilterKind::Cors
+            | FilterKind::GrpcWeb
+            | FilterKind::Compress(_) => Box::new(std::iter::empty()),
         }
     });
     let tracing = manager.tracing.iter().map(|tracing| &*tracing.provider.collector.cluster);

@@ -21,8 +21,8 @@ use crate::{
     },
 };
 use skysail_http::{
-    flow::Broken,
-    grpc_web::{self, Through, Web},
+    flow::TransferError,
+    grpc_web::{self, Conversion, WebCall},
     head::{RequestHead, ResponseHead, Version},
     timer,
 };
@@ -30,7 +30,7 @@ use skysail_policy::{
     config::{
         HttpManager,
         authorization::ExternalAuthorization,
-        http::{Does, Filter, metadata},
+        http::{Filter, FilterKind, metadata},
         jwt::{Jwt, JwtProvider, KeySet, Keys},
         limit::RateLimit,
         policy::Policy,
@@ -95,45 +95,45 @@ impl<'a> RequestContext<'a> {
             return Ok(None);
         }
         match (&filter.does, setting) {
-            (Does::Authorize(_), Some(Setting::Authorize(policy))) | (Does::Authorize(policy), _) => {
+            (FilterKind::Authorize(_), Some(Setting::Authorize(policy))) | (FilterKind::Authorize(policy), _) => {
                 authorize(scope, exchange, outcome, policy)?;
             }
-            (Does::Fault(_), Some(Setting::Fault(fault))) | (Does::Fault(fault), _) => {
+            (FilterKind::Fault(_), Some(Setting::Fault(fault))) | (FilterKind::Fault(fault), _) => {
                 let fault = fault::decide(fault, exchange.request, &mut scope.worker.dice.borrow_mut());
                 let is_any = fault != FaultDecision::default();
                 return Ok(is_any.then_some(FilterAction::InjectFault(fault)));
             }
-            (Does::Limit(_), Some(Setting::Limit(limit))) | (Does::Limit(limit), _) => {
+            (FilterKind::Limit(_), Some(Setting::Limit(limit))) | (FilterKind::Limit(limit), _) => {
                 if !limit.unenforced.is_empty() {
                     decision.filter_results.begin(filter, setting);
                 }
                 return Ok(self.is_above_rate(limit).then_some(FilterAction::LimitRate(limit)));
             }
-            (Does::Ask(config), setting) => {
+            (FilterKind::Ask(config), setting) => {
                 decision.filter_results.begin(filter, setting);
                 return Ok(Some(FilterAction::CallAuthorization(config, setting)));
             }
-            (Does::Jwt(jwt), setting) => {
+            (FilterKind::Jwt(jwt), setting) => {
                 decision.filter_results.begin(filter, setting);
                 return Ok(Some(FilterAction::VerifyTokens(jwt, setting)));
             }
             // As in Envoy, CORS does not apply to routes with a direct response.
-            (Does::Cors, Some(Setting::Cors(cors))) if decision.is_forwarded() => {
+            (FilterKind::Cors, Some(Setting::Cors(cors))) if decision.is_forwarded() => {
                 return Ok(apply_cors(cors, exchange.request, decision));
             }
-            (Does::Cors, _) => {}
-            (Does::Compress(compressor), _) => {
+            (FilterKind::Cors, _) => {}
+            (FilterKind::Compress(compressor), _) => {
                 decision.compressor = Some((compressor, compressor.is_accepted(exchange.request)));
             }
-            (Does::GrpcWeb, _) => {
-                if grpc_web::is_spoken(exchange.request) {
+            (FilterKind::GrpcWeb, _) => {
+                if grpc_web::is_call(exchange.request) {
                     decision.filter_results.begin(filter, setting);
                     decision.filter_results.keep_head(exchange.request);
                     decision.grpc_web = grpc_web::request(exchange.request);
                 }
                 decision.grpc |= decision.grpc_web.is_some();
-                if let Some(Web { text: true, .. }) = decision.grpc_web {
-                    exchange.body.lead(Through::In(Vec::new()));
+                if let Some(WebCall { text: true, .. }) = decision.grpc_web {
+                    exchange.body.convert(Conversion::In(Vec::new()));
                 }
             }
         }
@@ -283,7 +283,9 @@ impl<'a> RequestContext<'a> {
             return Ok(Filtered::Continue);
         }
         let (extensions, without_body) = match setting {
-            Some(Setting::Question { extensions, without_body }) => (&extensions[..], *without_body),
+            Some(Setting::ExternalAuthorization { extensions, without_body }) => {
+                (&extensions[..], *without_body)
+            }
             _ => (&[][..], false),
         };
         let mut content = None;
@@ -407,7 +409,7 @@ fn add_metadata(
 ) {
     let mut found = found.into_iter().peekable();
     if found.peek().is_some() {
-        matching::learn(outcome.metadata.get_or_insert_default(), filter, found);
+        matching::merge_metadata(outcome.metadata.get_or_insert_default(), filter, found);
     }
 }
 
@@ -496,7 +498,7 @@ async fn collect(manager: &HttpManager, exchange: &mut Exchange<'_>, limit: usiz
     let body = &mut exchange.body;
     let read = poll_fn(|cx| {
         if matches!(wire.poll_flush(cx), Poll::Ready(Err(_))) {
-            return Poll::Ready(Err(Broken::Receiver));
+            return Poll::Ready(Err(TransferError::Receiver));
         }
         body.poll_collect(cx, wire, limit)
     });
@@ -511,7 +513,7 @@ async fn collect(manager: &HttpManager, exchange: &mut Exchange<'_>, limit: usiz
     };
     match read {
         Some(Ok(())) => Ok(()),
-        Some(Err(Broken::Malformed)) => Err(Error::new(Kind::DownstreamProtocol)),
+        Some(Err(TransferError::Malformed)) => Err(Error::new(Kind::DownstreamProtocol)),
         Some(Err(_)) => Err(Error::new(Kind::DownstreamClosed)),
         None => Err(Error::new(late)),
     }

@@ -26,7 +26,7 @@ use skysail_http::{
     wire::Wire,
 };
 use skysail_policy::{
-    balance::{Want, key},
+    balance::{PickOptions, key},
     config::{
         HttpManager,
         listener::Direction,
@@ -180,7 +180,7 @@ impl RequestContext<'_> {
             }
             let avoided = retry.filter(|retry| retry.avoid_previous);
             let attempts = avoided.map_or(0, |retry| retry.host_selection_attempts);
-            let want = Want { hash: plan.hash, avoid: &tried, attempts };
+            let want = PickOptions { hash: plan.hash, avoid: &tried, attempts };
             let destination = self.exchange.downstream.origin.destination;
             let host = pick::endpoint(&self.scope.worker.dice, &plan.pool, destination, want)?;
             if let (Some(HostRewrite::Auto), Some(name)) = (plan.host_rewrite, &host.endpoint.hostname) {
@@ -218,7 +218,7 @@ impl RequestContext<'_> {
                 Ok(_) => TryOutcome::Answered(self.exchange.response),
                 Err(failure) => TryOutcome::Failed { error: &failure.error, request_sent: failure.sent },
             };
-            let Some(retry) = retry.filter(|retry| retry::wanted(retry, outcome) && replayable) else {
+            let Some(retry) = retry.filter(|retry| retry::should_retry(retry, outcome) && replayable) else {
                 return attempt.map_err(|failure| failure.error);
             };
             let spent = self.outcome.attempts > retry.retries;

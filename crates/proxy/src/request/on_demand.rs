@@ -21,7 +21,7 @@ use skysail_http::{head::RequestHead, timer};
 use skysail_policy::{
     error::{Error, Kind},
     route,
-    state::demand::Standing,
+    state::demand::HostStatus,
 };
 
 /// Maximum wait for a virtual host; a little longer than the control thread's own limit.
@@ -32,9 +32,9 @@ pub(crate) fn standing(
     scope: &RequestScope<'_>,
     head: &RequestHead,
     decision: &RequestDecision<'_>,
-) -> Standing {
+) -> HostStatus {
     let table = match &decision.found {
-        Ok(found) if found.table.demand.is_none() => return Standing::Settled,
+        Ok(found) if found.table.demand.is_none() => return HostStatus::Settled,
         Ok(found) => {
             found.host.used.mark();
             if found.exact {

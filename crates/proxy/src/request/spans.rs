@@ -27,7 +27,7 @@ use skysail_policy::{
     error::{Error, Kind},
     format, matching,
     record::Context,
-    trace::{self, End, Form, SpanContext},
+    trace::{self, CallSide, Form, SpanContext},
 };
 
 /// Field in which a client's sidecar names the server's span, and the server's sidecar the client's span.
@@ -39,7 +39,7 @@ pub(crate) struct Trace<'a> {
     route: Option<&'a RouteTracing>,
     outbound: bool,
     /// Kind of the request's own span: client or server.
-    end: End,
+    end: CallSide,
     /// Position in the trace; `None` if the client's trace context cannot be parsed.
     position: Option<TracePosition>,
     /// Name of the request's span; empty if the request is not sampled.
@@ -54,7 +54,7 @@ pub(crate) struct Trace<'a> {
 
 struct TracePosition {
     context: SpanContext,
-    form: Form,
+    form: ContextFormat,
 }
 
 /// The span of an attempt that has begun.
@@ -89,7 +89,7 @@ impl<'a> Trace<'a> {
         let of_route = route.and_then(|route| route.tracing.as_deref());
         let sampling = of_route.map_or(&tracing.sampling, |route| &route.sampling);
         // Where attempts have spans, those are the client spans.
-        let end = if outbound && !tracing.tries { End::Client } else { End::Server };
+        let end = if outbound && !tracing.tries { CallSide::Client } else { CallSide::Server };
         let mut dice = worker.dice.borrow_mut();
         let decision = trace::decide(sampling, manager.request_id, head, &mut dice);
         let position = trace::context(tracing.provider.tracer, end, decision, head, &mut dice);
@@ -208,7 +208,7 @@ impl<'a> Trace<'a> {
             Span {
                 context: &attempt.context,
                 name: &format!("router {cluster} egress"),
-                end: End::Client,
+                end: CallSide::Client,
                 start: attempt.start,
                 duration: attempt.began.elapsed(),
                 tags,

@@ -16,7 +16,7 @@ use crate::{
     worker::downstream::Downstream,
 };
 use skysail_http::{
-    flow::{Broken, Flow},
+    flow::{Flow, TransferError},
     head::ResponseHead,
     http1::{ConnectionOptions, Framing, HeadLimits, Scan},
     timer::{self, Timer, earlier},
@@ -239,13 +239,13 @@ impl<'a> Client<'a> {
         poll_fn(|cx| {
             match body.poll(cx, upstream, self.wire) {
                 Poll::Ready(Ok(())) => return Poll::Ready(Ok(())),
-                Poll::Ready(Err(Broken::Receiver)) => return failed(Kind::DownstreamClosed),
+                Poll::Ready(Err(TransferError::Receiver)) => return failed(Kind::DownstreamClosed),
                 // An HTTP/1.1 message can end early only by the end of its connection.
-                Poll::Ready(Err(Broken::Sender)) if matches!(upstream, Wire::Http1(_)) => {
+                Poll::Ready(Err(TransferError::Sender)) if matches!(upstream, Wire::Http1(_)) => {
                     return failed(Kind::UpstreamProtocol);
                 }
-                Poll::Ready(Err(Broken::Sender)) => return failed(Kind::UpstreamClosed),
-                Poll::Ready(Err(Broken::Malformed)) => return failed(Kind::UpstreamProtocol),
+                Poll::Ready(Err(TransferError::Sender)) => return failed(Kind::UpstreamClosed),
+                Poll::Ready(Err(TransferError::Malformed)) => return failed(Kind::UpstreamProtocol),
                 Poll::Pending => {}
             }
             self.poll_request(cx, upstream)?;
@@ -279,9 +279,9 @@ impl<'a> Client<'a> {
                     self.deadlines.start_attempt(Instant::now());
                 }
             }
-            Poll::Ready(Err(Broken::Receiver)) => self.stalled = true,
-            Poll::Ready(Err(Broken::Sender)) => return Err(Error::new(Kind::DownstreamClosed)),
-            Poll::Ready(Err(Broken::Malformed)) => return Err(Error::new(Kind::DownstreamProtocol)),
+            Poll::Ready(Err(TransferError::Receiver)) => self.stalled = true,
+            Poll::Ready(Err(TransferError::Sender)) => return Err(Error::new(Kind::DownstreamClosed)),
+            Poll::Ready(Err(TransferError::Malformed)) => return Err(Error::new(Kind::DownstreamProtocol)),
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use crate::{
     worker::downstream::Downstream,
 };
 use skysail_http::{
-    flow::{Broken, Flow},
+    flow::{TransferError, Flow},
     http1::{
         Framing, HeadLimits,
         write::{self, Persistence},
@@ -77,13 +77,13 @@ impl TunnelDirection {
     }
 
     /// Ready once the sender has ended and the receiver's side is shut down.
-    fn poll(&mut self, cx: &mut Context<'_>, from: &mut Wire, to: &mut Wire) -> Poll<Result<(), Broken>> {
+    fn poll(&mut self, cx: &mut Context<'_>, from: &mut Wire, to: &mut Wire) -> Poll<Result<(), TransferError>> {
         if self.done {
             return Poll::Ready(Ok(()));
         }
         ready!(self.flow.poll(cx, from, to))?;
         if let Wire::Http1(to) = to {
-            ready!(to.poll_shutdown(cx)).map_err(|_| Broken::Receiver)?;
+            ready!(to.poll_shutdown(cx)).map_err(|_| TransferError::Receiver)?;
         }
         self.done = true;
         Poll::Ready(Ok(()))

@@ -37,7 +37,7 @@ use skysail_http::{
     wire::Wire,
 };
 use skysail_policy::{
-    balance::{self, Want},
+    balance::{self, PickOptions},
     config::{
         cluster::Workload,
         listener::{TcpProxy, Terminal},
@@ -210,7 +210,7 @@ fn record_failure(
     tried: Tried,
     (start, began): (SystemTime, Instant),
 ) {
-    let answer = error.answer();
+    let answer = error.response();
     let mut record = record(origin, None, start);
     record.flags = answer.flags;
     if let Some((pool, host)) = &tried {
@@ -308,7 +308,12 @@ pub(crate) async fn connect(
     let pool = worker.pool(name, &origin.snapshot).ok_or_else(missing)?;
     let hash = proxy.hash_source_ip && pool.cluster.balancer.hashes();
     let hash = hash.then(|| balance::hash::of(origin.source.ip().to_string().as_bytes()));
-    let host = pick::endpoint(&worker.dice, &pool, origin.destination, Want { hash, ..Want::default() })?;
+    let host = pick::endpoint(
+        &worker.dice,
+        &pool,
+        origin.destination,
+        PickOptions { hash, ..PickOptions::default() },
+    )?;
     let (pool, host) = tried.insert((pool, host));
     let place = match client {
         Some(mut client) => client.wait(proxy, upstream::place(pool, host)).await?,

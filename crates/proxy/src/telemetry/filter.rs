@@ -26,10 +26,12 @@ pub(crate) fn passes(filter: &LogFilter, context: &Context<'_>, dice: &mut fastr
             statuses.contains(&status) != *exclude
         }
         LogFilter::Expression(expression) => attributes::holds(expression, context),
-        LogFilter::Metadata { test, otherwise } => match matching::known(&test.path, record.metadata) {
-            Some(_) => matching::metadata(test, record.metadata),
-            None => *otherwise,
-        },
+        LogFilter::Metadata { test, otherwise } => {
+            match matching::metadata_value(&test.path, record.metadata) {
+                Some(_) => matching::metadata(test, record.metadata),
+                None => *otherwise,
+            }
+        }
     }
 }
 

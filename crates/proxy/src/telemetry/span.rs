@@ -12,7 +12,7 @@ use skysail_proto::otlp::{self, SpanKind, Status, StatusCode, attribute};
 
 use skysail_policy::{
     config::trace::{Tracer, Zipkin},
-    trace::{End, SpanContext},
+    trace::{CallSide, SpanContext},
 };
 
 #[cfg(test)]
@@ -26,7 +26,7 @@ pub struct Span<'a> {
     /// Name of the span.
     pub name: &'a str,
     /// Reporting end, client or server.
-    pub end: End,
+    pub end: CallSide,
     /// Start time.
     pub start: SystemTime,
     /// Duration.
@@ -118,8 +118,8 @@ impl Span<'_> {
             flags: HAS_IS_REMOTE | remote | u32::from(context.sampled),
             name: self.name.to_owned(),
             kind: match self.end {
-                End::Server => SpanKind::Server,
-                End::Client => SpanKind::Client,
+                CallSide::Server => SpanKind::Server,
+                CallSide::Client => SpanKind::Client,
             }
             .into(),
             start_time_unix_nano: start,
@@ -141,16 +141,16 @@ impl Span<'_> {
     /// server's span.
     fn has_failed(&self) -> bool {
         match (self.end, self.outcome.grpc) {
-            (End::Server, Some(grpc)) => is_server_error(grpc),
-            (End::Client, Some(grpc)) => grpc != 0,
-            (End::Server, None) => self.outcome.status >= 500,
-            (End::Client, None) => self.outcome.status >= 400,
+            (CallSide::Server, Some(grpc)) => is_server_error(grpc),
+            (CallSide::Client, Some(grpc)) => grpc != 0,
+            (CallSide::Server, None) => self.outcome.status >= 500,
+            (CallSide::Client, None) => self.outcome.status >= 400,
         }
     }
 
     fn zipkin(&self, zipkin: Zipkin, reporter: Reporter<'_>) -> Value {
         let (start, duration) = (nanos(self.start) / 1000, saturating(self.duration.as_micros()));
-        let server = self.end == End::Server;
+        let server = self.end == CallSide::Server;
         let (kind, last) = if server { ("SERVER", "ss") } else { ("CLIENT", "cr") };
         let mut endpoint = json!({"serviceName": reporter.service, "port": 0});
         match reporter.address {

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 
 use super::plain::Kind;
-use skysail_policy::config::health::Cause;
+use skysail_policy::config::health::EjectionCause;
 
 /// A counter or gauge.
 #[derive(Debug, Default)]
@@ -125,15 +125,15 @@ set! {
 
 impl OutlierStats {
     /// Returns the counters of detected and of enforced ejections for a cause.
-    pub fn of(&self, cause: Cause) -> (&Counter, &Counter) {
+    pub fn of(&self, cause: EjectionCause) -> (&Counter, &Counter) {
         match cause {
-            Cause::Consecutive5xx => (&self.detected_5xx, &self.enforced_5xx),
-            Cause::ConsecutiveGatewayFailure => (&self.detected_gateway, &self.enforced_gateway),
-            Cause::ConsecutiveLocalOriginFailure => (&self.detected_local, &self.enforced_local),
-            Cause::SuccessRate => (&self.detected_rate, &self.enforced_rate),
-            Cause::LocalOriginSuccessRate => (&self.detected_local_rate, &self.enforced_local_rate),
-            Cause::FailurePercentage => (&self.detected_percentage, &self.enforced_percentage),
-            Cause::LocalOriginFailurePercentage => {
+            EjectionCause::Consecutive5xx => (&self.detected_5xx, &self.enforced_5xx),
+            EjectionCause::ConsecutiveGatewayFailure => (&self.detected_gateway, &self.enforced_gateway),
+            EjectionCause::ConsecutiveLocalOriginFailure => (&self.detected_local, &self.enforced_local),
+            EjectionCause::SuccessRate => (&self.detected_rate, &self.enforced_rate),
+            EjectionCause::LocalOriginSuccessRate => (&self.detected_local_rate, &self.enforced_local_rate),
+            EjectionCause::FailurePercentage => (&self.detected_percentage, &self.enforced_percentage),
+            EjectionCause::LocalOriginFailurePercentage => {
                 (&self.detected_local_percentage, &self.enforced_local_percentage)
             }
         }

@@ -103,7 +103,10 @@ pub(super) fn setting(proto: &ExtAuthzPerRoute) -> Result<Setting> {
             let mut extensions: Vec<(Box<str>, Box<str>)> =
                 extensions.map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect();
             extensions.sort();
-            Ok(Setting::Question { extensions, without_body: settings.disable_request_body_buffering })
+            Ok(Setting::ExternalAuthorization {
+                extensions,
+                without_body: settings.disable_request_body_buffering,
+            })
         }
         _ => Err(Reject::new("must be `disabled: true` or check_settings")),
     }

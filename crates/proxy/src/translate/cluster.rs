@@ -76,7 +76,7 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
             .transpose()
             .at("outlier_detection")?,
         slow_start: outlier::slow_start(&proto)?,
-        hashed: Arc::default(),
+        hash_tables: Arc::default(),
         discovery,
         endpoints: Arc::default(),
         connect_timeout: match &proto.connect_timeout {

@@ -22,7 +22,7 @@ use skysail_policy::config::{
     cluster::{DnsName, Health, Locality, TransportMatch, Workload},
     tls::ClientTls,
 };
-use skysail_policy::state::health::Track;
+use skysail_policy::state::health::EndpointState;
 
 /// Maximum priority, as in Envoy.
 const MAX_PRIORITY: u32 = 128;
@@ -138,7 +138,7 @@ fn endpoint(
     lb: &LbEndpoint,
     locality: usize,
     cluster: &Cluster,
-    tracks: &Map<SocketAddr, Arc<Track>>,
+    tracks: &Map<SocketAddr, Arc<EndpointState>>,
 ) -> Result<Endpoint> {
     let proto = plain(lb)?;
     let address = ip_and_port(proto.address.as_ref()).at("endpoint.address")?;

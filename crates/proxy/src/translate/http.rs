@@ -33,8 +33,8 @@ use super::{
 use skysail_http::http2::{Http2Options, Keepalive};
 use skysail_policy::config::cluster::{MAX_HEAD, MAX_HEADERS};
 use skysail_policy::config::http::{
-    ClientCertDetails, Codec, Does, EscapedSlashes, Filter, ForwardClientCert, HttpManager, MetadataExchange,
-    Routes, ServerHeader,
+    ClientCertDetails, Codec, EscapedSlashes, Filter, FilterKind, ForwardClientCert, HttpManager,
+    MetadataExchange, Routes, ServerHeader,
 };
 use skysail_policy::config::listener::Cidr;
 use skysail_policy::config::trace::RequestIdUse;
@@ -272,38 +272,40 @@ fn filters(manager: &mut HttpManager, protos: &[HttpFilter], strict: bool) -> Re
 /// Translates one filter; returns whether it is the router.
 fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool) -> Result<bool> {
     let does = match type_name(any) {
-        "envoy.extensions.filters.http.rbac.v3.RBAC" => Does::Authorize(policy::http(&unpack::<Rbac>(any)?)?),
+        "envoy.extensions.filters.http.rbac.v3.RBAC" => {
+            FilterKind::Authorize(policy::http(&unpack::<Rbac>(any)?)?)
+        }
         "envoy.extensions.filters.http.fault.v3.HTTPFault" => {
-            Does::Fault(Arc::new(route_filters::fault(&unpack(any)?)?))
+            FilterKind::Fault(Arc::new(route_filters::fault(&unpack(any)?)?))
         }
         "envoy.extensions.filters.http.cors.v3.Cors" => {
             let Cors {} = unpack(any)?;
-            Does::Cors
+            FilterKind::Cors
         }
         "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit" => {
-            Does::Limit(Arc::new(limit::translate(&unpack(any)?)?))
+            FilterKind::Limit(Arc::new(limit::translate(&unpack(any)?)?))
         }
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz" => {
-            Does::Ask(Box::new(authorization::translate(&unpack(any)?)?))
+            FilterKind::Ask(Box::new(authorization::translate(&unpack(any)?)?))
         }
         "envoy.extensions.filters.http.grpc_web.v3.GrpcWeb" => {
             let GrpcWeb {} = unpack(any)?;
-            Does::GrpcWeb
+            FilterKind::GrpcWeb
         }
         "envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication" => {
-            Does::Jwt(Box::new(jwt::translate(&unpack(any)?)?))
+            FilterKind::Jwt(Box::new(jwt::translate(&unpack(any)?)?))
         }
         "envoy.extensions.filters.http.compressor.v3.Compressor" => {
             match compressor::translate(&unpack(any)?)? {
-                Some(compressor) => Does::Compress(compressor),
+                Some(compressor) => FilterKind::Compress(compressor),
                 None => return Ok(false),
             }
         }
         _ if proto.disabled => return Err(Reject::new("this filter cannot be disabled: take it out")),
         _ => return unordered_filter(manager, proto, any, strict),
     };
-    let buffers_body = |filter: &Filter| matches!(&filter.does, Does::Ask(config) if config.body.is_some());
-    if matches!(does, Does::GrpcWeb) && manager.filters.iter().any(buffers_body) {
+    let buffers_body = |filter: &Filter| matches!(&filter.does, FilterKind::Ask(config) if config.body.is_some());
+    if matches!(does, FilterKind::GrpcWeb) && manager.filters.iter().any(buffers_body) {
         return Err(Reject::new(
             "must come before an ext_authz filter that buffers bodies (with_request_body)",
         ));

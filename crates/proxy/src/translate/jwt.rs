@@ -162,7 +162,7 @@ fn keys(proto: &ProviderProto) -> Result<Keys> {
             let text = inline(source).at("local_jwks")?;
             let keys = KeySet::parse(text)
                 .map_err(|problem| Reject::new(format!("the key set {problem}")).at_field("local_jwks"))?;
-            Ok(Keys::Here(keys.into()))
+            Ok(Keys::Local(keys.into()))
         }
         Some(JwksSourceSpecifier::RemoteJwks(remote)) => {
             Ok(Keys::Remote(self::remote(remote).at("remote_jwks")?))
@@ -189,7 +189,7 @@ fn remote(proto: &RemoteJwks) -> Result<RemoteKeys> {
     if lifetime < Duration::from_millis(1) {
         return Err(Reject::new("must be at least 1 ms").at_field("cache_duration"));
     }
-    Ok(RemoteKeys { cluster, authority, path, timeout, lifetime, known: Arc::default() })
+    Ok(RemoteKeys { cluster, authority, path, timeout, lifetime, fetched: Arc::default() })
 }
 
 /// Target of an HTTP request.

@@ -41,7 +41,8 @@ use super::{
 use skysail_http::proxy_protocol::ProxyVersion;
 use skysail_policy::config::{
     listener::{
-        ChainMatch, Direction, FilterChain, Inspect, Listener, Proxied, TcpProxy, Terminal, Transport,
+        ChainMatch, Direction, FilterChain, Inspect, Listener, ProxyProtocolFilter, TcpProxy, Terminal,
+        Transport,
     },
     route::{HeaderOps, Target, Targets},
     stats::Stats,
@@ -153,7 +154,7 @@ fn listener_filter(listener: &mut Listener, filter: &ListenerFilter) -> Result<(
             let proto: ProxyProtocol = unpack(any).at("typed_config")?;
             let refused = proto.disallowed_versions().map(proxy_version).collect();
             let optional = proto.allow_requests_without_proxy_protocol;
-            listener.proxy_protocol = Some(Proxied { except, optional, refused });
+            listener.proxy_protocol = Some(ProxyProtocolFilter { except, optional, refused });
         }
         "envoy.extensions.filters.listener.original_dst.v3.OriginalDst" if except.is_empty() => {
             listener.read_original_dst = true;

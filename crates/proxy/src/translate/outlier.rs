@@ -11,7 +11,7 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{At as _, Reject, Result, duration, flag, number};
-use skysail_policy::config::health::{HealthComparison, Limit, Outlier, SlowStart};
+use skysail_policy::config::health::{ConsecutiveLimit, HealthComparison, Outlier, SlowStart};
 
 /// Translates outlier detection, with Envoy's defaults.
 pub(super) fn translate(proto: &OutlierDetection) -> Result<Outlier> {
@@ -27,7 +27,10 @@ pub(super) fn translate(proto: &OutlierDetection) -> Result<Outlier> {
         if percent > 100 { Err(Reject::new("must be at most 100").at_field(field)) } else { Ok(percent) }
     };
     let limit = |value, enforcing, field, default| {
-        Ok(Limit { number: number(value).unwrap_or(5), enforcing: percent(enforcing, field, default)? })
+        Ok(ConsecutiveLimit {
+            number: number(value).unwrap_or(5),
+            enforcing: percent(enforcing, field, default)?,
+        })
     };
     let base_ejection = time(&proto.base_ejection_time, "base_ejection_time", Duration::from_secs(30))?;
     Ok(Outlier {

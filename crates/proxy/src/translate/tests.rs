@@ -28,8 +28,8 @@ use skysail_xds::envoy::pb::envoy::{
 use super::*;
 use skysail_policy::config::{
     cluster::{Balancer, Discovery, HashFunction, Keepalive, Limits, RetryBudget},
-    health::{Limit, SlowStart},
-    http::{self, Does, Part},
+    health::{ConsecutiveLimit, SlowStart},
+    http::{self, FilterKind, Part},
     listener::{Terminal, Transport},
     route::{Action, Targets},
 };
@@ -158,7 +158,7 @@ fn a_sidecars_configuration_is_translated() {
     assert!(manager.stats.is_some() && manager.metadata_exchange.is_some());
     assert!(matches!(
         &manager.filters[..],
-        [http::Filter { does: Does::Fault(_), .. }, http::Filter { does: Does::Cors, .. }]
+        [http::Filter { does: FilterKind::Fault(_), .. }, http::Filter { does: FilterKind::Cors, .. }]
     ));
     let outbound = listener("0.0.0.0_9080");
     assert!(!outbound.bind && outbound.default_chain.is_some());

@@ -39,8 +39,8 @@ use super::{
 use skysail_policy::config::{
     collector::{Call, Collector, Envelope},
     trace::{
-        CustomTag, Decorator, RequestIdUse, RouteTracing, Sampling, Share, TagValue, TraceProvider, Tracer,
-        Tracing, Zipkin,
+        CustomTag, Decorator, Fraction, RequestIdUse, RouteTracing, Sampling, TagValue, TraceProvider,
+        Tracer, Tracing, Zipkin,
     },
 };
 
@@ -73,9 +73,9 @@ pub(super) fn translate(proto: &Proto, strict: bool) -> Result<Option<Tracing>> 
 /// Translates a route's tracing.
 pub(super) fn route(proto: &RouteProto) -> Result<RouteTracing> {
     let share = |proto: Option<&FractionalPercent>| {
-        proto.map_or(Share::ALL, |share| Share {
-            part: share.numerator,
-            of: match share.denominator() {
+        proto.map_or(Fraction::ALL, |share| Fraction {
+            numerator: share.numerator,
+            denominator: match share.denominator() {
                 DenominatorType::Hundred => 100,
                 DenominatorType::TenThousand => 10_000,
                 DenominatorType::Million => 1_000_000,
@@ -109,8 +109,8 @@ pub(super) fn request_id(any: &Any) -> Result<RequestIdUse> {
 }
 
 /// Returns a percentage in hundredths of a percent, as Envoy does.
-fn percent(proto: Option<&Percent>) -> Share {
-    proto.map_or(Share::ALL, |percent| Share {
+fn percent(proto: Option<&Percent>) -> Fraction {
+    proto.map_or(Fraction::ALL, |percent| Fraction {
         part: (percent.value.clamp(0.0, 100.0) * 100.0) as u32,
         of: 10_000,
     })

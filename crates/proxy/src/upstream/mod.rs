@@ -31,7 +31,7 @@ use crate::upstream::pool::{ConnectionSlot, Full, Host, Link, Pool, Upstream, Up
 use skysail_http::{
     head::{RequestHead, Version},
     http2,
-    proxy_protocol::{self, Ends},
+    proxy_protocol::{self, Addresses},
     socket::Stream,
     timer::{self, Timer},
     wire::Wire,
@@ -61,7 +61,7 @@ pub(crate) struct Offer {
     /// Offer the protocols of Istio's sidecars (filter `istio.alpn`) instead of the cluster's.
     pub(crate) istio: bool,
     /// Addresses of the downstream connection, if the cluster receives them (`upstream_proxy_protocol`).
-    pub(crate) ends: Option<Ends>,
+    pub(crate) ends: Option<Addresses>,
     /// Host for SNI, if it depends on the request (`auto_sni`).
     host: Option<Box<str>>,
 }
@@ -96,7 +96,7 @@ impl Offer {
 
     /// Returns the offer for a connection on behalf of a downstream connection, whose addresses a PROXY header
     /// contains.
-    pub(crate) fn for_client(self, ends: Ends) -> Self {
+    pub(crate) fn for_client(self, ends: Addresses) -> Self {
         Self { ends: Some(ends), ..self }
     }
 
@@ -300,7 +300,7 @@ async fn establish(
     pool: &Pool,
     endpoint: &Endpoint,
     tls: Option<&UpstreamTls>,
-    ends: Option<Ends>,
+    ends: Option<Addresses>,
     dialer: &Dialer,
 ) -> Result<(Stream, Peer), Error> {
     let refused = |error: io::Error| {

@@ -4,7 +4,7 @@ use std::{cell::RefCell, net::SocketAddr, rc::Rc};
 
 use crate::upstream::pool::{Host, Pool};
 use skysail_policy::{
-    balance::{self, Want},
+    balance::{self, PickOptions},
     config::{
         Endpoint,
         cluster::{Balancer, Discovery},
@@ -17,7 +17,7 @@ pub(crate) fn endpoint(
     dice: &RefCell<fastrand::Rng>,
     pool: &Rc<Pool>,
     destination: SocketAddr,
-    want: Want<'_>,
+    want: PickOptions<'_>,
 ) -> Result<Rc<Host>, Error> {
     let cluster = &pool.cluster;
     if let Discovery::OriginalDst(port) = cluster.discovery {

@@ -396,7 +396,7 @@ impl Pool {
     fn retire(&self) {
         self.gone.set(true);
         if let (Some(outlier), Some(stats)) = (&self.cluster.outlier, &self.outliers) {
-            stats.ejections_active.add(outlier::end(outlier));
+            stats.ejections_active.add(outlier::end_all(outlier));
         }
         for host in self.hosts.borrow().values() {
             host.retire();

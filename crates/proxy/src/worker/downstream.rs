@@ -23,7 +23,7 @@ use crate::{
         revalidation::{Refusal, Revalidation},
     },
 };
-use skysail_http::{proxy_protocol::Ends, socket::Stream, timer::Timer, wire::Wire};
+use skysail_http::{proxy_protocol::Addresses, socket::Stream, timer::Timer, wire::Wire};
 use skysail_policy::{
     config::{FilterChain, Listener, Snapshot, tls::ServerTls},
     matching,
@@ -74,8 +74,8 @@ pub(crate) struct Origin {
 
 impl Origin {
     /// Returns the addresses of the connection, for a PROXY header.
-    pub(crate) fn ends(&self) -> Ends {
-        Ends { source: self.source, destination: self.destination }
+    pub(crate) fn ends(&self) -> Addresses {
+        Addresses { source: self.source, destination: self.destination }
     }
 
     /// Returns the server name (SNI) of the client hello.

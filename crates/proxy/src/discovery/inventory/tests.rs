@@ -33,7 +33,7 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::*;
-use skysail_policy::state::demand::Standing;
+use skysail_policy::state::demand::HostStatus;
 
 mod on_demand;
 

@@ -17,7 +17,7 @@ fn context() -> SpanContext {
     }
 }
 
-fn span(context: &SpanContext, end: End, outcome: Outcome) -> Span<'_> {
+fn span(context: &SpanContext, end: CallSide, outcome: Outcome) -> Span<'_> {
     let mut tags = Tags::default();
     tags.set("http.method", "BREW");
     tags.set("a", "1");
@@ -30,7 +30,7 @@ fn span(context: &SpanContext, end: End, outcome: Outcome) -> Span<'_> {
 fn otlp_contains_every_field() {
     let (context, mut bytes) = (context(), Vec::new());
     let reporter = Reporter { service: "s", address: None };
-    span(&context, End::Client, Outcome { status: 404, grpc: None }).write(
+    span(&context, CallSide::Client, Outcome { status: 404, grpc: None }).write(
         Tracer::OpenTelemetry,
         reporter,
         &mut bytes,
@@ -56,12 +56,12 @@ fn otlp_contains_every_field() {
 fn the_status_depends_on_the_reporting_end() {
     let context = context();
     let fails = |end, status, grpc| span(&context, end, Outcome { status, grpc }).has_failed();
-    assert!(fails(End::Server, 500, None) && !fails(End::Server, 404, None));
-    assert!(fails(End::Client, 404, None) && !fails(End::Client, 302, None));
-    assert!(fails(End::Server, 200, Some(14)) && !fails(End::Server, 200, Some(5)));
-    assert!(fails(End::Client, 200, Some(5)) && !fails(End::Client, 200, Some(0)));
+    assert!(fails(CallSide::Server, 500, None) && !fails(CallSide::Server, 404, None));
+    assert!(fails(CallSide::Client, 404, None) && !fails(CallSide::Client, 302, None));
+    assert!(fails(CallSide::Server, 200, Some(14)) && !fails(CallSide::Server, 200, Some(5)));
+    assert!(fails(CallSide::Client, 200, Some(5)) && !fails(CallSide::Client, 200, Some(0)));
     // No response.
-    assert!(!fails(End::Client, 0, None));
+    assert!(!fails(CallSide::Client, 0, None));
 }
 
 #[test]
@@ -81,12 +81,12 @@ fn zipkin_contains_every_field() {
         "localEndpoint": {"serviceName": "s", "ipv4": "10.0.0.1", "port": 0},
         "tags": {"http.method": "BREW", "a": "2"},
     });
-    assert_eq!(said(End::Server, ZIPKIN, Some([10, 0, 0, 1].into())), wanted);
-    let other = said(End::Client, ZIPKIN, Some("::1".parse().unwrap()));
+    assert_eq!(said(CallSide::Server, ZIPKIN, Some([10, 0, 0, 1].into())), wanted);
+    let other = said(CallSide::Client, ZIPKIN, Some("::1".parse().unwrap()));
     assert_eq!((&other["kind"], &other["shared"]), (&json!("CLIENT"), &Value::Null));
     assert_eq!(
         (&other["annotations"][0]["value"], &other["localEndpoint"]["ipv6"]),
         (&json!("cr"), &json!("::1"))
     );
-    assert_eq!(said(End::Server, Zipkin { shared: false, ..ZIPKIN }, None)["shared"], Value::Null);
+    assert_eq!(said(CallSide::Server, Zipkin { shared: false, ..ZIPKIN }, None)["shared"], Value::Null);
 }

@@ -5,7 +5,7 @@ use skysail_xds::Kind;
 use super::*;
 use crate::discovery::{inventory::Inventory, secrets::Secrets};
 use skysail_policy::config::{
-    http::{Does, ServerHeader},
+    http::{FilterKind, ServerHeader},
     listener::Terminal,
 };
 
@@ -39,7 +39,7 @@ fn a_static_sidecar_configuration_comes_into_force_at_once() {
     let listener = &snapshot.listeners.by_name["l"];
     assert!(listener.bind && listener.inspect_tls.is_some());
     let Terminal::Http(manager) = &listener.chains[0].terminal else { panic!("not HTTP") };
-    assert!(matches!(manager.filters[0].does, Does::Authorize(_)), "{:?}", manager.filters);
+    assert!(matches!(manager.filters[0].does, FilterKind::Authorize(_)), "{:?}", manager.filters);
     assert_eq!(manager.access_logs.len(), 1);
     assert_eq!(manager.server, ServerHeader::Overwrite("istio-envoy".into()));
     assert_eq!(snapshot.clusters["up"].endpoints.load().priorities[0].len(), 1);
@@ -129,7 +129,8 @@ fn the_bootstrap_of_istios_agent_is_accepted() {
     let listener = &snapshot.listeners.by_name["0.0.0.0_15090"];
     assert!(listener.bypass_overload && listener.ignore_connection_limit);
     let Terminal::Http(manager) = &listener.chains[0].terminal else { panic!("not HTTP") };
-    let [Does::Compress(gzip)] = &manager.filters.iter().map(|filter| &filter.does).collect::<Vec<_>>()[..]
+    let [FilterKind::Compress(gzip)] =
+        &manager.filters.iter().map(|filter| &filter.does).collect::<Vec<_>>()[..]
     else {
         panic!("{:?}", manager.filters)
     };

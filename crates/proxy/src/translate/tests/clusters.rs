@@ -61,8 +61,8 @@ fn outlier_detection_and_slow_start_have_envoys_defaults() {
     assert_eq!(reviews.http2.max_streams, 64);
     assert!(reviews.http2.keepalive.is_none());
     let outlier = reviews.outlier.unwrap();
-    assert_eq!(outlier.consecutive_5xx, Limit { number: 5, enforcing: 100 });
-    assert_eq!(outlier.consecutive_gateway_failure, Limit { number: 3, enforcing: 100 });
+    assert_eq!(outlier.consecutive_5xx, ConsecutiveLimit { number: 5, enforcing: 100 });
+    assert_eq!(outlier.consecutive_gateway_failure, ConsecutiveLimit { number: 3, enforcing: 100 });
     assert_eq!(outlier.success_rate.enforcing, 0);
     assert_eq!((outlier.interval, outlier.base_ejection), (Duration::from_secs(10), Duration::from_secs(30)));
     assert_eq!(

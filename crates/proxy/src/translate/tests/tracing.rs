@@ -21,7 +21,7 @@ use skysail_xds::envoy::pb::envoy::{
 use super::*;
 use skysail_policy::config::{
     collector::{Call, Envelope},
-    trace::{Sampling, Share, TagValue, Tracer, Tracing, Zipkin},
+    trace::{Fraction, Sampling, TagValue, Tracer, Tracing, Zipkin},
 };
 
 fn any<M: Message + Name>(message: &M) -> Any {
@@ -67,8 +67,11 @@ fn zipkin() -> ZipkinConfig {
 #[test]
 fn the_collector_is_translated() {
     let otlp_by_grpc = taken(&otlp());
-    let share = Share { part: 10, of: 10_000 };
-    assert_eq!(otlp_by_grpc.sampling, Sampling { client: Share::ALL, random: share, overall: Share::ALL });
+    let share = Fraction { numerator: 10, denominator: 10_000 };
+    assert_eq!(
+        otlp_by_grpc.sampling,
+        Sampling { client: Fraction::ALL, random: share, overall: Fraction::ALL }
+    );
     assert_eq!((otlp_by_grpc.max_path, otlp_by_grpc.tries), (256, false));
     assert_eq!(otlp_by_grpc.provider.tracer, Tracer::OpenTelemetry);
     let collector = &otlp_by_grpc.provider.collector;
@@ -169,7 +172,7 @@ fn tags_have_a_source() {
         ..RouteTracingProto::default()
     };
     let route = trace::route(&route).unwrap();
-    assert_eq!(route.sampling.random, Share { part: 5, of: 10_000 });
+    assert_eq!(route.sampling.random, Fraction { numerator: 5, denominator: 10_000 });
     let [TagValue::Literal(own), TagValue::Literal(default), TagValue::Header(name, otherwise)] =
         &route.tags.iter().map(|tag| &tag.value).collect::<Vec<_>>()[..]
     else {

@@ -12,11 +12,11 @@ use skysail_http::timer;
 use skysail_policy::{
     config::{
         Endpoint,
-        health::{Cause, Outlier},
+        health::{EjectionCause, Outlier},
     },
     error::Kind,
     outlier::{self, EjectionVerdict, UpstreamResult},
-    state::health::Track,
+    state::health::EndpointState,
 };
 
 impl Pool {
@@ -24,7 +24,7 @@ impl Pool {
     #[inline]
     pub(crate) fn note(&self, endpoint: &Endpoint, outcome: UpstreamResult, dice: &RefCell<fastrand::Rng>) {
         if let (Some(outlier), Some(track)) = (&self.cluster.outlier, &endpoint.track) {
-            outlier::note(outlier, track, outcome, |cause| {
+            outlier::record(outlier, track, outcome, |cause| {
                 decide(self, outlier, (endpoint, track), cause, &mut dice.borrow_mut());
             });
         }
@@ -59,15 +59,15 @@ impl Pool {
 fn decide(
     pool: &Pool,
     outlier: &Outlier,
-    (endpoint, track): (&Endpoint, &Track),
-    cause: Cause,
+    (endpoint, track): (&Endpoint, &EndpointState),
+    cause: EjectionCause,
     dice: &mut fastrand::Rng,
 ) {
     let Some(stats) = &pool.outliers else { return };
     let endpoints = pool.cluster.endpoints.load();
     let verdict = outlier::eject(outlier, &endpoints, track, cause, Instant::now(), dice);
     let (detected, enforced) = stats.of(cause);
-    if verdict != EjectionVerdict::Already {
+    if verdict != EjectionVerdict::AlreadyEjected {
         detected.inc();
     }
     let (cluster, address) = (&pool.cluster.name, endpoint.address);
@@ -84,7 +84,7 @@ fn decide(
                 "endpoint {address} of cluster {cluster} fails but is not ejected because too many already are: {cause}"
             );
         }
-        EjectionVerdict::Spared | EjectionVerdict::Already => {}
+        EjectionVerdict::NotEnforced | EjectionVerdict::AlreadyEjected => {}
     }
 }
 
@@ -113,7 +113,7 @@ fn look_after(pool: &Rc<Pool>, dice: &mut fastrand::Rng) {
     }
     let endpoints = pool.cluster.endpoints.load();
     let mut found = Vec::new();
-    let change = outlier::look_after(
+    let change = outlier::check(
         outlier,
         &endpoints,
         now,

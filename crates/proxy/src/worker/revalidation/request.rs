@@ -28,7 +28,7 @@ use skysail_policy::{
     config::{
         HttpManager, RouteTable,
         authorization::ExternalAuthorization,
-        http::{Does, Filter, Routes, metadata},
+        http::{Filter, FilterKind, Routes, metadata},
         jwt::Jwt,
         listener::Terminal,
         policy::Policy,
@@ -154,8 +154,8 @@ impl FilterResult<'_> {
     /// Whether a filter with this setting of the route has the same effect on a request as the recorded one.
     fn is_same(&self, filter: &Filter, setting: Option<&Setting>) -> bool {
         let same = match (&self.filter.does, &filter.does) {
-            (Does::Ask(before), Does::Ask(now)) => before.fingerprint == now.fingerprint,
-            (Does::Jwt(before), Does::Jwt(now)) => before.fingerprint == now.fingerprint,
+            (FilterKind::Ask(before), FilterKind::Ask(now)) => before.fingerprint == now.fingerprint,
+            (FilterKind::Jwt(before), FilterKind::Jwt(now)) => before.fingerprint == now.fingerprint,
             _ => false,
         };
         same && RouteEffect::new(self.filter, self.setting) == RouteEffect::new(filter, setting)
@@ -175,11 +175,11 @@ enum RouteEffect<'a> {
 impl<'a> RouteEffect<'a> {
     fn new(filter: &'a Filter, setting: Option<&'a Setting>) -> Self {
         match (&filter.does, setting) {
-            (Does::Jwt(_), Some(Setting::Jwt(name))) => Self::Requirement(name),
-            (Does::Ask(config), Some(Setting::Question { extensions, without_body })) => {
+            (FilterKind::Jwt(_), Some(Setting::Jwt(name))) => Self::Requirement(name),
+            (FilterKind::Ask(config), Some(Setting::HostRequest { extensions, without_body })) => {
                 Self::Authorization(extensions, *without_body && config.body.is_some())
             }
-            (Does::Ask(_), _) => Self::Authorization(&[], false),
+            (FilterKind::Ask(_), _) => Self::Authorization(&[], false),
             _ => Self::None,
         }
     }
@@ -264,7 +264,7 @@ impl FilterWalk<'_> {
     fn check_filter(&mut self, filter: &Filter) -> Result<(), Refusal> {
         let route = self.found.map(|found| found.route);
         let setting = route.and_then(|route| route.setting(&filter.name));
-        if let Does::Authorize(policy) = &filter.does {
+        if let FilterKind::Authorize(policy) = &filter.does {
             return match setting {
                 Some(Setting::Off) => Ok(()),
                 None if filter.disabled => Ok(()),
@@ -279,18 +279,18 @@ impl FilterWalk<'_> {
             return Ok(());
         }
         match &filter.does {
-            Does::Ask(config) if self.calls_authorization(config) => {
+            FilterKind::Ask(config) if self.calls_authorization(config) => {
                 let (index, result) = self.result(filter, setting).ok_or(Refusal::Authentication)?;
                 if !result.active {
                     return Err(Refusal::Authentication);
                 }
                 self.skip(index);
             }
-            Does::Jwt(jwt) => match self.result(filter, setting) {
+            FilterKind::Jwt(jwt) => match self.result(filter, setting) {
                 Some((index, _)) => self.skip(index),
                 None => return self.check_tokens(jwt, setting),
             },
-            Does::GrpcWeb if grpc_web::is_spoken(&self.head) => {
+            FilterKind::GrpcWeb if grpc_web::is_call(&self.head) => {
                 grpc_web::request(self.head.to_mut());
             }
             _ => {}
@@ -325,10 +325,10 @@ impl FilterWalk<'_> {
             self.found = find(self.table, &self.head, seed);
         }
         let name = match &result.filter.does {
-            Does::Ask(_) => metadata::EXT_AUTHZ,
+            FilterKind::Ask(_) => metadata::EXT_AUTHZ,
             _ => metadata::JWT,
         };
-        matching::learn(&mut self.metadata, name, result.found.clone());
+        matching::merge_metadata(&mut self.metadata, name, result.found.clone());
     }
 
     fn authorize(&mut self, policy: &Arc<Policy>) -> Result<(), Refusal> {
@@ -347,7 +347,7 @@ impl FilterWalk<'_> {
         if let Verdict::Deny { details, .. } = verdict {
             return Err(Refusal::Denied(details));
         }
-        matching::learn(&mut self.metadata, metadata::RBAC, tally.found);
+        matching::merge_metadata(&mut self.metadata, metadata::RBAC, tally.found);
         Ok(())
     }
 
@@ -374,7 +374,7 @@ impl FilterWalk<'_> {
         if jwt::apply(good, self.head.to_mut(), &mut found) {
             self.found = find(self.table, &self.head, self.seed);
         }
-        matching::learn(&mut self.metadata, metadata::JWT, found);
+        matching::merge_metadata(&mut self.metadata, metadata::JWT, found);
         Ok(())
     }
 }

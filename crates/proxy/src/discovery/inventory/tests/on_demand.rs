@@ -3,7 +3,7 @@
 use super::*;
 
 /// Returns an inventory in on-demand mode, with table `t` in force, whose catch-all leads to cluster `all`.
-fn on_demand() -> (Inventory, mpsc::UnboundedReceiver<Question>, Instant) {
+fn on_demand() -> (Inventory, mpsc::UnboundedReceiver<HostRequest>, Instant) {
     let mut inventory = inventory();
     let (sender, questions) = mpsc::unbounded_channel();
     inventory.set_mode(ClusterMode::OnDemand, Some(sender));
@@ -43,13 +43,13 @@ fn serve(inventory: &mut Inventory, name: &str) {
 /// Sends the question of one request for an authority, if the table in force asks one.
 fn question(
     inventory: &mut Inventory,
-    questions: &mut mpsc::UnboundedReceiver<Question>,
+    questions: &mut mpsc::UnboundedReceiver<HostRequest>,
     authority: &str,
     now: Instant,
 ) -> Option<oneshot::Receiver<()>> {
     let table = Arc::clone(&inventory.snapshot().routes["t"]);
     let demand = table.demand.as_ref().unwrap();
-    if demand.standing(authority) != Standing::Unknown {
+    if demand.standing(authority) != HostStatus::Unknown {
         return None;
     }
     let answer = demand.ask(authority);
@@ -149,18 +149,18 @@ fn without_an_answer_an_authority_times_out_but_stays_subscribed() {
     settled(&mut inventory, deadline);
     answer_all(&mut inventory, deadline);
     assert!(answer.try_recv().is_ok());
-    assert_eq!(standing(&inventory, "one"), Standing::Unanswered);
+    assert_eq!(standing(&inventory, "one"), HostStatus::Unanswered);
     assert_eq!(wanted(&inventory).1, ["t/*", "t/one"]);
     assert_eq!(inventory.deadline(deadline), None);
     // A late answer is accepted.
     remove(&mut inventory, Kind::VirtualHost, "t/one");
     answer_all(&mut inventory, deadline);
-    assert_eq!(standing(&inventory, "one"), Standing::Settled);
+    assert_eq!(standing(&inventory, "one"), HostStatus::Settled);
     // Once the authority exists, no request uses the catch-all for it, though its cluster is missing.
     add(&mut inventory, Kind::VirtualHost, vec![host("1", "one")]);
     settled(&mut inventory, deadline);
     answer_all(&mut inventory, deadline);
-    assert_eq!(standing(&inventory, "one"), Standing::Unknown);
+    assert_eq!(standing(&inventory, "one"), HostStatus::Unknown);
     serve(&mut inventory, "a");
     assert!(settled(&mut inventory, deadline));
     assert_eq!(leads_to(&inventory, "one"), "t/1");
@@ -180,8 +180,8 @@ fn pending_authorities_do_not_evict_answered_ones() {
     let mut over = table.demand.as_ref().unwrap().ask("new");
     inventory.ask(questions.try_recv().unwrap(), now, false);
     assert!(over.try_recv().is_ok());
-    assert_eq!(standing(&inventory, "new"), Standing::Unknown);
-    assert!((0..1_000).all(|number| standing(&inventory, &format!("old-{number}")) == Standing::Settled));
+    assert_eq!(standing(&inventory, "new"), HostStatus::Unknown);
+    assert!((0..1_000).all(|number| standing(&inventory, &format!("old-{number}")) == HostStatus::Settled));
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn a_listener_that_passes_through_connections_starts_last() {
     assert_eq!(inventory.snapshot().listeners.by_name.len(), 2);
 }
 
-fn standing(inventory: &Inventory, authority: &str) -> Standing {
+fn standing(inventory: &Inventory, authority: &str) -> HostStatus {
     inventory.snapshot().routes["t"].demand.as_ref().unwrap().standing(authority)
 }
 
