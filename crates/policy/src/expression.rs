@@ -122,7 +122,7 @@ fn matches(text: &CelString<'_>, pattern: &CelString<'_>) -> Result<CelBool, Exe
     });
     found.map(CelBool::from).ok_or_else(|| ExecutionError::FunctionError {
         function: "matches".to_owned(),
-        message: format!("{pattern:?} is no regular expression, or too large a one"),
+        message: format!("{pattern:?} is not a valid regular expression, or exceeds the size limit"),
     })
 }
 
@@ -170,14 +170,14 @@ impl Expression {
         });
         match read {
             Ok(Ok(read)) => read,
-            Ok(Err(_)) => Err(format!("{text:?} cannot be read")),
-            Err(error) => Err(format!("there is no thread to read it: {error}")),
+            Ok(Err(_)) => Err(format!("{text:?} cannot be parsed")),
+            Err(error) => Err(format!("cannot start a thread to parse the expression: {error}")),
         }
     }
 
     fn read(text: &str) -> Result<Self, String> {
         let program = FUNCTIONS.compile(text).map_err(|errors| {
-            let mut said = format!("{text:?} is no expression of CEL");
+            let mut said = format!("{text:?} is not a valid CEL expression");
             for error in &errors.errors {
                 let _ = write!(said, "; line {}, column {}: {}", error.pos.0, error.pos.1, error.msg);
             }
@@ -186,7 +186,7 @@ impl Expression {
         let mut uses = Uses::default();
         uses.look(program.expression(), &mut Vec::new(), 0);
         if uses.depth > DEEPEST {
-            return Err(format!("{text:?} is deeper than {DEEPEST} levels"));
+            return Err(format!("{text:?} is nested deeper than {DEEPEST} levels"));
         }
         uses.unknown.extend(
             program.references().functions().into_iter().filter(|name| !is_function(name)).map(str::to_owned),

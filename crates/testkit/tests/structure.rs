@@ -1,4 +1,5 @@
-//! The shape of the code: the modules of a crate form no cycle, no file is long, and configuration holds no mutable state.
+//! The shape of the code: the modules of a crate form no cycle, no file is long, and configuration holds no mutable
+//! state.
 //!
 //! Modules are those on the top level of a crate, and those of the folders in [`FOLDERS`]. A module uses another one if
 //! its code has a path that begins with `crate::` (and the folder) and the other's name. Unit tests do not count.

@@ -144,7 +144,7 @@ fn invalid_chunks_are_refused() {
         ("LF after content", "5\r\nabcde\n0\r\n\r\n", false),
         ("framing in trailers", "0\r\nContent-Length: 5\r\n\r\n", false),
         ("host in trailers", "0\r\nHost: b\r\n\r\n", false),
-        ("who asks in trailers", "0\r\nX-Forwarded-Client-Cert: URI=a\r\n\r\n", false),
+        ("the identity in trailers", "0\r\nX-Forwarded-Client-Cert: URI=a\r\n\r\n", false),
         ("folded trailer", "0\r\nA: b\r\n c\r\n\r\n", false),
         ("bare LF in trailers", "0\r\nA: b\n\r\n", false),
         ("plain", "5\r\nabcde\r\n0\r\n\r\n", true),

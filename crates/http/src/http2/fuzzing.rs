@@ -9,8 +9,8 @@ use super::{
 };
 use crate::buffer::Buffer;
 
-/// Decodes the header blocks of one connection, each after its length in two bytes, up to the first malformed one. Returns
-/// their fields, and the fields that result when these are encoded and decoded again.
+/// Decodes the header blocks of one connection, each after its length in two bytes, up to the first malformed one.
+/// Returns their fields, and the fields that result when these are encoded and decoded again.
 pub fn hpack(data: &[u8]) -> [Fields; 2] {
     let (mut decoder, mut encoder, mut next) = (Decoder::new(), Encoder::new(), Decoder::new());
     let (mut all, mut again) = (Vec::new(), Vec::new());

@@ -90,8 +90,8 @@ impl std::fmt::Display for EjectionCause {
     }
 }
 
-/// Slow start: the weight of a new endpoint grows during `window`. An endpoint that is restored after an ejection has its
-/// full weight at once, as in Envoy.
+/// Slow start: the weight of a new endpoint grows during `window`. An endpoint that is restored after an ejection has
+/// its full weight at once, as in Envoy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlowStart {
     /// Length of the slow start.

@@ -4,15 +4,16 @@
 //! configuration object, the object holds an [`Arc`](std::sync::Arc) handle of a type in this module. A worker then
 //! finds the state with the object and needs no second lookup per request.
 //!
-//! | state | changed by | handle in |
-//! |---|---|---|
-//! | [`Published`], [`PublishedOption`] | the discovery client, the JWT filter, the first worker that needs a hash table | `Cluster::endpoints`, `Cluster::hash_tables`, `ServerTls::config`, `ClientTls::config`, `RemoteKeys::fetched` |
-//! | [`circuit_breaker::Usage`] | workers, per connection and request | `Cluster::usage` |
-//! | [`health::OutlierState`] | the worker that ejects or restores an endpoint | `Outlier::state` |
-//! | [`health::EndpointState`] | workers, per response and connection | `Endpoint::track` |
-//! | [`rate_limit::TokenBucket`] | workers, per request | `RateLimit::bucket` |
-//! | [`demand::Demand`] | the discovery client; workers send questions | `RouteTable::demand` |
-//! | [`demand::UseMark`] | workers set it, the discovery client clears it | `VirtualHost::used` |
+//! - [`Published`] and [`PublishedOption`] hold values that are replaced as a whole: `Cluster::endpoints`,
+//!   `Cluster::hash_tables`, `ServerTls::config`, `ClientTls::config` and `RemoteKeys::fetched`. The discovery client
+//!   replaces the endpoints and the TLS settings, the JWT filter the keys, and a worker the hash tables.
+//! - [`circuit_breaker::Usage`] counts connections and requests; workers change it. Handle: `Cluster::usage`.
+//! - [`health::OutlierState`] changes when a worker ejects or restores an endpoint. Handle: `Outlier::state`.
+//! - [`health::EndpointState`] changes with responses and connections. Handle: `Endpoint::track`.
+//! - [`rate_limit::TokenBucket`] changes with each request. Handle: `RateLimit::bucket`.
+//! - [`demand::Demand`] is written by the discovery client; workers send it requests for hosts. Handle:
+//!   `RouteTable::demand`.
+//! - [`demand::UseMark`] is set by workers and cleared by the discovery client. Handle: `VirtualHost::used`.
 //!
 //! This module uses no type of `config`, so that the dependency runs one way.
 

@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Tokens that arrive at a steady rate, up to a maximum. The bucket is full at first, and needs no lock: its only state is
-/// the time at which it would have been empty if no further token had been taken.
+/// Tokens that arrive at a steady rate, up to a maximum. The bucket is full at first, and needs no lock. Its only state
+/// is the time at which it would have been empty if no further token had been taken.
 #[derive(Debug)]
 pub struct TokenBucket {
     /// Time until one token arrives.

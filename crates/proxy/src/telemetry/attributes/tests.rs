@@ -98,7 +98,7 @@ fn only_attributes_in_use_are_computed() {
 fn errors_name_the_position() {
     let error = Expression::compile("response.code >=\n= 400").unwrap_err();
     assert!(
-        error.starts_with("\"response.code >=\\n= 400\" is no expression of CEL; line 2, column 1: "),
+        error.starts_with("\"response.code >=\\n= 400\" is not a valid CEL expression; line 2, column 1: "),
         "{error}"
     );
     let expression = Expression::compile("nonsense(request.nothing, xds.node) + other == 'a'.b()").unwrap();
