@@ -100,7 +100,7 @@ fn table() -> RouteTable {
         any: Some(4),
         ignore_port: false,
         headers: HeaderOps::default(),
-        hosts_apart: false,
+        has_vhds: false,
         demand: None,
         takes_unanswered: false,
     }

@@ -143,7 +143,7 @@ impl Flow {
 
     /// Returns whether all content so far could be sent again.
     #[inline]
-    pub fn is_whole(&self) -> bool {
+    pub fn is_replayable(&self) -> bool {
         !self.lost
     }
 

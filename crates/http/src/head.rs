@@ -190,7 +190,7 @@ impl RequestHead {
 
     /// Returns the value of a header that is not stored as a field, such as `:path` or `host`.
     #[inline]
-    pub fn apart(&self, name: &str) -> Option<&str> {
+    pub fn pseudo_header(&self, name: &str) -> Option<&str> {
         match name {
             ":path" => Some(self.path()),
             ":method" => Some(self.method()),

@@ -165,7 +165,7 @@ impl Wire {
 
     /// Breaks the message off, so that the peer knows that it is incomplete.
     #[inline]
-    pub fn break_off(&mut self) {
+    pub fn abort(&mut self) {
         match self {
             Self::Http1(stream) => stream.output.clear(),
             Self::Http2(duplex) => duplex.reset(),

@@ -96,12 +96,12 @@ pub fn pick<'a>(
     state: &mut PickState,
     load: impl Fn(&Endpoint) -> u64,
     want: PickOptions<'_>,
-    dice: &mut fastrand::Rng,
+    rng: &mut fastrand::Rng,
 ) -> Option<&'a Arc<Endpoint>> {
-    state.follow(cluster, endpoints, dice);
+    state.follow(cluster, endpoints, rng);
     let mut attempt = 0;
     loop {
-        let picked = state.once(cluster, endpoints, &load, (want.hash, attempt), dice)?;
+        let picked = state.once(cluster, endpoints, &load, (want.hash, attempt), rng)?;
         if attempt == want.attempts || !want.avoid.contains(&picked.address) {
             return Some(picked);
         }
@@ -116,7 +116,7 @@ impl PickState {
     }
 
     /// Rebuilds the state if the endpoints or their health have changed.
-    fn follow(&mut self, cluster: &Cluster, endpoints: &Arc<Endpoints>, dice: &mut fastrand::Rng) {
+    fn follow(&mut self, cluster: &Cluster, endpoints: &Arc<Endpoints>, rng: &mut fastrand::Rng) {
         let version = cluster.outlier.as_ref().map_or(0, |outlier| outlier.state.version.load(Relaxed));
         if self.version == version
             && self.warm.is_none_or(|warm| Instant::now() < warm)
@@ -139,10 +139,10 @@ impl PickState {
         for (priority, part, taken, panic) in all.filter(|(_, part, ..)| *part > 0) {
             upto += part as u64;
             let taken = if panic { Taken::All } else { taken };
-            let sets = sets(cluster, endpoints, priority, taken, dice);
+            let sets = sets(cluster, endpoints, priority, taken, rng);
             let turns = match &*sets {
                 [_] => Schedule::default(),
-                several => Schedule::new(several.iter().map(|set| set.weight), dice),
+                several => Schedule::new(several.iter().map(|set| set.weight), rng),
             };
             self.groups.push(Group { priority, upto, panic, turns, sets });
         }
@@ -156,14 +156,14 @@ impl PickState {
         endpoints: &'a Endpoints,
         load: &impl Fn(&Endpoint) -> u64,
         (hash, attempt): (Option<u64>, u32),
-        dice: &mut fastrand::Rng,
+        rng: &mut fastrand::Rng,
     ) -> Option<&'a Arc<Endpoint>> {
         self.panicked = false;
-        let hash = if self.hashed.is_some() { Some(hash.unwrap_or_else(|| dice.u64(..))) } else { None };
+        let hash = if self.hashed.is_some() { Some(hash.unwrap_or_else(|| rng.u64(..))) } else { None };
         let group = match &mut *self.groups {
             [only] => only,
             several => {
-                let percent = hash.unwrap_or_else(|| dice.u64(..)) % 100 + 1;
+                let percent = hash.unwrap_or_else(|| rng.u64(..)) % 100 + 1;
                 several.iter_mut().find(|group| percent <= group.upto)?
             }
         };
@@ -174,7 +174,7 @@ impl PickState {
                 HashTable::Ring(ring) => ring::find(ring, hash, attempt)?,
                 HashTable::Maglev(table) => maglev::find(table, hash, attempt)?,
             },
-            _ => group.next(cluster, list, load, dice)?,
+            _ => group.next(cluster, list, load, rng)?,
         };
         list.get(index as usize)
     }
@@ -186,7 +186,7 @@ impl Group {
         cluster: &Cluster,
         list: &[Arc<Endpoint>],
         load: &impl Fn(&Endpoint) -> u64,
-        dice: &mut fastrand::Rng,
+        rng: &mut fastrand::Rng,
     ) -> Option<u32> {
         let sets = &mut self.sets;
         let set = match &mut **sets {
@@ -212,18 +212,18 @@ impl Group {
             Balancer::LeastRequest { choices, .. } if schedule.is_empty() => {
                 // With 64 times the number of endpoints, nearly all are compared; more choices change nothing.
                 let choices = (choices.max(1) as usize).min(members.len() * 64);
-                let any = || dice.usize(..members.len());
+                let any = || rng.usize(..members.len());
                 std::iter::repeat_with(any).take(choices).min_by_key(|place| load(*place))?
             }
             Balancer::LeastRequest { bias, .. } => {
                 schedule.next(|place| weight(place) / (load(place) as f64 + 1.0).powf(bias))?
             }
             Balancer::PeakEwma { .. } => {
-                let first = dice.usize(..members.len());
-                let other = (first + dice.usize(1..members.len())) % members.len();
+                let first = rng.usize(..members.len());
+                let other = (first + rng.usize(1..members.len())) % members.len();
                 [first, other].into_iter().min_by_key(|place| load(*place))?
             }
-            Balancer::Random => dice.usize(..members.len().max(1)),
+            Balancer::Random => rng.usize(..members.len().max(1)),
             Balancer::RingHash { .. } | Balancer::Maglev(_) | Balancer::OriginalDst => return None,
         };
         members.get(place).copied()
@@ -250,7 +250,7 @@ impl Taken {
 
 /// Returns the health of an endpoint, including its ejection.
 fn health(endpoint: &Endpoint) -> Health {
-    match &endpoint.track {
+    match &endpoint.state {
         Some(track) if track.is_ejected() && endpoint.health != Health::Draining => Health::Unhealthy,
         _ => endpoint.health,
     }
@@ -259,7 +259,7 @@ fn health(endpoint: &Endpoint) -> Health {
 /// Returns the current weight of an endpoint.
 fn weight(cluster: &Cluster, endpoint: &Endpoint) -> f64 {
     let weight = f64::from(endpoint.weight);
-    match (&cluster.slow_start, &endpoint.track) {
+    match (&cluster.slow_start, &endpoint.state) {
         (Some(slow_start), Some(track)) if health(endpoint) == Health::Healthy => {
             weight * slow_start.factor(track.age(Instant::now()))
         }
@@ -271,7 +271,7 @@ fn weight(cluster: &Cluster, endpoint: &Endpoint) -> f64 {
 fn warm(cluster: &Cluster, endpoints: &Endpoints) -> Option<Instant> {
     let slow_start = cluster.slow_start.filter(|_| cluster.balancer.is_by_turns())?;
     let now = Instant::now();
-    let left = endpoints.iter().filter_map(|one| slow_start.window.checked_sub(one.track.as_ref()?.age(now)));
+    let left = endpoints.iter().filter_map(|one| slow_start.window.checked_sub(one.state.as_ref()?.age(now)));
     left.max().filter(|left| !left.is_zero()).map(|left| now + left)
 }
 
@@ -296,19 +296,19 @@ fn sets(
     endpoints: &Endpoints,
     priority: usize,
     taken: Taken,
-    dice: &mut fastrand::Rng,
+    rng: &mut fastrand::Rng,
 ) -> Vec<Set> {
     let list = &*endpoints.priorities[priority];
     let warm = warm(cluster, endpoints);
-    let set = |share: f64, locality: Option<u32>, dice: &mut fastrand::Rng| {
+    let set = |share: f64, locality: Option<u32>, rng: &mut fastrand::Rng| {
         let here = |one: &Endpoint| locality.is_none_or(|locality| one.locality == locality);
         let members: Vec<_> =
             list.iter().zip(0_u32..).filter(|(one, _)| here(one) && taken.takes(one)).collect();
         let equal = warm.is_none() && members.iter().is_sorted_by(|a, b| a.0.weight == b.0.weight);
         let weights = members.iter().map(|(one, _)| weight(cluster, one));
-        let schedule = if equal { Schedule::default() } else { Schedule::new(weights, dice) };
+        let schedule = if equal { Schedule::default() } else { Schedule::new(weights, rng) };
         // Workers start at different positions, so that they do not all select the same endpoint first.
-        let position = dice.usize(..members.len().max(1));
+        let position = rng.usize(..members.len().max(1));
         Set {
             weight: share,
             members: members.into_iter().map(|(_, index)| index).collect(),
@@ -316,7 +316,7 @@ fn sets(
             schedule,
         }
     };
-    if cluster.weigh_localities && taken != Taken::All {
+    if cluster.locality_weighted && taken != Taken::All {
         let weighed: Vec<_> = endpoints
             .localities
             .iter()
@@ -332,10 +332,10 @@ fn sets(
             })
             .collect();
         if !weighed.is_empty() {
-            return weighed.into_iter().map(|(weight, index)| set(weight, Some(index), dice)).collect();
+            return weighed.into_iter().map(|(weight, index)| set(weight, Some(index), rng)).collect();
         }
     }
-    vec![set(1.0, None, dice)]
+    vec![set(1.0, None, rng)]
 }
 
 /// Returns the lookup tables of a hashing balancer, shared between workers with the same endpoints.
@@ -356,7 +356,7 @@ fn hashed(
     }
     let table = |(list, load): (&Vec<Arc<Endpoint>>, &Load)| {
         let taken = if load.panic { Taken::All } else { Taken::Healthy };
-        let normal = Normal::new(endpoints, list, cluster.weigh_localities, |one| taken.takes(one));
+        let normal = Normal::new(endpoints, list, cluster.locality_weighted, |one| taken.takes(one));
         match cluster.balancer {
             Balancer::RingHash { minimum, maximum, function } => {
                 HashTable::Ring(ring::build(&normal, minimum, maximum, function))

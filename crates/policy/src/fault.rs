@@ -6,7 +6,7 @@ use crate::{
     config::route::{Abort, Fault},
     error::Kind,
     matching,
-    route::roll,
+    route::sample,
 };
 use skysail_http::head::RequestHead;
 
@@ -30,12 +30,12 @@ impl FaultDecision {
 }
 
 /// Decides on a request. Delay and abort have independent random numbers.
-pub fn decide(fault: &Fault, head: &RequestHead, dice: &mut fastrand::Rng) -> FaultDecision {
+pub fn decide(fault: &Fault, head: &RequestHead, rng: &mut fastrand::Rng) -> FaultDecision {
     if !matching::headers(&fault.headers, head) {
         return FaultDecision::default();
     }
-    let delay = fault.delay.filter(|(share, _)| roll(dice, *share)).map(|(_, delay)| delay);
-    let abort = fault.abort.filter(|(share, _)| roll(dice, *share)).map(|(_, abort)| abort);
+    let delay = fault.delay.filter(|(share, _)| sample(rng, *share)).map(|(_, delay)| delay);
+    let abort = fault.abort.filter(|(share, _)| sample(rng, *share)).map(|(_, abort)| abort);
     FaultDecision { delay, abort }
 }
 
@@ -60,12 +60,12 @@ mod tests {
             abort: Some((0, Abort::Http(500))),
             headers: vec![header],
         };
-        let mut dice = fastrand::Rng::with_seed(7);
-        assert_eq!(decide(&fault, &head, &mut dice), FaultDecision { delay: Some(second), abort: None });
-        assert_eq!(decide(&fault, &other, &mut dice), FaultDecision::default());
+        let mut rng = fastrand::Rng::with_seed(7);
+        assert_eq!(decide(&fault, &head, &mut rng), FaultDecision { delay: Some(second), abort: None });
+        assert_eq!(decide(&fault, &other, &mut rng), FaultDecision::default());
 
         let fault = Fault { delay: None, abort: Some((250_000, Abort::Http(500))), headers: Vec::new() };
-        let aborted = (0..10_000).filter(|_| decide(&fault, &head, &mut dice).abort.is_some()).count();
+        let aborted = (0..10_000).filter(|_| decide(&fault, &head, &mut rng).abort.is_some()).count();
         assert!((2_200..2_800).contains(&aborted), "{aborted}");
     }
 }

@@ -267,7 +267,7 @@ fn lower_case<'a>(name: &'a str, buffer: &'a mut [u8; 128]) -> &'a str {
 
 fn request_value(head: Option<&RequestHead>, name: &str, out: &mut Vec<u8>) -> Written {
     let Some(head) = head else { return Written::Missing };
-    match head.apart(name) {
+    match head.pseudo_header(name) {
         Some(value) => bytes(value.as_bytes(), out),
         None => field(head.headers(), name, out),
     }

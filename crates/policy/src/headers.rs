@@ -142,7 +142,7 @@ pub fn receive(
     manager: &HttpManager,
     hop: Hop<'_>,
     head: &mut RequestHead,
-    dice: &mut fastrand::Rng,
+    rng: &mut fastrand::Rng,
 ) -> IpAddr {
     let (client, alone) = client_address(manager, hop.source, head);
     if manager.use_remote_address {
@@ -178,7 +178,7 @@ pub fn receive(
     }
     forward_client_cert(manager.client_cert.forward, hop, head);
     if manager.generate_request_id && (!head.has("x-request-id") || (edge && !manager.preserve_request_id)) {
-        head.set("x-request-id", &request_id(dice));
+        head.set("x-request-id", &request_id(rng));
     }
     client
 }
@@ -279,8 +279,8 @@ static HEX: [[u8; 2]; 256] = {
 };
 
 /// Returns a random UUID (RFC 9562, version 4) as text.
-pub fn request_id(dice: &mut fastrand::Rng) -> [u8; 36] {
-    let bits = dice.u128(..) & !(0xf << 76) | 0x4 << 76;
+pub fn request_id(rng: &mut fastrand::Rng) -> [u8; 36] {
+    let bits = rng.u128(..) & !(0xf << 76) | 0x4 << 76;
     let bits = bits & !(0x3 << 62) | 0x2 << 62;
     let (mut text, mut at) = ([b'-'; 36], 0);
     for (index, byte) in bits.to_be_bytes().into_iter().enumerate() {

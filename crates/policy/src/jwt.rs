@@ -153,11 +153,11 @@ pub fn requirement<'a>(
     jwt: &'a Jwt,
     setting: Option<&Setting>,
     head: &RequestHead,
-    dice: &mut fastrand::Rng,
+    rng: &mut fastrand::Rng,
 ) -> Result<Option<&'a Requirement>, String> {
     let Some(Setting::Jwt(name)) = setting else {
         let mut rules = jwt.rules.iter();
-        let rule = rules.find(|(matches, _)| route::matches(matches, head, dice));
+        let rule = rules.find(|(matches, _)| route::matches(matches, head, rng));
         return Ok(rule.map(|(_, requirement)| requirement));
     };
     if let Some((_, requirement)) = jwt.named.iter().find(|(other, _)| other == name) {

@@ -56,7 +56,7 @@ pub fn header(test: &HeaderMatch, head: &RequestHead) -> bool {
 
 /// Returns whether a request header matches, by the given rule for several values.
 pub fn header_values(test: &HeaderMatch, head: &RequestHead, values: Values) -> bool {
-    field(test, head.apart(&test.name), head, values)
+    field(test, head.pseudo_header(&test.name), head, values)
 }
 
 /// Returns whether a response header matches.

@@ -150,7 +150,7 @@ pub fn eject(
     track: &EndpointState,
     cause: EjectionCause,
     now: Instant,
-    dice: &mut fastrand::Rng,
+    rng: &mut fastrand::Rng,
 ) -> EjectionVerdict {
     let mut active = outlier.state.active.lock().unwrap_or_else(PoisonError::into_inner);
     if track.is_ejected() || active.is_none() {
@@ -161,7 +161,7 @@ pub fn eject(
     if !first && 100 * (ejected + 1) > outlier.max_percent as usize * all {
         return EjectionVerdict::Overflow;
     }
-    if dice.u32(..100) >= outlier.enforcing(cause) {
+    if rng.u32(..100) >= outlier.enforcing(cause) {
         return EjectionVerdict::NotEnforced;
     }
     let multiple = track.multiple.load(Relaxed);
@@ -171,7 +171,7 @@ pub fn eject(
     } else {
         multiple
     };
-    let jitter = dice.u64(..=u64::try_from(outlier.jitter.as_millis()).unwrap_or(u64::MAX));
+    let jitter = rng.u64(..=u64::try_from(outlier.jitter.as_millis()).unwrap_or(u64::MAX));
     track.multiple.store(multiple, Relaxed);
     track.jitter.store(jitter, Relaxed);
     track.ejected.store(millis(now), Relaxed);
@@ -189,7 +189,7 @@ pub fn check<'a>(
     mut detected: impl FnMut(&'a Endpoint, &'a EndpointState, EjectionCause),
 ) -> EjectionChange {
     let tracked: Vec<_> =
-        endpoints.iter().filter_map(|endpoint| Some((&**endpoint, endpoint.track.as_deref()?))).collect();
+        endpoints.iter().filter_map(|endpoint| Some((&**endpoint, endpoint.state.as_deref()?))).collect();
     let change = {
         let mut active = outlier.state.active.lock().unwrap_or_else(PoisonError::into_inner);
         for (endpoint, track) in &tracked {
@@ -273,7 +273,7 @@ pub fn is_due(outlier: &Outlier, now: Instant) -> bool {
 /// Returns the number of endpoints and the number of ejected ones.
 fn census(endpoints: &Endpoints) -> (usize, usize) {
     let ejected = |endpoint: &&std::sync::Arc<Endpoint>| {
-        endpoint.track.as_ref().is_some_and(|track| track.is_ejected())
+        endpoint.state.as_ref().is_some_and(|track| track.is_ejected())
     };
     (endpoints.iter().count(), endpoints.iter().filter(ejected).count())
 }

@@ -31,7 +31,7 @@ const FIELDS: [&str; 10] = [
 
 /// Retry policy and timeouts of a request, including its overrides.
 #[derive(Debug)]
-pub struct TryLimits<'a> {
+pub struct AttemptPolicy<'a> {
     /// Policy of the route; `None` if the request overrides it or may not be retried.
     policy: Option<&'a RetryPolicy>,
     own: Option<Box<RetryPolicy>>,
@@ -46,8 +46,8 @@ pub fn overrides<'a>(
     head: &mut RequestHead,
     policy: Option<&'a RetryPolicy>,
     timeout: Option<Duration>,
-) -> TryLimits<'a> {
-    let mut asked = TryLimits {
+) -> AttemptPolicy<'a> {
+    let mut asked = AttemptPolicy {
         policy,
         own: None,
         timeout,
@@ -66,7 +66,7 @@ pub fn overrides<'a>(
     asked
 }
 
-impl TryLimits<'_> {
+impl AttemptPolicy<'_> {
     /// Returns the retry policy; `None` for no retries.
     pub fn retry(&self) -> Option<&RetryPolicy> {
         self.own.as_deref().or(self.policy)
@@ -80,7 +80,7 @@ fn is_for(retry: &RetryPolicy, head: &RequestHead) -> bool {
     is_meant && retry.on != RetryOn::default()
 }
 
-fn read(head: &RequestHead, asked: &mut TryLimits<'_>) {
+fn read(head: &RequestHead, asked: &mut AttemptPolicy<'_>) {
     let field = |name: &str| head.header(name).and_then(|value| std::str::from_utf8(value).ok());
     let list = |name: &str| field(name).into_iter().flat_map(|value| value.split(',')).map(str::trim);
     let number = |name: &str| field(name).and_then(|value| value.trim().parse::<u32>().ok());
@@ -119,7 +119,7 @@ fn read(head: &RequestHead, asked: &mut TryLimits<'_>) {
 
 /// Result of an attempt.
 #[derive(Clone, Copy, Debug)]
-pub enum TryOutcome<'a> {
+pub enum AttemptResult<'a> {
     /// The attempt failed.
     Failed {
         /// Error of the attempt.
@@ -133,14 +133,14 @@ pub enum TryOutcome<'a> {
 
 /// Returns whether the policy retries this result. The caller checks the number of retries, and whether the body can
 /// be sent again.
-pub fn should_retry(policy: &RetryPolicy, outcome: TryOutcome<'_>) -> bool {
+pub fn should_retry(policy: &RetryPolicy, outcome: AttemptResult<'_>) -> bool {
     match outcome {
-        TryOutcome::Failed { error, request_sent } => {
+        AttemptResult::Failed { error, request_sent } => {
             error.may_retry() && retry_reset(policy.on, &error.kind, request_sent)
         }
         // A rate limit would be reached again, unless the policy says otherwise.
-        TryOutcome::Answered(head) if head.has("x-envoy-ratelimited") => policy.on.envoy_ratelimited,
-        TryOutcome::Answered(head) => retry_answer(policy, head),
+        AttemptResult::Answered(head) if head.has("x-envoy-ratelimited") => policy.on.envoy_ratelimited,
+        AttemptResult::Answered(head) => retry_answer(policy, head),
     }
 }
 
@@ -172,10 +172,10 @@ fn retry_answer(policy: &RetryPolicy, head: &ResponseHead) -> bool {
 }
 
 /// Returns the backoff after a number of attempts: full jitter over an interval that doubles.
-pub fn backoff(policy: &RetryPolicy, tries: u32, dice: &mut fastrand::Rng) -> Duration {
+pub fn backoff(policy: &RetryPolicy, tries: u32, rng: &mut fastrand::Rng) -> Duration {
     let doubled = policy.backoff_base.saturating_mul(1 << tries.saturating_sub(1).min(16));
     let most = u64::try_from(doubled.min(policy.backoff_max).as_micros()).unwrap_or(u64::MAX);
-    Duration::from_micros(dice.u64(..=most))
+    Duration::from_micros(rng.u64(..=most))
 }
 
 #[cfg(test)]
@@ -260,7 +260,7 @@ mod tests {
             (on(|_| ()), failed(Kind::ConnectFailed, false), false),
         ];
         for (policy, (error, request_sent), expected) in cases {
-            let outcome = TryOutcome::Failed { error: &error, request_sent };
+            let outcome = AttemptResult::Failed { error: &error, request_sent };
             assert_eq!(should_retry(&policy, outcome), expected, "{error} {:?}", policy.on);
         }
     }
@@ -284,7 +284,7 @@ mod tests {
             (ResponseHead::build(503, &[("x-envoy-ratelimited", "true")]), false),
         ];
         for (head, expected) in cases {
-            assert_eq!(should_retry(&policy, TryOutcome::Answered(&head)), expected, "{head:?}");
+            assert_eq!(should_retry(&policy, AttemptResult::Answered(&head)), expected, "{head:?}");
         }
     }
 
@@ -292,16 +292,16 @@ mod tests {
     fn the_backoff_doubles_up_to_the_limit() {
         let ms = Duration::from_millis;
         let policy = RetryPolicy { backoff_base: ms(10), backoff_max: ms(45), ..policy(RetryOn::default()) };
-        let mut dice = fastrand::Rng::with_seed(5);
+        let mut rng = fastrand::Rng::with_seed(5);
         for (tries, most) in [(1, 10), (2, 20), (3, 40), (4, 45), (5, 45), (40, 45), (u32::MAX, 45)] {
-            let waits: Vec<_> = (0..1000).map(|_| backoff(&policy, tries, &mut dice)).collect();
+            let waits: Vec<_> = (0..1000).map(|_| backoff(&policy, tries, &mut rng)).collect();
             let (least, longest) = (waits.iter().min().unwrap(), waits.iter().max().unwrap());
             // The whole interval is used, and nothing beyond it.
             assert!(*longest <= ms(most) && *longest > ms(most) * 9 / 10, "{tries}: {longest:?}");
             assert!(*least < ms(most) / 10, "{tries}: {least:?}");
         }
         let endless = RetryPolicy { backoff_base: Duration::MAX, backoff_max: Duration::MAX, ..policy };
-        backoff(&endless, u32::MAX, &mut dice);
+        backoff(&endless, u32::MAX, &mut rng);
     }
 
     fn policy(on: RetryOn) -> RetryPolicy {

@@ -38,11 +38,11 @@ pub struct Found<'a> {
 
 /// Reason for the absence of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Missing {
+pub enum NoRoute {
     /// No route matches.
-    Route,
+    NoMatch,
     /// The virtual host requires TLS.
-    Tls,
+    TlsRequired,
 }
 
 /// Selects the route of a request.
@@ -53,17 +53,17 @@ pub enum Missing {
 pub fn find<'a>(
     table: &'a RouteTable,
     head: &RequestHead,
-    dice: &mut fastrand::Rng,
-) -> Result<Found<'a>, Missing> {
-    let (host, exact) = virtual_host(table, head.authority()).ok_or(Missing::Route)?;
+    rng: &mut fastrand::Rng,
+) -> Result<Found<'a>, NoRoute> {
+    let (host, exact) = virtual_host(table, head.authority()).ok_or(NoRoute::NoMatch)?;
     if host.require_tls && !is_secure(head) {
-        return Err(Missing::Tls);
+        return Err(NoRoute::TlsRequired);
     }
     let mut routes = host.routes.iter();
-    let route = routes.find(|route| matches(&route.matches, head, dice)).ok_or(Missing::Route)?;
+    let route = routes.find(|route| matches(&route.matches, head, rng)).ok_or(NoRoute::NoMatch)?;
     let target = match &route.action {
         Action::Forward(Forward { targets: Targets::Weighted { total, targets }, .. }) => {
-            weighted(*total, targets, dice)
+            weighted(*total, targets, rng)
         }
         _ => None,
     };
@@ -137,21 +137,21 @@ fn lower_case(text: &str) -> Cow<'_, str> {
 }
 
 /// Returns whether a request matches.
-pub fn matches(test: &RouteMatch, head: &RequestHead, dice: &mut fastrand::Rng) -> bool {
+pub fn matches(test: &RouteMatch, head: &RequestHead, rng: &mut fastrand::Rng) -> bool {
     path_matches(test, head.path_without_query().as_bytes())
         && matching::headers(&test.headers, head)
         && test.query.iter().all(|query| query_matches(query, head.query()))
         && (!test.grpc || matching::is_grpc(head))
         // Last, so that a route that cannot match uses no random number.
-        && test.fraction.is_none_or(|share| roll(dice, share))
+        && test.fraction.is_none_or(|share| sample(rng, share))
 }
 
 /// Returns true with a probability of `share` in millionths.
-pub fn roll(dice: &mut fastrand::Rng, share: u32) -> bool {
+pub fn sample(rng: &mut fastrand::Rng, share: u32) -> bool {
     match share {
         0 => false,
         1_000_000.. => true,
-        _ => dice.u32(..1_000_000) < share,
+        _ => rng.u32(..1_000_000) < share,
     }
 }
 
@@ -183,8 +183,8 @@ fn query_matches(test: &QueryMatch, query: Option<&str>) -> bool {
 }
 
 /// Selects one of weighted clusters.
-pub fn weighted<'a>(total: u32, targets: &'a [Target], dice: &mut fastrand::Rng) -> Option<&'a Target> {
-    let mut at = if total == 0 { 0 } else { dice.u32(..total) };
+pub fn weighted<'a>(total: u32, targets: &'a [Target], rng: &mut fastrand::Rng) -> Option<&'a Target> {
+    let mut at = if total == 0 { 0 } else { rng.u32(..total) };
     let chosen = targets.iter().find(|target| {
         let here = at < target.weight;
         at = at.saturating_sub(target.weight);

@@ -67,7 +67,7 @@ pub fn decide(
     sampling: &Sampling,
     request_id: RequestIdUse,
     head: &mut RequestHead,
-    dice: &mut fastrand::Rng,
+    rng: &mut fastrand::Rng,
 ) -> bool {
     if !request_id.decides {
         return true;
@@ -79,7 +79,7 @@ pub fn decide(
     let marked = if id.len() == ID_LENGTH { id[MARK] } else { NOT };
     let chosen = match marked {
         RANDOM | FORCED | CLIENT => marked,
-        _ if head.has("x-client-trace-id") && sampling.client.contains(dice.u32(..)) => CLIENT,
+        _ if head.has("x-client-trace-id") && sampling.client.contains(rng.u32(..)) => CLIENT,
         _ if head.has("x-envoy-force-trace") => FORCED,
         _ if sampling.random.contains(number) => RANDOM,
         _ => return false,
@@ -125,9 +125,9 @@ pub fn context(
     end: CallSide,
     decision: bool,
     head: &RequestHead,
-    dice: &mut fastrand::Rng,
+    rng: &mut fastrand::Rng,
 ) -> Result<(SpanContext, ContextFormat), InvalidContext> {
-    let mut new_id = || dice.u64(1..);
+    let mut new_id = || rng.u64(1..);
     match tracer {
         Tracer::OpenTelemetry => {
             let Some(above) = w3c(head)? else {

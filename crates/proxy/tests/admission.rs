@@ -247,7 +247,7 @@ async fn removed_or_redirected_chains_end_their_connections() {
 /// Returns an HTTP listener with these filters and one path without policies.
 fn web(does: Vec<FilterKind>) -> Listener {
     let change = |manager: &mut HttpManager, forward: &mut Forward| {
-        let named = |does| Filter { name: "filter".into(), disabled: false, does };
+        let named = |does| Filter { name: "filter".into(), disabled: false, kind: does };
         manager.filters = does.into_iter().map(named).collect();
         forward.rewrite = Some(Rewrite::Full("/rewritten".into()));
     };
@@ -255,7 +255,7 @@ fn web(does: Vec<FilterKind>) -> Listener {
 }
 
 fn deny_path(prefix: &str) -> FilterKind {
-    FilterKind::Authorize(deny(Permission::Path(TextMatch::Prefix(prefix.as_bytes().into()))))
+    FilterKind::Rbac(deny(Permission::Path(TextMatch::Prefix(prefix.as_bytes().into()))))
 }
 
 async fn websocket(proxy: &Proxy, path: &str) -> Client {

@@ -126,11 +126,11 @@ async fn a_new_endpoint_gets_fewer_requests_at_first() {
     for (slow_start, expected) in [(None, [55, 55]), (Some(slow), [100, 10])] {
         let tracked = |address, since| {
             let track = Some(Arc::new(EndpointState { since, ..EndpointState::new(Instant::now()) }));
-            Endpoint { track, ..endpoint(address) }
+            Endpoint { state: track, ..endpoint(address) }
         };
         let of_now = |addresses: &[SocketAddr]| {
             let new = |address: &SocketAddr| Endpoint {
-                track: Some(Arc::new(EndpointState::new(Instant::now()))),
+                state: Some(Arc::new(EndpointState::new(Instant::now()))),
                 ..endpoint(*address)
             };
             let all = std::iter::once(tracked(servers[0], 1)).chain(addresses.iter().map(new)).collect();
@@ -177,7 +177,7 @@ const PANIC: &str = "envoy_cluster_lb_healthy_panic{cluster_name=\"upstream\"} "
 #[tokio::test]
 async fn localities_are_weighted() {
     let servers = numbered(3).await;
-    for (weigh_localities, expected) in [(false, [20, 20, 20]), (true, [20, 20, 20 * 4])] {
+    for (locality_weighted, expected) in [(false, [20, 20, 20]), (true, [20, 20, 20 * 4])] {
         let endpoints = [(servers[0], 0), (servers[1], 0), (servers[2], 1)];
         let endpoints = endpoints.map(|(at, locality)| Arc::new(Endpoint { locality, ..endpoint(at) }));
         let localities = [1, 2].map(|weight| Locality { place: Default::default(), weight });
@@ -187,8 +187,8 @@ async fn localities_are_weighted() {
             ..Endpoints::default()
         };
         let endpoints = Arc::new(Published::from_pointee(endpoints));
-        let proxy = start(Cluster { endpoints, weigh_localities, ..cluster(&[], None) }).await;
+        let proxy = start(Cluster { endpoints, locality_weighted, ..cluster(&[], None) }).await;
         let all = answers(&proxy, expected.iter().sum()).await;
-        assert_eq!(shares(&all), expected, "{weigh_localities}");
+        assert_eq!(shares(&all), expected, "{locality_weighted}");
     }
 }

@@ -141,7 +141,7 @@ fn ejecting(endpoints: &[SocketAddr], base_ejection: Duration) -> Cluster {
     };
     let tracked = |address: &SocketAddr| {
         let track = Some(Arc::new(EndpointState::new(Instant::now())));
-        Arc::new(Endpoint { track, ..Endpoint::new(*address, None) })
+        Arc::new(Endpoint { state: track, ..Endpoint::new(*address, None) })
     };
     let endpoints = Endpoints::of(endpoints.iter().map(tracked).collect());
     Cluster {

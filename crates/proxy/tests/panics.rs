@@ -35,7 +35,7 @@ async fn proxy() -> Proxy {
         missing_as_empty: false,
     };
     let fault = Fault { delay: Some((1_000_000, Duration::MAX)), abort: None, headers: vec![header] };
-    let filter = Filter { name: "fault".into(), disabled: false, does: FilterKind::Fault(Arc::new(fault)) };
+    let filter = Filter { name: "fault".into(), disabled: false, kind: FilterKind::Fault(Arc::new(fault)) };
     let terminal = http(|manager, _| manager.filters.push(filter));
     Proxy::start(listener(terminal, None), vec![upstream]).await
 }

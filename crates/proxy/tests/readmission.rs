@@ -58,10 +58,12 @@ fn ask(fingerprint: u64, enabled_metadata: Option<MetadataMatch>) -> FilterKind 
 
 /// Returns an ext_authz filter whose responses change nothing.
 fn ask_nothing(fingerprint: u64) -> FilterKind {
-    let FilterKind::Ask(mut config) = ask(fingerprint, None) else { unreachable!("it asks") };
+    let FilterKind::ExternalAuthorization(mut config) = ask(fingerprint, None) else {
+        unreachable!("it asks")
+    };
     let AuthorizationService::Http(service) = &mut config.service else { unreachable!("it asks over HTTP") };
     service.upstream.clear();
-    FilterKind::Ask(config)
+    FilterKind::ExternalAuthorization(config)
 }
 
 /// Returns an ext_authz filter that sends the body.
@@ -78,7 +80,7 @@ fn ask_by(fingerprint: u64, enabled_metadata: Option<MetadataMatch>, body: Optio
         client: vec![],
         client_on_success: vec![],
     };
-    FilterKind::Ask(Box::new(ExternalAuthorization {
+    FilterKind::ExternalAuthorization(Box::new(ExternalAuthorization {
         fingerprint,
         service: AuthorizationService::Http(Box::new(service)),
         cluster: "authorizer".into(),
@@ -105,7 +107,7 @@ fn rules(permission: Permission) -> Option<Rules> {
 
 fn deny_if(permission: Permission) -> FilterKind {
     let rules = rules(permission);
-    FilterKind::Authorize(Arc::new(Policy { rules, shadow: None, shadow_prefix: "".into() }))
+    FilterKind::Rbac(Arc::new(Policy { rules, shadow: None, shadow_prefix: "".into() }))
 }
 
 fn has(header: &str) -> Permission {
@@ -126,12 +128,12 @@ fn deny_without(header: &str) -> FilterKind {
 /// Shadow-denies every request, counted with this prefix.
 fn would_deny(prefix: &str) -> FilterKind {
     let shadow = rules(Permission::Any);
-    FilterKind::Authorize(Arc::new(Policy { rules: None, shadow, shadow_prefix: prefix.into() }))
+    FilterKind::Rbac(Arc::new(Policy { rules: None, shadow, shadow_prefix: prefix.into() }))
 }
 
 /// Returns an HTTP listener with these filters and changed routes.
 fn web_with(does: Vec<FilterKind>, change: impl FnOnce(&mut Vec<Route>, fn() -> Route)) -> Listener {
-    let named = |does| Filter { name: ASK.into(), disabled: false, does };
+    let named = |does| Filter { name: ASK.into(), disabled: false, kind: does };
     let filters: Vec<_> = does.into_iter().map(named).collect();
     let Terminal::Http(manager) =
         http(|manager: &mut HttpManager, _: &mut Forward| manager.filters = filters)

@@ -87,8 +87,8 @@ async fn a_resumed_connection_is_authorized_like_any_other() {
     let roots = Arc::clone(&check.roots);
     let inbound = accepting(&spec);
     let terminal = http(|manager, _| {
-        let does = FilterKind::Authorize(only("client"));
-        manager.filters = vec![Filter { name: "rbac".into(), disabled: false, does }];
+        let does = FilterKind::Rbac(only("client"));
+        manager.filters = vec![Filter { name: "rbac".into(), disabled: false, kind: does }];
         let forward = ForwardClientCert::AppendForward;
         manager.client_cert = ClientCertDetails { forward, uri: true, ..ClientCertDetails::default() };
     });

@@ -145,8 +145,8 @@ impl Driver {
     }
 
     /// Returns the kind of frame that exceeded a budget.
-    pub fn culprit(&self) -> Option<FrameKind> {
-        self.session.borrow().culprit
+    pub fn exceeding_frame(&self) -> Option<FrameKind> {
+        self.session.borrow().exceeding_frame
     }
 
     /// Moves bytes in both directions; returns ready at the end of the connection.

@@ -17,7 +17,7 @@ pub struct Http2Options {
     pub keepalive: Option<Keepalive>,
     /// Budget of useless frames in 30 seconds: frames without content, and frames that require a response
     /// (`max_outbound_control_frames`). Useful frames replenish it.
-    pub chatter: u32,
+    pub useless_frames: u32,
     /// Budget of streams that the peer may reset in 30 seconds. Streams that end well replenish it. See
     /// `skysail.overload` in the documentation of limits.
     pub resets: u32,
@@ -33,7 +33,7 @@ impl Http2Options {
             connection_window,
             allow_connect: false,
             keepalive: None,
-            chatter: 2000,
+            useless_frames: 2000,
             resets: 200,
         }
     }

@@ -148,12 +148,12 @@ pub(super) struct Session {
     /// Number of streams refused by the limit and not counted in the metrics yet.
     pub refused: u32,
     /// Kind of the frame that exceeded a budget.
-    pub culprit: Option<frame::FrameKind>,
+    pub exceeding_frame: Option<frame::FrameKind>,
     /// The last keep-alive ping was acknowledged.
     answered: bool,
 
     resets: Budget,
-    chatter: Budget,
+    useless_frames: Budget,
     replies: u32,
 
     /// Tasks to wake after the session has been released.
@@ -347,10 +347,10 @@ impl Session {
             peer_leaves: false,
             lost: None,
             refused: 0,
-            culprit: None,
+            exceeding_frame: None,
             answered: true,
             resets: Budget::new(limits.options.resets),
-            chatter: Budget::new(limits.options.chatter),
+            useless_frames: Budget::new(limits.options.useless_frames),
             replies: 0,
             wakes: Vec::new(),
             driver: None,

@@ -44,7 +44,7 @@ pub fn of(
 }
 
 fn header(head: &RequestHead, name: &str) -> Option<u64> {
-    if let Some(value) = head.apart(name) {
+    if let Some(value) = head.pseudo_header(name) {
         return Some(hash::of(value.as_bytes()));
     }
     let mut values: Vec<_> = head.header_values(name).collect();

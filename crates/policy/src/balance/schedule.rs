@@ -37,8 +37,8 @@ impl Eq for Due {}
 impl Schedule {
     /// Returns a schedule of items with these weights. First deadlines are random, so that workers do not all start
     /// with the same item.
-    pub(super) fn new(weights: impl Iterator<Item = f64>, dice: &mut fastrand::Rng) -> Self {
-        let due = |(index, weight): (usize, f64)| Reverse(Due { at: dice.f64() / weight, index });
+    pub(super) fn new(weights: impl Iterator<Item = f64>, rng: &mut fastrand::Rng) -> Self {
+        let due = |(index, weight): (usize, f64)| Reverse(Due { at: rng.f64() / weight, index });
         Self(weights.enumerate().map(due).collect())
     }
 

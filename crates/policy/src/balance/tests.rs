@@ -77,11 +77,11 @@ fn cluster(balancer: Balancer) -> Cluster {
 
 /// Returns the number of selections of each endpoint, by the last part of its address.
 fn spread(cluster: &Cluster, endpoints: &Arc<Endpoints>, picks: usize) -> HashMap<u8, usize> {
-    let mut dice = fastrand::Rng::with_seed(3);
+    let mut rng = fastrand::Rng::with_seed(3);
     let mut state = PickState::default();
     let mut counts = HashMap::new();
     for _ in 0..picks {
-        let picked = pick(cluster, endpoints, &mut state, |_| 0, PickOptions::default(), &mut dice);
+        let picked = pick(cluster, endpoints, &mut state, |_| 0, PickOptions::default(), &mut rng);
         *counts.entry(picked.map_or(0, |one| last(one))).or_default() += 1;
     }
     counts
@@ -96,10 +96,10 @@ fn last(endpoint: &Endpoint) -> u8 {
 
 /// Returns the endpoints of requests with these hashes.
 fn chosen(cluster: &Cluster, endpoints: &Arc<Endpoints>, hashes: impl Iterator<Item = u64>) -> Vec<u8> {
-    let (mut state, mut dice) = (PickState::default(), fastrand::Rng::new());
+    let (mut state, mut rng) = (PickState::default(), fastrand::Rng::new());
     let mut one = |hash| {
         let want = PickOptions { hash: Some(hash), ..PickOptions::default() };
-        pick(cluster, endpoints, &mut state, |_| 0, want, &mut dice).map_or(0, |one| last(one))
+        pick(cluster, endpoints, &mut state, |_| 0, want, &mut rng).map_or(0, |one| last(one))
     };
     hashes.map(&mut one).collect()
 }
@@ -124,12 +124,12 @@ fn weights_are_respected() {
 #[test]
 fn the_endpoint_with_fewer_requests_is_selected() {
     let endpoints = endpoints(&[&[1, 1]]);
-    let (mut state, mut dice) = (PickState::default(), fastrand::Rng::with_seed(5));
+    let (mut state, mut rng) = (PickState::default(), fastrand::Rng::with_seed(5));
     let busy = |one: &Endpoint| if last(one) == 1 { 9 } else { 0 };
     let mut busy_picks = 0;
     for _ in 0..1_000 {
         let picked =
-            pick(&cluster(LEAST), &endpoints, &mut state, busy, PickOptions::default(), &mut dice).unwrap();
+            pick(&cluster(LEAST), &endpoints, &mut state, busy, PickOptions::default(), &mut rng).unwrap();
         busy_picks += u32::from(last(picked) == 1);
     }
     // Only if both choices are this endpoint.
@@ -139,12 +139,11 @@ fn the_endpoint_with_fewer_requests_is_selected() {
 #[test]
 fn of_two_endpoints_the_slower_one_is_never_selected() {
     let endpoints = endpoints(&[&[1, 9]]);
-    let (mut state, mut dice) = (PickState::default(), fastrand::Rng::with_seed(5));
+    let (mut state, mut rng) = (PickState::default(), fastrand::Rng::with_seed(5));
     let peak = cluster(PEAK);
     let expected = |one: &Endpoint| if last(one) == 2 { 1_000_001 } else { 1_000_000 };
     for _ in 0..1_000 {
-        let picked =
-            pick(&peak, &endpoints, &mut state, expected, PickOptions::default(), &mut dice).unwrap();
+        let picked = pick(&peak, &endpoints, &mut state, expected, PickOptions::default(), &mut rng).unwrap();
         assert_eq!(last(picked), 1);
     }
 }
@@ -154,11 +153,10 @@ fn the_bias_weighs_requests_in_flight() {
     let endpoints = endpoints(&[&[1, 2]]);
     let busy = |one: &Endpoint| if last(one) == 2 { 3 } else { 0 };
     for (bias, picks) in [(0.0, 333), (0.5, 500), (1.0, 667)] {
-        let (mut state, mut dice) = (PickState::default(), fastrand::Rng::with_seed(5));
+        let (mut state, mut rng) = (PickState::default(), fastrand::Rng::with_seed(5));
         let cluster = cluster(Balancer::LeastRequest { choices: 2, bias });
         let mut first = || {
-            last(pick(&cluster, &endpoints, &mut state, busy, PickOptions::default(), &mut dice).unwrap())
-                == 1
+            last(pick(&cluster, &endpoints, &mut state, busy, PickOptions::default(), &mut rng).unwrap()) == 1
         };
         let count = (0..1000).filter(|_| first()).count();
         assert!(count.abs_diff(picks) <= 2, "{bias} {count}");
@@ -181,7 +179,7 @@ fn one_of_age(age: Duration) -> Arc<Endpoints> {
         let mut track = EndpointState::new(Instant::now());
         track.since = now - age.as_millis() as u64;
         let plain = Endpoint::new(SocketAddr::from(([127, 0, 1, index], 9)), None);
-        Arc::new(Endpoint { track: Some(Arc::new(track)), ..plain })
+        Arc::new(Endpoint { state: Some(Arc::new(track)), ..plain })
     };
     Arc::new(Endpoints::of(vec![one(1, Duration::from_secs(1_000_000)), one(2, age)]))
 }
@@ -211,15 +209,14 @@ fn an_ejected_endpoint_is_not_selected_until_restored() {
     let endpoints = one_of_age(Duration::ZERO);
     let outlier = crate::outlier::tests::outlier();
     let cluster = Cluster { outlier: Some(outlier), ..cluster(Balancer::RoundRobin) };
-    let (mut state, mut dice) = (PickState::default(), fastrand::Rng::new());
+    let (mut state, mut rng) = (PickState::default(), fastrand::Rng::new());
     let mut picked = || {
-        let mut one = || {
-            last(pick(&cluster, &endpoints, &mut state, |_| 0, PickOptions::default(), &mut dice).unwrap())
-        };
+        let mut one =
+            || last(pick(&cluster, &endpoints, &mut state, |_| 0, PickOptions::default(), &mut rng).unwrap());
         [one(), one(), one(), one()].contains(&2)
     };
     let outlier = cluster.outlier.as_ref().unwrap();
-    let track = endpoints.priorities[0][1].track.as_ref().unwrap();
+    let track = endpoints.priorities[0][1].state.as_ref().unwrap();
     assert!(picked());
     let (now, mut chance) = (Instant::now(), fastrand::Rng::new());
     crate::outlier::eject(outlier, &endpoints, track, EjectionCause::Consecutive5xx, now, &mut chance);
@@ -234,16 +231,16 @@ fn endpoints_of_earlier_attempts_are_avoided_if_possible() {
     let endpoints = endpoints(&[&[1, 1]]);
     let tried = [SocketAddr::from(([127, 0, 1, 1], 9))];
     for balancer in [Balancer::RoundRobin, RING, Balancer::Maglev(101)] {
-        let (mut state, mut dice) = (PickState::default(), fastrand::Rng::with_seed(5));
+        let (mut state, mut rng) = (PickState::default(), fastrand::Rng::with_seed(5));
         let cluster = cluster(balancer);
         for hash in 0..20 {
             let want = PickOptions { hash: Some(hash << 58), avoid: &tried, attempts: 50 };
-            let picked = pick(&cluster, &endpoints, &mut state, |_| 0, want, &mut dice).unwrap();
+            let picked = pick(&cluster, &endpoints, &mut state, |_| 0, want, &mut rng).unwrap();
             assert_eq!(last(picked), 2);
         }
         let all = [tried[0], SocketAddr::from(([127, 0, 1, 2], 9))];
         let want = PickOptions { hash: None, avoid: &all, attempts: 5 };
-        assert!(pick(&cluster, &endpoints, &mut state, |_| 0, want, &mut dice).is_some());
+        assert!(pick(&cluster, &endpoints, &mut state, |_| 0, want, &mut rng).is_some());
     }
 }
 
@@ -313,7 +310,7 @@ fn keys_lead_to_the_same_endpoints_as_in_envoy() {
             "maglev-localities" => (Balancer::Maglev(1009), &localities),
             _ => (Balancer::Maglev(1009), &unhealthy),
         };
-        let cluster = Cluster { weigh_localities: name.ends_with("localities"), ..cluster(balancer) };
+        let cluster = Cluster { locality_weighted: name.ends_with("localities"), ..cluster(balancer) };
         let hashes = (0..expected.len()).map(|number| hash::of(format!("key-{number}").as_bytes()));
         let got: String = chosen(&cluster, endpoints, hashes).iter().map(u8::to_string).collect();
         assert_eq!(got, *expected, "{name}");
@@ -372,7 +369,7 @@ fn a_priority_is_selected_by_hash() {
 fn health_distributes_the_load_as_in_envoy() {
     let round = cluster(Balancer::RoundRobin);
     let never = Cluster { panic_threshold: 0, ..cluster(Balancer::RoundRobin) };
-    let weighed = Cluster { weigh_localities: true, panic_threshold: 0, ..cluster(Balancer::RoundRobin) };
+    let weighed = Cluster { locality_weighted: true, panic_threshold: 0, ..cluster(Balancer::RoundRobin) };
     type Case<'a> = (&'a Cluster, Arc<Endpoints>, &'a [(u8, usize)]);
     let cases: &[Case<'_>] = &[
         (&round, states(&["lh", "h"], &[]), &[(2, 1000)]),
@@ -466,10 +463,10 @@ proptest! {
             RING, Balancer::Maglev(11),
         ]),
     ) {
-        let (mut state, mut dice) = (PickState::default(), fastrand::Rng::with_seed(5));
+        let (mut state, mut rng) = (PickState::default(), fastrand::Rng::with_seed(5));
         for set in [endpoints(&[&weights]), endpoints(&[&more, &weights])] {
             for _ in 0..20 {
-                let picked = pick(&cluster(balancer), &set, &mut state, |_| 1, PickOptions::default(), &mut dice);
+                let picked = pick(&cluster(balancer), &set, &mut state, |_| 1, PickOptions::default(), &mut rng);
                 prop_assert_eq!(picked.is_none(), set.priorities.iter().all(Vec::is_empty));
             }
         }

@@ -80,7 +80,7 @@ pub struct Cluster {
     /// Metadata of this proxy is sent to the peer (cluster filter `istio.metadata_exchange`).
     pub metadata_exchange: bool,
     /// Localities share the load by their weights (`common_lb_config.locality_weighted_lb_config`).
-    pub weigh_localities: bool,
+    pub locality_weighted: bool,
 }
 
 impl Cluster {
@@ -118,13 +118,13 @@ impl Cluster {
             proxy_protocol: None,
             service: None,
             metadata_exchange: false,
-            weigh_localities: false,
+            locality_weighted: false,
         }
     }
 
     /// Returns the state of an endpoint at this address: the state in `before`, or a new one. Returns `None` if no
     /// setting of this cluster needs state.
-    pub fn track(
+    pub fn endpoint_state(
         &self,
         address: SocketAddr,
         before: &Map<SocketAddr, Arc<EndpointState>>,
@@ -137,9 +137,9 @@ impl Cluster {
     }
 
     /// Returns the state of all endpoints in force, by address.
-    pub fn tracks(&self) -> Map<SocketAddr, Arc<EndpointState>> {
+    pub fn endpoint_states(&self) -> Map<SocketAddr, Arc<EndpointState>> {
         let endpoints = self.endpoints.load();
-        endpoints.iter().filter_map(|endpoint| Some((endpoint.address, endpoint.track.clone()?))).collect()
+        endpoints.iter().filter_map(|endpoint| Some((endpoint.address, endpoint.state.clone()?))).collect()
     }
 }
 
@@ -444,8 +444,8 @@ pub struct Endpoint {
     pub workload: Option<Arc<Workload>>,
     /// Host name for `auto_host_rewrite`; `None`: its address.
     pub hostname: Option<Box<str>>,
-    /// State of the endpoint, if the cluster needs any; see [`Cluster::track`].
-    pub track: Option<Arc<EndpointState>>,
+    /// State of the endpoint, if the cluster needs any; see [`Cluster::endpoint_state`].
+    pub state: Option<Arc<EndpointState>>,
 }
 
 impl Endpoint {
@@ -453,7 +453,7 @@ impl Endpoint {
     pub fn new(address: SocketAddr, tls: Option<Arc<ClientTls>>) -> Self {
         let (weight, health, locality) = (1, Health::Healthy, 0);
         let others = Box::default();
-        Self { address, others, weight, health, locality, tls, workload: None, hostname: None, track: None }
+        Self { address, others, weight, health, locality, tls, workload: None, hostname: None, state: None }
     }
 }
 

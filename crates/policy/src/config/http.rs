@@ -99,12 +99,12 @@ pub struct Filter {
     /// The filter runs only for routes that enable it.
     pub disabled: bool,
     /// Kind and settings.
-    pub does: FilterKind,
+    pub kind: FilterKind,
 }
 
 impl HttpManager {
     /// Returns whether filters see the requests of a connection in the same form under these other settings.
-    pub fn reads_like(&self, other: &Self) -> bool {
+    pub fn presents_requests_like(&self, other: &Self) -> bool {
         let path = |manager: &Self| (manager.normalize_path, manager.merge_slashes, manager.escaped_slashes);
         let client =
             |manager: &Self| (manager.use_remote_address, manager.xff_trusted_hops, manager.skip_xff_append);
@@ -118,20 +118,20 @@ impl HttpManager {
 
 impl Filter {
     /// Returns whether the filter may refuse a request by its content.
-    pub fn judges(&self) -> bool {
-        matches!(self.does, FilterKind::Authorize(_) | FilterKind::Ask(_) | FilterKind::Jwt(_))
+    pub fn may_refuse(&self) -> bool {
+        matches!(self.kind, FilterKind::Rbac(_) | FilterKind::ExternalAuthorization(_) | FilterKind::Jwt(_))
     }
 
     /// Returns whether the filter does nothing unless a route has a setting for it. This holds for most filters of a
     /// mesh.
     pub fn is_idle(&self) -> bool {
-        match &self.does {
+        match &self.kind {
             _ if self.disabled => true,
             FilterKind::Cors => true,
             FilterKind::Fault(fault) => fault.delay.is_none() && fault.abort.is_none(),
-            FilterKind::Limit(limit) => limit.bucket.is_none(),
-            FilterKind::Authorize(_)
-            | FilterKind::Ask(_)
+            FilterKind::RateLimit(limit) => limit.bucket.is_none(),
+            FilterKind::Rbac(_)
+            | FilterKind::ExternalAuthorization(_)
             | FilterKind::Jwt(_)
             | FilterKind::GrpcWeb
             | FilterKind::Compress(_) => false,
@@ -153,13 +153,13 @@ pub mod metadata {
 #[derive(Debug)]
 pub enum FilterKind {
     /// RBAC.
-    Authorize(Arc<Policy>),
+    Rbac(Arc<Policy>),
     /// Fault injection.
     Fault(Arc<Fault>),
     /// Local rate limit.
-    Limit(Arc<RateLimit>),
+    RateLimit(Arc<RateLimit>),
     /// External authorization.
-    Ask(Box<ExternalAuthorization>),
+    ExternalAuthorization(Box<ExternalAuthorization>),
     /// JWT authentication.
     Jwt(Box<Jwt>),
     /// CORS: answers preflights and adds headers to responses, by the policy of the route.

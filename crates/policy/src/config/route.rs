@@ -37,7 +37,7 @@ pub struct RouteTable {
     /// Header operations for every route.
     pub headers: HeaderOps,
     /// Further virtual hosts arrive in resources of their own (VHDS).
-    pub hosts_apart: bool,
+    pub has_vhds: bool,
     /// On-demand discovery of virtual hosts; `None` if they arrive without a request.
     pub demand: Option<Arc<Demand>>,
     /// Wildcards and the catch-all also apply to an authority for which the control plane has not answered in time.
@@ -117,13 +117,13 @@ pub enum Setting {
     /// `config`).
     On,
     /// RBAC policy.
-    Authorize(Arc<Policy>),
+    Rbac(Arc<Policy>),
     /// Fault to inject.
     Fault(Arc<Fault>),
     /// CORS policy.
     Cors(Arc<Cors>),
     /// Local rate limit.
-    Limit(Arc<RateLimit>),
+    RateLimit(Arc<RateLimit>),
     /// Name of a JWT requirement.
     Jwt(Box<str>),
     /// Additions to an external authorization check.
@@ -227,7 +227,7 @@ pub struct Forward {
     /// Hash policies, for clusters with a hashing balancer.
     pub hash: Vec<HashPolicy>,
     /// The proxy terminates CONNECT and forwards the payload as bytes (`connect_config`).
-    pub ends_connect: bool,
+    pub terminates_connect: bool,
 }
 
 /// A hash policy. Source: `envoy.config.route.v3.RouteAction.HashPolicy`.

@@ -8,16 +8,16 @@ use crate::expression::Expression;
 #[derive(Debug, Default)]
 pub struct Stats {
     /// Metrics of requests with their overrides; empty for all metrics with all labels.
-    pub http: Vec<MetricChange>,
+    pub http: Vec<MetricOverride>,
     /// Metrics of connections with their overrides; empty for all metrics with all labels.
-    pub tcp: Vec<MetricChange>,
+    pub tcp: Vec<MetricOverride>,
     /// Time after which an unused series is dropped (`rotation_interval` and `graceful_deletion_interval`).
     pub expiry: Option<Duration>,
 }
 
 /// Metrics with the same overrides. A metric that is in no entry is dropped.
 #[derive(Debug)]
-pub struct MetricChange {
+pub struct MetricOverride {
     /// Bit set of metrics, by index into [`HTTP`] or [`TCP`].
     pub metrics: u8,
     /// Labels that are removed (`None`) or replaced by the value of an expression. In order, each once.

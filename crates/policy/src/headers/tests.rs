@@ -228,16 +228,16 @@ fn client_certificates_are_forwarded_by_mode() {
 fn request_ids_are_generated_once() {
     let manager = HttpManager { generate_request_id: true, ..manager() };
     let mut head = RequestHead::build("GET", "/", "h", &[]);
-    let mut dice = fastrand::Rng::with_seed(1);
-    receive(&manager, hop(false, None), &mut head, &mut dice);
+    let mut rng = fastrand::Rng::with_seed(1);
+    receive(&manager, hop(false, None), &mut head, &mut rng);
     let first = value(&head, "x-request-id").unwrap().to_owned();
-    receive(&manager, hop(false, None), &mut head, &mut dice);
+    receive(&manager, hop(false, None), &mut head, &mut rng);
     assert_eq!(value(&head, "x-request-id"), Some(first.as_str()));
     let mut edge = HttpManager { use_remote_address: true, preserve_request_id: true, ..manager };
-    receive(&edge, hop(false, None), &mut head, &mut dice);
+    receive(&edge, hop(false, None), &mut head, &mut rng);
     assert_eq!(value(&head, "x-request-id"), Some(first.as_str()));
     edge.preserve_request_id = false;
-    receive(&edge, hop(false, None), &mut head, &mut dice);
+    receive(&edge, hop(false, None), &mut head, &mut rng);
     assert_ne!(value(&head, "x-request-id"), Some(first.as_str()));
 }
 

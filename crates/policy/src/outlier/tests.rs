@@ -24,13 +24,13 @@ pub(crate) fn outlier() -> Outlier {
 fn endpoints(count: u8, now: Instant) -> Endpoints {
     let one = |index| {
         let plain = Endpoint::new(SocketAddr::from(([10, 0, 0, index], 80)), None);
-        Arc::new(Endpoint { track: Some(Arc::new(EndpointState::new(now))), ..plain })
+        Arc::new(Endpoint { state: Some(Arc::new(EndpointState::new(now))), ..plain })
     };
     Endpoints::of((0..count).map(one).collect())
 }
 
 fn track(endpoints: &Endpoints, index: usize) -> &EndpointState {
-    endpoints.priorities[0][index].track.as_ref().unwrap()
+    endpoints.priorities[0][index].state.as_ref().unwrap()
 }
 
 /// Returns the causes that these results lead to.
@@ -73,15 +73,15 @@ fn ejections_grow_longer_and_shrink_again() {
     millis(Instant::now());
     let start = Instant::now();
     let endpoints = endpoints(2, start);
-    let mut dice = fastrand::Rng::new();
+    let mut rng = fastrand::Rng::new();
     let at = |seconds| start + Duration::from_secs(seconds);
-    let eject = |now, dice: &mut fastrand::Rng| match eject(
+    let eject = |now, rng: &mut fastrand::Rng| match eject(
         &outlier,
         &endpoints,
         track(&endpoints, 0),
         EjectionCause::Consecutive5xx,
         now,
-        dice,
+        rng,
     ) {
         EjectionVerdict::Ejected { term, change: 1 } => term.as_secs(),
         other => panic!("{other:?}"),
@@ -92,26 +92,26 @@ fn ejections_grow_longer_and_shrink_again() {
         assert_eq!(change, 0_u64.wrapping_sub(back));
         back
     };
-    assert_eq!(eject(at(0), &mut dice), 30);
+    assert_eq!(eject(at(0), &mut rng), 30);
     assert_eq!((back(at(29)), back(at(30))), (0, 1));
     assert_eq!(track(&endpoints, 0).age(at(31)), Duration::from_secs(31), "it does not start anew");
-    assert_eq!(eject(at(31), &mut dice), 60);
+    assert_eq!(eject(at(31), &mut rng), 60);
     assert_eq!((back(at(90)), back(at(91))), (0, 1));
     // The maximum length.
     for (now, term) in [(100, 90), (200, 100), (400, 100)] {
-        assert_eq!(eject(at(now), &mut dice), term);
+        assert_eq!(eject(at(now), &mut rng), term);
         assert_eq!(back(at(now + term)), 1);
     }
     // Each interval without an ejection reduces the length.
     assert_eq!((back(at(510)), back(at(520)), back(at(530))), (0, 0, 0));
-    assert_eq!(eject(at(540), &mut dice), 90);
+    assert_eq!(eject(at(540), &mut rng), 90);
     assert_eq!(end_all(&outlier), 0_u64.wrapping_sub(1));
 }
 
 #[test]
 fn ejections_respect_the_limit() {
     let now = Instant::now();
-    let mut dice = fastrand::Rng::new();
+    let mut rng = fastrand::Rng::new();
     // As in Envoy: at 50 %, one of two may be ejected; at 49 %, none.
     for (count, percent, always_one, expected) in [
         (2, 50, false, 1),
@@ -126,7 +126,7 @@ fn ejections_respect_the_limit() {
         let mut ejected = 0;
         for index in 0..usize::from(count) {
             let track = track(&endpoints, index);
-            let verdict = eject(&outlier, &endpoints, track, EjectionCause::Consecutive5xx, now, &mut dice);
+            let verdict = eject(&outlier, &endpoints, track, EjectionCause::Consecutive5xx, now, &mut rng);
             match verdict {
                 EjectionVerdict::Ejected { .. } => ejected += 1,
                 other => assert_eq!(other, EjectionVerdict::Overflow),
@@ -139,12 +139,12 @@ fn ejections_respect_the_limit() {
     let endpoints = endpoints(2, now);
     let one = track(&endpoints, 0);
     assert_eq!(
-        eject(&spares, &endpoints, one, EjectionCause::Consecutive5xx, now, &mut dice),
+        eject(&spares, &endpoints, one, EjectionCause::Consecutive5xx, now, &mut rng),
         EjectionVerdict::NotEnforced
     );
-    let ejected = eject(&spares, &endpoints, one, EjectionCause::ConsecutiveGatewayFailure, now, &mut dice);
+    let ejected = eject(&spares, &endpoints, one, EjectionCause::ConsecutiveGatewayFailure, now, &mut rng);
     assert!(matches!(ejected, EjectionVerdict::Ejected { .. }));
-    let again = eject(&spares, &endpoints, one, EjectionCause::ConsecutiveGatewayFailure, now, &mut dice);
+    let again = eject(&spares, &endpoints, one, EjectionCause::ConsecutiveGatewayFailure, now, &mut rng);
     assert_eq!(again, EjectionVerdict::AlreadyEjected);
 }
 

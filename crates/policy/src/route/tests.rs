@@ -9,7 +9,7 @@ use crate::config::{
     text::{HeaderMatch, HeaderTest, TextMatch},
 };
 
-fn dice() -> fastrand::Rng {
+fn rng() -> fastrand::Rng {
     fastrand::Rng::with_seed(1)
 }
 
@@ -67,7 +67,7 @@ fn connect_has_no_route() {
     Arc::get_mut(&mut table.hosts[0]).unwrap().routes =
         vec![route("all", by_path(PathMatch::Regex(Regex::new(".*").unwrap())))];
     let found =
-        |method, path| find(&table, &RequestHead::build(method, path, "a:1", &[]), &mut dice()).is_ok();
+        |method, path| find(&table, &RequestHead::build(method, path, "a:1", &[]), &mut rng()).is_ok();
     assert!(found("GET", "/"));
     assert!(!found("CONNECT", ""));
 }
@@ -148,7 +148,7 @@ fn the_first_matching_route_is_selected() {
     ];
     for (path, headers, expected) in cases {
         let head = RequestHead::build("GET", path, "h", headers);
-        assert_eq!(&*find(&table, &head, &mut dice()).unwrap().route.name, expected, "{path}");
+        assert_eq!(&*find(&table, &head, &mut rng()).unwrap().route.name, expected, "{path}");
     }
 }
 
@@ -162,13 +162,13 @@ fn weights_and_fractions_are_respected() {
     };
     let targets = [target("v1", 80), target("v0", 0), target("v2", 20)];
     let mut counts: HashMap<&str, u32> = HashMap::new();
-    let mut dice = dice();
+    let mut rng = rng();
     for _ in 0..10_000 {
-        *counts.entry(&weighted(100, &targets, &mut dice).unwrap().cluster).or_default() += 1;
+        *counts.entry(&weighted(100, &targets, &mut rng).unwrap().cluster).or_default() += 1;
     }
     assert!((7_800..8_200).contains(&counts["v1"]), "{counts:?}");
     assert!(!counts.contains_key("v0"));
-    let taken = (0..10_000).filter(|_| roll(&mut dice, 100_000)).count();
+    let taken = (0..10_000).filter(|_| sample(&mut rng, 100_000)).count();
     assert!((850..1_150).contains(&taken), "{taken}");
 }
 
@@ -255,7 +255,7 @@ proptest! {
     fn any_request_is_handled(authority in ".{0,20}", path in ".{0,40}", value in ".{0,10}") {
         let table = table(&["*.a", "a.*", "*"], true);
         let head = RequestHead::build("GET", &path, &authority, &[("x", &value)]);
-        let _ = find(&table, &head, &mut dice());
+        let _ = find(&table, &head, &mut rng());
         let _ = rewrite(&Rewrite::Prefix("/é".into()), &prefix("/a"), &path);
         let _ = location(&Redirect::default(), &head, "https");
     }
@@ -263,5 +263,5 @@ proptest! {
 
 #[test]
 fn a_table_without_hosts_finds_nothing() {
-    assert!(find(&RouteTable::default(), &RequestHead::build("GET", "/", "a", &[]), &mut dice()).is_err());
+    assert!(find(&RouteTable::default(), &RequestHead::build("GET", "/", "a", &[]), &mut rng()).is_err());
 }

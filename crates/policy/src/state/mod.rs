@@ -9,7 +9,7 @@
 //!   replaces the endpoints and the TLS settings, the JWT filter the keys, and a worker the hash tables.
 //! - [`circuit_breaker::Usage`] counts connections and requests; workers change it. Handle: `Cluster::usage`.
 //! - [`health::OutlierState`] changes when a worker ejects or restores an endpoint. Handle: `Outlier::state`.
-//! - [`health::EndpointState`] changes with responses and connections. Handle: `Endpoint::track`.
+//! - [`health::EndpointState`] changes with responses and connections. Handle: `Endpoint::state`.
 //! - [`rate_limit::TokenBucket`] changes with each request. Handle: `RateLimit::bucket`.
 //! - [`demand::Demand`] is written by the discovery client; workers send it requests for hosts. Handle:
 //!   `RouteTable::demand`.

@@ -12,7 +12,7 @@ fn head(fields: &[(&str, &str)]) -> RequestHead {
     RequestHead::build("GET", "/", "a", fields)
 }
 
-fn dice() -> fastrand::Rng {
+fn rng() -> fastrand::Rng {
     fastrand::Rng::with_seed(1)
 }
 
@@ -27,7 +27,7 @@ fn sampling(random: u32) -> Sampling {
 /// Returns whether the request is traced, and its id afterwards.
 fn decided(sampling: Sampling, fields: &[(&str, &str)]) -> (bool, String) {
     let mut head = head(fields);
-    let decision = decide(&sampling, RequestIdUse::default(), &mut head, &mut dice());
+    let decision = decide(&sampling, RequestIdUse::default(), &mut head, &mut rng());
     let id = head.header(REQUEST_ID).unwrap_or_default();
     (decision, String::from_utf8(id.to_vec()).unwrap())
 }
@@ -70,7 +70,7 @@ fn the_decision_is_stored_in_the_request_id() {
 fn request_ids_are_unchanged_if_configured() {
     let of = |request_id, random| {
         let mut head = head(&[(REQUEST_ID, &id('4'))]);
-        let decision = decide(&sampling(random), request_id, &mut head, &mut dice());
+        let decision = decide(&sampling(random), request_id, &mut head, &mut rng());
         assert_eq!(head.header(REQUEST_ID), Some(id('4').as_bytes()));
         decision
     };
@@ -85,7 +85,7 @@ fn of(
     end: CallSide,
     fields: &[(&str, &str)],
 ) -> Result<(SpanContext, ContextFormat), InvalidContext> {
-    context(tracer, end, true, &head(fields), &mut dice())
+    context(tracer, end, true, &head(fields), &mut rng())
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn a_request_is_sampled_only_if_both_sides_sample_it() {
     let parent = format!("00-{TRACE}-{SPAN}-01");
     let head = head(&[("traceparent", &parent)]);
     let told = |decision| {
-        let context = context(Tracer::OpenTelemetry, CallSide::Server, decision, &head, &mut dice());
+        let context = context(Tracer::OpenTelemetry, CallSide::Server, decision, &head, &mut rng());
         context.unwrap().0.sampled
     };
     assert!(told(true) && !told(false));
@@ -225,7 +225,7 @@ proptest! {
             let written = SpanContext { parent, ..first(trace, span, true, sampled) };
             let mut head = head(&[]);
             inject(&written, form, tracer, &mut head);
-            let (read, again) = context(tracer, CallSide::Server, true, &head, &mut dice()).unwrap();
+            let (read, again) = context(tracer, CallSide::Server, true, &head, &mut rng()).unwrap();
             prop_assert_eq!((read.trace, read.sampled, again), (trace, sampled, form));
             let above = if form == ContextFormat::W3c { (read.parent, None) } else { (Some(read.span), read.parent) };
             prop_assert_eq!(above, (Some(span), if form == ContextFormat::W3c { None } else { parent }));
@@ -237,9 +237,9 @@ proptest! {
         let names = ["traceparent", "b3", "x-b3-traceid", "x-b3-spanid", REQUEST_ID];
         let mut head = head(&[("x-b3-traceid", "1"), ("x-b3-spanid", "2")]);
         head.set(names[name], value.as_bytes());
-        decide(&sampling(5_000), RequestIdUse::default(), &mut head, &mut dice());
+        decide(&sampling(5_000), RequestIdUse::default(), &mut head, &mut rng());
         for tracer in [Tracer::OpenTelemetry, Tracer::Zipkin(Zipkin { w3c: true, ..B3 })] {
-            let _ = context(tracer, CallSide::Client, false, &head, &mut dice());
+            let _ = context(tracer, CallSide::Client, false, &head, &mut rng());
         }
     }
 }

@@ -59,7 +59,7 @@ fn endpoints(cluster: &Cluster) -> Vec<(usize, Arc<Endpoint>)> {
 }
 
 fn is_ejected(endpoint: &Endpoint) -> bool {
-    endpoint.track.as_ref().is_some_and(|track| track.is_ejected())
+    endpoint.state.as_ref().is_some_and(|track| track.is_ejected())
 }
 
 /// Returns `healthy`, or Envoy's health flags of the endpoint.

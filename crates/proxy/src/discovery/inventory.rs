@@ -168,12 +168,12 @@ impl Inventory {
                     .offer(body, version, fixed, || translator.listener(body))?;
             }
             Kind::Route => {
-                let hosts_apart = translate::uses_vhds(body).map_err(|reject| reject.to_string())?;
-                let make = || translator.routes(body).map(|table| RouteTable { hosts_apart, ..table });
+                let has_vhds = translate::uses_vhds(body).map_err(|reject| reject.to_string())?;
+                let make = || translator.routes(body).map(|table| RouteTable { has_vhds, ..table });
                 let slot = self.routes.entry(Arc::clone(&name)).or_default();
                 let before = slot.newest().map(|kept| kept.body.clone());
                 let changed = slot.offer(body, version, fixed, make)? && before.as_ref() != Some(body);
-                if hosts_apart {
+                if has_vhds {
                     let hosts = self.hosts.entry(Arc::clone(&name)).or_default();
                     hosts.set_demand(&name, self.questions.as_ref());
                     if changed {
@@ -232,7 +232,7 @@ impl Inventory {
     fn apply_hosts_of(&mut self, family: &str, added: &[&Received], removed: &[&str]) -> Vec<Rejection> {
         let translator = Translator { tls: &self.secrets.tls, node: &self.node, strict: false };
         let slot = self.routes.get(family).and_then(Slot::newest);
-        let configuration = slot.filter(|kept| kept.value.hosts_apart).map(|kept| kept.body.clone());
+        let configuration = slot.filter(|kept| kept.value.has_vhds).map(|kept| kept.body.clone());
         let hosts = self.hosts.entry(family.into()).or_default();
         hosts.apply(translator, &configuration.unwrap_or_default(), added, removed)
     }
@@ -309,7 +309,7 @@ impl Inventory {
         for (name, slot) in &mut self.routes {
             self.changed |= slot.promote(now, |kept| {
                 let complete = || hosts.get(name).is_some_and(|hosts| hosts.is_warm(now));
-                !uses::of_table(&kept.value).any(is_awaited) && (!kept.value.hosts_apart || complete())
+                !uses::of_table(&kept.value).any(is_awaited) && (!kept.value.has_vhds || complete())
             });
         }
         let routes = &self.routes;
@@ -332,7 +332,7 @@ impl Inventory {
         }
         for (name, hosts) in &mut self.hosts {
             let base = self.routes.get(name).and_then(|slot| slot.active.as_ref());
-            if let Some(kept) = base.filter(|kept| kept.value.hosts_apart) {
+            if let Some(kept) = base.filter(|kept| kept.value.has_vhds) {
                 self.changed |= hosts.assemble(&kept.value);
             }
         }
@@ -383,7 +383,7 @@ impl Inventory {
         let mut routes = active(&self.routes);
         for (name, table) in &mut routes {
             if let Some(whole) = self.hosts.get(name).and_then(Hosts::whole)
-                && table.hosts_apart
+                && table.has_vhds
             {
                 *table = Arc::clone(whole);
             }
@@ -408,7 +408,7 @@ impl Inventory {
         let secrets = self.secrets.tls.names().into_iter().filter(|name| name.source == SecretSource::Ads);
         let secrets = secrets.map(|name| name.name.into_string());
         let apart =
-            self.routes.iter().filter(|(_, slot)| slot.newest().is_some_and(|kept| kept.value.hosts_apart));
+            self.routes.iter().filter(|(_, slot)| slot.newest().is_some_and(|kept| kept.value.has_vhds));
         let hosts = apart.flat_map(|(name, _)| -> Box<dyn Iterator<Item = String> + '_> {
             match self.hosts.get(name).filter(|_| self.mode == ClusterMode::OnDemand) {
                 Some(hosts) => Box::new(hosts.wanted(name)),
@@ -452,7 +452,7 @@ impl Inventory {
         self.changed |= self.routes.len() != before;
         self.hosts.retain(|name, _| {
             let slot = self.routes.get(name);
-            slot.is_some_and(|slot| slot.both().any(|kept| kept.value.hosts_apart))
+            slot.is_some_and(|slot| slot.both().any(|kept| kept.value.has_vhds))
         });
         self.uses_all = clusters.contains("*");
         if self.subscribes_by_name() {
@@ -494,7 +494,7 @@ impl Inventory {
 
     /// Returns a route configuration with its virtual hosts in force.
     pub(crate) fn whole_body(&self, kept: &Kept<RouteTable>) -> Bytes {
-        match self.hosts.get(&kept.value.name).filter(|_| kept.value.hosts_apart) {
+        match self.hosts.get(&kept.value.name).filter(|_| kept.value.has_vhds) {
             Some(hosts) => compose(&kept.body, hosts.bodies()),
             None => kept.body.clone(),
         }

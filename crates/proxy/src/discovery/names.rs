@@ -89,7 +89,7 @@ fn one_of_each_family(addresses: &[SocketAddr]) -> Option<(SocketAddr, Box<[Sock
 /// Stores the endpoints. If nothing has changed, the stored value stays, so that connections stay open.
 fn store(cluster: &Cluster, found: Vec<(SocketAddr, Box<[SocketAddr]>, DnsName)>) {
     let Discovery::Dns { localities, overprovisioning, .. } = &cluster.discovery else { return };
-    let tracks = cluster.tracks();
+    let tracks = cluster.endpoint_states();
     let mut endpoints = Endpoints {
         priorities: Vec::new(),
         localities: localities.clone(),
@@ -100,9 +100,9 @@ fn store(cluster: &Cluster, found: Vec<(SocketAddr, Box<[SocketAddr]>, DnsName)>
             endpoints.priorities.resize_with(name.priority + 1, Vec::new);
         }
         let DnsName { host, priority, weight, health, locality, .. } = name;
-        let track = cluster.track(address, &tracks);
+        let track = cluster.endpoint_state(address, &tracks);
         let plain = Endpoint::new(address, cluster.tls.clone());
-        let one = Endpoint { others, weight, health, locality, hostname: Some(host), track, ..plain };
+        let one = Endpoint { others, weight, health, locality, hostname: Some(host), state: track, ..plain };
         endpoints.priorities[priority].push(Arc::new(one));
     }
     let before = cluster.endpoints.load();

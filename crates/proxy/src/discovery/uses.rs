@@ -44,17 +44,17 @@ fn of_manager(manager: &HttpManager) -> Names<'_> {
         Routes::Named(_) => Box::new(std::iter::empty()),
     };
     let filters = manager.filters.iter().flat_map(|filter| -> Names<'_> {
-        match &filter.does {
-            FilterKind::Ask(ask) => Box::new(std::iter::once(&*ask.cluster)),
+        match &filter.kind {
+            FilterKind::ExternalAuthorization(ask) => Box::new(std::iter::once(&*ask.cluster)),
             FilterKind::Jwt(jwt) => {
                 Box::new(jwt.providers.iter().filter_map(|provider| match &provider.keys {
                     Keys::Remote(keys) => Some(&*keys.cluster),
                     Keys::Local(_) => None,
                 }))
             }
-            FilterKind::Authorize(_)
+            FilterKind::Rbac(_)
             | FilterKind::Fault(_)
-            | FilterKind::Limit(_)
+            | FilterKind::RateLimit(_)
             | FilterKind::Cors
             | FilterKind::GrpcWeb
             | FilterKind::Compress(_) => Box::new(std::iter::empty()),

@@ -283,7 +283,7 @@ fn http_attributes(config: &ExternalAuthorization, request: &AuthorizationReques
         }
     };
     for name in [":authority", ":method", ":path", ":scheme"] {
-        add(name, head.apart(name).unwrap_or_default().as_bytes());
+        add(name, head.pseudo_header(name).unwrap_or_default().as_bytes());
     }
     for (name, value) in head.iter() {
         add(&String::from_utf8_lossy(name), value);

@@ -43,7 +43,7 @@ use skysail_policy::{
     jwt::{self, JwtOutcome},
     matching,
     rbac::{self, Subject, Tally, Verdict},
-    route::{self, Missing},
+    route::{self, NoRoute},
 };
 
 /// Result of the filters.
@@ -94,8 +94,8 @@ impl<'a> RequestContext<'a> {
         if matches!(setting, Some(Setting::Off)) || (filter.disabled && setting.is_none()) {
             return Ok(None);
         }
-        match (&filter.does, setting) {
-            (FilterKind::Authorize(_), Some(Setting::Authorize(policy))) | (FilterKind::Authorize(policy), _) => {
+        match (&filter.kind, setting) {
+            (FilterKind::Rbac(_), Some(Setting::Rbac(policy))) | (FilterKind::Rbac(policy), _) => {
                 authorize(scope, exchange, outcome, policy)?;
             }
             (FilterKind::Fault(_), Some(Setting::Fault(fault))) | (FilterKind::Fault(fault), _) => {
@@ -103,13 +103,14 @@ impl<'a> RequestContext<'a> {
                 let is_any = fault != FaultDecision::default();
                 return Ok(is_any.then_some(FilterAction::InjectFault(fault)));
             }
-            (FilterKind::Limit(_), Some(Setting::Limit(limit))) | (FilterKind::Limit(limit), _) => {
+            (FilterKind::RateLimit(_), Some(Setting::RateLimit(limit)))
+            | (FilterKind::RateLimit(limit), _) => {
                 if !limit.unenforced.is_empty() {
                     decision.filter_results.begin(filter, setting);
                 }
                 return Ok(self.is_above_rate(limit).then_some(FilterAction::LimitRate(limit)));
             }
-            (FilterKind::Ask(config), setting) => {
+            (FilterKind::ExternalAuthorization(config), setting) => {
                 decision.filter_results.begin(filter, setting);
                 return Ok(Some(FilterAction::CallAuthorization(config, setting)));
             }
@@ -227,7 +228,7 @@ impl<'a> RequestContext<'a> {
     /// Takes a token from the rate limit's bucket. Returns whether there is none and the limit is enforced.
     fn is_above_rate(&mut self, limit: &RateLimit) -> bool {
         let (dice, counters) = (&self.scope.worker.dice, self.scope.counters);
-        let roll = |fraction| route::roll(&mut dice.borrow_mut(), fraction);
+        let roll = |fraction| route::sample(&mut dice.borrow_mut(), fraction);
         let Some(bucket) = limit.bucket.as_ref().filter(|_| roll(limit.enabled)) else { return false };
         counters.limit_enabled.inc();
         if bucket.take(Instant::now()) {
@@ -279,7 +280,7 @@ impl<'a> RequestContext<'a> {
         if !has_route {
             decision.filter_results.set_inactive();
         }
-        if !has_route || !route::roll(&mut scope.worker.dice.borrow_mut(), config.enabled) {
+        if !has_route || !route::sample(&mut scope.worker.dice.borrow_mut(), config.enabled) {
             return Ok(Filtered::Continue);
         }
         let (extensions, without_body) = match setting {

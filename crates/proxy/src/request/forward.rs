@@ -35,7 +35,7 @@ use skysail_policy::{
     error::{Error, Flags, Kind},
     grpc, outlier,
     peer::{METADATA, METADATA_ID},
-    retry::{self, TryLimits, TryOutcome},
+    retry::{self, AttemptPolicy, AttemptResult},
     route::Found,
 };
 
@@ -46,12 +46,12 @@ struct ForwardPlan<'a> {
     pool: Rc<Pool>,
     host_rewrite: Option<&'a HostRewrite>,
     /// Timeouts and retry policy, from the route and from the request's fields.
-    limits: TryLimits<'a>,
+    limits: AttemptPolicy<'a>,
     upgrade: bool,
     /// Hash of the request, if the load balancer uses one.
     hash: Option<u64>,
     /// Whether CONNECT ends here: the bytes that follow go to the endpoint.
-    ends_connect: bool,
+    terminates_connect: bool,
 }
 
 /// The head of a response from the upstream.
@@ -90,7 +90,7 @@ impl RequestContext<'_> {
         let pool = select_pool(&self.scope, request, found, forward)?;
         self.outcome.pool = Some(pool.clone());
         let host_rewrite = found.target.and_then(|target| target.host.as_ref()).or(forward.host.as_ref());
-        let ends_connect = upgrade && forward.ends_connect && request.method() == "CONNECT";
+        let terminates_connect = upgrade && forward.terminates_connect && request.method() == "CONNECT";
         let grpc = self.decision.grpc;
         let grpc_timeout = if grpc { grpc::timeout(request) } else { None };
         let timeout = match forward.grpc_timeout.filter(|_| grpc) {
@@ -103,7 +103,7 @@ impl RequestContext<'_> {
         };
         let limits = retry::asked(self.exchange.request, forward.retry.as_deref(), timeout);
         let mut plan =
-            ForwardPlan { found, forward, pool, host_rewrite, limits, upgrade, ends_connect, hash: None };
+            ForwardPlan { found, forward, pool, host_rewrite, limits, upgrade, terminates_connect, hash: None };
         if plan.changes_head() || self.decision.filter_results.any() {
             // A later configuration may have policies that check the head as it is before these changes.
             self.decision.filter_results.keep_routed_head(self.exchange.request);
@@ -198,7 +198,7 @@ impl RequestContext<'_> {
             {
                 plan.pool.took(&host, begun);
             }
-            let replayable = self.exchange.body.is_whole();
+            let replayable = self.exchange.body.is_replayable();
             if let Err(failure) = &attempt {
                 if failure.stale && replayable && !fresh {
                     fresh = true;
@@ -215,8 +215,8 @@ impl RequestContext<'_> {
                 plan.pool.note(&host.endpoint, result, &self.scope.worker.dice);
             }
             let outcome = match &attempt {
-                Ok(_) => TryOutcome::Answered(self.exchange.response),
-                Err(failure) => TryOutcome::Failed { error: &failure.error, request_sent: failure.sent },
+                Ok(_) => AttemptResult::Answered(self.exchange.response),
+                Err(failure) => AttemptResult::Failed { error: &failure.error, request_sent: failure.sent },
             };
             let Some(retry) = retry.filter(|retry| retry::should_retry(retry, outcome) && replayable) else {
                 return attempt.map_err(|failure| failure.error);
@@ -271,7 +271,7 @@ impl RequestContext<'_> {
             Some(upstream) => upstream,
             None => client.wait(Box::pin(connecting)).await?,
         };
-        if plan.ends_connect {
+        if plan.terminates_connect {
             self.outcome.upstream = Some(upstream);
             *self.exchange.response = ResponseHead::build(200, &[]);
             let connection = ConnectionOptions::default();

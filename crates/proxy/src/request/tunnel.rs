@@ -134,7 +134,7 @@ async fn run(
         }
     });
     if !whole.await {
-        client.break_off();
-        server.break_off();
+        client.abort();
+        server.abort();
     }
 }

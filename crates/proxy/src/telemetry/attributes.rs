@@ -116,7 +116,7 @@ fn request(head: &RequestHead, asked: &AttributeUse, record: &Record<'_>) -> Opt
             for name in PSEUDO_HEADERS {
                 let keys = asked.keys.iter().filter(|key| key.eq_ignore_ascii_case(name)).map(String::as_str);
                 for key in keys.chain(asked.all.then_some(name)) {
-                    found.extend(head.apart(name).map(|value| (key.to_owned(), value.to_owned())));
+                    found.extend(head.pseudo_header(name).map(|value| (key.to_owned(), value.to_owned())));
                 }
             }
             found.into()
@@ -134,7 +134,7 @@ fn request(head: &RequestHead, asked: &AttributeUse, record: &Record<'_>) -> Opt
         "duration" => Value::Duration(chrono::Duration::from_std(record.duration).ok()?),
         "size" => number(record.bytes_received),
         _ => {
-            let apart = PSEUDO_HEADERS.iter().filter_map(|name| Some(name.len() + head.apart(name)?.len()));
+            let apart = PSEUDO_HEADERS.iter().filter_map(|name| Some(name.len() + head.pseudo_header(name)?.len()));
             number(record.bytes_received + (apart.sum::<usize>() + size(head.headers())) as u64)
         }
     })

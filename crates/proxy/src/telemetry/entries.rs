@@ -109,7 +109,7 @@ fn common(record: &Record<'_>) -> AccessLogCommon {
 fn request(head: &RequestHead, logged: &LogHeaders, record: &Record<'_>) -> HttpRequestProperties {
     let text = |name| field(head.headers(), name);
     let apart = [":method", ":path", ":authority", ":scheme"];
-    let apart = apart.iter().filter_map(|name| Some(name.len() + head.apart(name)?.len()));
+    let apart = apart.iter().filter_map(|name| Some(name.len() + head.pseudo_header(name)?.len()));
     HttpRequestProperties {
         request_method: RequestMethod::from_str_name(head.method())
             .unwrap_or(RequestMethod::MethodUnspecified)
@@ -124,7 +124,7 @@ fn request(head: &RequestHead, logged: &LogHeaders, record: &Record<'_>) -> Http
         original_path: text("x-envoy-original-path"),
         request_headers_bytes: (apart.sum::<usize>() + size(head.headers())) as u64,
         request_body_bytes: record.bytes_received,
-        request_headers: fields(&logged.request, |name| match head.apart(name) {
+        request_headers: fields(&logged.request, |name| match head.pseudo_header(name) {
             Some(value) => Some(value.to_owned()),
             None => joined(head.headers(), name),
         }),

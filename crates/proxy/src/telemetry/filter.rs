@@ -5,7 +5,7 @@ use skysail_policy::{
     config::log_filter::{Comparison, LogFilter},
     matching,
     record::Context,
-    route::roll,
+    route::sample,
 };
 
 /// Returns whether a request or connection is logged.
@@ -14,7 +14,7 @@ pub(crate) fn passes(filter: &LogFilter, context: &Context<'_>, dice: &mut fastr
     match filter {
         LogFilter::Status(test) => holds(*test, record.status.into()),
         LogFilter::Duration(test) => holds(*test, record.duration.as_millis()),
-        LogFilter::Share(share) => roll(dice, *share),
+        LogFilter::Share(share) => sample(dice, *share),
         LogFilter::All(all) => all.iter().all(|one| passes(one, context, dice)),
         LogFilter::OneOf(some) => some.iter().any(|one| passes(one, context, dice)),
         LogFilter::Header(test) => context.request.is_some_and(|head| matching::header(test, head)),

@@ -23,7 +23,7 @@ use skysail_policy::{
     config::{
         Snapshot,
         listener::{Direction, Terminal},
-        stats::{HTTP, MetricChange, Stats, TCP},
+        stats::{HTTP, MetricOverride, Stats, TCP},
     },
     expression::Expression,
     peer::{LocalWorkload, Peer},
@@ -182,7 +182,7 @@ impl Shard {
     }
 
     /// Counts a finished request in metrics with changed labels.
-    pub(crate) fn request_changed(&self, changes: &[MetricChange], context: &Context<'_>) {
+    pub(crate) fn request_changed(&self, changes: &[MetricOverride], context: &Context<'_>) {
         let (record, authority) = (context.record, context.request.map_or("", RequestHead::authority));
         let protocol = if record.grpc { Protocol::Grpc } else { Protocol::Http };
         for change in changes.iter().filter(|change| change.metrics != 0) {
@@ -392,7 +392,7 @@ struct Changed<'a> {
 
 impl<'a> Changed<'a> {
     /// Evaluates a change of `metrics` metrics. An expression without a value gives `unknown`.
-    fn new(change: &'a MetricChange, metrics: usize, context: &Context<'_>) -> Self {
+    fn new(change: &'a MetricOverride, metrics: usize, context: &Context<'_>) -> Self {
         let value = |expression: &Expression| {
             let mut text = attributes::text(expression, context).unwrap_or_default();
             // A client chooses the length of a header, and each series repeats the value in every line.

@@ -100,7 +100,7 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
         service: service(proto.metadata.as_ref()),
         metadata_exchange: metadata_exchange(&proto.filters)?,
         proxy_protocol: proxy_protocol(&proto)?,
-        weigh_localities: weighs_localities(&proto),
+        locality_weighted: weighs_localities(&proto),
     };
     if let Some(assignment) = &proto.load_assignment {
         match cluster.discovery {

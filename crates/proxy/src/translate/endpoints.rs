@@ -30,7 +30,7 @@ const MAX_PRIORITY: u32 = 128;
 /// Translates an assignment. The cluster determines each endpoint's TLS settings.
 pub(super) fn translate(proto: &ClusterLoadAssignment, cluster: &Cluster) -> Result<Endpoints> {
     let mut endpoints = empty(proto)?;
-    let tracks = cluster.tracks();
+    let tracks = cluster.endpoint_states();
     for (index, locality) in proto.endpoints.iter().enumerate() {
         for (number, lb) in locality.lb_endpoints.iter().enumerate() {
             let one = endpoint(lb, index, cluster, &tracks).at(format_args!("lb_endpoints[{number}]"));
@@ -146,7 +146,7 @@ fn endpoint(
     Ok(Endpoint {
         address,
         others: others.collect::<Result<_>>().at("endpoint.additional_addresses")?,
-        track: cluster.track(address, tracks),
+        state: cluster.endpoint_state(address, tracks),
         weight: number(lb.load_balancing_weight).unwrap_or(1).max(1),
         health: health(lb),
         locality: u32::try_from(locality).unwrap_or(u32::MAX),

@@ -162,7 +162,7 @@ pub(super) fn http2_options(proto: Option<&Http2ProtocolOptions>, max_streams: u
     options.connection_window = window(proto.initial_connection_window_size, options.connection_window)
         .at("initial_connection_window_size")?;
     options.allow_connect = proto.allow_connect;
-    options.chatter = number(proto.max_outbound_control_frames).unwrap_or(options.chatter);
+    options.useless_frames = number(proto.max_outbound_control_frames).unwrap_or(options.useless_frames);
     if let Some(proto) = &proto.connection_keepalive {
         options.keepalive = keepalive(proto).at("connection_keepalive")?;
     }
@@ -273,7 +273,7 @@ fn filters(manager: &mut HttpManager, protos: &[HttpFilter], strict: bool) -> Re
 fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool) -> Result<bool> {
     let does = match type_name(any) {
         "envoy.extensions.filters.http.rbac.v3.RBAC" => {
-            FilterKind::Authorize(policy::http(&unpack::<Rbac>(any)?)?)
+            FilterKind::Rbac(policy::http(&unpack::<Rbac>(any)?)?)
         }
         "envoy.extensions.filters.http.fault.v3.HTTPFault" => {
             FilterKind::Fault(Arc::new(route_filters::fault(&unpack(any)?)?))
@@ -283,10 +283,10 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool
             FilterKind::Cors
         }
         "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit" => {
-            FilterKind::Limit(Arc::new(limit::translate(&unpack(any)?)?))
+            FilterKind::RateLimit(Arc::new(limit::translate(&unpack(any)?)?))
         }
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz" => {
-            FilterKind::Ask(Box::new(authorization::translate(&unpack(any)?)?))
+            FilterKind::ExternalAuthorization(Box::new(authorization::translate(&unpack(any)?)?))
         }
         "envoy.extensions.filters.http.grpc_web.v3.GrpcWeb" => {
             let GrpcWeb {} = unpack(any)?;
@@ -304,13 +304,13 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool
         _ if proto.disabled => return Err(Reject::new("this filter cannot be disabled: take it out")),
         _ => return unordered_filter(manager, proto, any, strict),
     };
-    let buffers_body = |filter: &Filter| matches!(&filter.does, FilterKind::Ask(config) if config.body.is_some());
+    let buffers_body = |filter: &Filter| matches!(&filter.kind, FilterKind::ExternalAuthorization(config) if config.body.is_some());
     if matches!(does, FilterKind::GrpcWeb) && manager.filters.iter().any(buffers_body) {
         return Err(Reject::new(
             "must come before an ext_authz filter that buffers bodies (with_request_body)",
         ));
     }
-    manager.filters.push(Filter { name: proto.name.as_str().into(), disabled: proto.disabled, does });
+    manager.filters.push(Filter { name: proto.name.as_str().into(), disabled: proto.disabled, kind: does });
     Ok(false)
 }
 

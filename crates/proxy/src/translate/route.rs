@@ -248,7 +248,7 @@ fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result
             })
             .collect(),
         hash: hash_policies(&proto.hash_policy)?,
-        ends_connect: proto.upgrade_configs.iter().any(|config| config.connect_config.is_some()),
+        terminates_connect: proto.upgrade_configs.iter().any(|config| config.connect_config.is_some()),
     })
 }
 

@@ -57,11 +57,11 @@ fn setting(name: &str, any: &Any) -> Result<Setting> {
             None => Setting::Off,
         },
         "envoy.extensions.filters.http.rbac.v3.RBACPerRoute" => match &unpack::<RbacPerRoute>(any)?.rbac {
-            Some(rbac) => Setting::Authorize(policy::http(rbac).at("rbac")?),
+            Some(rbac) => Setting::Rbac(policy::http(rbac).at("rbac")?),
             None => Setting::Off,
         },
         "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit" => {
-            Setting::Limit(Arc::new(limit::translate(&unpack(any)?)?))
+            Setting::RateLimit(Arc::new(limit::translate(&unpack(any)?)?))
         }
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute" => {
             authorization::setting(&unpack(any)?)?

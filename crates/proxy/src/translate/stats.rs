@@ -10,7 +10,7 @@ use skysail_xds::istio::StatsConfig;
 
 use super::{At as _, Reject, Result, access_log, duration};
 use skysail_policy::{
-    config::stats::{HTTP, MetricChange, Stats, TCP},
+    config::stats::{HTTP, MetricOverride, Stats, TCP},
     expression::Expression,
 };
 
@@ -49,7 +49,7 @@ fn changes(
     proto: &StatsConfig,
     metrics: &[&str],
     compiled: &HashMap<&str, Arc<Expression>>,
-) -> Vec<MetricChange> {
+) -> Vec<MetricOverride> {
     let mut found: Vec<(BTreeMap<&str, Option<&str>>, u8)> = Vec::new();
     let mut touched = false;
     for (bit, name) in metrics.iter().enumerate() {
@@ -72,13 +72,13 @@ fn changes(
     }
     if found.is_empty() {
         // All metrics are dropped.
-        return vec![MetricChange { metrics: 0, labels: Vec::new() }];
+        return vec![MetricOverride { metrics: 0, labels: Vec::new() }];
     }
     let change = |(labels, metrics): (BTreeMap<&str, Option<&str>>, u8)| {
         let labels = labels.into_iter();
         let labels = labels
             .map(|(label, text)| (label_name(label), text.and_then(|text| compiled.get(text).cloned())));
-        MetricChange { metrics, labels: labels.collect() }
+        MetricOverride { metrics, labels: labels.collect() }
     };
     found.into_iter().map(change).collect()
 }

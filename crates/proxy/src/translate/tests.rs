@@ -158,7 +158,7 @@ fn a_sidecars_configuration_is_translated() {
     assert!(manager.stats.is_some() && manager.metadata_exchange.is_some());
     assert!(matches!(
         &manager.filters[..],
-        [http::Filter { does: FilterKind::Fault(_), .. }, http::Filter { does: FilterKind::Cors, .. }]
+        [http::Filter { kind: FilterKind::Fault(_), .. }, http::Filter { kind: FilterKind::Cors, .. }]
     ));
     let outbound = listener("0.0.0.0_9080");
     assert!(!outbound.bind && outbound.default_chain.is_some());

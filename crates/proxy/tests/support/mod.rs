@@ -311,7 +311,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         mirrors: vec![],
         upgrades: vec![],
         hash: vec![],
-        ends_connect: false,
+        terminates_connect: false,
     };
     let mut manager = HttpManager {
         stat_prefix: "test".into(),

@@ -80,7 +80,7 @@ impl Session {
                 input.consume(begin);
                 let taken = self.begin_data(&head, padding);
                 if taken == Err(Reason::CALM) {
-                    self.culprit = Some(head.kind);
+                    self.exceeding_frame = Some(head.kind);
                 }
                 taken?;
                 self.frames += 1;
@@ -95,7 +95,7 @@ impl Session {
             }
             let taken = self.frame(&head, &input.bytes()[HEAD..total]);
             if taken == Err(Reason::CALM) {
-                self.culprit = Some(head.kind);
+                self.exceeding_frame = Some(head.kind);
             }
             taken?;
             input.consume(total);
@@ -125,15 +125,15 @@ impl Session {
 
     /// Counts a useless frame.
     pub(super) fn count_useless_frame(&mut self) -> Result<(), Fatal> {
-        if self.chatter.take(1) { Ok(()) } else { Err(Reason::CALM) }
+        if self.useless_frames.take(1) { Ok(()) } else { Err(Reason::CALM) }
     }
 
     /// Counts a frame for which every stream is visited. The cost is the number of useless frames that take the same
     /// time. It is capped, so that a peer may always send a few.
     pub(super) fn count_stream_visits(&mut self) -> Result<(), Fatal> {
         let streams = u32::try_from(self.streams.len()).unwrap_or(u32::MAX);
-        let cost = (streams / STREAMS_PER_FRAME).min(self.limits.options.chatter / 4);
-        if self.chatter.take(cost) { Ok(()) } else { Err(Reason::CALM) }
+        let cost = (streams / STREAMS_PER_FRAME).min(self.limits.options.useless_frames / 4);
+        if self.useless_frames.take(cost) { Ok(()) } else { Err(Reason::CALM) }
     }
 
     /// Counts a frame that requires a response.
@@ -238,7 +238,7 @@ impl Session {
                     stream.held += count as u32;
                     stream.left = stream.left.map(|left| left.saturating_sub(count as u64));
                     stream.wake(READ, &mut self.wakes);
-                    self.chatter.give(1);
+                    self.useless_frames.give(1);
                 }
                 None => self.credit(count as u32),
             }
@@ -383,7 +383,7 @@ impl Session {
         let upgrade = head.method() == "CONNECT" || head.has("upgrade");
         self.accepted.push_back(Request { stream: id, head, length, end, upgrade, oversized });
         if oversized.is_none() {
-            self.chatter.give(1);
+            self.useless_frames.give(1);
         }
         Ok(())
     }
@@ -418,7 +418,7 @@ impl Session {
             stream.answer = Some((head, length));
         }
         stream.wake(READ, &mut self.wakes);
-        self.chatter.give(1);
+        self.useless_frames.give(1);
         if end { self.end(id) } else { Ok(()) }
     }
 

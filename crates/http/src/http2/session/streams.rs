@@ -170,7 +170,7 @@ impl Session {
             return false;
         }
         // Allowance for the peer's window updates: ten per frame, as in Envoy.
-        self.chatter.give(10);
+        self.useless_frames.give(10);
         stream.send_window -= data.len() as i64;
         self.send_window -= data.len() as i64;
         stream.sent = end;
@@ -184,7 +184,7 @@ impl Session {
             }
             data = rest;
         }
-        self.chatter.give(1);
+        self.useless_frames.give(1);
         if end {
             self.close_if_ended(id);
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::ForwardPlan;
 use crate::request::{context::RequestContext, routing};
 use skysail_http::head::{self, RequestHead};
-use skysail_policy::{config::route::HostRewrite, grpc, headers, retry::TryLimits, route::Found};
+use skysail_policy::{config::route::HostRewrite, grpc, headers, retry::AttemptPolicy, route::Found};
 
 impl ForwardPlan<'_> {
     /// Whether the route changes the request's head.
@@ -49,7 +49,7 @@ impl RequestContext<'_> {
 
     /// Sets `x-envoy-expected-rq-timeout-ms`. The first attempt has all of the time, rounded down to milliseconds.
     pub(super) fn set_expected_timeout(&mut self, plan: &ForwardPlan<'_>) {
-        let TryLimits { timeout, try_timeout, .. } = plan.limits;
+        let AttemptPolicy { timeout, try_timeout, .. } = plan.limits;
         let is_retry = self.outcome.attempts > 1;
         let spent = if is_retry { self.outcome.started.elapsed() } else { Duration::ZERO };
         let least = Duration::from_millis(1);

@@ -144,7 +144,7 @@ pub(crate) async fn run(
     }
     note_refused(worker, &origin, &manager, driver.refused());
     if let Some(lost) = driver.lost() {
-        report(worker, &origin, &manager, &lost, driver.culprit());
+        report(worker, &origin, &manager, &lost, driver.exceeding_frame());
     }
     driver.close().await;
     drop(registered);

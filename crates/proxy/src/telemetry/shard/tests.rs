@@ -395,7 +395,7 @@ fn metrics_have_their_configured_labels() {
     let expression = |text: &str| Some(Arc::new(Expression::compile(text).unwrap()));
     let changes = [
         // requests_total
-        MetricChange {
+        MetricOverride {
             metrics: 1,
             labels: vec![
                 ("destination_service".into(), expression("request.host + '!'")),
@@ -405,7 +405,7 @@ fn metrics_have_their_configured_labels() {
             ],
         },
         // response_bytes unchanged; all other metrics are dropped.
-        MetricChange { metrics: 8, labels: vec![] },
+        MetricOverride { metrics: 8, labels: vec![] },
     ];
     let shard = Shard::new(local(), 1000);
     let record = record(Direction::Outbound);
@@ -422,7 +422,7 @@ fn metrics_have_their_configured_labels() {
     assert!(found.len() == 1 && found[0].contains("source_principal") && found[0].ends_with(" 3"));
     assert!(!text.contains("istio_request_bytes") && !text.contains("istio_request_duration"));
 
-    let change = |metrics, labels| MetricChange { metrics, labels };
+    let change = |metrics, labels| MetricOverride { metrics, labels };
     let tcp = vec![change(0b1000, vec![("destination_service".into(), None)]), change(0b0100, vec![])];
     let stats = Stats { tcp, ..Stats::default() };
     shard.connection(&stats, &record, TcpCounts { opened: 1, closed: 1, sent: 1, received: 1 });

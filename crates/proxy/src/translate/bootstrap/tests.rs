@@ -39,7 +39,7 @@ fn a_static_sidecar_configuration_comes_into_force_at_once() {
     let listener = &snapshot.listeners.by_name["l"];
     assert!(listener.bind && listener.inspect_tls.is_some());
     let Terminal::Http(manager) = &listener.chains[0].terminal else { panic!("not HTTP") };
-    assert!(matches!(manager.filters[0].does, FilterKind::Authorize(_)), "{:?}", manager.filters);
+    assert!(matches!(manager.filters[0].kind, FilterKind::Rbac(_)), "{:?}", manager.filters);
     assert_eq!(manager.access_logs.len(), 1);
     assert_eq!(manager.server, ServerHeader::Overwrite("istio-envoy".into()));
     assert_eq!(snapshot.clusters["up"].endpoints.load().priorities[0].len(), 1);
@@ -130,7 +130,7 @@ fn the_bootstrap_of_istios_agent_is_accepted() {
     assert!(listener.bypass_overload && listener.ignore_connection_limit);
     let Terminal::Http(manager) = &listener.chains[0].terminal else { panic!("not HTTP") };
     let [FilterKind::Compress(gzip)] =
-        &manager.filters.iter().map(|filter| &filter.does).collect::<Vec<_>>()[..]
+        &manager.filters.iter().map(|filter| &filter.kind).collect::<Vec<_>>()[..]
     else {
         panic!("{:?}", manager.filters)
     };

@@ -107,7 +107,7 @@ fn load_balancing_policies_may_be_extensions() {
         proto.load_balancing_policy = Some(policy);
         let body = proto.encode_to_vec();
         let made = with(true, |translator| translator.cluster(&body)).map_err(|reject| reject.to_string());
-        made.map(|cluster| (cluster.balancer, cluster.weigh_localities))
+        made.map(|cluster| (cluster.balancer, cluster.locality_weighted))
     };
     let least = LeastRequest { choice_count: Some(UInt32Value { value: 3 }), ..LeastRequest::default() };
     assert_eq!(taken(policy(&least)), Ok((Balancer::LeastRequest { choices: 3, bias: 1.0 }, false)));

@@ -23,7 +23,7 @@ impl Pool {
     /// Records the result of a request to an endpoint.
     #[inline]
     pub(crate) fn note(&self, endpoint: &Endpoint, outcome: UpstreamResult, dice: &RefCell<fastrand::Rng>) {
-        if let (Some(outlier), Some(track)) = (&self.cluster.outlier, &endpoint.track) {
+        if let (Some(outlier), Some(track)) = (&self.cluster.outlier, &endpoint.state) {
             outlier::record(outlier, track, outcome, |cause| {
                 decide(self, outlier, (endpoint, track), cause, &mut dice.borrow_mut());
             });

@@ -48,7 +48,7 @@ impl Pool {
         let (limit, used) = (self.cluster.limits.connections, &self.cluster.usage.connections);
         let (of_host, limited) = (self.cluster.limits.connections_per_host, limit != u32::MAX);
         let first = host.connections.get() == 0;
-        let track = host.endpoint.track.as_ref().filter(|_| of_host != u32::MAX);
+        let track = host.endpoint.state.as_ref().filter(|_| of_host != u32::MAX);
         if let Some(track) = track
             && !claim(&track.connections, of_host)
         {
@@ -133,7 +133,7 @@ impl Pool {
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.host.connections.set(self.host.connections.get().saturating_sub(1));
-        if let Some(track) = self.host.endpoint.track.as_ref().filter(|_| self.counted) {
+        if let Some(track) = self.host.endpoint.state.as_ref().filter(|_| self.counted) {
             track.connections.fetch_sub(1, Relaxed);
         }
         if self.limited {

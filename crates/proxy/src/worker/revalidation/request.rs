@@ -153,8 +153,8 @@ impl Drop for FilterResults<'_> {
 impl FilterResult<'_> {
     /// Whether a filter with this setting of the route has the same effect on a request as the recorded one.
     fn is_same(&self, filter: &Filter, setting: Option<&Setting>) -> bool {
-        let same = match (&self.filter.does, &filter.does) {
-            (FilterKind::Ask(before), FilterKind::Ask(now)) => before.fingerprint == now.fingerprint,
+        let same = match (&self.filter.kind, &filter.kind) {
+            (FilterKind::ExternalAuthorization(before), FilterKind::ExternalAuthorization(now)) => before.fingerprint == now.fingerprint,
             (FilterKind::Jwt(before), FilterKind::Jwt(now)) => before.fingerprint == now.fingerprint,
             _ => false,
         };
@@ -174,12 +174,12 @@ enum RouteEffect<'a> {
 
 impl<'a> RouteEffect<'a> {
     fn new(filter: &'a Filter, setting: Option<&'a Setting>) -> Self {
-        match (&filter.does, setting) {
+        match (&filter.kind, setting) {
             (FilterKind::Jwt(_), Some(Setting::Jwt(name))) => Self::Requirement(name),
-            (FilterKind::Ask(config), Some(Setting::HostRequest { extensions, without_body })) => {
+            (FilterKind::ExternalAuthorization(config), Some(Setting::HostRequest { extensions, without_body })) => {
                 Self::Authorization(extensions, *without_body && config.body.is_some())
             }
-            (FilterKind::Ask(_), _) => Self::Authorization(&[], false),
+            (FilterKind::ExternalAuthorization(_), _) => Self::Authorization(&[], false),
             _ => Self::None,
         }
     }
@@ -225,7 +225,7 @@ impl AdmittedRequest<'_> {
         // If neither the connection manager nor the routes have changed, the request needs no check.
         let is_admitting = ptr::eq(&**newest, self.manager)
             && self.found.zip(table).is_some_and(|(found, table)| ptr::eq(found.table, table));
-        if is_admitting || !newest.filters.iter().any(Filter::judges) {
+        if is_admitting || !newest.filters.iter().any(Filter::may_refuse) {
             return Ok(());
         }
         if self.results.is_lost() || !newest.reads_like(self.manager) {
@@ -264,11 +264,11 @@ impl FilterWalk<'_> {
     fn check_filter(&mut self, filter: &Filter) -> Result<(), Refusal> {
         let route = self.found.map(|found| found.route);
         let setting = route.and_then(|route| route.setting(&filter.name));
-        if let FilterKind::Authorize(policy) = &filter.does {
+        if let FilterKind::Rbac(policy) = &filter.kind {
             return match setting {
                 Some(Setting::Off) => Ok(()),
                 None if filter.disabled => Ok(()),
-                Some(Setting::Authorize(policy)) => self.authorize(policy),
+                Some(Setting::Rbac(policy)) => self.authorize(policy),
                 _ => self.authorize(policy),
             };
         }
@@ -278,8 +278,8 @@ impl FilterWalk<'_> {
         if matches!(setting, Some(Setting::Off)) || (filter.disabled && setting.is_none()) {
             return Ok(());
         }
-        match &filter.does {
-            FilterKind::Ask(config) if self.calls_authorization(config) => {
+        match &filter.kind {
+            FilterKind::ExternalAuthorization(config) if self.calls_authorization(config) => {
                 let (index, result) = self.result(filter, setting).ok_or(Refusal::Authentication)?;
                 if !result.active {
                     return Err(Refusal::Authentication);
@@ -324,8 +324,8 @@ impl FilterWalk<'_> {
             self.seed = seed;
             self.found = find(self.table, &self.head, seed);
         }
-        let name = match &result.filter.does {
-            FilterKind::Ask(_) => metadata::EXT_AUTHZ,
+        let name = match &result.filter.kind {
+            FilterKind::ExternalAuthorization(_) => metadata::EXT_AUTHZ,
             _ => metadata::JWT,
         };
         matching::merge_metadata(&mut self.metadata, name, result.found.clone());

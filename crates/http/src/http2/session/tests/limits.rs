@@ -34,7 +34,7 @@ fn floods_are_stopped() {
     let mut past = server();
     feed(&mut past, &get(1)).unwrap();
     calm(flood(&mut past, Box::new(move |_| update(1))), 3000);
-    assert_eq!(past.culprit, Some(FrameKind::WindowUpdate));
+    assert_eq!(past.exceeding_frame, Some(FrameKind::WindowUpdate));
     // A receiver of content may send window updates in small steps.
     let mut reader = server();
     feed(&mut reader, &get(1)).unwrap();
@@ -97,7 +97,7 @@ fn settings_are_limited_and_the_last_value_applies() {
     assert_eq!((session.peer.window, session.streams[&5].send_window), (1031, 1031));
     // CVE-2020-11080.
     assert_eq!(feed(&mut session, &settings(&windows(33))), Err(Reason::CALM));
-    assert_eq!(session.culprit, Some(FrameKind::Settings));
+    assert_eq!(session.exceeding_frame, Some(FrameKind::Settings));
     // Every value must be valid, although only the last one applies.
     assert_eq!(feed(&mut serving(3), &settings(&[(4, 1 << 31), (4, 1000)])), Err(Reason::FLOW_CONTROL));
     assert_eq!(feed(&mut serving(3), &settings(&[(5, 1), (5, 1 << 14)])), Err(Reason::PROTOCOL));
@@ -246,6 +246,6 @@ fn few_interim_responses_are_kept() {
     // A peer that sends them endlessly is disconnected.
     let id = session.request(&request(), true, false).unwrap().unwrap();
     let interim = frame(FrameKind::Headers, END_HEADERS, id, b"\x08\x03103");
-    let flood = interim.repeat(INTERIM + 1 + LIMITS.options.chatter as usize);
+    let flood = interim.repeat(INTERIM + 1 + LIMITS.options.useless_frames as usize);
     assert_eq!(feed(&mut session, &flood), Err(Reason::CALM));
 }
