@@ -203,7 +203,7 @@ async fn begin(
 fn note_unmatched(worker: &Rc<Worker>, listener: &Listener, facts: &Facts<'_>, direct: SocketAddr) {
     worker.shard.listener(&listener.name).no_filter_chain.inc();
     debug!("no filter chain of listener {} matches {facts:?}", listener.name);
-    let answer = Error::new(Kind::NoFilterChain).answer();
+    let answer = Error::new(Kind::NoFilterChain).response();
     let peer = Peer::plain();
     let mut record = Record::new(listener.direction, SystemTime::now());
     record.flags = answer.flags;
@@ -290,8 +290,8 @@ async fn proxy_header(
             }
             ParsedHeader::Absent if proxied.optional => return Ok(None),
             ParsedHeader::Absent => return Err(io::Error::other("the PROXY header is missing")),
-            ParsedHeader::TransferError => return Err(io::Error::other("the PROXY header is malformed")),
-            ParsedHeader::More => {}
+            ParsedHeader::Invalid => return Err(io::Error::other("the PROXY header is malformed")),
+            ParsedHeader::Incomplete => {}
         }
         if stream.input.is_full() {
             stream.input.grow(proxy_protocol::MAX);

@@ -104,7 +104,11 @@ impl Inventory {
     }
 
     /// Sets the mode. With [`ClusterMode::OnDemand`], requests ask for virtual hosts through `questions`.
-    pub(crate) fn set_mode(&mut self, mode: ClusterMode, questions: Option<mpsc::UnboundedSender<HostRequest>>) {
+    pub(crate) fn set_mode(
+        &mut self,
+        mode: ClusterMode,
+        questions: Option<mpsc::UnboundedSender<HostRequest>>,
+    ) {
         self.mode = mode;
         self.questions = questions.filter(|_| mode == ClusterMode::OnDemand);
         for (name, hosts) in &mut self.hosts {

@@ -33,7 +33,7 @@ use skysail_http::{
     compress::Compressor,
     flow::Flow,
     grpc_status,
-    grpc_web::Web,
+    grpc_web::WebCall,
     head::{RequestHead, ResponseHead, Version},
     http1::{Framing, write::Persistence},
 };
@@ -41,7 +41,7 @@ use skysail_policy::{
     config::{Cluster, HttpManager, Snapshot, route::Action},
     error::Flags,
     record::Record,
-    route::{Found, Missing},
+    route::{Found, NoRoute},
 };
 
 /// One request, from its head to its record.
@@ -86,7 +86,7 @@ pub(crate) struct RequestDecision<'a> {
     /// Decision of load shedding.
     pub(crate) overload: Admission,
     /// The route, or why there is none.
-    pub(crate) found: Result<Found<'a>, Missing>,
+    pub(crate) found: Result<Found<'a>, NoRoute>,
     /// Whether the configuration in force still admits the request.
     pub(crate) admission: Revalidation,
     /// The recorded results of the filters, to check the request again after a configuration change.
@@ -96,7 +96,7 @@ pub(crate) struct RequestDecision<'a> {
     /// Whether the request is a gRPC call, also one by gRPC-Web.
     pub(crate) grpc: bool,
     /// The form of gRPC-Web, if the client uses it.
-    pub(crate) grpc_web: Option<Web>,
+    pub(crate) grpc_web: Option<WebCall>,
     /// The compressor of responses, and whether the client accepts its encoding.
     pub(crate) compressor: Option<(&'a Compressor, bool)>,
     /// Whether the response carries this workload's metadata, because the client's sidecar sent its own.
@@ -162,7 +162,7 @@ impl<'a> RequestContext<'a> {
         Self {
             decision: RequestDecision {
                 overload,
-                found: Err(Missing::Route),
+                found: Err(NoRoute::NoMatch),
                 admission: downstream.origin.admission.clone(),
                 filter_results: FilterResults::default(),
                 response_fields: Vec::new(),

@@ -276,7 +276,7 @@ impl<'a> RequestContext<'a> {
             return Ok(Filtered::Continue);
         }
         // As in Envoy, a request without a route is refused without a call.
-        let has_route = !matches!(decision.found, Err(Missing::Route));
+        let has_route = !matches!(decision.found, Err(NoRoute::NoMatch));
         if !has_route {
             decision.filter_results.set_inactive();
         }
@@ -439,13 +439,13 @@ fn apply_cors<'a>(
 ) -> Option<FilterAction<'a>> {
     match cors::decide(cors, head) {
         cors::CorsDecision::Pass => None,
-        cors::CorsDecision::Mark(fields) => {
+        cors::CorsDecision::AddFields(fields) => {
             let fields = fields.into_iter();
             let fields = fields.map(|(name, value)| ResponseField { name, value, is_appended: false });
             decision.response_fields.extend(fields);
             None
         }
-        cors::CorsDecision::Answer(response) => Some(FilterAction::AnswerPreflight(response)),
+        cors::CorsDecision::Respond(response) => Some(FilterAction::AnswerPreflight(response)),
     }
 }
 
@@ -469,7 +469,7 @@ async fn fetch_keys(
     match keys {
         Ok(keys) => {
             let until = Instant::now() + remote.lifetime;
-            remote.known.store(Some(Arc::new((until, Arc::new(keys)))));
+            remote.fetched.store(Some(Arc::new((until, Arc::new(keys)))));
             Ok(true)
         }
         Err(problem) => {

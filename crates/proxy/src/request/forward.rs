@@ -101,9 +101,17 @@ impl RequestContext<'_> {
             Some(bound) => bound.bound(grpc_timeout),
             None => forward.max_duration,
         };
-        let limits = retry::asked(self.exchange.request, forward.retry.as_deref(), timeout);
-        let mut plan =
-            ForwardPlan { found, forward, pool, host_rewrite, limits, upgrade, terminates_connect, hash: None };
+        let limits = retry::overrides(self.exchange.request, forward.retry.as_deref(), timeout);
+        let mut plan = ForwardPlan {
+            found,
+            forward,
+            pool,
+            host_rewrite,
+            limits,
+            upgrade,
+            terminates_connect,
+            hash: None,
+        };
         if plan.changes_head() || self.decision.filter_results.any() {
             // A later configuration may have policies that check the head as it is before these changes.
             self.decision.filter_results.keep_routed_head(self.exchange.request);
@@ -298,7 +306,7 @@ impl RequestContext<'_> {
         if admission.expired().is_some() {
             return Err(Error::new(Kind::Revoked).into());
         }
-        client.body.begin_again();
+        client.body.restart();
         let request = &*self.exchange.request;
         upstream.wire.request(request, client.body.framing(), persistence).map_err(Error::from)?;
         let limits = pool.cluster.head_limits();
@@ -363,7 +371,7 @@ fn select_pool(
 
 /// Returns the protocols to offer to the upstream.
 fn offer(plan: &ForwardPlan<'_>, manager: &HttpManager, exchange: &Exchange<'_>) -> Offer {
-    let offer = if plan.ends_connect {
+    let offer = if plan.terminates_connect {
         Offer::BYTES
     } else {
         Offer::http(&plan.pool.cluster, exchange.request, manager.istio_alpn)

@@ -38,21 +38,21 @@ pub(crate) fn standing(
         Ok(found) => {
             found.host.used.mark();
             if found.exact {
-                return Standing::Settled;
+                return HostStatus::Settled;
             }
             Some(found.table)
         }
         Err(_) => routing::table(scope),
     };
     let Some((table, demand)) = table.and_then(|table| Some((table, table.demand.as_deref()?))) else {
-        return Standing::Settled;
+        return HostStatus::Settled;
     };
-    let authority = route::looked_up(table, head.authority());
+    let authority = route::lookup_key(table, head.authority());
     if table.exact.contains_key(&*authority) {
-        return Standing::Settled;
+        return HostStatus::Settled;
     }
     match demand.standing(&authority) {
-        Standing::Unanswered if table.takes_unanswered => Standing::Settled,
+        HostStatus::Unanswered if table.takes_unanswered => HostStatus::Settled,
         standing => standing,
     }
 }
@@ -65,12 +65,12 @@ pub(crate) async fn find_host<'a>(
     scope: &mut RequestScope<'a>,
     exchange: &mut Exchange<'_>,
     decision: &mut RequestDecision<'a>,
-    before: Standing,
+    before: HostStatus,
 ) -> Result<(), Error> {
-    if before == Standing::Unknown {
+    if before == HostStatus::Unknown {
         wait_for_host(scope, exchange, decision).await?;
         let takes_unanswered = routing::table(scope).is_some_and(|table| table.takes_unanswered);
-        if takes_unanswered || standing(scope, exchange.request, decision) == Standing::Settled {
+        if takes_unanswered || standing(scope, exchange.request, decision) == HostStatus::Settled {
             return Ok(());
         }
     }
@@ -86,7 +86,7 @@ async fn wait_for_host<'a>(
     decision: &mut RequestDecision<'a>,
 ) -> Result<(), Error> {
     let answer = routing::table(scope).and_then(|table| {
-        Some(table.demand.as_deref()?.ask(&route::looked_up(table, exchange.request.authority())))
+        Some(table.demand.as_deref()?.ask(&route::lookup_key(table, exchange.request.authority())))
     });
     let Some(answer) = answer else { return Ok(()) };
     let begun = Instant::now();

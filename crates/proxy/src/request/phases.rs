@@ -23,8 +23,8 @@ use skysail_policy::{
     error::{Error, Kind},
     matching,
     path::{self, Normalization as Normalized},
-    route::{self, Found, Missing},
-    state::demand::Standing,
+    route::{self, Found, NoRoute},
+    state::demand::HostStatus,
 };
 
 impl<'a> RequestContext<'a> {
@@ -58,13 +58,13 @@ impl<'a> RequestContext<'a> {
         }
         routing::set_default_host(self.scope.manager, self.exchange.request)?;
         let normalized = path::normalize(self.scope.manager, self.exchange.request);
-        if normalized != Normalized::Go {
+        if normalized != Normalized::Continue {
             return self.refuse_path(normalized).await;
         }
         routing::process_hop_fields(&self.scope, &mut self.exchange, &mut self.decision);
         routing::find_route(&self.scope, self.exchange.request, &mut self.decision);
         let standing = on_demand::standing(&self.scope, self.exchange.request, &self.decision);
-        if standing != Standing::Settled {
+        if standing != HostStatus::Settled {
             let (scope, exchange, decision) = (&mut self.scope, &mut self.exchange, &mut self.decision);
             Box::pin(on_demand::find_host(scope, exchange, decision, standing)).await?;
         }
@@ -77,8 +77,8 @@ impl<'a> RequestContext<'a> {
         }
         let found = match self.decision.found {
             Ok(found) => found,
-            Err(Missing::Route) => return Err(Error::new(Kind::RouteNotFound)),
-            Err(Missing::Tls) => {
+            Err(NoRoute::NoMatch) => return Err(Error::new(Kind::RouteNotFound)),
+            Err(NoRoute::TlsRequired) => {
                 let location = route::https_location(self.exchange.request);
                 return self.direct_response(301, &[("location", &location)], b"").await;
             }

@@ -60,7 +60,7 @@ impl RequestContext<'_> {
             Some(Wire::Http2(_)) => Version::Http2.as_str(),
         };
         let mut record = self.record();
-        record.flags = error.map_or(Flags::NONE, |error| error.answer().flags);
+        record.flags = error.map_or(Flags::NONE, |error| error.response().flags);
         let (request, response) = (Some(&*self.exchange.request), Some(&*self.exchange.response));
         let context = Context { record: &record, request, response };
         let end = AttemptEnd { error, is_abandoned, protocol };

@@ -21,7 +21,7 @@ use skysail_http::{
     compress::Compressor,
     flow::Flow,
     grpc_status,
-    grpc_web::Through,
+    grpc_web::Conversion,
     head::{ResponseHead, Version},
     http1::{ConnectionOptions, Framing},
 };
@@ -82,7 +82,7 @@ impl RequestContext<'_> {
         let limits = upstream.link.pool().cluster.head_limits();
         let mut body = Flow::new(framing, out_framing, limits, false);
         if let Some(through) = through {
-            body.lead(through);
+            body.convert(through);
         }
         exchange.body.forget();
         let origin = exchange.downstream.origin.clone();
@@ -182,7 +182,7 @@ impl RequestContext<'_> {
     /// Answers a failure, if the client can still get a response.
     pub(crate) async fn answer_failure(&mut self, error: &Error) {
         self.count_failure(&error.kind);
-        let mut answer = error.answer();
+        let mut answer = error.response();
         if error.kind == Kind::Revoked
             && let Some(refusal) = self.decision.admission.expired()
         {
@@ -195,7 +195,7 @@ impl RequestContext<'_> {
         self.outcome.failure = error.cause.clone().unwrap_or_default();
         if error.response_started || answer.status == 0 {
             // Only the end of the connection or stream shows the client that its response is incomplete.
-            self.exchange.downstream.wire.break_off();
+            self.exchange.downstream.wire.abort();
             self.exchange.keep_alive = false;
             self.outcome.status = if error.response_started { self.outcome.status } else { 0 };
             return;
@@ -341,13 +341,13 @@ fn compress(
     is_accepted: bool,
     framing: Framing,
     response: &mut ResponseHead,
-) -> Option<Through> {
+) -> Option<Conversion> {
     let length = match framing {
         Framing::None => return None,
         Framing::Length(length) => Some(length),
         Framing::Chunked | Framing::UntilClose => None,
     };
-    compressor.begin(response, length, is_accepted).map(Through::Gzip)
+    compressor.begin(response, length, is_accepted).map(Conversion::Gzip)
 }
 
 /// Encodes a text as gRPC does in a field (PROTOCOL-HTTP2: `Percent-Encoded`).

@@ -15,7 +15,7 @@ use skysail_policy::{
     error::{Error, Kind},
     headers::{self, Hop},
     peer::{METADATA, METADATA_ID},
-    route::{self, Found, Missing},
+    route::{self, Found, NoRoute},
 };
 
 /// Returns the route table of the connection manager.
@@ -35,7 +35,7 @@ pub(crate) fn find_route<'a>(
     let table = table(scope);
     let mut dice = scope.worker.dice.borrow_mut();
     decision.filter_results.set_route_seed(dice.get_seed());
-    decision.found = table.map_or(Err(Missing::Route), |table| route::find(table, head, &mut dice));
+    decision.found = table.map_or(Err(NoRoute::NoMatch), |table| route::find(table, head, &mut dice));
 }
 
 /// Sets the authority of an HTTP/1.0 request that has none.
@@ -97,14 +97,14 @@ pub(crate) fn requested_upgrade(head: &RequestHead, is_listed: bool) -> Option<B
 /// Neither of them allows it.
 pub(crate) fn check_upgrade(
     manager: &HttpManager,
-    found: &Result<Found<'_>, Missing>,
+    found: &Result<Found<'_>, NoRoute>,
     requested: &str,
 ) -> Result<(), Error> {
     let by_route = match found {
         Ok(Found { route, .. }) if let Action::Forward(forward) = &route.action => {
             forward.upgrades.iter().find(|(name, _)| **name == *requested)
         }
-        Err(Missing::Route) => return Ok(()),
+        Err(NoRoute::NoMatch) => return Ok(()),
         _ => None,
     };
     let by_manager = || manager.upgrades.iter().any(|name| **name == *requested);

@@ -27,7 +27,7 @@ use skysail_policy::{
     error::{Error, Kind},
     format, matching,
     record::Context,
-    trace::{self, CallSide, Form, SpanContext},
+    trace::{self, CallSide, ContextFormat, SpanContext},
 };
 
 /// Field in which a client's sidecar names the server's span, and the server's sidecar the client's span.
@@ -318,12 +318,14 @@ impl<'a> Trace<'a> {
                     None if otherwise.is_empty() => {}
                     None => tags.set(name, &**otherwise),
                 },
-                TagValue::Metadata(path, otherwise) => match matching::known(path, record.metadata) {
-                    Some(Value::String(text)) => tags.set(name, text.as_str()),
-                    Some(value) => tags.set(name, value.to_string()),
-                    None if otherwise.is_empty() => {}
-                    None => tags.set(name, &**otherwise),
-                },
+                TagValue::Metadata(path, otherwise) => {
+                    match matching::metadata_value(path, record.metadata) {
+                        Some(Value::String(text)) => tags.set(name, text.as_str()),
+                        Some(value) => tags.set(name, value.to_string()),
+                        None if otherwise.is_empty() => {}
+                        None => tags.set(name, &**otherwise),
+                    }
+                }
                 TagValue::Format(text) => {
                     let mut value = Vec::new();
                     format::write(text, context, b"", &mut value);

@@ -15,7 +15,7 @@ use crate::{
     worker::downstream::Downstream,
 };
 use skysail_http::{
-    flow::{TransferError, Flow},
+    flow::{Flow, TransferError},
     http1::{
         Framing, HeadLimits,
         write::{self, Persistence},
@@ -77,7 +77,12 @@ impl TunnelDirection {
     }
 
     /// Ready once the sender has ended and the receiver's side is shut down.
-    fn poll(&mut self, cx: &mut Context<'_>, from: &mut Wire, to: &mut Wire) -> Poll<Result<(), TransferError>> {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut Wire,
+        to: &mut Wire,
+    ) -> Poll<Result<(), TransferError>> {
         if self.done {
             return Poll::Ready(Ok(()));
         }

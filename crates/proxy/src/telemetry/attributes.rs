@@ -134,7 +134,8 @@ fn request(head: &RequestHead, asked: &AttributeUse, record: &Record<'_>) -> Opt
         "duration" => Value::Duration(chrono::Duration::from_std(record.duration).ok()?),
         "size" => number(record.bytes_received),
         _ => {
-            let apart = PSEUDO_HEADERS.iter().filter_map(|name| Some(name.len() + head.pseudo_header(name)?.len()));
+            let apart =
+                PSEUDO_HEADERS.iter().filter_map(|name| Some(name.len() + head.pseudo_header(name)?.len()));
             number(record.bytes_received + (apart.sum::<usize>() + size(head.headers())) as u64)
         }
     })

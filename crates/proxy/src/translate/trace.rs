@@ -111,8 +111,8 @@ pub(super) fn request_id(any: &Any) -> Result<RequestIdUse> {
 /// Returns a percentage in hundredths of a percent, as Envoy does.
 fn percent(proto: Option<&Percent>) -> Fraction {
     proto.map_or(Fraction::ALL, |percent| Fraction {
-        part: (percent.value.clamp(0.0, 100.0) * 100.0) as u32,
-        of: 10_000,
+        numerator: (percent.value.clamp(0.0, 100.0) * 100.0) as u32,
+        denominator: 10_000,
     })
 }
 

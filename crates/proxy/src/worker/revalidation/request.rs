@@ -154,7 +154,9 @@ impl FilterResult<'_> {
     /// Whether a filter with this setting of the route has the same effect on a request as the recorded one.
     fn is_same(&self, filter: &Filter, setting: Option<&Setting>) -> bool {
         let same = match (&self.filter.kind, &filter.kind) {
-            (FilterKind::ExternalAuthorization(before), FilterKind::ExternalAuthorization(now)) => before.fingerprint == now.fingerprint,
+            (FilterKind::ExternalAuthorization(before), FilterKind::ExternalAuthorization(now)) => {
+                before.fingerprint == now.fingerprint
+            }
             (FilterKind::Jwt(before), FilterKind::Jwt(now)) => before.fingerprint == now.fingerprint,
             _ => false,
         };
@@ -176,9 +178,10 @@ impl<'a> RouteEffect<'a> {
     fn new(filter: &'a Filter, setting: Option<&'a Setting>) -> Self {
         match (&filter.kind, setting) {
             (FilterKind::Jwt(_), Some(Setting::Jwt(name))) => Self::Requirement(name),
-            (FilterKind::ExternalAuthorization(config), Some(Setting::HostRequest { extensions, without_body })) => {
-                Self::Authorization(extensions, *without_body && config.body.is_some())
-            }
+            (
+                FilterKind::ExternalAuthorization(config),
+                Some(Setting::ExternalAuthorization { extensions, without_body }),
+            ) => Self::Authorization(extensions, *without_body && config.body.is_some()),
             (FilterKind::ExternalAuthorization(_), _) => Self::Authorization(&[], false),
             _ => Self::None,
         }
@@ -228,7 +231,7 @@ impl AdmittedRequest<'_> {
         if is_admitting || !newest.filters.iter().any(Filter::may_refuse) {
             return Ok(());
         }
-        if self.results.is_lost() || !newest.reads_like(self.manager) {
+        if self.results.is_lost() || !newest.presents_requests_like(self.manager) {
             return Err(Refusal::Handling);
         }
         let (seed, head) = (self.results.seed, Cow::Borrowed(self.results.head(0, self.head)));
