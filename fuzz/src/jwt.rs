@@ -63,7 +63,7 @@ pub fn jwt(data: &[u8]) {
         JwtOutcome::NeedsKeys(_) => panic!("they are here"),
         JwtOutcome::Refused(status) => assert!(matches!(status.http(), 401 | 403)),
         JwtOutcome::Pass(good) => {
-            let (header, claims) = signed.unwrap_or_else(|| panic!("nobody signed this: {head:?}"));
+            let (header, claims) = signed.unwrap_or_else(|| panic!("the token is not signed: {head:?}"));
             let read = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap_or_default();
             let (header, claims) = (read(header), read(claims));
             assert_eq!(header["alg"], "HS256");

@@ -118,7 +118,7 @@ fn proxy_header(bytes: &[u8]) -> Option<Option<(usize, Option<Addresses>)>> {
 /// can have. An encoded header has the same addresses when decoded again.
 pub fn proxy_protocol(data: &[u8]) {
     let whole = proxy_header(data);
-    assert!(whole.is_some() || data.len() < 16 + (1 << 16), "more than a header is asked for");
+    assert!(whole.is_some() || data.len() < 16 + (1 << 16), "more bytes are requested than a header has");
     if let Some(Some((length, ends))) = whole {
         assert!(length <= data.len());
         assert_eq!(proxy_header(&data[..length]), whole);

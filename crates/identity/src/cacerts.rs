@@ -132,8 +132,10 @@ pub(crate) fn check(
             let below = constraints.and_then(|constraints| constraints.value.path_len_constraint);
             // Only some verifiers check the path length of a root.
             if below.is_some_and(|below| intermediates.len() > below as usize) {
-                let wrong =
-                    format!("{} may have no authority so far below it (path length)", parsed.subject());
+                let wrong = format!(
+                    "{} allows no CA certificate this far below it (path length constraint)",
+                    parsed.subject()
+                );
                 return Err(problem("root-cert.pem", wrong));
             }
         }
@@ -154,8 +156,7 @@ fn check_authority(
     let subject = parsed.subject();
     let constraints = parsed.basic_constraints().map_err(|error| problem(file, error))?;
     if !constraints.is_some_and(|constraints| constraints.value.ca) {
-        let wrong =
-            format!("{subject} is no authority's certificate: it must say CA:TRUE in its basic constraints");
+        let wrong = format!("{subject} is not a CA certificate: its basic constraints must contain CA:TRUE");
         return Err(problem(file, wrong));
     }
     let usage = parsed.key_usage().map_err(|error| problem(file, error))?;
@@ -169,7 +170,7 @@ fn check_authority(
     let validity = parsed.validity();
     let (from, until) = (identity::time(validity.not_before), identity::time(validity.not_after));
     if until <= now {
-        return Err(problem(file, format!("{subject} ended at {}; replace it", validity.not_after)));
+        return Err(problem(file, format!("{subject} expired at {}; replace it", validity.not_after)));
     }
     if from > now {
         let wrong = format!("{subject} is not valid before {}; is the clock right?", validity.not_before);

@@ -44,7 +44,7 @@ impl KeySet {
     /// # Errors
     /// The text is not a key set; the string says why.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
-        let set: Value = serde_json::from_slice(text).map_err(|error| format!("is no JSON: {error}"))?;
+        let set: Value = serde_json::from_slice(text).map_err(|error| format!("is not JSON: {error}"))?;
         let keys = set["keys"].as_array().ok_or("has no list of keys")?;
         Ok(Self(keys.iter().filter_map(key).collect()))
     }

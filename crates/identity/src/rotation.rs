@@ -127,7 +127,7 @@ impl SelfSigned {
         let Lifetimes { certificate, root } = lifetimes;
         if root < certificate * MIN_LIFETIMES {
             let problem = format!(
-                "a root must live at least {MIN_LIFETIMES} times as long as certificates; {root:?} and {certificate:?} were asked for"
+                "a root must live at least {MIN_LIFETIMES} times as long as certificates; {root:?} and {certificate:?} were requested"
             );
             return Err(Error::Authority { file: STATE, problem });
         }
@@ -291,7 +291,7 @@ impl State {
             time::OffsetDateTime::from(time).replace_nanosecond(0).unwrap_or(time::OffsetDateTime::UNIX_EPOCH)
         };
         let problem = format!(
-            "its root has ended: at {} UTC, and this machine's clock says {} UTC. If the clock is wrong, set it. If it is right, move \
+            "its root has expired: at {} UTC, and this machine's clock says {} UTC. If the clock is wrong, set it. If it is right, move \
              authority.json and root-cert.pem away for a new root, which workloads trust once they have got a new certificate",
             time(end),
             time(now)

@@ -183,7 +183,7 @@ async fn a_slow_frame_sequence_does_not_time_out() {
     let begun = Instant::now();
     // The sidecar's pings determine the pace.
     while begun.elapsed() < timeout * 5 / 4 {
-        let (kind, flags, payload) = client.frame().await.expect("the connection goes on");
+        let (kind, flags, payload) = client.frame().await.expect("the connection stays open");
         assert_ne!(kind, GO_AWAY, "{payload:?}");
         if kind == PING && flags == 0 {
             let pong = [&[0, 0, 8, PING, 1, 0, 0, 0, 0], &payload[..]].concat();

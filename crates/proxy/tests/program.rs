@@ -39,7 +39,7 @@ async fn log_levels_change_at_run_time() {
     let answer = program.page("POST", "/logging?paths=skysail_proxy::app:info,skysail_xds:debug").await;
     assert!(answer.contains("\n  skysail_proxy::app: info\n"), "{answer}");
     let log = program.quit().await;
-    assert!(log.contains("told to quit, draining"), "{log}");
+    assert!(log.contains("quit requested, draining"), "{log}");
 }
 
 /// `tests/admin.rs` covers requests from other hosts.
@@ -67,7 +67,7 @@ async fn web_pages_of_other_origins_can_neither_read_nor_change_anything() {
         }
     }
     let log = program.quit().await;
-    assert!(log.contains("told to quit, draining"), "{log}");
+    assert!(log.contains("quit requested, draining"), "{log}");
 }
 
 #[tokio::test]

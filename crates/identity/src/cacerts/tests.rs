@@ -136,7 +136,7 @@ fn every_error_names_the_file() {
         (&root.pem, &signer.pem, &signer.key, "text", "cert-chain.pem", "no certificate"),
         (&root.pem, &leaf.pem, &leaf.key, "", "ca-cert.pem", "CA:TRUE"),
         (&root.pem, &reader.pem, &reader.key, "", "ca-cert.pem", "keyCertSign"),
-        (&root.pem, &ended.pem, &ended.key, "", "ca-cert.pem", "ended at"),
+        (&root.pem, &ended.pem, &ended.key, "", "ca-cert.pem", "expired at"),
         (&root.pem, &early.pem, &early.key, "", "ca-cert.pem", "not valid before"),
         (&stranger.pem, &signer.pem, &signer.key, "", "cert-chain.pem", "up to a root"),
         (&root.pem, &below.pem, &below.key, "", "cert-chain.pem", "up to a root"),

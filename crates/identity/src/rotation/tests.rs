@@ -77,11 +77,11 @@ fn a_root_that_has_expired_by_the_clock_is_not_replaced() {
     // A running process whose clock is set forward, and one that starts afterwards.
     for refused in [authority.advance(now + 2000 * HOUR).err(), authority.rotate(now + 2000 * HOUR).err()] {
         let said = refused.unwrap().to_string();
-        assert!(said.contains("its root has ended") && said.contains("If the clock is wrong"), "{said}");
+        assert!(said.contains("its root has expired") && said.contains("If the clock is wrong"), "{said}");
     }
     drop(authority);
     let said = open(folder.path(), LIFETIMES, now + 2000 * HOUR).err().unwrap().to_string();
-    assert!(said.contains("its root has ended"), "{said}");
+    assert!(said.contains("its root has expired"), "{said}");
     assert_eq!(text(), before);
     open(folder.path(), LIFETIMES, now + HOUR).unwrap();
     assert_eq!(text(), before);

@@ -47,7 +47,9 @@ struct Snapshot {
 impl Snapshot {
     fn metrics(&self) -> io::Result<Arc<Metrics>> {
         let metrics = self.metrics.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        metrics.ok_or_else(|| io::Error::other("read too slowly while others asked for newer metrics"))
+        metrics.ok_or_else(|| {
+            io::Error::other("the client read too slowly and other clients requested newer metrics")
+        })
     }
 }
 

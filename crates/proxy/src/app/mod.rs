@@ -197,7 +197,7 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
 
     tokio::select! {
         signal = terminate => tracing::info!(signal = signal??, "draining"),
-        () = quit.notified() => tracing::info!("told to quit, draining"),
+        () = quit.notified() => tracing::info!("quit requested, draining"),
     }
     admin.drain();
     let cut = workers.drain(common.drain).await;

@@ -408,7 +408,7 @@ fn translated(
     host: &Bytes,
 ) -> translate::Result<RequestedHost> {
     let mut table = translator.routes(&compose(configuration, std::iter::once(host)))?;
-    let value = table.hosts.pop().ok_or_else(|| translate::Reject::new("is no virtual host"))?;
+    let value = table.hosts.pop().ok_or_else(|| translate::Reject::new("is not a virtual host"))?;
     Ok(RequestedHost { value, domains: translate::domains(host)? })
 }
 

@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn an_unsupported_filter_matches_everything_or_is_refused() {
         let other = extension("type.googleapis.com/a.B".to_owned(), "");
-        assert!(filter(&other, true).unwrap_err().to_string().contains("of type a.B: take it out"));
+        assert!(filter(&other, true).unwrap_err().to_string().contains("of type a.B: remove it"));
         assert!(matches!(filter(&other, false), Ok(LogFilter::Share(1_000_000))));
     }
 }

@@ -112,12 +112,12 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
             Discovery::Dns { .. } => {}
             Discovery::OriginalDst(_) => {
                 return Err(Reject::new(
-                    "a cluster of type ORIGINAL_DST has no endpoints of its own: take it out",
+                    "a cluster of type ORIGINAL_DST has no endpoints of its own: remove it",
                 )
                 .at_field("load_assignment"));
             }
             Discovery::Eds(_) if translator.strict => {
-                let reason = "a cluster of type EDS gets its endpoints by discovery: take it out";
+                let reason = "a cluster of type EDS gets its endpoints by discovery: remove it";
                 return Err(Reject::new(reason).at_field("load_assignment"));
             }
             Discovery::Eds(_) => {

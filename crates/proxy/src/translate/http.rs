@@ -301,7 +301,7 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool
                 None => return Ok(false),
             }
         }
-        _ if proto.disabled => return Err(Reject::new("this filter cannot be disabled: take it out")),
+        _ if proto.disabled => return Err(Reject::new("this filter cannot be disabled: remove it")),
         _ => return unordered_filter(manager, proto, any, strict),
     };
     let buffers_body = |filter: &Filter| matches!(&filter.kind, FilterKind::ExternalAuthorization(config) if config.body.is_some());
@@ -326,7 +326,7 @@ fn unordered_filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, st
             let typed = cluster::typed_struct(any)?;
             if typed.type_url != HTTP_PEER_METADATA {
                 return Err(Reject::new(format!(
-                    "skysail-proxy has no HTTP filter {:?} of type {}: take it out",
+                    "skysail-proxy has no HTTP filter {:?} of type {}: remove it",
                     proto.name, typed.type_url
                 )));
             }

@@ -43,7 +43,7 @@ pub(super) fn translate(proto: &JwtAuthentication) -> Result<Jwt> {
         let matches = rule.r#match.as_ref().ok_or_else(|| Reject::new("must be given").at_field("match"));
         let matches = matches.and_then(|matches| route::route_match(matches).at("match")).at(&path)?;
         if rule.r#match.as_ref().is_some_and(|test| test.grpc.is_some() || test.runtime_fraction.is_some()) {
-            let what = "Envoy does not look at grpc and runtime_fraction here: take them out";
+            let what = "Envoy does not look at grpc and runtime_fraction here: remove them";
             return Err(Reject::new(what).at_field("match").at_field(path));
         }
         let requires = match &rule.requirement_type {

@@ -153,7 +153,7 @@ impl Translator<'_> {
                 return Err(Reject {
                     path: finding.path,
                     reason: format!(
-                        "skysail-proxy does not support field {} of {}: take it out",
+                        "skysail-proxy does not support field {} of {}: remove it",
                         finding.field, finding.message
                     ),
                 });
@@ -234,7 +234,7 @@ fn type_name(any: &Any) -> &str {
 
 /// Returns the error for an unsupported extension type.
 fn unknown_type(what: &str, name: &str, any: &Any) -> Reject {
-    Reject::new(format!("skysail-proxy has no {what} {name:?} of type {}: take it out", type_name(any)))
+    Reject::new(format!("skysail-proxy has no {what} {name:?} of type {}: remove it", type_name(any)))
 }
 
 /// Returns the number in a wrapper.

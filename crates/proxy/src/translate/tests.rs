@@ -251,7 +251,7 @@ fn fields_without_support_are_refused_with_their_path() {
         ..CommonLbConfig::default()
     });
     let reason = refusal(proto);
-    assert!(reason.contains("consistent_hashing_lb_config") && reason.contains("take it out"), "{reason}");
+    assert!(reason.contains("consistent_hashing_lb_config") && reason.contains("remove it"), "{reason}");
 
     let mut proto = cluster_proto(DiscoveryType::Static);
     proto.set_lb_policy(LbPolicy::LoadBalancingPolicyConfig);
@@ -271,7 +271,7 @@ fn fields_without_support_are_refused_with_their_path() {
         with(false, |translator| translator.listener(&proto.encode_to_vec())).unwrap_err().to_string();
     assert_eq!(
         reason,
-        "filter_chains[0].filters[0]: skysail-proxy has no network filter \"acme\" of type acme.Filter: take it out"
+        "filter_chains[0].filters[0]: skysail-proxy has no network filter \"acme\" of type acme.Filter: remove it"
     );
 }
 

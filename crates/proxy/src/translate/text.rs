@@ -34,7 +34,7 @@ pub(super) fn text(proto: &StringMatcher) -> Result<TextMatch> {
         // Envoy has no case folding for regular expressions either.
         Some(MatchPattern::SafeRegex(pattern)) => return Ok(TextMatch::Regex(anchored(&pattern.regex)?)),
         Some(MatchPattern::Custom(_)) => return Err(Reject::new("custom string matchers are not supported")),
-        None => return Err(Reject::new("a string matcher must say what it matches")),
+        None => return Err(Reject::new("a string matcher must contain a pattern")),
     };
     Ok(if proto.ignore_case { TextMatch::IgnoreCase(Box::new(inner)) } else { inner })
 }
@@ -43,7 +43,7 @@ pub(super) fn text(proto: &StringMatcher) -> Result<TextMatch> {
 pub(super) fn path(proto: &PathMatcher) -> Result<TextMatch> {
     match &proto.rule {
         Some(path_matcher::Rule::Path(matcher)) => text(matcher).at("path"),
-        None => Err(Reject::new("a path matcher must say what it matches")),
+        None => Err(Reject::new("a path matcher must contain a pattern")),
     }
 }
 
@@ -136,7 +136,7 @@ pub(super) fn metadata(proto: &MetadataMatcher) -> Result<MetadataMatch> {
 
 fn value(proto: &ValueMatcher) -> Result<ValueMatch> {
     use value_matcher::MatchPattern as Pattern;
-    let missing = || Reject::new("must say what it matches");
+    let missing = || Reject::new("must contain a pattern");
     Ok(match proto.match_pattern.as_ref().ok_or_else(missing)? {
         Pattern::NullMatch(_) => ValueMatch::Null,
         Pattern::BoolMatch(wanted) => ValueMatch::Bool(*wanted),

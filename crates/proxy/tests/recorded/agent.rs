@@ -172,14 +172,14 @@ impl SecretDiscoveryService for Agent {
         &self,
         _: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaSecretsStream>, Status> {
-        Err(Status::unimplemented("not asked for"))
+        Err(Status::unimplemented("not supported"))
     }
 
     async fn fetch_secrets(
         &self,
         _: Request<DiscoveryRequest>,
     ) -> Result<Response<DiscoveryResponse>, Status> {
-        Err(Status::unimplemented("not asked for"))
+        Err(Status::unimplemented("not supported"))
     }
 }
 

@@ -125,8 +125,8 @@ fn to_proto(pool: &DescriptorPool, message: &str, input: &[u8]) -> anyhow::Resul
     match DynamicMessage::deserialize_with_options(descriptor, deserializer, &options) {
         Ok(message) => Ok(message.encode_to_vec()),
         Err(error) => match unknown_type(&error.to_string()) {
-            Some(name) => bail!("{}: skysail-proxy does not support {name}: take it out", track.path()),
-            None => bail!("{}: {error}: correct the field or take it out", track.path()),
+            Some(name) => bail!("{}: skysail-proxy does not support {name}: remove it", track.path()),
+            None => bail!("{}: {error}: correct the field or remove it", track.path()),
         },
     }
 }

@@ -66,7 +66,7 @@ fn monitor(settings: &mut Settings, proto: &ResourceMonitor) -> anyhow::Result<(
             let config: CgroupMemoryConfig = unpack(any)?;
             LimitedResource::Cgroup(Some(config.max_memory_bytes).filter(|most| *most > 0))
         }
-        other => bail!("skysail-proxy has no resource monitor {:?} of type {other}: take it out", proto.name),
+        other => bail!("skysail-proxy has no resource monitor {:?} of type {other}: remove it", proto.name),
     };
     let known = settings.monitors.iter().any(|monitor| *monitor.name == *proto.name);
     ensure!(!known, "there are two resource monitors {:?}", proto.name);
@@ -80,7 +80,7 @@ fn action(settings: &Settings, proto: &OverloadAction) -> anyhow::Result<Action>
         "envoy.overload_actions.reject_incoming_connections" => Does::RejectConnections,
         "envoy.overload_actions.stop_accepting_requests" => Does::StopRequests,
         "envoy.overload_actions.shrink_heap" => Does::ShrinkHeap,
-        other => bail!("skysail-proxy has no overload action {other:?}: take it out"),
+        other => bail!("skysail-proxy has no overload action {other:?}: remove it"),
     };
     ensure!(!proto.triggers.is_empty(), "{}: needs a trigger", proto.name);
     let mut triggers = Vec::new();

@@ -119,7 +119,7 @@ fn load_balancing_policies_may_be_extensions() {
     assert_eq!(taken(policy(&PeakEwma::default())), Ok((usual, false)));
     let named = RingHash { consistent_hashing_lb_config: Some(Default::default()), ..RingHash::default() };
     let reason = taken(policy(&named)).unwrap_err();
-    assert!(reason.contains("consistent_hashing_lb_config") && reason.contains("take it out"), "{reason}");
+    assert!(reason.contains("consistent_hashing_lb_config") && reason.contains("remove it"), "{reason}");
     let reason = taken(policy(&Any::default())).unwrap_err();
     let expected =
         "load_balancing_policy.policies[0].typed_extension_config.typed_config: skysail-proxy has no";

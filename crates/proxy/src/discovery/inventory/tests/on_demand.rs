@@ -87,7 +87,7 @@ fn a_host_is_asked_for_by_authority_and_in_force_when_its_cluster_is() {
     answer_all(&mut inventory, now);
     assert!(first.try_recv().is_ok() && second.try_recv().is_ok());
     assert_eq!(leads_to(&inventory, "one"), "t/1");
-    assert_eq!(wanted(&inventory).1, ["t/*", "t/1"], "the host stays asked for by its name");
+    assert_eq!(wanted(&inventory).1, ["t/*", "t/1"], "the host stays subscribed by its name");
 
     // A deleted virtual host is removed, and so is its cluster, which nothing leads to any more.
     remove(&mut inventory, Kind::VirtualHost, "t/1");
@@ -320,7 +320,7 @@ fn another_vendors_server_is_asked_for_all_clusters() {
     assert!(!inventory.is_warm(now));
     assert_eq!(wanted(&inventory), (vec!["*".to_owned()], vec![]));
     serve(&mut inventory, "a");
-    serve(&mut inventory, "of nobody");
+    serve(&mut inventory, "unused");
     assert!(settled(&mut inventory, now));
     assert!(inventory.is_warm(now));
     assert_eq!(inventory.snapshot().clusters.len(), 2);
