@@ -91,7 +91,7 @@ const INNER: &str = "SKYSAIL_TEST_PANICS";
 async fn each_panic_is_counted_and_logged() {
     if std::env::var_os(INNER).is_none() {
         let mut inner = Command::new(std::env::current_exe().unwrap());
-        inner.args(["--exact", "each_is_counted_and_told_by_the_log", "--nocapture"]).env(INNER, "1");
+        inner.args(["--exact", "each_panic_is_counted_and_logged", "--nocapture"]).env(INNER, "1");
         let output = inner.env("NO_COLOR", "1").env_remove("SKYSAIL_LOG").output().unwrap();
         let log = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{log}");
