@@ -1,8 +1,8 @@
 //! Trusted roots, optionally bound to trust domains, and certificate revocation lists.
 //!
 //! Roots without domains are trusted for every name. Roots of domains form one SPIFFE bundle per trust domain.
-//! The domain of the peer's SPIFFE ID selects the roots before the chain is verified, so no root is trusted for
-//! an identity of another domain (SPIFFE X.509-SVID, section 5; Envoy's `SPIFFECertValidatorConfig`).
+//! The domain of the peer's SPIFFE ID selects the roots before the chain is verified. So no root is trusted for
+//! an identity of another domain. Sources: SPIFFE X.509-SVID, section 5; Envoy's `SPIFFECertValidatorConfig`.
 
 use std::{
     collections::BTreeMap,

@@ -313,9 +313,9 @@ impl State {
         (now + self.lifetime).max(self.longer_until) + slack(self.lifetime)
     }
 
-    /// Returns the latest time at which another root must sign, for a root that was made for shorter lifetimes:
-    /// the root is still valid then, and the certificates that it signed, which expire with it, have been
-    /// renewed.
+    /// Returns the latest time at which another root must sign, for a root that was made for shorter lifetimes.
+    /// The root is still valid then, and the certificates that it signed have been renewed; they expire with
+    /// it.
     fn latest_switch(&self, now: SystemTime) -> Result<SystemTime, Error> {
         let (_, end) = validity(&self.signing.certificate)?;
         Ok(now + end.duration_since(now).unwrap_or_default() * 4 / 5)

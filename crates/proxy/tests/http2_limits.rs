@@ -169,8 +169,8 @@ async fn flood_limits_are_those_configured() {
     assert!(stats.contains(metric), "{stats}");
 }
 
-/// A client is in time as long as each of its frames is complete in time, even if a part of a frame is always
-/// missing, as in a fast upload whose reads end within frames.
+/// A client is in time if each of its frames is complete in time, even if a part of some frame is always
+/// missing. That is usual in a fast upload, whose reads end within frames.
 #[tokio::test]
 async fn a_slow_frame_sequence_does_not_time_out() {
     let timeout = Duration::from_secs(2);

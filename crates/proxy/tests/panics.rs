@@ -1,7 +1,7 @@
 //! A panic in the sidecar ends only the connection that caused it.
 //!
-//! The panic comes from a configuration that no file can contain: a fault with a delay beyond the maximum time,
-//! which panics in the middle of a request.
+//! The panic comes from a configuration that no file can contain. A fault with a delay beyond the maximum time
+//! panics in the middle of a request.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! Ambiguous messages. Two parties that disagree about the end or the host of a message let a client hide one
-//! request in another, past every policy or into another client's connection.
+//! Ambiguous messages. If two parties disagree about the end or the host of a message, a client can hide one
+//! request in another. The hidden request evades every policy or enters another client's connection.
 //!
 //! Each case is sent through a running proxy to a server that records every byte. After each case another
 //! client sends a request, which would reveal left-over bytes. The same cases go through Envoy, so that the

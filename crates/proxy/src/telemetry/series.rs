@@ -1,7 +1,7 @@
 //! A time series of Istio's metrics: its labels, which name both peers, and its values.
 //!
-//! Labels have the order and the rules of Istio's own filter: the peer's metadata, completed at the source by
-//! what is known about the endpoint and the cluster.
+//! Labels have the order and the rules of Istio's own filter. They come from the peer's metadata; at the
+//! source, the endpoint and the cluster complete them.
 
 use std::{fmt::Write as _, sync::Arc, time::Duration};
 

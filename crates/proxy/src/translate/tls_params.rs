@@ -1,8 +1,7 @@
 //! Translates TLS versions, cipher suites and groups from BoringSSL's names.
 //!
 //! The result is never weaker than the configuration. Names that rustls does not support (CBC, RSA key
-//! exchange, P-521) are skipped as long as others of the list remain, because Istio always sends two such
-//! cipher suites.
+//! exchange, P-521) are skipped if others of the list remain. Istio always sends two such cipher suites.
 
 use rustls::{CipherSuite, NamedGroup};
 use skysail_identity::{TlsSpec, tls::Version};

@@ -1,6 +1,6 @@
-//! Recorded responses of a real istiod, served to a running sidecar, and requests through it: header matches,
-//! faults and weights of Istio's traffic management tasks, over mutual TLS. Only addresses differ: the listener
-//! for port 9080 is bound here, and the recorded endpoints are servers of this test.
+//! Recorded responses of a real istiod, served to a running sidecar, and requests through it over mutual TLS.
+//! The scenarios are header matches, faults and weights of Istio's traffic management tasks. Only addresses
+//! differ: the listener for port 9080 is bound here, and the recorded endpoints are servers of this test.
 
 #![allow(
     clippy::unwrap_used,

@@ -19,8 +19,9 @@ use crate::{
 
 pub(crate) type Fields = &'static [(&'static str, &'static str)];
 
-/// Input (fields after those of a POST, or all if they begin with a pseudo-header; frames of content), reason
-/// why the stream is reset with PROTOCOL_ERROR and stays incomplete at the server, and Envoy's decision.
+/// Input, reason for the reset with PROTOCOL_ERROR, and Envoy's decision. The input is fields after those of a
+/// POST (all fields if they begin with a pseudo-header), and frames of content. The stream stays incomplete at
+/// the server.
 type Refused = (&'static str, &'static str, Fields, &'static [&'static str], Envoy);
 
 /// Input, reason for accepting it, what the server receives, and Envoy's decision.
