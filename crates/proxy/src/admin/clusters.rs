@@ -11,9 +11,9 @@ use skysail_policy::config::{
 };
 
 /// Endpoint statistics by cluster and address, summed over all workers.
-struct Figures(HashMap<(Arc<str>, SocketAddr), HostStats>);
+struct EndpointStats(HashMap<(Arc<str>, SocketAddr), HostStats>);
 
-impl Figures {
+impl EndpointStats {
     fn new(all: &[HostStats]) -> Self {
         let mut sums: HashMap<(Arc<str>, SocketAddr), HostStats> = HashMap::new();
         for one in all {
@@ -47,7 +47,11 @@ impl Figures {
 }
 
 fn in_force(inventory: &Inventory) -> impl Iterator<Item = (&Arc<Cluster>, bool)> {
-    inventory.clusters.values().filter_map(|slot| slot.active.as_ref()).map(|kept| (&kept.value, !kept.fixed))
+    inventory
+        .clusters
+        .values()
+        .filter_map(|slot| slot.active.as_ref())
+        .map(|accepted| (&accepted.value, !accepted.is_static))
 }
 
 fn endpoints(cluster: &Cluster) -> Vec<(usize, Arc<Endpoint>)> {
@@ -102,7 +106,7 @@ fn locality(cluster: &Cluster, endpoint: &Endpoint) -> Value {
 
 /// Formats the statistics as text, one line per value.
 pub(super) fn text(inventory: &Inventory, figures: &[HostStats]) -> String {
-    let figures = Figures::new(figures);
+    let figures = EndpointStats::new(figures);
     let mut out = String::new();
     for (cluster, dynamic) in in_force(inventory) {
         let name = &cluster.name;
@@ -139,13 +143,13 @@ pub(super) fn text(inventory: &Inventory, figures: &[HostStats]) -> String {
 
 /// Returns the statistics as `envoy.admin.v3.Clusters`.
 pub(super) fn json(inventory: &Inventory, figures: &[HostStats]) -> Value {
-    let figures = Figures::new(figures);
+    let figures = EndpointStats::new(figures);
     let statuses: Vec<Value> =
         in_force(inventory).map(|(cluster, dynamic)| status(cluster, dynamic, &figures)).collect();
     json!({"cluster_statuses": statuses})
 }
 
-fn status(cluster: &Cluster, dynamic: bool, figures: &Figures) -> Value {
+fn status(cluster: &Cluster, dynamic: bool, figures: &EndpointStats) -> Value {
     let hosts: Vec<Value> = endpoints(cluster)
         .into_iter()
         .map(|(priority, endpoint)| {

@@ -35,7 +35,7 @@ use skysail_xds::{
 
 use super::Admin;
 use crate::{
-    discovery::inventory::{Failure, Inventory, Kept},
+    discovery::inventory::{Accepted, Failure, Inventory},
     translate::{
         SecretName, SecretSource, TlsContexts,
         bootstrap::convert::{self, Conversion},
@@ -195,19 +195,19 @@ fn status(failed: bool) -> i32 {
 fn clusters(inventory: &Inventory) -> ClustersConfigDump {
     let mut dump = ClustersConfigDump::default();
     for slot in inventory.clusters.values() {
-        let dynamic = |kept: &Kept<_>| DynamicCluster {
-            version_info: kept.version.clone(),
-            cluster: resource(Kind::Cluster, &kept.body),
-            last_updated: timestamp(kept.updated),
+        let dynamic = |accepted: &Accepted<_>| DynamicCluster {
+            version_info: accepted.version.clone(),
+            cluster: resource(Kind::Cluster, &accepted.body),
+            last_updated: timestamp(accepted.updated),
             error_state: failure(Kind::Cluster, slot.error.as_ref()),
             client_status: status(slot.error.is_some()),
         };
         match &slot.active {
-            Some(kept) if kept.fixed => dump.static_clusters.push(StaticCluster {
-                cluster: resource(Kind::Cluster, &kept.body),
-                last_updated: timestamp(kept.updated),
+            Some(accepted) if accepted.is_static => dump.static_clusters.push(StaticCluster {
+                cluster: resource(Kind::Cluster, &accepted.body),
+                last_updated: timestamp(accepted.updated),
             }),
-            Some(kept) => dump.dynamic_active_clusters.push(dynamic(kept)),
+            Some(accepted) => dump.dynamic_active_clusters.push(dynamic(accepted)),
             None => {}
         }
         dump.dynamic_warming_clusters.extend(slot.warming.as_ref().map(dynamic));
@@ -218,17 +218,17 @@ fn clusters(inventory: &Inventory) -> ClustersConfigDump {
 fn listeners(inventory: &Inventory) -> ListenersConfigDump {
     let mut dump = ListenersConfigDump::default();
     for (name, slot) in &inventory.listeners {
-        if let Some(kept) = slot.active.as_ref().filter(|kept| kept.fixed) {
+        if let Some(accepted) = slot.active.as_ref().filter(|accepted| accepted.is_static) {
             dump.static_listeners.push(StaticListener {
-                listener: resource(Kind::Listener, &kept.body),
-                last_updated: timestamp(kept.updated),
+                listener: resource(Kind::Listener, &accepted.body),
+                last_updated: timestamp(accepted.updated),
             });
             continue;
         }
-        let state = |kept: &Kept<_>| DynamicListenerState {
-            version_info: kept.version.clone(),
-            listener: resource(Kind::Listener, &kept.body),
-            last_updated: timestamp(kept.updated),
+        let state = |accepted: &Accepted<_>| DynamicListenerState {
+            version_info: accepted.version.clone(),
+            listener: resource(Kind::Listener, &accepted.body),
+            last_updated: timestamp(accepted.updated),
         };
         dump.dynamic_listeners.push(DynamicListener {
             name: name.to_string(),
@@ -245,20 +245,22 @@ fn listeners(inventory: &Inventory) -> ListenersConfigDump {
 fn routes(inventory: &Inventory) -> RoutesConfigDump {
     let mut dump = RoutesConfigDump::default();
     for slot in inventory.routes.values() {
-        let Some(kept) = slot.newest() else { continue };
+        let Some(accepted) = slot.newest() else { continue };
         dump.dynamic_route_configs.push(DynamicRouteConfig {
-            version_info: kept.version.clone(),
-            route_config: resource(Kind::Route, &inventory.whole_body(kept)),
-            last_updated: timestamp(kept.updated),
+            version_info: accepted.version.clone(),
+            route_config: resource(Kind::Route, &inventory.merged_body(accepted)),
+            last_updated: timestamp(accepted.updated),
             error_state: failure(Kind::Route, slot.error.as_ref()),
             client_status: status(slot.error.is_some()),
         });
     }
     for slot in inventory.listeners.values() {
-        let Some(kept) = &slot.active else { continue };
-        for table in inline_tables(&kept.body) {
-            dump.static_route_configs
-                .push(StaticRouteConfig { route_config: Some(table), last_updated: timestamp(kept.updated) });
+        let Some(accepted) = &slot.active else { continue };
+        for table in inline_tables(&accepted.body) {
+            dump.static_route_configs.push(StaticRouteConfig {
+                route_config: Some(table),
+                last_updated: timestamp(accepted.updated),
+            });
         }
     }
     dump

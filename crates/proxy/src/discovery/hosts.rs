@@ -19,7 +19,7 @@ use skysail_xds::client::{Received, Rejection};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    slot::{Kept, Slot, WARMING_TIMEOUT},
+    slot::{Accepted, Slot, WARMING_TIMEOUT},
     uses,
 };
 use crate::translate::{self, Translator};
@@ -58,7 +58,7 @@ pub(crate) struct Hosts {
     /// Authorities with a final answer, as the workers see them.
     demand: Option<Arc<Demand>>,
     /// The base table and the table in force that was merged from it.
-    whole: Option<(Arc<RouteTable>, Arc<RouteTable>)>,
+    merged: Option<(Arc<RouteTable>, Arc<RouteTable>)>,
 }
 
 /// State of a requested authority.
@@ -102,13 +102,13 @@ impl Hosts {
 
     /// Returns the clusters that virtual hosts lead to, in force or warming.
     pub(super) fn clusters(&self) -> impl Iterator<Item = &str> {
-        self.slots.values().flat_map(Slot::both).flat_map(|kept| uses::of_host(&kept.value.value))
+        self.slots.values().flat_map(Slot::both).flat_map(|accepted| uses::of_host(&accepted.value.value))
     }
 
     /// Returns the clusters that virtual hosts in force lead to.
     pub(super) fn clusters_in_force(&self) -> impl Iterator<Item = &str> {
         let active = self.slots.values().filter_map(|slot| slot.active.as_ref());
-        active.flat_map(|kept| uses::of_host(&kept.value.value))
+        active.flat_map(|accepted| uses::of_host(&accepted.value.value))
     }
 
     /// Applies an update of virtual hosts of the route configuration `configuration`. A host that is invalid by
@@ -127,9 +127,9 @@ impl Hosts {
         let (mut made, mut rejections) = (Vec::new(), Vec::new());
         for received in added {
             let slot = self.slots.entry(received.name.as_str().into()).or_default();
-            if slot.newest().is_some_and(|kept| kept.body == received.body) {
-                // The body is unchanged, so `offer` does not call this.
-                let _ = slot.offer(&received.body, &received.version, false, || {
+            if slot.newest().is_some_and(|accepted| accepted.body == received.body) {
+                // The body is unchanged, so `accept` does not call this.
+                let _ = slot.accept(&received.body, &received.version, false, || {
                     Err(translate::Reject::new("has changed meanwhile"))
                 });
                 continue;
@@ -152,7 +152,7 @@ impl Hosts {
                     rejections.push(Rejection { name: received.name.clone(), reason: reason.clone() });
                 }
                 None => {
-                    let _ = slot.offer(&received.body, &received.version, false, || Ok(host));
+                    let _ = slot.accept(&received.body, &received.version, false, || Ok(host));
                     self.used.insert(received.name.as_str().into(), Instant::now());
                 }
             }
@@ -164,22 +164,22 @@ impl Hosts {
     /// them.
     pub(super) fn retranslate(&mut self, translator: Translator<'_>, configuration: &[u8]) {
         for slot in self.slots.values_mut() {
-            for kept in slot.active.iter_mut().chain(&mut slot.warming) {
-                if let Ok(host) = translated(translator, configuration, &kept.body) {
-                    kept.value = Arc::new(host);
+            for accepted in slot.active.iter_mut().chain(&mut slot.warming) {
+                if let Ok(host) = translated(translator, configuration, &accepted.body) {
+                    accepted.value = Arc::new(host);
                 }
             }
         }
-        self.whole = None;
+        self.merged = None;
     }
 
     /// Returns an error if two virtual hosts would have the same domain.
     fn duplicate(&self, made: &[(&Received, RequestedHost)]) -> Option<String> {
         let anew: BTreeSet<&str> = made.iter().map(|(received, _)| received.name.as_str()).collect();
-        let kept = self.slots.iter().filter(|(name, _)| !anew.contains(&***name));
-        let kept = kept.filter_map(|(_, slot)| slot.newest()).map(|kept| &*kept.value);
+        let accepted = self.slots.iter().filter(|(name, _)| !anew.contains(&***name));
+        let accepted = accepted.filter_map(|(_, slot)| slot.newest()).map(|accepted| &*accepted.value);
         let mut seen = BTreeSet::new();
-        let mut domains = kept.chain(made.iter().map(|(_, host)| host)).flat_map(|host| &host.domains);
+        let mut domains = accepted.chain(made.iter().map(|(_, host)| host)).flat_map(|host| &host.domains);
         let duplicate = domains.find(|domain| !seen.insert(domain.as_str()))?;
         Some(format!("{duplicate:?} is in two virtual hosts or twice in one"))
     }
@@ -196,15 +196,15 @@ impl Hosts {
         }
         if self.slots.remove(name).is_some() {
             self.used.remove(name);
-            self.whole = None;
+            self.merged = None;
         }
     }
 
     /// Promotes virtual hosts whose clusters are in force.
     pub(super) fn settle(&mut self, now: Instant, is_awaited: impl Fn(&str) -> bool) {
         for slot in self.slots.values_mut() {
-            if slot.promote(now, |kept| !uses::of_host(&kept.value.value).any(&is_awaited)) {
-                self.whole = None;
+            if slot.promote(now, |accepted| !uses::of_host(&accepted.value.value).any(&is_awaited)) {
+                self.merged = None;
             }
         }
     }
@@ -216,7 +216,7 @@ impl Hosts {
 
     /// Merges the hosts in force into `base`; returns whether the table in force has changed.
     pub(super) fn assemble(&mut self, base: &Arc<RouteTable>) -> bool {
-        if self.whole.as_ref().is_some_and(|(before, _)| Arc::ptr_eq(before, base)) {
+        if self.merged.as_ref().is_some_and(|(before, _)| Arc::ptr_eq(before, base)) {
             return false;
         }
         let mut table = RouteTable { demand: self.demand.clone(), ..RouteTable::clone(base) };
@@ -224,25 +224,25 @@ impl Hosts {
         // inserted last and wins.
         for settled in [false, true] {
             let slots = self.slots.values().filter(|slot| slot.warming.is_none() == settled);
-            for kept in slots.filter_map(|slot| slot.active.as_ref()) {
-                for domain in &kept.value.domains {
+            for accepted in slots.filter_map(|slot| slot.active.as_ref()) {
+                for domain in &accepted.value.domains {
                     table.put(domain, table.hosts.len());
                 }
-                table.hosts.push(Arc::clone(&kept.value.value));
+                table.hosts.push(Arc::clone(&accepted.value.value));
             }
         }
-        self.whole = Some((Arc::clone(base), Arc::new(table)));
+        self.merged = Some((Arc::clone(base), Arc::new(table)));
         true
     }
 
     /// Returns the merged table in force.
-    pub(super) fn whole(&self) -> Option<&Arc<RouteTable>> {
-        self.whole.as_ref().map(|(_, whole)| whole)
+    pub(super) fn merged(&self) -> Option<&Arc<RouteTable>> {
+        self.merged.as_ref().map(|(_, merged)| merged)
     }
 
     /// Returns the bodies of the hosts in force.
     pub(crate) fn bodies(&self) -> impl Iterator<Item = &Bytes> {
-        self.slots.values().filter_map(|slot| slot.active.as_ref()).map(|kept| &kept.body)
+        self.slots.values().filter_map(|slot| slot.active.as_ref()).map(|accepted| &accepted.body)
     }
 
     /// Enables or disables on-demand requests for virtual hosts.
@@ -256,7 +256,7 @@ impl Hosts {
                 Arc::new(Demand { table: Arc::clone(table), known: Published::default(), questions })
             });
             self.names.clear();
-            self.whole = None;
+            self.merged = None;
         }
     }
 
@@ -265,7 +265,7 @@ impl Hosts {
     /// requested again.
     pub(super) fn ask(&mut self, question: HostRequest, now: Instant, connected: bool) -> bool {
         let HostRequest { authority, answered, .. } = question;
-        let found = self.whole().is_some_and(|table| table.exact.contains_key(&authority));
+        let found = self.merged().is_some_and(|table| table.exact.contains_key(&authority));
         if self.demand.is_none() || found {
             let _ = answered.send(());
             return true;
@@ -306,14 +306,14 @@ impl Hosts {
         let Some(demand) = &self.demand else { return Vec::new() };
         let mut answered = Vec::new();
         let coming = self.slots.values().filter(|slot| slot.active.is_none());
-        let coming: Vec<&Kept<RequestedHost>> = coming.filter_map(|slot| slot.warming.as_ref()).collect();
-        let whole = self.whole.as_ref().map(|(_, whole)| whole);
+        let coming: Vec<&Accepted<RequestedHost>> = coming.filter_map(|slot| slot.warming.as_ref()).collect();
+        let merged = self.merged.as_ref().map(|(_, merged)| merged);
         self.names.retain(|authority, name| {
-            if whole.is_some_and(|table| table.exact.contains_key(authority)) {
+            if merged.is_some_and(|table| table.exact.contains_key(authority)) {
                 answered.append(&mut name.waiting);
                 return false;
             }
-            let comes = coming.iter().any(|kept| kept.value.has(authority));
+            let comes = coming.iter().any(|accepted| accepted.value.has(authority));
             name.state = match name.state {
                 _ if name.answered && !comes => HostState::Fallback,
                 // The authority exists now.
@@ -365,7 +365,7 @@ impl Hosts {
         }
         let mut idle = Vec::new();
         for (name, slot) in &self.slots {
-            let in_use = slot.both().any(|kept| kept.value.value.used.take());
+            let in_use = slot.both().any(|accepted| accepted.value.value.used.take());
             let since = self.used.entry(Arc::clone(name)).or_insert(now);
             if in_use {
                 *since = now;
@@ -376,7 +376,7 @@ impl Hosts {
         for name in idle {
             self.slots.remove(&name);
             self.used.remove(&name);
-            self.whole = None;
+            self.merged = None;
         }
         self.names.retain(|_, name| {
             if name.used.take() {

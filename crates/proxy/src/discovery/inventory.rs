@@ -21,7 +21,7 @@ use skysail_xds::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-pub(crate) use super::slot::{Failure, Kept, Slot};
+pub(crate) use super::slot::{Accepted, Failure, Slot};
 use super::{
     hosts::{Hosts, compose},
     slot::{self, WARMING_TIMEOUT},
@@ -149,19 +149,19 @@ impl Inventory {
         rejections
     }
 
-    fn add(&mut self, kind: Kind, received: &Received, fixed: bool) -> Result<(), String> {
+    fn add(&mut self, kind: Kind, received: &Received, is_static: bool) -> Result<(), String> {
         let (tls, node) = (Arc::clone(&self.secrets.tls), Arc::clone(&self.node));
         // The file is written for this sidecar, so an unsupported field is an error.
-        let translator = Translator { tls: &tls, node: &node, strict: fixed };
+        let translator = Translator { tls: &tls, node: &node, strict: is_static };
         let (body, version) = (&received.body, received.version.as_str());
         let name: Arc<str> = received.name.as_str().into();
         match kind {
             Kind::Cluster => {
                 let slot = self.clusters.entry(Arc::clone(&name)).or_default();
-                if slot.newest().is_some_and(|kept| kept.fixed) {
+                if slot.newest().is_some_and(|accepted| accepted.is_static) {
                     return Err("a cluster of the bootstrap file has this name: choose another".to_owned());
                 }
-                if slot.offer(body, version, fixed, || translator.cluster(body))? {
+                if slot.accept(body, version, is_static, || translator.cluster(body))? {
                     self.fill(&name)?;
                 }
             }
@@ -169,14 +169,14 @@ impl Inventory {
                 self.listeners
                     .entry(name)
                     .or_default()
-                    .offer(body, version, fixed, || translator.listener(body))?;
+                    .accept(body, version, is_static, || translator.listener(body))?;
             }
             Kind::Route => {
                 let has_vhds = translate::uses_vhds(body).map_err(|reject| reject.to_string())?;
                 let make = || translator.routes(body).map(|table| RouteTable { has_vhds, ..table });
                 let slot = self.routes.entry(Arc::clone(&name)).or_default();
-                let before = slot.newest().map(|kept| kept.body.clone());
-                let changed = slot.offer(body, version, fixed, make)? && before.as_ref() != Some(body);
+                let before = slot.newest().map(|accepted| accepted.body.clone());
+                let changed = slot.accept(body, version, is_static, make)? && before.as_ref() != Some(body);
                 if has_vhds {
                     let hosts = self.hosts.entry(Arc::clone(&name)).or_default();
                     hosts.set_demand(&name, self.questions.as_ref());
@@ -236,7 +236,8 @@ impl Inventory {
     fn apply_hosts_of(&mut self, family: &str, added: &[&Received], removed: &[&str]) -> Vec<Rejection> {
         let translator = Translator { tls: &self.secrets.tls, node: &self.node, strict: false };
         let slot = self.routes.get(family).and_then(Slot::newest);
-        let configuration = slot.filter(|kept| kept.value.has_vhds).map(|kept| kept.body.clone());
+        let configuration =
+            slot.filter(|accepted| accepted.value.has_vhds).map(|accepted| accepted.body.clone());
         let hosts = self.hosts.entry(family.into()).or_default();
         hosts.apply(translator, &configuration.unwrap_or_default(), added, removed)
     }
@@ -274,14 +275,16 @@ impl Inventory {
     /// Returns the clusters, warming or active, with this EDS service name.
     fn clusters_of(&self, service: &str) -> Vec<Arc<Cluster>> {
         let all = self.clusters.values().flat_map(|slot| slot.active.iter().chain(&slot.warming));
-        let used =
-            all.filter(|kept| matches!(&kept.value.discovery, Discovery::Eds(name) if **name == *service));
-        used.map(|kept| Arc::clone(&kept.value)).collect()
+        let used = all.filter(
+            |accepted| matches!(&accepted.value.discovery, Discovery::Eds(name) if **name == *service),
+        );
+        used.map(|accepted| Arc::clone(&accepted.value)).collect()
     }
 
     /// Gives a new cluster the endpoints that are already present.
     fn fill(&mut self, name: &str) -> Result<(), String> {
-        let Some(cluster) = self.clusters.get(name).and_then(Slot::newest).map(|kept| &kept.value) else {
+        let Some(cluster) = self.clusters.get(name).and_then(Slot::newest).map(|accepted| &accepted.value)
+        else {
             return Ok(());
         };
         let Discovery::Eds(service) = &cluster.discovery else { return Ok(()) };
@@ -297,7 +300,7 @@ impl Inventory {
     pub(crate) fn settle(&mut self, now: Instant) -> bool {
         let assignments = &self.assignments;
         for slot in self.clusters.values_mut() {
-            self.changed |= slot.promote(now, |kept| cluster_is_warm(kept, assignments));
+            self.changed |= slot.promote(now, |accepted| cluster_is_warm(accepted, assignments));
         }
         let (clusters, seen) = (&self.clusters, self.seen_clusters);
         let (mode, by_name) = (self.mode, self.subscribes_by_name());
@@ -311,18 +314,19 @@ impl Inventory {
         }
         let hosts = &self.hosts;
         for (name, slot) in &mut self.routes {
-            self.changed |= slot.promote(now, |kept| {
+            self.changed |= slot.promote(now, |accepted| {
                 let complete = || hosts.get(name).is_some_and(|hosts| hosts.is_warm(now));
-                !uses::of_table(&kept.value).any(is_awaited) && (!kept.value.has_vhds || complete())
+                !uses::of_table(&accepted.value).any(is_awaited)
+                    && (!accepted.value.has_vhds || complete())
             });
         }
         let routes = &self.routes;
-        let is_warm = |kept: &Kept<Listener>| {
-            listener_is_warm(&kept.value, routes)
-                && (mode == ClusterMode::AsConfigured || !uses::of_listener(&kept.value).any(is_awaited))
+        let is_warm = |accepted: &Accepted<Listener>| {
+            listener_is_warm(&accepted.value, routes)
+                && (mode == ClusterMode::AsConfigured || !uses::of_listener(&accepted.value).any(is_awaited))
         };
         let redirects = |slot: &Slot<Listener>| {
-            slot.newest().is_some_and(|kept| kept.value.bind && kept.value.use_original_dst)
+            slot.newest().is_some_and(|accepted| accepted.value.bind && accepted.value.use_original_dst)
         };
         for slot in self.listeners.values_mut().filter(|slot| !redirects(slot)) {
             self.changed |= slot.promote(now, is_warm);
@@ -332,12 +336,12 @@ impl Inventory {
         let complete = !self.listeners.values().any(|slot| !redirects(slot) && slot.is_awaited(now));
         for slot in self.listeners.values_mut().filter(|slot| redirects(slot)) {
             let starts = slot.active.is_none();
-            self.changed |= slot.promote(now, |kept| is_warm(kept) && (complete || !starts));
+            self.changed |= slot.promote(now, |accepted| is_warm(accepted) && (complete || !starts));
         }
         for (name, hosts) in &mut self.hosts {
             let base = self.routes.get(name).and_then(|slot| slot.active.as_ref());
-            if let Some(kept) = base.filter(|kept| kept.value.has_vhds) {
-                self.changed |= hosts.assemble(&kept.value);
+            if let Some(accepted) = base.filter(|accepted| accepted.value.has_vhds) {
+                self.changed |= hosts.assemble(&accepted.value);
             }
         }
         self.drop_removed(now);
@@ -352,10 +356,10 @@ impl Inventory {
             return;
         }
         let tables = self.routes.values().filter_map(|slot| slot.active.as_ref());
-        let tables = tables.flat_map(|kept| uses::of_table(&kept.value));
+        let tables = tables.flat_map(|accepted| uses::of_table(&accepted.value));
         let hosts = self.hosts.values().flat_map(Hosts::clusters_in_force);
         let listeners = self.listeners.values().filter_map(|slot| slot.active.as_ref());
-        let listeners = listeners.flat_map(|kept| uses::of_listener(&kept.value));
+        let listeners = listeners.flat_map(|accepted| uses::of_listener(&accepted.value));
         let used: BTreeSet<Box<str>> = tables.chain(hosts).chain(listeners).map(Box::from).collect();
         let by_name = self.subscribes_by_name();
         let mut gone = false;
@@ -375,7 +379,7 @@ impl Inventory {
     pub(crate) fn snapshot(&self) -> Snapshot {
         fn active<T>(slots: &BTreeMap<Arc<str>, Slot<T>>) -> ByName<T> {
             let active = slots.iter().filter_map(|(name, slot)| Some((name, slot.active.as_ref()?)));
-            active.map(|(name, kept)| (Arc::clone(name), Arc::clone(&kept.value))).collect()
+            active.map(|(name, accepted)| (Arc::clone(name), Arc::clone(&accepted.value))).collect()
         }
         let by_name = active(&self.listeners);
         let mut by_address = skysail_http::map::Map::default();
@@ -386,10 +390,10 @@ impl Inventory {
         }
         let mut routes = active(&self.routes);
         for (name, table) in &mut routes {
-            if let Some(whole) = self.hosts.get(name).and_then(Hosts::whole)
+            if let Some(merged) = self.hosts.get(name).and_then(Hosts::merged)
                 && table.has_vhds
             {
-                *table = Arc::clone(whole);
+                *table = Arc::clone(merged);
             }
         }
         Snapshot {
@@ -403,16 +407,19 @@ impl Inventory {
     /// Returns the names to subscribe to: clusters, endpoints, route tables, virtual hosts, secrets.
     pub(crate) fn wanted(&self) -> Subscriptions {
         let clusters = self.clusters.values().filter_map(Slot::newest);
-        let endpoints = clusters.filter_map(|kept| match &kept.value.discovery {
+        let endpoints = clusters.filter_map(|accepted| match &accepted.value.discovery {
             Discovery::Eds(name) => Some(name.to_string()),
             _ => None,
         });
         let listeners = self.listeners.values().flat_map(Slot::both);
-        let routes = listeners.flat_map(|kept| uses::tables(&kept.value)).map(|name| name.to_string());
+        let routes =
+            listeners.flat_map(|accepted| uses::tables(&accepted.value)).map(|name| name.to_string());
         let secrets = self.secrets.tls.names().into_iter().filter(|name| name.source == SecretSource::Ads);
         let secrets = secrets.map(|name| name.name.into_string());
-        let apart =
-            self.routes.iter().filter(|(_, slot)| slot.newest().is_some_and(|kept| kept.value.has_vhds));
+        let apart = self
+            .routes
+            .iter()
+            .filter(|(_, slot)| slot.newest().is_some_and(|accepted| accepted.value.has_vhds));
         let hosts = apart.flat_map(|(name, _)| -> Box<dyn Iterator<Item = String> + '_> {
             match self.hosts.get(name).filter(|_| self.mode == ClusterMode::OnDemand) {
                 Some(hosts) => Box::new(hosts.wanted(name)),
@@ -435,9 +442,9 @@ impl Inventory {
             ClusterMode::All => all(),
             ClusterMode::OnDemand => {
                 let listeners = self.listeners.values().flat_map(Slot::both);
-                let listeners = listeners.flat_map(|kept| uses::of_listener(&kept.value));
+                let listeners = listeners.flat_map(|accepted| uses::of_listener(&accepted.value));
                 let tables = self.routes.values().flat_map(Slot::both);
-                let tables = tables.flat_map(|kept| uses::of_table(&kept.value));
+                let tables = tables.flat_map(|accepted| uses::of_table(&accepted.value));
                 let hosts = self.hosts.values().flat_map(Hosts::clusters);
                 let used: BTreeSet<String> =
                     listeners.chain(tables).chain(hosts).map(str::to_owned).collect();
@@ -456,19 +463,21 @@ impl Inventory {
         self.changed |= self.routes.len() != before;
         self.hosts.retain(|name, _| {
             let slot = self.routes.get(name);
-            slot.is_some_and(|slot| slot.both().any(|kept| kept.value.has_vhds))
+            slot.is_some_and(|slot| slot.both().any(|accepted| accepted.value.has_vhds))
         });
         self.uses_all = clusters.contains("*");
         if self.subscribes_by_name() {
             let changed = &mut self.changed;
             self.clusters.retain(|name, slot| {
-                let stays = clusters.contains(&**name) || slot.active.as_ref().is_some_and(|kept| kept.fixed);
+                let stays = clusters.contains(&**name)
+                    || slot.active.as_ref().is_some_and(|accepted| accepted.is_static);
                 *changed |= !stays && slot.active.is_some();
                 stays
             });
             for name in clusters {
                 if !self.clusters.contains_key(&**name) {
-                    self.clusters.insert(name.as_str().into(), Slot { asked: Some(now), ..Slot::default() });
+                    self.clusters
+                        .insert(name.as_str().into(), Slot { requested_at: Some(now), ..Slot::default() });
                 }
             }
         }
@@ -497,10 +506,10 @@ impl Inventory {
     }
 
     /// Returns a route configuration with its virtual hosts in force.
-    pub(crate) fn whole_body(&self, kept: &Kept<RouteTable>) -> Bytes {
-        match self.hosts.get(&kept.value.name).filter(|_| kept.value.has_vhds) {
-            Some(hosts) => compose(&kept.body, hosts.bodies()),
-            None => kept.body.clone(),
+    pub(crate) fn merged_body(&self, accepted: &Accepted<RouteTable>) -> Bytes {
+        match self.hosts.get(&accepted.value.name).filter(|_| accepted.value.has_vhds) {
+            Some(hosts) => compose(&accepted.body, hosts.bodies()),
+            None => accepted.body.clone(),
         }
     }
 
@@ -523,11 +532,11 @@ impl Inventory {
     }
 }
 
-fn cluster_is_warm(kept: &Kept<Cluster>, assignments: &HashMap<Arc<str>, Assignment>) -> bool {
-    let cluster = &kept.value;
+fn cluster_is_warm(accepted: &Accepted<Cluster>, assignments: &HashMap<Arc<str>, Assignment>) -> bool {
+    let cluster = &accepted.value;
     let endpoints = match &cluster.discovery {
         Discovery::Eds(name) => assignments.contains_key(name),
-        Discovery::Dns { .. } => kept.resolved.load(Ordering::Acquire),
+        Discovery::Dns { .. } => accepted.resolved.load(Ordering::Acquire),
         Discovery::Static | Discovery::OriginalDst(_) => true,
     };
     let tls = cluster.transport_matches.iter().filter_map(|found| found.tls.as_ref()).chain(&cluster.tls);

@@ -95,7 +95,7 @@ pub(crate) struct Setup {
 impl Configuration {
     pub(crate) fn new(setup: Setup) -> Self {
         let Setup { workers, secrets, node, mark, in_mesh } = setup;
-        let (ask, asked) = mpsc::unbounded_channel();
+        let (sender, receiver) = mpsc::unbounded_channel();
         let mut inventory = Inventory::new(secrets.clone(), node.clone());
         if in_mesh {
             inventory.set_mode(ClusterMode::Undecided, None);
@@ -108,7 +108,7 @@ impl Configuration {
             remotes: HashMap::new(),
             mark,
             in_mesh,
-            questions: (ask, Mutex::new(asked)),
+            questions: (sender, Mutex::new(receiver)),
             seen: [AtomicBool::new(false), AtomicBool::new(false)],
             subscriptions: std::sync::OnceLock::new(),
             ready: AtomicBool::new(false),
@@ -292,19 +292,19 @@ impl Configuration {
         let mut questions = self.questions.1.lock().await;
         let mut sweep = tokio::time::interval(hosts::IDLE_TIMEOUT / 8);
         loop {
-            let mut asked = Vec::new();
+            let mut received = Vec::new();
             tokio::select! {
-                _ = questions.recv_many(&mut asked, 1_024) => {}
+                _ = questions.recv_many(&mut received, 1_024) => {}
                 _ = sweep.tick() => {}
             }
             let mut inventory = self.inventory.lock().await;
             let now = Instant::now();
             let connected = self.subscriptions.get().is_some_and(|server| *server.connected().borrow());
             // Without a connection, a dropped name could not be requested again.
-            if asked.is_empty() && connected {
+            if received.is_empty() && connected {
                 inventory.drop_idle(now);
             }
-            asked.into_iter().for_each(|question| inventory.ask(question, now, connected));
+            received.into_iter().for_each(|question| inventory.ask(question, now, connected));
             self.settle(&mut inventory).await;
         }
     }

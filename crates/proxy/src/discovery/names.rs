@@ -19,11 +19,11 @@ use skysail_policy::config::{
 
 /// Starts a resolver task for every new DNS cluster.
 pub(super) fn look_up(inventory: &mut Inventory, changed: &Arc<Notify>) {
-    for kept in inventory.clusters.values_mut().filter_map(|slot| slot.warming.as_mut()) {
-        if matches!(kept.value.discovery, Discovery::Dns { .. })
-            && !std::mem::replace(&mut kept.looked_up, true)
+    for accepted in inventory.clusters.values_mut().filter_map(|slot| slot.warming.as_mut()) {
+        if matches!(accepted.value.discovery, Discovery::Dns { .. })
+            && !std::mem::replace(&mut accepted.looked_up, true)
         {
-            let (cluster, resolved) = (Arc::downgrade(&kept.value), Arc::clone(&kept.resolved));
+            let (cluster, resolved) = (Arc::downgrade(&accepted.value), Arc::clone(&accepted.resolved));
             tokio::spawn(follow(cluster, resolved, Arc::clone(changed)));
         }
     }
@@ -69,8 +69,8 @@ async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
                 tracing::debug!(host = %name.host, %error, "not found");
                 let cluster = cluster.upgrade()?;
                 let before = cluster.endpoints.load();
-                let kept = before.iter().filter(|e| e.hostname.as_deref() == Some(&*name.host));
-                found.extend(kept.map(|one| (one.address, one.others.clone(), name.clone())));
+                let accepted = before.iter().filter(|e| e.hostname.as_deref() == Some(&*name.host));
+                found.extend(accepted.map(|one| (one.address, one.others.clone(), name.clone())));
             }
         }
     }

@@ -15,8 +15,8 @@ pub(crate) const WARMING_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Versions of one resource name.
 pub(crate) struct Slot<T> {
-    pub(crate) active: Option<Kept<T>>,
-    pub(crate) warming: Option<Kept<T>>,
+    pub(crate) active: Option<Accepted<T>>,
+    pub(crate) warming: Option<Accepted<T>>,
     /// The resource that was rejected last.
     pub(crate) error: Option<Failure>,
     /// The server has answered that the resource does not exist.
@@ -24,17 +24,17 @@ pub(crate) struct Slot<T> {
     /// Time when the server deleted the resource, which is still in use.
     pub(super) removed: Option<Instant>,
     /// Time when the resource was subscribed to by name.
-    pub(super) asked: Option<Instant>,
+    pub(super) requested_at: Option<Instant>,
 }
 
 /// An accepted resource.
-pub(crate) struct Kept<T> {
+pub(crate) struct Accepted<T> {
     pub(crate) value: Arc<T>,
     pub(crate) body: Bytes,
     pub(crate) version: String,
     pub(crate) updated: SystemTime,
     /// Comes from the bootstrap file.
-    pub(crate) fixed: bool,
+    pub(crate) is_static: bool,
     pub(super) since: Instant,
     /// For clusters with DNS names: the names have been resolved once.
     pub(crate) resolved: Arc<AtomicBool>,
@@ -52,47 +52,47 @@ pub(crate) struct Failure {
 
 impl<T> Default for Slot<T> {
     fn default() -> Self {
-        Self { active: None, warming: None, error: None, absent: false, removed: None, asked: None }
+        Self { active: None, warming: None, error: None, absent: false, removed: None, requested_at: None }
     }
 }
 
 impl<T> Slot<T> {
     /// Returns the warming version, or else the active one.
-    pub(crate) fn newest(&self) -> Option<&Kept<T>> {
+    pub(crate) fn newest(&self) -> Option<&Accepted<T>> {
         self.warming.as_ref().or(self.active.as_ref())
     }
 
     /// Returns the active and the warming version.
-    pub(super) fn both(&self) -> impl Iterator<Item = &Kept<T>> {
+    pub(super) fn both(&self) -> impl Iterator<Item = &Accepted<T>> {
         self.active.iter().chain(&self.warming)
     }
 
     /// Accepts a new version unless it equals the newest. Returns whether anything has changed.
-    pub(super) fn offer(
+    pub(super) fn accept(
         &mut self,
         body: &Bytes,
         version: &str,
-        fixed: bool,
+        is_static: bool,
         make: impl FnOnce() -> translate::Result<T>,
     ) -> Result<bool, String> {
         self.absent = false;
         let revived = self.removed.take().is_some();
-        if let Some(kept) = self.warming.as_mut().or(self.active.as_mut())
-            && kept.body == *body
+        if let Some(accepted) = self.warming.as_mut().or(self.active.as_mut())
+            && accepted.body == *body
         {
-            version.clone_into(&mut kept.version);
+            version.clone_into(&mut accepted.version);
             self.error = None;
             return Ok(revived);
         }
         match make() {
             Ok(value) => {
                 self.error = None;
-                self.warming = Some(Kept {
+                self.warming = Some(Accepted {
                     value: Arc::new(value),
                     body: body.clone(),
                     version: version.to_owned(),
                     updated: SystemTime::now(),
-                    fixed,
+                    is_static,
                     since: Instant::now(),
                     resolved: Arc::default(),
                     looked_up: false,
@@ -114,10 +114,10 @@ impl<T> Slot<T> {
     }
 
     /// Puts the warming version into force if it is warm or has timed out; returns whether it did.
-    pub(super) fn promote(&mut self, now: Instant, warm: impl FnOnce(&Kept<T>) -> bool) -> bool {
-        let Some(kept) = &self.warming else { return false };
-        let must = self.active.is_none() && now.duration_since(kept.since) >= WARMING_TIMEOUT;
-        if !must && !warm(kept) {
+    pub(super) fn promote(&mut self, now: Instant, warm: impl FnOnce(&Accepted<T>) -> bool) -> bool {
+        let Some(accepted) = &self.warming else { return false };
+        let must = self.active.is_none() && now.duration_since(accepted.since) >= WARMING_TIMEOUT;
+        if !must && !warm(accepted) {
             return false;
         }
         self.active = self.warming.take();
@@ -126,8 +126,8 @@ impl<T> Slot<T> {
 
     /// Returns whether no version is in force yet and one is expected.
     pub(super) fn is_awaited(&self, now: Instant) -> bool {
-        let asked = || self.asked.is_some_and(|asked| now.duration_since(asked) < WARMING_TIMEOUT);
-        self.active.is_none() && (self.warming.is_some() || (!self.absent && asked()))
+        let is_requested = || self.requested_at.is_some_and(|at| now.duration_since(at) < WARMING_TIMEOUT);
+        self.active.is_none() && (self.warming.is_some() || (!self.absent && is_requested()))
     }
 }
 
@@ -137,8 +137,8 @@ pub(super) fn waiting<'a, K: 'a, T: 'a>(
     now: Instant,
 ) -> impl Iterator<Item = Instant> + 'a {
     slots.values().filter_map(move |slot| match (&slot.warming, &slot.active) {
-        (Some(kept), None) => Some(kept.since),
-        (None, None) if slot.is_awaited(now) => slot.asked,
+        (Some(accepted), None) => Some(accepted.since),
+        (None, None) if slot.is_awaited(now) => slot.requested_at,
         _ => slot.removed,
     })
 }

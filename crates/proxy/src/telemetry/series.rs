@@ -225,7 +225,7 @@ pub(super) trait Series: Default {
 
 /// The peer, as far as labels describe it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct OtherEnd {
+pub(super) struct PeerLabels {
     pub(super) workload: Option<Arc<Workload>>,
     /// First URI SAN of the peer's certificate.
     pub(super) principal: Option<Arc<str>>,
@@ -279,7 +279,7 @@ fn of_service(service: &Service) -> Destination<'_> {
 /// Returns the labels of a request (`http`) or connection, as text between the braces.
 pub(super) fn labels(
     local: &LocalWorkload,
-    other: &OtherEnd,
+    other: &PeerLabels,
     record: &Record<'_>,
     destination: Destination<'_>,
     (http, changes): (bool, &[LabelChange<'_>]),

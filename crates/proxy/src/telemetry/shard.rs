@@ -15,7 +15,9 @@ use std::{
 
 use super::{
     attributes,
-    series::{self, Destination, HttpSeries, LabelChange, MAX_NAME, OtherEnd, Series, TcpCounts, TcpSeries},
+    series::{
+        self, Destination, HttpSeries, LabelChange, MAX_NAME, PeerLabels, Series, TcpCounts, TcpSeries,
+    },
     stats::{ClusterStats, ExportStats, ListenerStats, ManagerStats, OutlierStats, Sample},
 };
 use skysail_http::{head::RequestHead, map::Map};
@@ -40,7 +42,7 @@ const MAX_PEERS: usize = 8_192;
 /// Default time without an update after which a series expires.
 const EXPIRY: Duration = Duration::from_hours(1);
 /// Maximum length of a series' labels in bytes, on average over the maximum number of series.
-const LABELS: usize = 2048;
+const MAX_LABEL_BYTES: usize = 2048;
 /// Minimum interval between sweeps of expired series, and between warnings about exceeded limits.
 const SWEEP: Duration = Duration::from_secs(60);
 
@@ -61,12 +63,12 @@ pub struct Shard {
 
 #[derive(Debug, Default)]
 struct Numbers {
-    others: HashMap<OtherEnd, u32>,
+    peers: HashMap<PeerLabels, u32>,
     /// Number that was assigned last.
-    last_other: u32,
-    keys: HashMap<Key, u32, BuildHasherDefault<Mix>>,
+    last_peer: u32,
+    keys: HashMap<Key, u32, BuildHasherDefault<KeyHasher>>,
     /// Cluster names that keys refer to by address.
-    held: HashMap<usize, Arc<str>>,
+    cluster_names: HashMap<usize, Arc<str>>,
     http: Table<HttpSeries>,
     tcp: Table<TcpSeries>,
     dropped: u64,
@@ -166,8 +168,8 @@ impl Shard {
             // The remaining series have other indices, and keys may refer to expired ones.
             numbers.expired += expired;
             numbers.keys.clear();
-            numbers.held.clear();
-            numbers.others.clear();
+            numbers.cluster_names.clear();
+            numbers.peers.clear();
         }
     }
 
@@ -186,7 +188,7 @@ impl Shard {
         let (record, authority) = (context.record, context.request.map_or("", RequestHead::authority));
         let protocol = if record.grpc { Protocol::Grpc } else { Protocol::Http };
         for change in changes.iter().filter(|change| change.metrics != 0) {
-            let changed = Changed::new(change, HTTP.len(), context);
+            let changed = EvaluatedChange::new(change, HTTP.len(), context);
             let mut numbers = self.numbers.borrow_mut();
             match self.find(&mut numbers, record, authority, protocol, Some(&changed)) {
                 Some(index) => numbers.http.series[index as usize].1.add_some(record, change.metrics),
@@ -202,12 +204,12 @@ impl Shard {
         }
         let context = Context { record, request: None, response: None };
         for change in stats.tcp.iter().filter(|change| change.metrics != 0) {
-            let changed = Changed::new(change, TCP.len(), &context);
+            let changed = EvaluatedChange::new(change, TCP.len(), &context);
             self.count(record, counts.only(change.metrics), Some(&changed));
         }
     }
 
-    fn count(&self, record: &Record<'_>, counts: TcpCounts, changed: Option<&Changed<'_>>) {
+    fn count(&self, record: &Record<'_>, counts: TcpCounts, changed: Option<&EvaluatedChange<'_>>) {
         let mut numbers = self.numbers.borrow_mut();
         match self.find(&mut numbers, record, "", Protocol::Tcp, changed) {
             Some(index) => numbers.tcp.series[index as usize].1.add(counts),
@@ -220,7 +222,7 @@ impl Shard {
         numbers.dropped += 1;
         if self.may_warn(0) {
             tracing::warn!(
-                "the limit of {} metric series is reached, or their labels exceed {LABELS} bytes each on average: \
+                "the limit of {} metric series is reached, or their labels exceed {MAX_LABEL_BYTES} bytes each on average: \
                  new series are not recorded (see skysail_metric_series_dropped_total); remove labels that \
                  have many values (tagOverrides of Telemetry), or raise --max-metric-series",
                 self.most
@@ -307,10 +309,10 @@ impl Shard {
         record: &Record<'_>,
         authority: &str,
         protocol: Protocol,
-        changed: Option<&Changed<'_>>,
+        changed: Option<&EvaluatedChange<'_>>,
     ) -> Option<u32> {
         let destination = series::destination(record, authority);
-        let other = numbers.other_end(record);
+        let other = numbers.peer_labels(record);
         let key = Key {
             other,
             flags: record.flags.bits(),
@@ -330,10 +332,10 @@ impl Shard {
         if let Some(index) = numbers.keys.get(&key) {
             return Some(*index);
         }
-        let mut by_labels = |end: &OtherEnd, bytes| {
+        let mut by_labels = |end: &PeerLabels, bytes| {
             self.find_by_labels(numbers, record, (end, destination), protocol, changed, bytes)
         };
-        let (mut end, bytes) = (other_end(record), self.most.saturating_mul(LABELS));
+        let (mut end, bytes) = (peer_labels(record), self.most.saturating_mul(MAX_LABEL_BYTES));
         let Some(index) = by_labels(&end, bytes) else {
             // Peers choose their own metadata. Series without it have reserved room.
             end.workload.take()?;
@@ -341,7 +343,7 @@ impl Shard {
             numbers.unlabelled += 1;
             if self.may_warn(1) {
                 tracing::warn!(
-                    "the limit of {} metric series is reached, or their labels exceed {LABELS} bytes each on average: \
+                    "the limit of {} metric series is reached, or their labels exceed {MAX_LABEL_BYTES} bytes each on average: \
                      new series are recorded without the peer's metadata (see \
                      skysail_metric_peers_unlabelled_total); remove labels that have many or long values \
                      (tagOverrides of Telemetry), or raise --max-metric-series",
@@ -352,10 +354,10 @@ impl Shard {
         };
         if numbers.keys.len() >= MAX_KEYS {
             numbers.keys.clear();
-            numbers.held.clear();
+            numbers.cluster_names.clear();
         }
         if let Some(cluster) = record.cluster {
-            numbers.held.insert(key.cluster, Arc::clone(&cluster.name));
+            numbers.cluster_names.insert(key.cluster, Arc::clone(&cluster.name));
         }
         numbers.keys.insert(key, index);
         Some(index)
@@ -366,9 +368,9 @@ impl Shard {
         &self,
         numbers: &mut Numbers,
         record: &Record<'_>,
-        (other, destination): (&OtherEnd, Destination<'_>),
+        (other, destination): (&PeerLabels, Destination<'_>),
         protocol: Protocol,
-        changed: Option<&Changed<'_>>,
+        changed: Option<&EvaluatedChange<'_>>,
         bytes: usize,
     ) -> Option<u32> {
         let http = protocol != Protocol::Tcp;
@@ -384,13 +386,13 @@ impl Shard {
 
 /// A label change, evaluated for one request or connection.
 #[derive(Debug, Hash)]
-struct Changed<'a> {
+struct EvaluatedChange<'a> {
     /// Metrics that the change does not affect.
     hidden: u8,
     labels: Vec<LabelChange<'a>>,
 }
 
-impl<'a> Changed<'a> {
+impl<'a> EvaluatedChange<'a> {
     /// Evaluates a change of `metrics` metrics. An expression without a value gives `unknown`.
     fn new(change: &'a MetricOverride, metrics: usize, context: &Context<'_>) -> Self {
         let value = |expression: &Expression| {
@@ -473,21 +475,21 @@ impl Numbers {
 
     /// Returns the number of the peer and stores it in the connection's peer, so that the lookup happens once.
     /// No number is assigned twice. A peer with several numbers is still counted in one series.
-    fn other_end(&mut self, record: &Record<'_>) -> u32 {
-        let peer = far_peer(record);
+    fn peer_labels(&mut self, record: &Record<'_>) -> u32 {
+        let peer = remote_peer(record);
         if let Some(known) = peer.map(|peer| peer.series.get()).filter(|known| *known != 0) {
             return known;
         }
-        let other = other_end(record);
-        let number = match self.others.get(&other) {
+        let other = peer_labels(record);
+        let number = match self.peers.get(&other) {
             Some(number) => *number,
             None => {
-                if self.others.len() >= MAX_PEERS {
-                    self.others.clear();
+                if self.peers.len() >= MAX_PEERS {
+                    self.peers.clear();
                 }
-                self.last_other = self.last_other.wrapping_add(1).max(1);
-                self.others.insert(other, self.last_other);
-                self.last_other
+                self.last_peer = self.last_peer.wrapping_add(1).max(1);
+                self.peers.insert(other, self.last_peer);
+                self.last_peer
             }
         };
         if let Some(peer) = peer {
@@ -497,17 +499,17 @@ impl Numbers {
     }
 }
 
-fn far_peer<'a>(record: &Record<'a>) -> Option<&'a Peer> {
+fn remote_peer<'a>(record: &Record<'a>) -> Option<&'a Peer> {
     if record.direction == Direction::Inbound { record.downstream } else { record.upstream }
 }
 
-fn other_end(record: &Record<'_>) -> OtherEnd {
-    let peer = far_peer(record);
+fn peer_labels(record: &Record<'_>) -> PeerLabels {
+    let peer = remote_peer(record);
     let endpoint = || match record.direction {
         Direction::Inbound => None,
         Direction::Outbound | Direction::Unspecified => record.endpoint?.workload.clone(),
     };
-    OtherEnd {
+    PeerLabels {
         workload: peer.and_then(Peer::workload).or_else(endpoint),
         principal: peer.and_then(|peer| peer.principal().cloned()),
         local_principal: peer.and_then(|peer| peer.local_principal.clone()),
@@ -516,9 +518,9 @@ fn other_end(record: &Record<'_>) -> OtherEnd {
 
 /// Hasher of keys. Peers choose no part of a key, except for a hash that is keyed with a secret.
 #[derive(Default)]
-struct Mix(u64);
+struct KeyHasher(u64);
 
-impl Hasher for Mix {
+impl Hasher for KeyHasher {
     fn finish(&self) -> u64 {
         // Hash tables use both the high and the low bits.
         self.0 ^ (self.0 >> 32)

@@ -90,7 +90,7 @@ impl Offer {
             UpstreamProtocol::Http1 | UpstreamProtocol::Auto => false,
         };
         let protocol = if http2 { ApplicationProtocol::Http2 } else { ApplicationProtocol::Http1 };
-        let host = cluster.auto_sni.as_ref().and_then(|auto| asked_host(auto, head)).map(Into::into);
+        let host = cluster.auto_sni.as_ref().and_then(|auto| sni_host(auto, head)).map(Into::into);
         Self { protocol, istio, ends: None, host }
     }
 
@@ -128,17 +128,17 @@ impl Dialer {
 
 /// Returns an idle connection to an endpoint, or a stream of a shared one.
 pub(crate) fn take(pool: &Pool, host: &Host, offer: &Offer) -> Result<Option<Upstream>, Error> {
-    let tls = terms(host.endpoint.tls.as_deref(), offer)?;
+    let tls = tls_settings(host.endpoint.tls.as_deref(), offer)?;
     Ok(reuse(pool, host, offer, tls.as_ref()))
 }
 
 /// Returns whether each connection serves a single request, because its PROXY header identifies the client.
-fn is_own(pool: &Pool) -> bool {
+fn is_exclusive(pool: &Pool) -> bool {
     pool.cluster.proxy_protocol.is_some()
 }
 
 fn reuse(pool: &Pool, host: &Host, offer: &Offer, tls: Option<&UpstreamTls>) -> Option<Upstream> {
-    if is_own(pool) {
+    if is_exclusive(pool) {
         return None;
     }
     // TLS may have negotiated the other protocol, so both pools are searched; the unused one is empty.
@@ -161,10 +161,12 @@ pub(crate) async fn get(
     let mut waiting = None;
     loop {
         // Trust may have changed during the wait.
-        let tls = terms(host.endpoint.tls.as_deref(), offer)?;
+        let tls = tls_settings(host.endpoint.tls.as_deref(), offer)?;
         let (freed, room) = (host.freed.notified(), pool.room.notified());
-        let soon =
-            offer.protocol == ApplicationProtocol::Http2 && host.connecting.get() && !fresh && !is_own(pool);
+        let soon = offer.protocol == ApplicationProtocol::Http2
+            && host.connecting.get()
+            && !fresh
+            && !is_exclusive(pool);
         if !soon {
             match pool.admit(host) {
                 // Boxed, because few requests open a connection, and every waiting connection holds this
@@ -180,7 +182,7 @@ pub(crate) async fn get(
             () = freed => {}
             () = room => {}
         }
-        let tls = terms(host.endpoint.tls.as_deref(), offer)?;
+        let tls = tls_settings(host.endpoint.tls.as_deref(), offer)?;
         if !fresh && let Some(upstream) = reuse(pool, host, offer, tls.as_ref()) {
             return Ok(upstream);
         }
@@ -209,7 +211,7 @@ pub(crate) async fn bytes(
     dialer: &Dialer,
     place: ConnectionSlot,
 ) -> Result<Upstream, Error> {
-    let tls = terms(host.endpoint.tls.as_deref(), offer)?;
+    let tls = tls_settings(host.endpoint.tls.as_deref(), offer)?;
     open(pool, host, offer, tls, dialer, place).await
 }
 
@@ -290,7 +292,7 @@ async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Up
         }
         driver.close().await;
     });
-    if is_own(link.pool()) {
+    if is_exclusive(link.pool()) {
         return Ok(Upstream { wire: Wire::Http2(Box::new(http2::Duplex::idle(connection))), link });
     }
     Ok(host.add_shared(link, connection))
@@ -306,7 +308,7 @@ async fn establish(
     let refused = |error: io::Error| {
         Error::caused(Kind::ConnectFailed, format_args!("delayed connect error: {}", reason(&error)))
     };
-    let mut tcp = reach(endpoint, &pool.cluster, dialer.mark).await.map_err(refused)?;
+    let mut tcp = connect_endpoint(endpoint, &pool.cluster, dialer.mark).await.map_err(refused)?;
     if let Some(version) = pool.cluster.proxy_protocol {
         tcp.write_all(&proxy_protocol::write(version, ends)).await.map_err(refused)?;
     }
@@ -322,7 +324,11 @@ async fn establish(
 
 /// Connects to an endpoint. With several addresses, the first to answer wins (RFC 8305): the next one is tried
 /// after a failure or a delay.
-async fn reach(endpoint: &Endpoint, cluster: &Cluster, mark: Option<u32>) -> io::Result<TcpStream> {
+async fn connect_endpoint(
+    endpoint: &Endpoint,
+    cluster: &Cluster,
+    mark: Option<u32>,
+) -> io::Result<TcpStream> {
     if endpoint.others.is_empty() {
         return dial(endpoint.address, cluster, mark).await;
     }
@@ -427,7 +433,7 @@ fn tcp_keepalive(config: &Keepalive) -> TcpKeepalive {
     keepalive
 }
 
-fn terms(tls: Option<&ClientTls>, offer: &Offer) -> Result<Option<UpstreamTls>, Error> {
+fn tls_settings(tls: Option<&ClientTls>, offer: &Offer) -> Result<Option<UpstreamTls>, Error> {
     let Some(tls) = tls else { return Ok(None) };
     let configs = tls.config.load();
     let Some(configs) = configs.as_ref() else {
@@ -438,7 +444,7 @@ fn terms(tls: Option<&ClientTls>, offer: &Offer) -> Result<Option<UpstreamTls>, 
 }
 
 /// Returns the host of a request for SNI; `None` for an IP address, which SNI excludes (RFC 6066, section 3).
-fn asked_host<'a>(auto: &AutoSni, head: &'a RequestHead) -> Option<&'a str> {
+fn sni_host<'a>(auto: &AutoSni, head: &'a RequestHead) -> Option<&'a str> {
     let header = auto.header.as_deref().and_then(|name| head.header(name));
     let said = header.and_then(|value| str::from_utf8(value).ok()).filter(|value| !value.is_empty());
     let host = route::without_port(said.unwrap_or_else(|| head.authority()));

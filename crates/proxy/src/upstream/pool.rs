@@ -319,7 +319,7 @@ impl Pool {
             let current = connection.is_usable()
                 && (!asked || multiplexed.link.uses(tls))
                 && !multiplexed.link.is_old(Instant::now)
-                && multiplexed.begun() < self.most() as usize;
+                && multiplexed.begun() < self.max_requests() as usize;
             if current
                 && asked
                 && found.is_none()
@@ -335,7 +335,7 @@ impl Pool {
     }
 
     /// Returns the maximum number of requests per connection.
-    fn most(&self) -> u32 {
+    fn max_requests(&self) -> u32 {
         // A connection whose PROXY header identifies a client serves no other client.
         let own = self.cluster.proxy_protocol.map(|_| 1);
         own.or(self.cluster.max_requests_per_connection).unwrap_or(u32::MAX)
@@ -474,15 +474,15 @@ impl Link {
     /// Returns whether the connection has reached its maximum duration. Reads the clock only if there is a
     /// maximum.
     fn is_old(&self, now: impl FnOnce() -> Instant) -> bool {
-        let most = self.pool().cluster.max_connection_duration;
-        most.is_some_and(|most| now().saturating_duration_since(self.opened) >= most)
+        let max_requests = self.pool().cluster.max_connection_duration;
+        max_requests.is_some_and(|max_requests| now().saturating_duration_since(self.opened) >= max_requests)
     }
 
     /// Returns whether the connection may serve further requests.
     pub(crate) fn is_good(&self) -> bool {
         !self.pool().gone.get()
             && !self.host.gone.get()
-            && self.served.get() < self.pool().most()
+            && self.served.get() < self.pool().max_requests()
             && !self.is_old(Instant::now)
     }
 

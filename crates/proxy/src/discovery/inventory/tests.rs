@@ -258,7 +258,7 @@ fn table_of_hosts() -> Received {
 }
 
 fn hosts_in_force(inventory: &Inventory) -> Vec<String> {
-    let table = inventory.whole_body(inventory.routes["t"].active.as_ref().unwrap());
+    let table = inventory.merged_body(inventory.routes["t"].active.as_ref().unwrap());
     let table = RouteConfiguration::decode(table).unwrap();
     table.virtual_hosts.into_iter().map(|host| host.domains.concat()).collect()
 }

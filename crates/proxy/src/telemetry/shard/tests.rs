@@ -259,15 +259,15 @@ fn data_of_peers_does_not_grow_memory_without_bound() {
     let numbers = shard.numbers.borrow();
     assert_eq!(numbers.http.series.len(), 1000);
     assert_eq!(numbers.dropped, 39_000);
-    assert!(numbers.keys.len() <= MAX_KEYS && numbers.held.len() <= MAX_KEYS);
-    assert!(numbers.others.len() <= MAX_PEERS);
+    assert!(numbers.keys.len() <= MAX_KEYS && numbers.cluster_names.len() <= MAX_KEYS);
+    assert!(numbers.peers.len() <= MAX_PEERS);
 }
 
 /// Labels of the maximum length that peers can choose.
 #[test]
 fn labels_that_peers_choose_use_a_bounded_number_of_bytes() {
     let shard = Shard::new(local(), 100);
-    let bound = 100 * LABELS;
+    let bound = 100 * MAX_LABEL_BYTES;
     let head = RequestHead::build("GET", "/", "h", &[]);
     for round in 0..1000_u32 {
         let long: Arc<str> = format!("{round:06}{}", "x".repeat(250)).into();

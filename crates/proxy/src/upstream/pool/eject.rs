@@ -38,7 +38,7 @@ impl Pool {
             Kind::AnswerTooLarge => {
                 self.stats.cx_protocol_error.inc();
                 self.stats.head_too_large.inc();
-                self.tell(Limit::AnswerHead);
+                self.log_limit(Limit::AnswerHead);
             }
             _ => {}
         }
@@ -95,7 +95,7 @@ pub(super) async fn watch(pool: Weak<Pool>) {
     while let Some(interval) = interval(&pool) {
         timer::sleep(interval).await;
         if let Some(pool) = pool.upgrade() {
-            look_after(&pool, &mut dice);
+            check_endpoints(&pool, &mut dice);
         }
     }
 }
@@ -105,7 +105,7 @@ fn interval(pool: &Weak<Pool>) -> Option<std::time::Duration> {
     pool.cluster.outlier.as_ref().map(|outlier| outlier.interval)
 }
 
-fn look_after(pool: &Rc<Pool>, dice: &mut fastrand::Rng) {
+fn check_endpoints(pool: &Rc<Pool>, dice: &mut fastrand::Rng) {
     let (Some(outlier), Some(stats)) = (&pool.cluster.outlier, &pool.outliers) else { return };
     let now = Instant::now();
     if !outlier::is_due(outlier, now) {

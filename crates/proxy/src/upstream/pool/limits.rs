@@ -75,7 +75,7 @@ impl Pool {
         let limited = self.cluster.limits.requests != u32::MAX || self.cluster.limits.budget.is_some();
         if limited && !claim(&self.cluster.usage.requests, self.cluster.limits.requests) {
             self.stats.rq_active_overflow.inc();
-            self.tell(Limit::Requests);
+            self.log_limit(Limit::Requests);
             return None;
         }
         host.requests.set(host.requests.get() + 1);
@@ -97,7 +97,7 @@ impl Pool {
         let retry = self.counted(limit, |pool| &pool.cluster.usage.retries);
         if retry.is_none() {
             self.stats.rq_retry_overflow.inc();
-            self.tell(Limit::Retries);
+            self.log_limit(Limit::Retries);
         }
         retry
     }
@@ -108,18 +108,18 @@ impl Pool {
     /// The limit of pending requests is reached.
     pub(crate) fn pending(self: &Rc<Self>) -> Result<Counted, Error> {
         self.stats.cx_overflow.inc();
-        self.tell(Limit::Connections);
+        self.log_limit(Limit::Connections);
         let pending = self.counted(self.cluster.limits.pending, |pool| &pool.cluster.usage.pending);
         if pending.is_none() {
             self.stats.rq_pending_overflow.inc();
-            self.tell(Limit::Pending);
+            self.log_limit(Limit::Pending);
         }
         pending.ok_or_else(|| Error::new(Kind::Overflow))
     }
 
     /// Logs that a limit is reached.
-    pub(super) fn tell(&self, limit: Limit) {
-        limit_log::log(limit, format_args!("cluster {}", self.cluster.name));
+    pub(super) fn log_limit(&self, limit: Limit) {
+        limit_log::tell(limit, format_args!("cluster {}", self.cluster.name));
     }
 
     fn counted(self: &Rc<Self>, limit: u32, of: fn(&Self) -> &AtomicU32) -> Option<Counted> {
