@@ -1,9 +1,9 @@
-//! Cuts Envoy's descriptors to what the sidecar needs, and makes the table of supported fields.
+//! Reduces Envoy's descriptors to what the sidecar needs, and generates the table of supported fields.
 //!
-//! The descriptors lie in the sources of the `envoy-types` crate, not in its API, so `cargo metadata` is asked
-//! where those are. From them come `descriptors.bin`, for the child process that turns JSON into protos and
-//! back, and `fields.rs`, the names of all fields of the messages in `src/translate/supported.txt` with what is
-//! done about each. A misspelt name there fails the build.
+//! The descriptors are in the sources of the `envoy-types` crate, not in its API, so `cargo metadata` finds the
+//! sources. The script generates `descriptors.bin`, for the child process that converts between JSON and
+//! protos, and `fields.rs`. The latter contains the names of all fields of the messages in
+//! `src/translate/supported.txt` with their support. A misspelt name in that file fails the build.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -23,7 +23,7 @@ use prost_types::{
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Messages whose JSON form is needed though no field of them is translated.
+/// Messages whose JSON form is needed although none of their fields is translated.
 const JSON_ONLY: &[&str] = &[
     "envoy.admin.v3.ConfigDump",
     "envoy.admin.v3.SecretsConfigDump",
@@ -50,11 +50,12 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Where the sources of `envoy-types` are, whatever the registry or vendoring.
+/// Returns the directory of the `envoy-types` sources, with any registry or vendoring.
 fn envoy_types() -> Result<PathBuf> {
     let manifest = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("Cargo.toml");
     let target = env::var("TARGET")?;
-    // Offline first: what this build needs was fetched. Online where that is not all that `cargo metadata` wants to know.
+    // Tries offline first, because the dependencies of this build are downloaded. `cargo metadata` may need
+    // more; then it goes online.
     let mut said = String::new();
     for offline in [true, false] {
         let mut command = Command::new(env::var("CARGO")?);
@@ -78,7 +79,7 @@ fn envoy_types() -> Result<PathBuf> {
     Err(format!("Envoy's descriptors cannot be found, as cargo metadata failed: {said}").into())
 }
 
-/// What is done about a field.
+/// Support for a field.
 #[derive(Clone, Copy, PartialEq)]
 enum Mark {
     Done,
@@ -88,8 +89,8 @@ enum Mark {
 
 type Supported = Vec<(String, BTreeMap<String, Mark>)>;
 
-/// Reads `supported.txt`: a message's name at the start of a line, its fields in lines with an indent, `=`
-/// before those without effect here and `?` before those that are warned about.
+/// Parses `supported.txt`: a line begins with a message's name; its fields are in indented lines. `=` precedes
+/// those without effect, `?` those that log a warning.
 fn parse_supported(text: &str) -> Result<Supported> {
     let mut supported = Supported::new();
     for line in text.lines().map(|line| line.split('#').next().unwrap_or_default()) {
@@ -115,7 +116,7 @@ fn parse_supported(text: &str) -> Result<Supported> {
     Ok(supported)
 }
 
-/// All messages by full name, with the file each is in.
+/// Returns all messages by full name, with their files.
 fn messages(set: &FileDescriptorSet) -> HashMap<String, (&FileDescriptorProto, &DescriptorProto)> {
     let mut all = HashMap::new();
     for file in &set.file {
@@ -169,7 +170,7 @@ fn field_table(supported: &Supported, messages: &Messages<'_>) -> Result<String>
     Ok(code)
 }
 
-/// The rule for a field that is translated: messages are looked into, well-known types are whole.
+/// Returns the rule for a translated field: messages are checked field by field, well-known types as a whole.
 fn done(
     field: &FieldDescriptorProto,
     index: &HashMap<&str, usize>,
@@ -202,7 +203,7 @@ fn done(
     Ok(format!("Rule::Within({index})"))
 }
 
-/// The files that hold the roots, with all they import, without what only other languages' compilers need.
+/// Returns the files of the roots with all their imports, without options for other languages.
 fn trim<'a>(
     set: &FileDescriptorSet,
     roots: impl Iterator<Item = &'a str>,
@@ -269,7 +270,7 @@ fn strip_enum(declared: &mut prost_types::EnumDescriptorProto) {
     }
 }
 
-/// Messages that Envoy's API lacks but Istio sends, and the typed structs of xDS.
+/// Messages that Istio sends and Envoy's API does not contain, and the typed structs of xDS.
 fn istio_files() -> Vec<FileDescriptorProto> {
     let text = |name, number| field(name, number, Type::String, "");
     let flag = |name, number| field(name, number, Type::Bool, "");
