@@ -31,7 +31,7 @@ const PARTICIPANT: i32 = 1;
 pub(crate) const OBSERVER: i32 = 2;
 
 /// Timeout for a process to listen. Under valgrind it runs many times slower than usual.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout for a process to end by itself.
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -131,13 +131,13 @@ impl Running {
 
     /// Waits until the process listens on the port.
     pub(crate) async fn ready(&mut self, port: u16) -> anyhow::Result<()> {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + TIMEOUT;
         while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
             if let Some(status) = self.child.try_wait()? {
-                anyhow::bail!("{} ended with {status} before it listened: {}", self.name, self.last_words());
+                anyhow::bail!("{} ended with {status} before it listened: {}", self.name, self.output_tail());
             }
             if tokio::time::Instant::now() > deadline {
-                anyhow::bail!("{} does not listen after {PATIENCE:?}: {}", self.name, self.last_words());
+                anyhow::bail!("{} does not listen after {TIMEOUT:?}: {}", self.name, self.output_tail());
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -145,7 +145,7 @@ impl Running {
     }
 
     /// Returns the end of the process's output.
-    pub(crate) fn last_words(&self) -> String {
+    pub(crate) fn output_tail(&self) -> String {
         const MOST: usize = 600;
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text[text.len().saturating_sub(MOST)..]).trim().to_owned();

@@ -21,7 +21,7 @@ use skysail_core::{shutdown, stdio};
 
 use self::{
     experiments::{Experiment, PAYLOAD, SETTINGS, Setting, TurnWork},
-    result::{CompareSettings, Comparison, Held, Run, Shown, Skipped},
+    result::{CompareSettings, Comparison, HeldMemory, Run, Skipped, TurnResult},
 };
 use crate::{
     load::{Idle, Load},
@@ -30,7 +30,7 @@ use crate::{
     results::{self, ResultFile},
     schedule::Schedule,
     stage::{self, Output, Turns, keep_first, minutes},
-    topology::{self, Setup, Shape, Standing},
+    topology::{self, RunningTopology, Setup, Shape},
 };
 
 /// Settings of `skysail bench compare`.
@@ -68,9 +68,9 @@ struct CompareTurn {
 /// Estimated time to start and end the processes of one turn.
 const OVERHEAD: Duration = Duration::from_millis(1_300);
 /// Time until a sidecar has released the memory of its start. Ours does so 5 seconds after its last configuration.
-const CALM: Duration = Duration::from_millis(6_500);
+const START_UP: Duration = Duration::from_millis(6_500);
 /// Time until connections count as idle.
-const REST: Duration = Duration::from_secs(2);
+const IDLE_TIME: Duration = Duration::from_secs(2);
 
 /// Measures, writes the result file and prints the result. Returns true if all of it was measured.
 pub(crate) fn run(mut args: CompareArgs) -> anyhow::Result<bool> {
@@ -172,7 +172,7 @@ async fn take_turns(
         let program = program.map(|(peer, program)| (*peer, program.as_path()));
         let (shown, error) = match take(how, turn, program, setup).await {
             Ok(shown) => (shown, None),
-            Err(error) => (Shown::default(), Some(format!("{error:#}"))),
+            Err(error) => (TurnResult::default(), Some(format!("{error:#}"))),
         };
         stdio::tell(format_args!("    {}", error.clone().unwrap_or_else(|| table::short(&shown))));
         runs.push(Run {
@@ -194,7 +194,7 @@ fn duration(setting: &Setting, how: &Turns) -> Duration {
         TurnWork::Hold(steps) => {
             let opening =
                 Duration::from_micros(300) * u32::try_from(steps.iter().sum::<usize>()).unwrap_or(0);
-            CALM + OVERHEAD + opening + REST * u32::try_from(steps.len()).unwrap_or(0)
+            START_UP + OVERHEAD + opening + IDLE_TIME * u32::try_from(steps.len()).unwrap_or(0)
         }
     }
 }
@@ -204,7 +204,7 @@ async fn take(
     turn: &CompareTurn,
     peer: Option<(Peer, &Path)>,
     setup: &Setup,
-) -> anyhow::Result<Shown> {
+) -> anyhow::Result<TurnResult> {
     let mut shape = turn.setting.shape();
     match turn.setting.work {
         TurnWork::Load { traffic, connections, rate } => {
@@ -222,36 +222,36 @@ async fn take(
                 tls: None,
             };
             let measurement = topology::measure(setup, shape, peer, load).await?;
-            Ok(Shown { measurement: Some(measurement), ..Shown::default() })
+            Ok(TurnResult { measurement: Some(measurement), ..TurnResult::default() })
         }
         TurnWork::Surge { .. } => {
             let overload = overload::take(setup, shape, peer, how.warmup, how.seconds).await?;
-            Ok(Shown { overload: Some(overload), ..Shown::default() })
+            Ok(TurnResult { overload: Some(overload), ..TurnResult::default() })
         }
         TurnWork::Hold(steps) => {
-            let standing = Standing::start(setup, shape, peer).await?;
+            let standing = RunningTopology::start(setup, shape, peer).await?;
             let held = hold(&standing, setup, shape, steps).await;
-            Ok(Shown { held: standing.end(held).await?, ..Shown::default() })
+            Ok(TurnResult { held: standing.end(held).await?, ..TurnResult::default() })
         }
     }
 }
 
 /// Measures the memory without connections, then with the number of connections of each step.
 async fn hold(
-    standing: &Standing,
+    standing: &RunningTopology,
     setup: &Setup,
     shape: Shape,
     steps: &[usize],
-) -> anyhow::Result<Vec<Held>> {
-    tokio::time::sleep(CALM).await;
-    let mut held = vec![Held { connections: 0, memory: standing.memory() }];
+) -> anyhow::Result<Vec<HeldMemory>> {
+    tokio::time::sleep(START_UP).await;
+    let mut held = vec![HeldMemory { connections: 0, memory: standing.memory() }];
     let resume = shape.resumption;
     let mut idle = Idle::new(standing.entry, standing.tls(setup, resume)?);
     for &connections in steps {
         let growing = tokio::task::spawn_blocking(move || idle.grow(connections).map(|()| idle));
         idle = growing.await.context("the client failed")??;
-        tokio::time::sleep(REST).await;
-        held.push(Held { connections, memory: standing.memory() });
+        tokio::time::sleep(IDLE_TIME).await;
+        held.push(HeldMemory { connections, memory: standing.memory() });
     }
     Ok(held)
 }

@@ -46,15 +46,15 @@ use crate::{
 /// Authority under which sidecars connect.
 const AUTHORITY: &str = "istiod.istio-system.svc:15012";
 /// Timeout of each step.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Pause after sidecars connect or disconnect, before memory is measured.
 const SETTLE: Duration = Duration::from_secs(1);
 /// Pause after a change, for the work that it causes.
-const AFTERMATH: Duration = Duration::from_millis(300);
+const AFTER_EFFECTS: Duration = Duration::from_millis(300);
 /// Pause between changes while sidecars disconnect and reconnect.
 const BETWEEN_CHANGES: Duration = Duration::from_millis(100);
 /// Number of sidecars that a control plane serves with its default limits.
-const MOST_SIDECARS: usize = 10_000 * mesh::NAMESPACES;
+const MAX_SIDECARS: usize = 10_000 * mesh::NAMESPACES;
 /// Number of open files besides connections.
 const OTHER_FILES: u64 = 100;
 
@@ -310,7 +310,7 @@ async fn measure(args: &ControlArgs, folder: &Path, machine: Machine) -> anyhow:
 
     let mut plan = args.plan();
     if args.subscribe == Subscription::Mesh {
-        learn(&mut plan, server.target, tls.first(), PATIENCE)?;
+        learn(&mut plan, server.target, tls.first(), TIMEOUT)?;
     }
     let mut fleet = Fleet::new(server.target, tls, &plan, args.streams as usize)?;
     let connect = connect(&mut fleet, &mut server, args.sidecars as usize, args.at_once as usize)?;
@@ -344,7 +344,7 @@ impl ControlArgs {
     /// Returns further arguments of the control plane. They allow more sidecars per identity than the default,
     /// because each namespace has one identity.
     fn further(&self) -> Vec<OsString> {
-        match self.sidecars as usize > MOST_SIDECARS {
+        match self.sidecars as usize > MAX_SIDECARS {
             true => vec!["--discovery-identity-streams".into(), self.sidecars.to_string().into()],
             false => Vec::new(),
         }
@@ -388,7 +388,7 @@ fn connect(
     at_once: usize,
 ) -> anyhow::Result<ConnectResult> {
     let (cpu, own, start) = (server.cpu(), clock::thread_cpu(), Instant::now());
-    fleet.connect(sidecars, at_once, PATIENCE * 5).with_context(|| server.running.last_words())?;
+    fleet.connect(sidecars, at_once, TIMEOUT * 5).with_context(|| server.running.output_tail())?;
     let (took, own) = (start.elapsed().as_secs_f64(), clock::thread_cpu() - own);
     let received = std::mem::take(&mut fleet.received);
     fleet.rest(SETTLE)?;
@@ -439,10 +439,10 @@ fn tell(
         let began = clock::now();
         mesh.change(change)?;
         fleet
-            .wait(sidecars, PATIENCE)
-            .with_context(|| format!("{change:?}: {}", server.running.last_words()))?;
+            .wait(sidecars, TIMEOUT)
+            .with_context(|| format!("{change:?}: {}", server.running.output_tail()))?;
         // The cost of a change includes acknowledgements and the responses that follow from it.
-        fleet.rest(AFTERMATH)?;
+        fleet.rest(AFTER_EFFECTS)?;
         cpu.push(server.cpu() - before);
         let took: Vec<u64> = fleet.received.changed.iter().map(|at| at - began).collect();
         lasts.extend(took.iter().max());

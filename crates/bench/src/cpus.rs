@@ -10,7 +10,7 @@ use nix::{
 ///
 /// # Errors
 /// If there is only one CPU.
-pub(crate) fn apart() -> anyhow::Result<(CpuSet, CpuSet)> {
+pub(crate) fn split() -> anyhow::Result<(CpuSet, CpuSet)> {
     let mut rest = sched_getaffinity(Pid::from_raw(0)).context("asking which CPUs there are")?;
     let there: Vec<usize> = (0..CpuSet::count()).filter(|cpu| rest.is_set(*cpu).unwrap_or(false)).collect();
     let Some(last) = there.last().filter(|_| there.len() > 1) else {

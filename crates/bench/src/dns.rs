@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use skysail_core::stdio;
 
-use self::server::Questions;
+use self::server::QueryCounter;
 use crate::{
     busy, certificates,
     child::{Running, Scheduling},
@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Timeout of each step.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Pause after sidecars connect and after a start, before queries are counted.
 const SETTLE: Duration = Duration::from_secs(3);
 /// Number of services besides the names. The sidecars are their workloads.
@@ -88,9 +88,9 @@ struct DnsReport {
     machine: Machine,
     settings: DnsSettings,
     /// Queries of one control plane, for all sidecars.
-    skysail: Asked,
+    skysail: QueryCount,
     /// Queries of one Envoy; absent if Envoy is not installed.
-    envoy: Option<Asked>,
+    envoy: Option<QueryCount>,
     /// Queries of one Envoy times the number of sidecars.
     envoys_per_second: Option<f64>,
 }
@@ -104,7 +104,7 @@ struct DnsSettings {
 
 /// Counted queries.
 #[derive(Debug, Serialize)]
-struct Asked {
+struct QueryCount {
     seconds: f64,
     /// Queries for IPv4 and for IPv6 addresses.
     v4: u64,
@@ -176,8 +176,8 @@ async fn with_control_plane(
     args: &DnsArgs,
     folder: &Path,
     server: SocketAddr,
-    questions: &Questions,
-) -> anyhow::Result<Asked> {
+    questions: &QueryCounter,
+) -> anyhow::Result<QueryCount> {
     let (config, ca) = (folder.join("config"), folder.join("ca"));
     let _mesh = Mesh::write(&config, SERVICES, 1)?;
     let entries: String = (0..args.names).map(|name| format!("---\n{}\n", entry(name))).collect();
@@ -194,13 +194,13 @@ async fn with_control_plane(
         endpoint_names: Vec::new(),
         route_names: Vec::new(),
     };
-    learn(&mut plan, control.target, None, PATIENCE)?;
+    learn(&mut plan, control.target, None, TIMEOUT)?;
     let mut fleet = Fleet::new(control.target, Vec::new(), &plan, 1)?;
-    fleet.connect(args.sidecars as usize, AT_ONCE, PATIENCE)?;
+    fleet.connect(args.sidecars as usize, AT_ONCE, TIMEOUT)?;
     fleet.rest(SETTLE)?;
     let before = questions.now();
     fleet.rest(args.seconds)?;
-    let asked = Asked::of(before, questions.now(), args.seconds);
+    let asked = QueryCount::of(before, questions.now(), args.seconds);
     control.running.stop().await;
     Ok(asked)
 }
@@ -221,8 +221,8 @@ async fn with_envoy(
     program: &Path,
     folder: &Path,
     server: SocketAddr,
-    questions: &Questions,
-) -> anyhow::Result<Asked> {
+    questions: &QueryCounter,
+) -> anyhow::Result<QueryCount> {
     let file = folder.join("envoy.json");
     let clusters: Vec<Value> = (0..args.names).map(|name| cluster(name, server)).collect();
     let bootstrap = json!({
@@ -244,7 +244,7 @@ async fn with_envoy(
     tokio::time::sleep(SETTLE).await;
     let before = questions.now();
     tokio::time::sleep(args.seconds).await;
-    let asked = Asked::of(before, questions.now(), args.seconds);
+    let asked = QueryCount::of(before, questions.now(), args.seconds);
     envoy.stop().await;
     Ok(asked)
 }
@@ -269,7 +269,7 @@ fn cluster(name: u32, server: SocketAddr) -> Value {
     })
 }
 
-impl Asked {
+impl QueryCount {
     fn of(before: [u64; 2], after: [u64; 2], time: Duration) -> Self {
         let [v4, v6] = [after[0] - before[0], after[1] - before[1]];
         let seconds = time.as_secs_f64();
@@ -281,7 +281,7 @@ impl DnsReport {
     fn table(&self) -> String {
         let Self { settings, skysail, .. } = self;
         let sidecars = settings.sidecars;
-        let row = |what: String, asked: &Asked, per_second: f64| {
+        let row = |what: String, asked: &QueryCount, per_second: f64| {
             let counted = format!("{} A and {} AAAA in {:.0} s", asked.v4, asked.v6, asked.seconds);
             vec![what, format!("{per_second:.1} ({counted})")]
         };
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn the_table_fits_a_terminal() {
-        let asked = |v4| Asked { seconds: 3_600.0, v4, v6: v4, per_second: v4 as f64 / 1_800.0 };
+        let asked = |v4| QueryCount { seconds: 3_600.0, v4, v6: v4, per_second: v4 as f64 / 1_800.0 };
         let report = DnsReport {
             format: 1,
             benchmark: "dns",

@@ -25,7 +25,7 @@ use crate::{
     report::{Machine, Program},
     results,
     stage::{self, Output, Stage, keep_first},
-    topology::{Setup, Shape, Standing, Topology},
+    topology::{RunningTopology, Setup, Shape, Topology},
 };
 
 /// Settings of `skysail bench instructions`.
@@ -131,16 +131,16 @@ struct Counts {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Count {
     #[serde(flatten)]
-    each: Each,
+    each: RequestCost,
     /// Instructions of the allocator, which are not compared.
     allocator_instructions: u64,
     /// Values of the baseline, if there is one.
-    baseline: Option<Each>,
+    baseline: Option<RequestCost>,
 }
 
 /// Cost of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct Each {
+struct RequestCost {
     /// Instructions outside of the allocator.
     instructions: u64,
     /// Number of allocations.
@@ -148,7 +148,7 @@ struct Each {
 }
 
 /// Counts that are kept with the source.
-type Baseline = BTreeMap<Case, Each>;
+type Baseline = BTreeMap<Case, RequestCost>;
 
 /// Deviation from the baseline that is tolerated. A lower count should become the new baseline.
 const TOLERANCE: f64 = 0.03;
@@ -214,7 +214,7 @@ pub(crate) fn run(mut args: InstructionsArgs) -> anyhow::Result<bool> {
     Ok(args.baseline.is_none_or(|file| compare(&counts, &file)))
 }
 
-/// Returns the command under which the sidecar runs. Each thread gets a file of its own.
+/// Returns the command under which the sidecar runs. RequestCost thread gets a file of its own.
 fn command(valgrind: &Path, folder: &Path) -> Vec<OsString> {
     let mut file = OsString::from("--callgrind-out-file=");
     file.push(folder.join(COUNTS));
@@ -266,7 +266,7 @@ async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> a
         rewrites: case == Case::Rewrite,
         connections: 1,
     };
-    let standing = Standing::start(setup, shape, Some((Peer::Skysail, program))).await?;
+    let standing = RunningTopology::start(setup, shape, Some((Peer::Skysail, program))).await?;
     let (target, tls) = (standing.entry, standing.tls(setup, false)?);
     let sending = tokio::task::spawn_blocking(move || match (case, &tls) {
         (Case::Hello, Some(tls)) => load::hellos(target, tls, requests),
@@ -353,7 +353,7 @@ impl Count {
     fn new(work: ThreadWork, requests: u32) -> Self {
         let share = |whole: u64| whole as f64 / f64::from(requests);
         Self {
-            each: Each {
+            each: RequestCost {
                 instructions: share(work.instructions).round() as u64,
                 // Rounded to hundredths, because allocations differ slightly between runs.
                 allocations: (share(work.allocations) * 100.0).round() / 100.0,
@@ -407,7 +407,7 @@ fn show(output: Output, counts: &Counts) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    fn counts(cases: &[(Case, Each, Option<Each>)]) -> Counts {
+    fn counts(cases: &[(Case, RequestCost, Option<RequestCost>)]) -> Counts {
         Counts {
             format: 1,
             benchmark: "instructions",
@@ -435,8 +435,8 @@ mod tests {
         }
     }
 
-    fn each(instructions: u64, allocations: f64) -> Each {
-        Each { instructions, allocations }
+    fn each(instructions: u64, allocations: f64) -> RequestCost {
+        RequestCost { instructions, allocations }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use time::OffsetDateTime;
 use crate::stage;
 
 /// Maximum number that is appended to a file name.
-const MOST: u32 = 1_000;
+const MAX_NUMBER: u32 = 1_000;
 
 /// File of a result that is not written yet.
 pub(crate) struct ResultFile {
@@ -72,7 +72,7 @@ fn create(path: &Path) -> io::Result<(PathBuf, File)> {
         return Ok((path.to_owned(), OpenOptions::new().write(true).open(path)?));
     }
     let (stem, extension) = (path.file_stem().unwrap_or_default(), path.extension());
-    for number in 1..=MOST {
+    for number in 1..=MAX_NUMBER {
         let mut name = stem.to_owned();
         if number > 1 {
             name.push(format!("-{number}"));

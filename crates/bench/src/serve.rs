@@ -31,7 +31,7 @@ pub(crate) struct ServeArgs {
 }
 
 /// Maximum length of a request, in bytes.
-const MOST: usize = 1 << 20;
+const MAX_REQUEST: usize = 1 << 20;
 const FIRST_BUFFER: usize = 16 << 10;
 /// A value that no connection has.
 const LISTENER: u64 = u64::MAX;
@@ -150,7 +150,7 @@ impl ServerConnection {
             }
             let body = head.content_length.unwrap_or(0);
             let total = head.length.saturating_add(body);
-            if total > MOST {
+            if total > MAX_REQUEST {
                 self.stream.write_all(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")?;
                 return Ok(true);
             }
@@ -167,7 +167,7 @@ impl ServerConnection {
         self.input.copy_within(done..self.filled, 0);
         self.filled -= done;
         if self.filled == self.input.len() {
-            if self.filled >= MOST {
+            if self.filled >= MAX_REQUEST {
                 return Err(ErrorKind::InvalidData.into());
             }
             self.input.resize(self.filled * 2, 0);

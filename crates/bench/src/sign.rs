@@ -14,7 +14,7 @@ use crate::busy;
 
 const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// Number of calls between two readings of the clock.
-const BETWEEN_LOOKS: u32 = 16;
+const CALLS_PER_READING: u32 = 16;
 
 /// Settings of `skysail bench sign`.
 #[derive(Clone, Debug, clap::Args)]
@@ -98,10 +98,10 @@ fn rate(length: Duration, mut what: impl FnMut() -> anyhow::Result<()>) -> anyho
     let start = Instant::now();
     let mut done = 0;
     while start.elapsed() < length {
-        for _ in 0..BETWEEN_LOOKS {
+        for _ in 0..CALLS_PER_READING {
             what()?;
         }
-        done += BETWEEN_LOOKS;
+        done += CALLS_PER_READING;
     }
     Ok(f64::from(done) / start.elapsed().as_secs_f64())
 }

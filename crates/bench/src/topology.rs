@@ -142,7 +142,7 @@ pub(crate) struct Measurement {
 }
 
 /// Share of lost requests above which a turn fails.
-const TOLERATED: f64 = 0.01;
+const MAX_LOST_SHARE: f64 = 0.01;
 /// Pause for the sidecars to end their start-up work.
 const SETTLE: Duration = Duration::from_millis(300);
 
@@ -154,7 +154,7 @@ pub(crate) async fn measure(
     load: Load,
 ) -> anyhow::Result<Measurement> {
     let resume = load.traffic == Traffic::NewConnections { resume: true };
-    let standing = Standing::start(setup, shape, peer).await?;
+    let standing = RunningTopology::start(setup, shape, peer).await?;
     tokio::time::sleep(SETTLE).await;
     let load = Load { target: standing.entry, tls: standing.tls(setup, resume)?, ..load };
     let measured = observe(load, &standing).await;
@@ -162,7 +162,7 @@ pub(crate) async fn measure(
 }
 
 /// A running server and the sidecars in front of it.
-pub(crate) struct Standing {
+pub(crate) struct RunningTopology {
     /// The server, then the sidecars from the server to the client.
     parts: Vec<Running>,
     /// Address to which the client connects.
@@ -172,7 +172,7 @@ pub(crate) struct Standing {
     shape: Shape,
 }
 
-impl Standing {
+impl RunningTopology {
     /// Starts server and sidecars, and waits until all listen.
     pub(crate) async fn start(
         setup: &Setup,
@@ -180,7 +180,7 @@ impl Standing {
         peer: Option<(Peer, &Path)>,
     ) -> anyhow::Result<Self> {
         let (proxies, ends) =
-            if shape.pinned { cpus::apart().map(|(a, b)| (Some(a), Some(b)))? } else { (None, None) };
+            if shape.pinned { cpus::split().map(|(a, b)| (Some(a), Some(b)))? } else { (None, None) };
         let scheduling = Scheduling { realtime: setup.realtime, first: false, cpus: ends };
         let beside = if shape.client_alone {
             Scheduling { first: true, cpus: proxies, ..scheduling }
@@ -259,7 +259,7 @@ impl Standing {
     /// Ends all processes. Adds the output of the proxy to an error.
     pub(crate) async fn end<T>(self, result: anyhow::Result<T>) -> anyhow::Result<T> {
         let result = result.map_err(|error| match self.parts.last() {
-            Some(entry) => error.context(format!("{} wrote: {}", entry.name, entry.last_words())),
+            Some(entry) => error.context(format!("{} wrote: {}", entry.name, entry.output_tail())),
             None => error,
         });
         for part in self.parts.into_iter().rev() {
@@ -300,7 +300,7 @@ struct Sample {
     ticks: Ticks,
 }
 
-async fn observe(load: Load, standing: &Standing) -> anyhow::Result<Measurement> {
+async fn observe(load: Load, standing: &RunningTopology) -> anyhow::Result<Measurement> {
     let parts = &standing.parts;
     let families: Vec<Vec<i32>> = parts.iter().map(|part| accounting::family(part.pid())).collect();
     let sample = |client: u64| Sample {
@@ -331,7 +331,7 @@ async fn observe(load: Load, standing: &Standing) -> anyhow::Result<Measurement>
     let outcome = driver.join().map_err(|_| anyhow::anyhow!("the load generator failed"))??;
     let (Some(begin), Some(end)) = (begin, end) else { bail!("the load generator ended early") };
     let lost = outcome.unanswered + outcome.refused;
-    if lost as f64 > TOLERATED * outcome.requests as f64 {
+    if lost as f64 > MAX_LOST_SHARE * outcome.requests as f64 {
         bail!(
             "of {} requests, {} were not answered and {} not with 200",
             outcome.requests,

@@ -12,7 +12,7 @@ use crate::{
         surge::{self, Account, End, RequestRecord, Surge},
     },
     peers::Peer,
-    topology::{Setup, Shape, Standing},
+    topology::{RunningTopology, Setup, Shape},
 };
 
 /// Result of a surge.
@@ -55,11 +55,11 @@ const FLAT_OUT: usize = 32;
 const STEP: Duration = Duration::from_millis(100);
 /// Number of good steps in a row that count as a recovery. On a shared machine there are bad steps without a surge as
 /// well.
-const STEADY: usize = 5;
+const GOOD_STEPS: usize = 5;
 /// P99 in µs above which the calm phase counts as disturbed.
-const CALM: f64 = 10_000.0;
+const DISTURBED_P99: f64 = 10_000.0;
 /// Interval of memory measurements.
-const LOOK: Duration = Duration::from_millis(100);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Takes the turn. Each of the three phases takes `seconds`.
 pub(super) async fn take(
@@ -69,13 +69,13 @@ pub(super) async fn take(
     warmup: Duration,
     seconds: Duration,
 ) -> anyhow::Result<Overload> {
-    let standing = Standing::start(setup, shape, peer).await?;
+    let standing = RunningTopology::start(setup, shape, peer).await?;
     let measured = measure(&standing, shape.connections, warmup, seconds).await;
     standing.end(measured).await
 }
 
 async fn measure(
-    standing: &Standing,
+    standing: &RunningTopology,
     connections: usize,
     warmup: Duration,
     seconds: Duration,
@@ -105,7 +105,7 @@ async fn measure(
     let account = loop {
         tokio::select! {
             account = &mut driving => break account?,
-            () = tokio::time::sleep(LOOK) => most = most.max(standing.resident()),
+            () = tokio::time::sleep(SAMPLE_INTERVAL) => most = most.max(standing.resident()),
         }
     };
     let mut overload = summarize(&account, seconds).context("there were no answers")?;
@@ -115,30 +115,31 @@ async fn measure(
 
 fn summarize(account: &Account, seconds: Duration) -> Option<Overload> {
     let phase = u64::try_from(seconds.as_micros()).ok()?;
-    let due = |from: u64, to: u64| account.requests.iter().filter(move |told| (from..to).contains(&told.due));
+    let due =
+        |from: u64, to: u64| account.requests.iter().filter(move |request| (from..to).contains(&request.due));
     // The first half of the calm phase warms up.
-    let calm = quantiles(due(phase / 2, phase).filter(|told| told.end == End::Answered))?;
+    let calm = quantiles(due(phase / 2, phase).filter(|request| request.end == End::Answered))?;
     let surge: Vec<RequestRecord> = due(phase, 2 * phase).copied().collect();
     let rate = |end: Option<End>| {
-        surge.iter().filter(|told| end.is_none_or(|end| told.end == end)).count() as f64
+        surge.iter().filter(|request| end.is_none_or(|end| request.end == end)).count() as f64
             / seconds.as_secs_f64()
     };
-    let answered = quantiles(surge.iter().filter(|told| told.end == End::Answered))?;
-    let served = surge.iter().filter(|told| told.end == End::Answered).map(|told| told.served);
+    let answered = quantiles(surge.iter().filter(|request| request.end == End::Answered))?;
+    let served = surge.iter().filter(|request| request.end == End::Answered).map(|request| request.served);
     let served = quantiles_of(served.collect())?;
-    let any = quantiles(surge.iter().filter(|told| told.end != End::Failed))?;
+    let any = quantiles(surge.iter().filter(|request| request.end != End::Failed))?;
     // Allows for random deviation.
     let normal = (2.0 * calm.1).max(calm.1 + 2_000.0);
     let step = u64::try_from(STEP.as_micros()).ok()?;
     let steps = phase / step;
     let good = |number: u64| {
         let from = 2 * phase + number * step;
-        let all_answered = due(from, from + step).all(|told| told.end == End::Answered);
+        let all_answered = due(from, from + step).all(|request| request.end == End::Answered);
         all_answered && quantiles(due(from, from + step)).is_none_or(|(_, p99)| p99 <= normal)
     };
-    let disturbed = calm.1 > CALM;
+    let disturbed = calm.1 > DISTURBED_P99;
     let good: Vec<bool> = (0..steps).map(good).collect();
-    let recovery = good.windows(STEADY).position(|steps| steps.iter().all(|good| *good));
+    let recovery = good.windows(GOOD_STEPS).position(|steps| steps.iter().all(|good| *good));
     Some(Overload {
         capacity: 0.0,
         offered: rate(None),
@@ -162,7 +163,7 @@ fn summarize(account: &Account, seconds: Duration) -> Option<Overload> {
 
 /// Returns P50 and P99 of the latencies; `None` without requests.
 fn quantiles<'a>(requests: impl Iterator<Item = &'a RequestRecord>) -> Option<(f64, f64)> {
-    quantiles_of(requests.map(|told| told.took).collect())
+    quantiles_of(requests.map(|request| request.took).collect())
 }
 
 fn quantiles_of(mut took: Vec<u64>) -> Option<(f64, f64)> {
@@ -197,18 +198,18 @@ mod tests {
 
     #[test]
     fn surge_latency_counts_from_the_due_time() {
-        let told = summarize(&account(), Duration::from_secs(1)).unwrap();
+        let overload = summarize(&account(), Duration::from_secs(1)).unwrap();
         assert_eq!(
-            (told.offered, told.answered, told.refused, told.failed),
+            (overload.offered, overload.answered, overload.refused, overload.failed),
             (2_000.0, 1_000.0, 1_000.0, 0.0)
         );
         assert_eq!(
-            (told.calm_p99_us, told.answered_p50_us, told.answered_p99_us),
+            (overload.calm_p99_us, overload.answered_p50_us, overload.answered_p99_us),
             (500.0, 50_000.0, 50_000.0)
         );
-        assert_eq!((told.served_p50_us, told.served_p99_us), (5_000.0, 5_000.0));
-        assert_eq!((told.any_p50_us, told.any_p99_us), (50_000.0, 50_000.0));
-        assert_eq!((told.recovery_ms, told.connections), (Some(300.0), 7));
+        assert_eq!((overload.served_p50_us, overload.served_p99_us), (5_000.0, 5_000.0));
+        assert_eq!((overload.any_p50_us, overload.any_p99_us), (50_000.0, 50_000.0));
+        assert_eq!((overload.recovery_ms, overload.connections), (Some(300.0), 7));
     }
 
     #[test]
@@ -228,8 +229,12 @@ mod tests {
     #[test]
     fn recovery_is_unknown_without_a_calm_phase() {
         let mut account = account();
-        account.requests.iter_mut().filter(|told| told.due < 1_000_000).for_each(|told| told.took = 10_001);
-        let told = summarize(&account, Duration::from_secs(1)).unwrap();
-        assert_eq!((told.recovery_ms, told.disturbed), (None, true));
+        account
+            .requests
+            .iter_mut()
+            .filter(|request| request.due < 1_000_000)
+            .for_each(|request| request.took = 10_001);
+        let overload = summarize(&account, Duration::from_secs(1)).unwrap();
+        assert_eq!((overload.recovery_ms, overload.disturbed), (None, true));
     }
 }

@@ -63,18 +63,18 @@ pub(crate) struct Run {
     /// Absent without a proxy.
     pub(crate) peer: Option<String>,
     #[serde(flatten)]
-    pub(crate) shown: Shown,
+    pub(crate) shown: TurnResult,
     pub(crate) error: Option<String>,
 }
 
 /// Figures of a turn.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Shown {
+pub(crate) struct TurnResult {
     /// Under a load.
     pub(crate) measurement: Option<Measurement>,
     /// With connections held, step by step.
     #[serde(default)]
-    pub(crate) held: Vec<Held>,
+    pub(crate) held: Vec<HeldMemory>,
     /// In a surge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) overload: Option<Overload>,
@@ -82,7 +82,7 @@ pub(crate) struct Shown {
 
 /// Memory of the sidecar while it holds connections.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Held {
+pub(crate) struct HeldMemory {
     pub(crate) connections: usize,
     #[serde(flatten)]
     pub(crate) memory: Memory,
@@ -223,7 +223,7 @@ impl Comparison {
             metrics.extend(figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
         }
         let idle = run.shown.held.first().map(|held| held.memory.rss_kb as f64);
-        for Held { connections, memory } in &run.shown.held {
+        for HeldMemory { connections, memory } in &run.shown.held {
             let rss = memory.rss_kb as f64;
             let Some(idle) = idle.filter(|_| *connections > 0) else {
                 metrics.insert("rss_kb".to_owned(), rss);

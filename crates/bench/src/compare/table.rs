@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{
     experiments::Experiment,
-    result::{Comparison, Row, Shown, Skipped},
+    result::{Comparison, Row, Skipped, TurnResult},
 };
 use crate::{
     layout,
@@ -130,7 +130,7 @@ fn first(comparison: &Comparison) -> &str {
 }
 
 /// Formats a turn in one line.
-pub(super) fn short(shown: &Shown) -> String {
+pub(super) fn short(shown: &TurnResult) -> String {
     if let Some(measurement) = &shown.measurement {
         let parts = &measurement.parts;
         let costs = parts.iter().map(|(part, cost)| format!("{part} {:.1}", cost.cpu_us_per_request));

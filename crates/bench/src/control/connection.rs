@@ -20,7 +20,7 @@ const WINDOW: u32 = (1 << 31) - 1;
 /// Initial window of a stream and of a connection.
 const FIRST_WINDOW: u32 = 65_535;
 /// Number of received bytes after which the window is renewed.
-const RENEWED: u64 = 1 << 30;
+const RENEWAL: u64 = 1 << 30;
 
 const DATA: u8 = 0;
 pub(super) const HEADERS: u8 = 1;
@@ -202,7 +202,7 @@ impl Connection {
                     tell(self, call, response);
                 }
             }
-            if self.taken > RENEWED {
+            if self.taken > RENEWAL {
                 let more = u32::try_from(self.taken)?;
                 put_frame(&mut self.output, WINDOW_UPDATE, 0, 0, &more.to_be_bytes());
                 for number in 0..self.calls.len() {

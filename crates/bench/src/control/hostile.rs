@@ -22,9 +22,9 @@ use serde::Serialize;
 use skysail_core::stdio;
 
 pub(crate) use self::attacks::Attack;
-use self::raw::Ground;
+use self::raw::AttackEnvironment;
 use super::{
-    ControlArgs, Fleet, Form, Mesh, PATIENCE, Plan, Quantiles, SETTLE, Server, Subscription, learn,
+    ControlArgs, Fleet, Form, Mesh, Plan, Quantiles, SETTLE, Server, Subscription, TIMEOUT, learn,
     mesh::{self, Change},
     message::Kind,
 };
@@ -40,7 +40,7 @@ metadata: {name: other, namespace: ns-0}
 spec: {clusterIP: 172.17.0.1, selector: {app: other}, ports: [{name: http, port: 81}]}
 ";
 /// Pause after an attack before memory is measured, in which connections end and memory is freed.
-const AFTERMATH: Duration = Duration::from_secs(3);
+const AFTER_EFFECTS: Duration = Duration::from_secs(3);
 
 /// The result file; `docs/benchmarks.md` describes its format.
 #[derive(Debug, Serialize)]
@@ -76,7 +76,7 @@ struct AttackResult {
     connections: u64,
     /// Time from the change of an endpoint until the honest sidecar has it.
     honest_ms: Quantiles,
-    /// Changes that did not reach the honest sidecar within [`PATIENCE`].
+    /// Changes that did not reach the honest sidecar within [`TIMEOUT`].
     failed: Option<String>,
 }
 
@@ -140,18 +140,19 @@ async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Resul
         endpoint_names: Vec::new(),
         route_names: Vec::new(),
     };
-    learn(&mut plan, server.target, tls.first(), PATIENCE)?;
+    learn(&mut plan, server.target, tls.first(), TIMEOUT)?;
     let mut fleet = Fleet::new(server.target, tls.clone(), &plan, 1)?;
-    fleet.connect(1, 1, PATIENCE)?;
+    fleet.connect(1, 1, TIMEOUT)?;
     fleet.rest(SETTLE)?;
     let before_mb = server.resident();
 
     let stop = Arc::new(AtomicBool::new(false));
-    let ground = Ground::new(server.target, tls.into_iter().next(), args.connections as usize, &plan);
+    let environment =
+        AttackEnvironment::new(server.target, tls.into_iter().next(), args.connections as usize, &plan);
     let (cpu, start) = (server.cpu(), Instant::now());
     let attacker = {
         let stop = Arc::clone(&stop);
-        thread::spawn(move || attack.play(ground, || stop.load(Relaxed)))
+        thread::spawn(move || attack.run(environment, || stop.load(Relaxed)))
     };
     let (mut moments, mut peak_mb, mut failed) = (Vec::new(), before_mb, None);
     while start.elapsed() < args.seconds && failed.is_none() && !attacker.is_finished() {
@@ -171,7 +172,7 @@ async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Resul
     stop.store(true, Relaxed);
     let spent = attacker.join().map_err(|_| anyhow!("the attacker panicked"))??;
     drop(fleet);
-    tokio::time::sleep(AFTERMATH).await;
+    tokio::time::sleep(AFTER_EFFECTS).await;
     let after_mb = server.resident();
     server.running.stop().await;
     Ok(AttackResult {
@@ -193,7 +194,7 @@ fn change_endpoint(fleet: &mut Fleet<'_>, mesh: &mut Mesh) -> anyhow::Result<u64
     let expected = fleet.expect(Kind::Endpoint, |_, _| true);
     let began = clock::now();
     mesh.change(Change::Endpoint)?;
-    fleet.wait(expected, PATIENCE / 4)?;
+    fleet.wait(expected, TIMEOUT / 4)?;
     fleet
         .received
         .changed

@@ -107,7 +107,7 @@ mod tests {
     /// A large mesh on a slow machine.
     fn report() -> ControlReport {
         let changes = [Change::Endpoint, Change::Route, Change::Policy, Change::Service];
-        let told = |change| ChangeResult {
+        let result = |change| ChangeResult {
             change,
             sidecars: 200_000,
             ms: spread(119_999.9),
@@ -146,7 +146,7 @@ mod tests {
                 resident_mb: 65_536.0,
                 peak_mb: 131_072.0,
             },
-            changes: changes.map(told).into(),
+            changes: changes.map(result).into(),
             churn: Some(Churn {
                 percent: 100,
                 seconds: 3_600.0,

@@ -11,7 +11,7 @@ use std::{
 };
 
 /// Maximum length of a query, in bytes.
-const LONGEST: usize = 512;
+const MAX_QUERY: usize = 512;
 const HEADER: usize = 12;
 /// Length of the type and the class of a question.
 const QUESTION_END: usize = 4;
@@ -19,16 +19,16 @@ const A: u16 = 1;
 const SOA: u16 = 6;
 const AAAA: u16 = 28;
 /// TTL of an answer without addresses, in seconds.
-const NOTHING: u32 = 30;
+const NEGATIVE_TTL: u32 = 30;
 
 /// Queries so far.
 #[derive(Debug, Default)]
-pub(super) struct Questions {
+pub(super) struct QueryCounter {
     v4: AtomicU64,
     v6: AtomicU64,
 }
 
-impl Questions {
+impl QueryCounter {
     /// Returns the number of queries for IPv4 and for IPv6 addresses.
     pub(super) fn now(&self) -> [u64; 2] {
         [&self.v4, &self.v6].map(|counter| counter.load(Ordering::Relaxed))
@@ -36,12 +36,12 @@ impl Questions {
 }
 
 /// Starts the server for the rest of the process. `ttl` is the TTL of addresses in seconds.
-pub(super) fn start(ttl: u32) -> io::Result<(SocketAddr, Arc<Questions>)> {
+pub(super) fn start(ttl: u32) -> io::Result<(SocketAddr, Arc<QueryCounter>)> {
     let socket = UdpSocket::bind("127.0.0.1:0")?;
-    let (address, questions) = (socket.local_addr()?, Arc::new(Questions::default()));
+    let (address, questions) = (socket.local_addr()?, Arc::new(QueryCounter::default()));
     let counted = Arc::clone(&questions);
     thread::spawn(move || {
-        let mut buffer = [0; LONGEST];
+        let mut buffer = [0; MAX_QUERY];
         while let Ok((length, from)) = socket.recv_from(&mut buffer) {
             let Some((kind, answer)) = answer(&buffer[..length], ttl) else { continue };
             match kind {
@@ -81,8 +81,8 @@ fn answer(question: &[u8], ttl: u32) -> Option<(u16, Vec<u8>)> {
     if kind == A {
         record(A, ttl, &[10, 0, 0, 1]);
     } else {
-        let numbers = [1, 60, 60, 60, NOTHING].map(u32::to_be_bytes).concat();
-        record(SOA, NOTHING, &[&[0, 0], numbers.as_slice()].concat());
+        let numbers = [1, 60, 60, 60, NEGATIVE_TTL].map(u32::to_be_bytes).concat();
+        record(SOA, NEGATIVE_TTL, &[&[0, 0], numbers.as_slice()].concat());
     }
     Some((kind, answer))
 }

@@ -15,7 +15,7 @@ use crate::stream::Tls;
 /// Number of records of a hello.
 const RECORDS: usize = 64;
 /// Timeout for the other side to read a record. It may run many times slower than usual.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const RECORD_HEADER: usize = 5;
 
 /// Opens this number of connections in sequence. Sends a hello on each in [`RECORDS`] records, without the last one.
@@ -37,7 +37,7 @@ pub(crate) fn hellos(target: SocketAddr, tls: &Tls, count: u32) -> anyhow::Resul
         // One connection at a time: the number of concurrent connections, each with buffers, would depend on the load
         // of the machine.
         stream.shutdown(Shutdown::Write)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         match stream.read_to_end(&mut Vec::new()) {
             Err(error) if error.kind() != ErrorKind::ConnectionReset => {
                 return Err(error).context("the proxy did not close a connection with an incomplete hello");
@@ -51,7 +51,7 @@ pub(crate) fn hellos(target: SocketAddr, tls: &Tls, count: u32) -> anyhow::Resul
 /// Waits until the other end of a local connection has read all sent bytes.
 fn read_by_peer(stream: &TcpStream) -> anyhow::Result<()> {
     let ports = format!(":{:04X} 0100007F:{:04X} ", stream.peer_addr()?.port(), stream.local_addr()?.port());
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         // `sl local remote state sent:received …`; the format of the kernel is stable (proc_net_tcp.rst).
         let table =

@@ -29,11 +29,11 @@ use crate::{
     stream::Stream,
 };
 
-/// Time without a response after which requests are given up at the end; at the latest after `LONGEST_GRACE`.
+/// Time without a response after which requests are given up at the end; at the latest after `MAX_GRACE`.
 const GRACE: Duration = Duration::from_secs(3);
-const LONGEST_GRACE: Duration = Duration::from_secs(60);
+const MAX_GRACE: Duration = Duration::from_secs(60);
 pub(super) const TIMER: u64 = u64::MAX;
-const MOST_RECONNECTS: u64 = 10_000;
+const MAX_RECONNECTS: u64 = 10_000;
 
 /// Applies the load. Calls `tell` on this thread when the measured window begins and ends.
 pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result<LoadOutcome> {
@@ -64,7 +64,7 @@ pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result
         generator.release(now)?;
         if generator.done != done {
             done = generator.done;
-            give_up = give_up.max(now + nanoseconds(GRACE)).min(end + nanoseconds(LONGEST_GRACE));
+            give_up = give_up.max(now + nanoseconds(GRACE)).min(end + nanoseconds(MAX_GRACE));
         }
         if next.is_none() && (generator.settled() || now >= give_up) {
             return Ok(generator.finish());
@@ -127,13 +127,13 @@ struct ClientConnection {
     waiting: u64,
     /// Number of its next request.
     next: u64,
-    flight: Option<Flight>,
+    flight: Option<RequestInProgress>,
     input: Vec<u8>,
     filled: usize,
 }
 
 /// A request in progress.
-struct Flight {
+struct RequestInProgress {
     number: u64,
     sent: u64,
     /// Bytes of the request that the kernel has accepted.
@@ -218,7 +218,7 @@ impl<'a> Generator<'a> {
         }
         connection.waiting = connection.waiting.saturating_sub(1);
         let sent = clock::now();
-        connection.flight = Some(Flight { number: connection.next, sent, written: 0 });
+        connection.flight = Some(RequestInProgress { number: connection.next, sent, written: 0 });
         connection.next += stride;
         connection.filled = 0;
         if matches!(self.load.traffic, Traffic::NewConnections { .. }) {
@@ -332,8 +332,8 @@ impl<'a> Generator<'a> {
             self.outcome.unanswered += u64::from(lost);
         }
         self.reconnects += 1;
-        if self.reconnects > MOST_RECONNECTS {
-            bail!("{MOST_RECONNECTS} connections to {} broke, the last with: {error}", self.load.target);
+        if self.reconnects > MAX_RECONNECTS {
+            bail!("{MAX_RECONNECTS} connections to {} broke, the last with: {error}", self.load.target);
         }
         self.reopen(at)
     }

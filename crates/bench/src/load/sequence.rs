@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Timeout of a response. The server may run many times slower than usual.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Sends `count` requests with bodies of `payload` bytes, each after the former is answered, over one connection or
 /// one each ([`Traffic::NewConnections`]).
@@ -59,7 +59,7 @@ pub(super) fn request(payload: usize) -> anyhow::Result<Vec<u8>> {
 /// Opens a connection in blocking mode.
 pub(super) fn open(target: SocketAddr, tls: Option<&Tls>) -> anyhow::Result<Stream> {
     let stream = Stream::open(target, tls)?;
-    stream.socket().set_read_timeout(Some(PATIENCE))?;
+    stream.socket().set_read_timeout(Some(TIMEOUT))?;
     Ok(stream)
 }
 

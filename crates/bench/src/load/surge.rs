@@ -2,7 +2,7 @@
 //!
 //! Requests are due at even intervals, independent of earlier ones. A due request uses a free connection, else a new
 //! one up to the limit, else it waits, as in a client with a connection pool. A request that waits longer than
-//! [`WAIT`] is given up; so is a connection without a response for [`PATIENCE`].
+//! [`WAIT`] is given up; so is a connection without a response for [`TIMEOUT`].
 
 use std::{
     collections::VecDeque,
@@ -27,7 +27,7 @@ use crate::{
 /// Timeout of a request that waits for a connection.
 const WAIT: Duration = Duration::from_millis(100);
 /// Timeout of the response, once a request has a connection.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of wake-ups per second. Requests that are due between them are sent together.
 const WAKE_UPS: u32 = 10_000;
 
@@ -128,7 +128,7 @@ pub(crate) fn drive(surge: &Surge) -> anyhow::Result<Account> {
         }
         begin += nanoseconds(length);
     }
-    let patience = begin + nanoseconds(PATIENCE);
+    let patience = begin + nanoseconds(TIMEOUT);
     while client.busy() && clock::now() < patience {
         client.turn(clock::now(), &timer)?;
     }
@@ -139,7 +139,7 @@ impl Client<'_> {
     /// Sends waiting requests and reads responses.
     fn turn(&mut self, now: u64, timer: &nix::sys::timerfd::TimerFd) -> anyhow::Result<()> {
         while let Some((begun, at)) = self.under_way.front().copied() {
-            if now.saturating_sub(begun) <= nanoseconds(PATIENCE) {
+            if now.saturating_sub(begun) <= nanoseconds(TIMEOUT) {
                 break;
             }
             self.under_way.pop_front();

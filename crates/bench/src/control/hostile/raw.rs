@@ -13,12 +13,12 @@ use crate::{
 };
 
 /// Bytes waiting to be sent below which a script continues.
-const AHEAD: usize = 64 << 10;
+const MAX_WAITING: usize = 64 << 10;
 /// Pause when no data can be sent or read.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Environment of an attack.
-pub(super) struct Ground {
+pub(super) struct AttackEnvironment {
     target: SocketAddr,
     tls: Option<Tls>,
     /// Number of concurrent connections.
@@ -32,7 +32,7 @@ pub(super) struct Ground {
 
 /// Cost of an attack for the attacker.
 #[derive(Debug, Default)]
-pub(super) struct Spent {
+pub(super) struct AttackerCost {
     pub(super) sent: u64,
     pub(super) read: u64,
     pub(super) opened: u64,
@@ -40,7 +40,7 @@ pub(super) struct Spent {
 
 /// Behaviour of one connection. Called when responses have arrived or the socket can be written.
 pub(super) trait Script {
-    fn go_on(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>);
+    fn proceed(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>);
 }
 
 /// Parameters of new connections.
@@ -52,7 +52,7 @@ pub(super) struct ConnectionSetup {
     pub(super) window: u32,
 }
 
-impl Ground {
+impl AttackEnvironment {
     pub(super) fn new(target: SocketAddr, tls: Option<Tls>, connections: usize, plan: &Plan) -> Self {
         Self {
             target,
@@ -70,8 +70,8 @@ impl Ground {
         setup: ConnectionSetup,
         script: impl Fn() -> S,
         over: impl Fn() -> bool,
-    ) -> anyhow::Result<Spent> {
-        let mut spent = Spent::default();
+    ) -> anyhow::Result<AttackerCost> {
+        let mut spent = AttackerCost::default();
         let mut slots: Vec<Option<(Connection, S)>> = (0..self.connections).map(|_| None).collect();
         let mut scratch = vec![0; 64 << 10];
         while !over() {
@@ -120,8 +120,8 @@ fn turn(connection: &mut Connection, script: &mut impl Script, scratch: &mut [u8
     if read.is_err() {
         return false;
     }
-    if !responses.is_empty() || connection.pending() < AHEAD {
-        script.go_on(connection, responses);
+    if !responses.is_empty() || connection.pending() < MAX_WAITING {
+        script.proceed(connection, responses);
     }
     connection.flush().is_ok_and(|_| true)
 }
