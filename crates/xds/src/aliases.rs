@@ -92,7 +92,7 @@ fn find_first<T>(
     mut look: impl FnMut(u64) -> Option<T>,
 ) -> Option<T> {
     let start = authority_at(kind, name)?;
-    work::did(1);
+    work::count(1);
     let found = look(key(name));
     if found.is_some() || lengths.is_empty() {
         return found;
@@ -102,7 +102,7 @@ fn find_first<T>(
     let mut text = [b"*", name.as_bytes()].concat();
     let suffixes = authority.match_indices('.').map(|(dot, _)| (dot, authority.len() - dot));
     suffixes.filter(|(_, length)| lengths.has(*length)).find_map(|(dot, length)| {
-        work::did(1);
+        work::count(1);
         text.get_mut(dot..dot + start)?.copy_from_slice(family.as_bytes());
         *text.get_mut(dot + start)? = b'*';
         look(wildcard(text.get(dot..)?, length))
@@ -191,7 +191,7 @@ impl ChangedAliases {
     /// Returns true if one of these sorted keys of names is among the changes, or if a wildcard is, of which the keys
     /// tell nothing.
     pub(crate) fn may_affect(&self, names: &[u64]) -> bool {
-        work::did(self.keys.len().min(names.len()));
+        work::count(self.keys.len().min(names.len()));
         let (few, many) =
             if names.len() < self.keys.len() { (names, &*self.keys) } else { (&*self.keys, names) };
         !self.lengths.is_empty() || few.iter().any(|key| many.binary_search(key).is_ok())

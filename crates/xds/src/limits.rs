@@ -472,7 +472,7 @@ impl StreamAccount {
     }
 
     /// Sets the memory for names that the stream holds alone. Fails if the connection or the identity has too much.
-    pub(crate) fn holds(&mut self, names: usize) -> Result<(), Status> {
+    pub(crate) fn set_name_bytes(&mut self, names: usize) -> Result<(), Status> {
         if names == self.names {
             return Ok(());
         }
@@ -500,7 +500,7 @@ impl StreamAccount {
 
 impl StreamAccount {
     /// Sets the memory for the stream's lists of names. Fails if the streams of the instance have too much.
-    pub(crate) fn lists(&mut self, bytes: usize) -> Result<(), Status> {
+    pub(crate) fn set_list_bytes(&mut self, bytes: usize) -> Result<(), Status> {
         if bytes == self.lists {
             return Ok(());
         }
@@ -515,7 +515,7 @@ impl StreamAccount {
     }
 
     /// Fails if the stream subscribes to too many virtual host names that no resource has.
-    pub(crate) fn asks(&self, authorities: usize) -> Result<(), Status> {
+    pub(crate) fn check_authorities(&self, authorities: usize) -> Result<(), Status> {
         if authorities <= AUTHORITIES {
             return Ok(());
         }
@@ -610,12 +610,12 @@ mod tests {
     fn lists_of_names_are_counted_for_the_instance() {
         let limits = Arc::new(Limits::default());
         let mut members: Vec<_> = (0..2).map(|_| enter(&limits, "a", "1").unwrap()).collect();
-        members[0].lists(INSTANCE_LISTS - 16).unwrap();
-        members[1].lists(16).unwrap();
-        assert_eq!(members[1].lists(32).unwrap_err().code(), tonic::Code::ResourceExhausted);
-        enter(&limits, "a", "2").unwrap().lists(INSTANCE_LISTS).unwrap();
+        members[0].set_list_bytes(INSTANCE_LISTS - 16).unwrap();
+        members[1].set_list_bytes(16).unwrap();
+        assert_eq!(members[1].set_list_bytes(32).unwrap_err().code(), tonic::Code::ResourceExhausted);
+        enter(&limits, "a", "2").unwrap().set_list_bytes(INSTANCE_LISTS).unwrap();
         drop(members.remove(0));
-        members[0].lists(INSTANCE_LISTS).unwrap();
+        members[0].set_list_bytes(INSTANCE_LISTS).unwrap();
         assert_eq!(limits.reached(Bound::Names), 1);
     }
 
@@ -653,19 +653,21 @@ mod tests {
         assert_eq!(enter(&one, "a").unwrap_err().code(), tonic::Code::ResourceExhausted);
         let mut of_other_identity = enter(&one, "b").unwrap();
 
-        first.holds(NAMES).unwrap();
+        first.set_name_bytes(NAMES).unwrap();
         assert!(
             of_other_identity
-                .holds(1)
+                .set_name_bytes(1)
                 .unwrap_err()
                 .message()
                 .starts_with("the subscribed names of this connection")
         );
-        of_other_identity.holds(0).unwrap();
-        second.holds(100).unwrap();
-        assert!(second.holds(101).unwrap_err().message().starts_with("the subscribed names of a that"));
-        first.holds(0).unwrap();
-        assert!(second.holds(101).is_ok());
+        of_other_identity.set_name_bytes(0).unwrap();
+        second.set_name_bytes(100).unwrap();
+        assert!(
+            second.set_name_bytes(101).unwrap_err().message().starts_with("the subscribed names of a that")
+        );
+        first.set_name_bytes(0).unwrap();
+        assert!(second.set_name_bytes(101).is_ok());
 
         drop((first, second, of_other_identity));
         let identities = lock(&limits.identities);

@@ -177,9 +177,9 @@ impl<V: Views> DiscoveryService<V> {
                     let node = node(first.take_node(), &account)?;
                     let view = views.connect(node, R::FORM, call).await?;
                     let payer = Payer::new(&account.limits, &view.identity, requests.instance());
-                    let member = StreamAccount::enter(Arc::clone(&account), payer)?;
-                    requests.charge(member.payer());
-                    let stream = Box::new(Stream::new(R::FORM, view, member, account));
+                    let stream_account = StreamAccount::enter(Arc::clone(&account), payer)?;
+                    requests.charge(stream_account.payer());
+                    let stream = Box::new(Stream::new(R::FORM, view, stream_account, account));
                     Ok::<_, Status>(OpenStream::Proxy(stream, (first, length)))
                 });
                 Ok(match begun.await? {
@@ -234,15 +234,15 @@ struct Stream {
     report: Box<dyn FnMut(Event<'_>) + Send>,
     ended: Ended,
     /// The stream's share of the limits.
-    member: StreamAccount,
+    stream_account: StreamAccount,
     account: Arc<Account>,
 }
 
 impl Stream {
-    fn new(form: Form, view: View, member: StreamAccount, account: Arc<Account>) -> Self {
+    fn new(form: Form, view: View, stream_account: StreamAccount, account: Arc<Account>) -> Self {
         let View { resources: ResourceFeed { snapshot, interest }, report, remembered, ended, .. } = view;
         let session = Session::new(form, interest, remembered);
-        Self { session, nonces: Nonces::new(), snapshot, report, ended, member, account }
+        Self { session, nonces: Nonces::new(), snapshot, report, ended, stream_account, account }
     }
 
     /// Serves the stream until the client leaves or its access ends.
@@ -256,7 +256,7 @@ impl Stream {
         let mut held_until = None;
         loop {
             if let Some((request, length)) = next.take()
-                && self.ask(request, length)? > YIELD_COST
+                && self.request(request, length)? > YIELD_COST
             {
                 tokio::task::yield_now().await;
             }
@@ -265,7 +265,7 @@ impl Stream {
                 self.push(answers)?;
             }
             // Counted after the push, without the names that it has just sent.
-            self.member.lists(self.session.lists())?;
+            self.stream_account.set_list_bytes(self.session.list_bytes())?;
             if !self.session.is_holding() {
                 held_until = None;
             } else if held_until.is_none() {
@@ -295,26 +295,26 @@ impl Stream {
     }
 
     /// Applies a request of this length and returns its cost.
-    fn ask<R: WireRequest>(&mut self, request: R, length: usize) -> Result<u64, Status> {
+    fn request<R: WireRequest>(&mut self, request: R, length: usize) -> Result<u64, Status> {
         let Self { session, account, .. } = self;
-        let ask = match request.into_request(&self.nonces) {
-            Ok(ask) => ask,
+        let request = match request.into_request(&self.nonces) {
+            Ok(request) => request,
             Err(url) => {
                 debug!(url = shortened(url), "a client requested a resource type that is not served");
-                self.member.spend(limits::ASK, length, 0);
+                self.stream_account.spend(limits::ASK, length, 0);
                 return Ok(0);
             }
         };
         // The snapshot is cloned, not borrowed: the task that replaces it would wait for the work that a client
         // causes.
         let snapshot = self.snapshot.borrow().clone();
-        let outcome = session.request(ask, &snapshot, &mut *self.report);
+        let outcome = session.request(request, &snapshot, &mut *self.report);
         if outcome.unknown_nonce {
             account.limits.note(Bound::Nonce, &account.client);
         }
-        self.member.spend(outcome.cost, length, outcome.free);
-        self.member.holds(session.kept())?;
-        self.member.asks(session.authorities())?;
+        self.stream_account.spend(outcome.cost, length, outcome.free);
+        self.stream_account.set_name_bytes(session.name_bytes())?;
+        self.stream_account.check_authorities(session.authorities())?;
         Ok(outcome.cost)
     }
 
@@ -331,7 +331,7 @@ impl Stream {
         }
         match self.session.take_owed() {
             0 => {}
-            owed => self.member.spend(owed, 0, 0),
+            owed => self.stream_account.spend(owed, 0, 0),
         }
         // A snapshot that replaced this one meanwhile may have seemed to concern no stream.
         if self.snapshot.borrow().generation() != snapshot.generation() {
@@ -368,7 +368,7 @@ trait WireRequest: prost::Message + Default + Send + 'static {
 }
 
 /// Converts the fields that both forms have.
-fn ask(
+fn subscription_request(
     url: String,
     nonce: &str,
     error: Option<ErrorDetail>,
@@ -402,7 +402,7 @@ impl WireRequest for DeltaRequest {
     }
 
     fn into_request(self, nonces: &Nonces) -> Result<SubscriptionRequest, String> {
-        let ask = ask(
+        let request = subscription_request(
             self.type_url,
             &self.response_nonce,
             self.error_detail,
@@ -410,7 +410,7 @@ impl WireRequest for DeltaRequest {
             nonces,
         )?;
         let unsubscribe = self.resource_names_unsubscribe;
-        Ok(SubscriptionRequest { unsubscribe, have: self.initial_resource_versions, ..ask })
+        Ok(SubscriptionRequest { unsubscribe, have: self.initial_resource_versions, ..request })
     }
 }
 
@@ -426,7 +426,13 @@ impl WireRequest for SotwRequest {
     }
 
     fn into_request(self, nonces: &Nonces) -> Result<SubscriptionRequest, String> {
-        ask(self.type_url, &self.response_nonce, self.error_detail, self.resource_names, nonces)
+        subscription_request(
+            self.type_url,
+            &self.response_nonce,
+            self.error_detail,
+            self.resource_names,
+            nonces,
+        )
     }
 }
 

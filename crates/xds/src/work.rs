@@ -7,7 +7,7 @@ thread_local! {
 
 /// Counts steps.
 #[inline]
-pub(crate) fn did(steps: usize) {
+pub(crate) fn count(steps: usize) {
     #[cfg(test)]
     DONE.set(DONE.get() + steps);
     #[cfg(not(test))]

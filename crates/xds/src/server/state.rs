@@ -260,12 +260,12 @@ impl Session {
     }
 
     /// Returns the bytes of the names that are held for this stream alone.
-    pub(super) fn kept(&self) -> usize {
+    pub(super) fn name_bytes(&self) -> usize {
         self.subscriptions.iter().map(Subscription::unshared_bytes).sum()
     }
 
     /// Returns the bytes of the lists of names; a list that several streams share counts in parts.
-    pub(super) fn lists(&self) -> usize {
+    pub(super) fn list_bytes(&self) -> usize {
         self.subscriptions.iter().map(Subscription::list_bytes).sum()
     }
 

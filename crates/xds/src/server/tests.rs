@@ -525,7 +525,7 @@ async fn too_long_lists_of_names_end_the_stream() {
     let account = Arc::new(Account::new(Arc::clone(&server.limits), "test".into()));
     let payer = Payer::new(&server.limits, &"client".into(), &"127.0.0.1".into());
     let mut other = StreamAccount::enter(account, payer).unwrap();
-    other.lists(limits::INSTANCE_LISTS - 10 * size_of::<Arc<str>>()).unwrap();
+    other.set_list_bytes(limits::INSTANCE_LISTS - 10 * size_of::<Arc<str>>()).unwrap();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     let mut slow = SlowClient::connect(server.address, &first(Kind::Endpoint, &names[..10])).await;
     slow.until_asked(&server, Kind::Endpoint).await;

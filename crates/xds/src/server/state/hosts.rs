@@ -108,7 +108,7 @@ impl Subscription {
         let mut scanned = 0;
         let mut scan = || {
             scanned += names.0.len();
-            work::did(names.0.len());
+            work::count(names.0.len());
             snapshot
                 .each(kind, &names.0, 0)
                 .filter(|(_, resource, _)| resource.is_none())

@@ -302,7 +302,7 @@ impl Subscription {
     /// last count.
     pub(super) fn count_bytes(&mut self, before: &Arc<[Arc<str>]>) {
         let sum = |names: &[Arc<str>]| {
-            work::did(names.len());
+            work::count(names.len());
             names.iter().map(|name| limits::name_cost(name)).sum()
         };
         if !Arc::ptr_eq(before, &self.unknown.0) {
@@ -343,6 +343,6 @@ impl Subscription {
 
     /// Counts the steps of work of one response, for tests.
     pub(super) fn count_work(&self, removals: bool) {
-        work::did(1 + self.resend.0.len() + if removals { self.lost.len() } else { 0 });
+        work::count(1 + self.resend.0.len() + if removals { self.lost.len() } else { 0 });
     }
 }

@@ -490,24 +490,24 @@ fn unknown_names_are_counted_while_they_are_held() {
     for form in [Form::Delta, Form::Sotw] {
         let mut session = Session::new(form, Arc::default(), Arc::default());
         exchange(&mut session, ask(Endpoint, 0, &["a", "b", "none", "never"]), &world);
-        assert_eq!(session.kept(), cost(&["none", "never"]), "{form:?}");
+        assert_eq!(session.name_bytes(), cost(&["none", "never"]), "{form:?}");
         let less = if form == Form::Delta {
             SubscriptionRequest { unsubscribe: vec!["none".into(), "a".into()], ..ask(Endpoint, 1, &[]) }
         } else {
             ask(Endpoint, 1, &["b", "never"])
         };
         exchange(&mut session, less, &world);
-        assert_eq!(session.kept(), cost(&["never"]), "{form:?}");
+        assert_eq!(session.name_bytes(), cost(&["never"]), "{form:?}");
     }
     // A name in the client's versions that no resource has is held until its removal is sent.
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let have = ["lost", "a"].map(|name| (name.to_owned(), "1".to_owned())).into();
     let all = SubscriptionRequest { have, ..ask(Endpoint, 0, &["*"]) };
     assert_eq!(exchange(&mut session, all, &world), one(Endpoint, 1, "a,b", ""));
-    assert_eq!(session.kept(), cost(&["lost", "*"]));
+    assert_eq!(session.name_bytes(), cost(&["lost", "*"]));
     assert_eq!(exchange(&mut session, ask(Endpoint, 1, &[]), &world), one(Endpoint, 2, "", "lost"));
     exchange(&mut session, ask(Endpoint, 2, &[]), &world);
-    assert_eq!(session.kept(), cost(&["*"]));
+    assert_eq!(session.name_bytes(), cost(&["*"]));
 }
 
 #[test]
@@ -526,14 +526,17 @@ fn lists_of_names_are_counted_without_shared_ones() {
             let mut session = Session::new(form, Arc::default(), Arc::default());
             let first = SubscriptionRequest { names: names.to_vec(), ..ask(Endpoint, 0, &[]) };
             session.request(first, &world.now(), &mut |_| {});
-            assert!(session.lists() >= names.len() * PLACE, "{form:?}: they are to be sent");
+            assert!(session.list_bytes() >= names.len() * PLACE, "{form:?}: they are to be sent");
             session.pushes(&world.now()).unwrap();
             session
         };
         let some: Vec<_> = (0..2).map(|_| stream(&all[1..])).collect();
-        assert!(some.iter().all(|stream| stream.lists() == (MANY - 1) * PLACE), "{form:?}: each has its own");
+        assert!(
+            some.iter().all(|stream| stream.list_bytes() == (MANY - 1) * PLACE),
+            "{form:?}: each has its own"
+        );
         let whole: Vec<_> = (0..100).map(|_| stream(&all)).collect();
-        let sum = whole.iter().map(Session::lists).sum::<usize>();
+        let sum = whole.iter().map(Session::list_bytes).sum::<usize>();
         assert!(sum <= MANY * PLACE, "{form:?}: {sum} for what is held once");
     }
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     certificates::{self, CertificateService, Signer},
     istio::IstioCertificateRequest,
-    limits::{ALL_ROOM, BURST, IDENTITY_PACE, IDENTITY_ROOM, INSTANCE_ROOM, Identity, REFUSAL, Reservation},
+    limits::{ALL_ROOM, BURST, IDENTITY_PACE, IDENTITY_ROOM, INSTANCE_ROOM, Identity, Reservation},
 };
 
 /// ReadAll requests until the client ends the stream.
@@ -248,8 +248,9 @@ async fn a_replica_waits_for_each_repeated_refusal() {
         };
         let request = if method == wire::DELTA { long(1) } else { Bytes::from_static(&[0; 5]) };
         let payer = Payer::new(&limits, &"a".into(), &"evil".into());
-        // Nearly the whole burst. The debt that is paid meanwhile is less than the cost of a refusal.
-        payer.spend(IDENTITY_PACE * BURST - REFUSAL / 2);
+        // The whole burst but one unit, so that a refusal exceeds it. At the rate of an identity, that debt is paid in
+        // a quarter of a second, within which the assertion below must be checked.
+        payer.spend(IDENTITY_PACE * BURST - 1);
         for request in [request.clone(), Bytes::new()] {
             let evil = refused("evil", request.clone()).await;
             run_other_tasks().await;

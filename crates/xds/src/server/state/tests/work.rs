@@ -118,7 +118,7 @@ fn requests_that_change_nothing_do_not_scan_the_subscription() {
     assert!(asked.0 >= MANY && asked.1 >= MANY as u64 * limits::RESOURCE, "{asked:?}");
     assert!(steps(&mut session, ask(Endpoint, 1, &[]), &world).0 < 10, "an acknowledgement");
     assert!(steps(&mut session, ask(Endpoint, 0, &[]), &world).0 < 10, "an empty request");
-    assert_eq!(session.kept(), unknown(MANY).iter().map(|name| limits::name_cost(name)).sum::<usize>());
+    assert_eq!(session.name_bytes(), unknown(MANY).iter().map(|name| limits::name_cost(name)).sum::<usize>());
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn removals_are_not_scanned_while_they_must_wait() {
     session.request(ask(Cluster, 2, &[]), &world.now(), &mut |_| {});
     session.release();
     session.pushes(&world.now()).unwrap();
-    assert!(session.kept() > 0, "they are still to be said");
+    assert!(session.name_bytes() > 0, "they are still to be said");
     assert!(steps(&mut session, ask(Cluster, 0, &["x"]), &world).0 < 100);
 }
 
