@@ -119,7 +119,7 @@ impl Pool {
 
     /// Logs that a limit is reached.
     pub(super) fn log_limit(&self, limit: Limit) {
-        limit_log::tell(limit, format_args!("cluster {}", self.cluster.name));
+        limit_log::log(limit, format_args!("cluster {}", self.cluster.name));
     }
 
     fn counted(self: &Rc<Self>, limit: u32, of: fn(&Self) -> &AtomicU32) -> Option<Counted> {
