@@ -92,7 +92,7 @@ pub struct ClientScope {
 }
 
 impl ClientScope {
-    /// Returns the scope of a proxy with the labels of these keys.
+    /// Returns the client scope of a proxy with the labels of these keys.
     pub fn of(view: &ProxyView, label_keys: &BTreeSet<String>) -> Self {
         let label = |key: &String| Some((key.clone(), view.labels.get(key)?.clone()));
         Self {
@@ -117,7 +117,7 @@ impl ClientScope {
         Self { namespace: String::new(), hosts_apart: false, ..self.clone() }
     }
 
-    /// Returns whether both surroundings have the same services.
+    /// Returns whether both scopes have the same services.
     pub fn is_kin(&self, other: &Self) -> bool {
         let Self { role, cluster_id, locality, labels, ipv4, ipv6, plain_envoy, names_resolved, .. } = self;
         (role, cluster_id, locality, labels)

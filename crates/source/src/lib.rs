@@ -219,7 +219,7 @@ impl Watch {
         self.is_complete = watched.is_ok();
         match watched {
             Err(error) => {
-                warn!(%error, "configuration cannot be watched; scanning it every {SCAN_INTERVAL:?}")
+                warn!(%error, "configuration cannot be watched; scanning it every {SCAN_INTERVAL:?}");
             }
             Ok(()) if is_other => info!(folders = folders.len(), "watching configuration"),
             Ok(()) => {}

@@ -20,7 +20,7 @@ use hickory_proto::{
 };
 
 /// Maximum size of an answer by UDP in bytes (RFC 1035, section 4.2.1).
-const LONGEST_UDP: usize = 512;
+const MAX_UDP_BYTES: usize = 512;
 
 /// Configured answer for a name. A name without one gets NXDOMAIN.
 #[derive(Clone, Debug)]
@@ -54,19 +54,26 @@ struct State {
 impl Dns {
     /// Starts a server without names.
     pub fn start() -> Self {
-        let (udp, tcp) = loop {
-            let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
-            // The same port must be free for both protocols.
-            if let Ok(udp) = UdpSocket::bind(tcp.local_addr().unwrap()) {
-                break (udp, tcp);
-            }
-        };
+        let (udp, tcp) = bind();
         let server = Self { address: tcp.local_addr().unwrap(), state: Arc::default() };
         let state = Arc::clone(&server.state);
-        thread::spawn(move || serve_udp(&udp, &state));
+        thread::spawn(move || serve_udp(&udp, |query| state.udp_messages(query)));
         let state = Arc::clone(&server.state);
-        thread::spawn(move || serve_tcp(&tcp, &state));
+        thread::spawn(move || serve_tcp(&tcp, |query| state.tcp_bytes(query)));
         server
+    }
+
+    /// Starts a server whose responses the test composes and returns its address. `udp` returns the messages to send for
+    /// each query by UDP. `tcp` returns the bytes to send for each query by TCP, after which the connection is closed.
+    pub fn start_raw(
+        udp: impl FnMut(&[u8]) -> Vec<Vec<u8>> + Send + 'static,
+        tcp: impl FnMut(&[u8]) -> Vec<u8> + Send + 'static,
+    ) -> SocketAddr {
+        let (socket, listener) = bind();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || serve_udp(&socket, udp));
+        thread::spawn(move || serve_tcp(&listener, tcp));
+        address
     }
 
     /// Returns the server's address.
@@ -91,40 +98,58 @@ impl Dns {
     }
 }
 
-fn serve_udp(socket: &UdpSocket, state: &State) {
-    let mut buffer = [0; 4096];
-    while let Ok((length, from)) = socket.recv_from(&mut buffer) {
-        state.udp.fetch_add(1, Ordering::Relaxed);
-        let Some(reply) = state.reply(&buffer[..length]) else { continue };
-        let mut bytes = reply.to_vec().unwrap();
-        if bytes.len() > LONGEST_UDP {
-            bytes = reply.truncate().to_vec().unwrap();
+/// Binds both protocols to the same free port.
+fn bind() -> (UdpSocket, TcpListener) {
+    loop {
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        if let Ok(udp) = UdpSocket::bind(tcp.local_addr().unwrap()) {
+            return (udp, tcp);
         }
-        let _ = socket.send_to(&bytes, from);
     }
 }
 
-fn serve_tcp(listener: &TcpListener, state: &State) {
+fn serve_udp(socket: &UdpSocket, mut respond: impl FnMut(&[u8]) -> Vec<Vec<u8>>) {
+    let mut buffer = [0; 4096];
+    while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+        for message in respond(&buffer[..length]) {
+            let _ = socket.send_to(&message, from);
+        }
+    }
+}
+
+fn serve_tcp(listener: &TcpListener, mut respond: impl FnMut(&[u8]) -> Vec<u8>) {
     for stream in listener.incoming() {
         let Ok(mut stream) = stream else { continue };
         let mut length = [0; 2];
         if stream.read_exact(&mut length).is_err() {
             continue;
         }
-        let mut bytes = vec![0; usize::from(u16::from_be_bytes(length))];
-        if stream.read_exact(&mut bytes).is_err() {
+        let mut query = vec![0; usize::from(u16::from_be_bytes(length))];
+        if stream.read_exact(&mut query).is_err() {
             continue;
         }
-        state.tcp.fetch_add(1, Ordering::Relaxed);
-        if let Some(reply) = state.reply(&bytes) {
-            let bytes = reply.to_vec().unwrap();
-            let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();
-            let _ = stream.write_all(&[&length, bytes.as_slice()].concat());
-        }
+        let _ = stream.write_all(&respond(&query));
     }
 }
 
 impl State {
+    /// Returns the response by UDP, truncated if it is too long; none to stay silent.
+    fn udp_messages(&self, query: &[u8]) -> Vec<Vec<u8>> {
+        self.udp.fetch_add(1, Ordering::Relaxed);
+        let Some(reply) = self.reply(query) else { return Vec::new() };
+        let bytes = reply.to_vec().unwrap();
+        vec![if bytes.len() > MAX_UDP_BYTES { reply.truncate().to_vec().unwrap() } else { bytes }]
+    }
+
+    /// Returns the response by TCP with its length before it; empty to stay silent.
+    fn tcp_bytes(&self, query: &[u8]) -> Vec<u8> {
+        self.tcp.fetch_add(1, Ordering::Relaxed);
+        let Some(reply) = self.reply(query) else { return Vec::new() };
+        let bytes = reply.to_vec().unwrap();
+        let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();
+        [&length, bytes.as_slice()].concat()
+    }
+
     fn reply(&self, bytes: &[u8]) -> Option<Message> {
         let request = Message::from_vec(bytes).ok()?;
         let query = request.queries.first()?.clone();

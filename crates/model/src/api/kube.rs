@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 use chrono::DateTime;
 
 use super::{
-    Kind, Labels, Meta, Outside, Typed,
+    EntryHost, Kind, Labels, Meta, Typed,
     manifest::{self, IntOrText, ObjectMeta, PodSpec, WorkloadSpec},
 };
 
@@ -51,7 +51,7 @@ pub struct Service {
     /// Whether pods are endpoints before they are ready.
     pub publish_not_ready: bool,
     /// Properties of a host of a ServiceEntry; the service has the name of the host.
-    pub outside: Option<Arc<Outside>>,
+    pub entry_host: Option<Arc<EntryHost>>,
 }
 
 /// A port of a service.
@@ -335,7 +335,7 @@ pub(crate) fn service(from: manifest::ServiceManifest) -> Typed<Service> {
             selector: spec.selector,
             ports,
             publish_not_ready: spec.publish_not_ready_addresses,
-            outside: None,
+            entry_host: None,
         },
     }
 }

@@ -18,7 +18,7 @@ pub use destination_rule::{DestinationRule, Subset, TrafficPolicy};
 pub use kube::{EndpointSlice, Node, Pod, Protocol, Service, ServicePort, Template};
 pub use mesh_config::{ConfigMap, MeshConfig};
 pub use security::{AuthorizationPolicy, MtlsMode, PeerAuthentication};
-pub use service_entry::{Address, Outside, Resolution, ServiceEntry};
+pub use service_entry::{Address, EntryHost, Resolution, ServiceEntry};
 pub use value::{Duration, StringMatch};
 pub use virtual_service::VirtualService;
 

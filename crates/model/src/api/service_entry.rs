@@ -124,7 +124,7 @@ impl Resolution {
 
 /// Properties of a service that a ServiceEntry declared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outside {
+pub struct EntryHost {
     /// Name of the entry.
     pub entry: String,
     /// Whether it is outside the mesh.
@@ -134,12 +134,12 @@ pub struct Outside {
     /// Whether proxies resolve its names themselves.
     pub by_proxy: bool,
     /// Endpoints.
-    pub endpoints: Vec<OutsideEndpoint>,
+    pub endpoints: Vec<EntryHostEndpoint>,
 }
 
 /// Endpoint of a service that a ServiceEntry declared.
 #[derive(Clone, Debug, PartialEq)]
-pub struct OutsideEndpoint {
+pub struct EntryHostEndpoint {
     /// Address.
     pub address: Address,
     /// Ports by the name of the service port, where they differ from it.
@@ -152,7 +152,7 @@ pub struct OutsideEndpoint {
     pub weight: u32,
 }
 
-impl Eq for OutsideEndpoint {}
+impl Eq for EntryHostEndpoint {}
 
 /// Address of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -181,7 +181,7 @@ impl Address {
     }
 }
 
-impl Outside {
+impl EntryHost {
     /// Returns the names of its endpoints that the control plane resolves.
     pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
         let wanted = self.resolution.is_dns() && !self.by_proxy;
@@ -221,7 +221,7 @@ impl Typed<ServiceEntry> {
         if !spec.export_to.is_empty() {
             annotations.insert(EXPORT_TO.into(), spec.export_to.join(","));
         }
-        let outside = Outside {
+        let entry_host = EntryHost {
             entry: self.meta.name.clone(),
             external: spec.location == Location::MeshExternal,
             resolution: spec.resolution,
@@ -234,13 +234,13 @@ impl Typed<ServiceEntry> {
             cluster_ips: own.chain(allocated.filter(|_| spec.is_allocatable(host))).collect(),
             selector: spec.selector().cloned().unwrap_or_default(),
             ports: spec.ports.iter().filter_map(EntryPort::service_port).collect(),
-            outside: Some(Arc::new(outside)),
+            entry_host: Some(Arc::new(entry_host)),
             ..Service::default()
         };
         Typed { meta, spec: service }
     }
 
-    fn endpoints(&self, host: &str) -> Vec<OutsideEndpoint> {
+    fn endpoints(&self, host: &str) -> Vec<EntryHostEndpoint> {
         if self.spec.resolution.is_dns() && self.spec.endpoints.is_empty() {
             let itself = WorkloadEntry { address: host.to_owned(), ..WorkloadEntry::default() };
             return vec![self.endpoint(&itself, self.meta.name.clone())];
@@ -249,7 +249,7 @@ impl Typed<ServiceEntry> {
         numbered.map(|(index, from)| self.endpoint(from, format!("{}-{index}", self.meta.name))).collect()
     }
 
-    fn endpoint(&self, from: &WorkloadEntry, name: String) -> OutsideEndpoint {
+    fn endpoint(&self, from: &WorkloadEntry, name: String) -> EntryHostEndpoint {
         let mut labels = from.labels.clone();
         if !from.service_account.is_empty() {
             labels.entry(TLS_MODE.into()).or_insert_with(|| "istio".into());
@@ -257,7 +257,7 @@ impl Typed<ServiceEntry> {
         let mut parts = from.locality.splitn(3, '/').map(str::to_owned);
         let mut part = || parts.next().unwrap_or_default();
         let port = |(name, number): (&String, &u32)| Some((name.clone(), u16::try_from(*number).ok()?));
-        OutsideEndpoint {
+        EntryHostEndpoint {
             address: Address::of(&from.address),
             ports: from.ports.iter().filter_map(port).collect(),
             locality: Locality { region: part(), zone: part(), subzone: part() },

@@ -136,8 +136,8 @@ fn outbound_cluster(
     let name = ClusterName::outbound(port.port, subset, host);
     let balancer = effective.load_balancer;
     let simple = balancer.and_then(|balancer| balancer.simple);
-    let outside = service.spec.outside.as_deref();
-    let resolution = outside.map_or(Resolution::Static, |outside| outside.resolution);
+    let entry_host = service.spec.entry_host.as_deref();
+    let resolution = entry_host.map_or(Resolution::Static, |entry_host| entry_host.resolution);
     let asked = service.spec.headless || resolution == Resolution::None;
     let mut made = if asked || simple == Some(SimpleLb::Passthrough) {
         original_dst(&name.to_string())
@@ -169,7 +169,7 @@ fn outbound_cluster(
     made.typed_extension_protocol_options = protocol_options(port.protocol, effective, scope.sniffs);
     apply_tls(scope, &mut made, service, port, &name, effective);
     let mut described = describe(std::iter::once(service), rule, subset);
-    if outside.is_some_and(|outside| outside.external) {
+    if entry_host.is_some_and(|entry_host| entry_host.external) {
         described.fields.insert("external".into(), istio::boolean(true));
     }
     if effective.tls.is_some_and(|tls| matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual)) {
@@ -265,7 +265,7 @@ fn apply_tls(
         Some(settings) if settings.mode == TlsMode::Disable => {}
         Some(settings) => made.transport_socket = Some(tls::client(settings, inside)),
         None if !scope.world.mesh().enable_auto_mtls => {}
-        None if service.spec.outside.as_ref().is_some_and(|outside| outside.external) => {}
+        None if service.spec.entry_host.as_ref().is_some_and(|entry_host| entry_host.external) => {}
         // The endpoints of such a cluster have no metadata to choose by, so either all get mutual TLS or none.
         None if made.lb_policy == LbPolicy::ClusterProvided as i32 => {
             if endpoints::all_take_mtls(scope, service, port) {

@@ -57,13 +57,14 @@ pub(super) fn assignments(
 
 /// Returns whether the control plane resolves the names of a service's endpoints for this scope.
 pub(super) fn are_resolved(scope: &Scope<'_>, service: &Typed<Service>) -> bool {
-    let outside = service.spec.outside.as_ref();
-    scope.names_resolved && outside.is_some_and(|outside| outside.resolution.is_dns() && !outside.by_proxy)
+    let entry_host = service.spec.entry_host.as_ref();
+    scope.names_resolved
+        && entry_host.is_some_and(|entry_host| entry_host.resolution.is_dns() && !entry_host.by_proxy)
 }
 
 /// Replaces endpoints with names by endpoints with their addresses, of the families that the client has.
 fn resolve(scope: &Scope<'_>, service: &Typed<Service>, endpoints: &[Endpoint]) -> Vec<Endpoint> {
-    let one = service.spec.outside.as_ref().is_some_and(|it| it.resolution == Resolution::DnsRoundRobin);
+    let one = service.spec.entry_host.as_ref().is_some_and(|it| it.resolution == Resolution::DnsRoundRobin);
     let mut made: Vec<Endpoint> = Vec::new();
     for endpoint in endpoints {
         let Address::Name(name) = &endpoint.address else {
@@ -84,14 +85,14 @@ fn resolve(scope: &Scope<'_>, service: &Typed<Service>, endpoints: &[Endpoint]) 
 }
 
 /// Returns whether the endpoint comes from a ServiceEntry.
-fn is_outside(endpoint: &Endpoint) -> bool {
+fn is_entry_endpoint(endpoint: &Endpoint) -> bool {
     endpoint.pod.as_ref().is_some_and(|pod| pod.spec.workload.kind == WORKLOAD_ENTRY)
 }
 
 /// Returns the sum of the weights. The addresses of one name, which are adjacent, count once.
 fn weight(members: &[&Endpoint]) -> u32 {
     let same = |one: &&Endpoint, other: &&Endpoint| match (&one.pod, &other.pod) {
-        (Some(one_pod), Some(other_pod)) => is_outside(one) && Arc::ptr_eq(one_pod, other_pod),
+        (Some(one_pod), Some(other_pod)) => is_entry_endpoint(one) && Arc::ptr_eq(one_pod, other_pod),
         _ => false,
     };
     members.chunk_by(same).map(|of_name| of_name[0].weight).fold(0, u32::saturating_add)
@@ -137,7 +138,8 @@ fn lb_endpoint(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> endpoint:
         Address::Name(name) => name.to_string(),
     };
     // Endpoints of a ServiceEntry are not probed.
-    let health = if is_outside(member) { core::HealthStatus::Unknown } else { core::HealthStatus::Healthy };
+    let health =
+        if is_entry_endpoint(member) { core::HealthStatus::Unknown } else { core::HealthStatus::Healthy };
     endpoint::LbEndpoint {
         health_status: health as i32,
         metadata: Some(metadata(scope, member, by_rule)),

@@ -88,7 +88,7 @@ fn ports(service: &Typed<Service>) -> impl Iterator<Item = &ServicePort> {
 /// Returns the short names of a service for a client. As in Istio, only services of its own namespace have them.
 fn short_names(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<String> {
     let (name, namespace) = (&service.meta.name, &service.meta.namespace);
-    if service.spec.outside.is_some() || namespace != scope.namespace {
+    if service.spec.entry_host.is_some() || namespace != scope.namespace {
         return Vec::new();
     }
     vec![name.clone(), format!("{name}.{namespace}"), format!("{name}.{namespace}.svc")]

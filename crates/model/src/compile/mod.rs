@@ -1,7 +1,7 @@
 //! Compilation of a World and a proxy's view to xDS resources, as istiod would send them.
 //!
-//! Clusters, endpoints and routes depend on the client only by its [`ClientScope`], and are shared by all clients with
-//! equal ones. Each [`Part`] of them is compiled separately. Listeners depend on the whole view.
+//! Clusters, endpoints and routes depend on the client only by its [`ClientScope`], and are shared by all clients
+//! with an equal one. Each [`Part`] of them is compiled separately. Listeners depend on the whole view.
 //!
 //! Modules in the order of the data:
 //!
@@ -59,25 +59,25 @@ pub enum Part {
 /// Compiles all resources of a proxy. Also returns diagnostics about configuration that could not be compiled as
 /// written.
 pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) {
-    let surroundings = ClientScope::of(view, &world.label_keys());
-    let (mut made, findings) = compile_own(world, view, &outline(world, &surroundings));
-    for part in parts(world, &surroundings) {
-        compile_part(world, &surroundings, &part).into_iter().for_each(|resource| made.insert(resource));
+    let client_scope = ClientScope::of(view, &world.label_keys());
+    let (mut made, findings) = compile_own(world, view, &outline(world, &client_scope));
+    for part in parts(world, &client_scope) {
+        compile_part(world, &client_scope, &part).into_iter().for_each(|resource| made.insert(resource));
     }
     (made, findings)
 }
 
-/// Returns the parts shared by proxies with these surroundings.
-pub fn parts(world: &World, surroundings: &ClientScope) -> Vec<Part> {
-    let scope = Scope::new(world, surroundings);
+/// Returns the parts shared by proxies with this client scope.
+pub fn parts(world: &World, client_scope: &ClientScope) -> Vec<Part> {
+    let scope = Scope::new(world, client_scope);
     let of =
         |service: &Typed<Service>| Part::Service(service.meta.namespace.clone(), service.meta.name.clone());
     scope.services().map(|service| of(service)).chain([Part::Routes, Part::Names, Part::Trust]).collect()
 }
 
-/// Compiles a part for proxies with these surroundings; empty if the part does not exist.
-pub fn compile_part(world: &World, surroundings: &ClientScope, part: &Part) -> Vec<Arc<Resource>> {
-    let scope = Scope::new(world, surroundings);
+/// Compiles a part for proxies with this client scope; empty if the part does not exist.
+pub fn compile_part(world: &World, client_scope: &ClientScope, part: &Part) -> Vec<Arc<Resource>> {
+    let scope = Scope::new(world, client_scope);
     match part {
         Part::Service(namespace, name) => {
             let service = world.service_named(namespace, name).filter(|service| scope.sees(service));
@@ -109,7 +109,7 @@ pub fn compile_part(world: &World, surroundings: &ClientScope, part: &Part) -> V
     }
 }
 
-/// Returns whether a part is known to be equal for two surroundings with the same services
+/// Returns whether a part is known to be equal for two client scopes with the same services
 /// ([`kin`](ClientScope::kin)). May return false for equal parts. Clusters rarely depend on the client's namespace.
 pub fn is_alike(world: &World, one: &ClientScope, other: &ClientScope, part: &Part) -> bool {
     let Part::Service(namespace, name) = part else { return false };
@@ -118,15 +118,15 @@ pub fn is_alike(world: &World, one: &ClientScope, other: &ClientScope, part: &Pa
     one.sees(service) && other.sees(service) && one.rule(service) == other.rule(service)
 }
 
-/// Compiles the routes of one host ([`ChangeSet::hosts`](crate::ChangeSet::hosts)) again, for proxies with these
-/// surroundings and [routes by host](ClientScope::routes_by_host). `made` returns the previous resource.
+/// Compiles the routes of one host ([`ChangeSet::hosts`](crate::ChangeSet::hosts)) again, for clients with this
+/// scope and [routes by host](ClientScope::routes_by_host). `made` returns the previous resource.
 pub fn compile_host(
     world: &World,
-    surroundings: &ClientScope,
+    client_scope: &ClientScope,
     host: &str,
     made: impl Fn(Kind, &str) -> Option<Arc<Resource>>,
 ) -> Vec<Arc<Resource>> {
-    let scope = Scope::new(world, surroundings);
+    let scope = Scope::new(world, client_scope);
     let Some(service) = world.service(host) else { return Vec::new() };
     if scope.role == Role::Grpc {
         grpc::routes(&scope, service)
@@ -135,22 +135,22 @@ pub fn compile_host(
     }
 }
 
-/// Returns the outline of the outbound listeners of proxies with these surroundings.
-pub fn outline(world: &World, surroundings: &ClientScope) -> Outline {
-    match surroundings.role {
-        Role::Sidecar => listeners::outline(Scope::new(world, surroundings).services()),
+/// Returns the outline of the outbound listeners of proxies with this client scope.
+pub fn outline(world: &World, client_scope: &ClientScope) -> Outline {
+    match client_scope.role {
+        Role::Sidecar => listeners::outline(Scope::new(world, client_scope).services()),
         Role::Router | Role::Grpc => Outline::default(),
     }
 }
 
 /// Compiles the resources that depend on a proxy's workload. Also returns diagnostics about configuration that could
-/// not be compiled as written. The outline is that of the proxy's surroundings.
+/// not be compiled as written. The outline is that of the proxy's client scope.
 pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resources, Vec<Diagnostic>) {
     let mut findings = CompileFindings { world, list: Vec::new() };
     let mut made = Resources::default();
     // Only routes and endpoints depend on labels, and those are shared.
-    let surroundings = ClientScope::of(view, &BTreeSet::new());
-    let scope = Scope::new(world, &surroundings);
+    let client_scope = ClientScope::of(view, &BTreeSet::new());
+    let scope = Scope::new(world, &client_scope);
     match view.role {
         Role::Router => add_cluster(&mut made, &clusters::black_hole()),
         Role::Grpc => {}
@@ -184,20 +184,20 @@ struct Scope<'a> {
 }
 
 impl<'a> Scope<'a> {
-    fn new(world: &'a World, surroundings: &'a ClientScope) -> Self {
+    fn new(world: &'a World, client_scope: &'a ClientScope) -> Self {
         Self {
             world,
-            role: surroundings.role,
-            namespace: &surroundings.namespace,
-            cluster_id: &surroundings.cluster_id,
-            locality: &surroundings.locality,
-            labels: &surroundings.labels,
-            ipv4: surroundings.ipv4,
-            ipv6: surroundings.ipv6,
-            sniffs: surroundings.role == Role::Sidecar,
-            plain_envoy: surroundings.plain_envoy,
-            hosts_apart: surroundings.hosts_apart,
-            names_resolved: surroundings.names_resolved,
+            role: client_scope.role,
+            namespace: &client_scope.namespace,
+            cluster_id: &client_scope.cluster_id,
+            locality: &client_scope.locality,
+            labels: &client_scope.labels,
+            ipv4: client_scope.ipv4,
+            ipv6: client_scope.ipv6,
+            sniffs: client_scope.role == Role::Sidecar,
+            plain_envoy: client_scope.plain_envoy,
+            hosts_apart: client_scope.hosts_apart,
+            names_resolved: client_scope.names_resolved,
         }
     }
 

@@ -31,7 +31,7 @@ fn name_info(scope: &Scope<'_>, service: &Typed<Service>) -> NameInfo {
     } else {
         service.spec.cluster_ips.iter().map(ToString::to_string).collect()
     };
-    if service.spec.outside.is_some() {
+    if service.spec.entry_host.is_some() {
         return NameInfo { ips, registry: "External".into(), ..NameInfo::default() };
     }
     NameInfo {

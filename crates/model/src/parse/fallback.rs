@@ -1,7 +1,7 @@
 //! Fallbacks of refused policies.
 //!
-//! A policy with an error is refused. If no valid version of it is known, as at a start, a fallback takes its place. It restricts at
-//! least what the policy would restrict without the error, as far as the policy can be read:
+//! A policy with an error is refused. If no valid version is known, as at the start, a fallback takes its place. It
+//! restricts at least as much as the policy would without the error, as far as the policy can be read:
 //!
 //! | errors | fallback |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | in a PeerAuthentication | STRICT |
 //! | in `metadata` only | the policy as written |
 //!
-//! A selector that cannot be read selects all workloads of the namespace.
+//! If the selector cannot be read, the fallback selects all workloads of the namespace.
 
 use serde::de::DeserializeOwned;
 use skysail_yaml::{Entry, Node, Value};

@@ -59,18 +59,18 @@ pub struct Refused {
     pub fallback: Option<Fallback>,
 }
 
-/// An object of a text, with all fields as written.
+/// An object of a text, parsed and as written.
 #[derive(Debug)]
 pub struct Manifest {
-    /// The object, reduced to the fields that the mesh uses.
+    /// Object, reduced to the fields that the mesh uses.
     pub object: Object,
-    /// The place where it is written.
+    /// Where the object was read.
     pub origin: Origin,
-    /// All its fields, as JSON.
+    /// All its fields as JSON.
     pub written: serde_json::Value,
 }
 
-/// Objects of a text, as written.
+/// Objects of a text, parsed and as written.
 #[derive(Debug, Default)]
 pub struct Manifests {
     /// Accepted objects.

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use skysail_core::SpiffeId;
 
-use super::{World, outside};
+use super::{World, entry_hosts};
 use crate::api::{
     Address, Labels, Pod, Service, ServicePort, Typed,
     kube::{Locality, SliceEndpoint, TargetPort},
@@ -60,9 +60,9 @@ impl ServicePort {
 impl World {
     /// Returns the endpoints of a service port by address, including those that are not ready.
     pub fn endpoints(&self, service: &Typed<Service>, port: &ServicePort) -> Vec<Endpoint> {
-        let mut endpoints = match (&service.spec.outside, self.slice_endpoints(service, port)) {
+        let mut endpoints = match (&service.spec.entry_host, self.slice_endpoints(service, port)) {
             (Some(_), _) if !service.spec.selector.is_empty() => self.selected_endpoints(service, port),
-            (Some(outside), _) => outside::endpoints(outside, port),
+            (Some(entry_host), _) => entry_hosts::endpoints(entry_host, port),
             (None, Some(endpoints)) => endpoints,
             (None, None) => self.selected_endpoints(service, port),
         };

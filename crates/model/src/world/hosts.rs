@@ -33,7 +33,7 @@ pub fn host_matches(pattern: &str, host: &str) -> bool {
 impl Typed<Service> {
     /// Returns the full name: `reviews.default.svc.cluster.local`, or the host of a ServiceEntry.
     pub fn fqdn(&self) -> String {
-        match self.spec.outside {
+        match self.spec.entry_host {
             Some(_) => self.meta.name.clone(),
             None => skysail_core::names::service_fqdn(&self.meta.name, &self.meta.namespace, DOMAIN),
         }
@@ -58,12 +58,12 @@ impl World {
         let own = fqdn.strip_suffix(DOMAIN).and_then(|rest| rest.strip_suffix(".svc."));
         match own {
             Some(own) => own.split_once('.').and_then(|(name, namespace)| self.services.get(namespace, name)),
-            None => self.outside_entries(fqdn).min_by(|a, b| a.age().cmp(&b.age())),
+            None => self.entry_host_services(fqdn).min_by(|a, b| a.age().cmp(&b.age())),
         }
     }
 
     /// Returns the services of a host of ServiceEntries, by namespace.
-    fn outside_entries(&self, host: &str) -> impl Iterator<Item = &Entry<Service>> {
+    fn entry_host_services(&self, host: &str) -> impl Iterator<Item = &Entry<Service>> {
         let namespaces: BTreeSet<&String> =
             self.entry_hosts.get(host).map(|(namespace, _)| namespace).collect();
         namespaces.into_iter().filter_map(move |namespace| self.services.get(namespace, host))
@@ -72,11 +72,11 @@ impl World {
     /// Returns whether clients of this namespace use this service for its host. If several namespaces define the host
     /// in ServiceEntries, that of the client's namespace takes precedence, then the oldest.
     pub fn service_chosen(&self, service: &Typed<Service>, namespace: &str) -> bool {
-        if service.spec.outside.is_none() {
+        if service.spec.entry_host.is_none() {
             return true;
         }
         let visible = |entry: &&Entry<Service>| self.service_visible(&entry.object, namespace);
-        let entries = self.outside_entries(&service.meta.name).filter(visible);
+        let entries = self.entry_host_services(&service.meta.name).filter(visible);
         let own = |entry: &Entry<Service>| entry.object.meta.namespace == namespace;
         let first = entries.min_by(|a, b| own(b).cmp(&own(a)).then_with(|| a.age().cmp(&b.age())));
         first.is_some_and(|first| first.object.meta.namespace == service.meta.namespace)

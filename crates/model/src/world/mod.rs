@@ -7,32 +7,32 @@
 //! A clone of the World shares all maps and costs a few dozen reference counts. A change copies only what it changes:
 //! the map of the object's kind and namespace, and the indexes of the kind.
 
+mod change_set;
 mod check;
 mod effect;
 mod endpoints;
+mod entry_hosts;
 mod hosts;
 mod identify;
 mod index;
-mod outside;
 mod policy;
 mod store;
-mod touched;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
+pub use change_set::ChangeSet;
 pub(crate) use check::label_text;
 pub use effect::{Effect, Effects};
 pub use endpoints::Endpoint;
+pub use entry_hosts::Resolved;
 pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
 pub use identify::OtherAccount;
 use index::{HostIndex, LabelIndex, MultiMap};
-pub use outside::Resolved;
 use store::{Entry, Store};
-pub use touched::ChangeSet;
 
 use crate::{
     api::{
@@ -89,7 +89,7 @@ pub struct World {
     /// DNS answers by name.
     resolved: Arc<HashMap<Arc<str>, Resolved>>,
     /// Estimate since the last [`World::take_touched`]; `None` before the first.
-    touched: Option<ChangeSet>,
+    changes: Option<ChangeSet>,
 }
 
 impl World {
@@ -108,18 +108,18 @@ impl World {
     /// Adds an object or replaces the one of the same key. Returns false if nothing changed.
     pub fn apply(&mut self, object: Object, origin: Origin) -> bool {
         let key = object.key();
-        let mut touched = self.touched_by(&key);
+        let mut changes = self.changes_of(&key);
         let changed = self.put(object, origin);
         if changed {
-            touched.add(self.touched_by(&key));
-            self.touch(touched);
+            changes.add(self.changes_of(&key));
+            self.add_changes(changes);
         }
         changed
     }
 
-    fn touch(&mut self, more: ChangeSet) {
-        if let Some(touched) = &mut self.touched {
-            touched.add(more);
+    fn add_changes(&mut self, more: ChangeSet) {
+        if let Some(changes) = &mut self.changes {
+            changes.add(more);
         }
     }
 
@@ -167,10 +167,10 @@ impl World {
 
     /// Removes an object. Returns false if it did not exist.
     pub fn delete(&mut self, key: &ObjectKey) -> bool {
-        let touched = self.touched_by(key);
+        let changes = self.changes_of(key);
         let deleted = self.remove_object(key);
         if deleted {
-            self.touch(touched);
+            self.add_changes(changes);
         }
         deleted
     }
@@ -234,7 +234,7 @@ impl World {
         let changed = *self.roots != *roots && self.mesh().binds_roots();
         self.roots = roots.into();
         if changed {
-            self.touch(ChangeSet { everything: true, ..ChangeSet::default() });
+            self.add_changes(ChangeSet { everything: true, ..ChangeSet::default() });
         }
         changed
     }

@@ -316,8 +316,7 @@ impl Inventory {
         for (name, slot) in &mut self.routes {
             self.changed |= slot.promote(now, |accepted| {
                 let complete = || hosts.get(name).is_some_and(|hosts| hosts.is_warm(now));
-                !uses::of_table(&accepted.value).any(is_awaited)
-                    && (!accepted.value.has_vhds || complete())
+                !uses::of_table(&accepted.value).any(is_awaited) && (!accepted.value.has_vhds || complete())
             });
         }
         let routes = &self.routes;

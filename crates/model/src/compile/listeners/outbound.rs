@@ -59,7 +59,7 @@ pub(in crate::compile) fn named<'a>(services: &[&'a Typed<Service>]) -> Named<'a
     named
 }
 
-/// Outline of the outbound listeners, for all sidecars with the same surroundings.
+/// Outline of the outbound listeners, for all sidecars with the same client scope.
 #[derive(Clone, Debug, Default)]
 pub struct Outline {
     /// HTTP ports.

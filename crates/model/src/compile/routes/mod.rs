@@ -230,7 +230,7 @@ fn domains(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<String> {
     let (name, namespace) = (&service.meta.name, &service.meta.namespace);
     let full = service.fqdn();
     let mut domains = vec![full.clone(), format!("{full}.")];
-    if service.spec.outside.is_some() {
+    if service.spec.entry_host.is_some() {
         domains.truncate(if full.starts_with('*') { 1 } else { 2 });
     } else if namespace == scope.namespace {
         domains.extend([name.clone(), format!("{name}.{namespace}.svc"), format!("{name}.{namespace}")]);

@@ -14,7 +14,7 @@ impl Report<'_> {
                 let Some(service) = self.world.service_named(about.namespace(), &host_of(host)) else {
                     continue;
                 };
-                let of = service.spec.outside.as_ref().map_or("", |outside| outside.entry.as_str());
+                let of = service.spec.entry_host.as_ref().map_or("", |entry_host| entry_host.entry.as_str());
                 if of != entry.object.meta.name {
                     let message = format!(
                         "ServiceEntry {of} is older and defines {host}; this definition has no effect"

@@ -17,7 +17,7 @@ impl Report<'_> {
     pub(super) fn services(&mut self) {
         let mut addresses = HashMap::new();
         let mut http_ports = HashMap::new();
-        let kubernetes = |entry: &&Entry<Service>| entry.object.spec.outside.is_none();
+        let kubernetes = |entry: &&Entry<Service>| entry.object.spec.entry_host.is_none();
         for entry in self.world.services.iter().filter(kubernetes) {
             for port in entry.object.spec.ports.iter().filter(|port| port.protocol.is_http()) {
                 http_ports.entry(port.port).or_insert(About { entry, kind: Kind::Service });

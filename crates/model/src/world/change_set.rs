@@ -69,12 +69,12 @@ impl ChangeSet {
 impl World {
     /// Returns and resets the estimate. The first call returns everything.
     pub fn take_touched(&mut self) -> ChangeSet {
-        self.touched.replace(ChangeSet::nothing()).unwrap_or_else(ChangeSet::everything)
+        self.changes.replace(ChangeSet::nothing()).unwrap_or_else(ChangeSet::everything)
     }
 
     /// Returns the resources that depend on the current object of a key.
-    pub(super) fn touched_by(&self, key: &ObjectKey) -> ChangeSet {
-        if self.touched.as_ref().is_none_or(|touched| touched.everything) {
+    pub(super) fn changes_of(&self, key: &ObjectKey) -> ChangeSet {
+        if self.changes.as_ref().is_none_or(|changes| changes.everything) {
             return ChangeSet::nothing();
         }
         let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
@@ -117,16 +117,16 @@ impl World {
                     ..ChangeSet::default()
                 }
             }
-            Kind::ServiceEntry => self.touched_by_entry(namespace, name),
+            Kind::ServiceEntry => self.changes_of_entry(namespace, name),
             Kind::EndpointSlice => {
                 let slice = self.slices.get(namespace, name).map(|entry| &entry.object.spec.service);
-                slice.map(|service| self.touched_endpoints(namespace, service)).unwrap_or_default()
+                slice.map(|service| self.changes_of_endpoints(namespace, service)).unwrap_or_default()
             }
             Kind::DestinationRule => {
                 let rule = self.destination_rules.get(namespace, name).map(|entry| &entry.object);
                 let Some(rule) = rule else { return ChangeSet::nothing() };
                 match self.service(&hosts::fqdn(&rule.spec.host, namespace)) {
-                    Some(service) if service.spec.outside.is_none() => ChangeSet {
+                    Some(service) if service.spec.entry_host.is_none() => ChangeSet {
                         services: BTreeSet::from([(
                             service.meta.namespace.clone(),
                             service.meta.name.clone(),
@@ -140,7 +140,7 @@ impl World {
                     _ => ChangeSet::everything(),
                 }
             }
-            Kind::Pod => self.pod(namespace, name).map(|pod| self.touched_by_pod(pod)).unwrap_or_default(),
+            Kind::Pod => self.pod(namespace, name).map(|pod| self.changes_of_pod(pod)).unwrap_or_default(),
         }
     }
 
@@ -148,7 +148,7 @@ impl World {
     fn only_service_of(&self, rule: &Typed<VirtualService>) -> Option<String> {
         let [host] = &rule.spec.hosts[..] else { return None };
         let host = hosts::fqdn(host, &rule.meta.namespace);
-        let service = self.service(&host).filter(|service| service.spec.outside.is_none())?;
+        let service = self.service(&host).filter(|service| service.spec.entry_host.is_none())?;
         let well_known = service.spec.port(WELL_KNOWN_PORT)?;
         let is_routed = well_known.protocol.is_http() || well_known.protocol == Protocol::Unknown;
         (is_routed && service.spec.external_name.is_none() && self.service_visible(service, NOWHERE))
@@ -164,7 +164,7 @@ impl World {
         let is_common = |port: u16| {
             let others = self.services().filter(|other| other.meta != service.meta);
             // Which service a host of a ServiceEntry names depends on the client.
-            let others = others.filter(|other| other.spec.outside.is_none());
+            let others = others.filter(|other| other.spec.entry_host.is_none());
             let mut like_it =
                 others.filter(|other| has_http(other, port) && other.spec.external_name.is_none());
             like_it.any(|other| self.service_visible(other, NOWHERE))
@@ -174,12 +174,12 @@ impl World {
     }
 
     /// Returns the resources of the services that select a pod.
-    fn touched_by_pod(&self, pod: &Typed<Pod>) -> ChangeSet {
+    fn changes_of_pod(&self, pod: &Typed<Pod>) -> ChangeSet {
         let namespace = pod.meta.namespace.as_str();
         let pods = BTreeSet::from([(pod.meta.namespace.clone(), pod.meta.name.clone())]);
-        let mut touched = ChangeSet { pods, ..ChangeSet::default() };
+        let mut changes = ChangeSet { pods, ..ChangeSet::default() };
         for service in self.services_selecting(namespace, &pod.meta.labels) {
-            touched.add(self.touched_endpoints(namespace, &service.meta.name));
+            changes.add(self.changes_of_endpoints(namespace, &service.meta.name));
         }
         // A slice may belong to a service without a selector, and to another namespace if it names the pod by address.
         for slice in self.slices.iter().map(|entry| &entry.object) {
@@ -188,16 +188,16 @@ impl World {
                 near && endpoint.pod == pod.meta.name || pod.spec.ips.contains(&endpoint.ip)
             };
             let service = (slice.meta.namespace.clone(), slice.spec.service.clone());
-            if !touched.services.contains(&service) && slice.spec.endpoints.iter().any(leads) {
-                touched.add(self.touched_endpoints(&service.0, &service.1));
+            if !changes.services.contains(&service) && slice.spec.endpoints.iter().any(leads) {
+                changes.add(self.changes_of_endpoints(&service.0, &service.1));
             }
         }
-        touched
+        changes
     }
 
     /// Returns the resources that depend on a service's endpoints. Endpoints of a headless service are also part of
     /// listeners and the name table.
-    fn touched_endpoints(&self, namespace: &str, service: &str) -> ChangeSet {
+    fn changes_of_endpoints(&self, namespace: &str, service: &str) -> ChangeSet {
         let headless = self.service_named(namespace, service).is_some_and(|service| service.spec.headless);
         ChangeSet {
             services: BTreeSet::from([(namespace.to_owned(), service.to_owned())]),

@@ -8,7 +8,7 @@ use std::{
 
 use super::{ChangeSet, Endpoint, World};
 use crate::{
-    api::{Outside, ServiceEntry, ServicePort, Typed, kube::TargetPort, service_entry::host_of},
+    api::{EntryHost, ServiceEntry, ServicePort, Typed, kube::TargetPort, service_entry::host_of},
     origin::Origin,
 };
 
@@ -41,7 +41,7 @@ impl World {
             None => Arc::make_mut(&mut self.resolved).remove(name),
         };
         let services = self.name_users.get(name).cloned().collect();
-        self.touch(ChangeSet { services, ..ChangeSet::default() });
+        self.add_changes(ChangeSet { services, ..ChangeSet::default() });
         true
     }
 
@@ -80,7 +80,7 @@ impl World {
     /// Rebuilds the service of a host in a namespace from the oldest of its entries.
     fn rebuild_service(&mut self, namespace: &str, host: &str) {
         if let Some(before) = self.services.get(namespace, host) {
-            for name in before.object.spec.outside.iter().flat_map(|outside| outside.names()) {
+            for name in before.object.spec.entry_host.iter().flat_map(|entry_host| entry_host.names()) {
                 self.name_users.remove(name, &before.object.meta);
             }
         }
@@ -91,7 +91,7 @@ impl World {
             return;
         };
         let service = entry.object.service(host, self.allocated(host));
-        for name in service.spec.outside.iter().flat_map(|outside| outside.names()) {
+        for name in service.spec.entry_host.iter().flat_map(|entry_host| entry_host.names()) {
             self.name_users.insert(Arc::clone(name), &service.meta);
         }
         let origin = entry.origin.clone();
@@ -128,29 +128,29 @@ impl World {
 
     /// Returns the resources that depend on a ServiceEntry: those of its hosts, also where other namespaces define
     /// them.
-    pub(super) fn touched_by_entry(&self, namespace: &str, name: &str) -> ChangeSet {
+    pub(super) fn changes_of_entry(&self, namespace: &str, name: &str) -> ChangeSet {
         let Some(entry) = self.service_entries.get(namespace, name) else { return ChangeSet::default() };
-        let mut touched = ChangeSet { routes: true, names: true, ..ChangeSet::default() };
+        let mut changes = ChangeSet { routes: true, names: true, ..ChangeSet::default() };
         if entry.object.spec.selector().is_some() {
             // The workloads that it selects.
-            touched.workloads_in.insert(namespace.to_owned());
+            changes.workloads_in.insert(namespace.to_owned());
         }
         for host in entry.object.spec.hosts.iter().map(|host| host_of(host)) {
             for (namespace, _) in self.entry_hosts.get(&host) {
                 if let Some(service) = self.service_named(namespace, &host) {
-                    touched.workloads |= self.shapes_listeners(service);
-                    touched.services.insert((namespace.clone(), host.clone()));
+                    changes.workloads |= self.shapes_listeners(service);
+                    changes.services.insert((namespace.clone(), host.clone()));
                 }
             }
         }
-        touched
+        changes
     }
 }
 
 /// Returns the endpoints of a port.
-pub(super) fn endpoints(outside: &Outside, port: &ServicePort) -> Vec<Endpoint> {
+pub(super) fn endpoints(entry_host: &EntryHost, port: &ServicePort) -> Vec<Endpoint> {
     let TargetPort::Number(target) = port.target else { return Vec::new() };
-    let made = outside.endpoints.iter().map(|from| Endpoint {
+    let made = entry_host.endpoints.iter().map(|from| Endpoint {
         address: from.address.clone(),
         name: None,
         port: from.ports.get(&port.name).copied().unwrap_or(target),
