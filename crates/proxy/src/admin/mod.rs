@@ -84,18 +84,18 @@ pub(crate) enum Pages {
 }
 
 const HELP: &str = "\
-/certs                    certificates in use and when they end
+/certs                    certificates in use and their expiry
 /clusters                 clusters and their endpoints (?format=json)
 /config_dump              configuration in force (?resource=, ?mask=, ?name_regex=, ?include_eds)
-/drain_listeners          (POST) take no new connections, finish those there are (?inboundonly, ?graceful, ?skip_exit)
+/drain_listeners          (POST) accept no new connections, finish open ones (?inboundonly, ?graceful, ?skip_exit)
 /healthcheck/fail         (POST) not ready until /healthcheck/ok
 /healthcheck/ok           (POST) ready again
 /healthz/ready            200 when ready; open to the network, as /ready and /stats/prometheus
-/listeners                addresses listened on (?format=json)
-/logging                  (POST) what is logged (?level=, ?NAME=LEVEL, ?paths=NAME:LEVEL,... change it)
+/listeners                listener addresses (?format=json)
+/logging                  (POST) log levels (change them by ?level=, ?NAME=LEVEL, ?paths=NAME:LEVEL,...)
 /memory                   memory in bytes
-/on_demand                virtual hosts by route configuration: those in hand, names asked for, names that none has
-/quitquitquit             (POST) drain and end
+/on_demand                virtual hosts by route configuration: known hosts, requested authorities, absent authorities
+/quitquitquit             (POST) drain and exit
 /ready                    LIVE when ready
 /runtime                  layers of the runtime and their values
 /server_info              version, state, uptime, node
