@@ -1,5 +1,5 @@
-//! The control plane and the sidecars are confined while they carry load: no new privileges, the system call filter on
-//! every thread, and no memory that is both writable and executable. The same for an ordinary user.
+//! The control plane and the sidecars are confined while they carry load. They get no new privileges, every thread has
+//! the system call filter, and no memory is both writable and executable. The same for an ordinary user.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 

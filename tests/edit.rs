@@ -195,7 +195,7 @@ fn effects_of_edits_are_printed() {
     let mesh = shop();
     mesh.edit("mesh.yaml", "weight: 100", "weight: 99");
     mesh.edit("mesh.yaml", "weight: 0", "weight: 1");
-    mesh.wait("the edit is told", |said| {
+    mesh.wait("the edit is reported", |said| {
         let told = |line: &&str| {
             line.starts_with("applied    VirtualService shop/")
                 && line.contains("mesh.yaml): requests to stock.")

@@ -131,7 +131,7 @@ fn an_edited_policy_ends_connections_and_websockets_that_it_denies() {
 }
 
 #[test]
-#[ignore = "it is no test: the other one runs it in pods"]
+#[ignore = "not a test: the other test runs it in pods"]
 fn act_as_a_pod() {
     let Ok(part) = env::var(PART) else { return };
     if part == "serve" {

@@ -234,8 +234,8 @@ impl Traffic {
 /// Workloads with an Envoy, by service account.
 type Envoys = BTreeMap<String, BTreeSet<String>>;
 
-/// Returns the name of a caller whose sidecar does not send its workload: the only workload with an Envoy that has this
-/// identity, or else the identity, or `outside`.
+/// Returns the name of a caller whose sidecar does not send its workload. It is the only workload with an Envoy that
+/// has this identity, or else the identity, or `outside`.
 fn caller(principal: &str, envoys: &Envoys) -> String {
     let Ok(id) = principal.parse::<SpiffeId>() else { return "outside".to_owned() };
     match envoys

@@ -249,9 +249,9 @@ struct Monitor {
     console: Console,
     started: Instant,
     ready: Option<Instant>,
-    /// Time since which all pods are ready while some sidecars have not acknowledged it, and the number of polls in a
-    /// row in which all had.
+    /// Time since which all pods are ready while some sidecars have not acknowledged it.
     waiting: Option<Instant>,
+    /// Number of polls in a row in which all sidecars had acknowledged it.
     confirmed: usize,
     late: bool,
     workloads: BTreeMap<String, WorkloadStatus>,
@@ -267,28 +267,12 @@ struct Monitor {
 
 async fn monitor(order: Inside) -> anyhow::Result<u8> {
     let Inside { settings, time, output, ready_within } = order;
-    let plain = settings.control.is_empty();
-    let mut monitor = Monitor {
-        output,
-        console: Console::new(output, settings.folder.clone()),
-        started: Instant::now(),
-        ready: None,
-        waiting: None,
-        confirmed: 0,
-        late: false,
-        workloads: BTreeMap::new(),
-        envoys: settings.envoys.keys().cloned().collect(),
-        findings: Vec::new(),
-        changes: Changes::default(),
-        traffic: Traffic::default(),
-        counting: None,
-        plain,
-    };
+    let mut monitor = Monitor::new(output, &settings);
     let from = Input::names(&settings.config, &settings.folder);
     monitor.console.line(&format!("mesh {} from {from}", settings.name))?;
     let folder = settings.folder.clone();
-    let mut nothing = State::default();
-    nothing.name.clone_from(&settings.name);
+    let mut empty = State::default();
+    empty.name.clone_from(&settings.name);
     let terminate = shutdown::terminate();
     tokio::pin!(terminate);
     let MeshHandle { mut state, mut reports, control } = tokio::select! {
@@ -297,7 +281,7 @@ async fn monitor(order: Inside) -> anyhow::Result<u8> {
         ending = &mut terminate => {
             ending?;
             monitor.console.line("stopping")?;
-            return monitor.finish(&nothing);
+            return monitor.finish(&empty);
         }
         started = tokio::spawn(mesh::start(settings)) => started??,
     };
@@ -356,6 +340,25 @@ fn next_tick(state: &State) -> tokio::time::Instant {
 }
 
 impl Monitor {
+    fn new(output: Output, settings: &Settings) -> Self {
+        Self {
+            output,
+            console: Console::new(output, settings.folder.clone()),
+            started: Instant::now(),
+            ready: None,
+            waiting: None,
+            confirmed: 0,
+            late: false,
+            workloads: BTreeMap::new(),
+            envoys: settings.envoys.keys().cloned().collect(),
+            findings: Vec::new(),
+            changes: Changes::default(),
+            traffic: Traffic::default(),
+            counting: None,
+            plain: settings.control.is_empty(),
+        }
+    }
+
     /// Prints changes of readiness, and pods that were added or removed.
     async fn readiness(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
         let mut pods: BTreeMap<String, Vec<&PodState>> = BTreeMap::new();

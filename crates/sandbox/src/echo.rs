@@ -1,7 +1,7 @@
 //! The echo server, the stand-in of unknown images: it returns and logs each request.
 //!
 //! [`http`] answers HTTP of both versions with a report, [`grpc`] answers gRPC calls on the same ports, and [`tcp`]
-//! returns all bytes. docs/stand-ins.md describes it for users.
+//! returns all bytes. The page docs/stand-ins.md describes it for users.
 
 mod grpc;
 mod http;

@@ -1,7 +1,7 @@
 //! Forwarding of TCP connections between the host and a mesh.
 //!
-//! A socket stays in the network namespace in which it was created. So a process binds its listeners on the host,
-//! enters the network namespace of a mesh or a pod, and connects each accepted connection to a target there.
+//! A socket stays in the network namespace in which it was created. So a process binds its listeners on the host and
+//! then enters the network namespace of a mesh or a pod. There it connects each accepted connection to a target.
 //! [`crate::egress`] does the same in the other direction.
 
 use std::{

@@ -1,10 +1,10 @@
 //! Namespaces of the mesh: entering them, and setting up the process inside.
 //!
-//! The program runs twice. *Outside*, [`run_inside`] creates user (unless root), mount, network, PID, IPC and host name
-//! namespaces, starts the program again inside them and forwards signals and the exit code. *Inside*, the second
-//! process is process 1 of the PID namespace. When it ends, the kernel ends every process of the mesh and frees every
-//! namespace. The inner process ends when the outer one ends ([`set_up`]).
-//! process of the mesh and frees every namespace. It ends with the one outside, too ([`set_up`]).
+//! The program runs twice. *Outside*, [`run_inside`] creates mount, network, PID, IPC and host name namespaces, and a
+//! user namespace unless it runs as root. It starts the program again inside them and forwards signals and the exit
+//! code. *Inside*, the second process is process 1 of the PID namespace. When it ends, the kernel ends every process of
+//! the mesh and frees every namespace. The inner process ends when the outer one ends ([`set_up`]). process of the mesh
+//! and frees every namespace. It ends with the one outside, too ([`set_up`]).
 
 use std::{
     ffi::OsString,
@@ -64,7 +64,7 @@ pub fn block_signals() -> Result<(), Error> {
 
 /// Creates namespaces and runs this program again in them, with these arguments. Returns its exit code.
 ///
-/// This process shares the network namespace of the new one, and runs `beside` until the new one ends. With
+/// This process shares the network namespace of the new one, and runs `alongside` until the new one ends. With
 /// `forwarder`, the program runs a third time, with those arguments and in the present network namespace. The inner
 /// process gets a socket to it.
 ///
@@ -75,7 +75,7 @@ pub fn block_signals() -> Result<(), Error> {
 pub fn run_inside(
     arguments: &[OsString],
     forwarder: Option<&[OsString]>,
-    beside: impl Future<Output = ()>,
+    alongside: impl Future<Output = ()>,
 ) -> Result<u8, Error> {
     let mut forwarder = forwarder.map(Forwarder::start).transpose()?;
     enter()?;
@@ -85,7 +85,7 @@ pub fn run_inside(
     runtime.block_on(async {
         tokio::select! {
             code = supervise(arguments, channel) => code,
-            code = async { beside.await; std::future::pending().await } => code,
+            code = async { alongside.await; std::future::pending().await } => code,
         }
     })
 }
@@ -116,15 +116,15 @@ async fn supervise(arguments: &[OsString], channel: Option<UnixStream>) -> Resul
     let mut hung_up = signal(SignalKind::hangup()).context(failed)?;
     SigSet::from_iter(END_SIGNALS).thread_unblock().context("unblocking signals")?;
     let program = std::env::current_exe().context("finding this program's file")?;
-    let (held, theirs) = UnixStream::pair().context(failed)?;
+    let (own_end, inner_end) = UnixStream::pair().context(failed)?;
     if let Some(channel) = channel {
-        descriptor::send(&held, channel.as_fd()).context("sending the socket to the forwarder")?;
+        descriptor::send(&own_end, channel.as_fd()).context("sending the socket to the forwarder")?;
     }
     let mut child = tokio::process::Command::new(&program)
         .args(arguments)
         // The socket closes when this process ends. The inner process sees that even if this one ends before it calls
         // `prctl`.
-        .stdin(OwnedFd::from(theirs))
+        .stdin(OwnedFd::from(inner_end))
         .spawn()
         .context(format!("starting {} again inside", program.display()))?;
     let id = child.id().and_then(|id| i32::try_from(id).ok());
@@ -160,7 +160,7 @@ async fn supervise(arguments: &[OsString], channel: Option<UnixStream>) -> Resul
         }
     };
     let status = status.context("waiting for the mesh")?;
-    drop(held);
+    drop(own_end);
     Ok(exit_code(status))
 }
 

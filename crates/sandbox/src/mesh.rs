@@ -1,7 +1,7 @@
 //! The running mesh: one task that owns all state, receives every event and reconciles the pods with the configuration.
 //!
 //! Events are changes of files, events of pods, and the clock. After each of them, [`Mesh::reconcile`] starts and stops
-//! pods, and [`Mesh::publish`] writes the objects for the control plane, the DNS table and the state file for other
+//! pods. [`Mesh::publish`] then writes the objects for the control plane, the DNS table and the state file for other
 //! commands.
 
 mod outside;
@@ -50,7 +50,7 @@ use crate::{
 /// Exit code for wrong usage, of clap and of `skysail`: a restart would fail again.
 const USAGE: i32 = 2;
 /// Interval at which removed files and starting pods are checked.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Report of a running mesh.
 #[derive(Debug)]
@@ -121,8 +121,8 @@ pub async fn start(settings: Settings) -> Result<MeshHandle, Error> {
         remedy: "Load the kernel's bridge module: `sudo modprobe bridge`".to_owned(),
         cause: source,
     })?;
-    let (report_errors, failed) = mpsc::channel(64);
-    let egress = channel.map(|channel| egress::open(channel, report_errors)).transpose()?;
+    let (failure_sender, failed) = mpsc::channel(64);
+    let egress = channel.map(|channel| egress::open(channel, failure_sender)).transpose()?;
     let lookups = egress.as_ref().map(|egress| Arc::clone(&egress.lookups));
     let issuer = Issuer::new().context("making the key for service account tokens")?;
     let generated = settings.folder.join("generated");
@@ -170,32 +170,39 @@ pub async fn start(settings: Settings) -> Result<MeshHandle, Error> {
         settings,
     };
     let server = dns::Server { table: mesh.names.clone(), lookups, outside };
-    let report_errors = mesh.reports.clone();
-    tokio::spawn(async move {
-        if let Err(source) = dns::serve(SocketAddr::from((BRIDGE, 53)), server).await {
-            let what = "the mesh's DNS server".to_owned();
-            let _ = report_errors.send(Report::Failed(Error::System { what, cause: source }));
-        }
-    });
+    tokio::spawn(serve_dns(server, mesh.reports.clone()));
     mesh.publish();
     let control = SocketAddr::from((BRIDGE, CONTROL_ADMIN_PORT));
     let (changes, updates) = mpsc::unbounded_channel();
-    let report_errors = mesh.reports.clone();
-    tokio::spawn(async move {
-        // Files are read and parsed on a separate thread, so that large files do not block the mesh.
-        let parse = move |found: Vec<FileChange>| {
-            for change in found {
-                let _ = changes.send(FileUpdate::of(change));
-            }
-        };
-        if let Err(error) = folders.watch(parse).await {
-            let what = "watching the configuration".to_owned();
-            let _ =
-                report_errors.send(Report::Failed(Error::System { what, cause: io::Error::other(error) }));
-        }
-    });
+    tokio::spawn(watch_files(folders, changes, mesh.reports.clone()));
     tokio::spawn(mesh.run(Inputs { events, removed, lookup_failures, failed, updates }));
     Ok(MeshHandle { state: state_receiver, reports: reported, control })
+}
+
+/// Serves DNS on the bridge until an error, and reports it.
+async fn serve_dns(server: dns::Server, reports: mpsc::UnboundedSender<Report>) {
+    if let Err(cause) = dns::serve(SocketAddr::from((BRIDGE, 53)), server).await {
+        let what = "the mesh's DNS server".to_owned();
+        let _ = reports.send(Report::Failed(Error::System { what, cause }));
+    }
+}
+
+/// Sends the changes of files until an error, and reports it. The changes are parsed on a separate thread, so that
+/// large files do not block the mesh.
+async fn watch_files(
+    folders: Folders,
+    changes: mpsc::UnboundedSender<FileUpdate>,
+    reports: mpsc::UnboundedSender<Report>,
+) {
+    let parse = move |found: Vec<FileChange>| {
+        for change in found {
+            let _ = changes.send(FileUpdate::of(change));
+        }
+    };
+    if let Err(error) = folders.watch(parse).await {
+        let what = "watching the configuration".to_owned();
+        let _ = reports.send(Report::Failed(Error::System { what, cause: io::Error::other(error) }));
+    }
 }
 
 /// Events for the mesh, except those of the control plane.
@@ -237,8 +244,8 @@ impl Mesh {
                 }
                 Some(outcome) = control_events.recv() => self.handle_control_event(outcome),
                 Some(removal) = removed.recv() => self.stop_removed_pods(&removal),
-                Some(question) = lookup_failures.recv() => {
-                    self.report_failed_lookup(&question);
+                Some(lookup) = lookup_failures.recv() => {
+                    self.report_failed_lookup(&lookup);
                     // A failed lookup causes a message only.
                     continue;
                 }
@@ -256,8 +263,8 @@ impl Mesh {
                     }
                 }
                 // After a while, slowly starting pods no longer delay the start of others.
-                () = sleep(LOOK), if self.starting() > 0 => {}
-                () = sleep(LOOK), if self.files.has_missing() => {
+                () = sleep(POLL_INTERVAL), if self.starting() > 0 => {}
+                () = sleep(POLL_INTERVAL), if self.files.has_missing() => {
                     if self.files.remove_missing() {
                         self.take_objects();
                     }

@@ -1,9 +1,9 @@
 //! Files that a container sees: this machine's files, and its volumes mounted over them.
 //!
 //! A mount point need not exist on this machine, and must not be created there. Therefore a container with volumes gets
-//! a root of its own: a tmpfs with a bind mount for each entry of this machine's root, as rootless container runtimes
-//! have it. A folder that lacks a mount point is covered by a tmpfs in the same way. Overlays would need fewer mounts,
-//! but they hide the mounts below them, and not every file system and kernel allows them in a user namespace.
+//! a root of its own, as in rootless container runtimes. It is a tmpfs with a bind mount for each entry of this
+//! machine's root. A folder that lacks a mount point is covered by a tmpfs in the same way. Overlays would need fewer
+//! mounts, but they hide the mounts below them, and not every file system and kernel allows them in a user namespace.
 
 use std::{
     collections::BTreeSet,

@@ -2,8 +2,8 @@
 //!
 //! In Linux, namespaces belong to threads, and a new process inherits the namespaces of the thread that starts it.
 //! Therefore a pod needs no process of its own. The thread creates the network, mount and host name namespaces,
-//! connects the pod to the bridge, sets the packet rules and supervises the sidecar and the containers with a runtime
-//! of its own.
+//! connects the pod to the bridge and sets the packet rules. Then it supervises the sidecar and the containers with a
+//! runtime of its own.
 
 mod mounted;
 
@@ -128,12 +128,12 @@ type EventSender = mpsc::UnboundedSender<((String, String), PodEvent)>;
 /// Grace period of the sidecar. It exceeds the 5 s in which the sidecar drains its connections.
 const SIDECAR_GRACE: Duration = Duration::from_secs(8);
 /// Interval at which a starting sidecar is checked for readiness.
-const SIDECAR_LOOK: Duration = Duration::from_millis(50);
+const SIDECAR_INTERVAL: Duration = Duration::from_millis(50);
 /// Probe interval of a ready sidecar, the one of Istio's injection.
 const SIDECAR_PERIOD: Duration = Duration::from_secs(15);
 
 impl PodHandle {
-    /// Starts a pod. Its events are sent to `send_event` under its key.
+    /// Starts a pod. Its events are sent to `event_sender` under its key.
     pub(crate) fn start(config: PodConfig, event_sender: EventSender) -> io::Result<Self> {
         let (commands, received) = mpsc::unbounded_channel();
         std::thread::Builder::new().name(format!("pod {}", config.key.1)).spawn(move || {
@@ -156,8 +156,8 @@ impl PodHandle {
     }
 
     /// Sends a command. Does nothing if the pod has ended.
-    pub(crate) fn command(&self, order: PodCommand) {
-        let _ = self.commands.send(order);
+    pub(crate) fn command(&self, command: PodCommand) {
+        let _ = self.commands.send(command);
     }
 }
 
@@ -297,8 +297,8 @@ async fn supervise(
         }
     };
     let handle_commands = async {
-        while let Some(order) = commands.recv().await {
-            match order {
+        while let Some(command) = commands.recv().await {
+            match command {
                 PodCommand::Rules(rules, _until_done) => {
                     if let Err(error) = set_rules(&mut netfilter, &rules) {
                         emit(PodEvent::Failed(error));
@@ -438,7 +438,7 @@ fn sidecar_check() -> Check {
 async fn sidecar_ready(monitored: &[MonitoredProgram], statuses: &ProgramStatuses) {
     let Some(sidecar) = monitored.iter().find(|one| one.name == "sidecar") else { return };
     while !statuses.is_ready(sidecar.program) {
-        tokio::time::sleep(SIDECAR_LOOK).await;
+        tokio::time::sleep(SIDECAR_INTERVAL).await;
     }
 }
 

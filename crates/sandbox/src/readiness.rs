@@ -202,7 +202,7 @@ pub(crate) async fn watch(
     address: Ipv4Addr,
     all: &[MonitoredProgram],
     statuses: &ProgramStatuses,
-    mut say: impl FnMut(Result<(), String>),
+    mut on_change: impl FnMut(Result<(), String>),
 ) {
     let report = async {
         let mut last_reported = None;
@@ -213,13 +213,13 @@ pub(crate) async fn watch(
             });
             let state = failed.map_or(Ok(()), Err);
             if last_reported.as_ref() != Some(&state) {
-                say(state.clone());
+                on_change(state.clone());
                 last_reported = Some(state);
             }
             statuses.changed.notified().await;
         }
     };
-    // Each program has a task of its own, so that a slow probe delays no other.
+    // Each program has a future of its own, so that a slow probe delays no other.
     let monitor_all = join_all(all.iter().map(|one| monitor(address, one, statuses)));
     tokio::select! {
         () = report => {}
@@ -275,7 +275,7 @@ async fn probe(
     let (started, mut has_started) = watch::channel(startup.is_none());
     let restart = async {
         if let Some(startup) = startup {
-            if let Err(reason) = start(address, startup, since).await {
+            if let Err(reason) = run_startup_probe(address, startup, since).await {
                 kill("startupProbe", reason, startup.grace);
                 return std::future::pending().await;
             }
@@ -305,7 +305,7 @@ async fn probe(
 }
 
 /// Runs the startup probe until it succeeds. Fails after the number of failures, at the probe's period.
-async fn start(address: Ipv4Addr, startup: &RestartProbe, since: Instant) -> Result<(), String> {
+async fn run_startup_probe(address: Ipv4Addr, startup: &RestartProbe, since: Instant) -> Result<(), String> {
     let RestartProbe { check, delay, .. } = startup;
     let period = check.period.unwrap_or(FAST_PERIOD).max(FAST_PERIOD);
     let until = since + *delay + period * check.failures;

@@ -25,29 +25,29 @@ use crate::error::{Context as _, Error};
 /// State of a running mesh, for other commands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// The mesh's name.
+    /// Name of the mesh.
     pub name: String,
     /// Process id of the mesh's first process, in the host's PID namespace.
     pub(crate) process: u32,
     /// Process id of the control plane in the mesh's PID namespace, while it runs.
     pub control: Option<u32>,
-    /// Its pods.
+    /// Pods of the mesh.
     pub pods: Vec<PodState>,
     /// Reasons why workloads have fewer pods than their replicas.
     #[serde(default)]
     pub refused: Vec<String>,
 }
 
-/// One pod of a running mesh.
+/// A pod of a running mesh.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodState {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// The kind of the workload it belongs to.
+    /// Kind of its workload.
     pub kind: String,
-    /// The workload it belongs to.
+    /// Name of its workload.
     pub workload: String,
     /// Service account.
     pub account: String,
@@ -62,7 +62,7 @@ pub struct PodState {
     pub ready: Result<(), String>,
     /// Number of restarts of its programs.
     pub restarts: u32,
-    /// Folder of its programs' log files.
+    /// Folder of its log files.
     pub logs: PathBuf,
     /// Names of its containers.
     #[serde(default)]
@@ -102,10 +102,10 @@ pub(crate) struct Handles {
     pub(crate) uts: i32,
 }
 
-/// One program of a pod.
+/// A program of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgramState {
-    /// The container's name, or `proxy`.
+    /// Name of the container, or `proxy`.
     pub name: String,
     /// Process id in the mesh's PID namespace, while it runs.
     pub process: Option<u32>,

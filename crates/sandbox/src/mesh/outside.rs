@@ -16,8 +16,8 @@ const CONNECTIONS: usize = 100;
 
 impl Mesh {
     /// Reports once why a name outside the cluster's domain has no answer.
-    pub(super) fn report_failed_lookup(&mut self, question: &FailedLookup) {
-        let FailedLookup { name, asked_by, found } = question;
+    pub(super) fn report_failed_lookup(&mut self, lookup: &FailedLookup) {
+        let FailedLookup { name, asked_by, found } = lookup;
         if *asked_by == IpAddr::V4(BRIDGE) {
             return self.report_control_lookup(name, found.as_ref());
         }

@@ -35,7 +35,7 @@ use crate::{
 /// Timeout for all sidecars to acknowledge that a pod is removed.
 const FAREWELL: Duration = Duration::from_secs(10);
 /// Interval at which packet rules are checked for being in force.
-const RULES_LOOK: Duration = Duration::from_millis(10);
+const RULES_INTERVAL: Duration = Duration::from_millis(10);
 /// Time after which a pod that is neither ready nor failed no longer delays the start of others.
 const STARTING: Duration = Duration::from_secs(5);
 /// Maximum number of pods that start at the same time, per CPU.
@@ -379,6 +379,6 @@ fn max_starting() -> usize {
 async fn in_force(commands: &Weak<()>) {
     // One reference is the mesh's own.
     while commands.strong_count() > 1 {
-        sleep(RULES_LOOK).await;
+        sleep(RULES_INTERVAL).await;
     }
 }
