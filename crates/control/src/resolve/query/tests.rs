@@ -6,7 +6,7 @@ use skysail_testkit::{Dns, Say};
 use super::*;
 
 fn servers(addresses: &[SocketAddr]) -> Servers {
-    Servers { timeout: Duration::from_millis(200), attempts: 2, ..Servers::new(addresses) }
+    Servers { timeout: Duration::from_secs(2), attempts: 2, ..Servers::new(addresses) }
 }
 
 async fn lookup_at(dns: &Dns, name: &str, family: Family) -> Result<Answer, String> {
