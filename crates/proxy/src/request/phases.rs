@@ -52,6 +52,7 @@ impl<'a> RequestContext<'a> {
         self.exchange.keep_alive
     }
 
+    /// Runs the phases up to the response.
     async fn run_phases(&mut self, upgrade: Option<Box<str>>) -> Result<(), Error> {
         if self.decision.overload != Admission::Accept {
             shed_load(&self.scope, &mut self.exchange, self.decision.overload).await?;
