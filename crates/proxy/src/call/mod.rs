@@ -13,7 +13,7 @@ use std::{
 use crate::{
     upstream::{
         self, Offer, pick,
-        pool::{Busy, Host, Link, Pool, Upstream},
+        pool::{ActiveRequest, Host, Link, Pool, Upstream},
         response,
     },
     worker::Worker,
@@ -73,7 +73,7 @@ pub(crate) async fn ask(
 /// # Errors
 ///
 /// There is no healthy endpoint, or the cluster has as many requests as it allows.
-pub(crate) fn select_host(worker: &Worker, pool: &Rc<Pool>) -> Result<(Rc<Host>, Busy), Error> {
+pub(crate) fn select_host(worker: &Worker, pool: &Rc<Pool>) -> Result<(Rc<Host>, ActiveRequest), Error> {
     // A call has no original destination.
     let unspecified = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
     let host = pick::endpoint(&worker.dice, pool, unspecified, PickOptions::default())?;
@@ -131,7 +131,7 @@ async fn connection(
 pub(crate) struct CallStream {
     duplex: Box<Duplex>,
     link: Rc<Link>,
-    _busy: Busy,
+    _busy: ActiveRequest,
     new: bool,
     answered: bool,
 }

@@ -22,7 +22,7 @@ use crate::{
     overload::{Admission, InFlight},
     request::{hop, spans::Trace},
     telemetry::stats::ManagerStats,
-    upstream::pool::{Busy, Counted, Host, Pool, Upstream},
+    upstream::pool::{ActiveRequest, LimitGuard, Host, Pool, Upstream},
     worker::{
         Worker,
         downstream::Downstream,
@@ -134,9 +134,9 @@ pub(crate) struct RequestOutcome<'a> {
     pub(crate) host: Option<Rc<Host>>,
     pub(crate) upstream: Option<Upstream>,
     /// Counts the request at its upstream while this lives.
-    pub(crate) busy: Option<Busy>,
+    pub(crate) busy: Option<ActiveRequest>,
     /// Counts the retry at its cluster while this lives.
-    pub(crate) retry: Option<Counted>,
+    pub(crate) retry: Option<LimitGuard>,
     /// gRPC status from the trailers of the response.
     pub(crate) grpc_status: Option<u32>,
     /// Whether the upstream connection may serve another request.

@@ -194,7 +194,7 @@ impl RequestContext<'_> {
             if let (Some(HostRewrite::Auto), Some(name)) = (plan.host_rewrite, &host.endpoint.hostname) {
                 rewrite::set_host(self.exchange.request, name.as_bytes(), self.outcome.attempts);
             }
-            let begun = plan.pool.begun();
+            let begun = plan.pool.latency_start();
             if let Some(trace) = &mut self.outcome.trace {
                 trace.begin_attempt(self.scope.worker, self.outcome.attempts, self.exchange.request);
             }
@@ -204,7 +204,7 @@ impl RequestContext<'_> {
             if let Some(begun) = begun
                 && attempt.as_ref().map_or_else(is_late, |_| true)
             {
-                plan.pool.took(&host, begun);
+                plan.pool.record_latency(&host, begun);
             }
             let replayable = self.exchange.body.is_replayable();
             if let Err(failure) = &attempt {

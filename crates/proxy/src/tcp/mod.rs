@@ -22,7 +22,7 @@ use crate::{
     telemetry::TcpCounts,
     upstream::{
         self, Offer, pick,
-        pool::{Full, Host, Link, Pool, Upstream},
+        pool::{Host, LimitReached, Link, Pool, Upstream},
     },
     worker::{
         Worker,
@@ -318,7 +318,7 @@ pub(crate) async fn connect(
     let place = match client {
         Some(mut client) => client.wait(proxy, upstream::place(pool, host)).await?,
         // An early connection must not take the place of a client that waits.
-        None => pool.admit(host).map_err(|Full| Error::new(Kind::Overflow))?,
+        None => pool.admit(host).map_err(|LimitReached| Error::new(Kind::Overflow))?,
     };
     let got =
         upstream::bytes(pool, host, &Offer::BYTES.for_client(origin.ends()), &worker.shared.dialer, place)

@@ -27,7 +27,7 @@ use tokio::{
     net::{TcpSocket, TcpStream},
 };
 
-use crate::upstream::pool::{ConnectionSlot, Full, Host, Link, Pool, Upstream, UpstreamTls, bump};
+use crate::upstream::pool::{ConnectionSlot, Host, LimitReached, Link, Pool, Upstream, UpstreamTls, bump};
 use skysail_http::{
     head::{RequestHead, Version},
     http2,
@@ -173,9 +173,9 @@ pub(crate) async fn get(
                 // future.
                 Ok(place) => return Box::pin(open(pool, host, offer, tls, dialer, place)).await,
                 // The idle connections were opened for other hosts.
-                Err(Full) if pool.cluster.auto_sni.is_some() && pool.make_room(host) => continue,
-                Err(Full) if waiting.is_none() => waiting = Some(pool.pending()?),
-                Err(Full) => {}
+                Err(LimitReached) if pool.cluster.auto_sni.is_some() && pool.make_room(host) => continue,
+                Err(LimitReached) if waiting.is_none() => waiting = Some(pool.pending()?),
+                Err(LimitReached) => {}
             }
         }
         tokio::select! {
@@ -196,8 +196,8 @@ pub(crate) async fn place(pool: &Rc<Pool>, host: &Rc<Host>) -> Result<Connection
         let room = pool.room.notified();
         match pool.admit(host) {
             Ok(place) => return Ok(place),
-            Err(Full) if waiting.is_none() => waiting = Some(pool.pending()?),
-            Err(Full) => {}
+            Err(LimitReached) if waiting.is_none() => waiting = Some(pool.pending()?),
+            Err(LimitReached) => {}
         }
         room.await;
     }

@@ -27,8 +27,8 @@ pub(crate) fn endpoint(
     let endpoints = cluster.endpoints.load();
     let mut state = pool.pick.borrow_mut();
     let load = |endpoint: &Endpoint| match cluster.balancer {
-        Balancer::PeakEwma { decay, unknown } => pool.expected(endpoint, decay, unknown),
-        _ => pool.busy(endpoint).into(),
+        Balancer::PeakEwma { decay, unknown } => pool.expected_latency(endpoint, decay, unknown),
+        _ => pool.active_requests(endpoint).into(),
     };
     let dice = &mut dice.borrow_mut();
     let picked = balance::pick(cluster, &endpoints, &mut state, load, want, dice);

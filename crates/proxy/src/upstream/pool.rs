@@ -36,7 +36,7 @@ use skysail_policy::{
 mod eject;
 mod limits;
 
-pub(crate) use limits::{Busy, ConnectionSlot, Counted, Full};
+pub(crate) use limits::{ActiveRequest, ConnectionSlot, LimitGuard, LimitReached};
 
 /// Interval between sweeps of idle connections.
 pub(crate) const SWEEP: Duration = Duration::from_secs(1);
@@ -251,17 +251,17 @@ impl Pool {
     }
 
     /// Returns the number of requests to an endpoint in flight on this worker.
-    pub(crate) fn busy(&self, endpoint: &Endpoint) -> u32 {
+    pub(crate) fn active_requests(&self, endpoint: &Endpoint) -> u32 {
         self.hosts.borrow().get(&endpoint.address).map_or(0, |host| host.requests.get())
     }
 
     /// Returns the start time of a request, if the load balancer needs response times.
-    pub(crate) fn begun(&self) -> Option<Instant> {
+    pub(crate) fn latency_start(&self) -> Option<Instant> {
         matches!(self.cluster.balancer, Balancer::PeakEwma { .. }).then(Instant::now)
     }
 
     /// Records the response time of an endpoint, or the time until the request was abandoned.
-    pub(crate) fn took(&self, host: &Host, begun: Instant) {
+    pub(crate) fn record_latency(&self, host: &Host, begun: Instant) {
         if let Balancer::PeakEwma { decay, .. } = self.cluster.balancer {
             let now = Instant::now();
             host.latency.set(Some(Latency::with(host.latency.get(), now - begun, now, decay)));
@@ -270,7 +270,7 @@ impl Pool {
 
     /// Returns the expected response time of an endpoint's next request in nanoseconds: its average, multiplied
     /// by the number of requests in flight plus one.
-    pub(crate) fn expected(&self, endpoint: &Endpoint, decay: Duration, unknown: Duration) -> u64 {
+    pub(crate) fn expected_latency(&self, endpoint: &Endpoint, decay: Duration, unknown: Duration) -> u64 {
         let hosts = self.hosts.borrow();
         let host = hosts.get(&endpoint.address);
         let seen = host.and_then(|host| host.latency.get());
@@ -319,7 +319,7 @@ impl Pool {
             let current = connection.is_usable()
                 && (!asked || multiplexed.link.uses(tls))
                 && !multiplexed.link.is_old(Instant::now)
-                && multiplexed.begun() < self.max_requests() as usize;
+                && multiplexed.total_requests() < self.max_requests() as usize;
             if current
                 && asked
                 && found.is_none()
@@ -450,7 +450,7 @@ impl Multiplexed {
     }
 
     /// Requests served and in flight.
-    fn begun(&self) -> usize {
+    fn total_requests(&self) -> usize {
         self.link.served.get() as usize + self.requests()
     }
 }

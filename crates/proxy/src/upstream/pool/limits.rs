@@ -27,24 +27,24 @@ pub(crate) struct ConnectionSlot {
 
 /// The connection limit is reached: wait for a connection.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Full;
+pub(crate) struct LimitReached;
 
 /// Guard of a request in flight.
-pub(crate) struct Busy {
+pub(crate) struct ActiveRequest {
     host: Rc<Host>,
     pool: Rc<Pool>,
     limited: bool,
 }
 
 /// Guard of a retry or of a pending request.
-pub(crate) struct Counted {
+pub(crate) struct LimitGuard {
     pool: Rc<Pool>,
     of: Option<fn(&Pool) -> &AtomicU32>,
 }
 
 impl Pool {
     /// Returns a slot for another connection to this endpoint, if the limits allow it.
-    pub(crate) fn admit(self: &Rc<Self>, host: &Rc<Host>) -> Result<ConnectionSlot, Full> {
+    pub(crate) fn admit(self: &Rc<Self>, host: &Rc<Host>) -> Result<ConnectionSlot, LimitReached> {
         let (limit, used) = (self.cluster.limits.connections, &self.cluster.usage.connections);
         let (of_host, limited) = (self.cluster.limits.connections_per_host, limit != u32::MAX);
         let first = host.connections.get() == 0;
@@ -53,7 +53,7 @@ impl Pool {
             && !claim(&track.connections, of_host)
         {
             if !first {
-                return Err(Full);
+                return Err(LimitReached);
             }
             track.connections.fetch_add(1, Relaxed);
         }
@@ -62,7 +62,7 @@ impl Pool {
                 if let Some(track) = track {
                     track.connections.fetch_sub(1, Relaxed);
                 }
-                return Err(Full);
+                return Err(LimitReached);
             }
             used.fetch_add(1, Relaxed);
         }
@@ -71,7 +71,7 @@ impl Pool {
     }
 
     /// Counts a request; `None` if the limit is reached.
-    pub(crate) fn begin(self: &Rc<Self>, host: &Rc<Host>) -> Option<Busy> {
+    pub(crate) fn begin(self: &Rc<Self>, host: &Rc<Host>) -> Option<ActiveRequest> {
         let limited = self.cluster.limits.requests != u32::MAX || self.cluster.limits.budget.is_some();
         if limited && !claim(&self.cluster.usage.requests, self.cluster.limits.requests) {
             self.stats.rq_active_overflow.inc();
@@ -82,11 +82,11 @@ impl Pool {
         bump(&host.totals.requests);
         self.stats.rq_total.inc();
         self.stats.rq_active.inc();
-        Some(Busy { host: host.clone(), pool: self.clone(), limited })
+        Some(ActiveRequest { host: host.clone(), pool: self.clone(), limited })
     }
 
     /// Counts a retry; `None` if the limit is reached.
-    pub(crate) fn retry(self: &Rc<Self>) -> Option<Counted> {
+    pub(crate) fn retry(self: &Rc<Self>) -> Option<LimitGuard> {
         let Limits { retries, budget, .. } = self.cluster.limits;
         let limit = budget.map_or(retries, |budget| {
             let usage = &self.cluster.usage;
@@ -106,7 +106,7 @@ impl Pool {
     ///
     /// # Errors
     /// The limit of pending requests is reached.
-    pub(crate) fn pending(self: &Rc<Self>) -> Result<Counted, Error> {
+    pub(crate) fn pending(self: &Rc<Self>) -> Result<LimitGuard, Error> {
         self.stats.cx_overflow.inc();
         self.log_limit(Limit::Connections);
         let pending = self.counted(self.cluster.limits.pending, |pool| &pool.cluster.usage.pending);
@@ -122,11 +122,11 @@ impl Pool {
         limit_log::log(limit, format_args!("cluster {}", self.cluster.name));
     }
 
-    fn counted(self: &Rc<Self>, limit: u32, of: fn(&Self) -> &AtomicU32) -> Option<Counted> {
+    fn counted(self: &Rc<Self>, limit: u32, of: fn(&Self) -> &AtomicU32) -> Option<LimitGuard> {
         if limit == u32::MAX && self.cluster.limits.budget.is_none() {
-            return Some(Counted { pool: self.clone(), of: None });
+            return Some(LimitGuard { pool: self.clone(), of: None });
         }
-        claim(of(self), limit).then(|| Counted { pool: self.clone(), of: Some(of) })
+        claim(of(self), limit).then(|| LimitGuard { pool: self.clone(), of: Some(of) })
     }
 }
 
@@ -145,7 +145,7 @@ impl Drop for ConnectionSlot {
     }
 }
 
-impl Drop for Busy {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         self.host.requests.set(self.host.requests.get().saturating_sub(1));
         self.pool.stats.rq_active.dec();
@@ -155,7 +155,7 @@ impl Drop for Busy {
     }
 }
 
-impl Drop for Counted {
+impl Drop for LimitGuard {
     fn drop(&mut self) {
         if let Some(of) = self.of {
             of(&self.pool).fetch_sub(1, Relaxed);
