@@ -663,7 +663,7 @@ async fn unsupported_settings_are_refused_by_name() {
             params(
                 json!({"tls_minimum_protocol_version": "TLSv1_3", "tls_maximum_protocol_version": "TLSv1_2"}),
             ),
-            "oldest version",
+            "minimum version",
         ),
         (params(json!({"cipher_suites": ["ALL"]})), "cipher_suites"),
         (params(json!({"cipher_suites": ["AES128-SHA"]})), "cipher_suites"),
