@@ -1,21 +1,21 @@
 //! Certificates: authority, signing requests, tokens, SPIFFE verification, TLS configurations.
 //!
 //! Modules from the bottom up:
-//! * [`renewal`]: time of renewal
-//! * [`peer`]: names of a certificate
-//! * [`identity`]: a key with its certificates, replaceable while in use
-//! * [`roots`]: trusted roots by trust domain, and revocation lists
-//! * [`matcher`]: accepted names
-//! * [`check`]: verification of peers
-//! * [`tls`]: rustls configurations
-//! * [`resumption`]: TLS connections with session resumption
-//! * [`request`]: creation of signing requests
-//! * [`csr`]: validation of signing requests
-//! * [`origin`]: the token behind a certificate
-//! * [`authority`]: signing
-//! * [`cacerts`]: plugged-in authority
-//! * [`rotation`]: self-signed authority with rotation of its root
-//! * [`jwks`] and [`token`]: service account tokens and the keys that verify them
+//! * [`renewal`] – time of renewal
+//! * [`peer`] – names of a certificate
+//! * [`identity`] – a key with its certificates, replaceable while in use
+//! * [`roots`] – trusted roots by trust domain, and revocation lists
+//! * [`matcher`] – accepted names
+//! * [`check`] – verification of peers
+//! * [`tls`] – rustls configurations
+//! * [`resumption`] – TLS connections with session resumption
+//! * [`request`] – creation of signing requests
+//! * [`csr`] – validation of signing requests
+//! * [`origin`] – the token behind a certificate
+//! * [`authority`] – signing
+//! * [`cacerts`] – plugged-in authority
+//! * [`rotation`] – self-signed authority with rotation of its root
+//! * [`jwks`] and [`token`] – service account tokens and the keys that verify them
 
 pub mod authority;
 pub mod cacerts;

@@ -111,7 +111,7 @@ impl TlsContexts {
                 match client_configs(spec) {
                     Ok(configs) => context.store(Some(Arc::new(configs))),
                     Err(reject) => {
-                        tracing::error!(%reject, "cannot rebuild a TLS context; its idle connections stay in use")
+                        tracing::error!(%reject, "cannot rebuild a TLS context; its idle connections stay in use");
                     }
                 }
             }
