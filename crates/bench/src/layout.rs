@@ -48,8 +48,8 @@ fn table(keys: usize, columns: &[usize], head: &[String], rows: &[Vec<String>]) 
     table
 }
 
-/// Returns the text with line breaks at spaces, so that lines have at most [`WIDTH`] columns. A longer word has a line of its
-/// own.
+/// Returns the text with line breaks at spaces, so that lines have at most [`WIDTH`] columns. A longer word has its
+/// own line.
 pub(crate) fn paragraph(text: &str) -> String {
     let mut lines = String::new();
     let mut column = 0;

@@ -41,7 +41,7 @@ pub(crate) struct Mesh {
     endpoints: usize,
     /// Number of changes so far.
     version: usize,
-    /// Whether the additional endpoint and the additional service exist.
+    /// True if the additional endpoint, and the additional service, exist.
     more: [bool; 2],
 }
 
