@@ -120,7 +120,7 @@ mod tests {
             assert!(number != 7 || one.concerns(&change));
             concerned += usize::from(one.concerns(&change));
         }
-        assert!(concerned < 5, "{concerned} of 1000 changes seem to concern who asks for two names");
+        assert!(concerned < 5, "{concerned} of 1000 changes match a filter of two names");
         set(&mut layer, 2_000, Kind::Endpoint, "outbound|80||not-yet", b"1");
         assert!(one.concerns(&Change::since(&layer, 1_999)));
         layer.remove(2_001, Kind::Endpoint, "outbound|80||service-7");

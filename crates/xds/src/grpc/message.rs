@@ -58,8 +58,8 @@ pub(crate) struct Requests<R> {
 }
 
 impl<R: Message + Default> Requests<R> {
-    /// Creates the requests of a stream, each of at most `max_length` bytes. The caller is taken from the extensions of the
-    /// call. The first request must begin within `begin_timeout`.
+    /// Creates the requests of a stream, each of at most `max_length` bytes. The extensions of the call name the
+    /// caller. The first request must begin within `begin_timeout`.
     pub(crate) fn new(
         stream: RecvStream,
         max_length: usize,

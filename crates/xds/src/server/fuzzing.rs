@@ -227,7 +227,7 @@ impl Model {
         let Ok(pushes) = self.session.pushes(&now) else { return self.reconnect() };
         for push in pushes {
             let waits = self.in_flight.iter().any(|(kind, _)| *kind == push.kind);
-            assert!(!waits, "two responses of {} are under way", push.kind);
+            assert!(!waits, "two responses of {} are in flight", push.kind);
             let (kind, nonce) = (push.kind, self.nonces.text(push.number));
             let pieces = push.encode(nonce);
             let length = pieces.message_len();
@@ -250,7 +250,7 @@ impl Model {
                 side.nonce = response.nonce;
                 let both =
                     response.resources.iter().find(|one| response.removed_resources.contains(&one.name));
-                assert!(both.is_none(), "{kind} {both:?} comes and goes");
+                assert!(both.is_none(), "{kind} {both:?} is both sent and removed");
                 for resource in response.resources {
                     // The client confirms a host that an alias resolved to.
                     let family = kind.family(&resource.name);
@@ -369,7 +369,12 @@ impl Model {
             // by itself.
             let have: BTreeMap<_, _> =
                 side.have.iter().filter(|(name, _)| whole || expected.contains_key(*name)).collect();
-            assert_eq!(have, expected.iter().collect(), "{kind} of a client that asks for {:?}", side.names);
+            assert_eq!(
+                have,
+                expected.iter().collect(),
+                "{kind} of a client that subscribes to {:?}",
+                side.names
+            );
             for alias in
                 side.names.iter().filter(|name| self.form == Form::Delta && ALIASES.contains(&name.as_str()))
             {

@@ -126,7 +126,7 @@ fn incremental_sends_only_resources_that_differ_from_the_initial_versions() {
     assert_eq!(
         exchange(&mut session, some, &world),
         [one(Cluster, 1, "b", "")].concat(),
-        "a is up to date; what is gone is taken away when the rest is settled"
+        "a is up to date; removals are sent when the rest is settled"
     );
     assert_eq!(exchange(&mut session, ask(Cluster, 1, &[]), &world), one(Cluster, 2, "", "gone"));
 
@@ -537,7 +537,7 @@ fn lists_of_names_are_counted_without_shared_ones() {
         );
         let whole: Vec<_> = (0..100).map(|_| stream(&all)).collect();
         let sum = whole.iter().map(Session::list_bytes).sum::<usize>();
-        assert!(sum <= MANY * PLACE, "{form:?}: {sum} for what is held once");
+        assert!(sum <= MANY * PLACE, "{form:?}: {sum} for a shared list");
     }
 }
 

@@ -254,7 +254,7 @@ async fn a_replica_waits_for_each_repeated_refusal() {
         for request in [request.clone(), Bytes::new()] {
             let evil = refused("evil", request.clone()).await;
             run_other_tasks().await;
-            assert!(!evil.status.is_finished(), "{method}: it is answered when what it owes is paid");
+            assert!(!evil.status.is_finished(), "{method}: a call is answered after its debt is paid");
         }
         let good = refused("good", request).await;
         assert_eq!(good.code().await, tonic::Code::PermissionDenied, "{method}: another replica");

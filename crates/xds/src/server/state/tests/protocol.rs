@@ -134,7 +134,7 @@ fn incremental_stale_requests_change_the_subscription() {
     exchange(&mut session, ask(Endpoint, 1, &[]), &world);
     assert_eq!(out(&mut session, &changed), one(Endpoint, 2, "a", ""));
     assert_eq!(reported(&mut session, ask(Endpoint, 1, &["b"]), &changed), [""; 0]);
-    assert_eq!(out(&mut session, &changed), [], "the second response is still under way");
+    assert_eq!(out(&mut session, &changed), [], "the second response is still in flight");
     let acked = reported(&mut session, ask(Endpoint, 2, &[]), &changed);
     assert_eq!(acked, ["Acked { kind: Endpoint, nonce: 2 }"]);
     assert_eq!(out(&mut session, &changed), one(Endpoint, 3, "b", ""));

@@ -168,7 +168,7 @@ fn a_change_of_domains_costs_in_proportion_to_the_affected_names() {
     let mut world = world.then(&[]);
     change(&mut world, "first:80", "first");
     let (exact, owed) = change(&mut world, "b:80", "b");
-    assert!(exact < 10 && owed == 0, "{exact} steps, {owed} owed for an alias that nobody waits for");
+    assert!(exact < 10 && owed == 0, "{exact} steps, {owed} owed for an alias without waiting names");
     let (wildcard, owed) = change(&mut world, "c:80", "*.c");
     assert!((MANY..3 * MANY).contains(&wildcard), "{wildcard} steps for a wildcard");
     assert_eq!(owed, limits::HELD * MANY as u64);
@@ -216,7 +216,7 @@ fn a_wildcard_is_charged_once_while_nothing_is_sent() {
         assert!(again < 100 * limits::RESOURCE, "{form:?}: {again}");
         if form == Form::Delta {
             cost(&[], &["*"]);
-            assert!(cost(&["*"], &[]) >= 100 * limits::RESOURCE, "it is asked for anew");
+            assert!(cost(&["*"], &[]) >= 100 * limits::RESOURCE, "the wildcard is subscribed to again");
         }
     }
 }
