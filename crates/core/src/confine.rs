@@ -37,6 +37,7 @@ pub enum ConfineError {
 
 /// Confines the calling thread, and all threads and processes that it starts afterwards. Call it first in `main`.
 ///
+/// # Errors
 /// Fails if the kernel lacks seccomp filters.
 pub fn process(children: Children) -> Result<(), ConfineError> {
     let program = filter(children)?;

@@ -230,6 +230,7 @@ impl Admitted {
 
     /// Marks the connection as proven by an identity. The identity counts it until it is unproven again or ends.
     ///
+    /// # Errors
     /// Returns the limit if the identity is at its limit. The connection's state is then unchanged.
     pub fn prove_by(&self, identity: &Arc<str>) -> Result<(), usize> {
         let most = self.connections.limits.by_identity;

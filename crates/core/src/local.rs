@@ -1,8 +1,8 @@
 //! Access to admin pages without a credential: granted to callers in the server's own network namespace, except to a
 //! browser that a foreign web page drives.
 //!
-//! A browser on the same machine also calls from loopback. A foreign page can make it send requests across origins, and
-//! can point a name of its own to 127.0.0.1 (DNS rebinding) to read the answers. The first is visible in `Origin` (RFC
+//! A browser on the same machine also calls from loopback. A foreign page can make it send requests across origins. To
+//! read the answers it can point a name of its own to 127.0.0.1 (DNS rebinding). The first is visible in `Origin` (RFC
 //! 6454) and `Sec-Fetch-Site` (W3C Fetch Metadata), the second in `Host`, which then carries the foreign name.
 
 use std::net::IpAddr;
@@ -41,6 +41,7 @@ pub enum Refusal {
 impl Caller<'_> {
     /// Checks that the caller is in this network namespace and that no foreign web page drives it.
     ///
+    /// # Errors
     /// Returns the reason why the caller is refused.
     pub fn check(&self) -> Result<(), Refusal> {
         if !self.is_here() {

@@ -1,7 +1,7 @@
 //! Log set-up, the same for all programs: text or JSON lines on standard error.
 //!
 //! Every value is escaped and truncated on its way into the line ([`printable`]), so no peer can forge lines, drive a
-//! terminal or fill a disk with what it sends.
+//! terminal or fill a disk.
 //!
 //! `SKYSAIL_LOG` takes `tracing` directives (`info`, `skysail_proxy=debug`); the default is `info`. The directives can
 //! be changed while the program runs. A level without a module applies to Skysail's modules. Libraries log errors only,
@@ -140,6 +140,7 @@ fn tell(info: &PanicHookInfo<'_>) {
 
 /// Changes the level of a module and those inside it, or without a module that of all of Skysail's modules.
 ///
+/// # Errors
 /// Fails if this is not the name of a module, or if [`init`] did not set up the log.
 pub fn set_level(module: Option<&str>, level: LevelFilter) -> Result<(), LevelError> {
     let directive = module.map(|module| directive(module, level)).transpose()?;

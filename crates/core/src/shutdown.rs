@@ -70,6 +70,7 @@ impl Shutdown {
 
 /// Waits for SIGTERM or SIGINT and returns its name.
 ///
+/// # Errors
 /// Fails if the process may not install signal handlers.
 pub async fn terminate() -> std::io::Result<&'static str> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);

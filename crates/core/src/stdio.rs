@@ -20,6 +20,7 @@ impl PrintError {
 
 /// Prints a text and a line break on standard output.
 ///
+/// # Errors
 /// Fails if standard output is closed or full.
 pub fn print(text: impl Display) -> Result<(), PrintError> {
     write(format!("{text}\n").as_bytes())
@@ -27,6 +28,7 @@ pub fn print(text: impl Display) -> Result<(), PrintError> {
 
 /// Writes bytes to standard output unchanged.
 ///
+/// # Errors
 /// Fails if standard output is closed or full.
 pub fn write(bytes: &[u8]) -> Result<(), PrintError> {
     let mut out = io::stdout().lock();

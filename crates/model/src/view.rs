@@ -241,6 +241,7 @@ impl PodPorts {
 impl ProxyNode {
     /// Parses a node's id, its metadata as JSON, and its locality.
     ///
+    /// # Errors
     /// Fails if the id or the metadata are not in Istio's form.
     pub fn parse(id: &str, metadata: serde_json::Value, locality: Locality) -> Result<Self, NodeError> {
         if id.len() > MAX_ID || !id.bytes().all(|byte| byte.is_ascii_graphic()) {

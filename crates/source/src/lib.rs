@@ -128,8 +128,9 @@ impl Stamp {
 impl Folders {
     /// Creates the set with no file seen yet.
     ///
-    /// Fails if a path is neither a folder nor a file, or if permission is missing to read a file or folder in it, as
-    /// it may hold a policy.
+    /// # Errors
+    /// Fails if a path is neither a folder nor a file. Also fails without permission to read a file or folder in it,
+    /// which may hold a policy.
     pub fn new(folders: &[PathBuf]) -> io::Result<Self> {
         let (seen, walked) = (Seen::new(), FolderIds::new());
         let mut scan = Scan::new(&seen);
@@ -160,6 +161,7 @@ impl Folders {
 
     /// Scans after each event and passes the differences to `changed`, which may block. Runs until dropped.
     ///
+    /// # Errors
     /// Fails if a scan panicked.
     pub async fn watch(
         mut self,

@@ -2,7 +2,7 @@
 //!
 //! prost keeps maps in hash maps and writes them in any order. Many tools compare packed messages as bytes, and so does
 //! Envoy when it decides whether a filter changed. Concatenated encodings of the parts of a message are an encoding of
-//! the whole (Protocol Buffers, "Last One Wins"), so maps are written entry by entry.
+//! the whole (Protocol Buffers, "Last One Wins"). Maps are therefore written entry by entry.
 
 use std::collections::BTreeMap;
 

@@ -155,8 +155,8 @@ impl World {
             .then_some(host)
     }
 
-    /// Returns whether outbound listeners of other workloads may depend on a service. Listeners of HTTP ports are the
-    /// same for all services with the port, so they only depend on a service if no other has the port.
+    /// Returns whether outbound listeners of other workloads may depend on a service. All services with the same HTTP
+    /// port share its listener, which depends on a service only if no other has the port.
     pub(super) fn shapes_listeners(&self, service: &Typed<Service>) -> bool {
         let has_http = |service: &Typed<Service>, port: u16| {
             service.spec.port(port).is_some_and(|port| port.protocol.is_http())

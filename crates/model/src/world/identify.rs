@@ -30,6 +30,7 @@ impl World {
     /// Replaces the properties that a proxy declared by those of its pod, which runs in the cluster `home`. If the pod
     /// is unknown, only the locality is replaced, by that of the Kubernetes node. Returns whether the pod is known.
     ///
+    /// # Errors
     /// Fails if the pod runs under another service account.
     pub fn identify(&self, node: &mut ProxyNode, home: &str) -> Result<bool, OtherAccount> {
         let known = self.identify_pod(&node.pod, home, &mut node.view)?;
@@ -41,6 +42,7 @@ impl World {
 
     /// Replaces the fields of a view by those of the pod of this name. Returns false if the pod is unknown.
     ///
+    /// # Errors
     /// Fails if the pod runs under another service account.
     pub fn identify_pod(&self, pod: &str, home: &str, view: &mut ProxyView) -> Result<bool, OtherAccount> {
         let Some(pod) = self.pod(&view.namespace, pod) else { return Ok(false) };

@@ -84,6 +84,7 @@ struct KeyArg {
 
 /// Runs one of the services until SIGTERM or SIGINT.
 ///
+/// # Errors
 /// Fails if the address is in use or the settings of the traffic are invalid.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let _flush = skysail_core::logging::init(skysail_core::logging::Format::Text);
