@@ -24,17 +24,17 @@ const MAX_UDP_BYTES: usize = 512;
 
 /// Configured answer for a name. A name without one gets NXDOMAIN.
 #[derive(Clone, Debug)]
-pub enum Say {
+pub enum DnsAnswer {
     /// Addresses, with this TTL in seconds.
     Addresses(Vec<IpAddr>, u32),
     /// Alias (CNAME) of another name, with this TTL in seconds.
     Alias(String, u32),
     /// No addresses; with a negative TTL in seconds (RFC 2308) if present.
-    Nothing(Option<u32>),
+    NoAddresses(Option<u32>),
     /// An error code.
-    Code(ResponseCode),
+    Error(ResponseCode),
     /// No response at all.
-    Silence,
+    Silent,
 }
 
 /// Running server on UDP and TCP of a loopback port, until the process exits.
@@ -46,7 +46,7 @@ pub struct Dns {
 
 #[derive(Debug, Default)]
 struct State {
-    names: Mutex<BTreeMap<String, Say>>,
+    answers: Mutex<BTreeMap<String, DnsAnswer>>,
     udp: AtomicU64,
     tcp: AtomicU64,
 }
@@ -82,18 +82,18 @@ impl Dns {
     }
 
     /// Sets the answer for a name.
-    pub fn say(&self, name: &str, what: Say) {
-        self.state.names.lock().unwrap().insert(name.to_owned(), what);
+    pub fn set_answer(&self, name: &str, answer: DnsAnswer) {
+        self.state.answers.lock().unwrap().insert(name.to_owned(), answer);
     }
 
     /// Sets the addresses of a name.
-    pub fn addresses(&self, name: &str, addresses: &[&str], ttl: u32) {
+    pub fn set_addresses(&self, name: &str, addresses: &[&str], ttl: u32) {
         let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
-        self.say(name, Say::Addresses(addresses, ttl));
+        self.set_answer(name, DnsAnswer::Addresses(addresses, ttl));
     }
 
     /// Returns the number of queries so far, by UDP and by TCP.
-    pub fn questions(&self) -> (u64, u64) {
+    pub fn queries(&self) -> (u64, u64) {
         (self.state.udp.load(Ordering::Relaxed), self.state.tcp.load(Ordering::Relaxed))
     }
 }
@@ -155,24 +155,24 @@ impl State {
         let query = request.queries.first()?.clone();
         let mut reply = Message::response(request.metadata.id, request.metadata.op_code);
         reply.add_queries(request.queries);
-        let names = self.names.lock().unwrap();
+        let answers = self.answers.lock().unwrap();
         let mut name = query.name().clone();
         loop {
-            match names.get(name.to_ascii().to_lowercase().trim_end_matches('.')) {
-                Some(Say::Silence) => return None,
-                Some(Say::Code(code)) => reply.metadata.response_code = *code,
-                Some(Say::Alias(target, ttl)) => {
+            match answers.get(name.to_ascii().to_lowercase().trim_end_matches('.')) {
+                Some(DnsAnswer::Silent) => return None,
+                Some(DnsAnswer::Error(code)) => reply.metadata.response_code = *code,
+                Some(DnsAnswer::Alias(target, ttl)) => {
                     let target = Name::from_ascii(format!("{target}.")).unwrap();
                     reply.add_answer(Record::from_rdata(name, *ttl, RData::CNAME(CNAME(target.clone()))));
                     name = target;
                     continue;
                 }
-                Some(Say::Nothing(soa)) => {
+                Some(DnsAnswer::NoAddresses(soa)) => {
                     if let Some(minimum) = soa {
                         reply.add_authority(Record::from_rdata(name, 86_400, authority(*minimum)));
                     }
                 }
-                Some(Say::Addresses(addresses, ttl)) => {
+                Some(DnsAnswer::Addresses(addresses, ttl)) => {
                     let data = addresses.iter().filter_map(|ip| match (ip, query.query_type()) {
                         (IpAddr::V4(ip), RecordType::A) => Some(RData::A(A(*ip))),
                         (IpAddr::V6(ip), RecordType::AAAA) => Some(RData::AAAA(AAAA(*ip))),

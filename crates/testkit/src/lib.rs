@@ -11,7 +11,7 @@ mod mesh;
 mod terminal;
 mod wait;
 
-pub use dns::{Dns, Say};
+pub use dns::{Dns, DnsAnswer};
 pub use load::{Load, Report};
 pub use mesh::{Answer, Ended, Mesh, Setup, copy_folder};
 pub use terminal::Terminal;

@@ -1,7 +1,7 @@
 //! Queries to DNS servers on loopback.
 
 use hickory_proto::rr::{Record, rdata};
-use skysail_testkit::{Dns, Say};
+use skysail_testkit::{Dns, DnsAnswer};
 
 use super::*;
 
@@ -27,12 +27,12 @@ fn no_addresses(nxdomain: bool, ttl: Option<u64>) -> Result<Answer, String> {
 #[tokio::test]
 async fn answers_have_the_smallest_ttl_of_their_chain() {
     let dns = Dns::start();
-    dns.addresses("a.example", &["10.0.0.2", "10.0.0.1", "fd00::1"], 7);
-    dns.say("alias.example", Say::Alias("a.example".into(), 3));
-    dns.say("round.example", Say::Alias("nowhere.example".into(), 3));
-    dns.say("empty.example", Say::Nothing(Some(11)));
-    dns.say("curt.example", Say::Nothing(None));
-    dns.say("broken.example", Say::Code(ResponseCode::ServFail));
+    dns.set_addresses("a.example", &["10.0.0.2", "10.0.0.1", "fd00::1"], 7);
+    dns.set_answer("alias.example", DnsAnswer::Alias("a.example".into(), 3));
+    dns.set_answer("round.example", DnsAnswer::Alias("nowhere.example".into(), 3));
+    dns.set_answer("empty.example", DnsAnswer::NoAddresses(Some(11)));
+    dns.set_answer("curt.example", DnsAnswer::NoAddresses(None));
+    dns.set_answer("broken.example", DnsAnswer::Error(ResponseCode::ServFail));
     let v4 = async |name| lookup_at(&dns, name, Family::V4).await;
     assert_eq!(v4("a.example").await, addresses(&["10.0.0.2", "10.0.0.1"], 7));
     assert_eq!(lookup_at(&dns, "a.example", Family::V6).await, addresses(&["fd00::1"], 7));
@@ -51,73 +51,40 @@ async fn truncated_answers_are_queried_by_tcp() {
     let dns = Dns::start();
     let many: Vec<String> = (0..100).map(|last| format!("10.0.0.{last}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
-    dns.addresses("a.example", &many, 5);
+    dns.set_addresses("a.example", &many, 5);
     assert_eq!(lookup_at(&dns, "a.example", Family::V4).await, addresses(&many, 5));
-    assert_eq!(dns.questions(), (1, 1));
+    assert_eq!(dns.queries(), (1, 1));
 }
 
 #[tokio::test]
 async fn all_servers_are_queried_twice() {
     let (silent, good) = (Dns::start(), Dns::start());
-    silent.say("a.example", Say::Silence);
-    good.addresses("a.example", &["10.0.0.1"], 5);
+    silent.set_answer("a.example", DnsAnswer::Silent);
+    good.set_addresses("a.example", &["10.0.0.1"], 5);
     let metrics = Metrics::default();
     let both = servers(&[silent.address(), good.address()]);
     let answer = lookup(&both, &metrics, "a.example", Family::V4).await.map_err(|error| error.to_string());
     assert_eq!(answer, addresses(&["10.0.0.1"], 5));
     let error = lookup(&servers(&[silent.address()]), &metrics, "a.example", Family::V4).await.unwrap_err();
     assert!(error.contains("does not answer within"), "{error}");
-    assert_eq!((silent.questions().0, good.questions().0), (3, 1));
+    assert_eq!((silent.queries().0, good.queries().0), (3, 1));
 }
 
 #[tokio::test]
 async fn the_server_that_answered_last_is_queried_first() {
     let (silent, good) = (Dns::start(), Dns::start());
-    silent.say("a.example", Say::Silence);
-    good.addresses("a.example", &["10.0.0.1"], 5);
+    silent.set_answer("a.example", DnsAnswer::Silent);
+    good.set_addresses("a.example", &["10.0.0.1"], 5);
     let both = servers(&[silent.address(), good.address()]);
     for _ in 0..5 {
         lookup(&both, &Metrics::default(), "a.example", Family::V4).await.unwrap();
     }
-    assert_eq!((silent.questions().0, good.questions().0), (1, 5));
+    assert_eq!((silent.queries().0, good.queries().0), (1, 5));
     // If that server fails, the first is queried again.
-    good.say("a.example", Say::Silence);
-    silent.addresses("a.example", &["10.0.0.2"], 5);
+    good.set_answer("a.example", DnsAnswer::Silent);
+    silent.set_addresses("a.example", &["10.0.0.2"], 5);
     let answer = lookup(&both, &Metrics::default(), "a.example", Family::V4).await;
     assert_eq!(answer.map_err(|error| error.to_string()), addresses(&["10.0.0.2"], 5));
-}
-
-/// A server that sends these messages for each query by UDP, and these bytes for each query by TCP, and then closes the
-/// connection.
-async fn raw(
-    udp: impl Fn(&[u8]) -> Vec<Vec<u8>> + Send + 'static,
-    tcp: impl Fn(&[u8]) -> Vec<u8> + Send + 'static,
-) -> SocketAddr {
-    let (listener, socket) = loop {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        if let Ok(socket) = UdpSocket::bind(listener.local_addr().unwrap()).await {
-            break (listener, socket);
-        }
-    };
-    let address = socket.local_addr().unwrap();
-    tokio::spawn(async move {
-        let mut buffer = [0; 512];
-        loop {
-            let (length, from) = socket.recv_from(&mut buffer).await.unwrap();
-            for message in udp(&buffer[..length]) {
-                socket.send_to(&message, from).await.unwrap();
-            }
-        }
-    });
-    tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let mut bytes = vec![0; stream.read_u16().await.unwrap().into()];
-            stream.read_exact(&mut bytes).await.unwrap();
-            let _ = stream.write_all(&tcp(&bytes)).await;
-        }
-    });
-    address
 }
 
 /// Returns a response with these records, modified by `change`.
@@ -161,7 +128,7 @@ async fn a_message_may_be_truncated_at_any_byte() {
             });
             vec![whole[..cut].to_vec()]
         };
-        let address = raw(short, good).await;
+        let address = Dns::start_raw(short, good);
         assert_eq!(
             lookup_at_raw(address, "a.example").await,
             addresses(&["10.0.0.1"], 5),
@@ -174,7 +141,7 @@ async fn a_message_may_be_truncated_at_any_byte() {
 async fn an_answer_by_tcp_may_have_thousands_of_addresses() {
     let many: Vec<_> = (0..2_500u16).map(|n| a("a.example.", 5, [10, 1, (n >> 8) as u8, n as u8])).collect();
     let cut = |request: &[u8]| vec![reply_to(request, &[], |reply| reply.metadata.truncation = true)];
-    let address = raw(cut, move |request| framed(&reply_to(request, &many, |_| {}))).await;
+    let address = Dns::start_raw(cut, move |request| framed(&reply_to(request, &many, |_| {})));
     let Ok(Answer::Addresses(addresses, _)) = lookup_at_raw(address, "a.example").await else { panic!() };
     assert_eq!(addresses.len(), 2_500);
 }
@@ -183,7 +150,7 @@ async fn an_answer_by_tcp_may_have_thousands_of_addresses() {
 async fn invalid_answers_by_tcp_are_errors() {
     for broken in [&b""[..], b"\x00", b"\x00\x00", b"\xff\xffx", b"\x00\x05hello"] {
         let cut = |request: &[u8]| vec![reply_to(request, &[], |reply| reply.metadata.truncation = true)];
-        let address = raw(cut, |_| broken.to_vec()).await;
+        let address = Dns::start_raw(cut, |_| broken.to_vec());
         let error = lookup_at_raw(address, "a.example").await.unwrap_err();
         assert!(error.starts_with(&address.to_string()), "{broken:?}: {error}");
     }
@@ -197,7 +164,7 @@ async fn an_error_response_need_not_repeat_the_question() {
             reply.metadata.response_code = ResponseCode::FormErr;
         })]
     };
-    let error = lookup_at_raw(raw(refuse, |_| Vec::new()).await, "a.example").await.unwrap_err();
+    let error = lookup_at_raw(Dns::start_raw(refuse, |_| Vec::new()), "a.example").await.unwrap_err();
     assert!(error.contains("Form Error"), "{error}");
 }
 
@@ -213,7 +180,7 @@ async fn an_alias_without_target_records_is_looked_up_again() {
             _ => reply_to(request, &[], |reply| reply.metadata.response_code = ResponseCode::ServFail),
         }]
     };
-    let address = raw(partial, |_| Vec::new()).await;
+    let address = Dns::start_raw(partial, |_| Vec::new());
     assert_eq!(lookup_at_raw(address, "a.example").await, addresses(&["10.0.0.1"], 7));
     let error = lookup_at_raw(address, "c.example").await.unwrap_err();
     assert!(error.contains("Server Failure"), "{error}");
@@ -228,7 +195,7 @@ async fn cname_loops_are_errors() {
     ] {
         let first = records[0].name.to_ascii().trim_end_matches('.').to_owned();
         let cname_loop = move |request: &[u8]| vec![reply_to(request, &records, |_| {})];
-        let error = lookup_at_raw(raw(cname_loop, |_| Vec::new()).await, &first).await.unwrap_err();
+        let error = lookup_at_raw(Dns::start_raw(cname_loop, |_| Vec::new()), &first).await.unwrap_err();
         assert!(error.contains("form a loop"), "{error}");
     }
     // The same with one record per response.
@@ -240,19 +207,20 @@ async fn cname_loops_are_errors() {
             |_| {},
         )]
     };
-    let error = lookup_at_raw(raw(one, |_| Vec::new()).await, "a.example").await.unwrap_err();
+    let error = lookup_at_raw(Dns::start_raw(one, |_| Vec::new()), "a.example").await.unwrap_err();
     assert!(error.contains("form a loop"), "{error}");
 }
 
 #[tokio::test]
 async fn names_ignore_case_and_invalid_ttls_count_as_zero() {
-    let of =
-        |records: Vec<Record>| raw(move |request| vec![reply_to(request, &records, |_| {})], |_| Vec::new());
+    let of = |records: Vec<Record>| {
+        Dns::start_raw(move |request| vec![reply_to(request, &records, |_| {})], |_| Vec::new())
+    };
     let mixed_case = vec![cname("A.EXAMPLE.", 9, "B.Example."), a("b.exAMPLE.", 8, [10, 0, 0, 1])];
-    assert_eq!(lookup_at_raw(of(mixed_case).await, "a.example").await, addresses(&["10.0.0.1"], 8));
+    assert_eq!(lookup_at_raw(of(mixed_case), "a.example").await, addresses(&["10.0.0.1"], 8));
     for (ttls, expected) in [([0, 5], 0), ([5, 7], 5), ([1 << 31, 5], 0), ([u32::MAX, u32::MAX], 0)] {
         let records = vec![a("a.example.", ttls[0], [10, 0, 0, 1]), a("a.example.", ttls[1], [10, 0, 0, 2])];
-        let address = of(records).await;
+        let address = of(records);
         assert_eq!(
             lookup_at_raw(address, "a.example").await,
             addresses(&["10.0.0.1", "10.0.0.2"], expected),
@@ -260,42 +228,32 @@ async fn names_ignore_case_and_invalid_ttls_count_as_zero() {
         );
     }
     let longest = vec![a("a.example.", i32::MAX as u32, [10, 0, 0, 1])];
-    assert_eq!(
-        lookup_at_raw(of(longest).await, "a.example").await,
-        addresses(&["10.0.0.1"], i32::MAX as u64)
-    );
+    assert_eq!(lookup_at_raw(of(longest), "a.example").await, addresses(&["10.0.0.1"], i32::MAX as u64));
     // The longest name, and one octet more.
     let longest = ["x".repeat(63), "x".repeat(63), "x".repeat(63), "x".repeat(61)].join(".");
-    let address = of(Vec::new()).await;
+    let address = of(Vec::new());
     assert_eq!(lookup_at_raw(address, &longest).await, no_addresses(false, None));
     assert!(lookup_at_raw(address, &format!("{longest}x")).await.is_err());
 }
 
 #[tokio::test]
 async fn messages_that_do_not_answer_the_query_are_ignored() {
-    let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    let address = server.local_addr().unwrap();
-    tokio::spawn(async move {
-        let mut buffer = [0; 512];
-        let (length, from) = server.recv_from(&mut buffer).await.unwrap();
-        let request = Message::from_vec(&buffer[..length]).unwrap();
-        let reply = |id: u16, name: &str, ip: [u8; 4]| {
-            let name = Name::from_ascii(name).unwrap();
+    let messages = |request: &[u8]| {
+        let id = Message::from_vec(request).unwrap().metadata.id;
+        let reply = |id: u16, owner: &str, ip: [u8; 4]| {
             let mut reply = Message::response(id, OpCode::Query);
-            reply.add_query(Query::query(name.clone(), RecordType::A));
-            let data = RData::A(hickory_proto::rr::rdata::A(ip.into()));
-            reply.add_answer(hickory_proto::rr::Record::from_rdata(name, 5, data));
+            reply.add_query(Query::query(name(owner), RecordType::A));
+            reply.add_answer(a(owner, 5, ip));
             reply.to_vec().unwrap()
         };
-        let id = request.metadata.id;
-        let wrong = [b"x".to_vec(), reply(id ^ 1, "a.example.", [6; 4]), reply(id, "b.example.", [6; 4])];
-        for message in
-            wrong.iter().chain([&buffer[..length].to_vec(), &reply(id, "a.example.", [10, 0, 0, 1])])
-        {
-            server.send_to(message, from).await.unwrap();
-        }
-    });
-    let servers = Servers { timeout: Duration::from_secs(20), ..servers(&[address]) };
-    let answer = lookup(&servers, &Metrics::default(), "a.example", Family::V4).await;
-    assert_eq!(answer.map_err(|error| error.to_string()), addresses(&["10.0.0.1"], 5));
+        vec![
+            b"x".to_vec(),
+            reply(id ^ 1, "a.example.", [6; 4]),
+            reply(id, "b.example.", [6; 4]),
+            request.to_vec(),
+            reply(id, "a.example.", [10, 0, 0, 1]),
+        ]
+    };
+    let address = Dns::start_raw(messages, |_| Vec::new());
+    assert_eq!(lookup_at_raw(address, "a.example").await, addresses(&["10.0.0.1"], 5));
 }
