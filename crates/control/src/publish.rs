@@ -261,7 +261,7 @@ impl Publisher {
         let Some(lookup_names) = &self.lookup_names else { return };
         let current = {
             let state = self.read();
-            (Arc::new(state.world.wanted_names()), state.world.mesh().dns_refresh_rate.0)
+            (Arc::new(state.world.names_to_resolve()), state.world.mesh().dns_refresh_rate.0)
         };
         lookup_names.send_if_modified(|before| {
             let has_changed = *before != current;

@@ -18,11 +18,11 @@ pub mod world;
 
 pub use api::{Kind, Object, ObjectKey};
 pub use compile::{
-    Outline, Part, compile, compile_host, compile_own, compile_part, is_alike, outline, parts,
+    Outline, Part, compile, compile_host, compile_own, compile_part, is_equal_for_siblings, outline, parts,
 };
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};
 pub use origin::Origin;
 pub use parse::{Fallback, Manifest, Manifests, Parsed, Refused, manifests, parse};
 pub use view::{ClientScope, MAX_ID, ProxyNode, ProxyView, Role};
-pub use world::{ChangeSet, Effect, Effects, Endpoint, OtherAccount, Resolved, World};
+pub use world::{AccountMismatch, ChangeSet, Effect, Effects, Endpoint, Resolved, World};

@@ -113,12 +113,12 @@ impl ClientScope {
 impl ClientScope {
     /// Returns the scope without the properties that only affect routes. Scopes with the same result have
     /// the same services.
-    pub fn kin(&self) -> Self {
+    pub fn sibling_key(&self) -> Self {
         Self { namespace: String::new(), hosts_apart: false, ..self.clone() }
     }
 
     /// Returns whether both scopes have the same services.
-    pub fn is_kin(&self, other: &Self) -> bool {
+    pub fn is_sibling(&self, other: &Self) -> bool {
         let Self { role, cluster_id, locality, labels, ipv4, ipv6, plain_envoy, names_resolved, .. } = self;
         (role, cluster_id, locality, labels)
             == (&other.role, &other.cluster_id, &other.locality, &other.labels)

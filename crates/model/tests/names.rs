@@ -123,7 +123,7 @@ fn other_proxies_get_the_name() {
     resolve(&mut world, "api.example.com", &["192.0.2.1"]);
     let round_robin = entry("DNS_ROUND_ROBIN", "control", "");
     let own = entry("DNS", "proxy", "");
-    assert!(own.wanted_names().is_empty());
+    assert!(own.names_to_resolve().is_empty());
     for (world, takes, expected) in [
         (&world, false, DiscoveryType::StrictDns),
         (&round_robin, false, DiscoveryType::LogicalDns),
@@ -153,7 +153,7 @@ fn each_address_has_the_properties_of_its_endpoint() {
   - {address: 192.0.2.9, locality: far}
 ";
     let mut world = entry("DNS", "control", rest);
-    let wanted: Vec<_> = world.wanted_names().into_iter().collect();
+    let wanted: Vec<_> = world.names_to_resolve().into_iter().collect();
     let users = vec!["shop/api.example.com".to_owned()];
     assert_eq!(wanted, [("one.example".into(), users.clone()), ("two.example".into(), users)]);
     resolve(&mut world, "one.example", &["192.0.2.1", "192.0.2.2"]);
@@ -179,13 +179,13 @@ fn each_address_has_the_properties_of_its_endpoint() {
 #[test]
 fn a_new_address_touches_the_services_that_use_the_name() {
     let mut world = entry("DNS", "control", "");
-    world.take_touched();
+    world.take_changes();
     resolve(&mut world, "api.example.com", &["192.0.2.1"]);
-    let touched = world.take_touched();
-    assert_eq!(touched.services, BTreeSet::from([("shop".to_owned(), "api.example.com".to_owned())]));
-    assert!(!touched.everything && !touched.routes && !touched.names && !touched.workloads);
+    let changes = world.take_changes();
+    assert_eq!(changes.services, BTreeSet::from([("shop".to_owned(), "api.example.com".to_owned())]));
+    assert!(!changes.everything && !changes.routes && !changes.names && !changes.workloads);
     resolve(&mut world, "other.example.com", &["192.0.2.1"]);
-    assert!(world.take_touched().is_nothing());
+    assert!(world.take_changes().is_empty());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use skysail_model::{ClientScope, OtherAccount, ProxyNode};
+use skysail_model::{AccountMismatch, ClientScope, ProxyNode};
 use skysail_xds::{
     client::Form,
     server::{Event, ResourceFeed},
@@ -44,7 +44,7 @@ pub(crate) enum Refused {
     /// The control plane is shutting down.
     Closed,
     /// The proxy declares a pod of another service account.
-    OtherAccount(OtherAccount),
+    AccountMismatch(AccountMismatch),
     /// A limit of scopes or views is reached.
     Limit(Limit),
     /// Its configuration could not be compiled.
@@ -57,7 +57,7 @@ impl Refused {
         let ScopeLimits { scopes, scopes_per_identity, views, views_per_identity } = settings.limits;
         match self {
             Self::Closed => "the control plane is shutting down; connect again".to_owned(),
-            Self::OtherAccount(error) => error.to_string(),
+            Self::AccountMismatch(error) => error.to_string(),
             Self::Limit(Limit::Total) => {
                 format!(
                     "the control plane has {scopes} scopes in use or recently used, the limit of --max-scopes"

@@ -57,9 +57,9 @@ impl FirstCompile {
 impl State {
     /// Takes a new scope to compile. Returns `None` if the scope was removed.
     pub(super) fn take_first_compile(&mut self, scope: &Arc<ClientScope>, id: u64) -> Option<FirstCompile> {
-        let is_up_to_date = |entry: &ScopeEntry| entry.published.is_some() && entry.pending.is_nothing();
+        let is_up_to_date = |entry: &ScopeEntry| entry.published.is_some() && entry.pending.is_empty();
         let up_to_date = self.scopes.iter().filter(|(_, entry)| is_up_to_date(entry));
-        let siblings = up_to_date.clone().filter(|(other, _)| other.is_kin(scope));
+        let siblings = up_to_date.clone().filter(|(other, _)| other.is_sibling(scope));
         let sibling =
             siblings.filter_map(|(other, entry)| Some((Arc::clone(other), entry.resources.clone()?))).next();
         let layer = |(_, entry): (_, &ScopeEntry)| {
@@ -86,7 +86,7 @@ impl State {
             return FirstCompileResult::Done;
         };
         match result {
-            Ok(()) if entry.pending.is_nothing() => {
+            Ok(()) if entry.pending.is_empty() => {
                 entry.publish(resources);
                 FirstCompileResult::Done
             }

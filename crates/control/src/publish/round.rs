@@ -2,7 +2,7 @@
 //!
 //! Rounds run one at a time until all scopes and views are up to date. A round has sibling scopes and a batch of views:
 //!
-//! - Sibling scopes ([`ClientScope::is_kin`]) differ only in properties that routes depend on, so one reuses the
+//! - Sibling scopes ([`ClientScope::is_sibling`]) differ only in properties that routes depend on, so one reuses the
 //!   services of another.
 //! - Scopes with the most proxies come first, so that many scopes with few proxies do not delay them.
 //! - Identities take turns in a batch, so that an identity with many views does not delay others.
@@ -112,7 +112,7 @@ fn compile_scopes(
         Vec::with_capacity(scopes.len());
     let mut siblings: HashMap<ClientScope, usize> = HashMap::new();
     for mut job in scopes {
-        let sibling = siblings.get(&job.scope.kin()).and_then(|index| compiled.get(*index));
+        let sibling = siblings.get(&job.scope.sibling_key()).and_then(|index| compiled.get(*index));
         let sibling = sibling.map(|(other, _, layer_before)| Sibling {
             scope: &other.scope,
             resources: &other.resources,
@@ -121,7 +121,7 @@ fn compile_scopes(
         let layer_before = Arc::clone(&job.resources.layer);
         let result = job.resources.update(compiler, world, &job.scope, &job.changes, generation, sibling);
         let result = result.map(|()| {
-            siblings.entry(job.scope.kin()).or_insert(compiled.len());
+            siblings.entry(job.scope.sibling_key()).or_insert(compiled.len());
             Change::since(&job.resources.layer, generation - 1)
         });
         compiled.push((job, result, layer_before));
@@ -148,7 +148,7 @@ impl State {
         let first = pending.max_by_key(|(_, entry)| entry.clients).map(|(scope, _)| Arc::clone(scope));
         let mut jobs = Vec::new();
         for (scope, entry) in &mut self.scopes {
-            let is_next = first.as_ref().is_some_and(|first| first.is_kin(scope));
+            let is_next = first.as_ref().is_some_and(|first| first.is_sibling(scope));
             if !is_next || !entry.is_pending(revision) {
                 continue;
             }
@@ -270,7 +270,7 @@ impl ScopeEntry {
     fn is_pending(&self, revision: u64) -> bool {
         self.resources.is_some()
             && !self.is_opening
-            && !self.pending.is_nothing()
+            && !self.pending.is_empty()
             && FailedCompile::may_retry(&self.failed, revision)
     }
 }

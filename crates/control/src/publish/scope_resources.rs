@@ -5,7 +5,9 @@ use std::{
     sync::Arc,
 };
 
-use skysail_model::{ChangeSet, ClientScope, Outline, Part, World, compile_host, is_alike, outline, parts};
+use skysail_model::{
+    ChangeSet, ClientScope, Outline, Part, World, compile_host, is_equal_for_siblings, outline, parts,
+};
 use skysail_xds::{Kind, Layer, Resource, layer::Edits};
 
 use super::compiler::{CompilePanic, Compiler, catch_panic};
@@ -106,7 +108,7 @@ impl ScopeResources {
         }
         let parts: Vec<Part> = parts.into_iter().collect();
         let compiled = parallel::map(&parts, |part| match sibling {
-            Some(sibling) if is_alike(world, scope, sibling.scope, part) => {
+            Some(sibling) if is_equal_for_siblings(world, scope, sibling.scope, part) => {
                 Ok(sibling.resources.resources_of(part))
             }
             _ => catch_panic(|| name(part), || (compiler.part)(world, scope, part)),

@@ -111,7 +111,7 @@ impl State {
     /// Marks the scopes and views that the last changes of the World may affect.
     pub(super) fn mark_changes(&mut self, cluster_id: &str) {
         self.revision += 1;
-        let mut changes = self.world.take_touched();
+        let mut changes = self.world.take_changes();
         self.end_outdated_views(&changes, cluster_id);
         changes.pods.clear();
         let label_keys = self.world.label_keys();
@@ -123,12 +123,12 @@ impl State {
         if changes.everything {
             changes = ChangeSet::everything();
         }
-        if changes.is_nothing() {
+        if changes.is_empty() {
             return;
         }
         self.scopes.values_mut().for_each(|scope| scope.pending.add(changes.clone()));
         for (view, entry) in &mut self.views {
-            entry.is_stale |= changes.touches_workloads_in(&view.namespace);
+            entry.is_stale |= changes.affects_workloads_in(&view.namespace);
         }
     }
 

@@ -74,7 +74,8 @@ impl State {
         compiler: &Compiler,
     ) -> Result<Prepared, Refused> {
         let mut node = client.node.clone();
-        let is_known = self.world.identify(&mut node, &settings.cluster_id).map_err(Refused::OtherAccount)?;
+        let is_known =
+            self.world.identify(&mut node, &settings.cluster_id).map_err(Refused::AccountMismatch)?;
         let view = node.view;
         self.check_view(&client.accounted_to, &view, is_known, settings)?;
         let scope = ClientScope::of(&view, &self.label_keys);
@@ -115,7 +116,7 @@ impl State {
                 _ => Ok(Entry::Wait(entry.ready.subscribe())),
             };
         };
-        let is_early = entry.resources.is_none() || !entry.pending.is_nothing();
+        let is_early = entry.resources.is_none() || !entry.pending.is_empty();
         let (view, feed) = if let Some((view, entry)) = self.views.get_key_value(&view) {
             let interest = Arc::clone(&entry.interest);
             (Arc::clone(view), ResourceFeed { snapshot: entry.snapshots.subscribe(), interest })

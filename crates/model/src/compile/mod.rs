@@ -109,9 +109,9 @@ pub fn compile_part(world: &World, client_scope: &ClientScope, part: &Part) -> V
     }
 }
 
-/// Returns whether a part is known to be equal for two client scopes with the same services
-/// ([`kin`](ClientScope::kin)). May return false for equal parts. Clusters rarely depend on the client's namespace.
-pub fn is_alike(world: &World, one: &ClientScope, other: &ClientScope, part: &Part) -> bool {
+/// Returns whether a part is known to be equal for two sibling scopes ([`is_sibling`](ClientScope::is_sibling)). May
+/// return false for equal parts. Clusters rarely depend on the client's namespace.
+pub fn is_equal_for_siblings(world: &World, one: &ClientScope, other: &ClientScope, part: &Part) -> bool {
     let Part::Service(namespace, name) = part else { return false };
     let Some(service) = world.service_named(namespace, name) else { return false };
     let (one, other) = (Scope::new(world, one), Scope::new(world, other));

@@ -12,7 +12,7 @@ use crate::{
 /// Namespace without clients: an object visible there is visible everywhere.
 const NOWHERE: &str = "";
 
-/// Resources that may differ since the last [`World::take_touched`].
+/// Resources that may differ since the last [`World::take_changes`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChangeSet {
     /// All resources.
@@ -35,12 +35,12 @@ pub struct ChangeSet {
 
 impl ChangeSet {
     /// Returns whether nothing may differ.
-    pub fn is_nothing(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
     /// Returns whether the workload-specific resources of proxies in this namespace may differ.
-    pub fn touches_workloads_in(&self, namespace: &str) -> bool {
+    pub fn affects_workloads_in(&self, namespace: &str) -> bool {
         self.everything || self.workloads || self.workloads_in.contains(namespace)
     }
 
@@ -68,7 +68,7 @@ impl ChangeSet {
 
 impl World {
     /// Returns and resets the estimate. The first call returns everything.
-    pub fn take_touched(&mut self) -> ChangeSet {
+    pub fn take_changes(&mut self) -> ChangeSet {
         self.changes.replace(ChangeSet::nothing()).unwrap_or_else(ChangeSet::everything)
     }
 

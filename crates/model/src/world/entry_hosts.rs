@@ -23,7 +23,7 @@ pub struct Resolved {
 
 impl World {
     /// Returns the names of endpoints to look up, each with the services that use it ("NAMESPACE/HOST").
-    pub fn wanted_names(&self) -> BTreeMap<Arc<str>, Vec<String>> {
+    pub fn names_to_resolve(&self) -> BTreeMap<Arc<str>, Vec<String>> {
         let text = |(namespace, host): &(String, String)| format!("{namespace}/{host}");
         self.name_users
             .iter()

@@ -15,7 +15,7 @@ use crate::{
 #[error(
     "pod {namespace}/{pod} runs as {namespace}/{known}, not as {namespace}/{declared}; a proxy may take the configuration of its own pod only"
 )]
-pub struct OtherAccount {
+pub struct AccountMismatch {
     /// Namespace.
     pub namespace: String,
     /// Name of the pod.
@@ -32,7 +32,7 @@ impl World {
     ///
     /// # Errors
     /// Fails if the pod runs under another service account.
-    pub fn identify(&self, node: &mut ProxyNode, home: &str) -> Result<bool, OtherAccount> {
+    pub fn identify(&self, node: &mut ProxyNode, home: &str) -> Result<bool, AccountMismatch> {
         let known = self.identify_pod(&node.pod, home, &mut node.view)?;
         if !known {
             self.set_locality(&node.node_name, &mut node.view);
@@ -44,10 +44,10 @@ impl World {
     ///
     /// # Errors
     /// Fails if the pod runs under another service account.
-    pub fn identify_pod(&self, pod: &str, home: &str, view: &mut ProxyView) -> Result<bool, OtherAccount> {
+    pub fn identify_pod(&self, pod: &str, home: &str, view: &mut ProxyView) -> Result<bool, AccountMismatch> {
         let Some(pod) = self.pod(&view.namespace, pod) else { return Ok(false) };
         if pod.spec.service_account != view.service_account {
-            return Err(OtherAccount {
+            return Err(AccountMismatch {
                 namespace: view.namespace.clone(),
                 pod: pod.meta.name.clone(),
                 known: pod.spec.service_account.clone(),

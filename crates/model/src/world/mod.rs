@@ -30,7 +30,7 @@ pub use endpoints::Endpoint;
 pub use entry_hosts::Resolved;
 pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
-pub use identify::OtherAccount;
+pub use identify::AccountMismatch;
 use index::{HostIndex, LabelIndex, MultiMap};
 use store::{Entry, Store};
 
@@ -88,7 +88,7 @@ pub struct World {
     name_users: MultiMap<Arc<str>>,
     /// DNS answers by name.
     resolved: Arc<HashMap<Arc<str>, Resolved>>,
-    /// Estimate since the last [`World::take_touched`]; `None` before the first.
+    /// Estimate since the last [`World::take_changes`]; `None` before the first.
     changes: Option<ChangeSet>,
 }
 

@@ -294,18 +294,18 @@ fn a_service_entry_selects_pods_of_its_namespace() {
         endpoints.map(|it| format!("{}:{} {}", it.address.ip().unwrap(), it.port, it.ready)).collect()
     };
     assert_eq!(endpoints(&world), ["10.244.0.2:8443 true"]);
-    world.take_touched();
+    world.take_changes();
     for (object, origin) in crate::parse(&pod("a", "10.244.0.2", "", "False"), "test.yaml").objects {
         world.apply(object, origin);
     }
     assert_eq!(endpoints(&world), ["10.244.0.2:8443 false"]);
     let service = ("svc".to_owned(), "api.example.com".to_owned());
-    assert!(world.take_touched().services.contains(&service), "its endpoints are sent again");
+    assert!(world.take_changes().services.contains(&service), "its endpoints are sent again");
     for (object, origin) in crate::parse(&ENTRY.replace("app: a", "app: c"), "test.yaml").objects {
         world.apply(object, origin);
     }
     assert!(endpoints(&world).is_empty());
-    assert!(world.take_touched().workloads_in.contains("svc"), "the inbound ports of its pods");
+    assert!(world.take_changes().workloads_in.contains("svc"), "the inbound ports of its pods");
     let said = addresses(&world, "api.example.com").1;
     assert!(said.contains("no pod of namespace svc has app: c"), "{said}");
     let by_name = crate::parse(&ENTRY.replace("STATIC", "DNS"), "test.yaml");

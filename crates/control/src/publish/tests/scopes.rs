@@ -227,7 +227,7 @@ fn the_pod_of_another_account_is_refused() {
     let (publisher, _) = counting();
     put(&publisher, "pod", &pod("v1", "other"));
     match connect(&publisher, client("x", json!({}))) {
-        Err(Refused::OtherAccount(error)) => {
+        Err(Refused::AccountMismatch(error)) => {
             assert!(error.to_string().starts_with("pod x/p runs as x/other, not as x/default"), "{error}");
         }
         other => panic!("{:?}", other.err()),
@@ -258,7 +258,7 @@ fn streams_end_when_the_pod_no_longer_matches_the_view() {
     // If the service account of the pod changes, the proxy is no longer authorized.
     put(&publisher, "pod", &pod("v2", "other"));
     assert!(is_ended(&one));
-    assert!(matches!(connect(&publisher, client("x", json!({}))), Err(Refused::OtherAccount(_))));
+    assert!(matches!(connect(&publisher, client("x", json!({}))), Err(Refused::AccountMismatch(_))));
 }
 
 /// Pauses the first compilation of a scope in namespace y.

@@ -66,8 +66,8 @@ fn roots_of_another_mesh_are_bound_to_its_trust_domain() {
     let mut world = west(true);
     let (own, name) = (roots()[0].clone(), "trust-bundles");
     assert!(compile(&world, &view()).0.get(Kind::Secret, name).is_none(), "our own roots are not known yet");
-    world.take_touched();
-    assert!(world.set_roots(&own) && world.take_touched().everything);
+    world.take_changes();
+    assert!(world.set_roots(&own) && world.take_changes().everything);
     assert!(!world.set_roots(&own));
     let made = compile(&world, &view()).0;
     for trust in trusts(&made) {
@@ -99,8 +99,8 @@ fn roots_of_another_mesh_are_bound_to_its_trust_domain() {
 #[test]
 fn without_further_roots_the_agents_roots_are_used() {
     let mut world = west(false);
-    world.take_touched();
-    assert!(!world.set_roots(&roots()[0]) && world.take_touched().is_nothing());
+    world.take_changes();
+    assert!(!world.set_roots(&roots()[0]) && world.take_changes().is_empty());
     let made = compile(&world, &view()).0;
     assert_eq!(made.iter(Kind::Secret).count(), 0);
     for trust in trusts(&made) {
