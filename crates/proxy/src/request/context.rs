@@ -22,7 +22,7 @@ use crate::{
     overload::{Admission, InFlight},
     request::{hop, spans::Trace},
     telemetry::stats::ManagerStats,
-    upstream::pool::{ActiveRequest, LimitGuard, Host, Pool, Upstream},
+    upstream::pool::{ActiveRequest, Host, LimitGuard, Pool, Upstream},
     worker::{
         Worker,
         downstream::Downstream,
