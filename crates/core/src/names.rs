@@ -21,6 +21,27 @@ pub const DISCOVERY_PLAIN_PORT: u16 = 15010;
 /// Port of the control plane's admin page and metrics.
 pub const CONTROL_ADMIN_PORT: u16 = 15014;
 
+/// Names of gRPC's status codes, by number from 0. Source: gRPC's "Status codes and their use in gRPC".
+pub const GRPC_STATUS: [&str; 17] = [
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+];
+
 /// Key of node metadata: the proxy subscribes to virtual hosts one by one (VHDS). Value `"true"`.
 pub const TAKES_VIRTUAL_HOSTS: &str = "SKYSAIL_VHDS";
 /// Key of node metadata: the proxy takes the addresses of names that the control plane resolved from endpoint

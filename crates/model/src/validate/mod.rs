@@ -21,7 +21,7 @@ pub(crate) use pods::{pod, workload};
 pub(crate) use security::{authorization_policy, empty_fields, peer_authentication};
 pub(crate) use service_entry::{addresses, service_entry};
 pub(crate) use unsupported::{condition_unsupported, unsupported};
-pub(crate) use virtual_service::{GRPC_STATUS, virtual_service};
+pub(crate) use virtual_service::virtual_service;
 
 use crate::{
     api::{Duration, MeshConfig, StringMatch},

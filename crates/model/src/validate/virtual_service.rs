@@ -1,5 +1,7 @@
 //! Validation of VirtualServices.
 
+use skysail_core::names::GRPC_STATUS;
+
 use super::{
     Finding, Findings, export_to, header_name, host, percent, port, positive, regex, shadowed, string_match,
 };
@@ -29,27 +31,6 @@ const RETRY_ON: &[&str] = &[
     "internal",
     "resource-exhausted",
     "unavailable",
-];
-
-/// Names of gRPC's status codes, by number from 0. Source: gRPC's "Status codes and their use".
-pub(crate) const GRPC_STATUS: &[&str] = &[
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
 ];
 
 /// Checks a VirtualService.

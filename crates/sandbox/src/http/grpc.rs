@@ -11,6 +11,7 @@ use http::{
     header::{CONTENT_TYPE, TE, USER_AGENT},
     uri::{PathAndQuery, Scheme},
 };
+use skysail_core::names::GRPC_STATUS;
 
 use super::{Event, address, connect, fields, http2, invalid, url};
 
@@ -18,27 +19,6 @@ use super::{Event, address, connect, fields, http2, invalid, url};
 const MAX_MESSAGE: usize = 16 << 20;
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-
-/// Codes by number. Source: gRPC's "Status codes and their use in gRPC".
-const CODES: [&str; 17] = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-];
 
 /// Outcome of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +58,7 @@ impl Status {
 
     /// Returns the name of the code, such as `NOT_FOUND`.
     pub fn name(&self) -> String {
-        let name = usize::try_from(self.code).ok().and_then(|code| CODES.get(code));
+        let name = usize::try_from(self.code).ok().and_then(|code| GRPC_STATUS.get(code));
         name.map_or_else(|| format!("code {}", self.code), |name| (*name).to_owned())
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use skysail_core::ClusterName;
+use skysail_core::{ClusterName, names::GRPC_STATUS};
 use skysail_xds::envoy::pb::envoy::extensions::filters::{
     common::fault::v3::{FaultDelay, fault_delay::FaultDelaySecifier},
     http::{
@@ -26,7 +26,6 @@ use crate::{
             timed_action, uint32, whole_percent,
         },
     },
-    validate::GRPC_STATUS,
     world::fqdn,
 };
 
