@@ -19,12 +19,12 @@ type Switch = (&'static str, &'static str, &'static str, (u16, bool), (u16, bool
 
 #[rustfmt::skip]
 const SWITCHES: &[Switch] = &[
-    ("what was asked for", "RFC 9110, 15.2.2", "Upgrade: websocket\r\nConnection: Upgrade\r\n", (101, true), (101, true)),
+    ("the requested protocol", "RFC 9110, 15.2.2", "Upgrade: websocket\r\nConnection: Upgrade\r\n", (101, true), (101, true)),
     ("the same in other letters", "RFC 9110, 7.8", "Upgrade: WebSocket\r\nConnection: upgrade\r\n", (101, true), (101, true)),
-    ("HTTP/2", "RFC 9110, 7.8: not what was asked for", "Upgrade: h2c\r\nConnection: Upgrade\r\n", (502, false), (101, false)),
-    ("what was asked for and HTTP/2", "RFC 9110, 7.8", "Upgrade: websocket\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n", (502, false), (101, true)),
+    ("HTTP/2", "RFC 9110, 7.8: not the requested protocol", "Upgrade: h2c\r\nConnection: Upgrade\r\n", (502, false), (101, false)),
+    ("the requested protocol and HTTP/2", "RFC 9110, 7.8", "Upgrade: websocket\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n", (502, false), (101, true)),
     ("both in one field", "RFC 9110, 7.8", "Upgrade: websocket, h2c\r\nConnection: Upgrade\r\n", (502, false), (101, true)),
-    ("nothing", "RFC 9110, 15.2.2: the server must say what it switches to", "Connection: Upgrade\r\n", (502, false), (101, false)),
+    ("nothing", "RFC 9110, 15.2.2: the server must name the protocol that it switches to", "Connection: Upgrade\r\n", (502, false), (101, false)),
 ];
 
 /// A request that no policy sees if it passes as bytes.
