@@ -116,7 +116,7 @@ fn a_short_comparison_measures_every_kind_of_load_and_can_be_shown_again() {
     let output = bench(folder.path(), &arguments.split_whitespace().collect::<Vec<_>>());
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
-    assert!(errors.contains("handshakes, full: without relay, since the relay speaks no TLS"), "{errors}");
+    assert!(errors.contains("handshakes, full: without relay, because the relay speaks no TLS"), "{errors}");
     assert!(
         errors.contains("[1/12, ") && errors.contains("round 1, pair, 1,000 rps, 16 connections: skysail")
     );
