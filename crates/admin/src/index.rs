@@ -11,7 +11,8 @@ use axum::{
 };
 
 const STYLE: &str = "body{font-family:sans-serif;margin:2em}td{padding:.2em 1em .2em 0;vertical-align:top}";
-/// Prefix of the description of a page that accepts only POST. It gets no link, because a link sends GET.
+/// Prefix of the description of a page that accepts only POST. Such a page gets no link, because a link sends
+/// GET.
 const POST: &str = "(POST)";
 
 /// Returns the list of pages. Each line of `pages` is a path, spaces and a description. Clients that accept HTML get

@@ -1,4 +1,4 @@
-//! HTTP/1 server of the admin, readiness and metrics pages, with limits for clients before their request is complete.
+//! HTTP/1 server of the admin, readiness and metrics pages, with limits for clients.
 //!
 //! | limit | value |
 //! |---|---|
@@ -56,7 +56,7 @@ pub use index::index;
 
 /// Maximum length of a head, of a body that a handler reads, and of a piece of a response, in bytes.
 const LONGEST: usize = 64 << 10;
-/// Pause after a connection could not be accepted.
+/// Pause after `accept` has failed.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// Limits for clients.
@@ -65,7 +65,7 @@ struct Settings {
     limits: Limits,
     /// Timeout of a request's head, and between requests.
     head: Duration,
-    /// Timeout from the begin of a response until the client has read all of it.
+    /// Timeout from the start of a response until the client has read all of it.
     response: Duration,
     /// Maximum duration of a connection.
     life: Duration,
@@ -88,11 +88,11 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Checks that a request comes from this network namespace, and not from a browser that shows a page of another
-    /// site.
+    /// Checks that a request comes from this network namespace. Refuses requests that a browser sends for a
+    /// page of another site.
     ///
     /// # Errors
-    /// The reason why the caller may not use pages for local callers.
+    /// Fails with the reason if the caller may not use the pages for local callers.
     pub fn check<B>(self, request: &Request<B>) -> Result<(), Refusal> {
         let values = |name| request.headers().get_all(name).iter().map(HeaderValue::as_bytes);
         let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
@@ -179,8 +179,8 @@ async fn overdue(mut begun: watch::Receiver<Option<Instant>>, limit: Duration) {
     }
 }
 
-/// Body of a response in pieces. It is dropped when the client has read all of it, or when it is cancelled; then the
-/// connection is idle.
+/// Body of a response, written in pieces. The server drops it when the client has read all of it, or when the
+/// response is cancelled. The connection is then idle.
 struct Sending {
     body: Body,
     /// Rest of a frame that is not written yet.
@@ -256,7 +256,7 @@ mod tests {
     /// Reads until the server closes the connection.
     async fn rest(mut stream: TcpStream) -> String {
         let mut answer = Vec::new();
-        // A reset ends it as well.
+        // A reset also ends the read.
         let _ = stream.read_to_end(&mut answer).await;
         String::from_utf8(answer).unwrap()
     }
@@ -294,13 +294,13 @@ mod tests {
         let address =
             start(Settings { response: Duration::from_millis(50), head: LONG, life: LONG, ..SETTINGS }).await;
         let mut slow = send(address, b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n").await;
-        // The client reads one byte only, so it notices the close by a failed write.
+        // The client reads only one byte, so it notices the close by a failed write.
         slow.read_u8().await.unwrap();
         while slow.write_all(b"\r\n").await.is_ok() {
             sleep(Duration::from_millis(1)).await;
         }
         assert!(rest(slow).await.len() < 32 << 20);
-        // A client that reads its responses is served for longer than this limit.
+        // The server keeps a client that reads its responses for longer than this limit.
         let mut kept = TcpStream::connect(address).await.unwrap();
         let mut answer = [0; 1];
         for _ in 0..100 {
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(rest(first).await, "", "the second connection replaced the first");
         let mut body = vec![0; 32 << 20];
         reader.read_exact(&mut body).await.unwrap();
-        // Now the reader is idle as well, and older than the new connections.
+        // The reader is now idle and older than the new connections, so one of them replaces it.
         drop(second);
         let mut others = Vec::new();
         for _ in 0..4 {

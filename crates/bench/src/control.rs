@@ -1,8 +1,9 @@
 //! `skysail bench control`: measures the cost of a control plane under the load of many sidecars.
 //!
-//! [`mesh`] writes the configuration and changes it. [`fleet`] runs all sidecars on one thread, with the part of
-//! HTTP/2 ([`connection`]) and the messages ([`message`]) that they need. [`sidecar`] holds the subscriptions of
-//! each, [`mod@learn`] the names that the first sidecar finds for all. [`hostile`] is a workload that attacks.
+//! [`mesh`] writes the configuration and changes it. [`fleet`] runs all sidecars on one thread, with the part
+//! of HTTP/2 ([`connection`]) and the messages ([`message`]) that they need. [`sidecar`] holds the
+//! subscriptions of each sidecar. [`mod@learn`] collects the names to subscribe to: the first sidecar finds
+//! them for all others. [`hostile`] acts as a workload that attacks the control plane.
 
 mod connection;
 mod fleet;
@@ -43,17 +44,17 @@ use crate::{
     stream::Tls,
 };
 
-/// Authority under which sidecars connect.
+/// `:authority` of the sidecars' calls.
 const AUTHORITY: &str = "istiod.istio-system.svc:15012";
 /// Timeout of each step.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Pause after sidecars connect or disconnect, before memory is measured.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Pause after a change, for the work that it causes.
+/// Pause after a change, until the control plane has finished the work that the change causes.
 const AFTER_EFFECTS: Duration = Duration::from_millis(300);
 /// Pause between changes while sidecars disconnect and reconnect.
 const BETWEEN_CHANGES: Duration = Duration::from_millis(100);
-/// Number of sidecars that a control plane serves with its default limits.
+/// Maximum number of sidecars that a control plane serves with its default limits.
 const MAX_SIDECARS: usize = 10_000 * mesh::NAMESPACES;
 /// Number of open files besides connections.
 const OTHER_FILES: u64 = 100;
@@ -425,7 +426,7 @@ fn tell(
         Change::Route if fleet.plan.hosts_apart => Kind::VirtualHost,
         Change::Route => Kind::Route,
         Change::Policy => Kind::Listener,
-        // On demand, no sidecar subscribes to a service that no workload uses.
+        // With on-demand subscriptions, no sidecar subscribes to a service that no workload uses.
         Change::Service => Kind::Cluster,
     };
     for _ in 0..repeat {
@@ -521,7 +522,8 @@ impl Server {
         ca: &Path,
     ) -> anyhow::Result<Self> {
         let program = skysail.map_or_else(std::env::current_exe, |path| Ok(path.to_owned()))?;
-        // In a network namespace of our own any port is free; without one, these are as good as any others.
+        // In a network namespace of its own, the benchmark finds every port free. Without one, any choice of
+        // ports may collide.
         let (tls_port, plain_port, admin_port) = (15_012, 15_010, 15_014);
         let mut command = vec![program.into_os_string(), "control".into()];
         for (option, value) in [

@@ -1,11 +1,14 @@
 //! `skysail bench`: measures the cost of a mesh on this machine, next to other proxies in the same run.
 //!
-//! [`control`] drives a control plane, [`sign`] its certificate authority; [`dns`] counts its DNS queries.
-//! [`latency`] and [`compare`] are plans of rounds, in which each peer takes a turn. One turn is [`topology`]: a
-//! server ([`serve`]), the sidecars ([`peers`]), the load ([`load`]) and the kernel's figures of each process
-//! ([`accounting`]). [`report`] writes the result file and its tables.
+//! [`control`] measures a control plane, and [`sign`] its certificate authority. [`dns`] counts the DNS
+//! queries of a control plane.
+//!
+//! [`latency`] and [`compare`] measure peers, which are the proxies to compare. They run in rounds; in each
+//! round every peer has one turn. [`topology`] runs a turn: a server ([`serve`]), the sidecars ([`peers`])
+//! and the load ([`load`]). [`accounting`] reads the kernel's figures of each process. [`report`] writes the
+//! result file and its tables.
 
-// The standard macros panic when the reader is gone; `skysail_core::stdio` does not.
+// The standard macros panic when the reader closes the output; `skysail_core::stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod compare;
@@ -87,7 +90,7 @@ enum Benchmark {
 /// kernel requires that for namespaces.
 ///
 /// # Errors
-/// If something that the benchmark needs is missing, or the result cannot be written.
+/// The machine lacks something that the benchmark needs, or the result cannot be written.
 pub fn run(args: Args) -> anyhow::Result<bool> {
     match args.benchmark {
         Benchmark::Latency(args) => latency::run(args),

@@ -1,5 +1,6 @@
-//! Rate limit of similar messages: of those that differ only in names and numbers, the first ones are printed and the
-//! others counted. Pure: it takes times and texts, and returns decisions.
+//! Rate limit of similar messages. Messages that differ only in names and numbers form a group: the first
+//! ones are printed, the others are counted. The module does no IO: it takes times and texts, and returns
+//! decisions.
 
 use std::{
     collections::HashMap,
@@ -52,7 +53,8 @@ impl Bursts {
         self.groups.values().filter(|group| group.count > FIRST).map(Group::end).min()
     }
 
-    /// Ends groups by this time, or all, and returns a line for each with unprinted messages.
+    /// Ends the groups that are due at this time, or all groups without a time. Returns a line for each group
+    /// that has unprinted messages.
     pub(crate) fn over(&mut self, by: Option<Instant>) -> Vec<String> {
         let ended = self.groups.extract_if(|_, group| by.is_none_or(|by| group.end() <= by));
         let mut ended: Vec<Group> =

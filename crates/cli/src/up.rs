@@ -121,7 +121,8 @@ struct Inside {
 /// Interval at which the table is redrawn.
 const REDRAW: Duration = Duration::from_secs(1);
 const POLL_PER_POD: Duration = Duration::from_millis(20);
-/// Interval and limit of the wait, once all pods are ready, until the sidecars have acknowledged their configuration.
+/// Interval and limit of the wait for the sidecars' acknowledgement of their configuration. The wait begins
+/// when all pods are ready.
 const CONFIRM_INTERVAL: Duration = Duration::from_millis(50);
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -249,9 +250,9 @@ struct Monitor {
     console: Console,
     started: Instant,
     ready: Option<Instant>,
-    /// Time since which all pods are ready while some sidecars have not acknowledged it.
+    /// Start of the wait for the sidecars' acknowledgement; `None` while no wait is in progress.
     waiting: Option<Instant>,
-    /// Number of polls in a row in which all sidecars had acknowledged it.
+    /// Number of consecutive polls in which all sidecars had acknowledged their configuration.
     confirmed: usize,
     late: bool,
     workloads: BTreeMap<String, WorkloadStatus>,
@@ -260,7 +261,7 @@ struct Monitor {
     findings: Vec<Diagnostic>,
     changes: Changes,
     traffic: Traffic,
-    /// Time since which traffic is counted.
+    /// Start of the count of traffic.
     counting: Option<Instant>,
     plain: bool,
 }
@@ -276,7 +277,7 @@ async fn monitor(order: Inside) -> anyhow::Result<u8> {
     let terminate = shutdown::terminate();
     tokio::pin!(terminate);
     let MeshHandle { mut state, mut reports, control } = tokio::select! {
-        // Polled first, because that installs the signal handlers.
+        // The first branch is polled first, because its poll installs the signal handlers.
         biased;
         ending = &mut terminate => {
             ending?;
@@ -388,8 +389,8 @@ impl Monitor {
         Ok(())
     }
 
-    /// Checks whether all sidecars have acknowledged their configuration, once all pods are ready. Two polls in a row
-    /// must agree, because a push may be about to start.
+    /// Once all pods are ready, checks whether all sidecars have acknowledged their configuration. Two
+    /// consecutive polls must agree, because a push may be about to start.
     async fn confirm(
         &mut self,
         state: &State,
@@ -416,7 +417,7 @@ impl Monitor {
         self.waiting = None;
         if self.ready.is_none() {
             self.ready = Some(Instant::now());
-            // Traffic is counted from here and not from the next poll.
+            // The count of traffic starts here, not at the next poll.
             self.collect(state, control).await?;
             let time = self.started.elapsed().as_secs_f64();
             let workloads = match self.workloads.len() {
@@ -476,7 +477,7 @@ impl Monitor {
         let pages: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
         self.traffic.update(Instant::now(), &pages);
         if self.ready.is_some() && self.counting.is_none() {
-            // Calls from before all sidecars knew all endpoints do not describe the mesh.
+            // Earlier calls are not counted: some sidecars did not know all endpoints yet.
             self.traffic.reset();
             self.counting = Some(Instant::now());
         }
@@ -507,7 +508,7 @@ impl Monitor {
                 stdio::print(serde_json::to_string_pretty(&result)?)?;
             }
             Output::Text => {
-                // Text output has printed them when they were found.
+                // With text output, the errors were printed when they were found.
                 match errors.len() {
                     0 => {}
                     1 => problems.push("the configuration has an error (see above)".to_owned()),

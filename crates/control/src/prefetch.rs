@@ -1,7 +1,7 @@
 //! Prefetch: the control plane records which virtual hosts the proxies of an identity request. The next proxy of that
 //! identity receives them before it requests them.
 //!
-//! Only the latency of a first request depends on this history.
+//! The history affects nothing but the latency of a first request.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -37,11 +37,11 @@ struct History {
 /// Virtual hosts that an identity uses.
 #[derive(Default)]
 struct IdentityHosts {
-    /// By name, the time of the last request.
+    /// Time of the last request for each host, by name.
     hosts: HashMap<Arc<str>, u64>,
     /// Time of the last request for any host.
     last_request: u64,
-    /// The hosts as handed out to subscriptions; shared by them until the hosts change.
+    /// The list of hosts that subscriptions share until the hosts change.
     list: Option<Arc<[Arc<str>]>>,
 }
 
@@ -67,7 +67,7 @@ impl PrefetchHistory {
     }
 
     fn lock(&self) -> MutexGuard<'_, History> {
-        // Also after a panic: no change leaves the history in an inconsistent state.
+        // A lock that a panic has poisoned is used too: no change leaves the history inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -143,7 +143,7 @@ impl PrefetchHistory {
     /// Writes the history if it has changed. Blocks.
     ///
     /// # Errors
-    /// When the state directory cannot be written to.
+    /// The state directory cannot be written to.
     pub(crate) fn write(&self) -> io::Result<()> {
         self.file.write(|| self.all())
     }

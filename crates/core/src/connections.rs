@@ -1,8 +1,8 @@
 //! Connection limits of a server: in total, per source address and per identity.
 //!
-//! A connection is *unproven* in three cases: it has not authenticated, it has not sent a whole request, or it has no
-//! call in progress. At a limit the server closes the oldest unproven connection to make room, so an unused connection
-//! never keeps out one that is used.
+//! A connection is *unproven* in three cases: it has not authenticated, it has not sent a whole request, or
+//! it has no call in progress. At a limit the server closes the oldest unproven connection to make room, so
+//! an unused connection never keeps out a used one.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
@@ -67,7 +67,7 @@ struct AddressConnections {
     unproven: BTreeSet<u64>,
 }
 
-/// Table that a connection shares with the table.
+/// State that a connection shares with the table.
 #[derive(Debug, Default)]
 struct Slot {
     /// The connection was removed from the table to make room for another one.
@@ -228,7 +228,8 @@ impl Admitted {
         self.connections.state().remove_unproven(self.id);
     }
 
-    /// Marks the connection as proven by an identity. The identity counts it until it is unproven again or ends.
+    /// Marks the connection as proven by an identity. It counts for the identity until it is unproven again
+    /// or ends.
     ///
     /// # Errors
     /// Returns the limit if the identity is at its limit. The connection's state is then unchanged.

@@ -1,8 +1,8 @@
-//! The definitions that all of Skysail shares: names, SPIFFE ids, fingerprints, logging, printing, limits of
-//! connections and files, shutdown, access to admin pages.
+//! Definitions that all of Skysail shares: names, SPIFFE ids, fingerprints, logging, printing, shutdown,
+//! access to admin pages, and limits of connections and files.
 //!
-//! This crate depends on no other crate of the project and knows no protocol. It holds only what at least two other
-//! crates would otherwise define separately.
+//! This crate depends on no other crate of the project and knows no protocol. It holds only definitions that
+//! at least two other crates need.
 
 pub mod confine;
 pub mod connections;

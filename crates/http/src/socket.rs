@@ -1,7 +1,7 @@
 //! Connections: TCP with or without TLS, and their buffers.
 //!
-//! Reads rely on tokio's readiness, which a short read clears. A message therefore costs one `read`, and no further
-//! one that finds nothing.
+//! Reads rely on tokio's readiness, which a short read clears. A message therefore costs one `read`, without
+//! a second one that would find nothing.
 
 use std::{
     future::poll_fn,
@@ -71,14 +71,14 @@ impl Stream {
         self.agreed()?.alpn_protocol()
     }
 
-    /// Returns what the TLS handshake agreed on, if the connection has TLS.
+    /// Returns the parameters that the TLS handshake negotiated, if the connection has TLS.
     #[inline]
     pub fn agreed(&self) -> Option<&CommonState> {
         self.tls.as_ref().map(|session| session.agreed())
     }
 
-    /// Terminates TLS of a client that offers these protocols, as far as known. Returns true if the session is
-    /// resumed. Input that was read before is part of the handshake.
+    /// Terminates TLS. `offered` lists the ALPN protocols that the client offers, if they are known. Returns
+    /// true if the session is resumed. Bytes that are already in `input` are part of the handshake.
     pub async fn accept_tls(&mut self, acceptor: &Acceptor, offered: &[Box<[u8]>]) -> io::Result<bool> {
         let session = acceptor.accept(offered).map_err(io::Error::other)?;
         self.handshake(TlsConnection::Server(session)).await
@@ -135,7 +135,7 @@ impl Stream {
         flushed
     }
 
-    /// Sends the end of the stream. All output must have been written before.
+    /// Sends the end of the stream. The caller must have written all output before.
     #[inline]
     pub fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Some(session) = &mut self.tls {
@@ -171,8 +171,8 @@ impl Stream {
         self.tls.is_none()
     }
 
-    /// Moves available bytes into an empty pipe; returns 0 at the end of the stream. Bytes in `input` come before
-    /// them.
+    /// Moves available bytes into an empty pipe; returns 0 at the end of the stream. The caller must forward
+    /// the bytes in `input` first.
     #[inline]
     pub fn poll_fill_pipe(&mut self, cx: &mut Context<'_>, pipe: &mut Pipe) -> Poll<io::Result<usize>> {
         loop {
@@ -188,8 +188,8 @@ impl Stream {
         }
     }
 
-    /// Writes all bytes of a pipe; returns ready when the kernel has accepted them. `output` must have been written
-    /// before.
+    /// Writes all bytes of a pipe; returns ready when the kernel has accepted them. The caller must have
+    /// written all of `output` before.
     #[inline]
     pub fn poll_drain_pipe(&mut self, cx: &mut Context<'_>, pipe: &mut Pipe) -> Poll<io::Result<()>> {
         while !pipe.is_empty() {
@@ -209,7 +209,8 @@ impl Stream {
         if !self.input.is_empty() {
             return false;
         }
-        // Nearly always there is nothing more to check. Otherwise the readiness may be out of date.
+        // In nearly all calls the readiness shows that nothing has arrived. Otherwise it may be out of date,
+        // so a read decides.
         let silent = self.tcp.try_io(Interest::READABLE, || Ok(()));
         let held = self.tls.as_ref().is_some_and(|session| session.holds_input());
         if !held && matches!(silent, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {

@@ -1,7 +1,8 @@
 //! A key with its certificates, which can be replaced while it is in use.
 //!
 //! TLS configurations hold [`Live`] handles and read them in every handshake. A renewed certificate or a new
-//! root therefore takes effect with the next connection. Nothing is rebuilt, and no connection is interrupted.
+//! root therefore takes effect with the next connection, without a new configuration and without closing
+//! connections.
 
 use std::{
     sync::Arc,
@@ -120,8 +121,8 @@ pub(crate) fn describe(leaf: &CertificateDer<'_>) -> Result<(Peer, SystemTime, S
     Ok((Peer::of(&parsed), time(validity.not_before), time(validity.not_after)))
 }
 
-/// Returns the end of a certificate's validity. Parsing the whole certificate would take a noticeable part of a
-/// resumed handshake.
+/// Returns the end of a certificate's validity. Parses only the fields up to it, because parsing the whole
+/// certificate would noticeably slow down a resumed handshake.
 ///
 /// # Errors
 /// The certificate cannot be parsed.

@@ -7,14 +7,14 @@
 //! | issue | the next root | both | when all certificates of the former root have expired |
 //! | retire | the new root | the new root | when every workload has renewed and dropped the former root |
 //!
-//! Workloads receive the trust bundle with each certificate, so a rotation needs nothing but their normal
-//! renewals, and works for Istio's agents too. A step lasts for the lifetime of a certificate plus a margin for
-//! slow clocks. Every certificate that is valid at the end of a step was issued after the step began.
+//! Workloads receive the trust bundle with each certificate, so a rotation needs only their normal renewals.
+//! It works for Istio's agents too. A step lasts for the lifetime of a certificate plus a margin for slow
+//! clocks. Every certificate that is valid at the end of a step was issued after the step began.
 //!
-//! The state is in one file, `authority.json`, which is replaced as a whole, so a process can continue after a
-//! crash at any moment. `root-cert.pem` beside it is for other programs. The process locks the directory,
-//! because two processes would replace each other's roots. A root that has expired by the clock is never
-//! replaced: the clock may be wrong, and the key would be lost.
+//! The state is in one file, `authority.json`. Each write replaces the whole file, so a process can continue
+//! after a crash at any moment. `root-cert.pem` beside it is for other programs. The process locks the
+//! directory, because two processes would replace each other's roots. A root that has expired by the clock is
+//! never replaced: the clock may be wrong, and the key would be lost.
 
 use std::{
     fs,
@@ -110,7 +110,7 @@ struct State {
     former: Option<String>,
     /// Lifetime of certificates that are signed now.
     lifetime: Duration,
-    /// Time when the last certificate with a longer former lifetime has expired.
+    /// Time by which all certificates with a former, longer lifetime have expired.
     longer_until: SystemTime,
 }
 
@@ -118,7 +118,7 @@ impl SelfSigned {
     /// Opens the authority of a directory; creates one if it contains none. Without a directory the authority
     /// exists only in memory.
     ///
-    /// An existing authority is written to only if the lifetime of certificates has changed.
+    /// This function writes to an existing authority only if the lifetime of certificates has changed.
     ///
     /// # Errors
     /// The directory cannot be read or written, another process uses it, it contains other files or an expired
@@ -267,7 +267,7 @@ impl State {
     fn settled(signing: Root, lifetime: Duration, now: SystemTime) -> Result<Self, Error> {
         let (begin, end) = validity(&signing.certificate)?;
         let life = end.duration_since(begin).unwrap_or_default();
-        // Time for all steps and for one more as a reserve.
+        // Time for all steps, plus one step as a reserve.
         let before = (life / 5).max(4 * (lifetime + slack(lifetime)));
         Ok(Self {
             step: Step::Settled,
@@ -308,14 +308,14 @@ impl State {
         self
     }
 
-    /// Returns the time when every certificate that was signed before `now` has expired.
+    /// Returns the time by which every certificate signed before `now` has expired.
     fn renewed(&self, now: SystemTime) -> SystemTime {
         (now + self.lifetime).max(self.longer_until) + slack(self.lifetime)
     }
 
-    /// Returns the latest time at which another root must sign, for a root that was made for shorter lifetimes.
-    /// The root is still valid then, and the certificates that it signed have been renewed; they expire with
-    /// it.
+    /// Returns the latest time for the next root to begin to sign. It comes before the end of this step if
+    /// the signing root was made for shorter lifetimes. At that time the signing root is still valid. Its
+    /// certificates expire with it at the latest, and workloads have renewed them before.
     fn latest_switch(&self, now: SystemTime) -> Result<SystemTime, Error> {
         let (_, end) = validity(&self.signing.certificate)?;
         Ok(now + end.duration_since(now).unwrap_or_default() * 4 / 5)

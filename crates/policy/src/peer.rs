@@ -1,8 +1,8 @@
 //! The peer of a connection: names from its certificate, and Istio's peer metadata.
 //!
-//! Everything is computed once per connection; a request only reads it. Istio exchanges metadata in two headers:
-//! `x-envoy-peer-metadata` (base64 of a `google.protobuf.Struct`) and `x-envoy-peer-metadata-id` (the node id). The
-//! metadata of this proxy are encoded at the start.
+//! The proxy computes these values once per connection; a request only reads them. Istio exchanges metadata
+//! in two headers: `x-envoy-peer-metadata` (base64 of a `google.protobuf.Struct`) and
+//! `x-envoy-peer-metadata-id` (the node id). The metadata of this proxy are encoded at the start.
 
 pub mod greeting;
 
@@ -29,10 +29,10 @@ use skysail_http::map::Map;
 pub const METADATA: &str = "x-envoy-peer-metadata";
 /// Header with the node id.
 pub const METADATA_ID: &str = "x-envoy-peer-metadata-id";
-/// Maximum size of metadata. Larger ones are ignored, because any client may send them.
+/// Maximum size of metadata. Larger metadata are ignored, because any client may send them.
 const MAX_METADATA: usize = 16 * 1024;
-/// Maximum length of a label value; longer ones are dropped. A Kubernetes name has at most 253 bytes, and each series
-/// holds the values.
+/// Maximum length of a label value; longer ones are dropped. A Kubernetes name has at most 253 bytes, and
+/// each metric series stores its values.
 const MAX_LABEL: usize = 256;
 
 /// Prefix of the workload's controller in Istio's metadata.
@@ -72,7 +72,7 @@ pub struct Certificate {
     checked: Cell<Option<(u64, usize, bool)>>,
 }
 
-/// Number of certificates that stay in the cache without a connection, because a peer may return.
+/// Number of certificates that the cache keeps without a connection, because a peer may connect again.
 const KEPT: usize = 56;
 
 thread_local! {
@@ -314,8 +314,8 @@ impl LocalWorkload {
     }
 }
 
-/// Returns the metadata for peers. The keys are those of Istio's filter, sorted, so that equal workloads have equal
-/// text, which peers cache.
+/// Returns the metadata for peers. The keys are those of Istio's filter. They are sorted, so that equal
+/// workloads send equal bytes, by which peers cache them.
 fn shared(metadata: &Struct) -> Struct {
     const KEPT: [&str; 5] = ["NAME", "NAMESPACE", "WORKLOAD_NAME", "CLUSTER_ID", "OWNER"];
     const LABELS: [&str; 6] = [
@@ -402,8 +402,8 @@ fn workload_of(metadata: &Struct) -> Workload {
     }
 }
 
-/// Returns a value of the peer for metrics, logs and pages: empty if it is too long, and without control characters,
-/// which terminals interpret.
+/// Returns a value of the peer for metrics, logs and pages. Replaces control characters, because terminals
+/// interpret them. Returns an empty text if the value is too long.
 fn label(value: Option<&str>) -> Arc<str> {
     match value.filter(|text| text.len() <= MAX_LABEL).unwrap_or_default() {
         text if text.contains(char::is_control) => text.replace(char::is_control, "_").into(),

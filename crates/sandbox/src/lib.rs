@@ -1,9 +1,9 @@
 //! Pods without a cluster: Deployments from YAML as processes in network namespaces of one Linux machine.
 //!
-//! [`isolate`] creates the namespaces, so that the host stays unchanged and everything ends with the mesh. [`mesh`]
-//! runs the pods there. [`rundir`] and [`enter`] let other commands find and enter them. [`echo`] is the program of
-//! unknown images. [`forward_egress`] is the process that makes connections to the outside. [`log`] bounds and reads
-//! the logs of programs.
+//! [`isolate`] creates the namespaces. They keep the host unchanged, and the kernel removes them when the
+//! mesh ends. [`mesh`] runs the pods there. [`rundir`] and [`enter`] let other commands find and enter them.
+//! [`echo`] is the program that runs for unknown images. [`forward_egress`] is the process that makes
+//! connections to the outside. [`log`] bounds and reads the logs of programs.
 //!
 //! The control plane applies Istio's objects; the sandbox reads only the hosts and ports of ServiceEntries, for DNS.
 

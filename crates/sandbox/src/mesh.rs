@@ -55,7 +55,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Report of a running mesh.
 #[derive(Debug)]
 pub enum Report {
-    /// A line for the user.
+    /// A message for the user.
     Note(String),
     /// The mesh cannot continue.
     Failed(Error),
@@ -89,9 +89,10 @@ struct Mesh {
     /// Number of pods created so far. It numbers links and addresses.
     created: u32,
     virtual_ports: Vec<VirtualPort>,
-    /// Cloned into every command to replace packet rules, and dropped when the rules are in force.
+    /// Marker of packet rules that are not in force yet. Each command to replace rules holds a clone, which
+    /// is dropped when the rules are in force.
     rules_in_flight: Arc<()>,
-    /// Receives each removal when the pods may stop; at most one is under way.
+    /// Sends a removal to the mesh's task when its pods may stop. At most one removal is in progress.
     removal_sender: mpsc::UnboundedSender<Removal>,
     removal_under_way: bool,
     published: BTreeMap<&'static str, String>,
@@ -112,7 +113,7 @@ struct Mesh {
 /// Sets up the inner side of a mesh and starts it. Must be called in the process that [`isolate::run_inside`] started.
 ///
 /// # Errors
-/// When the machine lacks something that the mesh needs, or the files cannot be read.
+/// The machine lacks something that the mesh needs, or the files cannot be read.
 pub async fn start(settings: Settings) -> Result<MeshHandle, Error> {
     let (process, channel) = isolate::set_up(settings.egress)?;
     let mut socket = Socket::route().context("opening a netlink socket")?;
@@ -226,7 +227,8 @@ impl Mesh {
                 })
                 .await;
             });
-            // Sidecars need its root certificate, and their connections would fail before it listens.
+            // Sidecars need the control plane's root certificate, and their connections would fail before it
+            // listens.
             self.wait_for_control(&mut control_events).await;
         }
         self.reconcile();
@@ -234,7 +236,8 @@ impl Mesh {
             let reconciled_at = Instant::now();
             tokio::select! {
                 Some((key, event)) = events.recv() => {
-                    // Waits so that the consequences of several events are written once for all pods.
+                    // This pause collects further events, so that the mesh writes their effects once for all
+                    // pods.
                     sleep_until(reconciled_at + self.pace()).await;
                     self.handle_pod_event(&key, event);
                     // When many pods start at once, all their events are handled together.
@@ -246,7 +249,7 @@ impl Mesh {
                 Some(removal) = removed.recv() => self.stop_removed_pods(&removal),
                 Some(lookup) = lookup_failures.recv() => {
                     self.report_failed_lookup(&lookup);
-                    // A failed lookup causes a message only.
+                    // A failed lookup only causes a message; it changes no pod.
                     continue;
                 }
                 Some(connection) = failed.recv() => {
@@ -262,7 +265,7 @@ impl Mesh {
                         self.take_objects();
                     }
                 }
-                // After a while, slowly starting pods no longer delay the start of others.
+                // The check lets other pods start when a pod has been starting for too long.
                 () = sleep(POLL_INTERVAL), if self.starting() > 0 => {}
                 () = sleep(POLL_INTERVAL), if self.files.has_missing() => {
                     if self.files.remove_missing() {
@@ -337,7 +340,7 @@ impl Mesh {
                 let ProcessExit { how, code, again, .. } = ended;
                 let log = state.logs.join(format!("{program}.log"));
                 if program == "proxy" && code == Some(USAGE) {
-                    // A restart would fail again, and so would all other sidecars.
+                    // A restart would fail again, and all other sidecars would fail too.
                     let what = format!("the sidecar of {}/{} cannot start", key.0, key.1);
                     self.fail(what, &log);
                 } else if let Some(pause) = again {
@@ -374,7 +377,7 @@ impl Mesh {
     fn reconcile(&mut self) {
         let mut notes: Vec<String> = self.files.notes().map(ToString::to_string).collect();
         if self.settings.control.is_empty() {
-            // Without a control plane, nothing else reports them.
+            // Without a control plane, no other program reports these errors.
             notes.extend(self.files.diagnostics().map(|found| found.to_string()));
         }
         notes.extend(publish::notes(&self.settings.published, &self.objects));
@@ -484,7 +487,7 @@ fn documents(objects: impl Iterator<Item = serde_json::Value>) -> String {
 /// Returns the metrics of a pod's sidecar.
 ///
 /// # Errors
-/// When the sidecar does not respond.
+/// The sidecar does not respond.
 pub async fn metrics(pod: &PodState) -> io::Result<String> {
     let address: Ipv4Addr = pod.address.parse().map_err(io::Error::other)?;
     let to = SocketAddr::from((address, skysail_core::names::METRICS_PORT));

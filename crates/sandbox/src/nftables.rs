@@ -80,7 +80,8 @@ const NFTA_REDIR_REG_PROTO_MIN: u16 = 1;
 /// The kernel's error; `ENOENT` and `EOPNOTSUPP` mean that the kernel lacks a part of nf_tables.
 pub(crate) fn replace(socket: &mut Socket, rules: &Rules) -> io::Result<()> {
     let mut messages = vec![bracket(libc::NFNL_MSG_BATCH_BEGIN), table(libc::NFT_MSG_NEWTABLE)];
-    // Created, deleted and created again, so that it may exist or not.
+    // The batch creates the table, deletes it and creates it again, so it works whether or not the table
+    // exists.
     messages.extend([table(libc::NFT_MSG_DELTABLE), table(libc::NFT_MSG_NEWTABLE)]);
     for (name, hook, rules) in [(OUTPUT, HOOK_OUTPUT, &rules.output), (INPUT, HOOK_PREROUTING, &rules.input)]
     {

@@ -1,7 +1,8 @@
 //! Watches folders of configuration files, and single files.
 //!
-//! Any event causes a scan of everything, which finds the differences. Events only tell when to scan, so lost, merged
-//! and misleading events (editors rename, copy tools truncate first) do no harm. Two cases need care:
+//! Any event causes a scan of all files, which finds the differences. Events only trigger scans, so lost,
+//! merged and misleading events do no harm. Examples: editors rename files, and copy tools truncate them
+//! first. Two cases need care:
 //!
 //! - A file that is being written is incomplete, and reading it would remove objects that are still to come. The scan
 //!   therefore waits until the writer closes the file, up to a limit.
@@ -9,9 +10,9 @@
 //!
 //! A file is read again only if its metadata differ, or are too recent to prove that the file is unchanged.
 //!
-//! A folder that cannot be read is reported by name. The files last read in it stay in force until it can be read again
-//! or is removed, and all other folders are followed. Symbolic links to folders are followed, and each folder is read
-//! once, so cycles do no harm.
+//! A folder that cannot be read is reported by name. The files last read in it stay in force until it can be
+//! read again or is removed. All other folders are still watched. Symbolic links to folders are followed, and
+//! each folder is read once, so cycles do no harm.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -36,7 +37,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// Changes that follow each other within this time are handled together.
+/// Changes with shorter pauses between them than this are handled together.
 const SETTLE: Duration = Duration::from_millis(5);
 /// Maximum time that a file may stay open for writing before it is read as it is.
 const MAX_WAIT: Duration = Duration::from_millis(500);
@@ -172,7 +173,7 @@ impl Folders {
         let mut watch =
             Watch { events: sender, watcher: None, folders: FolderIds::new(), is_complete: false };
         loop {
-            // Watch before the scan, so that a change which the scan misses causes an event.
+            // The watch begins before the scan, so that a change which the scan misses causes an event.
             let follow = move || {
                 let is_new = watch.follow(&self.walked);
                 (self, watch, is_new)

@@ -104,7 +104,7 @@ fn a_single_file_may_be_followed() {
     assert_eq!(folders.scan(), [], "a file that vanished removes nothing");
 }
 
-/// Drops to the rights of an ordinary user, in this thread alone.
+/// While this lives, the current thread has the file permissions of an ordinary user.
 struct Ordinary;
 
 impl Ordinary {
@@ -132,7 +132,7 @@ fn an_unreadable_folder_keeps_its_files_and_others_are_read() {
     allow("", 0o755);
     let mut folders = Folders::new(&[folder.path().into()]).unwrap();
     assert_eq!(folders.scan().len(), 4);
-    // A folder that cannot be listed, and one that can be listed without access to its entries.
+    // Modes: a folder that cannot be listed, and one that can be listed but whose entries cannot be read.
     for mode in [0o000, 0o444] {
         allow("a", mode);
         let ordinary = Ordinary::new();
@@ -184,7 +184,7 @@ fn each_folder_is_read_once_despite_links() {
     fs::create_dir(at("real")).unwrap();
     fs::write(at("real/1.yaml"), "1").unwrap();
     fs::write(other.path().join("2.yaml"), "2").unwrap();
-    // Cycles, two paths to a folder from each of many, and links to nothing.
+    // Links that form cycles, links to nothing, and 40 folders with two links each to the next one.
     for name in ["a", "b", "real/c"] {
         symlink(folder.path(), at(name)).unwrap();
     }
@@ -299,7 +299,7 @@ async fn a_scan_does_not_cause_a_scan() {
     .unwrap();
     watcher.watch(folder.path(), RecursiveMode::Recursive).unwrap();
     Folders::new(&[folder.path().into()]).unwrap().scan();
-    // A change marks the end of the events caused by reading.
+    // The removal marks the end of the events that the reads cause.
     fs::remove_file(folder.path().join("a.yaml")).unwrap();
     loop {
         let event = events.recv().await.unwrap();

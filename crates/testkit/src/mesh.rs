@@ -1,4 +1,4 @@
-//! A mesh that runs as long as its test.
+//! A mesh that runs until its test ends.
 
 use std::{
     fs, io,
@@ -26,13 +26,13 @@ pub struct Setup {
     folder: Arc<TempDir>,
     arguments: Vec<String>,
     user: Option<u32>,
-    /// The user's default folder of run folders, if the mesh uses that instead of `run`.
+    /// Default parent of run folders for the user, if the mesh uses it instead of `run`.
     default_run_folder: Option<PathBuf>,
     /// Mesh and workload inside which this mesh runs.
     host: Option<(Box<Setup>, String)>,
 }
 
-/// A running mesh, which ends with the test, also when the test fails.
+/// A running mesh. It ends with the test, also if the test fails.
 #[derive(Debug)]
 pub struct Mesh {
     setup: Setup,
@@ -132,7 +132,8 @@ impl Setup {
         self.with(&["--name", name])
     }
 
-    /// Runs the mesh inside a workload of another mesh. The workload's network takes the place of the machine's.
+    /// Runs the mesh inside a workload of another mesh. The mesh then uses the workload's network as the
+    /// machine's network.
     #[must_use]
     pub fn inside(mut self, mesh: &Mesh, workload: &str) -> Self {
         if let Some(user) = mesh.setup.user {
@@ -376,7 +377,8 @@ fn show_logs(folder: &Path) {
     });
 }
 
-/// Fails if a log has a panic. Failed programs are restarted, so a test may not notice one otherwise.
+/// Fails if a log contains a panic. Failed programs are restarted, so a test may not notice a panic by
+/// itself.
 fn assert_no_panic(folder: &Path) {
     each_log(folder, &mut |path, text| {
         assert!(!text.contains("panicked at"), "{}:\n{text}", path.display());

@@ -11,7 +11,8 @@ use crate::{
     report::{self, cell},
 };
 
-/// Title, metric, unit and digits. An experiment has the columns for which it has figures; the result file has more.
+/// Title, metric, unit (a divisor) and number of decimals. The table of an experiment has the columns whose
+/// metrics the experiment measured. The result file has more metrics.
 const COLUMNS: [(&str, &str, f64, usize); 31] = [
     ("flat out/s", "capacity_per_second", 1.0, 0),
     ("offered/s", "offered_per_second", 1.0, 0),
@@ -45,7 +46,8 @@ const COLUMNS: [(&str, &str, f64, usize); 31] = [
     ("others' CPUs", "other_cpus", 1.0, 2),
     (FIRST, "first_to_this", 1.0, 2),
 ];
-/// Column with the ratio of the first peer to each other one; its title names that peer.
+/// Placeholder title of the column with the ratio of the first peer to this one. The table shows the first
+/// peer's name instead.
 const FIRST: &str = "first";
 
 /// A table as text, cell by cell.
@@ -100,7 +102,7 @@ pub(super) fn tables(comparison: &Comparison) -> String {
     text
 }
 
-/// Explains the figures, and those columns whose title does not.
+/// Explains the figures, and the columns whose titles are not clear by themselves.
 fn legend(comparison: &Comparison) -> Vec<String> {
     let has = |metric: &str| comparison.summary.iter().any(|row| row.metrics.contains_key(metric));
     let mut lines = vec![report::legend(comparison.settings.rounds)];
@@ -135,7 +137,7 @@ pub(super) fn short(shown: &TurnResult) -> String {
         let parts = &measurement.parts;
         let costs = parts.iter().map(|(part, cost)| format!("{part} {:.1}", cost.cpu_us_per_request));
         let latency = &measurement.latency_us;
-        // Bytes in one direction have no latency.
+        // A transfer in one direction has no latency.
         let latency =
             (latency.max > 0.0).then(|| format!(", P50 {:.0} P99 {:.0} µs", latency.p50, latency.p99));
         return format!(

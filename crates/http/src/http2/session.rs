@@ -30,13 +30,13 @@ use crate::{
 use budget::Budget;
 use receive::{Block, Data};
 
-/// Limit of content in `out` in bytes; heads and control frames are added to it.
+/// Limit of `out` in bytes for adding content. Heads and control frames may exceed it.
 const OUT: usize = 64 * 1024;
-/// Limit of `out` in bytes for opening streams: a server that does not read gets no more requests.
+/// Limit of `out` in bytes for opening streams. Above it, a server that does not read gets no more requests.
 const STUCK: usize = 1024 * 1024;
 /// Maximum number of unwritten frames that respond to frames (acknowledgements, resets).
 const REPLIES: u32 = 2048;
-/// Maximum number of interim responses (1xx) of a stream that wait to be taken; further ones are dropped.
+/// Maximum number of interim responses (1xx) that wait for a stream's task; further ones are dropped.
 const INTERIM: usize = 8;
 /// Maximum stream id, which no stream uses.
 const LAST_STREAM: u32 = 0x7fff_ffff;
@@ -106,7 +106,7 @@ pub(super) struct Session {
     decoder: Decoder,
     encoder: Encoder,
     streams: Map<u32, StreamState>,
-    /// Requests that have not been taken.
+    /// Requests that [`Session::accept`] has not returned yet.
     accepted: VecDeque<Request>,
     /// Output.
     pub out: Buffer,
@@ -121,7 +121,7 @@ pub(super) struct Session {
     data: Option<Data>,
     /// Header block in progress.
     partial: Option<Block>,
-    /// Last stream of the client, or next stream of this side.
+    /// On a server, the id of the client's last stream; on a client, the id of the next stream.
     last: u32,
     /// Number of streams that are open on either side.
     open: u32,
@@ -135,9 +135,9 @@ pub(super) struct Session {
     receive_window: i64,
     /// Content that was passed on and is not in a window update yet.
     owed: u32,
-    /// Streams that wait for space shared by all streams, in order of waiting.
+    /// Streams that wait for the connection's window or for space in `out`, in order of waiting.
     stalled: VecDeque<u32>,
-    /// Streams that wait for space in `out` for a head, whatever their windows, in order of waiting.
+    /// Streams that wait for space in `out` to send a head, in order of waiting. A head needs no window.
     crowded: VecDeque<u32>,
 
     leaving: Leaving,
@@ -185,9 +185,9 @@ enum Leaving {
 /// Streams that were removed before the peer had ended them.
 #[derive(Default)]
 struct RemovedStreams {
-    /// The most recent ones, each with whether the peer has reset it.
+    /// The most recent ones: the id, and whether the peer has reset the stream.
     recent: VecDeque<(u32, bool)>,
-    /// Up to this id, removed streams are not distinguished from others.
+    /// Highest id that `recent` has dropped. Late frames up to this id are ignored.
     unknown: u32,
 }
 
@@ -232,18 +232,18 @@ const GONE: u8 = 4;
 struct StreamState {
     waker: Option<Waker>,
     waits: u8,
-    /// The stream waits for space shared by all streams.
+    /// The stream is in [`Session::stalled`].
     stalled: bool,
-    /// The stream waits for space for a head.
+    /// The stream is in [`Session::crowded`].
     crowded: bool,
-    /// Number of bytes to send when there is space.
+    /// Number of bytes that the stream's task waits to send.
     want: usize,
 
     interim: VecDeque<ResponseHead>,
     answer: Option<(ResponseHead, Option<u64>)>,
     /// The final head has arrived: content and trailers follow.
     headed: bool,
-    /// Content that has not been taken.
+    /// Received content that the stream's task has not taken.
     content: Vec<u8>,
     trailers: Option<Headers>,
     /// Remaining content length, if known.
@@ -252,7 +252,7 @@ struct StreamState {
     head_only: bool,
 
     receive_window: i64,
-    /// Content that was received and not passed on.
+    /// Bytes of content that were received and not passed on.
     held: u32,
     /// Content that was passed on and is not in a window update yet.
     owed: u32,
@@ -362,7 +362,7 @@ impl Session {
         self.peer.settled
     }
 
-    /// Returns whether further streams can be opened, now or later.
+    /// Returns whether this side can open further streams, now or later.
     pub(super) fn is_usable(&self) -> bool {
         let may_open = self.last < LAST_STREAM && self.out.len() < STUCK;
         self.lost.is_none() && !self.peer_leaves && may_open
@@ -483,9 +483,10 @@ impl Session {
         self.streams.values().filter_map(|stream| stream.waker.clone()).collect()
     }
 
-    /// Handles that all of `out` has been written. Wakes the streams that wait to send a head, and as many of those
-    /// that wait for shared space as it suffices for. Returns whether others still wait while the window is open.
-    /// Woken streams may not use their share, so that the caller must call this again after they have run.
+    /// Wakes streams after all of `out` has been written: first all that wait to send a head, then as many
+    /// stalled streams as the space allows. Returns whether stalled streams remain while the connection's
+    /// window is open. The caller must then call this again after the woken streams have run, because they
+    /// may not use their share.
     pub(super) fn written(&mut self) -> bool {
         self.replies = 0;
         if self.stalled.is_empty() && self.crowded.is_empty() {
@@ -502,7 +503,7 @@ impl Session {
         {
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             stream.stalled = false;
-            // A stream without a window of its own is woken when that opens.
+            // A stream whose own window is closed is woken when that window opens.
             if stream.waits & ROOM != 0 && stream.send_window > 0 {
                 room -= stream.send_window.min(stream.want as i64);
                 stream.wake(ROOM, &mut self.wakes);

@@ -38,7 +38,7 @@ pub(super) fn assignments(
         ready = resolve(scope, service, &ready);
     }
     if scope.role == Role::Grpc {
-        // Clients of gRPC do not resolve names.
+        // Proxyless gRPC clients do not resolve the names of endpoints.
         ready.retain(|endpoint| endpoint.address.ip().is_some());
     }
     let rule = rule.map(|rule| &rule.spec);
@@ -62,7 +62,8 @@ pub(super) fn are_resolved(scope: &Scope<'_>, service: &Typed<Service>) -> bool 
         && entry_host.is_some_and(|entry_host| entry_host.resolution.is_dns() && !entry_host.by_proxy)
 }
 
-/// Replaces endpoints with names by endpoints with their addresses, of the families that the client has.
+/// Replaces each endpoint with a name by endpoints with the addresses of the name. Only addresses of the
+/// client's IP families are used.
 fn resolve(scope: &Scope<'_>, service: &Typed<Service>, endpoints: &[Endpoint]) -> Vec<Endpoint> {
     let one = service.spec.entry_host.as_ref().is_some_and(|it| it.resolution == Resolution::DnsRoundRobin);
     let mut made: Vec<Endpoint> = Vec::new();
@@ -73,7 +74,7 @@ fn resolve(scope: &Scope<'_>, service: &Typed<Service>, endpoints: &[Endpoint]) 
         };
         let at = |ip| Endpoint { address: Address::Ip(ip), name: Some(Arc::clone(name)), ..endpoint.clone() };
         let Some(resolved) = scope.world.resolved(name) else { continue };
-        // A proxy without a known address has IPv4.
+        // A proxy without a known address is treated as one with IPv4.
         let reachable = |ip: &&IpAddr| if ip.is_ipv6() { scope.ipv6 } else { scope.ipv4 || !scope.ipv6 };
         let addresses = if one { &resolved.current } else { &resolved.addresses };
         let addresses = addresses.iter().filter(reachable).take(if one { 1 } else { usize::MAX });
@@ -89,7 +90,7 @@ fn is_entry_endpoint(endpoint: &Endpoint) -> bool {
     endpoint.pod.as_ref().is_some_and(|pod| pod.spec.workload.kind == WORKLOAD_ENTRY)
 }
 
-/// Returns the sum of the weights. The addresses of one name, which are adjacent, count once.
+/// Returns the sum of the weights. The addresses of one name count once; they are adjacent in the list.
 fn weight(members: &[&Endpoint]) -> u32 {
     let same = |one: &&Endpoint, other: &&Endpoint| match (&one.pod, &other.pod) {
         (Some(one_pod), Some(other_pod)) => is_entry_endpoint(one) && Arc::ptr_eq(one_pod, other_pod),
@@ -104,7 +105,8 @@ fn assignment<'a>(
     effective: &Effective<'_>,
     members: impl Iterator<Item = &'a Endpoint>,
 ) -> endpoint::ClusterLoadAssignment {
-    // The rule decides for all endpoints alike. Without a rule each endpoint decides for itself.
+    // TLS settings in the DestinationRule apply to all endpoints, unless their mode is ISTIO_MUTUAL.
+    // Otherwise each endpoint's metadata selects mutual TLS or plain text.
     let by_rule = effective.tls.is_some_and(|settings| settings.mode != TlsMode::IstioMutual);
     let mut localities: BTreeMap<&Locality, Vec<&Endpoint>> = BTreeMap::new();
     for member in members {

@@ -207,7 +207,7 @@ fn http_match(matched: &HttpMatch, field: &str, findings: &mut Findings) {
     }
 }
 
-/// Reports paths that no request has.
+/// Reports path matches that never match, or that contain a `*`, which is not a wildcard.
 fn path(uri: &StringMatch, field: &str, findings: &mut Findings) {
     let (StringMatch::Exact(path) | StringMatch::Prefix(path)) = uri else { return };
     if path.starts_with(['\u{201c}', '\u{201d}', '\u{2018}', '\u{2019}']) {
@@ -499,8 +499,8 @@ fn header_ops(ops: &HeaderOps, field: &str, is_request: bool, findings: &mut Fin
     }
 }
 
-/// Checks the name of a changed header. Only the host may be set, and only on requests (`host_too`); other parts of the
-/// request line never.
+/// Checks the name of a header that an operation changes. Pseudo-headers and the host may not be changed,
+/// with one exception: with `host_too` the operation may set the host.
 fn check_changeable(name: &str, field: &str, host_too: bool, findings: &mut Findings) {
     if is_authority(name) && host_too {
     } else if name.starts_with(':') || name.eq_ignore_ascii_case("host") {

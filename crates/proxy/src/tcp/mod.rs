@@ -60,7 +60,8 @@ pub(crate) type Server = (Stream, Rc<Link>);
 /// The pool and the endpoint that the proxy tried to connect to.
 type Tried = Option<(Rc<Pool>, Rc<Host>)>;
 
-/// Serves a connection until it ends. `early` is a connection to its server that exists already.
+/// Serves a connection until it ends. `early` is a connection to the server that the proxy opened before it
+/// knew the client's protocol ([`early`]).
 pub(crate) async fn run(
     worker: &Rc<Worker>,
     mut downstream: Accepted,
@@ -77,7 +78,7 @@ pub(crate) async fn run(
             return record_failure(worker, &downstream.origin, &proxy, &error, tried, (start, began));
         }
     };
-    // A long connection must not keep the snapshot that it began with in memory.
+    // A long connection must not keep its first snapshot in memory.
     Rc::make_mut(&mut downstream.origin).snapshot = Rc::default();
     let origin = &downstream.origin;
     let mut counted = (0, 0);
@@ -182,7 +183,7 @@ fn revalidate(worker: &Worker, origin: &Origin, link: &Link) -> Result<(), Refus
     if upstream::is_trusted(link, worker.snapshot().distrusted) { Ok(()) } else { Err(Refusal::Server) }
 }
 
-/// Returns the connection to the server, which may exist already.
+/// Returns the connection to the server: the early one if it is usable, else a new one.
 async fn reach(
     worker: &Rc<Worker>,
     (downstream, early): (&mut Accepted, Option<Box<EarlyUpstream>>),
@@ -271,8 +272,8 @@ impl WaitingClient<'_> {
         .await
     }
 
-    /// Whether the client has closed its connection. A half-close after some bytes is none: the client may wait for the
-    /// response.
+    /// Returns whether the client has closed its connection. A half-close after some bytes does not count,
+    /// because the client may wait for the response.
     fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
         while !self.stream.input.is_full() {
             match self.stream.poll_fill(cx) {
@@ -286,8 +287,8 @@ impl WaitingClient<'_> {
     }
 }
 
-/// Connects to an endpoint of the cluster, and sets `tried` to it. If the cluster has as many connections as it allows,
-/// the client waits; without a client this fails.
+/// Connects to an endpoint of the cluster, and sets `tried` to it. If the cluster is at its connection limit,
+/// the client waits for a free place. Without a client, this function fails.
 pub(crate) async fn connect(
     worker: &Rc<Worker>,
     origin: &Origin,
@@ -366,7 +367,8 @@ fn log(worker: &Rc<Worker>, proxy: &TcpProxy, record: &Record<'_>) {
     export::log(worker, &proxy.access_logs, &context);
 }
 
-/// Whether the system does not support `splice` on these sockets. With an empty pipe it fails before it moves any byte.
+/// Returns whether the error means that the system does not support `splice` on these sockets. With an empty
+/// pipe, `splice` then fails before it moves any byte.
 fn is_splice_unsupported(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -374,7 +376,7 @@ fn is_splice_unsupported(error: &io::Error) -> bool {
     )
 }
 
-/// Why [`Tunnel::run`] returned.
+/// Reason why [`Tunnel::run`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// Both directions have ended, or one has failed.
@@ -401,7 +403,7 @@ pub(crate) struct Tunnel {
 #[derive(Default)]
 struct TcpDirection {
     state: DirectionState,
-    /// How the next bytes are forwarded.
+    /// Method that forwards the next bytes.
     passage: Passage,
     /// Holds spliced bytes that have not been written yet.
     pipe: Option<Pipe>,
@@ -409,12 +411,13 @@ struct TcpDirection {
     greeting: Option<PeerGreeting>,
 }
 
-/// How bytes are forwarded. A pipe avoids copies (`splice`), but costs more than they do for a few bytes.
+/// Method of forwarding bytes. A pipe (`splice`) avoids copies, but costs more than copies if the bytes are
+/// few.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Passage {
     #[default]
     Buffers,
-    /// Used after a read that filled a block.
+    /// Used after a read that has filled the input buffer.
     Pipe,
     /// Pipes are not available: some sandboxes refuse them.
     NoPipe,
@@ -437,7 +440,8 @@ enum DirectionState {
 }
 
 impl Tunnel {
-    /// Forwards bytes until the tunnel ends, the time `report`, or the deadline that `revoked` returns.
+    /// Forwards bytes until the tunnel ends, the idle timeout passes, or a peer's metadata arrive. Also
+    /// returns at the time `report` and at the deadline that `revoked` returns.
     pub(crate) async fn run(
         &mut self,
         client: &mut Stream,
@@ -498,7 +502,7 @@ impl TcpDirection {
     fn poll(&mut self, cx: &mut Context<'_>, from: &mut Stream, to: &mut Stream) -> Poll<io::Result<()>> {
         loop {
             if ready!(self.poll_flush(cx, to)).is_err() {
-                // The receiver is gone, but bytes of the other direction may still be in flight.
+                // The receiver has closed, but bytes of the other direction may still be in flight.
                 to.output.clear();
                 self.pipe = None;
                 self.state = DirectionState::Done;
@@ -534,7 +538,7 @@ impl TcpDirection {
         }
     }
 
-    /// Reads more from the sender; 0 is its end. All bytes that were read before must have been forwarded.
+    /// Reads more from the sender; returns 0 at its end. All bytes of earlier reads must have been forwarded.
     fn poll_fill(&mut self, cx: &mut Context<'_>, from: &mut Stream, plain: bool) -> Poll<io::Result<usize>> {
         from.rest();
         if self.passage == Passage::Pipe && self.pipe.is_none() {

@@ -186,13 +186,13 @@ pub(super) fn template_regex(template: &str) -> Result<regex::bytes::Regex> {
         let glob = variable.split_once('=').map_or(variable, |(_, glob)| glob);
         pattern.push_str(match glob {
             "**" => ".*",
-            // Only a name: one segment.
+            // A variable with only a name matches one segment.
             _ if glob == "*" || !variable.contains(['=', '*']) => "[^/]+",
             _ => return Err(Reject::new(format!("{template:?}: {{{variable}}} is not supported"))),
         });
         rest = after;
     }
-    // Stars are also allowed without braces.
+    // Wildcards are also allowed outside of braces.
     let tail = regex::escape(rest).replace(r"\*\*", ".*").replace(r"\*", "[^/]+");
     pattern.push_str(&tail);
     text::anchored(&pattern)

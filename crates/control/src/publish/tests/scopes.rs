@@ -97,7 +97,7 @@ fn counting() -> (Arc<Publisher>, Arc<AtomicUsize>) {
     (Arc::new(publisher(Compiler { part: Box::new(part), ..Compiler::default() })), compiles)
 }
 
-/// Returns nodes that a proxy may declare instead of its true one.
+/// Returns nodes that a proxy may declare falsely.
 fn declarations() -> Vec<Value> {
     let some = |number: usize| {
         [
@@ -117,8 +117,9 @@ fn declarations() -> Vec<Value> {
     (0..10).flat_map(some).collect()
 }
 
-/// [`declarations`] omits the identity, which is authenticated, and capabilities, of which there are few combinations.
-/// A new field of a view does not compile here until it is on one of the two sides.
+/// [`declarations`] omits the identity, because it is authenticated. It also omits capabilities, because they
+/// have few combinations. This test fails to compile if a view has a field that it neither omits nor
+/// compares.
 #[test]
 fn declarations_cover_every_field_of_a_view() {
     let view = |declared| client("x", declared).node.view;
@@ -181,7 +182,7 @@ fn scopes_of_unknown_pods_are_limited_by_identity_and_in_total() {
     put(&publisher, "route", ROUTE);
     let ScopeLimits { scopes: max_scopes, scopes_per_identity, .. } = publisher.settings.limits;
     let existing = connect(&publisher, client("x", json!({}))).unwrap();
-    // A compiled scope counts until it was idle for the timeout, whether or not its proxies stay connected.
+    // A compiled scope counts until its idle timeout, even after its proxies have disconnected.
     for declared in declarations().into_iter().cycle().take(500) {
         match connect(&publisher, client("y", declared)) {
             Ok(_) | Err(Refused::Limit(Limit::Identity)) => {}
@@ -332,8 +333,8 @@ fn a_new_scope_is_compiled_even_if_the_first_proxy_disconnects() {
 fn the_compilation_of_a_new_scope_delays_nothing_else_and_misses_no_change() {
     let other = ROUTE.replace("sourceLabels: {version: v1}", "method: {exact: POST}");
     let (a, b, gone) = (service("a"), service("b"), service("gone"));
-    // A new service, a change of the routes of a host, of all listeners, of everything, of the label keys, and a
-    // deleted service.
+    // In order: a new service; changes of one host's routes, of all listeners, of everything and of the label
+    // keys; a deleted service.
     for change in [&*b, &other, POLICY, STRICT, ROUTE, ""] {
         let gate = Gate::new();
         let (publisher, _) = gate.publisher();
@@ -399,8 +400,8 @@ fn a_change_reaches_large_scopes_first_and_proxies_that_connect_during_the_compi
     assert!(few.iter().all(has_change));
 }
 
-/// Returns a control plane whose compilations panic while the flag is set: of service bad in scopes of namespace x, and
-/// of the own resources of workloads in namespace z.
+/// Returns a control plane, and the flag that makes two of its compilations panic. One compiles service `bad`
+/// for scopes of namespace x. The other compiles the own resources of workloads in namespace z.
 fn failing() -> (Arc<Publisher>, Arc<AtomicBool>) {
     let fails = Arc::<AtomicBool>::default();
     let (in_part, in_own) = (Arc::clone(&fails), Arc::clone(&fails));
@@ -419,7 +420,8 @@ fn failing() -> (Arc<Publisher>, Arc<AtomicBool>) {
 #[test]
 fn a_panic_affects_the_panicking_compilation_only() {
     let (publisher, fails) = failing();
-    // Namespace x has its own cluster, so that its scope has no sibling from which it could take the service.
+    // Namespace x is in a cluster of its own. Its scope therefore has no sibling scope whose compiled service
+    // it could reuse.
     let cluster = |namespace: &str| if namespace == "x" { "one" } else { "two" };
     let of = |namespace: &str| client(namespace, json!({"CLUSTER_ID": cluster(namespace)}));
     put(&publisher, "0", &service("a"));
