@@ -557,7 +557,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_searched_as_by_shells() {
+    fn programs_are_found_as_shells_find_them() {
         assert_eq!(image("acme/shop=sh -c true").unwrap().1, ["sh", "-c", "true"]);
         assert!(image("a=/bin/sh").is_ok());
         assert!(image("a=../../test.sh").unwrap().1[0].starts_with('/'), "for containers with a workingDir");

@@ -1,16 +1,17 @@
 //! Envoy's xDS types, and the server and client of the discovery protocol.
 //!
-//! Resources are opaque in this crate: a type, a name, a version and bytes. The control plane compiles them, and the
-//! proxy applies them. [`server`] serves them to any xDS client; [`client`] subscribes at any xDS server. Both
-//! support the incremental form and the state of the world over one aggregated stream.
+//! Resources are opaque in this crate: a type, a name, a version and bytes. The control plane compiles them,
+//! and the proxy applies them. [`server`] serves them to any xDS client; [`client`] subscribes to resources
+//! of any xDS server. Both support the incremental and the state-of-the-world form of the protocol, over one
+//! aggregated stream.
 //!
 //! Modules in the order of the data flow:
 //! - [`resource`]: resources as they are served.
 //! - `aliases`: names by which virtual hosts are found.
 //! - [`layer`]: resources and their changes.
-//! - [`interest`]: filter of the streams that a change concerns.
+//! - [`interest`]: selects the streams that a change may concern.
 //! - `wire`: messages as bytes.
-//! - [`limits`]: limits of what clients may cost.
+//! - [`limits`]: limits of the memory and CPU time that a client may use.
 //! - [`grpc`]: gRPC calls over one connection.
 //! - [`server`] and [`client`]: the discovery service.
 //! - [`certificates`]: Istio's certificate service.

@@ -1,13 +1,14 @@
-//! Limits of the resources that clients may take from a server, and the accounts that enforce them.
+//! Limits of the memory and CPU time that clients may use in a server, and the accounts that enforce them.
 //!
-//! Memory is limited by the content of a connection (incomplete requests, names of resources that do not exist,
-//! streams). No more is encoded than the client reads. CPU time is limited by a [pace](Pace): all work that a client
-//! causes is charged to its connection, which is not read while it owes too much. `docs/limits.md` lists the limits
-//! for operators.
+//! Memory: limits apply to each kind of data that a connection holds: incomplete requests, names of resources
+//! that do not exist, streams. The server encodes no more responses than the client reads.
 //!
-//! A limit that replicas of an identity share never ends a request; it delays it. The spending of other replicas
-//! delays a replica only after it has spent the share of a whole connection itself ([`Payer`]). Replicas take turns
-//! for [memory](room).
+//! CPU time: a [pace](Pace) charges all work that a client causes to its connection. The server does not read
+//! from a connection that owes too much. `docs/limits.md` lists the limits for operators.
+//!
+//! A limit that the replicas of an identity share only delays a request; it never ends one. Work of other
+//! replicas delays a replica only after the replica itself has spent the allowance of one connection
+//! ([`Payer`]). Replicas take turns for [memory](room).
 
 mod pace;
 mod room;
@@ -33,15 +34,15 @@ pub(crate) use self::{
     room::{Reservation, SMALL},
 };
 
-/// Maximum number of calls in progress per connection. A proxy has one stream, and a call for a certificate now and
-/// then.
+/// Maximum number of calls in progress per connection. A proxy has one stream, and sometimes a call for a
+/// certificate.
 pub const CALLS: u32 = 16;
 /// Maximum length of the header list of a call, which carries a token, in bytes.
 pub const HEAD: u32 = 32 << 10;
 /// Maximum length of a discovery request in bytes: the names of about a hundred thousand resources.
 pub const REQUEST: usize = 4 << 20;
-/// Maximum number of fields of a request, most of which are names. An empty one takes two bytes on the wire and a
-/// hundred in memory.
+/// Maximum number of fields of a request, most of which are names. An empty field takes two bytes on the wire
+/// and a hundred in memory.
 pub const FIELDS: usize = 250_000;
 /// Maximum length of the node in the first request of a stream, in bytes. It includes annotations, of which
 /// Kubernetes allows 256 KiB.
@@ -52,59 +53,63 @@ pub const INSTANCE_ROOM: usize = 8 << 20;
 pub const IDENTITY_ROOM: usize = 32 << 20;
 /// Memory for these requests in total, in bytes.
 pub const ALL_ROOM: usize = 256 << 20;
-/// Timeout for the rest of a request that has begun, without the time in which it waits for the server.
+/// Timeout for the rest of a request that has begun. The time in which the server does not read the
+/// connection does not count.
 pub const REST: Duration = Duration::from_secs(30);
-/// Memory for names in the subscriptions of a connection that no resource has, as [`name_cost`] counts them, in
-/// bytes: about 70,000 names of usual length. Names of resources are held once for all clients and are not counted.
+/// Memory for names of resources that do not exist, in the subscriptions of one connection, in bytes. It
+/// suffices for about 70,000 names of usual length, as [`name_cost`] counts them. Names of existing resources
+/// are held once for all clients and are not counted.
 pub const NAMES: usize = 8 << 20;
-/// Memory for the lists of names in the streams of a workload instance, in bytes, 16 per name. A list that several
-/// streams share counts in parts. Most streams hold either the list that all others hold, or a few hundred names. The
-/// limit allows 64 streams that each list all of 60,000 services twice, as a stream does while its proxy has not
-/// followed all changes.
+/// Memory for the lists of names in the streams of a workload instance, in bytes, 16 per name. Streams that
+/// share a list divide its bytes among them. Most streams hold either the list that all others hold, or a few
+/// hundred names. The limit allows 64 streams that each list all of 60,000 services twice. A stream lists
+/// them twice while its proxy has not acknowledged all changes.
 pub const INSTANCE_LISTS: usize = 128 << 20;
-/// Maximum number of virtual host names in a stream that no resource has. After many changes of domains at once, all
-/// of them are resolved again. A proxy subscribes to 1,000 at most.
+/// Maximum number of virtual host names of a stream for which no resource exists. Many simultaneous changes
+/// of domains cause the server to resolve all of them again. A proxy subscribes to 1,000 at most.
 pub const AUTHORITIES: usize = 2_048;
 /// Maximum length of the reason of a NACK that is kept, shown and logged, in bytes.
 pub const REASON: usize = 1 << 10;
 /// Maximum amount of data that is encoded for a stream and not written yet, in bytes.
 pub const UNSENT: usize = 512 << 10;
-/// Progress that a slow client must make within [`Limits::unread`], unless it reads all that waits for it, in bytes.
+/// Number of bytes that a slow client must read within [`Limits::unread`], unless fewer are pending and it
+/// reads all of them.
 pub const PROGRESS: usize = 64 << 10;
 
-/// Debt of a connection above which it is not read, in units of the costs below: a first request for all of 60,000
-/// services.
+/// Debt of a connection above which the server does not read it, in units of the costs below. It equals the
+/// cost of a first request for all of 60,000 services.
 pub const BURST: u64 = 128 << 20;
 /// Rate at which a connection pays its debt, in units per second.
 pub const RATE: u64 = 256 << 10;
-/// Number of connections whose rate and burst an identity may spend, however many it opens. An instance that has
-/// spent no more than one connection may is not delayed.
+/// Rate and burst of an identity, as a multiple of those of one connection, however many connections it
+/// opens. An instance that has spent no more than one connection may spend is not delayed.
 pub const IDENTITY_PACE: u64 = 64;
 /// Cost of a byte outside of requests, for example in a PING or a header.
 pub const FRAME_BYTE: u64 = 16;
 /// Cost of a call, without its headers.
 pub const CALL: u64 = 256 << 10;
-/// Cost of a call that is refused after its caller has proved an identity: that of a request of maximum length. It is
-/// charged to the identity and the instance. The call itself is charged to its connection.
+/// Cost of a call that is refused after its caller has proved an identity: the cost of a request of maximum
+/// length. The identity and the instance pay it. The connection pays for the call itself.
 pub const REFUSAL: u64 = 4 << 20;
-/// Bytes of an acknowledgement that cost nothing, besides the names that an acknowledgement in the state of the world
-/// repeats.
+/// Number of bytes of an acknowledgement that cost nothing. The names that a state-of-the-world
+/// acknowledgement repeats are free in addition.
 pub const ACKNOWLEDGEMENT: usize = 512;
-/// Cost of a request that is more than an acknowledgement, without its bytes, which cost one each.
+/// Cost of a request that is more than an acknowledgement. Each of its bytes costs one unit in addition.
 pub const ASK: u64 = 1 << 10;
-/// Cost of a resource that a request makes due.
+/// Cost of a resource that the server must send because of a request.
 pub const RESOURCE: u64 = 256;
 /// Cost of a name or version in a request, without its bytes.
 pub const NAMED: u64 = 64;
-/// Cost of a name that a stream holds, or that is due, in a request that changes the subscription.
+/// Cost of each name that a stream holds or that waits to be sent. A request that changes the subscription
+/// pays it.
 pub const HELD: u64 = 2;
-/// Cost of a lookup for an authority: one for its domain, and one for each `*.suffix` of it.
+/// Cost of one lookup. An authority needs one lookup for its domain, and one for each `*.suffix` of it.
 pub const LOOKUP: u64 = 32;
 
-/// Limits that an operator may raise, and counts of how often each was reached.
+/// Limits that an operator may raise, and the number of times that clients reached each limit.
 #[derive(Debug)]
 pub struct Limits {
-    /// Timeout of a client that reads nothing while data waits for it. After that its connection is closed.
+    /// Timeout of a client that reads nothing while data waits for it. The server then closes the connection.
     pub unread: Duration,
     /// Maximum number of streams per identity.
     pub identity_streams: usize,
@@ -124,7 +129,8 @@ impl Default for Limits {
 /// Limit that a client reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// The connection, or both the identity and the instance, owe too much; it is not read for a while.
+    /// The connection owes too much, or both the identity and the instance do. The server pauses reading the
+    /// connection.
     Pace,
     /// The client does not read the data that waits for it.
     Unread,
@@ -132,10 +138,10 @@ pub enum Bound {
     Request,
     /// A request waits for memory, or is not completed in time.
     Incomplete,
-    /// The connection subscribes to too many names that no resource has, or the instance holds too long lists of
-    /// names.
+    /// The connection subscribes to too many names without a resource, or the name lists of the instance are
+    /// too long.
     Names,
-    /// The identity subscribes to too many names that no resource has.
+    /// The identity subscribes to too many names without a resource.
     IdentityNames,
     /// The identity has too many streams.
     IdentityStreams,
@@ -171,7 +177,7 @@ impl Bound {
     }
 }
 
-/// Count of how often a limit was reached.
+/// Number of times that clients reached a limit.
 #[derive(Debug, Default)]
 struct Reached {
     count: AtomicU64,
@@ -189,7 +195,7 @@ impl Limits {
         Self { unread, identity_streams, identity_names, reached, identities, room }
     }
 
-    /// Returns how often a limit was reached.
+    /// Returns the number of times that clients reached a limit.
     pub fn reached(&self, bound: Bound) -> u64 {
         self.reached[bound as usize].count.load(Relaxed)
     }
@@ -216,8 +222,8 @@ impl Limits {
     }
 }
 
-/// Returns the cost of a name that is held for one client alone, in bytes: its bytes, their allocation, and its
-/// places in lists.
+/// Returns the memory of a name that the server holds for one client alone, in bytes: the text, its
+/// allocation, and its places in lists.
 pub(crate) fn name_cost(name: &str) -> usize {
     64 + name.len()
 }
@@ -229,7 +235,7 @@ pub(crate) struct Account {
     /// Address of the client, for the log.
     pub(crate) client: String,
     pub(crate) pace: Pace,
-    /// A call holds the place for a small incomplete request.
+    /// A call holds the connection's place for a small incomplete request.
     small: AtomicBool,
     waiting: AtomicUsize,
     /// Number of waits that have ended.
@@ -248,7 +254,7 @@ impl Account {
         Self { limits, client, pace, small, waiting, waited, names, closing, read, written }
     }
 
-    /// Closes the connection, whatever its other calls do.
+    /// Closes the connection, including its other calls.
     pub(crate) fn close(&self) {
         self.closing.store(true, Relaxed);
     }
@@ -257,8 +263,8 @@ impl Account {
         self.closing.load(Relaxed)
     }
 
-    /// Returns the number of waits that have ended; `None` while a call waits. A call that waits does not read, which
-    /// fills the connection's window and delays the other calls.
+    /// Returns the number of waits that have ended; `None` while a call waits. A waiting call does not read.
+    /// This fills the connection's window and delays the other calls.
     pub(crate) fn waited(&self) -> Option<usize> {
         (self.waiting.load(Relaxed) == 0).then(|| self.waited.load(Relaxed))
     }
@@ -282,7 +288,7 @@ impl Drop for Wait {
     }
 }
 
-/// The caller, proven before the body of the call is read.
+/// The caller of a call. It is authenticated before the body of the call is read.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The identity, which all replicas of a workload share.
@@ -306,7 +312,7 @@ pub(crate) fn instance(extensions: &Extensions) -> Arc<str> {
 pub(crate) enum Place {
     /// The place that each connection has.
     Small(Arc<Account>),
-    /// A place in the memory that connections share; may not be granted yet.
+    /// A place in the memory that connections share. It may still wait for the memory.
     Shared(Reservation),
 }
 
@@ -343,7 +349,7 @@ fn exchange(sum: &AtomicUsize, part: &mut usize, now: usize) -> usize {
 struct Usage {
     streams: usize,
     names: usize,
-    /// Debt of all its instances, also for streams that have ended.
+    /// Debt of all its instances, including that of streams that have ended.
     pace: Arc<Pace>,
     /// Usage of each instance.
     instances: HashMap<Arc<str>, Arc<Instance>>,
@@ -377,8 +383,8 @@ fn is_time_to_forget(count: usize) -> bool {
 
 /// Identity and workload instance to which work is charged, besides the connection.
 ///
-/// An identity with too much debt delays only those of its instances that owe too much as well. One instance cannot
-/// delay the others, and gains nothing by opening connections.
+/// An identity that owes too much delays only its instances that also owe too much. One instance therefore
+/// cannot delay the others. It gains nothing by opening more connections.
 #[derive(Debug)]
 pub(crate) struct Payer {
     limits: Arc<Limits>,
@@ -471,7 +477,8 @@ impl StreamAccount {
         &self.payer
     }
 
-    /// Sets the memory for names that the stream holds alone. Fails if the connection or the identity has too much.
+    /// Sets the memory for names that the server holds for this stream alone. Fails if the connection or the
+    /// identity exceeds its limit.
     pub(crate) fn set_name_bytes(&mut self, names: usize) -> Result<(), Status> {
         if names == self.names {
             return Ok(());
@@ -499,7 +506,8 @@ impl StreamAccount {
 }
 
 impl StreamAccount {
-    /// Sets the memory for the stream's lists of names. Fails if the streams of the instance have too much.
+    /// Sets the memory for the stream's lists of names. Fails if the streams of the instance exceed the
+    /// limit.
     pub(crate) fn set_list_bytes(&mut self, bytes: usize) -> Result<(), Status> {
         if bytes == self.lists {
             return Ok(());
@@ -514,7 +522,7 @@ impl StreamAccount {
         Err(self.account.limits.exhausted(Bound::Names, &self.account.client, what))
     }
 
-    /// Fails if the stream subscribes to too many virtual host names that no resource has.
+    /// Fails if the stream subscribes to too many virtual host names without a resource.
     pub(crate) fn check_authorities(&self, authorities: usize) -> Result<(), Status> {
         if authorities <= AUTHORITIES {
             return Ok(());
@@ -538,7 +546,7 @@ impl Drop for StreamAccount {
     }
 }
 
-// Each operation under these locks leaves the data consistent, so it is valid also after a panic.
+// Each operation under these locks leaves the data consistent, so a poisoned lock is still usable.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -593,7 +601,7 @@ mod tests {
 
     #[test]
     fn only_free_bytes_are_refunded() {
-        // Large, so that the debt that is paid meanwhile does not matter.
+        // A large number, so that the debt paid during the test does not matter.
         const BYTES: usize = 1 << 50;
         let owed = |bytes: usize, free| {
             let member = enter(&Arc::default(), "a", "1").unwrap();

@@ -1,8 +1,9 @@
-//! YAML (and so JSON) as trees whose nodes know their lines.
+//! Parses YAML, and therefore JSON, into trees whose nodes have line numbers.
 //!
-//! A file is split at its `---` lines before parsing, so a broken or truncated document does not affect the others.
-//! YAML lets `---` at the start of a line end a document even inside quotes, so the split never cuts a valid document.
-//! Plain scalars are typed as Kubernetes types them, by YAML 1.1: `yes` and `on` are booleans.
+//! A file is split at its `---` lines before parsing, so a broken or truncated document does not affect the
+//! others. In YAML, `---` at the start of a line ends a document even inside quotes, so the split never cuts
+//! a valid document. Plain scalars get the types that Kubernetes gives them, those of YAML 1.1: `yes` and
+//! `on` are booleans.
 
 use std::{
     collections::HashMap,
@@ -14,7 +15,7 @@ use granit_parser::{Event, Parser, ScalarStyle, ScanError, StrInput};
 
 /// Maximum number of nodes in a document, including those of expanded aliases.
 const MAX_NODES: usize = 1_000_000;
-/// Maximum nesting depth: deeper than people write, and far less than the stack allows.
+/// Maximum nesting depth. Real documents are less deep, and the stack allows far more.
 const MAX_DEPTH: usize = 100;
 /// Maximum number of keys in a mapping. Each new key is compared with all before it.
 const MAX_KEYS: usize = 10_000;
@@ -95,7 +96,7 @@ pub struct SyntaxError {
     pub line: u32,
     /// Description of the error.
     pub message: String,
-    /// Whether the text ended where more was expected.
+    /// Whether the text ended before the document was complete.
     pub cut_off: bool,
     index: Option<usize>,
 }
@@ -151,7 +152,7 @@ impl fmt::Display for SyntaxError {
 
 impl std::error::Error for SyntaxError {}
 
-/// Reads the documents of a text one by one, without empty ones.
+/// Returns the documents of a text one by one; skips empty ones.
 pub fn documents(text: &str) -> impl Iterator<Item = Document> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     chunks(text).into_iter().flat_map(|(line, chunk)| read(chunk, line))
@@ -269,7 +270,7 @@ fn step<'a>(parser: &mut Parser<'a, StrInput<'a>>, tree: &mut Tree) -> Result<St
             let Some(node) = tree.anchors.get(&anchor) else {
                 return Err(tree.error(line, "an alias (`*name`) without its anchor (`&name`)"));
             };
-            // Each level of aliases may add its whole depth to the one before.
+            // Nested aliases add up: each may add its whole depth to the depth of the alias before it.
             if tree.open.len() + depth(node) > MAX_DEPTH {
                 return Err(tree.too_deep(line));
             }
@@ -305,7 +306,7 @@ impl Tree {
 
     /// Adds a complete node to the innermost open list or mapping.
     fn close(&mut self, node: Node, anchor: usize) -> Result<(), SyntaxError> {
-        // A node with an anchor is kept a second time with all its content.
+        // A node with an anchor is stored twice, so its content counts again.
         self.nodes += if anchor > 0 { count(&node) } else { 1 };
         if self.nodes > MAX_NODES {
             return Err(self.error(node.line, format!("more than {MAX_NODES} values in one document")));
@@ -341,7 +342,7 @@ impl Tree {
     /// Returns the path of the current node, for messages.
     fn path(&self) -> String {
         let mut path = String::new();
-        // The innermost list or mapping is named by those around it.
+        // The lists and mappings around the innermost one name it, so it adds no part of its own.
         for open in self.open.iter().rev().skip(1).rev() {
             match &open.items {
                 Items::List(nodes) => path.push_str(&format!("[{}]", nodes.len())),
@@ -374,7 +375,7 @@ fn count(node: &Node) -> usize {
     }
 }
 
-/// Returns the number of lists and mappings nested in each other.
+/// Returns the nesting depth of lists and mappings.
 fn depth(node: &Node) -> usize {
     match &node.value {
         Value::List(nodes) => 1 + nodes.iter().map(depth).max().unwrap_or(0),
@@ -430,11 +431,12 @@ fn plain(text: &str) -> Value {
     }
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
     let radix = |prefix: &str, radix| {
-        // The sign precedes the prefix; without this check the parser would accept a second sign.
+        // The sign precedes the prefix. Without this check, the number parser would accept a second sign
+        // after the prefix.
         let number = digits.strip_prefix(prefix).filter(|number| !number.starts_with(['-', '+']));
         number.and_then(|number| i128::from_str_radix(number, radix).ok())
     };
-    // YAML 1.1 writes octal numbers with a leading 0 alone, as is usual for file modes.
+    // In YAML 1.1, a leading 0 marks an octal number, as in file modes.
     if let Some(number) = radix("0x", 16).or_else(|| radix("0o", 8)).or_else(|| radix("0", 8)) {
         return Value::Int(if text.starts_with('-') { -number } else { number });
     }
@@ -528,14 +530,14 @@ mod tests {
         }
         assert!(roots(&bomb)[0].is_err());
         assert!(roots(&"[".repeat(5000))[0].is_err());
-        // Each alias adds its depth to the one before.
+        // Each alias adds its depth to the depth of the alias before it.
         let mut deep = String::from("a0: &a0 x\n");
         for level in 1..200 {
             let (open, close) = ("[".repeat(40), "]".repeat(40));
             deep.push_str(&format!("a{level}: &a{level} {open}*a{}{close}\n", level - 1));
         }
         assert!(roots(&deep)[0].is_err());
-        // Each anchor keeps all of its content.
+        // Each anchor stores all of its content.
         let anchors: String = (0..90).map(|level| format!("&b{level} [")).collect();
         let kept = format!("{anchors}{}{}", "x, ".repeat(20_000), "]".repeat(90));
         assert!(roots(&kept)[0].is_err());

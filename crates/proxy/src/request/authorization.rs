@@ -1,7 +1,8 @@
 //! External authorization: a service decides about a request, by gRPC or by an HTTP request like the client's.
 //!
-//! Its response becomes an [`AuthorizationVerdict`], which the filter applies. Source: `envoy.service.auth.v3`, and
-//! Envoy's `ext_authz` filter for the attributes that are sent and the fields that are honoured.
+//! Its response becomes an [`AuthorizationVerdict`], which the filter applies. Source:
+//! `envoy.service.auth.v3`, and Envoy's `ext_authz` filter for the attributes that are sent and the response
+//! fields that are honoured.
 
 use std::{collections::hash_map::Entry, rc::Rc, time::SystemTime};
 
@@ -102,14 +103,14 @@ pub(crate) struct HeaderChanges {
 }
 
 impl AuthorizationVerdict {
-    /// Whether the request continues with changes.
+    /// Returns whether the request continues with changes.
     pub(crate) fn changes_request(&self) -> bool {
         matches!(self, Self::Allow(changes) if changes.change_request())
     }
 }
 
 impl HeaderChanges {
-    /// Whether these changes concern the request.
+    /// Returns whether these changes concern the request.
     pub(crate) fn change_request(&self) -> bool {
         !(self.set.is_empty() && self.append.is_empty() && self.remove.is_empty())
     }
@@ -147,7 +148,7 @@ pub(crate) async fn check_request(
     config: &ExternalAuthorization,
     request: &AuthorizationRequest<'_>,
 ) -> Result<AuthorizationVerdict, Error> {
-    // An HTTP service would take the forwarded method for a request to open a tunnel.
+    // The call to an HTTP service has the client's method; CONNECT would ask the service to open a tunnel.
     if matches!(config.service, AuthorizationService::Http(_)) && request.head.method() == "CONNECT" {
         return Ok(AuthorizationVerdict::Deny { status: 403, headers: Vec::new(), body: Vec::new() });
     }

@@ -59,7 +59,7 @@ pub(crate) struct RequestScope<'a> {
     pub(crate) worker: &'a Rc<Worker>,
     pub(crate) manager: &'a HttpManager,
     pub(crate) snapshot: &'a Snapshot,
-    /// Storage for a newer snapshot, for a request that waits for its virtual host.
+    /// Storage for a newer snapshot. A request that has waited for its virtual host uses it.
     pub(crate) renewed: &'a OnceCell<Rc<Snapshot>>,
     pub(crate) counters: &'a ManagerStats,
     /// This hop's element of `x-forwarded-client-cert`.
@@ -85,15 +85,15 @@ pub(crate) struct Exchange<'a> {
 pub(crate) struct RequestDecision<'a> {
     /// Decision of load shedding.
     pub(crate) overload: Admission,
-    /// The route, or why there is none.
+    /// The route, or the reason why there is none.
     pub(crate) found: Result<Found<'a>, NoRoute>,
     /// Whether the configuration in force still admits the request.
     pub(crate) admission: Revalidation,
-    /// The recorded results of the filters, to check the request again after a configuration change.
+    /// Recorded results of the filters, for another check of the request after a configuration change.
     pub(crate) filter_results: FilterResults<'a>,
     /// Fields that filters add to the response.
     pub(crate) response_fields: Vec<ResponseField>,
-    /// Whether the request is a gRPC call, also one by gRPC-Web.
+    /// Whether the request is a gRPC or gRPC-Web call.
     pub(crate) grpc: bool,
     /// The form of gRPC-Web, if the client uses it.
     pub(crate) grpc_web: Option<WebCall>,
@@ -113,7 +113,7 @@ pub(crate) struct ResponseField {
 
 /// Values for the record.
 pub(crate) struct RequestOutcome<'a> {
-    /// Wall-clock time at which the head had been read.
+    /// Wall-clock time at which the head was complete.
     pub(crate) start: SystemTime,
     /// The same on the monotonic clock.
     pub(crate) started: Instant,
@@ -148,7 +148,8 @@ pub(crate) struct RequestOutcome<'a> {
 }
 
 impl<'a> RequestContext<'a> {
-    /// Returns the state of a request whose head has been read. Inlined: it is large, and would be copied.
+    /// Returns the state of a request whose head has been read. The function is inlined, because the state is
+    /// large and would be copied.
     #[inline]
     pub(crate) fn new(
         scope: RequestScope<'a>,
@@ -266,14 +267,15 @@ impl Exchange<'_> {
 }
 
 impl RequestDecision<'_> {
-    /// Whether the request has a route to an upstream.
+    /// Returns whether the request has a route to an upstream.
     pub(crate) fn is_forwarded(&self) -> bool {
         self.found.is_ok_and(|found| matches!(found.route.action, Action::Forward(_)))
     }
 }
 
-/// Returns the [`AdmittedRequest`](crate::worker::revalidation::AdmittedRequest) of a context on its way to `$link`.
-/// A macro, because a method would borrow the whole context, and its admission is changed while the result lives.
+/// Returns the [`AdmittedRequest`](crate::worker::revalidation::AdmittedRequest) of a context on its way to
+/// `$link`. This is a macro, because a method would borrow the whole context, whose `admission` changes while
+/// the result lives.
 macro_rules! admitted_request {
     ($context:ident, $origin:expr, $link:expr) => {
         $crate::worker::revalidation::AdmittedRequest {

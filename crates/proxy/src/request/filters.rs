@@ -77,7 +77,8 @@ impl<'a> RequestContext<'a> {
             if filter.is_idle() && self.decision.found.is_ok_and(|found| found.route.filters.is_empty()) {
                 continue;
             }
-            // Boxed: actions are rare, and every connection would reserve memory for their future.
+            // The future is boxed, because every connection would otherwise reserve memory for it, although
+            // actions are rare.
             if let Some(action) = self.run_filter(filter)?
                 && Box::pin(self.run_action(action)).await? == Filtered::Answered
             {
@@ -87,7 +88,7 @@ impl<'a> RequestContext<'a> {
         Ok(Filtered::Continue)
     }
 
-    /// Runs the synchronous part of a filter, which is all of it for most filters.
+    /// Runs the synchronous part of a filter. Most filters have no other part.
     fn run_filter(&mut self, filter: &'a Filter) -> Result<Option<FilterAction<'a>>, Error> {
         let Self { scope, exchange, decision, outcome, .. } = self;
         let setting = decision.found.ok().and_then(|found| found.route.setting(&filter.name));
@@ -188,7 +189,7 @@ impl<'a> RequestContext<'a> {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             match jwt::check(jwt, requirement, exchange.request, now, &failed) {
                 JwtOutcome::NeedsKeys(provider) => {
-                    // A key set is fetched once per request, even if it expires at once.
+                    // A request fetches each key set at most once, even if it expires immediately.
                     let again = fetched.contains(&provider);
                     fetched.push(provider);
                     if again || !fetch_keys(scope, exchange, &jwt.providers[provider]).await? {
@@ -225,7 +226,8 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// Takes a token from the rate limit's bucket. Returns whether there is none and the limit is enforced.
+    /// Takes a token from the rate limit's bucket. Returns true if the bucket is empty and the limit is
+    /// enforced.
     fn is_above_rate(&mut self, limit: &RateLimit) -> bool {
         let (dice, counters) = (&self.scope.worker.dice, self.scope.counters);
         let roll = |fraction| route::sample(&mut dice.borrow_mut(), fraction);
@@ -261,7 +263,7 @@ impl<'a> RequestContext<'a> {
         Ok(Filtered::Answered)
     }
 
-    /// Asks an external authorization service about the request, if the configuration says so.
+    /// Asks an external authorization service about the request, unless the configuration skips this request.
     async fn call_authorization(
         &mut self,
         config: &ExternalAuthorization,

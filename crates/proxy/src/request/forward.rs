@@ -1,5 +1,5 @@
-//! Forwarding: selects an endpoint, connects and sends the request, again where the retry policy says so, until a
-//! response arrives.
+//! Forwarding: selects an endpoint, connects, and sends the request. Retries as the retry policy says, until
+//! a response arrives.
 
 mod rewrite;
 
@@ -67,7 +67,7 @@ struct TryFailure {
     error: Error,
     /// Whether some of the request was sent.
     sent: bool,
-    /// Whether the reused connection may have been closed by the server before the request: such an attempt does not
+    /// Whether the server may have closed the reused connection before the request. Such an attempt does not
     /// count.
     stale: bool,
 }
@@ -152,7 +152,8 @@ impl RequestContext<'_> {
         self.forward_response(framing, connection, is_sent, &mut deadlines).await
     }
 
-    /// Processes the head of the upstream's response up to the fields of this proxy.
+    /// Processes the head of the upstream's response, except for the fields that [`Self::finish_response`]
+    /// adds.
     fn prepare_response(&mut self, now: Instant, switched: bool) {
         let response = &mut *self.exchange.response;
         let upgraded = switched && response.status() == 101;
@@ -163,7 +164,8 @@ impl RequestContext<'_> {
         response.set_number("x-envoy-upstream-service-time", elapsed as u64);
         self.outcome.status = response.status();
         self.outcome.details = Cow::Borrowed("via_upstream");
-        // The header operations see the bytes that have arrived so far. The record adds up all of them at the end.
+        // Header operations may refer to the number of bytes received so far. [`Self::serve`] counts all
+        // bytes at the end.
         self.outcome.received = self.exchange.body.bytes;
         self.apply_route_ops();
         self.outcome.received = 0;
@@ -177,8 +179,9 @@ impl RequestContext<'_> {
     ) -> Result<Arrived, Error> {
         let retry = plan.limits.retry().filter(|_| !plan.upgrade);
         let mut tried = Vec::new();
-        // An attempt on a connection that went stale while idle does not count; the next one uses a new connection. A
-        // tunnel always uses a new connection, unless it is an HTTP/2 stream.
+        // An attempt on a connection that the server closed while it was idle does not count; the next
+        // attempt uses a new connection. A tunnel always uses a new connection, unless it is an HTTP/2
+        // stream.
         let mut fresh = plan.upgrade
             && offer(plan, self.scope.manager, &self.exchange).protocol != ApplicationProtocol::Http2;
         self.outcome.attempts = 1;
@@ -230,7 +233,7 @@ impl RequestContext<'_> {
                 return attempt.map_err(|failure| failure.error);
             };
             let spent = self.outcome.attempts > retry.retries;
-            // The previous retry is released first: it must not count against this one.
+            // The guard of the previous retry is released first, so that it does not count against this one.
             self.outcome.retry = None;
             self.outcome.retry = if spent { None } else { plan.pool.retry() };
             if self.outcome.retry.is_none() {
@@ -270,7 +273,8 @@ impl RequestContext<'_> {
         let mut client = Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, interim);
         let idempotent = hop::is_idempotent(self.exchange.request.method());
         let started = self.outcome.started;
-        // A request that must not be sent twice does not use a connection that the server has closed meanwhile.
+        // A request that must not be sent twice uses a pooled connection only if the server has not closed
+        // it, as far as the kernel knows.
         let pooled = upstream::take(pool, host, &offer)?.and_then(|mut pooled| {
             let usable = !fresh && (idempotent || !pooled.may_be_closed(started) || pooled.is_quiet_now());
             usable.then_some(pooled)
@@ -301,7 +305,7 @@ impl RequestContext<'_> {
         let persistence = if plan.upgrade && !connect { Persistence::Upgrade } else { Persistence::Keep };
         let admitted = admitted_request!(self, &origin, &upstream.link);
         let admission = &mut self.decision.admission;
-        // The request may have waited for long: in a filter, for a connection, before a retry.
+        // The request may have waited for a long time: in a filter, for a connection, or before a retry.
         admission.deadline(admitted.worker, || admitted.revalidate());
         if admission.expired().is_some() {
             return Err(Error::new(Kind::Revoked).into());
@@ -315,7 +319,7 @@ impl RequestContext<'_> {
         let (method, response) = (request.method(), &mut *self.exchange.response);
         let arrived = client.request(&mut upstream.wire, method, &limits, response, revoked).await;
         let is_sent = client.complete;
-        // HTTP/2 counts bodies only, and sends the head at once.
+        // An HTTP/2 wire counts only the bytes of bodies, and sends the head at once.
         let sent = matches!(upstream.wire, Wire::Http2(_)) || upstream.wire.sent() > before.0;
         let answered = upstream.wire.received() > before.1;
         self.outcome.upstream = Some(upstream);
@@ -326,7 +330,8 @@ impl RequestContext<'_> {
             Ok(_) => Err(TryFailure { error: Error::new(Kind::UpstreamProtocol), sent, stale: false }),
             Err(error) => {
                 let lost = error.kind == Kind::UpstreamClosed && reused && !answered;
-                // An HTTP/2 server refused the request unprocessed: any method may be retried (RFC 9113, section 8.7).
+                // An HTTP/2 server has refused the request without processing it: any method may be retried
+                // (RFC 9113, section 8.7).
                 let refused = error.kind == Kind::UpstreamRefused && reused;
                 Err(TryFailure { error, sent, stale: refused || lost && (idempotent || !sent) })
             }
@@ -387,7 +392,7 @@ fn hash_origin(exchange: &Exchange<'_>) -> key::Origin {
 /// Adapts the request for an upgrade to the protocol of the upstream connection.
 ///
 /// # Errors
-/// The HTTP/2 server does not offer extended CONNECT (RFC 8441), and would refuse the stream.
+/// The HTTP/2 server does not offer extended CONNECT (RFC 8441) and would refuse the stream.
 fn prepare_upgrade(scope: &RequestScope<'_>, request: &mut RequestHead, wire: &Wire) -> Result<(), Error> {
     match wire {
         Wire::Http2(duplex) if !duplex.may_connect() => Err(Error::new(Kind::UpstreamProtocol)),
@@ -404,7 +409,8 @@ fn prepare_upgrade(scope: &RequestScope<'_>, request: &mut RequestHead, wire: &W
     }
 }
 
-/// Sets this workload's metadata in a request to another sidecar, unless that keeps them for the connection.
+/// Sets this workload's metadata in a request to another sidecar, unless that sidecar keeps them for the
+/// connection.
 #[inline]
 fn set_metadata(scope: &RequestScope<'_>, request: &mut RequestHead, pool: &Pool, upstream: &Upstream) {
     let Some(exchange) = scope.manager.metadata_exchange else { return };
@@ -446,7 +452,8 @@ fn is_switched(plan: &ForwardPlan<'_>, exchange: &mut Exchange<'_>, upstream: Op
     granted
 }
 
-/// Whether an HTTP/1.1 response with status 101 switches to the requested protocol (RFC 9110, 15.2.2).
+/// Returns whether an HTTP/1.1 response with status 101 switches to the requested protocol (RFC 9110,
+/// 15.2.2).
 fn switches(plan: &ForwardPlan<'_>, request: &RequestHead, response: &ResponseHead) -> bool {
     let [requested, granted] = [request.header("upgrade"), response.header("upgrade")];
     let same =

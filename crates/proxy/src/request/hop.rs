@@ -1,5 +1,5 @@
-//! Changes that every HTTP hop makes to heads: removes the fields that concern one connection, and adds `date` and `server` to
-//! responses.
+//! Changes that every HTTP hop makes to heads. It removes the fields that concern one connection, and adds
+//! `date` and `server` to responses.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -80,7 +80,7 @@ pub(crate) fn own_address() -> IpAddr {
     *OWN
 }
 
-/// Whether a request with this method may be sent twice (RFC 9110, section 9.2.2).
+/// Returns whether a request with this method may be sent twice (RFC 9110, section 9.2.2).
 pub(crate) fn is_idempotent(method: &str) -> bool {
     matches!(method, "GET" | "HEAD" | "OPTIONS" | "TRACE" | "PUT" | "DELETE")
 }

@@ -3,18 +3,21 @@
 //! A request passes these files, in this order:
 //!
 //! 1. `serve/http1.rs` reads its head from the connection (`serve/http2.rs`: accepts its stream).
-//! 2. `phases.rs` runs the phases below.
+//! 2. `phases.rs` runs the phases below, in this order.
 //! 3. `routing.rs` prepares the head and finds the route.
 //! 4. `on_demand.rs` waits for a virtual host that is not loaded yet.
 //! 5. `filters.rs` runs the HTTP filters.
 //! 6. `authorization.rs` calls the external authorization service.
-//! 7. `forward.rs` selects an endpoint, connects and sends the request; it retries.
+//! 7. `forward.rs` selects an endpoint, connects, sends the request, and retries.
 //! 8. `transfer.rs` moves the bytes in both directions.
 //! 9. `respond.rs` forwards the response, or sends a local reply.
 //! 10. `record.rs` writes metrics, spans and access logs.
 //!
-//! `context.rs` defines the state that these phases share. The modules of this folder form no cycle;
-//! `crates/testkit/tests/structure.rs` checks it.
+//! `context.rs` defines the state that these phases share, `hop.rs` the changes that every hop makes to
+//! heads, and `spans.rs` the tracing. Two modules serve special requests: `mirror.rs` sends copies, and
+//! `tunnel.rs` forwards the bytes after CONNECT or an upgrade.
+//!
+//! The modules of this folder form no cycle; `crates/testkit/tests/structure.rs` checks that.
 
 pub(crate) mod serve;
 

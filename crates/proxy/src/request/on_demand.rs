@@ -1,11 +1,13 @@
 //! Virtual hosts that are loaded on demand: the request subscribes to its virtual host and waits for it.
 //!
-//! A virtual host with the exact authority applies at once. A wildcard or the catch-all may hide a virtual host that is
-//! not loaded yet. They apply once the control plane has answered that the exact one does not exist
-//! ([`Demand::known`](skysail_policy::state::demand::Demand::known)). Without an answer the request is refused (503, flag `DU`), unless the
-//! table says that they apply without one
-//! ([`RouteTable::takes_unanswered`](skysail_policy::config::RouteTable::takes_unanswered)): with `ALLOW_ANY` a request
-//! to a host of the mesh could otherwise leave in plain text.
+//! A virtual host with the exact authority applies at once. A wildcard or the catch-all may hide a virtual
+//! host that is not loaded yet. They apply once the control plane has answered that the exact one does not
+//! exist ([`Demand::known`](skysail_policy::state::demand::Demand::known)).
+//!
+//! Without an answer, the request is refused (503, flag `DU`): with `ALLOW_ANY`, a request to a host of the
+//! mesh could otherwise leave in plain text. The exception is a table with
+//! [`RouteTable::takes_unanswered`](skysail_policy::config::RouteTable::takes_unanswered), where wildcards
+//! and the catch-all apply without an answer.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +29,7 @@ use skysail_policy::{
 /// Maximum wait for a virtual host; a little longer than the control thread's own limit.
 const MAX_WAIT: Duration = Duration::from_secs(6);
 
-/// Returns what is known of the request's virtual host; `Settled` if the route that was found applies.
+/// Returns the discovery status of the request's virtual host; `Settled` if the route that was found applies.
 pub(crate) fn standing(
     scope: &RequestScope<'_>,
     head: &RequestHead,
@@ -57,7 +59,7 @@ pub(crate) fn standing(
     }
 }
 
-/// Waits for the virtual host if this is the first request for it, and finds the route again.
+/// Waits for the virtual host if it has not been requested before, and finds the route again.
 ///
 /// # Errors
 /// The control plane does not answer, or the client closes the connection.

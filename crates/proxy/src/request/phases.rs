@@ -1,7 +1,7 @@
 //! The phases of a request, in order: route → filter → authorize → forward → respond → record.
 //!
-//! All decisions precede the first byte to the upstream. A failure in any phase is an [`Error`], and
-//! [`RequestContext::serve`] answers it in one place. Every request ends with one record.
+//! All decisions precede the first byte to the upstream. A failure in any phase is an [`Error`];
+//! [`RequestContext::serve`] is the only place that answers it. Every request ends with one record.
 
 use std::{borrow::Cow, future::poll_fn, task::Poll};
 
@@ -32,7 +32,7 @@ impl<'a> RequestContext<'a> {
     pub(crate) async fn serve(&mut self, connection: ConnectionOptions, is_last: bool) -> bool {
         let exchange = &mut self.exchange;
         let upgrade = routing::requested_upgrade(exchange.request, connection.upgrade);
-        // Connection fields are removed first, so that all decisions are made on the head that is forwarded.
+        // Connection fields are removed first, so that all decisions apply to the head that is forwarded.
         let keep_upgrade = upgrade.is_some() && exchange.request.method() != "CONNECT";
         hop::remove_connection_fields(exchange.request, keep_upgrade);
         // The bytes after a request for an upgrade may be of another protocol, even after a refusal. They are not read
@@ -100,7 +100,8 @@ impl<'a> RequestContext<'a> {
 
     /// Answers a request whose path the configuration refuses or redirects.
     async fn refuse_path(&mut self, normalized: Normalized) -> Result<(), Error> {
-        // As in Envoy, such an answer has the fields of its route only if a proxy in front has set the scheme.
+        // As in Envoy, this response gets the header operations of its route only if a proxy in front has set
+        // the scheme.
         if self.exchange.request.has("x-forwarded-proto") {
             routing::find_route(&self.scope, self.exchange.request, &mut self.decision);
         }

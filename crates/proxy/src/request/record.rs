@@ -42,7 +42,7 @@ impl RequestContext<'_> {
         export::log(worker, &self.scope.manager.access_logs, &context);
     }
 
-    /// Exports the span of the attempt under way, if it has one. `error` is the reason if the attempt failed;
+    /// Exports the span of the current attempt, if it has one. `error` is the reason if the attempt failed.
     /// `is_abandoned` says that its response is discarded.
     #[inline]
     pub(crate) fn end_attempt_span(&mut self, error: Option<&Error>, is_abandoned: bool) {

@@ -32,7 +32,8 @@ use skysail_policy::{
     peer::{METADATA, METADATA_ID},
 };
 
-/// Tells a peer that its metadata are kept for the connection. Sidecars remove it.
+/// Response header that tells a peer that this sidecar keeps the peer's metadata for the connection. Sidecars
+/// remove it.
 pub(crate) const METADATA_KEPT: &str = "x-skysail-peer-metadata-kept";
 
 impl RequestContext<'_> {
@@ -50,7 +51,7 @@ impl RequestContext<'_> {
             (Some(web), _) => {
                 let through = web.answer(self.exchange.response);
                 if through.is_none() {
-                    // The response is not gRPC: a client of gRPC-Web could not read its content.
+                    // The response is not gRPC, so a gRPC-Web client could not read its content.
                     self.outcome.reusable = false;
                     return self.send_local(b"").await;
                 }
@@ -70,7 +71,8 @@ impl RequestContext<'_> {
         let exchange = &mut self.exchange;
         exchange.keep_alive &=
             out_framing != Framing::UntilClose && !exchange.downstream.origin.connections.is_draining();
-        // A response that begins before the request is complete may also end before it. The head must say `close` then.
+        // A response that begins before the request is complete may also end before it. Its head must then
+        // say `close`.
         exchange.keep_alive &= exchange.body.has_arrived(&exchange.downstream.wire);
         let persistence = exchange.persistence();
         let Some(mut upstream) = self.outcome.upstream.take() else { return Ok(()) };
@@ -110,7 +112,7 @@ impl RequestContext<'_> {
         result
     }
 
-    /// Answers as the route says. `headers` precede the header operations of the route.
+    /// Sends a direct response or a redirect. The header operations of the route apply after `headers`.
     pub(crate) async fn direct_response(
         &mut self,
         status: u16,
@@ -123,7 +125,7 @@ impl RequestContext<'_> {
         self.send_text(text).await
     }
 
-    /// Answers instead of the upstream. `headers` replace those of the route's header operations.
+    /// Sends a local reply. `headers` replace fields that the route's header operations have set.
     pub(crate) async fn local_reply(
         &mut self,
         status: u16,
@@ -148,7 +150,8 @@ impl RequestContext<'_> {
         }
     }
 
-    /// Sends a local reply with a text: as `grpc-message` to a gRPC client, else as content.
+    /// Sends a local reply with a text. A gRPC client receives the text as `grpc-message`, other clients as
+    /// content.
     pub(crate) async fn send_text(&mut self, text: &[u8]) -> Result<(), Error> {
         let response = &mut *self.exchange.response;
         if let Some(web) = self.decision.grpc_web {
@@ -202,7 +205,7 @@ impl RequestContext<'_> {
         }
         let grpc = || ("grpc-status".into(), answer.grpc.to_string().into_bytes().into());
         let grpc = self.decision.grpc.then(grpc);
-        // Asks proxies in front not to retry, because the cluster is at its limit.
+        // This field asks the proxies in front not to retry, because the cluster is at its limit.
         let overloaded = matches!(error.kind, Kind::Overflow);
         let overloaded = overloaded.then(|| ("x-envoy-overloaded".into(), b"true".to_vec().into()));
         let headers: Vec<_> = grpc.into_iter().chain(overloaded).collect();
@@ -277,8 +280,8 @@ impl RequestContext<'_> {
         written.map_err(|kind| Error::new(kind).after_response_started())
     }
 
-    /// Discards the rest of the request's body. Only bytes that have arrived are read; the connection is closed if
-    /// there are more.
+    /// Discards the rest of the request's body. Reads only bytes that have arrived; if more are to come, the
+    /// connection closes after the response.
     fn skip_body(&mut self) {
         let exchange = &mut self.exchange;
         if !exchange.body.is_read() && !exchange.body.skip(&mut exchange.downstream.wire) {

@@ -79,15 +79,15 @@ pub(crate) fn process_hop_fields(
 
 /// Returns the protocol that the request asks for, in lower case; `connect` for CONNECT.
 ///
-/// As in Envoy the whole `upgrade` field is one name, so a list of protocols is a name that no configuration allows.
-/// `is_listed` says whether `connection` lists `upgrade`.
+/// As in Envoy, the whole `upgrade` field is one name. A list of protocols is therefore a name that no
+/// configuration allows. `is_listed` says whether `connection` lists `upgrade`.
 pub(crate) fn requested_upgrade(head: &RequestHead, is_listed: bool) -> Option<Box<str>> {
     if head.method() == "CONNECT" {
         return Some("connect".into());
     }
     let name = head.header("upgrade").filter(|_| is_listed)?;
     let name = String::from_utf8_lossy(name).to_ascii_lowercase();
-    // An upgrade of HTTP/1.1 to HTTP/2 may be ignored (RFC 9110, 7.8), and is, as by Envoy.
+    // As in Envoy, an upgrade from HTTP/1.1 to HTTP/2 is ignored, which RFC 9110, section 7.8, allows.
     (name != "h2c" || head.version == Version::Http2).then(|| name.into())
 }
 

@@ -1,7 +1,8 @@
 //! Moves the bytes of one attempt: the request to the upstream, then the response to the client.
 //!
-//! Both directions move at the same time, because HTTP allows a response before the request is complete. A request
-//! waits in three places only, all of them here. Each also watches the client's connection and the deadlines.
+//! Both directions move at the same time, because HTTP allows a response before the request is complete. A
+//! request waits in three functions only: [`Client::wait`], [`Client::request`] and [`Client::respond`]. Each
+//! also watches the client's connection and the deadlines.
 
 use std::{
     future::{Future, poll_fn},
@@ -24,30 +25,30 @@ use skysail_http::{
 };
 use skysail_policy::error::{Error, Kind};
 
-/// Interim responses (1xx) read in one poll, before the task yields to others.
+/// Number of interim responses (1xx) read in one poll before the task yields to others.
 const INTERIM_PER_POLL: usize = 64;
 
 /// The time limits of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deadlines {
-    /// Limit of the whole response, from the end of the request.
+    /// Time limit of the whole response, counted from the end of the request.
     timeout: Option<Duration>,
-    /// Limit of the response's head in each attempt, from the end of the request.
+    /// Time limit of the response's head in each attempt, counted from the end of the request.
     try_timeout: Option<Duration>,
     /// Deadline of the complete request.
     request: Option<Instant>,
     /// Deadline of the whole exchange.
     pub(crate) whole: Option<Instant>,
-    /// End of the drain time, if the configuration in force no longer admits the request.
+    /// Deadline of a request that the configuration in force no longer admits.
     revoked: Option<Instant>,
-    /// Limit of the time without any progress.
+    /// Time limit without any progress.
     pub(crate) idle_timeout: Option<Duration>,
     /// Deadline of the response; set once the request is complete.
     response: Option<Instant>,
-    /// Deadline of the response's head in the attempt under way.
+    /// Deadline of the response's head in the current attempt.
     attempt: Option<Instant>,
     idle: Option<Instant>,
-    /// Total of bytes at the last progress.
+    /// Number of bytes moved in total at the last progress.
     moved: u64,
 }
 
@@ -60,14 +61,14 @@ pub(crate) struct Client<'a> {
     pub(crate) body: &'a mut Flow,
     /// Whether the whole request has been sent to this upstream.
     pub(crate) complete: bool,
-    /// Whether the upstream takes no more of the request; its response may still come.
+    /// Whether the upstream accepts no more of the request; its response may still arrive.
     pub(crate) stalled: bool,
     /// Whether interim responses (1xx) may be forwarded.
     pub(crate) interim: bool,
 }
 
 impl Deadlines {
-    /// Returns these limits without any other.
+    /// Returns deadlines with these limits and no others.
     pub(crate) fn new(
         timeout: Option<Duration>,
         try_timeout: Option<Duration>,
@@ -77,7 +78,8 @@ impl Deadlines {
         Self { timeout, try_timeout, request, idle_timeout, ..Self::default() }
     }
 
-    /// Starts the response timeout: the request has arrived, though it may still wait for an upstream connection.
+    /// Starts the response timeout. The whole request has arrived, but it may still wait for an upstream
+    /// connection.
     fn start_response(&mut self, now: Instant) {
         if self.response.is_none() {
             self.response = self.timeout.map(|timeout| now + timeout);
@@ -105,7 +107,7 @@ impl Deadlines {
         }
     }
 
-    /// Ready with the kind of the deadline that has passed.
+    /// Returns the kind of the deadline that has passed; pending until then.
     fn poll(
         &self,
         cx: &mut Context<'_>,
@@ -151,7 +153,7 @@ impl<'a> Client<'a> {
         Self { wire, timer, deadlines, body, complete: false, stalled: false, interim }
     }
 
-    /// Waits for something that involves neither side, such as a new connection or a delay.
+    /// Waits for a future that moves no bytes of this exchange, such as a new connection or a delay.
     pub(crate) async fn wait<T>(
         &mut self,
         future: impl Future<Output = Result<T, Error>>,
@@ -207,8 +209,8 @@ impl<'a> Client<'a> {
                 match answer {
                     Poll::Pending => break,
                     Poll::Ready(Ok(None)) if !self.interim => {}
-                    // Interim responses are read as fast as the client reads them. The first is an exception, as
-                    // holding it would delay the final response.
+                    // Interim responses are read only as fast as the client reads them. The first one is
+                    // forwarded without a wait, because a wait would delay the final response.
                     Poll::Ready(Ok(None)) if forwarded => held = true,
                     Poll::Ready(Ok(None)) => {
                         self.wire.interim(head, method);
@@ -260,8 +262,8 @@ impl<'a> Client<'a> {
         .map_err(Error::after_response_started)
     }
 
-    /// Whether the client has closed its end. Registers an HTTP/2 stream to be woken when its connection is
-    /// revalidated.
+    /// Returns whether the client has closed its end. Also registers an HTTP/2 stream to be woken when its
+    /// connection is revalidated.
     fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
         if self.body.is_read() { self.wire.is_gone(cx) } else { self.wire.is_lost(cx) }
     }

@@ -148,8 +148,8 @@ impl Service for Large {
 
 const PIECE: usize = 64 << 10;
 
-/// Calls a service over a pipe of 1 MiB. The client is sent one piece every two seconds while `reads` is true.
-/// Returns the response, and the server's task.
+/// Calls a service over a pipe of 1 MiB. The client receives one piece, then one every two seconds while
+/// `reads` is true. Returns the response and the server's task.
 async fn call_slowly(service: Large, reads: &Arc<AtomicBool>) -> (h2::RecvStream, JoinHandle<()>) {
     let (near, pipe) = tokio::io::duplex(1 << 20);
     let (end, far) = tokio::io::duplex(PIECE);

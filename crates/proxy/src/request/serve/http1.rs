@@ -35,8 +35,9 @@ use skysail_http::{
 };
 use skysail_policy::config::HttpManager;
 
-/// Serves a connection. Returns it if it uses HTTP/2 from the start, which is possible if `may_be_http2`, or after an
-/// upgrade.
+/// Serves a connection until it ends or turns out to be HTTP/2. In the second case, returns the connection:
+/// it uses HTTP/2 from the start (only if `may_be_http2`), or after the upgrade request that is also
+/// returned.
 pub(crate) async fn run(
     worker: &Rc<Worker>,
     connection: Box<Accepted>,
@@ -47,7 +48,7 @@ pub(crate) async fn run(
     let mut manager = manager.clone();
     let (mut may_be_http2, mut served) = (may_be_http2, 0);
     loop {
-        // Boxed, and freed in a pause, so that an idle connection takes little memory.
+        // The future is boxed and freed during a pause, so that an idle connection takes little memory.
         match Box::pin(requests(worker, &mut downstream, &mut manager, &mut may_be_http2, &mut served)).await
         {
             Stop::Pause => {
@@ -79,7 +80,7 @@ fn split(connection: Accepted) -> (Downstream, Registered) {
     (Downstream { wire: Wire::Http1(stream), timer, origin }, registered)
 }
 
-/// Why [`requests`] returned.
+/// Reason why [`requests`] returned.
 enum Stop {
     /// No request has arrived for [`PAUSE`].
     Pause,
@@ -120,7 +121,8 @@ async fn requests(
         {
             return Stop::Http2(Some(Box::new(UpgradedRequest { head, settings })));
         }
-        // A connection that the newest configuration does not admit may finish this request with the previous one.
+        // If the newest configuration does not admit the connection, this request may still finish under the
+        // previous one.
         let refreshed = downstream::refresh(&mut downstream.origin, worker);
         if let Err(end) = refreshed {
             downstream.origin.note_revoked(worker);
@@ -161,7 +163,8 @@ async fn requests(
     }
 }
 
-/// Waits in a pause for a request or for a drain. Returns false at the end of the connection.
+/// Waits during a pause for a request or for a drain. Returns false if the connection has ended or its idle
+/// timeout has passed.
 async fn resumes(worker: &Worker, downstream: &mut Downstream, manager: &HttpManager) -> bool {
     let Downstream { wire: Wire::Http1(stream), timer, origin } = downstream else { return false };
     let idle = manager.idle_timeout.map(|timeout| Instant::now() + timeout.saturating_sub(PAUSE));
@@ -267,7 +270,7 @@ async fn next(
         if begun.is_none() && !stream.input.is_empty() {
             begun = refuse::head_timeout(manager).map(|(timeout, reason)| (now + timeout, reason));
         }
-        // A request may be in flight to a connection that drains.
+        // A draining connection waits for a short time, because a request may be in flight.
         if idle_drain_end.is_none() {
             idle_drain_end = origin.connections.idle_drain().map(|time| now + time);
         }

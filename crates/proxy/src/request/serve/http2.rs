@@ -51,10 +51,11 @@ pub(crate) async fn run(
     let mut driver = start(worker, *stream, manager, upgraded);
     let mut manager = manager.clone();
     let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);
-    // After a GOAWAY: the time until which the client may open streams, unless it acknowledges the GOAWAY first.
+    // After a GOAWAY: time until which the client may open streams. An acknowledgement of the GOAWAY ends
+    // this earlier.
     let mut ending = None;
     let (mut idle, mut served) = (None, 0_u32);
-    // The frame that has arrived in part, and the deadline of its rest.
+    // The frame that has arrived in part: its number, the deadline for its rest, and the refusal after it.
     let mut partial: Option<(u64, Instant, Malformed)> = None;
     // A client that connects during a drain may send one request before the GOAWAY.
     let mut newcomer = origin.connections.is_draining();
@@ -77,7 +78,8 @@ pub(crate) async fn run(
                     let timeout = idle_drain.or(manager.idle_timeout);
                     idle = timeout.map(|timeout| Instant::now() + timeout);
                 }
-                // Each frame has its own deadline, because at any time some frame may have arrived in part.
+                // Each frame has its own deadline, because a busy connection may always have an incomplete
+                // frame.
                 partial = driver.partial().and_then(|frame| {
                     partial.filter(|(known, ..)| *known == frame).or_else(|| {
                         let (timeout, refusal) = refuse::head_timeout(&manager)?;
@@ -156,7 +158,8 @@ fn leave(driver: &Driver, manager: &HttpManager) -> Option<Instant> {
     Some(Instant::now() + manager.drain_timeout)
 }
 
-/// Whether the configuration in force no longer admits the connection. Wakes its streams, which check themselves.
+/// Returns whether the configuration in force no longer admits the connection. When a check is due, wakes the
+/// streams, so that each checks itself.
 #[inline]
 fn is_revoked(worker: &Worker, driver: &Driver, origin: &mut Rc<Origin>) -> bool {
     if origin.admission.is_due(worker) {
@@ -212,7 +215,8 @@ fn refuse_head(
     refuse::note(worker, origin, manager, refusal, Version::Http2, Some((&response, 0)));
 }
 
-/// Counts and logs why a connection ended early. `culprit` is the kind of frame that exceeded a limit.
+/// Counts and logs the reason why a connection ended early. `culprit` is the kind of frame that exceeded a
+/// limit.
 fn report(worker: &Worker, origin: &Origin, manager: &HttpManager, lost: &Lost, culprit: Option<FrameKind>) {
     let counters = worker.shard.manager(&manager.stat_prefix);
     if let Lost::Silent = lost {
@@ -264,7 +268,7 @@ async fn serve(
         counters: &counters,
         forwarded_cert: forwarded_cert.as_deref(),
     };
-    // Boxed with its context: the task would otherwise be moved with the memory for both.
+    // The future is boxed together with the context. Otherwise each move of the task would copy both.
     Box::pin(async {
         let mut context = RequestContext::new(scope, &mut downstream, &mut head, &mut response, framing);
         context.serve(ConnectionOptions { close: false, upgrade }, false).await
