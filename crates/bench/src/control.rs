@@ -222,7 +222,7 @@ struct Churn {
     per_second: f64,
     cpu_ms_each: f64,
     ms: Quantiles,
-    /// Number of changes meanwhile.
+    /// Number of changes during that time.
     changes: u64,
     /// Resident megabytes at the end of each tenth of the time.
     resident_mb: Vec<f64>,

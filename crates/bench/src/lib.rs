@@ -1,7 +1,7 @@
 //! `skysail bench`: measures the cost of a mesh on this machine, next to other proxies in the same run.
 //!
 //! [`control`] measures a control plane, and [`sign`] its certificate authority. [`dns`] counts the DNS
-//! queries of a control plane.
+//! queries of a control plane and of Envoys.
 //!
 //! [`latency`] and [`compare`] measure peers, which are the proxies to compare. They run in rounds; in each
 //! round every peer has one turn. [`topology`] runs a turn: a server ([`serve`]), the sidecars ([`peers`])

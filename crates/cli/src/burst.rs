@@ -53,8 +53,8 @@ impl Bursts {
         self.groups.values().filter(|group| group.count > FIRST).map(Group::end).min()
     }
 
-    /// Ends the groups that are due at this time, or all groups without a time. Returns a line for each group
-    /// that has unprinted messages.
+    /// Ends the groups that are due at `by`; without it, ends all groups. Returns a line for each group that
+    /// has unprinted messages.
     pub(crate) fn over(&mut self, by: Option<Instant>) -> Vec<String> {
         let ended = self.groups.extract_if(|_, group| by.is_none_or(|by| group.end() <= by));
         let mut ended: Vec<Group> =

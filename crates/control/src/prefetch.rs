@@ -76,8 +76,8 @@ impl PrefetchHistory {
     pub(crate) fn hosts_of(&self, identity: &str, snapshot: &Snapshot) -> Arc<[Arc<str>]> {
         let mut history = self.lock();
         let Some(entry) = history.identities.get_mut(identity) else { return Arc::default() };
-        // A proxy that takes virtual hosts within their routes has no resources of this kind, which does not mean that
-        // the hosts do not exist.
+        // A proxy that receives virtual hosts within their routes has no resources of this kind. Its hosts
+        // may exist nevertheless.
         if snapshot.iter(Kind::VirtualHost).next().is_none() {
             return Arc::default();
         }

@@ -121,8 +121,8 @@ impl SelfSigned {
     /// This function writes to an existing authority only if the lifetime of certificates has changed.
     ///
     /// # Errors
-    /// The directory cannot be read or written, another process uses it, it contains other files or an expired
-    /// root, or the lifetimes are inconsistent.
+    /// The directory cannot be read or written, or another process uses it. It contains other files or an
+    /// expired root. The lifetimes are inconsistent.
     pub fn open(folder: Option<&Path>, lifetimes: Lifetimes, now: SystemTime) -> Result<Self, Error> {
         let Lifetimes { certificate, root } = lifetimes;
         if root < certificate * MIN_LIFETIMES {
@@ -315,7 +315,7 @@ impl State {
 
     /// Returns the latest time for the next root to begin to sign. It comes before the end of this step if
     /// the signing root was made for shorter lifetimes. At that time the signing root is still valid. Its
-    /// certificates expire with it at the latest, and workloads have renewed them before.
+    /// certificates expire no later than the root itself, and workloads have renewed them.
     fn latest_switch(&self, now: SystemTime) -> Result<SystemTime, Error> {
         let (_, end) = validity(&self.signing.certificate)?;
         Ok(now + end.duration_since(now).unwrap_or_default() * 4 / 5)

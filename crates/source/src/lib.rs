@@ -37,7 +37,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// Changes with shorter pauses between them than this are handled together.
+/// Time without events that ends a burst of changes. One scan handles the whole burst.
 const SETTLE: Duration = Duration::from_millis(5);
 /// Maximum time that a file may stay open for writing before it is read as it is.
 const MAX_WAIT: Duration = Duration::from_millis(500);
@@ -64,7 +64,7 @@ pub struct FileChange {
 pub enum FileState {
     /// The file has this text.
     Text(String),
-    /// The file or folder exists but cannot be read; what was read of it before stays in force.
+    /// The file or folder exists but cannot be read; the content that was last read stays in force.
     Unreadable(String),
     /// The file was removed.
     Gone,

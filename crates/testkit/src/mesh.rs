@@ -26,7 +26,7 @@ pub struct Setup {
     folder: Arc<TempDir>,
     arguments: Vec<String>,
     user: Option<u32>,
-    /// Default parent of run folders for the user, if the mesh uses it instead of `run`.
+    /// The user's default parent folder of run folders, if the mesh uses it instead of `run`.
     default_run_folder: Option<PathBuf>,
     /// Mesh and workload inside which this mesh runs.
     host: Option<(Box<Setup>, String)>,
@@ -377,8 +377,8 @@ fn show_logs(folder: &Path) {
     });
 }
 
-/// Fails if a log contains a panic. Failed programs are restarted, so a test may not notice a panic by
-/// itself.
+/// Fails if a log contains a panic. Failed programs are restarted, so a test might otherwise overlook a
+/// panic.
 fn assert_no_panic(folder: &Path) {
     each_log(folder, &mut |path, text| {
         assert!(!text.contains("panicked at"), "{}:\n{text}", path.display());

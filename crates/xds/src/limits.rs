@@ -3,7 +3,7 @@
 //! Memory: limits apply to each kind of data that a connection holds: incomplete requests, names of resources
 //! that do not exist, streams. The server encodes no more responses than the client reads.
 //!
-//! CPU time: a [pace](Pace) charges all work that a client causes to its connection. The server does not read
+//! CPU time: all work that a client causes is charged to its connection ([`Pace`]). The server does not read
 //! from a connection that owes too much. `docs/limits.md` lists the limits for operators.
 //!
 //! A limit that the replicas of an identity share only delays a request; it never ends one. Work of other
@@ -76,13 +76,13 @@ pub const UNSENT: usize = 512 << 10;
 /// reads all of them.
 pub const PROGRESS: usize = 64 << 10;
 
-/// Debt of a connection above which the server does not read it, in units of the costs below. It equals the
-/// cost of a first request for all of 60,000 services.
+/// Debt of a connection above which the server does not read it, in units of the costs below. It allows a
+/// first request for all of 60,000 services.
 pub const BURST: u64 = 128 << 20;
 /// Rate at which a connection pays its debt, in units per second.
 pub const RATE: u64 = 256 << 10;
-/// Rate and burst of an identity, as a multiple of those of one connection, however many connections it
-/// opens. An instance that has spent no more than one connection may spend is not delayed.
+/// Rate and burst of an identity, as a multiple of those of one connection. They do not depend on the number
+/// of its connections. An instance that has spent no more than one connection may spend is not delayed.
 pub const IDENTITY_PACE: u64 = 64;
 /// Cost of a byte outside of requests, for example in a PING or a header.
 pub const FRAME_BYTE: u64 = 16;
@@ -288,7 +288,7 @@ impl Drop for Wait {
     }
 }
 
-/// The caller of a call. It is authenticated before the body of the call is read.
+/// Authenticated caller. The server verifies the identity before it reads the body of the call.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The identity, which all replicas of a workload share.

@@ -15,7 +15,7 @@ use granit_parser::{Event, Parser, ScalarStyle, ScanError, StrInput};
 
 /// Maximum number of nodes in a document, including those of expanded aliases.
 const MAX_NODES: usize = 1_000_000;
-/// Maximum nesting depth. Real documents are less deep, and the stack allows far more.
+/// Maximum nesting depth. Documents that people write are less deep, and the stack allows far more.
 const MAX_DEPTH: usize = 100;
 /// Maximum number of keys in a mapping. Each new key is compared with all before it.
 const MAX_KEYS: usize = 10_000;
@@ -342,7 +342,7 @@ impl Tree {
     /// Returns the path of the current node, for messages.
     fn path(&self) -> String {
         let mut path = String::new();
-        // The lists and mappings around the innermost one name it, so it adds no part of its own.
+        // The innermost list or mapping is skipped, because the ones around it contain its key or index.
         for open in self.open.iter().rev().skip(1).rev() {
             match &open.items {
                 Items::List(nodes) => path.push_str(&format!("[{}]", nodes.len())),

@@ -1,9 +1,9 @@
 //! State of an HTTP/2 connection: streams, windows, settings and output. It does no IO and never waits, so that tests
 //! and fuzz targets can feed it bytes.
 //!
-//! Input arrives through [`Session::feed`] (in `receive` and `control`); output is collected in `out`. The functions
-//! in `streams` operate on a stream by its id. Content is added to `out` only as far as windows and `out` have space,
-//! so that nothing is queued for a peer that does not read.
+//! Input arrives through [`Session::feed`] (in `receive` and `control`); output is collected in `out`. The
+//! functions in `streams` operate on a stream by its id. Content is added to `out` only as far as the windows
+//! and `out` have space. Nothing is therefore queued for a peer that does not read.
 
 mod budget;
 mod control;
@@ -485,8 +485,8 @@ impl Session {
 
     /// Wakes streams after all of `out` has been written: first all that wait to send a head, then as many
     /// stalled streams as the space allows. Returns whether stalled streams remain while the connection's
-    /// window is open. The caller must then call this again after the woken streams have run, because they
-    /// may not use their share.
+    /// window is open. The caller must then call this again after the woken streams have run, because a woken
+    /// stream may leave its share unused.
     pub(super) fn written(&mut self) -> bool {
         self.replies = 0;
         if self.stalled.is_empty() && self.crowded.is_empty() {

@@ -148,7 +148,8 @@ fn lb_endpoint(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> endpoint:
         load_balancing_weight: uint32(member.weight),
         host_identifier: Some(endpoint::lb_endpoint::HostIdentifier::Endpoint(endpoint::Endpoint {
             address: Some(address(text, member.port)),
-            // A proxy that resolves names itself knows this name, for routes that put it into requests.
+            // Routes may set the host of requests to this name. A proxy that resolves names itself knows it
+            // without this field.
             hostname: member.name.as_deref().unwrap_or_default().to_owned(),
             ..Default::default()
         })),

@@ -207,7 +207,7 @@ fn http_match(matched: &HttpMatch, field: &str, findings: &mut Findings) {
     }
 }
 
-/// Reports path matches that never match, or that contain a `*`, which is not a wildcard.
+/// Reports path conditions that no request meets, and those with a `*`, which is not a wildcard.
 fn path(uri: &StringMatch, field: &str, findings: &mut Findings) {
     let (StringMatch::Exact(path) | StringMatch::Prefix(path)) = uri else { return };
     if path.starts_with(['\u{201c}', '\u{201d}', '\u{2018}', '\u{2019}']) {

@@ -273,8 +273,8 @@ impl RequestContext<'_> {
         let mut client = Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, interim);
         let idempotent = hop::is_idempotent(self.exchange.request.method());
         let started = self.outcome.started;
-        // A request that must not be sent twice uses a pooled connection only if the server has not closed
-        // it, as far as the kernel knows.
+        // A request that must not be sent twice does not use a pooled connection that, as far as the kernel
+        // knows, the server has closed.
         let pooled = upstream::take(pool, host, &offer)?.and_then(|mut pooled| {
             let usable = !fresh && (idempotent || !pooled.may_be_closed(started) || pooled.is_quiet_now());
             usable.then_some(pooled)

@@ -1,4 +1,5 @@
-//! The spans of a request: its own, and one of each attempt at an upstream where the configuration asks for them.
+//! The spans of a request: its own, and one for each attempt at an upstream if the configuration enables
+//! these.
 //!
 //! A request without tracing has no [`Trace`].
 
@@ -46,7 +47,7 @@ pub(crate) struct Trace<'a> {
     name: Box<str>,
     /// Name that the response gives to the client's span.
     client_operation: Option<&'a str>,
-    /// The attempt under way, if it is sampled.
+    /// The current attempt, if it is sampled.
     attempt: Option<AttemptSpan>,
     /// `grpc-message` from the trailers of the response.
     message: Option<Box<[u8]>>,
@@ -66,11 +67,11 @@ pub(crate) struct AttemptSpan {
     retries: u32,
 }
 
-/// How an attempt ended.
+/// End of an attempt.
 pub(crate) struct AttemptEnd<'a> {
     /// The failure; `None` if the upstream responded.
     pub(crate) error: Option<&'a Error>,
-    /// The response is discarded, as a retry follows.
+    /// The response is discarded, because a retry follows.
     pub(crate) is_abandoned: bool,
     /// Protocol of the upstream connection; `-` without one.
     pub(crate) protocol: &'static str,
@@ -88,7 +89,7 @@ impl<'a> Trace<'a> {
     ) -> Self {
         let of_route = route.and_then(|route| route.tracing.as_deref());
         let sampling = of_route.map_or(&tracing.sampling, |route| &route.sampling);
-        // Where attempts have spans, those are the client spans.
+        // If attempts have spans, these are the client spans.
         let end = if outbound && !tracing.tries { CallSide::Client } else { CallSide::Server };
         let mut dice = worker.dice.borrow_mut();
         let decision = trace::decide(sampling, manager.request_id, head, &mut dice);
@@ -169,7 +170,7 @@ impl<'a> Trace<'a> {
         }
     }
 
-    /// Takes the span of the attempt under way, to export it.
+    /// Takes the span of the current attempt, to export it.
     pub(crate) fn take_attempt(&mut self) -> Option<AttemptSpan> {
         self.attempt.take()
     }
@@ -354,7 +355,8 @@ fn url(head: &RequestHead, max_path: usize) -> String {
     format!("{scheme}://{}{}", head.authority(), &path[..end])
 }
 
-/// Returns the span name that the other sidecar gave, and removes its field, which is meant for this proxy alone.
+/// Returns the span name that the other sidecar sent, and removes its field, which is meant only for this
+/// proxy.
 fn take_operation(headers: &mut Headers) -> Option<Box<str>> {
     let name = headers.header(OPERATION).filter(|name| !name.is_empty());
     let name = name.map(|name| String::from_utf8_lossy(name).into());

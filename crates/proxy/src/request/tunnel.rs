@@ -1,7 +1,7 @@
 //! Tunnels: the bytes that follow a CONNECT or an upgrade.
 //!
-//! Between two HTTP/1.1 connections they are forwarded as by the TCP proxy. This module forwards them if at least one
-//! side is an HTTP/2 stream.
+//! Between two HTTP/1.1 connections, the code of the TCP proxy forwards them. This module forwards them if at
+//! least one side is an HTTP/2 stream.
 
 use std::{
     future::poll_fn,
@@ -76,7 +76,7 @@ impl TunnelDirection {
         Self { flow: Flow::new(Framing::UntilClose, Framing::UntilClose, limits, false), done: false }
     }
 
-    /// Ready once the sender has ended and the receiver's side is shut down.
+    /// Returns ready when the sender has ended and the receiver's side is shut down.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,

@@ -511,7 +511,7 @@ impl TcpDirection {
                 return Poll::Ready(Ok(()));
             }
             if !self.read_greeting(from)? && !from.input.is_empty() {
-                // The blocks are swapped; nothing is copied.
+                // The buffers are swapped; no bytes are copied.
                 std::mem::swap(&mut to.output, &mut from.input);
                 continue;
             }
@@ -635,7 +635,7 @@ mod tests {
         }
         meanwhile!(pass(&mut client, &mut server, b"hello"));
         assert_eq!(tunnel.up.passage, Passage::Buffers);
-        // The bytes that fill a block are copied; those that the socket holds beyond it are spliced.
+        // The bytes that fill the input buffer are copied; further bytes in the socket are spliced.
         client.write_all(&much[..100_000]).await.unwrap();
         meanwhile!(async {
             server.read_exact(&mut vec![0; 100_000]).await.unwrap();

@@ -1,4 +1,4 @@
-//! Changes of the request's head on its way to the upstream, as the route says.
+//! Changes of the request's head before it is sent to the upstream, as the route specifies.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use skysail_http::head::{self, RequestHead};
 use skysail_policy::{config::route::HostRewrite, grpc, headers, retry::AttemptPolicy, route::Found};
 
 impl ForwardPlan<'_> {
-    /// Whether the route changes the request's head.
+    /// Returns whether the route changes the request's head.
     pub(super) fn changes_head(&self) -> bool {
         let Found { table, host, route, target, .. } = self.found;
         let target = target.is_some_and(|target| !target.headers.request.is_empty());
@@ -19,7 +19,7 @@ impl ForwardPlan<'_> {
 }
 
 impl RequestContext<'_> {
-    /// Changes the request's head as the route says, in Envoy's order.
+    /// Changes the request's head as the route specifies, in Envoy's order.
     pub(super) fn rewrite(&mut self, plan: &ForwardPlan<'_>) {
         let found = plan.found;
         let target = found.target.map(|target| &target.headers);
@@ -47,7 +47,8 @@ impl RequestContext<'_> {
         self.set_expected_timeout(plan);
     }
 
-    /// Sets `x-envoy-expected-rq-timeout-ms`. The first attempt has all of the time, rounded down to milliseconds.
+    /// Sets `x-envoy-expected-rq-timeout-ms`. The value of the first attempt is the whole timeout, rounded
+    /// down to milliseconds.
     pub(super) fn set_expected_timeout(&mut self, plan: &ForwardPlan<'_>) {
         let AttemptPolicy { timeout, try_timeout, .. } = plan.limits;
         let is_retry = self.outcome.attempts > 1;
@@ -65,11 +66,12 @@ impl RequestContext<'_> {
     }
 }
 
-/// Sets the authority that the host rewrite gives, and keeps the original in `x-envoy-original-host`. As in Envoy the
-/// authority stays if the new one is empty, or is no valid `Host` field. `attempts` is the number of attempts so far.
+/// Sets the authority that the host rewrite gives, and keeps the original in `x-envoy-original-host`. As in
+/// Envoy, the authority stays if the new one is empty or is not a valid `Host` field. `attempts` is the
+/// number of attempts so far.
 pub(super) fn set_host(head: &mut RequestHead, host: &[u8], attempts: u32) {
     let Some(host) = head::as_authority(host) else { return };
-    // A retry at another endpoint keeps the original of the first attempt.
+    // A retry at another endpoint keeps the original authority that the first attempt has stored.
     if attempts <= 1 {
         let original = head.authority().to_owned();
         head.set("x-envoy-original-host", original.as_bytes());

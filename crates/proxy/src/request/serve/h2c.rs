@@ -1,7 +1,7 @@
 //! The upgrade from HTTP/1.1 to HTTP/2 by `upgrade: h2c` (RFC 7540, section 3.2).
 //!
-//! RFC 9113 has removed it and Envoy ignores it, but clients such as curl still request it. It is never forwarded. An
-//! upgrade with any defect is ignored: the request is then answered in HTTP/1.1.
+//! RFC 9113 has removed it and Envoy ignores it, but clients such as curl still request it. It is never
+//! forwarded. The proxy ignores an upgrade with any defect, and answers the request in HTTP/1.1.
 //!
 //! Only outbound listeners accept it. On other listeners a proxy in front might forward the upgrade without
 //! understanding it, and would not check the requests that follow on the connection.

@@ -24,7 +24,8 @@ pub(crate) async fn run(worker: &Rc<Worker>, connection: Box<Accepted>, manager:
         Codec::Http1 => Some(false),
         Codec::Http2 => Some(true),
     };
-    // Boxed: these futures are much larger than the task of a connection that waits for its first byte.
+    // The futures are boxed, because they are much larger than the task of a connection that waits for its
+    // first byte.
     let http2 = match known {
         Some(true) => Some((connection, None)),
         Some(false) => Box::pin(http1::run(worker, connection, &manager, false)).await,

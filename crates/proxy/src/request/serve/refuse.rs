@@ -81,7 +81,7 @@ pub(super) fn note(
     record.downstream_local = Some(origin.destination);
     record.downstream_remote = Some(origin.source);
     record.downstream_direct = Some(origin.direct);
-    // Only the version of a malformed head is logged.
+    // The log contains only the version of a malformed head.
     let mut request = RequestHead::default();
     request.version = version;
     let response = response.map(|(response, _)| response);
