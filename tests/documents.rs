@@ -1,5 +1,6 @@
-//! What documents name exists: the threat model's tests, the targets of links, the tool's subcommands and options, and the messages
-//! that troubleshooting explains. Pages keep their size and form, and the README's figures are those of `docs/performance.md`.
+//! Checks that the names in documents exist: the threat model's tests, the targets of links, the tool's
+//! subcommands and options, and the messages that troubleshooting explains. Pages keep their size and form,
+//! and the README's figures are those of `docs/performance.md`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 

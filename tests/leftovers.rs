@@ -94,8 +94,8 @@ fn a_signal_ends_a_mesh_at_each_step_of_its_start() {
     }
 }
 
-/// Whether this process ignores the signal, as a shell's background jobs ignore SIGINT. Programs inherit that, and the kernel
-/// discards the signal until they install a handler.
+/// Returns whether this process ignores the signal, as a shell's background jobs ignore SIGINT. Programs
+/// inherit this, and the kernel discards the signal until they install a handler.
 fn is_ignored(signal: Signal) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();

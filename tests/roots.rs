@@ -118,7 +118,7 @@ impl Control {
     }
 }
 
-/// How `--ca-root` is replaced.
+/// Way of replacing `--ca-root`.
 #[derive(Clone, Copy)]
 enum Way {
     /// Another file is renamed to it.

@@ -1,9 +1,9 @@
 //! The terminal of `skysail up`: progress lines that scroll, and below them a table that is redrawn in place.
 //!
-//! A redraw moves the cursor up by the table's rows and clears from there. So each line of the table must take one row,
-//! and all of them must be on the screen: [`edges::lines`] fits them. After a resize the position of the rows is
-//! unknown, because terminals rewrap lines in different ways. So the screen is cleared, and the last progress lines are
-//! printed again.
+//! A redraw moves the cursor up by the table's rows and clears from there. Each line of the table must
+//! therefore take one row, and all lines must be on the screen: [`edges::lines`] fits them. After a resize
+//! the position of the rows is unknown, because terminals rewrap lines in different ways. The screen is
+//! therefore cleared, and the last progress lines are printed again.
 
 use std::{
     collections::VecDeque,

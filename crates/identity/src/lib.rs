@@ -56,7 +56,7 @@ pub enum Error {
     /// Invalid PEM, or PEM without the expected content.
     #[error("{what}: {reason}")]
     Pem {
-        /// What was parsed: "certificate chain", "private key".
+        /// Name of the parsed text: "certificate chain", "private key".
         what: &'static str,
         /// Cause.
         reason: String,

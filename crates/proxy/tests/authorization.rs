@@ -234,8 +234,8 @@ fn ask_over_http(server: &Value) -> Value {
     filter("http.ext_authz.v3.ExtAuthz", &config)
 }
 
-/// An HTTP service would take the check of a CONNECT request for a tunnel. So it is not asked, and no response
-/// stays on its connection that the next check could read.
+/// An HTTP service would take the check of a CONNECT request for a tunnel. The sidecar therefore does not ask
+/// it. No response stays on the service's connection that the next check could read.
 #[tokio::test]
 async fn a_request_that_cannot_be_checked_is_denied() {
     let connections = Arc::default();

@@ -25,8 +25,8 @@ pub(crate) struct Overload {
     pub(crate) answered: f64,
     pub(crate) refused: f64,
     pub(crate) failed: f64,
-    /// P99 before the surge in µs, from the due time of requests. So are the following figures, except for those with
-    /// `served`.
+    /// P99 before the surge in µs, from the due time of requests. The following figures also count from the
+    /// due time, except those with `served`.
     pub(crate) calm_p99_us: f64,
     /// Latency of the surge's responses with status 200.
     pub(crate) answered_p50_us: f64,

@@ -30,7 +30,7 @@ impl Default for Compiler {
 /// A compilation that panicked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CompilePanic {
-    /// What was being compiled.
+    /// Description of the compilation that panicked.
     pub(super) subject: String,
     /// Message of the panic.
     pub(super) message: String,

@@ -217,7 +217,8 @@ fn note_unmatched(worker: &Rc<Worker>, listener: &Listener, facts: &Facts<'_>, d
     export::log(worker, &listener.access_logs, &context);
 }
 
-/// Whether the configuration in force admits the connection: it may have changed while the client was silent.
+/// Returns whether the configuration in force admits the connection. The configuration may have changed while
+/// the client was silent.
 async fn is_admitted(origin: &mut Rc<Origin>, worker: &Rc<Worker>) -> bool {
     if downstream::refresh(origin, worker).is_err() {
         origin.note_revoked(worker);
@@ -226,7 +227,7 @@ async fn is_admitted(origin: &mut Rc<Origin>, worker: &Rc<Worker>) -> bool {
     is_allowed(origin, worker).await
 }
 
-/// Whether the policies of the filter chain and its external authorization allow the connection.
+/// Returns whether the policies of the filter chain and its external authorization allow the connection.
 async fn is_allowed(origin: &Origin, worker: &Rc<Worker>) -> bool {
     let Some(found) = origin.apply_policies(worker) else { return false };
     let Some(config) = origin.chain.ask.as_deref() else { return true };

@@ -153,7 +153,7 @@ pub(crate) fn waiting(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)>
     }
 }
 
-/// Whether an error of `accept` concerns one connection only.
+/// Returns whether an error of `accept` concerns one connection only.
 fn is_client_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)

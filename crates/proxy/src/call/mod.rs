@@ -119,7 +119,7 @@ async fn connection(
     head: &RequestHead,
 ) -> Result<Upstream, Error> {
     let offer = Offer::http(&pool.cluster, head, false);
-    // A pooled connection that the server has closed meanwhile is not used.
+    // A pooled connection that the server has closed in the meantime is not used.
     let pooled = upstream::take(pool, host, &offer)?.and_then(|mut one| one.is_quiet_now().then_some(one));
     match pooled {
         Some(pooled) => Ok(pooled),
@@ -162,12 +162,13 @@ impl CallStream {
         Ok(Self { duplex, link, _busy: busy, new: true, answered: false })
     }
 
-    /// Whether no message has been sent.
+    /// Returns whether no message has been sent.
     pub(crate) fn is_new(&self) -> bool {
         self.new
     }
 
-    /// Whether neither the server has ended the call nor the connection has failed.
+    /// Returns whether the call is still open: the server has not ended it, and the connection has not
+    /// failed.
     pub(crate) fn is_open(&mut self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
         let mut head = ResponseHead::default();
@@ -188,7 +189,7 @@ impl CallStream {
         !self.duplex.is_gone(&mut cx)
     }
 
-    /// Whether the connection is still valid for new calls, or the worker ends. If not, a new call uses another
+    /// Returns whether the connection is still valid for new calls, or the worker ends. If not, a new call uses another
     /// connection.
     pub(crate) fn is_current(&self, worker: &Worker) -> bool {
         worker.is_ending() || self.link.is_good()

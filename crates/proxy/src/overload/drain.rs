@@ -60,7 +60,7 @@ impl ConnectionSet {
         self.connections.borrow().values().cloned().collect()
     }
 
-    /// Whether the connections are being drained.
+    /// Returns whether the connections are being drained.
     pub(crate) fn is_draining(&self) -> bool {
         self.idle_drain.get().is_some()
     }

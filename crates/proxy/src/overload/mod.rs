@@ -107,7 +107,7 @@ pub(crate) struct Overload {
     refusing_until: Cell<Instant>,
     /// Time of the next probe at the earliest.
     next_probe: Cell<Instant>,
-    /// Time at which the probe under way was woken.
+    /// Time at which the current probe was woken.
     woken: Cell<Option<Instant>>,
     probe: Notify,
     /// Queue of requests that have not begun.
@@ -181,14 +181,14 @@ impl Overload {
         acceptable > 0
     }
 
-    /// Whether the lag is above [`Limits::late`], by the last probe or by the time that the probe under way has waited
-    /// so far.
+    /// Returns whether the lag is above [`Limits::late`], by the last probe or by the time that the current
+    /// probe has waited so far.
     fn is_late(&self, now: Instant) -> bool {
         let is_overdue = |woken| now.saturating_duration_since(woken) > self.limits.late;
         self.is_busy() && (now < self.late_until.get() || self.woken.get().is_some_and(is_overdue))
     }
 
-    /// Whether new requests have to wait for their turn.
+    /// Returns whether new requests have to wait for their turn.
     pub(crate) fn is_busy(&self) -> bool {
         self.in_flight.get() >= self.busy_from.get() || !self.turns.is_empty()
     }

@@ -162,12 +162,12 @@ impl Pressure {
         }
     }
 
-    /// Whether new connections wait in the kernel.
+    /// Returns whether new connections wait in the kernel.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Relaxed)
     }
 
-    /// Whether every connection is accepted without being counted.
+    /// Returns whether every connection is accepted without being counted.
     pub(crate) fn is_free(&self) -> bool {
         self.settings.max_connections.is_none() && self.rejected.load(Relaxed) == 0
     }

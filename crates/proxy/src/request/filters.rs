@@ -1,5 +1,5 @@
-//! The HTTP filters of a connection manager, in the order of the configuration. The router, which comes last, is
-//! `forward`.
+//! The HTTP filters of a connection manager, in the order of the configuration. The last filter, the router,
+//! is in `forward`.
 
 use std::{
     future::poll_fn,

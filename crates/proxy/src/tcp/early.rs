@@ -115,7 +115,7 @@ impl EarlyUpstream {
         }
     }
 
-    /// Whether the connection was made for this filter chain.
+    /// Returns whether the connection was made for this filter chain.
     pub(crate) fn is_for(&self, chain: &Arc<FilterChain>) -> bool {
         Arc::ptr_eq(&self.origin.chain, chain)
     }

@@ -103,7 +103,7 @@ impl Origin {
         Some(tally.found)
     }
 
-    /// Whether the policies of the filter chain allow the connection. Counts nothing.
+    /// Returns whether the policies of the filter chain allow the connection. Counts nothing.
     pub(crate) fn is_allowed(&self) -> bool {
         self.check_policies(&self.chain, &mut Tally::default()) == Verdict::Allow
     }
@@ -166,7 +166,8 @@ impl Origin {
         Ok(())
     }
 
-    /// Whether the filter chain calls an external authorization service that has not decided about the connection.
+    /// Returns whether the filter chain calls an external authorization service that has not decided about
+    /// the connection yet.
     fn needs_authorization(&self, chain: &FilterChain, found: Tally) -> bool {
         let Some(config) = chain.ask.as_deref() else { return false };
         if self.chain.ask.as_ref().is_none_or(|before| before.fingerprint != config.fingerprint) {

@@ -59,7 +59,7 @@ pub(crate) fn select<'a>(listener: &'a Listener, facts: &Facts<'_>) -> Option<&'
     left.first().copied().or(listener.default_chain.as_ref())
 }
 
-/// Whether the filter chain of a connection to this destination may depend on its first bytes.
+/// Returns whether the filter chain of a connection to this destination may depend on its first bytes.
 pub(crate) fn needs_findings(listener: &Listener, destination: SocketAddr) -> bool {
     listener.chains.iter().any(|chain| {
         let m = &chain.matches;

@@ -156,8 +156,8 @@ impl HttpInspector {
     }
 }
 
-/// Whether any server accepts the byte as white space. Besides that of ASCII these are the ASCII separators and, as in
-/// Python's line splitting, 0x85 and 0xa0 of Latin-1.
+/// Returns whether any server accepts the byte as white space. Besides ASCII white space, these are the ASCII
+/// separators and, as in Python's line splitting, 0x85 and 0xa0 of Latin-1.
 fn is_white(b: u8) -> bool {
     matches!(b, b' ' | b'\t'..=b'\r' | 0x1c..=0x1f | 0x85 | 0xa0)
 }

@@ -98,7 +98,7 @@ impl Worker {
         self.snapshot.borrow().clone()
     }
 
-    /// Whether this is the configuration in force.
+    /// Returns whether this is the configuration in force.
     pub(crate) fn is_current(&self, snapshot: &Rc<Snapshot>) -> bool {
         Rc::ptr_eq(&self.snapshot.borrow(), snapshot)
     }
@@ -145,7 +145,7 @@ impl Worker {
         &self.connection_sets[direction as usize]
     }
 
-    /// Whether the worker shuts down.
+    /// Returns whether the worker shuts down.
     pub(crate) fn is_ending(&self) -> bool {
         self.ending.get()
     }

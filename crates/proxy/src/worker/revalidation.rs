@@ -115,7 +115,7 @@ impl Revalidation {
         self.revoked = Some(Box::new((end, refusal)));
     }
 
-    /// Whether it has not been checked in the current epoch.
+    /// Returns whether the connection or request has not been checked in the current epoch.
     #[inline]
     pub(crate) fn is_due(&self, worker: &Worker) -> bool {
         self.epoch != worker.epoch()

@@ -47,8 +47,8 @@ impl RequestContext<'_> {
         self.set_expected_timeout(plan);
     }
 
-    /// Sets `x-envoy-expected-rq-timeout-ms`. The value of the first attempt is the whole timeout, rounded
-    /// down to milliseconds.
+    /// Sets `x-envoy-expected-rq-timeout-ms`. The first attempt has the whole timeout, a retry the rest of
+    /// it. The value is rounded down to milliseconds.
     pub(super) fn set_expected_timeout(&mut self, plan: &ForwardPlan<'_>) {
         let AttemptPolicy { timeout, try_timeout, .. } = plan.limits;
         let is_retry = self.outcome.attempts > 1;

@@ -379,7 +379,7 @@ fn series_without_updates_expire() {
     assert_eq!(found("istio_tcp_connections_opened_total"), 0);
     request(&one);
     assert!(lines(&scrape(&shard), "istio_requests_total")[0].ends_with(" 3"));
-    // The end of the connection creates the series anew, and does not keep it either.
+    // The end of the connection creates the series again, and does not keep it either.
     count(0, 1);
     assert_eq!(found("istio_tcp_connections_opened_total"), 1);
     shard.sweep(at(10_000), &Snapshot::default());

@@ -115,7 +115,7 @@ impl<'a> FilterResults<'a> {
         }
     }
 
-    /// Whether any filter is recorded.
+    /// Returns whether any filter is recorded.
     pub(crate) fn any(&self) -> bool {
         !self.filters.is_empty()
     }
@@ -131,7 +131,7 @@ impl<'a> FilterResults<'a> {
         (!self.is_lost()).then(|| Box::new(head.copy()))
     }
 
-    /// Whether heads are missing, because they exceeded the limit.
+    /// Returns whether heads are missing, because they exceeded the limit.
     fn is_lost(&self) -> bool {
         self.kept > MAX_KEPT
     }
@@ -151,7 +151,7 @@ impl Drop for FilterResults<'_> {
 }
 
 impl FilterResult<'_> {
-    /// Whether a filter with this setting of the route has the same effect on a request as the recorded one.
+    /// Returns whether a filter with this setting of the route has the same effect on a request as the recorded one.
     fn is_same(&self, filter: &Filter, setting: Option<&Setting>) -> bool {
         let same = match (&self.filter.kind, &filter.kind) {
             (FilterKind::ExternalAuthorization(before), FilterKind::ExternalAuthorization(now)) => {
@@ -301,7 +301,7 @@ impl FilterWalk<'_> {
         Ok(())
     }
 
-    /// Whether external authorization decides about the request.
+    /// Returns whether external authorization decides about the request.
     fn calls_authorization(&self, config: &ExternalAuthorization) -> bool {
         let test = config.enabled_metadata.as_ref();
         config.enabled > 0 && test.is_none_or(|test| matching::metadata(test, Some(&self.metadata)))
