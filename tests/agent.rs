@@ -154,7 +154,8 @@ fn istios_agent_runs_our_proxy() {
     assert_eq!((&info["state"], &info["node"]["metadata"]["NAMESPACE"]), (&json!("LIVE"), &json!("shop")));
 
     let quit = mesh.call("front", "http://127.0.0.1:15020/quitquitquit", &["-X", "POST"]);
-    assert_eq!(quit.status, Some(200), "{quit:?}");
+    // The agent may end before its response is sent.
+    assert!(matches!(quit.status, Some(200) | None), "{quit:?}");
     eventually("the agent ends", || match agent.try_wait().unwrap() {
         Some(status) if status.success() => Ok(()),
         status => Err(format!("{status:?}\n{}", said())),
