@@ -35,7 +35,7 @@ use skysail_xds::{
 
 use super::Admin;
 use crate::{
-    discovery::inventory::{Accepted, Failure, Inventory},
+    discovery::inventory::{AcceptedResource, Failure, Inventory},
     translate::{
         SecretName, SecretSource, TlsContexts,
         bootstrap::convert::{self, Conversion},
@@ -195,7 +195,7 @@ fn status(failed: bool) -> i32 {
 fn clusters(inventory: &Inventory) -> ClustersConfigDump {
     let mut dump = ClustersConfigDump::default();
     for slot in inventory.clusters.values() {
-        let dynamic = |accepted: &Accepted<_>| DynamicCluster {
+        let dynamic = |accepted: &AcceptedResource<_>| DynamicCluster {
             version_info: accepted.version.clone(),
             cluster: resource(Kind::Cluster, &accepted.body),
             last_updated: timestamp(accepted.updated),
@@ -225,7 +225,7 @@ fn listeners(inventory: &Inventory) -> ListenersConfigDump {
             });
             continue;
         }
-        let state = |accepted: &Accepted<_>| DynamicListenerState {
+        let state = |accepted: &AcceptedResource<_>| DynamicListenerState {
             version_info: accepted.version.clone(),
             listener: resource(Kind::Listener, &accepted.body),
             last_updated: timestamp(accepted.updated),

@@ -19,7 +19,7 @@ use skysail_xds::client::{Received, Rejection};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    slot::{Accepted, Slot, WARMING_TIMEOUT},
+    slot::{AcceptedResource, Slot, WARMING_TIMEOUT},
     uses,
 };
 use crate::translate::{self, Translator};
@@ -306,7 +306,8 @@ impl Hosts {
         let Some(demand) = &self.demand else { return Vec::new() };
         let mut answered = Vec::new();
         let coming = self.slots.values().filter(|slot| slot.active.is_none());
-        let coming: Vec<&Accepted<RequestedHost>> = coming.filter_map(|slot| slot.warming.as_ref()).collect();
+        let coming: Vec<&AcceptedResource<RequestedHost>> =
+            coming.filter_map(|slot| slot.warming.as_ref()).collect();
         let merged = self.merged.as_ref().map(|(_, merged)| merged);
         self.names.retain(|authority, name| {
             if merged.is_some_and(|table| table.exact.contains_key(authority)) {

@@ -21,7 +21,7 @@ use skysail_xds::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-pub(crate) use super::slot::{Accepted, Failure, Slot};
+pub(crate) use super::slot::{AcceptedResource, Failure, Slot};
 use super::{
     hosts::{Hosts, compose},
     slot::{self, WARMING_TIMEOUT},
@@ -320,7 +320,7 @@ impl Inventory {
             });
         }
         let routes = &self.routes;
-        let is_warm = |accepted: &Accepted<Listener>| {
+        let is_warm = |accepted: &AcceptedResource<Listener>| {
             listener_is_warm(&accepted.value, routes)
                 && (mode == ClusterMode::AsConfigured || !uses::of_listener(&accepted.value).any(is_awaited))
         };
@@ -505,7 +505,7 @@ impl Inventory {
     }
 
     /// Returns a route configuration with its virtual hosts in force.
-    pub(crate) fn merged_body(&self, accepted: &Accepted<RouteTable>) -> Bytes {
+    pub(crate) fn merged_body(&self, accepted: &AcceptedResource<RouteTable>) -> Bytes {
         match self.hosts.get(&accepted.value.name).filter(|_| accepted.value.has_vhds) {
             Some(hosts) => compose(&accepted.body, hosts.bodies()),
             None => accepted.body.clone(),
@@ -531,7 +531,10 @@ impl Inventory {
     }
 }
 
-fn cluster_is_warm(accepted: &Accepted<Cluster>, assignments: &HashMap<Arc<str>, Assignment>) -> bool {
+fn cluster_is_warm(
+    accepted: &AcceptedResource<Cluster>,
+    assignments: &HashMap<Arc<str>, Assignment>,
+) -> bool {
     let cluster = &accepted.value;
     let endpoints = match &cluster.discovery {
         Discovery::Eds(name) => assignments.contains_key(name),

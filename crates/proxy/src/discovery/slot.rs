@@ -15,8 +15,8 @@ pub(crate) const WARMING_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Versions of one resource name.
 pub(crate) struct Slot<T> {
-    pub(crate) active: Option<Accepted<T>>,
-    pub(crate) warming: Option<Accepted<T>>,
+    pub(crate) active: Option<AcceptedResource<T>>,
+    pub(crate) warming: Option<AcceptedResource<T>>,
     /// The resource that was rejected last.
     pub(crate) error: Option<Failure>,
     /// The server has answered that the resource does not exist.
@@ -28,7 +28,7 @@ pub(crate) struct Slot<T> {
 }
 
 /// An accepted resource.
-pub(crate) struct Accepted<T> {
+pub(crate) struct AcceptedResource<T> {
     pub(crate) value: Arc<T>,
     pub(crate) body: Bytes,
     pub(crate) version: String,
@@ -58,12 +58,12 @@ impl<T> Default for Slot<T> {
 
 impl<T> Slot<T> {
     /// Returns the warming version, or else the active one.
-    pub(crate) fn newest(&self) -> Option<&Accepted<T>> {
+    pub(crate) fn newest(&self) -> Option<&AcceptedResource<T>> {
         self.warming.as_ref().or(self.active.as_ref())
     }
 
     /// Returns the active and the warming version.
-    pub(super) fn both(&self) -> impl Iterator<Item = &Accepted<T>> {
+    pub(super) fn both(&self) -> impl Iterator<Item = &AcceptedResource<T>> {
         self.active.iter().chain(&self.warming)
     }
 
@@ -87,7 +87,7 @@ impl<T> Slot<T> {
         match make() {
             Ok(value) => {
                 self.error = None;
-                self.warming = Some(Accepted {
+                self.warming = Some(AcceptedResource {
                     value: Arc::new(value),
                     body: body.clone(),
                     version: version.to_owned(),
@@ -114,7 +114,7 @@ impl<T> Slot<T> {
     }
 
     /// Puts the warming version into force if it is warm or has timed out; returns whether it did.
-    pub(super) fn promote(&mut self, now: Instant, warm: impl FnOnce(&Accepted<T>) -> bool) -> bool {
+    pub(super) fn promote(&mut self, now: Instant, warm: impl FnOnce(&AcceptedResource<T>) -> bool) -> bool {
         let Some(accepted) = &self.warming else { return false };
         let must = self.active.is_none() && now.duration_since(accepted.since) >= WARMING_TIMEOUT;
         if !must && !warm(accepted) {
