@@ -156,10 +156,10 @@ async fn a_rejected_resource_appears_in_log_metrics_and_status() {
 async fn a_client_without_the_right_credential_is_refused() {
     let folder = Folder::new();
     let mut control = folder.start("0").await;
-    let (tls, _) = certificate(&control, &folder, "somebody").await;
+    let (tls, _) = certificate(&control, &folder, "other").await;
     let proxy = proxy(endpoint(&control.tls, tls), "client", "");
     let line = control.logged("discovery refused").await;
-    assert!(line["reason"].as_str().unwrap().contains("sa/somebody may not receive"), "{line}");
+    assert!(line["reason"].as_str().unwrap().contains("sa/other may not receive"), "{line}");
     proxy.task.abort();
 
     let csr = KeyAndCsr::generate(None).unwrap().csr_pem;
@@ -216,7 +216,7 @@ async fn connections_without_calls_are_closed_when_the_limit_is_reached() {
     used.until(&["reviews"], &[]).await;
     let mut others = Vec::new();
     for _ in 0..20 {
-        others.push(idle(&control, &folder, "somebody").await.unwrap());
+        others.push(idle(&control, &folder, "other").await.unwrap());
     }
     // Silent clients do not cause the used connection to close.
     for _ in 0..20 {
@@ -260,7 +260,7 @@ async fn control_characters_in_a_node_id_are_escaped_in_the_log() {
     let mut control = folder.start("0").await;
     let (tls, _) = certificate(&control, &folder, "client").await;
     let id = "sidecar~10.0.0.1~x\n{\"level\":\"INFO\"}\u{1b}[2J\u{202e}.default~default.svc.cluster.local";
-    let node = Node { id: id.into(), ..node("somebody", "Kubernetes") };
+    let node = Node { id: id.into(), ..node("other", "Kubernetes") };
     let proxy = proxy_of(endpoint(&control.tls, tls), node, "");
     let line = control.logged("discovery refused").await;
     let proxy_id = line["proxy"].as_str().unwrap();
