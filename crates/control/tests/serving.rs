@@ -216,7 +216,7 @@ async fn connections_without_calls_are_closed_when_the_limit_is_reached() {
     used.until(&["reviews"], &[]).await;
     let mut others = Vec::new();
     for _ in 0..20 {
-        others.push(idle(&control, &folder, "other").await.unwrap());
+        others.push(idle(&control, &folder, "idle").await.unwrap());
     }
     // Silent clients do not cause the used connection to close.
     for _ in 0..20 {
