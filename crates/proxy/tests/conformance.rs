@@ -125,18 +125,39 @@ static_resources:
     )
 }
 
-/// Starts a server that answers once per connection, even to incomplete requests.
+/// Starts a server that answers one complete request per connection. An answer to an incomplete request would race
+/// with the frame for which the proxy must reset the stream.
 async fn server() -> SocketAddr {
     support::server(|_, mut client| async move {
         let content = "content ".repeat(100);
         let head =
             format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", content.len());
-        if matches!(client.stream.read(&mut [0; 4096]).await, Ok(1..)) {
-            let _ = client.stream.write_all((head + &content).as_bytes()).await;
+        let (mut request, mut block) = (Vec::new(), [0; 4096]);
+        while !is_complete(&request) {
+            match client.stream.read(&mut block).await {
+                Ok(count @ 1..) => request.extend_from_slice(&block[..count]),
+                _ => return,
+            }
         }
+        let _ = client.stream.write_all((head + &content).as_bytes()).await;
         client.rest().await;
     })
     .await
+}
+
+/// Returns whether these bytes are a whole HTTP/1.1 request.
+fn is_complete(request: &[u8]) -> bool {
+    let request = String::from_utf8_lossy(request);
+    let Some((head, body)) = request.split_once("\r\n\r\n") else { return false };
+    let field = |name| head.lines().find_map(|line: &str| line.strip_prefix(name));
+    match field("content-length: ") {
+        Some(length) => body.len() >= length.parse().unwrap(),
+        // The last chunk may be followed by trailers.
+        None if field("transfer-encoding: ").is_some() => {
+            format!("\r\n{body}").contains("\r\n0\r\n") && body.ends_with("\r\n\r\n")
+        }
+        None => true,
+    }
 }
 
 /// Runs `h2spec` against a listener.
