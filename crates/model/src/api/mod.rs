@@ -4,23 +4,43 @@
 //! a large mesh has tens of thousands of Pods.
 
 pub mod destination_rule;
+pub mod envoy_filter;
+pub mod gateway;
+pub mod gateway_api;
+pub mod ingress;
 pub mod kube;
 pub(crate) mod manifest;
 pub mod mesh_config;
+pub mod proxy_config;
+pub mod rate_limit;
 pub mod security;
 pub mod service_entry;
+pub mod sidecar;
+pub mod telemetry;
 pub mod value;
 pub mod virtual_service;
+pub mod workload;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 pub use destination_rule::{DestinationRule, Subset, TrafficPolicy};
+pub use envoy_filter::EnvoyFilter;
+pub use gateway::Gateway;
+pub use gateway_api::{
+    BackendTlsPolicy, GatewayClass, GrpcRoute, HttpRoute, ListenerSet, ReferenceGrant, TcpRoute, TlsRoute,
+};
+pub use ingress::{Ingress, IngressClass};
 pub use kube::{EndpointSlice, Node, Pod, Protocol, Service, ServicePort, Template};
 pub use mesh_config::{ConfigMap, MeshConfig};
-pub use security::{AuthorizationPolicy, MtlsMode, PeerAuthentication};
+pub use proxy_config::ProxyConfig;
+pub use rate_limit::RateLimitPolicy;
+pub use security::{AuthorizationPolicy, MtlsMode, PeerAuthentication, RequestAuthentication};
 pub use service_entry::{Address, EntryHost, Resolution, ServiceEntry};
+pub use sidecar::Sidecar;
+pub use telemetry::Telemetry;
 pub use value::{Duration, StringMatch};
 pub use virtual_service::VirtualService;
+pub use workload::{WorkloadEntry, WorkloadGroup};
 
 /// Labels or annotations.
 pub type Labels = BTreeMap<String, String>;
@@ -30,75 +50,118 @@ pub fn selects(selector: &Labels, labels: &Labels) -> bool {
     selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// Kinds that the mesh uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+/// Defines the kinds: name as written in YAML and API group.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $written:literal of $group:literal,)*) => {
+        /// Kinds that the mesh uses.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Kind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl Kind {
+            /// All kinds.
+            pub(crate) const ALL: &[Self] = &[$(Self::$kind,)*];
+
+            /// Returns the kind as written in YAML.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $written,)*
+                }
+            }
+
+            /// Returns the API group; empty for the core group.
+            pub const fn group(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $group,)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
     /// `v1` Namespace.
-    Namespace,
+    Namespace = "Namespace" of "",
     /// `v1` Node.
-    Node,
+    Node = "Node" of "",
     /// `v1` Service.
-    Service,
+    Service = "Service" of "",
     /// `v1` ServiceAccount.
-    ServiceAccount,
+    ServiceAccount = "ServiceAccount" of "",
     /// `v1` Pod.
-    Pod,
-    /// `v1` Secret; only checked.
-    Secret,
+    Pod = "Pod" of "",
+    /// `v1` Secret.
+    Secret = "Secret" of "",
+    /// `v1` ConfigMap.
+    ConfigMap = "ConfigMap" of "",
     /// `apps/v1` Deployment.
-    Deployment,
+    Deployment = "Deployment" of "apps",
     /// `apps/v1` StatefulSet.
-    StatefulSet,
+    StatefulSet = "StatefulSet" of "apps",
     /// `apps/v1` DaemonSet.
-    DaemonSet,
+    DaemonSet = "DaemonSet" of "apps",
     /// `apps/v1` ReplicaSet.
-    ReplicaSet,
+    ReplicaSet = "ReplicaSet" of "apps",
     /// `batch/v1` Job.
-    Job,
+    Job = "Job" of "batch",
     /// `batch/v1` CronJob.
-    CronJob,
+    CronJob = "CronJob" of "batch",
     /// `discovery.k8s.io/v1` EndpointSlice.
-    EndpointSlice,
-    /// `v1` ConfigMap; only the mesh configuration and allocated addresses are used.
-    ConfigMap,
+    EndpointSlice = "EndpointSlice" of "discovery.k8s.io",
+    /// `networking.k8s.io/v1` Ingress.
+    Ingress = "Ingress" of "networking.k8s.io",
+    /// `networking.k8s.io/v1` IngressClass.
+    IngressClass = "IngressClass" of "networking.k8s.io",
     /// `networking.istio.io` VirtualService.
-    VirtualService,
+    VirtualService = "VirtualService" of "networking.istio.io",
     /// `networking.istio.io` DestinationRule.
-    DestinationRule,
+    DestinationRule = "DestinationRule" of "networking.istio.io",
     /// `networking.istio.io` ServiceEntry.
-    ServiceEntry,
+    ServiceEntry = "ServiceEntry" of "networking.istio.io",
+    /// `networking.istio.io` Gateway.
+    Gateway = "Gateway" of "networking.istio.io",
+    /// `networking.istio.io` Sidecar.
+    Sidecar = "Sidecar" of "networking.istio.io",
+    /// `networking.istio.io` WorkloadEntry.
+    WorkloadEntry = "WorkloadEntry" of "networking.istio.io",
+    /// `networking.istio.io` WorkloadGroup.
+    WorkloadGroup = "WorkloadGroup" of "networking.istio.io",
+    /// `networking.istio.io` ProxyConfig.
+    ProxyConfig = "ProxyConfig" of "networking.istio.io",
+    /// `networking.istio.io` EnvoyFilter.
+    EnvoyFilter = "EnvoyFilter" of "networking.istio.io",
     /// `security.istio.io` PeerAuthentication.
-    PeerAuthentication,
+    PeerAuthentication = "PeerAuthentication" of "security.istio.io",
+    /// `security.istio.io` RequestAuthentication.
+    RequestAuthentication = "RequestAuthentication" of "security.istio.io",
     /// `security.istio.io` AuthorizationPolicy.
-    AuthorizationPolicy,
+    AuthorizationPolicy = "AuthorizationPolicy" of "security.istio.io",
+    /// `telemetry.istio.io` Telemetry.
+    Telemetry = "Telemetry" of "telemetry.istio.io",
+    /// `gateway.networking.k8s.io` GatewayClass.
+    GatewayClass = "GatewayClass" of "gateway.networking.k8s.io",
+    /// `gateway.networking.k8s.io` Gateway.
+    KubernetesGateway = "Gateway" of "gateway.networking.k8s.io",
+    /// `gateway.networking.k8s.io` ListenerSet.
+    ListenerSet = "ListenerSet" of "gateway.networking.k8s.io",
+    /// `gateway.networking.k8s.io` HTTPRoute.
+    HttpRoute = "HTTPRoute" of "gateway.networking.k8s.io",
+    /// `gateway.networking.k8s.io` GRPCRoute.
+    GrpcRoute = "GRPCRoute" of "gateway.networking.k8s.io",
+    /// `gateway.networking.k8s.io` TLSRoute.
+    TlsRoute = "TLSRoute" of "gateway.networking.k8s.io",
+    /// `gateway.networking.k8s.io` TCPRoute.
+    TcpRoute = "TCPRoute" of "gateway.networking.k8s.io",
+    /// `gateway.networking.k8s.io` ReferenceGrant.
+    ReferenceGrant = "ReferenceGrant" of "gateway.networking.k8s.io",
+    /// `gateway.networking.k8s.io` BackendTLSPolicy.
+    BackendTlsPolicy = "BackendTLSPolicy" of "gateway.networking.k8s.io",
+    /// `skysail.io` RateLimitPolicy.
+    RateLimitPolicy = "RateLimitPolicy" of "skysail.io",
 }
 
 impl Kind {
-    /// Returns the kind as written in YAML.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Namespace => "Namespace",
-            Self::Node => "Node",
-            Self::Service => "Service",
-            Self::ServiceAccount => "ServiceAccount",
-            Self::Pod => "Pod",
-            Self::Secret => "Secret",
-            Self::Deployment => "Deployment",
-            Self::StatefulSet => "StatefulSet",
-            Self::DaemonSet => "DaemonSet",
-            Self::ReplicaSet => "ReplicaSet",
-            Self::Job => "Job",
-            Self::CronJob => "CronJob",
-            Self::EndpointSlice => "EndpointSlice",
-            Self::ConfigMap => "ConfigMap",
-            Self::VirtualService => "VirtualService",
-            Self::DestinationRule => "DestinationRule",
-            Self::ServiceEntry => "ServiceEntry",
-            Self::PeerAuthentication => "PeerAuthentication",
-            Self::AuthorizationPolicy => "AuthorizationPolicy",
-        }
-    }
-
     /// Returns the field in which an object that makes Pods names their service account.
     pub(crate) const fn account_field(self) -> &'static str {
         match self {
@@ -114,7 +177,7 @@ impl Kind {
 
     /// Returns whether objects of the kind have a namespace.
     pub const fn is_namespaced(self) -> bool {
-        !matches!(self, Self::Namespace | Self::Node)
+        !matches!(self, Self::Namespace | Self::Node | Self::GatewayClass | Self::IngressClass)
     }
 }
 
@@ -169,98 +232,98 @@ pub struct Typed<T> {
     pub spec: T,
 }
 
-/// An object of any kind. Clones share the content.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Object {
-    /// A Namespace, reduced to its labels.
-    Namespace(Arc<Typed<()>>),
-    /// A Node, for the locality of its pods.
-    Node(Arc<Typed<Node>>),
-    /// A Service.
-    Service(Arc<Typed<Service>>),
-    /// A ServiceAccount.
-    ServiceAccount(Arc<Typed<()>>),
-    /// A Pod.
-    Pod(Arc<Typed<Pod>>),
-    /// A Secret, without its data.
-    Secret(Arc<Typed<()>>),
-    /// An object that makes Pods.
-    Template(Arc<Typed<Template>>),
-    /// An EndpointSlice.
-    EndpointSlice(Arc<Typed<EndpointSlice>>),
-    /// The mesh configuration, addresses of hosts, or another ConfigMap.
-    ConfigMap(Arc<Typed<ConfigMap>>),
-    /// A VirtualService.
-    VirtualService(Arc<Typed<VirtualService>>),
-    /// A DestinationRule.
-    DestinationRule(Arc<Typed<DestinationRule>>),
-    /// A ServiceEntry.
-    ServiceEntry(Arc<Typed<ServiceEntry>>),
-    /// A PeerAuthentication.
-    PeerAuthentication(Arc<Typed<PeerAuthentication>>),
-    /// An AuthorizationPolicy.
-    AuthorizationPolicy(Arc<Typed<AuthorizationPolicy>>),
+/// Defines the objects. The first list has the kinds of Kubernetes itself, the second the kinds whose specification
+/// determines the kind.
+macro_rules! objects {
+    ({$($kube:ident($kube_spec:ty),)*} {$($kind:ident($spec:ty),)*}) => {
+        /// An object of any kind. Clones share the content.
+        #[derive(Clone, Debug, PartialEq)]
+        #[expect(missing_docs, reason = "each variant is described at its kind")]
+        pub enum Object {
+            $($kube(Arc<Typed<$kube_spec>>),)*
+            $($kind(Arc<Typed<$spec>>),)*
+            /// An object that makes Pods.
+            Template(Arc<Typed<Template>>),
+        }
+
+        impl Object {
+            /// Returns the kind.
+            pub fn kind(&self) -> Kind {
+                match self {
+                    $(Self::$kube(_) => Kind::$kube,)*
+                    $(Self::$kind(_) => Kind::$kind,)*
+                    Self::Template(object) => object.spec.kind,
+                }
+            }
+
+            /// Returns the metadata.
+            pub fn meta(&self) -> &Meta {
+                match self {
+                    $(Self::$kube(object) => &object.meta,)*
+                    $(Self::$kind(object) => &object.meta,)*
+                    Self::Template(object) => &object.meta,
+                }
+            }
+
+            /// Returns the metadata; `None` if the object is shared.
+            pub(crate) fn meta_mut(&mut self) -> Option<&mut Meta> {
+                Some(match self {
+                    $(Self::$kube(object) => &mut Arc::get_mut(object)?.meta,)*
+                    $(Self::$kind(object) => &mut Arc::get_mut(object)?.meta,)*
+                    Self::Template(object) => &mut Arc::get_mut(object)?.meta,
+                })
+            }
+        }
+
+        $(impl From<Typed<$spec>> for Object {
+            fn from(object: Typed<$spec>) -> Self {
+                Self::$kind(Arc::new(object))
+            }
+        })*
+    };
+}
+
+objects! {
+    {
+        Namespace(()),
+        Node(Node),
+        Service(Service),
+        ServiceAccount(()),
+        Pod(Pod),
+        Secret(()),
+        EndpointSlice(EndpointSlice),
+        ConfigMap(ConfigMap),
+    }
+    {
+        VirtualService(VirtualService),
+        DestinationRule(DestinationRule),
+        ServiceEntry(ServiceEntry),
+        Gateway(Gateway),
+        Sidecar(Sidecar),
+        WorkloadEntry(WorkloadEntry),
+        WorkloadGroup(WorkloadGroup),
+        ProxyConfig(ProxyConfig),
+        EnvoyFilter(EnvoyFilter),
+        PeerAuthentication(PeerAuthentication),
+        RequestAuthentication(RequestAuthentication),
+        AuthorizationPolicy(AuthorizationPolicy),
+        Telemetry(Telemetry),
+        Ingress(Ingress),
+        IngressClass(IngressClass),
+        GatewayClass(GatewayClass),
+        KubernetesGateway(gateway_api::Gateway),
+        ListenerSet(ListenerSet),
+        HttpRoute(HttpRoute),
+        GrpcRoute(GrpcRoute),
+        TlsRoute(TlsRoute),
+        TcpRoute(TcpRoute),
+        ReferenceGrant(ReferenceGrant),
+        BackendTlsPolicy(BackendTlsPolicy),
+        RateLimitPolicy(RateLimitPolicy),
+    }
 }
 
 impl Object {
-    /// Returns the kind.
-    pub fn kind(&self) -> Kind {
-        match self {
-            Self::Namespace(_) => Kind::Namespace,
-            Self::Node(_) => Kind::Node,
-            Self::Service(_) => Kind::Service,
-            Self::ServiceAccount(_) => Kind::ServiceAccount,
-            Self::Pod(_) => Kind::Pod,
-            Self::Secret(_) => Kind::Secret,
-            Self::Template(object) => object.spec.kind,
-            Self::EndpointSlice(_) => Kind::EndpointSlice,
-            Self::ConfigMap(_) => Kind::ConfigMap,
-            Self::VirtualService(_) => Kind::VirtualService,
-            Self::DestinationRule(_) => Kind::DestinationRule,
-            Self::ServiceEntry(_) => Kind::ServiceEntry,
-            Self::PeerAuthentication(_) => Kind::PeerAuthentication,
-            Self::AuthorizationPolicy(_) => Kind::AuthorizationPolicy,
-        }
-    }
-
-    /// Returns the metadata.
-    pub fn meta(&self) -> &Meta {
-        match self {
-            Self::Namespace(object) | Self::ServiceAccount(object) | Self::Secret(object) => &object.meta,
-            Self::Node(object) => &object.meta,
-            Self::Service(object) => &object.meta,
-            Self::Pod(object) => &object.meta,
-            Self::Template(object) => &object.meta,
-            Self::EndpointSlice(object) => &object.meta,
-            Self::ConfigMap(object) => &object.meta,
-            Self::VirtualService(object) => &object.meta,
-            Self::DestinationRule(object) => &object.meta,
-            Self::ServiceEntry(object) => &object.meta,
-            Self::PeerAuthentication(object) => &object.meta,
-            Self::AuthorizationPolicy(object) => &object.meta,
-        }
-    }
-
-    /// Returns the metadata; `None` if the object is shared.
-    pub(crate) fn meta_mut(&mut self) -> Option<&mut Meta> {
-        Some(match self {
-            Self::Namespace(object) | Self::ServiceAccount(object) | Self::Secret(object) => {
-                &mut Arc::get_mut(object)?.meta
-            }
-            Self::Node(object) => &mut Arc::get_mut(object)?.meta,
-            Self::Service(object) => &mut Arc::get_mut(object)?.meta,
-            Self::Pod(object) => &mut Arc::get_mut(object)?.meta,
-            Self::Template(object) => &mut Arc::get_mut(object)?.meta,
-            Self::EndpointSlice(object) => &mut Arc::get_mut(object)?.meta,
-            Self::ConfigMap(object) => &mut Arc::get_mut(object)?.meta,
-            Self::VirtualService(object) => &mut Arc::get_mut(object)?.meta,
-            Self::DestinationRule(object) => &mut Arc::get_mut(object)?.meta,
-            Self::ServiceEntry(object) => &mut Arc::get_mut(object)?.meta,
-            Self::PeerAuthentication(object) => &mut Arc::get_mut(object)?.meta,
-            Self::AuthorizationPolicy(object) => &mut Arc::get_mut(object)?.meta,
-        })
-    }
-
     /// Returns the key of the object.
     pub fn key(&self) -> ObjectKey {
         let meta = self.meta();

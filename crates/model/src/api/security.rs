@@ -1,4 +1,4 @@
-//! PeerAuthentication and AuthorizationPolicy. Fields are Istio's (`security.istio.io`).
+//! PeerAuthentication, RequestAuthentication and AuthorizationPolicy. Fields are Istio's (`security.istio.io`).
 
 use std::collections::BTreeMap;
 
@@ -40,6 +40,11 @@ pub enum MtlsMode {
     /// Mutual TLS only.
     Strict,
 }
+
+/// `spec` of a RequestAuthentication.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct RequestAuthentication {}
 
 /// `spec` of an AuthorizationPolicy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

@@ -35,29 +35,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("extensions.istio.io", &["v1alpha1"]),
     ("gateway.networking.k8s.io", &["v1", "v1beta1", "v1alpha2", "v1alpha3"]),
     ("install.istio.io", &["v1alpha1"]),
-];
-
-/// Kinds that the mesh uses, by API group.
-const SUPPORTED: &[(&str, Kind)] = &[
-    ("", Kind::Namespace),
-    ("", Kind::Node),
-    ("", Kind::Service),
-    ("", Kind::ServiceAccount),
-    ("", Kind::Pod),
-    ("", Kind::ConfigMap),
-    ("", Kind::Secret),
-    ("apps", Kind::Deployment),
-    ("apps", Kind::StatefulSet),
-    ("apps", Kind::DaemonSet),
-    ("apps", Kind::ReplicaSet),
-    ("batch", Kind::Job),
-    ("batch", Kind::CronJob),
-    ("discovery.k8s.io", Kind::EndpointSlice),
-    ("networking.istio.io", Kind::VirtualService),
-    ("networking.istio.io", Kind::DestinationRule),
-    ("networking.istio.io", Kind::ServiceEntry),
-    ("security.istio.io", Kind::PeerAuthentication),
-    ("security.istio.io", Kind::AuthorizationPolicy),
+    ("skysail.io", &["v1alpha1"]),
 ];
 
 /// Kinds that change the behaviour of a mesh and are not supported yet.
@@ -85,6 +63,7 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
         ],
     ),
     ("networking.k8s.io", &["Ingress"]),
+    ("skysail.io", &["RateLimitPolicy"]),
     ("", &["Endpoints"]),
 ];
 
@@ -249,12 +228,21 @@ fn of<'a>(table: &[(&str, &'a [&'a str])], group: &str) -> &'a [&'a str] {
 
 /// Returns all kinds of a group.
 fn kinds(group: &str) -> impl Iterator<Item = &'static str> {
-    let supported = SUPPORTED.iter().filter(move |(of, _)| *of == group).map(|(_, kind)| kind.as_str());
-    supported.chain(of(UNSUPPORTED, group).iter().copied()).chain(of(NEUTRAL, group).iter().copied())
+    supported_of(group)
+        .map(Kind::as_str)
+        .chain(of(UNSUPPORTED, group).iter().copied())
+        .chain(of(NEUTRAL, group).iter().copied())
+}
+
+/// Returns the kinds of a group that the mesh uses.
+fn supported_of(group: &str) -> impl Iterator<Item = Kind> {
+    let others = [of(UNSUPPORTED, group), of(NEUTRAL, group)];
+    let kinds = Kind::ALL.iter().copied().filter(move |kind| kind.group() == group);
+    kinds.filter(move |kind| !others.iter().any(|kinds| kinds.contains(&kind.as_str())))
 }
 
 fn supported(group: &str, kind: &str) -> Option<Kind> {
-    SUPPORTED.iter().find(|(of, known)| *of == group && known.as_str() == kind).map(|(_, kind)| *kind)
+    supported_of(group).find(|known| known.as_str() == kind)
 }
 
 /// Returns the group of a kind. If several have it, returns the one whose kind the mesh uses.

@@ -12,8 +12,7 @@ mod schema;
 
 use crate::{
     api::{
-        AuthorizationPolicy, ConfigMap, DestinationRule, Kind, Labels, MeshConfig, Object, ObjectKey,
-        PeerAuthentication, ServiceEntry, Typed, VirtualService, kube,
+        ConfigMap, Kind, Labels, MeshConfig, Object, ObjectKey, Typed, kube,
         manifest::{self, Ignored, ObjectMeta},
         mesh_config,
     },
@@ -267,31 +266,39 @@ impl Reading {
                 Object::EndpointSlice(Arc::new(kube::endpoint_slice(object)))
             }),
             Kind::ConfigMap => self.config_map(node),
-            Kind::VirtualService => {
-                self.istio(node, validate::virtual_service, |object: Typed<VirtualService>| {
-                    Object::VirtualService(Arc::new(object))
-                });
-            }
-            Kind::DestinationRule => {
-                self.istio(node, validate::destination_rule, |object: Typed<DestinationRule>| {
-                    Object::DestinationRule(Arc::new(object))
-                });
-            }
-            Kind::ServiceEntry => {
-                self.istio(node, validate::service_entry, |object: Typed<ServiceEntry>| {
-                    Object::ServiceEntry(Arc::new(object))
-                });
-            }
-            Kind::PeerAuthentication => {
-                self.istio(node, validate::peer_authentication, |object: Typed<PeerAuthentication>| {
-                    Object::PeerAuthentication(Arc::new(object))
-                });
-            }
-            Kind::AuthorizationPolicy => {
-                self.istio(node, validate::authorization_policy, |object: Typed<AuthorizationPolicy>| {
-                    Object::AuthorizationPolicy(Arc::new(object))
-                });
-            }
+            kind => self.custom(node, kind),
+        }
+    }
+
+    /// Reads an object of a custom resource, or of a kind that is read like one.
+    fn custom(&mut self, node: &Node, kind: Kind) {
+        match kind {
+            Kind::VirtualService => self.istio(node, validate::virtual_service),
+            Kind::DestinationRule => self.istio(node, validate::destination_rule),
+            Kind::ServiceEntry => self.istio(node, validate::service_entry),
+            Kind::Gateway => self.istio(node, validate::gateway),
+            Kind::Sidecar => self.istio(node, validate::sidecar),
+            Kind::WorkloadEntry => self.istio(node, validate::workload_entry),
+            Kind::WorkloadGroup => self.istio(node, validate::workload_group),
+            Kind::ProxyConfig => self.istio(node, validate::proxy_config),
+            Kind::EnvoyFilter => self.istio(node, validate::envoy_filter),
+            Kind::PeerAuthentication => self.istio(node, validate::peer_authentication),
+            Kind::RequestAuthentication => self.istio(node, validate::request_authentication),
+            Kind::AuthorizationPolicy => self.istio(node, validate::authorization_policy),
+            Kind::Telemetry => self.istio(node, validate::telemetry),
+            Kind::Ingress => self.istio(node, validate::ingress),
+            Kind::IngressClass => self.istio(node, validate::ingress_class),
+            Kind::GatewayClass => self.istio(node, validate::gateway_class),
+            Kind::KubernetesGateway => self.istio(node, validate::kubernetes_gateway),
+            Kind::ListenerSet => self.istio(node, validate::listener_set),
+            Kind::HttpRoute => self.istio(node, validate::http_route),
+            Kind::GrpcRoute => self.istio(node, validate::grpc_route),
+            Kind::TlsRoute => self.istio(node, validate::tls_route),
+            Kind::TcpRoute => self.istio(node, validate::tcp_route),
+            Kind::ReferenceGrant => self.istio(node, validate::reference_grant),
+            Kind::BackendTlsPolicy => self.istio(node, validate::backend_tls_policy),
+            Kind::RateLimitPolicy => self.istio(node, validate::rate_limit_policy),
+            _ => {}
         }
     }
 
@@ -325,16 +332,14 @@ impl Reading {
         &mut self,
         node: &Node,
         check: impl FnOnce(&S) -> Vec<validate::Finding>,
-        wrap: impl FnOnce(Typed<S>) -> Object,
-    ) {
+    ) where
+        Object: From<Typed<S>>,
+    {
         let decoded: Decoded<IstioObject<S>> = decode(node);
         if let Some(object) = self.take(node, decoded, Severity::Error) {
             let findings = check(&object.spec);
-            self.finish(
-                node,
-                wrap(Typed { meta: kube::meta(object.metadata, true), spec: object.spec }),
-                findings,
-            );
+            let meta = kube::meta(object.metadata, true);
+            self.finish(node, Typed { meta, spec: object.spec }.into(), findings);
         }
     }
 

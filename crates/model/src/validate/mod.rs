@@ -5,23 +5,46 @@
 
 mod ca_certificates;
 mod destination_rule;
+mod envoy_filter;
+mod gateway;
+mod gateway_api;
+mod ingress;
 mod injection;
 mod kube;
 mod pods;
+mod proxy_config;
+mod rate_limit;
+mod request_authentication;
 mod security;
 mod service_entry;
 mod shadowed;
+mod sidecar;
+mod telemetry;
 mod unsupported;
 mod virtual_service;
 mod volumes;
+mod workload;
 
 pub(crate) use destination_rule::destination_rule;
+pub(crate) use envoy_filter::envoy_filter;
+pub(crate) use gateway::gateway;
+pub(crate) use gateway_api::{
+    backend_tls_policy, gateway_class, grpc_route, http_route, kubernetes_gateway, listener_set,
+    reference_grant, tcp_route, tls_route,
+};
+pub(crate) use ingress::{ingress, ingress_class};
 pub(crate) use kube::{meta, service};
 pub(crate) use pods::{pod, workload};
+pub(crate) use proxy_config::proxy_config;
+pub(crate) use rate_limit::rate_limit_policy;
+pub(crate) use request_authentication::request_authentication;
 pub(crate) use security::{authorization_policy, empty_fields, peer_authentication};
 pub(crate) use service_entry::{addresses, service_entry};
+pub(crate) use sidecar::sidecar;
+pub(crate) use telemetry::telemetry;
 pub(crate) use unsupported::{condition_unsupported, unsupported};
 pub(crate) use virtual_service::virtual_service;
+pub(crate) use workload::{workload_entry, workload_group};
 
 use crate::{
     api::{Duration, MeshConfig, StringMatch},

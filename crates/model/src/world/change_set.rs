@@ -88,9 +88,30 @@ impl World {
             | Kind::ReplicaSet
             | Kind::Job
             | Kind::CronJob => ChangeSet::nothing(),
-            Kind::Namespace | Kind::Node | Kind::ConfigMap | Kind::PeerAuthentication => {
-                ChangeSet::everything()
-            }
+            Kind::Namespace
+            | Kind::Node
+            | Kind::ConfigMap
+            | Kind::PeerAuthentication
+            | Kind::Gateway
+            | Kind::Sidecar
+            | Kind::WorkloadEntry
+            | Kind::WorkloadGroup
+            | Kind::ProxyConfig
+            | Kind::EnvoyFilter
+            | Kind::RequestAuthentication
+            | Kind::Telemetry
+            | Kind::Ingress
+            | Kind::IngressClass
+            | Kind::GatewayClass
+            | Kind::KubernetesGateway
+            | Kind::ListenerSet
+            | Kind::HttpRoute
+            | Kind::GrpcRoute
+            | Kind::TlsRoute
+            | Kind::TcpRoute
+            | Kind::ReferenceGrant
+            | Kind::BackendTlsPolicy
+            | Kind::RateLimitPolicy => ChangeSet::everything(),
             Kind::AuthorizationPolicy if namespace == self.mesh().root_namespace => {
                 ChangeSet { workloads: true, ..ChangeSet::default() }
             }

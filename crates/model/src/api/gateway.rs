@@ -1,0 +1,8 @@
+//! Gateway. Fields are Istio's (`networking.istio.io`).
+
+use serde::Deserialize;
+
+/// `spec` of a Gateway.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Gateway {}

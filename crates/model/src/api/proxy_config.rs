@@ -1,0 +1,8 @@
+//! ProxyConfig. Fields are Istio's (`networking.istio.io`).
+
+use serde::Deserialize;
+
+/// `spec` of a ProxyConfig.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ProxyConfig {}
