@@ -3,7 +3,8 @@
 //! Source: `envoy.config.cluster.v3`, `envoy.config.endpoint.v3`.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    fmt,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -428,8 +429,11 @@ pub struct Locality {
 /// An endpoint of a cluster.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// Address.
+    /// Address. For a Unix domain socket: an address of the discard prefix 100::/64 (RFC 6666) that stands for
+    /// [`Self::pipe`] wherever endpoints are identified by address.
     pub address: SocketAddr,
+    /// Path of the Unix domain socket (`address.pipe`); a path that begins with `@` is in the abstract namespace.
+    pub pipe: Option<Box<str>>,
     /// Further addresses of the same endpoint, such as one of the other address family (`additional_addresses`).
     pub others: Box<[SocketAddr]>,
     /// Weight in its locality; at least 1.
@@ -453,8 +457,47 @@ impl Endpoint {
     pub fn new(address: SocketAddr, tls: Option<Arc<ClientTls>>) -> Self {
         let (weight, health, locality) = (1, Health::Healthy, 0);
         let others = Box::default();
-        Self { address, others, weight, health, locality, tls, workload: None, hostname: None, state: None }
+        let (workload, hostname, state, pipe) = (None, None, None, None);
+        Self { address, pipe, others, weight, health, locality, tls, workload, hostname, state }
     }
+
+    /// Returns an endpoint on a Unix domain socket.
+    pub fn of_pipe(path: &str, tls: Option<Arc<ClientTls>>) -> Self {
+        Self { pipe: Some(path.into()), ..Self::new(pipe_address(path), tls) }
+    }
+
+    /// Returns the address as logs and statistics contain it: IP address and port, or a path.
+    pub fn place(&self) -> Place<'_> {
+        match &self.pipe {
+            Some(path) => Place::Pipe(path),
+            None => Place::Ip(self.address),
+        }
+    }
+}
+
+/// Address of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place<'a> {
+    /// IP address and port.
+    Ip(SocketAddr),
+    /// Path of a Unix domain socket.
+    Pipe(&'a str),
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(address) => address.fmt(out),
+            Self::Pipe(path) => out.write_str(path),
+        }
+    }
+}
+
+/// Returns the address that stands for a Unix domain socket. Different paths have different addresses, except for
+/// the collisions of a 64-bit hash.
+pub fn pipe_address(path: &str) -> SocketAddr {
+    let hash = crate::balance::hash::of(path.as_bytes());
+    SocketAddr::new(Ipv6Addr::from_bits((0x0100 << 112) | u128::from(hash)).into(), 0)
 }
 
 /// Health status. Source: `envoy.config.core.v3.HealthStatus`.

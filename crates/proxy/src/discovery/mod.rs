@@ -126,12 +126,10 @@ impl Configuration {
         let inventory = self.inventory.get_mut();
         for (index, (name, body)) in file.clusters.iter().enumerate() {
             self.remotes.insert(name.clone(), body.clone());
-            if !bootstrap::is_pipe(body) {
-                let outcome = inventory.add_static(Kind::Cluster, name, body);
-                outcome.map_err(|reason| {
-                    anyhow::anyhow!("static_resources.clusters[{index}] ({name:?}): {reason}")
-                })?;
-            }
+            let outcome = inventory.add_static(Kind::Cluster, name, body);
+            outcome.map_err(|reason| {
+                anyhow::anyhow!("static_resources.clusters[{index}] ({name:?}): {reason}")
+            })?;
         }
         for (index, (name, body)) in file.listeners.iter().enumerate() {
             let key = if name.is_empty() { format!("listener {index}") } else { name.clone() };

@@ -134,10 +134,8 @@ fn listener_filter(listener: &mut Listener, filter: &ListenerFilter) -> Result<(
     let Some(listener_filter::ConfigType::TypedConfig(any)) = &filter.config_type else {
         return Err(Reject::new(format!("listener filter {:?} has no typed_config", filter.name)));
     };
-    let mut except = Vec::new();
-    if let Some(disabled) = &filter.filter_disabled {
-        port_ranges(disabled, &mut except).at("filter_disabled")?;
-    }
+    let disabled = filter.filter_disabled.as_ref().map(port_ranges).transpose().at("filter_disabled")?;
+    let except = disabled.unwrap_or_default();
     match type_name(any) {
         "envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector" => {
             listener.inspect_tls = Some(Inspect { except });
@@ -172,26 +170,47 @@ pub(super) fn proxy_version(proto: proxy_protocol_config::Version) -> ProxyVersi
     }
 }
 
-fn port_ranges(predicate: &Predicate, ranges: &mut Vec<RangeInclusive<u16>>) -> Result<()> {
+/// Returns the ports that a predicate matches.
+fn port_ranges(predicate: &Predicate) -> Result<Vec<RangeInclusive<u16>>> {
     match &predicate.rule {
         Some(Rule::DestinationPortRange(range)) => {
             // The end is exclusive.
             let (start, last) = (u16::try_from(range.start), u16::try_from(range.end.saturating_sub(1)));
             match (start, last) {
-                (Ok(start), Ok(last)) if start <= last => ranges.push(start..=last),
+                (Ok(start), Ok(last)) if start <= last => Ok(vec![start..=last]),
                 _ => {
                     let (start, end) = (range.start, range.end);
                     let reason = format!("{start} to below {end} is not a range of ports, or an empty one");
-                    return Err(Reject::new(reason).at_field("destination_port_range"));
+                    Err(Reject::new(reason).at_field("destination_port_range"))
                 }
             }
-            Ok(())
         }
         Some(Rule::OrMatch(set)) => {
-            set.rules.iter().try_for_each(|rule| port_ranges(rule, ranges)).at("or_match.rules")
+            let ranges = set.rules.iter().map(port_ranges).collect::<Result<Vec<_>>>();
+            Ok(ranges.at("or_match.rules")?.concat())
         }
-        _ => Err(Reject::new("only port ranges, joined by or_match, are supported")),
+        Some(Rule::NotMatch(inner)) => Ok(other_ports(port_ranges(inner).at("not_match")?)),
+        _ => {
+            Err(Reject::new("only port ranges, joined by or_match and inverted by not_match, are supported"))
+        }
     }
+}
+
+/// Returns the ports outside of these ranges.
+fn other_ports(mut ranges: Vec<RangeInclusive<u16>>) -> Vec<RangeInclusive<u16>> {
+    ranges.sort_by_key(|range| *range.start());
+    let (mut others, mut next) = (Vec::new(), 0_u32);
+    for range in ranges {
+        let (start, end) = (u32::from(*range.start()), u32::from(*range.end()));
+        if next < start {
+            others.push(next as u16..=(start - 1) as u16);
+        }
+        next = next.max(end + 1);
+    }
+    if next <= u32::from(u16::MAX) {
+        others.push(next as u16..=u16::MAX);
+    }
+    others
 }
 
 fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> {
@@ -363,4 +382,17 @@ fn tcp_proxy(
         stats,
         access_logs: access_log::access_logs(&proto.access_log, translator)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::other_ports;
+
+    #[test]
+    fn inverted_port_ranges_are_the_other_ports() {
+        assert_eq!(other_ports(vec![7000..=7000]), [0..=6999, 7001..=u16::MAX]);
+        assert_eq!(other_ports(vec![]), [0..=u16::MAX]);
+        assert_eq!(other_ports(vec![5..=9, 0..=6, 20..=u16::MAX]), [10..=19]);
+        assert!(other_ports(vec![0..=u16::MAX]).is_empty());
+    }
 }

@@ -561,7 +561,7 @@ fn same_place(a: &Arc<Endpoint>, b: &Arc<Endpoint>) -> bool {
         (Some(a), Some(b)) => Arc::ptr_eq(a, b),
         _ => false,
     };
-    let same_addresses = a.address == b.address && a.others == b.others;
+    let same_addresses = a.address == b.address && a.pipe == b.pipe && a.others == b.others;
     Arc::ptr_eq(a, b) || (same_tls && same_addresses && a.hostname == b.hostname && a.workload == b.workload)
 }
 
