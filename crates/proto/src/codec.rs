@@ -83,6 +83,7 @@ codecs! {
     envoy_types::pb::envoy::extensions::filters::listener::original_dst::v3::OriginalDst,
     envoy_types::pb::envoy::extensions::filters::listener::proxy_protocol::v3::ProxyProtocol,
     envoy_types::pb::envoy::extensions::filters::listener::tls_inspector::v3::TlsInspector,
+    envoy_types::pb::envoy::extensions::filters::network::connection_limit::v3::ConnectionLimit,
     envoy_types::pb::envoy::extensions::filters::network::ext_authz::v3::ExtAuthz,
     envoy_types::pb::envoy::extensions::filters::network::http_connection_manager::v3::HttpConnectionManager,
     envoy_types::pb::envoy::extensions::filters::network::rbac::v3::Rbac,

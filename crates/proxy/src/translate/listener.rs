@@ -3,7 +3,7 @@
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     ops::RangeInclusive,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -21,6 +21,7 @@ use skysail_xds::envoy::pb::{
         extensions::filters::{
             listener::proxy_protocol::v3::ProxyProtocol,
             network::{
+                connection_limit::v3::ConnectionLimit as ConnectionLimitProto,
                 http_connection_manager::v3::HttpConnectionManager,
                 tcp_proxy::v3::{
                     TcpProxy as TcpProxyProto,
@@ -41,8 +42,8 @@ use super::{
 use skysail_http::proxy_protocol::ProxyVersion;
 use skysail_policy::config::{
     listener::{
-        ChainMatch, Direction, FilterChain, Inspect, Listener, ProxyProtocolFilter, TcpProxy, Terminal,
-        Transport,
+        ChainMatch, ConnectionLimit, Direction, FilterChain, Inspect, Listener, ProxyProtocolFilter,
+        TcpProxy, Terminal, Transport,
     },
     route::{HeaderOps, Target, Targets},
     stats::Stats,
@@ -54,6 +55,7 @@ const INSPECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Envoy's default for TCP.
 const TCP_IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 
+const CONNECTION_LIMIT: &str = "envoy.extensions.filters.network.connection_limit.v3.ConnectionLimit";
 const MONGO_PROXY: &str = "envoy.extensions.filters.network.mongo_proxy.v3.MongoProxy";
 
 /// Returns the addresses to listen on. With `ipv4_compat`, `::` includes `0.0.0.0`.
@@ -217,7 +219,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
     let none = FilterChainMatch::default();
     let matches = chain_match(proto.filter_chain_match.as_ref().unwrap_or(&none)).at("filter_chain_match")?;
     let tls = server_tls(translator, proto).at("transport_socket")?;
-    let mut policies = Vec::new();
+    let (mut policies, mut limits) = (Vec::new(), Vec::new());
     let mut ask = None;
     let mut metadata_exchange = false;
     let mut stats = None;
@@ -232,6 +234,10 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
             "envoy.extensions.filters.network.rbac.v3.RBAC" => {
                 policies
                     .push(unpack(any).and_then(|rbac| policy::network(&rbac)).at("typed_config").at(&path)?);
+            }
+            CONNECTION_LIMIT => {
+                let limit = unpack(any).and_then(|proto| connection_limit(&proto));
+                limits.extend(limit.at("typed_config").at(&path)?);
             }
             "envoy.extensions.filters.network.ext_authz.v3.ExtAuthz" => {
                 let config = unpack(any).and_then(|proto| authorization::network(&proto));
@@ -265,6 +271,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
         matches,
         tls,
         policies,
+        connection_limits: limits,
         ask,
         metadata_exchange,
         terminal: terminal.ok_or_else(|| {
@@ -275,6 +282,24 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
             .at("transport_socket_connect_timeout")?,
         fingerprint: Some(fingerprint(proto.to_vec())),
     })
+}
+
+/// Translates a limit on connections; returns `None` if it is disabled.
+fn connection_limit(proto: &ConnectionLimitProto) -> Result<Option<Arc<ConnectionLimit>>> {
+    if proto.stat_prefix.is_empty() {
+        return Err(Reject::new("must be given").at_field("stat_prefix"));
+    }
+    let most = proto.max_connections.map(|most| most.value).filter(|most| *most > 0);
+    let most = most.ok_or_else(|| Reject::new("must be at least 1").at_field("max_connections"))?;
+    let delay = timeout(proto.delay.as_ref(), None).at("delay")?;
+    let enabled = proto.runtime_enabled.as_ref().and_then(|runtime| flag(runtime.default_value));
+    let limit = ConnectionLimit {
+        stat_prefix: proto.stat_prefix.as_str().into(),
+        most,
+        delay,
+        open: AtomicU64::default(),
+    };
+    Ok(enabled.unwrap_or(true).then(|| Arc::new(limit)))
 }
 
 fn typed_config(filter: &Filter) -> Result<&Any> {

@@ -136,6 +136,7 @@ mod tests {
             matches,
             tls: None,
             policies: vec![],
+            connection_limits: Vec::new(),
             ask: None,
             metadata_exchange: false,
             terminal: Terminal::Tcp(Arc::new(tcp)),

@@ -7,6 +7,7 @@
     reason = "a test ends with the first thing that goes wrong"
 )]
 
+mod connection_limit;
 #[path = "../support/either.rs"]
 mod either;
 #[path = "../support/envoy.rs"]

@@ -269,6 +269,7 @@ pub(crate) fn listener(terminal: Terminal, tls: Option<Arc<ServerTls>>) -> Liste
         matches: ChainMatch::default(),
         tls,
         policies: vec![],
+        connection_limits: Vec::new(),
         ask: None,
         metadata_exchange: false,
         terminal,
