@@ -33,6 +33,7 @@ mod validation;
 
 use prost::Name;
 use std::{
+    borrow::Cow,
     collections::HashSet,
     fmt,
     hash::{DefaultHasher, Hash, Hasher as _},
@@ -148,7 +149,14 @@ impl Translator<'_> {
 
     /// Decodes a message after checking all its fields, those of nested `Any`s too.
     pub(crate) fn decode<M: Codec + Name>(self, body: &[u8]) -> Result<M> {
-        for finding in coverage::check(&M::full_name(), body) {
+        let mut checked = coverage::check(&M::full_name(), body);
+        let mut body = Cow::Borrowed(body);
+        if checked.has_typed_structs {
+            // The messages in typed structs are checked and decoded as if they had been sent in binary form.
+            body = Cow::Owned(coverage::unwrapped(&M::full_name(), &body)?);
+            checked = coverage::check(&M::full_name(), &body);
+        }
+        for finding in checked.findings {
             if finding.refused || self.strict {
                 return Err(Reject {
                     path: finding.path,
@@ -163,7 +171,7 @@ impl Translator<'_> {
                 finding.path, finding.field, finding.message
             ));
         }
-        M::from_slice(body).map_err(|error| Reject::new(format!("not a valid {}: {error}", M::NAME)))
+        M::from_slice(&body).map_err(|error| Reject::new(format!("not a valid {}: {error}", M::NAME)))
     }
 }
 

@@ -19,6 +19,7 @@ mod pipes;
 mod program;
 #[path = "../support/mod.rs"]
 mod support;
+mod wrapped;
 
 use std::net::SocketAddr;
 
