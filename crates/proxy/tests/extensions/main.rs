@@ -7,6 +7,7 @@
     reason = "a test ends with the first thing that goes wrong"
 )]
 
+mod claims;
 mod connection_limit;
 #[path = "../support/either.rs"]
 mod either;

@@ -362,6 +362,7 @@ fn table(forward: Forward) -> RouteTable {
             case_sensitive: true,
             headers: vec![],
             query: vec![],
+            metadata: Box::default(),
             grpc: false,
             fraction: None,
         },
