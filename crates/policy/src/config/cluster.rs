@@ -153,6 +153,9 @@ pub enum Discovery {
     Eds(Arc<str>),
     /// `ORIGINAL_DST`: the address that the client dialled; with this port if given.
     OriginalDst(Option<u16>),
+    /// The host of each request, or the SNI of each connection, which the proxy resolves (`cluster_type`
+    /// `envoy.clusters.dynamic_forward_proxy`).
+    Dynamic(HostCacheConfig),
     /// Host names that the proxy resolves periodically. Every address is an endpoint (`STRICT_DNS`), or only the first
     /// (`LOGICAL_DNS`).
     Dns {
@@ -169,6 +172,25 @@ pub enum Discovery {
         /// Time between two lookups.
         refresh: Duration,
     },
+}
+
+/// Cache of resolved hosts. Source: `envoy.extensions.common.dynamic_forward_proxy.v3.DnsCacheConfig`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostCacheConfig {
+    /// Name; clusters with the same name and settings share the cache.
+    pub name: Box<str>,
+    /// Address families that are used (`dns_lookup_family`).
+    pub family: Family,
+    /// Time for which the addresses of a host are used without another lookup (`dns_refresh_rate`).
+    pub refresh: Duration,
+    /// Time after which an unused host makes room for others (`host_ttl`).
+    pub host_ttl: Duration,
+    /// Maximum number of hosts (`max_hosts`).
+    pub max_hosts: u32,
+    /// Timeout of a lookup (`dns_query_timeout`).
+    pub query_timeout: Duration,
+    /// Maximum number of requests that wait for a lookup (`dns_cache_circuit_breaker.max_pending_requests`).
+    pub max_pending: u32,
 }
 
 /// Address families of a resolved name. Source: `envoy.config.cluster.v3.Cluster.DnsLookupFamily`.

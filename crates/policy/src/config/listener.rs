@@ -100,6 +100,8 @@ pub struct FilterChain {
     pub tls: Option<Arc<ServerTls>>,
     /// RBAC network filters, in order. They run before the last filter.
     pub policies: Vec<Arc<Policy>>,
+    /// The SNI of connections to dynamic clusters is resolved, with this port (filter `sni_dynamic_forward_proxy`).
+    pub sni_port: Option<u16>,
     /// Limits on open connections (filter `connection_limit`), which apply before the TLS handshake.
     pub connection_limits: Vec<Arc<ConnectionLimit>>,
     /// External authorization of connections, after the RBAC filters.

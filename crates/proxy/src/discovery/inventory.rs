@@ -539,7 +539,7 @@ fn cluster_is_warm(
     let endpoints = match &cluster.discovery {
         Discovery::Eds(name) => assignments.contains_key(name),
         Discovery::Dns { .. } => accepted.resolved.load(Ordering::Acquire),
-        Discovery::Static | Discovery::OriginalDst(_) => true,
+        Discovery::Static | Discovery::OriginalDst(_) | Discovery::Dynamic(_) => true,
     };
     let tls = cluster.transport_matches.iter().filter_map(|found| found.tls.as_ref()).chain(&cluster.tls);
     endpoints && tls.into_iter().all(|tls| translate::client_ready(tls))

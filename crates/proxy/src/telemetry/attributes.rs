@@ -24,7 +24,7 @@ use skysail_policy::{
 mod tests;
 
 /// Bits of Envoy's `response.flags`.
-const FLAG_BITS: [(Flags, u8); 22] = [
+const FLAG_BITS: [(Flags, u8); 23] = [
     (Flags::UH, 1),
     (Flags::UT, 2),
     (Flags::LR, 3),
@@ -47,6 +47,7 @@ const FLAG_BITS: [(Flags, u8); 22] = [
     (Flags::UPE, 23),
     (Flags::NC, 24),
     (Flags::OM, 25),
+    (Flags::DF, 26),
 ];
 
 /// Returns whether the expression is true of the request or connection.

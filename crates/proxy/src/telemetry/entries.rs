@@ -226,6 +226,7 @@ fn flags(record: &Record<'_>) -> ResponseFlags {
         upstream_protocol_error: has(Flags::UPE),
         no_cluster_found: has(Flags::NC),
         overload_manager: has(Flags::OM),
+        dns_resolution_failure: has(Flags::DF),
         ..ResponseFlags::default()
     }
 }

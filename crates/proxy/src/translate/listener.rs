@@ -23,6 +23,7 @@ use skysail_xds::envoy::pb::{
             network::{
                 connection_limit::v3::ConnectionLimit as ConnectionLimitProto,
                 http_connection_manager::v3::HttpConnectionManager,
+                sni_dynamic_forward_proxy::v3::{FilterConfig as SniDynamic, filter_config::PortSpecifier},
                 tcp_proxy::v3::{
                     TcpProxy as TcpProxyProto,
                     tcp_proxy::{ClusterSpecifier, weighted_cluster::ClusterWeight},
@@ -35,7 +36,7 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, authorization, cluster, duration, endpoints,
+    At as _, Reject, Result, Translator, access_log, authorization, cluster, duration, dynamic, endpoints,
     fingerprint, flag, http, number, policy, timeout, tls_context, type_name, unknown_type, unpack,
     warn_once,
 };
@@ -56,6 +57,7 @@ const INSPECT_TIMEOUT: Duration = Duration::from_secs(15);
 const TCP_IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 const CONNECTION_LIMIT: &str = "envoy.extensions.filters.network.connection_limit.v3.ConnectionLimit";
+const SNI_DYNAMIC: &str = "envoy.extensions.filters.network.sni_dynamic_forward_proxy.v3.FilterConfig";
 const MONGO_PROXY: &str = "envoy.extensions.filters.network.mongo_proxy.v3.MongoProxy";
 
 /// Returns the addresses to listen on. With `ipv4_compat`, `::` includes `0.0.0.0`.
@@ -220,6 +222,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
     let matches = chain_match(proto.filter_chain_match.as_ref().unwrap_or(&none)).at("filter_chain_match")?;
     let tls = server_tls(translator, proto).at("transport_socket")?;
     let (mut policies, mut limits) = (Vec::new(), Vec::new());
+    let mut sni_port = None;
     let mut ask = None;
     let mut metadata_exchange = false;
     let mut stats = None;
@@ -234,6 +237,10 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
             "envoy.extensions.filters.network.rbac.v3.RBAC" => {
                 policies
                     .push(unpack(any).and_then(|rbac| policy::network(&rbac)).at("typed_config").at(&path)?);
+            }
+            SNI_DYNAMIC => {
+                let port = unpack(any).and_then(|proto| sni_dynamic(&proto));
+                sni_port = Some(port.at("typed_config").at(&path)?);
             }
             CONNECTION_LIMIT => {
                 let limit = unpack(any).and_then(|proto| connection_limit(&proto));
@@ -272,6 +279,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
         tls,
         policies,
         connection_limits: limits,
+        sni_port,
         ask,
         metadata_exchange,
         terminal: terminal.ok_or_else(|| {
@@ -282,6 +290,18 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
             .at("transport_socket_connect_timeout")?,
         fingerprint: Some(fingerprint(proto.to_vec())),
     })
+}
+
+/// Returns the port for the SNI of connections.
+fn sni_dynamic(proto: &SniDynamic) -> Result<u16> {
+    dynamic::host_cache(proto.dns_cache_config.as_ref()).at("dns_cache_config")?;
+    match &proto.port_specifier {
+        None => Ok(443),
+        Some(PortSpecifier::PortValue(port)) => match u16::try_from(*port) {
+            Ok(port @ 1..) => Ok(port),
+            _ => Err(Reject::new(format!("{port} is not a port")).at_field("port_value")),
+        },
+    }
 }
 
 /// Translates a limit on connections; returns `None` if it is disabled.

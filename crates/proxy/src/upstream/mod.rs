@@ -1,6 +1,7 @@
 //! Upstream connections: TCP with the socket mark and source address that interception needs, then TLS, then
 //! HTTP/2 if negotiated.
 
+pub(crate) mod dynamic;
 pub(crate) mod pick;
 pub(crate) mod pool;
 

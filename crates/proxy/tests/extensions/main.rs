@@ -9,6 +9,7 @@
 
 mod claims;
 mod connection_limit;
+mod dynamic;
 #[path = "../support/either.rs"]
 mod either;
 #[path = "../support/envoy.rs"]
