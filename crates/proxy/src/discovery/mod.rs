@@ -7,6 +7,7 @@
 pub(crate) mod remote;
 pub(crate) mod secrets;
 
+mod claims;
 mod hosts;
 pub(crate) mod inventory;
 pub(crate) mod names;

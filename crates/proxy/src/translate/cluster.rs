@@ -178,10 +178,15 @@ fn discovery(proto: &Proto) -> Result<Discovery> {
             };
             let Endpoints { localities, overprovisioning, .. } =
                 endpoints::empty(assignment).at("load_assignment")?;
+            let names = endpoints::names(assignment).at("load_assignment")?;
+            if kind == DiscoveryType::LogicalDns && names.len() != 1 {
+                let reason = "a cluster of type LOGICAL_DNS must have one endpoint: use STRICT_DNS";
+                return Err(Reject::new(reason).at_field("load_assignment"));
+            }
             Discovery::Dns {
                 localities,
                 overprovisioning,
-                names: endpoints::names(assignment).at("load_assignment")?,
+                names,
                 logical: kind == DiscoveryType::LogicalDns,
                 family: family(proto.dns_lookup_family()),
                 refresh: refresh.max(Duration::from_secs(1)),

@@ -36,9 +36,9 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, authorization, cluster, duration, dynamic, endpoints,
-    fingerprint, flag, http, number, policy, timeout, tls_context, type_name, unknown_type, unpack,
-    warn_once,
+    At as _, Reject, Result, Translator, access_log, authorization, cluster, distinct, duration, dynamic,
+    endpoints, fingerprint, flag, http, number, policy, timeout, tls_context, type_name, unknown_type,
+    unpack, warn_once,
 };
 use skysail_http::proxy_protocol::ProxyVersion;
 use skysail_policy::config::{
@@ -118,6 +118,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<List
         let chain = self::chain(translator, chain).at(format_args!("filter_chains[{index}]"))?;
         listener.chains.push(Arc::new(chain));
     }
+    distinct::check(listener.chains.iter().map(|chain| &chain.matches))?;
     if let Some(chain) = &proto.default_filter_chain {
         listener.default_chain = Some(Arc::new(self::chain(translator, chain).at("default_filter_chain")?));
     }
