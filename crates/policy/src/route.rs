@@ -6,6 +6,8 @@
 
 use std::borrow::Cow;
 
+use serde_json::{Map, Value};
+
 use crate::{
     config::{
         RouteTable,
@@ -45,7 +47,7 @@ pub enum NoRoute {
     TlsRequired,
 }
 
-/// Selects the route of a request.
+/// Selects the route of a request with this dynamic metadata.
 ///
 /// # Errors
 ///
@@ -53,6 +55,7 @@ pub enum NoRoute {
 pub fn find<'a>(
     table: &'a RouteTable,
     head: &RequestHead,
+    metadata: Option<&Map<String, Value>>,
     rng: &mut fastrand::Rng,
 ) -> Result<Found<'a>, NoRoute> {
     let (host, exact) = virtual_host(table, head.authority()).ok_or(NoRoute::NoMatch)?;
@@ -60,7 +63,7 @@ pub fn find<'a>(
         return Err(NoRoute::TlsRequired);
     }
     let mut routes = host.routes.iter();
-    let route = routes.find(|route| matches(&route.matches, head, rng)).ok_or(NoRoute::NoMatch)?;
+    let route = routes.find(|route| matches(&route.matches, head, metadata, rng)).ok_or(NoRoute::NoMatch)?;
     let target = match &route.action {
         Action::Forward(Forward { targets: Targets::Weighted { total, targets }, .. }) => {
             weighted(*total, targets, rng)
@@ -137,11 +140,17 @@ fn lower_case(text: &str) -> Cow<'_, str> {
 }
 
 /// Returns whether a request matches.
-pub fn matches(test: &RouteMatch, head: &RequestHead, rng: &mut fastrand::Rng) -> bool {
+pub fn matches(
+    test: &RouteMatch,
+    head: &RequestHead,
+    metadata: Option<&Map<String, Value>>,
+    rng: &mut fastrand::Rng,
+) -> bool {
     path_matches(test, head.path_without_query().as_bytes())
         && matching::headers(&test.headers, head)
         && test.query.iter().all(|query| query_matches(query, head.query()))
         && (!test.grpc || matching::is_grpc(head))
+        && test.metadata.iter().all(|test| matching::metadata(test, metadata))
         // Last, so that a route that cannot match uses no random number.
         && test.fraction.is_none_or(|share| sample(rng, share))
 }

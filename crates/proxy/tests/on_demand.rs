@@ -34,6 +34,7 @@ fn host(name: &str) -> Arc<VirtualHost> {
         case_sensitive: true,
         headers: vec![],
         query: vec![],
+        metadata: Box::default(),
         grpc: false,
         fraction: None,
     };

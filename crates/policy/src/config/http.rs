@@ -35,6 +35,8 @@ pub struct HttpManager {
     pub metadata_exchange: Option<MetadataExchange>,
     /// The upstream ALPN follows the request's protocol (filter `istio.alpn`).
     pub istio_alpn: bool,
+    /// The hosts of requests to dynamic clusters are resolved (filter `dynamic_forward_proxy`).
+    pub resolves_hosts: bool,
     /// Upgrades that are tunnelled, in lower case (`websocket`); empty refuses all.
     pub upgrades: Vec<Box<str>>,
     /// Treatment of the response header `server`.

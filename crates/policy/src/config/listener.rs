@@ -5,7 +5,10 @@
 use std::{
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -97,6 +100,10 @@ pub struct FilterChain {
     pub tls: Option<Arc<ServerTls>>,
     /// RBAC network filters, in order. They run before the last filter.
     pub policies: Vec<Arc<Policy>>,
+    /// The SNI of connections to dynamic clusters is resolved, with this port (filter `sni_dynamic_forward_proxy`).
+    pub sni_port: Option<u16>,
+    /// Limits on open connections (filter `connection_limit`), which apply before the TLS handshake.
+    pub connection_limits: Vec<Arc<ConnectionLimit>>,
     /// External authorization of connections, after the RBAC filters.
     pub ask: Option<Box<ExternalAuthorization>>,
     /// Istio's TCP metadata exchange is expected if ALPN is `istio-peer-exchange`.
@@ -107,6 +114,33 @@ pub struct FilterChain {
     pub handshake_timeout: Option<Duration>,
     /// Fingerprint of the encoded configuration. It identifies the chain in a new version of its listener.
     pub fingerprint: Option<u64>,
+}
+
+/// Limit on the open connections of a filter chain, across workers. Source:
+/// `envoy.extensions.filters.network.connection_limit.v3.ConnectionLimit`.
+#[derive(Debug)]
+pub struct ConnectionLimit {
+    /// Prefix of statistics.
+    pub stat_prefix: Arc<str>,
+    /// Maximum number of connections (`max_connections`).
+    pub most: u64,
+    /// Time until a refused connection is closed (`delay`); `None` closes it at once.
+    pub delay: Option<Duration>,
+    /// Open connections.
+    pub open: AtomicU64,
+}
+
+impl ConnectionLimit {
+    /// Counts a connection that begins; returns false, without counting it, if the limit is reached.
+    pub fn begin(&self) -> bool {
+        let more = |open| (open < self.most).then_some(open + 1);
+        self.open.fetch_update(Relaxed, Relaxed, more).is_ok()
+    }
+
+    /// Counts the end of a connection that [`Self::begin`] counted.
+    pub fn end(&self) {
+        self.open.fetch_sub(1, Relaxed);
+    }
 }
 
 /// Last filter of a filter chain.

@@ -8,7 +8,7 @@ use super::{
     http::Format,
     limit::RateLimit,
     policy::Policy,
-    text::{HeaderMatch, TextMatch},
+    text::{HeaderMatch, MetadataMatch, TextMatch},
     trace::{Decorator, RouteTracing},
 };
 
@@ -153,6 +153,9 @@ pub struct RouteMatch {
     pub headers: Vec<HeaderMatch>,
     /// Query parameter matches, all of which must hold.
     pub query: Vec<QueryMatch>,
+    /// Matches of dynamic metadata, all of which must hold. Filters that set metadata may let the route be selected
+    /// again.
+    pub metadata: Box<[MetadataMatch]>,
     /// Only gRPC requests match (`content-type: application/grpc`).
     pub grpc: bool,
     /// Share of requests that match, in millionths; `None` for all.

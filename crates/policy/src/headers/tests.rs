@@ -22,6 +22,7 @@ fn manager() -> HttpManager {
         stats: None,
         metadata_exchange: None,
         istio_alpn: false,
+        resolves_hosts: false,
         upgrades: Vec::new(),
         server: ServerHeader::PassThrough,
         preserve_request_id: false,

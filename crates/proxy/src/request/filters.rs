@@ -207,11 +207,12 @@ impl<'a> RequestContext<'a> {
                     decision.filter_results.keep_head(exchange.request);
                 }
                 let mut found = Map::new();
-                if jwt::apply(verified, exchange.request, &mut found) {
-                    routing::find_route(scope, exchange.request, decision);
-                }
+                let clear_route = jwt::apply(verified, exchange.request, &mut found);
                 decision.filter_results.add_metadata(&found);
                 add_metadata(outcome, metadata::JWT, found);
+                if clear_route {
+                    routing::find_route(scope, exchange.request, outcome.metadata.as_deref(), decision);
+                }
                 Ok(Filtered::Continue)
             }
             Err(status) => {
@@ -335,14 +336,15 @@ impl<'a> RequestContext<'a> {
             Ok(AuthorizationVerdict::Allow(mut changes)) => {
                 scope.counters.ext_authz_ok.inc();
                 changes.apply(exchange.request);
-                if config.clear_route && changes.change_request() {
-                    routing::find_route(scope, exchange.request, decision);
-                }
+                let clear_route = config.clear_route && changes.change_request();
                 let added = std::mem::take(&mut changes.response).into_iter();
                 let added = added.map(|(name, value)| ResponseField { name, value, is_appended: true });
                 decision.response_fields.extend(added);
                 decision.filter_results.add_metadata(&changes.metadata);
                 add_metadata(outcome, metadata::EXT_AUTHZ, changes.metadata);
+                if clear_route {
+                    routing::find_route(scope, exchange.request, outcome.metadata.as_deref(), decision);
+                }
                 Ok(Filtered::Continue)
             }
             Ok(AuthorizationVerdict::Deny { status, headers, body: text }) => {

@@ -193,7 +193,13 @@ impl RequestContext<'_> {
             let attempts = avoided.map_or(0, |retry| retry.host_selection_attempts);
             let want = PickOptions { hash: plan.hash, avoid: &tried, attempts };
             let destination = self.exchange.downstream.origin.destination;
-            let host = pick::endpoint(&self.scope.worker.dice, &plan.pool, destination, want)?;
+            let host = match &plan.pool.resolved {
+                // Boxed, because few clusters are dynamic.
+                Some(_) if self.scope.manager.resolves_hosts => {
+                    Box::pin(self.resolve_host(plan, deadlines)).await?
+                }
+                _ => pick::endpoint(&self.scope.worker.dice, &plan.pool, destination, want)?,
+            };
             if let (Some(HostRewrite::Auto), Some(name)) = (plan.host_rewrite, &host.endpoint.hostname) {
                 rewrite::set_host(self.exchange.request, name.as_bytes(), self.outcome.attempts);
             }
@@ -252,6 +258,24 @@ impl RequestContext<'_> {
             self.set_expected_timeout(plan);
             fresh = false;
         }
+    }
+
+    /// Returns the endpoint for the host of the request, of a dynamic forward proxy.
+    async fn resolve_host(
+        &mut self,
+        plan: &ForwardPlan<'_>,
+        deadlines: &mut Deadlines,
+    ) -> Result<Rc<Host>, Error> {
+        let authority = self.exchange.request.authority().to_owned();
+        let port = if plan.pool.cluster.tls.is_some() { 443 } else { 80 };
+        let attempt = self.outcome.attempts - 1;
+        let found = async {
+            let found = pick::resolved(&plan.pool, &authority, port, attempt).await;
+            found.unwrap_or_else(|| Err(Error::new(Kind::NoHealthyUpstream)))
+        };
+        let interim = self.exchange.request.version != Version::Http10;
+        let mut client = Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, interim);
+        client.wait(found).await
     }
 
     /// Sends the request to one endpoint and waits for the response's head. `fresh` demands a new connection.

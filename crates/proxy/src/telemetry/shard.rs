@@ -18,7 +18,9 @@ use super::{
     series::{
         self, Destination, HttpSeries, LabelChange, MAX_NAME, PeerLabels, Series, TcpCounts, TcpSeries,
     },
-    stats::{ClusterStats, ExportStats, ListenerStats, ManagerStats, OutlierStats, Sample},
+    stats::{
+        ClusterStats, ConnectionLimitStats, ExportStats, ListenerStats, ManagerStats, OutlierStats, Sample,
+    },
 };
 use skysail_http::{head::RequestHead, map::Map};
 use skysail_policy::{
@@ -79,6 +81,7 @@ struct Numbers {
     outliers: Map<Arc<str>, Rc<OutlierStats>>,
     managers: Map<Arc<str>, Rc<ManagerStats>>,
     listeners: Map<Arc<str>, Rc<ListenerStats>>,
+    connection_limits: Map<Arc<str>, Rc<ConnectionLimitStats>>,
     /// By cluster and kind of item.
     exports: Map<(Box<str>, &'static str), Rc<ExportStats>>,
 }
@@ -260,6 +263,11 @@ impl Shard {
         Rc::clone(self.numbers.borrow_mut().listeners.entry(Arc::clone(name)).or_default())
     }
 
+    /// Returns the statistics of limits on connections, by their prefix.
+    pub(crate) fn connection_limit(&self, prefix: &Arc<str>) -> Rc<ConnectionLimitStats> {
+        Rc::clone(self.numbers.borrow_mut().connection_limits.entry(Arc::clone(prefix)).or_default())
+    }
+
     /// Returns the statistics of the items sent to a collector, by its cluster.
     pub(crate) fn exports(&self, cluster: &str, what: &'static str) -> Rc<ExportStats> {
         Rc::clone(self.numbers.borrow_mut().exports.entry((cluster.into(), what)).or_default())
@@ -289,6 +297,9 @@ impl Shard {
         }
         for (name, stats) in &numbers.listeners {
             add("listener_address", name, stats.samples());
+        }
+        for (prefix, stats) in &numbers.connection_limits {
+            add("connection_limit_prefix", prefix, stats.samples());
         }
         for ((cluster, what), stats) in &numbers.exports {
             samples.push((format!("{},what=\"{what}\"", label("cluster_name", cluster)), stats.samples()));
@@ -463,6 +474,17 @@ impl Numbers {
         self.exports.retain(|(name, _), stats| Rc::strong_count(stats) > 1 || clusters.contains_key(&**name));
         self.listeners
             .retain(|name, stats| Rc::strong_count(stats) > 1 || listeners.by_name.contains_key(name));
+        if !self.connection_limits.is_empty() {
+            let chains = listeners
+                .by_name
+                .values()
+                .flat_map(|listener| listener.chains.iter().chain(listener.default_chain.as_ref()));
+            let limits: HashSet<&str> = chains
+                .flat_map(|chain| chain.connection_limits.iter().map(|limit| &*limit.stat_prefix))
+                .collect();
+            self.connection_limits
+                .retain(|prefix, stats| Rc::strong_count(stats) > 1 || limits.contains(&**prefix));
+        }
         let prefixes: HashSet<&str> = snapshot
             .terminals()
             .filter_map(|terminal| match terminal {

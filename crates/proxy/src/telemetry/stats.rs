@@ -199,6 +199,14 @@ set! {
 }
 
 set! {
+    /// Statistics of a limit on connections, label `connection_limit_prefix`.
+    ConnectionLimitStats {
+        active: Gauge "envoy_connection_limit_active_connections",
+        limited: Counter "envoy_connection_limit_limited_connections",
+    }
+}
+
+set! {
     /// Statistics of a listener, label `listener_address`.
     ListenerStats {
         cx_total: Counter "envoy_listener_downstream_cx_total",

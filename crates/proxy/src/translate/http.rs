@@ -27,8 +27,9 @@ use skysail_xds::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration, flag, jwt,
-    limit, number, policy, route, route_filters, stats, timeout, trace, type_name, unknown_type, unpack,
+    At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration, dynamic,
+    flag, jwt, limit, number, policy, route, route_filters, stats, timeout, trace, type_name, unknown_type,
+    unpack,
 };
 use skysail_http::http2::{Http2Options, Keepalive};
 use skysail_policy::config::cluster::{MAX_HEAD, MAX_HEADERS};
@@ -71,6 +72,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         stats: None,
         metadata_exchange: None,
         istio_alpn: false,
+        resolves_hosts: false,
         upgrades: upgrades(proto),
         server: server(proto),
         preserve_request_id: proto.preserve_external_request_id,
@@ -321,6 +323,10 @@ fn unordered_filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, st
         // This filter only counts messages, for metrics that Istio disables by default.
         "envoy.extensions.filters.http.grpc_stats.v3.FilterConfig" => {}
         "istio.envoy.config.filter.http.alpn.v2alpha1.FilterConfig" => manager.istio_alpn = true,
+        "envoy.extensions.filters.http.dynamic_forward_proxy.v3.FilterConfig" => {
+            dynamic::http(&unpack(any)?)?;
+            manager.resolves_hosts = true;
+        }
         "stats.PluginConfig" => manager.stats = Some(stats::translate(&unpack(any)?, strict)?),
         "udpa.type.v1.TypedStruct" | "xds.type.v3.TypedStruct" => {
             let typed = cluster::typed_struct(any)?;

@@ -191,11 +191,14 @@ pub(super) fn route_match(proto: &MatchProto) -> Result<RouteMatch> {
     let fraction = proto.runtime_fraction.as_ref().and_then(|fraction| fraction.default_value.as_ref());
     let query =
         proto.query_parameters.iter().map(text::query).collect::<Result<_>>().at("query_parameters")?;
+    let metadata =
+        proto.dynamic_metadata.iter().map(text::metadata).collect::<Result<_>>().at("dynamic_metadata")?;
     Ok(RouteMatch {
         path,
         case_sensitive,
         headers: text::headers(&proto.headers)?,
         query,
+        metadata,
         grpc: proto.grpc.is_some(),
         fraction: fraction.map(text::millionths),
     })

@@ -235,14 +235,19 @@ impl AdmittedRequest<'_> {
             return Err(Refusal::Handling);
         }
         let (seed, head) = (self.results.seed, Cow::Borrowed(self.results.head(0, self.head)));
-        let found = find(table, &head, seed);
+        let found = find(table, &head, &Map::new(), seed);
         let mut walk = FilterWalk { case: self, table, next: 0, seed, head, found, metadata: Map::new() };
         newest.filters.iter().try_for_each(|filter| walk.check_filter(filter))
     }
 }
 
-fn find<'t>(table: Option<&'t RouteTable>, head: &RequestHead, seed: u64) -> Option<Found<'t>> {
-    route::find(table?, head, &mut fastrand::Rng::with_seed(seed)).ok()
+fn find<'t>(
+    table: Option<&'t RouteTable>,
+    head: &RequestHead,
+    metadata: &Map<String, Value>,
+    seed: u64,
+) -> Option<Found<'t>> {
+    route::find(table?, head, Some(metadata), &mut fastrand::Rng::with_seed(seed)).ok()
 }
 
 /// A walk of a request through the filters in force.
@@ -323,15 +328,15 @@ impl FilterWalk<'_> {
         self.next = index + 1;
         self.head = Cow::Borrowed(results.head(self.next, head));
         let Some(result) = results.filters.get(index) else { return };
-        if let Some(seed) = result.seed {
-            self.seed = seed;
-            self.found = find(self.table, &self.head, seed);
-        }
         let name = match &result.filter.kind {
             FilterKind::ExternalAuthorization(_) => metadata::EXT_AUTHZ,
             _ => metadata::JWT,
         };
         matching::merge_metadata(&mut self.metadata, name, result.found.clone());
+        if let Some(seed) = result.seed {
+            self.seed = seed;
+            self.found = find(self.table, &self.head, &self.metadata, seed);
+        }
     }
 
     fn authorize(&mut self, policy: &Arc<Policy>) -> Result<(), Refusal> {
@@ -374,10 +379,11 @@ impl FilterWalk<'_> {
             return Ok(());
         }
         let mut found = Map::new();
-        if jwt::apply(good, self.head.to_mut(), &mut found) {
-            self.found = find(self.table, &self.head, self.seed);
-        }
+        let clear_route = jwt::apply(good, self.head.to_mut(), &mut found);
         matching::merge_metadata(&mut self.metadata, metadata::JWT, found);
+        if clear_route {
+            self.found = find(self.table, &self.head, &self.metadata, self.seed);
+        }
         Ok(())
     }
 }
