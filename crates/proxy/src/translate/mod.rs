@@ -19,6 +19,7 @@ mod jwt;
 mod lb_policy;
 mod limit;
 mod listener;
+mod lua;
 mod outlier;
 mod policy;
 mod route;
