@@ -400,8 +400,7 @@ impl<'a> RequestContext<'a> {
             let admitted = admitted_request!(self, &origin, &upstream.link);
             let admission = &mut self.decision.admission;
             let revoked = || admission.deadline(admitted.worker, || admitted.revalidate());
-            let mut client =
-                Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, false);
+            let mut client = Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, false);
             client.complete = *is_sent;
             let result = client.collect(&mut upstream.wire, &mut read, MAX_BODY, revoked).await;
             *is_sent = client.complete;
