@@ -90,7 +90,7 @@ fn route(path: &str, setting: &Value) -> Value {
 
 /// Starts a server whose response has repeated fields and the request's line as its body.
 async fn reply_server() -> SocketAddr {
-    server(|mut client: Client| async move {
+    server(|_, mut client: Client| async move {
         while let Some((head, body)) = client.message_if_any().await {
             let body = format!("{}|{body}", head.lines().next().unwrap_or_default());
             let length = body.len();
@@ -288,7 +288,7 @@ async fn scripts_call_clusters() {
 
 #[tokio::test]
 async fn a_failed_call_is_a_503() {
-    let closed = server(|client: Client| async move { drop(client) }).await;
+    let closed = server(|_, client: Client| async move { drop(client) }).await;
     let script = r#"function envoy_on_request(handle)
         local headers, body = handle:httpCall("a", {[":method"] = "GET", [":path"] = "/", [":authority"] = "a"}, "", 5000)
         handle:respond({[":status"] = "200"}, headers[":status"] .. body)
@@ -446,7 +446,7 @@ async fn large_bodies_are_refused() {
     .await;
     let response = case.post(&"x".repeat((1 << 20) + 1)).await;
     has(&response, "http/1.1 413 ");
-    let large = server(|mut client: Client| async move {
+    let large = server(|_, mut client: Client| async move {
         client.head().await;
         let body = "x".repeat((1 << 20) + 1);
         let head = format!("HTTP/1.1 200 OK\r\nx-large: 1\r\ncontent-length: {}\r\n\r\n", body.len());
