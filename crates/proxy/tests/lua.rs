@@ -201,8 +201,7 @@ async fn bodies_are_read_and_replaced() {
 
 #[tokio::test]
 async fn chunks_and_trailers_are_iterated_and_changed() {
-    let case = Case::new(
-        r#"
+    let script = r#"
         function envoy_on_request(handle)
             local total, last = 0, nil
             for chunk in handle:bodyChunks() do
@@ -215,9 +214,15 @@ async fn chunks_and_trailers_are_iterated_and_changed() {
             trailers:add("x-u", "2")
             handle:headers():add("x-late", tostring(pcall(handle.respond, handle, {[":status"] = "403"}, "")))
         end
-        "#,
-    )
+    "#;
+    let all = server(|_, mut client: Client| async move {
+        let head = client.head().await;
+        let answer = head + &client.until("\r\n0\r\n").await + &client.until("\r\n\r\n").await;
+        client.send(&format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{answer}", answer.len())).await;
+    })
     .await;
+    let filter = lua(&json!({"default_source_code": {"inline_string": script}}));
+    let case = Case::with(&[filter], &to("a"), all).await;
     let request = "POST / HTTP/1.1\r\nhost: h\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
     let response = case.send(&format!("{request}3\r\nabc\r\n2\r\nde\r\n0\r\nx-t: 1\r\n\r\n")).await;
     for part in ["x-total: 5", "x-trailer: 1", "x-late: false", "abcde!", "x-u: 2"] {

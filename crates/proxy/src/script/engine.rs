@@ -141,7 +141,7 @@ impl States {
             if is_memory(&error) {
                 self.discard(&run.state);
             }
-            Step::Failed(loggable(&error.to_string()))
+            Step::Failed(loggable(&message(&error)))
         })
     }
 }
@@ -177,7 +177,7 @@ pub(crate) fn check(source: &str) -> Result<LuaScript, String> {
 impl State {
     /// Returns a state that has run the top level of a script.
     fn load(source: &str) -> Result<Self, String> {
-        Self::create(source).map_err(|error| loggable(&error.to_string()))
+        Self::create(source).map_err(|error| loggable(&message(&error)))
     }
 
     fn create(source: &str) -> mlua::Result<Self> {
@@ -204,9 +204,13 @@ impl State {
             info!("script log: {}", loggable(&text.to_string_lossy()));
             Ok(())
         })?;
+        let text = lua.create_function(|lua, problem: Value| match problem {
+            Value::Error(error) => lua.create_string(first_line(&message(&error))).map(Value::String),
+            other => Ok(other),
+        })?;
         let prelude = lua.load(PRELUDE).set_name("=prelude");
         let methods: Vec<(String, Function)> =
-            prelude.call::<Table>((token.clone(), log))?.pairs().collect::<mlua::Result<_>>()?;
+            prelude.call::<Table>((token.clone(), log, text))?.pairs().collect::<mlua::Result<_>>()?;
         lua.register_userdata_type::<Handle>(|registry| {
             Handle::register(registry);
             for (name, function) in methods {
@@ -229,7 +233,7 @@ impl Execution {
             let function: Function = state.lua.globals().get(hook.name())?;
             state.lua.create_thread(function)
         };
-        let thread = make().map_err(|error| loggable(&error.to_string()))?;
+        let thread = make().map_err(|error| loggable(&message(&error)))?;
         Ok(Self { state, thread, stream, steps: MAX_STEPS, calls: 0 })
     }
 
@@ -257,7 +261,7 @@ impl Execution {
         match self.wish(values.collect()) {
             Ok(wish) => Ok(Step::Wants(wish)),
             // An invalid argument is an error in the script, which it may catch.
-            Err(error) => self.resume(Input::Failed(message(&error))),
+            Err(error) => self.resume(Input::Failed(first_line(&message(&error)).to_owned())),
         }
     }
 
@@ -450,6 +454,11 @@ fn message(error: &mlua::Error) -> String {
         mlua::Error::CallbackError { cause, .. } => message(cause),
         other => other.to_string(),
     }
+}
+
+/// Returns a message without the trace that follows it.
+fn first_line(message: &str) -> &str {
+    message.lines().next().unwrap_or_default()
 }
 
 /// Divides a body into the pieces that `bodyChunks()` returns.
