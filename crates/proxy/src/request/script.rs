@@ -346,13 +346,18 @@ impl<'a> RequestContext<'a> {
         headers: &[(String, Vec<u8>)],
         body: &[u8],
     ) -> Result<(), Error> {
-        *self.exchange.response = ResponseHead::build(status, &[]);
+        self.begin_local_reply(status);
+        let response = &mut *self.exchange.response;
         for (name, value) in headers.iter().filter(|(name, _)| !name.starts_with(':')) {
             if name != "content-length" {
-                self.exchange.response.append(name, value);
+                response.append(name, value);
             }
         }
+        let is_untyped = !body.is_empty() && !response.has("content-type");
         self.outcome.details = "lua_response".into();
+        if self.decision.grpc || is_untyped {
+            return self.send_text(body).await;
+        }
         let may_have_body = !matches!(status, 204 | 304);
         self.send_local(if may_have_body { body } else { b"" }).await
     }
@@ -446,10 +451,6 @@ fn content_for_script(stream: &Shared, wish: &Wish, read: Option<Vec<u8>>) -> In
 
 /// Sets the length of a new body in a head, and returns its framing.
 fn set_length(head: &mut Headers, length: usize, has_trailers: bool) -> Framing {
-    if has_trailers {
-        head.remove("content-length");
-        return Framing::Chunked;
-    }
     head.set_number("content-length", length as u64);
-    Framing::Length(length as u64)
+    if has_trailers { Framing::Chunked } else { Framing::Length(length as u64) }
 }
