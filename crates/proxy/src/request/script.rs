@@ -117,6 +117,7 @@ impl<'a> RequestContext<'a> {
             self.local_reply(500, &[], b"Internal Server Error").await?;
             return Ok(None);
         }
+        self.outcome.status = self.exchange.response.status();
         let may_have_body = self.exchange.request.method() != "HEAD"
             && !matches!(self.exchange.response.status(), ..200 | 204 | 304);
         let ResponseBody { source, content, trailers, is_changed } = response;

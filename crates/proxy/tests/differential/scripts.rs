@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::{
     listener::{access_log, address},
     random::{one, rarely},
-    request::{Request, Version},
+    request::{Body, Request, Version},
     requests,
 };
 
@@ -140,11 +140,20 @@ const SCRIPTS: [&str; 9] = [
     "#,
 ];
 
-/// Returns a request that reaches the filters: Envoy's scripts also see responses to requests that the proxy refuses.
+/// Returns a request that reaches the filters, without trailers: Envoy's scripts also see responses to requests that the
+/// proxy refuses, and Envoy drops trailers after a change of the body in HTTP/1.
 pub(crate) fn request(rng: &mut Rng) -> Request {
     loop {
         let request = requests::request(rng);
-        if request.path.starts_with('/') && request.version != Version::Http10 {
+        let has_trailers = matches!(&request.body, Body::Pieces(_, trailers) if !trailers.is_empty());
+        let serve =
+            request.fields.iter().find(|(name, _)| name == "x-serve").map(|(_, value)| value.as_str());
+        let answers_trailers = matches!(serve, Some("trailers" | "grpc-late"));
+        if request.path.starts_with('/')
+            && request.version != Version::Http10
+            && !has_trailers
+            && !answers_trailers
+        {
             return request;
         }
     }
