@@ -11,6 +11,8 @@ mod files;
 #[path = "support/program.rs"]
 mod program;
 mod support;
+#[path = "support/tls.rs"]
+mod tls;
 
 use std::net::SocketAddr;
 
@@ -350,6 +352,53 @@ async fn information_about_the_stream_is_available() {
         has(&response, part);
     }
     case.program.until("last message").await;
+}
+
+#[tokio::test]
+async fn properties_of_tls_are_available() {
+    let script = r#"function envoy_on_request(handle)
+        local tls = handle:streamInfo():downstreamSslConnection()
+        local texts = {
+            tostring(tls:peerCertificatePresented()), tostring(tls:peerCertificateValidated()),
+            handle:streamInfo():requestedServerName(), tls:subjectPeerCertificate(),
+            tls:sha256PeerCertificateDigest(), #tls:uriSanPeerCertificate(), #tls:dnsSansPeerCertificate(),
+            #tls:uriSanLocalCertificate(), tls:urlEncodedPemEncodedPeerCertificate(),
+            handle:connection():ssl() and "ssl" or "plain"
+        }
+        handle:respond({[":status"] = "200"}, table.concat(texts, ","))
+    end"#;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("script.lua");
+    std::fs::write(&file, script).unwrap();
+    let filter = lua(&json!({"default_source_code": {"filename": file}}));
+    let mut listener = listener("one", &[http(&[filter], &to("a"), &json!({}))]);
+    listener["filter_chains"][0]["transport_socket"] = files::tls();
+    listener["listener_filters"] = json!([{"name": "tls", "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector"}}]);
+    let clusters = [cluster("a", echo().await, false)];
+    let program = Program::start(folder.path(), &bootstrap(&[listener], &clusters)).await;
+    let stream = tls::over_tls(program.listener("one").await, "http/1.1").await;
+    let mut client = Client::new(stream);
+    client.send("GET / HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n").await;
+    has(&client.rest().await, "false,false,a,,,0,0,0,,ssl");
+}
+
+#[tokio::test]
+async fn trailers_of_responses_are_changed() {
+    let trailing = server(|_, mut client: Client| async move {
+        client.head().await;
+        let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n";
+        client.send(&format!("{head}3\r\nabc\r\n0\r\nx-t: 1\r\n\r\n")).await;
+    })
+    .await;
+    let script = r#"function envoy_on_response(handle)
+        local trailers = handle:trailers()
+        trailers:replace("x-t", trailers:get("x-t") .. "2")
+    end"#;
+    let filter = lua(&json!({"default_source_code": {"inline_string": script}}));
+    let case = Case::with(&[filter], &to("a"), trailing).await;
+    let response = case.get("/").await;
+    has(&response, "3\r\nabc\r\n0\r\nx-t: 12\r\n");
 }
 
 #[tokio::test]

@@ -6,10 +6,11 @@
 use std::{cell::RefCell, mem, rc::Rc};
 
 use serde_json::{Map, Value};
-use tracing::{debug, error};
+use tracing::debug;
 
 use crate::{
     call,
+    overload::limit_log::{self, Limit},
     request::{
         context::{RequestContext, admitted_request},
         routing,
@@ -167,7 +168,9 @@ impl<'a> RequestContext<'a> {
             }
             let mut stream = stream.borrow_mut();
             if stream.has_new_body || stream.has_new_trailers {
-                body.content = stream.body.take().map(|pieces| pieces.concat());
+                if let Some(pieces) = stream.body.take() {
+                    body.content = Some(pieces.concat());
+                }
                 body.trailers = stream.trailers.take();
                 body.is_changed = true;
             }
@@ -214,6 +217,8 @@ impl<'a> RequestContext<'a> {
                         Input::Failed("cannot call bodyChunks() after the body has been read".to_owned())
                     } else if matches!(wish, Wish::Body(_)) && stream.borrow().is_streamed {
                         Input::Failed("cannot call body() after body has been streamed".to_owned())
+                    } else if response.is_some() && self.decision.grpc_web.is_some() {
+                        Input::Failed("the body of a gRPC-Web response is not available".to_owned())
                     } else {
                         let read = match &mut response {
                             None => self.read_request_body(stream).await?,
@@ -233,7 +238,11 @@ impl<'a> RequestContext<'a> {
     #[cold]
     fn note_failure(&self, problem: &str) -> Outcome {
         self.scope.counters.lua_errors.inc();
-        error!("script log: {problem}");
+        // A client may cause the failure of a script again and again.
+        limit_log::log(
+            Limit::Script,
+            format_args!("{}, script log: {problem}", self.scope.manager.stat_prefix),
+        );
         Outcome::Continue
     }
 
