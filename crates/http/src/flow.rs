@@ -167,6 +167,18 @@ impl Flow {
         self.ended = self.read && self.framing == Framing::None;
     }
 
+    /// Replaces a body that has been read to its end, and starts with its new content.
+    pub fn replace(&mut self, content: Vec<u8>, framing: Framing, trailers: Option<Headers>) {
+        (self.kept, self.lost, self.through) = (Some(content), false, None);
+        (self.framing, self.trailers, self.read) = (framing, trailers, true);
+        self.restart();
+    }
+
+    /// Sets the framing for an HTTP/1.1 receiver.
+    pub fn set_framing(&mut self, framing: Framing) {
+        self.framing = framing;
+    }
+
     /// Transfers what is possible; returns ready when the receiver has the whole body and its output is written.
     pub fn poll(
         &mut self,

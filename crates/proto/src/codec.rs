@@ -78,6 +78,8 @@ codecs! {
     envoy_types::pb::envoy::extensions::filters::http::jwt_authn::v3::JwtRequirement,
     envoy_types::pb::envoy::extensions::filters::http::jwt_authn::v3::PerRouteConfig,
     envoy_types::pb::envoy::extensions::filters::http::local_ratelimit::v3::LocalRateLimit,
+    envoy_types::pb::envoy::extensions::filters::http::lua::v3::Lua,
+    envoy_types::pb::envoy::extensions::filters::http::lua::v3::LuaPerRoute,
     envoy_types::pb::envoy::extensions::filters::http::rbac::v3::Rbac,
     envoy_types::pb::envoy::extensions::filters::http::rbac::v3::RbacPerRoute,
     envoy_types::pb::envoy::extensions::filters::http::router::v3::Router,

@@ -30,6 +30,9 @@ pub(crate) mod call;
 // State of one worker and its connections.
 pub mod worker;
 
+// Lua scripts of HTTP filters.
+pub(crate) mod script;
+
 // Upstream connections: endpoints, connection pools, TLS.
 pub mod upstream;
 

@@ -44,6 +44,7 @@ fn host(name: &str) -> Arc<VirtualHost> {
         action: Action::Direct(DirectResponse { status: 200, body: name.as_bytes().into() }),
         headers: HeaderOps::default(),
         filters: vec![],
+        metadata: None,
         decorator: None,
         tracing: None,
     };

@@ -11,6 +11,7 @@ use super::{
     limit::RateLimit,
     listener::Cidr,
     log_filter::LogFilter,
+    lua::Lua,
     policy::Policy,
     route::{Fault, RouteTable},
     stats::Stats,
@@ -29,6 +30,8 @@ pub struct HttpManager {
     pub routes: Routes,
     /// HTTP filters, in the order of the configuration. They run before the request is forwarded.
     pub filters: Vec<Filter>,
+    /// One of the filters runs Lua scripts, perhaps for responses.
+    pub has_scripts: bool,
     /// Settings of Istio's metrics (filter `istio.stats`).
     pub stats: Option<Arc<Stats>>,
     /// Exchange of workload metadata with peers (filter `istio.metadata_exchange`).
@@ -136,6 +139,7 @@ impl Filter {
             | FilterKind::ExternalAuthorization(_)
             | FilterKind::Jwt(_)
             | FilterKind::GrpcWeb
+            | FilterKind::Lua(_)
             | FilterKind::Compress(_) => false,
         }
     }
@@ -170,6 +174,8 @@ pub enum FilterKind {
     GrpcWeb,
     /// Compression of responses for clients that accept it.
     Compress(Compressor),
+    /// Lua scripts.
+    Lua(Box<Lua>),
 }
 
 /// Protocols that a connection manager accepts.

@@ -7,6 +7,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     http::Format,
     limit::RateLimit,
+    lua::LuaRoute,
     policy::Policy,
     text::{HeaderMatch, MetadataMatch, TextMatch},
     trace::{Decorator, RouteTracing},
@@ -102,6 +103,8 @@ pub struct Route {
     pub headers: HeaderOps,
     /// Settings for filters, by filter name (`typed_per_filter_config`).
     pub filters: Vec<(Box<str>, Setting)>,
+    /// Metadata by filter name, for Lua scripts; `None` if there is none besides Istio's.
+    pub metadata: Option<Box<serde_json::Map<String, serde_json::Value>>>,
     /// Span name for traced requests.
     pub decorator: Option<Decorator>,
     /// Tracing settings; `None`: those of the connection manager.
@@ -133,6 +136,8 @@ pub enum Setting {
         /// The check leaves out the body.
         without_body: bool,
     },
+    /// Script of a Lua filter.
+    Lua(Arc<LuaRoute>),
 }
 
 impl Route {

@@ -40,6 +40,7 @@ fn route(name: &str, matches: RouteMatch) -> Route {
         action: Action::Direct(DirectResponse { status: 200, body: Box::default() }),
         headers: HeaderOps::default(),
         filters: Vec::new(),
+        metadata: None,
         decorator: None,
         tracing: None,
     }

@@ -101,6 +101,8 @@ pub(crate) struct RequestDecision<'a> {
     pub(crate) compressor: Option<(&'a Compressor, bool)>,
     /// Whether the response carries this workload's metadata, because the client's sidecar sent its own.
     pub(crate) sends_metadata: bool,
+    /// Whether Lua scripts have handled the response, or must not.
+    pub(crate) has_run_scripts: bool,
 }
 
 /// A field that a filter adds to the response.
@@ -171,6 +173,7 @@ impl<'a> RequestContext<'a> {
                 grpc_web: None,
                 compressor: None,
                 sends_metadata: false,
+                has_run_scripts: false,
             },
             exchange: Exchange {
                 client: downstream.origin.source.ip(),

@@ -2,9 +2,7 @@
 //! is in `forward`.
 
 use std::{
-    future::poll_fn,
     sync::Arc,
-    task::Poll,
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -17,22 +15,20 @@ use crate::{
         authorization::{self, AuthorizationRequest, AuthorizationVerdict},
         context::{Exchange, RequestContext, RequestDecision, RequestOutcome, RequestScope, ResponseField},
         routing,
-        transfer::{self, Client, Deadlines},
+        transfer::{self, Deadlines, collect, unless_closed},
     },
 };
 use skysail_http::{
-    flow::TransferError,
     grpc_web::{self, Conversion, WebCall},
     head::{RequestHead, ResponseHead, Version},
-    timer,
 };
 use skysail_policy::{
     config::{
-        HttpManager,
         authorization::ExternalAuthorization,
         http::{Filter, FilterKind, metadata},
         jwt::{Jwt, JwtProvider, KeySet, Keys},
         limit::RateLimit,
+        lua::LuaSelection,
         policy::Policy,
         route::{Cors, Setting},
     },
@@ -67,6 +63,8 @@ enum FilterAction<'a> {
     CallAuthorization(&'a ExternalAuthorization, Option<&'a Setting>),
     /// Verifies tokens, and fetches key sets for that.
     VerifyTokens(&'a Jwt, Option<&'a Setting>),
+    /// Runs a Lua script.
+    RunScript(&'a Filter, LuaSelection<'a>, bool),
 }
 
 impl<'a> RequestContext<'a> {
@@ -124,6 +122,14 @@ impl<'a> RequestContext<'a> {
                 return Ok(apply_cors(cors, exchange.request, decision));
             }
             (FilterKind::Cors, _) => {}
+            (FilterKind::Lua(lua), setting) => {
+                let selection = lua.select(setting).filter(|(script, _)| script.handles_request);
+                if selection.is_some() {
+                    decision.filter_results.begin(filter, setting);
+                    decision.filter_results.keep_head(exchange.request);
+                }
+                return Ok(selection.map(|script| FilterAction::RunScript(filter, script, lua.clear_route)));
+            }
             (FilterKind::Compress(compressor), _) => {
                 decision.compressor = Some((compressor, compressor.is_accepted(exchange.request)));
             }
@@ -158,6 +164,10 @@ impl<'a> RequestContext<'a> {
                 self.call_authorization(config, setting).await
             }
             FilterAction::VerifyTokens(jwt, setting) => self.verify_tokens(jwt, setting).await,
+            FilterAction::RunScript(filter, script, clear_route) => {
+                let is_answered = self.run_request_script(filter, script, clear_route).await?;
+                Ok(if is_answered { Filtered::Answered } else { Filtered::Continue })
+            }
         }
     }
 
@@ -481,45 +491,5 @@ async fn fetch_keys(
             warn!("cannot fetch the key set of {provider} from {authority}{}: {problem}", remote.path);
             Ok(false)
         }
-    }
-}
-
-/// Waits for a call of this proxy, unless the client closes its connection.
-async fn unless_closed<T>(
-    exchange: &mut Exchange<'_>,
-    call: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    Client::new(exchange.downstream, &mut Deadlines::default(), &mut exchange.body, false).wait(call).await
-}
-
-/// Reads the request's body until its end, or until more than `limit` bytes are kept.
-async fn collect(manager: &HttpManager, exchange: &mut Exchange<'_>, limit: usize) -> Result<(), Error> {
-    let wire = &mut exchange.downstream.wire;
-    if exchange.request.header("expect").is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue")) {
-        // The client does not send the body before the interim response.
-        exchange.request.remove("expect");
-        wire.interim(&ResponseHead::build(100, &[]), exchange.request.method());
-    }
-    let body = &mut exchange.body;
-    let read = poll_fn(|cx| {
-        if matches!(wire.poll_flush(cx), Poll::Ready(Err(_))) {
-            return Poll::Ready(Err(TransferError::Receiver));
-        }
-        body.poll_collect(cx, wire, limit)
-    });
-    let late = match manager.request_timeout {
-        Some(_) => Kind::RequestTimeout,
-        None => Kind::StreamIdle(false),
-    };
-    let timeout = manager.request_timeout.or(manager.stream_idle_timeout);
-    let read = match timeout {
-        Some(timeout) => timer::timeout(timeout, read).await,
-        None => Some(read.await),
-    };
-    match read {
-        Some(Ok(())) => Ok(()),
-        Some(Err(TransferError::Malformed)) => Err(Error::new(Kind::DownstreamProtocol)),
-        Some(Err(_)) => Err(Error::new(Kind::DownstreamClosed)),
-        None => Err(Error::new(late)),
     }
 }

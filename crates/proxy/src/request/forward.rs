@@ -12,6 +12,7 @@ use crate::{
         context::{Exchange, RequestContext, RequestScope, admitted_request},
         hop, mirror,
         respond::METADATA_KEPT,
+        script::Scripted,
         transfer::{self, Client, Deadlines},
     },
     upstream::{
@@ -145,11 +146,25 @@ impl RequestContext<'_> {
         for cookie in cookies {
             self.exchange.response.append("set-cookie", cookie.as_bytes());
         }
+        if self.scope.manager.has_scripts {
+            let body = (!switched).then_some((framing, is_sent));
+            return match Box::pin(self.script_response(body, &mut deadlines)).await? {
+                None => Ok(()),
+                Some(_) if switched => {
+                    self.finish_response(now);
+                    self.tunnel(idle_timeout).await
+                }
+                Some(Scripted { body, is_sent }) => {
+                    self.finish_response(now);
+                    self.forward_response(framing, connection, is_sent, body, &mut deadlines).await
+                }
+            };
+        }
         self.finish_response(now);
         if switched {
             return self.tunnel(idle_timeout).await;
         }
-        self.forward_response(framing, connection, is_sent, &mut deadlines).await
+        self.forward_response(framing, connection, is_sent, None, &mut deadlines).await
     }
 
     /// Processes the head of the upstream's response, except for the fields that [`Self::finish_response`]

@@ -37,14 +37,17 @@ use skysail_policy::{
 pub(crate) const METADATA_KEPT: &str = "x-skysail-peer-metadata-kept";
 
 impl RequestContext<'_> {
-    /// Forwards the response, whose head has arrived. `is_sent` says that the whole request has been sent.
+    /// Forwards the response, whose head has arrived. `is_sent` says that the whole request has been sent. `scripted` is
+    /// a body that a script has read already.
     pub(crate) async fn forward_response(
         &mut self,
         framing: Framing,
         connection: ConnectionOptions,
         is_sent: bool,
+        scripted: Option<Box<Flow>>,
         deadlines: &mut Deadlines,
     ) -> Result<(), Error> {
+        let framing = scripted.as_ref().map_or(framing, |body| body.framing());
         let is_http10 = self.exchange.request.version == Version::Http10;
         let through = match (self.decision.grpc_web, self.decision.compressor) {
             (None, None) => None,
@@ -57,6 +60,8 @@ impl RequestContext<'_> {
                 }
                 through
             }
+            // The content that a script has read is sent as it is.
+            (None, Some(_)) if scripted.is_some() => None,
             (None, Some((compressor, accepted))) => {
                 compress(compressor, accepted, framing, self.exchange.response)
             }
@@ -82,7 +87,13 @@ impl RequestContext<'_> {
             .respond(exchange.response, out_framing, exchange.request.method(), persistence)
             .map_err(Error::from)?;
         let limits = upstream.link.pool().cluster.head_limits();
-        let mut body = Flow::new(framing, out_framing, limits, false);
+        let mut body = match scripted {
+            None => Flow::new(framing, out_framing, limits, false),
+            Some(mut body) => {
+                body.set_framing(out_framing);
+                *body
+            }
+        };
         if let Some(through) = through {
             body.convert(through);
         }
@@ -248,6 +259,9 @@ impl RequestContext<'_> {
 
     /// Sends a local reply, whose head is in the exchange.
     pub(crate) async fn send_local(&mut self, content: &[u8]) -> Result<(), Error> {
+        if self.scope.manager.has_scripts && !self.decision.has_run_scripts {
+            return Box::pin(self.send_scripted(content)).await;
+        }
         self.exchange.keep_alive &= !self.exchange.downstream.origin.connections.is_draining();
         self.skip_body();
         self.finish_response(Instant::now());

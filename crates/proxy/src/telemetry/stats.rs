@@ -186,6 +186,8 @@ set! {
         jwt_denied: Counter "envoy_http_jwt_authn_denied",
         fault_delays: Counter "envoy_http_fault_delays_injected",
         fault_aborts: Counter "envoy_http_fault_aborts_injected",
+        lua_errors: Counter "envoy_http_lua_errors",
+        lua_executions: Counter "envoy_http_lua_executions",
     }
 }
 

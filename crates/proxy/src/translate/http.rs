@@ -28,8 +28,8 @@ use skysail_xds::{
 
 use super::{
     At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration, dynamic,
-    flag, jwt, limit, number, policy, route, route_filters, stats, timeout, trace, type_name, unknown_type,
-    unpack,
+    flag, jwt, limit, lua, number, policy, route, route_filters, stats, timeout, trace, type_name,
+    unknown_type, unpack,
 };
 use skysail_http::http2::{Http2Options, Keepalive};
 use skysail_policy::config::cluster::{MAX_HEAD, MAX_HEADERS};
@@ -69,6 +69,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         },
         routes: routes(proto)?,
         filters: Vec::new(),
+        has_scripts: false,
         stats: None,
         metadata_exchange: None,
         istio_alpn: false,
@@ -302,6 +303,10 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool
                 Some(compressor) => FilterKind::Compress(compressor),
                 None => return Ok(false),
             }
+        }
+        "envoy.extensions.filters.http.lua.v3.Lua" => {
+            manager.has_scripts = true;
+            FilterKind::Lua(Box::new(lua::translate(&unpack(any)?)?))
         }
         _ if proto.disabled => return Err(Reject::new("this filter cannot be disabled: remove it")),
         _ => return unordered_filter(manager, proto, any, strict),

@@ -21,6 +21,7 @@ mod jwt;
 mod lb_policy;
 mod limit;
 mod listener;
+mod lua;
 mod outlier;
 mod policy;
 mod route;

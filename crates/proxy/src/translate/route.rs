@@ -32,7 +32,7 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{
-    At as _, Reject, Result, duration, flag, number, policy,
+    At as _, Reject, Result, duration, flag, lua, number, policy,
     route_filters::{PerFilter, status_code},
     text, timeout, tls_context, trace, type_name, unpack,
 };
@@ -158,6 +158,7 @@ fn route(proto: &RouteProto, filters: &PerFilter, retry: Option<&Arc<RetryPolicy
             (&proto.response_headers_to_add, &proto.response_headers_to_remove),
         )?,
         filters: filters.0,
+        metadata: lua::metadata(proto.metadata.as_ref())?,
         decorator: proto.decorator.as_ref().and_then(trace::decorator),
         tracing: proto.tracing.as_ref().map(trace::route).transpose().at("tracing")?.map(Box::new),
     })

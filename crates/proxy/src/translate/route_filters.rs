@@ -19,7 +19,7 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{
-    At as _, Reject, Result, authorization, duration, flag, jwt, limit, policy, text, type_name,
+    At as _, Reject, Result, authorization, duration, flag, jwt, limit, lua, policy, text, type_name,
     unknown_type, unpack,
 };
 use skysail_policy::config::route::{Abort, Cors, Fault, Setting};
@@ -66,6 +66,7 @@ fn setting(name: &str, any: &Any) -> Result<Setting> {
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute" => {
             authorization::setting(&unpack(any)?)?
         }
+        "envoy.extensions.filters.http.lua.v3.LuaPerRoute" => lua::setting(&unpack(any)?)?,
         "envoy.extensions.filters.http.jwt_authn.v3.PerRouteConfig" => jwt::setting(&unpack(any)?)?,
         _ => return Err(unknown_type("setting for filter", name, any)),
     })

@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 
 use crate::{
     overload::{Limits, Overload, drain::ConnectionSet, pressure::Pressure},
+    script,
     telemetry::{AccessLogger, LogWriter, Shard, export::Exporters},
     upstream::{
         Dialer,
@@ -55,6 +56,8 @@ pub(crate) struct Worker {
     pub(crate) log: Option<LogWriter>,
     pub(crate) exporters: Exporters,
     pub(crate) overload: Overload,
+    /// States of Lua scripts.
+    pub(crate) scripts: script::States,
     snapshot: RefCell<Rc<Snapshot>>,
     date: RefCell<(Option<Instant>, String)>,
     /// Downstream connections, by [`Direction`].
@@ -83,6 +86,7 @@ impl Worker {
             shard,
             log,
             exporters: Exporters::default(),
+            scripts: script::States::default(),
             snapshot: RefCell::new(snapshot),
             date: RefCell::default(),
             connection_sets: Default::default(),

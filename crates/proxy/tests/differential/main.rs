@@ -22,6 +22,7 @@ mod request;
 mod requests;
 mod retries;
 mod routes;
+mod scripts;
 mod secrets;
 mod servers;
 mod tokens;
@@ -95,6 +96,18 @@ fn retries_equal_envoys() {
         let listeners: Vec<Value> =
             (0..LISTENERS).map(|number| retries::listener(&mut rng, number)).collect();
         differences(&mut rng, &listeners, &clusters, retries::request)
+    });
+}
+
+/// Lua scripts have the same effect.
+#[test]
+fn scripts_equal_envoys() {
+    let clusters = [servers::http1("one"), servers::http2("three")];
+    for_seeds(|seed| {
+        let mut rng = Rng::with_seed(seed);
+        let listeners: Vec<Value> =
+            (0..LISTENERS).map(|number| scripts::listener(&mut rng, number)).collect();
+        differences(&mut rng, &listeners, &clusters, scripts::request)
     });
 }
 

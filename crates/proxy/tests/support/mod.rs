@@ -320,6 +320,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         codec: Codec::Auto,
         routes: Routes::Inline(Arc::default()),
         filters: vec![],
+        has_scripts: false,
         stats: Some(Arc::default()),
         metadata_exchange: None,
         istio_alpn: false,
@@ -371,6 +372,7 @@ fn table(forward: Forward) -> RouteTable {
         action: Action::Forward(forward),
         headers: HeaderOps::default(),
         filters: vec![],
+        metadata: None,
         decorator: None,
         tracing: None,
     };

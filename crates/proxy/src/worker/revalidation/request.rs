@@ -158,6 +158,9 @@ impl FilterResult<'_> {
                 before.fingerprint == now.fingerprint
             }
             (FilterKind::Jwt(before), FilterKind::Jwt(now)) => before.fingerprint == now.fingerprint,
+            (FilterKind::Lua(before), FilterKind::Lua(now)) => {
+                before.clear_route == now.clear_route && before.select(self.setting) == now.select(setting)
+            }
             _ => false,
         };
         same && RouteEffect::new(self.filter, self.setting) == RouteEffect::new(filter, setting)
@@ -298,6 +301,11 @@ impl FilterWalk<'_> {
                 Some((index, _)) => self.skip(index),
                 None => return self.check_tokens(jwt, setting),
             },
+            FilterKind::Lua(lua) if lua.select(setting).is_some_and(|(script, _)| script.handles_request) => {
+                // A script may depend on anything, and cannot run again.
+                let (index, _) = self.result(filter, setting).ok_or(Refusal::Handling)?;
+                self.skip(index);
+            }
             FilterKind::GrpcWeb if grpc_web::is_call(&self.head) => {
                 grpc_web::request(self.head.to_mut());
             }
@@ -329,6 +337,14 @@ impl FilterWalk<'_> {
         self.head = Cow::Borrowed(results.head(self.next, head));
         let Some(result) = results.filters.get(index) else { return };
         let name = match &result.filter.kind {
+            FilterKind::Lua(_) => {
+                for (filter, found) in &result.found {
+                    if let Value::Object(found) = found {
+                        matching::merge_metadata(&mut self.metadata, filter, found.clone());
+                    }
+                }
+                return;
+            }
             FilterKind::ExternalAuthorization(_) => metadata::EXT_AUTHZ,
             _ => metadata::JWT,
         };
