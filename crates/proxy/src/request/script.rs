@@ -94,7 +94,8 @@ impl<'a> RequestContext<'a> {
         }
         self.decision.filter_results.add_metadata(&stream.added);
         if stream.clears_route || (clear_route && stream.has_new_head) {
-            routing::find_route(&self.scope, self.exchange.request, &mut self.decision);
+            let found = self.outcome.metadata.as_deref();
+            routing::find_route(&self.scope, self.exchange.request, found, &mut self.decision);
         }
         Ok(false)
     }
