@@ -20,8 +20,11 @@ use crate::{
 };
 use skysail_http::head::RequestHead;
 
+mod mismatch;
 #[cfg(test)]
 mod tests;
+
+pub use mismatch::mismatch;
 
 /// A selected route.
 #[derive(Clone, Copy, Debug)]
