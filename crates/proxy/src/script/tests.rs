@@ -49,6 +49,13 @@ fn memory_is_limited() {
 }
 
 #[test]
+fn functions_that_are_not_interrupted_are_bounded() {
+    assert!(check("table.move({}, 1, 2147483646, 2, {})").is_err());
+    assert!(check("return unpack({}, 1, 1e8)").is_err());
+    check("local moved = table.move({1, 2, 3}, 1, 3, 2, {}) assert(moved[4] == 3)").unwrap();
+}
+
+#[test]
 fn nothing_outside_of_the_state_is_reachable() {
     let globals =
         ["io", "debug", "package", "require", "load", "loadstring", "dofile", "loadfile", "newproxy"];
