@@ -20,6 +20,7 @@ use skysail_policy::config::{
     http::{Filter, FilterKind, Routes},
     jwt::{Jwt, JwtProvider, KeySet, Keys, Requirement, Source},
     listener::{ProxyProtocolFilter, Terminal},
+    lua::{Lua, LuaScript},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
     route::{Action, Forward, PathMatch, Rewrite, Route, RouteMatch, Setting, VirtualHost},
     text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
@@ -131,6 +132,14 @@ fn would_deny(prefix: &str) -> FilterKind {
     FilterKind::Rbac(Arc::new(Policy { rules: None, shadow, shadow_prefix: prefix.into() }))
 }
 
+/// Returns a filter whose script adds `x-script` with this value.
+fn script(value: &str) -> FilterKind {
+    let source =
+        format!("function envoy_on_request(handle) handle:headers():add('x-script', '{value}') end").into();
+    let script = LuaScript { source, handles_request: true, handles_response: false };
+    FilterKind::Lua(Box::new(Lua { default: Some(Arc::new(script)), ..Lua::default() }))
+}
+
 /// Returns an HTTP listener with these filters and changed routes.
 fn web_with(does: Vec<FilterKind>, change: impl FnOnce(&mut Vec<Route>, fn() -> Route)) -> Listener {
     let named = |does| Filter { name: ASK.into(), disabled: false, kind: does };
@@ -232,6 +241,18 @@ async fn a_policy_sees_the_head_at_its_position() {
     running.publish(web(vec![deny("x-user"), ask(1, None), deny("x-other")])).await;
     echoes(&mut client).await;
     running.publish(web(vec![ask(1, None), deny("x-user")])).await;
+    assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn the_effect_of_a_script_is_kept_and_another_script_ends_the_request() {
+    let running = Running::start(web(vec![script("1"), deny("x-other")])).await;
+    let mut client = running.websocket("").await;
+    running.publish(web(vec![script("1"), deny_without("x-script")])).await;
+    echoes(&mut client).await;
+    running.publish(web(vec![deny("x-script"), script("1")])).await;
+    echoes(&mut client).await;
+    running.publish(web(vec![script("2"), deny("x-other")])).await;
     assert_eq!(client.rest().await, "");
 }
 

@@ -420,6 +420,12 @@ impl<'a> RequestContext<'a> {
             client.complete = *is_sent;
             let result = client.collect(&mut upstream.wire, &mut read, MAX_BODY, revoked).await;
             *is_sent = client.complete;
+            if let Err(error) = &result
+                && !matches!(error.kind, Kind::ResponseTimeout | Kind::Revoked)
+            {
+                let host = &upstream.link.host;
+                upstream.link.pool().note_failure(&host.endpoint, &error.kind, &self.scope.worker.dice);
+            }
             self.outcome.upstream = Some(upstream);
             result?;
             let kept = read.kept().filter(|kept| read.is_collected() && kept.len() <= MAX_BODY);

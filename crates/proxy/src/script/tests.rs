@@ -49,6 +49,13 @@ fn memory_is_limited() {
 }
 
 #[test]
+fn functions_that_are_not_interrupted_are_bounded() {
+    assert!(check("table.move({}, 1, 2147483646, 2, {})").is_err());
+    assert!(check("return unpack({}, 1, 1e8)").is_err());
+    check("local moved = table.move({1, 2, 3}, 1, 3, 2, {}) assert(moved[4] == 3)").unwrap();
+}
+
+#[test]
 fn nothing_outside_of_the_state_is_reachable() {
     let globals =
         ["io", "debug", "package", "require", "load", "loadstring", "dofile", "loadfile", "newproxy"];
@@ -69,6 +76,26 @@ fn deep_recursion_fails_without_a_crash() {
         let result = check(script);
         assert!(result.is_err(), "{script}");
     }
+}
+
+/// Calls by way of the interpreter's functions use the stack of the worker: up to 2 MiB in a debug build, 256 KiB in a
+/// release build. A worker has 2 MiB.
+#[test]
+fn nested_calls_of_the_interpreter_are_bounded() {
+    let nested = [
+        "local function deep() pcall(deep) end deep()",
+        "local function deep() xpcall(deep, deep) end deep()",
+        "local function deep() ('a'):gsub('a', deep) end deep()",
+        "local function deep() table.sort({1, 2, 3}, deep) end deep()",
+        "local function deep() coroutine.wrap(deep)() end deep()",
+        "local function deep() coroutine.resume(coroutine.create(deep)) end deep()",
+        "local object = setmetatable({}, {}) getmetatable(object).__index = function(t, k) return t[k] end return object.a",
+        "local object = setmetatable({}, {}) getmetatable(object).__tostring = tostring return tostring(object)",
+        "local object = setmetatable({}, {}) getmetatable(object).__eq = function(a, b) return a == b end
+            return object == setmetatable({}, getmetatable(object))",
+    ];
+    let run = move || nested.map(|script| _ = check(script));
+    std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap().join().unwrap();
 }
 
 /// What Lua 5.1 and LuaJIT have.
