@@ -300,7 +300,7 @@ fn each_proxy_has_the_resources_of_a_fresh_start_and_receives_no_other_changes()
             let file = random.usize(..FILES.len());
             let variant = random.usize(..=FILES[file].1.len()).checked_sub(1);
             let before = std::mem::replace(&mut files[file], variant);
-            let label_keys = mesh.publisher.read().label_keys.clone();
+            let grouping = mesh.publisher.read().grouping.clone();
             if random.bool() {
                 mesh.put(file, variant);
             } else {
@@ -310,7 +310,7 @@ fn each_proxy_has_the_resources_of_a_fresh_start_and_receives_no_other_changes()
                 answers[name] = random.usize(..=ADDRESSES.len()).checked_sub(1);
                 mesh.resolve(NAMES[name], answers[name]);
             }
-            let regrouped = mesh.publisher.read().label_keys != label_keys;
+            let regrouped = mesh.publisher.read().grouping != grouping;
             if random.u8(..4) == 0 {
                 let proxy = random.usize(..PROXIES.len());
                 if mesh.connected.remove(&proxy).is_none() {

@@ -11,12 +11,14 @@
 //! - [`clause`] and [`rbac`]: authorization
 //! - [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`]
 //! - [`grpc`]: clients without a proxy
+//! - [`envoy_filter`]: patches of the result
 
 mod access_log;
 mod balance;
 mod clause;
 mod clusters;
 mod endpoints;
+mod envoy_filter;
 mod filters;
 mod grpc;
 mod listeners;
@@ -31,7 +33,7 @@ mod rbac;
 mod routes;
 mod tls;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use skysail_proto::Codec;
 use skysail_xds::{Kind, Resource, Resources};
@@ -41,6 +43,7 @@ pub use self::listeners::Outline;
 use crate::{
     ClientScope, Diagnostic, ObjectKey, ProxyView, Role, Severity, World,
     api::{self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, kube::Locality},
+    world::Grouping,
 };
 
 /// Unit of compilation: resources that are compiled together.
@@ -59,7 +62,7 @@ pub enum Part {
 /// Compiles all resources of a proxy. Also returns diagnostics about configuration that could not be compiled as
 /// written.
 pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) {
-    let client_scope = ClientScope::of(view, &world.label_keys());
+    let client_scope = ClientScope::of(view, &world.grouping());
     let (mut made, findings) = compile_own(world, view, &outline(world, &client_scope));
     for part in parts(world, &client_scope) {
         compile_part(world, &client_scope, &part).into_iter().for_each(|resource| made.insert(resource));
@@ -77,6 +80,10 @@ pub fn parts(world: &World, client_scope: &ClientScope) -> Vec<Part> {
 
 /// Compiles a part for proxies with this client scope; empty if the part does not exist.
 pub fn compile_part(world: &World, client_scope: &ClientScope, part: &Part) -> Vec<Arc<Resource>> {
+    envoy_filter::patch_shared(world, client_scope, unpatched_part(world, client_scope, part))
+}
+
+fn unpatched_part(world: &World, client_scope: &ClientScope, part: &Part) -> Vec<Arc<Resource>> {
     let scope = Scope::new(world, client_scope);
     match part {
         Part::Service(namespace, name) => {
@@ -149,13 +156,15 @@ pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resou
     let mut findings = CompileFindings { world, list: Vec::new() };
     let mut made = Resources::default();
     // Only routes and endpoints depend on labels, and those are shared.
-    let client_scope = ClientScope::of(view, &BTreeSet::new());
+    let client_scope = ClientScope::of(view, &Grouping::default());
     let scope = Scope::new(world, &client_scope);
     match view.role {
         Role::Router => add_cluster(&mut made, &clusters::black_hole()),
         Role::Grpc => {}
         Role::Sidecar => add_sidecar(&mut made, &scope, view, outline, &mut findings),
     }
+    let (made, warnings) = envoy_filter::patch_own(world, view, made);
+    findings.list.extend(warnings);
     (made, findings.list)
 }
 

@@ -45,6 +45,7 @@ impl World {
     /// # Errors
     /// Fails if the pod runs under another service account.
     pub fn identify_pod(&self, pod: &str, home: &str, view: &mut ProxyView) -> Result<bool, AccountMismatch> {
+        self.reduce_metadata(view);
         let Some(pod) = self.pod(&view.namespace, pod) else { return Ok(false) };
         if pod.spec.service_account != view.service_account {
             return Err(AccountMismatch {

@@ -12,6 +12,8 @@ mod check;
 mod effect;
 mod endpoints;
 mod entry_hosts;
+mod envoy_filters;
+mod grouping;
 mod hosts;
 mod identify;
 mod index;
@@ -28,6 +30,8 @@ pub(crate) use check::label_text;
 pub use effect::{Effect, Effects};
 pub use endpoints::Endpoint;
 pub use entry_hosts::Resolved;
+pub use envoy_filters::{FilterSelection, SharedFilters};
+pub use grouping::Grouping;
 pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
 pub use identify::AccountMismatch;
@@ -320,7 +324,7 @@ impl World {
 
     /// Returns the label keys of clients on which shared resources depend: those that routes match (`sourceLabels`),
     /// and those that set the priority of endpoints (`failoverPriority`).
-    pub fn label_keys(&self) -> BTreeSet<String> {
+    fn label_keys(&self) -> BTreeSet<String> {
         let routes = self.virtual_services.iter().flat_map(|entry| &entry.object.spec.http);
         let matched = routes.flat_map(|route| &route.matches).flat_map(|found| found.source_labels.keys());
         let rules = self.destination_rules.iter().flat_map(|entry| entry.object.spec.balancers());
