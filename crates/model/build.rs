@@ -21,21 +21,23 @@ use prost_types::{
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Packages of descriptors that no value of an EnvoyFilter uses.
-const UNUSED: &[&str] = &["opencensus.", "google.api", "opentelemetry.proto.collector"];
-
 fn main() -> Result<()> {
     println!("cargo::rerun-if-changed=build.rs");
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let source = envoy_types()?.join("src/generated/types.bin");
     println!("cargo::rerun-if-changed={}", source.display());
     let set = FileDescriptorSet::decode(fs::read(&source)?.as_slice())?;
-    let packages: BTreeSet<String> = set.file.iter().map(|file| file.package().to_owned()).collect();
-    let is_needed = |file: &FileDescriptorProto| {
-        !is_annotation(file.name()) && !UNUSED.iter().any(|unused| file.package().starts_with(unused))
+    let declared = |file: &FileDescriptorProto| {
+        file.message_type
+            .iter()
+            .map(|message| format!("{}.{}", file.package(), message.name()))
+            .collect::<Vec<_>>()
     };
-    let mut files: Vec<_> = set.file.into_iter().filter(|file| is_needed(file)).map(strip).collect();
-    files.extend(istio_files().into_iter().filter(|file| !packages.contains(file.package())));
+    let messages: BTreeSet<String> = set.file.iter().flat_map(declared).collect();
+    let files = set.file.into_iter().filter(|file| !is_annotation(file.name()));
+    let mut files: Vec<FileDescriptorProto> = files.map(strip).collect();
+    let is_new = |file: &FileDescriptorProto| !declared(file).iter().any(|name| messages.contains(name));
+    files.extend(istio_files().into_iter().filter(is_new));
     let known: BTreeSet<String> = files.iter().map(|file| file.name().to_owned()).collect();
     files.iter_mut().for_each(|file| file.dependency.retain(|name| known.contains(name)));
     fs::write(out.join("descriptors.bin"), FileDescriptorSet { file: files }.encode_to_vec())?;

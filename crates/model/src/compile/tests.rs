@@ -72,6 +72,7 @@ fn view() -> ProxyView {
         plain_envoy: false,
         hosts_apart: false,
         names_resolved: false,
+        metadata: std::sync::Arc::default(),
     }
 }
 

@@ -4,7 +4,7 @@ use prost::{
     Message as _,
     encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint},
 };
-use prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, ReflectMessage as _};
+use prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor, ReflectMessage as _};
 
 /// Encodes a message: members of a `oneof` last, entries of maps sorted. Tools compare packed messages as bytes.
 pub(crate) fn encode(message: &DynamicMessage) -> Vec<u8> {
@@ -16,7 +16,7 @@ pub(crate) fn encode(message: &DynamicMessage) -> Vec<u8> {
 fn ordered(descriptor: &MessageDescriptor, mut rest: &[u8]) -> Option<Vec<u8>> {
     let mut first = Vec::with_capacity(rest.len());
     let mut last = Vec::new();
-    let mut entries: Vec<Vec<u8>> = Vec::new();
+    let mut entries: Vec<MapEntry> = Vec::new();
     let mut map = None;
     while !rest.is_empty() {
         let start = rest;
@@ -28,8 +28,8 @@ fn ordered(descriptor: &MessageDescriptor, mut rest: &[u8]) -> Option<Vec<u8>> {
         map = field.as_ref().is_some_and(FieldDescriptor::is_map).then_some(number);
         let to = match map {
             Some(_) => {
-                entries.push(Vec::new());
-                entries.last_mut()?
+                entries.push(MapEntry::default());
+                &mut entries.last_mut()?.bytes
             }
             None if field.as_ref().is_some_and(in_oneof) => &mut last,
             None => &mut first,
@@ -42,9 +42,12 @@ fn ordered(descriptor: &MessageDescriptor, mut rest: &[u8]) -> Option<Vec<u8>> {
                 encode_key(number, wire, to);
                 match field.map(|field| field.kind()) {
                     Some(Kind::Message(nested)) => {
-                        let nested = ordered(&nested, value)?;
-                        encode_varint(u64::try_from(nested.len()).ok()?, to);
-                        to.extend(nested);
+                        let body = ordered(&nested, value)?;
+                        encode_varint(u64::try_from(body.len()).ok()?, to);
+                        to.extend_from_slice(&body);
+                        if let Some(entry) = entries.last_mut().filter(|_| map.is_some()) {
+                            entry.key = key_of(&nested, value);
+                        }
                     }
                     _ => {
                         encode_varint(u64::try_from(length).ok()?, to);
@@ -69,7 +72,21 @@ fn in_oneof(field: &FieldDescriptor) -> bool {
     field.containing_oneof().is_some_and(|oneof| !oneof.is_synthetic())
 }
 
-fn flush(entries: &mut Vec<Vec<u8>>, to: &mut Vec<u8>) {
-    entries.sort_unstable();
-    entries.drain(..).for_each(|entry| to.extend(entry));
+/// An entry of a map with its key, by which Go sorts.
+#[derive(Default)]
+struct MapEntry {
+    key: Option<MapKey>,
+    bytes: Vec<u8>,
+}
+
+/// Returns the key of an encoded entry.
+fn key_of(entry: &MessageDescriptor, body: &[u8]) -> Option<MapKey> {
+    let entry = DynamicMessage::decode(entry.clone(), body).ok()?;
+    let key = entry.get_field_by_number(1)?.into_owned();
+    key.into_map_key()
+}
+
+fn flush(entries: &mut Vec<MapEntry>, to: &mut Vec<u8>) {
+    entries.sort_by(|a, b| a.key.cmp(&b.key));
+    entries.drain(..).for_each(|entry| to.extend(entry.bytes));
 }

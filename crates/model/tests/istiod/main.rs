@@ -96,7 +96,6 @@ scenarios! {
     q2b_egress_dynamic_dns = "q2b-egress-dynamic-dns",
     #[ignore = "not compiled like this yet"]
     r_vs_tls_tcp = "r-vs-tls-tcp",
-    #[ignore = "not compiled like this yet"]
     s_envoyfilter = "s-envoyfilter",
     #[ignore = "not compiled like this yet"]
     t_telemetry_kinds = "t-telemetry-kinds",
