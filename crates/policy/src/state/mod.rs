@@ -20,6 +20,7 @@
 use arc_swap::{ArcSwap, ArcSwapOption};
 
 pub mod circuit_breaker;
+pub mod connections;
 pub mod demand;
 pub mod health;
 pub mod rate_limit;
