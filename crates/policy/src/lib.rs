@@ -12,6 +12,7 @@ pub mod format;
 pub mod grpc;
 pub mod headers;
 pub mod jwt;
+pub mod limit;
 pub mod matching;
 pub mod outlier;
 pub mod path;

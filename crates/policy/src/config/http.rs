@@ -129,7 +129,7 @@ impl Filter {
             _ if self.disabled => true,
             FilterKind::Cors => true,
             FilterKind::Fault(fault) => fault.delay.is_none() && fault.abort.is_none(),
-            FilterKind::RateLimit(limit) => limit.bucket.is_none(),
+            FilterKind::RateLimit(limit) => limit.is_unlimited(),
             FilterKind::Rbac(_)
             | FilterKind::ExternalAuthorization(_)
             | FilterKind::Jwt(_)

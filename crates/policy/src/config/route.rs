@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     http::Format,
-    limit::RateLimit,
+    limit::{LimitRule, RateLimit, RouteRules},
     policy::Policy,
     text::{HeaderMatch, TextMatch},
     trace::{Decorator, RouteTracing},
@@ -85,6 +85,8 @@ pub struct VirtualHost {
     pub include_attempt_count: bool,
     /// Plain HTTP is redirected to HTTPS (`require_tls: ALL`).
     pub require_tls: bool,
+    /// Rules for rate limit descriptors.
+    pub limits: Vec<LimitRule>,
     /// Use by requests, for on-demand discovery: an unused host is dropped.
     pub used: Arc<UseMark>,
 }
@@ -228,6 +230,8 @@ pub struct Forward {
     pub hash: Vec<HashPolicy>,
     /// The proxy terminates CONNECT and forwards the payload as bytes (`connect_config`).
     pub terminates_connect: bool,
+    /// Rules for rate limit descriptors; `None` without any.
+    pub limits: Option<Box<RouteRules>>,
 }
 
 /// A hash policy. Source: `envoy.config.route.v3.RouteAction.HashPolicy`.

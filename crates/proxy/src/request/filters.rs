@@ -16,6 +16,7 @@ use crate::{
     request::{
         authorization::{self, AuthorizationRequest, AuthorizationVerdict},
         context::{Exchange, RequestContext, RequestDecision, RequestOutcome, RequestScope, ResponseField},
+        limit::LimitedRate,
         routing,
         transfer::{self, Client, Deadlines},
     },
@@ -32,14 +33,12 @@ use skysail_policy::{
         authorization::ExternalAuthorization,
         http::{Filter, FilterKind, metadata},
         jwt::{Jwt, JwtProvider, KeySet, Keys},
-        limit::RateLimit,
         policy::Policy,
         route::{Cors, Setting},
     },
     cors,
     error::{Error, Flags, Kind},
     fault::{self, FaultDecision},
-    headers,
     jwt::{self, JwtOutcome},
     matching,
     rbac::{self, Subject, Tally, Verdict},
@@ -62,7 +61,7 @@ enum FilterAction<'a> {
     /// Answers a CORS preflight.
     AnswerPreflight(ResponseHead),
     /// Refuses a request above the rate limit.
-    LimitRate(&'a RateLimit),
+    LimitRate(LimitedRate<'a>),
     /// Calls an external authorization service.
     CallAuthorization(&'a ExternalAuthorization, Option<&'a Setting>),
     /// Verifies tokens, and fetches key sets for that.
@@ -109,7 +108,7 @@ impl<'a> RequestContext<'a> {
                 if !limit.unenforced.is_empty() {
                     decision.filter_results.begin(filter, setting);
                 }
-                return Ok(self.is_above_rate(limit).then_some(FilterAction::LimitRate(limit)));
+                return Ok(self.take_tokens(limit).map(FilterAction::LimitRate));
             }
             (FilterKind::ExternalAuthorization(config), setting) => {
                 decision.filter_results.begin(filter, setting);
@@ -224,43 +223,6 @@ impl<'a> RequestContext<'a> {
                 Ok(Filtered::Answered)
             }
         }
-    }
-
-    /// Takes a token from the rate limit's bucket. Returns true if the bucket is empty and the limit is
-    /// enforced.
-    fn is_above_rate(&mut self, limit: &RateLimit) -> bool {
-        let (dice, counters) = (&self.scope.worker.dice, self.scope.counters);
-        let roll = |fraction| route::sample(&mut dice.borrow_mut(), fraction);
-        let Some(bucket) = limit.bucket.as_ref().filter(|_| roll(limit.enabled)) else { return false };
-        counters.limit_enabled.inc();
-        if bucket.take(Instant::now()) {
-            counters.limit_ok.inc();
-            return false;
-        }
-        counters.limit_limited.inc();
-        let enforced = roll(limit.enforced);
-        if enforced {
-            counters.limit_enforced.inc();
-        } else if !limit.unenforced.is_empty() {
-            self.decision.filter_results.keep_head(self.exchange.request);
-            let mut head = std::mem::take(self.exchange.request);
-            headers::apply_request(&limit.unenforced, &mut head, &self.record());
-            *self.exchange.request = head;
-        }
-        enforced
-    }
-
-    /// Answers a request above the rate limit.
-    async fn refuse_rate(&mut self, limit: &RateLimit) -> Result<Filtered, Error> {
-        self.outcome.flags.insert(Flags::RL);
-        self.outcome.details = "local_rate_limited".into();
-        self.begin_local_reply(limit.status);
-        self.apply_ops(&limit.answer);
-        if limit.resource_exhausted && self.decision.grpc {
-            self.exchange.response.set("grpc-status", b"8");
-        }
-        self.send_text(b"local_rate_limited").await?;
-        Ok(Filtered::Answered)
     }
 
     /// Asks an external authorization service about the request, unless the configuration skips this request.

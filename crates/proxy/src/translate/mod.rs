@@ -18,6 +18,7 @@ mod http;
 mod jwt;
 mod lb_policy;
 mod limit;
+mod limit_rules;
 mod listener;
 mod outlier;
 mod policy;

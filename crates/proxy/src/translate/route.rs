@@ -32,11 +32,12 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{
-    At as _, Reject, Result, duration, flag, number, policy,
+    At as _, Reject, Result, duration, flag, limit_rules, number, policy,
     route_filters::{PerFilter, status_code},
     text, timeout, tls_context, trace, type_name, unpack,
 };
 use skysail_http::head;
+use skysail_policy::config::limit::RouteRules;
 use skysail_policy::config::route::{
     Action, AppendAction, DirectResponse, Forward, GrpcTimeout, HashCookie, HashKey, HashPolicy, HeaderOp,
     HeaderOps, HostRewrite, Mirror, PathMatch, Redirect, RedirectPath, RetryOn, RetryPolicy, Rewrite, Route,
@@ -136,6 +137,7 @@ fn virtual_host(proto: &HostProto, filters: &PerFilter) -> Result<VirtualHost> {
         )?,
         include_attempt_count: proto.include_request_attempt_count,
         require_tls,
+        limits: limit_rules::translate(&proto.rate_limits)?,
         used: Arc::default(),
     })
 }
@@ -248,8 +250,19 @@ fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result
             })
             .collect(),
         hash: hash_policies(&proto.hash_policy)?,
+        limits: limits(proto)?,
         terminates_connect: proto.upgrade_configs.iter().any(|config| config.connect_config.is_some()),
     })
+}
+
+/// Returns the rules for rate limit descriptors; `None` without any.
+#[expect(deprecated, reason = "control planes send include_vh_rate_limits")]
+fn limits(proto: &RouteAction) -> Result<Option<Box<RouteRules>>> {
+    let rules = RouteRules {
+        rules: limit_rules::translate(&proto.rate_limits)?,
+        include_host: flag(proto.include_vh_rate_limits).unwrap_or(false),
+    };
+    Ok((!rules.rules.is_empty() || rules.include_host).then(|| Box::new(rules)))
 }
 
 fn hash_policies(protos: &[HashProto]) -> Result<Vec<HashPolicy>> {

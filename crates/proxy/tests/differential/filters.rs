@@ -5,7 +5,8 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     random::{
-        PATHS, RULED, add, header_match, header_match_of, header_to_add, many, one, rarely, string_match,
+        PATHS, RULED, TEXTS, add, header_match, header_match_of, header_to_add, many, one, rarely,
+        string_match,
     },
     routes::route_match,
     tokens::TOKENS,
@@ -63,7 +64,59 @@ fn limit(rng: &mut Rng) -> Value {
         add(&mut limit, json!({"response_headers_to_add": many(rng, 2, header_to_add)}));
         add(&mut limit, json!({"request_headers_to_add_when_not_enforced": many(rng, 2, header_to_add)}));
     }
+    if rng.bool() {
+        add(&mut limit, descriptors(rng));
+    }
     limit
+}
+
+/// Returns descriptors that the rules of [`limit_rule`] make of some requests.
+fn descriptors(rng: &mut Rng) -> Value {
+    let mut descriptors: Vec<Value> = Vec::new();
+    for _ in 0..rng.usize(1..5) {
+        let (key, values): (_, &[_]) = match rng.u8(..6) {
+            0 => ("x-a", &["a", "ab", "one", ""]),
+            1 => ("path", &["/a", "/"]),
+            2 => ("query", &["a", "", "b"]),
+            3 => ("header_match", &["v"]),
+            4 => ("destination_cluster", &["one", "two"]),
+            _ => ("masked_remote_address", &["127.0.0.0/16", ""]),
+        };
+        let entries = json!([{"key": "generic_key", "value": "g"}, {"key": key, "value": one(rng, values)}]);
+        if descriptors.iter().all(|known| known["entries"] != entries) {
+            let bucket = json!({"max_tokens": rng.u32(1..5), "fill_interval": "86400s"});
+            descriptors.push(json!({"entries": entries, "token_bucket": bucket}));
+        }
+    }
+    json!({
+        "descriptors": descriptors,
+        "always_consume_default_token_bucket": rng.bool(),
+        "enable_x_ratelimit_headers": one(rng, &["OFF", "DRAFT_VERSION_03"]),
+        "vh_rate_limits": one(rng, &["OVERRIDE", "INCLUDE", "IGNORE"]),
+        "stage": u8::from(rarely(rng, 4)),
+    })
+}
+
+/// Returns a rule for rate limit descriptors.
+pub(crate) fn limit_rule(rng: &mut Rng) -> Value {
+    let skip = rarely(rng, 3);
+    let action = match rng.u8(..7) {
+        0 => {
+            json!({"request_headers": {"header_name": "x-a", "descriptor_key": "x-a", "skip_if_absent": skip}})
+        }
+        1 => json!({"request_headers": {"header_name": ":path", "descriptor_key": "path"}}),
+        2 => json!({"query_parameters": {"query_parameter_name": "a", "descriptor_key": "query"}}),
+        3 => json!({"header_value_match":
+            {"descriptor_value": "v", "expect_match": rng.bool(), "headers": [header_match_of(rng, &[RULED])]}}),
+        4 => json!({"destination_cluster": {}}),
+        5 => json!({"masked_remote_address": {"v4_prefix_mask_len": 16}}),
+        _ => {
+            json!({"query_parameter_value_match": {"descriptor_key": "header_match", "descriptor_value": "v",
+            "query_parameters": [{"name": "a", "string_match": string_match(rng, &TEXTS)}]}})
+        }
+    };
+    let constant = json!({"generic_key": {"descriptor_value": "g"}});
+    json!({"stage": u8::from(rarely(rng, 4)), "actions": [constant, action]})
 }
 
 /// Returns an ext_authz filter.

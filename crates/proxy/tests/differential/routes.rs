@@ -4,7 +4,7 @@ use fastrand::Rng;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    filters::{abort, rules},
+    filters::{abort, limit_rule, rules},
     random::{
         HOSTS, PATHS, REGEXES, TEXTS, add, header_match, header_to_add, many, one, rarely, string_match,
     },
@@ -26,6 +26,9 @@ pub(crate) fn table(rng: &mut Rng) -> Value {
         });
         if rarely(rng, 8) {
             add(&mut host, json!({"require_tls": "ALL"}));
+        }
+        if rarely(rng, 2) {
+            add(&mut host, json!({"rate_limits": many(rng, 3, limit_rule)}));
         }
         add(&mut host, header_operations(rng));
         hosts.push(host);
@@ -192,6 +195,12 @@ fn forward(rng: &mut Rng, is_prefix: bool) -> Value {
     }
     if rarely(rng, 4) {
         add(&mut forward, json!({"timeout": one(rng, &["0s", "10s"])}));
+    }
+    if rarely(rng, 3) {
+        add(
+            &mut forward,
+            json!({"rate_limits": many(rng, 3, limit_rule), "include_vh_rate_limits": rng.bool()}),
+        );
     }
     forward
 }
