@@ -101,9 +101,9 @@ pub struct Error {
 pub struct Flags(u32);
 
 /// Names of the flags by bit. The order is Envoy's: the end of retries comes before the failure of the last attempt.
-const FLAG_NAMES: [&str; 24] = [
+const FLAG_NAMES: [&str; 25] = [
     "URX", "UO", "UH", "UT", "LR", "UR", "UF", "UC", "NR", "DI", "FI", "RL", "UAEX", "DC", "SI", "DPE",
-    "UMSDR", "NFCF", "UPE", "NC", "OM", "DT", "DU", "RV",
+    "UMSDR", "NFCF", "UPE", "NC", "OM", "DT", "DU", "RV", "RLSE",
 ];
 
 #[expect(missing_docs, reason = "each is the flag of that name in Envoy's access log")]
@@ -137,6 +137,7 @@ impl Flags {
     /// An extension of Envoy's flags, "revoked": the request was admitted, and the current configuration would refuse
     /// it.
     pub const RV: Self = Self(1 << 23);
+    pub const RLSE: Self = Self(1 << 24);
 
     /// Returns the flag with this name.
     pub fn named(name: &str) -> Option<Self> {

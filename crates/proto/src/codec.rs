@@ -76,6 +76,8 @@ codecs! {
     envoy_types::pb::envoy::extensions::filters::http::jwt_authn::v3::JwtRequirement,
     envoy_types::pb::envoy::extensions::filters::http::jwt_authn::v3::PerRouteConfig,
     envoy_types::pb::envoy::extensions::filters::http::local_ratelimit::v3::LocalRateLimit,
+    envoy_types::pb::envoy::extensions::filters::http::ratelimit::v3::RateLimit,
+    envoy_types::pb::envoy::extensions::filters::http::ratelimit::v3::RateLimitPerRoute,
     envoy_types::pb::envoy::extensions::filters::http::rbac::v3::Rbac,
     envoy_types::pb::envoy::extensions::filters::http::rbac::v3::RbacPerRoute,
     envoy_types::pb::envoy::extensions::filters::http::router::v3::Router,
@@ -114,6 +116,8 @@ codecs! {
     envoy_types::pb::envoy::service::auth::v3::CheckRequest,
     envoy_types::pb::envoy::service::auth::v3::CheckResponse,
     envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse,
+    envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest,
+    envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse,
     envoy_types::pb::envoy::service::status::v3::ClientConfig,
     envoy_types::pb::google::protobuf::Struct,
 }

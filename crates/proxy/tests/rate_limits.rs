@@ -15,6 +15,17 @@ mod support;
 use files::{bootstrap, cluster, filter, http, listener, to, with};
 use program::Program;
 use serde_json::{Value, json};
+use skysail_xds::envoy::pb::{
+    envoy::{
+        config::core::v3::HeaderValue,
+        service::ratelimit::v3::{
+            RateLimitRequest, RateLimitResponse,
+            rate_limit_response::{Code, DescriptorStatus, RateLimit},
+            rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
+        },
+    },
+    google::protobuf::Duration,
+};
 use support::{Client, echo, within};
 use tokio::net::TcpStream;
 
@@ -187,5 +198,107 @@ async fn each_connection_may_have_its_own_tokens() {
         let after = head.lines().find_map(|line| line.strip_prefix("retry-after: ")).unwrap();
         assert!((86_000..=86_400).contains(&after.parse::<u32>().unwrap()), "{after}");
         assert_eq!(content, "local_rate_limited");
+    }
+}
+
+/// A rate limit service that refuses requests with the descriptor value `no`, and fails for `fail`.
+struct Limiter;
+
+#[tonic::async_trait]
+impl RateLimitService for Limiter {
+    async fn should_rate_limit(
+        &self,
+        request: tonic::Request<RateLimitRequest>,
+    ) -> Result<tonic::Response<RateLimitResponse>, tonic::Status> {
+        let request = request.into_inner();
+        let value = &request.descriptors[0].entries[0].value;
+        let code = match value.as_str() {
+            "fail" => return Err(tonic::Status::unavailable("broken")),
+            "no" => Code::OverLimit,
+            _ => Code::Ok,
+        };
+        let limit = request.descriptors[0].limit.map(|limit| limit.requests_per_unit).unwrap_or_default();
+        let field = |key: &str, value: String| HeaderValue { key: key.into(), value, ..Default::default() };
+        let status = DescriptorStatus {
+            code: code.into(),
+            current_limit: Some(RateLimit { requests_per_unit: 9, unit: 2, name: "per-user".into() }),
+            limit_remaining: 4,
+            duration_until_reset: Some(Duration { seconds: 33, nanos: 0 }),
+            ..Default::default()
+        };
+        Ok(tonic::Response::new(RateLimitResponse {
+            overall_code: code.into(),
+            statuses: vec![status],
+            request_headers_to_add: vec![field("x-checked", format!("{} {value} {limit}", request.domain))],
+            response_headers_to_add: vec![field("x-by", "limiter".into()), field("x bad", "a".into())],
+            raw_body: b"too many".to_vec(),
+            ..Default::default()
+        }))
+    }
+}
+
+async fn limiter() -> std::net::SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let service = RateLimitServiceServer::new(Limiter);
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+    address
+}
+
+#[tokio::test]
+async fn a_service_limits_requests_by_their_descriptors() {
+    let ask_service = |fields: &Value| {
+        let config = json!({
+            "domain": "d",
+            "timeout": "20s",
+            "rate_limit_service": {"grpc_service": {"envoy_grpc": {"cluster_name": "limiter"}},
+                "transport_api_version": "V3"},
+        });
+        filter("http.ratelimit.v3.RateLimit", &with(config, fields))
+    };
+    let by_user = rule(&json!([{"request_headers": {"header_name": "x-user", "descriptor_key": "user"}}]));
+    let of_route = json!({"http.ratelimit.v3.RateLimit": {
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute",
+        "domain": "other", "rate_limits": [by_user]}});
+    let routes = json!([
+        {"match": {"prefix": "/route"}, "route": {"cluster": "c"}, "typed_per_filter_config": of_route},
+        {"match": {"prefix": "/"}, "route": {"cluster": "c", "rate_limits": [by_user]}},
+    ]);
+    let full = json!({"enable_x_ratelimit_headers": "DRAFT_VERSION_03", "enable_retry_after_header": true,
+        "failure_mode_deny": true, "status_on_error": {"code": 503},
+        "response_headers_to_add": [{"header": {"key": "x-config", "value": "added"}}]});
+    let shadow = json!({"filter_enforced": {"default_value": {"numerator": 0}}});
+    let listeners = [("full", &full), ("shadow", &shadow)]
+        .map(|(name, fields)| listener(name, &[http(&[ask_service(fields)], &routes, &json!({}))]));
+    let folder = tempfile::tempdir().unwrap();
+    let clusters = [cluster("c", echo().await, false), cluster("limiter", limiter().await, true)];
+    let program = Program::start(folder.path(), &bootstrap(&listeners, &clusters)).await;
+    let mut client = connect(&program, "full").await;
+    let (head, content) = ask(&mut client, "/", "x-user: ann\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    assert!(content.contains("\r\nx-checked: d ann 0\r\n"), "{content}");
+    assert!(head.contains("\r\nx-by: limiter\r\nx-ratelimit-limit: 9, 9;w=60;name=\"per-user\"\r\nx-ratelimit-remaining: 4\r\nx-ratelimit-reset: 33\r\n"), "{head}");
+    assert!(!head.contains("x-config") && !head.contains("x bad"), "{head}");
+    let (head, content) = ask(&mut client, "/", "x-user: no\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 429"), "{head}");
+    for field in ["x-envoy-ratelimited: true", "x-config: added", "retry-after: 33", "x-by: limiter"] {
+        assert!(head.contains(&format!("\r\n{field}\r\n")), "{field} in {head}");
+    }
+    assert_eq!(content, "too many");
+    let (head, content) = ask(&mut client, "/route", "x-user: ann\r\n").await;
+    assert!(content.contains("\r\nx-checked: other ann 0\r\n"), "{head}{content}");
+    assert!(ask(&mut client, "/", "x-user: fail\r\n").await.0.starts_with("HTTP/1.1 503"));
+    // A request without descriptors is not checked.
+    assert!(!ask(&mut client, "/", "").await.1.contains("x-checked"));
+    let mut client = connect(&program, "shadow").await;
+    let (head, content) = ask(&mut client, "/", "x-user: no\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200") && head.contains("x-envoy-ratelimited: true"), "{head}");
+    assert!(content.contains("\r\nx-checked: d no 0\r\n"), "{content}");
+    assert!(ask(&mut client, "/", "x-user: fail\r\n").await.0.starts_with("HTTP/1.1 200"));
+    let metrics = program.page("GET", "/stats/prometheus").await;
+    for (name, value) in [("ok", 2), ("over_limit", 2), ("error", 2), ("failure_mode_allowed", 1)] {
+        let line = format!("envoy_cluster_ratelimit_{name}{{cluster_name=\"c\"}} {value}");
+        assert!(metrics.contains(&line), "{line} in {metrics}");
     }
 }

@@ -8,7 +8,7 @@ use super::{
     authorization::ExternalAuthorization,
     collector::Collector,
     jwt::Jwt,
-    limit::RateLimit,
+    limit::{GlobalRateLimit, RateLimit},
     listener::Cidr,
     log_filter::LogFilter,
     policy::Policy,
@@ -134,7 +134,8 @@ impl Filter {
             | FilterKind::ExternalAuthorization(_)
             | FilterKind::Jwt(_)
             | FilterKind::GrpcWeb
-            | FilterKind::Compress(_) => false,
+            | FilterKind::Compress(_)
+            | FilterKind::GlobalRateLimit(_) => false,
         }
     }
 }
@@ -145,6 +146,8 @@ pub mod metadata {
     pub const RBAC: &str = "envoy.filters.http.rbac";
     /// Set with the result of external authorization.
     pub const EXT_AUTHZ: &str = "envoy.filters.http.ext_authz";
+    /// Set with the metadata of a rate limit service.
+    pub const RATE_LIMIT: &str = "envoy.filters.http.ratelimit";
     /// Set with the claims of tokens.
     pub const JWT: &str = "envoy.filters.http.jwt_authn";
 }
@@ -158,6 +161,8 @@ pub enum FilterKind {
     Fault(Arc<Fault>),
     /// Local rate limit.
     RateLimit(Arc<RateLimit>),
+    /// Rate limit by a service.
+    GlobalRateLimit(Box<GlobalRateLimit>),
     /// External authorization.
     ExternalAuthorization(Box<ExternalAuthorization>),
     /// JWT authentication.

@@ -2,7 +2,7 @@
 //!
 //! Sources: `envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit`, `envoy.config.route.v3.RateLimit`.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     http::Format,
@@ -157,4 +157,59 @@ impl RateLimit {
     pub fn connection_buckets(&self) -> Arc<Buckets> {
         Arc::new(Buckets::new(&self.settings))
     }
+}
+
+/// A rate limit service and the requests that it decides about. Source:
+/// `envoy.extensions.filters.http.ratelimit.v3.RateLimit`.
+#[derive(Debug)]
+pub struct GlobalRateLimit {
+    /// Domain of the descriptors.
+    pub domain: Box<str>,
+    /// Stage of the route's rules that apply.
+    pub stage: u32,
+    /// Rules that make the descriptors of a request; `None`: those of the route and its virtual host.
+    pub rules: Option<Vec<LimitRule>>,
+    /// Only requests of internal (`true`) or external (`false`) clients are limited; `None`: all.
+    pub internal: Option<bool>,
+    /// Cluster of the service.
+    pub cluster: Box<str>,
+    /// `:authority` of the call.
+    pub authority: Box<str>,
+    /// Headers of the call.
+    pub metadata: Vec<(Box<str>, Box<str>)>,
+    /// Timeout of the call.
+    pub timeout: Duration,
+    /// Share of requests, in millionths, that are limited.
+    pub enabled: u32,
+    /// Share of requests above a limit, in millionths, that are refused.
+    pub enforced: u32,
+    /// Share of requests, in millionths, that are refused if the service cannot be reached.
+    pub denied_on_failure: u32,
+    /// Status of the response to a request above a limit.
+    pub status: u16,
+    /// Status of the response if the service cannot be reached.
+    pub status_on_error: u16,
+    /// The response to a refused gRPC request has the status `RESOURCE_EXHAUSTED` instead of `UNAVAILABLE`.
+    pub resource_exhausted: bool,
+    /// Responses have the headers `x-ratelimit-limit`, `x-ratelimit-remaining` and `x-ratelimit-reset`.
+    pub report: bool,
+    /// A refusal with status 429 has the header `retry-after`.
+    pub retry_after: bool,
+    /// Responses to requests above a limit have the header `x-envoy-ratelimited`.
+    pub marked: bool,
+    /// Header operations for the response to a refused request.
+    pub answer: Vec<HeaderOp>,
+    /// Name under which the service's dynamic metadata are kept.
+    pub namespace: Box<str>,
+}
+
+/// A route's settings for the filter. Source: `envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute`.
+#[derive(Debug)]
+pub struct RouteRateLimit {
+    /// Rules that replace all others; `None` for no change.
+    pub rules: Option<Vec<LimitRule>>,
+    /// Use of the virtual host's rules.
+    pub host_rules: HostRules,
+    /// Domain of the descriptors; `None`: that of the filter.
+    pub domain: Option<Box<str>>,
 }

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     http::Format,
-    limit::{LimitRule, RateLimit, RouteRules},
+    limit::{LimitRule, RateLimit, RouteRateLimit, RouteRules},
     policy::Policy,
     text::{HeaderMatch, TextMatch},
     trace::{Decorator, RouteTracing},
@@ -126,6 +126,8 @@ pub enum Setting {
     Cors(Arc<Cors>),
     /// Local rate limit.
     RateLimit(Arc<RateLimit>),
+    /// Rate limit by a service.
+    GlobalRateLimit(Arc<RouteRateLimit>),
     /// Name of a JWT requirement.
     Jwt(Box<str>),
     /// Additions to an external authorization check.

@@ -46,6 +46,7 @@ fn of_manager(manager: &HttpManager) -> Names<'_> {
     let filters = manager.filters.iter().flat_map(|filter| -> Names<'_> {
         match &filter.kind {
             FilterKind::ExternalAuthorization(ask) => Box::new(std::iter::once(&*ask.cluster)),
+            FilterKind::GlobalRateLimit(limit) => Box::new(std::iter::once(&*limit.cluster)),
             FilterKind::Jwt(jwt) => {
                 Box::new(jwt.providers.iter().filter_map(|provider| match &provider.keys {
                     Keys::Remote(keys) => Some(&*keys.cluster),

@@ -241,7 +241,7 @@ impl<'a> RequestContext<'a> {
     }
 
     /// Returns the cluster of the route, for a request that is not forwarded.
-    fn routed_cluster(&self) -> Option<&Arc<Cluster>> {
+    pub(crate) fn routed_cluster(&self) -> Option<&Arc<Cluster>> {
         let found = self.decision.found.ok()?;
         let Action::Forward(forward) = &found.route.action else { return None };
         self.scope.snapshot.clusters.get(forward.cluster(found.target, self.exchange.request)?)

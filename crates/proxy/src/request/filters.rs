@@ -16,6 +16,7 @@ use crate::{
     request::{
         authorization::{self, AuthorizationRequest, AuthorizationVerdict},
         context::{Exchange, RequestContext, RequestDecision, RequestOutcome, RequestScope, ResponseField},
+        global_limit::LimitCall,
         limit::LimitedRate,
         routing,
         transfer::{self, Client, Deadlines},
@@ -62,6 +63,8 @@ enum FilterAction<'a> {
     AnswerPreflight(ResponseHead),
     /// Refuses a request above the rate limit.
     LimitRate(LimitedRate<'a>),
+    /// Calls a rate limit service.
+    CallRateLimit(LimitCall<'a>),
     /// Calls an external authorization service.
     CallAuthorization(&'a ExternalAuthorization, Option<&'a Setting>),
     /// Verifies tokens, and fetches key sets for that.
@@ -110,6 +113,14 @@ impl<'a> RequestContext<'a> {
                 }
                 return Ok(self.take_tokens(limit).map(FilterAction::LimitRate));
             }
+            (FilterKind::GlobalRateLimit(config), setting) => {
+                decision.filter_results.begin(filter, setting);
+                let by_route = match setting {
+                    Some(Setting::GlobalRateLimit(by_route)) => Some(&**by_route),
+                    _ => None,
+                };
+                return Ok(self.limit_call(config, by_route).map(FilterAction::CallRateLimit));
+            }
             (FilterKind::ExternalAuthorization(config), setting) => {
                 decision.filter_results.begin(filter, setting);
                 return Ok(Some(FilterAction::CallAuthorization(config, setting)));
@@ -141,7 +152,7 @@ impl<'a> RequestContext<'a> {
         Ok(None)
     }
 
-    async fn run_action(&mut self, action: FilterAction<'_>) -> Result<Filtered, Error> {
+    async fn run_action(&mut self, action: FilterAction<'a>) -> Result<Filtered, Error> {
         match action {
             FilterAction::InjectFault(fault) => {
                 inject_fault(&self.scope, &mut self.exchange, &mut self.outcome, fault).await
@@ -153,6 +164,7 @@ impl<'a> RequestContext<'a> {
                 Ok(Filtered::Answered)
             }
             FilterAction::LimitRate(limit) => self.refuse_rate(limit).await,
+            FilterAction::CallRateLimit(call) => self.call_rate_limit(call).await,
             FilterAction::CallAuthorization(config, setting) => {
                 self.call_authorization(config, setting).await
             }
@@ -367,7 +379,7 @@ fn authorize(
 }
 
 /// Adds the dynamic metadata of a filter, for later filters and the record.
-fn add_metadata(
+pub(crate) fn add_metadata(
     outcome: &mut RequestOutcome<'_>,
     filter: &str,
     found: impl IntoIterator<Item = (String, Value)>,
@@ -445,7 +457,7 @@ async fn fetch_keys(
 }
 
 /// Waits for a call of this proxy, unless the client closes its connection.
-async fn unless_closed<T>(
+pub(crate) async fn unless_closed<T>(
     exchange: &mut Exchange<'_>,
     call: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {

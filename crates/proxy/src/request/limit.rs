@@ -64,7 +64,7 @@ impl<'a> RequestContext<'a> {
     }
 
     /// Returns true for this share of requests, in millionths.
-    fn roll(&self, share: u32) -> bool {
+    pub(crate) fn roll(&self, share: u32) -> bool {
         route::sample(&mut self.scope.worker.dice.borrow_mut(), share)
     }
 
@@ -85,7 +85,12 @@ impl<'a> RequestContext<'a> {
 
     /// Returns the request's descriptors, by the rules of a filter, or by those of its route and virtual host. A request
     /// without a route to a cluster has none, as in Envoy.
-    fn descriptors(&self, by_filter: Option<&[LimitRule]>, host: HostRules, stage: u32) -> Vec<Descriptor> {
+    pub(crate) fn descriptors(
+        &self,
+        by_filter: Option<&[LimitRule]>,
+        host: HostRules,
+        stage: u32,
+    ) -> Vec<Descriptor> {
         let Ok(Found { route, host: of_host, target, .. }) = self.decision.found else { return Vec::new() };
         let Action::Forward(forward) = &route.action else { return Vec::new() };
         let record = self.record();

@@ -28,6 +28,7 @@ pub(crate) mod routing;
 
 pub(crate) mod authorization;
 pub(crate) mod filters;
+pub(crate) mod global_limit;
 pub(crate) mod limit;
 
 pub(crate) mod forward;

@@ -21,7 +21,7 @@ use skysail_policy::{
 mod tests;
 
 /// Bits of Envoy's `response.flags`.
-const FLAG_BITS: [(Flags, u8); 22] = [
+const FLAG_BITS: [(Flags, u8); 23] = [
     (Flags::UH, 1),
     (Flags::UT, 2),
     (Flags::LR, 3),
@@ -37,6 +37,7 @@ const FLAG_BITS: [(Flags, u8); 22] = [
     (Flags::DC, 14),
     (Flags::URX, 15),
     (Flags::SI, 16),
+    (Flags::RLSE, 17),
     (Flags::DPE, 18),
     (Flags::UMSDR, 19),
     (Flags::NFCF, 21),

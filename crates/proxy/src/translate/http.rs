@@ -27,8 +27,9 @@ use skysail_xds::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration, flag, jwt,
-    limit, number, policy, route, route_filters, stats, timeout, trace, type_name, unknown_type, unpack,
+    At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration, flag,
+    global_limit, jwt, limit, number, policy, route, route_filters, stats, timeout, trace, type_name,
+    unknown_type, unpack,
 };
 use skysail_http::http2::{Http2Options, Keepalive};
 use skysail_policy::config::cluster::{MAX_HEAD, MAX_HEADERS};
@@ -284,6 +285,9 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool
         }
         "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit" => {
             FilterKind::RateLimit(Arc::new(limit::translate(&unpack(any)?)?))
+        }
+        "envoy.extensions.filters.http.ratelimit.v3.RateLimit" => {
+            FilterKind::GlobalRateLimit(Box::new(global_limit::translate(&unpack(any)?)?))
         }
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz" => {
             FilterKind::ExternalAuthorization(Box::new(authorization::translate(&unpack(any)?)?))

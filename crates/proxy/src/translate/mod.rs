@@ -14,6 +14,7 @@ mod collector;
 mod compressor;
 mod coverage;
 mod endpoints;
+mod global_limit;
 mod http;
 mod jwt;
 mod lb_policy;

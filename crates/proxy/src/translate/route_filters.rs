@@ -19,8 +19,8 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{
-    At as _, Reject, Result, authorization, duration, flag, jwt, limit, policy, text, type_name,
-    unknown_type, unpack,
+    At as _, Reject, Result, authorization, duration, flag, global_limit, jwt, limit, policy, text,
+    type_name, unknown_type, unpack,
 };
 use skysail_policy::config::route::{Abort, Cors, Fault, Setting};
 
@@ -62,6 +62,9 @@ fn setting(name: &str, any: &Any) -> Result<Setting> {
         },
         "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit" => {
             Setting::RateLimit(Arc::new(limit::translate(&unpack(any)?)?))
+        }
+        "envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute" => {
+            Setting::GlobalRateLimit(Arc::new(global_limit::setting(&unpack(any)?)?))
         }
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute" => {
             authorization::setting(&unpack(any)?)?

@@ -36,6 +36,9 @@ pub(crate) fn filters(rng: &mut Rng) -> Value {
     if rarely(rng, 4) {
         filters.push(filter("local_ratelimit.v3.LocalRateLimit", limit(rng)));
     }
+    if rarely(rng, 3) {
+        filters.push(filter("ratelimit.v3.RateLimit", service_limit(rng)));
+    }
     rng.shuffle(&mut filters);
     for filter in &mut filters {
         if rarely(rng, 6) {
@@ -66,6 +69,70 @@ fn limit(rng: &mut Rng) -> Value {
     }
     if rng.bool() {
         add(&mut limit, descriptors(rng));
+        if rarely(rng, 3) {
+            add(&mut limit, json!({"rate_limits": [filter_rule(rng)]}));
+        }
+    }
+    limit
+}
+
+/// Returns a filter that asks a rate limit service.
+fn service_limit(rng: &mut Rng) -> Value {
+    let service = json!({"envoy_grpc": {"cluster_name": "limiter"}});
+    let mut limit = json!({
+        "domain": "d",
+        "stage": u8::from(rarely(rng, 4)),
+        "timeout": "20s",
+        "request_type": one(rng, &["both", "both", "internal", "external"]),
+        "failure_mode_deny": rng.bool(),
+        "rate_limited_as_resource_exhausted": rng.bool(),
+        "rate_limit_service": {"grpc_service": service, "transport_api_version": "V3"},
+        "enable_x_ratelimit_headers": one(rng, &["OFF", "DRAFT_VERSION_03"]),
+        "disable_x_envoy_ratelimited_header": rng.bool(),
+    });
+    if rarely(rng, 3) {
+        let status = one(rng, &["ServiceUnavailable", "OK", "Forbidden"]);
+        add(
+            &mut limit,
+            json!({"rate_limited_status": {"code": status}, "status_on_error": {"code": "BadGateway"}}),
+        );
+    }
+    if rarely(rng, 3) {
+        add(&mut limit, json!({"response_headers_to_add": many(rng, 2, header_to_add)}));
+    }
+    if rarely(rng, 4) {
+        // The service's type of content is for refusals only.
+        add(&mut limit, json!({"domain": "odd", "filter_enforced": {"default_value": {"numerator": 0}}}));
+    }
+    if rarely(rng, 3) {
+        add(&mut limit, json!({"rate_limits": [filter_rule(rng)]}));
+    }
+    limit
+}
+
+/// Returns a rule in a filter, which has no stage.
+fn filter_rule(rng: &mut Rng) -> Value {
+    let mut rule = limit_rule(rng);
+    if let Some(rule) = rule.as_object_mut() {
+        rule.remove("stage");
+    }
+    if rng.bool() {
+        add(&mut rule, json!({"hits_addend": {"number": rng.u32(..3)}}));
+    }
+    rule
+}
+
+/// Returns a route's settings for the filter that asks a rate limit service.
+pub(crate) fn route_limit(rng: &mut Rng) -> Value {
+    let mut limit = json!({
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute",
+        "vh_rate_limits": one(rng, &["OVERRIDE", "INCLUDE", "IGNORE"]),
+    });
+    if rng.bool() {
+        add(&mut limit, json!({"domain": "odd"}));
+    }
+    if rarely(rng, 3) {
+        add(&mut limit, json!({"rate_limits": [filter_rule(rng)]}));
     }
     limit
 }

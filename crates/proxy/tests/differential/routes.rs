@@ -4,7 +4,7 @@ use fastrand::Rng;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    filters::{abort, limit_rule, rules},
+    filters::{abort, limit_rule, route_limit, rules},
     random::{
         HOSTS, PATHS, REGEXES, TEXTS, add, header_match, header_to_add, many, one, rarely, string_match,
     },
@@ -87,6 +87,9 @@ fn route(rng: &mut Rng, number: usize) -> Value {
             "rbac": if rarely(rng, 3) { json!({}) } else { json!({"rules": rules(rng)}) },
         });
         of_filters.insert("rbac.v3.RBAC".to_owned(), policy);
+    }
+    if rarely(rng, 4) {
+        of_filters.insert("ratelimit.v3.RateLimit".to_owned(), route_limit(rng));
     }
     if rarely(rng, 8) {
         let filter = one(rng, &["rbac.v3.RBAC", "fault.v3.HTTPFault", "cors.v3.Cors"]);
