@@ -14,6 +14,7 @@ pub mod headers;
 pub mod jwt;
 pub mod limit;
 pub mod matching;
+pub mod mutation;
 pub mod outlier;
 pub mod path;
 pub mod peer;

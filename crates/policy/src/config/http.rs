@@ -11,6 +11,7 @@ use super::{
     limit::{GlobalRateLimit, RateLimit},
     listener::Cidr,
     log_filter::LogFilter,
+    mutation::HeaderMutation,
     policy::Policy,
     route::{Fault, RouteTable},
     stats::Stats,
@@ -29,6 +30,8 @@ pub struct HttpManager {
     pub routes: Routes,
     /// HTTP filters, in the order of the configuration. They run before the request is forwarded.
     pub filters: Vec<Filter>,
+    /// A filter may change the headers of responses.
+    pub mutates_responses: bool,
     /// Settings of Istio's metrics (filter `istio.stats`).
     pub stats: Option<Arc<Stats>>,
     /// Exchange of workload metadata with peers (filter `istio.metadata_exchange`).
@@ -130,11 +133,15 @@ impl Filter {
             FilterKind::Cors => true,
             FilterKind::Fault(fault) => fault.delay.is_none() && fault.abort.is_none(),
             FilterKind::RateLimit(limit) => limit.is_unlimited(),
+            FilterKind::HeaderMutation(config) => {
+                !config.mutations.changes_request() && config.mutations.response.is_empty()
+            }
             FilterKind::Rbac(_)
             | FilterKind::ExternalAuthorization(_)
             | FilterKind::Jwt(_)
             | FilterKind::GrpcWeb
             | FilterKind::Compress(_)
+            | FilterKind::Buffer(_)
             | FilterKind::GlobalRateLimit(_) => false,
         }
     }
@@ -171,6 +178,10 @@ pub enum FilterKind {
     Cors,
     /// gRPC-Web: translates calls to gRPC, and their responses back.
     GrpcWeb,
+    /// Mutations of headers and query parameters.
+    HeaderMutation(Box<HeaderMutation>),
+    /// Buffering of the request's whole body, up to this size in bytes.
+    Buffer(usize),
     /// Compression of responses for clients that accept it.
     Compress(Compressor),
 }

@@ -16,6 +16,7 @@ pub mod jwt;
 pub mod limit;
 pub mod listener;
 pub mod log_filter;
+pub mod mutation;
 pub mod policy;
 pub mod route;
 pub mod stats;

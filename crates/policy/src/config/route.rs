@@ -7,6 +7,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     http::Format,
     limit::{LimitRule, RateLimit, RouteRateLimit, RouteRules},
+    mutation::HeaderMutations,
     policy::Policy,
     text::{HeaderMatch, TextMatch},
     trace::{Decorator, RouteTracing},
@@ -128,6 +129,10 @@ pub enum Setting {
     RateLimit(Arc<RateLimit>),
     /// Rate limit by a service.
     GlobalRateLimit(Arc<RouteRateLimit>),
+    /// Mutations of the table, the virtual host and the route, in this order.
+    HeaderMutation(Vec<Arc<HeaderMutations>>),
+    /// Maximum size of a buffered body in bytes.
+    Buffer(usize),
     /// Name of a JWT requirement.
     Jwt(Box<str>),
     /// Additions to an external authorization check.

@@ -19,6 +19,7 @@ fn manager() -> HttpManager {
         codec: Codec::Auto,
         routes: Routes::Named("80".into()),
         filters: Vec::new(),
+        mutates_responses: false,
         stats: None,
         metadata_exchange: None,
         istio_alpn: false,

@@ -57,6 +57,8 @@ fn of_manager(manager: &HttpManager) -> Names<'_> {
             | FilterKind::Fault(_)
             | FilterKind::RateLimit(_)
             | FilterKind::Cors
+            | FilterKind::HeaderMutation(_)
+            | FilterKind::Buffer(_)
             | FilterKind::GrpcWeb
             | FilterKind::Compress(_) => Box::new(std::iter::empty()),
         }

@@ -38,7 +38,7 @@ use skysail_http::{
     http1::{Framing, write::Persistence},
 };
 use skysail_policy::{
-    config::{Cluster, HttpManager, Snapshot, route::Action},
+    config::{Cluster, HttpManager, Snapshot, http::Filter, route::Action},
     error::Flags,
     record::Record,
     route::{Found, NoRoute},
@@ -93,6 +93,8 @@ pub(crate) struct RequestDecision<'a> {
     pub(crate) filter_results: FilterResults<'a>,
     /// Fields that filters add to the response.
     pub(crate) response_fields: Vec<ResponseField>,
+    /// Number of `response_fields` from the filters before each filter that changes responses.
+    pub(crate) fields_before: Vec<(&'a Filter, usize)>,
     /// Whether the request is a gRPC or gRPC-Web call.
     pub(crate) grpc: bool,
     /// The form of gRPC-Web, if the client uses it.
@@ -109,6 +111,18 @@ pub(crate) struct ResponseField {
     pub(crate) value: Box<[u8]>,
     /// Whether the field is added to others of its name, instead of replacing them.
     pub(crate) is_appended: bool,
+}
+
+impl ResponseField {
+    /// Adds the field to a response.
+    #[inline]
+    pub(crate) fn add_to(&self, response: &mut ResponseHead) {
+        if self.is_appended {
+            response.append(&self.name, &self.value);
+        } else {
+            response.set(&self.name, &self.value);
+        }
+    }
 }
 
 /// Values for the record.
@@ -167,6 +181,7 @@ impl<'a> RequestContext<'a> {
                 admission: downstream.origin.admission.clone(),
                 filter_results: FilterResults::default(),
                 response_fields: Vec::new(),
+                fields_before: Vec::new(),
                 grpc: false,
                 grpc_web: None,
                 compressor: None,

@@ -63,6 +63,8 @@ enum FilterAction<'a> {
     AnswerPreflight(ResponseHead),
     /// Refuses a request above the rate limit.
     LimitRate(LimitedRate<'a>),
+    /// Waits for the whole body, up to this size.
+    BufferBody(usize),
     /// Calls a rate limit service.
     CallRateLimit(LimitCall<'a>),
     /// Calls an external authorization service.
@@ -112,6 +114,18 @@ impl<'a> RequestContext<'a> {
                     decision.filter_results.begin(filter, setting);
                 }
                 return Ok(self.take_tokens(limit).map(FilterAction::LimitRate));
+            }
+            (FilterKind::HeaderMutation(config), setting) => {
+                decision.filter_results.begin(filter, setting);
+                decision.fields_before.push((filter, decision.response_fields.len()));
+                self.mutate_request(config, setting);
+            }
+            (FilterKind::Buffer(_), Some(Setting::Buffer(most))) | (FilterKind::Buffer(most), _) => {
+                // A body that has ended needs no further buffer.
+                if !exchange.body.is_collected() {
+                    decision.filter_results.begin(filter, setting);
+                    return Ok(Some(FilterAction::BufferBody(*most)));
+                }
             }
             (FilterKind::GlobalRateLimit(config), setting) => {
                 decision.filter_results.begin(filter, setting);
@@ -164,6 +178,7 @@ impl<'a> RequestContext<'a> {
                 Ok(Filtered::Answered)
             }
             FilterAction::LimitRate(limit) => self.refuse_rate(limit).await,
+            FilterAction::BufferBody(most) => self.buffer_body(most).await,
             FilterAction::CallRateLimit(call) => self.call_rate_limit(call).await,
             FilterAction::CallAuthorization(config, setting) => {
                 self.call_authorization(config, setting).await
@@ -465,7 +480,11 @@ pub(crate) async fn unless_closed<T>(
 }
 
 /// Reads the request's body until its end, or until more than `limit` bytes are kept.
-async fn collect(manager: &HttpManager, exchange: &mut Exchange<'_>, limit: usize) -> Result<(), Error> {
+pub(crate) async fn collect(
+    manager: &HttpManager,
+    exchange: &mut Exchange<'_>,
+    limit: usize,
+) -> Result<(), Error> {
     let wire = &mut exchange.downstream.wire;
     if exchange.request.header("expect").is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue")) {
         // The client does not send the body before the interim response.

@@ -30,6 +30,7 @@ pub(crate) mod authorization;
 pub(crate) mod filters;
 pub(crate) mod global_limit;
 pub(crate) mod limit;
+pub(crate) mod mutation;
 
 pub(crate) mod forward;
 pub(crate) mod mirror;

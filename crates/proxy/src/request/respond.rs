@@ -11,7 +11,7 @@ use std::{
 use crate::{
     overload::limit_log::{self, Limit},
     request::{
-        context::{RequestContext, ResponseField, admitted_request},
+        context::{RequestContext, admitted_request},
         hop,
         transfer::{Client, Deadlines},
     },
@@ -312,13 +312,12 @@ impl RequestContext<'_> {
 
     /// Completes the head of a response: fields from filters and tracing, `date` and `server`.
     pub(crate) fn finish_response(&mut self, now: Instant) {
+        if self.scope.manager.mutates_responses {
+            self.mutate_response();
+        }
         let response = &mut *self.exchange.response;
-        for ResponseField { name, value, is_appended } in self.decision.response_fields.drain(..) {
-            if is_appended {
-                response.append(&name, &value);
-            } else {
-                response.set(&name, &value);
-            }
+        for field in self.decision.response_fields.drain(..) {
+            field.add_to(response);
         }
         if let Some(trace) = &mut self.outcome.trace {
             trace.finish_response(self.exchange.request, response);

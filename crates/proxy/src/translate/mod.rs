@@ -21,6 +21,7 @@ mod lb_policy;
 mod limit;
 mod limit_rules;
 mod listener;
+mod mutation;
 mod outlier;
 mod policy;
 mod route;

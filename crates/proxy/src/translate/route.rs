@@ -487,7 +487,7 @@ fn changes((add, remove): Changes<'_>, field: &str) -> Result<Vec<HeaderOp>> {
 }
 
 /// Returns the name of a mutable header, in lower case.
-fn field_name(name: &str) -> Result<Box<str>> {
+pub(super) fn field_name(name: &str) -> Result<Box<str>> {
     if name.starts_with(':') || name.eq_ignore_ascii_case("host") {
         return Err(Reject::new(format!(
             "{name:?} cannot be changed by a header operation: use host_rewrite or a path rewrite"
@@ -502,8 +502,9 @@ pub(super) fn additions(protos: &[HeaderValueOption]) -> Result<Vec<HeaderOp>> {
     indexed.map(|(index, option)| addition(option).at(format_args!("[{index}]"))).collect()
 }
 
+/// Translates a header to add.
 #[expect(deprecated, reason = "Istio and older files say `append`")]
-fn addition(proto: &HeaderValueOption) -> Result<HeaderOp> {
+pub(super) fn addition(proto: &HeaderValueOption) -> Result<HeaderOp> {
     let header = proto.header.as_ref().ok_or_else(|| Reject::new("must be given").at_field("header"))?;
     let value = match header.raw_value.as_slice() {
         [] => header.value.as_str(),

@@ -39,6 +39,11 @@ pub(crate) fn filters(rng: &mut Rng) -> Value {
     if rarely(rng, 3) {
         filters.push(filter("ratelimit.v3.RateLimit", service_limit(rng)));
     }
+    if rarely(rng, 3) {
+        let mut mutation = mutations(rng);
+        add(&mut mutation, json!({"most_specific_header_mutations_wins": rng.bool()}));
+        filters.push(filter("header_mutation.v3.HeaderMutation", mutation));
+    }
     rng.shuffle(&mut filters);
     for filter in &mut filters {
         if rarely(rng, 6) {
@@ -74,6 +79,42 @@ fn limit(rng: &mut Rng) -> Value {
         }
     }
     limit
+}
+
+/// Returns mutations of headers and of the query.
+fn mutations(rng: &mut Rng) -> Value {
+    let mutation = |rng: &mut Rng| match rng.u8(..4) {
+        0 => json!({"remove": one(rng, &["x-a", "x-b", "X-New"])}),
+        1 => json!({"remove_on_match": {"key_matcher": string_match(rng, &["x-a", "x-b", "new"])}}),
+        _ => json!({"append": header_to_add(rng)}),
+    };
+    let actions =
+        ["APPEND_IF_EXISTS_OR_ADD", "ADD_IF_ABSENT", "OVERWRITE_IF_EXISTS_OR_ADD", "OVERWRITE_IF_EXISTS"];
+    let query = |rng: &mut Rng| match rng.u8(..4) {
+        0 => json!({"remove": one(rng, &["a", "b"])}),
+        _ => {
+            // Envoy decodes parameters that it keeps (docs/proxy-fields.md).
+            let value = one(rng, &["plain", "%REQ(:method)%"]);
+            let record = json!({"key": one(rng, &["a", "b", "c"]), "value": value});
+            json!({"append": {"record": record, "action": one(rng, &actions)}})
+        }
+    };
+    let most = if rarely(rng, 2) { 2 } else { 0 };
+    json!({"mutations": {
+        "request_mutations": many(rng, 3, mutation),
+        "query_parameter_mutations": many(rng, most, query),
+        "response_mutations": many(rng, 3, mutation),
+    }})
+}
+
+/// Returns a route's settings for filters that change headers and buffer bodies.
+pub(crate) fn route_mutations(rng: &mut Rng) -> Value {
+    let mut mutations = mutations(rng);
+    add(
+        &mut mutations,
+        json!({"@type": "type.googleapis.com/envoy.extensions.filters.http.header_mutation.v3.HeaderMutationPerRoute"}),
+    );
+    mutations
 }
 
 /// Returns a filter that asks a rate limit service.

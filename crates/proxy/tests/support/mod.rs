@@ -319,6 +319,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         codec: Codec::Auto,
         routes: Routes::Inline(Arc::default()),
         filters: vec![],
+        mutates_responses: false,
         stats: Some(Arc::default()),
         metadata_exchange: None,
         istio_alpn: false,

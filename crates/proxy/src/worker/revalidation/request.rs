@@ -31,6 +31,7 @@ use skysail_policy::{
         http::{Filter, FilterKind, Routes, metadata},
         jwt::Jwt,
         listener::Terminal,
+        mutation::HeaderMutation,
         policy::Policy,
         route::Setting,
     },
@@ -158,6 +159,11 @@ impl FilterResult<'_> {
                 before.fingerprint == now.fingerprint
             }
             (FilterKind::Jwt(before), FilterKind::Jwt(now)) => before.fingerprint == now.fingerprint,
+            (FilterKind::HeaderMutation(before), FilterKind::HeaderMutation(now)) => {
+                before.mutations.fingerprint == now.mutations.fingerprint
+                    && before.most_specific_wins == now.most_specific_wins
+            }
+            (FilterKind::Buffer(_), FilterKind::Buffer(_)) => true,
             _ => false,
         };
         same && RouteEffect::new(self.filter, self.setting) == RouteEffect::new(filter, setting)
@@ -170,6 +176,8 @@ enum RouteEffect<'a> {
     None,
     /// Name of the requirement that tokens must meet.
     Requirement(&'a str),
+    /// Fingerprints of the mutations of headers.
+    Mutations(Vec<u64>),
     /// Entries added to the authorization request, and whether the body is omitted.
     Authorization(&'a [(Box<str>, Box<str>)], bool),
 }
@@ -183,6 +191,9 @@ impl<'a> RouteEffect<'a> {
                 Some(Setting::ExternalAuthorization { extensions, without_body }),
             ) => Self::Authorization(extensions, *without_body && config.body.is_some()),
             (FilterKind::ExternalAuthorization(_), _) => Self::Authorization(&[], false),
+            (FilterKind::HeaderMutation(_), Some(Setting::HeaderMutation(lists))) => {
+                Self::Mutations(lists.iter().map(|list| list.fingerprint).collect())
+            }
             _ => Self::None,
         }
     }
@@ -293,6 +304,16 @@ impl FilterWalk<'_> {
                 Some((index, _)) => self.skip(index),
                 None => return self.check_tokens(jwt, setting),
             },
+            FilterKind::HeaderMutation(config) if changes_request(config, setting) => {
+                let (index, _) = self.result(filter, setting).ok_or(Refusal::Handling)?;
+                self.skip(index);
+            }
+            // The filter may have added the length.
+            FilterKind::Buffer(_) => {
+                if let Some((index, _)) = self.result(filter, setting) {
+                    self.skip(index);
+                }
+            }
             FilterKind::GrpcWeb if grpc_web::is_call(&self.head) => {
                 grpc_web::request(self.head.to_mut());
             }
@@ -380,4 +401,13 @@ impl FilterWalk<'_> {
         matching::merge_metadata(&mut self.metadata, metadata::JWT, found);
         Ok(())
     }
+}
+
+/// Returns whether mutations of a filter and of the route change requests.
+fn changes_request(config: &HeaderMutation, setting: Option<&Setting>) -> bool {
+    let by_route = match setting {
+        Some(Setting::HeaderMutation(lists)) => lists.iter().any(|list| list.changes_request()),
+        _ => false,
+    };
+    by_route || config.mutations.changes_request()
 }
