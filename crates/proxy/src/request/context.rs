@@ -99,10 +99,17 @@ pub(crate) struct RequestDecision<'a> {
     pub(crate) grpc: bool,
     /// The form of gRPC-Web, if the client uses it.
     pub(crate) grpc_web: Option<WebCall>,
-    /// The compressor of responses, and whether the client accepts its encoding.
-    pub(crate) compressor: Option<(&'a Compressor, bool)>,
+    /// The compressors of responses.
+    pub(crate) compression: Option<Box<Compression<'a>>>,
     /// Whether the response carries this workload's metadata, because the client's sidecar sent its own.
     pub(crate) sends_metadata: bool,
+}
+
+/// The compressors of a response, in the order of the configuration.
+pub(crate) struct Compression<'a> {
+    pub(crate) compressors: Vec<&'a Compressor>,
+    /// The client's `accept-encoding`.
+    pub(crate) accept: Box<[u8]>,
 }
 
 /// A field that a filter adds to the response.
@@ -184,7 +191,7 @@ impl<'a> RequestContext<'a> {
                 fields_before: Vec::new(),
                 grpc: false,
                 grpc_web: None,
-                compressor: None,
+                compression: None,
                 sends_metadata: false,
             },
             exchange: Exchange {

@@ -15,7 +15,10 @@ use crate::{
     call,
     request::{
         authorization::{self, AuthorizationRequest, AuthorizationVerdict},
-        context::{Exchange, RequestContext, RequestDecision, RequestOutcome, RequestScope, ResponseField},
+        context::{
+            Compression, Exchange, RequestContext, RequestDecision, RequestOutcome, RequestScope,
+            ResponseField,
+        },
         global_limit::LimitCall,
         limit::LimitedRate,
         routing,
@@ -149,7 +152,14 @@ impl<'a> RequestContext<'a> {
             }
             (FilterKind::Cors, _) => {}
             (FilterKind::Compress(compressor), _) => {
-                decision.compressor = Some((compressor, compressor.is_accepted(exchange.request)));
+                let accept = || exchange.request.header("accept-encoding").unwrap_or_default().into();
+                let compression = decision.compression.get_or_insert_with(|| {
+                    Box::new(Compression { compressors: Vec::new(), accept: accept() })
+                });
+                compression.compressors.push(compressor);
+                if compressor.hide_accept {
+                    exchange.request.remove("accept-encoding");
+                }
             }
             (FilterKind::GrpcWeb, _) => {
                 if grpc_web::is_call(exchange.request) {

@@ -11,14 +11,14 @@ use std::{
 use crate::{
     overload::limit_log::{self, Limit},
     request::{
-        context::{RequestContext, admitted_request},
+        context::{Compression, RequestContext, admitted_request},
         hop,
         transfer::{Client, Deadlines},
     },
     worker::downstream::Downstream,
 };
 use skysail_http::{
-    compress::Compressor,
+    compress,
     flow::Flow,
     grpc_status,
     grpc_web::Conversion,
@@ -46,7 +46,7 @@ impl RequestContext<'_> {
         deadlines: &mut Deadlines,
     ) -> Result<(), Error> {
         let is_http10 = self.exchange.request.version == Version::Http10;
-        let through = match (self.decision.grpc_web, self.decision.compressor) {
+        let through = match (self.decision.grpc_web, self.decision.compression.as_deref()) {
             (None, None) => None,
             (Some(web), _) => {
                 let through = web.answer(self.exchange.response);
@@ -57,9 +57,7 @@ impl RequestContext<'_> {
                 }
                 through
             }
-            (None, Some((compressor, accepted))) => {
-                compress(compressor, accepted, framing, self.exchange.response)
-            }
+            (None, Some(accepted)) => compress(accepted, framing, self.exchange.response),
         };
         let out_framing = match framing {
             Framing::Length(_) if through.is_some() && is_http10 => Framing::UntilClose,
@@ -339,8 +337,7 @@ impl RequestContext<'_> {
 
 /// Begins to compress a response, if the compressor's settings include it.
 fn compress(
-    compressor: &Compressor,
-    is_accepted: bool,
+    compression: &Compression<'_>,
     framing: Framing,
     response: &mut ResponseHead,
 ) -> Option<Conversion> {
@@ -349,7 +346,9 @@ fn compress(
         Framing::Length(length) => Some(length),
         Framing::Chunked | Framing::UntilClose => None,
     };
-    compressor.begin(response, length, is_accepted).map(Conversion::Gzip)
+    let chosen = compress::choose(&compression.accept, &compression.compressors);
+    let compressor = chosen.or_else(|| compression.compressors.first().copied())?;
+    compressor.begin(response, length, chosen.is_some()).map(Conversion::Compress)
 }
 
 /// Encodes a text as gRPC does in a field (PROTOCOL-HTTP2: `Percent-Encoded`).

@@ -20,8 +20,8 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{
-    At as _, Reject, Result, authorization, duration, flag, global_limit, jwt, limit, mutation, policy, text,
-    type_name, unknown_type, unpack,
+    At as _, Reject, Result, authorization, compressor, duration, flag, global_limit, jwt, limit, mutation,
+    policy, text, type_name, unknown_type, unpack,
 };
 use skysail_policy::config::route::{Abort, Cors, Fault, Setting};
 
@@ -74,6 +74,9 @@ fn setting(name: &str, any: &Any) -> Result<Setting> {
         }
         "envoy.extensions.filters.http.header_mutation.v3.HeaderMutationPerRoute" => {
             Setting::HeaderMutation(vec![Arc::new(mutation::of_route(&unpack(any)?)?)])
+        }
+        "envoy.extensions.filters.http.compressor.v3.CompressorPerRoute" => {
+            compressor::setting(&unpack(any)?)?
         }
         "envoy.extensions.filters.http.buffer.v3.BufferPerRoute" => mutation::buffer_setting(&unpack(any)?)?,
         "envoy.extensions.filters.http.on_demand.v3.PerRouteConfig" => {
