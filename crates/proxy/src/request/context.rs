@@ -40,6 +40,7 @@ use skysail_http::{
 use skysail_policy::{
     config::{Cluster, HttpManager, Snapshot, http::Filter, route::Action},
     error::Flags,
+    matching,
     record::Record,
     route::{Found, NoRoute},
 };
@@ -130,6 +131,15 @@ impl ResponseField {
             response.set(&self.name, &self.value);
         }
     }
+}
+
+/// Result of the filters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Filtered {
+    /// The request continues.
+    Continue,
+    /// A filter has answered the request.
+    Answered,
 }
 
 /// Values for the record.
@@ -292,6 +302,18 @@ impl RequestDecision<'_> {
     /// Returns whether the request has a route to an upstream.
     pub(crate) fn is_forwarded(&self) -> bool {
         self.found.is_ok_and(|found| matches!(found.route.action, Action::Forward(_)))
+    }
+}
+
+/// Adds the dynamic metadata of a filter, for later filters and the record.
+pub(crate) fn add_metadata(
+    outcome: &mut RequestOutcome<'_>,
+    filter: &str,
+    found: impl IntoIterator<Item = (String, Value)>,
+) {
+    let mut found = found.into_iter().peekable();
+    if found.peek().is_some() {
+        matching::merge_metadata(outcome.metadata.get_or_insert_default(), filter, found);
     }
 }
 

@@ -2,13 +2,11 @@
 //! is in `forward`.
 
 use std::{
-    future::poll_fn,
     sync::Arc,
-    task::Poll,
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
-use serde_json::{Map, Value};
+use serde_json::Map;
 use tracing::warn;
 
 use crate::{
@@ -16,24 +14,21 @@ use crate::{
     request::{
         authorization::{self, AuthorizationRequest, AuthorizationVerdict},
         context::{
-            Compression, Exchange, RequestContext, RequestDecision, RequestOutcome, RequestScope,
-            ResponseField,
+            Compression, Exchange, Filtered, RequestContext, RequestDecision, RequestOutcome, RequestScope,
+            ResponseField, add_metadata,
         },
         global_limit::LimitCall,
         limit::LimitedRate,
         routing,
-        transfer::{self, Client, Deadlines},
+        transfer::{self, Deadlines, collect, unless_closed},
     },
 };
 use skysail_http::{
-    flow::TransferError,
     grpc_web::{self, Conversion, WebCall},
     head::{RequestHead, ResponseHead, Version},
-    timer,
 };
 use skysail_policy::{
     config::{
-        HttpManager,
         authorization::ExternalAuthorization,
         http::{Filter, FilterKind, metadata},
         jwt::{Jwt, JwtProvider, KeySet, Keys},
@@ -48,15 +43,6 @@ use skysail_policy::{
     rbac::{self, Subject, Tally, Verdict},
     route::{self, NoRoute},
 };
-
-/// Result of the filters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Filtered {
-    /// The request continues.
-    Continue,
-    /// A filter has answered the request.
-    Answered,
-}
 
 /// The asynchronous part of a filter.
 enum FilterAction<'a> {
@@ -119,9 +105,8 @@ impl<'a> RequestContext<'a> {
                 return Ok(self.take_tokens(limit).map(FilterAction::LimitRate));
             }
             (FilterKind::HeaderMutation(config), setting) => {
-                decision.filter_results.begin(filter, setting);
                 decision.fields_before.push((filter, decision.response_fields.len()));
-                self.mutate_request(config, setting);
+                self.mutate_request(filter, config, setting);
             }
             (FilterKind::Buffer(_), Some(Setting::Buffer(most))) | (FilterKind::Buffer(most), _) => {
                 // A body that has ended needs no further buffer.
@@ -131,12 +116,13 @@ impl<'a> RequestContext<'a> {
                 }
             }
             (FilterKind::GlobalRateLimit(config), setting) => {
-                decision.filter_results.begin(filter, setting);
                 let by_route = match setting {
                     Some(Setting::GlobalRateLimit(by_route)) => Some(&**by_route),
                     _ => None,
                 };
-                return Ok(self.limit_call(config, by_route).map(FilterAction::CallRateLimit));
+                let Some(call) = self.limit_call(config, by_route) else { return Ok(None) };
+                self.decision.filter_results.begin(filter, setting);
+                return Ok(Some(FilterAction::CallRateLimit(call)));
             }
             (FilterKind::ExternalAuthorization(config), setting) => {
                 decision.filter_results.begin(filter, setting);
@@ -403,18 +389,6 @@ fn authorize(
     }
 }
 
-/// Adds the dynamic metadata of a filter, for later filters and the record.
-pub(crate) fn add_metadata(
-    outcome: &mut RequestOutcome<'_>,
-    filter: &str,
-    found: impl IntoIterator<Item = (String, Value)>,
-) {
-    let mut found = found.into_iter().peekable();
-    if found.peek().is_some() {
-        matching::merge_metadata(outcome.metadata.get_or_insert_default(), filter, found);
-    }
-}
-
 /// Delays a request, or fails it.
 async fn inject_fault(
     scope: &RequestScope<'_>,
@@ -478,49 +452,5 @@ async fn fetch_keys(
             warn!("cannot fetch the key set of {provider} from {authority}{}: {problem}", remote.path);
             Ok(false)
         }
-    }
-}
-
-/// Waits for a call of this proxy, unless the client closes its connection.
-pub(crate) async fn unless_closed<T>(
-    exchange: &mut Exchange<'_>,
-    call: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    Client::new(exchange.downstream, &mut Deadlines::default(), &mut exchange.body, false).wait(call).await
-}
-
-/// Reads the request's body until its end, or until more than `limit` bytes are kept.
-pub(crate) async fn collect(
-    manager: &HttpManager,
-    exchange: &mut Exchange<'_>,
-    limit: usize,
-) -> Result<(), Error> {
-    let wire = &mut exchange.downstream.wire;
-    if exchange.request.header("expect").is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue")) {
-        // The client does not send the body before the interim response.
-        exchange.request.remove("expect");
-        wire.interim(&ResponseHead::build(100, &[]), exchange.request.method());
-    }
-    let body = &mut exchange.body;
-    let read = poll_fn(|cx| {
-        if matches!(wire.poll_flush(cx), Poll::Ready(Err(_))) {
-            return Poll::Ready(Err(TransferError::Receiver));
-        }
-        body.poll_collect(cx, wire, limit)
-    });
-    let late = match manager.request_timeout {
-        Some(_) => Kind::RequestTimeout,
-        None => Kind::StreamIdle(false),
-    };
-    let timeout = manager.request_timeout.or(manager.stream_idle_timeout);
-    let read = match timeout {
-        Some(timeout) => timer::timeout(timeout, read).await,
-        None => Some(read.await),
-    };
-    match read {
-        Some(Ok(())) => Ok(()),
-        Some(Err(TransferError::Malformed)) => Err(Error::new(Kind::DownstreamProtocol)),
-        Some(Err(_)) => Err(Error::new(Kind::DownstreamClosed)),
-        None => Err(Error::new(late)),
     }
 }

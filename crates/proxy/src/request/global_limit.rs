@@ -27,8 +27,8 @@ use crate::{
     call,
     request::{
         authorization::json,
-        context::{RequestContext, ResponseField},
-        filters::{Filtered, add_metadata, unless_closed},
+        context::{Filtered, RequestContext, ResponseField, add_metadata},
+        transfer::unless_closed,
     },
 };
 use skysail_http::http1::parse;

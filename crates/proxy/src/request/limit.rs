@@ -5,10 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::request::{
-    context::{RequestContext, ResponseField},
-    filters::Filtered,
-};
+use crate::request::context::{Filtered, RequestContext, ResponseField};
 use skysail_policy::{
     config::{
         limit::{HostRules, LimitRule, RateLimit},

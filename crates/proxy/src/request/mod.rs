@@ -6,7 +6,8 @@
 //! 2. `phases.rs` runs the phases below, in this order.
 //! 3. `routing.rs` prepares the head and finds the route.
 //! 4. `on_demand.rs` waits for a virtual host that is not loaded yet.
-//! 5. `filters.rs` runs the HTTP filters.
+//! 5. `filters.rs` runs the HTTP filters. `limit.rs` takes tokens, `global_limit.rs` calls the rate limit service,
+//!    `mutation.rs` changes headers and buffers bodies.
 //! 6. `authorization.rs` calls the external authorization service.
 //! 7. `forward.rs` selects an endpoint, connects, sends the request, and retries.
 //! 8. `transfer.rs` moves the bytes in both directions.

@@ -3,14 +3,14 @@
 use std::time::SystemTime;
 
 use crate::request::{
-    context::RequestContext,
-    filters::{Filtered, collect},
+    context::{Filtered, RequestContext},
+    transfer::collect,
 };
 use skysail_http::head::{RequestHead, ResponseHead};
 use skysail_policy::{
     config::{
         HttpManager,
-        http::FilterKind,
+        http::{Filter, FilterKind},
         listener::Direction,
         mutation::{HeaderMutation, HeaderMutations},
         route::Setting,
@@ -22,11 +22,17 @@ use skysail_policy::{
 
 impl<'a> RequestContext<'a> {
     /// Applies the mutations of a filter and of the route to the request.
-    pub(crate) fn mutate_request(&mut self, config: &'a HeaderMutation, setting: Option<&'a Setting>) {
+    pub(crate) fn mutate_request(
+        &mut self,
+        filter: &'a Filter,
+        config: &'a HeaderMutation,
+        setting: Option<&'a Setting>,
+    ) {
         let mut lists = lists(config, setting).filter(|list| list.changes_request()).peekable();
         if lists.peek().is_none() {
             return;
         }
+        self.decision.filter_results.begin(filter, setting);
         self.decision.filter_results.keep_head(self.exchange.request);
         let mut head = std::mem::take(self.exchange.request);
         for list in lists {
