@@ -143,6 +143,7 @@ async fn begin(
             findings: Rc::new(findings),
             entry: entry.clone(),
             connections: connections.clone(),
+            limits: Default::default(),
         };
     let dial = || {
         let findings = Findings { transport: Some(Transport::RawBuffer), ..Findings::default() };
