@@ -25,6 +25,17 @@ const CIPHERS: &[&str] = &[
     "DES-CBC3-SHA",
 ];
 
+/// Returns the known cipher suites of a list, each once.
+pub(crate) fn known_ciphers(list: &[String]) -> Vec<String> {
+    let mut known: Vec<String> = Vec::new();
+    for name in list.iter().filter(|name| CIPHERS.contains(&name.as_str())) {
+        if !known.contains(name) {
+            known.push(name.clone());
+        }
+    }
+    known
+}
+
 /// Checks a Gateway.
 pub(crate) fn gateway(spec: &Gateway) -> Vec<Finding> {
     let mut findings = Findings::default();

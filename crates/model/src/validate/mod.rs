@@ -27,7 +27,7 @@ mod workload;
 
 pub(crate) use destination_rule::destination_rule;
 pub(crate) use envoy_filter::envoy_filter;
-pub(crate) use gateway::gateway;
+pub(crate) use gateway::{gateway, known_ciphers};
 pub(crate) use gateway_api::{
     backend_tls_policy, gateway_class, grpc_route, http_route, kubernetes_gateway, listener_set,
     reference_grant, tcp_route, tls_route,

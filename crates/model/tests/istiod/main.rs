@@ -66,9 +66,7 @@ scenarios! {
     h2_sidecar_registry_only = "h2-sidecar-registry-only",
     #[ignore = "not compiled like this yet"]
     i_jwt = "i-jwt",
-    #[ignore = "not compiled like this yet"]
     j_ingress_gateway = "j-ingress-gateway",
-    #[ignore = "not compiled like this yet"]
     j2_ingress_gateway_tls = "j2-ingress-gateway-tls",
     #[ignore = "not compiled like this yet"]
     k_gateway_api = "k-gateway-api",
@@ -82,7 +80,6 @@ scenarios! {
     m_telemetry = "m-telemetry",
     n_destinationrule_policies = "n-destinationrule-policies",
     o_virtualservice_features = "o-virtualservice-features",
-    #[ignore = "not compiled like this yet"]
     p_gateway_tls = "p-gateway-tls",
     #[ignore = "not compiled like this yet"]
     p2_gateway_merge = "p2-gateway-merge",
