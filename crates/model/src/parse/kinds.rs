@@ -391,11 +391,7 @@ mod tests {
             ),
             ("policy/v1", "PodDisruptionBudget", "foreign: PodDisruptionBudget of policy"),
             ("autoscaling/v2", "HorizontalPodAutoscaler", "foreign: HorizontalPodAutoscaler of autoscaling"),
-            (
-                "networking.istio.io/v1",
-                "Gateway",
-                "warning: Gateway is not supported yet: nothing listens on its ports; ",
-            ),
+            ("networking.istio.io/v1", "Gateway", "Gateway"),
             (
                 "gateway.networking.k8s.io/v1",
                 "HTTPRoute",

@@ -1,9 +1,9 @@
 //! Gateways of a proxy, and the VirtualServices that are bound to them.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use super::{World, host_matches, hosts, store::Entry};
-use crate::api::{Gateway, Labels, Typed, VirtualService, selects};
+use crate::api::{Gateway, Labels, Secret, Typed, VirtualService, selects};
 
 impl World {
     /// Returns the Gateways that select a proxy, oldest first.
@@ -12,6 +12,21 @@ impl World {
             self.gateways.iter().filter(|entry| selects(&entry.object.spec.selector, labels)).collect();
         entries.sort_by(|a, b| a.age().cmp(&b.age()));
         entries.into_iter().map(|entry| &entry.object).collect()
+    }
+
+    /// Returns the Secret of this name, if it has anything for TLS.
+    pub(crate) fn secret(&self, namespace: &str, name: &str) -> Option<&Secret> {
+        self.secrets.get(namespace, name).map(|entry| &entry.object.spec)
+    }
+
+    /// Returns the selectors of the Gateways to which a VirtualService is bound.
+    pub(super) fn selectors_of(&self, rule: &Typed<VirtualService>) -> BTreeSet<Labels> {
+        let names = rule.spec.gateways.iter().map(|name| gateway_name(name, &rule.meta.namespace));
+        let gateways = names.filter_map(|name| {
+            let (namespace, name) = name.split_once('/')?;
+            Some(self.gateways.get(namespace, name)?.object.spec.selector.clone())
+        });
+        gateways.collect()
     }
 
     /// Returns the VirtualServices that are bound to a Gateway (`NAMESPACE/NAME`) and visible to a proxy of this

@@ -1,11 +1,12 @@
 //! Listeners and routes of gateways.
 //!
 //! The servers of all Gateways that select a proxy are merged by port ([`servers`]). Each port has one listener
-//! ([`listeners`]). Servers of HTTP in plain text share its routes; each HTTPS server has its own ([`routes`]).
+//! ([`listeners`]). Servers of HTTP in plain text share its routes; each HTTPS server has its own ([`routes`]). Certificates come from Secrets ([`secrets`]).
 
 mod filter_chains;
 mod listeners;
 mod routes;
+mod secrets;
 mod servers;
 mod tls;
 
@@ -32,4 +33,5 @@ pub(super) fn add(
         let configuration = routes::compile(scope, name, servers);
         super::add(made, skysail_xds::Kind::Route, name, &configuration);
     }
+    secrets::compile(scope.world, view, &merged).into_iter().for_each(|secret| made.insert(secret));
 }

@@ -19,9 +19,9 @@ use crate::{
 };
 
 /// Prefix of the names of secrets that the control plane serves.
-const PREFIX: &str = "kubernetes://";
+pub(super) const PREFIX: &str = "kubernetes://";
 /// Suffix of the name of the secret with the roots of a credential.
-const ROOTS: &str = "-cacert";
+pub(super) const ROOTS: &str = "-cacert";
 
 /// Returns TLS as a server defines it. `tcp` is true if requests are not parsed.
 pub(super) fn socket(setting: Setting<'_>, from: &ServerTls, tcp: bool) -> core::TransportSocket {
