@@ -17,6 +17,7 @@ use super::{
 };
 use crate::parse;
 
+mod gateway;
 mod grpc;
 mod trust;
 
@@ -72,6 +73,7 @@ fn view() -> ProxyView {
         plain_envoy: false,
         hosts_apart: false,
         names_resolved: false,
+        is_authenticated: false,
     }
 }
 
