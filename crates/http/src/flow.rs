@@ -153,6 +153,15 @@ impl Flow {
         self.framing
     }
 
+    /// Declares the length of a body that has been collected, so that it does not leave in chunks. Trailers need chunks.
+    pub fn set_known_length(&mut self) {
+        if let Some(kept) = self.kept.as_ref().filter(|_| self.read && self.trailers.is_none())
+            && self.framing == Framing::Chunked
+        {
+            self.framing = Framing::Length(kept.len() as u64);
+        }
+    }
+
     /// Stops keeping content.
     #[inline]
     pub fn forget(&mut self) {

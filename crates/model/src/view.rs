@@ -65,6 +65,8 @@ pub struct ProxyView {
     /// Metadata of the node that are texts. [`World::identify`](crate::World::identify) reduces them to those that
     /// EnvoyFilters compare.
     pub metadata: Arc<BTreeMap<String, String>>,
+    /// Whether the proxy has proven its identity. Only then it may have secrets.
+    pub is_authenticated: bool,
 }
 
 /// The part of a view on which shared resources depend. Many workloads have it in common.
@@ -333,6 +335,7 @@ impl ProxyNode {
             hosts_apart: metadata.skysail_vhds == "true" && !grpc,
             names_resolved: metadata.skysail_resolved == "true" || grpc,
             metadata: Arc::new(texts),
+            is_authenticated: false,
         };
         Ok(Self { id: id.to_owned(), pod: pod.to_owned(), ips, node_name: metadata.node_name, view })
     }

@@ -107,9 +107,9 @@ pub struct Error {
 pub struct Flags(u32);
 
 /// Names of the flags by bit. The order is Envoy's: the end of retries comes before the failure of the last attempt.
-const FLAG_NAMES: [&str; 25] = [
+const FLAG_NAMES: [&str; 26] = [
     "URX", "UO", "UH", "UT", "LR", "UR", "UF", "UC", "NR", "DI", "FI", "RL", "UAEX", "DC", "SI", "DPE",
-    "UMSDR", "NFCF", "UPE", "NC", "OM", "DT", "DU", "RV", "DF",
+    "UMSDR", "NFCF", "UPE", "NC", "OM", "DT", "DU", "RV", "DF", "RLSE",
 ];
 
 #[expect(missing_docs, reason = "each is the flag of that name in Envoy's access log")]
@@ -144,6 +144,7 @@ impl Flags {
     /// it.
     pub const RV: Self = Self(1 << 23);
     pub const DF: Self = Self(1 << 24);
+    pub const RLSE: Self = Self(1 << 25);
 
     /// Returns the flag with this name.
     pub fn named(name: &str) -> Option<Self> {

@@ -151,7 +151,7 @@ pub fn matches(
 ) -> bool {
     path_matches(test, head.path_without_query().as_bytes())
         && matching::headers(&test.headers, head)
-        && test.query.iter().all(|query| query_matches(query, head.query()))
+        && query_matches(&test.query, head.query())
         && (!test.grpc || matching::is_grpc(head))
         && test.metadata.iter().all(|test| matching::metadata(test, metadata))
         // Last, so that a route that cannot match uses no random number.
@@ -183,7 +183,12 @@ fn path_matches(test: &RouteMatch, path: &[u8]) -> bool {
     }
 }
 
-fn query_matches(test: &QueryMatch, query: Option<&str>) -> bool {
+/// Returns whether all query parameters match.
+pub fn query_matches(tests: &[QueryMatch], query: Option<&str>) -> bool {
+    tests.iter().all(|test| query_parameter_matches(test, query))
+}
+
+fn query_parameter_matches(test: &QueryMatch, query: Option<&str>) -> bool {
     let mut pairs =
         query.unwrap_or_default().split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
     let value = pairs.find(|(name, _)| *name == &*test.name).map(|(_, value)| value);

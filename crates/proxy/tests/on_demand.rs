@@ -54,6 +54,7 @@ fn host(name: &str) -> Arc<VirtualHost> {
         headers: HeaderOps::default(),
         include_attempt_count: false,
         require_tls: false,
+        limits: vec![],
         used: Arc::default(),
     })
 }

@@ -17,12 +17,15 @@ use serde_json::json;
 use skysail_policy::config::{
     HttpManager, Listener, RouteTable, Snapshot,
     authorization::{AuthorizationService, Body, ExternalAuthorization, Http},
-    http::{Filter, FilterKind, Routes},
+    http::{Filter, FilterKind, Format, Part, Routes},
     jwt::{Jwt, JwtProvider, KeySet, Keys, Requirement, Source},
     listener::{ProxyProtocolFilter, Terminal},
     lua::{Lua, LuaScript},
+    mutation::{HeaderMutation, HeaderMutations, Mutation},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
-    route::{Action, Forward, PathMatch, Rewrite, Route, RouteMatch, Setting, VirtualHost},
+    route::{
+        Action, AppendAction, Forward, HeaderOp, PathMatch, Rewrite, Route, RouteMatch, Setting, VirtualHost,
+    },
     text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
 };
 use skysail_proxy::overload::Limits;
@@ -242,6 +245,42 @@ async fn a_policy_sees_the_head_at_its_position() {
     echoes(&mut client).await;
     running.publish(web(vec![ask(1, None), deny("x-user")])).await;
     assert_eq!(client.rest().await, "");
+}
+
+/// Sets a request header. The fingerprint is that of the filter's configuration.
+fn set_header(fingerprint: u64, name: &str) -> FilterKind {
+    let set = Mutation::Op(HeaderOp::Add {
+        name: name.into(),
+        value: Format { parts: vec![Part::Text("set".into())] },
+        action: AppendAction::Overwrite,
+        keep_empty: false,
+    });
+    let mutations = HeaderMutations { fingerprint, request: vec![set], query: vec![], response: vec![] };
+    FilterKind::HeaderMutation(Box::new(HeaderMutation { mutations, most_specific_wins: false }))
+}
+
+#[tokio::test]
+async fn a_policy_sees_the_headers_that_a_filter_before_it_has_set() {
+    let running = Running::start(web(vec![deny("x-other"), set_header(1, "x-role")])).await;
+    let mut client = running.websocket("").await;
+    for kept in [
+        vec![deny("x-role"), set_header(1, "x-role"), deny_without("x-role")],
+        vec![deny("x-role"), FilterKind::Buffer(10), set_header(1, "x-role"), deny_without("x-role")],
+        vec![deny("x-role")],
+    ] {
+        running.publish(web(kept)).await;
+        echoes(&mut client).await;
+    }
+    for changed in [
+        vec![set_header(1, "x-role"), deny("x-role")],
+        // The upstream did not get the header.
+        vec![set_header(2, "x-new"), deny("x-other")],
+    ] {
+        running.publish(web(vec![deny("x-other"), set_header(1, "x-role")])).await;
+        let mut client = running.websocket("").await;
+        running.publish(web(changed)).await;
+        assert_eq!(client.rest().await, "");
+    }
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ pub(crate) mod manifest;
 pub mod mesh_config;
 pub mod proxy_config;
 pub mod rate_limit;
+pub mod secret;
 pub mod security;
 pub mod service_entry;
 pub mod sidecar;
@@ -34,6 +35,7 @@ pub use kube::{EndpointSlice, Node, Pod, Protocol, Service, ServicePort, Templat
 pub use mesh_config::{ConfigMap, MeshConfig};
 pub use proxy_config::ProxyConfig;
 pub use rate_limit::RateLimitPolicy;
+pub use secret::Secret;
 pub use security::{AuthorizationPolicy, MtlsMode, PeerAuthentication, RequestAuthentication};
 pub use service_entry::{Address, EntryHost, Resolution, ServiceEntry};
 pub use sidecar::Sidecar;
@@ -290,7 +292,7 @@ objects! {
         Service(Service),
         ServiceAccount(()),
         Pod(Pod),
-        Secret(()),
+        Secret(Secret),
         EndpointSlice(EndpointSlice),
         ConfigMap(ConfigMap),
     }

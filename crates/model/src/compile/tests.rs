@@ -17,6 +17,7 @@ use super::{
 };
 use crate::parse;
 
+mod gateway;
 mod grpc;
 mod trust;
 
@@ -73,6 +74,7 @@ fn view() -> ProxyView {
         hosts_apart: false,
         names_resolved: false,
         metadata: std::sync::Arc::default(),
+        is_authenticated: false,
     }
 }
 

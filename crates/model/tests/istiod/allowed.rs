@@ -15,7 +15,6 @@ const CUSTOM: &str = "AuthorizationPolicy with action CUSTOM: there is no extern
 const PORTS: &str = "ServiceEntry: without an address only HTTP is told apart, the rest passes through";
 const PROXY_PROTOCOL: &str = "trafficPolicy.proxyProtocol: not sent";
 
-const GATEWAYS: &str = "Gateway: gateways have no listeners yet";
 const UNUSED_ROUTES: &str =
     "EnvoyFilter: the routes of a removed listener are kept, and no proxy subscribes to them";
 
@@ -50,8 +49,6 @@ pub(crate) const ALLOWED: &[Allowed] = &[
         "cds outbound|9080||productpage.default.svc.cluster.local.transportSocketMatches",
         PROXY_PROTOCOL,
     ),
-    differs("s-envoyfilter", "istio-ingressgateway lds 0.0.0.0_8080: missing", GATEWAYS),
-    differs("s-envoyfilter", "istio-ingressgateway rds http.8080: missing", GATEWAYS),
     differs("s-envoyfilter", "reviews-v1 rds 15014: istiod has no such resource", UNUSED_ROUTES),
 ];
 

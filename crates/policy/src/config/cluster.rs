@@ -518,7 +518,7 @@ impl fmt::Display for Place<'_> {
 /// Returns the address that stands for a Unix domain socket. Different paths have different addresses, except for
 /// the collisions of a 64-bit hash.
 pub fn pipe_address(path: &str) -> SocketAddr {
-    let hash = crate::balance::hash::of(path.as_bytes());
+    let hash = xxhash_rust::xxh64::xxh64(path.as_bytes(), 0);
     SocketAddr::new(Ipv6Addr::from_bits((0x0100 << 112) | u128::from(hash)).into(), 0)
 }
 

@@ -5,16 +5,14 @@
 use std::{
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::Arc,
     time::Duration,
 };
 
 use super::{
     authorization::ExternalAuthorization, http::HttpManager, policy::Policy, route::Targets, tls::ServerTls,
 };
+use crate::state::connections::OpenConnections;
 use skysail_http::proxy_protocol::ProxyVersion;
 
 /// A listener: accepts connections, or takes redirected ones from a listener with `use_original_dst`.
@@ -127,20 +125,7 @@ pub struct ConnectionLimit {
     /// Time until a refused connection is closed (`delay`); `None` closes it at once.
     pub delay: Option<Duration>,
     /// Open connections.
-    pub open: AtomicU64,
-}
-
-impl ConnectionLimit {
-    /// Counts a connection that begins; returns false, without counting it, if the limit is reached.
-    pub fn begin(&self) -> bool {
-        let more = |open| (open < self.most).then_some(open + 1);
-        self.open.fetch_update(Relaxed, Relaxed, more).is_ok()
-    }
-
-    /// Counts the end of a connection that [`Self::begin`] counted.
-    pub fn end(&self) {
-        self.open.fetch_sub(1, Relaxed);
-    }
+    pub open: OpenConnections,
 }
 
 /// Last filter of a filter chain.

@@ -17,6 +17,7 @@ pub mod limit;
 pub mod listener;
 pub mod log_filter;
 pub mod lua;
+pub mod mutation;
 pub mod policy;
 pub mod route;
 pub mod stats;

@@ -6,8 +6,9 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     http::Format,
-    limit::RateLimit,
+    limit::{LimitRule, RateLimit, RouteRateLimit, RouteRules},
     lua::LuaRoute,
+    mutation::HeaderMutations,
     policy::Policy,
     text::{HeaderMatch, MetadataMatch, TextMatch},
     trace::{Decorator, RouteTracing},
@@ -86,6 +87,8 @@ pub struct VirtualHost {
     pub include_attempt_count: bool,
     /// Plain HTTP is redirected to HTTPS (`require_tls: ALL`).
     pub require_tls: bool,
+    /// Rules for rate limit descriptors.
+    pub limits: Vec<LimitRule>,
     /// Use by requests, for on-demand discovery: an unused host is dropped.
     pub used: Arc<UseMark>,
 }
@@ -127,6 +130,12 @@ pub enum Setting {
     Cors(Arc<Cors>),
     /// Local rate limit.
     RateLimit(Arc<RateLimit>),
+    /// Rate limit by a service.
+    GlobalRateLimit(Arc<RouteRateLimit>),
+    /// Mutations of the table, the virtual host and the route, in this order.
+    HeaderMutation(Vec<Arc<HeaderMutations>>),
+    /// Maximum size of a buffered body in bytes.
+    Buffer(usize),
     /// Name of a JWT requirement.
     Jwt(Box<str>),
     /// Additions to an external authorization check.
@@ -236,6 +245,8 @@ pub struct Forward {
     pub hash: Vec<HashPolicy>,
     /// The proxy terminates CONNECT and forwards the payload as bytes (`connect_config`).
     pub terminates_connect: bool,
+    /// Rules for rate limit descriptors; `None` without any.
+    pub limits: Option<Box<RouteRules>>,
 }
 
 /// A hash policy. Source: `envoy.config.route.v3.RouteAction.HashPolicy`.

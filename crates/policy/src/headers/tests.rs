@@ -20,6 +20,7 @@ fn manager() -> HttpManager {
         routes: Routes::Named("80".into()),
         filters: Vec::new(),
         has_scripts: false,
+        mutates_responses: false,
         stats: None,
         metadata_exchange: None,
         istio_alpn: false,

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{path_matches, query_matches};
+use super::{path_matches, query_parameter_matches};
 use crate::{
     config::{
         route::{PathMatch, QueryMatch, RouteMatch},
@@ -28,7 +28,7 @@ pub fn mismatch(
     if let Some(test) = test.headers.iter().find(|test| !matching::header(test, head)) {
         return Some(header_words(test, head));
     }
-    if let Some(query) = test.query.iter().find(|query| !query_matches(query, head.query())) {
+    if let Some(query) = test.query.iter().find(|query| !query_parameter_matches(query, head.query())) {
         return Some(query_words(query));
     }
     if test.grpc && !matching::is_grpc(head) {

@@ -56,6 +56,7 @@ fn table(domains: &[&str], ignore_port: bool) -> RouteTable {
             headers: HeaderOps::default(),
             include_attempt_count: false,
             require_tls: false,
+            limits: Vec::new(),
             used: Arc::default(),
         }));
         assert!(table.put(domain, index));

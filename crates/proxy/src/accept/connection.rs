@@ -30,7 +30,7 @@ use crate::{
         self,
         early::{self, EarlyUpstream},
     },
-    telemetry::stats::Counter,
+    telemetry::stats::{Counter, ListenerStats},
     worker::{
         Worker,
         downstream::{self, Accepted, Origin},
@@ -143,6 +143,7 @@ async fn begin(
             findings: Rc::new(findings),
             entry: entry.clone(),
             connections: connections.clone(),
+            limits: Default::default(),
         };
     let dial = || {
         let findings = Findings { transport: Some(Transport::RawBuffer), ..Findings::default() };
@@ -183,21 +184,7 @@ async fn begin(
         }
     };
     if let Some(tls) = &chain.tls {
-        match accept_tls(&mut stream, &mut timer, tls, &findings, chain.handshake_timeout).await {
-            Ok(resumed) => {
-                counters.tls_handshakes.inc();
-                counters.tls_resumed.add(resumed.into());
-            }
-            Err(error) => {
-                if error.kind() == io::ErrorKind::TimedOut {
-                    note_timeout(&counters.tls_timeout, Limit::Handshake, &listener, source);
-                } else {
-                    counters.tls_errors.inc();
-                }
-                debug!("TLS with {source} on {} for {destination} failed: {error}", listener.name);
-                return None;
-            }
-        }
+        terminate_tls((&mut stream, &mut timer), tls, &chain, (&listener, &counters), &facts).await?;
     }
     let peer = Peer::of(stream.agreed(), worker.shared.dialer.principal());
     let mut origin = Rc::new(origin(&listener, &chain, findings, peer));
@@ -208,6 +195,33 @@ async fn begin(
     let early = early.filter(|early: &EarlyUpstream| early.is_for(&origin.chain)).map(Box::new);
     // Boxed: futures reserve memory for all their parameters.
     Some((Box::new(Accepted { stream, timer, origin, registered }), early, counted))
+}
+
+/// Terminates TLS. Returns `None` if the handshake has failed, which it counts and logs.
+async fn terminate_tls(
+    (stream, timer): (&mut Stream, &mut Timer),
+    tls: &ServerTls,
+    chain: &FilterChain,
+    (listener, counters): (&Listener, &ListenerStats),
+    facts: &Facts<'_>,
+) -> Option<()> {
+    let Facts { source, destination, findings } = *facts;
+    match accept_tls(stream, timer, tls, findings, chain.handshake_timeout).await {
+        Ok(resumed) => {
+            counters.tls_handshakes.inc();
+            counters.tls_resumed.add(resumed.into());
+            Some(())
+        }
+        Err(error) => {
+            if error.kind() == io::ErrorKind::TimedOut {
+                note_timeout(&counters.tls_timeout, Limit::Handshake, listener, source);
+            } else {
+                counters.tls_errors.inc();
+            }
+            debug!("TLS with {source} on {} for {destination} failed: {error}", listener.name);
+            None
+        }
+    }
 }
 
 /// Counts and logs a connection that no filter chain of its listener matches.

@@ -29,7 +29,7 @@ impl Drop for One {
     fn drop(&mut self) {
         self.stats.active.dec();
         if self.is_admitted {
-            self.limit.end();
+            self.limit.open.end();
         }
     }
 }
@@ -45,7 +45,7 @@ pub(super) async fn admit(
     for limit in limits {
         let stats = worker.shard.connection_limit(&limit.stat_prefix);
         stats.active.inc();
-        let is_admitted = limit.begin();
+        let is_admitted = limit.open.begin(limit.most);
         counted.0.push(One { limit: Arc::clone(limit), stats: Rc::clone(&stats), is_admitted });
         if !is_admitted {
             stats.limited.inc();

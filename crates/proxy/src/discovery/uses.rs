@@ -47,6 +47,7 @@ fn of_manager(manager: &HttpManager) -> Names<'_> {
     let filters = manager.filters.iter().flat_map(|filter| -> Names<'_> {
         match &filter.kind {
             FilterKind::ExternalAuthorization(ask) => Box::new(std::iter::once(&*ask.cluster)),
+            FilterKind::GlobalRateLimit(limit) => Box::new(std::iter::once(&*limit.cluster)),
             FilterKind::Jwt(jwt) => {
                 Box::new(jwt.providers.iter().filter_map(|provider| match &provider.keys {
                     Keys::Remote(keys) => Some(&*keys.cluster),
@@ -62,6 +63,8 @@ fn of_manager(manager: &HttpManager) -> Names<'_> {
             | FilterKind::Fault(_)
             | FilterKind::RateLimit(_)
             | FilterKind::Cors
+            | FilterKind::HeaderMutation(_)
+            | FilterKind::Buffer(_)
             | FilterKind::GrpcWeb
             | FilterKind::Compress(_) => Box::new(std::iter::empty()),
         }

@@ -6,14 +6,19 @@ use std::{
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
-use serde_json::{Map, Value};
+use serde_json::Map;
 use tracing::warn;
 
 use crate::{
     call,
     request::{
         authorization::{self, AuthorizationRequest, AuthorizationVerdict},
-        context::{Exchange, RequestContext, RequestDecision, RequestOutcome, RequestScope, ResponseField},
+        context::{
+            Compression, Exchange, Filtered, RequestContext, RequestDecision, RequestOutcome, RequestScope,
+            ResponseField, add_metadata,
+        },
+        global_limit::LimitCall,
+        limit::LimitedRate,
         routing,
         transfer::{self, Deadlines, collect, unless_closed},
     },
@@ -27,7 +32,6 @@ use skysail_policy::{
         authorization::ExternalAuthorization,
         http::{Filter, FilterKind, metadata},
         jwt::{Jwt, JwtProvider, KeySet, Keys},
-        limit::RateLimit,
         lua::LuaSelection,
         policy::Policy,
         route::{Cors, Setting},
@@ -35,21 +39,11 @@ use skysail_policy::{
     cors,
     error::{Error, Flags, Kind},
     fault::{self, FaultDecision},
-    headers,
     jwt::{self, JwtOutcome},
     matching,
     rbac::{self, Subject, Tally, Verdict},
     route::{self, NoRoute},
 };
-
-/// Result of the filters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Filtered {
-    /// The request continues.
-    Continue,
-    /// A filter has answered the request.
-    Answered,
-}
 
 /// The asynchronous part of a filter.
 enum FilterAction<'a> {
@@ -58,7 +52,11 @@ enum FilterAction<'a> {
     /// Answers a CORS preflight.
     AnswerPreflight(ResponseHead),
     /// Refuses a request above the rate limit.
-    LimitRate(&'a RateLimit),
+    LimitRate(LimitedRate<'a>),
+    /// Waits for the whole body, up to this size.
+    BufferBody(usize),
+    /// Calls a rate limit service.
+    CallRateLimit(LimitCall<'a>),
     /// Calls an external authorization service.
     CallAuthorization(&'a ExternalAuthorization, Option<&'a Setting>),
     /// Verifies tokens, and fetches key sets for that.
@@ -107,7 +105,27 @@ impl<'a> RequestContext<'a> {
                 if !limit.unenforced.is_empty() {
                     decision.filter_results.begin(filter, setting);
                 }
-                return Ok(self.is_above_rate(limit).then_some(FilterAction::LimitRate(limit)));
+                return Ok(self.take_tokens(limit).map(FilterAction::LimitRate));
+            }
+            (FilterKind::HeaderMutation(config), setting) => {
+                decision.fields_before.push((filter, decision.response_fields.len()));
+                self.mutate_request(filter, config, setting);
+            }
+            (FilterKind::Buffer(_), Some(Setting::Buffer(most))) | (FilterKind::Buffer(most), _) => {
+                // A body that has ended needs no further buffer.
+                if !exchange.body.is_collected() {
+                    decision.filter_results.begin(filter, setting);
+                    return Ok(Some(FilterAction::BufferBody(*most)));
+                }
+            }
+            (FilterKind::GlobalRateLimit(config), setting) => {
+                let by_route = match setting {
+                    Some(Setting::GlobalRateLimit(by_route)) => Some(&**by_route),
+                    _ => None,
+                };
+                let Some(call) = self.limit_call(config, by_route) else { return Ok(None) };
+                self.decision.filter_results.begin(filter, setting);
+                return Ok(Some(FilterAction::CallRateLimit(call)));
             }
             (FilterKind::ExternalAuthorization(config), setting) => {
                 decision.filter_results.begin(filter, setting);
@@ -131,7 +149,14 @@ impl<'a> RequestContext<'a> {
                 return Ok(selection.map(|script| FilterAction::RunScript(filter, script, lua.clear_route)));
             }
             (FilterKind::Compress(compressor), _) => {
-                decision.compressor = Some((compressor, compressor.is_accepted(exchange.request)));
+                let accept = || exchange.request.header("accept-encoding").unwrap_or_default().into();
+                let compression = decision.compression.get_or_insert_with(|| {
+                    Box::new(Compression { compressors: Vec::new(), accept: accept() })
+                });
+                compression.compressors.push(compressor);
+                if compressor.hide_accept {
+                    exchange.request.remove("accept-encoding");
+                }
             }
             (FilterKind::GrpcWeb, _) => {
                 if grpc_web::is_call(exchange.request) {
@@ -148,7 +173,7 @@ impl<'a> RequestContext<'a> {
         Ok(None)
     }
 
-    async fn run_action(&mut self, action: FilterAction<'_>) -> Result<Filtered, Error> {
+    async fn run_action(&mut self, action: FilterAction<'a>) -> Result<Filtered, Error> {
         match action {
             FilterAction::InjectFault(fault) => {
                 inject_fault(&self.scope, &mut self.exchange, &mut self.outcome, fault).await
@@ -160,6 +185,8 @@ impl<'a> RequestContext<'a> {
                 Ok(Filtered::Answered)
             }
             FilterAction::LimitRate(limit) => self.refuse_rate(limit).await,
+            FilterAction::BufferBody(most) => self.buffer_body(most).await,
+            FilterAction::CallRateLimit(call) => self.call_rate_limit(call).await,
             FilterAction::CallAuthorization(config, setting) => {
                 self.call_authorization(config, setting).await
             }
@@ -235,43 +262,6 @@ impl<'a> RequestContext<'a> {
                 Ok(Filtered::Answered)
             }
         }
-    }
-
-    /// Takes a token from the rate limit's bucket. Returns true if the bucket is empty and the limit is
-    /// enforced.
-    fn is_above_rate(&mut self, limit: &RateLimit) -> bool {
-        let (dice, counters) = (&self.scope.worker.dice, self.scope.counters);
-        let roll = |fraction| route::sample(&mut dice.borrow_mut(), fraction);
-        let Some(bucket) = limit.bucket.as_ref().filter(|_| roll(limit.enabled)) else { return false };
-        counters.limit_enabled.inc();
-        if bucket.take(Instant::now()) {
-            counters.limit_ok.inc();
-            return false;
-        }
-        counters.limit_limited.inc();
-        let enforced = roll(limit.enforced);
-        if enforced {
-            counters.limit_enforced.inc();
-        } else if !limit.unenforced.is_empty() {
-            self.decision.filter_results.keep_head(self.exchange.request);
-            let mut head = std::mem::take(self.exchange.request);
-            headers::apply_request(&limit.unenforced, &mut head, &self.record());
-            *self.exchange.request = head;
-        }
-        enforced
-    }
-
-    /// Answers a request above the rate limit.
-    async fn refuse_rate(&mut self, limit: &RateLimit) -> Result<Filtered, Error> {
-        self.outcome.flags.insert(Flags::RL);
-        self.outcome.details = "local_rate_limited".into();
-        self.begin_local_reply(limit.status);
-        self.apply_ops(&limit.answer);
-        if limit.resource_exhausted && self.decision.grpc {
-            self.exchange.response.set("grpc-status", b"8");
-        }
-        self.send_text(b"local_rate_limited").await?;
-        Ok(Filtered::Answered)
     }
 
     /// Asks an external authorization service about the request, unless the configuration skips this request.
@@ -413,18 +403,6 @@ fn authorize(
     match verdict {
         Verdict::Allow => Ok(()),
         Verdict::Deny { details, .. } => Err(Error::new(Kind::Denied(details))),
-    }
-}
-
-/// Adds the dynamic metadata of a filter, for later filters and the record.
-fn add_metadata(
-    outcome: &mut RequestOutcome<'_>,
-    filter: &str,
-    found: impl IntoIterator<Item = (String, Value)>,
-) {
-    let mut found = found.into_iter().peekable();
-    if found.peek().is_some() {
-        matching::merge_metadata(outcome.metadata.get_or_insert_default(), filter, found);
     }
 }
 

@@ -6,7 +6,8 @@
 //! 2. `phases.rs` runs the phases below, in this order.
 //! 3. `routing.rs` prepares the head and finds the route.
 //! 4. `on_demand.rs` waits for a virtual host that is not loaded yet.
-//! 5. `filters.rs` runs the HTTP filters.
+//! 5. `filters.rs` runs the HTTP filters. `limit.rs` takes tokens, `global_limit.rs` calls the rate limit service,
+//!    `mutation.rs` changes headers and buffers bodies.
 //! 6. `authorization.rs` calls the external authorization service.
 //! 7. `script.rs` runs Lua scripts, for requests and for responses.
 //! 8. `forward.rs` selects an endpoint, connects, sends the request, and retries.
@@ -29,6 +30,9 @@ pub(crate) mod routing;
 
 pub(crate) mod authorization;
 pub(crate) mod filters;
+pub(crate) mod global_limit;
+pub(crate) mod limit;
+pub(crate) mod mutation;
 pub(crate) mod script;
 
 pub(crate) mod forward;

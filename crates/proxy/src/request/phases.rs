@@ -8,8 +8,7 @@ use std::{borrow::Cow, future::poll_fn, task::Poll};
 use crate::{
     overload::Admission,
     request::{
-        context::{Exchange, RequestContext, RequestScope},
-        filters::Filtered,
+        context::{Exchange, Filtered, RequestContext, RequestScope},
         hop, on_demand, routing,
         spans::Trace,
     },

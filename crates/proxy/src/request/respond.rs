@@ -11,14 +11,14 @@ use std::{
 use crate::{
     overload::limit_log::{self, Limit},
     request::{
-        context::{RequestContext, ResponseField, admitted_request},
+        context::{Compression, RequestContext, admitted_request},
         hop,
         transfer::{Client, Deadlines},
     },
     worker::downstream::Downstream,
 };
 use skysail_http::{
-    compress::Compressor,
+    compress,
     flow::Flow,
     grpc_status,
     grpc_web::Conversion,
@@ -49,7 +49,7 @@ impl RequestContext<'_> {
     ) -> Result<(), Error> {
         let framing = scripted.as_ref().map_or(framing, |body| body.framing());
         let is_http10 = self.exchange.request.version == Version::Http10;
-        let through = match (self.decision.grpc_web, self.decision.compressor) {
+        let through = match (self.decision.grpc_web, self.decision.compression.as_deref()) {
             (None, None) => None,
             (Some(web), _) => {
                 let through = web.answer(self.exchange.response);
@@ -62,9 +62,7 @@ impl RequestContext<'_> {
             }
             // The content that a script has read is sent as it is.
             (None, Some(_)) if scripted.is_some() => None,
-            (None, Some((compressor, accepted))) => {
-                compress(compressor, accepted, framing, self.exchange.response)
-            }
+            (None, Some(accepted)) => compress(accepted, framing, self.exchange.response),
         };
         let out_framing = match framing {
             Framing::Length(_) if through.is_some() && is_http10 => Framing::UntilClose,
@@ -326,13 +324,12 @@ impl RequestContext<'_> {
 
     /// Completes the head of a response: fields from filters and tracing, `date` and `server`.
     pub(crate) fn finish_response(&mut self, now: Instant) {
+        if self.scope.manager.mutates_responses {
+            self.mutate_response();
+        }
         let response = &mut *self.exchange.response;
-        for ResponseField { name, value, is_appended } in self.decision.response_fields.drain(..) {
-            if is_appended {
-                response.append(&name, &value);
-            } else {
-                response.set(&name, &value);
-            }
+        for field in self.decision.response_fields.drain(..) {
+            field.add_to(response);
         }
         if let Some(trace) = &mut self.outcome.trace {
             trace.finish_response(self.exchange.request, response);
@@ -354,8 +351,7 @@ impl RequestContext<'_> {
 
 /// Begins to compress a response, if the compressor's settings include it.
 fn compress(
-    compressor: &Compressor,
-    is_accepted: bool,
+    compression: &Compression<'_>,
     framing: Framing,
     response: &mut ResponseHead,
 ) -> Option<Conversion> {
@@ -364,7 +360,9 @@ fn compress(
         Framing::Length(length) => Some(length),
         Framing::Chunked | Framing::UntilClose => None,
     };
-    compressor.begin(response, length, is_accepted).map(Conversion::Gzip)
+    let chosen = compress::choose(&compression.accept, &compression.compressors);
+    let compressor = chosen.or_else(|| compression.compressors.first().copied())?;
+    compressor.begin(response, length, chosen.is_some()).map(Conversion::Compress)
 }
 
 /// Encodes a text as gRPC does in a field (PROTOCOL-HTTP2: `Percent-Encoded`).

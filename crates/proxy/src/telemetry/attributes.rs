@@ -24,7 +24,7 @@ use skysail_policy::{
 mod tests;
 
 /// Bits of Envoy's `response.flags`.
-const FLAG_BITS: [(Flags, u8); 23] = [
+const FLAG_BITS: [(Flags, u8); 24] = [
     (Flags::UH, 1),
     (Flags::UT, 2),
     (Flags::LR, 3),
@@ -40,6 +40,7 @@ const FLAG_BITS: [(Flags, u8); 23] = [
     (Flags::DC, 14),
     (Flags::URX, 15),
     (Flags::SI, 16),
+    (Flags::RLSE, 17),
     (Flags::DPE, 18),
     (Flags::UMSDR, 19),
     (Flags::NFCF, 21),

@@ -214,6 +214,7 @@ fn flags(record: &Record<'_>) -> ResponseFlags {
         delay_injected: has(Flags::DI),
         fault_injected: has(Flags::FI),
         rate_limited: has(Flags::RL),
+        rate_limit_service_error: has(Flags::RLSE),
         unauthorized_details: has(Flags::UAEX)
             .then(|| Unauthorized { reason: Reason::ExternalService.into() }),
         downstream_connection_termination: has(Flags::DC),

@@ -19,7 +19,8 @@ use super::{
         self, Destination, HttpSeries, LabelChange, MAX_NAME, PeerLabels, Series, TcpCounts, TcpSeries,
     },
     stats::{
-        ClusterStats, ConnectionLimitStats, ExportStats, ListenerStats, ManagerStats, OutlierStats, Sample,
+        ClusterStats, ConnectionLimitStats, ExportStats, ListenerStats, ManagerStats, OutlierStats,
+        RateLimitStats, Sample,
     },
 };
 use skysail_http::{head::RequestHead, map::Map};
@@ -79,6 +80,7 @@ struct Numbers {
     expired: u64,
     clusters: Map<Arc<str>, Rc<ClusterStats>>,
     outliers: Map<Arc<str>, Rc<OutlierStats>>,
+    rate_limits: Map<Arc<str>, Rc<RateLimitStats>>,
     managers: Map<Arc<str>, Rc<ManagerStats>>,
     listeners: Map<Arc<str>, Rc<ListenerStats>>,
     connection_limits: Map<Arc<str>, Rc<ConnectionLimitStats>>,
@@ -253,6 +255,11 @@ impl Shard {
         Rc::clone(self.numbers.borrow_mut().outliers.entry(Arc::clone(name)).or_default())
     }
 
+    /// Returns the results of calls of rate limit services for requests to a cluster.
+    pub fn rate_limits(&self, name: &Arc<str>) -> Rc<RateLimitStats> {
+        Rc::clone(self.numbers.borrow_mut().rate_limits.entry(Arc::clone(name)).or_default())
+    }
+
     /// Returns the statistics of an HTTP connection manager, by its prefix.
     pub fn manager(&self, stat_prefix: &Arc<str>) -> Rc<ManagerStats> {
         Rc::clone(self.numbers.borrow_mut().managers.entry(Arc::clone(stat_prefix)).or_default())
@@ -290,6 +297,9 @@ impl Shard {
             add("cluster_name", name, stats.samples());
         }
         for (name, stats) in &numbers.outliers {
+            add("cluster_name", name, stats.samples());
+        }
+        for (name, stats) in &numbers.rate_limits {
             add("cluster_name", name, stats.samples());
         }
         for (name, stats) in &numbers.managers {
@@ -471,6 +481,7 @@ impl Numbers {
         let Snapshot { clusters, listeners, .. } = snapshot;
         self.clusters.retain(|name, stats| Rc::strong_count(stats) > 1 || clusters.contains_key(name));
         self.outliers.retain(|name, stats| Rc::strong_count(stats) > 1 || clusters.contains_key(name));
+        self.rate_limits.retain(|name, stats| Rc::strong_count(stats) > 1 || clusters.contains_key(name));
         self.exports.retain(|(name, _), stats| Rc::strong_count(stats) > 1 || clusters.contains_key(&**name));
         self.listeners
             .retain(|name, stats| Rc::strong_count(stats) > 1 || listeners.by_name.contains_key(name));

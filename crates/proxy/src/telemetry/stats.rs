@@ -95,6 +95,16 @@ set! {
 }
 
 set! {
+    /// Results of calls of rate limit services for requests to a cluster, label `cluster_name`.
+    RateLimitStats {
+        ok: Counter "envoy_cluster_ratelimit_ok",
+        over_limit: Counter "envoy_cluster_ratelimit_over_limit",
+        error: Counter "envoy_cluster_ratelimit_error",
+        failure_mode_allowed: Counter "envoy_cluster_ratelimit_failure_mode_allowed",
+    }
+}
+
+set! {
     /// Outlier detection statistics of a cluster, label `cluster_name`.
     OutlierStats {
         ejections_active: Gauge "envoy_cluster_outlier_detection_ejections_active",

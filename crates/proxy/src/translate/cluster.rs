@@ -368,7 +368,7 @@ impl Http {
     fn verify_hosts(&mut self, proto: &Proto) -> Result<()> {
         if proto.typed_extension_protocol_options.is_empty() {
             (self.validates_host, self.auto_sni) = (true, Some(AutoSni { header: None }));
-        } else if !(self.validates_host && self.auto_sni.is_some()) && !dynamic::allows_insecure(proto)? {
+        } else if !(dynamic::allows_insecure(proto)? || self.validates_host && self.auto_sni.is_some()) {
             return Err(Reject::new(
                 "a dynamic forward proxy needs auto_sni and auto_san_validation: set them, or allow_insecure_cluster_options",
             )

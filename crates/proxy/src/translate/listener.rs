@@ -3,7 +3,7 @@
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     ops::RangeInclusive,
-    sync::{Arc, atomic::AtomicU64},
+    sync::Arc,
     time::Duration,
 };
 
@@ -50,6 +50,7 @@ use skysail_policy::config::{
     stats::Stats,
     tls::ServerTls,
 };
+use skysail_policy::state::connections::OpenConnections;
 
 /// Envoy's default.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -318,7 +319,7 @@ fn connection_limit(proto: &ConnectionLimitProto) -> Result<Option<Arc<Connectio
         stat_prefix: proto.stat_prefix.as_str().into(),
         most,
         delay,
-        open: AtomicU64::default(),
+        open: OpenConnections::default(),
     };
     Ok(enabled.unwrap_or(true).then(|| Arc::new(limit)))
 }

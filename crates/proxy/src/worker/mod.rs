@@ -3,6 +3,7 @@
 pub(crate) mod downstream;
 pub(crate) mod filter_chain_match;
 pub(crate) mod inspect;
+pub(crate) mod limits;
 pub(crate) mod revalidation;
 
 use std::{

@@ -15,6 +15,7 @@ mod authorizer;
 mod balancing;
 mod client;
 mod filters;
+mod limiter;
 mod listener;
 mod log;
 mod random;
@@ -58,6 +59,7 @@ fn responses_equal_envoys() {
         servers::http2("three"),
         authorizer::http(),
         authorizer::grpc(),
+        limiter::grpc(),
     ];
     for_seeds(|seed| {
         let mut rng = Rng::with_seed(seed);

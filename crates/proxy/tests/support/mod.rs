@@ -314,6 +314,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         upgrades: vec![],
         hash: vec![],
         terminates_connect: false,
+        limits: None,
     };
     let mut manager = HttpManager {
         stat_prefix: "test".into(),
@@ -321,6 +322,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         routes: Routes::Inline(Arc::default()),
         filters: vec![],
         has_scripts: false,
+        mutates_responses: false,
         stats: Some(Arc::default()),
         metadata_exchange: None,
         istio_alpn: false,
@@ -382,6 +384,7 @@ fn table(forward: Forward) -> RouteTable {
         headers: HeaderOps::default(),
         include_attempt_count: true,
         require_tls: false,
+        limits: vec![],
         used: Arc::default(),
     };
     RouteTable { name: "table".into(), hosts: vec![Arc::new(host)], any: Some(0), ..RouteTable::default() }

@@ -175,7 +175,7 @@ impl<'b> Patching<'_, 'b> {
             for filter in filters.iter_mut().filter(|filter| text(filter, "name") == HTTP_MANAGER) {
                 with_config(filter, |manager| {
                     if let Some(routes) = child_mut(manager, "route_config") {
-                        route::patch_configuration(patches, context, routes, &[]);
+                        route::patch_configuration(patches, context, routes);
                     }
                 });
             }

@@ -23,6 +23,7 @@ use crate::{
     api::{
         self, EnvoyFilter, Typed,
         envoy_filter::{ApplyTo, ConfigPatch, Context, Operation},
+        kube::TargetPort,
     },
     origin::Origin,
     reflect::{self, Lists},
@@ -143,7 +144,7 @@ pub(super) fn patch_shared(
     let patches = Patches::new(world, &client_scope.filters);
     let context = outbound_context(client_scope.role);
     let made = cluster::patch_all(&patches, context, made, &mut Warnings::default());
-    route::patch_all(&patches, context, world, &client_scope.namespace, made)
+    route::patch_all(&patches, context, &[], made)
 }
 
 /// Patches the resources that depend on a proxy's workload, and adds those that patches add.
@@ -158,7 +159,7 @@ pub(super) fn patch_own(world: &World, view: &ProxyView, made: Resources) -> (Re
     let all = Kind::ALL.into_iter().flat_map(|kind| made.iter(kind).cloned()).collect();
     let all = cluster::patch_all(&patches, context, all, &mut warnings);
     let all = listener::patch_all(&patches, context, all, &mut warnings);
-    let all = route::patch_all(&patches, context, world, &view.namespace, all);
+    let all = route::patch_all(&patches, context, &gateway_ports(world, view), all);
     let mut patched = Resources::default();
     all.into_iter().for_each(|resource| patched.insert(resource));
     cluster::added(&patches, view.role).for_each(|resource| patched.insert(resource));
@@ -168,6 +169,23 @@ pub(super) fn patch_own(world: &World, view: &ProxyView, made: Resources) -> (Re
         }
     }
     (patched, warnings.list)
+}
+
+/// Returns the ports of a gateway, each with a port of a service that leads to it.
+fn gateway_ports(world: &World, view: &ProxyView) -> Vec<(u32, u32)> {
+    if view.role != Role::Router {
+        return Vec::new();
+    }
+    let services = world.services_selecting(&view.namespace, &view.labels);
+    let ports = services.into_iter().flat_map(|service| &service.spec.ports);
+    let targets = ports.filter_map(|port| {
+        let target = match &port.target {
+            TargetPort::Number(number) => *number,
+            TargetPort::Name(name) => *view.named_ports.get(name)?,
+        };
+        Some((u32::from(target), u32::from(port.port)))
+    });
+    targets.collect()
 }
 
 /// Encodes a resource under its own name.

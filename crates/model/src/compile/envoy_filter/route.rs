@@ -8,22 +8,18 @@ use skysail_xds::{Kind, Resource};
 
 use super::{Patch, Patches, decode, edit::edit, encode};
 use crate::{
-    World,
-    api::{
-        envoy_filter::{ApplyTo, Context, Operation, RouteActionMatch},
-        kube::TargetPort,
-    },
+    api::envoy_filter::{ApplyTo, Context, Operation, RouteActionMatch},
     reflect::{self, child, set_list, take_list, text, texts},
 };
 
 const PARTS: &[ApplyTo] = &[ApplyTo::RouteConfiguration, ApplyTo::VirtualHost, ApplyTo::HttpRoute];
 
-/// Patches the route configurations and virtual hosts among resources. `namespace` is that of the proxy.
+/// Patches the route configurations and virtual hosts among resources. `ports` are those of a gateway, each with a port
+/// of a service that leads to it.
 pub(super) fn patch_all(
     patches: &Patches<'_>,
     context: Context,
-    world: &World,
-    namespace: &str,
+    ports: &[(u32, u32)],
     made: Vec<Arc<Resource>>,
 ) -> Vec<Arc<Resource>> {
     if !patches.has(PARTS) {
@@ -40,7 +36,7 @@ pub(super) fn patch_all(
         };
         match message {
             Some(mut configuration) if resource.kind == Kind::Route => {
-                let routes = Routes::of(&configuration, context, world, namespace);
+                let routes = Routes::of(&configuration, context, ports);
                 if configuration.has_field_by_name("vhds") {
                     routes.merge(patches, &mut configuration);
                     let mut hosts = take_list(&mut configuration, "virtual_hosts");
@@ -68,10 +64,8 @@ pub(super) fn patch_configuration(
     patches: &Patches<'_>,
     context: Context,
     configuration: &mut DynamicMessage,
-    ports: &[u32],
 ) {
-    let routes = Routes { name: text(configuration, "name"), context, ports: ports.to_vec() };
-    routes.configuration(patches, configuration);
+    Routes::of(configuration, context, &[]).configuration(patches, configuration);
 }
 
 /// Patches a virtual host that is a resource of its own, named `ROUTE CONFIGURATION/NAME`.
@@ -103,24 +97,16 @@ fn encode_host(routes: &str, mut host: DynamicMessage) -> Option<Arc<Resource>> 
 struct Routes {
     name: String,
     context: Context,
-    /// Ports of services that lead to the port of a gateway.
+    /// Ports of services that lead to the port of the gateway.
     ports: Vec<u32>,
 }
 
 impl Routes {
-    fn of(configuration: &DynamicMessage, context: Context, world: &World, namespace: &str) -> Self {
+    fn of(configuration: &DynamicMessage, context: Context, ports: &[(u32, u32)]) -> Self {
         let name = text(configuration, "name");
-        let mut ports = Vec::new();
-        if context == Context::Gateway {
-            let number = gateway_route(&name).0;
-            let services = world.services().filter(|service| service.meta.namespace == namespace);
-            let served = services.flat_map(|service| &service.spec.ports);
-            let leading = served.filter(
-                |port| matches!(port.target, TargetPort::Number(target) if u32::from(target) == number),
-            );
-            ports.extend(leading.map(|port| u32::from(port.port)));
-        }
-        Self { name, context, ports }
+        let number = gateway_route(&name).0;
+        let leading = ports.iter().filter(|(target, _)| *target == number);
+        Self { context, ports: leading.map(|(_, port)| *port).collect(), name }
     }
 
     /// Returns the patches of a part whose conditions the route configuration meets.
@@ -144,7 +130,8 @@ impl Routes {
         let (number, port_name, gateway) = gateway_route(&self.name);
         (condition.port_name.is_empty() || condition.port_name == port_name)
             && (condition.gateway.is_empty() || condition.gateway == gateway)
-            && (wanted == 0 || wanted == number || self.ports.contains(&wanted))
+            && (wanted == 0
+                || if self.ports.is_empty() { wanted == number } else { self.ports.contains(&wanted) })
     }
 
     /// Patches a route configuration with its virtual hosts.

@@ -117,12 +117,12 @@ fn the_bootstrap_of_istios_agent_is_accepted() {
     let listener = &snapshot.listeners.by_name["0.0.0.0_15090"];
     assert!(listener.bypass_overload && listener.ignore_connection_limit);
     let Terminal::Http(manager) = &listener.chains[0].terminal else { panic!("not HTTP") };
-    let [FilterKind::Compress(gzip)] =
-        &manager.filters.iter().map(|filter| &filter.kind).collect::<Vec<_>>()[..]
-    else {
-        panic!("{:?}", manager.filters)
-    };
-    assert!(gzip.content_types.iter().any(|media| &**media == "application/openmetrics-text"));
+    let codings = manager.filters.iter().map(|filter| {
+        let FilterKind::Compress(compressor) = &filter.kind else { panic!("{:?}", manager.filters) };
+        assert!(compressor.content_types.iter().any(|media| &**media == "application/openmetrics-text"));
+        compressor.coding.name()
+    });
+    assert_eq!(codings.collect::<Vec<_>>(), ["br", "zstd", "gzip"]);
 }
 
 #[test]

@@ -31,6 +31,7 @@ use skysail_policy::{
         http::{Filter, FilterKind, Routes, metadata},
         jwt::Jwt,
         listener::Terminal,
+        mutation::HeaderMutation,
         policy::Policy,
         route::Setting,
     },
@@ -161,6 +162,11 @@ impl FilterResult<'_> {
             (FilterKind::Lua(before), FilterKind::Lua(now)) => {
                 before.clear_route == now.clear_route && before.select(self.setting) == now.select(setting)
             }
+            (FilterKind::HeaderMutation(before), FilterKind::HeaderMutation(now)) => {
+                before.mutations.fingerprint == now.mutations.fingerprint
+                    && before.most_specific_wins == now.most_specific_wins
+            }
+            (FilterKind::Buffer(_), FilterKind::Buffer(_)) => true,
             _ => false,
         };
         same && RouteEffect::new(self.filter, self.setting) == RouteEffect::new(filter, setting)
@@ -173,6 +179,8 @@ enum RouteEffect<'a> {
     None,
     /// Name of the requirement that tokens must meet.
     Requirement(&'a str),
+    /// Fingerprints of the mutations of headers.
+    Mutations(Vec<u64>),
     /// Entries added to the authorization request, and whether the body is omitted.
     Authorization(&'a [(Box<str>, Box<str>)], bool),
 }
@@ -186,6 +194,9 @@ impl<'a> RouteEffect<'a> {
                 Some(Setting::ExternalAuthorization { extensions, without_body }),
             ) => Self::Authorization(extensions, *without_body && config.body.is_some()),
             (FilterKind::ExternalAuthorization(_), _) => Self::Authorization(&[], false),
+            (FilterKind::HeaderMutation(_), Some(Setting::HeaderMutation(lists))) => {
+                Self::Mutations(lists.iter().map(|list| list.fingerprint).collect())
+            }
             _ => Self::None,
         }
     }
@@ -306,6 +317,16 @@ impl FilterWalk<'_> {
                 let (index, _) = self.result(filter, setting).ok_or(Refusal::Handling)?;
                 self.skip(index);
             }
+            FilterKind::HeaderMutation(config) if changes_request(config, setting) => {
+                let (index, _) = self.result(filter, setting).ok_or(Refusal::Handling)?;
+                self.skip(index);
+            }
+            // The filter may have added the length.
+            FilterKind::Buffer(_) => {
+                if let Some((index, _)) = self.result(filter, setting) {
+                    self.skip(index);
+                }
+            }
             FilterKind::GrpcWeb if grpc_web::is_call(&self.head) => {
                 grpc_web::request(self.head.to_mut());
             }
@@ -402,4 +423,13 @@ impl FilterWalk<'_> {
         }
         Ok(())
     }
+}
+
+/// Returns whether mutations of a filter and of the route change requests.
+fn changes_request(config: &HeaderMutation, setting: Option<&Setting>) -> bool {
+    let by_route = match setting {
+        Some(Setting::HeaderMutation(lists)) => lists.iter().any(|list| list.changes_request()),
+        _ => false,
+    };
+    by_route || config.mutations.changes_request()
 }
