@@ -44,7 +44,7 @@ fn values_become_messages() {
         "perConnectionBufferLimitBytes": 16384,
         "circuit_breakers": {"thresholds": [{"max_retries": 9}]},
         "metadata": {"filter_metadata": {"a": {"b": [1, "c", null]}}},
-        "dns_refresh_rate": null,
+        "dns_lookup_family": null,
     });
     let cluster = Cluster::decode(encode(&make(CLUSTER, value)).as_slice()).unwrap();
     assert_eq!(cluster.name, "c");
@@ -52,7 +52,7 @@ fn values_become_messages() {
     assert_eq!(cluster.per_connection_buffer_limit_bytes.unwrap().value, 16_384);
     assert_eq!(cluster.circuit_breakers.unwrap().thresholds[0].max_retries.unwrap().value, 9);
     assert!(cluster.metadata.unwrap().filter_metadata.contains_key("a"));
-    assert_eq!(cluster.dns_refresh_rate, None);
+    assert_eq!(cluster.dns_lookup_family, 0);
 }
 
 #[test]
