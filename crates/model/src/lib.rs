@@ -25,4 +25,6 @@ pub use files::{Change, Files};
 pub use origin::Origin;
 pub use parse::{Fallback, Manifest, Manifests, Parsed, Refused, manifests, parse};
 pub use view::{ClientScope, MAX_ID, ProxyNode, ProxyView, Role};
-pub use world::{AccountMismatch, ChangeSet, Effect, Effects, Endpoint, Resolved, World};
+pub use world::{
+    AccountMismatch, ChangeSet, Effect, Effects, Endpoint, KeyFetch, KeySource, Resolved, World,
+};

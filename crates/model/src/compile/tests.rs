@@ -145,11 +145,16 @@ fn an_allow_rule_on_http_allows_nothing_on_tcp_and_is_reported() {
 
 #[test]
 fn a_deny_rule_on_http_denies_more_on_tcp() {
-    for action in ["DENY", "CUSTOM\n  provider: {name: none}"] {
+    let bad = "istio-ext-authz-none-ns[shop]-policy[get-only]-rule[0]-deny-due-to-bad-CUSTOM-action";
+    for (action, name) in [
+        ("DENY", "ns[shop]-policy[get-only]-rule[0]"),
+        // Without its authorizer.
+        ("CUSTOM\n  provider: {name: none}", bad),
+    ] {
         let (made, _) = compile(&world(&GET_ONLY.replace("ACTION", action)), &view());
         let tcp = tcp_rules(&chains(&made, 3306)[0]);
         assert_eq!(tcp[0].action(), rbac::rbac::Action::Deny);
-        let policy = &tcp[0].policies["ns[shop]-policy[get-only]-rule[0]"];
+        let policy = &tcp[0].policies[name];
         let Some(rbac::permission::Rule::AndRules(all)) = &policy.permissions[0].rule else { panic!() };
         assert_eq!(all.rules[0].rule, Some(rbac::permission::Rule::Any(true)));
     }

@@ -98,8 +98,6 @@ impl World {
             | Kind::WorkloadGroup
             | Kind::ProxyConfig
             | Kind::EnvoyFilter
-            | Kind::RequestAuthentication
-            | Kind::Telemetry
             | Kind::Ingress
             | Kind::IngressClass
             | Kind::GatewayClass
@@ -112,10 +110,12 @@ impl World {
             | Kind::ReferenceGrant
             | Kind::BackendTlsPolicy
             | Kind::RateLimitPolicy => ChangeSet::everything(),
-            Kind::AuthorizationPolicy if namespace == self.mesh().root_namespace => {
+            Kind::AuthorizationPolicy | Kind::RequestAuthentication | Kind::Telemetry
+                if namespace == self.mesh().root_namespace =>
+            {
                 ChangeSet { workloads: true, ..ChangeSet::default() }
             }
-            Kind::AuthorizationPolicy => {
+            Kind::AuthorizationPolicy | Kind::RequestAuthentication | Kind::Telemetry => {
                 ChangeSet { workloads_in: BTreeSet::from([namespace.to_owned()]), ..ChangeSet::default() }
             }
             Kind::VirtualService => {
