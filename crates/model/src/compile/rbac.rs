@@ -61,7 +61,8 @@ impl Authorization {
             [(Action::Audit, Effect::Log), (Action::Deny, Effect::Deny), (Action::Allow, Effect::Allow)]
         {
             let mine = policies.iter().copied().filter(|policy| policy.spec.action == action);
-            let (dry, enforced): (Vec<_>, Vec<_>) = mine.partition(|policy| action != Action::Audit && policy.meta.is_dry_run());
+            let (dry, enforced): (Vec<_>, Vec<_>) =
+                mine.partition(|policy| action != Action::Audit && policy.meta.is_dry_run());
             let of = |tcp: bool| {
                 [&enforced, &dry].map(|policies| {
                     let compiled = rules(world.mesh(), effect, tcp, policies, "");

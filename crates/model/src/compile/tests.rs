@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, HashSet};
 use prost::{Message, Name};
 use skysail_xds::envoy::pb::envoy::extensions::{
     filters::{
-        http::rbac::v3::Rbac as HttpRbac, network::http_connection_manager::v3::HttpConnectionManager,
-        network::rbac::v3::Rbac as NetworkRbac, network::tcp_proxy::v3::TcpProxy,
+        http::rbac::v3::Rbac as HttpRbac,
+        network::http_connection_manager::v3::{HttpConnectionManager, http_filter::ConfigType},
+        network::rbac::v3::Rbac as NetworkRbac,
+        network::tcp_proxy::v3::TcpProxy,
     },
     transport_sockets::tls::v3::UpstreamTlsContext,
 };
@@ -18,6 +20,7 @@ use super::{
 use crate::parse;
 
 mod grpc;
+mod tokens;
 mod trust;
 
 const APP: &str = r#"
@@ -108,7 +111,6 @@ fn tcp_rules(chain: &listener::FilterChain) -> Vec<rbac::Rbac> {
 }
 
 fn http_rules(chain: &listener::FilterChain) -> Vec<rbac::Rbac> {
-    use skysail_xds::envoy::pb::envoy::extensions::filters::network::http_connection_manager::v3::http_filter::ConfigType;
     let managers = configs(chain).into_iter().filter_map(unpack::<HttpConnectionManager>);
     let filters = managers.flat_map(|manager| manager.http_filters);
     let typed = filters.filter_map(|filter| match filter.config_type {

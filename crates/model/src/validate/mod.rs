@@ -38,6 +38,7 @@ pub(crate) use pods::{pod, workload};
 pub(crate) use proxy_config::proxy_config;
 pub(crate) use rate_limit::rate_limit_policy;
 pub(crate) use request_authentication::request_authentication;
+pub use request_authentication::{MAX_KEY_SET, key_set};
 pub(crate) use security::{authorization_policy, empty_fields, peer_authentication};
 pub(crate) use service_entry::{addresses, service_entry};
 pub(crate) use sidecar::sidecar;

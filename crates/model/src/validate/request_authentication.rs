@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Maximum size of a key set in bytes. Sets of public issuers have a few kilobytes.
-pub(crate) const MAX_KEY_SET: usize = 256 << 10;
+pub const MAX_KEY_SET: usize = 256 << 10;
 /// Maximum number of keys of a key set.
 const MAX_KEYS: usize = 256;
 
@@ -20,8 +20,11 @@ struct KeySet {
     keys: Vec<Map<String, Value>>,
 }
 
-/// Checks a key set. An error says what is wrong.
-pub(crate) fn key_set(text: &str) -> Result<(), String> {
+/// Checks a key set.
+///
+/// # Errors
+/// Fails if the text is not a key set, with the reason.
+pub fn key_set(text: &str) -> Result<(), String> {
     if text.len() > MAX_KEY_SET {
         return Err(format!("it has more than {MAX_KEY_SET} bytes"));
     }

@@ -9,7 +9,7 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::http::jwt_authn::v3::{
 use super::*;
 use crate::{KeySource, compile::jwt::NO_KEY};
 
-const TOKENS: &str = r"
+const TOKENS: &str = r#"
 apiVersion: security.istio.io/v1
 kind: RequestAuthentication
 metadata: {name: tokens, namespace: shop}
@@ -17,17 +17,17 @@ spec:
   jwtRules:
   - {issuer: a, jwksUri: 'https://keys.example.com/a'}
   - {issuer: 'https://b.example.com', fromCookies: [session]}
-  - {issuer: c, jwks: '{\u0022keys\u0022: [{\u0022kty\u0022: \u0022RSA\u0022}]}'}
-";
+  - {issuer: c, jwks: '{"keys": [{"kty": "RSA"}]}'}
+"#;
 
 fn key_sets(world: &World) -> Vec<String> {
     let (made, _) = compile(world, &view());
     let chain = &chains(&made, 8080)[0];
-    let filter = manager(chain).http_filters.into_iter().find(|filter| filter.name.ends_with("jwt_authn"));
-    let Some(ConfigType::TypedConfig(any)) = filter.and_then(|filter| filter.config_type) else {
-        return Vec::new();
-    };
-    let config = unpack::<JwtAuthentication>(&any);
+    let managers = configs(chain).into_iter().filter_map(unpack::<HttpConnectionManager>);
+    let mut filters = managers.flat_map(|manager| manager.http_filters);
+    let filter = filters.find(|filter| filter.name.ends_with("jwt_authn")).unwrap();
+    let Some(ConfigType::TypedConfig(any)) = filter.config_type else { panic!("no configuration") };
+    let config: JwtAuthentication = unpack(&any).unwrap();
     let mut names: Vec<&String> = config.providers.keys().collect();
     names.sort();
     let set = |name: &&String| match &config.providers[*name].jwks_source_specifier {
@@ -43,7 +43,7 @@ fn key_sets(world: &World) -> Vec<String> {
 #[test]
 fn no_token_is_valid_until_the_key_set_is_known() {
     let mut world = world(TOKENS);
-    assert_eq!(key_sets(&world)[..2], [NO_KEY, NO_KEY]);
+    assert_eq!([&key_sets(&world)[0], &key_sets(&world)[2]], [NO_KEY, NO_KEY]);
     let sources: Vec<KeySource> = world.key_fetches().into_keys().collect();
     let issuer = KeySource::Issuer("https://b.example.com".into());
     assert_eq!(sources, [KeySource::Uri("https://keys.example.com/a".into()), issuer.clone()]);
@@ -51,7 +51,7 @@ fn no_token_is_valid_until_the_key_set_is_known() {
     assert!(world.set_key_set(&issuer, Some(Arc::from("the set"))));
     let changes = world.take_changes();
     assert!(changes.affects_workloads_in("shop") && !changes.affects_workloads_in("other"), "{changes:?}");
-    assert_eq!(key_sets(&world)[..2], [NO_KEY, "the set"]);
+    assert_eq!([&key_sets(&world)[0], &key_sets(&world)[2]], [NO_KEY, "the set"]);
     assert!(!world.set_key_set(&issuer, Some(Arc::from("the set"))));
 }
 
