@@ -131,6 +131,8 @@ fn declarations_cover_every_field_of_a_view() {
         hosts_apart: _,
         names_resolved: _,
         is_authenticated: _,
+        // Nothing without an EnvoyFilter that compares it.
+        metadata: _,
         ipv4: _,
         labels,
         canonical_service,
