@@ -25,4 +25,4 @@ pub use files::{Change, Files};
 pub use origin::Origin;
 pub use parse::{Fallback, Manifest, Manifests, Parsed, Refused, manifests, parse};
 pub use view::{ClientScope, MAX_ID, ProxyNode, ProxyView, Role};
-pub use world::{AccountMismatch, ChangeSet, Effect, Effects, Endpoint, Resolved, World};
+pub use world::{AccountMismatch, ChangeSet, Effect, Effects, Endpoint, Grouping, Resolved, World};

@@ -23,8 +23,8 @@ use super::{
     listeners::InboundPort,
     locality,
     pb::{
-        Any, Struct, cluster, config_path, core, duration, fields, metadata, pack, seconds, socket, types,
-        uint32,
+        Any, Struct, address, cluster, config_path, core, duration, fields, metadata, pack, seconds, socket,
+        types, uint32,
     },
     policy::Effective,
     pool, tls,
@@ -34,6 +34,7 @@ use crate::{
     api::{
         DestinationRule, Protocol, Resolution, Service, ServicePort, Typed,
         destination_rule::{SimpleLb, TlsMode},
+        sidecar::IngressEndpoint,
     },
 };
 
@@ -47,6 +48,8 @@ use cluster::cluster::{
 pub(super) const BLACK_HOLE: &str = "BlackHoleCluster";
 /// Cluster that connects to the original destination.
 pub(super) const PASSTHROUGH: &str = "PassthroughCluster";
+/// Cluster that connects to the addresses that the proxy resolves for the host of a request.
+pub(super) const DYNAMIC_DNS: &str = "AllowAnyDynamicDNSCluster";
 /// Cluster that connects inbound connections to their original destination.
 pub(super) const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
 
@@ -89,20 +92,46 @@ pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_
         ..Default::default()
     });
     made.common_lb_config = Some(CommonLbConfig::default());
-    let rule = scope.rule(port.services[0].0);
-    let same = port.services.iter().filter(|(_, known)| known.port == port.service_port());
+    if let Some((_, ingress)) = port.ingress {
+        set_destination(&mut made, view, &ingress.default_endpoint);
+    }
+    let service = port.services.first().filter(|_| port.ingress.is_none());
+    let rule = service.and_then(|(service, _)| scope.rule(service));
+    let same = port.services.iter().filter(|(_, known)| known.port == port.services[0].1.port);
     let services = same.map(|(service, _)| *service);
-    made.metadata = Some(metadata("istio", describe(services, rule.as_deref(), "")));
-    let effective = rule
-        .as_ref()
-        .map(|rule| Effective {
-            connection_pool: Effective::of_rule(&rule.spec, port.service_port()).connection_pool,
-            ..Default::default()
-        })
-        .unwrap_or_default();
+    made.metadata =
+        (!port.services.is_empty()).then(|| metadata("istio", describe(services, rule.as_deref(), "")));
+    let of_rule = rule.as_ref().map(|rule| Effective::of_rule(&rule.spec, port.service_port()));
+    let effective = Effective {
+        connection_pool: port.pool.or(of_rule.and_then(|of_rule| of_rule.connection_pool)),
+        ..Default::default()
+    };
     pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
     made.typed_extension_protocol_options = protocol_options(port.protocol, &effective, scope.sniffs);
     made
+}
+
+/// Sets the destination that a Sidecar defines for one of the workload's own ports; empty: the original destination.
+fn set_destination(made: &mut cluster::Cluster, view: &ProxyView, endpoint: &str) {
+    let Some(endpoint) = IngressEndpoint::parse(endpoint) else { return };
+    let address = match &endpoint {
+        IngressEndpoint::Loopback(ip, port) => address(ip.to_string(), *port),
+        // The address of an unknown pod is not known; a server for all addresses is reached here, too.
+        IngressEndpoint::Workload(port) => {
+            let loopback = if view.ipv4 || !view.ipv6 { "127.0.0.1" } else { "::1" };
+            address(view.address.map_or_else(|| loopback.to_owned(), |ip| ip.to_string()), *port)
+        }
+        IngressEndpoint::Unix(path) => core::Address {
+            address: Some(core::address::Address::Pipe(core::Pipe { path: path.clone(), mode: 0 })),
+        },
+    };
+    if matches!(endpoint, IngressEndpoint::Loopback(..)) {
+        made.upstream_bind_config = None;
+    }
+    made.cleanup_interval = None;
+    made.lb_policy = LbPolicy::RoundRobin as i32;
+    made.cluster_discovery_type = Some(ClusterDiscoveryType::Type(DiscoveryType::Static as i32));
+    made.load_assignment = Some(endpoints::single(&made.name, address));
 }
 
 /// Returns the clusters of a service port: that of the whole service, then that of each subset.

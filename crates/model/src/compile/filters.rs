@@ -63,6 +63,8 @@ pub(super) struct Setting<'a> {
     pub(super) hash_source_ip: bool,
     /// Whether requests of gRPC-Web are translated to gRPC.
     pub(super) grpc_web: bool,
+    /// Whether the port is declared to speak HTTP/2.
+    pub(super) http2: bool,
 }
 
 /// Source of the routes of an HTTP connection manager.
@@ -160,6 +162,7 @@ fn connection_manager(
         }),
         ..Default::default()
     };
+    manager.http2_protocol_options = setting.http2.then(Default::default);
     normalize_paths(&mut manager, setting.mesh.path_normalization.normalization);
     if direction == Direction::Inbound {
         manager.server_name = "istio-envoy".into();

@@ -69,6 +69,7 @@ fn view() -> ProxyView {
         named_ports: BTreeMap::new(),
         ipv4: true,
         ipv6: false,
+        address: None,
         plain_envoy: false,
         hosts_apart: false,
         names_resolved: false,

@@ -40,10 +40,7 @@ const GROUPS: &[(&str, &[&str])] = &[
 
 /// Kinds that change the behaviour of a mesh and are not supported yet.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
-    (
-        "networking.istio.io",
-        &["Gateway", "Sidecar", "EnvoyFilter", "WorkloadEntry", "WorkloadGroup", "ProxyConfig"],
-    ),
+    ("networking.istio.io", &["Gateway", "EnvoyFilter", "WorkloadEntry", "WorkloadGroup", "ProxyConfig"]),
     ("security.istio.io", &["RequestAuthentication"]),
     ("telemetry.istio.io", &["Telemetry"]),
     ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
@@ -276,10 +273,6 @@ pub(super) fn is_harmless_setting(path: &str) -> bool {
 fn consequence(kind: &str) -> (&'static str, &'static str) {
     match kind {
         "RequestAuthentication" => ("tokens are not checked, and requests with invalid ones pass", ""),
-        "Sidecar" => (
-            "its outboundTrafficPolicy and listeners have no effect",
-            "proxies get the configuration that they use without it",
-        ),
         "Gateway" | "GatewayClass" | "ListenerSet" | "Ingress" => ("nothing listens on its ports", ""),
         "HTTPRoute" | "GRPCRoute" | "TCPRoute" | "TLSRoute" | "UDPRoute" => {
             ("requests are routed without it", "use a VirtualService")

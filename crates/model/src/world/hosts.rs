@@ -111,6 +111,22 @@ impl World {
         self.virtual_service_entries(host, client_namespace).first().map(|entry| &entry.object)
     }
 
+    /// Returns the same, of those that `keep` selects.
+    pub(crate) fn virtual_service_where(
+        &self,
+        host: &str,
+        client_namespace: &str,
+        keep: impl Fn(&Typed<VirtualService>) -> bool,
+    ) -> Option<&Arc<Typed<VirtualService>>> {
+        let entries = most_specific(&self.virtual_service_hosts, host, |pattern| {
+            let visible = |entry: &&Entry<VirtualService>| {
+                self.virtual_service_visible(entry, client_namespace) && keep(&entry.object)
+            };
+            by_age(&self.virtual_services, &self.virtual_service_hosts, pattern, visible)
+        });
+        entries.first().map(|entry| &entry.object)
+    }
+
     /// Returns all VirtualServices of the most specific host pattern, oldest first; only the first takes effect.
     pub(super) fn virtual_service_entries(
         &self,
@@ -124,7 +140,11 @@ impl World {
         })
     }
 
-    fn virtual_service_visible(&self, entry: &Entry<VirtualService>, client_namespace: &str) -> bool {
+    pub(super) fn virtual_service_visible(
+        &self,
+        entry: &Entry<VirtualService>,
+        client_namespace: &str,
+    ) -> bool {
         let default = &self.mesh().default_virtual_service_export_to;
         let list =
             if entry.object.spec.export_to.is_empty() { default } else { &entry.object.spec.export_to };

@@ -60,9 +60,7 @@ scenarios! {
     f_strict_authz = "f-strict-authz",
     f2_authz_deny_custom_ports = "f2-authz-deny-custom-ports",
     g_serviceentry = "g-serviceentry",
-    #[ignore = "not compiled like this yet"]
     h_sidecar_own_namespace = "h-sidecar-own-namespace",
-    #[ignore = "not compiled like this yet"]
     h2_sidecar_registry_only = "h2-sidecar-registry-only",
     #[ignore = "not compiled like this yet"]
     i_jwt = "i-jwt",

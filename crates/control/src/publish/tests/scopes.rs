@@ -131,6 +131,8 @@ fn declarations_cover_every_field_of_a_view() {
         hosts_apart: _,
         names_resolved: _,
         ipv4: _,
+        // Known pods alone have it.
+        address: _,
         labels,
         canonical_service,
         cluster_id,

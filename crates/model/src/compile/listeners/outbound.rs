@@ -19,12 +19,16 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::listener::http_inspector
 use super::{any_address, detection_timeout, inspector, virtual_listener};
 use crate::{
     ProxyView, World,
-    api::{Protocol, Service, ServicePort, Typed, mesh_config::OutboundMode},
+    api::{
+        Protocol, Service, ServicePort, Typed,
+        sidecar::{CaptureMode, Egress, EgressListener},
+    },
     compile::{
-        balance,
-        clusters::{BLACK_HOLE, PASSTHROUGH},
+        access_log, balance,
+        clusters::BLACK_HOLE,
         filters::{self, Routes, Setting},
-        pb::{address, boolean, core, listener, pack, seconds},
+        pb::{address, boolean, core, listener, pack, seconds, uint32},
+        visibility::UnknownDestinations,
     },
 };
 
@@ -66,16 +70,27 @@ pub struct Outline {
     shared: BTreeSet<u16>,
     /// Services with ports that have listeners of their own.
     services: Vec<Arc<Typed<Service>>>,
+    /// What the Sidecar lets the clients call.
+    egress: Option<Arc<Egress>>,
+    /// Egress listeners with an address of their own, with their services; at least one each.
+    bound: Vec<BoundEgress>,
 }
 
+/// Egress listener with its services, which have its port alone.
+type BoundEgress = (EgressListener, Vec<Arc<Typed<Service>>>);
+
 /// Returns the outline of the listeners for these services.
-pub(in crate::compile) fn outline<'a>(services: impl Iterator<Item = &'a Arc<Typed<Service>>>) -> Outline {
-    let mut outline = Outline::default();
+pub(in crate::compile) fn outline(
+    services: impl Iterator<Item = Arc<Typed<Service>>>,
+    egress: Option<Arc<Egress>>,
+    bound: Vec<BoundEgress>,
+) -> Outline {
+    let mut outline = Outline { egress, bound, ..Outline::default() };
     for service in services {
         let http = service.spec.ports.iter().filter(|port| port.protocol.is_http());
         outline.shared.extend(http.map(|port| port.port));
         if service.spec.ports.iter().any(has_own) {
-            outline.services.push(Arc::clone(service));
+            outline.services.push(service);
         }
     }
     outline
@@ -92,8 +107,11 @@ pub(in crate::compile) fn compile(
     view: &ProxyView,
     outline: &Outline,
 ) -> Vec<listener::Listener> {
-    let setting = Setting { mesh: world.mesh(), view, hash_source_ip: false, grpc_web: false };
-    let mut by_address: BTreeMap<String, listener::Listener> = BTreeMap::new();
+    let setting = Setting { mesh: world.mesh(), view, hash_source_ip: false, grpc_web: false, http2: false };
+    let unknown = UnknownDestinations::of(world.mesh(), outline.egress.as_deref());
+    let bound = outline.bound.iter().map(|(of, services)| bound(world, setting, of, services));
+    let mut by_address: BTreeMap<String, listener::Listener> =
+        bound.map(|listener| (listener.name.clone(), listener)).collect();
     for service in &outline.services {
         for port in service.spec.ports.iter().filter(|port| has_own(port)) {
             for addresses in listener_addresses(world, view, service, port) {
@@ -102,8 +120,11 @@ pub(in crate::compile) fn compile(
             }
         }
     }
-    let shared = outline.shared.iter().map(|port| shared(world, setting, *port));
-    std::iter::once(catch_all(world, setting)).chain(shared).chain(by_address.into_values()).collect()
+    let shared = outline.shared.iter().map(|port| shared(world, setting, *port, &unknown));
+    std::iter::once(catch_all(world, setting, &unknown))
+        .chain(shared)
+        .chain(by_address.into_values())
+        .collect()
 }
 
 /// Returns the addresses that clients use, grouped by listener: the service's own, or each of its pods' if it is
@@ -128,7 +149,7 @@ fn listener_addresses(
 }
 
 /// Returns the listener that accepts every redirected connection.
-fn catch_all(world: &World, setting: Setting<'_>) -> listener::Listener {
+fn catch_all(world: &World, setting: Setting<'_>, unknown: &UnknownDestinations) -> listener::Listener {
     let port = names::OUTBOUND_PORT;
     // A connection to the listener itself would loop.
     let black_hole = listener::FilterChain {
@@ -141,7 +162,7 @@ fn catch_all(world: &World, setting: Setting<'_>) -> listener::Listener {
         ..Default::default()
     };
     let rest = listener::FilterChain {
-        filters: filters::tcp_chain(setting, Direction::Outbound, unknown_destinations(setting), Vec::new()),
+        filters: filters::tcp_chain(setting, Direction::Outbound, &unknown.cluster, Vec::new()),
         name: "virtualOutbound-catchall-tcp".into(),
         ..Default::default()
     };
@@ -152,23 +173,20 @@ fn catch_all(world: &World, setting: Setting<'_>) -> listener::Listener {
     }
 }
 
-/// Returns the cluster of connections to unknown addresses.
-fn unknown_destinations(setting: Setting<'_>) -> &'static str {
-    match setting.mesh.outbound_traffic_policy.mode {
-        OutboundMode::AllowAny => PASSTHROUGH,
-        OutboundMode::RegistryOnly => BLACK_HOLE,
-    }
-}
-
 /// Returns the listener of an HTTP port, for all addresses.
-fn shared(world: &World, setting: Setting<'_>, port: u16) -> listener::Listener {
+fn shared(
+    world: &World,
+    setting: Setting<'_>,
+    port: u16,
+    unknown: &UnknownDestinations,
+) -> listener::Listener {
     let any = any_address(setting.view);
     let both = setting.view.ipv4 && setting.view.ipv6;
     let extra: &[&str] = if both { &["::"] } else { &[] };
     let name = format!("{any}_{port}");
     let passthrough = listener::FilterChain {
         filter_chain_match: Some(Default::default()),
-        filters: filters::tcp_chain(setting, Direction::Outbound, unknown_destinations(setting), Vec::new()),
+        filters: filters::tcp_chain(setting, Direction::Outbound, &unknown.cluster, Vec::new()),
         name: "PassthroughFilterChain".into(),
         ..Default::default()
     };
@@ -178,6 +196,46 @@ fn shared(world: &World, setting: Setting<'_>, port: u16) -> listener::Listener 
         default_filter_chain: Some(passthrough),
         listener_filters: vec![http_inspector()],
         ..unbound(world, name, any, extra, port)
+    }
+}
+
+/// Returns the listener of an egress listener with an address of its own.
+fn bound(
+    world: &World,
+    setting: Setting<'_>,
+    egress: &EgressListener,
+    services: &[Arc<Typed<Service>>],
+) -> listener::Listener {
+    let port = egress.port().unwrap_or_default();
+    let has_socket = egress.capture_mode == CaptureMode::None;
+    let ip = match egress.bind.as_str() {
+        "" if setting.view.ipv4 || !setting.view.ipv6 => "127.0.0.1",
+        "" => "::1",
+        ip => ip,
+    };
+    let name = format!("{ip}_{port}");
+    let protocol = egress.port.as_ref().and_then(|port| port.parsed_protocol()).unwrap_or(Protocol::Tcp);
+    let mut chain = if protocol.is_http() {
+        http_chain(setting, &name, Routes::ByName(port.to_string()))
+    } else {
+        let cluster = ClusterName::outbound(port, "", &services[0].fqdn()).to_string();
+        let rule = world.destination_rule(&services[0].fqdn(), &setting.view.namespace);
+        let hashing = Setting { hash_source_ip: balance::hashes_source_ip(rule.as_deref()), ..setting };
+        listener::FilterChain {
+            filters: filters::tcp_chain(hashing, Direction::Outbound, &cluster, Vec::new()),
+            transport_socket_connect_timeout: Some(seconds(HANDSHAKE_SECONDS)),
+            ..Default::default()
+        }
+    };
+    // The protocol is declared, so it need not be detected.
+    chain.filter_chain_match = None;
+    let unbound = unbound(world, name, ip, &[], port);
+    listener::Listener {
+        filter_chains: vec![chain],
+        access_log: has_socket.then(|| access_log::of_listener(world.mesh())).unwrap_or_default(),
+        bind_to_port: if has_socket { None } else { unbound.bind_to_port },
+        max_connections_to_accept_per_socket_event: has_socket.then(|| uint32(1)).flatten(),
+        ..unbound
     }
 }
 
