@@ -21,7 +21,7 @@ use crate::metrics::Limit;
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
 /// Files with the possible contents of each. Without content, the file does not exist.
-const FILES: [(&str, &[&str]); 18] = [
+const FILES: [(&str, &[&str]); 20] = [
     (
         "service-a",
         &[

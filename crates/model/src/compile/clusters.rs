@@ -6,6 +6,8 @@ use std::{collections::HashMap, time::Duration};
 use skysail_core::ClusterName;
 use skysail_xds::{
     envoy::pb::envoy::extensions::{
+        clusters::dynamic_forward_proxy,
+        common::dynamic_forward_proxy::v3::DnsCacheConfig,
         network::dns_resolver::cares::v3::CaresDnsResolverConfig,
         upstreams::http::v3::{
             HttpProtocolOptions,
@@ -61,6 +63,8 @@ const PASSTHROUGH_IDLE_SECONDS: i64 = 300;
 /// Maximum duration in Go, which istiod uses for "never".
 const MAX_GO_SECONDS: i64 = 9_223_372_035;
 
+/// Maximum number of unknown hosts in the DNS cache of a proxy, as in istiod.
+const DYNAMIC_DNS_HOSTS: u32 = 1_024;
 /// Jitter of DNS lookups by proxies, as in istiod.
 const DNS_JITTER: Duration = Duration::from_millis(100);
 /// Number of DNS queries after which proxies use another source port, as in istiod.
@@ -76,6 +80,48 @@ pub(super) fn special(view: &ProxyView) -> Vec<cluster::Cluster> {
     outbound.typed_extension_protocol_options = passthrough_options();
     outbound.filters = filters::of_cluster(view.plain_envoy);
     vec![black_hole(), inbound, outbound]
+}
+
+/// Returns the cluster for unknown hosts of HTTP, whose addresses the proxy resolves.
+pub(super) fn dynamic_dns(view: &ProxyView) -> cluster::Cluster {
+    let config = dynamic_forward_proxy::v3::ClusterConfig {
+        allow_insecure_cluster_options: true,
+        cluster_implementation_specifier: Some(
+            dynamic_forward_proxy::v3::cluster_config::ClusterImplementationSpecifier::DnsCacheConfig(
+                dns_cache(view),
+            ),
+        ),
+        ..Default::default()
+    };
+    cluster::Cluster {
+        cluster_discovery_type: Some(ClusterDiscoveryType::ClusterType(
+            cluster::cluster::CustomClusterType {
+                name: "envoy.clusters.dynamic_forward_proxy".into(),
+                typed_config: Some(pack(&config)),
+            },
+        )),
+        typed_extension_protocol_options: passthrough_options(),
+        filters: filters::of_cluster(view.plain_envoy),
+        ..original_dst(DYNAMIC_DNS)
+    }
+}
+
+/// Returns the DNS cache of unknown hosts; the HTTP filter and the cluster must have the same.
+pub(super) fn dns_cache(view: &ProxyView) -> DnsCacheConfig {
+    DnsCacheConfig {
+        name: "allow_any_dfp_dns_cache".into(),
+        dns_lookup_family: lookup_family(view.ipv4, view.ipv6) as i32,
+        max_hosts: uint32(DYNAMIC_DNS_HOSTS),
+        ..Default::default()
+    }
+}
+
+fn lookup_family(ipv4: bool, ipv6: bool) -> DnsLookupFamily {
+    match (ipv4, ipv6) {
+        (true, true) => DnsLookupFamily::All,
+        (false, true) => DnsLookupFamily::V6Only,
+        _ => DnsLookupFamily::V4Only,
+    }
 }
 
 /// Returns the cluster that refuses every connection.
@@ -246,11 +292,7 @@ fn eds(name: &str) -> cluster::Cluster {
 fn dns(scope: &Scope<'_>, name: &str, resolution: Resolution) -> cluster::Cluster {
     let kind =
         if resolution == Resolution::Dns { DiscoveryType::StrictDns } else { DiscoveryType::LogicalDns };
-    let family = match (scope.ipv4, scope.ipv6) {
-        (true, true) => DnsLookupFamily::All,
-        (false, true) => DnsLookupFamily::V6Only,
-        _ => DnsLookupFamily::V4Only,
-    };
+    let family = lookup_family(scope.ipv4, scope.ipv6);
     let cares = CaresDnsResolverConfig { udp_max_queries: uint32(DNS_UDP_QUERIES), ..Default::default() };
     cluster::Cluster {
         dns_refresh_rate: Some(duration(scope.world.mesh().dns_refresh_rate.0)),

@@ -43,7 +43,7 @@ use crate::{
     ClientScope, Diagnostic, ObjectKey, ProxyView, Role, Severity, World,
     api::{
         self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, kube::Locality,
-        sidecar::Egress,
+        mesh_config::OutboundMode, sidecar::Egress,
     },
     world::Grouping,
 };
@@ -282,6 +282,10 @@ fn add_sidecar(
     findings: &mut CompileFindings<'_>,
 ) {
     clusters::special(view).iter().for_each(|cluster| add_cluster(made, cluster));
+    let unknown = visibility::UnknownDestinations::of(scope.world.mesh(), outline.egress());
+    if unknown.mode == OutboundMode::AllowAnyDynamicDns {
+        add_cluster(made, &clusters::dynamic_dns(view));
+    }
     let ports = listeners::inbound_ports(scope.world, view);
     for port in &ports {
         add_cluster(made, &clusters::inbound(scope, view, port));

@@ -88,7 +88,8 @@ impl<'a> Scope<'a> {
                 }
             })
         });
-        let bound = egress.listeners.iter().filter(|listener| listener.is_bound());
+        let is_made = |listener: &&EgressListener| listener.is_bound() && !listener.bind.starts_with("unix:");
+        let bound = egress.listeners.iter().filter(is_made);
         let bound = bound.filter_map(|listener| {
             let port = listener.port()?;
             let services = self.world.services().filter(|service| self.sees(service));

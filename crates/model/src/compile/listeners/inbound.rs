@@ -82,7 +82,14 @@ pub(in crate::compile) fn compile(
     authorization: &Authorization,
 ) -> listener::Listener {
     let inbound = Inbound {
-        setting: Setting { mesh: world.mesh(), view, hash_source_ip: false, grpc_web: false, http2: false },
+        setting: Setting {
+            mesh: world.mesh(),
+            view,
+            hash_source_ip: false,
+            grpc_web: false,
+            http2: false,
+            dynamic_dns: false,
+        },
         authorization,
     };
     let mut chains = vec![black_hole(inbound.setting)];
@@ -120,7 +127,14 @@ pub(in crate::compile) fn with_socket(
     authorization: &Authorization,
 ) -> listener::Listener {
     let inbound = Inbound {
-        setting: Setting { mesh: world.mesh(), view, hash_source_ip: false, grpc_web: false, http2: false },
+        setting: Setting {
+            mesh: world.mesh(),
+            view,
+            hash_source_ip: false,
+            grpc_web: false,
+            http2: false,
+            dynamic_dns: false,
+        },
         authorization,
     };
     let chain_matches = matches_for(content(port.protocol), port.mode);

@@ -21,6 +21,7 @@ use crate::{
     ProxyView, World,
     api::{
         Protocol, Service, ServicePort, Typed,
+        mesh_config::OutboundMode,
         sidecar::{CaptureMode, Egress, EgressListener},
     },
     compile::{
@@ -28,6 +29,7 @@ use crate::{
         clusters::BLACK_HOLE,
         filters::{self, Routes, Setting},
         pb::{address, boolean, core, listener, pack, seconds, uint32},
+        routes,
         visibility::UnknownDestinations,
     },
 };
@@ -76,6 +78,13 @@ pub struct Outline {
     bound: Vec<BoundEgress>,
 }
 
+impl Outline {
+    /// Returns what the Sidecar lets the clients call; `None`: everything.
+    pub(in crate::compile) fn egress(&self) -> Option<&Egress> {
+        self.egress.as_deref()
+    }
+}
+
 /// Egress listener with its services, which have its port alone.
 type BoundEgress = (EgressListener, Vec<Arc<Typed<Service>>>);
 
@@ -107,8 +116,15 @@ pub(in crate::compile) fn compile(
     view: &ProxyView,
     outline: &Outline,
 ) -> Vec<listener::Listener> {
-    let setting = Setting { mesh: world.mesh(), view, hash_source_ip: false, grpc_web: false, http2: false };
     let unknown = UnknownDestinations::of(world.mesh(), outline.egress.as_deref());
+    let setting = Setting {
+        mesh: world.mesh(),
+        view,
+        hash_source_ip: false,
+        grpc_web: false,
+        http2: false,
+        dynamic_dns: unknown.mode == OutboundMode::AllowAnyDynamicDns,
+    };
     let bound = outline.bound.iter().map(|(of, services)| bound(world, setting, of, services));
     let mut by_address: BTreeMap<String, listener::Listener> =
         bound.map(|listener| (listener.name.clone(), listener)).collect();
@@ -166,10 +182,27 @@ fn catch_all(world: &World, setting: Setting<'_>, unknown: &UnknownDestinations)
         name: "virtualOutbound-catchall-tcp".into(),
         ..Default::default()
     };
+    let by_host = setting.dynamic_dns.then(|| listener::FilterChain {
+        filter_chain_match: Some(listener::FilterChainMatch {
+            application_protocols: PLAIN_HTTP.map(str::to_owned).into(),
+            ..Default::default()
+        }),
+        filters: filters::http_chain(
+            setting,
+            Direction::Outbound,
+            "outbound_virtualOutbound_allow_any_dynamic_dns;".into(),
+            Routes::Inline(Box::new(routes::of_unknown_hosts(world.mesh(), unknown))),
+            Vec::new(),
+        ),
+        name: "virtualOutbound-catchall-tcp-http".into(),
+        ..Default::default()
+    });
+    let chains = std::iter::once(black_hole).chain(by_host).chain([rest]).collect();
     listener::Listener {
         use_original_dst: boolean(true),
         traffic_direction: TrafficDirection::Outbound as i32,
-        ..virtual_listener(world, setting.view, "virtualOutbound", port, vec![black_hole, rest])
+        listener_filters: setting.dynamic_dns.then(http_inspector).into_iter().collect(),
+        ..virtual_listener(world, setting.view, "virtualOutbound", port, chains)
     }
 }
 

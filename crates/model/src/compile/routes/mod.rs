@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     api::{
-        Protocol, Service, Typed, VirtualService,
+        MeshConfig, Protocol, Service, Typed, VirtualService,
         mesh_config::{OutboundMode, UnansweredHosts},
     },
     world::{WELL_KNOWN_PORT, fqdn, host_matches},
@@ -186,19 +186,31 @@ fn default_route(scope: &Scope<'_>, host: &str, port: u16) -> route::Route {
     }
 }
 
-/// Returns the virtual host for unknown hosts: requests pass to their original destination or are refused.
+/// Returns the route configuration of requests for unknown addresses.
+pub(super) fn of_unknown_hosts(
+    mesh: &MeshConfig,
+    unknown: &UnknownDestinations,
+) -> route::RouteConfiguration {
+    let host = unknown_hosts(mesh, unknown);
+    configuration(host.name.clone(), vec![host])
+}
+
 fn unknown_destinations(scope: &Scope<'_>) -> route::VirtualHost {
-    let policy = scope.world.mesh().outbound_traffic_policy;
-    let UnknownDestinations { mode, cluster } =
-        UnknownDestinations::of(scope.world.mesh(), scope.egress.map(Arc::as_ref));
+    let mesh = scope.world.mesh();
+    unknown_hosts(mesh, &UnknownDestinations::of(mesh, scope.egress.map(Arc::as_ref)))
+}
+
+/// Returns the virtual host for unknown hosts: requests pass to their original destination or are refused.
+fn unknown_hosts(mesh: &MeshConfig, unknown: &UnknownDestinations) -> route::VirtualHost {
+    let policy = mesh.outbound_traffic_policy;
     let to = |cluster: String| {
         route::route::Action::Route(route::RouteAction {
             cluster_specifier: Some(route::route_action::ClusterSpecifier::Cluster(cluster)),
             ..timed_action(seconds(0))
         })
     };
-    let (name, action) = match mode {
-        OutboundMode::AllowAny => ("allow_any", to(cluster)),
+    let (name, action) = match unknown.mode {
+        OutboundMode::AllowAny => ("allow_any", to(unknown.cluster.clone())),
         OutboundMode::AllowAnyDynamicDns => ("allow_any_dynamic_dns", to(DYNAMIC_DNS.into())),
         OutboundMode::RegistryOnly => (
             "block_all",
