@@ -18,6 +18,7 @@ use super::{
 use crate::parse;
 
 mod grpc;
+mod sidecar;
 mod trust;
 
 const APP: &str = r#"
