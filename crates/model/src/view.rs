@@ -57,6 +57,8 @@ pub struct ProxyView {
     /// First address of the pod, if it is known and a Sidecar defines its inbound ports: names of filter chains and
     /// endpoints then have it.
     pub address: Option<IpAddr>,
+    /// Whether connections are redirected to the proxy (metadata `INTERCEPTION_MODE`, unless it is `NONE`).
+    pub intercepts: bool,
     /// Whether the proxy is an Envoy without Istio's own filters (metadata `SKYSAIL_PLAIN_ENVOY`). It would refuse
     /// their configuration.
     pub plain_envoy: bool,
@@ -208,6 +210,7 @@ struct Metadata {
     pod_ports: PodPorts,
     node_name: String,
     generator: String,
+    interception_mode: String,
     skysail_plain_envoy: String,
     skysail_vhds: String,
     skysail_resolved: String,
@@ -327,6 +330,7 @@ impl ProxyNode {
             ipv4: ips.iter().any(IpAddr::is_ipv4),
             ipv6: ips.iter().any(IpAddr::is_ipv6),
             address: None,
+            intercepts: metadata.interception_mode != "NONE",
             plain_envoy: metadata.skysail_plain_envoy == "true" && !grpc,
             hosts_apart: metadata.skysail_vhds == "true" && !grpc,
             names_resolved: metadata.skysail_resolved == "true" || grpc,

@@ -244,7 +244,7 @@ fn outbound_cluster(
     made.typed_extension_protocol_options = protocol_options(port.protocol, effective, scope.sniffs);
     apply_tls(scope, &mut made, service, port, &name, effective);
     let mut described = describe(std::iter::once(service), rule, subset);
-    if entry_host.is_some_and(|entry_host| entry_host.external) {
+    if subset.is_empty() && entry_host.is_some_and(|entry_host| entry_host.external) {
         described.fields.insert("external".into(), istio::boolean(true));
     }
     if effective.tls.is_some_and(|tls| matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual)) {

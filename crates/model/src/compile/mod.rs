@@ -299,9 +299,11 @@ fn add_sidecar(
         .map(|port| port.port)
         .collect();
     let authorization = rbac::Authorization::new(scope.world.mesh(), policies, &tcp_ports, findings);
-    let inbound = listeners::inbound(scope.world, view, &ports, &authorization);
-    add(made, Kind::Listener, &inbound.name, &inbound);
-    for port in ports.iter().filter(|port| port.has_socket()) {
+    if view.intercepts {
+        let inbound = listeners::inbound(scope.world, view, &ports, &authorization);
+        add(made, Kind::Listener, &inbound.name, &inbound);
+    }
+    for port in ports.iter().filter(|port| port.has_socket() || !view.intercepts) {
         let inbound = listeners::inbound_with_socket(scope.world, view, port, &authorization);
         add(made, Kind::Listener, &inbound.name, &inbound);
     }

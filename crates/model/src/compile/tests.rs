@@ -71,6 +71,7 @@ fn view() -> ProxyView {
         ipv4: true,
         ipv6: false,
         address: None,
+        intercepts: true,
         plain_envoy: false,
         hosts_apart: false,
         names_resolved: false,

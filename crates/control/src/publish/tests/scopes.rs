@@ -128,6 +128,7 @@ fn declarations_cover_every_field_of_a_view() {
         namespace: _,
         service_account: _,
         plain_envoy: _,
+        intercepts: _,
         hosts_apart: _,
         names_resolved: _,
         ipv4: _,

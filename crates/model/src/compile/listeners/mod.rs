@@ -74,6 +74,8 @@ pub(super) fn inbound_ports<'a>(world: &'a World, view: &ProxyView) -> Vec<Inbou
         Some(sidecar) if !sidecar.spec.ingress.is_empty() => {
             ingress_ports(world, view, sidecar, &of_services)
         }
+        // The workload itself listens on these ports.
+        _ if !view.intercepts => Vec::new(),
         _ => of_services,
     }
 }

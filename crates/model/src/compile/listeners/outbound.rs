@@ -128,6 +128,10 @@ pub(in crate::compile) fn compile(
     let bound = outline.bound.iter().map(|(of, services)| bound(world, setting, of, services));
     let mut by_address: BTreeMap<String, listener::Listener> =
         bound.map(|listener| (listener.name.clone(), listener)).collect();
+    if !view.intercepts {
+        LocalListeners { world, setting, outline }.add(&mut by_address);
+        return by_address.into_values().collect();
+    }
     for service in &outline.services {
         for port in service.spec.ports.iter().filter(|port| has_own(port)) {
             for addresses in listener_addresses(world, view, service, port) {
@@ -232,6 +236,54 @@ fn shared(
     }
 }
 
+/// Listeners of a proxy to which no connections are redirected: one on the loopback address for each port. Without the
+/// original destination, a port that is not HTTP leads to the first service that has it.
+struct LocalListeners<'a> {
+    world: &'a World,
+    setting: Setting<'a>,
+    outline: &'a Outline,
+}
+
+impl LocalListeners<'_> {
+    fn add(&self, by_address: &mut BTreeMap<String, listener::Listener>) {
+        let Self { world, setting, outline } = *self;
+        let ip = loopback(setting.view);
+        for port in &outline.shared {
+            let name = format!("{ip}_{port}");
+            let mut chain = http_chain(setting, &name, Routes::ByName(port.to_string()));
+            chain.filter_chain_match = None;
+            let listener =
+                listener::Listener { filter_chains: vec![chain], ..unbound(world, name, ip, &[], *port) };
+            by_address.entry(listener.name.clone()).or_insert_with(|| with_socket(world, listener));
+        }
+        for service in &outline.services {
+            for port in service.spec.ports.iter().filter(|port| has_own(port)) {
+                let name = format!("{ip}_{}", port.port);
+                if by_address.contains_key(&name) {
+                    continue;
+                }
+                let listener = of_texts(world, setting, service, port, &[ip.to_owned()]);
+                by_address.insert(name, with_socket(world, listener));
+            }
+        }
+    }
+}
+
+/// Returns a listener with a socket of its own.
+fn with_socket(world: &World, listener: listener::Listener) -> listener::Listener {
+    listener::Listener {
+        access_log: access_log::of_listener(world.mesh()),
+        bind_to_port: None,
+        max_connections_to_accept_per_socket_event: uint32(1),
+        ..listener
+    }
+}
+
+/// Returns the loopback address of the proxy's family.
+fn loopback(view: &ProxyView) -> &'static str {
+    if view.ipv4 || !view.ipv6 { "127.0.0.1" } else { "::1" }
+}
+
 /// Returns the listener of an egress listener with an address of its own.
 fn bound(
     world: &World,
@@ -240,10 +292,9 @@ fn bound(
     services: &[Arc<Typed<Service>>],
 ) -> listener::Listener {
     let port = egress.port().unwrap_or_default();
-    let has_socket = egress.capture_mode == CaptureMode::None;
+    let has_socket = egress.capture_mode == CaptureMode::None || !setting.view.intercepts;
     let ip = match egress.bind.as_str() {
-        "" if setting.view.ipv4 || !setting.view.ipv6 => "127.0.0.1",
-        "" => "::1",
+        "" => loopback(setting.view),
         ip => ip,
     };
     let name = format!("{ip}_{port}");
@@ -262,14 +313,8 @@ fn bound(
     };
     // The protocol is declared, so it need not be detected.
     chain.filter_chain_match = None;
-    let unbound = unbound(world, name, ip, &[], port);
-    listener::Listener {
-        filter_chains: vec![chain],
-        access_log: has_socket.then(|| access_log::of_listener(world.mesh())).unwrap_or_default(),
-        bind_to_port: if has_socket { None } else { unbound.bind_to_port },
-        max_connections_to_accept_per_socket_event: has_socket.then(|| uint32(1)).flatten(),
-        ..unbound
-    }
+    let listener = listener::Listener { filter_chains: vec![chain], ..unbound(world, name, ip, &[], port) };
+    if has_socket { with_socket(world, listener) } else { listener }
 }
 
 /// Returns the listener of a service port for these addresses.
@@ -281,6 +326,16 @@ fn of_addresses(
     addresses: &[IpAddr],
 ) -> listener::Listener {
     let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    of_texts(world, setting, service, port, &texts)
+}
+
+fn of_texts(
+    world: &World,
+    setting: Setting<'_>,
+    service: &Typed<Service>,
+    port: &ServicePort,
+    texts: &[String],
+) -> listener::Listener {
     let extra: Vec<&str> = texts.iter().skip(1).map(String::as_str).collect();
     let name = format!("{}_{}", texts[0], port.port);
     let host = service.fqdn();
