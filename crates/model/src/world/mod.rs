@@ -18,6 +18,7 @@ mod identify;
 mod index;
 mod policy;
 mod providers;
+mod sidecar;
 mod store;
 mod tokens;
 
@@ -36,6 +37,7 @@ pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
 pub use identify::AccountMismatch;
 use index::{HostIndex, LabelIndex, MultiMap};
+pub use sidecar::Grouping;
 use store::{Entry, Store};
 pub(crate) use tokens::is_url;
 pub use tokens::{KeyFetch, KeySource};
@@ -110,6 +112,8 @@ pub struct World {
     service_slices: MultiMap<(String, String)>,
     /// VirtualServices of the mesh by host.
     virtual_service_hosts: HostIndex,
+    /// VirtualServices of the mesh by the hosts to which they send requests.
+    virtual_service_targets: MultiMap<String>,
     /// DestinationRules by host.
     destination_rule_hosts: HostIndex,
     /// ServiceEntries by host.
@@ -208,6 +212,9 @@ impl World {
                 self.unindex(Kind::VirtualService, &object.meta.namespace, &object.meta.name);
                 for host in mesh_hosts(&object) {
                     self.virtual_service_hosts.insert(host, &object.meta);
+                }
+                for host in sidecar::targets(&object) {
+                    self.virtual_service_targets.insert(host, &object.meta);
                 }
                 self.virtual_services.insert(object, origin)
             }
@@ -332,7 +339,7 @@ impl World {
 
     /// Returns the label keys of clients on which shared resources depend: those that routes match (`sourceLabels`),
     /// and those that set the priority of endpoints (`failoverPriority`).
-    pub fn label_keys(&self) -> BTreeSet<String> {
+    fn label_keys(&self) -> BTreeSet<String> {
         let routes = self.virtual_services.iter().flat_map(|entry| &entry.object.spec.http);
         let matched = routes.flat_map(|route| &route.matches).flat_map(|found| found.source_labels.keys());
         let rules = self.destination_rules.iter().flat_map(|entry| entry.object.spec.balancers());
@@ -427,6 +434,9 @@ impl World {
                 if let Some(entry) = self.virtual_services.get(namespace, name) {
                     for host in mesh_hosts(&entry.object) {
                         self.virtual_service_hosts.remove(&host, &entry.object.meta);
+                    }
+                    for host in sidecar::targets(&entry.object) {
+                        self.virtual_service_targets.remove(&host, &entry.object.meta);
                     }
                 }
             }

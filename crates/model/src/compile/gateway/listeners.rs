@@ -31,7 +31,14 @@ pub(super) fn compile(
     merged: &Merged<'_>,
     authorization: &Authorization,
 ) -> Vec<listener::Listener> {
-    let setting = Setting { mesh: scope.world.mesh(), view, hash_source_ip: false, grpc_web: false };
+    let setting = Setting {
+        mesh: scope.world.mesh(),
+        view,
+        hash_source_ip: false,
+        grpc_web: false,
+        http2: false,
+        dynamic_dns: false,
+    };
     let mut made: Vec<(u16, String, Vec<Chain>)> = Vec::new();
     // Server names of forwarded TLS by port and address: Envoy refuses two chains with the same match.
     let mut names = BTreeSet::new();
