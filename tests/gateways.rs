@@ -242,6 +242,6 @@ fn rotates(mesh: &Mesh, address: SocketAddr, clients: &Issuer, old: &str) {
     wait_version("the new certificate", "v1", || over_tls(address, &config, "web.example.com", "/v1"));
     let chain = |text: &str| text.split("  tls.key").next().unwrap().to_owned();
     mesh.edit("mesh.yaml", &chain(&new), &chain(&secret(&others, clients)));
-    mesh.wait_said("the private key does not belong to the certificate");
+    mesh.wait_for_output("the private key does not belong to the certificate");
     over_tls(address, &config, "web.example.com", "/v1").unwrap();
 }
