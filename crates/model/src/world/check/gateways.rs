@@ -7,7 +7,7 @@ use super::{About, Report, label_text, rules::destinations, workloads};
 use crate::{
     api::{Gateway, Kind, Labels, VirtualService, gateway::Server, selects},
     diagnostic::Severity,
-    world::{common_hosts, gateway_name},
+    world::{BoundRule, gateway_name},
 };
 
 impl Report<'_> {
@@ -52,9 +52,9 @@ impl Report<'_> {
                 server.hosts.iter().map(full).collect::<Vec<_>>()
             };
             let mut servers = gateway.object.spec.servers.iter();
-            let object = &about.entry.object;
+            let rule = BoundRule::new(&about.entry.object);
             if !spec.hosts.is_empty()
-                && servers.all(|server| common_hosts(&of_server(server), object).is_empty())
+                && servers.all(|server| rule.common_hosts(&of_server(server)).is_empty())
             {
                 let message =
                     format!("no server of Gateway {name} has these hosts for namespace {namespace}");
