@@ -17,7 +17,9 @@ mod hosts;
 mod identify;
 mod index;
 mod policy;
+mod providers;
 mod store;
+mod tokens;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -35,6 +37,8 @@ pub use hosts::{exported, fqdn, host_matches};
 pub use identify::AccountMismatch;
 use index::{HostIndex, LabelIndex, MultiMap};
 use store::{Entry, Store};
+pub(crate) use tokens::is_url;
+pub use tokens::{KeyFetch, KeySource};
 
 use crate::{
     api::{
@@ -116,6 +120,8 @@ pub struct World {
     name_users: MultiMap<Arc<str>>,
     /// DNS answers by name.
     resolved: Arc<HashMap<Arc<str>, Resolved>>,
+    /// Key sets that the control plane fetched.
+    key_sets: Arc<HashMap<KeySource, Arc<str>>>,
     /// Estimate since the last [`World::take_changes`]; `None` before the first.
     changes: Option<ChangeSet>,
 }
