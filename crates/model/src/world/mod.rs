@@ -32,7 +32,7 @@ pub(crate) use check::label_text;
 pub use effect::{Effect, Effects};
 pub use endpoints::Endpoint;
 pub use entry_hosts::Resolved;
-pub(crate) use gateways::{common_hosts, gateway_name};
+pub(crate) use gateways::{BoundRule, gateway_name};
 pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
 pub use identify::AccountMismatch;

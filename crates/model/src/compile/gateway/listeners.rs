@@ -45,7 +45,7 @@ pub(super) fn compile(
     for group in &merged.groups {
         let bind = if group.bind.is_empty() { any_address(view) } else { group.bind };
         let name = format!("{bind}_{}", group.port);
-        let chains = filter_chains::of_group(scope, setting, group, &name, authorization, &mut names);
+        let chains = filter_chains::of_group(scope, setting, merged, group, &name, authorization, &mut names);
         match made.iter_mut().find(|(port, other, _)| *port == group.port && other == bind) {
             Some((.., all)) => all.extend(chains),
             None => made.push((group.port, bind.to_owned(), chains)),
