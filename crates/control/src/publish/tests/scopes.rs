@@ -131,6 +131,7 @@ fn declarations_cover_every_field_of_a_view() {
         intercepts: _,
         hosts_apart: _,
         names_resolved: _,
+        is_authenticated: _,
         ipv4: _,
         // Known pods alone have it.
         address: _,
