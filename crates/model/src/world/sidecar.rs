@@ -102,8 +102,10 @@ impl World {
         let rules = self.virtual_service_targets.get(host);
         let mut rules = rules.filter_map(|(namespace, name)| self.virtual_services.get(namespace, name));
         rules.any(|entry| {
+            // One without hosts is a delegate of others.
+            let is_delegate = entry.object.spec.hosts.is_empty();
             self.virtual_service_visible(entry, client_namespace)
-                && Self::imports_rule(egress, &entry.object, client_namespace)
+                && (is_delegate || Self::imports_rule(egress, &entry.object, client_namespace))
         })
     }
 }
