@@ -8,6 +8,7 @@ use crate::{
     api::{
         Labels,
         kube::{self, Locality},
+        sidecar::Egress,
     },
     world::{FilterSelection, Grouping},
 };
@@ -53,6 +54,11 @@ pub struct ProxyView {
     pub ipv4: bool,
     /// Whether the proxy has IPv6 addresses.
     pub ipv6: bool,
+    /// First address of the pod, if it is known and a Sidecar defines its inbound ports: names of filter chains and
+    /// endpoints then have it.
+    pub address: Option<IpAddr>,
+    /// Whether connections are redirected to the proxy (metadata `INTERCEPTION_MODE`, unless it is `NONE`).
+    pub intercepts: bool,
     /// Whether the proxy is an Envoy without Istio's own filters (metadata `SKYSAIL_PLAIN_ENVOY`). It would refuse
     /// their configuration.
     pub plain_envoy: bool,
@@ -82,6 +88,8 @@ pub struct ClientScope {
     pub locality: Locality,
     /// Labels of the pod on which shared resources depend ([`Grouping`]).
     pub labels: Labels,
+    /// What the Sidecar of the pod lets it call; `None`: everything.
+    pub egress: Option<Arc<Egress>>,
     /// Whether the proxy has IPv4 addresses.
     pub ipv4: bool,
     /// Whether the proxy has IPv6 addresses.
@@ -106,6 +114,7 @@ impl ClientScope {
             cluster_id: view.cluster_id.clone(),
             locality: view.locality.clone(),
             labels: grouping.label_keys.iter().filter_map(label).collect(),
+            egress: grouping.egress(view),
             ipv4: view.ipv4,
             ipv6: view.ipv6,
             plain_envoy: view.plain_envoy,
@@ -117,13 +126,13 @@ impl ClientScope {
 }
 
 impl ClientScope {
-    /// Returns the scope without the properties that only affect routes. Scopes with the same result have
-    /// the same services.
+    /// Returns the scope without the properties that only affect routes and the choice of services. Scopes with the
+    /// same result have mostly equal services.
     pub fn sibling_key(&self) -> Self {
-        Self { namespace: String::new(), hosts_apart: false, ..self.clone() }
+        Self { namespace: String::new(), egress: None, hosts_apart: false, ..self.clone() }
     }
 
-    /// Returns whether both scopes have the same services.
+    /// Returns whether both scopes have mostly equal services.
     pub fn is_sibling(&self, other: &Self) -> bool {
         let Self { role, cluster_id, locality, labels, ipv4, ipv6, plain_envoy, names_resolved, .. } = self;
         (role, cluster_id, locality, labels)
@@ -151,6 +160,9 @@ impl fmt::Display for ClientScope {
         }
         for filter in &self.filters {
             write!(to, ", EnvoyFilter {}/{}", filter.namespace, filter.name)?;
+        }
+        if self.egress.is_some() {
+            write!(to, ", restricted by a Sidecar")?;
         }
         Ok(())
     }
@@ -212,6 +224,7 @@ struct Metadata {
     pod_ports: PodPorts,
     node_name: String,
     generator: String,
+    interception_mode: String,
     skysail_plain_envoy: String,
     skysail_vhds: String,
     skysail_resolved: String,
@@ -331,6 +344,8 @@ impl ProxyNode {
             named_ports,
             ipv4: ips.iter().any(IpAddr::is_ipv4),
             ipv6: ips.iter().any(IpAddr::is_ipv6),
+            address: None,
+            intercepts: metadata.interception_mode != "NONE",
             plain_envoy: metadata.skysail_plain_envoy == "true" && !grpc,
             hosts_apart: metadata.skysail_vhds == "true" && !grpc,
             names_resolved: metadata.skysail_resolved == "true" || grpc,

@@ -35,6 +35,7 @@ mod pool;
 mod rbac;
 mod routes;
 mod tls;
+mod visibility;
 
 use std::sync::Arc;
 
@@ -47,7 +48,7 @@ use crate::{
     ClientScope, Diagnostic, ObjectKey, ProxyView, Role, Severity, World,
     api::{
         self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, kube::Locality,
-        virtual_service::Destination,
+        mesh_config::OutboundMode, sidecar::Egress, virtual_service::Destination,
     },
     world::Grouping,
 };
@@ -81,7 +82,7 @@ pub fn parts(world: &World, client_scope: &ClientScope) -> Vec<Part> {
     let scope = Scope::new(world, client_scope);
     let of =
         |service: &Typed<Service>| Part::Service(service.meta.namespace.clone(), service.meta.name.clone());
-    scope.services().map(|service| of(service)).chain([Part::Routes, Part::Names, Part::Trust]).collect()
+    scope.services().map(|service| of(&service)).chain([Part::Routes, Part::Names, Part::Trust]).collect()
 }
 
 /// Compiles a part for proxies with this client scope; empty if the part does not exist.
@@ -93,22 +94,24 @@ fn unpatched_part(world: &World, client_scope: &ClientScope, part: &Part) -> Vec
     let scope = Scope::new(world, client_scope);
     match part {
         Part::Service(namespace, name) => {
-            let service = world.service_named(namespace, name).filter(|service| scope.sees(service));
-            service.map(|service| of_service(&scope, service)).unwrap_or_default()
+            let service = world.service_named(namespace, name).and_then(|service| scope.seen(service));
+            service.map(|service| of_service(&scope, &service)).unwrap_or_default()
         }
         Part::Routes if scope.role == Role::Router => Vec::new(),
         Part::Routes if scope.role == Role::Grpc => {
-            scope.services().flat_map(|service| grpc::routes(&scope, service)).collect()
+            scope.services().flat_map(|service| grpc::routes(&scope, &service)).collect()
         }
         Part::Routes => {
-            let services: Vec<&Typed<Service>> = scope.services().map(Arc::as_ref).collect();
+            let services: Vec<Arc<Typed<Service>>> = scope.routed_services().collect();
+            let services: Vec<&Typed<Service>> = services.iter().map(Arc::as_ref).collect();
             let named = listeners::named(&services);
             let shared = named.shared.iter().flat_map(|port| routes::shared(&scope, &services, *port));
             let own = named.own.iter().map(|(service, port)| routes::own(&scope, service, *port));
             shared.chain(own).collect()
         }
         Part::Names => {
-            let services: Vec<&Typed<Service>> = scope.services().map(Arc::as_ref).collect();
+            let services: Vec<Arc<Typed<Service>>> = scope.services().collect();
+            let services: Vec<&Typed<Service>> = services.iter().map(Arc::as_ref).collect();
             if scope.role == Role::Grpc {
                 return grpc::listeners(&scope, &services);
             }
@@ -128,7 +131,12 @@ pub fn is_equal_for_siblings(world: &World, one: &ClientScope, other: &ClientSco
     let Part::Service(namespace, name) = part else { return false };
     let Some(service) = world.service_named(namespace, name) else { return false };
     let (one, other) = (Scope::new(world, one), Scope::new(world, other));
-    one.sees(service) && other.sees(service) && one.rule(service) == other.rule(service)
+    let ports = |scope: &Scope<'_>| scope.seen(service).map(|service| service.spec.ports.clone());
+    let is_seen_alike = match (&one.egress, &other.egress) {
+        (None, None) => one.sees(service) && other.sees(service),
+        _ => ports(&one).is_some_and(|ports_of_one| Some(ports_of_one) == ports(&other)),
+    };
+    is_seen_alike && one.rule(service) == other.rule(service)
 }
 
 /// Compiles the routes of one host ([`ChangeSet::hosts`](crate::ChangeSet::hosts)) again, for clients with this
@@ -153,7 +161,7 @@ pub fn compile_host(
 /// Returns the outline of the outbound listeners of proxies with this client scope.
 pub fn outline(world: &World, client_scope: &ClientScope) -> Outline {
     match client_scope.role {
-        Role::Sidecar => listeners::outline(Scope::new(world, client_scope).services()),
+        Role::Sidecar => Scope::new(world, client_scope).outline(),
         Role::Router | Role::Grpc => Outline::default(),
     }
 }
@@ -163,7 +171,8 @@ pub fn outline(world: &World, client_scope: &ClientScope) -> Outline {
 pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resources, Vec<Diagnostic>) {
     let mut findings = CompileFindings { world, list: Vec::new() };
     let mut made = Resources::default();
-    // Only routes and endpoints depend on labels. Those are shared, except the routes of gateways.
+    // Only routes and endpoints depend on labels. Those are shared, except the routes of gateways. The outline has what
+    // the Sidecar selects.
     let grouping = if view.role == Role::Router { world.grouping() } else { Grouping::default() };
     let client_scope = ClientScope::of(view, &grouping);
     let scope = Scope::new(world, &client_scope);
@@ -202,6 +211,8 @@ struct Scope<'a> {
     hosts_apart: bool,
     /// Whether names of endpoints are sent as their addresses.
     names_resolved: bool,
+    /// What the Sidecar of the client lets it call; `None`: everything.
+    egress: Option<&'a Arc<Egress>>,
 }
 
 impl<'a> Scope<'a> {
@@ -219,15 +230,11 @@ impl<'a> Scope<'a> {
             plain_envoy: client_scope.plain_envoy,
             hosts_apart: client_scope.hosts_apart,
             names_resolved: client_scope.names_resolved,
+            egress: client_scope.egress.as_ref(),
         }
     }
 
-    /// Returns the services that a client of this scope may call.
-    fn services(&self) -> impl Iterator<Item = &'a Arc<Typed<Service>>> {
-        self.world.services().filter(|service| self.sees(service))
-    }
-
-    /// Returns whether a client of this scope may call a service.
+    /// Returns whether a client of this scope may call a service, apart from its Sidecar.
     fn sees(&self, service: &Typed<Service>) -> bool {
         service.spec.external_name.is_none()
             && self.world.service_visible(service, self.namespace)
@@ -304,6 +311,10 @@ fn add_sidecar(
     findings: &mut CompileFindings<'_>,
 ) {
     clusters::special(view).iter().for_each(|cluster| add_cluster(made, cluster));
+    let unknown = visibility::UnknownDestinations::of(scope.world.mesh(), outline.egress());
+    if unknown.mode == OutboundMode::AllowAnyDynamicDns {
+        add_cluster(made, &clusters::dynamic_dns(view));
+    }
     let ports = listeners::inbound_ports(scope.world, view);
     for port in &ports {
         add_cluster(made, &clusters::inbound(scope, view, port));
@@ -315,8 +326,14 @@ fn add_sidecar(
         .map(|port| port.port)
         .collect();
     let authorization = rbac::Authorization::new(scope.world, view, &tcp_ports, findings);
-    let inbound = listeners::inbound(scope.world, view, &ports, &authorization);
-    add(made, Kind::Listener, &inbound.name, &inbound);
+    if view.intercepts {
+        let inbound = listeners::inbound(scope.world, view, &ports, &authorization);
+        add(made, Kind::Listener, &inbound.name, &inbound);
+    }
+    for port in ports.iter().filter(|port| port.has_socket() || !view.intercepts) {
+        let inbound = listeners::inbound_with_socket(scope.world, view, port, &authorization);
+        add(made, Kind::Listener, &inbound.name, &inbound);
+    }
     for listener in listeners::outbound(scope.world, view, outline) {
         add(made, Kind::Listener, &listener.name, &listener);
     }

@@ -118,6 +118,22 @@ impl World {
         self.virtual_service_entries(host, client_namespace).first().map(|entry| &entry.object)
     }
 
+    /// Returns the same, of those that `keep` selects.
+    pub(crate) fn virtual_service_where(
+        &self,
+        host: &str,
+        client_namespace: &str,
+        keep: impl Fn(&Typed<VirtualService>) -> bool,
+    ) -> Option<&Arc<Typed<VirtualService>>> {
+        let entries = most_specific(&self.virtual_service_hosts, host, |pattern| {
+            let visible = |entry: &&Entry<VirtualService>| {
+                self.virtual_service_visible(entry, client_namespace) && keep(&entry.object)
+            };
+            by_age(&self.virtual_services, &self.virtual_service_hosts, pattern, visible)
+        });
+        entries.first().map(|entry| &entry.object)
+    }
+
     /// Returns all VirtualServices of the most specific host pattern, oldest first; only the first takes effect.
     pub(super) fn virtual_service_entries(
         &self,

@@ -14,12 +14,12 @@ mod endpoints;
 mod entry_hosts;
 mod envoy_filters;
 mod gateways;
-mod grouping;
 mod hosts;
 mod identify;
 mod index;
 mod policy;
 mod providers;
+mod sidecar;
 mod store;
 mod tokens;
 
@@ -34,12 +34,12 @@ pub use effect::{Effect, Effects};
 pub use endpoints::Endpoint;
 pub use entry_hosts::Resolved;
 pub use envoy_filters::{FilterSelection, SharedFilters};
-pub(crate) use gateways::{common_hosts, gateway_name};
-pub use grouping::Grouping;
+pub(crate) use gateways::{BoundRule, gateway_name};
 pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
 pub use identify::AccountMismatch;
 use index::{HostIndex, LabelIndex, MultiMap};
+pub use sidecar::Grouping;
 use store::{Entry, Store};
 pub(crate) use tokens::is_url;
 pub use tokens::{KeyFetch, KeySource};
@@ -114,6 +114,8 @@ pub struct World {
     service_slices: MultiMap<(String, String)>,
     /// VirtualServices of the mesh by host.
     virtual_service_hosts: HostIndex,
+    /// VirtualServices of the mesh by the hosts to which they send requests.
+    virtual_service_targets: MultiMap<String>,
     /// DestinationRules by host.
     destination_rule_hosts: HostIndex,
     /// ServiceEntries by host.
@@ -212,6 +214,9 @@ impl World {
                 self.unindex(Kind::VirtualService, &object.meta.namespace, &object.meta.name);
                 for host in mesh_hosts(&object) {
                     self.virtual_service_hosts.insert(host, &object.meta);
+                }
+                for host in sidecar::targets(&object) {
+                    self.virtual_service_targets.insert(host, &object.meta);
                 }
                 self.virtual_services.insert(object, origin)
             }
@@ -431,6 +436,9 @@ impl World {
                 if let Some(entry) = self.virtual_services.get(namespace, name) {
                     for host in mesh_hosts(&entry.object) {
                         self.virtual_service_hosts.remove(&host, &entry.object.meta);
+                    }
+                    for host in sidecar::targets(&entry.object) {
+                        self.virtual_service_targets.remove(&host, &entry.object.meta);
                     }
                 }
             }

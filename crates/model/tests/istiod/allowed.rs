@@ -13,8 +13,6 @@ pub(crate) struct Allowed {
 const PORTS: &str = "ServiceEntry: without an address only HTTP is told apart, the rest passes through";
 const PROXY_PROTOCOL: &str = "trafficPolicy.proxyProtocol: not sent";
 
-const UNUSED_ROUTES: &str =
-    "EnvoyFilter: the routes of a removed listener are kept, and no proxy subscribes to them";
 
 /// All permitted differences.
 pub(crate) const ALLOWED: &[Allowed] = &[
@@ -27,7 +25,6 @@ pub(crate) const ALLOWED: &[Allowed] = &[
         "cds outbound|9080||productpage.default.svc.cluster.local.transportSocketMatches",
         PROXY_PROTOCOL,
     ),
-    differs("s-envoyfilter", "reviews-v1 rds 15014: istiod has no such resource", UNUSED_ROUTES),
 ];
 
 const fn differs(scenario: &'static str, part: &'static str, reason: &'static str) -> Allowed {

@@ -66,9 +66,7 @@ scenarios! {
     f_strict_authz = "f-strict-authz",
     f2_authz_deny_custom_ports = "f2-authz-deny-custom-ports",
     g_serviceentry = "g-serviceentry",
-    #[ignore = "not compiled like this yet"]
     h_sidecar_own_namespace = "h-sidecar-own-namespace",
-    #[ignore = "not compiled like this yet"]
     h2_sidecar_registry_only = "h2-sidecar-registry-only",
     i_jwt = "i-jwt",
     j_ingress_gateway = "j-ingress-gateway",
