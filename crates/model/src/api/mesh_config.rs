@@ -88,8 +88,10 @@ pub struct MeshConfig {
     pub extension_providers: Vec<ExtensionProvider>,
     /// Whether the application's metrics are served along with the proxy's.
     pub enable_prometheus_merge: IgnoredValue,
-    /// Whether tracing is enabled; it takes effect once a Telemetry configures it.
+    /// Whether requests are traced without a Telemetry, if the proxy's own configuration names a collector.
     pub enable_tracing: bool,
+    /// Whether listeners have no access log for connections without a matching filter chain.
+    pub disable_envoy_listener_log: bool,
 }
 
 /// Roots in addition to those of the mesh's own authority. Source: `istio.mesh.v1alpha1.MeshConfig.CertificateData`.
@@ -165,12 +167,20 @@ impl MeshConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct DefaultProviders {
-    /// Providers of metrics.
-    pub metrics: Vec<String>,
+    /// Providers of metrics; unset: `prometheus`.
+    pub metrics: Option<Vec<String>>,
     /// Providers of traces; the first is used.
     pub tracing: Vec<String>,
     /// Providers of access logs.
     pub access_logging: Vec<String>,
+}
+
+impl DefaultProviders {
+    /// Returns the providers of metrics.
+    pub fn metrics(&self) -> impl Iterator<Item = &str> {
+        let default = self.metrics.is_none().then_some("prometheus");
+        self.metrics.iter().flatten().map(String::as_str).chain(default)
+    }
 }
 
 /// A setting that is known and has no effect here.
@@ -288,7 +298,8 @@ impl Default for MeshConfig {
             default_providers: DefaultProviders::default(),
             extension_providers: Vec::new(),
             enable_prometheus_merge: IgnoredValue,
-            enable_tracing: false,
+            enable_tracing: true,
+            disable_envoy_listener_log: false,
         }
     }
 }

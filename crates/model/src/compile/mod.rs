@@ -9,7 +9,7 @@
 //! - [`policy`], [`pool`], [`balance`] and [`locality`]: settings of DestinationRules
 //! - [`tls`], [`clusters`], [`endpoints`]
 //! - [`clause`], [`authorizer`], [`jwt`] and [`rbac`]: authentication of requests and authorization
-//! - [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`]
+//! - [`access_log`], [`tracing`], [`telemetry`], [`filters`], [`listeners`], [`routes`], [`nametable`]
 //! - [`grpc`]: clients without a proxy
 
 mod access_log;
@@ -31,7 +31,9 @@ mod policy;
 mod pool;
 mod rbac;
 mod routes;
+mod telemetry;
 mod tls;
+mod tracing;
 
 use std::{collections::BTreeSet, sync::Arc};
 

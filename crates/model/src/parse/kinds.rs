@@ -44,7 +44,6 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
         "networking.istio.io",
         &["Gateway", "Sidecar", "EnvoyFilter", "WorkloadEntry", "WorkloadGroup", "ProxyConfig"],
     ),
-    ("telemetry.istio.io", &["Telemetry"]),
     ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
     (
         "gateway.networking.k8s.io",

@@ -77,7 +77,6 @@ scenarios! {
     k3_gamma_features = "k3-gamma-features",
     #[ignore = "not compiled like this yet"]
     l_tcp = "l-tcp",
-    #[ignore = "not compiled like this yet"]
     m_telemetry = "m-telemetry",
     n_destinationrule_policies = "n-destinationrule-policies",
     o_virtualservice_features = "o-virtualservice-features",

@@ -23,6 +23,7 @@ use crate::{
         filters::{self, Routes, Setting},
         pb::{boolean, core, listener, pack, route, seconds, types, uint32},
         rbac::Authorization,
+        telemetry::SideTelemetry,
         tls,
     },
 };
@@ -78,8 +79,15 @@ pub(in crate::compile) fn compile(
     ports: &[InboundPort<'_>],
     authorization: &Authorization,
 ) -> listener::Listener {
+    let telemetry = SideTelemetry::new(world, view, Direction::Inbound);
     let inbound = Inbound {
-        setting: Setting { mesh: world.mesh(), view, hash_source_ip: false, grpc_web: false },
+        setting: Setting {
+            mesh: world.mesh(),
+            view,
+            telemetry: &telemetry,
+            hash_source_ip: false,
+            grpc_web: false,
+        },
         authorization,
     };
     let mut chains = vec![black_hole(inbound.setting)];
@@ -105,7 +113,7 @@ pub(in crate::compile) fn compile(
         listener_filters_timeout: Some(detection_timeout(world)),
         continue_on_listener_filters_timeout: true,
         traffic_direction: core::TrafficDirection::Inbound as i32,
-        ..virtual_listener(world, view, "virtualInbound", names::INBOUND_PORT, chains)
+        ..virtual_listener(inbound.setting, "virtualInbound", names::INBOUND_PORT, chains)
     }
 }
 
@@ -273,7 +281,7 @@ fn black_hole(setting: Setting<'_>) -> listener::FilterChain {
             destination_port: uint32(names::INBOUND_PORT.into()),
             ..Default::default()
         }),
-        filters: filters::tcp_chain(setting, Direction::Inbound, BLACK_HOLE, Vec::new()),
+        filters: filters::black_hole_chain(setting, Direction::Inbound, BLACK_HOLE),
         name: "virtualInbound-blackhole".into(),
         ..Default::default()
     }

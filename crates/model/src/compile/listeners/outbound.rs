@@ -25,6 +25,7 @@ use crate::{
         clusters::{BLACK_HOLE, PASSTHROUGH},
         filters::{self, Routes, Setting},
         pb::{address, boolean, core, listener, pack, seconds},
+        telemetry::SideTelemetry,
     },
 };
 
@@ -92,7 +93,9 @@ pub(in crate::compile) fn compile(
     view: &ProxyView,
     outline: &Outline,
 ) -> Vec<listener::Listener> {
-    let setting = Setting { mesh: world.mesh(), view, hash_source_ip: false, grpc_web: false };
+    let telemetry = SideTelemetry::new(world, view, Direction::Outbound);
+    let setting =
+        Setting { mesh: world.mesh(), view, telemetry: &telemetry, hash_source_ip: false, grpc_web: false };
     let mut by_address: BTreeMap<String, listener::Listener> = BTreeMap::new();
     for service in &outline.services {
         for port in service.spec.ports.iter().filter(|port| has_own(port)) {
@@ -103,7 +106,7 @@ pub(in crate::compile) fn compile(
         }
     }
     let shared = outline.shared.iter().map(|port| shared(world, setting, *port));
-    std::iter::once(catch_all(world, setting)).chain(shared).chain(by_address.into_values()).collect()
+    std::iter::once(catch_all(setting)).chain(shared).chain(by_address.into_values()).collect()
 }
 
 /// Returns the addresses that clients use, grouped by listener: the service's own, or each of its pods' if it is
@@ -128,7 +131,7 @@ fn listener_addresses(
 }
 
 /// Returns the listener that accepts every redirected connection.
-fn catch_all(world: &World, setting: Setting<'_>) -> listener::Listener {
+fn catch_all(setting: Setting<'_>) -> listener::Listener {
     let port = names::OUTBOUND_PORT;
     // A connection to the listener itself would loop.
     let black_hole = listener::FilterChain {
@@ -136,7 +139,7 @@ fn catch_all(world: &World, setting: Setting<'_>) -> listener::Listener {
             destination_port: crate::compile::pb::uint32(port.into()),
             ..Default::default()
         }),
-        filters: filters::tcp_chain(setting, Direction::Outbound, BLACK_HOLE, Vec::new()),
+        filters: filters::black_hole_chain(setting, Direction::Outbound, BLACK_HOLE),
         name: "virtualOutbound-blackhole".into(),
         ..Default::default()
     };
@@ -148,7 +151,7 @@ fn catch_all(world: &World, setting: Setting<'_>) -> listener::Listener {
     listener::Listener {
         use_original_dst: boolean(true),
         traffic_direction: TrafficDirection::Outbound as i32,
-        ..virtual_listener(world, setting.view, "virtualOutbound", port, vec![black_hole, rest])
+        ..virtual_listener(setting, "virtualOutbound", port, vec![black_hole, rest])
     }
 }
 
