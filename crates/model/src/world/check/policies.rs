@@ -126,7 +126,8 @@ impl Report<'_> {
         let of = about.namespace();
         let verifies = |labels: &Labels| !self.world.request_authentications(of, labels).is_empty();
         if selected.peek().is_some() && !selected.any(verifies) {
-            let message = "no RequestAuthentication applies to its workloads, so no request has a valid token";
+            let message =
+                "no RequestAuthentication applies to its workloads, so no request has a valid token";
             let field = format!("spec.rules[{index}]");
             self.report(about, Severity::Warning, field, message, "add a RequestAuthentication");
         }
