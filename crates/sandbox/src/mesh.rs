@@ -418,6 +418,7 @@ impl Mesh {
         });
         let service_objects = documents(completed.chain([external::document(allocated)]));
         let published = publish::backends(&self.settings.published, services, &pods);
+        let example_call = plan::example_call(services, &pods);
         self.names.replace(names, hosts);
         self.write(publish::FILE, serde_json::to_string(&published).unwrap_or_default());
         self.write(SERVICES, service_objects);
@@ -438,6 +439,7 @@ impl Mesh {
             control: self.control_process,
             pods: pods.map(|replica| replica.state.clone()).collect(),
             refused: self.refused.clone(),
+            example_call,
         };
         let text = serde_json::to_string_pretty(&state).unwrap_or_default();
         self.write("state.json", text);
@@ -496,7 +498,8 @@ pub async fn metrics(pod: &PodState) -> io::Result<String> {
 
 /// Returns the packet rules of a pod, given these ports of Services.
 fn rules_of(pod: &Pod, ports: &[VirtualPort]) -> Rules {
-    if !pod.sidecar {
+    // Nothing runs beside the proxy of a gateway.
+    if !pod.sidecar || pod.gateway.is_some() {
         return Rules { output: rules::services(ports.iter()), input: Vec::new() };
     }
     let (exceptions, _) = Exceptions::read(&pod.annotations);

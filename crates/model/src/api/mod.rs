@@ -14,6 +14,7 @@ pub(crate) mod manifest;
 pub mod mesh_config;
 pub mod proxy_config;
 pub mod rate_limit;
+pub mod secret;
 pub mod security;
 pub mod service_entry;
 pub mod sidecar;
@@ -35,6 +36,7 @@ pub use kube::{EndpointSlice, Node, Pod, Protocol, Service, ServicePort, Templat
 pub use mesh_config::{ConfigMap, MeshConfig};
 pub use proxy_config::ProxyConfig;
 pub use rate_limit::RateLimitPolicy;
+pub use secret::Secret;
 pub use security::{AuthorizationPolicy, MtlsMode, PeerAuthentication, RequestAuthentication};
 pub use service_entry::{Address, EntryHost, Resolution, ServiceEntry};
 pub use sidecar::Sidecar;
@@ -298,7 +300,7 @@ objects! {
         Service(Service),
         ServiceAccount(()),
         Pod(Pod),
-        Secret(()),
+        Secret(Secret),
         EndpointSlice(EndpointSlice),
         ConfigMap(ConfigMap),
     }

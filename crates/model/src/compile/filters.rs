@@ -44,7 +44,7 @@ use super::{
     tls,
 };
 use crate::{
-    ProxyView,
+    ProxyView, Role,
     api::{MeshConfig, mesh_config::Normalization},
 };
 
@@ -111,7 +111,7 @@ fn tcp_chain_to(
         filters.extend(exchange(setting.view));
     }
     filters.extend(policy);
-    filters.extend(stats(setting).map(|config| network(STATS, config)));
+    filters.extend(network_stats(setting));
     filters.push(proxy);
     filters
 }
@@ -190,7 +190,26 @@ fn connection_manager(
             ..Default::default()
         });
     }
+    if setting.view.role == Role::Router {
+        at_edge(&mut manager);
+    }
     manager
+}
+
+/// Sets what gateways do with requests of clients that are not trusted: their address and certificate replace what the
+/// requests say of them.
+fn at_edge(manager: &mut HttpConnectionManager) {
+    manager.http_protocol_options = Some(Default::default());
+    manager.server_name = "istio-envoy".into();
+    manager.use_remote_address = boolean(true);
+    manager.forward_client_cert_details = ForwardClientCertDetails::SanitizeSet as i32;
+    manager.set_current_client_cert_details = Some(SetCurrentClientCertDetails {
+        subject: boolean(true),
+        cert: true,
+        dns: true,
+        uri: true,
+        ..Default::default()
+    });
 }
 
 fn normalize_paths(manager: &mut HttpConnectionManager, how: Normalization) {
@@ -244,7 +263,8 @@ fn tcp_proxy(setting: Setting<'_>, cluster: &str, access_log: Vec<AccessLog>) ->
     network("envoy.filters.network.tcp_proxy", pack(&proxy))
 }
 
-fn exchange(view: &ProxyView) -> Option<listener::Filter> {
+/// Returns the network filter that exchanges peer metadata.
+pub(super) fn exchange(view: &ProxyView) -> Option<listener::Filter> {
     (!view.plain_envoy).then(|| network(METADATA_EXCHANGE, tcp_exchange()))
 }
 
@@ -271,6 +291,11 @@ fn peer_metadata(direction: Direction) -> Any {
     };
     let fields = lists.map(|(name, list)| (name, istio::list(list)));
     packed::typed_struct(istio::HTTP_PEER_METADATA, fields.into())
+}
+
+/// Returns the network filter of Istio's standard metrics.
+pub(super) fn network_stats(setting: Setting<'_>) -> Option<listener::Filter> {
+    stats(setting).map(|config| network(STATS, config))
 }
 
 /// Returns the filter of Istio's standard metrics.

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::parse;
 
+mod gateway;
 mod grpc;
 mod tokens;
 mod trust;
@@ -75,6 +76,7 @@ fn view() -> ProxyView {
         plain_envoy: false,
         hosts_apart: false,
         names_resolved: false,
+        is_authenticated: false,
     }
 }
 

@@ -40,10 +40,7 @@ const GROUPS: &[(&str, &[&str])] = &[
 
 /// Kinds that change the behaviour of a mesh and are not supported yet.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
-    (
-        "networking.istio.io",
-        &["Gateway", "Sidecar", "EnvoyFilter", "WorkloadEntry", "WorkloadGroup", "ProxyConfig"],
-    ),
+    ("networking.istio.io", &["Sidecar", "EnvoyFilter", "WorkloadEntry", "WorkloadGroup", "ProxyConfig"]),
     ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
     (
         "gateway.networking.k8s.io",
@@ -389,11 +386,7 @@ mod tests {
             ),
             ("policy/v1", "PodDisruptionBudget", "foreign: PodDisruptionBudget of policy"),
             ("autoscaling/v2", "HorizontalPodAutoscaler", "foreign: HorizontalPodAutoscaler of autoscaling"),
-            (
-                "networking.istio.io/v1",
-                "Gateway",
-                "warning: Gateway is not supported yet: nothing listens on its ports; ",
-            ),
+            ("networking.istio.io/v1", "Gateway", "Gateway"),
             (
                 "gateway.networking.k8s.io/v1",
                 "HTTPRoute",

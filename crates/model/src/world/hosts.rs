@@ -131,11 +131,19 @@ impl World {
         })
     }
 
-    fn virtual_service_visible(&self, entry: &Entry<VirtualService>, client_namespace: &str) -> bool {
-        let default = &self.mesh().default_virtual_service_export_to;
-        let list =
-            if entry.object.spec.export_to.is_empty() { default } else { &entry.object.spec.export_to };
+    pub(super) fn virtual_service_visible(
+        &self,
+        entry: &Entry<VirtualService>,
+        client_namespace: &str,
+    ) -> bool {
+        let list = self.virtual_service_export_to(entry);
         exported(list.iter().map(String::as_str), &entry.object.meta.namespace, client_namespace)
+    }
+
+    /// Returns the `exportTo` of a VirtualService, or the mesh's default.
+    pub(super) fn virtual_service_export_to<'a>(&'a self, entry: &'a Entry<VirtualService>) -> &'a [String] {
+        let own = &entry.object.spec.export_to;
+        if own.is_empty() { &self.mesh().default_virtual_service_export_to } else { own }
     }
 
     /// Returns the DestinationRule that clients of a namespace apply to a service: one of the client's namespace,

@@ -56,6 +56,15 @@ impl World {
         applying
     }
 
+    /// Returns whether a provider names a host as its service.
+    pub(super) fn is_provider_host(&self, host: &str) -> bool {
+        self.mesh()
+            .extension_providers
+            .iter()
+            .filter_map(ExtensionProvider::service)
+            .any(|service| service.split_once('/').map_or(service, |(_, host)| host) == host)
+    }
+
     /// Returns the external authorizer of this name. An error says why there is none.
     pub fn authorizer(&self, name: &str) -> Result<&ExtensionProvider, String> {
         let mut providers = self.mesh().extension_providers.iter().filter(|provider| provider.name == name);
