@@ -62,6 +62,10 @@ pub struct MeshConfig {
     pub enable_auto_mtls: bool,
     /// Policy for traffic to unknown destinations.
     pub outbound_traffic_policy: OutboundTrafficPolicy,
+    /// Address at which workloads receive inbound connections.
+    pub inbound_traffic_policy: InboundTrafficPolicy,
+    /// Namespaces whose services and routing objects are used: those that one of these selects. Empty: all.
+    pub discovery_selectors: Vec<NamespaceSelector>,
     /// Retry policy of routes without one.
     pub default_http_retry_policy: Option<HttpRetry>,
     /// Connect timeout.
@@ -236,6 +240,79 @@ pub enum OutboundMode {
     AllowAny,
 }
 
+/// Policy for inbound connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct InboundTrafficPolicy {
+    /// Mode.
+    pub mode: InboundMode,
+}
+
+/// Address at which workloads receive inbound connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum InboundMode {
+    /// The address of the pod.
+    #[default]
+    Passthrough,
+    /// Loopback.
+    Localhost,
+}
+
+/// Selects namespaces by their labels: all conditions must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NamespaceSelector {
+    /// Labels.
+    pub match_labels: BTreeMap<String, String>,
+    /// Conditions on labels.
+    pub match_expressions: Vec<LabelRequirement>,
+}
+
+/// Condition on a label.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct LabelRequirement {
+    /// Label.
+    pub key: String,
+    /// Operator.
+    pub operator: LabelOperator,
+    /// Values.
+    pub values: Vec<String>,
+}
+
+/// Operator of a condition on a label.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum LabelOperator {
+    /// The label has one of the values.
+    #[default]
+    In,
+    /// The label has none of the values, or does not exist.
+    NotIn,
+    /// The label exists.
+    Exists,
+    /// The label does not exist.
+    DoesNotExist,
+}
+
+impl NamespaceSelector {
+    /// Returns whether a namespace is selected; `label` returns its labels.
+    pub fn selects<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
+        let holds = |one: &LabelRequirement| {
+            let value = label(&one.key);
+            let is_listed = value.is_some_and(|value| one.values.iter().any(|known| known == value));
+            match one.operator {
+                LabelOperator::In => is_listed,
+                LabelOperator::NotIn => !is_listed,
+                LabelOperator::Exists => value.is_some(),
+                LabelOperator::DoesNotExist => value.is_none(),
+            }
+        };
+        self.match_labels.iter().all(|(key, value)| label(key) == Some(value))
+            && self.match_expressions.iter().all(holds)
+    }
+}
+
 /// Encoding of access logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
@@ -285,6 +362,8 @@ impl Default for MeshConfig {
             access_log_encoding: LogEncoding::Text,
             enable_auto_mtls: true,
             outbound_traffic_policy: OutboundTrafficPolicy::default(),
+            inbound_traffic_policy: InboundTrafficPolicy::default(),
+            discovery_selectors: Vec::new(),
             default_http_retry_policy: None,
             locality_lb_setting: None,
             connect_timeout: None,

@@ -23,8 +23,8 @@ use super::{
     listeners::InboundPort,
     locality,
     pb::{
-        Any, Struct, cluster, config_path, core, duration, fields, metadata, pack, seconds, socket, types,
-        uint32,
+        Any, Struct, address, cluster, config_path, core, duration, endpoint, fields, metadata, pack,
+        seconds, socket, types, uint32,
     },
     policy::Effective,
     pool, tls,
@@ -34,6 +34,7 @@ use crate::{
     api::{
         DestinationRule, Protocol, Resolution, Service, ServicePort, Typed,
         destination_rule::{SimpleLb, TlsMode},
+        mesh_config::InboundMode,
     },
 };
 
@@ -82,12 +83,19 @@ pub(super) fn black_hole() -> cluster::Cluster {
 
 /// Returns the cluster of one of the workload's own ports.
 pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_>) -> cluster::Cluster {
-    let mut made = original_dst(&ClusterName::inbound(port.port).to_string());
-    made.cleanup_interval = Some(seconds(MAX_GO_SECONDS));
-    made.upstream_bind_config = Some(core::BindConfig {
-        source_address: Some(socket(inbound_address(view), 0)),
-        ..Default::default()
-    });
+    let name = ClusterName::inbound(port.port).to_string();
+    let mut made = match scope.world.mesh().inbound_traffic_policy.mode {
+        InboundMode::Localhost => localhost(name, view, port.port),
+        InboundMode::Passthrough => {
+            let mut made = original_dst(&name);
+            made.cleanup_interval = Some(seconds(MAX_GO_SECONDS));
+            made.upstream_bind_config = Some(core::BindConfig {
+                source_address: Some(socket(inbound_address(view), 0)),
+                ..Default::default()
+            });
+            made
+        }
+    };
     made.common_lb_config = Some(CommonLbConfig::default());
     let rule = scope.rule(port.services[0].0);
     let same = port.services.iter().filter(|(_, known)| known.port == port.service_port());
@@ -103,6 +111,27 @@ pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_
     pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
     made.typed_extension_protocol_options = protocol_options(port.protocol, &effective, scope.sniffs);
     made
+}
+
+/// Returns a cluster that connects to a port of the workload at loopback.
+fn localhost(name: String, view: &ProxyView, port: u16) -> cluster::Cluster {
+    let loopback = if view.ipv4 || !view.ipv6 { "127.0.0.1" } else { "::1" };
+    let endpoint = endpoint::Endpoint { address: Some(address(loopback, port)), ..Default::default() };
+    let endpoint = endpoint::LbEndpoint {
+        host_identifier: Some(endpoint::lb_endpoint::HostIdentifier::Endpoint(endpoint)),
+        ..Default::default()
+    };
+    let localities =
+        vec![endpoint::LocalityLbEndpoints { lb_endpoints: vec![endpoint], ..Default::default() }];
+    cluster::Cluster {
+        load_assignment: Some(endpoint::ClusterLoadAssignment {
+            cluster_name: name.clone(),
+            endpoints: localities,
+            ..Default::default()
+        }),
+        circuit_breakers: Some(pool::unlimited()),
+        ..base(name, DiscoveryType::Static)
+    }
 }
 
 /// Returns the clusters of a service port: that of the whole service, then that of each subset.

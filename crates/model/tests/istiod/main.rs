@@ -110,7 +110,6 @@ scenarios! {
     y1_mesh_paths_json = "y1-mesh-paths-json",
     #[ignore = "not compiled like this yet"]
     y2_mesh_tls_locality = "y2-mesh-tls-locality",
-    #[ignore = "not compiled like this yet"]
     y3_mesh_inbound_selectors = "y3-mesh-inbound-selectors",
     #[ignore = "not compiled like this yet"]
     z_gatewayapi_kinds = "z-gatewayapi-kinds",
