@@ -52,7 +52,11 @@ fn compiled(world: &World) -> Compiled {
 fn refused(all: &Compiled, of: &str) -> Vec<String> {
     let own = all.iter().filter(|((app, ..), _)| *app == of);
     let resources: Vec<explain::Resource> = own
-        .map(|((_, kind, name), body)| explain::Resource { kind: *kind, name: name.clone(), body: body.clone() })
+        .map(|((_, kind, name), body)| explain::Resource {
+            kind: *kind,
+            name: name.clone(),
+            body: body.clone(),
+        })
         .collect();
     let loaded = explain::Configuration::load(&resources);
     loaded.refused().iter().map(|(name, reason)| format!("{name}: {reason}")).collect()

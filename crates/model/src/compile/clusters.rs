@@ -36,6 +36,7 @@ use crate::{
     api::{
         DestinationRule, Protocol, Resolution, Service, ServicePort, Typed,
         destination_rule::{SimpleLb, TlsMode},
+        mesh_config::InboundMode,
         sidecar::IngressEndpoint,
     },
 };
@@ -131,12 +132,19 @@ pub(super) fn black_hole() -> cluster::Cluster {
 
 /// Returns the cluster of one of the workload's own ports.
 pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_>) -> cluster::Cluster {
-    let mut made = original_dst(&ClusterName::inbound(port.port).to_string());
-    made.cleanup_interval = Some(seconds(MAX_GO_SECONDS));
-    made.upstream_bind_config = Some(core::BindConfig {
-        source_address: Some(socket(inbound_address(view), 0)),
-        ..Default::default()
-    });
+    let name = ClusterName::inbound(port.port).to_string();
+    let mut made = match scope.world.mesh().inbound_traffic_policy.mode {
+        InboundMode::Localhost => localhost(name, view, port.port),
+        InboundMode::Passthrough => {
+            let mut made = original_dst(&name);
+            made.cleanup_interval = Some(seconds(MAX_GO_SECONDS));
+            made.upstream_bind_config = Some(core::BindConfig {
+                source_address: Some(socket(inbound_address(view), 0)),
+                ..Default::default()
+            });
+            made
+        }
+    };
     made.common_lb_config = Some(CommonLbConfig::default());
     if let Some((_, ingress)) = port.ingress {
         set_destination(&mut made, view, &ingress.default_endpoint);
@@ -178,6 +186,16 @@ fn set_destination(made: &mut cluster::Cluster, view: &ProxyView, endpoint: &str
     made.lb_policy = LbPolicy::RoundRobin as i32;
     made.cluster_discovery_type = Some(ClusterDiscoveryType::Type(DiscoveryType::Static as i32));
     made.load_assignment = Some(endpoints::single(&made.name, address));
+}
+
+/// Returns a cluster that connects to a port of the workload at loopback.
+fn localhost(name: String, view: &ProxyView, port: u16) -> cluster::Cluster {
+    let loopback = if view.ipv4 || !view.ipv6 { "127.0.0.1" } else { "::1" };
+    cluster::Cluster {
+        load_assignment: Some(endpoints::single(&name, address(loopback, port))),
+        circuit_breakers: Some(pool::unlimited()),
+        ..base(name, DiscoveryType::Static)
+    }
 }
 
 /// Returns the clusters of a service port: that of the whole service, then that of each subset.

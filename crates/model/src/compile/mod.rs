@@ -9,7 +9,7 @@
 //! - [`policy`], [`pool`], [`balance`] and [`locality`]: settings of DestinationRules
 //! - [`tls`], [`clusters`], [`endpoints`]
 //! - [`clause`], [`authorizer`], [`jwt`] and [`rbac`]: authentication of requests and authorization
-//! - [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`]
+//! - [`access_log`], [`tracing`], [`telemetry`], [`filters`], [`listeners`], [`routes`], [`nametable`]
 //! - [`grpc`]: clients without a proxy
 //! - [`envoy_filter`]: patches of the result
 
@@ -34,7 +34,9 @@ mod policy;
 mod pool;
 mod rbac;
 mod routes;
+mod telemetry;
 mod tls;
+mod tracing;
 mod visibility;
 
 use std::sync::Arc;

@@ -221,6 +221,10 @@ impl World {
     /// Returns whether outbound listeners of other workloads may depend on a service. All services with the same HTTP
     /// port share its listener, which depends on a service only if no other has the port.
     pub(super) fn shapes_listeners(&self, service: &Typed<Service>) -> bool {
+        // Filters of telemetry and authorization name the clusters of providers.
+        if self.is_provider_host(&service.fqdn()) {
+            return true;
+        }
         let has_http = |service: &Typed<Service>, port: u16| {
             service.spec.port(port).is_some_and(|port| port.protocol.is_http())
         };

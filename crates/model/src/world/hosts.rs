@@ -89,8 +89,26 @@ impl World {
         first.is_some_and(|first| first.object.meta.namespace == service.meta.namespace)
     }
 
+    /// Returns whether services and routing objects of a namespace are used (`discoverySelectors`).
+    pub fn discovers(&self, namespace: &str) -> bool {
+        let selectors = &self.mesh().discovery_selectors;
+        if selectors.is_empty() {
+            return true;
+        }
+        let labels = self.namespace(namespace);
+        // Kubernetes sets this label itself.
+        let label = |key: &str| match key {
+            "kubernetes.io/metadata.name" => Some(namespace),
+            key => labels?.get(key).map(String::as_str),
+        };
+        selectors.iter().any(|selector| selector.selects(label))
+    }
+
     /// Returns whether clients of this namespace see the service, by its annotation or the mesh's default.
     pub fn service_visible(&self, service: &Typed<Service>, namespace: &str) -> bool {
+        if !self.discovers(&service.meta.namespace) {
+            return false;
+        }
         let default = &self.mesh().default_service_export_to;
         let unsaid = !service.meta.annotations.contains_key("networking.istio.io/exportTo");
         if unsaid && !default.is_empty() {
@@ -153,7 +171,8 @@ impl World {
         client_namespace: &str,
     ) -> bool {
         let list = self.virtual_service_export_to(entry);
-        exported(list.iter().map(String::as_str), &entry.object.meta.namespace, client_namespace)
+        self.discovers(&entry.object.meta.namespace)
+            && exported(list.iter().map(String::as_str), &entry.object.meta.namespace, client_namespace)
     }
 
     /// Returns the `exportTo` of a VirtualService, or the mesh's default.
@@ -188,7 +207,11 @@ impl World {
             by_age(&self.destination_rules, &self.destination_rule_hosts, pattern, |entry| {
                 let (meta, spec) = (&entry.object.meta, &entry.object.spec);
                 let list = if spec.export_to.is_empty() { default } else { &spec.export_to };
+                // As in Istio, a default with "." has no other namespaces.
+                let is_private = spec.export_to.is_empty() && default.iter().any(|entry| entry == ".");
                 meta.namespace == namespace
+                    && self.discovers(namespace)
+                    && (!is_private || client_namespace == namespace)
                     && spec.workload_selector.is_none()
                     && exported(list.iter().map(String::as_str), namespace, client_namespace)
             })

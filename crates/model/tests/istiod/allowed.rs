@@ -13,7 +13,6 @@ pub(crate) struct Allowed {
 const PORTS: &str = "ServiceEntry: without an address only HTTP is told apart, the rest passes through";
 const PROXY_PROTOCOL: &str = "trafficPolicy.proxyProtocol: not sent";
 
-
 /// All permitted differences.
 pub(crate) const ALLOWED: &[Allowed] = &[
     differs("g-serviceentry", "productpage-v1 lds 0.0.0.0_443: missing", PORTS),

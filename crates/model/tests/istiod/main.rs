@@ -79,7 +79,6 @@ scenarios! {
     k3_gamma_features = "k3-gamma-features",
     #[ignore = "not compiled like this yet"]
     l_tcp = "l-tcp",
-    #[ignore = "not compiled like this yet"]
     m_telemetry = "m-telemetry",
     n_destinationrule_policies = "n-destinationrule-policies",
     o_virtualservice_features = "o-virtualservice-features",
@@ -97,11 +96,8 @@ scenarios! {
     #[ignore = "not compiled like this yet"]
     r_vs_tls_tcp = "r-vs-tls-tcp",
     s_envoyfilter = "s-envoyfilter",
-    #[ignore = "not compiled like this yet"]
     t_telemetry_kinds = "t-telemetry-kinds",
-    #[ignore = "not compiled like this yet"]
     u_authz_kinds = "u-authz-kinds",
-    #[ignore = "not compiled like this yet"]
     v_jwt_kinds = "v-jwt-kinds",
     #[ignore = "not compiled like this yet"]
     w_sidecar_kinds = "w-sidecar-kinds",
@@ -111,7 +107,6 @@ scenarios! {
     y1_mesh_paths_json = "y1-mesh-paths-json",
     #[ignore = "not compiled like this yet"]
     y2_mesh_tls_locality = "y2-mesh-tls-locality",
-    #[ignore = "not compiled like this yet"]
     y3_mesh_inbound_selectors = "y3-mesh-inbound-selectors",
     #[ignore = "not compiled like this yet"]
     z_gatewayapi_kinds = "z-gatewayapi-kinds",

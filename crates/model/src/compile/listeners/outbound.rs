@@ -25,11 +25,12 @@ use crate::{
         sidecar::{CaptureMode, Egress, EgressListener},
     },
     compile::{
-        access_log, balance,
+        balance,
         clusters::BLACK_HOLE,
         filters::{self, Routes, Setting},
         pb::{address, boolean, core, listener, pack, seconds, uint32},
         routes,
+        telemetry::SideTelemetry,
         visibility::UnknownDestinations,
     },
 };
@@ -117,9 +118,11 @@ pub(in crate::compile) fn compile(
     outline: &Outline,
 ) -> Vec<listener::Listener> {
     let unknown = UnknownDestinations::of(world.mesh(), outline.egress.as_deref());
+    let telemetry = SideTelemetry::new(world, view, Direction::Outbound);
     let setting = Setting {
         mesh: world.mesh(),
         view,
+        telemetry: &telemetry,
         hash_source_ip: false,
         grpc_web: false,
         http2: false,
@@ -141,10 +144,7 @@ pub(in crate::compile) fn compile(
         }
     }
     let shared = outline.shared.iter().map(|port| shared(world, setting, *port, &unknown));
-    std::iter::once(catch_all(world, setting, &unknown))
-        .chain(shared)
-        .chain(by_address.into_values())
-        .collect()
+    std::iter::once(catch_all(setting, &unknown)).chain(shared).chain(by_address.into_values()).collect()
 }
 
 /// Returns the addresses that clients use, grouped by listener: the service's own, or each of its pods' if it is
@@ -169,7 +169,7 @@ fn listener_addresses(
 }
 
 /// Returns the listener that accepts every redirected connection.
-fn catch_all(world: &World, setting: Setting<'_>, unknown: &UnknownDestinations) -> listener::Listener {
+fn catch_all(setting: Setting<'_>, unknown: &UnknownDestinations) -> listener::Listener {
     let port = names::OUTBOUND_PORT;
     // A connection to the listener itself would loop.
     let black_hole = listener::FilterChain {
@@ -177,7 +177,7 @@ fn catch_all(world: &World, setting: Setting<'_>, unknown: &UnknownDestinations)
             destination_port: crate::compile::pb::uint32(port.into()),
             ..Default::default()
         }),
-        filters: filters::tcp_chain(setting, Direction::Outbound, BLACK_HOLE, Vec::new()),
+        filters: filters::black_hole_chain(setting, Direction::Outbound, BLACK_HOLE),
         name: "virtualOutbound-blackhole".into(),
         ..Default::default()
     };
@@ -195,7 +195,7 @@ fn catch_all(world: &World, setting: Setting<'_>, unknown: &UnknownDestinations)
             setting,
             Direction::Outbound,
             "outbound_virtualOutbound_allow_any_dynamic_dns;".into(),
-            Routes::Inline(Box::new(routes::of_unknown_hosts(world.mesh(), unknown))),
+            Routes::Inline(Box::new(routes::of_unknown_hosts(setting.mesh, unknown))),
             Vec::new(),
         ),
         name: "virtualOutbound-catchall-tcp-http".into(),
@@ -206,7 +206,7 @@ fn catch_all(world: &World, setting: Setting<'_>, unknown: &UnknownDestinations)
         use_original_dst: boolean(true),
         traffic_direction: TrafficDirection::Outbound as i32,
         listener_filters: setting.dynamic_dns.then(http_inspector).into_iter().collect(),
-        ..virtual_listener(world, setting.view, "virtualOutbound", port, chains)
+        ..virtual_listener(setting, "virtualOutbound", port, chains)
     }
 }
 
@@ -254,7 +254,7 @@ impl LocalListeners<'_> {
             chain.filter_chain_match = None;
             let listener =
                 listener::Listener { filter_chains: vec![chain], ..unbound(world, name, ip, &[], *port) };
-            by_address.entry(listener.name.clone()).or_insert_with(|| with_socket(world, listener));
+            by_address.entry(listener.name.clone()).or_insert_with(|| with_socket(setting, listener));
         }
         for service in &outline.services {
             for port in service.spec.ports.iter().filter(|port| has_own(port)) {
@@ -263,16 +263,16 @@ impl LocalListeners<'_> {
                     continue;
                 }
                 let listener = of_texts(world, setting, service, port, &[ip.to_owned()]);
-                by_address.insert(name, with_socket(world, listener));
+                by_address.insert(name, with_socket(setting, listener));
             }
         }
     }
 }
 
 /// Returns a listener with a socket of its own.
-fn with_socket(world: &World, listener: listener::Listener) -> listener::Listener {
+fn with_socket(setting: Setting<'_>, listener: listener::Listener) -> listener::Listener {
     listener::Listener {
-        access_log: access_log::of_listener(world.mesh()),
+        access_log: setting.telemetry.listener_logs.clone(),
         bind_to_port: None,
         max_connections_to_accept_per_socket_event: uint32(1),
         ..listener
@@ -314,7 +314,7 @@ fn bound(
     // The protocol is declared, so it need not be detected.
     chain.filter_chain_match = None;
     let listener = listener::Listener { filter_chains: vec![chain], ..unbound(world, name, ip, &[], port) };
-    if has_socket { with_socket(world, listener) } else { listener }
+    if has_socket { with_socket(setting, listener) } else { listener }
 }
 
 /// Returns the listener of a service port for these addresses.
