@@ -84,7 +84,7 @@ fn size(value: u64) -> Option<UInt64Value> {
 /// Returns the hash policy of a cluster: the part of a request that selects its endpoint.
 pub(super) fn hash_policy(scope: &Scope<'_>, cluster: &str) -> Option<HashPolicy> {
     let name = ClusterName::parse(cluster)?;
-    let rule = scope.world.destination_rule(name.host, scope.namespace)?;
+    let rule = scope.world.destination_rule_for(name.host, scope.namespace, Some(scope.labels))?;
     let hash = consistent_hash(&rule, &name)?;
     let specifier = if let Some(header_name) = hash.http_header_name.clone() {
         PolicySpecifier::Header(Header { header_name, ..Default::default() })

@@ -215,7 +215,7 @@ impl<'a> Scope<'a> {
 
     /// Returns the rule that a client of this scope applies to a service.
     fn rule(&self, service: &Typed<Service>) -> Option<Arc<Typed<DestinationRule>>> {
-        self.world.destination_rule(&service.fqdn(), self.namespace)
+        self.world.destination_rule_for(&service.fqdn(), self.namespace, Some(self.labels))
     }
 }
 

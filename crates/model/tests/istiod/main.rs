@@ -171,7 +171,7 @@ fn compare(scenario: &str) {
         }
     }
     let unexpected: Vec<_> = differences.iter().filter(|found| !is_allowed(scenario, found)).collect();
-    let shown: Vec<_> = unexpected.iter().take(20).map(|found| found.as_str()).collect();
+    let shown: Vec<_> = unexpected.iter().take(200).map(|found| found.as_str()).collect();
     assert!(unexpected.is_empty(), "{} differences:\n{}", unexpected.len(), shown.join("\n"));
     for entry in ALLOWED.iter().filter(|entry| entry.scenario == scenario) {
         let met = differences.iter().any(|found| found.contains(entry.part));
