@@ -33,7 +33,7 @@ use crate::{
     ProxyView, Role,
     api::{
         DestinationRule, Protocol, Resolution, Service, ServicePort, Typed,
-        destination_rule::{ClientTls, SimpleLb, TlsMode},
+        destination_rule::{ClientTls, ProxyProtocol, SimpleLb, TlsMode},
     },
 };
 
@@ -174,6 +174,9 @@ fn outbound_cluster(
     if sends {
         apply_tls(scope, &mut made, service, port, &name, effective);
     }
+    if let Some(protocol) = effective.proxy_protocol {
+        send_proxy_protocol(&mut made, protocol);
+    }
     let mut described = describe(std::iter::once(service), rule, subset);
     if subset.is_empty() && entry_host.is_some_and(|entry_host| entry_host.external) {
         described.fields.insert("external".into(), istio::boolean(true));
@@ -312,6 +315,19 @@ fn apply_tls(
                 socket_match("tlsMode-disabled", [], tls::plaintext()),
             ];
         }
+    }
+}
+
+/// Sends the PROXY protocol header before everything else on each connection.
+fn send_proxy_protocol(made: &mut cluster::Cluster, protocol: &ProxyProtocol) {
+    let is_v2 = protocol.version == "V2";
+    for found in &mut made.transport_socket_matches {
+        found.transport_socket =
+            found.transport_socket.take().map(|inner| tls::with_proxy_protocol(inner, is_v2));
+    }
+    if made.transport_socket_matches.is_empty() {
+        let inner = made.transport_socket.take().unwrap_or_else(tls::plaintext);
+        made.transport_socket = Some(tls::with_proxy_protocol(inner, is_v2));
     }
 }
 

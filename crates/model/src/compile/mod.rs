@@ -138,7 +138,10 @@ pub fn compile_host(
 /// Returns the outline of the outbound listeners of proxies with this client scope.
 pub fn outline(world: &World, client_scope: &ClientScope) -> Outline {
     match client_scope.role {
-        Role::Sidecar => listeners::outline(Scope::new(world, client_scope).services()),
+        Role::Sidecar => {
+            let scope = Scope::new(world, client_scope);
+            listeners::outline(world, scope.namespace, scope.services())
+        }
         Role::Router | Role::Grpc => Outline::default(),
     }
 }

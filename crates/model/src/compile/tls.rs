@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use skysail_core::SpiffeId;
 use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::{
+    proxy_protocol::v3::ProxyProtocolUpstreamTransport,
     raw_buffer::v3::RawBuffer,
     tls::v3::{
         CertificateProviderPluginInstance, CertificateValidationContext, CommonTlsContext,
@@ -181,6 +182,21 @@ pub(super) fn downstream(mesh: &MeshConfig, tcp: bool, plain_envoy: bool) -> cor
         require_client_certificate: boolean(true),
         ..Default::default()
     }))
+}
+
+/// Returns a transport socket that sends the PROXY protocol header first.
+pub(super) fn with_proxy_protocol(inner: core::TransportSocket, is_v2: bool) -> core::TransportSocket {
+    let version = if is_v2 {
+        core::proxy_protocol_config::Version::V2
+    } else {
+        core::proxy_protocol_config::Version::V1
+    };
+    let config = ProxyProtocolUpstreamTransport {
+        config: Some(core::ProxyProtocolConfig { version: version as i32, ..Default::default() }),
+        transport_socket: Some(inner),
+        ..Default::default()
+    };
+    socket("envoy.transport_sockets.upstream_proxy_protocol", pack(&config))
 }
 
 /// Returns plain text.

@@ -7,6 +7,7 @@
 //! A clone of the World shares all maps and costs a few dozen reference counts. A change copies only what it changes:
 //! the map of the object's kind and namespace, and the indexes of the kind.
 
+mod aliases;
 mod change_set;
 mod check;
 mod delegates;
