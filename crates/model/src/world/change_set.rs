@@ -120,11 +120,7 @@ impl World {
             }
             Kind::VirtualService => {
                 let rule = self.virtual_services.get(namespace, name).map(|entry| &entry.object);
-                let Some(rule) = rule else { return ChangeSet::nothing() };
-                match self.only_service_of(rule) {
-                    Some(host) => ChangeSet { hosts: BTreeSet::from([host]), ..ChangeSet::default() },
-                    None => ChangeSet { routes: true, ..ChangeSet::default() },
-                }
+                rule.map(|rule| self.changes_of_rules(rule)).unwrap_or_default()
             }
             Kind::Service => {
                 let Some(service) = self.service_named(namespace, name) else { return ChangeSet::nothing() };
@@ -132,7 +128,7 @@ impl World {
                     services: BTreeSet::from([(namespace.to_owned(), name.to_owned())]),
                     routes: true,
                     names: true,
-                    workloads: self.shapes_listeners(service),
+                    workloads: self.shapes_listeners(service) || self.is_destination_of_connections(service),
                     // The workloads that it selects.
                     workloads_in: BTreeSet::from([namespace.to_owned()]),
                     ..ChangeSet::default()
@@ -153,7 +149,8 @@ impl World {
                             service.meta.name.clone(),
                         )]),
                         routes: true,
-                        workloads: self.shapes_listeners(service),
+                        workloads: self.shapes_listeners(service)
+                            || self.is_destination_of_connections(service),
                         // Their metadata name the rule that applies to them.
                         workloads_in: BTreeSet::from([service.meta.namespace.clone()]),
                         ..ChangeSet::default()
@@ -163,6 +160,37 @@ impl World {
             }
             Kind::Pod => self.pod(namespace, name).map(|pod| self.changes_of_pod(pod)).unwrap_or_default(),
         }
+    }
+
+    /// Returns the resources that depend on a VirtualService, or on those that delegate to it.
+    fn changes_of_rules(&self, rule: &Typed<VirtualService>) -> ChangeSet {
+        if rule.spec.hosts.is_empty() {
+            let mut changes = ChangeSet::nothing();
+            let roots = self.roots_of(&rule.meta.namespace, &rule.meta.name);
+            // A root that is a delegate itself has no effect.
+            for root in roots.filter(|root| !root.object.spec.hosts.is_empty()) {
+                changes.add(self.changes_of_rules(&root.object));
+            }
+            return changes;
+        }
+        // Rules for connections are part of the listeners.
+        let workloads = rule.spec.is_for_mesh() && routes_connections(&rule.spec);
+        match self.only_service_of(rule) {
+            Some(host) => ChangeSet { hosts: BTreeSet::from([host]), workloads, ..ChangeSet::default() },
+            None => ChangeSet { routes: true, workloads, ..ChangeSet::default() },
+        }
+    }
+
+    /// Returns whether rules for connections forward to a service. Its ports and settings are then part of listeners.
+    fn is_destination_of_connections(&self, service: &Typed<Service>) -> bool {
+        let host = service.fqdn();
+        let rules = self.virtual_services.iter().map(|entry| &entry.object);
+        rules.filter(|rule| routes_connections(&rule.spec)).any(|rule| {
+            let tls = rule.spec.tls.iter().flat_map(|route| &route.route);
+            let tcp = rule.spec.tcp.iter().flat_map(|route| &route.route);
+            let named = |to: &str| hosts::fqdn(to, &rule.meta.namespace) == host;
+            tls.chain(tcp).any(|to| named(&to.destination.host))
+        })
     }
 
     /// Returns the host of a VirtualService if it is a single service that is visible in all namespaces.
@@ -227,4 +255,9 @@ impl World {
             ..ChangeSet::default()
         }
     }
+}
+
+/// Returns whether a VirtualService has rules for connections.
+fn routes_connections(spec: &VirtualService) -> bool {
+    !spec.tcp.is_empty() || !spec.tls.is_empty()
 }
