@@ -74,7 +74,7 @@ fn init_containers_run_first_and_jobs_complete() {
 fn a_completed_job_makes_a_mesh_ready_and_healthy() {
     let text = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: load, namespace: shop}\nspec:\n  template:\n    metadata: {labels: {app: load}}\n    spec:\n      restartPolicy: Never\n      containers:\n      - {name: load, image: busybox}\n";
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), text).with(&["--ready-within=300s"]).start();
-    mesh.wait_said("shop/load");
+    mesh.wait_for_output("shop/load");
     mesh.wait_ready();
     let ended = mesh.interrupt();
     assert!(ended.status.success(), "{ended:?}");
@@ -107,7 +107,7 @@ fn more_pods_than_allowed_are_refused_before_and_while_the_mesh_runs() {
     let web = "      - {name: web, image: acme/web}\n";
     let mesh = deployment(web).with(&["--max-pods=2"]).ready();
     mesh.edit("mesh.yaml", "spec:\n  selector", "spec:\n  replicas: 5\n  selector");
-    mesh.wait_said("3 of 5 pods are not started");
+    mesh.wait_for_output("3 of 5 pods are not started");
     eventually("as many run as are allowed", || match mesh.pods("web") {
         (2, 2) => Ok(()),
         counts => Err(format!("{counts:?}")),
@@ -145,10 +145,10 @@ fn programs_that_hang_or_do_not_start_are_restarted() {
         livenessProbe: {exec: {command: [test, '!', -f, /skysail-data/sick]}, periodSeconds: 1, timeoutSeconds: 3600, failureThreshold: 1}\n    \
         volumeMounts: [{name: data, mountPath: /skysail-data}]\n";
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), text).with(&["--run-commands"]).start();
-    mesh.wait_said("shop/web: web exited (startupProbe failed: `test -f /skysail-data/started`: exit status: 1); restarting");
+    mesh.wait_for_output("shop/web: web exited (startupProbe failed: `test -f /skysail-data/started`: exit status: 1); restarting");
     mesh.wait_ready();
     assert!(mesh.run(&["exec", "web", "--", "touch", "/skysail-data/sick"]).status.success());
-    mesh.wait_said("shop/web: web exited (livenessProbe failed: `test ! -f /skysail-data/sick`: exit status: 1); restarting");
+    mesh.wait_for_output("shop/web: web exited (livenessProbe failed: `test ! -f /skysail-data/sick`: exit status: 1); restarting");
     eventually("it runs again", || match mesh.status()["pods"][0].clone() {
         pod if pod["restarts"].as_u64() >= Some(2) && pod["ready"] == true => Ok(()),
         pod => Err(pod.to_string()),

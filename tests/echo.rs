@@ -176,11 +176,11 @@ fn versions_of_http_are_translated(mesh: &Mesh) {
 
 /// The Service's port determines the protocol: gRPC, and TCP by `appProtocol`. Without any port there is a default.
 fn ports_have_their_declared_protocols(mesh: &Mesh) {
-    mesh.wait_said(
+    mesh.wait_for_output(
         "no program for image registry.example/shop/stock:3: an echo server on ports 9090 (HTTP), 9091 (gRPC), 9092 (TCP), \
          9093 (gRPC) runs in its place; nothing answers on UDP (53)",
     );
-    mesh.wait_said(
+    mesh.wait_for_output(
         "no program for image registry.example/shell: an echo server on port 8080 runs in its place",
     );
     let grpc = ["--http2", "-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "hello"];
@@ -250,7 +250,7 @@ fn names_outside_the_mesh_do_not_exist(mesh: &Mesh) {
         let answer = mesh.call("front", "http://api.example.com/", &[]);
         assert!(answer.status.is_none() && answer.body.contains("not known"), "{answer:?}");
     }
-    mesh.wait_said("Deployment shop/front: the name api.example.com does not exist");
+    mesh.wait_for_output("Deployment shop/front: the name api.example.com does not exist");
     assert_eq!(mesh.said().matches("the name ").count(), 1, "{}", mesh.said());
 }
 

@@ -152,7 +152,7 @@ fn connections_to_closed_addresses_fail_at_once(mesh: &Mesh) {
         assert_fails(mesh, "bare", &format!("http://{address}/"), "unreachable");
     }
     assert_fails(mesh, "bare", "http://self.example/", "No address");
-    mesh.wait_said(
+    mesh.wait_for_output(
         "the name self.example has no answer: 127.0.1.1, an address of this machine itself, is closed",
     );
 }
@@ -165,7 +165,7 @@ fn failures_are_reported_once(mesh: &Mesh) {
     for told in
         ["Pod default/bare: 198.51.100.3:81: ", "the name missing.example has no answer: it does not exist"]
     {
-        mesh.wait_said(told);
+        mesh.wait_for_output(told);
         assert_eq!(mesh.said().matches(told).count(), 1, "{}", mesh.said());
     }
 }
@@ -176,7 +176,7 @@ fn without_the_option_nothing_leaves_the_mesh() {
     let mesh = Setup::of_text(BINARY, INNER).inside(&outer, "machine").with(&["--plain"]).ready();
     assert_fails(&mesh, "bare", "http://198.51.100.2/", "unreachable");
     assert_fails(&mesh, "bare", "http://other.example/", "not known");
-    mesh.wait_said("start with --egress, or add a pod");
+    mesh.wait_for_output("start with --egress, or add a pod");
     assert!(!outer.said().contains("other.example"), "{}", outer.said());
 }
 
@@ -190,7 +190,7 @@ fn addresses_of_this_machine_are_refused() {
     let own = getifaddrs().unwrap().filter_map(|link| Some(link.address?.as_sockaddr_in()?.ip()));
     for address in own.filter(|address: &Ipv4Addr| !address.is_loopback()) {
         assert_fails(&mesh, "bare", &format!("http://{address}:{port}/"), "");
-        mesh.wait_said(&format!(
+        mesh.wait_for_output(&format!(
             "{address}:{port}: an address of this machine itself is closed to workloads"
         ));
     }
@@ -198,7 +198,9 @@ fn addresses_of_this_machine_are_refused() {
     // A connection to the listener itself is refused as well.
     let port = listening(children(&mesh).find(|child| !is_forwarder(*child)).unwrap());
     assert_fails(&mesh, "bare", &format!("http://10.244.0.1:{port}/"), "reset");
-    mesh.wait_said(&format!("10.244.0.1:{port}: an address of the mesh's own pods is closed to workloads"));
+    mesh.wait_for_output(&format!(
+        "10.244.0.1:{port}: an address of the mesh's own pods is closed to workloads"
+    ));
 }
 
 /// Returns the port on the bridge on which the mesh of this process listens, other than DNS.
@@ -230,7 +232,7 @@ fn the_forwarder_ends_with_the_mesh() {
 fn an_end_of_the_forwarder_is_reported() {
     let mesh = Setup::of_text(BINARY, INNER).with(&["--plain", "--egress"]).ready();
     kill(forwarder(&mesh), Signal::SIGKILL).unwrap();
-    mesh.wait_said("the forwarder of --egress has ended; no connection leaves the mesh");
+    mesh.wait_for_output("the forwarder of --egress has ended; no connection leaves the mesh");
     eventually("nothing listens any more", || match mesh.call("bare", "http://198.51.100.2/", &[]) {
         answer if answer.body.contains("refused") => Ok(()),
         answer => Err(format!("{answer:?}")),

@@ -105,7 +105,7 @@ fn a_host_without_an_answer_has_a_reason() {
     let setup = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text);
     let mesh = if Uid::effective().is_root() { setup.as_user(65534) } else { setup }.ready();
     mesh.wait_status("front", "http://real.example/", &[], 503);
-    mesh.wait_said("ServiceEntry default/real: real.example has no endpoints");
+    mesh.wait_for_output("ServiceEntry default/real: real.example has no endpoints");
     // Each time, and not only as often as the kernel answers a pod by default.
     for _ in 0..10 {
         let refused = mesh.call("stranger", "http://192.0.2.1/", &["--max-time", "6"]);
@@ -119,7 +119,7 @@ fn a_host_without_an_answer_has_a_reason() {
     ] {
         assert_unknown(&mesh, from, host);
         assert_unknown(&mesh, from, host);
-        mesh.wait_said(reason);
+        mesh.wait_for_output(reason);
         assert_eq!(mesh.said().matches(reason).count(), 1, "{}", mesh.said());
     }
 }

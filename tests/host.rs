@@ -300,7 +300,7 @@ fn published_ports_outlive_pods() {
     // STRICT applies to callers from the host as to any others.
     let refused = get(closed, "/");
     assert!(refused.is_err(), "{refused:?}");
-    mesh.wait_said("the published shop/door:80: the pod closed the connection without an answer; a PeerAuthentication of mode STRICT refuses plain text");
+    mesh.wait_for_output("the published shop/door:80: the pod closed the connection without an answer; a PeerAuthentication of mode STRICT refuses plain text");
 
     let label = "    metadata: {labels: {app: stock, version: v1";
     mesh.edit("mesh.yaml", label, &format!("{label}, n: '2'"));
@@ -315,7 +315,7 @@ fn published_ports_outlive_pods() {
         if times == 2 { Ok(()) } else { Err(format!("{times} times so far:\n{said}")) }
     });
     mesh.put("late.yaml", &OPEN.replace("name: door", "name: late"));
-    mesh.wait_said(
+    mesh.wait_for_output(
         "Service shop/late:80 (LoadBalancer) was added after the start and is not published; restart `skysail up`",
     );
     let ended = mesh.interrupt();

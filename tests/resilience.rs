@@ -97,7 +97,7 @@ fn killed_programs_of_a_pod_are_restarted() {
             Some(new) if new.is_u64() && new != old => Ok(()),
             other => Err(format!("{other:?}")),
         });
-        mesh.wait_said(&format!("{program} exited"));
+        mesh.wait_for_output(&format!("{program} exited"));
         mesh.wait_status("front", STOCK, &[], 200);
         let report = mesh.load("front", &[STOCK, "-n", "200"]).finish();
         report.assert_all_good();

@@ -134,7 +134,9 @@ fn a_pod_waits_for_the_objects_that_it_mounts() {
         "      - name: web\n        image: busybox\n        command: [sh, -c, 'exec sleep 100000']\n        volumeMounts: [{name: late, mountPath: /skysail-late}]\n",
     )
     .start();
-    mesh.wait_said("Deployment shop/web: volume late: Secret shop/late does not exist; its pods wait for it");
+    mesh.wait_for_output(
+        "Deployment shop/web: volume late: Secret shop/late does not exist; its pods wait for it",
+    );
     eventually("the reason is in the status", || {
         let output = mesh.run(&["status"]);
         match String::from_utf8_lossy(&output.stdout).into_owned() {
@@ -161,7 +163,9 @@ fn a_symbolic_link_cannot_lead_out_of_its_volume() {
         "      - {name: web, image: busybox, command: [sh, -c, 'exec sleep 100000'], volumeMounts: [{name: scratch, mountPath: /skysail-out, subPath: out/etc}]}\n",
     )
     .start();
-    mesh.wait_said("cannot mount volume scratch at /skysail-out: subPath out/etc leads out of the volume");
+    mesh.wait_for_output(
+        "cannot mount volume scratch at /skysail-out: subPath out/etc leads out of the volume",
+    );
     let folder = mesh.run_folder().join("config");
     mesh.signal(Signal::SIGINT);
     assert_eq!(mesh.ended().status.code(), Some(1));

@@ -126,6 +126,8 @@ const POLL_PER_POD: Duration = Duration::from_millis(20);
 const CONFIRM_INTERVAL: Duration = Duration::from_millis(50);
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Time without requests after which the hint for a first request is printed.
+const HINT_AFTER: Duration = Duration::from_secs(3);
 /// Maximum number of worker threads of a sidecar.
 const MAX_WORKERS: u32 = 256;
 /// Maximum of a duration on the command line: a year.
@@ -264,6 +266,8 @@ struct Monitor {
     /// Start of the count of traffic.
     counting: Option<Instant>,
     plain: bool,
+    /// True if the hint for a first request was printed, or is not needed.
+    hinted: bool,
 }
 
 async fn monitor(order: Inside) -> anyhow::Result<u8> {
@@ -357,6 +361,7 @@ impl Monitor {
             traffic: Traffic::default(),
             counting: None,
             plain: settings.control.is_empty(),
+            hinted: false,
         }
     }
 
@@ -432,7 +437,23 @@ impl Monitor {
     /// Polls the sidecars and the control plane, and draws the table.
     async fn tick(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
         self.collect(state, control).await?;
+        self.hint(state)?;
         self.draw()
+    }
+
+    /// Prints the command of a first request, once, if no workload has sent requests since the mesh was ready.
+    fn hint(&mut self, state: &State) -> anyhow::Result<()> {
+        let quiet = self.ready.is_some_and(|ready| ready.elapsed() > HINT_AFTER);
+        if self.hinted || !quiet {
+            return Ok(());
+        }
+        self.hinted = true;
+        match &state.example_call {
+            Some((workload, url)) if self.traffic.total(HINT_AFTER).is_empty() => {
+                self.console.line(&format!("send a request: skysail call {workload} {url}"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn draw(&mut self) -> anyhow::Result<()> {
@@ -553,33 +574,4 @@ impl Monitor {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn programs_are_found_as_shells_find_them() {
-        assert_eq!(image("acme/shop=sh -c true").unwrap().1, ["sh", "-c", "true"]);
-        assert!(image("a=/bin/sh").is_ok());
-        assert!(image("a=../../test.sh").unwrap().1[0].starts_with('/'), "for containers with a workingDir");
-        for (text, problem) in [
-            ("acme/shop", "IMAGE=COMMAND"),
-            ("acme/shop= ", "command is missing"),
-            ("a=no-such-program-here", "write ./no-such-program-here"),
-            ("a=./no-such-program-here", "not an executable file"),
-            ("a=/", "not an executable file"),
-            ("a=/etc/passwd", "not an executable file"),
-        ] {
-            let error = image(text).unwrap_err();
-            assert!(error.contains(problem), "{error}");
-        }
-    }
-
-    #[test]
-    fn durations_are_parsed() {
-        assert_eq!(duration("30s"), Ok(Duration::from_secs(30)));
-        assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
-        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
-        assert!(duration("30").is_err());
-        assert!(duration("-1s").is_err());
-    }
-}
+mod tests;

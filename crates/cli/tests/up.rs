@@ -94,6 +94,7 @@ impl Drop for Mesh {
 #[test]
 fn pods_reach_services_by_name_and_edits_take_effect() {
     let mut mesh = Mesh::start(&["--plain"]);
+    mesh.wait_for("send a request: skysail call shop/web http://db");
     for url in ["http://db/hello", "http://db.shop/hello", "http://dbs:9000/hello"] {
         let (status, report) = mesh.call(url);
         assert_eq!((status.as_str(), report["path"].as_str()), ("200", Some("/hello")), "{url}");

@@ -22,12 +22,11 @@ use std::{
 use bytes::Bytes;
 use h2::{Reason, RecvStream, client::SendRequest, server::SendResponse};
 use http::{Request, Response};
-use http2::{content, http2_server, limited_server, request, send};
+use http2::{content, frame, http2_server, limited_server, request, send};
 use skysail_http::http2::{Http2Options, Keepalive};
 use skysail_policy::config::{
     Cluster,
     cluster::UpstreamProtocol,
-    listener::Direction,
     route::{RetryOn, RetryPolicy},
 };
 use support::{Proxy, cluster, echo, http, listener, retries, server, within};
@@ -592,92 +591,5 @@ async fn a_request_that_reached_a_server_is_not_sent_again() {
         let (answer, _) = client.send_request(request("GET", "/"), true).unwrap();
         assert_eq!(within(answer).await.unwrap().status(), 503);
         assert_eq!(proxy.workers().clusters().await[0].requests_total, tries);
-    }
-}
-
-/// Reads one frame: type, flags, stream ID and payload.
-async fn frame(stream: &mut TcpStream) -> (u8, u8, u8, Vec<u8>) {
-    let mut head = [0; 9];
-    within(stream.read_exact(&mut head)).await.unwrap();
-    let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
-    within(stream.read_exact(&mut payload)).await.unwrap();
-    (head[3], head[4], head[8], payload)
-}
-
-/// Reads a stream up to its end; returns its content if the status is 200.
-async fn answer(stream: &mut TcpStream, id: u8) -> String {
-    let mut content = Vec::new();
-    loop {
-        match frame(stream).await {
-            (1, _, of, block) if of == id => {
-                assert_eq!(block.iter().find(|byte| !matches!(byte, 0x20..=0x3f)), Some(&0x88));
-            }
-            (0, flags, of, piece) if of == id => {
-                content.extend(piece);
-                if flags & 1 == 1 {
-                    return String::from_utf8(content).unwrap();
-                }
-            }
-            (kind, ..) => assert!(matches!(kind, 4 | 8), "{kind}"),
-        }
-    }
-}
-
-/// Starts an outbound proxy, for clients of the workload itself.
-async fn outbound() -> Proxy {
-    let mut listener = listener(http(|_, _| ()), None);
-    listener.direction = Direction::Outbound;
-    Proxy::start(listener, vec![cluster(&[echo().await], None)]).await
-}
-
-/// A proxy in front might have forwarded the upgrade without supporting it.
-#[tokio::test]
-async fn external_clients_stay_with_http1() {
-    let proxy = proxy(cluster(&[echo().await], None)).await;
-    let mut client = proxy.connect().await;
-    let upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__";
-    client.send(&format!("GET / HTTP/1.1\r\nHost: a\r\n{upgrade}\r\n\r\n")).await;
-    let (head, _) = client.message().await;
-    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
-}
-
-#[tokio::test]
-async fn an_http1_connection_can_be_upgraded_to_http2() {
-    let proxy = outbound().await;
-    let mut stream = within(TcpStream::connect(proxy.address)).await.unwrap();
-    let upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__";
-    let request = format!("GET /first HTTP/1.1\r\nHost: a\r\n{upgrade}\r\n\r\n");
-    within(stream.write_all(request.as_bytes())).await.unwrap();
-    let switched = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: h2c\r\n\r\n";
-    let mut said = vec![0; switched.len()];
-    within(stream.read_exact(&mut said)).await.unwrap();
-    assert_eq!(String::from_utf8(said).unwrap(), switched);
-    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    within(stream.write_all(preface)).await.unwrap();
-    let first = answer(&mut stream, 1).await;
-    assert!(first.contains("/first") && !first.to_lowercase().contains("http2-settings"), "{first}");
-    // `:method: GET`, `:scheme: http`, `:path: /second`, `:authority: a`.
-    let block = b"\x82\x86\x04\x07/second\x01\x01a";
-    let mut second = vec![0, 0, block.len() as u8, 1, 5, 0, 0, 0, 3];
-    second.extend(block);
-    within(stream.write_all(&second)).await.unwrap();
-    assert!(answer(&mut stream, 3).await.contains("/second"));
-}
-
-/// Such a request is answered in HTTP/1.1.
-#[tokio::test]
-async fn an_invalid_upgrade_to_http2_is_ignored() {
-    let proxy = outbound().await;
-    for fields in [
-        "Connection: Upgrade\r\nHTTP2-Settings: AAMAAABkAAQAAP__",
-        "Connection: Upgrade, HTTP2-Settings",
-        "Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMA",
-        "Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: !",
-        "Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: \r\nHTTP2-Settings: ",
-    ] {
-        let mut client = proxy.connect().await;
-        client.send(&format!("GET / HTTP/1.1\r\nHost: a\r\nUpgrade: h2c\r\n{fields}\r\n\r\n")).await;
-        let (head, _) = client.message().await;
-        assert!(head.starts_with("HTTP/1.1 200 "), "{fields}: {head}");
     }
 }

@@ -418,6 +418,7 @@ impl Mesh {
         });
         let service_objects = documents(completed.chain([external::document(allocated)]));
         let published = publish::backends(&self.settings.published, services, &pods);
+        let example_call = plan::example_call(services, &pods);
         self.names.replace(names, hosts);
         self.write(publish::FILE, serde_json::to_string(&published).unwrap_or_default());
         self.write(SERVICES, service_objects);
@@ -438,6 +439,7 @@ impl Mesh {
             control: self.control_process,
             pods: pods.map(|replica| replica.state.clone()).collect(),
             refused: self.refused.clone(),
+            example_call,
         };
         let text = serde_json::to_string_pretty(&state).unwrap_or_default();
         self.write("state.json", text);

@@ -297,6 +297,26 @@ impl Service {
     }
 }
 
+/// Returns a workload and the URL of an HTTP service that it can call. A service of another workload is preferred.
+pub(crate) fn example_call(
+    services: &BTreeMap<Key, Service>,
+    pods: &[(&Pod, bool)],
+) -> Option<(String, String)> {
+    let ready = || pods.iter().filter(|(_, ready)| *ready).map(|(pod, _)| *pod);
+    let of_service = |((namespace, name), service): (&Key, &Service)| {
+        let mut ports = service.ports.iter().filter(|port| port.is_tcp());
+        let (port, scheme) = ports.find_map(|port| Some((port.spec.port, port.scheme()?)))?;
+        ready().find(|pod| pod.selected_by(namespace, service))?;
+        let client = ready().find(|pod| !pod.selected_by(namespace, service));
+        let source = client.or_else(|| ready().next())?;
+        let host = if source.namespace == *namespace { name.clone() } else { format!("{name}.{namespace}") };
+        let port = if scheme == "http" && port == 80 { String::new() } else { format!(":{port}") };
+        let workload = format!("{}/{}", source.namespace, source.workload);
+        Some((client.is_none(), (workload, format!("{scheme}://{host}{port}"))))
+    };
+    services.iter().filter_map(of_service).min_by_key(|(own, _)| *own).map(|(_, call)| call)
+}
+
 /// Returns the names of the DNS table. The flag of a pod tells whether it is ready.
 pub(crate) fn names(
     services: &BTreeMap<Key, Service>,
@@ -413,6 +433,24 @@ mod tests {
         assert_eq!(all.values().collect::<BTreeSet<_>>().len(), 502);
         let again = VirtualAddresses::default().assign(&more).clone();
         assert_eq!(again.len(), 502);
+    }
+
+    #[test]
+    fn the_example_call_goes_to_a_ready_http_service_of_another_workload() {
+        let port = |name: &str, port: u16| json!({ "selector": { "app": "a" }, "ports": [{ "name": name, "port": port }] });
+        let services: BTreeMap<_, _> =
+            [service("a", port("tcp-a", 1)), service("b", port("http", 80)), service("c", port("http", 81))]
+                .into();
+        let (a, mut other) = (pod(&[("app", "a")], [10, 244, 0, 2]), pod(&[("app", "o")], [10, 244, 0, 3]));
+        "other".clone_into(&mut other.namespace);
+        let call = |pods: &[(&Pod, bool)]| example_call(&services, pods).map(|(_, url)| url);
+        assert_eq!(call(&[(&a, true), (&other, true)]).as_deref(), Some("http://b.default"));
+        assert_eq!(
+            call(&[(&a, true), (&other, false)]).as_deref(),
+            Some("http://b"),
+            "from its own workload"
+        );
+        assert_eq!(call(&[(&a, false), (&other, true)]), None, "the service has no ready pod");
     }
 
     #[test]

@@ -36,6 +36,9 @@ pub struct State {
     /// Reasons why workloads have fewer pods than their replicas.
     #[serde(default)]
     pub refused: Vec<String>,
+    /// A workload (`NAMESPACE/NAME`) and the URL of an HTTP service that it can call; `None` if there is none.
+    #[serde(default)]
+    pub example_call: Option<(String, String)>,
 }
 
 /// A pod of a running mesh.

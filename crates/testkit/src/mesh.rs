@@ -188,11 +188,11 @@ impl Setup {
 impl Mesh {
     /// Waits until every workload is ready.
     pub fn wait_ready(&self) {
-        self.wait_said(" ready after ");
+        self.wait_for_output(" ready after ");
     }
 
     /// Waits until the output contains this text.
-    pub fn wait_said(&self, what: &str) {
+    pub fn wait_for_output(&self, what: &str) {
         self.wait(&format!("the output of the mesh contains {what:?}"), |said| {
             if said.contains(what) { Ok(()) } else { Err(format!("the output is:\n{said}")) }
         });

@@ -7,7 +7,10 @@ use std::{future::Future, net::SocketAddr};
 use bytes::Bytes;
 use h2::{RecvStream, SendStream, client::SendRequest, server::SendResponse};
 use http::{HeaderMap, Request};
-use tokio::net::TcpListener;
+use tokio::{
+    io::AsyncReadExt as _,
+    net::{TcpListener, TcpStream},
+};
 
 use crate::support::{Stream, within};
 
@@ -73,4 +76,13 @@ where
         }
     });
     address
+}
+
+/// Reads one frame: type, flags, stream ID and payload.
+pub(crate) async fn frame(stream: &mut TcpStream) -> (u8, u8, u8, Vec<u8>) {
+    let mut head = [0; 9];
+    within(stream.read_exact(&mut head)).await.unwrap();
+    let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+    within(stream.read_exact(&mut payload)).await.unwrap();
+    (head[3], head[4], head[8], payload)
 }
