@@ -11,17 +11,23 @@ use skysail_yaml::{Node, Value, join};
 type Row = (Kind, &'static str, Option<&'static str>, &'static str);
 
 const NO_EFFECT: &str = "it has no effect";
+const BUDGET: &str = "skysail-proxy counts the active requests only";
 const TOKENS: &str = "an ALLOW rule with this field matches no request, a DENY rule matches without it";
 
 /// Unsupported fields.
 const TABLE: &[Row] = &[
-    (Kind::VirtualService, "spec.http.match.statPrefix", None, NO_EFFECT),
+    (Kind::VirtualService, "spec.http.match.statPrefix", None, "only an Envoy keeps statistics by route"),
     (Kind::VirtualService, "spec.http.fault.delay.exponentialDelay", None, NO_EFFECT),
     (Kind::VirtualService, "spec.http.fault.abort.http2Error", None, NO_EFFECT),
     (Kind::DestinationRule, "loadBalancer.zoneAwareLbSetting", None, NO_EFFECT),
     (Kind::DestinationRule, "outlierDetection.outlierDetectionHttpErrorCodes", None, NO_EFFECT),
-    (Kind::DestinationRule, "trafficPolicy.tunnel", None, NO_EFFECT),
-    (Kind::DestinationRule, "trafficPolicy.retryBudget.budgetInterval", None, NO_EFFECT),
+    (
+        Kind::DestinationRule,
+        "trafficPolicy.tunnel.protocol",
+        Some("POST"),
+        "skysail-proxy refuses the listener",
+    ),
+    (Kind::DestinationRule, "trafficPolicy.retryBudget.budgetInterval", None, BUDGET),
     (Kind::ServiceEntry, "spec.endpoints.network", None, "connections to the endpoint are direct"),
     (Kind::AuthorizationPolicy, "spec.action", Some("CUSTOM"), "requests that match its rules are denied"),
     (Kind::AuthorizationPolicy, "spec.action", Some("AUDIT"), "the policy has no effect"),

@@ -246,7 +246,10 @@ mod tests {
             Some(Specifier::Filename(name)) => name,
             other => panic!("{other:?}"),
         };
-        assert_eq!((name(pair.certificate_chain), name(pair.private_key)), ("/c.pem".into(), "/k.pem".into()));
+        assert_eq!(
+            (name(pair.certificate_chain), name(pair.private_key)),
+            ("/c.pem".into(), "/k.pem".into())
+        );
         let root = |text: &str| match of_agent(text).unwrap().r#type {
             Some(Type::ValidationContext(context)) => name(context.trusted_ca),
             other => panic!("{other:?}"),
