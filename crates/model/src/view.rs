@@ -64,6 +64,8 @@ pub struct ProxyView {
     /// Whether the proxy takes the addresses that the control plane resolved (metadata `SKYSAIL_RESOLVED`) instead of
     /// the names.
     pub names_resolved: bool,
+    /// Whether the proxy has proven its identity. Only then it may have secrets.
+    pub is_authenticated: bool,
 }
 
 /// The part of a view on which shared resources depend. Many workloads have it in common.
@@ -321,6 +323,7 @@ impl ProxyNode {
             plain_envoy: metadata.skysail_plain_envoy == "true" && !grpc,
             hosts_apart: metadata.skysail_vhds == "true" && !grpc,
             names_resolved: metadata.skysail_resolved == "true" || grpc,
+            is_authenticated: false,
         };
         Ok(Self { id: id.to_owned(), pod: pod.to_owned(), ips, node_name: metadata.node_name, view })
     }

@@ -5,7 +5,12 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use super::{World, hosts::exported, store::Entry};
+use super::{
+    World,
+    gateways::gateway_name,
+    hosts::{exported, fqdn},
+    store::Entry,
+};
 use crate::api::{
     StringMatch, Typed, VirtualService,
     virtual_service::{Delegate, HttpMatch, HttpRoute},
@@ -34,9 +39,10 @@ impl World {
             match &rule.delegate {
                 None => rules.push(rule.clone()),
                 Some(delegate) => {
-                    let found = self.delegate(root, delegate);
-                    let parts = found.into_iter().flat_map(|entry| &entry.object.spec.http);
-                    rules.extend(parts.filter_map(|part| merge(rule, part)));
+                    if let Ok(entry) = self.delegate(root, delegate) {
+                        let merged = merged(rule, &root.meta.namespace, &entry.object);
+                        rules.extend(merged.into_iter().flatten());
+                    }
                 }
             }
         }
@@ -75,8 +81,33 @@ impl World {
     }
 }
 
+/// Returns each rule of a delegate merged with the rule of its root; `None` in place of those that conflict with it.
+pub(super) fn merged(
+    root: &HttpRoute,
+    root_namespace: &str,
+    delegate: &Typed<VirtualService>,
+) -> Vec<Option<HttpRoute>> {
+    let root = with_full_names(root, root_namespace);
+    let parts = delegate.spec.http.iter();
+    parts.map(|part| merge(&root, &with_full_names(part, &delegate.meta.namespace))).collect()
+}
+
+/// Returns a rule whose hosts and gateways are completed with the namespace of its own object.
+fn with_full_names(rule: &HttpRoute, namespace: &str) -> HttpRoute {
+    let mut rule = rule.clone();
+    let targets = rule.route.iter_mut().map(|to| &mut to.destination);
+    let mirrors = rule.mirrors.iter_mut().map(|mirror| &mut mirror.destination);
+    for to in targets.chain(mirrors).chain(&mut rule.mirror) {
+        to.host = fqdn(&to.host, namespace);
+    }
+    for gateway in rule.matches.iter_mut().flat_map(|found| &mut found.gateways) {
+        *gateway = gateway_name(gateway, namespace);
+    }
+    rule
+}
+
 /// Merges a delegate's rule with the root's; `None` if their matches conflict.
-pub(crate) fn merge(root: &HttpRoute, part: &HttpRoute) -> Option<HttpRoute> {
+fn merge(root: &HttpRoute, part: &HttpRoute) -> Option<HttpRoute> {
     let mut made = part.clone();
     made.matches = merge_matches(&root.matches, &part.matches)?;
     made.name = joined(&root.name, &part.name);
@@ -215,6 +246,20 @@ mod tests {
         assert_eq!(made.timeout, part.timeout);
         assert_eq!(made.rewrite, root.rewrite);
         assert_eq!(made.delegate, None);
+    }
+
+    #[test]
+    fn short_names_belong_to_the_namespace_of_their_object() {
+        let root = rule(
+            r#"{"match": [{"gateways": ["mesh", "g"]}], "mirror": {"host": "m"}, "delegate": {"name": "d"}}"#,
+        );
+        let part = rule(r#"{"match": [{"gateways": ["r/g"]}], "route": [{"destination": {"host": "a"}}]}"#);
+        let meta = crate::api::Meta { namespace: "d".into(), ..Default::default() };
+        let delegate = Typed { meta, spec: VirtualService { http: vec![part], ..Default::default() } };
+        let made = merged(&root, "r", &delegate).remove(0).unwrap();
+        assert_eq!(made.route[0].destination.host, "a.d.svc.cluster.local");
+        assert_eq!(made.mirror.unwrap().host, "m.r.svc.cluster.local");
+        assert_eq!(made.matches[0].gateways, ["r/g"]);
     }
 
     #[test]

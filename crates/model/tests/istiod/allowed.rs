@@ -10,35 +10,12 @@ pub(crate) struct Allowed {
     pub(crate) reason: &'static str,
 }
 
-const CUSTOM: &str = "AuthorizationPolicy with action CUSTOM: there is no external authorization, so what its rules \
-                      match is denied";
 const OWN_ADDRESS: &str = "The listener for a pod's own address stays: proxies with equal views share their listeners, and no \
                            connection is redirected to it";
 
 /// All permitted differences.
-pub(crate) const ALLOWED: &[Allowed] = &[
-    differs(
-        "f2-authz-deny-custom-ports",
-        "productpage-v1 lds virtualInbound.filterChains[0].filters",
-        CUSTOM,
-    ),
-    differs(
-        "f2-authz-deny-custom-ports",
-        "productpage-v1 lds virtualInbound.filterChains[1].filters",
-        CUSTOM,
-    ),
-    differs(
-        "f2-authz-deny-custom-ports",
-        "productpage-v1 lds virtualInbound.filterChains[2].filters",
-        CUSTOM,
-    ),
-    differs(
-        "f2-authz-deny-custom-ports",
-        "productpage-v1 lds virtualInbound.filterChains[4].filters",
-        CUSTOM,
-    ),
-    differs("l-tcp", "mysqldb-v1 lds 10.244.1.31_3307: istiod has no such resource", OWN_ADDRESS),
-];
+pub(crate) const ALLOWED: &[Allowed] =
+    &[differs("l-tcp", "mysqldb-v1 lds 10.244.1.31_3307: istiod has no such resource", OWN_ADDRESS)];
 
 const fn differs(scenario: &'static str, part: &'static str, reason: &'static str) -> Allowed {
     Allowed { scenario, part, reason }

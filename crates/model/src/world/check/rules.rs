@@ -101,8 +101,9 @@ impl Report<'_> {
                     ("is not exported to the namespace of the root", "add the namespace to its exportTo")
                 }
                 Ok(entry) => {
-                    for (part, of_part) in entry.object.spec.http.iter().enumerate() {
-                        if delegates::merge(rule, of_part).is_none() {
+                    let merged = delegates::merged(rule, &root.meta.namespace, &entry.object);
+                    for (part, made) in merged.iter().enumerate() {
+                        if made.is_none() {
                             let message = format!(
                                 "the match of http[{part}] of {of} does not refine a match of this rule, so \
                                  it has no effect"
