@@ -33,6 +33,22 @@ impl DestinationRule {
         own.or_else(|| self.traffic_policy.as_ref()?.tunnel.as_ref())
     }
 
+    /// Returns the TLS settings with a `credentialName`, of any port or subset.
+    pub fn credentials(&self) -> impl Iterator<Item = &ClientTls> {
+        let subsets = self.subsets.iter().map(|subset| &subset.traffic_policy);
+        let policies = std::iter::once(&self.traffic_policy).chain(subsets).flatten();
+        let all = policies.flat_map(|policy| {
+            let ports = policy.port_level_settings.iter().map(|port| &port.tls);
+            std::iter::once(&policy.tls).chain(ports).flatten()
+        });
+        all.filter(|tls| !tls.credential_name.is_empty())
+    }
+
+    /// Returns whether a Secret is named for TLS.
+    pub fn has_credential(&self) -> bool {
+        self.credentials().next().is_some()
+    }
+
     /// Returns all load balancer settings, of any port or subset.
     pub fn balancers(&self) -> impl Iterator<Item = &LoadBalancer> {
         let subsets = self.subsets.iter().map(|subset| &subset.traffic_policy);

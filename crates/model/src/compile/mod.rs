@@ -171,6 +171,7 @@ pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resou
         Role::Grpc => {}
         Role::Sidecar => add_sidecar(&mut made, &scope, view, outline, &mut findings),
     }
+    gateway::secrets::of_rules(world, view).into_iter().for_each(|secret| made.insert(secret));
     (made, findings.list)
 }
 

@@ -129,7 +129,13 @@ impl World {
                 ChangeSet { gateways, ..ChangeSet::default() }
             }
             Kind::Secret if self.secrets.get(namespace, name).is_some() => {
-                ChangeSet { secrets_in: BTreeSet::from([namespace.to_owned()]), ..ChangeSet::default() }
+                // Sidecars get the secrets of rules that select them.
+                let mut rules =
+                    self.destination_rules.in_namespace(namespace).map(|entry| &entry.object.spec);
+                let of_sidecars = rules.any(|rule| rule.workload_selector.is_some() && rule.has_credential());
+                let own = BTreeSet::from([namespace.to_owned()]);
+                let workloads_in = if of_sidecars { own.clone() } else { BTreeSet::new() };
+                ChangeSet { secrets_in: own, workloads_in, ..ChangeSet::default() }
             }
             Kind::Secret => ChangeSet::nothing(),
             Kind::AuthorizationPolicy | Kind::RequestAuthentication | Kind::Telemetry
@@ -172,7 +178,8 @@ impl World {
                         )]),
                         routes: true,
                         workloads: self.shapes_listeners(service)
-                            || self.is_destination_of_connections(service),
+                            || self.is_destination_of_connections(service)
+                            || rule.spec.has_credential(),
                         // Their metadata name the rule that applies to them.
                         workloads_in: BTreeSet::from([service.meta.namespace.clone()]),
                         ..ChangeSet::default()

@@ -7,7 +7,14 @@ use super::{
     hosts::{by_age, exported, most_specific},
     store::Entry,
 };
-use crate::api::{DestinationRule, Labels, Typed, selects};
+use crate::{
+    ProxyView, Role,
+    api::{
+        DestinationRule, Labels, Typed,
+        destination_rule::{ClientTls, WorkloadSelector},
+        selects,
+    },
+};
 
 /// Rule that results from merging, with its effective `exportTo`.
 struct Merged<'a> {
@@ -58,6 +65,26 @@ impl World {
             }
         }
         None
+    }
+
+    /// Returns the TLS settings with a credential of the rules that a proxy may apply: for a gateway those that it sees,
+    /// for a sidecar those that select it.
+    pub(crate) fn client_credentials<'a>(&'a self, view: &ProxyView) -> Vec<&'a ClientTls> {
+        let default = &self.mesh().default_destination_rule_export_to;
+        let applies = |entry: &&Entry<DestinationRule>| {
+            let (meta, spec) = (&entry.object.meta, &entry.object.spec);
+            let export_to = if spec.export_to.is_empty() { default } else { &spec.export_to };
+            let selects_it = |selector: &WorkloadSelector| {
+                meta.namespace == view.namespace && selects(&selector.match_labels, &view.labels)
+            };
+            match &spec.workload_selector {
+                Some(selector) => selects_it(selector),
+                None => view.role == Role::Router && exports(export_to, &meta.namespace, &view.namespace),
+            }
+        };
+        let with_credential =
+            self.destination_rules.iter().filter(|entry| entry.object.spec.has_credential());
+        with_credential.filter(applies).flat_map(|entry| entry.object.spec.credentials()).collect()
     }
 
     /// Returns the rules of a namespace with the most specific host, oldest first, each with its effective `exportTo`.
