@@ -38,7 +38,7 @@ pub(in crate::compile) fn of_rules(world: &World, view: &ProxyView) -> Vec<Arc<R
         return Vec::new();
     }
     let names: BTreeSet<String> =
-        world.client_credentials(view).into_iter().flat_map(|tls| client_secrets(tls)).collect();
+        world.client_credentials(view).into_iter().flat_map(client_secrets).collect();
     let made = names.into_iter().filter_map(|name| of_name(world, &view.namespace, &name));
     made.map(|secret| order::encode(Kind::Secret, &secret.name, &secret)).collect()
 }

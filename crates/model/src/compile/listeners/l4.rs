@@ -68,7 +68,7 @@ impl Target<'_> {
             }
         }
         if made.is_empty() {
-            made.push(self.chain(self.server_names, self.block.as_slice(), self.to_service()));
+            made.push(self.chain(self.server_names, self.block.as_slice(), self.forward_to_service()));
         }
         made
     }
@@ -93,7 +93,7 @@ impl Target<'_> {
                 }
             }
         }
-        made.push(self.chain(&[], self.block.as_slice(), self.to_service()));
+        made.push(self.chain(&[], self.block.as_slice(), self.forward_to_service()));
         made
     }
 
@@ -131,23 +131,23 @@ impl Target<'_> {
     }
 
     /// Returns the filters that forward to the service itself.
-    fn to_service(&self) -> Vec<listener::Filter> {
+    fn forward_to_service(&self) -> Vec<listener::Filter> {
         let host = self.service.fqdn();
         let cluster = ClusterName::outbound(self.port.port, "", &host).to_string();
-        self.to_cluster(cluster, self.rule(&host).as_deref(), "")
+        self.forward_to(cluster, self.rule(&host).as_deref(), "")
     }
 
     /// Returns the filters that forward to the destinations of a rule.
     fn to(&self, rule: &Typed<VirtualService>, route: &[L4Destination]) -> Vec<listener::Filter> {
         let Some(first) = route.first() else {
             // Validation requires a destination.
-            return self.to_cluster(clusters::BLACK_HOLE.to_owned(), None, "");
+            return self.forward_to(clusters::BLACK_HOLE.to_owned(), None, "");
         };
         // As in Istio, the settings of the first destination's service apply to all.
         let settings = self.rule(&fqdn(&first.destination.host, &rule.meta.namespace));
         if let [only] = route {
             let cluster = self.cluster(rule, &only.destination);
-            return self.to_cluster(cluster, settings.as_deref(), &only.destination.subset);
+            return self.forward_to(cluster, settings.as_deref(), &only.destination.subset);
         }
         let weighted = route.iter().filter_map(|to| {
             let weight = u32::try_from(to.weight).ok().filter(|weight| *weight > 0)?;
@@ -159,7 +159,7 @@ impl Target<'_> {
         self.filters(proxy)
     }
 
-    fn to_cluster(
+    fn forward_to(
         &self,
         cluster: String,
         settings: Option<&Typed<DestinationRule>>,
