@@ -246,8 +246,14 @@ fn http_match(matched: &HttpMatch, field: &str, findings: &mut Findings) {
     for (list, name) in [(&matched.headers, "headers"), (&matched.without_headers, "withoutHeaders")] {
         for (header, part) in list {
             let field = skysail_yaml::join(&at(name), header);
+            let claim = header.strip_prefix("@request.auth.claims");
+            if claim.is_some_and(|rest| rest.starts_with(['.', '['])) {
+                // Gateways match claims of tokens that a RequestAuthentication has verified.
+                string_match(part, &field, true, findings);
+                continue;
+            }
             if header.starts_with('@') {
-                findings.error(&field, "matches on token claims are not supported", "remove it");
+                findings.error(&field, "is not a claim of a token", "write @request.auth.claims.NAME");
                 continue;
             }
             header_name(header, &field, findings);
