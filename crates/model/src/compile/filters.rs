@@ -7,7 +7,7 @@ use skysail_core::names::Direction;
 use skysail_xds::{
     envoy::pb::{
         envoy::{
-            config::{accesslog::v3::AccessLog, route::v3::RouteConfiguration},
+            config::route::v3::RouteConfiguration,
             extensions::{
                 filters::{
                     http::{
@@ -93,7 +93,9 @@ pub(super) fn tcp_chain(
     cluster: &str,
     policy: Vec<listener::Filter>,
 ) -> Vec<listener::Filter> {
-    tcp_chain_to(setting, direction, policy, tcp_proxy(setting, cluster, setting.telemetry.logs.clone()))
+    let proxy = tcp_proxy(setting, cluster.to_owned(), ClusterSpecifier::Cluster(cluster.to_owned()));
+    let exchange = if direction == Direction::Inbound { exchange(setting.view) } else { None };
+    exchange.into_iter().chain(policy).chain(tcp_chain_of(setting, Vec::new(), &proxy)).collect()
 }
 
 /// Returns the filters of the chain for connections to the listener itself, which are not logged.
@@ -102,22 +104,22 @@ pub(super) fn black_hole_chain(
     direction: Direction,
     cluster: &str,
 ) -> Vec<listener::Filter> {
-    tcp_chain_to(setting, direction, Vec::new(), tcp_proxy(setting, cluster, Vec::new()))
+    let proxy = tcp_proxy(setting, cluster.to_owned(), ClusterSpecifier::Cluster(cluster.to_owned()));
+    let proxy = TcpProxy { access_log: Vec::new(), ..proxy };
+    let exchange = if direction == Direction::Inbound { exchange(setting.view) } else { None };
+    exchange.into_iter().chain(tcp_chain_of(setting, Vec::new(), &proxy)).collect()
 }
 
-fn tcp_chain_to(
+/// Returns the filters at the end of a TCP chain. `before` stands before the TCP proxy.
+pub(super) fn tcp_chain_of(
     setting: Setting<'_>,
-    direction: Direction,
-    policy: Vec<listener::Filter>,
-    proxy: listener::Filter,
+    before: Vec<listener::Filter>,
+    proxy: &TcpProxy,
 ) -> Vec<listener::Filter> {
     let mut filters = Vec::new();
-    if direction == Direction::Inbound {
-        filters.extend(exchange(setting.view));
-    }
-    filters.extend(policy);
     filters.extend(network_stats(setting));
-    filters.push(proxy);
+    filters.extend(before);
+    filters.push(network("envoy.filters.network.tcp_proxy", pack(proxy)));
     filters
 }
 
@@ -266,18 +268,18 @@ fn http_filters(setting: Setting<'_>, direction: Direction, policy: Vec<HttpFilt
     filters
 }
 
-fn tcp_proxy(setting: Setting<'_>, cluster: &str, access_log: Vec<AccessLog>) -> listener::Filter {
+/// Returns a TCP proxy to a cluster, or to several.
+pub(super) fn tcp_proxy(setting: Setting<'_>, stat_prefix: String, to: ClusterSpecifier) -> TcpProxy {
     let source_ip = types::HashPolicy {
         policy_specifier: Some(types::hash_policy::PolicySpecifier::SourceIp(Default::default())),
     };
-    let proxy = TcpProxy {
-        stat_prefix: cluster.to_owned(),
-        access_log,
+    TcpProxy {
+        stat_prefix,
+        access_log: setting.telemetry.logs.clone(),
         hash_policy: setting.hash_source_ip.then_some(source_ip).into_iter().collect(),
-        cluster_specifier: Some(ClusterSpecifier::Cluster(cluster.to_owned())),
+        cluster_specifier: Some(to),
         ..Default::default()
-    };
-    network("envoy.filters.network.tcp_proxy", pack(&proxy))
+    }
 }
 
 /// Returns the network filter that exchanges peer metadata.

@@ -77,13 +77,11 @@ scenarios! {
     k2_gamma = "k2-gamma",
     #[ignore = "not compiled like this yet"]
     k3_gamma_features = "k3-gamma-features",
-    #[ignore = "not compiled like this yet"]
     l_tcp = "l-tcp",
     m_telemetry = "m-telemetry",
     n_destinationrule_policies = "n-destinationrule-policies",
     o_virtualservice_features = "o-virtualservice-features",
     p_gateway_tls = "p-gateway-tls",
-    #[ignore = "not compiled like this yet"]
     p2_gateway_merge = "p2-gateway-merge",
     #[ignore = "not compiled like this yet"]
     p3_egress_gateway = "p3-egress-gateway",
@@ -93,7 +91,6 @@ scenarios! {
     q2a_egress_registry_only = "q2a-egress-registry-only",
     #[ignore = "not compiled like this yet"]
     q2b_egress_dynamic_dns = "q2b-egress-dynamic-dns",
-    #[ignore = "not compiled like this yet"]
     r_vs_tls_tcp = "r-vs-tls-tcp",
     s_envoyfilter = "s-envoyfilter",
     t_telemetry_kinds = "t-telemetry-kinds",
@@ -101,7 +98,6 @@ scenarios! {
     v_jwt_kinds = "v-jwt-kinds",
     #[ignore = "not compiled like this yet"]
     w_sidecar_kinds = "w-sidecar-kinds",
-    #[ignore = "not compiled like this yet"]
     x_dr_kinds = "x-dr-kinds",
     #[ignore = "not compiled like this yet"]
     y1_mesh_paths_json = "y1-mesh-paths-json",

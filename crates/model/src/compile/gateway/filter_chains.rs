@@ -157,7 +157,7 @@ impl Compiler<'_, '_> {
                     &fqdn(&only.destination.host, &rule.meta.namespace),
                     self.scope.namespace,
                 );
-                if balance::hashes_source_ip(rule.as_deref()) {
+                if balance::hashes_source_ip(rule.as_deref(), &only.destination.subset) {
                     proxy.hash_policy.push(types::HashPolicy {
                         policy_specifier: Some(types::hash_policy::PolicySpecifier::SourceIp(
                             Default::default(),
