@@ -63,7 +63,6 @@ fn refused(all: &Compiled, of: &str) -> Vec<String> {
 }
 
 #[test]
-#[ignore = "the files do not name yet what the sidecar refuses"]
 fn common_patches_are_taken_or_refused_by_field() {
     let before = compiled(&world_of(&[SHOP]));
     assert_eq!(refused(&before, "front"), [""; 0]);
@@ -100,7 +99,6 @@ fn file(name: &str) -> String {
 }
 
 #[test]
-#[ignore = "runs a whole mesh; not yet part of the suite"]
 fn scripts_and_rate_limits_act_on_requests() {
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), SHOP).ready();
     let url = "http://stock.shop/";
