@@ -97,11 +97,15 @@ impl World {
         let default = &self.mesh().default_destination_rule_export_to;
         let export_to = |entry: &'a Entry<DestinationRule>| -> &'a [String] {
             let own = &entry.object.spec.export_to;
-            if own.is_empty() { default } else { own }
+            // As in Istio, a default with "." has no other namespaces.
+            let private = default.iter().find(|entry| *entry == ".").map(std::slice::from_ref);
+            if own.is_empty() { private.unwrap_or(default) } else { own }
         };
         let found = most_specific(&self.destination_rule_hosts, fqdn, |pattern| {
             by_age(&self.destination_rules, &self.destination_rule_hosts, pattern, |entry| {
-                entry.object.meta.namespace == namespace && keep(export_to(entry))
+                entry.object.meta.namespace == namespace
+                    && self.discovers(namespace)
+                    && keep(export_to(entry))
             })
         });
         found.into_iter().map(|entry| (entry, export_to(entry))).collect()
