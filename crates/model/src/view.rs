@@ -5,12 +5,13 @@ use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc};
 use serde::Deserialize;
 
 use crate::{
+    Grouping,
     api::{
         Labels,
         kube::{self, Locality},
         sidecar::Egress,
     },
-    world::{FilterSelection, Grouping},
+    world::FilterSelection,
 };
 
 /// A proxy, parsed from the `Node` of its first request.

@@ -198,28 +198,4 @@ impl EgressListener {
     pub fn is_bound(&self) -> bool {
         self.capture_mode == CaptureMode::None || !matches!(self.bind.as_str(), "" | "0.0.0.0" | "::")
     }
-
-    /// Returns whether a client of this namespace may call a host of a service or VirtualService of namespace `owner`.
-    pub fn imports(&self, client: &str, owner: &str, host: &str) -> bool {
-        let parts = || self.hosts.iter().filter_map(|host| host.split_once('/'));
-        // As in Istio, this entry hides all others.
-        if parts().any(|(namespace, name)| namespace == "~" && name == "*") {
-            return false;
-        }
-        parts().any(|(namespace, pattern)| {
-            let is_named = match namespace {
-                "*" => true,
-                "." => owner == client,
-                namespace => namespace == owner,
-            };
-            is_named && overlaps(pattern, host)
-        })
-    }
-}
-
-/// Returns whether two host patterns have a host in common.
-fn overlaps(one: &str, other: &str) -> bool {
-    one == other
-        || crate::world::host_matches(one, other)
-        || (other.starts_with('*') && crate::world::host_matches(other, one))
 }

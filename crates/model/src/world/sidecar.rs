@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{World, envoy_filters::SharedFilters, fqdn, store::Entry};
+use super::{World, envoy_filters::SharedFilters, fqdn, host_matches, store::Entry};
 use crate::{
     ProxyView, Role,
     api::{
@@ -138,4 +138,28 @@ pub(super) fn targets(rule: &Typed<VirtualService>) -> BTreeSet<String> {
     let of_tcp = rule.spec.tcp.iter().flat_map(|tcp| &tcp.route);
     let others = of_tls.chain(of_tcp).map(|one| &one.destination.host);
     of_http.chain(others).map(|host| fqdn(host, &rule.meta.namespace)).collect()
+}
+
+impl EgressListener {
+    /// Returns whether a client of this namespace may call a host of a service or VirtualService of namespace `owner`.
+    pub fn imports(&self, client: &str, owner: &str, host: &str) -> bool {
+        let parts = || self.hosts.iter().filter_map(|host| host.split_once('/'));
+        // As in Istio, this entry hides all others.
+        if parts().any(|(namespace, name)| namespace == "~" && name == "*") {
+            return false;
+        }
+        parts().any(|(namespace, pattern)| {
+            let is_named = match namespace {
+                "*" => true,
+                "." => owner == client,
+                namespace => namespace == owner,
+            };
+            is_named && overlaps(pattern, host)
+        })
+    }
+}
+
+/// Returns whether two host patterns have a host in common.
+fn overlaps(one: &str, other: &str) -> bool {
+    one == other || host_matches(one, other) || (other.starts_with('*') && host_matches(other, one))
 }
