@@ -85,6 +85,7 @@ codecs! {
     envoy_types::pb::envoy::extensions::filters::listener::tls_inspector::v3::TlsInspector,
     envoy_types::pb::envoy::extensions::filters::network::ext_authz::v3::ExtAuthz,
     envoy_types::pb::envoy::extensions::filters::network::http_connection_manager::v3::HttpConnectionManager,
+    envoy_types::pb::envoy::extensions::filters::network::mongo_proxy::v3::MongoProxy,
     envoy_types::pb::envoy::extensions::filters::network::rbac::v3::Rbac,
     envoy_types::pb::envoy::extensions::filters::network::tcp_proxy::v3::TcpProxy,
     envoy_types::pb::envoy::extensions::load_balancing_policies::cluster_provided::v3::ClusterProvided,

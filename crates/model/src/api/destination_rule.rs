@@ -26,6 +26,13 @@ pub struct DestinationRule {
 }
 
 impl DestinationRule {
+    /// Returns the tunnel to a subset; the empty name is the whole service.
+    pub fn tunnel(&self, subset: &str) -> Option<&Tunnel> {
+        let of_subset = self.subsets.iter().find(|known| known.name == subset);
+        let own = of_subset.and_then(|subset| subset.traffic_policy.as_ref()?.tunnel.as_ref());
+        own.or_else(|| self.traffic_policy.as_ref()?.tunnel.as_ref())
+    }
+
     /// Returns all load balancer settings, of any port or subset.
     pub fn balancers(&self) -> impl Iterator<Item = &LoadBalancer> {
         let subsets = self.subsets.iter().map(|subset| &subset.traffic_policy);

@@ -30,10 +30,10 @@ use super::{
     pool, tls,
 };
 use crate::{
-    ProxyView,
+    ProxyView, Role,
     api::{
         DestinationRule, Protocol, Resolution, Service, ServicePort, Typed,
-        destination_rule::{SimpleLb, TlsMode},
+        destination_rule::{ClientTls, ProxyProtocol, SimpleLb, TlsMode},
     },
 };
 
@@ -89,7 +89,8 @@ pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_
         ..Default::default()
     });
     made.common_lb_config = Some(CommonLbConfig::default());
-    let rule = scope.rule(port.services[0].0);
+    // Selectors of workloads apply to outbound connections only.
+    let rule = scope.world.destination_rule(&port.services[0].0.fqdn(), scope.namespace);
     let same = port.services.iter().filter(|(_, known)| known.port == port.service_port());
     let services = same.map(|(service, _)| *service);
     made.metadata = Some(metadata("istio", describe(services, rule.as_deref(), "")));
@@ -101,7 +102,7 @@ pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_
         })
         .unwrap_or_default();
     pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
-    made.typed_extension_protocol_options = protocol_options(port.protocol, &effective, scope.sniffs);
+    made.typed_extension_protocol_options = protocol_options(port.protocol, &effective, scope.sniffs, None);
     made
 }
 
@@ -166,13 +167,21 @@ fn outbound_cluster(
     if let Some(outlier) = effective.outlier_detection {
         pool::apply_outlier_detection(&mut made, outlier);
     }
-    made.typed_extension_protocol_options = protocol_options(port.protocol, effective, scope.sniffs);
-    apply_tls(scope, &mut made, service, port, &name, effective);
+    let sends = sends_credential(scope, rule, effective);
+    let auto_sni = effective.tls.filter(|_| sends).and_then(auto_sni);
+    made.typed_extension_protocol_options =
+        protocol_options(port.protocol, effective, scope.sniffs, auto_sni);
+    if sends {
+        apply_tls(scope, &mut made, service, port, &name, effective);
+    }
+    if let Some(protocol) = effective.proxy_protocol {
+        send_proxy_protocol(&mut made, protocol);
+    }
     let mut described = describe(std::iter::once(service), rule, subset);
-    if entry_host.is_some_and(|entry_host| entry_host.external) {
+    if subset.is_empty() && entry_host.is_some_and(|entry_host| entry_host.external) {
         described.fields.insert("external".into(), istio::boolean(true));
     }
-    if effective.tls.is_some_and(|tls| matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual)) {
+    if is_originated(effective) {
         // The server has no sidecar, so it would not know the protocols that `istio.alpn` offers.
         let no = ("alpn_override".to_owned(), istio::string("false"));
         described.fields.extend([no]);
@@ -243,6 +252,34 @@ pub(super) fn is_resolved_by_proxies(cluster: &cluster::Cluster) -> bool {
     kinds.iter().any(|kind| cluster.cluster_discovery_type == Some(ClusterDiscoveryType::Type(*kind as i32)))
 }
 
+/// Returns whether the DestinationRule originates TLS to a server without a sidecar.
+fn is_originated(effective: &Effective<'_>) -> bool {
+    effective.tls.is_some_and(|tls| matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual))
+}
+
+/// Returns whether TLS is sent to the client. As in Istio, sidecars get a `credentialName` only from a rule for selected
+/// workloads: all others would wait for a Secret that they may not read. They connect in plain text.
+fn sends_credential(
+    scope: &Scope<'_>,
+    rule: Option<&Typed<DestinationRule>>,
+    effective: &Effective<'_>,
+) -> bool {
+    let has_credential = effective.tls.is_some_and(|tls| !tls.credential_name.is_empty());
+    let is_selected = rule.is_some_and(|rule| rule.spec.workload_selector.is_some());
+    !(is_originated(effective) && has_credential) || scope.role == Role::Router || is_selected
+}
+
+/// Returns the options by which the server name, and the name that is verified, are the authority of the request.
+fn auto_sni(tls: &ClientTls) -> Option<core::UpstreamHttpProtocolOptions> {
+    let originates = matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual);
+    let verifies = tls.subject_alt_names.is_empty() && tls.insecure_skip_verify != Some(true);
+    (originates && tls.sni.is_empty()).then(|| core::UpstreamHttpProtocolOptions {
+        auto_sni: true,
+        auto_san_validation: verifies,
+        ..Default::default()
+    })
+}
+
 /// Sets TLS as the DestinationRule defines it, otherwise mutual TLS to the endpoints with a sidecar.
 fn apply_tls(
     scope: &Scope<'_>,
@@ -281,6 +318,19 @@ fn apply_tls(
     }
 }
 
+/// Sends the PROXY protocol header before everything else on each connection.
+fn send_proxy_protocol(made: &mut cluster::Cluster, protocol: &ProxyProtocol) {
+    let is_v2 = protocol.version == "V2";
+    for found in &mut made.transport_socket_matches {
+        found.transport_socket =
+            found.transport_socket.take().map(|inner| tls::with_proxy_protocol(inner, is_v2));
+    }
+    if made.transport_socket_matches.is_empty() {
+        let inner = made.transport_socket.take().unwrap_or_else(tls::plaintext);
+        made.transport_socket = Some(tls::with_proxy_protocol(inner, is_v2));
+    }
+}
+
 fn protocol_inside_tls(protocol: Protocol, effective: &Effective<'_>) -> tls::UpstreamProtocol {
     if speaks_http2(protocol, effective) {
         tls::UpstreamProtocol::Http2
@@ -309,7 +359,12 @@ fn speaks_http2(protocol: Protocol, effective: &Effective<'_>) -> bool {
 }
 
 /// Returns the protocol options; none for a cluster that only speaks HTTP/1.1 with default settings.
-fn protocol_options(protocol: Protocol, effective: &Effective<'_>, sniffs: bool) -> HashMap<String, Any> {
+fn protocol_options(
+    protocol: Protocol,
+    effective: &Effective<'_>,
+    sniffs: bool,
+    auto_sni: Option<core::UpstreamHttpProtocolOptions>,
+) -> HashMap<String, Any> {
     let common = pool::common_options(effective.connection_pool);
     let use_client = pool::uses_client_protocol(effective.connection_pool);
     let upstream = if speaks_http2(protocol, effective) {
@@ -320,13 +375,14 @@ fn protocol_options(protocol: Protocol, effective: &Effective<'_>, sniffs: bool)
             http2_protocol_options: Some(pool::http2(effective.connection_pool)),
             ..Default::default()
         })
-    } else if common.is_some() {
+    } else if common.is_some() || auto_sni.is_some() {
         explicit(ProtocolConfig::HttpProtocolOptions(Default::default()))
     } else {
         return HashMap::new();
     };
     http_options(HttpProtocolOptions {
         common_http_protocol_options: common,
+        upstream_http_protocol_options: auto_sni,
         upstream_protocol_options: Some(upstream),
         ..Default::default()
     })

@@ -95,8 +95,22 @@ pub(super) fn tcp_chain(
         filters.extend(exchange(setting.view));
     }
     filters.extend(policy);
+    let proxy = tcp_proxy(setting, cluster.to_owned(), ClusterSpecifier::Cluster(cluster.to_owned()));
+    filters.extend(tcp_chain_of(setting, direction, Vec::new(), &proxy));
+    filters
+}
+
+/// Returns the filters at the end of a TCP chain. `before` stands before the TCP proxy.
+pub(super) fn tcp_chain_of(
+    setting: Setting<'_>,
+    direction: Direction,
+    before: Vec<listener::Filter>,
+    proxy: &TcpProxy,
+) -> Vec<listener::Filter> {
+    let mut filters = Vec::new();
     filters.extend(stats(setting.view, direction).map(|config| network(STATS, config)));
-    filters.push(tcp_proxy(setting, cluster));
+    filters.extend(before);
+    filters.push(network("envoy.filters.network.tcp_proxy", pack(proxy)));
     filters
 }
 
@@ -211,18 +225,18 @@ fn http_filters(setting: Setting<'_>, direction: Direction, policy: Vec<HttpFilt
     filters
 }
 
-fn tcp_proxy(setting: Setting<'_>, cluster: &str) -> listener::Filter {
+/// Returns a TCP proxy to a cluster, or to several.
+pub(super) fn tcp_proxy(setting: Setting<'_>, stat_prefix: String, to: ClusterSpecifier) -> TcpProxy {
     let source_ip = types::HashPolicy {
         policy_specifier: Some(types::hash_policy::PolicySpecifier::SourceIp(Default::default())),
     };
-    let proxy = TcpProxy {
-        stat_prefix: cluster.to_owned(),
+    TcpProxy {
+        stat_prefix,
         access_log: access_log::of_filter(setting.mesh),
         hash_policy: setting.hash_source_ip.then_some(source_ip).into_iter().collect(),
-        cluster_specifier: Some(ClusterSpecifier::Cluster(cluster.to_owned())),
+        cluster_specifier: Some(to),
         ..Default::default()
-    };
-    network("envoy.filters.network.tcp_proxy", pack(&proxy))
+    }
 }
 
 fn exchange(view: &ProxyView) -> Option<listener::Filter> {

@@ -138,7 +138,10 @@ pub fn compile_host(
 /// Returns the outline of the outbound listeners of proxies with this client scope.
 pub fn outline(world: &World, client_scope: &ClientScope) -> Outline {
     match client_scope.role {
-        Role::Sidecar => listeners::outline(Scope::new(world, client_scope).services()),
+        Role::Sidecar => {
+            let scope = Scope::new(world, client_scope);
+            listeners::outline(world, scope.namespace, scope.services())
+        }
         Role::Router | Role::Grpc => Outline::default(),
     }
 }
@@ -215,7 +218,7 @@ impl<'a> Scope<'a> {
 
     /// Returns the rule that a client of this scope applies to a service.
     fn rule(&self, service: &Typed<Service>) -> Option<Arc<Typed<DestinationRule>>> {
-        self.world.destination_rule(&service.fqdn(), self.namespace)
+        self.world.destination_rule_for(&service.fqdn(), self.namespace, Some(self.labels))
     }
 }
 

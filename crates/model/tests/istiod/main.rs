@@ -76,7 +76,6 @@ scenarios! {
     k2_gamma = "k2-gamma",
     #[ignore = "not compiled like this yet"]
     k3_gamma_features = "k3-gamma-features",
-    #[ignore = "not compiled like this yet"]
     l_tcp = "l-tcp",
     #[ignore = "not compiled like this yet"]
     m_telemetry = "m-telemetry",
@@ -94,7 +93,6 @@ scenarios! {
     q2a_egress_registry_only = "q2a-egress-registry-only",
     #[ignore = "not compiled like this yet"]
     q2b_egress_dynamic_dns = "q2b-egress-dynamic-dns",
-    #[ignore = "not compiled like this yet"]
     r_vs_tls_tcp = "r-vs-tls-tcp",
     #[ignore = "not compiled like this yet"]
     s_envoyfilter = "s-envoyfilter",
@@ -106,7 +104,6 @@ scenarios! {
     v_jwt_kinds = "v-jwt-kinds",
     #[ignore = "not compiled like this yet"]
     w_sidecar_kinds = "w-sidecar-kinds",
-    #[ignore = "not compiled like this yet"]
     x_dr_kinds = "x-dr-kinds",
     #[ignore = "not compiled like this yet"]
     y1_mesh_paths_json = "y1-mesh-paths-json",
@@ -171,7 +168,7 @@ fn compare(scenario: &str) {
         }
     }
     let unexpected: Vec<_> = differences.iter().filter(|found| !is_allowed(scenario, found)).collect();
-    let shown: Vec<_> = unexpected.iter().take(20).map(|found| found.as_str()).collect();
+    let shown: Vec<_> = unexpected.iter().take(200).map(|found| found.as_str()).collect();
     assert!(unexpected.is_empty(), "{} differences:\n{}", unexpected.len(), shown.join("\n"));
     for entry in ALLOWED.iter().filter(|entry| entry.scenario == scenario) {
         let met = differences.iter().any(|found| found.contains(entry.part));

@@ -2,6 +2,7 @@
 //! it.
 
 mod inbound;
+mod l4;
 mod outbound;
 
 use std::collections::BTreeMap;

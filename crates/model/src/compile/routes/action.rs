@@ -51,13 +51,6 @@ pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
     if let Some(response) = &http.direct_response {
         return Some(Action::DirectResponse(direct_response(response)));
     }
-    if http.delegate.is_some() {
-        // Delegates are not followed. A match of later rules instead would be a surprise.
-        return Some(Action::DirectResponse(route::DirectResponseAction {
-            status: 503,
-            ..Default::default()
-        }));
-    }
     let clusters = clusters(port, &http.route)?;
     let timeout = http.timeout.map_or(seconds(0), |length| duration(length.0));
     let mut to = route::RouteAction {
@@ -153,7 +146,8 @@ fn weighted_cluster(port: &Port<'_>, to: &HttpDestination, weight: u32) -> Clust
 fn cluster(port: &Port<'_>, to: &Destination) -> String {
     let host = fqdn(&to.host, &port.rule.meta.namespace);
     let asked = to.port.and_then(|selector| u16::try_from(selector.number).ok()).filter(|number| *number > 0);
-    ClusterName::outbound(asked.unwrap_or(port.number), &to.subset, &host).to_string()
+    let host = port.scope.world.aliased(&host);
+    ClusterName::outbound(asked.unwrap_or(port.number), &to.subset, host).to_string()
 }
 
 fn rewrite(to: &mut route::RouteAction, http: &HttpRoute) {

@@ -27,7 +27,7 @@ use route::{
 pub(super) fn routes(scope: &Scope<'_>, rule: &RouteRule, port: u16) -> Vec<route::Route> {
     let port = Port { scope, rule, number: port };
     let mut routes = Vec::new();
-    for http in &rule.spec.http {
+    for http in scope.world.http_rules(rule).iter() {
         if http.matches.is_empty() {
             routes.extend(route(&port, http, None));
             // Later routes could never be reached.
@@ -80,6 +80,7 @@ fn route(port: &Port<'_>, http: &HttpRoute, found: Option<&HttpMatch>) -> Option
         metadata: Some(metadata("istio", fields([("config", path)]))),
         decorator: Some(route::Decorator { operation, ..Default::default() }),
         typed_per_filter_config: action::per_filter(port.scope, http),
+        stat_prefix: found.map(|found| found.stat_prefix.clone()).unwrap_or_default(),
         action: Some(action),
         ..Default::default()
     };
