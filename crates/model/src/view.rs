@@ -9,9 +9,12 @@ use std::{
 
 use serde::Deserialize;
 
-use crate::api::{
-    Labels,
-    kube::{self, Locality},
+use crate::{
+    api::{
+        Labels,
+        kube::{self, Locality},
+    },
+    world::Addressed,
 };
 
 /// A proxy, parsed from the `Node` of its first request.
@@ -51,6 +54,8 @@ pub struct ProxyView {
     pub locality: Locality,
     /// Container ports by name, for a service's `targetPort`.
     pub named_ports: BTreeMap<String, u16>,
+    /// Ports of services that lead to the workload by its address.
+    pub addressed: Vec<Addressed>,
     /// Whether the proxy has IPv4 addresses.
     pub ipv4: bool,
     /// Whether the proxy has IPv6 addresses.
@@ -316,6 +321,7 @@ impl ProxyNode {
             cluster_id: or(metadata.cluster_id, "Kubernetes"),
             locality,
             named_ports,
+            addressed: Vec::new(),
             ipv4: ips.iter().any(IpAddr::is_ipv4),
             ipv6: ips.iter().any(IpAddr::is_ipv6),
             plain_envoy: metadata.skysail_plain_envoy == "true" && !grpc,

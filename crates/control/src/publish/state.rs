@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -61,6 +62,8 @@ pub(super) struct ClientEntry {
     pub(super) view: Arc<ProxyView>,
     /// Name of its pod.
     pub(super) pod: Box<str>,
+    /// Addresses that it declared.
+    pub(super) ips: Box<[IpAddr]>,
     /// Identity to whose limits it counts.
     pub(super) accounted_to: Arc<str>,
     pub(super) status: SharedStatus,
@@ -114,6 +117,7 @@ impl State {
         let mut changes = self.world.take_changes();
         self.end_outdated_views(&changes, cluster_id);
         changes.pods.clear();
+        changes.addresses.clear();
         let label_keys = self.world.label_keys();
         if self.label_keys != label_keys {
             self.label_keys = label_keys;

@@ -290,9 +290,10 @@ fn apply_tls(
     effective: &Effective<'_>,
 ) {
     let inside = protocol_inside_tls(port.protocol, effective);
+    let names = service.spec.entry_host.as_deref().map_or(&[][..], |entry| &entry.subject_alt_names);
     let mutual = |sni: &str| {
         let identities = scope.world.service_identities(service);
-        tls::upstream(scope.world.mesh(), &identities, sni, inside, scope.plain_envoy)
+        tls::upstream(scope.world.mesh(), &identities, names, sni, inside, scope.plain_envoy)
     };
     match effective.tls {
         Some(settings) if settings.mode == TlsMode::IstioMutual => {
@@ -300,6 +301,11 @@ fn apply_tls(
             made.transport_socket = Some(mutual(&sni));
         }
         Some(settings) if settings.mode == TlsMode::Disable => {}
+        // Names of the rule take precedence over those of the ServiceEntry.
+        Some(settings) if settings.subject_alt_names.is_empty() && !names.is_empty() => {
+            let settings = ClientTls { subject_alt_names: names.to_vec(), ..settings.clone() };
+            made.transport_socket = Some(tls::client(&settings, inside));
+        }
         Some(settings) => made.transport_socket = Some(tls::client(settings, inside)),
         None if !scope.world.mesh().enable_auto_mtls => {}
         None if service.spec.entry_host.as_ref().is_some_and(|entry_host| entry_host.external) => {}

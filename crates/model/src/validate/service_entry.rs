@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{Finding, Findings, export_to, host, is_dns_name, port};
-use crate::api::{Address, Labels, Resolution, ServiceEntry, service_entry::WorkloadEntry};
+use crate::api::{Address, Labels, Resolution, ServiceEntry, WorkloadEntry, workload::UNIX};
 
 /// Checks a ServiceEntry.
 pub(crate) fn service_entry(spec: &ServiceEntry) -> Vec<Finding> {
@@ -30,11 +30,6 @@ pub(crate) fn service_entry(spec: &ServiceEntry) -> Vec<Finding> {
     ports(spec, &mut findings);
     endpoints(spec, &mut findings);
     export_to(&spec.export_to, "spec.exportTo", &mut findings);
-    if !spec.subject_alt_names.is_empty() {
-        // An error, since without this check any server would be accepted.
-        let remedy = "set subjectAltNames in the tls settings of a DestinationRule";
-        findings.error("spec.subjectAltNames", "is not supported yet", remedy);
-    }
     findings.done()
 }
 
@@ -55,13 +50,9 @@ pub(crate) fn addresses(data: &Labels, findings: &mut Findings) -> BTreeMap<Stri
 
 fn hosts(spec: &ServiceEntry, name: &str, field: &str, findings: &mut Findings) {
     host(name, field, findings);
-    let domain = format!(".svc.{}", crate::world::DOMAIN);
     if name == "*" || !name.contains('.') {
         let message = format!("{name:?} has no dot");
         findings.error(field, message, "write a full name, such as api.example.com");
-    } else if name.trim_end_matches('.').ends_with(&domain) {
-        let message = format!("{name:?} is the name of a Kubernetes Service");
-        findings.error(field, message, "use a Service; such hosts are not supported yet in a ServiceEntry");
     } else if name.starts_with('*') && spec.resolution.is_dns() && spec.endpoints.is_empty() {
         let message = "DNS cannot resolve a wildcard";
         findings.error(field, message, "add endpoints, or use resolution NONE");
@@ -129,12 +120,17 @@ fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
             findings.error(field, "cannot stand beside endpoints", "keep one of them");
         }
         if selector.labels.is_empty() {
-            let remedy = "name labels of the pods that are its endpoints";
-            findings.error(format!("{field}.labels"), "is missing", remedy);
+            let remedy = "name labels of the workloads that are its endpoints";
+            findings.warning(format!("{field}.labels"), "is missing, so it selects no workload", remedy);
         }
-        if spec.resolution != Resolution::Static {
-            findings.warning(field, "has an effect with resolution STATIC only", "write resolution: STATIC");
+        if matches!(spec.resolution, Resolution::None | Resolution::DynamicDns) {
+            let remedy = "write resolution: STATIC or DNS";
+            findings.warning(field, "has no effect with resolution NONE and DYNAMIC_DNS", remedy);
         }
+    }
+    let sockets = spec.endpoints.iter().any(|endpoint| endpoint.address.starts_with(UNIX));
+    if sockets && spec.ports.len() != 1 {
+        findings.error("spec.ports", "a socket serves exactly one port", "write one port");
     }
     for (index, endpoint) in spec.endpoints.iter().enumerate() {
         workload(spec, endpoint, &format!("{field}[{index}]"), findings);
@@ -142,21 +138,20 @@ fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
 }
 
 fn workload(spec: &ServiceEntry, endpoint: &WorkloadEntry, field: &str, findings: &mut Findings) {
+    super::workload::endpoint(endpoint, field, findings);
     let address = format!("{field}.address");
-    if endpoint.address.starts_with("unix:") {
-        findings.error(address, "Unix domain sockets are not supported yet", "use an IP address and a port");
-    } else if Address::of(&endpoint.address).ip().is_none() {
-        if !is_dns_name(&endpoint.address) {
-            let message = format!("{:?} is neither an IP address nor a host name", endpoint.address);
-            findings.error(address, message, "write an IP address or a full host name");
-        } else if !spec.resolution.is_dns() {
+    match Address::of(&endpoint.address) {
+        Address::Name(_) if !spec.resolution.is_dns() && is_dns_name(&endpoint.address) => {
             let message = format!("{:?} is a host name", endpoint.address);
             findings.error(address, message, "write an IP address, or use resolution DNS");
         }
+        Address::Unix(_) if spec.resolution != Resolution::Static => {
+            findings.error(address, "is a socket, which is not resolved", "use resolution STATIC");
+        }
+        _ => {}
     }
-    for (name, number) in &endpoint.ports {
+    for name in endpoint.ports.keys() {
         let field = skysail_yaml::join(&format!("{field}.ports"), name);
-        port(*number, &field, findings);
         if spec.ports.iter().all(|port| port.name != *name) {
             findings.error(
                 field,

@@ -1,4 +1,7 @@
 use super::*;
+
+mod workload_entries;
+
 use crate::api::{MtlsMode, Protocol};
 
 /// Returns a World of this YAML. Warnings are permitted, errors are not.
@@ -307,7 +310,7 @@ fn a_service_entry_selects_pods_of_its_namespace() {
     assert!(endpoints(&world).is_empty());
     assert!(world.take_changes().workloads_in.contains("svc"), "the inbound ports of its pods");
     let said = addresses(&world, "api.example.com").1;
-    assert!(said.contains("no pod of namespace svc has app: c"), "{said}");
+    assert!(said.contains("no pod or WorkloadEntry of namespace svc has app: c"), "{said}");
     let by_name = crate::parse(&ENTRY.replace("STATIC", "DNS"), "test.yaml");
     assert!(by_name.diagnostics[0].to_string().contains("has an effect with resolution STATIC only"));
     world.apply(by_name.objects[0].0.clone(), by_name.objects[0].1.clone());

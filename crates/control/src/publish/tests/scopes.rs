@@ -131,6 +131,7 @@ fn declarations_cover_every_field_of_a_view() {
         hosts_apart: _,
         names_resolved: _,
         ipv4: _,
+        addressed: _,
         labels,
         canonical_service,
         cluster_id,
