@@ -43,7 +43,7 @@ fn main() -> Result<()> {
     let supported = fs::read_to_string("src/translate/supported.txt")?;
     let supported = parse_supported(&supported)?;
     let messages = messages(&set);
-    fs::write(out.join("fields.rs"), field_table(&supported, &messages)?)?;
+    fs::write(out.join("fields.rs"), field_table(&supported, &messages, &enums(&set))?)?;
     let roots = supported.iter().map(|(name, _)| name.as_str()).chain(JSON_ONLY.iter().copied());
     let trimmed = trim(&set, roots, &messages)?;
     fs::write(out.join("descriptors.bin"), trimmed.encode_to_vec())?;
@@ -133,7 +133,78 @@ fn messages(set: &FileDescriptorSet) -> HashMap<String, (&FileDescriptorProto, &
 
 type Messages<'a> = HashMap<String, (&'a FileDescriptorProto, &'a DescriptorProto)>;
 
-fn field_table(supported: &Supported, messages: &Messages<'_>) -> Result<String> {
+/// Returns all enums by full name.
+fn enums(set: &FileDescriptorSet) -> Enums<'_> {
+    let mut all = HashMap::new();
+    for file in &set.file {
+        let scope = |name: &str| format!("{}.{name}", file.package());
+        all.extend(file.enum_type.iter().map(|one| (scope(one.name()), one)));
+        let mut open: Vec<_> =
+            file.message_type.iter().map(|message| (scope(message.name()), message)).collect();
+        while let Some((scope, message)) = open.pop() {
+            open.extend(
+                message.nested_type.iter().map(|nested| (format!("{scope}.{}", nested.name()), nested)),
+            );
+            all.extend(message.enum_type.iter().map(|one| (format!("{scope}.{}", one.name()), one)));
+        }
+    }
+    all
+}
+
+type Enums<'a> = HashMap<String, &'a prost_types::EnumDescriptorProto>;
+
+/// Returns the JSON form of a field with this support.
+fn json(
+    field: &FieldDescriptorProto,
+    mark: Option<Mark>,
+    index: &HashMap<&str, usize>,
+    messages: &Messages<'_>,
+    enums: &Enums<'_>,
+) -> Result<String> {
+    if mark == Some(Mark::WithoutEffect) {
+        return Ok("Json::Ignored".into());
+    }
+    Ok(match field.r#type() {
+        Type::Bool => "Json::Bool".into(),
+        Type::Int32 | Type::Int64 => "Json::Int".into(),
+        Type::Uint32 | Type::Uint64 => "Json::Uint".into(),
+        Type::Float => "Json::Float".into(),
+        Type::Double => "Json::Double".into(),
+        Type::String => "Json::String".into(),
+        Type::Bytes => "Json::Bytes".into(),
+        Type::Enum => {
+            let name = field.type_name().trim_start_matches('.');
+            let declared = enums.get(name).ok_or_else(|| format!("there is no enum {name}"))?;
+            let values: Vec<_> = declared
+                .value
+                .iter()
+                .map(|value| format!("({:?}, {})", value.name(), value.number()))
+                .collect();
+            format!("Json::Enum(&[{}])", values.join(", "))
+        }
+        Type::Message if mark == Some(Mark::Done) => {
+            let name = field.type_name().trim_start_matches('.');
+            if let Some(known) = name.strip_prefix("google.protobuf.") {
+                return Ok(format!("Json::WellKnown({known:?})"));
+            }
+            if let Some((_, entry)) = messages.get(name)
+                && entry.options.as_ref().is_some_and(prost_types::MessageOptions::map_entry)
+            {
+                let part = |name| entry.field.iter().find(|field| field.name() == name);
+                let (Some(key), Some(value)) = (part("key"), part("value")) else {
+                    return Err("a map without keys and values".into());
+                };
+                let key = json(key, mark, index, messages, enums)?;
+                return Ok(format!("Json::Map(&{key}, &{})", json(value, mark, index, messages, enums)?));
+            }
+            let index = index.get(name).ok_or_else(|| format!("supported.txt does not list {name}"))?;
+            format!("Json::Message({index})")
+        }
+        _ => "Json::Other".into(),
+    })
+}
+
+fn field_table(supported: &Supported, messages: &Messages<'_>, enums: &Enums<'_>) -> Result<String> {
     let index: HashMap<&str, usize> =
         supported.iter().enumerate().map(|(index, (name, _))| (name.as_str(), index)).collect();
     if index.len() != supported.len() {
@@ -158,10 +229,12 @@ fn field_table(supported: &Supported, messages: &Messages<'_>) -> Result<String>
                 }
             };
             let repeated = field.label() == Label::Repeated;
+            let mark = fields.get(field.name()).copied();
+            let json = json(field, mark, &index, messages, enums)?;
             let (number, field) = (field.number(), field.name());
             writeln!(
                 code,
-                "        ProtoField {{ number: {number}, name: {field:?}, repeated: {repeated}, rule: {rule} }},"
+                "        ProtoField {{ number: {number}, name: {field:?}, repeated: {repeated}, rule: {rule}, json: {json} }},"
             )?;
         }
         code.push_str("    ] },\n");

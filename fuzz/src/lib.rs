@@ -238,6 +238,7 @@ fn manager(escaped_slashes: EscapedSlashes) -> HttpManager {
         codec: Codec::Auto,
         routes: Routes::Named("80".into()),
         filters: Vec::new(),
+        mutates_responses: false,
         stats: None,
         metadata_exchange: None,
         istio_alpn: false,

@@ -89,6 +89,7 @@ fn table() -> RouteTable {
         headers: HeaderOps::default(),
         include_attempt_count: false,
         require_tls: false,
+        limits: vec![],
         used: Default::default(),
     };
     RouteTable {

@@ -153,6 +153,15 @@ impl Flow {
         self.framing
     }
 
+    /// Declares the length of a body that has been collected, so that it does not leave in chunks. Trailers need chunks.
+    pub fn set_known_length(&mut self) {
+        if let Some(kept) = self.kept.as_ref().filter(|_| self.read && self.trailers.is_none())
+            && self.framing == Framing::Chunked
+        {
+            self.framing = Framing::Length(kept.len() as u64);
+        }
+    }
+
     /// Stops keeping content.
     #[inline]
     pub fn forget(&mut self) {
@@ -165,6 +174,18 @@ impl Flow {
         self.given = 0;
         self.waiting = Bytes::new();
         self.ended = self.read && self.framing == Framing::None;
+    }
+
+    /// Replaces a body that has been read to its end, and starts with its new content.
+    pub fn replace(&mut self, content: Vec<u8>, framing: Framing, trailers: Option<Headers>) {
+        (self.kept, self.lost, self.through) = (Some(content), false, None);
+        (self.framing, self.trailers, self.read) = (framing, trailers, true);
+        self.restart();
+    }
+
+    /// Sets the framing for an HTTP/1.1 receiver.
+    pub fn set_framing(&mut self, framing: Framing) {
+        self.framing = framing;
     }
 
     /// Transfers what is possible; returns ready when the receiver has the whole body and its output is written.

@@ -6,7 +6,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
 use bytes::Bytes;
 
 use crate::{
-    compress::Gzip,
+    compress::Encoding,
     grpc_status,
     head::{Headers, RequestHead, ResponseHead},
 };
@@ -78,7 +78,7 @@ pub enum Conversion {
         trailers: Option<Headers>,
     },
     /// Compresses.
-    Gzip(Gzip),
+    Compress(Encoding),
 }
 
 /// Error: the content is not valid base64.
@@ -113,14 +113,14 @@ impl Conversion {
                 }
                 Ok(if *text && !out.is_empty() { BASE64.encode(&out).into() } else { out })
             }
-            Self::Gzip(gzip) => Ok(gzip.piece(&piece, end)),
+            Self::Compress(encoding) => Ok(encoding.piece(&piece, end)),
         }
     }
 
     /// Returns the trailers that were appended to the content.
     pub fn trailers(&self) -> Option<&Headers> {
         match self {
-            Self::In(_) | Self::Gzip(_) => None,
+            Self::In(_) | Self::Compress(_) => None,
             Self::Out { trailers, .. } => trailers.as_ref(),
         }
     }

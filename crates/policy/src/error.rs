@@ -33,6 +33,12 @@ pub enum Kind {
     HostUnanswered,
     /// The cluster has no endpoint to select.
     NoHealthyUpstream,
+    /// The host of a dynamic forward proxy has no address.
+    DnsFailed,
+    /// The cache of a dynamic forward proxy is full.
+    DnsCacheOverflow,
+    /// Too many requests wait for a lookup of a dynamic forward proxy.
+    DnsPendingOverflow,
     /// The connection failed (refused, unreachable, TLS handshake failed).
     ConnectFailed,
     /// The connect timeout has expired.
@@ -101,9 +107,9 @@ pub struct Error {
 pub struct Flags(u32);
 
 /// Names of the flags by bit. The order is Envoy's: the end of retries comes before the failure of the last attempt.
-const FLAG_NAMES: [&str; 24] = [
+const FLAG_NAMES: [&str; 26] = [
     "URX", "UO", "UH", "UT", "LR", "UR", "UF", "UC", "NR", "DI", "FI", "RL", "UAEX", "DC", "SI", "DPE",
-    "UMSDR", "NFCF", "UPE", "NC", "OM", "DT", "DU", "RV",
+    "UMSDR", "NFCF", "UPE", "NC", "OM", "DT", "DU", "RV", "DF", "RLSE",
 ];
 
 #[expect(missing_docs, reason = "each is the flag of that name in Envoy's access log")]
@@ -137,6 +143,8 @@ impl Flags {
     /// An extension of Envoy's flags, "revoked": the request was admitted, and the current configuration would refuse
     /// it.
     pub const RV: Self = Self(1 << 23);
+    pub const DF: Self = Self(1 << 24);
+    pub const RLSE: Self = Self(1 << 25);
 
     /// Returns the flag with this name.
     pub fn named(name: &str) -> Option<Self> {
@@ -234,6 +242,9 @@ impl Error {
             | Kind::ClusterNotFound(_)
             | Kind::HostUnanswered
             | Kind::NoHealthyUpstream
+            | Kind::DnsFailed
+            | Kind::DnsCacheOverflow
+            | Kind::DnsPendingOverflow
             | Kind::Overflow
             | Kind::Overloaded
             | Kind::FaultAbort(_)
@@ -271,6 +282,14 @@ impl Error {
                 "no answer from the control plane about this host",
             ),
             Kind::NoHealthyUpstream => plain(503, Flags::UH, "no_healthy_upstream", "no healthy upstream"),
+            Kind::DnsFailed => plain(503, Flags::DF, "dns_resolution_failure", "DNS resolution failure"),
+            Kind::DnsCacheOverflow => plain(503, Flags::UO, "dns_cache_overflow", "DNS cache overflow"),
+            Kind::DnsPendingOverflow => plain(
+                503,
+                Flags::UO,
+                "dynamic_forward_proxy_pending_request_overflow",
+                "Dynamic forward proxy pending request overflow",
+            ),
             Kind::ConnectFailed => self.reset(503, Flags::UF, "remote connection failure"),
             Kind::ConnectTimeout => self.reset(503, Flags::UF, "connection timeout"),
             Kind::UpstreamClosed => self.reset(503, Flags::UC, "connection termination"),

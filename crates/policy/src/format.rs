@@ -13,7 +13,10 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    config::http::{Format, Part},
+    config::{
+        cluster::Place,
+        http::{Format, Part},
+    },
     error,
     peer::Peer,
     record::{Context, Record},
@@ -226,11 +229,17 @@ fn address_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Writt
         ("DOWNSTREAM_REMOTE_", record.downstream_remote),
         ("DOWNSTREAM_DIRECT_REMOTE_", record.downstream_direct),
         ("UPSTREAM_LOCAL_", record.upstream_local),
-        // Only for an established connection.
-        ("UPSTREAM_REMOTE_", record.upstream_local.and_then(|_| record.upstream_address())),
     ];
     if name == "UPSTREAM_HOST" {
-        return address(record.upstream_address(), "ADDRESS", out);
+        return place(record.upstream_place(), "ADDRESS", out);
+    }
+    if let Some(what) = name.strip_prefix("UPSTREAM_REMOTE_") {
+        // Only for an established connection. A Unix domain socket has no local address.
+        let established = |place: &Place<'_>| match place {
+            Place::Ip(_) => record.upstream_local.is_some(),
+            Place::Pipe(_) => record.upstream.is_some(),
+        };
+        return place(record.upstream_place().filter(established), what, out);
     }
     let found = of.iter().find_map(|(prefix, address)| Some((name.strip_prefix(prefix)?, *address)));
     found.map_or(Written::Missing, |(what, socket)| address(socket, what, out))
@@ -245,6 +254,15 @@ fn address(address: Option<SocketAddr>, what: &str, out: &mut Vec<u8>) -> Writte
         _ => return Written::Missing,
     }
     Written::Text
+}
+
+/// Writes a part of an upstream address. A path has no port.
+fn place(of: Option<Place<'_>>, what: &str, out: &mut Vec<u8>) -> Written {
+    match (of, what) {
+        (Some(Place::Ip(socket)), _) => address(Some(socket), what, out),
+        (Some(Place::Pipe(path)), "ADDRESS" | "ADDRESS_WITHOUT_PORT") => text(Some(path), out),
+        _ => Written::Missing,
+    }
 }
 
 /// `A?B`: writes the first of two headers that is present.

@@ -157,7 +157,7 @@ pub fn requirement<'a>(
 ) -> Result<Option<&'a Requirement>, String> {
     let Some(Setting::Jwt(name)) = setting else {
         let mut rules = jwt.rules.iter();
-        let rule = rules.find(|(matches, _)| route::matches(matches, head, rng));
+        let rule = rules.find(|(matches, _)| route::matches(matches, head, None, rng));
         return Ok(rule.map(|(_, requirement)| requirement));
     };
     if let Some((_, requirement)) = jwt.named.iter().find(|(other, _)| other == name) {

@@ -99,6 +99,11 @@ pub fn check(policies: &[Arc<Policy>], subject: &Subject<'_>, tally: &mut Tally)
     Verdict::Allow
 }
 
+/// Returns the name of the rule that matches a request; for reports.
+pub fn matched<'a>(rules: &'a Rules, subject: &Subject<'_>) -> Option<&'a Arc<str>> {
+    evaluate(rules, subject).1
+}
+
 /// Returns whether rules admit a request, and the rule that matched.
 fn evaluate<'a>(rules: &'a Rules, subject: &Subject<'_>) -> (bool, Option<&'a Arc<str>>) {
     let values = match rules.action {

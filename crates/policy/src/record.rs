@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Map, Value};
 
 use crate::{
-    config::{Cluster, Endpoint, listener::Direction},
+    config::{Cluster, Endpoint, cluster::Place, listener::Direction},
     error::Flags,
     peer::Peer,
     trace::SpanContext,
@@ -86,6 +86,15 @@ impl Record<'_> {
     /// Returns the address of the upstream.
     pub fn upstream_address(&self) -> Option<SocketAddr> {
         self.upstream_remote.or(self.endpoint.map(|endpoint| endpoint.address))
+    }
+
+    /// Returns the address of the upstream as logs contain it: IP address and port, or the path of a Unix domain
+    /// socket.
+    pub fn upstream_place(&self) -> Option<Place<'_>> {
+        match self.endpoint.map(|endpoint| endpoint.place()) {
+            Some(pipe @ Place::Pipe(_)) => Some(pipe),
+            _ => self.upstream_address().map(Place::Ip),
+        }
     }
 
     /// Returns a record in which nothing is known.

@@ -6,6 +6,8 @@
 
 use std::borrow::Cow;
 
+use serde_json::{Map, Value};
+
 use crate::{
     config::{
         RouteTable,
@@ -18,8 +20,11 @@ use crate::{
 };
 use skysail_http::head::RequestHead;
 
+mod mismatch;
 #[cfg(test)]
 mod tests;
+
+pub use mismatch::mismatch;
 
 /// A selected route.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +50,7 @@ pub enum NoRoute {
     TlsRequired,
 }
 
-/// Selects the route of a request.
+/// Selects the route of a request with this dynamic metadata.
 ///
 /// # Errors
 ///
@@ -53,6 +58,7 @@ pub enum NoRoute {
 pub fn find<'a>(
     table: &'a RouteTable,
     head: &RequestHead,
+    metadata: Option<&Map<String, Value>>,
     rng: &mut fastrand::Rng,
 ) -> Result<Found<'a>, NoRoute> {
     let (host, exact) = virtual_host(table, head.authority()).ok_or(NoRoute::NoMatch)?;
@@ -60,7 +66,7 @@ pub fn find<'a>(
         return Err(NoRoute::TlsRequired);
     }
     let mut routes = host.routes.iter();
-    let route = routes.find(|route| matches(&route.matches, head, rng)).ok_or(NoRoute::NoMatch)?;
+    let route = routes.find(|route| matches(&route.matches, head, metadata, rng)).ok_or(NoRoute::NoMatch)?;
     let target = match &route.action {
         Action::Forward(Forward { targets: Targets::Weighted { total, targets }, .. }) => {
             weighted(*total, targets, rng)
@@ -137,11 +143,17 @@ fn lower_case(text: &str) -> Cow<'_, str> {
 }
 
 /// Returns whether a request matches.
-pub fn matches(test: &RouteMatch, head: &RequestHead, rng: &mut fastrand::Rng) -> bool {
+pub fn matches(
+    test: &RouteMatch,
+    head: &RequestHead,
+    metadata: Option<&Map<String, Value>>,
+    rng: &mut fastrand::Rng,
+) -> bool {
     path_matches(test, head.path_without_query().as_bytes())
         && matching::headers(&test.headers, head)
-        && test.query.iter().all(|query| query_matches(query, head.query()))
+        && query_matches(&test.query, head.query())
         && (!test.grpc || matching::is_grpc(head))
+        && test.metadata.iter().all(|test| matching::metadata(test, metadata))
         // Last, so that a route that cannot match uses no random number.
         && test.fraction.is_none_or(|share| sample(rng, share))
 }
@@ -171,7 +183,12 @@ fn path_matches(test: &RouteMatch, path: &[u8]) -> bool {
     }
 }
 
-fn query_matches(test: &QueryMatch, query: Option<&str>) -> bool {
+/// Returns whether all query parameters match.
+pub fn query_matches(tests: &[QueryMatch], query: Option<&str>) -> bool {
+    tests.iter().all(|test| query_parameter_matches(test, query))
+}
+
+fn query_parameter_matches(test: &QueryMatch, query: Option<&str>) -> bool {
     let mut pairs =
         query.unwrap_or_default().split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
     let value = pairs.find(|(name, _)| *name == &*test.name).map(|(_, value)| value);

@@ -14,6 +14,9 @@ pub(crate) mod admin;
 // Configuration and certificates in force.
 pub(crate) mod discovery;
 
+// Decisions about one request, with reasons, from resources given as bytes.
+pub mod explain;
+
 // Translation of Envoy's protos into the types of `skysail_policy::config`.
 pub(crate) mod translate;
 
@@ -29,6 +32,9 @@ pub(crate) mod call;
 
 // State of one worker and its connections.
 pub mod worker;
+
+// Lua scripts of HTTP filters.
+pub(crate) mod script;
 
 // Upstream connections: endpoints, connection pools, TLS.
 pub mod upstream;

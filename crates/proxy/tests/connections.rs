@@ -46,6 +46,8 @@ fn by_name(names: &[(&str, &str)]) -> Listener {
             },
             tls: None,
             policies: vec![],
+            sni_port: None,
+            connection_limits: Vec::new(),
             ask: None,
             metadata_exchange: false,
             terminal: bytes_to(cluster),

@@ -34,6 +34,7 @@ fn host(name: &str) -> Arc<VirtualHost> {
         case_sensitive: true,
         headers: vec![],
         query: vec![],
+        metadata: Box::default(),
         grpc: false,
         fraction: None,
     };
@@ -43,6 +44,7 @@ fn host(name: &str) -> Arc<VirtualHost> {
         action: Action::Direct(DirectResponse { status: 200, body: name.as_bytes().into() }),
         headers: HeaderOps::default(),
         filters: vec![],
+        metadata: None,
         decorator: None,
         tracing: None,
     };
@@ -52,6 +54,7 @@ fn host(name: &str) -> Arc<VirtualHost> {
         headers: HeaderOps::default(),
         include_attempt_count: false,
         require_tls: false,
+        limits: vec![],
         used: Arc::default(),
     })
 }

@@ -17,11 +17,15 @@ use serde_json::json;
 use skysail_policy::config::{
     HttpManager, Listener, RouteTable, Snapshot,
     authorization::{AuthorizationService, Body, ExternalAuthorization, Http},
-    http::{Filter, FilterKind, Routes},
+    http::{Filter, FilterKind, Format, Part, Routes},
     jwt::{Jwt, JwtProvider, KeySet, Keys, Requirement, Source},
     listener::{ProxyProtocolFilter, Terminal},
+    lua::{Lua, LuaScript},
+    mutation::{HeaderMutation, HeaderMutations, Mutation},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
-    route::{Action, Forward, PathMatch, Rewrite, Route, RouteMatch, Setting, VirtualHost},
+    route::{
+        Action, AppendAction, Forward, HeaderOp, PathMatch, Rewrite, Route, RouteMatch, Setting, VirtualHost,
+    },
     text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
 };
 use skysail_proxy::overload::Limits;
@@ -131,6 +135,14 @@ fn would_deny(prefix: &str) -> FilterKind {
     FilterKind::Rbac(Arc::new(Policy { rules: None, shadow, shadow_prefix: prefix.into() }))
 }
 
+/// Returns a filter whose script adds `x-script` with this value.
+fn script(value: &str) -> FilterKind {
+    let source =
+        format!("function envoy_on_request(handle) handle:headers():add('x-script', '{value}') end").into();
+    let script = LuaScript { source, handles_request: true, handles_response: false };
+    FilterKind::Lua(Box::new(Lua { default: Some(Arc::new(script)), ..Lua::default() }))
+}
+
 /// Returns an HTTP listener with these filters and changed routes.
 fn web_with(does: Vec<FilterKind>, change: impl FnOnce(&mut Vec<Route>, fn() -> Route)) -> Listener {
     let named = |does| Filter { name: ASK.into(), disabled: false, kind: does };
@@ -232,6 +244,54 @@ async fn a_policy_sees_the_head_at_its_position() {
     running.publish(web(vec![deny("x-user"), ask(1, None), deny("x-other")])).await;
     echoes(&mut client).await;
     running.publish(web(vec![ask(1, None), deny("x-user")])).await;
+    assert_eq!(client.rest().await, "");
+}
+
+/// Sets a request header. The fingerprint is that of the filter's configuration.
+fn set_header(fingerprint: u64, name: &str) -> FilterKind {
+    let set = Mutation::Op(HeaderOp::Add {
+        name: name.into(),
+        value: Format { parts: vec![Part::Text("set".into())] },
+        action: AppendAction::Overwrite,
+        keep_empty: false,
+    });
+    let mutations = HeaderMutations { fingerprint, request: vec![set], query: vec![], response: vec![] };
+    FilterKind::HeaderMutation(Box::new(HeaderMutation { mutations, most_specific_wins: false }))
+}
+
+#[tokio::test]
+async fn a_policy_sees_the_headers_that_a_filter_before_it_has_set() {
+    let running = Running::start(web(vec![deny("x-other"), set_header(1, "x-role")])).await;
+    let mut client = running.websocket("").await;
+    for kept in [
+        vec![deny("x-role"), set_header(1, "x-role"), deny_without("x-role")],
+        vec![deny("x-role"), FilterKind::Buffer(10), set_header(1, "x-role"), deny_without("x-role")],
+        vec![deny("x-role")],
+    ] {
+        running.publish(web(kept)).await;
+        echoes(&mut client).await;
+    }
+    for changed in [
+        vec![set_header(1, "x-role"), deny("x-role")],
+        // The upstream did not get the header.
+        vec![set_header(2, "x-new"), deny("x-other")],
+    ] {
+        running.publish(web(vec![deny("x-other"), set_header(1, "x-role")])).await;
+        let mut client = running.websocket("").await;
+        running.publish(web(changed)).await;
+        assert_eq!(client.rest().await, "");
+    }
+}
+
+#[tokio::test]
+async fn the_effect_of_a_script_is_kept_and_another_script_ends_the_request() {
+    let running = Running::start(web(vec![script("1"), deny("x-other")])).await;
+    let mut client = running.websocket("").await;
+    running.publish(web(vec![script("1"), deny_without("x-script")])).await;
+    echoes(&mut client).await;
+    running.publish(web(vec![deny("x-script"), script("1")])).await;
+    echoes(&mut client).await;
+    running.publish(web(vec![script("2"), deny("x-other")])).await;
     assert_eq!(client.rest().await, "");
 }
 

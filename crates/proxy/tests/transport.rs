@@ -159,6 +159,8 @@ fn permissive(tls: Arc<ServerTls>) -> Listener {
             },
             tls: tls.cloned(),
             policies: vec![],
+            sni_port: None,
+            connection_limits: Vec::new(),
             ask: None,
             metadata_exchange: false,
             terminal,

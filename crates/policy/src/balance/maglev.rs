@@ -16,10 +16,10 @@ struct Permutation {
 pub(super) fn build(endpoints: &Normal, size: u32) -> Box<[u32]> {
     const FREE: u32 = u32::MAX;
     let size = u64::from(size);
-    let mut keys: Vec<_> = endpoints.0.iter().map(|one| (one.address.to_string(), one)).collect();
+    let mut keys: Vec<_> = endpoints.0.iter().map(|one| (one.address.as_str(), one)).collect();
     // The order does not depend on the order in which the endpoints were sent.
-    keys.sort_by(|a, b| a.0.cmp(&b.0));
-    let permutation = |(key, one): &(String, &super::normal::Weighed)| Permutation {
+    keys.sort_by(|a, b| a.0.cmp(b.0));
+    let permutation = |(key, one): &(&str, &super::normal::Weighed)| Permutation {
         index: one.index,
         weight: one.weight,
         target: 0.0,

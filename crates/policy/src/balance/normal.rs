@@ -1,14 +1,13 @@
 //! Weights of a priority's endpoints, normalised to a sum of 1, for hashing balancers.
 
-use std::net::SocketAddr;
-
 use crate::config::{Endpoint, Endpoints};
 
 /// Endpoints with their normalised weights.
 pub(super) struct Normal(pub(super) Vec<Weighed>);
 
 pub(super) struct Weighed {
-    pub(super) address: SocketAddr,
+    /// Address, which the endpoint's place in the tables depends on.
+    pub(super) address: String,
     /// Index into the endpoints of the priority.
     pub(super) index: u32,
     pub(super) weight: f64,
@@ -50,7 +49,7 @@ impl Normal {
             }
         };
         let one = |(one, index): (&std::sync::Arc<Endpoint>, u32)| Weighed {
-            address: one.address,
+            address: one.place().to_string(),
             index,
             weight: weight(one),
         };

@@ -3,7 +3,8 @@
 //! Source: `envoy.config.cluster.v3`, `envoy.config.endpoint.v3`.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    fmt,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -152,6 +153,9 @@ pub enum Discovery {
     Eds(Arc<str>),
     /// `ORIGINAL_DST`: the address that the client dialled; with this port if given.
     OriginalDst(Option<u16>),
+    /// The host of each request, or the SNI of each connection, which the proxy resolves (`cluster_type`
+    /// `envoy.clusters.dynamic_forward_proxy`).
+    Dynamic(HostCacheConfig),
     /// Host names that the proxy resolves periodically. Every address is an endpoint (`STRICT_DNS`), or only the first
     /// (`LOGICAL_DNS`).
     Dns {
@@ -168,6 +172,25 @@ pub enum Discovery {
         /// Time between two lookups.
         refresh: Duration,
     },
+}
+
+/// Cache of resolved hosts. Source: `envoy.extensions.common.dynamic_forward_proxy.v3.DnsCacheConfig`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostCacheConfig {
+    /// Name; clusters with the same name and settings share the cache.
+    pub name: Box<str>,
+    /// Address families that are used (`dns_lookup_family`).
+    pub family: Family,
+    /// Time for which the addresses of a host are used without another lookup (`dns_refresh_rate`).
+    pub refresh: Duration,
+    /// Time after which an unused host makes room for others (`host_ttl`).
+    pub host_ttl: Duration,
+    /// Maximum number of hosts (`max_hosts`).
+    pub max_hosts: u32,
+    /// Timeout of a lookup (`dns_query_timeout`).
+    pub query_timeout: Duration,
+    /// Maximum number of requests that wait for a lookup (`dns_cache_circuit_breaker.max_pending_requests`).
+    pub max_pending: u32,
 }
 
 /// Address families of a resolved name. Source: `envoy.config.cluster.v3.Cluster.DnsLookupFamily`.
@@ -428,8 +451,11 @@ pub struct Locality {
 /// An endpoint of a cluster.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// Address.
+    /// Address. For a Unix domain socket: an address of the discard prefix 100::/64 (RFC 6666) that stands for
+    /// [`Self::pipe`] wherever endpoints are identified by address.
     pub address: SocketAddr,
+    /// Path of the Unix domain socket (`address.pipe`); a path that begins with `@` is in the abstract namespace.
+    pub pipe: Option<Box<str>>,
     /// Further addresses of the same endpoint, such as one of the other address family (`additional_addresses`).
     pub others: Box<[SocketAddr]>,
     /// Weight in its locality; at least 1.
@@ -453,8 +479,47 @@ impl Endpoint {
     pub fn new(address: SocketAddr, tls: Option<Arc<ClientTls>>) -> Self {
         let (weight, health, locality) = (1, Health::Healthy, 0);
         let others = Box::default();
-        Self { address, others, weight, health, locality, tls, workload: None, hostname: None, state: None }
+        let (workload, hostname, state, pipe) = (None, None, None, None);
+        Self { address, pipe, others, weight, health, locality, tls, workload, hostname, state }
     }
+
+    /// Returns an endpoint on a Unix domain socket.
+    pub fn of_pipe(path: &str, tls: Option<Arc<ClientTls>>) -> Self {
+        Self { pipe: Some(path.into()), ..Self::new(pipe_address(path), tls) }
+    }
+
+    /// Returns the address as logs and statistics contain it: IP address and port, or a path.
+    pub fn place(&self) -> Place<'_> {
+        match &self.pipe {
+            Some(path) => Place::Pipe(path),
+            None => Place::Ip(self.address),
+        }
+    }
+}
+
+/// Address of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place<'a> {
+    /// IP address and port.
+    Ip(SocketAddr),
+    /// Path of a Unix domain socket.
+    Pipe(&'a str),
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(address) => address.fmt(out),
+            Self::Pipe(path) => out.write_str(path),
+        }
+    }
+}
+
+/// Returns the address that stands for a Unix domain socket. Different paths have different addresses, except for
+/// the collisions of a 64-bit hash.
+pub fn pipe_address(path: &str) -> SocketAddr {
+    let hash = xxhash_rust::xxh64::xxh64(path.as_bytes(), 0);
+    SocketAddr::new(Ipv6Addr::from_bits((0x0100 << 112) | u128::from(hash)).into(), 0)
 }
 
 /// Health status. Source: `envoy.config.core.v3.HealthStatus`.

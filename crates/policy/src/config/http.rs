@@ -8,9 +8,11 @@ use super::{
     authorization::ExternalAuthorization,
     collector::Collector,
     jwt::Jwt,
-    limit::RateLimit,
+    limit::{GlobalRateLimit, RateLimit},
     listener::Cidr,
     log_filter::LogFilter,
+    lua::Lua,
+    mutation::HeaderMutation,
     policy::Policy,
     route::{Fault, RouteTable},
     stats::Stats,
@@ -29,12 +31,18 @@ pub struct HttpManager {
     pub routes: Routes,
     /// HTTP filters, in the order of the configuration. They run before the request is forwarded.
     pub filters: Vec<Filter>,
+    /// One of the filters runs Lua scripts, perhaps for responses.
+    pub has_scripts: bool,
+    /// A filter may change the headers of responses.
+    pub mutates_responses: bool,
     /// Settings of Istio's metrics (filter `istio.stats`).
     pub stats: Option<Arc<Stats>>,
     /// Exchange of workload metadata with peers (filter `istio.metadata_exchange`).
     pub metadata_exchange: Option<MetadataExchange>,
     /// The upstream ALPN follows the request's protocol (filter `istio.alpn`).
     pub istio_alpn: bool,
+    /// The hosts of requests to dynamic clusters are resolved (filter `dynamic_forward_proxy`).
+    pub resolves_hosts: bool,
     /// Upgrades that are tunnelled, in lower case (`websocket`); empty refuses all.
     pub upgrades: Vec<Box<str>>,
     /// Treatment of the response header `server`.
@@ -129,12 +137,18 @@ impl Filter {
             _ if self.disabled => true,
             FilterKind::Cors => true,
             FilterKind::Fault(fault) => fault.delay.is_none() && fault.abort.is_none(),
-            FilterKind::RateLimit(limit) => limit.bucket.is_none(),
+            FilterKind::RateLimit(limit) => limit.is_unlimited(),
+            FilterKind::HeaderMutation(config) => {
+                !config.mutations.changes_request() && config.mutations.response.is_empty()
+            }
             FilterKind::Rbac(_)
             | FilterKind::ExternalAuthorization(_)
             | FilterKind::Jwt(_)
             | FilterKind::GrpcWeb
-            | FilterKind::Compress(_) => false,
+            | FilterKind::Lua(_)
+            | FilterKind::Compress(_)
+            | FilterKind::Buffer(_)
+            | FilterKind::GlobalRateLimit(_) => false,
         }
     }
 }
@@ -145,6 +159,8 @@ pub mod metadata {
     pub const RBAC: &str = "envoy.filters.http.rbac";
     /// Set with the result of external authorization.
     pub const EXT_AUTHZ: &str = "envoy.filters.http.ext_authz";
+    /// Set with the metadata of a rate limit service.
+    pub const RATE_LIMIT: &str = "envoy.filters.http.ratelimit";
     /// Set with the claims of tokens.
     pub const JWT: &str = "envoy.filters.http.jwt_authn";
 }
@@ -158,6 +174,8 @@ pub enum FilterKind {
     Fault(Arc<Fault>),
     /// Local rate limit.
     RateLimit(Arc<RateLimit>),
+    /// Rate limit by a service.
+    GlobalRateLimit(Box<GlobalRateLimit>),
     /// External authorization.
     ExternalAuthorization(Box<ExternalAuthorization>),
     /// JWT authentication.
@@ -166,8 +184,14 @@ pub enum FilterKind {
     Cors,
     /// gRPC-Web: translates calls to gRPC, and their responses back.
     GrpcWeb,
+    /// Mutations of headers and query parameters.
+    HeaderMutation(Box<HeaderMutation>),
+    /// Buffering of the request's whole body, up to this size in bytes.
+    Buffer(usize),
     /// Compression of responses for clients that accept it.
     Compress(Compressor),
+    /// Lua scripts.
+    Lua(Box<Lua>),
 }
 
 /// Protocols that a connection manager accepts.

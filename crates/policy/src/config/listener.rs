@@ -12,6 +12,7 @@ use std::{
 use super::{
     authorization::ExternalAuthorization, http::HttpManager, policy::Policy, route::Targets, tls::ServerTls,
 };
+use crate::state::connections::OpenConnections;
 use skysail_http::proxy_protocol::ProxyVersion;
 
 /// A listener: accepts connections, or takes redirected ones from a listener with `use_original_dst`.
@@ -97,6 +98,10 @@ pub struct FilterChain {
     pub tls: Option<Arc<ServerTls>>,
     /// RBAC network filters, in order. They run before the last filter.
     pub policies: Vec<Arc<Policy>>,
+    /// The SNI of connections to dynamic clusters is resolved, with this port (filter `sni_dynamic_forward_proxy`).
+    pub sni_port: Option<u16>,
+    /// Limits on open connections (filter `connection_limit`), which apply before the TLS handshake.
+    pub connection_limits: Vec<Arc<ConnectionLimit>>,
     /// External authorization of connections, after the RBAC filters.
     pub ask: Option<Box<ExternalAuthorization>>,
     /// Istio's TCP metadata exchange is expected if ALPN is `istio-peer-exchange`.
@@ -107,6 +112,20 @@ pub struct FilterChain {
     pub handshake_timeout: Option<Duration>,
     /// Fingerprint of the encoded configuration. It identifies the chain in a new version of its listener.
     pub fingerprint: Option<u64>,
+}
+
+/// Limit on the open connections of a filter chain, across workers. Source:
+/// `envoy.extensions.filters.network.connection_limit.v3.ConnectionLimit`.
+#[derive(Debug)]
+pub struct ConnectionLimit {
+    /// Prefix of statistics.
+    pub stat_prefix: Arc<str>,
+    /// Maximum number of connections (`max_connections`).
+    pub most: u64,
+    /// Time until a refused connection is closed (`delay`); `None` closes it at once.
+    pub delay: Option<Duration>,
+    /// Open connections.
+    pub open: OpenConnections,
 }
 
 /// Last filter of a filter chain.

@@ -16,6 +16,8 @@ pub mod jwt;
 pub mod limit;
 pub mod listener;
 pub mod log_filter;
+pub mod lua;
+pub mod mutation;
 pub mod policy;
 pub mod route;
 pub mod stats;

@@ -6,9 +6,11 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     http::Format,
-    limit::RateLimit,
+    limit::{LimitRule, RateLimit, RouteRateLimit, RouteRules},
+    lua::LuaRoute,
+    mutation::HeaderMutations,
     policy::Policy,
-    text::{HeaderMatch, TextMatch},
+    text::{HeaderMatch, MetadataMatch, TextMatch},
     trace::{Decorator, RouteTracing},
 };
 
@@ -85,6 +87,8 @@ pub struct VirtualHost {
     pub include_attempt_count: bool,
     /// Plain HTTP is redirected to HTTPS (`require_tls: ALL`).
     pub require_tls: bool,
+    /// Rules for rate limit descriptors.
+    pub limits: Vec<LimitRule>,
     /// Use by requests, for on-demand discovery: an unused host is dropped.
     pub used: Arc<UseMark>,
 }
@@ -102,6 +106,8 @@ pub struct Route {
     pub headers: HeaderOps,
     /// Settings for filters, by filter name (`typed_per_filter_config`).
     pub filters: Vec<(Box<str>, Setting)>,
+    /// Metadata by filter name, for Lua scripts; `None` if there is none besides Istio's.
+    pub metadata: Option<Box<serde_json::Map<String, serde_json::Value>>>,
     /// Span name for traced requests.
     pub decorator: Option<Decorator>,
     /// Tracing settings; `None`: those of the connection manager.
@@ -124,6 +130,12 @@ pub enum Setting {
     Cors(Arc<Cors>),
     /// Local rate limit.
     RateLimit(Arc<RateLimit>),
+    /// Rate limit by a service.
+    GlobalRateLimit(Arc<RouteRateLimit>),
+    /// Mutations of the table, the virtual host and the route, in this order.
+    HeaderMutation(Vec<Arc<HeaderMutations>>),
+    /// Maximum size of a buffered body in bytes.
+    Buffer(usize),
     /// Name of a JWT requirement.
     Jwt(Box<str>),
     /// Additions to an external authorization check.
@@ -133,6 +145,8 @@ pub enum Setting {
         /// The check leaves out the body.
         without_body: bool,
     },
+    /// Script of a Lua filter.
+    Lua(Arc<LuaRoute>),
 }
 
 impl Route {
@@ -153,6 +167,9 @@ pub struct RouteMatch {
     pub headers: Vec<HeaderMatch>,
     /// Query parameter matches, all of which must hold.
     pub query: Vec<QueryMatch>,
+    /// Matches of dynamic metadata, all of which must hold. Filters that set metadata may let the route be selected
+    /// again.
+    pub metadata: Box<[MetadataMatch]>,
     /// Only gRPC requests match (`content-type: application/grpc`).
     pub grpc: bool,
     /// Share of requests that match, in millionths; `None` for all.
@@ -228,6 +245,8 @@ pub struct Forward {
     pub hash: Vec<HashPolicy>,
     /// The proxy terminates CONNECT and forwards the payload as bytes (`connect_config`).
     pub terminates_connect: bool,
+    /// Rules for rate limit descriptors; `None` without any.
+    pub limits: Option<Box<RouteRules>>,
 }
 
 /// A hash policy. Source: `envoy.config.route.v3.RouteAction.HashPolicy`.

@@ -23,6 +23,7 @@ fn by_path(path: PathMatch) -> RouteMatch {
         case_sensitive: true,
         headers: Vec::new(),
         query: Vec::new(),
+        metadata: Box::default(),
         grpc: false,
         fraction: None,
     }
@@ -39,6 +40,7 @@ fn route(name: &str, matches: RouteMatch) -> Route {
         action: Action::Direct(DirectResponse { status: 200, body: Box::default() }),
         headers: HeaderOps::default(),
         filters: Vec::new(),
+        metadata: None,
         decorator: None,
         tracing: None,
     }
@@ -54,6 +56,7 @@ fn table(domains: &[&str], ignore_port: bool) -> RouteTable {
             headers: HeaderOps::default(),
             include_attempt_count: false,
             require_tls: false,
+            limits: Vec::new(),
             used: Arc::default(),
         }));
         assert!(table.put(domain, index));
@@ -67,7 +70,7 @@ fn connect_has_no_route() {
     Arc::get_mut(&mut table.hosts[0]).unwrap().routes =
         vec![route("all", by_path(PathMatch::Regex(Regex::new(".*").unwrap())))];
     let found =
-        |method, path| find(&table, &RequestHead::build(method, path, "a:1", &[]), &mut rng()).is_ok();
+        |method, path| find(&table, &RequestHead::build(method, path, "a:1", &[]), None, &mut rng()).is_ok();
     assert!(found("GET", "/"));
     assert!(!found("CONNECT", ""));
 }
@@ -148,7 +151,7 @@ fn the_first_matching_route_is_selected() {
     ];
     for (path, headers, expected) in cases {
         let head = RequestHead::build("GET", path, "h", headers);
-        assert_eq!(&*find(&table, &head, &mut rng()).unwrap().route.name, expected, "{path}");
+        assert_eq!(&*find(&table, &head, None, &mut rng()).unwrap().route.name, expected, "{path}");
     }
 }
 
@@ -255,7 +258,7 @@ proptest! {
     fn any_request_is_handled(authority in ".{0,20}", path in ".{0,40}", value in ".{0,10}") {
         let table = table(&["*.a", "a.*", "*"], true);
         let head = RequestHead::build("GET", &path, &authority, &[("x", &value)]);
-        let _ = find(&table, &head, &mut rng());
+        let _ = find(&table, &head, None, &mut rng());
         let _ = rewrite(&Rewrite::Prefix("/é".into()), &prefix("/a"), &path);
         let _ = location(&Redirect::default(), &head, "https");
     }
@@ -263,5 +266,7 @@ proptest! {
 
 #[test]
 fn a_table_without_hosts_finds_nothing() {
-    assert!(find(&RouteTable::default(), &RequestHead::build("GET", "/", "a", &[]), &mut rng()).is_err());
+    assert!(
+        find(&RouteTable::default(), &RequestHead::build("GET", "/", "a", &[]), None, &mut rng()).is_err()
+    );
 }

@@ -10,7 +10,7 @@
 //! - [`circuit_breaker::Usage`] counts connections and requests; workers change it. Handle: `Cluster::usage`.
 //! - [`health::OutlierState`] changes when a worker ejects or restores an endpoint. Handle: `Outlier::state`.
 //! - [`health::EndpointState`] changes with responses and connections. Handle: `Endpoint::state`.
-//! - [`rate_limit::TokenBucket`] changes with each request. Handle: `RateLimit::bucket`.
+//! - [`rate_limit::Buckets`] change with each request. Handle: `RateLimit::buckets`; a connection may have its own.
 //! - [`demand::Demand`] is written by the discovery client; workers send it requests for hosts. Handle:
 //!   `RouteTable::demand`.
 //! - [`demand::UseMark`] is set by workers and cleared by the discovery client. Handle: `VirtualHost::used`.
@@ -20,6 +20,7 @@
 use arc_swap::{ArcSwap, ArcSwapOption};
 
 pub mod circuit_breaker;
+pub mod connections;
 pub mod demand;
 pub mod health;
 pub mod rate_limit;

@@ -19,6 +19,7 @@ use tokio::net::TcpStream;
 use tracing::{debug, warn};
 
 use crate::{
+    accept::connection_limit,
     call::export,
     overload::{
         drain::{ConnectionSet, Registered},
@@ -29,7 +30,7 @@ use crate::{
         self,
         early::{self, EarlyUpstream},
     },
-    telemetry::stats::Counter,
+    telemetry::stats::{Counter, ListenerStats},
     worker::{
         Worker,
         downstream::{self, Accepted, Origin},
@@ -72,7 +73,7 @@ pub(crate) async fn serve(
     let registered = connections.register(poll_fn(|cx| Poll::Ready(cx.waker().clone())).await);
     let (begins, _) = worker.overload.begin(Instant::now());
     // Boxed: this future is much larger than the task of a connection that is idle.
-    let Some((connection, early)) =
+    let Some((connection, early, _counted)) =
         Box::pin(begin(&worker, (connections, registered), entry, tcp, source)).await
     else {
         return;
@@ -88,6 +89,9 @@ pub(crate) async fn serve(
     listener.cx_active.dec();
 }
 
+/// A connection with its filter chain, the early connection to its server, and its place in the connection limits.
+type Begun = (Box<Accepted>, Option<Box<EarlyUpstream>>, Option<Box<connection_limit::Counted>>);
+
 /// Runs the steps up to the filter chain. Returns `None` for a connection that was refused or has failed; the debug log
 /// has the reason.
 async fn begin(
@@ -96,7 +100,7 @@ async fn begin(
     entry: Arc<str>,
     tcp: TcpStream,
     source: SocketAddr,
-) -> Option<(Box<Accepted>, Option<Box<EarlyUpstream>>)> {
+) -> Option<Begun> {
     let (snapshot, epoch) = (worker.snapshot(), worker.epoch());
     let local = tcp.local_addr().ok()?;
     let (mut listener, dialled) = find_listener(&snapshot, &entry, &tcp, local)?;
@@ -139,6 +143,7 @@ async fn begin(
             findings: Rc::new(findings),
             entry: entry.clone(),
             connections: connections.clone(),
+            limits: Default::default(),
         };
     let dial = || {
         let findings = Findings { transport: Some(Transport::RawBuffer), ..Findings::default() };
@@ -171,22 +176,15 @@ async fn begin(
         debug!("a connection from {source} to {destination} ended before it was served");
         return None;
     }
-    if let Some(tls) = &chain.tls {
-        match accept_tls(&mut stream, &mut timer, tls, &findings, chain.handshake_timeout).await {
-            Ok(resumed) => {
-                counters.tls_handshakes.inc();
-                counters.tls_resumed.add(resumed.into());
-            }
-            Err(error) => {
-                if error.kind() == io::ErrorKind::TimedOut {
-                    note_timeout(&counters.tls_timeout, Limit::Handshake, &listener, source);
-                } else {
-                    counters.tls_errors.inc();
-                }
-                debug!("TLS with {source} on {} for {destination} failed: {error}", listener.name);
-                return None;
-            }
+    let counted = match &chain.connection_limits[..] {
+        [] => None,
+        limits => {
+            let admitted = connection_limit::admit(worker, limits, &mut timer, &connections);
+            Some(Box::new(Box::pin(admitted).await?))
         }
+    };
+    if let Some(tls) = &chain.tls {
+        terminate_tls((&mut stream, &mut timer), tls, &chain, (&listener, &counters), &facts).await?;
     }
     let peer = Peer::of(stream.agreed(), worker.shared.dialer.principal());
     let mut origin = Rc::new(origin(&listener, &chain, findings, peer));
@@ -196,7 +194,34 @@ async fn begin(
     }
     let early = early.filter(|early: &EarlyUpstream| early.is_for(&origin.chain)).map(Box::new);
     // Boxed: futures reserve memory for all their parameters.
-    Some((Box::new(Accepted { stream, timer, origin, registered }), early))
+    Some((Box::new(Accepted { stream, timer, origin, registered }), early, counted))
+}
+
+/// Terminates TLS. Returns `None` if the handshake has failed, which it counts and logs.
+async fn terminate_tls(
+    (stream, timer): (&mut Stream, &mut Timer),
+    tls: &ServerTls,
+    chain: &FilterChain,
+    (listener, counters): (&Listener, &ListenerStats),
+    facts: &Facts<'_>,
+) -> Option<()> {
+    let Facts { source, destination, findings } = *facts;
+    match accept_tls(stream, timer, tls, findings, chain.handshake_timeout).await {
+        Ok(resumed) => {
+            counters.tls_handshakes.inc();
+            counters.tls_resumed.add(resumed.into());
+            Some(())
+        }
+        Err(error) => {
+            if error.kind() == io::ErrorKind::TimedOut {
+                note_timeout(&counters.tls_timeout, Limit::Handshake, listener, source);
+            } else {
+                counters.tls_errors.inc();
+            }
+            debug!("TLS with {source} on {} for {destination} failed: {error}", listener.name);
+            None
+        }
+    }
 }
 
 /// Counts and logs a connection that no filter chain of its listener matches.

@@ -3,4 +3,5 @@
 pub mod workers;
 
 pub(crate) mod connection;
+mod connection_limit;
 pub(crate) mod listen;

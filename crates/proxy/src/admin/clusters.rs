@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{accept::workers::HostStats, discovery::inventory::Inventory};
 use skysail_policy::config::{
     Cluster, Endpoint,
-    cluster::{Discovery, Health},
+    cluster::{Discovery, Health, Place},
 };
 
 /// Endpoint statistics by cluster and address, summed over all workers.
@@ -125,7 +125,7 @@ pub(super) fn text(inventory: &Inventory, figures: &[HostStats]) -> String {
             let _ = writeln!(out, "{name}::eds_service_name::{service}");
         }
         for (priority, endpoint) in endpoints(cluster) {
-            let at = format!("{name}::{}", endpoint.address);
+            let at = format!("{name}::{}", endpoint.place());
             for (what, value, _) in figures.of(cluster, endpoint.address) {
                 let _ = writeln!(out, "{at}::{what}::{value}");
             }
@@ -162,7 +162,7 @@ fn status(cluster: &Cluster, dynamic: bool, figures: &EndpointStats) -> Value {
                 })
                 .collect();
             json!({
-                "address": address(endpoint.address),
+                "address": place_of(&endpoint),
                 "stats": stats,
                 "health_status": health(&endpoint),
                 "locality": locality(cluster, &endpoint),
@@ -189,6 +189,13 @@ fn status(cluster: &Cluster, dynamic: bool, figures: &EndpointStats) -> Value {
         status["eds_service_name"] = (**service).into();
     }
     status
+}
+
+fn place_of(endpoint: &Endpoint) -> Value {
+    match endpoint.place() {
+        Place::Ip(of) => address(of),
+        Place::Pipe(path) => json!({"pipe": {"path": path}}),
+    }
 }
 
 /// Returns an address as `envoy.config.core.v3.Address`.

@@ -23,6 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use super::slot::{AcceptedResource, Failure, Slot};
 use super::{
+    claims::Claims,
     hosts::{Hosts, compose},
     slot::{self, WARMING_TIMEOUT},
     uses,
@@ -48,6 +49,7 @@ pub(crate) struct Inventory {
     pub(crate) hosts: BTreeMap<Arc<str>, Hosts>,
     /// Endpoints by EDS service name; an assignment without a body means that the server has none.
     pub(crate) assignments: HashMap<Arc<str>, Assignment>,
+    claims: Claims,
     mode: ClusterMode,
     /// A header may name any cluster, so [`ClusterMode::OnDemand`] subscribes to all.
     uses_all: bool,
@@ -94,6 +96,7 @@ impl Inventory {
             routes: BTreeMap::new(),
             hosts: BTreeMap::new(),
             assignments: HashMap::new(),
+            claims: Claims::default(),
             mode: ClusterMode::AsConfigured,
             uses_all: false,
             seen_clusters: false,
@@ -138,12 +141,17 @@ impl Inventory {
         }
         self.seen_clusters |= update.kind == Kind::Cluster;
         let mut rejections = Vec::new();
+        // A new listener may take the address of one that is removed.
+        let removed_first = update.kind == Kind::Listener;
+        for name in update.removed.iter().filter(|_| removed_first) {
+            self.remove(update.kind, name);
+        }
         for received in &update.added {
             if let Err(reason) = self.add(update.kind, received, false) {
                 rejections.push(Rejection { name: received.name.clone(), reason });
             }
         }
-        for name in &update.removed {
+        for name in update.removed.iter().filter(|_| !removed_first) {
             self.remove(update.kind, name);
         }
         rejections
@@ -166,10 +174,17 @@ impl Inventory {
                 }
             }
             Kind::Listener => {
-                self.listeners
-                    .entry(name)
-                    .or_default()
-                    .accept(body, version, is_static, || translator.listener(body))?;
+                let newest = self.listeners.get(&name).and_then(Slot::newest);
+                let made = if newest.is_none_or(|known| known.body != *body) {
+                    Some(translator.listener(body).and_then(|listener| {
+                        self.claims.claim(&name, &listener, &self.listeners)?;
+                        Ok(listener)
+                    }))
+                } else {
+                    None
+                };
+                let make = || made.unwrap_or_else(|| translator.listener(body));
+                self.listeners.entry(name).or_default().accept(body, version, is_static, make)?;
             }
             Kind::Route => {
                 let has_vhds = translate::uses_vhds(body).map_err(|reject| reject.to_string())?;
@@ -539,7 +554,7 @@ fn cluster_is_warm(
     let endpoints = match &cluster.discovery {
         Discovery::Eds(name) => assignments.contains_key(name),
         Discovery::Dns { .. } => accepted.resolved.load(Ordering::Acquire),
-        Discovery::Static | Discovery::OriginalDst(_) => true,
+        Discovery::Static | Discovery::OriginalDst(_) | Discovery::Dynamic(_) => true,
     };
     let tls = cluster.transport_matches.iter().filter_map(|found| found.tls.as_ref()).chain(&cluster.tls);
     endpoints && tls.into_iter().all(|tls| translate::client_ready(tls))

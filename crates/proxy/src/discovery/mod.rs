@@ -7,6 +7,7 @@
 pub(crate) mod remote;
 pub(crate) mod secrets;
 
+mod claims;
 mod hosts;
 pub(crate) mod inventory;
 pub(crate) mod names;
@@ -126,12 +127,10 @@ impl Configuration {
         let inventory = self.inventory.get_mut();
         for (index, (name, body)) in file.clusters.iter().enumerate() {
             self.remotes.insert(name.clone(), body.clone());
-            if !bootstrap::is_pipe(body) {
-                let outcome = inventory.add_static(Kind::Cluster, name, body);
-                outcome.map_err(|reason| {
-                    anyhow::anyhow!("static_resources.clusters[{index}] ({name:?}): {reason}")
-                })?;
-            }
+            let outcome = inventory.add_static(Kind::Cluster, name, body);
+            outcome.map_err(|reason| {
+                anyhow::anyhow!("static_resources.clusters[{index}] ({name:?}): {reason}")
+            })?;
         }
         for (index, (name, body)) in file.listeners.iter().enumerate() {
             let key = if name.is_empty() { format!("listener {index}") } else { name.clone() };

@@ -7,7 +7,8 @@ use skysail_policy::config::{
     http::{AccessLog, FilterKind, LogTarget, Routes},
     jwt::Keys,
     listener::Terminal,
-    route::{Action, Targets, VirtualHost},
+    lua::{Lua, LuaChoice, LuaScript},
+    route::{Action, Setting, Targets, VirtualHost},
 };
 
 /// Cluster names. A cluster that a request header selects is unknown in advance; `*` represents it.
@@ -46,22 +47,34 @@ fn of_manager(manager: &HttpManager) -> Names<'_> {
     let filters = manager.filters.iter().flat_map(|filter| -> Names<'_> {
         match &filter.kind {
             FilterKind::ExternalAuthorization(ask) => Box::new(std::iter::once(&*ask.cluster)),
+            FilterKind::GlobalRateLimit(limit) => Box::new(std::iter::once(&*limit.cluster)),
             FilterKind::Jwt(jwt) => {
                 Box::new(jwt.providers.iter().filter_map(|provider| match &provider.keys {
                     Keys::Remote(keys) => Some(&*keys.cluster),
                     Keys::Local(_) => None,
                 }))
             }
-            FilterKind::Rbac(_)
+            // The script selects the cluster.
+            FilterKind::Lua(lua) if scripts(lua).any(|script| script.may_call()) => {
+                Box::new(std::iter::once("*"))
+            }
+            FilterKind::Lua(_)
+            | FilterKind::Rbac(_)
             | FilterKind::Fault(_)
             | FilterKind::RateLimit(_)
             | FilterKind::Cors
+            | FilterKind::HeaderMutation(_)
+            | FilterKind::Buffer(_)
             | FilterKind::GrpcWeb
             | FilterKind::Compress(_) => Box::new(std::iter::empty()),
         }
     });
     let tracing = manager.tracing.iter().map(|tracing| &*tracing.provider.collector.cluster);
     Box::new(tables.chain(filters).chain(tracing).chain(of_logs(&manager.access_logs)))
+}
+
+fn scripts(lua: &Lua) -> impl Iterator<Item = &Arc<LuaScript>> {
+    lua.default.iter().chain(lua.named.iter().map(|(_, script)| script))
 }
 
 fn of_logs(logs: &[Arc<AccessLog>]) -> impl Iterator<Item = &str> {
@@ -80,14 +93,22 @@ pub(crate) fn of_table(table: &RouteTable) -> Names<'_> {
 
 /// Returns the clusters that a virtual host leads to.
 pub(crate) fn of_host(host: &VirtualHost) -> Names<'_> {
-    Box::new(host.routes.iter().flat_map(|route| -> Names<'_> {
+    let scripts =
+        host.routes.iter().flat_map(|route| &route.filters).filter(|(_, setting)| may_call(setting));
+    let routes = host.routes.iter().flat_map(|route| -> Names<'_> {
         match &route.action {
             Action::Forward(forward) => Box::new(
                 of_targets(&forward.targets).chain(forward.mirrors.iter().map(|mirror| &*mirror.cluster)),
             ),
             Action::Redirect(_) | Action::Direct(_) => Box::new(std::iter::empty()),
         }
-    }))
+    });
+    Box::new(routes.chain(scripts.map(|_| "*")))
+}
+
+/// Returns whether a route's script may call a cluster, which the script selects.
+fn may_call(setting: &Setting) -> bool {
+    matches!(setting, Setting::Lua(route) if matches!(&route.script, LuaChoice::Own(script) if script.may_call()))
 }
 
 fn of_targets(targets: &Targets) -> Names<'_> {

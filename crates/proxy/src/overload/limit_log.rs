@@ -50,6 +50,8 @@ pub(crate) enum Limit {
     Discovery,
     /// Connections and requests that a new configuration does not admit.
     Admission,
+    /// Failures of Lua scripts.
+    Script,
 }
 
 impl Limit {
@@ -107,11 +109,12 @@ impl Limit {
                 "a connection or request is no longer admitted by the configuration in force: it ends after \
                  skysail.admission.drain_ms"
             }
+            Self::Script => "a Lua script failed: the message continues with the changes made so far",
         }
     }
 }
 
-const COUNT: usize = Limit::Admission as usize + 1;
+const COUNT: usize = Limit::Script as usize + 1;
 /// Minimum time between two log lines about one limit.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 

@@ -425,7 +425,8 @@ fn grpc_decision(response: CheckResponse) -> AuthorizationVerdict {
     }
 }
 
-fn json(proto: Struct) -> Map<String, Value> {
+/// Returns a `google.protobuf.Struct` as a JSON object.
+pub(crate) fn json(proto: Struct) -> Map<String, Value> {
     proto.fields.into_iter().map(|(key, value)| (key, json_value(value.kind))).collect()
 }
 

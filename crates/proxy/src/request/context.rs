@@ -38,8 +38,9 @@ use skysail_http::{
     http1::{Framing, write::Persistence},
 };
 use skysail_policy::{
-    config::{Cluster, HttpManager, Snapshot, route::Action},
+    config::{Cluster, HttpManager, Snapshot, http::Filter, route::Action},
     error::Flags,
+    matching,
     record::Record,
     route::{Found, NoRoute},
 };
@@ -93,14 +94,25 @@ pub(crate) struct RequestDecision<'a> {
     pub(crate) filter_results: FilterResults<'a>,
     /// Fields that filters add to the response.
     pub(crate) response_fields: Vec<ResponseField>,
+    /// Number of `response_fields` from the filters before each filter that changes responses.
+    pub(crate) fields_before: Vec<(&'a Filter, usize)>,
     /// Whether the request is a gRPC or gRPC-Web call.
     pub(crate) grpc: bool,
     /// The form of gRPC-Web, if the client uses it.
     pub(crate) grpc_web: Option<WebCall>,
-    /// The compressor of responses, and whether the client accepts its encoding.
-    pub(crate) compressor: Option<(&'a Compressor, bool)>,
+    /// The compressors of responses.
+    pub(crate) compression: Option<Box<Compression<'a>>>,
     /// Whether the response carries this workload's metadata, because the client's sidecar sent its own.
     pub(crate) sends_metadata: bool,
+    /// Whether Lua scripts have handled the response, or must not.
+    pub(crate) has_run_scripts: bool,
+}
+
+/// The compressors of a response, in the order of the configuration.
+pub(crate) struct Compression<'a> {
+    pub(crate) compressors: Vec<&'a Compressor>,
+    /// The client's `accept-encoding`.
+    pub(crate) accept: Box<[u8]>,
 }
 
 /// A field that a filter adds to the response.
@@ -109,6 +121,27 @@ pub(crate) struct ResponseField {
     pub(crate) value: Box<[u8]>,
     /// Whether the field is added to others of its name, instead of replacing them.
     pub(crate) is_appended: bool,
+}
+
+impl ResponseField {
+    /// Adds the field to a response.
+    #[inline]
+    pub(crate) fn add_to(&self, response: &mut ResponseHead) {
+        if self.is_appended {
+            response.append(&self.name, &self.value);
+        } else {
+            response.set(&self.name, &self.value);
+        }
+    }
+}
+
+/// Result of the filters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Filtered {
+    /// The request continues.
+    Continue,
+    /// A filter has answered the request.
+    Answered,
 }
 
 /// Values for the record.
@@ -167,10 +200,12 @@ impl<'a> RequestContext<'a> {
                 admission: downstream.origin.admission.clone(),
                 filter_results: FilterResults::default(),
                 response_fields: Vec::new(),
+                fields_before: Vec::new(),
                 grpc: false,
                 grpc_web: None,
-                compressor: None,
+                compression: None,
                 sends_metadata: false,
+                has_run_scripts: false,
             },
             exchange: Exchange {
                 client: downstream.origin.source.ip(),
@@ -241,7 +276,7 @@ impl<'a> RequestContext<'a> {
     }
 
     /// Returns the cluster of the route, for a request that is not forwarded.
-    fn routed_cluster(&self) -> Option<&Arc<Cluster>> {
+    pub(crate) fn routed_cluster(&self) -> Option<&Arc<Cluster>> {
         let found = self.decision.found.ok()?;
         let Action::Forward(forward) = &found.route.action else { return None };
         self.scope.snapshot.clusters.get(forward.cluster(found.target, self.exchange.request)?)
@@ -270,6 +305,18 @@ impl RequestDecision<'_> {
     /// Returns whether the request has a route to an upstream.
     pub(crate) fn is_forwarded(&self) -> bool {
         self.found.is_ok_and(|found| matches!(found.route.action, Action::Forward(_)))
+    }
+}
+
+/// Adds the dynamic metadata of a filter, for later filters and the record.
+pub(crate) fn add_metadata(
+    outcome: &mut RequestOutcome<'_>,
+    filter: &str,
+    found: impl IntoIterator<Item = (String, Value)>,
+) {
+    let mut found = found.into_iter().peekable();
+    if found.peek().is_some() {
+        matching::merge_metadata(outcome.metadata.get_or_insert_default(), filter, found);
     }
 }
 

@@ -2,58 +2,48 @@
 //! is in `forward`.
 
 use std::{
-    future::poll_fn,
     sync::Arc,
-    task::Poll,
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
-use serde_json::{Map, Value};
+use serde_json::Map;
 use tracing::warn;
 
 use crate::{
     call,
     request::{
         authorization::{self, AuthorizationRequest, AuthorizationVerdict},
-        context::{Exchange, RequestContext, RequestDecision, RequestOutcome, RequestScope, ResponseField},
+        context::{
+            Compression, Exchange, Filtered, RequestContext, RequestDecision, RequestOutcome, RequestScope,
+            ResponseField, add_metadata,
+        },
+        global_limit::LimitCall,
+        limit::LimitedRate,
         routing,
-        transfer::{self, Client, Deadlines},
+        transfer::{self, Deadlines, collect, unless_closed},
     },
 };
 use skysail_http::{
-    flow::TransferError,
     grpc_web::{self, Conversion, WebCall},
     head::{RequestHead, ResponseHead, Version},
-    timer,
 };
 use skysail_policy::{
     config::{
-        HttpManager,
         authorization::ExternalAuthorization,
         http::{Filter, FilterKind, metadata},
         jwt::{Jwt, JwtProvider, KeySet, Keys},
-        limit::RateLimit,
+        lua::LuaSelection,
         policy::Policy,
         route::{Cors, Setting},
     },
     cors,
     error::{Error, Flags, Kind},
     fault::{self, FaultDecision},
-    headers,
     jwt::{self, JwtOutcome},
     matching,
     rbac::{self, Subject, Tally, Verdict},
     route::{self, NoRoute},
 };
-
-/// Result of the filters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Filtered {
-    /// The request continues.
-    Continue,
-    /// A filter has answered the request.
-    Answered,
-}
 
 /// The asynchronous part of a filter.
 enum FilterAction<'a> {
@@ -62,11 +52,17 @@ enum FilterAction<'a> {
     /// Answers a CORS preflight.
     AnswerPreflight(ResponseHead),
     /// Refuses a request above the rate limit.
-    LimitRate(&'a RateLimit),
+    LimitRate(LimitedRate<'a>),
+    /// Waits for the whole body, up to this size.
+    BufferBody(usize),
+    /// Calls a rate limit service.
+    CallRateLimit(LimitCall<'a>),
     /// Calls an external authorization service.
     CallAuthorization(&'a ExternalAuthorization, Option<&'a Setting>),
     /// Verifies tokens, and fetches key sets for that.
     VerifyTokens(&'a Jwt, Option<&'a Setting>),
+    /// Runs a Lua script.
+    RunScript(&'a Filter, LuaSelection<'a>, bool),
 }
 
 impl<'a> RequestContext<'a> {
@@ -109,7 +105,27 @@ impl<'a> RequestContext<'a> {
                 if !limit.unenforced.is_empty() {
                     decision.filter_results.begin(filter, setting);
                 }
-                return Ok(self.is_above_rate(limit).then_some(FilterAction::LimitRate(limit)));
+                return Ok(self.take_tokens(limit).map(FilterAction::LimitRate));
+            }
+            (FilterKind::HeaderMutation(config), setting) => {
+                decision.fields_before.push((filter, decision.response_fields.len()));
+                self.mutate_request(filter, config, setting);
+            }
+            (FilterKind::Buffer(_), Some(Setting::Buffer(most))) | (FilterKind::Buffer(most), _) => {
+                // A body that has ended needs no further buffer.
+                if !exchange.body.is_collected() {
+                    decision.filter_results.begin(filter, setting);
+                    return Ok(Some(FilterAction::BufferBody(*most)));
+                }
+            }
+            (FilterKind::GlobalRateLimit(config), setting) => {
+                let by_route = match setting {
+                    Some(Setting::GlobalRateLimit(by_route)) => Some(&**by_route),
+                    _ => None,
+                };
+                let Some(call) = self.limit_call(config, by_route) else { return Ok(None) };
+                self.decision.filter_results.begin(filter, setting);
+                return Ok(Some(FilterAction::CallRateLimit(call)));
             }
             (FilterKind::ExternalAuthorization(config), setting) => {
                 decision.filter_results.begin(filter, setting);
@@ -124,8 +140,23 @@ impl<'a> RequestContext<'a> {
                 return Ok(apply_cors(cors, exchange.request, decision));
             }
             (FilterKind::Cors, _) => {}
+            (FilterKind::Lua(lua), setting) => {
+                let selection = lua.select(setting).filter(|(script, _)| script.handles_request);
+                if selection.is_some() {
+                    decision.filter_results.begin(filter, setting);
+                    decision.filter_results.keep_head(exchange.request);
+                }
+                return Ok(selection.map(|script| FilterAction::RunScript(filter, script, lua.clear_route)));
+            }
             (FilterKind::Compress(compressor), _) => {
-                decision.compressor = Some((compressor, compressor.is_accepted(exchange.request)));
+                let accept = || exchange.request.header("accept-encoding").unwrap_or_default().into();
+                let compression = decision.compression.get_or_insert_with(|| {
+                    Box::new(Compression { compressors: Vec::new(), accept: accept() })
+                });
+                compression.compressors.push(compressor);
+                if compressor.hide_accept {
+                    exchange.request.remove("accept-encoding");
+                }
             }
             (FilterKind::GrpcWeb, _) => {
                 if grpc_web::is_call(exchange.request) {
@@ -142,7 +173,7 @@ impl<'a> RequestContext<'a> {
         Ok(None)
     }
 
-    async fn run_action(&mut self, action: FilterAction<'_>) -> Result<Filtered, Error> {
+    async fn run_action(&mut self, action: FilterAction<'a>) -> Result<Filtered, Error> {
         match action {
             FilterAction::InjectFault(fault) => {
                 inject_fault(&self.scope, &mut self.exchange, &mut self.outcome, fault).await
@@ -154,10 +185,16 @@ impl<'a> RequestContext<'a> {
                 Ok(Filtered::Answered)
             }
             FilterAction::LimitRate(limit) => self.refuse_rate(limit).await,
+            FilterAction::BufferBody(most) => self.buffer_body(most).await,
+            FilterAction::CallRateLimit(call) => self.call_rate_limit(call).await,
             FilterAction::CallAuthorization(config, setting) => {
                 self.call_authorization(config, setting).await
             }
             FilterAction::VerifyTokens(jwt, setting) => self.verify_tokens(jwt, setting).await,
+            FilterAction::RunScript(filter, script, clear_route) => {
+                let is_answered = self.run_request_script(filter, script, clear_route).await?;
+                Ok(if is_answered { Filtered::Answered } else { Filtered::Continue })
+            }
         }
     }
 
@@ -207,11 +244,12 @@ impl<'a> RequestContext<'a> {
                     decision.filter_results.keep_head(exchange.request);
                 }
                 let mut found = Map::new();
-                if jwt::apply(verified, exchange.request, &mut found) {
-                    routing::find_route(scope, exchange.request, decision);
-                }
+                let clear_route = jwt::apply(verified, exchange.request, &mut found);
                 decision.filter_results.add_metadata(&found);
                 add_metadata(outcome, metadata::JWT, found);
+                if clear_route {
+                    routing::find_route(scope, exchange.request, outcome.metadata.as_deref(), decision);
+                }
                 Ok(Filtered::Continue)
             }
             Err(status) => {
@@ -224,43 +262,6 @@ impl<'a> RequestContext<'a> {
                 Ok(Filtered::Answered)
             }
         }
-    }
-
-    /// Takes a token from the rate limit's bucket. Returns true if the bucket is empty and the limit is
-    /// enforced.
-    fn is_above_rate(&mut self, limit: &RateLimit) -> bool {
-        let (dice, counters) = (&self.scope.worker.dice, self.scope.counters);
-        let roll = |fraction| route::sample(&mut dice.borrow_mut(), fraction);
-        let Some(bucket) = limit.bucket.as_ref().filter(|_| roll(limit.enabled)) else { return false };
-        counters.limit_enabled.inc();
-        if bucket.take(Instant::now()) {
-            counters.limit_ok.inc();
-            return false;
-        }
-        counters.limit_limited.inc();
-        let enforced = roll(limit.enforced);
-        if enforced {
-            counters.limit_enforced.inc();
-        } else if !limit.unenforced.is_empty() {
-            self.decision.filter_results.keep_head(self.exchange.request);
-            let mut head = std::mem::take(self.exchange.request);
-            headers::apply_request(&limit.unenforced, &mut head, &self.record());
-            *self.exchange.request = head;
-        }
-        enforced
-    }
-
-    /// Answers a request above the rate limit.
-    async fn refuse_rate(&mut self, limit: &RateLimit) -> Result<Filtered, Error> {
-        self.outcome.flags.insert(Flags::RL);
-        self.outcome.details = "local_rate_limited".into();
-        self.begin_local_reply(limit.status);
-        self.apply_ops(&limit.answer);
-        if limit.resource_exhausted && self.decision.grpc {
-            self.exchange.response.set("grpc-status", b"8");
-        }
-        self.send_text(b"local_rate_limited").await?;
-        Ok(Filtered::Answered)
     }
 
     /// Asks an external authorization service about the request, unless the configuration skips this request.
@@ -335,14 +336,15 @@ impl<'a> RequestContext<'a> {
             Ok(AuthorizationVerdict::Allow(mut changes)) => {
                 scope.counters.ext_authz_ok.inc();
                 changes.apply(exchange.request);
-                if config.clear_route && changes.change_request() {
-                    routing::find_route(scope, exchange.request, decision);
-                }
+                let clear_route = config.clear_route && changes.change_request();
                 let added = std::mem::take(&mut changes.response).into_iter();
                 let added = added.map(|(name, value)| ResponseField { name, value, is_appended: true });
                 decision.response_fields.extend(added);
                 decision.filter_results.add_metadata(&changes.metadata);
                 add_metadata(outcome, metadata::EXT_AUTHZ, changes.metadata);
+                if clear_route {
+                    routing::find_route(scope, exchange.request, outcome.metadata.as_deref(), decision);
+                }
                 Ok(Filtered::Continue)
             }
             Ok(AuthorizationVerdict::Deny { status, headers, body: text }) => {
@@ -401,18 +403,6 @@ fn authorize(
     match verdict {
         Verdict::Allow => Ok(()),
         Verdict::Deny { details, .. } => Err(Error::new(Kind::Denied(details))),
-    }
-}
-
-/// Adds the dynamic metadata of a filter, for later filters and the record.
-fn add_metadata(
-    outcome: &mut RequestOutcome<'_>,
-    filter: &str,
-    found: impl IntoIterator<Item = (String, Value)>,
-) {
-    let mut found = found.into_iter().peekable();
-    if found.peek().is_some() {
-        matching::merge_metadata(outcome.metadata.get_or_insert_default(), filter, found);
     }
 }
 
@@ -479,45 +469,5 @@ async fn fetch_keys(
             warn!("cannot fetch the key set of {provider} from {authority}{}: {problem}", remote.path);
             Ok(false)
         }
-    }
-}
-
-/// Waits for a call of this proxy, unless the client closes its connection.
-async fn unless_closed<T>(
-    exchange: &mut Exchange<'_>,
-    call: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    Client::new(exchange.downstream, &mut Deadlines::default(), &mut exchange.body, false).wait(call).await
-}
-
-/// Reads the request's body until its end, or until more than `limit` bytes are kept.
-async fn collect(manager: &HttpManager, exchange: &mut Exchange<'_>, limit: usize) -> Result<(), Error> {
-    let wire = &mut exchange.downstream.wire;
-    if exchange.request.header("expect").is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue")) {
-        // The client does not send the body before the interim response.
-        exchange.request.remove("expect");
-        wire.interim(&ResponseHead::build(100, &[]), exchange.request.method());
-    }
-    let body = &mut exchange.body;
-    let read = poll_fn(|cx| {
-        if matches!(wire.poll_flush(cx), Poll::Ready(Err(_))) {
-            return Poll::Ready(Err(TransferError::Receiver));
-        }
-        body.poll_collect(cx, wire, limit)
-    });
-    let late = match manager.request_timeout {
-        Some(_) => Kind::RequestTimeout,
-        None => Kind::StreamIdle(false),
-    };
-    let timeout = manager.request_timeout.or(manager.stream_idle_timeout);
-    let read = match timeout {
-        Some(timeout) => timer::timeout(timeout, read).await,
-        None => Some(read.await),
-    };
-    match read {
-        Some(Ok(())) => Ok(()),
-        Some(Err(TransferError::Malformed)) => Err(Error::new(Kind::DownstreamProtocol)),
-        Some(Err(_)) => Err(Error::new(Kind::DownstreamClosed)),
-        None => Err(Error::new(late)),
     }
 }

@@ -12,6 +12,7 @@ use crate::{
         context::{Exchange, RequestContext, RequestScope, admitted_request},
         hop, mirror,
         respond::METADATA_KEPT,
+        script::Scripted,
         transfer::{self, Client, Deadlines},
     },
     upstream::{
@@ -145,11 +146,25 @@ impl RequestContext<'_> {
         for cookie in cookies {
             self.exchange.response.append("set-cookie", cookie.as_bytes());
         }
+        if self.scope.manager.has_scripts {
+            let body = (!switched).then_some((framing, is_sent));
+            return match Box::pin(self.script_response(body, &mut deadlines)).await? {
+                None => Ok(()),
+                Some(_) if switched => {
+                    self.finish_response(now);
+                    self.tunnel(idle_timeout).await
+                }
+                Some(Scripted { body, is_sent }) => {
+                    self.finish_response(now);
+                    self.forward_response(framing, connection, is_sent, body, &mut deadlines).await
+                }
+            };
+        }
         self.finish_response(now);
         if switched {
             return self.tunnel(idle_timeout).await;
         }
-        self.forward_response(framing, connection, is_sent, &mut deadlines).await
+        self.forward_response(framing, connection, is_sent, None, &mut deadlines).await
     }
 
     /// Processes the head of the upstream's response, except for the fields that [`Self::finish_response`]
@@ -193,7 +208,13 @@ impl RequestContext<'_> {
             let attempts = avoided.map_or(0, |retry| retry.host_selection_attempts);
             let want = PickOptions { hash: plan.hash, avoid: &tried, attempts };
             let destination = self.exchange.downstream.origin.destination;
-            let host = pick::endpoint(&self.scope.worker.dice, &plan.pool, destination, want)?;
+            let host = match &plan.pool.resolved {
+                // Boxed, because few clusters are dynamic.
+                Some(_) if self.scope.manager.resolves_hosts => {
+                    Box::pin(self.resolve_host(plan, deadlines)).await?
+                }
+                _ => pick::endpoint(&self.scope.worker.dice, &plan.pool, destination, want)?,
+            };
             if let (Some(HostRewrite::Auto), Some(name)) = (plan.host_rewrite, &host.endpoint.hostname) {
                 rewrite::set_host(self.exchange.request, name.as_bytes(), self.outcome.attempts);
             }
@@ -252,6 +273,24 @@ impl RequestContext<'_> {
             self.set_expected_timeout(plan);
             fresh = false;
         }
+    }
+
+    /// Returns the endpoint for the host of the request, of a dynamic forward proxy.
+    async fn resolve_host(
+        &mut self,
+        plan: &ForwardPlan<'_>,
+        deadlines: &mut Deadlines,
+    ) -> Result<Rc<Host>, Error> {
+        let authority = self.exchange.request.authority().to_owned();
+        let port = if plan.pool.cluster.tls.is_some() { 443 } else { 80 };
+        let attempt = self.outcome.attempts - 1;
+        let found = async {
+            let found = pick::resolved(&plan.pool, &authority, port, attempt).await;
+            found.unwrap_or_else(|| Err(Error::new(Kind::NoHealthyUpstream)))
+        };
+        let interim = self.exchange.request.version != Version::Http10;
+        let mut client = Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, interim);
+        client.wait(found).await
     }
 
     /// Sends the request to one endpoint and waits for the response's head. `fresh` demands a new connection.

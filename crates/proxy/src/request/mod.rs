@@ -6,12 +6,14 @@
 //! 2. `phases.rs` runs the phases below, in this order.
 //! 3. `routing.rs` prepares the head and finds the route.
 //! 4. `on_demand.rs` waits for a virtual host that is not loaded yet.
-//! 5. `filters.rs` runs the HTTP filters.
+//! 5. `filters.rs` runs the HTTP filters. `limit.rs` takes tokens, `global_limit.rs` calls the rate limit service,
+//!    `mutation.rs` changes headers and buffers bodies.
 //! 6. `authorization.rs` calls the external authorization service.
-//! 7. `forward.rs` selects an endpoint, connects, sends the request, and retries.
-//! 8. `transfer.rs` moves the bytes in both directions.
-//! 9. `respond.rs` forwards the response, or sends a local reply.
-//! 10. `record.rs` writes metrics, spans and access logs.
+//! 7. `script.rs` runs Lua scripts, for requests and for responses.
+//! 8. `forward.rs` selects an endpoint, connects, sends the request, and retries.
+//! 9. `transfer.rs` moves the bytes in both directions.
+//! 10. `respond.rs` forwards the response, or sends a local reply.
+//! 11. `record.rs` writes metrics, spans and access logs.
 //!
 //! `context.rs` defines the state that these phases share, `hop.rs` the changes that every hop makes to
 //! heads, and `spans.rs` the tracing. Two modules serve special requests: `mirror.rs` sends copies, and
@@ -28,6 +30,10 @@ pub(crate) mod routing;
 
 pub(crate) mod authorization;
 pub(crate) mod filters;
+pub(crate) mod global_limit;
+pub(crate) mod limit;
+pub(crate) mod mutation;
+pub(crate) mod script;
 
 pub(crate) mod forward;
 pub(crate) mod mirror;

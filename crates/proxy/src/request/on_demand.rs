@@ -104,7 +104,7 @@ async fn wait_for_host<'a>(
     scope.counters.on_demand_micros.add(micros);
     waited?;
     scope.snapshot = scope.renewed.get_or_init(|| scope.worker.snapshot());
-    routing::find_route(scope, exchange.request, decision);
+    routing::find_route(scope, exchange.request, None, decision);
     if let Ok(found) = &decision.found {
         found.host.used.mark();
     }

@@ -8,8 +8,7 @@ use std::{borrow::Cow, future::poll_fn, task::Poll};
 use crate::{
     overload::Admission,
     request::{
-        context::{Exchange, RequestContext, RequestScope},
-        filters::Filtered,
+        context::{Exchange, Filtered, RequestContext, RequestScope},
         hop, on_demand, routing,
         spans::Trace,
     },
@@ -63,7 +62,7 @@ impl<'a> RequestContext<'a> {
             return self.refuse_path(normalized).await;
         }
         routing::process_hop_fields(&self.scope, &mut self.exchange, &mut self.decision);
-        routing::find_route(&self.scope, self.exchange.request, &mut self.decision);
+        routing::find_route(&self.scope, self.exchange.request, None, &mut self.decision);
         let standing = on_demand::standing(&self.scope, self.exchange.request, &self.decision);
         if standing != HostStatus::Settled {
             let (scope, exchange, decision) = (&mut self.scope, &mut self.exchange, &mut self.decision);
@@ -103,7 +102,7 @@ impl<'a> RequestContext<'a> {
         // As in Envoy, this response gets the header operations of its route only if a proxy in front has set
         // the scheme.
         if self.exchange.request.has("x-forwarded-proto") {
-            routing::find_route(&self.scope, self.exchange.request, &mut self.decision);
+            routing::find_route(&self.scope, self.exchange.request, None, &mut self.decision);
         }
         if normalized == Normalized::Reject {
             return Err(Error::new(Kind::BadPath));

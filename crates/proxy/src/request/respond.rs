@@ -11,14 +11,14 @@ use std::{
 use crate::{
     overload::limit_log::{self, Limit},
     request::{
-        context::{RequestContext, ResponseField, admitted_request},
+        context::{Compression, RequestContext, admitted_request},
         hop,
         transfer::{Client, Deadlines},
     },
     worker::downstream::Downstream,
 };
 use skysail_http::{
-    compress::Compressor,
+    compress,
     flow::Flow,
     grpc_status,
     grpc_web::Conversion,
@@ -37,16 +37,19 @@ use skysail_policy::{
 pub(crate) const METADATA_KEPT: &str = "x-skysail-peer-metadata-kept";
 
 impl RequestContext<'_> {
-    /// Forwards the response, whose head has arrived. `is_sent` says that the whole request has been sent.
+    /// Forwards the response, whose head has arrived. `is_sent` says that the whole request has been sent. `scripted` is
+    /// a body that a script has read already.
     pub(crate) async fn forward_response(
         &mut self,
         framing: Framing,
         connection: ConnectionOptions,
         is_sent: bool,
+        scripted: Option<Box<Flow>>,
         deadlines: &mut Deadlines,
     ) -> Result<(), Error> {
+        let framing = scripted.as_ref().map_or(framing, |body| body.framing());
         let is_http10 = self.exchange.request.version == Version::Http10;
-        let through = match (self.decision.grpc_web, self.decision.compressor) {
+        let through = match (self.decision.grpc_web, self.decision.compression.as_deref()) {
             (None, None) => None,
             (Some(web), _) => {
                 let through = web.answer(self.exchange.response);
@@ -57,9 +60,9 @@ impl RequestContext<'_> {
                 }
                 through
             }
-            (None, Some((compressor, accepted))) => {
-                compress(compressor, accepted, framing, self.exchange.response)
-            }
+            // The content that a script has read is sent as it is.
+            (None, Some(_)) if scripted.is_some() => None,
+            (None, Some(accepted)) => compress(accepted, framing, self.exchange.response),
         };
         let out_framing = match framing {
             Framing::Length(_) if through.is_some() && is_http10 => Framing::UntilClose,
@@ -82,7 +85,13 @@ impl RequestContext<'_> {
             .respond(exchange.response, out_framing, exchange.request.method(), persistence)
             .map_err(Error::from)?;
         let limits = upstream.link.pool().cluster.head_limits();
-        let mut body = Flow::new(framing, out_framing, limits, false);
+        let mut body = match scripted {
+            None => Flow::new(framing, out_framing, limits, false),
+            Some(mut body) => {
+                body.set_framing(out_framing);
+                *body
+            }
+        };
         if let Some(through) = through {
             body.convert(through);
         }
@@ -248,6 +257,9 @@ impl RequestContext<'_> {
 
     /// Sends a local reply, whose head is in the exchange.
     pub(crate) async fn send_local(&mut self, content: &[u8]) -> Result<(), Error> {
+        if self.scope.manager.has_scripts && !self.decision.has_run_scripts {
+            return Box::pin(self.send_scripted(content)).await;
+        }
         self.exchange.keep_alive &= !self.exchange.downstream.origin.connections.is_draining();
         self.skip_body();
         self.finish_response(Instant::now());
@@ -312,13 +324,12 @@ impl RequestContext<'_> {
 
     /// Completes the head of a response: fields from filters and tracing, `date` and `server`.
     pub(crate) fn finish_response(&mut self, now: Instant) {
+        if self.scope.manager.mutates_responses {
+            self.mutate_response();
+        }
         let response = &mut *self.exchange.response;
-        for ResponseField { name, value, is_appended } in self.decision.response_fields.drain(..) {
-            if is_appended {
-                response.append(&name, &value);
-            } else {
-                response.set(&name, &value);
-            }
+        for field in self.decision.response_fields.drain(..) {
+            field.add_to(response);
         }
         if let Some(trace) = &mut self.outcome.trace {
             trace.finish_response(self.exchange.request, response);
@@ -340,8 +351,7 @@ impl RequestContext<'_> {
 
 /// Begins to compress a response, if the compressor's settings include it.
 fn compress(
-    compressor: &Compressor,
-    is_accepted: bool,
+    compression: &Compression<'_>,
     framing: Framing,
     response: &mut ResponseHead,
 ) -> Option<Conversion> {
@@ -350,7 +360,9 @@ fn compress(
         Framing::Length(length) => Some(length),
         Framing::Chunked | Framing::UntilClose => None,
     };
-    compressor.begin(response, length, is_accepted).map(Conversion::Gzip)
+    let chosen = compress::choose(&compression.accept, &compression.compressors);
+    let compressor = chosen.or_else(|| compression.compressors.first().copied())?;
+    compressor.begin(response, length, chosen.is_some()).map(Conversion::Compress)
 }
 
 /// Encodes a text as gRPC does in a field (PROTOCOL-HTTP2: `Percent-Encoded`).

@@ -1,5 +1,7 @@
 //! Routing: prepares the head of a request as every hop does, finds its route, and checks that an upgrade is allowed.
 
+use serde_json::{Map, Value};
+
 use crate::request::{
     context::{Exchange, RequestDecision, RequestScope},
     hop,
@@ -26,16 +28,18 @@ pub(crate) fn table<'a>(scope: &RequestScope<'a>) -> Option<&'a RouteTable> {
     }
 }
 
-/// Finds the route for a head.
+/// Finds the route for a head and the dynamic metadata of the request.
 pub(crate) fn find_route<'a>(
     scope: &RequestScope<'a>,
     head: &RequestHead,
+    metadata: Option<&Map<String, Value>>,
     decision: &mut RequestDecision<'a>,
 ) {
     let table = table(scope);
     let mut dice = scope.worker.dice.borrow_mut();
     decision.filter_results.set_route_seed(dice.get_seed());
-    decision.found = table.map_or(Err(NoRoute::NoMatch), |table| route::find(table, head, &mut dice));
+    decision.found =
+        table.map_or(Err(NoRoute::NoMatch), |table| route::find(table, head, metadata, &mut dice));
 }
 
 /// Sets the authority of an HTTP/1.0 request that has none.

@@ -196,7 +196,7 @@ impl<'a> Trace<'a> {
             tags.set("error.reason", reason);
         }
         tags.set("http.protocol", end.protocol);
-        if let Some(address) = record.upstream_remote {
+        if let Some(address) = record.upstream_remote.and_then(|_| record.upstream_place()) {
             tags.set("upstream_address", address.to_string());
             tags.set("peer.address", address.to_string());
         }

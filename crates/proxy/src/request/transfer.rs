@@ -23,7 +23,10 @@ use skysail_http::{
     timer::{self, Timer, earlier},
     wire::Wire,
 };
-use skysail_policy::error::{Error, Kind};
+use skysail_policy::{
+    config::HttpManager,
+    error::{Error, Kind},
+};
 
 /// Number of interim responses (1xx) read in one poll before the task yields to others.
 const INTERIM_PER_POLL: usize = 64;
@@ -262,6 +265,33 @@ impl<'a> Client<'a> {
         .map_err(Error::after_response_started)
     }
 
+    /// Reads the response's body to its end, or until it exceeds `limit` bytes, while the rest of the request is sent.
+    /// `revoked` is as in [`Self::request`].
+    pub(crate) async fn collect(
+        &mut self,
+        upstream: &mut Wire,
+        body: &mut Flow,
+        limit: usize,
+        mut revoked: impl FnMut() -> Option<Instant>,
+    ) -> Result<(), Error> {
+        poll_fn(|cx| {
+            match body.poll_collect(cx, upstream, limit) {
+                Poll::Ready(Ok(())) => return Poll::Ready(Ok(())),
+                Poll::Ready(Err(TransferError::Malformed)) => return failed(Kind::UpstreamProtocol),
+                Poll::Ready(Err(_)) => return failed(Kind::UpstreamClosed),
+                Poll::Pending => {}
+            }
+            self.poll_request(cx, upstream)?;
+            if self.is_gone(cx) {
+                return failed(Kind::DownstreamClosed);
+            }
+            self.deadlines.note_progress(upstream.received() + upstream.sent());
+            self.deadlines.revoked = revoked();
+            self.deadlines.poll(cx, self.timer, self.complete, false).map(|kind| Err(Error::new(kind)))
+        })
+        .await
+    }
+
     /// Returns whether the client has closed its end. Also registers an HTTP/2 stream to be woken when its
     /// connection is revalidated.
     fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
@@ -304,4 +334,48 @@ pub(crate) async fn pause(
         Ok(())
     };
     Client::new(exchange.downstream, deadlines, &mut exchange.body, false).wait(Box::pin(sleep)).await
+}
+
+/// Waits for a call of this proxy, unless the client closes its connection.
+pub(crate) async fn unless_closed<T>(
+    exchange: &mut Exchange<'_>,
+    call: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    Client::new(exchange.downstream, &mut Deadlines::default(), &mut exchange.body, false).wait(call).await
+}
+
+/// Reads the request's body until its end, or until more than `limit` bytes are kept.
+pub(crate) async fn collect(
+    manager: &HttpManager,
+    exchange: &mut Exchange<'_>,
+    limit: usize,
+) -> Result<(), Error> {
+    let wire = &mut exchange.downstream.wire;
+    if exchange.request.header("expect").is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue")) {
+        // The client does not send the body before the interim response.
+        exchange.request.remove("expect");
+        wire.interim(&ResponseHead::build(100, &[]), exchange.request.method());
+    }
+    let body = &mut exchange.body;
+    let read = poll_fn(|cx| {
+        if matches!(wire.poll_flush(cx), Poll::Ready(Err(_))) {
+            return Poll::Ready(Err(TransferError::Receiver));
+        }
+        body.poll_collect(cx, wire, limit)
+    });
+    let late = match manager.request_timeout {
+        Some(_) => Kind::RequestTimeout,
+        None => Kind::StreamIdle(false),
+    };
+    let timeout = manager.request_timeout.or(manager.stream_idle_timeout);
+    let read = match timeout {
+        Some(timeout) => timer::timeout(timeout, read).await,
+        None => Some(read.await),
+    };
+    match read {
+        Some(Ok(())) => Ok(()),
+        Some(Err(TransferError::Malformed)) => Err(Error::new(Kind::DownstreamProtocol)),
+        Some(Err(_)) => Err(Error::new(Kind::DownstreamClosed)),
+        None => Err(Error::new(late)),
+    }
 }

@@ -309,12 +309,21 @@ pub(crate) async fn connect(
     let pool = worker.pool(name, &origin.snapshot).ok_or_else(missing)?;
     let hash = proxy.hash_source_ip && pool.cluster.balancer.hashes();
     let hash = hash.then(|| balance::hash::of(origin.source.ip().to_string().as_bytes()));
-    let host = pick::endpoint(
-        &worker.dice,
-        &pool,
-        origin.destination,
-        PickOptions { hash, ..PickOptions::default() },
-    )?;
+    let options = PickOptions { hash, ..PickOptions::default() };
+    let mut client = client;
+    let host = match (&pool.resolved, origin.chain.sni_port, origin.server_name()) {
+        (Some(_), Some(port), Some(name)) => {
+            let found = async {
+                let found = pick::resolved(&pool, name, port, 0).await;
+                found.unwrap_or_else(|| Err(Error::new(Kind::NoHealthyUpstream)))
+            };
+            match &mut client {
+                Some(client) => client.wait(proxy, found).await?,
+                None => found.await?,
+            }
+        }
+        _ => pick::endpoint(&worker.dice, &pool, origin.destination, options)?,
+    };
     let (pool, host) = tried.insert((pool, host));
     let place = match client {
         Some(mut client) => client.wait(proxy, upstream::place(pool, host)).await?,

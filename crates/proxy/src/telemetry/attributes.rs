@@ -10,7 +10,10 @@ use skysail_http::{
     head::{Headers, RequestHead},
 };
 use skysail_policy::{
-    config::{cluster::Workload, listener::Direction},
+    config::{
+        cluster::{Place, Workload},
+        listener::Direction,
+    },
     error::Flags,
     expression::{AttributeUse, Expression},
     peer::Peer,
@@ -21,7 +24,7 @@ use skysail_policy::{
 mod tests;
 
 /// Bits of Envoy's `response.flags`.
-const FLAG_BITS: [(Flags, u8); 22] = [
+const FLAG_BITS: [(Flags, u8); 24] = [
     (Flags::UH, 1),
     (Flags::UT, 2),
     (Flags::LR, 3),
@@ -37,6 +40,7 @@ const FLAG_BITS: [(Flags, u8); 22] = [
     (Flags::DC, 14),
     (Flags::URX, 15),
     (Flags::SI, 16),
+    (Flags::RLSE, 17),
     (Flags::DPE, 18),
     (Flags::UMSDR, 19),
     (Flags::NFCF, 21),
@@ -44,6 +48,7 @@ const FLAG_BITS: [(Flags, u8); 22] = [
     (Flags::UPE, 23),
     (Flags::NC, 24),
     (Flags::OM, 25),
+    (Flags::DF, 26),
 ];
 
 /// Returns whether the expression is true of the request or connection.
@@ -69,8 +74,11 @@ fn attribute(root: &str, asked: &AttributeUse, context: &Context<'_>) -> Option<
             _ => certificate(record.downstream?, field),
         },
         "upstream" => match field {
-            "address" => Some(record.upstream_address()?.to_string().into()),
-            "port" => Some(port(record.upstream_address()?)),
+            "address" => Some(record.upstream_place()?.to_string().into()),
+            "port" => match record.upstream_place()? {
+                Place::Ip(address) => Some(port(address)),
+                Place::Pipe(_) => None,
+            },
             "local_address" => Some(record.upstream_local?.to_string().into()),
             "transport_failure_reason" => record.upstream_address().map(|_| record.upstream_failure.into()),
             "request_attempt_count" => Some(Value::Int(record.attempts.into())),

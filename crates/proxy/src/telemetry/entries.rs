@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use skysail_xds::envoy::pb::{
     envoy::{
         config::core::v3::{
-            Address, Metadata, RequestMethod, SocketAddress, address, socket_address::PortSpecifier,
+            Address, Metadata, Pipe, RequestMethod, SocketAddress, address, socket_address::PortSpecifier,
         },
         data::accesslog::v3::{
             AccessLogCommon, AccessLogType, ConnectionProperties, HttpAccessLogEntry, HttpRequestProperties,
@@ -35,7 +35,7 @@ use skysail_xds::envoy::pb::{
 
 use skysail_http::head::{Headers, RequestHead, ResponseHead, Version};
 use skysail_policy::{
-    config::http::LogHeaders,
+    config::{cluster::Place, http::LogHeaders},
     error::Flags,
     peer::Peer,
     record::{Context, Record},
@@ -87,7 +87,7 @@ fn common(record: &Record<'_>) -> AccessLogCommon {
         downstream_remote_address: record.downstream_remote.map(address),
         downstream_local_address: record.downstream_local.map(address),
         downstream_direct_remote_address: record.downstream_direct.map(address),
-        upstream_remote_address: record.upstream_address().map(address),
+        upstream_remote_address: record.upstream_place().map(place),
         upstream_local_address: record.upstream_local.map(address),
         upstream_cluster: record.cluster.map(|cluster| cluster.name.to_string()).unwrap_or_default(),
         tls_properties: record.downstream.filter(|peer| peer.tls).map(|peer| tls(peer, record.server_name)),
@@ -214,6 +214,7 @@ fn flags(record: &Record<'_>) -> ResponseFlags {
         delay_injected: has(Flags::DI),
         fault_injected: has(Flags::FI),
         rate_limited: has(Flags::RL),
+        rate_limit_service_error: has(Flags::RLSE),
         unauthorized_details: has(Flags::UAEX)
             .then(|| Unauthorized { reason: Reason::ExternalService.into() }),
         downstream_connection_termination: has(Flags::DC),
@@ -226,6 +227,7 @@ fn flags(record: &Record<'_>) -> ResponseFlags {
         upstream_protocol_error: has(Flags::UPE),
         no_cluster_found: has(Flags::NC),
         overload_manager: has(Flags::OM),
+        dns_resolution_failure: has(Flags::DF),
         ..ResponseFlags::default()
     }
 }
@@ -237,6 +239,16 @@ fn address(of: SocketAddr) -> Address {
             port_specifier: Some(PortSpecifier::PortValue(of.port().into())),
             ..SocketAddress::default()
         })),
+    }
+}
+
+fn place(of: Place<'_>) -> Address {
+    match of {
+        Place::Ip(socket) => address(socket),
+        Place::Pipe(path) => {
+            let pipe = Pipe { path: path.to_owned(), ..Pipe::default() };
+            Address { address: Some(address::Address::Pipe(pipe)) }
+        }
     }
 }
 

@@ -232,6 +232,7 @@ fn plain_name(name: &str, labels: &[(&str, String)]) -> String {
         ("envoy_http_", "http_conn_manager_prefix", "http"),
         ("envoy_listener_", "listener_address", "listener"),
         ("envoy_tcp_", "listener_address", "tcp"),
+        ("envoy_connection_limit_", "connection_limit_prefix", "connection_limit"),
     ] {
         if let (Some(rest), Some(owner)) = (name.strip_prefix(prefix), label(owner)) {
             return format!("{scope}.{owner}.{}", grouped(rest));

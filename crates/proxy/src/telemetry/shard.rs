@@ -18,7 +18,10 @@ use super::{
     series::{
         self, Destination, HttpSeries, LabelChange, MAX_NAME, PeerLabels, Series, TcpCounts, TcpSeries,
     },
-    stats::{ClusterStats, ExportStats, ListenerStats, ManagerStats, OutlierStats, Sample},
+    stats::{
+        ClusterStats, ConnectionLimitStats, ExportStats, ListenerStats, ManagerStats, OutlierStats,
+        RateLimitStats, Sample,
+    },
 };
 use skysail_http::{head::RequestHead, map::Map};
 use skysail_policy::{
@@ -77,8 +80,10 @@ struct Numbers {
     expired: u64,
     clusters: Map<Arc<str>, Rc<ClusterStats>>,
     outliers: Map<Arc<str>, Rc<OutlierStats>>,
+    rate_limits: Map<Arc<str>, Rc<RateLimitStats>>,
     managers: Map<Arc<str>, Rc<ManagerStats>>,
     listeners: Map<Arc<str>, Rc<ListenerStats>>,
+    connection_limits: Map<Arc<str>, Rc<ConnectionLimitStats>>,
     /// By cluster and kind of item.
     exports: Map<(Box<str>, &'static str), Rc<ExportStats>>,
 }
@@ -250,6 +255,11 @@ impl Shard {
         Rc::clone(self.numbers.borrow_mut().outliers.entry(Arc::clone(name)).or_default())
     }
 
+    /// Returns the results of calls of rate limit services for requests to a cluster.
+    pub fn rate_limits(&self, name: &Arc<str>) -> Rc<RateLimitStats> {
+        Rc::clone(self.numbers.borrow_mut().rate_limits.entry(Arc::clone(name)).or_default())
+    }
+
     /// Returns the statistics of an HTTP connection manager, by its prefix.
     pub fn manager(&self, stat_prefix: &Arc<str>) -> Rc<ManagerStats> {
         Rc::clone(self.numbers.borrow_mut().managers.entry(Arc::clone(stat_prefix)).or_default())
@@ -258,6 +268,11 @@ impl Shard {
     /// Returns the statistics of a listener.
     pub fn listener(&self, name: &Arc<str>) -> Rc<ListenerStats> {
         Rc::clone(self.numbers.borrow_mut().listeners.entry(Arc::clone(name)).or_default())
+    }
+
+    /// Returns the statistics of limits on connections, by their prefix.
+    pub(crate) fn connection_limit(&self, prefix: &Arc<str>) -> Rc<ConnectionLimitStats> {
+        Rc::clone(self.numbers.borrow_mut().connection_limits.entry(Arc::clone(prefix)).or_default())
     }
 
     /// Returns the statistics of the items sent to a collector, by its cluster.
@@ -284,11 +299,17 @@ impl Shard {
         for (name, stats) in &numbers.outliers {
             add("cluster_name", name, stats.samples());
         }
+        for (name, stats) in &numbers.rate_limits {
+            add("cluster_name", name, stats.samples());
+        }
         for (name, stats) in &numbers.managers {
             add("http_conn_manager_prefix", name.trim_end_matches(';'), stats.samples());
         }
         for (name, stats) in &numbers.listeners {
             add("listener_address", name, stats.samples());
+        }
+        for (prefix, stats) in &numbers.connection_limits {
+            add("connection_limit_prefix", prefix, stats.samples());
         }
         for ((cluster, what), stats) in &numbers.exports {
             samples.push((format!("{},what=\"{what}\"", label("cluster_name", cluster)), stats.samples()));
@@ -460,9 +481,21 @@ impl Numbers {
         let Snapshot { clusters, listeners, .. } = snapshot;
         self.clusters.retain(|name, stats| Rc::strong_count(stats) > 1 || clusters.contains_key(name));
         self.outliers.retain(|name, stats| Rc::strong_count(stats) > 1 || clusters.contains_key(name));
+        self.rate_limits.retain(|name, stats| Rc::strong_count(stats) > 1 || clusters.contains_key(name));
         self.exports.retain(|(name, _), stats| Rc::strong_count(stats) > 1 || clusters.contains_key(&**name));
         self.listeners
             .retain(|name, stats| Rc::strong_count(stats) > 1 || listeners.by_name.contains_key(name));
+        if !self.connection_limits.is_empty() {
+            let chains = listeners
+                .by_name
+                .values()
+                .flat_map(|listener| listener.chains.iter().chain(listener.default_chain.as_ref()));
+            let limits: HashSet<&str> = chains
+                .flat_map(|chain| chain.connection_limits.iter().map(|limit| &*limit.stat_prefix))
+                .collect();
+            self.connection_limits
+                .retain(|prefix, stats| Rc::strong_count(stats) > 1 || limits.contains(&**prefix));
+        }
         let prefixes: HashSet<&str> = snapshot
             .terminals()
             .filter_map(|terminal| match terminal {

@@ -95,6 +95,16 @@ set! {
 }
 
 set! {
+    /// Results of calls of rate limit services for requests to a cluster, label `cluster_name`.
+    RateLimitStats {
+        ok: Counter "envoy_cluster_ratelimit_ok",
+        over_limit: Counter "envoy_cluster_ratelimit_over_limit",
+        error: Counter "envoy_cluster_ratelimit_error",
+        failure_mode_allowed: Counter "envoy_cluster_ratelimit_failure_mode_allowed",
+    }
+}
+
+set! {
     /// Outlier detection statistics of a cluster, label `cluster_name`.
     OutlierStats {
         ejections_active: Gauge "envoy_cluster_outlier_detection_ejections_active",
@@ -186,6 +196,8 @@ set! {
         jwt_denied: Counter "envoy_http_jwt_authn_denied",
         fault_delays: Counter "envoy_http_fault_delays_injected",
         fault_aborts: Counter "envoy_http_fault_aborts_injected",
+        lua_errors: Counter "envoy_http_lua_errors",
+        lua_executions: Counter "envoy_http_lua_executions",
     }
 }
 
@@ -195,6 +207,14 @@ set! {
         sent: Counter "skysail_export_sent_total",
         dropped: Counter "skysail_export_dropped_total",
         failed: Counter "skysail_export_failed_total",
+    }
+}
+
+set! {
+    /// Statistics of a limit on connections, label `connection_limit_prefix`.
+    ConnectionLimitStats {
+        active: Gauge "envoy_connection_limit_active_connections",
+        limited: Counter "envoy_connection_limit_limited_connections",
     }
 }
 

@@ -24,6 +24,13 @@ pub(super) fn translate(proto: &Proto, discovery: &Discovery, new: Option<Balanc
                 policy.as_str_name()
             )));
         }
+        (LbPolicy::ClusterProvided, Discovery::Dynamic(_)) => Balancer::OriginalDst,
+        (_, Discovery::Dynamic(_)) => {
+            return Err(Reject::new(format!(
+                "lb_policy {} is not allowed for a dynamic forward proxy: use CLUSTER_PROVIDED",
+                policy.as_str_name()
+            )));
+        }
         _ if let Some(new) = new => new,
         (LbPolicy::RoundRobin, _) => Balancer::RoundRobin,
         (LbPolicy::LeastRequest, _) => {

@@ -35,8 +35,8 @@ use skysail_xds::envoy::pb::{
 use skysail_xds::istio::{TCP_METADATA_EXCHANGE, TypedStruct};
 
 use super::{
-    At as _, Reject, Result, Translator, balancer, duration, endpoints, http, lb_policy, listener, number,
-    outlier, timeout, tls_context, type_name, unknown_type, unpack, warn_once,
+    At as _, Reject, Result, Translator, balancer, duration, dynamic, endpoints, http, lb_policy, listener,
+    number, outlier, timeout, tls_context, type_name, unknown_type, unpack, warn_once,
 };
 use skysail_http::http2::Http2Options;
 use skysail_http::proxy_protocol::ProxyVersion;
@@ -63,7 +63,10 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
     }
     let new_balancer = lb_policy::resolve(&mut proto).at("load_balancing_policy")?;
     let discovery = discovery(&proto)?;
-    let http = Http::read(&proto)?;
+    let mut http = Http::read(&proto)?;
+    if matches!(discovery, Discovery::Dynamic(_)) {
+        http.verify_hosts(&proto)?;
+    }
     let host_name = http.validates_host;
     let mut cluster = Cluster {
         name: proto.name.as_str().into(),
@@ -110,6 +113,10 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
             }
             // The host names are in `discovery` already.
             Discovery::Dns { .. } => {}
+            Discovery::Dynamic(_) => {
+                return Err(Reject::new("a dynamic forward proxy has no endpoints of its own: remove it")
+                    .at_field("load_assignment"));
+            }
             Discovery::OriginalDst(_) => {
                 return Err(Reject::new(
                     "a cluster of type ORIGINAL_DST has no endpoints of its own: remove it",
@@ -134,7 +141,7 @@ fn discovery(proto: &Proto) -> Result<Discovery> {
         Some(ClusterDiscoveryType::Type(kind)) => DiscoveryType::try_from(*kind)
             .map_err(|_| Reject::new(format!("{kind} is not a discovery type")).at_field("type"))?,
         Some(ClusterDiscoveryType::ClusterType(kind)) => {
-            return Err(Reject::new(format!("cluster type {:?} is not supported", kind.name)));
+            return dynamic::cluster(kind).at("cluster_type").map(Discovery::Dynamic);
         }
         None => DiscoveryType::Static,
     };
@@ -171,22 +178,31 @@ fn discovery(proto: &Proto) -> Result<Discovery> {
             };
             let Endpoints { localities, overprovisioning, .. } =
                 endpoints::empty(assignment).at("load_assignment")?;
+            let names = endpoints::names(assignment).at("load_assignment")?;
+            if kind == DiscoveryType::LogicalDns && names.len() != 1 {
+                let reason = "a cluster of type LOGICAL_DNS must have one endpoint: use STRICT_DNS";
+                return Err(Reject::new(reason).at_field("load_assignment"));
+            }
             Discovery::Dns {
                 localities,
                 overprovisioning,
-                names: endpoints::names(assignment).at("load_assignment")?,
+                names,
                 logical: kind == DiscoveryType::LogicalDns,
-                family: match proto.dns_lookup_family() {
-                    DnsLookupFamily::Auto => Family::V6Preferred,
-                    DnsLookupFamily::V4Only => Family::V4,
-                    DnsLookupFamily::V6Only => Family::V6,
-                    DnsLookupFamily::V4Preferred => Family::V4Preferred,
-                    DnsLookupFamily::All => Family::All,
-                },
+                family: family(proto.dns_lookup_family()),
                 refresh: refresh.max(Duration::from_secs(1)),
             }
         }
     })
+}
+
+pub(super) fn family(proto: DnsLookupFamily) -> Family {
+    match proto {
+        DnsLookupFamily::Auto => Family::V6Preferred,
+        DnsLookupFamily::V4Only => Family::V4,
+        DnsLookupFamily::V6Only => Family::V6,
+        DnsLookupFamily::V4Preferred => Family::V4Preferred,
+        DnsLookupFamily::All => Family::All,
+    }
 }
 
 /// Translates circuit breaker thresholds; unset ones have Envoy's defaults.
@@ -345,6 +361,20 @@ impl Http {
             http.options(key, any).at(format_args!("typed_extension_protocol_options[{key:?}]"))?;
         }
         Ok(http)
+    }
+
+    /// Requires that the certificate of a resolved host is for that host. As in Envoy, this is the default, and other
+    /// options must say that it is not wanted.
+    fn verify_hosts(&mut self, proto: &Proto) -> Result<()> {
+        if proto.typed_extension_protocol_options.is_empty() {
+            (self.validates_host, self.auto_sni) = (true, Some(AutoSni { header: None }));
+        } else if !(dynamic::allows_insecure(proto)? || self.validates_host && self.auto_sni.is_some()) {
+            return Err(Reject::new(
+                "a dynamic forward proxy needs auto_sni and auto_san_validation: set them, or allow_insecure_cluster_options",
+            )
+            .at_field("typed_extension_protocol_options"));
+        }
+        Ok(())
     }
 
     fn options(&mut self, key: &str, any: &Any) -> Result<()> {

@@ -17,7 +17,35 @@ struct ProtoField {
     name: &'static str,
     repeated: bool,
     rule: Rule,
+    json: Json,
 }
+
+/// JSON form of a field, for messages that a `TypedStruct` contains.
+enum Json {
+    Bool,
+    Int,
+    Uint,
+    Float,
+    Double,
+    String,
+    Bytes,
+    /// Names and numbers of the values.
+    Enum(&'static [(&'static str, i32)]),
+    /// The message with this index.
+    Message(usize),
+    /// A message of `google.protobuf` with this name.
+    WellKnown(&'static str),
+    /// A map with these keys and values.
+    Map(&'static Self, &'static Self),
+    /// The field has no effect, so that its value is left out.
+    Ignored,
+    /// The field is not supported, or has a type that no supported field has.
+    Other,
+}
+
+mod typed_struct;
+
+pub(super) use typed_struct::unwrapped;
 
 /// Support for a field.
 enum Rule {
@@ -55,13 +83,23 @@ pub(super) struct Finding {
 /// Maximum nesting depth that is checked; prost refuses deeper messages.
 const MAX_DEPTH: usize = 100;
 
-/// Returns all unsupported fields of a message.
-pub(super) fn check(message: &str, body: &[u8]) -> Vec<Finding> {
-    let mut walk = FieldWalk { findings: Vec::new(), path: String::new(), depth: 0 };
+/// Result of a check.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Checked {
+    /// All unsupported fields.
+    pub(super) findings: Vec<Finding>,
+    /// The message contains a supported message in a `TypedStruct`; see [`unwrapped`].
+    pub(super) has_typed_structs: bool,
+}
+
+/// Checks all fields of a message.
+pub(super) fn check(message: &str, body: &[u8]) -> Checked {
+    let mut walk =
+        FieldWalk { findings: Vec::new(), path: String::new(), depth: 0, has_typed_structs: false };
     if let Some(&index) = BY_NAME.get(message) {
         walk.message(index, body);
     }
-    walk.findings
+    Checked { findings: walk.findings, has_typed_structs: walk.has_typed_structs }
 }
 
 static BY_NAME: LazyLock<HashMap<&'static str, usize>> =
@@ -71,6 +109,7 @@ struct FieldWalk {
     findings: Vec<Finding>,
     path: String,
     depth: usize,
+    has_typed_structs: bool,
 }
 
 impl FieldWalk {
@@ -122,17 +161,11 @@ impl FieldWalk {
 
     /// Checks the message of an `Any`. A type without a table is left to the translation, which refuses it by
     /// its type.
-    fn any(&mut self, mut body: &[u8]) {
-        let (mut url, mut inner) = (&[][..], &[][..]);
-        while let Some((number, value)) = next(&mut body) {
-            match number {
-                1 => url = value,
-                2 => inner = value,
-                _ => {}
-            }
-        }
-        let name = std::str::from_utf8(url).ok().and_then(|url| url.rsplit('/').next());
-        if let Some(&index) = name.and_then(|name| BY_NAME.get(name)) {
+    fn any(&mut self, body: &[u8]) {
+        let (name, inner) = packed(body);
+        if typed_struct::is_typed_struct(name) && BY_NAME.contains_key(packed(inner).0) {
+            self.has_typed_structs = true;
+        } else if let Some(&index) = BY_NAME.get(name) {
             self.message(index, inner);
         }
     }
@@ -140,6 +173,20 @@ impl FieldWalk {
     fn finding(&mut self, field: String, message: &'static str, refused: bool) {
         self.findings.push(Finding { path: self.path.clone(), field, message, refused });
     }
+}
+
+/// Returns the type name and the content of an `Any`, or of a `TypedStruct`, which has the same field numbers.
+fn packed(mut body: &[u8]) -> (&str, &[u8]) {
+    let (mut url, mut inner) = (&[][..], &[][..]);
+    while let Some((number, value)) = next(&mut body) {
+        match number {
+            1 => url = value,
+            2 => inner = value,
+            _ => {}
+        }
+    }
+    let url = std::str::from_utf8(url).unwrap_or_default();
+    (url.rsplit('/').next().unwrap_or_default(), inner)
 }
 
 /// Returns the value of a map entry.

@@ -19,7 +19,7 @@ use super::{At as _, Reject, Result, cluster::labels, number};
 use skysail_http::map::Map;
 use skysail_policy::config::{
     Cluster, Endpoint, Endpoints,
-    cluster::{DnsName, Health, Locality, TransportMatch, Workload},
+    cluster::{DnsName, Health, Locality, TransportMatch, Workload, pipe_address},
     tls::ClientTls,
 };
 use skysail_policy::state::health::EndpointState;
@@ -90,7 +90,9 @@ pub(super) fn host_and_port(address: Option<&Address>) -> Result<(&str, u16)> {
     let socket = match address.and_then(|address| address.address.as_ref()) {
         Some(address::Address::SocketAddress(socket)) => socket,
         Some(address::Address::Pipe(_)) => {
-            return Err(Reject::new("Unix sockets are supported only for discovery and secrets"));
+            return Err(Reject::new(
+                "a Unix domain socket is supported only for endpoints of STATIC and EDS clusters",
+            ));
         }
         Some(address::Address::EnvoyInternalAddress(_)) => {
             return Err(Reject::new("internal listeners are not supported"));
@@ -118,6 +120,24 @@ pub(super) fn ip_and_port(address: Option<&Address>) -> Result<SocketAddr> {
     Ok(SocketAddr::new(ip, port))
 }
 
+/// Path length that fits an address of the operating system, with the terminating zero.
+const MAX_PATH: usize = 107;
+
+/// Returns the path of a Unix domain socket; `None` for any other address.
+fn pipe(address: Option<&Address>) -> Result<Option<&str>> {
+    let Some(address::Address::Pipe(pipe)) = address.and_then(|address| address.address.as_ref()) else {
+        return Ok(None);
+    };
+    match pipe.path.as_str() {
+        "" => Err(Reject::new("must be given").at_field("pipe.path")),
+        path if path.len() > MAX_PATH => {
+            Err(Reject::new(format!("must be at most {MAX_PATH} bytes long")).at_field("pipe.path"))
+        }
+        path if path.contains('\0') => Err(Reject::new("must not contain a zero byte").at_field("pipe.path")),
+        path => Ok(Some(path)),
+    }
+}
+
 fn health(endpoint: &LbEndpoint) -> Health {
     match endpoint.health_status() {
         HealthStatus::Unknown | HealthStatus::Healthy => Health::Healthy,
@@ -141,10 +161,19 @@ fn endpoint(
     tracks: &Map<SocketAddr, Arc<EndpointState>>,
 ) -> Result<Endpoint> {
     let proto = plain(lb)?;
-    let address = ip_and_port(proto.address.as_ref()).at("endpoint.address")?;
+    let pipe = pipe(proto.address.as_ref()).at("endpoint.address")?;
+    let address = match pipe {
+        Some(path) => pipe_address(path),
+        None => ip_and_port(proto.address.as_ref()).at("endpoint.address")?,
+    };
+    if pipe.is_some() && !proto.additional_addresses.is_empty() {
+        let reason = "a Unix domain socket has no additional addresses: remove them";
+        return Err(Reject::new(reason).at_field("endpoint.additional_addresses"));
+    }
     let others = proto.additional_addresses.iter().map(|other| ip_and_port(other.address.as_ref()));
     Ok(Endpoint {
         address,
+        pipe: pipe.map(Into::into),
         others: others.collect::<Result<_>>().at("endpoint.additional_addresses")?,
         state: cluster.endpoint_state(address, tracks),
         weight: number(lb.load_balancing_weight).unwrap_or(1).max(1),

@@ -10,7 +10,7 @@ use skysail_xds::{
                 config_source::ConfigSourceSpecifier,
             },
             extensions::filters::{
-                http::{cors::v3::Cors, grpc_web::v3::GrpcWeb, rbac::v3::Rbac},
+                http::{cors::v3::Cors, grpc_web::v3::GrpcWeb, on_demand::v3::OnDemand, rbac::v3::Rbac},
                 network::http_connection_manager::v3::{
                     HttpConnectionManager as Proto, HttpFilter,
                     http_connection_manager::{
@@ -27,8 +27,9 @@ use skysail_xds::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration, flag, jwt,
-    limit, number, policy, route, route_filters, stats, timeout, trace, type_name, unknown_type, unpack,
+    At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration, dynamic,
+    flag, global_limit, jwt, limit, lua, mutation, number, policy, route, route_filters, stats, timeout,
+    trace, type_name, unknown_type, unpack,
 };
 use skysail_http::http2::{Http2Options, Keepalive};
 use skysail_policy::config::cluster::{MAX_HEAD, MAX_HEADERS};
@@ -68,9 +69,12 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         },
         routes: routes(proto)?,
         filters: Vec::new(),
+        has_scripts: false,
+        mutates_responses: false,
         stats: None,
         metadata_exchange: None,
         istio_alpn: false,
+        resolves_hosts: false,
         upgrades: upgrades(proto),
         server: server(proto),
         preserve_request_id: proto.preserve_external_request_id,
@@ -285,6 +289,16 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool
         "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit" => {
             FilterKind::RateLimit(Arc::new(limit::translate(&unpack(any)?)?))
         }
+        "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation" => {
+            manager.mutates_responses = true;
+            FilterKind::HeaderMutation(Box::new(mutation::translate(&unpack(any)?)?))
+        }
+        "envoy.extensions.filters.http.buffer.v3.Buffer" => {
+            FilterKind::Buffer(mutation::buffer(&unpack(any)?)?)
+        }
+        "envoy.extensions.filters.http.ratelimit.v3.RateLimit" => {
+            FilterKind::GlobalRateLimit(Box::new(global_limit::translate(&unpack(any)?)?))
+        }
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz" => {
             FilterKind::ExternalAuthorization(Box::new(authorization::translate(&unpack(any)?)?))
         }
@@ -300,6 +314,10 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool
                 Some(compressor) => FilterKind::Compress(compressor),
                 None => return Ok(false),
             }
+        }
+        "envoy.extensions.filters.http.lua.v3.Lua" => {
+            manager.has_scripts = true;
+            FilterKind::Lua(Box::new(lua::translate(&unpack(any)?)?))
         }
         _ if proto.disabled => return Err(Reject::new("this filter cannot be disabled: remove it")),
         _ => return unordered_filter(manager, proto, any, strict),
@@ -320,7 +338,15 @@ fn unordered_filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, st
         "envoy.extensions.filters.http.router.v3.Router" => return Ok(true),
         // This filter only counts messages, for metrics that Istio disables by default.
         "envoy.extensions.filters.http.grpc_stats.v3.FilterConfig" => {}
+        // The sidecar requests virtual hosts by itself where the route configuration has vhds.
+        "envoy.extensions.filters.http.on_demand.v3.OnDemand" => {
+            let OnDemand { .. } = unpack(any)?;
+        }
         "istio.envoy.config.filter.http.alpn.v2alpha1.FilterConfig" => manager.istio_alpn = true,
+        "envoy.extensions.filters.http.dynamic_forward_proxy.v3.FilterConfig" => {
+            dynamic::http(&unpack(any)?)?;
+            manager.resolves_hosts = true;
+        }
         "stats.PluginConfig" => manager.stats = Some(stats::translate(&unpack(any)?, strict)?),
         "udpa.type.v1.TypedStruct" | "xds.type.v3.TypedStruct" => {
             let typed = cluster::typed_struct(any)?;

@@ -4,7 +4,10 @@ use std::{collections::HashMap, hash::Hash, sync::Arc, time::Duration};
 
 use skysail_proto::Codec as _;
 use skysail_xds::envoy::pb::envoy::{
-    config::core::v3::{DataSource, HttpUri, data_source::Specifier, http_uri},
+    config::{
+        core::v3::{DataSource, HttpUri, data_source::Specifier, http_uri},
+        route::v3::RouteMatch,
+    },
     extensions::filters::http::jwt_authn::v3::{
         JwtAuthentication, JwtProvider as ProviderProto, JwtRequirement, PerRouteConfig, RemoteJwks,
         jwt_provider::JwksSourceSpecifier, jwt_requirement::RequiresType, per_route_config, requirement_rule,
@@ -42,8 +45,11 @@ pub(super) fn translate(proto: &JwtAuthentication) -> Result<Jwt> {
         let path = format!("rules[{index}]");
         let matches = rule.r#match.as_ref().ok_or_else(|| Reject::new("must be given").at_field("match"));
         let matches = matches.and_then(|matches| route::route_match(matches).at("match")).at(&path)?;
-        if rule.r#match.as_ref().is_some_and(|test| test.grpc.is_some() || test.runtime_fraction.is_some()) {
-            let what = "Envoy does not look at grpc and runtime_fraction here: remove them";
+        let is_ignored = |test: &RouteMatch| {
+            test.grpc.is_some() || test.runtime_fraction.is_some() || !test.dynamic_metadata.is_empty()
+        };
+        if rule.r#match.as_ref().is_some_and(is_ignored) {
+            let what = "Envoy does not look at grpc, runtime_fraction and dynamic_metadata here: remove them";
             return Err(Reject::new(what).at_field("match").at_field(path));
         }
         let requires = match &rule.requirement_type {

@@ -21,7 +21,9 @@ use skysail_xds::envoy::pb::{
         extensions::filters::{
             listener::proxy_protocol::v3::ProxyProtocol,
             network::{
+                connection_limit::v3::ConnectionLimit as ConnectionLimitProto,
                 http_connection_manager::v3::HttpConnectionManager,
+                sni_dynamic_forward_proxy::v3::{FilterConfig as SniDynamic, filter_config::PortSpecifier},
                 tcp_proxy::v3::{
                     TcpProxy as TcpProxyProto,
                     tcp_proxy::{ClusterSpecifier, weighted_cluster::ClusterWeight},
@@ -34,26 +36,29 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, authorization, cluster, duration, endpoints,
-    fingerprint, flag, http, number, policy, timeout, tls_context, type_name, unknown_type, unpack,
-    warn_once,
+    At as _, Reject, Result, Translator, access_log, authorization, cluster, distinct, duration, dynamic,
+    endpoints, fingerprint, flag, http, number, policy, timeout, tls_context, type_name, unknown_type,
+    unpack, warn_once,
 };
 use skysail_http::proxy_protocol::ProxyVersion;
 use skysail_policy::config::{
     listener::{
-        ChainMatch, Direction, FilterChain, Inspect, Listener, ProxyProtocolFilter, TcpProxy, Terminal,
-        Transport,
+        ChainMatch, ConnectionLimit, Direction, FilterChain, Inspect, Listener, ProxyProtocolFilter,
+        TcpProxy, Terminal, Transport,
     },
     route::{HeaderOps, Target, Targets},
     stats::Stats,
     tls::ServerTls,
 };
+use skysail_policy::state::connections::OpenConnections;
 
 /// Envoy's default.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Envoy's default for TCP.
 const TCP_IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 
+const CONNECTION_LIMIT: &str = "envoy.extensions.filters.network.connection_limit.v3.ConnectionLimit";
+const SNI_DYNAMIC: &str = "envoy.extensions.filters.network.sni_dynamic_forward_proxy.v3.FilterConfig";
 const MONGO_PROXY: &str = "envoy.extensions.filters.network.mongo_proxy.v3.MongoProxy";
 
 /// Returns the addresses to listen on. With `ipv4_compat`, `::` includes `0.0.0.0`.
@@ -114,6 +119,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<List
         let chain = self::chain(translator, chain).at(format_args!("filter_chains[{index}]"))?;
         listener.chains.push(Arc::new(chain));
     }
+    distinct::check(listener.chains.iter().map(|chain| &chain.matches))?;
     if let Some(chain) = &proto.default_filter_chain {
         listener.default_chain = Some(Arc::new(self::chain(translator, chain).at("default_filter_chain")?));
     }
@@ -134,10 +140,8 @@ fn listener_filter(listener: &mut Listener, filter: &ListenerFilter) -> Result<(
     let Some(listener_filter::ConfigType::TypedConfig(any)) = &filter.config_type else {
         return Err(Reject::new(format!("listener filter {:?} has no typed_config", filter.name)));
     };
-    let mut except = Vec::new();
-    if let Some(disabled) = &filter.filter_disabled {
-        port_ranges(disabled, &mut except).at("filter_disabled")?;
-    }
+    let disabled = filter.filter_disabled.as_ref().map(port_ranges).transpose().at("filter_disabled")?;
+    let except = disabled.unwrap_or_default();
     match type_name(any) {
         "envoy.extensions.filters.listener.tls_inspector.v3.TlsInspector" => {
             listener.inspect_tls = Some(Inspect { except });
@@ -172,33 +176,55 @@ pub(super) fn proxy_version(proto: proxy_protocol_config::Version) -> ProxyVersi
     }
 }
 
-fn port_ranges(predicate: &Predicate, ranges: &mut Vec<RangeInclusive<u16>>) -> Result<()> {
+/// Returns the ports that a predicate matches.
+fn port_ranges(predicate: &Predicate) -> Result<Vec<RangeInclusive<u16>>> {
     match &predicate.rule {
         Some(Rule::DestinationPortRange(range)) => {
             // The end is exclusive.
             let (start, last) = (u16::try_from(range.start), u16::try_from(range.end.saturating_sub(1)));
             match (start, last) {
-                (Ok(start), Ok(last)) if start <= last => ranges.push(start..=last),
+                (Ok(start), Ok(last)) if start <= last => Ok(vec![start..=last]),
                 _ => {
                     let (start, end) = (range.start, range.end);
                     let reason = format!("{start} to below {end} is not a range of ports, or an empty one");
-                    return Err(Reject::new(reason).at_field("destination_port_range"));
+                    Err(Reject::new(reason).at_field("destination_port_range"))
                 }
             }
-            Ok(())
         }
         Some(Rule::OrMatch(set)) => {
-            set.rules.iter().try_for_each(|rule| port_ranges(rule, ranges)).at("or_match.rules")
+            let ranges = set.rules.iter().map(port_ranges).collect::<Result<Vec<_>>>();
+            Ok(ranges.at("or_match.rules")?.concat())
         }
-        _ => Err(Reject::new("only port ranges, joined by or_match, are supported")),
+        Some(Rule::NotMatch(inner)) => Ok(other_ports(port_ranges(inner).at("not_match")?)),
+        _ => {
+            Err(Reject::new("only port ranges, joined by or_match and inverted by not_match, are supported"))
+        }
     }
+}
+
+/// Returns the ports outside of these ranges.
+fn other_ports(mut ranges: Vec<RangeInclusive<u16>>) -> Vec<RangeInclusive<u16>> {
+    ranges.sort_by_key(|range| *range.start());
+    let (mut others, mut next) = (Vec::new(), 0_u32);
+    for range in ranges {
+        let (start, end) = (u32::from(*range.start()), u32::from(*range.end()));
+        if next < start {
+            others.push(next as u16..=(start - 1) as u16);
+        }
+        next = next.max(end + 1);
+    }
+    if next <= u32::from(u16::MAX) {
+        others.push(next as u16..=u16::MAX);
+    }
+    others
 }
 
 fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> {
     let none = FilterChainMatch::default();
     let matches = chain_match(proto.filter_chain_match.as_ref().unwrap_or(&none)).at("filter_chain_match")?;
     let tls = server_tls(translator, proto).at("transport_socket")?;
-    let mut policies = Vec::new();
+    let (mut policies, mut limits) = (Vec::new(), Vec::new());
+    let mut sni_port = None;
     let mut ask = None;
     let mut metadata_exchange = false;
     let mut stats = None;
@@ -213,6 +239,14 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
             "envoy.extensions.filters.network.rbac.v3.RBAC" => {
                 policies
                     .push(unpack(any).and_then(|rbac| policy::network(&rbac)).at("typed_config").at(&path)?);
+            }
+            SNI_DYNAMIC => {
+                let port = unpack(any).and_then(|proto| sni_dynamic(&proto));
+                sni_port = Some(port.at("typed_config").at(&path)?);
+            }
+            CONNECTION_LIMIT => {
+                let limit = unpack(any).and_then(|proto| connection_limit(&proto));
+                limits.extend(limit.at("typed_config").at(&path)?);
             }
             "envoy.extensions.filters.network.ext_authz.v3.ExtAuthz" => {
                 let config = unpack(any).and_then(|proto| authorization::network(&proto));
@@ -246,6 +280,8 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
         matches,
         tls,
         policies,
+        connection_limits: limits,
+        sni_port,
         ask,
         metadata_exchange,
         terminal: terminal.ok_or_else(|| {
@@ -256,6 +292,36 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
             .at("transport_socket_connect_timeout")?,
         fingerprint: Some(fingerprint(proto.to_vec())),
     })
+}
+
+/// Returns the port for the SNI of connections.
+fn sni_dynamic(proto: &SniDynamic) -> Result<u16> {
+    dynamic::host_cache(proto.dns_cache_config.as_ref()).at("dns_cache_config")?;
+    match &proto.port_specifier {
+        None => Ok(443),
+        Some(PortSpecifier::PortValue(port)) => match u16::try_from(*port) {
+            Ok(port @ 1..) => Ok(port),
+            _ => Err(Reject::new(format!("{port} is not a port")).at_field("port_value")),
+        },
+    }
+}
+
+/// Translates a limit on connections; returns `None` if it is disabled.
+fn connection_limit(proto: &ConnectionLimitProto) -> Result<Option<Arc<ConnectionLimit>>> {
+    if proto.stat_prefix.is_empty() {
+        return Err(Reject::new("must be given").at_field("stat_prefix"));
+    }
+    let most = proto.max_connections.map(|most| most.value).filter(|most| *most > 0);
+    let most = most.ok_or_else(|| Reject::new("must be at least 1").at_field("max_connections"))?;
+    let delay = timeout(proto.delay.as_ref(), None).at("delay")?;
+    let enabled = proto.runtime_enabled.as_ref().and_then(|runtime| flag(runtime.default_value));
+    let limit = ConnectionLimit {
+        stat_prefix: proto.stat_prefix.as_str().into(),
+        most,
+        delay,
+        open: OpenConnections::default(),
+    };
+    Ok(enabled.unwrap_or(true).then(|| Arc::new(limit)))
 }
 
 fn typed_config(filter: &Filter) -> Result<&Any> {
@@ -363,4 +429,17 @@ fn tcp_proxy(
         stats,
         access_logs: access_log::access_logs(&proto.access_log, translator)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::other_ports;
+
+    #[test]
+    fn inverted_port_ranges_are_the_other_ports() {
+        assert_eq!(other_ports(vec![7000..=7000]), [0..=6999, 7001..=u16::MAX]);
+        assert_eq!(other_ports(vec![]), [0..=u16::MAX]);
+        assert_eq!(other_ports(vec![5..=9, 0..=6, 20..=u16::MAX]), [10..=19]);
+        assert!(other_ports(vec![0..=u16::MAX]).is_empty());
+    }
 }

@@ -13,12 +13,18 @@ mod cluster;
 mod collector;
 mod compressor;
 mod coverage;
+mod distinct;
+mod dynamic;
 mod endpoints;
+mod global_limit;
 mod http;
 mod jwt;
 mod lb_policy;
 mod limit;
+mod limit_rules;
 mod listener;
+mod lua;
+mod mutation;
 mod outlier;
 mod policy;
 mod route;
@@ -33,6 +39,7 @@ mod validation;
 
 use prost::Name;
 use std::{
+    borrow::Cow,
     collections::HashSet,
     fmt,
     hash::{DefaultHasher, Hash, Hasher as _},
@@ -148,7 +155,14 @@ impl Translator<'_> {
 
     /// Decodes a message after checking all its fields, those of nested `Any`s too.
     pub(crate) fn decode<M: Codec + Name>(self, body: &[u8]) -> Result<M> {
-        for finding in coverage::check(&M::full_name(), body) {
+        let mut checked = coverage::check(&M::full_name(), body);
+        let mut body = Cow::Borrowed(body);
+        if checked.has_typed_structs {
+            // The messages in typed structs are checked and decoded as if they had been sent in binary form.
+            body = Cow::Owned(coverage::unwrapped(&M::full_name(), &body)?);
+            checked = coverage::check(&M::full_name(), &body);
+        }
+        for finding in checked.findings {
             if finding.refused || self.strict {
                 return Err(Reject {
                     path: finding.path,
@@ -163,7 +177,7 @@ impl Translator<'_> {
                 finding.path, finding.field, finding.message
             ));
         }
-        M::from_slice(body).map_err(|error| Reject::new(format!("not a valid {}: {error}", M::NAME)))
+        M::from_slice(&body).map_err(|error| Reject::new(format!("not a valid {}: {error}", M::NAME)))
     }
 }
 

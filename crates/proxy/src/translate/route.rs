@@ -32,11 +32,12 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{
-    At as _, Reject, Result, duration, flag, number, policy,
+    At as _, Reject, Result, duration, flag, limit_rules, lua, number, policy,
     route_filters::{PerFilter, status_code},
     text, timeout, tls_context, trace, type_name, unpack,
 };
 use skysail_http::head;
+use skysail_policy::config::limit::RouteRules;
 use skysail_policy::config::route::{
     Action, AppendAction, DirectResponse, Forward, GrpcTimeout, HashCookie, HashKey, HashPolicy, HeaderOp,
     HeaderOps, HostRewrite, Mirror, PathMatch, Redirect, RedirectPath, RetryOn, RetryPolicy, Rewrite, Route,
@@ -136,6 +137,7 @@ fn virtual_host(proto: &HostProto, filters: &PerFilter) -> Result<VirtualHost> {
         )?,
         include_attempt_count: proto.include_request_attempt_count,
         require_tls,
+        limits: limit_rules::translate(&proto.rate_limits)?,
         used: Arc::default(),
     })
 }
@@ -158,6 +160,7 @@ fn route(proto: &RouteProto, filters: &PerFilter, retry: Option<&Arc<RetryPolicy
             (&proto.response_headers_to_add, &proto.response_headers_to_remove),
         )?,
         filters: filters.0,
+        metadata: lua::metadata(proto.metadata.as_ref())?,
         decorator: proto.decorator.as_ref().and_then(trace::decorator),
         tracing: proto.tracing.as_ref().map(trace::route).transpose().at("tracing")?.map(Box::new),
     })
@@ -191,11 +194,14 @@ pub(super) fn route_match(proto: &MatchProto) -> Result<RouteMatch> {
     let fraction = proto.runtime_fraction.as_ref().and_then(|fraction| fraction.default_value.as_ref());
     let query =
         proto.query_parameters.iter().map(text::query).collect::<Result<_>>().at("query_parameters")?;
+    let metadata =
+        proto.dynamic_metadata.iter().map(text::metadata).collect::<Result<_>>().at("dynamic_metadata")?;
     Ok(RouteMatch {
         path,
         case_sensitive,
         headers: text::headers(&proto.headers)?,
         query,
+        metadata,
         grpc: proto.grpc.is_some(),
         fraction: fraction.map(text::millionths),
     })
@@ -248,8 +254,19 @@ fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result
             })
             .collect(),
         hash: hash_policies(&proto.hash_policy)?,
+        limits: limits(proto)?,
         terminates_connect: proto.upgrade_configs.iter().any(|config| config.connect_config.is_some()),
     })
+}
+
+/// Returns the rules for rate limit descriptors; `None` without any.
+#[expect(deprecated, reason = "control planes send include_vh_rate_limits")]
+fn limits(proto: &RouteAction) -> Result<Option<Box<RouteRules>>> {
+    let rules = RouteRules {
+        rules: limit_rules::translate(&proto.rate_limits)?,
+        include_host: flag(proto.include_vh_rate_limits).unwrap_or(false),
+    };
+    Ok((!rules.rules.is_empty() || rules.include_host).then(|| Box::new(rules)))
 }
 
 fn hash_policies(protos: &[HashProto]) -> Result<Vec<HashPolicy>> {
@@ -474,7 +491,7 @@ fn changes((add, remove): Changes<'_>, field: &str) -> Result<Vec<HeaderOp>> {
 }
 
 /// Returns the name of a mutable header, in lower case.
-fn field_name(name: &str) -> Result<Box<str>> {
+pub(super) fn field_name(name: &str) -> Result<Box<str>> {
     if name.starts_with(':') || name.eq_ignore_ascii_case("host") {
         return Err(Reject::new(format!(
             "{name:?} cannot be changed by a header operation: use host_rewrite or a path rewrite"
@@ -489,8 +506,9 @@ pub(super) fn additions(protos: &[HeaderValueOption]) -> Result<Vec<HeaderOp>> {
     indexed.map(|(index, option)| addition(option).at(format_args!("[{index}]"))).collect()
 }
 
+/// Translates a header to add.
 #[expect(deprecated, reason = "Istio and older files say `append`")]
-fn addition(proto: &HeaderValueOption) -> Result<HeaderOp> {
+pub(super) fn addition(proto: &HeaderValueOption) -> Result<HeaderOp> {
     let header = proto.header.as_ref().ok_or_else(|| Reject::new("must be given").at_field("header"))?;
     let value = match header.raw_value.as_slice() {
         [] => header.value.as_str(),

@@ -10,6 +10,7 @@ use skysail_xds::envoy::pb::{
             http::{
                 cors::v3::CorsPolicy,
                 fault::v3::{HttpFault, fault_abort::ErrorType},
+                on_demand::v3::PerRouteConfig,
                 rbac::v3::RbacPerRoute,
             },
         },
@@ -19,8 +20,8 @@ use skysail_xds::envoy::pb::{
 };
 
 use super::{
-    At as _, Reject, Result, authorization, duration, flag, jwt, limit, policy, text, type_name,
-    unknown_type, unpack,
+    At as _, Reject, Result, authorization, compressor, duration, flag, global_limit, jwt, limit, lua,
+    mutation, policy, text, type_name, unknown_type, unpack,
 };
 use skysail_policy::config::route::{Abort, Cors, Fault, Setting};
 
@@ -34,7 +35,15 @@ impl PerFilter {
         let mut settings = self.clone();
         for (name, any) in configs {
             let setting = setting(name, any).at(format_args!("typed_per_filter_config[{name:?}]"))?;
-            settings.0.retain(|(other, _)| **other != **name);
+            let known = settings.0.extract_if(.., |(other, _)| **other == **name).last();
+            let setting = match (known, setting) {
+                // All levels of the route configuration change headers.
+                (Some((_, Setting::HeaderMutation(mut lists))), Setting::HeaderMutation(more)) => {
+                    lists.extend(more);
+                    Setting::HeaderMutation(lists)
+                }
+                (_, setting) => setting,
+            };
             settings.0.push((name.as_str().into(), setting));
         }
         Ok(settings)
@@ -63,9 +72,24 @@ fn setting(name: &str, any: &Any) -> Result<Setting> {
         "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit" => {
             Setting::RateLimit(Arc::new(limit::translate(&unpack(any)?)?))
         }
+        "envoy.extensions.filters.http.header_mutation.v3.HeaderMutationPerRoute" => {
+            Setting::HeaderMutation(vec![Arc::new(mutation::of_route(&unpack(any)?)?)])
+        }
+        "envoy.extensions.filters.http.compressor.v3.CompressorPerRoute" => {
+            compressor::setting(&unpack(any)?)?
+        }
+        "envoy.extensions.filters.http.buffer.v3.BufferPerRoute" => mutation::buffer_setting(&unpack(any)?)?,
+        "envoy.extensions.filters.http.on_demand.v3.PerRouteConfig" => {
+            let PerRouteConfig { .. } = unpack(any)?;
+            Setting::On
+        }
+        "envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute" => {
+            Setting::GlobalRateLimit(Arc::new(global_limit::setting(&unpack(any)?)?))
+        }
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute" => {
             authorization::setting(&unpack(any)?)?
         }
+        "envoy.extensions.filters.http.lua.v3.LuaPerRoute" => lua::setting(&unpack(any)?)?,
         "envoy.extensions.filters.http.jwt_authn.v3.PerRouteConfig" => jwt::setting(&unpack(any)?)?,
         _ => return Err(unknown_type("setting for filter", name, any)),
     })

@@ -35,6 +35,7 @@ use skysail_policy::config::{
 };
 
 mod clusters;
+mod filters;
 mod protocols;
 mod routes;
 mod tracing;

@@ -1,6 +1,7 @@
 //! Upstream connections: TCP with the socket mark and source address that interception needs, then TLS, then
 //! HTTP/2 if negotiated.
 
+pub(crate) mod dynamic;
 pub(crate) mod pick;
 pub(crate) mod pool;
 
@@ -11,6 +12,7 @@ use std::{
     io::{self, ErrorKind},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     ops::RangeInclusive,
+    os::fd::OwnedFd,
     pin::Pin,
     rc::Rc,
     sync::{Arc, LazyLock},
@@ -21,7 +23,7 @@ use std::{
 use arc_swap::ArcSwapOption;
 use rustls::pki_types::ServerName;
 use skysail_identity::Connector;
-use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpSocket, TcpStream},
@@ -329,6 +331,9 @@ async fn connect_endpoint(
     cluster: &Cluster,
     mark: Option<u32>,
 ) -> io::Result<TcpStream> {
+    if let Some(path) = &endpoint.pipe {
+        return dial_pipe(path);
+    }
     if endpoint.others.is_empty() {
         return dial(endpoint.address, cluster, mark).await;
     }
@@ -363,6 +368,21 @@ async fn connect_endpoint(
         }
     })
     .await
+}
+
+/// Connects to a Unix domain socket. As in Envoy, a leading `@` stands for the abstract namespace.
+///
+/// All system calls of a stream are the same for both socket families, so the rest of the proxy uses the socket as if
+/// it were TCP. Only its addresses are unknown.
+fn dial_pipe(path: &str) -> io::Result<TcpStream> {
+    let address = match path.strip_prefix('@') {
+        Some(name) => SockAddr::unix(format!("\0{name}"))?,
+        None => SockAddr::unix(path)?,
+    };
+    let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking().cloexec(), None)?;
+    // This succeeds or fails at once: a full accept queue is an error.
+    socket.connect(&address)?;
+    TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(socket)))
 }
 
 /// Opens a TCP connection.

@@ -43,3 +43,22 @@ pub(crate) fn endpoint(
         }
     }
 }
+
+/// Returns the endpoint of a dynamic forward proxy for a host, which may contain a port. Retries go from one address of
+/// the host to the next. Returns `None` for all other clusters.
+pub(crate) async fn resolved(
+    pool: &Pool,
+    host: &str,
+    port: u16,
+    attempt: u32,
+) -> Option<Result<Rc<Host>, Error>> {
+    let cache = pool.resolved.as_ref()?;
+    let addresses = match cache.resolve(host, port).await {
+        Ok(addresses) => addresses,
+        Err(error) => return Some(Err(error)),
+    };
+    let address = addresses.get(attempt as usize % addresses.len().max(1));
+    Some(
+        address.map(|address| pool.host(&pool.original(*address))).ok_or_else(|| Error::new(Kind::DnsFailed)),
+    )
+}

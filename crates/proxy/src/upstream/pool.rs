@@ -16,9 +16,12 @@ use std::{
 use skysail_identity::Connector;
 use tokio::sync::Notify;
 
-use crate::telemetry::{
-    Shard,
-    stats::{ClusterStats, OutlierStats},
+use crate::{
+    telemetry::{
+        Shard,
+        stats::{ClusterStats, OutlierStats},
+    },
+    upstream::dynamic::HostCache,
 };
 use skysail_http::{
     http2::{Connection, Duplex},
@@ -28,7 +31,10 @@ use skysail_http::{
 };
 use skysail_policy::{
     balance::{PickState, latency::Latency},
-    config::{Cluster, Endpoint, Endpoints, Snapshot, cluster::Balancer},
+    config::{
+        Cluster, Endpoint, Endpoints, Snapshot,
+        cluster::{Balancer, Discovery},
+    },
     outlier,
     peer::Peer,
 };
@@ -61,6 +67,8 @@ pub(crate) struct Pool {
     gone: Cell<bool>,
     /// Notified when a slot for another connection to any endpoint is free.
     pub(crate) room: Notify,
+    /// Resolved hosts of a dynamic forward proxy.
+    pub(crate) resolved: Option<Arc<HostCache>>,
 }
 
 /// Connections to one endpoint on this worker.
@@ -168,6 +176,10 @@ impl Clusters {
             hosts: RefCell::default(),
             gone: Cell::new(false),
             room: Notify::new(),
+            resolved: match &cluster.discovery {
+                Discovery::Dynamic(config) => Some(HostCache::shared(config)),
+                _ => None,
+            },
         });
         if pool.outliers.is_some() {
             tokio::task::spawn_local(eject::watch(Rc::downgrade(&pool)));
@@ -368,8 +380,7 @@ impl Pool {
     fn sweep(&self, now: Instant) {
         let endpoints = self.cluster.endpoints.load();
         let timeout = self.cluster.idle_timeout.unwrap_or(IDLE_TIMEOUT);
-        let dynamic =
-            matches!(self.cluster.discovery, skysail_policy::config::cluster::Discovery::OriginalDst(_));
+        let dynamic = matches!(self.cluster.discovery, Discovery::OriginalDst(_) | Discovery::Dynamic(_));
         self.hosts.borrow_mut().retain(|_, host| {
             if !dynamic && !lists(&endpoints, host) {
                 host.retire();
@@ -561,7 +572,7 @@ fn same_place(a: &Arc<Endpoint>, b: &Arc<Endpoint>) -> bool {
         (Some(a), Some(b)) => Arc::ptr_eq(a, b),
         _ => false,
     };
-    let same_addresses = a.address == b.address && a.others == b.others;
+    let same_addresses = a.address == b.address && a.pipe == b.pipe && a.others == b.others;
     Arc::ptr_eq(a, b) || (same_tls && same_addresses && a.hostname == b.hostname && a.workload == b.workload)
 }
 

@@ -20,6 +20,7 @@ use crate::{
         Worker,
         filter_chain_match::{self, Facts},
         inspect::Findings,
+        limits::ConnectionLimits,
         revalidation::{Refusal, Revalidation},
     },
 };
@@ -70,6 +71,8 @@ pub(crate) struct Origin {
     pub(crate) entry: Arc<str>,
     /// The connections of that listener's direction.
     pub(crate) connections: Rc<ConnectionSet>,
+    /// Buckets of rate limits that apply to each connection by itself.
+    pub(crate) limits: ConnectionLimits,
 }
 
 impl Origin {

@@ -136,6 +136,8 @@ mod tests {
             matches,
             tls: None,
             policies: vec![],
+            sni_port: None,
+            connection_limits: Vec::new(),
             ask: None,
             metadata_exchange: false,
             terminal: Terminal::Tcp(Arc::new(tcp)),

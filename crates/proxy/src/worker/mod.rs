@@ -3,6 +3,7 @@
 pub(crate) mod downstream;
 pub(crate) mod filter_chain_match;
 pub(crate) mod inspect;
+pub(crate) mod limits;
 pub(crate) mod revalidation;
 
 use std::{
@@ -17,6 +18,7 @@ use tokio::sync::Notify;
 
 use crate::{
     overload::{Limits, Overload, drain::ConnectionSet, pressure::Pressure},
+    script,
     telemetry::{AccessLogger, LogWriter, Shard, export::Exporters},
     upstream::{
         Dialer,
@@ -55,6 +57,8 @@ pub(crate) struct Worker {
     pub(crate) log: Option<LogWriter>,
     pub(crate) exporters: Exporters,
     pub(crate) overload: Overload,
+    /// States of Lua scripts.
+    pub(crate) scripts: script::States,
     snapshot: RefCell<Rc<Snapshot>>,
     date: RefCell<(Option<Instant>, String)>,
     /// Downstream connections, by [`Direction`].
@@ -83,6 +87,7 @@ impl Worker {
             shard,
             log,
             exporters: Exporters::default(),
+            scripts: script::States::default(),
             snapshot: RefCell::new(snapshot),
             date: RefCell::default(),
             connection_sets: Default::default(),

@@ -60,7 +60,7 @@ struct Answer {
 
 impl Answer {
     fn tell(mut self, request: &Request) -> String {
-        let own = ["date: ", "x-envoy-upstream-service-time: "];
+        let own = ["date: ", "x-envoy-upstream-service-time: ", "x-ratelimit-reset: "];
         self.fields.retain(|line| !own.iter().any(|name| line.starts_with(name)));
         if request.method == "HEAD" {
             // Envoy announces chunks for a response of unknown length.

@@ -5,7 +5,8 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     random::{
-        PATHS, RULED, add, header_match, header_match_of, header_to_add, many, one, rarely, string_match,
+        PATHS, RULED, TEXTS, add, header_match, header_match_of, header_to_add, many, one, rarely,
+        string_match,
     },
     routes::route_match,
     tokens::TOKENS,
@@ -35,6 +36,14 @@ pub(crate) fn filters(rng: &mut Rng) -> Value {
     if rarely(rng, 4) {
         filters.push(filter("local_ratelimit.v3.LocalRateLimit", limit(rng)));
     }
+    if rarely(rng, 3) {
+        filters.push(filter("ratelimit.v3.RateLimit", service_limit(rng)));
+    }
+    if rarely(rng, 3) {
+        let mut mutation = mutations(rng);
+        add(&mut mutation, json!({"most_specific_header_mutations_wins": rng.bool()}));
+        filters.push(filter("header_mutation.v3.HeaderMutation", mutation));
+    }
     rng.shuffle(&mut filters);
     for filter in &mut filters {
         if rarely(rng, 6) {
@@ -63,7 +72,159 @@ fn limit(rng: &mut Rng) -> Value {
         add(&mut limit, json!({"response_headers_to_add": many(rng, 2, header_to_add)}));
         add(&mut limit, json!({"request_headers_to_add_when_not_enforced": many(rng, 2, header_to_add)}));
     }
+    if rng.bool() {
+        add(&mut limit, descriptors(rng));
+        if rarely(rng, 3) {
+            add(&mut limit, json!({"rate_limits": [filter_rule(rng)]}));
+        }
+    }
     limit
+}
+
+/// Returns mutations of headers and of the query.
+fn mutations(rng: &mut Rng) -> Value {
+    let mutation = |rng: &mut Rng| match rng.u8(..4) {
+        0 => json!({"remove": one(rng, &["x-a", "x-b", "X-New"])}),
+        1 => json!({"remove_on_match": {"key_matcher": string_match(rng, &["x-a", "x-b", "new"])}}),
+        _ => json!({"append": header_to_add(rng)}),
+    };
+    let actions =
+        ["APPEND_IF_EXISTS_OR_ADD", "ADD_IF_ABSENT", "OVERWRITE_IF_EXISTS_OR_ADD", "OVERWRITE_IF_EXISTS"];
+    let query = |rng: &mut Rng| match rng.u8(..4) {
+        0 => json!({"remove": one(rng, &["a", "b"])}),
+        _ => {
+            // Envoy decodes parameters that it keeps (docs/proxy-fields.md).
+            let value = one(rng, &["plain", "%REQ(:method)%"]);
+            let record = json!({"key": one(rng, &["a", "b", "c"]), "value": value});
+            json!({"append": {"record": record, "action": one(rng, &actions)}})
+        }
+    };
+    let most = if rarely(rng, 2) { 2 } else { 0 };
+    json!({"mutations": {
+        "request_mutations": many(rng, 3, mutation),
+        "query_parameter_mutations": many(rng, most, query),
+        "response_mutations": many(rng, 3, mutation),
+    }})
+}
+
+/// Returns a route's settings for filters that change headers and buffer bodies.
+pub(crate) fn route_mutations(rng: &mut Rng) -> Value {
+    let mut mutations = mutations(rng);
+    add(
+        &mut mutations,
+        json!({"@type": "type.googleapis.com/envoy.extensions.filters.http.header_mutation.v3.HeaderMutationPerRoute"}),
+    );
+    mutations
+}
+
+/// Returns a filter that asks a rate limit service.
+fn service_limit(rng: &mut Rng) -> Value {
+    let service = json!({"envoy_grpc": {"cluster_name": "limiter"}});
+    let mut limit = json!({
+        "domain": "d",
+        "stage": u8::from(rarely(rng, 4)),
+        "timeout": "20s",
+        "request_type": one(rng, &["both", "both", "internal", "external"]),
+        "failure_mode_deny": rng.bool(),
+        "rate_limited_as_resource_exhausted": rng.bool(),
+        "rate_limit_service": {"grpc_service": service, "transport_api_version": "V3"},
+        "enable_x_ratelimit_headers": one(rng, &["OFF", "DRAFT_VERSION_03"]),
+        "disable_x_envoy_ratelimited_header": rng.bool(),
+    });
+    if rarely(rng, 3) {
+        let status = one(rng, &["ServiceUnavailable", "OK", "Forbidden"]);
+        add(
+            &mut limit,
+            json!({"rate_limited_status": {"code": status}, "status_on_error": {"code": "BadGateway"}}),
+        );
+    }
+    if rarely(rng, 3) {
+        add(&mut limit, json!({"response_headers_to_add": many(rng, 2, header_to_add)}));
+    }
+    if rarely(rng, 4) {
+        // The service's type of content is for refusals only.
+        add(&mut limit, json!({"domain": "odd", "filter_enforced": {"default_value": {"numerator": 0}}}));
+    }
+    if rarely(rng, 3) {
+        add(&mut limit, json!({"rate_limits": [filter_rule(rng)]}));
+    }
+    limit
+}
+
+/// Returns a rule in a filter, which has no stage.
+fn filter_rule(rng: &mut Rng) -> Value {
+    let mut rule = limit_rule(rng);
+    if let Some(rule) = rule.as_object_mut() {
+        rule.remove("stage");
+    }
+    if rng.bool() {
+        add(&mut rule, json!({"hits_addend": {"number": rng.u32(..3)}}));
+    }
+    rule
+}
+
+/// Returns a route's settings for the filter that asks a rate limit service.
+pub(crate) fn route_limit(rng: &mut Rng) -> Value {
+    let mut limit = json!({
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute",
+        "vh_rate_limits": one(rng, &["OVERRIDE", "INCLUDE", "IGNORE"]),
+    });
+    if rng.bool() {
+        add(&mut limit, json!({"domain": "odd"}));
+    }
+    if rarely(rng, 3) {
+        add(&mut limit, json!({"rate_limits": [filter_rule(rng)]}));
+    }
+    limit
+}
+
+/// Returns descriptors that the rules of [`limit_rule`] make of some requests.
+fn descriptors(rng: &mut Rng) -> Value {
+    let mut descriptors: Vec<Value> = Vec::new();
+    for _ in 0..rng.usize(1..5) {
+        let (key, values): (_, &[_]) = match rng.u8(..6) {
+            0 => ("x-a", &["a", "ab", "one", ""]),
+            1 => ("path", &["/a", "/"]),
+            2 => ("query", &["a", "", "b"]),
+            3 => ("header_match", &["v"]),
+            4 => ("destination_cluster", &["one", "two"]),
+            _ => ("masked_remote_address", &["127.0.0.0/16", ""]),
+        };
+        let entries = json!([{"key": "generic_key", "value": "g"}, {"key": key, "value": one(rng, values)}]);
+        if descriptors.iter().all(|known| known["entries"] != entries) {
+            let bucket = json!({"max_tokens": rng.u32(1..5), "fill_interval": "86400s"});
+            descriptors.push(json!({"entries": entries, "token_bucket": bucket}));
+        }
+    }
+    json!({
+        "descriptors": descriptors,
+        "always_consume_default_token_bucket": rng.bool(),
+        "enable_x_ratelimit_headers": one(rng, &["OFF", "DRAFT_VERSION_03"]),
+        "vh_rate_limits": one(rng, &["OVERRIDE", "INCLUDE", "IGNORE"]),
+        "stage": u8::from(rarely(rng, 4)),
+    })
+}
+
+/// Returns a rule for rate limit descriptors.
+pub(crate) fn limit_rule(rng: &mut Rng) -> Value {
+    let skip = rarely(rng, 3);
+    let action = match rng.u8(..7) {
+        0 => {
+            json!({"request_headers": {"header_name": "x-a", "descriptor_key": "x-a", "skip_if_absent": skip}})
+        }
+        1 => json!({"request_headers": {"header_name": ":path", "descriptor_key": "path"}}),
+        2 => json!({"query_parameters": {"query_parameter_name": "a", "descriptor_key": "query"}}),
+        3 => json!({"header_value_match":
+            {"descriptor_value": "v", "expect_match": rng.bool(), "headers": [header_match_of(rng, &[RULED])]}}),
+        4 => json!({"destination_cluster": {}}),
+        5 => json!({"masked_remote_address": {"v4_prefix_mask_len": 16}}),
+        _ => {
+            json!({"query_parameter_value_match": {"descriptor_key": "header_match", "descriptor_value": "v",
+            "query_parameters": [{"name": "a", "string_match": string_match(rng, &TEXTS)}]}})
+        }
+    };
+    let constant = json!({"generic_key": {"descriptor_value": "g"}});
+    json!({"stage": u8::from(rarely(rng, 4)), "actions": [constant, action]})
 }
 
 /// Returns an ext_authz filter.

@@ -15,6 +15,7 @@ mod authorizer;
 mod balancing;
 mod client;
 mod filters;
+mod limiter;
 mod listener;
 mod log;
 mod random;
@@ -22,6 +23,7 @@ mod request;
 mod requests;
 mod retries;
 mod routes;
+mod scripts;
 mod secrets;
 mod servers;
 mod tokens;
@@ -57,6 +59,7 @@ fn responses_equal_envoys() {
         servers::http2("three"),
         authorizer::http(),
         authorizer::grpc(),
+        limiter::grpc(),
     ];
     for_seeds(|seed| {
         let mut rng = Rng::with_seed(seed);
@@ -95,6 +98,18 @@ fn retries_equal_envoys() {
         let listeners: Vec<Value> =
             (0..LISTENERS).map(|number| retries::listener(&mut rng, number)).collect();
         differences(&mut rng, &listeners, &clusters, retries::request)
+    });
+}
+
+/// Lua scripts have the same effect.
+#[test]
+fn scripts_equal_envoys() {
+    let clusters = [servers::http1("one"), servers::http2("three")];
+    for_seeds(|seed| {
+        let mut rng = Rng::with_seed(seed);
+        let listeners: Vec<Value> =
+            (0..LISTENERS).map(|number| scripts::listener(&mut rng, number)).collect();
+        differences(&mut rng, &listeners, &clusters, scripts::request)
     });
 }
 

@@ -4,7 +4,7 @@ use fastrand::Rng;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    filters::{abort, rules},
+    filters::{abort, limit_rule, route_limit, route_mutations, rules},
     random::{
         HOSTS, PATHS, REGEXES, TEXTS, add, header_match, header_to_add, many, one, rarely, string_match,
     },
@@ -27,7 +27,14 @@ pub(crate) fn table(rng: &mut Rng) -> Value {
         if rarely(rng, 8) {
             add(&mut host, json!({"require_tls": "ALL"}));
         }
+        if rarely(rng, 2) {
+            add(&mut host, json!({"rate_limits": many(rng, 3, limit_rule)}));
+        }
         add(&mut host, header_operations(rng));
+        if rarely(rng, 4) {
+            let of_filters = json!({"header_mutation.v3.HeaderMutation": route_mutations(rng)});
+            add(&mut host, json!({"typed_per_filter_config": of_filters}));
+        }
         hosts.push(host);
     }
     let mut table = json!({"name": "table", "virtual_hosts": hosts, "ignore_port_in_host_matching": rng.bool(), "validate_clusters": false});
@@ -84,6 +91,12 @@ fn route(rng: &mut Rng, number: usize) -> Value {
             "rbac": if rarely(rng, 3) { json!({}) } else { json!({"rules": rules(rng)}) },
         });
         of_filters.insert("rbac.v3.RBAC".to_owned(), policy);
+    }
+    if rarely(rng, 4) {
+        of_filters.insert("ratelimit.v3.RateLimit".to_owned(), route_limit(rng));
+    }
+    if rarely(rng, 4) {
+        of_filters.insert("header_mutation.v3.HeaderMutation".to_owned(), route_mutations(rng));
     }
     if rarely(rng, 8) {
         let filter = one(rng, &["rbac.v3.RBAC", "fault.v3.HTTPFault", "cors.v3.Cors"]);
@@ -192,6 +205,12 @@ fn forward(rng: &mut Rng, is_prefix: bool) -> Value {
     }
     if rarely(rng, 4) {
         add(&mut forward, json!({"timeout": one(rng, &["0s", "10s"])}));
+    }
+    if rarely(rng, 3) {
+        add(
+            &mut forward,
+            json!({"rate_limits": many(rng, 3, limit_rule), "include_vh_rate_limits": rng.bool()}),
+        );
     }
     forward
 }

@@ -44,7 +44,7 @@ async fn every_view(api_type: &str) {
     let scenarios = folders(&recording("."));
     let views = scenarios.iter().filter(|scenario| !scenario.ends_with("u-updates"));
     let views: Vec<PathBuf> = views.flat_map(|scenario| folders(&scenario.join("xds"))).collect();
-    assert_eq!(views.len(), 40);
+    assert_eq!(views.len(), 89);
     for view in views {
         taken(&view, api_type).await;
     }

@@ -23,4 +23,13 @@ impl Either {
             Self::Skysail { program, .. } => program.listener(name).await,
         }
     }
+
+    /// Requests a page of the admin port and returns the response.
+    #[allow(dead_code, reason = "each test file uses a part of it")]
+    pub(crate) async fn page(&self, path: &str) -> String {
+        match self {
+            Self::Envoy(envoy) => envoy.page(path).await,
+            Self::Skysail { program, .. } => program.page("GET", path).await,
+        }
+    }
 }

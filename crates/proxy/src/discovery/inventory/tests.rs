@@ -16,7 +16,7 @@ use skysail_xds::envoy::pb::{
                 ClusterLoadAssignment, Endpoint as EndpointProto, LbEndpoint, LocalityLbEndpoints,
                 lb_endpoint::HostIdentifier,
             },
-            listener::v3::{Filter, FilterChain, Listener as ListenerProto, filter},
+            listener::v3::{AdditionalAddress, Filter, FilterChain, Listener as ListenerProto, filter},
             route::v3::{
                 Route, RouteAction, RouteConfiguration, RouteMatch, Vhds, VirtualHost, route, route_action,
                 route_match,
@@ -312,4 +312,39 @@ fn an_invalid_virtual_host_is_rejected_alone_and_two_of_one_domain_both() {
     assert_eq!(hosts_in_force(&inventory), ["one"]);
     let nameless = Received { name: "nameless".to_owned(), ..host("4", "four") };
     assert_eq!(add(&mut inventory, Kind::VirtualHost, vec![nameless]).len(), 1);
+}
+
+#[test]
+fn two_listeners_must_not_have_the_same_address() {
+    let of = |name: &str, ports: &[u16], binds: bool| {
+        let others = ports[1..].iter().map(|port| AdditionalAddress {
+            address: address((*port).into()),
+            ..AdditionalAddress::default()
+        });
+        let mut proto = ListenerProto::decode(&*listener(name, "t").body).unwrap();
+        proto.address = address(ports[0].into());
+        proto.additional_addresses = others.collect();
+        proto.bind_to_port = Some(BoolValue { value: binds });
+        received(name, &proto)
+    };
+    let mut inventory = inventory();
+    let taken =
+        |inventory: &mut Inventory, added| add(inventory, Kind::Listener, added).pop().map(|it| it.reason);
+    assert_eq!(taken(&mut inventory, vec![of("a", &[80, 81], true), of("b", &[82], false)]), None);
+    for (name, ports, binds) in
+        [("c", [80, 90], true), ("d", [91, 81], true), ("e", [92, 82], true), ("f", [82, 93], false)]
+    {
+        let reason = taken(&mut inventory, vec![of(name, &ports, binds)]).unwrap();
+        assert!(reason.contains("already: choose another"), "{reason}");
+        assert!(reason.starts_with("listener \""), "{reason}");
+    }
+    // The refused listeners do not have the addresses that they asked for, and an update keeps its own.
+    assert_eq!(taken(&mut inventory, vec![of("g", &[90, 91], true), of("a", &[80, 83], true)]), None);
+    // Different listeners with port 0 get different ports.
+    assert_eq!(taken(&mut inventory, vec![of("h", &[0], true), of("i", &[0], true)]), None);
+    assert!(taken(&mut inventory, vec![of("j", &[0], false), of("k", &[0], false)]).is_some());
+    // A removed listener gives its addresses free for the same update.
+    let update =
+        Update { kind: Kind::Listener, added: vec![of("l", &[82], true)], removed: vec!["b".to_owned()] };
+    assert!(inventory.apply(&update).is_empty());
 }

@@ -9,7 +9,7 @@ use std::{
 use crate::{
     call::export,
     overload::limit_log::{self, Limit},
-    request::hop,
+    request::{hop, mutation},
     worker::{Worker, downstream::Origin},
 };
 use skysail_http::{
@@ -40,6 +40,9 @@ pub(super) fn head_timeout(manager: &HttpManager) -> Option<(Duration, Malformed
 /// Returns the head of the response to a refused request.
 pub(super) fn response(worker: &Worker, manager: &HttpManager, refusal: Malformed) -> ResponseHead {
     let mut response = ResponseHead::build(refusal.status, &[]);
+    if manager.mutates_responses {
+        mutation::mutate_refusal(manager, &mut response);
+    }
     hop::finish_response(worker, manager, &mut response, Instant::now());
     response
 }

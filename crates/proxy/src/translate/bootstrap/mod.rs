@@ -17,7 +17,6 @@ use skysail_xds::{
     envoy::pb::envoy::{
         config::{
             bootstrap::v3::Bootstrap as Proto,
-            cluster::v3::Cluster,
             core::v3::{
                 ApiConfigSource, ConfigSource, Node, api_config_source::ApiType,
                 config_source::ConfigSourceSpecifier, grpc_service::TargetSpecifier,
@@ -167,23 +166,6 @@ fn ads(source: &ApiConfigSource, clusters: bool, listeners: bool) -> anyhow::Res
     let metadata =
         service.initial_metadata.iter().map(|header| (header.key.clone(), header.value.clone())).collect();
     Ok(Ads { cluster: target.cluster_name.clone(), form, clusters, listeners, metadata })
-}
-
-/// Returns whether a static cluster is usable only for discovery and secrets, because its endpoint is a Unix
-/// socket.
-pub(crate) fn is_pipe(body: &[u8]) -> bool {
-    use skysail_xds::envoy::pb::envoy::config::{
-        core::v3::address, endpoint::v3::lb_endpoint::HostIdentifier,
-    };
-    let Ok(cluster) = Cluster::from_slice(body) else { return false };
-    let endpoints = cluster.load_assignment.iter().flat_map(|assignment| &assignment.endpoints);
-    endpoints.flat_map(|locality| &locality.lb_endpoints).any(|lb| match &lb.host_identifier {
-        Some(HostIdentifier::Endpoint(endpoint)) => matches!(
-            endpoint.address.as_ref().and_then(|address| address.address.as_ref()),
-            Some(address::Address::Pipe(_))
-        ),
-        _ => false,
-    })
 }
 
 #[cfg(test)]

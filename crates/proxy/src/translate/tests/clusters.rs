@@ -22,7 +22,7 @@ fn original_destination_clusters_exclude_other_settings() {
     original.load_assignment = Some(ClusterLoadAssignment::default());
     let reason = outcome(&original).unwrap_err();
     assert!(reason.starts_with("load_assignment: a cluster of type ORIGINAL_DST"), "{reason}");
-    for kind in [DiscoveryType::Static, DiscoveryType::StrictDns, DiscoveryType::LogicalDns] {
+    for kind in [DiscoveryType::Static, DiscoveryType::StrictDns] {
         let mut other = cluster_proto(kind);
         other.set_lb_policy(LbPolicy::ClusterProvided);
         let reason = outcome(&other).unwrap_err();

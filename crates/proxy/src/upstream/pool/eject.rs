@@ -70,7 +70,7 @@ fn decide(
     if verdict != EjectionVerdict::AlreadyEjected {
         detected.inc();
     }
-    let (cluster, address) = (&pool.cluster.name, endpoint.address);
+    let (cluster, address) = (&pool.cluster.name, endpoint.place());
     match verdict {
         EjectionVerdict::Ejected { term, change } => {
             stats.ejections_enforced.inc();
@@ -118,7 +118,7 @@ fn check_endpoints(pool: &Rc<Pool>, dice: &mut fastrand::Rng) {
         &endpoints,
         now,
         |endpoint| {
-            let (cluster, address) = (&pool.cluster.name, endpoint.address);
+            let (cluster, address) = (&pool.cluster.name, endpoint.place());
             tracing::info!("endpoint {address} of cluster {cluster} is no longer ejected");
         },
         |endpoint, track, cause| found.push((endpoint, track, cause)),

@@ -31,6 +31,7 @@ use skysail_policy::{
         http::{Filter, FilterKind, Routes, metadata},
         jwt::Jwt,
         listener::Terminal,
+        mutation::HeaderMutation,
         policy::Policy,
         route::Setting,
     },
@@ -158,6 +159,14 @@ impl FilterResult<'_> {
                 before.fingerprint == now.fingerprint
             }
             (FilterKind::Jwt(before), FilterKind::Jwt(now)) => before.fingerprint == now.fingerprint,
+            (FilterKind::Lua(before), FilterKind::Lua(now)) => {
+                before.clear_route == now.clear_route && before.select(self.setting) == now.select(setting)
+            }
+            (FilterKind::HeaderMutation(before), FilterKind::HeaderMutation(now)) => {
+                before.mutations.fingerprint == now.mutations.fingerprint
+                    && before.most_specific_wins == now.most_specific_wins
+            }
+            (FilterKind::Buffer(_), FilterKind::Buffer(_)) => true,
             _ => false,
         };
         same && RouteEffect::new(self.filter, self.setting) == RouteEffect::new(filter, setting)
@@ -170,6 +179,8 @@ enum RouteEffect<'a> {
     None,
     /// Name of the requirement that tokens must meet.
     Requirement(&'a str),
+    /// Fingerprints of the mutations of headers.
+    Mutations(Vec<u64>),
     /// Entries added to the authorization request, and whether the body is omitted.
     Authorization(&'a [(Box<str>, Box<str>)], bool),
 }
@@ -183,6 +194,9 @@ impl<'a> RouteEffect<'a> {
                 Some(Setting::ExternalAuthorization { extensions, without_body }),
             ) => Self::Authorization(extensions, *without_body && config.body.is_some()),
             (FilterKind::ExternalAuthorization(_), _) => Self::Authorization(&[], false),
+            (FilterKind::HeaderMutation(_), Some(Setting::HeaderMutation(lists))) => {
+                Self::Mutations(lists.iter().map(|list| list.fingerprint).collect())
+            }
             _ => Self::None,
         }
     }
@@ -235,14 +249,19 @@ impl AdmittedRequest<'_> {
             return Err(Refusal::Handling);
         }
         let (seed, head) = (self.results.seed, Cow::Borrowed(self.results.head(0, self.head)));
-        let found = find(table, &head, seed);
+        let found = find(table, &head, &Map::new(), seed);
         let mut walk = FilterWalk { case: self, table, next: 0, seed, head, found, metadata: Map::new() };
         newest.filters.iter().try_for_each(|filter| walk.check_filter(filter))
     }
 }
 
-fn find<'t>(table: Option<&'t RouteTable>, head: &RequestHead, seed: u64) -> Option<Found<'t>> {
-    route::find(table?, head, &mut fastrand::Rng::with_seed(seed)).ok()
+fn find<'t>(
+    table: Option<&'t RouteTable>,
+    head: &RequestHead,
+    metadata: &Map<String, Value>,
+    seed: u64,
+) -> Option<Found<'t>> {
+    route::find(table?, head, Some(metadata), &mut fastrand::Rng::with_seed(seed)).ok()
 }
 
 /// A walk of a request through the filters in force.
@@ -293,6 +312,21 @@ impl FilterWalk<'_> {
                 Some((index, _)) => self.skip(index),
                 None => return self.check_tokens(jwt, setting),
             },
+            FilterKind::Lua(lua) if lua.select(setting).is_some_and(|(script, _)| script.handles_request) => {
+                // A script may depend on anything, and cannot run again.
+                let (index, _) = self.result(filter, setting).ok_or(Refusal::Handling)?;
+                self.skip(index);
+            }
+            FilterKind::HeaderMutation(config) if changes_request(config, setting) => {
+                let (index, _) = self.result(filter, setting).ok_or(Refusal::Handling)?;
+                self.skip(index);
+            }
+            // The filter may have added the length.
+            FilterKind::Buffer(_) => {
+                if let Some((index, _)) = self.result(filter, setting) {
+                    self.skip(index);
+                }
+            }
             FilterKind::GrpcWeb if grpc_web::is_call(&self.head) => {
                 grpc_web::request(self.head.to_mut());
             }
@@ -323,15 +357,23 @@ impl FilterWalk<'_> {
         self.next = index + 1;
         self.head = Cow::Borrowed(results.head(self.next, head));
         let Some(result) = results.filters.get(index) else { return };
-        if let Some(seed) = result.seed {
-            self.seed = seed;
-            self.found = find(self.table, &self.head, seed);
-        }
         let name = match &result.filter.kind {
+            FilterKind::Lua(_) => {
+                for (filter, found) in &result.found {
+                    if let Value::Object(found) = found {
+                        matching::merge_metadata(&mut self.metadata, filter, found.clone());
+                    }
+                }
+                return;
+            }
             FilterKind::ExternalAuthorization(_) => metadata::EXT_AUTHZ,
             _ => metadata::JWT,
         };
         matching::merge_metadata(&mut self.metadata, name, result.found.clone());
+        if let Some(seed) = result.seed {
+            self.seed = seed;
+            self.found = find(self.table, &self.head, &self.metadata, seed);
+        }
     }
 
     fn authorize(&mut self, policy: &Arc<Policy>) -> Result<(), Refusal> {
@@ -374,10 +416,20 @@ impl FilterWalk<'_> {
             return Ok(());
         }
         let mut found = Map::new();
-        if jwt::apply(good, self.head.to_mut(), &mut found) {
-            self.found = find(self.table, &self.head, self.seed);
-        }
+        let clear_route = jwt::apply(good, self.head.to_mut(), &mut found);
         matching::merge_metadata(&mut self.metadata, metadata::JWT, found);
+        if clear_route {
+            self.found = find(self.table, &self.head, &self.metadata, self.seed);
+        }
         Ok(())
     }
+}
+
+/// Returns whether mutations of a filter and of the route change requests.
+fn changes_request(config: &HeaderMutation, setting: Option<&Setting>) -> bool {
+    let by_route = match setting {
+        Some(Setting::HeaderMutation(lists)) => lists.iter().any(|list| list.changes_request()),
+        _ => false,
+    };
+    by_route || config.mutations.changes_request()
 }

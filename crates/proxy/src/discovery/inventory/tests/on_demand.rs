@@ -193,6 +193,7 @@ fn a_listener_that_passes_through_connections_starts_last() {
         let mut proto = ListenerProto::decode(listener(name, table).body).unwrap();
         proto.use_original_dst = redirects.then_some(BoolValue { value: true });
         proto.bind_to_port = Some(BoolValue { value: redirects });
+        proto.address = address(if redirects { 15_001 } else { 8080 });
         received(name, &proto)
     };
     add(&mut inventory, Kind::Route, vec![routes("all", "passthrough"), routes("t", "a")]);

@@ -1,0 +1,122 @@
+//! Mutations of the headers of requests and responses, and the buffering of a request's body.
+
+use std::time::SystemTime;
+
+use crate::request::{
+    context::{Filtered, RequestContext},
+    transfer::collect,
+};
+use skysail_http::head::{RequestHead, ResponseHead};
+use skysail_policy::{
+    config::{
+        HttpManager,
+        http::{Filter, FilterKind},
+        listener::Direction,
+        mutation::{HeaderMutation, HeaderMutations},
+        route::Setting,
+    },
+    error::{Error, Kind},
+    mutation,
+    record::Record,
+};
+
+impl<'a> RequestContext<'a> {
+    /// Applies the mutations of a filter and of the route to the request.
+    pub(crate) fn mutate_request(
+        &mut self,
+        filter: &'a Filter,
+        config: &'a HeaderMutation,
+        setting: Option<&'a Setting>,
+    ) {
+        let mut lists = lists(config, setting).filter(|list| list.changes_request()).peekable();
+        if lists.peek().is_none() {
+            return;
+        }
+        self.decision.filter_results.begin(filter, setting);
+        self.decision.filter_results.keep_head(self.exchange.request);
+        let mut head = std::mem::take(self.exchange.request);
+        for list in lists {
+            mutation::apply_request(list, &mut head, &self.record());
+        }
+        *self.exchange.request = head;
+    }
+
+    /// Applies the mutations of all filters to the response, and adds the fields of filters. As in Envoy, the last filter
+    /// comes first.
+    #[cold]
+    pub(crate) fn mutate_response(&mut self) {
+        let fields = std::mem::take(&mut self.decision.response_fields);
+        let mut end = fields.len();
+        let route = self.decision.found.ok().map(|found| found.route);
+        for filter in self.scope.manager.filters.iter().rev() {
+            let FilterKind::HeaderMutation(config) = &filter.kind else { continue };
+            let setting = route.and_then(|route| route.setting(&filter.name));
+            if matches!(setting, Some(Setting::Off)) || (filter.disabled && setting.is_none()) {
+                continue;
+            }
+            let mut response = std::mem::take(self.exchange.response);
+            // A filter that a local reply has skipped comes after all that added fields.
+            let before = &self.decision.fields_before;
+            let before =
+                before.iter().find(|(other, _)| std::ptr::eq(*other, filter)).map_or(end, |known| known.1);
+            fields[before.min(end)..end].iter().for_each(|field| field.add_to(&mut response));
+            end = before.min(end);
+            let mut record = self.record();
+            record.status = response.status();
+            record.grpc_status = self.grpc_status(&response);
+            for list in lists(config, setting).filter(|list| !list.response.is_empty()) {
+                mutation::apply_response(list, &mut response, self.exchange.request, &record);
+            }
+            *self.exchange.response = response;
+        }
+        fields[..end].iter().for_each(|field| field.add_to(self.exchange.response));
+    }
+
+    /// Waits for the whole body of the request, which then has a known length.
+    ///
+    /// # Errors
+    /// The body is larger than `most` bytes, or does not arrive.
+    pub(crate) async fn buffer_body(&mut self, most: usize) -> Result<Filtered, Error> {
+        let exchange = &mut self.exchange;
+        self.decision.filter_results.keep_head(exchange.request);
+        collect(self.scope.manager, exchange, most).await?;
+        let length = exchange.body.kept().map(<[u8]>::len).filter(|length| *length <= most);
+        let Some(length) = length.filter(|_| exchange.body.is_collected()) else {
+            return Err(Error::new(Kind::BodyTooLarge));
+        };
+        if !exchange.request.has("content-length") {
+            exchange.request.set_number("content-length", length as u64);
+        }
+        exchange.body.set_known_length();
+        Ok(Filtered::Continue)
+    }
+}
+
+/// Applies the mutations of all filters to the response to a request whose head was refused. It has no route.
+#[cold]
+pub(crate) fn mutate_refusal(manager: &HttpManager, response: &mut ResponseHead) {
+    let mut record = Record::new(Direction::Unspecified, SystemTime::now());
+    record.status = response.status();
+    for filter in manager.filters.iter().rev().filter(|filter| !filter.disabled) {
+        if let FilterKind::HeaderMutation(config) = &filter.kind {
+            mutation::apply_response(&config.mutations, response, &RequestHead::default(), &record);
+        }
+    }
+}
+
+/// Returns the mutations of a filter, then those of the route's levels in their order.
+fn lists<'a>(
+    config: &'a HeaderMutation,
+    setting: Option<&'a Setting>,
+) -> impl Iterator<Item = &'a HeaderMutations> {
+    let by_route = match setting {
+        Some(Setting::HeaderMutation(lists)) => &lists[..],
+        _ => &[],
+    };
+    let count = by_route.len();
+    let ordered = (0..count).filter_map(move |index| {
+        let index = if config.most_specific_wins { index } else { count - 1 - index };
+        by_route.get(index).map(|list| &**list)
+    });
+    std::iter::once(&config.mutations).chain(ordered)
+}

@@ -1,0 +1,473 @@
+//! Runs the Lua scripts of a request: `envoy_on_request` among the filters, `envoy_on_response` before the response is
+//! sent. The order of the filters is reversed for responses, as in Envoy.
+//!
+//! A script that waits is a suspended coroutine; see [`crate::script`]. While it runs, it owns both heads.
+
+use std::{cell::RefCell, mem, rc::Rc};
+
+use serde_json::{Map, Value};
+use tracing::debug;
+
+use crate::{
+    call,
+    overload::limit_log::{self, Limit},
+    request::{
+        context::{RequestContext, admitted_request},
+        routing,
+        transfer::{self, Client, Deadlines, unless_closed},
+    },
+    script::{Call, Execution, Hook, Info, Input, MAX_BODY, Shared, Side, Step, Stream, Wish},
+};
+use skysail_http::{
+    flow::Flow,
+    head::{Headers, RequestHead, ResponseHead},
+    http1::Framing,
+};
+use skysail_policy::{
+    config::{
+        http::{Filter, FilterKind},
+        lua::LuaSelection,
+        route::Setting,
+    },
+    error::{Error, Kind},
+};
+
+/// Name of the filter in metadata of routes, besides the name in the configuration.
+const LUA: &str = "envoy.filters.http.lua";
+
+/// A response that scripts have handled.
+pub(crate) struct Scripted {
+    /// The body, if a script has read it.
+    pub(crate) body: Option<Box<Flow>>,
+    /// Whether the whole request has been sent.
+    pub(crate) is_sent: bool,
+}
+
+/// The body of a response, for scripts.
+struct ResponseBody<'d> {
+    source: Source<'d>,
+    /// The content, if a script has read it.
+    content: Option<Vec<u8>>,
+    trailers: Option<Headers>,
+    /// A script has changed content or trailers.
+    is_changed: bool,
+}
+
+/// The source of a response's body.
+enum Source<'d> {
+    /// The response has no body, or its body is a tunnel.
+    None,
+    /// A local reply.
+    Local,
+    /// The upstream.
+    Upstream { framing: Framing, flow: Option<Box<Flow>>, is_sent: bool, deadlines: &'d mut Deadlines },
+}
+
+/// The end of a script.
+#[derive(PartialEq, Eq)]
+enum Outcome {
+    /// The message continues, even if the script has failed.
+    Continue,
+    /// The script has answered the request.
+    Answered,
+    /// The body exceeds the limit.
+    TooLarge,
+}
+
+impl<'a> RequestContext<'a> {
+    /// Runs a script for the request. Returns whether the script has answered it.
+    pub(crate) async fn run_request_script(
+        &mut self,
+        filter: &Filter,
+        selection: LuaSelection<'_>,
+        clear_route: bool,
+    ) -> Result<bool, Error> {
+        let stream = self.stream(Side::Request, filter, selection);
+        let outcome = self.run(&stream, selection, None).await?;
+        if outcome != Outcome::Continue {
+            return Ok(true);
+        }
+        let stream = &mut *stream.borrow_mut();
+        if stream.has_new_body || stream.has_new_trailers {
+            let content = stream.body.take().map(|pieces| pieces.concat());
+            self.replace_request_body(content, stream.trailers.take());
+        }
+        self.decision.filter_results.add_metadata(&stream.added);
+        if stream.clears_route || (clear_route && stream.has_new_head) {
+            let found = self.outcome.metadata.as_deref();
+            routing::find_route(&self.scope, self.exchange.request, found, &mut self.decision);
+        }
+        Ok(false)
+    }
+
+    /// Runs the scripts for an upstream's response. `body` is its framing, and whether the whole request has been sent;
+    /// `None` for a tunnel. Returns `None` if a local reply has been sent instead.
+    pub(crate) async fn script_response(
+        &mut self,
+        body: Option<(Framing, bool)>,
+        deadlines: &mut Deadlines,
+    ) -> Result<Option<Scripted>, Error> {
+        let source = match body {
+            Some((Framing::None, _)) | None => Source::None,
+            Some((framing, is_sent)) => Source::Upstream { framing, flow: None, is_sent, deadlines },
+        };
+        let was_sent = body.is_some_and(|(_, is_sent)| is_sent);
+        let mut response = ResponseBody { source, content: None, trailers: None, is_changed: false };
+        if self.run_response_scripts(&mut response).await? == Outcome::TooLarge {
+            self.outcome.details = "response_payload_too_large".into();
+            self.outcome.reusable = false;
+            self.local_reply(500, &[], b"Internal Server Error").await?;
+            return Ok(None);
+        }
+        self.outcome.status = self.exchange.response.status();
+        let may_have_body = self.exchange.request.method() != "HEAD"
+            && !matches!(self.exchange.response.status(), ..200 | 204 | 304);
+        let ResponseBody { source, content, trailers, is_changed } = response;
+        let (mut flow, is_sent) = match source {
+            Source::Upstream { flow, is_sent, .. } => (flow, is_sent),
+            Source::None | Source::Local => (None, was_sent),
+        };
+        let Some(content) = content else { return Ok(Some(Scripted { body: flow, is_sent })) };
+        if is_changed && may_have_body && body.is_some() {
+            let framing = set_length(self.exchange.response, content.len(), trailers.is_some());
+            let limits = skysail_http::http1::HeadLimits { max_head: 0, max_headers: 0 };
+            let mut new =
+                flow.take().unwrap_or_else(|| Box::new(Flow::new(Framing::None, framing, limits, true)));
+            new.bytes = content.len() as u64;
+            new.replace(content, framing, trailers);
+            flow = Some(new);
+        } else if let Some(flow) = &mut flow {
+            flow.restart();
+        }
+        Ok(Some(Scripted { body: flow, is_sent }))
+    }
+
+    /// Runs the scripts for a local reply, and sends it.
+    pub(crate) async fn send_scripted(&mut self, content: &[u8]) -> Result<(), Error> {
+        let content = Some(content.to_vec());
+        let mut body = ResponseBody { source: Source::Local, content, trailers: None, is_changed: false };
+        self.run_response_scripts(&mut body).await?;
+        self.send_local(&body.content.unwrap_or_default()).await
+    }
+
+    async fn run_response_scripts(&mut self, body: &mut ResponseBody<'_>) -> Result<Outcome, Error> {
+        if mem::replace(&mut self.decision.has_run_scripts, true) {
+            return Ok(Outcome::Continue);
+        }
+        let manager = self.scope.manager;
+        for filter in manager.filters.iter().rev() {
+            let FilterKind::Lua(lua) = &filter.kind else { continue };
+            let setting = self.decision.found.ok().and_then(|found| found.route.setting(&filter.name));
+            if matches!(setting, Some(Setting::Off)) || (filter.disabled && setting.is_none()) {
+                continue;
+            }
+            let selection = lua.select(setting).filter(|(script, _)| script.handles_response);
+            let Some(selection) = selection else { continue };
+            let stream = self.stream(Side::Response, filter, selection);
+            if self.run(&stream, selection, Some(body)).await? == Outcome::TooLarge {
+                return Ok(Outcome::TooLarge);
+            }
+            let mut stream = stream.borrow_mut();
+            if stream.has_new_body || stream.has_new_trailers {
+                if let Some(pieces) = stream.body.take() {
+                    body.content = Some(pieces.concat());
+                }
+                body.trailers = stream.trailers.take();
+                body.is_changed = true;
+            }
+        }
+        Ok(Outcome::Continue)
+    }
+
+    /// Runs a script to its end. `response` is the body of the response, or `None` for the request.
+    async fn run(
+        &mut self,
+        stream: &Shared,
+        (script, _): LuaSelection<'_>,
+        mut response: Option<&mut ResponseBody<'_>>,
+    ) -> Result<Outcome, Error> {
+        let hook = if response.is_some() { Hook::Response } else { Hook::Request };
+        let scripts = &self.scope.worker.scripts;
+        let begun = scripts.get(script).and_then(|state| Execution::new(state, hook, stream.clone()));
+        self.scope.counters.lua_executions.inc();
+        let mut run = match begun {
+            Ok(run) => run,
+            Err(problem) => return Ok(self.note_failure(&problem)),
+        };
+        let mut input = Input::None;
+        loop {
+            self.swap_heads(stream, true);
+            let step = self.scope.worker.scripts.resume(&mut run, input);
+            self.swap_heads(stream, false);
+            input = match step {
+                Step::Done => return Ok(Outcome::Continue),
+                Step::Failed(problem) => return Ok(self.note_failure(&problem)),
+                Step::Wants(Wish::Call(call)) => self.call_for_script(call).await?,
+                Step::Wants(Wish::Respond { status, headers, body }) => {
+                    if response.is_some() {
+                        Input::Failed("respond not currently supported in the response path".to_owned())
+                    } else if stream.borrow().is_streamed {
+                        Input::Failed("respond() cannot be called if headers have been continued".to_owned())
+                    } else {
+                        self.respond_for_script(status, &headers, &body).await?;
+                        return Ok(Outcome::Answered);
+                    }
+                }
+                Step::Wants(wish) => {
+                    if matches!(wish, Wish::Chunks) && stream.borrow().body.is_some() {
+                        Input::Failed("cannot call bodyChunks() after the body has been read".to_owned())
+                    } else if matches!(wish, Wish::Body(_)) && stream.borrow().is_streamed {
+                        Input::Failed("cannot call body() after body has been streamed".to_owned())
+                    } else if response.is_some() && self.decision.grpc_web.is_some() {
+                        Input::Failed("the body of a gRPC-Web response is not available".to_owned())
+                    } else {
+                        let read = match &mut response {
+                            None => self.read_request_body(stream).await?,
+                            Some(body) => match self.read_response_body(stream, body).await? {
+                                Some(read) => read,
+                                None => return Ok(Outcome::TooLarge),
+                            },
+                        };
+                        content_for_script(stream, &wish, read)
+                    }
+                }
+            };
+        }
+    }
+
+    /// Counts and logs the failure of a script. The message continues, as in Envoy.
+    #[cold]
+    fn note_failure(&self, problem: &str) -> Outcome {
+        self.scope.counters.lua_errors.inc();
+        // A client may cause the failure of a script again and again.
+        limit_log::log(
+            Limit::Script,
+            format_args!("{}, script log: {problem}", self.scope.manager.stat_prefix),
+        );
+        Outcome::Continue
+    }
+
+    /// Returns the stream for a run of a script.
+    fn stream(&self, side: Side, filter: &Filter, (_, context): LuaSelection<'_>) -> Shared {
+        let found = self.decision.found.ok();
+        let metadata = found.and_then(|found| found.route.metadata.as_ref());
+        let metadata = metadata.and_then(|all| all.get(&*filter.name).or_else(|| all.get(LUA)));
+        let origin = &self.exchange.downstream.origin;
+        let record = self.record();
+        Rc::new(RefCell::new(Stream {
+            side,
+            request: RequestHead::default(),
+            response: ResponseHead::default(),
+            is_live: false,
+            body: None,
+            has_new_body: false,
+            is_streamed: false,
+            trailers: None,
+            has_new_trailers: false,
+            has_new_head: false,
+            clears_route: false,
+            info: Info {
+                protocol: self.exchange.request.version.as_str(),
+                route_name: found.map(|found| found.route.name.clone()).unwrap_or_default(),
+                local: origin.destination,
+                direct_local: origin.dialled,
+                remote: record.downstream_remote.unwrap_or(origin.source),
+                direct_remote: origin.direct,
+                server_name: origin.server_name().map(str::to_owned),
+                peer: origin.peer.clone(),
+            },
+            metadata: Map::new(),
+            added: Map::new(),
+            added_size: 0,
+            route_metadata: metadata.and_then(Value::as_object).cloned().unwrap_or_default(),
+            context: context.clone(),
+        }))
+    }
+
+    /// Moves the heads and the dynamic metadata into the stream, or back.
+    fn swap_heads(&mut self, stream: &Shared, is_live: bool) {
+        let stream = &mut *stream.borrow_mut();
+        mem::swap(&mut stream.request, self.exchange.request);
+        mem::swap(&mut stream.response, self.exchange.response);
+        stream.is_live = is_live;
+        if is_live {
+            stream.metadata = self.outcome.metadata.take().map(|metadata| *metadata).unwrap_or_default();
+        } else {
+            let metadata = mem::take(&mut stream.metadata);
+            self.outcome.metadata = (!metadata.is_empty()).then(|| Box::new(metadata));
+        }
+    }
+
+    /// Makes an HTTP call for a script.
+    async fn call_for_script(&mut self, call: Call) -> Result<Input, Error> {
+        let (worker, snapshot) = (self.scope.worker, self.scope.snapshot);
+        if worker.pool(&call.cluster, snapshot).is_none() {
+            return Ok(Input::Failed(format!(
+                "http call cluster invalid. Must be configured: {:?}",
+                call.cluster
+            )));
+        }
+        let value = |name: &str| call.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value);
+        let text = |name: &str| value(name).map(|value| String::from_utf8_lossy(value)).unwrap_or_default();
+        let mut head = RequestHead::build("GET", "/", "", &[]);
+        let mut is_valid = true;
+        for name in [":method", ":path", ":authority", ":scheme"] {
+            if let Some(value) = value(name) {
+                is_valid &= crate::script::set_pseudo(&mut head, name, value);
+            }
+        }
+        if !is_valid {
+            let problem =
+                format!("http call has an invalid pseudo-header: {} {}", text(":method"), text(":path"));
+            return Ok(Input::Failed(problem));
+        }
+        for (name, value) in call.headers.iter().filter(|(name, _)| !name.starts_with(':')) {
+            if name != "host" && name != "content-length" {
+                head.append(name, value);
+            }
+        }
+        if !call.body.is_empty() {
+            head.set_number("content-length", call.body.len() as u64);
+        }
+        if call.is_asynchronous {
+            let (worker, snapshot) = (worker.clone(), worker.snapshot());
+            tokio::task::spawn_local(async move {
+                let Call { cluster, body, timeout, .. } = &call;
+                if let Err(error) = call::ask(&worker, &snapshot, cluster, &head, body, *timeout).await {
+                    debug!("asynchronous call of a script to cluster {cluster} failed: {error}");
+                }
+            });
+            return Ok(Input::None);
+        }
+        let asked = Box::pin(call::ask(worker, snapshot, &call.cluster, &head, &call.body, call.timeout));
+        let asked = unless_closed(&mut self.exchange, async { Ok(asked.await) }).await?;
+        let asked =
+            asked.inspect_err(|error| debug!("call of a script to cluster {} failed: {error}", call.cluster));
+        Ok(call.input(
+            asked
+                .ok()
+                .map(|response| (response.head.headers().clone(), response.head.status(), response.content)),
+        ))
+    }
+
+    /// Answers the request for a script.
+    async fn respond_for_script(
+        &mut self,
+        status: u16,
+        headers: &[(String, Vec<u8>)],
+        body: &[u8],
+    ) -> Result<(), Error> {
+        self.begin_local_reply(status);
+        let response = &mut *self.exchange.response;
+        for (name, value) in headers.iter().filter(|(name, _)| !name.starts_with(':')) {
+            if name != "content-length" {
+                response.append(name, value);
+            }
+        }
+        let is_untyped = !body.is_empty() && !response.has("content-type");
+        self.outcome.details = "lua_response".into();
+        if self.decision.grpc || is_untyped {
+            return self.send_text(body).await;
+        }
+        let may_have_body = !matches!(status, 204 | 304);
+        self.send_local(if may_have_body { body } else { b"" }).await
+    }
+
+    /// Reads the body of the request. Returns `None` if there is none.
+    async fn read_request_body(&mut self, stream: &Shared) -> Result<Option<Vec<u8>>, Error> {
+        let exchange = &mut self.exchange;
+        let is_none = exchange.body.framing() == Framing::None;
+        if !is_none {
+            transfer::collect(self.scope.manager, exchange, MAX_BODY).await?;
+        }
+        let body = &exchange.body;
+        let kept = body.kept().unwrap_or_default();
+        if !(body.is_collected() || is_none) || kept.len() > MAX_BODY {
+            return Err(Error::new(Kind::BodyTooLarge));
+        }
+        let mut stream = stream.borrow_mut();
+        if stream.trailers.is_none() {
+            stream.trailers = body.trailers().cloned();
+        }
+        Ok((!is_none).then(|| kept.to_vec()))
+    }
+
+    /// Sets the new content and trailers of the request. Without new content, the old one remains.
+    fn replace_request_body(&mut self, content: Option<Vec<u8>>, trailers: Option<Headers>) {
+        let body = &mut self.exchange.body;
+        let content = content.unwrap_or_else(|| body.kept().unwrap_or_default().to_vec());
+        let framing = set_length(self.exchange.request, content.len(), trailers.is_some());
+        body.replace(content, framing, trailers);
+    }
+
+    /// Reads the body of the response. Returns no body if there is none, and `None` if it exceeds the limit.
+    async fn read_response_body(
+        &mut self,
+        stream: &Shared,
+        body: &mut ResponseBody<'_>,
+    ) -> Result<Option<Option<Vec<u8>>>, Error> {
+        if body.content.is_none()
+            && let Source::Upstream { framing, flow, is_sent, deadlines } = &mut body.source
+        {
+            let Some(mut upstream) = self.outcome.upstream.take() else { return Ok(Some(None)) };
+            let limits = upstream.link.pool().cluster.head_limits();
+            let mut read = Box::new(Flow::new(*framing, *framing, limits, true));
+            let origin = self.exchange.downstream.origin.clone();
+            let admitted = admitted_request!(self, &origin, &upstream.link);
+            let admission = &mut self.decision.admission;
+            let revoked = || admission.deadline(admitted.worker, || admitted.revalidate());
+            let mut client = Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, false);
+            client.complete = *is_sent;
+            let result = client.collect(&mut upstream.wire, &mut read, MAX_BODY, revoked).await;
+            *is_sent = client.complete;
+            if let Err(error) = &result
+                && !matches!(error.kind, Kind::ResponseTimeout | Kind::Revoked)
+            {
+                let host = &upstream.link.host;
+                upstream.link.pool().note_failure(&host.endpoint, &error.kind, &self.scope.worker.dice);
+            }
+            self.outcome.upstream = Some(upstream);
+            result?;
+            let kept = read.kept().filter(|kept| read.is_collected() && kept.len() <= MAX_BODY);
+            let Some(kept) = kept else { return Ok(None) };
+            body.content = Some(kept.to_vec());
+            body.trailers = read.trailers().cloned();
+            *flow = Some(read);
+        }
+        let mut stream = stream.borrow_mut();
+        if stream.trailers.is_none() {
+            stream.trailers = body.trailers.clone();
+        }
+        let content = body
+            .content
+            .as_ref()
+            .filter(|content| !content.is_empty() || !matches!(body.source, Source::Local));
+        Ok(Some(content.cloned()))
+    }
+}
+
+/// Returns the input for a script that asked for the body or for trailers.
+fn content_for_script(stream: &Shared, wish: &Wish, read: Option<Vec<u8>>) -> Input {
+    let mut stream = stream.borrow_mut();
+    match wish {
+        Wish::Trailers => Input::Trailers(stream.trailers.is_some()),
+        Wish::Chunks => {
+            let chunks = read.filter(|body| !body.is_empty());
+            Input::Chunks(chunks.map_or(0, |body| stream.set_body(body, true)))
+        }
+        Wish::Body(always) => {
+            let is_given = read.is_some() || *always;
+            if is_given && stream.body.is_none() {
+                stream.set_body(read.unwrap_or_default(), false);
+            }
+            Input::Body(is_given)
+        }
+        Wish::Call(_) | Wish::Respond { .. } => Input::None,
+    }
+}
+
+/// Sets the length of a new body in a head, and returns its framing.
+fn set_length(head: &mut Headers, length: usize, has_trailers: bool) -> Framing {
+    head.set_number("content-length", length as u64);
+    if has_trailers { Framing::Chunked } else { Framing::Length(length as u64) }
+}
