@@ -153,7 +153,8 @@ impl ServiceEntry {
     /// addresses.
     pub fn is_allocatable(&self, host: &str) -> bool {
         // With NONE the proxy connects to the address that the client uses, which must be the real one.
-        self.addresses.is_empty() && self.resolution != Resolution::None && !host.starts_with('*')
+        let is_resolved = !host.starts_with('*') || self.resolution == Resolution::DynamicDns;
+        self.addresses.is_empty() && self.resolution != Resolution::None && is_resolved
     }
 
     /// Returns the labels of the pods and WorkloadEntries that are its endpoints; `None` if it selects none.

@@ -19,7 +19,9 @@ use skysail_xds::{
 };
 
 use super::{
-    Scope, balance, endpoints, filters,
+    Scope, balance,
+    dynamic_dns::{self, Families},
+    endpoints, filters,
     listeners::InboundPort,
     locality,
     pb::{
@@ -38,8 +40,7 @@ use crate::{
 };
 
 use cluster::cluster::{
-    ClusterDiscoveryType, CommonLbConfig, DiscoveryType, DnsLookupFamily, EdsClusterConfig, LbPolicy,
-    TransportSocketMatch,
+    ClusterDiscoveryType, CommonLbConfig, DiscoveryType, EdsClusterConfig, LbPolicy, TransportSocketMatch,
     common_lb_config::{LocalityConfigSpecifier, LocalityWeightedLbConfig},
 };
 
@@ -139,7 +140,7 @@ fn outbound_cluster(
     let simple = balancer.and_then(|balancer| balancer.simple);
     let entry_host = service.spec.entry_host.as_deref();
     let resolution = entry_host.map_or(Resolution::Static, |entry_host| entry_host.resolution);
-    let asked = service.spec.headless || resolution == Resolution::None;
+    let asked = service.spec.headless || matches!(resolution, Resolution::None | Resolution::DynamicDns);
     let mut made = if asked || simple == Some(SimpleLb::Passthrough) {
         original_dst(&name.to_string())
     } else if resolution.is_dns() && !endpoints::are_resolved(scope, service) {
@@ -147,7 +148,8 @@ fn outbound_cluster(
     } else {
         eds(&name.to_string())
     };
-    made.common_lb_config = Some(CommonLbConfig {
+    let is_dynamic = resolution == Resolution::DynamicDns;
+    made.common_lb_config = (!is_dynamic).then(|| CommonLbConfig {
         healthy_panic_threshold: Some(types::Percent::default()),
         ..Default::default()
     });
@@ -171,6 +173,11 @@ fn outbound_cluster(
     let auto_sni = effective.tls.filter(|_| sends).and_then(auto_sni);
     made.typed_extension_protocol_options =
         protocol_options(port.protocol, effective, scope.sniffs, auto_sni);
+    if is_dynamic {
+        let families = Families { ipv4: scope.ipv4, ipv6: scope.ipv6 };
+        let has_options = !made.typed_extension_protocol_options.is_empty();
+        dynamic_dns::resolve_hosts(&mut made, host, families, has_options);
+    }
     if sends {
         apply_tls(scope, &mut made, service, port, &name, effective);
     }
@@ -178,6 +185,10 @@ fn outbound_cluster(
         send_proxy_protocol(&mut made, protocol);
     }
     let mut described = describe(std::iter::once(service), rule, subset);
+    if is_dynamic {
+        // As in istiod: the host of a request names the service.
+        described.fields.remove("services");
+    }
     if subset.is_empty() && entry_host.is_some_and(|entry_host| entry_host.external) {
         described.fields.insert("external".into(), istio::boolean(true));
     }
@@ -226,11 +237,7 @@ fn eds(name: &str) -> cluster::Cluster {
 fn dns(scope: &Scope<'_>, name: &str, resolution: Resolution) -> cluster::Cluster {
     let kind =
         if resolution == Resolution::Dns { DiscoveryType::StrictDns } else { DiscoveryType::LogicalDns };
-    let family = match (scope.ipv4, scope.ipv6) {
-        (true, true) => DnsLookupFamily::All,
-        (false, true) => DnsLookupFamily::V6Only,
-        _ => DnsLookupFamily::V4Only,
-    };
+    let family = Families { ipv4: scope.ipv4, ipv6: scope.ipv6 }.lookup();
     let cares = CaresDnsResolverConfig { udp_max_queries: uint32(DNS_UDP_QUERIES), ..Default::default() };
     cluster::Cluster {
         dns_refresh_rate: Some(duration(scope.world.mesh().dns_refresh_rate.0)),

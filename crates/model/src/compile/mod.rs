@@ -7,7 +7,7 @@
 //!
 //! - [`pb`], [`packed`] and [`order`]: messages and their bytes
 //! - [`policy`], [`pool`], [`balance`] and [`locality`]: settings of DestinationRules
-//! - [`tls`], [`clusters`], [`endpoints`]
+//! - [`tls`], [`dynamic_dns`], [`clusters`], [`endpoints`]
 //! - [`clause`] and [`rbac`]: authorization
 //! - [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`]
 //! - [`grpc`]: clients without a proxy
@@ -16,6 +16,7 @@ mod access_log;
 mod balance;
 mod clause;
 mod clusters;
+mod dynamic_dns;
 mod endpoints;
 mod filters;
 mod grpc;

@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{Finding, Findings, export_to, host, is_dns_name, port};
-use crate::api::{Address, Labels, Resolution, ServiceEntry, WorkloadEntry, workload::UNIX};
+use crate::api::{
+    Address, Labels, Protocol, Resolution, ServiceEntry, WorkloadEntry, service_entry::Location,
+    workload::UNIX,
+};
 
 /// Checks a ServiceEntry.
 pub(crate) fn service_entry(spec: &ServiceEntry) -> Vec<Finding> {
@@ -108,10 +111,7 @@ fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
                 "use DNS, or remove the other endpoints",
             );
         }
-        Resolution::DynamicDns => {
-            let remedy = "use DNS with full names, or NONE";
-            findings.error("spec.resolution", "DYNAMIC_DNS is not supported yet", remedy);
-        }
+        Resolution::DynamicDns => dynamic_dns(spec, findings),
         _ => {}
     }
     if let Some(selector) = &spec.workload_selector {
@@ -134,6 +134,25 @@ fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
     }
     for (index, endpoint) in spec.endpoints.iter().enumerate() {
         workload(spec, endpoint, &format!("{field}[{index}]"), findings);
+    }
+}
+
+/// Checks an entry whose hosts are those of requests and connections.
+fn dynamic_dns(spec: &ServiceEntry, findings: &mut Findings) {
+    if !spec.endpoints.is_empty() {
+        let remedy = "remove them; proxies resolve the host of each request";
+        findings.error("spec.endpoints", "is not allowed with resolution DYNAMIC_DNS", remedy);
+    }
+    if spec.location != Location::MeshExternal {
+        let remedy = "write location: MESH_EXTERNAL";
+        findings.error("spec.location", "must be MESH_EXTERNAL with resolution DYNAMIC_DNS", remedy);
+    }
+    for (index, of) in spec.ports.iter().enumerate() {
+        let protocol = of.parsed_protocol();
+        if protocol.is_some_and(|protocol| !protocol.is_http() && protocol != Protocol::Tls) {
+            let message = format!("{:?} names no host, which DYNAMIC_DNS needs", of.protocol);
+            findings.error(format!("spec.ports[{index}].protocol"), message, "use HTTP or TLS");
+        }
     }
 }
 

@@ -22,9 +22,12 @@ use super::{
 };
 use crate::{
     ProxyView, World,
-    api::{Meta, Protocol, Service, ServicePort, Typed, VirtualService, mesh_config::OutboundMode},
+    api::{
+        Meta, Protocol, Resolution, Service, ServicePort, Typed, VirtualService, mesh_config::OutboundMode,
+    },
     compile::{
         clusters::{BLACK_HOLE, PASSTHROUGH},
+        dynamic_dns::{self, Families},
         filters::{self, Routes, Setting},
         pb::{address, boolean, core, listener, pack, seconds, uint32},
         routes,
@@ -70,6 +73,8 @@ pub(in crate::compile) fn named<'a>(services: &[&'a Typed<Service>]) -> Named<'a
 pub struct Outline {
     /// HTTP ports.
     shared: BTreeSet<u16>,
+    /// Hosts that proxies resolve for each request, by HTTP port.
+    dynamic: BTreeMap<u16, Vec<String>>,
     /// Services with ports that have listeners of their own, in the order in which they get an address that several
     /// have.
     services: Vec<Outlined>,
@@ -101,7 +106,12 @@ pub(in crate::compile) fn outline<'a>(
     let mut outline = Outline::default();
     for service in services {
         let http = service.spec.ports.iter().filter(|port| port.protocol.is_http());
-        outline.shared.extend(http.map(|port| port.port));
+        for port in http {
+            outline.shared.insert(port.port);
+            if service.spec.entry_host.as_ref().is_some_and(|it| it.resolution == Resolution::DynamicDns) {
+                outline.dynamic.entry(port.port).or_default().push(service.fqdn());
+            }
+        }
         if !service.spec.ports.iter().any(has_own) {
             continue;
         }
@@ -146,11 +156,15 @@ pub(in crate::compile) fn compile(
         let bind = Bind::everywhere(view, None);
         let draft = draft(&mut drafts, &bind, *port);
         draft.add_http(setting, &format!("{}_{port}", bind.addresses[0]), port.to_string());
+        if let (Some(hosts), Some(chain)) = (outline.dynamic.get(port), draft.chains.last_mut()) {
+            dynamic_dns::add_filters(chain, hosts, Families { ipv4: view.ipv4, ipv6: view.ipv6 });
+        }
     }
     for Outlined { service, rules, server_names } in &outline.services {
         for port in service.spec.ports.iter().filter(|port| has_own(port)) {
             for bind in binds(world, view, service, port) {
-                let by_name = bind.is_everywhere || bind.block.is_some();
+                let is_wild = service.meta.name.starts_with('*');
+                let by_name = bind.is_everywhere || bind.block.is_some() || is_wild;
                 let target = Target {
                     world,
                     setting,

@@ -241,7 +241,7 @@ fn domains(scope: &Scope<'_>, service: &Typed<Service>, aliases: &Aliases<'_>) -
         names(name, namespace, scope.namespace)
     } else if service.spec.entry_host.is_some() {
         let dotted = format!("{full}.");
-        if full.starts_with('*') { vec![full.clone()] } else { vec![full.clone(), dotted] }
+        vec![full.clone(), dotted]
     } else {
         names(&service.meta.name, &service.meta.namespace, scope.namespace)
     };
