@@ -91,13 +91,25 @@ fn a_service_entry_selects_a_machine_and_a_pod() {
     wait_answers(&mesh, &["api", "machine"]);
 
     // The machine leaves the service with its label.
-    mesh.edit("mesh.yaml", "  labels: {app: api}\n  serviceAccount", "  labels: {app: gone}\n  serviceAccount");
+    mesh.edit(
+        "mesh.yaml",
+        "  labels: {app: api}\n  serviceAccount",
+        "  labels: {app: gone}\n  serviceAccount",
+    );
     wait_answers(&mesh, &["api"]);
 
     // It returns, with most of the weight.
-    mesh.edit("mesh.yaml", "  labels: {app: gone}\n  serviceAccount", "  labels: {app: api}\n  serviceAccount");
+    mesh.edit(
+        "mesh.yaml",
+        "  labels: {app: gone}\n  serviceAccount",
+        "  labels: {app: api}\n  serviceAccount",
+    );
     wait_answers(&mesh, &["api", "machine"]);
-    mesh.edit("mesh.yaml", "ports: {http: 8081}\n  labels: {app: api}", "ports: {http: 8081}\n  weight: 50\n  labels: {app: api}");
+    mesh.edit(
+        "mesh.yaml",
+        "ports: {http: 8081}\n  labels: {app: api}",
+        "ports: {http: 8081}\n  weight: 50\n  labels: {app: api}",
+    );
     eventually("most requests go to the heavier endpoint", || {
         let calls = (0..20).map(|_| mesh.call("front", "http://api.example.com/", &[]));
         let machine = calls.filter(|answer| answer.json()["pod"]["name"] == "machine").count();

@@ -26,6 +26,7 @@ mod findings;
 mod first_compile;
 mod gauges;
 mod identities;
+mod registrations;
 mod round;
 mod scope_resources;
 mod scopes;

@@ -28,6 +28,10 @@ pub struct ProxyNode {
     pub ips: Vec<IpAddr>,
     /// Name of the Kubernetes node; empty if not declared.
     pub node_name: String,
+    /// WorkloadGroup in which the machine is to be registered; empty: none.
+    pub group: String,
+    /// Network; empty: the only one.
+    pub network: String,
     /// Properties on which the proxy's configuration depends.
     pub view: ProxyView,
 }
@@ -204,6 +208,8 @@ struct Metadata {
     instance_ips: String,
     pod_ports: PodPorts,
     node_name: String,
+    auto_register_group: String,
+    network: String,
     generator: String,
     skysail_plain_envoy: String,
     skysail_vhds: String,
@@ -286,6 +292,8 @@ impl ProxyNode {
             &metadata.cluster_id,
             &metadata.instance_ips,
             &metadata.node_name,
+            &metadata.auto_register_group,
+            &metadata.network,
             &locality.region,
             &locality.zone,
             &locality.subzone,
@@ -328,7 +336,15 @@ impl ProxyNode {
             hosts_apart: metadata.skysail_vhds == "true" && !grpc,
             names_resolved: metadata.skysail_resolved == "true" || grpc,
         };
-        Ok(Self { id: id.to_owned(), pod: pod.to_owned(), ips, node_name: metadata.node_name, view })
+        Ok(Self {
+            id: id.to_owned(),
+            pod: pod.to_owned(),
+            ips,
+            node_name: metadata.node_name,
+            group: metadata.auto_register_group,
+            network: metadata.network,
+            view,
+        })
     }
 }
 

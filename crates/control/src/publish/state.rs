@@ -16,6 +16,7 @@ use super::{
     change_log::{AppliedChange, ChangeLog},
     compiler::CompilePanic,
     identities::{DeclaredViews, IdentityUsage},
+    registrations::Registrations,
     scopes::ScopeEntry,
     status::SharedStatus,
     views::ViewEntry,
@@ -49,6 +50,7 @@ pub(super) struct State {
     pub(super) views: HashMap<Arc<ProxyView>, ViewEntry>,
     pub(super) clients: BTreeMap<u64, ClientEntry>,
     pub(super) last_client_id: u64,
+    pub(super) registrations: Registrations,
     pub(super) identities: IdentityUsage,
     pub(super) declared_views: DeclaredViews,
     /// Findings that are in the log and still hold.

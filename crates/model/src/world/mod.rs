@@ -19,6 +19,7 @@ mod hosts;
 mod identify;
 mod index;
 mod policy;
+mod registration;
 mod store;
 mod workload_entries;
 
@@ -36,6 +37,7 @@ pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
 pub use identify::AccountMismatch;
 use index::{HostIndex, LabelIndex, MultiMap};
+pub use registration::RegistrationError;
 use store::{Entry, Store};
 pub use workload_entries::Addressed;
 
