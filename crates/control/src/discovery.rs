@@ -83,13 +83,14 @@ impl Discovery {
         call: &Request<()>,
     ) -> Result<(NewClient, Ended), Status> {
         let version = version(&node);
-        let node = self.parse_node(node).map_err(Status::invalid_argument)?;
+        let mut node = self.parse_node(node).map_err(Status::invalid_argument)?;
         let principal = match caller(call.extensions())? {
             Caller::Unauthenticated => None,
             Caller::Authenticated(principal) => Some(principal),
         };
         if let Some(principal) = &principal {
             authorize(&node, principal)?;
+            node.view.is_authenticated = true;
         }
         let identity = principal.as_ref().map(|principal| principal.id.to_string()).unwrap_or_default();
         let pod = BoundPod { name: node.pod.clone(), uid: String::new() };

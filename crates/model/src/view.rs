@@ -73,6 +73,8 @@ pub struct ProxyView {
     /// Whether the proxy takes the addresses that the control plane resolved (metadata `SKYSAIL_RESOLVED`) instead of
     /// the names.
     pub names_resolved: bool,
+    /// Whether the proxy has proven its identity. Only then it may have secrets.
+    pub is_authenticated: bool,
 }
 
 /// The part of a view on which shared resources depend. Many workloads have it in common.
@@ -335,6 +337,7 @@ impl ProxyNode {
             plain_envoy: metadata.skysail_plain_envoy == "true" && !grpc,
             hosts_apart: metadata.skysail_vhds == "true" && !grpc,
             names_resolved: metadata.skysail_resolved == "true" || grpc,
+            is_authenticated: false,
         };
         Ok(Self {
             id: id.to_owned(),

@@ -22,6 +22,7 @@ mod files;
 pub mod forward;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod gateways;
 pub mod http;
 pub mod isolate;
 mod links;

@@ -498,7 +498,8 @@ pub async fn metrics(pod: &PodState) -> io::Result<String> {
 
 /// Returns the packet rules of a pod, given these ports of Services.
 fn rules_of(pod: &Pod, ports: &[VirtualPort]) -> Rules {
-    if !pod.sidecar {
+    // Nothing runs beside the proxy of a gateway.
+    if !pod.sidecar || pod.gateway.is_some() {
         return Rules { output: rules::services(ports.iter()), input: Vec::new() };
     }
     let (exceptions, _) = Exceptions::read(&pod.annotations);

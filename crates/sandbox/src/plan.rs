@@ -14,6 +14,7 @@ use skysail_model::api::{
 };
 
 use crate::{
+    gateways,
     names::{Answer, DOMAIN, Names},
     networks::{BRIDGE, SERVICE_NETWORK, free_address},
     objects::{
@@ -44,6 +45,8 @@ pub(crate) struct Pod {
     pub(crate) account: String,
     pub(crate) spec: PodSpec,
     pub(crate) sidecar: bool,
+    /// Container that is the proxy of a gateway; `None` if the pod is no gateway.
+    pub(crate) gateway: Option<String>,
     /// Number of failures after which a Job has failed.
     pub(crate) backoff_limit: u32,
 }
@@ -66,14 +69,17 @@ impl Pod {
             persistent_volume_claim: Some(Claim { claim_name: format!("{claim}-{name}") }),
             ..Volume::default()
         }));
-        let sidecar =
-            !spec.host_network && injected(&labels, &annotations, namespaces.get(&workload.namespace));
+        let gateway = gateways::proxy_container(&spec, &labels, &annotations).filter(|_| !spec.host_network);
+        let sidecar = gateway.is_some()
+            || !spec.host_network && injected(&labels, &annotations, namespaces.get(&workload.namespace));
         if sidecar {
             let canonical = canonical_name(&labels, &workload.name).to_owned();
             let revision = canonical_revision(&labels).to_owned();
             labels.insert(CANONICAL_NAME.to_owned(), canonical);
             labels.insert(CANONICAL_REVISION.to_owned(), revision);
-            labels.entry(TLS_MODE.0.to_owned()).or_insert_with(|| TLS_MODE.1.to_owned());
+            if gateway.is_none() {
+                labels.entry(TLS_MODE.0.to_owned()).or_insert_with(|| TLS_MODE.1.to_owned());
+            }
         }
         if workload.kind == "Deployment" {
             labels.insert("pod-template-hash".to_owned(), workload.hash.clone());
@@ -90,6 +96,7 @@ impl Pod {
             account: workload.account.clone(),
             spec,
             sidecar,
+            gateway,
             backoff_limit: workload.backoff_limit,
         }
     }
@@ -142,9 +149,10 @@ impl Pod {
             self.spec.containers.iter().flat_map(|container| &container.ports).map(port_object).collect();
         let containers: Vec<&str> =
             self.spec.containers.iter().map(|container| container.name.as_str()).collect();
+        let role = if self.gateway.is_some() { "router" } else { "sidecar" };
         let (version, plural) = (api_version(&self.kind), format!("{}s", self.kind.to_lowercase()));
         json!({
-            "id": format!("sidecar~{address}~{name}.{namespace}~{namespace}.svc.{DOMAIN}"),
+            "id": format!("{role}~{address}~{name}.{namespace}~{namespace}.svc.{DOMAIN}"),
             "cluster": format!("{}.{namespace}", self.labels.get("app").unwrap_or(workload)),
             "metadata": {
                 "ANNOTATIONS": self.annotations,
@@ -166,6 +174,11 @@ impl Pod {
             },
             "locality": {},
         })
+    }
+
+    /// Returns the containers that run programs of their own: all but the proxy of a gateway.
+    pub(crate) fn containers(&self) -> impl Iterator<Item = &Container> {
+        self.spec.containers.iter().filter(|container| Some(&container.name) != self.gateway.as_ref())
     }
 
     /// Returns a field of the pod by its path in `fieldRef`.

@@ -367,6 +367,11 @@ async fn run_containers(
             }
         }
     }
+    if pod.containers.is_empty() {
+        // A gateway: its proxy is the only program.
+        let _ = stopped.clone().wait_for(Option::is_some).await;
+        return None;
+    }
     let run = async |(index, one): (usize, &ContainerProgram)| {
         let report = |outcome| {
             statuses.set(first + index, status_after(&one.program, &one.ports, &outcome));

@@ -161,8 +161,8 @@ pub(crate) fn containers(
         programs.notes.extend(said);
     }
     let sidecars = pod.spec.init_containers.iter().filter(|container| is_sidecar(container));
-    let serving: Vec<&Container> = sidecars.chain(&pod.spec.containers).collect();
-    let all = pod.spec.init_containers.iter().chain(&pod.spec.containers);
+    let serving: Vec<&Container> = sidecars.chain(pod.containers()).collect();
+    let all = pod.spec.init_containers.iter().chain(pod.containers());
     let real = all.filter(|container| !containers::is_stand_in(images, container));
     let mounted = real.flat_map(|container| volumes::mounted(container, pod));
     programs.volumes = mounted.map(|(_, volume, _)| volume.name.clone()).collect();

@@ -77,7 +77,7 @@ impl Survey {
         for workload in objects.workloads.values() {
             let pod = Pod::new(workload, String::new(), Ipv4Addr::UNSPECIFIED, &objects.namespaces);
             *workloads.entry(format!("{}/{}", workload.namespace, workload.name)).or_default() |= pod.sidecar;
-            images.extend(pod.spec.containers.into_iter().map(|container| container.image));
+            images.extend(pod.containers().map(|container| container.image.clone()));
         }
         let replicas = |workload: &&Workload| workload.replicas;
         let pods = objects.workloads.values().map(|workload| workload.replicas as usize).sum();

@@ -134,7 +134,7 @@ impl State {
         }
         self.scopes.values_mut().for_each(|scope| scope.pending.add(changes.clone()));
         for (view, entry) in &mut self.views {
-            entry.is_stale |= changes.affects_workloads_in(&view.namespace);
+            entry.is_stale |= changes.affects_own(view);
         }
     }
 

@@ -36,6 +36,17 @@ pub(crate) struct MetadataOnly {
     pub(crate) metadata: ObjectMeta,
 }
 
+/// `v1` Secret. It has no `Debug`, so that no message shows its values.
+#[derive(Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct SecretManifest {
+    pub(crate) metadata: ObjectMeta,
+    #[serde(rename = "type")]
+    pub(crate) r#type: String,
+    pub(crate) data: Option<Labels>,
+    pub(crate) string_data: Option<Labels>,
+}
+
 /// `v1` ConfigMap.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]

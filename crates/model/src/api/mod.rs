@@ -5,6 +5,7 @@
 
 pub mod destination_rule;
 pub mod envoy_filter;
+pub mod extension_provider;
 pub mod gateway;
 pub mod gateway_api;
 pub mod ingress;
@@ -13,6 +14,7 @@ pub(crate) mod manifest;
 pub mod mesh_config;
 pub mod proxy_config;
 pub mod rate_limit;
+pub mod secret;
 pub mod security;
 pub mod service_entry;
 pub mod sidecar;
@@ -34,6 +36,7 @@ pub use kube::{EndpointSlice, Node, Pod, Protocol, Service, ServicePort, Templat
 pub use mesh_config::{ConfigMap, MeshConfig};
 pub use proxy_config::ProxyConfig;
 pub use rate_limit::RateLimitPolicy;
+pub use secret::Secret;
 pub use security::{AuthorizationPolicy, MtlsMode, PeerAuthentication, RequestAuthentication};
 pub use service_entry::{EntryHost, Resolution, ServiceEntry};
 pub use sidecar::Sidecar;
@@ -172,7 +175,7 @@ impl Kind {
 
     /// Returns whether the kind restricts requests.
     pub const fn is_policy(self) -> bool {
-        matches!(self, Self::PeerAuthentication | Self::AuthorizationPolicy)
+        matches!(self, Self::PeerAuthentication | Self::AuthorizationPolicy | Self::RequestAuthentication)
     }
 
     /// Returns whether objects of the kind have a namespace.
@@ -221,6 +224,13 @@ pub struct Meta {
     pub annotations: Labels,
     /// `creationTimestamp` in seconds since 1970, if present.
     pub created: Option<i64>,
+}
+
+impl Meta {
+    /// Returns whether a policy is only evaluated and not enforced (annotation `istio.io/dry-run`).
+    pub fn is_dry_run(&self) -> bool {
+        self.annotations.get(security::DRY_RUN).is_some_and(|value| security::is_true(value))
+    }
 }
 
 /// An object of one kind.
@@ -290,7 +300,7 @@ objects! {
         Service(Service),
         ServiceAccount(()),
         Pod(Pod),
-        Secret(()),
+        Secret(Secret),
         EndpointSlice(EndpointSlice),
         ConfigMap(ConfigMap),
     }

@@ -47,7 +47,7 @@ use super::{
     tls,
 };
 use crate::{
-    ProxyView,
+    ProxyView, Role,
     api::{MeshConfig, kube, mesh_config::Normalization},
 };
 
@@ -108,7 +108,7 @@ pub(super) fn tcp_chain_of(
     proxy: &TcpProxy,
 ) -> Vec<listener::Filter> {
     let mut filters = Vec::new();
-    filters.extend(stats(setting.view, direction).map(|config| network(STATS, config)));
+    filters.extend(network_stats(setting.view, direction));
     filters.extend(before);
     filters.push(network("envoy.filters.network.tcp_proxy", pack(proxy)));
     filters
@@ -185,7 +185,26 @@ fn connection_manager(
             ..Default::default()
         });
     }
+    if setting.view.role == Role::Router {
+        at_edge(&mut manager);
+    }
     manager
+}
+
+/// Sets what gateways do with requests of clients that are not trusted: their address and certificate replace what the
+/// requests say of them.
+fn at_edge(manager: &mut HttpConnectionManager) {
+    manager.http_protocol_options = Some(Default::default());
+    manager.server_name = "istio-envoy".into();
+    manager.use_remote_address = boolean(true);
+    manager.forward_client_cert_details = ForwardClientCertDetails::SanitizeSet as i32;
+    manager.set_current_client_cert_details = Some(SetCurrentClientCertDetails {
+        subject: boolean(true),
+        cert: true,
+        dns: true,
+        uri: true,
+        ..Default::default()
+    });
 }
 
 fn normalize_paths(manager: &mut HttpConnectionManager, how: Normalization) {
@@ -239,7 +258,8 @@ pub(super) fn tcp_proxy(setting: Setting<'_>, stat_prefix: String, to: ClusterSp
     }
 }
 
-fn exchange(view: &ProxyView) -> Option<listener::Filter> {
+/// Returns the network filter that exchanges peer metadata.
+pub(super) fn exchange(view: &ProxyView) -> Option<listener::Filter> {
     (!view.plain_envoy).then(|| network(METADATA_EXCHANGE, tcp_exchange()))
 }
 
@@ -268,11 +288,16 @@ fn peer_metadata(direction: Direction) -> Any {
     packed::typed_struct(istio::HTTP_PEER_METADATA, fields.into())
 }
 
+/// Returns the network filter of Istio's standard metrics.
+pub(super) fn network_stats(view: &ProxyView, direction: Direction) -> Option<listener::Filter> {
+    stats(view, direction).map(|config| network(STATS, config))
+}
+
 /// Returns the filter of Istio's standard metrics.
 fn stats(view: &ProxyView, direction: Direction) -> Option<Any> {
-    // On inbound requests the client controls the host header, so it does not identify a service.
-    let config =
-        StatsConfig { disable_host_header_fallback: direction == Direction::Inbound, ..Default::default() };
+    // Clients outside of the workload control the host header, so it does not identify a service.
+    let is_foreign = direction == Direction::Inbound || view.role == Role::Router;
+    let config = StatsConfig { disable_host_header_fallback: is_foreign, ..Default::default() };
     (!view.plain_envoy).then(|| pack(&config))
 }
 

@@ -8,18 +8,21 @@
 //! - [`pb`], [`packed`] and [`order`]: messages and their bytes
 //! - [`policy`], [`pool`], [`balance`] and [`locality`]: settings of DestinationRules
 //! - [`tls`], [`dynamic_dns`], [`clusters`], [`endpoints`]
-//! - [`clause`] and [`rbac`]: authorization
+//! - [`clause`], [`authorizer`], [`jwt`] and [`rbac`]: authentication of requests and authorization
 //! - [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`]
 //! - [`grpc`]: clients without a proxy
 
 mod access_log;
+mod authorizer;
 mod balance;
 mod clause;
 mod clusters;
 mod dynamic_dns;
 mod endpoints;
 mod filters;
+mod gateway;
 mod grpc;
+mod jwt;
 mod listeners;
 mod locality;
 mod nametable;
@@ -41,7 +44,10 @@ pub use self::listeners::Outline;
 
 use crate::{
     ClientScope, Diagnostic, ObjectKey, ProxyView, Role, Severity, World,
-    api::{self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, kube::Locality},
+    api::{
+        self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, kube::Locality,
+        virtual_service::Destination,
+    },
 };
 
 /// Unit of compilation: resources that are compiled together.
@@ -128,7 +134,9 @@ pub fn compile_host(
     made: impl Fn(Kind, &str) -> Option<Arc<Resource>>,
 ) -> Vec<Arc<Resource>> {
     let scope = Scope::new(world, client_scope);
-    let Some(service) = world.service(host) else { return Vec::new() };
+    // The routes of gateways are compiled with their listeners.
+    let service = world.service(host).filter(|_| scope.role != Role::Router);
+    let Some(service) = service else { return Vec::new() };
     if scope.role == Role::Grpc {
         grpc::routes(&scope, service)
     } else {
@@ -152,11 +160,15 @@ pub fn outline(world: &World, client_scope: &ClientScope) -> Outline {
 pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resources, Vec<Diagnostic>) {
     let mut findings = CompileFindings { world, list: Vec::new() };
     let mut made = Resources::default();
-    // Only routes and endpoints depend on labels, and those are shared.
-    let client_scope = ClientScope::of(view, &BTreeSet::new());
+    // Only routes and endpoints depend on labels. Those are shared, except the routes of gateways.
+    let keys = if view.role == Role::Router { world.label_keys() } else { BTreeSet::new() };
+    let client_scope = ClientScope::of(view, &keys);
     let scope = Scope::new(world, &client_scope);
     match view.role {
-        Role::Router => add_cluster(&mut made, &clusters::black_hole()),
+        Role::Router => {
+            add_cluster(&mut made, &clusters::black_hole());
+            gateway::add(&mut made, &scope, view, &mut findings);
+        }
         Role::Grpc => {}
         Role::Sidecar => add_sidecar(&mut made, &scope, view, outline, &mut findings),
     }
@@ -215,6 +227,17 @@ impl<'a> Scope<'a> {
         service.spec.external_name.is_none()
             && self.world.service_visible(service, self.namespace)
             && self.world.service_chosen(service, self.namespace)
+    }
+
+    /// Returns the port of a destination with this full host. As in Istio, without a port it is the single port of the
+    /// service at gateways, and the port of the request (`asked`) otherwise.
+    fn destination_port(&self, to: &Destination, host: &str, asked: u16) -> u16 {
+        let written = to.port.and_then(|selector| u16::try_from(selector.number).ok());
+        let single = || match self.world.service(host).map(|service| &service.spec.ports[..]) {
+            Some([only]) if self.role == Role::Router => Some(only.port),
+            _ => None,
+        };
+        written.filter(|number| *number > 0).or_else(single).unwrap_or(asked)
     }
 
     /// Returns the rule that a client of this scope applies to a service.
@@ -281,14 +304,12 @@ fn add_sidecar(
         add_cluster(made, &clusters::inbound(scope, view, port));
     }
 
-    let policies = scope.world.authorization_policies(&view.namespace, &view.labels);
-    let policies = policies.iter().map(|policy| policy.as_ref());
     let tcp_ports: Vec<u16> = ports
         .iter()
         .filter(|port| !port.protocol.is_http() && port.protocol != Protocol::Unknown)
         .map(|port| port.port)
         .collect();
-    let authorization = rbac::Authorization::new(scope.world.mesh(), policies, &tcp_ports, findings);
+    let authorization = rbac::Authorization::new(scope.world, view, &tcp_ports, findings);
     let inbound = listeners::inbound(scope.world, view, &ports, &authorization);
     add(made, Kind::Listener, &inbound.name, &inbound);
     for listener in listeners::outbound(scope.world, view, outline) {

@@ -210,7 +210,7 @@ pub(super) fn plaintext() -> core::TransportSocket {
 
 /// Returns the source of peers' roots: the proxy's own agent, along with its certificate. If roots are bound to trust
 /// domains it is the control plane, since an agent has one list for all domains.
-fn trust(mesh: &MeshConfig) -> SdsSecretConfig {
+pub(super) fn trust(mesh: &MeshConfig) -> SdsSecretConfig {
     if !mesh.binds_roots() {
         return secret("ROOTCA");
     }
@@ -299,7 +299,7 @@ fn common(
 }
 
 /// Returns the configuration of a secret from the proxy's own agent.
-fn secret(name: &str) -> SdsSecretConfig {
+pub(super) fn secret(name: &str) -> SdsSecretConfig {
     use core::grpc_service::{EnvoyGrpc, TargetSpecifier};
     let agent = EnvoyGrpc { cluster_name: "sds-grpc".into(), ..Default::default() };
     let service =
@@ -323,7 +323,7 @@ fn secret(name: &str) -> SdsSecretConfig {
 }
 
 /// Returns the configuration of a file, which the agent also serves as a secret.
-fn file(name: &str) -> SdsSecretConfig {
+pub(super) fn file(name: &str) -> SdsSecretConfig {
     let mut secret = secret(name);
     if let Some(source) = &mut secret.sds_config {
         source.initial_fetch_timeout = None;
@@ -331,7 +331,7 @@ fn file(name: &str) -> SdsSecretConfig {
     secret
 }
 
-fn tls_socket(config: Any) -> core::TransportSocket {
+pub(super) fn tls_socket(config: Any) -> core::TransportSocket {
     socket("envoy.transport_sockets.tls", config)
 }
 

@@ -40,8 +40,7 @@ const GROUPS: &[(&str, &[&str])] = &[
 
 /// Kinds that change the behaviour of a mesh and are not supported yet.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
-    ("networking.istio.io", &["Gateway", "Sidecar", "EnvoyFilter", "ProxyConfig"]),
-    ("security.istio.io", &["RequestAuthentication"]),
+    ("networking.istio.io", &["Sidecar", "EnvoyFilter", "ProxyConfig"]),
     ("telemetry.istio.io", &["Telemetry"]),
     ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
     (
@@ -107,8 +106,6 @@ const HARMLESS_SETTINGS: &[&str] = &[
     "ingressControllerMode",
     "ingressSelector",
     "ingressService",
-    // Providers are referred to by name. The Telemetry or AuthorizationPolicy that does so is reported as unsupported.
-    "extensionProviders",
 ];
 
 /// Remedy for a Kustomization.
@@ -272,7 +269,6 @@ pub(super) fn is_harmless_setting(path: &str) -> bool {
 /// Returns the consequence of a kind that has no effect, and the remedy.
 fn consequence(kind: &str) -> (&'static str, &'static str) {
     match kind {
-        "RequestAuthentication" => ("tokens are not checked, and requests with invalid ones pass", ""),
         "Sidecar" => (
             "its outboundTrafficPolicy and listeners have no effect",
             "proxies get the configuration that they use without it",
@@ -388,11 +384,7 @@ mod tests {
             ),
             ("policy/v1", "PodDisruptionBudget", "foreign: PodDisruptionBudget of policy"),
             ("autoscaling/v2", "HorizontalPodAutoscaler", "foreign: HorizontalPodAutoscaler of autoscaling"),
-            (
-                "networking.istio.io/v1",
-                "Gateway",
-                "warning: Gateway is not supported yet: nothing listens on its ports; ",
-            ),
+            ("networking.istio.io/v1", "Gateway", "Gateway"),
             (
                 "gateway.networking.k8s.io/v1",
                 "HTTPRoute",

@@ -12,7 +12,7 @@ mod schema;
 
 use crate::{
     api::{
-        ConfigMap, Kind, Labels, MeshConfig, Object, ObjectKey, Typed, kube,
+        ConfigMap, Kind, Labels, MeshConfig, Object, ObjectKey, Secret, Typed, kube,
         manifest::{self, Ignored, ObjectMeta},
         mesh_config,
     },
@@ -239,8 +239,11 @@ impl Reading {
             Kind::ServiceAccount => self.kube(node, "ServiceAccount", |object: manifest::MetadataOnly, _| {
                 Object::ServiceAccount(Arc::new(Typed { meta: kube::meta(object.metadata, true), spec: () }))
             }),
-            Kind::Secret => self.kube(node, "Secret", |object: manifest::MetadataOnly, _| {
-                Object::Secret(Arc::new(Typed { meta: kube::meta(object.metadata, true), spec: () }))
+            Kind::Secret => self.kube(node, "Secret", |mut object: manifest::SecretManifest, findings| {
+                let meta = kube::meta(std::mem::take(&mut object.metadata), true);
+                let (spec, invalid) = Secret::read(object);
+                validate::secret(&spec, &invalid, findings);
+                Object::Secret(Arc::new(Typed { meta, spec }))
             }),
             Kind::Node => self.kube(node, "Node", |object, _| Object::Node(Arc::new(kube::node(object)))),
             Kind::Service => self.kube(node, "Service", |object, findings| {
@@ -491,6 +494,12 @@ impl Reading {
     /// Adds a diagnostic. An error refuses its object.
     fn report(&mut self, mut diagnostic: Diagnostic, node: &Node) {
         diagnostic.object = describe(node);
+        let is_value = diagnostic.field.starts_with("data") || diagnostic.field.starts_with("stringData");
+        if is_value && diagnostic.object.starts_with("Secret ") && diagnostic.message.contains("found") {
+            // The message of a wrong type shows the value.
+            "has a value of another type".clone_into(&mut diagnostic.message);
+            "write NAME: TEXT for each key".clone_into(&mut diagnostic.remedy);
+        }
         if diagnostic.severity == Severity::Error {
             self.errors.push(diagnostic.field.clone());
             let refused = Refused { line: diagnostic.line, fallback: None };

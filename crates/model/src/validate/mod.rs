@@ -15,6 +15,7 @@ mod pods;
 mod proxy_config;
 mod rate_limit;
 mod request_authentication;
+mod secret;
 mod security;
 mod service_entry;
 mod shadowed;
@@ -27,7 +28,7 @@ mod workload;
 
 pub(crate) use destination_rule::destination_rule;
 pub(crate) use envoy_filter::envoy_filter;
-pub(crate) use gateway::gateway;
+pub(crate) use gateway::{gateway, known_ciphers};
 pub(crate) use gateway_api::{
     backend_tls_policy, gateway_class, grpc_route, http_route, kubernetes_gateway, listener_set,
     reference_grant, tcp_route, tls_route,
@@ -38,11 +39,13 @@ pub(crate) use pods::{pod, workload};
 pub(crate) use proxy_config::proxy_config;
 pub(crate) use rate_limit::rate_limit_policy;
 pub(crate) use request_authentication::request_authentication;
+pub use request_authentication::{MAX_KEY_SET, key_set};
+pub(crate) use secret::secret;
 pub(crate) use security::{authorization_policy, empty_fields, peer_authentication};
 pub(crate) use service_entry::{addresses, service_entry};
 pub(crate) use sidecar::sidecar;
 pub(crate) use telemetry::telemetry;
-pub(crate) use unsupported::{condition_unsupported, unsupported};
+pub(crate) use unsupported::unsupported;
 pub(crate) use virtual_service::virtual_service;
 pub(crate) use workload::{workload_entry, workload_group};
 

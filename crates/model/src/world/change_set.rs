@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{World, hosts};
 use crate::{
-    ObjectKey,
-    api::{Kind, Pod, Protocol, Service, Typed, VirtualService, kube::SliceEndpoint},
+    ObjectKey, ProxyView, Role,
+    api::{Kind, Labels, Pod, Protocol, Service, Typed, VirtualService, kube::SliceEndpoint, selects},
     world::WELL_KNOWN_PORT,
 };
 
@@ -29,6 +29,10 @@ pub struct ChangeSet {
     pub workloads: bool,
     /// Namespaces in which the workload-specific resources of proxies may differ.
     pub workloads_in: BTreeSet<String>,
+    /// Selectors of Gateways: the listeners and routes of the gateways that they select may differ.
+    pub gateways: BTreeSet<Labels>,
+    /// Namespaces in which the secrets of gateways may differ.
+    pub secrets_in: BTreeSet<String>,
     /// Pods (namespace, name) that may differ, and with them the views of their proxies. With `everything`, all pods.
     pub pods: BTreeSet<(String, String)>,
     /// Addresses of endpoints that may differ. The views of proxies with such an address may differ.
@@ -41,9 +45,18 @@ impl ChangeSet {
         *self == Self::default()
     }
 
-    /// Returns whether the workload-specific resources of proxies in this namespace may differ.
-    pub fn affects_workloads_in(&self, namespace: &str) -> bool {
-        self.everything || self.workloads || self.workloads_in.contains(namespace)
+    /// Returns whether the workload-specific resources of a proxy may differ. Those of a gateway include its routes.
+    pub fn affects_own(&self, view: &ProxyView) -> bool {
+        let of_gateway = || {
+            self.routes
+                || !self.hosts.is_empty()
+                || self.secrets_in.contains(&view.namespace)
+                || self.gateways.iter().any(|selector| selects(selector, &view.labels))
+        };
+        self.everything
+            || self.workloads
+            || self.workloads_in.contains(&view.namespace)
+            || view.role == Role::Router && of_gateway()
     }
 
     /// Adds the estimate of another change.
@@ -55,6 +68,8 @@ impl ChangeSet {
         self.names |= other.names;
         self.workloads |= other.workloads;
         self.workloads_in.extend(other.workloads_in);
+        self.gateways.extend(other.gateways);
+        self.secrets_in.extend(other.secrets_in);
         self.pods.extend(other.pods);
         self.addresses.extend(other.addresses);
     }
@@ -84,7 +99,6 @@ impl World {
         match key.kind {
             // These kinds only affect warnings.
             Kind::ServiceAccount
-            | Kind::Secret
             | Kind::Deployment
             | Kind::StatefulSet
             | Kind::DaemonSet
@@ -96,12 +110,9 @@ impl World {
             | Kind::Node
             | Kind::ConfigMap
             | Kind::PeerAuthentication
-            | Kind::Gateway
             | Kind::Sidecar
             | Kind::ProxyConfig
             | Kind::EnvoyFilter
-            | Kind::RequestAuthentication
-            | Kind::Telemetry
             | Kind::Ingress
             | Kind::IngressClass
             | Kind::GatewayClass
@@ -114,18 +125,36 @@ impl World {
             | Kind::ReferenceGrant
             | Kind::BackendTlsPolicy
             | Kind::RateLimitPolicy => ChangeSet::everything(),
-            Kind::AuthorizationPolicy if namespace == self.mesh().root_namespace => {
+            Kind::Gateway => {
+                let gateway = self.gateways.get(namespace, name).map(|entry| &entry.object.spec);
+                let gateways = gateway.map(|gateway| gateway.selector.clone()).into_iter().collect();
+                ChangeSet { gateways, ..ChangeSet::default() }
+            }
+            Kind::Secret if self.secrets.get(namespace, name).is_some() => {
+                ChangeSet { secrets_in: BTreeSet::from([namespace.to_owned()]), ..ChangeSet::default() }
+            }
+            Kind::Secret => ChangeSet::nothing(),
+            Kind::AuthorizationPolicy | Kind::RequestAuthentication | Kind::Telemetry
+                if namespace == self.mesh().root_namespace =>
+            {
                 ChangeSet { workloads: true, ..ChangeSet::default() }
             }
-            Kind::AuthorizationPolicy => {
+            Kind::AuthorizationPolicy | Kind::RequestAuthentication | Kind::Telemetry => {
                 ChangeSet { workloads_in: BTreeSet::from([namespace.to_owned()]), ..ChangeSet::default() }
             }
             Kind::VirtualService => {
                 let rule = self.virtual_services.get(namespace, name).map(|entry| &entry.object);
                 let Some(rule) = rule else { return ChangeSet::nothing() };
+                let gateways = self.selectors_of(rule);
+                // One without hosts is a delegate of others.
+                if !rule.spec.is_for_mesh() && !rule.spec.hosts.is_empty() {
+                    return ChangeSet { gateways, ..ChangeSet::default() };
+                }
                 match self.only_service_of(rule) {
-                    Some(host) => ChangeSet { hosts: BTreeSet::from([host]), ..ChangeSet::default() },
-                    None => ChangeSet { routes: true, ..ChangeSet::default() },
+                    Some(host) => {
+                        ChangeSet { hosts: BTreeSet::from([host]), gateways, ..ChangeSet::default() }
+                    }
+                    None => ChangeSet { routes: true, gateways, ..ChangeSet::default() },
                 }
             }
             Kind::Service => {

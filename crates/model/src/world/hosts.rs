@@ -70,6 +70,13 @@ impl World {
         self.services.get(namespace, name).filter(|entry| entry.object.spec.entry_host.is_none())
     }
 
+    /// Returns the namespaces that define a service of this full name.
+    pub(super) fn services_of_host(&self, fqdn: &str) -> BTreeSet<&str> {
+        let service = self.service_entry(fqdn).map(|entry| &*entry.object.meta.namespace);
+        let of_entries = self.entry_host_services(fqdn).map(|entry| &*entry.object.meta.namespace);
+        service.into_iter().chain(of_entries).collect()
+    }
+
     /// Returns the services of a host of ServiceEntries, by namespace.
     fn entry_host_services(&self, host: &str) -> impl Iterator<Item = &Entry<Service>> {
         let namespaces: BTreeSet<&String> =
@@ -136,11 +143,19 @@ impl World {
         })
     }
 
-    fn virtual_service_visible(&self, entry: &Entry<VirtualService>, client_namespace: &str) -> bool {
-        let default = &self.mesh().default_virtual_service_export_to;
-        let list =
-            if entry.object.spec.export_to.is_empty() { default } else { &entry.object.spec.export_to };
+    pub(super) fn virtual_service_visible(
+        &self,
+        entry: &Entry<VirtualService>,
+        client_namespace: &str,
+    ) -> bool {
+        let list = self.virtual_service_export_to(entry);
         exported(list.iter().map(String::as_str), &entry.object.meta.namespace, client_namespace)
+    }
+
+    /// Returns the `exportTo` of a VirtualService, or the mesh's default.
+    pub(super) fn virtual_service_export_to<'a>(&'a self, entry: &'a Entry<VirtualService>) -> &'a [String] {
+        let own = &entry.object.spec.export_to;
+        if own.is_empty() { &self.mesh().default_virtual_service_export_to } else { own }
     }
 }
 

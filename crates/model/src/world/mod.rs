@@ -15,12 +15,15 @@ mod destination_rules;
 mod effect;
 mod endpoints;
 mod entry_hosts;
+mod gateways;
 mod hosts;
 mod identify;
 mod index;
 mod policy;
+mod providers;
 mod registration;
 mod store;
+mod tokens;
 mod workload_entries;
 
 use std::{
@@ -33,12 +36,15 @@ pub(crate) use check::label_text;
 pub use effect::{Effect, Effects};
 pub use endpoints::Endpoint;
 pub use entry_hosts::Resolved;
+pub(crate) use gateways::{common_hosts, gateway_name};
 pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
 pub use identify::AccountMismatch;
 use index::{HostIndex, LabelIndex, MultiMap};
 pub use registration::RegistrationError;
 use store::{Entry, Store};
+pub(crate) use tokens::is_url;
+pub use tokens::{KeyFetch, KeySource};
 pub use workload_entries::Addressed;
 
 use crate::{
@@ -46,8 +52,8 @@ use crate::{
         AuthorizationPolicy, BackendTlsPolicy, ConfigMap, DestinationRule, EndpointSlice, EntryEndpoint,
         EnvoyFilter, Gateway, GatewayClass, GrpcRoute, HttpRoute, Ingress, IngressClass, Kind, Labels,
         ListenerSet, MeshConfig, Node, Object, ObjectKey, PeerAuthentication, Pod, ProxyConfig,
-        RateLimitPolicy, ReferenceGrant, RequestAuthentication, Service, ServiceEntry, Sidecar, TcpRoute,
-        Telemetry, Template, TlsRoute, Typed, VirtualService, WorkloadEntry, WorkloadGroup,
+        RateLimitPolicy, ReferenceGrant, RequestAuthentication, Secret, Service, ServiceEntry, Sidecar,
+        TcpRoute, Telemetry, Template, TlsRoute, Typed, VirtualService, WorkloadEntry, WorkloadGroup,
         destination_rule::{LoadBalancer, LocalityLb},
         gateway_api,
         kube::Locality,
@@ -72,6 +78,8 @@ pub struct World {
     services: Store<Service>,
     service_accounts: Store<()>,
     pods: Store<Pod>,
+    /// Secrets with certificates, keys or roots.
+    secrets: Store<Secret>,
     /// Workloads by kind, such as Deployments.
     templates: BTreeMap<Kind, Store<Template>>,
     slices: Store<EndpointSlice>,
@@ -127,6 +135,8 @@ pub struct World {
     name_users: MultiMap<Arc<str>>,
     /// DNS answers by name.
     resolved: Arc<HashMap<Arc<str>, Resolved>>,
+    /// Key sets that the control plane fetched.
+    key_sets: Arc<HashMap<KeySource, Arc<str>>>,
     /// Estimate since the last [`World::take_changes`]; `None` before the first.
     changes: Option<ChangeSet>,
 }
@@ -171,8 +181,10 @@ impl World {
             Object::Template(object) => {
                 self.templates.entry(object.spec.kind).or_default().insert(object, origin)
             }
-            // A Secret is only checked by itself.
-            Object::Secret(_) => false,
+            Object::Secret(object) if object.spec.is_empty() => {
+                self.secrets.remove(&object.meta.namespace, &object.meta.name)
+            }
+            Object::Secret(object) => self.secrets.insert(object, origin),
             Object::PeerAuthentication(object) => self.peer_authentications.insert(object, origin),
             Object::AuthorizationPolicy(object) => self.authorization_policies.insert(object, origin),
             Object::ConfigMap(object) => self.apply_config_map(object, origin),
@@ -246,7 +258,7 @@ impl World {
             Kind::Service => self.services.remove(namespace, name),
             Kind::ServiceAccount => self.service_accounts.remove(namespace, name),
             Kind::Pod => self.pods.remove(namespace, name),
-            Kind::Secret => false,
+            Kind::Secret => self.secrets.remove(namespace, name),
             kind @ (Kind::Deployment
             | Kind::StatefulSet
             | Kind::DaemonSet

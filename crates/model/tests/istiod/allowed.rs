@@ -10,8 +10,6 @@ pub(crate) struct Allowed {
     pub(crate) reason: &'static str,
 }
 
-const CUSTOM: &str = "AuthorizationPolicy with action CUSTOM: there is no external authorization, so what its rules \
-                      match is denied";
 const OWN_ADDRESS: &str = "The listener for a pod's own address stays: proxies with equal views share their listeners, and no \
                            connection is redirected to it";
 
@@ -27,26 +25,6 @@ pub(crate) const ALLOWED: &[Allowed] = &[
     differs("q-serviceentry-kinds", "eds outbound|6443||two.share.example.net.endpoints[0]", TWICE),
     differs("q-serviceentry-kinds", "rds 7001.virtualHosts[1].domains[0]", BLOCK),
     differs("q-serviceentry-kinds", "rds 9080.virtualHosts[3].domains", SAME_NAME),
-    differs(
-        "f2-authz-deny-custom-ports",
-        "productpage-v1 lds virtualInbound.filterChains[0].filters",
-        CUSTOM,
-    ),
-    differs(
-        "f2-authz-deny-custom-ports",
-        "productpage-v1 lds virtualInbound.filterChains[1].filters",
-        CUSTOM,
-    ),
-    differs(
-        "f2-authz-deny-custom-ports",
-        "productpage-v1 lds virtualInbound.filterChains[2].filters",
-        CUSTOM,
-    ),
-    differs(
-        "f2-authz-deny-custom-ports",
-        "productpage-v1 lds virtualInbound.filterChains[4].filters",
-        CUSTOM,
-    ),
     differs("l-tcp", "mysqldb-v1 lds 10.244.1.31_3307: istiod has no such resource", OWN_ADDRESS),
 ];
 

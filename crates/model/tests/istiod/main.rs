@@ -14,11 +14,17 @@ use std::{
     fs,
     io::Read as _,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use prost::Message as _;
 use serde_json::Value;
-use skysail_model::{ProxyNode, World, api::kube::Locality, compile, parse};
+use skysail_model::{
+    Origin, ProxyNode, World,
+    api::{Object, Secret, Typed, kube::Locality},
+    compile, parse,
+};
 use skysail_xds::{Kind, Resources, envoy::pb::envoy::service::discovery::v3::DiscoveryResponse};
 
 use allowed::ALLOWED;
@@ -74,11 +80,8 @@ scenarios! {
     h_sidecar_own_namespace = "h-sidecar-own-namespace",
     #[ignore = "not compiled like this yet"]
     h2_sidecar_registry_only = "h2-sidecar-registry-only",
-    #[ignore = "not compiled like this yet"]
     i_jwt = "i-jwt",
-    #[ignore = "not compiled like this yet"]
     j_ingress_gateway = "j-ingress-gateway",
-    #[ignore = "not compiled like this yet"]
     j2_ingress_gateway_tls = "j2-ingress-gateway-tls",
     #[ignore = "not compiled like this yet"]
     k_gateway_api = "k-gateway-api",
@@ -91,7 +94,6 @@ scenarios! {
     m_telemetry = "m-telemetry",
     n_destinationrule_policies = "n-destinationrule-policies",
     o_virtualservice_features = "o-virtualservice-features",
-    #[ignore = "not compiled like this yet"]
     p_gateway_tls = "p-gateway-tls",
     #[ignore = "not compiled like this yet"]
     p2_gateway_merge = "p2-gateway-merge",
@@ -172,7 +174,9 @@ fn compare(scenario: &str) {
         }
         world.identify(&mut node, "Kubernetes").unwrap();
         let (made, _) = compile(&world, &node.view);
-        for kind in [Kind::Cluster, Kind::Endpoint, Kind::Listener, Kind::Route, Kind::NameTable] {
+        for kind in
+            [Kind::Cluster, Kind::Endpoint, Kind::Listener, Kind::Route, Kind::Secret, Kind::NameTable]
+        {
             let (expected, actual) = (recorded(&folder, kind), compiled(&made, kind));
             let proxy = folder.file_name().unwrap().to_string_lossy();
             compare_kind(&format!("{proxy} {kind}"), &expected, &actual, &mut differences);
@@ -226,7 +230,12 @@ fn world(scenario: &str) -> World {
             fs::read_dir(data().join(folder)).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.sort();
         for file in files.iter().filter(|file| file.extension().is_some_and(|end| end == "yaml")) {
-            apply(&mut world, &fs::read_to_string(file).unwrap(), &file.to_string_lossy());
+            let text = fs::read_to_string(file).unwrap();
+            if file.ends_with("secrets-without-keys.yaml") {
+                apply_secrets(&mut world, &text);
+            } else {
+                apply(&mut world, &text, &file.to_string_lossy());
+            }
         }
     }
     world
@@ -247,6 +256,20 @@ fn apply(world: &mut World, text: &str, file: &str) {
     }
 }
 
+/// Adds Secrets whose private keys are replaced by other words, which a file may not have.
+fn apply_secrets(world: &mut World, text: &str) {
+    for document in skysail_yaml::documents(text) {
+        let written = document.root.unwrap().to_json();
+        let text = |of: &Value| of.as_str().unwrap().to_owned();
+        let data = written["data"].as_object().into_iter().flatten();
+        let values = data.map(|(name, value)| (name.clone(), BASE64_STANDARD.decode(text(value)).unwrap()));
+        let mut secret = Typed { spec: Secret::with_values(values), ..Typed::default() };
+        secret.meta.name = text(&written["metadata"]["name"]);
+        secret.meta.namespace = text(&written["metadata"]["namespace"]);
+        world.apply(Object::Secret(Arc::new(secret)), Origin::default());
+    }
+}
+
 /// Returns the folders of the recorded proxies.
 fn recordings(scenario: &str) -> Vec<PathBuf> {
     let proxies = fs::read_dir(data().join(scenario).join("xds")).unwrap();
@@ -257,7 +280,10 @@ fn recordings(scenario: &str) -> Vec<PathBuf> {
 
 fn node(folder: &Path) -> ProxyNode {
     let node: Value = serde_json::from_str(&fs::read_to_string(folder.join("node.json")).unwrap()).unwrap();
-    ProxyNode::parse(node["id"].as_str().unwrap(), node["metadata"].clone(), Locality::default()).unwrap()
+    let id = node["id"].as_str().unwrap();
+    let mut node = ProxyNode::parse(id, node["metadata"].clone(), Locality::default()).unwrap();
+    node.view.is_authenticated = true;
+    node
 }
 
 /// Returns the recorded resources by name.

@@ -228,7 +228,7 @@ impl Mesh {
             ready: Err("starting".to_owned()),
             restarts: 0,
             logs,
-            containers: pod.spec.containers.iter().map(|container| container.name.clone()).collect(),
+            containers: pod.containers().map(|container| container.name.clone()).collect(),
             programs: Vec::new(),
             handles: None,
             mounts: BTreeMap::new(),

@@ -130,6 +130,7 @@ fn declarations_cover_every_field_of_a_view() {
         plain_envoy: _,
         hosts_apart: _,
         names_resolved: _,
+        is_authenticated: _,
         ipv4: _,
         addressed: _,
         labels,

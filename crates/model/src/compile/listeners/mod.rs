@@ -80,12 +80,12 @@ pub(super) fn inbound_ports<'a>(world: &'a World, view: &ProxyView) -> Vec<Inbou
 }
 
 /// Returns the unspecified address of the proxy's family.
-fn any_address(view: &ProxyView) -> &'static str {
+pub(super) fn any_address(view: &ProxyView) -> &'static str {
     if view.ipv4 || !view.ipv6 { "0.0.0.0" } else { "::" }
 }
 
 /// Returns a listener for redirected connections.
-fn virtual_listener(
+pub(super) fn virtual_listener(
     world: &World,
     view: &ProxyView,
     name: &str,
@@ -108,7 +108,7 @@ fn detection_timeout(world: &World) -> pb::Duration {
     world.mesh().protocol_detection_timeout.map_or(pb::seconds(0), |length| pb::duration(length.0))
 }
 
-fn inspector(name: &str, config: pb::Any) -> listener::ListenerFilter {
+pub(super) fn inspector(name: &str, config: pb::Any) -> listener::ListenerFilter {
     listener::ListenerFilter {
         name: name.to_owned(),
         config_type: Some(listener::listener_filter::ConfigType::TypedConfig(config)),

@@ -41,6 +41,8 @@ pub(super) struct Port<'a> {
     pub(super) scope: &'a Scope<'a>,
     pub(super) rule: &'a RouteRule,
     pub(super) number: u16,
+    /// Gateway (`NAMESPACE/NAME`) for which routes are compiled; `None` for sidecars.
+    pub(super) gateway: Option<&'a str>,
 }
 
 /// Returns the action of a route; `None` if it has no supported action.
@@ -141,13 +143,12 @@ fn weighted_cluster(port: &Port<'_>, to: &HttpDestination, weight: u32) -> Clust
     }
 }
 
-/// Returns the name of a destination's cluster. As in Istio, a destination without a port gets the port of the request,
-/// even if its service has only another port.
+/// Returns the name of a destination's cluster.
 fn cluster(port: &Port<'_>, to: &Destination) -> String {
     let host = fqdn(&to.host, &port.rule.meta.namespace);
-    let asked = to.port.and_then(|selector| u16::try_from(selector.number).ok()).filter(|number| *number > 0);
     let host = port.scope.world.aliased(&host);
-    ClusterName::outbound(asked.unwrap_or(port.number), &to.subset, host).to_string()
+    let number = port.scope.destination_port(to, host, port.number);
+    ClusterName::outbound(number, &to.subset, host).to_string()
 }
 
 fn rewrite(to: &mut route::RouteAction, http: &HttpRoute) {

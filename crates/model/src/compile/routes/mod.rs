@@ -7,6 +7,8 @@ mod action;
 mod retry;
 mod virtual_service;
 
+pub(super) use virtual_service::{at_gateway, matches_everything};
+
 use std::{
     collections::{BTreeMap, HashSet},
     net::IpAddr,
@@ -113,7 +115,10 @@ fn encode(configuration: &route::RouteConfiguration) -> Arc<Resource> {
     order::encode(Kind::Route, &configuration.name, configuration)
 }
 
-fn configuration(name: String, virtual_hosts: Vec<route::VirtualHost>) -> route::RouteConfiguration {
+pub(super) fn configuration(
+    name: String,
+    virtual_hosts: Vec<route::VirtualHost>,
+) -> route::RouteConfiguration {
     route::RouteConfiguration {
         name,
         virtual_hosts,
@@ -125,7 +130,11 @@ fn configuration(name: String, virtual_hosts: Vec<route::VirtualHost>) -> route:
     }
 }
 
-fn virtual_host(name: String, domains: Vec<String>, routes: Vec<route::Route>) -> route::VirtualHost {
+pub(super) fn virtual_host(
+    name: String,
+    domains: Vec<String>,
+    routes: Vec<route::Route>,
+) -> route::VirtualHost {
     route::VirtualHost { name, domains, routes, include_request_attempt_count: true, ..Default::default() }
 }
 

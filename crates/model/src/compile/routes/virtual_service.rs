@@ -15,27 +15,45 @@ use crate::{
         Scope,
         pb::{boolean, config_path, fields, matcher, matching, metadata, regex, route},
     },
+    world::gateway_name,
 };
 
-use matcher::string_matcher::MatchPattern;
+use matcher::{string_matcher::MatchPattern, value_matcher::MatchPattern as MatchValue};
 use route::{
     header_matcher::HeaderMatchSpecifier, query_parameter_matcher::QueryParameterMatchSpecifier,
     route_match::PathSpecifier,
 };
 
+/// Prefix of headers that mean claims of a verified token.
+const CLAIMS: &str = "@request.auth.claims";
+
 /// Returns the routes of a VirtualService on a port for one client; empty if none applies.
 pub(super) fn routes(scope: &Scope<'_>, rule: &RouteRule, port: u16) -> Vec<route::Route> {
-    let port = Port { scope, rule, number: port };
+    of_port(&Port { scope, rule, number: port, gateway: None })
+}
+
+/// Returns the routes of a VirtualService at a Gateway (`NAMESPACE/NAME`); empty if none applies. `port` is the number
+/// of the server's port.
+pub(in crate::compile) fn at_gateway(
+    scope: &Scope<'_>,
+    rule: &RouteRule,
+    port: u16,
+    gateway: &str,
+) -> Vec<route::Route> {
+    of_port(&Port { scope, rule, number: port, gateway: Some(gateway) })
+}
+
+fn of_port(port: &Port<'_>) -> Vec<route::Route> {
     let mut routes = Vec::new();
-    for http in scope.world.http_rules(rule).iter() {
+    for http in port.scope.world.http_rules(port.rule).iter() {
         if http.matches.is_empty() {
-            routes.extend(route(&port, http, None));
+            routes.extend(route(port, http, None));
             // Later routes could never be reached.
             break;
         }
-        let holds = |found: &&HttpMatch| applies(scope, rule, found, port.number);
+        let holds = |found: &&HttpMatch| applies(port, found);
         for found in http.matches.iter().filter(holds) {
-            let Some(made) = route(&port, http, Some(found)) else { continue };
+            let Some(made) = route(port, http, Some(found)) else { continue };
             let last = matches_everything(&made);
             routes.push(made);
             if last {
@@ -47,9 +65,14 @@ pub(super) fn routes(scope: &Scope<'_>, rule: &RouteRule, port: u16) -> Vec<rout
 }
 
 /// Returns whether a match applies to the client and the port. Both are known here, so requests need not be checked.
-fn applies(scope: &Scope<'_>, rule: &RouteRule, found: &HttpMatch, port: u16) -> bool {
-    found.port.is_none_or(|wanted| wanted == u32::from(port))
-        && found.is_for_mesh(&rule.spec)
+fn applies(port: &Port<'_>, found: &HttpMatch) -> bool {
+    let Port { scope, rule, .. } = port;
+    let is_at = |gateway: &str| {
+        let mut names = found.gateways.iter().map(|name| gateway_name(name, &rule.meta.namespace));
+        found.gateways.is_empty() || names.any(|name| name == gateway)
+    };
+    found.port.is_none_or(|wanted| wanted == u32::from(port.number))
+        && port.gateway.map_or_else(|| found.is_for_mesh(&rule.spec), is_at)
         && selects(&found.source_labels, scope.labels)
         && found
             .source_namespace
@@ -57,11 +80,13 @@ fn applies(scope: &Scope<'_>, rule: &RouteRule, found: &HttpMatch, port: u16) ->
             .is_none_or(|wanted| wanted.is_empty() || *wanted == scope.namespace)
 }
 
-fn matches_everything(route: &route::Route) -> bool {
+/// Returns whether a route matches every request.
+pub(in crate::compile) fn matches_everything(route: &route::Route) -> bool {
     route.r#match.as_ref().is_some_and(|found| {
         let every_path =
             matches!(&found.path_specifier, Some(PathSpecifier::Prefix(prefix)) if prefix == "/");
-        every_path && found.headers.is_empty() && found.query_parameters.is_empty()
+        let unconditional = found.headers.is_empty() && found.dynamic_metadata.is_empty();
+        every_path && unconditional && found.query_parameters.is_empty()
     })
 }
 
@@ -120,6 +145,7 @@ fn route_match(found: &HttpMatch) -> route::RouteMatch {
         path_specifier: Some(path),
         case_sensitive: boolean(!found.ignore_uri_case),
         headers: headers(found),
+        dynamic_metadata: claims(found),
         query_parameters: parameters.collect(),
         ..Default::default()
     }
@@ -128,10 +154,10 @@ fn route_match(found: &HttpMatch) -> route::RouteMatch {
 /// Returns the header matchers: headers by name, then the pseudo-headers of HTTP/2.
 fn headers(found: &HttpMatch) -> Vec<route::HeaderMatcher> {
     let mut named: BTreeMap<(&str, bool), route::HeaderMatcher> = BTreeMap::new();
-    for (name, wanted) in &found.headers {
+    for (name, wanted) in found.headers.iter().filter(|(name, _)| !is_claim(name)) {
         named.insert((name, false), header(name, wanted));
     }
-    for (name, unwanted) in &found.without_headers {
+    for (name, unwanted) in found.without_headers.iter().filter(|(name, _)| !is_claim(name)) {
         let mut matcher = header(name, unwanted);
         matcher.invert_match = true;
         // A request without the header does not have the value.
@@ -143,6 +169,44 @@ fn headers(found: &HttpMatch) -> Vec<route::HeaderMatcher> {
     let parts = [(":method", &found.method), (":authority", &found.authority), (":scheme", &found.scheme)];
     list.extend(parts.into_iter().filter_map(|(name, wanted)| Some(header(name, wanted.as_ref()?))));
     list
+}
+
+/// Returns whether a header means a claim of a verified token: `@request.auth.claims.NAME`.
+fn is_claim(name: &str) -> bool {
+    name.starts_with(CLAIMS)
+}
+
+/// Returns the matchers for claims of verified tokens. A claim is a text or a list of texts.
+fn claims(found: &HttpMatch) -> Vec<matcher::MetadataMatcher> {
+    let of = |(name, wanted): (&String, &StringMatch), invert| {
+        let value =
+            string_matcher(wanted).map(MatchValue::StringMatch).unwrap_or(MatchValue::PresentMatch(true));
+        let value = matcher::ValueMatcher { match_pattern: Some(value) };
+        let one_of = Some(matcher::list_matcher::MatchPattern::OneOf(Box::new(value.clone())));
+        let list = MatchValue::ListMatch(Box::new(matcher::ListMatcher { match_pattern: one_of }));
+        let list = matcher::ValueMatcher { match_pattern: Some(list) };
+        let either = matcher::OrMatcher { value_matchers: vec![list, value] };
+        let path = std::iter::once("payload").chain(claim_path(name)).map(|key| {
+            let segment = matcher::metadata_matcher::path_segment::Segment::Key(key.to_owned());
+            matcher::metadata_matcher::PathSegment { segment: Some(segment) }
+        });
+        matcher::MetadataMatcher {
+            filter: "envoy.filters.http.jwt_authn".into(),
+            path: path.collect(),
+            value: Some(matcher::ValueMatcher { match_pattern: Some(MatchValue::OrMatch(either)) }),
+            invert,
+        }
+    };
+    let claim = |(name, _): &(&String, &StringMatch)| is_claim(name);
+    let wanted = found.headers.iter().filter(claim).map(|entry| of(entry, false));
+    wanted.chain(found.without_headers.iter().filter(claim).map(|entry| of(entry, true))).collect()
+}
+
+/// Returns the names of nested claims: `@request.auth.claims.a.b` or `@request.auth.claims[a][b]`.
+fn claim_path(name: &str) -> impl Iterator<Item = &str> {
+    let rest = &name[CLAIMS.len()..];
+    let separators: &[char] = if rest.starts_with('[') { &['[', ']'] } else { &['.'] };
+    rest.split(separators).filter(|key| !key.is_empty())
 }
 
 fn header(name: &str, wanted: &StringMatch) -> route::HeaderMatcher {

@@ -193,3 +193,72 @@ fn hosts_below_the_domain_of_the_cluster_add_to_the_service() {
     assert!(changes.services.contains(&("svc".to_owned(), "a.svc.svc.cluster.local".to_owned())));
     assert!(world.service_chosen(&of_entry, "svc"));
 }
+
+#[test]
+fn machines_are_registered_with_the_template_of_their_group() {
+    let group = "---
+apiVersion: networking.istio.io/v1
+kind: WorkloadGroup
+metadata: {name: vms, namespace: svc}
+spec:
+  metadata: {labels: {app: a}}
+  template: {serviceAccount: vm, ports: {http: 8890}, weight: 3}
+  probe: {httpGet: {path: /healthy, port: 8890}}
+";
+    let node = |account: &str, group: &str| {
+        let metadata = serde_json::json!({
+            "NAMESPACE": "svc", "SERVICE_ACCOUNT": account, "AUTO_REGISTER_GROUP": group,
+            "LABELS": {"version": "v2"}, "INSTANCE_IPS": "192.0.2.7",
+        });
+        let id = "sidecar~192.0.2.7~vm-1.svc~svc.svc.cluster.local";
+        crate::ProxyNode::parse(id, metadata, Locality::default()).unwrap()
+    };
+    let mut world = world(&[SELECTING, group].concat());
+    assert_eq!(world.registration(&node("vm", "")), Ok(None));
+    for (account, group, reason) in [
+        ("vm", "other", "there is no WorkloadGroup svc/other"),
+        ("default", "vms", "is for service account \"vm\", and the proxy runs as \"default\""),
+    ] {
+        let error = world.registration(&node(account, group)).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+    let entry = world.registration(&node("vm", "vms")).unwrap().unwrap();
+    assert_eq!(entry.meta.name, "vms-192.0.2.7");
+    assert_eq!(*entry.meta.labels, labels(&[("app", "a"), ("version", "v2")]));
+    world.take_changes();
+    assert!(world.register(entry.clone()) && !world.register(entry.clone()));
+    assert_eq!(world.take_changes().services.len(), 1);
+    assert_eq!(endpoints(&world, "pool.example.net"), ["192.0.2.7:8890 3 vm"]);
+    assert!(world.unregister("svc", "vms-192.0.2.7") && !world.unregister("svc", "vms-192.0.2.7"));
+    assert!(endpoints(&world, "pool.example.net").is_empty());
+
+    // An object of the user is kept.
+    let own = entry("vms-192.0.2.7", "address: 192.0.2.8, labels: {app: a}");
+    change(&mut world, &own);
+    assert!(!world.register(entry) && !world.unregister("svc", "vms-192.0.2.7"));
+    assert_eq!(endpoints(&world, "pool.example.net"), ["192.0.2.8:8080 1 "]);
+}
+
+#[test]
+fn invalid_entries_and_groups_are_refused_by_field() {
+    let group = |spec: &str| {
+        format!(
+            "---\napiVersion: networking.istio.io/v1\nkind: WorkloadGroup\nmetadata: {{name: g}}\nspec: {{{spec}}}\n"
+        )
+    };
+    for (yaml, field) in [
+        (entry("e", "labels: {a: b}"), "spec.address"),
+        (entry("e", "address: 'not a host'"), "spec.address"),
+        (entry("e", "address: 'unix://relative'"), "spec.address"),
+        (entry("e", "address: 'unix:///s', ports: {http: 80}"), "spec.ports"),
+        (entry("e", "address: 192.0.2.1, ports: {http: 70000}"), "spec.ports.http"),
+        (entry("e", "address: 192.0.2.1, locality: a//b"), "spec.locality"),
+        (group("template: {address: 192.0.2.1}"), "spec.template.address"),
+        (group("template: {serviceAccount: a}, probe: {}"), "spec.probe"),
+        (group("template: {serviceAccount: a}, probe: {grpc: {port: 0}}"), "spec.probe.grpc.port"),
+    ] {
+        let parsed = crate::parse(&yaml, "test.yaml");
+        let said: String = parsed.diagnostics.iter().map(ToString::to_string).collect();
+        assert!(parsed.objects.is_empty() && said.contains(field), "{yaml}{said}");
+    }
+}

@@ -1,0 +1,209 @@
+//! Filter chains of gateways: HTTP, terminated TLS, forwarded TLS and TCP.
+
+use std::collections::BTreeSet;
+
+use skysail_core::{ClusterName, names::Direction};
+use skysail_xds::envoy::pb::envoy::extensions::filters::network::tcp_proxy::v3::{
+    TcpProxy,
+    tcp_proxy::{ClusterSpecifier, WeightedCluster, weighted_cluster::ClusterWeight},
+};
+
+use super::{
+    servers::{GatewayServer, Group},
+    tls,
+};
+use crate::{
+    api::{
+        Protocol, Typed, VirtualService,
+        gateway::ServerTlsMode,
+        virtual_service::{L4Destination, L4Match},
+    },
+    compile::{
+        Scope, access_log, balance,
+        filters::{self, Routes, Setting},
+        pb::{core, listener, pack, types},
+        rbac::Authorization,
+    },
+    world::{common_hosts, fqdn, gateway_name},
+};
+
+/// A filter chain and its match.
+pub(super) struct Chain {
+    /// Server names; `*` matches every connection, as does an empty list.
+    pub(super) server_names: Vec<String>,
+    pub(super) alpn: Vec<String>,
+    pub(super) filters: Vec<listener::Filter>,
+    pub(super) socket: Option<core::TransportSocket>,
+}
+
+/// Server names of forwarded TLS that have a chain, by port and address.
+pub(super) type TakenNames<'a> = BTreeSet<(u16, &'a str, String)>;
+
+/// Context in which chains are compiled.
+struct Compiler<'a, 's> {
+    scope: &'a Scope<'s>,
+    setting: Setting<'a>,
+    authorization: &'a Authorization,
+}
+
+/// Returns the filter chains of a group of servers. `listener` is the name of the listener.
+pub(super) fn of_group<'a>(
+    scope: &Scope<'_>,
+    setting: Setting<'_>,
+    group: &Group<'a>,
+    listener: &str,
+    authorization: &Authorization,
+    names: &mut TakenNames<'a>,
+) -> Vec<Chain> {
+    let compiler = Compiler { scope, setting, authorization };
+    if group.protocol.is_http() {
+        let first = group.servers.first();
+        return first.map(|first| compiler.http(first, listener, group.protocol)).into_iter().collect();
+    }
+    let mut chains = Vec::new();
+    for server in &group.servers {
+        match server.tls() {
+            Some(tls) if tls.mode.is_passthrough() => chains.extend(compiler.forwarded(server, names)),
+            _ if server.server.is_http() => chains.push(compiler.http(server, listener, group.protocol)),
+            _ => chains.extend(compiler.tcp(server)),
+        }
+    }
+    chains
+}
+
+impl Compiler<'_, '_> {
+    /// Returns the chain of HTTP, in plain text or with terminated TLS.
+    fn http(&self, server: &GatewayServer<'_>, listener: &str, protocol: Protocol) -> Chain {
+        let setting = Setting { grpc_web: protocol == Protocol::GrpcWeb, ..self.setting };
+        let filters = filters::http_chain(
+            setting,
+            Direction::Outbound,
+            format!("outbound_{listener};"),
+            Routes::ByName(server.route_name.clone()),
+            self.authorization.http_filters(),
+        );
+        let socket = server.tls().map(|tls| tls::socket(self.setting, tls, false));
+        let server_names = if socket.is_some() { server.server_names() } else { Vec::new() };
+        Chain { server_names, alpn: Vec::new(), filters, socket }
+    }
+
+    /// Returns the chain of TCP, in plain text or with terminated TLS; `None` if no VirtualService routes it.
+    fn tcp(&self, server: &GatewayServer<'_>) -> Option<Chain> {
+        let gateway = server.gateway_name();
+        let rules = self.rules(server);
+        let (rule, route) = rules.iter().find_map(|rule| {
+            let routes = &mut rule.spec.tcp.iter();
+            let route = routes.find(|route| applies(&route.matches, rule, server, &gateway));
+            route.map(|route| (*rule, &route.route))
+        })?;
+        let mutual = server.tls().is_some_and(|tls| tls.mode == ServerTlsMode::IstioMutual);
+        let socket = server.tls().map(|tls| tls::socket(self.setting, tls, true));
+        let server_names = if socket.is_some() { server.server_names() } else { Vec::new() };
+        let filters = self.tcp_filters(rule, route, server, mutual)?;
+        Some(Chain { server_names, alpn: Vec::new(), filters, socket })
+    }
+
+    /// Returns a chain for each match of forwarded TLS.
+    fn forwarded<'a>(&self, server: &GatewayServer<'a>, taken: &mut TakenNames<'a>) -> Vec<Chain> {
+        let gateway = server.gateway_name();
+        let mut chains = Vec::new();
+        for rule in self.rules(server) {
+            for route in &rule.spec.tls {
+                for found in &route.matches {
+                    if !applies(std::slice::from_ref(found), rule, server, &gateway) {
+                        continue;
+                    }
+                    let (port, bind) = (server.listener_port, server.server.bind.as_str());
+                    let place = |name: &String| (port, bind, name.to_ascii_lowercase());
+                    if found.sni_hosts.iter().any(|name| taken.contains(&place(name))) {
+                        continue;
+                    }
+                    let Some(filters) = self.tcp_filters(rule, &route.route, server, false) else { continue };
+                    taken.extend(found.sni_hosts.iter().map(place));
+                    let server_names = found.sni_hosts.clone();
+                    chains.push(Chain { server_names, alpn: Vec::new(), filters, socket: None });
+                }
+            }
+        }
+        chains
+    }
+
+    /// Returns the VirtualServices whose hosts the server has.
+    fn rules(&self, server: &GatewayServer<'_>) -> Vec<&Typed<VirtualService>> {
+        let bound = self.scope.world.gateway_virtual_services(&server.gateway_name(), self.scope.namespace);
+        let bound = bound.into_iter().map(AsRef::as_ref);
+        bound.filter(|rule| !common_hosts(&server.hosts, rule).is_empty()).collect()
+    }
+
+    fn tcp_filters(
+        &self,
+        rule: &Typed<VirtualService>,
+        to: &[L4Destination],
+        server: &GatewayServer<'_>,
+        exchange: bool,
+    ) -> Option<Vec<listener::Filter>> {
+        let cluster = |to: &L4Destination| {
+            let host = fqdn(&to.destination.host, &rule.meta.namespace);
+            let port = self.scope.destination_port(&to.destination, &host, server.server.number());
+            ClusterName::outbound(port, &to.destination.subset, &host).to_string()
+        };
+        let mut proxy =
+            TcpProxy { access_log: access_log::of_filter(self.setting.mesh), ..Default::default() };
+        match to {
+            [] => return None,
+            [only] => {
+                let name = cluster(only);
+                let rule = self.scope.world.destination_rule(
+                    &fqdn(&only.destination.host, &rule.meta.namespace),
+                    self.scope.namespace,
+                );
+                if balance::hashes_source_ip(rule.as_deref(), &only.destination.subset) {
+                    proxy.hash_policy.push(types::HashPolicy {
+                        policy_specifier: Some(types::hash_policy::PolicySpecifier::SourceIp(
+                            Default::default(),
+                        )),
+                    });
+                }
+                proxy.stat_prefix.clone_from(&name);
+                proxy.cluster_specifier = Some(ClusterSpecifier::Cluster(name));
+            }
+            all => {
+                let weighted = all.iter().filter_map(|to| {
+                    let weight = u32::try_from(to.weight).ok().filter(|weight| *weight > 0)?;
+                    Some(ClusterWeight { name: cluster(to), weight, ..Default::default() })
+                });
+                let clusters: Vec<_> = weighted.collect();
+                if clusters.is_empty() {
+                    return None;
+                }
+                proxy.stat_prefix = format!("{}.{}", rule.meta.name, rule.meta.namespace);
+                proxy.cluster_specifier =
+                    Some(ClusterSpecifier::WeightedClusters(WeightedCluster { clusters }));
+            }
+        }
+        let proxy = filters::network("envoy.filters.network.tcp_proxy", pack(&proxy));
+        let view = self.setting.view;
+        let mut list: Vec<_> = exchange.then(|| filters::exchange(view)).flatten().into_iter().collect();
+        list.extend(self.authorization.tcp_filters());
+        list.extend(filters::network_stats(view, Direction::Outbound));
+        list.push(proxy);
+        Some(list)
+    }
+}
+
+/// Returns whether one of these matches applies to a server; an empty list applies to all.
+fn applies(
+    matches: &[L4Match],
+    rule: &Typed<VirtualService>,
+    server: &GatewayServer<'_>,
+    gateway: &str,
+) -> bool {
+    let number = u32::from(server.server.number());
+    let names = |found: &L4Match| {
+        found.gateways.iter().any(|name| gateway_name(name, &rule.meta.namespace) == gateway)
+    };
+    let applies = |found: &L4Match| {
+        found.port.is_none_or(|port| port == number) && (found.gateways.is_empty() || names(found))
+    };
+    matches.is_empty() || matches.iter().any(applies)
+}

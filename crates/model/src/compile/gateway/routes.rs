@@ -1,0 +1,120 @@
+//! RDS of gateways: the routes of all VirtualServices that are bound to the Gateways of a server.
+
+use std::collections::{BTreeMap, HashMap, btree_map::Entry};
+
+use super::servers::GatewayServer;
+use crate::compile::{Scope, pb::route, routes};
+use crate::world::common_hosts;
+
+/// A virtual host, and the VirtualServices whose routes it has.
+struct Host {
+    name: String,
+    /// Domains; several for hosts with the same routes.
+    domains: Vec<String>,
+    /// Gateway and VirtualService of each list of routes, in order.
+    sources: Vec<Source>,
+    redirects: bool,
+}
+
+/// Gateway (`NAMESPACE/NAME`), and namespace and name of a VirtualService.
+type Source = (String, String, String);
+
+/// Returns a route configuration for these servers, which have the same name of routes.
+pub(super) fn compile(
+    scope: &Scope<'_>,
+    name: &str,
+    servers: &[GatewayServer<'_>],
+) -> route::RouteConfiguration {
+    let mut made: HashMap<Source, Vec<route::Route>> = HashMap::new();
+    let mut hosts: BTreeMap<String, Host> = BTreeMap::new();
+    for server in servers {
+        add_server(scope, server, &mut made, &mut hosts);
+    }
+    let number = servers.first().map_or(0, |server| server.server.number());
+    let mut virtual_hosts: Vec<_> =
+        collapse(hosts).into_iter().map(|host| virtual_host(host, &made)).collect();
+    if virtual_hosts.is_empty() {
+        // Requests get 404.
+        let name = format!("blackhole:{number}");
+        virtual_hosts.push(route::VirtualHost { name, domains: vec!["*".into()], ..Default::default() });
+    }
+    virtual_hosts.sort_by(|a, b| a.name.cmp(&b.name));
+    routes::configuration(name.to_owned(), virtual_hosts)
+}
+
+fn add_server(
+    scope: &Scope<'_>,
+    server: &GatewayServer<'_>,
+    made: &mut HashMap<Source, Vec<route::Route>>,
+    hosts: &mut BTreeMap<String, Host>,
+) {
+    let gateway = server.gateway_name();
+    let number = server.server.number();
+    let redirects = server.server.tls.as_ref().is_some_and(|tls| tls.https_redirect);
+    let new = |domain: &String| Host {
+        name: format!("{domain}:{number}"),
+        domains: vec![domain.clone()],
+        sources: Vec::new(),
+        redirects: false,
+    };
+    for rule in scope.world.gateway_virtual_services(&gateway, scope.namespace) {
+        let common = common_hosts(&server.hosts, rule);
+        if common.is_empty() {
+            continue;
+        }
+        let source = (gateway.clone(), rule.meta.namespace.clone(), rule.meta.name.clone());
+        let routes =
+            made.entry(source.clone()).or_insert_with(|| routes::at_gateway(scope, rule, number, &gateway));
+        if routes.is_empty() {
+            continue;
+        }
+        for domain in common {
+            let host = match hosts.entry(domain) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(free) => {
+                    let host = new(free.key());
+                    free.insert(host)
+                }
+            };
+            host.sources.push(source.clone());
+            host.redirects |= redirects;
+        }
+    }
+    if redirects {
+        // As in Istio, hosts without routes keep their namespace.
+        for domain in &server.hosts {
+            hosts.entry(domain.clone()).or_insert_with(|| new(domain)).redirects = true;
+        }
+    }
+}
+
+/// Unites hosts with the same routes. The most specific host names them.
+fn collapse(hosts: BTreeMap<String, Host>) -> Vec<Host> {
+    let mut all: Vec<Host> = hosts.into_values().collect();
+    let rank = |host: &Host| {
+        let domain = &host.domains[0];
+        (domain.starts_with('*'), std::cmp::Reverse(domain.len()), domain.clone())
+    };
+    all.sort_by_cached_key(rank);
+    let mut united: Vec<Host> = Vec::new();
+    for host in all {
+        let same = |known: &&mut Host| known.sources == host.sources && known.redirects == host.redirects;
+        match united.iter_mut().find(same) {
+            Some(known) => known.domains.extend(host.domains),
+            None => united.push(host),
+        }
+    }
+    united
+}
+
+fn virtual_host(host: Host, made: &HashMap<Source, Vec<route::Route>>) -> route::VirtualHost {
+    let routes = host.sources.iter().filter_map(|source| made.get(source)).flatten().cloned();
+    // A route for all requests would hide the routes of the other VirtualServices.
+    let (last, first): (Vec<_>, Vec<_>) = routes.partition(routes::matches_everything);
+    let require =
+        if host.redirects { route::virtual_host::TlsRequirementType::All } else { Default::default() };
+    route::VirtualHost {
+        require_tls: require as i32,
+        ..routes::virtual_host(host.name, host.domains, first.into_iter().chain(last).collect())
+    }
+}

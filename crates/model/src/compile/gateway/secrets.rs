@@ -1,0 +1,70 @@
+//! SDS of gateways: the Secrets that the servers of a proxy name, from the proxy's own namespace.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use skysail_xds::{
+    Kind, Resource,
+    envoy::pb::envoy::extensions::transport_sockets::tls::v3::{
+        CertificateValidationContext, Secret as SdsSecret, TlsCertificate, secret::Type,
+    },
+};
+
+use super::{
+    servers::Merged,
+    tls::{self, PREFIX, ROOTS},
+};
+use crate::{
+    ProxyView, World,
+    compile::{order, pb::core},
+};
+
+/// Returns the secrets of a proxy. Only a proxy with a proven identity gets any, and only those of its namespace that
+/// a Gateway of its own names.
+pub(super) fn compile(world: &World, view: &ProxyView, merged: &Merged<'_>) -> Vec<Arc<Resource>> {
+    if !view.is_authenticated {
+        return Vec::new();
+    }
+    let servers = merged.groups.iter().flat_map(|group| &group.servers);
+    let names: BTreeSet<String> = servers.filter_map(|server| server.tls()).flat_map(tls::secrets).collect();
+    let made = names.into_iter().filter_map(|name| of_name(world, &view.namespace, &name));
+    made.map(|secret| order::encode(Kind::Secret, &secret.name, &secret)).collect()
+}
+
+/// Returns a secret; `None` if it does not exist, or has nothing of the demanded kind.
+fn of_name(world: &World, namespace: &str, name: &str) -> Option<SdsSecret> {
+    let bare = name.strip_prefix(PREFIX)?;
+    let content = match bare.strip_suffix(ROOTS) {
+        // As in Istio, the roots are in a Secret of their own or beside the certificate.
+        Some(stem) => roots(world, namespace, bare, stem)?,
+        None => {
+            let secret = world.secret(namespace, bare)?;
+            match secret.pair() {
+                Some(pair) => Type::TlsCertificate(TlsCertificate {
+                    certificate_chain: inline(pair.chain),
+                    private_key: inline(pair.key),
+                    ..Default::default()
+                }),
+                None => validation(secret)?,
+            }
+        }
+    };
+    Some(SdsSecret { name: name.to_owned(), r#type: Some(content) })
+}
+
+fn roots(world: &World, namespace: &str, name: &str, stem: &str) -> Option<Type> {
+    let secret = world.secret(namespace, name).or_else(|| world.secret(namespace, stem))?;
+    validation(secret)
+}
+
+fn validation(secret: &crate::api::secret::Secret) -> Option<Type> {
+    Some(Type::ValidationContext(CertificateValidationContext {
+        trusted_ca: inline(secret.roots()?),
+        crl: secret.revocations().and_then(inline),
+        ..Default::default()
+    }))
+}
+
+fn inline(bytes: &[u8]) -> Option<core::DataSource> {
+    let specifier = Some(core::data_source::Specifier::InlineBytes(bytes.to_vec()));
+    Some(core::DataSource { specifier, ..Default::default() })
+}

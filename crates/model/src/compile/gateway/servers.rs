@@ -1,0 +1,161 @@
+//! Merging of the servers of several Gateways, as Istio merges them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    ProxyView, World,
+    api::{
+        Gateway, Protocol, Typed,
+        gateway::{Server, ServerTls},
+        kube::TargetPort,
+    },
+};
+
+/// A server and its Gateway.
+#[derive(Clone)]
+pub(super) struct GatewayServer<'a> {
+    pub(super) gateway: &'a Typed<Gateway>,
+    pub(super) server: &'a Server,
+    /// Hosts, with the namespace of the Gateway in place of `.`.
+    pub(super) hosts: Vec<String>,
+    /// Port on which the proxy listens.
+    pub(super) listener_port: u16,
+    /// Name of the routes; empty for a server without HTTP.
+    pub(super) route_name: String,
+}
+
+/// Servers that share a port, an address and a protocol.
+pub(super) struct Group<'a> {
+    pub(super) port: u16,
+    pub(super) bind: &'a str,
+    pub(super) protocol: Protocol,
+    pub(super) servers: Vec<GatewayServer<'a>>,
+}
+
+/// Merged servers.
+#[derive(Default)]
+pub(super) struct Merged<'a> {
+    /// Groups in the order of their first servers.
+    pub(super) groups: Vec<Group<'a>>,
+    /// Servers by the name of their routes.
+    pub(super) routes: BTreeMap<String, Vec<GatewayServer<'a>>>,
+    /// Server names of TLS by port and address.
+    names: BTreeSet<(u16, &'a str, String)>,
+}
+
+impl<'a> GatewayServer<'a> {
+    fn new(gateway: &'a Typed<Gateway>, server: &'a Server, listener_port: u16) -> Self {
+        let own = &gateway.meta.namespace;
+        let full = |host: &String| match host.strip_prefix("./") {
+            Some(host) => format!("{own}/{host}"),
+            None => host.clone(),
+        };
+        let route_name = route_name(gateway, server, listener_port);
+        Self { gateway, server, hosts: server.hosts.iter().map(full).collect(), listener_port, route_name }
+    }
+
+    /// Returns the name of the Gateway: `NAMESPACE/NAME`.
+    pub(super) fn gateway_name(&self) -> String {
+        format!("{}/{}", self.gateway.meta.namespace, self.gateway.meta.name)
+    }
+
+    /// Returns the server names of TLS.
+    pub(super) fn server_names(&self) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        for host in &self.hosts {
+            let bare = host.split_once('/').map_or(host.as_str(), |(_, bare)| bare);
+            if names.iter().all(|known| known != bare) {
+                names.push(bare.to_owned());
+            }
+        }
+        names
+    }
+
+    /// Returns the settings of TLS that clients speak.
+    pub(super) fn tls(&self) -> Option<&'a ServerTls> {
+        self.server.terminating_or_forwarded_tls()
+    }
+}
+
+/// Merges the servers of all Gateways that select a proxy.
+pub(super) fn merge<'a>(world: &'a World, view: &ProxyView) -> Merged<'a> {
+    let mut merged = Merged::default();
+    for gateway in world.gateways(&view.labels) {
+        for server in &gateway.spec.servers {
+            let (Some(protocol), number) = (server.protocol(), server.number()) else { continue };
+            if number != 0 {
+                let port = listener_port(world, view, number);
+                merged.add(GatewayServer::new(gateway, server, port), protocol);
+            }
+        }
+    }
+    merged
+}
+
+/// Returns the port of the proxy behind a port of its Service. A port of no Service is the proxy's own.
+fn listener_port(world: &World, view: &ProxyView, number: u16) -> u16 {
+    let services = world.services_selecting(&view.namespace, &view.labels);
+    let mut ports = services.iter().filter_map(|service| service.spec.port(number));
+    let target = ports.find_map(|port| match &port.target {
+        TargetPort::Number(number) => Some(*number),
+        TargetPort::Name(name) => view.named_ports.get(name).copied(),
+    });
+    target.unwrap_or(number)
+}
+
+fn route_name(gateway: &Typed<Gateway>, server: &Server, listener_port: u16) -> String {
+    let bind = if server.bind.is_empty() { String::new() } else { format!(".{}", server.bind) };
+    if server.is_plain_http() {
+        format!("http.{listener_port}{bind}")
+    } else if server.is_http() {
+        let name = server.port.as_ref().map_or("", |port| port.name.as_str());
+        let meta = &gateway.meta;
+        format!("https.{}.{name}.{}.{}{bind}", server.number(), meta.name, meta.namespace)
+    } else {
+        String::new()
+    }
+}
+
+impl<'a> Merged<'a> {
+    /// Adds a server unless it conflicts with an earlier one, as Envoy would refuse the listener.
+    fn add(&mut self, server: GatewayServer<'a>, protocol: Protocol) {
+        let (port, bind) = (server.listener_port, server.server.bind.as_str());
+        if server.tls().is_some() {
+            let names = server.server_names();
+            let place = |name: &String| (port, bind, name.clone());
+            if names.iter().any(|name| self.names.contains(&place(name))) {
+                return;
+            }
+            self.names.extend(names.iter().map(place));
+        }
+        let mut at_port = self.groups.iter_mut().filter(|group| group.port == port && group.bind == bind);
+        let group = match at_port.next() {
+            None => None,
+            // Servers of HTTP in plain text share the filter chain of the first.
+            Some(group) if group.is_plain() => {
+                if !(group.protocol.is_http() && protocol.is_http()) {
+                    return;
+                }
+                Some(group)
+            }
+            Some(_) if server.tls().is_none() => return,
+            Some(_) if server.server.is_http() && self.routes.contains_key(&server.route_name) => return,
+            Some(group) if group.protocol == protocol => Some(group),
+            Some(_) => at_port.find(|group| group.protocol == protocol),
+        };
+        if !server.route_name.is_empty() {
+            self.routes.entry(server.route_name.clone()).or_default().push(server.clone());
+        }
+        match group {
+            Some(group) => group.servers.push(server),
+            None => self.groups.push(Group { port, bind, protocol, servers: vec![server] }),
+        }
+    }
+}
+
+impl Group<'_> {
+    /// Returns whether clients speak plain text.
+    pub(super) fn is_plain(&self) -> bool {
+        self.servers.iter().all(|server| server.tls().is_none())
+    }
+}

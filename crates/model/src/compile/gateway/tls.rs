@@ -1,0 +1,140 @@
+//! TLS of clients of gateways.
+//!
+//! Certificates come from Secrets through the control plane (`kubernetes://NAME`), from files through the proxy's
+//! agent, or they are those of the mesh.
+
+use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::tls::v3::{
+    CertificateValidationContext, CommonTlsContext, DownstreamTlsContext, SdsSecretConfig, TlsParameters,
+    common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
+    tls_parameters::TlsProtocol,
+};
+
+use crate::{
+    api::gateway::{ServerTls, ServerTlsMode, TlsVersion},
+    compile::{
+        filters::Setting,
+        pb::{boolean, core, matcher, matching, pack},
+        tls,
+    },
+};
+
+/// Prefix of the names of secrets that the control plane serves.
+pub(super) const PREFIX: &str = "kubernetes://";
+/// Suffix of the name of the secret with the roots of a credential.
+pub(super) const ROOTS: &str = "-cacert";
+
+/// Returns TLS as a server defines it. `tcp` is true if requests are not parsed.
+pub(super) fn socket(setting: Setting<'_>, from: &ServerTls, tcp: bool) -> core::TransportSocket {
+    let mutual = from.mode == ServerTlsMode::IstioMutual;
+    let exchanges = tcp && mutual && !setting.view.plain_envoy;
+    let alpn: &[&str] = if exchanges { &[tls::PEER_EXCHANGE, "h2", "http/1.1"] } else { &["h2", "http/1.1"] };
+    let common = CommonTlsContext {
+        tls_params: parameters(from),
+        tls_certificate_sds_secret_configs: certificates(from),
+        validation_context_type: validation(setting, from),
+        alpn_protocols: alpn.iter().map(ToString::to_string).collect(),
+        ..Default::default()
+    };
+    let requires = matches!(from.mode, ServerTlsMode::Mutual | ServerTlsMode::IstioMutual);
+    tls::tls_socket(pack(&DownstreamTlsContext {
+        common_tls_context: Some(common),
+        require_client_certificate: boolean(requires),
+        ..Default::default()
+    }))
+}
+
+/// Returns the names of the secrets that a server needs from the control plane.
+pub(super) fn secrets(from: &ServerTls) -> Vec<String> {
+    if from.mode.is_passthrough() || from.mode == ServerTlsMode::IstioMutual {
+        return Vec::new();
+    }
+    from.credentials().into_iter().map(full).chain(roots(from)).collect()
+}
+
+fn full(name: &str) -> String {
+    format!("{PREFIX}{}", name.strip_prefix(PREFIX).unwrap_or(name))
+}
+
+/// Returns the name of the secret with the roots that verify clients.
+fn roots(from: &ServerTls) -> Option<String> {
+    let verifies = matches!(from.mode, ServerTlsMode::Mutual | ServerTlsMode::OptionalMutual);
+    if !verifies {
+        return None;
+    }
+    if !from.ca_cert_credential_name.is_empty() {
+        return Some(full(&from.ca_cert_credential_name));
+    }
+    from.credentials().first().map(|name| format!("{}{ROOTS}", full(name)))
+}
+
+fn certificates(from: &ServerTls) -> Vec<SdsSecretConfig> {
+    if from.mode == ServerTlsMode::IstioMutual {
+        return vec![tls::secret("default")];
+    }
+    let credentials = from.credentials();
+    if !credentials.is_empty() {
+        return credentials.into_iter().map(|name| from_control_plane(full(name))).collect();
+    }
+    if !from.tls_certificates.is_empty() {
+        let pairs = from.tls_certificates.iter();
+        return pairs
+            .map(|pair| tls::file(&format!("file-cert:{}~{}", pair.server_certificate, pair.private_key)))
+            .collect();
+    }
+    vec![tls::file(&format!("file-cert:{}~{}", from.server_certificate, from.private_key))]
+}
+
+fn validation(setting: Setting<'_>, from: &ServerTls) -> Option<ValidationContextType> {
+    let exact = |name: &String| matching(matcher::string_matcher::MatchPattern::Exact(name.clone()));
+    #[expect(deprecated, reason = "what istiod sends; the typed form is not understood by older proxies")]
+    let default = CertificateValidationContext {
+        match_subject_alt_names: from.subject_alt_names.iter().map(exact).collect(),
+        verify_certificate_spki: from.verify_certificate_spki.clone(),
+        verify_certificate_hash: from.verify_certificate_hash.clone(),
+        ..Default::default()
+    };
+    let source = match roots(from) {
+        _ if from.mode == ServerTlsMode::IstioMutual => tls::trust(setting.mesh),
+        Some(name) => from_control_plane(name),
+        None if from.mode.verifies_clients() => tls::file(&format!("file-root:{}", from.ca_certificates)),
+        None if from.subject_alt_names.is_empty() => return None,
+        None => return Some(ValidationContextType::ValidationContext(default)),
+    };
+    Some(ValidationContextType::CombinedValidationContext(CombinedCertificateValidationContext {
+        default_validation_context: Some(default),
+        validation_context_sds_secret_config: Some(source),
+        ..Default::default()
+    }))
+}
+
+/// Returns the limits of versions, cipher suites and curves; `None` for the proxy's defaults.
+fn parameters(from: &ServerTls) -> Option<TlsParameters> {
+    let version = |version: TlsVersion| match version {
+        TlsVersion::Auto => TlsProtocol::TlsAuto,
+        TlsVersion::V1_0 => TlsProtocol::TlSv10,
+        TlsVersion::V1_1 => TlsProtocol::TlSv11,
+        TlsVersion::V1_2 => TlsProtocol::TlSv12,
+        TlsVersion::V1_3 => TlsProtocol::TlSv13,
+    } as i32;
+    let made = TlsParameters {
+        tls_minimum_protocol_version: version(from.min_protocol_version),
+        tls_maximum_protocol_version: version(from.max_protocol_version),
+        cipher_suites: crate::validate::known_ciphers(&from.cipher_suites),
+        ecdh_curves: from.ecdh_curves.clone(),
+        ..Default::default()
+    };
+    (made != TlsParameters::default()).then_some(made)
+}
+
+fn from_control_plane(name: String) -> SdsSecretConfig {
+    SdsSecretConfig {
+        name,
+        sds_config: Some(core::ConfigSource {
+            resource_api_version: core::ApiVersion::V3 as i32,
+            config_source_specifier: Some(
+                core::config_source::ConfigSourceSpecifier::Ads(Default::default()),
+            ),
+            ..Default::default()
+        }),
+    }
+}

@@ -1,0 +1,200 @@
+//! Gateways: merging of servers, secrets, and what a change affects.
+
+use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::tls::v3::{Secret, secret::Type};
+
+use super::*;
+use crate::api::Kind as ObjectKind;
+
+const GATEWAY: &str = r#"
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: shop}
+spec:
+  selector: {app: edge}
+  servers:
+  - {port: {number: 80, name: http, protocol: HTTP}, hosts: ["*.example.com"]}
+  - {port: {number: 443, name: a, protocol: HTTPS}, hosts: [a.example.com], tls: {mode: SIMPLE, credentialName: pair}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: a, namespace: shop}
+spec:
+  hosts: [a.example.com]
+  gateways: [edge]
+  http: [{route: [{destination: {host: db}}]}]
+"#;
+
+fn gateway() -> ProxyView {
+    let labels = Arc::new(BTreeMap::from([("app".into(), "edge".into())]));
+    ProxyView { role: Role::Router, labels, is_authenticated: true, ..view() }
+}
+
+/// Returns a certificate and its key.
+fn pair() -> (String, String) {
+    let made = rcgen::generate_simple_self_signed(["a.example.com".to_owned()]).unwrap();
+    (made.cert.pem(), made.signing_key.serialize_pem())
+}
+
+fn secret(namespace: &str, (chain, key): (&str, &str)) -> String {
+    let block = |text: &str| text.lines().map(|line| format!("    {line}\n")).collect::<String>();
+    format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: pair, namespace: {namespace}}}\ntype: kubernetes.io/tls\n\
+         stringData:\n  other: hidden\n  tls.crt: |\n{}  tls.key: |\n{}",
+        block(chain),
+        block(key)
+    )
+}
+
+fn names(made: &Resources, kind: Kind) -> Vec<String> {
+    let mut names: Vec<String> = made.iter(kind).map(|resource| resource.name.to_string()).collect();
+    names.sort();
+    names
+}
+
+/// Returns the filter chains of a listener.
+fn at_port(made: &Resources, port: u16) -> Vec<listener::FilterChain> {
+    get::<listener::Listener>(made, Kind::Listener, &format!("0.0.0.0_{port}")).filter_chains
+}
+
+#[test]
+fn ports_of_the_service_are_mapped_and_servers_of_a_port_are_merged() {
+    let more = r#"
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: second, namespace: shop}
+spec:
+  servers:
+  - {port: {number: 80, name: tcp, protocol: TCP}, hosts: ["*"]}
+  - {port: {number: 443, name: a, protocol: TLS}, hosts: ["./a.example.com"], tls: {}}
+  - {port: {number: 443, name: b, protocol: HTTPS}, hosts: [b.example.com], tls: {mode: ISTIO_MUTUAL}}
+  - {port: {number: 443, name: c, protocol: HTTPS}, hosts: [c.example.com], bind: 10.0.0.1, tls: {mode: ISTIO_MUTUAL}}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: elsewhere, namespace: shop}
+spec:
+  selector: {app: other}
+  servers: [{port: {number: 81, name: http, protocol: HTTP}, hosts: ["*"]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: edge, namespace: shop}
+spec: {selector: {app: edge}, ports: [{name: http, port: 80, targetPort: 8080}, {name: https, port: 443, targetPort: 8443}]}
+"#;
+    let (made, _) = compile(&world(&format!("{GATEWAY}{more}")), &gateway());
+    assert_eq!(names(&made, Kind::Listener), ["0.0.0.0_8080", "0.0.0.0_8443", "10.0.0.1_8443"]);
+    let all = at_port(&made, 8443);
+    let found = all.iter().filter_map(|chain| chain.filter_chain_match.clone()).flat_map(|m| m.server_names);
+    assert_eq!(found.collect::<Vec<_>>(), ["a.example.com", "b.example.com"]);
+    let routes = names(&made, Kind::Route);
+    let own = ["https.443.a.edge.shop", "https.443.b.second.shop", "https.443.c.second.shop.10.0.0.1"];
+    assert_eq!(routes, [&["http.8080"], &own[..]].concat());
+    let http: route::RouteConfiguration = get(&made, Kind::Route, "http.8080");
+    assert_eq!(http.virtual_hosts[0].domains, ["a.example.com"]);
+}
+
+#[test]
+fn a_destination_without_a_port_gets_the_single_port_of_its_service() {
+    let more = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: shop}
+spec: {clusterIP: 10.96.1.1, selector: {app: db}, ports: [{name: http, port: 7777}]}
+";
+    let (made, _) = compile(&world(&format!("{GATEWAY}{more}")), &gateway());
+    let http: route::RouteConfiguration = get(&made, Kind::Route, "http.80");
+    let Some(route::route::Action::Route(to)) = &http.virtual_hosts[0].routes[0].action else { panic!() };
+    let cluster =
+        route::route_action::ClusterSpecifier::Cluster("outbound|7777||db.shop.svc.cluster.local".into());
+    assert_eq!(to.cluster_specifier, Some(cluster));
+}
+
+#[test]
+fn secrets_go_to_authenticated_gateways_of_their_namespace_only() {
+    let (chain, key) = pair();
+    let of = |namespace: &str, view: &ProxyView| {
+        let more = format!("{GATEWAY}---\n{}", secret(namespace, (&chain, &key)));
+        let (made, _) = compile(&world(&more), view);
+        (names(&made, Kind::Secret), made)
+    };
+    let (found, made) = of("shop", &gateway());
+    assert_eq!(found, ["kubernetes://pair"]);
+    let sent: Secret = get(&made, Kind::Secret, "kubernetes://pair");
+    let Some(Type::TlsCertificate(sent)) = sent.r#type else { panic!("not a certificate") };
+    let bytes = |text: &str| Some(core::data_source::Specifier::InlineBytes(text.as_bytes().to_vec()));
+    assert_eq!(sent.certificate_chain.unwrap().specifier, bytes(&chain));
+    assert_eq!(sent.private_key.unwrap().specifier, bytes(&key));
+
+    assert_eq!(of("other", &gateway()).0, [""; 0]);
+    assert_eq!(of("shop", &ProxyView { is_authenticated: false, ..gateway() }).0, [""; 0]);
+    assert_eq!(of("shop", &ProxyView { labels: view().labels, ..gateway() }).0, [""; 0]);
+    assert_eq!(of("shop", &ProxyView { role: Role::Sidecar, ..gateway() }).0, [""; 0]);
+}
+
+#[test]
+fn a_key_of_another_certificate_is_refused_and_not_shown() {
+    let ((chain, _), (_, key)) = (pair(), pair());
+    let found = |text: &str| {
+        let parsed = parse(text, "s.yaml");
+        assert!(parsed.objects.is_empty());
+        parsed.diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    };
+    let said = found(&secret("shop", (&chain, &key)));
+    assert!(
+        said.contains("Secret shop/pair: data: the private key does not belong to the certificate"),
+        "{said}"
+    );
+    assert!(!said.contains(key.lines().nth(1).unwrap()), "{said}");
+    let said = found("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata: c2VjcmV0\n");
+    assert!(said.contains("another type") && !said.contains("c2VjcmV0"), "{said}");
+}
+
+#[test]
+fn a_change_affects_the_gateways_that_it_concerns() {
+    let (chain, key) = pair();
+    let mut world = world(GATEWAY);
+    let (gateway, elsewhere) = (gateway(), ProxyView { labels: view().labels, ..gateway() });
+    let mut changed = |text: &str| {
+        world.take_changes();
+        for (object, origin) in parse(text, "more.yaml").objects {
+            world.apply(object, origin);
+        }
+        let changes = world.take_changes();
+        assert!(!changes.everything && !changes.routes && changes.services.is_empty(), "{changes:?}");
+        [&gateway, &elsewhere, &view()].map(|view| changes.affects_own(view))
+    };
+    assert_eq!(changed(&GATEWAY.replace("number: 80", "number: 8080")), [true, false, false]);
+    assert_eq!(
+        changed(
+            &GATEWAY
+                .replace("number: 80", "number: 8080")
+                .replace("[{destination", "[{weight: 1, destination")
+        ),
+        [true, false, false]
+    );
+    assert_eq!(changed(&secret("shop", (&chain, &key))), [true, true, false]);
+    assert_eq!(changed(&secret("other", (&chain, &key))), [false, false, false]);
+    let mesh = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: a, namespace: shop}\nspec: {}\n";
+    assert_eq!(changed(mesh), [true, true, true]);
+    let key = ObjectKey { kind: ObjectKind::Gateway, namespace: "shop".into(), name: "edge".into() };
+    world.take_changes();
+    assert!(world.delete(&key) && world.take_changes().affects_own(&gateway));
+}
+
+#[test]
+fn authorization_policies_apply_to_gateways() {
+    let more = "
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: deny, namespace: shop}
+spec: {action: DENY, selector: {matchLabels: {app: edge}}, rules: [{to: [{operation: {paths: [/admin]}}]}]}
+";
+    let (made, _) = compile(&world(&format!("{GATEWAY}{more}")), &gateway());
+    let all = at_port(&made, 80);
+    let managers = all.iter().flat_map(configs).filter_map(unpack::<HttpConnectionManager>);
+    let managers: Vec<_> = managers.collect();
+    assert!(managers[0].http_filters.iter().any(|filter| filter.name == "envoy.filters.http.rbac"));
+}

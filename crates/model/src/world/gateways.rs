@@ -1,0 +1,151 @@
+//! Gateways of a proxy, and the VirtualServices that are bound to them.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::{World, host_matches, hosts, store::Entry};
+use crate::api::{Gateway, Labels, Secret, Typed, VirtualService, selects};
+
+impl World {
+    /// Returns the Gateways that select a proxy, oldest first.
+    pub fn gateways(&self, labels: &Labels) -> Vec<&Arc<Typed<Gateway>>> {
+        let mut entries: Vec<_> =
+            self.gateways.iter().filter(|entry| selects(&entry.object.spec.selector, labels)).collect();
+        entries.sort_by(|a, b| a.age().cmp(&b.age()));
+        entries.into_iter().map(|entry| &entry.object).collect()
+    }
+
+    /// Returns the Secret of this name, if it has anything for TLS.
+    pub(crate) fn secret(&self, namespace: &str, name: &str) -> Option<&Secret> {
+        self.secrets.get(namespace, name).map(|entry| &entry.object.spec)
+    }
+
+    /// Returns the selectors of the Gateways to which a VirtualService is bound.
+    pub(super) fn selectors_of(&self, rule: &Typed<VirtualService>) -> BTreeSet<Labels> {
+        let names = rule.spec.gateways.iter().map(|name| gateway_name(name, &rule.meta.namespace));
+        let gateways = names.filter_map(|name| {
+            let (namespace, name) = name.split_once('/')?;
+            Some(self.gateways.get(namespace, name)?.object.spec.selector.clone())
+        });
+        gateways.collect()
+    }
+
+    /// Returns the VirtualServices that are bound to a Gateway (`NAMESPACE/NAME`) and visible to a proxy of this
+    /// namespace. As in Istio, those that are visible there only come first, then by age.
+    pub fn gateway_virtual_services(
+        &self,
+        gateway: &str,
+        client_namespace: &str,
+    ) -> Vec<&Arc<Typed<VirtualService>>> {
+        let bound = |entry: &&Entry<VirtualService>| {
+            let (spec, namespace) = (&entry.object.spec, &entry.object.meta.namespace);
+            spec.gateways.iter().any(|name| gateway_name(name, namespace) == gateway)
+                && self.virtual_service_visible(entry, client_namespace)
+        };
+        let mut entries: Vec<_> = self.virtual_services.iter().filter(bound).collect();
+        entries.sort_by(|a, b| (self.breadth(a), a.age()).cmp(&(self.breadth(b), b.age())));
+        entries.into_iter().map(|entry| &entry.object).collect()
+    }
+
+    /// Returns whether an object is visible in its own namespace (0), in named namespaces (1) or everywhere (2).
+    fn breadth(&self, entry: &Entry<VirtualService>) -> u8 {
+        let list = self.virtual_service_export_to(entry);
+        match list {
+            [] => 2,
+            list if list.iter().any(|name| name == "*") => 2,
+            list if list.iter().any(|name| name != ".") => 1,
+            _ => 0,
+        }
+    }
+}
+
+/// Returns the Gateway (`NAMESPACE/NAME`) that a VirtualService of this namespace names, or `mesh`. Forms are
+/// `NAMESPACE/NAME`, `./NAME`, `NAME`, and the old `NAME.NAMESPACE.svc.cluster.local`.
+pub(crate) fn gateway_name(name: &str, namespace: &str) -> String {
+    if name == "mesh" {
+        return name.to_owned();
+    }
+    if let Some((of, bare)) = name.split_once('/') {
+        return format!("{}/{bare}", if of == "." { namespace } else { of });
+    }
+    match name.split_once('.') {
+        Some((bare, rest)) => {
+            let of = rest.split_once('.').map_or(rest, |(of, _)| of);
+            format!("{of}/{bare}")
+        }
+        None => format!("{namespace}/{name}"),
+    }
+}
+
+/// Returns the hosts that a server and a VirtualService have in common: of two that overlap, the narrower one. The
+/// hosts of a server may name the namespaces of the VirtualServices that may use them.
+pub(crate) fn common_hosts(server: &[String], rule: &Typed<VirtualService>) -> Vec<String> {
+    let namespace = &rule.meta.namespace;
+    let mut common: Vec<String> = Vec::new();
+    for of_server in server {
+        let Some(of_server) = host_for(of_server, namespace) else { continue };
+        for of_rule in rule.spec.hosts.iter().map(|host| hosts::fqdn(host, namespace)) {
+            let narrower = if is_within(of_server, &of_rule) {
+                of_server.to_owned()
+            } else if is_within(&of_rule, of_server) {
+                of_rule
+            } else {
+                continue;
+            };
+            if !common.contains(&narrower) {
+                common.push(narrower);
+            }
+        }
+    }
+    common
+}
+
+/// Returns the host of a server without its namespace; `None` if VirtualServices of `namespace` may not use it.
+fn host_for<'a>(host: &'a str, namespace: &str) -> Option<&'a str> {
+    match host.split_once('/') {
+        Some((of, host)) => (of == "*" || of == namespace).then_some(host),
+        None => Some(host),
+    }
+}
+
+/// Returns whether every name of `inner` is a name of `outer`; both may be wildcards.
+fn is_within(inner: &str, outer: &str) -> bool {
+    match inner.strip_prefix('*') {
+        Some(end) => outer.strip_prefix('*').is_some_and(|outer| end.ends_with(outer)),
+        None => host_matches(outer, inner),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gateways_are_named_in_four_forms() {
+        for (written, meant) in [
+            ("mesh", "mesh"),
+            ("a", "shop/a"),
+            ("./a", "shop/a"),
+            ("other/a", "other/a"),
+            ("a.other", "other/a"),
+            ("a.other.svc.cluster.local", "other/a"),
+        ] {
+            assert_eq!(gateway_name(written, "shop"), meant);
+        }
+    }
+
+    #[test]
+    fn the_narrower_of_two_overlapping_hosts_is_common() {
+        let common = |server: &str, rule: &str| {
+            let spec = VirtualService { hosts: vec![rule.to_owned()], ..Default::default() };
+            let mut rule = Typed { spec, ..Default::default() };
+            rule.meta.namespace = "shop".into();
+            common_hosts(&[server.to_owned()], &rule).join(" ")
+        };
+        assert_eq!(common("*", "a.example.com"), "a.example.com");
+        assert_eq!(common("a.example.com", "*"), "a.example.com");
+        assert_eq!(common("*.example.com", "*.b.example.com"), "*.b.example.com");
+        assert_eq!(common("shop/*.example.com", "a.example.com"), "a.example.com");
+        assert_eq!(common("other/*.example.com", "a.example.com"), "");
+        assert_eq!(common("b.example.com", "a.example.com"), "");
+    }
+}
