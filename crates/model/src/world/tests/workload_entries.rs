@@ -222,11 +222,11 @@ spec:
         let error = world.registration(&node(account, group)).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
     }
-    let entry = world.registration(&node("vm", "vms")).unwrap().unwrap();
-    assert_eq!(entry.meta.name, "vms-192.0.2.7");
-    assert_eq!(*entry.meta.labels, labels(&[("app", "a"), ("version", "v2")]));
+    let machine = world.registration(&node("vm", "vms")).unwrap().unwrap();
+    assert_eq!(machine.meta.name, "vms-192.0.2.7");
+    assert_eq!(*machine.meta.labels, labels(&[("app", "a"), ("version", "v2")]));
     world.take_changes();
-    assert!(world.register(entry.clone()) && !world.register(entry.clone()));
+    assert!(world.register(machine.clone()) && !world.register(machine.clone()));
     assert_eq!(world.take_changes().services.len(), 1);
     assert_eq!(endpoints(&world, "pool.example.net"), ["192.0.2.7:8890 3 vm"]);
     assert!(world.unregister("svc", "vms-192.0.2.7") && !world.unregister("svc", "vms-192.0.2.7"));
@@ -235,7 +235,7 @@ spec:
     // An object of the user is kept.
     let own = entry("vms-192.0.2.7", "address: 192.0.2.8, labels: {app: a}");
     change(&mut world, &own);
-    assert!(!world.register(entry) && !world.unregister("svc", "vms-192.0.2.7"));
+    assert!(!world.register(machine) && !world.unregister("svc", "vms-192.0.2.7"));
     assert_eq!(endpoints(&world, "pool.example.net"), ["192.0.2.8:8080 1 "]);
 }
 
