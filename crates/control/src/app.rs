@@ -325,12 +325,14 @@ async fn watch_configuration(folders: Folders, publisher: Arc<Publisher>) {
     }
 }
 
-/// Removes idle scopes. Returns unused memory to the system after connections or publications.
+/// Removes idle scopes and the WorkloadEntries of machines that left. Returns unused memory to the system after connections or publications.
 async fn release_memory(publisher: Arc<Publisher>) {
     let mut events = 0;
     loop {
         tokio::time::sleep(TRIM_INTERVAL).await;
         publisher.drop_idle(Instant::now());
+        let expiring = Arc::clone(&publisher);
+        let _ = tokio::task::spawn_blocking(move || expiring.expire_registrations(Instant::now())).await;
         let now = publisher.metrics.memory_events();
         if std::mem::replace(&mut events, now) != now {
             let _ = tokio::task::spawn_blocking(trim::heap).await;

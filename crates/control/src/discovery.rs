@@ -115,7 +115,7 @@ impl Discovery {
             let reason = refused.reason(&self.publisher.settings);
             match refused {
                 Refused::Closed => Status::unavailable(reason),
-                Refused::AccountMismatch(_) => Status::permission_denied(reason),
+                Refused::AccountMismatch(_) | Refused::Registration(_) => Status::permission_denied(reason),
                 Refused::Limit(_) => Status::resource_exhausted(reason),
                 Refused::Broken(_) => Status::internal(reason),
             }

@@ -28,6 +28,7 @@ mod first_compile;
 mod gauges;
 mod identities;
 mod key_sets;
+mod registrations;
 mod round;
 mod scope_resources;
 mod scopes;

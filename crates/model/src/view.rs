@@ -11,7 +11,7 @@ use crate::{
         kube::{self, Locality},
         sidecar::Egress,
     },
-    world::FilterSelection,
+    world::{Addressed, FilterSelection},
 };
 
 /// A proxy, parsed from the `Node` of its first request.
@@ -25,6 +25,10 @@ pub struct ProxyNode {
     pub ips: Vec<IpAddr>,
     /// Name of the Kubernetes node; empty if not declared.
     pub node_name: String,
+    /// WorkloadGroup in which the machine is to be registered; empty: none.
+    pub group: String,
+    /// Network; empty: the only one.
+    pub network: String,
     /// Properties on which the proxy's configuration depends.
     pub view: ProxyView,
 }
@@ -51,6 +55,8 @@ pub struct ProxyView {
     pub locality: Locality,
     /// Container ports by name, for a service's `targetPort`.
     pub named_ports: BTreeMap<String, u16>,
+    /// Ports of services that lead to the workload by its address.
+    pub addressed: Vec<Addressed>,
     /// Whether the proxy has IPv4 addresses.
     pub ipv4: bool,
     /// Whether the proxy has IPv6 addresses.
@@ -224,6 +230,8 @@ struct Metadata {
     instance_ips: String,
     pod_ports: PodPorts,
     node_name: String,
+    auto_register_group: String,
+    network: String,
     generator: String,
     interception_mode: String,
     skysail_plain_envoy: String,
@@ -308,6 +316,8 @@ impl ProxyNode {
             &metadata.cluster_id,
             &metadata.instance_ips,
             &metadata.node_name,
+            &metadata.auto_register_group,
+            &metadata.network,
             &locality.region,
             &locality.zone,
             &locality.subzone,
@@ -343,6 +353,7 @@ impl ProxyNode {
             cluster_id: or(metadata.cluster_id, "Kubernetes"),
             locality,
             named_ports,
+            addressed: Vec::new(),
             ipv4: ips.iter().any(IpAddr::is_ipv4),
             ipv6: ips.iter().any(IpAddr::is_ipv6),
             address: None,
@@ -353,7 +364,15 @@ impl ProxyNode {
             metadata: Arc::new(texts),
             is_authenticated: false,
         };
-        Ok(Self { id: id.to_owned(), pod: pod.to_owned(), ips, node_name: metadata.node_name, view })
+        Ok(Self {
+            id: id.to_owned(),
+            pod: pod.to_owned(),
+            ips,
+            node_name: metadata.node_name,
+            group: metadata.auto_register_group,
+            network: metadata.network,
+            view,
+        })
     }
 }
 

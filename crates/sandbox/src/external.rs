@@ -37,8 +37,8 @@ impl Allocation {
     pub(crate) fn assign(&mut self, entries: &Entries) -> &BTreeMap<String, Ipv4Addr> {
         let hosts =
             entries.values().flat_map(|entry| entry.hosts.iter().map(move |host| (entry, host_of(host))));
-        let hosts: BTreeSet<String> =
-            hosts.filter(|(entry, host)| entry.is_allocatable(host)).map(|(_, host)| host).collect();
+        let hosts = hosts.filter(|(entry, host)| !host.starts_with('*') && entry.is_allocatable(host));
+        let hosts: BTreeSet<String> = hosts.map(|(_, host)| host).collect();
         self.0.retain(|host, _| hosts.contains(host));
         let mut taken: BTreeSet<Ipv4Addr> = entries.values().flat_map(addresses).collect();
         taken.extend(self.0.values());

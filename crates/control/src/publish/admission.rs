@@ -16,6 +16,7 @@ use super::{
     PublishSettings, Publisher, ScopeLimits,
     compiler::{CompilePanic, PanicReport},
     first_compile::FirstCompileResult,
+    registrations::Registered,
     status::{SharedStatus, lock},
     views::Entry,
 };
@@ -47,6 +48,8 @@ pub(crate) enum Refused {
     AccountMismatch(AccountMismatch),
     /// A limit of scopes or views is reached.
     Limit(Limit),
+    /// The proxy cannot be registered in the WorkloadGroup that it names.
+    Registration(String),
     /// Its configuration could not be compiled.
     Broken(CompilePanic),
 }
@@ -58,6 +61,7 @@ impl Refused {
         match self {
             Self::Closed => "the control plane is shutting down; connect again".to_owned(),
             Self::AccountMismatch(error) => error.to_string(),
+            Self::Registration(reason) => reason.clone(),
             Self::Limit(Limit::Total) => {
                 format!(
                     "the control plane has {scopes} scopes in use or recently used, the limit of --max-scopes"
@@ -94,6 +98,7 @@ pub(crate) struct Connected {
     publisher: Arc<Publisher>,
     id: u64,
     status: SharedStatus,
+    _registered: Option<Registered>,
 }
 
 impl Publisher {
@@ -105,6 +110,8 @@ impl Publisher {
         // VHDS requires incremental xDS.
         client.node.view.hosts_apart &= client.form == Form::Delta;
         client.node.view.names_resolved &= self.lookup_names.is_some();
+        // Before the admission: the view contains the services that lead to the entry.
+        let mut registered = self.register(&client).await?;
         loop {
             let prepared = self.read().prepare(&client, &self.settings, &self.compiler);
             if let Err(Refused::Broken(panic)) = &prepared {
@@ -115,7 +122,9 @@ impl Publisher {
             let mut ready = match entry.inspect_err(|refused| self.log_limit(refused, &client))? {
                 Entry::Admitted(feed, id, status) => {
                     count(&self.metrics.connections);
-                    return Ok((feed, Connected { publisher: Arc::clone(self), id, status }));
+                    let connected =
+                        Connected { publisher: Arc::clone(self), id, status, _registered: registered.take() };
+                    return Ok((feed, connected));
                 }
                 Entry::Retry => continue,
                 Entry::Wait(ready) => ready,

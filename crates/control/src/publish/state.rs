@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -15,6 +16,7 @@ use super::{
     change_log::{AppliedChange, ChangeLog},
     compiler::CompilePanic,
     identities::{DeclaredViews, IdentityUsage},
+    registrations::Registrations,
     scopes::ScopeEntry,
     status::SharedStatus,
     views::ViewEntry,
@@ -48,6 +50,7 @@ pub(super) struct State {
     pub(super) views: HashMap<Arc<ProxyView>, ViewEntry>,
     pub(super) clients: BTreeMap<u64, ClientEntry>,
     pub(super) last_client_id: u64,
+    pub(super) registrations: Registrations,
     pub(super) identities: IdentityUsage,
     pub(super) declared_views: DeclaredViews,
     /// Findings that are in the log and still hold.
@@ -61,6 +64,8 @@ pub(super) struct ClientEntry {
     pub(super) view: Arc<ProxyView>,
     /// Name of its pod.
     pub(super) pod: Box<str>,
+    /// Addresses that it declared.
+    pub(super) ips: Box<[IpAddr]>,
     /// Identity to whose limits it counts.
     pub(super) accounted_to: Arc<str>,
     pub(super) status: SharedStatus,
@@ -114,6 +119,7 @@ impl State {
         let mut changes = self.world.take_changes();
         self.end_outdated_views(&changes, cluster_id);
         changes.pods.clear();
+        changes.addresses.clear();
         let grouping = self.world.grouping();
         if self.grouping != grouping {
             self.grouping = grouping;

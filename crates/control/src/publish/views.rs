@@ -180,7 +180,8 @@ impl State {
         let id = self.last_client_id;
         let status = Arc::new(Mutex::new(ClientStatus::new(id, client)));
         let pod = client.node.pod.as_str().into();
-        self.clients.insert(id, ClientEntry { view, pod, accounted_to, status: Arc::clone(&status) });
+        let ips = client.node.ips.as_slice().into();
+        self.clients.insert(id, ClientEntry { view, pod, ips, accounted_to, status: Arc::clone(&status) });
         Entry::Admitted(feed, id, status)
     }
 
@@ -225,22 +226,24 @@ impl State {
         removed.is_some()
     }
 
-    /// Ends the streams of views that no longer match the pods of their proxies. These proxies connect again, send the
+    /// Ends the streams of views that no longer match the pods of their proxies or the services that lead to them. These proxies connect again, send the
     /// versions that they have, and receive the differences.
     pub(super) fn end_outdated_views(&mut self, changes: &ChangeSet, cluster_id: &str) {
-        if !changes.everything && changes.pods.is_empty() {
+        if !changes.everything && changes.pods.is_empty() && changes.addresses.is_empty() {
             return;
         }
         let pods: HashSet<(&str, &str)> =
             changes.pods.iter().map(|(namespace, name)| (namespace.as_str(), name.as_str())).collect();
         let mut outdated: HashSet<Arc<ProxyView>> = HashSet::new();
         for client in self.clients.values() {
-            if !changes.everything && !pods.contains(&(&*client.view.namespace, &*client.pod)) {
+            let is_named = || pods.contains(&(&*client.view.namespace, &*client.pod));
+            let is_addressed = || client.ips.iter().any(|ip| changes.addresses.contains(ip));
+            if !changes.everything && !is_named() && !is_addressed() {
                 continue;
             }
             let mut current = ProxyView::clone(&client.view);
-            let is_valid = self.world.identify_pod(&client.pod, cluster_id, &mut current).is_ok()
-                && current == *client.view;
+            let identified = self.world.identify_pod(&client.pod, &client.ips, cluster_id, &mut current);
+            let is_valid = identified.is_ok() && current == *client.view;
             if !is_valid {
                 outdated.insert(Arc::clone(&client.view));
             }

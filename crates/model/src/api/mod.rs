@@ -38,12 +38,12 @@ pub use proxy_config::ProxyConfig;
 pub use rate_limit::RateLimitPolicy;
 pub use secret::Secret;
 pub use security::{AuthorizationPolicy, MtlsMode, PeerAuthentication, RequestAuthentication};
-pub use service_entry::{Address, EntryHost, Resolution, ServiceEntry};
+pub use service_entry::{EntryHost, Resolution, ServiceEntry};
 pub use sidecar::Sidecar;
 pub use telemetry::Telemetry;
 pub use value::{Duration, StringMatch};
 pub use virtual_service::VirtualService;
-pub use workload::{WorkloadEntry, WorkloadGroup};
+pub use workload::{Address, EntryEndpoint, WorkloadEntry, WorkloadGroup};
 
 /// Labels or annotations.
 pub type Labels = BTreeMap<String, String>;

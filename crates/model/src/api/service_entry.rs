@@ -3,23 +3,20 @@
 //! Each host of an entry becomes a [`Service`] named after the host, so rules, routes and clusters are independent of
 //! where a service was declared.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc};
 
 use serde::Deserialize;
 
 use super::{
-    Labels, Meta, Pod, Protocol, Service, ServicePort, Typed,
-    kube::{Locality, TargetPort, Workload},
+    Labels, Meta, Protocol, Service, ServicePort, Typed, WorkloadEntry,
+    kube::TargetPort,
+    workload::{Address, EntryEndpoint},
 };
 
 /// Annotation by which proxies resolve the names of an entry themselves: `proxy`.
 pub const RESOLVE: &str = "skysail.io/resolve";
-/// Kind of the workload of an entry's endpoints.
-pub(crate) const WORKLOAD_ENTRY: &str = "WorkloadEntry";
 /// Annotation with the namespaces in which a service is visible.
 const EXPORT_TO: &str = "networking.istio.io/exportTo";
-/// Label of endpoints that accept mutual TLS: `istio`.
-const TLS_MODE: &str = "security.istio.io/tlsMode";
 
 /// `spec` of a ServiceEntry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -37,7 +34,7 @@ pub struct ServiceEntry {
     pub resolution: Resolution,
     /// Endpoints; without any, `DNS` resolves the host itself.
     pub endpoints: Vec<WorkloadEntry>,
-    /// Selector of pods in the entry's namespace that are endpoints.
+    /// Selector of pods and WorkloadEntries in the entry's namespace that are endpoints.
     pub workload_selector: Option<EntrySelector>,
     /// Namespaces in which the entry is visible; empty: the mesh's default.
     pub export_to: Vec<String>,
@@ -45,7 +42,7 @@ pub struct ServiceEntry {
     pub subject_alt_names: Vec<String>,
 }
 
-/// Selector of an entry's pods. Source: `istio.networking.v1.WorkloadSelector`.
+/// Selector of an entry's workloads. Source: `istio.networking.v1.WorkloadSelector`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct EntrySelector {
@@ -65,26 +62,6 @@ pub struct EntryPort {
     pub name: String,
     /// Port of the endpoints; 0: the same.
     pub target_port: u32,
-}
-
-/// Endpoint of an entry.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct WorkloadEntry {
-    /// IP address or DNS name.
-    pub address: String,
-    /// Ports by the name of the entry's port.
-    pub ports: BTreeMap<String, u32>,
-    /// Labels.
-    pub labels: Labels,
-    /// Network.
-    pub network: String,
-    /// Locality, `region/zone/subzone`.
-    pub locality: String,
-    /// Weight; 0 counts as 1.
-    pub weight: u32,
-    /// Service account.
-    pub service_account: String,
 }
 
 /// Whether a service belongs to the mesh.
@@ -134,53 +111,11 @@ pub struct EntryHost {
     /// Whether proxies resolve its names themselves.
     pub by_proxy: bool,
     /// Endpoints.
-    pub endpoints: Vec<EntryHostEndpoint>,
+    pub endpoints: Vec<EntryEndpoint>,
     /// Blocks of addresses (CIDR).
     pub blocks: Vec<String>,
-}
-
-/// Endpoint of a service that a ServiceEntry declared.
-#[derive(Clone, Debug, PartialEq)]
-pub struct EntryHostEndpoint {
-    /// Address.
-    pub address: Address,
-    /// Ports by the name of the service port, where they differ from it.
-    pub ports: BTreeMap<String, u16>,
-    /// Labels and identity.
-    pub workload: Arc<Typed<Pod>>,
-    /// Locality.
-    pub locality: Locality,
-    /// Weight.
-    pub weight: u32,
-}
-
-impl Eq for EntryHostEndpoint {}
-
-/// Address of an endpoint.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Address {
-    /// IP address.
-    Ip(IpAddr),
-    /// DNS name, in lower case and without a final dot.
-    Name(Arc<str>),
-}
-
-impl Address {
-    /// Parses an IP address or a name.
-    pub fn of(text: &str) -> Self {
-        match text.parse() {
-            Ok(ip) => Self::Ip(ip),
-            Err(_) => Self::Name(text.trim_end_matches('.').to_ascii_lowercase().into()),
-        }
-    }
-
-    /// Returns the IP address; `None` for a name.
-    pub fn ip(&self) -> Option<IpAddr> {
-        match self {
-            Self::Ip(ip) => Some(*ip),
-            Self::Name(_) => None,
-        }
-    }
+    /// Names of which the server's certificate must have one.
+    pub subject_alt_names: Vec<String>,
 }
 
 impl EntryHost {
@@ -189,7 +124,7 @@ impl EntryHost {
         let wanted = self.resolution.is_dns() && !self.by_proxy;
         let names = self.endpoints.iter().filter_map(|endpoint| match &endpoint.address {
             Address::Name(name) => Some(name),
-            Address::Ip(_) => None,
+            Address::Ip(_) | Address::Unix(_) => None,
         });
         names.filter(move |_| wanted)
     }
@@ -218,19 +153,35 @@ impl ServiceEntry {
     /// addresses.
     pub fn is_allocatable(&self, host: &str) -> bool {
         // With NONE the proxy connects to the address that the client uses, which must be the real one.
-        self.addresses.is_empty() && self.resolution != Resolution::None && !host.starts_with('*')
+        let is_resolved = !host.starts_with('*') || self.resolution == Resolution::DynamicDns;
+        self.addresses.is_empty() && self.resolution != Resolution::None && is_resolved
     }
 
-    /// Returns the labels of the pods that are its endpoints; `None` if no pods are.
+    /// Returns the labels of the pods and WorkloadEntries that are its endpoints; `None` if it selects none.
     pub fn selector(&self) -> Option<&Labels> {
-        let selector = self.workload_selector.as_ref().filter(|_| self.resolution == Resolution::Static)?;
-        Some(&selector.labels).filter(|labels| !labels.is_empty())
+        self.labels().filter(|_| self.resolution == Resolution::Static)
+    }
+
+    /// Returns the labels of the WorkloadEntries whose names are resolved. As in Istio, no pods are selected then.
+    pub(crate) fn selector_of_names(&self) -> Option<&Labels> {
+        self.labels().filter(|_| self.resolution.is_dns())
+    }
+
+    fn labels(&self) -> Option<&Labels> {
+        // An empty selector selects nothing, as in Istio.
+        self.workload_selector.as_ref().map(|selector| &selector.labels).filter(|labels| !labels.is_empty())
     }
 }
 
 impl Typed<ServiceEntry> {
-    /// Returns the service of one of its hosts. `allocated` is the address allocated to the host.
-    pub fn service(&self, host: &str, allocated: Option<IpAddr>) -> Typed<Service> {
+    /// Returns the service of one of its hosts. `allocated` is the address allocated to the host, `selected` are the
+    /// WorkloadEntries whose names are resolved.
+    pub(crate) fn service(
+        &self,
+        host: &str,
+        allocated: Option<IpAddr>,
+        selected: Vec<EntryEndpoint>,
+    ) -> Typed<Service> {
         let spec = &self.spec;
         let mut annotations = self.meta.annotations.clone();
         if !spec.export_to.is_empty() {
@@ -241,8 +192,9 @@ impl Typed<ServiceEntry> {
             external: spec.location == Location::MeshExternal,
             resolution: spec.resolution,
             by_proxy: annotations.get(RESOLVE).is_some_and(|by| by == "proxy"),
-            endpoints: self.endpoints(host),
+            endpoints: self.endpoints(host).into_iter().chain(selected).collect(),
             blocks: spec.addresses.iter().filter(|address| is_block(address)).cloned().collect(),
+            subject_alt_names: spec.subject_alt_names.clone(),
         };
         let meta = Meta { name: host.to_owned(), annotations, ..self.meta.clone() };
         let own = spec.addresses.iter().filter_map(|address| single_address(address));
@@ -256,42 +208,19 @@ impl Typed<ServiceEntry> {
         Typed { meta, spec: service }
     }
 
-    fn endpoints(&self, host: &str) -> Vec<EntryHostEndpoint> {
-        if self.spec.resolution.is_dns() && self.spec.endpoints.is_empty() {
+    fn endpoints(&self, host: &str) -> Vec<EntryEndpoint> {
+        let namespace = &self.meta.namespace;
+        let none = Labels::new();
+        if self.spec.resolution.is_dns()
+            && self.spec.endpoints.is_empty()
+            && self.spec.workload_selector.is_none()
+        {
             let itself = WorkloadEntry { address: host.to_owned(), ..WorkloadEntry::default() };
-            return vec![self.endpoint(&itself, self.meta.name.clone())];
+            return vec![itself.endpoint(namespace, &self.meta.name, &none)];
         }
         let numbered = self.spec.endpoints.iter().enumerate();
-        numbered.map(|(index, from)| self.endpoint(from, format!("{}-{index}", self.meta.name))).collect()
-    }
-
-    fn endpoint(&self, from: &WorkloadEntry, name: String) -> EntryHostEndpoint {
-        let mut labels = from.labels.clone();
-        if !from.service_account.is_empty() {
-            labels.entry(TLS_MODE.into()).or_insert_with(|| "istio".into());
-        }
-        let mut parts = from.locality.splitn(3, '/').map(str::to_owned);
-        let mut part = || parts.next().unwrap_or_default();
-        let port = |(name, number): (&String, &u32)| Some((name.clone(), u16::try_from(*number).ok()?));
-        EntryHostEndpoint {
-            address: Address::of(&from.address),
-            ports: from.ports.iter().filter_map(port).collect(),
-            locality: Locality { region: part(), zone: part(), subzone: part() },
-            weight: from.weight.max(1),
-            workload: Arc::new(Typed {
-                meta: Meta {
-                    namespace: self.meta.namespace.clone(),
-                    name: name.clone(),
-                    labels: Arc::new(labels),
-                    ..Meta::default()
-                },
-                spec: Pod {
-                    service_account: from.service_account.clone(),
-                    workload: Workload { kind: WORKLOAD_ENTRY.into(), name },
-                    ..Pod::default()
-                },
-            }),
-        }
+        let name = |index: usize| format!("{}-{index}", self.meta.name);
+        numbered.map(|(index, from)| from.endpoint(namespace, &name(index), &none)).collect()
     }
 }
 

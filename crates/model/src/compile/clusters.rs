@@ -21,7 +21,9 @@ use skysail_xds::{
 };
 
 use super::{
-    Scope, balance, endpoints, filters,
+    Scope, balance,
+    dynamic_dns::{self, Families},
+    endpoints, filters,
     listeners::InboundPort,
     locality,
     pb::{
@@ -42,8 +44,7 @@ use crate::{
 };
 
 use cluster::cluster::{
-    ClusterDiscoveryType, CommonLbConfig, DiscoveryType, DnsLookupFamily, EdsClusterConfig, LbPolicy,
-    TransportSocketMatch,
+    ClusterDiscoveryType, CommonLbConfig, DiscoveryType, EdsClusterConfig, LbPolicy, TransportSocketMatch,
     common_lb_config::{LocalityConfigSpecifier, LocalityWeightedLbConfig},
 };
 
@@ -111,17 +112,9 @@ pub(super) fn dynamic_dns(view: &ProxyView) -> cluster::Cluster {
 pub(super) fn dns_cache(view: &ProxyView) -> DnsCacheConfig {
     DnsCacheConfig {
         name: "allow_any_dfp_dns_cache".into(),
-        dns_lookup_family: lookup_family(view.ipv4, view.ipv6) as i32,
+        dns_lookup_family: Families { ipv4: view.ipv4, ipv6: view.ipv6 }.lookup() as i32,
         max_hosts: uint32(DYNAMIC_DNS_HOSTS),
         ..Default::default()
-    }
-}
-
-fn lookup_family(ipv4: bool, ipv6: bool) -> DnsLookupFamily {
-    match (ipv4, ipv6) {
-        (true, true) => DnsLookupFamily::All,
-        (false, true) => DnsLookupFamily::V6Only,
-        _ => DnsLookupFamily::V4Only,
     }
 }
 
@@ -233,7 +226,7 @@ fn outbound_cluster(
     let simple = balancer.and_then(|balancer| balancer.simple);
     let entry_host = service.spec.entry_host.as_deref();
     let resolution = entry_host.map_or(Resolution::Static, |entry_host| entry_host.resolution);
-    let asked = service.spec.headless || resolution == Resolution::None;
+    let asked = service.spec.headless || matches!(resolution, Resolution::None | Resolution::DynamicDns);
     let mut made = if asked || simple == Some(SimpleLb::Passthrough) {
         original_dst(&name.to_string())
     } else if resolution.is_dns() && !endpoints::are_resolved(scope, service) {
@@ -241,7 +234,8 @@ fn outbound_cluster(
     } else {
         eds(&name.to_string())
     };
-    made.common_lb_config = Some(CommonLbConfig {
+    let is_dynamic = resolution == Resolution::DynamicDns;
+    made.common_lb_config = (!is_dynamic).then(|| CommonLbConfig {
         healthy_panic_threshold: Some(types::Percent::default()),
         ..Default::default()
     });
@@ -265,6 +259,11 @@ fn outbound_cluster(
     let auto_sni = effective.tls.filter(|_| sends).and_then(auto_sni);
     made.typed_extension_protocol_options =
         protocol_options(port.protocol, effective, scope.sniffs, auto_sni);
+    if is_dynamic {
+        let families = Families { ipv4: scope.ipv4, ipv6: scope.ipv6 };
+        let has_options = !made.typed_extension_protocol_options.is_empty();
+        dynamic_dns::resolve_hosts(&mut made, host, families, has_options);
+    }
     if sends {
         apply_tls(scope, &mut made, service, port, &name, effective);
     }
@@ -272,6 +271,10 @@ fn outbound_cluster(
         send_proxy_protocol(&mut made, protocol);
     }
     let mut described = describe(std::iter::once(service), rule, subset);
+    if is_dynamic {
+        // As in istiod: the host of a request names the service.
+        described.fields.remove("services");
+    }
     if subset.is_empty() && entry_host.is_some_and(|entry_host| entry_host.external) {
         described.fields.insert("external".into(), istio::boolean(true));
     }
@@ -320,7 +323,7 @@ fn eds(name: &str) -> cluster::Cluster {
 fn dns(scope: &Scope<'_>, name: &str, resolution: Resolution) -> cluster::Cluster {
     let kind =
         if resolution == Resolution::Dns { DiscoveryType::StrictDns } else { DiscoveryType::LogicalDns };
-    let family = lookup_family(scope.ipv4, scope.ipv6);
+    let family = Families { ipv4: scope.ipv4, ipv6: scope.ipv6 }.lookup();
     let cares = CaresDnsResolverConfig { udp_max_queries: uint32(DNS_UDP_QUERIES), ..Default::default() };
     cluster::Cluster {
         dns_refresh_rate: Some(duration(scope.world.mesh().dns_refresh_rate.0)),
@@ -380,9 +383,10 @@ fn apply_tls(
     effective: &Effective<'_>,
 ) {
     let inside = protocol_inside_tls(port.protocol, effective);
+    let names = service.spec.entry_host.as_deref().map_or(&[][..], |entry| &entry.subject_alt_names);
     let mutual = |sni: &str| {
         let identities = scope.world.service_identities(service);
-        tls::upstream(scope.world.mesh(), &identities, sni, inside, scope.plain_envoy)
+        tls::upstream(scope.world.mesh(), &identities, names, sni, inside, scope.plain_envoy)
     };
     match effective.tls {
         Some(settings) if settings.mode == TlsMode::IstioMutual => {
@@ -390,6 +394,11 @@ fn apply_tls(
             made.transport_socket = Some(mutual(&sni));
         }
         Some(settings) if settings.mode == TlsMode::Disable => {}
+        // Names of the rule take precedence over those of the ServiceEntry.
+        Some(settings) if settings.subject_alt_names.is_empty() && !names.is_empty() => {
+            let settings = ClientTls { subject_alt_names: names.to_vec(), ..settings.clone() };
+            made.transport_socket = Some(tls::client(&settings, inside));
+        }
         Some(settings) => made.transport_socket = Some(tls::client(settings, inside)),
         None if !scope.world.mesh().enable_auto_mtls => {}
         None if service.spec.entry_host.as_ref().is_some_and(|entry_host| entry_host.external) => {}

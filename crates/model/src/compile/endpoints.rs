@@ -19,7 +19,7 @@ use crate::{
     Role,
     api::{
         Address, DestinationRule, MtlsMode, Resolution, Service, ServicePort, Typed,
-        destination_rule::TlsMode, kube::Locality, service_entry::WORKLOAD_ENTRY,
+        destination_rule::TlsMode, kube::Locality, workload::WORKLOAD_ENTRY,
     },
     world::Endpoint,
 };
@@ -152,9 +152,15 @@ pub(super) fn single(cluster: &str, address: core::Address) -> endpoint::Cluster
 }
 
 fn lb_endpoint(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> endpoint::LbEndpoint {
-    let text = match &member.address {
-        Address::Ip(ip) => ip.to_string(),
-        Address::Name(name) => name.to_string(),
+    let at = match &member.address {
+        Address::Ip(ip) => address(ip.to_string(), member.port),
+        Address::Name(name) => address(name.to_string(), member.port),
+        Address::Unix(path) => core::Address {
+            address: Some(core::address::Address::Pipe(core::Pipe {
+                path: path.to_string(),
+                ..Default::default()
+            })),
+        },
     };
     // Endpoints of a ServiceEntry are not probed.
     let health =
@@ -164,7 +170,7 @@ fn lb_endpoint(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> endpoint:
         metadata: Some(metadata(scope, member, by_rule)),
         load_balancing_weight: uint32(member.weight),
         host_identifier: Some(endpoint::lb_endpoint::HostIdentifier::Endpoint(endpoint::Endpoint {
-            address: Some(address(text, member.port)),
+            address: Some(at),
             // Routes may set the host of requests to this name. A proxy that resolves names itself knows it
             // without this field.
             hostname: member.name.as_deref().unwrap_or_default().to_owned(),

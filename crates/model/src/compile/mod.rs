@@ -7,7 +7,7 @@
 //!
 //! - [`pb`], [`packed`] and [`order`]: messages and their bytes
 //! - [`policy`], [`pool`], [`balance`] and [`locality`]: settings of DestinationRules
-//! - [`tls`], [`clusters`], [`endpoints`]
+//! - [`tls`], [`dynamic_dns`], [`clusters`], [`endpoints`]
 //! - [`clause`], [`authorizer`], [`jwt`] and [`rbac`]: authentication of requests and authorization
 //! - [`access_log`], [`tracing`], [`telemetry`], [`filters`], [`listeners`], [`routes`], [`nametable`]
 //! - [`grpc`]: clients without a proxy
@@ -18,6 +18,7 @@ mod authorizer;
 mod balance;
 mod clause;
 mod clusters;
+mod dynamic_dns;
 mod endpoints;
 mod envoy_filter;
 mod filters;

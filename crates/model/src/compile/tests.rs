@@ -72,6 +72,7 @@ fn view() -> ProxyView {
         cluster_id: "Kubernetes".into(),
         locality: api::kube::Locality::default(),
         named_ports: BTreeMap::new(),
+        addressed: Vec::new(),
         ipv4: true,
         ipv6: false,
         address: None,

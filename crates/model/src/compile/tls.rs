@@ -60,17 +60,21 @@ pub(super) enum UpstreamProtocol {
     Other,
 }
 
-/// Returns mutual TLS to sidecars that present one of these identities.
+/// Returns mutual TLS to sidecars that present one of these identities or other names.
 pub(super) fn upstream(
     mesh: &MeshConfig,
     identities: &BTreeSet<SpiffeId>,
+    others: &[String],
     sni: &str,
     inside: UpstreamProtocol,
     plain_envoy: bool,
 ) -> core::TransportSocket {
     let alpn = if plain_envoy { plain_alpn(inside) } else { istio_alpn(inside) };
+    let mut names = names_of(mesh.trust_domains(), identities);
+    let others = others.iter().cloned();
+    names.extend(others.map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))));
     tls_socket(pack(&UpstreamTlsContext {
-        common_tls_context: Some(common(names_of(mesh.trust_domains(), identities), trust(mesh), &[], alpn)),
+        common_tls_context: Some(common(names, trust(mesh), &[], alpn)),
         sni: sni.to_owned(),
         ..Default::default()
     }))

@@ -40,7 +40,7 @@ const GROUPS: &[(&str, &[&str])] = &[
 
 /// Kinds that change the behaviour of a mesh and are not supported yet.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
-    ("networking.istio.io", &["WorkloadEntry", "WorkloadGroup", "ProxyConfig"]),
+    ("networking.istio.io", &["ProxyConfig"]),
     ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
     (
         "gateway.networking.k8s.io",
@@ -271,9 +271,6 @@ fn consequence(kind: &str) -> (&'static str, &'static str) {
         "Gateway" | "GatewayClass" | "ListenerSet" | "Ingress" => ("nothing listens on its ports", ""),
         "HTTPRoute" | "GRPCRoute" | "TCPRoute" | "TLSRoute" | "UDPRoute" => {
             ("requests are routed without it", "use a VirtualService")
-        }
-        "WorkloadEntry" | "WorkloadGroup" => {
-            ("no service has it as an endpoint", "use endpoints of a ServiceEntry")
         }
         "Endpoints" => ("no service has it as an endpoint", "use an EndpointSlice"),
         _ => ("it has no effect", ""),

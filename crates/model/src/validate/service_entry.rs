@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{Finding, Findings, export_to, host, is_dns_name, port};
-use crate::api::{Address, Labels, Resolution, ServiceEntry, service_entry::WorkloadEntry};
+use crate::api::{
+    Address, Labels, Protocol, Resolution, ServiceEntry, WorkloadEntry, service_entry::Location,
+    workload::UNIX,
+};
 
 /// Checks a ServiceEntry.
 pub(crate) fn service_entry(spec: &ServiceEntry) -> Vec<Finding> {
@@ -30,11 +33,6 @@ pub(crate) fn service_entry(spec: &ServiceEntry) -> Vec<Finding> {
     ports(spec, &mut findings);
     endpoints(spec, &mut findings);
     export_to(&spec.export_to, "spec.exportTo", &mut findings);
-    if !spec.subject_alt_names.is_empty() {
-        // An error, since without this check any server would be accepted.
-        let remedy = "set subjectAltNames in the tls settings of a DestinationRule";
-        findings.error("spec.subjectAltNames", "is not supported yet", remedy);
-    }
     findings.done()
 }
 
@@ -55,13 +53,9 @@ pub(crate) fn addresses(data: &Labels, findings: &mut Findings) -> BTreeMap<Stri
 
 fn hosts(spec: &ServiceEntry, name: &str, field: &str, findings: &mut Findings) {
     host(name, field, findings);
-    let domain = format!(".svc.{}", crate::world::DOMAIN);
     if name == "*" || !name.contains('.') {
         let message = format!("{name:?} has no dot");
         findings.error(field, message, "write a full name, such as api.example.com");
-    } else if name.trim_end_matches('.').ends_with(&domain) {
-        let message = format!("{name:?} is the name of a Kubernetes Service");
-        findings.error(field, message, "use a Service; such hosts are not supported yet in a ServiceEntry");
     } else if name.starts_with('*') && spec.resolution.is_dns() && spec.endpoints.is_empty() {
         let message = "DNS cannot resolve a wildcard";
         findings.error(field, message, "add endpoints, or use resolution NONE");
@@ -117,10 +111,7 @@ fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
                 "use DNS, or remove the other endpoints",
             );
         }
-        Resolution::DynamicDns => {
-            let remedy = "use DNS with full names, or NONE";
-            findings.error("spec.resolution", "DYNAMIC_DNS is not supported yet", remedy);
-        }
+        Resolution::DynamicDns => dynamic_dns(spec, findings),
         _ => {}
     }
     if let Some(selector) = &spec.workload_selector {
@@ -129,34 +120,57 @@ fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
             findings.error(field, "cannot stand beside endpoints", "keep one of them");
         }
         if selector.labels.is_empty() {
-            let remedy = "name labels of the pods that are its endpoints";
-            findings.error(format!("{field}.labels"), "is missing", remedy);
+            let remedy = "name labels of the workloads that are its endpoints";
+            findings.warning(format!("{field}.labels"), "is missing, so it selects no workload", remedy);
         }
-        if spec.resolution != Resolution::Static {
-            findings.warning(field, "has an effect with resolution STATIC only", "write resolution: STATIC");
+        if matches!(spec.resolution, Resolution::None | Resolution::DynamicDns) {
+            let remedy = "write resolution: STATIC or DNS";
+            findings.warning(field, "has no effect with resolution NONE and DYNAMIC_DNS", remedy);
         }
+    }
+    let sockets = spec.endpoints.iter().any(|endpoint| endpoint.address.starts_with(UNIX));
+    if sockets && spec.ports.len() != 1 {
+        findings.error("spec.ports", "a socket serves exactly one port", "write one port");
     }
     for (index, endpoint) in spec.endpoints.iter().enumerate() {
         workload(spec, endpoint, &format!("{field}[{index}]"), findings);
     }
 }
 
+/// Checks an entry whose hosts are those of requests and connections.
+fn dynamic_dns(spec: &ServiceEntry, findings: &mut Findings) {
+    if !spec.endpoints.is_empty() {
+        let remedy = "remove them; proxies resolve the host of each request";
+        findings.error("spec.endpoints", "is not allowed with resolution DYNAMIC_DNS", remedy);
+    }
+    if spec.location != Location::MeshExternal {
+        let remedy = "write location: MESH_EXTERNAL";
+        findings.error("spec.location", "must be MESH_EXTERNAL with resolution DYNAMIC_DNS", remedy);
+    }
+    for (index, of) in spec.ports.iter().enumerate() {
+        let protocol = of.parsed_protocol();
+        if protocol.is_some_and(|protocol| !protocol.is_http() && protocol != Protocol::Tls) {
+            let message = format!("{:?} names no host, which DYNAMIC_DNS needs", of.protocol);
+            findings.error(format!("spec.ports[{index}].protocol"), message, "use HTTP or TLS");
+        }
+    }
+}
+
 fn workload(spec: &ServiceEntry, endpoint: &WorkloadEntry, field: &str, findings: &mut Findings) {
+    super::workload::endpoint(endpoint, field, findings);
     let address = format!("{field}.address");
-    if endpoint.address.starts_with("unix:") {
-        findings.error(address, "Unix domain sockets are not supported yet", "use an IP address and a port");
-    } else if Address::of(&endpoint.address).ip().is_none() {
-        if !is_dns_name(&endpoint.address) {
-            let message = format!("{:?} is neither an IP address nor a host name", endpoint.address);
-            findings.error(address, message, "write an IP address or a full host name");
-        } else if !spec.resolution.is_dns() {
+    match Address::of(&endpoint.address) {
+        Address::Name(_) if !spec.resolution.is_dns() && is_dns_name(&endpoint.address) => {
             let message = format!("{:?} is a host name", endpoint.address);
             findings.error(address, message, "write an IP address, or use resolution DNS");
         }
+        Address::Unix(_) if spec.resolution != Resolution::Static => {
+            findings.error(address, "is a socket, which is not resolved", "use resolution STATIC");
+        }
+        _ => {}
     }
-    for (name, number) in &endpoint.ports {
+    for name in endpoint.ports.keys() {
         let field = skysail_yaml::join(&format!("{field}.ports"), name);
-        port(*number, &field, findings);
         if spec.ports.iter().all(|port| port.name != *name) {
             findings.error(
                 field,

@@ -1,6 +1,6 @@
 //! Conservative estimate of the resources that a change may affect. It may be too large, never too small.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{World, hosts};
 use crate::{
@@ -35,6 +35,8 @@ pub struct ChangeSet {
     pub secrets_in: BTreeSet<String>,
     /// Pods (namespace, name) that may differ, and with them the views of their proxies. With `everything`, all pods.
     pub pods: BTreeSet<(String, String)>,
+    /// Addresses of endpoints that may differ. The views of proxies with such an address may differ.
+    pub addresses: BTreeSet<IpAddr>,
 }
 
 impl ChangeSet {
@@ -69,6 +71,7 @@ impl ChangeSet {
         self.gateways.extend(other.gateways);
         self.secrets_in.extend(other.secrets_in);
         self.pods.extend(other.pods);
+        self.addresses.extend(other.addresses);
     }
 
     /// Returns the estimate that everything may differ.
@@ -101,14 +104,13 @@ impl World {
             | Kind::DaemonSet
             | Kind::ReplicaSet
             | Kind::Job
-            | Kind::CronJob => ChangeSet::nothing(),
+            | Kind::CronJob
+            | Kind::WorkloadGroup => ChangeSet::nothing(),
             Kind::Namespace
             | Kind::Node
             | Kind::ConfigMap
             | Kind::PeerAuthentication
             | Kind::Sidecar
-            | Kind::WorkloadEntry
-            | Kind::WorkloadGroup
             | Kind::ProxyConfig
             | Kind::EnvoyFilter
             | Kind::Ingress
@@ -152,10 +154,15 @@ impl World {
             }
             Kind::Service => {
                 let Some(service) = self.service_named(namespace, name) else { return ChangeSet::nothing() };
+                let mut services = BTreeSet::from([(namespace.to_owned(), name.to_owned())]);
+                // ServiceEntries of this name are visible only without the Service.
+                let host = service.fqdn();
+                services.extend(self.entry_hosts.get(&host).map(|(of, _)| (of.clone(), host.clone())));
                 ChangeSet {
-                    services: BTreeSet::from([(namespace.to_owned(), name.to_owned())]),
+                    services,
                     routes: true,
                     names: true,
+                    addresses: self.addresses_of(service),
                     workloads: self.shapes_listeners(service) || self.is_destination_of_connections(service),
                     // The workloads that it selects.
                     workloads_in: BTreeSet::from([namespace.to_owned()]),
@@ -163,10 +170,8 @@ impl World {
                 }
             }
             Kind::ServiceEntry => self.changes_of_entry(namespace, name),
-            Kind::EndpointSlice => {
-                let slice = self.slices.get(namespace, name).map(|entry| &entry.object.spec.service);
-                slice.map(|service| self.changes_of_endpoints(namespace, service)).unwrap_or_default()
-            }
+            Kind::WorkloadEntry => self.changes_of_workload_entry(namespace, name),
+            Kind::EndpointSlice => self.changes_of_slice(namespace, name),
             Kind::DestinationRule => {
                 let rule = self.destination_rules.get(namespace, name).map(|entry| &entry.object);
                 let Some(rule) = rule else { return ChangeSet::nothing() };
@@ -296,9 +301,22 @@ impl World {
         changes
     }
 
+    /// Returns the resources that depend on an EndpointSlice.
+    fn changes_of_slice(&self, namespace: &str, name: &str) -> ChangeSet {
+        let Some(slice) = self.slices.get(namespace, name).map(|entry| &entry.object) else {
+            return ChangeSet::nothing();
+        };
+        let mut changes = self.changes_of_endpoints(namespace, &slice.spec.service);
+        let service = self.service_named(namespace, &slice.spec.service);
+        if service.is_none_or(|service| service.spec.selector.is_empty()) {
+            changes.addresses.extend(slice.spec.endpoints.iter().map(|endpoint| endpoint.ip));
+        }
+        changes
+    }
+
     /// Returns the resources that depend on a service's endpoints. Endpoints of a headless service are also part of
     /// listeners and the name table.
-    fn changes_of_endpoints(&self, namespace: &str, service: &str) -> ChangeSet {
+    pub(super) fn changes_of_endpoints(&self, namespace: &str, service: &str) -> ChangeSet {
         let headless = self.service_named(namespace, service).is_some_and(|service| service.spec.headless);
         ChangeSet {
             services: BTreeSet::from([(namespace.to_owned(), service.to_owned())]),

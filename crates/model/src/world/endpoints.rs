@@ -6,7 +6,7 @@ use skysail_core::SpiffeId;
 
 use super::{World, entry_hosts};
 use crate::api::{
-    Address, Labels, Pod, Service, ServicePort, Typed,
+    Address, EndpointSlice, Labels, Pod, Service, ServicePort, Typed,
     kube::{Locality, SliceEndpoint, TargetPort},
     selects,
 };
@@ -66,9 +66,54 @@ impl World {
             (None, Some(endpoints)) => endpoints,
             (None, None) => self.selected_endpoints(service, port),
         };
+        if service.spec.external_name.is_none() && !service.spec.selector.is_empty() {
+            endpoints.extend(self.selected_entries(service, port));
+        }
+        if let Some(same) = self.entry_host_of(service) {
+            endpoints.extend(self.endpoints_by_name(same, port));
+        }
         endpoints.sort_by(|a, b| (&a.address, a.port).cmp(&(&b.address, b.port)));
         endpoints.dedup_by(|a, b| (&a.address, a.port) == (&b.address, b.port));
         endpoints
+    }
+
+    /// Returns the endpoints of the WorkloadEntries that a service selects. As in Istio, names are endpoints of
+    /// ServiceEntries with DNS only, whose names are resolved.
+    fn selected_entries(&self, service: &Typed<Service>, port: &ServicePort) -> Vec<Endpoint> {
+        let entries = self.entries_selected(&service.meta.namespace, &service.spec.selector);
+        let entries = entries.filter(|entry| match &entry.spec.address {
+            Address::Ip(_) => true,
+            Address::Unix(_) => service.spec.entry_host.is_some(),
+            Address::Name(_) => false,
+        });
+        entries.filter_map(|entry| entry_hosts::endpoint(&entry.spec, port)).collect()
+    }
+
+    /// Returns the ServiceEntry's service of the same name and namespace as a Kubernetes Service. As in Istio, its
+    /// endpoints are added to those of the Service.
+    fn entry_host_of(&self, service: &Typed<Service>) -> Option<&Arc<Typed<Service>>> {
+        if service.spec.entry_host.is_some() || !self.has_entry_hosts() {
+            return None;
+        }
+        self.service_named(&service.meta.namespace, &service.fqdn())
+    }
+
+    /// Returns the endpoints of the service's port that has the name of another service's port.
+    fn endpoints_by_name(&self, service: &Typed<Service>, port: &ServicePort) -> Vec<Endpoint> {
+        let same = service.spec.ports.iter().find(|of| of.name == port.name);
+        same.map(|port| self.endpoints(service, port)).unwrap_or_default()
+    }
+
+    /// Returns the slices of a service.
+    pub(super) fn slices_of(
+        &self,
+        namespace: &str,
+        service: &str,
+    ) -> impl Iterator<Item = &Typed<EndpointSlice>> {
+        let key = (namespace.to_owned(), service.to_owned());
+        let slices: Vec<&(String, String)> = self.service_slices.get(&key).collect();
+        let slices = slices.into_iter().filter_map(|(namespace, name)| self.slices.get(namespace, name));
+        slices.map(|slice| &*slice.object)
     }
 
     /// Returns the SPIFFE ids that a service's endpoints may present.

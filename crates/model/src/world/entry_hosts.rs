@@ -6,9 +6,9 @@ use std::{
     sync::Arc,
 };
 
-use super::{ChangeSet, Endpoint, World};
+use super::{ChangeSet, Endpoint, World, store::Entry};
 use crate::{
-    api::{EntryHost, ServiceEntry, ServicePort, Typed, kube::TargetPort, service_entry::host_of},
+    api::{EntryEndpoint, EntryHost, Service, ServiceEntry, ServicePort, Typed, service_entry::host_of},
     origin::Origin,
 };
 
@@ -77,25 +77,58 @@ impl World {
         hosts
     }
 
-    /// Rebuilds the service of a host in a namespace from the oldest of its entries.
-    fn rebuild_service(&mut self, namespace: &str, host: &str) {
-        if let Some(before) = self.services.get(namespace, host) {
-            for name in before.object.spec.entry_host.iter().flat_map(|entry_host| entry_host.names()) {
-                self.name_users.remove(name, &before.object.meta);
+    /// Rebuilds the service of a host in a namespace from its entries.
+    pub(super) fn rebuild_service(&mut self, namespace: &str, host: &str) {
+        if let Some(before) = self.services.get(namespace, host).map(|before| Arc::clone(&before.object)) {
+            for endpoint in before.spec.entry_host.iter().flat_map(|entry_host| &entry_host.endpoints) {
+                if let Some(ip) = endpoint.address.ip() {
+                    self.endpoint_ips.remove(&ip, &before.meta);
+                }
+            }
+            for name in before.spec.entry_host.iter().flat_map(|entry_host| entry_host.names()) {
+                self.name_users.remove(name, &before.meta);
             }
         }
-        let entries = self.entry_hosts.get(host).filter(|(of, _)| of == namespace);
-        let entries = entries.filter_map(|(namespace, name)| self.service_entries.get(namespace, name));
-        let Some(entry) = entries.min_by(|a, b| a.age().cmp(&b.age())) else {
+        let Some((service, origin)) = self.merged(namespace, host) else {
             self.services.remove(namespace, host);
             return;
         };
-        let service = entry.object.service(host, self.allocated(host));
+        for endpoint in service.spec.entry_host.iter().flat_map(|entry_host| &entry_host.endpoints) {
+            if let Some(ip) = endpoint.address.ip() {
+                self.endpoint_ips.insert(ip, &service.meta);
+            }
+        }
         for name in service.spec.entry_host.iter().flat_map(|entry_host| entry_host.names()) {
             self.name_users.insert(Arc::clone(name), &service.meta);
         }
-        let origin = entry.origin.clone();
         self.services.insert(Arc::new(service), origin);
+    }
+
+    /// Returns the service of a host in a namespace. The oldest entry defines it; as in Istio, the others of the
+    /// namespace add their ports and endpoints.
+    fn merged(&self, namespace: &str, host: &str) -> Option<(Typed<Service>, Origin)> {
+        let entries = self.entry_hosts.get(host).filter(|(of, _)| of == namespace);
+        let entries = entries.filter_map(|(namespace, name)| self.service_entries.get(namespace, name));
+        let mut entries: Vec<&Entry<ServiceEntry>> = entries.collect();
+        entries.sort_by(|a, b| a.age().cmp(&b.age()));
+        let (first, others) = entries.split_first()?;
+        let mut service = self.service_of(&first.object, host);
+        for other in others.iter().filter(|other| merges(&first.object.spec, &other.object.spec)) {
+            merge(&mut service, self.service_of(&other.object, host));
+        }
+        Some((service, first.origin.clone()))
+    }
+
+    fn service_of(&self, entry: &Typed<ServiceEntry>, host: &str) -> Typed<Service> {
+        let selected = entry.spec.selector_of_names().into_iter();
+        let selected = selected.flat_map(|selector| self.entries_selected(&entry.meta.namespace, selector));
+        let selected = selected.map(|endpoint| endpoint.spec.clone()).collect();
+        entry.service(host, self.allocated(host), selected)
+    }
+
+    /// Returns whether any ServiceEntry is known.
+    pub(super) fn has_entry_hosts(&self) -> bool {
+        self.entry_hosts.iter().next().is_some()
     }
 
     fn allocated(&self, host: &str) -> Option<IpAddr> {
@@ -131,8 +164,8 @@ impl World {
     pub(super) fn changes_of_entry(&self, namespace: &str, name: &str) -> ChangeSet {
         let Some(entry) = self.service_entries.get(namespace, name) else { return ChangeSet::default() };
         let mut changes = ChangeSet { routes: true, names: true, ..ChangeSet::default() };
-        if entry.object.spec.selector().is_some() {
-            // The workloads that it selects.
+        if entry.object.spec.selector().is_some() || !entry.object.spec.endpoints.is_empty() {
+            // The workloads that are its endpoints.
             changes.workloads_in.insert(namespace.to_owned());
         }
         for host in entry.object.spec.hosts.iter().map(|host| host_of(host)) {
@@ -140,24 +173,66 @@ impl World {
                 if let Some(service) = self.service_named(namespace, &host) {
                     changes.workloads |= self.shapes_listeners(service);
                     changes.services.insert((namespace.clone(), host.clone()));
+                    changes.addresses.extend(self.addresses_of(service));
                 }
+            }
+            // A Kubernetes Service of this name has the entry's endpoints too.
+            if let Some(service) = self.kubernetes_service(&host) {
+                changes.services.insert((service.meta.namespace.clone(), service.meta.name.clone()));
             }
         }
         changes
     }
 }
 
+/// Returns whether an entry adds to the service of an older one with the same host and namespace.
+pub(super) fn merges(first: &ServiceEntry, other: &ServiceEntry) -> bool {
+    first.resolution == other.resolution
+        && first.location == other.location
+        && first.selector() == other.selector()
+}
+
+/// Adds the ports and endpoints of another service with the same host. An endpoint serves the ports of its own entry.
+fn merge(service: &mut Typed<Service>, other: Typed<Service>) {
+    let ports_of = |service: &Service| service.ports.iter().map(|port| port.port).collect::<Arc<[u16]>>();
+    let (first, second) = (ports_of(&service.spec), ports_of(&other.spec));
+    let Some(entry_host) = &mut service.spec.entry_host else { return };
+    let entry_host = Arc::make_mut(entry_host);
+    let limit = |endpoint: &mut EntryEndpoint, ports: &Arc<[u16]>| {
+        endpoint.serves.get_or_insert_with(|| Arc::clone(ports));
+    };
+    entry_host.endpoints.iter_mut().for_each(|endpoint| limit(endpoint, &first));
+    for mut endpoint in other.spec.entry_host.iter().flat_map(|other| other.endpoints.iter().cloned()) {
+        limit(&mut endpoint, &second);
+        entry_host.endpoints.push(endpoint);
+    }
+    for port in other.spec.ports {
+        if service.spec.ports.iter().all(|known| known.port != port.port) {
+            service.spec.ports.push(port);
+        }
+    }
+    for ip in other.spec.cluster_ips {
+        if !service.spec.cluster_ips.contains(&ip) {
+            service.spec.cluster_ips.push(ip);
+        }
+    }
+}
+
 /// Returns the endpoints of a port.
 pub(super) fn endpoints(entry_host: &EntryHost, port: &ServicePort) -> Vec<Endpoint> {
-    let TargetPort::Number(target) = port.target else { return Vec::new() };
-    let made = entry_host.endpoints.iter().map(|from| Endpoint {
+    entry_host.endpoints.iter().filter_map(|from| endpoint(from, port)).collect()
+}
+
+/// Returns the endpoint for a port; `None` if it does not serve the port.
+pub(super) fn endpoint(from: &EntryEndpoint, port: &ServicePort) -> Option<Endpoint> {
+    let number = from.port(port)?;
+    Some(Endpoint {
         address: from.address.clone(),
         name: None,
-        port: from.ports.get(&port.name).copied().unwrap_or(target),
+        port: number,
         pod: Some(Arc::clone(&from.workload)),
         locality: from.locality.clone(),
         weight: from.weight,
         ready: true,
-    });
-    made.collect()
+    })
 }

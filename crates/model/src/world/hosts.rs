@@ -55,11 +55,19 @@ impl World {
     }
 
     pub(super) fn service_entry(&self, fqdn: &str) -> Option<&Entry<Service>> {
-        let own = fqdn.strip_suffix(DOMAIN).and_then(|rest| rest.strip_suffix(".svc."));
-        match own {
-            Some(own) => own.split_once('.').and_then(|(name, namespace)| self.services.get(namespace, name)),
-            None => self.entry_host_services(fqdn).min_by(|a, b| a.age().cmp(&b.age())),
-        }
+        self.kubernetes_entry(fqdn)
+            .or_else(|| self.entry_host_services(fqdn).min_by(|a, b| a.age().cmp(&b.age())))
+    }
+
+    /// Returns the Kubernetes Service of this full name.
+    pub(super) fn kubernetes_service(&self, fqdn: &str) -> Option<&Arc<Typed<Service>>> {
+        self.kubernetes_entry(fqdn).map(|entry| &entry.object)
+    }
+
+    fn kubernetes_entry(&self, fqdn: &str) -> Option<&Entry<Service>> {
+        let own = fqdn.strip_suffix(DOMAIN)?.strip_suffix(".svc.")?;
+        let (name, namespace) = own.split_once('.')?;
+        self.services.get(namespace, name).filter(|entry| entry.object.spec.entry_host.is_none())
     }
 
     /// Returns the namespaces that define a service of this full name.
@@ -81,6 +89,10 @@ impl World {
     pub fn service_chosen(&self, service: &Typed<Service>, namespace: &str) -> bool {
         if service.spec.entry_host.is_none() {
             return true;
+        }
+        // Hosts below the domain of the cluster: a Kubernetes Service takes precedence.
+        if self.kubernetes_service(&service.meta.name).is_some() {
+            return false;
         }
         let visible = |entry: &&Entry<Service>| self.service_visible(&entry.object, namespace);
         let entries = self.entry_host_services(&service.meta.name).filter(visible);

@@ -33,20 +33,30 @@ impl World {
     /// # Errors
     /// Fails if the pod runs under another service account.
     pub fn identify(&self, node: &mut ProxyNode, home: &str) -> Result<bool, AccountMismatch> {
-        let known = self.identify_pod(&node.pod, home, &mut node.view)?;
+        let known = self.identify_pod(&node.pod, &node.ips, home, &mut node.view)?;
         if !known {
             self.set_locality(&node.node_name, &mut node.view);
         }
         Ok(known)
     }
 
-    /// Replaces the fields of a view by those of the pod of this name. Returns false if the pod is unknown.
+    /// Replaces the fields of a view by those of the pod of this name, and sets the services that lead to its addresses.
+    /// `ips` are the addresses of an unknown pod. Returns false if the pod is unknown.
     ///
     /// # Errors
     /// Fails if the pod runs under another service account.
-    pub fn identify_pod(&self, pod: &str, home: &str, view: &mut ProxyView) -> Result<bool, AccountMismatch> {
+    pub fn identify_pod(
+        &self,
+        pod: &str,
+        ips: &[IpAddr],
+        home: &str,
+        view: &mut ProxyView,
+    ) -> Result<bool, AccountMismatch> {
         self.reduce_metadata(view);
-        let Some(pod) = self.pod(&view.namespace, pod) else { return Ok(false) };
+        let Some(pod) = self.pod(&view.namespace, pod) else {
+            view.addressed = self.services_at(&view.namespace, ips);
+            return Ok(false);
+        };
         if pod.spec.service_account != view.service_account {
             return Err(AccountMismatch {
                 namespace: view.namespace.clone(),
@@ -61,6 +71,7 @@ impl World {
 
     fn apply_pod(&self, pod: &Typed<Pod>, home: &str, view: &mut ProxyView) {
         view.labels = Arc::clone(&pod.meta.labels);
+        view.addressed = self.services_at(&view.namespace, &pod.spec.ips);
         pod.canonical_name().clone_into(&mut view.canonical_service);
         home.clone_into(&mut view.cluster_id);
         let ports = pod.spec.ports.iter().filter(|port| port.tcp && !port.name.is_empty());

@@ -21,20 +21,27 @@ impl<K> Default for MultiMap<K> {
 
 impl<K: Clone + Eq + Hash> MultiMap<K> {
     pub(super) fn insert(&mut self, key: K, meta: &Meta) {
+        self.insert_name(key, (meta.namespace.clone(), meta.name.clone()));
+    }
+
+    pub(super) fn insert_name(&mut self, key: K, name: (String, String)) {
         let objects = Arc::make_mut(&mut self.0).entry(key).or_insert_with(|| Vec::with_capacity(1));
-        let name = (meta.namespace.clone(), meta.name.clone());
         if let Err(at) = objects.binary_search(&name) {
             objects.insert(at, name);
         }
     }
 
     pub(super) fn remove(&mut self, key: &K, meta: &Meta) {
+        self.remove_name(key, &(meta.namespace.clone(), meta.name.clone()));
+    }
+
+    pub(super) fn remove_name(&mut self, key: &K, name: &(String, String)) {
         if !self.0.contains_key(key) {
             return;
         }
         let all = Arc::make_mut(&mut self.0);
         if let Some(objects) = all.get_mut(key) {
-            objects.retain(|(namespace, name)| *namespace != meta.namespace || *name != meta.name);
+            objects.retain(|known| known != name);
             if objects.is_empty() {
                 all.remove(key);
             }

@@ -22,9 +22,11 @@ mod identify;
 mod index;
 mod policy;
 mod providers;
+mod registration;
 mod sidecar;
 mod store;
 mod tokens;
+mod workload_entries;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -42,18 +44,20 @@ pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
 pub use identify::AccountMismatch;
 use index::{HostIndex, LabelIndex, MultiMap};
+pub use registration::RegistrationError;
 pub use sidecar::Grouping;
 use store::{Entry, Store};
 pub(crate) use tokens::is_url;
 pub use tokens::{KeyFetch, KeySource};
+pub use workload_entries::Addressed;
 
 use crate::{
     api::{
-        AuthorizationPolicy, BackendTlsPolicy, ConfigMap, DestinationRule, EndpointSlice, EnvoyFilter,
-        Gateway, GatewayClass, GrpcRoute, HttpRoute, Ingress, IngressClass, Kind, Labels, ListenerSet,
-        MeshConfig, Node, Object, ObjectKey, PeerAuthentication, Pod, ProxyConfig, RateLimitPolicy,
-        ReferenceGrant, RequestAuthentication, Secret, Service, ServiceEntry, Sidecar, TcpRoute, Telemetry,
-        Template, TlsRoute, Typed, VirtualService, WorkloadEntry, WorkloadGroup,
+        AuthorizationPolicy, BackendTlsPolicy, ConfigMap, DestinationRule, EndpointSlice, EntryEndpoint,
+        EnvoyFilter, Gateway, GatewayClass, GrpcRoute, HttpRoute, Ingress, IngressClass, Kind, Labels,
+        ListenerSet, MeshConfig, Node, Object, ObjectKey, PeerAuthentication, Pod, ProxyConfig,
+        RateLimitPolicy, ReferenceGrant, RequestAuthentication, Secret, Service, ServiceEntry, Sidecar,
+        TcpRoute, Telemetry, Template, TlsRoute, Typed, VirtualService, WorkloadEntry, WorkloadGroup,
         destination_rule::{LoadBalancer, LocalityLb},
         gateway_api,
         kube::Locality,
@@ -113,6 +117,14 @@ pub struct World {
     pod_labels: LabelIndex,
     /// Pods by address.
     pod_ips: MultiMap<std::net::IpAddr>,
+    /// Endpoints of WorkloadEntries, with their labels.
+    entry_workloads: Store<EntryEndpoint>,
+    /// WorkloadEntries by namespace and label.
+    workload_labels: LabelIndex,
+    /// WorkloadEntries by address.
+    workload_ips: MultiMap<std::net::IpAddr>,
+    /// Services by the addresses of their own endpoints: those of ServiceEntries and of EndpointSlices.
+    endpoint_ips: MultiMap<std::net::IpAddr>,
     /// EndpointSlices by (namespace, service).
     service_slices: MultiMap<(String, String)>,
     /// VirtualServices of the mesh by host.
@@ -184,7 +196,7 @@ impl World {
             Object::ConfigMap(object) => self.apply_config_map(object, origin),
             Object::Gateway(object) => self.gateways.insert(object, origin),
             Object::Sidecar(object) => self.sidecars.insert(object, origin),
-            Object::WorkloadEntry(object) => self.workload_entries.insert(object, origin),
+            Object::WorkloadEntry(object) => self.put_workload_entry(object, origin),
             Object::WorkloadGroup(object) => self.workload_groups.insert(object, origin),
             Object::ProxyConfig(object) => self.proxy_configs.insert(object, origin),
             Object::EnvoyFilter(object) => self.envoy_filters.insert(object, origin),
@@ -210,8 +222,11 @@ impl World {
             Object::EndpointSlice(object) => {
                 self.unindex(Kind::EndpointSlice, &object.meta.namespace, &object.meta.name);
                 let service = (object.meta.namespace.clone(), object.spec.service.clone());
-                self.service_slices.insert(service, &object.meta);
-                self.slices.insert(object, origin)
+                self.service_slices.insert(service.clone(), &object.meta);
+                let ips = addresses_of(&object);
+                let changed = self.slices.insert(object, origin);
+                ips.into_iter().for_each(|ip| self.endpoint_ips.insert_name(ip, service.clone()));
+                changed
             }
             Object::VirtualService(object) => {
                 self.unindex(Kind::VirtualService, &object.meta.namespace, &object.meta.name);
@@ -274,7 +289,7 @@ impl World {
             Kind::AuthorizationPolicy => self.authorization_policies.remove(namespace, name),
             Kind::Gateway => self.gateways.remove(namespace, name),
             Kind::Sidecar => self.sidecars.remove(namespace, name),
-            Kind::WorkloadEntry => self.workload_entries.remove(namespace, name),
+            Kind::WorkloadEntry => self.remove_workload_entry(namespace, name),
             Kind::WorkloadGroup => self.workload_groups.remove(namespace, name),
             Kind::ProxyConfig => self.proxy_configs.remove(namespace, name),
             Kind::EnvoyFilter => self.envoy_filters.remove(namespace, name),
@@ -435,7 +450,14 @@ impl World {
             Kind::EndpointSlice => {
                 if let Some(entry) = self.slices.get(namespace, name) {
                     let service = (namespace.to_owned(), entry.object.spec.service.clone());
-                    self.service_slices.remove(&service, &entry.object.meta);
+                    let removed = Arc::clone(&entry.object);
+                    self.service_slices.remove(&service, &removed.meta);
+                    // Another slice of the service may have the address too.
+                    let left: BTreeSet<std::net::IpAddr> =
+                        self.slices_of(namespace, &service.1).flat_map(|slice| addresses_of(slice)).collect();
+                    for ip in addresses_of(&removed).difference(&left) {
+                        self.endpoint_ips.remove_name(ip, &service);
+                    }
                 }
             }
             Kind::VirtualService => {
@@ -457,6 +479,11 @@ impl World {
             _ => {}
         }
     }
+}
+
+/// Returns the addresses of a slice's endpoints.
+fn addresses_of(slice: &Typed<EndpointSlice>) -> BTreeSet<std::net::IpAddr> {
+    slice.spec.endpoints.iter().map(|endpoint| endpoint.ip).collect()
 }
 
 /// Returns the full host names that a VirtualService routes in the mesh.

@@ -1,4 +1,7 @@
 use super::*;
+
+mod workload_entries;
+
 use crate::api::{MtlsMode, Protocol};
 
 /// Returns a World of this YAML. Warnings are permitted, errors are not.
@@ -309,22 +312,21 @@ fn a_service_entry_selects_pods_of_its_namespace() {
     assert!(endpoints(&world).is_empty());
     assert!(world.take_changes().workloads_in.contains("svc"), "the inbound ports of its pods");
     let said = addresses(&world, "api.example.com").1;
-    assert!(said.contains("no pod of namespace svc has app: c"), "{said}");
+    assert!(said.contains("no pod or WorkloadEntry of namespace svc has app: c"), "{said}");
     let by_name = crate::parse(&ENTRY.replace("STATIC", "DNS"), "test.yaml");
-    assert!(by_name.diagnostics[0].to_string().contains("has an effect with resolution STATIC only"));
     world.apply(by_name.objects[0].0.clone(), by_name.objects[0].1.clone());
-    let service = world.service("api.example.com").unwrap();
-    let endpoints = world.endpoints(service, &service.spec.ports[0]);
-    assert!(endpoints[0].address.ip().is_none(), "the host itself: {endpoints:?}");
+    assert!(endpoints(&world).is_empty(), "with DNS only WorkloadEntries are selected");
     for (from, to, expected) in [
         ("resolution:", "endpoints: [{address: 10.0.0.1}]\n  resolution:", "cannot stand beside endpoints"),
         ("{labels: {app: a}}", "{matchLabels: {app: a}}", "matchLabels"),
-        ("{labels: {app: a}}", "{labels: {}}", "spec.workloadSelector.labels is missing"),
     ] {
         let parsed = crate::parse(&ENTRY.replace(from, to), "test.yaml");
         let said: String = parsed.diagnostics.iter().map(ToString::to_string).collect();
         assert!(parsed.objects.is_empty() && said.replace(": is", " is").contains(expected), "{said}");
     }
+    let empty = crate::parse(&ENTRY.replace("{labels: {app: a}}", "{labels: {}}"), "test.yaml");
+    assert!(empty.diagnostics[0].to_string().contains("so it selects no workload"));
+    assert_eq!(empty.objects.len(), 1, "as in Istio");
 }
 
 fn peer(name: &str, namespace: &str, spec: &str) -> String {

@@ -16,8 +16,18 @@ const OWN_ADDRESS: &str = "The listener for a pod's own address stays: proxies w
 const STRUCT_ORDER: &str =
     "EnvoyFilter: istiod writes the entries of a `TypedStruct` in random order, here they are sorted";
 
+const TWICE: &str = "ServiceEntry with several addresses: istiod sends each endpoint once for each address";
+const BLOCK: &str =
+    "ServiceEntry with a block of addresses: istiod has the block as a domain, which no request names";
+const SAME_NAME: &str = "ServiceEntry with the name of a Kubernetes Service: requests to the Service's address stay \
+                         routed";
+
 /// All permitted differences.
 pub(crate) const ALLOWED: &[Allowed] = &[
+    differs("q-serviceentry-kinds", "eds outbound|6000||two.share.example.net.endpoints[0]", TWICE),
+    differs("q-serviceentry-kinds", "eds outbound|6443||two.share.example.net.endpoints[0]", TWICE),
+    differs("q-serviceentry-kinds", "rds 7001.virtualHosts[1].domains[0]", BLOCK),
+    differs("q-serviceentry-kinds", "rds 9080.virtualHosts[3].domains", SAME_NAME),
     differs("l-tcp", "mysqldb-v1 lds 10.244.1.31_3307: istiod has no such resource", OWN_ADDRESS),
     differs("s-envoyfilter", "productpage-v1 lds virtualInbound: packed otherwise", STRUCT_ORDER),
 ];

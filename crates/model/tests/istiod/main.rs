@@ -44,8 +44,18 @@ const ALLOCATED: &str = r"
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: skysail-addresses, namespace: istio-system}
-data: {edition.cnn.com: 240.240.0.4, httpbin.org: 240.240.0.3}
-";
+data: ";
+
+/// Addresses by recording and host.
+const ALLOCATED_TO: &[(&str, &str)] = &[
+    ("g-serviceentry", "{edition.cnn.com: 240.240.0.4, httpbin.org: 240.240.0.3}"),
+    (
+        "q-serviceentry-kinds",
+        "{queue.example.net: 240.240.0.3, store.example.net: 240.240.0.4, rr.example.net: 240.240.0.5, \
+          '*.dyn.example.net': 240.240.0.6, ratings.default.svc.cluster.local: 240.240.0.7, \
+          pool.example.net: 240.240.0.8, private.example.net: 240.240.0.9, for-default.example.net: 240.240.0.10}",
+    ),
+];
 
 /// Defines a test for each recorded scenario.
 macro_rules! scenarios {
@@ -85,7 +95,6 @@ scenarios! {
     p2_gateway_merge = "p2-gateway-merge",
     #[ignore = "not compiled like this yet"]
     p3_egress_gateway = "p3-egress-gateway",
-    #[ignore = "not compiled like this yet"]
     q_serviceentry_kinds = "q-serviceentry-kinds",
     #[ignore = "not compiled like this yet"]
     q2a_egress_registry_only = "q2a-egress-registry-only",
@@ -144,7 +153,9 @@ fn compare(scenario: &str) {
         recordings(scenario).into_iter().partition(|folder| folder.ends_with("productpage-v1-dns"));
     for folder in others.into_iter().chain(with_addresses) {
         if folder.ends_with("productpage-v1-dns") {
-            apply(&mut world, ALLOCATED, "addresses.yaml");
+            let allocated = ALLOCATED_TO.iter().find(|(of, _)| *of == scenario);
+            let data = allocated.map_or("{}", |(_, data)| data);
+            apply(&mut world, &format!("{ALLOCATED}{data}"), "addresses.yaml");
         }
         let mut node = node(&folder);
         // The recording assumes that productpage's pod has an address of each family, which the Pod object does not

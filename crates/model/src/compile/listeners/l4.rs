@@ -18,11 +18,12 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::network::{
 use crate::{
     World,
     api::{
-        DestinationRule, Protocol, Service, ServicePort, Typed, VirtualService, selects,
+        DestinationRule, Protocol, Resolution, Service, ServicePort, Typed, VirtualService, selects,
         virtual_service::{Destination, L4Destination, L4Match},
     },
     compile::{
         balance, clusters,
+        dynamic_dns::{self, Families},
         filters::{self, Setting},
         pb::{cidr, config_path, core, duration, fields, listener, metadata, pack, seconds},
     },
@@ -203,6 +204,13 @@ impl Target<'_> {
         if self.port.protocol == Protocol::Mongo {
             let mongo = MongoProxy { stat_prefix: proxy.stat_prefix.clone(), ..Default::default() };
             before.push(filters::network("envoy.filters.network.mongo_proxy", pack(&mongo)));
+        }
+        let view = self.setting.view;
+        let entry_host = self.service.spec.entry_host.as_ref();
+        if entry_host.is_some_and(|it| it.resolution == Resolution::DynamicDns) && self.port.protocol.is_tls()
+        {
+            let families = Families { ipv4: view.ipv4, ipv6: view.ipv6 };
+            before.push(dynamic_dns::of_server_name(&self.service.fqdn(), self.port.port, families));
         }
         filters::tcp_chain_of(self.setting, before, &proxy)
     }

@@ -5,7 +5,7 @@ mod inbound;
 mod l4;
 mod outbound;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     filters::Setting,
@@ -113,27 +113,41 @@ fn service_ports<'a>(
     view: &ProxyView,
     pool: Option<&'a ConnectionPool>,
 ) -> Vec<InboundPort<'a>> {
-    let mut ports: BTreeMap<u16, InboundPort<'a>> = BTreeMap::new();
-    for service in world.services_selecting(&view.namespace, &view.labels) {
-        for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
+    let mut found: Vec<(u16, &'a Typed<Service>, &'a ServicePort)> = Vec::new();
+    for (name, port, target) in &view.addressed {
+        if let Some(service) = world.service_named(&view.namespace, name)
+            && let Some(port) = service.spec.port(*port)
+        {
+            found.push((*target, service, port));
+        }
+    }
+    let by_address: BTreeSet<&str> = view.addressed.iter().map(|(name, ..)| name.as_str()).collect();
+    let by_label = world.services_selecting(&view.namespace, &view.labels).into_iter();
+    for service in by_label.filter(|service| !by_address.contains(service.meta.name.as_str())) {
+        for port in &service.spec.ports {
             let number = match &port.target {
-                TargetPort::Number(number) => *number,
-                TargetPort::Name(name) => match view.named_ports.get(name) {
-                    Some(number) => *number,
-                    None => continue,
-                },
+                TargetPort::Number(number) => Some(*number),
+                TargetPort::Name(name) => view.named_ports.get(name).copied(),
             };
-            let entry = ports.entry(number).or_insert_with(|| InboundPort {
-                port: number,
-                protocol: port.protocol,
-                mode: world.peer_mode(&view.namespace, &view.labels, number),
-                services: Vec::new(),
-                ingress: None,
-                pool,
-            });
-            if entry.services.iter().all(|(known, _)| known.meta != service.meta) {
-                entry.services.push((service, port));
-            }
+            found.extend(number.map(|number| (number, &**service, port)));
+        }
+    }
+    found.sort_by_key(|(_, service, _)| &service.meta.name);
+    let mut ports: BTreeMap<u16, InboundPort<'a>> = BTreeMap::new();
+    for (number, service, port) in found {
+        if port.protocol == Protocol::Udp {
+            continue;
+        }
+        let entry = ports.entry(number).or_insert_with(|| InboundPort {
+            port: number,
+            protocol: port.protocol,
+            mode: world.peer_mode(&view.namespace, &view.labels, number),
+            services: Vec::new(),
+            ingress: None,
+            pool,
+        });
+        if entry.services.iter().all(|(known, _)| known.meta != service.meta) {
+            entry.services.push((service, port));
         }
     }
     ports.into_values().collect()

@@ -26,13 +26,14 @@ use super::{
 use crate::{
     ProxyView, World,
     api::{
-        Meta, Protocol, Service, ServicePort, Typed, VirtualService,
+        Meta, Protocol, Resolution, Service, ServicePort, Typed, VirtualService,
         mesh_config::OutboundMode,
         sidecar::{CaptureMode, Egress, EgressListener},
     },
     compile::{
         balance,
         clusters::BLACK_HOLE,
+        dynamic_dns::{self, Families},
         filters::{self, Routes, Setting},
         pb::{address, boolean, core, listener, pack, seconds, uint32},
         routes,
@@ -80,6 +81,8 @@ pub(in crate::compile) fn named<'a>(services: &[&'a Typed<Service>]) -> Named<'a
 pub struct Outline {
     /// HTTP ports.
     shared: BTreeSet<u16>,
+    /// Hosts that proxies resolve for each request, by HTTP port.
+    dynamic: BTreeMap<u16, Vec<String>>,
     /// Services with ports that have listeners of their own, in the order in which they get an address that several
     /// have.
     services: Vec<Outlined>,
@@ -127,7 +130,12 @@ pub(in crate::compile) fn outline(
     let mut outline = Outline { egress, bound, ..Outline::default() };
     for service in services {
         let http = service.spec.ports.iter().filter(|port| port.protocol.is_http());
-        outline.shared.extend(http.map(|port| port.port));
+        for port in http {
+            outline.shared.insert(port.port);
+            if service.spec.entry_host.as_ref().is_some_and(|it| it.resolution == Resolution::DynamicDns) {
+                outline.dynamic.entry(port.port).or_default().push(service.fqdn());
+            }
+        }
         if !service.spec.ports.iter().any(has_own) {
             continue;
         }
@@ -189,6 +197,9 @@ pub(in crate::compile) fn compile(
         let bind = Bind::everywhere(view, None);
         let draft = draft(&mut drafts, &bind, *port);
         draft.add_http(setting, &format!("{}_{port}", bind.addresses[0]), port.to_string());
+        if let (Some(hosts), Some(chain)) = (outline.dynamic.get(port), draft.chains.last_mut()) {
+            dynamic_dns::add_filters(chain, hosts, Families { ipv4: view.ipv4, ipv6: view.ipv6 });
+        }
     }
     for outlined @ Outlined { service, .. } in &outline.services {
         for port in service.spec.ports.iter().filter(|port| has_own(port)) {
@@ -284,7 +295,8 @@ impl Draft {
         bind: &Bind,
     ) {
         let Outlined { service, rules, server_names } = outlined;
-        let by_name = bind.is_everywhere || bind.block.is_some();
+        let is_wild = service.meta.name.starts_with('*');
+        let by_name = bind.is_everywhere || bind.block.is_some() || is_wild;
         let block = bind.block.as_deref();
         let server_names = if by_name { &server_names[..] } else { &[] };
         let target = Target { world, setting, service, port, block, server_names, rules };

@@ -146,8 +146,9 @@ fn weighted_cluster(port: &Port<'_>, to: &HttpDestination, weight: u32) -> Clust
 /// Returns the name of a destination's cluster.
 fn cluster(port: &Port<'_>, to: &Destination) -> String {
     let host = fqdn(&to.host, &port.rule.meta.namespace);
-    let number = port.scope.destination_port(to, &host, port.number);
-    ClusterName::outbound(number, &to.subset, port.scope.world.aliased(&host)).to_string()
+    let host = port.scope.world.aliased(&host);
+    let number = port.scope.destination_port(to, host, port.number);
+    ClusterName::outbound(number, &to.subset, host).to_string()
 }
 
 fn rewrite(to: &mut route::RouteAction, http: &HttpRoute) {

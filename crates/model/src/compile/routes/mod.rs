@@ -259,9 +259,14 @@ fn every_path() -> route::RouteMatch {
 /// Returns the names by which a client of this namespace may call a service and its aliases.
 fn domains(scope: &Scope<'_>, service: &Typed<Service>, aliases: &Aliases<'_>) -> Vec<String> {
     let full = service.fqdn();
-    let mut domains = if service.spec.entry_host.is_some() {
+    let below_cluster = full.strip_suffix(DOMAIN).and_then(|rest| rest.strip_suffix(".svc."));
+    let mut domains = if service.spec.entry_host.is_some()
+        && let Some((name, namespace)) = below_cluster.and_then(|own| own.split_once('.'))
+    {
+        names(name, namespace, scope.namespace)
+    } else if service.spec.entry_host.is_some() {
         let dotted = format!("{full}.");
-        if full.starts_with('*') { vec![full.clone()] } else { vec![full.clone(), dotted] }
+        vec![full.clone(), dotted]
     } else {
         names(&service.meta.name, &service.meta.namespace, scope.namespace)
     };

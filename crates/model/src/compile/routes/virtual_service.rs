@@ -44,9 +44,8 @@ pub(in crate::compile) fn at_gateway(
 }
 
 fn of_port(port: &Port<'_>) -> Vec<route::Route> {
-    let rule = port.rule;
     let mut routes = Vec::new();
-    for http in port.scope.world.http_rules(rule).iter() {
+    for http in port.scope.world.http_rules(port.rule).iter() {
         if http.matches.is_empty() {
             routes.extend(route(port, http, None));
             // Later routes could never be reached.

@@ -4,6 +4,7 @@ use super::{About, Report, label_text, workloads};
 use crate::{
     api::{Kind, Protocol, ServiceEntry, service_entry::host_of},
     diagnostic::Severity,
+    world::entry_hosts::merges,
 };
 
 impl Report<'_> {
@@ -15,11 +16,14 @@ impl Report<'_> {
                     continue;
                 };
                 let of = service.spec.entry_host.as_ref().map_or("", |entry_host| entry_host.entry.as_str());
-                if of != entry.object.meta.name {
+                let first = self.world.service_entries.get(about.namespace(), of);
+                let merged = first.is_some_and(|first| merges(&first.object.spec, &entry.object.spec));
+                if of != entry.object.meta.name && !merged {
                     let message = format!(
-                        "ServiceEntry {of} is older and defines {host}; this definition has no effect"
+                        "ServiceEntry {of} is older and defines {host} with another resolution, location or \
+                         workloadSelector; this definition has no effect"
                     );
-                    let remedy = "merge endpoints and ports into one ServiceEntry";
+                    let remedy = "use the same resolution, location and workloadSelector";
                     self.report(&about, Severity::Error, format!("spec.hosts[{index}]"), message, remedy);
                 }
             }
@@ -54,9 +58,12 @@ impl Report<'_> {
         let namespace = about.namespace();
         // Only if any workload is known, since rules may be checked alone.
         let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
-        if any && workloads(self.world, Some(namespace), selector).next().is_none() {
+        let entries = self.world.entries_selected(namespace, selector).next().is_some();
+        if any && !entries && workloads(self.world, Some(namespace), selector).next().is_none() {
             let wanted = label_text(selector);
-            let message = format!("no pod of namespace {namespace} has {wanted}, so it has no endpoints");
+            let message = format!(
+                "no pod or WorkloadEntry of namespace {namespace} has {wanted}, so it has no endpoints"
+            );
             let remedy = "check labels and namespace";
             self.report(about, Severity::Warning, "spec.workloadSelector", message, remedy);
         }

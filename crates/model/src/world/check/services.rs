@@ -49,7 +49,8 @@ impl Report<'_> {
             return;
         }
         let namespace = about.namespace();
-        let taken = workloads(self.world, Some(namespace), &service.spec.selector).next().is_some();
+        let taken = workloads(self.world, Some(namespace), &service.spec.selector).next().is_some()
+            || self.world.entries_selected(namespace, &service.spec.selector).next().is_some();
         // Only if any workload is known, since rules may be checked alone.
         let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
         if any && !taken {
