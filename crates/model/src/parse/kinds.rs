@@ -44,21 +44,7 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("security.istio.io", &["RequestAuthentication"]),
     ("telemetry.istio.io", &["Telemetry"]),
     ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
-    (
-        "gateway.networking.k8s.io",
-        &[
-            "Gateway",
-            "GatewayClass",
-            "HTTPRoute",
-            "GRPCRoute",
-            "TCPRoute",
-            "TLSRoute",
-            "UDPRoute",
-            "ReferenceGrant",
-            "BackendTLSPolicy",
-            "ListenerSet",
-        ],
-    ),
+    ("gateway.networking.k8s.io", &["UDPRoute", "BackendTLSPolicy"]),
     ("networking.k8s.io", &["Ingress"]),
     ("skysail.io", &["RateLimitPolicy"]),
     ("", &["Endpoints"]),
@@ -394,8 +380,8 @@ mod tests {
             ("networking.istio.io/v1", "Gateway", "Gateway"),
             (
                 "gateway.networking.k8s.io/v1",
-                "HTTPRoute",
-                "warning: HTTPRoute is not supported yet: requests are routed without it; use a VirtualService",
+                "UDPRoute",
+                "warning: UDPRoute is not supported yet: requests are routed without it; use a VirtualService",
             ),
         ] {
             assert_eq!(said(version, kind), expected);

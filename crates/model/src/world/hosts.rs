@@ -111,6 +111,35 @@ impl World {
         self.virtual_service_entries(host, client_namespace).first().map(|entry| &entry.object)
     }
 
+    /// Returns the VirtualService that routes a port of a host for sidecars of this namespace. Among routes of Gateway
+    /// API, those of the client's namespace precede those of the service's.
+    pub fn virtual_service_on(
+        &self,
+        host: &str,
+        port: u16,
+        client_namespace: &str,
+    ) -> Option<&Arc<Typed<VirtualService>>> {
+        let entries = self.virtual_service_entries(host, client_namespace);
+        let has_port = |entry: &&&Entry<VirtualService>| {
+            let derived = entry.object.spec.derived.as_ref();
+            // The rules for all ports are also part of those for one port.
+            let specific = |other: &&Entry<VirtualService>| {
+                other.object.meta.namespace == entry.object.meta.namespace
+                    && other.object.spec.derived.as_ref().is_some_and(|other| other.port == Some(port))
+            };
+            match derived.map(|derived| derived.port) {
+                None => true,
+                Some(Some(wanted)) => wanted == port,
+                Some(None) => !entries.iter().any(|other| specific(&other)),
+            }
+        };
+        let is_consumer = |entry: &&&Entry<VirtualService>| {
+            entry.object.spec.derived.as_ref().is_some_and(|of| of.consumer)
+        };
+        let found = entries.iter().filter(has_port).min_by_key(|entry| !is_consumer(entry));
+        found.map(|entry| &entry.object)
+    }
+
     /// Returns all VirtualServices of the most specific host pattern, oldest first; only the first takes effect.
     pub(super) fn virtual_service_entries(
         &self,

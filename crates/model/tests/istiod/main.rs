@@ -8,6 +8,7 @@
 
 mod allowed;
 mod json;
+mod status;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -74,11 +75,8 @@ scenarios! {
     i_jwt = "i-jwt",
     j_ingress_gateway = "j-ingress-gateway",
     j2_ingress_gateway_tls = "j2-ingress-gateway-tls",
-    #[ignore = "not compiled like this yet"]
     k_gateway_api = "k-gateway-api",
-    #[ignore = "not compiled like this yet"]
     k2_gamma = "k2-gamma",
-    #[ignore = "not compiled like this yet"]
     k3_gamma_features = "k3-gamma-features",
     #[ignore = "not compiled like this yet"]
     l_tcp = "l-tcp",
@@ -223,6 +221,9 @@ fn world(scenario: &str) -> World {
             fs::read_dir(data().join(folder)).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.sort();
         for file in files.iter().filter(|file| file.extension().is_some_and(|end| end == "yaml")) {
+            if file.ends_with("status-after.yaml") {
+                continue;
+            }
             let text = fs::read_to_string(file).unwrap();
             if file.ends_with("secrets-without-keys.yaml") {
                 apply_secrets(&mut world, &text);
@@ -231,6 +232,7 @@ fn world(scenario: &str) -> World {
             }
         }
     }
+    world.settle();
     world
 }
 

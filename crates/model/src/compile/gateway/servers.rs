@@ -80,7 +80,7 @@ impl<'a> GatewayServer<'a> {
 /// Merges the servers of all Gateways that select a proxy.
 pub(super) fn merge<'a>(world: &'a World, view: &ProxyView) -> Merged<'a> {
     let mut merged = Merged::default();
-    for gateway in world.gateways(&view.labels) {
+    for gateway in world.gateways(&view.namespace, &view.labels) {
         for server in &gateway.spec.servers {
             let (Some(protocol), number) = (server.protocol(), server.number()) else { continue };
             if number != 0 {
