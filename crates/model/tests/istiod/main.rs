@@ -255,6 +255,9 @@ fn apply(world: &mut World, text: &str, file: &str) {
 fn apply_secrets(world: &mut World, text: &str) {
     for document in skysail_yaml::documents(text) {
         let written = document.root.unwrap().to_json();
+        if written["kind"] != "Secret" {
+            continue;
+        }
         let text = |of: &Value| of.as_str().unwrap().to_owned();
         let data = written["data"].as_object().into_iter().flatten();
         let values = data.map(|(name, value)| (name.clone(), BASE64_STANDARD.decode(text(value)).unwrap()));
