@@ -15,6 +15,9 @@ const CUSTOM: &str = "AuthorizationPolicy with action CUSTOM: there is no extern
 const PORTS: &str = "ServiceEntry: without an address only HTTP is told apart, the rest passes through";
 const PROXY_PROTOCOL: &str = "trafficPolicy.proxyProtocol: not sent";
 
+const BACKEND_TLS: &str = "BackendTLSPolicy has no effect";
+const MESH_TCP: &str = "sidecars route connections without TCPRoutes";
+
 /// All permitted differences.
 pub(crate) const ALLOWED: &[Allowed] = &[
     differs(
@@ -46,6 +49,12 @@ pub(crate) const ALLOWED: &[Allowed] = &[
         "cds outbound|9080||productpage.default.svc.cluster.local.transportSocketMatches",
         PROXY_PROTOCOL,
     ),
+    differs("z-gatewayapi-kinds", "cds outbound|443||catalog.default.svc.cluster.local.", BACKEND_TLS),
+    differs("z-gatewayapi-kinds", "cds outbound|5432||catalog.default.svc.cluster.local.", BACKEND_TLS),
+    differs("z-gatewayapi-kinds", "cds outbound|9000||catalog.default.svc.cluster.local.", BACKEND_TLS),
+    differs("z-gatewayapi-kinds", "cds outbound|9080||details.default.svc.cluster.local.", BACKEND_TLS),
+    differs("z-gatewayapi-kinds", "eds outbound|9080||details.default.svc.cluster.local.", BACKEND_TLS),
+    differs("z-gatewayapi-kinds", "sds configmap://default/backend-ca-cacert: missing", BACKEND_TLS),
 ];
 
 const fn differs(scenario: &'static str, part: &'static str, reason: &'static str) -> Allowed {

@@ -115,7 +115,6 @@ scenarios! {
     y2_mesh_tls_locality = "y2-mesh-tls-locality",
     #[ignore = "not compiled like this yet"]
     y3_mesh_inbound_selectors = "y3-mesh-inbound-selectors",
-    #[ignore = "not compiled like this yet"]
     z_gatewayapi_kinds = "z-gatewayapi-kinds",
     #[ignore = "not compiled like this yet"]
     z2_ingress = "z2-ingress",
@@ -286,13 +285,16 @@ fn node(folder: &Path) -> ProxyNode {
 
 /// Returns the recorded resources by name.
 fn recorded(folder: &Path, kind: Kind) -> ByName {
-    let Ok(file) = fs::File::open(folder.join(format!("{}.sotw.pb.gz", kind.short()))) else {
-        return ByName::new();
-    };
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
-    let response = DiscoveryResponse::decode(bytes.as_slice()).unwrap();
-    response.resources.iter().map(|resource| json::named(kind, &resource.value)).collect()
+    // A gateway asks for further secrets once it has listeners.
+    let files = [format!("{}.sotw.pb.gz", kind.short()), format!("{}.2.sotw.pb.gz", kind.short())];
+    let mut all = ByName::new();
+    for file in files.into_iter().filter_map(|name| fs::File::open(folder.join(name)).ok()) {
+        let mut bytes = Vec::new();
+        flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
+        let response = DiscoveryResponse::decode(bytes.as_slice()).unwrap();
+        all.extend(response.resources.iter().map(|resource| json::named(kind, &resource.value)));
+    }
+    all
 }
 
 fn compiled(made: &Resources, kind: Kind) -> ByName {

@@ -2,9 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::{Made, Route, Rules, listeners::GatewayListener, rules};
+use super::{
+    Made, Route, Rules,
+    listeners::{GatewayListener, INTERNAL},
+    rules,
+};
 use crate::api::{
-    VirtualService,
+    Kind, VirtualService,
     gateway_api::ListenerProtocol,
     virtual_service::{Derived, L4Match, TcpRoute, TlsRoute},
 };
@@ -49,9 +53,13 @@ impl<'a> Edge<'a> {
             let Some(first) = routes.first() else { continue };
             made.add(namespace, format!("{of}~{gateway}~{host}"), (first.meta, first.origin), spec);
         }
+        let mut numbers: BTreeMap<(Kind, &str, &str), usize> = BTreeMap::new();
         for (route, listener, hosts) in self.single {
             let (of, gateway) = (&listener.meta.namespace, listener.internal());
-            let name = format!("{of}~{gateway}~{}~{}", route.kind, route.meta.name).to_ascii_lowercase();
+            let kind = if route.kind == Kind::TlsRoute { "tls" } else { "tcp" };
+            let number = numbers.entry((route.kind, &route.meta.namespace, &route.meta.name)).or_insert(0);
+            let name = format!("{}~{kind}~{number}~{INTERNAL}", route.meta.name);
+            *number += 1;
             let forwards = listener.protocol() == Some(ListenerProtocol::Tls) && !listener.terminates();
             let mut spec = bound(of, &gateway, hosts.clone());
             match &route.rules {
