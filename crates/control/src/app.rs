@@ -36,6 +36,7 @@ use crate::{
     authority::AuthorityManager,
     certificates::CertificateSigner,
     discovery::Discovery,
+    jwks::{KeyFetcher, KeySets},
     metrics::Metrics,
     prefetch::PrefetchHistory,
     publish::{Compiler, PublishSettings, Publisher, ScopeLimits},
@@ -81,6 +82,7 @@ struct ControlPlane {
     metrics: Arc<Metrics>,
     audit: Arc<AuditLog>,
     dns_cache: Arc<DnsCache>,
+    key_sets: Arc<KeySets>,
     prefetch: Arc<PrefetchHistory>,
     publisher: Arc<Publisher>,
     authority: Arc<AuthorityManager>,
@@ -92,7 +94,10 @@ impl ControlPlane {
         let metrics = Arc::new(Metrics { limits: Arc::new(args.limits()), ..Metrics::default() });
         let audit = open_audit_log(&args, &metrics)?;
         let dns_cache = Arc::new(DnsCache::open(args.state_dir.as_deref()));
-        let (publisher, lookups) = new_publisher(&args, &metrics, &dns_cache, &audit);
+        let key_sets = Arc::new(KeySets::open(args.state_dir.as_deref()));
+        let (publisher, fetches) = new_publisher(&args, &metrics, &audit).with_key_fetches();
+        let fetcher = KeyFetcher::new(&args.dns_servers, &metrics, &key_sets, fetches);
+        let (publisher, lookups) = with_lookups(publisher, &args, &metrics, &dns_cache);
         let paths: Vec<PathBuf> = args.config.iter().chain(&args.generated).cloned().collect();
         let mut folders = Folders::new(&paths)?;
         // All files are read before the first client connects. Otherwise a restart would delete resources for a moment.
@@ -100,6 +105,7 @@ impl ControlPlane {
         if let Some(lookups) = lookups {
             lookups.start(&publisher).await;
         }
+        fetcher.start(&publisher).await;
         let lifetimes = Lifetimes { certificate: args.cert_ttl, root: args.ca_root_ttl };
         let authority = AuthorityManager::open(args.ca_dir.as_deref(), lifetimes).with_context(|| {
             args.ca_dir.as_ref().map_or("--ca-root-ttl".into(), |dir| format!("--ca-dir {}", dir.display()))
@@ -107,7 +113,7 @@ impl ControlPlane {
         publisher.set_roots(authority.current().roots_pem());
         let authority = Arc::new(authority);
         let prefetch = Arc::new(PrefetchHistory::open(args.state_dir.as_deref()));
-        Ok((Self { args, metrics, audit, dns_cache, prefetch, publisher, authority }, folders))
+        Ok((Self { args, metrics, audit, dns_cache, key_sets, prefetch, publisher, authority }, folders))
     }
 
     /// Opens all ports and starts their services. Returns the control plane's own certificate, which is still to be
@@ -199,6 +205,7 @@ impl ControlPlane {
         tokio::spawn(record_authority_changes(Arc::clone(authority), Arc::clone(audit)));
         tokio::spawn(Arc::clone(&self.prefetch).write_changes());
         tokio::spawn(Arc::clone(&self.dns_cache).write_changes());
+        tokio::spawn(Arc::clone(&self.key_sets).write_changes());
         tokio::spawn(certificate.renew());
         tokio::spawn(publish_roots(authority.subscribe(), Arc::clone(publisher)));
         tokio::spawn(Arc::clone(authority).run());
@@ -214,7 +221,7 @@ impl ControlPlane {
         if tokio::time::timeout(DRAIN_TIMEOUT, trigger.drained()).await.is_err() {
             info!("some calls did not end within {DRAIN_TIMEOUT:?}");
         }
-        for written in [self.prefetch.write(), self.dns_cache.write()] {
+        for written in [self.prefetch.write(), self.dns_cache.write(), self.key_sets.write()] {
             if let Err(error) = written {
                 warn!(%error, "state file cannot be written; the next start uses older state");
             }
@@ -233,13 +240,8 @@ fn open_audit_log(args: &Args, metrics: &Arc<Metrics>) -> anyhow::Result<Arc<Aud
     Ok(audit)
 }
 
-/// Creates the publisher, and the DNS lookups unless they are disabled.
-fn new_publisher(
-    args: &Args,
-    metrics: &Arc<Metrics>,
-    dns_cache: &Arc<DnsCache>,
-    audit: &Arc<AuditLog>,
-) -> (Arc<Publisher>, Option<Lookups>) {
+/// Creates the publisher.
+fn new_publisher(args: &Args, metrics: &Arc<Metrics>, audit: &Arc<AuditLog>) -> Publisher {
     let limits = ScopeLimits {
         scopes: args.max_scopes,
         scopes_per_identity: args.max_scopes_per_identity,
@@ -252,8 +254,16 @@ fn new_publisher(
         access_log: args.default_access_log.clone(),
         limits,
     };
-    let publisher =
-        Publisher::new(Arc::clone(metrics), settings, Compiler::default()).with_audit_log(Arc::clone(audit));
+    Publisher::new(Arc::clone(metrics), settings, Compiler::default()).with_audit_log(Arc::clone(audit))
+}
+
+/// Enables DNS lookups, unless they are disabled.
+fn with_lookups(
+    publisher: Publisher,
+    args: &Args,
+    metrics: &Arc<Metrics>,
+    dns_cache: &Arc<DnsCache>,
+) -> (Arc<Publisher>, Option<Lookups>) {
     if args.no_dns {
         return (Arc::new(publisher), None);
     }

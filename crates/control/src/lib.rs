@@ -26,6 +26,7 @@ mod certificates;
 mod debug;
 mod discovery;
 mod handshakes;
+mod jwks;
 mod metrics;
 mod parallel;
 mod platform;

@@ -111,6 +111,8 @@ pub(crate) struct Metrics {
     pub(crate) limits: Arc<Limits>,
     /// DNS lookups by result: addresses, no addresses, failure.
     pub(crate) dns_lookups: [AtomicU64; 3],
+    /// Fetches of key sets by result: success, failure.
+    pub(crate) key_fetches: [AtomicU64; 2],
 }
 
 /// Values that are read when the metrics are rendered.
@@ -152,6 +154,11 @@ impl Metrics {
             None => 2,
         };
         count(&self.dns_lookups[result]);
+    }
+
+    /// Records the result of a fetch of a key set.
+    pub(crate) fn record_key_fetch(&self, is_ok: bool) {
+        count(&self.key_fetches[usize::from(!is_ok)]);
     }
 
     /// Returns the number of events so far that allocate or free much memory.
@@ -204,6 +211,9 @@ impl Metrics {
         let results = ["addresses", "nothing", "failure"].into_iter().zip(&self.dns_lookups);
         let help = "Lookups of the A or AAAA records of a name, by result.";
         text.counters("skysail_dns_lookups", help, "result", results);
+        let results = ["success", "failure"].into_iter().zip(&self.key_fetches);
+        let help = "Fetches of key sets of token issuers, by result.";
+        text.counters("skysail_key_set_fetches", help, "result", results);
         let names = Condition::ALL.map(|(condition, label)| {
             let count = gauges.dns_names.get(&condition).copied().unwrap_or_default();
             (format!("{{condition=\"{label}\"}}"), count as f64)

@@ -7,6 +7,7 @@
 //! | Shared resources of a scope, and their compilation | `scopes`, `scope_resources` |
 //! | Views, and the admission of proxies | `views`, `admission` |
 //! | Compilation after a change, and of a new scope | `round`, `first_compile` |
+//! | Key sets of token issuers | `key_sets` |
 //! | Isolation of panics in the compile functions | `compiler` |
 //! | Limits and lifetime of scopes by identity | `identities` |
 //! | Client status, findings, change log and gauges | `status`, `findings`, `change_log`, `gauges` |
@@ -26,6 +27,7 @@ mod findings;
 mod first_compile;
 mod gauges;
 mod identities;
+mod key_sets;
 mod round;
 mod scope_resources;
 mod scopes;
@@ -59,6 +61,7 @@ pub(crate) use self::{
 };
 use crate::{
     audit::{AuditEvent, AuditLog, ExternalText},
+    jwks::KeyFetches,
     metrics::{Metrics, count},
     parallel,
     platform::Platform,
@@ -80,6 +83,8 @@ pub(crate) struct Publisher {
     pub(crate) metrics: Arc<Metrics>,
     /// DNS names to look up, and the default interval of lookups; `None` if proxies look up names.
     lookup_names: Option<watch::Sender<(Arc<LookupNames>, Duration)>>,
+    /// Key sets to fetch; `None` if none are fetched.
+    key_fetches: Option<watch::Sender<Arc<KeyFetches>>>,
     pub(crate) platform: Arc<Platform>,
     limit_log: Mutex<LimitLog>,
     /// Rate limit of log lines about rejected configuration, by identity.
@@ -113,6 +118,7 @@ impl Publisher {
             settings,
             metrics,
             lookup_names: None,
+            key_fetches: None,
             platform,
             limit_log: Mutex::default(),
             rejection_lines: TokenBuckets::new(REJECTION_LINES),
@@ -166,6 +172,7 @@ impl Publisher {
         self.record_changes(files_at_start, &applied);
         if has_changed {
             self.send_lookup_names();
+            self.send_key_fetches();
             self.publish();
         }
         // Proxies do not wait for the validation.

@@ -6,7 +6,14 @@ use crate::api::security::{Condition, Operation, Rule, Source};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attribute<'a> {
     Principal,
-    Token,
+    /// Principal of a token, `ISSUER/SUBJECT`.
+    RequestPrincipal,
+    /// Audiences of a token.
+    Audiences,
+    /// Presenter of a token.
+    Presenter,
+    /// Claim of a token, as a path in brackets.
+    Claim(&'a str),
     ServiceAccount,
     Namespace,
     TrustDomain,
@@ -19,6 +26,8 @@ pub(crate) enum Attribute<'a> {
     DestinationPort,
     DestinationIp,
     ServerName,
+    /// Value in the dynamic metadata of a filter: filter and key.
+    Metadata(&'a str, &'a str),
 }
 
 /// An attribute, with values of which one must match and values of which none may match.
@@ -34,7 +43,7 @@ impl<'a> Clause<'a> {
     pub(crate) fn of_source(source: &'a Source) -> Vec<Self> {
         let all = [
             (Attribute::Principal, &source.principals, &source.not_principals),
-            (Attribute::Token, &source.request_principals, &source.not_request_principals),
+            (Attribute::RequestPrincipal, &source.request_principals, &source.not_request_principals),
             (Attribute::ServiceAccount, &source.service_accounts, &source.not_service_accounts),
             (Attribute::Namespace, &source.namespaces, &source.not_namespaces),
             (Attribute::TrustDomain, &source.trust_domains, &source.not_trust_domains),
@@ -75,17 +84,32 @@ impl<'a> Clause<'a> {
             "destination.ip" => Attribute::DestinationIp,
             "destination.port" => Attribute::DestinationPort,
             "connection.sni" => Attribute::ServerName,
-            key if key.starts_with("request.auth.") => Attribute::Token,
-            _ => Attribute::Header(header()?),
+            "request.auth.principal" => Attribute::RequestPrincipal,
+            "request.auth.audiences" => Attribute::Audiences,
+            "request.auth.presenter" => Attribute::Presenter,
+            key => match (key.strip_prefix("request.auth.claims"), key.strip_prefix("experimental.")) {
+                (Some(path), _) => Attribute::Claim(path),
+                (_, Some(path)) => {
+                    let (filter, key) = path.strip_suffix(']')?.split_once('[')?;
+                    Attribute::Metadata(filter, key)
+                }
+                _ => Attribute::Header(header()?),
+            },
         };
         Some(Self { attribute, values: &condition.values, not_values: &condition.not_values })
     }
 
     /// Returns whether only HTTP requests have the attribute.
     pub(crate) fn needs_http(&self) -> bool {
+        matches!(self.attribute, Attribute::Header(_) | Attribute::Host | Attribute::Method | Attribute::Path)
+            || self.is_of_token()
+    }
+
+    /// Returns whether the attribute is read from a token.
+    pub(crate) fn is_of_token(&self) -> bool {
         matches!(
             self.attribute,
-            Attribute::Header(_) | Attribute::Host | Attribute::Method | Attribute::Path | Attribute::Token
+            Attribute::RequestPrincipal | Attribute::Audiences | Attribute::Presenter | Attribute::Claim(_)
         )
     }
 
@@ -99,8 +123,16 @@ impl<'a> Clause<'a> {
                 | Attribute::DestinationPort
                 | Attribute::DestinationIp
                 | Attribute::ServerName
+                | Attribute::Metadata(..)
         )
     }
+}
+
+/// Parses the path of a claim, `[a][b]`; `None` if it has another form.
+pub(crate) fn claim_path(path: &str) -> Option<Vec<&str>> {
+    let parts: Vec<&str> = path.strip_prefix('[')?.strip_suffix(']')?.split("][").collect();
+    let valid = |part: &&str| !part.is_empty() && !part.contains(['[', ']']);
+    parts.iter().all(valid).then_some(parts)
 }
 
 /// Returns whether a rule matches every request that another rule matches, judging by their texts alone.

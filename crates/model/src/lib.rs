@@ -24,5 +24,8 @@ pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};
 pub use origin::Origin;
 pub use parse::{Fallback, Manifest, Manifests, Parsed, Refused, manifests, parse};
+pub use validate::{MAX_KEY_SET, key_set};
 pub use view::{ClientScope, MAX_ID, ProxyNode, ProxyView, Role};
-pub use world::{AccountMismatch, ChangeSet, Effect, Effects, Endpoint, Resolved, World};
+pub use world::{
+    AccountMismatch, ChangeSet, Effect, Effects, Endpoint, KeyFetch, KeySource, Resolved, World,
+};

@@ -26,8 +26,8 @@ use tokio::{
 pub(crate) use self::{
     cache::DnsCache,
     lookups::Lookups,
-    query::{Answer, Family, LookupError},
-    servers::parse_server,
+    query::{Answer, Family, LookupError, lookup},
+    servers::{Servers, parse_server},
 };
 use crate::{metrics::Condition, publish::LookupNames};
 

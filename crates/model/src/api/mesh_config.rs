@@ -9,6 +9,7 @@ use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
     destination_rule::{LocalityLb, TcpKeepalive},
+    extension_provider::ExtensionProvider,
     value::Duration,
     virtual_service::HttpRetry,
 };
@@ -81,8 +82,10 @@ pub struct MeshConfig {
     pub default_destination_rule_export_to: Vec<String>,
     /// Normalization of paths before policies see them.
     pub path_normalization: PathNormalization,
-    /// Default providers of metrics and logs.
-    pub default_providers: IgnoredValue,
+    /// Default providers of metrics, traces and logs.
+    pub default_providers: DefaultProviders,
+    /// Providers that policies and Telemetries name.
+    pub extension_providers: Vec<ExtensionProvider>,
     /// Whether the application's metrics are served along with the proxy's.
     pub enable_prometheus_merge: IgnoredValue,
     /// Whether tracing is enabled; it takes effect once a Telemetry configures it.
@@ -156,6 +159,18 @@ impl MeshConfig {
         };
         self.trust_domains().map(bundle).collect()
     }
+}
+
+/// Default providers, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct DefaultProviders {
+    /// Providers of metrics.
+    pub metrics: Vec<String>,
+    /// Providers of traces; the first is used.
+    pub tracing: Vec<String>,
+    /// Providers of access logs.
+    pub access_logging: Vec<String>,
 }
 
 /// A setting that is known and has no effect here.
@@ -270,7 +285,8 @@ impl Default for MeshConfig {
             default_virtual_service_export_to: Vec::new(),
             default_destination_rule_export_to: Vec::new(),
             path_normalization: PathNormalization::default(),
-            default_providers: IgnoredValue,
+            default_providers: DefaultProviders::default(),
+            extension_providers: Vec::new(),
             enable_prometheus_merge: IgnoredValue,
             enable_tracing: false,
         }

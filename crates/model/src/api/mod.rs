@@ -5,6 +5,7 @@
 
 pub mod destination_rule;
 pub mod envoy_filter;
+pub mod extension_provider;
 pub mod gateway;
 pub mod gateway_api;
 pub mod ingress;
@@ -174,7 +175,7 @@ impl Kind {
 
     /// Returns whether the kind restricts requests.
     pub const fn is_policy(self) -> bool {
-        matches!(self, Self::PeerAuthentication | Self::AuthorizationPolicy)
+        matches!(self, Self::PeerAuthentication | Self::AuthorizationPolicy | Self::RequestAuthentication)
     }
 
     /// Returns whether objects of the kind have a namespace.
@@ -223,6 +224,13 @@ pub struct Meta {
     pub annotations: Labels,
     /// `creationTimestamp` in seconds since 1970, if present.
     pub created: Option<i64>,
+}
+
+impl Meta {
+    /// Returns whether a policy is only evaluated and not enforced (annotation `istio.io/dry-run`).
+    pub fn is_dry_run(&self) -> bool {
+        self.annotations.get(security::DRY_RUN).is_some_and(|value| security::is_true(value))
+    }
 }
 
 /// An object of one kind.

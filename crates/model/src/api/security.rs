@@ -4,7 +4,15 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::destination_rule::WorkloadSelector;
+use super::{destination_rule::WorkloadSelector, mesh_config::IgnoredValue, value::Duration};
+
+/// Annotation of a policy that is only evaluated, not enforced.
+pub const DRY_RUN: &str = "istio.io/dry-run";
+
+/// Returns whether an annotation's value is true, as Go's `strconv.ParseBool` reads it.
+pub fn is_true(value: &str) -> bool {
+    matches!(value, "1" | "t" | "T" | "true" | "True" | "TRUE")
+}
 
 /// `spec` of a PeerAuthentication.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -44,7 +52,68 @@ pub enum MtlsMode {
 /// `spec` of a RequestAuthentication.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct RequestAuthentication {}
+pub struct RequestAuthentication {
+    /// Workloads that the policy selects; unset: the namespace, or the mesh in the root namespace.
+    pub selector: Option<WorkloadSelector>,
+    /// Gateway or Service that the policy is attached to.
+    pub target_ref: Option<TargetRef>,
+    /// Gateways and Services that the policy is attached to.
+    pub target_refs: Vec<TargetRef>,
+    /// Issuers whose tokens are accepted. A request with a token must have a valid one of one of them.
+    pub jwt_rules: Vec<JwtRule>,
+}
+
+/// An issuer whose tokens are accepted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct JwtRule {
+    /// Issuer, claim `iss`.
+    pub issuer: String,
+    /// Audiences of which the token must name one; empty: any.
+    pub audiences: Vec<String>,
+    /// URL of the key set; empty: found by OpenID Connect Discovery of the issuer.
+    pub jwks_uri: String,
+    /// Key set, JSON; it takes precedence over `jwksUri`.
+    pub jwks: String,
+    /// Headers that hold the token; without any location: `authorization: Bearer` and parameter `access_token`.
+    pub from_headers: Vec<JwtHeader>,
+    /// Query parameters that hold the token.
+    pub from_params: Vec<String>,
+    /// Cookies that hold the token.
+    pub from_cookies: Vec<String>,
+    /// Header of the forwarded request with the token's payload, base64url.
+    pub output_payload_to_header: String,
+    /// Whether the token stays in the forwarded request.
+    pub forward_original_token: bool,
+    /// Headers of the forwarded request with single claims.
+    pub output_claim_to_headers: Vec<ClaimToHeader>,
+    /// Timeout of a fetch of the key set; unset: 5 seconds.
+    pub timeout: Option<Duration>,
+    /// Claims whose text is a list separated by spaces, in addition to `scope` and `permission`.
+    pub space_delimited_claims: Vec<String>,
+    /// Whether a token is required. Istio ignores the field.
+    pub presence: IgnoredValue,
+}
+
+/// Header that holds a token.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct JwtHeader {
+    /// Name.
+    pub name: String,
+    /// Text before the token, such as `"Bearer "`.
+    pub prefix: String,
+}
+
+/// Claim that is copied to a header.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ClaimToHeader {
+    /// Header.
+    pub header: String,
+    /// Claim; `a.b` is claim `b` within claim `a`.
+    pub claim: String,
+}
 
 /// `spec` of an AuthorizationPolicy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

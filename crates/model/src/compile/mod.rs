@@ -8,11 +8,12 @@
 //! - [`pb`], [`packed`] and [`order`]: messages and their bytes
 //! - [`policy`], [`pool`], [`balance`] and [`locality`]: settings of DestinationRules
 //! - [`tls`], [`clusters`], [`endpoints`]
-//! - [`clause`] and [`rbac`]: authorization
+//! - [`clause`], [`authorizer`], [`jwt`] and [`rbac`]: authentication of requests and authorization
 //! - [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`]
 //! - [`grpc`]: clients without a proxy
 
 mod access_log;
+mod authorizer;
 mod balance;
 mod clause;
 mod clusters;
@@ -20,6 +21,7 @@ mod endpoints;
 mod filters;
 mod gateway;
 mod grpc;
+mod jwt;
 mod listeners;
 mod locality;
 mod nametable;
@@ -298,14 +300,12 @@ fn add_sidecar(
         add_cluster(made, &clusters::inbound(scope, view, port));
     }
 
-    let policies = scope.world.authorization_policies(&view.namespace, &view.labels);
-    let policies = policies.iter().map(|policy| policy.as_ref());
     let tcp_ports: Vec<u16> = ports
         .iter()
         .filter(|port| !port.protocol.is_http() && port.protocol != Protocol::Unknown)
         .map(|port| port.port)
         .collect();
-    let authorization = rbac::Authorization::new(scope.world.mesh(), policies, &tcp_ports, findings);
+    let authorization = rbac::Authorization::new(scope.world, view, &tcp_ports, findings);
     let inbound = listeners::inbound(scope.world, view, &ports, &authorization);
     add(made, Kind::Listener, &inbound.name, &inbound);
     for listener in listeners::outbound(scope.world, view, outline) {

@@ -75,6 +75,20 @@ static POLICY_ENTRY: Shape = shape(&[], &[(2, &POLICY)]);
 static RULES: Shape = shape(&[], &[(2, &POLICY_ENTRY)]);
 static RBAC: Shape = shape(&[], &[(1, &RULES), (2, &RULES)]);
 
+static JWT_PROVIDER: Shape = shape(&[3, 4], &[]);
+static JWT_PROVIDER_ENTRY: Shape = shape(&[], &[(2, &JWT_PROVIDER)]);
+static JWT: Shape = shape(&[], &[(1, &JWT_PROVIDER_ENTRY)]);
+
+static HTTP_URI: Shape = shape(&[2], &[]);
+static GRPC_SERVICE: Shape = shape(&[1, 2], &[]);
+static MATCHER_LIST: Shape = shape(&[], &[(1, &STRING_MATCHER)]);
+static AUTHORIZATION_RESPONSE: Shape =
+    shape(&[], &[(1, &MATCHER_LIST), (2, &MATCHER_LIST), (4, &MATCHER_LIST)]);
+static AUTHORIZATION_SERVICE: Shape = shape(&[], &[(1, &HTTP_URI), (8, &AUTHORIZATION_RESPONSE)]);
+static EXT_AUTHZ: Shape =
+    shape(&[1, 3], &[(1, &GRPC_SERVICE), (3, &AUTHORIZATION_SERVICE), (17, &MATCHER_LIST)]);
+static TCP_EXT_AUTHZ: Shape = shape(&[], &[(2, &GRPC_SERVICE)]);
+
 /// Encodes a virtual host of a route configuration, with its domains as aliases.
 pub(super) fn encode_host(routes: &str, host: &VirtualHost) -> Arc<Resource> {
     let aliases: Vec<String> =
@@ -110,6 +124,9 @@ pub(super) fn in_go_order(message: &str, body: Vec<u8>) -> Vec<u8> {
         "filters.network.http_connection_manager.v3.HttpConnectionManager" => &HTTP_MANAGER,
         "filters.network.tcp_proxy.v3.TcpProxy" => &TCP_PROXY,
         "filters.http.fault.v3.HTTPFault" => &FAULT,
+        "filters.http.jwt_authn.v3.JwtAuthentication" => &JWT,
+        "filters.http.ext_authz.v3.ExtAuthz" => &EXT_AUTHZ,
+        "filters.network.ext_authz.v3.ExtAuthz" => &TCP_EXT_AUTHZ,
         "filters.http.rbac.v3.RBAC" | "filters.network.rbac.v3.RBAC" => &RBAC,
         _ => return body,
     };

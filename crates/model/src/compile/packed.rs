@@ -34,7 +34,8 @@ pub(super) fn pack<M: Codec + Name>(message: &M) -> Any {
     of_type::<M>(message.to_vec())
 }
 
-fn of_type<M: Codec + Name>(body: Vec<u8>) -> Any {
+/// Packs the bytes of a message.
+pub(super) fn of_type<M: Codec + Name>(body: Vec<u8>) -> Any {
     Any { type_url: M::type_url(), value: order::in_go_order(&M::full_name(), body) }
 }
 
@@ -45,9 +46,10 @@ pub(super) fn typed_struct(type_url: &str, fields: BTreeMap<&str, Value>) -> Any
     Any { type_url: "type.googleapis.com/udpa.type.v1.TypedStruct".into(), value: body }
 }
 
-/// Packs a filter whose first field is its rules.
-pub(super) fn with_rules<M: Codec + Name>(rest: &M, rules: &Rules) -> Any {
-    let mut body = FirstField { field: Some(rules.encode()) }.encode_to_vec();
+/// Packs a filter whose first field is its rules and whose second field is its shadow rules.
+pub(super) fn with_rules<M: Codec + Name>(rest: &M, rules: Option<&Rules>, shadow: Option<&Rules>) -> Any {
+    let mut body = FirstField { field: rules.map(Rules::encode) }.encode_to_vec();
+    body.extend(SecondField { field: shadow.map(Rules::encode) }.encode_to_vec());
     body.extend(rest.to_vec());
     of_type::<M>(body)
 }
@@ -95,7 +97,7 @@ mod tests {
         let policies = ["p", "q"].map(|name| (name.to_owned(), rbac::Policy::default())).into();
         let rules = Rules { action: rbac::rbac::Action::Deny, policies };
         let rest = Rbac { shadow_rules_stat_prefix: "s".into(), ..Default::default() };
-        let read = Rbac::decode(with_rules(&rest, &rules).value.as_slice()).unwrap();
+        let read = Rbac::decode(with_rules(&rest, Some(&rules), None).value.as_slice()).unwrap();
         assert_eq!(read.shadow_rules_stat_prefix, "s");
         let rules = read.rules.unwrap();
         assert_eq!(rules.action, rbac::rbac::Action::Deny as i32);
@@ -105,7 +107,7 @@ mod tests {
     #[test]
     fn rules_without_policies_are_still_rules() {
         let rules = Rules { action: rbac::rbac::Action::Allow, policies: BTreeMap::new() };
-        let read = Rbac::decode(with_rules(&Rbac::default(), &rules).value.as_slice()).unwrap();
+        let read = Rbac::decode(with_rules(&Rbac::default(), Some(&rules), None).value.as_slice()).unwrap();
         assert_eq!(read.rules, Some(rbac::Rbac::default()));
     }
 }

@@ -1,8 +1,7 @@
-//! Authorization filters from AuthorizationPolicies: DENY first, then ALLOW, as Istio orders them.
+//! Filters that verify tokens and authorize requests, in Istio's order: external authorizers, tokens, AUDIT, DENY, ALLOW.
 //!
 //! On a TCP chain, attributes of HTTP requests cannot be checked. As in Istio the result is strict: an ALLOW rule with
-//! such an attribute allows nothing, and a DENY rule denies without regard to it. The same applies to attributes of
-//! tokens, which are not supported.
+//! such an attribute allows nothing, and a DENY rule denies without regard to it.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +12,14 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::{
 
 use super::{
     CompileFindings,
+    authorizer::{self, Authorizer},
     clause::NotCheckable,
-    filters,
+    filters, jwt,
     packed::{self, Rules},
-    pb::{listener, rbac},
+    pb::{listener, pack, rbac},
 };
 use crate::{
+    ProxyView, World,
     api::{
         AuthorizationPolicy, MeshConfig, Typed,
         security::{Action, Rule},
@@ -26,79 +27,154 @@ use crate::{
     clause::Clause,
 };
 
-use rbac::{Permission, Policy, Principal, permission, principal};
+use rbac::{Permission, Policy, Principal, permission, principal, rbac::Action as Effect};
 
-/// Istio's prefix for shadow rules, which is set even without such rules.
-const SHADOW_PREFIX: &str = "istio_dry_run_allow_";
+/// Prefix for the results of shadow rules that allow. It is set even without such rules.
+const SHADOW_ALLOW: &str = "istio_dry_run_allow_";
+/// Prefix for the results of shadow rules that deny.
+const SHADOW_DENY: &str = "istio_dry_run_deny_";
+/// End of the names of rules that deny because their authorizer cannot be used.
+const NO_AUTHORIZER: &str = "-deny-due-to-bad-CUSTOM-action";
 
-/// Authorization of one workload.
+/// Authentication of requests and authorization for one workload.
 pub(super) struct Authorization {
-    http: Vec<Rules>,
-    tcp: Vec<Rules>,
+    http: Vec<HttpFilter>,
+    tcp: Vec<listener::Filter>,
 }
 
 impl Authorization {
     /// Compiles the policies of a workload. `tcp_ports` are its ports that are not HTTP.
-    pub(super) fn new<'a>(
-        mesh: &MeshConfig,
-        policies: impl Iterator<Item = &'a Typed<AuthorizationPolicy>> + Clone,
+    pub(super) fn new(
+        world: &World,
+        view: &ProxyView,
         tcp_ports: &[u16],
         findings: &mut CompileFindings<'_>,
     ) -> Self {
-        policies.clone().for_each(|policy| report(policy, tcp_ports, findings));
-        let compile = |tcp: bool| {
-            let of = |action: rbac::rbac::Action| {
-                let mine = policies.clone().filter(|policy| enforced_as(policy.spec.action) == Some(action));
-                rules(mesh, action, tcp, mine)
+        let policies = world.authorization_policies(&view.namespace, &view.labels);
+        let policies: Vec<&Typed<AuthorizationPolicy>> =
+            policies.iter().map(|policy| policy.as_ref()).collect();
+        policies.iter().for_each(|policy| report(policy, tcp_ports, findings));
+        let mut made = Self { http: Vec::new(), tcp: Vec::new() };
+        made.add_custom(world, &policies, tcp_ports, findings);
+        made.http.extend(jwt::filter(world, view));
+        for (action, effect) in
+            [(Action::Audit, Effect::Log), (Action::Deny, Effect::Deny), (Action::Allow, Effect::Allow)]
+        {
+            let mine = policies.iter().copied().filter(|policy| policy.spec.action == action);
+            let (dry, enforced): (Vec<_>, Vec<_>) =
+                mine.partition(|policy| action != Action::Audit && policy.meta.is_dry_run());
+            let of = |tcp: bool| {
+                [&enforced, &dry].map(|policies| {
+                    let compiled = rules(world.mesh(), effect, tcp, policies, "");
+                    (!policies.is_empty()).then_some(compiled)
+                })
             };
-            [of(rbac::rbac::Action::Deny), of(rbac::rbac::Action::Allow)].into_iter().flatten().collect()
-        };
-        Self { http: compile(false), tcp: compile(true) }
+            if !enforced.is_empty() || !dry.is_empty() {
+                let prefix =
+                    if effect == Effect::Deny && !dry.is_empty() { SHADOW_DENY } else { SHADOW_ALLOW };
+                made.http.push(http_rbac(&of(false), prefix));
+                made.tcp.push(tcp_rbac(&of(true), prefix));
+            }
+        }
+        made
+    }
+
+    /// Adds a pair of filters for each external authorizer: one evaluates the rules, the other asks the authorizer. If
+    /// the authorizer cannot be used, requests that match its rules are denied.
+    fn add_custom(
+        &mut self,
+        world: &World,
+        policies: &[&Typed<AuthorizationPolicy>],
+        tcp_ports: &[u16],
+        findings: &mut CompileFindings<'_>,
+    ) {
+        let mut by_provider: BTreeMap<&str, Vec<&Typed<AuthorizationPolicy>>> = BTreeMap::new();
+        for policy in policies.iter().filter(|policy| policy.spec.action == Action::Custom) {
+            let provider = policy.spec.provider.as_ref().map_or("", |provider| provider.name.as_str());
+            by_provider.entry(provider).or_default().push(policy);
+        }
+        for (provider, policies) in by_provider {
+            let prefix = format!("{}-{provider}-", authorizer::PREFIX);
+            let of = |tcp: bool| rules(world.mesh(), Effect::Deny, tcp, &policies, &prefix);
+            match Authorizer::named(world, provider) {
+                Ok(authorizer) => {
+                    let shadow = |tcp| [None, Some(of(tcp))];
+                    self.http.push(http_rbac(&shadow(false), authorizer::SHADOW_PREFIX));
+                    self.http.push(filters::http("envoy.filters.http.ext_authz", pack(&authorizer.http)));
+                    if let Some(tcp) = &authorizer.tcp {
+                        self.tcp.push(tcp_rbac(&shadow(true), authorizer::SHADOW_PREFIX));
+                        self.tcp.push(filters::network("envoy.filters.network.ext_authz", pack(tcp)));
+                    } else if let Some(port) = tcp_ports.first() {
+                        for policy in policies {
+                            let message = format!(
+                                "the authorizer speaks HTTP and cannot decide about connections to port {port}, which pass without it"
+                            );
+                            let remedy =
+                                "use an authorizer with envoyExtAuthzGrpc, or a DENY policy for the port";
+                            findings.warn(policy, "spec.provider.name", &message, remedy);
+                        }
+                    }
+                }
+                Err(reason) => {
+                    let denied = |tcp| [Some(with_suffix(of(tcp), NO_AUTHORIZER)), None];
+                    self.http.push(http_rbac(&denied(false), ""));
+                    self.tcp.push(tcp_rbac(&denied(true), ""));
+                    for policy in policies {
+                        let message = format!("{reason}: requests that match its rules are denied");
+                        findings.warn(policy, "spec.provider.name", &message, "correct the provider");
+                    }
+                }
+            }
+        }
     }
 
     /// Returns the filters of an HTTP chain.
     pub(super) fn http_filters(&self) -> Vec<HttpFilter> {
-        let rest = HttpRbac { shadow_rules_stat_prefix: SHADOW_PREFIX.into(), ..Default::default() };
-        let filter = |rules| filters::http("envoy.filters.http.rbac", packed::with_rules(&rest, rules));
-        self.http.iter().map(filter).collect()
+        self.http.clone()
     }
 
     /// Returns the filters of a TCP chain.
     pub(super) fn tcp_filters(&self) -> Vec<listener::Filter> {
-        let rest = NetworkRbac {
-            shadow_rules_stat_prefix: SHADOW_PREFIX.into(),
-            stat_prefix: "tcp.".into(),
-            ..Default::default()
-        };
-        let filter = |rules| filters::network("envoy.filters.network.rbac", packed::with_rules(&rest, rules));
-        self.tcp.iter().map(filter).collect()
+        self.tcp.clone()
     }
 }
 
-/// Returns Envoy's action. `CUSTOM` denies: without its external authorizer, no request of the policy may pass.
-fn enforced_as(action: Action) -> Option<rbac::rbac::Action> {
-    match action {
-        Action::Allow => Some(rbac::rbac::Action::Allow),
-        Action::Deny | Action::Custom => Some(rbac::rbac::Action::Deny),
-        Action::Audit => None,
-    }
+/// Returns the filter of an HTTP chain with these rules and shadow rules.
+fn http_rbac([rules, shadow]: &[Option<Rules>; 2], prefix: &str) -> HttpFilter {
+    let rest = HttpRbac { shadow_rules_stat_prefix: prefix.into(), ..Default::default() };
+    filters::http("envoy.filters.http.rbac", packed::with_rules(&rest, rules.as_ref(), shadow.as_ref()))
 }
 
-/// Returns the rules of all policies with this action; `None` if there are none.
-fn rules<'a>(
+/// Returns the filter of a TCP chain with these rules and shadow rules.
+fn tcp_rbac([rules, shadow]: &[Option<Rules>; 2], prefix: &str) -> listener::Filter {
+    let rest = NetworkRbac {
+        shadow_rules_stat_prefix: prefix.into(),
+        stat_prefix: "tcp.".into(),
+        ..Default::default()
+    };
+    filters::network("envoy.filters.network.rbac", packed::with_rules(&rest, rules.as_ref(), shadow.as_ref()))
+}
+
+fn with_suffix(rules: Rules, suffix: &str) -> Rules {
+    let policies = rules.policies.into_iter().map(|(name, policy)| (format!("{name}{suffix}"), policy));
+    Rules { action: rules.action, policies: policies.collect() }
+}
+
+/// Returns the rules of policies with one action. `prefix` begins their names.
+fn rules(
     mesh: &MeshConfig,
-    action: rbac::rbac::Action,
+    action: Effect,
     tcp: bool,
-    policies: impl Iterator<Item = &'a Typed<AuthorizationPolicy>>,
-) -> Option<Rules> {
+    policies: &[&Typed<AuthorizationPolicy>],
+    prefix: &str,
+) -> Rules {
     let mut compiled = BTreeMap::new();
-    let mut any = false;
     for policy in policies {
-        any = true;
         let namespace = &policy.meta.namespace;
-        let name = |index: usize| format!("ns[{namespace}]-policy[{}]-rule[{index}]", policy.meta.name);
+        let name =
+            |index: usize| format!("{prefix}ns[{namespace}]-policy[{}]-rule[{index}]", policy.meta.name);
         for (index, rule) in policy.spec.rules.iter().enumerate() {
-            let check = Check { mesh, namespace, tcp, allow: action == rbac::rbac::Action::Allow };
+            let check = Check { mesh, namespace, tcp, allow: action == Effect::Allow };
             if let Ok(rule) = check.rule(rule) {
                 compiled.insert(name(index), rule);
             }
@@ -107,7 +183,7 @@ fn rules<'a>(
             compiled.insert(name(0), never_matches());
         }
     }
-    any.then_some(Rules { action, policies: compiled })
+    Rules { action, policies: compiled }
 }
 
 /// Context in which a rule is compiled.
@@ -151,6 +227,9 @@ impl Check<'_> {
     fn principal<'c>(&self, clauses: impl Iterator<Item = Clause<'c>>) -> Result<Principal, NotCheckable> {
         let mut all = Vec::new();
         for clause in clauses {
+            if self.add_principal_of_all(&clause, &mut all)? {
+                continue;
+            }
             let any = |values: &[String]| {
                 self.each(values, |value| clause.principals(value, self.mesh, self.namespace, self.tcp))
             };
@@ -169,9 +248,40 @@ impl Check<'_> {
         Ok(identifier(principal::Identifier::AndIds(principal::Set { ids: all })))
     }
 
+    /// Adds the principals of a clause whose values are compiled together. Returns false for other clauses.
+    fn add_principal_of_all(
+        &self,
+        clause: &Clause<'_>,
+        all: &mut Vec<Principal>,
+    ) -> Result<bool, NotCheckable> {
+        for (values, negated) in [(clause.values, false), (clause.not_values, true)] {
+            let made = match clause.principal_of_all(values, self.tcp) {
+                None => return Ok(false),
+                Some(_) if values.is_empty() => continue,
+                Some(Ok(made)) => made,
+                Some(Err(NotCheckable)) if self.allow => return Err(NotCheckable),
+                Some(Err(NotCheckable)) => continue,
+            };
+            all.push(match negated {
+                false => made,
+                true => identifier(principal::Identifier::NotId(Box::new(made))),
+            });
+        }
+        Ok(true)
+    }
+
     fn permission<'c>(&self, clauses: impl Iterator<Item = Clause<'c>>) -> Result<Permission, NotCheckable> {
         let mut all = Vec::new();
         for clause in clauses {
+            if clause.permission_of_all(&[]).is_some() {
+                let of = |values: &[String]| {
+                    (!values.is_empty()).then(|| clause.permission_of_all(values)).flatten()
+                };
+                all.extend(of(clause.values));
+                let negated = of(clause.not_values);
+                all.extend(negated.map(|made| rule(permission::Rule::NotRule(Box::new(made)))));
+                continue;
+            }
             let any = |values: &[String]| {
                 self.each(values, |value| clause.permission(value, self.tcp).map(|made| vec![made]))
             };
@@ -229,11 +339,12 @@ fn rule(rule: permission::Rule) -> Permission {
 
 /// Reports rules that cannot be checked as written on ports that are not HTTP.
 fn report(policy: &Typed<AuthorizationPolicy>, tcp_ports: &[u16], findings: &mut CompileFindings<'_>) {
-    let Some(action) = enforced_as(policy.spec.action) else { return };
     let Some(port) = tcp_ports.first() else { return };
-    let effect = match action {
-        rbac::rbac::Action::Allow => "on this port the ALLOW rule matches no connection",
-        _ => "on this port the DENY rule matches without them",
+    let effect = match policy.spec.action {
+        Action::Allow => "on this port the ALLOW rule matches no connection",
+        Action::Deny => "on this port the DENY rule matches without them",
+        Action::Custom => "on this port the authorizer is asked without regard to them",
+        Action::Audit => return,
     };
     for (index, rule) in policy.spec.rules.iter().enumerate() {
         let of_source = rule.from.iter().flat_map(|from| Clause::of_source(&from.source));

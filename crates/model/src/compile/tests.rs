@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, HashSet};
 use prost::{Message, Name};
 use skysail_xds::envoy::pb::envoy::extensions::{
     filters::{
-        http::rbac::v3::Rbac as HttpRbac, network::http_connection_manager::v3::HttpConnectionManager,
-        network::rbac::v3::Rbac as NetworkRbac, network::tcp_proxy::v3::TcpProxy,
+        http::rbac::v3::Rbac as HttpRbac,
+        network::http_connection_manager::v3::{HttpConnectionManager, http_filter::ConfigType},
+        network::rbac::v3::Rbac as NetworkRbac,
+        network::tcp_proxy::v3::TcpProxy,
     },
     transport_sockets::tls::v3::UpstreamTlsContext,
 };
@@ -19,6 +21,7 @@ use crate::parse;
 
 mod gateway;
 mod grpc;
+mod tokens;
 mod trust;
 
 const APP: &str = r#"
@@ -110,7 +113,6 @@ fn tcp_rules(chain: &listener::FilterChain) -> Vec<rbac::Rbac> {
 }
 
 fn http_rules(chain: &listener::FilterChain) -> Vec<rbac::Rbac> {
-    use skysail_xds::envoy::pb::envoy::extensions::filters::network::http_connection_manager::v3::http_filter::ConfigType;
     let managers = configs(chain).into_iter().filter_map(unpack::<HttpConnectionManager>);
     let filters = managers.flat_map(|manager| manager.http_filters);
     let typed = filters.filter_map(|filter| match filter.config_type {
@@ -147,11 +149,16 @@ fn an_allow_rule_on_http_allows_nothing_on_tcp_and_is_reported() {
 
 #[test]
 fn a_deny_rule_on_http_denies_more_on_tcp() {
-    for action in ["DENY", "CUSTOM\n  provider: {name: none}"] {
+    let bad = "istio-ext-authz-none-ns[shop]-policy[get-only]-rule[0]-deny-due-to-bad-CUSTOM-action";
+    for (action, name) in [
+        ("DENY", "ns[shop]-policy[get-only]-rule[0]"),
+        // Without its authorizer.
+        ("CUSTOM\n  provider: {name: none}", bad),
+    ] {
         let (made, _) = compile(&world(&GET_ONLY.replace("ACTION", action)), &view());
         let tcp = tcp_rules(&chains(&made, 3306)[0]);
         assert_eq!(tcp[0].action(), rbac::rbac::Action::Deny);
-        let policy = &tcp[0].policies["ns[shop]-policy[get-only]-rule[0]"];
+        let policy = &tcp[0].policies[name];
         let Some(rbac::permission::Rule::AndRules(all)) = &policy.permissions[0].rule else { panic!() };
         assert_eq!(all.rules[0].rule, Some(rbac::permission::Rule::Any(true)));
     }

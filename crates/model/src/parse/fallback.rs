@@ -8,6 +8,7 @@
 //! | in rules of an ALLOW policy | without these rules |
 //! | in rules of a DENY policy | the rules without the parts that have errors, so that they match more |
 //! | anywhere else in an AuthorizationPolicy | denies every request |
+//! | in rules of a RequestAuthentication | refuses the tokens of these rules |
 //! | in a PeerAuthentication | STRICT |
 //! | in `metadata` only | the policy as written |
 //!
@@ -20,9 +21,9 @@ use std::{collections::BTreeSet, sync::Arc};
 use super::{IstioObject, decode::decode, key_of};
 use crate::{
     api::{
-        AuthorizationPolicy, Kind, Meta, MtlsMode, Object, PeerAuthentication, Typed,
+        AuthorizationPolicy, Kind, Meta, MtlsMode, Object, PeerAuthentication, RequestAuthentication, Typed,
         destination_rule::WorkloadSelector,
-        security::{Action, MutualTls, Rule},
+        security::{Action, DRY_RUN, JwtRule, MutualTls, Rule, TargetRef, is_true},
     },
     diagnostic::Severity,
     origin::Origin,
@@ -31,8 +32,17 @@ use crate::{
 };
 
 /// Names of the fields of specs.
-const FIELDS: [&str; 8] =
-    ["selector", "targetRef", "targetRefs", "rules", "action", "provider", "mtls", "portLevelMtls"];
+const FIELDS: [&str; 9] = [
+    "selector",
+    "targetRef",
+    "targetRefs",
+    "rules",
+    "action",
+    "provider",
+    "mtls",
+    "portLevelMtls",
+    "jwtRules",
+];
 
 const AS_WRITTEN: &str = "its spec is enforced as it is written";
 const ALLOW: &str = "its rules with errors allow no request: requests that no other rule of an ALLOW policy matches are denied";
@@ -40,6 +50,8 @@ const DENY: &str = "its rules with errors deny every request that matches the pa
 const CLOSED: &str = "every request to the workloads that it selects is denied";
 const CLOSED_WIDE: &str =
     "every request to the workloads of its namespace is denied, as its selector cannot be read";
+const TOKENS: &str = "the workloads that it selects refuse the tokens of its rules with errors";
+const TOKENS_WIDE: &str = "the workloads of its namespace refuse the tokens of its rules with errors, as its selector cannot be read";
 const STRICT: &str = "the workloads that it selects accept connections with mutual TLS only";
 const STRICT_WIDE: &str =
     "the workloads of its namespace accept connections with mutual TLS only, as its selector cannot be read";
@@ -61,11 +73,17 @@ impl Fallback {
     pub(super) fn of(root: &Node, errors: &[String], file: &Arc<str>) -> Option<Self> {
         let key = key_of(root)?;
         let meta = Meta { namespace: key.namespace, name: key.name, ..Meta::default() };
-        let policy = Policy { spec: root.get("spec"), errors };
+        let annotations = root.get("metadata").and_then(|meta| meta.get("annotations"));
+        let dry_run = annotations.and_then(|annotations| annotations.get(DRY_RUN)).and_then(Node::text);
+        let policy = Policy { spec: root.get("spec"), errors, is_dry_run: dry_run.is_some_and(is_true) };
         let (object, effect) = match key.kind {
             Kind::AuthorizationPolicy => {
                 let (spec, effect) = policy.authorization()?;
                 (Object::AuthorizationPolicy(Arc::new(Typed { meta, spec })), effect)
+            }
+            Kind::RequestAuthentication => {
+                let (spec, effect) = policy.tokens()?;
+                (Object::RequestAuthentication(Arc::new(Typed { meta, spec })), effect)
             }
             Kind::PeerAuthentication => {
                 let (spec, effect) = policy.authentication()?;
@@ -82,12 +100,52 @@ impl Fallback {
 struct Policy<'a> {
     spec: Option<&'a Node>,
     errors: &'a [String],
+    /// Whether the policy would not be enforced.
+    is_dry_run: bool,
 }
 
 impl Policy<'_> {
+    /// Returns the policy without the rules that have errors, and with one that refuses the tokens of other issuers.
+    fn tokens(&self) -> Option<(RequestAuthentication, &'static str)> {
+        let targets = self.targets();
+        if targets.as_deref().is_some_and(has_no_effect) {
+            return None;
+        }
+        if let Some(written) = self.as_written(validate::request_authentication) {
+            return Some((written, AS_WRITTEN));
+        }
+        let mut jwt_rules = self.readable_rules();
+        jwt_rules.push(JwtRule::default());
+        let refused = RequestAuthentication { jwt_rules, ..Default::default() };
+        if let Some(target_refs) = targets.filter(|targets| !targets.is_empty()) {
+            return Some((RequestAuthentication { target_refs, ..refused }, TOKENS));
+        }
+        let (selector, effect) = self.selector().map_or((None, TOKENS_WIDE), |selector| (selector, TOKENS));
+        Some((RequestAuthentication { selector, ..refused }, effect))
+    }
+
+    /// Returns the rules for tokens that have no errors.
+    fn readable_rules(&self) -> Vec<JwtRule> {
+        let Some(Node { value: Value::List(rules), .. }) = self.spec.and_then(|spec| spec.get("jwtRules"))
+        else {
+            return Vec::new();
+        };
+        let single = |(index, rule): (usize, &Node)| {
+            let field = format!("spec.jwtRules[{index}]");
+            if self.errors.iter().any(|error| error.starts_with(&field)) {
+                return None;
+            }
+            let list = Node { line: rule.line, value: Value::List(vec![rule.clone()]) };
+            read(mapping("jwtRules", list), validate::request_authentication)?.jwt_rules.pop()
+        };
+        rules.iter().enumerate().filter_map(single).collect()
+    }
+
     fn authorization(&self) -> Option<(AuthorizationPolicy, &'static str)> {
         let text = |field: &str| self.spec.and_then(|spec| spec.get(field)).and_then(Node::text);
-        if text("action") == Some("AUDIT") || self.is_attached() {
+        let targets = self.targets();
+        let has_no_effect = targets.as_deref().is_some_and(has_no_effect);
+        if text("action") == Some("AUDIT") || has_no_effect || self.is_dry_run {
             return None;
         }
         if let Some(written) = self.as_written(validate::authorization_policy) {
@@ -98,9 +156,13 @@ impl Policy<'_> {
             let effect = if repaired.action == Action::Allow { ALLOW } else { DENY };
             return Some((repaired, effect));
         }
-        let (selector, effect) = self.selector().map_or((None, CLOSED_WIDE), |selector| (selector, CLOSED));
         let rules = vec![Rule::default()];
-        Some((AuthorizationPolicy { selector, action: Action::Deny, rules, ..Default::default() }, effect))
+        let closed = AuthorizationPolicy { action: Action::Deny, rules, ..Default::default() };
+        if let Some(target_refs) = targets.filter(|targets| !targets.is_empty()) {
+            return Some((AuthorizationPolicy { target_refs, ..closed }, CLOSED));
+        }
+        let (selector, effect) = self.selector().map_or((None, CLOSED_WIDE), |selector| (selector, CLOSED));
+        Some((AuthorizationPolicy { selector, ..closed }, effect))
     }
 
     fn authentication(&self) -> Option<(PeerAuthentication, &'static str)> {
@@ -117,11 +179,29 @@ impl Policy<'_> {
         Some((PeerAuthentication { selector, mtls, ..Default::default() }, effect))
     }
 
-    /// Returns whether the policy is attached to an object instead of selecting workloads, which has no effect on
-    /// sidecars.
-    fn is_attached(&self) -> bool {
-        let has = |field: &str| self.spec.is_some_and(|spec| spec.get(field).is_some());
-        (has("targetRef") || has("targetRefs")) && !has("selector")
+    /// Returns the objects that the policy is attached to; `None` if it selects workloads instead.
+    fn targets(&self) -> Option<Vec<TargetRef>> {
+        let spec = self.spec?;
+        let (single, list) = (spec.get("targetRef"), spec.get("targetRefs"));
+        if single.is_none() && list.is_none() || spec.get("selector").is_some() {
+            return None;
+        }
+        let list = list.and_then(|list| match &list.value {
+            Value::List(targets) => Some(targets),
+            _ => None,
+        });
+        let of = |node: &Node| {
+            let text =
+                |field: &str| node.get(field).and_then(Node::text).map(str::to_owned).unwrap_or_default();
+            let (group, kind, name) = (text("group"), text("kind"), text("name"));
+            (!kind.is_empty() && !name.is_empty()).then_some(TargetRef {
+                group,
+                kind,
+                name,
+                namespace: String::new(),
+            })
+        };
+        Some(single.into_iter().chain(list.into_iter().flatten()).filter_map(of).collect())
     }
 
     /// Returns the policy as written if all errors are in its metadata.
@@ -193,6 +273,11 @@ impl Policy<'_> {
         let spec = mapping("selector", selector.clone());
         read(spec, validate::authorization_policy).map(|policy| policy.selector)
     }
+}
+
+/// Returns whether no proxy applies a policy that is attached to these objects.
+fn has_no_effect(targets: &[TargetRef]) -> bool {
+    !targets.is_empty() && targets.iter().all(|target| target.kind != "Gateway")
 }
 
 /// Decodes a spec. `None` if it has an error.
@@ -305,8 +390,31 @@ mod tests {
     fn a_policy_that_restricts_nothing_has_no_fallback() {
         assert_eq!(authorization("{action: AUDIT, typo: x}"), None);
         assert_eq!(authorization("{targetRef: {kind: Service, name: web}, typo: x}"), None);
+        let dry = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p, annotations: {istio.io/dry-run: 'true'}}\nspec: {typo: x}\n";
+        assert!(parse(dry, "file").refused.into_values().all(|refused| refused.fallback.is_none()));
         assert_eq!(fallback("PeerAuthentication", "{mtls: {mode: PERMISSIVE}, typo: x}"), None);
         assert_eq!(fallback("PeerAuthentication", "{portLevelMtls: {8080: {mode: DISABLE}}}"), None);
+    }
+
+    #[test]
+    fn the_fallback_of_a_policy_of_a_gateway_applies_to_the_gateway() {
+        let target = "{group: gateway.networking.k8s.io, kind: Gateway, name: web}";
+        let (policy, effect) = authorization(&format!("{{targetRefs: [{target}], typo: x}}")).unwrap();
+        assert_eq!((policy.action, effect, policy.target_refs.len()), (Action::Deny, CLOSED, 1));
+        assert_eq!(policy.target_refs[0].name, "web");
+    }
+
+    #[test]
+    fn the_fallback_of_a_request_authentication_refuses_tokens() {
+        let spec =
+            format!("{{{WEB}, jwtRules: [{{issuer: 'https://a'}}, {{issuer: 'https://b', jwks: x}}]}}");
+        let Some((Object::RequestAuthentication(policy), effect)) = fallback("RequestAuthentication", &spec)
+        else {
+            panic!("no fallback")
+        };
+        let issuers: Vec<&str> = policy.spec.jwt_rules.iter().map(|rule| rule.issuer.as_str()).collect();
+        assert_eq!((issuers, effect, policy.spec.selector.is_some()), (vec!["https://a", ""], TOKENS, true));
+        assert!(policy.spec.jwt_rules[1].jwks.is_empty(), "no key verifies a token");
     }
 
     #[test]

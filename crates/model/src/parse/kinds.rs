@@ -41,7 +41,6 @@ const GROUPS: &[(&str, &[&str])] = &[
 /// Kinds that change the behaviour of a mesh and are not supported yet.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("networking.istio.io", &["Sidecar", "EnvoyFilter", "WorkloadEntry", "WorkloadGroup", "ProxyConfig"]),
-    ("security.istio.io", &["RequestAuthentication"]),
     ("telemetry.istio.io", &["Telemetry"]),
     ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
     ("gateway.networking.k8s.io", &["UDPRoute", "BackendTLSPolicy"]),
@@ -93,8 +92,6 @@ const HARMLESS_SETTINGS: &[&str] = &[
     "ingressControllerMode",
     "ingressSelector",
     "ingressService",
-    // Providers are referred to by name. The Telemetry or AuthorizationPolicy that does so is reported as unsupported.
-    "extensionProviders",
 ];
 
 /// Remedy for a Kustomization.
@@ -258,7 +255,6 @@ pub(super) fn is_harmless_setting(path: &str) -> bool {
 /// Returns the consequence of a kind that has no effect, and the remedy.
 fn consequence(kind: &str) -> (&'static str, &'static str) {
     match kind {
-        "RequestAuthentication" => ("tokens are not checked, and requests with invalid ones pass", ""),
         "Sidecar" => (
             "its outboundTrafficPolicy and listeners have no effect",
             "proxies get the configuration that they use without it",

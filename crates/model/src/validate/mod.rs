@@ -39,12 +39,13 @@ pub(crate) use pods::{pod, workload};
 pub(crate) use proxy_config::proxy_config;
 pub(crate) use rate_limit::rate_limit_policy;
 pub(crate) use request_authentication::request_authentication;
+pub use request_authentication::{MAX_KEY_SET, key_set};
 pub(crate) use secret::secret;
 pub(crate) use security::{authorization_policy, empty_fields, peer_authentication};
 pub(crate) use service_entry::{addresses, service_entry};
 pub(crate) use sidecar::sidecar;
 pub(crate) use telemetry::telemetry;
-pub(crate) use unsupported::{condition_unsupported, unsupported};
+pub(crate) use unsupported::unsupported;
 pub(crate) use virtual_service::virtual_service;
 pub(crate) use workload::{workload_entry, workload_group};
 

@@ -7,8 +7,9 @@ use super::{Finding, Findings};
 use crate::api::{
     AuthorizationPolicy, Kind, MtlsMode, PeerAuthentication,
     destination_rule::WorkloadSelector,
-    security::{Action, Condition, Operation, Rule, Source},
+    security::{Action, Condition, Operation, Rule, Source, TargetRef},
 };
+use crate::clause::{Clause, claim_path};
 
 /// Methods of RFC 9110 and RFC 5789.
 const METHODS: &[&str] = &["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
@@ -64,13 +65,7 @@ pub(crate) fn authorization_policy(spec: &AuthorizationPolicy) -> Vec<Finding> {
     let mut findings = Findings::default();
     selector(spec.selector.as_ref(), &mut findings);
     let attached = spec.target_ref.is_some() || !spec.target_refs.is_empty();
-    if attached && spec.selector.is_some() {
-        findings.error(
-            "spec.selector",
-            "is not allowed together with targetRef or targetRefs",
-            "remove one of them",
-        );
-    }
+    attachment(spec.selector.is_some(), spec.target_ref.as_ref(), &spec.target_refs, &mut findings);
     match spec.action {
         Action::Custom if spec.provider.as_ref().is_none_or(|provider| provider.name.is_empty()) => {
             let remedy = "set the name of a provider of the mesh configuration";
@@ -101,7 +96,7 @@ pub(crate) fn authorization_policy(spec: &AuthorizationPolicy) -> Vec<Finding> {
             let message = "matches every request, so the policy allows every client";
             findings.warning(format!("spec.rules[{index}]"), message, "add from, to or when to limit it");
         }
-        rule(one, spec.action, &format!("spec.rules[{index}]"), &mut findings);
+        rule(one, &format!("spec.rules[{index}]"), &mut findings);
     }
     findings.done()
 }
@@ -110,7 +105,7 @@ pub(crate) fn authorization_policy(spec: &AuthorizationPolicy) -> Vec<Finding> {
 /// says: every client for `from:`, every workload of the namespace for `selector:`.
 pub(crate) fn empty_fields(kind: Kind, root: &Node) -> Vec<Finding> {
     let mut findings = Findings::default();
-    if matches!(kind, Kind::PeerAuthentication | Kind::AuthorizationPolicy)
+    if kind.is_policy()
         && let Some(spec) = root.get("spec")
     {
         empty_fields_of(spec, "spec", &mut findings);
@@ -140,7 +135,48 @@ fn empty_fields_of(node: &Node, at: &str, findings: &mut Findings) {
     }
 }
 
-fn selector(selector: Option<&WorkloadSelector>, findings: &mut Findings) {
+/// Checks the objects that a policy is attached to.
+pub(super) fn attachment(
+    has_selector: bool,
+    target: Option<&TargetRef>,
+    targets: &[TargetRef],
+    findings: &mut Findings,
+) {
+    if (target.is_some() || !targets.is_empty()) && has_selector {
+        let message = "is not allowed together with targetRef or targetRefs";
+        findings.error("spec.selector", message, "remove one of them");
+    }
+    if target.is_some() && !targets.is_empty() {
+        findings.error("spec.targetRef", "is not allowed together with targetRefs", "remove it");
+    }
+    let listed = targets.iter().enumerate();
+    let listed = listed.map(|(index, target)| (format!("spec.targetRefs[{index}]"), target));
+    let single = target.map(|target| ("spec.targetRef".to_owned(), target));
+    for (field, target) in single.into_iter().chain(listed) {
+        if target.name.is_empty() {
+            findings.error(format!("{field}.name"), "is missing", "set the name of the object");
+        }
+        match (&*target.group, &*target.kind) {
+            ("gateway.networking.k8s.io", "Gateway") => {}
+            ("gateway.networking.k8s.io", "GatewayClass")
+            | ("" | "core", "Service")
+            | ("networking.istio.io", "ServiceEntry") => {
+                let message = format!(
+                    "the policy has no effect on the {}: as in Istio, only waypoint proxies apply it",
+                    target.kind
+                );
+                findings.warning(&field, message, "use selector to apply it to the workloads");
+            }
+            _ => {
+                let message = format!("{}/{} cannot be a target", target.group, target.kind);
+                let remedy = "name a Gateway of group gateway.networking.k8s.io";
+                findings.error(format!("{field}.kind"), message, remedy);
+            }
+        }
+    }
+}
+
+pub(super) fn selector(selector: Option<&WorkloadSelector>, findings: &mut Findings) {
     if selector.is_some_and(|selector| selector.match_labels.is_empty()) {
         let message = "is empty, so the policy applies to every workload of the namespace";
         findings.warning("spec.selector", message, "add matchLabels, or remove the selector");
@@ -157,7 +193,7 @@ fn selector(selector: Option<&WorkloadSelector>, findings: &mut Findings) {
     }
 }
 
-fn rule(rule: &Rule, action: Action, field: &str, findings: &mut Findings) {
+fn rule(rule: &Rule, field: &str, findings: &mut Findings) {
     for (index, from) in rule.from.iter().enumerate() {
         source(&from.source, &format!("{field}.from[{index}].source"), findings);
     }
@@ -165,7 +201,7 @@ fn rule(rule: &Rule, action: Action, field: &str, findings: &mut Findings) {
         operation(&to.operation, &format!("{field}.to[{index}].operation"), findings);
     }
     for (index, when) in rule.when.iter().enumerate() {
-        condition(when, action, &format!("{field}.when[{index}]"), findings);
+        condition(when, &format!("{field}.when[{index}]"), findings);
     }
 }
 
@@ -339,7 +375,7 @@ fn path_pattern(path: &str, field: &str, findings: &mut Findings) {
     }
 }
 
-fn condition(when: &Condition, action: Action, field: &str, findings: &mut Findings) {
+fn condition(when: &Condition, field: &str, findings: &mut Findings) {
     let known = CONDITIONS.iter().any(|known| match known.strip_suffix('[') {
         Some(name) => {
             when.key.strip_prefix(name).is_some_and(|rest| rest.starts_with('[') && rest.ends_with(']'))
@@ -360,13 +396,9 @@ fn condition(when: &Condition, action: Action, field: &str, findings: &mut Findi
             |near| format!("did you mean {near}?"),
         );
         findings.error(format!("{field}.key"), format!("unknown attribute {:?}", when.key), remedy);
-    } else if super::condition_unsupported(&when.key) {
-        let effect = match action {
-            Action::Deny => "the DENY rule matches without this condition",
-            _ => "the rule matches no request",
-        };
-        let message = format!("{:?} is not supported yet: {effect}", when.key);
-        findings.warning(format!("{field}.key"), message, "");
+    } else if Clause::of_condition(when).is_none() || !has_valid_path(&when.key) {
+        let remedy = "write NAME[KEY], for a claim within a claim NAME[KEY][KEY]";
+        findings.error(format!("{field}.key"), format!("{:?} is not an attribute", when.key), remedy);
     }
     if when.values.is_empty() && when.not_values.is_empty() {
         findings.error(field, "has neither values nor notValues", "set one of them");
@@ -387,6 +419,11 @@ fn condition(when: &Condition, action: Action, field: &str, findings: &mut Findi
             }
         }
     }
+}
+
+/// Returns whether the path of a claim is valid.
+fn has_valid_path(key: &str) -> bool {
+    key.strip_prefix("request.auth.claims").is_none_or(|path| claim_path(path).is_some())
 }
 
 fn port_text(text: &str, field: &str, findings: &mut Findings) {

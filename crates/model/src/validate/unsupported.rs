@@ -11,7 +11,6 @@ use skysail_yaml::{Node, Value, join};
 type Row = (Kind, &'static str, Option<&'static str>, &'static str);
 
 const NO_EFFECT: &str = "it has no effect";
-const TOKENS: &str = "an ALLOW rule with this field matches no request, a DENY rule matches without it";
 
 const AGENT: &str = "connections fail, except those of an Envoy whose agent has the files";
 
@@ -32,21 +31,13 @@ const TABLE: &[Row] = &[
     (Kind::DestinationRule, "tls.mode", Some("SIMPLE"), AGENT),
     (Kind::DestinationRule, "tls.mode", Some("MUTUAL"), AGENT),
     (Kind::ServiceEntry, "spec.endpoints.network", None, "connections to the endpoint are direct"),
-    (Kind::AuthorizationPolicy, "spec.action", Some("CUSTOM"), "requests that match its rules are denied"),
-    (Kind::AuthorizationPolicy, "spec.action", Some("AUDIT"), "the policy has no effect"),
-    (Kind::AuthorizationPolicy, "spec.targetRef", None, "the policy has no effect"),
-    (Kind::AuthorizationPolicy, "spec.targetRefs", None, "the policy has no effect"),
-    (Kind::AuthorizationPolicy, "source.requestPrincipals", None, TOKENS),
-    (Kind::AuthorizationPolicy, "source.notRequestPrincipals", None, TOKENS),
+    (
+        Kind::RequestAuthentication,
+        "jwtRules.presence",
+        None,
+        "it has no effect, as in Istio; an AuthorizationPolicy with notRequestPrincipals requires a token",
+    ),
 ];
-
-/// Prefixes of the `when` attributes that are not supported.
-const CONDITIONS: &[&str] = &["request.auth.", "experimental.envoy.filters."];
-
-/// Returns whether an attribute of a `when` is not supported.
-pub(crate) fn condition_unsupported(key: &str) -> bool {
-    CONDITIONS.iter().any(|prefix| key.starts_with(prefix))
-}
 
 /// Reports the unsupported fields of an object.
 pub(crate) fn unsupported(kind: Kind, root: &Node) -> Vec<Finding> {

@@ -121,8 +121,6 @@ impl World {
             | Kind::WorkloadGroup
             | Kind::ProxyConfig
             | Kind::EnvoyFilter
-            | Kind::RequestAuthentication
-            | Kind::Telemetry
             | Kind::Ingress
             | Kind::IngressClass
             | Kind::BackendTlsPolicy
@@ -136,10 +134,12 @@ impl World {
                 ChangeSet { secrets_in: BTreeSet::from([namespace.to_owned()]), ..ChangeSet::default() }
             }
             Kind::Secret => ChangeSet::nothing(),
-            Kind::AuthorizationPolicy if namespace == self.mesh().root_namespace => {
+            Kind::AuthorizationPolicy | Kind::RequestAuthentication | Kind::Telemetry
+                if namespace == self.mesh().root_namespace =>
+            {
                 ChangeSet { workloads: true, ..ChangeSet::default() }
             }
-            Kind::AuthorizationPolicy => {
+            Kind::AuthorizationPolicy | Kind::RequestAuthentication | Kind::Telemetry => {
                 ChangeSet { workloads_in: BTreeSet::from([namespace.to_owned()]), ..ChangeSet::default() }
             }
             Kind::VirtualService => {

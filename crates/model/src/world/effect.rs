@@ -9,7 +9,10 @@ use std::collections::HashMap;
 
 use super::{World, check::label_text, fqdn};
 use crate::{
-    api::{ConfigMap, Kind, Object, ObjectKey, destination_rule::WorkloadSelector, mesh_config},
+    api::{
+        ConfigMap, Kind, Object, ObjectKey, destination_rule::WorkloadSelector, mesh_config,
+        security::TargetRef,
+    },
     diagnostic::{Diagnostic, Severity},
     origin::Origin,
 };
@@ -28,6 +31,7 @@ impl World {
             default_mesh: self.default_mesh.clone(),
             peer_authentications: self.peer_authentications.clone(),
             authorization_policies: self.authorization_policies.clone(),
+            request_authentications: self.request_authentications.clone(),
             ..Self::default()
         }
     }
@@ -48,6 +52,8 @@ impl World {
             Kind::Service => found!(services, Service),
             Kind::PeerAuthentication => found!(peer_authentications, PeerAuthentication),
             Kind::AuthorizationPolicy => found!(authorization_policies, AuthorizationPolicy),
+            Kind::RequestAuthentication => found!(request_authentications, RequestAuthentication),
+            Kind::Telemetry => found!(telemetries, Telemetry),
             Kind::ConfigMap if (namespace, name) == (mesh_config::NAMESPACE, mesh_config::NAME) => {
                 let entry = self.mesh.as_ref()?;
                 (Object::ConfigMap(entry.object.clone()), &entry.origin)
@@ -135,14 +141,37 @@ impl<'a> Effects<'a> {
                 }
                 self.workloads_text(&object.meta.namespace, object.spec.selector.as_ref())
             }
-            Object::AuthorizationPolicy(object) => {
-                self.workloads_text(&object.meta.namespace, object.spec.selector.as_ref())
+            Object::AuthorizationPolicy(object) => self.attached_text(
+                &object.meta.namespace,
+                object.spec.selector.as_ref(),
+                object.spec.target_ref.iter().chain(&object.spec.target_refs),
+            ),
+            Object::RequestAuthentication(object) => {
+                let issuers = object.spec.jwt_rules.iter().map(|rule| rule.issuer.clone());
+                let workloads = self.attached_text(
+                    &object.meta.namespace,
+                    object.spec.selector.as_ref(),
+                    object.spec.target_ref.iter().chain(&object.spec.target_refs),
+                );
+                format!("requests with tokens to {workloads}; accepted issuers: {}", list(issuers.collect()))
             }
             Object::ConfigMap(object) if matches!(object.spec, ConfigMap::Mesh(_)) => {
                 "all proxies of the mesh".to_owned()
             }
             _ => return None,
         })
+    }
+
+    /// Returns text for the workloads that a policy selects, or for the objects that it is attached to.
+    fn attached_text<'t>(
+        &self,
+        namespace: &str,
+        selector: Option<&WorkloadSelector>,
+        targets: impl Iterator<Item = &'t TargetRef>,
+    ) -> String {
+        let targets: Vec<String> =
+            targets.map(|target| format!("{} {namespace}/{}", target.kind, target.name)).collect();
+        if targets.is_empty() { self.workloads_text(namespace, selector) } else { list(targets) }
     }
 
     fn workloads_text(&self, namespace: &str, selector: Option<&WorkloadSelector>) -> String {

@@ -62,6 +62,13 @@ impl World {
         }
     }
 
+    /// Returns the namespaces that define a service of this full name.
+    pub(super) fn services_of_host(&self, fqdn: &str) -> BTreeSet<&str> {
+        let service = self.service_entry(fqdn).map(|entry| &*entry.object.meta.namespace);
+        let of_entries = self.entry_host_services(fqdn).map(|entry| &*entry.object.meta.namespace);
+        service.into_iter().chain(of_entries).collect()
+    }
+
     /// Returns the services of a host of ServiceEntries, by namespace.
     fn entry_host_services(&self, host: &str) -> impl Iterator<Item = &Entry<Service>> {
         let namespaces: BTreeSet<&String> =
@@ -130,7 +137,7 @@ impl World {
             match derived.map(|derived| derived.port) {
                 None => true,
                 Some(Some(wanted)) => wanted == port,
-                Some(None) => !entries.iter().any(|other| specific(&other)),
+                Some(None) => !entries.iter().any(specific),
             }
         };
         let is_consumer = |entry: &&&Entry<VirtualService>| {

@@ -18,7 +18,9 @@ mod hosts;
 mod identify;
 mod index;
 mod policy;
+mod providers;
 mod store;
+mod tokens;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -38,6 +40,8 @@ pub use hosts::{exported, fqdn, host_matches};
 pub use identify::AccountMismatch;
 use index::{HostIndex, LabelIndex, MultiMap};
 use store::{Entry, Store};
+pub(crate) use tokens::is_url;
+pub use tokens::{KeyFetch, KeySource};
 
 use crate::{
     api::{
@@ -121,6 +125,8 @@ pub struct World {
     resolved: Arc<HashMap<Arc<str>, Resolved>>,
     /// Internal objects made from those of Gateway API.
     gateway_api: gateway_api::State,
+    /// Key sets that the control plane fetched.
+    key_sets: Arc<HashMap<KeySource, Arc<str>>>,
     /// Estimate since the last [`World::take_changes`]; `None` before the first.
     changes: Option<ChangeSet>,
 }

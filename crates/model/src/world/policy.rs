@@ -5,11 +5,18 @@ use std::sync::Arc;
 use super::{World, store::Entry};
 use crate::{
     api::{
-        AuthorizationPolicy, Labels, MtlsMode, PeerAuthentication, Typed, destination_rule::WorkloadSelector,
-        security::Action, selects,
+        AuthorizationPolicy, Labels, MtlsMode, PeerAuthentication, Typed,
+        destination_rule::WorkloadSelector,
+        security::{Action, TargetRef},
+        selects,
     },
     origin::Origin,
 };
+
+/// Label of the proxies of a Gateway of the Gateway API, with its name.
+const GATEWAY_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
+/// API group of such a Gateway.
+const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";
 
 impl World {
     /// Returns the mode of mutual TLS on a container port of a workload. It comes from the oldest policy that selects
@@ -67,7 +74,7 @@ impl World {
         let root = self.mesh().root_namespace.as_str();
         let mut policies = Vec::new();
         for of in [root, namespace] {
-            let mut entries: Vec<_> = self.applying(of, labels).collect();
+            let mut entries: Vec<_> = self.applying(of, of == namespace, labels).collect();
             entries.sort_by(|a, b| a.age().cmp(&b.age()));
             policies.extend(entries.into_iter().map(|entry| &entry.object));
             if root == namespace {
@@ -80,20 +87,21 @@ impl World {
     /// Returns whether an ALLOW policy applies to a workload.
     pub(super) fn has_allow_policy(&self, namespace: &str, labels: &Labels) -> bool {
         let of_namespaces = [self.mesh().root_namespace.as_str(), namespace].into_iter();
-        let mut policies = of_namespaces.flat_map(|of| self.applying(of, labels));
-        policies.any(|entry| entry.object.spec.action == Action::Allow)
+        let mut policies = of_namespaces.flat_map(|of| self.applying(of, of == namespace, labels));
+        policies.any(|entry| entry.object.spec.action == Action::Allow && !entry.object.meta.is_dry_run())
     }
 
-    /// Returns the authorization policies of a namespace that apply to workloads with these labels.
+    /// Returns the authorization policies of a namespace that apply to workloads with these labels. `own` is whether
+    /// it is the namespace of the workloads.
     fn applying<'a>(
         &'a self,
         namespace: &str,
+        own: bool,
         labels: &Labels,
     ) -> impl Iterator<Item = &'a Entry<AuthorizationPolicy>> {
         self.authorization_policies.in_namespace(namespace).filter(move |entry| {
             let spec = &entry.object.spec;
-            let attached = spec.target_ref.is_some() || !spec.target_refs.is_empty();
-            !attached && selected(spec.selector.as_ref(), labels)
+            applies(spec.selector.as_ref(), spec.target_ref.iter().chain(&spec.target_refs), own, labels)
         })
     }
 
@@ -127,6 +135,24 @@ impl World {
 
 pub(super) fn is_wide(selector: Option<&WorkloadSelector>) -> bool {
     selector.is_none_or(|selector| selector.match_labels.is_empty())
+}
+
+/// Returns whether a policy applies to a workload. Policies attached to objects apply to the proxies of a Gateway of
+/// their own namespace (`own`); the other targets of Istio concern its waypoints.
+pub(super) fn applies<'a>(
+    selector: Option<&WorkloadSelector>,
+    targets: impl Iterator<Item = &'a TargetRef>,
+    own: bool,
+    labels: &Labels,
+) -> bool {
+    let mut targets = targets.peekable();
+    if targets.peek().is_none() {
+        return selected(selector, labels);
+    }
+    let gateway = labels.get(GATEWAY_LABEL);
+    own && targets.any(|target| {
+        target.kind == "Gateway" && target.group == GATEWAY_GROUP && gateway == Some(&target.name)
+    })
 }
 
 fn selected(selector: Option<&WorkloadSelector>, labels: &Labels) -> bool {

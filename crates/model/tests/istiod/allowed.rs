@@ -10,8 +10,6 @@ pub(crate) struct Allowed {
     pub(crate) reason: &'static str,
 }
 
-const CUSTOM: &str = "AuthorizationPolicy with action CUSTOM: there is no external authorization, so what its rules \
-                      match is denied";
 const PORTS: &str = "ServiceEntry: without an address only HTTP is told apart, the rest passes through";
 const PROXY_PROTOCOL: &str = "trafficPolicy.proxyProtocol: not sent";
 
@@ -20,26 +18,6 @@ const MESH_TCP: &str = "sidecars route connections without TCPRoutes";
 
 /// All permitted differences.
 pub(crate) const ALLOWED: &[Allowed] = &[
-    differs(
-        "f2-authz-deny-custom-ports",
-        "productpage-v1 lds virtualInbound.filterChains[0].filters",
-        CUSTOM,
-    ),
-    differs(
-        "f2-authz-deny-custom-ports",
-        "productpage-v1 lds virtualInbound.filterChains[1].filters",
-        CUSTOM,
-    ),
-    differs(
-        "f2-authz-deny-custom-ports",
-        "productpage-v1 lds virtualInbound.filterChains[2].filters",
-        CUSTOM,
-    ),
-    differs(
-        "f2-authz-deny-custom-ports",
-        "productpage-v1 lds virtualInbound.filterChains[4].filters",
-        CUSTOM,
-    ),
     differs("g-serviceentry", "productpage-v1 lds 0.0.0.0_443: missing", PORTS),
     differs("g-serviceentry", "productpage-v1 lds 0.0.0.0_5432: missing", PORTS),
     differs("g-serviceentry", "productpage-v1-dns lds 0.0.0.0_443: missing", PORTS),

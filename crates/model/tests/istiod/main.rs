@@ -71,7 +71,6 @@ scenarios! {
     h_sidecar_own_namespace = "h-sidecar-own-namespace",
     #[ignore = "not compiled like this yet"]
     h2_sidecar_registry_only = "h2-sidecar-registry-only",
-    #[ignore = "not compiled like this yet"]
     i_jwt = "i-jwt",
     j_ingress_gateway = "j-ingress-gateway",
     j2_ingress_gateway_tls = "j2-ingress-gateway-tls",

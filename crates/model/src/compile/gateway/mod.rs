@@ -23,9 +23,7 @@ pub(super) fn add(
     findings: &mut CompileFindings<'_>,
 ) {
     let merged = servers::merge(scope.world, view);
-    let policies = scope.world.authorization_policies(&view.namespace, &view.labels);
-    let policies = policies.iter().map(|policy| policy.as_ref());
-    let authorization = rbac::Authorization::new(scope.world.mesh(), policies, &[], findings);
+    let authorization = rbac::Authorization::new(scope.world, view, &[], findings);
     for listener in listeners::compile(scope, view, &merged, &authorization) {
         super::add(made, skysail_xds::Kind::Listener, &listener.name, &listener);
     }

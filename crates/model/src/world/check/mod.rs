@@ -24,6 +24,7 @@ impl World {
         report.service_entries();
         report.peer_authentications();
         report.authorization_policies();
+        report.request_authentications();
         let mut diagnostics = report.diagnostics;
         diagnostics.sort();
         diagnostics.dedup();

@@ -10,7 +10,10 @@ use super::{About, Report, label_text, runs_in, templates_in, workloads};
 use crate::{
     api::{
         AuthorizationPolicy, Kind, Labels, PeerAuthentication, ServicePort,
-        destination_rule::WorkloadSelector, kube::TargetPort, security::Action, selects,
+        destination_rule::WorkloadSelector,
+        kube::TargetPort,
+        security::{Action, DRY_RUN, is_true},
+        selects,
     },
     diagnostic::Severity,
     spelling::nearest,
@@ -81,6 +84,7 @@ impl Report<'_> {
         for entry in self.world.authorization_policies.iter() {
             let about = About { entry, kind: Kind::AuthorizationPolicy };
             let spec = &entry.object.spec;
+            self.dry_run(&about);
             // The attachment was reported when the policy was read.
             if spec.target_ref.is_some() || !spec.target_refs.is_empty() {
                 continue;
@@ -89,6 +93,35 @@ impl Report<'_> {
             self.selects_nothing(&about, spec.selector.as_ref(), namespace);
             self.sources(&about, spec);
             self.service_ports(&about, spec.selector.as_ref(), ports(spec));
+        }
+    }
+
+    /// Reports a dry run that has no effect.
+    fn dry_run(&mut self, about: &About<'_, AuthorizationPolicy>) {
+        let Some(value) = about.entry.object.meta.annotations.get(DRY_RUN) else { return };
+        let field = join("metadata.annotations", DRY_RUN);
+        match about.entry.object.spec.action {
+            Action::Audit | Action::Custom => {
+                let message = "has no effect: only policies with action ALLOW or DENY can be dry runs";
+                self.report(about, Severity::Warning, field, message, "remove the annotation");
+            }
+            _ if !is_true(value) && !matches!(&**value, "0" | "f" | "F" | "false" | "False" | "FALSE") => {
+                let message = format!("{value:?} is not a boolean, so the policy is enforced");
+                self.report(about, Severity::Warning, field, message, "write \"true\" or \"false\"");
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn request_authentications(&mut self) {
+        let root = self.world.mesh().root_namespace.clone();
+        for entry in self.world.request_authentications.iter() {
+            let about = About { entry, kind: Kind::RequestAuthentication };
+            let spec = &entry.object.spec;
+            if spec.target_ref.is_none() && spec.target_refs.is_empty() {
+                let namespace = (about.namespace() != root).then(|| about.namespace());
+                self.selects_nothing(&about, spec.selector.as_ref(), namespace);
+            }
         }
     }
 

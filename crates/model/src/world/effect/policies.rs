@@ -9,7 +9,7 @@ use std::{
 use super::list;
 use crate::{
     api::{
-        AuthorizationPolicy, Labels, MtlsMode, Object,
+        AuthorizationPolicy, Labels, MtlsMode, Object, Typed,
         security::{Action, Rule},
         selects,
     },
@@ -163,7 +163,7 @@ impl<'a> Workloads<'a> {
                 return Vec::new();
             }
             Object::PeerAuthentication(policy) => &policy.spec.selector,
-            Object::AuthorizationPolicy(policy) if is_enforced(&policy.spec) => &policy.spec.selector,
+            Object::AuthorizationPolicy(policy) if is_enforced(policy) => &policy.spec.selector,
             _ => return Vec::new(),
         };
         let within = match is_root {
@@ -186,8 +186,11 @@ impl<'a> Workloads<'a> {
 }
 
 /// Returns whether a policy has an effect on sidecars.
-fn is_enforced(policy: &AuthorizationPolicy) -> bool {
-    policy.action != Action::Audit && policy.target_ref.is_none() && policy.target_refs.is_empty()
+fn is_enforced(policy: &Typed<AuthorizationPolicy>) -> bool {
+    let spec = &policy.spec;
+    let is_attached = spec.target_ref.is_some() || !spec.target_refs.is_empty();
+    let decides = matches!(spec.action, Action::Allow | Action::Deny);
+    decides && !is_attached && !policy.meta.is_dry_run()
 }
 
 /// Returns statements about connections that are newly accepted or refused.
@@ -291,9 +294,9 @@ impl<'a> Side<'a> {
         let rules = &policy.spec.rules;
         match policy.spec.action {
             Action::Allow => Self { deny: &[], allow: Some(rules) },
-            // Without its external authorizer, CUSTOM denies.
-            Action::Deny | Action::Custom => Self { deny: rules, allow: None },
-            Action::Audit => Self::default(),
+            Action::Deny => Self { deny: rules, allow: None },
+            // The authorizer decides.
+            Action::Audit | Action::Custom => Self::default(),
         }
     }
 }

@@ -1,0 +1,50 @@
+//! Key sets of token issuers: what to fetch, and the publication of what was fetched.
+
+use std::{sync::Arc, time::Instant};
+
+use skysail_model::KeySource;
+use tokio::sync::watch;
+
+use super::{Publisher, lock};
+use crate::jwks::KeyFetches;
+
+impl Publisher {
+    /// Enables fetches of key sets. The receiver yields what to fetch.
+    pub(crate) fn with_key_fetches(mut self) -> (Self, watch::Receiver<Arc<KeyFetches>>) {
+        let (sender, receiver) = watch::channel(Arc::default());
+        self.key_fetches = Some(sender);
+        (self, receiver)
+    }
+
+    /// Sends the key sets to fetch to the fetcher, if they have changed.
+    pub(super) fn send_key_fetches(&self) {
+        let Some(key_fetches) = &self.key_fetches else { return };
+        let current = Arc::new(self.read().world.key_fetches());
+        key_fetches.send_if_modified(|before| {
+            let has_changed = *before != current;
+            *before = current;
+            has_changed
+        });
+    }
+
+    /// Applies fetched key sets and publishes them. Blocks during the compilation.
+    pub(crate) fn set_key_sets(&self, sets: Vec<(KeySource, Option<Arc<str>>)>) {
+        let start = Instant::now();
+        let _publishing = lock(&self.publishing);
+        let has_changed = {
+            let mut state = self.write();
+            let mut has_changed = false;
+            for (source, keys) in sets {
+                has_changed |= state.world.set_key_set(&source, keys);
+            }
+            if has_changed {
+                state.mark_changes(&self.settings.cluster_id);
+            }
+            has_changed
+        };
+        if has_changed {
+            self.publish();
+            self.metrics.record_publication(start.elapsed());
+        }
+    }
+}
