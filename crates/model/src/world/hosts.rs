@@ -132,10 +132,13 @@ impl World {
             // The rules for all ports are also part of those for one port.
             let specific = |other: &&Entry<VirtualService>| {
                 other.object.meta.namespace == entry.object.meta.namespace
+                    && !other.object.spec.http.is_empty()
                     && other.object.spec.derived.as_ref().is_some_and(|other| other.port == Some(port))
             };
             match derived.map(|derived| derived.port) {
                 None => true,
+                // Routes of connections.
+                Some(_) if entry.object.spec.http.is_empty() => false,
                 Some(Some(wanted)) => wanted == port,
                 Some(None) => !entries.iter().any(specific),
             }

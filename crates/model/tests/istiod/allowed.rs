@@ -27,6 +27,7 @@ pub(crate) const ALLOWED: &[Allowed] = &[
         "cds outbound|9080||productpage.default.svc.cluster.local.transportSocketMatches",
         PROXY_PROTOCOL,
     ),
+    differs("z-gatewayapi-kinds", "lds 10.96.13.3_5432.", MESH_TCP),
     differs("z-gatewayapi-kinds", "cds outbound|443||catalog.default.svc.cluster.local.", BACKEND_TLS),
     differs("z-gatewayapi-kinds", "cds outbound|5432||catalog.default.svc.cluster.local.", BACKEND_TLS),
     differs("z-gatewayapi-kinds", "cds outbound|9000||catalog.default.svc.cluster.local.", BACKEND_TLS),

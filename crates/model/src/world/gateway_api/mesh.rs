@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Made, Route, Rules, rules};
+use super::{Made, Route, Rules, listeners::INTERNAL, rules};
 use crate::api::{
-    VirtualService,
+    Kind, VirtualService,
     virtual_service::{Derived, L4Match, TcpRoute, TlsRoute},
 };
 
@@ -26,14 +26,17 @@ impl<'a> Mesh<'a> {
         list.push(Attachment { route, port, consumer });
     }
 
-    /// Makes a VirtualService for each host, and one for each port that routes name.
+    /// Makes a VirtualService for each host, one for each port that routes name, and one for each route of connections.
     pub(super) fn finish(self, made: &mut Made) {
+        let mut numbers: BTreeMap<(Kind, &str, &str), usize> = BTreeMap::new();
         for ((namespace, host), list) in self.0 {
-            let ports: BTreeSet<Option<u16>> = list.iter().map(|attachment| attachment.port).collect();
+            let (http, connections): (Vec<_>, Vec<_>) =
+                list.into_iter().partition(|of| matches!(of.route.rules, Rules::Http(_)));
+            let ports: BTreeSet<Option<u16>> = http.iter().map(|attachment| attachment.port).collect();
             for port in ports {
                 // Routes without a port apply to each port.
                 let applies = |of: &&Attachment<'_>| of.port.is_none() || of.port == port;
-                let attachments: Vec<&Attachment<'_>> = list.iter().filter(applies).collect();
+                let attachments: Vec<&Attachment<'_>> = http.iter().filter(applies).collect();
                 let Some(first) = attachments.first() else { continue };
                 let name = match port {
                     Some(port) => format!("{namespace}~{port}~{host}"),
@@ -42,35 +45,52 @@ impl<'a> Mesh<'a> {
                 let of = (first.route.meta, first.route.origin);
                 made.add(namespace, name, of, merged(&host, port, &attachments));
             }
+            for of in connections {
+                let (kind, meta) = (of.route.kind, of.route.meta);
+                let number = numbers.entry((kind, &meta.namespace, &meta.name)).or_insert(0);
+                let protocol = if kind == Kind::TlsRoute { "tls" } else { "tcp" };
+                let name = format!("{}~{protocol}~{number}~{INTERNAL}", meta.name);
+                *number += 1;
+                made.add(namespace, name, (meta, of.route.origin), single(&host, &of));
+            }
         }
     }
 }
 
-fn merged(host: &str, port: Option<u16>, attachments: &[&Attachment<'_>]) -> VirtualService {
-    let consumer = attachments.iter().any(|attachment| attachment.consumer);
-    let mut spec = VirtualService {
+fn of_host(host: &str, port: Option<u16>, consumer: bool) -> VirtualService {
+    VirtualService {
         hosts: vec![host.to_owned()],
         export_to: vec![if consumer { "." } else { "*" }.to_owned()],
         derived: Some(Derived { port, consumer }),
-        ..Default::default()
-    };
+        ..VirtualService::default()
+    }
+}
+
+fn merged(host: &str, port: Option<u16>, attachments: &[&Attachment<'_>]) -> VirtualService {
+    let mut spec = of_host(host, port, attachments.iter().any(|attachment| attachment.consumer));
     for attachment in attachments {
-        let matched = L4Match { port: port.map(u32::from), ..L4Match::default() };
-        match &attachment.route.rules {
-            Rules::Http(rules) => spec.http.extend(rules.iter().cloned()),
-            // The oldest route of connections is used, as they have no conditions.
-            Rules::Tcp(to) if spec.tcp.is_empty() && !to.is_empty() => {
-                let matches = if port.is_some() { vec![matched] } else { Vec::new() };
-                spec.tcp.push(TcpRoute { matches, route: to.clone() });
-            }
-            Rules::Tls(to) if !to.is_empty() => {
-                let sni_hosts = attachment.route.hostnames.to_vec();
-                spec.tls
-                    .push(TlsRoute { matches: vec![L4Match { sni_hosts, ..matched }], route: to.clone() });
-            }
-            Rules::Tcp(_) | Rules::Tls(_) => {}
+        if let Rules::Http(rules) = &attachment.route.rules {
+            spec.http.extend(rules.iter().cloned());
         }
     }
     rules::sort(&mut spec.http);
+    spec
+}
+
+/// Returns the rules of a route of connections.
+fn single(host: &str, of: &Attachment<'_>) -> VirtualService {
+    let mut spec = of_host(host, of.port, of.consumer);
+    let matched = L4Match { port: of.port.map(u32::from), ..L4Match::default() };
+    match &of.route.rules {
+        Rules::Tcp(to) => {
+            let matches = if of.port.is_some() { vec![matched] } else { Vec::new() };
+            spec.tcp.push(TcpRoute { matches, route: to.clone() });
+        }
+        Rules::Tls(to) => {
+            let sni_hosts = of.route.hostnames.to_vec();
+            spec.tls.push(TlsRoute { matches: vec![L4Match { sni_hosts, ..matched }], route: to.clone() });
+        }
+        Rules::Http(_) => {}
+    }
     spec
 }
