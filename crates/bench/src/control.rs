@@ -54,8 +54,8 @@ const SETTLE: Duration = Duration::from_secs(1);
 const AFTER_EFFECTS: Duration = Duration::from_millis(300);
 /// Pause between changes while sidecars disconnect and reconnect.
 const BETWEEN_CHANGES: Duration = Duration::from_millis(100);
-/// Maximum number of sidecars that a control plane serves with its default limits.
-const MAX_SIDECARS: usize = 10_000 * mesh::NAMESPACES;
+/// Maximum number of sidecars of an identity that a control plane serves with its default limits.
+const MAX_SIDECARS: usize = 10_000;
 /// Number of open files besides connections.
 const OTHER_FILES: u64 = 100;
 
@@ -66,9 +66,13 @@ pub(crate) struct ControlArgs {
     #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=200_000))]
     sidecars: u32,
 
-    /// Number of services, in ten namespaces.
+    /// Number of services.
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     services: u32,
+
+    /// Number of namespaces over which services are spread.
+    #[arg(long, value_name = "N", default_value_t = mesh::NAMESPACES as u32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    namespaces: u32,
 
     /// Endpoints per service, which are pods.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=250))]
@@ -171,6 +175,7 @@ struct ControlReport {
 struct ControlSettings {
     sidecars: u32,
     services: u32,
+    namespaces: u32,
     endpoints: u32,
     subscribe: Subscription,
     used: u32,
@@ -291,8 +296,9 @@ pub(crate) fn raise_files() -> anyhow::Result<u64> {
 
 async fn measure(args: &ControlArgs, folder: &Path, machine: Machine) -> anyhow::Result<ControlReport> {
     let config = folder.join("config");
-    let mut mesh = Mesh::write(&config, args.services as usize, args.endpoints as usize)?;
-    let ids = (0..mesh::NAMESPACES).map(|number| format!("spiffe://cluster.local/ns/ns-{number}/sa/default"));
+    let namespaces = args.namespaces as usize;
+    let mut mesh = Mesh::write(&config, args.services as usize, namespaces, args.endpoints as usize)?;
+    let ids = (0..namespaces).map(|number| format!("spiffe://cluster.local/ns/ns-{number}/sa/default"));
     let ca = folder.join("ca");
     let certificates = certificates::of_control_plane(&ca, ids, "istiod.istio-system.svc")?;
     let tls: Vec<Tls> = if args.tls {
@@ -345,7 +351,7 @@ impl ControlArgs {
     /// Returns further arguments of the control plane. They allow more sidecars per identity than the default,
     /// because each namespace has one identity.
     fn further(&self) -> Vec<OsString> {
-        match self.sidecars as usize > MAX_SIDECARS {
+        match self.sidecars.div_ceil(self.namespaces.min(self.services)) as usize > MAX_SIDECARS {
             true => vec!["--discovery-identity-streams".into(), self.sidecars.to_string().into()],
             false => Vec::new(),
         }
@@ -357,6 +363,7 @@ impl ControlArgs {
             form: self.form,
             subscription: self.subscribe,
             services: self.services as usize,
+            namespaces: self.namespaces as usize,
             used: self.used as usize,
             hosts_apart: !self.whole_routes && self.form == Form::Delta,
             endpoint_names: Vec::new(),
@@ -370,6 +377,7 @@ impl ControlSettings {
         Self {
             sidecars: args.sidecars,
             services: args.services,
+            namespaces: args.namespaces,
             endpoints: args.endpoints,
             subscribe: args.subscribe,
             used: args.used,

@@ -35,6 +35,8 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const SETTLE: Duration = Duration::from_secs(3);
 /// Number of services besides the names. The sidecars are their workloads.
 const SERVICES: usize = 10;
+/// Number of their namespaces.
+const NAMESPACES: usize = 10;
 /// Number of sidecars that connect at the same time.
 const AT_ONCE: usize = 50;
 /// Port of Envoy's admin page, in a network namespace of our own.
@@ -179,7 +181,7 @@ async fn with_control_plane(
     questions: &QueryCounter,
 ) -> anyhow::Result<QueryCount> {
     let (config, ca) = (folder.join("config"), folder.join("ca"));
-    let _mesh = Mesh::write(&config, SERVICES, 1)?;
+    let _mesh = Mesh::write(&config, SERVICES, NAMESPACES, 1)?;
     let entries: String = (0..args.names).map(|name| format!("---\n{}\n", entry(name))).collect();
     fs::write(config.join("names.yaml"), entries).context("cannot write the ServiceEntries")?;
     certificates::of_control_plane(&ca, std::iter::empty(), "istiod.istio-system.svc")?;
@@ -189,6 +191,7 @@ async fn with_control_plane(
         form: Form::Delta,
         subscription: Subscription::Mesh,
         services: SERVICES,
+        namespaces: NAMESPACES,
         used: SERVICES,
         hosts_apart: true,
         endpoint_names: Vec::new(),

@@ -11,6 +11,7 @@ pub mod diagnostic;
 pub mod files;
 pub mod origin;
 mod parse;
+mod reflect;
 mod spelling;
 mod validate;
 pub mod view;
@@ -27,5 +28,5 @@ pub use parse::{Fallback, Manifest, Manifests, Parsed, Refused, manifests, parse
 pub use validate::{MAX_KEY_SET, key_set};
 pub use view::{ClientScope, MAX_ID, ProxyNode, ProxyView, Role};
 pub use world::{
-    AccountMismatch, ChangeSet, Effect, Effects, Endpoint, KeyFetch, KeySource, Resolved, World,
+    AccountMismatch, ChangeSet, Effect, Effects, Endpoint, Grouping, KeyFetch, KeySource, Resolved, World,
 };

@@ -1,17 +1,16 @@
 //! The node that a proxy declares (an Envoy `Node` in Istio's form), and the part on which its configuration depends.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, fmt, net::IpAddr, sync::Arc};
 
 use serde::Deserialize;
 
-use crate::api::{
-    Labels,
-    kube::{self, Locality},
+use crate::{
+    api::{
+        Labels,
+        kube::{self, Locality},
+        sidecar::Egress,
+    },
+    world::{FilterSelection, Grouping},
 };
 
 /// A proxy, parsed from the `Node` of its first request.
@@ -55,6 +54,11 @@ pub struct ProxyView {
     pub ipv4: bool,
     /// Whether the proxy has IPv6 addresses.
     pub ipv6: bool,
+    /// First address of the pod, if it is known and a Sidecar defines its inbound ports: names of filter chains and
+    /// endpoints then have it.
+    pub address: Option<IpAddr>,
+    /// Whether connections are redirected to the proxy (metadata `INTERCEPTION_MODE`, unless it is `NONE`).
+    pub intercepts: bool,
     /// Whether the proxy is an Envoy without Istio's own filters (metadata `SKYSAIL_PLAIN_ENVOY`). It would refuse
     /// their configuration.
     pub plain_envoy: bool,
@@ -64,6 +68,9 @@ pub struct ProxyView {
     /// Whether the proxy takes the addresses that the control plane resolved (metadata `SKYSAIL_RESOLVED`) instead of
     /// the names.
     pub names_resolved: bool,
+    /// Metadata of the node that are texts. [`World::identify`](crate::World::identify) reduces them to those that
+    /// EnvoyFilters compare.
+    pub metadata: Arc<BTreeMap<String, String>>,
     /// Whether the proxy has proven its identity. Only then it may have secrets.
     pub is_authenticated: bool,
 }
@@ -79,8 +86,10 @@ pub struct ClientScope {
     pub cluster_id: String,
     /// Locality.
     pub locality: Locality,
-    /// Labels of the pod on which shared resources depend ([`World::label_keys`](crate::World::label_keys)).
+    /// Labels of the pod on which shared resources depend ([`Grouping`]).
     pub labels: Labels,
+    /// What the Sidecar of the pod lets it call; `None`: everything.
+    pub egress: Option<Arc<Egress>>,
     /// Whether the proxy has IPv4 addresses.
     pub ipv4: bool,
     /// Whether the proxy has IPv6 addresses.
@@ -91,46 +100,51 @@ pub struct ClientScope {
     pub hosts_apart: bool,
     /// Whether the proxy takes resolved addresses instead of names.
     pub names_resolved: bool,
+    /// EnvoyFilters that patch shared resources of the proxy, in the order of application; mostly none.
+    pub filters: Vec<FilterSelection>,
 }
 
 impl ClientScope {
-    /// Returns the client scope of a proxy with the labels of these keys.
-    pub fn of(view: &ProxyView, label_keys: &BTreeSet<String>) -> Self {
+    /// Returns the client scope of a proxy.
+    pub fn of(view: &ProxyView, grouping: &Grouping) -> Self {
         let label = |key: &String| Some((key.clone(), view.labels.get(key)?.clone()));
         Self {
             role: view.role,
             namespace: view.namespace.clone(),
             cluster_id: view.cluster_id.clone(),
             locality: view.locality.clone(),
-            labels: label_keys.iter().filter_map(label).collect(),
+            labels: grouping.label_keys.iter().filter_map(label).collect(),
+            egress: grouping.egress(view),
             ipv4: view.ipv4,
             ipv6: view.ipv6,
             plain_envoy: view.plain_envoy,
             hosts_apart: view.hosts_apart,
             names_resolved: view.names_resolved,
+            filters: grouping.filters.of(view),
         }
     }
 }
 
 impl ClientScope {
-    /// Returns the scope without the properties that only affect routes. Scopes with the same result have
-    /// the same services.
+    /// Returns the scope without the properties that only affect routes and the choice of services. Scopes with the
+    /// same result have mostly equal services.
     pub fn sibling_key(&self) -> Self {
-        Self { namespace: String::new(), hosts_apart: false, ..self.clone() }
+        Self { namespace: String::new(), egress: None, hosts_apart: false, ..self.clone() }
     }
 
-    /// Returns whether both scopes have the same services.
+    /// Returns whether both scopes have mostly equal services.
     pub fn is_sibling(&self, other: &Self) -> bool {
         let Self { role, cluster_id, locality, labels, ipv4, ipv6, plain_envoy, names_resolved, .. } = self;
         (role, cluster_id, locality, labels)
             == (&other.role, &other.cluster_id, &other.locality, &other.labels)
             && (ipv4, ipv6) == (&other.ipv4, &other.ipv6)
             && (plain_envoy, names_resolved) == (&other.plain_envoy, &other.names_resolved)
+            && self.filters == other.filters
     }
 
-    /// Returns whether the routes of each host are a separate resource.
+    /// Returns whether the routes of each host are a separate resource that can be compiled alone.
     pub fn routes_by_host(&self) -> bool {
-        self.hosts_apart || self.role == Role::Grpc
+        (self.hosts_apart && self.filters.is_empty()) || self.role == Role::Grpc
     }
 }
 
@@ -143,6 +157,12 @@ impl fmt::Display for ClientScope {
         }
         for (key, value) in &self.labels {
             write!(to, ", {key}={value}")?;
+        }
+        for filter in &self.filters {
+            write!(to, ", EnvoyFilter {}/{}", filter.namespace, filter.name)?;
+        }
+        if self.egress.is_some() {
+            write!(to, ", restricted by a Sidecar")?;
         }
         Ok(())
     }
@@ -164,6 +184,8 @@ pub const MAX_ID: usize = 1_024;
 /// Maximum size in bytes of a node's labels, addresses, locality, port names and other names: their text, plus 64 bytes
 /// for each label, address and port name.
 pub const MAX_METADATA: usize = 32 << 10;
+/// Maximum number of metadata that EnvoyFilters can compare.
+const MAX_TEXTS: usize = 256;
 /// Memory in bytes that an entry of a list or map takes in addition to its text.
 const ENTRY: usize = 64;
 
@@ -202,6 +224,7 @@ struct Metadata {
     pod_ports: PodPorts,
     node_name: String,
     generator: String,
+    interception_mode: String,
     skysail_plain_envoy: String,
     skysail_vhds: String,
     skysail_resolved: String,
@@ -263,6 +286,7 @@ impl ProxyNode {
         }
         let unreadable =
             |error: serde_json::Error| NodeError::Metadata { id: id.to_owned(), reason: error.to_string() };
+        let texts = metadata_texts(&metadata);
         let metadata: Metadata = match metadata {
             serde_json::Value::Null => Metadata::default(),
             value => serde_json::from_value(value).map_err(unreadable)?,
@@ -320,13 +344,24 @@ impl ProxyNode {
             named_ports,
             ipv4: ips.iter().any(IpAddr::is_ipv4),
             ipv6: ips.iter().any(IpAddr::is_ipv6),
+            address: None,
+            intercepts: metadata.interception_mode != "NONE",
             plain_envoy: metadata.skysail_plain_envoy == "true" && !grpc,
             hosts_apart: metadata.skysail_vhds == "true" && !grpc,
             names_resolved: metadata.skysail_resolved == "true" || grpc,
+            metadata: Arc::new(texts),
             is_authenticated: false,
         };
         Ok(Self { id: id.to_owned(), pod: pod.to_owned(), ips, node_name: metadata.node_name, view })
     }
+}
+
+/// Returns the metadata that are short texts, within a limit.
+fn metadata_texts(metadata: &serde_json::Value) -> BTreeMap<String, String> {
+    let fields = metadata.as_object().into_iter().flatten();
+    let texts = fields.filter_map(|(key, value)| Some((key, value.as_str()?)));
+    let short = texts.filter(|(key, value)| key.len() + value.len() <= MAX_ID);
+    short.take(MAX_TEXTS).map(|(key, value)| (key.clone(), value.to_owned())).collect()
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{
     mounts::View,
-    objects::{Container, Data, Objects, Values, Variable},
+    objects::{Container, Data, Objects, Values, Variable, repository},
     plan::Pod,
     ports::{self, Ports},
     process::{Program, Restart},
@@ -142,16 +142,6 @@ pub(crate) fn is_stand_in(images: Images<'_>, container: &Container) -> bool {
 
 fn find<'a>(images: Images<'a>, image: &str) -> Option<&'a Vec<String>> {
     images.known.get(image).or_else(|| images.known.get(repository(image)))
-}
-
-/// Returns an image's name without tag and digest.
-pub(crate) fn repository(image: &str) -> &str {
-    let image = image.split('@').next().unwrap_or(image);
-    match image.rsplit_once(':') {
-        // A colon before a slash belongs to the registry's port.
-        Some((name, tag)) if !tag.contains('/') => name,
-        _ => image,
-    }
 }
 
 fn environment(

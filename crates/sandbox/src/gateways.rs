@@ -1,10 +1,7 @@
 //! Pods that are gateways: their proxy is a container of the template, as in Istio's gateway injection, and it receives
 //! connections from outside instead of those of a program beside it.
 
-use crate::{
-    containers::repository,
-    objects::{Container, Labels, PodSpec},
-};
+use crate::objects::{Container, Labels, PodSpec, repository};
 
 /// Annotation that names the templates of Istio's injection.
 const TEMPLATES: &str = "inject.istio.io/templates";

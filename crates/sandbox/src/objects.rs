@@ -252,6 +252,16 @@ pub(crate) fn port_named(name: &str, containers: &[Container]) -> Option<u16> {
     ports.find(|port| port.name.as_deref() == Some(name)).map(|port| port.container_port)
 }
 
+/// Returns an image's name without tag and digest.
+pub(crate) fn repository(image: &str) -> &str {
+    let image = image.split('@').next().unwrap_or(image);
+    match image.rsplit_once(':') {
+        // A colon before a slash belongs to the registry's port.
+        Some((name, tag)) if !tag.contains('/') => name,
+        _ => image,
+    }
+}
+
 /// An object, reduced to the fields that pods need.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Item {

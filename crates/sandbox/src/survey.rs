@@ -13,10 +13,9 @@ use skysail_source::{FileChange, FileState, Folders};
 use crate::{
     capacity::Capacity,
     check::CheckResult,
-    containers::repository,
     error::{Context as _, Error},
     files::{FileUpdate, Files},
-    objects::{Objects, Workload},
+    objects::{Objects, Workload, repository},
     plan::Pod,
 };
 

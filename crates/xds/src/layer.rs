@@ -195,7 +195,9 @@ impl Layer {
                 self.generation = self.generation.max(of_kind.last_change());
                 continue;
             }
-            for (name, entry) in &mut Arc::make_mut(of_kind).by_name {
+            let of_kind = Arc::make_mut(of_kind);
+            of_kind.share_encoded(other);
+            for (name, entry) in &mut of_kind.by_name {
                 if let Some(equal) = other.by_name.get(name).filter(|other| other.resource == entry.resource)
                 {
                     entry.resource = Arc::clone(&equal.resource);
@@ -228,6 +230,16 @@ impl KindLayer {
             changed += usize::from(version(before, name) != now);
         }
         self.changes.iter().rev().take_while(|(of, _)| *of == generation).count() == changed
+    }
+
+    /// Takes the encoded parts of another layer, so that only what differs is encoded and held again.
+    fn share_encoded(&mut self, other: &Self) {
+        let of_other = other.encoded.iter().zip(&other.former);
+        for ((encoded, former), (now, before)) in self.encoded.iter().zip(&mut self.former).zip(of_other) {
+            if encoded.get().is_none() && former.is_none() {
+                *former = now.get().or(before.as_ref()).cloned();
+            }
+        }
     }
 
     fn last_change(&self) -> u64 {

@@ -8,7 +8,6 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use super::{
     AUTHORITY,
     connection::Connection,
-    mesh,
     message::{Kind, Response},
     sidecar::{Plan, Sidecar},
 };
@@ -88,8 +87,9 @@ impl<'a> Fleet<'a> {
         let mut numbers: Vec<usize> = (self.slots.len() * self.streams..until).collect();
         let deadline = clock::now() + nanoseconds(patience);
         // The sidecars of a connection share one certificate, so they must be in one namespace.
-        let (block, services, streams) = (mesh::NAMESPACES * self.streams, self.plan.services, self.streams);
-        let namespace = move |number: &usize| number % services % mesh::NAMESPACES;
+        let (services, namespaces, streams) = (self.plan.services, self.plan.namespaces, self.streams);
+        let block = namespaces * streams;
+        let namespace = move |number: &usize| number % services % namespaces;
         numbers.sort_by_key(|number| (number / block, namespace(number)));
         let same = |one: &usize, other: &usize| namespace(one) == namespace(other);
         let mut next = numbers.chunk_by(same).flat_map(|numbers| numbers.chunks(streams));
@@ -194,7 +194,7 @@ impl<'a> Fleet<'a> {
     fn open(&mut self, at: usize, numbers: &[usize]) -> anyhow::Result<()> {
         let began = clock::now();
         let service = numbers.first().copied().unwrap_or_default() % self.plan.services;
-        let tls = (!self.tls.is_empty()).then(|| &self.tls[service % mesh::NAMESPACES % self.tls.len()]);
+        let tls = (!self.tls.is_empty()).then(|| &self.tls[service % self.plan.namespaces % self.tls.len()]);
         let stream = match tls {
             None => Stream::begin(self.target)?,
             Some(tls) => {

@@ -25,8 +25,7 @@ pub(crate) use self::attacks::Attack;
 use self::raw::AttackEnvironment;
 use super::{
     ControlArgs, Fleet, Form, Mesh, Plan, Quantiles, SETTLE, Server, Subscription, TIMEOUT, learn,
-    mesh::{self, Change},
-    message::Kind,
+    mesh::Change, message::Kind,
 };
 use crate::{certificates, clock, layout, report::Machine, stage, stream::Tls};
 
@@ -117,12 +116,12 @@ pub(super) async fn measure(
 }
 
 async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Result<AttackResult> {
-    let services = args.services as usize;
+    let (services, namespaces) = (args.services as usize, args.namespaces as usize);
     let config = folder.join("config");
-    let mut mesh = Mesh::write(&config, services, args.endpoints as usize)?;
+    let mut mesh = Mesh::write(&config, services, namespaces, args.endpoints as usize)?;
     // A second family of virtual hosts, so that no family is all of them: that would be encoded once for all streams.
     fs::write(config.join("other.yaml"), OTHER_PORT).context("cannot write the configuration")?;
-    let ids = (0..mesh::NAMESPACES).map(|number| format!("spiffe://cluster.local/ns/ns-{number}/sa/default"));
+    let ids = (0..namespaces).map(|number| format!("spiffe://cluster.local/ns/ns-{number}/sa/default"));
     let ca = folder.join("ca");
     let certificates = certificates::of_control_plane(&ca, ids, "istiod.istio-system.svc")?;
     let tls: Vec<Tls> = if args.tls {
@@ -135,6 +134,7 @@ async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Resul
         form: Form::Delta,
         subscription: Subscription::Mesh,
         services,
+        namespaces,
         used: args.used as usize,
         hosts_apart: true,
         endpoint_names: Vec::new(),

@@ -1,6 +1,6 @@
 //! Configuration of the mesh as files: services, their pods and endpoints, and changes to them.
 //!
-//! Service `i` is `svc-i` in one of [`NAMESPACES`] namespaces, with HTTP on port 80. Files are replaced as a whole,
+//! Service `i` is `svc-i` in namespace `i` modulo their number, with HTTP on port 80. Files are replaced as a whole,
 //! so that no reader sees half of one.
 
 use std::{
@@ -13,11 +13,11 @@ use std::{
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
-/// Number of namespaces over which services are spread.
+/// Default number of namespaces over which services are spread.
 pub(crate) const NAMESPACES: usize = 10;
 /// Number of services per file.
 const PER_FILE: usize = 100;
-/// Index of the service that changes concern.
+/// Index of the service that changes concern; it is in namespace 0.
 pub(crate) const CHANGED: usize = 0;
 
 /// Kind of change while sidecars are connected.
@@ -38,6 +38,7 @@ pub(crate) enum Change {
 pub(crate) struct Mesh {
     folder: PathBuf,
     services: usize,
+    namespaces: usize,
     endpoints: usize,
     /// Number of changes so far.
     version: usize,
@@ -46,23 +47,37 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// Writes this number of services with this number of endpoints each.
-    pub(crate) fn write(folder: &Path, services: usize, endpoints: usize) -> anyhow::Result<Self> {
+    /// Writes this number of services, in this number of namespaces, with this number of endpoints each.
+    pub(crate) fn write(
+        folder: &Path,
+        services: usize,
+        namespaces: usize,
+        endpoints: usize,
+    ) -> anyhow::Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let mesh = Self { folder: folder.to_owned(), services, endpoints, version: 0, more: [false; 2] };
-        let namespaces = (0..NAMESPACES.min(services)).map(|number| {
+        let mesh =
+            Self { folder: folder.to_owned(), services, namespaces, endpoints, version: 0, more: [false; 2] };
+        let objects = (0..namespaces.min(services)).map(|number| {
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": format!("ns-{number}")}})
         });
-        mesh.put("namespaces", namespaces)?;
+        mesh.put("namespaces", objects)?;
         for first in (0..services).step_by(PER_FILE) {
             let numbers = first..(first + PER_FILE).min(services);
-            mesh.put(&format!("services-{first:06}"), numbers.clone().map(service))?;
-            let pods = numbers.clone().flat_map(|number| (0..endpoints).map(move |index| pod(number, index)));
+            mesh.put(
+                &format!("services-{first:06}"),
+                numbers.clone().map(|number| service(number, namespaces)),
+            )?;
+            let pods = numbers
+                .clone()
+                .flat_map(|number| (0..endpoints).map(move |index| pod(number, index, namespaces)));
             mesh.put(&format!("pods-{first:06}"), pods)?;
             let slices = numbers.filter(|number| *number != CHANGED);
-            mesh.put(&format!("slices-{first:06}"), slices.map(|number| slice(number, endpoints)))?;
+            mesh.put(
+                &format!("slices-{first:06}"),
+                slices.map(|number| slice(number, namespaces, endpoints)),
+            )?;
         }
-        mesh.put("endpoint", [slice(CHANGED, endpoints)])?;
+        mesh.put("endpoint", [slice(CHANGED, namespaces, endpoints)])?;
         mesh.put("route", [route(0)])?;
         mesh.put("policy", [policy(0)])?;
         Ok(mesh)
@@ -76,13 +91,13 @@ impl Mesh {
             Change::Endpoint => {
                 *endpoint = !*endpoint;
                 let endpoints = self.endpoints + usize::from(*endpoint);
-                self.put("endpoint", [slice(CHANGED, endpoints)])
+                self.put("endpoint", [slice(CHANGED, self.namespaces, endpoints)])
             }
             Change::Route => self.put("route", [route(self.version)]),
             Change::Policy => self.put("policy", [policy(self.version)]),
             Change::Service => {
                 *service_too = !*service_too;
-                let more = service_too.then(|| service(self.services));
+                let more = service_too.then(|| service(self.services, self.namespaces));
                 self.put("service", more)
             }
         }
@@ -101,14 +116,14 @@ impl Mesh {
     }
 }
 
-/// Returns the namespace of a service.
-pub(crate) fn namespace(service: usize) -> String {
-    format!("ns-{}", service % NAMESPACES)
+/// Returns the namespace of a service in a mesh with this number of namespaces.
+pub(crate) fn namespace(service: usize, namespaces: usize) -> String {
+    format!("ns-{}", service % namespaces)
 }
 
 /// Returns the host of a service.
-pub(crate) fn host(service: usize) -> String {
-    format!("svc-{service}.{}.svc.cluster.local", namespace(service))
+pub(crate) fn host(service: usize, namespaces: usize) -> String {
+    format!("svc-{service}.{}.svc.cluster.local", namespace(service, namespaces))
 }
 
 /// Returns the address of a pod of a service.
@@ -117,11 +132,11 @@ pub(crate) fn address(service: usize, pod: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, u8::try_from(pod).unwrap_or(u8::MAX), high, low)
 }
 
-fn service(number: usize) -> Value {
+fn service(number: usize, namespaces: usize) -> Value {
     let [high, low] = u16::try_from(number).unwrap_or(u16::MAX).to_be_bytes();
     json!({
         "apiVersion": "v1", "kind": "Service",
-        "metadata": {"name": format!("svc-{number}"), "namespace": namespace(number)},
+        "metadata": {"name": format!("svc-{number}"), "namespace": namespace(number, namespaces)},
         "spec": {
             "clusterIP": format!("172.16.{high}.{low}"),
             "selector": {"app": format!("svc-{number}")},
@@ -130,12 +145,12 @@ fn service(number: usize) -> Value {
     })
 }
 
-fn pod(service: usize, index: usize) -> Value {
+fn pod(service: usize, index: usize, namespaces: usize) -> Value {
     let app = format!("svc-{service}");
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
-            "name": format!("{app}-{index}"), "namespace": namespace(service),
+            "name": format!("{app}-{index}"), "namespace": namespace(service, namespaces),
             "labels": {"app": app, "version": "v1", "security.istio.io/tlsMode": "istio"},
         },
         "spec": {
@@ -150,17 +165,17 @@ fn pod(service: usize, index: usize) -> Value {
 }
 
 /// Returns the endpoints of a service.
-fn slice(service: usize, endpoints: usize) -> Value {
+fn slice(service: usize, namespaces: usize, endpoints: usize) -> Value {
     let name = format!("svc-{service}");
     let endpoint = |pod: usize| {
         let address = address(service, pod).to_string();
-        let target = json!({"kind": "Pod", "name": format!("{name}-{pod}"), "namespace": namespace(service)});
+        let target = json!({"kind": "Pod", "name": format!("{name}-{pod}"), "namespace": namespace(service, namespaces)});
         json!({"addresses": [address], "conditions": {"ready": true}, "targetRef": target})
     };
     json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {
-            "name": format!("{name}-1"), "namespace": namespace(service),
+            "name": format!("{name}-1"), "namespace": namespace(service, namespaces),
             "labels": {"kubernetes.io/service-name": name},
         },
         "addressType": "IPv4",
@@ -172,10 +187,10 @@ fn slice(service: usize, endpoints: usize) -> Value {
 fn route(version: usize) -> Value {
     json!({
         "apiVersion": "networking.istio.io/v1", "kind": "VirtualService",
-        "metadata": {"name": "changed", "namespace": namespace(CHANGED)},
+        "metadata": {"name": "changed", "namespace": namespace(CHANGED, 1)},
         "spec": {
-            "hosts": [host(CHANGED)],
-            "http": [{"timeout": format!("{}s", 10 + version), "route": [{"destination": {"host": host(CHANGED)}}]}],
+            "hosts": [host(CHANGED, 1)],
+            "http": [{"timeout": format!("{}s", 10 + version), "route": [{"destination": {"host": host(CHANGED, 1)}}]}],
         },
     })
 }
@@ -183,7 +198,7 @@ fn route(version: usize) -> Value {
 fn policy(version: usize) -> Value {
     json!({
         "apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
-        "metadata": {"name": "changed", "namespace": namespace(CHANGED)},
+        "metadata": {"name": "changed", "namespace": namespace(CHANGED, 1)},
         "spec": {
             "selector": {"matchLabels": {"app": format!("svc-{CHANGED}")}},
             "action": "DENY",

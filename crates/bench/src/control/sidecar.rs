@@ -24,6 +24,7 @@ pub(crate) struct Plan {
     pub(crate) form: Form,
     pub(crate) subscription: Subscription,
     pub(crate) services: usize,
+    pub(crate) namespaces: usize,
     /// Number of services that each workload uses, on demand.
     pub(crate) used: usize,
     /// Virtual hosts are sent one by one, not within their route configuration.
@@ -118,8 +119,10 @@ impl Sidecar {
             (Subscription::Mesh, Kind::Endpoint) => plan.endpoint_names.clone(),
             (Subscription::Mesh, Kind::Route | Kind::VirtualHost) => plan.route_names.clone(),
             (Subscription::Used, Kind::Cluster | Kind::Endpoint) => {
-                let clusters: Vec<String> =
-                    self.used(plan).map(|service| format!("outbound|80||{}", mesh::host(service))).collect();
+                let clusters: Vec<String> = self
+                    .used(plan)
+                    .map(|service| format!("outbound|80||{}", mesh::host(service, plan.namespaces)))
+                    .collect();
                 names(clusters.iter().map(String::as_str))
             }
             (Subscription::Used, Kind::Listener) => {
@@ -127,8 +130,10 @@ impl Sidecar {
             }
             (Subscription::Used, Kind::Route) => names(["80"]),
             (Subscription::Used, Kind::VirtualHost) => {
-                let hosts: Vec<String> =
-                    self.used(plan).map(|service| format!("80/{}:80", mesh::host(service))).collect();
+                let hosts: Vec<String> = self
+                    .used(plan)
+                    .map(|service| format!("80/{}:80", mesh::host(service, plan.namespaces)))
+                    .collect();
                 names(hosts.iter().map(String::as_str))
             }
         }
@@ -137,7 +142,7 @@ impl Sidecar {
     /// Encodes the node, `envoy.config.core.v3.Node`.
     pub(super) fn node(self, plan: &Plan) -> Vec<u8> {
         let service = self.service(plan);
-        let (app, namespace) = (format!("svc-{service}"), mesh::namespace(service));
+        let (app, namespace) = (format!("svc-{service}"), mesh::namespace(service, plan.namespaces));
         let pod = self.number / plan.services;
         let address = mesh::address(service, pod).to_string();
         let labels = object(&[("app", Field::Text(&app)), ("version", Field::Text("v1"))]);

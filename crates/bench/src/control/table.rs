@@ -124,6 +124,7 @@ mod tests {
             settings: ControlSettings {
                 sidecars: 200_000,
                 services: 60_000,
+                namespaces: 10_000,
                 endpoints: 250,
                 subscribe: Subscription::Mesh,
                 used: 10,

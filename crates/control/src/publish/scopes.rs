@@ -183,21 +183,21 @@ impl State {
         removed
     }
 
-    /// Reassigns views to scopes after the label keys that distinguish scopes have changed. If several scopes become
+    /// Reassigns views to scopes after the properties that assign them have changed. If several scopes become
     /// one, their proxies receive the resources that only the other scopes had, and the deletions.
     pub(super) fn regroup(&mut self) {
         let before = std::mem::take(&mut self.scopes);
         self.identities.clear();
         let clients = std::mem::take(&mut self.clients);
         for client in clients.values() {
-            let scope = self.scope_entry(ClientScope::of(&client.view, &self.label_keys), false).0;
+            let scope = self.scope_entry(ClientScope::of(&client.view, &self.grouping), false).0;
             self.use_scope(&client.accounted_to, &scope, Instant::now());
             self.enter_scope(&client.accounted_to, &scope);
         }
         self.clients = clients;
         let mut origins: HashMap<Arc<ClientScope>, HashSet<Arc<ClientScope>>> = HashMap::new();
         for (view, entry) in &mut self.views {
-            let scope = ClientScope::of(view, &self.label_keys);
+            let scope = ClientScope::of(view, &self.grouping);
             let Some((scope, _)) = self.scopes.get_key_value(&scope) else { continue };
             let origin = std::mem::replace(&mut entry.scope, Arc::clone(scope));
             origins.entry(Arc::clone(scope)).or_default().insert(origin);

@@ -8,7 +8,7 @@ use std::{
 };
 
 use skysail_core::fingerprint;
-use skysail_model::{ChangeSet, ClientScope, Diagnostic, Files, Parsed, ProxyView, World};
+use skysail_model::{ChangeSet, ClientScope, Diagnostic, Files, Grouping, Parsed, ProxyView, World};
 use skysail_source::{FileChange, FileState};
 
 use super::{
@@ -41,8 +41,8 @@ pub(super) struct State {
     /// Last published generation. New proxies receive this generation; compilations for connected proxies produce the
     /// next one.
     pub(super) generation: u64,
-    /// Keys of the labels on which shared resources depend.
-    pub(super) label_keys: BTreeSet<String>,
+    /// Properties of the World by which views are assigned to scopes.
+    pub(super) grouping: Grouping,
     pub(super) scopes: HashMap<Arc<ClientScope>, ScopeEntry>,
     pub(super) last_scope_id: u64,
     pub(super) views: HashMap<Arc<ProxyView>, ViewEntry>,
@@ -114,9 +114,9 @@ impl State {
         let mut changes = self.world.take_changes();
         self.end_outdated_views(&changes, cluster_id);
         changes.pods.clear();
-        let label_keys = self.world.label_keys();
-        if self.label_keys != label_keys {
-            self.label_keys = label_keys;
+        let grouping = self.world.grouping();
+        if self.grouping != grouping {
+            self.grouping = grouping;
             self.regroup();
             changes.everything = true;
         }

@@ -21,7 +21,7 @@ use crate::metrics::Limit;
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
 /// Files with the possible contents of each. Without content, the file does not exist.
-const FILES: [(&str, &[&str]); 18] = [
+const FILES: [(&str, &[&str]); 20] = [
     (
         "service-a",
         &[
@@ -141,6 +141,21 @@ const FILES: [(&str, &[&str]); 18] = [
         "rule-entry",
         &[
             "{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: e, namespace: x}, spec: {host: a.example, subsets: [{name: v1, labels: {version: v1}}], trafficPolicy: {outlierDetection: {consecutive5xxErrors: 3}}}}",
+        ],
+    ),
+    (
+        "sidecar",
+        &[
+            "{apiVersion: networking.istio.io/v1, kind: Sidecar, metadata: {name: s, namespace: x}, spec: {egress: [{hosts: [./*]}]}}",
+            "{apiVersion: networking.istio.io/v1, kind: Sidecar, metadata: {name: s, namespace: x}, spec: {workloadSelector: {labels: {version: v2}}, egress: [{port: {number: 80, protocol: HTTP}, hosts: [y/*]}, {port: {number: 3306, protocol: TCP}, bind: 127.0.0.1, captureMode: NONE, hosts: ['*/*']}, {hosts: [./a.x.svc.cluster.local]}], outboundTrafficPolicy: {mode: REGISTRY_ONLY}}}",
+            "{apiVersion: networking.istio.io/v1, kind: Sidecar, metadata: {name: s, namespace: x}, spec: {ingress: [{port: {number: 8080, protocol: HTTP}, defaultEndpoint: '127.0.0.1:80'}], inboundConnectionPool: {tcp: {maxConnections: 3}}}}",
+        ],
+    ),
+    (
+        "sidecar-all",
+        &[
+            "{apiVersion: networking.istio.io/v1, kind: Sidecar, metadata: {name: s, namespace: istio-system}, spec: {egress: [{hosts: ['*/b.y.svc.cluster.local', ./other.example]}]}}",
+            "{apiVersion: networking.istio.io/v1, kind: Sidecar, metadata: {name: s, namespace: istio-system}, spec: {outboundTrafficPolicy: {mode: ALLOW_ANY, egressProxy: {host: b.y.svc.cluster.local, port: {number: 80}}}}}",
         ],
     ),
     (
@@ -300,7 +315,7 @@ fn each_proxy_has_the_resources_of_a_fresh_start_and_receives_no_other_changes()
             let file = random.usize(..FILES.len());
             let variant = random.usize(..=FILES[file].1.len()).checked_sub(1);
             let before = std::mem::replace(&mut files[file], variant);
-            let label_keys = mesh.publisher.read().label_keys.clone();
+            let grouping = mesh.publisher.read().grouping.clone();
             if random.bool() {
                 mesh.put(file, variant);
             } else {
@@ -310,7 +325,7 @@ fn each_proxy_has_the_resources_of_a_fresh_start_and_receives_no_other_changes()
                 answers[name] = random.usize(..=ADDRESSES.len()).checked_sub(1);
                 mesh.resolve(NAMES[name], answers[name]);
             }
-            let regrouped = mesh.publisher.read().label_keys != label_keys;
+            let regrouped = mesh.publisher.read().grouping != grouping;
             if random.u8(..4) == 0 {
                 let proxy = random.usize(..PROXIES.len());
                 if mesh.connected.remove(&proxy).is_none() {

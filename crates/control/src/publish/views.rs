@@ -78,7 +78,7 @@ impl State {
             self.world.identify(&mut node, &settings.cluster_id).map_err(Refused::AccountMismatch)?;
         let view = node.view;
         self.check_view(&client.accounted_to, &view, is_known, settings)?;
-        let scope = ClientScope::of(&view, &self.label_keys);
+        let scope = ClientScope::of(&view, &self.grouping);
         let published = self.scopes.get(&scope).and_then(|entry| entry.published.as_ref());
         let own = match published {
             Some(Published { outline, .. }) if !self.views.contains_key(&view) => {
@@ -187,7 +187,7 @@ impl State {
     /// Removes a proxy, and its view if it was the last one.
     pub(super) fn leave(&mut self, id: u64, now: Instant) {
         let Some(client) = self.clients.remove(&id) else { return };
-        let scope = ClientScope::of(&client.view, &self.label_keys);
+        let scope = ClientScope::of(&client.view, &self.grouping);
         self.leave_scope(&client.accounted_to, &scope, now);
         // If the client's view was ended, another entry of an equal view may exist.
         let is_same = |(view, _): &(&Arc<ProxyView>, &ViewEntry)| Arc::ptr_eq(view, &client.view);

@@ -224,6 +224,8 @@ pub enum OutboundMode {
     /// Passes it through.
     #[default]
     AllowAny,
+    /// Passes connections through. Requests of HTTP go to the addresses that the proxy resolves for their host.
+    AllowAnyDynamicDns,
 }
 
 /// Encoding of access logs.

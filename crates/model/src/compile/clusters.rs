@@ -6,6 +6,8 @@ use std::{collections::HashMap, time::Duration};
 use skysail_core::ClusterName;
 use skysail_xds::{
     envoy::pb::envoy::extensions::{
+        clusters::dynamic_forward_proxy,
+        common::dynamic_forward_proxy::v3::DnsCacheConfig,
         network::dns_resolver::cares::v3::CaresDnsResolverConfig,
         upstreams::http::v3::{
             HttpProtocolOptions,
@@ -23,8 +25,8 @@ use super::{
     listeners::InboundPort,
     locality,
     pb::{
-        Any, Struct, cluster, config_path, core, duration, fields, metadata, pack, seconds, socket, types,
-        uint32,
+        Any, Struct, address, cluster, config_path, core, duration, fields, metadata, pack, seconds, socket,
+        types, uint32,
     },
     policy::Effective,
     pool, tls,
@@ -34,6 +36,7 @@ use crate::{
     api::{
         DestinationRule, Protocol, Resolution, Service, ServicePort, Typed,
         destination_rule::{SimpleLb, TlsMode},
+        sidecar::IngressEndpoint,
     },
 };
 
@@ -47,6 +50,8 @@ use cluster::cluster::{
 pub(super) const BLACK_HOLE: &str = "BlackHoleCluster";
 /// Cluster that connects to the original destination.
 pub(super) const PASSTHROUGH: &str = "PassthroughCluster";
+/// Cluster that connects to the addresses that the proxy resolves for the host of a request.
+pub(super) const DYNAMIC_DNS: &str = "AllowAnyDynamicDNSCluster";
 /// Cluster that connects inbound connections to their original destination.
 pub(super) const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
 
@@ -58,6 +63,8 @@ const PASSTHROUGH_IDLE_SECONDS: i64 = 300;
 /// Maximum duration in Go, which istiod uses for "never".
 const MAX_GO_SECONDS: i64 = 9_223_372_035;
 
+/// Maximum number of unknown hosts in the DNS cache of a proxy, as in istiod.
+const DYNAMIC_DNS_HOSTS: u32 = 1_024;
 /// Jitter of DNS lookups by proxies, as in istiod.
 const DNS_JITTER: Duration = Duration::from_millis(100);
 /// Number of DNS queries after which proxies use another source port, as in istiod.
@@ -75,6 +82,48 @@ pub(super) fn special(view: &ProxyView) -> Vec<cluster::Cluster> {
     vec![black_hole(), inbound, outbound]
 }
 
+/// Returns the cluster for unknown hosts of HTTP, whose addresses the proxy resolves.
+pub(super) fn dynamic_dns(view: &ProxyView) -> cluster::Cluster {
+    let config = dynamic_forward_proxy::v3::ClusterConfig {
+        allow_insecure_cluster_options: true,
+        cluster_implementation_specifier: Some(
+            dynamic_forward_proxy::v3::cluster_config::ClusterImplementationSpecifier::DnsCacheConfig(
+                dns_cache(view),
+            ),
+        ),
+        ..Default::default()
+    };
+    cluster::Cluster {
+        cluster_discovery_type: Some(ClusterDiscoveryType::ClusterType(
+            cluster::cluster::CustomClusterType {
+                name: "envoy.clusters.dynamic_forward_proxy".into(),
+                typed_config: Some(pack(&config)),
+            },
+        )),
+        typed_extension_protocol_options: passthrough_options(),
+        filters: filters::of_cluster(view.plain_envoy),
+        ..original_dst(DYNAMIC_DNS)
+    }
+}
+
+/// Returns the DNS cache of unknown hosts; the HTTP filter and the cluster must have the same.
+pub(super) fn dns_cache(view: &ProxyView) -> DnsCacheConfig {
+    DnsCacheConfig {
+        name: "allow_any_dfp_dns_cache".into(),
+        dns_lookup_family: lookup_family(view.ipv4, view.ipv6) as i32,
+        max_hosts: uint32(DYNAMIC_DNS_HOSTS),
+        ..Default::default()
+    }
+}
+
+fn lookup_family(ipv4: bool, ipv6: bool) -> DnsLookupFamily {
+    match (ipv4, ipv6) {
+        (true, true) => DnsLookupFamily::All,
+        (false, true) => DnsLookupFamily::V6Only,
+        _ => DnsLookupFamily::V4Only,
+    }
+}
+
 /// Returns the cluster that refuses every connection.
 pub(super) fn black_hole() -> cluster::Cluster {
     base(BLACK_HOLE.to_owned(), DiscoveryType::Static)
@@ -89,20 +138,46 @@ pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_
         ..Default::default()
     });
     made.common_lb_config = Some(CommonLbConfig::default());
-    let rule = scope.rule(port.services[0].0);
-    let same = port.services.iter().filter(|(_, known)| known.port == port.service_port());
+    if let Some((_, ingress)) = port.ingress {
+        set_destination(&mut made, view, &ingress.default_endpoint);
+    }
+    let service = port.services.first().filter(|_| port.ingress.is_none());
+    let rule = service.and_then(|(service, _)| scope.rule(service));
+    let same = port.services.iter().filter(|(_, known)| known.port == port.services[0].1.port);
     let services = same.map(|(service, _)| *service);
-    made.metadata = Some(metadata("istio", describe(services, rule.as_deref(), "")));
-    let effective = rule
-        .as_ref()
-        .map(|rule| Effective {
-            connection_pool: Effective::of_rule(&rule.spec, port.service_port()).connection_pool,
-            ..Default::default()
-        })
-        .unwrap_or_default();
+    made.metadata =
+        (!port.services.is_empty()).then(|| metadata("istio", describe(services, rule.as_deref(), "")));
+    let of_rule = rule.as_ref().map(|rule| Effective::of_rule(&rule.spec, port.service_port()));
+    let effective = Effective {
+        connection_pool: port.pool.or(of_rule.and_then(|of_rule| of_rule.connection_pool)),
+        ..Default::default()
+    };
     pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
     made.typed_extension_protocol_options = protocol_options(port.protocol, &effective, scope.sniffs);
     made
+}
+
+/// Sets the destination that a Sidecar defines for one of the workload's own ports; empty: the original destination.
+fn set_destination(made: &mut cluster::Cluster, view: &ProxyView, endpoint: &str) {
+    let Some(endpoint) = IngressEndpoint::parse(endpoint) else { return };
+    let address = match &endpoint {
+        IngressEndpoint::Loopback(ip, port) => address(ip.to_string(), *port),
+        // The address of an unknown pod is not known; a server for all addresses is reached here, too.
+        IngressEndpoint::Workload(port) => {
+            let loopback = if view.ipv4 || !view.ipv6 { "127.0.0.1" } else { "::1" };
+            address(view.address.map_or_else(|| loopback.to_owned(), |ip| ip.to_string()), *port)
+        }
+        IngressEndpoint::Unix(path) => core::Address {
+            address: Some(core::address::Address::Pipe(core::Pipe { path: path.clone(), mode: 0 })),
+        },
+    };
+    if matches!(endpoint, IngressEndpoint::Loopback(..)) {
+        made.upstream_bind_config = None;
+    }
+    made.cleanup_interval = None;
+    made.lb_policy = LbPolicy::RoundRobin as i32;
+    made.cluster_discovery_type = Some(ClusterDiscoveryType::Type(DiscoveryType::Static as i32));
+    made.load_assignment = Some(endpoints::single(&made.name, address));
 }
 
 /// Returns the clusters of a service port: that of the whole service, then that of each subset.
@@ -169,7 +244,7 @@ fn outbound_cluster(
     made.typed_extension_protocol_options = protocol_options(port.protocol, effective, scope.sniffs);
     apply_tls(scope, &mut made, service, port, &name, effective);
     let mut described = describe(std::iter::once(service), rule, subset);
-    if entry_host.is_some_and(|entry_host| entry_host.external) {
+    if subset.is_empty() && entry_host.is_some_and(|entry_host| entry_host.external) {
         described.fields.insert("external".into(), istio::boolean(true));
     }
     if effective.tls.is_some_and(|tls| matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual)) {
@@ -217,11 +292,7 @@ fn eds(name: &str) -> cluster::Cluster {
 fn dns(scope: &Scope<'_>, name: &str, resolution: Resolution) -> cluster::Cluster {
     let kind =
         if resolution == Resolution::Dns { DiscoveryType::StrictDns } else { DiscoveryType::LogicalDns };
-    let family = match (scope.ipv4, scope.ipv6) {
-        (true, true) => DnsLookupFamily::All,
-        (false, true) => DnsLookupFamily::V6Only,
-        _ => DnsLookupFamily::V4Only,
-    };
+    let family = lookup_family(scope.ipv4, scope.ipv6);
     let cares = CaresDnsResolverConfig { udp_max_queries: uint32(DNS_UDP_QUERIES), ..Default::default() };
     cluster::Cluster {
         dns_refresh_rate: Some(duration(scope.world.mesh().dns_refresh_rate.0)),

@@ -134,6 +134,23 @@ fn assignment<'a>(
     }
 }
 
+/// Returns the assignment of one address.
+pub(super) fn single(cluster: &str, address: core::Address) -> endpoint::ClusterLoadAssignment {
+    let host = endpoint::Endpoint { address: Some(address), ..Default::default() };
+    let lb_endpoint = endpoint::LbEndpoint {
+        host_identifier: Some(endpoint::lb_endpoint::HostIdentifier::Endpoint(host)),
+        ..Default::default()
+    };
+    endpoint::ClusterLoadAssignment {
+        cluster_name: cluster.to_owned(),
+        endpoints: vec![endpoint::LocalityLbEndpoints {
+            lb_endpoints: vec![lb_endpoint],
+            ..Default::default()
+        }],
+        ..Default::default()
+    }
+}
+
 fn lb_endpoint(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> endpoint::LbEndpoint {
     let text = match &member.address {
         Address::Ip(ip) => ip.to_string(),

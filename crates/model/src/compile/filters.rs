@@ -12,6 +12,7 @@ use skysail_xds::{
                 filters::{
                     http::{
                         cors::v3::Cors,
+                        dynamic_forward_proxy,
                         fault::v3::HttpFault,
                         grpc_stats::v3::{FilterConfig, filter_config::PerMethodStatSpecifier},
                         grpc_web::v3::GrpcWeb,
@@ -42,7 +43,7 @@ use skysail_xds::{
 };
 
 use super::{
-    access_log, packed,
+    access_log, clusters, packed,
     pb::{Any, boolean, cluster, from_ads, listener, pack, seconds, types},
     tls,
 };
@@ -63,6 +64,10 @@ pub(super) struct Setting<'a> {
     pub(super) hash_source_ip: bool,
     /// Whether requests of gRPC-Web are translated to gRPC.
     pub(super) grpc_web: bool,
+    /// Whether the port is declared to speak HTTP/2.
+    pub(super) http2: bool,
+    /// Whether requests for unknown hosts go to the addresses that the proxy resolves.
+    pub(super) dynamic_dns: bool,
 }
 
 /// Source of the routes of an HTTP connection manager.
@@ -160,6 +165,7 @@ fn connection_manager(
         }),
         ..Default::default()
     };
+    manager.http2_protocol_options = setting.http2.then(Default::default);
     normalize_paths(&mut manager, setting.mesh.path_normalization.normalization);
     if direction == Direction::Inbound {
         manager.server_name = "istio-envoy".into();
@@ -226,6 +232,17 @@ fn http_filters(setting: Setting<'_>, direction: Direction, policy: Vec<HttpFilt
     filters.push(http("envoy.filters.http.fault", pack(&HttpFault::default())));
     filters.push(http("envoy.filters.http.cors", pack(&Cors::default())));
     filters.extend(stats(view, direction).map(|config| http(STATS, config)));
+    if setting.dynamic_dns {
+        let config = dynamic_forward_proxy::v3::FilterConfig {
+            implementation_specifier: Some(
+                dynamic_forward_proxy::v3::filter_config::ImplementationSpecifier::DnsCacheConfig(
+                    clusters::dns_cache(view),
+                ),
+            ),
+            ..Default::default()
+        };
+        filters.push(http("envoy.filters.http.dynamic_forward_proxy", pack(&config)));
+    }
     filters.push(http("envoy.filters.http.router", pack(&Router::default())));
     filters
 }

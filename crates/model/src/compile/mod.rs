@@ -11,6 +11,7 @@
 //! - [`clause`], [`authorizer`], [`jwt`] and [`rbac`]: authentication of requests and authorization
 //! - [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`]
 //! - [`grpc`]: clients without a proxy
+//! - [`envoy_filter`]: patches of the result
 
 mod access_log;
 mod authorizer;
@@ -18,6 +19,7 @@ mod balance;
 mod clause;
 mod clusters;
 mod endpoints;
+mod envoy_filter;
 mod filters;
 mod gateway;
 mod grpc;
@@ -33,8 +35,9 @@ mod pool;
 mod rbac;
 mod routes;
 mod tls;
+mod visibility;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use skysail_proto::Codec;
 use skysail_xds::{Kind, Resource, Resources};
@@ -45,8 +48,9 @@ use crate::{
     ClientScope, Diagnostic, ObjectKey, ProxyView, Role, Severity, World,
     api::{
         self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, kube::Locality,
-        virtual_service::Destination,
+        mesh_config::OutboundMode, sidecar::Egress, virtual_service::Destination,
     },
+    world::Grouping,
 };
 
 /// Unit of compilation: resources that are compiled together.
@@ -65,7 +69,7 @@ pub enum Part {
 /// Compiles all resources of a proxy. Also returns diagnostics about configuration that could not be compiled as
 /// written.
 pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) {
-    let client_scope = ClientScope::of(view, &world.label_keys());
+    let client_scope = ClientScope::of(view, &world.grouping());
     let (mut made, findings) = compile_own(world, view, &outline(world, &client_scope));
     for part in parts(world, &client_scope) {
         compile_part(world, &client_scope, &part).into_iter().for_each(|resource| made.insert(resource));
@@ -78,30 +82,36 @@ pub fn parts(world: &World, client_scope: &ClientScope) -> Vec<Part> {
     let scope = Scope::new(world, client_scope);
     let of =
         |service: &Typed<Service>| Part::Service(service.meta.namespace.clone(), service.meta.name.clone());
-    scope.services().map(|service| of(service)).chain([Part::Routes, Part::Names, Part::Trust]).collect()
+    scope.services().map(|service| of(&service)).chain([Part::Routes, Part::Names, Part::Trust]).collect()
 }
 
 /// Compiles a part for proxies with this client scope; empty if the part does not exist.
 pub fn compile_part(world: &World, client_scope: &ClientScope, part: &Part) -> Vec<Arc<Resource>> {
+    envoy_filter::patch_shared(world, client_scope, unpatched_part(world, client_scope, part))
+}
+
+fn unpatched_part(world: &World, client_scope: &ClientScope, part: &Part) -> Vec<Arc<Resource>> {
     let scope = Scope::new(world, client_scope);
     match part {
         Part::Service(namespace, name) => {
-            let service = world.service_named(namespace, name).filter(|service| scope.sees(service));
-            service.map(|service| of_service(&scope, service)).unwrap_or_default()
+            let service = world.service_named(namespace, name).and_then(|service| scope.seen(service));
+            service.map(|service| of_service(&scope, &service)).unwrap_or_default()
         }
         Part::Routes if scope.role == Role::Router => Vec::new(),
         Part::Routes if scope.role == Role::Grpc => {
-            scope.services().flat_map(|service| grpc::routes(&scope, service)).collect()
+            scope.services().flat_map(|service| grpc::routes(&scope, &service)).collect()
         }
         Part::Routes => {
-            let services: Vec<&Typed<Service>> = scope.services().map(Arc::as_ref).collect();
+            let services: Vec<Arc<Typed<Service>>> = scope.routed_services().collect();
+            let services: Vec<&Typed<Service>> = services.iter().map(Arc::as_ref).collect();
             let named = listeners::named(&services);
             let shared = named.shared.iter().flat_map(|port| routes::shared(&scope, &services, *port));
             let own = named.own.iter().map(|(service, port)| routes::own(&scope, service, *port));
             shared.chain(own).collect()
         }
         Part::Names => {
-            let services: Vec<&Typed<Service>> = scope.services().map(Arc::as_ref).collect();
+            let services: Vec<Arc<Typed<Service>>> = scope.services().collect();
+            let services: Vec<&Typed<Service>> = services.iter().map(Arc::as_ref).collect();
             if scope.role == Role::Grpc {
                 return grpc::listeners(&scope, &services);
             }
@@ -121,7 +131,12 @@ pub fn is_equal_for_siblings(world: &World, one: &ClientScope, other: &ClientSco
     let Part::Service(namespace, name) = part else { return false };
     let Some(service) = world.service_named(namespace, name) else { return false };
     let (one, other) = (Scope::new(world, one), Scope::new(world, other));
-    one.sees(service) && other.sees(service) && one.rule(service) == other.rule(service)
+    let ports = |scope: &Scope<'_>| scope.seen(service).map(|service| service.spec.ports.clone());
+    let is_seen_alike = match (&one.egress, &other.egress) {
+        (None, None) => one.sees(service) && other.sees(service),
+        _ => ports(&one).is_some_and(|ports_of_one| Some(ports_of_one) == ports(&other)),
+    };
+    is_seen_alike && one.rule(service) == other.rule(service)
 }
 
 /// Compiles the routes of one host ([`ChangeSet::hosts`](crate::ChangeSet::hosts)) again, for clients with this
@@ -146,7 +161,7 @@ pub fn compile_host(
 /// Returns the outline of the outbound listeners of proxies with this client scope.
 pub fn outline(world: &World, client_scope: &ClientScope) -> Outline {
     match client_scope.role {
-        Role::Sidecar => listeners::outline(Scope::new(world, client_scope).services()),
+        Role::Sidecar => Scope::new(world, client_scope).outline(),
         Role::Router | Role::Grpc => Outline::default(),
     }
 }
@@ -156,9 +171,10 @@ pub fn outline(world: &World, client_scope: &ClientScope) -> Outline {
 pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resources, Vec<Diagnostic>) {
     let mut findings = CompileFindings { world, list: Vec::new() };
     let mut made = Resources::default();
-    // Only routes and endpoints depend on labels. Those are shared, except the routes of gateways.
-    let keys = if view.role == Role::Router { world.label_keys() } else { BTreeSet::new() };
-    let client_scope = ClientScope::of(view, &keys);
+    // Only routes and endpoints depend on labels. Those are shared, except the routes of gateways. The outline has what
+    // the Sidecar selects.
+    let grouping = if view.role == Role::Router { world.grouping() } else { Grouping::default() };
+    let client_scope = ClientScope::of(view, &grouping);
     let scope = Scope::new(world, &client_scope);
     match view.role {
         Role::Router => {
@@ -168,6 +184,8 @@ pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resou
         Role::Grpc => {}
         Role::Sidecar => add_sidecar(&mut made, &scope, view, outline, &mut findings),
     }
+    let (made, warnings) = envoy_filter::patch_own(world, view, made);
+    findings.list.extend(warnings);
     (made, findings.list)
 }
 
@@ -193,6 +211,8 @@ struct Scope<'a> {
     hosts_apart: bool,
     /// Whether names of endpoints are sent as their addresses.
     names_resolved: bool,
+    /// What the Sidecar of the client lets it call; `None`: everything.
+    egress: Option<&'a Arc<Egress>>,
 }
 
 impl<'a> Scope<'a> {
@@ -210,15 +230,11 @@ impl<'a> Scope<'a> {
             plain_envoy: client_scope.plain_envoy,
             hosts_apart: client_scope.hosts_apart,
             names_resolved: client_scope.names_resolved,
+            egress: client_scope.egress.as_ref(),
         }
     }
 
-    /// Returns the services that a client of this scope may call.
-    fn services(&self) -> impl Iterator<Item = &'a Arc<Typed<Service>>> {
-        self.world.services().filter(|service| self.sees(service))
-    }
-
-    /// Returns whether a client of this scope may call a service.
+    /// Returns whether a client of this scope may call a service, apart from its Sidecar.
     fn sees(&self, service: &Typed<Service>) -> bool {
         service.spec.external_name.is_none()
             && self.world.service_visible(service, self.namespace)
@@ -295,6 +311,10 @@ fn add_sidecar(
     findings: &mut CompileFindings<'_>,
 ) {
     clusters::special(view).iter().for_each(|cluster| add_cluster(made, cluster));
+    let unknown = visibility::UnknownDestinations::of(scope.world.mesh(), outline.egress());
+    if unknown.mode == OutboundMode::AllowAnyDynamicDns {
+        add_cluster(made, &clusters::dynamic_dns(view));
+    }
     let ports = listeners::inbound_ports(scope.world, view);
     for port in &ports {
         add_cluster(made, &clusters::inbound(scope, view, port));
@@ -306,8 +326,14 @@ fn add_sidecar(
         .map(|port| port.port)
         .collect();
     let authorization = rbac::Authorization::new(scope.world, view, &tcp_ports, findings);
-    let inbound = listeners::inbound(scope.world, view, &ports, &authorization);
-    add(made, Kind::Listener, &inbound.name, &inbound);
+    if view.intercepts {
+        let inbound = listeners::inbound(scope.world, view, &ports, &authorization);
+        add(made, Kind::Listener, &inbound.name, &inbound);
+    }
+    for port in ports.iter().filter(|port| port.has_socket() || !view.intercepts) {
+        let inbound = listeners::inbound_with_socket(scope.world, view, port, &authorization);
+        add(made, Kind::Listener, &inbound.name, &inbound);
+    }
     for listener in listeners::outbound(scope.world, view, outline) {
         add(made, Kind::Listener, &listener.name, &listener);
     }

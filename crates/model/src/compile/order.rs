@@ -56,6 +56,7 @@ static ROUTE: Shape =
 static VIRTUAL_HOST: Shape = shape(&[], &[(3, &ROUTE)]);
 static ROUTES: Shape = shape(&[], &[(2, &VIRTUAL_HOST)]);
 static HTTP_MANAGER: Shape = shape(&[3, 4, 31], &[(3, &RDS), (4, &ROUTES)]);
+static DYNAMIC_CLUSTER: Shape = shape(&[1, 4], &[]);
 static TCP_PROXY: Shape = shape(&[2, 10], &[]);
 
 static FAULT_DELAY: Shape = shape(&[3, 5], &[]);
@@ -118,6 +119,7 @@ fn encoded<M: Codec>(kind: Kind, message: &M) -> Vec<u8> {
 /// Rewrites the message of this full name with its fields in Go's order.
 pub(super) fn in_go_order(message: &str, body: Vec<u8>) -> Vec<u8> {
     let shape = match message.strip_prefix("envoy.extensions.").unwrap_or(message) {
+        "clusters.dynamic_forward_proxy.v3.ClusterConfig" => &DYNAMIC_CLUSTER,
         "transport_sockets.tls.v3.UpstreamTlsContext" | "transport_sockets.tls.v3.DownstreamTlsContext" => {
             &TLS_CONTEXT
         }

@@ -21,6 +21,7 @@ use crate::parse;
 
 mod gateway;
 mod grpc;
+mod sidecar;
 mod tokens;
 mod trust;
 
@@ -73,9 +74,12 @@ fn view() -> ProxyView {
         named_ports: BTreeMap::new(),
         ipv4: true,
         ipv6: false,
+        address: None,
+        intercepts: true,
         plain_envoy: false,
         hosts_apart: false,
         names_resolved: false,
+        metadata: std::sync::Arc::default(),
         is_authenticated: false,
     }
 }

@@ -40,7 +40,7 @@ const GROUPS: &[(&str, &[&str])] = &[
 
 /// Kinds that change the behaviour of a mesh and are not supported yet.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
-    ("networking.istio.io", &["Sidecar", "EnvoyFilter", "WorkloadEntry", "WorkloadGroup", "ProxyConfig"]),
+    ("networking.istio.io", &["WorkloadEntry", "WorkloadGroup", "ProxyConfig"]),
     ("telemetry.istio.io", &["Telemetry"]),
     ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
     ("gateway.networking.k8s.io", &["UDPRoute", "BackendTLSPolicy"]),
@@ -255,10 +255,6 @@ pub(super) fn is_harmless_setting(path: &str) -> bool {
 /// Returns the consequence of a kind that has no effect, and the remedy.
 fn consequence(kind: &str) -> (&'static str, &'static str) {
     match kind {
-        "Sidecar" => (
-            "its outboundTrafficPolicy and listeners have no effect",
-            "proxies get the configuration that they use without it",
-        ),
         "Gateway" | "GatewayClass" | "ListenerSet" | "Ingress" => ("nothing listens on its ports", ""),
         "HTTPRoute" | "GRPCRoute" | "TCPRoute" | "TLSRoute" | "UDPRoute" => {
             ("requests are routed without it", "use a VirtualService")

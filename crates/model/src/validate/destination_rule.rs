@@ -151,7 +151,7 @@ fn consistent_hash(hash: &ConsistentHash, field: &str, findings: &mut Findings) 
     }
 }
 
-fn connection_pool(pool: &ConnectionPool, field: &str, findings: &mut Findings) {
+pub(super) fn connection_pool(pool: &ConnectionPool, field: &str, findings: &mut Findings) {
     if pool.tcp.is_none() && pool.http.is_none() {
         findings.error(field, "is empty", "set tcp or http");
     }

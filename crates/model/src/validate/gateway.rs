@@ -138,8 +138,9 @@ fn check_tls(server: &Server, field: &str, findings: &mut Findings) {
     }
     check_credentials(tls, &field, findings);
     check_parameters(tls, &field, findings);
-    if tls.mode == ServerTlsMode::AutoPassthrough && protocol == Some(Protocol::Https) {
-        findings.error(format!("{field}.mode"), "AUTO_PASSTHROUGH needs protocol TLS", "use protocol TLS");
+    if tls.mode == ServerTlsMode::AutoPassthrough {
+        let remedy = "use PASSTHROUGH and a VirtualService with tls rules";
+        findings.error(format!("{field}.mode"), "AUTO_PASSTHROUGH is not supported yet", remedy);
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) fn secret(secret: &Secret, invalid: &[String], findings: &mut Finding
     if !is_pem(pair.chain) || !is_pem(pair.key) {
         // Opaque Secrets may use the same keys for other purposes.
         if secret.is_tls {
-            let message = "certificate or key is not PEM, so gateways do not get it";
+            let message = "certificate or key is not PEM, so gateways refuse it";
             findings.warning("data", message, "set both in PEM format");
         }
         return;

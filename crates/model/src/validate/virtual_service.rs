@@ -178,8 +178,8 @@ fn http_match(matched: &HttpMatch, field: &str, findings: &mut Findings) {
     for (list, name) in [(&matched.headers, "headers"), (&matched.without_headers, "withoutHeaders")] {
         for (header, part) in list {
             let field = skysail_yaml::join(&at(name), header);
-            if header.starts_with('@') {
-                findings.error(&field, "matches on token claims are not supported", "remove it");
+            if header.starts_with("@request.auth.claims") {
+                string_match(part, &field, true, findings);
                 continue;
             }
             header_name(header, &field, findings);

@@ -150,6 +150,9 @@ impl World {
                 if !rule.spec.is_for_mesh() && !rule.spec.hosts.is_empty() {
                     return ChangeSet { gateways, ..ChangeSet::default() };
                 }
+                if self.has_sidecars() {
+                    return ChangeSet { gateways, ..self.changes_of_imported(rule) };
+                }
                 match self.only_service_of(rule) {
                     Some(host) => {
                         ChangeSet { hosts: BTreeSet::from([host]), gateways, ..ChangeSet::default() }
@@ -196,6 +199,16 @@ impl World {
         }
     }
 
+    /// Returns the resources that depend on a VirtualService where Sidecars choose the services of clients: its
+    /// destinations are seen as well.
+    fn changes_of_imported(&self, rule: &Typed<VirtualService>) -> ChangeSet {
+        let targets = super::sidecar::targets(rule);
+        let services = targets.iter().filter_map(|host| self.service(host));
+        let services =
+            services.map(|service| (service.meta.namespace.clone(), service.meta.name.clone())).collect();
+        ChangeSet { services, routes: true, names: true, ..ChangeSet::default() }
+    }
+
     /// Returns the host of a VirtualService if it is a single service that is visible in all namespaces.
     fn only_service_of(&self, rule: &Typed<VirtualService>) -> Option<String> {
         let [host] = &rule.spec.hosts[..] else { return None };
@@ -221,8 +234,9 @@ impl World {
                 others.filter(|other| has_http(other, port) && other.spec.external_name.is_none());
             like_it.any(|other| self.service_visible(other, NOWHERE))
         };
-        let ports = service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp);
-        ports.into_iter().any(|port| !port.protocol.is_http() || !is_common(port.port))
+        let mut ports = service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp);
+        // Clients may see the service and none of the others.
+        self.has_sidecars() || ports.any(|port| !port.protocol.is_http() || !is_common(port.port))
     }
 
     /// Returns the resources of the services that select a pod.

@@ -34,11 +34,7 @@ impl World {
 
     /// Returns the VirtualServices that are bound to a Gateway (`NAMESPACE/NAME`) and visible to a proxy of this
     /// namespace. As in Istio, those that are visible there only come first, then by age.
-    pub fn gateway_virtual_services(
-        &self,
-        gateway: &str,
-        client_namespace: &str,
-    ) -> Vec<&Arc<Typed<VirtualService>>> {
+    pub(crate) fn gateway_rules(&self, gateway: &str, client_namespace: &str) -> Vec<BoundRule<'_>> {
         let bound = |entry: &&Entry<VirtualService>| {
             let (spec, namespace) = (&entry.object.spec, &entry.object.meta.namespace);
             spec.gateways.iter().any(|name| gateway_name(name, namespace) == gateway)
@@ -46,7 +42,7 @@ impl World {
         };
         let mut entries: Vec<_> = self.virtual_services.iter().filter(bound).collect();
         entries.sort_by(|a, b| (self.breadth(a), a.age()).cmp(&(self.breadth(b), b.age())));
-        entries.into_iter().map(|entry| &entry.object).collect()
+        entries.into_iter().map(|entry| BoundRule::new(&entry.object)).collect()
     }
 
     /// Returns whether an object is visible in its own namespace (0), in named namespaces (1) or everywhere (2).
@@ -79,27 +75,39 @@ pub(crate) fn gateway_name(name: &str, namespace: &str) -> String {
     }
 }
 
-/// Returns the hosts that a server and a VirtualService have in common: of two that overlap, the narrower one. The
-/// hosts of a server may name the namespaces of the VirtualServices that may use them.
-pub(crate) fn common_hosts(server: &[String], rule: &Typed<VirtualService>) -> Vec<String> {
-    let namespace = &rule.meta.namespace;
-    let mut common: Vec<String> = Vec::new();
-    for of_server in server {
-        let Some(of_server) = host_for(of_server, namespace) else { continue };
-        for of_rule in rule.spec.hosts.iter().map(|host| hosts::fqdn(host, namespace)) {
-            let narrower = if is_within(of_server, &of_rule) {
-                of_server.to_owned()
-            } else if is_within(&of_rule, of_server) {
-                of_rule
-            } else {
-                continue;
-            };
-            if !common.contains(&narrower) {
-                common.push(narrower);
+/// A VirtualService that is bound to a Gateway, with its full host names.
+pub(crate) struct BoundRule<'a> {
+    pub(crate) rule: &'a Typed<VirtualService>,
+    hosts: Vec<String>,
+}
+
+impl<'a> BoundRule<'a> {
+    pub(crate) fn new(rule: &'a Typed<VirtualService>) -> Self {
+        let hosts = rule.spec.hosts.iter().map(|host| hosts::fqdn(host, &rule.meta.namespace));
+        Self { rule, hosts: hosts.collect() }
+    }
+
+    /// Returns the hosts that it has in common with a server: of two that overlap, the narrower one. The hosts of a
+    /// server may name the namespaces of the VirtualServices that may use them.
+    pub(crate) fn common_hosts(&self, server: &[String]) -> Vec<String> {
+        let mut common: Vec<String> = Vec::new();
+        for of_server in server {
+            let Some(of_server) = host_for(of_server, &self.rule.meta.namespace) else { continue };
+            for of_rule in &self.hosts {
+                let narrower = if is_within(of_server, of_rule) {
+                    of_server
+                } else if is_within(of_rule, of_server) {
+                    of_rule
+                } else {
+                    continue;
+                };
+                if common.iter().all(|known| known != narrower) {
+                    common.push(narrower.to_owned());
+                }
             }
         }
+        common
     }
-    common
 }
 
 /// Returns the host of a server without its namespace; `None` if VirtualServices of `namespace` may not use it.
@@ -142,7 +150,7 @@ mod tests {
             let spec = VirtualService { hosts: vec![rule.to_owned()], ..Default::default() };
             let mut rule = Typed { spec, ..Default::default() };
             rule.meta.namespace = "shop".into();
-            common_hosts(&[server.to_owned()], &rule).join(" ")
+            BoundRule::new(&rule).common_hosts(&[server.to_owned()]).join(" ")
         };
         assert_eq!(common("*", "a.example.com"), "a.example.com");
         assert_eq!(common("a.example.com", "*"), "a.example.com");

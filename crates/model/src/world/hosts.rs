@@ -119,14 +119,20 @@ impl World {
     }
 
     /// Returns the VirtualService that routes a port of a host for sidecars of this namespace. Among routes of Gateway
-    /// API, those of the client's namespace precede those of the service's.
+    /// API, those of the client's namespace precede those of the service's. Only those that `keep` selects count.
     pub fn virtual_service_on(
         &self,
         host: &str,
         port: u16,
         client_namespace: &str,
+        keep: impl Fn(&Typed<VirtualService>) -> bool,
     ) -> Option<&Arc<Typed<VirtualService>>> {
-        let entries = self.virtual_service_entries(host, client_namespace);
+        let entries = most_specific(&self.virtual_service_hosts, host, |pattern| {
+            let visible = |entry: &&Entry<VirtualService>| {
+                self.virtual_service_visible(entry, client_namespace) && keep(&entry.object)
+            };
+            by_age(&self.virtual_services, &self.virtual_service_hosts, pattern, visible)
+        });
         let has_port = |entry: &&&Entry<VirtualService>| {
             let derived = entry.object.spec.derived.as_ref();
             // The rules for all ports are also part of those for one port.
@@ -148,6 +154,22 @@ impl World {
         };
         let found = entries.iter().filter(has_port).min_by_key(|entry| !is_consumer(entry));
         found.map(|entry| &entry.object)
+    }
+
+    /// Returns the same, of those that `keep` selects.
+    pub(crate) fn virtual_service_where(
+        &self,
+        host: &str,
+        client_namespace: &str,
+        keep: impl Fn(&Typed<VirtualService>) -> bool,
+    ) -> Option<&Arc<Typed<VirtualService>>> {
+        let entries = most_specific(&self.virtual_service_hosts, host, |pattern| {
+            let visible = |entry: &&Entry<VirtualService>| {
+                self.virtual_service_visible(entry, client_namespace) && keep(&entry.object)
+            };
+            by_age(&self.virtual_services, &self.virtual_service_hosts, pattern, visible)
+        });
+        entries.first().map(|entry| &entry.object)
     }
 
     /// Returns all VirtualServices of the most specific host pattern, oldest first; only the first takes effect.

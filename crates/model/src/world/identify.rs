@@ -45,6 +45,7 @@ impl World {
     /// # Errors
     /// Fails if the pod runs under another service account.
     pub fn identify_pod(&self, pod: &str, home: &str, view: &mut ProxyView) -> Result<bool, AccountMismatch> {
+        self.reduce_metadata(view);
         let Some(pod) = self.pod(&view.namespace, pod) else { return Ok(false) };
         if pod.spec.service_account != view.service_account {
             return Err(AccountMismatch {
@@ -69,6 +70,10 @@ impl World {
             view.ipv4 = pod.spec.ips.iter().any(IpAddr::is_ipv4);
             view.ipv6 = pod.spec.ips.iter().any(IpAddr::is_ipv6);
         }
+        let sidecar = self.sidecar(&view.namespace, &view.labels);
+        let has_ingress = sidecar.is_some_and(|sidecar| !sidecar.spec.ingress.is_empty());
+        let preferred = pod.spec.ips.iter().find(|ip| ip.is_ipv4() == view.ipv4);
+        view.address = preferred.filter(|_| has_ingress).copied();
         self.set_locality(&pod.spec.node, view);
     }
 

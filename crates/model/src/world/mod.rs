@@ -12,6 +12,7 @@ mod check;
 mod effect;
 mod endpoints;
 mod entry_hosts;
+mod envoy_filters;
 mod gateway_api;
 mod gateways;
 mod hosts;
@@ -19,6 +20,7 @@ mod identify;
 mod index;
 mod policy;
 mod providers;
+mod sidecar;
 mod store;
 mod tokens;
 
@@ -32,13 +34,15 @@ pub(crate) use check::label_text;
 pub use effect::{Effect, Effects};
 pub use endpoints::Endpoint;
 pub use entry_hosts::Resolved;
+pub use envoy_filters::{FilterSelection, SharedFilters};
 pub(crate) use gateway_api::CREDENTIAL;
 pub use gateway_api::{Condition, GatewayApiStatus, ListenerStatus, ParentStatus};
-pub(crate) use gateways::{common_hosts, gateway_name};
+pub(crate) use gateways::{BoundRule, gateway_name};
 pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
 pub use identify::AccountMismatch;
 use index::{HostIndex, LabelIndex, MultiMap};
+pub use sidecar::Grouping;
 use store::{Entry, Store};
 pub(crate) use tokens::is_url;
 pub use tokens::{KeyFetch, KeySource};
@@ -113,6 +117,8 @@ pub struct World {
     service_slices: MultiMap<(String, String)>,
     /// VirtualServices of the mesh by host.
     virtual_service_hosts: HostIndex,
+    /// VirtualServices of the mesh by the hosts to which they send requests.
+    virtual_service_targets: MultiMap<String>,
     /// DestinationRules by host.
     destination_rule_hosts: HostIndex,
     /// ServiceEntries by host.
@@ -214,6 +220,9 @@ impl World {
                 self.unindex(Kind::VirtualService, &object.meta.namespace, &object.meta.name);
                 for host in mesh_hosts(&object) {
                     self.virtual_service_hosts.insert(host, &object.meta);
+                }
+                for host in sidecar::targets(&object) {
+                    self.virtual_service_targets.insert(host, &object.meta);
                 }
                 self.virtual_services.insert(object, origin)
             }
@@ -340,7 +349,7 @@ impl World {
 
     /// Returns the label keys of clients on which shared resources depend: those that routes match (`sourceLabels`),
     /// and those that set the priority of endpoints (`failoverPriority`).
-    pub fn label_keys(&self) -> BTreeSet<String> {
+    fn label_keys(&self) -> BTreeSet<String> {
         let routes = self.virtual_services.iter().flat_map(|entry| &entry.object.spec.http);
         let matched = routes.flat_map(|route| &route.matches).flat_map(|found| found.source_labels.keys());
         let rules = self.destination_rules.iter().flat_map(|entry| entry.object.spec.balancers());
@@ -435,6 +444,9 @@ impl World {
                 if let Some(entry) = self.virtual_services.get(namespace, name) {
                     for host in mesh_hosts(&entry.object) {
                         self.virtual_service_hosts.remove(&host, &entry.object.meta);
+                    }
+                    for host in sidecar::targets(&entry.object) {
+                        self.virtual_service_targets.remove(&host, &entry.object.meta);
                     }
                 }
             }

@@ -67,9 +67,7 @@ scenarios! {
     f_strict_authz = "f-strict-authz",
     f2_authz_deny_custom_ports = "f2-authz-deny-custom-ports",
     g_serviceentry = "g-serviceentry",
-    #[ignore = "not compiled like this yet"]
     h_sidecar_own_namespace = "h-sidecar-own-namespace",
-    #[ignore = "not compiled like this yet"]
     h2_sidecar_registry_only = "h2-sidecar-registry-only",
     i_jwt = "i-jwt",
     j_ingress_gateway = "j-ingress-gateway",
@@ -96,7 +94,6 @@ scenarios! {
     q2b_egress_dynamic_dns = "q2b-egress-dynamic-dns",
     #[ignore = "not compiled like this yet"]
     r_vs_tls_tcp = "r-vs-tls-tcp",
-    #[ignore = "not compiled like this yet"]
     s_envoyfilter = "s-envoyfilter",
     #[ignore = "not compiled like this yet"]
     t_telemetry_kinds = "t-telemetry-kinds",

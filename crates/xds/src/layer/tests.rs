@@ -134,6 +134,32 @@ fn encoded_parts_are_reused_if_unchanged() {
 }
 
 #[test]
+fn layers_that_differ_in_few_resources_share_their_encoded_parts() {
+    let encoded = |layer: &Layer| {
+        let now = snapshot(&Layer::default(), layer);
+        now.take_shared(Kind::Cluster, Form::Delta, &mut now.iter(Kind::Cluster).cloned().collect())
+    };
+    let layer = |changed: usize| {
+        let mut layer = Layer::default();
+        for number in 0..10_000 {
+            let body = format!("{number}, {}", number == changed).into();
+            layer.set(1, Resource::from_body(Kind::Cluster, &number.to_string(), body));
+        }
+        layer
+    };
+    let (first, mut second, mut third) = (layer(1), layer(5_000), layer(9_000));
+    let of_first = encoded(&first);
+    second.share(&first);
+    let of_second = encoded(&second);
+    // A layer that has only taken parts passes them on.
+    third.share(&second);
+    for row in [of_second, encoded(&third)] {
+        assert_eq!(row.count, 10_000);
+        assert!(row.own_bytes(&EncodedSequence::default()) > 8 * row.own_bytes(&of_first));
+    }
+}
+
+#[test]
 fn a_stream_far_behind_is_given_changes_but_no_removals() {
     let mut layer = Layer::default();
     layer.set(1, resource("old", b"1"));

@@ -128,10 +128,15 @@ fn declarations_cover_every_field_of_a_view() {
         namespace: _,
         service_account: _,
         plain_envoy: _,
+        intercepts: _,
         hosts_apart: _,
         names_resolved: _,
         is_authenticated: _,
+        // Nothing without an EnvoyFilter that compares it.
+        metadata: _,
         ipv4: _,
+        // Known pods alone have it.
+        address: _,
         labels,
         canonical_service,
         cluster_id,

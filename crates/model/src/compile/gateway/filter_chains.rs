@@ -9,7 +9,7 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::network::tcp_proxy::v3::
 };
 
 use super::{
-    servers::{GatewayServer, Group},
+    servers::{GatewayServer, Group, Merged},
     tls,
 };
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
         pb::{core, listener, pack, types},
         rbac::Authorization,
     },
-    world::{common_hosts, fqdn, gateway_name},
+    world::{fqdn, gateway_name},
 };
 
 /// A filter chain and its match.
@@ -44,18 +44,20 @@ struct Compiler<'a, 's> {
     scope: &'a Scope<'s>,
     setting: Setting<'a>,
     authorization: &'a Authorization,
+    merged: &'a Merged<'a>,
 }
 
 /// Returns the filter chains of a group of servers. `listener` is the name of the listener.
 pub(super) fn of_group<'a>(
     scope: &Scope<'_>,
     setting: Setting<'_>,
+    merged: &Merged<'_>,
     group: &Group<'a>,
     listener: &str,
     authorization: &Authorization,
     names: &mut TakenNames<'a>,
 ) -> Vec<Chain> {
-    let compiler = Compiler { scope, setting, authorization };
+    let compiler = Compiler { scope, setting, authorization, merged };
     if group.protocol.is_http() {
         let first = group.servers.first();
         return first.map(|first| compiler.http(first, listener, group.protocol)).into_iter().collect();
@@ -130,9 +132,8 @@ impl Compiler<'_, '_> {
 
     /// Returns the VirtualServices whose hosts the server has.
     fn rules(&self, server: &GatewayServer<'_>) -> Vec<&Typed<VirtualService>> {
-        let bound = self.scope.world.gateway_virtual_services(&server.gateway_name(), self.scope.namespace);
-        let bound = bound.into_iter().map(AsRef::as_ref);
-        bound.filter(|rule| !common_hosts(&server.hosts, rule).is_empty()).collect()
+        let bound = self.merged.rules_of(server).iter();
+        bound.filter(|bound| !bound.common_hosts(&server.hosts).is_empty()).map(|bound| bound.rule).collect()
     }
 
     fn tcp_filters(

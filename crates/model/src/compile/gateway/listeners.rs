@@ -31,14 +31,21 @@ pub(super) fn compile(
     merged: &Merged<'_>,
     authorization: &Authorization,
 ) -> Vec<listener::Listener> {
-    let setting = Setting { mesh: scope.world.mesh(), view, hash_source_ip: false, grpc_web: false };
+    let setting = Setting {
+        mesh: scope.world.mesh(),
+        view,
+        hash_source_ip: false,
+        grpc_web: false,
+        http2: false,
+        dynamic_dns: false,
+    };
     let mut made: Vec<(u16, String, Vec<Chain>)> = Vec::new();
     // Server names of forwarded TLS by port and address: Envoy refuses two chains with the same match.
     let mut names = BTreeSet::new();
     for group in &merged.groups {
         let bind = if group.bind.is_empty() { any_address(view) } else { group.bind };
         let name = format!("{bind}_{}", group.port);
-        let chains = filter_chains::of_group(scope, setting, group, &name, authorization, &mut names);
+        let chains = filter_chains::of_group(scope, setting, merged, group, &name, authorization, &mut names);
         match made.iter_mut().find(|(port, other, _)| *port == group.port && other == bind) {
             Some((.., all)) => all.extend(chains),
             None => made.push((group.port, bind.to_owned(), chains)),

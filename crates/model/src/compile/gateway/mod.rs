@@ -28,7 +28,7 @@ pub(super) fn add(
         super::add(made, skysail_xds::Kind::Listener, &listener.name, &listener);
     }
     for (name, servers) in &merged.routes {
-        let configuration = routes::compile(scope, name, servers);
+        let configuration = routes::compile(scope, &merged, name, servers);
         super::add(made, skysail_xds::Kind::Route, name, &configuration);
     }
     secrets::compile(scope.world, view, &merged).into_iter().for_each(|secret| made.insert(secret));

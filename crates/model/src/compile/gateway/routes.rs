@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap, btree_map::Entry};
 
-use super::servers::GatewayServer;
+use super::servers::{GatewayServer, Merged};
 use crate::compile::{Scope, pb::route, routes};
-use crate::world::common_hosts;
+use crate::world::BoundRule;
 
 /// A virtual host, and the VirtualServices whose routes it has.
 struct Host {
@@ -22,13 +22,14 @@ type Source = (String, String, String);
 /// Returns a route configuration for these servers, which have the same name of routes.
 pub(super) fn compile(
     scope: &Scope<'_>,
+    merged: &Merged<'_>,
     name: &str,
     servers: &[GatewayServer<'_>],
 ) -> route::RouteConfiguration {
     let mut made: HashMap<Source, Vec<route::Route>> = HashMap::new();
     let mut hosts: BTreeMap<String, Host> = BTreeMap::new();
     for server in servers {
-        add_server(scope, server, &mut made, &mut hosts);
+        add_server(scope, merged.rules_of(server), server, &mut made, &mut hosts);
     }
     let number = servers.first().map_or(0, |server| server.server.number());
     let mut virtual_hosts: Vec<_> =
@@ -44,6 +45,7 @@ pub(super) fn compile(
 
 fn add_server(
     scope: &Scope<'_>,
+    rules: &[BoundRule<'_>],
     server: &GatewayServer<'_>,
     made: &mut HashMap<Source, Vec<route::Route>>,
     hosts: &mut BTreeMap<String, Host>,
@@ -57,8 +59,8 @@ fn add_server(
         sources: Vec::new(),
         redirects: false,
     };
-    for rule in scope.world.gateway_virtual_services(&gateway, scope.namespace) {
-        let common = common_hosts(&server.hosts, rule);
+    for bound in rules {
+        let (rule, common) = (bound.rule, bound.common_hosts(&server.hosts));
         if common.is_empty() {
             continue;
         }

@@ -1,14 +1,18 @@
 //! Merging of the servers of several Gateways, as Istio merges them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use crate::{
     ProxyView, World,
     api::{
-        Gateway, Protocol, Typed,
+        Gateway, Protocol, Service, Typed,
         gateway::{Server, ServerTls},
         kube::TargetPort,
     },
+    world::BoundRule,
 };
 
 /// A server and its Gateway.
@@ -39,6 +43,8 @@ pub(super) struct Merged<'a> {
     pub(super) groups: Vec<Group<'a>>,
     /// Servers by the name of their routes.
     pub(super) routes: BTreeMap<String, Vec<GatewayServer<'a>>>,
+    /// VirtualServices by the Gateway to which they are bound.
+    rules: HashMap<String, Vec<BoundRule<'a>>>,
     /// Server names of TLS by port and address.
     names: BTreeSet<(u16, &'a str, String)>,
 }
@@ -56,7 +62,7 @@ impl<'a> GatewayServer<'a> {
 
     /// Returns the name of the Gateway: `NAMESPACE/NAME`.
     pub(super) fn gateway_name(&self) -> String {
-        format!("{}/{}", self.gateway.meta.namespace, self.gateway.meta.name)
+        gateway_name(self.gateway)
     }
 
     /// Returns the server names of TLS.
@@ -80,11 +86,15 @@ impl<'a> GatewayServer<'a> {
 /// Merges the servers of all Gateways that select a proxy.
 pub(super) fn merge<'a>(world: &'a World, view: &ProxyView) -> Merged<'a> {
     let mut merged = Merged::default();
+    let services = world.services_selecting(&view.namespace, &view.labels);
     for gateway in world.gateways(&view.namespace, &view.labels) {
+        let name = gateway_name(gateway);
+        let rules = world.gateway_rules(&name, &view.namespace);
+        merged.rules.insert(name, rules);
         for server in &gateway.spec.servers {
             let (Some(protocol), number) = (server.protocol(), server.number()) else { continue };
             if number != 0 {
-                let port = listener_port(world, view, number);
+                let port = listener_port(&services, view, number);
                 merged.add(GatewayServer::new(gateway, server, port), protocol);
             }
         }
@@ -93,14 +103,17 @@ pub(super) fn merge<'a>(world: &'a World, view: &ProxyView) -> Merged<'a> {
 }
 
 /// Returns the port of the proxy behind a port of its Service. A port of no Service is the proxy's own.
-fn listener_port(world: &World, view: &ProxyView, number: u16) -> u16 {
-    let services = world.services_selecting(&view.namespace, &view.labels);
+fn listener_port(services: &[&Arc<Typed<Service>>], view: &ProxyView, number: u16) -> u16 {
     let mut ports = services.iter().filter_map(|service| service.spec.port(number));
     let target = ports.find_map(|port| match &port.target {
         TargetPort::Number(number) => Some(*number),
         TargetPort::Name(name) => view.named_ports.get(name).copied(),
     });
     target.unwrap_or(number)
+}
+
+fn gateway_name(gateway: &Typed<Gateway>) -> String {
+    format!("{}/{}", gateway.meta.namespace, gateway.meta.name)
 }
 
 fn route_name(gateway: &Typed<Gateway>, server: &Server, listener_port: u16) -> String {
@@ -117,6 +130,11 @@ fn route_name(gateway: &Typed<Gateway>, server: &Server, listener_port: u16) -> 
 }
 
 impl<'a> Merged<'a> {
+    /// Returns the VirtualServices that are bound to a server's Gateway.
+    pub(super) fn rules_of(&self, server: &GatewayServer<'_>) -> &[BoundRule<'a>] {
+        self.rules.get(&server.gateway_name()).map(Vec::as_slice).unwrap_or_default()
+    }
+
     /// Adds a server unless it conflicts with an earlier one, as Envoy would refuse the listener.
     fn add(&mut self, server: GatewayServer<'a>, protocol: Protocol) {
         let (port, bind) = (server.listener_port, server.server.bind.as_str());

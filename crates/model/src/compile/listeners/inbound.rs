@@ -21,7 +21,10 @@ use crate::{
     compile::{
         clusters::{BLACK_HOLE, INBOUND_PASSTHROUGH},
         filters::{self, Routes, Setting},
-        pb::{boolean, core, listener, pack, route, seconds, types, uint32},
+        pb::{
+            address, boolean, config_path, core, fields, listener, metadata, pack, route, seconds, types,
+            uint32,
+        },
         rbac::Authorization,
         tls,
     },
@@ -79,7 +82,14 @@ pub(in crate::compile) fn compile(
     authorization: &Authorization,
 ) -> listener::Listener {
     let inbound = Inbound {
-        setting: Setting { mesh: world.mesh(), view, hash_source_ip: false, grpc_web: false },
+        setting: Setting {
+            mesh: world.mesh(),
+            view,
+            hash_source_ip: false,
+            grpc_web: false,
+            http2: false,
+            dynamic_dns: false,
+        },
         authorization,
     };
     let mut chains = vec![black_hole(inbound.setting)];
@@ -88,13 +98,13 @@ pub(in crate::compile) fn compile(
     let default_matches = matches_for(Content::Either, world.workload_mode(&view.namespace, &view.labels));
     chains.extend(inbound.chains(&Target { port: None, service: None }, default_matches));
     for (port, mode) in world.port_modes(&view.namespace, &view.labels) {
-        if ports.iter().all(|served| served.port != port) {
+        if ports.iter().all(|served| served.port != port || served.has_socket()) {
             let chain_matches = matches_for(Content::Either, mode);
             inspected.insert(port, Inspected::of(chain_matches));
             chains.extend(inbound.chains(&Target { port: Some(port), service: None }, chain_matches));
         }
     }
-    for port in ports {
+    for port in ports.iter().filter(|port| !port.has_socket()) {
         let chain_matches = matches_for(content(port.protocol), port.mode);
         inspected.insert(port.port, Inspected::of(chain_matches));
         chains.extend(inbound.chains(&Target { port: Some(port.port), service: Some(port) }, chain_matches));
@@ -106,6 +116,50 @@ pub(in crate::compile) fn compile(
         continue_on_listener_filters_timeout: true,
         traffic_direction: core::TrafficDirection::Inbound as i32,
         ..virtual_listener(world, view, "virtualInbound", names::INBOUND_PORT, chains)
+    }
+}
+
+/// Returns the listener of a port with a socket of its own, which a Sidecar defines.
+pub(in crate::compile) fn with_socket(
+    world: &World,
+    view: &ProxyView,
+    port: &InboundPort<'_>,
+    authorization: &Authorization,
+) -> listener::Listener {
+    let inbound = Inbound {
+        setting: Setting {
+            mesh: world.mesh(),
+            view,
+            hash_source_ip: false,
+            grpc_web: false,
+            http2: false,
+            dynamic_dns: false,
+        },
+        authorization,
+    };
+    let chain_matches = matches_for(content(port.protocol), port.mode);
+    let chains = inbound.chains(&Target { port: Some(port.port), service: Some(port) }, chain_matches);
+    let ip = inbound.ip(port);
+    let name = format!("{ip}_{}", port.port);
+    let inspected = Inspected::of(chain_matches);
+    let only = |filter: listener::ListenerFilter| listener::ListenerFilter {
+        filter_disabled: Some(listener::ListenerFilterChainMatchPredicate {
+            rule: Some(Rule::NotMatch(Box::new(in_ranges(&[(
+                i32::from(port.port),
+                i32::from(port.port) + 1,
+            )])))),
+        }),
+        ..filter
+    };
+    let filters = [(inspected.tls, tls_inspector()), (inspected.http, http_inspector())];
+    let filters = filters.into_iter().filter(|(is_needed, _)| *is_needed);
+    listener::Listener {
+        address: Some(address(ip, port.port)),
+        listener_filters: filters.map(|(_, filter)| only(filter)).collect(),
+        listener_filters_timeout: Some(detection_timeout(world)),
+        continue_on_listener_filters_timeout: true,
+        traffic_direction: core::TrafficDirection::Inbound as i32,
+        ..virtual_listener(world, view, &name, port.port, chains)
     }
 }
 
@@ -173,8 +227,12 @@ impl Inbound<'_> {
             }),
             filters: if chain_match.http { self.http_filters(target) } else { self.tcp_filters(target) },
             transport_socket: socket,
+            metadata: target.service.and_then(|port| port.ingress).map(|(sidecar, _)| {
+                let path = config_path("sidecar", &sidecar.meta.namespace, &sidecar.meta.name);
+                metadata("istio", fields([("config", path)]))
+            }),
             name: match (target.service, chain_match.http) {
-                (Some(service), _) => self.address(service.port),
+                (Some(service), _) => self.address(service),
                 (None, true) => "virtualInbound-catchall-http".into(),
                 (None, false) => "virtualInbound".into(),
             },
@@ -193,17 +251,28 @@ impl Inbound<'_> {
 
     fn http_filters(&self, target: &Target<'_>) -> Vec<listener::Filter> {
         let prefix = match target.service {
-            Some(service) => format!("inbound_{};", self.address(service.port)),
+            Some(service) => format!("inbound_{};", self.address(service)),
             None => format!("{INBOUND_PASSTHROUGH};"),
         };
         let routes = Routes::Inline(Box::new(target.routes()));
         let grpc_web = target.service.is_some_and(|service| service.protocol == Protocol::GrpcWeb);
-        let setting = Setting { grpc_web, ..self.setting };
+        let http2 = target.service.is_some_and(|service| service.protocol.is_http2());
+        let setting = Setting { grpc_web, http2, ..self.setting };
         filters::http_chain(setting, Direction::Inbound, prefix, routes, self.authorization.http_filters())
     }
 
-    fn address(&self, port: u16) -> String {
-        format!("{}_{port}", super::any_address(self.setting.view))
+    fn address(&self, port: &InboundPort<'_>) -> String {
+        format!("{}_{}", self.ip(port), port.port)
+    }
+
+    /// Returns the address of a port in names: as a Sidecar defines it, otherwise any.
+    fn ip(&self, port: &InboundPort<'_>) -> String {
+        let view = self.setting.view;
+        match (port.ingress, view.address) {
+            (Some((_, ingress)), _) if !ingress.bind.is_empty() => ingress.bind.clone(),
+            (Some(_), Some(ip)) => ip.to_string(),
+            _ => super::any_address(view).to_owned(),
+        }
     }
 }
 
@@ -219,14 +288,16 @@ impl Target<'_> {
     fn routes(&self) -> route::RouteConfiguration {
         let cluster = self.cluster();
         let (service, number) = match self.service {
-            Some(port) => (port.services[0].0.fqdn(), port.service_port()),
+            Some(port) => (port.host(), port.service_port()),
             None => (String::new(), 0),
         };
+        // Only HTTP/1 connections are closed while a request is on its way.
+        let retries = self.service.is_none_or(|port| !port.protocol.is_http2());
         let action = route::RouteAction {
             cluster_specifier: Some(route::route_action::ClusterSpecifier::Cluster(cluster.clone())),
             timeout: Some(seconds(0)),
             // The workload closed the idle connection at that moment, so it received no part of the request.
-            retry_policy: Some(route::RetryPolicy {
+            retry_policy: retries.then(|| route::RetryPolicy {
                 retry_on: "reset-before-request".into(),
                 num_retries: uint32(2),
                 ..Default::default()
@@ -300,13 +371,9 @@ impl Inspected {
 /// Returns the listener filters. Inspectors are disabled for ports that do not need them: where the server sends first,
 /// they would only wait for their timeout.
 fn listener_filters(default: Inspected, ports: &BTreeMap<u16, Inspected>) -> Vec<listener::ListenerFilter> {
-    let inspect_tls = TlsInspector { initial_read_buffer_size: uint32(TLS_READ_BYTES), ..Default::default() };
     let tls = disabled_ranges(default.tls, ports.iter().map(|(port, inspected)| (*port, inspected.tls)));
     let http = disabled_ranges(default.http, ports.iter().map(|(port, inspected)| (*port, inspected.http)));
-    let inspectors = [
-        (tls, inspector("envoy.filters.listener.tls_inspector", pack(&inspect_tls))),
-        (http, inspector("envoy.filters.listener.http_inspector", pack(&HttpInspector::default()))),
-    ];
+    let inspectors = [(tls, tls_inspector()), (http, http_inspector())];
     let mut filters = vec![inspector("envoy.filters.listener.original_dst", pack(&OriginalDst::default()))];
     for (ranges, inspector) in inspectors {
         if let Some(ranges) = ranges {
@@ -314,6 +381,15 @@ fn listener_filters(default: Inspected, ports: &BTreeMap<u16, Inspected>) -> Vec
         }
     }
     filters
+}
+
+fn tls_inspector() -> listener::ListenerFilter {
+    let inspect = TlsInspector { initial_read_buffer_size: uint32(TLS_READ_BYTES), ..Default::default() };
+    inspector("envoy.filters.listener.tls_inspector", pack(&inspect))
+}
+
+fn http_inspector() -> listener::ListenerFilter {
+    inspector("envoy.filters.listener.http_inspector", pack(&HttpInspector::default()))
 }
 
 /// Returns the port ranges for which an inspector is disabled, or `None` if no port needs it. `ports` are sorted; the

@@ -12,10 +12,15 @@ use super::{
 };
 use crate::{
     ProxyView, World,
-    api::{MtlsMode, Protocol, Service, ServicePort, Typed, kube::TargetPort},
+    api::{
+        MtlsMode, Protocol, Service, ServicePort, Sidecar, Typed,
+        destination_rule::ConnectionPool,
+        kube::TargetPort,
+        sidecar::{CaptureMode, IngressListener},
+    },
 };
 
-pub(super) use inbound::compile as inbound;
+pub(super) use inbound::{compile as inbound, with_socket as inbound_with_socket};
 pub use outbound::Outline;
 pub(super) use outbound::{compile as outbound, named, outline};
 
@@ -27,19 +32,86 @@ pub(super) struct InboundPort<'a> {
     pub(super) protocol: Protocol,
     /// Mode of mutual TLS.
     pub(super) mode: MtlsMode,
-    /// Services and their ports; at least one.
+    /// Services and their ports; at least one, unless a Sidecar defines the port.
     pub(super) services: Vec<(&'a Typed<Service>, &'a ServicePort)>,
+    /// Sidecar that defines the port, with the definition.
+    pub(super) ingress: Option<(&'a Typed<Sidecar>, &'a IngressListener)>,
+    /// Limits of connections to the workload by a Sidecar.
+    pub(super) pool: Option<&'a ConnectionPool>,
 }
 
 impl InboundPort<'_> {
-    /// Returns the port of the first service.
+    /// Returns the port of the first service, or that of the Sidecar.
     pub(super) fn service_port(&self) -> u16 {
-        self.services[0].1.port
+        match (self.ingress, self.services.first()) {
+            (None, Some((_, port))) => port.port,
+            _ => self.port,
+        }
+    }
+
+    /// Returns the full name of the first service, or the name of the Sidecar.
+    pub(super) fn host(&self) -> String {
+        match (self.ingress, self.services.first()) {
+            (Some((sidecar, _)), _) => format!("{}.{}", sidecar.meta.name, sidecar.meta.namespace),
+            (None, Some((service, _))) => service.fqdn(),
+            (None, None) => String::new(),
+        }
+    }
+
+    /// Returns whether the port has a listener with a socket of its own.
+    pub(super) fn has_socket(&self) -> bool {
+        self.ingress.is_some_and(|(_, ingress)| ingress.capture_mode == CaptureMode::None)
     }
 }
 
-/// Returns the ports of a workload that services lead to, by number. The first service defines the protocol.
+/// Returns the ports of a workload: those of its Sidecar, otherwise those that services lead to, by number. The first
+/// service defines the protocol.
 pub(super) fn inbound_ports<'a>(world: &'a World, view: &ProxyView) -> Vec<InboundPort<'a>> {
+    let sidecar = world.sidecar(&view.namespace, &view.labels);
+    let pool = sidecar.and_then(|sidecar| sidecar.spec.inbound_connection_pool.as_ref());
+    let of_services = service_ports(world, view, pool);
+    match sidecar {
+        Some(sidecar) if !sidecar.spec.ingress.is_empty() => {
+            ingress_ports(world, view, sidecar, &of_services)
+        }
+        // The workload itself listens on these ports.
+        _ if !view.intercepts => Vec::new(),
+        _ => of_services,
+    }
+}
+
+/// Returns the ports that a Sidecar defines, the first of each number.
+fn ingress_ports<'a>(
+    world: &World,
+    view: &ProxyView,
+    sidecar: &'a Typed<Sidecar>,
+    of_services: &[InboundPort<'a>],
+) -> Vec<InboundPort<'a>> {
+    let mut ports: Vec<InboundPort<'a>> = Vec::new();
+    for ingress in &sidecar.spec.ingress {
+        let Some(number) = ingress.port.port() else { continue };
+        if ports.iter().any(|known| known.port == number) {
+            continue;
+        }
+        let same = of_services.iter().find(|port| port.port == number);
+        let own_pool = ingress.connection_pool.as_ref();
+        ports.push(InboundPort {
+            port: number,
+            protocol: ingress.port.parsed_protocol().unwrap_or(Protocol::Tcp),
+            mode: world.peer_mode(&view.namespace, &view.labels, number),
+            services: same.map(|port| port.services.clone()).unwrap_or_default(),
+            ingress: Some((sidecar, ingress)),
+            pool: own_pool.or(sidecar.spec.inbound_connection_pool.as_ref()),
+        });
+    }
+    ports
+}
+
+fn service_ports<'a>(
+    world: &'a World,
+    view: &ProxyView,
+    pool: Option<&'a ConnectionPool>,
+) -> Vec<InboundPort<'a>> {
     let mut ports: BTreeMap<u16, InboundPort<'a>> = BTreeMap::new();
     for service in world.services_selecting(&view.namespace, &view.labels) {
         for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
@@ -55,6 +127,8 @@ pub(super) fn inbound_ports<'a>(world: &'a World, view: &ProxyView) -> Vec<Inbou
                 protocol: port.protocol,
                 mode: world.peer_mode(&view.namespace, &view.labels, number),
                 services: Vec::new(),
+                ingress: None,
+                pool,
             });
             if entry.services.iter().all(|(known, _)| known.meta != service.meta) {
                 entry.services.push((service, port));

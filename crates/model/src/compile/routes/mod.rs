@@ -17,13 +17,14 @@ use skysail_xds::{Kind, Resource, istio};
 
 use super::{
     Scope, balance,
-    clusters::PASSTHROUGH,
+    clusters::DYNAMIC_DNS,
     order,
     pb::{boolean, fields, from_ads, host_of, metadata, route, seconds, timed_action, uint32},
+    visibility::UnknownDestinations,
 };
 use crate::{
     api::{
-        Protocol, Service, Typed, VirtualService,
+        MeshConfig, Protocol, Service, Typed, VirtualService,
         mesh_config::{OutboundMode, UnansweredHosts},
     },
     world::{WELL_KNOWN_PORT, fqdn, host_matches},
@@ -139,7 +140,7 @@ fn of_service(
     domains: Vec<String>,
 ) -> route::VirtualHost {
     let host = service.fqdn();
-    let rule = scope.world.virtual_service_on(&host, port, scope.namespace);
+    let rule = scope.virtual_service_on(&host, port);
     let routes = rule.map(|rule| virtual_service::routes(scope, rule, port)).unwrap_or_default();
     let routes = if routes.is_empty() { vec![default_route(scope, &host, port)] } else { routes };
     virtual_host(format!("{host}:{port}"), domains, routes)
@@ -150,9 +151,8 @@ fn of_service(
 fn of_other_hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<route::VirtualHost> {
     let names: HashSet<String> = services.iter().map(|service| service.fqdn()).collect();
     let mut made = Vec::new();
-    let rules = scope.world.virtual_services(scope.namespace).into_iter();
     // Routes of Gateway API exist for services only.
-    for rule in rules.filter(|rule| rule.spec.derived.is_none()) {
+    for rule in scope.virtual_services().into_iter().filter(|rule| rule.spec.derived.is_none()) {
         let hosts: Vec<String> =
             rule.spec.hosts.iter().map(|host| fqdn(host, &rule.meta.namespace)).collect();
         let covers = |host: &String| names.iter().any(|name| host_matches(host, name));
@@ -160,7 +160,7 @@ fn of_other_hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) ->
             continue;
         }
         let follows = |host: &&String| {
-            let of_host = scope.world.virtual_service(host, scope.namespace);
+            let of_host = scope.virtual_service(host);
             of_host.is_some_and(|of_host| Arc::ptr_eq(of_host, rule))
         };
         let others: Vec<&String> = hosts.iter().filter(|host| !covers(host)).filter(follows).collect();
@@ -196,17 +196,32 @@ fn default_route(scope: &Scope<'_>, host: &str, port: u16) -> route::Route {
     }
 }
 
-/// Returns the virtual host for unknown hosts: requests pass to their original destination or are refused.
+/// Returns the route configuration of requests for unknown addresses.
+pub(super) fn of_unknown_hosts(
+    mesh: &MeshConfig,
+    unknown: &UnknownDestinations,
+) -> route::RouteConfiguration {
+    let host = unknown_hosts(mesh, unknown);
+    configuration(host.name.clone(), vec![host])
+}
+
 fn unknown_destinations(scope: &Scope<'_>) -> route::VirtualHost {
-    let policy = scope.world.mesh().outbound_traffic_policy;
-    let (name, action) = match policy.mode {
-        OutboundMode::AllowAny => (
-            "allow_any",
-            route::route::Action::Route(route::RouteAction {
-                cluster_specifier: Some(route::route_action::ClusterSpecifier::Cluster(PASSTHROUGH.into())),
-                ..timed_action(seconds(0))
-            }),
-        ),
+    let mesh = scope.world.mesh();
+    unknown_hosts(mesh, &UnknownDestinations::of(mesh, scope.egress.map(Arc::as_ref)))
+}
+
+/// Returns the virtual host for unknown hosts: requests pass to their original destination or are refused.
+fn unknown_hosts(mesh: &MeshConfig, unknown: &UnknownDestinations) -> route::VirtualHost {
+    let policy = mesh.outbound_traffic_policy;
+    let to = |cluster: String| {
+        route::route::Action::Route(route::RouteAction {
+            cluster_specifier: Some(route::route_action::ClusterSpecifier::Cluster(cluster)),
+            ..timed_action(seconds(0))
+        })
+    };
+    let (name, action) = match unknown.mode {
+        OutboundMode::AllowAny => ("allow_any", to(unknown.cluster.clone())),
+        OutboundMode::AllowAnyDynamicDns => ("allow_any_dynamic_dns", to(DYNAMIC_DNS.into())),
         OutboundMode::RegistryOnly => (
             "block_all",
             route::route::Action::DirectResponse(route::DirectResponseAction {

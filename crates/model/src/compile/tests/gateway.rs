@@ -1,6 +1,8 @@
 //! Gateways: merging of servers, secrets, and what a change affects.
 
-use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::tls::v3::{Secret, secret::Type};
+use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::tls::v3::{
+    DownstreamTlsContext, Secret, common_tls_context::ValidationContextType, secret::Type,
+};
 
 use super::*;
 use crate::api::Kind as ObjectKind;
@@ -197,4 +199,72 @@ spec: {action: DENY, selector: {matchLabels: {app: edge}}, rules: [{to: [{operat
     let managers = all.iter().flat_map(configs).filter_map(unpack::<HttpConnectionManager>);
     let managers: Vec<_> = managers.collect();
     assert!(managers[0].http_filters.iter().any(|filter| filter.name == "envoy.filters.http.rbac"));
+}
+
+#[test]
+fn certificates_come_from_several_secrets_or_files() {
+    let sources = |tls: &str| {
+        let text = GATEWAY.replace("{mode: SIMPLE, credentialName: pair}", tls);
+        let (made, _) = compile(&world(&text), &gateway());
+        let socket = at_port(&made, 443).remove(0).transport_socket.unwrap();
+        let Some(core::transport_socket::ConfigType::TypedConfig(any)) = socket.config_type else { panic!() };
+        let context: DownstreamTlsContext = unpack(&any).unwrap();
+        let requires = context.require_client_certificate.unwrap().value;
+        let common = context.common_tls_context.unwrap();
+        let mut names: Vec<String> =
+            common.tls_certificate_sds_secret_configs.into_iter().map(|config| config.name).collect();
+        if let Some(ValidationContextType::CombinedValidationContext(both)) = common.validation_context_type {
+            names.push(both.validation_context_sds_secret_config.unwrap().name);
+        }
+        (names.join(" "), requires)
+    };
+    for (tls, names, requires) in [
+        ("{mode: SIMPLE, credentialNames: [rsa, ec]}", "kubernetes://rsa kubernetes://ec", false),
+        (
+            "{mode: MUTUAL, credentialName: a, caCertCredentialName: roots}",
+            "kubernetes://a kubernetes://roots",
+            true,
+        ),
+        ("{mode: OPTIONAL_MUTUAL, credentialName: a}", "kubernetes://a kubernetes://a-cacert", false),
+        (
+            "{mode: SIMPLE, tlsCertificates: [{serverCertificate: /a, privateKey: /b}]}",
+            "file-cert:/a~/b",
+            false,
+        ),
+        ("{mode: ISTIO_MUTUAL}", "default ROOTCA", true),
+    ] {
+        assert_eq!(sources(tls), (names.to_owned(), requires), "{tls}");
+    }
+}
+
+#[test]
+fn a_listener_without_routes_for_its_connections_is_left_out() {
+    let more = r#"
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: bytes, namespace: shop}
+spec:
+  selector: {app: edge}
+  servers:
+  - {port: {number: 81, name: tcp, protocol: TCP}, hosts: ["*"]}
+  - {port: {number: 82, name: pass, protocol: TLS}, hosts: ["*.example.com"], tls: {}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: pass, namespace: shop}
+spec:
+  hosts: ["*.example.com"]
+  gateways: [bytes]
+  tls:
+  - {match: [{sniHosts: [b.example.com]}], route: [{destination: {host: db, port: {number: 3306}}}]}
+  - {match: [{sniHosts: [b.example.com]}], route: [{destination: {host: db, port: {number: 80}}}]}
+"#;
+    let (made, _) = compile(&world(&format!("{GATEWAY}{more}")), &gateway());
+    assert_eq!(names(&made, Kind::Listener), ["0.0.0.0_443", "0.0.0.0_80", "0.0.0.0_82"]);
+    let all = at_port(&made, 82);
+    assert_eq!(all.len(), 1, "Envoy refuses two chains with one match");
+    let proxies = all.iter().flat_map(configs).filter_map(unpack::<TcpProxy>);
+    let prefixes: Vec<_> = proxies.map(|proxy| proxy.stat_prefix).collect();
+    assert_eq!(prefixes, ["outbound|3306||db.shop.svc.cluster.local"]);
 }

@@ -145,7 +145,7 @@ spec:
   endpoints: [{address: 10.8.0.1}]
 ",
     );
-    let scope = ClientScope::of(&client("shop"), &std::collections::BTreeSet::new());
+    let scope = ClientScope::of(&client("shop"), &crate::world::Grouping::default());
     let made = compile_part(&world, &scope, &Part::Names);
     let of_name: Vec<_> = made.iter().filter(|resource| &*resource.name == "db.shop:80").collect();
     assert_eq!(of_name.len(), 1);

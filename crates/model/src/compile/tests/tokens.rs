@@ -50,8 +50,8 @@ fn no_token_is_valid_until_the_key_set_is_known() {
     world.take_changes();
     assert!(world.set_key_set(&issuer, Some(Arc::from("the set"))));
     let changes = world.take_changes();
-    let affected = |namespace: &str| changes.everything || changes.workloads_in.contains(namespace);
-    assert!(affected("shop") && !affected("other"), "{changes:?}");
+    let other = ProxyView { namespace: "other".into(), ..view() };
+    assert!(changes.affects_own(&view()) && !changes.affects_own(&other), "{changes:?}");
     assert_eq!([&key_sets(&world)[0], &key_sets(&world)[2]], [NO_KEY, "the set"]);
     assert!(!world.set_key_set(&issuer, Some(Arc::from("the set"))));
 }

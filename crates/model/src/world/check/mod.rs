@@ -2,6 +2,7 @@
 //! answers 503 until the host or subset exists.
 
 mod entries;
+mod gateways;
 mod policies;
 mod rules;
 mod services;
@@ -19,6 +20,7 @@ impl World {
         let mut report = Report { world: self, diagnostics: Vec::new() };
         report.virtual_services();
         report.destination_rules();
+        report.gateways();
         report.services();
         report.service_accounts();
         report.service_entries();

@@ -26,14 +26,6 @@ impl Report<'_> {
             let about = About { entry, kind: Kind::VirtualService };
             let spec = &entry.object.spec;
             if !spec.is_for_mesh() {
-                let message = "applies to gateways only, and gateways are not supported yet";
-                self.report(
-                    &about,
-                    Severity::Warning,
-                    "spec.gateways",
-                    message,
-                    "add mesh to apply it to sidecars",
-                );
                 continue;
             }
             self.hosts(&about, spec);
@@ -140,7 +132,12 @@ impl Report<'_> {
         }
     }
 
-    fn destination(&mut self, about: &About<'_, VirtualService>, field: &str, destination: &Destination) {
+    pub(super) fn destination(
+        &mut self,
+        about: &About<'_, VirtualService>,
+        field: &str,
+        destination: &Destination,
+    ) {
         let full = fqdn(&destination.host, about.namespace());
         let Some(service) = self.world.service(&full) else {
             let message = format!("there is no service {full}; requests get 503");
@@ -311,7 +308,7 @@ impl Report<'_> {
 }
 
 /// Returns all destinations of a rule, with their fields.
-fn destinations(route: &HttpRoute) -> impl Iterator<Item = (String, &Destination)> {
+pub(super) fn destinations(route: &HttpRoute) -> impl Iterator<Item = (String, &Destination)> {
     let routes = route.route.iter().enumerate();
     let routes = routes.map(|(index, target)| (format!("route[{index}].destination"), &target.destination));
     let mirrors = route.mirrors.iter().enumerate();

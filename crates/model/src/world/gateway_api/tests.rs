@@ -41,7 +41,7 @@ fn world(yaml: &str) -> World {
 
 /// Returns the VirtualService of a port of the cart for clients of a namespace.
 fn found(world: &World, port: u16, client: &str) -> Option<VirtualService> {
-    world.virtual_service_on(CART, port, client).map(|found| found.spec.clone())
+    world.virtual_service_on(CART, port, client, |_| true).map(|found| found.spec.clone())
 }
 
 fn names(world: &World, port: u16, client: &str) -> Vec<String> {

@@ -1,0 +1,184 @@
+//! Services and VirtualServices that a client sees by its Sidecar.
+//!
+//! A client has clusters for the services of all egress listeners, and for the destinations of the VirtualServices that
+//! it sees. A listener has only its own services: an egress listener with a port those that it names, one without a
+//! port those of all other ports.
+
+use std::sync::Arc;
+
+use skysail_core::ClusterName;
+
+use super::{
+    Scope,
+    clusters::{BLACK_HOLE, PASSTHROUGH},
+    listeners,
+};
+use crate::{
+    Outline,
+    api::{
+        MeshConfig, Service, ServicePort, Typed, VirtualService,
+        mesh_config::OutboundMode,
+        sidecar::{Egress, EgressListener},
+    },
+    world::World,
+};
+
+impl<'a> Scope<'a> {
+    /// Returns the services for which a client has clusters, with the ports that it may use.
+    pub(super) fn services(&self) -> impl Iterator<Item = Arc<Typed<Service>>> {
+        self.world.services().filter_map(|service| self.seen(service))
+    }
+
+    /// Returns a service with the ports for which a client has clusters; `None` if there are none.
+    pub(super) fn seen(&self, service: &Arc<Typed<Service>>) -> Option<Arc<Typed<Service>>> {
+        if !self.sees(service) {
+            return None;
+        }
+        let listeners = self.egress_listeners();
+        if listeners.is_empty() {
+            return Some(Arc::clone(service));
+        }
+        let host = service.fqdn();
+        let importing: Vec<Option<u16>> = listeners
+            .iter()
+            .filter(|listener| self.imports(listener, service))
+            .map(EgressListener::port)
+            .collect();
+        let has = |port: &ServicePort| importing.iter().any(|of| of.is_none_or(|of| of == port.port));
+        let seen = with_ports(service, has);
+        if seen.is_none() && self.world.is_target_of_rules(listeners, &host, self.namespace) {
+            return Some(Arc::clone(service));
+        }
+        seen
+    }
+
+    /// Returns the services to which routes lead by the name of the service, with the ports that they have there.
+    pub(super) fn routed_services(&self) -> impl Iterator<Item = Arc<Typed<Service>>> {
+        let listeners = self.egress_listeners();
+        self.world.services().filter(|service| self.sees(service)).filter_map(move |service| {
+            if listeners.is_empty() {
+                return Some(Arc::clone(service));
+            }
+            with_ports(service, |port| {
+                let own = listeners.iter().find(|listener| listener.port() == Some(port.port));
+                match own {
+                    Some(own) => self.imports(own, service),
+                    None => self.is_imported_without_port(service),
+                }
+            })
+        })
+    }
+
+    /// Returns the outline of the outbound listeners.
+    pub(super) fn outline(&self) -> Outline {
+        let Some(egress) = self.egress.filter(|egress| !egress.listeners.is_empty()) else {
+            let services = self.world.services().filter(|service| self.sees(service)).map(Arc::clone);
+            return listeners::outline(services, self.egress.cloned(), Vec::new());
+        };
+        let captured = self.world.services().filter(|service| self.sees(service)).filter_map(|service| {
+            with_ports(service, |port| {
+                let mut own = egress
+                    .listeners
+                    .iter()
+                    .filter(|listener| listener.port() == Some(port.port) && !listener.is_bound())
+                    .peekable();
+                match own.peek() {
+                    Some(_) => own.any(|listener| self.imports(listener, service)),
+                    None => self.is_imported_without_port(service),
+                }
+            })
+        });
+        let is_made = |listener: &&EgressListener| listener.is_bound() && !listener.bind.starts_with("unix:");
+        let bound = egress.listeners.iter().filter(is_made);
+        let bound = bound.filter_map(|listener| {
+            let port = listener.port()?;
+            let services = self.world.services().filter(|service| self.sees(service));
+            let services: Vec<_> = services
+                .filter(|service| self.imports(listener, service))
+                .filter_map(|service| with_ports(service, |own| own.port == port))
+                .collect();
+            (!services.is_empty()).then(|| (listener.clone(), services))
+        });
+        listeners::outline(captured, Some(Arc::clone(egress)), bound.collect())
+    }
+
+    /// Returns the VirtualService that routes a host.
+    pub(super) fn virtual_service(&self, host: &str) -> Option<&'a Arc<Typed<VirtualService>>> {
+        let listeners = self.egress_listeners();
+        if listeners.is_empty() {
+            return self.world.virtual_service(host, self.namespace);
+        }
+        let imported = |rule: &Typed<VirtualService>| World::imports_rule(listeners, rule, self.namespace);
+        self.world.virtual_service_where(host, self.namespace, imported)
+    }
+
+    /// Returns the VirtualService that routes a port of a host.
+    pub(super) fn virtual_service_on(&self, host: &str, port: u16) -> Option<&'a Arc<Typed<VirtualService>>> {
+        let listeners = self.egress_listeners();
+        let imported = |rule: &Typed<VirtualService>| World::imports_rule(listeners, rule, self.namespace);
+        self.world.virtual_service_on(host, port, self.namespace, imported)
+    }
+
+    /// Returns the VirtualServices that a client applies, oldest first.
+    pub(super) fn virtual_services(&self) -> Vec<&'a Arc<Typed<VirtualService>>> {
+        let listeners = self.egress_listeners();
+        let mut rules = self.world.virtual_services(self.namespace);
+        rules.retain(|rule| World::imports_rule(listeners, rule, self.namespace));
+        rules
+    }
+
+    /// Returns the egress listeners of the Sidecar; none if it restricts no services.
+    fn egress_listeners(&self) -> &'a [EgressListener] {
+        self.egress.map_or(&[], |egress| &egress.listeners)
+    }
+
+    fn imports(&self, listener: &EgressListener, service: &Typed<Service>) -> bool {
+        listener.imports(self.namespace, &service.meta.namespace, &service.fqdn())
+    }
+
+    fn is_imported_without_port(&self, service: &Typed<Service>) -> bool {
+        let mut listeners = self.egress_listeners().iter().filter(|listener| listener.port.is_none());
+        listeners.any(|listener| self.imports(listener, service))
+    }
+}
+
+/// Policy of a client for traffic to unknown destinations.
+pub(super) struct UnknownDestinations {
+    pub(super) mode: OutboundMode,
+    /// Cluster of connections.
+    pub(super) cluster: String,
+}
+
+impl UnknownDestinations {
+    /// Returns the policy of the Sidecar, otherwise of the mesh.
+    pub(super) fn of(mesh: &MeshConfig, egress: Option<&Egress>) -> Self {
+        let policy = egress.and_then(|egress| egress.policy.as_ref());
+        let mode = policy.map_or(mesh.outbound_traffic_policy.mode, |policy| policy.mode.0);
+        let proxy = policy.and_then(|policy| policy.egress_proxy.as_ref());
+        let cluster = match (mode, proxy) {
+            (OutboundMode::RegistryOnly, _) => BLACK_HOLE.to_owned(),
+            (_, Some(proxy)) => {
+                let port = u16::try_from(proxy.port.number).unwrap_or_default();
+                ClusterName::outbound(port, &proxy.subset, &proxy.host).to_string()
+            }
+            (_, None) => PASSTHROUGH.to_owned(),
+        };
+        Self { mode, cluster }
+    }
+}
+
+/// Returns a service with some of its ports; `None` if it has none of them.
+fn with_ports(
+    service: &Arc<Typed<Service>>,
+    has: impl Fn(&ServicePort) -> bool,
+) -> Option<Arc<Typed<Service>>> {
+    let count = service.spec.ports.iter().filter(|port| has(port)).count();
+    if count == service.spec.ports.len() {
+        return (count > 0).then(|| Arc::clone(service));
+    }
+    (count > 0).then(|| {
+        let mut narrowed = Typed::clone(service);
+        narrowed.spec.ports.retain(has);
+        Arc::new(narrowed)
+    })
+}

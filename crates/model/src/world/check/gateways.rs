@@ -1,0 +1,107 @@
+//! Checks of Gateways and of the VirtualServices that are bound to them: missing Gateways, hosts that no server has,
+//! missing Secrets, selectors without a pod.
+
+use std::collections::BTreeSet;
+
+use super::{About, Report, label_text, rules::destinations, workloads};
+use crate::{
+    api::{Gateway, Kind, Labels, VirtualService, gateway::Server, selects},
+    diagnostic::Severity,
+    world::{BoundRule, gateway_name},
+};
+
+impl Report<'_> {
+    pub(super) fn gateways(&mut self) {
+        for entry in self.world.virtual_services.iter() {
+            let about = About { entry, kind: Kind::VirtualService };
+            self.bound(&about, &entry.object.spec);
+        }
+        for entry in self.world.gateways.iter() {
+            let about = About { entry, kind: Kind::Gateway };
+            let selector = &entry.object.spec.selector;
+            // Only if any workload is known, since rules may be checked alone.
+            let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
+            if any && workloads(self.world, None, selector).next().is_none() {
+                let message = format!("no pod has {}, so nothing listens on its ports", label_text(selector));
+                self.report(&about, Severity::Warning, "spec.selector", message, "check the labels");
+            }
+            for (index, server) in entry.object.spec.servers.iter().enumerate() {
+                self.secrets(&about, &format!("spec.servers[{index}].tls"), server);
+            }
+        }
+    }
+
+    /// Checks the Gateways that a VirtualService names, and its destinations if it is for gateways alone.
+    fn bound(&mut self, about: &About<'_, VirtualService>, spec: &VirtualService) {
+        let namespace = about.namespace();
+        for (index, written) in spec.gateways.iter().enumerate() {
+            let name = gateway_name(written, namespace);
+            let Some((of, bare)) = name.split_once('/') else { continue };
+            let field = format!("spec.gateways[{index}]");
+            let Some(gateway) = self.world.gateways.get(of, bare) else {
+                let message = format!("there is no Gateway {name}, so it has no effect there");
+                let remedy = "add the Gateway, or write NAMESPACE/NAME";
+                self.report(about, Severity::Warning, field, message, remedy);
+                continue;
+            };
+            let own = format!("{of}/");
+            let of_server = |server: &Server| {
+                let full = |host: &String| {
+                    host.strip_prefix("./").map_or(host.clone(), |host| format!("{own}{host}"))
+                };
+                server.hosts.iter().map(full).collect::<Vec<_>>()
+            };
+            let mut servers = gateway.object.spec.servers.iter();
+            let rule = BoundRule::new(&about.entry.object);
+            if !spec.hosts.is_empty()
+                && servers.all(|server| rule.common_hosts(&of_server(server)).is_empty())
+            {
+                let message =
+                    format!("no server of Gateway {name} has these hosts for namespace {namespace}");
+                self.report(about, Severity::Warning, "spec.hosts", message, "add them to hosts of a server");
+            }
+        }
+        if spec.is_for_mesh() {
+            return;
+        }
+        for (index, route) in spec.http.iter().enumerate() {
+            for (field, destination) in destinations(route) {
+                self.destination(about, &format!("spec.http[{index}].{field}"), destination);
+            }
+        }
+    }
+
+    /// Checks that the Secrets of a server exist in the namespaces of the pods that serve it.
+    fn secrets(&mut self, about: &About<'_, Gateway>, field: &str, server: &Server) {
+        let Some(tls) = server.terminating_or_forwarded_tls() else { return };
+        if tls.mode.is_passthrough() {
+            return;
+        }
+        let namespaces = self.namespaces(&about.entry.object.spec.selector);
+        let names =
+            tls.credentials().into_iter().map(|name| name.strip_prefix("kubernetes://").unwrap_or(name));
+        for (name, namespace) in names.flat_map(|name| namespaces.iter().map(move |of| (name, of))) {
+            let secret = self.world.secret(namespace, name);
+            let message = match secret.map(|secret| secret.pair().is_some()) {
+                Some(true) => continue,
+                Some(false) => format!("Secret {namespace}/{name} has no certificate and key"),
+                None => format!("there is no Secret {namespace}/{name}, so clients get no certificate"),
+            };
+            let remedy =
+                "the Secret must be in the namespace of the gateway's pods, with tls.crt and tls.key";
+            self.report(about, Severity::Warning, format!("{field}.credentialName"), message, remedy);
+        }
+    }
+
+    /// Returns the namespaces of the workloads with these labels.
+    fn namespaces(&self, selector: &Labels) -> BTreeSet<String> {
+        let pods = self.world.pods().filter(|pod| !pod.spec.gone && selects(selector, &pod.meta.labels));
+        let templates = self.world.templates().filter(|template| selects(selector, &template.spec.labels));
+        let templates = templates.map(|template| &template.meta.namespace);
+        pods.map(|pod| &pod.meta.namespace)
+            .chain(templates)
+            .filter(|_| !selector.is_empty())
+            .cloned()
+            .collect()
+    }
+}

@@ -1,0 +1,141 @@
+//! Sidecars: which one applies to a workload, and what its clients see of other objects.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::{World, envoy_filters::SharedFilters, fqdn, store::Entry};
+use crate::{
+    ProxyView, Role,
+    api::{
+        Labels, Sidecar, Typed, VirtualService, selects,
+        sidecar::{Egress, EgressListener},
+    },
+};
+
+/// Properties of the World by which views are assigned to scopes ([`ClientScope::of`](crate::ClientScope::of)).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Grouping {
+    /// Keys of the labels of clients on which shared resources depend.
+    pub(crate) label_keys: BTreeSet<String>,
+    /// Sidecars in the order in which they are tried, with their namespaces.
+    sidecars: Vec<(String, Selection)>,
+    root_namespace: String,
+    /// EnvoyFilters of shared resources.
+    pub(crate) filters: SharedFilters,
+}
+
+/// Selector and content of a Sidecar.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Selection {
+    labels: Labels,
+    egress: Option<Arc<Egress>>,
+}
+
+impl Grouping {
+    /// Returns what the Sidecar of a proxy lets it call; `None`: everything.
+    pub(crate) fn egress(&self, view: &ProxyView) -> Option<Arc<Egress>> {
+        if view.role == Role::Router || self.sidecars.is_empty() {
+            return None;
+        }
+        let of = |namespace: &str| {
+            let first = self.sidecars.partition_point(|(of, _)| of.as_str() < namespace);
+            let own = self.sidecars[first..].iter().take_while(|(of, _)| of.as_str() == namespace);
+            own.map(|(_, selection)| selection).collect::<Vec<_>>()
+        };
+        let own = of(&view.namespace).into_iter().find(|one| selects(&one.labels, &view.labels));
+        let root = || of(&self.root_namespace).into_iter().find(|one| one.labels.is_empty());
+        own.or_else(root).and_then(|selection| selection.egress.clone())
+    }
+}
+
+impl World {
+    /// Returns the properties by which views are assigned to scopes.
+    pub fn grouping(&self) -> Grouping {
+        let mut entries: Vec<_> = self.sidecars.iter().collect();
+        entries.sort_by(|a, b| order(a).cmp(&order(b)));
+        let selection = |entry: &&Entry<Sidecar>| {
+            let labels = selector(entry).cloned().unwrap_or_default();
+            let egress = entry.object.spec.egress().map(Arc::new);
+            (entry.object.meta.namespace.clone(), Selection { labels, egress })
+        };
+        Grouping {
+            label_keys: self.label_keys(),
+            sidecars: entries.iter().map(selection).collect(),
+            root_namespace: self.mesh().root_namespace.clone(),
+            filters: self.shared_filters(),
+        }
+    }
+
+    /// Returns the Sidecar of a workload: the oldest of its namespace that selects it, otherwise the oldest of its
+    /// namespace without a selector, otherwise that of the root namespace.
+    pub fn sidecar(&self, namespace: &str, labels: &Labels) -> Option<&Arc<Typed<Sidecar>>> {
+        let first = |namespace: &str, applies: &dyn Fn(&Entry<Sidecar>) -> bool| {
+            let entries = self.sidecars.in_namespace(namespace).filter(|entry| applies(entry));
+            entries.min_by(|a, b| order(a).cmp(&order(b)))
+        };
+        let own = first(namespace, &|entry| selector(entry).is_none_or(|wanted| selects(wanted, labels)));
+        let root = || first(&self.mesh().root_namespace, &|entry| selector(entry).is_none());
+        own.or_else(root).map(|entry| &entry.object)
+    }
+
+    /// Returns whether there are Sidecars. What a client sees then depends on them.
+    pub(super) fn has_sidecars(&self) -> bool {
+        self.sidecars.iter().next().is_some()
+    }
+
+    /// Returns whether a client sees a VirtualService, by `exportTo` and by the hosts of its Sidecar.
+    pub(crate) fn imports_rule(
+        egress: &[EgressListener],
+        rule: &Typed<VirtualService>,
+        client_namespace: &str,
+    ) -> bool {
+        let owner = &rule.meta.namespace;
+        let mut hosts = rule.spec.hosts.iter().map(|host| fqdn(host, owner));
+        egress.is_empty()
+            || hosts
+                .any(|host| egress.iter().any(|listener| listener.imports(client_namespace, owner, &host)))
+    }
+
+    /// Returns whether a VirtualService that a client sees sends requests to a host.
+    pub(crate) fn is_target_of_rules(
+        &self,
+        egress: &[EgressListener],
+        host: &str,
+        client_namespace: &str,
+    ) -> bool {
+        let rules = self.virtual_service_targets.get(host);
+        let mut rules = rules.filter_map(|(namespace, name)| self.virtual_services.get(namespace, name));
+        rules.any(|entry| {
+            // One without hosts is a delegate of others.
+            let is_delegate = entry.object.spec.hosts.is_empty();
+            self.virtual_service_visible(entry, client_namespace)
+                && (is_delegate || Self::imports_rule(egress, &entry.object, client_namespace))
+        })
+    }
+}
+
+/// Returns the labels of a Sidecar's selector; `None` if it applies to the whole namespace.
+fn selector(entry: &Entry<Sidecar>) -> Option<&Labels> {
+    let selector = entry.object.spec.workload_selector.as_ref();
+    selector.map(|selector| &selector.labels).filter(|labels| !labels.is_empty())
+}
+
+/// Returns the sort key: by namespace, those with a selector first, the oldest first.
+fn order(entry: &Entry<Sidecar>) -> (&str, bool, (bool, i64, &str, u32, &str, &str)) {
+    (&entry.object.meta.namespace, selector(entry).is_none(), entry.age())
+}
+
+/// Returns the full names of the hosts to which a VirtualService of the mesh sends requests.
+pub(super) fn targets(rule: &Typed<VirtualService>) -> BTreeSet<String> {
+    if !rule.spec.is_for_mesh() {
+        return BTreeSet::new();
+    }
+    let of_http = rule.spec.http.iter().flat_map(|http| {
+        let routed = http.route.iter().map(|one| &one.destination.host);
+        let mirrors = http.mirrors.iter().map(|one| &one.destination.host);
+        routed.chain(mirrors).chain(http.mirror.iter().map(|one| &one.host))
+    });
+    let of_tls = rule.spec.tls.iter().flat_map(|tls| &tls.route);
+    let of_tcp = rule.spec.tcp.iter().flat_map(|tcp| &tcp.route);
+    let others = of_tls.chain(of_tcp).map(|one| &one.destination.host);
+    of_http.chain(others).map(|host| fqdn(host, &rule.meta.namespace)).collect()
+}
