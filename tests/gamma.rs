@@ -1,4 +1,4 @@
-//! Routes of Gateway API for the mesh: traffic split, matches, redirect, mirror-free filters, consumer routes and grants.
+//! Routes of Gateway API for the mesh: traffic split, matches, redirects, rewrites, consumer routes and grants.
 
 use skysail_testkit::{Mesh, Setup, eventually};
 
@@ -48,6 +48,8 @@ spec:
     backendRefs: [{name: stock-v2, port: 80}]
   - matches: [{path: {value: /moved}}]
     filters: [{type: RequestRedirect, requestRedirect: {hostname: new.example.com, path: {type: ReplacePrefixMatch, replacePrefixMatch: /new}}}]
+  - matches: [{path: {value: /up}}]
+    filters: [{type: RequestRedirect, requestRedirect: {statusCode: 308, path: {type: ReplacePrefixMatch, replacePrefixMatch: /}}}]
   - matches: [{path: {value: /none}}]
     backendRefs: [{name: absent, port: 80}]
   - matches: [{path: {value: /cut}}]
@@ -112,7 +114,14 @@ fn routes_of_gateway_api_apply_to_sidecars() {
     let moved = mesh.run(&["call", "front", "http://stock.shop/moved/a", "-i"]);
     let head = String::from_utf8_lossy(&moved.stdout).into_owned();
     assert!(head.starts_with("HTTP/1.1 302"), "{head}");
-    assert!(head.contains("location: http://new.example.com/new/a"), "{head}");
+    assert!(head.contains("location: http://new.example.com:80/new/a"), "{head}");
+
+    let up = mesh.run(&["call", "front", "http://stock.shop/up/a", "-i"]);
+    let head = String::from_utf8_lossy(&up.stdout).into_owned();
+    assert!(
+        head.starts_with("HTTP/1.1 308") && head.contains("location: http://stock.shop:80/a\r\n"),
+        "{head}"
+    );
 
     // The weights change.
     mesh.edit("mesh.yaml", "{name: stock-v2, port: 80, weight: 0}", "{name: stock-v2, port: 80, weight: 1}");

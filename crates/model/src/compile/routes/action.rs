@@ -51,7 +51,11 @@ pub(super) struct Port<'a> {
 /// Returns the action of a route; `None` if it has no supported action.
 pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
     if let Some(redirect) = &http.redirect {
-        return Some(Action::Redirect(redirection(redirect, port.number)));
+        let mut made = redirection(redirect, port.number);
+        if port.rule.spec.derived.is_some() && redirect.prefix_rewrite == "/" {
+            made.path_rewrite_specifier = Some(PathRewriteSpecifier::RegexRewrite(without_prefix(http)));
+        }
+        return Some(Action::Redirect(made));
     }
     if let Some(response) = &http.direct_response {
         return Some(Action::DirectResponse(direct_response(response)));
@@ -87,14 +91,18 @@ fn of_gateway_api(to: &mut route::RouteAction, http: &HttpRoute) {
     let status = route::route_action::ClusterNotFoundResponseCode::InternalServerError;
     to.cluster_not_found_response_code = status as i32;
     if to.prefix_rewrite == "/" {
-        // The matched prefix is removed, and with it the slash that follows.
-        let matched = http.matches.first().and_then(|found| found.uri.as_ref());
-        let prefix = matched.map_or("", |uri| uri.text().trim_end_matches('/'));
         to.prefix_rewrite = String::new();
-        to.regex_rewrite = Some(matcher::RegexMatchAndSubstitute {
-            pattern: Some(regex(format!("^{}(/?)(.*)", quoted(prefix)))),
-            substitution: r"/\2".to_owned(),
-        });
+        to.regex_rewrite = Some(without_prefix(http));
+    }
+}
+
+/// Returns the rewrite that removes the matched prefix, and with it the slash that follows.
+fn without_prefix(http: &HttpRoute) -> matcher::RegexMatchAndSubstitute {
+    let matched = http.matches.first().and_then(|found| found.uri.as_ref());
+    let prefix = matched.map_or("", |uri| uri.text().trim_end_matches('/'));
+    matcher::RegexMatchAndSubstitute {
+        pattern: Some(regex(format!("^{}(/?)(.*)", quoted(prefix)))),
+        substitution: r"/\2".to_owned(),
     }
 }
 

@@ -194,7 +194,7 @@ fn redirect(from: &Redirect) -> istio::HttpRedirect {
     if let Some(path) = &from.path {
         match path.kind {
             Some(PathModifierType::ReplacePrefixMatch) => {
-                prefix_rewrite = path.replace_prefix_match.clone().unwrap_or_default();
+                prefix_rewrite = prefix(path.replace_prefix_match.as_ref());
             }
             _ => uri = path.replace_full_path.clone().unwrap_or_default(),
         }
@@ -210,15 +210,21 @@ fn redirect(from: &Redirect) -> istio::HttpRedirect {
     }
 }
 
+/// Returns the replacement of a prefix without a slash at its end; `/` removes the matched prefix.
+fn prefix(replacement: Option<&String>) -> String {
+    match replacement.map_or("", |path| path.trim_end_matches('/')) {
+        "" => "/".to_owned(),
+        path => path.to_owned(),
+    }
+}
+
 fn rewrite(from: &UrlRewrite) -> Option<istio::HttpRewrite> {
     let mut made =
         istio::HttpRewrite { authority: from.hostname.clone().unwrap_or_default(), ..Default::default() };
     if let Some(path) = &from.path {
         match path.kind {
             Some(PathModifierType::ReplacePrefixMatch) => {
-                let prefix = path.replace_prefix_match.as_deref().unwrap_or_default().trim_end_matches('/');
-                // `/` removes the matched prefix.
-                made.uri = if prefix.is_empty() { "/".to_owned() } else { prefix.to_owned() };
+                made.uri = prefix(path.replace_prefix_match.as_ref());
             }
             _ => {
                 made.uri_regex_rewrite = Some(istio::RegexRewrite {
