@@ -101,6 +101,7 @@ codecs! {
     envoy_types::pb::envoy::extensions::filters::network::connection_limit::v3::ConnectionLimit,
     envoy_types::pb::envoy::extensions::filters::network::ext_authz::v3::ExtAuthz,
     envoy_types::pb::envoy::extensions::filters::network::http_connection_manager::v3::HttpConnectionManager,
+    envoy_types::pb::envoy::extensions::filters::network::mongo_proxy::v3::MongoProxy,
     envoy_types::pb::envoy::extensions::filters::network::rbac::v3::Rbac,
     envoy_types::pb::envoy::extensions::filters::network::sni_dynamic_forward_proxy::v3::FilterConfig,
     envoy_types::pb::envoy::extensions::filters::network::tcp_proxy::v3::TcpProxy,

@@ -152,6 +152,47 @@ async fn connections_reach_their_original_destination() {
     }
 }
 
+/// Returns a listener whose connections are tunnelled to this target.
+fn tunnelled(target: &str) -> Listener {
+    let Terminal::Tcp(proxy) = tcp() else { unreachable!() };
+    let mut proxy = Arc::into_inner(proxy).unwrap();
+    proxy.tunnel = Some(target.into());
+    listener(Terminal::Tcp(Arc::<TcpProxy>::new(proxy)), None)
+}
+
+#[tokio::test]
+async fn connections_are_tunnelled_through_an_http_proxy() {
+    let asked = "CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n";
+    // The first bytes of the tunnel arrive together with the response, which arrives in two pieces.
+    let open = server(move |_, mut client: Client| async move {
+        let mut head = vec![0; asked.len()];
+        client.stream.read_exact(&mut head).await.unwrap();
+        assert_eq!(String::from_utf8_lossy(&head), asked);
+        client.send("HTTP/1.1 200 OK\r\nx-a: b\r\n").await;
+        tokio::task::yield_now().await;
+        client.send("\r\nhello ").await;
+        let (mut from, mut to) = client.stream.split();
+        tokio::io::copy(&mut from, &mut to).await.unwrap();
+    })
+    .await;
+    let proxy = Proxy::start(tunnelled("a.example:443"), vec![cluster(&[open], None)]).await;
+    let mut client = proxy.connect().await;
+    client.send("world").await;
+    client.stream.shutdown().await.unwrap();
+    assert_eq!(client.rest().await, "hello world");
+
+    for refusal in ["HTTP/1.1 403 Forbidden\r\n\r\nsecret", "SSH-2.0-x\r\n\r\n", "HTTP/1.1 200 "] {
+        let closed = server(move |_, mut client: Client| async move {
+            let mut head = vec![0; asked.len()];
+            client.stream.read_exact(&mut head).await.unwrap();
+            client.send(refusal).await;
+        })
+        .await;
+        let proxy = Proxy::start(tunnelled("a.example:443"), vec![cluster(&[closed], None)]).await;
+        assert_eq!(proxy.connect().await.rest().await, "", "{refusal:?}");
+    }
+}
+
 /// Starts a server that sends everything at once, half-closes, and reports how many bytes it receives.
 async fn brief() -> (SocketAddr, UnboundedReceiver<usize>) {
     let (tell, received) = unbounded_channel();

@@ -228,7 +228,7 @@ impl ServicePort {
     pub(crate) fn scheme(&self) -> Option<String> {
         match self.spec.protocol {
             Protocol::Https => Some("https".to_owned()),
-            Protocol::Tcp | Protocol::Tls | Protocol::Grpc | Protocol::Udp => None,
+            Protocol::Tcp | Protocol::Mongo | Protocol::Tls | Protocol::Grpc | Protocol::Udp => None,
             Protocol::Http | Protocol::Http2 | Protocol::GrpcWeb | Protocol::Unknown => {
                 Some("http".to_owned())
             }

@@ -85,7 +85,7 @@ impl Ports {
 /// Returns the argument by which a stand-in listens on a port.
 pub(crate) fn argument(port: u16, protocol: Protocol) -> String {
     match protocol {
-        Protocol::Tcp | Protocol::Tls | Protocol::Https => format!("{port}/tcp"),
+        Protocol::Tcp | Protocol::Mongo | Protocol::Tls | Protocol::Https => format!("{port}/tcp"),
         _ => format!("{port}/http"),
     }
 }
@@ -102,7 +102,7 @@ impl fmt::Display for Ports {
                 // A server of gRPC-Web speaks gRPC; its sidecar translates.
                 Protocol::Grpc | Protocol::GrpcWeb => "gRPC",
                 Protocol::Http2 => "HTTP/2",
-                Protocol::Tcp => "TCP",
+                Protocol::Tcp | Protocol::Mongo => "TCP",
                 Protocol::Tls | Protocol::Https => "TCP, without TLS",
                 Protocol::Http | Protocol::Udp | Protocol::Unknown => "HTTP",
             };

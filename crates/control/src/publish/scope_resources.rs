@@ -90,7 +90,9 @@ impl ScopeResources {
         changes: &ChangeSet,
         sibling: Option<Sibling<'_>>,
     ) -> Result<CompiledChanges, CompilePanic> {
-        let outline = (changes.everything || changes.names).then(|| outline(world, scope));
+        // The outline has the services, and the VirtualServices with rules for connections.
+        let outlined = changes.everything || changes.names || changes.workloads;
+        let outline = outlined.then(|| outline(world, scope));
         let parts = self.parts_to_compile(world, scope, changes);
         let mut edits = Edits::default();
         if !parts.contains(&Part::Routes) {

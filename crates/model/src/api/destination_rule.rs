@@ -26,6 +26,29 @@ pub struct DestinationRule {
 }
 
 impl DestinationRule {
+    /// Returns the tunnel to a subset; the empty name is the whole service.
+    pub fn tunnel(&self, subset: &str) -> Option<&Tunnel> {
+        let of_subset = self.subsets.iter().find(|known| known.name == subset);
+        let own = of_subset.and_then(|subset| subset.traffic_policy.as_ref()?.tunnel.as_ref());
+        own.or_else(|| self.traffic_policy.as_ref()?.tunnel.as_ref())
+    }
+
+    /// Returns the TLS settings with a `credentialName`, of any port or subset.
+    pub fn credentials(&self) -> impl Iterator<Item = &ClientTls> {
+        let subsets = self.subsets.iter().map(|subset| &subset.traffic_policy);
+        let policies = std::iter::once(&self.traffic_policy).chain(subsets).flatten();
+        let all = policies.flat_map(|policy| {
+            let ports = policy.port_level_settings.iter().map(|port| &port.tls);
+            std::iter::once(&policy.tls).chain(ports).flatten()
+        });
+        all.filter(|tls| !tls.credential_name.is_empty())
+    }
+
+    /// Returns whether a Secret is named for TLS.
+    pub fn has_credential(&self) -> bool {
+        self.credentials().next().is_some()
+    }
+
     /// Returns all load balancer settings, of any port or subset.
     pub fn balancers(&self) -> impl Iterator<Item = &LoadBalancer> {
         let subsets = self.subsets.iter().map(|subset| &subset.traffic_policy);

@@ -56,6 +56,20 @@ impl ExtensionProvider {
         kinds.into_iter().find(|(kind, _)| kind.is_some()).map(|(_, name)| name)
     }
 
+    /// Returns the service of the provider, `HOST` or `NAMESPACE/HOST`.
+    pub fn service(&self) -> Option<&str> {
+        let services = [
+            self.envoy_ext_authz_http.as_ref().map(|of| &of.service),
+            self.envoy_ext_authz_grpc.as_ref().map(|of| &of.service),
+            self.zipkin.as_ref().map(|of| &of.service),
+            self.opentelemetry.as_ref().map(|of| &of.service),
+            self.envoy_http_als.as_ref().map(|of| &of.service),
+            self.envoy_tcp_als.as_ref().map(|of| &of.service),
+            self.envoy_otel_als.as_ref().map(|of| &of.service),
+        ];
+        services.into_iter().flatten().next().map(String::as_str)
+    }
+
     /// Returns the number of kinds that are set; exactly one is valid.
     pub fn kinds(&self) -> usize {
         let set = [

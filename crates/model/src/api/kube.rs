@@ -29,6 +29,8 @@ pub enum Protocol {
     Tls,
     /// Any protocol.
     Tcp,
+    /// TCP with the protocol of MongoDB.
+    Mongo,
     /// UDP; not carried by the mesh.
     Udp,
     /// Undeclared: detected from the first bytes.
@@ -189,6 +191,11 @@ impl Protocol {
         matches!(self, Self::Http2 | Self::Grpc | Self::GrpcWeb)
     }
 
+    /// Returns whether connections begin with a TLS handshake that is passed through.
+    pub const fn is_tls(self) -> bool {
+        matches!(self, Self::Https | Self::Tls)
+    }
+
     /// Parses `appProtocol`, or the part of a port's name before `-`.
     pub(crate) fn parse(word: &str) -> Option<Self> {
         Some(match word.to_ascii_lowercase().as_str() {
@@ -198,7 +205,8 @@ impl Protocol {
             "grpc-web" => Self::GrpcWeb,
             "https" => Self::Https,
             "tls" => Self::Tls,
-            "tcp" | "mongo" | "mysql" | "redis" => Self::Tcp,
+            "tcp" | "mysql" | "redis" => Self::Tcp,
+            "mongo" => Self::Mongo,
             "udp" => Self::Udp,
             _ => return None,
         })

@@ -62,6 +62,10 @@ pub struct MeshConfig {
     pub enable_auto_mtls: bool,
     /// Policy for traffic to unknown destinations.
     pub outbound_traffic_policy: OutboundTrafficPolicy,
+    /// Address at which workloads receive inbound connections.
+    pub inbound_traffic_policy: InboundTrafficPolicy,
+    /// Namespaces whose services and routing objects are used: those that one of these selects. Empty: all.
+    pub discovery_selectors: Vec<NamespaceSelector>,
     /// Retry policy of routes without one.
     pub default_http_retry_policy: Option<HttpRetry>,
     /// Connect timeout.
@@ -88,8 +92,10 @@ pub struct MeshConfig {
     pub extension_providers: Vec<ExtensionProvider>,
     /// Whether the application's metrics are served along with the proxy's.
     pub enable_prometheus_merge: IgnoredValue,
-    /// Whether tracing is enabled; it takes effect once a Telemetry configures it.
+    /// Whether requests are traced without a Telemetry, if the proxy's own configuration names a collector.
     pub enable_tracing: bool,
+    /// Whether listeners have no access log for connections without a matching filter chain.
+    pub disable_envoy_listener_log: bool,
 }
 
 /// Roots in addition to those of the mesh's own authority. Source: `istio.mesh.v1alpha1.MeshConfig.CertificateData`.
@@ -165,12 +171,20 @@ impl MeshConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct DefaultProviders {
-    /// Providers of metrics.
-    pub metrics: Vec<String>,
+    /// Providers of metrics; unset: `prometheus`.
+    pub metrics: Option<Vec<String>>,
     /// Providers of traces; the first is used.
     pub tracing: Vec<String>,
     /// Providers of access logs.
     pub access_logging: Vec<String>,
+}
+
+impl DefaultProviders {
+    /// Returns the providers of metrics.
+    pub fn metrics(&self) -> impl Iterator<Item = &str> {
+        let default = self.metrics.is_none().then_some("prometheus");
+        self.metrics.iter().flatten().map(String::as_str).chain(default)
+    }
 }
 
 /// A setting that is known and has no effect here.
@@ -228,6 +242,79 @@ pub enum OutboundMode {
     AllowAnyDynamicDns,
 }
 
+/// Policy for inbound connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct InboundTrafficPolicy {
+    /// Mode.
+    pub mode: InboundMode,
+}
+
+/// Address at which workloads receive inbound connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum InboundMode {
+    /// The address of the pod.
+    #[default]
+    Passthrough,
+    /// Loopback.
+    Localhost,
+}
+
+/// Selects namespaces by their labels: all conditions must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NamespaceSelector {
+    /// Labels.
+    pub match_labels: BTreeMap<String, String>,
+    /// Conditions on labels.
+    pub match_expressions: Vec<LabelRequirement>,
+}
+
+/// Condition on a label.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct LabelRequirement {
+    /// Label.
+    pub key: String,
+    /// Operator.
+    pub operator: LabelOperator,
+    /// Values.
+    pub values: Vec<String>,
+}
+
+/// Operator of a condition on a label.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum LabelOperator {
+    /// The label has one of the values.
+    #[default]
+    In,
+    /// The label has none of the values, or does not exist.
+    NotIn,
+    /// The label exists.
+    Exists,
+    /// The label does not exist.
+    DoesNotExist,
+}
+
+impl NamespaceSelector {
+    /// Returns whether a namespace is selected; `label` returns its labels.
+    pub fn selects<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
+        let holds = |one: &LabelRequirement| {
+            let value = label(&one.key);
+            let is_listed = value.is_some_and(|value| one.values.iter().any(|known| known == value));
+            match one.operator {
+                LabelOperator::In => is_listed,
+                LabelOperator::NotIn => !is_listed,
+                LabelOperator::Exists => value.is_some(),
+                LabelOperator::DoesNotExist => value.is_none(),
+            }
+        };
+        self.match_labels.iter().all(|(key, value)| label(key) == Some(value))
+            && self.match_expressions.iter().all(holds)
+    }
+}
+
 /// Encoding of access logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
@@ -277,6 +364,8 @@ impl Default for MeshConfig {
             access_log_encoding: LogEncoding::Text,
             enable_auto_mtls: true,
             outbound_traffic_policy: OutboundTrafficPolicy::default(),
+            inbound_traffic_policy: InboundTrafficPolicy::default(),
+            discovery_selectors: Vec::new(),
             default_http_retry_policy: None,
             locality_lb_setting: None,
             connect_timeout: None,
@@ -290,7 +379,8 @@ impl Default for MeshConfig {
             default_providers: DefaultProviders::default(),
             extension_providers: Vec::new(),
             enable_prometheus_merge: IgnoredValue,
-            enable_tracing: false,
+            enable_tracing: true,
+            disable_envoy_listener_log: false,
         }
     }
 }

@@ -135,6 +135,8 @@ pub struct EntryHost {
     pub by_proxy: bool,
     /// Endpoints.
     pub endpoints: Vec<EntryHostEndpoint>,
+    /// Blocks of addresses (CIDR).
+    pub blocks: Vec<String>,
 }
 
 /// Endpoint of a service that a ServiceEntry declared.
@@ -193,6 +195,19 @@ impl EntryHost {
     }
 }
 
+/// Parses a single address, also one in the form of a block (`10.0.0.1/32`).
+fn single_address(text: &str) -> Option<IpAddr> {
+    let (ip, length) = text.split_once('/').unwrap_or((text, ""));
+    let ip: IpAddr = ip.parse().ok()?;
+    let longest = if ip.is_ipv4() { "32" } else { "128" };
+    (length.is_empty() || length == longest).then_some(ip)
+}
+
+/// Returns whether a text is a block of several addresses.
+fn is_block(text: &str) -> bool {
+    text.contains('/') && single_address(text).is_none()
+}
+
 /// Normalizes a host of an entry to the form that rules and services use.
 pub fn host_of(written: &str) -> String {
     written.trim_end_matches('.').to_ascii_lowercase()
@@ -227,9 +242,10 @@ impl Typed<ServiceEntry> {
             resolution: spec.resolution,
             by_proxy: annotations.get(RESOLVE).is_some_and(|by| by == "proxy"),
             endpoints: self.endpoints(host),
+            blocks: spec.addresses.iter().filter(|address| is_block(address)).cloned().collect(),
         };
         let meta = Meta { name: host.to_owned(), annotations, ..self.meta.clone() };
-        let own = spec.addresses.iter().filter_map(|address| address.parse().ok());
+        let own = spec.addresses.iter().filter_map(|address| single_address(address));
         let service = Service {
             cluster_ips: own.chain(allocated.filter(|_| spec.is_allocatable(host))).collect(),
             selector: spec.selector().cloned().unwrap_or_default(),

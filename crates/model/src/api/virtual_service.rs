@@ -388,6 +388,14 @@ impl VirtualService {
     }
 }
 
+impl Delegate {
+    /// Returns the namespace and name of the delegate for a root in this namespace.
+    pub fn key<'a>(&'a self, root: &'a str) -> (&'a str, &'a str) {
+        let namespace = if self.namespace.is_empty() { root } else { &self.namespace };
+        (namespace, &self.name)
+    }
+}
+
 impl HttpMatch {
     /// Returns whether the match applies to sidecars. `rule` is its VirtualService.
     pub fn is_for_mesh(&self, rule: &VirtualService) -> bool {

@@ -42,20 +42,12 @@ pub(super) struct Authorizer {
 impl Authorizer {
     /// Returns the authorizer of this name. An error says why it cannot be used.
     pub(super) fn named(world: &World, name: &str) -> Result<Self, String> {
-        let mut providers = world.mesh().extension_providers.iter().filter(|provider| provider.name == name);
-        let provider = providers.next().ok_or_else(|| {
-            format!("extensionProviders of the mesh configuration has no authorizer {name:?}")
-        })?;
-        if providers.next().is_some() {
-            return Err(format!("extensionProviders of the mesh configuration has several {name:?}"));
+        let provider = world.authorizer(name)?;
+        match (&provider.envoy_ext_authz_http, &provider.envoy_ext_authz_grpc) {
+            (Some(http), _) => over_http(world, name, http),
+            (None, Some(grpc)) => over_grpc(world, name, grpc),
+            (None, None) => Err(format!("provider {name:?} is no external authorizer")),
         }
-        if let Some(http) = &provider.envoy_ext_authz_http {
-            return over_http(world, name, http);
-        }
-        if let Some(grpc) = &provider.envoy_ext_authz_grpc {
-            return over_grpc(world, name, grpc);
-        }
-        Err(format!("provider {name:?} is no external authorizer"))
     }
 }
 

@@ -9,7 +9,7 @@ use super::{
     policy::Effective,
 };
 use crate::api::{
-    DestinationRule, Duration, Typed,
+    DestinationRule, Duration, TrafficPolicy, Typed,
     destination_rule::{ConsistentHash, LoadBalancer, SimpleLb, Warmup},
 };
 
@@ -84,7 +84,7 @@ fn size(value: u64) -> Option<UInt64Value> {
 /// Returns the hash policy of a cluster: the part of a request that selects its endpoint.
 pub(super) fn hash_policy(scope: &Scope<'_>, cluster: &str) -> Option<HashPolicy> {
     let name = ClusterName::parse(cluster)?;
-    let rule = scope.world.destination_rule(name.host, scope.namespace)?;
+    let rule = scope.world.destination_rule_for(name.host, scope.namespace, Some(scope.labels))?;
     let hash = consistent_hash(&rule, &name)?;
     let specifier = if let Some(header_name) = hash.http_header_name.clone() {
         PolicySpecifier::Header(Header { header_name, ..Default::default() })
@@ -108,11 +108,17 @@ pub(super) fn hash_policy(scope: &Scope<'_>, cluster: &str) -> Option<HashPolicy
     Some(HashPolicy { policy_specifier: Some(specifier), ..Default::default() })
 }
 
-/// Returns whether a service is balanced by source address. As in Istio, settings for single ports are ignored.
-pub(super) fn hashes_source_ip(rule: Option<&Typed<DestinationRule>>) -> bool {
-    let policy = rule.and_then(|rule| rule.spec.traffic_policy.as_ref());
-    let balancer = policy.and_then(|policy| policy.load_balancer.as_ref());
-    let hash = balancer.and_then(|balancer| balancer.consistent_hash.as_ref());
+/// Returns whether connections to a subset are balanced by source address. As in Istio, settings for single ports are
+/// ignored, and a subset's load balancer replaces that of the rule.
+pub(super) fn hashes_source_ip(rule: Option<&Typed<DestinationRule>>, subset: &str) -> bool {
+    fn balancer(policy: Option<&TrafficPolicy>) -> Option<&LoadBalancer> {
+        policy.and_then(|policy| policy.load_balancer.as_ref())
+    }
+    let whole = rule.and_then(|rule| balancer(rule.spec.traffic_policy.as_ref()));
+    let mut subsets = rule.into_iter().flat_map(|rule| &rule.spec.subsets);
+    let own = subsets.find(|known| !subset.is_empty() && known.name == subset);
+    let own = own.and_then(|subset| balancer(subset.traffic_policy.as_ref()));
+    let hash = own.or(whole).and_then(|balancer| balancer.consistent_hash.as_ref());
     hash.is_some_and(|hash| hash.use_source_ip == Some(true))
 }
 

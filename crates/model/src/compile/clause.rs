@@ -86,6 +86,10 @@ impl Clause<'_> {
                 return Ok(vec![authenticated(by_regex(expression))]);
             }
             Attribute::TrustDomain => {
+                if !value.contains('*') {
+                    let start = MatchPattern::Prefix(format!("spiffe://{value}/"));
+                    return Ok(vec![authenticated(matching(start))]);
+                }
                 let domain = value.split('*').map(escape).collect::<Vec<_>>().join("[^/]*");
                 return Ok(vec![authenticated(by_regex(format!("spiffe://{domain}/.*")))]);
             }

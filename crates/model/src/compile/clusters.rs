@@ -32,10 +32,11 @@ use super::{
     pool, tls,
 };
 use crate::{
-    ProxyView,
+    ProxyView, Role,
     api::{
         DestinationRule, Protocol, Resolution, Service, ServicePort, Typed,
-        destination_rule::{SimpleLb, TlsMode},
+        destination_rule::{ClientTls, ProxyProtocol, SimpleLb, TlsMode},
+        mesh_config::InboundMode,
         sidecar::IngressEndpoint,
     },
 };
@@ -131,18 +132,27 @@ pub(super) fn black_hole() -> cluster::Cluster {
 
 /// Returns the cluster of one of the workload's own ports.
 pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_>) -> cluster::Cluster {
-    let mut made = original_dst(&ClusterName::inbound(port.port).to_string());
-    made.cleanup_interval = Some(seconds(MAX_GO_SECONDS));
-    made.upstream_bind_config = Some(core::BindConfig {
-        source_address: Some(socket(inbound_address(view), 0)),
-        ..Default::default()
-    });
+    let name = ClusterName::inbound(port.port).to_string();
+    let mut made = match scope.world.mesh().inbound_traffic_policy.mode {
+        InboundMode::Localhost => localhost(name, view, port.port),
+        InboundMode::Passthrough => {
+            let mut made = original_dst(&name);
+            made.cleanup_interval = Some(seconds(MAX_GO_SECONDS));
+            made.upstream_bind_config = Some(core::BindConfig {
+                source_address: Some(socket(inbound_address(view), 0)),
+                ..Default::default()
+            });
+            made
+        }
+    };
     made.common_lb_config = Some(CommonLbConfig::default());
     if let Some((_, ingress)) = port.ingress {
         set_destination(&mut made, view, &ingress.default_endpoint);
     }
+    // Selectors of workloads apply to outbound connections only.
     let service = port.services.first().filter(|_| port.ingress.is_none());
-    let rule = service.and_then(|(service, _)| scope.rule(service));
+    let rule =
+        service.and_then(|(service, _)| scope.world.destination_rule(&service.fqdn(), scope.namespace));
     let same = port.services.iter().filter(|(_, known)| known.port == port.services[0].1.port);
     let services = same.map(|(service, _)| *service);
     made.metadata =
@@ -153,7 +163,7 @@ pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_
         ..Default::default()
     };
     pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
-    made.typed_extension_protocol_options = protocol_options(port.protocol, &effective, scope.sniffs);
+    made.typed_extension_protocol_options = protocol_options(port.protocol, &effective, scope.sniffs, None);
     made
 }
 
@@ -178,6 +188,16 @@ fn set_destination(made: &mut cluster::Cluster, view: &ProxyView, endpoint: &str
     made.lb_policy = LbPolicy::RoundRobin as i32;
     made.cluster_discovery_type = Some(ClusterDiscoveryType::Type(DiscoveryType::Static as i32));
     made.load_assignment = Some(endpoints::single(&made.name, address));
+}
+
+/// Returns a cluster that connects to a port of the workload at loopback.
+fn localhost(name: String, view: &ProxyView, port: u16) -> cluster::Cluster {
+    let loopback = if view.ipv4 || !view.ipv6 { "127.0.0.1" } else { "::1" };
+    cluster::Cluster {
+        load_assignment: Some(endpoints::single(&name, address(loopback, port))),
+        circuit_breakers: Some(pool::unlimited()),
+        ..base(name, DiscoveryType::Static)
+    }
 }
 
 /// Returns the clusters of a service port: that of the whole service, then that of each subset.
@@ -241,13 +261,21 @@ fn outbound_cluster(
     if let Some(outlier) = effective.outlier_detection {
         pool::apply_outlier_detection(&mut made, outlier);
     }
-    made.typed_extension_protocol_options = protocol_options(port.protocol, effective, scope.sniffs);
-    apply_tls(scope, &mut made, service, port, &name, effective);
+    let sends = sends_credential(scope, rule, effective);
+    let auto_sni = effective.tls.filter(|_| sends).and_then(auto_sni);
+    made.typed_extension_protocol_options =
+        protocol_options(port.protocol, effective, scope.sniffs, auto_sni);
+    if sends {
+        apply_tls(scope, &mut made, service, port, &name, effective);
+    }
+    if let Some(protocol) = effective.proxy_protocol {
+        send_proxy_protocol(&mut made, protocol);
+    }
     let mut described = describe(std::iter::once(service), rule, subset);
     if subset.is_empty() && entry_host.is_some_and(|entry_host| entry_host.external) {
         described.fields.insert("external".into(), istio::boolean(true));
     }
-    if effective.tls.is_some_and(|tls| matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual)) {
+    if is_originated(effective) {
         // The server has no sidecar, so it would not know the protocols that `istio.alpn` offers.
         let no = ("alpn_override".to_owned(), istio::string("false"));
         described.fields.extend([no]);
@@ -314,6 +342,34 @@ pub(super) fn is_resolved_by_proxies(cluster: &cluster::Cluster) -> bool {
     kinds.iter().any(|kind| cluster.cluster_discovery_type == Some(ClusterDiscoveryType::Type(*kind as i32)))
 }
 
+/// Returns whether the DestinationRule originates TLS to a server without a sidecar.
+fn is_originated(effective: &Effective<'_>) -> bool {
+    effective.tls.is_some_and(|tls| matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual))
+}
+
+/// Returns whether TLS is sent to the client. As in Istio, sidecars get a `credentialName` only from a rule for selected
+/// workloads: all others would wait for a Secret that they may not read. They connect in plain text.
+fn sends_credential(
+    scope: &Scope<'_>,
+    rule: Option<&Typed<DestinationRule>>,
+    effective: &Effective<'_>,
+) -> bool {
+    let has_credential = effective.tls.is_some_and(|tls| !tls.credential_name.is_empty());
+    let is_selected = rule.is_some_and(|rule| rule.spec.workload_selector.is_some());
+    !(is_originated(effective) && has_credential) || scope.role == Role::Router || is_selected
+}
+
+/// Returns the options by which the server name, and the name that is verified, are the authority of the request.
+fn auto_sni(tls: &ClientTls) -> Option<core::UpstreamHttpProtocolOptions> {
+    let originates = matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual);
+    let verifies = tls.subject_alt_names.is_empty() && tls.insecure_skip_verify != Some(true);
+    (originates && tls.sni.is_empty()).then(|| core::UpstreamHttpProtocolOptions {
+        auto_sni: true,
+        auto_san_validation: verifies,
+        ..Default::default()
+    })
+}
+
 /// Sets TLS as the DestinationRule defines it, otherwise mutual TLS to the endpoints with a sidecar.
 fn apply_tls(
     scope: &Scope<'_>,
@@ -352,6 +408,19 @@ fn apply_tls(
     }
 }
 
+/// Sends the PROXY protocol header before everything else on each connection.
+fn send_proxy_protocol(made: &mut cluster::Cluster, protocol: &ProxyProtocol) {
+    let is_v2 = protocol.version == "V2";
+    for found in &mut made.transport_socket_matches {
+        found.transport_socket =
+            found.transport_socket.take().map(|inner| tls::with_proxy_protocol(inner, is_v2));
+    }
+    if made.transport_socket_matches.is_empty() {
+        let inner = made.transport_socket.take().unwrap_or_else(tls::plaintext);
+        made.transport_socket = Some(tls::with_proxy_protocol(inner, is_v2));
+    }
+}
+
 fn protocol_inside_tls(protocol: Protocol, effective: &Effective<'_>) -> tls::UpstreamProtocol {
     if speaks_http2(protocol, effective) {
         tls::UpstreamProtocol::Http2
@@ -380,7 +449,12 @@ fn speaks_http2(protocol: Protocol, effective: &Effective<'_>) -> bool {
 }
 
 /// Returns the protocol options; none for a cluster that only speaks HTTP/1.1 with default settings.
-fn protocol_options(protocol: Protocol, effective: &Effective<'_>, sniffs: bool) -> HashMap<String, Any> {
+fn protocol_options(
+    protocol: Protocol,
+    effective: &Effective<'_>,
+    sniffs: bool,
+    auto_sni: Option<core::UpstreamHttpProtocolOptions>,
+) -> HashMap<String, Any> {
     let common = pool::common_options(effective.connection_pool);
     let use_client = pool::uses_client_protocol(effective.connection_pool);
     let upstream = if speaks_http2(protocol, effective) {
@@ -391,13 +465,14 @@ fn protocol_options(protocol: Protocol, effective: &Effective<'_>, sniffs: bool)
             http2_protocol_options: Some(pool::http2(effective.connection_pool)),
             ..Default::default()
         })
-    } else if common.is_some() {
+    } else if common.is_some() || auto_sni.is_some() {
         explicit(ProtocolConfig::HttpProtocolOptions(Default::default()))
     } else {
         return HashMap::new();
     };
     http_options(HttpProtocolOptions {
         common_http_protocol_options: common,
+        upstream_http_protocol_options: auto_sni,
         upstream_protocol_options: Some(upstream),
         ..Default::default()
     })

@@ -23,7 +23,7 @@ use skysail_xds::{
                             HttpConnectionManager, HttpFilter, Rds, RequestIdExtension,
                             http_connection_manager::{
                                 ForwardClientCertDetails, PathWithEscapedSlashesAction, RouteSpecifier,
-                                SetCurrentClientCertDetails, Tracing, UpgradeConfig,
+                                SetCurrentClientCertDetails, UpgradeConfig,
                             },
                             http_filter,
                         },
@@ -32,24 +32,21 @@ use skysail_xds::{
                 },
                 request_id::uuid::v3::UuidRequestIdConfig,
             },
-            r#type::{
-                metadata::v3::{MetadataKey, MetadataKind, metadata_key, metadata_kind},
-                tracing::v3::{CustomTag, custom_tag},
-            },
         },
         google::protobuf::Value,
     },
-    istio::{self, AlpnConfig, AlpnOverride, AlpnProtocol, StatsConfig},
+    istio::{self, AlpnConfig, AlpnOverride, AlpnProtocol},
 };
 
 use super::{
-    access_log, clusters, packed,
+    clusters, packed,
     pb::{Any, boolean, cluster, from_ads, listener, pack, seconds, types},
+    telemetry::SideTelemetry,
     tls,
 };
 use crate::{
     ProxyView, Role,
-    api::{MeshConfig, kube, mesh_config::Normalization},
+    api::{MeshConfig, mesh_config::Normalization},
 };
 
 const METADATA_EXCHANGE: &str = "istio.metadata_exchange";
@@ -60,6 +57,7 @@ const STATS: &str = "istio.stats";
 pub(super) struct Setting<'a> {
     pub(super) mesh: &'a MeshConfig,
     pub(super) view: &'a ProxyView,
+    pub(super) telemetry: &'a SideTelemetry,
     /// Whether connections from one address go to the same endpoint.
     pub(super) hash_source_ip: bool,
     /// Whether requests of gRPC-Web are translated to gRPC.
@@ -95,13 +93,33 @@ pub(super) fn tcp_chain(
     cluster: &str,
     policy: Vec<listener::Filter>,
 ) -> Vec<listener::Filter> {
+    let proxy = tcp_proxy(setting, cluster.to_owned(), ClusterSpecifier::Cluster(cluster.to_owned()));
+    let exchange = if direction == Direction::Inbound { exchange(setting.view) } else { None };
+    exchange.into_iter().chain(policy).chain(tcp_chain_of(setting, Vec::new(), &proxy)).collect()
+}
+
+/// Returns the filters of the chain for connections to the listener itself, which are not logged.
+pub(super) fn black_hole_chain(
+    setting: Setting<'_>,
+    direction: Direction,
+    cluster: &str,
+) -> Vec<listener::Filter> {
+    let proxy = tcp_proxy(setting, cluster.to_owned(), ClusterSpecifier::Cluster(cluster.to_owned()));
+    let proxy = TcpProxy { access_log: Vec::new(), ..proxy };
+    let exchange = if direction == Direction::Inbound { exchange(setting.view) } else { None };
+    exchange.into_iter().chain(tcp_chain_of(setting, Vec::new(), &proxy)).collect()
+}
+
+/// Returns the filters at the end of a TCP chain. `before` stands before the TCP proxy.
+pub(super) fn tcp_chain_of(
+    setting: Setting<'_>,
+    before: Vec<listener::Filter>,
+    proxy: &TcpProxy,
+) -> Vec<listener::Filter> {
     let mut filters = Vec::new();
-    if direction == Direction::Inbound {
-        filters.extend(exchange(setting.view));
-    }
-    filters.extend(policy);
-    filters.extend(network_stats(setting.view, direction));
-    filters.push(tcp_proxy(setting, cluster));
+    filters.extend(network_stats(setting));
+    filters.extend(before);
+    filters.push(network("envoy.filters.network.tcp_proxy", pack(proxy)));
     filters
 }
 
@@ -146,12 +164,15 @@ fn connection_manager(
     routes: Routes,
     policy: Vec<HttpFilter>,
 ) -> HttpConnectionManager {
-    let uuid = UuidRequestIdConfig { use_request_id_for_trace_sampling: boolean(true), ..Default::default() };
+    let uuid = UuidRequestIdConfig {
+        use_request_id_for_trace_sampling: boolean(setting.telemetry.samples_by_request_id),
+        ..Default::default()
+    };
     let mut manager = HttpConnectionManager {
         stat_prefix,
         http_filters: http_filters(setting, direction, policy),
-        tracing: Some(tracing(setting)),
-        access_log: access_log::of_filter(setting.mesh),
+        tracing: setting.telemetry.tracing.clone(),
+        access_log: setting.telemetry.logs.clone(),
         stream_idle_timeout: Some(seconds(0)),
         use_remote_address: boolean(false),
         proxy_100_continue: true,
@@ -231,7 +252,7 @@ fn http_filters(setting: Setting<'_>, direction: Direction, policy: Vec<HttpFilt
     }
     filters.push(http("envoy.filters.http.fault", pack(&HttpFault::default())));
     filters.push(http("envoy.filters.http.cors", pack(&Cors::default())));
-    filters.extend(stats(view, direction).map(|config| http(STATS, config)));
+    filters.extend(stats(setting).map(|config| http(STATS, config)));
     if setting.dynamic_dns {
         let config = dynamic_forward_proxy::v3::FilterConfig {
             implementation_specifier: Some(
@@ -247,18 +268,18 @@ fn http_filters(setting: Setting<'_>, direction: Direction, policy: Vec<HttpFilt
     filters
 }
 
-fn tcp_proxy(setting: Setting<'_>, cluster: &str) -> listener::Filter {
+/// Returns a TCP proxy to a cluster, or to several.
+pub(super) fn tcp_proxy(setting: Setting<'_>, stat_prefix: String, to: ClusterSpecifier) -> TcpProxy {
     let source_ip = types::HashPolicy {
         policy_specifier: Some(types::hash_policy::PolicySpecifier::SourceIp(Default::default())),
     };
-    let proxy = TcpProxy {
-        stat_prefix: cluster.to_owned(),
-        access_log: access_log::of_filter(setting.mesh),
+    TcpProxy {
+        stat_prefix,
+        access_log: setting.telemetry.logs.clone(),
         hash_policy: setting.hash_source_ip.then_some(source_ip).into_iter().collect(),
-        cluster_specifier: Some(ClusterSpecifier::Cluster(cluster.to_owned())),
+        cluster_specifier: Some(to),
         ..Default::default()
-    };
-    network("envoy.filters.network.tcp_proxy", pack(&proxy))
+    }
 }
 
 /// Returns the network filter that exchanges peer metadata.
@@ -292,16 +313,14 @@ fn peer_metadata(direction: Direction) -> Any {
 }
 
 /// Returns the network filter of Istio's standard metrics.
-pub(super) fn network_stats(view: &ProxyView, direction: Direction) -> Option<listener::Filter> {
-    stats(view, direction).map(|config| network(STATS, config))
+pub(super) fn network_stats(setting: Setting<'_>) -> Option<listener::Filter> {
+    stats(setting).map(|config| network(STATS, config))
 }
 
 /// Returns the filter of Istio's standard metrics.
-fn stats(view: &ProxyView, direction: Direction) -> Option<Any> {
-    // Clients outside of the workload control the host header, so it does not identify a service.
-    let is_foreign = direction == Direction::Inbound || view.role == Role::Router;
-    let config = StatsConfig { disable_host_header_fallback: is_foreign, ..Default::default() };
-    (!view.plain_envoy).then(|| pack(&config))
+fn stats(setting: Setting<'_>) -> Option<Any> {
+    // On inbound requests the client controls the host header, so it does not identify a service.
+    setting.telemetry.stats.clone().filter(|_| !setting.view.plain_envoy)
 }
 
 /// Returns the ALPN offered to the peer by the request's protocol, so that the peer's filter chains see HTTP.
@@ -317,50 +336,5 @@ fn alpn() -> AlpnConfig {
             entry(AlpnProtocol::Http11, http11, "http/1.1"),
             entry(AlpnProtocol::Http2, http2, "h2"),
         ],
-    }
-}
-
-/// Returns sampling and tags of traces, which take effect once a Telemetry enables tracing.
-fn tracing(Setting { mesh, view, .. }: Setting<'_>) -> Tracing {
-    let share = |value: f64| Some(types::Percent { value });
-    let dry_run = [
-        ("istio.authorization.dry_run.allow_policy.name", "istio_dry_run_allow_shadow_effective_policy_id"),
-        ("istio.authorization.dry_run.allow_policy.result", "istio_dry_run_allow_shadow_engine_result"),
-        ("istio.authorization.dry_run.deny_policy.name", "istio_dry_run_deny_shadow_effective_policy_id"),
-        ("istio.authorization.dry_run.deny_policy.result", "istio_dry_run_deny_shadow_engine_result"),
-    ];
-    let mut tags: Vec<CustomTag> = dry_run.iter().map(|(tag, key)| metadata_tag(tag, key)).collect();
-    let own = [
-        ("istio.canonical_revision", kube::canonical_revision(&view.labels)),
-        ("istio.canonical_service", &view.canonical_service),
-        ("istio.cluster_id", &view.cluster_id),
-        ("istio.mesh_id", mesh.mesh_id()),
-        ("istio.namespace", &view.namespace),
-    ];
-    tags.extend(own.iter().filter(|(_, value)| !value.is_empty()).map(|(tag, value)| CustomTag {
-        tag: (*tag).to_owned(),
-        r#type: Some(custom_tag::Type::Literal(custom_tag::Literal { value: (*value).to_owned() })),
-    }));
-    Tracing {
-        client_sampling: share(100.0),
-        random_sampling: share(1.0),
-        overall_sampling: share(100.0),
-        custom_tags: tags,
-        ..Default::default()
-    }
-}
-
-fn metadata_tag(tag: &str, key: &str) -> CustomTag {
-    let segment = metadata_key::path_segment::Segment::Key(key.to_owned());
-    CustomTag {
-        tag: tag.to_owned(),
-        r#type: Some(custom_tag::Type::Metadata(custom_tag::Metadata {
-            kind: Some(MetadataKind { kind: Some(metadata_kind::Kind::Request(metadata_kind::Request {})) }),
-            metadata_key: Some(MetadataKey {
-                key: "envoy.filters.http.rbac".into(),
-                path: vec![metadata_key::PathSegment { segment: Some(segment) }],
-            }),
-            ..Default::default()
-        })),
     }
 }

@@ -9,7 +9,7 @@
 //! - [`policy`], [`pool`], [`balance`] and [`locality`]: settings of DestinationRules
 //! - [`tls`], [`clusters`], [`endpoints`]
 //! - [`clause`], [`authorizer`], [`jwt`] and [`rbac`]: authentication of requests and authorization
-//! - [`access_log`], [`filters`], [`listeners`], [`routes`], [`nametable`]
+//! - [`access_log`], [`tracing`], [`telemetry`], [`filters`], [`listeners`], [`routes`], [`nametable`]
 //! - [`grpc`]: clients without a proxy
 //! - [`envoy_filter`]: patches of the result
 
@@ -34,7 +34,9 @@ mod policy;
 mod pool;
 mod rbac;
 mod routes;
+mod telemetry;
 mod tls;
+mod tracing;
 mod visibility;
 
 use std::sync::Arc;
@@ -184,6 +186,7 @@ pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resou
         Role::Grpc => {}
         Role::Sidecar => add_sidecar(&mut made, &scope, view, outline, &mut findings),
     }
+    gateway::secrets::of_rules(world, view).into_iter().for_each(|secret| made.insert(secret));
     let (made, warnings) = envoy_filter::patch_own(world, view, made);
     findings.list.extend(warnings);
     (made, findings.list)
@@ -254,7 +257,7 @@ impl<'a> Scope<'a> {
 
     /// Returns the rule that a client of this scope applies to a service.
     fn rule(&self, service: &Typed<Service>) -> Option<Arc<Typed<DestinationRule>>> {
-        self.world.destination_rule(&service.fqdn(), self.namespace)
+        self.world.destination_rule_for(&service.fqdn(), self.namespace, Some(self.labels))
     }
 }
 

@@ -88,6 +88,13 @@ static AUTHORIZATION_RESPONSE: Shape =
 static AUTHORIZATION_SERVICE: Shape = shape(&[], &[(1, &HTTP_URI), (8, &AUTHORIZATION_RESPONSE)]);
 static EXT_AUTHZ: Shape =
     shape(&[1, 3], &[(1, &GRPC_SERVICE), (3, &AUTHORIZATION_SERVICE), (17, &MATCHER_LIST)]);
+static FORMAT: Shape = shape(&[1, 2, 5], &[(2, &STRUCT)]);
+static FILE_LOG: Shape = shape(&[2, 3, 4, 5], &[(5, &FORMAT)]);
+static HTTP_SERVICE: Shape = shape(&[], &[(1, &HTTP_URI)]);
+static OPENTELEMETRY: Shape = shape(&[], &[(1, &GRPC_SERVICE), (3, &HTTP_SERVICE)]);
+static ZIPKIN: Shape = shape(&[], &[(9, &HTTP_SERVICE)]);
+static METRIC: Shape = with_maps(&[1], &[]);
+static STATS: Shape = shape(&[], &[(8, &METRIC)]);
 static TCP_EXT_AUTHZ: Shape = shape(&[], &[(2, &GRPC_SERVICE)]);
 
 /// Encodes a virtual host of a route configuration, with its domains as aliases.
@@ -126,6 +133,10 @@ pub(super) fn in_go_order(message: &str, body: Vec<u8>) -> Vec<u8> {
         "filters.network.http_connection_manager.v3.HttpConnectionManager" => &HTTP_MANAGER,
         "filters.network.tcp_proxy.v3.TcpProxy" => &TCP_PROXY,
         "filters.http.fault.v3.HTTPFault" => &FAULT,
+        "access_loggers.file.v3.FileAccessLog" => &FILE_LOG,
+        "envoy.config.trace.v3.OpenTelemetryConfig" => &OPENTELEMETRY,
+        "envoy.config.trace.v3.ZipkinConfig" => &ZIPKIN,
+        "stats.PluginConfig" => &STATS,
         "filters.http.jwt_authn.v3.JwtAuthentication" => &JWT,
         "filters.http.ext_authz.v3.ExtAuthz" => &EXT_AUTHZ,
         "filters.network.ext_authz.v3.ExtAuthz" => &TCP_EXT_AUTHZ,
@@ -183,8 +194,20 @@ fn ordered(shape: &Shape, mut rest: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn flush(entries: &mut Vec<Vec<u8>>, to: &mut Vec<u8>) {
-    entries.sort_unstable();
+    entries.sort_unstable_by(|a, b| map_key(a).cmp(&map_key(b)));
     entries.drain(..).for_each(|entry| to.extend(entry));
+}
+
+/// Returns the key of a map's entry, if it is a text. An entry without a key has the empty one.
+fn map_key(mut entry: &[u8]) -> Option<&[u8]> {
+    decode_key(&mut entry).ok()?;
+    decode_varint(&mut entry).ok()?;
+    let (number, WireType::LengthDelimited) = decode_key(&mut entry).ok()? else { return None };
+    if number != 1 {
+        return Some(&[]);
+    }
+    let length = usize::try_from(decode_varint(&mut entry).ok()?).ok()?;
+    entry.get(..length)
 }
 
 #[cfg(test)]

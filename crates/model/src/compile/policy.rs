@@ -5,7 +5,9 @@
 
 use crate::api::{
     DestinationRule, Subset, TrafficPolicy,
-    destination_rule::{ClientTls, ConnectionPool, LoadBalancer, OutlierDetection, RetryBudget},
+    destination_rule::{
+        ClientTls, ConnectionPool, LoadBalancer, OutlierDetection, ProxyProtocol, RetryBudget,
+    },
 };
 
 /// Effective settings of a traffic policy for one port.
@@ -17,6 +19,8 @@ pub(super) struct Effective<'a> {
     pub(super) tls: Option<&'a ClientTls>,
     /// Retry budget; settings for a port have none.
     pub(super) retry_budget: Option<&'a RetryBudget>,
+    /// PROXY protocol; settings for a port do not replace it.
+    pub(super) proxy_protocol: Option<&'a ProxyProtocol>,
 }
 
 impl<'a> Effective<'a> {
@@ -30,8 +34,9 @@ impl<'a> Effective<'a> {
         let whole = Self::of_rule(rule, port);
         let Some(policy) = &subset.traffic_policy else { return whole };
         let (own, replaces) = Self::of_port(policy, port);
+        let proxy_protocol = own.proxy_protocol.or(whole.proxy_protocol);
         if replaces {
-            return own;
+            return Self { proxy_protocol, ..own };
         }
         Self {
             load_balancer: own.load_balancer.or(whole.load_balancer),
@@ -39,6 +44,7 @@ impl<'a> Effective<'a> {
             outlier_detection: own.outlier_detection.or(whole.outlier_detection),
             tls: own.tls.or(whole.tls),
             retry_budget: own.retry_budget.or(whole.retry_budget),
+            proxy_protocol,
         }
     }
 
@@ -52,6 +58,7 @@ impl<'a> Effective<'a> {
                 outlier_detection: own.outlier_detection.as_ref(),
                 tls: own.tls.as_ref(),
                 retry_budget: None,
+                proxy_protocol: policy.proxy_protocol.as_ref(),
             },
             None => Self {
                 load_balancer: policy.load_balancer.as_ref(),
@@ -59,6 +66,7 @@ impl<'a> Effective<'a> {
                 outlier_detection: policy.outlier_detection.as_ref(),
                 tls: policy.tls.as_ref(),
                 retry_budget: policy.retry_budget.as_ref(),
+                proxy_protocol: policy.proxy_protocol.as_ref(),
             },
         };
         (settings, of_port.is_some())

@@ -61,7 +61,7 @@ pub(super) fn apply_retry_budget(made: &mut cluster::Cluster, from: &RetryBudget
         limits.retry_budget = Some(thresholds::RetryBudget {
             budget_percent: from.percent.map(|value| types::Percent { value }),
             min_retry_concurrency: Some(from.min_retry_concurrency).filter(|min| *min > 0).and_then(uint32),
-            ..Default::default()
+            budget_interval: from.budget_interval.map(|length| duration(length.0)),
         });
     }
 }

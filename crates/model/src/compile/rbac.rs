@@ -115,14 +115,11 @@ impl Authorization {
                         }
                     }
                 }
-                Err(reason) => {
+                // Reported by the checks of the World.
+                Err(_) => {
                     let denied = |tcp| [Some(with_suffix(of(tcp), NO_AUTHORIZER)), None];
                     self.http.push(http_rbac(&denied(false), ""));
                     self.tcp.push(tcp_rbac(&denied(true), ""));
-                    for policy in policies {
-                        let message = format!("{reason}: requests that match its rules are denied");
-                        findings.warn(policy, "spec.provider.name", &message, "correct the provider");
-                    }
                 }
             }
         }

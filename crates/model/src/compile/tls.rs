@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use skysail_core::SpiffeId;
 use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::{
+    proxy_protocol::v3::ProxyProtocolUpstreamTransport,
     raw_buffer::v3::RawBuffer,
     tls::v3::{
         CertificateProviderPluginInstance, CertificateValidationContext, CommonTlsContext,
@@ -27,6 +28,10 @@ use crate::api::{
 
 /// Secret with the roots of each trust domain, from the control plane.
 const BUNDLES: &str = "trust-bundles";
+/// Prefix of the names of Kubernetes Secrets in secret discovery.
+const KUBERNETES: &str = "kubernetes://";
+/// Suffix of the name of the secret with only the CA certificates of a credential.
+const CA_SUFFIX: &str = "-cacert";
 /// ALPN of TCP between sidecars that exchange metadata.
 pub(super) const PEER_EXCHANGE: &str = "istio-peer-exchange";
 /// ALPN of TCP between sidecars.
@@ -113,33 +118,56 @@ fn names_of<'a>(
     names.map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))).collect()
 }
 
-/// Returns other TLS as a DestinationRule defines it. The proxy's agent reads files by name.
+/// Returns other TLS as a DestinationRule defines it. The proxy's agent reads files by name; the control plane serves
+/// Secrets.
 pub(super) fn client(settings: &ClientTls, inside: UpstreamProtocol) -> core::TransportSocket {
     let names = settings.subject_alt_names.iter().cloned();
     let names = names.map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))).collect();
     let alpn: &[&str] = if inside == UpstreamProtocol::Http2 { &["h2"] } else { &[] };
-    let root = if settings.ca_certificates.is_empty() { "system" } else { &settings.ca_certificates };
-    let mut context = common(names, secret("ROOTCA"), &[], alpn);
-    context.tls_certificate_sds_secret_configs.clear();
-    if settings.mode == TlsMode::Mutual {
+    let credential = &settings.credential_name;
+    let (pair, root) = if credential.is_empty() {
+        let root = if settings.ca_certificates.is_empty() { "system" } else { &settings.ca_certificates };
         let pair = format!("file-cert:{}~{}", settings.client_certificate, settings.private_key);
-        context.tls_certificate_sds_secret_configs.push(file(&pair));
-    }
-    match &mut context.validation_context_type {
-        _ if settings.insecure_skip_verify == Some(true) => {
-            let anybody = ValidationContextType::ValidationContext(CertificateValidationContext::default());
-            context.validation_context_type = Some(anybody);
-        }
-        Some(ValidationContextType::CombinedValidationContext(combined)) => {
-            combined.validation_context_sds_secret_config = Some(file(&format!("file-root:{root}")));
-        }
-        _ => {}
+        (file(&pair), file(&format!("file-root:{root}")))
+    } else {
+        (of_credential(credential), of_credential(&format!("{credential}{CA_SUFFIX}")))
+    };
+    let mut context = common(names, root, &[], alpn);
+    let is_mutual = settings.mode == TlsMode::Mutual;
+    context.tls_certificate_sds_secret_configs = is_mutual.then_some(pair).into_iter().collect();
+    if settings.insecure_skip_verify == Some(true) {
+        let unverified = ValidationContextType::ValidationContext(CertificateValidationContext::default());
+        context.validation_context_type = credential.is_empty().then_some(unverified);
+    } else if !settings.ca_crl.is_empty()
+        && let Some(ValidationContextType::CombinedValidationContext(combined)) =
+            &mut context.validation_context_type
+        && let Some(validation) = &mut combined.default_validation_context
+    {
+        validation.crl = Some(core::DataSource {
+            specifier: Some(core::data_source::Specifier::Filename(settings.ca_crl.clone())),
+            ..Default::default()
+        });
     }
     tls_socket(pack(&UpstreamTlsContext {
         common_tls_context: Some(context),
         sni: settings.sni.clone(),
         ..Default::default()
     }))
+}
+
+/// Returns the configuration of a Secret that the control plane serves.
+fn of_credential(name: &str) -> SdsSecretConfig {
+    let name = if name.contains("://") { name.to_owned() } else { format!("{KUBERNETES}{name}") };
+    SdsSecretConfig {
+        name,
+        sds_config: Some(core::ConfigSource {
+            resource_api_version: core::ApiVersion::V3 as i32,
+            config_source_specifier: Some(core::config_source::ConfigSourceSpecifier::Ads(
+                core::AggregatedConfigSource::default(),
+            )),
+            ..Default::default()
+        }),
+    }
 }
 
 /// Returns TLS of inbound connections. `tcp` is true for connections that are not parsed as HTTP.
@@ -154,6 +182,21 @@ pub(super) fn downstream(mesh: &MeshConfig, tcp: bool, plain_envoy: bool) -> cor
         require_client_certificate: boolean(true),
         ..Default::default()
     }))
+}
+
+/// Returns a transport socket that sends the PROXY protocol header first.
+pub(super) fn with_proxy_protocol(inner: core::TransportSocket, is_v2: bool) -> core::TransportSocket {
+    let version = if is_v2 {
+        core::proxy_protocol_config::Version::V2
+    } else {
+        core::proxy_protocol_config::Version::V1
+    };
+    let config = ProxyProtocolUpstreamTransport {
+        config: Some(core::ProxyProtocolConfig { version: version as i32, ..Default::default() }),
+        transport_socket: Some(inner),
+        ..Default::default()
+    };
+    socket("envoy.transport_sockets.upstream_proxy_protocol", pack(&config))
 }
 
 /// Returns plain text.

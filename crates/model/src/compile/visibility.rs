@@ -73,7 +73,13 @@ impl<'a> Scope<'a> {
     pub(super) fn outline(&self) -> Outline {
         let Some(egress) = self.egress.filter(|egress| !egress.listeners.is_empty()) else {
             let services = self.world.services().filter(|service| self.sees(service)).map(Arc::clone);
-            return listeners::outline(services, self.egress.cloned(), Vec::new());
+            return listeners::outline(
+                self.world,
+                self.namespace,
+                services,
+                self.egress.cloned(),
+                Vec::new(),
+            );
         };
         let captured = self.world.services().filter(|service| self.sees(service)).filter_map(|service| {
             with_ports(service, |port| {
@@ -99,7 +105,7 @@ impl<'a> Scope<'a> {
                 .collect();
             (!services.is_empty()).then(|| (listener.clone(), services))
         });
-        listeners::outline(captured, Some(Arc::clone(egress)), bound.collect())
+        listeners::outline(self.world, self.namespace, captured, Some(Arc::clone(egress)), bound.collect())
     }
 
     /// Returns the VirtualService that routes a host.

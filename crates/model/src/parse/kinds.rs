@@ -41,7 +41,6 @@ const GROUPS: &[(&str, &[&str])] = &[
 /// Kinds that change the behaviour of a mesh and are not supported yet.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("networking.istio.io", &["WorkloadEntry", "WorkloadGroup", "ProxyConfig"]),
-    ("telemetry.istio.io", &["Telemetry"]),
     ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
     ("gateway.networking.k8s.io", &["UDPRoute", "BackendTLSPolicy"]),
     ("networking.k8s.io", &["Ingress"]),

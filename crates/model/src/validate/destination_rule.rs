@@ -3,7 +3,9 @@
 use super::{Finding, Findings, export_to, host, is_label_text, percent, port, positive};
 use crate::api::{
     DestinationRule, TrafficPolicy,
-    destination_rule::{ClientTls, ConnectionPool, ConsistentHash, LoadBalancer, OutlierDetection, TlsMode},
+    destination_rule::{
+        ClientTls, ConnectionPool, ConsistentHash, LoadBalancer, OutlierDetection, TlsMode, Tunnel,
+    },
 };
 
 /// Label of the Kubernetes node. Clients of different nodes share their configuration.
@@ -36,7 +38,35 @@ pub(crate) fn destination_rule(spec: &DestinationRule) -> Vec<Finding> {
             traffic_policy(policy, &format!("{field}.trafficPolicy"), &mut findings);
         }
     }
+    if spec.workload_selector.is_none() {
+        for field in credentials(spec) {
+            let message = "reaches gateways only: sidecars get it from rules with a workloadSelector, and connect \
+                           without TLS here";
+            findings.warning(field, message, "add a workloadSelector");
+        }
+    }
     findings.done()
+}
+
+/// Returns the fields with a credential.
+fn credentials(spec: &DestinationRule) -> Vec<String> {
+    let subsets = spec.subsets.iter().enumerate().map(|(index, subset)| {
+        (format!("spec.subsets[{index}].trafficPolicy"), subset.traffic_policy.as_ref())
+    });
+    let policies = std::iter::once(("spec.trafficPolicy".to_owned(), spec.traffic_policy.as_ref()));
+    let mut fields = Vec::new();
+    for (at, policy) in policies.chain(subsets) {
+        let Some(policy) = policy else { continue };
+        let of_ports = policy.port_level_settings.iter().enumerate();
+        let of_ports =
+            of_ports.map(|(index, port)| (format!("{at}.portLevelSettings[{index}]"), port.tls.as_ref()));
+        for (at, tls) in std::iter::once((at.clone(), policy.tls.as_ref())).chain(of_ports) {
+            if tls.is_some_and(|tls| !tls.credential_name.is_empty()) {
+                fields.push(format!("{at}.tls.credentialName"));
+            }
+        }
+    }
+    fields
 }
 
 fn traffic_policy(policy: &TrafficPolicy, field: &str, findings: &mut Findings) {
@@ -51,6 +81,14 @@ fn traffic_policy(policy: &TrafficPolicy, field: &str, findings: &mut Findings) 
     if let Some(share) = policy.retry_budget.as_ref().and_then(|budget| budget.percent) {
         percent(share, &format!("{field}.retryBudget.percent"), findings);
     }
+    if let Some(of) = &policy.tunnel {
+        tunnel(of, &format!("{field}.tunnel"), findings);
+    }
+    let version = policy.proxy_protocol.as_ref().map_or("", |protocol| protocol.version.as_str());
+    if !matches!(version, "" | "V1" | "V2") {
+        let field = format!("{field}.proxyProtocol.version");
+        findings.error(field, format!("{version:?} is not a version"), "use V1 or V2");
+    }
     for (index, of_port) in policy.port_level_settings.iter().enumerate() {
         let field = format!("{field}.portLevelSettings[{index}]");
         port(of_port.port.number, &format!("{field}.port.number"), findings);
@@ -63,6 +101,21 @@ fn traffic_policy(policy: &TrafficPolicy, field: &str, findings: &mut Findings) 
             findings,
         );
     }
+}
+
+fn tunnel(tunnel: &Tunnel, field: &str, findings: &mut Findings) {
+    if !matches!(tunnel.protocol.as_str(), "" | "CONNECT" | "POST") {
+        let message = format!("{:?} is not a protocol", tunnel.protocol);
+        findings.error(format!("{field}.protocol"), message, "use CONNECT");
+    }
+    let name = &tunnel.target_host;
+    if name.contains('*') {
+        let message = format!("{name:?} is not a single host");
+        findings.error(format!("{field}.targetHost"), message, "name one host");
+    } else {
+        host(name, &format!("{field}.targetHost"), findings);
+    }
+    port(tunnel.target_port, &format!("{field}.targetPort"), findings);
 }
 
 fn settings(
@@ -205,6 +258,13 @@ fn client_tls(tls: &ClientTls, field: &str, findings: &mut Findings) {
         (&tls.ca_certificates, "caCertificates"),
         (&tls.credential_name, "credentialName"),
     ];
+    let credential = !tls.credential_name.is_empty();
+    for (value, name) in [files[0], files[1], files[2], (&tls.ca_crl, "caCrl")] {
+        if credential && !value.is_empty() {
+            let message = "is not allowed together with credentialName";
+            findings.error(format!("{field}.{name}"), message, "remove one of them");
+        }
+    }
     match tls.mode {
         TlsMode::IstioMutual => {
             for (_, name) in files.iter().filter(|(value, _)| !value.is_empty()) {

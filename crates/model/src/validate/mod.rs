@@ -6,6 +6,7 @@
 mod ca_certificates;
 mod destination_rule;
 mod envoy_filter;
+mod extension_provider;
 mod gateway;
 mod gateway_api;
 mod ingress;
@@ -125,9 +126,7 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
     if let Some(retries) = &mesh.default_http_retry_policy {
         virtual_service::retries(retries, "defaultHttpRetryPolicy", &mut findings);
     }
-    if mesh.enable_tracing {
-        findings.warning("enableTracing", "tracing is not supported yet and has no effect", "");
-    }
+    extension_provider::check(mesh, &mut findings);
     findings.done()
 }
 

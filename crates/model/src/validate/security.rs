@@ -433,7 +433,7 @@ fn port_text(text: &str, field: &str, findings: &mut Findings) {
     findings.error(field, format!("{text:?} is not a port"), "ports go from 1 to 65535");
 }
 
-fn is_cidr(text: &str) -> bool {
+pub(super) fn is_cidr(text: &str) -> bool {
     let (address, length) =
         text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
     let Ok(address) = address.parse::<std::net::IpAddr>() else { return false };

@@ -16,12 +16,15 @@ pub(crate) fn service_entry(spec: &ServiceEntry) -> Vec<Finding> {
     }
     for (index, address) in spec.addresses.iter().enumerate() {
         let field = format!("spec.addresses[{index}]");
-        let block = address.split_once('/').filter(|(ip, _)| ip.parse::<std::net::IpAddr>().is_ok());
-        if block.is_some_and(|(_, length)| length.parse::<u8>().is_ok_and(|length| length <= 128)) {
-            let message = "CIDR blocks are not supported yet: connections to this one pass through unchanged";
-            findings.warning(field, message, "list the addresses");
-        } else if address.parse::<std::net::IpAddr>().is_err() {
-            findings.error(field, format!("{address:?} is not an IP address"), "write an IP address");
+        let (ip, length) = address.split_once('/').unwrap_or((address, "0"));
+        let ip: Option<IpAddr> = ip.parse().ok();
+        let longest = if ip.is_some_and(|ip| ip.is_ipv6()) { 128 } else { 32 };
+        if ip.is_none()
+            || length.parse::<u8>().is_ok_and(|length| length > longest)
+            || length.parse::<u8>().is_err()
+        {
+            let remedy = "write an IP address, or a block such as 10.0.0.0/8";
+            findings.error(field, format!("{address:?} is not an IP address"), remedy);
         }
     }
     ports(spec, &mut findings);

@@ -30,6 +30,10 @@ pub(super) fn rules(rules: &[HttpRoute], findings: &mut Findings) {
 /// Returns whether a rule matches every request that another one matches. Only single matches are compared, so some
 /// cases are missed.
 fn covers_rule(earlier: &HttpRoute, later: &HttpRoute) -> bool {
+    if earlier.delegate.is_some() {
+        // The delegate may match less.
+        return false;
+    }
     let any = [HttpMatch::default()];
     let earlier = if earlier.matches.is_empty() { &any[..] } else { &earlier.matches };
     let later = if later.matches.is_empty() { &any[..] } else { &later.matches };

@@ -1,9 +1,89 @@
 //! Validation of Telemetry.
 
-use super::Finding;
-use crate::api::Telemetry;
+use super::{Finding, Findings, header_name, percent, positive, security};
+use crate::api::{
+    Telemetry,
+    telemetry::{Metric, MetricSelector, ProviderRef, TagOperation, Tracing},
+};
 
 /// Checks a Telemetry.
-pub(crate) fn telemetry(_: &Telemetry) -> Vec<Finding> {
-    Vec::new()
+pub(crate) fn telemetry(spec: &Telemetry) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    security::attachment(spec.selector.is_some(), spec.target_ref.as_ref(), &spec.target_refs, &mut findings);
+    for (index, one) in spec.tracing.iter().enumerate() {
+        tracing(one, &format!("spec.tracing[{index}]"), &mut findings);
+    }
+    for (index, metrics) in spec.metrics.iter().enumerate() {
+        let field = format!("spec.metrics[{index}]");
+        providers(&metrics.providers, &field, &mut findings);
+        positive(metrics.reporting_interval, &format!("{field}.reportingInterval"), &mut findings);
+        for (index, one) in metrics.overrides.iter().enumerate() {
+            let field = format!("{field}.overrides[{index}]");
+            let both = |of: &MetricSelector| of.metric.is_some() && !of.custom_metric.is_empty();
+            if one.matched.as_ref().is_some_and(both) {
+                let message = "has metric and customMetric";
+                findings.error(format!("{field}.match"), message, "remove one of them");
+            }
+            let is_all = |of: &MetricSelector| of.metric == Some(Metric::AllMetrics);
+            let is_empty = one.disabled.is_none() && one.tag_overrides.is_empty();
+            if is_empty && !one.matched.as_ref().is_some_and(is_all) {
+                findings.warning(&field, "changes nothing", "set disabled or tagOverrides");
+            }
+            for (tag, change) in &one.tag_overrides {
+                let field = skysail_yaml::join(&format!("{field}.tagOverrides"), tag);
+                match (change.operation, change.value.is_empty()) {
+                    (TagOperation::Upsert, true) => {
+                        findings.error(field, "has no value", "set value, or operation: REMOVE");
+                    }
+                    (TagOperation::Remove, false) => {
+                        findings.error(field, "has a value and is removed", "remove value");
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    for (index, log) in spec.access_logging.iter().enumerate() {
+        let field = format!("spec.accessLogging[{index}]");
+        providers(&log.providers, &field, &mut findings);
+        if log.filter.as_ref().is_some_and(|filter| filter.expression.is_empty()) {
+            findings.error(format!("{field}.filter.expression"), "is empty", "set a CEL expression");
+        }
+    }
+    findings.done()
+}
+
+fn providers(list: &[ProviderRef], field: &str, findings: &mut Findings) {
+    for (index, _) in list.iter().enumerate().filter(|(_, provider)| provider.name.is_empty()) {
+        findings.error(format!("{field}.providers[{index}].name"), "is missing", "set a provider's name");
+    }
+}
+
+fn tracing(tracing: &Tracing, field: &str, findings: &mut Findings) {
+    providers(&tracing.providers, field, findings);
+    if tracing.providers.len() > 1 {
+        let message = "only the first provider is used";
+        findings.warning(format!("{field}.providers"), message, "remove the others");
+    }
+    if let Some(share) = tracing.random_sampling_percentage {
+        percent(share, &format!("{field}.randomSamplingPercentage"), findings);
+    }
+    for (name, tag) in tracing.custom_tags.iter().flatten() {
+        let field = skysail_yaml::join(&format!("{field}.customTags"), name);
+        let kinds =
+            [tag.literal.is_some(), tag.environment.is_some(), tag.header.is_some(), tag.formatter.is_some()];
+        if kinds.iter().filter(|is_set| **is_set).count() != 1 {
+            let remedy = "set one of literal, environment, header and formatter";
+            findings.error(&field, "must have exactly one kind of value", remedy);
+        }
+        if name.is_empty() {
+            findings.error(&field, "has no name", "name the tag");
+        }
+        if let Some(header) = &tag.header {
+            header_name(&header.name, &format!("{field}.header.name"), findings);
+        }
+        if tag.environment.as_ref().is_some_and(|of| of.name.is_empty()) {
+            findings.error(format!("{field}.environment.name"), "is empty", "set a variable");
+        }
+    }
 }

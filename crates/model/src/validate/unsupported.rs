@@ -11,25 +11,22 @@ use skysail_yaml::{Node, Value, join};
 type Row = (Kind, &'static str, Option<&'static str>, &'static str);
 
 const NO_EFFECT: &str = "it has no effect";
-
-const AGENT: &str = "connections fail, except those of an Envoy whose agent has the files";
+const BUDGET: &str = "skysail-proxy counts the active requests only";
 
 /// Unsupported fields.
 const TABLE: &[Row] = &[
-    (Kind::VirtualService, "spec.tls", None, "connections are routed without these rules"),
-    (Kind::VirtualService, "spec.tcp", None, "connections are routed without these rules"),
-    (Kind::VirtualService, "spec.http.delegate", None, "requests that match the rule get 503"),
-    (Kind::VirtualService, "spec.http.match.statPrefix", None, NO_EFFECT),
+    (Kind::VirtualService, "spec.http.match.statPrefix", None, "only an Envoy keeps statistics by route"),
     (Kind::VirtualService, "spec.http.fault.delay.exponentialDelay", None, NO_EFFECT),
     (Kind::VirtualService, "spec.http.fault.abort.http2Error", None, NO_EFFECT),
-    (Kind::DestinationRule, "spec.workloadSelector", None, "the rule has no effect at all"),
     (Kind::DestinationRule, "loadBalancer.zoneAwareLbSetting", None, NO_EFFECT),
     (Kind::DestinationRule, "outlierDetection.outlierDetectionHttpErrorCodes", None, NO_EFFECT),
-    (Kind::DestinationRule, "trafficPolicy.tunnel", None, NO_EFFECT),
-    (Kind::DestinationRule, "trafficPolicy.proxyProtocol", None, NO_EFFECT),
-    (Kind::DestinationRule, "trafficPolicy.retryBudget.budgetInterval", None, NO_EFFECT),
-    (Kind::DestinationRule, "tls.mode", Some("SIMPLE"), AGENT),
-    (Kind::DestinationRule, "tls.mode", Some("MUTUAL"), AGENT),
+    (
+        Kind::DestinationRule,
+        "trafficPolicy.tunnel.protocol",
+        Some("POST"),
+        "skysail-proxy refuses the listener",
+    ),
+    (Kind::DestinationRule, "trafficPolicy.retryBudget.budgetInterval", None, BUDGET),
     (Kind::ServiceEntry, "spec.endpoints.network", None, "connections to the endpoint are direct"),
     (
         Kind::RequestAuthentication,

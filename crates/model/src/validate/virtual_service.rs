@@ -3,13 +3,14 @@
 use skysail_core::names::GRPC_STATUS;
 
 use super::{
-    Finding, Findings, export_to, header_name, host, percent, port, positive, regex, shadowed, string_match,
+    Finding, Findings, export_to, header_name, host, percent, port, positive, regex, security::is_cidr,
+    shadowed, string_match,
 };
 use crate::api::{
     Duration, StringMatch, VirtualService,
     virtual_service::{
         Destination, HeaderOps, Headers, HttpDestination, HttpFault, HttpMatch, HttpRedirect, HttpRetry,
-        HttpRewrite, HttpRoute, L4Destination,
+        HttpRewrite, HttpRoute, L4Destination, L4Match,
     },
 };
 
@@ -37,6 +38,9 @@ const RETRY_ON: &[&str] = &[
 pub(crate) fn virtual_service(spec: &VirtualService) -> Vec<Finding> {
     let mut findings = Findings::default();
     hosts(spec, &mut findings);
+    if spec.hosts.is_empty() {
+        delegate(spec, &mut findings);
+    }
     export_to(&spec.export_to, "spec.exportTo", &mut findings);
     if spec.http.is_empty() && spec.tls.is_empty() && spec.tcp.is_empty() {
         findings.error("spec", "has no routes", "add http, tls or tcp");
@@ -44,33 +48,66 @@ pub(crate) fn virtual_service(spec: &VirtualService) -> Vec<Finding> {
     for (index, route) in spec.http.iter().enumerate() {
         http_route(route, &format!("spec.http[{index}]"), &mut findings);
     }
+    for (index, delegate) in
+        spec.http.iter().enumerate().filter_map(|(i, http)| Some((i, http.delegate.as_ref()?)))
+    {
+        if delegate.name.is_empty() {
+            let field = format!("spec.http[{index}].delegate.name");
+            findings.error(field, "is missing", "set the name of a VirtualService without hosts");
+        }
+    }
     shadowed::rules(&spec.http, &mut findings);
     for (index, route) in spec.tls.iter().enumerate() {
         let field = format!("spec.tls[{index}]");
         if route.matches.is_empty() {
             findings.error(format!("{field}.match"), "is missing", "add a match with sniHosts");
         }
-        for (at, matched) in
-            route.matches.iter().enumerate().filter(|(_, matched)| matched.sni_hosts.is_empty())
-        {
-            let _ = matched;
-            findings.error(format!("{field}.match[{at}].sniHosts"), "is missing", "add the server names");
+        for (at, found) in route.matches.iter().enumerate() {
+            let field = format!("{field}.match[{at}]");
+            if found.sni_hosts.is_empty() {
+                findings.error(format!("{field}.sniHosts"), "is missing", "add the server names");
+            }
+            server_names(spec, &found.sni_hosts, &field, &mut findings);
+            l4_match(found, &field, &mut findings);
         }
         l4_destinations(&route.route, &field, &mut findings);
     }
     for (index, route) in spec.tcp.iter().enumerate() {
-        l4_destinations(&route.route, &format!("spec.tcp[{index}]"), &mut findings);
+        let field = format!("spec.tcp[{index}]");
+        for (at, found) in route.matches.iter().enumerate() {
+            let field = format!("{field}.match[{at}]");
+            if !found.sni_hosts.is_empty() {
+                findings.error(format!("{field}.sniHosts"), "is not allowed in tcp", "use tls");
+            }
+            l4_match(found, &field, &mut findings);
+        }
+        l4_destinations(&route.route, &field, &mut findings);
     }
     findings.done()
 }
 
-fn hosts(spec: &VirtualService, findings: &mut Findings) {
-    if spec.hosts.is_empty() {
-        let delegate = spec.gateways.is_empty();
-        let remedy =
-            if delegate { "add the hosts; delegates are not supported yet" } else { "add the hosts" };
-        findings.error("spec.hosts", "is missing", remedy);
+/// Checks a VirtualService without hosts, which has rules for others that delegate to it.
+fn delegate(spec: &VirtualService, findings: &mut Findings) {
+    let message = "is not allowed in a VirtualService without hosts, which is a delegate";
+    if !spec.gateways.is_empty() {
+        findings.error(
+            "spec.gateways",
+            message,
+            "add the hosts, or remove it: the gateways are those of the root",
+        );
     }
+    for (name, given) in [("tls", !spec.tls.is_empty()), ("tcp", !spec.tcp.is_empty())] {
+        if given {
+            findings.error(format!("spec.{name}"), message, "add the hosts, or use http");
+        }
+    }
+    for (index, _) in spec.http.iter().enumerate().filter(|(_, http)| http.delegate.is_some()) {
+        let message = "is not allowed in a delegate: delegation has one level";
+        findings.error(format!("spec.http[{index}].delegate"), message, "name the rules here");
+    }
+}
+
+fn hosts(spec: &VirtualService, findings: &mut Findings) {
     for (index, name) in spec.hosts.iter().enumerate() {
         let field = format!("spec.hosts[{index}]");
         host(name, &field, findings);
@@ -81,6 +118,37 @@ fn hosts(spec: &VirtualService, findings: &mut Findings) {
         if mesh_wide {
             findings.error(&field, "\"*\" matches every host of the mesh", "list the hosts, or set gateways");
         }
+    }
+}
+
+/// Checks that server names belong to the hosts of the VirtualService.
+fn server_names(spec: &VirtualService, names: &[String], field: &str, findings: &mut Findings) {
+    for (index, name) in names.iter().enumerate() {
+        let field = format!("{field}.sniHosts[{index}]");
+        host(name, &field, findings);
+        let name = name.to_ascii_lowercase();
+        if !spec.hosts.iter().any(|host| crate::world::host_matches(&host.to_ascii_lowercase(), &name)) {
+            let message = format!("{name:?} is no subset of the hosts");
+            findings.error(field, message, "use server names below spec.hosts");
+        }
+    }
+}
+
+/// Checks a match of connections.
+fn l4_match(found: &L4Match, field: &str, findings: &mut Findings) {
+    if let Some(number) = found.port {
+        port(number, &format!("{field}.port"), findings);
+    }
+    for (index, subnet) in found.destination_subnets.iter().enumerate() {
+        if !is_cidr(subnet) {
+            let message = format!("{subnet:?} is neither an IP address nor a CIDR block");
+            let field = format!("{field}.destinationSubnets[{index}]");
+            findings.error(field, message, "write an address, or a block such as 10.0.0.0/8");
+        }
+    }
+    if !found.source_subnet.is_empty() {
+        let message = "has no effect, neither here nor in Istio";
+        findings.warning(format!("{field}.sourceSubnet"), message, "use sourceLabels or sourceNamespace");
     }
 }
 
@@ -142,7 +210,7 @@ fn action(route: &HttpRoute, field: &str, findings: &mut Findings) {
     ];
     let given: Vec<&str> = actions.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
     match given[..] {
-        [] => findings.error(field, "has no action", "add route, redirect or directResponse"),
+        [] => findings.error(field, "has no action", "add route, redirect, directResponse or delegate"),
         [_] => {}
         [first, ref rest @ ..] => {
             let message = format!("{first} and {} exclude each other", rest.join(" and "));
@@ -178,8 +246,14 @@ fn http_match(matched: &HttpMatch, field: &str, findings: &mut Findings) {
     for (list, name) in [(&matched.headers, "headers"), (&matched.without_headers, "withoutHeaders")] {
         for (header, part) in list {
             let field = skysail_yaml::join(&at(name), header);
-            if header.starts_with("@request.auth.claims") {
+            let claim = header.strip_prefix("@request.auth.claims");
+            if claim.is_some_and(|rest| rest.starts_with(['.', '['])) {
+                // Gateways match claims of tokens that a RequestAuthentication has verified.
                 string_match(part, &field, true, findings);
+                continue;
+            }
+            if header.starts_with('@') {
+                findings.error(&field, "is not a claim of a token", "write @request.auth.claims.NAME");
                 continue;
             }
             header_name(header, &field, findings);

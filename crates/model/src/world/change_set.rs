@@ -131,7 +131,13 @@ impl World {
                 ChangeSet { gateways, ..ChangeSet::default() }
             }
             Kind::Secret if self.secrets.get(namespace, name).is_some() => {
-                ChangeSet { secrets_in: BTreeSet::from([namespace.to_owned()]), ..ChangeSet::default() }
+                // Sidecars get the secrets of rules that select them.
+                let mut rules =
+                    self.destination_rules.in_namespace(namespace).map(|entry| &entry.object.spec);
+                let of_sidecars = rules.any(|rule| rule.workload_selector.is_some() && rule.has_credential());
+                let own = BTreeSet::from([namespace.to_owned()]);
+                let workloads_in = if of_sidecars { own.clone() } else { BTreeSet::new() };
+                ChangeSet { secrets_in: own, workloads_in, ..ChangeSet::default() }
             }
             Kind::Secret => ChangeSet::nothing(),
             Kind::AuthorizationPolicy | Kind::RequestAuthentication | Kind::Telemetry
@@ -144,21 +150,7 @@ impl World {
             }
             Kind::VirtualService => {
                 let rule = self.virtual_services.get(namespace, name).map(|entry| &entry.object);
-                let Some(rule) = rule else { return ChangeSet::nothing() };
-                let gateways = self.selectors_of(rule);
-                // One without hosts is a delegate of others.
-                if !rule.spec.is_for_mesh() && !rule.spec.hosts.is_empty() {
-                    return ChangeSet { gateways, ..ChangeSet::default() };
-                }
-                if self.has_sidecars() {
-                    return ChangeSet { gateways, ..self.changes_of_imported(rule) };
-                }
-                match self.only_service_of(rule) {
-                    Some(host) => {
-                        ChangeSet { hosts: BTreeSet::from([host]), gateways, ..ChangeSet::default() }
-                    }
-                    None => ChangeSet { routes: true, gateways, ..ChangeSet::default() },
-                }
+                rule.map(|rule| self.changes_of_rules(rule)).unwrap_or_default()
             }
             Kind::Service => {
                 let Some(service) = self.service_named(namespace, name) else { return ChangeSet::nothing() };
@@ -166,7 +158,7 @@ impl World {
                     services: BTreeSet::from([(namespace.to_owned(), name.to_owned())]),
                     routes: true,
                     names: true,
-                    workloads: self.shapes_listeners(service),
+                    workloads: self.shapes_listeners(service) || self.is_destination_of_connections(service),
                     // The workloads that it selects.
                     workloads_in: BTreeSet::from([namespace.to_owned()]),
                     ..ChangeSet::default()
@@ -187,7 +179,9 @@ impl World {
                             service.meta.name.clone(),
                         )]),
                         routes: true,
-                        workloads: self.shapes_listeners(service),
+                        workloads: self.shapes_listeners(service)
+                            || self.is_destination_of_connections(service)
+                            || rule.spec.has_credential(),
                         // Their metadata name the rule that applies to them.
                         workloads_in: BTreeSet::from([service.meta.namespace.clone()]),
                         ..ChangeSet::default()
@@ -209,6 +203,45 @@ impl World {
         ChangeSet { services, routes: true, names: true, ..ChangeSet::default() }
     }
 
+    /// Returns the resources that depend on a VirtualService, or on those that delegate to it.
+    fn changes_of_rules(&self, rule: &Typed<VirtualService>) -> ChangeSet {
+        if rule.spec.hosts.is_empty() {
+            let mut changes = ChangeSet::nothing();
+            let roots = self.roots_of(&rule.meta.namespace, &rule.meta.name);
+            // A root that is a delegate itself has no effect.
+            for root in roots.filter(|root| !root.object.spec.hosts.is_empty()) {
+                changes.add(self.changes_of_rules(&root.object));
+            }
+            return changes;
+        }
+        let gateways = self.selectors_of(rule);
+        if !rule.spec.is_for_mesh() {
+            return ChangeSet { gateways, ..ChangeSet::default() };
+        }
+        if self.has_sidecars() {
+            return ChangeSet { gateways, workloads: true, ..self.changes_of_imported(rule) };
+        }
+        // Rules for connections are part of the listeners.
+        let workloads = routes_connections(&rule.spec);
+        let changes = ChangeSet { workloads, gateways, ..ChangeSet::default() };
+        match self.only_service_of(rule) {
+            Some(host) => ChangeSet { hosts: BTreeSet::from([host]), ..changes },
+            None => ChangeSet { routes: true, ..changes },
+        }
+    }
+
+    /// Returns whether rules for connections forward to a service. Its ports and settings are then part of listeners.
+    fn is_destination_of_connections(&self, service: &Typed<Service>) -> bool {
+        let host = service.fqdn();
+        let rules = self.virtual_services.iter().map(|entry| &entry.object);
+        rules.filter(|rule| routes_connections(&rule.spec)).any(|rule| {
+            let tls = rule.spec.tls.iter().flat_map(|route| &route.route);
+            let tcp = rule.spec.tcp.iter().flat_map(|route| &route.route);
+            let named = |to: &str| hosts::fqdn(to, &rule.meta.namespace) == host;
+            tls.chain(tcp).any(|to| named(&to.destination.host))
+        })
+    }
+
     /// Returns the host of a VirtualService if it is a single service that is visible in all namespaces.
     fn only_service_of(&self, rule: &Typed<VirtualService>) -> Option<String> {
         let [host] = &rule.spec.hosts[..] else { return None };
@@ -223,6 +256,10 @@ impl World {
     /// Returns whether outbound listeners of other workloads may depend on a service. All services with the same HTTP
     /// port share its listener, which depends on a service only if no other has the port.
     pub(super) fn shapes_listeners(&self, service: &Typed<Service>) -> bool {
+        // Filters of telemetry and authorization name the clusters of providers.
+        if self.is_provider_host(&service.fqdn()) {
+            return true;
+        }
         let has_http = |service: &Typed<Service>, port: u16| {
             service.spec.port(port).is_some_and(|port| port.protocol.is_http())
         };
@@ -272,4 +309,9 @@ impl World {
             ..ChangeSet::default()
         }
     }
+}
+
+/// Returns whether a VirtualService has rules for connections.
+fn routes_connections(spec: &VirtualService) -> bool {
+    !spec.tcp.is_empty() || !spec.tls.is_empty()
 }

@@ -146,6 +146,11 @@ impl<'a> Effects<'a> {
                 object.spec.selector.as_ref(),
                 object.spec.target_ref.iter().chain(&object.spec.target_refs),
             ),
+            Object::Telemetry(object) => self.attached_text(
+                &object.meta.namespace,
+                object.spec.selector.as_ref(),
+                object.spec.target_ref.iter().chain(&object.spec.target_refs),
+            ),
             Object::RequestAuthentication(object) => {
                 let issuers = object.spec.jwt_rules.iter().map(|rule| rule.issuer.clone());
                 let workloads = self.attached_text(

@@ -1,13 +1,13 @@
-//! Objects of a host name, by client namespace: services, VirtualServices, DestinationRules and their visibility.
+//! Objects of a host name, by client namespace: services, VirtualServices and their visibility.
 
-use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     DOMAIN, World,
     index::HostIndex,
     store::{Entry, Store},
 };
-use crate::api::{DestinationRule, Service, Typed, VirtualService};
+use crate::api::{Service, Typed, VirtualService};
 
 /// Port for the hosts of a VirtualService that are not services.
 pub(crate) const WELL_KNOWN_PORT: u16 = 80;
@@ -89,8 +89,26 @@ impl World {
         first.is_some_and(|first| first.object.meta.namespace == service.meta.namespace)
     }
 
+    /// Returns whether services and routing objects of a namespace are used (`discoverySelectors`).
+    pub fn discovers(&self, namespace: &str) -> bool {
+        let selectors = &self.mesh().discovery_selectors;
+        if selectors.is_empty() {
+            return true;
+        }
+        let labels = self.namespace(namespace);
+        // Kubernetes sets this label itself.
+        let label = |key: &str| match key {
+            "kubernetes.io/metadata.name" => Some(namespace),
+            key => labels?.get(key).map(String::as_str),
+        };
+        selectors.iter().any(|selector| selector.selects(label))
+    }
+
     /// Returns whether clients of this namespace see the service, by its annotation or the mesh's default.
     pub fn service_visible(&self, service: &Typed<Service>, namespace: &str) -> bool {
+        if !self.discovers(&service.meta.namespace) {
+            return false;
+        }
         let default = &self.mesh().default_service_export_to;
         let unsaid = !service.meta.annotations.contains_key("networking.istio.io/exportTo");
         if unsaid && !default.is_empty() {
@@ -112,7 +130,7 @@ impl World {
         entries.into_iter().map(|entry| &entry.object).collect()
     }
 
-    /// Returns the VirtualService that routes a host for sidecars of this namespace. The full name precedes wildcards,
+    /// Returns the VirtualService that routes requests to a host for sidecars of this namespace. The full name precedes wildcards,
     /// longer wildcards precede shorter ones, and the oldest of several is used.
     pub fn virtual_service(&self, host: &str, client_namespace: &str) -> Option<&Arc<Typed<VirtualService>>> {
         self.virtual_service_entries(host, client_namespace).first().map(|entry| &entry.object)
@@ -172,15 +190,17 @@ impl World {
         entries.first().map(|entry| &entry.object)
     }
 
-    /// Returns all VirtualServices of the most specific host pattern, oldest first; only the first takes effect.
+    /// Returns all VirtualServices with HTTP rules of the most specific host pattern, oldest first; only the first takes
+    /// effect.
     pub(super) fn virtual_service_entries(
         &self,
         host: &str,
         client_namespace: &str,
     ) -> Vec<&Entry<VirtualService>> {
         most_specific(&self.virtual_service_hosts, host, |pattern| {
-            let visible =
-                |entry: &&Entry<VirtualService>| self.virtual_service_visible(entry, client_namespace);
+            let visible = |entry: &&Entry<VirtualService>| {
+                !entry.object.spec.http.is_empty() && self.virtual_service_visible(entry, client_namespace)
+            };
             by_age(&self.virtual_services, &self.virtual_service_hosts, pattern, visible)
         })
     }
@@ -191,46 +211,14 @@ impl World {
         client_namespace: &str,
     ) -> bool {
         let list = self.virtual_service_export_to(entry);
-        exported(list.iter().map(String::as_str), &entry.object.meta.namespace, client_namespace)
+        self.discovers(&entry.object.meta.namespace)
+            && exported(list.iter().map(String::as_str), &entry.object.meta.namespace, client_namespace)
     }
 
     /// Returns the `exportTo` of a VirtualService, or the mesh's default.
     pub(super) fn virtual_service_export_to<'a>(&'a self, entry: &'a Entry<VirtualService>) -> &'a [String] {
         let own = &entry.object.spec.export_to;
         if own.is_empty() { &self.mesh().default_virtual_service_export_to } else { own }
-    }
-
-    /// Returns the DestinationRule that clients of a namespace apply to a service: one of the client's namespace,
-    /// otherwise of the service's, otherwise of the root namespace. Several rules for one host are merged: their
-    /// subsets are united, and the oldest policy is used.
-    pub fn destination_rule(
-        &self,
-        fqdn: &str,
-        client_namespace: &str,
-    ) -> Option<Arc<Typed<DestinationRule>>> {
-        let service_namespace = self.service(fqdn).map_or("", |service| service.meta.namespace.as_str());
-        let root = self.mesh().root_namespace.as_str();
-        let mut tried = [client_namespace, service_namespace, root].into_iter();
-        tried.find_map(|namespace| merge(&self.destination_rules_of(fqdn, namespace, client_namespace)))
-    }
-
-    /// Returns the DestinationRules of one namespace for a host that are visible to a client's namespace, oldest first.
-    pub(super) fn destination_rules_of(
-        &self,
-        fqdn: &str,
-        namespace: &str,
-        client_namespace: &str,
-    ) -> Vec<&Entry<DestinationRule>> {
-        let default = &self.mesh().default_destination_rule_export_to;
-        most_specific(&self.destination_rule_hosts, fqdn, |pattern| {
-            by_age(&self.destination_rules, &self.destination_rule_hosts, pattern, |entry| {
-                let (meta, spec) = (&entry.object.meta, &entry.object.spec);
-                let list = if spec.export_to.is_empty() { default } else { &spec.export_to };
-                meta.namespace == namespace
-                    && spec.workload_selector.is_none()
-                    && exported(list.iter().map(String::as_str), namespace, client_namespace)
-            })
-        })
     }
 }
 
@@ -246,7 +234,11 @@ pub fn exported<'a>(mut list: impl Iterator<Item = &'a str>, owner: &str, client
 }
 
 /// Returns the result for the full name, otherwise for the longest wildcard that has one.
-fn most_specific<T>(index: &HostIndex, host: &str, mut find: impl FnMut(&str) -> Vec<T>) -> Vec<T> {
+pub(super) fn most_specific<T>(
+    index: &HostIndex,
+    host: &str,
+    mut find: impl FnMut(&str) -> Vec<T>,
+) -> Vec<T> {
     let exact = find(host);
     if !exact.is_empty() {
         return exact;
@@ -254,7 +246,7 @@ fn most_specific<T>(index: &HostIndex, host: &str, mut find: impl FnMut(&str) ->
     index.wildcards(host).map(|pattern| find(pattern)).find(|found| !found.is_empty()).unwrap_or_default()
 }
 
-fn by_age<'a, T>(
+pub(super) fn by_age<'a, T>(
     store: &'a Store<T>,
     index: &'a HostIndex,
     host: &str,
@@ -264,23 +256,4 @@ fn by_age<'a, T>(
     let mut entries: Vec<_> = found.filter(keep).collect();
     entries.sort_by(|a, b| a.age().cmp(&b.age()));
     entries
-}
-
-fn merge(rules: &[&Entry<DestinationRule>]) -> Option<Arc<Typed<DestinationRule>>> {
-    let (first, rest) = rules.split_first()?;
-    let mut merged = Cow::Borrowed(&*first.object);
-    for rule in rest.iter().map(|entry| &entry.object.spec) {
-        for subset in &rule.subsets {
-            if merged.spec.subsets.iter().all(|known| known.name != subset.name) {
-                merged.to_mut().spec.subsets.push(subset.clone());
-            }
-        }
-        if merged.spec.traffic_policy.is_none() && rule.traffic_policy.is_some() {
-            merged.to_mut().spec.traffic_policy.clone_from(&rule.traffic_policy);
-        }
-    }
-    Some(match merged {
-        Cow::Borrowed(_) => first.object.clone(),
-        Cow::Owned(merged) => Arc::new(merged),
-    })
 }

@@ -7,8 +7,11 @@
 //! A clone of the World shares all maps and costs a few dozen reference counts. A change copies only what it changes:
 //! the map of the object's kind and namespace, and the indexes of the kind.
 
+mod aliases;
 mod change_set;
 mod check;
+mod delegates;
+mod destination_rules;
 mod effect;
 mod endpoints;
 mod entry_hosts;
@@ -348,13 +351,16 @@ impl World {
     }
 
     /// Returns the label keys of clients on which shared resources depend: those that routes match (`sourceLabels`),
-    /// and those that set the priority of endpoints (`failoverPriority`).
+    /// those that select a DestinationRule, and those that set the priority of endpoints (`failoverPriority`).
     fn label_keys(&self) -> BTreeSet<String> {
         let routes = self.virtual_services.iter().flat_map(|entry| &entry.object.spec.http);
         let matched = routes.flat_map(|route| &route.matches).flat_map(|found| found.source_labels.keys());
-        let rules = self.destination_rules.iter().flat_map(|entry| entry.object.spec.balancers());
+        let rules = || self.destination_rules.iter().map(|entry| &entry.object.spec);
+        let selectors = rules().filter_map(|rule| rule.workload_selector.as_ref());
+        let selected = selectors.flat_map(|selector| selector.match_labels.keys());
+        let balanced = rules().flat_map(DestinationRule::balancers).flat_map(LoadBalancer::label_keys);
         let everywhere = self.mesh().locality_lb_setting.iter().flat_map(LocalityLb::label_keys);
-        matched.chain(rules.flat_map(LoadBalancer::label_keys)).chain(everywhere).cloned().collect()
+        matched.chain(selected).chain(balanced).chain(everywhere).cloned().collect()
     }
 
     /// Returns all pods, by namespace and name.

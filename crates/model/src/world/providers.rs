@@ -1,14 +1,81 @@
-//! Services of extension providers.
+//! Telemetries of a workload, and extension providers.
+
+use std::{borrow::Cow, sync::Arc};
 
 use skysail_core::ClusterName;
 
-use super::World;
-use crate::api::extension_provider::ExtensionProvider;
+use super::{World, policy};
+use crate::api::{
+    Labels, Telemetry, Typed,
+    extension_provider::{ExtensionProvider, FileAccessLog},
+    mesh_config::IgnoredValue,
+};
 
 impl World {
     /// Returns the provider of a name, which is compared without regard to case, as Istio does for Telemetries.
-    pub fn provider(&self, name: &str) -> Option<&ExtensionProvider> {
-        self.mesh().extension_providers.iter().find(|provider| provider.name.eq_ignore_ascii_case(name))
+    /// Providers `prometheus` and `envoy` are built in.
+    pub fn provider(&self, name: &str) -> Option<Cow<'_, ExtensionProvider>> {
+        let mut all = self.mesh().extension_providers.iter();
+        if let Some(provider) = all.find(|provider| provider.name.eq_ignore_ascii_case(name)) {
+            return Some(Cow::Borrowed(provider));
+        }
+        let name = name.to_ascii_lowercase();
+        let mut built_in = ExtensionProvider::default();
+        match &*name {
+            "prometheus" => built_in.prometheus = Some(IgnoredValue),
+            "envoy" => built_in.envoy_file_access_log = Some(FileAccessLog::default()),
+            _ => return None,
+        }
+        Some(Cow::Owned(ExtensionProvider { name, ..built_in }))
+    }
+
+    /// Returns the Telemetries that apply to a workload, the last of which takes precedence: that of the mesh, that of
+    /// the namespace, then those that select the workload, oldest first.
+    pub fn telemetries(&self, namespace: &str, labels: &Labels) -> Vec<&Arc<Typed<Telemetry>>> {
+        let root = self.mesh().root_namespace.as_str();
+        let of = |namespace: &str| {
+            let mut entries: Vec<_> = self.telemetries.in_namespace(namespace).collect();
+            entries.sort_by(|a, b| a.age().cmp(&b.age()));
+            entries.into_iter().map(|entry| &entry.object)
+        };
+        let is_wide = |telemetry: &&Arc<Typed<Telemetry>>| {
+            let spec = &telemetry.spec;
+            policy::is_wide(spec.selector.as_ref())
+                && spec.target_ref.is_none()
+                && spec.target_refs.is_empty()
+        };
+        let mut applying: Vec<_> = of(root).find(is_wide).into_iter().collect();
+        if namespace != root {
+            applying.extend(of(namespace).find(is_wide));
+        }
+        applying.extend(of(namespace).filter(|telemetry| {
+            let spec = &telemetry.spec;
+            let targets = spec.target_ref.iter().chain(&spec.target_refs);
+            !is_wide(telemetry) && policy::applies(spec.selector.as_ref(), targets, true, labels)
+        }));
+        applying
+    }
+
+    /// Returns whether a provider names a host as its service.
+    pub(super) fn is_provider_host(&self, host: &str) -> bool {
+        self.mesh()
+            .extension_providers
+            .iter()
+            .filter_map(ExtensionProvider::service)
+            .any(|service| service.split_once('/').map_or(service, |(_, host)| host) == host)
+    }
+
+    /// Returns the external authorizer of this name. An error says why there is none.
+    pub fn authorizer(&self, name: &str) -> Result<&ExtensionProvider, String> {
+        let mut providers = self.mesh().extension_providers.iter().filter(|provider| provider.name == name);
+        let provider = providers.next().ok_or_else(|| {
+            format!("extensionProviders of the mesh configuration has no authorizer {name:?}")
+        })?;
+        let http = provider.envoy_ext_authz_http.as_ref().map(|of| (&of.service, of.port));
+        let grpc = provider.envoy_ext_authz_grpc.as_ref().map(|of| (&of.service, of.port));
+        let (service, port) =
+            http.or(grpc).ok_or_else(|| format!("provider {name:?} is no external authorizer"))?;
+        self.provider_cluster(service, port).map(|_| provider)
     }
 
     /// Returns the host and the cluster of a provider's service, `HOST` or `NAMESPACE/HOST`. An error says why there is

@@ -117,7 +117,29 @@ fn envoy_types() -> std::path::PathBuf {
 /// Returns descriptors of Istio's messages, as far as the recordings contain them.
 fn istio_files() -> Vec<FileDescriptorProto> {
     let text = |name, number| field(name, number, Type::String, "");
-    let stats = message("PluginConfig", vec![field("disable_host_header_fallback", 6, Type::Bool, "")]);
+    let metric_name = ".stats.PluginConfig.MetricConfig";
+    let mut stats = message(
+        "PluginConfig",
+        vec![
+            field("disable_host_header_fallback", 6, Type::Bool, ""),
+            field("tcp_reporting_duration", 7, Type::Message, ".google.protobuf.Duration"),
+            repeated(field("metrics", 8, Type::Message, metric_name)),
+        ],
+    );
+    let entry_name = format!("{metric_name}.DimensionsEntry");
+    let mut metric = message(
+        "MetricConfig",
+        vec![
+            repeated(field("dimensions", 1, Type::Message, &entry_name)),
+            text("name", 2),
+            repeated(text("tags_to_remove", 3)),
+            field("drop", 5, Type::Bool, ""),
+        ],
+    );
+    let mut dimension = message("DimensionsEntry", vec![text("key", 1), text("value", 2)]);
+    dimension.options = Some(MessageOptions { map_entry: Some(true), ..Default::default() });
+    metric.nested_type.push(dimension);
+    stats.nested_type.push(metric);
     let value = field("value", 2, Type::Message, ".google.protobuf.Struct");
     let typed_struct = message("TypedStruct", vec![text("type_url", 1), value]);
 
@@ -152,7 +174,7 @@ fn istio_files() -> Vec<FileDescriptorProto> {
     names.nested_type.extend([info, entry]);
 
     vec![
-        file("stats", &[], stats),
+        file("stats", &["google/protobuf/duration.proto"], stats),
         file("udpa.type.v1", &["google/protobuf/struct.proto"], typed_struct),
         file(ALPN, &[], alpn),
         file(NDS, &[], names),

@@ -150,6 +150,8 @@ pub struct TcpProxy {
     pub max_duration: Option<Duration>,
     /// Connections from the same address go to the same endpoint, for clusters with a hashing balancer.
     pub hash_source_ip: bool,
+    /// Target (HOST:PORT) that the upstream is asked for by CONNECT (`tunneling_config`); `None` for no tunnel.
+    pub tunnel: Option<Box<str>>,
     /// Settings of Istio's TCP metrics (filter `istio.stats`).
     pub stats: Option<Arc<super::stats::Stats>>,
     /// Access logs.

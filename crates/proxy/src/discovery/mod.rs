@@ -328,7 +328,7 @@ impl Configuration {
     /// not be bound, with the reason.
     async fn settle(self: &Arc<Self>, inventory: &mut Inventory) -> Vec<(Arc<str>, String)> {
         names::look_up(inventory, &self.secrets.changed);
-        self.secrets.follow_files();
+        self.secrets.follow_files(self.in_mesh);
         if !self.in_mesh {
             self.secrets.fetch(&self.node, |cluster| self.remote(cluster));
         }

@@ -125,14 +125,19 @@ impl Secrets {
         Ok(())
     }
 
-    /// Starts to watch every file that contexts name for secrets and that is not watched yet.
-    pub(crate) fn follow_files(&self) {
+    /// Starts to watch every file that contexts name for secrets and that is not watched yet. In a mesh these include
+    /// the files that contexts name to `sds-grpc`, since the sidecar has no agent beside it.
+    pub(crate) fn follow_files(&self, in_mesh: bool) {
         for name in self.tls.names() {
             let origin = match name.source.clone() {
                 SecretSource::File { path, watched } => {
                     files::FileOrigin::File { path, watched, found: None }
                 }
                 SecretSource::CrlFile { path, watched } => files::FileOrigin::crl(&path, watched),
+                SecretSource::Cluster(cluster) if in_mesh && *cluster == *SDS_CLUSTER => {
+                    let Some(secret) = files::of_agent(&name.name) else { continue };
+                    files::FileOrigin::Delivered(secret)
+                }
                 SecretSource::Ads | SecretSource::Cluster(_) | SecretSource::Static => continue,
             };
             if self.fetched.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {

@@ -4,6 +4,7 @@
 //! Either side may end first (half-close); the other direction stays open.
 //! Source: `envoy.extensions.filters.network.tcp_proxy.v3`.
 
+mod connect;
 pub(crate) mod early;
 
 use std::{
@@ -16,13 +17,14 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+pub(crate) use self::connect::connect;
 use crate::{
     call::export,
     tcp::early::EarlyUpstream,
     telemetry::TcpCounts,
     upstream::{
-        self, Offer, pick,
-        pool::{Host, LimitReached, Link, Pool, Upstream},
+        self,
+        pool::{Host, Link, Pool},
     },
     worker::{
         Worker,
@@ -34,20 +36,16 @@ use skysail_http::{
     socket::Stream,
     splice::Pipe,
     timer::{Timer, earlier},
-    wire::Wire,
 };
 use skysail_policy::{
-    balance::{self, PickOptions},
     config::{
         cluster::Workload,
         listener::{TcpProxy, Terminal},
         route::Targets,
     },
     error::{self, Error, Flags, Kind, Side},
-    outlier::UpstreamResult,
     peer::greeting::{self, Greeting},
     record::{self, Record},
-    route,
 };
 
 /// Minimum bytes of one read for which a pipe is used; fewer are copied.
@@ -284,62 +282,6 @@ impl WaitingClient<'_> {
             }
         }
         false
-    }
-}
-
-/// Connects to an endpoint of the cluster, and sets `tried` to it. If the cluster is at its connection limit,
-/// the client waits for a free place. Without a client, this function fails.
-pub(crate) async fn connect(
-    worker: &Rc<Worker>,
-    origin: &Origin,
-    client: Option<WaitingClient<'_>>,
-    proxy: &TcpProxy,
-    tried: &mut Tried,
-) -> Result<Server, Error> {
-    let missing = || Error::new(Kind::ClusterNotFound(503));
-    let name = match &proxy.targets {
-        Targets::Single(name) => Some(name),
-        Targets::Weighted { total, targets } => {
-            route::weighted(*total, targets, &mut worker.dice.borrow_mut()).map(|target| &target.cluster)
-        }
-        // A TCP connection has no header fields.
-        Targets::Header(_) => None,
-    };
-    let name = name.ok_or_else(missing)?;
-    let pool = worker.pool(name, &origin.snapshot).ok_or_else(missing)?;
-    let hash = proxy.hash_source_ip && pool.cluster.balancer.hashes();
-    let hash = hash.then(|| balance::hash::of(origin.source.ip().to_string().as_bytes()));
-    let options = PickOptions { hash, ..PickOptions::default() };
-    let mut client = client;
-    let host = match (&pool.resolved, origin.chain.sni_port, origin.server_name()) {
-        (Some(_), Some(port), Some(name)) => {
-            let found = async {
-                let found = pick::resolved(&pool, name, port, 0).await;
-                found.unwrap_or_else(|| Err(Error::new(Kind::NoHealthyUpstream)))
-            };
-            match &mut client {
-                Some(client) => client.wait(proxy, found).await?,
-                None => found.await?,
-            }
-        }
-        _ => pick::endpoint(&worker.dice, &pool, origin.destination, options)?,
-    };
-    let (pool, host) = tried.insert((pool, host));
-    let place = match client {
-        Some(mut client) => client.wait(proxy, upstream::place(pool, host)).await?,
-        // An early connection must not take the place of a client that waits.
-        None => pool.admit(host).map_err(|LimitReached| Error::new(Kind::Overflow))?,
-    };
-    let got =
-        upstream::bytes(pool, host, &Offer::BYTES.for_client(origin.ends()), &worker.shared.dialer, place)
-            .await;
-    let outcome = got.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.dice));
-    let Upstream { wire, link } = outcome?;
-    pool.note(&host.endpoint, UpstreamResult::Connected, &worker.dice);
-    link.peer.set_workload(host.endpoint.workload.clone());
-    match wire {
-        Wire::Http1(stream) => Ok((*stream, link)),
-        Wire::Http2(_) => Err(Error::new(Kind::UpstreamProtocol)),
     }
 }
 

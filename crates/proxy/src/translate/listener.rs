@@ -26,7 +26,7 @@ use skysail_xds::envoy::pb::{
                 sni_dynamic_forward_proxy::v3::{FilterConfig as SniDynamic, filter_config::PortSpecifier},
                 tcp_proxy::v3::{
                     TcpProxy as TcpProxyProto,
-                    tcp_proxy::{ClusterSpecifier, weighted_cluster::ClusterWeight},
+                    tcp_proxy::{ClusterSpecifier, TunnelingConfig, weighted_cluster::ClusterWeight},
                 },
             },
         },
@@ -382,6 +382,20 @@ fn chain_match(proto: &FilterChainMatch) -> Result<ChainMatch> {
     })
 }
 
+/// Returns the target of a tunnel.
+fn tunnel(proto: &TunnelingConfig) -> Result<Box<str>> {
+    // The name becomes part of a request, so nothing in it may end a line or a token.
+    let is_target =
+        proto.hostname.bytes().all(|byte| byte.is_ascii_graphic()) && proto.hostname.contains(':');
+    if !is_target {
+        return Err(Reject::new("must be HOST:PORT").at_field("hostname"));
+    }
+    if proto.use_post {
+        return Err(Reject::new("only CONNECT is supported").at_field("use_post"));
+    }
+    Ok(proto.hostname.as_str().into())
+}
+
 fn tcp_proxy(
     proto: &TcpProxyProto,
     stats: Option<Arc<Stats>>,
@@ -421,6 +435,7 @@ fn tcp_proxy(
     }
     Ok(TcpProxy {
         hash_source_ip,
+        tunnel: proto.tunneling_config.as_ref().map(tunnel).transpose().at("tunneling_config")?,
         max_duration: timeout(proto.max_downstream_connection_duration.as_ref(), None)
             .at("max_downstream_connection_duration")?,
         stat_prefix: proto.stat_prefix.as_str().into(),

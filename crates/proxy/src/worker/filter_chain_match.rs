@@ -127,6 +127,7 @@ mod tests {
             targets: Targets::Single("c".into()),
             max_duration: None,
             hash_source_ip: false,
+            tunnel: None,
             idle_timeout: Some(Duration::from_secs(1)),
             stats: None,
             access_logs: vec![],

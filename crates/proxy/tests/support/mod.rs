@@ -398,6 +398,7 @@ pub(crate) fn tcp() -> Terminal {
         idle_timeout: None,
         max_duration: None,
         hash_source_ip: false,
+        tunnel: None,
         stats: Some(Arc::default()),
         access_logs: vec![],
     }))

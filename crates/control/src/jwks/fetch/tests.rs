@@ -70,7 +70,7 @@ async fn other_answers_are_refused() {
         ("/loop", "302", "/loop"),
         ("/missing", "404", KEYS),
         ("/secret", "200", "password=1"),
-        ("/file", "302", "file:///etc/passwd"),
+        ("/file", "302", "ftp://127.0.0.1/keys"),
         ("/metadata", "302", "http://169.254.169.254/latest"),
     ])
     .await;

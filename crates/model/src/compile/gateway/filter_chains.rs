@@ -19,7 +19,7 @@ use crate::{
         virtual_service::{L4Destination, L4Match},
     },
     compile::{
-        Scope, access_log, balance,
+        Scope, balance,
         filters::{self, Routes, Setting},
         pb::{core, listener, pack, types},
         rbac::Authorization,
@@ -148,8 +148,7 @@ impl Compiler<'_, '_> {
             let port = self.scope.destination_port(&to.destination, &host, server.server.number());
             ClusterName::outbound(port, &to.destination.subset, &host).to_string()
         };
-        let mut proxy =
-            TcpProxy { access_log: access_log::of_filter(self.setting.mesh), ..Default::default() };
+        let mut proxy = TcpProxy { access_log: self.setting.telemetry.logs.clone(), ..Default::default() };
         match to {
             [] => return None,
             [only] => {
@@ -158,7 +157,7 @@ impl Compiler<'_, '_> {
                     &fqdn(&only.destination.host, &rule.meta.namespace),
                     self.scope.namespace,
                 );
-                if balance::hashes_source_ip(rule.as_deref()) {
+                if balance::hashes_source_ip(rule.as_deref(), &only.destination.subset) {
                     proxy.hash_policy.push(types::HashPolicy {
                         policy_specifier: Some(types::hash_policy::PolicySpecifier::SourceIp(
                             Default::default(),
@@ -186,7 +185,7 @@ impl Compiler<'_, '_> {
         let view = self.setting.view;
         let mut list: Vec<_> = exchange.then(|| filters::exchange(view)).flatten().into_iter().collect();
         list.extend(self.authorization.tcp_filters());
-        list.extend(filters::network_stats(view, Direction::Outbound));
+        list.extend(filters::network_stats(self.setting));
         list.push(proxy);
         Some(list)
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use skysail_core::names::Direction;
 use skysail_xds::envoy::pb::envoy::extensions::filters::listener::tls_inspector::v3::TlsInspector;
 
 use super::{
@@ -16,6 +17,7 @@ use crate::{
         listeners::{any_address, inspector, virtual_listener},
         pb::{address, core, listener, pack, seconds, uint32},
         rbac::Authorization,
+        telemetry::SideTelemetry,
     },
 };
 
@@ -31,9 +33,11 @@ pub(super) fn compile(
     merged: &Merged<'_>,
     authorization: &Authorization,
 ) -> Vec<listener::Listener> {
+    let telemetry = SideTelemetry::new(scope.world, view, Direction::Outbound);
     let setting = Setting {
         mesh: scope.world.mesh(),
         view,
+        telemetry: &telemetry,
         hash_source_ip: false,
         grpc_web: false,
         http2: false,
@@ -53,20 +57,15 @@ pub(super) fn compile(
     }
     // Envoy refuses a listener without filter chains.
     let made = made.into_iter().filter(|(.., chains)| !chains.is_empty());
-    made.map(|(port, bind, chains)| listener(scope, view, &bind, port, chains)).collect()
+    made.map(|(port, bind, chains)| listener(setting, &bind, port, chains)).collect()
 }
 
-fn listener(
-    scope: &Scope<'_>,
-    view: &ProxyView,
-    bind: &str,
-    port: u16,
-    chains: Vec<Chain>,
-) -> listener::Listener {
+fn listener(setting: Setting<'_>, bind: &str, port: u16, chains: Vec<Chain>) -> listener::Listener {
     let is_tls = |chain: &Chain| chain.socket.is_some() || !chain.server_names.is_empty();
     let inspects = chains.iter().any(is_tls);
     let inspect_tls = TlsInspector { initial_read_buffer_size: uint32(TLS_READ_BYTES), ..Default::default() };
     let inspector = || inspector("envoy.filters.listener.tls_inspector", pack(&inspect_tls));
+    let view = setting.view;
     let both = view.ipv4 && view.ipv6 && bind == any_address(view);
     let extra = listener::AdditionalAddress { address: Some(address("::", port)), ..Default::default() };
     listener::Listener {
@@ -75,8 +74,7 @@ fn listener(
         listener_filters: inspects.then(inspector).into_iter().collect(),
         traffic_direction: core::TrafficDirection::Outbound as i32,
         ..virtual_listener(
-            scope.world,
-            view,
+            setting,
             &format!("{bind}_{port}"),
             port,
             chains.into_iter().map(filter_chain).collect(),

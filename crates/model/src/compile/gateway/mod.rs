@@ -6,7 +6,7 @@
 mod filter_chains;
 mod listeners;
 mod routes;
-mod secrets;
+pub(super) mod secrets;
 mod servers;
 mod tls;
 

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     ProxyView, World,
+    api::destination_rule::{ClientTls, TlsMode},
     compile::{order, pb::core},
     world::CREDENTIAL,
 };
@@ -35,6 +36,26 @@ pub(super) fn compile(world: &World, view: &ProxyView, merged: &Merged<'_>) -> V
     let names: BTreeSet<String> = servers.flat_map(of_server).collect();
     let made = names.into_iter().filter_map(|name| of_name(world, &view.namespace, &name));
     made.map(|secret| order::encode(Kind::Secret, &secret.name, &secret)).collect()
+}
+
+/// Returns the secrets that DestinationRules name for a proxy's connections to servers. As in [`compile`], the proxy has
+/// a proven identity and the Secrets are in its namespace. A sidecar gets those of rules that select it.
+pub(in crate::compile) fn of_rules(world: &World, view: &ProxyView) -> Vec<Arc<Resource>> {
+    if !view.is_authenticated {
+        return Vec::new();
+    }
+    let names: BTreeSet<String> =
+        world.client_credentials(view).into_iter().flat_map(client_secrets).collect();
+    let made = names.into_iter().filter_map(|name| of_name(world, &view.namespace, &name));
+    made.map(|secret| order::encode(Kind::Secret, &secret.name, &secret)).collect()
+}
+
+/// Returns the names of the secrets of TLS to a server.
+fn client_secrets(tls: &ClientTls) -> impl Iterator<Item = String> {
+    let name = &tls.credential_name;
+    let name = if name.contains("://") { name.clone() } else { format!("{PREFIX}{name}") };
+    let roots = (tls.insecure_skip_verify != Some(true)).then(|| format!("{name}{ROOTS}"));
+    (tls.mode == TlsMode::Mutual).then_some(name).into_iter().chain(roots)
 }
 
 /// Returns a secret; `None` if it does not exist, or has nothing of the demanded kind.

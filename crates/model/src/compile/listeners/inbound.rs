@@ -26,6 +26,7 @@ use crate::{
             uint32,
         },
         rbac::Authorization,
+        telemetry::SideTelemetry,
         tls,
     },
 };
@@ -81,10 +82,12 @@ pub(in crate::compile) fn compile(
     ports: &[InboundPort<'_>],
     authorization: &Authorization,
 ) -> listener::Listener {
+    let telemetry = SideTelemetry::new(world, view, Direction::Inbound);
     let inbound = Inbound {
         setting: Setting {
             mesh: world.mesh(),
             view,
+            telemetry: &telemetry,
             hash_source_ip: false,
             grpc_web: false,
             http2: false,
@@ -115,7 +118,7 @@ pub(in crate::compile) fn compile(
         listener_filters_timeout: Some(detection_timeout(world)),
         continue_on_listener_filters_timeout: true,
         traffic_direction: core::TrafficDirection::Inbound as i32,
-        ..virtual_listener(world, view, "virtualInbound", names::INBOUND_PORT, chains)
+        ..virtual_listener(inbound.setting, "virtualInbound", names::INBOUND_PORT, chains)
     }
 }
 
@@ -126,10 +129,12 @@ pub(in crate::compile) fn with_socket(
     port: &InboundPort<'_>,
     authorization: &Authorization,
 ) -> listener::Listener {
+    let telemetry = SideTelemetry::new(world, view, Direction::Inbound);
     let inbound = Inbound {
         setting: Setting {
             mesh: world.mesh(),
             view,
+            telemetry: &telemetry,
             hash_source_ip: false,
             grpc_web: false,
             http2: false,
@@ -159,7 +164,7 @@ pub(in crate::compile) fn with_socket(
         listener_filters_timeout: Some(detection_timeout(world)),
         continue_on_listener_filters_timeout: true,
         traffic_direction: core::TrafficDirection::Inbound as i32,
-        ..virtual_listener(world, view, &name, port.port, chains)
+        ..virtual_listener(inbound.setting, &name, port.port, chains)
     }
 }
 
@@ -344,7 +349,7 @@ fn black_hole(setting: Setting<'_>) -> listener::FilterChain {
             destination_port: uint32(names::INBOUND_PORT.into()),
             ..Default::default()
         }),
-        filters: filters::tcp_chain(setting, Direction::Inbound, BLACK_HOLE, Vec::new()),
+        filters: filters::black_hole_chain(setting, Direction::Inbound, BLACK_HOLE),
         name: "virtualInbound-blackhole".into(),
         ..Default::default()
     }

@@ -2,12 +2,13 @@
 //! it.
 
 mod inbound;
+mod l4;
 mod outbound;
 
 use std::collections::BTreeMap;
 
 use super::{
-    access_log,
+    filters::Setting,
     pb::{self, listener},
 };
 use crate::{
@@ -145,17 +146,16 @@ pub(super) fn any_address(view: &ProxyView) -> &'static str {
 
 /// Returns a listener for redirected connections.
 pub(super) fn virtual_listener(
-    world: &World,
-    view: &ProxyView,
+    setting: Setting<'_>,
     name: &str,
     port: u16,
     chains: Vec<listener::FilterChain>,
 ) -> listener::Listener {
     listener::Listener {
         name: name.to_owned(),
-        address: Some(pb::address(any_address(view), port)),
+        address: Some(pb::address(any_address(setting.view), port)),
         filter_chains: chains,
-        access_log: access_log::of_listener(world.mesh()),
+        access_log: setting.telemetry.listener_logs.clone(),
         // Spreads new connections over the workers.
         max_connections_to_accept_per_socket_event: pb::uint32(1),
         ..Default::default()

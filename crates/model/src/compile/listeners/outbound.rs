@@ -1,11 +1,11 @@
 //! Outbound listeners, for requests of the workload.
 //!
 //! `virtualOutbound` accepts every redirected connection and hands it to the listener of its original destination. HTTP
-//! ports share one listener for all addresses; any other port has one for each address of a service. Other connections
-//! pass to their original destination or are refused, as the mesh configuration says.
+//! ports share one listener for all addresses; any other port has one for each address of a service. Services without
+//! an address, and those with blocks of addresses, share the listener for all addresses too. Other connections pass to their original destination or are refused, as the mesh configuration says.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     net::IpAddr,
     sync::Arc,
 };
@@ -14,32 +14,40 @@ use skysail_core::{
     ClusterName,
     names::{self, Direction},
 };
-use skysail_xds::envoy::pb::envoy::extensions::filters::listener::http_inspector::v3::HttpInspector;
+use skysail_xds::envoy::pb::envoy::extensions::filters::listener::{
+    http_inspector::v3::HttpInspector, tls_inspector::v3::TlsInspector,
+};
 
-use super::{any_address, detection_timeout, inspector, virtual_listener};
+use super::{
+    any_address, detection_timeout, inspector,
+    l4::{HANDSHAKE_SECONDS, Target},
+    virtual_listener,
+};
 use crate::{
     ProxyView, World,
     api::{
-        Protocol, Service, ServicePort, Typed,
+        Meta, Protocol, Service, ServicePort, Typed, VirtualService,
         mesh_config::OutboundMode,
         sidecar::{CaptureMode, Egress, EgressListener},
     },
     compile::{
-        access_log, balance,
+        balance,
         clusters::BLACK_HOLE,
         filters::{self, Routes, Setting},
         pb::{address, boolean, core, listener, pack, seconds, uint32},
         routes,
+        telemetry::SideTelemetry,
         visibility::UnknownDestinations,
     },
+    world::{fqdn, host_matches},
 };
 
 use core::TrafficDirection;
 
-/// Timeout of a TLS handshake with the client in seconds.
-const HANDSHAKE_SECONDS: i64 = 15;
 /// ALPN of HTTP in plain text.
 const PLAIN_HTTP: [&str; 2] = ["http/1.1", "h2c"];
+/// Bytes that the TLS inspector reads first, as in istiod.
+const FIRST_READ: u32 = 512;
 
 /// Route configurations that outbound listeners name.
 #[derive(Default)]
@@ -56,8 +64,10 @@ pub(in crate::compile) fn named<'a>(services: &[&'a Typed<Service>]) -> Named<'a
     for service in services {
         for port in &service.spec.ports {
             match port.protocol {
-                Protocol::Unknown => named.own.push((service, port.port)),
-                protocol if protocol.is_http() => drop(named.shared.insert(port.port)),
+                Protocol::Unknown if !is_everywhere(service) => named.own.push((service, port.port)),
+                protocol if protocol.is_http() || protocol == Protocol::Unknown => {
+                    named.shared.insert(port.port);
+                }
                 _ => {}
             }
         }
@@ -70,12 +80,23 @@ pub(in crate::compile) fn named<'a>(services: &[&'a Typed<Service>]) -> Named<'a
 pub struct Outline {
     /// HTTP ports.
     shared: BTreeSet<u16>,
-    /// Services with ports that have listeners of their own.
-    services: Vec<Arc<Typed<Service>>>,
+    /// Services with ports that have listeners of their own, in the order in which they get an address that several
+    /// have.
+    services: Vec<Outlined>,
     /// What the Sidecar lets the clients call.
     egress: Option<Arc<Egress>>,
     /// Egress listeners with an address of their own, with their services; at least one each.
     bound: Vec<BoundEgress>,
+}
+
+/// A service with ports that have listeners of their own.
+#[derive(Clone, Debug)]
+struct Outlined {
+    service: Arc<Typed<Service>>,
+    /// VirtualServices with TCP or TLS rules for the service, oldest first.
+    rules: Vec<Arc<Typed<VirtualService>>>,
+    /// Server names of the service and its aliases.
+    server_names: Vec<String>,
 }
 
 impl Outline {
@@ -90,24 +111,53 @@ type BoundEgress = (EgressListener, Vec<Arc<Typed<Service>>>);
 
 /// Returns the outline of the listeners for these services.
 pub(in crate::compile) fn outline(
+    world: &World,
+    namespace: &str,
     services: impl Iterator<Item = Arc<Typed<Service>>>,
     egress: Option<Arc<Egress>>,
     bound: Vec<BoundEgress>,
 ) -> Outline {
+    let rules = world.virtual_services(namespace);
+    let rules: Vec<(Vec<String>, &Arc<Typed<VirtualService>>)> = rules
+        .into_iter()
+        .filter(|rule| !rule.spec.tcp.is_empty() || !rule.spec.tls.is_empty())
+        .map(|rule| (rule.spec.hosts.iter().map(|host| fqdn(host, &rule.meta.namespace)).collect(), rule))
+        .collect();
+    let aliases = world.aliases(namespace);
     let mut outline = Outline { egress, bound, ..Outline::default() };
     for service in services {
         let http = service.spec.ports.iter().filter(|port| port.protocol.is_http());
         outline.shared.extend(http.map(|port| port.port));
-        if service.spec.ports.iter().any(has_own) {
-            outline.services.push(service);
+        if !service.spec.ports.iter().any(has_own) {
+            continue;
         }
+        let host = service.fqdn();
+        let of_host = rules.iter().filter(|(hosts, _)| {
+            hosts.iter().any(|pattern| host_matches(pattern, &host) || host_matches(&host, pattern))
+        });
+        let others = aliases.get(&host).into_iter().flatten();
+        let others =
+            others.flat_map(|alias| routes::names(&alias.meta.name, &alias.meta.namespace, namespace));
+        outline.services.push(Outlined {
+            service,
+            rules: of_host.map(|(_, rule)| Arc::clone(rule)).collect(),
+            server_names: std::iter::once(host.clone()).chain(others).collect(),
+        });
     }
+    let age = |meta: &Meta| (meta.created.unwrap_or_default(), meta.name.clone(), meta.namespace.clone());
+    outline.services.sort_by_cached_key(|outlined| age(&outlined.service.meta));
     outline
 }
 
-/// Returns whether a port has a listener for each address of its service.
+/// Returns whether a port has filter chains for its service alone.
 fn has_own(port: &ServicePort) -> bool {
     port.protocol != Protocol::Udp && !port.protocol.is_http()
+}
+
+/// Returns whether clients use any address for a service: a host of a ServiceEntry without addresses.
+fn is_everywhere(service: &Typed<Service>) -> bool {
+    let entry_host = service.spec.entry_host.as_ref();
+    entry_host.is_some_and(|entry_host| entry_host.blocks.is_empty()) && service.spec.cluster_ips.is_empty()
 }
 
 /// Returns the outbound listeners of a sidecar.
@@ -117,9 +167,11 @@ pub(in crate::compile) fn compile(
     outline: &Outline,
 ) -> Vec<listener::Listener> {
     let unknown = UnknownDestinations::of(world.mesh(), outline.egress.as_deref());
+    let telemetry = SideTelemetry::new(world, view, Direction::Outbound);
     let setting = Setting {
         mesh: world.mesh(),
         view,
+        telemetry: &telemetry,
         hash_source_ip: false,
         grpc_web: false,
         http2: false,
@@ -129,55 +181,212 @@ pub(in crate::compile) fn compile(
     let mut by_address: BTreeMap<String, listener::Listener> =
         bound.map(|listener| (listener.name.clone(), listener)).collect();
     if !view.intercepts {
-        LocalListeners { world, setting, outline }.add(&mut by_address);
+        LocalListeners { world, setting, outline, unknown: &unknown }.add(&mut by_address);
         return by_address.into_values().collect();
     }
-    for service in &outline.services {
+    let mut drafts: BTreeMap<String, Draft> = BTreeMap::new();
+    for port in &outline.shared {
+        let bind = Bind::everywhere(view, None);
+        let draft = draft(&mut drafts, &bind, *port);
+        draft.add_http(setting, &format!("{}_{port}", bind.addresses[0]), port.to_string());
+    }
+    for outlined @ Outlined { service, .. } in &outline.services {
         for port in service.spec.ports.iter().filter(|port| has_own(port)) {
-            for addresses in listener_addresses(world, view, service, port) {
-                let listener = of_addresses(world, setting, service, port, &addresses);
-                by_address.entry(listener.name.clone()).or_insert(listener);
+            for bind in binds(world, view, service, port) {
+                draft(&mut drafts, &bind, port.port).add_service(world, setting, outlined, port, &bind);
             }
         }
     }
-    let shared = outline.shared.iter().map(|port| shared(world, setting, *port, &unknown));
-    std::iter::once(catch_all(world, setting, &unknown))
-        .chain(shared)
-        .chain(by_address.into_values())
-        .collect()
+    for (name, draft) in drafts {
+        let listener = draft.finish(world, setting, &unknown, name.clone());
+        by_address.entry(name).or_insert(listener);
+    }
+    std::iter::once(catch_all(setting, &unknown)).chain(by_address.into_values()).collect()
 }
 
-/// Returns the addresses that clients use, grouped by listener: the service's own, or each of its pods' if it is
-/// headless.
-fn listener_addresses(
-    world: &World,
-    view: &ProxyView,
-    service: &Typed<Service>,
-    port: &ServicePort,
-) -> Vec<Vec<IpAddr>> {
+/// Addresses of a listener.
+struct Bind {
+    /// At least one; the first names the listener.
+    addresses: Vec<String>,
+    /// Whether the addresses are unspecified ones.
+    is_everywhere: bool,
+    /// Block of addresses to which its filter chains are limited.
+    block: Option<String>,
+}
+
+impl Bind {
+    fn of(addresses: Vec<IpAddr>) -> Self {
+        let addresses = addresses.iter().map(ToString::to_string).collect();
+        Self { addresses, is_everywhere: false, block: None }
+    }
+
+    fn everywhere(view: &ProxyView, block: Option<String>) -> Self {
+        let mut addresses = vec![any_address(view).to_owned()];
+        if view.ipv4 && view.ipv6 {
+            addresses.push("::".to_owned());
+        }
+        Self { addresses, is_everywhere: true, block }
+    }
+}
+
+/// Returns the addresses that clients use, by listener: the service's own, or each of its pods' if it is headless.
+fn binds(world: &World, view: &ProxyView, service: &Typed<Service>, port: &ServicePort) -> Vec<Bind> {
     let reachable = |ip: &IpAddr| if ip.is_ipv4() { view.ipv4 } else { view.ipv6 };
     if service.spec.headless {
         let endpoints = world.endpoints(service, port).into_iter().filter(|endpoint| endpoint.ready);
         return endpoints
             .filter_map(|endpoint| endpoint.address.ip())
             .filter(reachable)
-            .map(|ip| vec![ip])
+            .map(|ip| Bind::of(vec![ip]))
             .collect();
     }
-    let own: Vec<IpAddr> = service.spec.cluster_ips.iter().copied().filter(reachable).collect();
-    if own.is_empty() { Vec::new() } else { vec![own] }
+    let own = service.spec.cluster_ips.iter().copied().filter(reachable);
+    let Some(entry_host) = &service.spec.entry_host else {
+        let own: Vec<IpAddr> = own.collect();
+        return if own.is_empty() { Vec::new() } else { vec![Bind::of(own)] };
+    };
+    if is_everywhere(service) {
+        return vec![Bind::everywhere(view, None)];
+    }
+    // As in Istio, each address of a ServiceEntry has a listener.
+    let blocks = entry_host.blocks.iter().map(|block| Bind::everywhere(view, Some(block.clone())));
+    own.map(|ip| Bind::of(vec![ip])).chain(blocks).collect()
+}
+
+/// A listener under construction.
+struct Draft {
+    addresses: Vec<String>,
+    port: u16,
+    chains: Vec<listener::FilterChain>,
+    /// Server names and blocks of addresses that have a filter chain. Empty texts match every connection.
+    taken: HashSet<(String, String)>,
+    has_http: bool,
+}
+
+fn draft<'a>(drafts: &'a mut BTreeMap<String, Draft>, bind: &Bind, port: u16) -> &'a mut Draft {
+    drafts.entry(format!("{}_{port}", bind.addresses[0])).or_insert_with(|| Draft {
+        addresses: bind.addresses.clone(),
+        port,
+        chains: Vec::new(),
+        taken: HashSet::new(),
+        has_http: false,
+    })
+}
+
+impl Draft {
+    /// Adds the filter chains of a service's port.
+    fn add_service(
+        &mut self,
+        world: &World,
+        setting: Setting<'_>,
+        outlined: &Outlined,
+        port: &ServicePort,
+        bind: &Bind,
+    ) {
+        let Outlined { service, rules, server_names } = outlined;
+        let by_name = bind.is_everywhere || bind.block.is_some();
+        let block = bind.block.as_deref();
+        let server_names = if by_name { &server_names[..] } else { &[] };
+        let target = Target { world, setting, service, port, block, server_names, rules };
+        if port.protocol == Protocol::Unknown {
+            let own = format!("{}:{}", service.fqdn(), port.port);
+            let routes = if is_everywhere(service) { port.port.to_string() } else { own };
+            self.add_http(setting, &format!("{}_{}", bind.addresses[0], port.port), routes);
+        }
+        target.chains().into_iter().for_each(|chain| self.add(chain));
+    }
+
+    /// Adds the filter chain of HTTP in plain text.
+    fn add_http(&mut self, setting: Setting<'_>, name: &str, routes: String) {
+        if !self.has_http {
+            self.has_http = true;
+            self.chains.push(http_chain(setting, name, Routes::ByName(routes)));
+        }
+    }
+
+    /// Adds a filter chain without the part of its match that another one has: the first match applies, and Envoy
+    /// refuses matches that overlap.
+    fn add(&mut self, chain: listener::FilterChain) {
+        let found = chain.filter_chain_match.clone().unwrap_or_default();
+        let names = if found.server_names.is_empty() { vec![String::new()] } else { found.server_names };
+        let text = |range: &core::CidrRange| {
+            format!("{}/{}", range.address_prefix, range.prefix_len.map_or(0, |length| length.value))
+        };
+        let mut free: BTreeMap<Vec<usize>, Vec<String>> = BTreeMap::new();
+        let texts: Vec<String> = found.prefix_ranges.iter().map(text).collect();
+        for name in names {
+            let mut ranges = Vec::new();
+            if texts.is_empty() && !self.taken.insert((name.clone(), String::new())) {
+                continue;
+            }
+            for (index, range) in texts.iter().enumerate() {
+                if self.taken.insert((name.clone(), range.clone())) {
+                    ranges.push(index);
+                }
+            }
+            if texts.is_empty() || !ranges.is_empty() {
+                free.entry(ranges).or_default().push(name);
+            }
+        }
+        for (ranges, names) in free {
+            let mut part = chain.clone();
+            if let Some(found) = &mut part.filter_chain_match {
+                found.server_names = names.into_iter().filter(|name| !name.is_empty()).collect();
+                found.prefix_ranges =
+                    ranges.iter().filter_map(|index| found.prefix_ranges.get(*index).cloned()).collect();
+            }
+            self.chains.push(part);
+        }
+    }
+
+    /// Returns the listener. Connections that no filter chain matches pass to their original destination or are
+    /// refused.
+    fn finish(
+        mut self,
+        world: &World,
+        setting: Setting<'_>,
+        unknown: &UnknownDestinations,
+        name: String,
+    ) -> listener::Listener {
+        let every = self.chains.iter().position(|chain| chain.filter_chain_match.is_none());
+        let default = match every {
+            Some(_) if self.chains.len() == 1 => None,
+            Some(at) => Some(self.chains.remove(at)),
+            None => Some(pass_through(setting, unknown)),
+        };
+        let found = |chain: &listener::FilterChain| chain.filter_chain_match.clone().unwrap_or_default();
+        let by_name = self.chains.iter().any(|chain| !found(chain).server_names.is_empty());
+        let inspectors = by_name.then(tls_inspector).into_iter().chain(self.has_http.then(http_inspector));
+        let (first, extra) = self.addresses.split_first().map_or(("", &[][..]), |(a, b)| (a.as_str(), b));
+        listener::Listener {
+            filter_chains: self.chains,
+            default_filter_chain: default,
+            listener_filters: inspectors.collect(),
+            ..unbound(world, name, first, extra, self.port)
+        }
+    }
+}
+
+/// Returns the filter chain of unknown destinations.
+fn pass_through(setting: Setting<'_>, unknown: &UnknownDestinations) -> listener::FilterChain {
+    listener::FilterChain {
+        filter_chain_match: Some(Default::default()),
+        filters: filters::tcp_chain(setting, Direction::Outbound, &unknown.cluster, Vec::new()),
+        name: "PassthroughFilterChain".into(),
+        ..Default::default()
+    }
 }
 
 /// Returns the listener that accepts every redirected connection.
-fn catch_all(world: &World, setting: Setting<'_>, unknown: &UnknownDestinations) -> listener::Listener {
+fn catch_all(setting: Setting<'_>, unknown: &UnknownDestinations) -> listener::Listener {
     let port = names::OUTBOUND_PORT;
     // A connection to the listener itself would loop.
     let black_hole = listener::FilterChain {
         filter_chain_match: Some(listener::FilterChainMatch {
-            destination_port: crate::compile::pb::uint32(port.into()),
+            destination_port: uint32(port.into()),
             ..Default::default()
         }),
-        filters: filters::tcp_chain(setting, Direction::Outbound, BLACK_HOLE, Vec::new()),
+        filters: filters::black_hole_chain(setting, Direction::Outbound, BLACK_HOLE),
         name: "virtualOutbound-blackhole".into(),
         ..Default::default()
     };
@@ -195,7 +404,7 @@ fn catch_all(world: &World, setting: Setting<'_>, unknown: &UnknownDestinations)
             setting,
             Direction::Outbound,
             "outbound_virtualOutbound_allow_any_dynamic_dns;".into(),
-            Routes::Inline(Box::new(routes::of_unknown_hosts(world.mesh(), unknown))),
+            Routes::Inline(Box::new(routes::of_unknown_hosts(setting.mesh, unknown))),
             Vec::new(),
         ),
         name: "virtualOutbound-catchall-tcp-http".into(),
@@ -206,33 +415,7 @@ fn catch_all(world: &World, setting: Setting<'_>, unknown: &UnknownDestinations)
         use_original_dst: boolean(true),
         traffic_direction: TrafficDirection::Outbound as i32,
         listener_filters: setting.dynamic_dns.then(http_inspector).into_iter().collect(),
-        ..virtual_listener(world, setting.view, "virtualOutbound", port, chains)
-    }
-}
-
-/// Returns the listener of an HTTP port, for all addresses.
-fn shared(
-    world: &World,
-    setting: Setting<'_>,
-    port: u16,
-    unknown: &UnknownDestinations,
-) -> listener::Listener {
-    let any = any_address(setting.view);
-    let both = setting.view.ipv4 && setting.view.ipv6;
-    let extra: &[&str] = if both { &["::"] } else { &[] };
-    let name = format!("{any}_{port}");
-    let passthrough = listener::FilterChain {
-        filter_chain_match: Some(Default::default()),
-        filters: filters::tcp_chain(setting, Direction::Outbound, &unknown.cluster, Vec::new()),
-        name: "PassthroughFilterChain".into(),
-        ..Default::default()
-    };
-    let routes = Routes::ByName(port.to_string());
-    listener::Listener {
-        filter_chains: vec![http_chain(setting, &name, routes)],
-        default_filter_chain: Some(passthrough),
-        listener_filters: vec![http_inspector()],
-        ..unbound(world, name, any, extra, port)
+        ..virtual_listener(setting, "virtualOutbound", port, chains)
     }
 }
 
@@ -242,11 +425,12 @@ struct LocalListeners<'a> {
     world: &'a World,
     setting: Setting<'a>,
     outline: &'a Outline,
+    unknown: &'a UnknownDestinations,
 }
 
 impl LocalListeners<'_> {
     fn add(&self, by_address: &mut BTreeMap<String, listener::Listener>) {
-        let Self { world, setting, outline } = *self;
+        let Self { world, setting, outline, unknown } = *self;
         let ip = loopback(setting.view);
         for port in &outline.shared {
             let name = format!("{ip}_{port}");
@@ -254,25 +438,31 @@ impl LocalListeners<'_> {
             chain.filter_chain_match = None;
             let listener =
                 listener::Listener { filter_chains: vec![chain], ..unbound(world, name, ip, &[], *port) };
-            by_address.entry(listener.name.clone()).or_insert_with(|| with_socket(world, listener));
+            by_address.entry(listener.name.clone()).or_insert_with(|| with_socket(setting, listener));
         }
-        for service in &outline.services {
-            for port in service.spec.ports.iter().filter(|port| has_own(port)) {
+        for outlined in &outline.services {
+            for port in outlined.service.spec.ports.iter().filter(|port| has_own(port)) {
                 let name = format!("{ip}_{}", port.port);
                 if by_address.contains_key(&name) {
                     continue;
                 }
-                let listener = of_texts(world, setting, service, port, &[ip.to_owned()]);
-                by_address.insert(name, with_socket(world, listener));
+                let bind = Bind { addresses: vec![ip.to_owned()], is_everywhere: false, block: None };
+                let mut drafts = BTreeMap::new();
+                let made = draft(&mut drafts, &bind, port.port);
+                made.add_service(world, setting, outlined, port, &bind);
+                for (name, draft) in drafts {
+                    let listener = draft.finish(world, setting, unknown, name.clone());
+                    by_address.insert(name, with_socket(setting, listener));
+                }
             }
         }
     }
 }
 
 /// Returns a listener with a socket of its own.
-fn with_socket(world: &World, listener: listener::Listener) -> listener::Listener {
+fn with_socket(setting: Setting<'_>, listener: listener::Listener) -> listener::Listener {
     listener::Listener {
-        access_log: access_log::of_listener(world.mesh()),
+        access_log: setting.telemetry.listener_logs.clone(),
         bind_to_port: None,
         max_connections_to_accept_per_socket_event: uint32(1),
         ..listener
@@ -304,7 +494,7 @@ fn bound(
     } else {
         let cluster = ClusterName::outbound(port, "", &services[0].fqdn()).to_string();
         let rule = world.destination_rule(&services[0].fqdn(), &setting.view.namespace);
-        let hashing = Setting { hash_source_ip: balance::hashes_source_ip(rule.as_deref()), ..setting };
+        let hashing = Setting { hash_source_ip: balance::hashes_source_ip(rule.as_deref(), ""), ..setting };
         listener::FilterChain {
             filters: filters::tcp_chain(hashing, Direction::Outbound, &cluster, Vec::new()),
             transport_socket_connect_timeout: Some(seconds(HANDSHAKE_SECONDS)),
@@ -314,52 +504,7 @@ fn bound(
     // The protocol is declared, so it need not be detected.
     chain.filter_chain_match = None;
     let listener = listener::Listener { filter_chains: vec![chain], ..unbound(world, name, ip, &[], port) };
-    if has_socket { with_socket(world, listener) } else { listener }
-}
-
-/// Returns the listener of a service port for these addresses.
-fn of_addresses(
-    world: &World,
-    setting: Setting<'_>,
-    service: &Typed<Service>,
-    port: &ServicePort,
-    addresses: &[IpAddr],
-) -> listener::Listener {
-    let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    of_texts(world, setting, service, port, &texts)
-}
-
-fn of_texts(
-    world: &World,
-    setting: Setting<'_>,
-    service: &Typed<Service>,
-    port: &ServicePort,
-    texts: &[String],
-) -> listener::Listener {
-    let extra: Vec<&str> = texts.iter().skip(1).map(String::as_str).collect();
-    let name = format!("{}_{}", texts[0], port.port);
-    let host = service.fqdn();
-    let cluster = ClusterName::outbound(port.port, "", &host).to_string();
-    let rule = world.destination_rule(&host, &setting.view.namespace);
-    let hashing = Setting { hash_source_ip: balance::hashes_source_ip(rule.as_deref()), ..setting };
-    let tcp = listener::FilterChain {
-        filters: filters::tcp_chain(hashing, Direction::Outbound, &cluster, Vec::new()),
-        transport_socket_connect_timeout: Some(seconds(HANDSHAKE_SECONDS)),
-        ..Default::default()
-    };
-    if port.protocol != Protocol::Unknown {
-        return listener::Listener {
-            filter_chains: vec![tcp],
-            ..unbound(world, name, &texts[0], &extra, port.port)
-        };
-    }
-    let routes = Routes::ByName(format!("{host}:{}", port.port));
-    listener::Listener {
-        filter_chains: vec![http_chain(setting, &name, routes)],
-        default_filter_chain: Some(tcp),
-        listener_filters: vec![http_inspector()],
-        ..unbound(world, name, &texts[0], &extra, port.port)
-    }
+    if has_socket { with_socket(setting, listener) } else { listener }
 }
 
 fn http_chain(setting: Setting<'_>, listener: &str, routes: Routes) -> listener::FilterChain {
@@ -382,10 +527,10 @@ fn http_chain(setting: Setting<'_>, listener: &str, routes: Routes) -> listener:
 }
 
 /// Returns a listener without a socket. It receives connections by their original destination.
-fn unbound(world: &World, name: String, ip: &str, extra: &[&str], port: u16) -> listener::Listener {
+fn unbound(world: &World, name: String, ip: &str, extra: &[String], port: u16) -> listener::Listener {
     let additional = extra
         .iter()
-        .map(|ip| listener::AdditionalAddress { address: Some(address(*ip, port)), ..Default::default() });
+        .map(|ip| listener::AdditionalAddress { address: Some(address(ip, port)), ..Default::default() });
     listener::Listener {
         name,
         address: Some(address(ip, port)),
@@ -396,6 +541,11 @@ fn unbound(world: &World, name: String, ip: &str, extra: &[&str], port: u16) -> 
         bind_to_port: boolean(false),
         ..Default::default()
     }
+}
+
+fn tls_inspector() -> listener::ListenerFilter {
+    let config = TlsInspector { initial_read_buffer_size: uint32(FIRST_READ), ..Default::default() };
+    inspector("envoy.filters.listener.tls_inspector", pack(&config))
 }
 
 fn http_inspector() -> listener::ListenerFilter {

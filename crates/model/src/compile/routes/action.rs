@@ -60,13 +60,6 @@ pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
     if let Some(response) = &http.direct_response {
         return Some(Action::DirectResponse(direct_response(response)));
     }
-    if http.delegate.is_some() {
-        // Delegates are not followed. A match of later rules instead would be a surprise.
-        return Some(Action::DirectResponse(route::DirectResponseAction {
-            status: 503,
-            ..Default::default()
-        }));
-    }
     let clusters = clusters(port, &http.route)?;
     let timeout = http.timeout.map_or(seconds(0), |length| duration(length.0));
     let mut to = route::RouteAction {
@@ -193,7 +186,7 @@ fn cluster(port: &Port<'_>, to: &Destination) -> String {
     }
     let host = fqdn(&to.host, &port.rule.meta.namespace);
     let number = port.scope.destination_port(to, &host, port.number);
-    ClusterName::outbound(number, &to.subset, &host).to_string()
+    ClusterName::outbound(number, &to.subset, port.scope.world.aliased(&host)).to_string()
 }
 
 fn rewrite(to: &mut route::RouteAction, http: &HttpRoute) {

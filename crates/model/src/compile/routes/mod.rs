@@ -9,9 +9,13 @@ mod virtual_service;
 
 pub(super) use virtual_service::{at_gateway, matches_everything};
 
-use std::{collections::HashSet, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
-use skysail_core::{ClusterName, names};
+use skysail_core::{ClusterName, names as core_names};
 use skysail_proto::Codec as _;
 use skysail_xds::{Kind, Resource, istio};
 
@@ -27,7 +31,7 @@ use crate::{
         MeshConfig, Protocol, Service, Typed, VirtualService,
         mesh_config::{OutboundMode, UnansweredHosts},
     },
-    world::{WELL_KNOWN_PORT, fqdn, host_matches},
+    world::{DOMAIN, WELL_KNOWN_PORT, fqdn, host_matches},
 };
 
 /// Maximum size of the body of a direct response in bytes.
@@ -60,8 +64,10 @@ fn hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<rout
         port.is_some_and(|port| port.protocol.is_http() || port.protocol == Protocol::Unknown)
     };
     let services: Vec<&Typed<Service>> = services.iter().filter(routed).copied().collect();
-    let mut hosts: Vec<route::VirtualHost> =
-        services.iter().map(|service| of_service(scope, service, port, domains(scope, service))).collect();
+    let aliases = scope.world.aliases(scope.namespace);
+    let of_service =
+        |service: &&Typed<Service>| of_service(scope, service, port, domains(scope, service, &aliases));
+    let mut hosts: Vec<route::VirtualHost> = services.iter().map(of_service).collect();
     hosts.extend(of_other_hosts(scope, &services, port));
     hosts.sort_by(|a, b| a.name.cmp(&b.name));
     make_unique(&mut hosts);
@@ -238,8 +244,8 @@ fn unknown_hosts(mesh: &MeshConfig, unknown: &UnknownDestinations) -> route::Vir
     };
     let mut host = virtual_host(name.into(), vec!["*".into()], vec![all]);
     if policy.unanswered_hosts == UnansweredHosts::CatchAll {
-        let yes = fields([(names::TAKES_UNANSWERED, istio::string("true"))]);
-        host.metadata = Some(metadata(names::METADATA, yes));
+        let yes = fields([(core_names::TAKES_UNANSWERED, istio::string("true"))]);
+        host.metadata = Some(metadata(core_names::METADATA, yes));
     }
     host
 }
@@ -251,18 +257,17 @@ fn every_path() -> route::RouteMatch {
     }
 }
 
-/// Returns the names by which a client of this namespace may call a service.
-fn domains(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<String> {
-    let (name, namespace) = (&service.meta.name, &service.meta.namespace);
+/// Returns the names by which a client of this namespace may call a service and its aliases.
+fn domains(scope: &Scope<'_>, service: &Typed<Service>, aliases: &Aliases<'_>) -> Vec<String> {
     let full = service.fqdn();
-    let mut domains = vec![full.clone(), format!("{full}.")];
-    if service.spec.entry_host.is_some() {
-        domains.truncate(if full.starts_with('*') { 1 } else { 2 });
-    } else if namespace == scope.namespace {
-        domains.extend([name.clone(), format!("{name}.{namespace}.svc"), format!("{name}.{namespace}")]);
+    let mut domains = if service.spec.entry_host.is_some() {
+        let dotted = format!("{full}.");
+        if full.starts_with('*') { vec![full.clone()] } else { vec![full.clone(), dotted] }
     } else {
-        domains.extend([format!("{name}.{namespace}"), format!("{name}.{namespace}.svc")]);
-    }
+        names(&service.meta.name, &service.meta.namespace, scope.namespace)
+    };
+    let others = aliases.get(&full).into_iter().flatten();
+    domains.extend(others.flat_map(|alias| names(&alias.meta.name, &alias.meta.namespace, scope.namespace)));
     if service.spec.headless {
         // The pods of a headless service have names under its own.
         domains.extend(domains.clone().iter().map(|domain| format!("*.{domain}")));
@@ -271,6 +276,21 @@ fn domains(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<String> {
     domains.extend(service.spec.cluster_ips.iter().filter(reachable).map(|ip| host_of(*ip)));
     domains
 }
+
+/// Returns the names of a Kubernetes Service for clients of a namespace, the full name first.
+pub(super) fn names(name: &str, namespace: &str, client: &str) -> Vec<String> {
+    let full = core_names::service_fqdn(name, namespace, DOMAIN);
+    let mut names = vec![full.clone(), format!("{full}.")];
+    if namespace == client {
+        names.extend([name.to_owned(), format!("{name}.{namespace}.svc"), format!("{name}.{namespace}")]);
+    } else {
+        names.extend([format!("{name}.{namespace}"), format!("{name}.{namespace}.svc")]);
+    }
+    names
+}
+
+/// Aliases by the full name of their service.
+type Aliases<'a> = BTreeMap<String, Vec<&'a Arc<Typed<Service>>>>;
 
 /// Removes duplicate domains, which Envoy refuses. A full name always stays with its own service.
 fn make_unique(hosts: &mut Vec<route::VirtualHost>) {

@@ -46,7 +46,7 @@ pub(in crate::compile) fn at_gateway(
 fn of_port(port: &Port<'_>) -> Vec<route::Route> {
     let rule = port.rule;
     let mut routes = Vec::new();
-    for http in &rule.spec.http {
+    for http in port.scope.world.http_rules(rule).iter() {
         if http.matches.is_empty() {
             routes.extend(route(port, http, None));
             // Later routes could never be reached.
@@ -106,6 +106,7 @@ fn route(port: &Port<'_>, http: &HttpRoute, found: Option<&HttpMatch>) -> Option
         metadata: Some(metadata("istio", fields([("config", path)]))),
         decorator: Some(route::Decorator { operation, ..Default::default() }),
         typed_per_filter_config: action::per_filter(port.scope, http),
+        stat_prefix: found.map(|found| found.stat_prefix.clone()).unwrap_or_default(),
         action: Some(action),
         ..Default::default()
     };

@@ -2,7 +2,7 @@
 
 use super::{About, Report, label_text, workloads};
 use crate::{
-    api::{Kind, ServiceEntry, service_entry::host_of},
+    api::{Kind, Protocol, ServiceEntry, service_entry::host_of},
     diagnostic::Severity,
 };
 
@@ -28,17 +28,21 @@ impl Report<'_> {
         }
     }
 
-    /// Checks ports that are not HTTP: their connections carry no host, so only an address distinguishes services.
+    /// Checks ports whose connections name no host, so that only an address distinguishes services.
     fn ports_without_address(&mut self, about: &About<'_, ServiceEntry>) {
         let spec = &about.entry.object.spec;
-        let addressed = spec.addresses.iter().any(|address| address.parse::<std::net::IpAddr>().is_ok());
         let allocated = self.world.allocates() && spec.hosts.iter().all(|host| spec.is_allocatable(host));
-        if addressed || allocated {
+        if !spec.addresses.is_empty() || allocated {
             return;
         }
         for (index, port) in spec.ports.iter().enumerate() {
-            if port.parsed_protocol().is_some_and(|protocol| !protocol.is_http()) {
-                let message = "has no address to recognise connections by: sidecars pass them on unchanged";
+            let may_name_none = |protocol: Protocol| !protocol.is_http() && !protocol.is_tls();
+            if port.parsed_protocol().is_some_and(may_name_none) {
+                let number = port.number;
+                let message = format!(
+                    "has no address to recognise connections by: those to port {number} of any address that no \
+                     other service has go to this host"
+                );
                 let field = format!("spec.ports[{index}]");
                 self.report(about, Severity::Warning, field, message, "set spec.addresses");
             }

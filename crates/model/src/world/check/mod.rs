@@ -27,6 +27,7 @@ impl World {
         report.peer_authentications();
         report.authorization_policies();
         report.request_authentications();
+        report.telemetries();
         let mut diagnostics = report.diagnostics;
         diagnostics.sort();
         diagnostics.dedup();

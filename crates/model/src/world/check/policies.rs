@@ -12,9 +12,11 @@ use crate::{
         AuthorizationPolicy, Kind, Labels, PeerAuthentication, ServicePort,
         destination_rule::WorkloadSelector,
         kube::TargetPort,
-        security::{Action, DRY_RUN, is_true},
+        security::{Action, DRY_RUN, Rule, is_true},
         selects,
+        telemetry::ProviderRef,
     },
+    clause::Clause,
     diagnostic::Severity,
     spelling::nearest,
     world::policy::is_wide,
@@ -85,6 +87,7 @@ impl Report<'_> {
             let about = About { entry, kind: Kind::AuthorizationPolicy };
             let spec = &entry.object.spec;
             self.dry_run(&about);
+            self.authorizer(&about);
             // The attachment was reported when the policy was read.
             if spec.target_ref.is_some() || !spec.target_refs.is_empty() {
                 continue;
@@ -92,7 +95,61 @@ impl Report<'_> {
             let namespace = (about.namespace() != root).then(|| about.namespace());
             self.selects_nothing(&about, spec.selector.as_ref(), namespace);
             self.sources(&about, spec);
+            self.tokens(&about, namespace);
             self.service_ports(&about, spec.selector.as_ref(), ports(spec));
+        }
+    }
+
+    /// Reports an external authorizer that cannot be used.
+    fn authorizer(&mut self, about: &About<'_, AuthorizationPolicy>) {
+        let spec = &about.entry.object.spec;
+        let Some(provider) = spec.provider.as_ref().filter(|_| spec.action == Action::Custom) else { return };
+        if let Err(reason) = self.world.authorizer(&provider.name) {
+            let message = format!("{reason}: requests that match the rules are denied");
+            let field = "spec.provider.name";
+            self.report(about, Severity::Warning, field, message, "correct the name or the provider");
+        }
+    }
+
+    /// Reports rules on tokens where no policy verifies any.
+    fn tokens(&mut self, about: &About<'_, AuthorizationPolicy>, namespace: Option<&str>) {
+        let spec = &about.entry.object.spec;
+        let uses_tokens = |rule: &Rule| {
+            let sources = rule.from.iter().flat_map(|from| Clause::of_source(&from.source));
+            let conditions = rule.when.iter().filter_map(Clause::of_condition);
+            sources.chain(conditions).any(|clause| clause.is_of_token())
+        };
+        let Some(index) = spec.rules.iter().position(uses_tokens) else { return };
+        let empty = Labels::new();
+        let selector = spec.selector.as_ref().map_or(&empty, |selector| &selector.match_labels);
+        let mut selected = workloads(self.world, namespace, selector).peekable();
+        let of = about.namespace();
+        let verifies = |labels: &Labels| !self.world.request_authentications(of, labels).is_empty();
+        if selected.peek().is_some() && !selected.any(verifies) {
+            let message =
+                "no RequestAuthentication applies to its workloads, so no request has a valid token";
+            let field = format!("spec.rules[{index}]");
+            self.report(about, Severity::Warning, field, message, "add a RequestAuthentication");
+        }
+    }
+
+    pub(super) fn telemetries(&mut self) {
+        for entry in self.world.telemetries.iter() {
+            let about = About { entry, kind: Kind::Telemetry };
+            let spec = &entry.object.spec;
+            let tracing = spec.tracing.iter().map(|of| &of.providers).enumerate();
+            let metrics = spec.metrics.iter().map(|of| &of.providers).enumerate();
+            let logs = spec.access_logging.iter().map(|of| &of.providers).enumerate();
+            let named = |list: &'static str| move |(index, providers)| (list, index, providers);
+            let all = tracing.map(named("tracing")).chain(metrics.map(named("metrics")));
+            for (list, index, providers) in all.chain(logs.map(named("accessLogging"))) {
+                let unknown = |of: &&ProviderRef| self.world.provider(&of.name).is_none();
+                let Some(provider) = providers.iter().find(unknown) else { continue };
+                let message =
+                    format!("extensionProviders of the mesh configuration has no {:?}", provider.name);
+                let field = format!("spec.{list}[{index}].providers");
+                self.report(&about, Severity::Warning, field, message, "correct the name");
+            }
         }
     }
 

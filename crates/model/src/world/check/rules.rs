@@ -14,6 +14,7 @@ use crate::{
     spelling::nearest,
     world::{
         DOMAIN,
+        delegates::{self, DelegateError},
         hosts::{fqdn, host_matches},
         store::Entry,
     },
@@ -35,6 +36,80 @@ impl Report<'_> {
                     self.destination(&about, &format!("spec.http[{index}].{field}"), destination);
                 }
             }
+            self.connections(&about, spec);
+            self.delegates(&about);
+        }
+    }
+
+    /// Checks the rules for TCP and TLS.
+    fn connections(&mut self, about: &About<'_, VirtualService>, spec: &VirtualService) {
+        let tls = spec.tls.iter().map(|route| &route.route).enumerate();
+        let tcp = spec.tcp.iter().map(|route| &route.route).enumerate();
+        let tls = tls.map(|(index, route)| (format!("spec.tls[{index}]"), route));
+        let tcp = tcp.map(|(index, route)| (format!("spec.tcp[{index}]"), route));
+        for (field, route) in tls.chain(tcp) {
+            for (index, to) in route.iter().enumerate() {
+                self.destination(about, &format!("{field}.route[{index}].destination"), &to.destination);
+            }
+        }
+        let services =
+            spec.hosts.iter().filter_map(|host| self.world.service(&fqdn(host, about.namespace())));
+        let services: Vec<_> = services.collect();
+        let none = |may: fn(Protocol) -> bool| {
+            !services.is_empty()
+                && services.iter().all(|service| service.spec.ports.iter().all(|port| !may(port.protocol)))
+        };
+        if !spec.tcp.is_empty() && none(|protocol| !protocol.is_http() && !protocol.is_tls()) {
+            let message = "has no effect: no port of the hosts is TCP";
+            let remedy = "name the port tcp or tcp-..., or use http or tls rules";
+            self.report(about, Severity::Warning, "spec.tcp", message, remedy);
+        }
+        if !spec.tls.is_empty() && none(Protocol::is_tls) {
+            let message = "has no effect: no port of the hosts is TLS or HTTPS";
+            let remedy = "name the port tls, https, tls-... or https-...";
+            self.report(about, Severity::Warning, "spec.tls", message, remedy);
+        }
+    }
+
+    /// Reports delegates that do not exist or that conflict with their root, and delegates without a root.
+    fn delegates(&mut self, about: &About<'_, VirtualService>) {
+        let root = &about.entry.object;
+        if root.spec.hosts.is_empty() {
+            if self.world.roots_of(&root.meta.namespace, &root.meta.name).next().is_none() {
+                let message = "has no hosts, and no VirtualService delegates to it: it has no effect";
+                let remedy = "add hosts, or name it in the delegate of another VirtualService";
+                self.report(about, Severity::Warning, "spec.hosts", message, remedy);
+            }
+            return;
+        }
+        for (index, rule) in root.spec.http.iter().enumerate() {
+            let Some(delegate) = &rule.delegate else { continue };
+            let (namespace, name) = delegate.key(&root.meta.namespace);
+            let field = format!("spec.http[{index}].delegate");
+            let of = format!("VirtualService {namespace}/{name}");
+            let (message, remedy) = match self.world.delegate(root, delegate) {
+                Err(DelegateError::Missing) => ("does not exist", "check the name and the namespace"),
+                Err(DelegateError::HasHosts) => ("has hosts, so it is no delegate", "remove its hosts"),
+                Err(DelegateError::Hidden) => {
+                    ("is not exported to the namespace of the root", "add the namespace to its exportTo")
+                }
+                Ok(entry) => {
+                    let merged = delegates::merged(rule, &root.meta.namespace, &entry.object);
+                    for (part, made) in merged.iter().enumerate() {
+                        if made.is_none() {
+                            let message = format!(
+                                "the match of http[{part}] of {of} does not refine a match of this rule, so \
+                                 it has no effect"
+                            );
+                            let remedy = "match a part of what the root matches";
+                            self.report(about, Severity::Warning, &field, message, remedy);
+                        }
+                    }
+                    continue;
+                }
+            };
+            let message = format!("{of} {message}: the rule has no effect");
+            self.report(about, Severity::Error, &field, message, remedy);
         }
     }
 
@@ -46,7 +121,7 @@ impl Report<'_> {
             let rival = rivals
                 .iter()
                 .find(|other| other.object.spec.derived.is_none())
-                .filter(|first| !is_same(first, about.entry));
+                .filter(|first| !is_same(first, about.entry) && !spec.http.is_empty());
             let rival = rival.filter(|first| super::super::mesh_hosts(&first.object).contains(&full));
             if let Some(first) = rival {
                 let older = About { entry: first, kind: Kind::VirtualService }.name();

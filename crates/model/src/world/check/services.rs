@@ -97,7 +97,11 @@ impl Report<'_> {
         if !spec.cluster_ips.is_empty() || spec.headless || spec.external_name.is_some() {
             return;
         }
-        for (index, port) in spec.ports.iter().enumerate().filter(|(_, port)| port.protocol == Protocol::Tcp)
+        for (index, port) in spec
+            .ports
+            .iter()
+            .enumerate()
+            .filter(|(_, port)| matches!(port.protocol, Protocol::Tcp | Protocol::Mongo))
         {
             if let Some(other) = http_ports.get(&port.port) {
                 let message = format!(

@@ -17,7 +17,9 @@ use skysail_xds::{
     Kind,
     envoy::pb::envoy::{
         config::core::v3::{DataSource, Node, WatchedDirectory, data_source::Specifier},
-        extensions::transport_sockets::tls::v3::{CertificateValidationContext, Secret, secret::Type},
+        extensions::transport_sockets::tls::v3::{
+            CertificateValidationContext, Secret, TlsCertificate, secret::Type,
+        },
         service::discovery::v3::DiscoveryResponse,
     },
 };
@@ -30,6 +32,45 @@ use crate::translate::{
     SecretName, Translator,
     bootstrap::convert::{self, Conversion},
 };
+
+/// Prefix of the names of secrets with a certificate and its key: `file-cert:CERTIFICATE~KEY`.
+const CERTIFICATE: &str = "file-cert:";
+/// Prefix of the names of secrets with trusted certificates: `file-root:FILE`.
+const ROOT: &str = "file-root:";
+/// File name for the trusted certificates of the operating system.
+const SYSTEM: &str = "system";
+/// Files of trusted certificates of common systems. Source: Istio's agent, and Go's `crypto/x509`.
+const SYSTEM_FILES: [&str; 5] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+/// Returns the secret that Istio's agent has under a name with file names; `None` for another name.
+pub(super) fn of_agent(name: &str) -> Option<Secret> {
+    let file = |path: &str| {
+        Some(DataSource { specifier: Some(Specifier::Filename(path.to_owned())), ..DataSource::default() })
+    };
+    let content = if let Some(pair) = name.strip_prefix(CERTIFICATE) {
+        let (chain, key) = pair.split_once('~')?;
+        Type::TlsCertificate(TlsCertificate {
+            certificate_chain: file(chain),
+            private_key: file(key),
+            ..TlsCertificate::default()
+        })
+    } else {
+        let root = name.strip_prefix(ROOT)?;
+        let system = || SYSTEM_FILES.iter().find(|path| Path::new(path).exists()).unwrap_or(&SYSTEM_FILES[0]);
+        let path = if root == SYSTEM { system() } else { root };
+        Type::ValidationContext(CertificateValidationContext {
+            trusted_ca: file(path),
+            ..CertificateValidationContext::default()
+        })
+    };
+    Some(Secret { name: name.to_owned(), r#type: Some(content) })
+}
 
 /// Source of a secret that names files or is in a file.
 pub(super) enum FileOrigin {
@@ -179,8 +220,6 @@ fn sources(secret: &mut Secret) -> impl Iterator<Item = &mut DataSource> {
 
 #[cfg(test)]
 mod tests {
-    use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::tls::v3::TlsCertificate;
-
     use std::{sync::Arc, time::Duration};
 
     use super::*;
@@ -195,6 +234,30 @@ mod tests {
         for (name, content) in [("cert.pem", signed.pem()), ("key.pem", request.key_pem())] {
             std::fs::write(folder.join("new"), content).unwrap();
             std::fs::rename(folder.join("new"), folder.join(name)).unwrap();
+        }
+    }
+
+    #[test]
+    fn names_of_the_agent_name_files() {
+        let Some(Type::TlsCertificate(pair)) = of_agent("file-cert:/c.pem~/k.pem").unwrap().r#type else {
+            panic!("no certificate")
+        };
+        let name = |file: Option<DataSource>| match file.unwrap().specifier {
+            Some(Specifier::Filename(name)) => name,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            (name(pair.certificate_chain), name(pair.private_key)),
+            ("/c.pem".into(), "/k.pem".into())
+        );
+        let root = |text: &str| match of_agent(text).unwrap().r#type {
+            Some(Type::ValidationContext(context)) => name(context.trusted_ca),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(root("file-root:/r.pem"), "/r.pem");
+        assert!(root("file-root:system").starts_with("/etc/"));
+        for other in ["default", "ROOTCA", "kubernetes://a", "file-cert:/c.pem"] {
+            assert_eq!(of_agent(other), None, "{other}");
         }
     }
 

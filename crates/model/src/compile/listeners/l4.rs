@@ -1,0 +1,238 @@
+//! Filter chains of TCP and TLS that is passed through: the `tcp` and `tls` rules of VirtualServices, and the services
+//! themselves.
+//!
+//! What depends on the client (its labels, its namespace, the port) is decided here. What depends on the connection
+//! (its destination address, its server name) becomes the match of a filter chain.
+
+use std::sync::Arc;
+
+use skysail_core::ClusterName;
+use skysail_xds::envoy::pb::envoy::extensions::filters::network::{
+    mongo_proxy::v3::MongoProxy,
+    tcp_proxy::v3::{
+        TcpProxy,
+        tcp_proxy::{ClusterSpecifier, TunnelingConfig, WeightedCluster, weighted_cluster::ClusterWeight},
+    },
+};
+
+use crate::{
+    World,
+    api::{
+        DestinationRule, Protocol, Service, ServicePort, Typed, VirtualService, selects,
+        virtual_service::{Destination, L4Destination, L4Match},
+    },
+    compile::{
+        balance, clusters,
+        filters::{self, Setting},
+        pb::{cidr, config_path, core, duration, fields, listener, metadata, pack, seconds},
+    },
+    world::fqdn,
+};
+
+/// Timeout of a TLS handshake with the client in seconds.
+pub(super) const HANDSHAKE_SECONDS: i64 = 15;
+
+/// A port of a service for which filter chains are compiled.
+#[derive(Clone, Copy)]
+pub(super) struct Target<'a> {
+    pub(super) world: &'a World,
+    pub(super) setting: Setting<'a>,
+    pub(super) service: &'a Typed<Service>,
+    pub(super) port: &'a ServicePort,
+    /// Block of addresses; `None` if the listener has the service's addresses, or all.
+    pub(super) block: Option<&'a str>,
+    /// Server names of the service, if only they tell its connections from others.
+    pub(super) server_names: &'a [String],
+    /// VirtualServices with TCP or TLS rules for the service, oldest first.
+    pub(super) rules: &'a [Arc<Typed<VirtualService>>],
+}
+
+impl Target<'_> {
+    /// Returns the filter chains, the first match first.
+    pub(super) fn chains(&self) -> Vec<listener::FilterChain> {
+        if self.port.protocol.is_tls() { self.tls() } else { self.tcp() }
+    }
+
+    fn tls(&self) -> Vec<listener::FilterChain> {
+        let mut made = Vec::new();
+        for rule in self.rules {
+            for tls in &rule.spec.tls {
+                for found in tls.matches.iter().filter(|found| self.applies(found)) {
+                    let subnets: Vec<&str> = match self.block {
+                        _ if !found.destination_subnets.is_empty() => texts(&found.destination_subnets),
+                        block => block.into_iter().collect(),
+                    };
+                    let chain = self.chain(&found.sni_hosts, &subnets, self.to(rule, &tls.route));
+                    made.push(listener::FilterChain { metadata: Some(origin(rule)), ..chain });
+                }
+            }
+        }
+        if made.is_empty() {
+            made.push(self.chain(self.server_names, self.block.as_slice(), self.forward_to_service()));
+        }
+        made
+    }
+
+    fn tcp(&self) -> Vec<listener::FilterChain> {
+        let mut made = Vec::new();
+        for rule in self.rules {
+            for tcp in &rule.spec.tcp {
+                let applying = || tcp.matches.iter().filter(|found| self.applies(found));
+                let every =
+                    tcp.matches.is_empty() || applying().any(|found| found.destination_subnets.is_empty());
+                if every {
+                    let chain = self.chain(&[], self.block.as_slice(), self.to(rule, &tcp.route));
+                    made.push(listener::FilterChain { metadata: Some(origin(rule)), ..chain });
+                    // Later rules could never be reached.
+                    return made;
+                }
+                let subnets: Vec<&str> =
+                    applying().flat_map(|found| texts(&found.destination_subnets)).collect();
+                if !subnets.is_empty() {
+                    made.push(self.chain(&[], &subnets, self.to(rule, &tcp.route)));
+                }
+            }
+        }
+        made.push(self.chain(&[], self.block.as_slice(), self.forward_to_service()));
+        made
+    }
+
+    /// Returns whether a match applies to the client and the port.
+    fn applies(&self, found: &L4Match) -> bool {
+        let view = self.setting.view;
+        let namespace = found.source_namespace.as_deref().unwrap_or_default();
+        found.port.is_none_or(|wanted| wanted == 0 || wanted == u32::from(self.port.port))
+            && (found.gateways.is_empty() || found.gateways.iter().any(|gateway| gateway == "mesh"))
+            && selects(&found.source_labels, &view.labels)
+            && (namespace.is_empty() || namespace == view.namespace)
+    }
+
+    fn chain(
+        &self,
+        server_names: &[String],
+        subnets: &[&str],
+        filters: Vec<listener::Filter>,
+    ) -> listener::FilterChain {
+        let mut names: Vec<String> = server_names.iter().map(|name| name.to_ascii_lowercase()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let ranges: Vec<core::CidrRange> = subnets.iter().filter_map(|subnet| cidr(subnet)).collect();
+        let every = names.is_empty() && ranges.is_empty();
+        listener::FilterChain {
+            filter_chain_match: (!every).then(|| listener::FilterChainMatch {
+                prefix_ranges: ranges,
+                server_names: names,
+                ..Default::default()
+            }),
+            filters,
+            transport_socket_connect_timeout: Some(seconds(HANDSHAKE_SECONDS)),
+            ..Default::default()
+        }
+    }
+
+    /// Returns the filters that forward to the service itself.
+    fn forward_to_service(&self) -> Vec<listener::Filter> {
+        let host = self.service.fqdn();
+        let cluster = ClusterName::outbound(self.port.port, "", &host).to_string();
+        self.forward_to(cluster, self.rule(&host).as_deref(), "")
+    }
+
+    /// Returns the filters that forward to the destinations of a rule.
+    fn to(&self, rule: &Typed<VirtualService>, route: &[L4Destination]) -> Vec<listener::Filter> {
+        let Some(first) = route.first() else {
+            // Validation requires a destination.
+            return self.forward_to(clusters::BLACK_HOLE.to_owned(), None, "");
+        };
+        // As in Istio, the settings of the first destination's service apply to all.
+        let settings = self.rule(&fqdn(&first.destination.host, &rule.meta.namespace));
+        if let [only] = route {
+            let cluster = self.cluster(rule, &only.destination);
+            return self.forward_to(cluster, settings.as_deref(), &only.destination.subset);
+        }
+        let weighted = route.iter().filter_map(|to| {
+            let weight = u32::try_from(to.weight).ok().filter(|weight| *weight > 0)?;
+            Some(ClusterWeight { name: self.cluster(rule, &to.destination), weight, ..Default::default() })
+        });
+        let weighted = WeightedCluster { clusters: weighted.collect() };
+        let prefix = format!("{}.{}", rule.meta.name, rule.meta.namespace);
+        let proxy = self.proxy(prefix, ClusterSpecifier::WeightedClusters(weighted), settings.as_deref(), "");
+        self.filters(proxy)
+    }
+
+    fn forward_to(
+        &self,
+        cluster: String,
+        settings: Option<&Typed<DestinationRule>>,
+        subset: &str,
+    ) -> Vec<listener::Filter> {
+        let mut proxy = self.proxy(cluster.clone(), ClusterSpecifier::Cluster(cluster), settings, subset);
+        let tunnel = settings.and_then(|settings| settings.spec.tunnel(subset));
+        proxy.tunneling_config = tunnel.map(|tunnel| TunnelingConfig {
+            hostname: match tunnel.target_host.contains(':') {
+                true => format!("[{}]:{}", tunnel.target_host, tunnel.target_port),
+                false => format!("{}:{}", tunnel.target_host, tunnel.target_port),
+            },
+            use_post: tunnel.protocol == "POST",
+            ..Default::default()
+        });
+        self.filters(proxy)
+    }
+
+    fn proxy(
+        &self,
+        stat_prefix: String,
+        to: ClusterSpecifier,
+        settings: Option<&Typed<DestinationRule>>,
+        subset: &str,
+    ) -> TcpProxy {
+        let policy = settings.and_then(|settings| settings.spec.traffic_policy.as_ref());
+        let pool = policy.and_then(|policy| policy.connection_pool.as_ref());
+        let tcp = pool.and_then(|pool| pool.tcp.as_ref());
+        let hashes = balance::hashes_source_ip(settings, subset);
+        TcpProxy {
+            idle_timeout: tcp.and_then(|tcp| tcp.idle_timeout).map(|length| duration(length.0)),
+            max_downstream_connection_duration: tcp
+                .and_then(|tcp| tcp.max_connection_duration)
+                .map(|length| duration(length.0)),
+            ..filters::tcp_proxy(Setting { hash_source_ip: hashes, ..self.setting }, stat_prefix, to)
+        }
+    }
+
+    fn filters(&self, proxy: TcpProxy) -> Vec<listener::Filter> {
+        let mut before = Vec::new();
+        if self.port.protocol == Protocol::Mongo {
+            let mongo = MongoProxy { stat_prefix: proxy.stat_prefix.clone(), ..Default::default() };
+            before.push(filters::network("envoy.filters.network.mongo_proxy", pack(&mongo)));
+        }
+        filters::tcp_chain_of(self.setting, before, &proxy)
+    }
+
+    /// Returns the name of a destination's cluster. A destination without a port gets the only port of its service, or
+    /// the port of the listener.
+    fn cluster(&self, rule: &Typed<VirtualService>, to: &Destination) -> String {
+        let host = fqdn(&to.host, &rule.meta.namespace);
+        let service = self.world.service(&host);
+        let asked = to.port.and_then(|port| u16::try_from(port.number).ok()).filter(|port| *port > 0);
+        let only = || match service.map(|service| &service.spec.ports[..]) {
+            Some([only]) => Some(only.port),
+            _ => None,
+        };
+        let port = asked.or_else(only).unwrap_or(self.port.port);
+        ClusterName::outbound(port, &to.subset, self.world.aliased(&host)).to_string()
+    }
+
+    fn rule(&self, host: &str) -> Option<Arc<Typed<DestinationRule>>> {
+        let view = self.setting.view;
+        self.world.destination_rule_for(host, &view.namespace, Some(&view.labels))
+    }
+}
+
+fn texts(list: &[String]) -> Vec<&str> {
+    list.iter().map(String::as_str).collect()
+}
+
+/// Returns the metadata that name the VirtualService of a filter chain.
+fn origin(rule: &Typed<VirtualService>) -> core::Metadata {
+    let path = config_path("virtual-service", &rule.meta.namespace, &rule.meta.name);
+    metadata("istio", fields([("config", path)]))
+}

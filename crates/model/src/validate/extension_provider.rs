@@ -1,0 +1,133 @@
+//! Validation of extension providers.
+
+use std::collections::BTreeSet;
+
+use super::{Findings, header_name};
+use crate::api::{MeshConfig, extension_provider::ExtensionProvider};
+
+/// Maximum length of a provider's name. Source: Istio.
+const MAX_NAME: usize = 63;
+
+/// Checks `extensionProviders` and `defaultProviders`.
+pub(super) fn check(mesh: &MeshConfig, findings: &mut Findings) {
+    let mut names = BTreeSet::new();
+    for (index, provider) in mesh.extension_providers.iter().enumerate() {
+        let field = format!("extensionProviders[{index}]");
+        if provider.name.is_empty() || provider.name.len() > MAX_NAME {
+            let message = format!("must have 1 to {MAX_NAME} characters");
+            findings.error(format!("{field}.name"), message, "set a name");
+        }
+        if !names.insert(&provider.name) {
+            findings.error(format!("{field}.name"), "is the name of two providers", "rename one of them");
+        }
+        check_provider(provider, &field, findings);
+    }
+    let defaults = &mesh.default_providers;
+    let lists =
+        [("tracing", defaults.tracing.as_slice()), ("accessLogging", defaults.access_logging.as_slice())];
+    for (name, list) in lists {
+        for (index, provider) in list.iter().enumerate() {
+            let is_known = names.iter().any(|known| known.eq_ignore_ascii_case(provider));
+            if !is_known && !matches!(&**provider, "envoy" | "prometheus") {
+                let message = format!("there is no extension provider {provider:?}");
+                let field = format!("defaultProviders.{name}[{index}]");
+                findings.warning(field, message, "check extensionProviders");
+            }
+        }
+    }
+}
+
+fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Findings) {
+    if provider.kinds() != 1 {
+        let message = "must have exactly one kind of provider";
+        findings.error(field, message, "set one field beside name, such as opentelemetry");
+    }
+    if let Some(kind) = provider.unsupported_kind() {
+        let message = "this kind of provider is not supported and has no effect";
+        findings.warning(format!("{field}.{kind}"), message, "use opentelemetry");
+    }
+    let services = [
+        ("envoyExtAuthzHttp", provider.envoy_ext_authz_http.as_ref().map(|of| (&of.service, of.port))),
+        ("envoyExtAuthzGrpc", provider.envoy_ext_authz_grpc.as_ref().map(|of| (&of.service, of.port))),
+        ("zipkin", provider.zipkin.as_ref().map(|of| (&of.service, of.port))),
+        ("opentelemetry", provider.opentelemetry.as_ref().map(|of| (&of.service, of.port))),
+        ("envoyHttpAls", provider.envoy_http_als.as_ref().map(|of| (&of.service, of.port))),
+        ("envoyTcpAls", provider.envoy_tcp_als.as_ref().map(|of| (&of.service, of.port))),
+        ("envoyOtelAls", provider.envoy_otel_als.as_ref().map(|of| (&of.service, of.port))),
+    ];
+    for (kind, service) in services {
+        let Some((service, port)) = service else { continue };
+        if service.is_empty() {
+            findings.error(format!("{field}.{kind}.service"), "is missing", "set the host of the service");
+        }
+        super::port(port, &format!("{field}.{kind}.port"), findings);
+    }
+    authorizer(provider, field, findings);
+    if let Some(of) = &provider.opentelemetry {
+        let detectors = of.resource_detectors.as_ref();
+        let unsupported = [
+            (of.dynatrace_sampler.is_some(), "dynatraceSampler"),
+            (of.service_attribute_enrichment.is_some(), "serviceAttributeEnrichment"),
+            (detectors.is_some_and(|of| of.dynatrace.is_some()), "resourceDetectors.dynatrace"),
+        ];
+        for (_, name) in unsupported.iter().filter(|(is_set, _)| *is_set) {
+            let message = "is not supported and has no effect";
+            findings.warning(format!("{field}.opentelemetry.{name}"), message, "");
+        }
+        let http = of.http.iter().flat_map(|http| &http.headers);
+        let grpc = of.grpc.iter().flat_map(|grpc| &grpc.initial_metadata);
+        for header in http.chain(grpc) {
+            header_name(&header.name, &format!("{field}.opentelemetry"), findings);
+            if !header.env_name.is_empty() {
+                let message = format!("the variable {:?} is not read; the header is empty", header.env_name);
+                findings.warning(format!("{field}.opentelemetry"), message, "set value");
+            }
+        }
+    }
+}
+
+fn authorizer(provider: &ExtensionProvider, field: &str, findings: &mut Findings) {
+    let http = provider.envoy_ext_authz_http.as_ref();
+    let grpc = provider.envoy_ext_authz_grpc.as_ref();
+    let kind = if http.is_some() { "envoyExtAuthzHttp" } else { "envoyExtAuthzGrpc" };
+    let field = format!("{field}.{kind}");
+    let status = http.map(|of| &of.status_on_error).or(grpc.map(|of| &of.status_on_error));
+    if let Some(status) = status.filter(|status| !status.is_empty()) {
+        // Statuses that Envoy's enumeration has.
+        let is_known = status.parse::<u16>().is_ok_and(|code| {
+            matches!(code,
+            200..=208 | 226 | 300..=305 | 307..=308 | 400..=417 | 421..=424 | 426 | 428..=429 | 431
+            | 500..=508 | 510..=511)
+        });
+        if !is_known {
+            let message = format!("{status:?} is not a status of HTTP");
+            findings.error(format!("{field}.statusOnError"), message, "write a number such as \"503\"");
+        }
+    }
+    let body =
+        http.map(|of| &of.include_request_body_in_check).or(grpc.map(|of| &of.include_request_body_in_check));
+    if body.and_then(Option::as_ref).is_some_and(|body| body.max_request_bytes == 0) {
+        let at = format!("{field}.includeRequestBodyInCheck.maxRequestBytes");
+        findings.error(at, "is missing", "set the maximum size of the body in bytes");
+    }
+    if http.is_some_and(|of| of.clear_route_cache) || grpc.is_some_and(|of| of.clear_route_cache) {
+        findings.warning(format!("{field}.clearRouteCache"), "has no effect, as in Istio", "");
+    }
+    let Some(http) = http else { return };
+    if !http.path_prefix.is_empty() && !http.path_prefix.starts_with('/') {
+        findings.error(format!("{field}.pathPrefix"), "must begin with /", "write /PATH");
+    }
+    let lists = [
+        (&http.include_headers_in_check, "includeHeadersInCheck"),
+        (&http.include_request_headers_in_check, "includeRequestHeadersInCheck"),
+        (&http.headers_to_upstream_on_allow, "headersToUpstreamOnAllow"),
+        (&http.headers_to_downstream_on_deny, "headersToDownstreamOnDeny"),
+        (&http.headers_to_downstream_on_allow, "headersToDownstreamOnAllow"),
+    ];
+    for (list, name) in lists {
+        for (index, _) in list.iter().enumerate().filter(|(_, header)| *header == "*") {
+            let message = "\"*\" alone is not supported";
+            findings.error(format!("{field}.{name}[{index}]"), message, "write PREFIX* or *SUFFIX");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The DestinationRule of a host, by client namespace and client labels.
+
+use std::sync::Arc;
+
+use super::{
+    World,
+    hosts::{by_age, exported, most_specific},
+    store::Entry,
+};
+use crate::{
+    ProxyView, Role,
+    api::{
+        DestinationRule, Labels, Typed,
+        destination_rule::{ClientTls, WorkloadSelector},
+        selects,
+    },
+};
+
+/// Rule that results from merging, with its effective `exportTo`.
+struct Merged<'a> {
+    rule: Arc<Typed<DestinationRule>>,
+    export_to: &'a [String],
+}
+
+impl World {
+    /// Returns the DestinationRule that clients of a namespace apply to a service, without those for selected
+    /// workloads.
+    pub fn destination_rule(
+        &self,
+        fqdn: &str,
+        client_namespace: &str,
+    ) -> Option<Arc<Typed<DestinationRule>>> {
+        self.destination_rule_for(fqdn, client_namespace, None)
+    }
+
+    /// Returns the DestinationRule that a client with these labels applies to a service: one of the client's namespace,
+    /// otherwise of the service's, otherwise of the root namespace. Rules with a `workloadSelector` are considered only
+    /// with labels, and only in the client's namespace. Source: Istio's `PushContext` and `SidecarScope`.
+    pub fn destination_rule_for(
+        &self,
+        fqdn: &str,
+        client_namespace: &str,
+        labels: Option<&Labels>,
+    ) -> Option<Arc<Typed<DestinationRule>>> {
+        let root = self.mesh().root_namespace.as_str();
+        // In the root namespace only private rules are meant for its own clients; the others are defaults of the mesh.
+        let own = self.most_specific_rules(fqdn, client_namespace, |export_to| {
+            exports(export_to, client_namespace, client_namespace)
+                && (client_namespace != root || is_private(export_to, client_namespace))
+        });
+        if !own.is_empty() {
+            return choose(merge(own), client_namespace, labels);
+        }
+        let service_namespace = self.service(fqdn).map_or("", |service| service.meta.namespace.as_str());
+        for namespace in [service_namespace, root] {
+            let shared =
+                self.most_specific_rules(fqdn, namespace, |export_to| !is_private(export_to, namespace));
+            let mut merged = merge(shared);
+            merged.retain(|merged| {
+                let is_own = namespace == client_namespace || merged.rule.spec.workload_selector.is_none();
+                is_own && exports(merged.export_to, namespace, client_namespace)
+            });
+            if !merged.is_empty() {
+                return choose(merged, client_namespace, labels);
+            }
+        }
+        None
+    }
+
+    /// Returns the TLS settings with a credential of the rules that a proxy may apply: for a gateway those that it sees,
+    /// for a sidecar those that select it.
+    pub(crate) fn client_credentials<'a>(&'a self, view: &ProxyView) -> Vec<&'a ClientTls> {
+        let default = &self.mesh().default_destination_rule_export_to;
+        let applies = |entry: &&Entry<DestinationRule>| {
+            let (meta, spec) = (&entry.object.meta, &entry.object.spec);
+            let export_to = if spec.export_to.is_empty() { default } else { &spec.export_to };
+            let selects_it = |selector: &WorkloadSelector| {
+                meta.namespace == view.namespace && selects(&selector.match_labels, &view.labels)
+            };
+            match &spec.workload_selector {
+                Some(selector) => selects_it(selector),
+                None => view.role == Role::Router && exports(export_to, &meta.namespace, &view.namespace),
+            }
+        };
+        let with_credential =
+            self.destination_rules.iter().filter(|entry| entry.object.spec.has_credential());
+        with_credential.filter(applies).flat_map(|entry| entry.object.spec.credentials()).collect()
+    }
+
+    /// Returns the rules of a namespace with the most specific host, oldest first, each with its effective `exportTo`.
+    fn most_specific_rules<'a>(
+        &'a self,
+        fqdn: &str,
+        namespace: &str,
+        keep: impl Fn(&[String]) -> bool,
+    ) -> Vec<(&'a Entry<DestinationRule>, &'a [String])> {
+        let default = &self.mesh().default_destination_rule_export_to;
+        let export_to = |entry: &'a Entry<DestinationRule>| -> &'a [String] {
+            let own = &entry.object.spec.export_to;
+            if own.is_empty() { default } else { own }
+        };
+        let found = most_specific(&self.destination_rule_hosts, fqdn, |pattern| {
+            by_age(&self.destination_rules, &self.destination_rule_hosts, pattern, |entry| {
+                entry.object.meta.namespace == namespace && keep(export_to(entry))
+            })
+        });
+        found.into_iter().map(|entry| (entry, export_to(entry))).collect()
+    }
+}
+
+fn exports(export_to: &[String], owner: &str, client: &str) -> bool {
+    exported(export_to.iter().map(String::as_str), owner, client)
+}
+
+/// Returns whether only the owner's namespace sees a rule.
+fn is_private(export_to: &[String], owner: &str) -> bool {
+    !export_to.is_empty() && export_to.iter().all(|entry| entry == "." || entry == "~" || entry == owner)
+}
+
+/// Merges the rules of one host: their subsets are united, and the oldest policy is used. Rules with different
+/// selectors or a different `exportTo` stay apart.
+fn merge<'a>(rules: Vec<(&'a Entry<DestinationRule>, &'a [String])>) -> Vec<Merged<'a>> {
+    let mut merged: Vec<Merged<'a>> = Vec::new();
+    for (entry, export_to) in rules {
+        let selector = entry.object.spec.workload_selector.as_ref();
+        let mut apart = true;
+        for known in merged.iter_mut().filter(|known| known.export_to == export_to) {
+            let of_known = known.rule.spec.workload_selector.as_ref();
+            let both = selector.is_some() && of_known.is_some();
+            if both && selector != of_known {
+                continue;
+            }
+            apart &= selector != of_known;
+            add(&mut known.rule, &entry.object.spec);
+        }
+        if apart {
+            merged.push(Merged { rule: Arc::clone(&entry.object), export_to });
+        }
+    }
+    merged
+}
+
+/// Adds the subsets and the policy that a rule lacks.
+fn add(rule: &mut Arc<Typed<DestinationRule>>, from: &DestinationRule) {
+    for subset in &from.subsets {
+        if rule.spec.subsets.iter().all(|known| known.name != subset.name) {
+            Arc::make_mut(rule).spec.subsets.push(subset.clone());
+        }
+    }
+    if rule.spec.traffic_policy.is_none() && from.traffic_policy.is_some() {
+        Arc::make_mut(rule).spec.traffic_policy.clone_from(&from.traffic_policy);
+    }
+}
+
+/// Returns the rule for a client: the first whose selector matches, otherwise the last without a selector.
+fn choose(
+    merged: Vec<Merged<'_>>,
+    namespace: &str,
+    labels: Option<&Labels>,
+) -> Option<Arc<Typed<DestinationRule>>> {
+    let mut default = None;
+    for Merged { rule, .. } in merged {
+        match (&rule.spec.workload_selector, labels) {
+            (None, _) => default = Some(rule),
+            (Some(selector), Some(labels))
+                if rule.meta.namespace == namespace && selects(&selector.match_labels, labels) =>
+            {
+                return Some(rule);
+            }
+            _ => {}
+        }
+    }
+    default
+}
