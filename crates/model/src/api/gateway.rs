@@ -12,6 +12,9 @@ pub struct Gateway {
     pub selector: Labels,
     /// Ports and the hosts served on them.
     pub servers: Vec<Server>,
+    /// Namespace of the proxies that it selects; `None`: all. Set if it is made from a Gateway of Gateway API.
+    #[serde(skip)]
+    pub only_in: Option<String>,
 }
 
 /// Hosts on a port.

@@ -118,6 +118,13 @@ impl<'a> Scope<'a> {
         self.world.virtual_service_where(host, self.namespace, imported)
     }
 
+    /// Returns the VirtualService that routes a port of a host.
+    pub(super) fn virtual_service_on(&self, host: &str, port: u16) -> Option<&'a Arc<Typed<VirtualService>>> {
+        let listeners = self.egress_listeners();
+        let imported = |rule: &Typed<VirtualService>| World::imports_rule(listeners, rule, self.namespace);
+        self.world.virtual_service_on(host, port, self.namespace, imported)
+    }
+
     /// Returns the VirtualServices that a client applies, oldest first.
     pub(super) fn virtual_services(&self) -> Vec<&'a Arc<Typed<VirtualService>>> {
         let listeners = self.egress_listeners();

@@ -42,21 +42,7 @@ const GROUPS: &[(&str, &[&str])] = &[
 const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("networking.istio.io", &["ProxyConfig"]),
     ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
-    (
-        "gateway.networking.k8s.io",
-        &[
-            "Gateway",
-            "GatewayClass",
-            "HTTPRoute",
-            "GRPCRoute",
-            "TCPRoute",
-            "TLSRoute",
-            "UDPRoute",
-            "ReferenceGrant",
-            "BackendTLSPolicy",
-            "ListenerSet",
-        ],
-    ),
+    ("gateway.networking.k8s.io", &["UDPRoute", "BackendTLSPolicy"]),
     ("networking.k8s.io", &["Ingress"]),
     ("skysail.io", &["RateLimitPolicy"]),
     ("", &["Endpoints"]),
@@ -382,8 +368,8 @@ mod tests {
             ("networking.istio.io/v1", "Gateway", "Gateway"),
             (
                 "gateway.networking.k8s.io/v1",
-                "HTTPRoute",
-                "warning: HTTPRoute is not supported yet: requests are routed without it; use a VirtualService",
+                "UDPRoute",
+                "warning: UDPRoute is not supported yet: requests are routed without it; use a VirtualService",
             ),
         ] {
             assert_eq!(said(version, kind), expected);

@@ -87,6 +87,7 @@ impl ChangeSet {
 impl World {
     /// Returns and resets the estimate. The first call returns everything.
     pub fn take_changes(&mut self) -> ChangeSet {
+        self.settle();
         self.changes.replace(ChangeSet::nothing()).unwrap_or_else(ChangeSet::everything)
     }
 
@@ -106,6 +107,15 @@ impl World {
             | Kind::Job
             | Kind::CronJob
             | Kind::WorkloadGroup => ChangeSet::nothing(),
+            // These kinds only have an effect by the internal objects that are made from them.
+            Kind::GatewayClass
+            | Kind::KubernetesGateway
+            | Kind::ListenerSet
+            | Kind::HttpRoute
+            | Kind::GrpcRoute
+            | Kind::TlsRoute
+            | Kind::TcpRoute
+            | Kind::ReferenceGrant => ChangeSet::nothing(),
             Kind::Namespace
             | Kind::Node
             | Kind::ConfigMap
@@ -115,14 +125,6 @@ impl World {
             | Kind::EnvoyFilter
             | Kind::Ingress
             | Kind::IngressClass
-            | Kind::GatewayClass
-            | Kind::KubernetesGateway
-            | Kind::ListenerSet
-            | Kind::HttpRoute
-            | Kind::GrpcRoute
-            | Kind::TlsRoute
-            | Kind::TcpRoute
-            | Kind::ReferenceGrant
             | Kind::BackendTlsPolicy
             | Kind::RateLimitPolicy => ChangeSet::everything(),
             Kind::Gateway => {

@@ -6,10 +6,13 @@ use super::{World, host_matches, hosts, store::Entry};
 use crate::api::{Gateway, Labels, Secret, Typed, VirtualService, selects};
 
 impl World {
-    /// Returns the Gateways that select a proxy, oldest first.
-    pub fn gateways(&self, labels: &Labels) -> Vec<&Arc<Typed<Gateway>>> {
-        let mut entries: Vec<_> =
-            self.gateways.iter().filter(|entry| selects(&entry.object.spec.selector, labels)).collect();
+    /// Returns the Gateways that select a proxy of this namespace, oldest first.
+    pub fn gateways(&self, namespace: &str, labels: &Labels) -> Vec<&Arc<Typed<Gateway>>> {
+        let selected = |entry: &&Entry<Gateway>| {
+            let spec = &entry.object.spec;
+            selects(&spec.selector, labels) && spec.only_in.as_ref().is_none_or(|only| only == namespace)
+        };
+        let mut entries: Vec<_> = self.gateways.iter().filter(selected).collect();
         entries.sort_by(|a, b| a.age().cmp(&b.age()));
         entries.into_iter().map(|entry| &entry.object).collect()
     }
@@ -116,7 +119,7 @@ fn host_for<'a>(host: &'a str, namespace: &str) -> Option<&'a str> {
 }
 
 /// Returns whether every name of `inner` is a name of `outer`; both may be wildcards.
-fn is_within(inner: &str, outer: &str) -> bool {
+pub(super) fn is_within(inner: &str, outer: &str) -> bool {
     match inner.strip_prefix('*') {
         Some(end) => outer.strip_prefix('*').is_some_and(|outer| end.ends_with(outer)),
         None => host_matches(outer, inner),

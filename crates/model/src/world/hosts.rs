@@ -148,6 +148,44 @@ impl World {
         self.virtual_service_entries(host, client_namespace).first().map(|entry| &entry.object)
     }
 
+    /// Returns the VirtualService that routes a port of a host for sidecars of this namespace. Among routes of Gateway
+    /// API, those of the client's namespace precede those of the service's. Only those that `keep` selects count.
+    pub fn virtual_service_on(
+        &self,
+        host: &str,
+        port: u16,
+        client_namespace: &str,
+        keep: impl Fn(&Typed<VirtualService>) -> bool,
+    ) -> Option<&Arc<Typed<VirtualService>>> {
+        let entries = most_specific(&self.virtual_service_hosts, host, |pattern| {
+            let visible = |entry: &&Entry<VirtualService>| {
+                self.virtual_service_visible(entry, client_namespace) && keep(&entry.object)
+            };
+            by_age(&self.virtual_services, &self.virtual_service_hosts, pattern, visible)
+        });
+        let has_port = |entry: &&&Entry<VirtualService>| {
+            let derived = entry.object.spec.derived.as_ref();
+            // The rules for all ports are also part of those for one port.
+            let specific = |other: &&Entry<VirtualService>| {
+                other.object.meta.namespace == entry.object.meta.namespace
+                    && !other.object.spec.http.is_empty()
+                    && other.object.spec.derived.as_ref().is_some_and(|other| other.port == Some(port))
+            };
+            match derived.map(|derived| derived.port) {
+                None => true,
+                // Routes of connections.
+                Some(_) if entry.object.spec.http.is_empty() => false,
+                Some(Some(wanted)) => wanted == port,
+                Some(None) => !entries.iter().any(specific),
+            }
+        };
+        let is_consumer = |entry: &&&Entry<VirtualService>| {
+            entry.object.spec.derived.as_ref().is_some_and(|of| of.consumer)
+        };
+        let found = entries.iter().filter(has_port).min_by_key(|entry| !is_consumer(entry));
+        found.map(|entry| &entry.object)
+    }
+
     /// Returns the same, of those that `keep` selects.
     pub(crate) fn virtual_service_where(
         &self,

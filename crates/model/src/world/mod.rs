@@ -16,6 +16,7 @@ mod effect;
 mod endpoints;
 mod entry_hosts;
 mod envoy_filters;
+mod gateway_api;
 mod gateways;
 mod hosts;
 mod identify;
@@ -39,6 +40,8 @@ pub use effect::{Effect, Effects};
 pub use endpoints::Endpoint;
 pub use entry_hosts::Resolved;
 pub use envoy_filters::{FilterSelection, SharedFilters};
+pub(crate) use gateway_api::CREDENTIAL;
+pub use gateway_api::{Condition, GatewayApiStatus, ListenerStatus, ParentStatus};
 pub(crate) use gateways::{BoundRule, gateway_name};
 pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
@@ -59,7 +62,7 @@ use crate::{
         RateLimitPolicy, ReferenceGrant, RequestAuthentication, Secret, Service, ServiceEntry, Sidecar,
         TcpRoute, Telemetry, Template, TlsRoute, Typed, VirtualService, WorkloadEntry, WorkloadGroup,
         destination_rule::{LoadBalancer, LocalityLb},
-        gateway_api,
+        gateway_api as gateway_api_kinds,
         kube::Locality,
         mesh_config, selects,
     },
@@ -103,7 +106,7 @@ pub struct World {
     ingresses: Store<Ingress>,
     ingress_classes: Store<IngressClass>,
     gateway_classes: Store<GatewayClass>,
-    kubernetes_gateways: Store<gateway_api::Gateway>,
+    kubernetes_gateways: Store<gateway_api_kinds::Gateway>,
     listener_sets: Store<ListenerSet>,
     http_routes: Store<HttpRoute>,
     grpc_routes: Store<GrpcRoute>,
@@ -141,6 +144,8 @@ pub struct World {
     name_users: MultiMap<Arc<str>>,
     /// DNS answers by name.
     resolved: Arc<HashMap<Arc<str>, Resolved>>,
+    /// Internal objects made from those of Gateway API.
+    gateway_api: gateway_api::State,
     /// Key sets that the control plane fetched.
     key_sets: Arc<HashMap<KeySource, Arc<str>>>,
     /// Estimate since the last [`World::take_changes`]; `None` before the first.
@@ -168,6 +173,7 @@ impl World {
         if changed {
             changes.add(self.changes_of(&key));
             self.add_changes(changes);
+            self.note_gateway_api(&key);
         }
         changed
     }
@@ -254,6 +260,7 @@ impl World {
         let deleted = self.remove_object(key);
         if deleted {
             self.add_changes(changes);
+            self.note_gateway_api(key);
         }
         deleted
     }
@@ -317,6 +324,7 @@ impl World {
         for (object, origin) in objects {
             self.apply(object, origin);
         }
+        self.settle();
     }
 
     /// Returns the mesh configuration, or Istio's defaults.

@@ -12,6 +12,7 @@ pub(crate) struct Allowed {
 
 const OWN_ADDRESS: &str = "The listener for a pod's own address stays: proxies with equal views share their listeners, and no \
                            connection is redirected to it";
+const BACKEND_TLS: &str = "BackendTLSPolicy has no effect";
 
 const STRUCT_ORDER: &str =
     "EnvoyFilter: istiod writes the entries of a `TypedStruct` in random order, here they are sorted";
@@ -30,6 +31,12 @@ pub(crate) const ALLOWED: &[Allowed] = &[
     differs("q-serviceentry-kinds", "rds 9080.virtualHosts[3].domains", SAME_NAME),
     differs("l-tcp", "mysqldb-v1 lds 10.244.1.31_3307: istiod has no such resource", OWN_ADDRESS),
     differs("s-envoyfilter", "productpage-v1 lds virtualInbound: packed otherwise", STRUCT_ORDER),
+    differs("z-gatewayapi-kinds", "cds outbound|443||catalog.default.svc.cluster.local.", BACKEND_TLS),
+    differs("z-gatewayapi-kinds", "cds outbound|5432||catalog.default.svc.cluster.local.", BACKEND_TLS),
+    differs("z-gatewayapi-kinds", "cds outbound|9000||catalog.default.svc.cluster.local.", BACKEND_TLS),
+    differs("z-gatewayapi-kinds", "cds outbound|9080||details.default.svc.cluster.local.", BACKEND_TLS),
+    differs("z-gatewayapi-kinds", "eds outbound|9080||details.default.svc.cluster.local.", BACKEND_TLS),
+    differs("z-gatewayapi-kinds", "sds configmap://default/backend-ca-cacert: missing", BACKEND_TLS),
 ];
 
 const fn differs(scenario: &'static str, part: &'static str, reason: &'static str) -> Allowed {

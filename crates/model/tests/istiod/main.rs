@@ -8,6 +8,7 @@
 
 mod allowed;
 mod json;
+mod status;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -81,11 +82,8 @@ scenarios! {
     i_jwt = "i-jwt",
     j_ingress_gateway = "j-ingress-gateway",
     j2_ingress_gateway_tls = "j2-ingress-gateway-tls",
-    #[ignore = "not compiled like this yet"]
     k_gateway_api = "k-gateway-api",
-    #[ignore = "not compiled like this yet"]
     k2_gamma = "k2-gamma",
-    #[ignore = "not compiled like this yet"]
     k3_gamma_features = "k3-gamma-features",
     l_tcp = "l-tcp",
     m_telemetry = "m-telemetry",
@@ -113,7 +111,6 @@ scenarios! {
     #[ignore = "not compiled like this yet"]
     y2_mesh_tls_locality = "y2-mesh-tls-locality",
     y3_mesh_inbound_selectors = "y3-mesh-inbound-selectors",
-    #[ignore = "not compiled like this yet"]
     z_gatewayapi_kinds = "z-gatewayapi-kinds",
     #[ignore = "not compiled like this yet"]
     z2_ingress = "z2-ingress",
@@ -221,6 +218,9 @@ fn world(scenario: &str) -> World {
             fs::read_dir(data().join(folder)).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.sort();
         for file in files.iter().filter(|file| file.extension().is_some_and(|end| end == "yaml")) {
+            if file.ends_with("status-after.yaml") {
+                continue;
+            }
             let text = fs::read_to_string(file).unwrap();
             if file.ends_with("secrets-without-keys.yaml") {
                 apply_secrets(&mut world, &text);
@@ -229,6 +229,7 @@ fn world(scenario: &str) -> World {
             }
         }
     }
+    world.settle();
     world
 }
 
@@ -251,6 +252,9 @@ fn apply(world: &mut World, text: &str, file: &str) {
 fn apply_secrets(world: &mut World, text: &str) {
     for document in skysail_yaml::documents(text) {
         let written = document.root.unwrap().to_json();
+        if written["kind"] != "Secret" {
+            continue;
+        }
         let text = |of: &Value| of.as_str().unwrap().to_owned();
         let data = written["data"].as_object().into_iter().flatten();
         let values = data.map(|(name, value)| (name.clone(), BASE64_STANDARD.decode(text(value)).unwrap()));
@@ -279,13 +283,16 @@ fn node(folder: &Path) -> ProxyNode {
 
 /// Returns the recorded resources by name.
 fn recorded(folder: &Path, kind: Kind) -> ByName {
-    let Ok(file) = fs::File::open(folder.join(format!("{}.sotw.pb.gz", kind.short()))) else {
-        return ByName::new();
-    };
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
-    let response = DiscoveryResponse::decode(bytes.as_slice()).unwrap();
-    response.resources.iter().map(|resource| json::named(kind, &resource.value)).collect()
+    // A gateway asks for further secrets once it has listeners.
+    let files = [format!("{}.sotw.pb.gz", kind.short()), format!("{}.2.sotw.pb.gz", kind.short())];
+    let mut all = ByName::new();
+    for file in files.into_iter().filter_map(|name| fs::File::open(folder.join(name)).ok()) {
+        let mut bytes = Vec::new();
+        flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
+        let response = DiscoveryResponse::decode(bytes.as_slice()).unwrap();
+        all.extend(response.resources.iter().map(|resource| json::named(kind, &resource.value)));
+    }
+    all
 }
 
 fn compiled(made: &Resources, kind: Kind) -> ByName {

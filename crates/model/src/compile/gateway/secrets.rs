@@ -10,13 +10,14 @@ use skysail_xds::{
 };
 
 use super::{
-    servers::Merged,
+    servers::{GatewayServer, Merged},
     tls::{self, PREFIX, ROOTS},
 };
 use crate::{
     ProxyView, World,
     api::destination_rule::{ClientTls, TlsMode},
     compile::{order, pb::core},
+    world::CREDENTIAL,
 };
 
 /// Returns the secrets of a proxy. Only a proxy with a proven identity gets any, and only those of its namespace that
@@ -26,7 +27,13 @@ pub(super) fn compile(world: &World, view: &ProxyView, merged: &Merged<'_>) -> V
         return Vec::new();
     }
     let servers = merged.groups.iter().flat_map(|group| &group.servers);
-    let names: BTreeSet<String> = servers.filter_map(|server| server.tls()).flat_map(tls::secrets).collect();
+    let of_server = |server: &GatewayServer<'_>| {
+        let derived = server.gateway.spec.only_in.is_some();
+        let names = server.tls().map(tls::secrets).unwrap_or_default().into_iter();
+        // Only Gateways that are made from those of Gateway API were checked to be permitted such references.
+        names.filter(move |name| derived || !name.starts_with(CREDENTIAL)).collect::<Vec<_>>()
+    };
+    let names: BTreeSet<String> = servers.flat_map(of_server).collect();
     let made = names.into_iter().filter_map(|name| of_name(world, &view.namespace, &name));
     made.map(|secret| order::encode(Kind::Secret, &secret.name, &secret)).collect()
 }
@@ -53,7 +60,10 @@ fn client_secrets(tls: &ClientTls) -> impl Iterator<Item = String> {
 
 /// Returns a secret; `None` if it does not exist, or has nothing of the demanded kind.
 fn of_name(world: &World, namespace: &str, name: &str) -> Option<SdsSecret> {
-    let bare = name.strip_prefix(PREFIX)?;
+    let (namespace, bare) = match name.strip_prefix(CREDENTIAL) {
+        Some(path) => path.split_once('/')?,
+        None => (namespace, name.strip_prefix(PREFIX)?),
+    };
     let content = match bare.strip_suffix(ROOTS) {
         // As in Istio, the roots are in a Secret of their own or beside the certificate.
         Some(stem) => roots(world, namespace, bare, stem)?,

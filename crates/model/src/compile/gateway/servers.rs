@@ -87,7 +87,7 @@ impl<'a> GatewayServer<'a> {
 pub(super) fn merge<'a>(world: &'a World, view: &ProxyView) -> Merged<'a> {
     let mut merged = Merged::default();
     let services = world.services_selecting(&view.namespace, &view.labels);
-    for gateway in world.gateways(&view.labels) {
+    for gateway in world.gateways(&view.namespace, &view.labels) {
         let name = gateway_name(gateway);
         let rules = world.gateway_rules(&name, &view.namespace);
         merged.rules.insert(name, rules);

@@ -16,6 +16,7 @@ use crate::{
         pb::{boolean, core, matcher, matching, pack},
         tls,
     },
+    world::CREDENTIAL,
 };
 
 /// Prefix of the names of secrets that the control plane serves.
@@ -52,6 +53,9 @@ pub(super) fn secrets(from: &ServerTls) -> Vec<String> {
 }
 
 fn full(name: &str) -> String {
+    if name.starts_with(CREDENTIAL) {
+        return name.to_owned();
+    }
     format!("{PREFIX}{}", name.strip_prefix(PREFIX).unwrap_or(name))
 }
 

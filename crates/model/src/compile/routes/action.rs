@@ -36,6 +36,9 @@ use route::{
     weighted_cluster::{ClusterWeight, cluster_weight},
 };
 
+/// Name of a cluster that never exists, for references that are refused.
+const UNKNOWN: &str = "UnknownService";
+
 /// Port and rule for which routes are compiled.
 pub(super) struct Port<'a> {
     pub(super) scope: &'a Scope<'a>,
@@ -48,7 +51,11 @@ pub(super) struct Port<'a> {
 /// Returns the action of a route; `None` if it has no supported action.
 pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
     if let Some(redirect) = &http.redirect {
-        return Some(Action::Redirect(redirection(redirect, port.number)));
+        let mut made = redirection(redirect, port.number);
+        if port.rule.spec.derived.is_some() && redirect.prefix_rewrite == "/" {
+            made.path_rewrite_specifier = Some(PathRewriteSpecifier::RegexRewrite(without_prefix(http)));
+        }
+        return Some(Action::Redirect(made));
     }
     if let Some(response) = &http.direct_response {
         return Some(Action::DirectResponse(direct_response(response)));
@@ -65,8 +72,37 @@ pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
         to.max_stream_duration = http.timeout.map(|length| max_stream_duration(duration(length.0)));
     }
     rewrite(&mut to, http);
+    if port.rule.spec.derived.is_some() {
+        of_gateway_api(&mut to, http);
+    }
     to.hash_policy = hash_policies(port.scope, &to);
     Some(Action::Route(to))
+}
+
+/// Applies what Gateway API demands beyond VirtualServices.
+fn of_gateway_api(to: &mut route::RouteAction, http: &HttpRoute) {
+    let status = route::route_action::ClusterNotFoundResponseCode::InternalServerError;
+    to.cluster_not_found_response_code = status as i32;
+    if to.prefix_rewrite == "/" {
+        to.prefix_rewrite = String::new();
+        to.regex_rewrite = Some(without_prefix(http));
+    }
+}
+
+/// Returns the rewrite that removes the matched prefix, and with it the slash that follows.
+fn without_prefix(http: &HttpRoute) -> matcher::RegexMatchAndSubstitute {
+    let matched = http.matches.first().and_then(|found| found.uri.as_ref());
+    let prefix = matched.map_or("", |uri| uri.text().trim_end_matches('/'));
+    matcher::RegexMatchAndSubstitute {
+        pattern: Some(regex(format!("^{}(/?)(.*)", quoted(prefix)))),
+        substitution: r"/\2".to_owned(),
+    }
+}
+
+/// Returns an RE2 expression for a text.
+fn quoted(text: &str) -> String {
+    let special = |c: &char| r"\.+*?()|[]{}^$".contains(*c);
+    text.chars().flat_map(|c| special(&c).then_some('\\').into_iter().chain([c])).collect()
 }
 
 /// Returns the timeout in the form that gRPC reads.
@@ -145,6 +181,9 @@ fn weighted_cluster(port: &Port<'_>, to: &HttpDestination, weight: u32) -> Clust
 
 /// Returns the name of a destination's cluster.
 fn cluster(port: &Port<'_>, to: &Destination) -> String {
+    if to.host.is_empty() {
+        return UNKNOWN.to_owned();
+    }
     let host = fqdn(&to.host, &port.rule.meta.namespace);
     let host = port.scope.world.aliased(&host);
     let number = port.scope.destination_port(to, host, port.number);

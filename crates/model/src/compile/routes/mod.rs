@@ -146,7 +146,7 @@ fn of_service(
     domains: Vec<String>,
 ) -> route::VirtualHost {
     let host = service.fqdn();
-    let rule = scope.virtual_service(&host);
+    let rule = scope.virtual_service_on(&host, port);
     let routes = rule.map(|rule| virtual_service::routes(scope, rule, port)).unwrap_or_default();
     let routes = if routes.is_empty() { vec![default_route(scope, &host, port)] } else { routes };
     virtual_host(format!("{host}:{port}"), domains, routes)
@@ -157,7 +157,8 @@ fn of_service(
 fn of_other_hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<route::VirtualHost> {
     let names: HashSet<String> = services.iter().map(|service| service.fqdn()).collect();
     let mut made = Vec::new();
-    for rule in scope.virtual_services() {
+    // Routes of Gateway API exist for services only.
+    for rule in scope.virtual_services().into_iter().filter(|rule| rule.spec.derived.is_none()) {
         let hosts: Vec<String> =
             rule.spec.hosts.iter().map(|host| fqdn(host, &rule.meta.namespace)).collect();
         let covers = |host: &String| names.iter().any(|name| host_matches(host, name));

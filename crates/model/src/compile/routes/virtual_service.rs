@@ -94,7 +94,7 @@ fn route(port: &Port<'_>, http: &HttpRoute, found: Option<&HttpMatch>) -> Option
     let meta = &port.rule.meta;
     let action = action::of_route(port, http)?;
     let path = config_path("virtual-service", &meta.namespace, &meta.name);
-    let matched = found.map_or_else(super::every_path, route_match);
+    let matched = found.map_or_else(super::every_path, |found| route_match(port.rule, found));
     let operation = operation(port, &action, &matched);
     let mut made = route::Route {
         name: match found.map(|found| found.name.as_str()) {
@@ -127,9 +127,13 @@ fn operation(port: &Port<'_>, action: &route::route::Action, matched: &route::Ro
     }
 }
 
-fn route_match(found: &HttpMatch) -> route::RouteMatch {
+fn route_match(rule: &RouteRule, found: &HttpMatch) -> route::RouteMatch {
     let path = match &found.uri {
         Some(StringMatch::Exact(path)) => PathSpecifier::Path(path.clone()),
+        // Gateway API compares whole path elements.
+        Some(StringMatch::Prefix(prefix)) if rule.spec.derived.is_some() && prefix != "/" => {
+            PathSpecifier::PathSeparatedPrefix(prefix.trim_end_matches('/').to_owned())
+        }
         Some(StringMatch::Prefix(prefix)) => PathSpecifier::Prefix(prefix.clone()),
         Some(StringMatch::Regex(expression)) => PathSpecifier::SafeRegex(regex(expression)),
         Some(StringMatch::Present) | None => PathSpecifier::Prefix("/".into()),

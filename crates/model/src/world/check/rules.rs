@@ -22,7 +22,8 @@ use crate::{
 
 impl Report<'_> {
     pub(super) fn virtual_services(&mut self) {
-        for entry in self.world.virtual_services.iter() {
+        let written = self.world.virtual_services.iter().filter(|entry| entry.object.spec.derived.is_none());
+        for entry in written {
             let about = About { entry, kind: Kind::VirtualService };
             let spec = &entry.object.spec;
             if !spec.is_for_mesh() {
@@ -117,7 +118,10 @@ impl Report<'_> {
             let field = format!("spec.hosts[{index}]");
             let full = fqdn(host, about.namespace());
             let rivals = self.world.virtual_service_entries(&full, about.namespace());
-            let rival = rivals.first().filter(|first| !is_same(first, about.entry) && !spec.http.is_empty());
+            let rival = rivals
+                .iter()
+                .find(|other| other.object.spec.derived.is_none())
+                .filter(|first| !is_same(first, about.entry) && !spec.http.is_empty());
             let rival = rival.filter(|first| super::super::mesh_hosts(&first.object).contains(&full));
             if let Some(first) = rival {
                 let older = About { entry: first, kind: Kind::VirtualService }.name();

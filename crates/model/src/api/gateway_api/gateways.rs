@@ -1,0 +1,301 @@
+//! Gateways and what they refer to: GatewayClass, Gateway, ListenerSet, ReferenceGrant, BackendTLSPolicy.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::{ObjectReference, ParentReference};
+use crate::api::Labels;
+
+/// `spec` of a GatewayClass.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct GatewayClass {
+    /// Controller of the Gateways of this class.
+    pub controller_name: String,
+    /// Description, for people.
+    pub description: String,
+    /// Parameters of the controller; not supported.
+    pub parameters_ref: Option<ObjectReference>,
+}
+
+/// `spec` of a Gateway.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Gateway {
+    /// Name of the GatewayClass.
+    pub gateway_class_name: String,
+    /// Listeners.
+    pub listeners: Vec<Listener>,
+    /// Addresses; a host names the Service of the proxies.
+    pub addresses: Vec<Address>,
+    /// ListenerSets that may add listeners.
+    pub allowed_listeners: Option<AllowedListeners>,
+}
+
+/// Requested address of a Gateway.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Address {
+    /// Type; unset: `IPAddress`.
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// Value.
+    pub value: String,
+}
+
+/// ListenerSets that may add listeners to a Gateway.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct AllowedListeners {
+    /// Namespaces; unset: none.
+    pub namespaces: Option<RouteNamespaces>,
+}
+
+/// Port of a Gateway, and the hosts on it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Listener {
+    /// Name, unique within the object.
+    pub name: String,
+    /// Host, with an optional `*.`; unset: all.
+    pub hostname: Option<String>,
+    /// Port.
+    pub port: u32,
+    /// Protocol.
+    pub protocol: Option<ListenerProtocol>,
+    /// TLS of clients.
+    pub tls: Option<ListenerTls>,
+    /// Routes that may use the listener; unset: those of the same namespace.
+    pub allowed_routes: Option<AllowedRoutes>,
+}
+
+/// Protocol of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum ListenerProtocol {
+    /// HTTP in plain text.
+    Http,
+    /// HTTP over TLS.
+    Https,
+    /// TLS that is forwarded, or ends here.
+    Tls,
+    /// TCP.
+    Tcp,
+    /// UDP; not supported.
+    Udp,
+}
+
+/// TLS of a listener.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ListenerTls {
+    /// Mode; unset: Terminate.
+    pub mode: TlsMode,
+    /// Secrets with certificates and keys.
+    pub certificate_refs: Vec<ObjectReference>,
+    /// Options of implementations.
+    pub options: BTreeMap<String, String>,
+}
+
+/// Mode of TLS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum TlsMode {
+    /// TLS ends at the gateway.
+    #[default]
+    Terminate,
+    /// TLS is forwarded.
+    Passthrough,
+}
+
+/// Routes that may use a listener.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct AllowedRoutes {
+    /// Namespaces of the routes; unset: that of the Gateway.
+    pub namespaces: Option<RouteNamespaces>,
+    /// Kinds of routes; empty: those of the protocol.
+    pub kinds: Vec<RouteGroupKind>,
+}
+
+/// Namespaces of objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct RouteNamespaces {
+    /// Selection.
+    pub from: Option<NamespacesFrom>,
+    /// Labels of the namespaces, with `from: Selector`.
+    pub selector: Option<NamespaceSelector>,
+}
+
+/// Selection of namespaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum NamespacesFrom {
+    /// All namespaces.
+    All,
+    /// Namespaces with certain labels.
+    Selector,
+    /// The namespace of the Gateway.
+    #[default]
+    Same,
+    /// No namespace.
+    None,
+}
+
+/// Label selector of Kubernetes; all conditions must hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct NamespaceSelector {
+    /// Labels and their values.
+    pub match_labels: Labels,
+    /// Further conditions.
+    pub match_expressions: Vec<SelectorRequirement>,
+}
+
+/// Condition of a label selector.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SelectorRequirement {
+    /// Label.
+    pub key: String,
+    /// Operator.
+    pub operator: Option<SelectorOperator>,
+    /// Values.
+    pub values: Vec<String>,
+}
+
+/// Operator of a label selector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub enum SelectorOperator {
+    /// The label has one of the values.
+    In,
+    /// The label has none of the values, or is absent.
+    NotIn,
+    /// The label is present.
+    Exists,
+    /// The label is absent.
+    DoesNotExist,
+}
+
+/// Kind of routes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct RouteGroupKind {
+    /// API group; unset: that of Gateway API.
+    pub group: Option<String>,
+    /// Kind.
+    pub kind: String,
+}
+
+/// `spec` of a ListenerSet.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ListenerSet {
+    /// The Gateway.
+    pub parent_ref: ParentReference,
+    /// Listeners.
+    pub listeners: Vec<Listener>,
+}
+
+/// `spec` of a ReferenceGrant: references into its namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ReferenceGrant {
+    /// Referring kinds and namespaces, of which one suffices.
+    pub from: Vec<GrantFrom>,
+    /// Objects, of which one suffices.
+    pub to: Vec<GrantTo>,
+}
+
+/// Kind and namespace of referring objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct GrantFrom {
+    /// API group.
+    pub group: String,
+    /// Kind.
+    pub kind: String,
+    /// Namespace.
+    pub namespace: String,
+}
+
+/// Kind and name of objects that may be referred to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct GrantTo {
+    /// API group; empty: the core group.
+    pub group: String,
+    /// Kind.
+    pub kind: String,
+    /// Name; unset: all.
+    pub name: Option<String>,
+}
+
+/// A reference across namespaces, to be compared with ReferenceGrants of the namespace of the object.
+#[derive(Clone, Copy, Debug)]
+pub struct Grant<'a> {
+    /// API group and kind of the referring object.
+    pub from: (&'a str, &'a str),
+    /// Namespace of the referring object.
+    pub namespace: &'a str,
+    /// API group and kind of the object.
+    pub to: (&'a str, &'a str),
+    /// Name of the object.
+    pub name: &'a str,
+}
+
+/// `spec` of a BackendTLSPolicy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct BackendTlsPolicy {
+    /// Services.
+    pub target_refs: Vec<ObjectReference>,
+    /// Validation of the backends' certificates.
+    pub validation: BackendValidation,
+    /// Options of implementations.
+    pub options: BTreeMap<String, String>,
+}
+
+/// Validation of the certificates of backends.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct BackendValidation {
+    /// ConfigMaps with roots.
+    pub ca_certificate_refs: Vec<ObjectReference>,
+    /// Well-known roots: `System`.
+    #[serde(rename = "wellKnownCACertificates")]
+    pub well_known_ca_certificates: Option<String>,
+    /// Server name, and name in the certificate.
+    pub hostname: String,
+}
+
+impl NamespaceSelector {
+    /// Returns whether labels meet all conditions.
+    pub fn matches(&self, labels: &Labels) -> bool {
+        let holds = |of: &SelectorRequirement| {
+            let value = labels.get(&of.key);
+            match of.operator {
+                Some(SelectorOperator::In) => value.is_some_and(|value| of.values.contains(value)),
+                Some(SelectorOperator::NotIn) => value.is_none_or(|value| !of.values.contains(value)),
+                Some(SelectorOperator::Exists) => value.is_some(),
+                Some(SelectorOperator::DoesNotExist) => value.is_none(),
+                None => false,
+            }
+        };
+        crate::api::selects(&self.match_labels, labels) && self.match_expressions.iter().all(holds)
+    }
+}
+
+impl ReferenceGrant {
+    /// Returns whether the grant permits a reference into its namespace.
+    pub fn permits(&self, wanted: &Grant<'_>) -> bool {
+        let from = |of: &GrantFrom| {
+            (of.group.as_str(), of.kind.as_str()) == wanted.from && of.namespace == wanted.namespace
+        };
+        let to = |of: &GrantTo| {
+            (of.group.as_str(), of.kind.as_str()) == wanted.to
+                && of.name.as_deref().is_none_or(|name| name.is_empty() || name == wanted.name)
+        };
+        self.from.iter().any(from) && self.to.iter().any(to)
+    }
+}

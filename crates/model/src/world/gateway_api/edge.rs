@@ -1,0 +1,88 @@
+//! Routes of gateways: parents are Gateways and ListenerSets.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Made, Route, Rules,
+    listeners::{GatewayListener, INTERNAL},
+    rules,
+};
+use crate::api::{
+    Kind, VirtualService,
+    gateway_api::ListenerProtocol,
+    virtual_service::{Derived, L4Match, TcpRoute, TlsRoute},
+};
+
+/// Routes of requests by their namespace, internal Gateway (namespace and name) and host. Routes of one namespace for
+/// one host are merged.
+#[derive(Default)]
+pub(super) struct Edge<'a> {
+    merged: BTreeMap<(&'a str, &'a str, String, String), Vec<&'a Route<'a>>>,
+    single: Vec<(&'a Route<'a>, &'a GatewayListener<'a>, Vec<String>)>,
+}
+
+impl<'a> Edge<'a> {
+    /// Adds the attachment of a route to a listener. Routes are added oldest first.
+    pub(super) fn add(
+        &mut self,
+        route: &'a Route<'a>,
+        listener: &'a GatewayListener<'a>,
+        hosts: Vec<String>,
+    ) {
+        if !matches!(route.rules, Rules::Http(_)) {
+            self.single.push((route, listener, hosts));
+            return;
+        }
+        let namespace = route.meta.namespace.as_str();
+        for host in hosts {
+            let key = (namespace, listener.meta.namespace.as_str(), listener.internal(), host);
+            self.merged.entry(key).or_default().push(route);
+        }
+    }
+
+    /// Makes the VirtualServices.
+    pub(super) fn finish(self, made: &mut Made) {
+        for ((namespace, of, gateway, host), routes) in self.merged {
+            let mut spec = bound(of, &gateway, vec![host.clone()]);
+            for route in &routes {
+                if let Rules::Http(rules) = &route.rules {
+                    spec.http.extend(rules.iter().cloned());
+                }
+            }
+            rules::sort(&mut spec.http);
+            let Some(first) = routes.first() else { continue };
+            made.add(namespace, format!("{of}~{gateway}~{host}"), (first.meta, first.origin), spec);
+        }
+        let mut numbers: BTreeMap<(Kind, &str, &str), usize> = BTreeMap::new();
+        for (route, listener, hosts) in self.single {
+            let (of, gateway) = (&listener.meta.namespace, listener.internal());
+            let kind = if route.kind == Kind::TlsRoute { "tls" } else { "tcp" };
+            let number = numbers.entry((route.kind, &route.meta.namespace, &route.meta.name)).or_insert(0);
+            let name = format!("{}~{kind}~{number}~{INTERNAL}", route.meta.name);
+            *number += 1;
+            let forwards = listener.protocol() == Some(ListenerProtocol::Tls) && !listener.terminates();
+            let mut spec = bound(of, &gateway, hosts.clone());
+            match &route.rules {
+                Rules::Tls(to) if forwards => {
+                    let matched = L4Match { sni_hosts: hosts, ..L4Match::default() };
+                    spec.tls.push(TlsRoute { matches: vec![matched], route: to.clone() });
+                }
+                Rules::Tls(to) | Rules::Tcp(to) => {
+                    spec.tcp.push(TcpRoute { matches: Vec::new(), route: to.clone() });
+                }
+                Rules::Http(_) => continue,
+            }
+            made.add(&route.meta.namespace, name, (route.meta, route.origin), spec);
+        }
+    }
+}
+
+fn bound(namespace: &str, gateway: &str, hosts: Vec<String>) -> VirtualService {
+    VirtualService {
+        hosts,
+        gateways: vec![format!("{namespace}/{gateway}")],
+        export_to: vec!["*".to_owned()],
+        derived: Some(Derived::default()),
+        ..VirtualService::default()
+    }
+}

@@ -1,0 +1,260 @@
+//! Gateway API: its routes and Gateways as internal VirtualServices and Gateways of Istio's form.
+//!
+//! The compile step then treats them like any other, and changes of them are found in the same way. They are made again
+//! when the next changes are taken ([`World::settle`]), once for all objects that changed since. Their names contain `~`,
+//! which no object of a user has.
+
+mod attach;
+mod edge;
+mod listeners;
+mod mesh;
+mod rules;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use self::attach::Target;
+pub(crate) use listeners::CREDENTIAL;
+pub use status::{Condition, GatewayApiStatus, ListenerStatus, ParentStatus};
+
+use super::{World, fqdn, store::Entry};
+use crate::{
+    api::{
+        Kind, Meta, Object, ObjectKey, Typed,
+        gateway_api::{BackendRef, Filter, GROUP, Grant, ISTIO_GROUP, ParentReference},
+        virtual_service as istio,
+    },
+    origin::Origin,
+};
+
+/// State of the internal objects.
+#[derive(Clone, Debug, Default)]
+pub(super) struct State {
+    /// Whether an object changed on which they depend.
+    is_outdated: bool,
+    /// Keys of the internal objects.
+    made: Arc<BTreeSet<ObjectKey>>,
+    /// Services and ServiceEntries to which routes refer as parents.
+    parents: Arc<BTreeSet<ObjectKey>>,
+}
+
+/// Rules of a route in Istio's form.
+#[derive(Debug)]
+enum Rules {
+    Http(Vec<istio::HttpRoute>),
+    Tls(Vec<istio::L4Destination>),
+    Tcp(Vec<istio::L4Destination>),
+}
+
+/// Any route.
+#[derive(Debug)]
+struct Route<'a> {
+    kind: Kind,
+    meta: &'a Meta,
+    origin: &'a Origin,
+    parents: &'a [ParentReference],
+    hostnames: &'a [String],
+    rules: Rules,
+    /// All backends, also those of mirrors.
+    backends: Vec<&'a BackendRef>,
+}
+
+/// Internal objects under construction.
+#[derive(Default)]
+struct Made {
+    objects: BTreeMap<ObjectKey, (Object, Origin)>,
+}
+
+/// Object that refers to others.
+pub(super) struct Referrer<'a> {
+    world: &'a World,
+    /// API group and kind.
+    from: (&'a str, &'a str),
+    namespace: &'a str,
+}
+
+/// Reason for which a reference is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// No ReferenceGrant permits it.
+    NotPermitted,
+    /// The kind is not supported.
+    Kind,
+}
+
+impl Referrer<'_> {
+    /// Returns the host of a backend.
+    fn backend_host(&self, backend: &BackendRef) -> Result<String, Refusal> {
+        let namespace = backend.namespace.as_deref().unwrap_or(self.namespace);
+        let to = backend.group_kind();
+        if !self.may_refer(namespace, to, &backend.name) {
+            return Err(Refusal::NotPermitted);
+        }
+        match to {
+            ("", "Service") => Ok(skysail_core::names::service_fqdn(&backend.name, namespace, super::DOMAIN)),
+            (ISTIO_GROUP, "Hostname") => Ok(fqdn(&backend.name, namespace)),
+            _ => Err(Refusal::Kind),
+        }
+    }
+
+    /// Returns whether the object may refer to an object of a namespace.
+    fn may_refer(&self, namespace: &str, to: (&str, &str), name: &str) -> bool {
+        let wanted = Grant { from: self.from, namespace: self.namespace, to, name };
+        namespace == self.namespace
+            || to.1 == "Hostname"
+            || self
+                .world
+                .reference_grants
+                .in_namespace(namespace)
+                .any(|entry| entry.object.spec.permits(&wanted))
+    }
+}
+
+impl World {
+    /// Brings the internal objects up to date. [`World::take_changes`] and [`World::reset`] do it themselves.
+    pub fn settle(&mut self) {
+        if !std::mem::take(&mut self.gateway_api.is_outdated) {
+            return;
+        }
+        let (made, parents) = self.make();
+        let keys: BTreeSet<ObjectKey> = made.objects.keys().cloned().collect();
+        let gone: Vec<ObjectKey> = self.gateway_api.made.difference(&keys).cloned().collect();
+        for key in &gone {
+            self.delete(key);
+        }
+        for (object, origin) in made.objects.into_values() {
+            self.apply(object, origin);
+        }
+        self.gateway_api = State { is_outdated: false, made: Arc::new(keys), parents: Arc::new(parents) };
+    }
+
+    /// Notes that an object changed.
+    pub(super) fn note_gateway_api(&mut self, key: &ObjectKey) {
+        let affects = match key.kind {
+            Kind::HttpRoute
+            | Kind::GrpcRoute
+            | Kind::TlsRoute
+            | Kind::TcpRoute
+            | Kind::ReferenceGrant
+            | Kind::GatewayClass
+            | Kind::KubernetesGateway
+            | Kind::ListenerSet => true,
+            Kind::Namespace => self.kubernetes_gateways.iter().next().is_some(),
+            Kind::Service | Kind::ServiceEntry => self.gateway_api.parents.contains(key),
+            _ => false,
+        };
+        self.gateway_api.is_outdated |= affects;
+    }
+
+    fn make(&self) -> (Made, BTreeSet<ObjectKey>) {
+        let (mut made, mut parents) = (Made::default(), BTreeSet::new());
+        let (routes, listeners) = (self.routes(), self.gateway_listeners());
+        let (mut mesh, mut edge) = (mesh::Mesh::default(), edge::Edge::default());
+        for route in &routes {
+            for parent in route.parents {
+                parents.extend(attach::mesh_parent(route, parent));
+                for target in self.attach(route, parent, &listeners).targets {
+                    match target {
+                        Target::Mesh { host, port, consumer } => mesh.add(route, &host, port, consumer),
+                        Target::Listener { listener, hosts } => edge.add(route, listener, hosts),
+                    }
+                }
+            }
+        }
+        listeners.iter().for_each(|listener| listener.add(self, &mut made));
+        edge.finish(&mut made);
+        mesh.finish(&mut made);
+        (made, parents)
+    }
+
+    /// Returns all routes, oldest first.
+    fn routes(&self) -> Vec<Route<'_>> {
+        let http = self.http_routes.iter().map(|entry| {
+            let (route, spec) = self.route(Kind::HttpRoute, entry);
+            let rules =
+                |referrer: &Referrer<'_>| Rules::Http(rules::of_http(route.meta, &spec.rules, referrer));
+            let backends = spec.rules.iter().flat_map(|rule| backends(&rule.backend_refs, &rule.filters));
+            self.with_rules(route, (&spec.parent_refs, &spec.hostnames), backends.collect(), rules)
+        });
+        let grpc = self.grpc_routes.iter().map(|entry| {
+            let (route, spec) = self.route(Kind::GrpcRoute, entry);
+            let rules =
+                |referrer: &Referrer<'_>| Rules::Http(rules::of_grpc(route.meta, &spec.rules, referrer));
+            let backends = spec.rules.iter().flat_map(|rule| backends(&rule.backend_refs, &rule.filters));
+            self.with_rules(route, (&spec.parent_refs, &spec.hostnames), backends.collect(), rules)
+        });
+        let tls = self.tls_routes.iter().map(|entry| {
+            let (route, spec) = self.route(Kind::TlsRoute, entry);
+            let rules = |referrer: &Referrer<'_>| Rules::Tls(rules::of_connections(&spec.rules, referrer));
+            let backends = spec.rules.iter().flat_map(|rule| &rule.backend_refs).collect();
+            self.with_rules(route, (&spec.parent_refs, &spec.hostnames), backends, rules)
+        });
+        let tcp = self.tcp_routes.iter().map(|entry| {
+            let (route, spec) = self.route(Kind::TcpRoute, entry);
+            let rules = |referrer: &Referrer<'_>| Rules::Tcp(rules::of_connections(&spec.rules, referrer));
+            let backends = spec.rules.iter().flat_map(|rule| &rule.backend_refs).collect();
+            self.with_rules(route, (&spec.parent_refs, &[]), backends, rules)
+        });
+        let mut routes: Vec<Route<'_>> = http.chain(grpc).chain(tls).chain(tcp).collect();
+        routes.sort_by(|a, b| a.age().cmp(&b.age()));
+        routes
+    }
+
+    fn route<'a, T>(&self, kind: Kind, entry: &'a Entry<T>) -> (RouteHead<'a>, &'a T) {
+        let head = RouteHead { kind, meta: &entry.object.meta, origin: &entry.origin };
+        (head, &entry.object.spec)
+    }
+
+    fn with_rules<'a>(
+        &self,
+        head: RouteHead<'a>,
+        (parents, hostnames): (&'a [ParentReference], &'a [String]),
+        backends: Vec<&'a BackendRef>,
+        rules: impl FnOnce(&Referrer<'_>) -> Rules,
+    ) -> Route<'a> {
+        let referrer =
+            Referrer { world: self, from: (GROUP, head.kind.as_str()), namespace: &head.meta.namespace };
+        let rules = rules(&referrer);
+        Route { kind: head.kind, meta: head.meta, origin: head.origin, parents, hostnames, rules, backends }
+    }
+}
+
+/// Returns the backends of a rule, also those of its mirrors.
+fn backends<'a>(list: &'a [BackendRef], filters: &'a [Filter]) -> impl Iterator<Item = &'a BackendRef> {
+    let mirrors = filters.iter().filter_map(|filter| filter.request_mirror.as_ref());
+    list.iter().chain(mirrors.map(|mirror| &mirror.backend_ref))
+}
+
+/// Kind, metadata and origin of a route.
+#[derive(Clone, Copy)]
+struct RouteHead<'a> {
+    kind: Kind,
+    meta: &'a Meta,
+    origin: &'a Origin,
+}
+
+impl Route<'_> {
+    /// Returns the sort key by age, as for all objects.
+    fn age(&self) -> (bool, i64, &str, u32, &str, &str) {
+        let created = self.meta.created.unwrap_or_default();
+        let (file, line) = (&*self.origin.file, self.origin.line);
+        (self.meta.created.is_none(), created, file, line, &self.meta.namespace, &self.meta.name)
+    }
+}
+
+impl Made {
+    /// Adds an internal object, with the age of the route or Gateway from which it is made.
+    fn add<T>(&mut self, namespace: &str, name: String, of: (&Meta, &Origin), spec: T)
+    where
+        Object: From<Typed<T>>,
+    {
+        let meta = Meta { namespace: namespace.to_owned(), name, created: of.0.created, ..Meta::default() };
+        let object = Object::from(Typed { meta, spec });
+        self.objects.insert(object.key(), (object, of.1.clone()));
+    }
+}

@@ -1,0 +1,215 @@
+//! Status of objects of Gateway API, as the specification defines it.
+
+use super::{
+    Referrer, Refusal, Route,
+    attach::{Attached, Target},
+    listeners::GatewayListener,
+};
+use crate::{
+    api::{
+        Kind, ObjectKey,
+        gateway_api::{GROUP, ParentReference},
+    },
+    world::World,
+};
+
+/// A condition. Reasons are those of the specification.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// Type, such as `Accepted`.
+    pub kind: &'static str,
+    /// Whether it holds.
+    pub status: bool,
+    /// Reason.
+    pub reason: &'static str,
+    /// Message, for people.
+    pub message: String,
+}
+
+/// Status of a route at one parent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParentStatus {
+    /// The parent.
+    pub parent: ParentReference,
+    /// Conditions by type.
+    pub conditions: Vec<Condition>,
+}
+
+/// Status of a listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerStatus {
+    /// Name.
+    pub name: String,
+    /// Number of routes that use the listener.
+    pub attached_routes: usize,
+    /// Kinds of routes that may use the listener.
+    pub supported_kinds: Vec<Kind>,
+    /// Conditions by type.
+    pub conditions: Vec<Condition>,
+}
+
+/// Status of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatewayApiStatus {
+    /// The object.
+    pub object: ObjectKey,
+    /// Conditions of a Gateway, a ListenerSet or a GatewayClass.
+    pub conditions: Vec<Condition>,
+    /// Listeners of a Gateway or a ListenerSet.
+    pub listeners: Vec<ListenerStatus>,
+    /// Parents of a route.
+    pub parents: Vec<ParentStatus>,
+}
+
+impl World {
+    /// Returns the status of the routes, Gateways, ListenerSets and GatewayClasses that are served here. A pure function
+    /// of the objects: addresses and times are not part of it.
+    pub fn gateway_api_status(&self) -> Vec<GatewayApiStatus> {
+        let (routes, listeners) = (self.routes(), self.gateway_listeners());
+        let mut uses = vec![0; listeners.len()];
+        let mut made: Vec<GatewayApiStatus> = Vec::new();
+        for route in &routes {
+            let resolved = self.resolved_refs(route);
+            let mut parents = Vec::new();
+            let mut used = vec![false; listeners.len()];
+            for parent in route.parents {
+                let attached = self.attach(route, parent, &listeners);
+                for target in &attached.targets {
+                    let Target::Listener { listener, .. } = target else { continue };
+                    let at = listeners.iter().position(|other| std::ptr::eq(other, *listener));
+                    at.into_iter().for_each(|at| used[at] = true);
+                }
+                parents.extend(parent_status(parent, &attached, &resolved));
+            }
+            used.iter().zip(&mut uses).for_each(|(used, uses)| *uses += usize::from(*used));
+            made.push(GatewayApiStatus {
+                parents,
+                ..new(route.kind, &route.meta.namespace, &route.meta.name)
+            });
+        }
+        for (listener, routes) in listeners.iter().zip(uses) {
+            let key = new(listener.kind, &listener.meta.namespace, &listener.meta.name);
+            let status = listener_status(listener, routes);
+            match made.iter_mut().find(|known| known.object == key.object) {
+                Some(known) => known.listeners.push(status),
+                None => made.push(GatewayApiStatus { listeners: vec![status], ..key }),
+            }
+        }
+        for known in made.iter_mut().filter(|known| !known.listeners.is_empty()) {
+            known.conditions = gateway_conditions(known.object.kind, &known.listeners);
+        }
+        for entry in self.gateway_classes.iter().filter(|entry| self.is_own_class(&entry.object.meta.name)) {
+            let conditions = vec![holds("Accepted", "Accepted", "Handled by Istio controller")];
+            made.push(GatewayApiStatus {
+                conditions,
+                ..new(Kind::GatewayClass, "", &entry.object.meta.name)
+            });
+        }
+        made.sort_by(|a, b| a.object.cmp(&b.object));
+        made
+    }
+
+    /// Returns the condition about the backends of a route. As in Istio, the last error is reported.
+    fn resolved_refs(&self, route: &Route<'_>) -> Condition {
+        let referrer =
+            Referrer { world: self, from: (GROUP, route.kind.as_str()), namespace: &route.meta.namespace };
+        let mut condition = holds("ResolvedRefs", "ResolvedRefs", "All references resolved");
+        for backend in &route.backends {
+            let namespace = backend.namespace.as_ref().unwrap_or(&route.meta.namespace);
+            let found = match referrer.backend_host(backend) {
+                Ok(host) if self.service(&host).is_some() => continue,
+                Ok(host) => fails("ResolvedRefs", "BackendNotFound", format!("backend({host}) not found")),
+                Err(Refusal::NotPermitted) => {
+                    let message = format!(
+                        "backendRef {}/{namespace} not accessible to a {} in namespace \"{}\" (missing a \
+                         ReferenceGrant?)",
+                        backend.name, route.kind, route.meta.namespace
+                    );
+                    fails("ResolvedRefs", "RefNotPermitted", message)
+                }
+                Err(Refusal::Kind) => {
+                    let (group, kind) = backend.group_kind();
+                    let message = format!("backendRefs of kind {group}/{kind} are not supported");
+                    fails("ResolvedRefs", "InvalidKind", message)
+                }
+            };
+            condition = found;
+        }
+        condition
+    }
+}
+
+fn new(kind: Kind, namespace: &str, name: &str) -> GatewayApiStatus {
+    let object = ObjectKey { kind, namespace: namespace.to_owned(), name: name.to_owned() };
+    GatewayApiStatus { object, conditions: Vec::new(), listeners: Vec::new(), parents: Vec::new() }
+}
+
+fn holds(kind: &'static str, reason: &'static str, message: impl Into<String>) -> Condition {
+    Condition { kind, status: true, reason, message: message.into() }
+}
+
+fn fails(kind: &'static str, reason: &'static str, message: impl Into<String>) -> Condition {
+    Condition { kind, status: false, reason, message: message.into() }
+}
+
+/// Returns the status at a parent; `None` if another controller serves it.
+fn parent_status(
+    parent: &ParentReference,
+    attached: &Attached<'_>,
+    resolved: &Condition,
+) -> Option<ParentStatus> {
+    let accepted = match &attached.refusal {
+        Some((reason, message)) => fails("Accepted", reason, message.clone()),
+        None if attached.targets.is_empty() => return None,
+        None => holds("Accepted", "Accepted", "Route was valid"),
+    };
+    Some(ParentStatus { parent: parent.clone(), conditions: vec![accepted, resolved.clone()] })
+}
+
+fn listener_status(of: &GatewayListener<'_>, attached_routes: usize) -> ListenerStatus {
+    const FINE: &str = "No errors found";
+    let mut conditions = vec![
+        holds("Accepted", "Accepted", FINE),
+        fails("Conflicted", "NoConflicts", FINE),
+        holds("Programmed", "Programmed", FINE),
+        holds("ResolvedRefs", "ResolvedRefs", FINE),
+    ];
+    if of.conflicts {
+        let message = "an earlier listener has the port with another protocol, or the same host";
+        conditions[0] = fails("Accepted", "ProtocolConflict", message);
+        conditions[1] = holds("Conflicted", "ProtocolConflict", message);
+        conditions[2] = fails("Programmed", "Invalid", message);
+    }
+    if let Err((reason, message)) = &of.credentials {
+        // Istio reports this reason for certificates too.
+        conditions[0] = fails("Accepted", "NoValidCACertificate", message.clone());
+        conditions[2] = fails("Programmed", "Invalid", "Bad TLS configuration");
+        conditions[3] = fails("ResolvedRefs", reason, message.clone());
+    }
+    let supported_kinds = of.kinds().iter().copied().filter(|kind| of.allows_kind(*kind)).collect();
+    ListenerStatus { name: of.listener.name.clone(), attached_routes, supported_kinds, conditions }
+}
+
+/// Returns the conditions of an object with these listeners.
+fn gateway_conditions(kind: Kind, listeners: &[ListenerStatus]) -> Vec<Condition> {
+    let is_valid = |of: &ListenerStatus| of.conditions.iter().any(|of| of.kind == "Programmed" && of.status);
+    let all = listeners.iter().all(is_valid);
+    let accepted = if all {
+        holds("Accepted", "Accepted", "Resource accepted")
+    } else {
+        // A Gateway with some valid listeners is accepted.
+        let status = listeners.iter().any(is_valid);
+        let message = "One or more of the Gateway's listeners are invalid";
+        Condition { status, ..holds("Accepted", "ListenersNotValid", message) }
+    };
+    let programmed = if listeners.iter().any(is_valid) {
+        holds("Programmed", "Programmed", "Resource programmed")
+    } else {
+        fails("Programmed", "Invalid", "No listener is valid")
+    };
+    let mut conditions = vec![accepted, programmed];
+    if kind == Kind::KubernetesGateway {
+        conditions.push(holds("ResolvedRefs", "ResolvedRefs", "All references resolved"));
+    }
+    conditions
+}
