@@ -99,7 +99,7 @@ fn tokens_are_verified_and_required() {
 
     // A policy with an error keeps its last version, so tokens are still required.
     mesh.edit("mesh.yaml", "fromParams: [token]", "fromParam: [token]");
-    mesh.wait_said("unknown field");
+    mesh.wait_for_output("unknown field");
     status(&mesh, "/member", &[], 403);
     status(&mesh, "/member", &["-H", &editor], 200);
 }
