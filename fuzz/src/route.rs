@@ -28,7 +28,7 @@ pub fn route(data: &[u8]) {
     }
     let host = virtual_host(head.authority());
     let mut dice = fastrand::Rng::with_seed(1);
-    let Ok(found) = find(&TABLE, &head, &mut dice) else {
+    let Ok(found) = find(&TABLE, &head, None, &mut dice) else {
         assert!(host.routes.iter().all(|route| !holds(&route.matches, &head)), "{head:?}");
         return;
     };
@@ -114,6 +114,7 @@ fn routes() -> Vec<Route> {
         headers: vec![],
         query: vec![],
         grpc: false,
+        metadata: Box::default(),
         fraction: None,
     };
     let here = HeaderMatch {
@@ -141,6 +142,7 @@ fn routes() -> Vec<Route> {
         action: Action::Redirect(redirect()),
         headers: HeaderOps::default(),
         filters: vec![],
+        metadata: None,
         decorator: None,
         tracing: None,
     };
