@@ -136,9 +136,9 @@ fn standard_input_is_run() {
     // A diagnostic of the control plane, and one about pods.
     let found = "---
 apiVersion: networking.istio.io/v1
-kind: Gateway
+kind: ProxyConfig
 metadata: {name: x, namespace: shop}
-spec: {selector: {istio: ingressgateway}, servers: []}
+spec: {concurrency: 2}
 ---
 apiVersion: batch/v1
 kind: CronJob
@@ -146,7 +146,7 @@ metadata: {name: night, namespace: shop}
 spec: {schedule: '0 0 * * *', jobTemplate: {spec: {template: {spec: {restartPolicy: Never, containers: [{name: a, image: x}]}}}}}
 ";
     let shop = include_str!("shop.yaml");
-    let gateway = format!("-:{}: Gateway shop/x: ", shop.lines().count() + 2);
+    let gateway = format!("-:{}: ProxyConfig shop/x: ", shop.lines().count() + 2);
     let ran = tool.up(&["-", "--for", "10ms", "--output", "json"], &format!("{shop}{found}"));
     assert_eq!(ran.status.code(), Some(0), "{ran:?}");
     let told = text(&ran.stderr);
