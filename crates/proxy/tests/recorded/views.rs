@@ -36,6 +36,20 @@ async fn updates_are_accepted_as_delta() {
     taken(&recording("u-updates/xds/productpage-v1/delta"), "DELTA_GRPC").await;
 }
 
+/// Recordings that no proxy of this machine accepts, with the reasons.
+const REFUSED: [(&str, &str); 4] = [
+    (
+        "s-envoyfilter/xds/productpage-v1",
+        "an EnvoyFilter adds a filter after the router, which Envoy refuses too",
+    ),
+    (
+        "x-dr-kinds/xds/istio-ingressgateway",
+        "a DestinationRule names the file /etc/c/crl.pem, which does not exist",
+    ),
+    ("x-dr-kinds/xds/productpage-v1", "the same file"),
+    ("x-dr-kinds/xds/reviews-v1", "the same file"),
+];
+
 async fn every_view(api_type: &str) {
     let folders = |folder: &Path| -> Vec<PathBuf> {
         let entries = fs::read_dir(folder).into_iter().flatten();
@@ -45,8 +59,9 @@ async fn every_view(api_type: &str) {
     let views = scenarios.iter().filter(|scenario| !scenario.ends_with("u-updates"));
     let views: Vec<PathBuf> = views.flat_map(|scenario| folders(&scenario.join("xds"))).collect();
     assert_eq!(views.len(), 89);
-    for view in views {
-        taken(&view, api_type).await;
+    let accepted = views.iter().filter(|view| !REFUSED.iter().any(|(refused, _)| view.ends_with(refused)));
+    for view in accepted {
+        taken(view, api_type).await;
     }
 }
 
