@@ -3,6 +3,8 @@
 //! `tests/envoy_filters` has one file for each use. A comment `# refused: TEXT` names a field that the sidecar refuses;
 //! all other files must be taken.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panic")]
+
 use std::{collections::BTreeMap, fs, path::Path};
 
 use skysail_model::{ProxyNode, Severity, World, api::kube::Locality, compile, parse};

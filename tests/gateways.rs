@@ -1,6 +1,7 @@
 //! Gateways of a mesh from outside: HTTP by host and path, TLS by server name, certificates of clients, forwarded TLS,
 //! redirects, and the rotation of a certificate.
 
+#![allow(clippy::panic, reason = "a test fails by panic")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use std::{

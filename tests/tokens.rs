@@ -1,7 +1,5 @@
 //! Tokens in a mesh: RequestAuthentication verifies them, AuthorizationPolicy requires them and their claims.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
-
 use skysail_testkit::{Mesh, Setup};
 
 /// Key set of the tokens. Its private key was deleted after they were signed.

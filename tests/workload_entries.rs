@@ -1,5 +1,7 @@
 //! WorkloadEntries in a mesh: a ServiceEntry selects a machine and a pod, and callers reach both.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panic")]
+
 use std::collections::BTreeSet;
 
 use skysail_testkit::{Mesh, Setup, eventually};

@@ -58,11 +58,11 @@ pub(crate) use self::{
     admission::{NewClient, Refused},
     compiler::Compiler,
     identities::ScopeLimits,
+    key_sets::KeyFetches,
     status::{ClientStatus, TypeStatus},
 };
 use crate::{
     audit::{AuditEvent, AuditLog, ExternalText},
-    jwks::KeyFetches,
     metrics::{Metrics, count},
     parallel,
     platform::Platform,

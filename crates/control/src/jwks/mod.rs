@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use skysail_model::{KeyFetch, KeySource};
+use skysail_model::KeySource;
 use tokio::{
     sync::{oneshot, watch},
     task::JoinSet,
@@ -24,10 +24,12 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use self::fetch::{FetchError, Fetcher};
-use crate::{metrics::Metrics, publish::Publisher, resolve::Servers, state_file::StateFile};
-
-/// Key sets to fetch, and the policies that use them.
-pub(crate) type KeyFetches = BTreeMap<KeySource, KeyFetch>;
+use crate::{
+    metrics::Metrics,
+    publish::{KeyFetches, Publisher},
+    resolve::Servers,
+    state_file::StateFile,
+};
 
 /// Time from a successful fetch to the next one. Source: Istio's default.
 const REFRESH: Duration = Duration::from_mins(20);

@@ -1,12 +1,14 @@
 //! Key sets of token issuers: what to fetch, and the publication of what was fetched.
 
-use std::{sync::Arc, time::Instant};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
-use skysail_model::KeySource;
+use skysail_model::{KeyFetch, KeySource};
 use tokio::sync::watch;
 
 use super::{Publisher, lock};
-use crate::jwks::KeyFetches;
+
+/// Key sets to fetch, and the policies that use them.
+pub(crate) type KeyFetches = BTreeMap<KeySource, KeyFetch>;
 
 impl Publisher {
     /// Enables fetches of key sets. The receiver yields what to fetch.

@@ -164,7 +164,7 @@ fn members_of_a_oneof_are_last_and_the_message_is_equal() {
     });
     let message = make("envoy.config.route.v3.Route", value);
     let body = encode(&message);
-    assert_eq!(body, encode(&message.clone()));
+    assert_eq!(body, encode(&message));
     let route = Route::decode(body.as_slice()).unwrap();
     assert!(matches!(route.action, Some(Action::DirectResponse(_))));
     assert_eq!(encode(&DynamicMessage::decode(message.descriptor(), body.as_slice()).unwrap()), body);

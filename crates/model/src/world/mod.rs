@@ -462,7 +462,7 @@ impl World {
                     self.service_slices.remove(&service, &removed.meta);
                     // Another slice of the service may have the address too.
                     let left: BTreeSet<std::net::IpAddr> =
-                        self.slices_of(namespace, &service.1).flat_map(|slice| addresses_of(slice)).collect();
+                        self.slices_of(namespace, &service.1).flat_map(addresses_of).collect();
                     for ip in addresses_of(&removed).difference(&left) {
                         self.endpoint_ips.remove_name(ip, &service);
                     }

@@ -120,8 +120,8 @@ fn selector(entry: &Entry<Sidecar>) -> Option<&Labels> {
 }
 
 /// Returns the sort key: by namespace, those with a selector first, the oldest first.
-fn order(entry: &Entry<Sidecar>) -> (&str, bool, (bool, i64, &str, u32, &str, &str)) {
-    (&entry.object.meta.namespace, selector(entry).is_none(), entry.age())
+fn order(entry: &Entry<Sidecar>) -> impl Ord + '_ {
+    (entry.object.meta.namespace.as_str(), selector(entry).is_none(), entry.age())
 }
 
 /// Returns the full names of the hosts to which a VirtualService of the mesh sends requests.

@@ -224,10 +224,8 @@ impl<'b> Patching<'_, 'b> {
         for patch in self.of_chain(ApplyTo::FilterChain, chain) {
             match (patch.operation, patch.merges(), patch.value()) {
                 (Operation::Remove, ..) => return false,
-                (_, Some(lists), Some(value)) => {
-                    if !self.merge_socket(chain, &patch, value) {
-                        reflect::merge(chain, value, lists);
-                    }
+                (_, Some(lists), Some(value)) if !self.merge_socket(chain, &patch, value) => {
+                    reflect::merge(chain, value, lists);
                 }
                 _ => {}
             }
