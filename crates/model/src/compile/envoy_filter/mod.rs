@@ -1,6 +1,6 @@
 //! EnvoyFilter: patches of the compiled resources, applied as Istio applies them.
 //!
-//! Patches see the encoded resources as messages ([`reflect`](crate::reflect)), so that the rest of the compile step does
+//! Patches see the encoded resources as messages ([`reflect`]), so that the rest of the compile step does
 //! not know about them. A proxy without EnvoyFilters pays nothing.
 //!
 //! - [`edit`]: changes of ordered lists

@@ -18,7 +18,7 @@ use skysail_xds::envoy::pb::google::protobuf::{Any, Duration, ListValue, Struct,
 use super::{BY_NAME, Json, MAX_DEPTH, MESSAGES, ProtoField, Rule, entry, next, packed, varint};
 use crate::translate::{At as _, Reject, Result};
 
-/// Base64 of JSON: either alphabet is decoded by [`bytes`], with or without padding.
+/// Base64 of JSON: either alphabet is decoded by [`bytes()`], with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
