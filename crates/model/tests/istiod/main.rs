@@ -91,12 +91,9 @@ scenarios! {
     o_virtualservice_features = "o-virtualservice-features",
     p_gateway_tls = "p-gateway-tls",
     p2_gateway_merge = "p2-gateway-merge",
-    #[ignore = "not compiled like this yet"]
     p3_egress_gateway = "p3-egress-gateway",
     q_serviceentry_kinds = "q-serviceentry-kinds",
-    #[ignore = "not compiled like this yet"]
     q2a_egress_registry_only = "q2a-egress-registry-only",
-    #[ignore = "not compiled like this yet"]
     q2b_egress_dynamic_dns = "q2b-egress-dynamic-dns",
     r_vs_tls_tcp = "r-vs-tls-tcp",
     s_envoyfilter = "s-envoyfilter",
