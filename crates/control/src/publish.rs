@@ -208,14 +208,18 @@ impl Publisher {
 
     /// Applies results of DNS lookups and publishes them. Blocks during the compilation.
     pub(crate) fn resolve(&self, names: Vec<(Arc<str>, Option<Resolved>)>) {
+        self.change_world(|world| {
+            names.into_iter().fold(false, |changed, (name, found)| world.resolve(&name, found) || changed)
+        });
+    }
+
+    /// Changes the World and publishes it, unless `change` returns false. Blocks during the compilation.
+    fn change_world(&self, change: impl FnOnce(&mut World) -> bool) {
         let start = Instant::now();
         let _publishing = lock(&self.publishing);
         let has_changed = {
             let mut state = self.write();
-            let mut has_changed = false;
-            for (name, resolved) in names {
-                has_changed |= state.world.resolve(&name, resolved);
-            }
+            let has_changed = change(&mut state.world);
             if has_changed {
                 state.mark_changes(&self.settings.cluster_id);
             }

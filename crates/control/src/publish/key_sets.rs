@@ -1,11 +1,11 @@
 //! Key sets of token issuers: what to fetch, and the publication of what was fetched.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, sync::Arc};
 
 use skysail_model::{KeyFetch, KeySource};
 use tokio::sync::watch;
 
-use super::{Publisher, lock};
+use super::Publisher;
 
 /// Key sets to fetch, and the policies that use them.
 pub(crate) type KeyFetches = BTreeMap<KeySource, KeyFetch>;
@@ -31,22 +31,9 @@ impl Publisher {
 
     /// Applies fetched key sets and publishes them. Blocks during the compilation.
     pub(crate) fn set_key_sets(&self, sets: Vec<(KeySource, Option<Arc<str>>)>) {
-        let start = Instant::now();
-        let _publishing = lock(&self.publishing);
-        let has_changed = {
-            let mut state = self.write();
-            let mut has_changed = false;
-            for (source, keys) in sets {
-                has_changed |= state.world.set_key_set(&source, keys);
-            }
-            if has_changed {
-                state.mark_changes(&self.settings.cluster_id);
-            }
-            has_changed
-        };
-        if has_changed {
-            self.publish();
-            self.metrics.record_publication(start.elapsed());
-        }
+        self.change_world(|world| {
+            sets.into_iter()
+                .fold(false, |changed, (source, keys)| world.set_key_set(&source, keys) || changed)
+        });
     }
 }

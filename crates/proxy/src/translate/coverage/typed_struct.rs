@@ -47,7 +47,7 @@ fn rewrite(index: usize, body: &[u8], depth: usize) -> Result<Vec<u8>> {
     loop {
         let before = rest;
         let Some((number, value)) = next(&mut rest) else {
-            // What is no field stays, so that decoding reports it.
+            // Bytes that are not a field stay, so that decoding reports them.
             out.extend_from_slice(before);
             return Ok(out);
         };
