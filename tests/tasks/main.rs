@@ -6,7 +6,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
 
 mod gateways;
+mod observability;
 mod routing;
+mod security;
 
 use std::{
     collections::BTreeMap,
@@ -97,4 +99,18 @@ fn published(mesh: &Mesh, target: &str) -> SocketAddr {
     let line = said.lines().find(|line| line.contains(&format!("-> {target}")));
     let line = line.unwrap_or_else(|| panic!("{target}: {said}"));
     line.split_whitespace().nth(1).unwrap().split("//").last().unwrap().parse().unwrap()
+}
+
+/// Checks that one line of a log contains all these texts; the error is the log. `of` are arguments of `skysail logs`.
+fn logged(mesh: &Mesh, of: &[&str], texts: &[&str]) -> Result<(), String> {
+    let output = mesh.run(&[&["logs"], of].concat());
+    let log = String::from_utf8_lossy(&output.stdout).into_owned();
+    let is_found = log.lines().any(|line| texts.iter().all(|text| line.contains(text)));
+    if is_found { Ok(()) } else { Err(log) }
+}
+
+/// Fails if the mesh has reported a mistake in the files.
+fn assert_quiet(mesh: &Mesh) {
+    let said = mesh.said();
+    assert!(!said.contains("warning: ") && !said.contains("error: "), "{said}");
 }
