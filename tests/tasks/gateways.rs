@@ -62,7 +62,7 @@ fn traffic_to_hosts_outside_is_controlled() {
     remove(&mesh, "egress-control");
 
     apply(&mesh, "egress-gateway");
-    wait_answer(&mesh, known, &[], 200, "partner speaks TLS");
+    wait_answer(&mesh, known, &[], 200, "secure-partner speaks TLS");
     eventually("the request passed the gateway", || {
         logged(&mesh, &["egress", "-c", "proxy"], &["api.partner.example", " 200 "])
     });

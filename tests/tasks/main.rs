@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
 
 mod gateways;
+mod machines;
 mod observability;
 mod routing;
 mod security;
