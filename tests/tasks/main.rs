@@ -7,6 +7,7 @@
 
 mod gateways;
 mod machines;
+mod migration;
 mod observability;
 mod routing;
 mod security;
