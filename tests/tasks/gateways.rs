@@ -30,6 +30,13 @@ fn clients_outside_reach_services_through_a_gateway() {
     wait_response("another path", 404, "", || get("cinema.example.com", "/other"));
     wait_response("another host", 404, "", || get("other.example.com", "/films"));
 
+    remove(&mesh, "ingress");
+    apply(&mesh, "ingress-gateway-api");
+    let header = "x-served-by: gateway-api";
+    wait_response("a route of Gateway API", 200, header, || get("cinema.example.com", "/films"));
+    wait_response("the second rule", 200, r#""name":"seats-"#, || get("cinema.example.com", "/seats"));
+    wait_response("a path of no rule", 404, "", || get("cinema.example.com", "/other"));
+
     apply(&mesh, "secure-ingress");
     let (anybody, member) = (client(false), client(true));
     let secure = |config: &Arc<ClientConfig>, host: &'static str| over_tls(tls, config, host);

@@ -40,9 +40,20 @@ fn modes(mesh: &Mesh) {
     wait_answer(mesh, FILMS, &[], 200, "films");
     mesh.wait_status("seats", FILMS, &[], 403);
     mesh.wait_status("page", FILMS, &["-X", "POST"], 403);
-    drop_file(mesh, "deny.yaml");
     drop_file(mesh, "allow.yaml");
+    mesh.edit(
+        "deny.yaml",
+        "name: default-deny",
+        "annotations: {istio.io/dry-run: 'true'}, name: default-deny",
+    );
     wait_answer(mesh, "http://seats/", &[], 200, "seats");
+    eventually("a dry run counts", || {
+        mesh.call("page", "http://seats/", &[]);
+        let metrics = mesh.call("seats", "http://127.0.0.1:15090/stats/prometheus", &[]).body;
+        let mut counters = metrics.lines().filter(|line| line.starts_with("envoy_http_rbac_shadow_denied"));
+        if counters.any(|line| !line.ends_with(" 0")) { Ok(()) } else { Err(metrics) }
+    });
+    drop_file(mesh, "deny.yaml");
     mesh.wait_status("seats", FILMS, &[], 200);
 }
 
