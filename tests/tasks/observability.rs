@@ -10,14 +10,11 @@ fn logs_metrics_and_traces_are_configured() {
     wait_answer(&mesh, "http://films/", &[], 200, "films");
 
     apply(&mesh, "access-logs");
-    let line = "GET /status/404 answered 404 to spiffe://cluster.local/ns/default/sa/page";
     let films = ["films-v1", "films-v2", "films-v3"];
-    eventually("films log errors", || {
-        mesh.call("page", "http://films/status/404", &[]);
-        films.iter().try_for_each(|films| logged(&mesh, &[films, "-c", "proxy"], &[line]))
-    });
+    wait_logged(&mesh, &films, 404);
     mesh.call("page", "http://films/good", &[]);
-    mesh.call("page", "http://films/status/404", &[]);
+    // Later requests are logged after it.
+    wait_logged(&mesh, &films, 410);
     for of in films.iter().chain(&["page"]) {
         assert!(
             logged(&mesh, &[of, "-c", "proxy"], &["/good"]).is_err(),
@@ -46,6 +43,15 @@ fn logs_metrics_and_traces_are_configured() {
 
     limits(&mesh);
     assert_quiet(&mesh);
+}
+
+/// Calls films until each of its pods has logged a response of this status in the format of the example.
+fn wait_logged(mesh: &Mesh, films: &[&str], status: u16) {
+    let line = format!("GET /status/{status} answered {status} to spiffe://cluster.local/ns/default/sa/page");
+    eventually(&format!("films log {status}"), || {
+        mesh.call("page", &format!("http://films/status/{status}"), &[]);
+        films.iter().try_for_each(|films| logged(mesh, &[films, "-c", "proxy"], &[&line]))
+    });
 }
 
 /// The bucket has four tokens, and the next come after a minute.

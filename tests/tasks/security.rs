@@ -17,14 +17,14 @@ fn callers_are_authenticated_and_authorized() {
     };
     let (guest, staff) = (token("guest.jwt"), token("staff.jwt"));
     wait_answer(&mesh, FILMS, &[], 403, "RBAC: access denied");
+    // The pods of films get the policies at slightly different times.
     for (url, token, status) in [
-        (FILMS, guest.as_str(), 200),
         (FILMS, "authorization: Bearer forged", 401),
         ("http://films/staff", &guest, 403),
         ("http://films/staff", &staff, 200),
+        (FILMS, &guest, 200),
     ] {
-        let answer = mesh.call("page", url, &["-H", token]);
-        assert_eq!(answer.status, Some(status), "{url} {token}: {answer:?}");
+        wait_answer(&mesh, url, &["-H", token], status, "");
     }
     remove(&mesh, "jwt");
     wait_answer(&mesh, FILMS, &[], 200, "films");
