@@ -14,9 +14,9 @@ fn a_machine_registers_and_leaves() {
     assert_eq!(denied.status, Some(403), "{denied:?}");
     assert_quiet(&mesh);
 
-    // The entry is removed 10 seconds after the proxy has left.
+    // The entry is removed 10 seconds after the proxy has left. Until then connections to the machine hang.
     mesh.edit("machine-machine.yaml", "replicas: 1", "replicas: 0");
-    eventually("no endpoint is left", || match mesh.call("page", url, &[]) {
+    eventually("no endpoint is left", || match mesh.call("page", url, &["-m", "1"]) {
         answer if answer.body.contains("no healthy upstream") => Ok(()),
         answer => Err(format!("{answer:?}")),
     });
