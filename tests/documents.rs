@@ -258,6 +258,7 @@ fn documents() -> Vec<PathBuf> {
         project.join("docs/SUMMARY.md"),
     ]);
     documents.extend(files(&project.join("benchmarks/results"), "md"));
+    documents.extend(files(&project.join("examples"), "md"));
     documents
 }
 

@@ -40,6 +40,7 @@ mod ports;
 mod process;
 mod programs;
 pub mod progress;
+mod proxy_metadata;
 pub mod publish;
 mod readiness;
 mod rules;

@@ -395,10 +395,9 @@ impl Mesh {
 
     /// Writes the files that depend on the pods' state, as far as they have changed.
     fn publish(&mut self) {
-        let pods: Vec<(&Pod, bool)> =
-            (self.pods.values()).map(|replica| (&replica.pod, replica.serves())).collect();
-        let objects =
-            self.pods.values().map(|replica| replica.pod.object(replica.state.phase, replica.serves()));
+        let in_cluster = || self.pods.values().filter(|replica| !replica.pod.is_machine());
+        let pods: Vec<(&Pod, bool)> = in_cluster().map(|replica| (&replica.pod, replica.serves())).collect();
+        let objects = in_cluster().map(|replica| replica.pod.object(replica.state.phase, replica.serves()));
         let pod_objects = documents(objects);
         let services = &self.objects.services;
         let addresses = self.addresses.assign(services);

@@ -21,6 +21,7 @@ use crate::{
         Claim, Container, ContainerPort, Key, Labels, PodSpec, Service, ServicePort, Volume, Workload,
         port_named,
     },
+    proxy_metadata,
     rules::VirtualPort,
     rundir::Phase,
 };
@@ -151,7 +152,7 @@ impl Pod {
             self.spec.containers.iter().map(|container| container.name.as_str()).collect();
         let role = if self.gateway.is_some() { "router" } else { "sidecar" };
         let (version, plural) = (api_version(&self.kind), format!("{}s", self.kind.to_lowercase()));
-        json!({
+        let mut node = json!({
             "id": format!("{role}~{address}~{name}.{namespace}~{namespace}.svc.{DOMAIN}"),
             "cluster": format!("{}.{namespace}", self.labels.get("app").unwrap_or(workload)),
             "metadata": {
@@ -173,7 +174,21 @@ impl Pod {
                 "WORKLOAD_NAME": workload,
             },
             "locality": {},
-        })
+        });
+        // The annotation does not replace what the pod itself determines.
+        let (more, _) = proxy_metadata::read(&self.annotations);
+        for (key, value) in more {
+            if node["metadata"][&key].is_null() {
+                node["metadata"][&key] = value;
+            }
+        }
+        node
+    }
+
+    /// Returns whether the pod represents a machine outside of the cluster, whose proxy registers it with a
+    /// WorkloadGroup. Services do not select it, and the control plane gets no Pod object.
+    pub(crate) fn is_machine(&self) -> bool {
+        self.sidecar && proxy_metadata::read(&self.annotations).0.contains_key(proxy_metadata::GROUP)
     }
 
     /// Returns the containers that run programs of their own: all but the proxy of a gateway.

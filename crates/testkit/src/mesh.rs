@@ -105,6 +105,11 @@ impl Setup {
         fs::copy(file, self.config().join(file.file_name().unwrap())).unwrap();
     }
 
+    /// Writes a file of the configuration.
+    pub fn put(&self, file: &str, text: &str) {
+        fs::write(self.config().join(file), text).unwrap();
+    }
+
     /// Adds arguments of `skysail up`.
     #[must_use]
     pub fn with(mut self, arguments: &[&str]) -> Self {

@@ -30,7 +30,8 @@ pub(crate) fn destination_rule(spec: &DestinationRule) -> Vec<Finding> {
             let message = format!("{:?} is defined twice", subset.name);
             findings.error(format!("{field}.name"), message, "use a different name for each subset");
         }
-        if subset.labels.is_empty() {
+        // A subset without labels often has settings of its own for all endpoints.
+        if subset.labels.is_empty() && subset.traffic_policy.is_none() {
             let message = "is missing, so the subset contains every endpoint of the host";
             findings.warning(format!("{field}.labels"), message, "add the labels of the subset's pods");
         }

@@ -26,7 +26,7 @@ use crate::{
     plan::Pod,
     pod::{PodCommand, PodConfig, PodHandle},
     programs::{self, GRACE, Programs},
-    progress,
+    progress, proxy_metadata,
     rules::Exceptions,
     rundir::{CLAIMS, Phase, PodState},
     volumes::{self, Contents, DEFAULT_SIZE, VolumeKind, store::VolumeSetup},
@@ -189,7 +189,8 @@ impl Mesh {
         let key = (pod.namespace.clone(), pod.name.clone());
         let folder = self.settings.folder.join("pods").join(&key.0).join(&key.1);
         let logs = self.settings.folder.join("logs").join(&key.0).join(&key.1);
-        let (_, problems) = Exceptions::read(&pod.annotations);
+        let (_, mut problems) = Exceptions::read(&pod.annotations);
+        problems.extend(proxy_metadata::read(&pod.annotations).1);
         let folders = PodFolders { folder: &folder, logs: &logs };
         let Programs { init, containers, volumes, notes } =
             programs::containers(&self.settings, &self.objects, &pod, folders);
