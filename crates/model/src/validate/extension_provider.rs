@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::{Findings, header_name};
-use crate::api::{MeshConfig, extension_provider::ExtensionProvider};
+use super::{Findings, header_name, positive};
+use crate::api::{
+    MeshConfig,
+    extension_provider::{ExtensionProvider, RateLimitService},
+};
 
 /// Maximum length of a provider's name. Source: Istio.
 const MAX_NAME: usize = 63;
@@ -49,6 +52,7 @@ fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Find
     let services = [
         ("envoyExtAuthzHttp", provider.envoy_ext_authz_http.as_ref().map(|of| (&of.service, of.port))),
         ("envoyExtAuthzGrpc", provider.envoy_ext_authz_grpc.as_ref().map(|of| (&of.service, of.port))),
+        ("envoyRateLimit", provider.envoy_rate_limit.as_ref().map(|of| (&of.service, of.port))),
         ("zipkin", provider.zipkin.as_ref().map(|of| (&of.service, of.port))),
         ("opentelemetry", provider.opentelemetry.as_ref().map(|of| (&of.service, of.port))),
         ("envoyHttpAls", provider.envoy_http_als.as_ref().map(|of| (&of.service, of.port))),
@@ -63,6 +67,9 @@ fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Find
         super::port(port, &format!("{field}.{kind}.port"), findings);
     }
     authorizer(provider, field, findings);
+    if let Some(of) = &provider.envoy_rate_limit {
+        rate_limit_service(of, &format!("{field}.envoyRateLimit"), findings);
+    }
     if let Some(of) = &provider.opentelemetry {
         let detectors = of.resource_detectors.as_ref();
         let unsupported = [
@@ -83,6 +90,16 @@ fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Find
                 findings.warning(format!("{field}.opentelemetry"), message, "set value");
             }
         }
+    }
+}
+
+fn rate_limit_service(of: &RateLimitService, field: &str, findings: &mut Findings) {
+    positive(of.timeout, &format!("{field}.timeout"), findings);
+    if let Some(status) = of.status_on_error
+        && !(200..=599).contains(&status)
+    {
+        let message = format!("{status} is not a status from 200 to 599");
+        findings.error(format!("{field}.statusOnError"), message, "write a number such as 503");
     }
 }
 
