@@ -57,7 +57,10 @@ fn target(target: &RateLimitTarget, field: &str, findings: &mut Findings) {
         findings.error(format!("{field}.name"), "is missing", "set the name of the object");
     }
     if !target.is_service() && !target.is_gateway() && !target.is_route() {
-        let message = format!("{}/{} cannot be a target", target.group, target.kind);
+        let message = match target.group.as_str() {
+            "" => format!("a {} cannot be a target", target.kind),
+            group => format!("a {} of group {group} cannot be a target", target.kind),
+        };
         let remedy = "name a Service, a Gateway, HTTPRoute or GRPCRoute of gateway.networking.k8s.io, or a VirtualService of networking.istio.io";
         findings.error(format!("{field}.kind"), message, remedy);
     } else if !target.section_name.is_empty() && !target.is_route() {
