@@ -250,7 +250,8 @@ impl RuleCompiler<'_> {
         let nothing = LimitResponse::default();
         let response = rule.response.as_ref().unwrap_or(&nothing);
         LocalRateLimit {
-            stat_prefix: format!("rate_limit.{}", self.name.replace('/', ".")),
+            // Envoy's metrics have the prefix as a label if it contains no dot.
+            stat_prefix: self.name.replace('.', "_"),
             status: response.status.map(status),
             filter_enabled: share(true),
             filter_enforced: share(!rule.shadow),

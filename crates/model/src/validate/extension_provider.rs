@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Findings, header_name, positive};
+use super::{Findings, header_name, is_known_status, positive};
 use crate::api::{
     MeshConfig,
     extension_provider::{ExtensionProvider, RateLimitService},
@@ -96,9 +96,9 @@ fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Find
 fn rate_limit_service(of: &RateLimitService, field: &str, findings: &mut Findings) {
     positive(of.timeout, &format!("{field}.timeout"), findings);
     if let Some(status) = of.status_on_error
-        && !(200..=599).contains(&status)
+        && !is_known_status(status)
     {
-        let message = format!("{status} is not a status from 200 to 599");
+        let message = format!("{status} is not a status of HTTP");
         findings.error(format!("{field}.statusOnError"), message, "write a number such as 503");
     }
 }
@@ -110,12 +110,7 @@ fn authorizer(provider: &ExtensionProvider, field: &str, findings: &mut Findings
     let field = format!("{field}.{kind}");
     let status = http.map(|of| &of.status_on_error).or(grpc.map(|of| &of.status_on_error));
     if let Some(status) = status.filter(|status| !status.is_empty()) {
-        // Statuses that Envoy's enumeration has.
-        let is_known = status.parse::<u16>().is_ok_and(|code| {
-            matches!(code,
-            200..=208 | 226 | 300..=305 | 307..=308 | 400..=417 | 421..=424 | 426 | 428..=429 | 431
-            | 500..=508 | 510..=511)
-        });
+        let is_known = status.parse().is_ok_and(is_known_status);
         if !is_known {
             let message = format!("{status:?} is not a status of HTTP");
             findings.error(format!("{field}.statusOnError"), message, "write a number such as \"503\"");

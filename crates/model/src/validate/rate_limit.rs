@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Finding, Findings, header_name, is_label_text, security, string_match};
+use super::{Finding, Findings, header_name, is_known_status, is_label_text, security, string_match};
 use crate::api::{
     RateLimitPolicy, RateLimitTarget, StringMatch,
     rate_limit::{Limit, LimitResponse, RateLimitKey, RateLimitMatch, RateLimitRule},
@@ -230,8 +230,8 @@ fn limits(limit: &Limit, by: &[RateLimitKey], field: &str, findings: &mut Findin
 }
 
 fn response(response: &LimitResponse, field: &str, findings: &mut Findings) {
-    if let Some(status) = response.status.filter(|status| !(400..=599).contains(status)) {
-        let message = format!("{status} is not a status from 400 to 599");
+    if let Some(status) = response.status.filter(|status| *status < 400 || !is_known_status(*status)) {
+        let message = format!("{status} is not a status of errors that Envoy knows");
         findings.error(format!("{field}.status"), message, "write a number such as 503");
     }
     for (name, value) in &response.headers {
