@@ -169,6 +169,8 @@ fn limits_of(mesh: &Mesh, server: &str) {
     };
     of("front", "/free", &[], &[200; 4]);
     of("front", "/all?a=b", &[], &[200, 200, 429]);
+    let refused = mesh.call("front", &format!("http://{server}/all"), &["-i"]);
+    assert!(refused.body.contains("retry-after: "), "{refused:?}");
     of("other", "/all", &[], &[429]);
     // A client cannot choose its identity by the header that carries it within the proxy.
     of("front", "/principal/a", &["-H", "x-skysail-limit-0: =spiffe://forged"], &[200, 200, 429]);
@@ -445,12 +447,12 @@ async fn the_rate_limit_service() {
     tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
 }
 
-/// Starts the rate limit service in its pod.
-fn start_limiter(mesh: &Mesh) -> Child {
+/// Starts the rate limit service in a pod.
+fn start_limiter(mesh: &Mesh, pod: &str, port: u16) -> Child {
     let program = std::env::current_exe().unwrap().to_string_lossy().into_owned();
-    let variable = format!("{LIMITER}=0.0.0.0:9081");
+    let variable = format!("{LIMITER}=0.0.0.0:{port}");
     let test = ["env", &variable, &program, "--exact", "the_rate_limit_service", "--test-threads", "1"];
-    let mut command = mesh.command(&[&["exec", "limiter", "--"], &test[..]].concat());
+    let mut command = mesh.command(&[&["exec", pod, "--"], &test[..]].concat());
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
@@ -459,7 +461,7 @@ fn a_service_decides_about_requests() {
     let text = [&MESH.replace("KEYS", token("KEYS")), GLOBAL].join("---\n");
     let instead = format!("default/web-envoy={}", envoy().display());
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).with(&["--envoy", &instead]).ready();
-    let mut limiter = start_limiter(&mesh);
+    let mut limiter = start_limiter(&mesh, "limiter", 9081);
     for server in ["web", "web-envoy"] {
         let ask = |path: &str, user: &str| {
             let arguments = ["-i", "-H", user];
@@ -497,4 +499,31 @@ fn a_service_decides_about_requests() {
         mesh.wait_status("front", &format!("http://{server}/free"), &[], 200);
     }
     assert!(!mesh.said().contains("rejected"), "{}", mesh.said());
+}
+
+/// The page for users, whose examples are one mesh.
+const PAGE: &str = include_str!("../docs/rate-limits.md");
+
+const SERVICE_OF_PAGE: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: ratelimit, labels: {app: ratelimit, sidecar.istio.io/inject: 'false'}}
+spec: {containers: [{name: c, image: registry.example/ratelimit, ports: [{containerPort: 8080}]}]}
+";
+
+#[test]
+fn the_examples_of_the_page_limit_requests() {
+    let blocks = PAGE.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let text = blocks.chain([SERVICE_OF_PAGE]).collect::<Vec<_>>().join("---\n");
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).ready();
+    let mut limiter = start_limiter(&mesh, "ratelimit", 8081);
+    mesh.wait_status("front", "http://web/orders/1", &["-H", "x-user: no"], 429);
+    let answer = mesh.call("front", "http://web/orders/1", &["-i", "-H", "x-user: ann"]);
+    assert!(answer.body.contains("x-descriptor: shop rule=default/users/per-user user=ann"), "{answer:?}");
+    assert_statuses(&mesh, "front", "http://web/", &[], &[200; 5]);
+    // A token arrives every 0.6 seconds, so more than three requests may pass before one is refused.
+    mesh.wait_status("front", "http://web/api/1", &[], 503);
+    assert!(!mesh.said().contains("RateLimitPolicy"), "{}", mesh.said());
+    mesh.call("front", "http://web/orders/1", &["-H", "x-user: last"]);
+    limiter.wait().unwrap();
 }
