@@ -63,12 +63,12 @@ fn names_by_port(world: &World, view: &ProxyView) -> Vec<(u32, Vec<String>)> {
 #[test]
 fn a_policy_applies_to_its_targets() {
     let all = vec!["skysail.rate_limit/shop/p/all".to_owned()];
-    let both = vec![(8080, all.clone()), (7000, all.clone())];
+    let both = vec![(8080, all.clone()), (7000, all)];
     for (target, expected) in [
         ("selector: {matchLabels: {app: db}}", both.clone()),
         ("selector: {matchLabels: {app: other}}", vec![]),
         ("targetRefs: []", both.clone()),
-        ("targetRefs: [{kind: Service, name: db}]", both.clone()),
+        ("targetRefs: [{kind: Service, name: db}]", both),
         ("targetRefs: [{kind: Service, name: db-headless}]", vec![]),
         ("targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: db}]", vec![]),
         ("targetRefs: [{group: networking.istio.io, kind: VirtualService, name: db}]", vec![]),
@@ -126,14 +126,14 @@ fn a_rule_becomes_a_filter_with_its_own_descriptors() {
 
 #[test]
 fn a_rate_limit_service_gets_the_settings_of_its_provider() {
-    let rules = "  - {name: a, by: [{header: x-user}], global: {provider: {name: limits}}, response: {status: 420}}\n  - {name: b, global: {provider: {name: other}}}";
+    let rules = "  - {name: a, by: [{header: x-user}], global: {provider: {name: limits}}, response: {status: 403}}\n  - {name: b, global: {provider: {name: other}}}";
     let (made, _) = compile(&world(&(PROVIDER.to_owned() + &policy("", rules))), &view());
     let filters = filters_of(&chains(&made, 8080)[0]);
     assert_eq!(filters.len(), 3, "the unknown provider has no filter: {filters:?}");
     let limit: GlobalRateLimit = config(&filters[1]);
     assert_eq!((limit.domain.as_str(), limit.failure_mode_deny), ("d", true));
     assert_eq!(limit.timeout.unwrap().seconds, 1);
-    assert_eq!(limit.rate_limited_status.unwrap().code, 420);
+    assert_eq!(limit.rate_limited_status.unwrap().code, 403);
     assert_eq!(limit.status_on_error.unwrap().code, 503);
     let service = format!("{:?}", limit.rate_limit_service);
     assert!(service.contains("outbound|7000||db.shop.svc.cluster.local"), "{service}");
