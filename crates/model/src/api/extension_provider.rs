@@ -17,6 +17,8 @@ pub struct ExtensionProvider {
     pub envoy_ext_authz_http: Option<ExtAuthzHttp>,
     /// External authorizer that speaks gRPC.
     pub envoy_ext_authz_grpc: Option<ExtAuthzGrpc>,
+    /// Rate limit service, for RateLimitPolicies; Istio does not have this kind.
+    pub envoy_rate_limit: Option<RateLimitService>,
     /// Zipkin collector.
     pub zipkin: Option<Zipkin>,
     /// OpenTelemetry collector of traces.
@@ -61,6 +63,7 @@ impl ExtensionProvider {
         let services = [
             self.envoy_ext_authz_http.as_ref().map(|of| &of.service),
             self.envoy_ext_authz_grpc.as_ref().map(|of| &of.service),
+            self.envoy_rate_limit.as_ref().map(|of| &of.service),
             self.zipkin.as_ref().map(|of| &of.service),
             self.opentelemetry.as_ref().map(|of| &of.service),
             self.envoy_http_als.as_ref().map(|of| &of.service),
@@ -75,6 +78,7 @@ impl ExtensionProvider {
         let set = [
             self.envoy_ext_authz_http.is_some(),
             self.envoy_ext_authz_grpc.is_some(),
+            self.envoy_rate_limit.is_some(),
             self.zipkin.is_some(),
             self.opentelemetry.is_some(),
             self.envoy_file_access_log.is_some(),
@@ -98,6 +102,24 @@ pub struct RequestBody {
     pub allow_partial_message: bool,
     /// Whether the body is sent as bytes instead of UTF-8 text; gRPC only.
     pub pack_as_bytes: bool,
+}
+
+/// Rate limit service that speaks `envoy.service.ratelimit.v3`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct RateLimitService {
+    /// Host, or `NAMESPACE/HOST`.
+    pub service: String,
+    /// Port of the service.
+    pub port: u32,
+    /// Timeout of a decision; unset: 20 ms, as in Envoy.
+    pub timeout: Option<Duration>,
+    /// Domain of the descriptors.
+    pub domain: String,
+    /// Whether requests are refused if the service fails.
+    pub fail_closed: bool,
+    /// Status of requests that are refused because the service fails; unset: 500.
+    pub status_on_error: Option<u32>,
 }
 
 /// External authorizer that speaks HTTP.

@@ -35,7 +35,7 @@ pub use ingress::{Ingress, IngressClass};
 pub use kube::{EndpointSlice, Node, Pod, Protocol, Service, ServicePort, Template};
 pub use mesh_config::{ConfigMap, MeshConfig};
 pub use proxy_config::ProxyConfig;
-pub use rate_limit::RateLimitPolicy;
+pub use rate_limit::{RateLimitPolicy, RateLimitTarget};
 pub use secret::Secret;
 pub use security::{AuthorizationPolicy, MtlsMode, PeerAuthentication, RequestAuthentication};
 pub use service_entry::{EntryHost, Resolution, ServiceEntry};

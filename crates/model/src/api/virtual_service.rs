@@ -1,11 +1,11 @@
 //! VirtualService: routing of requests for a host. Fields are Istio's (`networking.istio.io`).
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::Deserialize;
 
 use super::{
-    Labels,
+    Kind, Labels,
     value::{Duration, Percent, PortSelector, StringMatch},
 };
 
@@ -39,12 +39,26 @@ pub struct Derived {
     pub consumer: bool,
 }
 
+/// Rule of a route of Gateway API from which a rule is made. The route is in the namespace of the VirtualService.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteSource {
+    /// Kind of the route.
+    pub kind: Kind,
+    /// Name of the route.
+    pub route: Arc<str>,
+    /// Name of the rule; empty if it has none.
+    pub rule: Arc<str>,
+}
+
 /// Route of HTTP requests.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct HttpRoute {
     /// Name, for people and metrics.
     pub name: String,
+    /// Rule of Gateway API from which it is made.
+    #[serde(skip)]
+    pub source: Option<RouteSource>,
     /// Matches, of which one suffices; empty: every request.
     #[serde(rename = "match")]
     pub matches: Vec<HttpMatch>,

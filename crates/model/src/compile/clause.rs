@@ -121,7 +121,7 @@ impl Clause<'_> {
 }
 
 /// Returns a principal of the mesh's own trust domain under each alias. `cluster.local` always means the mesh's own.
-fn with_aliases(value: &str, mesh: &MeshConfig) -> Vec<String> {
+pub(super) fn with_aliases(value: &str, mesh: &MeshConfig) -> Vec<String> {
     let Some((domain, rest)) = value.split_once('/') else { return vec![value.to_owned()] };
     let own = || std::iter::once(&mesh.trust_domain).chain(&mesh.trust_domain_aliases);
     if domain != "cluster.local" && own().all(|name| name != domain) {

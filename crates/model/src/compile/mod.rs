@@ -9,6 +9,7 @@
 //! - [`policy`], [`pool`], [`balance`] and [`locality`]: settings of DestinationRules
 //! - [`tls`], [`dynamic_dns`], [`clusters`], [`endpoints`]
 //! - [`clause`], [`authorizer`], [`jwt`] and [`rbac`]: authentication of requests and authorization
+//! - [`rate_limit`]: limits of requests
 //! - [`access_log`], [`tracing`], [`telemetry`], [`filters`], [`listeners`], [`routes`], [`nametable`]
 //! - [`grpc`]: clients without a proxy
 //! - [`envoy_filter`]: patches of the result
@@ -33,6 +34,7 @@ mod packed;
 mod pb;
 mod policy;
 mod pool;
+mod rate_limit;
 mod rbac;
 mod routes;
 mod telemetry;

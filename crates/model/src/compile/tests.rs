@@ -21,6 +21,7 @@ use crate::parse;
 
 mod gateway;
 mod grpc;
+mod rate_limits;
 mod sidecar;
 mod tokens;
 mod trust;

@@ -44,7 +44,6 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
     ("gateway.networking.k8s.io", &["UDPRoute", "BackendTLSPolicy"]),
     ("networking.k8s.io", &["Ingress"]),
-    ("skysail.io", &["RateLimitPolicy"]),
     ("", &["Endpoints"]),
 ];
 

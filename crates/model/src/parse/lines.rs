@@ -38,6 +38,7 @@ fn lines_of(node: &Node, object: &Object) -> Option<Arc<Lines>> {
             | Kind::ServiceEntry
             | Kind::PeerAuthentication
             | Kind::AuthorizationPolicy
+            | Kind::RateLimitPolicy
     );
     checked.then(|| {
         let mut lines = Lines::new();

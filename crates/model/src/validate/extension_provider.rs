@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::{Findings, header_name};
-use crate::api::{MeshConfig, extension_provider::ExtensionProvider};
+use super::{Findings, header_name, is_known_status, positive};
+use crate::api::{
+    MeshConfig,
+    extension_provider::{ExtensionProvider, RateLimitService},
+};
 
 /// Maximum length of a provider's name. Source: Istio.
 const MAX_NAME: usize = 63;
@@ -49,6 +52,7 @@ fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Find
     let services = [
         ("envoyExtAuthzHttp", provider.envoy_ext_authz_http.as_ref().map(|of| (&of.service, of.port))),
         ("envoyExtAuthzGrpc", provider.envoy_ext_authz_grpc.as_ref().map(|of| (&of.service, of.port))),
+        ("envoyRateLimit", provider.envoy_rate_limit.as_ref().map(|of| (&of.service, of.port))),
         ("zipkin", provider.zipkin.as_ref().map(|of| (&of.service, of.port))),
         ("opentelemetry", provider.opentelemetry.as_ref().map(|of| (&of.service, of.port))),
         ("envoyHttpAls", provider.envoy_http_als.as_ref().map(|of| (&of.service, of.port))),
@@ -63,6 +67,9 @@ fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Find
         super::port(port, &format!("{field}.{kind}.port"), findings);
     }
     authorizer(provider, field, findings);
+    if let Some(of) = &provider.envoy_rate_limit {
+        rate_limit_service(of, &format!("{field}.envoyRateLimit"), findings);
+    }
     if let Some(of) = &provider.opentelemetry {
         let detectors = of.resource_detectors.as_ref();
         let unsupported = [
@@ -86,6 +93,16 @@ fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Find
     }
 }
 
+fn rate_limit_service(of: &RateLimitService, field: &str, findings: &mut Findings) {
+    positive(of.timeout, &format!("{field}.timeout"), findings);
+    if let Some(status) = of.status_on_error
+        && !is_known_status(status)
+    {
+        let message = format!("{status} is not a status of HTTP");
+        findings.error(format!("{field}.statusOnError"), message, "write a number such as 503");
+    }
+}
+
 fn authorizer(provider: &ExtensionProvider, field: &str, findings: &mut Findings) {
     let http = provider.envoy_ext_authz_http.as_ref();
     let grpc = provider.envoy_ext_authz_grpc.as_ref();
@@ -93,12 +110,7 @@ fn authorizer(provider: &ExtensionProvider, field: &str, findings: &mut Findings
     let field = format!("{field}.{kind}");
     let status = http.map(|of| &of.status_on_error).or(grpc.map(|of| &of.status_on_error));
     if let Some(status) = status.filter(|status| !status.is_empty()) {
-        // Statuses that Envoy's enumeration has.
-        let is_known = status.parse::<u16>().is_ok_and(|code| {
-            matches!(code,
-            200..=208 | 226 | 300..=305 | 307..=308 | 400..=417 | 421..=424 | 426 | 428..=429 | 431
-            | 500..=508 | 510..=511)
-        });
+        let is_known = status.parse().is_ok_and(is_known_status);
         if !is_known {
             let message = format!("{status:?} is not a status of HTTP");
             findings.error(format!("{field}.statusOnError"), message, "write a number such as \"503\"");

@@ -137,6 +137,13 @@ fn port(number: u32, field: &str, findings: &mut Findings) {
     }
 }
 
+/// Returns whether Envoy's enumeration of statuses has a status. It refuses local responses with others.
+fn is_known_status(status: u32) -> bool {
+    matches!(status,
+        200..=208 | 226 | 300..=305 | 307..=308 | 400..=417 | 421..=424 | 426 | 428..=429 | 431
+        | 500..=508 | 510..=511)
+}
+
 /// Checks a percentage.
 fn percent(value: f64, field: &str, findings: &mut Findings) {
     if !(0.0..=100.0).contains(&value) {

@@ -105,7 +105,7 @@ pub(crate) fn authorization_policy(spec: &AuthorizationPolicy) -> Vec<Finding> {
 /// says: every client for `from:`, every workload of the namespace for `selector:`.
 pub(crate) fn empty_fields(kind: Kind, root: &Node) -> Vec<Finding> {
     let mut findings = Findings::default();
-    if kind.is_policy()
+    if (kind.is_policy() || kind == Kind::RateLimitPolicy)
         && let Some(spec) = root.get("spec")
     {
         empty_fields_of(spec, "spec", &mut findings);

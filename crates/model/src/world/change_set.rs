@@ -125,8 +125,8 @@ impl World {
             | Kind::EnvoyFilter
             | Kind::Ingress
             | Kind::IngressClass
-            | Kind::BackendTlsPolicy
-            | Kind::RateLimitPolicy => ChangeSet::everything(),
+            | Kind::BackendTlsPolicy => ChangeSet::everything(),
+            Kind::RateLimitPolicy => self.changes_of_rate_limits(namespace, name),
             Kind::Gateway => {
                 let gateway = self.gateways.get(namespace, name).map(|entry| &entry.object.spec);
                 let gateways = gateway.map(|gateway| gateway.selector.clone()).into_iter().collect();

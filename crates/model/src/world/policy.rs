@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Label of the proxies of a Gateway of the Gateway API, with its name.
-const GATEWAY_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
+pub(super) const GATEWAY_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
 /// API group of such a Gateway.
 const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";
 
@@ -155,6 +155,7 @@ pub(super) fn applies<'a>(
     })
 }
 
-fn selected(selector: Option<&WorkloadSelector>, labels: &Labels) -> bool {
+/// Returns whether a selector selects workloads with these labels.
+pub(super) fn selected(selector: Option<&WorkloadSelector>, labels: &Labels) -> bool {
     selector.is_none_or(|selector| selects(&selector.match_labels, labels))
 }

@@ -14,6 +14,8 @@ use crate::state::rate_limit::{Buckets, BucketsSettings};
 /// A local rate limit.
 #[derive(Debug)]
 pub struct RateLimit {
+    /// Prefix of its metrics.
+    pub stat_prefix: Arc<str>,
     /// Token buckets, shared by all workers; `None` if each connection has its own.
     pub buckets: Option<Buckets>,
     /// Settings of the buckets.

@@ -28,26 +28,27 @@ pub(crate) struct LimitedRate<'a> {
 impl<'a> RequestContext<'a> {
     /// Takes the request's tokens. Returns the refusal if a bucket is empty and the limit is enforced.
     pub(crate) fn take_tokens(&mut self, limit: &'a Arc<RateLimit>) -> Option<LimitedRate<'a>> {
-        let counters = self.scope.counters;
         if limit.is_unlimited() || !self.roll(limit.enabled) {
             return None;
         }
-        counters.limit_enabled.inc();
+        let counters = self.scope.worker.shard.local_limit(&limit.stat_prefix);
+        counters.enabled.inc();
         let now = Instant::now();
         let taken = self.take_from_buckets(limit, now);
         if let Some(bucket) = taken.bucket.as_deref().filter(|_| taken.report.unwrap_or(limit.report)) {
             self.report_bucket(bucket, now);
         }
         if taken.allowed {
-            counters.limit_ok.inc();
+            counters.ok.inc();
             return None;
         }
-        counters.limit_limited.inc();
+        counters.limited.inc();
         if taken.bucket.as_ref().is_some_and(|bucket| bucket.shadow) {
+            counters.shadow_mode.inc();
             return None;
         }
         if self.roll(limit.enforced) {
-            counters.limit_enforced.inc();
+            counters.enforced.inc();
             let wait = taken.bucket.map_or(Duration::ZERO, |bucket| bucket.tokens.time_to_token(now));
             return Some(LimitedRate { limit, wait });
         }

@@ -18,8 +18,9 @@ use super::{
 /// Quantiles of a histogram, in percent.
 const QUANTILES: [f64; 10] = [0.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 100.0];
 /// Groups of statistics that form a separate part of the name.
-const GROUPS: [&str; 7] =
-    ["outlier_detection", "ssl", "rbac", "local_rate_limit", "ext_authz", "jwt_authn", "fault"];
+const GROUPS: [&str; 6] = ["outlier_detection", "ssl", "rbac", "ext_authz", "jwt_authn", "fault"];
+/// Label of local rate limits, whose names begin with the prefix.
+const LOCAL_LIMIT: &str = "envoy_local_http_ratelimit_prefix";
 
 /// Selection of statistics.
 #[derive(Debug, Default)]
@@ -238,6 +239,11 @@ fn plain_name(name: &str, labels: &[(&str, String)]) -> String {
             return format!("{scope}.{owner}.{}", grouped(rest));
         }
     }
+    if let (Some(rest), Some(prefix)) =
+        (name.strip_prefix("envoy_http_local_rate_limit_"), label(LOCAL_LIMIT))
+    {
+        return format!("{prefix}.http_local_rate_limit.{rest}");
+    }
     if let Some(rest) = name.strip_prefix("envoy_http2_") {
         return format!("http2.{rest}");
     }
@@ -278,6 +284,11 @@ mod tests {
                 "envoy_listener_ssl_handshake",
                 r#"listener_address="0.0.0.0_1""#,
                 "listener.0.0.0.0_1.ssl.handshake",
+            ),
+            (
+                "envoy_http_local_rate_limit_ok",
+                r#"envoy_local_http_ratelimit_prefix="shop/a/b""#,
+                "shop/a/b.http_local_rate_limit.ok",
             ),
             ("envoy_http2_keepalive_timeout", r#"http_conn_manager_prefix="b""#, "http2.keepalive_timeout"),
             (

@@ -7,7 +7,7 @@
 use std::{
     cell::{Cell, RefCell},
     collections::{HashMap, HashSet},
-    hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState},
+    hash::{BuildHasher, BuildHasherDefault, RandomState},
     rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
@@ -19,8 +19,8 @@ use super::{
         self, Destination, HttpSeries, LabelChange, MAX_NAME, PeerLabels, Series, TcpCounts, TcpSeries,
     },
     stats::{
-        ClusterStats, ConnectionLimitStats, ExportStats, ListenerStats, ManagerStats, OutlierStats,
-        RateLimitStats, Sample,
+        ClusterStats, ConnectionLimitStats, ExportStats, ListenerStats, LocalLimitStats, ManagerStats,
+        OutlierStats, RateLimitStats, Sample,
     },
 };
 use skysail_http::{head::RequestHead, map::Map};
@@ -35,13 +35,18 @@ use skysail_policy::{
     record::{Context, Record},
 };
 
+mod hasher;
 #[cfg(test)]
 mod tests;
+
+use hasher::KeyHasher;
 
 /// Maximum number of keys; beyond it all are dropped and found again by their labels.
 const MAX_KEYS: usize = 8_192;
 /// Maximum number of peers with numbers; beyond it they get new numbers.
 const MAX_PEERS: usize = 8_192;
+/// Maximum number of prefixes of local rate limits that are kept when the configuration changes.
+const MAX_LIMITS: usize = 4_096;
 /// Default time without an update after which a series expires.
 const EXPIRY: Duration = Duration::from_hours(1);
 /// Maximum length of a series' labels in bytes, on average over the maximum number of series.
@@ -81,6 +86,8 @@ struct Numbers {
     clusters: Map<Arc<str>, Rc<ClusterStats>>,
     outliers: Map<Arc<str>, Rc<OutlierStats>>,
     rate_limits: Map<Arc<str>, Rc<RateLimitStats>>,
+    /// By prefix.
+    local_limits: Map<Arc<str>, Rc<LocalLimitStats>>,
     managers: Map<Arc<str>, Rc<ManagerStats>>,
     listeners: Map<Arc<str>, Rc<ListenerStats>>,
     connection_limits: Map<Arc<str>, Rc<ConnectionLimitStats>>,
@@ -260,6 +267,11 @@ impl Shard {
         Rc::clone(self.numbers.borrow_mut().rate_limits.entry(Arc::clone(name)).or_default())
     }
 
+    /// Returns the statistics of local rate limits, by their prefix.
+    pub(crate) fn local_limit(&self, prefix: &Arc<str>) -> Rc<LocalLimitStats> {
+        Rc::clone(self.numbers.borrow_mut().local_limits.entry(Arc::clone(prefix)).or_default())
+    }
+
     /// Returns the statistics of an HTTP connection manager, by its prefix.
     pub fn manager(&self, stat_prefix: &Arc<str>) -> Rc<ManagerStats> {
         Rc::clone(self.numbers.borrow_mut().managers.entry(Arc::clone(stat_prefix)).or_default())
@@ -301,6 +313,9 @@ impl Shard {
         }
         for (name, stats) in &numbers.rate_limits {
             add("cluster_name", name, stats.samples());
+        }
+        for (prefix, stats) in &numbers.local_limits {
+            add("envoy_local_http_ratelimit_prefix", prefix, stats.samples());
         }
         for (name, stats) in &numbers.managers {
             add("http_conn_manager_prefix", name.trim_end_matches(';'), stats.samples());
@@ -504,6 +519,10 @@ impl Numbers {
             })
             .collect();
         self.managers.retain(|prefix, stats| Rc::strong_count(stats) > 1 || prefixes.contains(&**prefix));
+        // Limits of routes are not looked up: few prefixes are kept without that.
+        if self.local_limits.len() > MAX_LIMITS {
+            self.local_limits.clear();
+        }
     }
 
     /// Returns the number of the peer and stores it in the connection's peer, so that the lookup happens once.
@@ -546,46 +565,5 @@ fn peer_labels(record: &Record<'_>) -> PeerLabels {
         workload: peer.and_then(Peer::workload).or_else(endpoint),
         principal: peer.and_then(|peer| peer.principal().cloned()),
         local_principal: peer.and_then(|peer| peer.local_principal.clone()),
-    }
-}
-
-/// Hasher of keys. Peers choose no part of a key, except for a hash that is keyed with a secret.
-#[derive(Default)]
-struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        // Hash tables use both the high and the low bits.
-        self.0 ^ (self.0 >> 32)
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u8(&mut self, value: u8) {
-        self.write_u64(value.into());
-    }
-
-    fn write_u16(&mut self, value: u16) {
-        self.write_u64(value.into());
-    }
-
-    fn write_u32(&mut self, value: u32) {
-        self.write_u64(value.into());
-    }
-
-    fn write_usize(&mut self, value: usize) {
-        self.write_u64(value as u64);
-    }
-
-    fn write_isize(&mut self, value: isize) {
-        self.write_u64(value.cast_unsigned() as u64);
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = (self.0.rotate_left(5) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }

@@ -185,10 +185,6 @@ set! {
         rbac_denied: Counter "envoy_http_rbac_denied",
         rbac_shadow_allowed: Counter "envoy_http_rbac_shadow_allowed",
         rbac_shadow_denied: Counter "envoy_http_rbac_shadow_denied",
-        limit_enabled: Counter "envoy_http_local_rate_limit_enabled",
-        limit_ok: Counter "envoy_http_local_rate_limit_ok",
-        limit_limited: Counter "envoy_http_local_rate_limit_rate_limited",
-        limit_enforced: Counter "envoy_http_local_rate_limit_enforced",
         ext_authz_ok: Counter "envoy_http_ext_authz_ok",
         ext_authz_denied: Counter "envoy_http_ext_authz_denied",
         ext_authz_error: Counter "envoy_http_ext_authz_error",
@@ -207,6 +203,17 @@ set! {
         sent: Counter "skysail_export_sent_total",
         dropped: Counter "skysail_export_dropped_total",
         failed: Counter "skysail_export_failed_total",
+    }
+}
+
+set! {
+    /// Statistics of local rate limits, label `envoy_local_http_ratelimit_prefix`.
+    LocalLimitStats {
+        enabled: Counter "envoy_http_local_rate_limit_enabled",
+        ok: Counter "envoy_http_local_rate_limit_ok",
+        limited: Counter "envoy_http_local_rate_limit_rate_limited",
+        enforced: Counter "envoy_http_local_rate_limit_enforced",
+        shadow_mode: Counter "envoy_http_local_rate_limit_shadow_mode",
     }
 }
 

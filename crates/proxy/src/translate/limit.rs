@@ -47,6 +47,7 @@ pub(super) fn translate(proto: &LocalRateLimit) -> Result<RateLimit> {
     }
     let stage = limit_rules::stage(proto.stage)?;
     Ok(RateLimit {
+        stat_prefix: proto.stat_prefix.as_str().into(),
         buckets: (!per_connection).then(|| Buckets::new(&settings)),
         settings,
         rules: limit_rules::of_filter(&proto.rate_limits, stage)?,

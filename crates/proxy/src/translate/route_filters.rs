@@ -56,6 +56,8 @@ fn setting(name: &str, any: &Any) -> Result<Setting> {
             let wrapped: FilterConfig = unpack(any)?;
             match &wrapped.config {
                 _ if wrapped.disabled => Setting::Off,
+                // As in Envoy, an empty configuration enables the filter with its own.
+                Some(config) if config.type_url.is_empty() => Setting::On,
                 Some(config) => setting(name, config).at("config")?,
                 None => Setting::On,
             }

@@ -22,6 +22,7 @@ use crate::{
         Scope, balance,
         filters::{self, Routes, Setting},
         pb::{core, listener, pack, types},
+        rate_limit::RateLimits,
         rbac::Authorization,
     },
     world::{fqdn, gateway_name},
@@ -44,6 +45,7 @@ struct Compiler<'a, 's> {
     scope: &'a Scope<'s>,
     setting: Setting<'a>,
     authorization: &'a Authorization,
+    limits: RateLimits<'s>,
     merged: &'a Merged<'a>,
 }
 
@@ -57,16 +59,18 @@ pub(super) fn of_group<'a>(
     authorization: &Authorization,
     names: &mut TakenNames<'a>,
 ) -> Vec<Chain> {
-    let compiler = Compiler { scope, setting, authorization, merged };
+    let limits = RateLimits::new(scope.world, setting.view);
+    let compiler = Compiler { scope, setting, authorization, limits, merged };
     if group.protocol.is_http() {
-        let first = group.servers.first();
-        return first.map(|first| compiler.http(first, listener, group.protocol)).into_iter().collect();
+        return compiler.http(&group.servers, listener, group.protocol).into_iter().collect();
     }
     let mut chains = Vec::new();
     for server in &group.servers {
         match server.tls() {
             Some(tls) if tls.mode.is_passthrough() => chains.extend(compiler.forwarded(server, names)),
-            _ if server.server.is_http() => chains.push(compiler.http(server, listener, group.protocol)),
+            _ if server.server.is_http() => {
+                chains.extend(compiler.http(std::slice::from_ref(server), listener, group.protocol));
+            }
             _ => chains.extend(compiler.tcp(server)),
         }
     }
@@ -74,19 +78,22 @@ pub(super) fn of_group<'a>(
 }
 
 impl Compiler<'_, '_> {
-    /// Returns the chain of HTTP, in plain text or with terminated TLS.
-    fn http(&self, server: &GatewayServer<'_>, listener: &str, protocol: Protocol) -> Chain {
+    /// Returns the chain of HTTP, in plain text or with terminated TLS, for servers with the same routes.
+    fn http(&self, servers: &[GatewayServer<'_>], listener: &str, protocol: Protocol) -> Option<Chain> {
+        let server = servers.first()?;
+        let mut policy = self.authorization.http_filters();
+        policy.extend(self.limits.of_rules(servers.iter().flat_map(|server| self.rules(server))));
         let setting = Setting { grpc_web: protocol == Protocol::GrpcWeb, ..self.setting };
         let filters = filters::http_chain(
             setting,
             Direction::Outbound,
             format!("outbound_{listener};"),
             Routes::ByName(server.route_name.clone()),
-            self.authorization.http_filters(),
+            policy,
         );
         let socket = server.tls().map(|tls| tls::socket(self.setting, tls, false));
         let server_names = if socket.is_some() { server.server_names() } else { Vec::new() };
-        Chain { server_names, alpn: Vec::new(), filters, socket }
+        Some(Chain { server_names, alpn: Vec::new(), filters, socket })
     }
 
     /// Returns the chain of TCP, in plain text or with terminated TLS; `None` if no VirtualService routes it.

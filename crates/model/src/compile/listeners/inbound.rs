@@ -25,6 +25,7 @@ use crate::{
             address, boolean, config_path, core, fields, listener, metadata, pack, route, seconds, types,
             uint32,
         },
+        rate_limit::RateLimits,
         rbac::Authorization,
         telemetry::SideTelemetry,
         tls,
@@ -73,6 +74,7 @@ struct Target<'a> {
 struct Inbound<'a> {
     setting: Setting<'a>,
     authorization: &'a Authorization,
+    limits: RateLimits<'a>,
 }
 
 /// Returns the listener `virtualInbound`.
@@ -94,6 +96,7 @@ pub(in crate::compile) fn compile(
             dynamic_dns: false,
         },
         authorization,
+        limits: RateLimits::new(world, view),
     };
     let mut chains = vec![black_hole(inbound.setting)];
     let mut inspected = BTreeMap::from([(names::INBOUND_PORT, Inspected::default())]);
@@ -141,6 +144,7 @@ pub(in crate::compile) fn with_socket(
             dynamic_dns: false,
         },
         authorization,
+        limits: RateLimits::new(world, view),
     };
     let chain_matches = matches_for(content(port.protocol), port.mode);
     let chains = inbound.chains(&Target { port: Some(port.port), service: Some(port) }, chain_matches);
@@ -263,7 +267,10 @@ impl Inbound<'_> {
         let grpc_web = target.service.is_some_and(|service| service.protocol == Protocol::GrpcWeb);
         let http2 = target.service.is_some_and(|service| service.protocol.is_http2());
         let setting = Setting { grpc_web, http2, ..self.setting };
-        filters::http_chain(setting, Direction::Inbound, prefix, routes, self.authorization.http_filters())
+        let mut policy = self.authorization.http_filters();
+        let services = target.service.iter().flat_map(|port| &port.services);
+        policy.extend(self.limits.of_services(services.map(|(service, _)| *service)));
+        filters::http_chain(setting, Direction::Inbound, prefix, routes, policy)
     }
 
     fn address(&self, port: &InboundPort<'_>) -> String {

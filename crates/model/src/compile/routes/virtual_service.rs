@@ -14,6 +14,7 @@ use crate::{
     compile::{
         Scope,
         pb::{boolean, config_path, fields, matcher, matching, metadata, regex, route},
+        rate_limit,
     },
     world::gateway_name,
 };
@@ -96,6 +97,10 @@ fn route(port: &Port<'_>, http: &HttpRoute, found: Option<&HttpMatch>) -> Option
     let path = config_path("virtual-service", &meta.namespace, &meta.name);
     let matched = found.map_or_else(super::every_path, |found| route_match(port.rule, found));
     let operation = operation(port, &action, &matched);
+    let mut settings = action::per_filter(port.scope, http);
+    if port.gateway.is_some() {
+        settings.extend(rate_limit::of_route(port.scope.world, port.rule, http));
+    }
     let mut made = route::Route {
         name: match found.map(|found| found.name.as_str()) {
             Some(name) if !name.is_empty() => format!("{}.{name}", http.name),
@@ -104,7 +109,7 @@ fn route(port: &Port<'_>, http: &HttpRoute, found: Option<&HttpMatch>) -> Option
         r#match: Some(matched),
         metadata: Some(metadata("istio", fields([("config", path)]))),
         decorator: Some(route::Decorator { operation, ..Default::default() }),
-        typed_per_filter_config: action::per_filter(port.scope, http),
+        typed_per_filter_config: settings,
         stat_prefix: found.map(|found| found.stat_prefix.clone()).unwrap_or_default(),
         action: Some(action),
         ..Default::default()

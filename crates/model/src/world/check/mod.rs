@@ -4,6 +4,7 @@
 mod entries;
 mod gateways;
 mod policies;
+mod rate_limits;
 mod rules;
 mod services;
 mod workloads;
@@ -28,6 +29,7 @@ impl World {
         report.authorization_policies();
         report.request_authentications();
         report.telemetries();
+        report.rate_limit_policies();
         let mut diagnostics = report.diagnostics;
         diagnostics.sort();
         diagnostics.dedup();

@@ -347,7 +347,7 @@ impl Report<'_> {
     }
 
     /// Reports a selector that matches no workload. Reports nothing while no workload is known.
-    fn selects_nothing<T>(
+    pub(super) fn selects_nothing<T>(
         &mut self,
         about: &About<'_, T>,
         selector: Option<&WorkloadSelector>,

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BTreeMap};
 
 use super::Referrer;
 use crate::api::{
-    Duration, Meta, StringMatch,
+    Duration, Kind, Meta, StringMatch,
     gateway_api::{
         BackendRef, Cors, Filter, FilterType, GrpcMatch, GrpcMethod, GrpcRule, HeaderFilter, HeaderValue,
         HttpMatch, HttpRule, L4Rule, MatchType, Mirror, NamedMatch, PathMatch, PathMatchType,
@@ -42,7 +42,7 @@ pub(super) fn of_http(meta: &Meta, rules: &[HttpRule], referrer: &Referrer<'_>) 
 pub(super) fn of_grpc(meta: &Meta, rules: &[GrpcRule], referrer: &Referrer<'_>) -> Vec<istio::HttpRoute> {
     let mut made = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
-        let mut base = base(meta, index, rule.name.as_ref());
+        let mut base = base(Kind::GrpcRoute, meta, index, rule.name.as_ref());
         filters(&mut base, &rule.filters, referrer);
         destinations(&mut base, &rule.backend_refs, referrer);
         if rule.matches.is_empty() {
@@ -81,9 +81,11 @@ pub(super) fn sort(rules: &mut [istio::HttpRoute]) {
     });
 }
 
-fn base(meta: &Meta, index: usize, name: Option<&String>) -> istio::HttpRoute {
+fn base(kind: Kind, meta: &Meta, index: usize, name: Option<&String>) -> istio::HttpRoute {
+    let rule = name.map_or("", String::as_str).into();
+    let source = istio::RouteSource { kind, route: meta.name.as_str().into(), rule };
     let name = name.cloned().unwrap_or_else(|| format!("{}.{}.{index}", meta.namespace, meta.name));
-    istio::HttpRoute { name, ..Default::default() }
+    istio::HttpRoute { name, source: Some(source), ..Default::default() }
 }
 
 fn with_match(base: &istio::HttpRoute, found: istio::HttpMatch) -> istio::HttpRoute {
@@ -91,7 +93,7 @@ fn with_match(base: &istio::HttpRoute, found: istio::HttpMatch) -> istio::HttpRo
 }
 
 fn http_base(meta: &Meta, index: usize, rule: &HttpRule, referrer: &Referrer<'_>) -> istio::HttpRoute {
-    let mut base = base(meta, index, rule.name.as_ref());
+    let mut base = base(Kind::HttpRoute, meta, index, rule.name.as_ref());
     filters(&mut base, &rule.filters, referrer);
     let timeouts = rule.timeouts.unwrap_or_default();
     let set = |timeout: Option<Duration>| timeout.filter(|timeout| *timeout != Duration::ZERO);
