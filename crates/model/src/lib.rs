@@ -20,6 +20,7 @@ pub mod world;
 pub use api::{Kind, Object, ObjectKey};
 pub use compile::{
     Outline, Part, compile, compile_host, compile_own, compile_part, is_equal_for_siblings, outline, parts,
+    route_sources,
 };
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};

@@ -50,8 +50,8 @@ pub use self::listeners::Outline;
 use crate::{
     ClientScope, Diagnostic, ObjectKey, ProxyView, Role, Severity, World,
     api::{
-        self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, kube::Locality,
-        mesh_config::OutboundMode, sidecar::Egress, virtual_service::Destination,
+        self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, VirtualService,
+        kube::Locality, mesh_config::OutboundMode, sidecar::Egress, virtual_service::Destination,
     },
     world::Grouping,
 };
@@ -159,6 +159,19 @@ pub fn compile_host(
     } else {
         routes::recompile(&scope, service, made)
     }
+}
+
+/// Returns the VirtualService that makes the routes of a host (full name) on a port for clients with this scope, and its
+/// field for each route in order; `None` if the routes are those of the service itself. For explanations.
+pub fn route_sources(
+    world: &World,
+    client_scope: &ClientScope,
+    host: &str,
+    port: u16,
+) -> Option<(Arc<Typed<VirtualService>>, Vec<String>)> {
+    let scope = Scope::new(world, client_scope);
+    let (rule, fields) = routes::sources(&scope, host, port)?;
+    Some((Arc::clone(rule), fields))
 }
 
 /// Returns the outline of the outbound listeners of proxies with this client scope.

@@ -185,6 +185,17 @@ fn of_other_hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) ->
     made
 }
 
+/// Returns the VirtualService that makes the routes of a host on a port, and its field for each route.
+pub(super) fn sources<'a>(
+    scope: &Scope<'a>,
+    host: &str,
+    port: u16,
+) -> Option<(&'a Arc<Typed<VirtualService>>, Vec<String>)> {
+    let is_service = scope.world.service(host).is_some_and(|service| service.spec.port(port).is_some());
+    let rule = if is_service { scope.virtual_service_on(host, port) } else { scope.virtual_service(host) }?;
+    Some((rule, virtual_service::field_paths(scope, rule, port)))
+}
+
 fn default_route(scope: &Scope<'_>, host: &str, port: u16) -> route::Route {
     let cluster = ClusterName::outbound(port, "", host).to_string();
     let to = route::RouteAction {
