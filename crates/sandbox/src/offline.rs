@@ -148,6 +148,17 @@ impl Offline {
         self.pods.iter().find(|pod| IpAddr::V4(pod.address) == address)
     }
 
+    /// Returns a gateway whose Service has this port, and the port of its pods.
+    pub fn gateway(&self, port: u16) -> Option<(&OfflinePod, u16)> {
+        self.pods.iter().filter(|pod| pod.gateway).find_map(|pod| {
+            let target = self.ports.iter().filter(|of| of.port == port && !of.udp).find_map(|of| {
+                let backend = of.backends.iter().find(|(address, _)| *address == pod.address);
+                backend.map(|(_, port)| *port)
+            });
+            target.map(|target| (pod, target))
+        })
+    }
+
     /// Looks up a host as a program in a pod does, with the search domains of the pod's namespace.
     pub fn look_up(&self, host: &str, pod: &OfflinePod) -> Lookup {
         let host = host.to_ascii_lowercase();
