@@ -421,3 +421,37 @@ fn exit_codes_tell_the_result() {
     let (_, _, stderr) = explain_text(&["-f", "shop.yaml", "--from", "nobody", "http://back/"]);
     assert!(stderr.contains("it has shop/back, shop/front"), "{stderr}");
 }
+
+#[test]
+fn a_running_mesh_tells_what_its_proxies_hold() {
+    let mesh = Setup::of_text(SKYSAIL, SHOP).ready();
+    let url = "http://back/a";
+    let explained = || -> Value {
+        let output = mesh.run(&["explain", "--from", "shop/front", url, "--output", "json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+    };
+    let report = explained();
+    assert_eq!(report["served"], true, "{report:#}");
+    assert_eq!(report["notes"].as_array().map(Vec::len), Some(0), "{report:#}");
+    let host = "back.shop.svc.cluster.local:80";
+    let on_demand = |report: &Value| report["client"]["on_demand"].to_string().contains(host);
+    assert!(on_demand(&report), "{report:#}");
+    let pod = report["destinations"][0]["to"]["address"].clone();
+    mesh.wait_status("front", url, &[], 200);
+    let report = explained();
+    assert!(!on_demand(&report), "{report:#}");
+    assert_eq!(report["destinations"][0]["to"]["address"], pod);
+    assert_eq!(mesh.status()["pods"][0]["address"], pod, "the address is the running pod's");
+    // A change is in the explanation once the sidecars have it.
+    mesh.edit("mesh.yaml", "methods: [DELETE]", "paths: [/a]");
+    mesh.wait_status("front", url, &[], 403);
+    let report = explained();
+    assert_eq!((&report["served"], &report["status"]), (&false.into(), &403.into()), "{report:#}");
+    let source = &report["destinations"][0]["hop"]["filters"][0]["sources"][0];
+    assert_eq!((&source["object"], &source["line"]), (&"AuthorizationPolicy shop/back".into(), &33.into()));
+    // An object that is refused keeps its last version, and the explanation says so.
+    mesh.edit("mesh.yaml", "action: DENY", "action: REFUSE");
+    let report = explained();
+    assert!(report["errors"][0].as_str().unwrap_or_default().contains("spec.action"), "{report:#}");
+    assert_eq!(report["status"], 403, "{report:#}");
+}

@@ -21,8 +21,9 @@ use crate::{
     networks::POD_NETWORK,
     objects::{Objects, Workload, fnv, letters},
     plan::{self, Pod, VirtualAddresses},
+    progress::SERVICES,
     rules::{Exceptions, VirtualPort},
-    rundir::Phase,
+    rundir::{Phase, PodState, State},
 };
 
 /// Maximum number of pods of a workload. More pods with the same template explain nothing more.
@@ -100,30 +101,49 @@ impl Offline {
 
     /// Makes the mesh of these files.
     pub fn of(changes: Vec<FileChange>) -> Self {
+        Self::build(changes, &[], |objects| pods(objects).into_iter().map(|pod| (pod, true)).collect())
+    }
+
+    /// Describes a running mesh: its files as they are now, with its pods and addresses.
+    ///
+    /// # Errors
+    /// When a path of its configuration cannot be read.
+    pub fn running(state: &State) -> Result<Self, Error> {
+        let what = format!("reading the configuration of mesh {}", state.name);
+        let changes = Folders::new(&state.config).context(what)?.scan();
+        let generated = state.generated(SERVICES);
+        Ok(Self::build(changes, &generated, |objects| running_pods(objects, state)))
+    }
+
+    /// Makes the mesh of files. `generated` are Services with their addresses and the allocation of a running mesh.
+    fn build(
+        changes: Vec<FileChange>,
+        generated: &[Value],
+        pods: impl FnOnce(&Objects) -> Vec<(Pod, bool)>,
+    ) -> Self {
         let mut files = Files::default();
         for change in &changes {
             files.take(FileUpdate::of(change.clone()));
         }
         let objects = files.objects();
-        let mut addresses = VirtualAddresses::default();
+        let mut addresses = VirtualAddresses::of(generated);
         let addresses = addresses.assign(&objects.services);
         let (mut world, mut findings) = mesh_world(changes, addresses);
-        let mut allocation = Allocation::default();
+        let mut allocation = Allocation::of(generated);
         let allocated = allocation.assign(&objects.entries);
         apply(&mut world, &external::document(allocated), &Origin::default());
         let pods = pods(&objects);
-        for pod in &pods {
-            let key = owner(pod);
-            let origin = world.origin(&key).cloned().unwrap_or_default();
-            apply(&mut world, &pod.object(Phase::Running, true), &origin);
+        for (pod, ready) in &pods {
+            let origin = world.origin(&owner(pod)).cloned().unwrap_or_default();
+            apply(&mut world, &pod.object(Phase::Running, *ready), &origin);
         }
         world.settle();
         findings.extend(world.validate());
-        let ready: Vec<(&Pod, bool)> = pods.iter().map(|pod| (pod, true)).collect();
-        let names = plan::names(&objects.services, addresses, &ready);
-        let hosts = external::hosts(&objects.entries, allocated, &ready);
-        let ports = plan::virtual_ports(&objects.services, addresses, &ready);
-        let pods = pods.iter().map(OfflinePod::of).collect();
+        let known: Vec<(&Pod, bool)> = pods.iter().map(|(pod, ready)| (pod, *ready)).collect();
+        let names = plan::names(&objects.services, addresses, &known);
+        let hosts = external::hosts(&objects.entries, allocated, &known);
+        let ports = plan::virtual_ports(&objects.services, addresses, &known);
+        let pods = pods.iter().map(|(pod, _)| OfflinePod::of(pod)).collect();
         Self { world, findings: findings.into_iter().collect(), pods, objects, names, hosts, ports }
     }
 
@@ -262,6 +282,18 @@ fn pods(objects: &Objects) -> Vec<Pod> {
         }
     }
     pods
+}
+
+/// Returns the pods of a running mesh, and whether they are ready.
+fn running_pods(objects: &Objects, state: &State) -> Vec<(Pod, bool)> {
+    let pod = |running: &PodState| {
+        let key = (running.namespace.clone(), running.kind.clone(), running.workload.clone());
+        let workload = objects.workloads.get(&key)?;
+        let address = running.address.parse().ok()?;
+        let pod = Pod::new(workload, running.name.clone(), address, &objects.namespaces);
+        Some((pod, running.ready.is_ok()))
+    };
+    state.pods.iter().filter_map(pod).collect()
 }
 
 fn pod_name(workload: &Workload, number: u32) -> String {

@@ -97,6 +97,7 @@ pub(super) fn follow(proxies: &Proxies<'_>, start: &Start<'_>, asked: &Asked) ->
         Start::Pod(pod) => follower.from_pod(pod, asked, &payload, &mut report),
         Start::Outside => follower.from_outside(asked, &payload, &mut report),
     };
+    report.notes.extend(proxies.notes());
     let End { served, status, result } = end.unwrap_or_else(|| summary(&report.destinations));
     (report.served, report.status, report.result) = (served, status, result);
     report
@@ -244,10 +245,19 @@ impl Follower<'_> {
         let Some(backends) = self.proxies.mesh.backends(ip, port) else {
             return vec![self.arrive(arriving, "", 1.0, 1)];
         };
-        let share = 1.0 / f64::from(u32::try_from(backends.len().max(1)).unwrap_or(1));
-        let found = backends.iter().take(MAX_WORKLOADS).map(|(address, port)| {
-            let destination = SocketAddr::new((*address).into(), *port);
-            self.arrive(&Arriving { destination, principal: None, ..*arriving }, "", share, 1)
+        let mut groups: Vec<(String, (Ipv4Addr, u16), usize)> = Vec::new();
+        for (address, port) in backends {
+            let pod = self.proxies.mesh.pod_at((*address).into());
+            let key = pod.map_or_else(|| address.to_string(), |pod| format!("{} {port}", pod.owner));
+            match groups.iter_mut().find(|(known, ..)| *known == key) {
+                Some((.., count)) => *count += 1,
+                None => groups.push((key, (*address, *port), 1)),
+            }
+        }
+        let found = groups.into_iter().take(MAX_WORKLOADS).map(|(_, (address, port), count)| {
+            let destination = SocketAddr::new(address.into(), port);
+            let arriving = Arriving { destination, principal: None, ..*arriving };
+            self.arrive(&arriving, "", ratio(count, backends.len()), count)
         });
         found.collect()
     }
@@ -500,7 +510,8 @@ impl Follower<'_> {
             retry_source: setting("retries"),
             mirrors: explained.mirrors.clone(),
             outcome: outcome(explained),
-            refused_resources: proxy.configuration.refused().to_vec(),
+            on_demand: on_demand(proxy, explained),
+            refused_resources: proxy.refused.clone(),
         }
     }
 
@@ -578,6 +589,13 @@ impl Follower<'_> {
             header_changes: target.header_changes.clone(),
         }
     }
+}
+
+/// Returns the resources of an explanation that the proxy does not hold yet.
+fn on_demand(proxy: &Proxy, explained: &Explanation) -> Vec<String> {
+    let clusters = explained.targets.iter().filter(|target| target.share > 0.0).map(|target| &target.cluster);
+    let names = std::iter::once(&explained.virtual_host).chain(clusters);
+    names.filter(|name| proxy.on_demand.contains(*name)).cloned().collect()
 }
 
 fn route_steps(explained: &Explanation, sources: &RouteSources) -> Vec<RouteStep> {

@@ -14,7 +14,7 @@ use std::{env, path::PathBuf};
 
 use anyhow::bail;
 use skysail_core::stdio;
-use skysail_sandbox::{Offline, OfflinePod};
+use skysail_sandbox::{Offline, OfflinePod, rundir};
 
 use self::{journey::Start, proxies::Proxies, request::Asked};
 use crate::{exit, input::Input, view::Output};
@@ -26,6 +26,7 @@ Examples:
   skysail explain -f shop/ --from shop/web http://reviews:9080/reviews/1
   skysail explain -f shop/ --from web -H 'end-user: jason' http://reviews:9080/ --output json
   skysail explain -f shop/ --from outside http://shop.example.com/
+  skysail explain --from shop/web http://reviews:9080/reviews/1     what the proxies of the running mesh hold
 
 The request is not sent. The explanation lists, for each proxy on its way, the listener, the filter chain, the routes \
 with the reasons why they do not match, the filters and policies with their verdicts, the cluster and its endpoints, \
@@ -33,8 +34,9 @@ each with the object, file and line that caused it.
 
 The exit code is 0 if the request would be served, 1 if it would be refused, and 2 for wrong usage.")]
 pub(crate) struct ExplainArgs {
-    /// Folder or file with the configuration; `-` is standard input. May be given several times.
-    #[arg(short, long = "file", value_name = "PATH", required = true)]
+    /// Folder or file with the configuration; `-` is standard input. May be given several times. Without it, the proxies
+    /// of the running mesh are asked what they hold.
+    #[arg(short, long = "file", value_name = "PATH")]
     files: Vec<PathBuf>,
     /// Client: a workload or pod (NAMESPACE/NAME, or NAME if it is unique), the address of a pod, or `outside`: a client
     /// outside the mesh that connects to a gateway.
@@ -45,14 +47,25 @@ pub(crate) struct ExplainArgs {
     /// Output format.
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
+    /// Name of the mesh, if several are running.
+    #[arg(long, conflicts_with = "files")]
+    name: Option<String>,
 }
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<u8> {
     let asked = Asked::new(&args.request)?;
-    let Input { paths, text } = Input::read(args.files.clone())?;
-    let mesh = Offline::read(&paths, text.as_deref())?;
+    let (mesh, running) = if args.files.is_empty() {
+        let state = rundir::find(args.name.as_deref())?;
+        (Offline::running(&state)?, Some(state.name))
+    } else {
+        let Input { paths, text } = Input::read(args.files.clone())?;
+        (Offline::read(&paths, text.as_deref())?, None)
+    };
     let start = start(&mesh, &args.from)?;
-    let proxies = Proxies::compiled(&mesh);
+    let proxies = match &running {
+        Some(name) => Proxies::running(&mesh, name),
+        None => Proxies::compiled(&mesh),
+    };
     let report = journey::follow(&proxies, &start, &asked);
     match args.output {
         Output::Text => {

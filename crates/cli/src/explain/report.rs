@@ -99,6 +99,9 @@ pub(super) struct Hop {
     pub(super) retry_source: Option<Source>,
     pub(super) mirrors: Vec<String>,
     pub(super) outcome: Outcome,
+    /// Clusters and virtual hosts of the explanation that the proxy does not hold yet. It requests them when a request
+    /// needs them.
+    pub(super) on_demand: Vec<String>,
     /// Resources that a `skysail-proxy` refuses: name and reason.
     pub(super) refused_resources: Vec<(String, String)>,
 }

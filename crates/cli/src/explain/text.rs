@@ -124,6 +124,9 @@ impl Text<'_> {
             ("closed", _) => self.field("closes", &hop.outcome.reason),
             _ => {}
         }
+        if !hop.on_demand.is_empty() {
+            self.field("not held yet", &format!("{}: requested on demand", list(&hop.on_demand)));
+        }
         for (name, reason) in hop.refused_resources.iter().take(MAX_LISTED) {
             self.field("not applied", &format!("{name}: {reason}"));
         }

@@ -3,6 +3,7 @@
 //! It runs the translation and the decisions of the request path on resources given as bytes, so that the explanation
 //! is what a proxy with these resources does. Nothing is sent, and no connection is opened.
 
+mod dump;
 mod filters;
 mod origins;
 mod report;
@@ -28,6 +29,7 @@ use skysail_policy::{
 };
 use skysail_xds::{Kind, envoy::pb::envoy::config::core::v3::Node};
 
+pub use self::dump::Held;
 pub use self::report::{
     ClusterReport, EndpointReport, Explanation, FilterReport, Outcome, PolicyReport, RetryReport,
     RouteReport, Target, TlsReport,
