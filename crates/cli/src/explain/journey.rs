@@ -4,24 +4,20 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use skysail_core::SpiffeId;
 use skysail_http::head::RequestHead;
-use skysail_model::{Severity, api::MtlsMode};
+use skysail_model::Severity;
 use skysail_proxy::explain::{
-    ClientHello, Connection, EndpointReport, Explanation, FilterReport, Outcome as Decided, Target, TlsReport,
+    ClientHello, Connection, EndpointReport, Explanation, Outcome as Decided, Target, TlsReport,
 };
 use skysail_sandbox::{Lookup, OfflinePod};
 
 use super::{
+    hop::{self, INBOUND, OUTBOUND, Place, Received},
     proxies::{Proxies, Proxy},
-    report::{
-        Destination, Dns, FilterStep, Hop, Item, Outcome, Party, Report, RouteStep, Source, TargetStep,
-    },
+    report::{Destination, Dns, Hop, Party, Report},
     request::Asked,
-    sources::{RouteSources, Sources},
+    sources::Sources,
 };
 
-/// Listeners that intercepted connections reach.
-const OUTBOUND: &str = "virtualOutbound";
-const INBOUND: &str = "virtualInbound";
 /// Address that stands for one outside the mesh, of a network for documentation (RFC 5737).
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 /// Source port of clients.
@@ -280,6 +276,16 @@ impl Follower<'_> {
         proxy.configuration.explain(entry, &Connection { source, destination, tls }, head)
     }
 
+    fn hop(&self, place: &Place<'_>, explained: &Explanation, arriving: &Arriving<'_>) -> Hop {
+        let received = Received {
+            destination: arriving.destination,
+            tls: arriving.tls,
+            client_tls: arriving.payload.tls.is_some(),
+            principal: arriving.principal.as_deref(),
+        };
+        hop::describe(&self.sources, place, explained, &received)
+    }
+
     /// Returns the end of a request that a proxy does not forward.
     fn end(&self, hop: &Hop, explained: &Explanation) -> Option<End> {
         let proxy = format!("the proxy of {}", hop.proxy);
@@ -449,173 +455,6 @@ impl Follower<'_> {
             (found.path, found.authority) = (head.path().to_owned(), head.authority().to_owned());
         }
         Destination { to: Some(party), hop: Some(hop), next, ..found }
-    }
-}
-
-/// A proxy on the way.
-struct Place<'a> {
-    pod: &'a OfflinePod,
-    proxy: &'a Proxy,
-    direction: &'static str,
-}
-
-impl Follower<'_> {
-    fn hop(&self, place: &Place<'_>, explained: &Explanation, arriving: &Arriving<'_>) -> Hop {
-        let Place { pod, proxy, direction } = *place;
-        let (port, is_inbound) = (arriving.destination.port(), direction == "inbound");
-        let routes = match explained.protocol {
-            "http" if !is_inbound => self.sources.routes(proxy, &explained.virtual_host, &explained.routes),
-            _ => RouteSources::default(),
-        };
-        let taken = explained.routes.iter().position(|route| route.mismatch.is_none());
-        let setting = |name: &str| routes.setting(&self.sources, taken?, name);
-        let (mtls_mode, mtls_source) = match is_inbound {
-            true => (self.mtls_mode(proxy, port), self.sources.peer_mode(proxy, port)),
-            false => ("", None),
-        };
-        let mesh_tls = arriving.tls.is_some_and(|tls| tls.is_mesh);
-        let transport = match (mesh_tls, arriving.tls.is_some() || arriving.payload.tls.is_some()) {
-            (true, _) => "mutual TLS",
-            (false, true) => "TLS",
-            (false, false) => "plain text",
-        };
-        Hop {
-            proxy: format!("{}/{}", pod.namespace, pod.owner.name),
-            direction,
-            transport: transport.to_owned(),
-            principal: arriving.principal.clone().filter(|_| mesh_tls),
-            mtls_mode,
-            mtls_source,
-            listener: Item {
-                name: explained.listener.clone(),
-                source: match is_inbound {
-                    true => None,
-                    false => self.listener_source(&explained.listener, arriving.destination),
-                },
-            },
-            filter_chain: Item {
-                name: explained.filter_chain.clone(),
-                source: self.chain_source(place, explained, port),
-            },
-            protocol: explained.protocol,
-            route_table: explained.route_table.clone(),
-            virtual_host: explained.virtual_host.clone(),
-            routes: route_steps(explained, &routes),
-            filters: explained.filters.iter().map(|filter| self.filter(filter, &setting)).collect(),
-            targets: explained.targets.iter().map(|target| self.target(target)).collect(),
-            timeout: explained.timeout,
-            timeout_source: setting("timeout"),
-            idle_timeout: explained.idle_timeout,
-            retry: explained.retry.clone(),
-            retry_source: setting("retries"),
-            mirrors: explained.mirrors.clone(),
-            outcome: outcome(explained),
-            on_demand: on_demand(proxy, explained),
-            refused_resources: proxy.refused.clone(),
-        }
-    }
-
-    fn mtls_mode(&self, proxy: &Proxy, port: u16) -> &'static str {
-        match self.proxies.mesh.world.peer_mode(&proxy.view.namespace, &proxy.view.labels, port) {
-            MtlsMode::Strict => "STRICT",
-            MtlsMode::Disable => "DISABLE",
-            MtlsMode::Permissive | MtlsMode::Unset => "PERMISSIVE",
-        }
-    }
-
-    fn listener_source(&self, listener: &str, destination: SocketAddr) -> Option<Source> {
-        if [OUTBOUND, INBOUND].contains(&listener) {
-            return None;
-        }
-        self.sources.service_at(destination.ip(), destination.port())
-    }
-
-    fn chain_source(&self, place: &Place<'_>, explained: &Explanation, port: u16) -> Option<Source> {
-        if let Some(path) = &explained.filter_chain_origin {
-            return self.sources.path(path, "");
-        }
-        let is_known = !explained.filter_chain.is_empty() && !explained.filter_chain.starts_with(INBOUND);
-        let is_inbound = place.direction == "inbound" && is_known;
-        is_inbound.then(|| self.sources.service_of_port(place.pod, place.proxy, port)).flatten()
-    }
-
-    fn filter(&self, filter: &FilterReport, setting: &impl Fn(&str) -> Option<Source>) -> FilterStep {
-        let mut step = FilterStep {
-            name: filter.name.clone(),
-            effect: filter.effect.clone(),
-            action: "",
-            enforced: true,
-            allowed: true,
-            matched: String::new(),
-            sources: Vec::new(),
-        };
-        match &filter.policy {
-            Some(policy) => {
-                step.action = policy.action;
-                (step.enforced, step.allowed) = (policy.is_enforced, policy.allowed);
-                step.matched = policy.matched.clone().unwrap_or_default();
-                step.sources = match &policy.matched {
-                    Some(rule) => self.sources.policy_rule(rule).into_iter().collect(),
-                    None => self.sources.policies(&policy.rules),
-                };
-            }
-            None => {
-                let field = match filter.name.rsplit('.').next() {
-                    Some("fault") => "fault",
-                    Some("cors") => "corsPolicy",
-                    _ => "",
-                };
-                step.sources.extend(setting(field));
-            }
-        }
-        step
-    }
-
-    fn target(&self, target: &Target) -> TargetStep {
-        let report = target.report.as_ref();
-        TargetStep {
-            cluster: target.cluster.clone(),
-            share: target.share,
-            subset: report.map(|report| report.subset.clone()).unwrap_or_default(),
-            source: report.and_then(|report| self.sources.rule(report)),
-            services: report.map(|report| self.sources.services(report)).unwrap_or_default(),
-            balancer: report.map(|report| report.balancer.to_owned()).unwrap_or_default(),
-            connect_timeout: report.map_or(0.0, |report| report.connect_timeout),
-            endpoints: report.map(|report| report.endpoints.clone()).unwrap_or_default(),
-            resolves: report.map(|report| report.resolves.clone()).unwrap_or_default(),
-            failure: target.failure.as_ref().map(|(_, reason)| reason.clone()).unwrap_or_default(),
-            rewritten_path: target.rewritten_path.clone(),
-            rewritten_host: target.rewritten_host.clone(),
-            header_changes: target.header_changes.clone(),
-        }
-    }
-}
-
-/// Returns the resources of an explanation that the proxy does not hold yet.
-fn on_demand(proxy: &Proxy, explained: &Explanation) -> Vec<String> {
-    let clusters = explained.targets.iter().filter(|target| target.share > 0.0).map(|target| &target.cluster);
-    let names = std::iter::once(&explained.virtual_host).chain(clusters);
-    names.filter(|name| proxy.on_demand.contains(*name)).cloned().collect()
-}
-
-fn route_steps(explained: &Explanation, sources: &RouteSources) -> Vec<RouteStep> {
-    let steps = explained.routes.iter().enumerate().map(|(at, route)| RouteStep {
-        index: route.index,
-        name: route.name.clone(),
-        taken: route.mismatch.is_none(),
-        mismatch: route.mismatch.clone().unwrap_or_default(),
-        source: sources.routes.get(at).cloned().flatten(),
-    });
-    steps.collect()
-}
-
-fn outcome(explained: &Explanation) -> Outcome {
-    match &explained.outcome {
-        Decided::Forwarded => Outcome { kind: "forwarded", status: None, reason: String::new() },
-        Decided::Responded(status, reason) => {
-            Outcome { kind: "responded", status: Some(*status), reason: reason.clone() }
-        }
-        Decided::Refused(reason) => Outcome { kind: "closed", status: None, reason: reason.clone() },
     }
 }
 

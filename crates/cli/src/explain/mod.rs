@@ -1,8 +1,10 @@
 //! `skysail explain`: the decisions that the mesh makes about a request, with the objects that cause them.
 //!
 //! [`request`] reads the request, [`proxies`] has the configuration of the proxies, [`journey`] follows the request from
-//! proxy to proxy, [`sources`] finds the objects behind each decision, and [`text`] prints the [`report`].
+//! proxy to proxy, [`hop`] describes the decisions of one, [`sources`] finds the objects behind each decision, and [`text`]
+//! prints the [`report`].
 
+mod hop;
 mod journey;
 mod proxies;
 mod report;

@@ -1,11 +1,11 @@
 //! Objects, files and lines behind decisions.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use skysail_model::{
-    Kind, ObjectKey, Origin, World,
+    Kind, Object, ObjectKey, Origin, Role, World,
     api::{Service, Typed, VirtualService, kube::TargetPort},
-    route_sources,
+    gateway_route_fields, route_sources,
 };
 use skysail_proxy::explain::{ClusterReport, RouteReport};
 use skysail_sandbox::OfflinePod;
@@ -23,9 +23,12 @@ pub(super) struct Sources<'a> {
 pub(super) struct RouteSources {
     /// Source of each route.
     pub(super) routes: Vec<Option<Source>>,
-    /// VirtualService, and the path of its rule for each route; not for routes of Gateway API and delegates.
-    rule: Option<(Arc<Typed<VirtualService>>, Vec<String>)>,
+    /// VirtualService and field of each route.
+    rules: Vec<Option<(Arc<Typed<VirtualService>>, String)>>,
 }
+
+/// A VirtualService with its field for each route.
+type Rule = (Arc<Typed<VirtualService>>, Vec<String>);
 
 impl Sources<'_> {
     /// Returns the source of an object.
@@ -154,7 +157,7 @@ impl Sources<'_> {
             ObjectKey { kind: Kind::DestinationRule, namespace: namespace.to_owned(), name: name.to_owned() };
         let found = self.world.effective(&rule);
         let subsets = match &found {
-            Some((skysail_model::Object::DestinationRule(rule), _)) => rule.spec.subsets.as_slice(),
+            Some((Object::DestinationRule(rule), _)) => rule.spec.subsets.as_slice(),
             _ => &[],
         };
         let subset = subsets.iter().position(|subset| subset.name == cluster.subset);
@@ -170,30 +173,49 @@ impl Sources<'_> {
         // With virtual hosts apart, the name begins with that of the route table.
         let name = virtual_host.rsplit('/').next().unwrap_or(virtual_host);
         let place = name.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
-        let rule = place.and_then(|(host, port)| route_sources(self.world, &proxy.scope, host, port));
-        let key = rule.as_ref().map(|(rule, _)| {
-            let (namespace, name) = (&rule.meta.namespace, &rule.meta.name);
-            format!("/namespaces/{namespace}/virtual-service/{name}")
-        });
-        let is_plain = rule.as_ref().is_some_and(|(rule, _)| {
-            rule.spec.derived.is_none() && rule.spec.http.iter().all(|http| http.delegate.is_none())
-        });
         let mut found = RouteSources::default();
+        // Rules by path, with the number of their routes so far.
+        let mut rules: BTreeMap<&str, (Option<Rule>, usize)> = BTreeMap::new();
         for route in routes {
-            let Some(path) = &route.origin else {
+            let Some(path) = route.origin.as_deref() else {
                 found.routes.push(self.default_route(place.map(|(host, _)| host)));
+                found.rules.push(None);
                 continue;
             };
-            let is_ours = key.as_ref().is_some_and(|key| path.ends_with(key.as_str()));
-            let field = match &rule {
-                Some((_, fields)) if is_ours && is_plain => fields.get(route.index).map(String::as_str),
-                _ => None,
-            };
+            let (rule, number) =
+                rules.entry(path).or_insert_with(|| (place.and_then(|at| self.rule_of(proxy, path, at)), 0));
+            let field = rule.as_ref().and_then(|(rule, fields)| Some((rule, fields.get(*number)?.clone())));
+            *number += 1;
+            found.rules.push(field.as_ref().map(|(rule, field)| (Arc::clone(rule), field.clone())));
+            let field = field.map(|(_, field)| field).unwrap_or_default();
             let of_api = self.gateway_api_route(path, &route.name);
-            found.routes.push(of_api.or_else(|| self.path(path, field.unwrap_or_default())));
+            found.routes.push(of_api.or_else(|| self.path(path, &field)));
         }
-        found.rule = rule.filter(|_| is_plain);
         found
+    }
+
+    /// Returns the VirtualService of a path with its field for each route; `None` for routes of Gateway API and with
+    /// delegates, whose rules are merged from several objects.
+    fn rule_of(&self, proxy: &Proxy, path: &str, (host, port): (&str, u16)) -> Option<Rule> {
+        let source = self.path(path, "")?;
+        let (namespace, name) = source.object.strip_prefix("VirtualService ")?.split_once('/')?;
+        let (rule, fields) = match proxy.view.role {
+            Role::Router => {
+                let key = ObjectKey {
+                    kind: Kind::VirtualService,
+                    namespace: namespace.to_owned(),
+                    name: name.to_owned(),
+                };
+                let Some((Object::VirtualService(rule), _)) = self.world.effective(&key) else { return None };
+                let fields = gateway_route_fields(self.world, &proxy.view, &rule, port);
+                (rule, fields)
+            }
+            Role::Sidecar | Role::Grpc => route_sources(self.world, &proxy.scope, host, port)?,
+        };
+        let is_it = (rule.meta.namespace.as_str(), rule.meta.name.as_str()) == (namespace, name);
+        let is_plain =
+            rule.spec.derived.is_none() && rule.spec.http.iter().all(|http| http.delegate.is_none());
+        (is_it && is_plain).then_some((rule, fields))
     }
 
     /// Returns the service whose default route forwards its requests.
@@ -227,8 +249,7 @@ impl Sources<'_> {
 impl RouteSources {
     /// Returns the source of a field of the rule of a route, if the rule sets it.
     pub(super) fn setting(&self, sources: &Sources<'_>, route: usize, setting: &str) -> Option<Source> {
-        let (rule, fields) = self.rule.as_ref()?;
-        let field = fields.get(route)?;
+        let (rule, field) = self.rules.get(route)?.as_ref()?;
         let field = field.split(".match[").next()?;
         let index: usize = field.strip_prefix("spec.http[")?.strip_suffix(']')?.parse().ok()?;
         let http = rule.spec.http.get(index)?;

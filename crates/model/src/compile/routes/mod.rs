@@ -7,7 +7,7 @@ mod action;
 mod retry;
 mod virtual_service;
 
-pub(super) use virtual_service::{at_gateway, matches_everything};
+pub(super) use virtual_service::{at_gateway, field_paths, matches_everything};
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -193,7 +193,7 @@ pub(super) fn sources<'a>(
 ) -> Option<(&'a Arc<Typed<VirtualService>>, Vec<String>)> {
     let is_service = scope.world.service(host).is_some_and(|service| service.spec.port(port).is_some());
     let rule = if is_service { scope.virtual_service_on(host, port) } else { scope.virtual_service(host) }?;
-    Some((rule, virtual_service::field_paths(scope, rule, port)))
+    Some((rule, virtual_service::field_paths(scope, rule, port, None)))
 }
 
 fn default_route(scope: &Scope<'_>, host: &str, port: u16) -> route::Route {

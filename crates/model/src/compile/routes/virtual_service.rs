@@ -49,10 +49,16 @@ fn of_port(port: &Port<'_>) -> Vec<route::Route> {
     routes
 }
 
-/// Returns the fields of a VirtualService that cause its routes on a port, one for each route.
-pub(super) fn field_paths(scope: &Scope<'_>, rule: &RouteRule, port: u16) -> Vec<String> {
+/// Returns the fields of a VirtualService that cause its routes on a port, one for each route: for sidecars, or at a
+/// Gateway (`NAMESPACE/NAME`).
+pub(in crate::compile) fn field_paths(
+    scope: &Scope<'_>,
+    rule: &RouteRule,
+    port: u16,
+    gateway: Option<&str>,
+) -> Vec<String> {
     let mut found = Vec::new();
-    for_each(&Port { scope, rule, number: port, gateway: None }, |(http, matched), _| {
+    for_each(&Port { scope, rule, number: port, gateway }, |(http, matched), _| {
         found.push(match matched {
             Some(matched) => format!("spec.http[{http}].match[{matched}]"),
             None => format!("spec.http[{http}]"),
