@@ -13,6 +13,7 @@ mod dashboard;
 mod diagnostics;
 mod edges;
 mod exit;
+mod explain;
 mod input;
 mod load;
 mod pods;
@@ -50,6 +51,8 @@ enum Command {
     Exec(pods::ExecArgs),
     /// Send an HTTP or gRPC request from a workload of a running mesh.
     Call(call::CallArgs),
+    /// Explain where a request goes, and which objects cause that.
+    Explain(explain::ExplainArgs),
     /// Forward ports of this machine's loopback to a workload.
     PortForward(port_forward::PortForwardArgs),
     /// Open the admin page of a sidecar or of the control plane in a browser.
@@ -112,6 +115,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::UpEgress => Ok(skysail_sandbox::forward_egress().map(done)?),
         Command::Exec(args) => pods::exec(&args),
         Command::Call(args) => call::run(args),
+        Command::Explain(args) => explain::run(&args),
         Command::PortForward(args) => port_forward::run(&args),
         Command::Dashboard(args) => dashboard::run(&args),
         Command::Logs(args) => pods::logs(&args),

@@ -19,7 +19,8 @@ pub mod world;
 
 pub use api::{Kind, Object, ObjectKey};
 pub use compile::{
-    Outline, Part, compile, compile_host, compile_own, compile_part, is_equal_for_siblings, outline, parts,
+    Outline, Part, compile, compile_host, compile_own, compile_part, gateway_route_fields,
+    is_equal_for_siblings, outline, parts, route_sources,
 };
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};

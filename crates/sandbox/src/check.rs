@@ -2,13 +2,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::Ipv4Addr,
     sync::Arc,
 };
 
-use skysail_model::{Change, Diagnostic, Files as ModelFiles, Object, Severity, World};
+use skysail_model::{Change, Diagnostic, Files as ModelFiles, Object, Origin, Severity, World, manifests};
 use skysail_source::{FileChange, FileState};
 
-use crate::{objects::Objects, plan::VirtualAddresses};
+use crate::{
+    objects::{Key, Objects},
+    plan::VirtualAddresses,
+};
 
 /// Result of a check.
 #[derive(Clone, Debug)]
@@ -22,31 +26,8 @@ pub struct CheckResult {
 impl CheckResult {
     /// Reads the files as the control plane does. Services get the addresses that a mesh would allocate.
     pub(crate) fn read(changes: Vec<FileChange>, kinds: BTreeMap<String, usize>, objects: &Objects) -> Self {
-        let (mut files, mut world) = (ModelFiles::new(), World::new());
         let mut addresses = VirtualAddresses::default();
-        let addresses = addresses.assign(&objects.services);
-        let mut findings = BTreeSet::new();
-        for change in changes {
-            match change.state {
-                FileState::Text(text) => {
-                    for mut change in files.set(change.layer, &change.path, &text) {
-                        if let Change::Apply(Object::Service(service), _) = &mut change
-                            && let key = (service.meta.namespace.clone(), service.meta.name.clone())
-                            && let Some(address) = addresses.get(&key)
-                        {
-                            Arc::make_mut(service).spec.cluster_ips = vec![(*address).into()];
-                        }
-                        change.apply_to(&mut world);
-                    }
-                }
-                FileState::Unreadable(reason) => {
-                    let message = format!("cannot be read: {reason}");
-                    findings.insert(Diagnostic::new(Severity::Error, &change.path, 0, message));
-                }
-                FileState::Gone => {}
-            }
-        }
-        findings.extend(files.diagnostics());
+        let (world, mut findings) = mesh_world(changes, addresses.assign(&objects.services));
         findings.extend(world.validate());
         Self { findings: findings.into_iter().collect(), kinds }
     }
@@ -71,6 +52,44 @@ impl CheckResult {
 
     fn count(&self, severity: Severity) -> usize {
         self.findings.iter().filter(|finding| finding.severity == severity).count()
+    }
+}
+
+/// Reads files as the control plane does. Services get these addresses. Also returns the diagnostics of the files.
+pub(crate) fn mesh_world(
+    changes: Vec<FileChange>,
+    addresses: &BTreeMap<Key, Ipv4Addr>,
+) -> (World, BTreeSet<Diagnostic>) {
+    let (mut files, mut world) = (ModelFiles::new(), World::new());
+    let mut findings = BTreeSet::new();
+    for change in changes {
+        match change.state {
+            FileState::Text(text) => {
+                for mut change in files.set(change.layer, &change.path, &text) {
+                    if let Change::Apply(Object::Service(service), _) = &mut change
+                        && let key = (service.meta.namespace.clone(), service.meta.name.clone())
+                        && let Some(address) = addresses.get(&key)
+                    {
+                        Arc::make_mut(service).spec.cluster_ips = vec![(*address).into()];
+                    }
+                    change.apply_to(&mut world);
+                }
+            }
+            FileState::Unreadable(reason) => {
+                let message = format!("cannot be read: {reason}");
+                findings.insert(Diagnostic::new(Severity::Error, &change.path, 0, message));
+            }
+            FileState::Gone => {}
+        }
+    }
+    findings.extend(files.diagnostics());
+    (world, findings)
+}
+
+/// Adds an object that the mesh makes, with the origin of the object that it is made from.
+pub(crate) fn apply(world: &mut World, object: &serde_json::Value, origin: &Origin) {
+    for manifest in manifests(&object.to_string(), &origin.file).objects {
+        world.apply(manifest.object, origin.clone());
     }
 }
 

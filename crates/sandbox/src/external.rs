@@ -33,6 +33,15 @@ const NETWORK: [u8; 2] = [240, 240];
 pub(crate) struct Allocation(BTreeMap<String, Ipv4Addr>);
 
 impl Allocation {
+    /// Returns the allocation of a running mesh, from the objects that it makes ([`document`]).
+    pub(crate) fn of(objects: &[Value]) -> Self {
+        let maps = objects.iter().filter(|object| object["kind"] == "ConfigMap");
+        let entries = maps.flat_map(|map| map["data"].as_object().into_iter().flatten());
+        let address =
+            |(host, address): (&String, &Value)| Some((host.clone(), address.as_str()?.parse().ok()?));
+        Self(entries.filter_map(address).collect())
+    }
+
     /// Allocates an address to each host that needs one, and returns all of them.
     pub(crate) fn assign(&mut self, entries: &Entries) -> &BTreeMap<String, Ipv4Addr> {
         let hosts =

@@ -436,6 +436,7 @@ impl Mesh {
             name: self.settings.name.clone(),
             process: self.process,
             control: self.control_process,
+            config: self.settings.config.clone(),
             pods: pods.map(|replica| replica.state.clone()).collect(),
             refused: self.refused.clone(),
             example_call,

@@ -271,6 +271,17 @@ fn port_object(port: &ContainerPort) -> Value {
 pub(crate) struct VirtualAddresses(BTreeMap<Key, Ipv4Addr>);
 
 impl VirtualAddresses {
+    /// Returns the addresses that Services of a running mesh have.
+    pub(crate) fn of(services: &[Value]) -> Self {
+        let address = |service: &Value| {
+            let name = |field: &str| service["metadata"][field].as_str().map(str::to_owned);
+            let namespace = name("namespace").unwrap_or_else(|| "default".to_owned());
+            let address = service["spec"]["clusterIP"].as_str()?.parse().ok()?;
+            Some(((namespace, name("name")?), address))
+        };
+        Self(services.iter().filter(|object| object["kind"] == "Service").filter_map(address).collect())
+    }
+
     /// Allocates an address to each Service that needs one, and returns all of them.
     ///
     /// The search for an address starts at a position that follows from the name, so other Services rarely change it.

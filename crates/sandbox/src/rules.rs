@@ -129,6 +129,25 @@ impl Exceptions {
         self.exclude_outbound.contains(&port.port) || self.exclude_ranges.iter().any(contains)
     }
 
+    /// Returns whether a connection of the pod's programs to this address is intercepted, as [`interception`] decides.
+    pub(crate) fn intercept_outbound(&self, address: Ipv4Addr, port: u16) -> bool {
+        if LOOPBACK.contains(address) || self.exclude_outbound.contains(&port) {
+            return false;
+        }
+        if self.exclude_ranges.iter().any(|range| range.contains(address)) {
+            return false;
+        }
+        let included = |ranges: &Vec<Network>| ranges.iter().any(|range| range.contains(address));
+        self.include_outbound.contains(&port) || self.include_ranges.as_ref().is_none_or(included)
+    }
+
+    /// Returns whether a connection to this port of the pod is intercepted, as [`interception`] decides.
+    pub(crate) fn intercept_inbound(&self, port: u16) -> bool {
+        ![METRICS_PORT, HEALTH_PORT, MERGED_METRICS_PORT].contains(&port)
+            && !self.exclude_inbound.contains(&port)
+            && self.include_inbound.as_ref().is_none_or(|ports| ports.contains(&port))
+    }
+
     /// Reads the annotations `traffic.sidecar.istio.io/…` of a pod. Also returns the errors as texts.
     pub(crate) fn read(annotations: &BTreeMap<String, String>) -> (Self, Vec<String>) {
         let mut exceptions = Self::default();

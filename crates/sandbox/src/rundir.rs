@@ -31,6 +31,9 @@ pub struct State {
     pub(crate) process: u32,
     /// Process id of the control plane in the mesh's PID namespace, while it runs.
     pub control: Option<u32>,
+    /// Folders and files of the configuration.
+    #[serde(default)]
+    pub config: Vec<PathBuf>,
     /// Pods of the mesh.
     pub pods: Vec<PodState>,
     /// Reasons why workloads have fewer pods than their replicas.
@@ -256,6 +259,12 @@ impl State {
     /// Returns whether `later` is a state of this run, and not of another mesh with the same name.
     pub fn is_same_run(&self, later: &Self) -> bool {
         self.process == later.process
+    }
+
+    /// Returns the objects that the mesh makes for its control plane, by file.
+    pub(crate) fn generated(&self, file: &str) -> Vec<serde_json::Value> {
+        let text = fs::read_to_string(root().join(&self.name).join(file)).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
     /// Returns the folder of its programs' logs.

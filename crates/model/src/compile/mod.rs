@@ -52,10 +52,10 @@ pub use self::listeners::Outline;
 use crate::{
     ClientScope, Diagnostic, ObjectKey, ProxyView, Role, Severity, World,
     api::{
-        self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, kube::Locality,
-        mesh_config::OutboundMode, sidecar::Egress, virtual_service::Destination,
+        self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, VirtualService,
+        kube::Locality, mesh_config::OutboundMode, sidecar::Egress, virtual_service::Destination,
     },
-    world::Grouping,
+    world::{Grouping, gateway_name},
 };
 
 /// Unit of compilation: resources that are compiled together.
@@ -161,6 +161,38 @@ pub fn compile_host(
     } else {
         routes::recompile(&scope, service, made)
     }
+}
+
+/// Returns the VirtualService that makes the routes of a host (full name) on a port for clients with this scope, and its
+/// field for each route in order; `None` if the routes are those of the service itself. For explanations.
+pub fn route_sources(
+    world: &World,
+    client_scope: &ClientScope,
+    host: &str,
+    port: u16,
+) -> Option<(Arc<Typed<VirtualService>>, Vec<String>)> {
+    let scope = Scope::new(world, client_scope);
+    let (rule, fields) = routes::sources(&scope, host, port)?;
+    Some((Arc::clone(rule), fields))
+}
+
+/// Returns the fields of a VirtualService that cause its routes on a port of a gateway, one for each route in order. For
+/// explanations.
+pub fn gateway_route_fields(
+    world: &World,
+    view: &ProxyView,
+    rule: &Typed<VirtualService>,
+    port: u16,
+) -> Vec<String> {
+    let client_scope = ClientScope::of(view, &world.grouping());
+    let scope = Scope::new(world, &client_scope);
+    let served = world.gateways(&view.namespace, &view.labels);
+    let served = served.iter().map(|gateway| format!("{}/{}", gateway.meta.namespace, gateway.meta.name));
+    let named: Vec<String> =
+        rule.spec.gateways.iter().map(|name| gateway_name(name, &rule.meta.namespace)).collect();
+    let bound = served.filter(|gateway| named.contains(gateway));
+    let mut fields = bound.map(|gateway| routes::field_paths(&scope, rule, port, Some(&gateway)));
+    fields.find(|fields| !fields.is_empty()).unwrap_or_default()
 }
 
 /// Returns the outline of the outbound listeners of proxies with this client scope.

@@ -21,6 +21,7 @@ mod gateways;
 mod hosts;
 mod identify;
 mod index;
+mod origins;
 mod policy;
 mod providers;
 mod rate_limits;

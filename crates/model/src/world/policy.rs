@@ -64,6 +64,28 @@ impl World {
             .unwrap_or(MtlsMode::Permissive)
     }
 
+    /// Returns the policy and its field that decide the mode of mutual TLS on a container port of a workload; `None` if
+    /// the default applies. For explanations.
+    pub fn peer_mode_source(
+        &self,
+        namespace: &str,
+        labels: &Labels,
+        port: u16,
+    ) -> Option<(&Arc<Typed<PeerAuthentication>>, String)> {
+        let workload = self.workload_policy(namespace, labels);
+        let set = |mode: MtlsMode| mode != MtlsMode::Unset;
+        let port = port.to_string();
+        let of_port = workload
+            .filter(|entry| entry.object.spec.port_level_mtls.get(&port).is_some_and(|mtls| set(mtls.mode)));
+        if let Some(entry) = of_port {
+            return Some((&entry.object, format!("spec.portLevelMtls.{port}")));
+        }
+        let root = self.wide_policy(&self.mesh().root_namespace);
+        let mut candidates = [workload, self.wide_policy(namespace), root].into_iter().flatten();
+        let found = candidates.find(|entry| entry.object.spec.mtls.is_some_and(|mtls| set(mtls.mode)));
+        found.map(|entry| (&entry.object, "spec.mtls.mode".to_owned()))
+    }
+
     /// Returns the authorization policies that apply to a workload: those of the root namespace, then those of its own,
     /// oldest first.
     pub fn authorization_policies(

@@ -3,8 +3,11 @@
 //! It runs the translation and the decisions of the request path on resources given as bytes, so that the explanation
 //! is what a proxy with these resources does. Nothing is sent, and no connection is opened.
 
+mod dump;
+mod filters;
 mod origins;
 mod report;
+mod target;
 
 use std::{net::SocketAddr, rc::Rc, sync::Arc};
 
@@ -12,28 +15,33 @@ use bytes::Bytes;
 use skysail_http::{head::RequestHead, map::Map};
 use skysail_policy::{
     config::{
-        Cluster, Endpoints, FilterChain, HttpManager, Listeners, RouteTable, Snapshot,
+        Cluster, HttpManager, Listeners, RouteTable, Snapshot,
         cluster::Discovery,
-        http::{FilterKind, Routes},
+        http::Routes,
         listener::{TcpProxy, Terminal, Transport},
-        policy::{Policy, RuleAction, Rules},
-        route::{Action, Route, Setting, Targets},
+        route::{Action, Forward, Route, Target as Weighted, Targets, VirtualHost},
     },
+    headers::{self, Hop},
     path,
     peer::{Certificate, Peer},
-    rbac::{self, Subject, Tally, Verdict},
-    route,
+    rbac::Subject,
+    route::{self, Found},
 };
 use skysail_xds::{Kind, envoy::pb::envoy::config::core::v3::Node};
 
-use self::origins::Origins;
+pub use self::dump::Held;
 pub use self::report::{
-    ClusterReport, EndpointReport, Explanation, Outcome, PolicyReport, RouteReport, Target,
+    ClusterReport, EndpointReport, Explanation, FilterReport, Outcome, PolicyReport, RetryReport,
+    RouteReport, Target, TlsReport,
 };
+use self::{origins::Origins, target::Sends};
 use crate::{
     translate::{TlsContexts, Translator},
     worker::{filter_chain_match, inspect::Findings},
 };
+
+/// Status of a response if a cluster has no healthy endpoint.
+const UNAVAILABLE: u16 = 503;
 
 /// A resource as the control plane sends it.
 #[derive(Clone, Debug)]
@@ -53,10 +61,19 @@ pub struct Connection<'a> {
     pub source: SocketAddr,
     /// Destination address before interception.
     pub destination: SocketAddr,
-    /// SPIFFE id of the client's certificate; `None` for plain text.
+    /// TLS of the client; `None` for plain text.
+    pub tls: Option<ClientHello<'a>>,
+}
+
+/// What a TLS client sends.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientHello<'a> {
+    /// SNI; empty for none.
+    pub server_name: &'a str,
+    /// ALPN protocols.
+    pub alpn: &'a [String],
+    /// SPIFFE id of the client's certificate.
     pub principal: Option<&'a str>,
-    /// ALPN protocols of the client, for TLS.
-    pub alpn: &'a [&'a str],
 }
 
 /// The configuration of one proxy.
@@ -113,6 +130,7 @@ impl Configuration {
                 }
                 Err(reject) => loaded.refused.push((name.clone(), reject.to_string())),
             }
+            loaded.origins.add_listener(name, body);
         }
         loaded.snapshot = Snapshot {
             listeners: Arc::new(listeners),
@@ -128,8 +146,27 @@ impl Configuration {
         &self.refused
     }
 
-    /// Explains a request on a connection that the listener `entry` accepts, such as `virtualOutbound`.
-    pub fn explain(&self, entry: &str, connection: &Connection<'_>, head: &RequestHead) -> Explanation {
+    /// Returns the name of the listener with this address or wildcard port; for proxies whose listeners have sockets.
+    pub fn listener_at(&self, address: SocketAddr) -> Option<String> {
+        let by_address = &self.snapshot.listeners.by_address;
+        let any = |listener: &&Arc<skysail_policy::config::Listener>| {
+            listener
+                .addresses
+                .iter()
+                .any(|bound| bound.ip().is_unspecified() && bound.port() == address.port())
+        };
+        let found = by_address.get(&address).or_else(|| by_address.values().find(any));
+        found.map(|listener| listener.name.to_string())
+    }
+
+    /// Explains a request on a connection that the listener `entry` accepts, such as `virtualOutbound`. A connection
+    /// without a request has no head.
+    pub fn explain(
+        &self,
+        entry: &str,
+        connection: &Connection<'_>,
+        head: Option<&RequestHead>,
+    ) -> Explanation {
         let mut explained = Explanation::default();
         let Some(entry) = self.snapshot.listeners.by_name.get(entry) else {
             explained.outcome = Outcome::Refused(format!("there is no listener {entry}"));
@@ -148,6 +185,15 @@ impl Configuration {
             return explained;
         };
         explained.filter_chain = chain.name.to_string();
+        explained.filter_chain_origin =
+            self.origins.chain(&listener.name, &chain.name).map(ToOwned::to_owned);
+        explained.terminates_tls = chain.tls.is_some();
+        let is_tls = connection.tls.is_some();
+        if explained.terminates_tls && !is_tls {
+            let reason = "the filter chain expects TLS, and the client sends plain text";
+            explained.outcome = Outcome::Refused(reason.to_owned());
+            return explained;
+        }
         let peer = peer(connection);
         let subject = Subject {
             head: None,
@@ -158,21 +204,41 @@ impl Configuration {
             server_name: findings.server_name.as_deref(),
             metadata: None,
         };
-        if !check(chain_policies(chain), &subject, &mut explained) {
-            explained.outcome = Outcome::Refused("the connection is closed by a policy".to_owned());
+        if !filters::network(chain, &subject, &mut explained) {
+            explained.outcome = Outcome::Refused("a policy closes the connection".to_owned());
             return explained;
         }
         match &chain.terminal {
-            Terminal::Tcp(proxy) => self.tcp(proxy, &mut explained),
-            Terminal::Http(manager) => self.http(manager, &subject, head, &mut explained),
+            Terminal::Tcp(proxy) => self.tcp(proxy, connection.destination, &mut explained),
+            Terminal::Http(_) if is_tls && !explained.terminates_tls => {
+                let reason = "the filter chain expects HTTP in plain text, and the client sends TLS";
+                explained.outcome = Outcome::Refused(reason.to_owned());
+            }
+            Terminal::Http(manager) => match head {
+                Some(head) => self.http(manager, &subject, head, &mut explained),
+                None => {
+                    let reason = "the filter chain expects HTTP, and the client sends no request";
+                    explained.outcome = Outcome::Refused(reason.to_owned());
+                }
+            },
         }
         explained
     }
 
-    fn tcp(&self, proxy: &TcpProxy, explained: &mut Explanation) {
+    fn tcp(&self, proxy: &TcpProxy, destination: SocketAddr, explained: &mut Explanation) {
         explained.protocol = "tcp";
-        explained.outcome = Outcome::Forwarded;
-        self.add_targets(&proxy.targets, None, explained);
+        explained.idle_timeout = proxy.idle_timeout.map(|timeout| timeout.as_secs_f64());
+        let mut add = |name: &str, share: f64| {
+            let target = self.target(name, share, destination, Sends::Bytes, 0);
+            explained.targets.push(target);
+        };
+        match &proxy.targets {
+            Targets::Single(cluster) => add(cluster, 1.0),
+            Targets::Weighted { total, targets } => {
+                target::weighted(*total, targets).for_each(|(target, share)| add(&target.cluster, share));
+            }
+            Targets::Header(_) => {}
+        }
     }
 
     fn http(
@@ -185,6 +251,14 @@ impl Configuration {
         explained.protocol = "http";
         let mut head = head.copy();
         path::normalize(manager, &mut head);
+        let hop = Hop {
+            source: subject.source.ip(),
+            own: crate::request::hop::own_address,
+            tls: subject.peer.tls,
+            certified: subject.peer.certificate.is_some(),
+            forwarded_cert: None,
+        };
+        let remote = headers::receive(manager, hop, &mut head, &mut fastrand::Rng::with_seed(0));
         let table = match &manager.routes {
             Routes::Inline(table) => Arc::clone(table),
             Routes::Named(name) => match self.snapshot.routes.get(name) {
@@ -197,16 +271,15 @@ impl Configuration {
             },
         };
         explained.route_table = table.name.to_string();
-        let route = self.route(&table, &head, explained);
-        let subject = Subject { head: Some(&head), ..*subject };
-        let allowed = self.filters(manager, route, &subject, explained);
-        let Some(route) = route.filter(|_| allowed) else {
-            if !allowed {
-                explained.outcome = Outcome::Responded(403, "a policy denies the request".to_owned());
-            }
-            return;
-        };
-        self.act(route, &head, explained);
+        let found = self.route(&table, &head, explained);
+        let subject = Subject { head: Some(&head), remote, ..*subject };
+        let admitted = filters::http(manager, found.map(|(_, route)| route), &subject, explained);
+        let Some((host, route)) = found.filter(|_| admitted) else { return };
+        let connection = (subject.destination, manager.istio_alpn);
+        self.act((&table, host, route), &head, connection, explained);
+        if explained.idle_timeout.is_none() {
+            explained.idle_timeout = manager.stream_idle_timeout.map(|timeout| timeout.as_secs_f64());
+        }
     }
 
     /// Finds the route, and records why the routes before it do not match.
@@ -215,7 +288,7 @@ impl Configuration {
         table: &'a RouteTable,
         head: &RequestHead,
         explained: &mut Explanation,
-    ) -> Option<&'a Route> {
+    ) -> Option<(&'a VirtualHost, &'a Route)> {
         let Some((host, exact)) = route::virtual_host(table, head.authority()) else {
             let reason = format!("no virtual host has the domain {}", head.authority());
             explained.outcome = Outcome::Responded(404, reason);
@@ -239,7 +312,7 @@ impl Configuration {
             });
             // A route for a share of requests is followed, and so are the routes after it.
             if matched && route.matches.fraction.is_none() {
-                return Some(route);
+                return Some((host, route));
             }
         }
         explained.outcome =
@@ -247,38 +320,21 @@ impl Configuration {
         None
     }
 
-    /// Evaluates the policies among the HTTP filters. Returns whether they admit the request.
-    fn filters(
+    fn act(
         &self,
-        manager: &HttpManager,
-        route: Option<&Route>,
-        subject: &Subject<'_>,
+        place: (&RouteTable, &VirtualHost, &Route),
+        head: &RequestHead,
+        connection: (SocketAddr, bool),
         explained: &mut Explanation,
-    ) -> bool {
-        for filter in &manager.filters {
-            let setting = route.and_then(|route| route.setting(&filter.name));
-            if matches!(setting, Some(Setting::Off)) || (filter.disabled && setting.is_none()) {
-                continue;
-            }
-            match (&filter.kind, setting) {
-                (_, Some(Setting::Rbac(policy))) | (FilterKind::Rbac(policy), _) => {
-                    if !check(std::slice::from_ref(policy), subject, explained) {
-                        return false;
-                    }
-                }
-                (FilterKind::Fault(_) | FilterKind::Cors | FilterKind::RateLimit(_), None) => {}
-                _ => explained.filters.push(filter.name.to_string()),
-            }
-        }
-        true
-    }
-
-    fn act(&self, route: &Route, head: &RequestHead, explained: &mut Explanation) {
-        match &route.action {
+    ) {
+        match &place.2.action {
             Action::Forward(forward) => {
-                explained.outcome = Outcome::Forwarded;
-                explained.set_forward(forward);
-                self.add_targets(&forward.targets, Some(head), explained);
+                let seconds = |timeout: Option<std::time::Duration>| timeout.map(|time| time.as_secs_f64());
+                explained.timeout = seconds(forward.timeout);
+                explained.idle_timeout = seconds(forward.idle_timeout);
+                explained.retry = forward.retry.as_deref().map(target::retries);
+                explained.mirrors = forward.mirrors.iter().map(|mirror| mirror.cluster.to_string()).collect();
+                self.forward(place, forward, head, connection, explained);
             }
             Action::Redirect(redirect) => {
                 let location = route::location(redirect, head, head.scheme());
@@ -290,78 +346,97 @@ impl Configuration {
         }
     }
 
-    fn add_targets(&self, targets: &Targets, head: Option<&RequestHead>, explained: &mut Explanation) {
-        let share = |weight: u32, total: u32| f64::from(weight) / f64::from(total.max(1));
-        let clusters: Vec<(String, f64)> = match targets {
-            Targets::Single(cluster) => vec![(cluster.to_string(), 1.0)],
-            Targets::Weighted { total, targets } => targets
-                .iter()
-                .map(|target| (target.cluster.to_string(), share(target.weight, *total)))
-                .collect(),
-            Targets::Header(name) => {
-                let value = head.and_then(|head| head.header(name)).unwrap_or_default();
-                vec![(String::from_utf8_lossy(value).into_owned(), 1.0)]
+    fn forward(
+        &self,
+        (table, host, route): (&RouteTable, &VirtualHost, &Route),
+        forward: &Forward,
+        head: &RequestHead,
+        (destination, istio): (SocketAddr, bool),
+        explained: &mut Explanation,
+    ) {
+        let mut add = |target: Option<&Weighted>, share: f64| {
+            let found = Found { table, host, route, target, exact: explained.is_exact_domain };
+            let Some(name) = forward.cluster(target, head) else {
+                let reason = "the request has no header that names the cluster".to_owned();
+                let mut target = self.target("", share, destination, Sends::Bytes, 0);
+                target.failure = Some((forward.cluster_not_found, reason));
+                explained.targets.push(target);
+                return;
+            };
+            let changes = target::forwarded(&found, forward, head);
+            let sends = Sends::Http { head: &changes.head, istio };
+            let mut target = self.target(name, share, destination, sends, forward.cluster_not_found);
+            target.rewritten_path = changes.path;
+            target.rewritten_host = changes.host;
+            target.header_changes = changes.headers;
+            target.head = Some(changes.head);
+            explained.targets.push(target);
+        };
+        match &forward.targets {
+            Targets::Weighted { total, targets } => {
+                target::weighted(*total, targets).for_each(|(target, share)| add(Some(target), share));
+            }
+            Targets::Single(_) | Targets::Header(_) => add(None, 1.0),
+        }
+    }
+
+    fn target(
+        &self,
+        name: &str,
+        share: f64,
+        destination: SocketAddr,
+        sends: Sends<'_>,
+        not_found: u16,
+    ) -> Target {
+        let cluster = self.snapshot.clusters.get(name);
+        let report = cluster.map(|cluster| target::describe(cluster, destination, sends, &self.origins));
+        let is_http = matches!(sends, Sends::Http { .. });
+        let failure = match &report {
+            None => Some((not_found, "the cluster does not exist".to_owned())),
+            Some(report) if !report.resolves.is_empty() => None,
+            Some(report) if report.endpoints.iter().any(|endpoint| endpoint.is_candidate) => None,
+            Some(report) if report.endpoints.is_empty() => {
+                Some((if is_http { UNAVAILABLE } else { 0 }, "the cluster has no endpoint".to_owned()))
+            }
+            Some(_) => {
+                let reason = "the cluster has no healthy endpoint".to_owned();
+                Some((if is_http { UNAVAILABLE } else { 0 }, reason))
             }
         };
-        for (name, share) in clusters {
-            let cluster = self.snapshot.clusters.get(name.as_str());
-            let report = cluster.map(|cluster| {
-                let endpoints: Arc<Endpoints> = cluster.endpoints.load_full();
-                ClusterReport::new(cluster, &endpoints, self.origins.cluster(&name))
-            });
-            explained.targets.push(Target { cluster: name, share, report });
+        Target {
+            cluster: name.to_owned(),
+            share,
+            report,
+            failure,
+            head: None,
+            rewritten_path: None,
+            rewritten_host: None,
+            header_changes: Vec::new(),
         }
     }
 }
 
 /// Returns what the listener filters find in the first bytes of a connection.
-fn findings(connection: &Connection<'_>, head: &RequestHead) -> Findings {
+fn findings(connection: &Connection<'_>, head: Option<&RequestHead>) -> Findings {
     let mut findings = Findings::default();
-    if connection.principal.is_some() {
+    if let Some(hello) = &connection.tls {
         findings.transport = Some(Transport::Tls);
-        findings.protocols = connection.alpn.iter().map(|protocol| protocol.as_bytes().into()).collect();
+        findings.server_name =
+            (!hello.server_name.is_empty()).then(|| hello.server_name.to_ascii_lowercase().into());
+        findings.protocols = hello.alpn.iter().map(|protocol| protocol.as_bytes().into()).collect();
     } else {
         findings.transport = Some(Transport::RawBuffer);
-        let protocol = if head.version.as_str() == "HTTP/2" { "h2c" } else { "http/1.1" };
-        findings.protocols = vec![protocol.as_bytes().into()];
+        let protocol = head.map(|head| if head.version.as_str() == "HTTP/2" { "h2c" } else { "http/1.1" });
+        findings.protocols = protocol.into_iter().map(|protocol| protocol.as_bytes().into()).collect();
     }
     findings
 }
 
 fn peer(connection: &Connection<'_>) -> Peer {
-    let Some(principal) = connection.principal else { return Peer::plain() };
-    let names = skysail_identity::Peer { uris: vec![principal.to_owned()], ..Default::default() };
-    Peer::secured(Some(Rc::new(Certificate::new(&[], names))), None)
-}
-
-fn chain_policies(chain: &FilterChain) -> &[Arc<Policy>] {
-    &chain.policies
-}
-
-/// Evaluates policies in order until the first refusal, and records each verdict.
-fn check(policies: &[Arc<Policy>], subject: &Subject<'_>, explained: &mut Explanation) -> bool {
-    for policy in policies {
-        let verdict = rbac::check(std::slice::from_ref(policy), subject, &mut Tally::default());
-        let allowed = verdict == Verdict::Allow;
-        let Some(rules) = policy.rules.as_ref().or(policy.shadow.as_ref()) else { continue };
-        explained.policies.push(PolicyReport {
-            action: match rules.action {
-                RuleAction::Allow => "ALLOW",
-                RuleAction::Deny => "DENY",
-                RuleAction::Log => "LOG",
-            },
-            is_enforced: policy.rules.is_some(),
-            allowed,
-            matched: rbac::matched(rules, subject).map(ToString::to_string),
-            rules: names(rules),
-        });
-        if !allowed {
-            return false;
-        }
-    }
-    true
-}
-
-fn names(rules: &Rules) -> Vec<String> {
-    rules.rules.iter().map(|rule| rule.name.to_string()).collect()
+    let Some(hello) = &connection.tls else { return Peer::plain() };
+    let certificate = hello.principal.map(|principal| {
+        let names = skysail_identity::Peer { uris: vec![principal.to_owned()], ..Default::default() };
+        Rc::new(Certificate::new(&[], names))
+    });
+    Peer::secured(certificate, None)
 }

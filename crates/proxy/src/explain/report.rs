@@ -1,21 +1,21 @@
 //! Content of an explanation.
 
 use serde::Serialize;
-use skysail_policy::config::{
-    Cluster, Endpoints,
-    cluster::{Balancer, Health},
-    route::{Forward, HostRewrite, Rewrite},
-};
+use skysail_http::head::RequestHead;
 
 /// Explanation of a request at one proxy.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Explanation {
     /// Listener.
     pub listener: String,
     /// Filter chain.
     pub filter_chain: String,
+    /// Path of the object that caused the filter chain, from its metadata.
+    pub filter_chain_origin: Option<String>,
     /// `http` or `tcp`; empty if the connection is refused before.
     pub protocol: &'static str,
+    /// The proxy terminates TLS.
+    pub terminates_tls: bool,
     /// Route table; empty for TCP.
     pub route_table: String,
     /// Virtual host.
@@ -24,22 +24,18 @@ pub struct Explanation {
     pub is_exact_domain: bool,
     /// Routes of the virtual host up to the one that the request takes.
     pub routes: Vec<RouteReport>,
-    /// Policies in the order of their evaluation, up to the first that refuses.
-    pub policies: Vec<PolicyReport>,
-    /// Filters whose decision depends on more than the request, such as external authorization.
-    pub filters: Vec<String>,
+    /// Filters in the order of their evaluation, up to the first that refuses.
+    pub filters: Vec<FilterReport>,
     /// Result.
     pub outcome: Outcome,
     /// Clusters that the request may be forwarded to.
     pub targets: Vec<Target>,
     /// Timeout of the request in seconds; `None` disables it.
     pub timeout: Option<f64>,
-    /// Maximum number of retries.
-    pub retries: u32,
-    /// New path; `None` if it is unchanged.
-    pub rewrite: Option<String>,
-    /// New host; `None` if it is unchanged.
-    pub host: Option<String>,
+    /// Idle timeout of the stream or connection in seconds; `None` disables it.
+    pub idle_timeout: Option<f64>,
+    /// Retry policy; `None` for no retries.
+    pub retry: Option<RetryReport>,
     /// Clusters that receive a copy of the request.
     pub mirrors: Vec<String>,
 }
@@ -72,6 +68,17 @@ pub struct RouteReport {
     pub share: Option<f64>,
 }
 
+/// A filter that the request passes.
+#[derive(Clone, Debug, Serialize)]
+pub struct FilterReport {
+    /// Name.
+    pub name: String,
+    /// What it does, if that is more than a policy.
+    pub effect: String,
+    /// Policy of an RBAC filter.
+    pub policy: Option<PolicyReport>,
+}
+
 /// Verdict of one RBAC filter.
 #[derive(Clone, Debug, Serialize)]
 pub struct PolicyReport {
@@ -87,8 +94,19 @@ pub struct PolicyReport {
     pub rules: Vec<String>,
 }
 
+/// Retry policy of a route.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RetryReport {
+    /// Maximum number of retries.
+    pub retries: u32,
+    /// Conditions, by Envoy's names.
+    pub on: Vec<&'static str>,
+    /// Timeout of each attempt in seconds; `None`: only the timeout of the request applies.
+    pub per_try_timeout: Option<f64>,
+}
+
 /// A cluster that a request may be forwarded to.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Debug, Serialize)]
 pub struct Target {
     /// Name of the cluster.
     pub cluster: String,
@@ -96,6 +114,17 @@ pub struct Target {
     pub share: f64,
     /// The cluster; `None` if it does not exist.
     pub report: Option<ClusterReport>,
+    /// Reason why requests for this cluster fail, with the status of the response (0: the connection is closed).
+    pub failure: Option<(u16, String)>,
+    /// Head that the endpoint receives; `None` for TCP.
+    #[serde(skip)]
+    pub head: Option<RequestHead>,
+    /// Path of that head, if the route changes it.
+    pub rewritten_path: Option<String>,
+    /// Authority of that head, if the route changes it.
+    pub rewritten_host: Option<String>,
+    /// Headers that the route adds, sets or removes (`-name`), in order.
+    pub header_changes: Vec<String>,
 }
 
 /// A cluster.
@@ -103,8 +132,16 @@ pub struct Target {
 pub struct ClusterReport {
     /// Path of the object that configures it, such as a DestinationRule.
     pub origin: Option<String>,
+    /// Services, as `NAMESPACE/NAME`.
+    pub services: Vec<String>,
+    /// Subset; empty for none.
+    pub subset: String,
     /// Load balancing policy.
     pub balancer: &'static str,
+    /// The endpoint is the address that the client dialled.
+    pub is_original_destination: bool,
+    /// Host names that the proxy resolves; their addresses are the endpoints.
+    pub resolves: Vec<String>,
     /// Connect timeout in seconds.
     pub connect_timeout: f64,
     /// Endpoints, by priority.
@@ -116,63 +153,34 @@ pub struct ClusterReport {
 pub struct EndpointReport {
     /// Address, or path of a Unix domain socket.
     pub address: String,
+    /// Locality as `REGION/ZONE/SUBZONE`; empty if unknown.
+    pub locality: String,
     /// Priority; 0 is used first.
     pub priority: usize,
-    /// Weight.
+    /// Weight in its locality.
     pub weight: u32,
     /// The configuration says that it is healthy.
     pub is_healthy: bool,
-    /// Connections to it use TLS.
-    pub tls: bool,
+    /// It is of the first priority with healthy endpoints, so that requests reach it.
+    pub is_candidate: bool,
+    /// TLS of connections to it; `None` is plain text.
+    pub tls: Option<TlsReport>,
+}
+
+/// TLS that a proxy originates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TlsReport {
+    /// SNI; empty for none.
+    pub server_name: String,
+    /// ALPN protocols.
+    pub alpn: Vec<String>,
+    /// TLS socket of the mesh (`tlsMode-istio`): the client presents the certificate of its workload.
+    pub is_mesh: bool,
 }
 
 impl Explanation {
-    pub(super) fn set_forward(&mut self, forward: &Forward) {
-        self.timeout = forward.timeout.map(|timeout| timeout.as_secs_f64());
-        self.retries = forward.retry.as_ref().map_or(0, |retry| retry.retries);
-        self.rewrite = forward.rewrite.as_ref().map(|rewrite| match rewrite {
-            Rewrite::Prefix(prefix) => format!("prefix {prefix}"),
-            Rewrite::Full(path) => path.to_string(),
-            Rewrite::Regex(regex, with) => format!("{regex} by {with}"),
-        });
-        self.host = forward.host.as_ref().map(|host| match host {
-            HostRewrite::Literal(host) => host.to_string(),
-            HostRewrite::Auto => "host name of the endpoint".to_owned(),
-            HostRewrite::Header(name) => format!("value of header {name}"),
-        });
-        self.mirrors = forward.mirrors.iter().map(|mirror| mirror.cluster.to_string()).collect();
-    }
-}
-
-impl ClusterReport {
-    pub(super) fn new(cluster: &Cluster, endpoints: &Endpoints, origin: Option<&str>) -> Self {
-        let endpoints = endpoints.priorities.iter().enumerate().flat_map(|(priority, endpoints)| {
-            endpoints.iter().map(move |endpoint| EndpointReport {
-                address: endpoint
-                    .pipe
-                    .as_ref()
-                    .map_or_else(|| endpoint.address.to_string(), ToString::to_string),
-                priority,
-                weight: endpoint.weight,
-                is_healthy: endpoint.health == Health::Healthy,
-                tls: endpoint.tls.is_some(),
-            })
-        });
-        Self {
-            origin: origin.map(ToOwned::to_owned),
-            balancer: balancer(&cluster.balancer),
-            connect_timeout: cluster.connect_timeout.as_secs_f64(),
-            endpoints: endpoints.collect(),
-        }
-    }
-}
-
-fn balancer(balancer: &Balancer) -> &'static str {
-    match balancer {
-        Balancer::RoundRobin => "round robin",
-        Balancer::LeastRequest { .. } => "least request",
-        Balancer::PeakEwma { .. } => "peak EWMA",
-        Balancer::Random => "random",
-        _ => "consistent hashing or original destination",
+    /// Returns whether the proxy forwards the request.
+    pub fn is_forwarded(&self) -> bool {
+        self.outcome == Outcome::Forwarded
     }
 }

@@ -62,7 +62,9 @@ pub(crate) use route::{domains, uses_vhds};
 use skysail_policy::config::{Cluster, Endpoints, Listener, RouteTable, tls::ClientTls};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use text::format;
-pub(crate) use tls::{SecretName, SecretSource, TlsContexts, client_ready, server_ready};
+pub(crate) use tls::{
+    ISTIO_H2, ISTIO_HTTP1, SecretName, SecretSource, TlsContexts, client_ready, server_ready,
+};
 
 /// Reason why a resource is rejected.
 #[derive(Debug)]

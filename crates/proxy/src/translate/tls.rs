@@ -62,8 +62,8 @@ struct Inner {
 }
 
 /// ALPN protocols that filter `istio.alpn` offers to a sidecar, for HTTP/1 and for HTTP/2.
-const ISTIO_HTTP1: &[&[u8]] = &[b"istio-http/1.1", b"istio", b"http/1.1"];
-const ISTIO_H2: &[&[u8]] = &[b"istio-h2", b"istio", b"h2"];
+pub(crate) const ISTIO_HTTP1: &[&[u8]] = &[b"istio-http/1.1", b"istio", b"http/1.1"];
+pub(crate) const ISTIO_H2: &[&[u8]] = &[b"istio-h2", b"istio", b"h2"];
 
 impl TlsContexts {
     /// Returns the handle of a certificate.

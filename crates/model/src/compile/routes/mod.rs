@@ -7,7 +7,7 @@ mod action;
 mod retry;
 mod virtual_service;
 
-pub(super) use virtual_service::{at_gateway, matches_everything};
+pub(super) use virtual_service::{at_gateway, field_paths, matches_everything};
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -183,6 +183,17 @@ fn of_other_hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) ->
         }
     }
     made
+}
+
+/// Returns the VirtualService that makes the routes of a host on a port, and its field for each route.
+pub(super) fn sources<'a>(
+    scope: &Scope<'a>,
+    host: &str,
+    port: u16,
+) -> Option<(&'a Arc<Typed<VirtualService>>, Vec<String>)> {
+    let is_service = scope.world.service(host).is_some_and(|service| service.spec.port(port).is_some());
+    let rule = if is_service { scope.virtual_service_on(host, port) } else { scope.virtual_service(host) }?;
+    Some((rule, virtual_service::field_paths(scope, rule, port, None)))
 }
 
 fn default_route(scope: &Scope<'_>, host: &str, port: u16) -> route::Route {

@@ -46,23 +46,48 @@ pub(in crate::compile) fn at_gateway(
 
 fn of_port(port: &Port<'_>) -> Vec<route::Route> {
     let mut routes = Vec::new();
-    for http in port.scope.world.http_rules(port.rule).iter() {
+    for_each(port, |_, made| routes.push(made));
+    routes
+}
+
+/// Returns the fields of a VirtualService that cause its routes on a port, one for each route: for sidecars, or at a
+/// Gateway (`NAMESPACE/NAME`).
+pub(in crate::compile) fn field_paths(
+    scope: &Scope<'_>,
+    rule: &RouteRule,
+    port: u16,
+    gateway: Option<&str>,
+) -> Vec<String> {
+    let mut found = Vec::new();
+    for_each(&Port { scope, rule, number: port, gateway }, |(http, matched), _| {
+        found.push(match matched {
+            Some(matched) => format!("spec.http[{http}].match[{matched}]"),
+            None => format!("spec.http[{http}]"),
+        });
+    });
+    found
+}
+
+/// Calls `take` with each route, and the indices of its rule and its match.
+fn for_each(port: &Port<'_>, mut take: impl FnMut((usize, Option<usize>), route::Route)) {
+    for (index, http) in port.scope.world.http_rules(port.rule).iter().enumerate() {
         if http.matches.is_empty() {
-            routes.extend(route(port, http, None));
+            if let Some(made) = route(port, http, None) {
+                take((index, None), made);
+            }
             // Later routes could never be reached.
-            break;
+            return;
         }
-        let holds = |found: &&HttpMatch| applies(port, found);
-        for found in http.matches.iter().filter(holds) {
+        let matches = http.matches.iter().enumerate().filter(|(_, found)| applies(port, found));
+        for (matched, found) in matches {
             let Some(made) = route(port, http, Some(found)) else { continue };
             let last = matches_everything(&made);
-            routes.push(made);
+            take((index, Some(matched)), made);
             if last {
-                return routes;
+                return;
             }
         }
     }
-    routes
 }
 
 /// Returns whether a match applies to the client and the port. Both are known here, so requests need not be checked.

@@ -99,6 +99,12 @@ pub(crate) fn convert(conversion: Conversion, input: &[u8]) -> anyhow::Result<Ve
     }
 }
 
+/// Encodes the JSON of an `envoy.admin.v3.ConfigDump` in this process.
+pub(crate) fn config_dump(json: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let pool = DescriptorPool::decode(DESCRIPTORS).context("the built-in descriptors are broken")?;
+    to_proto(&pool, "envoy.admin.v3.ConfigDump", json)
+}
+
 /// Returns the only document of a YAML text.
 fn yaml(text: &str) -> anyhow::Result<Value> {
     let mut documents = skysail_yaml::documents(text);

@@ -1,0 +1,105 @@
+//! `skysail explain`: the decisions that the mesh makes about a request, with the objects that cause them.
+//!
+//! [`request`] reads the request, [`proxies`] has the configuration of the proxies, [`journey`] follows the request from
+//! proxy to proxy, [`hop`] describes the decisions of one, [`sources`] finds the objects behind each decision, and [`text`]
+//! prints the [`report`].
+
+mod hop;
+mod journey;
+mod proxies;
+mod report;
+mod request;
+mod sources;
+mod text;
+
+use std::{env, path::PathBuf};
+
+use anyhow::bail;
+use skysail_core::stdio;
+use skysail_sandbox::{Offline, OfflinePod, rundir};
+
+use self::{journey::Start, proxies::Proxies, request::Asked};
+use crate::{exit, input::Input, view::Output};
+
+/// Arguments of `skysail explain`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  skysail explain -f shop/ --from shop/web http://reviews:9080/reviews/1
+  skysail explain -f shop/ --from web -H 'end-user: jason' http://reviews:9080/ --output json
+  skysail explain -f shop/ --from outside http://shop.example.com/
+  skysail explain --from shop/web http://reviews:9080/reviews/1     what the proxies of the running mesh hold
+
+The request is not sent. The explanation lists, for each proxy on its way, the listener, the filter chain, the routes \
+with the reasons why they do not match, the filters and policies with their verdicts, the cluster and its endpoints, \
+each with the object, file and line that caused it.
+
+The exit code is 0 if the request would be served, 1 if it would be refused, and 2 for wrong usage.")]
+pub(crate) struct ExplainArgs {
+    /// Folder or file with the configuration; `-` is standard input. May be given several times. Without it, the proxies
+    /// of the running mesh are asked what they hold.
+    #[arg(short, long = "file", value_name = "PATH")]
+    files: Vec<PathBuf>,
+    /// Client: a workload or pod (NAMESPACE/NAME, or NAME if it is unique), the address of a pod, or `outside`: a client
+    /// outside the mesh that connects to a gateway.
+    #[arg(long, value_name = "WORKLOAD")]
+    from: String,
+    #[command(flatten)]
+    request: request::RequestArgs,
+    /// Output format.
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+    /// Name of the mesh, if several are running.
+    #[arg(long, conflicts_with = "files")]
+    name: Option<String>,
+}
+
+pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<u8> {
+    let asked = Asked::new(&args.request)?;
+    let (mesh, running) = if args.files.is_empty() {
+        let state = rundir::find(args.name.as_deref())?;
+        (Offline::running(&state)?, Some(state.name))
+    } else {
+        let Input { paths, text } = Input::read(args.files.clone())?;
+        (Offline::read(&paths, text.as_deref())?, None)
+    };
+    let start = start(&mesh, &args.from)?;
+    let proxies = match &running {
+        Some(name) => Proxies::running(&mesh, name),
+        None => Proxies::compiled(&mesh),
+    };
+    let report = journey::follow(&proxies, &start, &asked);
+    match args.output {
+        Output::Text => {
+            let base = env::current_dir().unwrap_or_default();
+            stdio::print(text::of(&report, &base))?;
+        }
+        Output::Json => stdio::print(serde_json::to_string_pretty(&report)?)?,
+    }
+    Ok(exit::of(report.served))
+}
+
+/// Returns the client.
+fn start<'a>(mesh: &'a Offline, from: &str) -> anyhow::Result<Start<'a>> {
+    if from == "outside" {
+        return Ok(Start::Outside);
+    }
+    let found = mesh.matching(from);
+    let Some(first) = found.first() else {
+        let mut known: Vec<String> = mesh.pods.iter().map(workload).collect();
+        known.dedup();
+        let listed = match known.is_empty() {
+            true => "there is none".to_owned(),
+            false => format!("it has {}", known.join(", ")),
+        };
+        bail!("--from {from}: the configuration has no such workload or pod; {listed}");
+    };
+    if found.iter().any(|pod| pod.namespace != first.namespace) {
+        bail!("--from {from}: the name is in several namespaces: write NAMESPACE/{from}");
+    }
+    Ok(Start::Pod(first))
+}
+
+fn workload(pod: &OfflinePod) -> String {
+    format!("{}/{}", pod.namespace, pod.owner.name)
+}

@@ -1,0 +1,110 @@
+//! Configuration of the proxies of a mesh.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeSet, HashMap},
+    env,
+    process::Command,
+    rc::Rc,
+};
+
+use anyhow::{Context as _, bail};
+use skysail_core::names::ADMIN_PORT;
+use skysail_model::{ClientScope, ProxyView, compile};
+use skysail_proxy::explain::{Configuration, Held, Resource};
+use skysail_sandbox::{Offline, OfflinePod};
+use skysail_xds::Kind;
+
+/// Proxies of a mesh.
+pub(super) struct Proxies<'a> {
+    /// Objects, pods and names.
+    pub(super) mesh: &'a Offline,
+    /// Name of the running mesh; `None` if the proxies do not run.
+    running: Option<String>,
+    /// Proxies by pod: namespace and name.
+    loaded: RefCell<HashMap<(String, String), Option<Rc<Proxy>>>>,
+    notes: RefCell<Vec<String>>,
+}
+
+/// A proxy and its configuration.
+pub(super) struct Proxy {
+    /// Configuration.
+    pub(super) configuration: Configuration,
+    /// View of the proxy.
+    pub(super) view: ProxyView,
+    /// Scope in which its routes are compiled.
+    pub(super) scope: ClientScope,
+    /// Clusters and virtual hosts that the proxy does not hold, because no request has used them yet.
+    pub(super) on_demand: BTreeSet<String>,
+    /// Resources that the proxy does not apply: name and reason.
+    pub(super) refused: Vec<(String, String)>,
+}
+
+impl<'a> Proxies<'a> {
+    /// Returns proxies that get what the control plane compiles.
+    pub(super) fn compiled(mesh: &'a Offline) -> Self {
+        Self { mesh, running: None, loaded: RefCell::default(), notes: RefCell::default() }
+    }
+
+    /// Returns the proxies of a running mesh, with what they hold.
+    pub(super) fn running(mesh: &'a Offline, name: &str) -> Self {
+        Self { running: Some(name.to_owned()), ..Self::compiled(mesh) }
+    }
+
+    /// Returns the proxy of a pod; `None` if the control plane would refuse it.
+    pub(super) fn of(&self, pod: &OfflinePod) -> Option<Rc<Proxy>> {
+        let key = (pod.namespace.clone(), pod.name.clone());
+        let mut loaded = self.loaded.borrow_mut();
+        loaded.entry(key).or_insert_with(|| self.load(pod).map(Rc::new)).clone()
+    }
+
+    /// Returns remarks about proxies that could not be asked.
+    pub(super) fn notes(&self) -> Vec<String> {
+        self.notes.borrow().clone()
+    }
+
+    fn load(&self, pod: &OfflinePod) -> Option<Proxy> {
+        let world = &self.mesh.world;
+        let view = pod.proxy(world)?.view;
+        let (made, _) = compile(world, &view);
+        let mut resources = Vec::new();
+        for kind in [Kind::Cluster, Kind::Endpoint, Kind::Route, Kind::Listener] {
+            resources.extend(made.iter(kind).map(|resource| Resource {
+                kind,
+                name: resource.name.to_string(),
+                body: resource.body.clone(),
+            }));
+        }
+        let (mut on_demand, mut refused) = (BTreeSet::new(), Vec::new());
+        if let Some(mesh) = &self.running {
+            match held(mesh, pod, resources.clone()) {
+                Ok(held) => (resources, on_demand, refused) = (held.resources, held.on_demand, held.refused),
+                Err(error) => self.notes.borrow_mut().push(format!(
+                    "the proxy of {}/{} does not tell its configuration ({error:#}): explained is what the files \
+                     give it",
+                    pod.namespace, pod.name
+                )),
+            }
+        }
+        let scope = ClientScope::of(&view, &world.grouping());
+        let configuration = Configuration::load(&resources);
+        refused.extend(configuration.refused().iter().cloned());
+        Some(Proxy { configuration, view, scope, on_demand, refused })
+    }
+}
+
+/// Reads what a running proxy holds. `skysail call` reads the page, since a process that enters the network of a pod
+/// cannot leave it.
+fn held(mesh: &str, pod: &OfflinePod, compiled: Vec<Resource>) -> anyhow::Result<Held> {
+    let url = format!("http://127.0.0.1:{ADMIN_PORT}/config_dump?include_eds");
+    let workload = format!("{}/{}", pod.namespace, pod.name);
+    let own = env::current_exe().context("finding this program")?;
+    let output = Command::new(own)
+        .args(["call", &workload, &url, "--max-time", "20", "--name", mesh])
+        .output()
+        .context("starting `skysail call`")?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Held::read(&output.stdout, compiled)
+}

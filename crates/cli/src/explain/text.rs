@@ -1,0 +1,370 @@
+//! The report as text of at most [`WIDTH`] columns.
+
+use std::path::Path;
+
+use skysail_core::logging::printable;
+use unicode_width::UnicodeWidthStr as _;
+
+use super::report::{Destination, FilterStep, Hop, Item, Report, RouteStep, Source, TargetStep};
+
+/// Maximum width of a line in columns.
+const WIDTH: usize = 100;
+/// Width of labels.
+const LABEL: usize = 15;
+/// Maximum number of routes that do not match, and of endpoints, in a list.
+const MAX_LISTED: usize = 12;
+
+/// Returns the report as text. Files below the folder `base` are shown relative to it.
+pub(super) fn of(report: &Report, base: &Path) -> String {
+    let mut text = Text { out: String::new(), base };
+    text.report(report);
+    text.out.truncate(text.out.trim_end().len());
+    text.out
+}
+
+struct Text<'a> {
+    out: String,
+    base: &'a Path,
+}
+
+impl Text<'_> {
+    fn report(&mut self, report: &Report) {
+        self.line(0, &report.request.line());
+        let from = &report.from;
+        let mut client = format!("from {} ({}", from.workload, from.address);
+        if let Some(principal) = &from.principal {
+            client = format!("{client}, {principal}");
+        }
+        self.line(0, &format!("{client})"));
+        if !report.errors.is_empty() {
+            self.title("ERRORS IN THE CONFIGURATION: an object with an error may have no effect");
+            report.errors.iter().for_each(|error| self.line(2, &self.relative(error)));
+        }
+        if let Some(dns) = &report.dns {
+            self.title("NAME LOOKUP");
+            if !dns.name.is_empty() {
+                let addresses = list(&dns.addresses);
+                self.field(dns.host.trim_end_matches('.'), &format!("{}: {addresses}", dns.name));
+            }
+            if !dns.note.is_empty() {
+                self.field(&dns.host, &dns.note);
+            }
+        }
+        if let Some(hop) = &report.client {
+            self.hop(hop, "");
+        }
+        for note in &report.notes {
+            self.title("NOTE");
+            self.line(2, note);
+        }
+        report.destinations.iter().for_each(|destination| self.destination(destination));
+        let verdict = if report.served { "SERVED" } else { "REFUSED" };
+        self.title(&format!("{verdict}: {}", report.result));
+    }
+
+    fn destination(&mut self, to: &Destination) {
+        let share = share(to.share);
+        if let Some(hop) = &to.hop {
+            self.hop(hop, &format!(", {share} of the requests, at {}", to.endpoint));
+            if !to.path.is_empty() && hop.direction == "inbound" && to.served {
+                self.field("request", &format!("path {}, authority {}", to.path, to.authority));
+            }
+            to.next.iter().for_each(|next| self.destination(next));
+        } else {
+            let place =
+                to.to.as_ref().map_or("DESTINATION".to_owned(), |to| format!("WORKLOAD {}", to.workload));
+            let at = if to.endpoint.is_empty() { String::new() } else { format!(", at {}", to.endpoint) };
+            self.title(&format!("{place}, {share} of the requests{at}"));
+            self.source(to.to.as_ref().and_then(|to| to.source.as_ref()));
+        }
+        if to.next.is_empty() {
+            self.field("result", &to.result);
+        }
+    }
+
+    fn hop(&mut self, hop: &Hop, rest: &str) {
+        let title = match hop.direction {
+            "gateway" => format!("GATEWAY {}{rest}", hop.proxy),
+            "inbound" => format!("INBOUND at the sidecar of {}{rest}", hop.proxy),
+            _ => format!("OUTBOUND at the sidecar of {}{rest}", hop.proxy),
+        };
+        self.title(&title);
+        if hop.direction != "outbound" {
+            let mut connection = hop.transport.clone();
+            if let Some(principal) = &hop.principal {
+                connection = format!("{connection}, principal {principal}");
+            }
+            self.field("connection", &connection);
+        }
+        if !hop.mtls_mode.is_empty() {
+            let default = if hop.mtls_source.is_none() { " (default)" } else { "" };
+            self.field("mTLS mode", &format!("{}{default}", hop.mtls_mode));
+            self.source(hop.mtls_source.as_ref());
+        }
+        self.item("listener", &hop.listener);
+        self.item("filter chain", &hop.filter_chain);
+        if !hop.virtual_host.is_empty() {
+            self.field("virtual host", &format!("{} of route table {}", hop.virtual_host, hop.route_table));
+        }
+        self.routes(&hop.routes);
+        hop.filters.iter().for_each(|filter| self.filter(filter));
+        if hop.protocol == "http" && !hop.targets.is_empty() && hop.direction != "inbound" {
+            self.limits(hop);
+        }
+        if hop.direction != "inbound" {
+            hop.targets.iter().for_each(|target| self.target(target));
+        }
+        if !hop.mirrors.is_empty() {
+            self.field("mirrors", &list(&hop.mirrors));
+        }
+        match (hop.outcome.kind, hop.outcome.status) {
+            ("responded", Some(status)) => {
+                self.field("responds", &format!("{status}: {}", hop.outcome.reason));
+            }
+            ("closed", _) => self.field("closes", &hop.outcome.reason),
+            _ => {}
+        }
+        if !hop.on_demand.is_empty() {
+            self.field("not held yet", &format!("{}: requested on demand", list(&hop.on_demand)));
+        }
+        for (name, reason) in hop.refused_resources.iter().take(MAX_LISTED) {
+            self.field("not applied", &format!("{name}: {reason}"));
+        }
+    }
+
+    fn routes(&mut self, routes: &[RouteStep]) {
+        let unmatched: Vec<&RouteStep> = routes.iter().filter(|route| !route.taken).collect();
+        for route in unmatched.iter().take(MAX_LISTED) {
+            self.field(
+                &format!("not route {}", route.index),
+                &format!("{}{}", named(&route.name), route.mismatch),
+            );
+            self.source(route.source.as_ref());
+        }
+        if unmatched.len() > MAX_LISTED {
+            self.field("", &format!("{} more routes do not match", unmatched.len() - MAX_LISTED));
+        }
+        for route in routes.iter().filter(|route| route.taken) {
+            let name = if route.name.is_empty() { "without a name" } else { &route.name };
+            self.field(&format!("route {}", route.index), name);
+            self.source(route.source.as_ref());
+        }
+    }
+
+    fn filter(&mut self, filter: &FilterStep) {
+        if filter.action.is_empty() {
+            self.field("filter", &format!("{}: {}", filter.name, filter.effect));
+        } else {
+            let verdict = match (filter.allowed, filter.enforced) {
+                (true, true) => "admits",
+                (false, true) => "DENIES",
+                (true, false) => "would admit (dry run)",
+                (false, false) => "would deny (dry run)",
+            };
+            let rule = match filter.matched.as_str() {
+                "" => "no rule matches".to_owned(),
+                rule => format!("rule {rule} matches"),
+            };
+            self.field("policy", &format!("{} {verdict}: {rule}", filter.action));
+        }
+        filter.sources.iter().take(MAX_LISTED).for_each(|source| self.source(Some(source)));
+    }
+
+    fn limits(&mut self, hop: &Hop) {
+        let seconds = |limit: Option<f64>| limit.map_or("none".to_owned(), |limit| format!("{limit} s"));
+        let idle = seconds(hop.idle_timeout);
+        self.field("timeout", &format!("{}; idle {idle}", seconds(hop.timeout)));
+        self.source(hop.timeout_source.as_ref());
+        match &hop.retry {
+            Some(retry) => {
+                let each = retry.per_try_timeout.map(|each| format!(", {each} s each")).unwrap_or_default();
+                self.field("retries", &format!("{}{each} on {}", retry.retries, retry.on.join(", ")));
+                let by = hop.retry_source.as_ref();
+                self.source(by);
+            }
+            None => self.field("retries", "none"),
+        }
+    }
+
+    fn target(&mut self, target: &TargetStep) {
+        self.field("cluster", &format!("{}, {}", target.cluster, share(target.share)));
+        self.source(target.source.as_ref());
+        target.services.iter().for_each(|service| self.source(Some(service)));
+        if !target.failure.is_empty() {
+            self.field("", &format!("fails: {}", target.failure));
+        }
+        if target.share <= 0.0 {
+            return;
+        }
+        for (label, change) in
+            [("path becomes", &target.rewritten_path), ("host becomes", &target.rewritten_host)]
+        {
+            change.iter().for_each(|change| self.field(label, change));
+        }
+        if !target.header_changes.is_empty() {
+            self.field("headers", &target.header_changes.join(", "));
+        }
+        if !target.resolves.is_empty() {
+            self.field("endpoints", &format!("the addresses of {}", list(&target.resolves)));
+        }
+        if target.endpoints.is_empty() {
+            return;
+        }
+        let candidates = target.endpoints.iter().filter(|endpoint| endpoint.is_candidate).count();
+        self.field("endpoints", &format!("{candidates} of {}, {}", target.endpoints.len(), target.balancer));
+        for endpoint in target.endpoints.iter().take(MAX_LISTED) {
+            let mut line = endpoint.address.clone();
+            if !endpoint.locality.is_empty() {
+                line = format!("{line} in {}", endpoint.locality);
+            }
+            let tls = match &endpoint.tls {
+                None => "plain text".to_owned(),
+                Some(tls) if tls.is_mesh => "mutual TLS of the mesh".to_owned(),
+                Some(tls) => format!("TLS, SNI {}", tls.server_name),
+            };
+            let state = match (endpoint.is_candidate, endpoint.is_healthy) {
+                (true, _) => String::new(),
+                (false, false) => "; unhealthy".to_owned(),
+                (false, true) => format!("; priority {} is not used", endpoint.priority),
+            };
+            self.field("", &format!("{line}, {tls}{state}"));
+        }
+        if target.endpoints.len() > MAX_LISTED {
+            self.field("", &format!("{} more", target.endpoints.len() - MAX_LISTED));
+        }
+    }
+
+    fn item(&mut self, label: &str, item: &Item) {
+        if !item.name.is_empty() {
+            self.field(label, &item.name);
+            self.source(item.source.as_ref());
+        }
+    }
+
+    fn source(&mut self, source: Option<&Source>) {
+        let Some(Source { object, field, file, line }) = source else { return };
+        let field = if field.is_empty() { String::new() } else { format!(" {field}") };
+        let place = match (file.as_str(), line) {
+            ("", _) => String::new(),
+            (file, 0) => format!(", {}", self.relative(file)),
+            (file, line) => format!(", {}:{line}", self.relative(file)),
+        };
+        self.wrapped(&" ".repeat(LABEL + 4), &format!("<- {object}{field}{place}"), LABEL + 7);
+    }
+
+    fn title(&mut self, title: &str) {
+        self.out.push('\n');
+        self.line(0, title);
+    }
+
+    fn field(&mut self, label: &str, value: &str) {
+        let label = printable(label);
+        let gap = LABEL.saturating_sub(label.width()).max(1);
+        self.wrapped(&format!("  {label}{}", " ".repeat(gap)), value, LABEL + 4);
+    }
+
+    fn line(&mut self, indent: usize, text: &str) {
+        self.wrapped(&" ".repeat(indent), text, indent + 4);
+    }
+
+    /// Adds a text after a first part, and breaks it so that no line is too wide. Further lines are indented.
+    fn wrapped(&mut self, first: &str, text: &str, indent: usize) {
+        let mut line = first.to_owned();
+        let mut is_empty = true;
+        for word in printable(text).split(' ') {
+            let mut word = word;
+            let gap = usize::from(!is_empty);
+            if !is_empty && line.width() + gap + word.width() > WIDTH {
+                self.end_line(&mut line, indent);
+                is_empty = true;
+            }
+            if !is_empty {
+                line.push(' ');
+            }
+            while line.width() + word.width() > WIDTH {
+                let room = WIDTH.saturating_sub(line.width()).max(1);
+                let (head, tail) = split(word, room);
+                line.push_str(head);
+                self.end_line(&mut line, indent);
+                word = tail;
+            }
+            line.push_str(word);
+            is_empty = false;
+        }
+        self.out.push_str(line.trim_end());
+        self.out.push('\n');
+    }
+
+    fn end_line(&mut self, line: &mut String, indent: usize) {
+        self.out.push_str(line.trim_end());
+        self.out.push('\n');
+        *line = " ".repeat(indent);
+    }
+
+    /// Returns a text without the base folder in paths.
+    fn relative(&self, text: &str) -> String {
+        match self.base.to_str() {
+            Some(base) if !base.is_empty() && base != "/" => text.replace(&format!("{base}/"), ""),
+            _ => text.to_owned(),
+        }
+    }
+}
+
+/// Splits a word before the character that exceeds a width.
+fn split(word: &str, width: usize) -> (&str, &str) {
+    let mut end = 0;
+    for (at, character) in word.char_indices() {
+        let next = at + character.len_utf8();
+        if end > 0 && word[..next].width() > width {
+            break;
+        }
+        end = next;
+    }
+    word.split_at(end)
+}
+
+fn named(name: &str) -> String {
+    if name.is_empty() { String::new() } else { format!("{name}: ") }
+}
+
+fn share(share: f64) -> String {
+    format!("{} %", (share * 1000.0).round() / 10.0)
+}
+
+/// Joins the first items of a list.
+fn list(items: &[String]) -> String {
+    let shown: Vec<&str> = items.iter().take(MAX_LISTED).map(String::as_str).collect();
+    let more = items.len().saturating_sub(MAX_LISTED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", shown.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_line_is_wider_than_the_limit() {
+        let mut text = Text { out: String::new(), base: Path::new("") };
+        text.field("cluster", &"x".repeat(250));
+        text.field("route", &"some words ".repeat(40));
+        text.field("wide", &"漢".repeat(120));
+        text.field("control", "a\u{1b}[31mb\nc");
+        assert!(text.out.lines().all(|line| line.width() <= WIDTH), "{}", text.out);
+        assert!(!text.out.contains('\u{1b}'));
+        assert_eq!(text.out.matches('x').count(), 250);
+        assert_eq!(text.out.matches('漢').count(), 120);
+    }
+
+    #[test]
+    fn files_are_shown_relative_to_the_folder() {
+        let mut text = Text { out: String::new(), base: Path::new("/home/ann/shop") };
+        text.source(Some(&Source {
+            object: "Service shop/web".to_owned(),
+            field: "spec.ports[0]".to_owned(),
+            file: "/home/ann/shop/mesh/a.yaml".to_owned(),
+            line: 7,
+        }));
+        assert_eq!(text.out.trim(), "<- Service shop/web spec.ports[0], mesh/a.yaml:7");
+    }
+}

@@ -1,0 +1,85 @@
+//! Where objects were read, for reports.
+
+use super::World;
+use crate::{
+    api::{Kind, ObjectKey},
+    origin::Origin,
+};
+
+impl World {
+    /// Returns where an object was read; `None` if it does not exist.
+    pub fn origin(&self, key: &ObjectKey) -> Option<&Origin> {
+        let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
+        macro_rules! at {
+            ($store:ident) => {
+                self.$store.get(namespace, name).map(|entry| &entry.origin)
+            };
+        }
+        match key.kind {
+            Kind::Namespace => at!(namespaces),
+            Kind::Node => at!(nodes),
+            Kind::Service => at!(services),
+            Kind::ServiceAccount => at!(service_accounts),
+            Kind::Pod => at!(pods),
+            Kind::Secret => at!(secrets),
+            Kind::EndpointSlice => at!(slices),
+            Kind::VirtualService => at!(virtual_services),
+            Kind::DestinationRule => at!(destination_rules),
+            Kind::ServiceEntry => at!(service_entries),
+            Kind::PeerAuthentication => at!(peer_authentications),
+            Kind::AuthorizationPolicy => at!(authorization_policies),
+            Kind::Gateway => at!(gateways),
+            Kind::Sidecar => at!(sidecars),
+            Kind::WorkloadEntry => at!(workload_entries),
+            Kind::WorkloadGroup => at!(workload_groups),
+            Kind::ProxyConfig => at!(proxy_configs),
+            Kind::EnvoyFilter => at!(envoy_filters),
+            Kind::RequestAuthentication => at!(request_authentications),
+            Kind::Telemetry => at!(telemetries),
+            Kind::Ingress => at!(ingresses),
+            Kind::IngressClass => at!(ingress_classes),
+            Kind::GatewayClass => at!(gateway_classes),
+            Kind::KubernetesGateway => at!(kubernetes_gateways),
+            Kind::ListenerSet => at!(listener_sets),
+            Kind::HttpRoute => at!(http_routes),
+            Kind::GrpcRoute => at!(grpc_routes),
+            Kind::TlsRoute => at!(tls_routes),
+            Kind::TcpRoute => at!(tcp_routes),
+            Kind::ReferenceGrant => at!(reference_grants),
+            Kind::BackendTlsPolicy => at!(backend_tls_policies),
+            Kind::RateLimitPolicy => at!(rate_limit_policies),
+            Kind::ConfigMap => self.mesh.as_ref().map(|entry| &entry.origin),
+            kind @ (Kind::Deployment
+            | Kind::StatefulSet
+            | Kind::DaemonSet
+            | Kind::ReplicaSet
+            | Kind::Job
+            | Kind::CronJob) => self.templates.get(&kind)?.get(namespace, name).map(|entry| &entry.origin),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_have_the_file_and_line_where_they_were_read() {
+        let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: n}\nspec: {ports: [{port: 80}]}\n\
+                    ---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, namespace: n}\nspec:\n  \
+                    selector: {matchLabels: {app: a}}\n  template:\n    metadata: {labels: {app: a}}\n    \
+                    spec: {containers: [{name: a, image: i}]}\n";
+        let mut world = World::new();
+        for (object, origin) in crate::parse(text, "a.yaml").objects {
+            world.apply(object, origin);
+        }
+        let line = |kind, name: &str| {
+            let key = ObjectKey { kind, namespace: "n".to_owned(), name: name.to_owned() };
+            world.origin(&key).map(|origin| (origin.file.to_string(), origin.line))
+        };
+        assert_eq!(line(Kind::Service, "a"), Some(("a.yaml".to_owned(), 1)));
+        assert_eq!(line(Kind::Deployment, "a"), Some(("a.yaml".to_owned(), 6)));
+        assert_eq!(line(Kind::Service, "b"), None);
+        assert_eq!(line(Kind::VirtualService, "a"), None);
+    }
+}

@@ -1,0 +1,364 @@
+//! A mesh that does not run: the objects that [`crate::mesh`] would make from files, and the configuration that their
+//! proxies would get.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+    num::NonZeroU32,
+    path::PathBuf,
+};
+
+use serde_json::Value;
+use skysail_model::{Diagnostic, Kind, ObjectKey, Origin, ProxyNode, World, api::kube::Locality};
+use skysail_source::{FileChange, FileState, Folders};
+
+use crate::{
+    check::{apply, mesh_world},
+    error::{Context as _, Error},
+    external::{self, Allocation},
+    files::{FileUpdate, Files},
+    names::{Answer, DOMAIN, Hosts, Names},
+    networks::POD_NETWORK,
+    objects::{Objects, Workload, fnv, letters},
+    plan::{self, Pod, VirtualAddresses},
+    progress::SERVICES,
+    rules::{Exceptions, VirtualPort},
+    rundir::{Phase, PodState, State},
+};
+
+/// Maximum number of pods of a workload. More pods with the same template explain nothing more.
+const MAX_REPLICAS: u32 = 20;
+/// Maximum number of pods.
+const MAX_PODS: usize = 5_000;
+/// Maximum length of a chain of aliases.
+const MAX_ALIASES: usize = 8;
+/// Number of dots from which a name is looked up as it is first, as pods are configured.
+const DOTS: usize = 5;
+/// Name of standard input in diagnostics.
+const STDIN: &str = "-";
+
+/// A mesh that does not run.
+#[derive(Debug)]
+pub struct Offline {
+    /// Objects of the files and of the mesh.
+    pub world: World,
+    /// Diagnostics of the control plane.
+    pub findings: Vec<Diagnostic>,
+    /// Pods in the order of their addresses.
+    pub pods: Vec<OfflinePod>,
+    objects: Objects,
+    names: Names,
+    hosts: Hosts,
+    ports: Vec<VirtualPort>,
+}
+
+/// A pod of a mesh that does not run.
+#[derive(Clone, Debug)]
+pub struct OfflinePod {
+    /// Name.
+    pub name: String,
+    /// Namespace.
+    pub namespace: String,
+    /// Workload that makes it.
+    pub owner: ObjectKey,
+    /// Service account.
+    pub account: String,
+    /// Address.
+    pub address: Ipv4Addr,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// The pod has a sidecar or is a gateway.
+    pub sidecar: bool,
+    /// The pod is a gateway.
+    pub gateway: bool,
+    exceptions: Exceptions,
+    node: Value,
+}
+
+/// Result of a name lookup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// Addresses, and the full name that has them.
+    Found(String, Vec<Ipv4Addr>),
+    /// The name has no address in the mesh, for this reason if it is that of a ServiceEntry.
+    Missing(Option<String>),
+}
+
+impl Offline {
+    /// Reads folders and files, and a text from standard input as the last one.
+    ///
+    /// # Errors
+    /// When a path cannot be read.
+    pub fn read(config: &[PathBuf], stdin: Option<&str>) -> Result<Self, Error> {
+        let shown: Vec<_> = config.iter().map(|path| path.display().to_string()).collect();
+        let mut changes = Folders::new(config).context(format!("reading {}", shown.join(", ")))?.scan();
+        changes.extend(stdin.map(|text| {
+            let state = FileState::Text(text.to_owned());
+            FileChange { layer: config.len(), path: STDIN.to_owned(), state }
+        }));
+        Ok(Self::of(changes))
+    }
+
+    /// Makes the mesh of these files.
+    pub fn of(changes: Vec<FileChange>) -> Self {
+        Self::build(changes, &[], |objects| pods(objects).into_iter().map(|pod| (pod, true)).collect())
+    }
+
+    /// Describes a running mesh: its files as they are now, with its pods and addresses.
+    ///
+    /// # Errors
+    /// When a path of its configuration cannot be read.
+    pub fn running(state: &State) -> Result<Self, Error> {
+        let what = format!("reading the configuration of mesh {}", state.name);
+        let changes = Folders::new(&state.config).context(what)?.scan();
+        let generated = state.generated(SERVICES);
+        Ok(Self::build(changes, &generated, |objects| running_pods(objects, state)))
+    }
+
+    /// Makes the mesh of files. `generated` are Services with their addresses and the allocation of a running mesh.
+    fn build(
+        changes: Vec<FileChange>,
+        generated: &[Value],
+        pods: impl FnOnce(&Objects) -> Vec<(Pod, bool)>,
+    ) -> Self {
+        let mut files = Files::default();
+        for change in &changes {
+            files.take(FileUpdate::of(change.clone()));
+        }
+        let objects = files.objects();
+        let mut addresses = VirtualAddresses::of(generated);
+        let addresses = addresses.assign(&objects.services);
+        let (mut world, mut findings) = mesh_world(changes, addresses);
+        let mut allocation = Allocation::of(generated);
+        let allocated = allocation.assign(&objects.entries);
+        apply(&mut world, &external::document(allocated), &Origin::default());
+        let pods = pods(&objects);
+        for (pod, ready) in &pods {
+            let origin = world.origin(&owner(pod)).cloned().unwrap_or_default();
+            apply(&mut world, &pod.object(Phase::Running, *ready), &origin);
+        }
+        world.settle();
+        findings.extend(world.validate());
+        let known: Vec<(&Pod, bool)> = pods.iter().map(|(pod, ready)| (pod, *ready)).collect();
+        let names = plan::names(&objects.services, addresses, &known);
+        let hosts = external::hosts(&objects.entries, allocated, &known);
+        let ports = plan::virtual_ports(&objects.services, addresses, &known);
+        let pods = pods.iter().map(|(pod, _)| OfflinePod::of(pod)).collect();
+        Self { world, findings: findings.into_iter().collect(), pods, objects, names, hosts, ports }
+    }
+
+    /// Returns the pods of a workload or pod: `NAME`, `NAMESPACE/NAME`, or an address.
+    pub fn matching(&self, name: &str) -> Vec<&OfflinePod> {
+        if let Ok(address) = name.parse::<Ipv4Addr>() {
+            return self.pods.iter().filter(|pod| pod.address == address).collect();
+        }
+        let (namespace, name) = match name.split_once('/') {
+            Some((namespace, name)) => (Some(namespace), name),
+            None => (None, name),
+        };
+        let named = |pod: &&OfflinePod| {
+            namespace.is_none_or(|namespace| pod.namespace == namespace)
+                && (pod.owner.name == name || pod.name == name)
+        };
+        self.pods.iter().filter(named).collect()
+    }
+
+    /// Returns the pod with this address.
+    pub fn pod_at(&self, address: IpAddr) -> Option<&OfflinePod> {
+        self.pods.iter().find(|pod| IpAddr::V4(pod.address) == address)
+    }
+
+    /// Returns a gateway whose Service has this port, and the port of its pods.
+    pub fn gateway(&self, port: u16) -> Option<(&OfflinePod, u16)> {
+        self.pods.iter().filter(|pod| pod.gateway).find_map(|pod| {
+            let target = self.ports.iter().filter(|of| of.port == port && !of.udp).find_map(|of| {
+                let backend = of.backends.iter().find(|(address, _)| *address == pod.address);
+                backend.map(|(_, port)| *port)
+            });
+            target.map(|target| (pod, target))
+        })
+    }
+
+    /// Looks up a host as a program in a pod does, with the search domains of the pod's namespace.
+    pub fn look_up(&self, host: &str, pod: &OfflinePod) -> Lookup {
+        let host = host.to_ascii_lowercase();
+        let absolute = host.ends_with('.');
+        let plain = host.trim_end_matches('.').to_owned();
+        let searched =
+            [format!("{}.svc.{DOMAIN}", pod.namespace), format!("svc.{DOMAIN}"), DOMAIN.to_owned()];
+        let mut candidates: Vec<String> = searched.iter().map(|domain| format!("{plain}.{domain}")).collect();
+        if absolute {
+            candidates.clear();
+        }
+        let first = plain.matches('.').count() >= DOTS;
+        candidates.insert(if first { 0 } else { candidates.len() }, plain.clone());
+        let found = candidates.into_iter().find_map(|name| self.addresses(&name, pod));
+        found.map_or_else(
+            || {
+                let entries = &self.objects.entries;
+                Lookup::Missing(external::obstacle(entries, &plain, &pod.namespace, pod.sidecar))
+            },
+            |(name, addresses)| Lookup::Found(name, addresses),
+        )
+    }
+
+    fn addresses(&self, name: &str, pod: &OfflinePod) -> Option<(String, Vec<Ipv4Addr>)> {
+        let hosts = self.hosts.get(&pod.address);
+        let mut name = name.to_owned();
+        for _ in 0..MAX_ALIASES {
+            match self.names.get(&name).or_else(|| hosts?.get(&name))? {
+                Answer::Addresses(found) => return Some((name, found.clone())),
+                Answer::Alias(target) => name.clone_from(target),
+            }
+        }
+        None
+    }
+
+    /// Returns the backends of a Service's address and port, which a connection without a sidecar reaches; `None` if no
+    /// Service has them.
+    pub fn backends(&self, address: Ipv4Addr, port: u16) -> Option<&[(Ipv4Addr, u16)]> {
+        let is_it = |of: &&VirtualPort| (of.address, of.port, of.udp) == (address, port, false);
+        self.ports.iter().find(is_it).map(|of| of.backends.as_slice())
+    }
+}
+
+impl OfflinePod {
+    fn of(pod: &Pod) -> Self {
+        Self {
+            name: pod.name.clone(),
+            namespace: pod.namespace.clone(),
+            owner: owner(pod),
+            account: pod.account.clone(),
+            address: pod.address,
+            labels: pod.labels.clone(),
+            sidecar: pod.sidecar,
+            gateway: pod.gateway.is_some(),
+            exceptions: Exceptions::read(&pod.annotations).0,
+            node: pod.node(NonZeroU32::MIN),
+        }
+    }
+
+    /// Returns whether the sidecar takes connections of the pod to this address.
+    pub fn intercepts_outbound(&self, address: Ipv4Addr, port: u16) -> bool {
+        self.sidecar && !self.gateway && self.exceptions.intercept_outbound(address, port)
+    }
+
+    /// Returns whether the sidecar takes connections to this port of the pod.
+    pub fn intercepts_inbound(&self, port: u16) -> bool {
+        self.sidecar && !self.gateway && self.exceptions.intercept_inbound(port)
+    }
+
+    /// Returns the proxy's node, as the control plane parses and identifies it; `None` if that fails.
+    pub fn proxy(&self, world: &World) -> Option<ProxyNode> {
+        let id = self.node["id"].as_str()?;
+        let metadata = self.node["metadata"].clone();
+        let mut node = ProxyNode::parse(id, metadata, Locality::default()).ok()?;
+        node.view.is_authenticated = true;
+        world.identify(&mut node, "Kubernetes").ok()?;
+        Some(node)
+    }
+}
+
+fn owner(pod: &Pod) -> ObjectKey {
+    let kinds = [Kind::Deployment, Kind::StatefulSet, Kind::DaemonSet, Kind::ReplicaSet, Kind::Job];
+    let kind = kinds.into_iter().find(|kind| kind.as_str() == pod.kind).unwrap_or(Kind::Pod);
+    ObjectKey { kind, namespace: pod.namespace.clone(), name: pod.workload.clone() }
+}
+
+/// Returns the pods of the workloads, with the names and the order of addresses that a mesh gives them.
+fn pods(objects: &Objects) -> Vec<Pod> {
+    let mut pods = Vec::new();
+    let [a, b, ..] = POD_NETWORK.0.octets();
+    for workload in objects.workloads.values() {
+        for number in 0..workload.replicas.min(MAX_REPLICAS) {
+            if pods.len() >= MAX_PODS {
+                return pods;
+            }
+            // The first addresses are those of the network and of the bridge.
+            let host = u16::try_from(pods.len() + 2).unwrap_or(u16::MAX);
+            let [c, d] = host.to_be_bytes();
+            let name = pod_name(workload, number);
+            pods.push(Pod::new(workload, name, Ipv4Addr::new(a, b, c, d), &objects.namespaces));
+        }
+    }
+    pods
+}
+
+/// Returns the pods of a running mesh, and whether they are ready.
+fn running_pods(objects: &Objects, state: &State) -> Vec<(Pod, bool)> {
+    let pod = |running: &PodState| {
+        let key = (running.namespace.clone(), running.kind.clone(), running.workload.clone());
+        let workload = objects.workloads.get(&key)?;
+        let address = running.address.parse().ok()?;
+        let pod = Pod::new(workload, running.name.clone(), address, &objects.namespaces);
+        Some((pod, running.ready.is_ok()))
+    };
+    state.pods.iter().filter_map(pod).collect()
+}
+
+fn pod_name(workload: &Workload, number: u32) -> String {
+    let Workload { kind, namespace, name, hash, .. } = workload;
+    match kind.as_str() {
+        "Pod" => name.clone(),
+        "StatefulSet" => format!("{name}-{number}"),
+        _ => {
+            let suffix = letters(fnv(format!("{namespace}/{name}/{hash}/{number}").as_bytes()), 5);
+            let middle = if kind == "Deployment" { format!("-{hash}") } else { String::new() };
+            format!("{name}{middle}-{suffix}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MESH: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, namespace: shop}\nspec:\n  \
+                        replicas: 2\n  selector: {matchLabels: {app: web}}\n  template:\n    \
+                        metadata: {labels: {app: web}, annotations: {traffic.sidecar.istio.io/excludeOutboundPorts: '5432'}}\n    \
+                        spec: {containers: [{name: web, image: i}]}\n---\n\
+                        apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\n\
+                        spec: {selector: {app: web}, ports: [{name: http, port: 80, targetPort: 8080}]}\n---\n\
+                        apiVersion: v1\nkind: Service\nmetadata: {name: alias, namespace: shop}\n\
+                        spec: {type: ExternalName, externalName: web.shop.svc.cluster.local}\n";
+
+    fn mesh() -> Offline {
+        let state = FileState::Text(MESH.to_owned());
+        Offline::of(vec![FileChange { layer: 0, path: "mesh.yaml".to_owned(), state }])
+    }
+
+    #[test]
+    fn pods_have_addresses_names_and_the_origin_of_their_workload() {
+        let mesh = mesh();
+        assert!(mesh.findings.is_empty(), "{:?}", mesh.findings);
+        let pods = mesh.matching("shop/web");
+        assert_eq!(pods.iter().map(|pod| pod.address.octets()[3]).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(mesh.matching("10.244.0.3").len(), 1);
+        assert_eq!(mesh.matching("other/web").len(), 0);
+        let pod = ObjectKey { kind: Kind::Pod, namespace: "shop".to_owned(), name: pods[0].name.clone() };
+        assert_eq!(mesh.world.origin(&pod).map(|origin| &*origin.file), Some("mesh.yaml"));
+        let node = pods[0].proxy(&mesh.world).unwrap();
+        assert_eq!((node.view.canonical_service.as_str(), node.view.is_authenticated), ("web", true));
+    }
+
+    #[test]
+    fn names_are_looked_up_with_search_domains_and_aliases() {
+        let mesh = mesh();
+        let pod = &mesh.pods[0];
+        let Lookup::Found(name, addresses) = mesh.look_up("WEB", pod) else { panic!() };
+        assert_eq!(name, "web.shop.svc.cluster.local");
+        assert_eq!(mesh.look_up("alias.shop", pod), Lookup::Found(name, addresses.clone()));
+        assert_eq!(mesh.look_up("web.", pod), Lookup::Missing(None));
+        assert_eq!(mesh.backends(addresses[0], 80).unwrap().len(), 2);
+        assert_eq!(mesh.backends(addresses[0], 81), None);
+    }
+
+    #[test]
+    fn annotations_decide_what_is_intercepted() {
+        let mesh = mesh();
+        let pod = &mesh.pods[0];
+        assert!(pod.intercepts_outbound([10, 96, 0, 1].into(), 80));
+        assert!(!pod.intercepts_outbound([10, 96, 0, 1].into(), 5432));
+        assert!(pod.intercepts_inbound(8080) && !pod.intercepts_inbound(15020));
+    }
+}
