@@ -53,7 +53,7 @@ use crate::{
         self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, kube::Locality,
         mesh_config::OutboundMode, sidecar::Egress, virtual_service::Destination,
     },
-    world::Grouping,
+    world::{Grouping, NamespaceFacts},
 };
 
 /// Unit of compilation: resources that are compiled together.
@@ -159,6 +159,29 @@ pub fn compile_host(
     } else {
         routes::recompile(&scope, service, made)
     }
+}
+
+/// Compiles the routes that differ from those of the [base](ClientScope::base) of a scope whose routes are compiled by
+/// host. `has_routes` returns whether the base has the route configuration of a port. Returns `None` if all routes have
+/// to be compiled for the namespace.
+pub fn compile_local_routes(
+    world: &World,
+    client_scope: &ClientScope,
+    facts: &NamespaceFacts,
+    has_routes: impl Fn(u16) -> bool,
+) -> Option<Vec<Arc<Resource>>> {
+    let special = facts.of(&client_scope.namespace);
+    if client_scope.role == Role::Router || special.services.is_empty() && !special.routes {
+        return Some(Vec::new());
+    }
+    if special.routes || !client_scope.routes_by_host() {
+        return None;
+    }
+    let scope = Scope::new(world, client_scope);
+    let services = special.services.iter().filter_map(|(namespace, name)| {
+        world.service_named(namespace, name).and_then(|service| scope.seen(service))
+    });
+    routes::of_namespace(&scope, facts, &services.collect::<Vec<_>>(), has_routes)
 }
 
 /// Returns the outline of the outbound listeners of proxies with this client scope.
