@@ -20,7 +20,7 @@ pub mod world;
 pub use api::{Kind, Object, ObjectKey};
 pub use compile::{
     Outline, Part, compile, compile_host, compile_local_routes, compile_own, compile_part,
-    is_equal_for_siblings, outline, parts,
+    compile_service_routes, is_equal_for_siblings, outline, parts,
 };
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};

@@ -65,7 +65,7 @@ impl FirstCompile {
             resources,
             layer_before: &resources.layer,
         });
-        let result = resources.update(compiler, world, scope, changes, *generation, sibling);
+        let result = resources.update(compiler, (world, facts), scope, changes, *generation, sibling);
         if let (Ok(()), Some(other)) = (&result, other) {
             Arc::make_mut(&mut resources.layer).share(other);
         }

@@ -153,7 +153,8 @@ fn compile_scopes(
             resources: &other.resources,
             layer_before,
         });
-        let result = job.resources.update(compiler, world, &job.scope, &job.changes, generation, sibling);
+        let result =
+            job.resources.update(compiler, (world, facts), &job.scope, &job.changes, generation, sibling);
         let result = result.map(|()| {
             siblings.entry(job.scope.sibling_key()).or_insert(compiled.len());
             [Arc::new(Change::since(&job.resources.layer, generation - 1)), Arc::clone(&none)]

@@ -2,12 +2,12 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use skysail_model::{
     ChangeSet, ClientScope, NamespaceFacts, Outline, Part, World, compile_host, compile_local_routes,
-    is_equal_for_siblings, outline, parts,
+    compile_service_routes, is_equal_for_siblings, outline, parts,
 };
 use skysail_xds::{Kind, Layer, Resource, layer::Edits};
 
@@ -47,6 +47,8 @@ struct CompiledChanges {
     edits: Edits,
     /// Parts with all their resources.
     parts: Vec<(Part, Vec<Arc<Resource>>)>,
+    /// All routes of the hosts of services, which are a part of [`Part::Routes`].
+    of_services: Vec<(String, Vec<Arc<Resource>>)>,
 }
 
 impl ScopeResources {
@@ -100,7 +102,7 @@ impl ScopeResources {
     pub(super) fn update(
         &mut self,
         compiler: &Compiler,
-        world: &World,
+        world: (&World, &OnceLock<NamespaceFacts>),
         scope: &ClientScope,
         changes: &ChangeSet,
         generation: u64,
@@ -128,7 +130,20 @@ impl ScopeResources {
             || "the listeners, or the services that the proxies see".to_owned(),
             || self.compile_over(compiler, (world, facts), scope, changes, base),
         )??;
-        let CompiledChanges { outline, edits, parts: compiled } = compiled;
+        let CompiledChanges { outline, mut edits, parts: compiled, of_services } = compiled;
+        for (host, resources) in of_services {
+            let names = self.parts.get(&Part::Routes).into_iter().flatten();
+            let before: Vec<_> = names.filter(|(_, name)| is_of_host(name, &host)).cloned().collect();
+            if !before.is_empty() || !resources.is_empty() {
+                self.replace_host(&host, resources, &mut edits);
+            }
+            // A name that the namespace no longer has of its own is as in the base.
+            for (kind, name) in &before {
+                if matches!(edits.get(*kind, name), Some(None)) {
+                    revert(*kind, name, base, &mut edits);
+                }
+            }
+        }
         self.outline = outline.map_or_else(|| Arc::clone(&self.outline), |outline| outline);
         if !compiled.is_empty() {
             let parts = Arc::make_mut(&mut self.parts);
@@ -169,11 +184,31 @@ impl ScopeResources {
         if special.names {
             affected.extend((changes.everything || changes.names).then_some(Part::Names));
         }
-        let all_routes = affected.remove(&Part::Routes);
+        let mut all_routes = affected.remove(&Part::Routes);
+        all_routes |= special.routes && !changes.service_hosts.is_empty();
         let mut edits = Edits::default();
         if !all_routes {
             for host in &changes.hosts {
                 self.compile_host_over(world, scope, host, &special.services, base, &mut edits)?;
+            }
+        }
+        let mut of_services = Vec::new();
+        for host in &changes.service_hosts {
+            if all_routes {
+                break;
+            }
+            let service = world.service(host).map(|of| (of.meta.namespace.clone(), of.meta.name.clone()));
+            let is_special = service.is_some_and(|service| special.services.contains(&service));
+            let has_routes = |port: u16| base.layer.get(Kind::Route, &port.to_string()).is_some();
+            let made = catch_panic(
+                || format!("the routes of host {host}"),
+                || is_special.then(|| compile_service_routes(world, scope, facts, host, has_routes)),
+            )?;
+            // A namespace whose routes differ as a whole has compiled them so.
+            match made {
+                None => of_services.push((host.clone(), Vec::new())),
+                Some(Some(made)) => of_services.push((host.clone(), made)),
+                Some(None) => all_routes = true,
             }
         }
         let mut compiled = Vec::new();
@@ -219,7 +254,8 @@ impl ScopeResources {
         for resource in compiled.iter().flat_map(|(_, resources)| resources) {
             edits.set(Arc::clone(resource));
         }
-        Ok(CompiledChanges { outline, edits, parts: compiled })
+        let of_services = if all_routes { Vec::new() } else { of_services };
+        Ok(CompiledChanges { outline, edits, parts: compiled, of_services })
     }
 
     /// Returns the parts of a namespace that the changes may affect: those that differ from the base, or did before.
@@ -241,7 +277,8 @@ impl ScopeResources {
             self.parts.contains_key(changed) || special.contains(&(namespace.clone(), name.clone()))
         }));
         affected.extend((changes.names && self.parts.contains_key(&Part::Names)).then_some(Part::Names));
-        let routes = changes.routes || (!changes.hosts.is_empty() && !scope.routes_by_host());
+        let has_hosts = !changes.hosts.is_empty() || !changes.service_hosts.is_empty();
+        let routes = changes.routes || (has_hosts && !scope.routes_by_host());
         affected.extend((routes || changes.everything).then_some(Part::Routes));
         affected
     }
@@ -258,11 +295,7 @@ impl ScopeResources {
     ) -> Result<(), CompilePanic> {
         let service = world.service(host).map(|of| (of.meta.namespace.clone(), of.meta.name.clone()));
         let names = self.parts.get(&Part::Routes).into_iter().flatten();
-        let of_host = names.filter(|(_, name)| {
-            let name = name.split_once('/').map_or(&**name, |(_, host)| host);
-            name.strip_prefix(host).is_some_and(|port| port.starts_with(':'))
-        });
-        let of_host: Vec<_> = of_host.cloned().collect();
+        let of_host: Vec<_> = names.filter(|(_, name)| is_of_host(name, host)).cloned().collect();
         if service.is_none_or(|service| !special.contains(&service)) {
             of_host.iter().for_each(|(kind, name)| revert(*kind, name, base, edits));
             return Ok(());
@@ -282,7 +315,7 @@ impl ScopeResources {
     fn compile(
         &self,
         compiler: &Compiler,
-        world: &World,
+        (world, facts): (&World, &OnceLock<NamespaceFacts>),
         scope: &ClientScope,
         changes: &ChangeSet,
         sibling: Option<Sibling<'_>>,
@@ -290,8 +323,23 @@ impl ScopeResources {
         // The outline has the services, and the VirtualServices with rules for connections.
         let outlined = changes.everything || changes.names || changes.workloads;
         let outline = outlined.then(|| Arc::new(outline(world, scope)));
-        let parts = self.parts_to_compile(world, scope, changes);
+        let mut parts = self.parts_to_compile(world, scope, changes);
         let mut edits = Edits::default();
+        let mut of_services = Vec::new();
+        if !changes.service_hosts.is_empty() && !parts.contains(&Part::Routes) {
+            let facts = facts.get_or_init(|| world.namespace_facts());
+            let has_routes = |port: u16| self.layer.get(Kind::Route, &port.to_string()).is_some();
+            for host in &changes.service_hosts {
+                let made = catch_panic(
+                    || format!("the routes of host {host}"),
+                    || compile_service_routes(world, scope, facts, host, has_routes),
+                )?;
+                match made {
+                    Some(made) => of_services.push((host.clone(), made)),
+                    None => _ = parts.insert(Part::Routes),
+                }
+            }
+        }
         if !parts.contains(&Part::Routes) {
             for host in &changes.hosts {
                 let current = |kind, name: &str| match edits.get(kind, name) {
@@ -313,7 +361,9 @@ impl ScopeResources {
             _ => catch_panic(|| name(part), || (compiler.part)(world, scope, part)),
         });
         let compiled: Vec<Vec<Arc<Resource>>> = compiled.into_iter().collect::<Result<_, _>>()?;
-        Ok(CompiledChanges { outline, edits, parts: parts.into_iter().zip(compiled).collect() })
+        let of_services = if parts.contains(&Part::Routes) { Vec::new() } else { of_services };
+        let parts = parts.into_iter().zip(compiled).collect();
+        Ok(CompiledChanges { outline, edits, parts, of_services })
     }
 
     /// Returns the parts that the changes may affect.
@@ -326,14 +376,32 @@ impl ScopeResources {
         let services = changes.services.iter().cloned();
         affected.extend(services.map(|(namespace, name)| Part::Service(namespace, name)));
         // Without routes by host, a change of one host affects the whole route configuration.
-        let routes = changes.routes || (!changes.hosts.is_empty() && !scope.routes_by_host());
+        let has_hosts = !changes.hosts.is_empty() || !changes.service_hosts.is_empty();
+        let routes = changes.routes || (has_hosts && !scope.routes_by_host());
         affected.extend(routes.then_some(Part::Routes));
         affected.extend(changes.names.then_some(Part::Names));
         affected
     }
 
+    /// Replaces the routes of a host. Adds the edits.
+    fn replace_host(&mut self, host: &str, resources: Vec<Arc<Resource>>, edits: &mut Edits) {
+        let names = Arc::make_mut(&mut self.parts).entry(Part::Routes).or_default();
+        names.retain(|(kind, name)| {
+            let is_of_host = is_of_host(name, host);
+            if is_of_host {
+                edits.remove(*kind, Arc::clone(name));
+            }
+            !is_of_host
+        });
+        names.extend(resources.iter().map(|resource| (resource.kind, Arc::clone(&resource.name))));
+        resources.into_iter().for_each(|resource| edits.set(resource));
+    }
+
     fn apply(&mut self, compiled: CompiledChanges, generation: u64, sibling: Option<Sibling<'_>>) {
-        let CompiledChanges { outline, mut edits, parts: compiled } = compiled;
+        let CompiledChanges { outline, mut edits, parts: compiled, of_services } = compiled;
+        for (host, resources) in of_services {
+            self.replace_host(&host, resources, &mut edits);
+        }
         if let Some(outline) = outline {
             self.outline = outline;
         }
@@ -356,6 +424,12 @@ impl ScopeResources {
             Arc::make_mut(&mut self.layer).edit(generation, edits, like);
         }
     }
+}
+
+/// Returns whether a resource has routes of this host alone: `PORT/HOST:PORT` or `HOST:PORT`.
+fn is_of_host(name: &str, host: &str) -> bool {
+    let name = name.split_once('/').map_or(name, |(_, name)| name);
+    name.strip_prefix(host).is_some_and(|port| port.starts_with(':'))
 }
 
 /// Returns the scope of clients of no namespace.

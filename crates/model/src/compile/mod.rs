@@ -184,6 +184,27 @@ pub fn compile_local_routes(
     routes::of_namespace(&scope, facts, &services.collect::<Vec<_>>(), has_routes)
 }
 
+/// Compiles the routes of a service ([`ChangeSet::service_hosts`](crate::ChangeSet::service_hosts)) for clients with
+/// this scope, which sees everything; empty without the service. `has_routes` returns whether the client has the route
+/// configuration of a port. Returns `None` if all routes have to be compiled.
+pub fn compile_service_routes(
+    world: &World,
+    client_scope: &ClientScope,
+    facts: &NamespaceFacts,
+    host: &str,
+    has_routes: impl Fn(u16) -> bool,
+) -> Option<Vec<Arc<Resource>>> {
+    let is_separate = client_scope.routes_by_host() && client_scope.egress.is_none();
+    match client_scope.role {
+        Role::Router => return Some(Vec::new()),
+        Role::Sidecar if is_separate => {}
+        Role::Sidecar | Role::Grpc => return None,
+    }
+    let scope = Scope::new(world, client_scope);
+    let service = world.service(host).and_then(|service| scope.seen(service));
+    routes::of_namespace(&scope, facts, service.as_slice(), has_routes)
+}
+
 /// Returns the outline of the outbound listeners of proxies with this client scope.
 pub fn outline(world: &World, client_scope: &ClientScope) -> Outline {
     match client_scope.role {
