@@ -77,6 +77,8 @@ pub(crate) struct Publisher {
     state: RwLock<State>,
     /// Held while a change is published: changes are published one at a time.
     publishing: Mutex<()>,
+    /// Held while a round is compiled.
+    round: Mutex<()>,
     /// Held while a new scope is compiled. Each compilation uses all cores, and the next one reuses most of its result.
     first_compile: Arc<tokio::sync::Mutex<()>>,
     compiler: Compiler,
@@ -114,6 +116,7 @@ impl Publisher {
         Self {
             state: RwLock::new(state),
             publishing: Mutex::default(),
+            round: Mutex::default(),
             first_compile: Arc::default(),
             compiler,
             settings,
@@ -250,6 +253,7 @@ impl Publisher {
     /// Compiles and sends changes until all scopes and views are up to date.
     fn publish(&self) {
         loop {
+            let _round = lock(&self.round);
             let Some(round) = self.write().take_round() else { return };
             let result = round.run(&self.compiler);
             let reports = self.write().finish_round(result);

@@ -19,8 +19,8 @@ pub mod world;
 
 pub use api::{Kind, Object, ObjectKey};
 pub use compile::{
-    Outline, Part, compile, compile_host, compile_own, compile_part, gateway_route_fields,
-    is_equal_for_siblings, outline, parts, route_sources,
+    Outline, Part, compile, compile_host, compile_local_routes, compile_own, compile_part,
+    compile_service_routes, gateway_route_fields, is_equal_for_siblings, outline, parts, route_sources,
 };
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};
@@ -29,5 +29,6 @@ pub use parse::{Fallback, Manifest, Manifests, Parsed, Refused, manifests, parse
 pub use validate::{MAX_KEY_SET, key_set};
 pub use view::{ClientScope, MAX_ID, ProxyNode, ProxyView, Role};
 pub use world::{
-    AccountMismatch, ChangeSet, Effect, Effects, Endpoint, Grouping, KeyFetch, KeySource, Resolved, World,
+    AccountMismatch, ChangeSet, Effect, Effects, Endpoint, Grouping, KeyFetch, KeySource, NamespaceFacts,
+    Resolved, Special, World,
 };

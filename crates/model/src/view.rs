@@ -139,6 +139,19 @@ impl ClientScope {
         Self { namespace: String::new(), egress: None, hosts_apart: false, ..self.clone() }
     }
 
+    /// Returns the scope of clients of no namespace, from which this one differs only by what is special in its
+    /// namespace ([`NamespaceFacts`](crate::NamespaceFacts)). Returns `None` for scopes that differ by more.
+    pub fn base(&self) -> Option<Self> {
+        let is_plain = self.labels.is_empty() && self.egress.is_none() && self.filters.is_empty();
+        let is_over = is_plain && self.role != Role::Grpc && !self.is_base();
+        is_over.then(|| Self { namespace: String::new(), ..self.clone() })
+    }
+
+    /// Returns whether this is the scope of clients of no namespace.
+    pub fn is_base(&self) -> bool {
+        self.namespace.is_empty()
+    }
+
     /// Returns whether both scopes have mostly equal services.
     pub fn is_sibling(&self, other: &Self) -> bool {
         let Self { role, cluster_id, locality, labels, ipv4, ipv6, plain_envoy, names_resolved, .. } = self;

@@ -61,6 +61,10 @@ impl Lengths {
         self.0.get(length / 64).is_some_and(|word| word & 1 << (length % 64) != 0)
     }
 
+    fn or(self, other: Self) -> Self {
+        Self(std::array::from_fn(|word| self.0[word] | other.0[word]))
+    }
+
     fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -126,12 +130,25 @@ impl FromIterator<(u64, Arc<str>)> for AliasIndex {
 }
 
 impl AliasIndex {
-    /// Returns the name of the resource that a name matches. If several have the alias, the first by name wins.
-    pub(crate) fn find(&self, kind: Kind, name: &str) -> Option<&Arc<str>> {
-        find_first(kind, name, &self.lengths, |key| {
-            let index = self.names.partition_point(|(known, _)| *known < key);
-            self.names.get(index).filter(|(known, _)| *known == key).map(|(_, name)| name)
+    /// Returns the name of the resource that a name matches in two indexes, among those that `keep` selects of the
+    /// second one. If several have the alias, the first by name wins.
+    pub(crate) fn find<'a>(
+        [first, second]: [&'a Self; 2],
+        kind: Kind,
+        name: &str,
+        keep: impl Fn(&Arc<str>) -> bool,
+    ) -> Option<&'a Arc<str>> {
+        find_first(kind, name, &first.lengths.or(second.lengths), |key| {
+            let of_second = second.names_of(key).find(|name| keep(name));
+            first.names_of(key).next().into_iter().chain(of_second).min()
         })
+    }
+
+    /// Returns the names of the resources with an alias, sorted.
+    fn names_of(&self, key: u64) -> impl Iterator<Item = &Arc<str>> {
+        let first = self.names.partition_point(|(known, _)| *known < key);
+        let same = self.names.get(first..).into_iter().flatten().take_while(move |(known, _)| *known == key);
+        same.map(|(_, name)| name)
     }
 }
 
@@ -155,6 +172,11 @@ impl AliasLog {
                 self.forgotten = generation;
             }
         }
+    }
+
+    /// Returns a log that has forgotten the changes of two logs.
+    pub(crate) fn forget(one: &Self, other: &Self) -> Self {
+        Self { changes: VecDeque::new(), forgotten: one.last().max(other.last()) }
     }
 
     /// Returns the generation of the last change.

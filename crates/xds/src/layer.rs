@@ -8,12 +8,16 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+pub use self::snapshot::{Changes, Snapshot};
 use crate::{
-    aliases::{AliasIndex, AliasLog, ChangedAliases, key},
+    aliases::{AliasIndex, AliasLog, key},
     kind::Kind,
     resource::{Resource, Resources},
-    wire::{EncodedSequence, Form},
+    wire::EncodedSequence,
 };
+
+mod overlay;
+mod snapshot;
 
 /// Maximum number of changes of a type that are remembered by name. For a client that is further behind, all
 /// resources are looked through.
@@ -72,6 +76,9 @@ struct KindLayer {
     aliases: OnceLock<AliasIndex>,
     /// The latest changes of aliases.
     changed_aliases: AliasLog,
+    /// Names that this layer adds to the layer below, or replaces or hides there, with the first such generation; see
+    /// [`overlay`].
+    hides: BTreeMap<Arc<str>, u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -91,11 +98,7 @@ impl Layer {
             return false;
         }
         let added = before.map_or(generation, |entry| entry.added);
-        let aliases = before.map_or(&[][..], |entry| &entry.resource.aliases);
-        let less = |of: &[u64], others: &[u64]| -> Vec<u64> {
-            of.iter().filter(|alias| others.binary_search(alias).is_err()).copied().collect()
-        };
-        let changed_aliases = [less(aliases, &resource.aliases), less(&resource.aliases, aliases)].concat();
+        let changed_aliases = changed_aliases(before.map(|entry| &*entry.resource), Some(&resource));
         let name =
             before.map_or_else(|| Arc::clone(&resource.name), |entry| Arc::clone(&entry.resource.name));
         let of_kind = Arc::make_mut(of_kind);
@@ -117,8 +120,7 @@ impl Layer {
         let of_kind = Arc::make_mut(of_kind);
         if let Some((name, entry)) = of_kind.by_name.remove_entry(name) {
             if kind == Kind::VirtualHost {
-                // Another virtual host may match this name now.
-                of_kind.note_aliases(generation, entry.resource.aliases.iter().copied().chain([key(&name)]));
+                of_kind.note_aliases(generation, changed_aliases(Some(&entry.resource), None));
             }
             of_kind.note(generation, name);
         }
@@ -171,8 +173,7 @@ impl Layer {
     /// Returns the names of a type that changed after a generation; `None` if some are forgotten.
     pub(crate) fn changed_names(&self, kind: Kind, since: u64) -> Option<impl Iterator<Item = &str>> {
         let of_kind = self.of_kind(kind);
-        let first = of_kind.changes.partition_point(|(generation, _)| *generation <= since);
-        let names = of_kind.changes.range(first..).map(|(_, name)| &**name);
+        let names = of_kind.changed_since(since).map(|name| &**name);
         (since >= of_kind.forgotten).then_some(names)
     }
 
@@ -242,6 +243,16 @@ impl KindLayer {
         }
     }
 
+    /// Returns the remembered names that changed after a generation.
+    fn changed_since(&self, since: u64) -> impl Iterator<Item = &Arc<str>> {
+        self.logged_since(since).map(|(_, name)| name)
+    }
+
+    fn logged_since(&self, since: u64) -> impl Iterator<Item = &(u64, Arc<str>)> {
+        let first = self.changes.partition_point(|(generation, _)| *generation <= since);
+        self.changes.range(first..)
+    }
+
     fn last_change(&self) -> u64 {
         self.changes.back().map_or(self.forgotten, |(generation, _)| *generation)
     }
@@ -265,204 +276,29 @@ impl KindLayer {
         self.changed_aliases.note(generation, keys);
     }
 
-    /// Returns the resource that a name matches by an alias.
-    fn by_alias(&self, kind: Kind, name: &str) -> Option<&Entry> {
-        let aliases = self.aliases.get_or_init(|| {
+    /// Returns the aliases of all resources.
+    fn alias_index(&self) -> &AliasIndex {
+        self.aliases.get_or_init(|| {
             let each = self.by_name.iter();
             let all = each.flat_map(|(name, entry)| {
                 entry.resource.aliases.iter().map(|alias| (*alias, Arc::clone(name)))
             });
             all.collect()
-        });
-        self.by_name.get(aliases.find(kind, name)?)
-    }
-}
-
-/// All resources of one client: those for clients like it alone, and those shared with more clients. A name is in one
-/// of the layers only.
-#[derive(Clone, Debug, Default)]
-pub struct Snapshot {
-    /// Resources that depend on the workload.
-    pub own: Arc<Layer>,
-    /// Resources that do not.
-    pub shared: Arc<Layer>,
-}
-
-/// Changes of a type.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Changes {
-    /// Resources that were added or changed.
-    pub resources: Vec<Arc<Resource>>,
-    /// Names that were removed; `None` if some are forgotten.
-    pub gone: Option<Vec<Arc<str>>>,
-}
-
-impl Snapshot {
-    /// Returns the generation of the last change.
-    pub fn generation(&self) -> u64 {
-        self.own.generation.max(self.shared.generation)
-    }
-
-    /// Returns the resource of a type and name.
-    pub fn get(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
-        self.entry(kind, name).map(|entry| &entry.resource)
-    }
-
-    /// Returns the resource of a name, or the virtual host that serves `ROUTE CONFIGURATION/AUTHORITY`: the one with
-    /// that domain, else the one with the longest `*.suffix` of it.
-    pub fn find(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
-        let by_alias = || self.shared.of_kind(kind).by_alias(kind, name);
-        self.entry(kind, name).or_else(by_alias).map(|entry| &entry.resource)
-    }
-
-    /// Returns true if aliases changed after a generation.
-    pub(crate) fn has_changed_aliases(&self, kind: Kind, since: u64) -> bool {
-        self.own.has_changed_aliases(kind, since) || self.shared.has_changed_aliases(kind, since)
-    }
-
-    /// Returns the aliases that were added or removed after a generation; `None` if some are forgotten.
-    pub(crate) fn changed_aliases(&self, kind: Kind, since: u64) -> Option<ChangedAliases> {
-        let [own, shared] = self.kinds(kind).map(|of_kind| of_kind.changed_aliases.since(since));
-        Some(own?.chain(shared?).collect())
-    }
-
-    /// Returns all resources of a type: those of the workload, then the shared ones, each sorted by name.
-    pub fn iter(&self, kind: Kind) -> impl Iterator<Item = &Arc<Resource>> {
-        self.kinds(kind).into_iter().flat_map(|of_kind| of_kind.by_name.values()).map(|entry| &entry.resource)
-    }
-
-    /// Removes the shared resources from the end of `send` and returns them in encoded form, if all of them are in
-    /// it. That is so for most new clients, so they are encoded once.
-    pub(crate) fn take_shared(
-        &self,
-        kind: Kind,
-        form: Form,
-        send: &mut Vec<Arc<Resource>>,
-    ) -> EncodedSequence {
-        let of_kind = self.shared.of_kind(kind);
-        let Some(first) = send.len().checked_sub(of_kind.by_name.len()) else {
-            return EncodedSequence::default();
-        };
-        let shared = || of_kind.by_name.values().map(|entry| &entry.resource);
-        let same = send[first..].iter().zip(shared()).all(|(one, other)| Arc::ptr_eq(one, other));
-        if of_kind.by_name.len() < MIN_ENCODED || !same {
-            return EncodedSequence::default();
-        }
-        send.truncate(first);
-        let former = of_kind.former[form as usize].as_ref();
-        of_kind.encoded[form as usize].get_or_init(|| EncodedSequence::encode(form, shared(), former)).clone()
-    }
-
-    /// Returns names sorted, without duplicates, and as they are stored here: clients list thousands, and all list
-    /// the same. The second list has the names that no resource has.
-    pub(crate) fn intern(&self, kind: Kind, mut names: Vec<String>) -> (Vec<Arc<str>>, Vec<Arc<str>>) {
-        names.sort_unstable();
-        names.dedup();
-        let entries = self.entries(kind, &names);
-        let mut unknown = Vec::new();
-        let known = |(name, entry): (&String, Option<&Entry>)| {
-            entry.map(|entry| Arc::clone(&entry.resource.name)).unwrap_or_else(|| {
-                let name = Arc::from(name.as_str());
-                unknown.push(Arc::clone(&name));
-                name
-            })
-        };
-        let names = names.iter().zip(entries).map(known).collect();
-        (names, unknown)
-    }
-
-    /// Returns the number of resources of a type.
-    pub(crate) fn count(&self, kind: Kind) -> usize {
-        self.kinds(kind).into_iter().map(|of_kind| of_kind.by_name.len()).sum()
-    }
-
-    /// Returns the shared list of all names, if these names are equal to it; otherwise the same list.
-    pub(crate) fn share_names(&self, kind: Kind, names: &Arc<[Arc<str>]>) -> Arc<[Arc<str>]> {
-        let of_kind = self.shared.of_kind(kind);
-        let known = || of_kind.by_name.keys();
-        if names.len() != of_kind.by_name.len() || !names.iter().zip(known()).all(|(one, other)| one == other)
-        {
-            return Arc::clone(names);
-        }
-        Arc::clone(of_kind.names.get_or_init(|| known().cloned().collect()))
-    }
-
-    /// Returns the resource of each of some sorted names, and whether it changed after a generation.
-    pub(crate) fn each<'a>(
-        &'a self,
-        kind: Kind,
-        names: &'a [Arc<str>],
-        since: u64,
-    ) -> impl Iterator<Item = (&'a Arc<str>, Option<&'a Arc<Resource>>, bool)> {
-        let found = self.entries(kind, names);
-        names.iter().zip(found).map(move |(name, entry)| {
-            (name, entry.map(|entry| &entry.resource), entry.is_some_and(|entry| entry.changed > since))
         })
     }
+}
 
-    /// Returns the entries of sorted names: a lookup for each of few names, one pass over the resources for many.
-    fn entries<N: AsRef<str>>(&self, kind: Kind, names: &[N]) -> Vec<Option<&Entry>> {
-        let kinds = self.kinds(kind);
-        let all: usize = kinds.iter().map(|of_kind| of_kind.by_name.len()).sum();
-        if names.len() < all / 8 {
-            return names.iter().map(|name| self.entry(kind, name.as_ref())).collect();
-        }
-        let mut found = vec![None; names.len()];
-        for of_kind in kinds {
-            let mut entries = of_kind.by_name.iter().peekable();
-            for (name, found) in names.iter().zip(&mut found) {
-                let name = name.as_ref();
-                while entries.next_if(|(known, _)| &***known < name).is_some() {}
-                if let Some((_, entry)) = entries.next_if(|(known, _)| &***known == name) {
-                    found.get_or_insert(entry);
-                }
-            }
-        }
-        found
-    }
-
-    /// Returns true if a resource of this name was added after a generation.
-    pub(crate) fn is_new(&self, kind: Kind, name: &str, since: u64) -> bool {
-        self.entry(kind, name).is_some_and(|entry| entry.added > since)
-    }
-
-    /// Returns true if anything changed after a generation.
-    pub(crate) fn is_changed(&self, kind: Kind, since: u64) -> bool {
-        self.kinds(kind).into_iter().any(|of_kind| of_kind.last_change() > since)
-    }
-
-    /// Returns the changes after a generation.
-    pub fn changes(&self, kind: Kind, since: u64) -> Changes {
-        let mut changes = Changes { gone: Some(Vec::new()), ..Changes::default() };
-        for of_kind in self.kinds(kind) {
-            if since < of_kind.forgotten {
-                let changed = of_kind.by_name.values().filter(|entry| entry.changed > since);
-                changes.resources.extend(changed.map(|entry| Arc::clone(&entry.resource)));
-                changes.gone = None;
-                continue;
-            }
-            let first = of_kind.changes.partition_point(|(generation, _)| *generation <= since);
-            let mut names: Vec<_> = of_kind.changes.range(first..).map(|(_, name)| name).collect();
-            names.sort_unstable();
-            names.dedup();
-            for name in names {
-                match (self.get(kind, name), &mut changes.gone) {
-                    (Some(resource), _) => changes.resources.push(Arc::clone(resource)),
-                    (None, Some(gone)) => gone.push(Arc::clone(name)),
-                    (None, None) => {}
-                }
-            }
-        }
-        changes
-    }
-
-    fn kinds(&self, kind: Kind) -> [&KindLayer; 2] {
-        [self.own.of_kind(kind), self.shared.of_kind(kind)]
-    }
-
-    fn entry(&self, kind: Kind, name: &str) -> Option<&Entry> {
-        self.kinds(kind).into_iter().find_map(|of_kind| of_kind.by_name.get(name))
-    }
+/// Returns the keys of the aliases that one of two resources of a name has and the other has not. Another virtual host
+/// may match the name itself if there is no resource any more.
+fn changed_aliases(before: Option<&Resource>, now: Option<&Resource>) -> Vec<u64> {
+    let of =
+        |resource: Option<&Resource>| resource.map(|resource| resource.aliases.clone()).unwrap_or_default();
+    let less = |of: &[u64], others: &[u64]| -> Vec<u64> {
+        of.iter().filter(|alias| others.binary_search(alias).is_err()).copied().collect()
+    };
+    let (old, new) = (of(before), of(now));
+    let gone = before.filter(|before| now.is_none() && before.kind == Kind::VirtualHost);
+    [less(&old, &new), less(&new, &old), gone.iter().map(|gone| key(&gone.name)).collect()].concat()
 }
 
 #[cfg(test)]

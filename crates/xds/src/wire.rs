@@ -4,7 +4,10 @@
 //! strings, for every stream. Here, a response consists of pieces that all streams share, and a few bytes of its own.
 //! In received messages, bodies are slices of the received bytes.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::{
@@ -107,6 +110,22 @@ impl EncodedSequence {
         });
         let parts: Arc<[_]> = parts.collect();
         Self { count: resources.len(), length: parts.iter().map(|part| part.bytes.len()).sum(), parts }
+    }
+
+    /// Returns the parts without resources of these names, and the other resources of the other parts.
+    pub(crate) fn without<V>(&self, names: &BTreeMap<Arc<str>, V>) -> (Self, Vec<Arc<Resource>>) {
+        let has_none = |part: &&Arc<Part>| part.resources.iter().all(|one| !names.contains_key(&one.name));
+        let (kept, left_out): (Vec<&Arc<Part>>, Vec<&Arc<Part>>) = self.parts.iter().partition(has_none);
+        let rest = left_out.iter().flat_map(|part| part.resources.iter());
+        let rest = rest.filter(|one| !names.contains_key(&one.name)).map(Arc::clone).collect();
+        let parts: Arc<[Arc<Part>]> = kept.into_iter().map(Arc::clone).collect();
+        let count = parts.iter().map(|part| part.resources.len()).sum();
+        (Self { count, length: parts.iter().map(|part| part.bytes.len()).sum(), parts }, rest)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn resources(&self) -> impl Iterator<Item = &Arc<Resource>> {
+        self.parts.iter().flat_map(|part| part.resources.iter())
     }
 
     /// Returns the number of bytes that are not shared with another sequence.

@@ -15,7 +15,7 @@ use tracing::warn;
 use super::{
     PublishSettings, Publisher, ScopeLimits,
     compiler::{CompilePanic, PanicReport},
-    first_compile::FirstCompileResult,
+    first_compile::{FirstCompileResult, TakenFirst},
     registrations::Registered,
     status::{SharedStatus, lock},
     views::Entry,
@@ -156,9 +156,22 @@ impl Publisher {
     }
 
     fn compile_new_scope(&self, scope: &Arc<ClientScope>, id: u64) {
-        count(&self.metrics.scopes_opened);
+        if !scope.is_base() {
+            count(&self.metrics.scopes_opened);
+        }
         loop {
-            let Some(job) = self.write().take_first_compile(scope, id) else { return };
+            let taken = self.write().take_first_compile(scope, id);
+            let job = match taken {
+                TakenFirst::Compile(job) => job,
+                TakenFirst::Removed => return,
+                TakenFirst::Failed(report) => return self.report_panic(&report),
+                TakenFirst::BaseBusy => {
+                    // The round that compiles the base holds the lock, or begins now.
+                    drop(lock(&self.round));
+                    std::thread::yield_now();
+                    continue;
+                }
+            };
             let compiled = job.run(&self.compiler);
             let result = self.write().finish_first_compile(compiled);
             match result {
@@ -201,6 +214,11 @@ impl Publisher {
 }
 
 impl Connected {
+    #[cfg(test)]
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Records an event of the proxy's stream in its status, the metrics and the log.
     pub(crate) fn report(&self, event: Event<'_>) {
         self.publisher.record_event(&self.status, event);

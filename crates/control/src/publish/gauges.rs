@@ -15,7 +15,7 @@ impl Publisher {
         Gauges {
             clients: state.clients.len(),
             views: state.views.len(),
-            scopes: state.scopes.len(),
+            scopes: state.scopes_in_use(),
             services: state.world.services().count(),
             config_errors: count(Severity::Error),
             config_warnings: count(Severity::Warning),

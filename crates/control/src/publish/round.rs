@@ -7,9 +7,13 @@
 //! - Scopes with the most proxies come first, so that many scopes with few proxies do not delay them.
 //! - Identities take turns in a batch, so that an identity with many views does not delay others.
 
-use std::{collections::HashMap, hash::Hash, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    hash::Hash,
+    sync::{Arc, OnceLock},
+};
 
-use skysail_model::{ChangeSet, ClientScope, Diagnostic, Outline, ProxyView, World};
+use skysail_model::{ChangeSet, ClientScope, Diagnostic, NamespaceFacts, Outline, ProxyView, World};
 use skysail_xds::{
     Layer,
     interest::{Change, Interest},
@@ -30,6 +34,7 @@ pub(super) const BATCH: usize = 128;
 /// Scopes and views to compile after a change.
 pub(super) struct Round {
     world: World,
+    facts: Arc<OnceLock<NamespaceFacts>>,
     revision: u64,
     generation: u64,
     scopes: Vec<ScopeJob>,
@@ -42,6 +47,8 @@ pub(super) struct ScopeJob {
     pub(super) id: u64,
     pub(super) resources: ScopeResources,
     pub(super) changes: ChangeSet,
+    /// Base over which the scope lies; replaced by the base of the same round.
+    pub(super) base: Option<ScopeResources>,
 }
 
 /// A view whose own resources are to be compiled.
@@ -56,9 +63,12 @@ struct ViewJob {
 pub(super) struct RoundResult {
     revision: u64,
     generation: u64,
-    scopes: Vec<(ScopeJob, Result<Change, CompilePanic>)>,
+    scopes: Vec<(ScopeJob, ScopeChange)>,
     views: Vec<(ViewJob, Result<OwnUpdate, CompilePanic>)>,
 }
+
+/// Changes of a scope's own layer, and of the base below.
+type ScopeChange = Result<[Arc<Change>; 2], CompilePanic>;
 
 /// New own resources of a view.
 struct OwnUpdate {
@@ -69,7 +79,7 @@ struct OwnUpdate {
 
 /// New resources of a scope.
 struct ScopeUpdate {
-    change: Change,
+    changes: [Arc<Change>; 2],
     /// The change may concern all proxies, whatever their subscriptions.
     concerns_all: bool,
     published: Published,
@@ -78,8 +88,8 @@ struct ScopeUpdate {
 impl Round {
     /// Compiles the round. Blocks.
     pub(super) fn run(self, compiler: &Compiler) -> RoundResult {
-        let Self { world, revision, generation, scopes, views } = self;
-        let scopes = compile_scopes(scopes, compiler, &world, generation);
+        let Self { world, facts, revision, generation, scopes, views } = self;
+        let scopes = compile_scopes(scopes, compiler, &world, &facts, generation);
         let outlines: HashMap<_, _> = scopes
             .iter()
             .filter(|(_, result)| result.is_ok())
@@ -101,29 +111,57 @@ impl Round {
     }
 }
 
-/// Compiles scopes one after another, each with the parts of a sibling before it.
+/// Compiles scopes one after another, each with the parts of a sibling before it. Bases come first.
 fn compile_scopes(
-    scopes: Vec<ScopeJob>,
+    mut scopes: Vec<ScopeJob>,
     compiler: &Compiler,
     world: &World,
+    facts: &OnceLock<NamespaceFacts>,
     generation: u64,
-) -> Vec<(ScopeJob, Result<Change, CompilePanic>)> {
-    let mut compiled: Vec<(ScopeJob, Result<Change, CompilePanic>, Arc<Layer>)> =
-        Vec::with_capacity(scopes.len());
+) -> Vec<(ScopeJob, ScopeChange)> {
+    let mut compiled: Vec<(ScopeJob, ScopeChange, Arc<Layer>)> = Vec::with_capacity(scopes.len());
     let mut siblings: HashMap<ClientScope, usize> = HashMap::new();
+    let mut bases: HashMap<Arc<ClientScope>, usize> = HashMap::new();
+    let none = Arc::new(Change::since(&Layer::default(), 0));
+    scopes.sort_by_key(|job| !job.scope.is_base());
     for mut job in scopes {
+        let layer_before = Arc::clone(&job.resources.layer);
+        if job.resources.is_over(&job.scope) {
+            let base = job.scope.base().and_then(|base| compiled.get(*bases.get(&base)?));
+            let result = match base {
+                Some((_, Err(panic), _)) => Err(panic.clone()),
+                Some((base, Ok([change, _]), _)) => Ok((base.resources.clone(), Arc::clone(change))),
+                None => {
+                    let base = job.base.take().unwrap_or_default();
+                    Ok((base, Arc::new(Change::everything())))
+                }
+            };
+            let result = result.and_then(|(base, below)| {
+                let facts = facts.get_or_init(|| world.namespace_facts());
+                let ScopeJob { scope, resources, changes, .. } = &mut job;
+                resources.update_over(compiler, (world, facts), scope, changes, generation, &base)?;
+                let is_same = Arc::ptr_eq(&layer_before, &resources.layer);
+                let own = || Arc::new(Change::since(&resources.layer, generation - 1));
+                Ok([if is_same { Arc::clone(&none) } else { own() }, below])
+            });
+            compiled.push((job, result, layer_before));
+            continue;
+        }
         let sibling = siblings.get(&job.scope.sibling_key()).and_then(|index| compiled.get(*index));
         let sibling = sibling.map(|(other, _, layer_before)| Sibling {
             scope: &other.scope,
             resources: &other.resources,
             layer_before,
         });
-        let layer_before = Arc::clone(&job.resources.layer);
-        let result = job.resources.update(compiler, world, &job.scope, &job.changes, generation, sibling);
+        let result =
+            job.resources.update(compiler, (world, facts), &job.scope, &job.changes, generation, sibling);
         let result = result.map(|()| {
             siblings.entry(job.scope.sibling_key()).or_insert(compiled.len());
-            Change::since(&job.resources.layer, generation - 1)
+            [Arc::new(Change::since(&job.resources.layer, generation - 1)), Arc::clone(&none)]
         });
+        if job.scope.is_base() {
+            bases.insert(Arc::clone(&job.scope), compiled.len());
+        }
         compiled.push((job, result, layer_before));
     }
     compiled.into_iter().map(|(job, result, _)| (job, result)).collect()
@@ -138,25 +176,54 @@ impl State {
             return None;
         }
         let (world, revision, generation) = (self.world.clone(), self.revision, self.generation + 1);
-        Some(Round { world, revision, generation, scopes, views })
+        let facts = Arc::clone(&self.facts);
+        Some(Round { world, facts, revision, generation, scopes, views })
     }
 
     /// Takes the pending scope with the most proxies and its pending siblings.
     fn take_scope_jobs(&mut self) -> Vec<ScopeJob> {
         let revision = self.revision;
-        let pending = self.scopes.iter().filter(|(_, entry)| entry.is_pending(revision));
+        let pending = self.scopes.iter().filter(|(scope, entry)| {
+            entry.is_pending(revision) && (scope.is_base() || self.may_compile(scope, entry))
+        });
         let first = pending.max_by_key(|(_, entry)| entry.clients).map(|(scope, _)| Arc::clone(scope));
         let mut jobs = Vec::new();
+        let Some(first) = first else { return jobs };
+        // Bases that are up to date, for scopes that could not be compiled with them.
+        let bases: HashMap<ClientScope, ScopeResources> = self
+            .scopes
+            .iter()
+            .filter(|(scope, entry)| {
+                scope.is_base() && first.is_sibling(scope) && !entry.is_pending(revision)
+            })
+            .filter_map(|(scope, entry)| Some((ClientScope::clone(scope), entry.resources.clone()?)))
+            .collect();
+        let blocked: HashSet<Arc<ClientScope>> = self
+            .scopes
+            .iter()
+            .filter(|(scope, entry)| first.is_sibling(scope) && !self.may_compile(scope, entry))
+            .map(|(scope, _)| Arc::clone(scope))
+            .collect();
         for (scope, entry) in &mut self.scopes {
-            let is_next = first.as_ref().is_some_and(|first| first.is_sibling(scope));
-            if !is_next || !entry.is_pending(revision) {
+            if !first.is_sibling(scope) || !entry.is_pending(revision) || blocked.contains(scope) {
                 continue;
             }
             let Some(resources) = entry.resources.take() else { continue };
             let changes = std::mem::take(&mut entry.pending);
-            jobs.push(ScopeJob { scope: Arc::clone(scope), id: entry.id, resources, changes });
+            let base = scope.base().and_then(|base| bases.get(&base).cloned());
+            jobs.push(ScopeJob { scope: Arc::clone(scope), id: entry.id, resources, changes, base });
         }
         jobs
+    }
+
+    /// Returns whether the base of a scope can be compiled or is up to date.
+    fn may_compile(&self, scope: &ClientScope, entry: &ScopeEntry) -> bool {
+        let is_over = entry.resources.as_ref().is_some_and(|resources| resources.is_over(scope));
+        let Some(base) = scope.base().filter(|_| is_over) else { return true };
+        self.scopes.get(&base).is_some_and(|base| {
+            base.is_pending(self.revision)
+                || base.published.is_some() && base.resources.is_some() && base.pending.is_empty()
+        })
     }
 
     /// Returns a batch of stale views whose scopes are up to date or in this round.
@@ -215,18 +282,18 @@ impl State {
     fn finish_scopes(
         &mut self,
         revision: u64,
-        scopes: Vec<(ScopeJob, Result<Change, CompilePanic>)>,
+        scopes: Vec<(ScopeJob, ScopeChange)>,
         reports: &mut Vec<PanicReport>,
     ) -> HashMap<Arc<ClientScope>, ScopeUpdate> {
         let mut updates = HashMap::new();
         for (job, result) in scopes {
-            let ScopeJob { scope, id, resources, changes } = job;
+            let ScopeJob { scope, id, resources, changes, .. } = job;
             let Some(entry) = self.scopes.get_mut(&scope).filter(|entry| entry.id == id) else { continue };
             match result {
-                Ok(change) => {
+                Ok(of_layers) => {
                     let published = entry.publish(resources);
-                    updates
-                        .insert(scope, ScopeUpdate { change, concerns_all: changes.everything, published });
+                    let concerns_all = changes.everything;
+                    updates.insert(scope, ScopeUpdate { changes: of_layers, concerns_all, published });
                 }
                 Err(panic) => {
                     entry.resources = Some(resources);
@@ -285,17 +352,17 @@ impl ViewEntry {
             (self.is_stale, self.failed) = (false, None);
             self.outline = Arc::clone(&published.outline);
             // An earlier round may have changed the scope.
-            concerns_all |=
-                has_changed || scope.is_none() && !Arc::ptr_eq(&snapshot.shared, &published.layer);
+            concerns_all |= has_changed || scope.is_none() && !published.is_in(&snapshot);
         } else if std::mem::take(&mut self.was_added_early) {
             self.is_stale |= !Arc::ptr_eq(&self.outline, &published.outline);
         }
-        snapshot.shared = Arc::clone(&published.layer);
+        (snapshot.local, snapshot.shared) = (Arc::clone(&published.local), Arc::clone(&published.shared));
         let interest: &Interest = &self.interest;
         self.snapshots.send_if_modified(|current| {
             let has_changed = current.generation() != snapshot.generation();
             *current = snapshot;
-            has_changed && (concerns_all || scope.is_some_and(|scope| interest.concerns(&scope.change)))
+            let concerns = |scope: &ScopeUpdate| scope.changes.iter().any(|change| interest.concerns(change));
+            has_changed && (concerns_all || scope.is_some_and(concerns))
         });
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use skysail_model::{ChangeSet, ClientScope, Outline};
-use skysail_xds::Layer;
+use skysail_xds::{Layer, Snapshot};
 use tokio::sync::watch;
 
 use super::{
@@ -43,8 +43,17 @@ pub(super) struct ScopeEntry {
 /// Published resources of a scope.
 #[derive(Clone)]
 pub(super) struct Published {
-    pub(super) layer: Arc<Layer>,
+    /// What differs from the base, if the scope lies over one.
+    pub(super) local: Arc<Layer>,
+    pub(super) shared: Arc<Layer>,
     pub(super) outline: Arc<Outline>,
+}
+
+impl Published {
+    /// Returns whether a snapshot has these layers.
+    pub(super) fn is_in(&self, snapshot: &Snapshot) -> bool {
+        Arc::ptr_eq(&snapshot.local, &self.local) && Arc::ptr_eq(&snapshot.shared, &self.shared)
+    }
 }
 
 /// A compilation that panicked. It is repeated after the next change.
@@ -78,8 +87,11 @@ impl FailedCompile {
 impl ScopeEntry {
     /// Publishes compiled resources and notifies waiting proxies.
     pub(super) fn publish(&mut self, resources: ScopeResources) -> Published {
-        let published =
-            Published { layer: Arc::clone(&resources.layer), outline: Arc::clone(&resources.outline) };
+        let (local, shared) = match &resources.below {
+            Some(below) => (Arc::clone(&resources.layer), Arc::clone(below)),
+            None => (Arc::default(), Arc::clone(&resources.layer)),
+        };
+        let published = Published { local, shared, outline: Arc::clone(&resources.outline) };
         self.published = Some(published.clone());
         self.resources = Some(resources);
         self.failed = None;
@@ -105,17 +117,55 @@ impl State {
         settings: &PublishSettings,
         now: Instant,
     ) -> Result<(Arc<ClientScope>, bool), Limit> {
-        if !self.identities.renew(identity, &scope, now) {
-            if self.identities.scopes_of(identity) >= settings.limits.scopes_per_identity {
-                return Err(Limit::Identity);
-            }
-            if !self.scopes.contains_key(&scope) && self.scopes.len() >= settings.limits.scopes {
-                return Err(Limit::Total);
-            }
-        }
+        self.check_scope(identity, &scope, settings, now)?;
         let (scope, is_new) = self.scope_entry(scope, true);
         self.use_scope(identity, &scope, now);
         Ok((scope, is_new))
+    }
+
+    /// Checks that an identity may use a scope.
+    fn check_scope(
+        &mut self,
+        identity: &Arc<str>,
+        scope: &ClientScope,
+        settings: &PublishSettings,
+        now: Instant,
+    ) -> Result<(), Limit> {
+        if self.identities.renew(identity, scope, now) {
+            return Ok(());
+        }
+        if self.identities.scopes_of(identity) >= settings.limits.scopes_per_identity {
+            return Err(Limit::Identity);
+        }
+        if !self.scopes.contains_key(scope) && self.scopes_in_use() >= settings.limits.scopes {
+            return Err(Limit::Total);
+        }
+        Ok(())
+    }
+
+    /// Returns the number of scopes without bases.
+    pub(super) fn scopes_in_use(&self) -> usize {
+        self.scopes.keys().filter(|scope| !scope.is_base()).count()
+    }
+
+    /// Finds or creates the base of a new scope, within the limits. Returns `None` if the scope needs none.
+    pub(super) fn open_base(
+        &mut self,
+        identity: &Arc<str>,
+        scope: &ClientScope,
+        settings: &PublishSettings,
+        now: Instant,
+    ) -> Result<Option<(Arc<ClientScope>, bool)>, Limit> {
+        if self.scopes.get(scope).is_some_and(|entry| entry.published.is_some()) {
+            return Ok(None);
+        }
+        let Some(base) = scope.base() else { return Ok(None) };
+        self.check_scope(identity, scope, settings, now)?;
+        let bases = self.scopes.keys().filter(|scope| scope.is_base()).count();
+        if !self.scopes.contains_key(&base) && bases >= settings.limits.scopes {
+            return Err(Limit::Total);
+        }
+        Ok(Some(self.scope_entry(base, true)))
     }
 
     /// Finds or creates the entry of a scope. Returns true if it is new.
@@ -169,7 +219,6 @@ impl State {
     /// Removes and returns the scopes that no identity uses.
     pub(super) fn drop_idle(&mut self, now: Instant) -> Vec<ScopeEntry> {
         let (scopes, mut unused) = (&self.scopes, Vec::new());
-        let is_busy = |entry: &ScopeEntry| entry.is_opening || entry.resources.is_none();
         let keep = |scope: &ClientScope| scopes.get(scope).is_some_and(is_busy);
         self.identities.drop_idle(now, keep, |scope| unused.push(Arc::clone(scope)));
         let mut removed = Vec::new();
@@ -180,13 +229,20 @@ impl State {
                 removed.extend(self.scopes.remove(&scope));
             }
         }
+        let needed: HashSet<ClientScope> = self.scopes.keys().filter_map(|scope| scope.base()).collect();
+        let is_unused = |scope: &Arc<ClientScope>, entry: &mut ScopeEntry| {
+            scope.is_base() && !is_busy(entry) && !needed.contains(&**scope)
+        };
+        removed.extend(self.scopes.extract_if(is_unused).map(|(_, entry)| entry));
         removed
     }
 
     /// Reassigns views to scopes after the properties that assign them have changed. If several scopes become
     /// one, their proxies receive the resources that only the other scopes had, and the deletions.
     pub(super) fn regroup(&mut self) {
-        let before = std::mem::take(&mut self.scopes);
+        let mut before = std::mem::take(&mut self.scopes);
+        // Bases stay as they are: they depend on none of these properties.
+        self.scopes.extend(before.extract_if(|scope, _| scope.is_base()));
         self.identities.clear();
         let clients = std::mem::take(&mut self.clients);
         for client in clients.values() {
@@ -202,15 +258,37 @@ impl State {
             let origin = std::mem::replace(&mut entry.scope, Arc::clone(scope));
             origins.entry(Arc::clone(scope)).or_default().insert(origin);
         }
-        for (scope, entry) in &mut self.scopes {
+        let generation = self.generation + 1;
+        let bases: HashMap<Arc<ClientScope>, ScopeResources> = self
+            .scopes
+            .iter()
+            .filter(|(scope, _)| scope.is_base())
+            .filter_map(|(scope, entry)| Some((Arc::clone(scope), entry.resources.clone()?)))
+            .collect();
+        for (scope, entry) in self.scopes.iter_mut().filter(|(scope, _)| !scope.is_base()) {
             let origins = origins.get(scope).into_iter().flatten();
-            let origins: Vec<&ScopeResources> =
-                origins.filter_map(|origin| before.get(origin)?.resources.as_ref()).collect();
+            let origins: Vec<(&Arc<ClientScope>, &ScopeResources)> = origins
+                .filter_map(|origin| Some((origin, before.get(origin)?.resources.as_ref()?)))
+                .collect();
             let resources = entry.resources.get_or_insert_default();
+            let flat = |(origin, resources): &(&Arc<ClientScope>, &ScopeResources)| {
+                resources.flatten(origin.base().and_then(|base| bases.get(&base)))
+            };
             match origins[..] {
-                [origin] => *resources = origin.clone(),
-                _ => origins.iter().for_each(|origin| resources.inherit(origin, self.generation + 1)),
+                [] => {}
+                [(origin, of_origin)] if of_origin.is_over(origin) && origin.base() == scope.base() => {
+                    *resources = of_origin.clone();
+                }
+                [one] => *resources = flat(&one),
+                _ => {
+                    resources.is_flat = true;
+                    origins.iter().for_each(|origin| resources.inherit(&flat(origin), generation));
+                }
             }
         }
     }
+}
+
+fn is_busy(entry: &ScopeEntry) -> bool {
+    entry.is_opening || entry.resources.is_none()
 }

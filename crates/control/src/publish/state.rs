@@ -5,11 +5,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use skysail_core::fingerprint;
-use skysail_model::{ChangeSet, ClientScope, Diagnostic, Files, Grouping, Parsed, ProxyView, World};
+use skysail_model::{
+    ChangeSet, ClientScope, Diagnostic, Files, Grouping, NamespaceFacts, Parsed, ProxyView, World,
+};
 use skysail_source::{FileChange, FileState};
 
 use super::{
@@ -45,6 +47,8 @@ pub(super) struct State {
     pub(super) generation: u64,
     /// Properties of the World by which views are assigned to scopes.
     pub(super) grouping: Grouping,
+    /// Differences of the namespaces at this revision, once they are needed.
+    pub(super) facts: Arc<OnceLock<NamespaceFacts>>,
     pub(super) scopes: HashMap<Arc<ClientScope>, ScopeEntry>,
     pub(super) last_scope_id: u64,
     pub(super) views: HashMap<Arc<ProxyView>, ViewEntry>,
@@ -116,6 +120,7 @@ impl State {
     /// Marks the scopes and views that the last changes of the World may affect.
     pub(super) fn mark_changes(&mut self, cluster_id: &str) {
         self.revision += 1;
+        self.facts = Arc::default();
         let mut changes = self.world.take_changes();
         self.end_outdated_views(&changes, cluster_id);
         changes.pods.clear();

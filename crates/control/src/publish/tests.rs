@@ -21,7 +21,7 @@ use crate::metrics::Limit;
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
 
 /// Files with the possible contents of each. Without content, the file does not exist.
-const FILES: [(&str, &[&str]); 20] = [
+const FILES: [(&str, &[&str]); 29] = [
     (
         "service-a",
         &[
@@ -158,9 +158,77 @@ const FILES: [(&str, &[&str]); 20] = [
             "{apiVersion: networking.istio.io/v1, kind: Sidecar, metadata: {name: s, namespace: istio-system}, spec: {outboundTrafficPolicy: {mode: ALLOW_ANY, egressProxy: {host: b.y.svc.cluster.local, port: {number: 80}}}}}",
         ],
     ),
+    // What single namespaces see.
+    (
+        "private",
+        &[
+            "{apiVersion: v1, kind: Service, metadata: {name: p, namespace: y, annotations: {networking.istio.io/exportTo: 'x,.'}}, spec: {clusterIP: 10.0.0.9, selector: {app: p}, ports: [{name: http, port: 80}, {name: other, port: 99}]}}",
+            "{apiVersion: v1, kind: Service, metadata: {name: p, namespace: y, annotations: {networking.istio.io/exportTo: z}}, spec: {clusterIP: 10.0.0.9, selector: {app: p}, ports: [{name: http-new, port: 8099}]}}",
+            "{apiVersion: v1, kind: Service, metadata: {name: p, namespace: y}, spec: {clusterIP: None, selector: {app: p}, ports: [{name: http, port: 80}]}}",
+        ],
+    ),
+    (
+        "alias",
+        &[
+            "{apiVersion: v1, kind: Service, metadata: {name: other, namespace: z}, spec: {type: ExternalName, externalName: a.x.svc.cluster.local}}",
+            "{apiVersion: v1, kind: Service, metadata: {name: other, namespace: x, annotations: {networking.istio.io/exportTo: .}}, spec: {type: ExternalName, externalName: b.y.svc.cluster.local}}",
+        ],
+    ),
+    (
+        "like-short-name",
+        &[
+            "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: like, namespace: z}, spec: {hosts: [b.y], resolution: NONE, ports: [{number: 80, name: http, protocol: HTTP}]}}",
+            "{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: like, namespace: x}, spec: {hosts: [c.y.svc.cluster.local], exportTo: [y], resolution: NONE, ports: [{number: 80, name: http, protocol: HTTP}]}}",
+            "{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: like, namespace: y}, spec: {hosts: [b.y, '*.a.x'], http: [{route: [{destination: {host: b.y.svc.cluster.local}}]}]}}",
+        ],
+    ),
+    (
+        "same-address",
+        &[
+            "{apiVersion: v1, kind: Service, metadata: {name: aa, namespace: z}, spec: {clusterIP: 10.0.0.1, selector: {app: aa}, ports: [{name: http, port: 80}]}}",
+        ],
+    ),
+    (
+        "of-namespace",
+        &[
+            "{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: n, namespace: y}, spec: {hosts: [b], http: [{match: [{sourceNamespace: x}], timeout: 5s, route: [{destination: {host: b}}]}, {route: [{destination: {host: a.x.svc.cluster.local}}]}]}}",
+            "{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: n, namespace: y}, spec: {hosts: [b], exportTo: [z, x], http: [{route: [{destination: {host: a.x.svc.cluster.local}}]}]}}",
+            "{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: n, namespace: y}, spec: {hosts: [b, away.example], exportTo: [y], tcp: [{route: [{destination: {host: b}}]}], http: [{route: [{destination: {host: b}}]}]}}",
+        ],
+    ),
+    (
+        "rule-of-namespace",
+        &[
+            "{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: n, namespace: z}, spec: {host: a.x.svc.cluster.local, trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: h}}}}}",
+            "{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: n, namespace: y}, spec: {host: '*.x.svc.cluster.local', trafficPolicy: {loadBalancer: {consistentHash: {useSourceIp: true}}}}}",
+            "{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: n, namespace: y}, spec: {host: b, exportTo: [x], trafficPolicy: {loadBalancer: {simple: RANDOM}}}}",
+            "{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: n, namespace: istio-system}, spec: {host: b.y.svc.cluster.local, exportTo: [z], trafficPolicy: {connectionPool: {tcp: {maxConnections: 3}}}}}",
+        ],
+    ),
+    (
+        "delegate",
+        &[
+            "{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: root, namespace: x}, spec: {hosts: [b.y.svc.cluster.local], http: [{match: [{uri: {prefix: /d}}], delegate: {name: d, namespace: x}}, {route: [{destination: {host: b.y.svc.cluster.local}}]}]}}\n---\n{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: d, namespace: x}, spec: {http: [{match: [{sourceNamespace: z}], route: [{destination: {host: a}}]}, {match: [{uri: {prefix: /d/e}}], route: [{destination: {host: b.y.svc.cluster.local}}]}]}}",
+        ],
+    ),
+    (
+        "telemetry",
+        &[
+            "{apiVersion: telemetry.istio.io/v1, kind: Telemetry, metadata: {name: t, namespace: y}, spec: {accessLogging: [{disabled: true}]}}",
+        ],
+    ),
+    (
+        "filter",
+        &[
+            "{apiVersion: networking.istio.io/v1alpha3, kind: EnvoyFilter, metadata: {name: f, namespace: z}, spec: {configPatches: [{applyTo: CLUSTER, match: {context: SIDECAR_OUTBOUND}, patch: {operation: MERGE, value: {connect_timeout: 3s}}}]}}",
+        ],
+    ),
     (
         "mesh",
         &[
+            "{apiVersion: v1, kind: ConfigMap, metadata: {name: istio, namespace: istio-system}, data: {mesh: 'defaultServiceExportTo: [.]'}}",
+            "{apiVersion: v1, kind: ConfigMap, metadata: {name: istio, namespace: istio-system}, data: {mesh: 'defaultVirtualServiceExportTo: [x]'}}",
+            "{apiVersion: v1, kind: ConfigMap, metadata: {name: istio, namespace: istio-system}, data: {mesh: 'defaultDestinationRuleExportTo: [.]'}}",
             "{apiVersion: v1, kind: ConfigMap, metadata: {name: istio, namespace: istio-system}, data: {mesh: 'outboundTrafficPolicy: {mode: REGISTRY_ONLY}'}}",
         ],
     ),
@@ -182,7 +250,7 @@ enum ClientKind {
 }
 
 /// The proxies: namespace, version, zone, kind.
-const PROXIES: [(&str, &str, &str, ClientKind); 7] = [
+const PROXIES: [(&str, &str, &str, ClientKind); 9] = [
     ("x", "v1", "z", ClientKind::Sidecar),
     ("x", "v2", "z", ClientKind::Vhds),
     ("y", "v1", "", ClientKind::Vhds),
@@ -190,6 +258,8 @@ const PROXIES: [(&str, &str, &str, ClientKind); 7] = [
     ("x", "v1", "z", ClientKind::Vhds),
     ("x", "v1", "z", ClientKind::Grpc),
     ("y", "v2", "", ClientKind::Grpc),
+    ("y", "v1", "z", ClientKind::Vhds),
+    ("z", "v1", "z", ClientKind::Vhds),
 ];
 
 /// Subscription of proxies that do not subscribe to all resources.
@@ -271,6 +341,15 @@ impl Mesh {
         self.connected[&proxy].0.snapshot.borrow().clone()
     }
 
+    /// Returns the resources of a proxy as compiled for it alone.
+    fn compiled(&self, proxy: usize) -> Bodies {
+        let state = self.publisher.read();
+        let view = &state.clients[&self.connected[&proxy].1.id()].view;
+        let (made, _) = skysail_model::compile(&state.world, view);
+        let all = Kind::ALL.into_iter().flat_map(|kind| made.iter(kind));
+        all.map(|resource| ((resource.kind, Arc::clone(&resource.name)), Arc::clone(resource))).collect()
+    }
+
     /// Returns whether a proxy was woken since the last call.
     fn is_woken(&mut self, proxy: usize) -> bool {
         let snapshot = &mut self.connected.get_mut(&proxy).unwrap().0.snapshot;
@@ -347,6 +426,8 @@ fn each_proxy_has_the_resources_of_a_fresh_start_and_receives_no_other_changes()
                 let now = bodies(&snapshot);
                 let wrong = differences(&now, &bodies(&fresh.snapshot(proxy)));
                 assert!(wrong.is_empty(), "{at}: differs from a fresh start: {wrong:?}");
+                let wrong = differences(&now, &mesh.compiled(proxy));
+                assert!(wrong.is_empty(), "{at}: differs from a compilation for it alone: {wrong:?}");
                 if let Some((generation, before)) = had.get(&proxy) {
                     let sent = sent(&snapshot, *generation);
                     let differ: BTreeSet<_> = differences(before, &now).into_iter().collect();

@@ -106,6 +106,17 @@ impl State {
             return Ok(Entry::Retry);
         }
         self.check_view(&client.accounted_to, &view, is_known, settings)?;
+        let base = self.open_base(&client.accounted_to, &scope, settings, now).map_err(Refused::Limit)?;
+        if let Some((base, is_new)) = base
+            && let Some(entry) = self.scopes.get(&base)
+            && entry.published.is_none()
+        {
+            return match &entry.failed {
+                _ if is_new => Ok(Entry::NewScope(base, entry.id, entry.ready.subscribe())),
+                Some(failed) if !entry.is_opening => Err(Refused::Broken(failed.panic.clone())),
+                _ => Ok(Entry::Wait(entry.ready.subscribe())),
+            };
+        }
         let (scope, is_new) =
             self.reserve(&client.accounted_to, scope, settings, now).map_err(Refused::Limit)?;
         let Some(entry) = self.scopes.get(&scope) else { return Ok(Entry::Retry) };
@@ -137,12 +148,12 @@ impl State {
         &mut self,
         view: &Arc<ProxyView>,
         scope: &Arc<ClientScope>,
-        Published { layer, outline }: Published,
+        Published { local, shared, outline }: Published,
         (own, findings): OwnResources,
         declared_by: Option<Arc<str>>,
         is_early: bool,
     ) -> ResourceFeed {
-        let mut snapshot = Snapshot { shared: layer, ..Snapshot::default() };
+        let mut snapshot = Snapshot { local, shared, ..Snapshot::default() };
         Arc::make_mut(&mut snapshot.own).replace(self.generation, &own);
         self.log_view_findings(&findings);
         let (snapshots, snapshot) = watch::channel(snapshot);

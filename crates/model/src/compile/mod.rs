@@ -55,7 +55,7 @@ use crate::{
         self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, VirtualService,
         kube::Locality, mesh_config::OutboundMode, sidecar::Egress, virtual_service::Destination,
     },
-    world::{Grouping, gateway_name},
+    world::{Grouping, NamespaceFacts, gateway_name},
 };
 
 /// Unit of compilation: resources that are compiled together.
@@ -193,6 +193,50 @@ pub fn gateway_route_fields(
     let bound = served.filter(|gateway| named.contains(gateway));
     let mut fields = bound.map(|gateway| routes::field_paths(&scope, rule, port, Some(&gateway)));
     fields.find(|fields| !fields.is_empty()).unwrap_or_default()
+}
+
+/// Compiles the routes that differ from those of the [base](ClientScope::base) of a scope whose routes are compiled by
+/// host. `has_routes` returns whether the base has the route configuration of a port. Returns `None` if all routes have
+/// to be compiled for the namespace.
+pub fn compile_local_routes(
+    world: &World,
+    client_scope: &ClientScope,
+    facts: &NamespaceFacts,
+    has_routes: impl Fn(u16) -> bool,
+) -> Option<Vec<Arc<Resource>>> {
+    let special = facts.of(&client_scope.namespace);
+    if client_scope.role == Role::Router || special.services.is_empty() && !special.routes {
+        return Some(Vec::new());
+    }
+    if special.routes || !client_scope.routes_by_host() {
+        return None;
+    }
+    let scope = Scope::new(world, client_scope);
+    let services = special.services.iter().filter_map(|(namespace, name)| {
+        world.service_named(namespace, name).and_then(|service| scope.seen(service))
+    });
+    routes::of_namespace(&scope, facts, &services.collect::<Vec<_>>(), has_routes)
+}
+
+/// Compiles the routes of a service ([`ChangeSet::service_hosts`](crate::ChangeSet::service_hosts)) for clients with
+/// this scope, which sees everything; empty without the service. `has_routes` returns whether the client has the route
+/// configuration of a port. Returns `None` if all routes have to be compiled.
+pub fn compile_service_routes(
+    world: &World,
+    client_scope: &ClientScope,
+    facts: &NamespaceFacts,
+    host: &str,
+    has_routes: impl Fn(u16) -> bool,
+) -> Option<Vec<Arc<Resource>>> {
+    let is_separate = client_scope.routes_by_host() && client_scope.egress.is_none();
+    match client_scope.role {
+        Role::Router => return Some(Vec::new()),
+        Role::Sidecar if is_separate => {}
+        Role::Sidecar | Role::Grpc => return None,
+    }
+    let scope = Scope::new(world, client_scope);
+    let service = world.service(host).and_then(|service| scope.seen(service));
+    routes::of_namespace(&scope, facts, service.as_slice(), has_routes)
 }
 
 /// Returns the outline of the outbound listeners of proxies with this client scope.

@@ -1,11 +1,14 @@
 //! Conservative estimate of the resources that a change may affect. It may be too large, never too small.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use super::{World, hosts};
 use crate::{
     ObjectKey, ProxyView, Role,
-    api::{Kind, Labels, Pod, Protocol, Service, Typed, VirtualService, kube::SliceEndpoint, selects},
+    api::{
+        Kind, Labels, Pod, Protocol, Service, ServicePort, Typed, VirtualService, kube::SliceEndpoint,
+        selects,
+    },
     world::WELL_KNOWN_PORT,
 };
 
@@ -23,6 +26,10 @@ pub struct ChangeSet {
     pub routes: bool,
     /// Hosts of services whose routes may differ.
     pub hosts: BTreeSet<String>,
+    /// Hosts of services that were added, removed or changed, of whose routes only their own may differ.
+    pub service_hosts: BTreeSet<String>,
+    /// The routes of all gateways.
+    pub gateway_routes: bool,
     /// The name table.
     pub names: bool,
     /// The workload-specific resources of all proxies.
@@ -48,8 +55,7 @@ impl ChangeSet {
     /// Returns whether the workload-specific resources of a proxy may differ. Those of a gateway include its routes.
     pub fn affects_own(&self, view: &ProxyView) -> bool {
         let of_gateway = || {
-            self.routes
-                || !self.hosts.is_empty()
+            self.gateway_routes
                 || self.secrets_in.contains(&view.namespace)
                 || self.gateways.iter().any(|selector| selects(selector, &view.labels))
         };
@@ -65,6 +71,8 @@ impl ChangeSet {
         self.services.extend(other.services);
         self.routes |= other.routes;
         self.hosts.extend(other.hosts);
+        self.service_hosts.extend(other.service_hosts);
+        self.gateway_routes |= other.gateway_routes;
         self.names |= other.names;
         self.workloads |= other.workloads;
         self.workloads_in.extend(other.workloads_in);
@@ -160,9 +168,12 @@ impl World {
                 // ServiceEntries of this name are visible only without the Service.
                 let host = service.fqdn();
                 services.extend(self.entry_hosts.get(&host).map(|(of, _)| (of.clone(), host.clone())));
+                let is_alone = self.has_routes_alone(service);
                 ChangeSet {
                     services,
-                    routes: true,
+                    routes: !is_alone,
+                    service_hosts: is_alone.then_some(host).into_iter().collect(),
+                    gateway_routes: true,
                     names: true,
                     addresses: self.addresses_of(service),
                     workloads: self.shapes_listeners(service) || self.is_destination_of_connections(service),
@@ -184,6 +195,7 @@ impl World {
                             service.meta.name.clone(),
                         )]),
                         routes: true,
+                        gateway_routes: true,
                         workloads: self.shapes_listeners(service)
                             || self.is_destination_of_connections(service)
                             || rule.spec.has_credential(),
@@ -205,7 +217,7 @@ impl World {
         let services = targets.iter().filter_map(|host| self.service(host));
         let services =
             services.map(|service| (service.meta.namespace.clone(), service.meta.name.clone())).collect();
-        ChangeSet { services, routes: true, names: true, ..ChangeSet::default() }
+        ChangeSet { services, names: true, ..ChangeSet::default() }
     }
 
     /// Returns the resources that depend on a VirtualService, or on those that delegate to it.
@@ -223,12 +235,13 @@ impl World {
         if !rule.spec.is_for_mesh() {
             return ChangeSet { gateways, ..ChangeSet::default() };
         }
+        let mut imported = ChangeSet::default();
         if self.has_sidecars() {
-            return ChangeSet { gateways, workloads: true, ..self.changes_of_imported(rule) };
+            imported = self.changes_of_imported(rule);
         }
         // Rules for connections are part of the listeners.
         let workloads = routes_connections(&rule.spec);
-        let changes = ChangeSet { workloads, gateways, ..ChangeSet::default() };
+        let changes = ChangeSet { workloads, gateways, ..imported };
         match self.only_service_of(rule) {
             Some(host) => ChangeSet { hosts: BTreeSet::from([host]), ..changes },
             None => ChangeSet { routes: true, ..changes },
@@ -265,20 +278,55 @@ impl World {
         if self.is_provider_host(&service.fqdn()) {
             return true;
         }
-        let has_http = |service: &Typed<Service>, port: u16| {
-            service.spec.port(port).is_some_and(|port| port.protocol.is_http())
-        };
-        let is_common = |port: u16| {
-            let others = self.services().filter(|other| other.meta != service.meta);
-            // Which service a host of a ServiceEntry names depends on the client.
-            let others = others.filter(|other| other.spec.entry_host.is_none());
-            let mut like_it =
-                others.filter(|other| has_http(other, port) && other.spec.external_name.is_none());
-            like_it.any(|other| self.service_visible(other, NOWHERE))
-        };
         let mut ports = service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp);
         // Clients may see the service and none of the others.
-        self.has_sidecars() || ports.any(|port| !port.protocol.is_http() || !is_common(port.port))
+        self.has_sidecars()
+            || ports.any(|port| !port.protocol.is_http() || !self.is_common(service, port.port))
+    }
+
+    /// Returns whether all clients see another service with a port of HTTP.
+    fn is_common(&self, service: &Typed<Service>, port: u16) -> bool {
+        let has_http =
+            |service: &Typed<Service>| service.spec.port(port).is_some_and(|port| port.protocol.is_http());
+        let others = self.services().filter(|other| other.meta != service.meta);
+        // Which service a host of a ServiceEntry names depends on the client.
+        let others = others.filter(|other| other.spec.entry_host.is_none());
+        let mut like_it = others.filter(|other| has_http(other) && other.spec.external_name.is_none());
+        like_it.any(|other| self.service_visible(other, NOWHERE))
+    }
+
+    /// Returns whether a Service changes no other routes than its own virtual hosts as it comes and goes: it has no
+    /// name, address or port in common with others that decides on theirs, and no rule and no alias names it.
+    fn has_routes_alone(&self, service: &Typed<Service>) -> bool {
+        let host = service.fqdn();
+        let is_plain = service.spec.entry_host.is_none()
+            && service.spec.external_name.is_none()
+            && self.service_visible(service, NOWHERE);
+        let by_rules = || {
+            self.virtual_service_hosts.get(&host).next().is_some()
+                || self.virtual_service_hosts.wildcards(&host).next().is_some()
+                || self.virtual_service_targets.get(&host).next().is_some()
+        };
+        let shares_address = |other: &Typed<Service>| {
+            other.meta != service.meta
+                && other.spec.cluster_ips.iter().any(|ip| service.spec.cluster_ips.contains(ip))
+        };
+        let is_involved =
+            |other: &Arc<Typed<Service>>| other.spec.external_name.is_some() || shares_address(other);
+        let (name, namespace) = (&service.meta.name, &service.meta.namespace);
+        let names =
+            [host.clone(), name.clone(), format!("{name}.{namespace}"), format!("{name}.{namespace}.svc")];
+        let is_routed = |port: &ServicePort| {
+            port.protocol == Protocol::Unknown
+                || port.protocol.is_http() && !self.is_common(service, port.port)
+        };
+        is_plain
+            && !by_rules()
+            && !service.spec.ports.iter().any(is_routed)
+            && !names.iter().any(|name| {
+                self.names_others(service, name) || self.names_others(service, &format!("*.{name}"))
+            })
+            && !self.services().any(is_involved)
     }
 
     /// Returns the resources of the services that select a pod.

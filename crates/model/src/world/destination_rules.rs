@@ -94,13 +94,7 @@ impl World {
         namespace: &str,
         keep: impl Fn(&[String]) -> bool,
     ) -> Vec<(&'a Entry<DestinationRule>, &'a [String])> {
-        let default = &self.mesh().default_destination_rule_export_to;
-        let export_to = |entry: &'a Entry<DestinationRule>| -> &'a [String] {
-            let own = &entry.object.spec.export_to;
-            // As in Istio, a default with "." has no other namespaces.
-            let private = default.iter().find(|entry| *entry == ".").map(std::slice::from_ref);
-            if own.is_empty() { private.unwrap_or(default) } else { own }
-        };
+        let export_to = |entry: &'a Entry<DestinationRule>| self.destination_rule_export_to(entry);
         let found = most_specific(&self.destination_rule_hosts, fqdn, |pattern| {
             by_age(&self.destination_rules, &self.destination_rule_hosts, pattern, |entry| {
                 entry.object.meta.namespace == namespace
@@ -109,6 +103,18 @@ impl World {
             })
         });
         found.into_iter().map(|entry| (entry, export_to(entry))).collect()
+    }
+
+    /// Returns the `exportTo` of a rule, or the mesh's default.
+    pub(super) fn destination_rule_export_to<'a>(
+        &'a self,
+        entry: &'a Entry<DestinationRule>,
+    ) -> &'a [String] {
+        let default = &self.mesh().default_destination_rule_export_to;
+        let own = &entry.object.spec.export_to;
+        // As in Istio, a default with "." has no other namespaces.
+        let private = default.iter().find(|entry| *entry == ".").map(std::slice::from_ref);
+        if own.is_empty() { private.unwrap_or(default) } else { own }
     }
 }
 

@@ -163,7 +163,8 @@ impl World {
     /// them.
     pub(super) fn changes_of_entry(&self, namespace: &str, name: &str) -> ChangeSet {
         let Some(entry) = self.service_entries.get(namespace, name) else { return ChangeSet::default() };
-        let mut changes = ChangeSet { routes: true, names: true, ..ChangeSet::default() };
+        let mut changes =
+            ChangeSet { routes: true, gateway_routes: true, names: true, ..ChangeSet::default() };
         if entry.object.spec.selector().is_some() || !entry.object.spec.endpoints.is_empty() {
             // The workloads that are its endpoints.
             changes.workloads_in.insert(namespace.to_owned());

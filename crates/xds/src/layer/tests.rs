@@ -1,13 +1,16 @@
 use bytes::Bytes;
 
-use super::*;
+use std::collections::BTreeSet;
+
+use super::{snapshot::*, *};
+use crate::wire::Form;
 
 fn resource(name: &str, body: &'static [u8]) -> Arc<Resource> {
     Resource::from_body(Kind::Cluster, name, Bytes::from_static(body))
 }
 
 fn snapshot(own: &Layer, shared: &Layer) -> Snapshot {
-    Snapshot { own: Arc::new(own.clone()), shared: Arc::new(shared.clone()) }
+    Snapshot { own: Arc::new(own.clone()), shared: Arc::new(shared.clone()), ..Snapshot::default() }
 }
 
 fn names(changes: &Changes) -> (Vec<&str>, Option<Vec<&str>>) {
@@ -171,4 +174,149 @@ fn a_stream_far_behind_is_given_changes_but_no_removals() {
     let now = snapshot(&Layer::default(), &layer);
     assert_eq!(names(&now.changes(Kind::Cluster, 1)), (vec!["a"], None));
     assert_eq!(names(&now.changes(Kind::Cluster, 100)), (vec!["a"], Some(vec![])));
+}
+
+/// Layers over a common one, each beside a layer of its own with the same content, through random changes.
+#[test]
+fn a_layer_over_another_is_read_like_one_layer() {
+    for seed in 0..40 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut below = Layer::default();
+        let mut clients: Vec<(Layer, Layer)> = vec![Default::default(); 3];
+        for generation in 1..60 {
+            let name = |random: &mut fastrand::Rng| format!("{}", random.usize(..12));
+            let body = |random: &mut fastrand::Rng| random.usize(..3).to_string();
+            let host = |name: &str, body: &str| {
+                let aliases = [format!("80/{body}"), format!("80/*.{body}.x")];
+                let body = body.to_owned().into();
+                Resource::with_aliases(
+                    Kind::VirtualHost,
+                    &format!("80/{name}"),
+                    body,
+                    aliases.iter().map(String::as_str),
+                )
+            };
+            let edit = |random: &mut fastrand::Rng, edits: &mut Edits| {
+                let name = name(random);
+                match random.usize(..3) {
+                    0 => edits.remove(Kind::VirtualHost, format!("80/{name}").into()),
+                    _ => edits.set(host(&name, &body(random))),
+                }
+            };
+            let mut common = Edits::default();
+            (0..random.usize(..3)).for_each(|_| edit(&mut random, &mut common));
+            let before = below.clone();
+            let edited: Vec<Arc<str>> = common.0[Kind::VirtualHost as usize].keys().cloned().collect();
+            below.edit(generation, common, None);
+            let get = |layer: &Layer, name: &str| layer.get(Kind::VirtualHost, name).cloned();
+            let changed: Vec<Arc<str>> =
+                edited.into_iter().filter(|name| get(&before, name) != get(&below, name)).collect();
+            for (local, flat) in &mut clients {
+                let then = Snapshot {
+                    local: Arc::new(local.clone()),
+                    shared: Arc::new(before.clone()),
+                    ..Snapshot::default()
+                };
+                let mut own = Edits::default();
+                (0..random.usize(..3)).for_each(|_| edit(&mut random, &mut own));
+                // What the layer below changes is given to the other one as well.
+                let mut all = Edits::default();
+                for name in &changed {
+                    match below.get(Kind::VirtualHost, name) {
+                        Some(resource) => all.set(Arc::clone(resource)),
+                        None => all.remove(Kind::VirtualHost, Arc::clone(name)),
+                    }
+                }
+                for (name, edit) in &own.0[Kind::VirtualHost as usize] {
+                    all.0[Kind::VirtualHost as usize].insert(Arc::clone(name), edit.clone());
+                }
+                local.edit_over(generation, (&before, &below), own);
+                flat.edit(generation, all, None);
+                let now = Snapshot {
+                    local: Arc::new(local.clone()),
+                    shared: Arc::new(below.clone()),
+                    ..Snapshot::default()
+                };
+                let one = Snapshot { shared: Arc::new(flat.clone()), ..Snapshot::default() };
+                let flattened = Snapshot { shared: Arc::new(local.flatten(&below)), ..Snapshot::default() };
+                compare(&now, &one, &then, &format!("seed {seed}, generation {generation}"));
+                compare(&flattened, &one, &then, &format!("seed {seed}, {generation}, flattened"));
+            }
+        }
+    }
+}
+
+fn compare(now: &Snapshot, one: &Snapshot, then: &Snapshot, at: &str) {
+    let kind = Kind::VirtualHost;
+    let sorted = |snapshot: &Snapshot| {
+        let mut all: Vec<_> = snapshot.iter(kind).cloned().collect();
+        all.sort_by(|one, other| one.name.cmp(&other.name));
+        all
+    };
+    assert_eq!(sorted(now), sorted(one), "{at}");
+    assert_eq!(now.count(kind), one.count(kind), "{at}");
+    let generation = then.generation();
+    for since in [generation, generation.saturating_sub(3)] {
+        let (of_now, of_one) = (now.changes(kind, since), one.changes(kind, since));
+        let sent = |changes: &Changes| {
+            let names: Vec<_> = changes.resources.iter().map(|resource| Arc::clone(&resource.name)).collect();
+            (names, changes.gone.clone())
+        };
+        if since == generation {
+            assert_eq!(sent(&of_now), sent(&of_one), "{at}: since {since}");
+        } else {
+            // A client that is behind may be sent more, but misses nothing.
+            let all: BTreeSet<_> = sent(&of_now).0.into_iter().chain(sent(&of_now).1.unwrap()).collect();
+            let needed = sent(&of_one).0.into_iter().chain(sent(&of_one).1.unwrap());
+            assert!(needed.into_iter().all(|name| all.contains(&name)), "{at}: since {since}");
+        }
+        if let Some(changed) = now.changed_aliases(kind, since) {
+            let of_one = one.changed_aliases(kind, since).unwrap();
+            for authority in ["80/0", "80/a.1.x", "80/3"] {
+                let affects = changed.affects(kind, authority);
+                assert!(affects || !of_one.affects(kind, authority), "{at}: {authority}");
+            }
+        }
+    }
+    let names: Vec<Arc<str>> = (0..12).map(|name| format!("80/{name}").into()).collect();
+    let mut names = names;
+    names.sort_unstable();
+    for few in [&names[..], &names[..1]] {
+        let each = |of: &Snapshot| -> Vec<_> {
+            of.each(kind, few, generation).map(|(name, one, new)| (name.clone(), one.cloned(), new)).collect()
+        };
+        assert_eq!(each(now), each(one), "{at}");
+    }
+    for authority in ["80/0", "80/1", "80/2", "80/a.0.x", "80/b.c.1.x", "80/3"] {
+        assert_eq!(now.find(kind, authority), one.find(kind, authority), "{at}: {authority}");
+    }
+    let mut send: Vec<_> = now.iter(kind).cloned().collect();
+    let shared = now.take_shared(kind, Form::Delta, &mut send);
+    assert_eq!(send.len() + shared.count, one.count(kind), "{at}");
+}
+
+#[test]
+fn encoded_parts_without_hidden_resources_are_shared() {
+    let mut below = Layer::default();
+    for number in 0..1_000 {
+        let body = format!("{number}").into();
+        below.set(1, Resource::from_body(Kind::Cluster, &number.to_string(), body));
+    }
+    let mut local = Layer::default();
+    let mut edits = Edits::default();
+    edits.set(resource("5", b"other"));
+    edits.set(resource("new", b"other"));
+    edits.remove(Kind::Cluster, "7".into());
+    local.edit_over(1, (&below, &below), edits);
+    let now = Snapshot { local: Arc::new(local), shared: Arc::new(below), ..Snapshot::default() };
+    let mut send: Vec<_> = now.iter(Kind::Cluster).cloned().collect();
+    let all: BTreeMap<_, _> = send.iter().map(|one| (one.name.clone(), one.version)).collect();
+    let parts = now.take_shared(Kind::Cluster, Form::Delta, &mut send);
+    assert!(parts.count > 500, "{}", parts.count);
+    let rest = send.iter().map(|one| (one.name.clone(), one.version));
+    let sent: BTreeMap<_, _> =
+        parts.resources().map(|one| (one.name.clone(), one.version)).chain(rest).collect();
+    assert_eq!(sent, all);
+    assert_eq!(parts.count + send.len(), all.len());
+    assert!(!all.contains_key("7") && all.len() == 1_000);
 }

@@ -84,17 +84,13 @@ fn scopes(publisher: &Publisher) -> usize {
     publisher.gauges().scopes
 }
 
-/// Returns a control plane that counts first compilations of scopes.
-fn counting() -> (Arc<Publisher>, Arc<AtomicUsize>) {
-    let compiles = Arc::<AtomicUsize>::default();
-    let counted = Arc::clone(&compiles);
-    let part = move |world: &_, client_scope: &_, part: &Part| {
-        if *part == Part::Names {
-            counted.fetch_add(1, Relaxed);
-        }
-        compile_part(world, client_scope, part)
-    };
-    (Arc::new(publisher(Compiler { part: Box::new(part), ..Compiler::default() })), compiles)
+/// Returns the number of first compilations of scopes.
+fn compiles(publisher: &Publisher) -> usize {
+    publisher.metrics.scopes_opened.load(Relaxed) as usize
+}
+
+fn new_publisher() -> Arc<Publisher> {
+    Arc::new(publisher(Compiler::default()))
 }
 
 /// Returns nodes that a proxy may declare falsely.
@@ -159,7 +155,7 @@ fn declarations_cover_every_field_of_a_view() {
 
 #[test]
 fn declared_properties_create_no_scope_if_the_pod_is_known() {
-    let (publisher, compiles) = counting();
+    let publisher = new_publisher();
     put(&publisher, "service", &service("a"));
     put(&publisher, "node", NODE);
     // A route that matches labels, so that scopes depend on labels.
@@ -179,12 +175,12 @@ fn declared_properties_create_no_scope_if_the_pod_is_known() {
         "some proxies have resources that their pod is not entitled to"
     );
     let gauges = publisher.gauges();
-    assert_eq!((gauges.scopes, gauges.views, compiles.load(Relaxed)), (1, 1, 1));
+    assert_eq!((gauges.scopes, gauges.views, compiles(&publisher)), (1, 1, 1));
 }
 
 #[test]
 fn scopes_of_unknown_pods_are_limited_by_identity_and_in_total() {
-    let (publisher, compiles) = counting();
+    let publisher = new_publisher();
     put(&publisher, "service", &service("a"));
     put(&publisher, "route", ROUTE);
     let ScopeLimits { scopes: max_scopes, scopes_per_identity, .. } = publisher.settings.limits;
@@ -197,7 +193,7 @@ fn scopes_of_unknown_pods_are_limited_by_identity_and_in_total() {
         }
     }
     assert_eq!(
-        (scopes(&publisher), compiles.load(Relaxed)),
+        (scopes(&publisher), compiles(&publisher)),
         (1 + scopes_per_identity, 1 + scopes_per_identity)
     );
     assert!(publisher.metrics.limit_refusals[Limit::Identity as usize].load(Relaxed) > 100);
@@ -232,7 +228,7 @@ fn scopes_of_unknown_pods_are_limited_by_identity_and_in_total() {
 
 #[test]
 fn the_pod_of_another_account_is_refused() {
-    let (publisher, _) = counting();
+    let publisher = new_publisher();
     put(&publisher, "pod", &pod("v1", "other"));
     match connect(&publisher, client("x", json!({}))) {
         Err(Refused::AccountMismatch(error)) => {
@@ -245,7 +241,7 @@ fn the_pod_of_another_account_is_refused() {
 
 #[test]
 fn streams_end_when_the_pod_no_longer_matches_the_view() {
-    let (publisher, _) = counting();
+    let publisher = new_publisher();
     let files = [service("a"), ROUTE.to_owned(), POLICY.to_owned()];
     files.iter().enumerate().for_each(|(number, text)| put(&publisher, &number.to_string(), text));
     let is_ended = |one: &(ResourceFeed, Connected)| one.0.snapshot.has_changed().is_err();
@@ -269,7 +265,10 @@ fn streams_end_when_the_pod_no_longer_matches_the_view() {
     assert!(matches!(connect(&publisher, client("x", json!({}))), Err(Refused::AccountMismatch(_))));
 }
 
-/// Pauses the first compilation of a scope in namespace y.
+/// Cluster whose scopes a [`Gate`] pauses.
+const PAUSED: &str = "paused";
+
+/// Pauses the first compilation of a scope outside of the mesh's own cluster.
 struct Gate {
     armed: AtomicBool,
     started: Barrier,
@@ -281,13 +280,13 @@ impl Gate {
         Arc::new(Self { armed: AtomicBool::new(true), started: Barrier::new(2), released: Barrier::new(2) })
     }
 
-    /// Returns a control plane with this gate, and its number of compilations in namespace y.
+    /// Returns a control plane with this gate, and its number of compilations for other clusters.
     fn publisher(self: &Arc<Self>) -> (Arc<Publisher>, Arc<AtomicUsize>) {
         let (gate, compiles) = (Arc::clone(self), Arc::<AtomicUsize>::default());
         let counted = Arc::clone(&compiles);
         let part = move |world: &_, client_scope: &ClientScope, part: &Part| {
             let resources = compile_part(world, client_scope, part);
-            if client_scope.namespace == "y" && *part == Part::Names {
+            if client_scope.cluster_id != "Kubernetes" && *part == Part::Names {
                 counted.fetch_add(1, Relaxed);
                 if gate.armed.swap(false, Relaxed) {
                     gate.started.wait();
@@ -310,8 +309,9 @@ fn a_new_scope_is_compiled_once_for_all_proxies_that_wait_for_it() {
     let gate = Gate::new();
     let (publisher, compiles) = gate.publisher();
     put(&publisher, "a", &service("a"));
-    let mut first = pin!(publisher.connect(client("y", json!({}))));
-    let mut second = pin!(publisher.connect(client("y", json!({"LABELS": {"app": "b"}}))));
+    let mut first = pin!(publisher.connect(client("y", json!({"CLUSTER_ID": PAUSED}))));
+    let mut second =
+        pin!(publisher.connect(client("y", json!({"CLUSTER_ID": PAUSED, "LABELS": {"app": "b"}}))));
     assert!(poll(first.as_mut()).is_pending());
     gate.started.wait();
     assert!(poll(second.as_mut()).is_pending());
@@ -326,8 +326,8 @@ fn a_new_scope_is_compiled_even_if_the_first_proxy_disconnects() {
     let gate = Gate::new();
     let (publisher, compiles) = gate.publisher();
     put(&publisher, "a", &service("a"));
-    let mut first = Box::pin(publisher.connect(client("y", json!({}))));
-    let mut second = pin!(publisher.connect(client("y", json!({}))));
+    let mut first = Box::pin(publisher.connect(client("y", json!({"CLUSTER_ID": PAUSED}))));
+    let mut second = pin!(publisher.connect(client("y", json!({"CLUSTER_ID": PAUSED}))));
     assert!(poll(first.as_mut()).is_pending() && poll(second.as_mut()).is_pending());
     gate.started.wait();
     drop(first);
@@ -348,7 +348,7 @@ fn the_compilation_of_a_new_scope_delays_nothing_else_and_misses_no_change() {
         put(&publisher, "0", &a);
         put(&publisher, "1", &gone);
         let existing = connect(&publisher, client("x", json!({}))).unwrap();
-        let mut late = pin!(publisher.connect(client("y", json!({}))));
+        let mut late = pin!(publisher.connect(client("y", json!({"CLUSTER_ID": PAUSED}))));
         assert!(poll(late.as_mut()).is_pending());
         gate.started.wait();
         // During the compilation, other proxies connect and receive changes.
@@ -363,7 +363,7 @@ fn the_compilation_of_a_new_scope_delays_nothing_else_and_misses_no_change() {
         }
         gate.released.wait();
         let late = RUNTIME.block_on(late).unwrap();
-        let expected = fresh(&files, client("y", json!({})));
+        let expected = fresh(&files, client("y", json!({"CLUSTER_ID": PAUSED})));
         let wrong = differences(&bodies(&snapshot(&late)), &expected);
         assert!(wrong.is_empty(), "{change}: the new scope lacks {wrong:?}");
         // The new scope receives later changes.
@@ -408,12 +408,12 @@ fn a_change_reaches_large_scopes_first_and_proxies_that_connect_during_the_compi
 }
 
 /// Returns a control plane, and the flag that makes two of its compilations panic. One compiles service `bad`
-/// for scopes of namespace x. The other compiles the own resources of workloads in namespace z.
+/// for the clusters of namespace x. The other compiles the own resources of workloads in namespace z.
 fn failing() -> (Arc<Publisher>, Arc<AtomicBool>) {
     let fails = Arc::<AtomicBool>::default();
     let (in_part, in_own) = (Arc::clone(&fails), Arc::clone(&fails));
     let part = move |world: &_, client_scope: &ClientScope, part: &Part| {
-        let is_bad = *part == Part::Service("x".into(), "bad".into()) && client_scope.namespace == "x";
+        let is_bad = *part == Part::Service("x".into(), "bad".into()) && client_scope.cluster_id != "two";
         assert!(!is_bad || !in_part.load(Relaxed), "the service is bad");
         compile_part(world, client_scope, part)
     };
@@ -448,7 +448,7 @@ fn a_panic_affects_the_panicking_compilation_only() {
     let (own, all) = (&before_z, fresh_of(&[&a, &bad], "z"));
     let of_z = bodies(&snapshot(&z));
     for (key, resource) in &of_z {
-        let shared = z.0.snapshot.borrow().shared.get(key.0, &key.1).is_some();
+        let shared = z.0.snapshot.borrow().own.get(key.0, &key.1).is_none();
         assert_eq!(Some(resource), if shared { all.get(key) } else { own.get(key) }, "{key:?}");
     }
     assert!(publisher.metrics.compile_panics.load(Relaxed) > 0);

@@ -23,7 +23,7 @@ use crate::{
 
 pub(super) use inbound::{compile as inbound, with_socket as inbound_with_socket};
 pub use outbound::Outline;
-pub(super) use outbound::{compile as outbound, named, outline};
+pub(super) use outbound::{compile as outbound, is_everywhere, named, outline};
 
 /// A port of the workload with the services that lead to it.
 pub(super) struct InboundPort<'a> {

@@ -163,7 +163,7 @@ fn has_own(port: &ServicePort) -> bool {
 }
 
 /// Returns whether clients use any address for a service: a host of a ServiceEntry without addresses.
-fn is_everywhere(service: &Typed<Service>) -> bool {
+pub(in crate::compile) fn is_everywhere(service: &Typed<Service>) -> bool {
     let entry_host = service.spec.entry_host.as_ref();
     entry_host.is_some_and(|entry_host| entry_host.blocks.is_empty()) && service.spec.cluster_ips.is_empty()
 }

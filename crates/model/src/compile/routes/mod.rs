@@ -22,7 +22,7 @@ use skysail_xds::{Kind, Resource, istio};
 use super::{
     Scope, balance,
     clusters::DYNAMIC_DNS,
-    order,
+    listeners, order,
     pb::{boolean, fields, from_ads, host_of, metadata, route, seconds, timed_action, uint32},
     visibility::UnknownDestinations,
 };
@@ -31,7 +31,7 @@ use crate::{
         MeshConfig, Protocol, Service, Typed, VirtualService,
         mesh_config::{OutboundMode, UnansweredHosts},
     },
-    world::{DOMAIN, WELL_KNOWN_PORT, fqdn, host_matches},
+    world::{DOMAIN, NamespaceFacts, WELL_KNOWN_PORT, fqdn, host_matches},
 };
 
 /// Maximum size of the body of a direct response in bytes.
@@ -72,6 +72,54 @@ fn hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<rout
     hosts.sort_by(|a, b| a.name.cmp(&b.name));
     make_unique(&mut hosts);
     hosts
+}
+
+/// Compiles the routes of the services whose routes differ in the client's namespace, one resource for each virtual
+/// host. Returns `None` if other virtual hosts may differ too.
+pub(super) fn of_namespace(
+    scope: &Scope<'_>,
+    facts: &NamespaceFacts,
+    services: &[Arc<Typed<Service>>],
+    has_routes: impl Fn(u16) -> bool,
+) -> Option<Vec<Arc<Resource>>> {
+    let aliases = if facts.has_aliases { scope.world.aliases(scope.namespace) } else { Aliases::default() };
+    let mut made = Vec::new();
+    let mut claimed: HashSet<String> = HashSet::new();
+    for service in services {
+        let domains = domains(scope, service, &aliases);
+        let is_disputed = |domain: &String| scope.world.names_others(service, domain);
+        if facts.shares_addresses(&service.spec) || domains.iter().any(is_disputed) {
+            return None;
+        }
+        let host = service.fqdn();
+        for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
+            let number = port.port;
+            let is_http = port.protocol.is_http();
+            let has_own = !is_http && port.protocol == Protocol::Unknown;
+            if is_http && !has_routes(number) {
+                return None;
+            }
+            if has_own && listeners::is_everywhere(service) {
+                return None;
+            }
+            if has_own {
+                made.push(own(scope, service, number));
+            }
+            if (is_http || has_own) && has_routes(number) {
+                let mut hosts = vec![of_service(scope, service, number, domains.clone())];
+                make_unique(&mut hosts);
+                made.extend(hosts.into_iter().map(|mut made| {
+                    made.name = format!("{number}/{host}:{number}");
+                    order::encode_host(&number.to_string(), &made)
+                }));
+            }
+        }
+        // A name that two of them have belongs to one of them.
+        if !domains.into_iter().collect::<HashSet<_>>().into_iter().all(|domain| claimed.insert(domain)) {
+            return None;
+        }
+    }
+    Some(made)
 }
 
 /// Compiles the routes of a service that is visible everywhere again. `made` returns the previous resource. Only the
