@@ -120,6 +120,7 @@ impl<'a, D: FnOnce() -> Option<EarlyUpstream>> Inspection<'a, D> {
     }
 
     /// Reads until `look` knows the protocol, the server sends, or the time limit passes.
+    #[inline]
     async fn read_until(&mut self, mut look: impl FnMut(&[u8], bool) -> Look) -> io::Result<Stop> {
         loop {
             let bytes = self.stream.input.bytes();
@@ -153,6 +154,7 @@ impl<'a, D: FnOnce() -> Option<EarlyUpstream>> Inspection<'a, D> {
 
     /// Waits for bytes of either peer. Connects to the server when the client has been silent for
     /// [`early::CLIENT_FIRST_TIMEOUT`].
+    #[inline]
     fn poll_first_sender(
         &mut self,
         cx: &mut Context<'_>,
