@@ -12,7 +12,7 @@ use crate::{
         Framing,
         write::{self, Persistence},
     },
-    http2::{Duplex, Gone, Unsent},
+    http2::{Duplex, StreamClosed, Unsent},
     socket::Stream,
 };
 
@@ -72,7 +72,7 @@ impl Wire {
         framing: Framing,
         method: &str,
         persistence: Persistence,
-    ) -> Result<(), Gone> {
+    ) -> Result<(), StreamClosed> {
         match self {
             Self::Http1(stream) => {
                 write::response(&mut stream.output, head, framing, method, persistence);

@@ -105,51 +105,58 @@ impl<'a, D: FnOnce() -> Option<EarlyUpstream>> Inspection<'a, D> {
         http: bool,
     ) -> io::Result<(Findings, Option<EarlyUpstream>)> {
         let mut findings = Findings::default();
-        let (mut tls_inspector, mut http_inspector) = (TlsInspector::default(), HttpInspector::default());
-        let mut stop = Stop::Known;
-        if tls {
-            stop = self.read_until(|bytes, last| tls_inspector.look(bytes, last, &mut findings)).await?;
-        }
-        if http && stop == Stop::Known && findings.transport != Some(Transport::Tls) {
-            stop = self.read_until(|bytes, last| http_inspector.look(bytes, last, &mut findings)).await?;
-        }
-        if stop == Stop::ServerFirst {
-            findings.transport = Some(Transport::RawBuffer);
+        let inspectors = [
+            tls.then(|| Inspector::Tls(TlsInspector::default())),
+            http.then(|| Inspector::Http(HttpInspector::default())),
+        ];
+        for mut inspector in inspectors.into_iter().flatten() {
+            if findings.transport == Some(Transport::Tls) {
+                break;
+            }
+            while !self.is_known(&mut inspector, &mut findings)? {
+                let mut idle_drain_end = None;
+                match poll_fn(|cx| self.poll_first_sender(cx, &mut idle_drain_end)).await? {
+                    FirstSender::Client(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    FirstSender::Client(_) => self.reads += 1,
+                    FirstSender::Server => {
+                        findings.transport = Some(Transport::RawBuffer);
+                        return Ok((findings, self.early));
+                    }
+                    FirstSender::Neither if self.listener.continue_on_timeout => {
+                        return Ok((findings, self.early));
+                    }
+                    FirstSender::Neither => return Err(io::ErrorKind::TimedOut.into()),
+                }
+            }
         }
         Ok((findings, self.early))
     }
 
-    /// Reads until `look` knows the protocol, the server sends, or the time limit passes.
+    /// Inspects the bytes so far. Returns false if more are needed, for which there is then room.
     #[inline]
-    async fn read_until(&mut self, mut look: impl FnMut(&[u8], bool) -> Look) -> io::Result<Stop> {
-        loop {
-            let bytes = self.stream.input.bytes();
-            let is_last = bytes.len() >= MAX_INSPECTED || self.reads >= MAX_READS;
-            match look(bytes, is_last) {
-                Look::Known => return Ok(Stop::Known),
-                Look::Broken => {
-                    return Err(io::Error::other(format!(
-                        "the TLS client hello is malformed ({} bytes in {} reads)",
-                        bytes.len(),
-                        self.reads
-                    )));
-                }
-                Look::More if bytes.is_empty() => {}
-                // The client has sent first.
-                Look::More => self.early = None,
+    fn is_known(&mut self, inspector: &mut Inspector, findings: &mut Findings) -> io::Result<bool> {
+        let bytes = self.stream.input.bytes();
+        let is_last = bytes.len() >= MAX_INSPECTED || self.reads >= MAX_READS;
+        let look = match inspector {
+            Inspector::Tls(inspector) => inspector.look(bytes, is_last, findings),
+            Inspector::Http(inspector) => inspector.look(bytes, is_last, findings),
+        };
+        match look {
+            Look::Known => return Ok(true),
+            Look::Broken => {
+                let (length, reads) = (bytes.len(), self.reads);
+                return Err(io::Error::other(format!(
+                    "the TLS client hello is malformed ({length} bytes in {reads} reads)"
+                )));
             }
-            if self.stream.input.is_full() {
-                self.stream.input.grow(MAX_INSPECTED);
-            }
-            let mut idle_drain_end = None;
-            match poll_fn(|cx| self.poll_first_sender(cx, &mut idle_drain_end)).await? {
-                FirstSender::Client(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                FirstSender::Client(_) => self.reads += 1,
-                FirstSender::Server => return Ok(Stop::ServerFirst),
-                FirstSender::Neither if self.listener.continue_on_timeout => return Ok(Stop::TimeLimit),
-                FirstSender::Neither => return Err(io::ErrorKind::TimedOut.into()),
-            }
+            Look::More if bytes.is_empty() => {}
+            // The client has sent first.
+            Look::More => self.early = None,
         }
+        if self.stream.input.is_full() {
+            self.stream.input.grow(MAX_INSPECTED);
+        }
+        Ok(false)
     }
 
     /// Waits for bytes of either peer. Connects to the server when the client has been silent for
@@ -194,15 +201,10 @@ impl<'a, D: FnOnce() -> Option<EarlyUpstream>> Inspection<'a, D> {
     }
 }
 
-/// Reason why [`Inspection::read_until`] returned.
-#[derive(PartialEq)]
-enum Stop {
-    /// The inspector has a result.
-    Known,
-    /// The server has sent before the client.
-    ServerFirst,
-    /// The time limit has passed, and the listener continues without a result.
-    TimeLimit,
+/// Inspection for one protocol.
+enum Inspector {
+    Tls(TlsInspector),
+    Http(HttpInspector),
 }
 
 /// The peer that sends first.

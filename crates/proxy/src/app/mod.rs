@@ -209,7 +209,7 @@ fn start_tasks(
     let [refreshed, asked, trimmed] = std::array::from_fn(|_| Arc::clone(configuration));
     [
         Task::start(async move { refreshed.keep_fresh().await }),
-        Task::start(async move { asked.serve_questions().await }),
+        Task::start(async move { asked.serve_host_requests().await }),
         Task::start(async move { trimmed.trim_memory().await }),
     ]
 }

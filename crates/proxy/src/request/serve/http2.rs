@@ -28,8 +28,8 @@ use skysail_http::{
     head::{ResponseHead, Version},
     http1::{ConnectionOptions, Framing, Malformed},
     http2::{
-        self, Bounds, Connection, Driver, Duplex, FrameKind, HeadError, Http2Options, Lost, Request, Role,
-        SessionLimits,
+        self, Bounds, Connection, Driver, Duplex, FrameKind, HeadError, Http2Options, Request, Role,
+        SessionLimits, StreamError,
     },
     socket::Stream,
     timer::{Timer, earlier},
@@ -296,9 +296,15 @@ fn refuse_head(
 
 /// Counts and logs the reason why a connection ended early. `culprit` is the kind of frame that exceeded a
 /// limit.
-fn report(worker: &Worker, origin: &Origin, manager: &HttpManager, lost: &Lost, culprit: Option<FrameKind>) {
+fn report(
+    worker: &Worker,
+    origin: &Origin,
+    manager: &HttpManager,
+    lost: &StreamError,
+    culprit: Option<FrameKind>,
+) {
     let counters = worker.shard.manager(&manager.stat_prefix);
-    if let Lost::Silent = lost {
+    if let StreamError::Silent = lost {
         counters.http2_keepalive_timeout.inc();
     }
     let Some(culprit) = culprit else {
