@@ -43,7 +43,7 @@ impl CheckResult {
                     let message = format!("cannot be read: {reason}");
                     findings.insert(Diagnostic::new(Severity::Error, &change.path, 0, message));
                 }
-                FileState::Gone => {}
+                FileState::Deleted => {}
             }
         }
         findings.extend(files.diagnostics());

@@ -185,7 +185,7 @@ impl Session {
         let subscription = &self.subscriptions[kind as usize];
         let first = !subscription.open;
         if first {
-            report(Event::Asked { kind });
+            report(Event::Requested { kind });
         }
         // A reconnecting client may send the nonce of its former stream in a first request.
         let unknown_nonce = !first && request.nonce == Nonce::Unknown;

@@ -34,7 +34,7 @@ pub(super) fn apply(
 ) -> Charge {
     if !request.unsubscribe.is_empty() {
         for name in snapshot.intern(request.kind, request.unsubscribe.clone()).0 {
-            report(Event::Unused { host: &name });
+            report(Event::HostUnused { host: &name });
         }
     }
     let has_versions = !request.have.is_empty();
@@ -43,7 +43,7 @@ pub(super) fn apply(
     if !Arc::ptr_eq(&before, &subscription.names.0) && !subscription.matches_unlisted() {
         let new = subscription.names.0.iter().filter(|name| before.binary_search(name).is_err());
         new.filter(|name| snapshot.get(Kind::VirtualHost, name).is_some())
-            .for_each(|host| report(Event::Used { host }));
+            .for_each(|host| report(Event::HostUsed { host }));
         if !has_versions {
             subscription.add_remembered(remembered, &before, snapshot);
         }
