@@ -149,18 +149,18 @@ fn without_an_answer_an_authority_times_out_but_stays_subscribed() {
     settled(&mut inventory, deadline);
     answer_all(&mut inventory, deadline);
     assert!(answer.try_recv().is_ok());
-    assert_eq!(standing(&inventory, "one"), HostStatus::Unanswered);
+    assert_eq!(host_status(&inventory, "one"), HostStatus::Unanswered);
     assert_eq!(wanted(&inventory).1, ["t/*", "t/one"]);
     assert_eq!(inventory.deadline(deadline), None);
     // A late answer is accepted.
     remove(&mut inventory, Kind::VirtualHost, "t/one");
     answer_all(&mut inventory, deadline);
-    assert_eq!(standing(&inventory, "one"), HostStatus::Settled);
+    assert_eq!(host_status(&inventory, "one"), HostStatus::Settled);
     // Once the authority exists, no request uses the catch-all for it, though its cluster is missing.
     add(&mut inventory, Kind::VirtualHost, vec![host("1", "one")]);
     settled(&mut inventory, deadline);
     answer_all(&mut inventory, deadline);
-    assert_eq!(standing(&inventory, "one"), HostStatus::Unknown);
+    assert_eq!(host_status(&inventory, "one"), HostStatus::Unknown);
     serve(&mut inventory, "a");
     assert!(settled(&mut inventory, deadline));
     assert_eq!(leads_to(&inventory, "one"), "t/1");
@@ -180,8 +180,10 @@ fn pending_authorities_do_not_evict_answered_ones() {
     let mut over = table.demand.as_ref().unwrap().request("new");
     inventory.request_host(host_requests.try_recv().unwrap(), now, false);
     assert!(over.try_recv().is_ok());
-    assert_eq!(standing(&inventory, "new"), HostStatus::Unknown);
-    assert!((0..1_000).all(|number| standing(&inventory, &format!("old-{number}")) == HostStatus::Settled));
+    assert_eq!(host_status(&inventory, "new"), HostStatus::Unknown);
+    assert!(
+        (0..1_000).all(|number| host_status(&inventory, &format!("old-{number}")) == HostStatus::Settled)
+    );
 }
 
 #[test]
@@ -222,7 +224,7 @@ fn a_listener_that_passes_through_connections_starts_last() {
     assert_eq!(inventory.snapshot().listeners.by_name.len(), 2);
 }
 
-fn status(inventory: &Inventory, authority: &str) -> HostStatus {
+fn host_status(inventory: &Inventory, authority: &str) -> HostStatus {
     inventory.snapshot().routes["t"].demand.as_ref().unwrap().status(authority)
 }
 
