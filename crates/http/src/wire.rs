@@ -16,7 +16,7 @@ use crate::{
     socket::Stream,
 };
 
-/// Transport of messages.
+/// One end of an exchange: an HTTP/1 connection or an HTTP/2 stream.
 pub enum Wire {
     /// A connection with one message after another.
     Http1(Box<Stream>),

@@ -1,12 +1,12 @@
 //! Virtual hosts on demand (VHDS), incremental only: a client subscribes to `ROUTE CONFIGURATION/AUTHORITY`, not to a
 //! known name.
 //!
-//! The server answers the authority as an absent resource, and sends the virtual host that matches it
-//! ([`Snapshot::find`]) as if the client had subscribed to that host by name. The host is sent at once, or when one
-//! appears. The client confirms it by a subscription to its name.
+//! The server answers the authority as an absent resource. It also sends the virtual host that matches
+//! ([`Snapshot::find`]), as if the client had subscribed to it by name. The host is sent at once, or when one appears.
+//! The client confirms it by a subscription to its name.
 //!
-//! A first request that lists the catch-all of a route configuration (`80/*`) is also sent the remembered hosts of that
-//! route configuration, which clients of the same workload used before.
+//! A first request may list the catch-all of a route configuration (`80/*`). It is also sent the remembered hosts of
+//! that route configuration, which clients of the same workload used before.
 
 use std::{collections::HashSet, sync::Arc};
 
