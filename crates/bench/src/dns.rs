@@ -1,8 +1,8 @@
 //! `skysail bench dns`: counts the DNS queries for the names in ServiceEntries.
 //!
-//! A DNS server counts queries ([`server`]). First a control plane resolves the names for all sidecars of a fleet.
-//! Then one Envoy resolves them itself, with clusters as istiod sends them; its queries are multiplied by the number
-//! of sidecars, because each would send them.
+//! A DNS server counts queries ([`server`]). First a control plane resolves the names for all sidecars of a fleet. Then
+//! one Envoy resolves them itself, with clusters as istiod sends them. Its queries are multiplied by the number of
+//! sidecars, because each would send them.
 
 mod server;
 

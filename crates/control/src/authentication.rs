@@ -3,7 +3,7 @@
 //! [`AuthenticatedService`] authenticates a call by its connection and headers, before it reads the body. Rules:
 //! - If a call has a token, only the token counts: a valid certificate does not replace a refused token.
 //! - A certificate records the time and the pod of its last token ([`Origin`]). It can be renewed without a token only
-//!   within `--token-interval` after that token, in its own trust domain, and not after the end of the pod.
+//!   within `--token-interval` after that token, and in its own trust domain. The end of the pod ends renewals.
 //! - A pod that is known to have ended is refused: the pod of the credential, else the pod at the address of the call.
 
 use std::{

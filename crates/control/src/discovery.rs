@@ -124,8 +124,8 @@ impl Discovery {
         let remembered = prefetch.hosts_of(&identity, &resources.snapshot.borrow().clone());
         let user = Arc::clone(&identity);
         let report = move |event: Event<'_>| match event {
-            Event::Used { host } => prefetch.record_use(&user, host),
-            Event::Unused { host } => prefetch.record_unused(&user, host),
+            Event::HostUsed { host } => prefetch.record_use(&user, host),
+            Event::HostUnused { host } => prefetch.record_unused(&user, host),
             event => client.report(event),
         };
         Ok(View { identity, resources, report: Box::new(report), remembered, ended })

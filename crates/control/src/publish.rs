@@ -159,7 +159,7 @@ impl Publisher {
         let start = Instant::now();
         let parsed = parallel::map(&changes, |change| match &change.state {
             FileState::Text(text) => catch_panic(|| change.path.clone(), || parse(text, &change.path)),
-            FileState::Unreadable(_) | FileState::Gone => Ok(Parsed::default()),
+            FileState::Unreadable(_) | FileState::Deleted => Ok(Parsed::default()),
         });
         let publishing = lock(&self.publishing);
         let (before, applied, files_at_start) = {

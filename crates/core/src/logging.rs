@@ -1,6 +1,6 @@
 //! Log set-up, the same for all programs: text or JSON lines on standard error.
 //!
-//! Every value is escaped and truncated on its way into the line ([`printable`]), so no peer can forge lines, drive a
+//! Every value is escaped and truncated when the line is composed ([`printable`]). No peer can forge lines, control a
 //! terminal or fill a disk.
 //!
 //! `SKYSAIL_LOG` takes `tracing` directives (`info`, `skysail_proxy=debug`); the default is `info`. The directives can

@@ -20,7 +20,7 @@ use crate::{
 /// Maximum size in bytes of a request body that is kept for a retry.
 const KEPT: usize = 64 * 1024;
 
-/// A body in transfer.
+/// A body that is forwarded from one side to the other, with its framing and its trailers.
 pub struct Flow {
     /// Decodes the framing of HTTP/1.1.
     decoder: BodyDecoder,

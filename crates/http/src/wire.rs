@@ -12,11 +12,11 @@ use crate::{
         Framing,
         write::{self, Persistence},
     },
-    http2::{Duplex, Gone, Unsent},
+    http2::{Duplex, StreamClosed, Unsent},
     socket::Stream,
 };
 
-/// Transport of messages.
+/// One end of an exchange: an HTTP/1 connection or an HTTP/2 stream.
 pub enum Wire {
     /// A connection with one message after another.
     Http1(Box<Stream>),
@@ -72,7 +72,7 @@ impl Wire {
         framing: Framing,
         method: &str,
         persistence: Persistence,
-    ) -> Result<(), Gone> {
+    ) -> Result<(), StreamClosed> {
         match self {
             Self::Http1(stream) => {
                 write::response(&mut stream.output, head, framing, method, persistence);

@@ -1,7 +1,7 @@
 //! Certificate signing requests (PKCS #10, RFC 2986): parsing, and the reasons for refusing one.
 //!
 //! A request proves only that its sender holds the key. The authenticated caller determines the name in the
-//! certificate. A request may therefore contain no name or the caller's; any other name is refused rather than
+//! certificate. A request may therefore contain no name or the caller's. Any other name is refused rather than
 //! replaced, because it is an error or an attack.
 
 use rcgen::{

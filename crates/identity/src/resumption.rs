@@ -5,10 +5,10 @@
 //! succeed:
 //! * A session belongs to one [`Acceptor`] or [`Connector`], that is, to one set of names and roots. No other
 //!   has its keys.
-//! * All sessions end with the first change of the own certificates, the roots or the revocation lists, when a
-//!   revocation list expires, and after one hour. A connection that began before such a change leaves no
-//!   session, because its peer may have been verified with the old data. Names and pins belong to the acceptor
-//!   or connector.
+//! * All sessions end with the first change of the own certificates, the roots or the revocation lists. They also end
+//!   when a revocation list expires, and after one hour. A connection that began before such a change leaves no
+//!   session, because its peer may have been verified with the old data. Names and pins belong to the acceptor or
+//!   connector.
 //! * A resumed connection is refused if the peer's certificate has expired.
 
 use std::{

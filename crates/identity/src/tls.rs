@@ -1,9 +1,8 @@
 //! rustls configurations from one description, which covers Envoy's TLS contexts and the mesh's own use.
 //!
-//! A configuration is built once and stays valid while keys and roots change: it holds [`Live`] handles and
-//! reads them in each handshake. Session resumption is disabled in it, because a resumed session skips the
-//! verification of the peer's certificate and would outlive a change of trust; [`crate::resumption`] handles
-//! both.
+//! A configuration is built once and stays valid while keys and roots change: it holds [`Live`] handles and reads them
+//! in each handshake. Session resumption is disabled in it: a resumed session skips the verification of the peer's
+//! certificate, and would outlive a change of trust. [`crate::resumption`] handles both.
 
 use std::{sync::Arc, time::Duration};
 

@@ -295,17 +295,7 @@ impl ProxyNode {
             return Err(NodeError::IdBytes);
         }
         let invalid = || NodeError::Id(id.to_owned());
-        let parts: Vec<&str> = id.split('~').collect();
-        let [role, ip, pod, _domain] = parts[..] else { return Err(invalid()) };
-        let role = match role {
-            "sidecar" => Role::Sidecar,
-            "router" => Role::Router,
-            _ => return Err(invalid()),
-        };
-        let (pod, namespace) = pod.rsplit_once('.').ok_or_else(invalid)?;
-        if pod.is_empty() || namespace.is_empty() {
-            return Err(invalid());
-        }
+        let IdParts { role, ip, pod, namespace } = IdParts::parse(id).ok_or_else(invalid)?;
         let unreadable =
             |error: serde_json::Error| NodeError::Metadata { id: id.to_owned(), reason: error.to_string() };
         let texts = metadata_texts(&metadata);
@@ -336,20 +326,8 @@ impl ProxyNode {
             &locality.subzone,
         ];
         let text: usize = labels.chain(ports).chain(others.map(String::len)).sum();
-        let kept = text + ENTRY * entries;
-        if kept > MAX_METADATA {
-            let reason = format!(
-                "labels, addresses and names take {kept} bytes, {ENTRY} of them for each label, address and port; \
-                 {MAX_METADATA} are the most"
-            );
-            return Err(NodeError::Metadata { id: id.to_owned(), reason });
-        }
-        let mut ips: Vec<IpAddr> = ip.parse().into_iter().collect();
-        for ip in metadata.instance_ips.split(',').filter_map(|ip| ip.trim().parse().ok()) {
-            if !ips.contains(&ip) {
-                ips.push(ip);
-            }
-        }
+        check_size(id, text + ENTRY * entries)?;
+        let ips = addresses(ip, &metadata.instance_ips);
         if ips.is_empty() {
             return Err(invalid());
         }
@@ -387,6 +365,53 @@ impl ProxyNode {
             view,
         })
     }
+}
+
+/// The parts of a node id `ROLE~IP~POD.NAMESPACE~DOMAIN`.
+struct IdParts<'a> {
+    role: Role,
+    ip: &'a str,
+    pod: &'a str,
+    namespace: &'a str,
+}
+
+impl<'a> IdParts<'a> {
+    /// Returns `None` if the id is not in Istio's form.
+    fn parse(id: &'a str) -> Option<Self> {
+        let parts: Vec<&str> = id.split('~').collect();
+        let [role, ip, pod, _domain] = parts[..] else { return None };
+        let role = match role {
+            "sidecar" => Role::Sidecar,
+            "router" => Role::Router,
+            _ => return None,
+        };
+        let (pod, namespace) = pod.rsplit_once('.')?;
+        let is_named = !pod.is_empty() && !namespace.is_empty();
+        is_named.then_some(Self { role, ip, pod, namespace })
+    }
+}
+
+/// Refuses a node whose properties take too much memory.
+fn check_size(id: &str, size: usize) -> Result<(), NodeError> {
+    if size <= MAX_METADATA {
+        return Ok(());
+    }
+    let reason = format!(
+        "labels, addresses and names take {size} bytes, {ENTRY} of them for each label, address and port; \
+         {MAX_METADATA} are the most"
+    );
+    Err(NodeError::Metadata { id: id.to_owned(), reason })
+}
+
+/// Returns the address in a node id and those of the metadata, without repetitions and without other texts.
+fn addresses(ip: &str, instance_ips: &str) -> Vec<IpAddr> {
+    let mut ips: Vec<IpAddr> = ip.parse().into_iter().collect();
+    for ip in instance_ips.split(',').filter_map(|ip| ip.trim().parse().ok()) {
+        if !ips.contains(&ip) {
+            ips.push(ip);
+        }
+    }
+    ips
 }
 
 /// Returns the metadata that are short texts, within a limit.

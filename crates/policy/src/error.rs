@@ -8,7 +8,7 @@ use std::{borrow::Cow, fmt};
 
 use skysail_http::{
     grpc_status,
-    http2::{Gone, Lost, Reason, Unsent},
+    http2::{Reason, StreamClosed, StreamError, Unsent},
 };
 
 /// Side that caused an error.
@@ -380,15 +380,15 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 /// Error of an upstream stream that ended early.
-impl From<Lost> for Error {
-    fn from(lost: Lost) -> Self {
+impl From<StreamError> for Error {
+    fn from(lost: StreamError) -> Self {
         let kind = match lost {
-            Lost::Reset(Reason::PROTOCOL) => return Self::new(Kind::UpstreamProtocol),
-            Lost::Reset(_) | Lost::Dropped => return Self::new(Kind::UpstreamReset),
-            Lost::Unprocessed => return Self::new(Kind::UpstreamRefused),
-            Lost::Oversized => return Self::new(Kind::AnswerTooLarge),
-            Lost::Broken(_) => Kind::UpstreamProtocol,
-            Lost::Closed(_) | Lost::Silent => Kind::UpstreamClosed,
+            StreamError::Reset(Reason::PROTOCOL) => return Self::new(Kind::UpstreamProtocol),
+            StreamError::Reset(_) | StreamError::Dropped => return Self::new(Kind::UpstreamReset),
+            StreamError::Unprocessed => return Self::new(Kind::UpstreamRefused),
+            StreamError::Oversized => return Self::new(Kind::AnswerTooLarge),
+            StreamError::Broken(_) => Kind::UpstreamProtocol,
+            StreamError::Closed(_) | StreamError::Silent => Kind::UpstreamClosed,
         };
         Self::caused(kind, lost)
     }
@@ -406,8 +406,8 @@ impl From<Unsent> for Error {
 }
 
 /// Error of a response that the downstream connection did not accept.
-impl From<Gone> for Error {
-    fn from(Gone: Gone) -> Self {
+impl From<StreamClosed> for Error {
+    fn from(StreamClosed: StreamClosed) -> Self {
         Self::new(Kind::DownstreamClosed)
     }
 }

@@ -62,7 +62,7 @@ fn host(name: &str) -> Arc<VirtualHost> {
 struct Mesh {
     proxy: Proxy,
     demand: Arc<Demand>,
-    questions: mpsc::UnboundedReceiver<HostRequest>,
+    host_requests: mpsc::UnboundedReceiver<HostRequest>,
     listener: Arc<Listener>,
     /// Set by `outboundTrafficPolicy.unansweredHosts: CATCH_ALL`.
     takes_unanswered: bool,
@@ -73,10 +73,10 @@ impl Mesh {
         let Terminal::Http(mut manager) = http(|_, _| ()) else { unreachable!("it is HTTP") };
         Arc::get_mut(&mut manager).unwrap().routes = Routes::Named("80".into());
         let proxy = Proxy::start(listener(Terminal::Http(manager), None), vec![]).await;
-        let (sender, questions) = mpsc::unbounded_channel();
-        let demand = Demand { table: "80".into(), known: Published::default(), questions: sender };
+        let (sender, host_requests) = mpsc::unbounded_channel();
+        let demand = Demand { table: "80".into(), known: Published::default(), host_requests: sender };
         let listener = proxy.listener.clone();
-        let mesh = Self { proxy, demand: Arc::new(demand), questions, listener, takes_unanswered: false };
+        let mesh = Self { proxy, demand: Arc::new(demand), host_requests, listener, takes_unanswered: false };
         mesh.publish(&["here", "*.wild"]).await;
         mesh
     }
@@ -106,9 +106,9 @@ impl Mesh {
         self.proxy.connect().await
     }
 
-    /// Receives the next question.
+    /// Receives the next request for a virtual host.
     async fn asked(&mut self) -> HostRequest {
-        within(self.questions.recv()).await.unwrap()
+        within(self.host_requests.recv()).await.unwrap()
     }
 
     /// Records an answer of the control plane that no host has the authority, or a timeout.
@@ -135,11 +135,11 @@ async fn ask(client: &mut Client, authority: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_request_to_a_known_host_asks_no_question_and_marks_the_host_as_used() {
+async fn a_request_to_a_known_host_makes_no_host_request_and_marks_the_host_as_used() {
     let mut mesh = Mesh::start().await;
     let mut client = mesh.client().await;
     assert_eq!(ask(&mut client, "HERE:80").await, "here");
-    assert!(mesh.questions.try_recv().is_err());
+    assert!(mesh.host_requests.try_recv().is_err());
     assert_eq!(waited(&mesh).await, 0);
 }
 
@@ -150,18 +150,18 @@ async fn a_request_waits_for_its_host() {
     for client in &mut clients {
         send(client, "New:80").await;
     }
-    let questions = [mesh.asked().await, mesh.asked().await];
-    assert_eq!(questions.each_ref().map(|question| &*question.authority), ["new"; 2]);
+    let host_requests = [mesh.asked().await, mesh.asked().await];
+    assert_eq!(host_requests.each_ref().map(|host_request| &*host_request.authority), ["new"; 2]);
     assert_eq!(ask(&mut mesh.client().await, "here").await, "here", "others do not wait");
     mesh.publish(&["here", "new"]).await;
-    for question in questions {
-        question.answered.send(()).unwrap();
+    for host_request in host_requests {
+        host_request.done.send(()).unwrap();
     }
     for client in &mut clients {
         assert_eq!(client.message().await.1, "new");
         assert_eq!(ask(client, "new").await, "new");
     }
-    assert!(mesh.questions.try_recv().is_err());
+    assert!(mesh.host_requests.try_recv().is_err());
     assert_eq!(waited(&mesh).await, 2);
 }
 
@@ -170,20 +170,20 @@ async fn an_unknown_authority_uses_the_catch_all_and_is_asked_for_once() {
     let mut mesh = Mesh::start().await;
     let mut client = mesh.client().await;
     send(&mut client, "none").await;
-    let question = mesh.asked().await;
+    let host_request = mesh.asked().await;
     mesh.record_answer("none", true);
-    question.answered.send(()).unwrap();
+    host_request.done.send(()).unwrap();
     assert_eq!(client.message().await.1, "*");
     assert_eq!(ask(&mut client, "none").await, "*");
-    assert!(mesh.questions.try_recv().is_err());
+    assert!(mesh.host_requests.try_recv().is_err());
     // A known wildcard may hide a host that is not known yet.
     send(&mut client, "a.wild").await;
-    let question = mesh.asked().await;
+    let host_request = mesh.asked().await;
     mesh.record_answer("a.wild", true);
-    question.answered.send(()).unwrap();
+    host_request.done.send(()).unwrap();
     assert_eq!(client.message().await.1, "*.wild");
     assert_eq!(ask(&mut client, "a.wild").await, "*.wild");
-    assert!(mesh.questions.try_recv().is_err());
+    assert!(mesh.host_requests.try_recv().is_err());
 }
 
 #[tokio::test]
@@ -197,20 +197,20 @@ async fn without_an_answer_a_request_is_refused_and_known_hosts_are_served() {
             assert_eq!(body, "no answer from the control plane about this host");
         };
         send(&mut client, authority).await;
-        let question = mesh.asked().await;
+        let host_request = mesh.asked().await;
         mesh.record_answer(authority, false);
-        question.answered.send(()).unwrap();
+        host_request.done.send(()).unwrap();
         refused(&mut client).await;
         // The next request does not wait, and the connection serves others.
         send(&mut client, authority).await;
         refused(&mut client).await;
-        assert!(mesh.questions.try_recv().is_err());
+        assert!(mesh.host_requests.try_recv().is_err());
         assert_eq!(ask(&mut client, "here").await, "here");
         // After the answer, the table decides.
         mesh.record_answer(authority, true);
         assert_eq!(ask(&mut client, authority).await, wildcard);
     }
-    // A question that is dropped is no answer: there are too many, or the proxy is shutting down.
+    // A request that is dropped is no answer: there are too many, or the proxy is shutting down.
     send(&mut client, "lost").await;
     drop(mesh.asked().await);
     assert!(client.message().await.0.starts_with("HTTP/1.1 503 "));
@@ -227,9 +227,9 @@ async fn without_an_answer_the_catch_all_applies_if_configured() {
     mesh.publish(&["here"]).await;
     let mut client = mesh.client().await;
     send(&mut client, "new").await;
-    let question = mesh.asked().await;
+    let host_request = mesh.asked().await;
     mesh.record_answer("new", false);
-    question.answered.send(()).unwrap();
+    host_request.done.send(()).unwrap();
     assert_eq!(client.message().await.1, "*");
     assert_eq!(ask(&mut client, "new").await, "*");
     send(&mut client, "lost").await;
@@ -242,9 +242,9 @@ async fn a_disconnected_client_does_not_wait() {
     let mut mesh = Mesh::start().await;
     let mut client = mesh.client().await;
     send(&mut client, "new").await;
-    let mut question = mesh.asked().await;
+    let mut host_request = mesh.asked().await;
     drop(client);
-    within(question.answered.closed()).await;
+    within(host_request.done.closed()).await;
 }
 
 #[tokio::test]
@@ -257,11 +257,11 @@ async fn http2_streams_wait_for_their_own_hosts() {
         requests.send_request(request, true).unwrap().0
     };
     let (new, here) = (of("new"), of("here"));
-    let question = mesh.asked().await;
+    let host_request = mesh.asked().await;
     let mut body = within(here).await.unwrap().into_body();
     assert_eq!(content(&mut body).await.0, b"here");
     mesh.publish(&["here", "new"]).await;
-    question.answered.send(()).unwrap();
+    host_request.done.send(()).unwrap();
     let mut body = within(new).await.unwrap().into_body();
     assert_eq!(content(&mut body).await.0, b"new");
     let lost = of("lost");

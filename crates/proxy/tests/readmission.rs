@@ -7,53 +7,27 @@
     reason = "a test ends with the first thing that goes wrong"
 )]
 
+#[path = "support/running.rs"]
+mod running;
 mod support;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
-use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData as _};
-use serde_json::json;
+use running::{
+    ASK, Running, deny, deny_without, echoes, key_and_token, managed, rules, tokens, web, web_with,
+};
 use skysail_policy::config::{
-    HttpManager, Listener, RouteTable, Snapshot,
+    Listener,
     authorization::{AuthorizationService, Body, ExternalAuthorization, Http},
-    http::{Filter, FilterKind, Format, Part, Routes},
-    jwt::{Jwt, JwtProvider, KeySet, Keys, Requirement, Source},
-    listener::{ProxyProtocolFilter, Terminal},
+    http::{FilterKind, Format, Part},
+    listener::ProxyProtocolFilter,
     lua::{Lua, LuaScript},
     mutation::{HeaderMutation, HeaderMutations, Mutation},
-    policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
-    route::{
-        Action, AppendAction, Forward, HeaderOp, PathMatch, Rewrite, Route, RouteMatch, Setting, VirtualHost,
-    },
-    text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
+    policy::{Permission, Policy},
+    route::{Action, AppendAction, HeaderOp, PathMatch, Rewrite, Route, RouteMatch, Setting},
+    text::{MetadataMatch, TextMatch, ValueMatch},
 };
-use skysail_proxy::overload::Limits;
-use support::{Client, Proxy, cluster, http, listener, server, snapshot};
-
-const ASK: &str = "ask";
-
-/// Starts a server that grants every upgrade and echoes what follows.
-async fn echo() -> SocketAddr {
-    server(|_, mut client: Client| async move {
-        client.head().await;
-        let head = "HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n";
-        client.send(head).await;
-        let (mut read, mut write) = client.stream.split();
-        let _ = tokio::io::copy(&mut read, &mut write).await;
-    })
-    .await
-}
-
-/// Starts an authorization service that allows everything and adds the user's name.
-async fn authorizer() -> SocketAddr {
-    server(|_, mut client: Client| async move {
-        while client.message_if_any().await.is_some() {
-            client.send("HTTP/1.1 200 OK\r\nx-user: me\r\ncontent-length: 0\r\n\r\n").await;
-        }
-    })
-    .await
-}
+use support::{Proxy, cluster, snapshot};
 
 /// Returns an ext_authz filter for that service with this fingerprint.
 fn ask(fingerprint: u64, enabled_metadata: Option<MetadataMatch>) -> FilterKind {
@@ -104,31 +78,6 @@ fn ask_by(fingerprint: u64, enabled_metadata: Option<MetadataMatch>, body: Optio
     }))
 }
 
-fn rules(permission: Permission) -> Option<Rules> {
-    let rule = Rule { name: "rule".into(), permissions: vec![permission], principals: vec![Principal::Any] };
-    Some(Rules { action: RuleAction::Deny, rules: vec![rule] })
-}
-
-fn deny_if(permission: Permission) -> FilterKind {
-    let rules = rules(permission);
-    FilterKind::Rbac(Arc::new(Policy { rules, shadow: None, shadow_prefix: "".into() }))
-}
-
-fn has(header: &str) -> Permission {
-    let test = HeaderTest::Present(true);
-    Permission::Header(HeaderMatch { name: header.into(), test, invert: false, missing_as_empty: false })
-}
-
-/// Denies requests with this header.
-fn deny(header: &str) -> FilterKind {
-    deny_if(has(header))
-}
-
-/// Denies requests without this header.
-fn deny_without(header: &str) -> FilterKind {
-    deny_if(Permission::Not(Box::new(has(header))))
-}
-
 /// Shadow-denies every request, counted with this prefix.
 fn would_deny(prefix: &str) -> FilterKind {
     let shadow = rules(Permission::Any);
@@ -141,100 +90,6 @@ fn script(value: &str) -> FilterKind {
         format!("function envoy_on_request(handle) handle:headers():add('x-script', '{value}') end").into();
     let script = LuaScript { source, handles_request: true, handles_response: false };
     FilterKind::Lua(Box::new(Lua { default: Some(Arc::new(script)), ..Lua::default() }))
-}
-
-/// Returns an HTTP listener with these filters and changed routes.
-fn web_with(does: Vec<FilterKind>, change: impl FnOnce(&mut Vec<Route>, fn() -> Route)) -> Listener {
-    let named = |does| Filter { name: ASK.into(), disabled: false, kind: does };
-    let filters: Vec<_> = does.into_iter().map(named).collect();
-    let Terminal::Http(manager) =
-        http(|manager: &mut HttpManager, _: &mut Forward| manager.filters = filters)
-    else {
-        unreachable!("it is HTTP")
-    };
-    let mut manager = Arc::into_inner(manager).unwrap();
-    let mut routes = vec![route()];
-    change(&mut routes, route);
-    let Routes::Inline(table) = manager.routes else { unreachable!("it is inline") };
-    let table = Arc::into_inner(table).unwrap();
-    let hosts = table.hosts.into_iter().map(|host| {
-        let host = Arc::into_inner(host).unwrap();
-        Arc::new(VirtualHost { routes: std::mem::take(&mut routes), ..host })
-    });
-    let hosts = hosts.collect();
-    manager.routes = Routes::Inline(Arc::new(RouteTable { hosts, ..table }));
-    listener(Terminal::Http(Arc::new(manager)), None)
-}
-
-/// Returns a catch-all route to the upstream.
-fn route() -> Route {
-    let Terminal::Http(manager) = http(|_, _| ()) else { unreachable!("it is HTTP") };
-    let Routes::Inline(table) = Arc::into_inner(manager).unwrap().routes else {
-        unreachable!("it is inline")
-    };
-    let host = Arc::into_inner(table).unwrap().hosts.remove(0);
-    Arc::into_inner(host).unwrap().routes.remove(0)
-}
-
-fn web(does: Vec<FilterKind>) -> Listener {
-    web_with(does, |_, _| ())
-}
-
-/// Returns the listener with changed manager settings.
-fn managed(mut listener: Listener, change: impl FnOnce(&mut HttpManager)) -> Listener {
-    let Terminal::Http(manager) = &mut Arc::get_mut(&mut listener.chains[0]).unwrap().terminal else {
-        unreachable!("it is HTTP")
-    };
-    change(Arc::get_mut(manager).unwrap());
-    listener
-}
-
-struct Running {
-    proxy: Proxy,
-    clusters: Snapshot,
-}
-
-impl Running {
-    /// Starts a proxy with this listener and a drain time of zero.
-    async fn start(listener: Listener) -> Self {
-        let upstream = cluster(&[echo().await], None);
-        let authorizer = skysail_policy::config::Cluster {
-            name: "authorizer".into(),
-            ..cluster(&[authorizer().await], None)
-        };
-        let clusters = snapshot(web(vec![]), vec![upstream, authorizer]);
-        let limits = Limits { revoked_drain: Duration::ZERO, ..Limits::default() };
-        let running = Self { proxy: Proxy::limited(web(vec![]), vec![], limits).await, clusters };
-        running.publish(listener).await;
-        running
-    }
-
-    async fn publish(&self, listener: Listener) {
-        self.publish_all(&[Arc::new(listener)]).await;
-    }
-
-    async fn publish_all(&self, listeners: &[Arc<Listener>]) {
-        let mut snapshot = self.clusters.clone();
-        let named = listeners.iter().map(|listener| (listener.name.clone(), listener.clone()));
-        Arc::make_mut(&mut snapshot.listeners).by_name = named.collect();
-        self.proxy.workers().publish(snapshot).await.unwrap();
-    }
-
-    async fn websocket(&self, fields: &str) -> Client {
-        let mut client = self.proxy.connect().await;
-        let head = "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n";
-        client.send(&format!("{head}{fields}\r\n")).await;
-        let head = client.head().await;
-        assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
-        echoes(&mut client).await;
-        client
-    }
-}
-
-/// Checks that the tunnel is open. With a drain time of zero, a denied request ends at its next poll.
-async fn echoes(client: &mut Client) {
-    client.send("ping").await;
-    assert_eq!(client.exactly(4).await, "ping");
 }
 
 #[tokio::test]
@@ -485,127 +340,6 @@ async fn a_check_because_of_metadata_counts_as_done() {
         .publish(web(vec![would_deny("a_"), ask(1, wanted("a_")), would_deny("c_"), ask(2, wanted("c_"))]))
         .await;
     assert_eq!(client.rest().await, "");
-}
-
-/// Returns a key and a token that it verifies.
-fn key_and_token() -> (serde_json::Value, String) {
-    use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
-    let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
-    let (x, y) = pair.der_bytes()[1..].split_at(32);
-    let key = json!({"kty": "EC", "crv": "P-256", "x": BASE64.encode(x), "y": BASE64.encode(y)});
-    let signing = EncodingKey::from_ec_der(pair.serialized_der());
-    let token = encode(&Header::new(Algorithm::ES256), &json!({"iss": "me", "sub": "you"}), &signing);
-    (key, token.unwrap())
-}
-
-/// Returns a JWT filter with these keys that removes the token and forwards its subject.
-fn tokens(keys: &[&serde_json::Value]) -> FilterKind {
-    tokens_for(keys, "/", None)
-}
-
-/// Returns the same for a path prefix, with the claims in this metadata key.
-fn tokens_for(keys: &[&serde_json::Value], path: &str, known: Option<&str>) -> FilterKind {
-    let matches = RouteMatch { path: PathMatch::Prefix(path.as_bytes().into()), ..route().matches };
-    let text = json!({"keys": keys}).to_string();
-    let provider = JwtProvider {
-        name: "me".into(),
-        issuer: Some("me".into()),
-        audiences: vec![],
-        keys: Keys::Local(KeySet::parse(text.as_bytes()).unwrap().into()),
-        forward: known.is_some(),
-        from: vec![Source::Header("authorization".into(), "Bearer ".into())],
-        payload_in_metadata: known.map(Into::into),
-        header_in_metadata: None,
-        spaced_claims: vec![],
-        payload_header: None,
-        pad_payload_header: false,
-        claim_headers: vec![("x-subject".into(), vec!["sub".into()])],
-        clock_skew: Duration::from_secs(60),
-        clear_route: false,
-    };
-    FilterKind::Jwt(Box::new(Jwt {
-        fingerprint: (text.len() + path.len() + known.map_or(0, |known| 1_000 * known.len())) as u64,
-        providers: vec![provider],
-        rules: vec![(matches, Requirement::Provider(0, None))],
-        named: vec![("there".into(), Requirement::Provider(0, None))],
-        bypass_preflight: false,
-    }))
-}
-
-#[tokio::test]
-async fn tokens_are_verified_again_with_other_keys() {
-    let ((first, token), (second, _)) = (key_and_token(), key_and_token());
-    let running = Running::start(web(vec![tokens(&[&first]), deny("x-other")])).await;
-    let bearer = format!("authorization: Bearer {token}\r\n");
-    let mut client = running.websocket(&bearer).await;
-    // A policy behind the filter sees no token, and only the subject of the token.
-    running.publish(web(vec![tokens(&[&first]), deny("authorization")])).await;
-    echoes(&mut client).await;
-    running.publish(web(vec![tokens(&[&first, &second]), deny("authorization")])).await;
-    echoes(&mut client).await;
-    running.publish(web(vec![tokens(&[&first, &second]), deny("x-subject")])).await;
-    assert_eq!(client.rest().await, "");
-    running.publish(web(vec![tokens(&[&first, &second])])).await;
-    let mut client = running.websocket(&bearer).await;
-    running.publish(web(vec![tokens(&[&second])])).await;
-    assert_eq!(client.rest().await, "");
-}
-
-#[tokio::test]
-async fn client_fields_for_claims_are_not_trusted() {
-    let (key, _) = key_and_token();
-    let running = Running::start(web(vec![])).await;
-    let mut client = running.websocket("x-subject: me\r\n").await;
-    running.publish(web(vec![deny_without("x-subject")])).await;
-    echoes(&mut client).await;
-    // The filter requires no token of it, but removes the field.
-    running.publish(web(vec![tokens_for(&[&key], "/other", None), deny_without("x-subject")])).await;
-    assert_eq!(client.rest().await, "");
-}
-
-#[tokio::test]
-async fn claims_are_known_by_the_filter_that_found_them() {
-    let (key, token) = key_and_token();
-    let named = |name: &str| tokens_for(&[&key], "/", Some(name));
-    let deny_unknown = || {
-        let path = ["envoy.filters.http.jwt_authn".into(), "three".into(), "sub".into()];
-        let known = MetadataMatch { path: path.into(), test: ValueMatch::Present(true), invert: false };
-        deny_if(Permission::Not(Box::new(Permission::Metadata(known))))
-    };
-    let running = Running::start(web(vec![named("1"), named("three"), deny_unknown()])).await;
-    let bearer = format!("authorization: Bearer {token}\r\n");
-    for changed in [vec![named("1"), deny_unknown()], vec![named("1"), deny_unknown(), named("three")]] {
-        running.publish(web(vec![named("1"), named("three"), deny_unknown()])).await;
-        let mut client = running.websocket(&bearer).await;
-        running.publish(web(vec![named("1"), named("three"), deny("x-other"), deny_unknown()])).await;
-        echoes(&mut client).await;
-        running.publish(web(changed)).await;
-        assert_eq!(client.rest().await, "");
-    }
-}
-
-/// Routes and listeners are updated separately.
-#[tokio::test]
-async fn a_route_with_an_unknown_requirement_admits_no_request() {
-    let (key, token) = key_and_token();
-    let named = |name: &'static str| {
-        let key = key.clone();
-        web_with(vec![tokens(&[&key])], move |routes, _| {
-            routes[0].filters = vec![(ASK.into(), Setting::Jwt(name.into()))];
-        })
-    };
-    let running = Running::start(named("there")).await;
-    let bearer = format!("authorization: Bearer {token}\r\n");
-    let mut client = running.websocket(&bearer).await;
-    running.publish(named("gone")).await;
-    assert_eq!(client.rest().await, "");
-    let mut client = running.proxy.connect().await;
-    client.send(&format!("GET / HTTP/1.1\r\nhost: a\r\n{bearer}\r\n")).await;
-    let (head, body) = client.message().await;
-    assert!(head.starts_with("HTTP/1.1 403 "), "{head}");
-    // Envoy's message.
-    let problem = "Wrong requirement_name: gone. It should be one of [there]";
-    assert_eq!(body, format!("Failed JWT authentication: {problem}"));
 }
 
 /// The PROXY protocol contains another destination than the address of the connection's listener.

@@ -79,7 +79,7 @@ pub(crate) fn mesh_world(
                 let message = format!("cannot be read: {reason}");
                 findings.insert(Diagnostic::new(Severity::Error, &change.path, 0, message));
             }
-            FileState::Gone => {}
+            FileState::Deleted => {}
         }
     }
     findings.extend(files.diagnostics());

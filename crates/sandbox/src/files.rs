@@ -53,7 +53,7 @@ impl FileUpdate {
         let FileChange { layer, path, state } = change;
         let state = match state {
             FileState::Text(text) => Ok(Some(File::read(&text, &path))),
-            FileState::Gone => Ok(None),
+            FileState::Deleted => Ok(None),
             FileState::Unreadable(reason) => Err(reason),
         };
         Self { file_key: (layer, path), state }
@@ -213,7 +213,7 @@ mod tests {
     }
 
     fn gone() -> FileUpdate {
-        FileUpdate::of(FileChange { layer: 0, path: "a.yaml".to_owned(), state: FileState::Gone })
+        FileUpdate::of(FileChange { layer: 0, path: "a.yaml".to_owned(), state: FileState::Deleted })
     }
 
     fn good() -> (Files, Objects) {

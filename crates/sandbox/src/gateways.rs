@@ -1,5 +1,5 @@
-//! Pods that are gateways: their proxy is a container of the template, as in Istio's gateway injection, and it receives
-//! connections from outside instead of those of a program beside it.
+//! Pods that are gateways: their proxy is a container of the template, as in Istio's gateway injection. It receives
+//! connections from outside, not those of a program beside it.
 
 use crate::objects::{Container, Labels, PodSpec, repository};
 

@@ -367,7 +367,7 @@ impl Mesh {
             PodEvent::Failed(error) => {
                 let _ = self.reports.send(Report::Failed(error));
             }
-            PodEvent::Gone => {
+            PodEvent::Terminated => {
                 self.pods.remove(key);
             }
         }

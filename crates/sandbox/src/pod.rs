@@ -114,7 +114,7 @@ pub(crate) enum PodEvent {
     /// The pod could not be created, or its packet rules not be replaced.
     Failed(Error),
     /// The pod has ended.
-    Gone,
+    Terminated,
 }
 
 /// Handle of a running pod.
@@ -150,7 +150,7 @@ impl PodHandle {
             if let Some(error) = failed {
                 let _ = event_sender.send((key.clone(), PodEvent::Failed(error)));
             }
-            let _ = event_sender.send((key, PodEvent::Gone));
+            let _ = event_sender.send((key, PodEvent::Terminated));
         })?;
         Ok(Self { commands })
     }

@@ -67,7 +67,7 @@ pub enum FileState {
     /// The file or folder exists but cannot be read; the content that was last read stays in force.
     Unreadable(String),
     /// The file was removed.
-    Gone,
+    Deleted,
 }
 
 /// Folders of files and the state found by the last scan.
@@ -154,7 +154,7 @@ impl Folders {
         let Scan { now, changes, walked, .. } = scan;
         // Removals come first, since a removed object may now be in another file.
         let gone = self.seen.keys().filter(|key| !now.contains_key(*key));
-        let gone = gone.map(|(layer, path)| change(*layer, path, FileState::Gone));
+        let gone = gone.map(|(layer, path)| change(*layer, path, FileState::Deleted));
         let changes = gone.chain(changes).collect();
         (self.seen, self.walked) = (now, walked);
         changes

@@ -11,7 +11,7 @@ use super::*;
 
 fn names(changes: &[FileChange]) -> Vec<(usize, String, bool)> {
     let name = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
-    changes.iter().map(|c| (c.layer, name(&c.path), c.state == FileState::Gone)).collect()
+    changes.iter().map(|c| (c.layer, name(&c.path), c.state == FileState::Deleted)).collect()
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn an_unreadable_folder_keeps_its_files_and_others_are_read() {
         allow("a", 0o755);
         let changes = folders.scan();
         assert!(changes.iter().all(|change| !matches!(change.state, FileState::Unreadable(_))));
-        let is_gone = |change: &&FileChange| change.state == FileState::Gone;
+        let is_gone = |change: &&FileChange| change.state == FileState::Deleted;
         assert!(changes.iter().filter(is_gone).all(|change| !change.path.ends_with(".yaml")));
     }
     // A single file may hold a policy as well.

@@ -8,7 +8,7 @@
 //!
 //! A limit that the replicas of an identity share only delays a request; it never ends one. Work of other
 //! replicas delays a replica only after the replica itself has spent the allowance of one connection
-//! ([`Payer`]). Replicas take turns for [memory](room).
+//! ([`CallerAccount`]). Replicas take turns for [memory](room).
 
 mod pace;
 mod room;
@@ -386,7 +386,7 @@ fn is_time_to_forget(count: usize) -> bool {
 /// An identity that owes too much delays only its instances that also owe too much. One instance therefore
 /// cannot delay the others. It gains nothing by opening more connections.
 #[derive(Debug)]
-pub(crate) struct Payer {
+pub(crate) struct CallerAccount {
     limits: Arc<Limits>,
     identity: Arc<str>,
     instance: Arc<str>,
@@ -394,7 +394,7 @@ pub(crate) struct Payer {
     of_instance: Arc<Instance>,
 }
 
-impl Payer {
+impl CallerAccount {
     pub(crate) fn new(limits: &Arc<Limits>, identity: &Arc<str>, instance: &Arc<str>) -> Self {
         let mut identities = lock(&limits.identities);
         if is_time_to_forget(identities.len()) {
@@ -423,7 +423,7 @@ impl Payer {
     }
 }
 
-impl Drop for Payer {
+impl Drop for CallerAccount {
     fn drop(&mut self) {
         let mut identities = lock(&self.limits.identities);
         let Some(usage) = identities.get_mut(&self.identity) else { return };
@@ -441,26 +441,26 @@ impl Drop for Payer {
 #[derive(Debug)]
 pub(crate) struct StreamAccount {
     account: Arc<Account>,
-    payer: Arc<Payer>,
+    caller: Arc<CallerAccount>,
     names: usize,
     lists: usize,
 }
 
 impl StreamAccount {
     /// Counts a new stream of an identity. Fails if the identity has too many.
-    pub(crate) fn enter(account: Arc<Account>, payer: Payer) -> Result<Self, Status> {
+    pub(crate) fn enter(account: Arc<Account>, caller: CallerAccount) -> Result<Self, Status> {
         let limits = &account.limits;
         let mut identities = lock(&limits.identities);
-        let usage = identities.entry(Arc::clone(&payer.identity)).or_default();
+        let usage = identities.entry(Arc::clone(&caller.identity)).or_default();
         if usage.streams < limits.identity_streams {
             usage.streams += 1;
             drop(identities);
-            payer.spend(CALL);
-            return Ok(Self { account, payer: Arc::new(payer), names: 0, lists: 0 });
+            caller.spend(CALL);
+            return Ok(Self { account, caller: Arc::new(caller), names: 0, lists: 0 });
         }
         let streams = usage.streams;
         drop(identities);
-        let what = format!("{} has {streams} discovery streams, which is the limit", payer.identity);
+        let what = format!("{} has {streams} discovery streams, which is the limit", caller.identity);
         Err(limits.exhausted(Bound::IdentityStreams, &account.client, what))
     }
 
@@ -470,11 +470,11 @@ impl StreamAccount {
         let free = free.min(bytes);
         self.account.pace.refund(free as u64);
         self.account.pace.spend(units);
-        self.payer.spend(units + (bytes - free) as u64);
+        self.caller.spend(units + (bytes - free) as u64);
     }
 
-    pub(crate) fn payer(&self) -> &Arc<Payer> {
-        &self.payer
+    pub(crate) fn caller(&self) -> &Arc<CallerAccount> {
+        &self.caller
     }
 
     /// Sets the memory for names that the server holds for this stream alone. Fails if the connection or the
@@ -488,14 +488,14 @@ impl StreamAccount {
         let of_connection = exchange(&self.account.names, &mut self.names, names);
         let of_identity = {
             let mut identities = lock(&limits.identities);
-            let usage = identities.entry(Arc::clone(&self.payer.identity)).or_default();
+            let usage = identities.entry(Arc::clone(&self.caller.identity)).or_default();
             usage.names = usage.names - before + names;
             usage.names
         };
         let (bound, whose, most) = match () {
             () if of_connection > NAMES => (Bound::Names, "this connection", NAMES),
             () if of_identity > limits.identity_names => {
-                (Bound::IdentityNames, &*self.payer.identity, limits.identity_names)
+                (Bound::IdentityNames, &*self.caller.identity, limits.identity_names)
             }
             () => return Ok(()),
         };
@@ -512,7 +512,7 @@ impl StreamAccount {
         if bytes == self.lists {
             return Ok(());
         }
-        let all = exchange(&self.payer.of_instance.lists, &mut self.lists, bytes);
+        let all = exchange(&self.caller.of_instance.lists, &mut self.lists, bytes);
         if all <= INSTANCE_LISTS {
             return Ok(());
         }
@@ -537,9 +537,9 @@ impl StreamAccount {
 impl Drop for StreamAccount {
     fn drop(&mut self) {
         self.account.names.fetch_sub(self.names, Relaxed);
-        self.payer.of_instance.lists.fetch_sub(self.lists, Relaxed);
+        self.caller.of_instance.lists.fetch_sub(self.lists, Relaxed);
         let mut identities = lock(&self.account.limits.identities);
-        if let Some(usage) = identities.get_mut(&self.payer.identity) {
+        if let Some(usage) = identities.get_mut(&self.caller.identity) {
             usage.streams -= 1;
             usage.names -= self.names;
         }

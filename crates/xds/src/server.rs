@@ -32,7 +32,7 @@ use crate::{
     interest::Interest,
     kind::Kind,
     layer::Snapshot,
-    limits::{self, Account, Bound, Payer, StreamAccount},
+    limits::{self, Account, Bound, CallerAccount, StreamAccount},
     wire::{self, DeltaRequest, ErrorDetail, Push, SotwRequest},
 };
 
@@ -96,7 +96,7 @@ pub struct ResourceFeed {
 pub enum Event<'a> {
     /// First request of the client for a resource type on this stream. No response follows if the client is up to
     /// date.
-    Asked {
+    Requested {
         /// Resource type.
         kind: Kind,
     },
@@ -121,12 +121,12 @@ pub enum Event<'a> {
         nonce: u64,
     },
     /// The client subscribed to a virtual host, by name or by an authority that resolves to it.
-    Used {
+    HostUsed {
         /// Name of the virtual host.
         host: &'a Arc<str>,
     },
     /// The client unsubscribed from a virtual host or from an authority.
-    Unused {
+    HostUnused {
         /// Name in the request.
         host: &'a Arc<str>,
     },
@@ -176,9 +176,9 @@ impl<V: Views> DiscoveryService<V> {
                     }
                     let node = node(first.take_node(), &account)?;
                     let view = views.connect(node, R::FORM, call).await?;
-                    let payer = Payer::new(&account.limits, &view.identity, requests.instance());
-                    let stream_account = StreamAccount::enter(Arc::clone(&account), payer)?;
-                    requests.charge(stream_account.payer());
+                    let caller = CallerAccount::new(&account.limits, &view.identity, requests.instance());
+                    let stream_account = StreamAccount::enter(Arc::clone(&account), caller)?;
+                    requests.charge(stream_account.caller());
                     let stream = Box::new(Stream::new(R::FORM, view, stream_account, account));
                     Ok::<_, Status>(OpenStream::Proxy(stream, (first, length)))
                 });
@@ -327,7 +327,7 @@ impl Stream {
             )
         })?;
         for host in self.session.take_found() {
-            (self.report)(Event::Used { host: &host });
+            (self.report)(Event::HostUsed { host: &host });
         }
         match self.session.take_owed() {
             0 => {}

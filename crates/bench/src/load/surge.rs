@@ -1,8 +1,8 @@
 //! An overload of requests: a calm phase, a surge at a higher rate, and a calm phase again.
 //!
 //! Requests are due at even intervals, independent of earlier ones. A due request uses a free connection, else a new
-//! one up to the limit, else it waits, as in a client with a connection pool. A request that waits longer than
-//! [`WAIT`] is given up; so is a connection without a response for [`TIMEOUT`].
+//! one up to the limit. Without either, it waits, as in a client with a connection pool. A request that waits longer
+//! than [`WAIT`] is given up; so is a connection without a response for [`TIMEOUT`].
 
 use std::{
     collections::VecDeque,

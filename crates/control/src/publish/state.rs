@@ -99,7 +99,7 @@ impl State {
                     self.unreadable.insert(path, reason);
                     continue;
                 }
-                (FileState::Gone, _) => {
+                (FileState::Deleted, _) => {
                     self.fingerprints.remove(&path);
                     self.files.remove(layer, &path)
                 }

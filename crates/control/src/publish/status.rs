@@ -101,7 +101,7 @@ impl ClientStatus {
     /// Records an event of the proxy's stream.
     pub(super) fn record(&mut self, event: Event<'_>) {
         match event {
-            Event::Asked { kind } => {
+            Event::Requested { kind } => {
                 *self.of(kind) = TypeStatus { synced: true, ..TypeStatus::default() };
             }
             Event::Sent { kind, nonce, .. } => {
@@ -130,7 +130,7 @@ impl ClientStatus {
                 status.error = printable(reason);
                 status.synced = false;
             }
-            Event::Used { .. } | Event::Unused { .. } => {}
+            Event::HostUsed { .. } | Event::HostUnused { .. } => {}
         }
     }
 
@@ -179,7 +179,10 @@ impl Publisher {
                     warn!(proxy = status.proxy, %kind, reason, more, "proxy rejected its configuration");
                 }
             }
-            Event::Asked { .. } | Event::Acked { .. } | Event::Used { .. } | Event::Unused { .. } => {}
+            Event::Requested { .. }
+            | Event::Acked { .. }
+            | Event::HostUsed { .. }
+            | Event::HostUnused { .. } => {}
         }
         status.record(event);
     }

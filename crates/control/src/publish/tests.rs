@@ -323,7 +323,7 @@ impl Mesh {
         let (name, variants) = FILES[file];
         let state = match variant {
             Some(variant) => FileState::Text(variants[variant].to_owned()),
-            None => FileState::Gone,
+            None => FileState::Deleted,
         };
         self.publisher.apply(vec![FileChange { layer: 0, path: name.to_owned(), state }]);
     }

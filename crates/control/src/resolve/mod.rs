@@ -1,8 +1,9 @@
 //! DNS lookups of the names of endpoints: one lookup per name for the whole mesh.
 //!
-//! One task ([`Resolver`]) receives the names, looks up the A and AAAA records of each ([`query`], at the servers of
-//! [`servers`]), repeats each lookup when its answer expires ([`schedule`]), and reports changes. It limits the number
-//! of concurrent lookups. Jitter keeps names from expiring at the same time. The [`cache`] holds the addresses.
+//! One task ([`Resolver`]) receives the names and reports changes of their addresses. It looks up the A and AAAA
+//! records of each name ([`query`]) at the servers of [`servers`]. It repeats a lookup when its answer expires
+//! ([`schedule`]). It limits the number of concurrent lookups. Jitter keeps names from expiring at the same time. The
+//! [`cache`] holds the addresses.
 
 mod cache;
 mod lookups;

@@ -10,7 +10,7 @@ use std::{
 use super::{
     duplex::Connection,
     frame::{FrameKind, Reason},
-    session::{Lost, Request, Role, Session, SessionLimits},
+    session::{Request, Role, Session, SessionLimits, StreamError},
 };
 use crate::{head::RequestHead, http2::Keepalive, socket::Stream, timer::Timer};
 
@@ -52,7 +52,7 @@ impl PingState {
         let mut queued = false;
         while self.timer.poll(cx, Some(self.due)).is_ready() {
             if self.asked {
-                session.lose(Lost::Silent);
+                session.lose(StreamError::Silent);
                 return false;
             }
             session.ask();
@@ -135,7 +135,7 @@ impl Driver {
     }
 
     /// Returns the reason for the end of the connection.
-    pub fn lost(&self) -> Option<Lost> {
+    pub fn lost(&self) -> Option<StreamError> {
         self.session.borrow().lost().cloned()
     }
 
@@ -193,7 +193,7 @@ impl Driver {
         loop {
             let read = session.is_over() || read(stream, session, until, cx).is_pending();
             if let Poll::Ready(Err(error)) = flush(stream, session, cx) {
-                session.lose(Lost::Closed(error.to_string().into()));
+                session.lose(StreamError::Closed(error.to_string().into()));
             }
             // Input that was left unread because of unwritten output may be read after it has been written.
             if read || session.is_over() || session.out.len() >= BACKLOG {
@@ -219,7 +219,7 @@ impl Drop for Driver {
     fn drop(&mut self) {
         let wakes = {
             let mut session = self.session.borrow_mut();
-            session.lose(Lost::Closed("closed".into()));
+            session.lose(StreamError::Closed("closed".into()));
             std::mem::take(&mut session.wakes)
         };
         wakes.into_iter().for_each(|waker| waker.wake());
@@ -242,8 +242,8 @@ fn read(stream: &mut Stream, session: &mut Session, until: u64, cx: &mut Context
         }
         match ready!(stream.poll_fill(cx)) {
             Ok(1..) => {}
-            Ok(_) => session.lose(Lost::Closed("closed by the peer".into())),
-            Err(error) => session.lose(Lost::Closed(error.to_string().into())),
+            Ok(_) => session.lose(StreamError::Closed("closed by the peer".into())),
+            Err(error) => session.lose(StreamError::Closed(error.to_string().into())),
         }
         if session.is_over() {
             break;

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::{
     frame::Reason,
     heads,
-    session::{Lost, Request, Session},
+    session::{Request, Session, StreamError},
 };
 use crate::{
     head::{Headers, RequestHead, ResponseHead},
@@ -113,8 +113,8 @@ impl Duplex {
         cx: &mut Context<'_>,
         method: &str,
         head: &mut ResponseHead,
-    ) -> Poll<Result<Answered, Lost>> {
-        let Some(id) = self.id else { return Poll::Ready(Err(Lost::Dropped)) };
+    ) -> Poll<Result<Answered, StreamError>> {
+        let Some(id) = self.id else { return Poll::Ready(Err(StreamError::Dropped)) };
         let mut session = self.connection.0.borrow_mut();
         let Some(length) = ready!(session.poll_answer(cx, id, head))? else {
             return Poll::Ready(Ok(Answered::Interim));
@@ -133,7 +133,7 @@ impl Duplex {
     ///
     /// # Errors
     /// The client has gone.
-    pub fn respond(&mut self, head: &ResponseHead, end: bool) -> Result<(), Gone> {
+    pub fn respond(&mut self, head: &ResponseHead, end: bool) -> Result<(), StreamClosed> {
         self.with(|session, id| session.respond(id, head, false, end))
     }
 
@@ -143,7 +143,7 @@ impl Duplex {
     }
 
     /// Returns the next piece of content; `None` at the end.
-    pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Lost>> {
+    pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, StreamError>> {
         let Some(id) = self.id else { return Poll::Ready(Ok(None)) };
         let piece = ready!(self.connection.0.borrow_mut().poll_piece(cx, id))?;
         self.received += piece.as_ref().map_or(0, Bytes::len) as u64;
@@ -163,9 +163,9 @@ impl Duplex {
     }
 
     /// Returns how much of `want` can be sent now.
-    pub fn poll_room(&mut self, cx: &mut Context<'_>, want: usize) -> Poll<Result<usize, Gone>> {
-        let Some(id) = self.id else { return Poll::Ready(Err(Gone)) };
-        self.connection.0.borrow_mut().poll_room(cx, id, want).map(|room| room.ok_or(Gone))
+    pub fn poll_room(&mut self, cx: &mut Context<'_>, want: usize) -> Poll<Result<usize, StreamClosed>> {
+        let Some(id) = self.id else { return Poll::Ready(Err(StreamClosed)) };
+        self.connection.0.borrow_mut().poll_room(cx, id, want).map(|room| room.ok_or(StreamClosed))
     }
 
     /// Waits for space for a head that can wait: an interim response (1xx), or trailers.
@@ -174,13 +174,13 @@ impl Duplex {
     }
 
     /// Sends content for which there is space. `end`: nothing follows.
-    pub fn send(&mut self, data: &[u8], end: bool) -> Result<(), Gone> {
+    pub fn send(&mut self, data: &[u8], end: bool) -> Result<(), StreamClosed> {
         self.sent += data.len() as u64;
         self.with(|session, id| session.send(id, data, end))
     }
 
     /// Sends trailers and the end of the stream.
-    pub fn send_trailers(&mut self, trailers: &Headers) -> Result<(), Gone> {
+    pub fn send_trailers(&mut self, trailers: &Headers) -> Result<(), StreamClosed> {
         self.with(|session, id| session.send_trailers(id, trailers))
     }
 
@@ -206,9 +206,9 @@ impl Duplex {
         }
     }
 
-    fn with(&mut self, send: impl FnOnce(&mut Session, u32) -> bool) -> Result<(), Gone> {
-        let id = self.id.ok_or(Gone)?;
-        if self.connection.with(|session| send(session, id)) { Ok(()) } else { Err(Gone) }
+    fn with(&mut self, send: impl FnOnce(&mut Session, u32) -> bool) -> Result<(), StreamClosed> {
+        let id = self.id.ok_or(StreamClosed)?;
+        if self.connection.with(|session| send(session, id)) { Ok(()) } else { Err(StreamClosed) }
     }
 }
 
@@ -222,7 +222,7 @@ impl Drop for Duplex {
 
 /// Error: the peer accepts nothing more on the stream.
 #[derive(Debug)]
-pub struct Gone;
+pub struct StreamClosed;
 
 /// Reason why a request was not sent.
 #[derive(Debug)]
@@ -232,10 +232,10 @@ pub enum Unsent {
     /// HTTP/2 cannot represent the head.
     Unrepresentable,
     /// The connection accepts no more streams.
-    Lost(Lost),
+    Lost(StreamError),
 }
 
-impl fmt::Display for Lost {
+impl fmt::Display for StreamError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Reset(reason) => write!(f, "the peer reset the stream: {reason}"),

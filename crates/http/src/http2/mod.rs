@@ -15,8 +15,8 @@ mod options;
 mod session;
 
 pub use driver::Driver;
-pub use duplex::{Answered, Connection, Duplex, Gone, Unsent};
+pub use duplex::{Answered, Connection, Duplex, StreamClosed, Unsent};
 pub use frame::{FrameKind, Reason};
 pub use heads::{Bounds, HeadError, framing};
 pub use options::{Http2Options, Keepalive};
-pub use session::{Lost, Request, Role, SessionLimits};
+pub use session::{Request, Role, SessionLimits, StreamError};

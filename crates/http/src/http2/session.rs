@@ -65,7 +65,7 @@ pub struct SessionLimits {
 
 /// Reason for the loss of a stream or connection.
 #[derive(Clone, Debug)]
-pub enum Lost {
+pub enum StreamError {
     /// The peer reset the stream.
     Reset(Reason),
     /// The peer has not processed the stream.
@@ -144,7 +144,7 @@ pub(super) struct Session {
     /// The peer accepts or opens no more streams.
     peer_leaves: bool,
     /// Reason for the end of the connection.
-    lost: Option<Lost>,
+    lost: Option<StreamError>,
     /// Number of streams refused by the limit and not counted in the metrics yet.
     pub refused: u32,
     /// Kind of the frame that exceeded a budget.
@@ -263,7 +263,7 @@ struct StreamState {
     sent: bool,
     /// The stream no longer counts as open.
     closed: bool,
-    lost: Option<Lost>,
+    lost: Option<StreamError>,
 }
 
 impl StreamState {
@@ -411,7 +411,7 @@ impl Session {
     }
 
     /// Returns the reason, if the connection did not end gracefully.
-    pub(super) fn lost(&self) -> Option<&Lost> {
+    pub(super) fn lost(&self) -> Option<&StreamError> {
         self.lost.as_ref()
     }
 
@@ -461,12 +461,12 @@ impl Session {
         if self.lost.is_none() {
             let last = if self.role == Role::Server { self.last } else { 0 };
             frame::go_away(&mut self.out, last, reason);
-            self.lose(Lost::Broken(reason));
+            self.lose(StreamError::Broken(reason));
         }
     }
 
     /// Ends the connection, because it has failed.
-    pub(super) fn lose(&mut self, why: Lost) {
+    pub(super) fn lose(&mut self, why: StreamError) {
         if self.lost.is_some() {
             return;
         }

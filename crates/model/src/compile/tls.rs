@@ -1,7 +1,7 @@
 //! TLS of the mesh: certificates, validation, and their sources.
 //!
-//! Certificate `default` and roots `ROOTCA` come by secret discovery from the proxy's own static cluster `sds-grpc`
-//! (its agent, or the proxy itself), never from the control plane: private keys do not leave the workload.
+//! Certificate `default` and roots `ROOTCA` come by secret discovery, never from the control plane. Their source is the
+//! proxy's own static cluster `sds-grpc` (its agent, or the proxy itself): private keys do not leave the workload.
 
 use std::collections::BTreeSet;
 

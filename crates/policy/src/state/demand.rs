@@ -22,7 +22,7 @@ pub struct Demand {
     /// Requested authorities for which no virtual host in force has exactly that domain.
     pub known: Published<Map<Box<str>, RequestedAuthority>>,
     /// Channel to the discovery client.
-    pub questions: mpsc::UnboundedSender<HostRequest>,
+    pub host_requests: mpsc::UnboundedSender<HostRequest>,
 }
 
 /// An authority that was requested from the control plane.
@@ -53,12 +53,12 @@ pub struct HostRequest {
     /// Authority in lower case, as the route table looks it up.
     pub authority: Box<str>,
     /// Completed when the newest table and [`Demand::known`] have the result.
-    pub answered: oneshot::Sender<()>,
+    pub done: oneshot::Sender<()>,
 }
 
 impl Demand {
     /// Returns the discovery status of an authority, and marks the authority as used.
-    pub fn standing(&self, authority: &str) -> HostStatus {
+    pub fn status(&self, authority: &str) -> HostStatus {
         if let Some(known) = self.known.load().get(authority) {
             known.used.mark();
             return if known.answered { HostStatus::Settled } else { HostStatus::Unanswered };
@@ -71,12 +71,12 @@ impl Demand {
     }
 
     /// Requests the virtual host of an authority. The receiver completes when there is a result, or when none can come.
-    pub fn ask(&self, authority: &str) -> oneshot::Receiver<()> {
-        let (answered, answer) = oneshot::channel();
-        let question = HostRequest { table: Arc::clone(&self.table), authority: authority.into(), answered };
-        // After the discovery client has ended, the dropped question completes the receiver.
-        let _ = self.questions.send(question);
-        answer
+    pub fn request(&self, authority: &str) -> oneshot::Receiver<()> {
+        let (done, result) = oneshot::channel();
+        let host_request = HostRequest { table: Arc::clone(&self.table), authority: authority.into(), done };
+        // After the discovery client has ended, the dropped request completes the receiver.
+        let _ = self.host_requests.send(host_request);
+        result
     }
 }
 

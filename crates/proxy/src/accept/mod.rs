@@ -2,6 +2,8 @@
 
 pub mod workers;
 
+mod arrival;
 pub(crate) mod connection;
 mod connection_limit;
+mod first_bytes;
 pub(crate) mod listen;

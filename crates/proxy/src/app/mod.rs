@@ -116,40 +116,26 @@ enum Start {
     Mesh(Mesh, Box<Node>),
 }
 
+impl Start {
+    fn node(&self) -> &Node {
+        match self {
+            Self::File(file) => &file.node,
+            Self::Mesh(_, node) => node,
+        }
+    }
+}
+
 /// Runs on the main thread, which carries no traffic: discovery, certificates, the admin page, shutdown.
 async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
     // Installed first, so that a signal during startup is not lost.
     let terminate = spawn_local(shutdown::terminate());
-    let node = match &start {
-        Start::File(file) => file.node.clone(),
-        Start::Mesh(_, node) => (**node).clone(),
-    };
-    let mut limits = match &start {
-        Start::File(file) => file.limits,
-        Start::Mesh(..) => Limits::default(),
-    };
-    limits.series = common.metric_series;
-    for (key, value) in &common.runtime {
-        runtime::set(&mut limits, key, value)?;
-    }
     let secrets = Secrets::new(Arc::new(TlsContexts::default()));
-    let pressure = match &start {
-        Start::File(file) => file.pressure.clone(),
-        Start::Mesh(..) => pressure::Settings::default(),
-    };
-    let shared = Shared {
-        snapshot: Arc::default(),
-        local: Arc::new(local_workload(&node)?),
-        dialer: Dialer { mark: common.mark, principal: Arc::clone(&secrets.principal) },
-        limits,
-        access_log: Arc::new(AccessLogger::start().context("cannot get a thread for access logs")?),
-        pressure: Arc::new(Pressure::of(pressure)),
-    };
+    let shared = shared(&start, &common, &secrets)?;
     let workers = Arc::new(Workers::start(common.concurrency, shared.clone())?);
     let mut configuration = Configuration::new(Setup {
         workers: Arc::clone(&workers),
         secrets: secrets.clone(),
-        node: node.clone(),
+        node: start.node().clone(),
         mark: common.mark,
         in_mesh: matches!(start, Start::Mesh(..)),
     });
@@ -172,24 +158,9 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
     if let (Start::File(_), Some((_, reason))) = (&start, failed.first()) {
         anyhow::bail!("{reason}");
     }
-    let _refresh = Task::start({
-        let configuration = Arc::clone(&configuration);
-        async move { configuration.keep_fresh().await }
-    });
-    let _questions = Task::start({
-        let configuration = Arc::clone(&configuration);
-        async move { configuration.serve_questions().await }
-    });
-    let _watch = spawn_local({
-        let (pressure, workers) = (Arc::clone(&shared.pressure), Arc::clone(&workers));
-        async move { pressure.watch(async |refuse| workers.refuse_requests(refuse).await).await }
-    });
-    let _trim = Task::start({
-        let configuration = Arc::clone(&configuration);
-        async move { configuration.trim_memory().await }
-    });
+    let _tasks = start_tasks(&configuration, &workers, &shared.pressure);
     let _discovery = match start {
-        Start::File(file) => Task::start(from_file(*file, node, Arc::clone(&configuration))?),
+        Start::File(file) => Task::start(from_file(*file, Arc::clone(&configuration))?),
         Start::Mesh(mesh, node) => {
             Task::start(from_mesh(mesh, *node, common.mark, secrets, Arc::clone(&configuration))?)
         }
@@ -203,6 +174,44 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
     let cut = workers.drain(common.drain).await;
     tracing::info!(cut, "drained");
     Ok(workers)
+}
+
+/// Returns the settings and the state that all workers share.
+fn shared(start: &Start, common: &Common, secrets: &Secrets) -> anyhow::Result<Shared> {
+    let (mut limits, pressure) = match start {
+        Start::File(file) => (file.limits, file.pressure.clone()),
+        Start::Mesh(..) => (Limits::default(), pressure::Settings::default()),
+    };
+    limits.series = common.metric_series;
+    for (key, value) in &common.runtime {
+        runtime::set(&mut limits, key, value)?;
+    }
+    Ok(Shared {
+        snapshot: Arc::default(),
+        local: Arc::new(local_workload(start.node())?),
+        dialer: Dialer { mark: common.mark, principal: Arc::clone(&secrets.principal) },
+        limits,
+        access_log: Arc::new(AccessLogger::start().context("cannot get a thread for access logs")?),
+        pressure: Arc::new(Pressure::of(pressure)),
+    })
+}
+
+/// Starts the tasks of the control thread besides discovery.
+fn start_tasks(
+    configuration: &Arc<Configuration>,
+    workers: &Arc<Workers>,
+    pressure: &Arc<Pressure>,
+) -> [Task; 3] {
+    spawn_local({
+        let (pressure, workers) = (Arc::clone(pressure), Arc::clone(workers));
+        async move { pressure.watch(async |refuse| workers.refuse_requests(refuse).await).await }
+    });
+    let [refreshed, asked, trimmed] = std::array::from_fn(|_| Arc::clone(configuration));
+    [
+        Task::start(async move { refreshed.keep_fresh().await }),
+        Task::start(async move { asked.serve_host_requests().await }),
+        Task::start(async move { trimmed.trim_memory().await }),
+    ]
 }
 
 fn local_workload(node: &Node) -> anyhow::Result<LocalWorkload> {
@@ -247,7 +256,7 @@ async fn listen(admin: &Arc<Admin>, start: &Start, common: &Common) -> anyhow::R
 type Forever = std::pin::Pin<Box<dyn Future<Output = Infallible>>>;
 
 /// Returns discovery as the bootstrap file configures it. Without `ads_config` the future never completes.
-fn from_file(file: Bootstrap, node: Node, configuration: Arc<Configuration>) -> anyhow::Result<Forever> {
+fn from_file(file: Bootstrap, configuration: Arc<Configuration>) -> anyhow::Result<Forever> {
     let Some(ads) = file.ads else { return Ok(Box::pin(std::future::pending())) };
     let remote = configuration.remote(&ads.cluster).with_context(|| {
         format!("dynamic_resources.ads_config: static_resources has no usable cluster {:?}", ads.cluster)
@@ -260,7 +269,7 @@ fn from_file(file: Bootstrap, node: Node, configuration: Arc<Configuration>) -> 
             .context("dynamic_resources.ads_config: initial_metadata")?;
         metadata.insert(key, value.parse().context("dynamic_resources.ads_config: initial_metadata")?);
     }
-    let options = Options { node: with_capabilities(node, ads.form), form: ads.form, wildcard };
+    let options = Options { node: with_capabilities(file.node, ads.form), form: ads.form, wildcard };
     Ok(Box::pin(async move { configuration.follow(options, remote, || Ok(metadata.clone())).await }))
 }
 

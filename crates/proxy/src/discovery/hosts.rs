@@ -249,25 +249,25 @@ impl Hosts {
     pub(super) fn set_demand(
         &mut self,
         table: &Arc<str>,
-        questions: Option<&mpsc::UnboundedSender<HostRequest>>,
+        host_requests: Option<&mpsc::UnboundedSender<HostRequest>>,
     ) {
-        if self.demand.is_some() != questions.is_some() {
-            self.demand = questions.cloned().map(|questions| {
-                Arc::new(Demand { table: Arc::clone(table), known: Published::default(), questions })
+        if self.demand.is_some() != host_requests.is_some() {
+            self.demand = host_requests.cloned().map(|host_requests| {
+                Arc::new(Demand { table: Arc::clone(table), known: Published::default(), host_requests })
             });
             self.names.clear();
             self.merged = None;
         }
     }
 
-    /// Records a request's question; returns false if the table has too many names. Answered names make room
+    /// Records a request; returns false if the table has too many names. Answered names make room
     /// only while `connected`: otherwise the new name would get no answer, and the old one could not be
     /// requested again.
-    pub(super) fn ask(&mut self, question: HostRequest, now: Instant, connected: bool) -> bool {
-        let HostRequest { authority, answered, .. } = question;
+    pub(super) fn request(&mut self, host_request: HostRequest, now: Instant, connected: bool) -> bool {
+        let HostRequest { authority, done, .. } = host_request;
         let found = self.merged().is_some_and(|table| table.exact.contains_key(&authority));
         if self.demand.is_none() || found {
-            let _ = answered.send(());
+            let _ = done.send(());
             return true;
         }
         if self.names.len() >= MAX_NAMES && !self.names.contains_key(&authority) {
@@ -277,7 +277,7 @@ impl Hosts {
                 self.names.retain(|_, name| stays(name));
             }
             if self.names.len() >= MAX_NAMES {
-                let _ = answered.send(());
+                let _ = done.send(());
                 return false;
             }
         }
@@ -290,14 +290,14 @@ impl Hosts {
         };
         let name = self.names.entry(authority).or_insert_with(new);
         if name.state != HostState::Pending {
-            let _ = answered.send(());
+            let _ = done.send(());
             return true;
         }
         // Removes clients that have disconnected.
         if name.waiting.len() == name.waiting.capacity() {
             name.waiting.retain(|waiting| !waiting.is_closed());
         }
-        name.waiting.push(answered);
+        name.waiting.push(done);
         true
     }
 

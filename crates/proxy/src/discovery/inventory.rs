@@ -55,8 +55,8 @@ pub(crate) struct Inventory {
     uses_all: bool,
     /// The server has sent clusters, or has answered that there are none.
     seen_clusters: bool,
-    /// Sends requests' questions for virtual hosts.
-    questions: Option<mpsc::UnboundedSender<HostRequest>>,
+    /// Channel for requests for virtual hosts.
+    host_requests: Option<mpsc::UnboundedSender<HostRequest>>,
     /// Counter of removals of trusted roots.
     distrusted: u64,
     /// Something in force has changed since the last snapshot.
@@ -100,22 +100,22 @@ impl Inventory {
             mode: ClusterMode::AsConfigured,
             uses_all: false,
             seen_clusters: false,
-            questions: None,
+            host_requests: None,
             distrusted: 0,
             changed: false,
         }
     }
 
-    /// Sets the mode. With [`ClusterMode::OnDemand`], requests ask for virtual hosts through `questions`.
+    /// Sets the mode. With [`ClusterMode::OnDemand`], requests for virtual hosts arrive through `host_requests`.
     pub(crate) fn set_mode(
         &mut self,
         mode: ClusterMode,
-        questions: Option<mpsc::UnboundedSender<HostRequest>>,
+        host_requests: Option<mpsc::UnboundedSender<HostRequest>>,
     ) {
         self.mode = mode;
-        self.questions = questions.filter(|_| mode == ClusterMode::OnDemand);
+        self.host_requests = host_requests.filter(|_| mode == ClusterMode::OnDemand);
         for (name, hosts) in &mut self.hosts {
-            hosts.set_demand(name, self.questions.as_ref());
+            hosts.set_demand(name, self.host_requests.as_ref());
         }
     }
 
@@ -194,7 +194,7 @@ impl Inventory {
                 let changed = slot.accept(body, version, is_static, make)? && before.as_ref() != Some(body);
                 if has_vhds {
                     let hosts = self.hosts.entry(Arc::clone(&name)).or_default();
-                    hosts.set_demand(&name, self.questions.as_ref());
+                    hosts.set_demand(&name, self.host_requests.as_ref());
                     if changed {
                         hosts.retranslate(translator, body);
                     }
@@ -497,19 +497,19 @@ impl Inventory {
         }
     }
 
-    /// Records a request's question for a virtual host.
-    pub(crate) fn ask(&mut self, question: HostRequest, now: Instant, connected: bool) {
-        let Some(hosts) = self.hosts.get_mut(&question.table) else {
-            let _ = question.answered.send(());
+    /// Records a request for a virtual host.
+    pub(crate) fn request_host(&mut self, host_request: HostRequest, now: Instant, connected: bool) {
+        let Some(hosts) = self.hosts.get_mut(&host_request.table) else {
+            let _ = host_request.done.send(());
             return;
         };
-        let name = format!("{}/{}", question.table, question.authority);
-        if !hosts.ask(question, now, connected) {
+        let name = format!("{}/{}", host_request.table, host_request.authority);
+        if !hosts.request(host_request, now, connected) {
             limit_log::log(Limit::Names, format_args!("{name}"));
         }
     }
 
-    /// Returns the waiting requests whose questions the configuration in force answers.
+    /// Returns the waiting requests that the configuration in force answers.
     pub(crate) fn answer(&mut self, now: Instant) -> Vec<oneshot::Sender<()>> {
         self.hosts.values_mut().flat_map(|hosts| hosts.answer(now)).collect()
     }

@@ -58,8 +58,8 @@ pub(crate) struct Configuration {
     /// Runs in a mesh without a bootstrap file. Secrets are not fetched from SDS servers, and the control plane
     /// may be Skysail's.
     in_mesh: bool,
-    /// Channel of requests' questions for virtual hosts.
-    questions: (mpsc::UnboundedSender<HostRequest>, Mutex<mpsc::UnboundedReceiver<HostRequest>>),
+    /// Channel of requests for virtual hosts.
+    host_requests: (mpsc::UnboundedSender<HostRequest>, Mutex<mpsc::UnboundedReceiver<HostRequest>>),
     /// Whether clusters and listeners have been received once, or none are expected.
     seen: [AtomicBool; 2],
     /// Subscriptions of the discovery client; unset without discovery.
@@ -109,7 +109,7 @@ impl Configuration {
             remotes: HashMap::new(),
             mark,
             in_mesh,
-            questions: (sender, Mutex::new(receiver)),
+            host_requests: (sender, Mutex::new(receiver)),
             seen: [AtomicBool::new(false), AtomicBool::new(false)],
             subscriptions: std::sync::OnceLock::new(),
             ready: AtomicBool::new(false),
@@ -237,7 +237,7 @@ impl Configuration {
             let mode = if ours { ClusterMode::OnDemand } else { ClusterMode::All };
             if inventory.mode() != mode {
                 tracing::info!(on_demand = ours, "discovery");
-                inventory.set_mode(mode, Some(self.questions.0.clone()));
+                inventory.set_mode(mode, Some(self.host_requests.0.clone()));
             }
             if ours {
                 self.seen[0].store(true, Ordering::Release);
@@ -285,15 +285,15 @@ impl Configuration {
         }
     }
 
-    /// Processes requests' questions for virtual hosts, and drops names that no request has used for a long
+    /// Processes requests for virtual hosts, and drops names that no request has used for a long
     /// time.
-    pub(crate) async fn serve_questions(self: &Arc<Self>) -> std::convert::Infallible {
-        let mut questions = self.questions.1.lock().await;
+    pub(crate) async fn serve_host_requests(self: &Arc<Self>) -> std::convert::Infallible {
+        let mut host_requests = self.host_requests.1.lock().await;
         let mut sweep = tokio::time::interval(hosts::IDLE_TIMEOUT / 8);
         loop {
             let mut received = Vec::new();
             tokio::select! {
-                _ = questions.recv_many(&mut received, 1_024) => {}
+                _ = host_requests.recv_many(&mut received, 1_024) => {}
                 _ = sweep.tick() => {}
             }
             let mut inventory = self.inventory.lock().await;
@@ -303,7 +303,9 @@ impl Configuration {
             if received.is_empty() && connected {
                 inventory.drop_idle(now);
             }
-            received.into_iter().for_each(|question| inventory.ask(question, now, connected));
+            received
+                .into_iter()
+                .for_each(|host_request| inventory.request_host(host_request, now, connected));
             self.settle(&mut inventory).await;
         }
     }

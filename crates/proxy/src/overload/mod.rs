@@ -2,7 +2,7 @@
 //! at last refuses requests. Admitted requests are then answered soon, and memory does not grow with the queue.
 //!
 //! The measure is the worker's lag: the time from the arrival of a request to its start. A request or a connection that
-//! begins wakes the probe, a task that waits for its turn like any other; the time it takes is the lag. Probes run only
+//! begins wakes the probe, a task that waits for its turn like any other. Its waiting time is the lag. Probes run only
 //! while many requests are in flight, and not often. An idle worker pays nothing for them, and a process that was not
 //! scheduled for a while refuses no request.
 //!

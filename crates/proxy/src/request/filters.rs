@@ -24,6 +24,7 @@ use crate::{
     },
 };
 use skysail_http::{
+    compress::Compressor,
     grpc_web::{self, Conversion, WebCall},
     head::{RequestHead, ResponseHead, Version},
 };
@@ -149,25 +150,10 @@ impl<'a> RequestContext<'a> {
                 return Ok(selection.map(|script| FilterAction::RunScript(filter, script, lua.clear_route)));
             }
             (FilterKind::Compress(compressor), _) => {
-                let accept = || exchange.request.header("accept-encoding").unwrap_or_default().into();
-                let compression = decision.compression.get_or_insert_with(|| {
-                    Box::new(Compression { compressors: Vec::new(), accept: accept() })
-                });
-                compression.compressors.push(compressor);
-                if compressor.hide_accept {
-                    exchange.request.remove("accept-encoding");
-                }
+                add_compressor(exchange, decision, compressor);
             }
             (FilterKind::GrpcWeb, _) => {
-                if grpc_web::is_call(exchange.request) {
-                    decision.filter_results.begin(filter, setting);
-                    decision.filter_results.keep_head(exchange.request);
-                    decision.grpc_web = grpc_web::request(exchange.request);
-                }
-                decision.grpc |= decision.grpc_web.is_some();
-                if let Some(WebCall { text: true, .. }) = decision.grpc_web {
-                    exchange.body.convert(Conversion::In(Vec::new()));
-                }
+                convert_grpc_web(exchange, decision, filter, setting);
             }
         }
         Ok(None)
@@ -421,6 +407,38 @@ async fn inject_fault(
     let Some(kind) = fault.failure() else { return Ok(Filtered::Continue) };
     scope.counters.fault_aborts.inc();
     Err(Error::new(kind))
+}
+
+/// Adds a compressor for the response. `accept-encoding` is read once, because the first compressor may hide it.
+fn add_compressor<'a>(
+    exchange: &mut Exchange<'_>,
+    decision: &mut RequestDecision<'a>,
+    compressor: &'a Compressor,
+) {
+    let accept = || exchange.request.header("accept-encoding").unwrap_or_default().into();
+    let begin = || Box::new(Compression { compressors: Vec::new(), accept: accept() });
+    decision.compression.get_or_insert_with(begin).compressors.push(compressor);
+    if compressor.hide_accept {
+        exchange.request.remove("accept-encoding");
+    }
+}
+
+/// Converts a gRPC-Web call to gRPC.
+fn convert_grpc_web<'a>(
+    exchange: &mut Exchange<'_>,
+    decision: &mut RequestDecision<'a>,
+    filter: &'a Filter,
+    setting: Option<&'a Setting>,
+) {
+    if grpc_web::is_call(exchange.request) {
+        decision.filter_results.begin(filter, setting);
+        decision.filter_results.keep_head(exchange.request);
+        decision.grpc_web = grpc_web::request(exchange.request);
+    }
+    decision.grpc |= decision.grpc_web.is_some();
+    if let Some(WebCall { text: true, .. }) = decision.grpc_web {
+        exchange.body.convert(Conversion::In(Vec::new()));
+    }
 }
 
 /// Answers a CORS preflight, or adds the fields of the policy to the response.

@@ -3,7 +3,12 @@
 
 mod rewrite;
 
-use std::{borrow::Cow, rc::Rc, time::Instant};
+use std::{
+    borrow::Cow,
+    net::SocketAddr,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
 
@@ -12,7 +17,6 @@ use crate::{
         context::{Exchange, RequestContext, RequestScope, admitted_request},
         hop, mirror,
         respond::METADATA_KEPT,
-        script::Scripted,
         transfer::{self, Client, Deadlines},
     },
     upstream::{
@@ -31,7 +35,7 @@ use skysail_policy::{
     config::{
         HttpManager,
         listener::Direction,
-        route::{Forward, HostRewrite},
+        route::{Forward, HostRewrite, RetryPolicy},
     },
     error::{Error, Flags, Kind},
     grpc, outlier,
@@ -48,6 +52,10 @@ struct ForwardPlan<'a> {
     host_rewrite: Option<&'a HostRewrite>,
     /// Timeouts and retry policy, from the route and from the request's fields.
     limits: AttemptPolicy<'a>,
+    /// Maximum duration of the whole exchange; `None`: unlimited.
+    max_duration: Option<Duration>,
+    /// Maximum time without bytes in either direction; `None`: unlimited.
+    idle_timeout: Option<Duration>,
     upgrade: bool,
     /// Hash of the request, if the load balancer uses one.
     hash: Option<u64>,
@@ -73,6 +81,13 @@ struct TryFailure {
     stale: bool,
 }
 
+impl TryFailure {
+    /// Returns whether the upstream did not answer in time.
+    fn is_late(&self) -> bool {
+        matches!(self.error.kind, Kind::ResponseTimeout | Kind::TryTimeout)
+    }
+}
+
 impl From<Error> for TryFailure {
     fn from(error: Error) -> Self {
         Self { error, sent: false, stale: false }
@@ -87,11 +102,52 @@ impl RequestContext<'_> {
         forward: &Forward,
         upgrade: bool,
     ) -> Result<(), Error> {
+        let mut plan = self.plan(found, forward, upgrade)?;
+        self.prepare_request(&plan);
+        let mut cookies = Vec::new();
+        if plan.pool.cluster.balancer.hashes() {
+            let origin = hash_origin(&self.exchange);
+            plan.hash = key::of(&forward.hash, self.exchange.request, origin, &mut cookies);
+        }
+        let mut deadlines = self.deadlines(&plan);
+        let arrived = self.attempts(&plan, &mut deadlines).await?;
+        if arrived.is_sent && !upgrade && !forward.mirrors.is_empty() {
+            let Exchange { request, body, .. } = &self.exchange;
+            mirror::send(self.scope.worker, self.scope.snapshot, &forward.mirrors, request, body);
+        }
+        let now = Instant::now();
+        let switched = is_switched(&plan, &mut self.exchange, self.outcome.upstream.as_ref());
+        self.prepare_response(now, switched);
+        for cookie in cookies {
+            self.exchange.response.append("set-cookie", cookie.as_bytes());
+        }
+        let Arrived { framing, connection, mut is_sent } = arrived;
+        let mut scripted_body = None;
+        if self.scope.manager.has_scripts {
+            let body = (!switched).then_some((framing, is_sent));
+            match Box::pin(self.script_response(body, &mut deadlines)).await? {
+                None => return Ok(()),
+                Some(scripted) => (scripted_body, is_sent) = (scripted.body, scripted.is_sent),
+            }
+        }
+        self.finish_response(now);
+        if switched {
+            return self.tunnel(plan.idle_timeout).await;
+        }
+        self.forward_response(framing, connection, is_sent, scripted_body, &mut deadlines).await
+    }
+
+    /// Selects the connection pool and the settings of the request.
+    #[inline]
+    fn plan<'a>(
+        &mut self,
+        found: &'a Found<'a>,
+        forward: &'a Forward,
+        upgrade: bool,
+    ) -> Result<ForwardPlan<'a>, Error> {
         let request = &*self.exchange.request;
         let pool = select_pool(&self.scope, request, found, forward)?;
         self.outcome.pool = Some(pool.clone());
-        let host_rewrite = found.target.and_then(|target| target.host.as_ref()).or(forward.host.as_ref());
-        let terminates_connect = upgrade && forward.terminates_connect && request.method() == "CONNECT";
         let grpc = self.decision.grpc;
         let grpc_timeout = if grpc { grpc::timeout(request) } else { None };
         let timeout = match forward.grpc_timeout.filter(|_| grpc) {
@@ -102,69 +158,44 @@ impl RequestContext<'_> {
             Some(bound) => bound.bound(grpc_timeout),
             None => forward.max_duration,
         };
-        let limits = retry::overrides(self.exchange.request, forward.retry.as_deref(), timeout);
-        let mut plan = ForwardPlan {
+        Ok(ForwardPlan {
             found,
             forward,
             pool,
-            host_rewrite,
-            limits,
+            host_rewrite: found.target.and_then(|target| target.host.as_ref()).or(forward.host.as_ref()),
+            terminates_connect: upgrade && forward.terminates_connect && request.method() == "CONNECT",
+            limits: retry::overrides(self.exchange.request, forward.retry.as_deref(), timeout),
+            max_duration,
+            idle_timeout: forward.idle_timeout.or(self.scope.manager.stream_idle_timeout),
             upgrade,
-            terminates_connect,
             hash: None,
-        };
+        })
+    }
+
+    /// Changes the head of the request as the route and the trace say.
+    #[inline]
+    fn prepare_request(&mut self, plan: &ForwardPlan<'_>) {
         if plan.changes_head() || self.decision.filter_results.any() {
             // A later configuration may have policies that check the head as it is before these changes.
             self.decision.filter_results.keep_routed_head(self.exchange.request);
         }
-        self.rewrite(&plan);
+        self.rewrite(plan);
         if let Some(trace) = &self.outcome.trace {
             trace.inject(self.exchange.request);
         }
-        let mut cookies = Vec::new();
-        if plan.pool.cluster.balancer.hashes() {
-            let origin = hash_origin(&self.exchange);
-            plan.hash = key::of(&forward.hash, self.exchange.request, origin, &mut cookies);
-        }
+    }
+
+    #[inline]
+    fn deadlines(&self, plan: &ForwardPlan<'_>) -> Deadlines {
         let (manager, started) = (self.scope.manager, self.outcome.started);
-        let idle_timeout = forward.idle_timeout.or(manager.stream_idle_timeout);
         let mut deadlines = Deadlines::new(
             plan.limits.timeout,
             plan.limits.try_timeout,
             manager.request_timeout.map(|timeout| started + timeout),
-            idle_timeout,
+            plan.idle_timeout,
         );
-        deadlines.whole = max_duration.map(|duration| started + duration);
-        let Arrived { framing, connection, is_sent } = self.attempts(&plan, &mut deadlines).await?;
-        if is_sent && !upgrade && !forward.mirrors.is_empty() {
-            let Exchange { request, body, .. } = &self.exchange;
-            mirror::send(self.scope.worker, self.scope.snapshot, &forward.mirrors, request, body);
-        }
-        let now = Instant::now();
-        let switched = is_switched(&plan, &mut self.exchange, self.outcome.upstream.as_ref());
-        self.prepare_response(now, switched);
-        for cookie in cookies {
-            self.exchange.response.append("set-cookie", cookie.as_bytes());
-        }
-        if self.scope.manager.has_scripts {
-            let body = (!switched).then_some((framing, is_sent));
-            return match Box::pin(self.script_response(body, &mut deadlines)).await? {
-                None => Ok(()),
-                Some(_) if switched => {
-                    self.finish_response(now);
-                    self.tunnel(idle_timeout).await
-                }
-                Some(Scripted { body, is_sent }) => {
-                    self.finish_response(now);
-                    self.forward_response(framing, connection, is_sent, body, &mut deadlines).await
-                }
-            };
-        }
-        self.finish_response(now);
-        if switched {
-            return self.tunnel(idle_timeout).await;
-        }
-        self.forward_response(framing, connection, is_sent, None, &mut deadlines).await
+        deadlines.whole = plan.max_duration.map(|duration| started + duration);
+        deadlines
     }
 
     /// Processes the head of the upstream's response, except for the fields that [`Self::finish_response`]
@@ -204,16 +235,12 @@ impl RequestContext<'_> {
             if plan.found.host.include_attempt_count {
                 self.exchange.request.set_number("x-envoy-attempt-count", self.outcome.attempts.into());
             }
-            let avoided = retry.filter(|retry| retry.avoid_previous);
-            let attempts = avoided.map_or(0, |retry| retry.host_selection_attempts);
-            let want = PickOptions { hash: plan.hash, avoid: &tried, attempts };
-            let destination = self.exchange.downstream.origin.destination;
             let host = match &plan.pool.resolved {
                 // Boxed, because few clusters are dynamic.
                 Some(_) if self.scope.manager.resolves_hosts => {
                     Box::pin(self.resolve_host(plan, deadlines)).await?
                 }
-                _ => pick::endpoint(&self.scope.worker.dice, &plan.pool, destination, want)?,
+                _ => self.pick_host(plan, retry, &tried)?,
             };
             if let (Some(HostRewrite::Auto), Some(name)) = (plan.host_rewrite, &host.endpoint.hostname) {
                 rewrite::set_host(self.exchange.request, name.as_bytes(), self.outcome.attempts);
@@ -223,29 +250,17 @@ impl RequestContext<'_> {
                 trace.begin_attempt(self.scope.worker, self.outcome.attempts, self.exchange.request);
             }
             let attempt = self.attempt(plan, &host, deadlines, fresh).await;
-            let is_late =
-                |failure: &TryFailure| matches!(failure.error.kind, Kind::ResponseTimeout | Kind::TryTimeout);
             if let Some(begun) = begun
-                && attempt.as_ref().map_or_else(is_late, |_| true)
+                && attempt.as_ref().map_or_else(TryFailure::is_late, |_| true)
             {
                 plan.pool.record_latency(&host, begun);
             }
             let replayable = self.exchange.body.is_replayable();
-            if let Err(failure) = &attempt {
-                if failure.stale && replayable && !fresh {
-                    fresh = true;
-                    continue;
-                }
-                bump(&host.totals.errors);
-                self.end_attempt_span(Some(&failure.error), false);
-                plan.pool.note_failure(&host.endpoint, &failure.error.kind, &self.scope.worker.dice);
-            } else if plan.pool.cluster.outlier.is_some() {
-                let response = &*self.exchange.response;
-                let grpc = if self.decision.grpc { grpc_status::in_fields(response) } else { None };
-                let status = grpc.map_or(response.status(), grpc_status::to_http);
-                let result = outlier::UpstreamResult::Answered(status);
-                plan.pool.note(&host.endpoint, result, &self.scope.worker.dice);
+            if attempt.as_ref().is_err_and(|failure| failure.stale) && replayable && !fresh {
+                fresh = true;
+                continue;
             }
+            self.note_attempt(plan, &host, &attempt);
             let outcome = match &attempt {
                 Ok(_) => AttemptResult::Answered(self.exchange.response),
                 Err(failure) => AttemptResult::Failed { error: &failure.error, request_sent: failure.sent },
@@ -253,18 +268,10 @@ impl RequestContext<'_> {
             let Some(retry) = retry.filter(|retry| retry::should_retry(retry, outcome) && replayable) else {
                 return attempt.map_err(|failure| failure.error);
             };
-            let spent = self.outcome.attempts > retry.retries;
-            // The guard of the previous retry is released first, so that it does not count against this one.
-            self.outcome.retry = None;
-            self.outcome.retry = if spent { None } else { plan.pool.retry() };
-            if self.outcome.retry.is_none() {
-                self.outcome.flags.insert(if spent { Flags::URX } else { Flags::UO });
+            if !self.begin_retry(plan, retry) {
                 return attempt.map_err(|failure| failure.error);
             }
-            self.end_attempt_span(None, true);
-            plan.pool.stats.rq_retry.inc();
             tried.push(host.endpoint.address);
-            (self.outcome.upstream, self.outcome.busy) = (None, None);
             deadlines.next_attempt();
             let dice = &self.scope.worker.dice;
             let delay = retry::backoff(retry, self.outcome.attempts, &mut dice.borrow_mut());
@@ -273,6 +280,53 @@ impl RequestContext<'_> {
             self.set_expected_timeout(plan);
             fresh = false;
         }
+    }
+
+    /// Picks an endpoint of the cluster, if possible none that was `tried` and is to be avoided.
+    #[inline]
+    fn pick_host(
+        &self,
+        plan: &ForwardPlan<'_>,
+        retry: Option<&RetryPolicy>,
+        tried: &[SocketAddr],
+    ) -> Result<Rc<Host>, Error> {
+        let avoided = retry.filter(|retry| retry.avoid_previous);
+        let attempts = avoided.map_or(0, |retry| retry.host_selection_attempts);
+        let want = PickOptions { hash: plan.hash, avoid: tried, attempts };
+        let destination = self.exchange.downstream.origin.destination;
+        pick::endpoint(&self.scope.worker.dice, &plan.pool, destination, want)
+    }
+
+    /// Reports the result of an attempt to outlier detection, metrics and traces.
+    #[inline]
+    fn note_attempt(&mut self, plan: &ForwardPlan<'_>, host: &Host, attempt: &Result<Arrived, TryFailure>) {
+        if let Err(failure) = attempt {
+            bump(&host.totals.errors);
+            self.end_attempt_span(Some(&failure.error), false);
+            plan.pool.note_failure(&host.endpoint, &failure.error.kind, &self.scope.worker.dice);
+        } else if plan.pool.cluster.outlier.is_some() {
+            let response = &*self.exchange.response;
+            let grpc = if self.decision.grpc { grpc_status::in_fields(response) } else { None };
+            let status = grpc.map_or(response.status(), grpc_status::to_http);
+            let result = outlier::UpstreamResult::Answered(status);
+            plan.pool.note(&host.endpoint, result, &self.scope.worker.dice);
+        }
+    }
+
+    /// Begins a retry. Returns false if no attempt is left or the cluster has too many retries.
+    fn begin_retry(&mut self, plan: &ForwardPlan<'_>, retry: &RetryPolicy) -> bool {
+        let is_spent = self.outcome.attempts > retry.retries;
+        // The guard of the previous retry is released first, so that it does not count against this one.
+        self.outcome.retry = None;
+        self.outcome.retry = if is_spent { None } else { plan.pool.retry() };
+        if self.outcome.retry.is_none() {
+            self.outcome.flags.insert(if is_spent { Flags::URX } else { Flags::UO });
+            return false;
+        }
+        self.end_attempt_span(None, true);
+        plan.pool.stats.rq_retry.inc();
+        (self.outcome.upstream, self.outcome.busy) = (None, None);
+        true
     }
 
     /// Returns the endpoint for the host of the request, of a dynamic forward proxy.
@@ -330,16 +384,11 @@ impl RequestContext<'_> {
         }
         let request = &mut *self.exchange.request;
         let connect = request.method() == "CONNECT";
-        if plan.upgrade && !connect {
-            prepare_upgrade(&self.scope, request, &upstream.wire)?;
-        }
         let reused = upstream.link.served.get() > 0;
         if !reused {
             upstream.link.peer.set_workload(host.endpoint.workload.clone());
         }
-        if origin.listener.direction != Direction::Inbound {
-            set_metadata(&self.scope, request, pool, &upstream);
-        }
+        prepare_head(&self.scope, request, plan, &upstream, origin.listener.direction)?;
         let before = (upstream.wire.sent(), upstream.wire.received());
         let persistence = if plan.upgrade && !connect { Persistence::Upgrade } else { Persistence::Keep };
         let admitted = admitted_request!(self, &origin, &upstream.link);
@@ -426,6 +475,24 @@ fn offer(plan: &ForwardPlan<'_>, manager: &HttpManager, exchange: &Exchange<'_>)
 fn hash_origin(exchange: &Exchange<'_>) -> key::Origin {
     let origin = &exchange.downstream.origin;
     key::Origin { client: exchange.client, remote: origin.source, local: origin.destination }
+}
+
+/// Adapts the request's head to the upstream connection.
+#[inline]
+fn prepare_head(
+    scope: &RequestScope<'_>,
+    request: &mut RequestHead,
+    plan: &ForwardPlan<'_>,
+    upstream: &Upstream,
+    direction: Direction,
+) -> Result<(), Error> {
+    if plan.upgrade && request.method() != "CONNECT" {
+        prepare_upgrade(scope, request, &upstream.wire)?;
+    }
+    if direction != Direction::Inbound {
+        set_metadata(scope, request, &plan.pool, upstream);
+    }
+    Ok(())
 }
 
 /// Adapts the request for an upgrade to the protocol of the upstream connection.

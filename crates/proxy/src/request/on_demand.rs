@@ -30,7 +30,7 @@ use skysail_policy::{
 const MAX_WAIT: Duration = Duration::from_secs(6);
 
 /// Returns the discovery status of the request's virtual host; `Settled` if the route that was found applies.
-pub(crate) fn standing(
+pub(crate) fn host_status(
     scope: &RequestScope<'_>,
     head: &RequestHead,
     decision: &RequestDecision<'_>,
@@ -53,9 +53,9 @@ pub(crate) fn standing(
     if table.exact.contains_key(&*authority) {
         return HostStatus::Settled;
     }
-    match demand.standing(&authority) {
+    match demand.status(&authority) {
         HostStatus::Unanswered if table.takes_unanswered => HostStatus::Settled,
-        standing => standing,
+        host_status => host_status,
     }
 }
 
@@ -72,7 +72,7 @@ pub(crate) async fn find_host<'a>(
     if before == HostStatus::Unknown {
         wait_for_host(scope, exchange, decision).await?;
         let takes_unanswered = routing::table(scope).is_some_and(|table| table.takes_unanswered);
-        if takes_unanswered || standing(scope, exchange.request, decision) == HostStatus::Settled {
+        if takes_unanswered || host_status(scope, exchange.request, decision) == HostStatus::Settled {
             return Ok(());
         }
     }
@@ -88,7 +88,7 @@ async fn wait_for_host<'a>(
     decision: &mut RequestDecision<'a>,
 ) -> Result<(), Error> {
     let answer = routing::table(scope).and_then(|table| {
-        Some(table.demand.as_deref()?.ask(&route::lookup_key(table, exchange.request.authority())))
+        Some(table.demand.as_deref()?.request(&route::lookup_key(table, exchange.request.authority())))
     });
     let Some(answer) = answer else { return Ok(()) };
     let begun = Instant::now();

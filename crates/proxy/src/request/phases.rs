@@ -63,10 +63,10 @@ impl<'a> RequestContext<'a> {
         }
         routing::process_hop_fields(&self.scope, &mut self.exchange, &mut self.decision);
         routing::find_route(&self.scope, self.exchange.request, None, &mut self.decision);
-        let standing = on_demand::standing(&self.scope, self.exchange.request, &self.decision);
-        if standing != HostStatus::Settled {
+        let host_status = on_demand::host_status(&self.scope, self.exchange.request, &self.decision);
+        if host_status != HostStatus::Settled {
             let (scope, exchange, decision) = (&mut self.scope, &mut self.exchange, &mut self.decision);
-            Box::pin(on_demand::find_host(scope, exchange, decision, standing)).await?;
+            Box::pin(on_demand::find_host(scope, exchange, decision, host_status)).await?;
         }
         self.begin_trace();
         if let Some(name) = &upgrade {

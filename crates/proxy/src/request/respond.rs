@@ -64,13 +64,7 @@ impl RequestContext<'_> {
             (None, Some(_)) if scripted.is_some() => None,
             (None, Some(accepted)) => compress(accepted, framing, self.exchange.response),
         };
-        let out_framing = match framing {
-            Framing::Length(_) if through.is_some() && is_http10 => Framing::UntilClose,
-            Framing::Length(_) if through.is_some() => Framing::Chunked,
-            Framing::Chunked | Framing::UntilClose if is_http10 => Framing::UntilClose,
-            Framing::UntilClose => Framing::Chunked,
-            framing => framing,
-        };
+        let out_framing = out_framing(framing, through.is_some(), is_http10);
         let exchange = &mut self.exchange;
         exchange.keep_alive &=
             out_framing != Framing::UntilClose && !exchange.downstream.origin.connections.is_draining();
@@ -346,6 +340,18 @@ impl RequestContext<'_> {
             response.set(METADATA_ID, local.node_id.as_bytes());
             response.set(METADATA_KEPT, b"1");
         }
+    }
+}
+
+/// Returns the framing of the response to the client. The length of converted content is unknown.
+#[inline]
+fn out_framing(framing: Framing, is_converted: bool, is_http10: bool) -> Framing {
+    match framing {
+        Framing::Length(_) if is_converted && is_http10 => Framing::UntilClose,
+        Framing::Length(_) if is_converted => Framing::Chunked,
+        Framing::Chunked | Framing::UntilClose if is_http10 => Framing::UntilClose,
+        Framing::UntilClose => Framing::Chunked,
+        framing => framing,
     }
 }
 

@@ -1,7 +1,7 @@
 //! The subscriptions and resources of a client, without sockets, for both forms of the protocol.
 //!
-//! The forms differ in the content of a request (changes of the subscription, or all of it) and in how a response
-//! shows a removal (by name, or by absence).
+//! The forms differ in two ways. A request contains the changes of the subscription, or all of it. A response shows a
+//! removal by name, or by absence.
 
 use std::collections::{BTreeMap, BTreeSet};
 

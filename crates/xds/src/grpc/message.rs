@@ -16,7 +16,7 @@ use tokio::{
 };
 use tonic::{Code, Extensions, Status};
 
-use crate::limits::{self, Account, Bound, Identity, Payer, Place, Wait};
+use crate::limits::{self, Account, Bound, CallerAccount, Identity, Place, Wait};
 
 /// Length of the prefix of a message: compression flag and message length.
 const PREFIX: usize = 5;
@@ -46,8 +46,8 @@ pub(crate) struct Requests<R> {
     account: Arc<Account>,
     identity: Arc<str>,
     instance: Arc<str>,
-    /// Payer to which requests are charged; `None` until the caller is known.
-    payer: Option<Arc<Payer>>,
+    /// Account to which requests are charged; `None` until the caller is known.
+    caller: Option<Arc<CallerAccount>>,
     /// Memory reservation of the request that has begun.
     place: Option<Place>,
     /// Timeout for the begin of the next request; `None` if there is none.
@@ -69,7 +69,8 @@ impl<R: Message + Default> Requests<R> {
     ) -> Self {
         let instance = limits::instance(extensions);
         let proven = extensions.get::<Identity>().map(|identity| Arc::clone(&identity.name));
-        let payer = proven.as_ref().map(|name| Arc::new(Payer::new(&account.limits, name, &instance)));
+        let caller =
+            proven.as_ref().map(|name| Arc::new(CallerAccount::new(&account.limits, name, &instance)));
         Self {
             stream,
             partial: PartialMessage::default(),
@@ -79,7 +80,7 @@ impl<R: Message + Default> Requests<R> {
             // Callers without an identity share the limits of one.
             identity: proven.unwrap_or_default(),
             instance,
-            payer,
+            caller,
             place: None,
             begin_timeout: Some(begin_timeout),
             deadline: None,
@@ -92,14 +93,14 @@ impl<R: Message + Default> Requests<R> {
         &self.instance
     }
 
-    /// Sets the payer to which requests are charged from now on.
-    pub(crate) fn charge(&mut self, payer: &Arc<Payer>) {
-        self.payer = Some(Arc::clone(payer));
+    /// Sets the caller to which requests are charged from now on.
+    pub(crate) fn charge(&mut self, caller: &Arc<CallerAccount>) {
+        self.caller = Some(Arc::clone(caller));
     }
 
     /// Returns the next request and its length; `None` when the client has ended the stream. Cancel safe.
     ///
-    /// A complete request is returned once neither the connection nor its payer owes too much. An incomplete one is
+    /// A complete request is returned once neither the connection nor its caller owes too much. An incomplete one is
     /// read on once that is so and memory is reserved; from then on it must be completed in time. A request that
     /// holds shared memory is neither delayed nor given more time, because others wait for that memory.
     pub(crate) async fn next(&mut self) -> Result<Option<(R, usize)>, Status> {
@@ -142,19 +143,19 @@ impl<R: Message + Default> Requests<R> {
     /// waits for each.
     pub(crate) async fn pay_refusal(&mut self, status: &Status) {
         let not_its_own = [Code::Cancelled, Code::DeadlineExceeded, Code::Internal, Code::Unavailable];
-        if let Some(payer) = &self.payer
+        if let Some(caller) = &self.caller
             && !not_its_own.contains(&status.code())
         {
-            payer.spend(limits::REFUSAL);
+            caller.spend(limits::REFUSAL);
         }
         self.wait_for_pace().await;
     }
 
-    /// Waits while the connection or its payer owes too much.
+    /// Waits while the connection or its caller owes too much.
     async fn wait_for_pace(&mut self) {
         let owes = || {
-            let payer = self.payer.as_ref().and_then(|payer| payer.wait());
-            self.account.pace.wait().max(payer)
+            let caller = self.caller.as_ref().and_then(|caller| caller.wait());
+            self.account.pace.wait().max(caller)
         };
         let Some(mut wait) = owes() else { return };
         let _wait = Wait::new(&self.account);

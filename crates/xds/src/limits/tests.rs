@@ -2,7 +2,7 @@ use super::*;
 
 fn enter(limits: &Arc<Limits>, identity: &str, instance: &str) -> Result<StreamAccount, Status> {
     let account = Arc::new(Account::new(Arc::clone(limits), "test".into()));
-    StreamAccount::enter(account, Payer::new(limits, &identity.into(), &instance.into()))
+    StreamAccount::enter(account, CallerAccount::new(limits, &identity.into(), &instance.into()))
 }
 
 #[test]
@@ -15,7 +15,7 @@ fn an_identity_pays_for_closed_connections() {
     }
     let member = enter(&limits, "a", "1").unwrap();
     assert_eq!(member.account.pace.wait(), None, "the connection owes nothing");
-    let wait = member.payer.wait().unwrap();
+    let wait = member.caller.wait().unwrap();
     assert!(wait > Duration::from_secs(60), "{wait:?}");
 }
 
@@ -26,11 +26,11 @@ fn an_instance_that_spends_the_identity_pace_delays_only_itself() {
     evil.spend(2 * IDENTITY_PACE * BURST, 0, 0);
     let replica = enter(&limits, "a", "good").unwrap();
     replica.spend(BURST - CALL, 0, 0);
-    assert!(evil.payer.wait().is_some());
-    assert_eq!(replica.payer.wait(), None, "a replica may spend as much as one connection");
+    assert!(evil.caller.wait().is_some());
+    assert_eq!(replica.caller.wait(), None, "a replica may spend as much as one connection");
     replica.spend(RATE * 60, 0, 0);
-    assert!(replica.payer.wait().is_some_and(|wait| wait <= Duration::from_millis(60_001)), "and no more");
-    assert_eq!(enter(&limits, "b", "evil").unwrap().payer.wait(), None);
+    assert!(replica.caller.wait().is_some_and(|wait| wait <= Duration::from_millis(60_001)), "and no more");
+    assert_eq!(enter(&limits, "b", "evil").unwrap().caller.wait(), None);
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn an_instance_may_use_the_whole_identity_pace() {
     let limits = Arc::new(Limits::default());
     let member = enter(&limits, "a", "1").unwrap();
     member.spend(IDENTITY_PACE * (BURST - CALL), 0, 0);
-    assert_eq!(member.payer.wait(), None);
+    assert_eq!(member.caller.wait(), None);
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn only_free_bytes_are_refunded() {
         let member = enter(&Arc::default(), "a", "1").unwrap();
         member.account.pace.spend(bytes as u64);
         member.spend(0, bytes, free);
-        [member.account.pace.owed(), member.payer.of_instance.pace.owed()].map(|owed| owed > 1 << 49)
+        [member.account.pace.owed(), member.caller.of_instance.pace.owed()].map(|owed| owed > 1 << 49)
     };
     assert_eq!(owed(BYTES, ACKNOWLEDGEMENT), [true, true]);
     assert_eq!(owed(BYTES, BYTES), [false, false]);
@@ -72,7 +72,7 @@ fn lists_of_names_are_counted_for_the_instance() {
 #[test]
 fn identities_and_instances_without_debt_are_removed() {
     let limits = Arc::new(Limits::default());
-    let of = |instance: &str| Payer::new(&limits, &"a".into(), &instance.into());
+    let of = |instance: &str| CallerAccount::new(&limits, &"a".into(), &instance.into());
     let (one, same, other) = (of("1"), of("1"), of("2"));
     let instances = || lock(&limits.identities).get("a").map_or(0, |usage| usage.instances.len());
     drop(one);
@@ -97,7 +97,7 @@ fn streams_and_names_are_counted_by_connection_and_identity() {
     let connection = || Arc::new(Account::new(Arc::clone(&limits), "test".into()));
     let (one, other) = (connection(), connection());
     let enter = |account: &Arc<Account>, who: &str| {
-        StreamAccount::enter(Arc::clone(account), Payer::new(&limits, &who.into(), &"1".into()))
+        StreamAccount::enter(Arc::clone(account), CallerAccount::new(&limits, &who.into(), &"1".into()))
     };
     let (mut first, mut second) = (enter(&one, "a").unwrap(), enter(&other, "a").unwrap());
     assert_eq!(enter(&one, "a").unwrap_err().code(), tonic::Code::ResourceExhausted);

@@ -62,7 +62,7 @@
 //! - Removals of clusters and endpoints wait until listeners and routes that no longer refer to them are
 //!   acknowledged. In the state of the world this holds only while no cluster changes, because each response lists
 //!   all clusters.
-//! - Listeners and routes wait until the client has the endpoints of new clusters, so that no request is routed to a
+//! - Listeners and routes wait until the client has the endpoints of new clusters. No request is then routed to a
 //!   cluster that is not ready. The wait ends after a timeout, because some clients never request endpoints.
 
 mod delta;
@@ -185,7 +185,7 @@ impl Session {
         let subscription = &self.subscriptions[kind as usize];
         let first = !subscription.open;
         if first {
-            report(Event::Asked { kind });
+            report(Event::Requested { kind });
         }
         // A reconnecting client may send the nonce of its former stream in a first request.
         let unknown_nonce = !first && request.nonce == Nonce::Unknown;

@@ -352,7 +352,7 @@ fn request(kind: Kind, names: &[&str]) -> DeltaDiscoveryRequest {
 impl SlowClient {
     /// Waits until the server has read a request for this type.
     async fn until_asked(&mut self, server: &Server, kind: Kind) {
-        let asked = format!("{:?}", Event::Asked { kind });
+        let asked = format!("{:?}", Event::Requested { kind });
         let mut events = server.views.events.subscribe();
         alongside(&mut self.connection, events.wait_for(|events| events.contains(&asked))).await.unwrap();
     }
@@ -523,8 +523,8 @@ async fn too_long_lists_of_names_end_the_stream() {
     let server = serve(world(&all), "127.0.0.1:0").await;
     // Lists that other streams of the instance hold.
     let account = Arc::new(Account::new(Arc::clone(&server.limits), "test".into()));
-    let payer = Payer::new(&server.limits, &"client".into(), &"127.0.0.1".into());
-    let mut other = StreamAccount::enter(account, payer).unwrap();
+    let caller = CallerAccount::new(&server.limits, &"client".into(), &"127.0.0.1".into());
+    let mut other = StreamAccount::enter(account, caller).unwrap();
     other.set_list_bytes(limits::INSTANCE_LISTS - 10 * size_of::<Arc<str>>()).unwrap();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     let mut slow = SlowClient::connect(server.address, &first(Kind::Endpoint, &names[..10])).await;

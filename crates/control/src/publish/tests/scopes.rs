@@ -56,7 +56,7 @@ pub(super) fn client(namespace: &str, declared: Value) -> NewClient {
 }
 
 pub(super) fn put(publisher: &Publisher, name: &str, text: &str) {
-    let state = if text.is_empty() { FileState::Gone } else { FileState::Text(text.to_owned()) };
+    let state = if text.is_empty() { FileState::Deleted } else { FileState::Text(text.to_owned()) };
     publisher.apply(vec![FileChange { layer: 0, path: name.to_owned(), state }]);
 }
 

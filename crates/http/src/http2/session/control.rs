@@ -1,6 +1,6 @@
 //! Frames for the control of the connection or of a stream.
 
-use super::{ALIVE, LEAVING, Lost, ROOM, Role, Session, receive::Fatal};
+use super::{ALIVE, LEAVING, ROOM, Role, Session, StreamError, receive::Fatal};
 use crate::http2::frame::{self, ACK, FrameKind, Head, MAX_FRAME, MAX_WINDOW, Reason};
 
 /// Maximum number of settings in a frame, as in Envoy (nghttp2). Eight are defined.
@@ -115,7 +115,8 @@ impl Session {
                 return Ok(());
             }
             let over = stream.closed;
-            let why = if reason == Reason::REFUSED { Lost::Unprocessed } else { Lost::Reset(reason) };
+            let why =
+                if reason == Reason::REFUSED { StreamError::Unprocessed } else { StreamError::Reset(reason) };
             if !over {
                 self.lose_stream(head.stream, why);
             }
@@ -163,7 +164,7 @@ impl Session {
             self.count_stream_visits()?;
             let above = self.streams.keys().copied().filter(|id| *id > last).collect::<Vec<_>>();
             for id in above {
-                self.lose_stream(id, Lost::Unprocessed);
+                self.lose_stream(id, StreamError::Unprocessed);
             }
         }
         self.count_useless_frame()

@@ -1,7 +1,7 @@
 //! Processing of received frames.
 
 use super::{
-    GONE, INTERIM, LateFrame, Leaving, Lost, READ, REPLIES, ROOM, Request, Role, Session, StreamState,
+    GONE, INTERIM, LateFrame, Leaving, READ, REPLIES, ROOM, Request, Role, Session, StreamError, StreamState,
 };
 use crate::{
     buffer::Buffer,
@@ -155,7 +155,7 @@ impl Session {
     fn late(&mut self, id: u32) -> Result<(), Fatal> {
         let late = match self.streams.get(&id).map(|stream| &stream.lost) {
             None => self.removed.late(id),
-            Some(Some(Lost::Reset(_))) => LateFrame::Refused,
+            Some(Some(StreamError::Reset(_))) => LateFrame::Refused,
             Some(_) => LateFrame::Ignored,
         };
         match late {
@@ -172,12 +172,12 @@ impl Session {
         if !self.streams.contains_key(&id) && self.removed.late(id) == LateFrame::Fatal {
             self.removed.add(id, false);
         }
-        self.lose_stream(id, Lost::Broken(reason));
+        self.lose_stream(id, StreamError::Broken(reason));
         self.replies += 1;
         if self.replies > REPLIES || !self.resets.take(1) { Err(Reason::CALM) } else { Ok(()) }
     }
 
-    pub(super) fn lose_stream(&mut self, id: u32, why: Lost) {
+    pub(super) fn lose_stream(&mut self, id: u32, why: StreamError) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.lost.get_or_insert(why);
             stream.wake(READ | ROOM | GONE, &mut self.wakes);
@@ -398,7 +398,7 @@ impl Session {
             Ok(length) => length,
             Err(HeadError::Malformed) => return self.break_stream(id, Reason::PROTOCOL),
             Err(HeadError::TooLarge | HeadError::TooMany) => {
-                self.lose_stream(id, Lost::Oversized);
+                self.lose_stream(id, StreamError::Oversized);
                 return self.break_stream(id, Reason::CALM);
             }
         };

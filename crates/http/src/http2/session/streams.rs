@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-use super::{GONE, Lost, OUT, READ, ROOM, Role, Session, StreamState};
+use super::{GONE, OUT, READ, ROOM, Role, Session, StreamError, StreamState};
 use crate::{
     head::{Headers, RequestHead, ResponseHead},
     http2::{
@@ -21,9 +21,9 @@ impl Session {
         head: &RequestHead,
         end: bool,
         upgrade: bool,
-    ) -> Option<Result<u32, Lost>> {
+    ) -> Option<Result<u32, StreamError>> {
         if !self.is_usable() || self.open as usize >= self.capacity() {
-            return Some(Err(self.lost.clone().unwrap_or(Lost::Unprocessed)));
+            return Some(Err(self.lost.clone().unwrap_or(StreamError::Unprocessed)));
         }
         self.block.clear();
         if !heads::request(&mut self.encoder, &mut self.block, head, upgrade) {
@@ -54,8 +54,8 @@ impl Session {
         cx: &Context<'_>,
         id: u32,
         head: &mut ResponseHead,
-    ) -> Poll<Result<Option<Option<u64>>, Lost>> {
-        let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(Lost::Dropped)) };
+    ) -> Poll<Result<Option<Option<u64>>, StreamError>> {
+        let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(StreamError::Dropped)) };
         let (next, last) = match stream.interim.pop_front() {
             Some(next) => (next, None),
             None => match (stream.answer.take(), &stream.lost) {
@@ -95,8 +95,12 @@ impl Session {
     }
 
     /// Returns the next piece of content; `None` at the end.
-    pub(crate) fn poll_piece(&mut self, cx: &Context<'_>, id: u32) -> Poll<Result<Option<Bytes>, Lost>> {
-        let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(Lost::Dropped)) };
+    pub(crate) fn poll_piece(
+        &mut self,
+        cx: &Context<'_>,
+        id: u32,
+    ) -> Poll<Result<Option<Bytes>, StreamError>> {
+        let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(StreamError::Dropped)) };
         if !stream.content.is_empty() {
             return Poll::Ready(Ok(Some(std::mem::take(&mut stream.content).into())));
         }
@@ -219,7 +223,7 @@ impl Session {
         if let Some(stream) = self.streams.get_mut(&id)
             && stream.lost.is_none()
         {
-            stream.lost = Some(Lost::Dropped);
+            stream.lost = Some(StreamError::Dropped);
             // After a complete stream, both sides know the end.
             if !stream.closed {
                 frame::reset(&mut self.out, id, reason);
@@ -239,7 +243,7 @@ impl Session {
         if let Some(stream) = self.streams.remove(&id) {
             self.credit(stream.held);
             if !stream.received {
-                self.removed.add(id, matches!(stream.lost, Some(Lost::Reset(_))));
+                self.removed.add(id, matches!(stream.lost, Some(StreamError::Reset(_))));
             }
         }
         if self.streams.is_empty() {

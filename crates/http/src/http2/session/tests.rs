@@ -332,7 +332,7 @@ fn streams_beyond_the_limit_are_refused() {
     feed(&mut client, &frame(FrameKind::Settings, 0, 0, b"\0\x03\0\0\0\x01")).unwrap();
     assert_eq!(client.capacity(), 1);
     let first = client.request(&request(), true, false).unwrap().unwrap();
-    assert!(matches!(client.request(&request(), true, false), Some(Err(Lost::Unprocessed))));
+    assert!(matches!(client.request(&request(), true, false), Some(Err(StreamError::Unprocessed))));
     client.forget(first);
     assert_eq!(resets(&mut client), [(first, Reason::CANCEL)]);
     assert!(matches!(client.request(&request(), true, false), Some(Ok(_))));
@@ -349,7 +349,7 @@ fn a_graceful_shutdown_completes_streams() {
     talk(&mut client, &mut server);
     assert!(
         !client.is_usable()
-            && matches!(client.request(&request(), true, false), Some(Err(Lost::Unprocessed)))
+            && matches!(client.request(&request(), true, false), Some(Err(StreamError::Unprocessed)))
     );
     for id in [first, second] {
         assert!(!server.is_over() && !client.is_over());
@@ -378,7 +378,9 @@ fn a_shutdown_does_not_wait_for_an_acknowledgement() {
     assert_eq!(server.accept().unwrap().stream, first);
     assert!(server.accept().is_none());
     let mut answer = |id| client.poll_answer(&cx(), id, &mut ResponseHead::default());
-    assert!(answer(first).is_pending() && matches!(answer(second), Poll::Ready(Err(Lost::Unprocessed))));
+    assert!(
+        answer(first).is_pending() && matches!(answer(second), Poll::Ready(Err(StreamError::Unprocessed)))
+    );
 }
 
 #[test]
@@ -388,9 +390,9 @@ fn unprocessed_requests_are_reported() {
     feed(&mut client, &frame(FrameKind::Reset, 0, ids[0], &7_u32.to_be_bytes())).unwrap();
     feed(&mut client, &frame(FrameKind::GoAway, 0, 0, &[0, 0, 0, ids[1] as u8, 0, 0, 0, 0])).unwrap();
     let mut answer = |id| client.poll_answer(&cx(), id, &mut ResponseHead::default());
-    assert!(matches!(answer(ids[0]), Poll::Ready(Err(Lost::Unprocessed))));
+    assert!(matches!(answer(ids[0]), Poll::Ready(Err(StreamError::Unprocessed))));
     assert!(answer(ids[1]).is_pending());
-    assert!(matches!(answer(ids[2]), Poll::Ready(Err(Lost::Unprocessed))));
+    assert!(matches!(answer(ids[2]), Poll::Ready(Err(StreamError::Unprocessed))));
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Secrets whose content is in files, read again when the files change.
 //!
-//! As in Envoy, this applies to secrets from discovery, be it a server or a file (`path_config_source`). Files
-//! that the bootstrap itself names are read once. Directories are watched instead of files, because files are
-//! replaced by renaming; Kubernetes replaces only a link beside them. If the content is unusable, such as a
-//! certificate whose key is not there yet, a warning is logged and the previous content stays in use.
+//! As in Envoy, this applies to secrets from discovery, be it a server or a file (`path_config_source`). Files that the
+//! bootstrap itself names are read once. Directories are watched instead of files, because files are replaced by
+//! renaming; Kubernetes replaces only a link beside them. If the content is unusable, a warning is logged and the
+//! previous content stays in use. An example is a certificate whose key is not there yet.
 
 use std::{
     collections::BTreeSet,

@@ -5,7 +5,7 @@ use std::{
     future::poll_fn,
     rc::Rc,
     sync::Arc,
-    task::{Poll, ready},
+    task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
@@ -14,22 +14,23 @@ use super::{
     newest, refuse,
 };
 use crate::{
-    overload::drain::Registered,
+    overload::{admission::QueueSlot, drain::Registered},
     request::{
         context::{RequestContext, RequestScope},
         hop,
     },
     worker::{
         Worker,
-        downstream::{self, Accepted, Downstream},
+        downstream::{self, Accepted, Downstream, Origin},
     },
 };
 use skysail_http::{
     head::{RequestHead, ResponseHead, Version},
     http1::{
-        ConnectionOptions, Framing, Malformed, Scan, parse,
+        ConnectionOptions, Framing, HeadLimits, Malformed, Scan, parse,
         write::{self, Persistence},
     },
+    socket::Stream,
     timer::earlier,
     wire::Wire,
 };
@@ -217,62 +218,129 @@ async fn next(
     head: &mut RequestHead,
     may_be_http2: bool,
 ) -> Next {
-    let limits = hop::limits(manager);
-    let mut scan = Scan::default();
-    // A connection may be idle between requests, but a head that has begun has a time limit.
-    let (mut idle, mut pause, mut begun, mut idle_drain_end) = (None, None, None, None);
-    let mut slot = None;
     let Downstream { wire: Wire::Http1(stream), timer, origin } = downstream else { return Next::End };
+    let mut reader = HeadReader::new(worker, manager, may_be_http2);
+    let mut deadlines = HeadDeadlines::default();
     poll_fn(|cx| {
+        if let Some(next) = ready!(reader.poll(cx, stream, head)) {
+            return Poll::Ready(next);
+        }
+        let is_empty = stream.input.is_empty();
+        if is_empty {
+            stream.rest();
+        }
+        ready!(timer.poll(cx, deadlines.update(worker, manager, origin, is_empty)));
+        Poll::Ready(deadlines.expire(worker, manager, origin))
+    })
+    .await
+}
+
+/// Reads and parses the head of a request.
+struct HeadReader<'a> {
+    worker: &'a Worker,
+    manager: &'a HttpManager,
+    limits: HeadLimits,
+    scan: Scan,
+    may_be_http2: bool,
+    /// Place in the queue of a busy worker.
+    slot: Option<Rc<QueueSlot>>,
+}
+
+impl<'a> HeadReader<'a> {
+    #[inline]
+    fn new(worker: &'a Worker, manager: &'a HttpManager, may_be_http2: bool) -> Self {
+        let limits = hop::limits(manager);
+        Self { worker, manager, limits, scan: Scan::default(), may_be_http2, slot: None }
+    }
+
+    /// Reads what has arrived. Returns `None` if the head is incomplete; is pending while the connection waits for its
+    /// turn.
+    #[inline]
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        stream: &mut Stream,
+        head: &mut RequestHead,
+    ) -> Poll<Option<Next>> {
         loop {
-            if may_be_http2 && stream.input.bytes().starts_with(HTTP2_LINE) {
-                return Poll::Ready(Next::Preface);
+            if self.may_be_http2 && stream.input.bytes().starts_with(HTTP2_LINE) {
+                return Poll::Ready(Some(Next::Preface));
             }
-            match scan.end(stream.input.bytes(), &limits) {
-                Err(malformed) => return Poll::Ready(Next::Refused(malformed)),
-                Ok(Some(end)) => {
-                    let parsed = parse::request(&stream.input.bytes()[..end], &limits, head);
-                    stream.input.consume(end);
-                    return Poll::Ready(match parsed {
-                        Ok(_) if head.version == Version::Http10 && !manager.accept_http10 => {
-                            Next::Refused(Malformed::new(426, "low_version"))
-                        }
-                        Ok((framing, connection)) => Next::Request(framing, connection),
-                        Err(malformed) => Next::Refused(malformed),
-                    });
-                }
+            match self.scan.end(stream.input.bytes(), &self.limits) {
+                Err(malformed) => return Poll::Ready(Some(Next::Refused(malformed))),
+                Ok(Some(end)) => return Poll::Ready(Some(self.parse(stream, end, head))),
                 Ok(None) => {}
             }
             if stream.input.is_full() {
-                stream.input.grow(limits.max_head);
+                stream.input.grow(self.limits.max_head);
             }
             // While the worker is busy, bytes are read only once the connection has its turn.
-            if stream.input.is_empty() && (slot.is_some() || worker.overload.is_busy()) {
+            if stream.input.is_empty() && (self.slot.is_some() || self.worker.overload.is_busy()) {
                 if stream.poll_readable(cx).is_pending() {
-                    break;
+                    return Poll::Ready(None);
                 }
-                ready!(worker.overload.turns.poll(&mut slot, cx));
+                ready!(self.worker.overload.turns.poll(&mut self.slot, cx));
             }
             match stream.poll_fill(cx) {
                 Poll::Ready(Ok(1..)) => {}
-                Poll::Ready(_) => return Poll::Ready(Next::End),
-                Poll::Pending => break,
+                Poll::Ready(_) => return Poll::Ready(Some(Next::End)),
+                Poll::Pending => return Poll::Ready(None),
             }
         }
-        if stream.input.is_empty() {
-            stream.rest();
+    }
+
+    /// Parses the head, which ends at `end`, and removes it from the input.
+    #[inline]
+    fn parse(&self, stream: &mut Stream, end: usize, head: &mut RequestHead) -> Next {
+        let parsed = parse::request(&stream.input.bytes()[..end], &self.limits, head);
+        stream.input.consume(end);
+        match parsed {
+            Ok(_) if head.version == Version::Http10 && !self.manager.accept_http10 => {
+                Next::Refused(Malformed::new(426, "low_version"))
+            }
+            Ok((framing, connection)) => Next::Request(framing, connection),
+            Err(malformed) => Next::Refused(malformed),
         }
+    }
+}
+
+/// Deadlines of a connection that waits for a request's head. It may be idle between requests, but a head that has begun
+/// has a time limit.
+#[derive(Default)]
+struct HeadDeadlines {
+    /// End of the connection if no head begins.
+    idle: Option<Instant>,
+    /// Time at which the connection frees memory.
+    pause: Option<Instant>,
+    /// Deadline for the rest of a head that has begun, and the refusal after it.
+    head: Option<(Instant, Malformed)>,
+    /// End of the connection because of a drain.
+    idle_drain: Option<Instant>,
+    /// End of the connection because of a drain or a revocation, as far as they apply.
+    closing: Option<Instant>,
+}
+
+impl HeadDeadlines {
+    /// Begins the deadlines that apply. Returns the earliest.
+    #[inline]
+    fn update(
+        &mut self,
+        worker: &Worker,
+        manager: &HttpManager,
+        origin: &mut Rc<Origin>,
+        is_empty: bool,
+    ) -> Option<Instant> {
         let now = Instant::now();
-        if idle.is_none() {
-            idle = manager.idle_timeout.map(|timeout| now + timeout);
-            pause = Some(now + PAUSE);
+        if self.idle.is_none() {
+            self.idle = manager.idle_timeout.map(|timeout| now + timeout);
+            self.pause = Some(now + PAUSE);
         }
-        if begun.is_none() && !stream.input.is_empty() {
-            begun = refuse::head_timeout(manager).map(|(timeout, reason)| (now + timeout, reason));
+        if self.head.is_none() && !is_empty {
+            self.head = refuse::head_timeout(manager).map(|(timeout, reason)| (now + timeout, reason));
         }
         // A draining connection waits for a short time, because a request may be in flight.
-        if idle_drain_end.is_none() {
-            idle_drain_end = origin.connections.idle_drain().map(|time| now + time);
+        if self.idle_drain.is_none() {
+            self.idle_drain = origin.connections.idle_drain().map(|time| now + time);
         }
         let revoked = if origin.admission.is_due(worker) {
             downstream::refresh(origin, worker).err()
@@ -281,26 +349,35 @@ async fn next(
         };
         // The drain, the pause and the idle timeout do not apply to a connection with a partial head. A revocation
         // does.
-        let idle_drain_end = earlier(idle_drain_end.filter(|_| stream.input.is_empty()), revoked);
-        let pause = pause.filter(|_| stream.input.is_empty() && idle_drain_end.is_none());
-        let idle = idle.filter(|_| begun.is_none());
-        let over = earlier(earlier(idle, begun.map(|(deadline, _)| deadline)), idle_drain_end);
-        ready!(timer.poll(cx, earlier(over, pause)));
+        self.closing = earlier(self.idle_drain.filter(|_| is_empty), revoked);
+        let pause = self.pause.filter(|_| is_empty && self.closing.is_none());
+        let over = earlier(earlier(self.idle_end(), self.head.map(|(deadline, _)| deadline)), self.closing);
+        earlier(over, pause)
+    }
+
+    /// Returns what follows from the deadline that has passed.
+    #[inline]
+    fn expire(&self, worker: &Worker, manager: &HttpManager, origin: &Origin) -> Next {
         let now = Instant::now();
-        Poll::Ready(match begun {
+        match self.head {
             Some((deadline, reason)) if now >= deadline => Next::Refused(reason),
-            _ if idle_drain_end.is_some_and(|idle_drain_end| now >= idle_drain_end) => {
+            _ if self.closing.is_some_and(|closing| now >= closing) => {
                 origin.note_revoked(worker);
                 Next::Close
             }
-            _ if idle.is_some_and(|idle| now >= idle) => {
+            _ if self.idle_end().is_some_and(|end| now >= end) => {
                 worker.shard.manager(&manager.stat_prefix).cx_idle_timeout.inc();
                 Next::End
             }
             _ => Next::Pause,
-        })
-    })
-    .await
+        }
+    }
+
+    /// Returns the end of the connection if no head has begun.
+    #[inline]
+    fn idle_end(&self) -> Option<Instant> {
+        self.idle.filter(|_| self.head.is_none())
+    }
 }
 
 fn refuse_malformed(

@@ -5,7 +5,7 @@ use std::{
     future::poll_fn,
     rc::Rc,
     sync::Arc,
-    task::Poll,
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
@@ -28,8 +28,8 @@ use skysail_http::{
     head::{ResponseHead, Version},
     http1::{ConnectionOptions, Framing, Malformed},
     http2::{
-        self, Bounds, Connection, Driver, Duplex, FrameKind, HeadError, Http2Options, Lost, Request, Role,
-        SessionLimits,
+        self, Bounds, Connection, Driver, Duplex, FrameKind, HeadError, Http2Options, Request, Role,
+        SessionLimits, StreamError,
     },
     socket::Stream,
     timer::{Timer, earlier},
@@ -47,129 +47,15 @@ pub(crate) async fn run(
     manager: &Arc<HttpManager>,
     upgraded: Option<UpgradedRequest>,
 ) {
-    let Accepted { stream, mut timer, mut origin, registered } = connection;
-    let mut driver = start(worker, *stream, manager, upgraded);
-    let mut manager = manager.clone();
-    let mut forwarded_cert: Option<Rc<str>> = origin.peer.forwarded_cert(manager.client_cert).map(Rc::from);
-    // After a GOAWAY: time until which the client may open streams. An acknowledgement of the GOAWAY ends
-    // this earlier.
-    let mut ending = None;
-    let (mut idle, mut served) = (None, 0_u32);
-    // The frame that has arrived in part: its number, the deadline for its rest, and the refusal after it.
-    let mut partial: Option<(u64, Instant, Malformed)> = None;
-    // A client that connects during a drain may send one request before the GOAWAY.
-    let mut newcomer = origin.connections.is_draining();
-    let begun = Instant::now();
-    loop {
-        let next = poll_fn(|cx| {
-            loop {
-                let revoked = is_revoked(worker, &driver, &mut origin);
-                if ending.is_none() && (revoked || (!newcomer && origin.connections.is_draining())) {
-                    (ending, idle) = (leave(&driver, &manager), None);
-                }
-                if let Poll::Ready(next) = driver.poll_accept(cx) {
-                    return Poll::Ready(next);
-                }
-                note_refused(worker, &origin, &manager, driver.refused());
-                if driver.is_busy() {
-                    idle = None;
-                } else if idle.is_none() {
-                    let idle_drain = origin.connections.idle_drain().or(ending.map(|_| IDLE_DRAIN));
-                    let timeout = idle_drain.or(manager.idle_timeout);
-                    idle = timeout.map(|timeout| Instant::now() + timeout);
-                }
-                // Each frame has its own deadline, because a busy connection may always have an incomplete
-                // frame.
-                partial = driver.partial().and_then(|frame| {
-                    partial.filter(|(known, ..)| *known == frame).or_else(|| {
-                        let (timeout, refusal) = refuse::head_timeout(&manager)?;
-                        Some((frame, Instant::now() + timeout, refusal))
-                    })
-                });
-                let waits = driver.is_settled() || origin.connections.is_draining();
-                let quiet = if waits { idle } else { Some(begun + PREFACE_TIMEOUT) };
-                let last = ending.filter(|_| driver.is_leaving());
-                let head = partial.map(|(_, deadline, _)| deadline);
-                if timer.poll(cx, earlier(earlier(quiet, head), last)).is_pending() {
-                    return Poll::Pending;
-                }
-                if last.is_some_and(|last| Instant::now() >= last) {
-                    driver.refuse();
-                    continue;
-                }
-                if let Some((.., refusal)) = partial.filter(|(_, deadline, _)| Instant::now() >= *deadline) {
-                    refuse::note(worker, &origin, &manager, refusal, Version::Http2, None);
-                    driver.fail();
-                    return Poll::Ready(None);
-                }
-                if ending.is_some() || !driver.is_settled() {
-                    return Poll::Ready(None);
-                }
-                worker.shard.manager(&manager.stat_prefix).cx_idle_timeout.inc();
-                (ending, idle) = (leave(&driver, &manager), None);
-            }
-        });
-        let Some(request) = next.await else { break };
-        newcomer = false;
-        if let Err(end) = downstream::refresh(&mut origin, worker) {
-            if ending.is_none() {
-                ending = leave(&driver, &manager);
-            }
-            if Instant::now() >= end {
-                drop(Duplex::accepted(driver.connection(), &request));
-                continue;
-            }
-        }
-        if let Some(newest) = newest(&origin, &manager) {
-            forwarded_cert = origin.peer.forwarded_cert(newest.client_cert).map(Rc::from);
-            manager = newest;
-        }
-        let connection = driver.connection();
-        if let Some(fault) = request.oversized {
-            refuse_head(worker, &origin, &manager, (connection, request), fault);
-            continue;
-        }
-        served = served.saturating_add(1);
-        if manager.max_requests_per_connection.is_some_and(|max| served >= max) && ending.is_none() {
-            worker.shard.manager(&manager.stat_prefix).cx_max_requests.inc();
-            ending = leave(&driver, &manager);
-        }
-        let task = serve(
-            worker.clone(),
-            manager.clone(),
-            origin.clone(),
-            forwarded_cert.clone(),
-            request,
-            connection,
-        );
-        tokio::task::spawn_local(task);
+    let Accepted { stream, timer, origin, registered } = connection;
+    let driver = start(worker, *stream, manager, upgraded);
+    let mut session = Session::new(worker, driver, timer, origin, manager);
+    while let Some(request) = poll_fn(|cx| session.poll_accept(cx)).await {
+        session.serve(request);
     }
-    note_refused(worker, &origin, &manager, driver.refused());
-    if let Some(lost) = driver.lost() {
-        report(worker, &origin, &manager, &lost, driver.exceeding_frame());
-    }
-    driver.close().await;
+    session.report();
+    session.driver.close().await;
     drop(registered);
-}
-
-/// Sends a GOAWAY. Returns the time until which the client may still open streams.
-fn leave(driver: &Driver, manager: &HttpManager) -> Option<Instant> {
-    driver.leave();
-    Some(Instant::now() + manager.drain_timeout)
-}
-
-/// Returns whether the configuration in force no longer admits the connection. When a check is due, wakes the
-/// streams, so that each checks itself.
-#[inline]
-fn is_revoked(worker: &Worker, driver: &Driver, origin: &mut Rc<Origin>) -> bool {
-    if origin.admission.is_due(worker) {
-        let known = origin.admission.refusal().is_some();
-        tokio::task::spawn_local(wake_in_turns(driver.wakers()));
-        if downstream::refresh(origin, worker).is_err() && !known {
-            origin.note_revoked(worker);
-        }
-    }
-    origin.admission.refusal().is_some()
 }
 
 fn start(
@@ -187,11 +73,204 @@ fn start(
     driver
 }
 
-/// Counts and logs streams that were refused because of `max_concurrent_streams`.
-fn note_refused(worker: &Worker, origin: &Origin, manager: &HttpManager, count: u32) {
-    if count > 0 {
-        worker.shard.manager(&manager.stat_prefix).http2_refused.add(count.into());
-        limit_log::log(Limit::Streams, format_args!("{}, client {}", manager.stat_prefix, origin.source));
+/// A client's connection, which accepts streams.
+struct Session<'a> {
+    worker: &'a Rc<Worker>,
+    driver: Driver,
+    timer: Timer,
+    origin: Rc<Origin>,
+    manager: Arc<HttpManager>,
+    /// Value of `x-forwarded-client-cert` for the client.
+    forwarded_cert: Option<Rc<str>>,
+    begun: Instant,
+    /// Number of requests so far.
+    served: u32,
+    /// Whether the client connected during a drain and has sent no request. It may send one before the GOAWAY.
+    may_send_first: bool,
+    /// After a GOAWAY: time until which the client may open streams. An acknowledgement of the GOAWAY ends this
+    /// earlier.
+    ending: Option<Instant>,
+    /// Time at which an idle connection ends; `None` while it has streams.
+    idle_end: Option<Instant>,
+    partial: Option<PartialFrame>,
+}
+
+/// A frame that has arrived in part.
+#[derive(Clone, Copy)]
+struct PartialFrame {
+    /// Number of the frame on its connection.
+    number: u64,
+    /// Deadline for the rest of the frame.
+    deadline: Instant,
+    /// Refusal after the deadline.
+    refusal: Malformed,
+}
+
+impl<'a> Session<'a> {
+    fn new(
+        worker: &'a Rc<Worker>,
+        driver: Driver,
+        timer: Timer,
+        origin: Rc<Origin>,
+        manager: &Arc<HttpManager>,
+    ) -> Self {
+        Self {
+            worker,
+            driver,
+            timer,
+            manager: manager.clone(),
+            forwarded_cert: origin.peer.forwarded_cert(manager.client_cert).map(Rc::from),
+            begun: Instant::now(),
+            served: 0,
+            may_send_first: origin.connections.is_draining(),
+            ending: None,
+            idle_end: None,
+            partial: None,
+            origin,
+        }
+    }
+
+    /// Waits for the next request. Returns `None` at the end of the connection.
+    #[inline]
+    fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Option<Request>> {
+        loop {
+            let is_revoked = self.is_revoked();
+            let is_draining = !self.may_send_first && self.origin.connections.is_draining();
+            if self.ending.is_none() && (is_revoked || is_draining) {
+                self.leave();
+                self.idle_end = None;
+            }
+            if let Poll::Ready(next) = self.driver.poll_accept(cx) {
+                return Poll::Ready(next);
+            }
+            self.note_refused();
+            self.set_deadlines();
+            // When the client may open no more streams, although it has not acknowledged the GOAWAY.
+            let last = self.ending.filter(|_| self.driver.is_leaving());
+            let head = self.partial.map(|frame| frame.deadline);
+            if self.timer.poll(cx, earlier(earlier(self.quiet_end(), head), last)).is_pending() {
+                return Poll::Pending;
+            }
+            if last.is_some_and(|last| Instant::now() >= last) {
+                self.driver.refuse();
+                continue;
+            }
+            if let Some(frame) = self.partial.filter(|frame| Instant::now() >= frame.deadline) {
+                refuse::note(self.worker, &self.origin, &self.manager, frame.refusal, Version::Http2, None);
+                self.driver.fail();
+                return Poll::Ready(None);
+            }
+            if self.ending.is_some() || !self.driver.is_settled() {
+                return Poll::Ready(None);
+            }
+            self.worker.shard.manager(&self.manager.stat_prefix).cx_idle_timeout.inc();
+            self.leave();
+            self.idle_end = None;
+        }
+    }
+
+    /// Returns whether the configuration in force no longer admits the connection. When a check is due, wakes the
+    /// streams, so that each checks itself.
+    #[inline]
+    fn is_revoked(&mut self) -> bool {
+        if self.origin.admission.is_due(self.worker) {
+            let was_refused = self.origin.admission.refusal().is_some();
+            tokio::task::spawn_local(wake_in_turns(self.driver.wakers()));
+            if downstream::refresh(&mut self.origin, self.worker).is_err() && !was_refused {
+                self.origin.note_revoked(self.worker);
+            }
+        }
+        self.origin.admission.refusal().is_some()
+    }
+
+    /// Begins and ends the idle timeout, and the deadline of a frame that has arrived in part.
+    #[inline]
+    fn set_deadlines(&mut self) {
+        if self.driver.is_busy() {
+            self.idle_end = None;
+        } else if self.idle_end.is_none() {
+            let idle_drain = self.origin.connections.idle_drain().or(self.ending.map(|_| IDLE_DRAIN));
+            let timeout = idle_drain.or(self.manager.idle_timeout);
+            self.idle_end = timeout.map(|timeout| Instant::now() + timeout);
+        }
+        // Each frame has its own deadline, because a busy connection may always have an incomplete frame.
+        self.partial = self.driver.partial().and_then(|number| {
+            self.partial.filter(|frame| frame.number == number).or_else(|| {
+                let (timeout, refusal) = refuse::head_timeout(&self.manager)?;
+                Some(PartialFrame { number, deadline: Instant::now() + timeout, refusal })
+            })
+        });
+    }
+
+    /// Returns the time until which the client may be silent.
+    #[inline]
+    fn quiet_end(&self) -> Option<Instant> {
+        let may_be_idle = self.driver.is_settled() || self.origin.connections.is_draining();
+        if may_be_idle { self.idle_end } else { Some(self.begun + PREFACE_TIMEOUT) }
+    }
+
+    /// Sends a GOAWAY.
+    fn leave(&mut self) {
+        self.driver.leave();
+        self.ending = Some(Instant::now() + self.manager.drain_timeout);
+    }
+
+    /// Begins the task of a request, under the newest configuration.
+    #[inline]
+    fn serve(&mut self, request: Request) {
+        self.may_send_first = false;
+        if let Err(end) = downstream::refresh(&mut self.origin, self.worker) {
+            if self.ending.is_none() {
+                self.leave();
+            }
+            if Instant::now() >= end {
+                drop(Duplex::accepted(self.driver.connection(), &request));
+                return;
+            }
+        }
+        if let Some(newest) = newest(&self.origin, &self.manager) {
+            self.forwarded_cert = self.origin.peer.forwarded_cert(newest.client_cert).map(Rc::from);
+            self.manager = newest;
+        }
+        let connection = self.driver.connection();
+        if let Some(fault) = request.oversized {
+            refuse_head(self.worker, &self.origin, &self.manager, (connection, request), fault);
+            return;
+        }
+        self.served = self.served.saturating_add(1);
+        let max_requests = self.manager.max_requests_per_connection;
+        if max_requests.is_some_and(|max| self.served >= max) && self.ending.is_none() {
+            self.worker.shard.manager(&self.manager.stat_prefix).cx_max_requests.inc();
+            self.leave();
+        }
+        let task = serve(
+            self.worker.clone(),
+            self.manager.clone(),
+            self.origin.clone(),
+            self.forwarded_cert.clone(),
+            request,
+            connection,
+        );
+        tokio::task::spawn_local(task);
+    }
+
+    /// Counts and logs streams that were refused because of `max_concurrent_streams`.
+    #[inline]
+    fn note_refused(&self) {
+        let count = self.driver.refused();
+        if count > 0 {
+            let prefix = &self.manager.stat_prefix;
+            self.worker.shard.manager(prefix).http2_refused.add(count.into());
+            limit_log::log(Limit::Streams, format_args!("{prefix}, client {}", self.origin.source));
+        }
+    }
+
+    /// Counts and logs the reason why the connection ended early.
+    fn report(&self) {
+        self.note_refused();
+        if let Some(cause) = self.driver.lost() {
+            report(self.worker, &self.origin, &self.manager, &cause, self.driver.exceeding_frame());
+        }
     }
 }
 
@@ -217,9 +296,15 @@ fn refuse_head(
 
 /// Counts and logs the reason why a connection ended early. `culprit` is the kind of frame that exceeded a
 /// limit.
-fn report(worker: &Worker, origin: &Origin, manager: &HttpManager, lost: &Lost, culprit: Option<FrameKind>) {
+fn report(
+    worker: &Worker,
+    origin: &Origin,
+    manager: &HttpManager,
+    lost: &StreamError,
+    culprit: Option<FrameKind>,
+) {
     let counters = worker.shard.manager(&manager.stat_prefix);
-    if let Lost::Silent = lost {
+    if let StreamError::Silent = lost {
         counters.http2_keepalive_timeout.inc();
     }
     let Some(culprit) = culprit else {

@@ -1,12 +1,12 @@
 //! Virtual hosts on demand (VHDS), incremental only: a client subscribes to `ROUTE CONFIGURATION/AUTHORITY`, not to a
 //! known name.
 //!
-//! The server answers the authority as an absent resource, and sends the virtual host that matches it
-//! ([`Snapshot::find`]) as if the client had subscribed to that host by name. The host is sent at once, or when one
-//! appears. The client confirms it by a subscription to its name.
+//! The server answers the authority as an absent resource. It also sends the virtual host that matches
+//! ([`Snapshot::find`]), as if the client had subscribed to it by name. The host is sent at once, or when one appears.
+//! The client confirms it by a subscription to its name.
 //!
-//! A first request that lists the catch-all of a route configuration (`80/*`) is also sent the remembered hosts of that
-//! route configuration, which clients of the same workload used before.
+//! A first request may list the catch-all of a route configuration (`80/*`). It is also sent the remembered hosts of
+//! that route configuration, which clients of the same workload used before.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -34,7 +34,7 @@ pub(super) fn apply(
 ) -> Charge {
     if !request.unsubscribe.is_empty() {
         for name in snapshot.intern(request.kind, request.unsubscribe.clone()).0 {
-            report(Event::Unused { host: &name });
+            report(Event::HostUnused { host: &name });
         }
     }
     let has_versions = !request.have.is_empty();
@@ -43,7 +43,7 @@ pub(super) fn apply(
     if !Arc::ptr_eq(&before, &subscription.names.0) && !subscription.matches_unlisted() {
         let new = subscription.names.0.iter().filter(|name| before.binary_search(name).is_err());
         new.filter(|name| snapshot.get(Kind::VirtualHost, name).is_some())
-            .for_each(|host| report(Event::Used { host }));
+            .for_each(|host| report(Event::HostUsed { host }));
         if !has_versions {
             subscription.add_remembered(remembered, &before, snapshot);
         }

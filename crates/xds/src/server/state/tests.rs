@@ -443,7 +443,7 @@ fn an_authority_is_answered_as_absent_and_by_its_host() {
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let mut used = Vec::new();
     session.request(ask(kind, 0, &["80/*", "80/a", "80/x.b", "80/none"]), &world.now(), &mut |event| {
-        if let Event::Used { host } = event {
+        if let Event::HostUsed { host } = event {
             used.push(host.to_string());
         }
     });

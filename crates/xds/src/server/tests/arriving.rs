@@ -197,13 +197,13 @@ async fn a_call_does_not_time_out_while_another_fills_the_connection_window() {
 async fn only_replicas_with_debt_are_not_read() {
     let limits = Arc::<Limits>::default();
     let account = Arc::new(Account::new(Arc::clone(&limits), "test".into()));
-    let payer = Payer::new(&limits, &"a".into(), &"evil".into());
+    let caller = CallerAccount::new(&limits, &"a".into(), &"evil".into());
     let mut evil = [Caller::new(&limits, "a", "evil").await, Caller::new(&limits, "a", "evil").await];
     // One call begins before there is a debt.
     let whole = long(100);
     evil[0].send(whole.slice(..10), false);
     run_other_tasks().await;
-    StreamAccount::enter(account, payer).unwrap().spend(2 * IDENTITY_PACE * BURST, 0, 0);
+    StreamAccount::enter(account, caller).unwrap().spend(2 * IDENTITY_PACE * BURST, 0, 0);
     evil[0].send(whole.slice(10..), true);
     evil[1].send(whole.clone(), true);
     for _ in 0..2 {
@@ -247,10 +247,10 @@ async fn a_replica_waits_for_each_repeated_refusal() {
             caller
         };
         let request = if method == wire::DELTA { long(1) } else { Bytes::from_static(&[0; 5]) };
-        let payer = Payer::new(&limits, &"a".into(), &"evil".into());
+        let caller = CallerAccount::new(&limits, &"a".into(), &"evil".into());
         // The whole burst but one unit, so that a refusal exceeds it. At the rate of an identity, that debt is paid in
         // a quarter of a second, within which the assertion below must be checked.
-        payer.spend(IDENTITY_PACE * BURST - 1);
+        caller.spend(IDENTITY_PACE * BURST - 1);
         for request in [request.clone(), Bytes::new()] {
             let evil = refused("evil", request.clone()).await;
             run_other_tasks().await;

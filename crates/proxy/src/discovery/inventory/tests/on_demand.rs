@@ -5,7 +5,7 @@ use super::*;
 /// Returns an inventory in on-demand mode, with table `t` in force, whose catch-all leads to cluster `all`.
 fn on_demand() -> (Inventory, mpsc::UnboundedReceiver<HostRequest>, Instant) {
     let mut inventory = inventory();
-    let (sender, questions) = mpsc::unbounded_channel();
+    let (sender, host_requests) = mpsc::unbounded_channel();
     inventory.set_mode(ClusterMode::OnDemand, Some(sender));
     let now = Instant::now();
     add(&mut inventory, Kind::Listener, vec![listener("l", "t")]);
@@ -18,7 +18,7 @@ fn on_demand() -> (Inventory, mpsc::UnboundedReceiver<HostRequest>, Instant) {
     remove(&mut inventory, Kind::VirtualHost, "t/*");
     assert!(settled(&mut inventory, now), "the catch-all has all it needs");
     assert!(inventory.is_warm(now) && inventory.snapshot().listeners.by_name.contains_key("l"));
-    (inventory, questions, now)
+    (inventory, host_requests, now)
 }
 
 fn settled(inventory: &mut Inventory, now: Instant) -> bool {
@@ -40,20 +40,20 @@ fn serve(inventory: &mut Inventory, name: &str) {
     add(inventory, Kind::Endpoint, vec![endpoints(name, 1)]);
 }
 
-/// Sends the question of one request for an authority, if the table in force asks one.
-fn question(
+/// Requests an authority, if the table in force needs the request.
+fn host_request(
     inventory: &mut Inventory,
-    questions: &mut mpsc::UnboundedReceiver<HostRequest>,
+    host_requests: &mut mpsc::UnboundedReceiver<HostRequest>,
     authority: &str,
     now: Instant,
 ) -> Option<oneshot::Receiver<()>> {
     let table = Arc::clone(&inventory.snapshot().routes["t"]);
     let demand = table.demand.as_ref().unwrap();
-    if demand.standing(authority) != HostStatus::Unknown {
+    if demand.status(authority) != HostStatus::Unknown {
         return None;
     }
-    let answer = demand.ask(authority);
-    inventory.ask(questions.try_recv().unwrap(), now, true);
+    let answer = demand.request(authority);
+    inventory.request_host(host_requests.try_recv().unwrap(), now, true);
     settled(inventory, now);
     answer_all(inventory, now);
     Some(answer)
@@ -71,10 +71,10 @@ fn leads_to(inventory: &Inventory, authority: &str) -> String {
 
 #[test]
 fn a_host_is_asked_for_by_authority_and_in_force_when_its_cluster_is() {
-    let (mut inventory, mut questions, now) = on_demand();
-    let mut first = question(&mut inventory, &mut questions, "one", now).unwrap();
-    let mut second = question(&mut inventory, &mut questions, "one", now).unwrap();
-    assert_eq!(wanted(&inventory).1, ["t/*", "t/one"], "they share one question");
+    let (mut inventory, mut host_requests, now) = on_demand();
+    let mut first = host_request(&mut inventory, &mut host_requests, "one", now).unwrap();
+    let mut second = host_request(&mut inventory, &mut host_requests, "one", now).unwrap();
+    assert_eq!(wanted(&inventory).1, ["t/*", "t/one"], "they share one request");
     let update =
         Update { kind: Kind::VirtualHost, added: vec![host("1", "one")], removed: vec!["t/one".to_owned()] };
     assert!(inventory.apply(&update).is_empty());
@@ -98,13 +98,13 @@ fn a_host_is_asked_for_by_authority_and_in_force_when_its_cluster_is() {
 
 #[test]
 fn an_absent_authority_is_remembered_until_a_virtual_host_has_it() {
-    let (mut inventory, mut questions, now) = on_demand();
-    let mut answer = question(&mut inventory, &mut questions, "none", now).unwrap();
+    let (mut inventory, mut host_requests, now) = on_demand();
+    let mut answer = host_request(&mut inventory, &mut host_requests, "none", now).unwrap();
     remove(&mut inventory, Kind::VirtualHost, "t/none");
     settled(&mut inventory, now);
     answer_all(&mut inventory, now);
     assert!(answer.try_recv().is_ok());
-    assert!(question(&mut inventory, &mut questions, "none", now).is_none(), "it is not asked again");
+    assert!(host_request(&mut inventory, &mut host_requests, "none", now).is_none(), "it is not asked again");
     assert_eq!(wanted(&inventory).1, ["t/*", "t/none"]);
     add(&mut inventory, Kind::VirtualHost, vec![host("1", "none")]);
     settled(&mut inventory, now);
@@ -117,8 +117,8 @@ fn an_absent_authority_is_remembered_until_a_virtual_host_has_it() {
 
 #[test]
 fn a_wildcard_host_does_not_answer_for_authorities_that_were_never_requested() {
-    let (mut inventory, mut questions, now) = on_demand();
-    question(&mut inventory, &mut questions, "a.b", now).unwrap();
+    let (mut inventory, mut host_requests, now) = on_demand();
+    host_request(&mut inventory, &mut host_requests, "a.b", now).unwrap();
     let update = Update {
         kind: Kind::VirtualHost,
         added: vec![host("wild", "*.b")],
@@ -130,8 +130,8 @@ fn a_wildcard_host_does_not_answer_for_authorities_that_were_never_requested() {
     settled(&mut inventory, now);
     answer_all(&mut inventory, now);
     assert_eq!(leads_to(&inventory, "a.b"), "t/wild");
-    assert!(question(&mut inventory, &mut questions, "a.b", now).is_none());
-    let mut other = question(&mut inventory, &mut questions, "c.b", now).unwrap();
+    assert!(host_request(&mut inventory, &mut host_requests, "a.b", now).is_none());
+    let mut other = host_request(&mut inventory, &mut host_requests, "c.b", now).unwrap();
     assert!(other.try_recv().is_err());
     let own = host("own", "c.b");
     inventory.apply(&Update { kind: Kind::VirtualHost, added: vec![own], removed: vec!["t/c.b".to_owned()] });
@@ -143,24 +143,24 @@ fn a_wildcard_host_does_not_answer_for_authorities_that_were_never_requested() {
 
 #[test]
 fn without_an_answer_an_authority_times_out_but_stays_subscribed() {
-    let (mut inventory, mut questions, now) = on_demand();
-    let mut answer = question(&mut inventory, &mut questions, "one", now).unwrap();
+    let (mut inventory, mut host_requests, now) = on_demand();
+    let mut answer = host_request(&mut inventory, &mut host_requests, "one", now).unwrap();
     let deadline = inventory.deadline(now).unwrap();
     settled(&mut inventory, deadline);
     answer_all(&mut inventory, deadline);
     assert!(answer.try_recv().is_ok());
-    assert_eq!(standing(&inventory, "one"), HostStatus::Unanswered);
+    assert_eq!(host_status(&inventory, "one"), HostStatus::Unanswered);
     assert_eq!(wanted(&inventory).1, ["t/*", "t/one"]);
     assert_eq!(inventory.deadline(deadline), None);
     // A late answer is accepted.
     remove(&mut inventory, Kind::VirtualHost, "t/one");
     answer_all(&mut inventory, deadline);
-    assert_eq!(standing(&inventory, "one"), HostStatus::Settled);
+    assert_eq!(host_status(&inventory, "one"), HostStatus::Settled);
     // Once the authority exists, no request uses the catch-all for it, though its cluster is missing.
     add(&mut inventory, Kind::VirtualHost, vec![host("1", "one")]);
     settled(&mut inventory, deadline);
     answer_all(&mut inventory, deadline);
-    assert_eq!(standing(&inventory, "one"), HostStatus::Unknown);
+    assert_eq!(host_status(&inventory, "one"), HostStatus::Unknown);
     serve(&mut inventory, "a");
     assert!(settled(&mut inventory, deadline));
     assert_eq!(leads_to(&inventory, "one"), "t/1");
@@ -168,20 +168,22 @@ fn without_an_answer_an_authority_times_out_but_stays_subscribed() {
 
 #[test]
 fn pending_authorities_do_not_evict_answered_ones() {
-    let (mut inventory, mut questions, now) = on_demand();
+    let (mut inventory, mut host_requests, now) = on_demand();
     for number in 0..1_000 {
         let name = format!("old-{number}");
-        question(&mut inventory, &mut questions, &name, now).unwrap();
+        host_request(&mut inventory, &mut host_requests, &name, now).unwrap();
         remove(&mut inventory, Kind::VirtualHost, &format!("t/{name}"));
         answer_all(&mut inventory, now);
     }
     // Without a connection to the control plane.
     let table = Arc::clone(&inventory.snapshot().routes["t"]);
-    let mut over = table.demand.as_ref().unwrap().ask("new");
-    inventory.ask(questions.try_recv().unwrap(), now, false);
+    let mut over = table.demand.as_ref().unwrap().request("new");
+    inventory.request_host(host_requests.try_recv().unwrap(), now, false);
     assert!(over.try_recv().is_ok());
-    assert_eq!(standing(&inventory, "new"), HostStatus::Unknown);
-    assert!((0..1_000).all(|number| standing(&inventory, &format!("old-{number}")) == HostStatus::Settled));
+    assert_eq!(host_status(&inventory, "new"), HostStatus::Unknown);
+    assert!(
+        (0..1_000).all(|number| host_status(&inventory, &format!("old-{number}")) == HostStatus::Settled)
+    );
 }
 
 #[test]
@@ -222,51 +224,51 @@ fn a_listener_that_passes_through_connections_starts_last() {
     assert_eq!(inventory.snapshot().listeners.by_name.len(), 2);
 }
 
-fn standing(inventory: &Inventory, authority: &str) -> HostStatus {
-    inventory.snapshot().routes["t"].demand.as_ref().unwrap().standing(authority)
+fn host_status(inventory: &Inventory, authority: &str) -> HostStatus {
+    inventory.snapshot().routes["t"].demand.as_ref().unwrap().status(authority)
 }
 
 #[test]
 fn random_authorities_use_bounded_memory_and_do_not_evict_those_in_use() {
-    let (mut inventory, mut questions, now) = on_demand();
-    let absent = |inventory: &mut Inventory, questions: &mut _, name: &str| {
-        question(inventory, questions, name, now).map(|mut answer| {
+    let (mut inventory, mut host_requests, now) = on_demand();
+    let absent = |inventory: &mut Inventory, host_requests: &mut _, name: &str| {
+        host_request(inventory, host_requests, name, now).map(|mut answer| {
             remove(inventory, Kind::VirtualHost, &format!("t/{name}"));
             settled(inventory, now);
             answer_all(inventory, now);
             assert!(answer.try_recv().is_ok());
         })
     };
-    assert!(absent(&mut inventory, &mut questions, "used").is_some());
+    assert!(absent(&mut inventory, &mut host_requests, "used").is_some());
     for number in 0..2_500 {
-        assert!(absent(&mut inventory, &mut questions, &format!("random-{number}")).is_some());
-        assert!(absent(&mut inventory, &mut questions, "used").is_none());
+        assert!(absent(&mut inventory, &mut host_requests, &format!("random-{number}")).is_some());
+        assert!(absent(&mut inventory, &mut host_requests, "used").is_none());
         assert!(wanted(&inventory).1.len() <= 1_001);
     }
     // Neither do authorities without an answer.
     for number in 0..2_500 {
-        question(&mut inventory, &mut questions, &format!("open-{number}"), now);
+        host_request(&mut inventory, &mut host_requests, &format!("open-{number}"), now);
     }
     assert!(wanted(&inventory).1.len() <= 1_001);
-    let mut over = question(&mut inventory, &mut questions, "one-more", now).unwrap();
-    assert!(over.try_recv().is_ok(), "the question is answered at once");
+    let mut over = host_request(&mut inventory, &mut host_requests, "one-more", now).unwrap();
+    assert!(over.try_recv().is_ok(), "the request is answered at once");
     // An invalid name is not subscribed to.
     for wrong in ["", "a/b", "*", "a b", "\u{e4}", &"x".repeat(300)] {
-        assert!(question(&mut inventory, &mut questions, wrong, now).is_none(), "{wrong:?}");
+        assert!(host_request(&mut inventory, &mut host_requests, wrong, now).is_none(), "{wrong:?}");
     }
 }
 
 #[test]
 fn a_host_that_no_request_uses_for_an_hour_is_dropped() {
-    let (mut inventory, mut questions, now) = on_demand();
-    question(&mut inventory, &mut questions, "one", now).unwrap();
+    let (mut inventory, mut host_requests, now) = on_demand();
+    host_request(&mut inventory, &mut host_requests, "one", now).unwrap();
     let added = vec![host("1", "one"), host("2", "two")];
     inventory.apply(&Update { kind: Kind::VirtualHost, added, removed: vec!["t/one".to_owned()] });
     settled(&mut inventory, now);
     serve(&mut inventory, "a");
     settled(&mut inventory, now);
     answer_all(&mut inventory, now);
-    question(&mut inventory, &mut questions, "none", now).unwrap();
+    host_request(&mut inventory, &mut host_requests, "none", now).unwrap();
     remove(&mut inventory, Kind::VirtualHost, "t/none");
     answer_all(&mut inventory, now);
     let half = now + std::time::Duration::from_secs(1_801);
