@@ -21,6 +21,7 @@ use crate::parse;
 
 mod gateway;
 mod grpc;
+mod settings;
 mod sidecar;
 mod tokens;
 mod trust;
@@ -81,6 +82,7 @@ fn view() -> ProxyView {
         hosts_apart: false,
         names_resolved: false,
         metadata: std::sync::Arc::default(),
+        settings: Arc::default(),
         is_authenticated: false,
     }
 }

@@ -23,6 +23,9 @@ const BLOCK: &str =
 const SAME_NAME: &str = "ServiceEntry with the name of a Kubernetes Service: requests to the Service's address stay \
                          routed";
 
+const MESH_ID: &str = "The mesh id of traces is that of the mesh configuration; istiod has that of the time when the pod \
+                       was injected";
+
 const REMOVED_LISTENER: &str =
     "EnvoyFilter that removes a listener: its routes stay, and no listener names them";
 
@@ -35,6 +38,11 @@ pub(crate) const ALLOWED: &[Allowed] = &[
     differs("l-tcp", "mysqldb-v1 lds 10.244.1.31_3307: istiod has no such resource", OWN_ADDRESS),
     differs("s-envoyfilter", "productpage-v1 lds virtualInbound: packed otherwise", STRUCT_ORDER),
     differs("s-envoyfilter", "reviews-v1 rds 15014: istiod has no such resource", REMOVED_LISTENER),
+    differs(
+        "y2-mesh-tls-locality",
+        "tracing.customTags[7].literal.value: expected \"cluster.local\"",
+        MESH_ID,
+    ),
     differs("z-gatewayapi-kinds", "cds outbound|443||catalog.default.svc.cluster.local.", BACKEND_TLS),
     differs("z-gatewayapi-kinds", "cds outbound|5432||catalog.default.svc.cluster.local.", BACKEND_TLS),
     differs("z-gatewayapi-kinds", "cds outbound|9000||catalog.default.svc.cluster.local.", BACKEND_TLS),

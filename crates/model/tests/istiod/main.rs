@@ -103,9 +103,7 @@ scenarios! {
     #[ignore = "not compiled like this yet"]
     w_sidecar_kinds = "w-sidecar-kinds",
     x_dr_kinds = "x-dr-kinds",
-    #[ignore = "not compiled like this yet"]
     y1_mesh_paths_json = "y1-mesh-paths-json",
-    #[ignore = "not compiled like this yet"]
     y2_mesh_tls_locality = "y2-mesh-tls-locality",
     y3_mesh_inbound_selectors = "y3-mesh-inbound-selectors",
     z_gatewayapi_kinds = "z-gatewayapi-kinds",
