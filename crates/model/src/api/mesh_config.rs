@@ -78,6 +78,14 @@ pub struct MeshConfig {
     pub tcp_keepalive: Option<TcpKeepalive>,
     /// Locality load balancing of services whose rule has no setting.
     pub locality_lb_setting: Option<LocalityLb>,
+    /// Class of the Ingresses that are served, by the annotation `kubernetes.io/ingress.class`.
+    pub ingress_class: String,
+    /// Which Ingresses are served.
+    pub ingress_controller_mode: IngressControllerMode,
+    /// Value of the label `istio` of the proxies that serve Ingresses; empty: by `ingressService`.
+    pub ingress_selector: String,
+    /// Service of the proxies that serve Ingresses.
+    pub ingress_service: String,
     /// Whether HTTP/1.1 requests are sent as HTTP/2 to ports that are declared to speak HTTP.
     pub h2_upgrade_policy: H2UpgradePolicy,
     /// Pattern of the names of inbound clusters in statistics; empty: the name of the cluster.
@@ -109,6 +117,19 @@ pub struct MeshConfig {
     pub enable_tracing: bool,
     /// Whether listeners have no access log for connections without a matching filter chain.
     pub disable_envoy_listener_log: bool,
+}
+
+/// Which Ingresses are served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum IngressControllerMode {
+    /// None by the annotation.
+    Off,
+    /// Those of the class, and those without one.
+    Default,
+    /// Those of the class.
+    #[default]
+    Strict,
 }
 
 /// Whether HTTP/1.1 requests are sent as HTTP/2.
@@ -397,6 +418,10 @@ impl Default for MeshConfig {
             connect_timeout: None,
             dns_refresh_rate: Duration(std::time::Duration::from_secs(60)),
             tcp_keepalive: None,
+            ingress_class: "istio".into(),
+            ingress_controller_mode: IngressControllerMode::default(),
+            ingress_selector: String::new(),
+            ingress_service: String::new(),
             h2_upgrade_policy: H2UpgradePolicy::default(),
             inbound_cluster_stat_name: String::new(),
             outbound_cluster_stat_name: String::new(),

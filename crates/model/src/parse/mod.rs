@@ -342,7 +342,13 @@ impl Reading {
         if let Some(object) = self.take(node, decoded, Severity::Error) {
             let findings = check(&object.spec);
             let meta = kube::meta(object.metadata, true);
-            self.finish(node, Typed { meta, spec: object.spec }.into(), findings);
+            let mut object = Object::from(Typed { meta, spec: object.spec });
+            if !object.kind().is_namespaced()
+                && let Some(meta) = object.meta_mut()
+            {
+                meta.namespace.clear();
+            }
+            self.finish(node, object, findings);
         }
     }
 

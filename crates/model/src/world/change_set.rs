@@ -115,7 +115,9 @@ impl World {
             | Kind::GrpcRoute
             | Kind::TlsRoute
             | Kind::TcpRoute
-            | Kind::ReferenceGrant => ChangeSet::nothing(),
+            | Kind::ReferenceGrant
+            | Kind::Ingress
+            | Kind::IngressClass => ChangeSet::nothing(),
             Kind::Namespace
             | Kind::Node
             | Kind::ConfigMap
@@ -123,8 +125,6 @@ impl World {
             | Kind::Sidecar
             | Kind::ProxyConfig
             | Kind::EnvoyFilter
-            | Kind::Ingress
-            | Kind::IngressClass
             | Kind::BackendTlsPolicy
             | Kind::RateLimitPolicy => ChangeSet::everything(),
             Kind::Gateway => {

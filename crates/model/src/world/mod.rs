@@ -40,7 +40,7 @@ pub use effect::{Effect, Effects};
 pub use endpoints::Endpoint;
 pub use entry_hosts::Resolved;
 pub use envoy_filters::{FilterSelection, SharedFilters};
-pub(crate) use gateway_api::CREDENTIAL;
+pub(crate) use gateway_api::{CREDENTIAL, shown_name};
 pub use gateway_api::{Condition, GatewayApiStatus, ListenerStatus, ParentStatus};
 pub(crate) use gateways::{BoundRule, gateway_name};
 pub(crate) use hosts::WELL_KNOWN_PORT;

@@ -107,7 +107,6 @@ scenarios! {
     y2_mesh_tls_locality = "y2-mesh-tls-locality",
     y3_mesh_inbound_selectors = "y3-mesh-inbound-selectors",
     z_gatewayapi_kinds = "z-gatewayapi-kinds",
-    #[ignore = "not compiled like this yet"]
     z2_ingress = "z2-ingress",
 }
 
