@@ -28,6 +28,11 @@ pub const KEY: &str = "mesh";
 /// must use the same addresses.
 pub const ADDRESSES: &str = "skysail-addresses";
 
+/// Returns whether a ConfigMap holds settings of the mesh.
+pub(crate) fn is_own(namespace: &str, name: &str) -> bool {
+    namespace == NAMESPACE && (name == NAME || name == ADDRESSES)
+}
+
 /// Content of a ConfigMap.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigMap {
@@ -35,6 +40,8 @@ pub enum ConfigMap {
     Mesh(Box<MeshConfig>),
     /// Addresses allocated to hosts of ServiceEntries.
     Addresses(BTreeMap<String, IpAddr>),
+    /// Certificates (PEM) in key `ca.crt`, to which a BackendTLSPolicy may refer.
+    Roots(std::sync::Arc<str>),
     /// Other content, which does not affect the mesh.
     Other,
 }

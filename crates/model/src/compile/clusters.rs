@@ -35,6 +35,7 @@ use crate::{
         mesh_config::InboundMode,
         sidecar::IngressEndpoint,
     },
+    world::{CONFIG_MAP, INVALID},
 };
 
 use cluster::cluster::{
@@ -373,7 +374,11 @@ fn sends_credential(
 ) -> bool {
     let has_credential = effective.tls.is_some_and(|tls| !tls.credential_name.is_empty());
     let is_selected = rule.is_some_and(|rule| rule.spec.workload_selector.is_some());
-    !(is_originated(effective) && has_credential) || scope.role == Role::Router || is_selected
+    // Policies of Gateway API apply to all clients, and refer to roots that are no secret.
+    let is_public = effective.tls.is_some_and(|tls| {
+        tls.credential_name.starts_with(CONFIG_MAP) || tls.credential_name.starts_with(INVALID)
+    });
+    !(is_originated(effective) && has_credential) || scope.role == Role::Router || is_selected || is_public
 }
 
 /// Returns the options by which the server name, and the name that is verified, are the authority of the request.

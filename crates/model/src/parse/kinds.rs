@@ -42,7 +42,7 @@ const GROUPS: &[(&str, &[&str])] = &[
 const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("networking.istio.io", &["ProxyConfig"]),
     ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
-    ("gateway.networking.k8s.io", &["UDPRoute", "BackendTLSPolicy"]),
+    ("gateway.networking.k8s.io", &["UDPRoute"]),
     ("skysail.io", &["RateLimitPolicy"]),
     ("", &["Endpoints"]),
 ];

@@ -382,7 +382,7 @@ impl Reading {
                     let message = "is not the mesh configuration, so it has no effect";
                     findings.warning("data.mesh", message, MESH_CONFIG);
                 }
-                ConfigMap::Other
+                validate::root_map(&map.data)
             }
         };
         self.finish(node, Object::ConfigMap(Arc::new(Typed { meta, spec })), findings.done());

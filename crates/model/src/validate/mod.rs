@@ -27,6 +27,7 @@ mod virtual_service;
 mod volumes;
 mod workload;
 
+pub(crate) use ca_certificates::root_map;
 pub(crate) use destination_rule::destination_rule;
 pub(crate) use envoy_filter::envoy_filter;
 pub(crate) use gateway::{gateway, known_ciphers};

@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, net::IpAddr};
 use super::{World, hosts};
 use crate::{
     ObjectKey, ProxyView, Role,
-    api::{Kind, Labels, Pod, Protocol, Service, Typed, VirtualService, kube::SliceEndpoint, selects},
+    api::{
+        Kind, Labels, Pod, Protocol, Service, Typed, VirtualService, kube::SliceEndpoint, mesh_config,
+        selects,
+    },
     world::WELL_KNOWN_PORT,
 };
 
@@ -116,8 +119,12 @@ impl World {
             | Kind::TlsRoute
             | Kind::TcpRoute
             | Kind::ReferenceGrant
+            | Kind::BackendTlsPolicy
             | Kind::Ingress
             | Kind::IngressClass => ChangeSet::nothing(),
+            Kind::ConfigMap if !mesh_config::is_own(namespace, name) => {
+                ChangeSet { workloads: self.uses_root_map(namespace, name), ..ChangeSet::default() }
+            }
             Kind::Namespace
             | Kind::Node
             | Kind::ConfigMap
@@ -125,7 +132,6 @@ impl World {
             | Kind::Sidecar
             | Kind::ProxyConfig
             | Kind::EnvoyFilter
-            | Kind::BackendTlsPolicy
             | Kind::RateLimitPolicy => ChangeSet::everything(),
             Kind::Gateway => {
                 let gateway = self.gateways.get(namespace, name).map(|entry| &entry.object.spec);

@@ -246,6 +246,9 @@ fn apply(world: &mut World, text: &str, file: &str) {
 fn apply_secrets(world: &mut World, text: &str) {
     for document in skysail_yaml::documents(text) {
         let written = document.root.unwrap().to_json();
+        if written["kind"] == "ConfigMap" {
+            apply(world, &written.to_string(), "config-map.json");
+        }
         if written["kind"] != "Secret" {
             continue;
         }

@@ -5,6 +5,7 @@
 //! which no object of a user has.
 
 mod attach;
+mod backend_tls;
 mod edge;
 mod ingress;
 mod listeners;
@@ -20,6 +21,7 @@ use std::{
 };
 
 use self::attach::Target;
+pub(crate) use backend_tls::{CONFIG_MAP, INVALID};
 pub(crate) use listeners::CREDENTIAL;
 pub use status::{Condition, GatewayApiStatus, ListenerStatus, ParentStatus};
 
@@ -48,7 +50,8 @@ pub(super) struct State {
     is_outdated: bool,
     /// Keys of the internal objects.
     made: Arc<BTreeSet<ObjectKey>>,
-    /// Services and ServiceEntries to which routes refer as parents, or Ingresses by the name of a port.
+    /// Services and ServiceEntries to which routes refer as parents, policies as targets, or Ingresses by the
+    /// name of a port.
     parents: Arc<BTreeSet<ObjectKey>>,
 }
 
@@ -153,9 +156,12 @@ impl World {
             | Kind::GatewayClass
             | Kind::KubernetesGateway
             | Kind::ListenerSet
+            | Kind::BackendTlsPolicy
             | Kind::Ingress
             | Kind::IngressClass => true,
-            Kind::ConfigMap => self.ingresses.iter().next().is_some(),
+            Kind::ConfigMap => {
+                self.ingresses.iter().next().is_some() || self.backend_tls_policies.iter().next().is_some()
+            }
             Kind::Namespace => self.kubernetes_gateways.iter().next().is_some(),
             Kind::Service | Kind::ServiceEntry => self.gateway_api.parents.contains(key),
             _ => false,
@@ -182,6 +188,7 @@ impl World {
         edge.finish(&mut made);
         mesh.finish(&mut made);
         self.make_ingresses(&mut made, &mut parents);
+        self.make_backend_tls(&mut made, &mut parents);
         (made, parents)
     }
 
