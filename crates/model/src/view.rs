@@ -9,6 +9,7 @@ use crate::{
     api::{
         Labels,
         kube::{self, Locality},
+        proxy_config::{HttpSettings, SharedHeaders},
         sidecar::Egress,
     },
     world::{Addressed, FilterSelection},
@@ -78,6 +79,9 @@ pub struct ProxyView {
     /// Metadata of the node that are texts. [`World::identify`](crate::World::identify) reduces them to those that
     /// EnvoyFilters compare.
     pub metadata: Arc<BTreeMap<String, String>>,
+    /// Settings of the proxy, in addition to those of the mesh configuration: the annotation `proxy.istio.io/config` of
+    /// the pod, or the metadata `PROXY_CONFIG` of a proxy without a known pod.
+    pub settings: Arc<HttpSettings>,
     /// Whether the proxy has proven its identity. Only then it may have secrets.
     pub is_authenticated: bool,
 }
@@ -107,6 +111,8 @@ pub struct ClientScope {
     pub hosts_apart: bool,
     /// Whether the proxy takes resolved addresses instead of names.
     pub names_resolved: bool,
+    /// Headers on which shared resources depend.
+    pub headers: SharedHeaders,
     /// EnvoyFilters that patch shared resources of the proxy, in the order of application; mostly none.
     pub filters: Vec<FilterSelection>,
 }
@@ -127,6 +133,7 @@ impl ClientScope {
             plain_envoy: view.plain_envoy,
             hosts_apart: view.hosts_apart,
             names_resolved: view.names_resolved,
+            headers: grouping.settings.overlaid(&view.settings).shared(),
             filters: grouping.filters.of(view),
         }
     }
@@ -159,7 +166,7 @@ impl ClientScope {
             == (&other.role, &other.cluster_id, &other.locality, &other.labels)
             && (ipv4, ipv6) == (&other.ipv4, &other.ipv6)
             && (plain_envoy, names_resolved) == (&other.plain_envoy, &other.names_resolved)
-            && self.filters == other.filters
+            && (&self.filters, self.headers) == (&other.filters, other.headers)
     }
 
     /// Returns whether the routes of each host are a separate resource that can be compiled alone.
@@ -247,6 +254,7 @@ struct Metadata {
     network: String,
     generator: String,
     interception_mode: String,
+    proxy_config: serde_json::Value,
     skysail_plain_envoy: String,
     skysail_vhds: String,
     skysail_resolved: String,
@@ -353,6 +361,7 @@ impl ProxyNode {
             hosts_apart: metadata.skysail_vhds == "true" && !grpc,
             names_resolved: metadata.skysail_resolved == "true" || grpc,
             metadata: Arc::new(texts),
+            settings: Arc::new(settings_of(metadata.proxy_config)),
             is_authenticated: false,
         };
         Ok(Self {
@@ -412,6 +421,13 @@ fn addresses(ip: &str, instance_ips: &str) -> Vec<IpAddr> {
         }
     }
     ips
+}
+
+/// Returns the settings among the metadata of a node. Settings of an unknown form are those of a later version of Istio.
+fn settings_of(config: serde_json::Value) -> HttpSettings {
+    let mut settings: HttpSettings = serde_json::from_value(config).unwrap_or_default();
+    settings.remove_bad_texts();
+    settings
 }
 
 /// Returns the metadata that are short texts, within a limit.

@@ -23,6 +23,9 @@ pub struct DestinationRule {
     pub export_to: Vec<String>,
     /// Client workloads to which the rule applies; unset: all.
     pub workload_selector: Option<WorkloadSelector>,
+    /// Whether it is made from policies of Gateway API.
+    #[serde(skip)]
+    pub is_derived: bool,
 }
 
 impl DestinationRule {

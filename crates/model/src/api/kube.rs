@@ -307,7 +307,9 @@ pub(crate) fn meta(from: ObjectMeta, namespaced: bool) -> Meta {
         _ => DEFAULT_NAMESPACE.to_owned(),
     };
     let mut annotations = from.annotations.unwrap_or_default();
-    let ours = |key: &str| key.contains("istio.io/") || key == super::service_entry::RESOLVE;
+    let ours = |key: &str| {
+        key.contains("istio.io/") || key == super::service_entry::RESOLVE || key == super::ingress::CLASS
+    };
     annotations.retain(|key, _| ours(key) && key != "sidecar.istio.io/status");
     Meta {
         namespace,

@@ -10,6 +10,8 @@ use serde::{Deserialize, de::IgnoredAny};
 use super::{
     destination_rule::{LocalityLb, TcpKeepalive},
     extension_provider::ExtensionProvider,
+    gateway::TlsVersion,
+    proxy_config::ProxySettings,
     value::Duration,
     virtual_service::HttpRetry,
 };
@@ -26,6 +28,11 @@ pub const KEY: &str = "mesh";
 /// must use the same addresses.
 pub const ADDRESSES: &str = "skysail-addresses";
 
+/// Returns whether a ConfigMap holds settings of the mesh.
+pub(crate) fn is_own(namespace: &str, name: &str) -> bool {
+    namespace == NAMESPACE && (name == NAME || name == ADDRESSES)
+}
+
 /// Content of a ConfigMap.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigMap {
@@ -33,6 +40,8 @@ pub enum ConfigMap {
     Mesh(Box<MeshConfig>),
     /// Addresses allocated to hosts of ServiceEntries.
     Addresses(BTreeMap<String, IpAddr>),
+    /// Certificates (PEM) in key `ca.crt`, to which a BackendTLSPolicy may refer.
+    Roots(std::sync::Arc<str>),
     /// Other content, which does not affect the mesh.
     Other,
 }
@@ -50,7 +59,7 @@ pub struct MeshConfig {
     /// Roots in addition to those of the mesh's own authority.
     pub ca_certificates: Vec<CaCertificate>,
     /// Settings of the proxies.
-    pub default_config: ProxyConfig,
+    pub default_config: ProxySettings,
     /// Access log file, such as `/dev/stdout`; empty disables the log. Unset: the control plane's default
     /// ([`World::with_access_log`](crate::World::with_access_log)).
     pub access_log_file: Option<String>,
@@ -76,6 +85,25 @@ pub struct MeshConfig {
     pub tcp_keepalive: Option<TcpKeepalive>,
     /// Locality load balancing of services whose rule has no setting.
     pub locality_lb_setting: Option<LocalityLb>,
+    /// Class of the Ingresses that are served, by the annotation `kubernetes.io/ingress.class`.
+    pub ingress_class: String,
+    /// Which Ingresses are served.
+    pub ingress_controller_mode: IngressControllerMode,
+    /// Value of the label `istio` of the proxies that serve Ingresses; empty: by `ingressService`.
+    pub ingress_selector: String,
+    /// Service of the proxies that serve Ingresses.
+    pub ingress_service: String,
+    /// Whether HTTP/1.1 requests are sent as HTTP/2 to ports that are declared to speak HTTP.
+    pub h2_upgrade_policy: H2UpgradePolicy,
+    /// Pattern of the names of inbound clusters in statistics; empty: the name of the cluster.
+    pub inbound_cluster_stat_name: String,
+    /// Pattern of the names of outbound clusters in statistics; empty: the name of the cluster.
+    pub outbound_cluster_stat_name: String,
+    /// TLS of the mesh.
+    #[serde(rename = "meshMTLS")]
+    pub mesh_mtls: TlsDefaults,
+    /// TLS with peers outside the mesh.
+    pub tls_defaults: TlsDefaults,
     /// Timeout of protocol detection on undeclared ports.
     pub protocol_detection_timeout: Option<Duration>,
     /// Visibility of services that set none.
@@ -96,6 +124,42 @@ pub struct MeshConfig {
     pub enable_tracing: bool,
     /// Whether listeners have no access log for connections without a matching filter chain.
     pub disable_envoy_listener_log: bool,
+}
+
+/// Which Ingresses are served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum IngressControllerMode {
+    /// None by the annotation.
+    Off,
+    /// Those of the class, and those without one.
+    Default,
+    /// Those of the class.
+    #[default]
+    Strict,
+}
+
+/// Whether HTTP/1.1 requests are sent as HTTP/2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum H2UpgradePolicy {
+    /// They are not.
+    #[default]
+    DoNotUpgrade,
+    /// They are, unless a DestinationRule says otherwise.
+    Upgrade,
+}
+
+/// Parameters of TLS. Source: `istio.mesh.v1alpha1.MeshConfig.TLSConfig`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct TlsDefaults {
+    /// Oldest version.
+    pub min_protocol_version: TlsVersion,
+    /// Curves of ECDH; empty: the defaults of the proxy.
+    pub ecdh_curves: Vec<String>,
+    /// Cipher suites below TLS 1.3; empty: the defaults of the proxy.
+    pub cipher_suites: Vec<String>,
 }
 
 /// Roots in addition to those of the mesh's own authority. Source: `istio.mesh.v1alpha1.MeshConfig.CertificateData`.
@@ -195,16 +259,6 @@ impl<'de> Deserialize<'de> for IgnoredValue {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         IgnoredAny::deserialize(deserializer).map(|_| Self)
     }
-}
-
-/// Settings of the proxies. Most are passed to a proxy when it starts, not by the control plane.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct ProxyConfig {
-    /// Address of the control plane.
-    pub discovery_address: String,
-    /// Id of the mesh in telemetry; empty: the trust domain.
-    pub mesh_id: String,
 }
 
 /// Policy for traffic to unknown destinations.
@@ -358,7 +412,7 @@ impl Default for MeshConfig {
             trust_domain: "cluster.local".into(),
             trust_domain_aliases: Vec::new(),
             ca_certificates: Vec::new(),
-            default_config: ProxyConfig::default(),
+            default_config: ProxySettings::default(),
             access_log_file: None,
             access_log_format: String::new(),
             access_log_encoding: LogEncoding::Text,
@@ -371,6 +425,15 @@ impl Default for MeshConfig {
             connect_timeout: None,
             dns_refresh_rate: Duration(std::time::Duration::from_secs(60)),
             tcp_keepalive: None,
+            ingress_class: "istio".into(),
+            ingress_controller_mode: IngressControllerMode::default(),
+            ingress_selector: String::new(),
+            ingress_service: String::new(),
+            h2_upgrade_policy: H2UpgradePolicy::default(),
+            inbound_cluster_stat_name: String::new(),
+            outbound_cluster_stat_name: String::new(),
+            mesh_mtls: TlsDefaults::default(),
+            tls_defaults: TlsDefaults::default(),
             protocol_detection_timeout: None,
             default_service_export_to: Vec::new(),
             default_virtual_service_export_to: Vec::new(),

@@ -1,8 +1,363 @@
-//! ProxyConfig. Fields are Istio's (`networking.istio.io`).
+//! Settings of proxies: the kind ProxyConfig (`networking.istio.io`), and [`ProxySettings`] of the mesh configuration,
+//! of the annotation `proxy.istio.io/config` and of a proxy's node.
+
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// `spec` of a ProxyConfig.
+use super::{Labels, destination_rule::WorkloadSelector, mesh_config::IgnoredValue};
+
+/// `spec` of a ProxyConfig. It applies when a proxy starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct ProxyConfig {}
+pub struct ProxyConfig {
+    /// Labels of the pods; `None`: all of the namespace, or of the mesh in the root namespace.
+    pub selector: Option<WorkloadSelector>,
+    /// Number of worker threads; 0: one for each core.
+    pub concurrency: Option<u32>,
+    /// Environment variables of the proxy.
+    pub environment_variables: BTreeMap<String, String>,
+    /// Image of the proxy.
+    pub image: Option<ProxyImage>,
+}
+
+impl ProxyConfig {
+    /// Returns the labels of the pods to which it applies.
+    pub fn labels(&self) -> Option<&Labels> {
+        self.selector.as_ref().map(|selector| &selector.match_labels)
+    }
+}
+
+/// Image of a proxy. `skysail up` runs its own proxy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ProxyImage {
+    /// Variant, such as `distroless`.
+    pub image_type: String,
+}
+
+/// Annotation of a pod with the settings of its proxy.
+pub const ANNOTATION: &str = "proxy.istio.io/config";
+
+/// Settings that an annotation may change.
+const EFFECTIVE: [&str; 2] = ["gatewayTopology", "proxyHeaders"];
+
+/// Maximum length in bytes of a text among the settings of a proxy.
+pub const MAX_TEXT: usize = 1_024;
+
+/// Settings of a proxy. Source: `istio.mesh.v1alpha1.ProxyConfig`. Most of its fields concern the start of a proxy and
+/// are read by its agent.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ProxySettings {
+    /// Address of the control plane; read by the proxy's agent.
+    pub discovery_address: IgnoredValue,
+    /// Id of the mesh in telemetry; empty: the trust domain.
+    pub mesh_id: String,
+    /// Number of worker threads.
+    pub concurrency: Option<u32>,
+    /// Environment variables of the proxy.
+    pub proxy_metadata: BTreeMap<String, String>,
+    /// Headers that the proxy sets.
+    pub proxy_headers: ProxyHeaders,
+    /// Proxies in front of gateways.
+    pub gateway_topology: GatewayTopology,
+}
+
+/// The settings of a proxy that affect what the control plane sends.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct HttpSettings {
+    /// Headers that the proxy sets.
+    pub proxy_headers: ProxyHeaders,
+    /// Proxies in front of gateways.
+    pub gateway_topology: GatewayTopology,
+}
+
+/// Proxies in front of a gateway.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct GatewayTopology {
+    /// Number of proxies in front of the gateway whose `x-forwarded-for` is trusted.
+    pub num_trusted_proxies: Option<u32>,
+    /// Treatment of `x-forwarded-client-cert`.
+    pub forward_client_cert_details: ForwardedClientCert,
+    /// Whether connections begin with the PROXY protocol.
+    pub proxy_protocol: Option<Empty>,
+}
+
+/// A message without fields.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+pub struct Empty {}
+
+/// Treatment of `x-forwarded-client-cert`. Source: `istio.mesh.v1alpha1.ForwardClientCertDetails`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum ForwardedClientCert {
+    /// Default of the listener.
+    #[default]
+    Undefined,
+    /// Removes it.
+    Sanitize,
+    /// Forwards it if the connection is mutual TLS.
+    ForwardOnly,
+    /// Appends the client's certificate if the connection is mutual TLS.
+    AppendForward,
+    /// Replaces it by the client's certificate.
+    SanitizeSet,
+    /// Forwards it always.
+    AlwaysForwardOnly,
+}
+
+/// Headers that a proxy sets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ProxyHeaders {
+    /// Treatment of `x-forwarded-client-cert` on inbound requests of sidecars.
+    pub forwarded_client_cert: ForwardedClientCert,
+    /// Parts of the client's certificate in `x-forwarded-client-cert`.
+    pub set_current_client_cert_details: ClientCertDetails,
+    /// Header `server` of responses.
+    pub server: ServerHeader,
+    /// Header `x-request-id`.
+    pub request_id: Switch,
+    /// Header `x-envoy-attempt-count`.
+    pub attempt_count: Switch,
+    /// Headers `x-envoy-*` that describe the decisions of the proxy.
+    pub envoy_debug_headers: Switch,
+    /// Headers with peer metadata.
+    pub metadata_exchange_headers: ExchangeHeaders,
+    /// Whether the case of HTTP/1.1 headers is preserved.
+    pub preserve_http1_header_case: Option<bool>,
+    /// Header `x-forwarded-port`.
+    pub x_forwarded_port: OffByDefault,
+    /// Header `x-forwarded-host`.
+    pub x_forwarded_host: OffByDefault,
+}
+
+/// Parts of the client's certificate in `x-forwarded-client-cert`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(default)]
+pub struct ClientCertDetails {
+    /// Subject; on by default.
+    pub subject: Option<bool>,
+    /// Certificate.
+    pub cert: Option<bool>,
+    /// Certificate chain.
+    pub chain: Option<bool>,
+    /// DNS names; on by default.
+    pub dns: Option<bool>,
+    /// URI names; on by default.
+    pub uri: Option<bool>,
+}
+
+/// Header `server` of responses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(default)]
+pub struct ServerHeader {
+    /// Whether the header of the server passes through.
+    pub disabled: Option<bool>,
+    /// Value; empty: the default of the listener.
+    pub value: String,
+}
+
+/// A header that is on by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(default)]
+pub struct Switch {
+    /// Whether it is off.
+    pub disabled: Option<bool>,
+}
+
+impl Switch {
+    /// Returns whether the header is off.
+    pub fn is_off(self) -> bool {
+        self.disabled == Some(true)
+    }
+}
+
+/// A header that is off by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(default)]
+pub struct OffByDefault {
+    /// Whether it is on.
+    pub enabled: Option<bool>,
+}
+
+/// Headers with peer metadata.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(default)]
+pub struct ExchangeHeaders {
+    /// Where they are sent.
+    pub mode: ExchangeMode,
+}
+
+/// Destinations of headers with peer metadata.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum ExchangeMode {
+    /// All.
+    #[default]
+    Undefined,
+    /// Services of the mesh.
+    InMesh,
+}
+
+impl ProxySettings {
+    /// Reads the settings of an annotation. Also returns the names of settings that have no effect.
+    ///
+    /// # Errors
+    /// Fails with the reason if the text is no YAML, or no settings.
+    pub fn read(text: &str) -> Result<(Self, Vec<String>), String> {
+        let Some(document) = skysail_yaml::documents(text).next() else { return Ok(Default::default()) };
+        let written = document.root.map_err(|error| error.message)?.to_json();
+        let names = written.as_object().into_iter().flatten().map(|(name, _)| name);
+        let others = names.filter(|name| !EFFECTIVE.contains(&name.as_str())).cloned().collect();
+        let settings = serde_json::from_value(written).map_err(|error| error.to_string())?;
+        Ok((settings, others))
+    }
+
+    /// Returns the settings that affect what the control plane sends.
+    pub fn http(&self) -> HttpSettings {
+        HttpSettings {
+            proxy_headers: self.proxy_headers.clone(),
+            gateway_topology: self.gateway_topology.clone(),
+        }
+    }
+}
+
+impl HttpSettings {
+    /// Returns these settings with those of `over` in their place, field by field.
+    #[must_use]
+    pub fn overlaid(&self, over: &Self) -> Self {
+        Self {
+            proxy_headers: self.proxy_headers.overlaid(&over.proxy_headers),
+            gateway_topology: self.gateway_topology.overlaid(&over.gateway_topology),
+        }
+    }
+
+    /// Returns the properties on which shared resources depend.
+    pub fn shared(&self) -> SharedHeaders {
+        let headers = &self.proxy_headers;
+        SharedHeaders {
+            hides_attempts: headers.attempt_count.is_off(),
+            keeps_case: headers.preserve_http1_header_case == Some(true),
+            forwards_host: headers.x_forwarded_host.enabled == Some(true),
+        }
+    }
+
+    /// Removes texts that are too long or that no header may have.
+    pub(crate) fn remove_bad_texts(&mut self) {
+        let value = &mut self.proxy_headers.server.value;
+        if !is_header_value(value) {
+            value.clear();
+        }
+    }
+}
+
+/// Returns whether a header may have a value, by length and characters.
+pub(crate) fn is_header_value(value: &str) -> bool {
+    value.len() <= MAX_TEXT && value.bytes().all(|byte| byte == b'\t' || (b' '..=b'~').contains(&byte))
+}
+
+/// Headers on which shared resources depend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SharedHeaders {
+    /// Whether requests have no `x-envoy-attempt-count`.
+    pub hides_attempts: bool,
+    /// Whether the case of HTTP/1.1 headers is preserved.
+    pub keeps_case: bool,
+    /// Whether rewritten requests have `x-forwarded-host`.
+    pub forwards_host: bool,
+}
+
+impl GatewayTopology {
+    fn overlaid(&self, over: &Self) -> Self {
+        Self {
+            num_trusted_proxies: over.num_trusted_proxies.or(self.num_trusted_proxies),
+            forward_client_cert_details: over
+                .forward_client_cert_details
+                .or(self.forward_client_cert_details),
+            proxy_protocol: over.proxy_protocol.or(self.proxy_protocol),
+        }
+    }
+}
+
+impl ForwardedClientCert {
+    fn or(self, other: Self) -> Self {
+        if self == Self::Undefined { other } else { self }
+    }
+}
+
+impl ProxyHeaders {
+    fn overlaid(&self, over: &Self) -> Self {
+        let (details, other) = (over.set_current_client_cert_details, self.set_current_client_cert_details);
+        let switch = |over: Switch, other: Switch| Switch { disabled: over.disabled.or(other.disabled) };
+        let extra = |over: OffByDefault, other: OffByDefault| OffByDefault {
+            enabled: over.enabled.or(other.enabled),
+        };
+        Self {
+            forwarded_client_cert: over.forwarded_client_cert.or(self.forwarded_client_cert),
+            set_current_client_cert_details: ClientCertDetails {
+                subject: details.subject.or(other.subject),
+                cert: details.cert.or(other.cert),
+                chain: details.chain.or(other.chain),
+                dns: details.dns.or(other.dns),
+                uri: details.uri.or(other.uri),
+            },
+            server: ServerHeader {
+                disabled: over.server.disabled.or(self.server.disabled),
+                value: text(&self.server.value, &over.server.value),
+            },
+            request_id: switch(over.request_id, self.request_id),
+            attempt_count: switch(over.attempt_count, self.attempt_count),
+            envoy_debug_headers: switch(over.envoy_debug_headers, self.envoy_debug_headers),
+            metadata_exchange_headers: ExchangeHeaders {
+                mode: match over.metadata_exchange_headers.mode {
+                    ExchangeMode::Undefined => self.metadata_exchange_headers.mode,
+                    mode @ ExchangeMode::InMesh => mode,
+                },
+            },
+            preserve_http1_header_case: over.preserve_http1_header_case.or(self.preserve_http1_header_case),
+            x_forwarded_port: extra(over.x_forwarded_port, self.x_forwarded_port),
+            x_forwarded_host: extra(over.x_forwarded_host, self.x_forwarded_host),
+        }
+    }
+}
+
+fn text(own: &str, over: &str) -> String {
+    if over.is_empty() { own } else { over }.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_overlaid_field_by_field() {
+        let read = |text: &str| serde_json::from_str::<HttpSettings>(text).unwrap();
+        let mesh = read(
+            r#"{"concurrency": 2, "gatewayTopology": {"numTrustedProxies": 1, "proxyProtocol": {}},
+                "proxyHeaders": {"server": {"value": "a"}, "requestId": {"disabled": true}}}"#,
+        );
+        let pod = read(
+            r#"{"gatewayTopology": {"numTrustedProxies": 2},
+                "proxyHeaders": {"requestId": {"disabled": false}, "xForwardedHost": {"enabled": true}}}"#,
+        );
+        let both = mesh.overlaid(&pod);
+        assert_eq!(both.gateway_topology.num_trusted_proxies, Some(2));
+        assert_eq!(both.gateway_topology.proxy_protocol, Some(Empty {}));
+        assert_eq!(both.proxy_headers.server.value, "a");
+        assert!(!both.proxy_headers.request_id.is_off());
+        assert!(both.shared().forwards_host);
+        assert_eq!(mesh.overlaid(&HttpSettings::default()), mesh);
+    }
+
+    #[test]
+    fn bad_texts_are_removed() {
+        let mut settings = HttpSettings::default();
+        settings.proxy_headers.server.value = "a\r\nb: c".into();
+        settings.remove_bad_texts();
+        assert_eq!(settings, HttpSettings::default());
+    }
+}

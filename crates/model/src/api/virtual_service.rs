@@ -25,18 +25,20 @@ pub struct VirtualService {
     pub tcp: Vec<TcpRoute>,
     /// Namespaces in which the object is visible; empty: all.
     pub export_to: Vec<String>,
-    /// Set if the object is made from routes of Gateway API.
+    /// Set if the object is made from routes of Gateway API or from Ingresses.
     #[serde(skip)]
     pub derived: Option<Derived>,
 }
 
-/// Properties of a VirtualService that is made from routes of Gateway API.
+/// Properties of a VirtualService that is made from routes of Gateway API or from Ingresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Derived {
     /// Port of the service to which the rules apply; `None`: all.
     pub port: Option<u16>,
     /// Whether the routes are in another namespace than the service. They precede those of the service's namespace.
     pub consumer: bool,
+    /// Whether it is made from Ingresses.
+    pub is_ingress: bool,
 }
 
 /// Rule of a route of Gateway API from which a rule is made. The route is in the namespace of the VirtualService.

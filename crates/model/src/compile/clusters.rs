@@ -1,21 +1,13 @@
 //! CDS: one cluster for each service port and each subset, the special clusters, and one for each of the workload's own
 //! ports.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
 use skysail_core::ClusterName;
 use skysail_xds::{
     envoy::pb::envoy::extensions::{
-        clusters::dynamic_forward_proxy,
-        common::dynamic_forward_proxy::v3::DnsCacheConfig,
+        clusters::dynamic_forward_proxy, common::dynamic_forward_proxy::v3::DnsCacheConfig,
         network::dns_resolver::cares::v3::CaresDnsResolverConfig,
-        upstreams::http::v3::{
-            HttpProtocolOptions,
-            http_protocol_options::{
-                ExplicitHttpConfig, UpstreamProtocolOptions, UseDownstreamHttpConfig,
-                explicit_http_config::ProtocolConfig,
-            },
-        },
     },
     istio,
 };
@@ -27,20 +19,23 @@ use super::{
     listeners::InboundPort,
     locality,
     pb::{
-        Any, Struct, address, cluster, config_path, core, duration, fields, metadata, pack, seconds, socket,
+        Struct, address, cluster, config_path, core, duration, fields, metadata, pack, seconds, socket,
         types, uint32,
     },
     policy::Effective,
-    pool, tls,
+    pool,
+    protocol::{self, Speech},
+    stat_names, tls,
 };
 use crate::{
     ProxyView, Role,
     api::{
-        DestinationRule, Protocol, Resolution, Service, ServicePort, Typed,
+        DestinationRule, MeshConfig, Resolution, Service, ServicePort, Typed,
         destination_rule::{ClientTls, ProxyProtocol, SimpleLb, TlsMode},
         mesh_config::InboundMode,
         sidecar::IngressEndpoint,
     },
+    world::{CONFIG_MAP, INVALID},
 };
 
 use cluster::cluster::{
@@ -60,8 +55,6 @@ pub(super) const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
 /// Source address of connections to the workload itself, so that they are not taken for those of its clients.
 const INBOUND_SOURCE_V4: &str = "127.0.0.6";
 const INBOUND_SOURCE_V6: &str = "::6";
-/// Idle timeout of the passthrough clusters in seconds.
-const PASSTHROUGH_IDLE_SECONDS: i64 = 300;
 /// Maximum duration in Go, which istiod uses for "never".
 const MAX_GO_SECONDS: i64 = 9_223_372_035;
 
@@ -73,19 +66,23 @@ const DNS_JITTER: Duration = Duration::from_millis(100);
 const DNS_UDP_QUERIES: u32 = 100;
 
 /// Returns the clusters of a sidecar that do not come from services.
-pub(super) fn special(view: &ProxyView) -> Vec<cluster::Cluster> {
+pub(super) fn special(scope: &Scope<'_>, view: &ProxyView) -> Vec<cluster::Cluster> {
+    let mesh = scope.world.mesh();
     let mut inbound = original_dst(INBOUND_PASSTHROUGH);
     inbound.alt_stat_name = format!("{PASSTHROUGH};");
-    inbound.typed_extension_protocol_options = passthrough_options();
+    inbound.typed_extension_protocol_options = protocol::passthrough_options(scope.headers);
     inbound.upstream_bind_config = Some(inbound_source(view));
     let mut outbound = original_dst(PASSTHROUGH);
-    outbound.typed_extension_protocol_options = passthrough_options();
+    outbound.typed_extension_protocol_options = protocol::passthrough_options(scope.headers);
     outbound.filters = filters::of_cluster(view.plain_envoy);
-    vec![black_hole(), inbound, outbound]
+    for made in [&mut inbound, &mut outbound] {
+        pool::apply(made, mesh, None);
+    }
+    vec![black_hole(mesh), inbound, outbound]
 }
 
 /// Returns the cluster for unknown hosts of HTTP, whose addresses the proxy resolves.
-pub(super) fn dynamic_dns(view: &ProxyView) -> cluster::Cluster {
+pub(super) fn dynamic_dns(scope: &Scope<'_>, view: &ProxyView) -> cluster::Cluster {
     let config = dynamic_forward_proxy::v3::ClusterConfig {
         allow_insecure_cluster_options: true,
         cluster_implementation_specifier: Some(
@@ -95,17 +92,19 @@ pub(super) fn dynamic_dns(view: &ProxyView) -> cluster::Cluster {
         ),
         ..Default::default()
     };
-    cluster::Cluster {
+    let mut made = cluster::Cluster {
         cluster_discovery_type: Some(ClusterDiscoveryType::ClusterType(
             cluster::cluster::CustomClusterType {
                 name: "envoy.clusters.dynamic_forward_proxy".into(),
                 typed_config: Some(pack(&config)),
             },
         )),
-        typed_extension_protocol_options: passthrough_options(),
+        typed_extension_protocol_options: protocol::passthrough_options(scope.headers),
         filters: filters::of_cluster(view.plain_envoy),
         ..original_dst(DYNAMIC_DNS)
-    }
+    };
+    pool::apply(&mut made, scope.world.mesh(), None);
+    made
 }
 
 /// Returns the DNS cache of unknown hosts; the HTTP filter and the cluster must have the same.
@@ -119,8 +118,12 @@ pub(super) fn dns_cache(view: &ProxyView) -> DnsCacheConfig {
 }
 
 /// Returns the cluster that refuses every connection.
-pub(super) fn black_hole() -> cluster::Cluster {
-    base(BLACK_HOLE.to_owned(), DiscoveryType::Static)
+pub(super) fn black_hole(mesh: &MeshConfig) -> cluster::Cluster {
+    let mut made = base(BLACK_HOLE.to_owned(), DiscoveryType::Static);
+    if let Some(timeout) = mesh.connect_timeout {
+        made.connect_timeout = Some(duration(timeout.0));
+    }
+    made
 }
 
 /// Returns the cluster of one of the workload's own ports.
@@ -156,7 +159,14 @@ pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_
         ..Default::default()
     };
     pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
-    made.typed_extension_protocol_options = protocol_options(port.protocol, &effective, scope.sniffs, None);
+    if let (Some((service, first)), pattern) = (service, &scope.world.mesh().inbound_cluster_stat_name)
+        && !pattern.is_empty()
+    {
+        let named = stat_names::Named::of_port(service, first, port.port);
+        made.alt_stat_name = format!("{};", named.fill(pattern));
+    }
+    let speech = Speech::new(scope, port.protocol, &effective).without_upgrade();
+    made.typed_extension_protocol_options = protocol::options(speech, &effective, None);
     made
 }
 
@@ -257,8 +267,13 @@ fn outbound_cluster(
     }
     let sends = sends_credential(scope, rule, effective);
     let auto_sni = effective.tls.filter(|_| sends).and_then(auto_sni);
-    made.typed_extension_protocol_options =
-        protocol_options(port.protocol, effective, scope.sniffs, auto_sni);
+    let speech = Speech::new(scope, port.protocol, effective);
+    made.typed_extension_protocol_options = protocol::options(speech, effective, auto_sni);
+    let pattern = &scope.world.mesh().outbound_cluster_stat_name;
+    if !pattern.is_empty() {
+        let named = stat_names::Named { subset, target: 0, ..stat_names::Named::of_port(service, port, 0) };
+        made.alt_stat_name = format!("{};", named.fill(pattern));
+    }
     if is_dynamic {
         let families = Families { ipv4: scope.ipv4, ipv6: scope.ipv6 };
         let has_options = !made.typed_extension_protocol_options.is_empty();
@@ -359,7 +374,11 @@ fn sends_credential(
 ) -> bool {
     let has_credential = effective.tls.is_some_and(|tls| !tls.credential_name.is_empty());
     let is_selected = rule.is_some_and(|rule| rule.spec.workload_selector.is_some());
-    !(is_originated(effective) && has_credential) || scope.role == Role::Router || is_selected
+    // Policies of Gateway API apply to all clients, and refer to roots that are no secret.
+    let is_public = effective.tls.is_some_and(|tls| {
+        tls.credential_name.starts_with(CONFIG_MAP) || tls.credential_name.starts_with(INVALID)
+    });
+    !(is_originated(effective) && has_credential) || scope.role == Role::Router || is_selected || is_public
 }
 
 /// Returns the options by which the server name, and the name that is verified, are the authority of the request.
@@ -382,7 +401,7 @@ fn apply_tls(
     name: &ClusterName<'_>,
     effective: &Effective<'_>,
 ) {
-    let inside = protocol_inside_tls(port.protocol, effective);
+    let inside = protocol::inside_tls(Speech::new(scope, port.protocol, effective));
     let names = service.spec.entry_host.as_deref().map_or(&[][..], |entry| &entry.subject_alt_names);
     let mutual = |sni: &str| {
         let identities = scope.world.service_identities(service);
@@ -397,9 +416,11 @@ fn apply_tls(
         // Names of the rule take precedence over those of the ServiceEntry.
         Some(settings) if settings.subject_alt_names.is_empty() && !names.is_empty() => {
             let settings = ClientTls { subject_alt_names: names.to_vec(), ..settings.clone() };
-            made.transport_socket = Some(tls::client(&settings, inside));
+            made.transport_socket = Some(tls::client(scope.world.mesh(), &settings, inside));
         }
-        Some(settings) => made.transport_socket = Some(tls::client(settings, inside)),
+        Some(settings) => {
+            made.transport_socket = Some(tls::client(scope.world.mesh(), settings, inside));
+        }
         None if !scope.world.mesh().enable_auto_mtls => {}
         None if service.spec.entry_host.as_ref().is_some_and(|entry_host| entry_host.external) => {}
         // The endpoints of such a cluster have no metadata to choose by, so either all get mutual TLS or none.
@@ -430,16 +451,6 @@ fn send_proxy_protocol(made: &mut cluster::Cluster, protocol: &ProxyProtocol) {
     }
 }
 
-fn protocol_inside_tls(protocol: Protocol, effective: &Effective<'_>) -> tls::UpstreamProtocol {
-    if speaks_http2(protocol, effective) {
-        tls::UpstreamProtocol::Http2
-    } else if protocol.is_http() {
-        tls::UpstreamProtocol::Http1
-    } else {
-        tls::UpstreamProtocol::Other
-    }
-}
-
 fn socket_match<const N: usize>(
     name: &str,
     labels: [(&str, super::pb::Value); N],
@@ -450,66 +461,6 @@ fn socket_match<const N: usize>(
         r#match: Some(fields(labels)),
         transport_socket: Some(socket),
     }
-}
-
-/// Returns whether requests are sent as HTTP/2 regardless of the client's version.
-fn speaks_http2(protocol: Protocol, effective: &Effective<'_>) -> bool {
-    protocol.is_http2() || protocol == Protocol::Http && pool::upgrades(effective.connection_pool)
-}
-
-/// Returns the protocol options; none for a cluster that only speaks HTTP/1.1 with default settings.
-fn protocol_options(
-    protocol: Protocol,
-    effective: &Effective<'_>,
-    sniffs: bool,
-    auto_sni: Option<core::UpstreamHttpProtocolOptions>,
-) -> HashMap<String, Any> {
-    let common = pool::common_options(effective.connection_pool);
-    let use_client = pool::uses_client_protocol(effective.connection_pool);
-    let upstream = if speaks_http2(protocol, effective) {
-        explicit(ProtocolConfig::Http2ProtocolOptions(pool::http2(effective.connection_pool)))
-    } else if (protocol == Protocol::Unknown && sniffs) || use_client {
-        UpstreamProtocolOptions::UseDownstreamProtocolConfig(UseDownstreamHttpConfig {
-            http_protocol_options: Some(Default::default()),
-            http2_protocol_options: Some(pool::http2(effective.connection_pool)),
-            ..Default::default()
-        })
-    } else if common.is_some() || auto_sni.is_some() {
-        explicit(ProtocolConfig::HttpProtocolOptions(Default::default()))
-    } else {
-        return HashMap::new();
-    };
-    http_options(HttpProtocolOptions {
-        common_http_protocol_options: common,
-        upstream_http_protocol_options: auto_sni,
-        upstream_protocol_options: Some(upstream),
-        ..Default::default()
-    })
-}
-
-fn explicit(config: ProtocolConfig) -> UpstreamProtocolOptions {
-    UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig { protocol_config: Some(config) })
-}
-
-fn passthrough_options() -> HashMap<String, Any> {
-    http_options(HttpProtocolOptions {
-        common_http_protocol_options: Some(core::HttpProtocolOptions {
-            idle_timeout: Some(seconds(PASSTHROUGH_IDLE_SECONDS)),
-            ..Default::default()
-        }),
-        upstream_protocol_options: Some(UpstreamProtocolOptions::UseDownstreamProtocolConfig(
-            UseDownstreamHttpConfig {
-                http_protocol_options: Some(Default::default()),
-                http2_protocol_options: Some(Default::default()),
-                ..Default::default()
-            },
-        )),
-        ..Default::default()
-    })
-}
-
-fn http_options(options: HttpProtocolOptions) -> HashMap<String, Any> {
-    HashMap::from([("envoy.extensions.upstreams.http.v3.HttpProtocolOptions".to_owned(), pack(&options))])
 }
 
 /// Returns the source address of inbound connections: IPv4 if the proxy has both families.

@@ -23,7 +23,7 @@ use skysail_xds::{
                             HttpConnectionManager, HttpFilter, Rds, RequestIdExtension,
                             http_connection_manager::{
                                 ForwardClientCertDetails, PathWithEscapedSlashesAction, RouteSpecifier,
-                                SetCurrentClientCertDetails, UpgradeConfig,
+                                ServerHeaderTransformation, SetCurrentClientCertDetails, UpgradeConfig,
                             },
                             http_filter,
                         },
@@ -40,17 +40,25 @@ use skysail_xds::{
 
 use super::{
     clusters, packed,
-    pb::{Any, boolean, cluster, from_ads, listener, pack, seconds, types},
+    pb::{Any, boolean, cluster, core, from_ads, listener, pack, seconds, types},
     telemetry::SideTelemetry,
     tls,
 };
 use crate::{
     ProxyView, Role,
-    api::{MeshConfig, mesh_config::Normalization},
+    api::{
+        MeshConfig,
+        mesh_config::Normalization,
+        proxy_config::{ExchangeMode, ForwardedClientCert, GatewayTopology, HttpSettings, ProxyHeaders},
+    },
 };
+
+use core::http1_protocol_options::{HeaderKeyFormat, header_key_format::HeaderFormat};
 
 const METADATA_EXCHANGE: &str = "istio.metadata_exchange";
 const STATS: &str = "istio.stats";
+/// Header `server` of responses of gateways and of inbound listeners.
+const SERVER_NAME: &str = "istio-envoy";
 
 /// Settings of filters.
 #[derive(Clone, Copy)]
@@ -66,6 +74,13 @@ pub(super) struct Setting<'a> {
     pub(super) http2: bool,
     /// Whether requests for unknown hosts go to the addresses that the proxy resolves.
     pub(super) dynamic_dns: bool,
+    /// Settings of the proxy, with those of the mesh configuration.
+    pub(super) proxy: &'a HttpSettings,
+}
+
+/// Returns the settings of a proxy, with those of the mesh configuration.
+pub(super) fn settings(mesh: &MeshConfig, view: &ProxyView) -> HttpSettings {
+    mesh.default_config.http().overlaid(&view.settings)
 }
 
 /// Source of the routes of an HTTP connection manager.
@@ -93,7 +108,18 @@ pub(super) fn tcp_chain(
     cluster: &str,
     policy: Vec<listener::Filter>,
 ) -> Vec<listener::Filter> {
-    let proxy = tcp_proxy(setting, cluster.to_owned(), ClusterSpecifier::Cluster(cluster.to_owned()));
+    named_tcp_chain(setting, direction, cluster.to_owned(), cluster, policy)
+}
+
+/// Returns the same filters with another name in statistics.
+pub(super) fn named_tcp_chain(
+    setting: Setting<'_>,
+    direction: Direction,
+    stat_prefix: String,
+    cluster: &str,
+    policy: Vec<listener::Filter>,
+) -> Vec<listener::Filter> {
+    let proxy = tcp_proxy(setting, stat_prefix, ClusterSpecifier::Cluster(cluster.to_owned()));
     let exchange = if direction == Direction::Inbound { exchange(setting.view) } else { None };
     exchange.into_iter().chain(policy).chain(tcp_chain_of(setting, Vec::new(), &proxy)).collect()
 }
@@ -189,35 +215,88 @@ fn connection_manager(
     manager.http2_protocol_options = setting.http2.then(Default::default);
     normalize_paths(&mut manager, setting.mesh.path_normalization.normalization);
     if direction == Direction::Inbound {
-        manager.server_name = "istio-envoy".into();
-        manager.forward_client_cert_details = ForwardClientCertDetails::AppendForward as i32;
+        manager.server_name = SERVER_NAME.into();
+        at_workload(&mut manager, &setting.proxy.proxy_headers);
+    }
+    if setting.view.role == Role::Router {
+        manager.server_name = SERVER_NAME.into();
+        at_edge(&mut manager, &setting.proxy.gateway_topology);
+    }
+    set_headers(&mut manager, &setting.proxy.proxy_headers);
+    manager
+}
+
+/// Sets what inbound listeners tell the workload of the certificates of clients.
+fn at_workload(manager: &mut HttpConnectionManager, headers: &ProxyHeaders) {
+    manager.forward_client_cert_details =
+        forwarded(headers.forwarded_client_cert, ForwardClientCertDetails::AppendForward);
+    let details = headers.set_current_client_cert_details;
+    manager.set_current_client_cert_details = Some(SetCurrentClientCertDetails {
+        subject: boolean(details.subject != Some(false)),
+        dns: details.dns != Some(false),
+        uri: details.uri != Some(false),
+        cert: details.cert == Some(true),
+        chain: details.chain == Some(true),
+        ..Default::default()
+    });
+}
+
+/// Sets what gateways do with requests of clients that are not trusted: their address and certificate replace what the
+/// requests say of them, unless a trusted proxy is in front of the gateway.
+fn at_edge(manager: &mut HttpConnectionManager, topology: &GatewayTopology) {
+    manager.http_protocol_options = Some(Default::default());
+    manager.use_remote_address = boolean(true);
+    manager.xff_num_trusted_hops = topology.num_trusted_proxies.unwrap_or_default();
+    let details = topology.forward_client_cert_details;
+    manager.forward_client_cert_details = forwarded(details, ForwardClientCertDetails::SanitizeSet);
+    if manager.forward_client_cert_details == ForwardClientCertDetails::AppendForward as i32
+        || manager.forward_client_cert_details == ForwardClientCertDetails::SanitizeSet as i32
+    {
         manager.set_current_client_cert_details = Some(SetCurrentClientCertDetails {
             subject: boolean(true),
+            cert: true,
             dns: true,
             uri: true,
             ..Default::default()
         });
     }
-    if setting.view.role == Role::Router {
-        at_edge(&mut manager);
-    }
-    manager
 }
 
-/// Sets what gateways do with requests of clients that are not trusted: their address and certificate replace what the
-/// requests say of them.
-fn at_edge(manager: &mut HttpConnectionManager) {
-    manager.http_protocol_options = Some(Default::default());
-    manager.server_name = "istio-envoy".into();
-    manager.use_remote_address = boolean(true);
-    manager.forward_client_cert_details = ForwardClientCertDetails::SanitizeSet as i32;
-    manager.set_current_client_cert_details = Some(SetCurrentClientCertDetails {
-        subject: boolean(true),
-        cert: true,
-        dns: true,
-        uri: true,
-        ..Default::default()
-    });
+fn forwarded(from: ForwardedClientCert, default: ForwardClientCertDetails) -> i32 {
+    (match from {
+        ForwardedClientCert::Undefined => default,
+        ForwardedClientCert::Sanitize => ForwardClientCertDetails::Sanitize,
+        ForwardedClientCert::ForwardOnly => ForwardClientCertDetails::ForwardOnly,
+        ForwardedClientCert::AppendForward => ForwardClientCertDetails::AppendForward,
+        ForwardedClientCert::SanitizeSet => ForwardClientCertDetails::SanitizeSet,
+        ForwardedClientCert::AlwaysForwardOnly => ForwardClientCertDetails::AlwaysForwardOnly,
+    }) as i32
+}
+
+/// Sets the headers that all connection managers of a proxy have in common.
+fn set_headers(manager: &mut HttpConnectionManager, headers: &ProxyHeaders) {
+    if headers.server.disabled == Some(true) {
+        manager.server_name = String::new();
+        manager.server_header_transformation = ServerHeaderTransformation::PassThrough as i32;
+    } else if !headers.server.value.is_empty() {
+        manager.server_name.clone_from(&headers.server.value);
+    }
+    manager.generate_request_id = headers.request_id.is_off().then(|| boolean(false)).flatten();
+    manager.append_x_forwarded_port = headers.x_forwarded_port.enabled == Some(true);
+    if headers.preserve_http1_header_case == Some(true) {
+        manager.http_protocol_options.get_or_insert_default().header_key_format = Some(preserved_case());
+    }
+}
+
+/// Returns the format of HTTP/1.1 headers that preserves their case.
+pub(super) fn preserved_case() -> HeaderKeyFormat {
+    const TYPE: &str = "type.googleapis.com/envoy.extensions.http.header_formatters.preserve_case.v3.PreserveCaseFormatterConfig";
+    HeaderKeyFormat {
+        header_format: Some(HeaderFormat::StatefulFormatter(core::TypedExtensionConfig {
+            name: "preserve_case".into(),
+            typed_config: Some(Any { type_url: TYPE.into(), value: Vec::new() }),
+        })),
+    }
 }
 
 fn normalize_paths(manager: &mut HttpConnectionManager, how: Normalization) {
@@ -240,7 +319,8 @@ fn http_filters(setting: Setting<'_>, direction: Direction, policy: Vec<HttpFilt
     };
     let mut filters = Vec::new();
     if !view.plain_envoy {
-        filters.push(http(METADATA_EXCHANGE, peer_metadata(direction)));
+        let in_mesh = setting.proxy.proxy_headers.metadata_exchange_headers.mode == ExchangeMode::InMesh;
+        filters.push(http(METADATA_EXCHANGE, peer_metadata(direction, in_mesh)));
     }
     filters.extend(policy);
     if setting.grpc_web {
@@ -264,7 +344,9 @@ fn http_filters(setting: Setting<'_>, direction: Direction, policy: Vec<HttpFilt
         };
         filters.push(http("envoy.filters.http.dynamic_forward_proxy", pack(&config)));
     }
-    filters.push(http("envoy.filters.http.router", pack(&Router::default())));
+    let suppress_envoy_headers = setting.proxy.proxy_headers.envoy_debug_headers.is_off();
+    let router = Router { suppress_envoy_headers, ..Default::default() };
+    filters.push(http("envoy.filters.http.router", pack(&router)));
     filters
 }
 
@@ -295,9 +377,11 @@ fn tcp_exchange() -> Any {
     )
 }
 
-/// Returns the filter that exchanges peer metadata in headers.
-fn peer_metadata(direction: Direction) -> Any {
+/// Returns the filter that exchanges peer metadata in headers, with services of the mesh alone (`in_mesh`) or with all.
+fn peer_metadata(direction: Direction, in_mesh: bool) -> Any {
     let by = |name: &str| istio::structure([(name, istio::structure([]))]);
+    let skip = istio::structure([("skip_external_clusters", istio::boolean(true))]);
+    let to_upstream = if in_mesh { istio::structure([("istio_headers", skip)]) } else { by("istio_headers") };
     let lists: [(&str, Vec<Value>); 2] = match direction {
         Direction::Inbound => [
             ("downstream_discovery", vec![by("istio_headers"), by("workload_discovery")]),
@@ -305,7 +389,7 @@ fn peer_metadata(direction: Direction) -> Any {
         ],
         Direction::Outbound => [
             ("upstream_discovery", vec![by("istio_headers"), by("workload_discovery")]),
-            ("upstream_propagation", vec![by("istio_headers")]),
+            ("upstream_propagation", vec![to_upstream]),
         ],
     };
     let fields = lists.map(|(name, list)| (name, istio::list(list)));

@@ -6,7 +6,7 @@
 //! Modules in the order of the data:
 //!
 //! - [`pb`], [`packed`] and [`order`]: messages and their bytes
-//! - [`policy`], [`pool`], [`balance`] and [`locality`]: settings of DestinationRules
+//! - [`policy`], [`pool`], [`balance`] and [`locality`]: settings of DestinationRules; [`stat_names`] and [`protocol`]
 //! - [`tls`], [`dynamic_dns`], [`clusters`], [`endpoints`]
 //! - [`clause`], [`authorizer`], [`jwt`] and [`rbac`]: authentication of requests and authorization
 //! - [`rate_limit`]: limits of requests
@@ -34,9 +34,11 @@ mod packed;
 mod pb;
 mod policy;
 mod pool;
+mod protocol;
 mod rate_limit;
 mod rbac;
 mod routes;
+mod stat_names;
 mod telemetry;
 mod tls;
 mod tracing;
@@ -53,7 +55,8 @@ use crate::{
     ClientScope, Diagnostic, ObjectKey, ProxyView, Role, Severity, World,
     api::{
         self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, VirtualService,
-        kube::Locality, mesh_config::OutboundMode, sidecar::Egress, virtual_service::Destination,
+        kube::Locality, mesh_config::OutboundMode, proxy_config::SharedHeaders, sidecar::Egress,
+        virtual_service::Destination,
     },
     world::{Grouping, NamespaceFacts, gateway_name},
 };
@@ -254,12 +257,15 @@ pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resou
     let mut made = Resources::default();
     // Only routes and endpoints depend on labels. Those are shared, except the routes of gateways. The outline has what
     // the Sidecar selects.
-    let grouping = if view.role == Role::Router { world.grouping() } else { Grouping::default() };
+    let grouping = match view.role {
+        Role::Router => world.grouping(),
+        Role::Sidecar | Role::Grpc => Grouping::of_settings(world),
+    };
     let client_scope = ClientScope::of(view, &grouping);
     let scope = Scope::new(world, &client_scope);
     match view.role {
         Role::Router => {
-            add_cluster(&mut made, &clusters::black_hole());
+            add_cluster(&mut made, &clusters::black_hole(world.mesh()));
             gateway::add(&mut made, &scope, view, &mut findings);
         }
         Role::Grpc => {}
@@ -293,6 +299,8 @@ struct Scope<'a> {
     hosts_apart: bool,
     /// Whether names of endpoints are sent as their addresses.
     names_resolved: bool,
+    /// Headers that the client sets.
+    headers: SharedHeaders,
     /// What the Sidecar of the client lets it call; `None`: everything.
     egress: Option<&'a Arc<Egress>>,
 }
@@ -312,6 +320,7 @@ impl<'a> Scope<'a> {
             plain_envoy: client_scope.plain_envoy,
             hosts_apart: client_scope.hosts_apart,
             names_resolved: client_scope.names_resolved,
+            headers: client_scope.headers,
             egress: client_scope.egress.as_ref(),
         }
     }
@@ -392,10 +401,10 @@ fn add_sidecar(
     outline: &Outline,
     findings: &mut CompileFindings<'_>,
 ) {
-    clusters::special(view).iter().for_each(|cluster| add_cluster(made, cluster));
+    clusters::special(scope, view).iter().for_each(|cluster| add_cluster(made, cluster));
     let unknown = visibility::UnknownDestinations::of(scope.world.mesh(), outline.egress());
     if unknown.mode == OutboundMode::AllowAnyDynamicDns {
-        add_cluster(made, &clusters::dynamic_dns(view));
+        add_cluster(made, &clusters::dynamic_dns(scope, view));
     }
     let ports = listeners::inbound_ports(scope.world, view);
     for port in &ports {

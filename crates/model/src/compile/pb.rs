@@ -121,6 +121,7 @@ pub(super) fn matching(pattern: matcher::string_matcher::MatchPattern) -> matche
 
 /// Returns the path in Istio's API of the object that a resource was compiled from, shown in logs and `config_dump`.
 pub(super) fn config_path(kind: &str, namespace: &str, name: &str) -> Value {
+    let name = crate::world::shown_name(name);
     istio::string(format!("/apis/networking.istio.io/v1/namespaces/{namespace}/{kind}/{name}"))
 }
 

@@ -130,9 +130,15 @@ pub(super) fn http2(pool: Option<&ConnectionPool>) -> core::Http2ProtocolOptions
     }
 }
 
-/// Returns whether HTTP/1.1 requests are sent as HTTP/2.
-pub(super) fn upgrades(pool: Option<&ConnectionPool>) -> bool {
-    parts(pool).1.is_some_and(|http| http.h2_upgrade_policy == Some(H2Upgrade::Upgrade))
+/// Returns whether HTTP/1.1 requests are sent as HTTP/2; `default` is the setting of the mesh.
+pub(super) fn upgrades(pool: Option<&ConnectionPool>, default: bool) -> bool {
+    let Some(http) = parts(pool).1 else { return default };
+    match http.h2_upgrade_policy {
+        _ if http.use_client_protocol => false,
+        Some(H2Upgrade::Upgrade) => true,
+        Some(H2Upgrade::DoNotUpgrade) => false,
+        _ => default,
+    }
 }
 
 /// Returns whether requests are sent by the client's protocol.

@@ -22,6 +22,7 @@ use crate::parse;
 mod gateway;
 mod grpc;
 mod rate_limits;
+mod settings;
 mod sidecar;
 mod tokens;
 mod trust;
@@ -82,6 +83,7 @@ fn view() -> ProxyView {
         hosts_apart: false,
         names_resolved: false,
         metadata: std::sync::Arc::default(),
+        settings: Arc::default(),
         is_authenticated: false,
     }
 }

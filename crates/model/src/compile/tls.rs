@@ -24,6 +24,7 @@ use super::pb::{Any, boolean, core, matcher, matching, pack, seconds};
 use crate::api::{
     MeshConfig,
     destination_rule::{ClientTls, TlsMode},
+    gateway::TlsVersion,
 };
 
 /// Secret with the roots of each trust domain, from the control plane.
@@ -118,13 +119,18 @@ fn names_of<'a>(
         let domain = domain.clone();
         identities.iter().map(move |id| SpiffeId { trust_domain: domain.clone(), ..id.clone() }.to_string())
     };
-    let names = domains.flat_map(under);
-    names.map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))).collect()
+    let mut names: Vec<String> = domains.flat_map(under).collect();
+    names.sort_unstable();
+    names.into_iter().map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))).collect()
 }
 
 /// Returns other TLS as a DestinationRule defines it. The proxy's agent reads files by name; the control plane serves
 /// Secrets.
-pub(super) fn client(settings: &ClientTls, inside: UpstreamProtocol) -> core::TransportSocket {
+pub(super) fn client(
+    mesh: &MeshConfig,
+    settings: &ClientTls,
+    inside: UpstreamProtocol,
+) -> core::TransportSocket {
     let names = settings.subject_alt_names.iter().cloned();
     let names = names.map(|name| matching(matcher::string_matcher::MatchPattern::Exact(name))).collect();
     let alpn: &[&str] = if inside == UpstreamProtocol::Http2 { &["h2"] } else { &[] };
@@ -151,6 +157,11 @@ pub(super) fn client(settings: &ClientTls, inside: UpstreamProtocol) -> core::Tr
             specifier: Some(core::data_source::Specifier::Filename(settings.ca_crl.clone())),
             ..Default::default()
         });
+    }
+    if let Some(params) = &mut context.tls_params {
+        let defaults = &mesh.tls_defaults;
+        params.ecdh_curves.clone_from(&defaults.ecdh_curves);
+        params.cipher_suites = crate::validate::known_ciphers(&defaults.cipher_suites);
     }
     tls_socket(pack(&UpstreamTlsContext {
         common_tls_context: Some(context),
@@ -181,8 +192,18 @@ pub(super) fn downstream(mesh: &MeshConfig, tcp: bool, plain_envoy: bool) -> cor
         prefixes.map(|prefix| matching(matcher::string_matcher::MatchPattern::Prefix(prefix))).collect();
     let alpn: &[&str] =
         if tcp && !plain_envoy { &[PEER_EXCHANGE, "h2", "http/1.1"] } else { &["h2", "http/1.1"] };
+    let mut context = common(names, trust(mesh), &CIPHERS, alpn);
+    if let Some(params) = &mut context.tls_params {
+        let ciphers = crate::validate::known_ciphers(&mesh.mesh_mtls.cipher_suites);
+        if !ciphers.is_empty() {
+            params.cipher_suites = ciphers;
+        }
+        if mesh.mesh_mtls.min_protocol_version == TlsVersion::V1_3 {
+            params.tls_minimum_protocol_version = TlsProtocol::TlSv13 as i32;
+        }
+    }
     tls_socket(pack(&DownstreamTlsContext {
-        common_tls_context: Some(common(names, trust(mesh), &CIPHERS, alpn)),
+        common_tls_context: Some(context),
         require_client_certificate: boolean(true),
         ..Default::default()
     }))

@@ -42,8 +42,7 @@ const GROUPS: &[(&str, &[&str])] = &[
 const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("networking.istio.io", &["ProxyConfig"]),
     ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
-    ("gateway.networking.k8s.io", &["UDPRoute", "BackendTLSPolicy"]),
-    ("networking.k8s.io", &["Ingress"]),
+    ("gateway.networking.k8s.io", &["UDPRoute"]),
     ("", &["Endpoints"]),
 ];
 
@@ -64,7 +63,7 @@ const NEUTRAL: &[(&str, &[&str])] = &[
         ],
     ),
     ("apps", &["ControllerRevision"]),
-    ("networking.k8s.io", &["IPAddress", "IngressClass", "NetworkPolicy", "ServiceCIDR"]),
+    ("networking.k8s.io", &["IPAddress", "NetworkPolicy", "ServiceCIDR"]),
     ("install.istio.io", &["IstioOperator"]),
 ];
 
@@ -83,14 +82,7 @@ const FOREIGN_DOMAINS: &[&str] = &[
 
 /// Settings of the mesh configuration that concern how Istio is installed and run, or that do not change what sidecars
 /// do here.
-const HARMLESS_SETTINGS: &[&str] = &[
-    "certificates",
-    "configSources",
-    "ingressClass",
-    "ingressControllerMode",
-    "ingressSelector",
-    "ingressService",
-];
+const HARMLESS_SETTINGS: &[&str] = &["certificates", "configSources"];
 
 /// Remedy for a Kustomization.
 pub(super) const KUSTOMIZE: &str = "use the output of `kustomize build`";
@@ -253,7 +245,7 @@ pub(super) fn is_harmless_setting(path: &str) -> bool {
 /// Returns the consequence of a kind that has no effect, and the remedy.
 fn consequence(kind: &str) -> (&'static str, &'static str) {
     match kind {
-        "Gateway" | "GatewayClass" | "ListenerSet" | "Ingress" => ("nothing listens on its ports", ""),
+        "Gateway" | "GatewayClass" | "ListenerSet" => ("nothing listens on its ports", ""),
         "HTTPRoute" | "GRPCRoute" | "TCPRoute" | "TLSRoute" | "UDPRoute" => {
             ("requests are routed without it", "use a VirtualService")
         }
@@ -347,7 +339,7 @@ mod tests {
             (
                 "extensions/v1beta1",
                 "Ingress",
-                "error: Ingress does not belong to apiVersion extensions/v1beta1; write apiVersion: networking.k8s.io/v1",
+                "error: Ingress does not belong to apiVersion extensions/v1beta1; write apiVersion: networking.k8s.io/v1 (Ingress)",
             ),
             ("serving.knative.dev/v1", "Service", "foreign: Service of serving.knative.dev"),
             (

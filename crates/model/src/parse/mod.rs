@@ -342,7 +342,13 @@ impl Reading {
         if let Some(object) = self.take(node, decoded, Severity::Error) {
             let findings = check(&object.spec);
             let meta = kube::meta(object.metadata, true);
-            self.finish(node, Typed { meta, spec: object.spec }.into(), findings);
+            let mut object = Object::from(Typed { meta, spec: object.spec });
+            if !object.kind().is_namespaced()
+                && let Some(meta) = object.meta_mut()
+            {
+                meta.namespace.clear();
+            }
+            self.finish(node, object, findings);
         }
     }
 
@@ -376,7 +382,7 @@ impl Reading {
                     let message = "is not the mesh configuration, so it has no effect";
                     findings.warning("data.mesh", message, MESH_CONFIG);
                 }
-                ConfigMap::Other
+                validate::root_map(&map.data)
             }
         };
         self.finish(node, Object::ConfigMap(Arc::new(Typed { meta, spec })), findings.done());

@@ -3,7 +3,10 @@
 use x509_parser::pem::Pem;
 
 use super::Findings;
-use crate::api::MeshConfig;
+use crate::api::{ConfigMap, Labels, MeshConfig};
+
+/// Key of the certificates in a ConfigMap. Source: Gateway API, BackendTLSPolicy.
+const ROOTS_KEY: &str = "ca.crt";
 
 /// Checks `caCertificates`. An entry with unsupported fields verifies no certificate.
 pub(super) fn check(mesh: &MeshConfig, findings: &mut Findings) {
@@ -49,6 +52,15 @@ pub(super) fn check(mesh: &MeshConfig, findings: &mut Findings) {
                 findings.warning(field, message, "add it to trustDomainAliases");
             }
         }
+    }
+}
+
+/// Returns the content of a ConfigMap that has no settings: its certificates, if it has some and nothing else in that
+/// key.
+pub(crate) fn root_map(data: &Labels) -> ConfigMap {
+    match data.get(ROOTS_KEY) {
+        Some(pem) if check_pem(pem).is_ok() => ConfigMap::Roots(pem.as_str().into()),
+        _ => ConfigMap::Other,
     }
 }
 

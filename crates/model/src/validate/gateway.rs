@@ -205,21 +205,26 @@ fn check_credentials(tls: &ServerTls, field: &str, findings: &mut Findings) {
     }
 }
 
+/// Checks a list of cipher suites.
+pub(super) fn ciphers(list: &[String], field: &str, findings: &mut Findings) {
+    for (index, name) in list.iter().enumerate() {
+        let field = format!("{field}[{index}]");
+        if !CIPHERS.contains(&name.as_str()) {
+            let message = format!("{name:?} is not a known cipher suite and is left out");
+            findings.warning(field, message, "use a name of OpenSSL, such as ECDHE-RSA-AES128-GCM-SHA256");
+        } else if list[..index].contains(name) {
+            findings.warning(field, "is listed twice", "remove one of them");
+        }
+    }
+}
+
 fn check_parameters(tls: &ServerTls, field: &str, findings: &mut Findings) {
     let (min, max) = (tls.min_protocol_version, tls.max_protocol_version);
     if max != TlsVersion::Auto && min > max {
         let message = "is above maxProtocolVersion";
         findings.error(format!("{field}.minProtocolVersion"), message, "lower it");
     }
-    for (index, name) in tls.cipher_suites.iter().enumerate() {
-        let field = format!("{field}.cipherSuites[{index}]");
-        if !CIPHERS.contains(&name.as_str()) {
-            let message = format!("{name:?} is not a known cipher suite and is left out");
-            findings.warning(field, message, "use a name of OpenSSL, such as ECDHE-RSA-AES128-GCM-SHA256");
-        } else if tls.cipher_suites[..index].contains(name) {
-            findings.warning(field, "is listed twice", "remove one of them");
-        }
-    }
+    ciphers(&tls.cipher_suites, &format!("{field}.cipherSuites"), findings);
     let hexadecimal = |hash: &String| {
         let digits = hash.chars().filter(|c| *c != ':');
         digits.clone().count() == 64 && digits.clone().all(|c| c.is_ascii_hexdigit())

@@ -5,7 +5,10 @@ use skysail_yaml::join;
 
 use super::Findings;
 use crate::{
-    api::{Kind, Labels, Meta},
+    api::{
+        Kind, Labels, Meta,
+        proxy_config::{self, ProxySettings},
+    },
     spelling::nearest,
 };
 
@@ -101,6 +104,10 @@ pub(super) fn values(map: &Labels, at: &str, findings: &mut Findings) {
             findings.warning(field, format!("{value:?} is neither \"true\" nor \"false\""), remedy);
             continue;
         }
+        if key == proxy_config::ANNOTATION {
+            settings(value, &field, findings);
+            continue;
+        }
         let domain = key.split('/').next().unwrap_or_default();
         let known_domain =
             ["sidecar.istio.io", "traffic.sidecar.istio.io", "proxy.istio.io"].contains(&domain);
@@ -110,6 +117,26 @@ pub(super) fn values(map: &Labels, at: &str, findings: &mut Findings) {
             let remedy =
                 nearest(key, &of_domain).map_or_else(String::new, |near| format!("did you mean {near}?"));
             findings.warning(field, format!("{key:?} is unknown and has no effect"), remedy);
+        }
+    }
+}
+
+/// Checks the settings of a proxy in an annotation.
+fn settings(text: &str, field: &str, findings: &mut Findings) {
+    match ProxySettings::read(text) {
+        Err(reason) => {
+            let message = format!("cannot be read and has no effect: {reason}");
+            findings.warning(field, message, "write the fields of ProxyConfig as YAML");
+        }
+        Ok((settings, others)) => {
+            for name in others {
+                findings.warning(field, format!("setting {name} is not supported and has no effect"), "");
+            }
+            let value = &settings.proxy_headers.server.value;
+            if !proxy_config::is_header_value(value) {
+                let message = format!("proxyHeaders.server.value {value:?} is not a header value");
+                findings.warning(field, message, "use printable ASCII characters");
+            }
         }
     }
 }

@@ -27,6 +27,7 @@ mod virtual_service;
 mod volumes;
 mod workload;
 
+pub(crate) use ca_certificates::root_map;
 pub(crate) use destination_rule::destination_rule;
 pub(crate) use envoy_filter::envoy_filter;
 pub(crate) use gateway::{gateway, known_ciphers};
@@ -51,7 +52,7 @@ pub(crate) use virtual_service::virtual_service;
 pub(crate) use workload::{workload_entry, workload_group};
 
 use crate::{
-    api::{Duration, MeshConfig, StringMatch},
+    api::{Duration, MeshConfig, StringMatch, proxy_config as proxy_settings},
     diagnostic::Severity,
 };
 
@@ -127,6 +128,17 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
         virtual_service::retries(retries, "defaultHttpRetryPolicy", &mut findings);
     }
     extension_provider::check(mesh, &mut findings);
+    let server = &mesh.default_config.proxy_headers.server.value;
+    if !proxy_settings::is_header_value(server) {
+        let message = format!("{server:?} is not a header value");
+        findings.error("defaultConfig.proxyHeaders.server.value", message, "use printable ASCII characters");
+    }
+    gateway::ciphers(&mesh.tls_defaults.cipher_suites, "tlsDefaults.cipherSuites", &mut findings);
+    gateway::ciphers(&mesh.mesh_mtls.cipher_suites, "meshMTLS.cipherSuites", &mut findings);
+    if !mesh.mesh_mtls.ecdh_curves.is_empty() {
+        // As in Istio, the whole configuration is refused.
+        findings.error("meshMTLS.ecdhCurves", "is not supported, nor in Istio", "use tlsDefaults.ecdhCurves");
+    }
     findings.done()
 }
 

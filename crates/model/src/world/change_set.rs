@@ -7,7 +7,7 @@ use crate::{
     ObjectKey, ProxyView, Role,
     api::{
         Kind, Labels, Pod, Protocol, Service, ServicePort, Typed, VirtualService, kube::SliceEndpoint,
-        selects,
+        mesh_config, selects,
     },
     world::WELL_KNOWN_PORT,
 };
@@ -123,17 +123,20 @@ impl World {
             | Kind::GrpcRoute
             | Kind::TlsRoute
             | Kind::TcpRoute
-            | Kind::ReferenceGrant => ChangeSet::nothing(),
+            | Kind::ReferenceGrant
+            | Kind::BackendTlsPolicy
+            | Kind::Ingress
+            | Kind::IngressClass => ChangeSet::nothing(),
+            Kind::ConfigMap if !mesh_config::is_own(namespace, name) => {
+                ChangeSet { workloads: self.uses_root_map(namespace, name), ..ChangeSet::default() }
+            }
             Kind::Namespace
             | Kind::Node
             | Kind::ConfigMap
             | Kind::PeerAuthentication
             | Kind::Sidecar
             | Kind::ProxyConfig
-            | Kind::EnvoyFilter
-            | Kind::Ingress
-            | Kind::IngressClass
-            | Kind::BackendTlsPolicy => ChangeSet::everything(),
+            | Kind::EnvoyFilter => ChangeSet::everything(),
             Kind::RateLimitPolicy => self.changes_of_rate_limits(namespace, name),
             Kind::Gateway => {
                 let gateway = self.gateways.get(namespace, name).map(|entry| &entry.object.spec);

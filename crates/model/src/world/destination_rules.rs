@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::{
-    World,
+    CONFIG_MAP, World,
     hosts::{by_age, exported, most_specific},
     store::Entry,
 };
 use crate::{
     ProxyView, Role,
     api::{
-        DestinationRule, Labels, Typed,
+        DestinationRule, Labels, TrafficPolicy, Typed,
         destination_rule::{ClientTls, WorkloadSelector},
         selects,
     },
@@ -78,13 +78,19 @@ impl World {
                 meta.namespace == view.namespace && selects(&selector.match_labels, &view.labels)
             };
             match &spec.workload_selector {
+                _ if spec.is_derived => exports(export_to, &meta.namespace, &view.namespace),
                 Some(selector) => selects_it(selector),
                 None => view.role == Role::Router && exports(export_to, &meta.namespace, &view.namespace),
             }
         };
         let with_credential =
             self.destination_rules.iter().filter(|entry| entry.object.spec.has_credential());
-        with_credential.filter(applies).flat_map(|entry| entry.object.spec.credentials()).collect()
+        let applying = with_credential.filter(applies).map(|entry| &entry.object.spec);
+        // Only policies of Gateway API refer to ConfigMaps.
+        let may_use = |rule: &DestinationRule, tls: &&ClientTls| {
+            rule.is_derived || !tls.credential_name.starts_with(CONFIG_MAP)
+        };
+        applying.flat_map(|rule| rule.credentials().filter(move |tls| may_use(rule, tls))).collect()
     }
 
     /// Returns the rules of a namespace with the most specific host, oldest first, each with its effective `exportTo`.
@@ -157,9 +163,36 @@ fn add(rule: &mut Arc<Typed<DestinationRule>>, from: &DestinationRule) {
             Arc::make_mut(rule).spec.subsets.push(subset.clone());
         }
     }
-    if rule.spec.traffic_policy.is_none() && from.traffic_policy.is_some() {
-        Arc::make_mut(rule).spec.traffic_policy.clone_from(&from.traffic_policy);
+    match (rule.spec.is_derived, from.is_derived) {
+        (true, false) => {
+            let filled = fill(from.traffic_policy.as_ref(), rule.spec.traffic_policy.as_ref());
+            Arc::make_mut(rule).spec.traffic_policy = filled;
+        }
+        (false, true) => {
+            let filled = fill(rule.spec.traffic_policy.as_ref(), from.traffic_policy.as_ref());
+            Arc::make_mut(rule).spec.traffic_policy = filled;
+        }
+        _ if rule.spec.traffic_policy.is_none() && from.traffic_policy.is_some() => {
+            Arc::make_mut(rule).spec.traffic_policy.clone_from(&from.traffic_policy);
+        }
+        _ => {}
     }
+}
+
+/// Returns a policy with the settings of one that is made from policies of Gateway API where it has none. Source:
+/// istiod's merging of both.
+fn fill(own: Option<&TrafficPolicy>, derived: Option<&TrafficPolicy>) -> Option<TrafficPolicy> {
+    let (Some(own), Some(derived)) = (own, derived) else { return own.or(derived).cloned() };
+    let mut filled = own.clone();
+    filled.tls = filled.tls.or_else(|| derived.tls.clone());
+    for of_port in &derived.port_level_settings {
+        let known = filled.port_level_settings.iter_mut().find(|known| known.port == of_port.port);
+        match known {
+            Some(known) => known.tls = known.tls.take().or_else(|| of_port.tls.clone()),
+            None => filled.port_level_settings.push(of_port.clone()),
+        }
+    }
+    Some(filled)
 }
 
 /// Returns the rule for a client: the first whose selector matches, otherwise the last without a selector.

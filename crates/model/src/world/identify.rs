@@ -7,7 +7,11 @@ use std::{net::IpAddr, sync::Arc};
 use super::World;
 use crate::{
     ProxyNode, ProxyView,
-    api::{Pod, Typed, kube::Locality},
+    api::{
+        Pod, Typed,
+        kube::Locality,
+        proxy_config::{self, HttpSettings, ProxySettings},
+    },
 };
 
 /// Error for a proxy that names a pod with another service account.
@@ -86,6 +90,8 @@ impl World {
         let preferred = pod.spec.ips.iter().find(|ip| ip.is_ipv4() == view.ipv4);
         view.address = preferred.filter(|_| has_ingress).copied();
         self.set_locality(&pod.spec.node, view);
+        let settings = pod.meta.annotations.get(proxy_config::ANNOTATION);
+        view.settings = settings.map(|text| Arc::new(annotated(text))).unwrap_or_default();
     }
 
     /// Sets the locality of a proxy to that of its Kubernetes node, if known.
@@ -95,4 +101,11 @@ impl World {
             view.locality = locality;
         }
     }
+}
+
+/// Returns the settings of an annotation; none if it cannot be read, about which validation warns.
+fn annotated(text: &str) -> HttpSettings {
+    let mut settings = ProxySettings::read(text).map(|(settings, _)| settings.http()).unwrap_or_default();
+    settings.remove_bad_texts();
+    settings
 }

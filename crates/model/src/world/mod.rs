@@ -43,7 +43,7 @@ pub use effect::{Effect, Effects};
 pub use endpoints::Endpoint;
 pub use entry_hosts::Resolved;
 pub use envoy_filters::{FilterSelection, SharedFilters};
-pub(crate) use gateway_api::CREDENTIAL;
+pub(crate) use gateway_api::{CONFIG_MAP, CREDENTIAL, INVALID, shown_name};
 pub use gateway_api::{Condition, GatewayApiStatus, ListenerStatus, ParentStatus};
 pub(crate) use gateways::{BoundRule, gateway_name};
 pub(crate) use hosts::WELL_KNOWN_PORT;
@@ -120,6 +120,8 @@ pub struct World {
     reference_grants: Store<ReferenceGrant>,
     backend_tls_policies: Store<BackendTlsPolicy>,
     rate_limit_policies: Store<RateLimitPolicy>,
+    /// ConfigMaps with certificates.
+    root_maps: Store<ConfigMap>,
 
     /// Pods by namespace and label.
     pod_labels: LabelIndex,
@@ -292,7 +294,7 @@ impl World {
             Kind::ConfigMap => match (namespace, name) {
                 (mesh_config::NAMESPACE, mesh_config::NAME) => self.mesh.take().is_some(),
                 (mesh_config::NAMESPACE, mesh_config::ADDRESSES) => self.allocate(None),
-                _ => false,
+                _ => self.root_maps.remove(namespace, name),
             },
             Kind::VirtualService => self.virtual_services.remove(namespace, name),
             Kind::DestinationRule => self.destination_rules.remove(namespace, name),
@@ -438,8 +440,26 @@ impl World {
                 changed
             }
             ConfigMap::Addresses(addresses) => self.allocate(Some(addresses.clone())),
-            ConfigMap::Other => false,
+            ConfigMap::Roots(_) => self.root_maps.insert(object, origin),
+            ConfigMap::Other => self.root_maps.remove(&object.meta.namespace, &object.meta.name),
         }
+    }
+
+    /// Returns the certificates (PEM) of a ConfigMap.
+    pub(crate) fn root_map(&self, namespace: &str, name: &str) -> Option<&str> {
+        match &self.root_maps.get(namespace, name)?.object.spec {
+            ConfigMap::Roots(pem) => Some(pem),
+            _ => None,
+        }
+    }
+
+    /// Returns whether a policy refers to a ConfigMap with certificates.
+    fn uses_root_map(&self, namespace: &str, name: &str) -> bool {
+        let mut policies = self.backend_tls_policies.in_namespace(namespace);
+        policies.any(|entry| {
+            let refs = &entry.object.spec.validation.ca_certificate_refs;
+            refs.iter().any(|of| of.name == name)
+        })
     }
 
     fn index_pod(&mut self, pod: &Typed<Pod>) {

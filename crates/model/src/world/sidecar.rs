@@ -6,7 +6,9 @@ use super::{World, envoy_filters::SharedFilters, fqdn, host_matches, store::Entr
 use crate::{
     ProxyView, Role,
     api::{
-        Labels, Sidecar, Typed, VirtualService, selects,
+        Labels, Sidecar, Typed, VirtualService,
+        proxy_config::HttpSettings,
+        selects,
         sidecar::{Egress, EgressListener},
     },
 };
@@ -19,6 +21,8 @@ pub struct Grouping {
     /// Sidecars in the order in which they are tried, with their namespaces.
     sidecars: Vec<(String, Selection)>,
     root_namespace: String,
+    /// Settings of proxies in the mesh configuration.
+    pub(crate) settings: HttpSettings,
     /// EnvoyFilters of shared resources.
     pub(crate) filters: SharedFilters,
 }
@@ -31,6 +35,11 @@ struct Selection {
 }
 
 impl Grouping {
+    /// Returns the grouping of clients by their settings alone.
+    pub(crate) fn of_settings(world: &World) -> Self {
+        Self { settings: world.mesh().default_config.http(), ..Self::default() }
+    }
+
     /// Returns what the Sidecar of a proxy lets it call; `None`: everything.
     pub(crate) fn egress(&self, view: &ProxyView) -> Option<Arc<Egress>> {
         if view.role == Role::Router || self.sidecars.is_empty() {
@@ -61,6 +70,7 @@ impl World {
             label_keys: self.label_keys(),
             sidecars: entries.iter().map(selection).collect(),
             root_namespace: self.mesh().root_namespace.clone(),
+            settings: self.mesh().default_config.http(),
             filters: self.shared_filters(),
         }
     }

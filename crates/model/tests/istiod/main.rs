@@ -103,13 +103,10 @@ scenarios! {
     #[ignore = "not compiled like this yet"]
     w_sidecar_kinds = "w-sidecar-kinds",
     x_dr_kinds = "x-dr-kinds",
-    #[ignore = "not compiled like this yet"]
     y1_mesh_paths_json = "y1-mesh-paths-json",
-    #[ignore = "not compiled like this yet"]
     y2_mesh_tls_locality = "y2-mesh-tls-locality",
     y3_mesh_inbound_selectors = "y3-mesh-inbound-selectors",
     z_gatewayapi_kinds = "z-gatewayapi-kinds",
-    #[ignore = "not compiled like this yet"]
     z2_ingress = "z2-ingress",
 }
 
@@ -249,6 +246,9 @@ fn apply(world: &mut World, text: &str, file: &str) {
 fn apply_secrets(world: &mut World, text: &str) {
     for document in skysail_yaml::documents(text) {
         let written = document.root.unwrap().to_json();
+        if written["kind"] == "ConfigMap" {
+            apply(world, &written.to_string(), "config-map.json");
+        }
         if written["kind"] != "Secret" {
             continue;
         }

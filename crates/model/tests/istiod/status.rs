@@ -23,6 +23,7 @@ fn the_status_is_what_istiod_writes() {
                 "status/grpcroutes.yaml",
                 "status/tlsroutes.yaml",
                 "status/tcproutes.yaml",
+                "status/backendtlspolicies.yaml",
             ],
         ),
     ] {
@@ -71,8 +72,9 @@ fn recorded(item: &Value) -> (String, Conditions) {
     for listener in status["listeners"].as_array().into_iter().flatten() {
         add(&format!("listener {} ", text(listener, "name")), &listener["conditions"]);
     }
-    for parent in status["parents"].as_array().into_iter().flatten() {
-        let of = &parent["parentRef"];
+    let ancestors = status["ancestors"].as_array().into_iter().flatten();
+    for parent in status["parents"].as_array().into_iter().flatten().chain(ancestors) {
+        let of = if parent["parentRef"].is_null() { &parent["ancestorRef"] } else { &parent["parentRef"] };
         let port = of["port"].as_u64().unwrap_or_default();
         let name = parent_name(
             text(of, "namespace"),

@@ -106,6 +106,7 @@ fn declarations() -> Vec<Value> {
             json!({"NODE_NAME": format!("n-{number}")}),
             json!({"ISTIO_VERSION": format!("1.{number}.0")}),
             json!({"MESH_ID": format!("mesh-{number}")}),
+            json!({"PROXY_CONFIG": {"gatewayTopology": {"numTrustedProxies": number + 1}}}),
             json!({"NETWORK": format!("network-{number}")}),
             json!({"ENVOY_CAPABILITIES": {"number": number}}),
         ]
@@ -139,6 +140,7 @@ fn declarations_cover_every_field_of_a_view() {
         cluster_id,
         locality,
         named_ports,
+        settings,
         ipv6,
     } = view(json!({}));
     let others: Vec<ProxyView> = declarations().into_iter().map(view).collect();
@@ -148,9 +150,10 @@ fn declarations_cover_every_field_of_a_view() {
         others.iter().any(|other| other.cluster_id != cluster_id),
         others.iter().any(|other| other.locality != locality),
         others.iter().any(|other| other.named_ports != named_ports),
+        others.iter().any(|other| other.settings != settings),
         others.iter().any(|other| other.ipv6 != ipv6),
     ];
-    assert_eq!(covered, [true; 6]);
+    assert_eq!(covered, [true; 7]);
 }
 
 #[test]

@@ -267,6 +267,32 @@ pub struct BackendValidation {
     pub well_known_ca_certificates: Option<String>,
     /// Server name, and name in the certificate.
     pub hostname: String,
+    /// Names of which the certificate must have one, instead of the server name.
+    pub subject_alt_names: Vec<SubjectAltName>,
+}
+
+/// Name in a certificate.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SubjectAltName {
+    /// Type.
+    #[serde(rename = "type")]
+    pub kind: SanType,
+    /// Host name.
+    pub hostname: String,
+    /// URI.
+    pub uri: String,
+}
+
+/// Type of a name in a certificate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum SanType {
+    /// Host name.
+    #[default]
+    Hostname,
+    /// URI.
+    #[serde(rename = "URI")]
+    Uri,
 }
 
 impl NamespaceSelector {

@@ -8,8 +8,8 @@ use serde::Deserialize;
 pub use gateways::{
     Address, AllowedListeners, AllowedRoutes, BackendTlsPolicy, BackendValidation, Gateway, GatewayClass,
     Grant, GrantFrom, GrantTo, Listener, ListenerProtocol, ListenerSet, ListenerTls, NamespaceSelector,
-    NamespacesFrom, ReferenceGrant, RouteGroupKind, RouteNamespaces, SelectorOperator, SelectorRequirement,
-    TlsMode,
+    NamespacesFrom, ReferenceGrant, RouteGroupKind, RouteNamespaces, SanType, SelectorOperator,
+    SelectorRequirement, SubjectAltName, TlsMode,
 };
 pub use routes::{
     Cors, Filter, FilterType, Fraction, GrpcMatch, GrpcMethod, GrpcRoute, GrpcRule, HeaderFilter,

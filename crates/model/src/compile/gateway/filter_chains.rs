@@ -24,6 +24,7 @@ use crate::{
         pb::{core, listener, pack, types},
         rate_limit::RateLimits,
         rbac::Authorization,
+        stat_names::Named,
     },
     world::{fqdn, gateway_name},
 };
@@ -155,6 +156,7 @@ impl Compiler<'_, '_> {
             let port = self.scope.destination_port(&to.destination, &host, server.server.number());
             ClusterName::outbound(port, &to.destination.subset, &host).to_string()
         };
+        let rule_namespace = rule.meta.namespace.clone();
         let mut proxy = TcpProxy { access_log: self.setting.telemetry.logs.clone(), ..Default::default() };
         match to {
             [] => return None,
@@ -171,7 +173,7 @@ impl Compiler<'_, '_> {
                         )),
                     });
                 }
-                proxy.stat_prefix.clone_from(&name);
+                proxy.stat_prefix = self.stat_prefix(&name, only, &rule_namespace, server);
                 proxy.cluster_specifier = Some(ClusterSpecifier::Cluster(name));
             }
             all => {
@@ -195,6 +197,29 @@ impl Compiler<'_, '_> {
         list.extend(filters::network_stats(self.setting));
         list.push(proxy);
         Some(list)
+    }
+}
+
+impl Compiler<'_, '_> {
+    /// Returns the name of a destination's cluster in statistics of connections. As in Istio, the port is the server's.
+    fn stat_prefix(
+        &self,
+        cluster: &str,
+        to: &L4Destination,
+        namespace: &str,
+        server: &GatewayServer<'_>,
+    ) -> String {
+        let pattern = &self.setting.mesh.outbound_cluster_stat_name;
+        let service = self.scope.world.service(&fqdn(&to.destination.host, namespace));
+        let Some(service) = service.filter(|_| !pattern.is_empty()) else { return cluster.to_owned() };
+        let named = Named {
+            host: to.destination.host.clone(),
+            subset: &to.destination.subset,
+            port: server.server.number(),
+            port_name: server.server.port.as_ref().map_or("", |port| port.name.as_str()),
+            ..Named::of_service(service)
+        };
+        named.fill(pattern)
     }
 }
 

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use skysail_core::names::Direction;
-use skysail_xds::envoy::pb::envoy::extensions::filters::listener::tls_inspector::v3::TlsInspector;
+use skysail_xds::envoy::pb::envoy::extensions::filters::listener::{
+    proxy_protocol::v3::ProxyProtocol, tls_inspector::v3::TlsInspector,
+};
 
 use super::{
     filter_chains::{self, Chain},
@@ -13,7 +15,7 @@ use crate::{
     ProxyView,
     compile::{
         Scope,
-        filters::Setting,
+        filters::{self, Setting},
         listeners::{any_address, inspector, virtual_listener},
         pb::{address, core, listener, pack, seconds, uint32},
         rbac::Authorization,
@@ -34,6 +36,7 @@ pub(super) fn compile(
     authorization: &Authorization,
 ) -> Vec<listener::Listener> {
     let telemetry = SideTelemetry::new(scope.world, view, Direction::Outbound);
+    let proxy = filters::settings(scope.world.mesh(), view);
     let setting = Setting {
         mesh: scope.world.mesh(),
         view,
@@ -42,6 +45,7 @@ pub(super) fn compile(
         grpc_web: false,
         http2: false,
         dynamic_dns: false,
+        proxy: &proxy,
     };
     let mut made: Vec<(u16, String, Vec<Chain>)> = Vec::new();
     // Server names of forwarded TLS by port and address: Envoy refuses two chains with the same match.
@@ -64,6 +68,7 @@ fn listener(setting: Setting<'_>, bind: &str, port: u16, chains: Vec<Chain>) -> 
     let is_tls = |chain: &Chain| chain.socket.is_some() || !chain.server_names.is_empty();
     let inspects = chains.iter().any(is_tls);
     let inspect_tls = TlsInspector { initial_read_buffer_size: uint32(TLS_READ_BYTES), ..Default::default() };
+    let behind_proxy = setting.proxy.gateway_topology.proxy_protocol.is_some();
     let inspector = || inspector("envoy.filters.listener.tls_inspector", pack(&inspect_tls));
     let view = setting.view;
     let both = view.ipv4 && view.ipv6 && bind == any_address(view);
@@ -71,7 +76,11 @@ fn listener(setting: Setting<'_>, bind: &str, port: u16, chains: Vec<Chain>) -> 
     listener::Listener {
         address: Some(address(bind, port)),
         additional_addresses: both.then_some(extra).into_iter().collect(),
-        listener_filters: inspects.then(inspector).into_iter().collect(),
+        listener_filters: behind_proxy
+            .then(proxy_protocol)
+            .into_iter()
+            .chain(inspects.then(inspector))
+            .collect(),
         traffic_direction: core::TrafficDirection::Outbound as i32,
         ..virtual_listener(
             setting,
@@ -80,6 +89,11 @@ fn listener(setting: Setting<'_>, bind: &str, port: u16, chains: Vec<Chain>) -> 
             chains.into_iter().map(filter_chain).collect(),
         )
     }
+}
+
+/// Returns the filter that reads the PROXY protocol of a load balancer in front of the gateway.
+fn proxy_protocol() -> listener::ListenerFilter {
+    inspector("envoy.filters.listener.proxy_protocol", pack(&ProxyProtocol::default()))
 }
 
 fn filter_chain(chain: Chain) -> listener::FilterChain {

@@ -33,7 +33,7 @@ pub(super) fn compile(
     }
     let number = servers.first().map_or(0, |server| server.server.number());
     let mut virtual_hosts: Vec<_> =
-        collapse(hosts).into_iter().map(|host| virtual_host(host, &made)).collect();
+        collapse(hosts).into_iter().map(|host| virtual_host(scope, host, &made)).collect();
     if virtual_hosts.is_empty() {
         // Requests get 404.
         let name = format!("blackhole:{number}");
@@ -109,7 +109,11 @@ fn collapse(hosts: BTreeMap<String, Host>) -> Vec<Host> {
     united
 }
 
-fn virtual_host(host: Host, made: &HashMap<Source, Vec<route::Route>>) -> route::VirtualHost {
+fn virtual_host(
+    scope: &Scope<'_>,
+    host: Host,
+    made: &HashMap<Source, Vec<route::Route>>,
+) -> route::VirtualHost {
     let routes = host.sources.iter().filter_map(|source| made.get(source)).flatten().cloned();
     // A route for all requests would hide the routes of the other VirtualServices.
     let (last, first): (Vec<_>, Vec<_>) = routes.partition(routes::matches_everything);
@@ -117,6 +121,11 @@ fn virtual_host(host: Host, made: &HashMap<Source, Vec<route::Route>>) -> route:
         if host.redirects { route::virtual_host::TlsRequirementType::All } else { Default::default() };
     route::VirtualHost {
         require_tls: require as i32,
-        ..routes::virtual_host(host.name, host.domains, first.into_iter().chain(last).collect())
+        ..routes::virtual_host(
+            scope.headers,
+            host.name,
+            host.domains,
+            first.into_iter().chain(last).collect(),
+        )
     }
 }

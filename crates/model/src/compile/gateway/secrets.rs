@@ -17,7 +17,7 @@ use crate::{
     ProxyView, World,
     api::destination_rule::{ClientTls, TlsMode},
     compile::{order, pb::core},
-    world::CREDENTIAL,
+    world::{CONFIG_MAP, CREDENTIAL},
 };
 
 /// Returns the secrets of a proxy. Only a proxy with a proven identity gets any, and only those of its namespace that
@@ -60,6 +60,13 @@ fn client_secrets(tls: &ClientTls) -> impl Iterator<Item = String> {
 
 /// Returns a secret; `None` if it does not exist, or has nothing of the demanded kind.
 fn of_name(world: &World, namespace: &str, name: &str) -> Option<SdsSecret> {
+    if let Some(path) = name.strip_prefix(CONFIG_MAP) {
+        let (namespace, map) = path.strip_suffix(ROOTS)?.split_once('/')?;
+        let roots = world.root_map(namespace, map)?;
+        let trusted_ca = inline(roots.as_bytes());
+        let context = CertificateValidationContext { trusted_ca, ..Default::default() };
+        return Some(SdsSecret { name: name.to_owned(), r#type: Some(Type::ValidationContext(context)) });
+    }
     let (namespace, bare) = match name.strip_prefix(CREDENTIAL) {
         Some(path) => path.split_once('/')?,
         None => (namespace, name.strip_prefix(PREFIX)?),

@@ -12,7 +12,7 @@ use crate::{
         gateway::{Server, ServerTls},
         kube::TargetPort,
     },
-    world::BoundRule,
+    world::{BoundRule, shown_name},
 };
 
 /// A server and its Gateway.
@@ -123,7 +123,8 @@ fn route_name(gateway: &Typed<Gateway>, server: &Server, listener_port: u16) -> 
     } else if server.is_http() {
         let name = server.port.as_ref().map_or("", |port| port.name.as_str());
         let meta = &gateway.meta;
-        format!("https.{}.{name}.{}.{}{bind}", server.number(), meta.name, meta.namespace)
+        let gateway = shown_name(&meta.name);
+        format!("https.{}.{name}.{gateway}.{}{bind}", server.number(), meta.namespace)
     } else {
         String::new()
     }

@@ -10,7 +10,11 @@ use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::tls::v3::{
 };
 
 use crate::{
-    api::gateway::{ServerTls, ServerTlsMode, TlsVersion},
+    api::{
+        MeshConfig,
+        gateway::{ServerTls, ServerTlsMode, TlsVersion},
+        mesh_config::TlsDefaults,
+    },
     compile::{
         filters::Setting,
         pb::{boolean, core, matcher, matching, pack},
@@ -30,7 +34,7 @@ pub(super) fn socket(setting: Setting<'_>, from: &ServerTls, tcp: bool) -> core:
     let exchanges = tcp && mutual && !setting.view.plain_envoy;
     let alpn: &[&str] = if exchanges { &[tls::PEER_EXCHANGE, "h2", "http/1.1"] } else { &["h2", "http/1.1"] };
     let common = CommonTlsContext {
-        tls_params: parameters(from),
+        tls_params: parameters(setting.mesh, from),
         tls_certificate_sds_secret_configs: certificates(from),
         validation_context_type: validation(setting, from),
         alpn_protocols: alpn.iter().map(ToString::to_string).collect(),
@@ -112,7 +116,7 @@ fn validation(setting: Setting<'_>, from: &ServerTls) -> Option<ValidationContex
 }
 
 /// Returns the limits of versions, cipher suites and curves; `None` for the proxy's defaults.
-fn parameters(from: &ServerTls) -> Option<TlsParameters> {
+fn parameters(mesh: &MeshConfig, from: &ServerTls) -> Option<TlsParameters> {
     let version = |version: TlsVersion| match version {
         TlsVersion::Auto => TlsProtocol::TlsAuto,
         TlsVersion::V1_0 => TlsProtocol::TlSv10,
@@ -120,11 +124,21 @@ fn parameters(from: &ServerTls) -> Option<TlsParameters> {
         TlsVersion::V1_2 => TlsProtocol::TlSv12,
         TlsVersion::V1_3 => TlsProtocol::TlSv13,
     } as i32;
+    // As in Istio, the defaults of the mesh do not apply to mutual TLS of the mesh.
+    let has_defaults = from.mode != ServerTlsMode::IstioMutual;
+    let default = if has_defaults { mesh.tls_defaults.clone() } else { TlsDefaults::default() };
+    let or = |own: &[String], default: Vec<String>| if own.is_empty() { default } else { own.to_vec() };
+    let oldest = match (from.min_protocol_version, default.min_protocol_version) {
+        (TlsVersion::Auto, TlsVersion::Auto) => TlsVersion::Auto,
+        (TlsVersion::Auto, TlsVersion::V1_3) => TlsVersion::V1_3,
+        (TlsVersion::Auto, _) => TlsVersion::V1_2,
+        (own, _) => own,
+    };
     let made = TlsParameters {
-        tls_minimum_protocol_version: version(from.min_protocol_version),
+        tls_minimum_protocol_version: version(oldest),
         tls_maximum_protocol_version: version(from.max_protocol_version),
-        cipher_suites: crate::validate::known_ciphers(&from.cipher_suites),
-        ecdh_curves: from.ecdh_curves.clone(),
+        cipher_suites: crate::validate::known_ciphers(&or(&from.cipher_suites, default.cipher_suites)),
+        ecdh_curves: or(&from.ecdh_curves, default.ecdh_curves),
         ..Default::default()
     };
     (made != TlsParameters::default()).then_some(made)

@@ -27,6 +27,7 @@ use crate::{
         },
         rate_limit::RateLimits,
         rbac::Authorization,
+        stat_names::Named,
         telemetry::SideTelemetry,
         tls,
     },
@@ -85,6 +86,7 @@ pub(in crate::compile) fn compile(
     authorization: &Authorization,
 ) -> listener::Listener {
     let telemetry = SideTelemetry::new(world, view, Direction::Inbound);
+    let proxy = filters::settings(world.mesh(), view);
     let inbound = Inbound {
         setting: Setting {
             mesh: world.mesh(),
@@ -94,6 +96,7 @@ pub(in crate::compile) fn compile(
             grpc_web: false,
             http2: false,
             dynamic_dns: false,
+            proxy: &proxy,
         },
         authorization,
         limits: RateLimits::new(world, view),
@@ -133,6 +136,7 @@ pub(in crate::compile) fn with_socket(
     authorization: &Authorization,
 ) -> listener::Listener {
     let telemetry = SideTelemetry::new(world, view, Direction::Inbound);
+    let proxy = filters::settings(world.mesh(), view);
     let inbound = Inbound {
         setting: Setting {
             mesh: world.mesh(),
@@ -142,6 +146,7 @@ pub(in crate::compile) fn with_socket(
             grpc_web: false,
             http2: false,
             dynamic_dns: false,
+            proxy: &proxy,
         },
         authorization,
         limits: RateLimits::new(world, view),
@@ -250,9 +255,12 @@ impl Inbound<'_> {
     }
 
     fn tcp_filters(&self, target: &Target<'_>) -> Vec<listener::Filter> {
-        filters::tcp_chain(
+        let pattern = &self.setting.mesh.inbound_cluster_stat_name;
+        let stat_prefix = if pattern.is_empty() { target.cluster() } else { target.named().fill(pattern) };
+        filters::named_tcp_chain(
             self.setting,
             Direction::Inbound,
+            stat_prefix,
             &target.cluster(),
             self.authorization.tcp_filters(),
         )
@@ -289,6 +297,15 @@ impl Inbound<'_> {
 }
 
 impl Target<'_> {
+    /// Returns the names of the service in statistics.
+    fn named(&self) -> Named<'_> {
+        let Some(port) = self.service else { return Named::default() };
+        match port.services.first().filter(|_| port.ingress.is_none()) {
+            Some((service, first)) => Named::of_port(service, first, port.port),
+            None => Named { host: port.host(), port: port.port, ..Named::default() },
+        }
+    }
+
     fn cluster(&self) -> String {
         match self.service {
             Some(service) => ClusterName::inbound(service.port).to_string(),

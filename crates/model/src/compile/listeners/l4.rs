@@ -26,6 +26,7 @@ use crate::{
         dynamic_dns::{self, Families},
         filters::{self, Setting},
         pb::{cidr, config_path, core, duration, fields, listener, metadata, pack, seconds},
+        stat_names::Named,
     },
     world::fqdn,
 };
@@ -135,20 +136,39 @@ impl Target<'_> {
     fn forward_to_service(&self) -> Vec<listener::Filter> {
         let host = self.service.fqdn();
         let cluster = ClusterName::outbound(self.port.port, "", &host).to_string();
-        self.forward_to(cluster, self.rule(&host).as_deref(), "")
+        // As in Istio, the port has no name here.
+        let named = Named { port: self.port.port, ..Named::of_service(self.service) };
+        let stat_prefix = self.stat_prefix(&cluster, &named);
+        self.forward_to(cluster, stat_prefix, self.rule(&host).as_deref(), "")
     }
 
     /// Returns the filters that forward to the destinations of a rule.
     fn to(&self, rule: &Typed<VirtualService>, route: &[L4Destination]) -> Vec<listener::Filter> {
         let Some(first) = route.first() else {
             // Validation requires a destination.
-            return self.forward_to(clusters::BLACK_HOLE.to_owned(), None, "");
+            let name = clusters::BLACK_HOLE;
+            return self.forward_to(name.to_owned(), name.to_owned(), None, "");
         };
         // As in Istio, the settings of the first destination's service apply to all.
         let settings = self.rule(&fqdn(&first.destination.host, &rule.meta.namespace));
         if let [only] = route {
             let cluster = self.cluster(rule, &only.destination);
-            return self.forward_to(cluster, settings.as_deref(), &only.destination.subset);
+            let subset = &only.destination.subset;
+            let service = self.world.service(&fqdn(&only.destination.host, &rule.meta.namespace));
+            let stat_prefix = match service {
+                Some(service) => {
+                    let named = Named {
+                        host: only.destination.host.clone(),
+                        subset,
+                        port: self.port.port,
+                        port_name: &self.port.name,
+                        ..Named::of_service(service)
+                    };
+                    self.stat_prefix(&cluster, &named)
+                }
+                None => cluster.clone(),
+            };
+            return self.forward_to(cluster, stat_prefix, settings.as_deref(), subset);
         }
         let weighted = route.iter().filter_map(|to| {
             let weight = u32::try_from(to.weight).ok().filter(|weight| *weight > 0)?;
@@ -160,13 +180,22 @@ impl Target<'_> {
         self.filters(proxy)
     }
 
+    /// Returns the name of a cluster in statistics of connections.
+    fn stat_prefix(&self, cluster: &str, named: &Named<'_>) -> String {
+        match self.world.mesh().outbound_cluster_stat_name.as_str() {
+            "" => cluster.to_owned(),
+            pattern => named.fill(pattern),
+        }
+    }
+
     fn forward_to(
         &self,
         cluster: String,
+        stat_prefix: String,
         settings: Option<&Typed<DestinationRule>>,
         subset: &str,
     ) -> Vec<listener::Filter> {
-        let mut proxy = self.proxy(cluster.clone(), ClusterSpecifier::Cluster(cluster), settings, subset);
+        let mut proxy = self.proxy(stat_prefix, ClusterSpecifier::Cluster(cluster), settings, subset);
         let tunnel = settings.and_then(|settings| settings.spec.tunnel(subset));
         proxy.tunneling_config = tunnel.map(|tunnel| TunnelingConfig {
             hostname: match tunnel.target_host.contains(':') {

@@ -176,6 +176,7 @@ pub(in crate::compile) fn compile(
 ) -> Vec<listener::Listener> {
     let unknown = UnknownDestinations::of(world.mesh(), outline.egress.as_deref());
     let telemetry = SideTelemetry::new(world, view, Direction::Outbound);
+    let proxy = filters::settings(world.mesh(), view);
     let setting = Setting {
         mesh: world.mesh(),
         view,
@@ -184,6 +185,7 @@ pub(in crate::compile) fn compile(
         grpc_web: false,
         http2: false,
         dynamic_dns: unknown.mode == OutboundMode::AllowAnyDynamicDns,
+        proxy: &proxy,
     };
     let bound = outline.bound.iter().map(|(of, services)| bound(world, setting, of, services));
     let mut by_address: BTreeMap<String, listener::Listener> =
@@ -370,11 +372,14 @@ impl Draft {
         let by_name = self.chains.iter().any(|chain| !found(chain).server_names.is_empty());
         let inspectors = by_name.then(tls_inspector).into_iter().chain(self.has_http.then(http_inspector));
         let (first, extra) = self.addresses.split_first().map_or(("", &[][..]), |(a, b)| (a.as_str(), b));
+        // As in Istio, the timeout applies where HTTP is detected.
+        let timeout = if self.has_http { detection_timeout(world) } else { seconds(0) };
         listener::Listener {
             filter_chains: self.chains,
             default_filter_chain: default,
             listener_filters: inspectors.collect(),
-            ..unbound(world, name, first, extra, self.port)
+            listener_filters_timeout: Some(timeout),
+            ..unbound(name, first, extra, self.port)
         }
     }
 }
@@ -416,7 +421,7 @@ fn catch_all(setting: Setting<'_>, unknown: &UnknownDestinations) -> listener::L
             setting,
             Direction::Outbound,
             "outbound_virtualOutbound_allow_any_dynamic_dns;".into(),
-            Routes::Inline(Box::new(routes::of_unknown_hosts(setting.mesh, unknown))),
+            Routes::Inline(Box::new(routes::of_unknown_hosts(setting.mesh, unknown, setting.proxy.shared()))),
             Vec::new(),
         ),
         name: "virtualOutbound-catchall-tcp-http".into(),
@@ -448,8 +453,7 @@ impl LocalListeners<'_> {
             let name = format!("{ip}_{port}");
             let mut chain = http_chain(setting, &name, Routes::ByName(port.to_string()));
             chain.filter_chain_match = None;
-            let listener =
-                listener::Listener { filter_chains: vec![chain], ..unbound(world, name, ip, &[], *port) };
+            let listener = listener::Listener { filter_chains: vec![chain], ..unbound(name, ip, &[], *port) };
             by_address.entry(listener.name.clone()).or_insert_with(|| with_socket(setting, listener));
         }
         for outlined in &outline.services {
@@ -515,7 +519,7 @@ fn bound(
     };
     // The protocol is declared, so it need not be detected.
     chain.filter_chain_match = None;
-    let listener = listener::Listener { filter_chains: vec![chain], ..unbound(world, name, ip, &[], port) };
+    let listener = listener::Listener { filter_chains: vec![chain], ..unbound(name, ip, &[], port) };
     if has_socket { with_socket(setting, listener) } else { listener }
 }
 
@@ -539,7 +543,7 @@ fn http_chain(setting: Setting<'_>, listener: &str, routes: Routes) -> listener:
 }
 
 /// Returns a listener without a socket. It receives connections by their original destination.
-fn unbound(world: &World, name: String, ip: &str, extra: &[String], port: u16) -> listener::Listener {
+fn unbound(name: String, ip: &str, extra: &[String], port: u16) -> listener::Listener {
     let additional = extra
         .iter()
         .map(|ip| listener::AdditionalAddress { address: Some(address(ip, port)), ..Default::default() });
@@ -547,7 +551,7 @@ fn unbound(world: &World, name: String, ip: &str, extra: &[String], port: u16) -
         name,
         address: Some(address(ip, port)),
         additional_addresses: additional.collect(),
-        listener_filters_timeout: Some(detection_timeout(world)),
+        listener_filters_timeout: Some(seconds(0)),
         continue_on_listener_filters_timeout: true,
         traffic_direction: TrafficDirection::Outbound as i32,
         bind_to_port: boolean(false),

@@ -72,7 +72,8 @@ pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
         to.max_stream_duration = http.timeout.map(|length| max_stream_duration(duration(length.0)));
     }
     rewrite(&mut to, http);
-    if port.rule.spec.derived.is_some() {
+    to.append_x_forwarded_host = http.rewrite.is_some() && port.scope.headers.forwards_host;
+    if port.rule.spec.derived.as_ref().is_some_and(|derived| !derived.is_ingress) {
         of_gateway_api(&mut to, http);
     }
     to.hash_policy = hash_policies(port.scope, &to);

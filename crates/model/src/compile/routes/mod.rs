@@ -30,6 +30,7 @@ use crate::{
     api::{
         MeshConfig, Protocol, Service, Typed, VirtualService,
         mesh_config::{OutboundMode, UnansweredHosts},
+        proxy_config::SharedHeaders,
     },
     world::{DOMAIN, NamespaceFacts, WELL_KNOWN_PORT, fqdn, host_matches},
 };
@@ -180,11 +181,13 @@ pub(super) fn configuration(
 }
 
 pub(super) fn virtual_host(
+    headers: SharedHeaders,
     name: String,
     domains: Vec<String>,
     routes: Vec<route::Route>,
 ) -> route::VirtualHost {
-    route::VirtualHost { name, domains, routes, include_request_attempt_count: true, ..Default::default() }
+    let include_request_attempt_count = !headers.hides_attempts;
+    route::VirtualHost { name, domains, routes, include_request_attempt_count, ..Default::default() }
 }
 
 fn of_service(
@@ -197,7 +200,7 @@ fn of_service(
     let rule = scope.virtual_service_on(&host, port);
     let routes = rule.map(|rule| virtual_service::routes(scope, rule, port)).unwrap_or_default();
     let routes = if routes.is_empty() { vec![default_route(scope, &host, port)] } else { routes };
-    virtual_host(format!("{host}:{port}"), domains, routes)
+    virtual_host(scope.headers, format!("{host}:{port}"), domains, routes)
 }
 
 /// Returns the hosts of VirtualServices that are not services with this port. They are served on port 80, and on the
@@ -223,11 +226,9 @@ fn of_other_hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) ->
         }
         let routes = virtual_service::routes(scope, rule, port);
         if !routes.is_empty() {
-            made.extend(
-                others
-                    .into_iter()
-                    .map(|host| virtual_host(format!("{host}:{port}"), vec![host.clone()], routes.clone())),
-            );
+            made.extend(others.into_iter().map(|host| {
+                virtual_host(scope.headers, format!("{host}:{port}"), vec![host.clone()], routes.clone())
+            }));
         }
     }
     made
@@ -265,18 +266,23 @@ fn default_route(scope: &Scope<'_>, host: &str, port: u16) -> route::Route {
 pub(super) fn of_unknown_hosts(
     mesh: &MeshConfig,
     unknown: &UnknownDestinations,
+    headers: SharedHeaders,
 ) -> route::RouteConfiguration {
-    let host = unknown_hosts(mesh, unknown);
+    let host = unknown_hosts(mesh, unknown, headers);
     configuration(host.name.clone(), vec![host])
 }
 
 fn unknown_destinations(scope: &Scope<'_>) -> route::VirtualHost {
     let mesh = scope.world.mesh();
-    unknown_hosts(mesh, &UnknownDestinations::of(mesh, scope.egress.map(Arc::as_ref)))
+    unknown_hosts(mesh, &UnknownDestinations::of(mesh, scope.egress.map(Arc::as_ref)), scope.headers)
 }
 
 /// Returns the virtual host for unknown hosts: requests pass to their original destination or are refused.
-fn unknown_hosts(mesh: &MeshConfig, unknown: &UnknownDestinations) -> route::VirtualHost {
+fn unknown_hosts(
+    mesh: &MeshConfig,
+    unknown: &UnknownDestinations,
+    headers: SharedHeaders,
+) -> route::VirtualHost {
     let policy = mesh.outbound_traffic_policy;
     let to = |cluster: String| {
         route::route::Action::Route(route::RouteAction {
@@ -301,7 +307,7 @@ fn unknown_hosts(mesh: &MeshConfig, unknown: &UnknownDestinations) -> route::Vir
         action: Some(action),
         ..Default::default()
     };
-    let mut host = virtual_host(name.into(), vec!["*".into()], vec![all]);
+    let mut host = virtual_host(headers, name.into(), vec!["*".into()], vec![all]);
     if policy.unanswered_hosts == UnansweredHosts::CatchAll {
         let yes = fields([(core_names::TAKES_UNANSWERED, istio::string("true"))]);
         host.metadata = Some(metadata(core_names::METADATA, yes));

@@ -3,8 +3,8 @@
 use super::{hostname, limit};
 use crate::{
     api::gateway_api::{
-        BackendTlsPolicy, Gateway, GatewayClass, Listener, ListenerProtocol, ListenerSet, ReferenceGrant,
-        TlsMode,
+        BackendTlsPolicy, BackendValidation, Gateway, GatewayClass, Listener, ListenerProtocol, ListenerSet,
+        ReferenceGrant, SanType, TlsMode,
     },
     validate::{Finding, Findings, port},
 };
@@ -73,8 +73,83 @@ pub(crate) fn reference_grant(spec: &ReferenceGrant) -> Vec<Finding> {
 }
 
 /// Checks a BackendTLSPolicy.
-pub(crate) fn backend_tls_policy(_: &BackendTlsPolicy) -> Vec<Finding> {
-    Vec::new()
+pub(crate) fn backend_tls_policy(spec: &BackendTlsPolicy) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    if spec.target_refs.is_empty() {
+        findings.error("spec.targetRefs", "is missing", "add a Service");
+    }
+    limit(spec.target_refs.len(), 16, "spec.targetRefs", &mut findings);
+    for (index, of) in spec.target_refs.iter().enumerate() {
+        let field = format!("spec.targetRefs[{index}]");
+        if of.name.is_empty() {
+            findings.error(format!("{field}.name"), "is missing", "set the name of a Service");
+        }
+        let (group, kind) = (of.group.as_deref().unwrap_or_default(), of.kind.as_deref().unwrap_or_default());
+        if !matches!((group, kind), ("", "Service") | ("networking.istio.io", "ServiceEntry")) {
+            let message = format!("targets of kind {kind:?} of group {group:?} have no effect");
+            findings.warning(&field, message, "use a Service, or a ServiceEntry of networking.istio.io");
+        }
+        if spec.target_refs[..index].contains(of) {
+            findings.error(&field, "is listed twice", "remove one of them, or set sectionName");
+        }
+    }
+    backend_validation(&spec.validation, &mut findings);
+    for name in spec.options.keys() {
+        findings.warning(skysail_yaml::join("spec.options", name), "is not supported and has no effect", "");
+    }
+    findings.done()
+}
+
+fn backend_validation(of: &BackendValidation, findings: &mut Findings) {
+    const FIELD: &str = "spec.validation";
+    if of.hostname.is_empty() {
+        let remedy = "set the name of the server";
+        findings.error(format!("{FIELD}.hostname"), "is missing", remedy);
+    } else {
+        hostname(&of.hostname, false, &format!("{FIELD}.hostname"), findings);
+    }
+    match (&of.well_known_ca_certificates, of.ca_certificate_refs.is_empty()) {
+        (None, true) => {
+            let remedy = "set caCertificateRefs, or wellKnownCACertificates: System";
+            findings.error(FIELD, "has no certificates to verify with", remedy);
+        }
+        (Some(_), false) => {
+            let message = "has caCertificateRefs and wellKnownCACertificates";
+            findings.error(FIELD, message, "remove one of them");
+        }
+        (Some(name), true) if name != "System" => {
+            let field = format!("{FIELD}.wellKnownCACertificates");
+            findings.error(field, format!("{name:?} is unknown"), "write System");
+        }
+        _ => {}
+    }
+    limit(of.ca_certificate_refs.len(), 8, &format!("{FIELD}.caCertificateRefs"), findings);
+    if of.ca_certificate_refs.len() > 1 {
+        let field = format!("{FIELD}.caCertificateRefs[1]");
+        findings.warning(field, "has no effect: as in Istio, the first is used", "unite the certificates");
+    }
+    for (index, to) in of.ca_certificate_refs.iter().enumerate() {
+        let field = format!("{FIELD}.caCertificateRefs[{index}]");
+        let group = to.group.as_deref().unwrap_or_default();
+        if (group, to.kind.as_deref().unwrap_or_default()) != ("", "ConfigMap") {
+            let message = "is no ConfigMap, so connections to the backends fail";
+            findings.warning(field, message, "use a ConfigMap with key ca.crt");
+        }
+    }
+    limit(of.subject_alt_names.len(), 5, &format!("{FIELD}.subjectAltNames"), findings);
+    for (index, name) in of.subject_alt_names.iter().enumerate() {
+        let field = format!("{FIELD}.subjectAltNames[{index}]");
+        let (own, other, missing) = match name.kind {
+            SanType::Hostname => (&name.hostname, &name.uri, "hostname"),
+            SanType::Uri => (&name.uri, &name.hostname, "uri"),
+        };
+        if own.is_empty() {
+            findings.error(format!("{field}.{missing}"), "is missing", "set it, or another type");
+        }
+        if !other.is_empty() {
+            findings.error(&field, "has hostname and uri", "remove one of them");
+        }
+    }
 }
 
 fn listeners(list: &[Listener], findings: &mut Findings) {

@@ -1,11 +1,13 @@
-//! Gateway API: its routes and Gateways as internal VirtualServices and Gateways of Istio's form.
+//! Gateway API and Ingress: their routes and Gateways as internal VirtualServices and Gateways of Istio's form.
 //!
 //! The compile step then treats them like any other, and changes of them are found in the same way. They are made again
 //! when the next changes are taken ([`World::settle`]), once for all objects that changed since. Their names contain `~`,
 //! which no object of a user has.
 
 mod attach;
+mod backend_tls;
 mod edge;
+mod ingress;
 mod listeners;
 mod mesh;
 mod rules;
@@ -19,6 +21,7 @@ use std::{
 };
 
 use self::attach::Target;
+pub(crate) use backend_tls::{CONFIG_MAP, INVALID};
 pub(crate) use listeners::CREDENTIAL;
 pub use status::{Condition, GatewayApiStatus, ListenerStatus, ParentStatus};
 
@@ -32,6 +35,14 @@ use crate::{
     origin::Origin,
 };
 
+/// End of the part of an internal object's name that proxies are sent.
+const HIDDEN: &str = "~~";
+
+/// Returns the name of an object as proxies are sent it. The rest of an internal object's name makes it unique.
+pub(crate) fn shown_name(name: &str) -> &str {
+    name.split_once(HIDDEN).map_or(name, |(shown, _)| shown)
+}
+
 /// State of the internal objects.
 #[derive(Clone, Debug, Default)]
 pub(super) struct State {
@@ -39,7 +50,8 @@ pub(super) struct State {
     is_outdated: bool,
     /// Keys of the internal objects.
     made: Arc<BTreeSet<ObjectKey>>,
-    /// Services and ServiceEntries to which routes refer as parents.
+    /// Services and ServiceEntries to which routes refer as parents, policies as targets, or Ingresses by the
+    /// name of a port.
     parents: Arc<BTreeSet<ObjectKey>>,
 }
 
@@ -143,7 +155,13 @@ impl World {
             | Kind::ReferenceGrant
             | Kind::GatewayClass
             | Kind::KubernetesGateway
-            | Kind::ListenerSet => true,
+            | Kind::ListenerSet
+            | Kind::BackendTlsPolicy
+            | Kind::Ingress
+            | Kind::IngressClass => true,
+            Kind::ConfigMap => {
+                self.ingresses.iter().next().is_some() || self.backend_tls_policies.iter().next().is_some()
+            }
             Kind::Namespace => self.kubernetes_gateways.iter().next().is_some(),
             Kind::Service | Kind::ServiceEntry => self.gateway_api.parents.contains(key),
             _ => false,
@@ -169,6 +187,8 @@ impl World {
         listeners.iter().for_each(|listener| listener.add(self, &mut made));
         edge.finish(&mut made);
         mesh.finish(&mut made);
+        self.make_ingresses(&mut made, &mut parents);
+        self.make_backend_tls(&mut made, &mut parents);
         (made, parents)
     }
 

@@ -3,6 +3,7 @@
 use super::{
     Referrer, Refusal, Route,
     attach::{Attached, Target},
+    backend_tls::{self, Policy},
     listeners::GatewayListener,
 };
 use crate::{
@@ -12,6 +13,9 @@ use crate::{
     },
     world::World,
 };
+
+/// Maximum number of ancestors in the status of a policy.
+const MAX_ANCESTORS: usize = 16;
 
 /// A condition. Reasons are those of the specification.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +61,7 @@ pub struct GatewayApiStatus {
     pub conditions: Vec<Condition>,
     /// Listeners of a Gateway or a ListenerSet.
     pub listeners: Vec<ListenerStatus>,
-    /// Parents of a route.
+    /// Parents of a route, or ancestors of a policy.
     pub parents: Vec<ParentStatus>,
 }
 
@@ -105,6 +109,7 @@ impl World {
                 ..new(Kind::GatewayClass, "", &entry.object.meta.name)
             });
         }
+        made.extend(self.backend_tls().iter().map(|policy| policy_status(policy, &routes)));
         made.sort_by(|a, b| a.object.cmp(&b.object));
         made
     }
@@ -164,6 +169,37 @@ fn parent_status(
         None => holds("Accepted", "Accepted", "Route was valid"),
     };
     Some(ParentStatus { parent: parent.clone(), conditions: vec![accepted, resolved.clone()] })
+}
+
+/// Returns the status of a policy at its targets, and at the Gateways whose routes lead to them.
+fn policy_status(policy: &Policy<'_>, routes: &[Route<'_>]) -> GatewayApiStatus {
+    const FINE: &str = "Configuration is valid";
+    let mut conditions =
+        vec![holds("Accepted", "Accepted", FINE), holds("ResolvedRefs", "ResolvedRefs", FINE)];
+    match &policy.roots {
+        Ok(_) => {}
+        Err(("Invalid", message)) => conditions[0] = fails("Accepted", "Invalid", message.clone()),
+        Err((reason, message)) => {
+            let none = "Certificate reference invalid";
+            conditions[0] = fails("Accepted", "NoValidCACertificate", format!("{none}: {message}"));
+            conditions[1] = fails("ResolvedRefs", reason, message.clone());
+        }
+    }
+    let mut parents = Vec::new();
+    for outcome in &policy.outcomes {
+        if let Some((reason, message)) = &outcome.refusal {
+            conditions[0] = fails("Accepted", reason, message.clone());
+        }
+        let parent = backend_tls::ancestor(outcome.reference);
+        parents.push(ParentStatus { parent, conditions: conditions.clone() });
+    }
+    for (_, name) in World::gateways_of_backend(routes, policy) {
+        let parent = ParentReference { name, ..ParentReference::default() };
+        parents.push(ParentStatus { parent, conditions: conditions.clone() });
+    }
+    // The API permits as many.
+    parents.truncate(MAX_ANCESTORS);
+    GatewayApiStatus { parents, ..new(Kind::BackendTlsPolicy, &policy.meta.namespace, &policy.meta.name) }
 }
 
 fn listener_status(of: &GatewayListener<'_>, attached_routes: usize) -> ListenerStatus {
