@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use skysail_model::{Change, Diagnostic, Files as ModelFiles, Object, Severity, World};
+use skysail_model::{Change, Code, Diagnostic, Files as ModelFiles, Object, Severity, World};
 use skysail_source::{FileChange, FileState};
 
 use crate::{objects::Objects, plan::VirtualAddresses};
@@ -41,7 +41,7 @@ impl CheckResult {
                 }
                 FileState::Unreadable(reason) => {
                     let message = format!("cannot be read: {reason}");
-                    findings.insert(Diagnostic::new(Severity::Error, &change.path, 0, message));
+                    findings.insert(Diagnostic::new(Code::Unreadable, &change.path, 0, message));
                 }
                 FileState::Gone => {}
             }

@@ -3,7 +3,7 @@
 
 use skysail_yaml::join;
 
-use super::Findings;
+use super::{Code, Findings};
 use crate::{
     api::{Kind, Labels, Meta},
     spelling::nearest,
@@ -71,7 +71,12 @@ pub(super) fn check(kind: Kind, meta: &Meta, findings: &mut Findings) {
                 if map.contains_key(INJECT) {
                     let field = join(&format!("metadata.{name}"), INJECT);
                     let message = "has no effect on a workload: injection reads the labels of its pods";
-                    findings.warning(field, message, "move it to the labels of the pod template");
+                    findings.add(
+                        Code::InjectionLabelMisplaced,
+                        field,
+                        message,
+                        "move it to the labels of the pod template",
+                    );
                 }
             }
         }
@@ -84,10 +89,10 @@ fn of_namespace(labels: &Labels, findings: &mut Findings) {
         let field = join("metadata.labels", key);
         if key == NAMESPACE_LABEL && !matches!(value.as_str(), "enabled" | "disabled") {
             let message = format!("{value:?} is not a value of this label, so it has no effect");
-            findings.warning(field, message, "write enabled or disabled");
+            findings.add(Code::InjectionLabelValue, field, message, "write enabled or disabled");
         } else if key != NAMESPACE_LABEL && strsim::damerau_levenshtein(key, NAMESPACE_LABEL) <= 2 {
             let message = format!("{key:?} is not a label of Istio, so it has no effect");
-            findings.warning(field, message, format!("did you mean {NAMESPACE_LABEL}?"));
+            findings.add(Code::UnknownAnnotation, field, message, format!("did you mean {NAMESPACE_LABEL}?"));
         }
     }
 }
@@ -98,7 +103,12 @@ pub(super) fn values(map: &Labels, at: &str, findings: &mut Findings) {
         let field = join(at, key);
         if key == INJECT && !matches!(value.as_str(), "true" | "false") {
             let remedy = "write \"true\" or \"false\"";
-            findings.warning(field, format!("{value:?} is neither \"true\" nor \"false\""), remedy);
+            findings.add(
+                Code::InjectionLabelValue,
+                field,
+                format!("{value:?} is neither \"true\" nor \"false\""),
+                remedy,
+            );
             continue;
         }
         let domain = key.split('/').next().unwrap_or_default();
@@ -109,7 +119,12 @@ pub(super) fn values(map: &Labels, at: &str, findings: &mut Findings) {
                 KNOWN.iter().copied().filter(|known| known.split('/').next() == Some(domain)).collect();
             let remedy =
                 nearest(key, &of_domain).map_or_else(String::new, |near| format!("did you mean {near}?"));
-            findings.warning(field, format!("{key:?} is unknown and has no effect"), remedy);
+            findings.add(
+                Code::UnknownAnnotation,
+                field,
+                format!("{key:?} is unknown and has no effect"),
+                remedy,
+            );
         }
     }
 }

@@ -3,7 +3,7 @@
 //! The list has each field that is parsed and that `skysail-proxy` does not implement. The object is applied without
 //! it. The effect text says so where the field is still sent, for workloads with an Envoy as their sidecar.
 
-use super::{Finding, Findings};
+use super::{Code, Finding, Findings};
 use crate::api::Kind;
 use skysail_yaml::{Node, Value, join};
 
@@ -52,7 +52,7 @@ fn search(node: &Node, field: &str, bare: &str, rows: &[&Row], findings: &mut Fi
         let here = bare.strip_suffix(path).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
         if here && value.is_none_or(|value| node.text() == Some(value)) && node.value != Value::Null {
             let what = value.map_or(String::new(), |value| format!("{value} "));
-            findings.warning(field, format!("{what}is not supported yet: {effect}"), "");
+            findings.add(Code::UnsupportedField, field, format!("{what}is not supported yet: {effect}"), "");
             return;
         }
     }

@@ -1,6 +1,6 @@
 //! Validation of GatewayClass, Gateway, ListenerSet, ReferenceGrant and BackendTLSPolicy.
 
-use super::{hostname, limit};
+use super::{Code, hostname, limit};
 use crate::{
     api::gateway_api::{
         BackendTlsPolicy, Gateway, GatewayClass, Listener, ListenerProtocol, ListenerSet, ReferenceGrant,
@@ -14,10 +14,10 @@ pub(crate) fn gateway_class(spec: &GatewayClass) -> Vec<Finding> {
     let mut findings = Findings::default();
     if !spec.controller_name.contains('/') {
         let message = format!("{:?} is not DOMAIN/PATH", spec.controller_name);
-        findings.error("spec.controllerName", message, "use istio.io/gateway-controller");
+        findings.add(Code::InvalidName, "spec.controllerName", message, "use istio.io/gateway-controller");
     }
     if spec.parameters_ref.is_some() {
-        findings.warning("spec.parametersRef", "is not supported and has no effect", "");
+        findings.add(Code::UnsupportedField, "spec.parametersRef", "is not supported and has no effect", "");
     }
     findings.done()
 }
@@ -26,14 +26,14 @@ pub(crate) fn gateway_class(spec: &GatewayClass) -> Vec<Finding> {
 pub(crate) fn kubernetes_gateway(spec: &Gateway) -> Vec<Finding> {
     let mut findings = Findings::default();
     if spec.gateway_class_name.is_empty() {
-        findings.error("spec.gatewayClassName", "is missing", "use istio");
+        findings.add(Code::MissingField, "spec.gatewayClassName", "is missing", "use istio");
     }
     limit(spec.addresses.len(), 16, "spec.addresses", &mut findings);
     for (index, address) in spec.addresses.iter().enumerate() {
         if address.kind.as_deref() != Some("Hostname") {
             let field = format!("spec.addresses[{index}]");
             let message = "has no effect: the Service of the gateway decides its address";
-            findings.warning(field, message, "use type Hostname and the name of a Service");
+            findings.add(Code::NoEffect, field, message, "use type Hostname and the name of a Service");
         }
     }
     listeners(&spec.listeners, &mut findings);
@@ -44,7 +44,7 @@ pub(crate) fn kubernetes_gateway(spec: &Gateway) -> Vec<Finding> {
 pub(crate) fn listener_set(spec: &ListenerSet) -> Vec<Finding> {
     let mut findings = Findings::default();
     if spec.parent_ref.name.is_empty() {
-        findings.error("spec.parentRef.name", "is missing", "set the name of the Gateway");
+        findings.add(Code::MissingField, "spec.parentRef.name", "is missing", "set the name of the Gateway");
     }
     listeners(&spec.listeners, &mut findings);
     findings.done()
@@ -55,19 +55,24 @@ pub(crate) fn reference_grant(spec: &ReferenceGrant) -> Vec<Finding> {
     let mut findings = Findings::default();
     for (length, field) in [(spec.from.len(), "spec.from"), (spec.to.len(), "spec.to")] {
         if length == 0 {
-            findings.error(field, "is missing", "add an item");
+            findings.add(Code::MissingField, field, "is missing", "add an item");
         }
         limit(length, 16, field, &mut findings);
     }
     for (index, from) in spec.from.iter().enumerate() {
         for (name, value) in [("kind", &from.kind), ("namespace", &from.namespace)] {
             if value.is_empty() {
-                findings.error(format!("spec.from[{index}].{name}"), "is missing", "set it");
+                findings.add(
+                    Code::MissingField,
+                    format!("spec.from[{index}].{name}"),
+                    "is missing",
+                    "set it",
+                );
             }
         }
     }
     for (index, _) in spec.to.iter().enumerate().filter(|(_, to)| to.kind.is_empty()) {
-        findings.error(format!("spec.to[{index}].kind"), "is missing", "set it");
+        findings.add(Code::MissingField, format!("spec.to[{index}].kind"), "is missing", "set it");
     }
     findings.done()
 }
@@ -79,20 +84,22 @@ pub(crate) fn backend_tls_policy(_: &BackendTlsPolicy) -> Vec<Finding> {
 
 fn listeners(list: &[Listener], findings: &mut Findings) {
     if list.is_empty() {
-        findings.error("spec.listeners", "is missing", "add a listener");
+        findings.add(Code::MissingField, "spec.listeners", "is missing", "add a listener");
     }
     limit(list.len(), 64, "spec.listeners", findings);
     for (index, of) in list.iter().enumerate() {
         let field = format!("spec.listeners[{index}]");
         if of.name.is_empty() || of.name.len() > 253 || !super::is_dns_name(&of.name) {
-            findings.error(
+            findings.add(
+                Code::InvalidName,
                 format!("{field}.name"),
                 format!("{:?} is not a valid name", of.name),
                 "set a name",
             );
         }
         if list[..index].iter().any(|other| other.name == of.name) {
-            findings.error(
+            findings.add(
+                Code::DuplicateName,
                 format!("{field}.name"),
                 format!("{:?} is used twice", of.name),
                 "use another name",
@@ -103,7 +110,7 @@ fn listeners(list: &[Listener], findings: &mut Findings) {
         };
         if list[..index].iter().any(same) {
             let message = "has the port, protocol and hostname of another listener";
-            findings.error(&field, message, "merge the two");
+            findings.add(Code::ListenerConflict, &field, message, "merge the two");
         }
         listener(of, &field, findings);
     }
@@ -117,24 +124,39 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
     }
     let at = format!("{field}.protocol");
     let Some(protocol) = of.protocol else {
-        return findings.error(at, "is missing", "use HTTP, HTTPS, TLS or TCP");
+        return findings.add(Code::MissingField, at, "is missing", "use HTTP, HTTPS, TLS or TCP");
     };
     if protocol == Udp {
-        findings.warning(
+        findings.add(
+            Code::UnsupportedField,
             at,
             "UDP is not supported: the listener is not served",
             "use HTTP, HTTPS, TLS or TCP",
         );
     }
     if matches!(protocol, Tcp | Udp) && of.hostname.as_ref().is_some_and(|name| !name.is_empty()) {
-        findings.error(format!("{field}.hostname"), "is not allowed for TCP and UDP", "remove it");
+        findings.add(
+            Code::FieldNotAllowed,
+            format!("{field}.hostname"),
+            "is not allowed for TCP and UDP",
+            "remove it",
+        );
     }
     let at = format!("{field}.tls");
     match (&of.tls, protocol) {
-        (Some(_), Http | Tcp | Udp) => findings.error(at, "is not allowed for this protocol", "remove it"),
-        (None, Https | Tls) => findings.error(at, "is missing", "set mode and certificateRefs"),
+        (Some(_), Http | Tcp | Udp) => {
+            findings.add(Code::TlsOnPlainPort, at, "is not allowed for this protocol", "remove it")
+        }
+        (None, Https | Tls) => {
+            findings.add(Code::ServerWithoutTls, at, "is missing", "set mode and certificateRefs")
+        }
         (Some(tls), Https) if tls.mode == TlsMode::Passthrough => {
-            findings.error(format!("{at}.mode"), "HTTPS cannot be passed through", "use protocol TLS");
+            findings.add(
+                Code::FieldNotAllowed,
+                format!("{at}.mode"),
+                "HTTPS cannot be passed through",
+                "use protocol TLS",
+            );
         }
         (Some(tls), _) => {
             limit(tls.certificate_refs.len(), 64, &format!("{at}.certificateRefs"), findings);
@@ -142,11 +164,16 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
             let needs_none =
                 tls.mode == TlsMode::Passthrough || mesh.is_some_and(|mode| mode == "ISTIO_MUTUAL");
             if tls.certificate_refs.is_empty() && !needs_none {
-                findings.error(format!("{at}.certificateRefs"), "is missing", "name a Secret");
+                findings.add(
+                    Code::MissingField,
+                    format!("{at}.certificateRefs"),
+                    "is missing",
+                    "name a Secret",
+                );
             }
             for option in tls.options.keys().filter(|key| *key != "gateway.istio.io/tls-terminate-mode") {
                 let field = skysail_yaml::join(&format!("{at}.options"), option);
-                findings.warning(field, "is not supported and has no effect", "");
+                findings.add(Code::UnsupportedField, field, "is not supported and has no effect", "");
             }
         }
         (None, Http | Tcp | Udp) => {}

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use super::{About, Report, label_text, workloads};
 use crate::{
+    analysis::Code,
     api::{
         DestinationRule, Kind, MtlsMode, Protocol, Service, ServicePort, Typed, VirtualService,
         destination_rule::TlsMode,
         selects,
         virtual_service::{Destination, HttpRoute},
     },
-    diagnostic::Severity,
     spelling::nearest,
     world::{
         DOMAIN,
@@ -62,12 +62,12 @@ impl Report<'_> {
         if !spec.tcp.is_empty() && none(|protocol| !protocol.is_http() && !protocol.is_tls()) {
             let message = "has no effect: no port of the hosts is TCP";
             let remedy = "name the port tcp or tcp-..., or use http or tls rules";
-            self.report(about, Severity::Warning, "spec.tcp", message, remedy);
+            self.report(about, Code::NoTcpPort, "spec.tcp", message, remedy);
         }
         if !spec.tls.is_empty() && none(Protocol::is_tls) {
             let message = "has no effect: no port of the hosts is TLS or HTTPS";
             let remedy = "name the port tls, https, tls-... or https-...";
-            self.report(about, Severity::Warning, "spec.tls", message, remedy);
+            self.report(about, Code::NoTcpPort, "spec.tls", message, remedy);
         }
     }
 
@@ -78,7 +78,7 @@ impl Report<'_> {
             if self.world.roots_of(&root.meta.namespace, &root.meta.name).next().is_none() {
                 let message = "has no hosts, and no VirtualService delegates to it: it has no effect";
                 let remedy = "add hosts, or name it in the delegate of another VirtualService";
-                self.report(about, Severity::Warning, "spec.hosts", message, remedy);
+                self.report(about, Code::UnusedDelegate, "spec.hosts", message, remedy);
             }
             return;
         }
@@ -102,14 +102,14 @@ impl Report<'_> {
                                  it has no effect"
                             );
                             let remedy = "match a part of what the root matches";
-                            self.report(about, Severity::Warning, &field, message, remedy);
+                            self.report(about, Code::DelegateMatch, &field, message, remedy);
                         }
                     }
                     continue;
                 }
             };
             let message = format!("{of} {message}: the rule has no effect");
-            self.report(about, Severity::Error, &field, message, remedy);
+            self.report(about, Code::UnknownDelegate, &field, message, remedy);
         }
     }
 
@@ -130,7 +130,7 @@ impl Report<'_> {
                 );
                 self.report(
                     about,
-                    Severity::Error,
+                    Code::HostConflict,
                     &field,
                     message,
                     "merge the rules into one VirtualService",
@@ -150,7 +150,7 @@ impl Report<'_> {
         if !service.spec.ports.iter().any(may) {
             let message = format!("has http rules, but Service {} has no HTTP port", service.meta.name);
             let remedy = "name the port http or http-..., or set its appProtocol";
-            self.report(about, Severity::Error, field, message, remedy);
+            self.report(about, Code::NoHttpPort, field, message, remedy);
         }
     }
 
@@ -161,14 +161,14 @@ impl Report<'_> {
             // Istio completes names without dots only, so `reviews.default` names no service.
             let message =
                 format!("{host:?} is not the name of a service: only names without dots are completed");
-            self.report(about, Severity::Warning, field, message, format!("write {completed}"));
+            self.report(about, Code::ShortHost, field, message, format!("write {completed}"));
         } else if full.ends_with(&format!(".svc.{DOMAIN}"))
             && !full.starts_with('*')
             && self.world.services().next().is_some()
         {
             let message = format!("there is no service {full}, so the rules apply to no service");
             let remedy = self.service_remedy(host, about.namespace());
-            self.report(about, Severity::Warning, field, message, remedy);
+            self.report(about, Code::HostWithoutService, field, message, remedy);
         }
     }
 
@@ -191,14 +191,14 @@ impl Report<'_> {
             if let Some(number) = matched.port.filter(|number| !ports.contains(&number.to_string())) {
                 let message = format!("the hosts have no port {number}, so this never matches");
                 let remedy = format!("use a port of the service: {}", ports.join(", "));
-                self.report(about, Severity::Warning, format!("{at}.port"), message, remedy);
+                self.report(about, Code::UnknownPortOfService, format!("{at}.port"), message, remedy);
             }
             let labels = &matched.source_labels;
             if any_workload && workloads(self.world, None, labels).next().is_none() {
                 let message = format!("no workload has {}, so this never matches", label_text(labels));
                 self.report(
                     about,
-                    Severity::Warning,
+                    Code::NoClientWithLabels,
                     format!("{at}.sourceLabels"),
                     message,
                     "check the clients' labels",
@@ -219,8 +219,8 @@ impl Report<'_> {
             let remedy = self.service_remedy(&destination.host, about.namespace());
             // Routing rules are also checked without the services.
             let any = self.world.services().next().is_some();
-            let severity = if any { Severity::Error } else { Severity::Warning };
-            return self.report(about, severity, format!("{field}.host"), message, remedy);
+            let code = if any { Code::UnknownHost } else { Code::HostNotChecked };
+            return self.report(about, code, format!("{field}.host"), message, remedy);
         };
         if let Some(port) = &destination.port
             && !service.spec.ports.iter().any(|known| u32::from(known.port) == port.number)
@@ -229,7 +229,7 @@ impl Report<'_> {
             let message =
                 format!("Service {} has no port {}; requests get 503", service.meta.name, port.number);
             let remedy = format!("use a port of the service: {}", ports.join(", "));
-            self.report(about, Severity::Error, format!("{field}.port.number"), message, remedy);
+            self.report(about, Code::UnknownDestinationPort, format!("{field}.port.number"), message, remedy);
         }
         if destination.subset.is_empty() {
             return;
@@ -240,7 +240,7 @@ impl Report<'_> {
         match self.world.destination_rule(&full, about.namespace()) {
             None => {
                 let remedy = format!("add a DestinationRule for host {full} with this subset");
-                self.report(about, Severity::Error, field, message, remedy);
+                self.report(about, Code::UnknownSubset, field, message, remedy);
             }
             Some(rule) if rule.spec.subsets.iter().all(|subset| subset.name != destination.subset) => {
                 let names: Vec<&str> = rule.spec.subsets.iter().map(|subset| subset.name.as_str()).collect();
@@ -250,7 +250,7 @@ impl Report<'_> {
                     Some(near) if names.len() > 3 => format!("did you mean {near} of {of}?"),
                     _ => format!("use a subset of {of}: {}", names.join(", ")),
                 };
-                self.report(about, Severity::Error, field, message, remedy);
+                self.report(about, Code::UnknownSubset, field, message, remedy);
             }
             Some(_) => {}
         }
@@ -285,7 +285,7 @@ impl Report<'_> {
                 if !any {
                     let message = format!("there is no service {full}, so the rule has no effect");
                     let remedy = self.service_remedy(&spec.host, about.namespace());
-                    self.report(&about, Severity::Warning, "spec.host", message, remedy);
+                    self.report(&about, Code::HostWithoutService, "spec.host", message, remedy);
                 }
                 continue;
             };
@@ -314,7 +314,7 @@ impl Report<'_> {
             let labels = label_text(&subset.labels);
             let message = format!("no pod of {} has {labels}; requests to it get 503", service.meta.name);
             let field = format!("spec.subsets[{index}].labels");
-            self.report(about, Severity::Warning, field, message, "check the labels of the pods");
+            self.report(about, Code::SubsetSelectsNothing, field, message, "check the labels of the pods");
         }
     }
 
@@ -348,7 +348,7 @@ impl Report<'_> {
             })
         });
         if fails {
-            self.report(about, Severity::Error, "spec.trafficPolicy.tls.mode", message, remedy);
+            self.report(about, Code::TlsMismatch, "spec.trafficPolicy.tls.mode", message, remedy);
         }
     }
 
@@ -376,7 +376,7 @@ impl Report<'_> {
                 );
                 let field = format!("{at}.portLevelSettings[{index}].port.number");
                 let remedy = format!("use a port of the service: {}", ports.join(", "));
-                self.report(about, Severity::Warning, field, message, remedy);
+                self.report(about, Code::UnknownPortOfService, field, message, remedy);
             }
         }
     }
