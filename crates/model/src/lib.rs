@@ -26,7 +26,7 @@ pub use compile::{
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};
 pub use origin::Origin;
-pub use parse::{Fallback, Manifest, Manifests, Parsed, Refused, manifests, parse};
+pub use parse::{Fallback, Manifest, Manifests, Parsed, Refused, manifests, parse, parse_with_lines};
 pub use validate::{MAX_KEY_SET, key_set};
 pub use view::{ClientScope, MAX_ID, ProxyNode, ProxyView, Role};
 pub use world::{

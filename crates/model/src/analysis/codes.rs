@@ -239,7 +239,7 @@ codes! {
     PatchWithoutEffect "SKY0315" Warning ["IST0133"]
         "A patch of an EnvoyFilter has no effect."
         "Correct or remove the patch."
-    PatchOperation "SKY0316" Error ["IST0152", "IST0153", "IST0154"]
+    PatchOperation "SKY0316" Warning ["IST0152", "IST0153", "IST0154"]
         "The operation of a patch does nothing with this `applyTo`."
         "Use an operation that Istio applies to it."
     RelativePatch "SKY0317" Info ["IST0151", "IST0155"]
@@ -295,9 +295,12 @@ codes! {
     CertificateExpiresSoon "SKY0416" Warning []
         "The certificate of a Secret expires within 14 days."
         "Renew the certificate."
-    NoServerVerification "SKY0417" Warning ["IST0128", "IST0129"]
-        "The rule originates TLS, and neither a CA certificate nor a name verifies the server."
-        "Set `caCertificates` or `credentialName`, and `subjectAltNames`."
+    NoServerVerification "SKY0417" Warning []
+        "The rule originates TLS and does not verify the certificate of the server."
+        "Remove `insecureSkipVerify`, and set `caCertificates` or `credentialName`."
+    SystemRoots "SKY0418" Info ["IST0128", "IST0129"]
+        "The rule originates TLS without a CA certificate, so the roots of the proxy's system verify the server."
+        "Set `caCertificates` or `credentialName` if the server has a private root."
 
     // Kubernetes objects and injection.
     PortProtocolTypo "SKY0501" Warning ["IST0118"]
@@ -313,8 +316,8 @@ codes! {
         "The pod has no volume of this name."
         "Add the volume, or correct the name."
     InvalidImage "SKY0505" Warning []
-        "The text is not the name of an image."
-        "Write REPOSITORY:TAG."
+        "The name of an image has a variable that no tool has replaced."
+        "Replace the variable, for example with `envsubst`."
     ProbePort "SKY0506" Warning []
         "A probe names a port that the container does not have."
         "Name the port of the container, or use its number."

@@ -90,7 +90,7 @@ impl Fallback {
             }
             _ => return None,
         };
-        let origin = super::lines::origin(file, root, &object);
+        let origin = super::lines::origin(file, root, &object, false);
         Some(Self { object, origin, effect })
     }
 }

@@ -92,6 +92,14 @@ pub fn parse(text: &str, file: &str) -> Parsed {
     parsed
 }
 
+/// Parses objects as [`parse`](fn@parse), and keeps the line of each field, for [`World::analyze`](crate::World::analyze).
+pub fn parse_with_lines(text: &str, file: &str) -> Parsed {
+    let reading = Reading { file: file.into(), all_lines: true, ..Reading::default() };
+    let mut parsed = read_with(reading, text).parsed;
+    parsed.diagnostics.sort_by_key(|diagnostic| diagnostic.line);
+    parsed
+}
+
 /// Parses objects from YAML or JSON and keeps each as written. Refuses the same objects as [`parse`](fn@parse).
 pub fn manifests(text: &str, file: &str) -> Manifests {
     let Reading { parsed, written, kinds, .. } = read(text, file, true);
@@ -103,7 +111,10 @@ pub fn manifests(text: &str, file: &str) -> Manifests {
 }
 
 fn read(text: &str, file: &str, keeps_written: bool) -> Reading {
-    let mut reading = Reading { file: file.into(), keeps_written, ..Reading::default() };
+    read_with(Reading { file: file.into(), keeps_written, ..Reading::default() }, text)
+}
+
+fn read_with(mut reading: Reading, text: &str) -> Reading {
     for document in documents(text) {
         reading.document(document, text);
     }
@@ -115,6 +126,8 @@ struct Reading {
     file: Arc<str>,
     parsed: Parsed,
     keeps_written: bool,
+    /// Whether the lines of all fields are kept.
+    all_lines: bool,
     written: Vec<serde_json::Value>,
     /// Number of objects of each kind.
     kinds: BTreeMap<String, usize>,
@@ -469,7 +482,7 @@ impl Reading {
         findings.extend(validate::meta(object.kind(), object.meta()));
         findings.extend(validate::empty_fields(object.kind(), node));
         findings.extend(validate::unsupported(object.kind(), node));
-        let origin = origin(&self.file, node, &object);
+        let origin = origin(&self.file, node, &object, self.all_lines);
         let refused = findings.iter().any(validate::Finding::is_error);
         let generated = node.get("metadata").is_some_and(|meta| meta.get("generateName").is_some());
         for mut finding in findings {

@@ -89,7 +89,7 @@ fn config_patch(patch: &ConfigPatch, field: &str, findings: &mut Findings) {
         );
     }
     if let Some((message, remedy)) = without_effect(patch) {
-        findings.add(Code::PatchWithoutEffect, operation, message, remedy);
+        findings.add(Code::PatchOperation, operation, message, remedy);
     }
     if written.filter_class != FilterClass::Unspecified {
         let message = "has no effect, as in Istio";

@@ -84,7 +84,15 @@ pub(super) fn check(kind: Kind, meta: &Meta, findings: &mut Findings) {
     }
 }
 
+/// Label of a namespace that names the revision of the control plane.
+const REVISION: &str = "istio.io/rev";
+
 fn of_namespace(labels: &Labels, findings: &mut Findings) {
+    if labels.contains_key(NAMESPACE_LABEL) && labels.contains_key(REVISION) {
+        let message = "decides about injection beside istio-injection, which takes precedence";
+        let field = join("metadata.labels", REVISION);
+        findings.add(Code::InjectionLabels, field, message, "remove one of the labels");
+    }
     for (key, value) in labels {
         let field = join("metadata.labels", key);
         if key == NAMESPACE_LABEL && !matches!(value.as_str(), "enabled" | "disabled") {

@@ -16,6 +16,7 @@ mod pods;
 mod proxy_config;
 mod rate_limit;
 mod request_authentication;
+mod route_actions;
 mod secret;
 mod security;
 mod service_entry;
@@ -123,7 +124,7 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
     }
     ca_certificates::check(mesh, &mut findings);
     if let Some(retries) = &mesh.default_http_retry_policy {
-        virtual_service::retries(retries, "defaultHttpRetryPolicy", &mut findings);
+        route_actions::retries(retries, "defaultHttpRetryPolicy", &mut findings);
     }
     extension_provider::check(mesh, &mut findings);
     findings.done()

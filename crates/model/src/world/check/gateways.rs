@@ -12,11 +12,12 @@ use crate::{
 
 impl Report<'_> {
     pub(super) fn gateways(&mut self) {
-        for entry in self.world.virtual_services.iter() {
+        let written = self.world.virtual_services.iter().filter(|entry| entry.object.spec.derived.is_none());
+        for entry in written {
             let about = About { entry, kind: Kind::VirtualService };
             self.bound(&about, &entry.object.spec);
         }
-        for entry in self.world.gateways.iter() {
+        for entry in self.world.gateways.iter().filter(|entry| entry.object.spec.only_in.is_none()) {
             let about = About { entry, kind: Kind::Gateway };
             let selector = &entry.object.spec.selector;
             // Only if any workload is known, since rules may be checked alone.

@@ -1,6 +1,7 @@
 //! Checks across several objects. No object is refused for them: as in Istio, a route to a missing host or subset
 //! answers 503 until the host or subset exists.
 
+mod advice;
 mod entries;
 mod gateways;
 mod policies;

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use super::{About, Report, label_text, workloads};
+use super::{About, Report, label_text, templates_in, workloads};
 use crate::{
     analysis::Code,
     api::{
-        DestinationRule, Kind, MtlsMode, Protocol, Service, ServicePort, Typed, VirtualService,
+        DestinationRule, Kind, MtlsMode, Protocol, Service, ServicePort, Template, Typed, VirtualService,
         destination_rule::TlsMode,
+        kube::TargetPort,
         selects,
         virtual_service::{Destination, HttpRoute},
     },
@@ -339,17 +340,46 @@ impl Report<'_> {
             ),
             _ => return,
         };
-        let fails = service.spec.ports.iter().any(|port| {
-            self.world.endpoints(service, port).iter().any(|endpoint| {
-                let pod = endpoint.pod.as_ref().filter(|pod| pod.has_sidecar());
-                pod.is_some_and(|pod| {
-                    self.world.peer_mode(&pod.meta.namespace, &pod.meta.labels, endpoint.port) == refused_by
+        let fails = self.is_mode_of_templates(service, refused_by)
+            || service.spec.ports.iter().any(|port| {
+                self.world.endpoints(service, port).iter().any(|endpoint| {
+                    let pod = endpoint.pod.as_ref().filter(|pod| pod.has_sidecar());
+                    pod.is_some_and(|pod| {
+                        self.world.peer_mode(&pod.meta.namespace, &pod.meta.labels, endpoint.port)
+                            == refused_by
+                    })
                 })
-            })
-        });
+            });
         if fails {
             self.report(about, Code::TlsMismatch, "spec.trafficPolicy.tls.mode", message, remedy);
         }
+    }
+
+    /// Returns whether a workload behind a service has this mode at one of the ports. Only for workloads without pods:
+    /// pods tell themselves.
+    fn is_mode_of_templates(&self, service: &Typed<Service>, mode: MtlsMode) -> bool {
+        let (world, namespace) = (self.world, service.meta.namespace.as_str());
+        if service.spec.selector.is_empty() || world.pods.in_namespace(namespace).next().is_some() {
+            return false;
+        }
+        let injected = world
+            .namespace(namespace)
+            .is_none_or(|labels| labels.get("istio-injection").is_none_or(|value| value != "disabled"));
+        let of_service = |template: &&Typed<Template>| {
+            let labels = &template.spec.labels;
+            let out = labels.get("sidecar.istio.io/inject").is_some_and(|value| value == "false");
+            injected && !out && selects(&service.spec.selector, labels)
+        };
+        templates_in(world, namespace).filter(of_service).any(|template| {
+            let number = |port: &ServicePort| match &port.target {
+                TargetPort::Number(number) => Some(*number),
+                TargetPort::Name(name) => {
+                    template.spec.ports.iter().find(|of| of.name == *name).map(|of| of.port)
+                }
+            };
+            let mut ports = service.spec.ports.iter().filter_map(number);
+            ports.any(|port| world.peer_mode(namespace, &template.spec.labels, port) == mode)
+        })
     }
 
     /// Reports settings for ports that the service does not have.
