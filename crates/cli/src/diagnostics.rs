@@ -26,6 +26,9 @@ struct Finding {
     field: String,
     message: String,
     remedy: String,
+    /// Empty in the answers of older control planes.
+    #[serde(default)]
+    code: String,
 }
 
 /// Requests the current diagnostics; `None` if the control plane does not answer.
@@ -37,12 +40,15 @@ pub(crate) async fn request(control: SocketAddr) -> Option<Vec<Diagnostic>> {
 
 impl From<Finding> for Diagnostic {
     fn from(finding: Finding) -> Self {
-        let Finding { file, line, severity, object, field, message, remedy } = finding;
+        let Finding { file, line, severity, object, field, message, remedy, code } = finding;
         let location = if line > 0 { format!("{file}:{line}") } else { file };
         let parts = [location, object, field, message].into_iter().filter(|part| !part.is_empty());
         let mut text = parts.collect::<Vec<_>>().join(": ");
         if !remedy.is_empty() {
             text = format!("{text} ({remedy})");
+        }
+        if !code.is_empty() {
+            text = format!("{text} [{code}]");
         }
         Self { severity, text }
     }
@@ -50,8 +56,9 @@ impl From<Finding> for Diagnostic {
 
 impl From<skysail_model::Diagnostic> for Diagnostic {
     fn from(found: skysail_model::Diagnostic) -> Self {
-        let skysail_model::Diagnostic { file, line, severity, object, field, message, remedy } = found;
-        Finding { file, line, severity: severity.to_string(), object, field, message, remedy }.into()
+        let skysail_model::Diagnostic { file, line, severity, object, field, message, remedy, code } = found;
+        let (severity, code) = (severity.to_string(), code.to_string());
+        Finding { file, line, severity, object, field, message, remedy, code }.into()
     }
 }
 

@@ -3,6 +3,7 @@
 // These macros panic when the reader closes the output; `skysail_core::stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod analyze;
 mod burst;
 mod ca;
 mod call;
@@ -61,6 +62,8 @@ enum Command {
     Logs(pods::LogsArgs),
     /// Show the pods of a running mesh.
     Status(pods::StatusArgs),
+    /// Find mistakes in configuration files, without running them.
+    Analyze(analyze::AnalyzeArgs),
     /// Show or rotate the root certificates of the mesh.
     #[command(subcommand)]
     Ca(ca::CaArgs),
@@ -120,6 +123,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Dashboard(args) => dashboard::run(&args),
         Command::Logs(args) => pods::logs(&args),
         Command::Status(args) => pods::status(&args),
+        Command::Analyze(args) => analyze::run(args),
         Command::Ca(args) => ca::run(args),
         Command::Control(args) => skysail_control::run(args).map(done),
         Command::Proxy(args) => skysail_proxy::run(args).map(done),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::api::ObjectKey;
+use crate::{analysis::Code, api::ObjectKey};
 
 /// Severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -25,8 +25,10 @@ pub struct Diagnostic {
     pub file: String,
     /// Line in the file, from 1; 0 if unknown.
     pub line: u32,
-    /// Severity.
+    /// Severity, which follows from the code.
     pub severity: Severity,
+    /// Kind of mistake.
+    pub code: Code,
     /// Object, as `VirtualService default/reviews`; empty if the object could not be identified.
     pub object: String,
     /// Field, as `spec.http[0].route[1].weight`; empty for the object as a whole.
@@ -39,11 +41,12 @@ pub struct Diagnostic {
 
 impl Diagnostic {
     /// Creates a diagnostic without field and remedy.
-    pub fn new(severity: Severity, file: &str, line: u32, message: impl Into<String>) -> Self {
+    pub fn new(code: Code, file: &str, line: u32, message: impl Into<String>) -> Self {
         Self {
             file: file.to_owned(),
             line,
-            severity,
+            severity: code.severity(),
+            code,
             object: String::new(),
             field: String::new(),
             message: message.into(),
@@ -99,6 +102,6 @@ impl fmt::Display for Diagnostic {
         if !self.remedy.is_empty() {
             write!(f, "; {}", self.remedy)?;
         }
-        Ok(())
+        write!(f, " [{}]", self.code)
     }
 }

@@ -15,6 +15,7 @@ use std::{
 };
 
 use crate::{
+    analysis::Code,
     api::{Object, ObjectKey},
     diagnostic::{Diagnostic, Severity},
     origin::Origin,
@@ -146,7 +147,7 @@ impl Files {
         kinds.into_iter().map(|(kind, (path, line, count))| {
             let objects = if count == 1 { "object" } else { "objects" };
             let message = format!("the mesh does not use {kind} ({count} {objects})");
-            Diagnostic::new(Severity::Info, path, line, message)
+            Diagnostic::new(Code::ForeignKind, path, line, message)
         })
     }
 
@@ -163,7 +164,7 @@ impl Files {
                     Some(effect) => format!("until its errors are fixed, {effect}"),
                     None => "no version of this policy is in effect".to_owned(),
                 };
-                Diagnostic::new(Severity::Warning, &place.1, line, message).object(key)
+                Diagnostic::new(Code::PolicyFallback, &place.1, line, message).object(key)
             },
         )
     }
@@ -262,13 +263,16 @@ impl File {
             if (parsed.unreadable && !is_refused || is_refused && kept.fallback.is_none())
                 && !file.objects.contains_key(key)
             {
-                let message = match kept.fallback {
-                    Some(effect) => format!("until its errors are fixed, {effect}"),
-                    None => "the last valid version stays in effect until the errors in this file are fixed"
-                        .to_owned(),
+                let (code, message) = match kept.fallback {
+                    Some(effect) => (Code::PolicyFallback, format!("until its errors are fixed, {effect}")),
+                    None => (
+                        Code::LastVersionKept,
+                        "the last valid version stays in effect until the errors in this file are fixed"
+                            .to_owned(),
+                    ),
                 };
                 let origin = &kept.origin;
-                let diagnostic = Diagnostic::new(Severity::Warning, &origin.file, origin.line, message);
+                let diagnostic = Diagnostic::new(code, &origin.file, origin.line, message);
                 file.diagnostics.push(diagnostic.object(key));
                 file.objects.insert(Arc::clone(key), kept.clone());
             }
@@ -293,7 +297,7 @@ fn duplicate(key: &ObjectKey, other: &Origin, effective: &Origin) -> Option<Diag
         "has no effect: {}:{} defines the object again, and the last definition counts",
         effective.file, effective.line
     );
-    let diagnostic = Diagnostic::new(Severity::Warning, &other.file, other.line, message);
+    let diagnostic = Diagnostic::new(Code::DuplicateObject, &other.file, other.line, message);
     Some(diagnostic.object(key).remedy("remove one of them"))
 }
 
@@ -375,7 +379,7 @@ mod tests {
         assert_eq!(said.len(), 1);
         assert_eq!(
             said[0].to_string(),
-            "x:1: warning: DestinationRule default/r: has no effect: y:1 defines the object again, and the last definition counts; remove one of them"
+            "x:1: warning: DestinationRule default/r: has no effect: y:1 defines the object again, and the last definition counts; remove one of them [SKY0012]"
         );
         let (world, files) = play(&[(0, "x", Some(format!("{}---\n{}", rule("r", "a"), rule("r", "b"))))]);
         assert_eq!(hosts(&world), ["b"]);
@@ -446,7 +450,10 @@ mod tests {
         let role = "---\napiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata: {name: a}\n";
         let (_, files) = play(&[(0, "x", Some(role.repeat(2))), (0, "y", Some(role.to_owned()))]);
         let said: Vec<_> = files.diagnostics().iter().map(ToString::to_string).collect();
-        assert_eq!(said, ["x:2: info: the mesh does not use Role of rbac.authorization.k8s.io (3 objects)"]);
+        assert_eq!(
+            said,
+            ["x:2: info: the mesh does not use Role of rbac.authorization.k8s.io (3 objects) [SKY0007]"]
+        );
     }
 
     #[test]

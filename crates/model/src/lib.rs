@@ -4,6 +4,7 @@
 //! [`files`] merges many texts into one configuration and keeps the last good state. The [`world`] indexes the objects,
 //! and [`compile`](fn@compile) makes the resources of a proxy from it. The crate is pure: no IO, no async.
 
+pub mod analysis;
 pub mod api;
 mod clause;
 mod compile;
@@ -17,6 +18,7 @@ mod validate;
 pub mod view;
 pub mod world;
 
+pub use analysis::Code;
 pub use api::{Kind, Object, ObjectKey};
 pub use compile::{
     Outline, Part, compile, compile_host, compile_local_routes, compile_own, compile_part,
@@ -25,7 +27,7 @@ pub use compile::{
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};
 pub use origin::Origin;
-pub use parse::{Fallback, Manifest, Manifests, Parsed, Refused, manifests, parse};
+pub use parse::{Fallback, Manifest, Manifests, Parsed, Refused, manifests, parse, parse_with_lines};
 pub use validate::{MAX_KEY_SET, key_set};
 pub use view::{ClientScope, MAX_ID, ProxyNode, ProxyView, Role};
 pub use world::{

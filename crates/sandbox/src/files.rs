@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use skysail_model::{Diagnostic, Kind, Manifests, ObjectKey, Origin, Severity, manifests};
+use skysail_model::{Code, Diagnostic, Kind, Manifests, ObjectKey, Origin, manifests};
 use skysail_source::{FileChange, FileState};
 
 use crate::objects::{Item, Objects};
@@ -66,8 +66,7 @@ impl File {
         for manifest in std::mem::take(&mut file.manifests.objects) {
             let key = manifest.object.key();
             let (item, origin) = (Item::read(&manifest), manifest.origin);
-            let note =
-                |severity, message: &str| Diagnostic::new(severity, path, origin.line, message).object(&key);
+            let note = |code, message: &str| Diagnostic::new(code, path, origin.line, message).object(&key);
             match item {
                 Ok(Some(item)) => {
                     if let Some((_, before)) = file.objects.insert(key.clone(), (item, origin.clone())) {
@@ -75,12 +74,12 @@ impl File {
                     }
                 }
                 Ok(None) if key.kind == Kind::CronJob => {
-                    let note = note(Severity::Warning, "is not run: `skysail up` has no schedules");
+                    let note = note(Code::NotRun, "is not run: `skysail up` has no schedules");
                     file.notes.push(note.remedy("run its template as a Job"));
                 }
                 Ok(None) => {}
                 Err(problem) => {
-                    file.notes.push(note(Severity::Error, &problem));
+                    file.notes.push(note(Code::CannotRun, &problem));
                     file.manifests.refused.insert(key);
                 }
             }
@@ -168,7 +167,7 @@ impl Files {
             defined.insert(key, origin).and_then(|before| duplicate(key, before, origin))
         });
         let unreadable = self.unreadable.iter().map(|((_, path), reason)| {
-            Diagnostic::new(Severity::Error, path, 0, format!("cannot be read: {reason}"))
+            Diagnostic::new(Code::Unreadable, path, 0, format!("cannot be read: {reason}"))
         });
         let found = self.files.values().flat_map(|file| &file.manifests.diagnostics).cloned();
         unreadable.chain(found).chain(duplicates)
@@ -195,7 +194,7 @@ fn duplicate(key: &ObjectKey, loser: &Origin, winner: &Origin) -> Option<Diagnos
         "has no effect: {}:{} defines the object again, and the last definition counts",
         winner.file, winner.line
     );
-    let diagnostic = Diagnostic::new(Severity::Warning, &loser.file, loser.line, message).object(key);
+    let diagnostic = Diagnostic::new(Code::DuplicateObject, &loser.file, loser.line, message).object(key);
     (loser.content != winner.content).then(|| diagnostic.remedy("remove one of them"))
 }
 
@@ -323,7 +322,7 @@ mod tests {
         let mut files = Files::default();
         files.take(text("apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: night, namespace: n}\nspec:\n  schedule: '0 0 * * *'\n  jobTemplate: {spec: {template: {spec: {restartPolicy: Never, containers: [{name: a, image: x}]}}}}\n"));
         let notes: Vec<String> = files.notes().map(ToString::to_string).collect();
-        let expected = "a.yaml:1: warning: CronJob n/night: is not run: `skysail up` has no schedules; run its template as a Job";
+        let expected = "a.yaml:1: warning: CronJob n/night: is not run: `skysail up` has no schedules; run its template as a Job [SKY0902]";
         assert_eq!(notes, [expected]);
     }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde_json::Value;
-use skysail_model::{Diagnostic, Kind, ObjectKey, Origin, ProxyNode, World, api::kube::Locality};
+use skysail_model::{Diagnostic, Kind, ObjectKey, Origin, ProxyNode, World, api::kube::Locality, parse};
 use skysail_source::{FileChange, FileState, Folders};
 
 use crate::{
@@ -128,7 +128,7 @@ impl Offline {
         let objects = files.objects();
         let mut addresses = VirtualAddresses::of(generated);
         let addresses = addresses.assign(&objects.services);
-        let (mut world, mut findings) = mesh_world(changes, addresses);
+        let (mut world, mut findings) = mesh_world(changes, addresses, parse);
         let mut allocation = Allocation::of(generated);
         let allocated = allocation.assign(&objects.entries);
         apply(&mut world, &external::document(allocated), &Origin::default());

@@ -8,12 +8,11 @@ use std::{
 };
 
 use skysail_model::{Kind, Severity};
-use skysail_source::{FileChange, FileState, Folders};
 
 use crate::{
     capacity::Capacity,
-    check::CheckResult,
-    error::{Context as _, Error},
+    check::{self, CheckResult},
+    error::Error,
     files::{FileUpdate, Files},
     objects::{Objects, Workload, repository},
     plan::Pod,
@@ -34,8 +33,8 @@ pub struct Survey {
     pub checked: Option<CheckResult>,
 }
 
-/// Name of standard input in sentences, and in diagnostics.
-const STDIN: [&str; 2] = ["standard input", "-"];
+/// Name of standard input in sentences.
+const STDIN: &str = "standard input";
 /// Kinds that create pods.
 const WORKLOADS: [Kind; 6] =
     [Kind::Deployment, Kind::StatefulSet, Kind::DaemonSet, Kind::ReplicaSet, Kind::Job, Kind::Pod];
@@ -48,13 +47,9 @@ impl Survey {
     /// When the files cannot be read, or hold no object or no workload that can be run.
     pub fn read(config: &[PathBuf], stdin: Option<&str>) -> Result<Self, Error> {
         let mut shown: Vec<_> = config.iter().map(|path| path.display().to_string()).collect();
-        shown.extend(stdin.map(|_| STDIN[0].to_owned()));
+        shown.extend(stdin.map(|_| STDIN.to_owned()));
         let shown = shown.join(", ");
-        let mut changes = Folders::new(config).context(format!("reading {shown}"))?.scan();
-        changes.extend(stdin.map(|text| {
-            let state = FileState::Text(text.to_owned());
-            FileChange { layer: config.len(), path: STDIN[1].to_owned(), state }
-        }));
+        let changes = check::changes(config, stdin, &shown)?;
         let mut files = Files::default();
         for change in &changes {
             files.take(FileUpdate::of(change.clone()));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use skysail_model::{Diagnostic, Severity, World};
+use skysail_model::{Code, Diagnostic, Severity, World};
 use tracing::{error, info, warn};
 
 use super::{
@@ -57,7 +57,7 @@ impl Publisher {
 impl State {
     fn all_findings(&self) -> BTreeSet<Diagnostic> {
         let unreadable = self.unreadable.iter().map(|(path, reason)| {
-            Diagnostic::new(Severity::Error, path, 0, format!("cannot be read: {reason}"))
+            Diagnostic::new(Code::Unreadable, path, 0, format!("cannot be read: {reason}"))
                 .remedy("the last content of the file stays in effect until the file can be read")
         });
         let of_views = self.views.values().flat_map(|view| &view.findings).cloned();

@@ -52,7 +52,7 @@ use skysail_xds::{Kind, Resource, Resources};
 pub use self::listeners::Outline;
 
 use crate::{
-    ClientScope, Diagnostic, ObjectKey, ProxyView, Role, Severity, World,
+    ClientScope, Code, Diagnostic, ObjectKey, ProxyView, Role, World,
     api::{
         self, AuthorizationPolicy, DestinationRule, Labels, Protocol, Service, Typed, VirtualService,
         kube::Locality, mesh_config::OutboundMode, proxy_config::SharedHeaders, sidecar::Egress,
@@ -356,14 +356,21 @@ struct CompileFindings<'a> {
 }
 
 impl CompileFindings<'_> {
-    fn warn(&mut self, policy: &Typed<AuthorizationPolicy>, field: &str, message: &str, remedy: &str) {
+    fn warn(
+        &mut self,
+        code: Code,
+        policy: &Typed<AuthorizationPolicy>,
+        field: &str,
+        message: &str,
+        remedy: &str,
+    ) {
         let key = ObjectKey {
             kind: api::Kind::AuthorizationPolicy,
             namespace: policy.meta.namespace.clone(),
             name: policy.meta.name.clone(),
         };
         let origin = self.world.origin_of(policy).cloned().unwrap_or_default();
-        let finding = Diagnostic::new(Severity::Warning, &origin.file, origin.line_of(field), message);
+        let finding = Diagnostic::new(code, &origin.file, origin.line_of(field), message);
         self.list.push(finding.object(&key).field(field).remedy(remedy));
     }
 }

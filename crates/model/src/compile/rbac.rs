@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     ProxyView, World,
+    analysis::Code,
     api::{
         AuthorizationPolicy, MeshConfig, Typed,
         security::{Action, Rule},
@@ -111,7 +112,13 @@ impl Authorization {
                             );
                             let remedy =
                                 "use an authorizer with envoyExtAuthzGrpc, or a DENY policy for the port";
-                            findings.warn(policy, "spec.provider.name", &message, remedy);
+                            findings.warn(
+                                Code::HttpRuleOnTcp,
+                                policy,
+                                "spec.provider.name",
+                                &message,
+                                remedy,
+                            );
                         }
                     }
                 }
@@ -349,6 +356,7 @@ fn report(policy: &Typed<AuthorizationPolicy>, tcp_ports: &[u16], findings: &mut
         let conditions = rule.when.iter().filter_map(Clause::of_condition);
         if of_source.chain(of_operation).chain(conditions).any(|clause| clause.needs_http()) {
             findings.warn(
+                Code::HttpRuleOnTcp,
                 policy,
                 &format!("spec.rules[{index}]"),
                 &format!("the rule uses HTTP attributes, and port {port} is not HTTP: {effect}"),

@@ -55,7 +55,7 @@ fn world(more: &str) -> World {
     let mut world = World::new();
     for text in [APP, more] {
         let parsed = parse(text, "test.yaml");
-        let errors = parsed.diagnostics.iter().filter(|found| found.severity == Severity::Error);
+        let errors = parsed.diagnostics.iter().filter(|found| found.severity == crate::Severity::Error);
         assert_eq!(errors.map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
         for (object, origin) in parsed.objects {
             world.apply(object, origin);

@@ -10,11 +10,15 @@ use serde::{
 
 use skysail_yaml::{Entry, Node, Value, join};
 
-use crate::spelling::{VARIABLE, nearest};
+use crate::{
+    analysis::Code,
+    spelling::{VARIABLE, nearest},
+};
 
 /// A field that could not be decoded, or is unknown.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FieldError {
+    pub(crate) code: Code,
     pub(crate) path: Vec<Segment>,
     pub(crate) line: u32,
     pub(crate) message: String,
@@ -125,8 +129,8 @@ impl Path<'_> {
 struct DecodeError(Box<FieldError>);
 
 impl DecodeError {
-    fn new(message: String, remedy: String) -> Self {
-        Self(Box::new(FieldError { path: Vec::new(), line: 0, message, remedy }))
+    fn new(code: Code, message: String, remedy: String) -> Self {
+        Self(Box::new(FieldError { code, path: Vec::new(), line: 0, message, remedy }))
     }
 
     /// Adds the fields of the mapping that is expected in place of another value.
@@ -164,16 +168,17 @@ impl std::error::Error for DecodeError {}
 
 impl de::Error for DecodeError {
     fn custom<M: fmt::Display>(message: M) -> Self {
-        Self::new(message.to_string(), String::new())
+        Self::new(Code::WrongType, message.to_string(), String::new())
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
         let (message, remedy) = mismatch_words(&found, &plain_words(&expected.to_string()));
-        Self::new(message, remedy)
+        Self::new(Code::WrongType, message, remedy)
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
         Self::new(
+            Code::WrongType,
             format!("expected {}, found {}", plain_words(&expected.to_string()), found_words(&found)),
             String::new(),
         )
@@ -181,16 +186,16 @@ impl de::Error for DecodeError {
 
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
         let (message, remedy) = not_one_of(variant, expected);
-        Self::new(message, remedy)
+        Self::new(Code::UnknownValue, message, remedy)
     }
 
     fn unknown_field(field: &str, expected: &'static [&'static str]) -> Self {
         let (message, remedy) = unknown_words(field, expected);
-        Self::new(message, remedy)
+        Self::new(Code::UnknownField, message, remedy)
     }
 
     fn missing_field(field: &'static str) -> Self {
-        Self::new(format!("{field} is missing"), format!("add {field}"))
+        Self::new(Code::MissingField, format!("{field} is missing"), format!("add {field}"))
     }
 }
 
@@ -432,7 +437,8 @@ impl<'de> de::MapAccess<'de> for Fields<'_> {
                 if !known.contains(&entry.key.as_str()) {
                     let path = Path { parent: self.reader.path, key: Some(&entry.key), index: 0 };
                     let (message, remedy) = unknown_words(&entry.key, known);
-                    let finding = FieldError { path: path.segments(), line: entry.line, message, remedy };
+                    let (code, path) = (Code::UnknownField, path.segments());
+                    let finding = FieldError { code, path, line: entry.line, message, remedy };
                     self.reader.unknown.borrow_mut().push(finding);
                     continue;
                 }

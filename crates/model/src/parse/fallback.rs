@@ -25,7 +25,6 @@ use crate::{
         destination_rule::WorkloadSelector,
         security::{Action, DRY_RUN, JwtRule, MutualTls, Rule, TargetRef, is_true},
     },
-    diagnostic::Severity,
     origin::Origin,
     spelling::nearest,
     validate,
@@ -91,7 +90,7 @@ impl Fallback {
             }
             _ => return None,
         };
-        let origin = super::lines::origin(file, root, &object);
+        let origin = super::lines::origin(file, root, &object, false);
         Some(Self { object, origin, effect })
     }
 }
@@ -290,7 +289,7 @@ fn read<S: DeserializeOwned + Default>(
     let spec = decoded.value.filter(|_| decoded.unknown.is_empty())?.spec;
     let mut findings = check(&spec);
     findings.extend(validate::empty_fields(Kind::AuthorizationPolicy, &root));
-    findings.iter().all(|finding| finding.severity != Severity::Error).then_some(spec)
+    (!findings.iter().any(validate::Finding::is_error)).then_some(spec)
 }
 
 fn mapping(key: &str, value: Node) -> Node {

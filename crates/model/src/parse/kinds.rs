@@ -2,7 +2,7 @@
 
 use strsim::damerau_levenshtein as distance;
 
-use crate::{api::Kind, diagnostic::Severity, spelling::nearest};
+use crate::{analysis::Code, api::Kind, spelling::nearest};
 
 /// Classification of a document.
 #[derive(Debug)]
@@ -11,8 +11,8 @@ pub(super) enum Known {
     Kind(Kind),
     /// Another kind of a known group, or similar to one.
     Other {
-        /// Severity of the message.
-        severity: Severity,
+        /// Code of the message.
+        code: Code,
         message: String,
         remedy: String,
         /// Kind that was probably meant.
@@ -180,11 +180,11 @@ fn of_unknown_group(group: &str, version: &str, kind: &str) -> Known {
 }
 
 fn warning(message: String, remedy: &str) -> Known {
-    Known::Other { severity: Severity::Warning, message, remedy: remedy.to_owned(), meant: None }
+    Known::Other { code: Code::UnsupportedKind, message, remedy: remedy.to_owned(), meant: None }
 }
 
 fn error(message: String, remedy: String, meant: Option<Kind>) -> Known {
-    Known::Other { severity: Severity::Error, message, remedy, meant }
+    Known::Other { code: Code::UnknownKind, message, remedy, meant }
 }
 
 fn misplaced(api: &str, kind: &str, right: &str) -> Known {
@@ -276,9 +276,9 @@ mod tests {
     fn said(version: &str, kind: &str) -> String {
         match classify(version, kind) {
             Known::Kind(kind) => kind.to_string(),
-            Known::Other { severity, message, remedy, meant } => {
+            Known::Other { code, message, remedy, meant } => {
                 let meant = meant.map_or(String::new(), |kind| format!(" ({kind})"));
-                format!("{severity}: {message}; {remedy}{meant}")
+                format!("{}: {message}; {remedy}{meant}", code.severity())
             }
             Known::Foreign(kind) => format!("foreign: {kind}"),
         }

@@ -12,38 +12,43 @@ use crate::{
     origin::{Lines, Origin},
 };
 
-/// Returns where an object was read.
-pub(super) fn origin(file: &Arc<str>, node: &Node, object: &Object) -> Origin {
+/// Returns where an object was read. With `all_lines`, the lines of all its fields are kept.
+pub(super) fn origin(file: &Arc<str>, node: &Node, object: &Object, all_lines: bool) -> Origin {
     let mut content = DefaultHasher::new();
     node.hash(&mut content);
     Origin {
         file: Arc::clone(file),
         line: node.line,
-        lines: lines_of(node, object),
+        lines: lines_of(node, object, all_lines),
         content: content.finish(),
     }
 }
 
 /// Returns the lines of the fields that are checked against other objects later; for some kinds those of all fields.
-fn lines_of(node: &Node, object: &Object) -> Option<Arc<Lines>> {
-    if let Object::Template(template) = object {
+fn lines_of(node: &Node, object: &Object, all: bool) -> Option<Arc<Lines>> {
+    if let Object::Template(template) = object
+        && !all
+    {
         let field = template.spec.kind.account_field();
         return Some(Arc::new(Lines::from([(field.to_owned(), find_line(node, field))])));
     }
-    let checked = matches!(
-        object.kind(),
-        Kind::Service
-            | Kind::VirtualService
-            | Kind::DestinationRule
-            | Kind::ServiceEntry
-            | Kind::PeerAuthentication
-            | Kind::AuthorizationPolicy
-            | Kind::RateLimitPolicy
-    );
+    let checked = all
+        || matches!(
+            object.kind(),
+            Kind::Service
+                | Kind::VirtualService
+                | Kind::DestinationRule
+                | Kind::ServiceEntry
+                | Kind::PeerAuthentication
+                | Kind::AuthorizationPolicy
+                | Kind::RateLimitPolicy
+        );
     checked.then(|| {
         let mut lines = Lines::new();
-        if let Some(spec) = node.get("spec") {
-            collect_lines(spec, "spec", spec.line, &mut lines);
+        for part in ["spec", "data"] {
+            if let Some(spec) = node.get(part).filter(|_| all || part == "spec") {
+                collect_lines(spec, part, spec.line, &mut lines);
+            }
         }
         Arc::new(lines)
     })

@@ -11,6 +11,7 @@ mod other_tools;
 mod schema;
 
 use crate::{
+    analysis::Code,
     api::{
         ConfigMap, Kind, Labels, MeshConfig, Object, ObjectKey, Secret, Typed, kube,
         manifest::{self, Ignored, ObjectMeta},
@@ -91,6 +92,14 @@ pub fn parse(text: &str, file: &str) -> Parsed {
     parsed
 }
 
+/// Parses objects as [`parse`](fn@parse), and keeps the line of each field, for [`World::analyze`](crate::World::analyze).
+pub fn parse_with_lines(text: &str, file: &str) -> Parsed {
+    let reading = Reading { file: file.into(), all_lines: true, ..Reading::default() };
+    let mut parsed = read_with(reading, text).parsed;
+    parsed.diagnostics.sort_by_key(|diagnostic| diagnostic.line);
+    parsed
+}
+
 /// Parses objects from YAML or JSON and keeps each as written. Refuses the same objects as [`parse`](fn@parse).
 pub fn manifests(text: &str, file: &str) -> Manifests {
     let Reading { parsed, written, kinds, .. } = read(text, file, true);
@@ -102,7 +111,10 @@ pub fn manifests(text: &str, file: &str) -> Manifests {
 }
 
 fn read(text: &str, file: &str, keeps_written: bool) -> Reading {
-    let mut reading = Reading { file: file.into(), keeps_written, ..Reading::default() };
+    read_with(Reading { file: file.into(), keeps_written, ..Reading::default() }, text)
+}
+
+fn read_with(mut reading: Reading, text: &str) -> Reading {
     for document in documents(text) {
         reading.document(document, text);
     }
@@ -114,6 +126,8 @@ struct Reading {
     file: Arc<str>,
     parsed: Parsed,
     keeps_written: bool,
+    /// Whether the lines of all fields are kept.
+    all_lines: bool,
     written: Vec<serde_json::Value>,
     /// Number of objects of each kind.
     kinds: BTreeMap<String, usize>,
@@ -148,7 +162,7 @@ impl Reading {
                 } else {
                     "check indentation, quotes and colons on this line and the one before"
                 });
-                let diagnostic = Diagnostic::new(Severity::Error, &self.file, error.line, error.message);
+                let diagnostic = Diagnostic::new(Code::NotYaml, &self.file, error.line, error.message);
                 self.parsed.diagnostics.push(diagnostic.remedy(remedy));
                 self.parsed.unreadable = true;
                 return;
@@ -159,7 +173,7 @@ impl Reading {
             document.duplicates.iter().find(|(path, ..)| path == "apiVersion" || path == "kind")
         {
             let message = "a second object begins here, without a separator";
-            let diagnostic = Diagnostic::new(Severity::Error, &self.file, *line, message);
+            let diagnostic = Diagnostic::new(Code::MissingSeparator, &self.file, *line, message);
             self.report(diagnostic.remedy("write a line --- before it"), &root);
             // The object that this spec belongs to is unknown.
             self.errors.push("spec".to_owned());
@@ -167,7 +181,7 @@ impl Reading {
         }
         for (path, line, first) in &document.duplicates {
             let message = format!("duplicate key; it is defined first on line {first}");
-            let diagnostic = Diagnostic::new(Severity::Error, &self.file, *line, message).field(path);
+            let diagnostic = Diagnostic::new(Code::DuplicateKey, &self.file, *line, message).field(path);
             self.report(diagnostic.remedy("remove one of them"), &root);
         }
         if document.duplicates.is_empty() {
@@ -200,12 +214,12 @@ impl Reading {
             let (message, remedy) = items
                 .map_or(("is missing", "add items"), |_| ("expected a list", "begin each item with `- `"));
             let line = items.map_or(root.line, |items| items.line);
-            let diagnostic = Diagnostic::new(Severity::Error, &self.file, line, message).field("items");
+            let diagnostic = Diagnostic::new(Code::NotAnObject, &self.file, line, message).field("items");
             return self.report(diagnostic.remedy(remedy), root);
         }
         if !matches!(root.value, Value::Map(_)) {
             let diagnostic =
-                Diagnostic::new(Severity::Error, &self.file, root.line, "not a Kubernetes object");
+                Diagnostic::new(Code::NotAnObject, &self.file, root.line, "not a Kubernetes object");
             return self.report(
                 diagnostic.remedy("an object is a mapping with apiVersion, kind and metadata"),
                 root,
@@ -215,13 +229,13 @@ impl Reading {
         *self.kinds.entry(counted.to_owned()).or_default() += 1;
         if version.is_empty() || kind.is_empty() {
             let (message, remedy) = other_tools::of_mapping(root);
-            let diagnostic = Diagnostic::new(Severity::Error, &self.file, root.line, message);
+            let diagnostic = Diagnostic::new(Code::NotAnObject, &self.file, root.line, message);
             return self.report(diagnostic.remedy(remedy), root);
         }
         match kinds::classify(version, kind) {
             Known::Kind(kind) => self.object(root, kind),
-            Known::Other { severity, message, remedy, .. } => {
-                let diagnostic = Diagnostic::new(severity, &self.file, root.line, message);
+            Known::Other { code, message, remedy, .. } => {
+                let diagnostic = Diagnostic::new(code, &self.file, root.line, message);
                 self.report(diagnostic.remedy(remedy), root);
             }
             Known::Foreign(kind) => {
@@ -327,7 +341,7 @@ impl Reading {
             let decoded = decode(node);
             (value, errors) = (decoded.value, decoded.errors);
         }
-        self.take(node, Decoded { value, errors, unknown }, Severity::Warning)
+        self.take(node, Decoded { value, errors, unknown }, Code::UnknownKubernetesField)
     }
 
     /// Reads an Istio object. An unknown field is an error, as it is for `kubectl apply`.
@@ -339,7 +353,7 @@ impl Reading {
         Object: From<Typed<S>>,
     {
         let decoded: Decoded<IstioObject<S>> = decode(node);
-        if let Some(object) = self.take(node, decoded, Severity::Error) {
+        if let Some(object) = self.take(node, decoded, Code::UnknownField) {
             let findings = check(&object.spec);
             let meta = kube::meta(object.metadata, true);
             let mut object = Object::from(Typed { meta, spec: object.spec });
@@ -365,7 +379,8 @@ impl Reading {
             (mesh_config::NAMESPACE, mesh_config::NAME) => {
                 self.networks(node, &map.data);
                 if text.is_none() {
-                    findings.warning(
+                    findings.add(
+                        Code::MisplacedMeshConfig,
                         "data",
                         "has no key mesh, so the mesh has the default configuration",
                         "write the settings to key mesh",
@@ -380,7 +395,7 @@ impl Reading {
             (namespace, name) => {
                 if text.is_some() && (name == mesh_config::NAME || namespace == mesh_config::NAMESPACE) {
                     let message = "is not the mesh configuration, so it has no effect";
-                    findings.warning("data.mesh", message, MESH_CONFIG);
+                    findings.add(Code::MisplacedMeshConfig, "data.mesh", message, MESH_CONFIG);
                 }
                 validate::root_map(&map.data)
             }
@@ -396,7 +411,7 @@ impl Reading {
         if networks.any(|networks| matches!(networks.value, Value::Map(entries) if !entries.is_empty())) {
             let line = find_line(node, "data.meshNetworks");
             let message = "multiple networks are not supported yet and have no effect";
-            let diagnostic = Diagnostic::new(Severity::Warning, &self.file, line, message);
+            let diagnostic = Diagnostic::new(Code::UnsupportedSetting, &self.file, line, message);
             self.report(diagnostic.field("data.meshNetworks"), node);
         }
     }
@@ -409,9 +424,9 @@ impl Reading {
         };
         let place = |line: u32| if block { first + line.saturating_sub(1) } else { first };
         let file = self.file.clone();
-        let found = |severity: Severity, line: u32, field: &str, message: String, remedy: String| {
+        let found = |code: Code, line: u32, field: &str, message: String, remedy: String| {
             let field = if field.is_empty() { "data.mesh".to_owned() } else { format!("data.mesh.{field}") };
-            Diagnostic::new(severity, &file, place(line), message).field(field).remedy(remedy)
+            Diagnostic::new(code, &file, place(line), message).field(field).remedy(remedy)
         };
         let Some(document) = documents(text).next() else {
             return Some(MeshConfig::default());
@@ -420,14 +435,14 @@ impl Reading {
             Ok(root) => root,
             Err(error) => {
                 let remedy = "check indentation, quotes and colons".to_owned();
-                self.report(found(Severity::Error, error.line, "", error.message, remedy), node);
+                self.report(found(Code::NotYaml, error.line, "", error.message, remedy), node);
                 return None;
             }
         };
         let decoded: Decoded<MeshConfig> = decode(&root);
         for error in decoded.errors {
             let field = path_text(&error.path);
-            self.report(found(Severity::Error, error.line, &field, error.message, error.remedy), node);
+            self.report(found(error.code, error.line, &field, error.message, error.remedy), node);
         }
         let mut refused = false;
         for unknown in decoded.unknown {
@@ -436,29 +451,33 @@ impl Reading {
             refused |= is_typo;
             if is_typo {
                 self.report(
-                    found(Severity::Error, unknown.line, &field, unknown.message, unknown.remedy),
+                    found(Code::UnknownField, unknown.line, &field, unknown.message, unknown.remedy),
                     node,
                 );
             } else if !kinds::is_harmless_setting(&field) {
                 let message = "this setting is not supported and has no effect".to_owned();
-                self.report(found(Severity::Warning, unknown.line, &field, message, String::new()), node);
+                self.report(
+                    found(Code::UnsupportedSetting, unknown.line, &field, message, String::new()),
+                    node,
+                );
             }
         }
         for finding in decoded.value.iter().flat_map(validate::mesh_config) {
-            refused |= finding.severity == Severity::Error;
+            refused |= finding.is_error();
             let line = find_line(&root, &finding.field);
-            let diagnostic = found(finding.severity, line, &finding.field, finding.message, finding.remedy);
+            let diagnostic = found(finding.code, line, &finding.field, finding.message, finding.remedy);
             self.report(diagnostic, node);
         }
         decoded.value.filter(|_| !refused)
     }
 
     /// Reports the errors of decoding. Returns `None` if the object is refused.
-    fn take<T>(&mut self, node: &Node, decoded: Decoded<T>, unknown: Severity) -> Option<T> {
-        let refused = !decoded.errors.is_empty() || unknown == Severity::Error && !decoded.unknown.is_empty();
+    fn take<T>(&mut self, node: &Node, decoded: Decoded<T>, unknown: Code) -> Option<T> {
+        let refused =
+            !decoded.errors.is_empty() || unknown == Code::UnknownField && !decoded.unknown.is_empty();
         let unknown = decoded.unknown.into_iter().map(|finding| (unknown, finding));
-        for (severity, finding) in decoded.errors.into_iter().map(|e| (Severity::Error, e)).chain(unknown) {
-            let diagnostic = Diagnostic::new(severity, &self.file, finding.line, finding.message);
+        for (code, finding) in decoded.errors.into_iter().map(|error| (error.code, error)).chain(unknown) {
+            let diagnostic = Diagnostic::new(code, &self.file, finding.line, finding.message);
             self.report(diagnostic.field(path_text(&finding.path)).remedy(finding.remedy), node);
         }
         decoded.value.filter(|_| !refused)
@@ -469,15 +488,15 @@ impl Reading {
         findings.extend(validate::meta(object.kind(), object.meta()));
         findings.extend(validate::empty_fields(object.kind(), node));
         findings.extend(validate::unsupported(object.kind(), node));
-        let origin = origin(&self.file, node, &object);
-        let refused = findings.iter().any(|finding| finding.severity == Severity::Error);
+        let origin = origin(&self.file, node, &object, self.all_lines);
+        let refused = findings.iter().any(validate::Finding::is_error);
         let generated = node.get("metadata").is_some_and(|meta| meta.get("generateName").is_some());
         for mut finding in findings {
             if generated && finding.field == "metadata.name" {
                 "generateName works with `kubectl create` alone; write name".clone_into(&mut finding.remedy);
             }
             let line = find_line(node, &finding.field);
-            let diagnostic = Diagnostic::new(finding.severity, &self.file, line, finding.message);
+            let diagnostic = Diagnostic::new(finding.code, &self.file, line, finding.message);
             self.report(diagnostic.field(finding.field).remedy(finding.remedy), node);
         }
         if !refused {

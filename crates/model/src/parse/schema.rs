@@ -11,6 +11,7 @@ use skysail_yaml::{Entry, Node, Value};
 use strsim::damerau_levenshtein as distance;
 
 use super::decode::{FieldError, Segment, mismatch, not_one_of, unknown_words};
+use crate::analysis::Code;
 
 static TEXT: &str = include_str!("kubernetes.txt");
 
@@ -112,7 +113,7 @@ impl Checked {
                 "remove protocol, and name the port by its application protocol, such as http"
                     .clone_into(&mut remedy);
             }
-            self.error(line, message, remedy);
+            self.error(Code::UnknownValue, line, message, remedy);
         }
     }
 
@@ -125,7 +126,7 @@ impl Checked {
                 let (message, remedy) = unknown_words(&entry.key, &known);
                 let mut path = self.path.clone();
                 path.push(Segment::Key(entry.key.clone()));
-                let error = FieldError { path, line: entry.line, message, remedy };
+                let error = FieldError { code: Code::UnknownField, path, line: entry.line, message, remedy };
                 let found = if is_typo(&entry.key, &known) { &mut self.errors } else { &mut self.unknown };
                 found.push(error);
                 continue;
@@ -139,7 +140,7 @@ impl Checked {
             if node.get(field.name).is_none_or(|node| node.value == Value::Null) {
                 let name = field.name;
                 self.within(Segment::Key(name.to_owned()), |checked| {
-                    checked.error(line, "is missing".to_owned(), format!("add {name}"));
+                    checked.error(Code::MissingField, line, "is missing".to_owned(), format!("add {name}"));
                 });
             }
         }
@@ -161,11 +162,11 @@ impl Checked {
         if is_match_labels && expected == "text" {
             "write the labels directly below selector".clone_into(&mut remedy);
         }
-        self.error(line, message, remedy);
+        self.error(Code::WrongType, line, message, remedy);
     }
 
-    fn error(&mut self, line: u32, message: String, remedy: String) {
-        self.errors.push(FieldError { path: self.path.clone(), line, message, remedy });
+    fn error(&mut self, code: Code, line: u32, message: String, remedy: String) {
+        self.errors.push(FieldError { code, path: self.path.clone(), line, message, remedy });
     }
 }
 

@@ -2,7 +2,7 @@
 
 use x509_parser::pem::Pem;
 
-use super::Findings;
+use super::{Code, Findings};
 use crate::api::{ConfigMap, Labels, MeshConfig};
 
 /// Key of the certificates in a ConfigMap. Source: Gateway API, BackendTLSPolicy.
@@ -16,27 +16,40 @@ pub(super) fn check(mesh: &MeshConfig, findings: &mut Findings) {
         match (entry.pem.is_empty(), entry.spiffe_bundle_url.is_empty()) {
             (false, true) => {
                 if let Err(problem) = check_pem(&entry.pem) {
-                    findings.error(at("pem"), problem, "set the root certificates in PEM format");
+                    findings.add(
+                        Code::InvalidCertificate,
+                        at("pem"),
+                        problem,
+                        "set the root certificates in PEM format",
+                    );
                 }
             }
-            (true, false) => findings.warning(
+            (true, false) => findings.add(
+                Code::UnsupportedSetting,
                 at("spiffeBundleUrl"),
                 "SPIFFE bundles are not fetched, so this entry adds no root",
                 "set pem to the certificates",
             ),
             (false, false) => {
-                findings.error(
+                findings.add(
+                    Code::ExclusiveFields,
                     at("spiffeBundleUrl"),
                     "is not allowed together with pem",
                     "remove one of them",
                 );
             }
             (true, true) => {
-                findings.error(at("pem"), "is missing", "set the root certificates in PEM format");
+                findings.add(
+                    Code::MissingField,
+                    at("pem"),
+                    "is missing",
+                    "set the root certificates in PEM format",
+                );
             }
         }
         if !entry.cert_signers.is_empty() {
-            findings.warning(
+            findings.add(
+                Code::UnsupportedSetting,
                 at("certSigners"),
                 "certificate signers are not supported, so this entry adds no root",
                 "remove certSigners",
@@ -46,10 +59,15 @@ pub(super) fn check(mesh: &MeshConfig, findings: &mut Findings) {
             let field = at(&format!("trustDomains[{place}]"));
             if domain.is_empty() || domain.contains('/') {
                 let remedy = "write the name alone, such as cluster.local";
-                findings.error(field, format!("{domain:?} is not a trust domain"), remedy);
+                findings.add(
+                    Code::InvalidTrustDomain,
+                    field,
+                    format!("{domain:?} is not a trust domain"),
+                    remedy,
+                );
             } else if !accepted.contains(&domain) {
                 let message = format!("peers of {domain:?} are not accepted, so its roots have no effect");
-                findings.warning(field, message, "add it to trustDomainAliases");
+                findings.add(Code::UnknownTrustDomain, field, message, "add it to trustDomainAliases");
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Validation of DestinationRules.
 
-use super::{Finding, Findings, export_to, host, is_label_text, percent, port, positive};
+use super::{Code, Finding, Findings, export_to, host, is_label_text, percent, port, positive};
 use crate::api::{
     DestinationRule, TrafficPolicy,
     destination_rule::{
@@ -22,18 +22,33 @@ pub(crate) fn destination_rule(spec: &DestinationRule) -> Vec<Finding> {
     for (index, subset) in spec.subsets.iter().enumerate() {
         let field = format!("spec.subsets[{index}]");
         if subset.name.is_empty() {
-            findings.error(format!("{field}.name"), "is missing", "set a name");
+            findings.add(Code::MissingField, format!("{field}.name"), "is missing", "set a name");
         } else if !is_label_text(&subset.name, false) {
             let message = format!("{:?} is not a valid subset name", subset.name);
-            findings.error(format!("{field}.name"), message, "use lower-case letters, digits and '-'");
+            findings.add(
+                Code::InvalidName,
+                format!("{field}.name"),
+                message,
+                "use lower-case letters, digits and '-'",
+            );
         } else if spec.subsets[..index].iter().any(|other| other.name == subset.name) {
             let message = format!("{:?} is defined twice", subset.name);
-            findings.error(format!("{field}.name"), message, "use a different name for each subset");
+            findings.add(
+                Code::DuplicateName,
+                format!("{field}.name"),
+                message,
+                "use a different name for each subset",
+            );
         }
         // A subset without labels often has settings of its own for all endpoints.
         if subset.labels.is_empty() && subset.traffic_policy.is_none() {
             let message = "is missing, so the subset contains every endpoint of the host";
-            findings.warning(format!("{field}.labels"), message, "add the labels of the subset's pods");
+            findings.add(
+                Code::SubsetWithoutLabels,
+                format!("{field}.labels"),
+                message,
+                "add the labels of the subset's pods",
+            );
         }
         if let Some(policy) = &subset.traffic_policy {
             traffic_policy(policy, &format!("{field}.trafficPolicy"), &mut findings);
@@ -43,7 +58,7 @@ pub(crate) fn destination_rule(spec: &DestinationRule) -> Vec<Finding> {
         for field in credentials(spec) {
             let message = "reaches gateways only: sidecars get it from rules with a workloadSelector, and connect \
                            without TLS here";
-            findings.warning(field, message, "add a workloadSelector");
+            findings.add(Code::CredentialForGateways, field, message, "add a workloadSelector");
         }
     }
     findings.done()
@@ -88,7 +103,7 @@ fn traffic_policy(policy: &TrafficPolicy, field: &str, findings: &mut Findings) 
     let version = policy.proxy_protocol.as_ref().map_or("", |protocol| protocol.version.as_str());
     if !matches!(version, "" | "V1" | "V2") {
         let field = format!("{field}.proxyProtocol.version");
-        findings.error(field, format!("{version:?} is not a version"), "use V1 or V2");
+        findings.add(Code::UnknownValue, field, format!("{version:?} is not a version"), "use V1 or V2");
     }
     for (index, of_port) in policy.port_level_settings.iter().enumerate() {
         let field = format!("{field}.portLevelSettings[{index}]");
@@ -107,12 +122,12 @@ fn traffic_policy(policy: &TrafficPolicy, field: &str, findings: &mut Findings) 
 fn tunnel(tunnel: &Tunnel, field: &str, findings: &mut Findings) {
     if !matches!(tunnel.protocol.as_str(), "" | "CONNECT" | "POST") {
         let message = format!("{:?} is not a protocol", tunnel.protocol);
-        findings.error(format!("{field}.protocol"), message, "use CONNECT");
+        findings.add(Code::UnknownValue, format!("{field}.protocol"), message, "use CONNECT");
     }
     let name = &tunnel.target_host;
     if name.contains('*') {
         let message = format!("{name:?} is not a single host");
-        findings.error(format!("{field}.targetHost"), message, "name one host");
+        findings.add(Code::InvalidHost, format!("{field}.targetHost"), message, "name one host");
     } else {
         host(name, &format!("{field}.targetHost"), findings);
     }
@@ -143,7 +158,12 @@ fn settings(
 
 fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     if balancer.simple.is_some() && balancer.consistent_hash.is_some() {
-        findings.error(field, "simple and consistentHash exclude each other", "remove one of them");
+        findings.add(
+            Code::ExclusiveFields,
+            field,
+            "simple and consistentHash exclude each other",
+            "remove one of them",
+        );
     }
     if let Some(hash) = &balancer.consistent_hash {
         consistent_hash(hash, &format!("{field}.consistentHash"), findings);
@@ -151,11 +171,17 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     if let Some(locality) = &balancer.locality_lb_setting {
         let field = format!("{field}.localityLbSetting");
         if !locality.distribute.is_empty() && !locality.failover.is_empty() {
-            findings.error(&field, "distribute and failover exclude each other", "remove one of them");
+            findings.add(
+                Code::ExclusiveFields,
+                &field,
+                "distribute and failover exclude each other",
+                "remove one of them",
+            );
         }
         for (index, label) in locality.failover_priority.iter().enumerate() {
             if label == HOSTNAME {
-                findings.warning(
+                findings.add(
+                    Code::NoEffect,
                     format!("{field}.failoverPriority[{index}]"),
                     "has no effect: the node of a client is unknown, so no endpoint has the same value",
                     "use another label, or set a value for this one",
@@ -164,7 +190,8 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
         }
         for (index, distribute) in locality.distribute.iter().enumerate() {
             if distribute.to.values().sum::<u32>() != 100 {
-                findings.error(
+                findings.add(
+                    Code::LocalityWeights,
                     format!("{field}.distribute[{index}].to"),
                     "the weights do not add up to 100",
                     "change the weights",
@@ -175,13 +202,13 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     if let Some(warmup) = &balancer.warmup {
         let field = format!("{field}.warmup");
         if warmup.duration.is_none() {
-            findings.error(format!("{field}.duration"), "is missing", "set a duration");
+            findings.add(Code::MissingField, format!("{field}.duration"), "is missing", "set a duration");
         }
         if let Some(share) = warmup.minimum_percent {
             percent(share, &format!("{field}.minimumPercent"), findings);
         }
         if warmup.aggression.is_some_and(|aggression| aggression < 1.0) {
-            findings.error(format!("{field}.aggression"), "is below 1", "use 1 or more");
+            findings.add(Code::OutOfRange, format!("{field}.aggression"), "is below 1", "use 1 or more");
         }
     }
 }
@@ -195,19 +222,29 @@ fn consistent_hash(hash: &ConsistentHash, field: &str, findings: &mut Findings) 
     ];
     if keys.iter().filter(|given| **given).count() != 1 {
         let remedy = "set httpHeaderName, httpCookie, useSourceIp or httpQueryParameterName";
-        findings.error(field, "must have exactly one hash key", remedy);
+        findings.add(Code::ExclusiveFields, field, "must have exactly one hash key", remedy);
     }
     if hash.ring_hash.is_some() && hash.maglev.is_some() {
-        findings.error(field, "ringHash and maglev exclude each other", "remove one of them");
+        findings.add(
+            Code::ExclusiveFields,
+            field,
+            "ringHash and maglev exclude each other",
+            "remove one of them",
+        );
     }
     if hash.http_cookie.as_ref().is_some_and(|cookie| cookie.name.is_empty()) {
-        findings.error(format!("{field}.httpCookie.name"), "is missing", "set the name of the cookie");
+        findings.add(
+            Code::MissingField,
+            format!("{field}.httpCookie.name"),
+            "is missing",
+            "set the name of the cookie",
+        );
     }
 }
 
 pub(super) fn connection_pool(pool: &ConnectionPool, field: &str, findings: &mut Findings) {
     if pool.tcp.is_none() && pool.http.is_none() {
-        findings.error(field, "is empty", "set tcp or http");
+        findings.add(Code::EmptyField, field, "is empty", "set tcp or http");
     }
     if let Some(tcp) = &pool.tcp {
         let field = format!("{field}.tcp");
@@ -228,7 +265,8 @@ pub(super) fn connection_pool(pool: &ConnectionPool, field: &str, findings: &mut
         }
         positive(http.idle_timeout, &format!("{field}.idleTimeout"), findings);
         if http.use_client_protocol && http.h2_upgrade_policy.is_some() {
-            findings.error(
+            findings.add(
+                Code::ExclusiveFields,
                 format!("{field}.useClientProtocol"),
                 "is not allowed together with h2UpgradePolicy",
                 "remove one of them",
@@ -240,7 +278,8 @@ pub(super) fn connection_pool(pool: &ConnectionPool, field: &str, findings: &mut
 fn outlier_detection(outliers: &OutlierDetection, field: &str, findings: &mut Findings) {
     if outliers.consecutive_errors != 0 {
         let remedy = "use consecutive5xxErrors or consecutiveGatewayErrors";
-        findings.warning(
+        findings.add(
+            Code::Deprecated,
             format!("{field}.consecutiveErrors"),
             "was removed from Istio and has no effect",
             remedy,
@@ -263,19 +302,25 @@ fn client_tls(tls: &ClientTls, field: &str, findings: &mut Findings) {
     for (value, name) in [files[0], files[1], files[2], (&tls.ca_crl, "caCrl")] {
         if credential && !value.is_empty() {
             let message = "is not allowed together with credentialName";
-            findings.error(format!("{field}.{name}"), message, "remove one of them");
+            findings.add(Code::ExclusiveFields, format!("{field}.{name}"), message, "remove one of them");
         }
     }
     match tls.mode {
         TlsMode::IstioMutual => {
             for (_, name) in files.iter().filter(|(value, _)| !value.is_empty()) {
                 let message = "is not allowed with ISTIO_MUTUAL, which uses the certificates of the mesh";
-                findings.error(format!("{field}.{name}"), message, "remove it, or use mode MUTUAL");
+                findings.add(
+                    Code::FieldNotAllowed,
+                    format!("{field}.{name}"),
+                    message,
+                    "remove it, or use mode MUTUAL",
+                );
             }
         }
         TlsMode::Mutual if tls.credential_name.is_empty() => {
             for (_, name) in files[..2].iter().filter(|(value, _)| value.is_empty()) {
-                findings.error(
+                findings.add(
+                    Code::MissingField,
                     format!("{field}.{name}"),
                     "is missing; mode MUTUAL requires it",
                     "set the path of the file",
@@ -288,6 +333,6 @@ fn client_tls(tls: &ClientTls, field: &str, findings: &mut Findings) {
 
 fn not_negative(value: i32, field: &str, findings: &mut Findings) {
     if value < 0 {
-        findings.error(field, format!("{value} is below 0"), "use 0 or more");
+        findings.add(Code::OutOfRange, field, format!("{value} is below 0"), "use 0 or more");
     }
 }

@@ -1,6 +1,6 @@
 //! Validation of EnvoyFilter.
 
-use super::{Finding, Findings};
+use super::{Code, Finding, Findings};
 use crate::api::{
     EnvoyFilter,
     envoy_filter::{ApplyTo, ConfigPatch, Context, FilterClass, MAX_VERSION, Operation},
@@ -16,11 +16,21 @@ const MAX_PATCHES: usize = 1_000;
 pub(crate) fn envoy_filter(spec: &EnvoyFilter) -> Vec<Finding> {
     let mut findings = Findings::default();
     if spec.workload_selector.is_some() && !spec.target_refs.is_empty() {
-        findings.error("spec.targetRefs", "cannot stand beside workloadSelector", "keep one of them");
+        findings.add(
+            Code::ExclusiveFields,
+            "spec.targetRefs",
+            "cannot stand beside workloadSelector",
+            "keep one of them",
+        );
     }
     if spec.workload_selector.as_ref().is_some_and(|selector| selector.labels.is_empty()) {
         let message = "has no labels, so the filter applies to all workloads of the namespace";
-        findings.warning("spec.workloadSelector", message, "set labels, or remove the field");
+        findings.add(
+            Code::EmptySelector,
+            "spec.workloadSelector",
+            message,
+            "set labels, or remove the field",
+        );
     }
     for (index, target) in spec.target_refs.iter().enumerate() {
         let is_gateway = target.group == "gateway.networking.k8s.io"
@@ -28,12 +38,12 @@ pub(crate) fn envoy_filter(spec: &EnvoyFilter) -> Vec<Finding> {
         if !is_gateway || target.name.is_empty() {
             let field = format!("spec.targetRefs[{index}]");
             let remedy = "refer to a Gateway or GatewayClass of group gateway.networking.k8s.io by name";
-            findings.error(field, "does not select a gateway", remedy);
+            findings.add(Code::InvalidTarget, field, "does not select a gateway", remedy);
         }
     }
     if spec.config_patches.len() > MAX_PATCHES {
         let message = format!("has more than {MAX_PATCHES} patches");
-        findings.error("spec.configPatches", message, "divide it into several objects");
+        findings.add(Code::TooMany, "spec.configPatches", message, "divide it into several objects");
         return findings.done();
     }
     for (index, patch) in spec.config_patches.iter().enumerate() {
@@ -45,34 +55,46 @@ pub(crate) fn envoy_filter(spec: &EnvoyFilter) -> Vec<Finding> {
 fn config_patch(patch: &ConfigPatch, field: &str, findings: &mut Findings) {
     if patch.matched.context == Context::Waypoint || patch.matched.waypoint.is_some() {
         let message = "the mesh has no waypoints, so the patch has no effect";
-        return findings.warning(format!("{field}.match"), message, "remove the patch");
+        return findings.add(Code::PatchWithoutEffect, format!("{field}.match"), message, "remove the patch");
     }
     let apply_to = format!("{field}.applyTo");
     match patch.apply_to {
-        ApplyTo::Invalid => return findings.error(apply_to, "is missing", "set it, such as HTTP_FILTER"),
+        ApplyTo::Invalid => {
+            return findings.add(Code::MissingField, apply_to, "is missing", "set it, such as HTTP_FILTER");
+        }
         ApplyTo::Bootstrap => {
             let message = "BOOTSTRAP patches a file that the mesh does not write, so it has no effect";
-            findings.warning(apply_to, message, "use the settings of the proxy");
+            findings.add(Code::PatchWithoutEffect, apply_to, message, "use the settings of the proxy");
         }
         _ => {}
     }
     let Some(written) = &patch.patch else {
-        return findings.error(format!("{field}.patch"), "is missing", "add operation and value");
+        return findings.add(
+            Code::MissingField,
+            format!("{field}.patch"),
+            "is missing",
+            "add operation and value",
+        );
     };
     let operation = format!("{field}.patch.operation");
     if written.operation == Operation::Invalid {
-        return findings.error(operation, "is missing", "set it, such as MERGE");
+        return findings.add(Code::MissingField, operation, "is missing", "set it, such as MERGE");
     }
     if written.value.is_none() && written.operation != Operation::Remove {
-        return findings.error(format!("{field}.patch.value"), "is missing", "add the value");
+        return findings.add(
+            Code::MissingField,
+            format!("{field}.patch.value"),
+            "is missing",
+            "add the value",
+        );
     }
     if let Some((message, remedy)) = without_effect(patch) {
-        findings.warning(operation, message, remedy);
+        findings.add(Code::PatchOperation, operation, message, remedy);
     }
     if written.filter_class != FilterClass::Unspecified {
         let message = "has no effect, as in Istio";
         let remedy = "choose the place with INSERT_BEFORE, INSERT_AFTER or INSERT_FIRST";
-        findings.warning(format!("{field}.patch.filterClass"), message, remedy);
+        findings.add(Code::NoEffect, format!("{field}.patch.filterClass"), message, remedy);
     }
     proxy(patch, field, findings);
     matched(patch, field, findings);
@@ -83,7 +105,7 @@ fn config_patch(patch: &ConfigPatch, field: &str, findings: &mut Findings) {
             within if within.starts_with('[') => format!("{at}{within}"),
             within => format!("{at}.{within}"),
         };
-        findings.error(at, misfit.message, misfit.remedy);
+        findings.add(Code::InvalidPatch, at, misfit.message, misfit.remedy);
     }
 }
 
@@ -129,7 +151,7 @@ fn proxy(patch: &ConfigPatch, field: &str, findings: &mut Findings) {
     if version.len() > MAX_VERSION {
         let message = format!("has more than {MAX_VERSION} bytes, so the patch has no effect");
         let at = format!("{field}.match.proxy.proxyVersion");
-        findings.warning(at, message, "write a shorter expression");
+        findings.add(Code::PatchWithoutEffect, at, message, "write a shorter expression");
     } else if !version.is_empty() {
         super::regex(version, &format!("{field}.match.proxy.proxyVersion"), findings);
     }
@@ -156,32 +178,52 @@ fn matched(patch: &ConfigPatch, field: &str, findings: &mut Findings) {
         let at = format!("{field}.match.{name}");
         let message = format!("does not belong to applyTo {}", patch.apply_to.as_str());
         if expected.is_empty() {
-            findings.warning(at, format!("{message} and has no effect"), "remove it");
+            findings.add(Code::PatchWithoutEffect, at, format!("{message} and has no effect"), "remove it");
         } else {
-            findings.error(at, message, format!("write match.{expected}"));
+            findings.add(Code::FieldNotAllowed, at, message, format!("write match.{expected}"));
         }
     }
     let Some(listener) = &condition.listener else { return };
     let at = format!("{field}.match.listener");
     if !listener.port_name.is_empty() {
-        findings.warning(format!("{at}.portName"), "has no effect, as in Istio", "use portNumber");
+        findings.add(
+            Code::NoEffect,
+            format!("{at}.portName"),
+            "has no effect, as in Istio",
+            "use portNumber",
+        );
     }
     let Some(filter) = listener.filter_chain.as_ref().and_then(|chain| chain.filter.as_ref()) else { return };
     let at = format!("{at}.filterChain.filter");
     if matches!(patch.apply_to, To::Listener | To::FilterChain) {
-        findings.warning(&at, format!("has no effect with applyTo {}", patch.apply_to.as_str()), "remove it");
+        findings.add(
+            Code::NoEffect,
+            &at,
+            format!("has no effect with applyTo {}", patch.apply_to.as_str()),
+            "remove it",
+        );
     }
     if filter.name.is_empty() {
-        return findings.error(format!("{at}.name"), "is missing", "add the name of the filter");
+        return findings.add(
+            Code::MissingField,
+            format!("{at}.name"),
+            "is missing",
+            "add the name of the filter",
+        );
     }
     let Some(within) = &filter.sub_filter else { return };
     let at = format!("{at}.subFilter");
     if patch.apply_to != To::HttpFilter {
-        findings.error(at, "belongs to applyTo HTTP_FILTER", "remove it");
+        findings.add(Code::FieldNotAllowed, at, "belongs to applyTo HTTP_FILTER", "remove it");
     } else if filter.name != HTTP_MANAGER {
         let message = format!("the filter around it is {:?}, which has no HTTP filters", filter.name);
-        findings.error(at, message, format!("write filter.name: {HTTP_MANAGER}"));
+        findings.add(Code::InvalidPatch, at, message, format!("write filter.name: {HTTP_MANAGER}"));
     } else if within.name.is_empty() {
-        findings.error(format!("{at}.name"), "is missing", "add the name of the HTTP filter");
+        findings.add(
+            Code::MissingField,
+            format!("{at}.name"),
+            "is missing",
+            "add the name of the HTTP filter",
+        );
     }
 }

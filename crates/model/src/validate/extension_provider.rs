@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Findings, header_name, is_known_status, positive};
+use super::{Code, Findings, header_name, is_known_status, positive};
 use crate::api::{
     MeshConfig,
     extension_provider::{ExtensionProvider, RateLimitService},
@@ -18,10 +18,15 @@ pub(super) fn check(mesh: &MeshConfig, findings: &mut Findings) {
         let field = format!("extensionProviders[{index}]");
         if provider.name.is_empty() || provider.name.len() > MAX_NAME {
             let message = format!("must have 1 to {MAX_NAME} characters");
-            findings.error(format!("{field}.name"), message, "set a name");
+            findings.add(Code::InvalidName, format!("{field}.name"), message, "set a name");
         }
         if !names.insert(&provider.name) {
-            findings.error(format!("{field}.name"), "is the name of two providers", "rename one of them");
+            findings.add(
+                Code::DuplicateName,
+                format!("{field}.name"),
+                "is the name of two providers",
+                "rename one of them",
+            );
         }
         check_provider(provider, &field, findings);
     }
@@ -34,7 +39,7 @@ pub(super) fn check(mesh: &MeshConfig, findings: &mut Findings) {
             if !is_known && !matches!(&**provider, "envoy" | "prometheus") {
                 let message = format!("there is no extension provider {provider:?}");
                 let field = format!("defaultProviders.{name}[{index}]");
-                findings.warning(field, message, "check extensionProviders");
+                findings.add(Code::UnknownProvider, field, message, "check extensionProviders");
             }
         }
     }
@@ -43,11 +48,16 @@ pub(super) fn check(mesh: &MeshConfig, findings: &mut Findings) {
 fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Findings) {
     if provider.kinds() != 1 {
         let message = "must have exactly one kind of provider";
-        findings.error(field, message, "set one field beside name, such as opentelemetry");
+        findings.add(
+            Code::ExclusiveFields,
+            field,
+            message,
+            "set one field beside name, such as opentelemetry",
+        );
     }
     if let Some(kind) = provider.unsupported_kind() {
         let message = "this kind of provider is not supported and has no effect";
-        findings.warning(format!("{field}.{kind}"), message, "use opentelemetry");
+        findings.add(Code::UnsupportedSetting, format!("{field}.{kind}"), message, "use opentelemetry");
     }
     let services = [
         ("envoyExtAuthzHttp", provider.envoy_ext_authz_http.as_ref().map(|of| (&of.service, of.port))),
@@ -62,7 +72,12 @@ fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Find
     for (kind, service) in services {
         let Some((service, port)) = service else { continue };
         if service.is_empty() {
-            findings.error(format!("{field}.{kind}.service"), "is missing", "set the host of the service");
+            findings.add(
+                Code::MissingField,
+                format!("{field}.{kind}.service"),
+                "is missing",
+                "set the host of the service",
+            );
         }
         super::port(port, &format!("{field}.{kind}.port"), findings);
     }
@@ -79,7 +94,7 @@ fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Find
         ];
         for (_, name) in unsupported.iter().filter(|(is_set, _)| *is_set) {
             let message = "is not supported and has no effect";
-            findings.warning(format!("{field}.opentelemetry.{name}"), message, "");
+            findings.add(Code::UnsupportedSetting, format!("{field}.opentelemetry.{name}"), message, "");
         }
         let http = of.http.iter().flat_map(|http| &http.headers);
         let grpc = of.grpc.iter().flat_map(|grpc| &grpc.initial_metadata);
@@ -87,7 +102,12 @@ fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Find
             header_name(&header.name, &format!("{field}.opentelemetry"), findings);
             if !header.env_name.is_empty() {
                 let message = format!("the variable {:?} is not read; the header is empty", header.env_name);
-                findings.warning(format!("{field}.opentelemetry"), message, "set value");
+                findings.add(
+                    Code::UnsupportedSetting,
+                    format!("{field}.opentelemetry"),
+                    message,
+                    "set value",
+                );
             }
         }
     }
@@ -99,7 +119,12 @@ fn rate_limit_service(of: &RateLimitService, field: &str, findings: &mut Finding
         && !is_known_status(status)
     {
         let message = format!("{status} is not a status of HTTP");
-        findings.error(format!("{field}.statusOnError"), message, "write a number such as 503");
+        findings.add(
+            Code::InvalidStatus,
+            format!("{field}.statusOnError"),
+            message,
+            "write a number such as 503",
+        );
     }
 }
 
@@ -113,21 +138,26 @@ fn authorizer(provider: &ExtensionProvider, field: &str, findings: &mut Findings
         let is_known = status.parse().is_ok_and(is_known_status);
         if !is_known {
             let message = format!("{status:?} is not a status of HTTP");
-            findings.error(format!("{field}.statusOnError"), message, "write a number such as \"503\"");
+            findings.add(
+                Code::InvalidStatus,
+                format!("{field}.statusOnError"),
+                message,
+                "write a number such as \"503\"",
+            );
         }
     }
     let body =
         http.map(|of| &of.include_request_body_in_check).or(grpc.map(|of| &of.include_request_body_in_check));
     if body.and_then(Option::as_ref).is_some_and(|body| body.max_request_bytes == 0) {
         let at = format!("{field}.includeRequestBodyInCheck.maxRequestBytes");
-        findings.error(at, "is missing", "set the maximum size of the body in bytes");
+        findings.add(Code::MissingField, at, "is missing", "set the maximum size of the body in bytes");
     }
     if http.is_some_and(|of| of.clear_route_cache) || grpc.is_some_and(|of| of.clear_route_cache) {
-        findings.warning(format!("{field}.clearRouteCache"), "has no effect, as in Istio", "");
+        findings.add(Code::NoEffect, format!("{field}.clearRouteCache"), "has no effect, as in Istio", "");
     }
     let Some(http) = http else { return };
     if !http.path_prefix.is_empty() && !http.path_prefix.starts_with('/') {
-        findings.error(format!("{field}.pathPrefix"), "must begin with /", "write /PATH");
+        findings.add(Code::InvalidPath, format!("{field}.pathPrefix"), "must begin with /", "write /PATH");
     }
     let lists = [
         (&http.include_headers_in_check, "includeHeadersInCheck"),
@@ -139,7 +169,12 @@ fn authorizer(provider: &ExtensionProvider, field: &str, findings: &mut Findings
     for (list, name) in lists {
         for (index, _) in list.iter().enumerate().filter(|(_, header)| *header == "*") {
             let message = "\"*\" alone is not supported";
-            findings.error(format!("{field}.{name}[{index}]"), message, "write PREFIX* or *SUFFIX");
+            findings.add(
+                Code::InvalidHeader,
+                format!("{field}.{name}[{index}]"),
+                message,
+                "write PREFIX* or *SUFFIX",
+            );
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Validation of Gateway.
 
-use super::{Finding, Findings, host, is_label_text, port};
+use super::{Code, Finding, Findings, host, is_label_text, port};
 use crate::api::{
     Gateway, Protocol,
     gateway::{Server, ServerTls, ServerTlsMode, TlsVersion},
@@ -40,7 +40,7 @@ pub(crate) fn known_ciphers(list: &[String]) -> Vec<String> {
 pub(crate) fn gateway(spec: &Gateway) -> Vec<Finding> {
     let mut findings = Findings::default();
     if spec.servers.is_empty() {
-        findings.error("spec.servers", "is missing", "add at least one server");
+        findings.add(Code::MissingField, "spec.servers", "is missing", "add at least one server");
     }
     for (index, server) in spec.servers.iter().enumerate() {
         let field = format!("spec.servers[{index}]");
@@ -49,16 +49,26 @@ pub(crate) fn gateway(spec: &Gateway) -> Vec<Finding> {
         let (own, before) = (name(server), &spec.servers[..index]);
         if !own.is_empty() && before.iter().any(|other| name(other) == own) {
             let remedy = "use a different name for each server";
-            findings.error(format!("{field}.port.name"), format!("{own:?} is defined twice"), remedy);
+            findings.add(
+                Code::DuplicateName,
+                format!("{field}.port.name"),
+                format!("{own:?} is defined twice"),
+                remedy,
+            );
         }
         check_hosts(server, &field, &mut findings);
         if !server.bind.is_empty() && server.bind.parse::<std::net::IpAddr>().is_err() {
             let message = format!("{:?} is not an IP address", server.bind);
-            findings.error(format!("{field}.bind"), message, "write an IP address, or remove bind");
+            findings.add(
+                Code::InvalidAddress,
+                format!("{field}.bind"),
+                message,
+                "write an IP address, or remove bind",
+            );
         }
         if !server.default_endpoint.is_empty() {
             let message = "has no effect, in Istio neither";
-            findings.warning(format!("{field}.defaultEndpoint"), message, "use a VirtualService");
+            findings.add(Code::NoEffect, format!("{field}.defaultEndpoint"), message, "use a VirtualService");
         }
         check_tls(server, &field, &mut findings);
         check_conflicts(server, before, &field, &mut findings);
@@ -68,15 +78,26 @@ pub(crate) fn gateway(spec: &Gateway) -> Vec<Finding> {
 
 fn check_port(server: &Server, field: &str, findings: &mut Findings) {
     let Some(of) = &server.port else {
-        return findings.error(format!("{field}.port"), "is missing", "add number, name and protocol");
+        return findings.add(
+            Code::MissingField,
+            format!("{field}.port"),
+            "is missing",
+            "add number, name and protocol",
+        );
     };
     port(of.number, &format!("{field}.port.number"), findings);
     if of.name.is_empty() {
-        findings.error(format!("{field}.port.name"), "is missing", "add a name such as https");
+        findings.add(
+            Code::MissingField,
+            format!("{field}.port.name"),
+            "is missing",
+            "add a name such as https",
+        );
     }
     if of.target_port != 0 {
         let message = "has no effect, in Istio neither";
-        findings.warning(
+        findings.add(
+            Code::NoEffect,
             format!("{field}.port.targetPort"),
             message,
             "set targetPort in the gateway's Service",
@@ -85,23 +106,33 @@ fn check_port(server: &Server, field: &str, findings: &mut Findings) {
     if Protocol::parse(&of.protocol).is_none_or(|protocol| protocol == Protocol::Udp) {
         let message = format!("{:?} is not a protocol of gateways", of.protocol);
         let remedy = "use HTTP, HTTPS, HTTP2, GRPC, GRPC-WEB, MONGO, TCP or TLS";
-        findings.error(format!("{field}.port.protocol"), message, remedy);
+        findings.add(Code::UnknownProtocol, format!("{field}.port.protocol"), message, remedy);
     }
 }
 
 fn check_hosts(server: &Server, field: &str, findings: &mut Findings) {
     if server.hosts.is_empty() {
-        findings.error(format!("{field}.hosts"), "is missing", "add at least one host, or \"*\"");
+        findings.add(
+            Code::MissingField,
+            format!("{field}.hosts"),
+            "is missing",
+            "add at least one host, or \"*\"",
+        );
     }
     for (index, name) in server.hosts.iter().enumerate() {
         let field = format!("{field}.hosts[{index}]");
         let (namespace, bare) = name.split_once('/').unwrap_or(("*", name));
         if bare.contains('/') || !(matches!(namespace, "*" | ".") || is_label_text(namespace, false)) {
             let message = format!("{name:?} is not of the form NAMESPACE/HOST");
-            findings.error(field, message, "write a namespace, \".\" or \"*\" before the slash");
+            findings.add(
+                Code::InvalidHost,
+                field,
+                message,
+                "write a namespace, \".\" or \"*\" before the slash",
+            );
         } else if !bare.is_empty() && !bare.contains('.') && bare != "*" {
             let message = format!("{bare:?} has no dot");
-            findings.error(field, message, "write a full name, such as shop.example.com");
+            findings.add(Code::InvalidHost, field, message, "write a full name, such as shop.example.com");
         } else {
             host(bare, &field, findings);
         }
@@ -114,7 +145,12 @@ fn check_tls(server: &Server, field: &str, findings: &mut Findings) {
     let field = format!("{field}.tls");
     let Some(tls) = &server.tls else {
         if speaks_tls {
-            findings.error(field, "is missing for protocol HTTPS or TLS", "add tls with a mode");
+            findings.add(
+                Code::ServerWithoutTls,
+                field,
+                "is missing for protocol HTTPS or TLS",
+                "add tls with a mode",
+            );
         }
         return;
     };
@@ -128,19 +164,29 @@ fn check_tls(server: &Server, field: &str, findings: &mut Findings) {
             } else {
                 "use protocol TLS"
             };
-            findings.error(field, "is not allowed for a protocol without TLS", remedy);
+            findings.add(Code::TlsOnPlainPort, field, "is not allowed for a protocol without TLS", remedy);
         }
         return;
     }
     if tls.https_redirect {
         let remedy = "set it in the server of the plain HTTP port";
-        findings.error(format!("{field}.httpsRedirect"), "is only allowed for plain HTTP", remedy);
+        findings.add(
+            Code::FieldNotAllowed,
+            format!("{field}.httpsRedirect"),
+            "is only allowed for plain HTTP",
+            remedy,
+        );
     }
     check_credentials(tls, &field, findings);
     check_parameters(tls, &field, findings);
     if tls.mode == ServerTlsMode::AutoPassthrough {
         let remedy = "use PASSTHROUGH and a VirtualService with tls rules";
-        findings.error(format!("{field}.mode"), "AUTO_PASSTHROUGH is not supported yet", remedy);
+        findings.add(
+            Code::Unsupported,
+            format!("{field}.mode"),
+            "AUTO_PASSTHROUGH is not supported yet",
+            remedy,
+        );
     }
 }
 
@@ -158,9 +204,9 @@ fn check_credentials(tls: &ServerTls, field: &str, findings: &mut Findings) {
             let message = format!("{value:?} has no effect in this mode");
             let (field, remedy) = (format!("{field}.{name}"), "remove it, or use mode SIMPLE or MUTUAL");
             if tls.mode == ServerTlsMode::IstioMutual {
-                findings.error(field, message, remedy);
+                findings.add(Code::FieldNotAllowed, field, message, remedy);
             } else {
-                findings.warning(field, message, remedy);
+                findings.add(Code::NoEffect, field, message, remedy);
             }
         }
         return;
@@ -177,7 +223,7 @@ fn check_credentials(tls: &ServerTls, field: &str, findings: &mut Findings) {
             .all(|part| is_label_text(part, false))
         {
             let message = format!("{name:?} is not the name of a Secret");
-            findings.error(format!("{field}.{which}"), message, "write the name alone");
+            findings.add(Code::InvalidName, format!("{field}.{which}"), message, "write the name alone");
         }
     }
     if !names.is_empty() {
@@ -187,21 +233,21 @@ fn check_credentials(tls: &ServerTls, field: &str, findings: &mut Findings) {
         for (index, pair) in tls.tls_certificates.iter().enumerate() {
             if pair.server_certificate.is_empty() || pair.private_key.is_empty() {
                 let field = format!("{field}.tlsCertificates[{index}]");
-                findings.error(field, "needs serverCertificate and privateKey", "set both");
+                findings.add(Code::MissingField, field, "needs serverCertificate and privateKey", "set both");
             }
         }
     } else {
         for (name, value) in &files[..2] {
             if value.is_empty() {
                 let remedy = "set credentialName to the name of a Secret, or set this file";
-                findings.error(format!("{field}.{name}"), "is missing", remedy);
+                findings.add(Code::MissingField, format!("{field}.{name}"), "is missing", remedy);
             }
         }
     }
     let verifies = matches!(tls.mode, ServerTlsMode::Mutual | ServerTlsMode::OptionalMutual);
     if verifies && tls.ca_certificates.is_empty() && tls.ca_cert_credential_name.is_empty() {
         let remedy = "set the file of the roots that verify clients";
-        findings.error(format!("{field}.caCertificates"), "is missing", remedy);
+        findings.add(Code::MissingField, format!("{field}.caCertificates"), "is missing", remedy);
     }
 }
 
@@ -211,9 +257,14 @@ pub(super) fn ciphers(list: &[String], field: &str, findings: &mut Findings) {
         let field = format!("{field}[{index}]");
         if !CIPHERS.contains(&name.as_str()) {
             let message = format!("{name:?} is not a known cipher suite and is left out");
-            findings.warning(field, message, "use a name of OpenSSL, such as ECDHE-RSA-AES128-GCM-SHA256");
+            findings.add(
+                Code::UnknownCipher,
+                field,
+                message,
+                "use a name of OpenSSL, such as ECDHE-RSA-AES128-GCM-SHA256",
+            );
         } else if list[..index].contains(name) {
-            findings.warning(field, "is listed twice", "remove one of them");
+            findings.add(Code::UnknownCipher, field, "is listed twice", "remove one of them");
         }
     }
 }
@@ -222,7 +273,7 @@ fn check_parameters(tls: &ServerTls, field: &str, findings: &mut Findings) {
     let (min, max) = (tls.min_protocol_version, tls.max_protocol_version);
     if max != TlsVersion::Auto && min > max {
         let message = "is above maxProtocolVersion";
-        findings.error(format!("{field}.minProtocolVersion"), message, "lower it");
+        findings.add(Code::TlsVersions, format!("{field}.minProtocolVersion"), message, "lower it");
     }
     ciphers(&tls.cipher_suites, &format!("{field}.cipherSuites"), findings);
     let hexadecimal = |hash: &String| {
@@ -233,18 +284,23 @@ fn check_parameters(tls: &ServerTls, field: &str, findings: &mut Findings) {
         if !hexadecimal(hash) {
             let message = format!("{hash:?} is not a SHA-256 hash in hexadecimal");
             let field = format!("{field}.verifyCertificateHash[{index}]");
-            findings.error(field, message, "write 64 hexadecimal digits");
+            findings.add(Code::InvalidValue, field, message, "write 64 hexadecimal digits");
         }
     }
     if tls.insecure_skip_verify == Some(true) && tls.mode != ServerTlsMode::IstioMutual {
         // An error: ignored silently, clients would be refused; applied, anybody would be accepted.
         let remedy = "use mode OPTIONAL_MUTUAL or SIMPLE";
-        findings.error(format!("{field}.insecureSkipVerify"), "is not supported yet", remedy);
+        findings.add(
+            Code::Unsupported,
+            format!("{field}.insecureSkipVerify"),
+            "is not supported yet",
+            remedy,
+        );
     }
     if !tls.ca_crl.is_empty() {
         // Without the list, revoked certificates would be accepted.
         let remedy = "put the list into key ca.crl of the Secret";
-        findings.error(format!("{field}.caCrl"), "is not supported yet", remedy);
+        findings.add(Code::Unsupported, format!("{field}.caCrl"), "is not supported yet", remedy);
     }
 }
 
@@ -262,7 +318,7 @@ fn check_conflicts(server: &Server, before: &[Server], field: &str, findings: &m
     if conflicting {
         let message =
             format!("port {number} is used by an earlier server with another protocol; this one is skipped");
-        findings.warning(format!("{field}.port"), message, "use another port");
+        findings.add(Code::ServerPortConflict, format!("{field}.port"), message, "use another port");
     }
     if plain(server) {
         return;
@@ -275,7 +331,12 @@ fn check_conflicts(server: &Server, before: &[Server], field: &str, findings: &m
                 "{:?} is served by an earlier server of the port; this server is skipped",
                 bare(name)
             );
-            findings.warning(format!("{field}.hosts[{index}]"), message, "remove it from one of them");
+            findings.add(
+                Code::ServerHostTwice,
+                format!("{field}.hosts[{index}]"),
+                message,
+                "remove it from one of them",
+            );
         }
     }
 }
@@ -283,12 +344,11 @@ fn check_conflicts(server: &Server, before: &[Server], field: &str, findings: &m
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnostic::Severity;
 
     fn found(servers: &str) -> Vec<String> {
         let spec: Gateway = serde_json::from_str(&format!(r#"{{"servers": [{servers}]}}"#)).unwrap();
         let line = |finding: Finding| {
-            let mark = if finding.severity == Severity::Error { "error" } else { "warning" };
+            let mark = if finding.is_error() { "error" } else { "warning" };
             let field = finding.field.trim_start_matches("spec.servers").to_owned();
             format!("{mark} {field}: {}", finding.message)
         };

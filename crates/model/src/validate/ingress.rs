@@ -1,6 +1,6 @@
 //! Validation of Ingress and IngressClass, as by the API server.
 
-use super::{Finding, Findings, host};
+use super::{Code, Finding, Findings, host};
 use crate::api::{
     Ingress, IngressClass,
     ingress::{IngressBackend, IngressPath, PathType},
@@ -10,11 +10,11 @@ use crate::api::{
 pub(crate) fn ingress(spec: &Ingress) -> Vec<Finding> {
     let mut findings = Findings::default();
     if spec.rules.is_empty() && spec.default_backend.is_none() {
-        findings.error("spec", "has neither rules nor defaultBackend", "add a rule");
+        findings.add(Code::MissingField, "spec", "has neither rules nor defaultBackend", "add a rule");
     }
     if let Some(of) = &spec.default_backend {
         let message = "has no effect, nor in Istio";
-        findings.warning("spec.defaultBackend", message, "add a rule without a host");
+        findings.add(Code::NoEffect, "spec.defaultBackend", message, "add a rule without a host");
         backend(of, "spec.defaultBackend", &mut findings);
     }
     for (index, tls) in spec.tls.iter().enumerate() {
@@ -24,23 +24,33 @@ pub(crate) fn ingress(spec: &Ingress) -> Vec<Finding> {
         }
         if tls.secret_name.is_empty() {
             let message = "is missing: no certificate is served for these hosts";
-            findings.warning(format!("{field}.secretName"), message, "set the name of a Secret");
+            findings.add(Code::NoEffect, format!("{field}.secretName"), message, "set the name of a Secret");
         }
     }
     for (index, rule) in spec.rules.iter().enumerate() {
         let field = format!("spec.rules[{index}]");
         if rule.host.parse::<std::net::IpAddr>().is_ok() {
             let message = format!("{:?} is an address, not a host name", rule.host);
-            findings.error(format!("{field}.host"), message, "write a host name, or no host");
+            findings.add(
+                Code::InvalidHost,
+                format!("{field}.host"),
+                message,
+                "write a host name, or no host",
+            );
         } else if !rule.host.is_empty() {
             host(&rule.host, &format!("{field}.host"), &mut findings);
         }
         match &rule.http {
             None => {
-                findings.warning(format!("{field}.http"), "is missing: the rule has no effect", "add paths");
+                findings.add(
+                    Code::NoEffect,
+                    format!("{field}.http"),
+                    "is missing: the rule has no effect",
+                    "add paths",
+                );
             }
             Some(http) if http.paths.is_empty() => {
-                findings.error(format!("{field}.http.paths"), "is empty", "add a path");
+                findings.add(Code::EmptyField, format!("{field}.http.paths"), "is empty", "add a path");
             }
             Some(http) => {
                 for (index, of) in http.paths.iter().enumerate() {
@@ -54,23 +64,39 @@ pub(crate) fn ingress(spec: &Ingress) -> Vec<Finding> {
 
 fn path(of: &IngressPath, field: &str, findings: &mut Findings) {
     match of.path_type {
-        None => findings.error(
+        None => findings.add(
+            Code::MissingField,
             format!("{field}.pathType"),
             "is missing",
             "set Exact, Prefix or ImplementationSpecific",
         ),
         Some(PathType::Exact | PathType::Prefix) if !of.path.starts_with('/') => {
-            findings.error(format!("{field}.path"), "does not begin with '/'", "write an absolute path");
+            findings.add(
+                Code::InvalidPath,
+                format!("{field}.path"),
+                "does not begin with '/'",
+                "write an absolute path",
+            );
         }
         Some(PathType::Exact | PathType::Prefix) => {
             let bad = ["//", "/./", "/../", "%2f", "%2F"].into_iter().find(|bad| of.path.contains(bad));
             let bad = bad.or_else(|| ["/..", "/."].into_iter().find(|bad| of.path.ends_with(bad)));
             if let Some(bad) = bad {
-                findings.error(format!("{field}.path"), format!("contains {bad:?}"), "normalize the path");
+                findings.add(
+                    Code::InvalidPath,
+                    format!("{field}.path"),
+                    format!("contains {bad:?}"),
+                    "normalize the path",
+                );
             }
         }
         Some(PathType::ImplementationSpecific) if !of.path.is_empty() && !of.path.starts_with('/') => {
-            findings.error(format!("{field}.path"), "does not begin with '/'", "write an absolute path");
+            findings.add(
+                Code::InvalidPath,
+                format!("{field}.path"),
+                "does not begin with '/'",
+                "write an absolute path",
+            );
         }
         Some(PathType::ImplementationSpecific) => {}
     }
@@ -79,24 +105,33 @@ fn path(of: &IngressPath, field: &str, findings: &mut Findings) {
 
 fn backend(of: &IngressBackend, field: &str, findings: &mut Findings) {
     match (&of.service, &of.resource) {
-        (Some(_), Some(_)) => findings.error(field, "has service and resource", "remove one of them"),
-        (None, None) => findings.error(format!("{field}.service"), "is missing", "set the Service"),
+        (Some(_), Some(_)) => {
+            findings.add(Code::ExclusiveFields, field, "has service and resource", "remove one of them")
+        }
+        (None, None) => {
+            findings.add(Code::MissingField, format!("{field}.service"), "is missing", "set the Service")
+        }
         (None, Some(_)) => {
             let message = "is not supported, nor in Istio: the path has no effect";
-            findings.warning(format!("{field}.resource"), message, "set service");
+            findings.add(Code::UnsupportedField, format!("{field}.resource"), message, "set service");
         }
         (Some(service), None) => {
             if service.name.is_empty() {
-                findings.error(format!("{field}.service.name"), "is missing", "set the name of a Service");
+                findings.add(
+                    Code::MissingField,
+                    format!("{field}.service.name"),
+                    "is missing",
+                    "set the name of a Service",
+                );
             }
             match (service.port.name.is_empty(), service.port.number) {
                 (true, 0) => {
                     let field = format!("{field}.service.port");
-                    findings.error(field, "is missing", "set number or name");
+                    findings.add(Code::MissingField, field, "is missing", "set number or name");
                 }
                 (false, 1..) => {
                     let field = format!("{field}.service.port");
-                    findings.error(field, "has number and name", "remove one of them");
+                    findings.add(Code::ExclusiveFields, field, "has number and name", "remove one of them");
                 }
                 _ => {}
             }
@@ -108,7 +143,7 @@ fn backend(of: &IngressBackend, field: &str, findings: &mut Findings) {
 pub(crate) fn ingress_class(spec: &IngressClass) -> Vec<Finding> {
     let mut findings = Findings::default();
     if spec.controller.is_empty() {
-        findings.error("spec.controller", "is missing", "set istio.io/ingress-controller");
+        findings.add(Code::MissingField, "spec.controller", "is missing", "set istio.io/ingress-controller");
     }
     findings.done()
 }

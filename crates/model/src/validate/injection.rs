@@ -3,7 +3,7 @@
 
 use skysail_yaml::join;
 
-use super::Findings;
+use super::{Code, Findings};
 use crate::{
     api::{
         Kind, Labels, Meta,
@@ -74,7 +74,12 @@ pub(super) fn check(kind: Kind, meta: &Meta, findings: &mut Findings) {
                 if map.contains_key(INJECT) {
                     let field = join(&format!("metadata.{name}"), INJECT);
                     let message = "has no effect on a workload: injection reads the labels of its pods";
-                    findings.warning(field, message, "move it to the labels of the pod template");
+                    findings.add(
+                        Code::InjectionLabelMisplaced,
+                        field,
+                        message,
+                        "move it to the labels of the pod template",
+                    );
                 }
             }
         }
@@ -82,15 +87,23 @@ pub(super) fn check(kind: Kind, meta: &Meta, findings: &mut Findings) {
     }
 }
 
+/// Label of a namespace that names the revision of the control plane.
+const REVISION: &str = "istio.io/rev";
+
 fn of_namespace(labels: &Labels, findings: &mut Findings) {
+    if labels.contains_key(NAMESPACE_LABEL) && labels.contains_key(REVISION) {
+        let message = "decides about injection beside istio-injection, which takes precedence";
+        let field = join("metadata.labels", REVISION);
+        findings.add(Code::InjectionLabels, field, message, "remove one of the labels");
+    }
     for (key, value) in labels {
         let field = join("metadata.labels", key);
         if key == NAMESPACE_LABEL && !matches!(value.as_str(), "enabled" | "disabled") {
             let message = format!("{value:?} is not a value of this label, so it has no effect");
-            findings.warning(field, message, "write enabled or disabled");
+            findings.add(Code::InjectionLabelValue, field, message, "write enabled or disabled");
         } else if key != NAMESPACE_LABEL && strsim::damerau_levenshtein(key, NAMESPACE_LABEL) <= 2 {
             let message = format!("{key:?} is not a label of Istio, so it has no effect");
-            findings.warning(field, message, format!("did you mean {NAMESPACE_LABEL}?"));
+            findings.add(Code::UnknownAnnotation, field, message, format!("did you mean {NAMESPACE_LABEL}?"));
         }
     }
 }
@@ -101,7 +114,12 @@ pub(super) fn values(map: &Labels, at: &str, findings: &mut Findings) {
         let field = join(at, key);
         if key == INJECT && !matches!(value.as_str(), "true" | "false") {
             let remedy = "write \"true\" or \"false\"";
-            findings.warning(field, format!("{value:?} is neither \"true\" nor \"false\""), remedy);
+            findings.add(
+                Code::InjectionLabelValue,
+                field,
+                format!("{value:?} is neither \"true\" nor \"false\""),
+                remedy,
+            );
             continue;
         }
         if key == proxy_config::ANNOTATION {
@@ -116,7 +134,12 @@ pub(super) fn values(map: &Labels, at: &str, findings: &mut Findings) {
                 KNOWN.iter().copied().filter(|known| known.split('/').next() == Some(domain)).collect();
             let remedy =
                 nearest(key, &of_domain).map_or_else(String::new, |near| format!("did you mean {near}?"));
-            findings.warning(field, format!("{key:?} is unknown and has no effect"), remedy);
+            findings.add(
+                Code::UnknownAnnotation,
+                field,
+                format!("{key:?} is unknown and has no effect"),
+                remedy,
+            );
         }
     }
 }
@@ -126,16 +149,21 @@ fn settings(text: &str, field: &str, findings: &mut Findings) {
     match ProxySettings::read(text) {
         Err(reason) => {
             let message = format!("cannot be read and has no effect: {reason}");
-            findings.warning(field, message, "write the fields of ProxyConfig as YAML");
+            findings.add(Code::NoEffect, field, message, "write the fields of ProxyConfig as YAML");
         }
         Ok((settings, others)) => {
             for name in others {
-                findings.warning(field, format!("setting {name} is not supported and has no effect"), "");
+                findings.add(
+                    Code::UnsupportedField,
+                    field,
+                    format!("setting {name} is not supported and has no effect"),
+                    "",
+                );
             }
             let value = &settings.proxy_headers.server.value;
             if !proxy_config::is_header_value(value) {
                 let message = format!("proxyHeaders.server.value {value:?} is not a header value");
-                findings.warning(field, message, "use printable ASCII characters");
+                findings.add(Code::NoEffect, field, message, "use printable ASCII characters");
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use skysail_yaml::join;
 
-use super::{Finding, Findings, injection, is_dns_name, is_label_text, port};
+use super::{Code, Finding, Findings, injection, is_dns_name, is_label_text, port};
 use crate::{
     api::{
         Kind, Labels, Meta, Protocol,
@@ -21,7 +21,7 @@ pub(crate) fn meta(kind: Kind, meta: &Meta) -> Vec<Finding> {
         meta.name.len() <= 253 && meta.name.split('.').all(|part| is_label_text(part, false))
     };
     if meta.name.is_empty() {
-        findings.error("metadata.name", "is missing", "set a name");
+        findings.add(Code::MissingField, "metadata.name", "is missing", "set a name");
     } else if !good {
         let message = format!("{:?} is not a valid name", meta.name);
         let remedy = if meta.name.contains("${") {
@@ -31,11 +31,16 @@ pub(crate) fn meta(kind: Kind, meta: &Meta) -> Vec<Finding> {
         } else {
             "use lower-case letters, digits, '-' and '.'"
         };
-        findings.error("metadata.name", message, remedy);
+        findings.add(Code::InvalidName, "metadata.name", message, remedy);
     }
     if kind.is_namespaced() && !is_label_text(&meta.namespace, false) {
         let message = format!("{:?} is not a valid namespace", meta.namespace);
-        findings.error("metadata.namespace", message, "use lower-case letters, digits and '-'");
+        findings.add(
+            Code::InvalidName,
+            "metadata.namespace",
+            message,
+            "use lower-case letters, digits and '-'",
+        );
     }
     labels(&meta.labels, "metadata.labels", &mut findings);
     injection::check(kind, meta, &mut findings);
@@ -58,10 +63,10 @@ pub(super) fn labels(labels: &Labels, field: &str, findings: &mut Findings) {
         let (prefix, name) =
             key.rsplit_once('/').map_or((None, &**key), |(prefix, name)| (Some(prefix), name));
         if name.is_empty() || !good(name) || prefix.is_some_and(|prefix| !is_dns_name(prefix)) {
-            findings.error(&field, format!("{key:?} is not a valid label key"), remedy);
+            findings.add(Code::InvalidLabel, &field, format!("{key:?} is not a valid label key"), remedy);
         }
         if !good(value) {
-            findings.error(&field, format!("{value:?} is not a valid label value"), remedy);
+            findings.add(Code::InvalidLabel, &field, format!("{value:?} is not a valid label value"), remedy);
         }
     }
 }
@@ -69,14 +74,14 @@ pub(super) fn labels(labels: &Labels, field: &str, findings: &mut Findings) {
 /// Checks a Service.
 pub(crate) fn service(service: &ServiceManifest, findings: &mut Findings) {
     let Some(spec) = &service.spec else {
-        findings.error("spec", "is missing", "add ports and a selector");
+        findings.add(Code::MissingField, "spec", "is missing", "add ports and a selector");
         return;
     };
     let ports = &spec.ports;
     let external = spec.kind.as_deref() == Some("ExternalName");
     let headless = spec.cluster_ip.as_deref() == Some("None");
     if ports.is_empty() && !external && !headless {
-        findings.error("spec.ports", "is missing", "add at least one port");
+        findings.add(Code::MissingField, "spec.ports", "is missing", "add at least one port");
     }
     for (index, one) in ports.iter().enumerate() {
         let field = format!("spec.ports[{index}]");
@@ -88,10 +93,16 @@ pub(crate) fn service(service: &ServiceManifest, findings: &mut Findings) {
         protocol_of(one, &field, findings);
         if !name.is_empty() && !is_label_text(name, false) {
             let remedy = "use at most 63 lower-case letters, digits and '-'";
-            findings.error(format!("{field}.name"), format!("{name:?} is not a valid port name"), remedy);
+            findings.add(
+                Code::InvalidName,
+                format!("{field}.name"),
+                format!("{name:?} is not a valid port name"),
+                remedy,
+            );
         }
         if name.is_empty() && ports.len() > 1 {
-            findings.error(
+            findings.add(
+                Code::MissingField,
                 format!("{field}.name"),
                 "is missing",
                 "name each port of a Service that has several",
@@ -101,10 +112,16 @@ pub(crate) fn service(service: &ServiceManifest, findings: &mut Findings) {
         for (earlier, other) in ports[..index].iter().enumerate() {
             if other.port == one.port && protocol(other) == protocol(one) {
                 let message = format!("port {} is defined twice, first in ports[{earlier}]", one.port);
-                findings.error(format!("{field}.port"), message, "use a different number for each port");
+                findings.add(
+                    Code::DuplicatePort,
+                    format!("{field}.port"),
+                    message,
+                    "use a different number for each port",
+                );
             }
             if !name.is_empty() && other.name.as_deref() == Some(name) {
-                findings.error(
+                findings.add(
+                    Code::DuplicateName,
                     format!("{field}.name"),
                     format!("{name:?} is defined twice"),
                     "use a different name for each port",
@@ -113,12 +130,18 @@ pub(crate) fn service(service: &ServiceManifest, findings: &mut Findings) {
         }
     }
     if external && spec.external_name.as_deref().unwrap_or_default().is_empty() {
-        findings.error("spec.externalName", "is missing; type ExternalName requires it", "set the host name");
+        findings.add(
+            Code::MissingField,
+            "spec.externalName",
+            "is missing; type ExternalName requires it",
+            "set the host name",
+        );
     }
     let addresses = spec.cluster_ip.iter().chain(&spec.cluster_ips);
     for address in addresses.filter(|text| !matches!(text.as_str(), "" | "None")) {
         if address.parse::<std::net::IpAddr>().is_err() {
-            findings.error(
+            findings.add(
+                Code::InvalidAddress,
                 "spec.clusterIP",
                 format!("{address:?} is not an IP address"),
                 "remove it to have an address allocated, or write None for a headless Service",
@@ -141,7 +164,8 @@ fn protocol_of(port: &ServicePortManifest, field: &str, findings: &mut Findings)
     match (port.app_protocol.as_deref(), port.name.as_deref()) {
         (Some(word), _) => {
             if let Some(known) = near(word) {
-                findings.warning(
+                findings.add(
+                    Code::PortProtocolTypo,
                     format!("{field}.appProtocol"),
                     message(word),
                     format!("did you mean {known}?"),
@@ -151,7 +175,12 @@ fn protocol_of(port: &ServicePortManifest, field: &str, findings: &mut Findings)
         (None, Some(name)) => {
             let word = name.split('-').next().unwrap_or_default();
             if let Some(known) = near(word) {
-                findings.warning(format!("{field}.name"), message(word), format!("did you mean {known}?"));
+                findings.add(
+                    Code::PortProtocolTypo,
+                    format!("{field}.name"),
+                    message(word),
+                    format!("did you mean {known}?"),
+                );
             }
         }
         _ => {}

@@ -16,6 +16,7 @@ mod pods;
 mod proxy_config;
 mod rate_limit;
 mod request_authentication;
+mod route_actions;
 mod secret;
 mod security;
 mod service_entry;
@@ -51,6 +52,7 @@ pub(crate) use unsupported::unsupported;
 pub(crate) use virtual_service::virtual_service;
 pub(crate) use workload::{workload_entry, workload_group};
 
+pub(crate) use crate::analysis::Code;
 use crate::{
     api::{Duration, MeshConfig, StringMatch, proxy_config as proxy_settings},
     diagnostic::Severity,
@@ -59,10 +61,17 @@ use crate::{
 /// One error or warning about an object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Finding {
-    pub(crate) severity: Severity,
+    pub(crate) code: Code,
     pub(crate) field: String,
     pub(crate) message: String,
     pub(crate) remedy: String,
+}
+
+impl Finding {
+    /// Returns whether the object is refused.
+    pub(crate) fn is_error(&self) -> bool {
+        self.code.severity() == Severity::Error
+    }
 }
 
 /// List of findings under construction.
@@ -70,35 +79,16 @@ pub(crate) struct Finding {
 pub(crate) struct Findings(Vec<Finding>);
 
 impl Findings {
-    pub(crate) fn error(
+    /// Adds a finding. Its code decides its severity.
+    pub(crate) fn add(
         &mut self,
+        code: Code,
         field: impl Into<String>,
         message: impl Into<String>,
         remedy: impl Into<String>,
     ) {
-        self.push(Severity::Error, field.into(), message.into(), remedy.into());
-    }
-
-    pub(crate) fn warning(
-        &mut self,
-        field: impl Into<String>,
-        message: impl Into<String>,
-        remedy: impl Into<String>,
-    ) {
-        self.push(Severity::Warning, field.into(), message.into(), remedy.into());
-    }
-
-    pub(crate) fn info(
-        &mut self,
-        field: impl Into<String>,
-        message: impl Into<String>,
-        remedy: impl Into<String>,
-    ) {
-        self.push(Severity::Info, field.into(), message.into(), remedy.into());
-    }
-
-    fn push(&mut self, severity: Severity, field: String, message: String, remedy: String) {
-        self.0.push(Finding { severity, field, message, remedy });
+        let (field, message, remedy) = (field.into(), message.into(), remedy.into());
+        self.0.push(Finding { code, field, message, remedy });
     }
 
     pub(crate) fn done(self) -> Vec<Finding> {
@@ -111,7 +101,12 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
     let mut findings = Findings::default();
     for (field, value) in [("rootNamespace", &mesh.root_namespace), ("trustDomain", &mesh.trust_domain)] {
         if value.is_empty() {
-            findings.error(field, "is empty", "set a value, or remove the field to use the default");
+            findings.add(
+                Code::EmptyField,
+                field,
+                "is empty",
+                "set a value, or remove the field to use the default",
+            );
         }
     }
     let domains = std::iter::once(("trustDomain".to_owned(), &mesh.trust_domain));
@@ -120,24 +115,39 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
     for (field, domain) in domains.chain(aliases) {
         if domain.contains(['/', ':']) {
             let remedy = "write the name alone, such as cluster.local";
-            findings.error(field, format!("{domain:?} is not a trust domain"), remedy);
+            findings.add(
+                Code::InvalidTrustDomain,
+                field,
+                format!("{domain:?} is not a trust domain"),
+                remedy,
+            );
         }
     }
     ca_certificates::check(mesh, &mut findings);
     if let Some(retries) = &mesh.default_http_retry_policy {
-        virtual_service::retries(retries, "defaultHttpRetryPolicy", &mut findings);
+        route_actions::retries(retries, "defaultHttpRetryPolicy", &mut findings);
     }
     extension_provider::check(mesh, &mut findings);
     let server = &mesh.default_config.proxy_headers.server.value;
     if !proxy_settings::is_header_value(server) {
         let message = format!("{server:?} is not a header value");
-        findings.error("defaultConfig.proxyHeaders.server.value", message, "use printable ASCII characters");
+        findings.add(
+            Code::InvalidHeader,
+            "defaultConfig.proxyHeaders.server.value",
+            message,
+            "use printable ASCII characters",
+        );
     }
     gateway::ciphers(&mesh.tls_defaults.cipher_suites, "tlsDefaults.cipherSuites", &mut findings);
     gateway::ciphers(&mesh.mesh_mtls.cipher_suites, "meshMTLS.cipherSuites", &mut findings);
     if !mesh.mesh_mtls.ecdh_curves.is_empty() {
         // As in Istio, the whole configuration is refused.
-        findings.error("meshMTLS.ecdhCurves", "is not supported, nor in Istio", "use tlsDefaults.ecdhCurves");
+        findings.add(
+            Code::Unsupported,
+            "meshMTLS.ecdhCurves",
+            "is not supported, nor in Istio",
+            "use tlsDefaults.ecdhCurves",
+        );
     }
     findings.done()
 }
@@ -145,7 +155,7 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
 /// Checks a port number.
 fn port(number: u32, field: &str, findings: &mut Findings) {
     if !(1..=65535).contains(&number) {
-        findings.error(field, format!("{number} is not a port"), "ports go from 1 to 65535");
+        findings.add(Code::InvalidPort, field, format!("{number} is not a port"), "ports go from 1 to 65535");
     }
 }
 
@@ -159,14 +169,20 @@ fn is_known_status(status: u32) -> bool {
 /// Checks a percentage.
 fn percent(value: f64, field: &str, findings: &mut Findings) {
     if !(0.0..=100.0).contains(&value) {
-        findings.error(field, format!("{value} is not a percentage"), "percentages go from 0 to 100");
+        findings.add(
+            Code::InvalidPercentage,
+            field,
+            format!("{value} is not a percentage"),
+            "percentages go from 0 to 100",
+        );
     }
 }
 
 /// Checks a duration that must not be zero; Istio's minimum is one millisecond.
 fn positive(duration: Option<Duration>, field: &str, findings: &mut Findings) {
     if duration.is_some_and(|duration| duration.0.as_millis() == 0) {
-        findings.error(
+        findings.add(
+            Code::InvalidDuration,
             field,
             "must be at least 1ms",
             "set a longer duration, or remove the field to use the default",
@@ -179,10 +195,16 @@ fn string_match(matched: &StringMatch, field: &str, may_be_present: bool, findin
     match matched {
         StringMatch::Regex(expression) => regex(expression, &format!("{field}.regex"), findings),
         StringMatch::Present if !may_be_present => {
-            findings.error(field, "has no value to compare with", "set exact, prefix or regex");
+            findings.add(
+                Code::EmptyField,
+                field,
+                "has no value to compare with",
+                "set exact, prefix or regex",
+            );
         }
         StringMatch::Prefix(text) if text.is_empty() && !may_be_present => {
-            findings.error(
+            findings.add(
+                Code::EmptyField,
                 format!("{field}.prefix"),
                 "is empty, which matches everything",
                 "remove the match",
@@ -195,11 +217,12 @@ fn string_match(matched: &StringMatch, field: &str, may_be_present: bool, findin
 /// Checks an RE2 expression. Rust's syntax differs from RE2's in a few rare forms only.
 fn regex(expression: &str, field: &str, findings: &mut Findings) {
     if expression.is_empty() {
-        findings.error(field, "is empty", "set an RE2 expression");
+        findings.add(Code::InvalidRegex, field, "is empty", "set an RE2 expression");
     } else if let Err(error) = regex::Regex::new(expression) {
         let reason = error.to_string();
         let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-        findings.error(
+        findings.add(
+            Code::InvalidRegex,
             field,
             format!("{expression:?} is not an RE2 expression: {reason}"),
             "see the syntax of RE2",
@@ -210,16 +233,21 @@ fn regex(expression: &str, field: &str, findings: &mut Findings) {
 /// Checks a host: a DNS name, `*.` and a DNS name, `*`, or an address.
 fn host(name: &str, field: &str, findings: &mut Findings) {
     if name.is_empty() {
-        findings.error(field, "is empty", "set a host name");
+        findings.add(Code::EmptyField, field, "is empty", "set a host name");
     } else if name.contains("://") || name.contains('/') {
-        findings.error(field, format!("{name:?} is a URL, not a host"), "write the host name alone");
+        findings.add(
+            Code::InvalidHost,
+            field,
+            format!("{name:?} is a URL, not a host"),
+            "write the host name alone",
+        );
     } else if name.parse::<std::net::IpAddr>().is_ok() || name == "*" {
     } else if let Some((bare, number)) = name.rsplit_once(':').filter(|(_, n)| n.parse::<u16>().is_ok()) {
         let remedy = format!("write {bare}, and put port {number} into its own field");
-        findings.error(field, format!("{name:?} contains a port"), remedy);
+        findings.add(Code::InvalidHost, field, format!("{name:?} contains a port"), remedy);
     } else if !is_dns_name(name.strip_prefix("*.").unwrap_or(name)) {
         let remedy = "use letters, digits, '-' and '.'; '*' is allowed as the whole first label only";
-        findings.error(field, format!("{name:?} is not a valid host name"), remedy);
+        findings.add(Code::InvalidHost, field, format!("{name:?} is not a valid host name"), remedy);
     }
 }
 
@@ -245,7 +273,7 @@ fn header_name(name: &str, field: &str, findings: &mut Findings) {
     let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     if name.is_empty() || !name.bytes().all(token) {
         let remedy = "use letters, digits and '-'";
-        findings.error(field, format!("{name:?} is not a valid header name"), remedy);
+        findings.add(Code::InvalidHeader, field, format!("{name:?} is not a valid header name"), remedy);
     }
 }
 
@@ -256,14 +284,16 @@ fn export_to(list: &[String], field: &str, findings: &mut Findings) {
         match entry.as_str() {
             "." | "*" | "~" => {}
             name if is_label_text(name, false) => {}
-            name => findings.error(
+            name => findings.add(
+                Code::InvalidExportTo,
                 field,
                 format!("{name:?} is not a valid namespace"),
                 "use \".\", \"*\" or a namespace",
             ),
         }
         if list.len() > 1 && entry == "~" {
-            findings.error(
+            findings.add(
+                Code::InvalidExportTo,
                 format!("{}[{index}]", "spec.exportTo"),
                 "\"~\" excludes all other values",
                 "remove the others",

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Findings, injection, is_label_text, kube::labels, port, volumes};
+use super::{Code, Findings, injection, is_label_text, kube::labels, port, volumes};
 use crate::{
     api::{
         Kind,
@@ -15,12 +15,12 @@ use crate::{
 /// Checks the specification of a workload at the path `at`.
 pub(crate) fn workload(kind: Kind, spec: &WorkloadSpec, at: &str, findings: &mut Findings) {
     if spec.replicas.is_some_and(|replicas| replicas < 0) {
-        findings.error(format!("{at}.replicas"), "is negative", "use 0 or more");
+        findings.add(Code::OutOfRange, format!("{at}.replicas"), "is negative", "use 0 or more");
     }
     if let Some(selector) = spec.selector.as_ref().filter(|_| kind != Kind::Job && kind != Kind::CronJob) {
         let field = format!("{at}.selector");
         if selector.match_labels.is_empty() && selector.match_expressions.is_empty() {
-            findings.error(field, "is empty", "set matchLabels to labels of the template");
+            findings.add(Code::EmptyField, field, "is empty", "set matchLabels to labels of the template");
         } else if !selects(
             &selector.match_labels,
             spec.template.metadata.labels.as_ref().unwrap_or(&BTreeMap::new()),
@@ -28,7 +28,12 @@ pub(crate) fn workload(kind: Kind, spec: &WorkloadSpec, at: &str, findings: &mut
             let labels = crate::world::label_text(&selector.match_labels);
             let message = format!("the template's labels do not match the selector ({labels})");
             let field = format!("{at}.template.metadata.labels");
-            findings.error(field, message, "add every label of the selector to the template");
+            findings.add(
+                Code::TemplateLabels,
+                field,
+                message,
+                "add every label of the selector to the template",
+            );
         }
     }
     template(kind, &spec.template, &format!("{at}.template"), findings);
@@ -54,7 +59,7 @@ fn template(kind: Kind, template: &PodTemplate, at: &str, findings: &mut Finding
     if !allowed.contains(&policy) {
         let message = format!("a {kind} does not support {policy:?}");
         let remedy = format!("write restartPolicy: {}", allowed.join(" or "));
-        findings.error(format!("{at}.spec.restartPolicy"), message, remedy);
+        findings.add(Code::FieldNotAllowed, format!("{at}.spec.restartPolicy"), message, remedy);
     }
     pod_spec(&template.spec, kind, &format!("{at}.spec"), findings);
 }
@@ -66,7 +71,7 @@ pub(crate) fn pod(spec: &PodSpec, findings: &mut Findings) {
 
 fn pod_spec(spec: &PodSpec, kind: Kind, at: &str, findings: &mut Findings) {
     if spec.containers.is_empty() {
-        findings.error(format!("{at}.containers"), "is empty", "add at least one container");
+        findings.add(Code::EmptyField, format!("{at}.containers"), "is empty", "add at least one container");
     }
     volumes::sources(&spec.volumes, &format!("{at}.volumes"), findings);
     let volumes = names(spec.volumes.iter().map(|volume| &*volume.name), &format!("{at}.volumes"), findings);
@@ -80,14 +85,19 @@ fn pod_spec(spec: &PodSpec, kind: Kind, at: &str, findings: &mut Findings) {
             volumes::mounts(&one.volume_mounts, &format!("{at}.volumeMounts"), findings);
             if !containers.insert(&*one.name) {
                 let message = format!("{:?} is the name of another container of the pod", one.name);
-                findings.error(format!("{at}.name"), message, "use a different name for each container");
+                findings.add(
+                    Code::DuplicateName,
+                    format!("{at}.name"),
+                    message,
+                    "use a different name for each container",
+                );
             }
             for (mount, named) in one.volume_mounts.iter().enumerate() {
                 // Volumes of a StatefulSet may come from its volumeClaimTemplates.
                 if kind != Kind::StatefulSet && !volumes.contains(&*named.name) {
                     let field = format!("{at}.volumeMounts[{mount}].name");
                     let message = format!("the pod has no volume {:?}", named.name);
-                    findings.error(field, message, "add the volume, or correct the name");
+                    findings.add(Code::UnknownVolume, field, message, "add the volume, or correct the name");
                 }
             }
             // Other init containers have ended when the containers start.
@@ -101,12 +111,18 @@ fn pod_spec(spec: &PodSpec, kind: Kind, at: &str, findings: &mut Findings) {
 fn container(container: &Container, at: &str, findings: &mut Findings) {
     if !is_label_text(&container.name, false) {
         let message = format!("{:?} is not a valid container name", container.name);
-        findings.error(format!("{at}.name"), message, "use lower-case letters, digits and '-'");
+        findings.add(
+            Code::InvalidName,
+            format!("{at}.name"),
+            message,
+            "use lower-case letters, digits and '-'",
+        );
     }
     if container.image.is_empty() {
-        findings.error(format!("{at}.image"), "is missing", "add image");
+        findings.add(Code::MissingField, format!("{at}.image"), "is missing", "add image");
     } else if container.image.contains("${") {
-        findings.warning(
+        findings.add(
+            Code::InvalidImage,
             format!("{at}.image"),
             format!("{:?} is not the name of an image", container.image),
             VARIABLE,
@@ -119,10 +135,20 @@ fn container(container: &Container, at: &str, findings: &mut Findings) {
         let Some(name) = one.name.as_deref().filter(|name| !name.is_empty()) else { continue };
         if !is_port_name(name) {
             let remedy = "use at most 15 lower-case letters, digits and '-', with at least one letter";
-            findings.error(format!("{at}.name"), format!("{name:?} is not a valid port name"), remedy);
+            findings.add(
+                Code::InvalidName,
+                format!("{at}.name"),
+                format!("{name:?} is not a valid port name"),
+                remedy,
+            );
         } else if !ports.insert(name) {
             let message = format!("{name:?} is the name of another port of the container");
-            findings.error(format!("{at}.name"), message, "use a different name for each port");
+            findings.add(
+                Code::DuplicateName,
+                format!("{at}.name"),
+                message,
+                "use a different name for each port",
+            );
         }
     }
     let probes = [
@@ -152,7 +178,12 @@ fn probe(probe: &Probe, container: &Container, at: &str, findings: &mut Findings
         + usize::from(probe.grpc.is_some());
     if actions != 1 {
         let message = if actions == 0 { "has no handler" } else { "has more than one handler" };
-        findings.error(at, message, "set exactly one of httpGet, tcpSocket, grpc and exec");
+        findings.add(
+            Code::ExclusiveFields,
+            at,
+            message,
+            "set exactly one of httpGet, tcpSocket, grpc and exec",
+        );
     }
     for (name, target) in targets {
         let field = format!("{at}.{name}.port");
@@ -162,7 +193,7 @@ fn probe(probe: &Probe, container: &Container, at: &str, findings: &mut Findings
             }
             Some(IntOrText::Text(name)) if name.parse::<u16>().is_err() && !has_port(container, name) => {
                 let message = format!("the container has no port named {name:?}, so the probe always fails");
-                findings.warning(field, message, "name the port, or use its number");
+                findings.add(Code::ProbePort, field, message, "name the port, or use its number");
             }
             _ => {}
         }
@@ -188,7 +219,12 @@ fn shared_ports<'a>(
                 key.0
             );
             let field = format!("{at}.ports[{index}].containerPort");
-            findings.warning(field, message, "use different ports for the containers of a pod");
+            findings.add(
+                Code::ContainerPortConflict,
+                field,
+                message,
+                "use different ports for the containers of a pod",
+            );
         }
     }
 }
@@ -198,7 +234,8 @@ fn names<'a>(names: impl Iterator<Item = &'a str>, at: &str, findings: &mut Find
     let mut known = BTreeSet::new();
     for (index, name) in names.enumerate() {
         if !known.insert(name) {
-            findings.error(
+            findings.add(
+                Code::DuplicateName,
                 format!("{at}[{index}].name"),
                 format!("{name:?} is defined twice"),
                 "remove one of them",

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Finding, Findings, header_name, is_known_status, is_label_text, security, string_match};
+use super::{Code, Finding, Findings, header_name, is_known_status, is_label_text, security, string_match};
 use crate::api::{
     RateLimitPolicy, RateLimitTarget, StringMatch,
     rate_limit::{Limit, LimitResponse, RateLimitKey, RateLimitMatch, RateLimitRule},
@@ -29,23 +29,33 @@ pub(crate) fn rate_limit_policy(spec: &RateLimitPolicy) -> Vec<Finding> {
     let mut findings = Findings::default();
     security::selector(spec.selector.as_ref(), &mut findings);
     if spec.selector.is_some() && !spec.target_refs.is_empty() {
-        findings.error("spec.selector", "is not allowed together with targetRefs", "remove one of them");
+        findings.add(
+            Code::ExclusiveFields,
+            "spec.selector",
+            "is not allowed together with targetRefs",
+            "remove one of them",
+        );
     }
     for (index, one) in spec.target_refs.iter().enumerate() {
         target(one, &format!("spec.targetRefs[{index}]"), &mut findings);
     }
     if spec.rules.is_empty() {
-        findings.warning("spec.rules", "is empty, so the policy limits nothing", "add a rule");
+        findings.add(Code::NoEffect, "spec.rules", "is empty, so the policy limits nothing", "add a rule");
     }
     if spec.rules.len() > MAX_RULES {
         let message = format!("has {} rules; the maximum is {MAX_RULES}", spec.rules.len());
-        findings.error("spec.rules", message, "split the policy");
+        findings.add(Code::TooMany, "spec.rules", message, "split the policy");
     }
     let mut names = BTreeSet::new();
     for (index, one) in spec.rules.iter().enumerate() {
         let field = format!("spec.rules[{index}]");
         if !names.insert(one.name_at(index)) {
-            findings.error(format!("{field}.name"), "is the name of two rules", "rename one of them");
+            findings.add(
+                Code::DuplicateName,
+                format!("{field}.name"),
+                "is the name of two rules",
+                "rename one of them",
+            );
         }
         rule(one, &field, &mut findings);
     }
@@ -54,7 +64,7 @@ pub(crate) fn rate_limit_policy(spec: &RateLimitPolicy) -> Vec<Finding> {
 
 fn target(target: &RateLimitTarget, field: &str, findings: &mut Findings) {
     if target.name.is_empty() {
-        findings.error(format!("{field}.name"), "is missing", "set the name of the object");
+        findings.add(Code::MissingField, format!("{field}.name"), "is missing", "set the name of the object");
     }
     if !target.is_service() && !target.is_gateway() && !target.is_route() {
         let message = match target.group.as_str() {
@@ -62,11 +72,11 @@ fn target(target: &RateLimitTarget, field: &str, findings: &mut Findings) {
             group => format!("a {} of group {group} cannot be a target", target.kind),
         };
         let remedy = "name a Service, a Gateway, HTTPRoute or GRPCRoute of gateway.networking.k8s.io, or a VirtualService of networking.istio.io";
-        findings.error(format!("{field}.kind"), message, remedy);
+        findings.add(Code::InvalidValue, format!("{field}.kind"), message, remedy);
     } else if !target.section_name.is_empty() && !target.is_route() {
         let message = format!("is not supported for a {}", target.kind);
         let remedy = "remove it; only the rules of routes can be named";
-        findings.error(format!("{field}.sectionName"), message, remedy);
+        findings.add(Code::Unsupported, format!("{field}.sectionName"), message, remedy);
     }
 }
 
@@ -74,7 +84,7 @@ fn rule(rule: &RateLimitRule, field: &str, findings: &mut Findings) {
     if !rule.name.is_empty() && !is_label_text(&rule.name, false) {
         let message = format!("{:?} is not a valid name", rule.name);
         let remedy = "use at most 63 lower-case letters, digits and '-'";
-        findings.error(format!("{field}.name"), message, remedy);
+        findings.add(Code::InvalidValue, format!("{field}.name"), message, remedy);
     }
     if let Some(matched) = &rule.matched {
         conditions(matched, &format!("{field}.match"), findings);
@@ -85,15 +95,25 @@ fn rule(rule: &RateLimitRule, field: &str, findings: &mut Findings) {
         (None, Some(global)) => {
             if global.provider.name.is_empty() {
                 let remedy = "name a provider with envoyRateLimit of the mesh configuration";
-                findings.error(format!("{field}.global.provider.name"), "is missing", remedy);
+                findings.add(
+                    Code::MissingField,
+                    format!("{field}.global.provider.name"),
+                    "is missing",
+                    remedy,
+                );
             }
         }
         (Some(_), Some(_)) => {
             let message = "is not allowed together with global: the rate limit service has the limits";
-            findings.error(format!("{field}.limit"), message, "remove one of them");
+            findings.add(Code::ExclusiveFields, format!("{field}.limit"), message, "remove one of them");
         }
         (None, None) => {
-            findings.error(field, "has no limit", "set limit, or global for a rate limit service");
+            findings.add(
+                Code::MissingField,
+                field,
+                "has no limit",
+                "set limit, or global for a rate limit service",
+            );
         }
     }
     if let Some(of) = &rule.response {
@@ -103,7 +123,12 @@ fn rule(rule: &RateLimitRule, field: &str, findings: &mut Findings) {
 
 fn conditions(matched: &RateLimitMatch, field: &str, findings: &mut Findings) {
     if *matched == RateLimitMatch::default() {
-        findings.error(field, "has no condition", "set one, or remove match to limit all requests");
+        findings.add(
+            Code::EmptyField,
+            field,
+            "has no condition",
+            "set one, or remove match to limit all requests",
+        );
     }
     let lists = [
         ("paths", &matched.paths),
@@ -115,23 +140,33 @@ fn conditions(matched: &RateLimitMatch, field: &str, findings: &mut Findings) {
     for (name, list) in lists {
         if list.len() > MAX_TEXTS {
             let message = format!("has {} values; the maximum is {MAX_TEXTS}", list.len());
-            findings.error(format!("{field}.{name}"), message, "use a common prefix, or several rules");
+            findings.add(
+                Code::TooMany,
+                format!("{field}.{name}"),
+                message,
+                "use a common prefix, or several rules",
+            );
         }
         for (index, text) in list.iter().enumerate() {
             let at = format!("{field}.{name}[{index}]");
             let inner = text.strip_prefix('*').or_else(|| text.strip_suffix('*')).unwrap_or(text);
             if text.is_empty() {
-                findings.error(at, "is empty", "set a value, or remove it");
+                findings.add(Code::EmptyField, at, "is empty", "set a value, or remove it");
             } else if inner.contains('*') {
                 let message = format!("{text:?} has '*' inside; it is allowed at one end only");
-                findings.error(at, message, "write a text, PREFIX* or *SUFFIX");
+                findings.add(Code::InvalidValue, at, message, "write a text, PREFIX* or *SUFFIX");
             } else if name == "paths" && !text.starts_with(['/', '*']) {
-                findings.error(at, format!("{text:?} does not begin with /"), "write /PATH");
+                findings.add(Code::InvalidPath, at, format!("{text:?} does not begin with /"), "write /PATH");
             } else if name.ends_with("rincipals") && text.starts_with("spiffe://") {
                 let message = "has the prefix spiffe://, which no principal has";
-                findings.error(at, message, "write TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT");
+                findings.add(Code::InvalidValue, at, message, "write TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT");
             } else if name == "methods" && text.chars().any(|letter| letter.is_ascii_lowercase()) {
-                findings.warning(at, format!("{text:?} is not in upper case"), "methods are case-sensitive");
+                findings.add(
+                    Code::NoEffect,
+                    at,
+                    format!("{text:?} is not in upper case"),
+                    "methods are case-sensitive",
+                );
             }
         }
     }
@@ -151,7 +186,7 @@ fn header_conditions(headers: &BTreeMap<String, StringMatch>, field: &str, findi
 fn keys(by: &[RateLimitKey], field: &str, findings: &mut Findings) {
     if by.len() > MAX_KEYS_OF_RULE {
         let message = format!("has {} attributes; the maximum is {MAX_KEYS_OF_RULE}", by.len());
-        findings.error(format!("{field}.by"), message, "remove some of them");
+        findings.add(Code::TooMany, format!("{field}.by"), message, "remove some of them");
     }
     let mut known = BTreeSet::new();
     for (index, key) in by.iter().enumerate() {
@@ -160,19 +195,20 @@ fn keys(by: &[RateLimitKey], field: &str, findings: &mut Findings) {
         if attributes.len() != 1 {
             let message = "must have exactly one attribute";
             let remedy = "set one of sourcePrincipal, sourceAddress, clientAddress, header, jwtClaim, method, host and route";
-            findings.error(&at, message, remedy);
+            findings.add(Code::InvalidValue, &at, message, remedy);
             continue;
         }
         if !known.insert(key.descriptor_key()) {
             let message = format!("has the key {:?} of another attribute", key.descriptor_key());
-            findings.error(&at, message, "remove it, or set key");
+            findings.add(Code::InvalidValue, &at, message, "remove it, or set key");
         }
         if !key.header.is_empty() {
             header_name(&key.header, &format!("{at}.header"), findings);
         }
         if key.jwt_claim.split('.').any(str::is_empty) && !key.jwt_claim.is_empty() {
             let message = format!("{:?} is not the path of a claim", key.jwt_claim);
-            findings.error(
+            findings.add(
+                Code::InvalidValue,
                 format!("{at}.jwtClaim"),
                 message,
                 "write CLAIM, or CLAIM.CLAIM for nested claims",
@@ -181,7 +217,7 @@ fn keys(by: &[RateLimitKey], field: &str, findings: &mut Findings) {
         let Some(address) = key.client_address else { continue };
         if !key.key.is_empty() {
             let message = "is not allowed with clientAddress: Envoy has a fixed key for it";
-            findings.error(format!("{at}.key"), message, "remove it");
+            findings.add(Code::InvalidValue, format!("{at}.key"), message, "remove it");
         }
         for (name, length, most) in [
             ("ipv4PrefixLength", address.ipv4_prefix_length, 32),
@@ -189,7 +225,12 @@ fn keys(by: &[RateLimitKey], field: &str, findings: &mut Findings) {
         ] {
             if length.is_some_and(|length| length > most) {
                 let message = format!("{} is above {most}", length.unwrap_or_default());
-                findings.error(format!("{at}.clientAddress.{name}"), message, "set a shorter prefix");
+                findings.add(
+                    Code::InvalidValue,
+                    format!("{at}.clientAddress.{name}"),
+                    message,
+                    "set a shorter prefix",
+                );
             }
         }
     }
@@ -198,32 +239,47 @@ fn keys(by: &[RateLimitKey], field: &str, findings: &mut Findings) {
 fn limits(limit: &Limit, by: &[RateLimitKey], field: &str, findings: &mut Findings) {
     if limit.requests == 0 {
         let remedy = "set at least 1; to refuse all requests, use an AuthorizationPolicy";
-        findings.error(format!("{field}.requests"), "is missing or 0", remedy);
+        findings.add(Code::MissingField, format!("{field}.requests"), "is missing or 0", remedy);
     }
     if limit.burst == Some(0) {
-        findings.error(format!("{field}.burst"), "must be at least 1", "set a number, or remove it");
+        findings.add(
+            Code::InvalidValue,
+            format!("{field}.burst"),
+            "must be at least 1",
+            "set a number, or remove it",
+        );
     }
     match (limit.unit, limit.interval) {
         (Some(_), Some(_)) => {
-            findings.error(format!("{field}.interval"), "is not allowed together with unit", "remove one");
+            findings.add(
+                Code::ExclusiveFields,
+                format!("{field}.interval"),
+                "is not allowed together with unit",
+                "remove one",
+            );
         }
         (None, None) => {
             let remedy = "set unit to SECOND, MINUTE, HOUR or DAY, or interval";
-            findings.error(format!("{field}.unit"), "is missing", remedy);
+            findings.add(Code::MissingField, format!("{field}.unit"), "is missing", remedy);
         }
         (None, Some(interval)) if !(MIN_INTERVAL..=MAX_INTERVAL).contains(&interval.0) => {
             let message = format!("{interval} is not between 50ms and 8760h");
-            findings.error(format!("{field}.interval"), message, "set another length");
+            findings.add(Code::OutOfRange, format!("{field}.interval"), message, "set another length");
         }
         _ => {}
     }
     match limit.max_keys {
         Some(most) if !(1..=MOST_KEYS).contains(&most) => {
             let message = format!("{most} is not between 1 and {MOST_KEYS}");
-            findings.error(format!("{field}.maxKeys"), message, "set another number");
+            findings.add(Code::OutOfRange, format!("{field}.maxKeys"), message, "set another number");
         }
         Some(_) if by.is_empty() => {
-            findings.warning(format!("{field}.maxKeys"), "has no effect without by", "remove it, or set by");
+            findings.add(
+                Code::NoEffect,
+                format!("{field}.maxKeys"),
+                "has no effect without by",
+                "remove it, or set by",
+            );
         }
         _ => {}
     }
@@ -232,7 +288,7 @@ fn limits(limit: &Limit, by: &[RateLimitKey], field: &str, findings: &mut Findin
 fn response(response: &LimitResponse, field: &str, findings: &mut Findings) {
     if let Some(status) = response.status.filter(|status| *status < 400 || !is_known_status(*status)) {
         let message = format!("{status} is not a status of errors that Envoy knows");
-        findings.error(format!("{field}.status"), message, "write a number such as 503");
+        findings.add(Code::InvalidStatus, format!("{field}.status"), message, "write a number such as 503");
     }
     for (name, value) in &response.headers {
         let at = skysail_yaml::join(&format!("{field}.headers"), name);
@@ -241,10 +297,15 @@ fn response(response: &LimitResponse, field: &str, findings: &mut Findings) {
             &*name.to_ascii_lowercase(),
             "host" | "content-length" | "connection" | "transfer-encoding"
         ) {
-            findings.error(&at, "cannot be set", "remove it");
+            findings.add(Code::ProtectedHeader, &at, "cannot be set", "remove it");
         }
         if value.is_empty() || value.chars().any(char::is_control) {
-            findings.error(&at, "must be a text without control characters", "correct the value");
+            findings.add(
+                Code::InvalidValue,
+                &at,
+                "must be a text without control characters",
+                "correct the value",
+            );
         }
     }
 }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Finding, Findings, header_name, positive, security};
+use super::{Code, Finding, Findings, header_name, positive, security};
 use crate::{
     api::{RequestAuthentication, security::JwtRule},
     world::is_url,
@@ -45,7 +45,12 @@ pub(crate) fn request_authentication(spec: &RequestAuthentication) -> Vec<Findin
     security::attachment(spec.selector.is_some(), spec.target_ref.as_ref(), &spec.target_refs, &mut findings);
     if spec.jwt_rules.is_empty() {
         let message = "is empty, so the policy has no effect";
-        findings.warning("spec.jwtRules", message, "add the issuers whose tokens are accepted");
+        findings.add(
+            Code::PolicyWithoutEffect,
+            "spec.jwtRules",
+            message,
+            "add the issuers whose tokens are accepted",
+        );
     }
     for (index, rule) in spec.jwt_rules.iter().enumerate() {
         jwt_rule(rule, &format!("spec.jwtRules[{index}]"), &mut findings);
@@ -55,24 +60,39 @@ pub(crate) fn request_authentication(spec: &RequestAuthentication) -> Vec<Findin
 
 fn jwt_rule(rule: &JwtRule, field: &str, findings: &mut Findings) {
     if rule.issuer.is_empty() && rule.jwks_uri.is_empty() && rule.jwks.is_empty() {
-        findings.error(format!("{field}.issuer"), "is missing", "set the issuer, claim iss of its tokens");
+        findings.add(
+            Code::MissingField,
+            format!("{field}.issuer"),
+            "is missing",
+            "set the issuer, claim iss of its tokens",
+        );
     } else if rule.issuer.is_empty() {
         let message = "is missing: tokens of any issuer are accepted that a key of the key set signed";
-        findings.warning(format!("{field}.issuer"), message, "set the issuer, claim iss of its tokens");
+        findings.add(
+            Code::AnyIssuer,
+            format!("{field}.issuer"),
+            message,
+            "set the issuer, claim iss of its tokens",
+        );
     }
     if !rule.jwks_uri.is_empty() && !is_url(&rule.jwks_uri) {
         let message = format!("{:?} is not a URL with http or https", rule.jwks_uri);
-        findings.error(format!("{field}.jwksUri"), message, "write https://HOST/PATH");
+        findings.add(Code::InvalidUrl, format!("{field}.jwksUri"), message, "write https://HOST/PATH");
     }
     if rule.jwks.is_empty() && rule.jwks_uri.is_empty() && !is_url(&rule.issuer) && !rule.issuer.is_empty() {
         let message = "the issuer is not a URL, and the rule has no key set: all its tokens are refused";
-        findings.warning(format!("{field}.issuer"), message, "set jwksUri or jwks");
+        findings.add(Code::NoKeySet, format!("{field}.issuer"), message, "set jwksUri or jwks");
     }
     if !rule.jwks.is_empty()
         && let Err(reason) = key_set(&rule.jwks)
     {
         let remedy = "write a JSON Web Key Set, {\"keys\": [...]}";
-        findings.error(format!("{field}.jwks"), format!("is not a key set: {reason}"), remedy);
+        findings.add(
+            Code::InvalidKeySet,
+            format!("{field}.jwks"),
+            format!("is not a key set: {reason}"),
+            remedy,
+        );
     }
     let names = [
         (&rule.audiences, "audiences"),
@@ -82,7 +102,7 @@ fn jwt_rule(rule: &JwtRule, field: &str, findings: &mut Findings) {
     ];
     for (list, name) in names {
         for (index, _) in list.iter().enumerate().filter(|(_, value)| value.is_empty()) {
-            findings.error(format!("{field}.{name}[{index}]"), "is empty", "remove it");
+            findings.add(Code::EmptyField, format!("{field}.{name}[{index}]"), "is empty", "remove it");
         }
     }
     for (index, from) in rule.from_headers.iter().enumerate() {
@@ -95,7 +115,7 @@ fn jwt_rule(rule: &JwtRule, field: &str, findings: &mut Findings) {
         let field = format!("{field}.outputClaimToHeaders[{index}]");
         header_name(&to.header, &format!("{field}.header"), findings);
         if to.claim.is_empty() {
-            findings.error(format!("{field}.claim"), "is empty", "set the name of a claim");
+            findings.add(Code::EmptyField, format!("{field}.claim"), "is empty", "set the name of a claim");
         }
     }
     positive(rule.timeout, &format!("{field}.timeout"), findings);
@@ -108,7 +128,7 @@ mod tests {
     fn check(rule: &str) -> Vec<String> {
         let spec = serde_json::from_str(&format!("{{\"jwtRules\": [{rule}]}}")).unwrap();
         let found = request_authentication(&spec).into_iter();
-        found.map(|found| format!("{} {}: {}", found.severity, found.field, found.message)).collect()
+        found.map(|found| format!("{} {}: {}", found.code.severity(), found.field, found.message)).collect()
     }
 
     #[test]

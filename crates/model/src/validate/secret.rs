@@ -7,7 +7,7 @@ use x509_parser::{
     public_key::PublicKey,
 };
 
-use super::Findings;
+use super::{Code, Findings};
 use crate::api::secret::{KeyPair, Secret};
 
 /// Labels of private keys in PEM: PKCS#8, PKCS#1 and SEC 1.
@@ -16,12 +16,18 @@ const KEYS: [&str; 3] = ["PRIVATE KEY", "RSA PRIVATE KEY", "EC PRIVATE KEY"];
 /// Checks the certificate and key of a Secret. `invalid` are the keys that are not base64.
 pub(crate) fn secret(secret: &Secret, invalid: &[String], findings: &mut Findings) {
     for name in invalid {
-        findings.error(skysail_yaml::join("data", name), "is not base64", "encode it, or use stringData");
+        findings.add(
+            Code::InvalidSecret,
+            skysail_yaml::join("data", name),
+            "is not base64",
+            "encode it, or use stringData",
+        );
     }
     let Some(pair) = secret.pair() else {
         if secret.is_tls && invalid.is_empty() {
             let remedy = "add tls.crt and tls.key, or remove the type";
-            findings.error(
+            findings.add(
+                Code::InvalidSecret,
                 "data",
                 "has no tls.crt or no tls.key, which type kubernetes.io/tls needs",
                 remedy,
@@ -34,12 +40,17 @@ pub(crate) fn secret(secret: &Secret, invalid: &[String], findings: &mut Finding
         // Opaque Secrets may use the same keys for other purposes.
         if secret.is_tls {
             let message = "certificate or key is not PEM, so gateways refuse it";
-            findings.warning("data", message, "set both in PEM format");
+            findings.add(Code::CertificateNotPem, "data", message, "set both in PEM format");
         }
         return;
     }
     if let Err(problem) = check_pair(pair) {
-        findings.error("data", problem, "set a certificate and its own private key in PEM format");
+        findings.add(
+            Code::InvalidSecret,
+            "data",
+            problem,
+            "set a certificate and its own private key in PEM format",
+        );
     }
 }
 

@@ -3,7 +3,7 @@
 use skysail_core::SpiffeId;
 use skysail_yaml::{Node, Value, join};
 
-use super::{Finding, Findings};
+use super::{Code, Finding, Findings};
 use crate::api::{
     AuthorizationPolicy, Kind, MtlsMode, PeerAuthentication,
     destination_rule::WorkloadSelector,
@@ -40,7 +40,8 @@ pub(crate) fn peer_authentication(spec: &PeerAuthentication) -> Vec<Finding> {
     let wide = spec.selector.as_ref().is_none_or(|selector| selector.match_labels.is_empty());
     if wide && !spec.port_level_mtls.is_empty() {
         let remedy = "add selector.matchLabels, or use mtls";
-        findings.error(
+        findings.add(
+            Code::MissingField,
             "spec.portLevelMtls",
             "requires a selector: it applies to the ports of selected workloads",
             remedy,
@@ -48,7 +49,8 @@ pub(crate) fn peer_authentication(spec: &PeerAuthentication) -> Vec<Finding> {
     }
     let no_mode = spec.mtls.is_none_or(|mtls| mtls.mode == MtlsMode::Unset);
     if no_mode && spec.port_level_mtls.is_empty() {
-        findings.warning(
+        findings.add(
+            Code::PolicyWithoutEffect,
             "spec.mtls.mode",
             "is not set, so the policy has no effect",
             "set mode, such as STRICT",
@@ -69,10 +71,16 @@ pub(crate) fn authorization_policy(spec: &AuthorizationPolicy) -> Vec<Finding> {
     match spec.action {
         Action::Custom if spec.provider.as_ref().is_none_or(|provider| provider.name.is_empty()) => {
             let remedy = "set the name of a provider of the mesh configuration";
-            findings.error("spec.provider.name", "is missing; action CUSTOM requires it", remedy);
+            findings.add(
+                Code::MissingField,
+                "spec.provider.name",
+                "is missing; action CUSTOM requires it",
+                remedy,
+            );
         }
         action if action != Action::Custom && spec.provider.is_some() => {
-            findings.error(
+            findings.add(
+                Code::FieldNotAllowed,
                 "spec.provider",
                 "is allowed with action CUSTOM only",
                 "remove it, or set action: CUSTOM",
@@ -81,7 +89,8 @@ pub(crate) fn authorization_policy(spec: &AuthorizationPolicy) -> Vec<Finding> {
         _ => {}
     }
     if spec.action == Action::Deny && spec.rules.is_empty() {
-        findings.warning(
+        findings.add(
+            Code::DenyNothing,
             "spec.rules",
             "is empty, so the policy denies no request",
             "add `- {}` to deny every request",
@@ -89,12 +98,17 @@ pub(crate) fn authorization_policy(spec: &AuthorizationPolicy) -> Vec<Finding> {
     }
     if spec.action == Action::Allow && spec.rules.is_empty() && !attached {
         let message = "has no rules: requests that no other ALLOW policy matches are denied";
-        findings.info("spec.rules", message, "add `- {}` to allow every request");
+        findings.add(Code::DenyAll, "spec.rules", message, "add `- {}` to allow every request");
     }
     for (index, one) in spec.rules.iter().enumerate() {
         if spec.action == Action::Allow && *one == Rule::default() {
             let message = "matches every request, so the policy allows every client";
-            findings.warning(format!("spec.rules[{index}]"), message, "add from, to or when to limit it");
+            findings.add(
+                Code::AllowAll,
+                format!("spec.rules[{index}]"),
+                message,
+                "add from, to or when to limit it",
+            );
         }
         rule(one, &format!("spec.rules[{index}]"), &mut findings);
     }
@@ -121,7 +135,7 @@ fn empty_fields_of(node: &Node, at: &str, findings: &mut Findings) {
                 let is_empty_list = matches!(&entry.value.value, Value::List(items) if items.is_empty());
                 if entry.value.value == Value::Null || is_empty_list && field != "spec.rules" {
                     let message = "has no value, and without it the policy would match more";
-                    findings.error(&field, message, "set a value, or remove the field");
+                    findings.add(Code::EmptyRuleField, &field, message, "set a value, or remove the field");
                 }
                 empty_fields_of(&entry.value, &field, findings);
             }
@@ -144,17 +158,27 @@ pub(super) fn attachment(
 ) {
     if (target.is_some() || !targets.is_empty()) && has_selector {
         let message = "is not allowed together with targetRef or targetRefs";
-        findings.error("spec.selector", message, "remove one of them");
+        findings.add(Code::ExclusiveFields, "spec.selector", message, "remove one of them");
     }
     if target.is_some() && !targets.is_empty() {
-        findings.error("spec.targetRef", "is not allowed together with targetRefs", "remove it");
+        findings.add(
+            Code::ExclusiveFields,
+            "spec.targetRef",
+            "is not allowed together with targetRefs",
+            "remove it",
+        );
     }
     let listed = targets.iter().enumerate();
     let listed = listed.map(|(index, target)| (format!("spec.targetRefs[{index}]"), target));
     let single = target.map(|target| ("spec.targetRef".to_owned(), target));
     for (field, target) in single.into_iter().chain(listed) {
         if target.name.is_empty() {
-            findings.error(format!("{field}.name"), "is missing", "set the name of the object");
+            findings.add(
+                Code::MissingField,
+                format!("{field}.name"),
+                "is missing",
+                "set the name of the object",
+            );
         }
         match (&*target.group, &*target.kind) {
             ("gateway.networking.k8s.io", "Gateway") => {}
@@ -165,12 +189,17 @@ pub(super) fn attachment(
                     "the policy has no effect on the {}: as in Istio, only waypoint proxies apply it",
                     target.kind
                 );
-                findings.warning(&field, message, "use selector to apply it to the workloads");
+                findings.add(
+                    Code::TargetIgnored,
+                    &field,
+                    message,
+                    "use selector to apply it to the workloads",
+                );
             }
             _ => {
                 let message = format!("{}/{} cannot be a target", target.group, target.kind);
                 let remedy = "name a Gateway of group gateway.networking.k8s.io";
-                findings.error(format!("{field}.kind"), message, remedy);
+                findings.add(Code::InvalidTarget, format!("{field}.kind"), message, remedy);
             }
         }
     }
@@ -179,12 +208,18 @@ pub(super) fn attachment(
 pub(super) fn selector(selector: Option<&WorkloadSelector>, findings: &mut Findings) {
     if selector.is_some_and(|selector| selector.match_labels.is_empty()) {
         let message = "is empty, so the policy applies to every workload of the namespace";
-        findings.warning("spec.selector", message, "add matchLabels, or remove the selector");
+        findings.add(
+            Code::EmptySelector,
+            "spec.selector",
+            message,
+            "add matchLabels, or remove the selector",
+        );
     }
     for (key, value) in selector.iter().flat_map(|selector| &selector.match_labels) {
         let field = skysail_yaml::join("spec.selector.matchLabels", key);
         if key.is_empty() || value.contains('*') || key.contains('*') {
-            findings.error(
+            findings.add(
+                Code::InvalidLabel,
                 field,
                 format!("{key}: {value} is not a label: wildcards are not supported"),
                 "write the exact label",
@@ -207,13 +242,18 @@ fn rule(rule: &Rule, field: &str, findings: &mut Findings) {
 
 fn source(source: &Source, field: &str, findings: &mut Findings) {
     if *source == Source::default() {
-        findings.error(field, "is empty", "set a field of source, or remove `from` to match every source");
+        findings.add(
+            Code::EmptyRuleField,
+            field,
+            "is empty",
+            "set a field of source, or remove `from` to match every source",
+        );
     }
     let accounts = !source.service_accounts.is_empty() || !source.not_service_accounts.is_empty();
     let others = [&source.principals, &source.not_principals, &source.namespaces, &source.not_namespaces];
     if accounts && others.iter().any(|list| !list.is_empty()) {
         let message = "is not allowed together with principals or namespaces";
-        findings.error(format!("{field}.serviceAccounts"), message, "use one of them");
+        findings.add(Code::ExclusiveFields, format!("{field}.serviceAccounts"), message, "use one of them");
     }
     for (list, name) in
         [(&source.service_accounts, "serviceAccounts"), (&source.not_service_accounts, "notServiceAccounts")]
@@ -221,7 +261,12 @@ fn source(source: &Source, field: &str, findings: &mut Findings) {
         for (index, account) in list.iter().enumerate() {
             if account.contains('*') || account.matches('/').count() > 1 {
                 let message = format!("{account:?} is not a valid service account");
-                findings.error(format!("{field}.{name}[{index}]"), message, "write NAME or NAMESPACE/NAME");
+                findings.add(
+                    Code::InvalidName,
+                    format!("{field}.{name}[{index}]"),
+                    message,
+                    "write NAME or NAMESPACE/NAME",
+                );
             }
         }
     }
@@ -238,7 +283,12 @@ fn source(source: &Source, field: &str, findings: &mut Findings) {
     ] {
         for (index, block) in list.iter().enumerate().filter(|(_, block)| !is_cidr(block)) {
             let message = format!("{block:?} is neither an IP address nor a CIDR block");
-            findings.error(format!("{field}.{name}[{index}]"), message, "write 10.0.0.1 or 10.0.0.0/8");
+            findings.add(
+                Code::InvalidAddress,
+                format!("{field}.{name}[{index}]"),
+                message,
+                "write 10.0.0.1 or 10.0.0.0/8",
+            );
         }
     }
     let lists = [
@@ -258,7 +308,8 @@ fn source(source: &Source, field: &str, findings: &mut Findings) {
 
 fn operation(operation: &Operation, field: &str, findings: &mut Findings) {
     if *operation == Operation::default() {
-        findings.error(
+        findings.add(
+            Code::EmptyRuleField,
             field,
             "is empty",
             "set a field of operation, or remove `to` to match every operation",
@@ -282,7 +333,12 @@ fn operation(operation: &Operation, field: &str, findings: &mut Findings) {
     for (list, name) in [(&operation.hosts, "hosts"), (&operation.not_hosts, "notHosts")] {
         for (index, host) in list.iter().enumerate().filter(|(_, host)| host.contains('/')) {
             let message = format!("{host:?} never matches: a host has no scheme and no path");
-            findings.warning(format!("{field}.{name}[{index}]"), message, "write the host name alone");
+            findings.add(
+                Code::NeverMatches,
+                format!("{field}.{name}[{index}]"),
+                message,
+                "write the host name alone",
+            );
         }
     }
     let lists = [
@@ -300,17 +356,32 @@ fn operation(operation: &Operation, field: &str, findings: &mut Findings) {
 fn principal(value: &str, field: &str, findings: &mut Findings) {
     if let Some(bare) = value.strip_prefix("spiffe://") {
         let message = "never matches: principals have no scheme";
-        return findings.warning(field, message, format!("write {bare:?}, without spiffe://"));
+        return findings.add(
+            Code::NeverMatches,
+            field,
+            message,
+            format!("write {bare:?}, without spiffe://"),
+        );
     }
     let open = value.starts_with('*') || value.ends_with('*');
     let inner = value.strip_prefix('*').or_else(|| value.strip_suffix('*')).unwrap_or(value);
     if inner.contains('*') {
         let message =
             format!("{value:?} never matches: only the first or the last character can be the wildcard *");
-        findings.warning(field, message, "use namespaces or serviceAccounts, or list the principals");
+        findings.add(
+            Code::NeverMatches,
+            field,
+            message,
+            "use namespaces or serviceAccounts, or list the principals",
+        );
     } else if !open && !value.is_empty() && format!("spiffe://{value}").parse::<SpiffeId>().is_err() {
         let message = format!("{value:?} never matches: it is not a principal");
-        findings.warning(field, message, "write TRUST_DOMAIN/ns/NAMESPACE/sa/SERVICE_ACCOUNT");
+        findings.add(
+            Code::NeverMatches,
+            field,
+            message,
+            "write TRUST_DOMAIN/ns/NAMESPACE/sa/SERVICE_ACCOUNT",
+        );
     }
 }
 
@@ -318,12 +389,12 @@ fn method(method: &str, field: &str, findings: &mut Findings) {
     let upper = method.to_uppercase();
     if upper != method {
         let message = format!("{method:?} never matches: methods are upper case");
-        findings.warning(field, message, format!("write {upper}"));
+        findings.add(Code::NeverMatches, field, message, format!("write {upper}"));
     } else if !METHODS.contains(&method) && !method.contains('*') {
         let near = METHODS.iter().find(|known| strsim::damerau_levenshtein(known, method) == 1);
         if let Some(near) = near {
             let message = format!("{method:?} is not a method of HTTP");
-            findings.warning(field, message, format!("did you mean {near}?"));
+            findings.add(Code::NeverMatches, field, message, format!("did you mean {near}?"));
         }
     }
 }
@@ -331,7 +402,8 @@ fn method(method: &str, field: &str, findings: &mut Findings) {
 fn no_empty_values(lists: &[(&Vec<String>, &str)], field: &str, findings: &mut Findings) {
     for (list, name) in lists {
         for (index, _) in list.iter().enumerate().filter(|(_, value)| value.is_empty()) {
-            findings.error(
+            findings.add(
+                Code::EmptyRuleField,
                 format!("{field}.{name}[{index}]"),
                 "is empty",
                 "remove it; \"*\" matches any value",
@@ -346,7 +418,12 @@ fn path_pattern(path: &str, field: &str, findings: &mut Findings) {
             if !matches!(part, "{*}" | "{**}") {
                 let message =
                     format!("{path:?} is not a valid path template: {part:?} is not {{*}} or {{**}}");
-                findings.error(field, message, "use {*} or {**} as whole path segments, and no other *");
+                findings.add(
+                    Code::InvalidPath,
+                    field,
+                    message,
+                    "use {*} or {**} as whole path segments, and no other *",
+                );
             }
         }
         return;
@@ -355,19 +432,21 @@ fn path_pattern(path: &str, field: &str, findings: &mut Findings) {
     let inner = inner.strip_suffix('*').unwrap_or(inner);
     if inner.contains(".*") || inner.ends_with('.') && path.ends_with('*') || path.contains(['^', '$', '|']) {
         let message = format!("{path:?} looks like a regular expression, and is compared as text");
-        findings.warning(field, message, "write an exact path, PREFIX* or *SUFFIX");
+        findings.add(Code::LiteralPattern, field, message, "write an exact path, PREFIX* or *SUFFIX");
     } else if inner.contains('*') || (path.len() > 1 && path.starts_with('*') && path.ends_with('*')) {
         let message = format!("in {path:?} the * is an ordinary character");
-        findings.warning(
+        findings.add(
+            Code::LiteralPattern,
             field,
             message,
             "use * as the first or the last character only, or a path template such as /a/{*}",
         );
     } else if path.contains('?') {
         let message = format!("{path:?} never matches: a path has no query");
-        findings.warning(field, message, "remove the part from ? on");
+        findings.add(Code::NeverMatches, field, message, "remove the part from ? on");
     } else if !path.is_empty() && !path.starts_with(['/', '*']) {
-        findings.warning(
+        findings.add(
+            Code::NeverMatches,
             field,
             format!("{path:?} never matches: paths begin with /"),
             format!("write /{path}"),
@@ -384,7 +463,7 @@ fn condition(when: &Condition, field: &str, findings: &mut Findings) {
         None => when.key == *known,
     });
     if when.key.is_empty() {
-        findings.error(format!("{field}.key"), "is missing", "set an attribute");
+        findings.add(Code::MissingField, format!("{field}.key"), "is missing", "set an attribute");
     } else if !known {
         let near = if when.key.starts_with("request.header") {
             Some("request.headers[NAME]")
@@ -395,20 +474,31 @@ fn condition(when: &Condition, field: &str, findings: &mut Findings) {
             || "see Istio's list of authorization policy conditions".to_owned(),
             |near| format!("did you mean {near}?"),
         );
-        findings.error(format!("{field}.key"), format!("unknown attribute {:?}", when.key), remedy);
+        findings.add(
+            Code::UnknownAttribute,
+            format!("{field}.key"),
+            format!("unknown attribute {:?}", when.key),
+            remedy,
+        );
     } else if Clause::of_condition(when).is_none() || !has_valid_path(&when.key) {
         let remedy = "write NAME[KEY], for a claim within a claim NAME[KEY][KEY]";
-        findings.error(format!("{field}.key"), format!("{:?} is not an attribute", when.key), remedy);
+        findings.add(
+            Code::UnknownAttribute,
+            format!("{field}.key"),
+            format!("{:?} is not an attribute", when.key),
+            remedy,
+        );
     }
     if when.values.is_empty() && when.not_values.is_empty() {
-        findings.error(field, "has neither values nor notValues", "set one of them");
+        findings.add(Code::EmptyRuleField, field, "has neither values nor notValues", "set one of them");
     }
     for (list, name) in [(&when.values, "values"), (&when.not_values, "notValues")] {
         for (index, value) in list.iter().enumerate() {
             let field = format!("{field}.{name}[{index}]");
             match when.key.as_str() {
                 "source.ip" | "remote.ip" | "destination.ip" if !is_cidr(value) => {
-                    findings.error(
+                    findings.add(
+                        Code::InvalidAddress,
                         field,
                         format!("{value:?} is neither an IP address nor a CIDR block"),
                         "write 10.0.0.1 or 10.0.0.0/8",
@@ -430,7 +520,7 @@ fn port_text(text: &str, field: &str, findings: &mut Findings) {
     if text.parse::<u16>().is_ok_and(|number| number > 0) {
         return;
     }
-    findings.error(field, format!("{text:?} is not a port"), "ports go from 1 to 65535");
+    findings.add(Code::InvalidPort, field, format!("{text:?} is not a port"), "ports go from 1 to 65535");
 }
 
 pub(super) fn is_cidr(text: &str) -> bool {

@@ -1,6 +1,6 @@
 //! Rules of a VirtualService that no request reaches, because earlier rules match all of its requests.
 
-use super::Findings;
+use super::{Code, Findings};
 use crate::api::{
     StringMatch,
     virtual_service::{HttpMatch, HttpRoute},
@@ -19,7 +19,12 @@ pub(super) fn rules(rules: &[HttpRoute], findings: &mut Findings) {
         let what =
             if takes_all { "matches every request" } else { "matches every request that this rule matches" };
         let message = format!("is unreachable: http[{first}] {what}");
-        findings.warning(format!("spec.http[{index}]"), message, "move it before that rule, or remove it");
+        findings.add(
+            Code::UnreachableRule,
+            format!("spec.http[{index}]"),
+            message,
+            "move it before that rule, or remove it",
+        );
         if takes_all {
             // The same applies to all later rules.
             return;

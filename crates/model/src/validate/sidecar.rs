@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Finding, Findings, destination_rule::connection_pool, host, port};
+use super::{Code, Finding, Findings, destination_rule::connection_pool, host, port};
 use crate::api::{
     Sidecar,
     sidecar::{CaptureMode, EgressListener, IngressEndpoint, IngressListener, SidecarOutbound, SidecarPort},
@@ -16,7 +16,7 @@ pub(crate) fn sidecar(spec: &Sidecar) -> Vec<Finding> {
         || spec.outbound_traffic_policy.is_some()
         || spec.inbound_connection_pool.is_some();
     if !has_any {
-        findings.error("spec", "is empty", "set ingress, egress or outboundTrafficPolicy");
+        findings.add(Code::EmptyField, "spec", "is empty", "set ingress, egress or outboundTrafficPolicy");
     }
     for (index, listener) in spec.ingress.iter().enumerate() {
         let before = &spec.ingress[..index];
@@ -27,12 +27,22 @@ pub(crate) fn sidecar(spec: &Sidecar) -> Vec<Finding> {
         egress(listener, &field, &mut findings);
         if listener.port.is_none() && index + 1 < spec.egress.len() {
             let remedy = "put it last; it serves the ports that the others do not name";
-            findings.error(format!("{field}.port"), "is missing, and further listeners follow", remedy);
+            findings.add(
+                Code::MissingField,
+                format!("{field}.port"),
+                "is missing, and further listeners follow",
+                remedy,
+            );
         }
         let same = |other: &EgressListener| other.port() == listener.port() && other.bind == listener.bind;
         if listener.port.is_some() && spec.egress[..index].iter().any(same) {
             let remedy = "merge the hosts of both listeners";
-            findings.error(format!("{field}.port"), "an earlier listener has the same port and bind", remedy);
+            findings.add(
+                Code::DuplicatePort,
+                format!("{field}.port"),
+                "an earlier listener has the same port and bind",
+                remedy,
+            );
         }
     }
     if let Some(pool) = &spec.inbound_connection_pool {
@@ -47,7 +57,8 @@ pub(crate) fn sidecar(spec: &Sidecar) -> Vec<Finding> {
 fn ingress(listener: &IngressListener, before: &[IngressListener], field: &str, findings: &mut Findings) {
     listener_port(&listener.port, field, findings);
     if before.iter().any(|other| other.port.number == listener.port.number) {
-        findings.error(
+        findings.add(
+            Code::DuplicatePort,
             format!("{field}.port"),
             "an earlier listener has the same port",
             "remove one of them",
@@ -58,11 +69,16 @@ fn ingress(listener: &IngressListener, before: &[IngressListener], field: &str, 
     if !endpoint.is_empty() && IngressEndpoint::parse(endpoint).is_none() {
         let message = format!("{endpoint:?} is not an endpoint of the workload");
         let remedy = "write 127.0.0.1:PORT, 0.0.0.0:PORT, [::1]:PORT, [::]:PORT or unix:///PATH";
-        findings.error(format!("{field}.defaultEndpoint"), message, remedy);
+        findings.add(Code::InvalidAddress, format!("{field}.defaultEndpoint"), message, remedy);
     }
     if listener.tls.is_some() {
         let message = "has no effect, as in Istio's default installation: the port has the mesh's mutual TLS";
-        findings.warning(format!("{field}.tls"), message, "use a gateway for clients outside the mesh");
+        findings.add(
+            Code::NoEffect,
+            format!("{field}.tls"),
+            message,
+            "use a gateway for clients outside the mesh",
+        );
     }
     if let Some(pool) = &listener.connection_pool {
         connection_pool(pool, &format!("{field}.connectionPool"), findings);
@@ -74,22 +90,32 @@ fn egress(listener: &EgressListener, field: &str, findings: &mut Findings) {
         listener_port(port, field, findings);
     } else if !listener.bind.is_empty() || listener.capture_mode == CaptureMode::None {
         let message = "has no effect without a port";
-        findings.warning(format!("{field}.bind"), message, "set port, or remove bind and captureMode");
+        findings.add(
+            Code::NoEffect,
+            format!("{field}.bind"),
+            message,
+            "set port, or remove bind and captureMode",
+        );
     }
     if listener.bind.starts_with("unix://") {
         let message = "Unix sockets are not supported yet: the listener is not made";
-        findings.warning(format!("{field}.bind"), message, "write an IP address");
+        findings.add(Code::UnsupportedField, format!("{field}.bind"), message, "write an IP address");
     } else {
         bind(&listener.bind, field, findings);
     }
     if listener.hosts.is_empty() {
-        findings.error(format!("{field}.hosts"), "is missing", "add NAMESPACE/HOST, such as ./*");
+        findings.add(
+            Code::MissingField,
+            format!("{field}.hosts"),
+            "is missing",
+            "add NAMESPACE/HOST, such as ./*",
+        );
     }
     for (index, name) in listener.hosts.iter().enumerate() {
         let field = format!("{field}.hosts[{index}]");
         let Some((namespace, dns)) = name.split_once('/') else {
             let message = format!("{name:?} is not of the form NAMESPACE/HOST");
-            findings.error(field, message, format!("write */{name} or ./{name}"));
+            findings.add(Code::InvalidHost, field, message, format!("write */{name} or ./{name}"));
             continue;
         };
         let is_name = |name: &str| {
@@ -97,7 +123,7 @@ fn egress(listener: &EgressListener, field: &str, findings: &mut Findings) {
         };
         if namespace.is_empty() || !matches!(namespace, "*" | "." | "~") && !is_name(namespace) {
             let message = format!("{namespace:?} is not a namespace");
-            findings.error(field.clone(), message, "write a namespace, '*', '.' or '~'");
+            findings.add(Code::InvalidName, field.clone(), message, "write a namespace, '*', '.' or '~'");
         }
         host(dns, &field, findings);
     }
@@ -108,14 +134,14 @@ fn listener_port(of: &SidecarPort, field: &str, findings: &mut Findings) {
     if of.parsed_protocol().is_none() {
         let message = format!("{:?} is not a protocol", of.protocol);
         let remedy = "use HTTP, HTTP2, GRPC, GRPC-Web, HTTPS, TLS, TCP, MONGO, MYSQL or REDIS";
-        findings.error(format!("{field}.port.protocol"), message, remedy);
+        findings.add(Code::UnknownProtocol, format!("{field}.port.protocol"), message, remedy);
     }
 }
 
 fn bind(address: &str, field: &str, findings: &mut Findings) {
     if !address.is_empty() && address.parse::<IpAddr>().is_err() {
         let message = format!("{address:?} is not an IP address");
-        findings.error(format!("{field}.bind"), message, "write an IP address");
+        findings.add(Code::InvalidAddress, format!("{field}.bind"), message, "write an IP address");
     }
 }
 
@@ -125,7 +151,12 @@ fn outbound(policy: &SidecarOutbound, findings: &mut Findings) {
         host(&proxy.host, &format!("{field}.host"), findings);
         if proxy.host.starts_with('*') || !proxy.host.contains('.') {
             let message = format!("{:?} is not a full name", proxy.host);
-            findings.error(format!("{field}.host"), message, "write the full name of a service");
+            findings.add(
+                Code::InvalidHost,
+                format!("{field}.host"),
+                message,
+                "write the full name of a service",
+            );
         }
         port(proxy.port.number, &format!("{field}.port.number"), findings);
     }

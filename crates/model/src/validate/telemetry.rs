@@ -1,6 +1,6 @@
 //! Validation of Telemetry.
 
-use super::{Finding, Findings, header_name, percent, positive, security};
+use super::{Code, Finding, Findings, header_name, percent, positive, security};
 use crate::api::{
     Telemetry,
     telemetry::{Metric, MetricSelector, ProviderRef, TagOperation, Tracing},
@@ -22,21 +22,31 @@ pub(crate) fn telemetry(spec: &Telemetry) -> Vec<Finding> {
             let both = |of: &MetricSelector| of.metric.is_some() && !of.custom_metric.is_empty();
             if one.matched.as_ref().is_some_and(both) {
                 let message = "has metric and customMetric";
-                findings.error(format!("{field}.match"), message, "remove one of them");
+                findings.add(Code::ExclusiveFields, format!("{field}.match"), message, "remove one of them");
             }
             let is_all = |of: &MetricSelector| of.metric == Some(Metric::AllMetrics);
             let is_empty = one.disabled.is_none() && one.tag_overrides.is_empty();
             if is_empty && !one.matched.as_ref().is_some_and(is_all) {
-                findings.warning(&field, "changes nothing", "set disabled or tagOverrides");
+                findings.add(Code::NoEffect, &field, "changes nothing", "set disabled or tagOverrides");
             }
             for (tag, change) in &one.tag_overrides {
                 let field = skysail_yaml::join(&format!("{field}.tagOverrides"), tag);
                 match (change.operation, change.value.is_empty()) {
                     (TagOperation::Upsert, true) => {
-                        findings.error(field, "has no value", "set value, or operation: REMOVE");
+                        findings.add(
+                            Code::MissingField,
+                            field,
+                            "has no value",
+                            "set value, or operation: REMOVE",
+                        );
                     }
                     (TagOperation::Remove, false) => {
-                        findings.error(field, "has a value and is removed", "remove value");
+                        findings.add(
+                            Code::ExclusiveFields,
+                            field,
+                            "has a value and is removed",
+                            "remove value",
+                        );
                     }
                     _ => {}
                 }
@@ -47,7 +57,12 @@ pub(crate) fn telemetry(spec: &Telemetry) -> Vec<Finding> {
         let field = format!("spec.accessLogging[{index}]");
         providers(&log.providers, &field, &mut findings);
         if log.filter.as_ref().is_some_and(|filter| filter.expression.is_empty()) {
-            findings.error(format!("{field}.filter.expression"), "is empty", "set a CEL expression");
+            findings.add(
+                Code::EmptyField,
+                format!("{field}.filter.expression"),
+                "is empty",
+                "set a CEL expression",
+            );
         }
     }
     findings.done()
@@ -55,7 +70,12 @@ pub(crate) fn telemetry(spec: &Telemetry) -> Vec<Finding> {
 
 fn providers(list: &[ProviderRef], field: &str, findings: &mut Findings) {
     for (index, _) in list.iter().enumerate().filter(|(_, provider)| provider.name.is_empty()) {
-        findings.error(format!("{field}.providers[{index}].name"), "is missing", "set a provider's name");
+        findings.add(
+            Code::MissingField,
+            format!("{field}.providers[{index}].name"),
+            "is missing",
+            "set a provider's name",
+        );
     }
 }
 
@@ -63,7 +83,7 @@ fn tracing(tracing: &Tracing, field: &str, findings: &mut Findings) {
     providers(&tracing.providers, field, findings);
     if tracing.providers.len() > 1 {
         let message = "only the first provider is used";
-        findings.warning(format!("{field}.providers"), message, "remove the others");
+        findings.add(Code::NoEffect, format!("{field}.providers"), message, "remove the others");
     }
     if let Some(share) = tracing.random_sampling_percentage {
         percent(share, &format!("{field}.randomSamplingPercentage"), findings);
@@ -74,16 +94,16 @@ fn tracing(tracing: &Tracing, field: &str, findings: &mut Findings) {
             [tag.literal.is_some(), tag.environment.is_some(), tag.header.is_some(), tag.formatter.is_some()];
         if kinds.iter().filter(|is_set| **is_set).count() != 1 {
             let remedy = "set one of literal, environment, header and formatter";
-            findings.error(&field, "must have exactly one kind of value", remedy);
+            findings.add(Code::ExclusiveFields, &field, "must have exactly one kind of value", remedy);
         }
         if name.is_empty() {
-            findings.error(&field, "has no name", "name the tag");
+            findings.add(Code::MissingField, &field, "has no name", "name the tag");
         }
         if let Some(header) = &tag.header {
             header_name(&header.name, &format!("{field}.header.name"), findings);
         }
         if tag.environment.as_ref().is_some_and(|of| of.name.is_empty()) {
-            findings.error(format!("{field}.environment.name"), "is empty", "set a variable");
+            findings.add(Code::EmptyField, format!("{field}.environment.name"), "is empty", "set a variable");
         }
     }
 }

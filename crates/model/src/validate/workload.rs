@@ -1,6 +1,6 @@
 //! Validation of WorkloadEntry, WorkloadGroup.
 
-use super::{Finding, Findings, is_dns_name, port};
+use super::{Code, Finding, Findings, is_dns_name, port};
 use crate::api::{
     Address, WorkloadEntry, WorkloadGroup,
     workload::{Probe, UNIX},
@@ -14,7 +14,7 @@ pub(crate) fn workload_entry(spec: &WorkloadEntry) -> Vec<Finding> {
     let mut findings = Findings::default();
     if spec.address.is_empty() {
         let remedy = "write an IP address, a host name, or unix:// and a path";
-        findings.error("spec.address", "is missing", remedy);
+        findings.add(Code::MissingField, "spec.address", "is missing", remedy);
     } else {
         endpoint(spec, "spec", &mut findings);
     }
@@ -26,15 +26,25 @@ pub(crate) fn workload_group(spec: &WorkloadGroup) -> Vec<Finding> {
     let mut findings = Findings::default();
     let template = &spec.template;
     if *template == WorkloadEntry::default() {
-        findings.error("spec.template", "is missing", "write a template with a serviceAccount");
+        findings.add(
+            Code::MissingField,
+            "spec.template",
+            "is missing",
+            "write a template with a serviceAccount",
+        );
     }
     if !template.address.is_empty() {
         let remedy = "remove it; each machine reports its own address";
-        findings.error("spec.template.address", "is not allowed in a template", remedy);
+        findings.add(Code::FieldNotAllowed, "spec.template.address", "is not allowed in a template", remedy);
     }
     if !template.labels.is_empty() && !spec.metadata.labels.is_empty() {
         let remedy = "write all labels to spec.metadata.labels";
-        findings.warning("spec.template.labels", "labels of spec.metadata take precedence", remedy);
+        findings.add(
+            Code::NoEffect,
+            "spec.template.labels",
+            "labels of spec.metadata take precedence",
+            remedy,
+        );
     }
     ports(template, "spec.template", &mut findings);
     locality(&template.locality, "spec.template.locality", &mut findings);
@@ -53,15 +63,30 @@ pub(super) fn endpoint(spec: &WorkloadEntry, field: &str, findings: &mut Finding
         Address::Name(_) => {
             if spec.address.starts_with("unix:") {
                 let message = format!("{:?} is not the address of a socket", spec.address);
-                findings.error(address, message, format!("write {UNIX} and an absolute path"));
+                findings.add(
+                    Code::InvalidAddress,
+                    address,
+                    message,
+                    format!("write {UNIX} and an absolute path"),
+                );
             } else if !is_dns_name(&spec.address) {
                 let message = format!("{:?} is neither an IP address nor a host name", spec.address);
-                findings.error(address, message, "write an IP address or a full host name");
+                findings.add(
+                    Code::InvalidAddress,
+                    address,
+                    message,
+                    "write an IP address or a full host name",
+                );
             }
         }
     }
     if spec.address.starts_with(UNIX) && !spec.ports.is_empty() {
-        findings.error(format!("{field}.ports"), "is not allowed with a socket", "remove it");
+        findings.add(
+            Code::FieldNotAllowed,
+            format!("{field}.ports"),
+            "is not allowed with a socket",
+            "remove it",
+        );
     }
     ports(spec, field, findings);
     locality(&spec.locality, &format!("{field}.locality"), findings);
@@ -70,10 +95,10 @@ pub(super) fn endpoint(spec: &WorkloadEntry, field: &str, findings: &mut Finding
 fn socket(path: &str, field: &str, findings: &mut Findings) {
     if !path.starts_with(['/', '@']) {
         let remedy = format!("write {UNIX}/PATH, or {UNIX}@NAME for an abstract socket");
-        findings.error(field, format!("{path:?} is not an absolute path"), remedy);
+        findings.add(Code::InvalidPath, field, format!("{path:?} is not an absolute path"), remedy);
     } else if path.len() > MAX_SOCKET_PATH || path.contains('\0') {
         let message = format!("a path has at most {MAX_SOCKET_PATH} bytes and no NUL");
-        findings.error(field, message, "use a shorter path");
+        findings.add(Code::InvalidPath, field, message, "use a shorter path");
     }
 }
 
@@ -87,7 +112,7 @@ fn locality(text: &str, field: &str, findings: &mut Findings) {
     let parts: Vec<&str> = text.split('/').collect();
     if !text.is_empty() && (parts.len() > 3 || parts.iter().any(|part| part.is_empty() || *part == "*")) {
         let remedy = "write REGION/ZONE/SUBZONE; the later parts may be missing";
-        findings.error(field, format!("{text:?} is not a locality"), remedy);
+        findings.add(Code::InvalidValue, field, format!("{text:?} is not a locality"), remedy);
     }
 }
 
@@ -101,19 +126,24 @@ fn probe(probe: &Probe, findings: &mut Findings) {
         ("failureThreshold", probe.failure_threshold),
     ];
     for (name, _) in times.iter().filter(|(_, value)| *value < 0) {
-        findings.error(format!("{field}.{name}"), "is negative", "write a positive number, or remove it");
+        findings.add(
+            Code::OutOfRange,
+            format!("{field}.{name}"),
+            "is negative",
+            "write a positive number, or remove it",
+        );
     }
     let methods =
         [probe.http_get.is_some(), probe.tcp_socket.is_some(), probe.exec.is_some(), probe.grpc.is_some()];
     if methods.iter().filter(|present| **present).count() != 1 {
         let remedy = "write one of httpGet, tcpSocket, exec and grpc";
-        findings.error(field, "needs exactly one method", remedy);
+        findings.add(Code::ExclusiveFields, field, "needs exactly one method", remedy);
     }
     if let Some(http) = &probe.http_get {
         port(http.port, "spec.probe.httpGet.port", findings);
         if !matches!(http.scheme.as_str(), "" | "HTTP" | "HTTPS" | "http" | "https") {
             let message = format!("{:?} is not a scheme", http.scheme);
-            findings.error("spec.probe.httpGet.scheme", message, "write HTTP or HTTPS");
+            findings.add(Code::UnknownValue, "spec.probe.httpGet.scheme", message, "write HTTP or HTTPS");
         }
     }
     if let Some(tcp) = &probe.tcp_socket {
@@ -123,6 +153,11 @@ fn probe(probe: &Probe, findings: &mut Findings) {
         port(grpc.port, "spec.probe.grpc.port", findings);
     }
     if probe.exec.as_ref().is_some_and(|exec| exec.command.is_empty()) {
-        findings.error("spec.probe.exec.command", "is missing", "write the program and its arguments");
+        findings.add(
+            Code::MissingField,
+            "spec.probe.exec.command",
+            "is missing",
+            "write the program and its arguments",
+        );
     }
 }

@@ -19,7 +19,7 @@ use prost_reflect::DynamicMessage;
 use skysail_xds::{Kind, Resource, Resources};
 
 use crate::{
-    ClientScope, Diagnostic, ObjectKey, ProxyView, Role, Severity, World,
+    ClientScope, Code, Diagnostic, ObjectKey, ProxyView, Role, World,
     api::{
         self, EnvoyFilter, Typed,
         envoy_filter::{ApplyTo, ConfigPatch, Context, Operation},
@@ -122,7 +122,7 @@ impl Warnings {
         };
         let field = format!("spec.configPatches[{}].patch.value", patch.index);
         let line = patch.origin.line_of(&field);
-        let warning = Diagnostic::new(Severity::Warning, &patch.origin.file, line, message);
+        let warning = Diagnostic::new(Code::PatchWithoutEffect, &patch.origin.file, line, message);
         self.list.push(warning.object(&key).field(field).remedy("write a value of the same type"));
     }
 }

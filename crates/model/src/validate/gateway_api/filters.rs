@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{backend, hostname, limit};
+use super::{Code, backend, hostname, limit};
 use crate::{
     api::gateway_api::{
         Cors, Filter, FilterType, HeaderFilter, Mirror, PathModifier, PathModifierType, Redirect, UrlRewrite,
@@ -28,18 +28,28 @@ pub(super) fn check(list: &[Filter], place: Place, field: &str, findings: &mut F
     for (index, filter) in list.iter().enumerate() {
         let at = format!("{field}[{index}]");
         let Some(kind) = filter.kind else {
-            findings.error(format!("{at}.type"), "is missing", "set the type of the filter");
+            findings.add(
+                Code::MissingField,
+                format!("{at}.type"),
+                "is missing",
+                "set the type of the filter",
+            );
             continue;
         };
         // Mirrors may be repeated.
         if !seen.insert(kind) && kind != FilterType::RequestMirror {
-            findings.error(&at, format!("a filter of type {kind:?} is listed twice"), "merge the two");
+            findings.add(
+                Code::DuplicateName,
+                &at,
+                format!("a filter of type {kind:?} is listed twice"),
+                "merge the two",
+            );
         }
         one(filter, kind, place, &at, findings);
     }
     if seen.contains(&FilterType::RequestRedirect) && seen.contains(&FilterType::UrlRewrite) {
         let message = "RequestRedirect and URLRewrite exclude each other";
-        findings.error(field, message, "remove one of them, or split the rule");
+        findings.add(Code::ExclusiveFields, field, message, "remove one of them, or split the rule");
     }
 }
 
@@ -56,23 +66,38 @@ fn one(filter: &Filter, kind: FilterType, place: Place, at: &str, findings: &mut
     for (of, name, given) in fields {
         let field = format!("{at}.{name}");
         match (of == kind, given) {
-            (true, false) => findings.error(field, "is missing", format!("add it, or change type {kind:?}")),
-            (false, true) => findings.error(field, format!("does not belong to type {kind:?}"), "remove it"),
+            (true, false) => findings.add(
+                Code::MissingField,
+                field,
+                "is missing",
+                format!("add it, or change type {kind:?}"),
+            ),
+            (false, true) => findings.add(
+                Code::FieldNotAllowed,
+                field,
+                format!("does not belong to type {kind:?}"),
+                "remove it",
+            ),
             _ => {}
         }
     }
     if matches!(kind, ExternalAuth | ExtensionRef) {
         let remedy = "remove the filter, or use an AuthorizationPolicy";
-        return findings.error(format!("{at}.type"), format!("{kind:?} is not supported"), remedy);
+        return findings.add(
+            Code::Unsupported,
+            format!("{at}.type"),
+            format!("{kind:?} is not supported"),
+            remedy,
+        );
     }
     let of_headers = matches!(kind, RequestHeaderModifier | ResponseHeaderModifier);
     if place == Place::HttpBackend && !of_headers {
         let message = format!("{kind:?} is not supported for single backends");
-        return findings.error(format!("{at}.type"), message, "move the filter to the rule");
+        return findings.add(Code::Unsupported, format!("{at}.type"), message, "move the filter to the rule");
     }
     if place == Place::Grpc && !of_headers && kind != RequestMirror {
         let message = format!("a GRPCRoute has no filters of type {kind:?}");
-        return findings.error(format!("{at}.type"), message, "use an HTTPRoute");
+        return findings.add(Code::FieldNotAllowed, format!("{at}.type"), message, "use an HTTPRoute");
     }
     let modifiers = [
         (&filter.request_header_modifier, "requestHeaderModifier"),
@@ -99,10 +124,11 @@ fn headers(of: &HeaderFilter, field: &str, findings: &mut Findings) {
             header_name(&header.name, &format!("{at}.name"), findings);
             if list[..index].iter().any(|other| other.name.eq_ignore_ascii_case(&header.name)) {
                 let message = format!("{:?} is listed twice", header.name);
-                findings.error(format!("{at}.name"), message, "remove one of them");
+                findings.add(Code::DuplicateName, format!("{at}.name"), message, "remove one of them");
             }
             if header.value.is_empty() || header.value.contains(['\r', '\n', '\0']) {
-                findings.error(
+                findings.add(
+                    Code::InvalidHeader,
                     format!("{at}.value"),
                     "is not a valid value of a header",
                     "set a text of one line",
@@ -119,16 +145,27 @@ fn headers(of: &HeaderFilter, field: &str, findings: &mut Findings) {
 fn mirror(of: &Mirror, field: &str, findings: &mut Findings) {
     backend(&of.backend_ref, &format!("{field}.backendRef"), findings);
     if of.percent.is_some() && of.fraction.is_some() {
-        findings.error(field, "percent and fraction exclude each other", "remove one of them");
+        findings.add(
+            Code::ExclusiveFields,
+            field,
+            "percent and fraction exclude each other",
+            "remove one of them",
+        );
     }
     if of.percent.is_some_and(|percent| !(0..=100).contains(&percent)) {
-        findings.error(format!("{field}.percent"), "is not a percentage", "percentages go from 0 to 100");
+        findings.add(
+            Code::InvalidPercentage,
+            format!("{field}.percent"),
+            "is not a percentage",
+            "percentages go from 0 to 100",
+        );
     }
     if let Some(share) = of.fraction {
         let denominator = share.denominator.unwrap_or(100);
         if denominator < 1 || !(0..=denominator).contains(&share.numerator) {
             let message = format!("{}/{denominator} is not between 0 and 1", share.numerator);
-            findings.error(
+            findings.add(
+                Code::InvalidPercentage,
                 format!("{field}.fraction"),
                 message,
                 "use a denominator of at least the numerator",
@@ -139,7 +176,12 @@ fn mirror(of: &Mirror, field: &str, findings: &mut Findings) {
 
 fn redirect(of: &Redirect, prefix: bool, field: &str, findings: &mut Findings) {
     if of.scheme.as_deref().is_some_and(|scheme| !matches!(scheme, "http" | "https")) {
-        findings.error(format!("{field}.scheme"), "is neither http nor https", "use http or https");
+        findings.add(
+            Code::UnknownValue,
+            format!("{field}.scheme"),
+            "is neither http nor https",
+            "use http or https",
+        );
     }
     if let Some(name) = &of.hostname {
         hostname(name, false, &format!("{field}.hostname"), findings);
@@ -149,7 +191,12 @@ fn redirect(of: &Redirect, prefix: bool, field: &str, findings: &mut Findings) {
     }
     if let Some(status) = of.status_code.filter(|status| !matches!(status, 301 | 302 | 303 | 307 | 308)) {
         let message = format!("{status} is not a redirect status");
-        findings.error(format!("{field}.statusCode"), message, "use 301, 302, 303, 307 or 308");
+        findings.add(
+            Code::InvalidStatus,
+            format!("{field}.statusCode"),
+            message,
+            "use 301, 302, 303, 307 or 308",
+        );
     }
     of.path.iter().for_each(|of| path(of, prefix, &format!("{field}.path"), findings));
 }
@@ -159,7 +206,7 @@ fn rewrite(of: &UrlRewrite, prefix: bool, field: &str, findings: &mut Findings) 
         hostname(name, false, &format!("{field}.hostname"), findings);
     }
     if of.hostname.is_none() && of.path.is_none() {
-        findings.warning(field, "has no effect", "set hostname or path");
+        findings.add(Code::NoEffect, field, "has no effect", "set hostname or path");
     }
     of.path.iter().for_each(|of| path(of, prefix, &format!("{field}.path"), findings));
 }
@@ -167,7 +214,12 @@ fn rewrite(of: &UrlRewrite, prefix: bool, field: &str, findings: &mut Findings) 
 fn path(of: &PathModifier, prefix: bool, field: &str, findings: &mut Findings) {
     let (wanted, other) = match of.kind {
         None => {
-            return findings.error(format!("{field}.type"), "is missing", "set the type of the replacement");
+            return findings.add(
+                Code::MissingField,
+                format!("{field}.type"),
+                "is missing",
+                "set the type of the replacement",
+            );
         }
         Some(PathModifierType::ReplaceFullPath) => {
             (("replaceFullPath", &of.replace_full_path), ("replacePrefixMatch", &of.replace_prefix_match))
@@ -177,17 +229,32 @@ fn path(of: &PathModifier, prefix: bool, field: &str, findings: &mut Findings) {
         }
     };
     if wanted.1.is_none() {
-        findings.error(format!("{field}.{}", wanted.0), "is missing", "add it, or change type");
+        findings.add(
+            Code::MissingField,
+            format!("{field}.{}", wanted.0),
+            "is missing",
+            "add it, or change type",
+        );
     }
     if other.1.is_some() {
-        findings.error(format!("{field}.{}", other.0), "does not belong to this type", "remove it");
+        findings.add(
+            Code::FieldNotAllowed,
+            format!("{field}.{}", other.0),
+            "does not belong to this type",
+            "remove it",
+        );
     }
     if wanted.1.as_ref().is_some_and(|path| path.len() > 1024 || path.contains(['\r', '\n', '\0'])) {
-        findings.error(format!("{field}.{}", wanted.0), "is not a valid path", "use at most 1024 characters");
+        findings.add(
+            Code::InvalidPath,
+            format!("{field}.{}", wanted.0),
+            "is not a valid path",
+            "use at most 1024 characters",
+        );
     }
     if of.kind == Some(PathModifierType::ReplacePrefixMatch) && !prefix {
         let message = "requires exactly one match, of type PathPrefix";
-        findings.error(field, message, "split the rule, or use ReplaceFullPath");
+        findings.add(Code::FieldNotAllowed, field, message, "split the rule, or use ReplaceFullPath");
     }
 }
 
@@ -202,7 +269,12 @@ fn cors(of: &Cors, field: &str, findings: &mut Findings) {
         let field = format!("{field}.{name}");
         limit(list.len(), max, &field, findings);
         if list.len() > 1 && list.iter().any(|value| value == "*") {
-            findings.error(field, "\"*\" excludes all other values", "remove the others");
+            findings.add(
+                Code::ExclusiveFields,
+                field,
+                "\"*\" excludes all other values",
+                "remove the others",
+            );
         }
     }
     for (index, origin) in of.allow_origins.iter().enumerate() {
@@ -211,7 +283,8 @@ fn cors(of: &Cors, field: &str, findings: &mut Findings) {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-._~:/*[]%".contains(c);
         if !known || origin.len() > 253 || !origin.chars().all(plain) {
             let message = format!("{origin:?} is not an origin");
-            findings.error(
+            findings.add(
+                Code::InvalidValue,
                 format!("{field}.allowOrigins[{index}]"),
                 message,
                 "use \"*\" or SCHEME://HOST[:PORT]",
@@ -219,6 +292,11 @@ fn cors(of: &Cors, field: &str, findings: &mut Findings) {
         }
     }
     if of.max_age == Some(0) {
-        findings.error(format!("{field}.maxAge"), "0 is below 1", "use at least 1, or remove the field");
+        findings.add(
+            Code::OutOfRange,
+            format!("{field}.maxAge"),
+            "0 is below 1",
+            "use at least 1, or remove the field",
+        );
     }
 }

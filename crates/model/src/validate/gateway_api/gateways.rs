@@ -1,6 +1,6 @@
 //! Validation of GatewayClass, Gateway, ListenerSet, ReferenceGrant and BackendTLSPolicy.
 
-use super::{hostname, limit};
+use super::{Code, hostname, limit};
 use crate::{
     api::gateway_api::{
         BackendTlsPolicy, BackendValidation, Gateway, GatewayClass, Listener, ListenerProtocol, ListenerSet,
@@ -14,10 +14,10 @@ pub(crate) fn gateway_class(spec: &GatewayClass) -> Vec<Finding> {
     let mut findings = Findings::default();
     if !spec.controller_name.contains('/') {
         let message = format!("{:?} is not DOMAIN/PATH", spec.controller_name);
-        findings.error("spec.controllerName", message, "use istio.io/gateway-controller");
+        findings.add(Code::InvalidName, "spec.controllerName", message, "use istio.io/gateway-controller");
     }
     if spec.parameters_ref.is_some() {
-        findings.warning("spec.parametersRef", "is not supported and has no effect", "");
+        findings.add(Code::UnsupportedField, "spec.parametersRef", "is not supported and has no effect", "");
     }
     findings.done()
 }
@@ -26,14 +26,14 @@ pub(crate) fn gateway_class(spec: &GatewayClass) -> Vec<Finding> {
 pub(crate) fn kubernetes_gateway(spec: &Gateway) -> Vec<Finding> {
     let mut findings = Findings::default();
     if spec.gateway_class_name.is_empty() {
-        findings.error("spec.gatewayClassName", "is missing", "use istio");
+        findings.add(Code::MissingField, "spec.gatewayClassName", "is missing", "use istio");
     }
     limit(spec.addresses.len(), 16, "spec.addresses", &mut findings);
     for (index, address) in spec.addresses.iter().enumerate() {
         if address.kind.as_deref() != Some("Hostname") {
             let field = format!("spec.addresses[{index}]");
             let message = "has no effect: the Service of the gateway decides its address";
-            findings.warning(field, message, "use type Hostname and the name of a Service");
+            findings.add(Code::NoEffect, field, message, "use type Hostname and the name of a Service");
         }
     }
     listeners(&spec.listeners, &mut findings);
@@ -44,7 +44,7 @@ pub(crate) fn kubernetes_gateway(spec: &Gateway) -> Vec<Finding> {
 pub(crate) fn listener_set(spec: &ListenerSet) -> Vec<Finding> {
     let mut findings = Findings::default();
     if spec.parent_ref.name.is_empty() {
-        findings.error("spec.parentRef.name", "is missing", "set the name of the Gateway");
+        findings.add(Code::MissingField, "spec.parentRef.name", "is missing", "set the name of the Gateway");
     }
     listeners(&spec.listeners, &mut findings);
     findings.done()
@@ -55,19 +55,24 @@ pub(crate) fn reference_grant(spec: &ReferenceGrant) -> Vec<Finding> {
     let mut findings = Findings::default();
     for (length, field) in [(spec.from.len(), "spec.from"), (spec.to.len(), "spec.to")] {
         if length == 0 {
-            findings.error(field, "is missing", "add an item");
+            findings.add(Code::MissingField, field, "is missing", "add an item");
         }
         limit(length, 16, field, &mut findings);
     }
     for (index, from) in spec.from.iter().enumerate() {
         for (name, value) in [("kind", &from.kind), ("namespace", &from.namespace)] {
             if value.is_empty() {
-                findings.error(format!("spec.from[{index}].{name}"), "is missing", "set it");
+                findings.add(
+                    Code::MissingField,
+                    format!("spec.from[{index}].{name}"),
+                    "is missing",
+                    "set it",
+                );
             }
         }
     }
     for (index, _) in spec.to.iter().enumerate().filter(|(_, to)| to.kind.is_empty()) {
-        findings.error(format!("spec.to[{index}].kind"), "is missing", "set it");
+        findings.add(Code::MissingField, format!("spec.to[{index}].kind"), "is missing", "set it");
     }
     findings.done()
 }
@@ -76,26 +81,46 @@ pub(crate) fn reference_grant(spec: &ReferenceGrant) -> Vec<Finding> {
 pub(crate) fn backend_tls_policy(spec: &BackendTlsPolicy) -> Vec<Finding> {
     let mut findings = Findings::default();
     if spec.target_refs.is_empty() {
-        findings.error("spec.targetRefs", "is missing", "add a Service");
+        findings.add(Code::MissingField, "spec.targetRefs", "is missing", "add a Service");
     }
     limit(spec.target_refs.len(), 16, "spec.targetRefs", &mut findings);
     for (index, of) in spec.target_refs.iter().enumerate() {
         let field = format!("spec.targetRefs[{index}]");
         if of.name.is_empty() {
-            findings.error(format!("{field}.name"), "is missing", "set the name of a Service");
+            findings.add(
+                Code::MissingField,
+                format!("{field}.name"),
+                "is missing",
+                "set the name of a Service",
+            );
         }
         let (group, kind) = (of.group.as_deref().unwrap_or_default(), of.kind.as_deref().unwrap_or_default());
         if !matches!((group, kind), ("", "Service") | ("networking.istio.io", "ServiceEntry")) {
             let message = format!("targets of kind {kind:?} of group {group:?} have no effect");
-            findings.warning(&field, message, "use a Service, or a ServiceEntry of networking.istio.io");
+            findings.add(
+                Code::NoEffect,
+                &field,
+                message,
+                "use a Service, or a ServiceEntry of networking.istio.io",
+            );
         }
         if spec.target_refs[..index].contains(of) {
-            findings.error(&field, "is listed twice", "remove one of them, or set sectionName");
+            findings.add(
+                Code::DuplicateName,
+                &field,
+                "is listed twice",
+                "remove one of them, or set sectionName",
+            );
         }
     }
     backend_validation(&spec.validation, &mut findings);
     for name in spec.options.keys() {
-        findings.warning(skysail_yaml::join("spec.options", name), "is not supported and has no effect", "");
+        findings.add(
+            Code::UnsupportedField,
+            skysail_yaml::join("spec.options", name),
+            "is not supported and has no effect",
+            "",
+        );
     }
     findings.done()
 }
@@ -104,36 +129,41 @@ fn backend_validation(of: &BackendValidation, findings: &mut Findings) {
     const FIELD: &str = "spec.validation";
     if of.hostname.is_empty() {
         let remedy = "set the name of the server";
-        findings.error(format!("{FIELD}.hostname"), "is missing", remedy);
+        findings.add(Code::MissingField, format!("{FIELD}.hostname"), "is missing", remedy);
     } else {
         hostname(&of.hostname, false, &format!("{FIELD}.hostname"), findings);
     }
     match (&of.well_known_ca_certificates, of.ca_certificate_refs.is_empty()) {
         (None, true) => {
             let remedy = "set caCertificateRefs, or wellKnownCACertificates: System";
-            findings.error(FIELD, "has no certificates to verify with", remedy);
+            findings.add(Code::MissingField, FIELD, "has no certificates to verify with", remedy);
         }
         (Some(_), false) => {
             let message = "has caCertificateRefs and wellKnownCACertificates";
-            findings.error(FIELD, message, "remove one of them");
+            findings.add(Code::ExclusiveFields, FIELD, message, "remove one of them");
         }
         (Some(name), true) if name != "System" => {
             let field = format!("{FIELD}.wellKnownCACertificates");
-            findings.error(field, format!("{name:?} is unknown"), "write System");
+            findings.add(Code::InvalidValue, field, format!("{name:?} is unknown"), "write System");
         }
         _ => {}
     }
     limit(of.ca_certificate_refs.len(), 8, &format!("{FIELD}.caCertificateRefs"), findings);
     if of.ca_certificate_refs.len() > 1 {
         let field = format!("{FIELD}.caCertificateRefs[1]");
-        findings.warning(field, "has no effect: as in Istio, the first is used", "unite the certificates");
+        findings.add(
+            Code::NoEffect,
+            field,
+            "has no effect: as in Istio, the first is used",
+            "unite the certificates",
+        );
     }
     for (index, to) in of.ca_certificate_refs.iter().enumerate() {
         let field = format!("{FIELD}.caCertificateRefs[{index}]");
         let group = to.group.as_deref().unwrap_or_default();
         if (group, to.kind.as_deref().unwrap_or_default()) != ("", "ConfigMap") {
             let message = "is no ConfigMap, so connections to the backends fail";
-            findings.warning(field, message, "use a ConfigMap with key ca.crt");
+            findings.add(Code::NoEffect, field, message, "use a ConfigMap with key ca.crt");
         }
     }
     limit(of.subject_alt_names.len(), 5, &format!("{FIELD}.subjectAltNames"), findings);
@@ -144,30 +174,37 @@ fn backend_validation(of: &BackendValidation, findings: &mut Findings) {
             SanType::Uri => (&name.uri, &name.hostname, "uri"),
         };
         if own.is_empty() {
-            findings.error(format!("{field}.{missing}"), "is missing", "set it, or another type");
+            findings.add(
+                Code::MissingField,
+                format!("{field}.{missing}"),
+                "is missing",
+                "set it, or another type",
+            );
         }
         if !other.is_empty() {
-            findings.error(&field, "has hostname and uri", "remove one of them");
+            findings.add(Code::ExclusiveFields, &field, "has hostname and uri", "remove one of them");
         }
     }
 }
 
 fn listeners(list: &[Listener], findings: &mut Findings) {
     if list.is_empty() {
-        findings.error("spec.listeners", "is missing", "add a listener");
+        findings.add(Code::MissingField, "spec.listeners", "is missing", "add a listener");
     }
     limit(list.len(), 64, "spec.listeners", findings);
     for (index, of) in list.iter().enumerate() {
         let field = format!("spec.listeners[{index}]");
         if of.name.is_empty() || of.name.len() > 253 || !super::is_dns_name(&of.name) {
-            findings.error(
+            findings.add(
+                Code::InvalidName,
                 format!("{field}.name"),
                 format!("{:?} is not a valid name", of.name),
                 "set a name",
             );
         }
         if list[..index].iter().any(|other| other.name == of.name) {
-            findings.error(
+            findings.add(
+                Code::DuplicateName,
                 format!("{field}.name"),
                 format!("{:?} is used twice", of.name),
                 "use another name",
@@ -178,7 +215,7 @@ fn listeners(list: &[Listener], findings: &mut Findings) {
         };
         if list[..index].iter().any(same) {
             let message = "has the port, protocol and hostname of another listener";
-            findings.error(&field, message, "merge the two");
+            findings.add(Code::ListenerConflict, &field, message, "merge the two");
         }
         listener(of, &field, findings);
     }
@@ -192,24 +229,39 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
     }
     let at = format!("{field}.protocol");
     let Some(protocol) = of.protocol else {
-        return findings.error(at, "is missing", "use HTTP, HTTPS, TLS or TCP");
+        return findings.add(Code::MissingField, at, "is missing", "use HTTP, HTTPS, TLS or TCP");
     };
     if protocol == Udp {
-        findings.warning(
+        findings.add(
+            Code::UnsupportedField,
             at,
             "UDP is not supported: the listener is not served",
             "use HTTP, HTTPS, TLS or TCP",
         );
     }
     if matches!(protocol, Tcp | Udp) && of.hostname.as_ref().is_some_and(|name| !name.is_empty()) {
-        findings.error(format!("{field}.hostname"), "is not allowed for TCP and UDP", "remove it");
+        findings.add(
+            Code::FieldNotAllowed,
+            format!("{field}.hostname"),
+            "is not allowed for TCP and UDP",
+            "remove it",
+        );
     }
     let at = format!("{field}.tls");
     match (&of.tls, protocol) {
-        (Some(_), Http | Tcp | Udp) => findings.error(at, "is not allowed for this protocol", "remove it"),
-        (None, Https | Tls) => findings.error(at, "is missing", "set mode and certificateRefs"),
+        (Some(_), Http | Tcp | Udp) => {
+            findings.add(Code::TlsOnPlainPort, at, "is not allowed for this protocol", "remove it")
+        }
+        (None, Https | Tls) => {
+            findings.add(Code::ServerWithoutTls, at, "is missing", "set mode and certificateRefs")
+        }
         (Some(tls), Https) if tls.mode == TlsMode::Passthrough => {
-            findings.error(format!("{at}.mode"), "HTTPS cannot be passed through", "use protocol TLS");
+            findings.add(
+                Code::FieldNotAllowed,
+                format!("{at}.mode"),
+                "HTTPS cannot be passed through",
+                "use protocol TLS",
+            );
         }
         (Some(tls), _) => {
             limit(tls.certificate_refs.len(), 64, &format!("{at}.certificateRefs"), findings);
@@ -217,11 +269,16 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
             let needs_none =
                 tls.mode == TlsMode::Passthrough || mesh.is_some_and(|mode| mode == "ISTIO_MUTUAL");
             if tls.certificate_refs.is_empty() && !needs_none {
-                findings.error(format!("{at}.certificateRefs"), "is missing", "name a Secret");
+                findings.add(
+                    Code::MissingField,
+                    format!("{at}.certificateRefs"),
+                    "is missing",
+                    "name a Secret",
+                );
             }
             for option in tls.options.keys().filter(|key| *key != "gateway.istio.io/tls-terminate-mode") {
                 let field = skysail_yaml::join(&format!("{at}.options"), option);
-                findings.warning(field, "is not supported and has no effect", "");
+                findings.add(Code::UnsupportedField, field, "is not supported and has no effect", "");
             }
         }
         (None, Http | Tcp | Udp) => {}

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    backends,
+    Code, backends,
     filters::{self, Place},
     hostnames, limit, named_matches, parents,
 };
@@ -65,7 +65,7 @@ pub(crate) fn tls_route(spec: &TlsRoute) -> Vec<Finding> {
     parents(&spec.parent_refs, &mut findings);
     hostnames(&spec.hostnames, &mut findings);
     if spec.hostnames.is_empty() {
-        findings.error("spec.hostnames", "is missing", "add the server names");
+        findings.add(Code::MissingField, "spec.hostnames", "is missing", "add the server names");
     }
     l4_rules(&spec.rules, &mut findings);
     findings.done()
@@ -81,17 +81,17 @@ pub(crate) fn tcp_route(spec: &TcpRoute) -> Vec<Finding> {
 
 fn l4_rules(rules: &[L4Rule], findings: &mut Findings) {
     if rules.is_empty() {
-        findings.error("spec.rules", "is missing", "add a rule");
+        findings.add(Code::MissingField, "spec.rules", "is missing", "add a rule");
     }
     if rules.len() > 1 {
         let message = "rules have no conditions, so only the first is used";
-        findings.warning("spec.rules", message, "remove the others");
+        findings.add(Code::UnreachableRule, "spec.rules", message, "remove the others");
     }
     limit(rules.len(), 16, "spec.rules", findings);
     for (index, rule) in rules.iter().enumerate() {
         let field = format!("spec.rules[{index}].backendRefs");
         if rule.backend_refs.is_empty() {
-            findings.error(&field, "is missing", "add a backend");
+            findings.add(Code::MissingField, &field, "is missing", "add a backend");
         }
         backends(&rule.backend_refs, &field, findings);
     }
@@ -103,10 +103,15 @@ fn names<'a>(list: impl Iterator<Item = Option<&'a String>>, findings: &mut Find
         let Some(name) = name else { continue };
         let field = format!("spec.rules[{index}].name");
         if name.is_empty() || name.len() > 253 || !super::is_dns_name(name) {
-            findings.error(&field, format!("{name:?} is not a valid name"), "use letters, digits and '-'");
+            findings.add(
+                Code::InvalidName,
+                &field,
+                format!("{name:?} is not a valid name"),
+                "use letters, digits and '-'",
+            );
         }
         if !seen.insert(name) {
-            findings.error(&field, format!("{name:?} is used twice"), "use another name");
+            findings.add(Code::DuplicateName, &field, format!("{name:?} is used twice"), "use another name");
         }
     }
 }
@@ -128,7 +133,7 @@ fn http_rule(rule: &HttpRule, field: &str, findings: &mut Findings) {
     let has = |kind| rule.filters.iter().any(|filter| filter.kind == Some(kind));
     if has(FilterType::RequestRedirect) && !rule.backend_refs.is_empty() {
         let message = "is not allowed together with filter RequestRedirect";
-        findings.error(at("backendRefs"), message, "remove one of them");
+        findings.add(Code::ExclusiveFields, at("backendRefs"), message, "remove one of them");
     }
     backends(&rule.backend_refs, &at("backendRefs"), findings);
     for (index, of) in rule.backend_refs.iter().enumerate() {
@@ -141,7 +146,7 @@ fn http_rule(rule: &HttpRule, field: &str, findings: &mut Findings) {
         && backend > request
     {
         let message = "is longer than timeouts.request";
-        findings.error(at("timeouts.backendRequest"), message, "use a shorter timeout");
+        findings.add(Code::BackendTimeout, at("timeouts.backendRequest"), message, "use a shorter timeout");
     }
 }
 
@@ -150,23 +155,38 @@ fn http_match(found: &HttpMatch, field: &str, findings: &mut Findings) {
         let at = format!("{field}.path.value");
         let value = path.value.as_deref().unwrap_or("/");
         if value.len() > 1024 {
-            findings.error(&at, "has more than 1024 characters", "use a shorter path");
+            findings.add(Code::TooMany, &at, "has more than 1024 characters", "use a shorter path");
         }
         if path.kind == PathMatchType::RegularExpression {
             regex(value, &at, findings);
         } else if !value.starts_with('/') {
-            findings.error(&at, format!("{value:?} does not begin with /"), format!("write /{value}"));
+            findings.add(
+                Code::InvalidPath,
+                &at,
+                format!("{value:?} does not begin with /"),
+                format!("write /{value}"),
+            );
         } else if let Some(bad) =
             ["//", "/./", "/../", "%2f", "%2F", "#"].iter().find(|bad| value.contains(**bad))
         {
-            findings.error(&at, format!("{value:?} contains {bad:?}"), "use a normalized path");
+            findings.add(
+                Code::InvalidPath,
+                &at,
+                format!("{value:?} contains {bad:?}"),
+                "use a normalized path",
+            );
         } else if value.ends_with("/..") || value.ends_with("/.") {
-            findings.error(&at, format!("{value:?} ends with a relative element"), "use a normalized path");
+            findings.add(
+                Code::InvalidPath,
+                &at,
+                format!("{value:?} ends with a relative element"),
+                "use a normalized path",
+            );
         }
     }
     if let Some(method) = found.method.as_ref().filter(|method| !METHODS.contains(&method.as_str())) {
         let message = format!("{method:?} is not one of {}", METHODS.join(", "));
-        findings.error(format!("{field}.method"), message, "use a method in upper case");
+        findings.add(Code::UnknownValue, format!("{field}.method"), message, "use a method in upper case");
     }
     named_matches(&found.headers, &format!("{field}.headers"), true, findings);
     named_matches(&found.query_params, &format!("{field}.queryParams"), false, findings);
@@ -174,7 +194,7 @@ fn http_match(found: &HttpMatch, field: &str, findings: &mut Findings) {
 
 fn grpc_method(of: &GrpcMethod, field: &str, findings: &mut Findings) {
     if of.service.is_none() && of.method.is_none() {
-        findings.error(field, "has neither service nor method", "set one of them");
+        findings.add(Code::MissingField, field, "has neither service nor method", "set one of them");
     }
     for (name, text) in [("service", &of.service), ("method", &of.method)] {
         let Some(text) = text else { continue };
@@ -183,7 +203,8 @@ fn grpc_method(of: &GrpcMethod, field: &str, findings: &mut Findings) {
         if of.kind == MatchType::RegularExpression {
             regex(text, &at, findings);
         } else if text.is_empty() || text.len() > 1024 || !text.chars().all(plain) {
-            findings.error(
+            findings.add(
+                Code::InvalidName,
                 &at,
                 format!("{text:?} is not a valid name"),
                 "use the name of the protocol's definition",

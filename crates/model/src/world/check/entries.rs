@@ -2,8 +2,8 @@
 
 use super::{About, Report, label_text, workloads};
 use crate::{
+    analysis::Code,
     api::{Kind, Protocol, ServiceEntry, service_entry::host_of},
-    diagnostic::Severity,
     world::entry_hosts::merges,
 };
 
@@ -24,7 +24,7 @@ impl Report<'_> {
                          workloadSelector; this definition has no effect"
                     );
                     let remedy = "use the same resolution, location and workloadSelector";
-                    self.report(&about, Severity::Error, format!("spec.hosts[{index}]"), message, remedy);
+                    self.report(&about, Code::EntryConflict, format!("spec.hosts[{index}]"), message, remedy);
                 }
             }
             self.ports_without_address(&about);
@@ -48,7 +48,7 @@ impl Report<'_> {
                      other service has go to this host"
                 );
                 let field = format!("spec.ports[{index}]");
-                self.report(about, Severity::Warning, field, message, "set spec.addresses");
+                self.report(about, Code::AddresslessPort, field, message, "set spec.addresses");
             }
         }
     }
@@ -65,7 +65,7 @@ impl Report<'_> {
                 "no pod or WorkloadEntry of namespace {namespace} has {wanted}, so it has no endpoints"
             );
             let remedy = "check labels and namespace";
-            self.report(about, Severity::Warning, "spec.workloadSelector", message, remedy);
+            self.report(about, Code::SelectsNothing, "spec.workloadSelector", message, remedy);
         }
     }
 }

@@ -5,25 +5,26 @@ use std::collections::BTreeSet;
 
 use super::{About, Report, label_text, rules::destinations, workloads};
 use crate::{
+    analysis::Code,
     api::{Gateway, Kind, Labels, VirtualService, gateway::Server, selects},
-    diagnostic::Severity,
     world::{BoundRule, gateway_name},
 };
 
 impl Report<'_> {
     pub(super) fn gateways(&mut self) {
-        for entry in self.world.virtual_services.iter() {
+        let written = self.world.virtual_services.iter().filter(|entry| entry.object.spec.derived.is_none());
+        for entry in written {
             let about = About { entry, kind: Kind::VirtualService };
             self.bound(&about, &entry.object.spec);
         }
-        for entry in self.world.gateways.iter() {
+        for entry in self.world.gateways.iter().filter(|entry| entry.object.spec.only_in.is_none()) {
             let about = About { entry, kind: Kind::Gateway };
             let selector = &entry.object.spec.selector;
             // Only if any workload is known, since rules may be checked alone.
             let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
             if any && workloads(self.world, None, selector).next().is_none() {
                 let message = format!("no pod has {}, so nothing listens on its ports", label_text(selector));
-                self.report(&about, Severity::Warning, "spec.selector", message, "check the labels");
+                self.report(&about, Code::SelectsNothing, "spec.selector", message, "check the labels");
             }
             for (index, server) in entry.object.spec.servers.iter().enumerate() {
                 self.secrets(&about, &format!("spec.servers[{index}].tls"), server);
@@ -41,7 +42,7 @@ impl Report<'_> {
             let Some(gateway) = self.world.gateways.get(of, bare) else {
                 let message = format!("there is no Gateway {name}, so it has no effect there");
                 let remedy = "add the Gateway, or write NAMESPACE/NAME";
-                self.report(about, Severity::Warning, field, message, remedy);
+                self.report(about, Code::UnknownGateway, field, message, remedy);
                 continue;
             };
             let own = format!("{of}/");
@@ -58,7 +59,13 @@ impl Report<'_> {
             {
                 let message =
                     format!("no server of Gateway {name} has these hosts for namespace {namespace}");
-                self.report(about, Severity::Warning, "spec.hosts", message, "add them to hosts of a server");
+                self.report(
+                    about,
+                    Code::HostNotInGateway,
+                    "spec.hosts",
+                    message,
+                    "add them to hosts of a server",
+                );
             }
         }
         if spec.is_for_mesh() {
@@ -89,7 +96,7 @@ impl Report<'_> {
             };
             let remedy =
                 "the Secret must be in the namespace of the gateway's pods, with tls.crt and tls.key";
-            self.report(about, Severity::Warning, format!("{field}.credentialName"), message, remedy);
+            self.report(about, Code::UnknownSecret, format!("{field}.credentialName"), message, remedy);
         }
     }
 

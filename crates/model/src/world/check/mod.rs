@@ -1,6 +1,7 @@
 //! Checks across several objects. No object is refused for them: as in Istio, a route to a missing host or subset
 //! answers 503 until the host or subset exists.
 
+mod advice;
 mod entries;
 mod gateways;
 mod policies;
@@ -11,8 +12,9 @@ mod workloads;
 
 use super::{World, store::Entry};
 use crate::{
+    analysis::Code,
     api::{Kind, Labels, ObjectKey, Template, Typed, selects},
-    diagnostic::{Diagnostic, Severity},
+    diagnostic::Diagnostic,
 };
 
 impl World {
@@ -63,7 +65,7 @@ impl Report<'_> {
     fn report<T>(
         &mut self,
         about: &About<'_, T>,
-        severity: Severity,
+        code: Code,
         field: impl Into<String>,
         message: impl Into<String>,
         remedy: impl Into<String>,
@@ -71,7 +73,7 @@ impl Report<'_> {
         let (meta, origin) = (&about.entry.object.meta, &about.entry.origin);
         let key = ObjectKey { kind: about.kind, namespace: meta.namespace.clone(), name: meta.name.clone() };
         let field = field.into();
-        let diagnostic = Diagnostic::new(severity, &origin.file, origin.line_of(&field), message);
+        let diagnostic = Diagnostic::new(code, &origin.file, origin.line_of(&field), message);
         self.diagnostics.push(diagnostic.object(&key).field(field).remedy(remedy));
     }
 }

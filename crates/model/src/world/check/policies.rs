@@ -8,6 +8,7 @@ use skysail_yaml::join;
 
 use super::{About, Report, label_text, runs_in, templates_in, workloads};
 use crate::{
+    analysis::Code,
     api::{
         AuthorizationPolicy, Kind, Labels, PeerAuthentication, ServicePort,
         destination_rule::WorkloadSelector,
@@ -17,7 +18,6 @@ use crate::{
         telemetry::ProviderRef,
     },
     clause::Clause,
-    diagnostic::Severity,
     spelling::nearest,
     world::policy::is_wide,
 };
@@ -49,7 +49,7 @@ impl Report<'_> {
             if !is_wide(selector) && about.namespace() == root {
                 let message = "has no effect: policies of the root namespace cannot select workloads";
                 let remedy = "remove the selector, or move the policy into the namespace of the workload";
-                self.report(&about, Severity::Error, "spec.selector", message, remedy);
+                self.report(&about, Code::RootSelector, "spec.selector", message, remedy);
                 continue;
             }
             self.duplicate_policy(&about);
@@ -77,7 +77,7 @@ impl Report<'_> {
         if let Some(older) = older {
             let older = About { entry: older, kind: Kind::PeerAuthentication }.name();
             let message = format!("has no effect: {older} is older and applies to the same workloads");
-            self.report(about, Severity::Error, "spec", message, "remove one of them");
+            self.report(about, Code::PolicyConflict, "spec", message, "remove one of them");
         }
     }
 
@@ -107,7 +107,7 @@ impl Report<'_> {
         if let Err(reason) = self.world.authorizer(&provider.name) {
             let message = format!("{reason}: requests that match the rules are denied");
             let field = "spec.provider.name";
-            self.report(about, Severity::Warning, field, message, "correct the name or the provider");
+            self.report(about, Code::UnknownProvider, field, message, "correct the name or the provider");
         }
     }
 
@@ -129,7 +129,7 @@ impl Report<'_> {
             let message =
                 "no RequestAuthentication applies to its workloads, so no request has a valid token";
             let field = format!("spec.rules[{index}]");
-            self.report(about, Severity::Warning, field, message, "add a RequestAuthentication");
+            self.report(about, Code::NoTokens, field, message, "add a RequestAuthentication");
         }
     }
 
@@ -148,7 +148,7 @@ impl Report<'_> {
                 let message =
                     format!("extensionProviders of the mesh configuration has no {:?}", provider.name);
                 let field = format!("spec.{list}[{index}].providers");
-                self.report(&about, Severity::Warning, field, message, "correct the name");
+                self.report(&about, Code::UnknownProvider, field, message, "correct the name");
             }
         }
     }
@@ -160,11 +160,11 @@ impl Report<'_> {
         match about.entry.object.spec.action {
             Action::Audit | Action::Custom => {
                 let message = "has no effect: only policies with action ALLOW or DENY can be dry runs";
-                self.report(about, Severity::Warning, field, message, "remove the annotation");
+                self.report(about, Code::DryRunWithoutEffect, field, message, "remove the annotation");
             }
             _ if !is_true(value) && !matches!(&**value, "0" | "f" | "F" | "false" | "False" | "FALSE") => {
                 let message = format!("{value:?} is not a boolean, so the policy is enforced");
-                self.report(about, Severity::Warning, field, message, "write \"true\" or \"false\"");
+                self.report(about, Code::DryRunValue, field, message, "write \"true\" or \"false\"");
             }
             _ => {}
         }
@@ -247,7 +247,7 @@ impl Report<'_> {
             let message =
                 format!("no client of trust domain {domain:?} is accepted, so no request matches this value");
             let remedy = "correct the name, or add it to trustDomainAliases of the mesh configuration";
-            self.report(about, Severity::Warning, field, message, remedy);
+            self.report(about, Code::UnknownTrustDomain, field, message, remedy);
         }
     }
 
@@ -264,7 +264,7 @@ impl Report<'_> {
             || templates_in(self.world, namespace).any(|template| template.spec.service_account == name);
         if !declared && !in_use {
             let message = format!("there is no ServiceAccount {namespace}/{name}");
-            self.report(about, Severity::Warning, field, message, "check the name and the namespace");
+            self.report(about, Code::NoSuchAccount, field, message, "check the name and the namespace");
         }
     }
 
@@ -283,7 +283,7 @@ impl Report<'_> {
         let remedy = nearest(name, &known)
             .map_or_else(|| "check the name".to_owned(), |near| format!("did you mean {near}?"));
         let message = format!("no workload runs in namespace {name}, so no request matches this value");
-        self.report(about, Severity::Warning, field, message, remedy);
+        self.report(about, Code::NoSuchNamespace, field, message, remedy);
     }
 
     /// Reports ports of a Service that differ from the workload's: policies match the port of the workload, so such a
@@ -334,7 +334,7 @@ impl Report<'_> {
             );
             self.report(
                 about,
-                Severity::Warning,
+                Code::PolicyServicePort,
                 field,
                 message,
                 format!("write the workload's port, {target}"),
@@ -366,12 +366,12 @@ impl Report<'_> {
             namespace.map_or_else(|| "the mesh".to_owned(), |namespace| format!("namespace {namespace}"));
         if labels.is_empty() {
             let message = format!("no workload runs in {place}, so the policy has no effect");
-            self.report(about, Severity::Warning, "metadata.namespace", message, "check the namespace");
+            self.report(about, Code::SelectsNothing, "metadata.namespace", message, "check the namespace");
         } else {
             let message =
                 format!("no workload of {place} has {}, so the policy has no effect", label_text(labels));
             let field = "spec.selector.matchLabels";
-            self.report(about, Severity::Warning, field, message, "check labels and namespace");
+            self.report(about, Code::SelectsNothing, field, message, "check labels and namespace");
         }
     }
 }

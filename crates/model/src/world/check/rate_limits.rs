@@ -3,8 +3,8 @@
 
 use super::{About, Report, workloads};
 use crate::{
+    analysis::Code,
     api::{Kind, Labels, RateLimitPolicy, RateLimitTarget, rate_limit::RateLimitRule},
-    diagnostic::Severity,
     world::{World, store::Entry},
 };
 
@@ -40,7 +40,7 @@ impl Report<'_> {
                 target.name
             );
             let remedy = "correct the name; targets are in the policy's namespace";
-            self.report(about, Severity::Warning, format!("{field}.name"), message, remedy);
+            self.report(about, Code::PolicyTargetMissing, format!("{field}.name"), message, remedy);
             return;
         };
         let section = &target.section_name;
@@ -53,7 +53,7 @@ impl Report<'_> {
             );
             self.report(
                 about,
-                Severity::Warning,
+                Code::PolicyTargetMissing,
                 format!("{field}.sectionName"),
                 message,
                 "correct the name",
@@ -70,7 +70,7 @@ impl Report<'_> {
                 target.name
             );
             let remedy = "target the Service of its destination";
-            self.report(about, Severity::Warning, format!("{field}.name"), message, remedy);
+            self.report(about, Code::PolicyWithoutEffect, format!("{field}.name"), message, remedy);
         }
     }
 
@@ -86,7 +86,7 @@ impl Report<'_> {
         };
         let message = format!("{reason}: the rule has no effect");
         let field = format!("{field}.global.provider.name");
-        self.report(about, Severity::Warning, field, message, "correct the name or the provider");
+        self.report(about, Code::UnknownProvider, field, message, "correct the name or the provider");
     }
 
     /// Reports limits by claims where no policy verifies tokens.
@@ -103,7 +103,7 @@ impl Report<'_> {
             let message =
                 "no RequestAuthentication applies to its workloads, so all requests share one limit";
             let field = format!("spec.rules[{index}].by");
-            self.report(about, Severity::Warning, field, message, "add a RequestAuthentication");
+            self.report(about, Code::NoTokens, field, message, "add a RequestAuthentication");
         }
     }
 
@@ -133,7 +133,7 @@ impl Report<'_> {
             let message = format!(
                 "rule {name} of {policy} counts the same requests; both limits apply, the lower one decides"
             );
-            self.report(about, Severity::Warning, field, message, "remove one of them");
+            self.report(about, Code::SameRateLimit, field, message, "remove one of them");
         }
     }
 }

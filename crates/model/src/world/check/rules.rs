@@ -2,15 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use super::{About, Report, label_text, workloads};
+use super::{About, Report, label_text, templates_in, workloads};
 use crate::{
+    analysis::Code,
     api::{
-        DestinationRule, Kind, MtlsMode, Protocol, Service, ServicePort, Typed, VirtualService,
+        DestinationRule, Kind, MtlsMode, Protocol, Service, ServicePort, Template, Typed, VirtualService,
         destination_rule::TlsMode,
+        kube::TargetPort,
         selects,
         virtual_service::{Destination, HttpRoute},
     },
-    diagnostic::Severity,
     spelling::nearest,
     world::{
         DOMAIN,
@@ -62,12 +63,12 @@ impl Report<'_> {
         if !spec.tcp.is_empty() && none(|protocol| !protocol.is_http() && !protocol.is_tls()) {
             let message = "has no effect: no port of the hosts is TCP";
             let remedy = "name the port tcp or tcp-..., or use http or tls rules";
-            self.report(about, Severity::Warning, "spec.tcp", message, remedy);
+            self.report(about, Code::NoTcpPort, "spec.tcp", message, remedy);
         }
         if !spec.tls.is_empty() && none(Protocol::is_tls) {
             let message = "has no effect: no port of the hosts is TLS or HTTPS";
             let remedy = "name the port tls, https, tls-... or https-...";
-            self.report(about, Severity::Warning, "spec.tls", message, remedy);
+            self.report(about, Code::NoTcpPort, "spec.tls", message, remedy);
         }
     }
 
@@ -78,7 +79,7 @@ impl Report<'_> {
             if self.world.roots_of(&root.meta.namespace, &root.meta.name).next().is_none() {
                 let message = "has no hosts, and no VirtualService delegates to it: it has no effect";
                 let remedy = "add hosts, or name it in the delegate of another VirtualService";
-                self.report(about, Severity::Warning, "spec.hosts", message, remedy);
+                self.report(about, Code::UnusedDelegate, "spec.hosts", message, remedy);
             }
             return;
         }
@@ -102,14 +103,14 @@ impl Report<'_> {
                                  it has no effect"
                             );
                             let remedy = "match a part of what the root matches";
-                            self.report(about, Severity::Warning, &field, message, remedy);
+                            self.report(about, Code::DelegateMatch, &field, message, remedy);
                         }
                     }
                     continue;
                 }
             };
             let message = format!("{of} {message}: the rule has no effect");
-            self.report(about, Severity::Error, &field, message, remedy);
+            self.report(about, Code::UnknownDelegate, &field, message, remedy);
         }
     }
 
@@ -130,7 +131,7 @@ impl Report<'_> {
                 );
                 self.report(
                     about,
-                    Severity::Error,
+                    Code::HostConflict,
                     &field,
                     message,
                     "merge the rules into one VirtualService",
@@ -150,7 +151,7 @@ impl Report<'_> {
         if !service.spec.ports.iter().any(may) {
             let message = format!("has http rules, but Service {} has no HTTP port", service.meta.name);
             let remedy = "name the port http or http-..., or set its appProtocol";
-            self.report(about, Severity::Error, field, message, remedy);
+            self.report(about, Code::NoHttpPort, field, message, remedy);
         }
     }
 
@@ -161,14 +162,14 @@ impl Report<'_> {
             // Istio completes names without dots only, so `reviews.default` names no service.
             let message =
                 format!("{host:?} is not the name of a service: only names without dots are completed");
-            self.report(about, Severity::Warning, field, message, format!("write {completed}"));
+            self.report(about, Code::ShortHost, field, message, format!("write {completed}"));
         } else if full.ends_with(&format!(".svc.{DOMAIN}"))
             && !full.starts_with('*')
             && self.world.services().next().is_some()
         {
             let message = format!("there is no service {full}, so the rules apply to no service");
             let remedy = self.service_remedy(host, about.namespace());
-            self.report(about, Severity::Warning, field, message, remedy);
+            self.report(about, Code::HostWithoutService, field, message, remedy);
         }
     }
 
@@ -191,14 +192,14 @@ impl Report<'_> {
             if let Some(number) = matched.port.filter(|number| !ports.contains(&number.to_string())) {
                 let message = format!("the hosts have no port {number}, so this never matches");
                 let remedy = format!("use a port of the service: {}", ports.join(", "));
-                self.report(about, Severity::Warning, format!("{at}.port"), message, remedy);
+                self.report(about, Code::UnknownPortOfService, format!("{at}.port"), message, remedy);
             }
             let labels = &matched.source_labels;
             if any_workload && workloads(self.world, None, labels).next().is_none() {
                 let message = format!("no workload has {}, so this never matches", label_text(labels));
                 self.report(
                     about,
-                    Severity::Warning,
+                    Code::NoClientWithLabels,
                     format!("{at}.sourceLabels"),
                     message,
                     "check the clients' labels",
@@ -219,8 +220,8 @@ impl Report<'_> {
             let remedy = self.service_remedy(&destination.host, about.namespace());
             // Routing rules are also checked without the services.
             let any = self.world.services().next().is_some();
-            let severity = if any { Severity::Error } else { Severity::Warning };
-            return self.report(about, severity, format!("{field}.host"), message, remedy);
+            let code = if any { Code::UnknownHost } else { Code::HostNotChecked };
+            return self.report(about, code, format!("{field}.host"), message, remedy);
         };
         if let Some(port) = &destination.port
             && !service.spec.ports.iter().any(|known| u32::from(known.port) == port.number)
@@ -229,7 +230,7 @@ impl Report<'_> {
             let message =
                 format!("Service {} has no port {}; requests get 503", service.meta.name, port.number);
             let remedy = format!("use a port of the service: {}", ports.join(", "));
-            self.report(about, Severity::Error, format!("{field}.port.number"), message, remedy);
+            self.report(about, Code::UnknownDestinationPort, format!("{field}.port.number"), message, remedy);
         }
         if destination.subset.is_empty() {
             return;
@@ -240,7 +241,7 @@ impl Report<'_> {
         match self.world.destination_rule(&full, about.namespace()) {
             None => {
                 let remedy = format!("add a DestinationRule for host {full} with this subset");
-                self.report(about, Severity::Error, field, message, remedy);
+                self.report(about, Code::UnknownSubset, field, message, remedy);
             }
             Some(rule) if rule.spec.subsets.iter().all(|subset| subset.name != destination.subset) => {
                 let names: Vec<&str> = rule.spec.subsets.iter().map(|subset| subset.name.as_str()).collect();
@@ -250,7 +251,7 @@ impl Report<'_> {
                     Some(near) if names.len() > 3 => format!("did you mean {near} of {of}?"),
                     _ => format!("use a subset of {of}: {}", names.join(", ")),
                 };
-                self.report(about, Severity::Error, field, message, remedy);
+                self.report(about, Code::UnknownSubset, field, message, remedy);
             }
             Some(_) => {}
         }
@@ -285,7 +286,7 @@ impl Report<'_> {
                 if !any {
                     let message = format!("there is no service {full}, so the rule has no effect");
                     let remedy = self.service_remedy(&spec.host, about.namespace());
-                    self.report(&about, Severity::Warning, "spec.host", message, remedy);
+                    self.report(&about, Code::HostWithoutService, "spec.host", message, remedy);
                 }
                 continue;
             };
@@ -314,7 +315,7 @@ impl Report<'_> {
             let labels = label_text(&subset.labels);
             let message = format!("no pod of {} has {labels}; requests to it get 503", service.meta.name);
             let field = format!("spec.subsets[{index}].labels");
-            self.report(about, Severity::Warning, field, message, "check the labels of the pods");
+            self.report(about, Code::SubsetSelectsNothing, field, message, "check the labels of the pods");
         }
     }
 
@@ -339,17 +340,46 @@ impl Report<'_> {
             ),
             _ => return,
         };
-        let fails = service.spec.ports.iter().any(|port| {
-            self.world.endpoints(service, port).iter().any(|endpoint| {
-                let pod = endpoint.pod.as_ref().filter(|pod| pod.has_sidecar());
-                pod.is_some_and(|pod| {
-                    self.world.peer_mode(&pod.meta.namespace, &pod.meta.labels, endpoint.port) == refused_by
+        let fails = self.is_mode_of_templates(service, refused_by)
+            || service.spec.ports.iter().any(|port| {
+                self.world.endpoints(service, port).iter().any(|endpoint| {
+                    let pod = endpoint.pod.as_ref().filter(|pod| pod.has_sidecar());
+                    pod.is_some_and(|pod| {
+                        self.world.peer_mode(&pod.meta.namespace, &pod.meta.labels, endpoint.port)
+                            == refused_by
+                    })
                 })
-            })
-        });
+            });
         if fails {
-            self.report(about, Severity::Error, "spec.trafficPolicy.tls.mode", message, remedy);
+            self.report(about, Code::TlsMismatch, "spec.trafficPolicy.tls.mode", message, remedy);
         }
+    }
+
+    /// Returns whether a workload behind a service has this mode at one of the ports. Only for workloads without pods:
+    /// pods tell themselves.
+    fn is_mode_of_templates(&self, service: &Typed<Service>, mode: MtlsMode) -> bool {
+        let (world, namespace) = (self.world, service.meta.namespace.as_str());
+        if service.spec.selector.is_empty() || world.pods.in_namespace(namespace).next().is_some() {
+            return false;
+        }
+        let injected = world
+            .namespace(namespace)
+            .is_none_or(|labels| labels.get("istio-injection").is_none_or(|value| value != "disabled"));
+        let of_service = |template: &&Typed<Template>| {
+            let labels = &template.spec.labels;
+            let out = labels.get("sidecar.istio.io/inject").is_some_and(|value| value == "false");
+            injected && !out && selects(&service.spec.selector, labels)
+        };
+        templates_in(world, namespace).filter(of_service).any(|template| {
+            let number = |port: &ServicePort| match &port.target {
+                TargetPort::Number(number) => Some(*number),
+                TargetPort::Name(name) => {
+                    template.spec.ports.iter().find(|of| of.name == *name).map(|of| of.port)
+                }
+            };
+            let mut ports = service.spec.ports.iter().filter_map(number);
+            ports.any(|port| world.peer_mode(namespace, &template.spec.labels, port) == mode)
+        })
     }
 
     /// Reports settings for ports that the service does not have.
@@ -376,7 +406,7 @@ impl Report<'_> {
                 );
                 let field = format!("{at}.portLevelSettings[{index}].port.number");
                 let remedy = format!("use a port of the service: {}", ports.join(", "));
-                self.report(about, Severity::Warning, field, message, remedy);
+                self.report(about, Code::UnknownPortOfService, field, message, remedy);
             }
         }
     }

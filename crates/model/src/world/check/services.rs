@@ -4,12 +4,12 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::{About, Report, label_text, templates_in, workloads};
 use crate::{
+    analysis::Code,
     api::{
         Kind, Protocol, Service,
         kube::{ContainerPort, TargetPort},
         selects,
     },
-    diagnostic::Severity,
     world::store::Entry,
 };
 
@@ -30,7 +30,7 @@ impl Report<'_> {
                     let message = format!("{address} is also the address of {}", other.name());
                     self.report(
                         &about,
-                        Severity::Error,
+                        Code::AddressConflict,
                         "spec.clusterIP",
                         message,
                         "use a different address for each Service",
@@ -56,7 +56,7 @@ impl Report<'_> {
         if any && !taken {
             let wanted = label_text(&service.spec.selector);
             let message = format!("no pod of namespace {namespace} has {wanted}, so it has no endpoints");
-            self.report(about, Severity::Warning, "spec.selector", message, "check labels and namespace");
+            self.report(about, Code::SelectsNothing, "spec.selector", message, "check labels and namespace");
         }
         let pods = self.world.pods_selected(namespace, &service.spec.selector).map(|pod| &pod.spec.ports);
         let templates = templates_in(self.world, namespace);
@@ -71,7 +71,7 @@ impl Report<'_> {
                     let message =
                         format!("no container of its pods has a port named {name:?}, so it has no endpoints");
                     let remedy = "name the container's port, or use its number";
-                    self.report(about, Severity::Error, field, message, remedy);
+                    self.report(about, Code::UnknownTargetPort, field, message, remedy);
                 }
                 // A port need not be declared, so this is reported only where all pods declare some port.
                 TargetPort::Number(number)
@@ -84,7 +84,7 @@ impl Report<'_> {
                         declared.iter().flat_map(|ports| ports.iter().map(|of| of.port)).collect();
                     let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
                     let remedy = format!("use a declared port: {}", ports.join(", "));
-                    self.report(about, Severity::Warning, field, message, remedy);
+                    self.report(about, Code::UndeclaredTargetPort, field, message, remedy);
                 }
                 _ => {}
             }
@@ -111,7 +111,13 @@ impl Report<'_> {
                     other.name()
                 );
                 let field = format!("spec.ports[{index}].port");
-                self.report(about, Severity::Warning, field, message, "set clusterIP, or use another port");
+                self.report(
+                    about,
+                    Code::AddresslessConflict,
+                    field,
+                    message,
+                    "set clusterIP, or use another port",
+                );
             }
         }
     }

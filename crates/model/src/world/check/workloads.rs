@@ -1,7 +1,7 @@
 //! Checks of workloads: missing service accounts.
 
 use super::{About, Report};
-use crate::{api::Template, diagnostic::Severity, world::store::Entry};
+use crate::{analysis::Code, api::Template, world::store::Entry};
 
 /// Service account that Kubernetes creates in every namespace.
 const DEFAULT_ACCOUNT: &str = "default";
@@ -25,6 +25,12 @@ impl Report<'_> {
             entry.object.meta.namespace
         );
         let remedy = "add a ServiceAccount of this name, or correct the name";
-        self.report(&About { entry, kind }, Severity::Warning, kind.account_field(), message, remedy);
+        self.report(
+            &About { entry, kind },
+            Code::UnknownServiceAccount,
+            kind.account_field(),
+            message,
+            remedy,
+        );
     }
 }

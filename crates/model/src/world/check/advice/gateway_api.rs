@@ -1,0 +1,101 @@
+//! Objects of Gateway API that are not accepted or whose references are not resolved, from their status.
+
+use super::super::Report;
+use crate::{
+    analysis::Code,
+    api::{Kind, ObjectKey},
+    origin::Origin,
+    world::gateway_api::Condition,
+};
+
+impl Report<'_> {
+    /// Reports conditions that do not hold.
+    pub(super) fn gateway_api(&mut self) {
+        for status in self.world.gateway_api_status() {
+            let Some(origin) = self.origin_of_route(&status.object) else { continue };
+            let about = (&status.object, &origin);
+            for listener in &status.listeners {
+                for condition in listener.conditions.iter().filter(|of| !of.status) {
+                    // The other conditions repeat these two.
+                    let code = match (condition.kind, condition.reason) {
+                        ("ResolvedRefs", "RefNotPermitted") => Code::ReferenceWithoutGrant,
+                        ("ResolvedRefs", _) | ("Accepted", "ProtocolConflict") => Code::ListenerNotServed,
+                        _ => continue,
+                    };
+                    let message = format!("listener {}: {}", listener.name, words(condition));
+                    self.report_key(about, code, "spec.listeners", message, remedy(code));
+                }
+            }
+            self.listener_secrets(about);
+            for (index, parent) in status.parents.iter().enumerate() {
+                for condition in parent.conditions.iter().filter(|of| !of.status) {
+                    let (code, field) = match (condition.kind, condition.reason) {
+                        // Reported when the route was read.
+                        (_, "InvalidKind") => continue,
+                        ("Accepted", _) => (Code::RouteNotAccepted, format!("spec.parentRefs[{index}]")),
+                        (_, "RefNotPermitted") => (Code::ReferenceWithoutGrant, "spec.rules".to_owned()),
+                        _ => (Code::UnresolvedReference, "spec.rules".to_owned()),
+                    };
+                    self.report_key(about, code, &field, words(condition), remedy(code));
+                }
+            }
+        }
+    }
+
+    /// Reports Secrets of listeners that do not exist.
+    fn listener_secrets(&mut self, about: (&ObjectKey, &Origin)) {
+        let world = self.world;
+        let (namespace, name) = (about.0.namespace.as_str(), about.0.name.as_str());
+        let listeners = match about.0.kind {
+            Kind::KubernetesGateway => {
+                world.kubernetes_gateways.get(namespace, name).map(|entry| &entry.object.spec.listeners)
+            }
+            Kind::ListenerSet => {
+                world.listener_sets.get(namespace, name).map(|entry| &entry.object.spec.listeners)
+            }
+            _ => None,
+        };
+        for (index, listener) in listeners.into_iter().flatten().enumerate() {
+            for (at, of) in listener.tls.iter().flat_map(|tls| &tls.certificate_refs).enumerate() {
+                let is_secret = of.kind.as_deref().is_none_or(|kind| kind == "Secret");
+                let namespace = of.namespace.as_deref().unwrap_or(namespace);
+                let found = world.secret(namespace, &of.name).is_some_and(|secret| secret.pair().is_some());
+                if is_secret && !found {
+                    let message =
+                        format!("there is no Secret {namespace}/{} with certificate and key", of.name);
+                    let field = format!("spec.listeners[{index}].tls.certificateRefs[{at}]");
+                    let remedy = "add the Secret, with tls.crt and tls.key";
+                    self.report_key(about, Code::UnknownSecret, &field, message, remedy);
+                }
+            }
+        }
+    }
+
+    fn origin_of_route(&self, key: &ObjectKey) -> Option<Origin> {
+        let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
+        let world = self.world;
+        let origin = match key.kind {
+            Kind::KubernetesGateway => &world.kubernetes_gateways.get(namespace, name)?.origin,
+            Kind::ListenerSet => &world.listener_sets.get(namespace, name)?.origin,
+            Kind::HttpRoute => &world.http_routes.get(namespace, name)?.origin,
+            Kind::GrpcRoute => &world.grpc_routes.get(namespace, name)?.origin,
+            Kind::TlsRoute => &world.tls_routes.get(namespace, name)?.origin,
+            Kind::TcpRoute => &world.tcp_routes.get(namespace, name)?.origin,
+            _ => return None,
+        };
+        Some(origin.clone())
+    }
+}
+
+fn words(condition: &Condition) -> String {
+    format!("{} ({})", condition.message, condition.reason)
+}
+
+fn remedy(code: Code) -> &'static str {
+    match code {
+        Code::ReferenceWithoutGrant => "add a ReferenceGrant in the namespace of the object",
+        Code::RouteNotAccepted => "compare it with the listeners and allowedRoutes of the parent",
+        Code::UnresolvedReference => "correct kind, name and namespace, or add the object",
+        _ => "correct the listener, or add the Secret",
+    }
+}

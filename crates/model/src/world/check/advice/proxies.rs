@@ -1,0 +1,187 @@
+//! Sidecars, Telemetries and EnvoyFilters: several for one workload, hosts that match nothing, and patches that
+//! depend on the order of others.
+
+use std::collections::BTreeMap;
+
+use super::{
+    super::{About, Report, label_text, runs_in, workloads},
+    MAX_PAIRS,
+};
+use crate::{
+    analysis::Code,
+    api::{
+        Kind, Labels, Sidecar, Telemetry,
+        envoy_filter::{ApplyTo, ConfigPatch, Operation},
+        selects,
+    },
+    world::{hosts::host_matches, store::Entry},
+};
+
+/// Prefixes of filters that each proxy has, so that a patch finds them in any order.
+const BUILT_IN: &[&str] = &[
+    "envoy.filters.network.http_connection_manager",
+    "envoy.filters.network.tcp_proxy",
+    "envoy.filters.http.router",
+    "istio.",
+];
+
+/// Objects with a selector of one kind in one namespace.
+type Selecting<'a, T> = Vec<(&'a Entry<T>, Option<&'a Labels>)>;
+
+impl Report<'_> {
+    /// Reports Sidecars that select nothing, the same workload, or hosts that do not exist.
+    pub(super) fn sidecars(&mut self) {
+        let world = self.world;
+        let mut namespaces: BTreeMap<&str, Selecting<'_, Sidecar>> = BTreeMap::new();
+        for entry in world.sidecars.iter() {
+            let selector = entry.object.spec.workload_selector.as_ref().map(|selector| &selector.labels);
+            let selector = selector.filter(|labels| !labels.is_empty());
+            namespaces.entry(&entry.object.meta.namespace).or_default().push((entry, selector));
+            self.sidecar_hosts(&About { entry, kind: Kind::Sidecar });
+        }
+        let codes = [Code::SidecarConflict, Code::SidecarWithoutSelector];
+        self.several(namespaces, Kind::Sidecar, codes, "spec.workloadSelector");
+    }
+
+    /// Reports Telemetries that select nothing or the same workload.
+    pub(super) fn several_telemetries(&mut self) {
+        let world = self.world;
+        let mut namespaces: BTreeMap<&str, Selecting<'_, Telemetry>> = BTreeMap::new();
+        let attached = |of: &Telemetry| of.target_ref.is_some() || !of.target_refs.is_empty();
+        for entry in world.telemetries.iter().filter(|entry| !attached(&entry.object.spec)) {
+            let selector = entry.object.spec.selector.as_ref().map(|selector| &selector.match_labels);
+            let selector = selector.filter(|labels| !labels.is_empty());
+            namespaces.entry(&entry.object.meta.namespace).or_default().push((entry, selector));
+        }
+        let codes = [Code::TelemetryConflict, Code::TelemetryWithoutSelector];
+        self.several(namespaces, Kind::Telemetry, codes, "spec.selector");
+    }
+
+    /// Reports objects of a namespace that select the same workload, have no selector, or select nothing.
+    fn several<T>(
+        &mut self,
+        namespaces: BTreeMap<&str, Selecting<'_, T>>,
+        kind: Kind,
+        [same, without]: [Code; 2],
+        field: &str,
+    ) {
+        let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
+        let mut pairs = 0;
+        for (namespace, objects) in namespaces {
+            let name = |entry: &Entry<T>| About { entry, kind }.name();
+            let wide: Vec<&Entry<T>> =
+                objects.iter().filter(|(_, selector)| selector.is_none()).map(|(entry, _)| *entry).collect();
+            for (index, entry) in wide.iter().enumerate().filter(|_| wide.len() > 1) {
+                let other = name(wide[usize::from(index == 0)]);
+                let message = format!("{other} of the namespace has no selector either");
+                let about = About { entry, kind };
+                self.report(&about, without, "spec", message, "merge them, or add a selector");
+            }
+            let narrow: Selecting<'_, T> =
+                objects.into_iter().filter(|(_, selector)| selector.is_some()).collect();
+            let root = namespace == self.world.mesh().root_namespace;
+            for (entry, selector) in &narrow {
+                let Some(selector) = selector.filter(|_| any) else { continue };
+                let within = (!root).then_some(namespace);
+                if workloads(self.world, within, selector).next().is_none() {
+                    let message = format!("no workload has {}, so it has no effect", label_text(selector));
+                    let about = About { entry, kind };
+                    self.report(&about, Code::SelectsNothing, field, message, "check labels and namespace");
+                }
+            }
+            pairs += narrow.len() * workloads(self.world, Some(namespace), &Labels::new()).count();
+            if narrow.len() < 2 || pairs > MAX_PAIRS {
+                continue;
+            }
+            for labels in workloads(self.world, Some(namespace), &Labels::new()).collect::<Vec<_>>() {
+                let selecting: Vec<&Entry<T>> = narrow
+                    .iter()
+                    .filter(|(_, selector)| selector.is_some_and(|selector| selects(selector, labels)))
+                    .map(|(entry, _)| *entry)
+                    .collect();
+                for (index, entry) in selecting.iter().enumerate().filter(|_| selecting.len() > 1) {
+                    let other = name(selecting[usize::from(index == 0)]);
+                    let message = format!("{other} selects the workload with {} too", label_text(labels));
+                    let about = About { entry, kind };
+                    self.report(&about, same, field, message, "merge them, or change a selector");
+                }
+            }
+        }
+    }
+
+    /// Reports hosts of egress listeners that match no service.
+    fn sidecar_hosts(&mut self, about: &About<'_, Sidecar>) {
+        let world = self.world;
+        if world.services().next().is_none() {
+            return;
+        }
+        for (listener, egress) in about.entry.object.spec.egress.iter().enumerate() {
+            for (index, written) in egress.hosts.iter().enumerate() {
+                let Some((namespace, host)) = written.split_once('/') else { continue };
+                if host == "*" && (matches!(namespace, "*" | "." | "~") || runs_in(world, namespace))
+                    || namespace == "~"
+                {
+                    continue;
+                }
+                let within = |of: &str| match namespace {
+                    "*" => true,
+                    "." => of == about.namespace(),
+                    named => of == named,
+                };
+                let mut services = world.services().filter(|service| within(&service.meta.namespace));
+                let is_host = |name: &str| host == "*" || host_matches(host, name);
+                let mut rules =
+                    world.virtual_services.iter().filter(|rule| within(&rule.object.meta.namespace));
+                let found = services.any(|service| is_host(&service.fqdn()))
+                    || rules.any(|rule| rule.object.spec.hosts.iter().any(|name| is_host(name)));
+                if !found {
+                    let message = format!("{written} matches no service, so it imports nothing");
+                    let field = format!("spec.egress[{listener}].hosts[{index}]");
+                    let remedy = "check the namespace, and write full names: NAMESPACE/NAME.NAMESPACE.svc.cluster.local";
+                    self.report(about, Code::SidecarHostNotFound, field, message, remedy);
+                }
+            }
+        }
+    }
+
+    /// Reports patches that depend on the order of other filters.
+    pub(super) fn envoy_filters(&mut self) {
+        let world = self.world;
+        for entry in world.envoy_filters.iter() {
+            let about = About { entry, kind: Kind::EnvoyFilter };
+            for (index, patch) in entry.object.spec.config_patches.iter().enumerate() {
+                let Some(operation) = patch.patch.as_ref().map(|patch| patch.operation) else { continue };
+                let field = format!("spec.configPatches[{index}].patch.operation");
+                if entry.object.spec.priority == 0 && is_relative(operation, patch) {
+                    let message = "depends on another filter, and the EnvoyFilter has no priority";
+                    let remedy = "set priority, or use INSERT_FIRST or ADD";
+                    self.report(&about, Code::RelativePatch, field, message, remedy);
+                }
+            }
+        }
+    }
+}
+
+/// Returns whether a patch needs a filter that another EnvoyFilter may add later.
+fn is_relative(operation: Operation, patch: &ConfigPatch) -> bool {
+    let moves = matches!(
+        operation,
+        Operation::InsertBefore
+            | Operation::InsertAfter
+            | Operation::Replace
+            | Operation::Merge
+            | Operation::Remove
+    );
+    if !moves || !matches!(patch.apply_to, ApplyTo::HttpFilter | ApplyTo::NetworkFilter) {
+        return false;
+    }
+    let listener = patch.matched.listener.as_ref();
+    let filter = listener.and_then(|of| of.filter_chain.as_ref()?.filter.as_ref());
+    let name = match patch.apply_to {
+        ApplyTo::HttpFilter => {
+            filter.and_then(|filter| filter.sub_filter.as_ref()).map(|of| of.name.as_str())
+        }
+        _ => filter.map(|filter| filter.name.as_str()),
+    };
+    name.is_some_and(|name| !BUILT_IN.iter().any(|known| name.starts_with(known)))
+}

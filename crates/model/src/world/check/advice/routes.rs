@@ -1,0 +1,157 @@
+//! VirtualServices: hosts that are not exported, destinations without a port, repeated matches, claims of tokens.
+
+use super::super::{About, Report, rules::destinations, runs_in};
+use crate::{
+    World,
+    analysis::Code,
+    api::{Kind, Labels, VirtualService, selects, virtual_service::HttpMatch},
+    world::{gateway_name, hosts::fqdn, store::Entry},
+};
+
+/// Prefix of the headers that stand for claims of tokens. Source: Istio's "JWT claim based routing".
+const CLAIMS: &str = "@request.auth.claims";
+/// Maximum number of rules compared, to bound the time.
+const MAX_RULES: usize = 200;
+
+impl Report<'_> {
+    /// Reports destinations that the namespace of the rule does not see, and those without a port where the Service has
+    /// several.
+    pub(super) fn hidden_and_ambiguous_hosts(&mut self) {
+        let world = self.world;
+        for entry in written(world) {
+            let about = About { entry, kind: Kind::VirtualService };
+            for (rule, route) in entry.object.spec.http.iter().enumerate() {
+                for (at, destination) in destinations(route) {
+                    let full = fqdn(&destination.host, about.namespace());
+                    let Some(service) = world.service(&full) else { continue };
+                    let at = format!("spec.http[{rule}].{at}");
+                    if !world.service_visible(service, about.namespace()) {
+                        let message = format!(
+                            "{full} is not exported to namespace {}; requests get 503",
+                            about.namespace()
+                        );
+                        let remedy = "add the namespace to exportTo of the Service or ServiceEntry";
+                        self.report(&about, Code::HiddenHost, format!("{at}.host"), message, remedy);
+                    }
+                    let ports = service.spec.ports.len();
+                    if destination.port.is_none() && ports > 1 && service.spec.entry_host.is_none() {
+                        let message = format!(
+                            "{full} has {ports} ports and none is named, so the request's port is used"
+                        );
+                        let field = format!("{at}.port");
+                        self.report(&about, Code::DestinationPortRequired, field, message, "set port.number");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reports matches that an earlier rule, or the same rule, has already.
+    pub(super) fn repeated_matches(&mut self) {
+        for entry in written(self.world) {
+            let about = About { entry, kind: Kind::VirtualService };
+            let rules = entry.object.spec.http.iter().enumerate().take(MAX_RULES);
+            let mut seen: Vec<(usize, usize, &HttpMatch)> = Vec::new();
+            for (rule, route) in
+                rules.filter(|(_, route)| route.matches.len() > 1 || !route.matches.is_empty())
+            {
+                let whole =
+                    route.matches.iter().all(|matched| seen.iter().any(|(.., known)| *known == matched));
+                for (index, matched) in route.matches.iter().enumerate().take(MAX_RULES) {
+                    let first = seen.iter().find(|(.., known)| *known == matched);
+                    // Rules of which every match is repeated are reported as unreachable.
+                    if let Some((of, at, _)) = first.filter(|_| !whole) {
+                        let message = format!("repeats http[{of}].match[{at}]");
+                        let field = format!("spec.http[{rule}].match[{index}]");
+                        self.report(&about, Code::DuplicateMatch, field, message, "remove it");
+                    } else if seen.len() < MAX_RULES {
+                        seen.push((rule, index, matched));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reports matches on claims of tokens at gateways that verify no tokens.
+    pub(super) fn claims_at_gateways(&mut self) {
+        let world = self.world;
+        for entry in written(self.world) {
+            let about = About { entry, kind: Kind::VirtualService };
+            let spec = &entry.object.spec;
+            let claims = spec.http.iter().enumerate().find_map(|(rule, route)| {
+                let mut matches = route.matches.iter().enumerate();
+                let uses = |found: &HttpMatch| {
+                    found
+                        .headers
+                        .keys()
+                        .chain(found.without_headers.keys())
+                        .any(|name| name.starts_with(CLAIMS))
+                };
+                let (index, _) = matches.find(|(_, found)| uses(found))?;
+                Some(format!("spec.http[{rule}].match[{index}].headers"))
+            });
+            let Some(field) = claims else { continue };
+            for written in spec.gateways.iter().filter(|written| *written != "mesh") {
+                let name = gateway_name(written, about.namespace());
+                let Some((namespace, bare)) = name.split_once('/') else { continue };
+                let Some(gateway) = world.gateways.get(namespace, bare) else { continue };
+                if !self.verifies_tokens(namespace, &gateway.object.spec.selector) {
+                    let message = format!(
+                        "no RequestAuthentication applies to the pods of Gateway {name}, so no request has claims"
+                    );
+                    let remedy = "add a RequestAuthentication with the selector of the Gateway";
+                    self.report(&about, Code::ClaimsWithoutTokens, field.clone(), message, remedy);
+                }
+            }
+        }
+    }
+
+    /// Returns whether a policy for tokens applies to pods with these labels, or to such a pod if none is known.
+    fn verifies_tokens(&self, namespace: &str, selector: &Labels) -> bool {
+        let world = self.world;
+        let pods = world.pods().map(|pod| (&pod.meta.namespace, &*pod.meta.labels));
+        let templates = world.templates().map(|template| (&template.meta.namespace, &template.spec.labels));
+        let mut known = pods.chain(templates).filter(|(_, labels)| selects(selector, labels)).peekable();
+        if known.peek().is_none() {
+            return !world.request_authentications(namespace, selector).is_empty();
+        }
+        known.any(|(namespace, labels)| !world.request_authentications(namespace, labels).is_empty())
+    }
+
+    /// Reports namespaces of `exportTo` in which nothing runs. Reports nothing while no workload is known.
+    pub(super) fn export_to(&mut self) {
+        if self.world.pods().next().is_none() && self.world.templates().next().is_none() {
+            return;
+        }
+        let world = self.world;
+        for entry in written(self.world) {
+            self.exported(&About { entry, kind: Kind::VirtualService }, &entry.object.spec.export_to);
+        }
+        for entry in world.destination_rules.iter() {
+            self.exported(&About { entry, kind: Kind::DestinationRule }, &entry.object.spec.export_to);
+        }
+        for entry in world.service_entries.iter() {
+            self.exported(&About { entry, kind: Kind::ServiceEntry }, &entry.object.spec.export_to);
+        }
+    }
+
+    fn exported<T>(&mut self, about: &About<'_, T>, list: &[String]) {
+        for (index, name) in list.iter().enumerate() {
+            let is_word = matches!(name.as_str(), "." | "*" | "~");
+            let known = is_word
+                || self.world.namespace(name).is_some()
+                || runs_in(self.world, name)
+                || self.world.services.in_namespace(name).next().is_some();
+            if !known {
+                let message = format!("no workload runs in namespace {name}");
+                let field = format!("spec.exportTo[{index}]");
+                self.report(about, Code::NoSuchExportNamespace, field, message, "check the name");
+            }
+        }
+    }
+}
+
+/// Returns the VirtualServices that users wrote.
+fn written(world: &World) -> Vec<&Entry<VirtualService>> {
+    world.virtual_services.iter().filter(|entry| entry.object.spec.derived.is_none()).collect()
+}

@@ -1,0 +1,272 @@
+//! Each code has a file in `tests/analyze` that causes it, and a section in `docs/analysis.md`.
+//!
+//! Each `tests/analyze/NAME.yaml` ends with its expected findings, as comments. `UPDATE=1 cargo test -p skysail-model
+//! --test analysis` writes these comments and the page; read both before you commit.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use skysail_model::{Change, Code, Diagnostic, Files, Object, Severity, World, parse_with_lines};
+
+/// Line before the expected findings.
+const EXPECTED: &str = "# Expected findings:\n";
+/// Time of the analysis: 2030-01-01.
+const NOW: i64 = 1_893_456_000;
+/// Codes that one file cannot cause, with the reason.
+const WITHOUT_EXAMPLE: &[(Code, &str)] = &[
+    (Code::Unreadable, "the operating system refuses to read the file"),
+    (Code::LastVersionKept, "the control plane knows a valid version from before"),
+    (Code::AddresslessConflict, "`skysail analyze` gives each Service an address, as a cluster does"),
+    (Code::CannotRun, "only `skysail up` runs workloads"),
+    (Code::NotRun, "only `skysail up` runs workloads"),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Returns the YAML files of a folder and of the folders in it.
+fn yaml_files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.is_dir() {
+            found.extend(yaml_files(&entry));
+        } else if entry.extension().is_some_and(|end| end == "yaml") {
+            found.push(entry);
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Analyzes texts, named by their files, as `skysail analyze` does.
+fn analyze(texts: &[(String, String)]) -> Vec<Diagnostic> {
+    let (mut world, mut files) = (World::new(), Files::new());
+    // As a cluster does, gives Services without an address one of their own.
+    let mut last = 0;
+    for (name, text) in texts {
+        for mut change in files.take(0, name, parse_with_lines(text, name)) {
+            if let Change::Apply(Object::Service(service), _) = &mut change
+                && service.spec.cluster_ips.is_empty()
+                && service.spec.external_name.is_none()
+            {
+                last += 1;
+                let service = std::sync::Arc::make_mut(service);
+                service.spec.cluster_ips = vec![std::net::Ipv4Addr::new(10, 97, 0, last).into()];
+            }
+            change.apply_to(&mut world);
+        }
+    }
+    world.analyze(files.diagnostics(), NOW)
+}
+
+/// Returns the lines that state the findings of a file.
+fn expected(findings: &[Diagnostic]) -> String {
+    let mut lines = String::new();
+    for Diagnostic { code, severity, object, line, field, .. } in findings {
+        let field = if field.is_empty() { String::new() } else { format!(" {field}") };
+        writeln!(lines, "# {code} {severity} line {line}: {object}{field}").unwrap();
+    }
+    lines
+}
+
+struct Example {
+    name: String,
+    text: String,
+    findings: Vec<Diagnostic>,
+}
+
+/// Reads the corpus, compares each file with its expected findings, or writes them.
+fn corpus() -> Vec<Example> {
+    let mut wrong = Vec::new();
+    let mut examples = Vec::new();
+    for path in yaml_files(&root().join("tests/analyze")) {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let whole = fs::read_to_string(&path).unwrap();
+        let (text, stated) = whole.split_once(EXPECTED).unwrap_or((&whole, ""));
+        let findings = analyze(&[(name.clone(), whole.clone())]);
+        let found = expected(&findings);
+        if env::var_os("UPDATE").is_some() {
+            fs::write(&path, format!("{text}{EXPECTED}{found}")).unwrap();
+        } else if found != stated {
+            wrong.push(format!("--- {name}: expected\n{stated}--- found\n{found}"));
+        }
+        if findings.is_empty() {
+            wrong.push(format!("--- {name}: no finding"));
+        }
+        examples.push(Example { name, text: text.to_owned(), findings });
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    examples
+}
+
+/// Returns the name of the file that is the example of a code: `UnknownHost` has `unknown-host.yaml`.
+fn file_of(code: Code) -> String {
+    let mut name = String::new();
+    for (index, letter) in code.name().char_indices() {
+        if letter.is_ascii_uppercase() && index > 0 {
+            name.push('-');
+        }
+        name.push(letter.to_ascii_lowercase());
+    }
+    format!("{name}.yaml")
+}
+
+#[test]
+fn every_code_has_its_file_and_its_section() {
+    let examples = corpus();
+    assert!(examples.len() >= 100, "{} mistakes", examples.len());
+    let by_name: BTreeMap<&str, &Example> = examples.iter().map(|one| (one.name.as_str(), one)).collect();
+    let mut missing = Vec::new();
+    for code in Code::ALL {
+        let has = by_name
+            .get(file_of(*code).as_str())
+            .is_some_and(|one| one.findings.iter().any(|found| found.code == *code));
+        if has == WITHOUT_EXAMPLE.iter().any(|(known, _)| known == code) {
+            missing.push(format!("{code} {}", file_of(*code)));
+        }
+    }
+    assert!(missing.is_empty(), "codes without a file that causes them: {missing:#?}");
+    let page = page(&by_name);
+    let path = root().join("docs/analysis.md");
+    if env::var_os("UPDATE").is_some() {
+        fs::write(path, page).unwrap();
+    } else {
+        assert!(fs::read_to_string(path).unwrap() == page, "docs/analysis.md is stale: run with UPDATE=1");
+    }
+}
+
+/// Each code is reported somewhere in the sources.
+#[test]
+fn every_code_is_used() {
+    let mut sources = String::new();
+    let mut folders =
+        ["model/src", "sandbox/src", "control/src"].map(|of| root().join("crates").join(of)).to_vec();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() {
+                folders.push(entry);
+            } else if !entry.ends_with("analysis/codes.rs") {
+                sources.push_str(&fs::read_to_string(entry).unwrap_or_default());
+            }
+        }
+    }
+    let words: BTreeSet<&str> = sources
+        .split("Code::")
+        .skip(1)
+        .filter_map(|rest| rest.split(|c: char| !c.is_alphanumeric()).next())
+        .collect();
+    let unused: Vec<&str> =
+        Code::ALL.iter().map(|code| code.name()).filter(|name| !words.contains(name)).collect();
+    assert_eq!(unused, [""; 0]);
+}
+
+#[test]
+fn the_examples_have_no_findings() {
+    let mut folders: BTreeMap<PathBuf, Vec<(String, String)>> = BTreeMap::new();
+    for path in yaml_files(&root().join("examples")) {
+        let text = fs::read_to_string(&path).unwrap();
+        folders
+            .entry(path.parent().unwrap().to_owned())
+            .or_default()
+            .push((path.display().to_string(), text));
+    }
+    assert!(!folders.is_empty());
+    for texts in folders.values() {
+        let findings = analyze(texts);
+        let findings: Vec<String> = findings
+            .iter()
+            .filter(|finding| finding.severity != Severity::Info)
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(findings, [""; 0]);
+    }
+}
+
+#[test]
+fn an_annotation_suppresses_findings_about_its_object() {
+    let rule = |codes: &str| {
+        let text = format!(
+            "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata:\n  name: a\n  annotations: \
+             {{galley.istio.io/analyze-suppress: \"{codes}\"}}\nspec:\n  selector: {{istio: edge}}\n  servers:\n  - \
+             port: {{number: 80, name: http, protocol: HTTP}}\n    hosts: [a.b]\n---\napiVersion: v1\nkind: Pod\n\
+             metadata: {{name: p}}\nspec: {{containers: [{{name: a, image: a}}]}}\n"
+        );
+        analyze(&[("a.yaml".to_owned(), text)]).len()
+    };
+    assert_eq!(
+        [rule(""), rule("SKY0601"), rule("SKY0601, SKY0613"), rule("IST0127"), rule("*")],
+        [1, 1, 0, 0, 0]
+    );
+}
+
+/// Returns the page of all codes.
+fn page(examples: &BTreeMap<&str, &Example>) -> String {
+    let mut page = String::from(include_str!("analysis/head.md"));
+    let areas: &[(&str, &str)] = &[
+        ("SKY00", "Texts and objects"),
+        ("SKY01", "Values of fields"),
+        ("SKY02", "Routing"),
+        ("SKY03", "Gateways, external services and proxies"),
+        ("SKY04", "Security"),
+        ("SKY05", "Kubernetes objects and injection"),
+        ("SKY06", "References between objects"),
+        ("SKY07", "Conflicts between objects"),
+        ("SKY08", "Support"),
+        ("SKY09", "Workloads of `skysail up`"),
+    ];
+    for (prefix, title) in areas {
+        writeln!(page, "\n## {title}").unwrap();
+        for code in Code::ALL.iter().filter(|code| code.id().starts_with(prefix)) {
+            section(&mut page, *code, examples);
+        }
+    }
+    page
+}
+
+fn section(page: &mut String, code: Code, examples: &BTreeMap<&str, &Example>) {
+    writeln!(page, "\n### {code} {}\n\n{}\n", code.name(), code.meaning()).unwrap();
+    let istio =
+        if code.istio().is_empty() { String::new() } else { format!(", {}", code.istio().join(", ")) };
+    writeln!(page, "Severity: {}{istio}. Fix: {}", code.severity(), code.fix()).unwrap();
+    if let Some((_, reason)) = WITHOUT_EXAMPLE.iter().find(|(known, _)| *known == code) {
+        writeln!(page, "\nNo file alone causes it: {reason}.").unwrap();
+        return;
+    }
+    let example = examples[file_of(code).as_str()];
+    let finding = example.findings.iter().find(|found| found.code == code).unwrap();
+    writeln!(page, "\n```yaml\n{}```\n", excerpt(&example.text, finding.line)).unwrap();
+    let Diagnostic { object, field, message, remedy, .. } = finding;
+    let about: String =
+        [object, field].into_iter().filter(|part| !part.is_empty()).map(|part| format!("{part}: ")).collect();
+    let remedy = if remedy.is_empty() { String::new() } else { format!("; {remedy}") };
+    writeln!(page, "> {about}{message}{remedy}").unwrap();
+}
+
+/// Returns the document with a line. Long lines and documents are cut.
+fn excerpt(text: &str, line: u32) -> String {
+    let mut document = Vec::new();
+    for (index, content) in text.lines().enumerate() {
+        if content == "---" {
+            if index >= usize::try_from(line).unwrap() {
+                break;
+            }
+            document.clear();
+        } else {
+            let cut: String = content.chars().take(110).collect();
+            document.push(if cut.len() < content.len() { format!("{cut}…") } else { cut });
+        }
+    }
+    if document.len() > 22 {
+        document.truncate(20);
+        document.push("…".to_owned());
+    }
+    document.iter().map(|line| format!("{line}\n")).collect()
+}
