@@ -12,9 +12,10 @@ use std::{
 };
 
 /// Subcommands whose options documents mention without the command.
-const SUBCOMMANDS: [&str; 18] = [
+const SUBCOMMANDS: [&str; 19] = [
     "up",
     "call",
+    "explain",
     "dashboard",
     "port-forward",
     "workload echo",

@@ -1,5 +1,7 @@
 //! `skysail explain`: what it says about a folder, and that random meshes do what it says.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
+
 use std::{collections::BTreeSet, env, fmt::Write as _, fs, path::Path, process::Command};
 
 use serde_json::Value;

@@ -23,8 +23,11 @@ use crate::{
 };
 use skysail_http::head::RequestHead;
 
+mod mismatch;
 #[cfg(test)]
 mod tests;
+
+pub use mismatch::mismatch;
 
 /// Input of a check.
 #[derive(Clone, Copy, Debug)]
@@ -106,11 +109,7 @@ pub fn matched<'a>(rules: &'a Rules, subject: &Subject<'_>) -> Option<&'a Arc<st
 
 /// Returns whether rules admit a request, and the rule that matched.
 fn evaluate<'a>(rules: &'a Rules, subject: &Subject<'_>) -> (bool, Option<&'a Arc<str>>) {
-    let values = match rules.action {
-        RuleAction::Allow => Values::Every,
-        RuleAction::Deny => Values::Any,
-        RuleAction::Log => Values::One,
-    };
+    let values = values_of(rules.action);
     let matched = rules.rules.iter().find(|rule| matches(rule, subject, values));
     let allowed = match rules.action {
         RuleAction::Log => true,
@@ -118,6 +117,15 @@ fn evaluate<'a>(rules: &'a Rules, subject: &Subject<'_>) -> (bool, Option<&'a Ar
         RuleAction::Deny => matched.is_none(),
     };
     (allowed, matched.map(|rule| &rule.name))
+}
+
+/// Returns which of several values of a header decide.
+fn values_of(action: RuleAction) -> Values {
+    match action {
+        RuleAction::Allow => Values::Every,
+        RuleAction::Deny => Values::Any,
+        RuleAction::Log => Values::One,
+    }
 }
 
 fn deny(rule: Option<&Arc<str>>) -> Verdict {

@@ -25,6 +25,7 @@ mod mismatch;
 mod tests;
 
 pub use mismatch::mismatch;
+pub(crate) use mismatch::{header_words, text_words};
 
 /// A selected route.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use skysail_sandbox::OfflinePod;
 
 use super::{
     proxies::Proxy,
-    report::{FilterStep, Hop, Item, Outcome, RouteStep, Source, TargetStep},
+    report::{FilterStep, Hop, Item, Outcome, RouteStep, Source, TargetStep, UnmatchedRule},
     sources::{RouteSources, Sources},
 };
 
@@ -138,12 +138,22 @@ fn filter_step(
         allowed: true,
         matched: String::new(),
         sources: Vec::new(),
+        unmatched: Vec::new(),
     };
     match &filter.policy {
         Some(policy) => {
             step.action = policy.action;
             (step.enforced, step.allowed) = (policy.is_enforced, policy.allowed);
             step.matched = policy.matched.clone().unwrap_or_default();
+            step.unmatched = policy
+                .unmatched
+                .iter()
+                .map(|(rule, mismatch)| UnmatchedRule {
+                    rule: rule.clone(),
+                    mismatch: mismatch.clone(),
+                    source: sources.policy_rule(rule),
+                })
+                .collect();
             step.sources = match &policy.matched {
                 Some(rule) => sources.policy_rule(rule).into_iter().collect(),
                 None => sources.policies(&policy.rules),

@@ -90,8 +90,8 @@ pub(super) fn follow(proxies: &Proxies<'_>, start: &Start<'_>, asked: &Asked) ->
         head: asked.head.as_ref().map(RequestHead::copy),
     };
     let end = match start {
-        Start::Pod(pod) => follower.from_pod(pod, asked, &payload, &mut report),
-        Start::Outside => follower.from_outside(asked, &payload, &mut report),
+        Start::Pod(pod) => follower.follow_pod(pod, asked, &payload, &mut report),
+        Start::Outside => follower.follow_outside(asked, &payload, &mut report),
     };
     report.notes.extend(proxies.notes());
     let End { served, status, result } = end.unwrap_or_else(|| summary(&report.destinations));
@@ -139,7 +139,7 @@ impl Follower<'_> {
     }
 
     /// Follows a request of a pod. Returns its end if it ends before any destination.
-    fn from_pod(
+    fn follow_pod(
         &self,
         pod: &OfflinePod,
         asked: &Asked,
@@ -219,7 +219,7 @@ impl Follower<'_> {
     }
 
     /// Follows a request of a client outside the mesh to a gateway.
-    fn from_outside(&self, asked: &Asked, payload: &Payload, report: &mut Report) -> Option<End> {
+    fn follow_outside(&self, asked: &Asked, payload: &Payload, report: &mut Report) -> Option<End> {
         let entrance = self.proxies.mesh.gateway(asked.port).or_else(|| {
             let pod = self.proxies.mesh.pods.iter().find(|pod| pod.gateway)?;
             Some((pod, asked.port))

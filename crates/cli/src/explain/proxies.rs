@@ -21,10 +21,13 @@ pub(super) struct Proxies<'a> {
     pub(super) mesh: &'a Offline,
     /// Name of the running mesh; `None` if the proxies do not run.
     running: Option<String>,
-    /// Proxies by pod: namespace and name.
-    loaded: RefCell<HashMap<(String, String), Option<Rc<Proxy>>>>,
+    /// Proxies that the way has reached so far.
+    loaded: RefCell<Loaded>,
     notes: RefCell<Vec<String>>,
 }
+
+/// Proxies by namespace and name of the pod; `None` for those that the control plane would refuse.
+type Loaded = HashMap<(String, String), Option<Rc<Proxy>>>;
 
 /// A proxy and its configuration.
 pub(super) struct Proxy {

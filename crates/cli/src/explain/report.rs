@@ -139,6 +139,17 @@ pub(super) struct FilterStep {
     pub(super) matched: String,
     /// Objects: that of the matching rule, or all of the filter.
     pub(super) sources: Vec<Source>,
+    /// Rules before the one that matches, or all.
+    pub(super) unmatched: Vec<UnmatchedRule>,
+}
+
+/// A rule of a policy that does not match.
+#[derive(Debug, Serialize)]
+pub(super) struct UnmatchedRule {
+    pub(super) rule: String,
+    /// Conditions that the request does not meet.
+    pub(super) mismatch: String,
+    pub(super) source: Option<Source>,
 }
 
 /// A cluster that the proxy may select.

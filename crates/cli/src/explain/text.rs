@@ -167,7 +167,20 @@ impl Text<'_> {
             };
             self.field("policy", &format!("{} {verdict}: {rule}", filter.action));
         }
-        filter.sources.iter().take(MAX_LISTED).for_each(|source| self.source(Some(source)));
+        let refuses = !filter.allowed && filter.matched.is_empty() && !filter.unmatched.is_empty();
+        if !refuses {
+            filter.sources.iter().take(MAX_LISTED).for_each(|source| self.source(Some(source)));
+            return;
+        }
+        // The request lacks a rule that allows it, so each of them tells why it does not.
+        for unmatched in filter.unmatched.iter().take(MAX_LISTED) {
+            self.field("not rule", &unmatched.mismatch);
+            self.source(unmatched.source.as_ref());
+        }
+        let more = filter.unmatched.len().saturating_sub(MAX_LISTED);
+        if more > 0 {
+            self.field("", &format!("{more} more rules do not match"));
+        }
     }
 
     fn limits(&mut self, hop: &Hop) {

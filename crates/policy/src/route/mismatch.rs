@@ -26,7 +26,8 @@ pub fn mismatch(
         return Some(format!("path {path} is not {}", path_words(&test.path)));
     }
     if let Some(test) = test.headers.iter().find(|test| !matching::header(test, head)) {
-        return Some(header_words(test, head));
+        let (found, expected) = header_words(test, head);
+        return Some(format!("{found}, expected: {expected}"));
     }
     if let Some(query) = test.query.iter().find(|query| !query_parameter_matches(query, head.query())) {
         return Some(query_words(query));
@@ -51,7 +52,8 @@ fn path_words(test: &PathMatch) -> String {
     }
 }
 
-fn header_words(test: &HeaderMatch, head: &RequestHead) -> String {
+/// Returns the value of a header and what a test expects.
+pub(crate) fn header_words(test: &HeaderMatch, head: &RequestHead) -> (String, String) {
     let name = &test.name;
     let value = head.pseudo_header(name).map(|value| value.as_bytes().to_vec());
     let value = value.or_else(|| head.header(name).map(<[u8]>::to_vec));
@@ -66,7 +68,7 @@ fn header_words(test: &HeaderMatch, head: &RequestHead) -> String {
         HeaderTest::Range(from, to) => format!("an integer from {from} below {to}"),
     };
     let not = if test.invert { "not " } else { "" };
-    format!("{found}, expected: {not}{expected}")
+    (found, format!("{not}{expected}"))
 }
 
 fn query_words(test: &QueryMatch) -> String {
@@ -76,7 +78,8 @@ fn query_words(test: &QueryMatch) -> String {
     }
 }
 
-fn text_words(test: &TextMatch) -> String {
+/// Returns what a test of a text expects.
+pub(crate) fn text_words(test: &TextMatch) -> String {
     let words = |what: &str, text: &[u8]| format!("{what}{:?}", String::from_utf8_lossy(text));
     match test {
         TextMatch::Exact(whole) => words("", whole),

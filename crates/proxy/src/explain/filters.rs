@@ -6,7 +6,7 @@ use skysail_policy::{
     config::{
         FilterChain, HttpManager,
         http::FilterKind,
-        policy::{Policy, RuleAction, Rules},
+        policy::{Policy, Rule, RuleAction, Rules},
         route::{Abort, Fault, Route, Setting},
     },
     matching,
@@ -124,6 +124,12 @@ fn jwt_words(subject: &Subject<'_>) -> Option<String> {
     })
 }
 
+/// Returns the rules before the one that matches, with the reasons why they do not.
+fn unmatched(rules: &Rules, subject: &Subject<'_>) -> Vec<(String, String)> {
+    let reason = |rule: &Rule| Some((rule.name.to_string(), rbac::mismatch(rule, rules.action, subject)?));
+    rules.rules.iter().map_while(reason).collect()
+}
+
 /// Evaluates the policy of an RBAC filter and records its verdicts. Returns whether it admits the request.
 fn check(name: &str, policy: &Arc<Policy>, subject: &Subject<'_>, explained: &mut Explanation) -> bool {
     let verdict = rbac::check(std::slice::from_ref(policy), subject, &mut Tally::default());
@@ -141,6 +147,7 @@ fn check(name: &str, policy: &Arc<Policy>, subject: &Subject<'_>, explained: &mu
             allowed,
             matched: rbac::matched(rules, subject).map(ToString::to_string),
             rules: rules.rules.iter().map(|rule| rule.name.to_string()).collect(),
+            unmatched: unmatched(rules, subject),
         }),
     };
     if let Some(rules) = &policy.shadow {

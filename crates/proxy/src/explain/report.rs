@@ -92,6 +92,8 @@ pub struct PolicyReport {
     pub matched: Option<String>,
     /// All rules.
     pub rules: Vec<String>,
+    /// Rules that do not match, with the conditions that the request does not meet; up to the one that matches.
+    pub unmatched: Vec<(String, String)>,
 }
 
 /// Retry policy of a route.
