@@ -48,8 +48,11 @@ struct CompiledChanges {
     /// Parts with all their resources.
     parts: Vec<(Part, Vec<Arc<Resource>>)>,
     /// All routes of the hosts of services, which are a part of [`Part::Routes`].
-    of_services: Vec<(String, Vec<Arc<Resource>>)>,
+    of_services: Vec<HostRoutes>,
 }
+
+/// A host with all resources of its routes.
+type HostRoutes = (String, Vec<Arc<Resource>>);
 
 impl ScopeResources {
     /// Returns whether the resources of a scope lie over those of its base.
@@ -192,25 +195,11 @@ impl ScopeResources {
                 self.compile_host_over(world, scope, host, &special.services, base, &mut edits)?;
             }
         }
-        let mut of_services = Vec::new();
-        for host in &changes.service_hosts {
-            if all_routes {
-                break;
-            }
-            let service = world.service(host).map(|of| (of.meta.namespace.clone(), of.meta.name.clone()));
-            let is_special = service.is_some_and(|service| special.services.contains(&service));
-            let has_routes = |port: u16| base.layer.get(Kind::Route, &port.to_string()).is_some();
-            let made = catch_panic(
-                || format!("the routes of host {host}"),
-                || is_special.then(|| compile_service_routes(world, scope, facts, host, has_routes)),
-            )?;
-            // A namespace whose routes differ as a whole has compiled them so.
-            match made {
-                None => of_services.push((host.clone(), Vec::new())),
-                Some(Some(made)) => of_services.push((host.clone(), made)),
-                Some(None) => all_routes = true,
-            }
-        }
+        let of_services = match all_routes {
+            true => None,
+            false => compile_services_over((world, facts), scope, changes, base)?,
+        };
+        all_routes |= of_services.is_none();
         let mut compiled = Vec::new();
         for part in affected {
             let differs = match &part {
@@ -254,7 +243,7 @@ impl ScopeResources {
         for resource in compiled.iter().flat_map(|(_, resources)| resources) {
             edits.set(Arc::clone(resource));
         }
-        let of_services = if all_routes { Vec::new() } else { of_services };
+        let of_services = of_services.unwrap_or_default();
         Ok(CompiledChanges { outline, edits, parts: compiled, of_services })
     }
 
@@ -424,6 +413,33 @@ impl ScopeResources {
             Arc::make_mut(&mut self.layer).edit(generation, edits, like);
         }
     }
+}
+
+/// Compiles the routes of changed services that are special in a namespace; empty for the others. Returns `None` if all
+/// routes have to be compiled.
+fn compile_services_over(
+    (world, facts): (&World, &NamespaceFacts),
+    scope: &ClientScope,
+    changes: &ChangeSet,
+    base: &ScopeResources,
+) -> Result<Option<Vec<HostRoutes>>, CompilePanic> {
+    let special = &facts.of(&scope.namespace).services;
+    let has_routes = |port: u16| base.layer.get(Kind::Route, &port.to_string()).is_some();
+    let mut all = Vec::new();
+    for host in &changes.service_hosts {
+        let service = world.service(host).map(|of| (of.meta.namespace.clone(), of.meta.name.clone()));
+        if service.is_none_or(|service| !special.contains(&service)) {
+            all.push((host.clone(), Vec::new()));
+            continue;
+        }
+        let made = catch_panic(
+            || format!("the routes of host {host}"),
+            || compile_service_routes(world, scope, facts, host, has_routes),
+        )?;
+        let Some(made) = made else { return Ok(None) };
+        all.push((host.clone(), made));
+    }
+    Ok(Some(all))
 }
 
 /// Returns whether a resource has routes of this host alone: `PORT/HOST:PORT` or `HOST:PORT`.
