@@ -74,7 +74,7 @@ spec:
 ";
 
 /// One rule for each path. `READY` is a path whose second request is refused once the policy is in effect.
-const POLICY: &str = r"
+const POLICY: &str = r#"
 apiVersion: skysail.io/v1alpha1
 kind: RateLimitPolicy
 metadata: {name: servers}
@@ -99,8 +99,9 @@ spec:
   - name: response
     match: {paths: [/response]}
     limit: {requests: 1, interval: 24h}
-    response: {status: 503, headers: {x-limited: 100%}, rateLimitHeaders: true}
-";
+    response: {status: 503, headers: {x-limited: 100%}, body: '{"limit": "100%"}', contentType: application/json, rateLimitHeaders: true}
+  - {name: last, match: {paths: [/last]}, limit: {requests: 1, unit: DAY}}
+"#;
 
 /// Returns a constant of the other test.
 fn token(name: &str) -> &'static str {
@@ -217,6 +218,13 @@ fn limits_of(mesh: &Mesh, server: &str) {
     assert_eq!((allowed.status, refused.status), (Some(200), Some(503)), "{allowed:?} {refused:?}");
     assert!(allowed.body.contains("x-ratelimit-remaining: 0"), "{allowed:?}");
     assert!(refused.body.contains("x-limited: 100%") && !allowed.body.contains("x-limited"), "{refused:?}");
+    assert!(refused.body.contains("content-type: application/json\r\n"), "{refused:?}");
+    assert!(refused.body.ends_with(r#"{"limit": "100%"}"#), "{refused:?}");
+    // The texts of other rules and replies remain.
+    for path in ["/burst", "/last", "/last"] {
+        let answer = mesh.call("front", &format!("http://{server}{path}"), &[]);
+        assert!(answer.status == Some(200) || answer.body == "local_rate_limited", "{path}: {answer:?}");
+    }
     // The server does not see the headers with attributes.
     let echo = mesh.call("front", &format!("http://{server}/"), &["-H", "x-skysail-limit-1: a"]);
     assert!(echo.status == Some(200) && !echo.body.contains("x-skysail-limit"), "{echo:?}");
@@ -227,7 +235,7 @@ fn counts_are_shown(mesh: &Mesh, server: &str) {
     let names = mesh.names(server);
     let pod = names.first().map_or(server, String::as_str);
     let text = mesh.call(pod, "http://127.0.0.1:15090/stats/prometheus", &[]).body;
-    let counts = [("shadow", 2, 0), ("burst", 1, 1), ("headers", 1, 1)];
+    let counts = [("shadow", 2, 0), ("burst", 2, 2), ("headers", 1, 1)];
     for (rule, above, refused) in counts {
         for (name, count) in [("rate_limited", above), ("enforced", refused)] {
             let line = format!(
@@ -401,7 +409,7 @@ spec:
     match: {paths: [/user]}
     by: [{header: x-user, key: user}, {sourcePrincipal: true}]
     global: {provider: {name: limits}}
-    response: {status: 403, headers: {x-limited: 'yes'}}
+    response: {status: 403, headers: {x-limited: 'yes'}, body: later}
   - name: shadow
     match: {paths: [/shadow]}
     by: [{header: x-user}]
@@ -477,6 +485,7 @@ fn a_service_decides_about_requests() {
         assert!(!body.contains("x-skysail-limit"), "{server}: {body}");
         let (status, body) = ask("/user", "x-user: no");
         assert!(status == Some(403) && body.contains("x-limited: yes"), "{server}: {status:?} {body}");
+        assert!(body.ends_with("\nlater"), "{server}: {body}");
         // Without the header the descriptor lacks its entry.
         let (status, body) = ask("/user", "x-other: no");
         let descriptor = format!("x-descriptor: shop rule=default/global/user {principal}");

@@ -238,6 +238,7 @@ fn manager(escaped_slashes: EscapedSlashes) -> HttpManager {
         codec: Codec::Auto,
         routes: Routes::Named("80".into()),
         filters: Vec::new(),
+        local_replies: Vec::new(),
         has_scripts: false,
         mutates_responses: false,
         stats: None,

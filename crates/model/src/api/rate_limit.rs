@@ -159,6 +159,10 @@ pub struct LimitResponse {
     pub status: Option<u32>,
     /// Headers that are set.
     pub headers: BTreeMap<String, String>,
+    /// Text.
+    pub body: String,
+    /// Type of the text; empty: `text/plain`.
+    pub content_type: String,
     /// Whether all responses have headers `x-ratelimit-limit`, `x-ratelimit-remaining` and `x-ratelimit-reset`.
     pub rate_limit_headers: bool,
 }
@@ -172,6 +176,13 @@ impl RateLimitRule {
     /// Returns the rule's name; rules without one are numbered.
     pub fn name_at(&self, index: usize) -> String {
         if self.name.is_empty() { format!("{UNNAMED}-{index}") } else { self.name.clone() }
+    }
+}
+
+impl RateLimitRule {
+    /// Returns whether the response to requests above the limit has a text of its own.
+    pub fn has_body(&self) -> bool {
+        self.response.as_ref().is_some_and(|response| !response.body.is_empty())
     }
 }
 

@@ -20,7 +20,8 @@ use skysail_xds::{
                     },
                     network::{
                         http_connection_manager::v3::{
-                            HttpConnectionManager, HttpFilter, Rds, RequestIdExtension,
+                            HttpConnectionManager, HttpFilter, LocalReplyConfig, Rds, RequestIdExtension,
+                            ResponseMapper,
                             http_connection_manager::{
                                 ForwardClientCertDetails, PathWithEscapedSlashesAction, RouteSpecifier,
                                 ServerHeaderTransformation, SetCurrentClientCertDetails, UpgradeConfig,
@@ -149,19 +150,32 @@ pub(super) fn tcp_chain_of(
     filters
 }
 
-/// Returns the filters of an HTTP chain. `policy` holds authorization filters.
+/// Policies of an HTTP chain: filters, and changes of local replies.
+#[derive(Default)]
+pub(super) struct HttpPolicy {
+    pub(super) filters: Vec<HttpFilter>,
+    pub(super) replies: Vec<ResponseMapper>,
+}
+
+impl From<Vec<HttpFilter>> for HttpPolicy {
+    fn from(filters: Vec<HttpFilter>) -> Self {
+        Self { filters, replies: Vec::new() }
+    }
+}
+
+/// Returns the filters of an HTTP chain. `policy` holds authorization filters and rate limits.
 pub(super) fn http_chain(
     setting: Setting<'_>,
     direction: Direction,
     stat_prefix: String,
     routes: Routes,
-    policy: Vec<HttpFilter>,
+    policy: impl Into<HttpPolicy>,
 ) -> Vec<listener::Filter> {
     let mut filters = Vec::new();
     if direction == Direction::Inbound {
         filters.extend(exchange(setting.view));
     }
-    let manager = connection_manager(setting, direction, stat_prefix, routes, policy);
+    let manager = connection_manager(setting, direction, stat_prefix, routes, policy.into());
     filters.push(network("envoy.filters.network.http_connection_manager", pack(&manager)));
     filters
 }
@@ -188,7 +202,7 @@ fn connection_manager(
     direction: Direction,
     stat_prefix: String,
     routes: Routes,
-    policy: Vec<HttpFilter>,
+    policy: HttpPolicy,
 ) -> HttpConnectionManager {
     let uuid = UuidRequestIdConfig {
         use_request_id_for_trace_sampling: boolean(setting.telemetry.samples_by_request_id),
@@ -196,7 +210,7 @@ fn connection_manager(
     };
     let mut manager = HttpConnectionManager {
         stat_prefix,
-        http_filters: http_filters(setting, direction, policy),
+        http_filters: http_filters(setting, direction, policy.filters),
         tracing: setting.telemetry.tracing.clone(),
         access_log: setting.telemetry.logs.clone(),
         stream_idle_timeout: Some(seconds(0)),
@@ -212,6 +226,8 @@ fn connection_manager(
         }),
         ..Default::default()
     };
+    manager.local_reply_config = (!policy.replies.is_empty())
+        .then(|| LocalReplyConfig { mappers: policy.replies, ..Default::default() });
     manager.http2_protocol_options = setting.http2.then(Default::default);
     normalize_paths(&mut manager, setting.mesh.path_normalization.normalization);
     if direction == Direction::Inbound {

@@ -8,6 +8,9 @@
 
 use skysail_xds::envoy::pb::envoy::{
     config::{
+        accesslog::v3::{
+            AccessLogFilter, AndFilter, HeaderFilter, ResponseFlagFilter, access_log_filter::FilterSpecifier,
+        },
         common::mutation_rules::v3::{HeaderMutation as Mutation, header_mutation},
         ratelimit::v3::RateLimitServiceConfig,
         route::v3::{
@@ -29,7 +32,7 @@ use skysail_xds::envoy::pb::envoy::{
                 local_ratelimit::v3::LocalRateLimit,
                 ratelimit::v3::RateLimit as GlobalRateLimit,
             },
-            network::http_connection_manager::v3::HttpFilter,
+            network::http_connection_manager::v3::{HttpFilter, ResponseMapper},
         },
     },
     r#type::{
@@ -44,7 +47,7 @@ use skysail_xds::envoy::pb::envoy::{
 use super::{
     authorizer,
     clause::with_aliases,
-    filters,
+    filters::{self, HttpPolicy},
     pb::{
         Any, Duration, boolean, core, duration, matcher, matching, pack, regex, route, types, uint32,
         whole_percent,
@@ -67,6 +70,10 @@ use route::header_matcher::HeaderMatchSpecifier;
 
 /// Prefix of the internal headers with attributes of a request.
 const VALUE: &str = "x-skysail-limit-";
+/// Internal header with the rule whose filter runs.
+const ANNOUNCEMENT: &str = "x-skysail-limit-rule";
+/// Response flag of requests above a limit.
+const LIMITED: &str = "RL";
 /// Prefix of values in internal headers, so that no value is empty and requests without a value share a limit.
 const MARK: &str = "=";
 /// Value of a claim that the token lacks.
@@ -99,7 +106,7 @@ impl<'a> RateLimits<'a> {
     pub(super) fn of_services<'s>(
         &self,
         services: impl Iterator<Item = &'s Typed<Service>> + Clone,
-    ) -> Vec<HttpFilter> {
+    ) -> ChainLimits {
         let applies = |limit: &&AppliedLimit<'_>| match &limit.services {
             None => true,
             Some(names) => services.clone().any(|service| {
@@ -110,10 +117,7 @@ impl<'a> RateLimits<'a> {
     }
 
     /// Returns the filters of a gateway's chain. Those of policies that are attached to its routes are disabled.
-    pub(super) fn of_rules<'r>(
-        &self,
-        rules: impl Iterator<Item = &'r Typed<VirtualService>>,
-    ) -> Vec<HttpFilter>
+    pub(super) fn of_rules<'r>(&self, rules: impl Iterator<Item = &'r Typed<VirtualService>>) -> ChainLimits
     where
         'a: 'r,
     {
@@ -131,9 +135,11 @@ impl<'a> RateLimits<'a> {
         self.chain(selected)
     }
 
-    fn chain(&self, selected: Vec<Selected<'_>>) -> Vec<HttpFilter> {
+    fn chain(&self, selected: Vec<Selected<'_>>) -> ChainLimits {
         let mut values = Values::default();
-        let mut made = Vec::new();
+        let (mut made, mut replies) = (Vec::new(), Vec::new());
+        let mut rules = selected.iter().flat_map(|(policy, _)| &policy.spec.rules);
+        let announces = rules.any(RateLimitRule::has_body);
         for (policy, disabled) in selected {
             for (index, rule) in policy.spec.rules.iter().enumerate() {
                 let compiler = RuleCompiler {
@@ -141,18 +147,28 @@ impl<'a> RateLimits<'a> {
                     name: full_name(policy, rule, index),
                     is_local: rule.limit.is_some(),
                 };
-                let config = compiler.compile(rule, &mut values);
-                made.extend(config.map(|config| HttpFilter {
-                    disabled,
-                    ..filters::http(&filter_name(&compiler.name), config)
-                }));
+                let Some(config) = compiler.compile(rule, &mut values) else { continue };
+                replies.extend(rule.response.as_ref().and_then(|response| compiler.reply(response)));
+                // The name of a rule must not remain for the next one.
+                made.extend(announces.then(|| compiler.announcement()).flatten());
+                let name = filter_name(&compiler.name);
+                made.push(HttpFilter { disabled, ..filters::http(&name, config) });
             }
         }
-        if made.is_empty() || values.formats.is_empty() {
-            return made;
-        }
-        let (first, last) = values.filters();
-        [first].into_iter().chain(made).chain([last]).collect()
+        let (first, last) = values.filters(announces);
+        let filters = first.into_iter().chain(made).chain(last).collect();
+        ChainLimits(HttpPolicy { filters, replies })
+    }
+}
+
+/// Filters and replies of the limits of one chain.
+pub(super) struct ChainLimits(HttpPolicy);
+
+impl ChainLimits {
+    /// Returns the policies of a chain, with these filters first.
+    pub(super) fn after(self, mut filters: Vec<HttpFilter>) -> HttpPolicy {
+        filters.extend(self.0.filters);
+        HttpPolicy { filters, ..self.0 }
     }
 }
 
@@ -194,8 +210,9 @@ impl Values {
         format!("{VALUE}{index}")
     }
 
-    /// Returns the filter that sets the headers, and the one that removes them.
-    fn filters(self) -> (HttpFilter, HttpFilter) {
+    /// Returns the filter that sets the headers, and the one that removes them, if there are any. `announces` is
+    /// whether rules announce themselves.
+    fn filters(self, announces: bool) -> (Option<HttpFilter>, Option<HttpFilter>) {
         let name = |index: usize| format!("{VALUE}{index}");
         let remove = |index| header_mutation::Action::Remove(name(index));
         let set = |(index, value): (usize, &String)| {
@@ -203,16 +220,22 @@ impl Values {
             // An empty value is not set, so the header of the client is removed first.
             [remove(index), header_mutation::Action::Append(option)]
         };
-        let filter = |name: &str, actions: Vec<header_mutation::Action>| {
-            let mutations = actions.into_iter().map(|action| Mutation { action: Some(action) });
-            let mutations = Mutations { request_mutations: mutations.collect(), ..Default::default() };
-            let config = HeaderMutation { mutations: Some(mutations), ..Default::default() };
-            filters::http(name, pack(&config))
-        };
-        let first = self.formats.iter().enumerate().flat_map(set).collect();
-        let last = (0..self.formats.len()).map(remove).collect();
-        (filter("skysail.rate_limit.attributes", first), filter("skysail.rate_limit.cleanup", last))
+        let first: Vec<_> = self.formats.iter().enumerate().flat_map(set).collect();
+        let mut last: Vec<_> = (0..self.formats.len()).map(remove).collect();
+        last.extend(announces.then(|| header_mutation::Action::Remove(ANNOUNCEMENT.into())));
+        (mutation("skysail.rate_limit.attributes", first), mutation("skysail.rate_limit.cleanup", last))
     }
+}
+
+/// Returns a filter that changes request headers; `None` without changes.
+fn mutation(name: &str, actions: Vec<header_mutation::Action>) -> Option<HttpFilter> {
+    if actions.is_empty() {
+        return None;
+    }
+    let mutations = actions.into_iter().map(|action| Mutation { action: Some(action) });
+    let mutations = Mutations { request_mutations: mutations.collect(), ..Default::default() };
+    let config = HeaderMutation { mutations: Some(mutations), ..Default::default() };
+    Some(filters::http(name, pack(&config)))
 }
 
 /// Compiler of one rule.
@@ -306,6 +329,50 @@ impl RuleCompiler<'_> {
             status_on_error: service.status_on_error.map(status),
             filter_enforced: share(!rule.shadow),
             rate_limits: vec![descriptors],
+            ..Default::default()
+        })
+    }
+
+    /// Returns the filter before that of the rule. It names the rule to the change of local replies, which sees the
+    /// headers of the request.
+    fn announcement(&self) -> Option<HttpFilter> {
+        let option = header_option(ANNOUNCEMENT, self.name.clone());
+        mutation("skysail.rate_limit.rule", vec![header_mutation::Action::Append(option)])
+    }
+
+    /// Returns the change of the rule's local reply; `None` if its text is not set.
+    fn reply(&self, response: &LimitResponse) -> Option<ResponseMapper> {
+        if response.body.is_empty() {
+            return None;
+        }
+        let is = |specifier| AccessLogFilter { filter_specifier: Some(specifier) };
+        let limited = ResponseFlagFilter { flags: vec![LIMITED.into()] };
+        let exact = HeaderMatchSpecifier::StringMatch(matching(MatchPattern::Exact(self.name.clone())));
+        let by_rule = HeaderFilter { header: Some(header(ANNOUNCEMENT, exact)) };
+        let by_rule = is(FilterSpecifier::HeaderFilter(by_rule));
+        let filter = if self.is_local {
+            // An Envoy sets the flag after the reply. Only the rule itself replies while the header names it.
+            by_rule
+        } else {
+            // A failure of the service has another flag.
+            let limited = is(FilterSpecifier::ResponseFlagFilter(limited));
+            is(FilterSpecifier::AndFilter(AndFilter { filters: vec![limited, by_rule] }))
+        };
+        let text = |text: &str| core::DataSource {
+            specifier: Some(core::data_source::Specifier::InlineString(text.to_owned())),
+            ..Default::default()
+        };
+        let format = core::SubstitutionFormatString {
+            format: Some(core::substitution_format_string::Format::TextFormatSource(text(
+                "%LOCAL_REPLY_BODY%",
+            ))),
+            content_type: response.content_type.clone(),
+            ..Default::default()
+        };
+        Some(ResponseMapper {
+            filter: Some(filter),
+            body: Some(text(&response.body)),
+            body_format_override: (!response.content_type.is_empty()).then_some(format),
             ..Default::default()
         })
     }

@@ -17,6 +17,8 @@ const MAX_RULES: usize = 64;
 const MAX_KEYS_OF_RULE: usize = 8;
 /// Maximum number of texts in a list of a match, which become one expression.
 const MAX_TEXTS: usize = 64;
+/// Maximum size of a response's text in bytes. Source: Envoy's limit of inline texts in local replies.
+const MAX_BODY: usize = 4096;
 /// Shortest interval. Source: Envoy's `local_ratelimit` filter.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 /// Longest interval: one year.
@@ -289,6 +291,17 @@ fn response(response: &LimitResponse, field: &str, findings: &mut Findings) {
     if let Some(status) = response.status.filter(|status| *status < 400 || !is_known_status(*status)) {
         let message = format!("{status} is not a status of errors that Envoy knows");
         findings.add(Code::InvalidStatus, format!("{field}.status"), message, "write a number such as 503");
+    }
+    if response.body.len() > MAX_BODY {
+        let message = format!("has {} bytes; the maximum is {MAX_BODY}", response.body.len());
+        findings.error(format!("{field}.body"), message, "shorten the text");
+    }
+    if response.content_type.chars().any(|letter| !letter.is_ascii() || letter.is_control()) {
+        let message = format!("{:?} is not a type of content", response.content_type);
+        findings.error(format!("{field}.contentType"), message, "write a type such as application/json");
+    }
+    if !response.content_type.is_empty() && response.body.is_empty() {
+        findings.warning(format!("{field}.contentType"), "has no effect without body", "set body");
     }
     for (name, value) in &response.headers {
         let at = skysail_yaml::join(&format!("{field}.headers"), name);

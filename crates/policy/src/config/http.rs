@@ -14,11 +14,26 @@ use super::{
     lua::Lua,
     mutation::HeaderMutation,
     policy::Policy,
-    route::{Fault, RouteTable},
+    route::{Fault, HeaderOp, RouteTable},
     stats::Stats,
     trace::{RequestIdUse, Tracing},
 };
 use skysail_http::{compress::Compressor, http2::Http2Options};
+
+/// A change of local replies. Source: `envoy.extensions.filters.network.http_connection_manager.v3.ResponseMapper`.
+#[derive(Debug)]
+pub struct LocalReply {
+    /// Replies that are changed.
+    pub filter: LogFilter,
+    /// Status.
+    pub status: Option<u16>,
+    /// Text.
+    pub body: Option<Box<str>>,
+    /// Type of the text; `None` for `text/plain`.
+    pub content_type: Option<Box<str>>,
+    /// Header operations.
+    pub headers: Vec<HeaderOp>,
+}
 
 /// An HTTP connection manager.
 #[derive(Debug)]
@@ -29,6 +44,8 @@ pub struct HttpManager {
     pub codec: Codec,
     /// Source of the route table.
     pub routes: Routes,
+    /// Changes of local replies. The first whose filter passes applies.
+    pub local_replies: Vec<LocalReply>,
     /// HTTP filters, in the order of the configuration. They run before the request is forwarded.
     pub filters: Vec<Filter>,
     /// One of the filters runs Lua scripts, perhaps for responses.

@@ -19,6 +19,7 @@ fn manager() -> HttpManager {
         codec: Codec::Auto,
         routes: Routes::Named("80".into()),
         filters: Vec::new(),
+        local_replies: Vec::new(),
         has_scripts: false,
         mutates_responses: false,
         stats: None,

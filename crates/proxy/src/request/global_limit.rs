@@ -167,7 +167,11 @@ impl<'a> RequestContext<'a> {
             self.exchange.response.set("grpc-status", b"8");
         }
         match content_type {
-            Some((name, value)) if !self.decision.grpc && !verdict.body.is_empty() => {
+            Some((name, value))
+                if !self.decision.grpc
+                    && !verdict.body.is_empty()
+                    && self.scope.manager.local_replies.is_empty() =>
+            {
                 self.exchange.response.set(&name, &value);
                 self.send_local(&verdict.body).await?;
             }

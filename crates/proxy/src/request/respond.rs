@@ -15,6 +15,7 @@ use crate::{
         hop,
         transfer::{Client, Deadlines},
     },
+    telemetry::filter,
     worker::downstream::Downstream,
 };
 use skysail_http::{
@@ -26,15 +27,37 @@ use skysail_http::{
     http1::{ConnectionOptions, Framing},
 };
 use skysail_policy::{
-    config::route::HeaderOp,
+    config::{http::LocalReply, route::HeaderOp},
     error::{self, Error, Kind},
     headers,
     peer::{METADATA, METADATA_ID},
+    record::Context,
 };
 
 /// Response header that tells a peer that this sidecar keeps the peer's metadata for the connection. Sidecars
 /// remove it.
 pub(crate) const METADATA_KEPT: &str = "x-skysail-peer-metadata-kept";
+
+impl<'a> RequestContext<'a> {
+    /// Applies the configured change of local replies to the head. Returns the change.
+    fn change_local_reply(&mut self) -> Option<&'a LocalReply> {
+        let replies = &self.scope.manager.local_replies;
+        if replies.is_empty() {
+            return None;
+        }
+        let mut record = self.record();
+        record.status = self.exchange.response.status();
+        let context = Context { record: &record, request: Some(self.exchange.request), response: None };
+        let mut dice = self.scope.worker.dice.borrow_mut();
+        let reply = replies.iter().find(|reply| filter::passes(&reply.filter, &context, &mut dice))?;
+        drop(dice);
+        if let Some(status) = reply.status {
+            self.exchange.response.set_status(status);
+        }
+        self.apply_ops(&reply.headers);
+        Some(reply)
+    }
+}
 
 impl RequestContext<'_> {
     /// Forwards the response, whose head has arrived. `is_sent` says that the whole request has been sent. `scripted` is
@@ -156,6 +179,8 @@ impl RequestContext<'_> {
     /// Sends a local reply with a text. A gRPC client receives the text as `grpc-message`, other clients as
     /// content.
     pub(crate) async fn send_text(&mut self, text: &[u8]) -> Result<(), Error> {
+        let reply = self.change_local_reply();
+        let text = reply.and_then(|reply| reply.body.as_deref()).map_or(text, str::as_bytes);
         let response = &mut *self.exchange.response;
         if let Some(web) = self.decision.grpc_web {
             response.remove("content-type");
@@ -180,7 +205,8 @@ impl RequestContext<'_> {
         if text.is_empty() {
             response.remove("content-type");
         } else {
-            response.set("content-type", b"text/plain");
+            let content_type = reply.and_then(|reply| reply.content_type.as_deref());
+            response.set("content-type", content_type.unwrap_or("text/plain").as_bytes());
         }
         self.send_local(text).await
     }

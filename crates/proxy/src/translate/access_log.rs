@@ -95,7 +95,8 @@ fn access_log(proto: &Proto, Translator { node, strict, .. }: Translator<'_>) ->
     Ok(AccessLog { to, filter })
 }
 
-fn filter(proto: &AccessLogFilter, strict: bool) -> Result<LogFilter> {
+/// Translates a filter.
+pub(super) fn filter(proto: &AccessLogFilter, strict: bool) -> Result<LogFilter> {
     use access_log_filter::FilterSpecifier as Of;
     let filters = |protos: &[AccessLogFilter]| {
         protos.iter().map(|proto| filter(proto, strict)).collect::<Result<_>>().at("filters")

@@ -28,8 +28,8 @@ use skysail_xds::{
 
 use super::{
     At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration, dynamic,
-    flag, global_limit, jwt, limit, lua, mutation, number, policy, route, route_filters, stats, timeout,
-    trace, type_name, unknown_type, unpack,
+    flag, global_limit, jwt, limit, local_reply, lua, mutation, number, policy, route, route_filters, stats,
+    timeout, trace, type_name, unknown_type, unpack,
 };
 use skysail_http::http2::{Http2Options, Keepalive};
 use skysail_policy::config::cluster::{MAX_HEAD, MAX_HEADERS};
@@ -68,6 +68,8 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
             CodecType::Http3 => return Err(Reject::new("HTTP3 is not supported").at_field("codec_type")),
         },
         routes: routes(proto)?,
+        local_replies: local_reply::translate(proto.local_reply_config.as_ref(), translator.strict)
+            .at("local_reply_config")?,
         filters: Vec::new(),
         has_scripts: false,
         mutates_responses: false,

@@ -23,6 +23,7 @@ mod lb_policy;
 mod limit;
 mod limit_rules;
 mod listener;
+mod local_reply;
 mod lua;
 mod mutation;
 mod outlier;

@@ -321,6 +321,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         codec: Codec::Auto,
         routes: Routes::Inline(Arc::default()),
         filters: vec![],
+        local_replies: Vec::new(),
         has_scripts: false,
         mutates_responses: false,
         stats: Some(Arc::default()),

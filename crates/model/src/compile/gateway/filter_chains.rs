@@ -82,8 +82,8 @@ impl Compiler<'_, '_> {
     /// Returns the chain of HTTP, in plain text or with terminated TLS, for servers with the same routes.
     fn http(&self, servers: &[GatewayServer<'_>], listener: &str, protocol: Protocol) -> Option<Chain> {
         let server = servers.first()?;
-        let mut policy = self.authorization.http_filters();
-        policy.extend(self.limits.of_rules(servers.iter().flat_map(|server| self.rules(server))));
+        let limits = self.limits.of_rules(servers.iter().flat_map(|server| self.rules(server)));
+        let policy = limits.after(self.authorization.http_filters());
         let setting = Setting { grpc_web: protocol == Protocol::GrpcWeb, ..self.setting };
         let filters = filters::http_chain(
             setting,

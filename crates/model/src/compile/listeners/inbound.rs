@@ -275,9 +275,9 @@ impl Inbound<'_> {
         let grpc_web = target.service.is_some_and(|service| service.protocol == Protocol::GrpcWeb);
         let http2 = target.service.is_some_and(|service| service.protocol.is_http2());
         let setting = Setting { grpc_web, http2, ..self.setting };
-        let mut policy = self.authorization.http_filters();
         let services = target.service.iter().flat_map(|port| &port.services);
-        policy.extend(self.limits.of_services(services.map(|(service, _)| *service)));
+        let limits = self.limits.of_services(services.map(|(service, _)| *service));
+        let policy = limits.after(self.authorization.http_filters());
         filters::http_chain(setting, Direction::Inbound, prefix, routes, policy)
     }
 
