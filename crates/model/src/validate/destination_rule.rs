@@ -140,6 +140,17 @@ fn settings(
     }
 }
 
+/// Warns about labels of nodes in a list of labels for failover.
+fn hostnames(labels: &[String], field: &str, findings: &mut Findings) {
+    for (index, _) in labels.iter().enumerate().filter(|(_, label)| *label == HOSTNAME) {
+        findings.warning(
+            format!("{field}.failoverPriority[{index}]"),
+            "has no effect: the node of a client is unknown, so no endpoint has the same value",
+            "use another label, or set a value for this one",
+        );
+    }
+}
+
 fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     if balancer.simple.is_some() && balancer.consistent_hash.is_some() {
         findings.error(field, "simple and consistentHash exclude each other", "remove one of them");
@@ -147,20 +158,19 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     if let Some(hash) = &balancer.consistent_hash {
         consistent_hash(hash, &format!("{field}.consistentHash"), findings);
     }
+    if let Some(zones) = &balancer.zone_aware_lb_setting {
+        if balancer.locality_lb_setting.is_some() {
+            let message = "zoneAwareLbSetting and localityLbSetting exclude each other";
+            findings.error(field, message, "remove one of them");
+        }
+        hostnames(&zones.failover_priority, &format!("{field}.zoneAwareLbSetting"), findings);
+    }
     if let Some(locality) = &balancer.locality_lb_setting {
         let field = format!("{field}.localityLbSetting");
         if !locality.distribute.is_empty() && !locality.failover.is_empty() {
             findings.error(&field, "distribute and failover exclude each other", "remove one of them");
         }
-        for (index, label) in locality.failover_priority.iter().enumerate() {
-            if label == HOSTNAME {
-                findings.warning(
-                    format!("{field}.failoverPriority[{index}]"),
-                    "has no effect: the node of a client is unknown, so no endpoint has the same value",
-                    "use another label, or set a value for this one",
-                );
-            }
-        }
+        hostnames(&locality.failover_priority, &field, findings);
         for (index, distribute) in locality.distribute.iter().enumerate() {
             if distribute.to.values().sum::<u32>() != 100 {
                 findings.error(
