@@ -220,13 +220,21 @@ pub struct Maglev {
 impl LoadBalancer {
     /// Returns the keys of client labels that decide the priority of endpoints.
     pub fn label_keys(&self) -> impl Iterator<Item = &String> {
-        self.locality_lb_setting.iter().flat_map(LocalityLb::label_keys)
+        let of_zones = self.zone_aware_lb_setting.iter().flat_map(ZoneAwareLb::label_keys);
+        self.locality_lb_setting.iter().flat_map(LocalityLb::label_keys).chain(of_zones)
     }
 }
 
 impl LocalityLb {
     /// Returns the keys of client labels that decide the priority of endpoints; `key=value` does not depend on the
     /// client.
+    pub fn label_keys(&self) -> impl Iterator<Item = &String> {
+        self.failover_priority.iter().filter(|label| !label.contains('='))
+    }
+}
+
+impl ZoneAwareLb {
+    /// Returns the keys of client labels that decide the priority of endpoints.
     pub fn label_keys(&self) -> impl Iterator<Item = &String> {
         self.failover_priority.iter().filter(|label| !label.contains('='))
     }

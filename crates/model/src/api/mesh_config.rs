@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
-    destination_rule::{LocalityLb, TcpKeepalive},
+    destination_rule::{LocalityLb, TcpKeepalive, ZoneAwareLb},
     extension_provider::ExtensionProvider,
     gateway::TlsVersion,
     proxy_config::ProxySettings,
@@ -104,6 +104,8 @@ pub struct MeshConfig {
     pub mesh_mtls: TlsDefaults,
     /// TLS with peers outside the mesh.
     pub tls_defaults: TlsDefaults,
+    /// Load balancing between the zones of a region of services whose rule has no setting.
+    pub zone_aware_lb_setting: Option<ZoneAwareLb>,
     /// Timeout of protocol detection on undeclared ports.
     pub protocol_detection_timeout: Option<Duration>,
     /// Visibility of services that set none.
@@ -422,6 +424,7 @@ impl Default for MeshConfig {
             discovery_selectors: Vec::new(),
             default_http_retry_policy: None,
             locality_lb_setting: None,
+            zone_aware_lb_setting: None,
             connect_timeout: None,
             dns_refresh_rate: Duration(std::time::Duration::from_secs(60)),
             tcp_keepalive: None,

@@ -40,7 +40,6 @@ use crate::{
 
 use cluster::cluster::{
     ClusterDiscoveryType, CommonLbConfig, DiscoveryType, EdsClusterConfig, LbPolicy, TransportSocketMatch,
-    common_lb_config::{LocalityConfigSpecifier, LocalityWeightedLbConfig},
 };
 
 /// Cluster that refuses every connection.
@@ -249,11 +248,8 @@ fn outbound_cluster(
         healthy_panic_threshold: Some(types::Percent::default()),
         ..Default::default()
     });
-    if locality::is_weighted(scope.world.mesh(), effective)
-        && let Some(common) = &mut made.common_lb_config
-    {
-        let weighted = LocalityWeightedLbConfig::default();
-        common.locality_config_specifier = Some(LocalityConfigSpecifier::LocalityWeightedLbConfig(weighted));
+    if let Some(common) = &mut made.common_lb_config {
+        common.locality_config_specifier = locality::specifier(scope.world.mesh(), effective);
     }
     if made.lb_policy != LbPolicy::ClusterProvided as i32 {
         balance::apply(&mut made, balancer);

@@ -1,4 +1,4 @@
-//! Locality load balancing (`localityLbSetting`): weights and priorities of endpoints by their locality and the
+//! Locality load balancing (`localityLbSetting`, `zoneAwareLbSetting`): weights and priorities of endpoints by their locality and the
 //! client's.
 //!
 //! As in Istio, shares are used if the rule has them. Otherwise endpoints get priorities, but only with outlier
@@ -8,16 +8,20 @@ use std::collections::BTreeMap;
 
 use super::{
     Scope,
-    pb::{endpoint, uint32},
+    pb::{UInt64Value, cluster, endpoint, types, uint32},
     policy::Effective,
 };
 use crate::{
     api::{
         Labels, MeshConfig,
-        destination_rule::{Distribute, Failover, LocalityLb},
+        destination_rule::{Distribute, Failover, LocalityLb, ZoneAwareLb},
         kube::Locality,
     },
     world::Endpoint,
+};
+
+use cluster::cluster::common_lb_config::{
+    LocalityConfigSpecifier, LocalityWeightedLbConfig, ZoneAwareLbConfig,
 };
 
 const REGION: &str = "topology.kubernetes.io/region";
@@ -37,19 +41,50 @@ pub(super) struct Group<'a> {
     pub(super) members: Vec<&'a Endpoint>,
 }
 
-/// Returns the setting in force; `None` if it is disabled.
-fn setting<'a>(mesh: &'a MeshConfig, effective: &Effective<'a>) -> Option<&'a LocalityLb> {
-    let of_rule = effective.load_balancer.and_then(|balancer| balancer.locality_lb_setting.as_ref());
-    let setting = of_rule.or(mesh.locality_lb_setting.as_ref()).unwrap_or(&NEAREST);
-    (setting.enabled != Some(false)).then_some(setting)
+/// Setting in force.
+#[derive(Clone, Copy)]
+enum Setting<'a> {
+    Locality(&'a LocalityLb),
+    /// Zones of a region share the traffic by capacity.
+    Zones(&'a ZoneAwareLb),
 }
 
-/// Returns whether a cluster is balanced by the weights of localities.
-pub(super) fn is_weighted(mesh: &MeshConfig, effective: &Effective<'_>) -> bool {
-    setting(mesh, effective).is_some_and(|setting| {
-        let failover = !setting.failover.is_empty() || !setting.failover_priority.is_empty();
-        !setting.distribute.is_empty() || effective.outlier_detection.is_some() && failover
-    })
+/// Returns the setting in force; `None` if it is disabled. As in Istio, that of the rule precedes that of the mesh, and
+/// of both kinds that of zones.
+fn setting<'a>(mesh: &'a MeshConfig, effective: &Effective<'a>) -> Option<Setting<'a>> {
+    let balancer = effective.load_balancer;
+    let zones = |of: &'a ZoneAwareLb| Setting::Zones(of);
+    let of_rule = balancer.and_then(|balancer| {
+        let zones = balancer.zone_aware_lb_setting.as_ref().map(zones);
+        zones.or(balancer.locality_lb_setting.as_ref().map(Setting::Locality))
+    });
+    let of_mesh = || {
+        let zones = mesh.zone_aware_lb_setting.as_ref().map(zones);
+        zones.or(mesh.locality_lb_setting.as_ref().map(Setting::Locality))
+    };
+    match of_rule.or_else(of_mesh).unwrap_or(Setting::Locality(&NEAREST)) {
+        Setting::Locality(setting) if setting.enabled == Some(false) => None,
+        setting => Some(setting),
+    }
+}
+
+/// Returns how a cluster is balanced between localities; `None` if it is not.
+pub(super) fn specifier(mesh: &MeshConfig, effective: &Effective<'_>) -> Option<LocalityConfigSpecifier> {
+    let setting = match setting(mesh, effective)? {
+        Setting::Zones(zones) => {
+            let is_off = zones.enabled == Some(false);
+            return Some(LocalityConfigSpecifier::ZoneAwareLbConfig(ZoneAwareLbConfig {
+                routing_enabled: is_off.then(types::Percent::default),
+                min_cluster_size: zones.min_cluster_size.map(|value| UInt64Value { value: value.into() }),
+                ..Default::default()
+            }));
+        }
+        Setting::Locality(setting) => setting,
+    };
+    let failover = !setting.failover.is_empty() || !setting.failover_priority.is_empty();
+    let is_weighted = !setting.distribute.is_empty() || effective.outlier_detection.is_some() && failover;
+    is_weighted
+        .then(|| LocalityConfigSpecifier::LocalityWeightedLbConfig(LocalityWeightedLbConfig::default()))
 }
 
 /// Sets weights or priorities of groups; may split groups.
@@ -58,7 +93,11 @@ pub(super) fn apply<'a>(
     effective: &Effective<'_>,
     mut groups: Vec<Group<'a>>,
 ) -> Vec<Group<'a>> {
-    let Some(setting) = setting(scope.world.mesh(), effective) else { return groups };
+    let setting = match setting(scope.world.mesh(), effective) {
+        None => return groups,
+        Some(Setting::Zones(zones)) => return by_zones(scope, zones, groups),
+        Some(Setting::Locality(setting)) => setting,
+    };
     if !setting.distribute.is_empty() {
         if let Some(shares) = setting.distribute.iter().find(|shares| matches(scope.locality, &shares.from)) {
             distribute(shares, &mut groups);
@@ -72,6 +111,33 @@ pub(super) fn apply<'a>(
         }
     }
     groups
+}
+
+/// Sets priorities by labels, if the setting names some, and by region: the zones of one region have the same.
+fn by_zones<'a>(scope: &Scope<'_>, zones: &ZoneAwareLb, mut groups: Vec<Group<'a>>) -> Vec<Group<'a>> {
+    if zones.enabled == Some(false) {
+        return groups;
+    }
+    if !zones.failover_priority.is_empty() {
+        groups = by_labels(scope, &zones.failover_priority, groups);
+    }
+    by_region(&scope.locality.region, &zones.failover, &mut groups);
+    groups
+}
+
+/// Sets priorities by region, that of the client first, within the existing priorities.
+fn by_region(client: &str, failover: &[Failover], groups: &mut [Group<'_>]) {
+    let takes_over = failover.iter().find(|failover| failover.from == client);
+    for group in groups.iter_mut() {
+        let place = &group.locality.region;
+        let distance = match takes_over {
+            _ if place == client => 0,
+            Some(failover) if failover.to == *place => 1,
+            _ => 2,
+        };
+        group.made.priority = group.made.priority * 3 + distance;
+    }
+    close_gaps(groups);
 }
 
 /// Returns whether a locality matches `region/zone/subzone`. Each part may be `*`, and the later ones may be missing.
@@ -256,5 +322,18 @@ mod tests {
         assert_eq!(priorities("r/a/s", &failover), [0, 1, 2, 4, 3]);
         assert_eq!(priorities("x/b/s", &failover), [1, 1, 1, 0, 1]);
         assert_eq!(priorities("z/z/z", &failover), [0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn zones_of_a_region_have_the_same_priority() {
+        let places = ["r/a", "r/b", "x/a", "y/a"].map(place);
+        let priorities = |client: &str, failover: &[Failover]| -> Vec<u32> {
+            let mut groups: Vec<_> = places.iter().map(|place| group(place, 1)).collect();
+            by_region(client, failover, &mut groups);
+            groups.iter().map(|group| group.made.priority).collect()
+        };
+        assert_eq!(priorities("r", &[]), [0, 0, 1, 1]);
+        assert_eq!(priorities("r", &[Failover { from: "r".into(), to: "y".into() }]), [0, 0, 2, 1]);
+        assert_eq!(priorities("z", &[]), [0, 0, 0, 0]);
     }
 }

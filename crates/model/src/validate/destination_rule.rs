@@ -156,6 +156,18 @@ fn settings(
     }
 }
 
+/// Warns about labels of nodes in a list of labels for failover.
+fn hostnames(labels: &[String], field: &str, findings: &mut Findings) {
+    for (index, _) in labels.iter().enumerate().filter(|(_, label)| *label == HOSTNAME) {
+        findings.add(
+            Code::NoEffect,
+            format!("{field}.failoverPriority[{index}]"),
+            "has no effect: the node of a client is unknown, so no endpoint has the same value",
+            "use another label, or set a value for this one",
+        );
+    }
+}
+
 fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     if balancer.simple.is_some() && balancer.consistent_hash.is_some() {
         findings.add(
@@ -168,6 +180,13 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     if let Some(hash) = &balancer.consistent_hash {
         consistent_hash(hash, &format!("{field}.consistentHash"), findings);
     }
+    if let Some(zones) = &balancer.zone_aware_lb_setting {
+        if balancer.locality_lb_setting.is_some() {
+            let message = "zoneAwareLbSetting and localityLbSetting exclude each other";
+            findings.add(Code::ExclusiveFields, field, message, "remove one of them");
+        }
+        hostnames(&zones.failover_priority, &format!("{field}.zoneAwareLbSetting"), findings);
+    }
     if let Some(locality) = &balancer.locality_lb_setting {
         let field = format!("{field}.localityLbSetting");
         if !locality.distribute.is_empty() && !locality.failover.is_empty() {
@@ -178,16 +197,7 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
                 "remove one of them",
             );
         }
-        for (index, label) in locality.failover_priority.iter().enumerate() {
-            if label == HOSTNAME {
-                findings.add(
-                    Code::NoEffect,
-                    format!("{field}.failoverPriority[{index}]"),
-                    "has no effect: the node of a client is unknown, so no endpoint has the same value",
-                    "use another label, or set a value for this one",
-                );
-            }
-        }
+        hostnames(&locality.failover_priority, &field, findings);
         for (index, distribute) in locality.distribute.iter().enumerate() {
             if distribute.to.values().sum::<u32>() != 100 {
                 findings.add(

@@ -294,14 +294,24 @@ fn response(response: &LimitResponse, field: &str, findings: &mut Findings) {
     }
     if response.body.len() > MAX_BODY {
         let message = format!("has {} bytes; the maximum is {MAX_BODY}", response.body.len());
-        findings.error(format!("{field}.body"), message, "shorten the text");
+        findings.add(Code::TooMany, format!("{field}.body"), message, "shorten the text");
     }
     if response.content_type.chars().any(|letter| !letter.is_ascii() || letter.is_control()) {
         let message = format!("{:?} is not a type of content", response.content_type);
-        findings.error(format!("{field}.contentType"), message, "write a type such as application/json");
+        findings.add(
+            Code::InvalidValue,
+            format!("{field}.contentType"),
+            message,
+            "write a type such as application/json",
+        );
     }
     if !response.content_type.is_empty() && response.body.is_empty() {
-        findings.warning(format!("{field}.contentType"), "has no effect without body", "set body");
+        findings.add(
+            Code::NoEffect,
+            format!("{field}.contentType"),
+            "has no effect without body",
+            "set body",
+        );
     }
     for (name, value) in &response.headers {
         let at = skysail_yaml::join(&format!("{field}.headers"), name);

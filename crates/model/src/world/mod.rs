@@ -66,7 +66,7 @@ use crate::{
         ListenerSet, MeshConfig, Node, Object, ObjectKey, PeerAuthentication, Pod, ProxyConfig,
         RateLimitPolicy, ReferenceGrant, RequestAuthentication, Secret, Service, ServiceEntry, Sidecar,
         TcpRoute, Telemetry, Template, TlsRoute, Typed, VirtualService, WorkloadEntry, WorkloadGroup,
-        destination_rule::{LoadBalancer, LocalityLb},
+        destination_rule::{LoadBalancer, LocalityLb, ZoneAwareLb},
         gateway_api as gateway_api_kinds,
         kube::Locality,
         mesh_config, selects,
@@ -372,6 +372,11 @@ impl World {
         self.services.get(namespace, name).map(|entry| &entry.object)
     }
 
+    /// Returns the file of a service, or of the ServiceEntry from which it is made.
+    pub(crate) fn service_file(&self, namespace: &str, name: &str) -> Option<Arc<str>> {
+        self.services.get(namespace, name).map(|entry| Arc::clone(&entry.origin.file))
+    }
+
     /// Returns the label keys of clients on which shared resources depend: those that routes match (`sourceLabels`),
     /// those that select a DestinationRule, and those that set the priority of endpoints (`failoverPriority`).
     fn label_keys(&self) -> BTreeSet<String> {
@@ -382,7 +387,8 @@ impl World {
         let selected = selectors.flat_map(|selector| selector.match_labels.keys());
         let balanced = rules().flat_map(DestinationRule::balancers).flat_map(LoadBalancer::label_keys);
         let everywhere = self.mesh().locality_lb_setting.iter().flat_map(LocalityLb::label_keys);
-        matched.chain(selected).chain(balanced).chain(everywhere).cloned().collect()
+        let zones = self.mesh().zone_aware_lb_setting.iter().flat_map(ZoneAwareLb::label_keys);
+        matched.chain(selected).chain(balanced).chain(everywhere).chain(zones).cloned().collect()
     }
 
     /// Returns all pods, by namespace and name.

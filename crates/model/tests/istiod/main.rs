@@ -100,7 +100,6 @@ scenarios! {
     t_telemetry_kinds = "t-telemetry-kinds",
     u_authz_kinds = "u-authz-kinds",
     v_jwt_kinds = "v-jwt-kinds",
-    #[ignore = "not compiled like this yet"]
     w_sidecar_kinds = "w-sidecar-kinds",
     x_dr_kinds = "x-dr-kinds",
     y1_mesh_paths_json = "y1-mesh-paths-json",

@@ -152,7 +152,11 @@ pub(in crate::compile) fn outline(
             server_names: std::iter::once(host.clone()).chain(others).collect(),
         });
     }
-    let age = |meta: &Meta| (meta.created.unwrap_or_default(), meta.name.clone(), meta.namespace.clone());
+    // Without times of creation, objects of an earlier file are older.
+    let age = |meta: &Meta| {
+        let file = world.service_file(&meta.namespace, &meta.name).filter(|_| meta.created.is_none());
+        (meta.created.unwrap_or_default(), file, meta.name.clone(), meta.namespace.clone())
+    };
     outline.services.sort_by_cached_key(|outlined| age(&outlined.service.meta));
     outline
 }

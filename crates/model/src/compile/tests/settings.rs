@@ -153,3 +153,29 @@ fn curves_and_ciphers_of_the_mesh_are_used() {
     assert_eq!(params.cipher_suites, ["ECDHE-RSA-AES256-GCM-SHA384"]);
     assert_eq!(params.tls_minimum_protocol_version, 4);
 }
+
+#[test]
+fn zones_share_by_capacity_unless_disabled() {
+    use cluster::cluster::common_lb_config::LocalityConfigSpecifier;
+    let specifier = |mesh_wide: &str, balancer: &str| {
+        let rule = format!(
+            "---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {{name: db, namespace: shop}}\n\
+             spec: {{host: db, trafficPolicy: {{loadBalancer: {{{balancer}}}}}}}\n"
+        );
+        let (made, _) = compile(&world(&(mesh(mesh_wide) + &rule)), &view());
+        let cluster: cluster::Cluster = get(&made, Kind::Cluster, "outbound|80||db.shop.svc.cluster.local");
+        match cluster.common_lb_config.unwrap().locality_config_specifier {
+            Some(LocalityConfigSpecifier::ZoneAwareLbConfig(zones)) => {
+                let share = zones.routing_enabled.map(|percent| percent.value);
+                Some((share, zones.min_cluster_size.map(|size| size.value)))
+            }
+            _ => None,
+        }
+    };
+    assert_eq!(specifier("{}", ""), None);
+    assert_eq!(specifier("{}", "zoneAwareLbSetting: {minClusterSize: 3}"), Some((None, Some(3))));
+    assert_eq!(specifier("{}", "zoneAwareLbSetting: {enabled: false}"), Some((Some(0.0), None)));
+    assert_eq!(specifier("zoneAwareLbSetting: {}", ""), Some((None, None)));
+    // The rule's own setting of either kind takes precedence.
+    assert_eq!(specifier("zoneAwareLbSetting: {}", "localityLbSetting: {enabled: true}"), None);
+}
