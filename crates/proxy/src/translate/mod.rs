@@ -177,6 +177,9 @@ impl Translator<'_> {
                 finding.path, finding.field, finding.message
             ));
         }
+        if let Some(violation) = checked.violations.into_iter().next() {
+            return Err(Reject { path: violation.path, reason: violation.reason });
+        }
         M::from_slice(&body).map_err(|error| Reject::new(format!("not a valid {}: {error}", M::NAME)))
     }
 }
