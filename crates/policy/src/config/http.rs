@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     authorization::ExternalAuthorization,
+    cluster::HostCacheConfig,
     collector::Collector,
     jwt::Jwt,
     limit::{GlobalRateLimit, RateLimit},
@@ -14,6 +15,7 @@ use super::{
     lua::Lua,
     mutation::HeaderMutation,
     policy::Policy,
+    processing::ExternalProcessing,
     route::{Fault, RouteTable},
     stats::Stats,
     trace::{RequestIdUse, Tracing},
@@ -31,8 +33,8 @@ pub struct HttpManager {
     pub routes: Routes,
     /// HTTP filters, in the order of the configuration. They run before the request is forwarded.
     pub filters: Vec<Filter>,
-    /// One of the filters runs Lua scripts, perhaps for responses.
-    pub has_scripts: bool,
+    /// One of the filters may process responses: a Lua script, or external processing.
+    pub processes_responses: bool,
     /// A filter may change the headers of responses.
     pub mutates_responses: bool,
     /// Settings of Istio's metrics (filter `istio.stats`).
@@ -41,8 +43,9 @@ pub struct HttpManager {
     pub metadata_exchange: Option<MetadataExchange>,
     /// The upstream ALPN follows the request's protocol (filter `istio.alpn`).
     pub istio_alpn: bool,
-    /// The hosts of requests to dynamic clusters are resolved (filter `dynamic_forward_proxy`).
-    pub resolves_hosts: bool,
+    /// Cache of the hosts of requests to dynamic clusters, which are resolved if it is set (filter
+    /// `dynamic_forward_proxy`).
+    pub host_cache: Option<Box<HostCacheConfig>>,
     /// Upgrades that are tunnelled, in lower case (`websocket`); empty refuses all.
     pub upgrades: Vec<Box<str>>,
     /// Treatment of the response header `server`.
@@ -146,6 +149,7 @@ impl Filter {
             | FilterKind::Jwt(_)
             | FilterKind::GrpcWeb
             | FilterKind::Lua(_)
+            | FilterKind::ExternalProcessing(_)
             | FilterKind::Compress(_)
             | FilterKind::Buffer(_)
             | FilterKind::GlobalRateLimit(_) => false,
@@ -192,6 +196,8 @@ pub enum FilterKind {
     Compress(Compressor),
     /// Lua scripts.
     Lua(Box<Lua>),
+    /// External processing.
+    ExternalProcessing(Box<ExternalProcessing>),
 }
 
 /// Protocols that a connection manager accepts.

@@ -11,6 +11,7 @@ mod claims;
 mod hosts;
 pub(crate) mod inventory;
 pub(crate) mod names;
+mod references;
 mod slot;
 mod uses;
 

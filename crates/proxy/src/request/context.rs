@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     overload::{Admission, InFlight},
-    request::{hop, spans::Trace},
+    request::{hop, processor::Processor, spans::Trace},
     telemetry::stats::ManagerStats,
     upstream::pool::{ActiveRequest, Host, LimitGuard, Pool, Upstream},
     worker::{
@@ -104,7 +104,9 @@ pub(crate) struct RequestDecision<'a> {
     pub(crate) compression: Option<Box<Compression<'a>>>,
     /// Whether the response carries this workload's metadata, because the client's sidecar sent its own.
     pub(crate) sends_metadata: bool,
-    /// Whether Lua scripts have handled the response, or must not.
+    /// External processors that have got the request.
+    pub(crate) processors: Vec<Processor<'a>>,
+    /// Whether Lua scripts and external processors have handled the response, or must not.
     pub(crate) has_run_scripts: bool,
 }
 
@@ -205,6 +207,7 @@ impl<'a> RequestContext<'a> {
                 grpc_web: None,
                 compression: None,
                 sends_metadata: false,
+                processors: Vec::new(),
                 has_run_scripts: false,
             },
             exchange: Exchange {

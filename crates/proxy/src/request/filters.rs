@@ -34,6 +34,7 @@ use skysail_policy::{
         jwt::{Jwt, JwtProvider, KeySet, Keys},
         lua::LuaSelection,
         policy::Policy,
+        processing::ExternalProcessing,
         route::{Cors, Setting},
     },
     cors,
@@ -61,6 +62,8 @@ enum FilterAction<'a> {
     CallAuthorization(&'a ExternalAuthorization, Option<&'a Setting>),
     /// Verifies tokens, and fetches key sets for that.
     VerifyTokens(&'a Jwt, Option<&'a Setting>),
+    /// Passes the request to an external processor.
+    Process(&'a Filter, &'a ExternalProcessing, Option<&'a Setting>),
     /// Runs a Lua script.
     RunScript(&'a Filter, LuaSelection<'a>, bool),
 }
@@ -148,6 +151,9 @@ impl<'a> RequestContext<'a> {
                 }
                 return Ok(selection.map(|script| FilterAction::RunScript(filter, script, lua.clear_route)));
             }
+            (FilterKind::ExternalProcessing(config), setting) => {
+                return Ok(Some(FilterAction::Process(filter, config, setting)));
+            }
             (FilterKind::Compress(compressor), _) => {
                 let accept = || exchange.request.header("accept-encoding").unwrap_or_default().into();
                 let compression = decision.compression.get_or_insert_with(|| {
@@ -191,6 +197,9 @@ impl<'a> RequestContext<'a> {
                 self.call_authorization(config, setting).await
             }
             FilterAction::VerifyTokens(jwt, setting) => self.verify_tokens(jwt, setting).await,
+            FilterAction::Process(filter, config, setting) => {
+                self.process_request(filter, config, setting).await
+            }
             FilterAction::RunScript(filter, script, clear_route) => {
                 let is_answered = self.run_request_script(filter, script, clear_route).await?;
                 Ok(if is_answered { Filtered::Answered } else { Filtered::Continue })

@@ -146,7 +146,7 @@ impl RequestContext<'_> {
         for cookie in cookies {
             self.exchange.response.append("set-cookie", cookie.as_bytes());
         }
-        if self.scope.manager.has_scripts {
+        if self.scope.manager.processes_responses {
             let body = (!switched).then_some((framing, is_sent));
             return match Box::pin(self.script_response(body, &mut deadlines)).await? {
                 None => Ok(()),
@@ -210,7 +210,7 @@ impl RequestContext<'_> {
             let destination = self.exchange.downstream.origin.destination;
             let host = match &plan.pool.resolved {
                 // Boxed, because few clusters are dynamic.
-                Some(_) if self.scope.manager.resolves_hosts => {
+                Some(_) if self.scope.manager.host_cache.is_some() => {
                     Box::pin(self.resolve_host(plan, deadlines)).await?
                 }
                 _ => pick::endpoint(&self.scope.worker.dice, &plan.pool, destination, want)?,

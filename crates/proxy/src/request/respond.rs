@@ -257,7 +257,7 @@ impl RequestContext<'_> {
 
     /// Sends a local reply, whose head is in the exchange.
     pub(crate) async fn send_local(&mut self, content: &[u8]) -> Result<(), Error> {
-        if self.scope.manager.has_scripts && !self.decision.has_run_scripts {
+        if self.scope.manager.processes_responses && !self.decision.has_run_scripts {
             return Box::pin(self.send_scripted(content)).await;
         }
         self.exchange.keep_alive &= !self.exchange.downstream.origin.connections.is_draining();

@@ -27,6 +27,7 @@ mod lua;
 mod mutation;
 mod outlier;
 mod policy;
+mod processing;
 mod route;
 mod route_filters;
 mod stats;
@@ -58,6 +59,7 @@ use skysail_xds::envoy::pb::{
     google::protobuf::{Any, BoolValue, Duration as DurationProto, UInt32Value},
 };
 
+pub(crate) use processing::mode as processing_mode;
 pub(crate) use route::{domains, uses_vhds};
 use skysail_policy::config::{Cluster, Endpoints, Listener, RouteTable, tls::ClientTls};
 #[cfg(any(test, feature = "fuzzing"))]
@@ -142,7 +144,7 @@ impl Translator<'_> {
 
     /// Translates a route table.
     pub(crate) fn routes(self, body: &[u8]) -> Result<RouteTable> {
-        route::translate(&self.decode::<RouteConfiguration>(body)?)
+        route::translate(&self.decode::<RouteConfiguration>(body)?, false)
     }
 
     /// Translates the upstream TLS settings of a cluster, if it has any.
