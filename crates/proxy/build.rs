@@ -169,8 +169,15 @@ fn json(
     messages: &Messages<'_>,
     enums: &Enums<'_>,
 ) -> Result<String> {
-    if mark == Some(Mark::WithoutEffect) {
-        return Ok("Json::Ignored".into());
+    let name = field.type_name().trim_start_matches('.');
+    let is_wrapper =
+        name.starts_with("google.protobuf.") && (name.ends_with("Value") || name.ends_with("Duration"));
+    // Values with validation rules are kept.
+    if mark == Some(Mark::WithoutEffect) && field.r#type() == Type::Message {
+        return Ok(match name.strip_prefix("google.protobuf.").filter(|_| is_wrapper) {
+            Some(known) => format!("Json::WellKnown({known:?})"),
+            None => "Json::Ignored".into(),
+        });
     }
     Ok(match field.r#type() {
         Type::Bool => "Json::Bool".into(),

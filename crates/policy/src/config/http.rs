@@ -20,7 +20,7 @@ use super::{
     stats::Stats,
     trace::{RequestIdUse, Tracing},
 };
-use skysail_http::{compress::Compressor, http2::Http2Options};
+use skysail_http::{compress::Compressor, decompress::Decompressor, http2::Http2Options};
 
 /// An HTTP connection manager.
 #[derive(Debug)]
@@ -151,6 +151,7 @@ impl Filter {
             | FilterKind::Lua(_)
             | FilterKind::ExternalProcessing(_)
             | FilterKind::Compress(_)
+            | FilterKind::Decompress(_)
             | FilterKind::Buffer(_)
             | FilterKind::GlobalRateLimit(_) => false,
         }
@@ -194,6 +195,8 @@ pub enum FilterKind {
     Buffer(usize),
     /// Compression of responses for clients that accept it.
     Compress(Compressor),
+    /// Decompression of requests and responses.
+    Decompress(Box<Decompressor>),
     /// Lua scripts.
     Lua(Box<Lua>),
     /// External processing.

@@ -67,7 +67,8 @@ fn of_manager(manager: &HttpManager) -> Names<'_> {
             | FilterKind::HeaderMutation(_)
             | FilterKind::Buffer(_)
             | FilterKind::GrpcWeb
-            | FilterKind::Compress(_) => Box::new(std::iter::empty()),
+            | FilterKind::Compress(_)
+            | FilterKind::Decompress(_) => Box::new(std::iter::empty()),
         }
     });
     let tracing = manager.tracing.iter().map(|tracing| &*tracing.provider.collector.cluster);

@@ -31,6 +31,7 @@ use crate::{
 };
 use skysail_http::{
     compress::Compressor,
+    decompress::{Decoding, Decompressor},
     flow::Flow,
     grpc_status,
     grpc_web::WebCall,
@@ -102,6 +103,10 @@ pub(crate) struct RequestDecision<'a> {
     pub(crate) grpc_web: Option<WebCall>,
     /// The compressors of responses.
     pub(crate) compression: Option<Box<Compression<'a>>>,
+    /// The decompressors of responses.
+    pub(crate) decompressors: Vec<&'a Decompressor>,
+    /// Decompression of the response, after its head has been processed.
+    pub(crate) decoding: Option<Box<Decoding>>,
     /// Whether the response carries this workload's metadata, because the client's sidecar sent its own.
     pub(crate) sends_metadata: bool,
     /// External processors that have got the request.
@@ -206,6 +211,8 @@ impl<'a> RequestContext<'a> {
                 grpc: false,
                 grpc_web: None,
                 compression: None,
+                decompressors: Vec::new(),
+                decoding: None,
                 sends_metadata: false,
                 processors: Vec::new(),
                 has_run_scripts: false,

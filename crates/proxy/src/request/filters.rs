@@ -24,8 +24,10 @@ use crate::{
     },
 };
 use skysail_http::{
+    decompress::Decompressor,
     grpc_web::{self, Conversion, WebCall},
     head::{RequestHead, ResponseHead, Version},
+    http1::Framing,
 };
 use skysail_policy::{
     config::{
@@ -64,6 +66,8 @@ enum FilterAction<'a> {
     VerifyTokens(&'a Jwt, Option<&'a Setting>),
     /// Passes the request to an external processor.
     Process(&'a Filter, &'a ExternalProcessing, Option<&'a Setting>),
+    /// Decompresses the request, if the flag is set, and advertises the coding.
+    Decompress(&'a Decompressor, bool),
     /// Runs a Lua script.
     RunScript(&'a Filter, LuaSelection<'a>, bool),
 }
@@ -164,6 +168,18 @@ impl<'a> RequestContext<'a> {
                     exchange.request.remove("accept-encoding");
                 }
             }
+            (FilterKind::Decompress(decompressor), _) => {
+                if decompressor.response.is_some() {
+                    decision.decompressors.push(decompressor);
+                }
+                let has_body = exchange.body.framing() != Framing::None;
+                let is_coded =
+                    has_body && decision.grpc_web.is_none() && exchange.request.has("content-encoding");
+                if decompressor.advertise || is_coded {
+                    decision.filter_results.begin(filter, setting);
+                    return Ok(Some(FilterAction::Decompress(decompressor, is_coded)));
+                }
+            }
             (FilterKind::GrpcWeb, _) => {
                 if grpc_web::is_call(exchange.request) {
                     decision.filter_results.begin(filter, setting);
@@ -197,6 +213,9 @@ impl<'a> RequestContext<'a> {
                 self.call_authorization(config, setting).await
             }
             FilterAction::VerifyTokens(jwt, setting) => self.verify_tokens(jwt, setting).await,
+            FilterAction::Decompress(decompressor, is_coded) => {
+                self.decompress_request(decompressor, is_coded).await
+            }
             FilterAction::Process(filter, config, setting) => {
                 self.process_request(filter, config, setting).await
             }

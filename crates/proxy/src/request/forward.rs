@@ -146,6 +146,9 @@ impl RequestContext<'_> {
         for cookie in cookies {
             self.exchange.response.append("set-cookie", cookie.as_bytes());
         }
+        if !self.decision.decompressors.is_empty() && framing != Framing::None && !switched {
+            self.begin_decoding();
+        }
         if self.scope.manager.processes_responses {
             let body = (!switched).then_some((framing, is_sent));
             return match Box::pin(self.script_response(body, &mut deadlines)).await? {

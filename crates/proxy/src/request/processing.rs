@@ -18,9 +18,9 @@ use skysail_xds::envoy::pb::{
     },
     google::protobuf::Struct,
 };
-use tracing::warn;
 
 use crate::{
+    call::CallFailure,
     overload::limit_log::{self, Limit},
     request::{
         authorization::json,
@@ -430,24 +430,21 @@ impl<'a> RequestContext<'a> {
         };
         processor.is_done = true;
         let cluster = &processor.config.service.cluster;
-        let (status, details) = match failure {
+        let on_error = processor.config.status_on_error;
+        let (status, details, cause) = match failure {
             ProcessorFailure::Ended => return Ok(None),
-            ProcessorFailure::Late => (504, "ext_proc_error_per-message_timeout_exceeded".to_owned()),
-            ProcessorFailure::Call(failure) => {
-                warn!(
-                    "external processing by cluster {cluster} failed: gRPC status {}: {}",
-                    failure.status, failure.message
-                );
-                (processor.config.status_on_error, format!("ext_proc_error_gRPC_error_{}", failure.status))
+            ProcessorFailure::Late => {
+                (504, "ext_proc_error_per-message_timeout_exceeded".to_owned(), Box::default())
+            }
+            ProcessorFailure::Call(CallFailure { status, message }) => {
+                (on_error, format!("ext_proc_error_gRPC_error_{status}"), message)
             }
             ProcessorFailure::Invalid(reason) => {
-                (processor.config.status_on_error, format!("ext_proc_error_{reason}"))
+                (on_error, format!("ext_proc_error_{reason}"), Box::default())
             }
         };
-        limit_log::log(
-            Limit::Script,
-            format_args!("{}, cluster {cluster}: {details}", self.scope.manager.stat_prefix),
-        );
+        let prefix = &self.scope.manager.stat_prefix;
+        limit_log::log(Limit::Processor, format_args!("{prefix}, cluster {cluster}: {details} {cause}"));
         if processor.is_failure_allowed() { Ok(None) } else { Err((status, details)) }
     }
 

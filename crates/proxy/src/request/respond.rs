@@ -64,6 +64,13 @@ impl RequestContext<'_> {
             (None, Some(_)) if scripted.is_some() => None,
             (None, Some(accepted)) => compress(accepted, framing, self.exchange.response),
         };
+        let through = match (self.decision.decoding.take(), through) {
+            (None, through) => through,
+            (Some(decoding), None) => Some(Conversion::Decompress(decoding)),
+            (Some(decoding), Some(second)) => {
+                Some(Conversion::Then(Box::new([Conversion::Decompress(decoding), second])))
+            }
+        };
         let out_framing = match framing {
             Framing::Length(_) if through.is_some() && is_http10 => Framing::UntilClose,
             Framing::Length(_) if through.is_some() => Framing::Chunked,

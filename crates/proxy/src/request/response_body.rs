@@ -4,7 +4,7 @@ use crate::request::{
     context::{RequestContext, admitted_request},
     transfer::{Client, Deadlines},
 };
-use skysail_http::{flow::Flow, head::Headers, http1::Framing};
+use skysail_http::{flow::Flow, grpc_web::Conversion, head::Headers, http1::Framing};
 use skysail_policy::error::{Error, Kind};
 
 /// Maximum size in bytes of a body that a filter reads.
@@ -63,6 +63,9 @@ impl RequestContext<'_> {
             let Some(mut upstream) = self.outcome.upstream.take() else { return Ok(true) };
             let limits = upstream.link.pool().cluster.head_limits();
             let mut read = Box::new(Flow::new(*framing, *framing, limits, true));
+            if let Some(decoding) = self.decision.decoding.take() {
+                read.convert(Conversion::Decompress(decoding));
+            }
             let origin = self.exchange.downstream.origin.clone();
             let admitted = admitted_request!(self, &origin, &upstream.link);
             let admission = &mut self.decision.admission;

@@ -27,9 +27,9 @@ use skysail_xds::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration, dynamic,
-    flag, global_limit, jwt, limit, lua, mutation, number, policy, processing, route, route_filters, stats,
-    timeout, trace, type_name, unknown_type, unpack,
+    At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, decompressor,
+    duration, dynamic, flag, global_limit, jwt, limit, lua, mutation, number, policy, processing, route,
+    route_filters, stats, timeout, trace, type_name, unknown_type, unpack,
 };
 use skysail_http::http2::{Http2Options, Keepalive};
 use skysail_policy::config::cluster::{MAX_HEAD, MAX_HEADERS};
@@ -321,6 +321,9 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool
                 Some(compressor) => FilterKind::Compress(compressor),
                 None => return Ok(false),
             }
+        }
+        "envoy.extensions.filters.http.decompressor.v3.Decompressor" => {
+            FilterKind::Decompress(Box::new(decompressor::translate(&unpack(any)?)?))
         }
         "envoy.extensions.filters.http.lua.v3.Lua" => {
             manager.processes_responses = true;

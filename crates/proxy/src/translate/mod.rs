@@ -13,6 +13,7 @@ mod cluster;
 mod collector;
 mod compressor;
 mod coverage;
+mod decompressor;
 mod distinct;
 mod dynamic;
 mod endpoints;

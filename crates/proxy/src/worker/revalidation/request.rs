@@ -170,6 +170,9 @@ impl FilterResult<'_> {
                     && before.most_specific_wins == now.most_specific_wins
             }
             (FilterKind::Buffer(_), FilterKind::Buffer(_)) => true,
+            (FilterKind::Decompress(before), FilterKind::Decompress(now)) => {
+                before.coding == now.coding && before.advertise == now.advertise
+            }
             _ => false,
         };
         same && RouteEffect::new(self.filter, self.setting) == RouteEffect::new(filter, setting)
@@ -334,8 +337,8 @@ impl FilterWalk<'_> {
                 let (index, _) = self.result(filter, setting).ok_or(Refusal::Handling)?;
                 self.skip(index);
             }
-            // The filter may have added the length.
-            FilterKind::Buffer(_) => {
+            // The filter may have added or removed the length.
+            FilterKind::Buffer(_) | FilterKind::Decompress(_) => {
                 if let Some((index, _)) = self.result(filter, setting) {
                     self.skip(index);
                 }
