@@ -156,7 +156,7 @@ fn answer(
             ));
             return answers;
         }
-        path if path.starts_with("/immediate-response") == !is_request && path.starts_with("/immediate") => {
+        path if path.starts_with("/immediate") && path.starts_with("/immediate-response") != is_request => {
             return vec![Ok(plain(Answer::ImmediateResponse(ImmediateResponse {
                 status: Some(HttpStatus { code: 418 }),
                 headers: Some(set(&[("x-reason", "teapot"), ("x-envoy-a", "b")])),
@@ -171,8 +171,7 @@ fn answer(
         Message::RequestHeaders(headers) => request_headers(path, &headers),
         Message::ResponseHeaders(headers) => {
             let status = field(&headers, ":status").unwrap();
-            let note =
-                format!("{status} end={} {}", headers.end_of_stream, seen_code.clone().unwrap_or_default());
+            let note = format!("{status} end={} {}", headers.end_of_stream, seen_code.unwrap_or_default());
             let mut mutation = set(&[("x-response", &note), ("x-removed-by", "processor")]);
             mutation.remove_headers = vec!["x-server".to_owned()];
             if path.starts_with("/status") {
@@ -380,9 +379,8 @@ fn normal(message: &str) -> String {
         let (name, value) = line.split_once(": ").unwrap_or((line, ""));
         let name = name.to_ascii_lowercase();
         // The length of an answer that contains a request differs with the fields above.
-        if !dropped.iter().any(|other| name.starts_with(other))
-            && !(name == "content-length" && first.starts_with("HTTP"))
-        {
+        let is_length = name == "content-length" && first.starts_with("HTTP");
+        if !is_length && !dropped.iter().any(|other| name.starts_with(other)) {
             fields.entry(name).or_default().push(value.to_owned());
         }
     }

@@ -2,6 +2,7 @@
 //! connection pools, load balancing and circuit breakers of ordinary requests. Responses are read completely.
 
 pub(crate) mod export;
+pub(crate) mod processing;
 
 use std::{
     future::poll_fn,

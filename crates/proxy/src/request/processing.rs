@@ -20,7 +20,7 @@ use skysail_xds::envoy::pb::{
 };
 
 use crate::{
-    call::CallFailure,
+    call::{self, CallFailure},
     overload::limit_log::{self, Limit},
     request::{
         authorization::json,
@@ -31,7 +31,6 @@ use crate::{
         transfer::{self, unless_closed},
     },
     telemetry::{self, structure},
-    translate::processing_mode,
 };
 use skysail_http::http1::Framing;
 use skysail_policy::{
@@ -301,7 +300,7 @@ impl<'a> RequestContext<'a> {
             self.take_metadata(processor, found, side);
         }
         if let Some(mode) = mode_override.filter(|_| is_headers && processor.config.allow_override) {
-            match processing_mode(&mode) {
+            match call::processing::mode(&mode) {
                 Ok(mode) if is_allowed(processor.config, mode) => processor.mode = mode,
                 // As in Envoy, a mode that is not allowed is ignored.
                 Ok(_) => {}

@@ -60,7 +60,6 @@ use skysail_xds::envoy::pb::{
     google::protobuf::{Any, BoolValue, Duration as DurationProto, UInt32Value},
 };
 
-pub(crate) use processing::mode as processing_mode;
 pub(crate) use route::{domains, uses_vhds};
 use skysail_policy::config::{Cluster, Endpoints, Listener, RouteTable, tls::ClientTls};
 #[cfg(any(test, feature = "fuzzing"))]

@@ -7,10 +7,8 @@ use skysail_xds::envoy::pb::envoy::{
     config::{common::mutation_rules::v3::HeaderMutationRules, core::v3::GrpcService},
     extensions::filters::http::ext_proc::v3::{
         ExtProcOverrides, ExtProcPerRoute, ExternalProcessor, MetadataOptions, ProcessingMode as ModeProto,
-        ext_proc_per_route::Override,
-        external_processor::RouteCacheAction,
+        ext_proc_per_route::Override, external_processor::RouteCacheAction,
         metadata_options::MetadataNamespaces,
-        processing_mode::{BodySendMode, HeaderSendMode},
     },
     r#type::matcher::v3::RegexMatcher,
 };
@@ -22,11 +20,12 @@ use super::{
     route_filters::status_code,
     text,
 };
+use crate::call;
 use skysail_policy::{
     config::{
         processing::{
-            Attributes, BodyMode, ExternalProcessing, MutationRules, ProcessingMode, ProcessingOverride,
-            ProcessorData, ProcessorService, RouteReselection,
+            Attributes, ExternalProcessing, MutationRules, ProcessingMode, ProcessingOverride, ProcessorData,
+            ProcessorService, RouteReselection,
         },
         route::Setting,
     },
@@ -137,41 +136,9 @@ fn service(proto: &GrpcService) -> Result<ProcessorService> {
 }
 
 /// Translates a processing mode.
-pub(crate) fn mode(proto: &ModeProto) -> Result<ProcessingMode> {
-    let is_sent = |mode, default| match mode {
-        HeaderSendMode::Default => default,
-        HeaderSendMode::Send => true,
-        HeaderSendMode::Skip => false,
-    };
-    let body = |mode: BodySendMode| match mode {
-        BodySendMode::None => Ok(BodyMode::None),
-        BodySendMode::Buffered => Ok(BodyMode::Buffered),
-        BodySendMode::BufferedPartial => Ok(BodyMode::BufferedPartial),
-        BodySendMode::Streamed | BodySendMode::FullDuplexStreamed | BodySendMode::Grpc => {
-            let name = mode.as_str_name();
-            Err(Reject::new(format!("{name} is not supported: use NONE, BUFFERED or BUFFERED_PARTIAL")))
-        }
-    };
-    let mode = ProcessingMode {
-        request_headers: is_sent(proto.request_header_mode(), true),
-        response_headers: is_sent(proto.response_header_mode(), true),
-        request_body: body(proto.request_body_mode()).at("request_body_mode")?,
-        response_body: body(proto.response_body_mode()).at("response_body_mode")?,
-        request_trailers: is_sent(proto.request_trailer_mode(), false),
-        response_trailers: is_sent(proto.response_trailer_mode(), false),
-    };
-    // Trailers are known only after the whole body.
-    for (trailers, body, field) in [
-        (mode.request_trailers, mode.request_body, "request_trailer_mode"),
-        (mode.response_trailers, mode.response_body, "response_trailer_mode"),
-    ] {
-        if trailers && body == BodyMode::None {
-            return Err(
-                Reject::new("SEND is supported only with a body mode other than NONE").at_field(field)
-            );
-        }
-    }
-    Ok(mode)
+fn mode(proto: &ModeProto) -> Result<ProcessingMode> {
+    call::processing::mode(proto)
+        .map_err(|unsupported| Reject::new(unsupported.reason).at_field(unsupported.field))
 }
 
 fn rules(proto: &HeaderMutationRules) -> Result<MutationRules> {

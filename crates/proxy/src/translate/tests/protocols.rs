@@ -70,7 +70,6 @@ fn ports_excluded_from_a_listener_filter_are_ranges() {
             name: "f".to_owned(),
             config_type: Some(listener_filter::ConfigType::TypedConfig(packed(&TlsInspector::default()))),
             filter_disabled: Some(Predicate { rule: Some(range) }),
-            ..ListenerFilter::default()
         };
         let proto = ListenerProto {
             name: "l".to_owned(),
