@@ -21,6 +21,11 @@ use prost_types::{
     field_descriptor_proto::Label, field_descriptor_proto::Type,
 };
 
+#[path = "build/rules.rs"]
+mod rules;
+
+use rules::Rules;
+
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Messages whose JSON form is needed although none of their fields is translated.
@@ -34,16 +39,19 @@ const JSON_ONLY: &[&str] = &[
 
 fn main() -> Result<()> {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=build/rules.rs");
     println!("cargo::rerun-if-changed=src/translate/supported.txt");
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let source = envoy_types()?.join("src/generated/types.bin");
     println!("cargo::rerun-if-changed={}", source.display());
-    let mut set = FileDescriptorSet::decode(fs::read(&source)?.as_slice())?;
+    let descriptors = fs::read(&source)?;
+    let mut set = FileDescriptorSet::decode(descriptors.as_slice())?;
+    let rules = Rules::decode(&descriptors)?;
     set.file.extend(istio_files());
     let supported = fs::read_to_string("src/translate/supported.txt")?;
     let supported = parse_supported(&supported)?;
     let messages = messages(&set);
-    fs::write(out.join("fields.rs"), field_table(&supported, &messages, &enums(&set))?)?;
+    fs::write(out.join("fields.rs"), field_table(&supported, &messages, &enums(&set), &rules)?)?;
     let roots = supported.iter().map(|(name, _)| name.as_str()).chain(JSON_ONLY.iter().copied());
     let trimmed = trim(&set, roots, &messages)?;
     fs::write(out.join("descriptors.bin"), trimmed.encode_to_vec())?;
@@ -161,8 +169,15 @@ fn json(
     messages: &Messages<'_>,
     enums: &Enums<'_>,
 ) -> Result<String> {
-    if mark == Some(Mark::WithoutEffect) {
-        return Ok("Json::Ignored".into());
+    let name = field.type_name().trim_start_matches('.');
+    let is_wrapper =
+        name.starts_with("google.protobuf.") && (name.ends_with("Value") || name.ends_with("Duration"));
+    // Values with validation rules are kept.
+    if mark == Some(Mark::WithoutEffect) && field.r#type() == Type::Message {
+        return Ok(match name.strip_prefix("google.protobuf.").filter(|_| is_wrapper) {
+            Some(known) => format!("Json::WellKnown({known:?})"),
+            None => "Json::Ignored".into(),
+        });
     }
     Ok(match field.r#type() {
         Type::Bool => "Json::Bool".into(),
@@ -204,7 +219,12 @@ fn json(
     })
 }
 
-fn field_table(supported: &Supported, messages: &Messages<'_>, enums: &Enums<'_>) -> Result<String> {
+fn field_table(
+    supported: &Supported,
+    messages: &Messages<'_>,
+    enums: &Enums<'_>,
+    rules: &Rules,
+) -> Result<String> {
     let index: HashMap<&str, usize> =
         supported.iter().enumerate().map(|(index, (name, _))| (name.as_str(), index)).collect();
     if index.len() != supported.len() {
@@ -231,16 +251,45 @@ fn field_table(supported: &Supported, messages: &Messages<'_>, enums: &Enums<'_>
             let repeated = field.label() == Label::Repeated;
             let mark = fields.get(field.name()).copied();
             let json = json(field, mark, &index, messages, enums)?;
+            let values: Vec<i32> = enums
+                .get(field.type_name().trim_start_matches('.'))
+                .map(|declared| declared.value.iter().map(|value| value.number()).collect())
+                .unwrap_or_default();
+            let (checks, kind) = (rules.field(name, field, &values)?, kind(field));
             let (number, field) = (field.number(), field.name());
             writeln!(
                 code,
-                "        ProtoField {{ number: {number}, name: {field:?}, repeated: {repeated}, rule: {rule}, json: {json} }},"
+                "        ProtoField {{ number: {number}, name: {field:?}, repeated: {repeated}, rule: {rule}, \
+                 json: {json}, kind: FieldKind::{kind}, checks: {checks} }},"
             )?;
         }
-        code.push_str("    ] },\n");
+        writeln!(code, "    ], oneofs: &[{}] }},", oneofs(message, &rules.oneofs(name)))?;
     }
     code.push_str("];\n");
     Ok(code)
+}
+
+/// Returns the name of the field's `FieldKind`.
+fn kind(field: &FieldDescriptorProto) -> &'static str {
+    let is_text = matches!(field.r#type(), Type::String | Type::Bytes);
+    match field.label() {
+        Label::Repeated if is_text || field.r#type() == Type::Message => "Optional",
+        Label::Repeated => "Numbers",
+        _ if field.oneof_index.is_some() || field.r#type() == Type::Message => "Optional",
+        _ if is_text => "Text",
+        _ => "Number",
+    }
+}
+
+/// Returns the required oneofs of a message with the numbers of their fields. `all` are its oneofs in order.
+fn oneofs(message: &DescriptorProto, all: &[(&str, bool)]) -> String {
+    let mut code = String::new();
+    for (index, (name, _)) in all.iter().enumerate().filter(|(_, (_, required))| *required) {
+        let fields = message.field.iter().filter(|field| field.oneof_index == i32::try_from(index).ok());
+        let numbers: Vec<_> = fields.map(FieldDescriptorProto::number).collect();
+        _ = write!(code, "({name:?}, &{numbers:?}), ");
+    }
+    code
 }
 
 /// Returns the rule for a translated field: messages are checked field by field, well-known types as a whole.

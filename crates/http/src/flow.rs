@@ -183,6 +183,13 @@ impl Flow {
         self.restart();
     }
 
+    /// Replaces the content that has been kept of a body that has not been read to its end. The rest follows it, so that
+    /// the length of the result is not known.
+    pub fn replace_start(&mut self, content: Vec<u8>) {
+        (self.kept, self.lost, self.framing) = (Some(content), false, Framing::Chunked);
+        self.restart();
+    }
+
     /// Sets the framing for an HTTP/1.1 receiver.
     pub fn set_framing(&mut self, framing: Framing) {
         self.framing = framing;

@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use crate::{
     compress::Encoding,
+    decompress::Decoding,
     grpc_status,
     head::{Headers, RequestHead, ResponseHead},
 };
@@ -79,11 +80,15 @@ pub enum Conversion {
     },
     /// Compresses.
     Compress(Encoding),
+    /// Decompresses.
+    Decompress(Box<Decoding>),
+    /// Two conversions, one after the other.
+    Then(Box<[Self; 2]>),
 }
 
-/// Error: the content is not valid base64.
+/// Error: the content is not valid base64, or not valid in its coding.
 #[derive(Debug)]
-pub struct InvalidBase64;
+pub struct InvalidContent;
 
 impl Conversion {
     /// Converts a piece of content; at the end also the trailers (`following`).
@@ -92,7 +97,7 @@ impl Conversion {
         piece: Bytes,
         end: bool,
         following: &mut Option<Headers>,
-    ) -> Result<Bytes, InvalidBase64> {
+    ) -> Result<Bytes, InvalidContent> {
         match self {
             Self::In(rest) => {
                 rest.extend_from_slice(&piece);
@@ -100,10 +105,10 @@ impl Conversion {
                 let mut out = Vec::with_capacity(whole / 4 * 3);
                 // Padding ends a run of quads, not the content.
                 for run in rest[..whole].split_inclusive_quads() {
-                    BASE64.decode_vec(run, &mut out).map_err(|_| InvalidBase64)?;
+                    BASE64.decode_vec(run, &mut out).map_err(|_| InvalidContent)?;
                 }
                 rest.drain(..whole);
-                if end && !rest.is_empty() { Err(InvalidBase64) } else { Ok(out.into()) }
+                if end && !rest.is_empty() { Err(InvalidContent) } else { Ok(out.into()) }
             }
             Self::Out { text, trailers } => {
                 let mut out = piece;
@@ -114,13 +119,23 @@ impl Conversion {
                 Ok(if *text && !out.is_empty() { BASE64.encode(&out).into() } else { out })
             }
             Self::Compress(encoding) => Ok(encoding.piece(&piece, end)),
+            Self::Decompress(decoding) => decoding.piece(&piece, end).map_err(|_| InvalidContent),
+            Self::Then(both) => {
+                let [first, second] = &mut **both;
+                let piece = first.piece(piece, end, following)?;
+                if piece.is_empty() && !end {
+                    return Ok(piece);
+                }
+                second.piece(piece, end, following)
+            }
         }
     }
 
     /// Returns the trailers that were appended to the content.
     pub fn trailers(&self) -> Option<&Headers> {
         match self {
-            Self::In(_) | Self::Compress(_) => None,
+            Self::In(_) | Self::Compress(_) | Self::Decompress(_) => None,
+            Self::Then(both) => both[1].trailers(),
             Self::Out { trailers, .. } => trailers.as_ref(),
         }
     }

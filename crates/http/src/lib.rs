@@ -2,6 +2,7 @@
 
 pub mod buffer;
 pub mod compress;
+pub mod decompress;
 pub mod flow;
 pub mod grpc_status;
 pub mod grpc_web;

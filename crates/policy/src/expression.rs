@@ -218,6 +218,14 @@ impl Expression {
         })
     }
 
+    /// Returns the value as JSON, or `None` if the evaluation fails. As in Envoy, numbers are floating-point numbers.
+    pub fn json(
+        &self,
+        attribute: impl Fn(&str, &AttributeUse) -> Option<Value>,
+    ) -> Option<serde_json::Value> {
+        json(self.evaluate(attribute).ok()?, 0)
+    }
+
     /// Returns the attributes that the expression reads: variables with their fields.
     pub fn attributes(&self) -> impl Iterator<Item = (&'static str, &[AttributeUse])> {
         self.uses.attributes.iter().map(|(root, fields)| (*root, fields.as_slice()))
@@ -234,6 +242,32 @@ impl Expression {
         }
         self.program.execute(&variables)
     }
+}
+
+/// Returns a value as JSON; `None` for functions and for values that are nested too deep.
+fn json(value: Value, depth: usize) -> Option<serde_json::Value> {
+    if depth > DEEPEST {
+        return None;
+    }
+    Some(match value {
+        Value::String(text) => text.as_str().into(),
+        Value::Int(number) => (number as f64).into(),
+        Value::UInt(number) => (number as f64).into(),
+        Value::Float(number) => number.into(),
+        Value::Bool(value) => value.into(),
+        Value::Bytes(bytes) => String::from_utf8_lossy(&bytes).into(),
+        Value::List(list) => {
+            list.iter().map(|item| json(item.clone(), depth + 1)).collect::<Option<Vec<_>>>()?.into()
+        }
+        Value::Map(map) => {
+            let entries =
+                map.map.iter().map(|(key, value)| Some((key.to_string(), json(value.clone(), depth + 1)?)));
+            entries.collect::<Option<serde_json::Map<_, _>>>()?.into()
+        }
+        Value::Timestamp(time) => time.to_rfc3339().into(),
+        Value::Null => serde_json::Value::Null,
+        _ => return None,
+    })
 }
 
 /// Returns whether a function or operator exists. A wrong call of an existing one fails with another error.

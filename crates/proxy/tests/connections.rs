@@ -47,6 +47,7 @@ fn by_name(names: &[(&str, &str)]) -> Listener {
             tls: None,
             policies: vec![],
             sni_port: None,
+            host_cache: None,
             connection_limits: Vec::new(),
             ask: None,
             metadata_exchange: false,

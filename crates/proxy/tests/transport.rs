@@ -160,6 +160,7 @@ fn permissive(tls: Arc<ServerTls>) -> Listener {
             tls: tls.cloned(),
             policies: vec![],
             sni_port: None,
+            host_cache: None,
             connection_limits: Vec::new(),
             ask: None,
             metadata_exchange: false,

@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     authorization::ExternalAuthorization,
+    cluster::HostCacheConfig,
     collector::Collector,
     jwt::Jwt,
     limit::{GlobalRateLimit, RateLimit},
@@ -14,11 +15,12 @@ use super::{
     lua::Lua,
     mutation::HeaderMutation,
     policy::Policy,
+    processing::ExternalProcessing,
     route::{Fault, HeaderOp, RouteTable},
     stats::Stats,
     trace::{RequestIdUse, Tracing},
 };
-use skysail_http::{compress::Compressor, http2::Http2Options};
+use skysail_http::{compress::Compressor, decompress::Decompressor, http2::Http2Options};
 
 /// A change of local replies. Source: `envoy.extensions.filters.network.http_connection_manager.v3.ResponseMapper`.
 #[derive(Debug)]
@@ -48,8 +50,8 @@ pub struct HttpManager {
     pub local_replies: Vec<LocalReply>,
     /// HTTP filters, in the order of the configuration. They run before the request is forwarded.
     pub filters: Vec<Filter>,
-    /// One of the filters runs Lua scripts, perhaps for responses.
-    pub has_scripts: bool,
+    /// One of the filters may process responses: a Lua script, or external processing.
+    pub processes_responses: bool,
     /// A filter may change the headers of responses.
     pub mutates_responses: bool,
     /// Settings of Istio's metrics (filter `istio.stats`).
@@ -58,8 +60,9 @@ pub struct HttpManager {
     pub metadata_exchange: Option<MetadataExchange>,
     /// The upstream ALPN follows the request's protocol (filter `istio.alpn`).
     pub istio_alpn: bool,
-    /// The hosts of requests to dynamic clusters are resolved (filter `dynamic_forward_proxy`).
-    pub resolves_hosts: bool,
+    /// Cache of the hosts of requests to dynamic clusters, which are resolved if it is set (filter
+    /// `dynamic_forward_proxy`).
+    pub host_cache: Option<Box<HostCacheConfig>>,
     /// Upgrades that are tunnelled, in lower case (`websocket`); empty refuses all.
     pub upgrades: Vec<Box<str>>,
     /// Treatment of the response header `server`.
@@ -163,7 +166,9 @@ impl Filter {
             | FilterKind::Jwt(_)
             | FilterKind::GrpcWeb
             | FilterKind::Lua(_)
+            | FilterKind::ExternalProcessing(_)
             | FilterKind::Compress(_)
+            | FilterKind::Decompress(_)
             | FilterKind::Buffer(_)
             | FilterKind::GlobalRateLimit(_) => false,
         }
@@ -207,8 +212,12 @@ pub enum FilterKind {
     Buffer(usize),
     /// Compression of responses for clients that accept it.
     Compress(Compressor),
+    /// Decompression of requests and responses.
+    Decompress(Box<Decompressor>),
     /// Lua scripts.
     Lua(Box<Lua>),
+    /// External processing.
+    ExternalProcessing(Box<ExternalProcessing>),
 }
 
 /// Protocols that a connection manager accepts.

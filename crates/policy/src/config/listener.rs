@@ -10,7 +10,8 @@ use std::{
 };
 
 use super::{
-    authorization::ExternalAuthorization, http::HttpManager, policy::Policy, route::Targets, tls::ServerTls,
+    authorization::ExternalAuthorization, cluster::HostCacheConfig, http::HttpManager, policy::Policy,
+    route::Targets, tls::ServerTls,
 };
 use crate::state::connections::OpenConnections;
 use skysail_http::proxy_protocol::ProxyVersion;
@@ -100,6 +101,8 @@ pub struct FilterChain {
     pub policies: Vec<Arc<Policy>>,
     /// The SNI of connections to dynamic clusters is resolved, with this port (filter `sni_dynamic_forward_proxy`).
     pub sni_port: Option<u16>,
+    /// Cache of the hosts of these connections.
+    pub host_cache: Option<Box<HostCacheConfig>>,
     /// Limits on open connections (filter `connection_limit`), which apply before the TLS handshake.
     pub connection_limits: Vec<Arc<ConnectionLimit>>,
     /// External authorization of connections, after the RBAC filters.

@@ -19,6 +19,7 @@ pub mod log_filter;
 pub mod lua;
 pub mod mutation;
 pub mod policy;
+pub mod processing;
 pub mod route;
 pub mod stats;
 pub mod text;

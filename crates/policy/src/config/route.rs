@@ -10,6 +10,7 @@ use super::{
     lua::LuaRoute,
     mutation::HeaderMutations,
     policy::Policy,
+    processing::ProcessingOverride,
     text::{HeaderMatch, MetadataMatch, TextMatch},
     trace::{Decorator, RouteTracing},
 };
@@ -38,6 +39,8 @@ pub struct RouteTable {
     pub ignore_port: bool,
     /// Header operations for every route.
     pub headers: HeaderOps,
+    /// The table is refused if it names a cluster that does not exist (`validate_clusters`).
+    pub checks_clusters: bool,
     /// Further virtual hosts arrive in resources of their own (VHDS).
     pub has_vhds: bool,
     /// On-demand discovery of virtual hosts; `None` if they arrive without a request.
@@ -145,6 +148,8 @@ pub enum Setting {
         /// The check leaves out the body.
         without_body: bool,
     },
+    /// Settings for external processing.
+    Processing(Arc<ProcessingOverride>),
     /// Script of a Lua filter.
     Lua(Arc<LuaRoute>),
 }

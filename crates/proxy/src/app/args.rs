@@ -103,6 +103,10 @@ struct EnvoysArgs {
     #[arg(long, short = 'l', value_name = "LEVEL")]
     log_level: Option<String>,
 
+    /// Task: serve traffic, or validate the bootstrap file and exit.
+    #[arg(long, value_name = "MODE", default_value = "serve", value_parser = ["serve", "validate"])]
+    mode: String,
+
     /// Drain time in seconds of /drain_listeners?graceful.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     drain_time_s: u64,
@@ -148,6 +152,8 @@ struct EnvoysArgs {
 pub(crate) enum Mode {
     Convert(Conversion),
     Bootstrap(Source, Common),
+    /// Validates a bootstrap file.
+    Validate(Source),
     Mesh(Mesh, Common),
     /// Runs this Envoy instead of the sidecar.
     Envoy(PathBuf, Mesh, Common),
@@ -211,8 +217,12 @@ impl Args {
             (Some(path), ..) => {
                 let source =
                     Source { path, merged: envoys.config_yaml, lenient: envoys.allow_unknown_static_fields };
-                Ok(Mode::Bootstrap(source, common))
+                Ok(match envoys.mode.as_str() {
+                    "validate" => Mode::Validate(source),
+                    _ => Mode::Bootstrap(source, common),
+                })
             }
+            _ if envoys.mode == "validate" => bail!("--mode validate needs --bootstrap FILE"),
             (None, Some(discovery), Some(ca_root), Some(token), Some(node)) => {
                 let (host, port) = host_and_port(&discovery)?;
                 let mesh = Mesh { host, port, ca_root, token, node };

@@ -30,7 +30,7 @@ use crate::{
         envoy::Envoy,
     },
     discovery::{
-        Configuration, Setup,
+        self, Configuration, Setup,
         secrets::{self, Mesh, OwnCertificate, Secrets},
     },
     overload::{
@@ -81,6 +81,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         .context("cannot get an event loop")?;
     let (start, common) = match mode {
         Mode::Convert(_) => return Ok(()),
+        Mode::Validate(source) => return validate(&source),
         Mode::Envoy(program, mesh, common) => {
             return runtime.block_on(run_envoy(Envoy { program, mesh, common }));
         }
@@ -99,6 +100,22 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if let Some(workers) = Arc::into_inner(workers) {
         workers.join();
     }
+    Ok(())
+}
+
+/// Checks a bootstrap file as a start would, without any effect.
+fn validate(source: &bootstrap::Source) -> anyhow::Result<()> {
+    let file = bootstrap::load(source)?;
+    discovery::check_static(&file)?;
+    if let Some(ads) = &file.ads
+        && !file.clusters.iter().any(|(name, _)| *name == ads.cluster)
+    {
+        anyhow::bail!(
+            "dynamic_resources.ads_config: static_resources has no cluster {:?}: add it",
+            ads.cluster
+        );
+    }
+    println!("configuration '{}' OK", source.path.display());
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 //! connection pools, load balancing and circuit breakers of ordinary requests. Responses are read completely.
 
 pub(crate) mod export;
+pub(crate) mod processing;
 
 use std::{
     future::poll_fn,
@@ -20,6 +21,7 @@ use crate::{
 };
 use skysail_http::{
     flow::Flow,
+    grpc_status,
     head::{Headers, RequestHead, ResponseHead, Version},
     http1::{Framing, write::Persistence},
     http2::{Answered, Duplex},
@@ -127,13 +129,41 @@ async fn connection(
     }
 }
 
-/// A client-streaming gRPC call. Responses are ignored, except that they show the end of the call.
+/// A streaming gRPC call. Unless [`CallStream::receive`] is used, responses only show the end of the call.
 pub(crate) struct CallStream {
     duplex: Box<Duplex>,
     link: Rc<Link>,
     _busy: ActiveRequest,
     new: bool,
     answered: bool,
+    /// Bytes of the response that are not a whole message yet.
+    unread: Vec<u8>,
+}
+
+/// Failure of a gRPC call.
+#[derive(Debug)]
+pub(crate) struct CallFailure {
+    /// gRPC status.
+    pub(crate) status: u32,
+    /// The server's message, still percent-encoded.
+    pub(crate) message: Box<str>,
+}
+
+/// gRPC statuses.
+const RESOURCE_EXHAUSTED: u32 = 8;
+pub(crate) const INTERNAL: u32 = 13;
+pub(crate) const UNAVAILABLE: u32 = 14;
+
+/// Returns the result of a call with these trailers.
+fn ended(trailers: &Headers) -> Result<Option<Vec<u8>>, CallFailure> {
+    let message = trailers.header("grpc-message").unwrap_or_default();
+    match grpc_status::in_fields(trailers) {
+        Some(0) => Ok(None),
+        status => Err(CallFailure {
+            status: status.unwrap_or(UNAVAILABLE),
+            message: String::from_utf8_lossy(message).into(),
+        }),
+    }
 }
 
 impl CallStream {
@@ -159,7 +189,7 @@ impl CallStream {
             return Err(Error::caused(Kind::UpstreamProtocol, "the cluster does not speak HTTP/2"));
         };
         duplex.request(head, false, false)?;
-        Ok(Self { duplex, link, _busy: busy, new: true, answered: false })
+        Ok(Self { duplex, link, _busy: busy, new: true, answered: false, unread: Vec::new() })
     }
 
     /// Returns whether no message has been sent.
@@ -209,6 +239,59 @@ impl CallStream {
             frame = &frame[room..];
         }
         Ok(())
+    }
+
+    /// Waits for the next message of the server, of at most `most` bytes. Returns `None` at the end of a successful
+    /// call.
+    ///
+    /// # Errors
+    /// The call fails, or the message is too large or compressed.
+    pub(crate) async fn receive(&mut self, most: usize) -> Result<Option<Vec<u8>>, CallFailure> {
+        let lost = |_| CallFailure { status: UNAVAILABLE, message: Box::default() };
+        let mut head = ResponseHead::default();
+        while !self.answered {
+            if let Answered::Final(_) =
+                poll_fn(|cx| self.duplex.poll_answer(cx, "POST", &mut head)).await.map_err(lost)?
+            {
+                self.answered = true;
+                if head.status() != 200 {
+                    let status = grpc_status::from_http(head.status());
+                    return Err(CallFailure { status, message: Box::default() });
+                }
+                if head.has("grpc-status") {
+                    return ended(head.headers());
+                }
+            }
+        }
+        loop {
+            if let Some((flag, length)) = self.unread.split_first_chunk::<5>().map(|(prefix, _)| {
+                let [flag, length @ ..] = *prefix;
+                (flag, u32::from_be_bytes(length) as usize)
+            }) {
+                if flag != 0 || length > most {
+                    let message = format!("a message of {length} bytes, flags {flag}").into();
+                    return Err(CallFailure { status: RESOURCE_EXHAUSTED, message });
+                }
+                if self.unread.len() >= 5 + length {
+                    let rest = self.unread.split_off(5 + length);
+                    let message = std::mem::replace(&mut self.unread, rest).split_off(5);
+                    return Ok(Some(message));
+                }
+            }
+            match poll_fn(|cx| self.duplex.poll_piece(cx)).await.map_err(lost)? {
+                Some(piece) => {
+                    self.unread.extend_from_slice(&piece);
+                    self.duplex.release(piece.len());
+                }
+                None => return ended(&self.duplex.trailers().unwrap_or_default()),
+            }
+        }
+    }
+
+    /// Ends the call without waiting for the server.
+    pub(crate) fn abandon(mut self) {
+        // If the server has ended the call, there is nothing to end.
+        let _ = self.duplex.send(b"", true);
     }
 
     /// Ends the call and waits for the server to end it.

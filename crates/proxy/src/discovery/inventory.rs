@@ -25,6 +25,7 @@ pub(crate) use super::slot::{AcceptedResource, Failure, Slot};
 use super::{
     claims::Claims,
     hosts::{Hosts, compose},
+    references,
     slot::{self, WARMING_TIMEOUT},
     uses,
 };
@@ -163,13 +164,22 @@ impl Inventory {
         let translator = Translator { tls: &tls, node: &node, strict: is_static };
         let (body, version) = (&received.body, received.version.as_str());
         let name: Arc<str> = received.name.as_str().into();
+        let knows_clusters = is_static || (self.seen_clusters && self.mode != ClusterMode::OnDemand);
         match kind {
             Kind::Cluster => {
-                let slot = self.clusters.entry(Arc::clone(&name)).or_default();
-                if slot.newest().is_some_and(|accepted| accepted.is_static) {
+                let newest = self.clusters.get(&name).and_then(Slot::newest);
+                if newest.is_some_and(|accepted| accepted.is_static) {
                     return Err("a cluster of the bootstrap file has this name: choose another".to_owned());
                 }
-                if slot.accept(body, version, is_static, || translator.cluster(body))? {
+                let is_new = newest.is_none_or(|known| known.body != *body);
+                let made = is_new.then(|| {
+                    let cluster = translator.cluster(body)?;
+                    references::check_cluster(&name, &cluster, &self.clusters, &self.listeners)?;
+                    Ok(cluster)
+                });
+                let make = || made.unwrap_or_else(|| translator.cluster(body));
+                let slot = self.clusters.entry(Arc::clone(&name)).or_default();
+                if slot.accept(body, version, is_static, make)? {
                     self.fill(&name)?;
                 }
             }
@@ -178,6 +188,10 @@ impl Inventory {
                 let made = if newest.is_none_or(|known| known.body != *body) {
                     Some(translator.listener(body).and_then(|listener| {
                         self.claims.claim(&name, &listener, &self.listeners)?;
+                        if knows_clusters {
+                            references::check_tables(&listener, &self.clusters)?;
+                        }
+                        references::check_listener(&name, &listener, &self.clusters, &self.listeners)?;
                         Ok(listener)
                     }))
                 } else {
@@ -188,7 +202,14 @@ impl Inventory {
             }
             Kind::Route => {
                 let has_vhds = translate::uses_vhds(body).map_err(|reject| reject.to_string())?;
-                let make = || translator.routes(body).map(|table| RouteTable { has_vhds, ..table });
+                let clusters = &self.clusters;
+                let make = || {
+                    let table = translator.routes(body)?;
+                    if knows_clusters {
+                        references::check_table(&table, clusters)?;
+                    }
+                    Ok(RouteTable { has_vhds, ..table })
+                };
                 let slot = self.routes.entry(Arc::clone(&name)).or_default();
                 let before = slot.newest().map(|accepted| accepted.body.clone());
                 let changed = slot.accept(body, version, is_static, make)? && before.as_ref() != Some(body);

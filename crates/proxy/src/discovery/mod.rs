@@ -11,6 +11,7 @@ mod claims;
 mod hosts;
 pub(crate) mod inventory;
 pub(crate) mod names;
+mod references;
 mod slot;
 mod uses;
 
@@ -124,31 +125,8 @@ impl Configuration {
     /// # Errors
     /// A resource cannot be used. One invalid resource makes the whole file unusable.
     pub(crate) fn add_static(&mut self, file: &bootstrap::Bootstrap) -> anyhow::Result<()> {
-        let inventory = self.inventory.get_mut();
-        for (index, (name, body)) in file.clusters.iter().enumerate() {
-            self.remotes.insert(name.clone(), body.clone());
-            let outcome = inventory.add_static(Kind::Cluster, name, body);
-            outcome.map_err(|reason| {
-                anyhow::anyhow!("static_resources.clusters[{index}] ({name:?}): {reason}")
-            })?;
-        }
-        for (index, (name, body)) in file.listeners.iter().enumerate() {
-            let key = if name.is_empty() { format!("listener {index}") } else { name.clone() };
-            let outcome = inventory.add_static(Kind::Listener, &key, body);
-            outcome.map_err(|reason| {
-                anyhow::anyhow!("static_resources.listeners[{index}] ({name:?}): {reason}")
-            })?;
-        }
-        for secret in &file.secrets {
-            let name = crate::translate::SecretName {
-                source: crate::translate::SecretSource::Static,
-                name: secret.name.as_str().into(),
-            };
-            let taken = self.secrets.store(&name, secret);
-            taken.map_err(|reject| {
-                anyhow::anyhow!("static_resources.secrets ({:?}): {reject}", secret.name)
-            })?;
-        }
+        put_static(self.inventory.get_mut(), &self.secrets, file)?;
+        self.remotes.extend(file.clusters.iter().cloned());
         let (clusters, listeners) =
             file.ads.as_ref().map_or((false, false), |ads| (ads.clusters, ads.listeners));
         self.seen = [AtomicBool::new(!clusters), AtomicBool::new(!listeners)];
@@ -373,4 +351,41 @@ impl Configuration {
         self.settled.notify_one();
         failed
     }
+}
+
+/// Checks the static resources of a bootstrap file, without any effect.
+///
+/// # Errors
+/// A resource cannot be used.
+pub(crate) fn check_static(file: &bootstrap::Bootstrap) -> anyhow::Result<()> {
+    let secrets = Secrets::new(Arc::default());
+    put_static(&mut Inventory::new(secrets.clone(), file.node.clone()), &secrets, file)
+}
+
+/// Adds the static resources of a bootstrap file to an inventory.
+fn put_static(
+    inventory: &mut Inventory,
+    secrets: &Secrets,
+    file: &bootstrap::Bootstrap,
+) -> anyhow::Result<()> {
+    for (index, (name, body)) in file.clusters.iter().enumerate() {
+        let outcome = inventory.add_static(Kind::Cluster, name, body);
+        outcome
+            .map_err(|reason| anyhow::anyhow!("static_resources.clusters[{index}] ({name:?}): {reason}"))?;
+    }
+    for (index, (name, body)) in file.listeners.iter().enumerate() {
+        let key = if name.is_empty() { format!("listener {index}") } else { name.clone() };
+        let outcome = inventory.add_static(Kind::Listener, &key, body);
+        outcome
+            .map_err(|reason| anyhow::anyhow!("static_resources.listeners[{index}] ({name:?}): {reason}"))?;
+    }
+    for secret in &file.secrets {
+        let name = crate::translate::SecretName {
+            source: crate::translate::SecretSource::Static,
+            name: secret.name.as_str().into(),
+        };
+        let taken = secrets.store(&name, secret);
+        taken.map_err(|reject| anyhow::anyhow!("static_resources.secrets ({:?}): {reject}", secret.name))?;
+    }
+    Ok(())
 }

@@ -47,6 +47,7 @@ fn of_manager(manager: &HttpManager) -> Names<'_> {
     let filters = manager.filters.iter().flat_map(|filter| -> Names<'_> {
         match &filter.kind {
             FilterKind::ExternalAuthorization(ask) => Box::new(std::iter::once(&*ask.cluster)),
+            FilterKind::ExternalProcessing(config) => Box::new(std::iter::once(&*config.service.cluster)),
             FilterKind::GlobalRateLimit(limit) => Box::new(std::iter::once(&*limit.cluster)),
             FilterKind::Jwt(jwt) => {
                 Box::new(jwt.providers.iter().filter_map(|provider| match &provider.keys {
@@ -66,7 +67,8 @@ fn of_manager(manager: &HttpManager) -> Names<'_> {
             | FilterKind::HeaderMutation(_)
             | FilterKind::Buffer(_)
             | FilterKind::GrpcWeb
-            | FilterKind::Compress(_) => Box::new(std::iter::empty()),
+            | FilterKind::Compress(_)
+            | FilterKind::Decompress(_) => Box::new(std::iter::empty()),
         }
     });
     let tracing = manager.tracing.iter().map(|tracing| &*tracing.provider.collector.cluster);
@@ -86,24 +88,36 @@ fn of_logs(logs: &[Arc<AccessLog>]) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the clusters that a route table leads to.
+/// Returns the clusters that a route table leads to, and those that its settings for filters name.
 pub(crate) fn of_table(table: &RouteTable) -> Names<'_> {
     Box::new(table.hosts.iter().flat_map(|host| of_host(host)))
 }
 
-/// Returns the clusters that a virtual host leads to.
+/// Returns the clusters that the routes and mirrors of a table lead to.
+pub(crate) fn targets_of_table(table: &RouteTable) -> Names<'_> {
+    Box::new(table.hosts.iter().flat_map(|host| targets_of_host(host)))
+}
+
+/// Returns the clusters that a virtual host leads to, and those that its settings for filters name.
 pub(crate) fn of_host(host: &VirtualHost) -> Names<'_> {
-    let scripts =
-        host.routes.iter().flat_map(|route| &route.filters).filter(|(_, setting)| may_call(setting));
-    let routes = host.routes.iter().flat_map(|route| -> Names<'_> {
+    let settings = || host.routes.iter().flat_map(|route| &route.filters).map(|(_, setting)| setting);
+    let scripts = settings().filter(|setting| may_call(setting)).map(|_| "*");
+    let processors = settings().filter_map(|setting| match setting {
+        Setting::Processing(by_route) => by_route.service.as_ref().map(|service| &*service.cluster),
+        _ => None,
+    });
+    Box::new(targets_of_host(host).chain(processors).chain(scripts))
+}
+
+fn targets_of_host(host: &VirtualHost) -> Names<'_> {
+    Box::new(host.routes.iter().flat_map(|route| -> Names<'_> {
         match &route.action {
             Action::Forward(forward) => Box::new(
                 of_targets(&forward.targets).chain(forward.mirrors.iter().map(|mirror| &*mirror.cluster)),
             ),
             Action::Redirect(_) | Action::Direct(_) => Box::new(std::iter::empty()),
         }
-    });
-    Box::new(routes.chain(scripts.map(|_| "*")))
+    }))
 }
 
 /// Returns whether a route's script may call a cluster, which the script selects.

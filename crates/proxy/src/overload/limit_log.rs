@@ -52,6 +52,8 @@ pub(crate) enum Limit {
     Admission,
     /// Failures of Lua scripts.
     Script,
+    /// Failures of external processors.
+    Processor,
 }
 
 impl Limit {
@@ -109,12 +111,15 @@ impl Limit {
                 "a connection or request is no longer admitted by the configuration in force: it ends after \
                  skysail.admission.drain_ms"
             }
+            Self::Processor => {
+                "external processing failed: the request fails, or continues as failure_mode_allow says"
+            }
             Self::Script => "a Lua script failed: the message continues with the changes made so far",
         }
     }
 }
 
-const COUNT: usize = Limit::Script as usize + 1;
+const COUNT: usize = Limit::Processor as usize + 1;
 /// Minimum time between two log lines about one limit.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 

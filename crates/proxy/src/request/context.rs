@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     overload::{Admission, InFlight},
-    request::{hop, spans::Trace},
+    request::{hop, processor::Processor, spans::Trace},
     telemetry::stats::ManagerStats,
     upstream::pool::{ActiveRequest, Host, LimitGuard, Pool, Upstream},
     worker::{
@@ -31,6 +31,7 @@ use crate::{
 };
 use skysail_http::{
     compress::Compressor,
+    decompress::{Decoding, Decompressor},
     flow::Flow,
     grpc_status,
     grpc_web::WebCall,
@@ -102,9 +103,15 @@ pub(crate) struct RequestDecision<'a> {
     pub(crate) grpc_web: Option<WebCall>,
     /// The compressors of responses.
     pub(crate) compression: Option<Box<Compression<'a>>>,
+    /// The decompressors of responses.
+    pub(crate) decompressors: Vec<&'a Decompressor>,
+    /// Decompression of the response, after its head has been processed.
+    pub(crate) decoding: Option<Box<Decoding>>,
     /// Whether the response carries this workload's metadata, because the client's sidecar sent its own.
     pub(crate) sends_metadata: bool,
-    /// Whether Lua scripts have handled the response, or must not.
+    /// External processors that have got the request.
+    pub(crate) processors: Vec<Processor<'a>>,
+    /// Whether Lua scripts and external processors have handled the response, or must not.
     pub(crate) has_run_scripts: bool,
 }
 
@@ -204,7 +211,10 @@ impl<'a> RequestContext<'a> {
                 grpc: false,
                 grpc_web: None,
                 compression: None,
+                decompressors: Vec::new(),
+                decoding: None,
                 sends_metadata: false,
+                processors: Vec::new(),
                 has_run_scripts: false,
             },
             exchange: Exchange {

@@ -25,8 +25,10 @@ use crate::{
 };
 use skysail_http::{
     compress::Compressor,
+    decompress::Decompressor,
     grpc_web::{self, Conversion, WebCall},
     head::{RequestHead, ResponseHead, Version},
+    http1::Framing,
 };
 use skysail_policy::{
     config::{
@@ -35,6 +37,7 @@ use skysail_policy::{
         jwt::{Jwt, JwtProvider, KeySet, Keys},
         lua::LuaSelection,
         policy::Policy,
+        processing::ExternalProcessing,
         route::{Cors, Setting},
     },
     cors,
@@ -62,6 +65,10 @@ enum FilterAction<'a> {
     CallAuthorization(&'a ExternalAuthorization, Option<&'a Setting>),
     /// Verifies tokens, and fetches key sets for that.
     VerifyTokens(&'a Jwt, Option<&'a Setting>),
+    /// Passes the request to an external processor.
+    Process(&'a Filter, &'a ExternalProcessing, Option<&'a Setting>),
+    /// Decompresses the request, if the flag is set, and advertises the coding.
+    Decompress(&'a Decompressor, bool),
     /// Runs a Lua script.
     RunScript(&'a Filter, LuaSelection<'a>, bool),
 }
@@ -149,8 +156,23 @@ impl<'a> RequestContext<'a> {
                 }
                 return Ok(selection.map(|script| FilterAction::RunScript(filter, script, lua.clear_route)));
             }
+            (FilterKind::ExternalProcessing(config), setting) => {
+                return Ok(Some(FilterAction::Process(filter, config, setting)));
+            }
             (FilterKind::Compress(compressor), _) => {
                 add_compressor(exchange, decision, compressor);
+            }
+            (FilterKind::Decompress(decompressor), _) => {
+                if decompressor.response.is_some() {
+                    decision.decompressors.push(decompressor);
+                }
+                let has_body = exchange.body.framing() != Framing::None;
+                let is_coded =
+                    has_body && decision.grpc_web.is_none() && exchange.request.has("content-encoding");
+                if decompressor.advertise || is_coded {
+                    decision.filter_results.begin(filter, setting);
+                    return Ok(Some(FilterAction::Decompress(decompressor, is_coded)));
+                }
             }
             (FilterKind::GrpcWeb, _) => {
                 convert_grpc_web(exchange, decision, filter, setting);
@@ -177,6 +199,12 @@ impl<'a> RequestContext<'a> {
                 self.call_authorization(config, setting).await
             }
             FilterAction::VerifyTokens(jwt, setting) => self.verify_tokens(jwt, setting).await,
+            FilterAction::Decompress(decompressor, is_coded) => {
+                self.decompress_request(decompressor, is_coded).await
+            }
+            FilterAction::Process(filter, config, setting) => {
+                self.process_request(filter, config, setting).await
+            }
             FilterAction::RunScript(filter, script, clear_route) => {
                 let is_answered = self.run_request_script(filter, script, clear_route).await?;
                 Ok(if is_answered { Filtered::Answered } else { Filtered::Continue })

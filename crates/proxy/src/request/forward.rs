@@ -122,8 +122,11 @@ impl RequestContext<'_> {
             self.exchange.response.append("set-cookie", cookie.as_bytes());
         }
         let Arrived { framing, connection, mut is_sent } = arrived;
+        if !self.decision.decompressors.is_empty() && framing != Framing::None && !switched {
+            self.begin_decoding();
+        }
         let mut scripted_body = None;
-        if self.scope.manager.has_scripts {
+        if self.scope.manager.processes_responses {
             let body = (!switched).then_some((framing, is_sent));
             match Box::pin(self.script_response(body, &mut deadlines)).await? {
                 None => return Ok(()),
@@ -237,7 +240,7 @@ impl RequestContext<'_> {
             }
             let host = match &plan.pool.resolved {
                 // Boxed, because few clusters are dynamic.
-                Some(_) if self.scope.manager.resolves_hosts => {
+                Some(_) if self.scope.manager.host_cache.is_some() => {
                     Box::pin(self.resolve_host(plan, deadlines)).await?
                 }
                 _ => self.pick_host(plan, retry, &tried)?,

@@ -9,14 +9,15 @@
 //! 5. `filters.rs` runs the HTTP filters. `limit.rs` takes tokens, `global_limit.rs` calls the rate limit service,
 //!    `mutation.rs` changes headers and buffers bodies.
 //! 6. `authorization.rs` calls the external authorization service.
-//! 7. `script.rs` runs Lua scripts, for requests and for responses.
+//! 7. `script.rs` runs Lua scripts, `processing.rs` external processing: for requests and for responses.
+//!    `response_body.rs` reads the response for them.
 //! 8. `forward.rs` selects an endpoint, connects, sends the request, and retries.
 //! 9. `transfer.rs` moves the bytes in both directions.
 //! 10. `respond.rs` forwards the response, or sends a local reply.
 //! 11. `record.rs` writes metrics, spans and access logs.
 //!
 //! `context.rs` defines the state that these phases share, `hop.rs` the changes that every hop makes to
-//! heads, and `spans.rs` the tracing. Two modules serve special requests: `mirror.rs` sends copies, and
+//! heads, `processor.rs` the call of an external processor, and `spans.rs` the tracing. Two modules serve special requests: `mirror.rs` sends copies, and
 //! `tunnel.rs` forwards the bytes after CONNECT or an upgrade.
 //!
 //! The modules of this folder form no cycle; `crates/testkit/tests/structure.rs` checks that.
@@ -35,6 +36,9 @@ pub(crate) mod limit;
 pub(crate) mod mutation;
 pub(crate) mod script;
 
+pub(crate) mod processing;
+pub(crate) mod response_body;
+
 pub(crate) mod forward;
 pub(crate) mod mirror;
 pub(crate) mod tunnel;
@@ -46,4 +50,5 @@ pub(crate) mod record;
 
 pub(crate) mod context;
 pub(crate) mod hop;
+pub(crate) mod processor;
 pub(crate) mod spans;

@@ -4,9 +4,15 @@ use std::time::SystemTime;
 
 use crate::request::{
     context::{Filtered, RequestContext},
+    response_body::MAX_BODY,
     transfer::collect,
 };
-use skysail_http::head::{RequestHead, ResponseHead};
+use skysail_http::{
+    decompress::Decompressor,
+    grpc_web::Conversion,
+    head::{RequestHead, ResponseHead},
+    http1::Framing,
+};
 use skysail_policy::{
     config::{
         HttpManager,
@@ -70,6 +76,48 @@ impl<'a> RequestContext<'a> {
             *self.exchange.response = response;
         }
         fields[..end].iter().for_each(|field| field.add_to(self.exchange.response));
+    }
+
+    /// Advertises a coding, and decompresses the body of a request that has it. Content that filters have read already is
+    /// decompressed at once.
+    ///
+    /// # Errors
+    /// The content is not valid in its coding, or too large.
+    pub(crate) async fn decompress_request(
+        &mut self,
+        decompressor: &Decompressor,
+        is_coded: bool,
+    ) -> Result<Filtered, Error> {
+        let exchange = &mut self.exchange;
+        self.decision.filter_results.keep_head(exchange.request);
+        if decompressor.advertise {
+            let name = decompressor.coding.name();
+            let known = exchange.request.header("accept-encoding");
+            let all = known.map(|known| [known, name.as_bytes()].join(&b','));
+            exchange.request.set("accept-encoding", all.as_deref().unwrap_or(name.as_bytes()));
+        }
+        let begun = is_coded.then(|| decompressor.begin(decompressor.request, exchange.request));
+        let Some(mut decoding) = begun.flatten() else { return Ok(Filtered::Continue) };
+        if exchange.body.bytes == 0 && !exchange.body.is_collected() {
+            exchange.body.convert(Conversion::Decompress(Box::new(decoding)));
+            return Ok(Filtered::Continue);
+        }
+        collect(self.scope.manager, exchange, MAX_BODY).await?;
+        let kept = exchange.body.kept().filter(|_| exchange.body.is_collected());
+        let kept = kept.ok_or_else(|| Error::new(Kind::BodyTooLarge))?;
+        let content = decoding.piece(kept, true).map_err(|_| Error::new(Kind::DownstreamProtocol))?;
+        let trailers = exchange.body.trailers().cloned();
+        exchange.body.replace(content.into(), Framing::Chunked, trailers);
+        Ok(Filtered::Continue)
+    }
+
+    /// Begins to decompress the response, if it has a coding of the decompressors.
+    #[cold]
+    pub(crate) fn begin_decoding(&mut self) {
+        let response = &mut *self.exchange.response;
+        let mut begun =
+            self.decision.decompressors.iter().filter_map(|one| one.begin(one.response, response));
+        self.decision.decoding = begun.next().map(Box::new);
     }
 
     /// Waits for the whole body of the request, which then has a known length.

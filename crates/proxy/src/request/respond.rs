@@ -87,6 +87,13 @@ impl RequestContext<'_> {
             (None, Some(_)) if scripted.is_some() => None,
             (None, Some(accepted)) => compress(accepted, framing, self.exchange.response),
         };
+        let through = match (self.decision.decoding.take(), through) {
+            (None, through) => through,
+            (Some(decoding), None) => Some(Conversion::Decompress(decoding)),
+            (Some(decoding), Some(second)) => {
+                Some(Conversion::Then(Box::new([Conversion::Decompress(decoding), second])))
+            }
+        };
         let out_framing = out_framing(framing, through.is_some(), is_http10);
         let exchange = &mut self.exchange;
         exchange.keep_alive &=
@@ -277,7 +284,7 @@ impl RequestContext<'_> {
 
     /// Sends a local reply, whose head is in the exchange.
     pub(crate) async fn send_local(&mut self, content: &[u8]) -> Result<(), Error> {
-        if self.scope.manager.has_scripts && !self.decision.has_run_scripts {
+        if self.scope.manager.processes_responses && !self.decision.has_run_scripts {
             return Box::pin(self.send_scripted(content)).await;
         }
         self.exchange.keep_alive &= !self.exchange.downstream.origin.connections.is_draining();

@@ -12,11 +12,12 @@ use crate::{
     call,
     overload::limit_log::{self, Limit},
     request::{
-        context::{RequestContext, admitted_request},
+        context::RequestContext,
+        response_body::{MAX_BODY, Outcome, ResponseBody, Source, set_length},
         routing,
-        transfer::{self, Client, Deadlines, unless_closed},
+        transfer::{self, Deadlines, unless_closed},
     },
-    script::{Call, Execution, Hook, Info, Input, MAX_BODY, Shared, Side, Step, Stream, Wish},
+    script::{Call, Execution, Hook, Info, Input, Shared, Side, Step, Stream, Wish},
 };
 use skysail_http::{
     flow::Flow,
@@ -41,37 +42,6 @@ pub(crate) struct Scripted {
     pub(crate) body: Option<Box<Flow>>,
     /// Whether the whole request has been sent.
     pub(crate) is_sent: bool,
-}
-
-/// The body of a response, for scripts.
-struct ResponseBody<'d> {
-    source: Source<'d>,
-    /// The content, if a script has read it.
-    content: Option<Vec<u8>>,
-    trailers: Option<Headers>,
-    /// A script has changed content or trailers.
-    is_changed: bool,
-}
-
-/// The source of a response's body.
-enum Source<'d> {
-    /// The response has no body, or its body is a tunnel.
-    None,
-    /// A local reply.
-    Local,
-    /// The upstream.
-    Upstream { framing: Framing, flow: Option<Box<Flow>>, is_sent: bool, deadlines: &'d mut Deadlines },
-}
-
-/// The end of a script.
-#[derive(PartialEq, Eq)]
-enum Outcome {
-    /// The message continues, even if the script has failed.
-    Continue,
-    /// The script has answered the request.
-    Answered,
-    /// The body exceeds the limit.
-    TooLarge,
 }
 
 impl<'a> RequestContext<'a> {
@@ -100,7 +70,7 @@ impl<'a> RequestContext<'a> {
         Ok(false)
     }
 
-    /// Runs the scripts for an upstream's response. `body` is its framing, and whether the whole request has been sent;
+    /// Runs the filters for an upstream's response: scripts and external processing. `body` is its framing, and whether the whole request has been sent;
     /// `None` for a tunnel. Returns `None` if a local reply has been sent instead.
     pub(crate) async fn script_response(
         &mut self,
@@ -113,11 +83,15 @@ impl<'a> RequestContext<'a> {
         };
         let was_sent = body.is_some_and(|(_, is_sent)| is_sent);
         let mut response = ResponseBody { source, content: None, trailers: None, is_changed: false };
-        if self.run_response_scripts(&mut response).await? == Outcome::TooLarge {
-            self.outcome.details = "response_payload_too_large".into();
-            self.outcome.reusable = false;
-            self.local_reply(500, &[], b"Internal Server Error").await?;
-            return Ok(None);
+        match self.run_response_scripts(&mut response).await? {
+            Outcome::Continue => {}
+            Outcome::Answered => return Ok(None),
+            Outcome::TooLarge => {
+                self.outcome.details = "response_payload_too_large".into();
+                self.outcome.reusable = false;
+                self.local_reply(500, &[], b"Internal Server Error").await?;
+                return Ok(None);
+            }
         }
         self.outcome.status = self.exchange.response.status();
         let may_have_body = self.exchange.request.method() != "HEAD"
@@ -142,11 +116,13 @@ impl<'a> RequestContext<'a> {
         Ok(Some(Scripted { body: flow, is_sent }))
     }
 
-    /// Runs the scripts for a local reply, and sends it.
+    /// Runs the filters for a local reply, and sends it.
     pub(crate) async fn send_scripted(&mut self, content: &[u8]) -> Result<(), Error> {
         let content = Some(content.to_vec());
         let mut body = ResponseBody { source: Source::Local, content, trailers: None, is_changed: false };
-        self.run_response_scripts(&mut body).await?;
+        if self.run_response_scripts(&mut body).await? == Outcome::Answered {
+            return Ok(());
+        }
         self.send_local(&body.content.unwrap_or_default()).await
     }
 
@@ -156,11 +132,17 @@ impl<'a> RequestContext<'a> {
         }
         let manager = self.scope.manager;
         for filter in manager.filters.iter().rev() {
-            let FilterKind::Lua(lua) = &filter.kind else { continue };
             let setting = self.decision.found.ok().and_then(|found| found.route.setting(&filter.name));
             if matches!(setting, Some(Setting::Off)) || (filter.disabled && setting.is_none()) {
                 continue;
             }
+            if let FilterKind::ExternalProcessing(config) = &filter.kind {
+                match self.process_response(filter, config, setting, body).await? {
+                    Outcome::Continue => continue,
+                    ended => return Ok(ended),
+                }
+            }
+            let FilterKind::Lua(lua) = &filter.kind else { continue };
             let selection = lua.select(setting).filter(|(script, _)| script.handles_response);
             let Some(selection) = selection else { continue };
             let stream = self.stream(Side::Response, filter, selection);
@@ -406,33 +388,8 @@ impl<'a> RequestContext<'a> {
         stream: &Shared,
         body: &mut ResponseBody<'_>,
     ) -> Result<Option<Option<Vec<u8>>>, Error> {
-        if body.content.is_none()
-            && let Source::Upstream { framing, flow, is_sent, deadlines } = &mut body.source
-        {
-            let Some(mut upstream) = self.outcome.upstream.take() else { return Ok(Some(None)) };
-            let limits = upstream.link.pool().cluster.head_limits();
-            let mut read = Box::new(Flow::new(*framing, *framing, limits, true));
-            let origin = self.exchange.downstream.origin.clone();
-            let admitted = admitted_request!(self, &origin, &upstream.link);
-            let admission = &mut self.decision.admission;
-            let revoked = || admission.deadline(admitted.worker, || admitted.revalidate());
-            let mut client = Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, false);
-            client.complete = *is_sent;
-            let result = client.collect(&mut upstream.wire, &mut read, MAX_BODY, revoked).await;
-            *is_sent = client.complete;
-            if let Err(error) = &result
-                && !matches!(error.kind, Kind::ResponseTimeout | Kind::Revoked)
-            {
-                let host = &upstream.link.host;
-                upstream.link.pool().note_failure(&host.endpoint, &error.kind, &self.scope.worker.dice);
-            }
-            self.outcome.upstream = Some(upstream);
-            result?;
-            let kept = read.kept().filter(|kept| read.is_collected() && kept.len() <= MAX_BODY);
-            let Some(kept) = kept else { return Ok(None) };
-            body.content = Some(kept.to_vec());
-            body.trailers = read.trailers().cloned();
-            *flow = Some(read);
+        if !self.load_response_body(body).await? {
+            return Ok(None);
         }
         let mut stream = stream.borrow_mut();
         if stream.trailers.is_none() {
@@ -464,10 +421,4 @@ fn content_for_script(stream: &Shared, wish: &Wish, read: Option<Vec<u8>>) -> In
         }
         Wish::Call(_) | Wish::Respond { .. } => Input::None,
     }
-}
-
-/// Sets the length of a new body in a head, and returns its framing.
-fn set_length(head: &mut Headers, length: usize, has_trailers: bool) -> Framing {
-    head.set_number("content-length", length as u64);
-    if has_trailers { Framing::Chunked } else { Framing::Length(length as u64) }
 }

@@ -61,6 +61,11 @@ pub(super) fn text(expression: &Expression, context: &Context<'_>) -> Option<Str
     expression.text(|root, asked| attribute(root, asked, context))
 }
 
+/// Returns the value of the expression as JSON, if it has one.
+pub(crate) fn attribute_json(expression: &Expression, context: &Context<'_>) -> Option<Json> {
+    expression.json(|root, asked| attribute(root, asked, context))
+}
+
 /// Returns the value of an attribute, if it has one.
 fn attribute(root: &str, asked: &AttributeUse, context: &Context<'_>) -> Option<Value> {
     let (record, field) = (context.record, asked.field);

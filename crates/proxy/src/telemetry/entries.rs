@@ -263,7 +263,7 @@ fn filter_metadata((filter, found): (&String, &Value)) -> (String, Struct) {
     (filter.clone(), fields)
 }
 
-fn structure(map: &Map<String, Value>) -> Struct {
+pub(crate) fn structure(map: &Map<String, Value>) -> Struct {
     Struct { fields: map.iter().map(|(key, value)| (key.clone(), value_proto(value))).collect() }
 }
 

@@ -18,7 +18,8 @@ pub mod span;
 pub mod stats;
 
 pub use access_log::{AccessLogger, LogWriter};
-pub(crate) use entries::entry;
+pub(crate) use attributes::attribute_json;
+pub(crate) use entries::{entry, structure};
 pub(crate) use records::record as log_record;
 pub use render::{Metrics, Page, collect};
 pub use series::TcpCounts;

@@ -129,11 +129,12 @@ fn body(proto: &BufferSettings) -> Result<Body> {
 }
 
 /// Translates a list of matchers; `None` without a list.
-fn list(proto: Option<&ListStringMatcher>) -> Result<Option<Vec<TextMatch>>> {
+pub(super) fn list(proto: Option<&ListStringMatcher>) -> Result<Option<Vec<TextMatch>>> {
     proto.map(|list| list.patterns.iter().map(text::text).collect::<Result<_>>().at("patterns")).transpose()
 }
 
-fn pairs(protos: &[HeaderValue]) -> Vec<(Box<str>, Box<str>)> {
+/// Returns headers with their names in lower case.
+pub(super) fn pairs(protos: &[HeaderValue]) -> Vec<(Box<str>, Box<str>)> {
     protos
         .iter()
         .map(|header| (header.key.to_ascii_lowercase().into(), header.value.as_str().into()))

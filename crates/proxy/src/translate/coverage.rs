@@ -10,6 +10,8 @@ use std::{collections::HashMap, fmt::Write as _, sync::LazyLock};
 struct Message {
     name: &'static str,
     fields: &'static [ProtoField],
+    /// Oneofs of which a field must be set: name and field numbers.
+    oneofs: &'static [(&'static str, &'static [u32])],
 }
 
 struct ProtoField {
@@ -18,6 +20,23 @@ struct ProtoField {
     repeated: bool,
     rule: Rule,
     json: Json,
+    /// Kind of the value, for the rules below.
+    kind: FieldKind,
+    /// Rules for the value.
+    checks: &'static [Check],
+}
+
+/// Kind of a field's value.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FieldKind {
+    /// Number that is zero if absent.
+    Number,
+    /// Text that is empty if absent.
+    Text,
+    /// Message, or a field whose absence differs from any value.
+    Optional,
+    /// Numbers, perhaps packed.
+    Numbers,
 }
 
 /// JSON form of a field, for messages that a `TypedStruct` contains.
@@ -43,7 +62,10 @@ enum Json {
     Other,
 }
 
+mod rules;
 mod typed_struct;
+
+use rules::{Check, Values, Wire};
 
 pub(super) use typed_struct::unwrapped;
 
@@ -80,33 +102,47 @@ pub(super) struct Finding {
     pub(super) refused: bool,
 }
 
+/// Maximum number of violations that are kept.
+const MAX_VIOLATIONS: usize = 16;
+
 /// Maximum nesting depth that is checked; prost refuses deeper messages.
 const MAX_DEPTH: usize = 100;
+
+/// A field whose value violates a validation rule of Envoy's API.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Violation {
+    pub(super) path: String,
+    pub(super) reason: String,
+}
 
 /// Result of a check.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Checked {
     /// All unsupported fields.
     pub(super) findings: Vec<Finding>,
+    /// The first invalid values.
+    pub(super) violations: Vec<Violation>,
     /// The message contains a supported message in a `TypedStruct`; see [`unwrapped`].
     pub(super) has_typed_structs: bool,
 }
 
 /// Checks all fields of a message.
 pub(super) fn check(message: &str, body: &[u8]) -> Checked {
-    let mut walk =
-        FieldWalk { findings: Vec::new(), path: String::new(), depth: 0, has_typed_structs: false };
+    let mut walk = FieldWalk::default();
     if let Some(&index) = BY_NAME.get(message) {
         walk.message(index, body);
     }
-    Checked { findings: walk.findings, has_typed_structs: walk.has_typed_structs }
+    let FieldWalk { findings, violations, has_typed_structs, .. } = walk;
+    Checked { findings, violations, has_typed_structs }
 }
 
 static BY_NAME: LazyLock<HashMap<&'static str, usize>> =
     LazyLock::new(|| MESSAGES.iter().enumerate().map(|(index, message)| (message.name, index)).collect());
 
+#[derive(Default)]
 struct FieldWalk {
     findings: Vec<Finding>,
+    violations: Vec<Violation>,
     path: String,
     depth: usize,
     has_typed_structs: bool,
@@ -121,7 +157,10 @@ impl FieldWalk {
         let message = &MESSAGES[index];
         // Occurrences of each repeated field, for the index in the path.
         let mut counts: Vec<(u32, usize)> = Vec::new();
+        let mut values = Vec::new();
         while let Some((number, value)) = next(&mut body) {
+            values.push((number, value));
+            let value = value.bytes();
             let found = message.fields.iter().find(|field| field.number == number);
             let (Some(field), before) = (found, self.path.len()) else {
                 self.finding(number.to_string(), message.name, true);
@@ -156,7 +195,39 @@ impl FieldWalk {
             }
             self.path.truncate(before);
         }
+        self.verify(message, &values);
         self.depth -= 1;
+    }
+
+    /// Checks the validation rules of a message's fields.
+    fn verify(&mut self, message: &'static Message, values: &[(u32, Wire<'_>)]) {
+        for (name, fields) in message.oneofs {
+            if !values.iter().any(|(number, _)| fields.contains(number)) {
+                self.violation(name, None, "one of its fields must be set".to_owned());
+            }
+        }
+        for field in message.fields.iter().filter(|field| !field.checks.is_empty()) {
+            let all = values.iter().filter(|(number, _)| *number == field.number);
+            let default = match field.kind {
+                FieldKind::Number => Some(Wire::Varint(0)),
+                FieldKind::Text => Some(Wire::Bytes(&[])),
+                FieldKind::Optional | FieldKind::Numbers => None,
+            };
+            let mut values = Values { all: all.map(|(_, value)| *value).collect(), default };
+            if field.kind == FieldKind::Numbers {
+                values.unpack();
+            }
+            values.verify(field.checks, |index, reason| self.violation(field.name, index, reason));
+        }
+    }
+
+    fn violation(&mut self, field: &str, index: Option<usize>, reason: String) {
+        if self.violations.len() < MAX_VIOLATIONS {
+            let dot = if self.path.is_empty() { "" } else { "." };
+            let index = index.map(|index| format!("[{index}]")).unwrap_or_default();
+            let path = format!("{}{dot}{field}{index}", self.path);
+            self.violations.push(Violation { path, reason });
+        }
     }
 
     /// Checks the message of an `Any`. A type without a table is left to the translation, which refuses it by
@@ -180,8 +251,8 @@ fn packed(mut body: &[u8]) -> (&str, &[u8]) {
     let (mut url, mut inner) = (&[][..], &[][..]);
     while let Some((number, value)) = next(&mut body) {
         match number {
-            1 => url = value,
-            2 => inner = value,
+            1 => url = value.bytes(),
+            2 => inner = value.bytes(),
             _ => {}
         }
     }
@@ -194,31 +265,39 @@ fn entry(mut body: &[u8]) -> &[u8] {
     let mut found = &[][..];
     while let Some((number, value)) = next(&mut body) {
         if number == 2 {
-            found = value;
+            found = value.bytes();
         }
     }
     found
 }
 
-/// Splits off the next field: its number, and the bytes of a length-delimited value. Ends at the first byte
-/// that is no field; decoding then reports the error.
-fn next<'a>(rest: &mut &'a [u8]) -> Option<(u32, &'a [u8])> {
+/// Splits off the next field: its number and value. Ends at the first byte that is no field; decoding then reports
+/// the error.
+fn next<'a>(rest: &mut &'a [u8]) -> Option<(u32, Wire<'a>)> {
     if rest.is_empty() {
         return None;
     }
     let tag = varint(rest)?;
-    let length = match tag & 7 {
-        0 => {
-            varint(rest)?;
-            0
+    let value = match tag & 7 {
+        0 => Wire::Varint(varint(rest)?),
+        1 => {
+            let (value, after) = rest.split_first_chunk()?;
+            *rest = after;
+            Wire::Fixed64(u64::from_le_bytes(*value))
         }
-        1 => 8,
-        2 => usize::try_from(varint(rest)?).ok()?,
-        5 => 4,
+        2 => {
+            let length = usize::try_from(varint(rest)?).ok()?;
+            let (value, after) = rest.split_at_checked(length)?;
+            *rest = after;
+            Wire::Bytes(value)
+        }
+        5 => {
+            let (value, after) = rest.split_first_chunk()?;
+            *rest = after;
+            Wire::Fixed32(u32::from_le_bytes(*value))
+        }
         _ => return None,
     };
-    let (value, after) = rest.split_at_checked(length)?;
-    *rest = after;
     Some((u32::try_from(tag >> 3).ok()?, value))
 }
 

@@ -53,11 +53,11 @@ fn config(proto: &CustomClusterType) -> Result<ClusterConfig> {
     unpack(any)
 }
 
-/// Checks the HTTP filter.
-pub(super) fn http(proto: &FilterConfig) -> Result<()> {
+/// Translates the HTTP filter.
+pub(super) fn http(proto: &FilterConfig) -> Result<HostCacheConfig> {
     match &proto.implementation_specifier {
         Some(ImplementationSpecifier::DnsCacheConfig(cache)) => {
-            host_cache(Some(cache)).at("dns_cache_config").map(drop)
+            host_cache(Some(cache)).at("dns_cache_config")
         }
         _ => Err(Reject::new("must be given").at_field("dns_cache_config")),
     }

@@ -1,6 +1,6 @@
 //! Translates the HTTP connection manager and its filters.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use skysail_xds::{
     envoy::pb::{
@@ -27,9 +27,9 @@ use skysail_xds::{
 };
 
 use super::{
-    At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, duration, dynamic,
-    flag, global_limit, jwt, limit, local_reply, lua, mutation, number, policy, route, route_filters, stats,
-    timeout, trace, type_name, unknown_type, unpack,
+    At as _, Reject, Result, Translator, access_log, authorization, cluster, compressor, decompressor,
+    duration, dynamic, flag, global_limit, jwt, limit, local_reply, lua, mutation, number, policy,
+    processing, route, route_filters, stats, timeout, trace, type_name, unknown_type, unpack,
 };
 use skysail_http::http2::{Http2Options, Keepalive};
 use skysail_policy::config::cluster::{MAX_HEAD, MAX_HEADERS};
@@ -71,13 +71,13 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         local_replies: local_reply::translate(proto.local_reply_config.as_ref(), translator.strict)
             .at("local_reply_config")?,
         filters: Vec::new(),
-        has_scripts: false,
+        processes_responses: false,
         mutates_responses: false,
         stats: None,
         metadata_exchange: None,
         istio_alpn: false,
-        resolves_hosts: false,
-        upgrades: upgrades(proto),
+        host_cache: None,
+        upgrades: upgrades(proto)?,
         server: server(proto),
         preserve_request_id: proto.preserve_external_request_id,
         generate_request_id: flag(proto.generate_request_id).unwrap_or(true),
@@ -192,7 +192,7 @@ fn routes(proto: &Proto) -> Result<Routes> {
                 return Err(Reject::new("vhds is supported only with rds: list the virtual hosts here")
                     .at_field("route_config.vhds"));
             }
-            let table = route::translate(config).at("route_config")?;
+            let table = route::translate(config, true).at("route_config")?;
             Ok(Routes::Inline(Arc::new(table)))
         }
         Some(RouteSpecifier::Rds(rds)) => {
@@ -213,9 +213,16 @@ fn routes(proto: &Proto) -> Result<Routes> {
     }
 }
 
-fn upgrades(proto: &Proto) -> Vec<Box<str>> {
+fn upgrades(proto: &Proto) -> Result<Vec<Box<str>>> {
+    let mut all = HashSet::new();
+    for (index, config) in proto.upgrade_configs.iter().enumerate() {
+        if !all.insert(config.upgrade_type.to_ascii_lowercase()) {
+            let reason = format!("{:?} is configured twice", config.upgrade_type);
+            return Err(Reject::new(reason).at_field(format_args!("upgrade_configs[{index}].upgrade_type")));
+        }
+    }
     let enabled = proto.upgrade_configs.iter().filter(|config| flag(config.enabled).unwrap_or(true));
-    enabled.map(|config| config.upgrade_type.to_ascii_lowercase().into()).collect()
+    Ok(enabled.map(|config| config.upgrade_type.to_ascii_lowercase().into()).collect())
 }
 
 fn server(proto: &Proto) -> ServerHeader {
@@ -317,9 +324,16 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool
                 None => return Ok(false),
             }
         }
+        "envoy.extensions.filters.http.decompressor.v3.Decompressor" => {
+            FilterKind::Decompress(Box::new(decompressor::translate(&unpack(any)?)?))
+        }
         "envoy.extensions.filters.http.lua.v3.Lua" => {
-            manager.has_scripts = true;
+            manager.processes_responses = true;
             FilterKind::Lua(Box::new(lua::translate(&unpack(any)?)?))
+        }
+        "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor" => {
+            manager.processes_responses = true;
+            FilterKind::ExternalProcessing(Box::new(processing::translate(&unpack(any)?)?))
         }
         _ if proto.disabled => return Err(Reject::new("this filter cannot be disabled: remove it")),
         _ => return unordered_filter(manager, proto, any, strict),
@@ -346,8 +360,7 @@ fn unordered_filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, st
         }
         "istio.envoy.config.filter.http.alpn.v2alpha1.FilterConfig" => manager.istio_alpn = true,
         "envoy.extensions.filters.http.dynamic_forward_proxy.v3.FilterConfig" => {
-            dynamic::http(&unpack(any)?)?;
-            manager.resolves_hosts = true;
+            manager.host_cache = Some(Box::new(dynamic::http(&unpack(any)?)?));
         }
         "stats.PluginConfig" => manager.stats = Some(stats::translate(&unpack(any)?, strict)?),
         "udpa.type.v1.TypedStruct" | "xds.type.v3.TypedStruct" => {

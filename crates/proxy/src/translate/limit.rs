@@ -107,9 +107,6 @@ fn descriptor(proto: &LocalRateLimitDescriptor) -> Result<DescriptorSettings> {
 }
 
 fn bucket(proto: &BucketProto) -> Result<BucketSettings> {
-    if proto.max_tokens == 0 {
-        return Err(Reject::new("must be at least 1").at_field("max_tokens"));
-    }
     let interval = proto.fill_interval.as_ref().ok_or_else(|| Reject::new("must be given"));
     let interval = interval.and_then(duration).at("fill_interval")?;
     if interval.as_millis() < 50 {

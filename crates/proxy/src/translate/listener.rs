@@ -42,6 +42,7 @@ use super::{
 };
 use skysail_http::proxy_protocol::ProxyVersion;
 use skysail_policy::config::{
+    cluster::HostCacheConfig,
     listener::{
         ChainMatch, ConnectionLimit, Direction, FilterChain, Inspect, Listener, ProxyProtocolFilter,
         TcpProxy, Terminal, Transport,
@@ -224,7 +225,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
     let matches = chain_match(proto.filter_chain_match.as_ref().unwrap_or(&none)).at("filter_chain_match")?;
     let tls = server_tls(translator, proto).at("transport_socket")?;
     let (mut policies, mut limits) = (Vec::new(), Vec::new());
-    let mut sni_port = None;
+    let (mut sni_port, mut host_cache) = (None, None);
     let mut ask = None;
     let mut metadata_exchange = false;
     let mut stats = None;
@@ -242,7 +243,8 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
             }
             SNI_DYNAMIC => {
                 let port = unpack(any).and_then(|proto| sni_dynamic(&proto));
-                sni_port = Some(port.at("typed_config").at(&path)?);
+                let (port, cache) = port.at("typed_config").at(&path)?;
+                (sni_port, host_cache) = (Some(port), Some(Box::new(cache)));
             }
             CONNECTION_LIMIT => {
                 let limit = unpack(any).and_then(|proto| connection_limit(&proto));
@@ -282,6 +284,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
         policies,
         connection_limits: limits,
         sni_port,
+        host_cache,
         ask,
         metadata_exchange,
         terminal: terminal.ok_or_else(|| {
@@ -294,13 +297,13 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
     })
 }
 
-/// Returns the port for the SNI of connections.
-fn sni_dynamic(proto: &SniDynamic) -> Result<u16> {
-    dynamic::host_cache(proto.dns_cache_config.as_ref()).at("dns_cache_config")?;
+/// Returns the port for the SNI of connections, and the cache of their hosts.
+fn sni_dynamic(proto: &SniDynamic) -> Result<(u16, HostCacheConfig)> {
+    let cache = dynamic::host_cache(proto.dns_cache_config.as_ref()).at("dns_cache_config")?;
     match &proto.port_specifier {
-        None => Ok(443),
+        None => Ok((443, cache)),
         Some(PortSpecifier::PortValue(port)) => match u16::try_from(*port) {
-            Ok(port @ 1..) => Ok(port),
+            Ok(port @ 1..) => Ok((port, cache)),
             _ => Err(Reject::new(format!("{port} is not a port")).at_field("port_value")),
         },
     }

@@ -13,6 +13,7 @@ mod cluster;
 mod collector;
 mod compressor;
 mod coverage;
+mod decompressor;
 mod distinct;
 mod dynamic;
 mod endpoints;
@@ -28,6 +29,7 @@ mod lua;
 mod mutation;
 mod outlier;
 mod policy;
+mod processing;
 mod route;
 mod route_filters;
 mod stats;
@@ -145,7 +147,7 @@ impl Translator<'_> {
 
     /// Translates a route table.
     pub(crate) fn routes(self, body: &[u8]) -> Result<RouteTable> {
-        route::translate(&self.decode::<RouteConfiguration>(body)?)
+        route::translate(&self.decode::<RouteConfiguration>(body)?, false)
     }
 
     /// Translates the upstream TLS settings of a cluster, if it has any.
@@ -179,6 +181,9 @@ impl Translator<'_> {
                 "{}: field {} of {} is not supported and has no effect",
                 finding.path, finding.field, finding.message
             ));
+        }
+        if let Some(violation) = checked.violations.into_iter().next() {
+            return Err(Reject { path: violation.path, reason: violation.reason });
         }
         M::from_slice(&body).map_err(|error| Reject::new(format!("not a valid {}: {error}", M::NAME)))
     }

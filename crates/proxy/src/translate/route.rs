@@ -77,8 +77,11 @@ pub(crate) fn uses_vhds(body: &[u8]) -> Result<bool> {
 }
 
 /// Translates a route table and builds its index of domains.
-pub(super) fn translate(proto: &RouteConfiguration) -> Result<RouteTable> {
+///
+/// `checks_clusters` is the default of `validate_clusters`.
+pub(super) fn translate(proto: &RouteConfiguration, checks_clusters: bool) -> Result<RouteTable> {
     let mut table = RouteTable {
+        checks_clusters: flag(proto.validate_clusters).unwrap_or(checks_clusters),
         name: proto.name.as_str().into(),
         ignore_port: proto.ignore_port_in_host_matching,
         headers: ops(
@@ -449,6 +452,10 @@ fn retry_policy(proto: &RetryProto) -> Result<RetryPolicy> {
         Some(time) => duration(time).at("retry_back_off.max_interval")?,
         None => base * 10,
     };
+    if max < base {
+        let reason = "must be at least base_interval";
+        return Err(Reject::new(reason).at_field("retry_back_off.max_interval"));
+    }
     Ok(RetryPolicy {
         on: retry_on(&proto.retry_on).at("retry_on")?,
         retries: number(proto.num_retries).unwrap_or(1),

@@ -21,7 +21,7 @@ use skysail_xds::envoy::pb::{
 
 use super::{
     At as _, Reject, Result, authorization, compressor, duration, flag, global_limit, jwt, limit, lua,
-    mutation, policy, text, type_name, unknown_type, unpack,
+    mutation, policy, processing, text, type_name, unknown_type, unpack,
 };
 use skysail_policy::config::route::{Abort, Cors, Fault, Setting};
 
@@ -41,6 +41,9 @@ impl PerFilter {
                 (Some((_, Setting::HeaderMutation(mut lists))), Setting::HeaderMutation(more)) => {
                     lists.extend(more);
                     Setting::HeaderMutation(lists)
+                }
+                (Some((_, Setting::Processing(less))), Setting::Processing(more)) => {
+                    Setting::Processing(Arc::new(more.over(&less)))
                 }
                 (_, setting) => setting,
             };
@@ -91,6 +94,7 @@ fn setting(name: &str, any: &Any) -> Result<Setting> {
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute" => {
             authorization::setting(&unpack(any)?)?
         }
+        "envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute" => processing::setting(&unpack(any)?)?,
         "envoy.extensions.filters.http.lua.v3.LuaPerRoute" => lua::setting(&unpack(any)?)?,
         "envoy.extensions.filters.http.jwt_authn.v3.PerRouteConfig" => jwt::setting(&unpack(any)?)?,
         _ => return Err(unknown_type("setting for filter", name, any)),

@@ -288,7 +288,8 @@ fn fields_without_effect_are_refused_in_a_file() {
     let reason = refused(proto);
     assert!(reason.contains("health_checks"), "{reason}");
     let mut proto = by_discovery();
-    proto.load_assignment = Some(ClusterLoadAssignment::default());
+    proto.load_assignment =
+        Some(ClusterLoadAssignment { cluster_name: "c".to_owned(), ..ClusterLoadAssignment::default() });
     let reason = refused(proto);
     assert!(reason.starts_with("load_assignment: a cluster of type EDS"), "{reason}");
 }

@@ -138,6 +138,7 @@ mod tests {
             tls: None,
             policies: vec![],
             sni_port: None,
+            host_cache: None,
             connection_limits: Vec::new(),
             ask: None,
             metadata_exchange: false,

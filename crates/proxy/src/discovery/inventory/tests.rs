@@ -93,7 +93,12 @@ fn routes(name: &str, cluster: &str) -> Received {
         })),
         ..Route::default()
     };
-    let host = VirtualHost { domains: vec!["*".to_owned()], routes: vec![route], ..VirtualHost::default() };
+    let host = VirtualHost {
+        name: "any".to_owned(),
+        domains: vec!["*".to_owned()],
+        routes: vec![route],
+        ..VirtualHost::default()
+    };
     let proto = RouteConfiguration {
         name: name.to_owned(),
         virtual_hosts: vec![host],
@@ -109,11 +114,16 @@ fn listener(name: &str, table: &str) -> Received {
             config_source: ads(),
             route_config_name: table.to_owned(),
         })),
-        http_filters: vec![HttpFilter { config_type: Some(router), ..HttpFilter::default() }],
+        http_filters: vec![HttpFilter {
+            name: "router".to_owned(),
+            config_type: Some(router),
+            ..HttpFilter::default()
+        }],
+        stat_prefix: "a".to_owned(),
         ..HttpConnectionManager::default()
     };
     let filter =
-        Filter { config_type: Some(filter::ConfigType::TypedConfig(any(&manager))), ..Filter::default() };
+        Filter { name: "http".to_owned(), config_type: Some(filter::ConfigType::TypedConfig(any(&manager))) };
     let proto = ListenerProto {
         name: name.to_owned(),
         address: address(8080),

@@ -1,6 +1,6 @@
 //! Translates `layered_runtime`: numeric settings of the process.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use anyhow::{Context as _, bail};
 use skysail_xds::envoy::pb::{
@@ -14,7 +14,11 @@ use crate::overload::Limits;
 /// because Istio sends many of them to every sidecar.
 pub(super) fn limits(runtime: &LayeredRuntime) -> anyhow::Result<Limits> {
     let mut limits = Limits::default();
+    let mut names = HashSet::new();
     for layer in &runtime.layers {
+        if !names.insert(&layer.name) {
+            bail!("two layers have the name {:?}: rename one", layer.name);
+        }
         let Some(LayerSpecifier::StaticLayer(values)) = &layer.layer_specifier else { continue };
         let mut numbers = Vec::new();
         flatten("", values, &mut numbers);

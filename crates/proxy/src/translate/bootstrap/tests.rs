@@ -147,7 +147,7 @@ fn overload_manager_settings_are_accepted_or_refused_by_name() {
     for (monitor, action, words) in [
         (
             &heap,
-            "{name: envoy.overload_actions.reduce_timeouts, triggers: []}",
+            "{name: envoy.overload_actions.reduce_timeouts, triggers: [{name: m, threshold: {value: 0.9}}]}",
             "no overload action \"envoy.overload_actions.reduce_timeouts\"",
         ),
         (
@@ -160,7 +160,7 @@ fn overload_manager_settings_are_accepted_or_refused_by_name() {
             "{name: envoy.overload_actions.shrink_heap, triggers: [{name: m, threshold: {value: 90}}]}",
             "from 0 to 1",
         ),
-        (&heap, "{name: envoy.overload_actions.shrink_heap}", "needs a trigger"),
+        (&heap, "{name: envoy.overload_actions.shrink_heap}", "must not be empty"),
         (&monitor("fixed_heap.v3.FixedHeapConfig", "max_heap_size_bytes: 0"), "", "max_heap_size_bytes"),
         (
             &monitor(

@@ -46,7 +46,7 @@ fn rewrite(index: usize, body: &[u8], depth: usize) -> Result<Vec<u8>> {
     let mut rest = body;
     loop {
         let before = rest;
-        let Some((number, value)) = next(&mut rest) else {
+        let Some((number, wire)) = next(&mut rest) else {
             // Bytes that are not a field stay, so that decoding reports them.
             out.extend_from_slice(before);
             return Ok(out);
@@ -54,6 +54,7 @@ fn rewrite(index: usize, body: &[u8], depth: usize) -> Result<Vec<u8>> {
         let copied = &before[..before.len() - rest.len()];
         let field = MESSAGES[index].fields.iter().find(|field| field.number == number);
         let is_message = varint(&mut &*before).is_some_and(|tag| tag & 7 == 2);
+        let value = wire.bytes();
         let (Some(field), true) = (field, is_message) else {
             out.extend_from_slice(copied);
             continue;

@@ -40,6 +40,7 @@ fn packed<M: Message + Name>(message: &M) -> Any {
 fn unsupported_proxy_protocol_settings_are_refused() {
     let outcome = |filters: Vec<Any>| {
         let listener_filters = filters.into_iter().map(|any| ListenerFilter {
+            name: "f".to_owned(),
             config_type: Some(listener_filter::ConfigType::TypedConfig(any)),
             ..ListenerFilter::default()
         });
@@ -66,9 +67,9 @@ fn ports_excluded_from_a_listener_filter_are_ranges() {
     let outcome = |start, end| {
         let range = Rule::DestinationPortRange(Int32Range { start, end });
         let filter = ListenerFilter {
+            name: "f".to_owned(),
             config_type: Some(listener_filter::ConfigType::TypedConfig(packed(&TlsInspector::default()))),
             filter_disabled: Some(Predicate { rule: Some(range) }),
-            ..ListenerFilter::default()
         };
         let proto = ListenerProto {
             name: "l".to_owned(),
@@ -111,6 +112,10 @@ fn all_endpoints_of_a_cluster_use_one_proxy_protocol_version() {
             None => packed(&RawBuffer::default()),
             Some(version) => packed(&ProxyProtocolUpstreamTransport {
                 config: Some(ProxyProtocolConfig { version, ..ProxyProtocolConfig::default() }),
+                transport_socket: Some(TransportSocket {
+                    name: "raw".to_owned(),
+                    config_type: Some(transport_socket::ConfigType::TypedConfig(packed(&RawBuffer {}))),
+                }),
                 ..ProxyProtocolUpstreamTransport::default()
             }),
         };
@@ -119,6 +124,7 @@ fn all_endpoints_of_a_cluster_use_one_proxy_protocol_version() {
     };
     let outcome = |matches: &[Option<i32>], other: Option<Option<i32>>| {
         let one = |version: &Option<i32>| TransportSocketMatch {
+            name: "m".to_owned(),
             transport_socket: socket(*version),
             ..TransportSocketMatch::default()
         };

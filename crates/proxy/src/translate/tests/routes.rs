@@ -50,8 +50,12 @@ fn a_rewritten_host_must_be_valid() {
             action: Some(route::Action::Route(action)),
             ..RouteProto::default()
         };
-        let host =
-            VirtualHost { domains: vec!["*".to_owned()], routes: vec![route], ..VirtualHost::default() };
+        let host = VirtualHost {
+            name: "h".to_owned(),
+            domains: vec!["*".to_owned()],
+            routes: vec![route],
+            ..VirtualHost::default()
+        };
         let proto = RouteConfiguration { virtual_hosts: vec![host], ..RouteConfiguration::default() };
         with(false, |translator| translator.routes(&proto.encode_to_vec()))
     };
@@ -59,6 +63,7 @@ fn a_rewritten_host_must_be_valid() {
     table("").unwrap();
     for host in ["b c", "b\r\nx: y", "b/c"] {
         let reason = table(host).unwrap_err().to_string();
-        assert!(reason.contains("host_rewrite_literal: ") && reason.ends_with("is not a host"), "{reason}");
+        let expected = if host.contains('\n') { "contains control characters" } else { "is not a host" };
+        assert!(reason.contains("host_rewrite_literal: ") && reason.ends_with(expected), "{reason}");
     }
 }

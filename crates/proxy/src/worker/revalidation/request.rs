@@ -162,11 +162,17 @@ impl FilterResult<'_> {
             (FilterKind::Lua(before), FilterKind::Lua(now)) => {
                 before.clear_route == now.clear_route && before.select(self.setting) == now.select(setting)
             }
+            (FilterKind::ExternalProcessing(before), FilterKind::ExternalProcessing(now)) => {
+                before.fingerprint == now.fingerprint
+            }
             (FilterKind::HeaderMutation(before), FilterKind::HeaderMutation(now)) => {
                 before.mutations.fingerprint == now.mutations.fingerprint
                     && before.most_specific_wins == now.most_specific_wins
             }
             (FilterKind::Buffer(_), FilterKind::Buffer(_)) => true,
+            (FilterKind::Decompress(before), FilterKind::Decompress(now)) => {
+                before.coding == now.coding && before.advertise == now.advertise
+            }
             _ => false,
         };
         same && RouteEffect::new(self.filter, self.setting) == RouteEffect::new(filter, setting)
@@ -181,6 +187,8 @@ enum RouteEffect<'a> {
     Requirement(&'a str),
     /// Fingerprints of the mutations of headers.
     Mutations(Vec<u64>),
+    /// Fingerprint of the settings for external processing.
+    Processing(u64),
     /// Entries added to the authorization request, and whether the body is omitted.
     Authorization(&'a [(Box<str>, Box<str>)], bool),
 }
@@ -194,6 +202,9 @@ impl<'a> RouteEffect<'a> {
                 Some(Setting::ExternalAuthorization { extensions, without_body }),
             ) => Self::Authorization(extensions, *without_body && config.body.is_some()),
             (FilterKind::ExternalAuthorization(_), _) => Self::Authorization(&[], false),
+            (FilterKind::ExternalProcessing(_), Some(Setting::Processing(by_route))) => {
+                Self::Processing(by_route.fingerprint)
+            }
             (FilterKind::HeaderMutation(_), Some(Setting::HeaderMutation(lists))) => {
                 Self::Mutations(lists.iter().map(|list| list.fingerprint).collect())
             }
@@ -317,12 +328,17 @@ impl FilterWalk<'_> {
                 let (index, _) = self.result(filter, setting).ok_or(Refusal::Handling)?;
                 self.skip(index);
             }
+            FilterKind::ExternalProcessing(_) => {
+                // A processor may depend on anything, and cannot be asked again.
+                let (index, _) = self.result(filter, setting).ok_or(Refusal::Handling)?;
+                self.skip(index);
+            }
             FilterKind::HeaderMutation(config) if changes_request(config, setting) => {
                 let (index, _) = self.result(filter, setting).ok_or(Refusal::Handling)?;
                 self.skip(index);
             }
-            // The filter may have added the length.
-            FilterKind::Buffer(_) => {
+            // The filter may have added or removed the length.
+            FilterKind::Buffer(_) | FilterKind::Decompress(_) => {
                 if let Some((index, _)) = self.result(filter, setting) {
                     self.skip(index);
                 }
@@ -358,7 +374,7 @@ impl FilterWalk<'_> {
         self.head = Cow::Borrowed(results.head(self.next, head));
         let Some(result) = results.filters.get(index) else { return };
         let name = match &result.filter.kind {
-            FilterKind::Lua(_) => {
+            FilterKind::Lua(_) | FilterKind::ExternalProcessing(_) => {
                 for (filter, found) in &result.found {
                     if let Value::Object(found) = found {
                         matching::merge_metadata(&mut self.metadata, filter, found.clone());

@@ -1,0 +1,99 @@
+//! The body of a response, for filters that process responses: Lua scripts and external processing.
+
+use crate::request::{
+    context::{RequestContext, admitted_request},
+    transfer::{Client, Deadlines},
+};
+use skysail_http::{flow::Flow, grpc_web::Conversion, head::Headers, http1::Framing};
+use skysail_policy::error::{Error, Kind};
+
+/// Maximum size in bytes of a body that a filter reads.
+pub(crate) const MAX_BODY: usize = crate::script::MAX_BODY;
+
+/// The body of a response.
+pub(crate) struct ResponseBody<'d> {
+    pub(crate) source: Source<'d>,
+    /// The content, if a filter has read it.
+    pub(crate) content: Option<Vec<u8>>,
+    pub(crate) trailers: Option<Headers>,
+    /// A filter has changed content or trailers.
+    pub(crate) is_changed: bool,
+}
+
+/// The source of a response's body.
+pub(crate) enum Source<'d> {
+    /// The response has no body, or its body is a tunnel.
+    None,
+    /// A local reply.
+    Local,
+    /// The upstream.
+    Upstream { framing: Framing, flow: Option<Box<Flow>>, is_sent: bool, deadlines: &'d mut Deadlines },
+}
+
+/// The end of a filter's work on a message.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The message continues, even if the filter has failed.
+    Continue,
+    /// The filter has answered the request.
+    Answered,
+    /// The body exceeds the limit.
+    TooLarge,
+}
+
+impl ResponseBody<'_> {
+    /// Returns whether the response has content.
+    pub(crate) fn has_content(&self) -> bool {
+        match &self.content {
+            Some(content) => !content.is_empty(),
+            None => matches!(self.source, Source::Upstream { .. }),
+        }
+    }
+}
+
+impl RequestContext<'_> {
+    /// Reads the body of the response, if that has not been done. Returns false if it exceeds the limit.
+    ///
+    /// # Errors
+    /// The upstream fails, or a deadline passes.
+    pub(crate) async fn load_response_body(&mut self, body: &mut ResponseBody<'_>) -> Result<bool, Error> {
+        if body.content.is_none()
+            && let Source::Upstream { framing, flow, is_sent, deadlines } = &mut body.source
+        {
+            let Some(mut upstream) = self.outcome.upstream.take() else { return Ok(true) };
+            let limits = upstream.link.pool().cluster.head_limits();
+            let mut read = Box::new(Flow::new(*framing, *framing, limits, true));
+            if let Some(decoding) = self.decision.decoding.take() {
+                read.convert(Conversion::Decompress(decoding));
+            }
+            let origin = self.exchange.downstream.origin.clone();
+            let admitted = admitted_request!(self, &origin, &upstream.link);
+            let admission = &mut self.decision.admission;
+            let revoked = || admission.deadline(admitted.worker, || admitted.revalidate());
+            let mut client = Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, false);
+            client.complete = *is_sent;
+            let result = client.collect(&mut upstream.wire, &mut read, MAX_BODY, revoked).await;
+            *is_sent = client.complete;
+            if let Err(error) = &result
+                && !matches!(error.kind, Kind::ResponseTimeout | Kind::Revoked)
+            {
+                let host = &upstream.link.host;
+                upstream.link.pool().note_failure(&host.endpoint, &error.kind, &self.scope.worker.dice);
+            }
+            self.outcome.upstream = Some(upstream);
+            result?;
+            let kept = read.kept().filter(|kept| read.is_collected() && kept.len() <= MAX_BODY);
+            let Some(kept) = kept else { return Ok(false) };
+            body.content = Some(kept.to_vec());
+            body.trailers = read.trailers().cloned();
+            *flow = Some(read);
+        }
+        Ok(true)
+    }
+}
+
+/// Sets the length of a new body in a head, and returns its framing.
+pub(crate) fn set_length(head: &mut Headers, length: usize, has_trailers: bool) -> Framing {
+    head.set_number("content-length", length as u64);
+    if has_trailers { Framing::Chunked } else { Framing::Length(length as u64) }
+}
