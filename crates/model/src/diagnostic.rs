@@ -18,6 +18,9 @@ pub enum Severity {
     Info,
 }
 
+/// Maximum length of a message, in bytes.
+const MAX_TEXT: usize = 1_024;
+
 /// One diagnostic.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Diagnostic {
@@ -49,7 +52,7 @@ impl Diagnostic {
             code,
             object: String::new(),
             field: String::new(),
-            message: message.into(),
+            message: cut(message.into()),
             remedy: String::new(),
         }
     }
@@ -71,9 +74,18 @@ impl Diagnostic {
     /// Sets the remedy.
     #[must_use]
     pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
-        self.remedy = remedy.into();
+        self.remedy = cut(remedy.into());
         self
     }
+}
+
+/// Cuts a text that may show a value of any length.
+pub(crate) fn cut(mut text: String) -> String {
+    if text.len() > MAX_TEXT {
+        text.truncate(text.floor_char_boundary(MAX_TEXT));
+        text.push('…');
+    }
+    text
 }
 
 impl fmt::Display for Severity {

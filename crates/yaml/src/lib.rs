@@ -17,8 +17,12 @@ use granit_parser::{Event, Parser, ScalarStyle, ScanError, StrInput};
 const MAX_NODES: usize = 1_000_000;
 /// Maximum nesting depth. Documents that people write are less deep, and the stack allows far more.
 const MAX_DEPTH: usize = 100;
-/// Maximum number of keys in a mapping. Each new key is compared with all before it.
+/// Maximum number of keys in a mapping.
 const MAX_KEYS: usize = 10_000;
+/// Maximum number of repeated keys that are reported for a document.
+const MAX_DUPLICATES: usize = 100;
+/// Number of keys in a mapping from which an index finds repeated ones, so that the time is not quadratic.
+const INDEXED_KEYS: usize = 32;
 
 /// A value and the line it starts on.
 #[derive(Clone, Debug, PartialEq)]
@@ -230,6 +234,8 @@ struct Open {
     line: u32,
     anchor: usize,
     items: Items,
+    /// Position of each key of a large mapping.
+    index: HashMap<String, usize>,
 }
 
 enum Items {
@@ -300,7 +306,7 @@ impl Tree {
         if self.open.len() >= MAX_DEPTH {
             return Err(self.too_deep(line));
         }
-        self.open.push(Open { line, anchor, items });
+        self.open.push(Open { line, anchor, items, index: HashMap::new() });
         Ok(())
     }
 
@@ -314,27 +320,47 @@ impl Tree {
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
-        let path = self.path();
-        match self.open.last_mut().map(|open| &mut open.items) {
-            None => self.root = Some(node),
-            Some(Items::List(nodes)) => nodes.push(node),
-            Some(Items::Map(_, key @ None)) => {
+        let mut repeated = None;
+        let Some(Open { items, index, .. }) = self.open.last_mut() else {
+            self.root = Some(node);
+            return Ok(());
+        };
+        match items {
+            Items::List(nodes) => nodes.push(node),
+            Items::Map(_, key @ None) => {
                 let line = node.line;
                 let Some(text) = key_text(node.value) else {
                     return Err(self.error(line, "a mapping's key must be plain text"));
                 };
                 *key = Some((text, line));
             }
-            Some(Items::Map(entries, key)) => {
+            Items::Map(entries, key) => {
                 let Some((key, line)) = key.take() else { return Ok(()) };
                 if entries.len() >= MAX_KEYS {
                     return Err(self.error(line, format!("more than {MAX_KEYS} keys in one mapping")));
                 }
-                match entries.iter().find(|entry| entry.key == key && key != "<<") {
-                    Some(first) => self.duplicates.push((join(&path, &key), line, first.line)),
-                    None => entries.push(Entry { key, line, value: node }),
+                let found = if entries.len() < INDEXED_KEYS {
+                    entries.iter().position(|entry| entry.key == key)
+                } else {
+                    if index.is_empty() {
+                        index.extend(entries.iter().enumerate().map(|(at, entry)| (entry.key.clone(), at)));
+                    }
+                    index.get(&key).copied()
+                };
+                match found.filter(|_| key != "<<").and_then(|at| entries.get(at)) {
+                    Some(first) => repeated = Some((key, line, first.line)),
+                    None => {
+                        if entries.len() >= INDEXED_KEYS {
+                            index.insert(key.clone(), entries.len());
+                        }
+                        entries.push(Entry { key, line, value: node });
+                    }
                 }
             }
+        }
+        if let Some((key, line, first)) = repeated.filter(|_| self.duplicates.len() < MAX_DUPLICATES) {
+            let path = join(&self.path(), &key);
+            self.duplicates.push((path, line, first));
         }
         Ok(())
     }

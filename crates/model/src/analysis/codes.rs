@@ -53,6 +53,9 @@ codes! {
     MisplacedMeshConfig "SKY0016" Warning []
         "A ConfigMap looks like the mesh configuration and is not it."
         "Write the settings to key `mesh` of ConfigMap `istio` in namespace `istio-system`."
+    TooManyErrors "SKY0017" Error []
+        "A text has more documents or errors than the limits allow, and its rest is not read."
+        "Divide the file, or correct the first errors."
 
     // Values of fields.
     MissingField "SKY0101" Error ["IST0106"]

@@ -45,6 +45,8 @@ pub(crate) struct Decoded<T> {
 
 /// Maximum number of errors reported for one object.
 const MAX_ERRORS: usize = 20;
+/// Maximum number of unknown fields reported for one object.
+pub(super) const MAX_UNKNOWN: usize = 100;
 
 /// Decodes a tree. A field with an error is removed and the rest decoded again, so that all errors are reported at
 /// once.
@@ -439,7 +441,10 @@ impl<'de> de::MapAccess<'de> for Fields<'_> {
                     let (message, remedy) = unknown_words(&entry.key, known);
                     let (code, path) = (Code::UnknownField, path.segments());
                     let finding = FieldError { code, path, line: entry.line, message, remedy };
-                    self.reader.unknown.borrow_mut().push(finding);
+                    let mut unknown = self.reader.unknown.borrow_mut();
+                    if unknown.len() < MAX_UNKNOWN {
+                        unknown.push(finding);
+                    }
                     continue;
                 }
                 // As for Kubernetes, a field without a value counts as absent.

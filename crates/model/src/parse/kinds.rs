@@ -1,8 +1,10 @@
 //! Kinds of objects: those that the mesh uses, and messages about the others.
 
-use strsim::damerau_levenshtein as distance;
-
-use crate::{analysis::Code, api::Kind, spelling::nearest};
+use crate::{
+    analysis::Code,
+    api::Kind,
+    spelling::{distance, nearest},
+};
 
 /// Classification of a document.
 #[derive(Debug)]

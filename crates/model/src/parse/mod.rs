@@ -17,7 +17,7 @@ use crate::{
         manifest::{self, Ignored, ObjectMeta},
         mesh_config,
     },
-    diagnostic::{Diagnostic, Severity},
+    diagnostic::{Diagnostic, Severity, cut},
     origin::Origin,
     validate::{self, Findings},
 };
@@ -31,6 +31,13 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
 };
+
+/// Maximum number of documents in a text. The rest is not read, and counts as unreadable.
+const MAX_DOCUMENTS: usize = 50_000;
+/// Number of errors in a text after which its rest is not read, and counts as unreadable.
+const MAX_ERRORS: usize = 1_000;
+/// Maximum number of warnings that are kept for a text, and of kinds that the mesh does not use.
+const MAX_WARNINGS: usize = 1_000;
 
 /// Remedy for a mesh configuration in another place.
 const MESH_CONFIG: &str = "the mesh configuration is key mesh of ConfigMap istio in namespace istio-system";
@@ -115,8 +122,22 @@ fn read(text: &str, file: &str, keeps_written: bool) -> Reading {
 }
 
 fn read_with(mut reading: Reading, text: &str) -> Reading {
-    for document in documents(text) {
-        reading.document(document, text);
+    for (index, document) in documents(text).enumerate() {
+        let line = document.line;
+        if index < MAX_DOCUMENTS && reading.error_count < MAX_ERRORS {
+            reading.document(document, text);
+            continue;
+        }
+        let (message, remedy) = if index < MAX_DOCUMENTS {
+            (format!("more than {MAX_ERRORS} errors"), "correct the first errors")
+        } else {
+            (format!("more than {MAX_DOCUMENTS} documents"), "divide the file")
+        };
+        let message = format!("the text has {message}; the rest is not read");
+        let diagnostic = Diagnostic::new(Code::TooManyErrors, &reading.file, line, message);
+        reading.parsed.diagnostics.push(diagnostic.remedy(remedy));
+        reading.parsed.unreadable = true;
+        break;
     }
     reading
 }
@@ -126,6 +147,10 @@ struct Reading {
     file: Arc<str>,
     parsed: Parsed,
     keeps_written: bool,
+    /// Number of errors so far.
+    error_count: usize,
+    /// Number of other diagnostics so far.
+    warning_count: usize,
     /// Whether the lines of all fields are kept.
     all_lines: bool,
     written: Vec<serde_json::Value>,
@@ -157,12 +182,15 @@ impl Reading {
         let mut root = match document.root {
             Ok(root) => root,
             Err(error) => {
-                let remedy = other_tools::of_text(text, error.line).unwrap_or(if error.cut_off {
+                // It reads the whole text.
+                let found = (self.error_count < 10).then(|| other_tools::of_text(text, error.line)).flatten();
+                let remedy = found.unwrap_or(if error.cut_off {
                     "the text ends too early: close open brackets and quotes, or restore the rest of the file"
                 } else {
                     "check indentation, quotes and colons on this line and the one before"
                 });
                 let diagnostic = Diagnostic::new(Code::NotYaml, &self.file, error.line, error.message);
+                self.error_count += 1;
                 self.parsed.diagnostics.push(diagnostic.remedy(remedy));
                 self.parsed.unreadable = true;
                 return;
@@ -239,6 +267,8 @@ impl Reading {
                 self.report(diagnostic.remedy(remedy), root);
             }
             Known::Foreign(kind) => {
+                let known = self.parsed.foreign.len();
+                let kind = if known < MAX_WARNINGS { kind } else { "other kinds".to_owned() };
                 self.parsed.foreign.entry(kind).or_insert((root.line, 0)).1 += 1;
             }
         }
@@ -518,7 +548,7 @@ impl Reading {
 
     /// Adds a diagnostic. An error refuses its object.
     fn report(&mut self, mut diagnostic: Diagnostic, node: &Node) {
-        diagnostic.object = describe(node);
+        diagnostic.object = cut(describe(node));
         let is_value = diagnostic.field.starts_with("data") || diagnostic.field.starts_with("stringData");
         if is_value && diagnostic.object.starts_with("Secret ") && diagnostic.message.contains("found") {
             // The message of a wrong type shows the value.
@@ -526,14 +556,21 @@ impl Reading {
             "write NAME: TEXT for each key".clone_into(&mut diagnostic.remedy);
         }
         if diagnostic.severity == Severity::Error {
+            self.error_count += 1;
             self.errors.push(diagnostic.field.clone());
             let refused = Refused { line: diagnostic.line, fallback: None };
             match key_of(node) {
                 Some(key) => _ = self.parsed.refused.entry(key).or_insert(refused),
                 None => self.parsed.unreadable = true,
             }
+        } else {
+            self.warning_count += 1;
         }
-        self.parsed.diagnostics.push(diagnostic);
+        diagnostic.field = cut(diagnostic.field);
+        let is_error = diagnostic.severity == Severity::Error;
+        if is_error && self.error_count <= MAX_ERRORS || !is_error && self.warning_count <= MAX_WARNINGS {
+            self.parsed.diagnostics.push(diagnostic);
+        }
     }
 }
 

@@ -8,10 +8,9 @@ use std::{collections::HashMap, sync::LazyLock};
 
 use chrono::DateTime;
 use skysail_yaml::{Entry, Node, Value};
-use strsim::damerau_levenshtein as distance;
 
-use super::decode::{FieldError, Segment, mismatch, not_one_of, unknown_words};
-use crate::analysis::Code;
+use super::decode::{FieldError, MAX_UNKNOWN, Segment, mismatch, not_one_of, unknown_words};
+use crate::{analysis::Code, spelling::distance};
 
 static TEXT: &str = include_str!("kubernetes.txt");
 
@@ -128,7 +127,9 @@ impl Checked {
                 path.push(Segment::Key(entry.key.clone()));
                 let error = FieldError { code: Code::UnknownField, path, line: entry.line, message, remedy };
                 let found = if is_typo(&entry.key, &known) { &mut self.errors } else { &mut self.unknown };
-                found.push(error);
+                if found.len() < MAX_UNKNOWN {
+                    found.push(error);
+                }
                 continue;
             };
             // A field without a value counts as absent.
@@ -166,6 +167,9 @@ impl Checked {
     }
 
     fn error(&mut self, code: Code, line: u32, message: String, remedy: String) {
+        if self.errors.len() >= MAX_UNKNOWN {
+            return;
+        }
         self.errors.push(FieldError { code, path: self.path.clone(), line, message, remedy });
     }
 }

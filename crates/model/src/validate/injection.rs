@@ -101,7 +101,7 @@ fn of_namespace(labels: &Labels, findings: &mut Findings) {
         if key == NAMESPACE_LABEL && !matches!(value.as_str(), "enabled" | "disabled") {
             let message = format!("{value:?} is not a value of this label, so it has no effect");
             findings.add(Code::InjectionLabelValue, field, message, "write enabled or disabled");
-        } else if key != NAMESPACE_LABEL && strsim::damerau_levenshtein(key, NAMESPACE_LABEL) <= 2 {
+        } else if key != NAMESPACE_LABEL && crate::spelling::distance(key, NAMESPACE_LABEL) <= 2 {
             let message = format!("{key:?} is not a label of Istio, so it has no effect");
             findings.add(Code::UnknownAnnotation, field, message, format!("did you mean {NAMESPACE_LABEL}?"));
         }

@@ -157,7 +157,7 @@ const PROTOCOLS: &[&str] =
 /// Reports words that are probably misspelt protocols: such a port is treated as one that declares none.
 fn protocol_of(port: &ServicePortManifest, field: &str, findings: &mut Findings) {
     let near = |word: &str| {
-        let typo = |known: &&&str| strsim::damerau_levenshtein(known, word) == 1;
+        let typo = |known: &&&str| crate::spelling::distance(known, word) == 1;
         PROTOCOLS.iter().find(typo).filter(|_| word.len() >= 3 && Protocol::parse(word).is_none())
     };
     let message = |word: &str| format!("{word:?} is not a protocol, so the protocol is detected");

@@ -391,7 +391,7 @@ fn method(method: &str, field: &str, findings: &mut Findings) {
         let message = format!("{method:?} never matches: methods are upper case");
         findings.add(Code::NeverMatches, field, message, format!("write {upper}"));
     } else if !METHODS.contains(&method) && !method.contains('*') {
-        let near = METHODS.iter().find(|known| strsim::damerau_levenshtein(known, method) == 1);
+        let near = METHODS.iter().find(|known| crate::spelling::distance(known, method) == 1);
         if let Some(near) = near {
             let message = format!("{method:?} is not a method of HTTP");
             findings.add(Code::NeverMatches, field, message, format!("did you mean {near}?"));
