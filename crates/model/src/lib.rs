@@ -15,6 +15,7 @@ mod reflect;
 mod spelling;
 mod validate;
 pub mod view;
+mod wire;
 pub mod world;
 
 pub use api::{Kind, Object, ObjectKey};

@@ -75,6 +75,26 @@ struct Inbound<'a> {
     authorization: &'a Authorization,
 }
 
+impl<'a> Inbound<'a> {
+    fn new(
+        world: &'a World,
+        view: &'a ProxyView,
+        telemetry: &'a SideTelemetry,
+        authorization: &'a Authorization,
+    ) -> Self {
+        let setting = Setting {
+            mesh: world.mesh(),
+            view,
+            telemetry,
+            hash_source_ip: false,
+            grpc_web: false,
+            http2: false,
+            dynamic_dns: false,
+        };
+        Self { setting, authorization }
+    }
+}
+
 /// Returns the listener `virtualInbound`.
 pub(in crate::compile) fn compile(
     world: &World,
@@ -83,18 +103,7 @@ pub(in crate::compile) fn compile(
     authorization: &Authorization,
 ) -> listener::Listener {
     let telemetry = SideTelemetry::new(world, view, Direction::Inbound);
-    let inbound = Inbound {
-        setting: Setting {
-            mesh: world.mesh(),
-            view,
-            telemetry: &telemetry,
-            hash_source_ip: false,
-            grpc_web: false,
-            http2: false,
-            dynamic_dns: false,
-        },
-        authorization,
-    };
+    let inbound = Inbound::new(world, view, &telemetry, authorization);
     let mut chains = vec![black_hole(inbound.setting)];
     let mut inspected = BTreeMap::from([(names::INBOUND_PORT, Inspected::default())]);
 
@@ -130,18 +139,7 @@ pub(in crate::compile) fn with_socket(
     authorization: &Authorization,
 ) -> listener::Listener {
     let telemetry = SideTelemetry::new(world, view, Direction::Inbound);
-    let inbound = Inbound {
-        setting: Setting {
-            mesh: world.mesh(),
-            view,
-            telemetry: &telemetry,
-            hash_source_ip: false,
-            grpc_web: false,
-            http2: false,
-            dynamic_dns: false,
-        },
-        authorization,
-    };
+    let inbound = Inbound::new(world, view, &telemetry, authorization);
     let chain_matches = matches_for(content(port.protocol), port.mode);
     let chains = inbound.chains(&Target { port: Some(port.port), service: Some(port) }, chain_matches);
     let ip = inbound.ip(port);
