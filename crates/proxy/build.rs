@@ -8,11 +8,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     env,
-    error::Error,
     fmt::Write as _,
     fs,
-    path::{Path, PathBuf},
-    process::Command,
+    path::PathBuf,
 };
 
 use prost::Message as _;
@@ -20,13 +18,12 @@ use prost_types::{
     DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet,
     field_descriptor_proto::Label, field_descriptor_proto::Type,
 };
+use skysail_descriptors::{Result, envoy_file, field, file, is_annotation, istio_files, message, strip};
 
 #[path = "build/rules.rs"]
 mod rules;
 
 use rules::Rules;
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Messages whose JSON form is needed although none of their fields is translated.
 const JSON_ONLY: &[&str] = &[
@@ -42,12 +39,13 @@ fn main() -> Result<()> {
     println!("cargo::rerun-if-changed=build/rules.rs");
     println!("cargo::rerun-if-changed=src/translate/supported.txt");
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    let source = envoy_types()?.join("src/generated/types.bin");
+    let source = envoy_file()?;
     println!("cargo::rerun-if-changed={}", source.display());
     let descriptors = fs::read(&source)?;
     let mut set = FileDescriptorSet::decode(descriptors.as_slice())?;
     let rules = Rules::decode(&descriptors)?;
     set.file.extend(istio_files());
+    set.file.push(peak_ewma());
     let supported = fs::read_to_string("src/translate/supported.txt")?;
     let supported = parse_supported(&supported)?;
     let messages = messages(&set);
@@ -56,35 +54,6 @@ fn main() -> Result<()> {
     let trimmed = trim(&set, roots, &messages)?;
     fs::write(out.join("descriptors.bin"), trimmed.encode_to_vec())?;
     Ok(())
-}
-
-/// Returns the directory of the `envoy-types` sources, with any registry or vendoring.
-fn envoy_types() -> Result<PathBuf> {
-    let manifest = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("Cargo.toml");
-    let target = env::var("TARGET")?;
-    // Tries offline first, because the dependencies of this build are downloaded. `cargo metadata` may need
-    // more; then it goes online.
-    let mut said = String::new();
-    for offline in [true, false] {
-        let mut command = Command::new(env::var("CARGO")?);
-        command.args(["metadata", "--format-version", "1", "--filter-platform", &target, "--manifest-path"]);
-        command.arg(&manifest);
-        if offline {
-            command.arg("--offline");
-        }
-        let output = command.output()?;
-        if !output.status.success() {
-            said = String::from_utf8_lossy(&output.stderr).into_owned();
-            continue;
-        }
-        let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-        let packages = metadata["packages"].as_array().into_iter().flatten();
-        let found = packages.into_iter().find(|package| package["name"] == "envoy-types");
-        let manifest = found.and_then(|package| package["manifest_path"].as_str());
-        let folder = manifest.and_then(|path| Path::new(path).parent());
-        return Ok(folder.ok_or("cargo metadata names no package envoy-types")?.to_owned());
-    }
-    Err(format!("Envoy's descriptors cannot be found, as cargo metadata failed: {said}").into())
 }
 
 /// Support for a field.
@@ -349,90 +318,9 @@ fn trim<'a>(
     Ok(FileDescriptorSet { file })
 }
 
-fn is_annotation(file: &str) -> bool {
-    file.starts_with("validate/")
-        || file.contains("/annotations/")
-        || file == "google/protobuf/descriptor.proto"
-}
-
-fn strip(mut file: FileDescriptorProto) -> FileDescriptorProto {
-    file.dependency.retain(|name| !is_annotation(name));
-    file.public_dependency.clear();
-    file.weak_dependency.clear();
-    file.source_code_info = None;
-    file.options = None;
-    file.service.clear();
-    file.extension.clear();
-    file.message_type.iter_mut().for_each(strip_message);
-    file.enum_type.iter_mut().for_each(strip_enum);
-    file
-}
-
-fn strip_message(message: &mut DescriptorProto) {
-    for field in &mut message.field {
-        field.options = None;
-    }
-    for oneof in &mut message.oneof_decl {
-        oneof.options = None;
-    }
-    if let Some(options) = &mut message.options {
-        *options = prost_types::MessageOptions { map_entry: options.map_entry, ..Default::default() };
-    }
-    message.nested_type.iter_mut().for_each(strip_message);
-    message.enum_type.iter_mut().for_each(strip_enum);
-}
-
-fn strip_enum(declared: &mut prost_types::EnumDescriptorProto) {
-    declared.options = declared
-        .options
-        .take()
-        .map(|options| prost_types::EnumOptions { allow_alias: options.allow_alias, ..Default::default() });
-    for value in &mut declared.value {
-        value.options = None;
-    }
-}
-
-/// Messages that Istio sends and Envoy's API does not contain, and the typed structs of xDS.
-fn istio_files() -> Vec<FileDescriptorProto> {
-    let text = |name, number| field(name, number, Type::String, "");
-    let flag = |name, number| field(name, number, Type::Bool, "");
-    let typed_struct = |package: &str| {
-        let value = field("value", 2, Type::Message, ".google.protobuf.Struct");
-        let message = message("TypedStruct", vec![text("type_url", 1), value]);
-        file(package, &["google/protobuf/struct.proto"], vec![message])
-    };
-    let number = |name, number| field(name, number, Type::Int32, "");
+/// Returns the messages of the load balancer `peak_ewma`, which Envoy's API does not contain yet.
+fn peak_ewma() -> FileDescriptorProto {
     let duration = |name, number| field(name, number, Type::Message, ".google.protobuf.Duration");
-    let mut dimension = message("DimensionsEntry", vec![text("key", 1), text("value", 2)]);
-    dimension.options = Some(prost_types::MessageOptions { map_entry: Some(true), ..Default::default() });
-    let mut metric = message(
-        "MetricConfig",
-        vec![
-            repeated(field("dimensions", 1, Type::Message, ".stats.MetricConfig.DimensionsEntry")),
-            text("name", 2),
-            repeated(text("tags_to_remove", 3)),
-            text("match", 4),
-            flag("drop", 5),
-        ],
-    );
-    metric.nested_type.push(dimension);
-    let definition = message("MetricDefinition", vec![text("name", 1), text("value", 2), number("type", 3)]);
-    let plugin = message(
-        "PluginConfig",
-        vec![
-            flag("disable_host_header_fallback", 6),
-            duration("tcp_reporting_duration", 7),
-            repeated(field("metrics", 8, Type::Message, ".stats.MetricConfig")),
-            repeated(field("definitions", 9, Type::Message, ".stats.MetricDefinition")),
-            number("reporter", 10),
-            duration("rotation_interval", 11),
-            duration("graceful_deletion_interval", 12),
-        ],
-    );
-    let alpn = "istio.envoy.config.filter.http.alpn.v2alpha1";
-    let entry =
-        message("AlpnOverride", vec![number("upstream_protocol", 1), repeated(text("alpn_override", 2))]);
-    let overrides = repeated(field("alpn_override", 1, Type::Message, &format!(".{alpn}.AlpnOverride")));
     let wrapped =
         |name, number, kind| field(name, number, Type::Message, &format!(".google.protobuf.{kind}Value"));
     let peak_ewma = message(
@@ -445,46 +333,9 @@ fn istio_files() -> Vec<FileDescriptorProto> {
             wrapped("penalty_value", 5, "Double"),
         ],
     );
-    vec![
-        file(
-            "envoy.extensions.load_balancing_policies.peak_ewma.v3alpha",
-            &["google/protobuf/duration.proto", "google/protobuf/wrappers.proto"],
-            vec![peak_ewma],
-        ),
-        typed_struct("udpa.type.v1"),
-        typed_struct("xds.type.v3"),
-        file("stats", &["google/protobuf/duration.proto"], vec![metric, definition, plugin]),
-        file(alpn, &[], vec![entry, message("FilterConfig", vec![overrides])]),
-    ]
-}
-
-fn file(package: &str, imports: &[&str], message_type: Vec<DescriptorProto>) -> FileDescriptorProto {
-    FileDescriptorProto {
-        name: Some(format!("skysail/{package}.proto")),
-        package: Some(package.to_owned()),
-        dependency: imports.iter().map(|&import| import.to_owned()).collect(),
-        message_type,
-        syntax: Some("proto3".to_owned()),
-        ..Default::default()
-    }
-}
-
-fn message(name: &str, field: Vec<FieldDescriptorProto>) -> DescriptorProto {
-    DescriptorProto { name: Some(name.to_owned()), field, ..Default::default() }
-}
-
-fn field(name: &str, number: i32, kind: Type, type_name: &str) -> FieldDescriptorProto {
-    FieldDescriptorProto {
-        name: Some(name.to_owned()),
-        number: Some(number),
-        label: Some(Label::Optional.into()),
-        r#type: Some(kind.into()),
-        type_name: (!type_name.is_empty()).then(|| type_name.to_owned()),
-        ..Default::default()
-    }
-}
-
-fn repeated(mut field: FieldDescriptorProto) -> FieldDescriptorProto {
-    field.label = Some(Label::Repeated.into());
-    field
+    file(
+        "envoy.extensions.load_balancing_policies.peak_ewma.v3alpha",
+        &["google/protobuf/duration.proto", "google/protobuf/wrappers.proto"],
+        vec![peak_ewma],
+    )
 }

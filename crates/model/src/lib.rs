@@ -16,6 +16,7 @@ mod reflect;
 mod spelling;
 mod validate;
 pub mod view;
+mod wire;
 pub mod world;
 
 pub use analysis::Code;

@@ -9,11 +9,12 @@
 
 use std::sync::Arc;
 
-use prost::encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint};
+use prost::encoding::{WireType, decode_key, decode_varint};
 use skysail_proto::Codec;
 use skysail_xds::{Kind, Resource};
 
 use super::pb::route::VirtualHost;
+use crate::wire::EncodedField;
 
 /// Fields that are written last, fields that are maps, and fields that are messages with a shape of their own.
 struct Shape {
@@ -154,8 +155,7 @@ fn ordered(shape: &Shape, mut rest: &[u8]) -> Option<Vec<u8>> {
     let mut entries: Vec<Vec<u8>> = Vec::new();
     let mut map = None;
     while !rest.is_empty() {
-        let start = rest;
-        let (number, wire) = decode_key(&mut rest).ok()?;
+        let EncodedField { number, bytes, content } = EncodedField::take(&mut rest)?;
         if map.is_some_and(|map| map != number) {
             flush(&mut entries, &mut first);
         }
@@ -168,25 +168,14 @@ fn ordered(shape: &Shape, mut rest: &[u8]) -> Option<Vec<u8>> {
             None if shape.last.contains(&number) => &mut last,
             None => &mut first,
         };
-        match wire {
-            WireType::LengthDelimited => {
-                let length = usize::try_from(decode_varint(&mut rest).ok()?).ok()?;
-                let (value, behind) = rest.split_at_checked(length)?;
-                rest = behind;
-                encode_key(number, wire, to);
-                encode_varint(u64::try_from(length).ok()?, to);
-                match shape.nested.iter().find(|(nested, _)| *nested == number) {
-                    Some((_, shape)) => to.extend(ordered(shape, value)?),
-                    None => to.extend_from_slice(value),
-                }
-                continue;
+        let nested = shape.nested.iter().find(|(nested, _)| *nested == number);
+        match content.zip(nested) {
+            Some((value, (_, shape))) => {
+                to.extend_from_slice(bytes.get(..bytes.len() - value.len())?);
+                to.extend(ordered(shape, value)?);
             }
-            WireType::Varint => drop(decode_varint(&mut rest).ok()?),
-            WireType::ThirtyTwoBit => rest = rest.split_at_checked(4)?.1,
-            WireType::SixtyFourBit => rest = rest.split_at_checked(8)?.1,
-            WireType::StartGroup | WireType::EndGroup => return None,
+            None => to.extend_from_slice(bytes),
         }
-        to.extend_from_slice(start.get(..start.len() - rest.len())?);
     }
     flush(&mut entries, &mut first);
     first.append(&mut last);

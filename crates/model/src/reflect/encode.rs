@@ -2,9 +2,11 @@
 
 use prost::{
     Message as _,
-    encoding::{WireType, decode_key, decode_varint, encode_key, encode_varint},
+    encoding::{WireType, encode_key, encode_varint},
 };
 use prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor, ReflectMessage as _};
+
+use crate::wire::EncodedField;
 
 /// Encodes a message: members of a `oneof` last, entries of maps sorted. Tools compare packed messages as bytes.
 pub(crate) fn encode(message: &DynamicMessage) -> Vec<u8> {
@@ -19,8 +21,7 @@ fn ordered(descriptor: &MessageDescriptor, mut rest: &[u8]) -> Option<Vec<u8>> {
     let mut entries: Vec<MapEntry> = Vec::new();
     let mut map = None;
     while !rest.is_empty() {
-        let start = rest;
-        let (number, wire) = decode_key(&mut rest).ok()?;
+        let EncodedField { number, bytes, content } = EncodedField::take(&mut rest)?;
         let field = descriptor.get_field(number);
         if map.is_some_and(|map| map != number) {
             flush(&mut entries, &mut first);
@@ -34,34 +35,18 @@ fn ordered(descriptor: &MessageDescriptor, mut rest: &[u8]) -> Option<Vec<u8>> {
             None if field.as_ref().is_some_and(in_oneof) => &mut last,
             None => &mut first,
         };
-        match wire {
-            WireType::LengthDelimited => {
-                let length = usize::try_from(decode_varint(&mut rest).ok()?).ok()?;
-                let (value, behind) = rest.split_at_checked(length)?;
-                rest = behind;
-                encode_key(number, wire, to);
-                match field.map(|field| field.kind()) {
-                    Some(Kind::Message(nested)) => {
-                        let body = ordered(&nested, value)?;
-                        encode_varint(u64::try_from(body.len()).ok()?, to);
-                        to.extend_from_slice(&body);
-                        if let Some(entry) = entries.last_mut().filter(|_| map.is_some()) {
-                            entry.key = key_of(&nested, value);
-                        }
-                    }
-                    _ => {
-                        encode_varint(u64::try_from(length).ok()?, to);
-                        to.extend_from_slice(value);
-                    }
+        match (content, field.map(|field| field.kind())) {
+            (Some(value), Some(Kind::Message(nested))) => {
+                let body = ordered(&nested, value)?;
+                encode_key(number, WireType::LengthDelimited, to);
+                encode_varint(u64::try_from(body.len()).ok()?, to);
+                to.extend_from_slice(&body);
+                if let Some(entry) = entries.last_mut().filter(|_| map.is_some()) {
+                    entry.key = key_of(&nested, value);
                 }
-                continue;
             }
-            WireType::Varint => drop(decode_varint(&mut rest).ok()?),
-            WireType::ThirtyTwoBit => rest = rest.split_at_checked(4)?.1,
-            WireType::SixtyFourBit => rest = rest.split_at_checked(8)?.1,
-            WireType::StartGroup | WireType::EndGroup => return None,
+            _ => to.extend_from_slice(bytes),
         }
-        to.extend_from_slice(start.get(..start.len() - rest.len())?);
     }
     flush(&mut entries, &mut first);
     first.append(&mut last);

@@ -17,7 +17,7 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::listener::{
 use super::{InboundPort, detection_timeout, inspector, virtual_listener};
 use crate::{
     ProxyView, World,
-    api::{MtlsMode, Protocol},
+    api::{MtlsMode, Protocol, proxy_config::HttpSettings},
     compile::{
         clusters::{BLACK_HOLE, INBOUND_PASSTHROUGH},
         filters::{self, Routes, Setting},
@@ -78,6 +78,28 @@ struct Inbound<'a> {
     limits: RateLimits<'a>,
 }
 
+impl<'a> Inbound<'a> {
+    fn new(
+        world: &'a World,
+        view: &'a ProxyView,
+        telemetry: &'a SideTelemetry,
+        proxy: &'a HttpSettings,
+        authorization: &'a Authorization,
+    ) -> Self {
+        let setting = Setting {
+            mesh: world.mesh(),
+            view,
+            telemetry,
+            hash_source_ip: false,
+            grpc_web: false,
+            http2: false,
+            dynamic_dns: false,
+            proxy,
+        };
+        Self { setting, authorization, limits: RateLimits::new(world, view) }
+    }
+}
+
 /// Returns the listener `virtualInbound`.
 pub(in crate::compile) fn compile(
     world: &World,
@@ -87,20 +109,7 @@ pub(in crate::compile) fn compile(
 ) -> listener::Listener {
     let telemetry = SideTelemetry::new(world, view, Direction::Inbound);
     let proxy = filters::settings(world.mesh(), view);
-    let inbound = Inbound {
-        setting: Setting {
-            mesh: world.mesh(),
-            view,
-            telemetry: &telemetry,
-            hash_source_ip: false,
-            grpc_web: false,
-            http2: false,
-            dynamic_dns: false,
-            proxy: &proxy,
-        },
-        authorization,
-        limits: RateLimits::new(world, view),
-    };
+    let inbound = Inbound::new(world, view, &telemetry, &proxy, authorization);
     let mut chains = vec![black_hole(inbound.setting)];
     let mut inspected = BTreeMap::from([(names::INBOUND_PORT, Inspected::default())]);
 
@@ -137,20 +146,7 @@ pub(in crate::compile) fn with_socket(
 ) -> listener::Listener {
     let telemetry = SideTelemetry::new(world, view, Direction::Inbound);
     let proxy = filters::settings(world.mesh(), view);
-    let inbound = Inbound {
-        setting: Setting {
-            mesh: world.mesh(),
-            view,
-            telemetry: &telemetry,
-            hash_source_ip: false,
-            grpc_web: false,
-            http2: false,
-            dynamic_dns: false,
-            proxy: &proxy,
-        },
-        authorization,
-        limits: RateLimits::new(world, view),
-    };
+    let inbound = Inbound::new(world, view, &telemetry, &proxy, authorization);
     let chain_matches = matches_for(content(port.protocol), port.mode);
     let chains = inbound.chains(&Target { port: Some(port.port), service: Some(port) }, chain_matches);
     let ip = inbound.ip(port);
