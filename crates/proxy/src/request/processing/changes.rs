@@ -80,6 +80,11 @@ fn is_appended(option: &HeaderValueOption) -> bool {
     option.append.is_some_and(|append| append.value)
 }
 
+/// Returns whether a response with this status has no content (RFC 9110, section 6.4.1).
+fn is_bodiless(status: u16) -> bool {
+    matches!(status, 204 | 304)
+}
+
 fn set(head: &mut Head<'_>, name: &str, value: &[u8], is_appended: bool) -> Result<(), ProcessorFailure> {
     let invalid = || Err(ProcessorFailure::Invalid("invalid_header_mutation"));
     match (&mut *head, name) {
@@ -89,10 +94,18 @@ fn set(head: &mut Head<'_>, name: &str, value: &[u8], is_appended: bool) -> Resu
         (Head::Response(head), ":status") => {
             let status = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
             let Some(status @ 200..=599) = status else { return invalid() };
+            // The content of the response would become a part of the next one.
+            let has_content = !is_bodiless(head.status()) && head.header("content-length") != Some(b"0");
+            if is_bodiless(status) && has_content {
+                return invalid();
+            }
             head.set_status(status);
             return Ok(());
         }
         _ => {}
+    }
+    if matches!(head, Head::Trailers(_)) && parse::comes_too_late(name.as_bytes()) {
+        return invalid();
     }
     if name.is_empty() || !name.bytes().all(parse::is_token) || !parse::is_field_value(value) {
         return invalid();
@@ -149,4 +162,48 @@ pub(super) fn fields(config: &ExternalProcessing, headers: &Headers) -> Vec<Head
 fn is_sent(config: &ExternalProcessing, name: &str) -> bool {
     let any = |tests: &[_]| tests.iter().any(|test| matching::text(test, name.as_bytes()));
     config.allowed_headers.as_deref().is_none_or(any) && !any(&config.disallowed_headers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(key: &str, value: &str) -> HeaderMutation {
+        let header = HeaderValue { key: key.to_owned(), value: value.to_owned(), ..HeaderValue::default() };
+        let option = HeaderValueOption { header: Some(header), ..HeaderValueOption::default() };
+        HeaderMutation { set_headers: vec![option], remove_headers: Vec::new() }
+    }
+
+    fn set_one(head: &mut Head<'_>, key: &str, value: &str) -> Result<(), ProcessorFailure> {
+        apply(&MutationRules::default(), &one(key, value), head)
+    }
+
+    #[test]
+    fn changes_cannot_break_the_framing() {
+        let mut response = ResponseHead::build(200, &[("content-length", "9")]);
+        let mut head = Head::Response(&mut response);
+        set_one(&mut head, "Content-Length", "5").unwrap();
+        set_one(&mut head, "transfer-encoding", "chunked").unwrap();
+        set_one(&mut head, ":status", "404").unwrap();
+        for (name, value) in [
+            (":status", "204"),
+            (":status", "100"),
+            (":status", "x"),
+            (":path", "/"),
+            ("a", "b\r\nc: d"),
+            ("a b", "c"),
+        ] {
+            assert!(set_one(&mut head, name, value).is_err(), "{name} {value}");
+        }
+        assert!(response.status() == 404 && !response.has("transfer-encoding"));
+        assert_eq!(response.header("content-length"), Some(&b"9"[..]));
+        let mut empty = ResponseHead::build(200, &[("content-length", "0")]);
+        set_one(&mut Head::Response(&mut empty), ":status", "204").unwrap();
+        let mut trailers = Headers::default();
+        set_one(&mut Head::Trailers(&mut trailers), "authorization", "a").unwrap_err();
+        set_one(&mut Head::Trailers(&mut trailers), "x-a", "b").unwrap();
+        assert!(trailers.has("x-a"));
+        let mut request = RequestHead::build("GET", "/", "a", &[]);
+        set_one(&mut Head::Request(&mut request), ":path", "/a b").unwrap_err();
+    }
 }
