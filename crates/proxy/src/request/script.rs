@@ -16,7 +16,7 @@ use crate::{
         routing,
         transfer::{self, Client, Deadlines, unless_closed},
     },
-    script::{Call, Execution, Hook, Info, Input, MAX_BODY, Shared, Side, Step, Stream, Wish},
+    script::{Call, Execution, Hook, Info, Input, MAX_BODY, SharedStream, Side, Step, Stream, Wish},
 };
 use skysail_http::{
     flow::Flow,
@@ -45,7 +45,7 @@ pub(crate) struct Scripted {
 
 /// The body of a response, for scripts.
 struct ResponseBody<'d> {
-    source: Source<'d>,
+    source: BodySource<'d>,
     /// The content, if a script has read it.
     content: Option<Vec<u8>>,
     trailers: Option<Headers>,
@@ -54,7 +54,7 @@ struct ResponseBody<'d> {
 }
 
 /// The source of a response's body.
-enum Source<'d> {
+enum BodySource<'d> {
     /// The response has no body, or its body is a tunnel.
     None,
     /// A local reply.
@@ -65,7 +65,7 @@ enum Source<'d> {
 
 /// The end of a script.
 #[derive(PartialEq, Eq)]
-enum Outcome {
+enum ScriptOutcome {
     /// The message continues, even if the script has failed.
     Continue,
     /// The script has answered the request.
@@ -84,7 +84,7 @@ impl<'a> RequestContext<'a> {
     ) -> Result<bool, Error> {
         let stream = self.stream(Side::Request, filter, selection);
         let outcome = self.run(&stream, selection, None).await?;
-        if outcome != Outcome::Continue {
+        if outcome != ScriptOutcome::Continue {
             return Ok(true);
         }
         let stream = &mut *stream.borrow_mut();
@@ -108,12 +108,12 @@ impl<'a> RequestContext<'a> {
         deadlines: &mut Deadlines,
     ) -> Result<Option<Scripted>, Error> {
         let source = match body {
-            Some((Framing::None, _)) | None => Source::None,
-            Some((framing, is_sent)) => Source::Upstream { framing, flow: None, is_sent, deadlines },
+            Some((Framing::None, _)) | None => BodySource::None,
+            Some((framing, is_sent)) => BodySource::Upstream { framing, flow: None, is_sent, deadlines },
         };
         let was_sent = body.is_some_and(|(_, is_sent)| is_sent);
         let mut response = ResponseBody { source, content: None, trailers: None, is_changed: false };
-        if self.run_response_scripts(&mut response).await? == Outcome::TooLarge {
+        if self.run_response_scripts(&mut response).await? == ScriptOutcome::TooLarge {
             self.outcome.details = "response_payload_too_large".into();
             self.outcome.reusable = false;
             self.local_reply(500, &[], b"Internal Server Error").await?;
@@ -124,8 +124,8 @@ impl<'a> RequestContext<'a> {
             && !matches!(self.exchange.response.status(), ..200 | 204 | 304);
         let ResponseBody { source, content, trailers, is_changed } = response;
         let (mut flow, is_sent) = match source {
-            Source::Upstream { flow, is_sent, .. } => (flow, is_sent),
-            Source::None | Source::Local => (None, was_sent),
+            BodySource::Upstream { flow, is_sent, .. } => (flow, is_sent),
+            BodySource::None | BodySource::Local => (None, was_sent),
         };
         let Some(content) = content else { return Ok(Some(Scripted { body: flow, is_sent })) };
         if is_changed && may_have_body && body.is_some() {
@@ -145,14 +145,14 @@ impl<'a> RequestContext<'a> {
     /// Runs the scripts for a local reply, and sends it.
     pub(crate) async fn send_scripted(&mut self, content: &[u8]) -> Result<(), Error> {
         let content = Some(content.to_vec());
-        let mut body = ResponseBody { source: Source::Local, content, trailers: None, is_changed: false };
+        let mut body = ResponseBody { source: BodySource::Local, content, trailers: None, is_changed: false };
         self.run_response_scripts(&mut body).await?;
         self.send_local(&body.content.unwrap_or_default()).await
     }
 
-    async fn run_response_scripts(&mut self, body: &mut ResponseBody<'_>) -> Result<Outcome, Error> {
+    async fn run_response_scripts(&mut self, body: &mut ResponseBody<'_>) -> Result<ScriptOutcome, Error> {
         if mem::replace(&mut self.decision.has_run_scripts, true) {
-            return Ok(Outcome::Continue);
+            return Ok(ScriptOutcome::Continue);
         }
         let manager = self.scope.manager;
         for filter in manager.filters.iter().rev() {
@@ -164,8 +164,8 @@ impl<'a> RequestContext<'a> {
             let selection = lua.select(setting).filter(|(script, _)| script.handles_response);
             let Some(selection) = selection else { continue };
             let stream = self.stream(Side::Response, filter, selection);
-            if self.run(&stream, selection, Some(body)).await? == Outcome::TooLarge {
-                return Ok(Outcome::TooLarge);
+            if self.run(&stream, selection, Some(body)).await? == ScriptOutcome::TooLarge {
+                return Ok(ScriptOutcome::TooLarge);
             }
             let mut stream = stream.borrow_mut();
             if stream.has_new_body || stream.has_new_trailers {
@@ -176,16 +176,16 @@ impl<'a> RequestContext<'a> {
                 body.is_changed = true;
             }
         }
-        Ok(Outcome::Continue)
+        Ok(ScriptOutcome::Continue)
     }
 
     /// Runs a script to its end. `response` is the body of the response, or `None` for the request.
     async fn run(
         &mut self,
-        stream: &Shared,
+        stream: &SharedStream,
         (script, _): LuaSelection<'_>,
         mut response: Option<&mut ResponseBody<'_>>,
-    ) -> Result<Outcome, Error> {
+    ) -> Result<ScriptOutcome, Error> {
         let hook = if response.is_some() { Hook::Response } else { Hook::Request };
         let scripts = &self.scope.worker.scripts;
         let begun = scripts.get(script).and_then(|state| Execution::new(state, hook, stream.clone()));
@@ -200,7 +200,7 @@ impl<'a> RequestContext<'a> {
             let step = self.scope.worker.scripts.resume(&mut run, input);
             self.swap_heads(stream, false);
             input = match step {
-                Step::Done => return Ok(Outcome::Continue),
+                Step::Done => return Ok(ScriptOutcome::Continue),
                 Step::Failed(problem) => return Ok(self.note_failure(&problem)),
                 Step::Wants(Wish::Call(call)) => self.call_for_script(call).await?,
                 Step::Wants(Wish::Respond { status, headers, body }) => {
@@ -210,7 +210,7 @@ impl<'a> RequestContext<'a> {
                         Input::Failed("respond() cannot be called if headers have been continued".to_owned())
                     } else {
                         self.respond_for_script(status, &headers, &body).await?;
-                        return Ok(Outcome::Answered);
+                        return Ok(ScriptOutcome::Answered);
                     }
                 }
                 Step::Wants(wish) => {
@@ -225,7 +225,7 @@ impl<'a> RequestContext<'a> {
                             None => self.read_request_body(stream).await?,
                             Some(body) => match self.read_response_body(stream, body).await? {
                                 Some(read) => read,
-                                None => return Ok(Outcome::TooLarge),
+                                None => return Ok(ScriptOutcome::TooLarge),
                             },
                         };
                         content_for_script(stream, &wish, read)
@@ -237,18 +237,18 @@ impl<'a> RequestContext<'a> {
 
     /// Counts and logs the failure of a script. The message continues, as in Envoy.
     #[cold]
-    fn note_failure(&self, problem: &str) -> Outcome {
+    fn note_failure(&self, problem: &str) -> ScriptOutcome {
         self.scope.counters.lua_errors.inc();
         // A client may cause the failure of a script again and again.
         limit_log::log(
             Limit::Script,
             format_args!("{}, script log: {problem}", self.scope.manager.stat_prefix),
         );
-        Outcome::Continue
+        ScriptOutcome::Continue
     }
 
     /// Returns the stream for a run of a script.
-    fn stream(&self, side: Side, filter: &Filter, (_, context): LuaSelection<'_>) -> Shared {
+    fn stream(&self, side: Side, filter: &Filter, (_, context): LuaSelection<'_>) -> SharedStream {
         let found = self.decision.found.ok();
         let metadata = found.and_then(|found| found.route.metadata.as_ref());
         let metadata = metadata.and_then(|all| all.get(&*filter.name).or_else(|| all.get(LUA)));
@@ -285,7 +285,7 @@ impl<'a> RequestContext<'a> {
     }
 
     /// Moves the heads and the dynamic metadata into the stream, or back.
-    fn swap_heads(&mut self, stream: &Shared, is_live: bool) {
+    fn swap_heads(&mut self, stream: &SharedStream, is_live: bool) {
         let stream = &mut *stream.borrow_mut();
         mem::swap(&mut stream.request, self.exchange.request);
         mem::swap(&mut stream.response, self.exchange.response);
@@ -374,7 +374,7 @@ impl<'a> RequestContext<'a> {
     }
 
     /// Reads the body of the request. Returns `None` if there is none.
-    async fn read_request_body(&mut self, stream: &Shared) -> Result<Option<Vec<u8>>, Error> {
+    async fn read_request_body(&mut self, stream: &SharedStream) -> Result<Option<Vec<u8>>, Error> {
         let exchange = &mut self.exchange;
         let is_none = exchange.body.framing() == Framing::None;
         if !is_none {
@@ -403,11 +403,11 @@ impl<'a> RequestContext<'a> {
     /// Reads the body of the response. Returns no body if there is none, and `None` if it exceeds the limit.
     async fn read_response_body(
         &mut self,
-        stream: &Shared,
+        stream: &SharedStream,
         body: &mut ResponseBody<'_>,
     ) -> Result<Option<Option<Vec<u8>>>, Error> {
         if body.content.is_none()
-            && let Source::Upstream { framing, flow, is_sent, deadlines } = &mut body.source
+            && let BodySource::Upstream { framing, flow, is_sent, deadlines } = &mut body.source
         {
             let Some(mut upstream) = self.outcome.upstream.take() else { return Ok(Some(None)) };
             let limits = upstream.link.pool().cluster.head_limits();
@@ -441,13 +441,13 @@ impl<'a> RequestContext<'a> {
         let content = body
             .content
             .as_ref()
-            .filter(|content| !content.is_empty() || !matches!(body.source, Source::Local));
+            .filter(|content| !content.is_empty() || !matches!(body.source, BodySource::Local));
         Ok(Some(content.cloned()))
     }
 }
 
 /// Returns the input for a script that asked for the body or for trailers.
-fn content_for_script(stream: &Shared, wish: &Wish, read: Option<Vec<u8>>) -> Input {
+fn content_for_script(stream: &SharedStream, wish: &Wish, read: Option<Vec<u8>>) -> Input {
     let mut stream = stream.borrow_mut();
     match wish {
         Wish::Trailers => Input::Trailers(stream.trailers.is_some()),
