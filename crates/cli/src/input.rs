@@ -106,10 +106,10 @@ mod tests {
 
     #[test]
     fn standard_input_is_bounded_and_must_not_be_empty() {
-        let said = |bytes: &[u8]| text(bytes).map_err(|error| error.to_string());
-        assert_eq!(said(b"kind: Pod\n"), Ok("kind: Pod\n".to_owned()));
-        assert!(said(b" \n\n").unwrap_err().contains("is empty"));
-        assert!(said(b"\xff").unwrap_err().contains("UTF-8"));
+        let checked = |bytes: &[u8]| text(bytes).map_err(|error| error.to_string());
+        assert_eq!(checked(b"kind: Pod\n"), Ok("kind: Pod\n".to_owned()));
+        assert!(checked(b" \n\n").unwrap_err().contains("is empty"));
+        assert!(checked(b"\xff").unwrap_err().contains("UTF-8"));
         let endless = text(io::repeat(b'x')).unwrap_err().to_string();
         assert!(endless.contains("more than 32 MiB"), "{endless}");
     }

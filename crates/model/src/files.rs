@@ -239,10 +239,10 @@ impl Files {
             let pairs = places.array_windows().filter(|[_, next]| Some(next.0) != self.generated);
             pairs.map(move |pair| (key, pair))
         });
-        let said = pairs.filter_map(|(key, [other, effective])| {
+        let messages = pairs.filter_map(|(key, [other, effective])| {
             duplicate(key, origin(other, key)?, origin(effective, key)?)
         });
-        said.collect()
+        messages.collect()
     }
 }
 

@@ -131,14 +131,14 @@ impl PickState {
         self.groups.clear();
         let mut upto = 0;
         // Healthy endpoints come first, so that a percentage always leads to the same group.
-        let parts = |of: fn(&Load) -> usize, taken: Taken| {
+        let parts = |of: fn(&Load) -> usize, taken: HealthTier| {
             loads.iter().enumerate().map(move |(priority, load)| (priority, of(load), taken, load.panic))
         };
-        let all =
-            parts(|load| load.healthy, Taken::Healthy).chain(parts(|load| load.degraded, Taken::Degraded));
+        let all = parts(|load| load.healthy, HealthTier::Healthy)
+            .chain(parts(|load| load.degraded, HealthTier::Degraded));
         for (priority, part, taken, panic) in all.filter(|(_, part, ..)| *part > 0) {
             upto += part as u64;
-            let taken = if panic { Taken::All } else { taken };
+            let taken = if panic { HealthTier::All } else { taken };
             let sets = sets(cluster, endpoints, priority, taken, rng);
             let turns = match &*sets {
                 [_] => Schedule::default(),
@@ -232,13 +232,13 @@ impl Group {
 
 /// Endpoints of a priority that are selected from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taken {
+enum HealthTier {
     Healthy,
     Degraded,
     All,
 }
 
-impl Taken {
+impl HealthTier {
     fn takes(self, endpoint: &Endpoint) -> bool {
         match self {
             Self::Healthy => health(endpoint) == Health::Healthy,
@@ -295,7 +295,7 @@ fn sets(
     cluster: &Cluster,
     endpoints: &Endpoints,
     priority: usize,
-    taken: Taken,
+    taken: HealthTier,
     rng: &mut fastrand::Rng,
 ) -> Vec<Set> {
     let list = &*endpoints.priorities[priority];
@@ -316,7 +316,7 @@ fn sets(
             schedule,
         }
     };
-    if cluster.locality_weighted && taken != Taken::All {
+    if cluster.locality_weighted && taken != HealthTier::All {
         let weighed: Vec<_> = endpoints
             .localities
             .iter()
@@ -324,7 +324,7 @@ fn sets(
             .filter(|(locality, _)| locality.weight > 0)
             .filter_map(|(locality, index)| {
                 let here = census(list.iter().filter(|one| one.locality == index));
-                let used = if taken == Taken::Healthy { here.healthy } else { here.degraded };
+                let used = if taken == HealthTier::Healthy { here.healthy } else { here.degraded };
                 // A locality keeps its share as long as its remaining endpoints can carry it.
                 let overprovisioning = f64::from(endpoints.overprovisioning) / 100.0;
                 let part = (overprovisioning * used as f64 / here.counted as f64).min(1.0);
@@ -355,7 +355,7 @@ fn hashed(
         return Some(Arc::clone(made));
     }
     let table = |(list, load): (&Vec<Arc<Endpoint>>, &Load)| {
-        let taken = if load.panic { Taken::All } else { Taken::Healthy };
+        let taken = if load.panic { HealthTier::All } else { HealthTier::Healthy };
         let normal = Normal::new(endpoints, list, cluster.locality_weighted, |one| taken.takes(one));
         match cluster.balancer {
             Balancer::RingHash { minimum, maximum, function } => {

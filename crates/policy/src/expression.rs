@@ -177,11 +177,11 @@ impl Expression {
 
     fn read(text: &str) -> Result<Self, String> {
         let program = FUNCTIONS.compile(text).map_err(|errors| {
-            let mut said = format!("{text:?} is not a valid CEL expression");
+            let mut message = format!("{text:?} is not a valid CEL expression");
             for error in &errors.errors {
-                let _ = write!(said, "; line {}, column {}: {}", error.pos.0, error.pos.1, error.msg);
+                let _ = write!(message, "; line {}, column {}: {}", error.pos.0, error.pos.1, error.msg);
             }
-            said
+            message
         })?;
         let mut uses = Uses::default();
         uses.look(program.expression(), &mut Vec::new(), 0);

@@ -224,8 +224,8 @@ fn client_address(manager: &HttpManager, source: IpAddr, head: &RequestHead) -> 
     let hops = manager.xff_trusted_hops as usize;
     if manager.use_remote_address {
         // A trusted proxy in front wrote the last entry; each further trusted hop goes back by one.
-        let said = hops.checked_sub(1).and_then(|from_end| nth_from_end(head, from_end));
-        return (said.map_or(source, |(address, _)| address), !head.has("x-forwarded-for"));
+        let hop = hops.checked_sub(1).and_then(|from_end| nth_from_end(head, from_end));
+        return (hop.map_or(source, |(address, _)| address), !head.has("x-forwarded-for"));
     }
     nth_from_end(head, hops).map_or((source, false), |(address, first)| (address, first && hops == 0))
 }

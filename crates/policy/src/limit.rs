@@ -181,7 +181,7 @@ fn masked(address: IpAddr, v4: u8, v6: u8) -> String {
 
 /// Result of taking tokens.
 #[derive(Debug)]
-pub struct Taken {
+pub struct TokenDecision {
     /// All buckets had tokens.
     pub allowed: bool,
     /// The bucket that decided; `None` if no bucket applies to the request.
@@ -191,25 +191,34 @@ pub struct Taken {
 }
 
 /// Takes the tokens of a request: from the buckets of its descriptors, the slowest first, then from the default bucket.
-pub fn take(buckets: &Buckets, descriptors: &[Descriptor], always_default: bool, now: Instant) -> Taken {
+pub fn take(
+    buckets: &Buckets,
+    descriptors: &[Descriptor],
+    always_default: bool,
+    now: Instant,
+) -> TokenDecision {
     let found = descriptors.iter().filter_map(|one| Some((buckets.find(&one.entries)?, one)));
     let mut found: Vec<_> = found.collect();
     found.sort_by_key(|(bucket, _)| std::cmp::Reverse(bucket.interval));
     for (bucket, descriptor) in &found {
         if !bucket.tokens.take_many(now, descriptor.hits.unwrap_or(1)) {
-            return Taken { allowed: false, bucket: Some(Arc::clone(bucket)), report: descriptor.report };
+            return TokenDecision {
+                allowed: false,
+                bucket: Some(Arc::clone(bucket)),
+                report: descriptor.report,
+            };
         }
     }
     if (found.is_empty() || always_default)
         && let Some(default) = &buckets.default
         && !default.tokens.take(now)
     {
-        return Taken { allowed: false, bucket: Some(Arc::clone(default)), report: None };
+        return TokenDecision { allowed: false, bucket: Some(Arc::clone(default)), report: None };
     }
     match found.into_iter().next() {
         Some((bucket, descriptor)) => {
-            Taken { allowed: true, bucket: Some(bucket), report: descriptor.report }
+            TokenDecision { allowed: true, bucket: Some(bucket), report: descriptor.report }
         }
-        None => Taken { allowed: true, bucket: buckets.default.clone(), report: None },
+        None => TokenDecision { allowed: true, bucket: buckets.default.clone(), report: None },
     }
 }

@@ -155,10 +155,10 @@ pub(crate) fn containers(
     for container in pod.spec.init_containers.iter().filter(|container| !is_sidecar(container)) {
         let restart = if restart == Restart::Always { Restart::OnFailure(u32::MAX) } else { restart };
         let what = (Role::Ends, restart);
-        let (program, said) =
+        let (program, notes) =
             containers::program(container, pod, &Ports::default(), objects, images, what, folders);
         programs.init.push(program);
-        programs.notes.extend(said);
+        programs.notes.extend(notes);
     }
     let sidecars = pod.spec.init_containers.iter().filter(|container| is_sidecar(container));
     let serving: Vec<&Container> = sidecars.chain(pod.containers()).collect();
@@ -175,9 +175,9 @@ pub(crate) fn containers(
         };
         let role = if pod.kind == "Job" { Role::Ends } else { Role::Serves };
         let restart = if is_sidecar(container) { Restart::Always } else { restart };
-        let (program, said) =
+        let (program, notes) =
             containers::program(container, pod, &ports, objects, images, (role, restart), folders);
-        programs.notes.extend(said);
+        programs.notes.extend(notes);
         // Without a supported probe, a container is ready when its first port accepts connections.
         let probe = container.readiness_probe.as_ref();
         let check = probe.and_then(|probe| check(probe, container, is_stand_in, &program));

@@ -83,7 +83,7 @@ async fn connect(target: SocketAddr) -> anyhow::Result<SendRequest<Bytes>> {
     Ok(sender)
 }
 
-/// Sends requests one after the other until told to stop. An error means that the connection is broken.
+/// Sends requests one after the other until the state is `stopped`. An error means that the connection is broken.
 async fn send_requests(mut sender: SendRequest<Bytes>, state: Rc<RefCell<State>>) -> anyhow::Result<()> {
     while !state.borrow().stopped {
         sender = sender.ready().await?;

@@ -67,7 +67,7 @@ const METADATA: [IpAddr; 2] = [
 
 /// Part of a discovery document.
 #[derive(Deserialize)]
-struct Discovery {
+struct DiscoveryDocument {
     jwks_uri: String,
 }
 
@@ -92,7 +92,7 @@ impl Fetcher {
             KeySource::Uri(uri) => self.get(uri).await?,
             KeySource::Issuer(issuer) => {
                 let text = self.get(&format!("{}{DISCOVERY}", issuer.trim_end_matches('/'))).await?;
-                let found: Discovery = serde_json::from_str(&text)
+                let found: DiscoveryDocument = serde_json::from_str(&text)
                     .map_err(|_| "the discovery document is not JSON with a jwks_uri")?;
                 self.get(&found.jwks_uri).await?
             }
@@ -104,7 +104,7 @@ impl Fetcher {
 
     /// Returns the body of a URL, following redirects.
     async fn get(&self, url: &str) -> Result<String, FetchError> {
-        let mut target = Target::parse(url)?;
+        let mut target = FetchTarget::parse(url)?;
         for _ in 0..=MAX_REDIRECTS {
             match self.request(&target).await? {
                 Outcome::Body(body) => return Ok(body),
@@ -114,7 +114,7 @@ impl Fetcher {
         Err(format!("more than {MAX_REDIRECTS} redirects").into())
     }
 
-    async fn request(&self, target: &Target) -> Result<Outcome, FetchError> {
+    async fn request(&self, target: &FetchTarget) -> Result<Outcome, FetchError> {
         let socket = self.connect(target).await?;
         if !target.is_tls {
             return exchange(socket, target).await;
@@ -131,7 +131,7 @@ impl Fetcher {
         exchange(connector.connect(name, socket).await.map_err(text)?, target).await
     }
 
-    async fn connect(&self, target: &Target) -> Result<TcpStream, FetchError> {
+    async fn connect(&self, target: &FetchTarget) -> Result<TcpStream, FetchError> {
         let mut failure: FetchError = format!("{} has no address", target.host).into();
         for address in self.addresses(&target.host).await?.into_iter().take(MAX_ADDRESSES) {
             if is_forbidden(address) {
@@ -175,14 +175,14 @@ enum Outcome {
 }
 
 /// A URL, parsed.
-struct Target {
+struct FetchTarget {
     is_tls: bool,
     host: String,
     port: u16,
     uri: Uri,
 }
 
-impl Target {
+impl FetchTarget {
     fn parse(url: &str) -> Result<Self, FetchError> {
         let uri: Uri = url.parse().map_err(|_| "not a URL")?;
         let is_tls = match uri.scheme_str() {
@@ -215,7 +215,7 @@ impl Target {
 }
 
 /// Sends the request and reads the response.
-async fn exchange<S>(stream: S, target: &Target) -> Result<Outcome, FetchError>
+async fn exchange<S>(stream: S, target: &FetchTarget) -> Result<Outcome, FetchError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

@@ -108,7 +108,7 @@ impl KeySets {
 
 /// State of a source.
 #[derive(Debug)]
-struct Entry {
+struct KeyEntry {
     next: Instant,
     failures: u32,
     is_in_progress: bool,
@@ -153,7 +153,7 @@ type Fetched = (KeySource, Result<Arc<str>, FetchError>);
 
 /// The running task.
 struct Run {
-    entries: HashMap<KeySource, Entry>,
+    entries: HashMap<KeySource, KeyEntry>,
     publisher: Arc<Publisher>,
     context: KeyFetcher,
 }
@@ -238,7 +238,7 @@ impl Run {
             if !self.entries.contains_key(source) {
                 let keys = self.context.sets.get(source);
                 changes.extend(keys.clone().map(|keys| (source.clone(), Some(keys))));
-                let entry = Entry { next: Instant::now(), failures: 0, is_in_progress: false, keys };
+                let entry = KeyEntry { next: Instant::now(), failures: 0, is_in_progress: false, keys };
                 self.entries.insert(source.clone(), entry);
             }
         }

@@ -48,7 +48,7 @@ fn cache(host: &str, families: Families) -> DnsCacheConfig {
 }
 
 /// Makes a cluster one of the hosts that requests name. `has_options` is whether the cluster has protocol options:
-/// Envoy then requires that names of certificates are verified, unless told otherwise.
+/// Envoy then requires that names of certificates are verified, unless the configuration disables that.
 pub(super) fn resolve_hosts(made: &mut cluster::Cluster, host: &str, families: Families, has_options: bool) {
     let config = ClusterConfig {
         allow_insecure_cluster_options: has_options,

@@ -129,7 +129,7 @@ fn the_slowest_bucket_decides_and_the_default_one_comes_last() {
     let both = [descriptor("fast"), descriptor("slow")];
     let now = Instant::now();
     let one = buckets();
-    let most = |taken: &Taken| taken.bucket.as_ref().map(|bucket| bucket.tokens.most());
+    let most = |taken: &TokenDecision| taken.bucket.as_ref().map(|bucket| bucket.tokens.most());
     let first = take(&one, &both, true, now);
     assert_eq!((first.allowed, most(&first)), (true, Some(1)));
     let second = take(&one, &both, true, now);

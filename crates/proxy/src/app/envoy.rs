@@ -74,7 +74,7 @@ pub(crate) struct Envoy {
 }
 
 impl Envoy {
-    /// Runs Envoy until it exits or the process is told to terminate.
+    /// Runs Envoy until it exits or a signal terminates the process.
     ///
     /// # Errors
     /// Envoy cannot be started, or exits by itself.

@@ -49,16 +49,16 @@ pub(crate) struct LimitCall<'a> {
 }
 
 /// A header's name and value.
-type HeaderField = (Box<str>, Box<[u8]>);
+type LimitField = (Box<str>, Box<[u8]>);
 
 /// The service's decision.
 #[derive(Debug, Default, PartialEq)]
 struct LimitVerdict {
     limited: bool,
     /// Fields to add to the request.
-    request: Vec<HeaderField>,
+    request: Vec<LimitField>,
     /// Fields to add to the response.
-    response: Vec<HeaderField>,
+    response: Vec<LimitField>,
     /// Content of the response to a refused request.
     body: Vec<u8>,
     metadata: Map<String, Value>,
@@ -152,7 +152,7 @@ impl<'a> RequestContext<'a> {
         self.outcome.details = "request_rate_limited".into();
         self.begin_local_reply(config.status);
         // The service decides about the type of the content that it sends.
-        let is_type = |(name, _): &mut HeaderField| &**name == "content-type";
+        let is_type = |(name, _): &mut LimitField| &**name == "content-type";
         let content_type = verdict.response.extract_if(.., is_type).last();
         for (name, value) in &verdict.response {
             self.exchange.response.append(name, value);
@@ -224,7 +224,7 @@ fn verdict(answer: RateLimitResponse, descriptors: &[Descriptor], config: &Globa
 
 /// Returns header fields of the service. Names must be tokens; control characters in values are dropped, because a line
 /// feed would begin another field.
-fn fields(headers: Vec<HeaderValue>) -> Vec<HeaderField> {
+fn fields(headers: Vec<HeaderValue>) -> Vec<LimitField> {
     let field = |header: HeaderValue| {
         let is_name = !header.key.is_empty() && header.key.bytes().all(parse::is_token);
         let value = if header.value.is_empty() { header.raw_value } else { header.value.into_bytes() };
@@ -240,7 +240,7 @@ fn reset(status: &DescriptorStatus) -> u64 {
 }
 
 /// Adds `x-ratelimit` headers for the limit with the fewest remaining requests, and the policies of all limits.
-fn report<'s>(statuses: impl Iterator<Item = &'s DescriptorStatus>, response: &mut Vec<HeaderField>) {
+fn report<'s>(statuses: impl Iterator<Item = &'s DescriptorStatus>, response: &mut Vec<LimitField>) {
     let mut least: Option<(&DescriptorStatus, u32)> = None;
     let mut policies = String::new();
     for status in statuses {

@@ -13,7 +13,7 @@ use skysail_policy::{
     },
     error::{Error, Flags},
     headers,
-    limit::{self, Descriptor, LimitRequest, Taken},
+    limit::{self, Descriptor, LimitRequest, TokenDecision},
     route::{self, Found},
     state::rate_limit::LimitBucket,
 };
@@ -66,7 +66,7 @@ impl<'a> RequestContext<'a> {
         route::sample(&mut self.scope.worker.dice.borrow_mut(), share)
     }
 
-    fn take_from_buckets(&self, limit: &'a Arc<RateLimit>, now: Instant) -> Taken {
+    fn take_from_buckets(&self, limit: &'a Arc<RateLimit>, now: Instant) -> TokenDecision {
         let descriptors = if limit.settings.descriptors.is_empty() {
             Vec::new()
         } else {

@@ -26,7 +26,7 @@ use crate::{
         authorization::json,
         context::{Filtered, RequestContext, add_metadata},
         processor::{Processor, ProcessorFailure},
-        response_body::{MAX_BODY, Outcome, ResponseBody, Source, set_length},
+        response_body::{BodySource, MAX_BODY, ResponseBody, ScriptOutcome, set_length},
         routing,
         transfer::{self, unless_closed},
     },
@@ -100,7 +100,7 @@ impl<'a> RequestContext<'a> {
         config: &'a ExternalProcessing,
         setting: Option<&'a Setting>,
         body: &mut ResponseBody<'_>,
-    ) -> Result<Outcome, Error> {
+    ) -> Result<ScriptOutcome, Error> {
         let known = &mut self.decision.processors;
         let index = known.iter().position(|known| std::ptr::eq(known.filter, filter));
         let mut processor = match index {
@@ -108,16 +108,16 @@ impl<'a> RequestContext<'a> {
             None => self::processor(filter, config, setting),
         };
         if processor.is_done {
-            return Ok(Outcome::Continue);
+            return Ok(ScriptOutcome::Continue);
         }
         let step = match self.response_steps(&mut processor, body).await? {
             Some(step) => step,
-            None => return Ok(Outcome::TooLarge),
+            None => return Ok(ScriptOutcome::TooLarge),
         };
         let done = self.conclude(&mut processor, step);
         processor.is_done = true;
         match done {
-            Ok(None) => return Ok(Outcome::Continue),
+            Ok(None) => return Ok(ScriptOutcome::Continue),
             Ok(Some(answer)) => {
                 self.outcome.reusable = false;
                 self.answer_immediately(config, *answer).await?;
@@ -127,7 +127,7 @@ impl<'a> RequestContext<'a> {
                 self.answer_processor_failure(details).await?;
             }
         }
-        Ok(Outcome::Answered)
+        Ok(ScriptOutcome::Answered)
     }
 
     /// Sends the parts of a request to a processor.
@@ -405,7 +405,7 @@ impl<'a> RequestContext<'a> {
         let new = new.map(|mutation| content(mutation.mutation)).transpose()?;
         if let Some(new) = new.or_else(|| replaces.then(Vec::new)) {
             body.content = Some(new);
-            body.is_changed = !matches!(body.source, Source::Local);
+            body.is_changed = !matches!(body.source, BodySource::Local);
         }
         Ok(if replaces { Step::Replaced } else { Step::Continue })
     }

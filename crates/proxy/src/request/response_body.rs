@@ -12,7 +12,7 @@ pub(crate) const MAX_BODY: usize = crate::script::MAX_BODY;
 
 /// The body of a response.
 pub(crate) struct ResponseBody<'d> {
-    pub(crate) source: Source<'d>,
+    pub(crate) source: BodySource<'d>,
     /// The content, if a filter has read it.
     pub(crate) content: Option<Vec<u8>>,
     pub(crate) trailers: Option<Headers>,
@@ -21,7 +21,7 @@ pub(crate) struct ResponseBody<'d> {
 }
 
 /// The source of a response's body.
-pub(crate) enum Source<'d> {
+pub(crate) enum BodySource<'d> {
     /// The response has no body, or its body is a tunnel.
     None,
     /// A local reply.
@@ -32,7 +32,7 @@ pub(crate) enum Source<'d> {
 
 /// The end of a filter's work on a message.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum ScriptOutcome {
     /// The message continues, even if the filter has failed.
     Continue,
     /// The filter has answered the request.
@@ -46,7 +46,7 @@ impl ResponseBody<'_> {
     pub(crate) fn has_content(&self) -> bool {
         match &self.content {
             Some(content) => !content.is_empty(),
-            None => matches!(self.source, Source::Upstream { .. }),
+            None => matches!(self.source, BodySource::Upstream { .. }),
         }
     }
 }
@@ -58,7 +58,7 @@ impl RequestContext<'_> {
     /// The upstream fails, or a deadline passes.
     pub(crate) async fn load_response_body(&mut self, body: &mut ResponseBody<'_>) -> Result<bool, Error> {
         if body.content.is_none()
-            && let Source::Upstream { framing, flow, is_sent, deadlines } = &mut body.source
+            && let BodySource::Upstream { framing, flow, is_sent, deadlines } = &mut body.source
         {
             let Some(mut upstream) = self.outcome.upstream.take() else { return Ok(true) };
             let limits = upstream.link.pool().cluster.head_limits();

@@ -13,11 +13,11 @@ use crate::{
     overload::limit_log::{self, Limit},
     request::{
         context::RequestContext,
-        response_body::{MAX_BODY, Outcome, ResponseBody, Source, set_length},
+        response_body::{BodySource, MAX_BODY, ResponseBody, ScriptOutcome, set_length},
         routing,
         transfer::{self, Deadlines, unless_closed},
     },
-    script::{Call, Execution, Hook, Info, Input, Shared, Side, Step, Stream, Wish},
+    script::{Call, Execution, Hook, Info, Input, SharedStream, Side, Step, Stream, Wish},
 };
 use skysail_http::{
     flow::Flow,
@@ -54,7 +54,7 @@ impl<'a> RequestContext<'a> {
     ) -> Result<bool, Error> {
         let stream = self.stream(Side::Request, filter, selection);
         let outcome = self.run(&stream, selection, None).await?;
-        if outcome != Outcome::Continue {
+        if outcome != ScriptOutcome::Continue {
             return Ok(true);
         }
         let stream = &mut *stream.borrow_mut();
@@ -78,15 +78,15 @@ impl<'a> RequestContext<'a> {
         deadlines: &mut Deadlines,
     ) -> Result<Option<Scripted>, Error> {
         let source = match body {
-            Some((Framing::None, _)) | None => Source::None,
-            Some((framing, is_sent)) => Source::Upstream { framing, flow: None, is_sent, deadlines },
+            Some((Framing::None, _)) | None => BodySource::None,
+            Some((framing, is_sent)) => BodySource::Upstream { framing, flow: None, is_sent, deadlines },
         };
         let was_sent = body.is_some_and(|(_, is_sent)| is_sent);
         let mut response = ResponseBody { source, content: None, trailers: None, is_changed: false };
         match self.run_response_scripts(&mut response).await? {
-            Outcome::Continue => {}
-            Outcome::Answered => return Ok(None),
-            Outcome::TooLarge => {
+            ScriptOutcome::Continue => {}
+            ScriptOutcome::Answered => return Ok(None),
+            ScriptOutcome::TooLarge => {
                 self.outcome.details = "response_payload_too_large".into();
                 self.outcome.reusable = false;
                 self.local_reply(500, &[], b"Internal Server Error").await?;
@@ -98,8 +98,8 @@ impl<'a> RequestContext<'a> {
             && !matches!(self.exchange.response.status(), ..200 | 204 | 304);
         let ResponseBody { source, content, trailers, is_changed } = response;
         let (mut flow, is_sent) = match source {
-            Source::Upstream { flow, is_sent, .. } => (flow, is_sent),
-            Source::None | Source::Local => (None, was_sent),
+            BodySource::Upstream { flow, is_sent, .. } => (flow, is_sent),
+            BodySource::None | BodySource::Local => (None, was_sent),
         };
         let Some(content) = content else { return Ok(Some(Scripted { body: flow, is_sent })) };
         if is_changed && may_have_body && body.is_some() {
@@ -119,16 +119,16 @@ impl<'a> RequestContext<'a> {
     /// Runs the filters for a local reply, and sends it.
     pub(crate) async fn send_scripted(&mut self, content: &[u8]) -> Result<(), Error> {
         let content = Some(content.to_vec());
-        let mut body = ResponseBody { source: Source::Local, content, trailers: None, is_changed: false };
-        if self.run_response_scripts(&mut body).await? == Outcome::Answered {
+        let mut body = ResponseBody { source: BodySource::Local, content, trailers: None, is_changed: false };
+        if self.run_response_scripts(&mut body).await? == ScriptOutcome::Answered {
             return Ok(());
         }
         self.send_local(&body.content.unwrap_or_default()).await
     }
 
-    async fn run_response_scripts(&mut self, body: &mut ResponseBody<'_>) -> Result<Outcome, Error> {
+    async fn run_response_scripts(&mut self, body: &mut ResponseBody<'_>) -> Result<ScriptOutcome, Error> {
         if mem::replace(&mut self.decision.has_run_scripts, true) {
-            return Ok(Outcome::Continue);
+            return Ok(ScriptOutcome::Continue);
         }
         let manager = self.scope.manager;
         for filter in manager.filters.iter().rev() {
@@ -138,7 +138,7 @@ impl<'a> RequestContext<'a> {
             }
             if let FilterKind::ExternalProcessing(config) = &filter.kind {
                 match self.process_response(filter, config, setting, body).await? {
-                    Outcome::Continue => continue,
+                    ScriptOutcome::Continue => continue,
                     ended => return Ok(ended),
                 }
             }
@@ -146,8 +146,8 @@ impl<'a> RequestContext<'a> {
             let selection = lua.select(setting).filter(|(script, _)| script.handles_response);
             let Some(selection) = selection else { continue };
             let stream = self.stream(Side::Response, filter, selection);
-            if self.run(&stream, selection, Some(body)).await? == Outcome::TooLarge {
-                return Ok(Outcome::TooLarge);
+            if self.run(&stream, selection, Some(body)).await? == ScriptOutcome::TooLarge {
+                return Ok(ScriptOutcome::TooLarge);
             }
             let mut stream = stream.borrow_mut();
             if stream.has_new_body || stream.has_new_trailers {
@@ -158,16 +158,16 @@ impl<'a> RequestContext<'a> {
                 body.is_changed = true;
             }
         }
-        Ok(Outcome::Continue)
+        Ok(ScriptOutcome::Continue)
     }
 
     /// Runs a script to its end. `response` is the body of the response, or `None` for the request.
     async fn run(
         &mut self,
-        stream: &Shared,
+        stream: &SharedStream,
         (script, _): LuaSelection<'_>,
         mut response: Option<&mut ResponseBody<'_>>,
-    ) -> Result<Outcome, Error> {
+    ) -> Result<ScriptOutcome, Error> {
         let hook = if response.is_some() { Hook::Response } else { Hook::Request };
         let scripts = &self.scope.worker.scripts;
         let begun = scripts.get(script).and_then(|state| Execution::new(state, hook, stream.clone()));
@@ -182,7 +182,7 @@ impl<'a> RequestContext<'a> {
             let step = self.scope.worker.scripts.resume(&mut run, input);
             self.swap_heads(stream, false);
             input = match step {
-                Step::Done => return Ok(Outcome::Continue),
+                Step::Done => return Ok(ScriptOutcome::Continue),
                 Step::Failed(problem) => return Ok(self.note_failure(&problem)),
                 Step::Wants(Wish::Call(call)) => self.call_for_script(call).await?,
                 Step::Wants(Wish::Respond { status, headers, body }) => {
@@ -192,7 +192,7 @@ impl<'a> RequestContext<'a> {
                         Input::Failed("respond() cannot be called if headers have been continued".to_owned())
                     } else {
                         self.respond_for_script(status, &headers, &body).await?;
-                        return Ok(Outcome::Answered);
+                        return Ok(ScriptOutcome::Answered);
                     }
                 }
                 Step::Wants(wish) => {
@@ -207,7 +207,7 @@ impl<'a> RequestContext<'a> {
                             None => self.read_request_body(stream).await?,
                             Some(body) => match self.read_response_body(stream, body).await? {
                                 Some(read) => read,
-                                None => return Ok(Outcome::TooLarge),
+                                None => return Ok(ScriptOutcome::TooLarge),
                             },
                         };
                         content_for_script(stream, &wish, read)
@@ -219,18 +219,18 @@ impl<'a> RequestContext<'a> {
 
     /// Counts and logs the failure of a script. The message continues, as in Envoy.
     #[cold]
-    fn note_failure(&self, problem: &str) -> Outcome {
+    fn note_failure(&self, problem: &str) -> ScriptOutcome {
         self.scope.counters.lua_errors.inc();
         // A client may cause the failure of a script again and again.
         limit_log::log(
             Limit::Script,
             format_args!("{}, script log: {problem}", self.scope.manager.stat_prefix),
         );
-        Outcome::Continue
+        ScriptOutcome::Continue
     }
 
     /// Returns the stream for a run of a script.
-    fn stream(&self, side: Side, filter: &Filter, (_, context): LuaSelection<'_>) -> Shared {
+    fn stream(&self, side: Side, filter: &Filter, (_, context): LuaSelection<'_>) -> SharedStream {
         let found = self.decision.found.ok();
         let metadata = found.and_then(|found| found.route.metadata.as_ref());
         let metadata = metadata.and_then(|all| all.get(&*filter.name).or_else(|| all.get(LUA)));
@@ -267,7 +267,7 @@ impl<'a> RequestContext<'a> {
     }
 
     /// Moves the heads and the dynamic metadata into the stream, or back.
-    fn swap_heads(&mut self, stream: &Shared, is_live: bool) {
+    fn swap_heads(&mut self, stream: &SharedStream, is_live: bool) {
         let stream = &mut *stream.borrow_mut();
         mem::swap(&mut stream.request, self.exchange.request);
         mem::swap(&mut stream.response, self.exchange.response);
@@ -356,7 +356,7 @@ impl<'a> RequestContext<'a> {
     }
 
     /// Reads the body of the request. Returns `None` if there is none.
-    async fn read_request_body(&mut self, stream: &Shared) -> Result<Option<Vec<u8>>, Error> {
+    async fn read_request_body(&mut self, stream: &SharedStream) -> Result<Option<Vec<u8>>, Error> {
         let exchange = &mut self.exchange;
         let is_none = exchange.body.framing() == Framing::None;
         if !is_none {
@@ -385,7 +385,7 @@ impl<'a> RequestContext<'a> {
     /// Reads the body of the response. Returns no body if there is none, and `None` if it exceeds the limit.
     async fn read_response_body(
         &mut self,
-        stream: &Shared,
+        stream: &SharedStream,
         body: &mut ResponseBody<'_>,
     ) -> Result<Option<Option<Vec<u8>>>, Error> {
         if !self.load_response_body(body).await? {
@@ -398,13 +398,13 @@ impl<'a> RequestContext<'a> {
         let content = body
             .content
             .as_ref()
-            .filter(|content| !content.is_empty() || !matches!(body.source, Source::Local));
+            .filter(|content| !content.is_empty() || !matches!(body.source, BodySource::Local));
         Ok(Some(content.cloned()))
     }
 }
 
 /// Returns the input for a script that asked for the body or for trailers.
-fn content_for_script(stream: &Shared, wish: &Wish, read: Option<Vec<u8>>) -> Input {
+fn content_for_script(stream: &SharedStream, wish: &Wish, read: Option<Vec<u8>>) -> Input {
     let mut stream = stream.borrow_mut();
     match wish {
         Wish::Trailers => Input::Trailers(stream.trailers.is_some()),

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{
     call::export,
-    telemetry::span::{Outcome, Reporter, Span, Tags},
+    telemetry::span::{Reporter, Span, SpanOutcome, Tags},
     worker::Worker,
 };
 use skysail_http::{
@@ -201,7 +201,7 @@ impl<'a> Trace<'a> {
             tags.set("peer.address", address.to_string());
         }
         let status = context.response.filter(|_| end.error.is_none()).map_or(0, ResponseHead::status);
-        let outcome = Outcome { status, grpc: None };
+        let outcome = SpanOutcome { status, grpc: None };
         self.add_common(&mut tags, context, outcome);
         let cluster = record.cluster.map_or("", |cluster| &cluster.name);
         self.export(
@@ -276,7 +276,7 @@ impl<'a> Trace<'a> {
         // Unlike the access log, the span has no gRPC status that is derived from the HTTP status.
         let in_response = || grpc_status::in_fields(context.response?);
         let grpc = grpc_status.or_else(in_response).filter(|_| record.grpc);
-        let outcome = Outcome { status: record.status, grpc };
+        let outcome = SpanOutcome { status: record.status, grpc };
         self.add_common(&mut tags, context, outcome);
         self.export(
             worker,
@@ -293,7 +293,7 @@ impl<'a> Trace<'a> {
     }
 
     /// Adds the tags that the spans of requests and of attempts share.
-    fn add_common<'t>(&'t self, tags: &mut Tags<'t>, context: &Context<'t>, outcome: Outcome) {
+    fn add_common<'t>(&'t self, tags: &mut Tags<'t>, context: &Context<'t>, outcome: SpanOutcome) {
         let record = context.record;
         let in_request = |name: &str| context.request.and_then(|head| head.header(name));
         tags.set("component", "proxy");

@@ -18,7 +18,7 @@ use tracing::info;
 use super::{
     CHUNK, MAX_BODY, MAX_CALLS, MAX_MEMORY, MAX_STEPS,
     headers::{HeaderMap, Part, fields},
-    stream::{Buffer, Handle, Shared, loggable},
+    stream::{Buffer, Handle, SharedStream, loggable},
 };
 
 /// Functions and names of the API that are written in Lua.
@@ -59,7 +59,7 @@ pub(crate) struct State {
 pub(crate) struct Execution {
     state: Rc<State>,
     thread: Thread,
-    stream: Shared,
+    stream: SharedStream,
     steps: u64,
     calls: u32,
 }
@@ -224,7 +224,7 @@ impl State {
 
 impl Execution {
     /// Begins a run of a script.
-    pub(crate) fn new(state: Rc<State>, hook: Hook, stream: Shared) -> Result<Self, String> {
+    pub(crate) fn new(state: Rc<State>, hook: Hook, stream: SharedStream) -> Result<Self, String> {
         let make = || -> mlua::Result<Thread> {
             // Luau does not collect garbage when memory runs out.
             if state.lua.used_memory() > MAX_MEMORY / 2 {
@@ -333,7 +333,7 @@ impl Execution {
                     return Err(mlua::Error::runtime(problem));
                 }
                 let body = self.content(next(), "http call body")?;
-                let Options { timeout, is_asynchronous, all_values } = options(next(), &next())?;
+                let CallOptions { timeout, is_asynchronous, all_values } = options(next(), &next())?;
                 Ok(Wish::Call(Call { cluster, headers, body, timeout, is_asynchronous, all_values }))
             }
         }
@@ -374,14 +374,14 @@ impl Call {
 }
 
 /// Options of an HTTP call.
-struct Options {
+struct CallOptions {
     timeout: Duration,
     is_asynchronous: bool,
     all_values: bool,
 }
 
-fn options(first: Value, second: &Value) -> mlua::Result<Options> {
-    let mut options = Options { timeout: CALL_TIMEOUT, is_asynchronous: false, all_values: false };
+fn options(first: Value, second: &Value) -> mlua::Result<CallOptions> {
+    let mut options = CallOptions { timeout: CALL_TIMEOUT, is_asynchronous: false, all_values: false };
     let Value::Table(table) = first else {
         options.timeout = timeout(&first)?;
         options.is_asynchronous = match second {

@@ -8,7 +8,7 @@ use skysail_http::{
 
 use super::{
     MAX_ADDED,
-    stream::{Shared, Side, Stream, live},
+    stream::{SharedStream, Side, Stream, live},
 };
 
 /// Fields of the connection, which this proxy sets.
@@ -24,12 +24,12 @@ pub(super) enum Part {
 
 /// The fields of a head or of trailers.
 pub(super) struct HeaderMap {
-    stream: Shared,
+    stream: SharedStream,
     part: Part,
 }
 
 impl HeaderMap {
-    pub(super) fn new(stream: &Shared, part: Part) -> Self {
+    pub(super) fn new(stream: &SharedStream, part: Part) -> Self {
         Self { stream: stream.clone(), part }
     }
 

@@ -8,7 +8,7 @@ use skysail_policy::peer::Peer;
 
 use super::{
     MAX_ADDED,
-    stream::{Shared, live},
+    stream::{SharedStream, live},
     values,
 };
 
@@ -25,7 +25,7 @@ pub(crate) struct Info {
 }
 
 /// `handle:streamInfo()`.
-pub(super) struct StreamInfo(pub(super) Shared);
+pub(super) struct StreamInfo(pub(super) SharedStream);
 
 impl UserData for StreamInfo {
     fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
@@ -53,19 +53,19 @@ impl UserData for StreamInfo {
 }
 
 /// `handle:connection()`.
-pub(super) struct Connection(pub(super) Shared);
+pub(super) struct ConnectionInfo(pub(super) SharedStream);
 
-impl UserData for Connection {
+impl UserData for ConnectionInfo {
     fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
         methods.add_method("ssl", |_, Self(stream), ()| secured(stream));
     }
 }
 
 /// A TLS connection.
-struct Secured(Shared);
+struct Secured(SharedStream);
 
 /// Returns the TLS connection; `None` without TLS.
-fn secured(stream: &Shared) -> mlua::Result<Option<Secured>> {
+fn secured(stream: &SharedStream) -> mlua::Result<Option<Secured>> {
     Ok(live(stream)?.info.peer.tls.then(|| Secured(stream.clone())))
 }
 
@@ -103,7 +103,7 @@ impl UserData for Secured {
 }
 
 /// `streamInfo():dynamicMetadata()`.
-struct DynamicMetadata(Shared);
+struct DynamicMetadata(SharedStream);
 
 impl UserData for DynamicMetadata {
     fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {

@@ -15,7 +15,7 @@ mod values;
 pub(crate) use engine::{Call, Execution, Hook, Input, States, Step, Wish, check};
 pub(crate) use headers::set_pseudo;
 pub(crate) use info::Info;
-pub(crate) use stream::{Shared, Side, Stream};
+pub(crate) use stream::{SharedStream, Side, Stream};
 
 /// Maximum memory of a Lua state in bytes.
 const MAX_MEMORY: usize = 16 << 20;

@@ -17,7 +17,7 @@ use super::{
     MAX_BODY,
     engine::pieces,
     headers::{HeaderMap, Part},
-    info::{Connection, Info, StreamInfo},
+    info::{ConnectionInfo, Info, StreamInfo},
     values,
 };
 
@@ -65,10 +65,10 @@ pub(crate) struct Stream {
 }
 
 /// A stream that the objects of a script refer to.
-pub(crate) type Shared = Rc<RefCell<Stream>>;
+pub(crate) type SharedStream = Rc<RefCell<Stream>>;
 
 /// Returns the stream, if its script runs.
-pub(super) fn live(stream: &Shared) -> mlua::Result<RefMut<'_, Stream>> {
+pub(super) fn live(stream: &SharedStream) -> mlua::Result<RefMut<'_, Stream>> {
     match stream.try_borrow_mut() {
         Ok(stream) if stream.is_live => Ok(stream),
         _ => Err(mlua::Error::runtime("object used outside of proper scope")),
@@ -85,13 +85,13 @@ impl Stream {
 }
 
 /// The argument of a script's functions.
-pub(super) struct Handle(pub(super) Shared);
+pub(super) struct Handle(pub(super) SharedStream);
 
 impl Handle {
     pub(super) fn register(methods: &mut impl UserDataMethods<Self>) {
         methods.add_method("headers", |_, Self(stream), ()| Ok(HeaderMap::new(stream, Part::Head)));
         methods.add_method("streamInfo", |_, Self(stream), ()| Ok(StreamInfo(stream.clone())));
-        methods.add_method("connection", |_, Self(stream), ()| Ok(Connection(stream.clone())));
+        methods.add_method("connection", |_, Self(stream), ()| Ok(ConnectionInfo(stream.clone())));
         methods.add_method("metadata", |_, Self(stream), ()| {
             Ok(values::Fields(live(stream)?.route_metadata.clone().into()))
         });
@@ -150,12 +150,12 @@ fn since_epoch() -> u64 {
 
 /// A body, or a piece of it.
 pub(super) struct Buffer {
-    stream: Shared,
+    stream: SharedStream,
     index: usize,
 }
 
 impl Buffer {
-    pub(super) fn new(stream: &Shared, index: usize) -> Self {
+    pub(super) fn new(stream: &SharedStream, index: usize) -> Self {
         Self { stream: stream.clone(), index }
     }
 

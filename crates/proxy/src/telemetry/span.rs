@@ -34,12 +34,12 @@ pub struct Span<'a> {
     /// Attributes of the span.
     pub tags: Tags<'a>,
     /// Result, which determines the status.
-    pub outcome: Outcome,
+    pub outcome: SpanOutcome,
 }
 
 /// Result of a span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct SpanOutcome {
     /// HTTP status; 0 for none.
     pub status: u16,
     /// gRPC status of a gRPC request.

@@ -30,11 +30,11 @@ const MAX_BODY: u32 = 64 * 1024;
 
 /// Translates the HTTP filter.
 pub(super) fn translate(proto: &ExtAuthz) -> Result<ExternalAuthorization> {
-    let Target { service, cluster, authority, timeout } = match &proto.services {
+    let ServiceTarget { service, cluster, authority, timeout } = match &proto.services {
         Some(Services::GrpcService(service)) => {
             let GrpcTarget { cluster, authority, metadata, timeout } = grpc(service).at("grpc_service")?;
             let timeout = timeout.unwrap_or(TIMEOUT);
-            Target { service: AuthorizationService::Grpc(metadata), cluster, authority, timeout }
+            ServiceTarget { service: AuthorizationService::Grpc(metadata), cluster, authority, timeout }
         }
         Some(Services::HttpService(service)) => http(service).at("http_service")?,
         None => return Err(Reject::new("needs a grpc_service or an http_service")),
@@ -141,7 +141,7 @@ pub(super) fn pairs(protos: &[HeaderValue]) -> Vec<(Box<str>, Box<str>)> {
         .collect()
 }
 
-struct Target {
+struct ServiceTarget {
     service: AuthorizationService,
     cluster: Box<str>,
     authority: Box<str>,
@@ -173,7 +173,7 @@ pub(super) fn grpc(proto: &GrpcService) -> Result<GrpcTarget> {
 }
 
 #[expect(deprecated, reason = "control planes still send allowed_headers here")]
-fn http(proto: &HttpService) -> Result<Target> {
+fn http(proto: &HttpService) -> Result<ServiceTarget> {
     let uri = proto.server_uri.as_ref().ok_or_else(|| Reject::new("must be given").at_field("server_uri"))?;
     let uri = jwt::http_uri(uri).at("server_uri")?;
     let request = proto.authorization_request.as_ref();
@@ -185,7 +185,7 @@ fn http(proto: &HttpService) -> Result<Target> {
     let named = |proto: Option<&ListStringMatcher>, name: &str| {
         Ok(list(proto).at(format_args!("authorization_response.{name}"))?.unwrap_or_default())
     };
-    Ok(Target {
+    Ok(ServiceTarget {
         service: AuthorizationService::Http(Box::new(Http {
             path_prefix: proto.path_prefix.as_str().into(),
             add: request.map(|request| pairs(&request.headers_to_add)).unwrap_or_default(),

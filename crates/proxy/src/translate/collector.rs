@@ -43,11 +43,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Translates the HTTP gRPC access log.
 pub(super) fn http(proto: &HttpGrpcAccessLogConfig, node: &Node) -> Result<LogTarget> {
     let names = |names: &[String]| names.iter().map(|name| name.to_ascii_lowercase().into()).collect();
-    let told = LogHeaders {
+    let headers = LogHeaders {
         request: names(&proto.additional_request_headers_to_log),
         response: names(&proto.additional_response_headers_to_log),
     };
-    entries(proto.common_config.as_ref(), HTTP_LOGS, Some(told), node)
+    entries(proto.common_config.as_ref(), HTTP_LOGS, Some(headers), node)
 }
 
 /// Translates the TCP gRPC access log.
@@ -111,11 +111,11 @@ pub(super) fn records(proto: &OpenTelemetryAccessLogConfig, node: &Node) -> Resu
     }?;
     let size = proto.buffer_size_bytes.or(common.buffer_size_bytes);
     let interval = proto.buffer_flush_interval.as_ref().or(common.buffer_flush_interval.as_ref());
-    let told = proto.attributes.as_ref().map_or(&[][..], |list| &list.values);
+    let attributes = proto.attributes.as_ref().map_or(&[][..], |list| &list.values);
     Ok(LogTarget::Records {
         collector: batches(collector, size, interval)?.into(),
         body: proto.body.as_ref().map(value).transpose().at("body")?,
-        attributes: named(told).at("attributes")?,
+        attributes: named(attributes).at("attributes")?,
     })
 }
 

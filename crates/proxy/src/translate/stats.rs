@@ -116,7 +116,7 @@ mod tests {
             dropped,
         ];
         let stats = translate(&StatsConfig { metrics, ..StatsConfig::default() }, true).unwrap();
-        let told: Vec<_> = stats
+        let settings: Vec<_> = stats
             .http
             .iter()
             .map(|change| {
@@ -126,7 +126,7 @@ mod tests {
             })
             .collect();
         let first = vec!["destination_port false".to_owned(), "request_method true".to_owned()];
-        assert_eq!(told, [(0b00_0001, first), (0b11_1010, vec![])]);
+        assert_eq!(settings, [(0b00_0001, first), (0b11_1010, vec![])]);
         assert!(stats.tcp.is_empty() && stats.expiry.is_none());
 
         let all = MetricConfig { drop: true, ..MetricConfig::default() };

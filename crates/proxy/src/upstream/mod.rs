@@ -466,8 +466,8 @@ fn tls_settings(tls: Option<&ClientTls>, offer: &Offer) -> Result<Option<Upstrea
 /// Returns the host of a request for SNI; `None` for an IP address, which SNI excludes (RFC 6066, section 3).
 fn sni_host<'a>(auto: &AutoSni, head: &'a RequestHead) -> Option<&'a str> {
     let header = auto.header.as_deref().and_then(|name| head.header(name));
-    let said = header.and_then(|value| str::from_utf8(value).ok()).filter(|value| !value.is_empty());
-    let host = route::without_port(said.unwrap_or_else(|| head.authority()));
+    let named = header.and_then(|value| str::from_utf8(value).ok()).filter(|value| !value.is_empty());
+    let host = route::without_port(named.unwrap_or_else(|| head.authority()));
     let is_address = host.starts_with('[') || host.parse::<IpAddr>().is_ok();
     (!is_address).then_some(host)
 }

@@ -68,7 +68,7 @@ pub(super) enum Stage {
     Wanted,
     /// The pod serves requests, and is being withdrawn as an endpoint.
     Leaving,
-    /// The pod was told to stop.
+    /// The pod was asked to stop.
     Ending,
 }
 

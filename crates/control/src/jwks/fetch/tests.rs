@@ -111,8 +111,8 @@ fn addresses_of_metadata_services_are_forbidden() {
 
 #[test]
 fn redirects_do_not_leave_tls() {
-    let target = Target::parse("https://keys.example.com/a").unwrap();
+    let target = FetchTarget::parse("https://keys.example.com/a").unwrap();
     assert!(target.redirected("http://keys.example.com/a").is_err());
     assert_eq!(target.redirected("/b").unwrap().uri, "https://keys.example.com/b");
-    assert!(Target::parse("https://user@keys.example.com/").is_err());
+    assert!(FetchTarget::parse("https://user@keys.example.com/").is_err());
 }

@@ -66,12 +66,12 @@ impl<'a> Statements<'a> {
     }
 
     fn done(self) -> Vec<String> {
-        let said = self.0.into_iter().map(|(text, end, workloads)| {
+        let lines = self.0.into_iter().map(|(text, end, workloads)| {
             let mut names: Vec<String> = workloads.iter().map(|workload| workload.text()).collect();
             names.dedup();
             format!("{text} {}{end}", list(names))
         });
-        said.collect()
+        lines.collect()
     }
 }
 

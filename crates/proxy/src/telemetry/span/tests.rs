@@ -17,7 +17,7 @@ fn context() -> SpanContext {
     }
 }
 
-fn span(context: &SpanContext, end: CallSide, outcome: Outcome) -> Span<'_> {
+fn span(context: &SpanContext, end: CallSide, outcome: SpanOutcome) -> Span<'_> {
     let mut tags = Tags::default();
     tags.set("http.method", "BREW");
     tags.set("a", "1");
@@ -30,7 +30,7 @@ fn span(context: &SpanContext, end: CallSide, outcome: Outcome) -> Span<'_> {
 fn otlp_contains_every_field() {
     let (context, mut bytes) = (context(), Vec::new());
     let reporter = Reporter { service: "s", address: None };
-    span(&context, CallSide::Client, Outcome { status: 404, grpc: None }).write(
+    span(&context, CallSide::Client, SpanOutcome { status: 404, grpc: None }).write(
         Tracer::OpenTelemetry,
         reporter,
         &mut bytes,
@@ -55,7 +55,7 @@ fn otlp_contains_every_field() {
 #[test]
 fn the_status_depends_on_the_reporting_end() {
     let context = context();
-    let fails = |end, status, grpc| span(&context, end, Outcome { status, grpc }).has_failed();
+    let fails = |end, status, grpc| span(&context, end, SpanOutcome { status, grpc }).has_failed();
     assert!(fails(CallSide::Server, 500, None) && !fails(CallSide::Server, 404, None));
     assert!(fails(CallSide::Client, 404, None) && !fails(CallSide::Client, 302, None));
     assert!(fails(CallSide::Server, 200, Some(14)) && !fails(CallSide::Server, 200, Some(5)));
@@ -70,7 +70,7 @@ fn zipkin_contains_every_field() {
     let said = |end, zipkin, address| {
         let mut bytes = Vec::new();
         let reporter = Reporter { service: "s", address };
-        span(&context, end, Outcome::default()).write(Tracer::Zipkin(zipkin), reporter, &mut bytes);
+        span(&context, end, SpanOutcome::default()).write(Tracer::Zipkin(zipkin), reporter, &mut bytes);
         assert_eq!(bytes.pop(), Some(b','));
         serde_json::from_slice::<Value>(&bytes).unwrap()
     };

@@ -109,7 +109,7 @@ pub(super) fn response(subscription: &Subscription, snapshot: &Snapshot, removal
 }
 
 /// Has the next request for endpoints answered. Envoy repeats its request when it warms a changed cluster, and that
-/// request cannot be told from an acknowledgement.
+/// request cannot be distinguished from an acknowledgement.
 pub(super) fn resend_endpoints(endpoints: &mut Subscription, clusters: &[Arc<str>]) {
     endpoints.respond_next = endpoints.open && !clusters.is_empty();
 }
