@@ -6,17 +6,7 @@ use serde::Serialize;
 
 use crate::{analysis::Code, api::ObjectKey};
 
-/// Severity of a diagnostic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// The object, or what the message names, has no effect.
-    Error,
-    /// The object is applied, but probably not as intended.
-    Warning,
-    /// No action is needed. Reported so that nothing is ignored silently.
-    Info,
-}
+pub use crate::analysis::Severity;
 
 /// Maximum length of a message, in bytes.
 const MAX_TEXT: usize = 1_024;
@@ -86,16 +76,6 @@ pub(crate) fn cut(mut text: String) -> String {
         text.push('…');
     }
     text
-}
-
-impl fmt::Display for Severity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Error => "error",
-            Self::Warning => "warning",
-            Self::Info => "info",
-        })
-    }
 }
 
 impl fmt::Display for Diagnostic {

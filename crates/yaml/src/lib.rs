@@ -159,7 +159,14 @@ impl std::error::Error for SyntaxError {}
 /// Returns the documents of a text one by one; skips empty ones.
 pub fn documents(text: &str) -> impl Iterator<Item = Document> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    chunks(text).into_iter().flat_map(|(line, chunk)| read(chunk, line))
+    let chunks = chunks(text).into_iter().filter(|(_, chunk)| !is_blank(chunk));
+    chunks.flat_map(|(line, chunk)| read(chunk, line))
+}
+
+/// Returns whether a text has no document. A parser for each of a million separators would take seconds.
+fn is_blank(chunk: &str) -> bool {
+    let is_comment = |line: &str| line.is_empty() || line.starts_with('#');
+    chunk.lines().all(|line| line.trim_end() == "---" || is_comment(line.trim_start()))
 }
 
 /// Splits at `---` lines. Returns each chunk with the number of lines before it.

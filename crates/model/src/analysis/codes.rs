@@ -1,7 +1,6 @@
 //! The table of codes: name, number, severity, codes of `istioctl analyze` for the same mistake, meaning, and remedy.
 
-use super::Row;
-use crate::diagnostic::Severity;
+use super::{Row, Severity};
 
 codes! {
     // Texts and objects.

@@ -7,8 +7,6 @@ use std::{fmt, str::FromStr};
 
 use serde::{Serialize, Serializer};
 
-use crate::diagnostic::Severity;
-
 macro_rules! codes {
     ($($name:ident $id:literal $severity:ident [$($istio:literal),*] $meaning:literal $fix:literal)*) => {
         /// Kind of mistake that a diagnostic reports.
@@ -41,6 +39,28 @@ macro_rules! codes {
 mod codes;
 
 pub use codes::Code;
+
+/// Severity of a diagnostic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The object, or what the message names, has no effect.
+    Error,
+    /// The object is applied, but probably not as intended.
+    Warning,
+    /// No action is needed. Reported so that nothing is ignored silently.
+    Info,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Info => "info",
+        })
+    }
+}
 
 /// Properties of a code.
 struct Row {

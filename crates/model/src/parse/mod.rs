@@ -6,6 +6,7 @@
 mod decode;
 mod fallback;
 mod kinds;
+mod limits;
 mod lines;
 mod other_tools;
 mod schema;
@@ -24,6 +25,7 @@ use crate::{
 use decode::{Decoded, decode, path_text};
 pub use fallback::Fallback;
 use kinds::Known;
+use limits::{MAX_DOCUMENTS, MAX_ERRORS, MAX_WARNINGS};
 use lines::{find_line, origin};
 use serde::{Deserialize, de::DeserializeOwned};
 use skysail_yaml::{Document, Node, Value, documents};
@@ -31,13 +33,6 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
 };
-
-/// Maximum number of documents in a text. The rest is not read, and counts as unreadable.
-const MAX_DOCUMENTS: usize = 50_000;
-/// Number of errors in a text after which its rest is not read, and counts as unreadable.
-const MAX_ERRORS: usize = 1_000;
-/// Maximum number of warnings that are kept for a text, and of kinds that the mesh does not use.
-const MAX_WARNINGS: usize = 1_000;
 
 /// Remedy for a mesh configuration in another place.
 const MESH_CONFIG: &str = "the mesh configuration is key mesh of ConfigMap istio in namespace istio-system";
@@ -276,6 +271,9 @@ impl Reading {
     }
 
     fn object(&mut self, node: &Node, kind: Kind) {
+        if let Some(diagnostic) = limits::check(node, &self.file) {
+            return self.report(diagnostic, node);
+        }
         match kind {
             Kind::Namespace => self.kube(node, "Namespace", |object: manifest::MetadataOnly, _| {
                 Object::Namespace(Arc::new(Typed { meta: kube::meta(object.metadata, false), spec: () }))

@@ -250,10 +250,10 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
     let at = format!("{field}.tls");
     match (&of.tls, protocol) {
         (Some(_), Http | Tcp | Udp) => {
-            findings.add(Code::TlsOnPlainPort, at, "is not allowed for this protocol", "remove it")
+            findings.add(Code::TlsOnPlainPort, at, "is not allowed for this protocol", "remove it");
         }
         (None, Https | Tls) => {
-            findings.add(Code::ServerWithoutTls, at, "is missing", "set mode and certificateRefs")
+            findings.add(Code::ServerWithoutTls, at, "is missing", "set mode and certificateRefs");
         }
         (Some(tls), Https) if tls.mode == TlsMode::Passthrough => {
             findings.add(
