@@ -176,7 +176,10 @@ fn folders_of(folder: &Path) -> Vec<PathBuf> {
     let Some(command) = command.filter(|_| folder.starts_with(root().join("examples/tasks"))) else {
         return vec![folder.to_owned()];
     };
-    command.split(' ').filter(|word| word.starts_with("examples/")).map(|word| root().join(word)).collect()
+    // Folders are relative to the root, or to the page where it begins with `cd`.
+    let below =
+        |word: &str| if word.starts_with("examples/") { root().join(word) } else { folder.join(word) };
+    command.split(' ').map(below).collect()
 }
 
 #[test]

@@ -212,7 +212,9 @@ impl ProxySettings {
         let Some(document) = skysail_yaml::documents(text).next() else { return Ok(Default::default()) };
         let written = document.root.map_err(|error| error.message)?.to_json();
         let names = written.as_object().into_iter().flatten().map(|(name, _)| name);
-        let others = names.filter(|name| !EFFECTIVE.contains(&name.as_str())).cloned().collect();
+        // The program that starts the proxy reads and checks `proxyMetadata`.
+        let others = names.filter(|name| *name != "proxyMetadata" && !EFFECTIVE.contains(&name.as_str()));
+        let others = others.cloned().collect();
         let settings = serde_json::from_value(written).map_err(|error| error.to_string())?;
         Ok((settings, others))
     }
