@@ -114,9 +114,9 @@ impl State {
         let is_up_to_date = |entry: &ScopeEntry| entry.published.is_some() && entry.pending.is_empty();
         let up_to_date = self.scopes.iter().filter(|(_, entry)| is_up_to_date(entry));
         let siblings = up_to_date.clone().filter(|(other, _)| other.is_sibling(scope));
-        let sibling =
+        let mut sibling =
             siblings.filter_map(|(other, entry)| Some((Arc::clone(other), entry.resources.clone()?)));
-        let sibling = sibling.filter(|(_, resources)| resources.below.is_none()).next();
+        let sibling = sibling.find(|(_, resources)| resources.below.is_none());
         let layer = |(_, entry): (_, &ScopeEntry)| {
             entry.published.as_ref().map(|published| Arc::clone(&published.shared))
         };

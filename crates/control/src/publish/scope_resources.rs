@@ -147,7 +147,9 @@ impl ScopeResources {
                 }
             }
         }
-        self.outline = outline.map_or_else(|| Arc::clone(&self.outline), |outline| outline);
+        if let Some(outline) = outline {
+            self.outline = outline;
+        }
         if !compiled.is_empty() {
             let parts = Arc::make_mut(&mut self.parts);
             for (part, resources) in compiled {

@@ -165,26 +165,7 @@ impl World {
                 let rule = self.virtual_services.get(namespace, name).map(|entry| &entry.object);
                 rule.map(|rule| self.changes_of_rules(rule)).unwrap_or_default()
             }
-            Kind::Service => {
-                let Some(service) = self.service_named(namespace, name) else { return ChangeSet::nothing() };
-                let mut services = BTreeSet::from([(namespace.to_owned(), name.to_owned())]);
-                // ServiceEntries of this name are visible only without the Service.
-                let host = service.fqdn();
-                services.extend(self.entry_hosts.get(&host).map(|(of, _)| (of.clone(), host.clone())));
-                let is_alone = self.has_routes_alone(service);
-                ChangeSet {
-                    services,
-                    routes: !is_alone,
-                    service_hosts: is_alone.then_some(host).into_iter().collect(),
-                    gateway_routes: true,
-                    names: true,
-                    addresses: self.addresses_of(service),
-                    workloads: self.shapes_listeners(service) || self.is_destination_of_connections(service),
-                    // The workloads that it selects.
-                    workloads_in: BTreeSet::from([namespace.to_owned()]),
-                    ..ChangeSet::default()
-                }
-            }
+            Kind::Service => self.changes_of_service(namespace, name),
             Kind::ServiceEntry => self.changes_of_entry(namespace, name),
             Kind::WorkloadEntry => self.changes_of_workload_entry(namespace, name),
             Kind::EndpointSlice => self.changes_of_slice(namespace, name),
@@ -210,6 +191,28 @@ impl World {
                 }
             }
             Kind::Pod => self.pod(namespace, name).map(|pod| self.changes_of_pod(pod)).unwrap_or_default(),
+        }
+    }
+
+    /// Returns the resources that depend on a Service.
+    fn changes_of_service(&self, namespace: &str, name: &str) -> ChangeSet {
+        let Some(service) = self.service_named(namespace, name) else { return ChangeSet::nothing() };
+        let mut services = BTreeSet::from([(namespace.to_owned(), name.to_owned())]);
+        // ServiceEntries of this name are visible only without the Service.
+        let host = service.fqdn();
+        services.extend(self.entry_hosts.get(&host).map(|(of, _)| (of.clone(), host.clone())));
+        let is_alone = self.has_routes_alone(service);
+        ChangeSet {
+            services,
+            routes: !is_alone,
+            service_hosts: is_alone.then_some(host).into_iter().collect(),
+            gateway_routes: true,
+            names: true,
+            addresses: self.addresses_of(service),
+            workloads: self.shapes_listeners(service) || self.is_destination_of_connections(service),
+            // The workloads that it selects.
+            workloads_in: BTreeSet::from([namespace.to_owned()]),
+            ..ChangeSet::default()
         }
     }
 
