@@ -12,8 +12,9 @@ use std::{
 };
 
 /// Subcommands whose options documents mention without the command.
-const SUBCOMMANDS: [&str; 19] = [
+const SUBCOMMANDS: [&str; 20] = [
     "up",
+    "analyze",
     "call",
     "explain",
     "dashboard",
