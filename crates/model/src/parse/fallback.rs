@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use skysail_yaml::{Entry, Node, Value};
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{IstioObject, decode::decode, key_of};
+use super::{IstioObject, decode::decode, key::key_of};
 use crate::{
     api::{
         AuthorizationPolicy, Kind, Meta, MtlsMode, Object, PeerAuthentication, RequestAuthentication, Typed,
