@@ -106,10 +106,10 @@ fn path(of: &IngressPath, field: &str, findings: &mut Findings) {
 fn backend(of: &IngressBackend, field: &str, findings: &mut Findings) {
     match (&of.service, &of.resource) {
         (Some(_), Some(_)) => {
-            findings.add(Code::ExclusiveFields, field, "has service and resource", "remove one of them")
+            findings.add(Code::ExclusiveFields, field, "has service and resource", "remove one of them");
         }
         (None, None) => {
-            findings.add(Code::MissingField, format!("{field}.service"), "is missing", "set the Service")
+            findings.add(Code::MissingField, format!("{field}.service"), "is missing", "set the Service");
         }
         (None, Some(_)) => {
             let message = "is not supported, nor in Istio: the path has no effect";
