@@ -93,6 +93,7 @@ fn table() -> RouteTable {
         used: Default::default(),
     };
     RouteTable {
+        checks_clusters: false,
         name: "table".into(),
         hosts: ["exact", "long suffix", "suffix", "prefix", "any"].map(|name| host(name).into()).into(),
         exact: HashMap::from_iter([("a".into(), 0), ("a:80".into(), 0)]),
