@@ -111,6 +111,21 @@ impl Report<'_> {
         }
     }
 
+    /// Returns whether a policy of a namespace selects workloads, those of `selected_in` or of all namespaces, and no
+    /// RequestAuthentication applies to any of them.
+    pub(super) fn verifies_no_tokens(
+        &self,
+        namespace: &str,
+        selector: Option<&WorkloadSelector>,
+        selected_in: Option<&str>,
+    ) -> bool {
+        let empty = Labels::new();
+        let selector = selector.map_or(&empty, |selector| &selector.match_labels);
+        let mut selected = workloads(self.world, selected_in, selector).peekable();
+        let verifies = |labels: &Labels| !self.world.request_authentications(namespace, labels).is_empty();
+        selected.peek().is_some() && !selected.any(verifies)
+    }
+
     /// Reports rules on tokens where no policy verifies any.
     fn tokens(&mut self, about: &About<'_, AuthorizationPolicy>, namespace: Option<&str>) {
         let spec = &about.entry.object.spec;
@@ -120,12 +135,7 @@ impl Report<'_> {
             sources.chain(conditions).any(|clause| clause.is_of_token())
         };
         let Some(index) = spec.rules.iter().position(uses_tokens) else { return };
-        let empty = Labels::new();
-        let selector = spec.selector.as_ref().map_or(&empty, |selector| &selector.match_labels);
-        let mut selected = workloads(self.world, namespace, selector).peekable();
-        let of = about.namespace();
-        let verifies = |labels: &Labels| !self.world.request_authentications(of, labels).is_empty();
-        if selected.peek().is_some() && !selected.any(verifies) {
+        if self.verifies_no_tokens(about.namespace(), spec.selector.as_ref(), namespace) {
             let message =
                 "no RequestAuthentication applies to its workloads, so no request has a valid token";
             let field = format!("spec.rules[{index}]");

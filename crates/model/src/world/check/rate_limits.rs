@@ -1,10 +1,10 @@
 //! Checks of RateLimitPolicies: targets and providers that do not exist, attributes that no request has, and rules of
 //! several policies that count the same requests.
 
-use super::{About, Report, workloads};
+use super::{About, Report};
 use crate::{
     analysis::Code,
-    api::{Kind, Labels, RateLimitPolicy, RateLimitTarget, rate_limit::RateLimitRule},
+    api::{Kind, RateLimitPolicy, RateLimitTarget, rate_limit::RateLimitRule},
     world::{World, store::Entry},
 };
 
@@ -94,12 +94,7 @@ impl Report<'_> {
         let spec = &about.entry.object.spec;
         let uses_claims = |rule: &RateLimitRule| rule.by.iter().any(|key| !key.jwt_claim.is_empty());
         let Some(index) = spec.rules.iter().position(uses_claims) else { return };
-        let empty = Labels::new();
-        let selector = spec.selector.as_ref().map_or(&empty, |selector| &selector.match_labels);
-        let mut selected = workloads(self.world, namespace, selector).peekable();
-        let of = about.namespace();
-        let verifies = |labels: &Labels| !self.world.request_authentications(of, labels).is_empty();
-        if selected.peek().is_some() && !selected.any(verifies) {
+        if self.verifies_no_tokens(about.namespace(), spec.selector.as_ref(), namespace) {
             let message =
                 "no RequestAuthentication applies to its workloads, so all requests share one limit";
             let field = format!("spec.rules[{index}].by");
