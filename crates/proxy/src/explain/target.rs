@@ -1,10 +1,6 @@
 //! Clusters and endpoints that a request may reach, and the head that they receive.
 
-use std::{
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{net::SocketAddr, sync::Arc, time::SystemTime};
 
 use skysail_http::head::{RequestHead, Version};
 use skysail_policy::{
@@ -14,7 +10,6 @@ use skysail_policy::{
         listener::Direction,
         route::{Forward, HeaderOp, HostRewrite, RetryOn, RetryPolicy, Target as Weighted},
     },
-    error::Flags,
     headers,
     record::Record,
     route::{self, Found},
@@ -252,36 +247,5 @@ fn conditions(on: &RetryOn) -> Vec<&'static str> {
 
 /// Returns a record with nothing but the route's name, for header operations.
 fn record(route_name: &str) -> Record<'_> {
-    Record {
-        direction: Direction::Outbound,
-        start: SystemTime::UNIX_EPOCH,
-        duration: Duration::ZERO,
-        status: 0,
-        flags: Flags::default(),
-        details: "",
-        termination: "",
-        upstream_failure: "",
-        grpc: false,
-        grpc_status: None,
-        request_messages: 0,
-        response_messages: 0,
-        bytes_received: 0,
-        bytes_sent: 0,
-        wire_received: 0,
-        wire_sent: 0,
-        attempts: 1,
-        downstream: None,
-        upstream: None,
-        cluster: None,
-        endpoint: None,
-        upstream_remote: None,
-        upstream_local: None,
-        metadata: None,
-        route_name,
-        downstream_local: None,
-        downstream_remote: None,
-        downstream_direct: None,
-        server_name: None,
-        span: None,
-    }
+    Record { attempts: 1, route_name, ..Record::new(Direction::Outbound, SystemTime::UNIX_EPOCH) }
 }
