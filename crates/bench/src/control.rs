@@ -438,7 +438,7 @@ fn tell(
         Change::Service => Kind::Cluster,
     };
     for _ in 0..repeat {
-        sidecars = fleet.expect(kind, |plan, sidecar| match change {
+        sidecars = fleet.begin_wait(kind, |plan, sidecar| match change {
             Change::Policy => sidecar.is_of(plan, mesh::CHANGED),
             Change::Service => plan.subscription == Subscription::Mesh,
             Change::Route if !plan.hosts_apart => true,

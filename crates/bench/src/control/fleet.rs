@@ -154,7 +154,7 @@ impl<'a> Fleet<'a> {
     }
 
     /// Begins to wait for a response of this type at all sidecars that will receive one. Returns their number.
-    pub(crate) fn expect(&mut self, kind: Kind, by: impl Fn(&Plan, Sidecar) -> bool) -> usize {
+    pub(crate) fn begin_wait(&mut self, kind: Kind, by: impl Fn(&Plan, Sidecar) -> bool) -> usize {
         let waiting: Vec<bool> = self
             .slots
             .iter()

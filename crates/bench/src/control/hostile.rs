@@ -191,7 +191,7 @@ async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Resul
 
 /// Changes an endpoint. Returns the nanoseconds until the honest sidecar has it.
 fn change_endpoint(fleet: &mut Fleet<'_>, mesh: &mut Mesh) -> anyhow::Result<u64> {
-    let expected = fleet.expect(Kind::Endpoint, |_, _| true);
+    let expected = fleet.begin_wait(Kind::Endpoint, |_, _| true);
     let began = clock::now();
     mesh.change(Change::Endpoint)?;
     fleet.wait(expected, TIMEOUT / 4)?;
