@@ -16,6 +16,7 @@
 //! * [`cacerts`] – plugged-in authority
 //! * [`rotation`] – self-signed authority with rotation of its root
 //! * [`jwks`] and [`token`] – service account tokens and the keys that verify them
+//! * [`token_signer`] – service account tokens for meshes without a cluster
 
 pub mod authority;
 pub mod cacerts;
@@ -35,6 +36,7 @@ pub mod roots;
 pub mod rotation;
 pub mod tls;
 pub mod token;
+pub mod token_signer;
 
 pub use authority::{Authority, Signed};
 pub use check::{PeerCheck, Pin};
@@ -49,6 +51,7 @@ pub use resumption::{Acceptor, Connector};
 pub use roots::{Crls, Roots};
 pub use tls::TlsSpec;
 pub use token::{BoundPod, Issuer, ServiceAccount, Verifier};
+pub use token_signer::{TOKEN_RENEWAL, TokenSigner};
 
 /// Reason why a key, certificate, token or configuration is unusable.
 #[derive(Debug, thiserror::Error)]

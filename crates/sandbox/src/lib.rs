@@ -48,7 +48,6 @@ mod rules;
 pub mod rundir;
 mod survey;
 mod templates;
-mod token;
 mod unsupported;
 mod volumes;
 

@@ -18,6 +18,7 @@ use std::{
 
 use nix::net::if_::if_nametoindex;
 use skysail_core::names::CONTROL_ADMIN_PORT;
+use skysail_identity::TokenSigner;
 use skysail_source::{FileChange, Folders};
 use tokio::{
     sync::{mpsc, watch},
@@ -44,7 +45,6 @@ use crate::{
     publish,
     rules::{self, Exceptions, Rules, VirtualPort},
     rundir::{self, Phase, PodState, ProgramState, State},
-    token::Issuer,
 };
 
 /// Exit code for wrong usage, of clap and of `skysail`: a restart would fail again.
@@ -80,7 +80,7 @@ struct Mesh {
     addresses: VirtualAddresses,
     allocation: Allocation,
     names: Table,
-    issuer: Issuer,
+    signer: TokenSigner,
     bridge: u32,
     /// Egress, if it is enabled.
     egress: Option<Egress>,
@@ -125,10 +125,10 @@ pub async fn start(settings: Settings) -> Result<MeshHandle, Error> {
     let (failure_sender, failed) = mpsc::channel(64);
     let egress = channel.map(|channel| egress::open(channel, failure_sender)).transpose()?;
     let lookups = egress.as_ref().map(|egress| Arc::clone(&egress.lookups));
-    let issuer = Issuer::new().context("making the key for service account tokens")?;
+    let signer = TokenSigner::new().context("making the key for service account tokens")?;
     let generated = settings.folder.join("generated");
     fs::create_dir_all(&generated).context(format!("making {}", generated.display()))?;
-    fs::write(settings.folder.join("token-key.pem"), issuer.public_key()).context("writing the token key")?;
+    fs::write(settings.folder.join("token-key.pem"), signer.public_key()).context("writing the token key")?;
     let shown: Vec<_> = settings.config.iter().map(|path| path.display().to_string()).collect();
     let what = format!("reading {}", shown.join(", "));
     let mut folders = Folders::new(&settings.config).context(&what)?;
@@ -149,7 +149,7 @@ pub async fn start(settings: Settings) -> Result<MeshHandle, Error> {
         addresses: VirtualAddresses::default(),
         allocation: Allocation::default(),
         names: Table::default(),
-        issuer,
+        signer,
         bridge: if_nametoindex(links::BRIDGE).context("finding the bridge")?,
         egress,
         claims: BTreeMap::new(),

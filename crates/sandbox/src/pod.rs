@@ -25,6 +25,7 @@ use nix::{
     unistd::sethostname,
 };
 use skysail_core::names::{HEALTH_PORT, TOKEN_AUDIENCE};
+use skysail_identity::TokenSigner;
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -42,7 +43,6 @@ use crate::{
     readiness::{self, Check, MonitoredProgram, ProbeAction, ProgramStatus, ProgramStatuses, RestartProbes},
     rules::Rules,
     rundir::Handles,
-    token::Issuer,
     volumes::{
         Contents,
         store::{Store, VolumeSetup},
@@ -63,7 +63,7 @@ pub(crate) struct PodConfig {
     /// Folder of the pod's own files.
     pub(crate) folder: PathBuf,
     pub(crate) domain: &'static str,
-    pub(crate) issuer: Issuer,
+    pub(crate) signer: TokenSigner,
     pub(crate) rules: Rules,
     pub(crate) sidecar: Option<Program>,
     /// Volumes that the pod's programs mount, and their files.
@@ -253,7 +253,7 @@ fn write_files(pod: &PodConfig) -> Result<(), Error> {
 /// Replaces the token's file atomically.
 fn write_token(pod: &PodConfig) -> io::Result<()> {
     let (namespace, name) = &pod.key;
-    let token = pod.issuer.token(namespace, &pod.account, name, TOKEN_AUDIENCE)?;
+    let token = pod.signer.token(namespace, &pod.account, name, TOKEN_AUDIENCE)?;
     let (file, new) = (pod.folder.join("token"), pod.folder.join(".token.new"));
     fs::write(&new, token)?;
     fs::rename(new, file)

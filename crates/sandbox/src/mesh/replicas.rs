@@ -208,7 +208,7 @@ impl Mesh {
             bridge: self.bridge,
             link: format!("pod{}", self.created),
             domain: DOMAIN,
-            issuer: self.issuer.clone(),
+            signer: self.signer.clone(),
             rules: rules_of(&pod, &self.virtual_ports),
             sidecar: programs::sidecar(&self.settings, &pod, &folder, &logs)?,
             volumes: self.make_volumes(&pod, &volumes)?,

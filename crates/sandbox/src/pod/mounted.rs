@@ -2,12 +2,12 @@
 
 use std::cell::RefCell;
 
+use skysail_identity::TOKEN_RENEWAL;
 use tokio::sync::watch;
 
 use super::{PodConfig, set_waiting, write_token};
 use crate::{
     readiness::{self, ProgramStatuses},
-    token,
     volumes::{Contents, store::Store},
 };
 
@@ -33,7 +33,7 @@ impl Volumes {
     fn write(&self, pod: &PodConfig) {
         let (store, contents) = &mut *self.store.borrow_mut();
         let (namespace, name) = &pod.key;
-        let token = |audience: &str| pod.issuer.token(namespace, &pod.account, name, audience);
+        let token = |audience: &str| pod.signer.token(namespace, &pod.account, name, audience);
         let _before = self.waits.send_replace(store.write(contents, token));
     }
 
@@ -58,7 +58,7 @@ impl Volumes {
 /// Renews the tokens of a pod. Does not return.
 pub(super) async fn renew_tokens(pod: &PodConfig, volumes: &Volumes) {
     loop {
-        tokio::time::sleep(token::RENEWAL).await;
+        tokio::time::sleep(TOKEN_RENEWAL).await;
         volumes.write(pod);
         if let Err(error) = write_token(pod) {
             tracing::warn!(pod = pod.key.1, %error, "the service account token is not renewed");
