@@ -11,6 +11,9 @@ use rcgen::{
     IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
 };
 
+/// A certificate authority.
+pub(crate) type Authority = CertifiedIssuer<'static, KeyPair>;
+
 /// Identity of a sidecar, as names and files.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
@@ -73,7 +76,8 @@ pub(crate) fn of_control_plane(
     ids.into_iter().enumerate().map(of).collect()
 }
 
-fn authority() -> anyhow::Result<CertifiedIssuer<'static, KeyPair>> {
+/// Creates an authority.
+pub(crate) fn authority() -> anyhow::Result<Authority> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::OrganizationName, "skysail bench");
@@ -82,7 +86,28 @@ fn authority() -> anyhow::Result<CertifiedIssuer<'static, KeyPair>> {
     Ok(CertifiedIssuer::self_signed(params, KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?)?)
 }
 
-fn workload(name: &str, authority: &CertifiedIssuer<'_, KeyPair>, folder: &Path) -> anyhow::Result<Identity> {
+/// A certificate of a host and its key, PEM, and the certificate as sent in a handshake.
+pub(crate) struct HostCertificate {
+    pub(crate) chain: String,
+    pub(crate) key: String,
+    pub(crate) der: Vec<u8>,
+}
+
+/// Creates a certificate for a host.
+pub(crate) fn of_host(authority: &Authority, host: &str) -> anyhow::Result<HostCertificate> {
+    let mut params = CertificateParams::new([host.to_owned()])?;
+    params.distinguished_name = DistinguishedName::new();
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+    let certificate = params.signed_by(&key, authority)?;
+    Ok(HostCertificate {
+        chain: certificate.pem(),
+        key: key.serialize_pem(),
+        der: certificate.der().to_vec(),
+    })
+}
+
+fn workload(name: &str, authority: &Authority, folder: &Path) -> anyhow::Result<Identity> {
     let id = format!("spiffe://cluster.local/ns/default/sa/{name}");
     identity(name, id, &format!("{name}.mesh.local"), authority, folder)
 }
@@ -91,7 +116,7 @@ fn identity(
     name: &str,
     id: String,
     dns: &str,
-    authority: &CertifiedIssuer<'_, KeyPair>,
+    authority: &Authority,
     folder: &Path,
 ) -> anyhow::Result<Identity> {
     let identity = Identity {

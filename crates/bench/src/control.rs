@@ -555,11 +555,11 @@ impl Server {
         Ok(Self { running, target: ([127, 0, 0, 1], port).into(), start: start.elapsed() })
     }
 
-    fn cpu(&self) -> u64 {
+    pub(crate) fn cpu(&self) -> u64 {
         accounting::cpu(&[self.running.pid()]).nanoseconds
     }
 
-    fn resident(&self) -> f64 {
+    pub(crate) fn resident(&self) -> f64 {
         accounting::resident(&[self.running.pid()]) as f64 / 1_024.0
     }
 

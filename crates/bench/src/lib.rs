@@ -1,7 +1,7 @@
 //! `skysail bench`: measures the cost of a mesh on this machine, next to other proxies in the same run.
 //!
 //! [`control`] measures a control plane, and [`sign`] its certificate authority. [`dns`] counts the DNS
-//! queries of a control plane and of Envoys.
+//! queries of a control plane and of Envoys. [`gateway`] measures a gateway with many hosts.
 //!
 //! [`latency`] and [`compare`] measure peers, which are the proxies to compare. They run in rounds; in each
 //! round every peer has one turn. [`topology`] runs a turn: a server ([`serve`]), the sidecars ([`peers`])
@@ -14,6 +14,7 @@
 mod compare;
 mod control;
 mod dns;
+mod gateway;
 mod instructions;
 mod latency;
 mod sign;
@@ -71,6 +72,10 @@ enum Benchmark {
     Control(control::ControlArgs),
     /// DNS queries for the names in ServiceEntries: of one control plane for all sidecars, and of each Envoy.
     Dns(dns::DnsArgs),
+    /// Cost of a gateway with many hosts, each with a certificate of its own: start, memory, changes.
+    ///
+    /// The same control plane serves skysail-proxy and an Envoy in turn, round after round.
+    Gateway(gateway::GatewayArgs),
     /// Instructions that a sidecar executes per request, counted by valgrind. The load of the machine does not affect
     /// them.
     ///
@@ -97,6 +102,7 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
         Benchmark::Compare(args) => compare::run(args),
         Benchmark::Control(args) => control::run(&args),
         Benchmark::Dns(args) => dns::run(&args),
+        Benchmark::Gateway(args) => gateway::run(&args),
         Benchmark::Instructions(args) => instructions::run(args),
         Benchmark::Sign(args) => sign::run(&args),
         Benchmark::Serve(args) => serve::run(&args).map(|()| true),
