@@ -155,6 +155,12 @@ impl Inventory {
         for name in update.removed.iter().filter(|_| !removed_first) {
             self.remove(update.kind, name);
         }
+        if update.kind == Kind::Secret
+            && let Err(reject) = self.secrets.notify()
+            && let Some(last) = update.added.last()
+        {
+            rejections.push(Rejection { name: last.name.clone(), reason: reject.to_string() });
+        }
         rejections
     }
 
@@ -238,7 +244,7 @@ impl Inventory {
             Kind::Secret => {
                 let name = SecretName { source: SecretSource::Ads, name: received.name.as_str().into() };
                 let secret = self.secrets.decode(body).map_err(|reject| reject.to_string())?;
-                self.secrets.store(&name, &secret).map_err(|reject| reject.to_string())?;
+                self.secrets.put(&name, &secret).map_err(|reject| reject.to_string())?;
             }
             // Never subscribed to, or applied by `apply_hosts`.
             Kind::VirtualHost | Kind::ExtensionConfig | Kind::NameTable => {}

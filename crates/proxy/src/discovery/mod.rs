@@ -227,7 +227,10 @@ impl Configuration {
             Kind::Listener => self.seen[1].store(true, Ordering::Release),
             _ => {}
         }
-        let failed = self.settle(&mut inventory).await;
+        // Endpoints and secrets name nothing. What they make warm is a change of its own.
+        let names =
+            if matches!(update.kind, Kind::Endpoint | Kind::Secret) { Names::AsChanged } else { Names::All };
+        let failed = self.settle(&mut inventory, names).await;
         if update.kind == Kind::Listener {
             let of_this =
                 failed.into_iter().filter(|(name, _)| update.added.iter().any(|added| *added.name == **name));
@@ -241,7 +244,7 @@ impl Configuration {
     /// Puts warm resources into force: for the first configuration, and after a change other than an update.
     pub(crate) async fn refresh(self: &Arc<Self>) -> Vec<(Arc<str>, String)> {
         let mut inventory = self.inventory.lock().await;
-        self.settle(&mut inventory).await
+        self.settle(&mut inventory, Names::All).await
     }
 
     /// Refreshes after a secret or a DNS result has arrived, or a warming timeout has passed.
@@ -254,12 +257,12 @@ impl Configuration {
                     None => std::future::pending().await,
                 }
             };
-            tokio::select! {
-                () = self.secrets.changed.notified() => {}
-                () = late => {}
+            let names = tokio::select! {
+                () = self.secrets.changed.notified() => Names::AsChanged,
+                () = late => Names::All,
                 () = self.waits.notified() => continue,
-            }
-            self.refresh().await;
+            };
+            self.settle(&mut *self.inventory.lock().await, names).await;
         }
     }
 
@@ -284,7 +287,7 @@ impl Configuration {
             received
                 .into_iter()
                 .for_each(|host_request| inventory.request_host(host_request, now, connected));
-            self.settle(&mut inventory).await;
+            self.settle(&mut inventory, Names::All).await;
         }
     }
 
@@ -304,23 +307,31 @@ impl Configuration {
         }
     }
 
-    /// Puts warm resources into force, updates subscriptions and publishes. Returns the listeners that could
-    /// not be bound, with the reason.
-    async fn settle(self: &Arc<Self>, inventory: &mut Inventory) -> Vec<(Arc<str>, String)> {
-        names::look_up(inventory, &self.secrets.changed);
+    /// Subscribes to the names in use and drops resources that nothing names any more. Returns whether a new snapshot is
+    /// due.
+    fn subscribe(&self, inventory: &mut Inventory) -> bool {
         self.secrets.follow_files(self.in_mesh);
         if !self.in_mesh {
             self.secrets.fetch(&self.node, |cluster| self.remote(cluster));
         }
-        let mut changed = inventory.settle(Instant::now());
         let wanted = inventory.wanted();
         inventory.drop_unwanted(&wanted, Instant::now());
-        // Resources dropped just now leave the snapshot as well.
-        changed |= inventory.settle(Instant::now());
         if let Some(subscriptions) = self.subscriptions.get() {
             for (kind, names) in wanted {
                 subscriptions.set(kind, names);
             }
+        }
+        // Resources dropped just now leave the snapshot as well.
+        inventory.settle(Instant::now())
+    }
+
+    /// Puts warm resources into force, updates subscriptions and publishes. Returns the listeners that could
+    /// not be bound, with the reason.
+    async fn settle(self: &Arc<Self>, inventory: &mut Inventory, names: Names) -> Vec<(Arc<str>, String)> {
+        names::look_up(inventory, &self.secrets.changed);
+        let mut changed = inventory.settle(Instant::now());
+        if names == Names::All || changed {
+            changed |= self.subscribe(inventory);
         }
         let mut failed = Vec::new();
         if changed && let Err(errors) = self.workers.publish(inventory.snapshot()).await {
@@ -351,6 +362,14 @@ impl Configuration {
         self.settled.notify_one();
         failed
     }
+}
+
+/// Which names [`Configuration::settle`] computes again. A gateway has thousands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Names {
+    All,
+    /// All if a resource comes into force or goes, otherwise none.
+    AsChanged,
 }
 
 /// Checks the static resources of a bootstrap file, without any effect.

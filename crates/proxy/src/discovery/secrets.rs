@@ -85,8 +85,15 @@ impl Secrets {
         Translator { tls: &self.tls, node: &Node::default(), strict: false }.decode(body)
     }
 
-    /// Stores a secret. Watches the files that it names, unless the secret is part of a bootstrap file.
+    /// Stores a secret and makes the contexts usable that waited for it.
     pub(crate) fn store(&self, name: &SecretName, secret: &Secret) -> translate::Result<()> {
+        self.put(name, secret)?;
+        self.notify()
+    }
+
+    /// Stores a secret without [`Self::notify`]. Watches the files that it names, unless the secret is part of a
+    /// bootstrap file.
+    pub(crate) fn put(&self, name: &SecretName, secret: &Secret) -> translate::Result<()> {
         self.fill(name, secret)?;
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = watched.remove(name) {
@@ -100,10 +107,11 @@ impl Secrets {
         Ok(())
     }
 
-    /// Stores a secret in the TLS contexts and notifies.
+    /// Stores a secret in its handle.
     fn fill(&self, name: &SecretName, secret: &Secret) -> translate::Result<()> {
         let identity = translate::store_secret(&self.tls, name, secret)?;
-        self.notify(identity)
+        self.set_principal(identity);
+        Ok(())
     }
 
     /// Stores the sidecar's own certificate, for every context that names the mesh's secrets.
@@ -112,17 +120,22 @@ impl Secrets {
         let (own_name, root_name) = own_names();
         self.tls.identity(&own_name).set(Arc::clone(&issued.identity));
         self.tls.set_roots(&root_name, roots);
-        Ok(self.notify(Some(issued.identity))?)
+        self.set_principal(Some(issued.identity));
+        Ok(self.notify()?)
     }
 
-    fn notify(&self, identity: Option<Arc<Identity>>) -> translate::Result<()> {
+    fn set_principal(&self, identity: Option<Arc<Identity>>) {
         if let Some(uri) = identity.and_then(|identity| identity.peer.uris.first().cloned()) {
             self.principal.store(Some(Arc::new(uri.into())));
         }
-        self.tls.refresh()?;
+    }
+
+    /// Makes contexts usable whose secrets have all arrived, and notifies those who wait for secrets.
+    pub(crate) fn notify(&self) -> translate::Result<()> {
+        let result = self.tls.refresh();
         self.changed.notify_one();
         self.renewed.send_replace(());
-        Ok(())
+        result
     }
 
     /// Starts to watch every file that contexts name for secrets and that is not watched yet. In a mesh these include

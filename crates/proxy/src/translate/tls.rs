@@ -161,22 +161,27 @@ impl TlsContexts {
         self.lock().roots.iter().map(|(name, live)| (name.clone(), live.get())).collect()
     }
 
-    /// Makes contexts usable whose secrets have all arrived, and drops unused contexts.
+    /// Makes contexts usable whose secrets have all arrived, and drops unused contexts. The cost grows with the number
+    /// of contexts, so it is called once for all secrets of an update.
+    ///
+    /// # Errors
+    /// The first context that cannot be built. The others are usable nevertheless.
     pub(crate) fn refresh(&self) -> Result<()> {
         let mut inner = self.lock();
         inner.servers.retain(|_, (context, _)| context.strong_count() > 0);
         inner.clients.retain(|_, (context, _)| context.strong_count() > 0);
+        let mut result = Ok(());
         for (context, spec) in inner.servers.values() {
             if let Some(context) = context.upgrade() {
-                fill_server(&context.config, spec)?;
+                result = result.and(fill_server(&context.config, spec));
             }
         }
         for (context, spec) in inner.clients.values() {
             if let Some(context) = context.upgrade() {
-                fill_client(&context, spec)?;
+                result = result.and(fill_client(&context, spec));
             }
         }
-        Ok(())
+        result
     }
 
     /// Returns the downstream context of `key`, its encoded form.

@@ -101,10 +101,13 @@ pub(super) async fn follow(secrets: Secrets, name: SecretName, mut origin: FileO
                 continue;
             }
             Ok(secret) if secret == taken => Ok(()),
-            Ok(Some(secret)) => secrets.fill(&name, &secret).map_err(anyhow::Error::new).map(|()| {
-                tracing::info!(secret = %name.name, "read from files");
-                taken = Some(secret);
-            }),
+            Ok(Some(secret)) => {
+                let stored = secrets.fill(&name, &secret).and_then(|()| secrets.notify());
+                stored.map_err(anyhow::Error::new).map(|()| {
+                    tracing::info!(secret = %name.name, "read from files");
+                    taken = Some(secret);
+                })
+            }
             Err(error) => Err(error),
         };
         let reason = outcome.err().map(|error| format!("{error:#}")).unwrap_or_default();
