@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Subcommands whose options documents mention without the command.
-const SUBCOMMANDS: [&str; 20] = [
+const SUBCOMMANDS: [&str; 21] = [
     "up",
     "analyze",
     "call",
@@ -31,6 +31,7 @@ const SUBCOMMANDS: [&str; 20] = [
     "bench compare",
     "bench control",
     "bench dns",
+    "bench gateway",
     "bench instructions",
     "bench sign",
 ];
