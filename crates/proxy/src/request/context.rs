@@ -95,24 +95,31 @@ pub(crate) struct RequestDecision<'a> {
     pub(crate) filter_results: FilterResults<'a>,
     /// Fields that filters add to the response.
     pub(crate) response_fields: Vec<ResponseField>,
-    /// Number of `response_fields` from the filters before each filter that changes responses.
-    pub(crate) fields_before: Vec<(&'a Filter, usize)>,
     /// Whether the request is a gRPC or gRPC-Web call.
     pub(crate) grpc: bool,
     /// The form of gRPC-Web, if the client uses it.
     pub(crate) grpc_web: Option<WebCall>,
-    /// The compressors of responses.
-    pub(crate) compression: Option<Box<Compression<'a>>>,
-    /// The decompressors of responses.
+    /// State of the filters for the response. The first filter that has such state makes it.
+    pub(crate) response_filters: Option<Box<ResponseFilters<'a>>>,
+    /// Whether the response carries this workload's metadata, because the client's sidecar sent its own.
+    pub(crate) sends_metadata: bool,
+    /// Whether Lua scripts and external processors have handled the response, or must not.
+    pub(crate) has_run_scripts: bool,
+}
+
+/// State that filters keep for the response.
+#[derive(Default)]
+pub(crate) struct ResponseFilters<'a> {
+    /// Number of `response_fields` from the filters before each filter that changes responses.
+    pub(crate) fields_before: Vec<(&'a Filter, usize)>,
+    /// The compressors of the response.
+    pub(crate) compression: Option<Compression<'a>>,
+    /// The decompressors of the response.
     pub(crate) decompressors: Vec<&'a Decompressor>,
     /// Decompression of the response, after its head has been processed.
     pub(crate) decoding: Option<Box<Decoding>>,
-    /// Whether the response carries this workload's metadata, because the client's sidecar sent its own.
-    pub(crate) sends_metadata: bool,
     /// External processors that have got the request.
     pub(crate) processors: Vec<Processor<'a>>,
-    /// Whether Lua scripts and external processors have handled the response, or must not.
-    pub(crate) has_run_scripts: bool,
 }
 
 /// The compressors of a response, in the order of the configuration.
@@ -207,14 +214,10 @@ impl<'a> RequestContext<'a> {
                 admission: downstream.origin.admission.clone(),
                 filter_results: FilterResults::default(),
                 response_fields: Vec::new(),
-                fields_before: Vec::new(),
                 grpc: false,
                 grpc_web: None,
-                compression: None,
-                decompressors: Vec::new(),
-                decoding: None,
+                response_filters: None,
                 sends_metadata: false,
-                processors: Vec::new(),
                 has_run_scripts: false,
             },
             exchange: Exchange {
@@ -311,7 +314,12 @@ impl Exchange<'_> {
     }
 }
 
-impl RequestDecision<'_> {
+impl<'a> RequestDecision<'a> {
+    /// Returns the state of the filters for the response, and makes it if no filter has.
+    pub(crate) fn for_response(&mut self) -> &mut ResponseFilters<'a> {
+        self.response_filters.get_or_insert_default()
+    }
+
     /// Returns whether the request has a route to an upstream.
     pub(crate) fn is_forwarded(&self) -> bool {
         self.found.is_ok_and(|found| matches!(found.route.action, Action::Forward(_)))

@@ -116,7 +116,8 @@ impl<'a> RequestContext<'a> {
                 return Ok(self.take_tokens(limit).map(FilterAction::LimitRate));
             }
             (FilterKind::HeaderMutation(config), setting) => {
-                decision.fields_before.push((filter, decision.response_fields.len()));
+                let before = decision.response_fields.len();
+                decision.for_response().fields_before.push((filter, before));
                 self.mutate_request(filter, config, setting);
             }
             (FilterKind::Buffer(_), Some(Setting::Buffer(most))) | (FilterKind::Buffer(most), _) => {
@@ -164,7 +165,7 @@ impl<'a> RequestContext<'a> {
             }
             (FilterKind::Decompress(decompressor), _) => {
                 if decompressor.response.is_some() {
-                    decision.decompressors.push(decompressor);
+                    decision.for_response().decompressors.push(decompressor);
                 }
                 let has_body = exchange.body.framing() != Framing::None;
                 let is_coded =
@@ -444,8 +445,8 @@ fn add_compressor<'a>(
     compressor: &'a Compressor,
 ) {
     let accept = || exchange.request.header("accept-encoding").unwrap_or_default().into();
-    let begin = || Box::new(Compression { compressors: Vec::new(), accept: accept() });
-    decision.compression.get_or_insert_with(begin).compressors.push(compressor);
+    let begin = || Compression { compressors: Vec::new(), accept: accept() };
+    decision.for_response().compression.get_or_insert_with(begin).compressors.push(compressor);
     if compressor.hide_accept {
         exchange.request.remove("accept-encoding");
     }

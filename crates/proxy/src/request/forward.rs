@@ -122,7 +122,7 @@ impl RequestContext<'_> {
             self.exchange.response.append("set-cookie", cookie.as_bytes());
         }
         let Arrived { framing, connection, mut is_sent } = arrived;
-        if !self.decision.decompressors.is_empty() && framing != Framing::None && !switched {
+        if self.decision.response_filters.is_some() && framing != Framing::None && !switched {
             self.begin_decoding();
         }
         let mut scripted_body = None;

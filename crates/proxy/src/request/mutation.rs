@@ -62,9 +62,8 @@ impl<'a> RequestContext<'a> {
             }
             let mut response = std::mem::take(self.exchange.response);
             // A filter that a local reply has skipped comes after all that added fields.
-            let before = &self.decision.fields_before;
-            let before =
-                before.iter().find(|(other, _)| std::ptr::eq(*other, filter)).map_or(end, |known| known.1);
+            let mut before = self.decision.response_filters.iter().flat_map(|state| &state.fields_before);
+            let before = before.find(|(other, _)| std::ptr::eq(*other, filter)).map_or(end, |known| known.1);
             fields[before.min(end)..end].iter().for_each(|field| field.add_to(&mut response));
             end = before.min(end);
             let mut record = self.record();
@@ -114,10 +113,10 @@ impl<'a> RequestContext<'a> {
     /// Begins to decompress the response, if it has a coding of the decompressors.
     #[cold]
     pub(crate) fn begin_decoding(&mut self) {
+        let Some(state) = &mut self.decision.response_filters else { return };
         let response = &mut *self.exchange.response;
-        let mut begun =
-            self.decision.decompressors.iter().filter_map(|one| one.begin(one.response, response));
-        self.decision.decoding = begun.next().map(Box::new);
+        let mut begun = state.decompressors.iter().filter_map(|one| one.begin(one.response, response));
+        state.decoding = begun.next().map(Box::new);
     }
 
     /// Waits for the whole body of the request, which then has a known length.

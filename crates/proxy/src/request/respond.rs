@@ -72,7 +72,10 @@ impl RequestContext<'_> {
     ) -> Result<(), Error> {
         let framing = scripted.as_ref().map_or(framing, |body| body.framing());
         let is_http10 = self.exchange.request.version == Version::Http10;
-        let through = match (self.decision.grpc_web, self.decision.compression.as_deref()) {
+        let mut state = self.decision.response_filters.as_deref_mut();
+        let decoding = state.as_deref_mut().and_then(|state| state.decoding.take());
+        let compression = state.and_then(|state| state.compression.as_ref());
+        let through = match (self.decision.grpc_web, compression) {
             (None, None) => None,
             (Some(web), _) => {
                 let through = web.answer(self.exchange.response);
@@ -87,7 +90,7 @@ impl RequestContext<'_> {
             (None, Some(_)) if scripted.is_some() => None,
             (None, Some(accepted)) => compress(accepted, framing, self.exchange.response),
         };
-        let through = match (self.decision.decoding.take(), through) {
+        let through = match (decoding, through) {
             (None, through) => through,
             (Some(decoding), None) => Some(Conversion::Decompress(decoding)),
             (Some(decoding), Some(second)) => {

@@ -63,7 +63,8 @@ impl RequestContext<'_> {
             let Some(mut upstream) = self.outcome.upstream.take() else { return Ok(true) };
             let limits = upstream.link.pool().cluster.head_limits();
             let mut read = Box::new(Flow::new(*framing, *framing, limits, true));
-            if let Some(decoding) = self.decision.decoding.take() {
+            let state = self.decision.response_filters.as_deref_mut();
+            if let Some(decoding) = state.and_then(|state| state.decoding.take()) {
                 read.convert(Conversion::Decompress(decoding));
             }
             let origin = self.exchange.downstream.origin.clone();
