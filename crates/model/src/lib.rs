@@ -22,7 +22,7 @@ pub mod world;
 pub use analysis::Code;
 pub use api::{Kind, Object, ObjectKey};
 pub use compile::{
-    Outline, Part, compile, compile_host, compile_local_routes, compile_own, compile_part,
+    Outline, Part, compile, compile_host, compile_local_routes, compile_own, compile_part, compile_secrets,
     compile_service_routes, gateway_route_fields, is_equal_for_siblings, outline, parts, route_sources,
 };
 pub use diagnostic::{Diagnostic, Severity};

@@ -8,15 +8,18 @@
 //! - Identities take turns in a batch, so that an identity with many views does not delay others.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     hash::Hash,
     sync::{Arc, OnceLock},
 };
 
-use skysail_model::{ChangeSet, ClientScope, Diagnostic, NamespaceFacts, Outline, ProxyView, World};
+use skysail_model::{
+    ChangeSet, ClientScope, Diagnostic, NamespaceFacts, Outline, ProxyView, World, compile_secrets,
+};
 use skysail_xds::{
-    Layer,
+    Kind, Layer,
     interest::{Change, Interest},
+    layer::Edits,
 };
 
 use super::{
@@ -57,6 +60,8 @@ struct ViewJob {
     scope: Arc<ClientScope>,
     outline: Arc<Outline>,
     own: Arc<Layer>,
+    /// Secrets that changed, if nothing else of its own resources may differ.
+    only_secrets: Option<BTreeSet<(String, String)>>,
 }
 
 /// Result of a round.
@@ -74,7 +79,8 @@ type ScopeChange = Result<[Arc<Change>; 2], CompilePanic>;
 struct OwnUpdate {
     own: Arc<Layer>,
     has_changed: bool,
-    findings: Vec<Diagnostic>,
+    /// Findings about all own resources; `None` if only secrets were compiled.
+    findings: Option<Vec<Diagnostic>>,
 }
 
 /// New resources of a scope.
@@ -97,6 +103,9 @@ impl Round {
             .collect();
         let updates = parallel::map(&views, |job| {
             let outline = *outlines.get(&job.scope).unwrap_or(&&job.outline);
+            if let Some(changed) = &job.only_secrets {
+                return job.compile_secrets(&world, changed, generation);
+            }
             let own = catch_panic(
                 || "the workload's own resources".to_owned(),
                 || (compiler.own)(&world, &job.view, outline),
@@ -104,10 +113,36 @@ impl Round {
             own.map(|(resources, findings)| {
                 let mut own = Arc::clone(&job.own);
                 let has_changed = Arc::make_mut(&mut own).replace(generation, &resources);
-                OwnUpdate { own, has_changed, findings }
+                OwnUpdate { own, has_changed, findings: Some(findings) }
             })
         });
         RoundResult { revision, generation, scopes, views: views.into_iter().zip(updates).collect() }
+    }
+}
+
+impl ViewJob {
+    /// Compiles the secrets that may differ.
+    fn compile_secrets(
+        &self,
+        world: &World,
+        changed: &BTreeSet<(String, String)>,
+        generation: u64,
+    ) -> Result<OwnUpdate, CompilePanic> {
+        let is_sent = |name: &str| self.own.get(Kind::Secret, name).is_some();
+        let secrets = catch_panic(
+            || "the gateway's secrets".to_owned(),
+            || compile_secrets(world, &self.view, changed, is_sent),
+        )?;
+        let mut edits = Edits::default();
+        for (name, secret) in secrets {
+            match secret {
+                Some(secret) => edits.set(secret),
+                None => edits.remove(Kind::Secret, name),
+            }
+        }
+        let mut own = Arc::clone(&self.own);
+        let has_changed = !edits.is_empty() && Arc::make_mut(&mut own).edit(generation, edits, None);
+        Ok(OwnUpdate { own, has_changed, findings: None })
     }
 }
 
@@ -231,7 +266,7 @@ impl State {
         let revision = self.revision;
         let mut stale = Vec::new();
         for (view, entry) in &self.views {
-            if !entry.is_stale || !FailedCompile::may_retry(&entry.failed, revision) {
+            if !entry.is_outdated() || !FailedCompile::may_retry(&entry.failed, revision) {
                 continue;
             }
             let Some(scope) = self.scopes.get(&entry.scope) else { continue };
@@ -249,6 +284,7 @@ impl State {
             scope: Arc::clone(&entry.scope),
             outline: Arc::clone(outline),
             own: Arc::clone(&entry.snapshots.borrow().own),
+            only_secrets: (!entry.is_stale).then(|| entry.stale_secrets.clone()),
         });
         jobs.collect()
     }
@@ -266,7 +302,7 @@ impl State {
             let scope = scopes.get(&entry.scope);
             // A later round sends this view both kinds of resources together.
             let is_later =
-                entry.is_stale && own.is_none() && FailedCompile::may_retry(&entry.failed, revision);
+                entry.is_outdated() && own.is_none() && FailedCompile::may_retry(&entry.failed, revision);
             if is_later || (scope.is_none() && own.is_none()) {
                 continue;
             }
@@ -343,17 +379,29 @@ impl ScopeEntry {
 }
 
 impl ViewEntry {
+    /// Returns whether own resources are to be compiled.
+    fn is_outdated(&self) -> bool {
+        self.is_stale || !self.stale_secrets.is_empty()
+    }
+
     /// Publishes new own resources, new resources of the scope, or both. Wakes the streams that the change concerns.
     fn update(&mut self, own: Option<OwnUpdate>, scope: Option<&ScopeUpdate>, published: &Published) {
         let mut snapshot = self.snapshots.borrow().clone();
         let mut concerns_all = scope.is_some_and(|scope| scope.concerns_all);
+        let mut is_whole = false;
         if let Some(OwnUpdate { own, has_changed, findings }) = own {
-            (snapshot.own, self.findings) = (own, findings);
-            (self.is_stale, self.failed) = (false, None);
-            self.outline = Arc::clone(&published.outline);
+            snapshot.own = own;
+            self.stale_secrets.clear();
+            self.failed = None;
+            if let Some(findings) = findings {
+                is_whole = true;
+                (self.findings, self.is_stale) = (findings, false);
+                self.outline = Arc::clone(&published.outline);
+            }
             // An earlier round may have changed the scope.
             concerns_all |= has_changed || scope.is_none() && !published.is_in(&snapshot);
-        } else if std::mem::take(&mut self.was_added_early) {
+        }
+        if !is_whole && std::mem::take(&mut self.was_added_early) {
             self.is_stale |= !Arc::ptr_eq(&self.outline, &published.outline);
         }
         (snapshot.local, snapshot.shared) = (Arc::clone(&published.local), Arc::clone(&published.shared));

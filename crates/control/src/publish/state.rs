@@ -137,12 +137,17 @@ impl State {
         if changes.is_empty() {
             return;
         }
-        self.scopes.values_mut().for_each(|scope| scope.pending.add(changes.clone()));
+        if changes.affects_shared() {
+            self.scopes.values_mut().for_each(|scope| scope.pending.add(changes.clone()));
+        }
         for (view, entry) in &mut self.views {
             entry.is_stale |= changes.affects_own(view);
         }
     }
 
+            if changes.affects_secrets(view) {
+                entry.stale_secrets.extend(changes.secrets.iter().cloned());
+            }
     pub(super) fn close(&mut self) {
         self.is_closed = true;
         self.clients.clear();

@@ -4,6 +4,7 @@
 mod refusals;
 mod scopes;
 mod views;
+mod secrets;
 
 use std::{
     collections::BTreeSet,

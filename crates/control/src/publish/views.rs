@@ -1,7 +1,7 @@
 //! Views: configuration for proxies with equal properties. A view has the resources of its scope and its own.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     sync::{Arc, Mutex},
     time::Instant,
 };
@@ -34,6 +34,8 @@ pub(super) struct ViewEntry {
     pub(super) outline: Arc<Outline>,
     /// A change may affect its own resources.
     pub(super) is_stale: bool,
+    /// Secrets (namespace, name) whose change may affect the secrets among its own resources.
+    pub(super) stale_secrets: BTreeSet<(String, String)>,
     /// The view was added while its scope was not up to date.
     pub(super) was_added_early: bool,
     pub(super) failed: Option<FailedCompile>,
@@ -168,6 +170,7 @@ impl State {
             clients: 0,
             outline,
             is_stale: false,
+            stale_secrets: BTreeSet::new(),
             was_added_early: is_early,
             failed: None,
         };

@@ -44,7 +44,7 @@ mod tls;
 mod tracing;
 mod visibility;
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use skysail_proto::Codec;
 use skysail_xds::{Kind, Resource, Resources};
@@ -275,6 +275,18 @@ pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resou
     let (made, warnings) = envoy_filter::patch_own(world, view, made);
     findings.list.extend(warnings);
     (made, findings.list)
+}
+
+/// Compiles those secrets of a gateway that may differ after a change of Secrets
+/// ([`ChangeSet::secrets`](crate::ChangeSet::secrets)). Returns each name with its secret, or with `None` if the gateway
+/// has no such secret any more. `is_sent` returns whether the gateway has a secret of a name.
+pub fn compile_secrets(
+    world: &World,
+    view: &ProxyView,
+    changed: &BTreeSet<(String, String)>,
+    is_sent: impl Fn(&str) -> bool,
+) -> Vec<(Arc<str>, Option<Arc<Resource>>)> {
+    gateway::secrets::changed(world, view, changed, is_sent)
 }
 
 /// Properties of a client on which shared resources depend.

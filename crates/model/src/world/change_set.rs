@@ -38,8 +38,8 @@ pub struct ChangeSet {
     pub workloads_in: BTreeSet<String>,
     /// Selectors of Gateways: the listeners and routes of the gateways that they select may differ.
     pub gateways: BTreeSet<Labels>,
-    /// Namespaces in which the secrets of gateways may differ.
-    pub secrets_in: BTreeSet<String>,
+    /// Secrets (namespace, name) that may differ, and with them the secrets that gateways are sent.
+    pub secrets: BTreeSet<(String, String)>,
     /// Pods (namespace, name) that may differ, and with them the views of their proxies. With `everything`, all pods.
     pub pods: BTreeSet<(String, String)>,
     /// Addresses of endpoints that may differ. The views of proxies with such an address may differ.
@@ -52,17 +52,27 @@ impl ChangeSet {
         *self == Self::default()
     }
 
-    /// Returns whether the workload-specific resources of a proxy may differ. Those of a gateway include its routes.
+    /// Returns whether the workload-specific resources of a proxy may differ, apart from the secrets of
+    /// [`ChangeSet::affects_secrets`]. Those of a gateway include its routes.
     pub fn affects_own(&self, view: &ProxyView) -> bool {
-        let of_gateway = || {
-            self.gateway_routes
-                || self.secrets_in.contains(&view.namespace)
-                || self.gateways.iter().any(|selector| selects(selector, &view.labels))
-        };
+        let of_gateway =
+            || self.gateway_routes || self.gateways.iter().any(|selector| selects(selector, &view.labels));
         self.everything
             || self.workloads
             || self.workloads_in.contains(&view.namespace)
             || view.role == Role::Router && of_gateway()
+    }
+
+    /// Returns whether the secrets that a proxy is sent may differ ([`compile_secrets`](crate::compile_secrets)).
+    pub fn affects_secrets(&self, view: &ProxyView) -> bool {
+        view.role == Role::Router && !self.secrets.is_empty()
+    }
+
+    /// Returns whether the resources that proxies share, or the outline of their listeners, may differ.
+    pub fn affects_shared(&self) -> bool {
+        let Self { everything, services, routes, hosts, service_hosts, names, workloads, .. } = self;
+        let has_names = !services.is_empty() || !hosts.is_empty() || !service_hosts.is_empty();
+        *everything || *routes || *names || *workloads || has_names
     }
 
     /// Adds the estimate of another change.
@@ -77,7 +87,7 @@ impl ChangeSet {
         self.workloads |= other.workloads;
         self.workloads_in.extend(other.workloads_in);
         self.gateways.extend(other.gateways);
-        self.secrets_in.extend(other.secrets_in);
+        self.secrets.extend(other.secrets);
         self.pods.extend(other.pods);
         self.addresses.extend(other.addresses);
     }
@@ -148,9 +158,9 @@ impl World {
                 let mut rules =
                     self.destination_rules.in_namespace(namespace).map(|entry| &entry.object.spec);
                 let of_sidecars = rules.any(|rule| rule.workload_selector.is_some() && rule.has_credential());
-                let own = BTreeSet::from([namespace.to_owned()]);
-                let workloads_in = if of_sidecars { own.clone() } else { BTreeSet::new() };
-                ChangeSet { secrets_in: own, workloads_in, ..ChangeSet::default() }
+                let workloads_in = of_sidecars.then(|| namespace.to_owned()).into_iter().collect();
+                let secrets = BTreeSet::from([(namespace.to_owned(), name.to_owned())]);
+                ChangeSet { secrets, workloads_in, ..ChangeSet::default() }
             }
             Kind::Secret => ChangeSet::nothing(),
             Kind::AuthorizationPolicy | Kind::RequestAuthentication | Kind::Telemetry
@@ -384,6 +394,6 @@ impl World {
 }
 
 /// Returns whether a VirtualService has rules for connections.
-fn routes_connections(spec: &VirtualService) -> bool {
+pub(super) fn routes_connections(spec: &VirtualService) -> bool {
     !spec.tcp.is_empty() || !spec.tls.is_empty()
 }

@@ -5,6 +5,9 @@ use std::{collections::BTreeSet, sync::Arc};
 use super::{World, host_matches, hosts, store::Entry};
 use crate::api::{Gateway, Labels, Secret, Typed, VirtualService, selects};
 
+/// Prefix of the names of secrets that the control plane sends from Secrets of the proxy's namespace.
+pub(crate) const SECRET: &str = "kubernetes://";
+
 impl World {
     /// Returns the Gateways that select a proxy of this namespace, oldest first.
     pub fn gateways(&self, namespace: &str, labels: &Labels) -> Vec<&Arc<Typed<Gateway>>> {

@@ -10,14 +10,18 @@ use skysail_xds::{
 };
 
 use super::{
-    servers::{GatewayServer, Merged},
-    tls::{self, PREFIX, ROOTS},
+    servers::{Merged, merge_servers},
+    tls::{self, ROOTS},
 };
 use crate::{
     ProxyView, World,
-    api::destination_rule::{ClientTls, TlsMode},
+    api::{
+        Gateway,
+        destination_rule::{ClientTls, TlsMode},
+        gateway::ServerTls,
+    },
     compile::{order, pb::core},
-    world::{CONFIG_MAP, CREDENTIAL},
+    world::{CONFIG_MAP, CREDENTIAL, SECRET},
 };
 
 /// Returns the secrets of a proxy. Only a proxy with a proven identity gets any, and only those of its namespace that
@@ -26,16 +30,57 @@ pub(super) fn compile(world: &World, view: &ProxyView, merged: &Merged<'_>) -> V
     if !view.is_authenticated {
         return Vec::new();
     }
+    names_of_servers(merged).iter().filter_map(|name| encoded(world, view, name)).collect()
+}
+
+/// Compiles those secrets of a gateway that may differ after a change of Secrets (namespace, name). Returns each name
+/// with its secret, or with `None` if the gateway has no such secret any more. `is_sent` returns whether the gateway has
+/// a secret of a name.
+pub(in crate::compile) fn changed(
+    world: &World,
+    view: &ProxyView,
+    secrets: &BTreeSet<(String, String)>,
+    is_sent: impl Fn(&str) -> bool,
+) -> Vec<(Arc<str>, Option<Arc<Resource>>)> {
+    if !view.is_authenticated {
+        return Vec::new();
+    }
+    let names = secrets.iter().flat_map(|(namespace, name)| names_from(namespace, name, &view.namespace));
+    let (mut affected, others): (Vec<String>, Vec<String>) = names.partition(|name| is_sent(name));
+    // A gateway may have thousands of servers. They are merged only if one may name a secret that is not sent yet.
+    let of_rules = || world.client_credentials(view).into_iter().flat_map(client_secrets);
+    let gateways = world.gateways(&view.namespace, &view.labels);
+    let servers =
+        gateways.iter().flat_map(|gateway| gateway.spec.servers.iter().map(move |of| (gateway, of)));
+    let of_servers = servers
+        .flat_map(|(gateway, server)| names_of_server(&gateway.spec, server.terminating_or_forwarded_tls()));
+    if of_servers.chain(of_rules()).any(|name| others.contains(&name)) {
+        let mut named = names_of_servers(&merge_servers(world, view));
+        named.extend(of_rules());
+        affected.extend(others.into_iter().filter(|name| named.contains(name)));
+    }
+    affected.into_iter().map(|name| (name.as_str().into(), encoded(world, view, &name))).collect()
+}
+
+/// Returns the names of all secrets that may come from a Secret, for a proxy of namespace `client`.
+fn names_from<'a>(namespace: &'a str, name: &'a str, client: &'a str) -> impl Iterator<Item = String> {
+    // A Secret may also have the roots of a credential.
+    ["", ROOTS].into_iter().flat_map(move |suffix| {
+        let own = (namespace == client).then(|| format!("{SECRET}{name}{suffix}"));
+        own.into_iter().chain([format!("{CREDENTIAL}{namespace}/{name}{suffix}")])
+    })
+}
+
+fn names_of_servers(merged: &Merged<'_>) -> BTreeSet<String> {
     let servers = merged.groups.iter().flat_map(|group| &group.servers);
-    let of_server = |server: &GatewayServer<'_>| {
-        let derived = server.gateway.spec.only_in.is_some();
-        let names = server.tls().map(tls::secrets).unwrap_or_default().into_iter();
-        // Only Gateways that are made from those of Gateway API were checked to be permitted such references.
-        names.filter(move |name| derived || !name.starts_with(CREDENTIAL)).collect::<Vec<_>>()
-    };
-    let names: BTreeSet<String> = servers.flat_map(of_server).collect();
-    let made = names.into_iter().filter_map(|name| of_name(world, &view.namespace, &name));
-    made.map(|secret| order::encode(Kind::Secret, &secret.name, &secret)).collect()
+    servers.flat_map(|server| names_of_server(&server.gateway.spec, server.tls())).collect()
+}
+
+fn names_of_server(gateway: &Gateway, tls: Option<&ServerTls>) -> impl Iterator<Item = String> {
+    let derived = gateway.only_in.is_some();
+    let names = tls.map(tls::secrets).unwrap_or_default().into_iter();
+    // Only Gateways that are made from those of Gateway API were checked to be permitted such references.
+    names.filter(move |name| derived || !name.starts_with(CREDENTIAL))
 }
 
 /// Returns the secrets that DestinationRules name for a proxy's connections to servers. As in [`compile`], the proxy has
@@ -46,14 +91,19 @@ pub(in crate::compile) fn of_rules(world: &World, view: &ProxyView) -> Vec<Arc<R
     }
     let names: BTreeSet<String> =
         world.client_credentials(view).into_iter().flat_map(client_secrets).collect();
-    let made = names.into_iter().filter_map(|name| of_name(world, &view.namespace, &name));
-    made.map(|secret| order::encode(Kind::Secret, &secret.name, &secret)).collect()
+    names.iter().filter_map(|name| encoded(world, view, name)).collect()
+}
+
+/// Returns an encoded secret; `None` as for [`of_name`].
+fn encoded(world: &World, view: &ProxyView, name: &str) -> Option<Arc<Resource>> {
+    let secret = of_name(world, &view.namespace, name)?;
+    Some(order::encode(Kind::Secret, &secret.name, &secret))
 }
 
 /// Returns the names of the secrets of TLS to a server.
 fn client_secrets(tls: &ClientTls) -> impl Iterator<Item = String> {
     let name = &tls.credential_name;
-    let name = if name.contains("://") { name.clone() } else { format!("{PREFIX}{name}") };
+    let name = if name.contains("://") { name.clone() } else { format!("{SECRET}{name}") };
     let roots = (tls.insecure_skip_verify != Some(true)).then(|| format!("{name}{ROOTS}"));
     (tls.mode == TlsMode::Mutual).then_some(name).into_iter().chain(roots)
 }
@@ -69,7 +119,7 @@ fn of_name(world: &World, namespace: &str, name: &str) -> Option<SdsSecret> {
     }
     let (namespace, bare) = match name.strip_prefix(CREDENTIAL) {
         Some(path) => path.split_once('/')?,
-        None => (namespace, name.strip_prefix(PREFIX)?),
+        None => (namespace, name.strip_prefix(SECRET)?),
     };
     let content = match bare.strip_suffix(ROOTS) {
         // As in Istio, the roots are in a Secret of their own or beside the certificate.

@@ -83,14 +83,22 @@ impl<'a> GatewayServer<'a> {
     }
 }
 
-/// Merges the servers of all Gateways that select a proxy.
+/// Merges the servers of all Gateways that select a proxy, with the VirtualServices that are bound to them.
 pub(super) fn merge<'a>(world: &'a World, view: &ProxyView) -> Merged<'a> {
-    let mut merged = Merged::default();
-    let services = world.services_selecting(&view.namespace, &view.labels);
+    let mut merged = merge_servers(world, view);
     for gateway in world.gateways(&view.namespace, &view.labels) {
         let name = gateway_name(gateway);
         let rules = world.gateway_rules(&name, &view.namespace);
         merged.rules.insert(name, rules);
+    }
+    merged
+}
+
+/// Merges the servers of all Gateways that select a proxy, without VirtualServices.
+pub(super) fn merge_servers<'a>(world: &'a World, view: &ProxyView) -> Merged<'a> {
+    let mut merged = Merged::default();
+    let services = world.services_selecting(&view.namespace, &view.labels);
+    for gateway in world.gateways(&view.namespace, &view.labels) {
         for server in &gateway.spec.servers {
             let (Some(protocol), number) = (server.protocol(), server.number()) else { continue };
             if number != 0 {

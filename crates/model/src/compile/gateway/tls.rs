@@ -20,11 +20,9 @@ use crate::{
         pb::{boolean, core, matcher, matching, pack},
         tls,
     },
-    world::CREDENTIAL,
+    world::{CREDENTIAL, SECRET},
 };
 
-/// Prefix of the names of secrets that the control plane serves.
-pub(super) const PREFIX: &str = "kubernetes://";
 /// Suffix of the name of the secret with the roots of a credential.
 pub(super) const ROOTS: &str = "-cacert";
 
@@ -60,7 +58,7 @@ fn full(name: &str) -> String {
     if name.starts_with(CREDENTIAL) {
         return name.to_owned();
     }
-    format!("{PREFIX}{}", name.strip_prefix(PREFIX).unwrap_or(name))
+    format!("{SECRET}{}", name.strip_prefix(SECRET).unwrap_or(name))
 }
 
 /// Returns the name of the secret with the roots that verify clients.

@@ -155,7 +155,6 @@ fn a_key_of_another_certificate_is_refused_and_not_shown() {
 
 #[test]
 fn a_change_affects_the_gateways_that_it_concerns() {
-    let (chain, key) = pair();
     let mut world = world(GATEWAY);
     let (gateway, elsewhere) = (gateway(), ProxyView { labels: view().labels, ..gateway() });
     let mut changed = |text: &str| {
@@ -176,13 +175,22 @@ fn a_change_affects_the_gateways_that_it_concerns() {
         ),
         [true, false, false]
     );
-    assert_eq!(changed(&secret("shop", (&chain, &key))), [true, true, false]);
-    assert_eq!(changed(&secret("other", (&chain, &key))), [false, false, false]);
     let mesh = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: a, namespace: shop}\nspec: {}\n";
     assert_eq!(changed(mesh), [true, true, true]);
     let key = ObjectKey { kind: ObjectKind::Gateway, namespace: "shop".into(), name: "edge".into() };
     world.take_changes();
     assert!(world.delete(&key) && world.take_changes().affects_own(&gateway));
+
+    // Secrets affect the secrets of gateways only.
+    let (chain, key) = pair();
+    for (object, origin) in parse(&secret("shop", (&chain, &key)), "secret.yaml").objects {
+        world.apply(object, origin);
+    }
+    let changes = world.take_changes();
+    let own = [&gateway, &elsewhere, &view()].map(|view| changes.affects_own(view));
+    let secrets = [&gateway, &elsewhere, &view()].map(|view| changes.affects_secrets(view));
+    assert_eq!((own, secrets), ([false; 3], [true, true, false]));
+    assert!(!changes.affects_shared(), "{changes:?}");
 }
 
 #[test]
