@@ -142,12 +142,12 @@ impl State {
         }
         for (view, entry) in &mut self.views {
             entry.is_stale |= changes.affects_own(view);
-        }
-    }
-
             if changes.affects_secrets(view) {
                 entry.stale_secrets.extend(changes.secrets.iter().cloned());
             }
+        }
+    }
+
     pub(super) fn close(&mut self) {
         self.is_closed = true;
         self.clients.clear();
