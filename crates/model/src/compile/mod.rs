@@ -160,7 +160,8 @@ pub fn compile_host(
     let service = world.service(host).filter(|_| scope.role != Role::Router);
     let Some(service) = service else { return Vec::new() };
     if scope.role == Role::Grpc {
-        grpc::routes(&scope, service)
+        let seen = scope.seen(service);
+        seen.map(|service| grpc::routes(&scope, &service)).unwrap_or_default()
     } else {
         routes::recompile(&scope, service, made)
     }
