@@ -93,8 +93,6 @@ pub(crate) struct RequestDecision<'a> {
     pub(crate) admission: Revalidation,
     /// Recorded results of the filters, for another check of the request after a configuration change.
     pub(crate) filter_results: FilterResults<'a>,
-    /// Fields that filters add to the response.
-    pub(crate) response_fields: Vec<ResponseField>,
     /// Whether the request is a gRPC or gRPC-Web call.
     pub(crate) grpc: bool,
     /// The form of gRPC-Web, if the client uses it.
@@ -110,7 +108,9 @@ pub(crate) struct RequestDecision<'a> {
 /// State that filters keep for the response.
 #[derive(Default)]
 pub(crate) struct ResponseFilters<'a> {
-    /// Number of `response_fields` from the filters before each filter that changes responses.
+    /// Fields that filters add to the response.
+    pub(crate) fields: Vec<ResponseField>,
+    /// Number of `fields` from the filters before each filter that changes responses.
     pub(crate) fields_before: Vec<(&'a Filter, usize)>,
     /// The compressors of the response.
     pub(crate) compression: Option<Compression<'a>>,
@@ -213,7 +213,6 @@ impl<'a> RequestContext<'a> {
                 found: Err(NoRoute::NoMatch),
                 admission: downstream.origin.admission.clone(),
                 filter_results: FilterResults::default(),
-                response_fields: Vec::new(),
                 grpc: false,
                 grpc_web: None,
                 response_filters: None,

@@ -116,8 +116,8 @@ impl<'a> RequestContext<'a> {
                 return Ok(self.take_tokens(limit).map(FilterAction::LimitRate));
             }
             (FilterKind::HeaderMutation(config), setting) => {
-                let before = decision.response_fields.len();
-                decision.for_response().fields_before.push((filter, before));
+                let state = decision.for_response();
+                state.fields_before.push((filter, state.fields.len()));
                 self.mutate_request(filter, config, setting);
             }
             (FilterKind::Buffer(_), Some(Setting::Buffer(most))) | (FilterKind::Buffer(most), _) => {
@@ -354,7 +354,7 @@ impl<'a> RequestContext<'a> {
                 let clear_route = config.clear_route && changes.change_request();
                 let added = std::mem::take(&mut changes.response).into_iter();
                 let added = added.map(|(name, value)| ResponseField { name, value, is_appended: true });
-                decision.response_fields.extend(added);
+                decision.for_response().fields.extend(added);
                 decision.filter_results.add_metadata(&changes.metadata);
                 add_metadata(outcome, metadata::EXT_AUTHZ, changes.metadata);
                 if clear_route {
@@ -481,7 +481,7 @@ fn apply_cors<'a>(
         cors::CorsDecision::AddFields(fields) => {
             let fields = fields.into_iter();
             let fields = fields.map(|(name, value)| ResponseField { name, value, is_appended: false });
-            decision.response_fields.extend(fields);
+            decision.for_response().fields.extend(fields);
             None
         }
         cors::CorsDecision::Respond(response) => Some(FilterAction::AnswerPreflight(response)),

@@ -358,8 +358,8 @@ impl RequestContext<'_> {
             self.mutate_response();
         }
         let response = &mut *self.exchange.response;
-        for field in self.decision.response_fields.drain(..) {
-            field.add_to(response);
+        if let Some(state) = &mut self.decision.response_filters {
+            state.fields.drain(..).for_each(|field| field.add_to(response));
         }
         if let Some(trace) = &mut self.outcome.trace {
             trace.finish_response(self.exchange.request, response);
