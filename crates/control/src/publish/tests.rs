@@ -1,10 +1,11 @@
 //! After any sequence of changes, each proxy has the resources that a fresh start would give it, and receives no other
 //! changes.
 
+mod objects;
 mod refusals;
 mod scopes;
-mod views;
 mod secrets;
+mod views;
 
 use std::{
     collections::BTreeSet,
