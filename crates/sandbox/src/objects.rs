@@ -10,7 +10,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use skysail_model::{
     Kind, Manifest, Object, ObjectKey,
-    api::{self as model, ConfigMap, Protocol, ServiceEntry},
+    api::{
+        self as model, ConfigMap, MeshConfig, Protocol, ProxyConfig, ServiceEntry,
+        proxy_config::{StartSettings, StartSources},
+    },
 };
 
 pub(crate) use values::{Data, Values};
@@ -38,6 +41,8 @@ pub(crate) struct Objects {
     pub(crate) values: BTreeMap<(String, String, String), Values>,
     /// `defaultServiceExportTo` of the mesh configuration.
     pub(crate) default_export_to: Vec<String>,
+    /// Settings with which sidecars start.
+    pub(crate) starts: StartSources,
 }
 
 /// An object that creates pods.
@@ -272,8 +277,19 @@ pub(crate) enum Item {
     Namespace(Labels),
     /// Content of a ConfigMap or a Secret.
     Values(Values),
-    /// Content of the mesh configuration's ConfigMap, and its `defaultServiceExportTo`.
-    MeshConfig(Values, Vec<String>),
+    /// Content of the mesh configuration's ConfigMap, and its settings for pods.
+    MeshConfig(Values, Box<MeshSettings>),
+    ProxyConfig(Box<ProxyConfig>),
+}
+
+/// Settings of the mesh configuration that pods need.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct MeshSettings {
+    /// `defaultServiceExportTo`.
+    export_to: Vec<String>,
+    root_namespace: String,
+    /// Settings with which sidecars start.
+    start: StartSettings,
 }
 
 impl Item {
@@ -287,7 +303,7 @@ impl Item {
             Object::ConfigMap(map) => {
                 let values = Values::read(written)?;
                 return Ok(Some(match &map.spec {
-                    ConfigMap::Mesh(mesh) => Self::MeshConfig(values, mesh.default_service_export_to.clone()),
+                    ConfigMap::Mesh(mesh) => Self::MeshConfig(values, Box::new(MeshSettings::of(mesh))),
                     _ => Self::Values(values),
                 }));
             }
@@ -296,6 +312,9 @@ impl Item {
                 return Ok(Some(Self::Service(Service::read(service.spec.clone(), written))));
             }
             Object::ServiceEntry(entry) => return Ok(Some(Self::Entry(Box::new(entry.spec.clone())))),
+            Object::ProxyConfig(config) => {
+                return Ok(Some(Self::ProxyConfig(Box::new(config.spec.clone()))));
+            }
             Object::Pod(pod) => &pod.spec.service_account,
             Object::Template(template) if template.spec.kind != Kind::CronJob => {
                 &template.spec.service_account
@@ -304,6 +323,16 @@ impl Item {
         };
         let workload = workload(&object.key(), account.clone(), written)?;
         Ok(Some(Self::Workload(Box::new(workload))))
+    }
+}
+
+impl MeshSettings {
+    fn of(mesh: &MeshConfig) -> Self {
+        Self {
+            export_to: mesh.default_service_export_to.clone(),
+            root_namespace: mesh.root_namespace.clone(),
+            start: mesh.default_config.start(),
+        }
     }
 }
 
@@ -317,10 +346,13 @@ impl Objects {
             Item::Entry(entry) => _ = self.entries.insert((namespace, name), *entry),
             Item::Namespace(labels) => _ = self.namespaces.insert(name, labels),
             Item::Values(values) => _ = self.values.insert((kind, namespace, name), values),
-            Item::MeshConfig(values, export_to) => {
+            Item::MeshConfig(values, settings) => {
                 self.values.insert((kind, namespace, name), values);
-                self.default_export_to = export_to;
+                self.default_export_to = settings.export_to;
+                self.starts.root_namespace = settings.root_namespace;
+                self.starts.mesh = settings.start;
             }
+            Item::ProxyConfig(config) => self.starts.configs.push((namespace, *config)),
         }
     }
 

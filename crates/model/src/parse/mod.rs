@@ -17,7 +17,7 @@ use crate::{
     api::{
         ConfigMap, Kind, Labels, MeshConfig, Object, ObjectKey, Secret, Typed, kube,
         manifest::{self, Ignored, ObjectMeta},
-        mesh_config,
+        mesh_config, mesh_networks,
     },
     diagnostic::{Diagnostic, Severity, cut},
     origin::Origin,
@@ -295,7 +295,7 @@ impl Reading {
                 Object::Service(Arc::new(kube::service(object)))
             }),
             Kind::Pod => self.kube(node, "Pod", |object: manifest::PodManifest, findings| {
-                validate::pod(&object.spec, findings);
+                validate::pod(&object, findings);
                 Object::Pod(Arc::new(kube::pod(object)))
             }),
             Kind::Deployment | Kind::StatefulSet | Kind::DaemonSet | Kind::ReplicaSet | Kind::Job => {
@@ -322,7 +322,10 @@ impl Reading {
         match kind {
             Kind::VirtualService => self.istio(node, validate::virtual_service),
             Kind::DestinationRule => self.istio(node, validate::destination_rule),
-            Kind::ServiceEntry => self.istio(node, validate::service_entry),
+            Kind::ServiceEntry => {
+                let status = node.get("status");
+                self.completed(node, validate::service_entry, |spec, labels| spec.complete(labels, status));
+            }
             Kind::Gateway => self.istio(node, validate::gateway),
             Kind::Sidecar => self.istio(node, validate::sidecar),
             Kind::WorkloadEntry => self.istio(node, validate::workload_entry),
@@ -382,10 +385,23 @@ impl Reading {
     ) where
         Object: From<Typed<S>>,
     {
+        self.completed(node, check, |_, _| {});
+    }
+
+    /// Reads an object of which more than `spec` counts: `complete` gets the labels.
+    fn completed<S: DeserializeOwned + Default>(
+        &mut self,
+        node: &Node,
+        check: impl FnOnce(&S) -> Vec<validate::Finding>,
+        complete: impl FnOnce(&mut S, &Labels),
+    ) where
+        Object: From<Typed<S>>,
+    {
         let decoded: Decoded<IstioObject<S>> = decode(node);
-        if let Some(object) = self.take(node, decoded, Code::UnknownField) {
+        if let Some(mut object) = self.take(node, decoded, Code::UnknownField) {
             let findings = check(&object.spec);
             let meta = kube::meta(object.metadata, true);
+            complete(&mut object.spec, &meta.labels);
             let mut object = Object::from(Typed { meta, spec: object.spec });
             if !object.kind().is_namespaced()
                 && let Some(meta) = object.meta_mut()
@@ -407,7 +423,6 @@ impl Reading {
         let mut findings = Findings::default();
         let spec = match (meta.namespace.as_str(), meta.name.as_str()) {
             (mesh_config::NAMESPACE, mesh_config::NAME) => {
-                self.networks(node, &map.data);
                 if text.is_none() {
                     findings.add(
                         Code::MisplacedMeshConfig,
@@ -416,8 +431,12 @@ impl Reading {
                         "write the settings to key mesh",
                     );
                 }
-                let Some(mesh) = self.mesh_config(node, &text.unwrap_or_default()) else { return };
-                ConfigMap::Mesh(Box::new(mesh))
+                let networks = map.data.get(mesh_networks::KEY).map_or("", String::as_str);
+                let mesh =
+                    self.embedded(node, &text.unwrap_or_default(), mesh_config::KEY, validate::mesh_config);
+                let networks = self.embedded(node, networks, mesh_networks::KEY, validate::mesh_networks);
+                let (Some(mesh), Some(networks)) = (mesh, networks) else { return };
+                ConfigMap::Mesh(Box::new(MeshConfig { networks, ..mesh }))
             }
             (mesh_config::NAMESPACE, mesh_config::ADDRESSES) => {
                 ConfigMap::Addresses(validate::addresses(&map.data, &mut findings))
@@ -433,21 +452,18 @@ impl Reading {
         self.finish(node, Object::ConfigMap(Arc::new(Typed { meta, spec })), findings.done());
     }
 
-    /// Reports several networks, which are not supported; one without a name is.
-    fn networks(&mut self, node: &Node, data: &Labels) {
-        let text = data.get("meshNetworks").map_or("", String::as_str);
-        let mut networks =
-            documents(text).filter_map(|document| document.root.ok()?.get("networks").cloned());
-        if networks.any(|networks| matches!(networks.value, Value::Map(entries) if !entries.is_empty())) {
-            let line = find_line(node, "data.meshNetworks");
-            let message = "multiple networks are not supported yet and have no effect";
-            let diagnostic = Diagnostic::new(Code::UnsupportedSetting, &self.file, line, message);
-            self.report(diagnostic.field("data.meshNetworks"), node);
-        }
-    }
-
-    fn mesh_config(&mut self, node: &Node, text: &str) -> Option<MeshConfig> {
-        let value = node.get("data").and_then(|data| data.get(mesh_config::KEY));
+    /// Reads the text of a key of the mesh's ConfigMap, which is YAML. Returns `None` if it is refused.
+    fn embedded<T>(
+        &mut self,
+        node: &Node,
+        text: &str,
+        key: &'static str,
+        check: impl Fn(&T) -> Vec<validate::Finding>,
+    ) -> Option<T>
+    where
+        T: Default + DeserializeOwned,
+    {
+        let value = node.get("data").and_then(|data| data.get(key));
         let (first, block) = match value {
             Some(Node { line, value: Value::Text(_, block) }) => (*line, *block),
             _ => (node.line, false),
@@ -455,11 +471,11 @@ impl Reading {
         let place = |line: u32| if block { first + line.saturating_sub(1) } else { first };
         let file = self.file.clone();
         let found = |code: Code, line: u32, field: &str, message: String, remedy: String| {
-            let field = if field.is_empty() { "data.mesh".to_owned() } else { format!("data.mesh.{field}") };
+            let field = if field.is_empty() { format!("data.{key}") } else { format!("data.{key}.{field}") };
             Diagnostic::new(code, &file, place(line), message).field(field).remedy(remedy)
         };
         let Some(document) = documents(text).next() else {
-            return Some(MeshConfig::default());
+            return Some(T::default());
         };
         let root = match document.root {
             Ok(root) => root,
@@ -469,7 +485,7 @@ impl Reading {
                 return None;
             }
         };
-        let decoded: Decoded<MeshConfig> = decode(&root);
+        let decoded: Decoded<T> = decode(&root);
         for error in decoded.errors {
             let field = path_text(&error.path);
             self.report(found(error.code, error.line, &field, error.message, error.remedy), node);
@@ -484,7 +500,7 @@ impl Reading {
                     found(Code::UnknownField, unknown.line, &field, unknown.message, unknown.remedy),
                     node,
                 );
-            } else if !kinds::is_harmless_setting(&field) {
+            } else if key != mesh_config::KEY || !kinds::is_harmless_setting(&field) {
                 let message = "this setting is not supported and has no effect".to_owned();
                 self.report(
                     found(Code::UnsupportedSetting, unknown.line, &field, message, String::new()),
@@ -492,7 +508,7 @@ impl Reading {
                 );
             }
         }
-        for finding in decoded.value.iter().flat_map(validate::mesh_config) {
+        for finding in decoded.value.iter().flat_map(check) {
             refused |= finding.is_error();
             let line = find_line(&root, &finding.field);
             let diagnostic = found(finding.code, line, &finding.field, finding.message, finding.remedy);
@@ -518,6 +534,7 @@ impl Reading {
         findings.extend(validate::meta(object.kind(), object.meta()));
         findings.extend(validate::empty_fields(object.kind(), node));
         findings.extend(validate::unsupported(object.kind(), node));
+        findings.extend(validate::other_meshes(node));
         let origin = origin(&self.file, node, &object, self.all_lines);
         let refused = findings.iter().any(validate::Finding::is_error);
         let generated = node.get("metadata").is_some_and(|meta| meta.get("generateName").is_some());

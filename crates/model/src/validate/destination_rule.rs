@@ -8,9 +8,6 @@ use crate::api::{
     },
 };
 
-/// Label of the Kubernetes node. Clients of different nodes share their configuration.
-const HOSTNAME: &str = "kubernetes.io/hostname";
-
 /// Checks a DestinationRule.
 pub(crate) fn destination_rule(spec: &DestinationRule) -> Vec<Finding> {
     let mut findings = Findings::default();
@@ -156,18 +153,6 @@ fn settings(
     }
 }
 
-/// Warns about labels of nodes in a list of labels for failover.
-fn hostnames(labels: &[String], field: &str, findings: &mut Findings) {
-    for (index, _) in labels.iter().enumerate().filter(|(_, label)| *label == HOSTNAME) {
-        findings.add(
-            Code::NoEffect,
-            format!("{field}.failoverPriority[{index}]"),
-            "has no effect: the node of a client is unknown, so no endpoint has the same value",
-            "use another label, or set a value for this one",
-        );
-    }
-}
-
 fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     if balancer.simple.is_some() && balancer.consistent_hash.is_some() {
         findings.add(
@@ -180,12 +165,9 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     if let Some(hash) = &balancer.consistent_hash {
         consistent_hash(hash, &format!("{field}.consistentHash"), findings);
     }
-    if let Some(zones) = &balancer.zone_aware_lb_setting {
-        if balancer.locality_lb_setting.is_some() {
-            let message = "zoneAwareLbSetting and localityLbSetting exclude each other";
-            findings.add(Code::ExclusiveFields, field, message, "remove one of them");
-        }
-        hostnames(&zones.failover_priority, &format!("{field}.zoneAwareLbSetting"), findings);
+    if balancer.zone_aware_lb_setting.is_some() && balancer.locality_lb_setting.is_some() {
+        let message = "zoneAwareLbSetting and localityLbSetting exclude each other";
+        findings.add(Code::ExclusiveFields, field, message, "remove one of them");
     }
     if let Some(locality) = &balancer.locality_lb_setting {
         let field = format!("{field}.localityLbSetting");
@@ -197,7 +179,6 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
                 "remove one of them",
             );
         }
-        hostnames(&locality.failover_priority, &field, findings);
         for (index, distribute) in locality.distribute.iter().enumerate() {
             if distribute.to.values().sum::<u32>() != 100 {
                 findings.add(
@@ -299,6 +280,12 @@ fn outlier_detection(outliers: &OutlierDetection, field: &str, findings: &mut Fi
     positive(outliers.base_ejection_time, &format!("{field}.baseEjectionTime"), findings);
     percent(f64::from(outliers.max_ejection_percent), &format!("{field}.maxEjectionPercent"), findings);
     percent(f64::from(outliers.min_health_percent), &format!("{field}.minHealthPercent"), findings);
+    for (index, code) in outliers.outlier_detection_http_error_codes.iter().enumerate() {
+        if !(100..600).contains(code) {
+            let field = format!("{field}.outlierDetectionHttpErrorCodes[{index}]");
+            findings.add(Code::InvalidStatus, field, format!("{code} is not a status"), "use 100 to 599");
+        }
+    }
 }
 
 fn client_tls(tls: &ClientTls, field: &str, findings: &mut Findings) {

@@ -18,7 +18,6 @@ const TABLE: &[Row] = &[
     (Kind::VirtualService, "spec.http.match.statPrefix", None, "only an Envoy keeps statistics by route"),
     (Kind::VirtualService, "spec.http.fault.delay.exponentialDelay", None, NO_EFFECT),
     (Kind::VirtualService, "spec.http.fault.abort.http2Error", None, NO_EFFECT),
-    (Kind::DestinationRule, "outlierDetection.outlierDetectionHttpErrorCodes", None, NO_EFFECT),
     (
         Kind::DestinationRule,
         "trafficPolicy.tunnel.protocol",
@@ -26,7 +25,6 @@ const TABLE: &[Row] = &[
         "skysail-proxy refuses the listener",
     ),
     (Kind::DestinationRule, "trafficPolicy.retryBudget.budgetInterval", None, BUDGET),
-    (Kind::ServiceEntry, "spec.endpoints.network", None, "connections to the endpoint are direct"),
     (
         Kind::RequestAuthentication,
         "jwtRules.presence",

@@ -90,6 +90,12 @@ impl World {
         let preferred = pod.spec.ips.iter().find(|ip| ip.is_ipv4() == view.ipv4);
         view.address = preferred.filter(|_| has_ingress).copied();
         self.set_locality(&pod.spec.node, view);
+        let topology = self.topology();
+        topology
+            .network_of(&pod.meta.labels, pod.spec.ips.first().copied(), home)
+            .clone_into(&mut view.network);
+        let node = if topology.by_node { pod.spec.node.as_str() } else { "" };
+        node.clone_into(&mut view.kubernetes_node);
         let settings = pod.meta.annotations.get(proxy_config::ANNOTATION);
         view.settings = settings.map(|text| Arc::new(annotated(text))).unwrap_or_default();
     }

@@ -8,6 +8,7 @@
 //! the map of the object's kind and namespace, and the indexes of the kind.
 
 mod aliases;
+mod auto_addresses;
 mod change_set;
 mod check;
 mod delegates;
@@ -30,11 +31,12 @@ mod sidecar;
 mod special;
 mod store;
 mod tokens;
+mod topology;
 mod workload_entries;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 pub use change_set::ChangeSet;
@@ -45,7 +47,7 @@ pub use entry_hosts::Resolved;
 pub use envoy_filters::{FilterSelection, SharedFilters};
 pub(crate) use gateway_api::{CONFIG_MAP, CREDENTIAL, INVALID, shown_name};
 pub use gateway_api::{Condition, GatewayApiStatus, ListenerStatus, ParentStatus};
-pub(crate) use gateways::{BoundRule, SECRET, gateway_name};
+pub(crate) use gateways::{BoundRule, SECRET, gateway_name, is_within};
 pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
 pub use identify::AccountMismatch;
@@ -57,6 +59,7 @@ pub use special::{NamespaceFacts, Special};
 use store::{Entry, Store};
 pub(crate) use tokens::is_url;
 pub use tokens::{KeyFetch, KeySource};
+pub(crate) use topology::{NetworkGateway, Topology, is_auto_passthrough};
 pub use workload_entries::Addressed;
 
 use crate::{
@@ -68,7 +71,7 @@ use crate::{
         TcpRoute, Telemetry, Template, TlsRoute, Typed, VirtualService, WorkloadEntry, WorkloadGroup,
         destination_rule::{LoadBalancer, LocalityLb, ZoneAwareLb},
         gateway_api as gateway_api_kinds,
-        kube::Locality,
+        kube::{HOSTNAME, Locality},
         mesh_config, selects,
     },
     origin::Origin,
@@ -147,6 +150,8 @@ pub struct World {
     entry_hosts: MultiMap<String>,
     /// Addresses allocated to hosts of ServiceEntries; `None` if no allocator runs.
     allocated: Option<Arc<BTreeMap<String, std::net::IpAddr>>>,
+    /// Addresses that the control plane allocates itself.
+    auto_addresses: Arc<auto_addresses::AutoAddresses>,
     /// Services of ServiceEntries by the names of their endpoints.
     name_users: MultiMap<Arc<str>>,
     /// DNS answers by name.
@@ -155,6 +160,10 @@ pub struct World {
     gateway_api: gateway_api::State,
     /// Key sets that the control plane fetched.
     key_sets: Arc<HashMap<KeySource, Arc<str>>>,
+    /// Networks and gateways; made when they are read.
+    topology: OnceLock<Arc<Topology>>,
+    /// Topology at the last [`World::take_changes`].
+    last_topology: Arc<Topology>,
     /// Estimate since the last [`World::take_changes`]; `None` before the first.
     changes: Option<ChangeSet>,
 }
@@ -176,9 +185,14 @@ impl World {
     pub fn apply(&mut self, object: Object, origin: Origin) -> bool {
         let key = object.key();
         let mut changes = self.changes_of(&key);
+        let mut shapes_topology = self.shapes_topology(&key);
         let changed = self.put(object, origin);
         if changed {
             changes.add(self.changes_of(&key));
+            shapes_topology |= self.shapes_topology(&key);
+            if shapes_topology {
+                self.topology.take();
+            }
             self.add_changes(changes);
             self.note_gateway_api(&key);
         }
@@ -264,8 +278,12 @@ impl World {
     /// Removes an object. Returns false if it did not exist.
     pub fn delete(&mut self, key: &ObjectKey) -> bool {
         let changes = self.changes_of(key);
+        let shapes_topology = self.shapes_topology(key);
         let deleted = self.remove_object(key);
         if deleted {
+            if shapes_topology {
+                self.topology.take();
+            }
             self.add_changes(changes);
             self.note_gateway_api(key);
         }
@@ -388,7 +406,12 @@ impl World {
         let balanced = rules().flat_map(DestinationRule::balancers).flat_map(LoadBalancer::label_keys);
         let everywhere = self.mesh().locality_lb_setting.iter().flat_map(LocalityLb::label_keys);
         let zones = self.mesh().zone_aware_lb_setting.iter().flat_map(ZoneAwareLb::label_keys);
-        matched.chain(selected).chain(balanced).chain(everywhere).chain(zones).cloned().collect()
+        let of_rules = balanced.chain(everywhere).chain(zones);
+        let mut keys: BTreeSet<String> = matched.chain(selected).chain(of_rules).cloned().collect();
+        if self.topology().by_node {
+            keys.insert(HOSTNAME.to_owned());
+        }
+        keys
     }
 
     /// Returns all pods, by namespace and name.

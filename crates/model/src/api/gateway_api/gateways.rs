@@ -7,6 +7,11 @@ use serde::Deserialize;
 use super::{ObjectReference, ParentReference};
 use crate::api::Labels;
 
+/// Option of a listener's TLS for gateways between networks.
+pub const LISTENER_MODE: &str = "gateway.istio.io/listener-protocol";
+/// Its value.
+pub const AUTO_PASSTHROUGH: &str = "auto-passthrough";
+
 /// `spec` of a GatewayClass.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]

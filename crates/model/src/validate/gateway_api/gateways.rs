@@ -3,8 +3,8 @@
 use super::{Code, hostname, limit};
 use crate::{
     api::gateway_api::{
-        BackendTlsPolicy, BackendValidation, Gateway, GatewayClass, Listener, ListenerProtocol, ListenerSet,
-        ReferenceGrant, SanType, TlsMode,
+        AUTO_PASSTHROUGH, BackendTlsPolicy, BackendValidation, Gateway, GatewayClass, LISTENER_MODE,
+        Listener, ListenerProtocol, ListenerSet, ReferenceGrant, SanType, TlsMode,
     },
     validate::{Finding, Findings, port},
 };
@@ -276,7 +276,13 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
                     "name a Secret",
                 );
             }
-            for option in tls.options.keys().filter(|key| *key != "gateway.istio.io/tls-terminate-mode") {
+            let is_known = |key: &str, value: &str| match key {
+                "gateway.istio.io/tls-terminate-mode" => true,
+                LISTENER_MODE => value == AUTO_PASSTHROUGH,
+                _ => false,
+            };
+            let unknown = tls.options.iter().filter(|(key, value)| !is_known(key, value));
+            for (option, _) in unknown {
                 let field = skysail_yaml::join(&format!("{at}.options"), option);
                 findings.add(Code::UnsupportedField, field, "is not supported and has no effect", "");
             }

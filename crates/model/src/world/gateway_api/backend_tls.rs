@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Made, Route, Rules, listeners::INTERNAL};
+use super::{Made, Route, Rules};
 use crate::{
     api::{
         BackendTlsPolicy, DestinationRule, Kind, Meta, ObjectKey, TrafficPolicy,
         destination_rule::{ClientTls, PortTrafficPolicy, TlsMode},
-        gateway_api::{GROUP, ISTIO_GROUP, ObjectReference, ParentReference, SanType},
+        gateway_api::{GROUP, INTERNAL, ISTIO_GROUP, ObjectReference, ParentReference, SanType},
         value::PortSelector,
     },
     origin::Origin,

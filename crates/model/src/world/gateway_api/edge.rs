@@ -2,14 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    Made, Route, Rules,
-    listeners::{GatewayListener, INTERNAL},
-    rules,
-};
+use super::{Made, Route, Rules, listeners::GatewayListener, rules};
 use crate::api::{
     Kind, VirtualService,
-    gateway_api::ListenerProtocol,
+    gateway_api::{INTERNAL, ListenerProtocol},
     virtual_service::{Derived, L4Match, TcpRoute, TlsRoute},
 };
 

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Made, Route, Rules, listeners::INTERNAL, rules};
+use super::{Made, Route, Rules, rules};
 use crate::api::{
     Kind, VirtualService,
+    gateway_api::INTERNAL,
     virtual_service::{Derived, L4Match, TcpRoute, TlsRoute},
 };
 
