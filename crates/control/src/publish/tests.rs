@@ -3,8 +3,8 @@
 
 mod refusals;
 mod scopes;
-mod views;
 mod secrets;
+mod views;
 
 use std::{
     collections::BTreeSet,
