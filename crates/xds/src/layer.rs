@@ -149,23 +149,6 @@ impl Layer {
         self.of_kind(kind).by_name.get(name).map(|entry| &entry.resource)
     }
 
-    /// Returns the stored name of a resource and the generation in which it last changed.
-    pub fn generation_of(&self, kind: Kind, name: &str) -> Option<(&Arc<str>, u64)> {
-        let (name, entry) = self.of_kind(kind).by_name.get_key_value(name)?;
-        Some((name, entry.changed))
-    }
-
-    /// Returns the names of a type with the generation in which each last changed, sorted by name.
-    pub fn generations(&self, kind: Kind) -> impl ExactSizeIterator<Item = (&Arc<str>, u64)> {
-        self.of_kind(kind).by_name.iter().map(|(name, entry)| (name, entry.changed))
-    }
-
-    /// Returns whether a name of the layer below is replaced or hidden.
-    pub fn hides(&self, kind: Kind, name: &str) -> bool {
-        let hides = &self.of_kind(kind).hides;
-        !hides.is_empty() && hides.contains_key(name)
-    }
-
     /// Applies edits. Returns false if nothing changed. `like` is another layer before and after its edits: types that
     /// are equal are shared with it, so that they are held and encoded once.
     pub fn edit(&mut self, generation: u64, edits: Edits, like: Option<(&Self, &Self)>) -> bool {

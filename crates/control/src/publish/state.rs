@@ -142,7 +142,8 @@ impl State {
         }
         for (view, entry) in &mut self.views {
             entry.is_stale |= changes.affects_own(view);
-            if changes.affects_secrets(view) {
+            // Stale resources are compiled with the secrets.
+            if !entry.is_stale && changes.affects_secrets(view) {
                 entry.stale_secrets.extend(changes.secrets.iter().cloned());
             }
         }

@@ -97,7 +97,7 @@ pub(crate) struct RequestDecision<'a> {
     pub(crate) grpc: bool,
     /// The form of gRPC-Web, if the client uses it.
     pub(crate) grpc_web: Option<WebCall>,
-    /// State of the filters for the response. The first filter that has such state makes it.
+    /// State of the filters for the response. The first filter that needs it creates it.
     pub(crate) response_filters: Option<Box<ResponseFilters<'a>>>,
     /// Whether the response carries this workload's metadata, because the client's sidecar sent its own.
     pub(crate) sends_metadata: bool,
@@ -314,8 +314,8 @@ impl Exchange<'_> {
 }
 
 impl<'a> RequestDecision<'a> {
-    /// Returns the state of the filters for the response, and makes it if no filter has.
-    pub(crate) fn for_response(&mut self) -> &mut ResponseFilters<'a> {
+    /// Returns the state of the filters for the response, which it creates if there is none.
+    pub(crate) fn response_filters_mut(&mut self) -> &mut ResponseFilters<'a> {
         self.response_filters.get_or_insert_default()
     }
 

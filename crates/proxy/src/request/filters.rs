@@ -116,7 +116,7 @@ impl<'a> RequestContext<'a> {
                 return Ok(self.take_tokens(limit).map(FilterAction::LimitRate));
             }
             (FilterKind::HeaderMutation(config), setting) => {
-                let state = decision.for_response();
+                let state = decision.response_filters_mut();
                 state.fields_before.push((filter, state.fields.len()));
                 self.mutate_request(filter, config, setting);
             }
@@ -165,7 +165,7 @@ impl<'a> RequestContext<'a> {
             }
             (FilterKind::Decompress(decompressor), _) => {
                 if decompressor.response.is_some() {
-                    decision.for_response().decompressors.push(decompressor);
+                    decision.response_filters_mut().decompressors.push(decompressor);
                 }
                 let has_body = exchange.body.framing() != Framing::None;
                 let is_coded =
@@ -354,7 +354,7 @@ impl<'a> RequestContext<'a> {
                 let clear_route = config.clear_route && changes.change_request();
                 let added = std::mem::take(&mut changes.response).into_iter();
                 let added = added.map(|(name, value)| ResponseField { name, value, is_appended: true });
-                decision.for_response().fields.extend(added);
+                decision.response_filters_mut().fields.extend(added);
                 decision.filter_results.add_metadata(&changes.metadata);
                 add_metadata(outcome, metadata::EXT_AUTHZ, changes.metadata);
                 if clear_route {
@@ -446,7 +446,7 @@ fn add_compressor<'a>(
 ) {
     let accept = || exchange.request.header("accept-encoding").unwrap_or_default().into();
     let begin = || Compression { compressors: Vec::new(), accept: accept() };
-    decision.for_response().compression.get_or_insert_with(begin).compressors.push(compressor);
+    decision.response_filters_mut().compression.get_or_insert_with(begin).compressors.push(compressor);
     if compressor.hide_accept {
         exchange.request.remove("accept-encoding");
     }
@@ -481,7 +481,7 @@ fn apply_cors<'a>(
         cors::CorsDecision::AddFields(fields) => {
             let fields = fields.into_iter();
             let fields = fields.map(|(name, value)| ResponseField { name, value, is_appended: false });
-            decision.for_response().fields.extend(fields);
+            decision.response_filters_mut().fields.extend(fields);
             None
         }
         cors::CorsDecision::Respond(response) => Some(FilterAction::AnswerPreflight(response)),

@@ -122,7 +122,9 @@ impl RequestContext<'_> {
             self.exchange.response.append("set-cookie", cookie.as_bytes());
         }
         let Arrived { framing, connection, mut is_sent } = arrived;
-        if self.decision.response_filters.is_some() && framing != Framing::None && !switched {
+        let state = self.decision.response_filters.as_deref();
+        let may_decode = state.is_some_and(|state| !state.decompressors.is_empty());
+        if may_decode && framing != Framing::None && !switched {
             self.begin_decoding();
         }
         let mut scripted_body = None;

@@ -145,7 +145,7 @@ impl<'a> RequestContext<'a> {
             }
             let fields = verdict.response.into_iter();
             let fields = fields.map(|(name, value)| ResponseField { name, value, is_appended: true });
-            self.decision.for_response().fields.extend(fields);
+            self.decision.response_filters_mut().fields.extend(fields);
             return Ok(Filtered::Continue);
         }
         self.outcome.flags.insert(Flags::RL);

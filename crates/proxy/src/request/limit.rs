@@ -118,7 +118,7 @@ impl<'a> RequestContext<'a> {
         ] {
             let value = value.to_string().into_bytes().into();
             let field = ResponseField { name: name.into(), value, is_appended: true };
-            self.decision.for_response().fields.push(field);
+            self.decision.response_filters_mut().fields.push(field);
         }
     }
 

@@ -51,7 +51,7 @@ impl<'a> RequestContext<'a> {
     /// comes first.
     #[cold]
     pub(crate) fn mutate_response(&mut self) {
-        let fields = std::mem::take(&mut self.decision.for_response().fields);
+        let fields = std::mem::take(&mut self.decision.response_filters_mut().fields);
         let mut end = fields.len();
         let route = self.decision.found.ok().map(|found| found.route);
         for filter in self.scope.manager.filters.iter().rev() {

@@ -79,7 +79,7 @@ impl<'a> RequestContext<'a> {
         self.decision.filter_results.begin(filter, setting);
         let step = self.request_steps(&mut processor).await?;
         let done = self.conclude(&mut processor, step);
-        self.decision.for_response().processors.push(processor);
+        self.decision.response_filters_mut().processors.push(processor);
         match done {
             Ok(None) => Ok(Filtered::Continue),
             Ok(Some(answer)) => {
@@ -101,7 +101,7 @@ impl<'a> RequestContext<'a> {
         setting: Option<&'a Setting>,
         body: &mut ResponseBody<'_>,
     ) -> Result<ScriptOutcome, Error> {
-        let known = &mut self.decision.for_response().processors;
+        let known = &mut self.decision.response_filters_mut().processors;
         let index = known.iter().position(|known| std::ptr::eq(known.filter, filter));
         let mut processor = match index {
             Some(index) => known.swap_remove(index),

@@ -46,7 +46,7 @@ pub(in crate::compile) fn changed(
         return Vec::new();
     }
     let names = secrets.iter().flat_map(|(namespace, name)| names_from(namespace, name, &view.namespace));
-    let (mut affected, others): (Vec<String>, Vec<String>) = names.partition(|name| is_sent(name));
+    let (mut affected, others): (BTreeSet<String>, BTreeSet<String>) = names.partition(|name| is_sent(name));
     // A gateway may have thousands of servers. They are merged only if one may name a secret that is not sent yet.
     let of_rules = || world.client_credentials(view).into_iter().flat_map(client_secrets);
     let gateways = world.gateways(&view.namespace, &view.labels);
