@@ -113,11 +113,11 @@ fn istios_agent_runs_our_proxy() {
     let output = || Stdio::from(fs::File::options().create(true).append(true).open(&log).unwrap());
     let mut agent = mesh.command(&command).stdout(output()).stderr(output()).spawn().unwrap();
 
-    let said = || fs::read_to_string(&log).unwrap();
+    let logged = || fs::read_to_string(&log).unwrap();
     // Through the proxy's own listener to the agent, which requests the proxy's admin page.
     eventually("the agent says that the proxy is ready", || {
         let answer = mesh.call("front", "http://127.0.0.1:15021/healthz/ready", &[]);
-        if answer.status == Some(200) { Ok(()) } else { Err(format!("{answer:?}\n{}", said())) }
+        if answer.status == Some(200) { Ok(()) } else { Err(format!("{answer:?}\n{}", logged())) }
     });
     let page = |url: &str| {
         let answer = mesh.call("front", url, &[]);
@@ -158,9 +158,9 @@ fn istios_agent_runs_our_proxy() {
     assert!(matches!(quit.status, Some(200) | None), "{quit:?}");
     eventually("the agent ends", || match agent.try_wait().unwrap() {
         Some(status) if status.success() => Ok(()),
-        status => Err(format!("{status:?}\n{}", said())),
+        status => Err(format!("{status:?}\n{}", logged())),
     });
-    assert!(!said().contains("Envoy exited with error"), "{}", said());
+    assert!(!logged().contains("Envoy exited with error"), "{}", logged());
     // In a pod the container ends with the agent, so the agent need not wait for the program's end.
     mesh.call("front", "http://127.0.0.1:15000/quitquitquit", &["-X", "POST"]);
 }

@@ -33,14 +33,14 @@ fn broken_files_do_not_interrupt_the_mesh() {
     for name in CORPUS {
         let file = format!("{name}.yaml");
         mesh.put(&file, &fs::read_to_string(corpus.join(&file)).unwrap());
-        let said = fs::read_to_string(corpus.join(format!("{name}.txt"))).unwrap();
+        let output = fs::read_to_string(corpus.join(format!("{name}.txt"))).unwrap();
         // FILE:LINE: severity: OBJECT: FIELD: …
-        let errors = said.lines().filter(|line| line.contains(": error: "));
+        let errors = output.lines().filter(|line| line.contains(": error: "));
         for (place, message) in errors.filter_map(|line| line.split_once(": error: ")) {
             let about = message.split([':', ';']).next().unwrap();
             mesh.wait(&format!("{place} is reported, about {about}"), |text| {
-                let told = text.lines().any(|line| line.contains(&format!("/{place}: {about}")));
-                if told { Ok(()) } else { Err(text.to_owned()) }
+                let is_reported = text.lines().any(|line| line.contains(&format!("/{place}: {about}")));
+                if is_reported { Ok(()) } else { Err(text.to_owned()) }
             });
         }
         load.wait_more(50);
@@ -56,7 +56,7 @@ fn broken_files_do_not_interrupt_the_mesh() {
 
 /// Removes a file and waits for the line that there are no errors.
 fn remove(mesh: &Mesh, file: &str) {
-    let before = mesh.said().matches(IN_ORDER).count();
+    let before = mesh.output().matches(IN_ORDER).count();
     fs::remove_file(mesh.config().join(file)).unwrap();
     mesh.wait("the message is cleared", |text| {
         if text.matches(IN_ORDER).count() > before { Ok(()) } else { Err(text.to_owned()) }
@@ -77,17 +77,17 @@ fn spoil(mesh: &Mesh) {
         "{".to_owned(),
     ];
     for text in spoiled {
-        let before = mesh.said().len();
+        let before = mesh.output().len();
         mesh.put("mesh.yaml", &text);
-        mesh.wait("the spoiled file is reported", |said| {
-            let new = &said[before..];
+        mesh.wait("the spoiled file is reported", |output| {
+            let new = &output[before..];
             if new.contains("error: ") && new.contains("mesh.yaml:") { Ok(()) } else { Err(new.to_owned()) }
         });
-        let before = mesh.said().matches(IN_ORDER).count();
+        let before = mesh.output().matches(IN_ORDER).count();
         mesh.wait_status("front", STOCK, &[], 200);
         mesh.put("mesh.yaml", &whole);
-        mesh.wait("the message is cleared", |said| {
-            if said.matches(IN_ORDER).count() > before { Ok(()) } else { Err(said.to_owned()) }
+        mesh.wait("the message is cleared", |output| {
+            if output.matches(IN_ORDER).count() > before { Ok(()) } else { Err(output.to_owned()) }
         });
     }
 }

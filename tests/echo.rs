@@ -251,7 +251,7 @@ fn names_outside_the_mesh_do_not_exist(mesh: &Mesh) {
         assert!(answer.status.is_none() && answer.body.contains("not known"), "{answer:?}");
     }
     mesh.wait_for_output("Deployment shop/front: the name api.example.com does not exist");
-    assert_eq!(mesh.said().matches("the name ").count(), 1, "{}", mesh.said());
+    assert_eq!(mesh.output().matches("the name ").count(), 1, "{}", mesh.output());
 }
 
 fn commands_run_inside(mesh: &Mesh) {
@@ -261,8 +261,8 @@ fn commands_run_inside(mesh: &Mesh) {
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert!(text.starts_with("front-") && text.contains("search shop.svc.cluster.local"), "{text}");
     let unknown = mesh.run(&["exec", "nobody", "--", "true"]);
-    let told = String::from_utf8_lossy(&unknown.stderr);
-    assert!(!unknown.status.success() && told.contains("shop/front"), "{told}");
+    let stderr = String::from_utf8_lossy(&unknown.stderr);
+    assert!(!unknown.status.success() && stderr.contains("shop/front"), "{stderr}");
 }
 
 fn logs_and_status_are_printed(mesh: &Mesh) {

@@ -195,12 +195,12 @@ fn effects_of_edits_are_printed() {
     let mesh = shop();
     mesh.edit("mesh.yaml", "weight: 100", "weight: 99");
     mesh.edit("mesh.yaml", "weight: 0", "weight: 1");
-    mesh.wait("the edit is reported", |said| {
-        let told = |line: &&str| {
+    mesh.wait("the edit is reported", |output| {
+        let is_reported = |line: &&str| {
             line.starts_with("applied    VirtualService shop/")
                 && line.contains("mesh.yaml): requests to stock.")
         };
-        said.lines().find(told).map(|_| ()).ok_or_else(|| said.to_owned())
+        output.lines().find(is_reported).map(|_| ()).ok_or_else(|| output.to_owned())
     });
     let policy = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: closed, namespace: shop}\nspec: {action: DENY, rules: [{to: [{operation: {paths: [/admin]}}]}]}\n";
     mesh.put("policy.yaml", policy);
@@ -226,9 +226,9 @@ spec: {selector: {matchLabels: {app: stock}}, mtls: {mode: MODE}}
 ";
 
 fn printed(mesh: &Mesh, start: &str, text: &str) {
-    mesh.wait(text, |said| {
-        let found = said.lines().any(|line| line.starts_with(start) && line.contains(text));
-        if found { Ok(()) } else { Err(said.to_owned()) }
+    mesh.wait(text, |output| {
+        let found = output.lines().any(|line| line.starts_with(start) && line.contains(text));
+        if found { Ok(()) } else { Err(output.to_owned()) }
     });
 }
 
@@ -256,9 +256,8 @@ fn a_refused_policy_restricts_until_it_is_fixed() {
     mesh.wait_status("front", admin, &[], 200);
     // The last valid version stays in effect.
     mesh.put("policy.yaml", &policy.replace("DENY", "deny"));
-    mesh.wait(
-        "the error",
-        |said| if said.contains("did you mean DENY?") { Ok(()) } else { Err(said.to_owned()) },
-    );
+    mesh.wait("the error", |output| {
+        if output.contains("did you mean DENY?") { Ok(()) } else { Err(output.to_owned()) }
+    });
     mesh.wait_status("front", admin, &[], 200);
 }

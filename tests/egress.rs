@@ -162,11 +162,11 @@ fn failures_are_reported_once(mesh: &Mesh) {
         assert_fails(mesh, "bare", "http://198.51.100.3:81/", "reset");
         assert_fails(mesh, "front", "http://missing.example/", "not known");
     }
-    for told in
+    for line in
         ["Pod default/bare: 198.51.100.3:81: ", "the name missing.example has no answer: it does not exist"]
     {
-        mesh.wait_for_output(told);
-        assert_eq!(mesh.said().matches(told).count(), 1, "{}", mesh.said());
+        mesh.wait_for_output(line);
+        assert_eq!(mesh.output().matches(line).count(), 1, "{}", mesh.output());
     }
 }
 
@@ -177,7 +177,7 @@ fn without_the_option_nothing_leaves_the_mesh() {
     assert_fails(&mesh, "bare", "http://198.51.100.2/", "unreachable");
     assert_fails(&mesh, "bare", "http://other.example/", "not known");
     mesh.wait_for_output("start with --egress, or add a pod");
-    assert!(!outer.said().contains("other.example"), "{}", outer.said());
+    assert!(!outer.output().contains("other.example"), "{}", outer.output());
 }
 
 /// On a machine that has loopback addresses only, only these are tested.

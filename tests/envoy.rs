@@ -99,7 +99,7 @@ fn envoys_are_added_and_removed_without_a_lost_request() {
     mesh.wait_gone("shop", "stock-v1", &before);
     load.wait_more(50);
     load.finish().assert_all_good();
-    assert!(!mesh.said().contains("requests to it may have failed"), "{}", mesh.said());
+    assert!(!mesh.output().contains("requests to it may have failed"), "{}", mesh.output());
 }
 
 /// State-of-the-world discovery, in which responses are complete: an Envoy accepts all of it, and changes, and loses no

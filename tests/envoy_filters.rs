@@ -53,14 +53,14 @@ fn compiled(world: &World) -> Compiled {
 /// Returns what the sidecar refuses of one workload's resources.
 fn refused(all: &Compiled, of: &str) -> Vec<String> {
     let own = all.iter().filter(|((app, ..), _)| *app == of);
-    let resources: Vec<explain::Resource> = own
-        .map(|((_, kind, name), body)| explain::Resource {
+    let resources: Vec<explain::EncodedResource> = own
+        .map(|((_, kind, name), body)| explain::EncodedResource {
             kind: *kind,
             name: name.clone(),
             body: body.clone(),
         })
         .collect();
-    let loaded = explain::Configuration::load(&resources);
+    let loaded = explain::ProxyConfiguration::load(&resources);
     loaded.refused().iter().map(|(name, reason)| format!("{name}: {reason}")).collect()
 }
 

@@ -77,7 +77,7 @@ fn pods_replace_external_hosts() {
     let http = wait_answer(&mesh, "http://api.example.com/", "api");
     assert!(http["headers"]["x-request-id"].is_string(), "the sidecar routes HTTP: {http:#}");
     wait_echo(&mesh, "http://api.example.com:443/");
-    assert!(!mesh.said().contains("warning"), "{}", mesh.said());
+    assert!(!mesh.output().contains("warning"), "{}", mesh.output());
 
     // A change of the entry takes effect at once, in DNS and in the sidecars.
     mesh.edit("mesh.yaml", "hosts: [api.example.com]", "hosts: [new.example.com]");
@@ -120,6 +120,6 @@ fn a_host_without_an_answer_has_a_reason() {
         assert_unknown(&mesh, from, host);
         assert_unknown(&mesh, from, host);
         mesh.wait_for_output(reason);
-        assert_eq!(mesh.said().matches(reason).count(), 1, "{}", mesh.said());
+        assert_eq!(mesh.output().matches(reason).count(), 1, "{}", mesh.output());
     }
 }

@@ -1,10 +1,10 @@
 //! External authorizers in a mesh: AuthorizationPolicies with action CUSTOM.
 
-use skysail_testkit::{Mesh, Setup};
+use skysail_testkit::{Mesh, Setup, pod, service};
 
 /// The authorizer is an echo server: it receives the path and the query of a request, and answers with the status that
 /// the query names.
-const MESH: &str = r"
+const AUTHORIZATION: &str = r"
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: istio, namespace: istio-system}
@@ -20,31 +20,6 @@ data:
         includeRequestHeadersInCheck: [x-ask]
         includeAdditionalHeadersInCheck: {x-from: mesh}
         headersToDownstreamOnDeny: [content-type]
----
-apiVersion: v1
-kind: Service
-metadata: {name: web}
-spec: {selector: {app: web}, ports: [{name: http, port: 80, targetPort: 8080}]}
----
-apiVersion: v1
-kind: Service
-metadata: {name: authorizer}
-spec: {selector: {app: authorizer}, ports: [{name: http, port: 80, targetPort: 8080}]}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: web, labels: {app: web}}
-spec: {containers: [{name: c, image: registry.example/web, ports: [{containerPort: 8080}]}]}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: authorizer, labels: {app: authorizer}}
-spec: {containers: [{name: c, image: registry.example/authorizer, ports: [{containerPort: 8080}]}]}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: front, labels: {app: front}}
-spec: {containers: [{name: c, image: registry.example/front, ports: [{containerPort: 8080}]}]}
 ---
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -71,7 +46,10 @@ fn answer(mesh: &Mesh, path: &str, status: u16, pod: &str) {
 
 #[test]
 fn an_authorizer_decides_about_matching_requests() {
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).ready();
+    let services = ["web", "authorizer"].map(service);
+    let pods = ["web", "authorizer", "front"].map(pod);
+    let text = [&services[..], &pods, &[AUTHORIZATION.to_owned()]].concat().join("---\n");
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).ready();
     mesh.wait_status("front", "http://web/private", &[], 200);
     answer(&mesh, "/private", 200, "web");
     answer(&mesh, "/private?status=401", 401, "authorizer");

@@ -399,10 +399,10 @@ fn unknown_names_fail_with_a_reason_and_may_be_added() {
     let name = "xds:///other.shop.svc.cluster.local:9000";
     eventually("the other service is there", || client.call(name, 1, &[]).only("one"));
     control.remove("other.yaml");
-    let gone = eventually("the other service is gone", || {
+    let removed = eventually("the other service is gone", || {
         client.call(name, 1, &[]).fails_by("other.shop.svc.cluster.local:9000")
     });
-    assert!(gone.millis < 5_000, "{gone:?}");
+    assert!(removed.millis < 5_000, "{removed:?}");
     client.call(ECHO, 1, &[]).only("one").unwrap();
     control.all_is_taken();
 }
@@ -440,32 +440,33 @@ fn methods_are_called_from_the_command_line() {
     };
     let check = "grpc.health.v1.Health/Check";
     let serving = "{\n  \"status\": \"SERVING\"\n}\n";
-    let expect = |out: &str, told: &str, code| (out.to_owned(), told.to_owned(), Some(code));
+    let expect = |out: &str, stderr: &str, code| (out.to_owned(), stderr.to_owned(), Some(code));
     for server in ["current:9000", "http://alpha.shop:9000"] {
         assert_eq!(call(&[server, "--grpc", check]), expect(serving, "OK\n", 0));
-        let (list, told, code) = call(&[server, "--grpc-list"]);
+        let (list, stderr, code) = call(&[server, "--grpc-list"]);
         let line = "grpc.health.v1.Health/Watch (grpc.health.v1.HealthCheckRequest) returns (stream grpc.health.v1.HealthCheckResponse)";
-        assert!(list.lines().any(|one| one == line) && code == Some(0), "{list}{told}");
+        assert!(list.lines().any(|one| one == line) && code == Some(0), "{list}{stderr}");
     }
     let unknown = call(&["current:9000", "--grpc", check, "-d", "{\"service\": \"x\"}"]);
     assert_eq!(unknown, expect("", "NOT_FOUND: unknown service\n", 1));
-    let (_, told, _) = call(&["current:9000", "--grpc", check, "-v", "-H", "x-user: jason"]);
+    let (_, stderr, _) = call(&["current:9000", "--grpc", check, "-v", "-H", "x-user: jason"]);
     for line in [
         "> POST /grpc.health.v1.Health/Check HTTP/2",
         "> x-user: jason",
         "< served-by: current",
         "< grpc-status: 0",
     ] {
-        assert!(told.lines().any(|one| one == line), "{line}: {told}");
+        assert!(stderr.lines().any(|one| one == line), "{line}: {stderr}");
     }
-    let (out, told, _) = call(&["current:9000", "--grpc", check, "--count", "2"]);
+    let (out, stderr, _) = call(&["current:9000", "--grpc", check, "--count", "2"]);
     assert_eq!(out, serving.repeat(2));
-    assert!(told.starts_with("OK\nOK\n2 requests: 2 x OK; latency min "), "{told}");
+    assert!(stderr.starts_with("OK\nOK\n2 requests: 2 x OK; latency min "), "{stderr}");
     // A stream that does not end by itself.
     eventually("the stream has a message", || {
-        let (out, told, code) = call(&["current:9000", "--grpc", "grpc.health.v1.Health.Watch", "-m", "1"]);
-        let ended = told.ends_with("DEADLINE_EXCEEDED: no complete response within 1s\n") && code == Some(1);
-        if ended && out == serving { Ok(()) } else { Err(format!("{out}{told}")) }
+        let (out, stderr, code) = call(&["current:9000", "--grpc", "grpc.health.v1.Health.Watch", "-m", "1"]);
+        let ended =
+            stderr.ends_with("DEADLINE_EXCEEDED: no complete response within 1s\n") && code == Some(1);
+        if ended && out == serving { Ok(()) } else { Err(format!("{out}{stderr}")) }
     });
     // Errors of the command line.
     for (arguments, problem) in [
@@ -484,11 +485,14 @@ fn methods_are_called_from_the_command_line() {
         (&["current:9000", "--grpc", check, "-d", "{\"a\": 1}"], "-d: message 1: "),
         (&["current:9000", "--grpc-list", "--count", "2"], "cannot be used with"),
     ] {
-        let (out, told, code) = call(arguments);
-        assert!(out.is_empty() && told.contains(problem) && code == Some(2), "{arguments:?}: {out}{told}");
+        let (out, stderr, code) = call(arguments);
+        assert!(
+            out.is_empty() && stderr.contains(problem) && code == Some(2),
+            "{arguments:?}: {out}{stderr}"
+        );
     }
-    let (_, told, code) = call(&["nobody:9000", "--grpc-list"]);
-    assert!(told.contains("skysail: request to nobody:9000: ") && code == Some(1), "{told}");
+    let (_, stderr, code) = call(&["nobody:9000", "--grpc-list"]);
+    assert!(stderr.contains("skysail: request to nobody:9000: ") && code == Some(1), "{stderr}");
 
     // With descriptors from a file. A stand-in returns the messages that it receives.
     fs::write(mesh.config().parent().unwrap().join("flights.pb"), flights()).unwrap();

@@ -67,12 +67,12 @@ fn heads_are_shown(mesh: &Mesh) {
     let head = text(&mesh.run(&["call", "front", STOCK, "-I"]).stdout);
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.ends_with("\r\n\r\n"), "{head}");
     let output = mesh.run(&["call", "front", "stock.shop/status/503", "-v", "-X", "PATCH", "-H", "x-one: 1"]);
-    let told = text(&output.stderr);
+    let stderr = text(&output.stderr);
     for line in ["> PATCH /status/503 HTTP/1.1", "> host: stock.shop", "> x-one: 1", "< x-version: v1"] {
-        assert!(told.lines().any(|told| told == line), "{line}: {told}");
+        assert!(stderr.lines().any(|stderr| stderr == line), "{line}: {stderr}");
     }
-    assert!(told.starts_with("* Connected to ") && told.contains("\n< HTTP/1.1 503"), "{told}");
-    assert_eq!((told.lines().last(), output.status.code()), (Some("503"), Some(1)), "{told}");
+    assert!(stderr.starts_with("* Connected to ") && stderr.contains("\n< HTTP/1.1 503"), "{stderr}");
+    assert_eq!((stderr.lines().last(), output.status.code()), (Some("503"), Some(1)), "{stderr}");
 }
 
 fn bodies_are_posted_byte_by_byte(mesh: &Mesh) {
@@ -104,10 +104,10 @@ fn bodies_are_posted_byte_by_byte(mesh: &Mesh) {
 
 fn requests_are_counted_and_limited(mesh: &Mesh) {
     let output = mesh.run(&["call", "front", STOCK, "--count", "3"]);
-    let told = text(&output.stderr);
-    let lines: Vec<_> = told.lines().collect();
-    assert_eq!(lines[..3], ["200"; 3], "{told}");
-    assert!(lines[3].starts_with("3 requests: 3 x 200; latency min ") && lines.len() == 4, "{told}");
+    let stderr = text(&output.stderr);
+    let lines: Vec<_> = stderr.lines().collect();
+    assert_eq!(lines[..3], ["200"; 3], "{stderr}");
+    assert!(lines[3].starts_with("3 requests: 3 x 200; latency min ") && lines.len() == 4, "{stderr}");
     let late = mesh.run(&["call", "front", &format!("{STOCK}/delay/3600s"), "--max-time", "0.2"]);
     assert_eq!(late.status.code(), Some(1), "{late:?}");
     assert!(text(&late.stderr).contains("no complete response within 200ms"), "{late:?}");
@@ -149,8 +149,8 @@ impl Forward {
         let status = eventually("the forward ends", || {
             self.child.try_wait().unwrap().ok_or_else(|| "it runs".to_owned())
         });
-        let told = BufReader::new(self.child.stderr.take().unwrap()).lines().map(Result::unwrap);
-        (status, told.collect())
+        let stderr = BufReader::new(self.child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        (status, stderr.collect())
     }
 }
 
@@ -184,8 +184,8 @@ fn ports_are_forwarded(mesh: &Mesh) {
     // Longer than the interval at which the command looks for the pod.
     assert_eq!(get(forward.addresses[2], "/delay/1500ms").unwrap().0, 200);
     kill(Pid::from_raw(forward.child.id().try_into().unwrap()), Signal::SIGINT).unwrap();
-    let (status, told) = forward.ended();
-    assert!(status.success() && told.is_empty(), "{status} {told}");
+    let (status, stderr) = forward.ended();
+    assert!(status.success() && stderr.is_empty(), "{status} {stderr}");
 }
 
 fn the_control_plane_is_forwarded(mesh: &Mesh) {
@@ -231,8 +231,8 @@ fn dashboards_are_opened(mesh: &Mesh) {
             assert_eq!(seen, format!("{url}\n"));
         }
         kill(Pid::from_raw(forward.child.id().try_into().unwrap()), Signal::SIGINT).unwrap();
-        let (status, told) = forward.ended();
-        assert!(status.success() && told.is_empty(), "{status} {told}");
+        let (status, stderr) = forward.ended();
+        assert!(status.success() && stderr.is_empty(), "{status} {stderr}");
     }
 }
 
@@ -240,9 +240,9 @@ fn a_port_in_use_is_refused(mesh: &Mesh) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let output = mesh.run(&["port-forward", "stock-v1", &format!("{port}:9090")]);
-    let told = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{told}");
-    assert!(told.contains(&format!("127.0.0.1:{port} is in use; choose another port")), "{told}");
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains(&format!("127.0.0.1:{port} is in use; choose another port")), "{stderr}");
     let unknown = mesh.run(&["port-forward", "nobody", "80"]);
     assert!(unknown.status.code() == Some(2) && text(&unknown.stderr).contains("nobody"), "{unknown:?}");
 }
@@ -251,10 +251,10 @@ fn a_forward_ends_with_its_pod(mesh: &Mesh) {
     let mut forward = Forward::start(mesh, "stock-v1", &[":9090", ":1"]);
     assert!(get(forward.addresses[1], "/").is_err());
     mesh.edit("mesh.yaml", "replicas: 1 # stock-v1", "replicas: 0 # stock-v1");
-    let (status, told) = forward.ended();
-    assert_eq!(status.code(), Some(1), "{told}");
-    assert!(told.contains("-> 1: ") && told.contains("refused"), "{told}");
-    assert!(told.contains("was removed; run the command again"), "{told}");
+    let (status, stderr) = forward.ended();
+    assert_eq!(status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("-> 1: ") && stderr.contains("refused"), "{stderr}");
+    assert!(stderr.contains("was removed; run the command again"), "{stderr}");
 }
 
 /// Accepts plain text from outside the mesh as well, on a free port of the host.
@@ -283,9 +283,9 @@ fn published_ports_outlive_pods() {
     ]);
     let setup = if Uid::effective().is_root() { setup.as_user(65534) } else { setup };
     let mesh = setup.ready();
-    let service = published(&mesh, " -> shop/stock:80\n");
-    let workload = published(&mesh, " -> shop/stock-v1:9090\n");
-    let closed = published(&mesh, " -> shop/door:80 (LoadBalancer, on a free port)\n");
+    let service = mesh.published("shop/stock:80");
+    let workload = mesh.published("shop/stock-v1:9090");
+    let closed = mesh.published("shop/door:80");
     let pod = |address| -> Value {
         let (status, report) = get(address, "/a").unwrap();
         let report: Value = serde_json::from_str(&report).unwrap_or_else(|error| panic!("{error}: {report}"));
@@ -310,9 +310,9 @@ fn published_ports_outlive_pods() {
         name => Err(format!("{name:?} answers")),
     });
     // `up` sees the readiness of the new pod shortly after its address is published.
-    mesh.wait("the workload is ready once more", |said| {
-        let times = said.matches("ready      shop/stock-v1 (1 pod)").count();
-        if times == 2 { Ok(()) } else { Err(format!("{times} times so far:\n{said}")) }
+    mesh.wait("the workload is ready once more", |output| {
+        let times = output.matches("ready      shop/stock-v1 (1 pod)").count();
+        if times == 2 { Ok(()) } else { Err(format!("{times} times so far:\n{output}")) }
     });
     mesh.put("late.yaml", &OPEN.replace("name: door", "name: late"));
     mesh.wait_for_output(
@@ -320,16 +320,6 @@ fn published_ports_outlive_pods() {
     );
     let ended = mesh.interrupt();
     assert!(ended.status.success(), "{ended:?}");
-}
-
-/// Returns the address of the port with this line.
-fn published(mesh: &Mesh, end: &str) -> SocketAddr {
-    let said = mesh.said();
-    let line = said
-        .split_inclusive('\n')
-        .find(|line| line.ends_with(end))
-        .unwrap_or_else(|| panic!("{end}: {said}"));
-    line.strip_prefix("published  http://").unwrap().split(' ').next().unwrap().parse().unwrap()
 }
 
 #[test]

@@ -95,12 +95,12 @@ fn rules_without_a_workload_are_checked_and_nothing_is_run() {
     tool.put("rules.yaml", &RULES.replace("subset: v1", "subset: v2"));
     let bad = tool.up(&["rules.yaml"], "");
     assert_eq!(bad.status.code(), Some(1), "{bad:?}");
-    let said = text(&bad.stdout);
+    let output = text(&bad.stdout);
     assert!(
-        said.starts_with("error: ") && said.contains("rules.yaml:8: VirtualService shop/web: "),
-        "{said}"
+        output.starts_with("error: ") && output.contains("rules.yaml:8: VirtualService shop/web: "),
+        "{output}"
     );
-    assert!(said.contains("checked: 1 error. There is no workload to run"), "{said}");
+    assert!(output.contains("checked: 1 error. There is no workload to run"), "{output}");
     let bad = tool.up(&["rules.yaml", "--output", "json"], "");
     assert_eq!(bad.status.code(), Some(1), "{bad:?}");
     let result: Value = serde_json::from_slice(&bad.stdout).unwrap();
@@ -149,20 +149,20 @@ spec: {schedule: '0 0 * * *', jobTemplate: {spec: {template: {spec: {restartPoli
     let gateway = format!("-:{}: ProxyConfig shop/x: ", shop.lines().count() + 2);
     let ran = tool.up(&["-", "--for", "10ms", "--output", "json"], &format!("{shop}{found}"));
     assert_eq!(ran.status.code(), Some(0), "{ran:?}");
-    let told = text(&ran.stderr);
+    let stderr = text(&ran.stderr);
     for part in [
         "mesh mesh from standard input\n",
         &format!("warning: {gateway}"),
         "\n-:84: warning: CronJob shop/night: is not run",
     ] {
-        assert!(told.contains(part), "{part:?}: {told}");
+        assert!(stderr.contains(part), "{part:?}: {stderr}");
     }
     let result: Value = serde_json::from_slice(&ran.stdout).unwrap();
     assert_eq!(result["mesh"], "mesh");
     assert!(!result["pods"].as_array().unwrap().is_empty(), "{result}");
     let mut diagnostics = result["diagnostics"].as_array().unwrap().iter();
     assert!(diagnostics.any(|one| one["text"].as_str().unwrap().starts_with(&gateway)), "{result}");
-    assert!(!format!("{told}{result}").contains("stdin.yaml"), "{told}{result}");
+    assert!(!format!("{stderr}{result}").contains("stdin.yaml"), "{stderr}{result}");
 }
 
 #[test]
@@ -180,9 +180,9 @@ fn an_object_that_two_paths_define_differently_is_reported_with_both_places() {
     tool.put("same/a.yaml", &service("n: '2'"));
     let ran = tool.up(&["shop.yaml", "one", "two", "same", "--for", "10ms", "--output", "json"], "");
     assert_eq!(ran.status.code(), Some(0), "{ran:?}");
-    let told = text(&ran.stderr);
-    let found: Vec<_> = told.lines().filter(|line| line.contains("defines the object again")).collect();
-    let [line] = found[..] else { panic!("{told}") };
+    let stderr = text(&ran.stderr);
+    let found: Vec<_> = stderr.lines().filter(|line| line.contains("defines the object again")).collect();
+    let [line] = found[..] else { panic!("{stderr}") };
     let [start, end] =
         line.split("/one/a.yaml:1: Service shop/more: has no effect: ").collect::<Vec<_>>()[..]
     else {
@@ -221,15 +221,15 @@ fn a_burst_of_messages_is_grouped_and_kept() {
         )
     };
     mesh.put("many.yaml", &(0..40).map(rule).collect::<String>());
-    let (said, file) = mesh.wait("the burst is counted", |said| {
-        let line = said.lines().find(|line| line.contains("37 more like this, the last: error: "));
-        let line = line.ok_or_else(|| said.to_owned())?;
+    let (output, file) = mesh.wait("the burst is counted", |output| {
+        let line = output.lines().find(|line| line.contains("37 more like this, the last: error: "));
+        let line = line.ok_or_else(|| output.to_owned())?;
         let file = line.rsplit("(all are in ").next().unwrap().trim_end_matches(')');
-        Ok((said.to_owned(), file.to_owned()))
+        Ok((output.to_owned(), file.to_owned()))
     });
     let about =
         |text: &str| text.lines().filter(|line| line.starts_with("error: ") && line.contains("/r-")).count();
-    assert_eq!(about(&said), 3, "{said}");
+    assert_eq!(about(&output), 3, "{output}");
     eventually("the others are kept", || {
         let kept = fs::read_to_string(Path::new(&file)).unwrap();
         if about(&kept) == 37 { Ok(()) } else { Err(kept) }

@@ -68,9 +68,9 @@ fn a_signal_ends_a_mesh_at_each_step_of_its_start() {
                 child(mesh).and_then(|child| fs::read_to_string(format!("/proc/{child}/cmdline")).ok());
             command.is_some_and(|command| command.contains("up-inside"))
         }),
-        ("it prints its name", &|mesh| mesh.said().contains("mesh early from")),
+        ("it prints its name", &|mesh| mesh.output().contains("mesh early from")),
         ("it has a state", &|mesh| folder(mesh).join("state.json").exists()),
-        ("a workload is ready", &|mesh| mesh.said().contains("ready      ")),
+        ("a workload is ready", &|mesh| mesh.output().contains("ready      ")),
     ];
     let signals: Vec<_> =
         [Signal::SIGINT, Signal::SIGTERM].into_iter().filter(|signal| !is_ignored(*signal)).collect();
@@ -80,7 +80,7 @@ fn a_signal_ends_a_mesh_at_each_step_of_its_start() {
         let mut mesh = shop("early").start();
         let deadline = Instant::now() + Duration::from_secs(60);
         while !is_reached(&mesh) {
-            assert!(Instant::now() < deadline, "{moment}: {}", mesh.said());
+            assert!(Instant::now() < deadline, "{moment}: {}", mesh.output());
             std::thread::yield_now();
         }
         mesh.signal(signal);

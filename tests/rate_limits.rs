@@ -151,7 +151,7 @@ fn requests_are_limited_by_their_attributes() {
         counts_are_shown(&mesh, server);
     }
 
-    // A changed policy counts anew, a removed one limits nothing.
+    // A changed policy starts with full buckets; a removed policy limits nothing.
     mesh.put("limits.yaml", &POLICY.replace("READY", "again").replace("requests: 2", "requests: 1"));
     for server in ["web", "web-envoy"] {
         wait_policy(&mesh, server, "again");
@@ -161,7 +161,7 @@ fn requests_are_limited_by_their_attributes() {
     for server in ["web", "web-envoy"] {
         mesh.wait_status("front", &format!("http://{server}/all"), &[], 200);
     }
-    assert!(!mesh.said().contains("rejected"), "{}", mesh.said());
+    assert!(!mesh.output().contains("rejected"), "{}", mesh.output());
 }
 
 fn limits_of(mesh: &Mesh, server: &str) {
@@ -357,7 +357,7 @@ fn limits_at_a_gateway(with: &[&str]) {
     // Each route of the VirtualService has its own limit.
     of(81, "more", "/one", &[], &[200, 429]);
     of(81, "more", "/two", &[], &[200, 429]);
-    assert!(!mesh.said().contains("rejected"), "{}", mesh.said());
+    assert!(!mesh.output().contains("rejected"), "{}", mesh.output());
 }
 
 #[test]
@@ -507,7 +507,7 @@ fn a_service_decides_about_requests() {
         mesh.wait_status("front", &format!("http://{server}/user"), &["-H", "x-user: ann"], 503);
         mesh.wait_status("front", &format!("http://{server}/free"), &[], 200);
     }
-    assert!(!mesh.said().contains("rejected"), "{}", mesh.said());
+    assert!(!mesh.output().contains("rejected"), "{}", mesh.output());
 }
 
 /// The page for users, whose examples are one mesh.
@@ -532,7 +532,7 @@ fn the_examples_of_the_page_limit_requests() {
     assert_statuses(&mesh, "front", "http://web/", &[], &[200; 5]);
     // A token arrives every 0.6 seconds, so more than three requests may pass before one is refused.
     mesh.wait_status("front", "http://web/api/1", &[], 503);
-    assert!(!mesh.said().contains("RateLimitPolicy"), "{}", mesh.said());
+    assert!(!mesh.output().contains("RateLimitPolicy"), "{}", mesh.output());
     mesh.call("front", "http://web/orders/1", &["-H", "x-user: last"]);
     limiter.wait().unwrap();
 }

@@ -26,8 +26,8 @@ const HANDSHAKES: &str = "  trafficPolicy: {connectionPool: {http: {maxRequestsP
 /// Returns the authority in JSON output.
 fn authority(mesh: &Mesh, verb: &str) -> Value {
     let output = mesh.run(&["ca", verb, "--output", "json"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {stderr}"))
 }
 
 /// Returns the serial numbers of the roots with this property.

@@ -58,8 +58,8 @@ impl Memory {
     fn assert_flat(&self) {
         println!("{}: {:?} KiB", self.what, self.resident);
         let third = self.resident.len() / 3;
-        let most = |part: &[u64]| part.iter().copied().max().unwrap_or_default();
-        let (before, after) = (most(&self.resident[third..2 * third]), most(&self.resident[2 * third..]));
+        let max = |part: &[u64]| part.iter().copied().max().unwrap_or_default();
+        let (before, after) = (max(&self.resident[third..2 * third]), max(&self.resident[2 * third..]));
         let grown = after.saturating_sub(before);
         assert!(third == 0 || grown < before / 10 + 1024, "{} grows: {:?} KiB", self.what, self.resident);
     }

@@ -1,6 +1,6 @@
 //! Tokens in a mesh: RequestAuthentication verifies them, AuthorizationPolicy requires them and their claims.
 
-use skysail_testkit::{Mesh, Setup};
+use skysail_testkit::{Mesh, Setup, pod, service};
 
 /// Key set of the tokens. Its private key was deleted after they were signed.
 const KEYS: &str = r#"{"keys":[{"kty":"RSA","kid":"k","alg":"RS256","use":"sig","e":"AQAB","n":"rLYBtCljBoUMQ9cKRTq5j8uwg_B2Lz5BonHNXI1FfvcPjgyqyzcmwPAo-YJFiJFBuuzXhuEhu9ZpN75v6GEYaTEWlI3ojq5588_AsGbZ7ScSlbkrEA4IlJsP_t1R__zcT0h7hIUn9EC-GXMIhJROel5552BVGTKQHXpPm41FiWHcfd-LnYr7eFmOxNztA0Dxopz2eF4qj2aRZH51lsVKWbXUmaHbLYGBjqWfm1BVCUfvUPBByV5CppngnO335abD8q-5Nb-xEB7aS4YF5JBPtg1w0rih9EAmYb9YxessdlTuUu8DfihofDjLadC0N1h7QLdUb9n-MENObQhZk1CAdQ"}]}"#;
@@ -11,22 +11,7 @@ const READER: &str = "eyJhbGciOiJSUzI1NiIsImtpZCI6ImsiLCJ0eXAiOiJKV1QifQ.eyJpc3M
 /// Token of `alice` that expired in 2001.
 const EXPIRED: &str = "eyJhbGciOiJSUzI1NiIsImtpZCI6ImsiLCJ0eXAiOiJKV1QifQ.eyJpc3MiOiJodHRwczovL3Rva2Vucy5leGFtcGxlLmNvbSIsInN1YiI6ImFsaWNlIiwiYXVkIjoic2hvcCIsImV4cCI6MTAwMDAwMDAwMH0.iI4X2osRrlZ1JQAQUFeZsI0PUSk1nxNn39Le4_sJMqrGHs4_1fidWgedn-izqga6kOGi0UlLOEQetgXuMTmdVNv8ApANax6_lrvh3cnfYSogaQziCrAGhq53z-tJAX-nqZkj-tk6d_nJzP0vM3wixua4YtCGIpyP7mh0mdpU4y5dAHQDVRTpHHIxJobYHsbOiUJ-vwIJWEz9rYN2fXwih9QFug7xqeEgx0bluywQ7fAx-IwbsxYHtr27B72HiE1_r9H7h2AbqicwaMqXh00NCrnGJLyrEk4n6QjOiEC3Me877OvM06h5cGo1yBXmD0KOX3HwUCQ765UX1CprV197zQ";
 
-const MESH: &str = r"
-apiVersion: v1
-kind: Service
-metadata: {name: web}
-spec: {selector: {app: web}, ports: [{name: http, port: 80, targetPort: 8080}]}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: web, labels: {app: web}}
-spec: {containers: [{name: c, image: registry.example/web, ports: [{containerPort: 8080}]}]}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: front, labels: {app: front}}
-spec: {containers: [{name: c, image: registry.example/front, ports: [{containerPort: 8080}]}]}
----
+const POLICIES: &str = r"
 apiVersion: security.istio.io/v1
 kind: RequestAuthentication
 metadata: {name: tokens}
@@ -56,6 +41,12 @@ spec:
     to: [{operation: {paths: [/edit]}}]
 ";
 
+/// Starts a service and a client with these policies.
+fn start(policies: &str) -> Mesh {
+    let text = [service("web"), pod("web"), pod("front"), policies.to_owned()].join("---\n");
+    Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).ready()
+}
+
 fn status(mesh: &Mesh, path: &str, arguments: &[&str], status: u16) {
     let answer = mesh.call("front", &format!("http://web{path}"), arguments);
     assert_eq!(answer.status, Some(status), "{path} {arguments:?}: {answer:?}");
@@ -63,7 +54,7 @@ fn status(mesh: &Mesh, path: &str, arguments: &[&str], status: u16) {
 
 #[test]
 fn tokens_are_verified_and_required() {
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &MESH.replace("KEYS", KEYS)).ready();
+    let mesh = start(&POLICIES.replace("KEYS", KEYS));
     let bearer = |token: &str| format!("authorization: Bearer {token}");
     let (editor, reader, expired) = (bearer(EDITOR), bearer(READER), bearer(EXPIRED));
     mesh.wait_status("front", "http://web/open", &[], 200);
@@ -104,8 +95,7 @@ fn tokens_are_verified_and_required() {
 
 #[test]
 fn no_token_is_valid_without_a_key_set() {
-    let text = MESH.replace("jwks: 'KEYS'", "jwksUri: http://127.0.0.1:9/keys");
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).ready();
+    let mesh = start(&POLICIES.replace("jwks: 'KEYS'", "jwksUri: http://127.0.0.1:9/keys"));
     mesh.wait_status("front", "http://web/open", &[], 200);
     status(&mesh, "/open", &["-H", &format!("authorization: Bearer {EDITOR}")], 401);
     status(&mesh, "/member", &[], 403);

@@ -148,10 +148,10 @@ fn a_root_of_one_trust_domain_mints_no_identity_of_another() {
         let address = format!("{}:9090", address_of(&mesh, server));
         let call = |folder: &Path| {
             let mut child = attack(&mesh, "act_as_a_client", folder, &address);
-            let mut said = String::new();
-            child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+            let mut output = String::new();
+            child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
             child.wait().unwrap();
-            said
+            output
         };
         let accepted = call(&partner);
         assert!(accepted.contains("answer: HTTP/1.1 200 "), "{server}: {accepted}");
@@ -217,8 +217,8 @@ fn act_as_a_client() {
     let mut stream = StreamOwned::new(tls, TcpStream::connect(address).unwrap());
     let request = b"GET / HTTP/1.1\r\nhost: stock\r\nconnection: close\r\n\r\n";
     let mut answer = Vec::new();
-    let asked = stream.write_all(request).and_then(|()| stream.flush());
-    match asked.and_then(|()| stream.read_to_end(&mut answer)) {
+    let written = stream.write_all(request).and_then(|()| stream.flush());
+    match written.and_then(|()| stream.read_to_end(&mut answer)) {
         Err(error) if answer.is_empty() => println!("refused: {error}"),
         _ => println!("answer: {}", String::from_utf8_lossy(&answer)),
     }

@@ -182,9 +182,9 @@ fn claims_outlive_pods_and_stand_ins_have_no_volumes() {
         apiVersion: v1\nkind: Pod\nmetadata: {name: alone, namespace: shop}\nspec:\n  volumes: [{name: absent, configMap: {name: absent}}, {name: nfs, nfs: {server: s, path: /}}]\n  \
         containers: [{name: alone, image: acme/alone, volumeMounts: [{name: absent, mountPath: /skysail-a}, {name: nfs, mountPath: /skysail-b}]}]\n";
     let mut mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), text).with(&["--run-commands"]).ready();
-    let said = mesh.said();
-    assert!(said.contains("replaces PersistentVolumeClaim disk-web-0"), "{said}");
-    assert!(!said.contains("absent") && !said.contains("nfs"), "{said}");
+    let output = mesh.output();
+    assert!(output.contains("replaces PersistentVolumeClaim disk-web-0"), "{output}");
+    assert!(!output.contains("absent") && !output.contains("nfs"), "{output}");
     // Another template makes other pods, with the same claims.
     mesh.edit("mesh.yaml", "labels: {app: web}", "labels: {app: web, round: two}");
     eventually("both pods have found what those before them wrote", || {

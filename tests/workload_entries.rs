@@ -88,7 +88,7 @@ fn wait_answers(mesh: &Mesh, expected: &[&str]) {
 #[test]
 fn a_service_entry_selects_a_machine_and_a_pod() {
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).ready();
-    assert!(!mesh.said().contains("WorkloadEntry"), "no warning: {}", mesh.said());
+    assert!(!mesh.output().contains("WorkloadEntry"), "no warning: {}", mesh.output());
     mesh.edit("mesh.yaml", "192.0.2.1", &address(&mesh, "machine"));
     wait_answers(&mesh, &["api", "machine"]);
 

@@ -99,7 +99,7 @@ pub fn inspect(data: &[u8]) {
 /// Peer metadata: the header, and the preamble of TCP connections, whose length does not exceed the input.
 pub fn peer(data: &[u8]) {
     let _ = peer::decode(data);
-    if let peer::greeting::Greeting::Complete(length, _) = peer::greeting::read(data) {
+    if let peer::greeting::FirstMessage::Complete(length, _) = peer::greeting::read(data) {
         assert!(length <= data.len());
     }
 }

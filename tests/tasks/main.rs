@@ -15,7 +15,6 @@ mod security;
 use std::{
     collections::BTreeMap,
     fs,
-    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
@@ -95,14 +94,6 @@ fn wait_only(mesh: &Mesh, url: &str, arguments: &[&str], version: &str) {
     });
 }
 
-/// Returns the address of a published port; `target` is `NAMESPACE/SERVICE:PORT`.
-fn published(mesh: &Mesh, target: &str) -> SocketAddr {
-    let said = mesh.said();
-    let line = said.lines().find(|line| line.contains(&format!("-> {target}")));
-    let line = line.unwrap_or_else(|| panic!("{target}: {said}"));
-    line.split_whitespace().nth(1).unwrap().split("//").last().unwrap().parse().unwrap()
-}
-
 /// Checks that one line of a log contains all these texts; the error is the log. `of` are arguments of `skysail logs`.
 fn logged(mesh: &Mesh, of: &[&str], texts: &[&str]) -> Result<(), String> {
     let output = mesh.run(&[&["logs"], of].concat());
@@ -113,6 +104,6 @@ fn logged(mesh: &Mesh, of: &[&str], texts: &[&str]) -> Result<(), String> {
 
 /// Fails if the mesh has reported a mistake in the files.
 fn assert_quiet(mesh: &Mesh) {
-    let said = mesh.said();
-    assert!(!said.contains("warning: ") && !said.contains("error: "), "{said}");
+    let output = mesh.output();
+    assert!(!output.contains("warning: ") && !output.contains("error: "), "{output}");
 }

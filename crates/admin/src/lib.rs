@@ -72,7 +72,7 @@ struct Settings {
 }
 
 const SETTINGS: Settings = Settings {
-    limits: Limits { most: 256, by_address: Some(64), by_identity: None, unproven: 128 },
+    limits: Limits { total: 256, by_address: Some(64), by_identity: None, unproven: 128 },
     head: Duration::from_secs(20),
     response: Duration::from_secs(60),
     life: Duration::from_secs(600),
@@ -275,7 +275,7 @@ mod tests {
 
     #[tokio::test]
     async fn idle_clients_do_not_block_others() {
-        let limits = Limits { most: 8, by_address: Some(6), by_identity: None, unproven: 4 };
+        let limits = Limits { total: 8, by_address: Some(6), by_identity: None, unproven: 4 };
         let address = start(Settings { limits, head: LONG, life: LONG, ..SETTINGS }).await;
         let mut slow = Vec::new();
         for _ in 0..20 {
@@ -315,7 +315,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_is_idle_after_its_response_is_read() {
-        let limits = Limits { most: 8, by_address: None, by_identity: None, unproven: 1 };
+        let limits = Limits { total: 8, by_address: None, by_identity: None, unproven: 1 };
         let address = start(Settings { limits, head: LONG, life: LONG, ..SETTINGS }).await;
         let mut reader = send(address, b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n").await;
         reader.read_u8().await.unwrap();

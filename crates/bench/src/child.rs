@@ -26,8 +26,8 @@ use tokio::process::{Child, Command};
 
 /// Priority of everything that takes part in a measurement.
 const PARTICIPANT: i32 = 1;
-/// Priority of the measuring threads, which sleep most of the time and must not be late, and of other work that must
-/// not wait for a participant.
+/// Priority of the measuring threads, which mostly sleep and must not be late, and of other work that must not wait for
+/// a participant.
 pub(crate) const OBSERVER: i32 = 2;
 
 /// Timeout for a process to listen. Under valgrind it runs many times slower than usual.
@@ -146,9 +146,9 @@ impl Running {
 
     /// Returns the end of the process's output.
     pub(crate) fn output_tail(&self) -> String {
-        const MOST: usize = 600;
+        const MAX: usize = 600;
         let text = std::fs::read(&self.log).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text[text.len().saturating_sub(MOST)..]).trim().to_owned();
+        let text = String::from_utf8_lossy(&text[text.len().saturating_sub(MAX)..]).trim().to_owned();
         if text.is_empty() { "it has no output".to_owned() } else { text }
     }
 

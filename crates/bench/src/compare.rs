@@ -29,7 +29,7 @@ use crate::{
     report::Machine,
     results::{self, ResultFile},
     schedule::Schedule,
-    stage::{self, Output, Turns, keep_first, minutes},
+    stage::{self, Output, Turns, deduplicate, minutes},
     topology::{self, RunningTopology, Setup, Shape},
 };
 
@@ -83,7 +83,7 @@ pub(crate) fn run(mut args: CompareArgs) -> anyhow::Result<bool> {
         show(&args, &comparison, file)?;
         return Ok(complete(&comparison));
     }
-    keep_first(&mut args.only);
+    deduplicate(&mut args.only);
     let usual = [&Peer::ALL[..], &[Peer::Relay]].concat();
     let peers = args.turns.programs(&usual)?;
     let result = ResultFile::new(args.result.as_deref(), "compare")?;
@@ -91,7 +91,7 @@ pub(crate) fn run(mut args: CompareArgs) -> anyhow::Result<bool> {
     let (turns, skipped) = plan(&args.only, &names, args.turns.rounds);
     for one in &skipped {
         let Skipped { experiment, setting, peer, reason } = one;
-        stdio::tell(format_args!("{experiment}, {setting}: without {peer}, because {reason}"));
+        stdio::print_error(format_args!("{experiment}, {setting}: without {peer}, because {reason}"));
     }
     let stage = args.turns.stage()?;
     let mut comparison = new_comparison(&args, &peers, stage.machine.clone(), skipped);
@@ -158,7 +158,7 @@ async fn take_turns(
         let (past, left): (Duration, Duration) =
             (expected[..index].iter().sum(), expected[index..].iter().sum());
         let pace = if index == 0 { 1.0 } else { began.elapsed().as_secs_f64() / past.as_secs_f64() };
-        stdio::tell(format_args!(
+        stdio::print_error(format_args!(
             "[{}/{}, {} left] round {}, {}, {}: {}",
             index + 1,
             turns.len(),
@@ -174,7 +174,7 @@ async fn take_turns(
             Ok(shown) => (shown, None),
             Err(error) => (TurnResult::default(), Some(format!("{error:#}"))),
         };
-        stdio::tell(format_args!("    {}", error.clone().unwrap_or_else(|| table::short(&shown))));
+        stdio::print_error(format_args!("    {}", error.clone().unwrap_or_else(|| table::short(&shown))));
         runs.push(Run {
             round: turn.round,
             experiment: turn.setting.experiment.name().to_owned(),
@@ -317,11 +317,11 @@ fn show(args: &CompareArgs, comparison: &Comparison, file: &Path) -> anyhow::Res
 /// Returns true if all turns were taken and none failed. Prints a message if not.
 fn complete(comparison: &Comparison) -> bool {
     if comparison.interrupted {
-        stdio::tell(format_args!("interrupted after {} turns", comparison.runs.len()));
+        stdio::print_error(format_args!("interrupted after {} turns", comparison.runs.len()));
     }
     let failed: Vec<&Run> = comparison.runs.iter().filter(|run| run.error.is_some()).collect();
     if let Some(run) = failed.first() {
-        stdio::tell(format_args!(
+        stdio::print_error(format_args!(
             "{} of {} turns failed, the first one {}, {} with {}: {}",
             failed.len(),
             comparison.runs.len(),

@@ -35,9 +35,9 @@ pub(crate) use self::{
 };
 use self::{mesh::Change, message::Kind};
 use crate::{
-    accounting, busy, certificates,
+    accounting, certificates,
     child::{Running, Scheduling},
-    clock, namespace,
+    clock, foreign_load, namespace,
     report::Machine,
     results::ResultFile,
     stage::{self, Output, seconds},
@@ -250,12 +250,12 @@ pub(crate) fn run(args: &ControlArgs) -> anyhow::Result<bool> {
         connections + OTHER_FILES <= files,
         "{connections} connections need as many open files, and the limit is {files}: raise --streams to put more sidecars on each connection"
     );
-    let busy = busy::observe();
+    let foreign_load = foreign_load::observe();
     let network = namespace::enter();
     if let Err(error) = &network {
-        stdio::tell(format_args!("continuing without a network namespace of its own: {error}"));
+        stdio::print_error(format_args!("continuing without a network namespace of its own: {error}"));
     }
-    let machine = stage::machine(Some("not asked for"), &network, Some(busy));
+    let machine = stage::machine(Some("not asked for"), &network, Some(foreign_load));
     let folder =
         tempfile::Builder::new().prefix("skysail-bench-").tempdir().context("cannot make a folder")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -289,9 +289,9 @@ fn finish<R: Serialize>(
 
 /// Raises the limit of open files, for this process and its children, to the maximum.
 pub(crate) fn raise_files() -> anyhow::Result<u64> {
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
-    Ok(most)
+    let (_, max) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, max, max)?;
+    Ok(max)
 }
 
 async fn measure(args: &ControlArgs, folder: &Path, machine: Machine) -> anyhow::Result<ControlReport> {
@@ -306,11 +306,11 @@ async fn measure(args: &ControlArgs, folder: &Path, machine: Machine) -> anyhow:
     } else {
         Vec::new()
     };
-    stdio::tell(format_args!("starting a control plane with {} services", args.services));
+    stdio::print_error(format_args!("starting a control plane with {} services", args.services));
     let further = args.further();
     let mut server = Server::start(args.skysail.as_deref(), args.tls, &further, folder, &config, &ca).await?;
     let idle_mb = server.resident();
-    stdio::tell(format_args!(
+    stdio::print_error(format_args!(
         "the control plane serves after {:.2} s with {idle_mb:.0} MB",
         server.start.as_secs_f64()
     ));
@@ -323,7 +323,7 @@ async fn measure(args: &ControlArgs, folder: &Path, machine: Machine) -> anyhow:
     let connect = connect(&mut fleet, &mut server, args.sidecars as usize, args.at_once as usize)?;
     let mut changes = Vec::new();
     for change in &args.changes {
-        changes.push(tell(&mut fleet, &mut server, &mut mesh, *change, args.repeat)?);
+        changes.push(measure_change(&mut fleet, &mut server, &mut mesh, *change, args.repeat)?);
     }
     let churn = (args.churn > 0).then(|| churn(&mut fleet, &mut server, &mut mesh, args)).transpose()?;
     drop(fleet);
@@ -365,7 +365,7 @@ impl ControlArgs {
             services: self.services as usize,
             namespaces: self.namespaces as usize,
             used: self.used as usize,
-            hosts_apart: !self.whole_routes && self.form == Form::Delta,
+            uses_vhds: !self.whole_routes && self.form == Form::Delta,
             endpoint_names: Vec::new(),
             route_names: Vec::new(),
         }
@@ -413,14 +413,14 @@ fn connect(
         resident_mb: server.resident(),
         peak_mb: server.peak(),
     };
-    stdio::tell(format_args!(
+    stdio::print_error(format_args!(
         "{sidecars} sidecars in {:.2} s: {:.0} per second, {:.2} ms of CPU each, {:.0} MB",
         connect.seconds, connect.per_second, connect.cpu_ms_each, connect.resident_mb
     ));
     Ok(connect)
 }
 
-fn tell(
+fn measure_change(
     fleet: &mut Fleet<'_>,
     server: &mut Server,
     mesh: &mut Mesh,
@@ -431,7 +431,7 @@ fn tell(
         (Vec::new(), Vec::new(), Vec::new(), 0, 0);
     let kind = match change {
         Change::Endpoint => Kind::Endpoint,
-        Change::Route if fleet.plan.hosts_apart => Kind::VirtualHost,
+        Change::Route if fleet.plan.uses_vhds => Kind::VirtualHost,
         Change::Route => Kind::Route,
         Change::Policy => Kind::Listener,
         // With on-demand subscriptions, no sidecar subscribes to a service that no workload uses.
@@ -441,7 +441,7 @@ fn tell(
         sidecars = fleet.begin_wait(kind, |plan, sidecar| match change {
             Change::Policy => sidecar.is_of(plan, mesh::CHANGED),
             Change::Service => plan.subscription == Subscription::Mesh,
-            Change::Route if !plan.hosts_apart => true,
+            Change::Route if !plan.uses_vhds => true,
             Change::Endpoint | Change::Route => sidecar.uses_changed(plan),
         });
         let before = server.cpu();
@@ -467,7 +467,7 @@ fn tell(
         cpu_ms: cpu[cpu.len() / 2] as f64 / 1e6,
         bytes_each: bytes as f64 / f64::from(repeat) / sidecars.max(1) as f64,
     };
-    stdio::tell(format_args!(
+    stdio::print_error(format_args!(
         "{change:?}: at the last of {} after {:.1} ms, {:.1} ms of CPU",
         result.sidecars, result.last_ms, result.cpu_ms
     ));

@@ -20,10 +20,10 @@ use skysail_core::stdio;
 
 use self::server::QueryCounter;
 use crate::{
-    busy, certificates,
+    certificates,
     child::{Running, Scheduling},
     control::{self, Fleet, Form, Mesh, Plan, Server, Subscription, learn},
-    layout, namespace, peers,
+    foreign_load, layout, namespace, peers,
     report::Machine,
     results::ResultFile,
     stage::{self, Output, seconds},
@@ -118,12 +118,12 @@ struct QueryCount {
 pub(crate) fn run(args: &DnsArgs) -> anyhow::Result<bool> {
     let file = ResultFile::new(args.result.as_deref(), "dns")?;
     control::raise_files()?;
-    let busy = busy::observe();
+    let foreign_load = foreign_load::observe();
     let network = namespace::enter();
     if let Err(error) = &network {
-        stdio::tell(format_args!("continuing without a network namespace of its own: {error}"));
+        stdio::print_error(format_args!("continuing without a network namespace of its own: {error}"));
     }
-    let machine = stage::machine(Some("not asked for"), &network, Some(busy));
+    let machine = stage::machine(Some("not asked for"), &network, Some(foreign_load));
     let folder =
         tempfile::Builder::new().prefix("skysail-bench-").tempdir().context("cannot make a folder")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -142,19 +142,19 @@ pub(crate) fn run(args: &DnsArgs) -> anyhow::Result<bool> {
 async fn measure(args: &DnsArgs, folder: &Path, machine: Machine) -> anyhow::Result<DnsReport> {
     let (server, questions) = server::start(args.ttl).context("cannot start a DNS server")?;
     let skysail = with_control_plane(args, folder, server, &questions).await?;
-    stdio::tell(format_args!(
+    stdio::print_error(format_args!(
         "{} sidecars, one control plane: {:.1} per second",
         args.sidecars, skysail.per_second
     ));
     let envoy = match args.envoy.clone().or_else(peers::installed_envoy) {
         Some(program) => Some(with_envoy(args, &program, folder, server, &questions).await?),
         None => {
-            stdio::tell(format_args!("Envoy is not installed: give its program with --envoy FILE"));
+            stdio::print_error(format_args!("Envoy is not installed: give its program with --envoy FILE"));
             None
         }
     };
     if let Some(envoy) = &envoy {
-        stdio::tell(format_args!("one Envoy: {:.1} per second", envoy.per_second));
+        stdio::print_error(format_args!("one Envoy: {:.1} per second", envoy.per_second));
     }
     Ok(DnsReport {
         format: 1,
@@ -193,7 +193,7 @@ async fn with_control_plane(
         services: SERVICES,
         namespaces: NAMESPACES,
         used: SERVICES,
-        hosts_apart: true,
+        uses_vhds: true,
         endpoint_names: Vec::new(),
         route_names: Vec::new(),
     };
@@ -203,9 +203,9 @@ async fn with_control_plane(
     fleet.rest(SETTLE)?;
     let before = questions.now();
     fleet.rest(args.seconds)?;
-    let asked = QueryCount::of(before, questions.now(), args.seconds);
+    let queries = QueryCount::of(before, questions.now(), args.seconds);
     control.running.stop().await;
-    Ok(asked)
+    Ok(queries)
 }
 
 fn entry(name: u32) -> Value {
@@ -247,9 +247,9 @@ async fn with_envoy(
     tokio::time::sleep(SETTLE).await;
     let before = questions.now();
     tokio::time::sleep(args.seconds).await;
-    let asked = QueryCount::of(before, questions.now(), args.seconds);
+    let queries = QueryCount::of(before, questions.now(), args.seconds);
     envoy.stop().await;
-    Ok(asked)
+    Ok(queries)
 }
 
 /// Returns the cluster as istiod sends it to a sidecar with IPv4, with the address of our DNS server.
@@ -284,8 +284,8 @@ impl DnsReport {
     fn table(&self) -> String {
         let Self { settings, skysail, .. } = self;
         let sidecars = settings.sidecars;
-        let row = |what: String, asked: &QueryCount, per_second: f64| {
-            let counted = format!("{} A and {} AAAA in {:.0} s", asked.v4, asked.v6, asked.seconds);
+        let row = |what: String, queries: &QueryCount, per_second: f64| {
+            let counted = format!("{} A and {} AAAA in {:.0} s", queries.v4, queries.v6, queries.seconds);
             vec![what, format!("{per_second:.1} ({counted})")]
         };
         let mut rows = vec![row(format!("skysaild, for {sidecars} sidecars"), skysail, skysail.per_second)];
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn the_table_fits_a_terminal() {
-        let asked = |v4| QueryCount { seconds: 3_600.0, v4, v6: v4, per_second: v4 as f64 / 1_800.0 };
+        let queries = |v4| QueryCount { seconds: 3_600.0, v4, v6: v4, per_second: v4 as f64 / 1_800.0 };
         let report = DnsReport {
             format: 1,
             benchmark: "dns",
@@ -314,8 +314,8 @@ mod tests {
             started: 0,
             machine: stage::machine(None, &Ok(()), None),
             settings: DnsSettings { sidecars: 10_000, names: 1_000, ttl: 5 },
-            skysail: asked(720_000),
-            envoy: Some(asked(7_200_000)),
+            skysail: queries(720_000),
+            envoy: Some(queries(7_200_000)),
             envoys_per_second: Some(80_000_000.0),
         };
         let text = report.table();

@@ -20,12 +20,12 @@ use serde_json::json;
 use skysail_core::{names::TOKEN_AUDIENCE, stdio};
 use skysail_identity::TokenSigner;
 
-use self::{client::Client, config::Hosts};
+use self::{client::HttpsClient, config::Hosts};
 use crate::{
-    accounting, busy, certificates,
+    accounting, certificates,
     child::{Running, Scheduling},
     control::{self, Server},
-    layout, namespace, peers,
+    foreign_load, layout, namespace, peers,
     report::Machine,
     results::ResultFile,
     stage::{self, Output},
@@ -113,7 +113,7 @@ enum Proxy {
 /// A change of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Change {
+enum GatewayChange {
     /// The Secret of a host gets another certificate.
     Certificate,
     /// A host is added: Gateway, Secret and VirtualService.
@@ -133,13 +133,13 @@ struct Turn {
     /// Resident megabytes of the proxy and of the control plane.
     resident_mb: f64,
     control_mb: f64,
-    changes: Vec<ChangeResult>,
+    changes: Vec<GatewayChangeResult>,
 }
 
 /// Result of a change, as medians of its repetitions.
 #[derive(Debug, Serialize)]
-struct ChangeResult {
-    change: Change,
+struct GatewayChangeResult {
+    change: GatewayChange,
     /// Milliseconds until a handshake shows the change.
     ms: f64,
     /// CPU milliseconds of the proxy and of the control plane.
@@ -151,12 +151,12 @@ struct ChangeResult {
 pub(crate) fn run(args: &GatewayArgs) -> anyhow::Result<bool> {
     let file = ResultFile::new(args.result.as_deref(), "gateway")?;
     control::raise_files()?;
-    let busy = busy::observe();
+    let foreign_load = foreign_load::observe();
     let network = namespace::enter();
     if let Err(error) = &network {
-        stdio::tell(format_args!("continuing without a network namespace of its own: {error}"));
+        stdio::print_error(format_args!("continuing without a network namespace of its own: {error}"));
     }
-    let machine = stage::machine(Some("not asked for"), &network, Some(busy));
+    let machine = stage::machine(Some("not asked for"), &network, Some(foreign_load));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(measure(args, machine))?;
     let (file, json) = file.write(&report)?;
@@ -173,7 +173,7 @@ pub(crate) fn run(args: &GatewayArgs) -> anyhow::Result<bool> {
 async fn measure(args: &GatewayArgs, machine: Machine) -> anyhow::Result<GatewayReport> {
     let envoy = args.envoy.clone().or_else(peers::installed_envoy);
     if envoy.is_none() {
-        stdio::tell(format_args!("Envoy is not installed: give its program with --envoy FILE"));
+        stdio::print_error(format_args!("Envoy is not installed: give its program with --envoy FILE"));
     }
     let started = stage::now();
     let mut turns = Vec::new();
@@ -183,7 +183,7 @@ async fn measure(args: &GatewayArgs, machine: Machine) -> anyhow::Result<Gateway
                 continue;
             }
             let result = turn(args, proxy, envoy, round).await.with_context(|| proxy.to_string())?;
-            stdio::tell(format_args!(
+            stdio::print_error(format_args!(
                 "{proxy}: {} hosts after {:.2} s, {:.2} s of CPU, {:.0} MB",
                 args.hosts, result.start_seconds, result.start_cpu_seconds, result.resident_mb
             ));
@@ -220,7 +220,7 @@ async fn turn(args: &GatewayArgs, proxy: Proxy, envoy: Option<&Path>, round: u32
     let further = ["--token-key".into(), key.into_os_string()];
     let control = Server::start(args.skysail.as_deref(), true, &further, folder, &config, &ca).await?;
 
-    let mut client = Client::new(hosts.authority.der())?;
+    let mut client = HttpsClient::new(hosts.authority.der())?;
     let (cpu, start) = (control.cpu(), Instant::now());
     let gateway = Gateway::start(args, folder, &ca, control.target.port(), envoy)?;
     let last = hosts.certificates.len() - 1;
@@ -239,7 +239,7 @@ async fn turn(args: &GatewayArgs, proxy: Proxy, envoy: Option<&Path>, round: u32
         control_mb: control.resident(),
         changes: Vec::new(),
     };
-    for change in [Change::Certificate, Change::Host] {
+    for change in [GatewayChange::Certificate, GatewayChange::Host] {
         let measured = repeat(args, change, &mut hosts, &mut client, &gateway, &control).await?;
         result.changes.push(measured);
     }
@@ -250,18 +250,18 @@ async fn turn(args: &GatewayArgs, proxy: Proxy, envoy: Option<&Path>, round: u32
 
 async fn repeat(
     args: &GatewayArgs,
-    change: Change,
+    change: GatewayChange,
     hosts: &mut Hosts,
-    client: &mut Client,
+    client: &mut HttpsClient,
     gateway: &Gateway,
     control: &Server,
-) -> anyhow::Result<ChangeResult> {
+) -> anyhow::Result<GatewayChangeResult> {
     let (mut took, mut cpu, mut control_cpu) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..args.repeat {
         let (before, control_before) = (gateway.cpu(), control.cpu());
         let prepared = match change {
-            Change::Certificate => hosts.prepare_certificate()?,
-            Change::Host => hosts.prepare_host()?,
+            GatewayChange::Certificate => hosts.prepare_certificate()?,
+            GatewayChange::Host => hosts.prepare_host()?,
         };
         let start = Instant::now();
         let number = hosts.apply(prepared)?;
@@ -271,7 +271,12 @@ async fn repeat(
         cpu.push((gateway.cpu() - before) as f64 / 1e6);
         control_cpu.push((control.cpu() - control_before) as f64 / 1e6);
     }
-    Ok(ChangeResult { change, ms: median(took), cpu_ms: median(cpu), control_cpu_ms: median(control_cpu) })
+    Ok(GatewayChangeResult {
+        change,
+        ms: median(took),
+        cpu_ms: median(cpu),
+        control_cpu_ms: median(control_cpu),
+    })
 }
 
 /// The gateway under measurement.
@@ -415,8 +420,8 @@ mod tests {
             control_cpu_seconds: 1_234.5,
             resident_mb: 12_345.0,
             control_mb: 12_345.0,
-            changes: [Change::Certificate, Change::Host]
-                .map(|change| ChangeResult {
+            changes: [GatewayChange::Certificate, GatewayChange::Host]
+                .map(|change| GatewayChangeResult {
                     change,
                     ms: 12_345.6,
                     cpu_ms: 12_345.6,

@@ -21,10 +21,10 @@ use skysail_core::{shutdown, stdio};
 use crate::{
     callgrind::{self, ThreadWork},
     load::{self, Traffic},
-    peers::{self, Peer, Places},
+    peers::{self, Peer, PeerPrograms},
     report::{Machine, Program},
     results,
-    stage::{self, Output, Stage, keep_first},
+    stage::{self, Output, Stage, deduplicate},
     topology::{RunningTopology, Setup, Shape, Topology},
 };
 
@@ -159,15 +159,15 @@ const PAYLOAD: usize = 1_024;
 
 /// Counts, compares and prints. Returns true if everything was counted and no case takes more than it may.
 pub(crate) fn run(mut args: InstructionsArgs) -> anyhow::Result<bool> {
-    keep_first(&mut args.only);
+    deduplicate(&mut args.only);
     let cases = if args.only.is_empty() { Case::ALL.to_vec() } else { args.only.clone() };
     let valgrind = peers::in_path("valgrind").context(
         "instructions are counted by valgrind, which is not installed: install the package valgrind",
     )?;
-    let places = Places { skysail: args.skysail.clone(), ..Places::default() };
+    let places = PeerPrograms { skysail: args.skysail.clone(), ..PeerPrograms::default() };
     let program = Peer::Skysail.find(&places)?;
     if cfg!(debug_assertions) && args.skysail.is_none() {
-        stdio::tell(
+        stdio::print_error(
             "this program was built without --release: it executes many times the instructions of a release build",
         );
     }
@@ -205,7 +205,7 @@ pub(crate) fn run(mut args: InstructionsArgs) -> anyhow::Result<bool> {
     }
     show(args.output, &counts)?;
     if counts.interrupted {
-        stdio::tell("interrupted: the last cases are missing");
+        stdio::print_error("interrupted: the last cases are missing");
         return Ok(false);
     }
     if let Some(file) = &args.write_baseline {
@@ -245,7 +245,7 @@ async fn count_all(
         let (few, many) = (few.await, many.await);
         let (few, many) = few.and_then(|few| Ok((few, many?))).with_context(|| case.name())?;
         let count = Count::new(many - few, 2 * requests);
-        stdio::tell(format_args!("{}: {}", case.name(), count.each.instructions));
+        stdio::print_error(format_args!("{}: {}", case.name(), count.each.instructions));
         counts.insert(*case, count);
     }
     Ok(())
@@ -280,7 +280,7 @@ async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> a
 /// Returns the work of the worker thread, and removes the files. The first thread reads the configuration and serves
 /// no requests. Of the others, only the worker does anything for a request.
 fn worker(folder: &Path) -> anyhow::Result<ThreadWork> {
-    let mut most = None;
+    let mut max = None;
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         if !entry.file_name().as_encoded_bytes().starts_with(COUNTS.as_bytes()) {
@@ -289,9 +289,9 @@ fn worker(folder: &Path) -> anyhow::Result<ThreadWork> {
         let text = fs::read(entry.path())?;
         fs::remove_file(entry.path())?;
         let read = callgrind::read(&String::from_utf8_lossy(&text));
-        most = most.max(read.filter(|(thread, _)| *thread != 1).map(|(_, work)| work));
+        max = max.max(read.filter(|(thread, _)| *thread != 1).map(|(_, work)| work));
     }
-    most.context("valgrind wrote no counts: the sidecar did not end after SIGTERM")
+    max.context("valgrind wrote no counts: the sidecar did not end after SIGTERM")
 }
 
 fn read(file: &Path) -> anyhow::Result<Baseline> {
@@ -315,7 +315,7 @@ fn compare(counts: &Counts, file: &Path) -> bool {
     for (case, count) in &counts.cases {
         let (name, file) = (case.name(), file.display());
         let Some(baseline) = count.baseline else {
-            stdio::tell(format_args!("{name}: not in {file}; add it with --write-baseline {file}"));
+            stdio::print_error(format_args!("{name}: not in {file}; add it with --write-baseline {file}"));
             good = false;
             continue;
         };
@@ -326,19 +326,19 @@ fn compare(counts: &Counts, file: &Path) -> bool {
             format_args!("reduce them, or justify them and update the file with --write-baseline {file}");
         if change > TOLERANCE {
             let change = 100.0 * change;
-            stdio::tell(format_args!(
+            stdio::print_error(format_args!(
                 "{name}: {change:.1}% more instructions per request than in {file}; {remedy}"
             ));
         }
         if more > much {
-            stdio::tell(format_args!(
+            stdio::print_error(format_args!(
                 "{name}: {more:.1} more allocations per request than in {file}; {remedy}"
             ));
         }
         if change > TOLERANCE || more > much {
             good = false;
         } else if change < -TOLERANCE || more < -much {
-            stdio::tell(format_args!(
+            stdio::print_error(format_args!(
                 "{name}: {:.1}% fewer instructions and {:.1} fewer allocations per request than in {file}; update it with --write-baseline {file}",
                 -100.0 * change,
                 -more

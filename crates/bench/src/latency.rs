@@ -17,7 +17,7 @@ use crate::{
     report::{LatencyReport, LatencyRun, LatencySettings, Machine},
     results::ResultFile,
     schedule::Schedule,
-    stage::{self, Output, Turns, keep_first, minutes},
+    stage::{self, Output, Turns, deduplicate, minutes},
     topology::{self, Measurement, Setup, Shape, Topology},
 };
 
@@ -67,7 +67,7 @@ const OVERHEAD: Duration = Duration::from_millis(1_300);
 
 /// Measures, writes the result file and prints the result. Returns true if all of it was measured.
 pub(crate) fn run(mut args: LatencyArgs) -> anyhow::Result<bool> {
-    keep_first(&mut args.connections);
+    deduplicate(&mut args.connections);
     let peers = args.turns.programs(&Peer::ALL)?;
     let file = ResultFile::new(args.result.as_deref(), "latency")?;
     let stage = args.turns.stage()?;
@@ -122,7 +122,7 @@ async fn take_turns(
         let done = u32::try_from(index + 1).unwrap_or(u32::MAX);
         let left = u32::try_from(turns.len()).unwrap_or(u32::MAX) - done;
         let pace = if index == 0 { each } else { began.elapsed() / done };
-        stdio::tell(format_args!(
+        stdio::print_error(format_args!(
             "[{done}/{}, {} left] round {}, {} connections, {} {}: {}",
             turns.len(),
             minutes(pace * left),
@@ -220,11 +220,11 @@ fn finish(args: &LatencyArgs, file: ResultFile, mut report: LatencyReport) -> an
         Output::Json => stdio::print(json)?,
     }
     if report.interrupted {
-        stdio::tell(format_args!("interrupted after {} turns", report.runs.len()));
+        stdio::print_error(format_args!("interrupted after {} turns", report.runs.len()));
     }
     let failed: Vec<&LatencyRun> = report.runs.iter().filter(|run| run.error.is_some()).collect();
     if let Some(run) = failed.first() {
-        stdio::tell(format_args!(
+        stdio::print_error(format_args!(
             "{} of {} turns failed, the first one {} with {}: {}",
             failed.len(),
             report.runs.len(),

@@ -31,13 +31,13 @@ mod relay;
 mod serve;
 
 mod accounting;
-mod busy;
 mod callgrind;
 mod certificates;
 mod child;
 mod clock;
 mod cpus;
 mod envoy;
+mod foreign_load;
 mod http1;
 mod layout;
 mod namespace;

@@ -64,7 +64,7 @@ impl Traffic {
 
 /// Boundary of the measured window, at which the caller takes its own samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Moment {
+pub(crate) enum WindowBoundary {
     /// The measured window begins.
     Begin,
     /// The measured window ends.
@@ -113,12 +113,12 @@ pub(crate) fn histogram() -> anyhow::Result<Histogram<u64>> {
     Ok(Histogram::new_with_bounds(1, LONGEST, 3)?)
 }
 
-/// Applies the load. Calls `tell` on this thread when the measured window begins and ends.
-pub(crate) fn drive(load: &Load, tell: impl FnMut(Moment)) -> anyhow::Result<LoadOutcome> {
+/// Applies the load. Calls `on_boundary` on this thread when the measured window begins and ends.
+pub(crate) fn drive(load: &Load, on_boundary: impl FnMut(WindowBoundary)) -> anyhow::Result<LoadOutcome> {
     match load.traffic {
-        Traffic::Http1 | Traffic::NewConnections { .. } => requests::drive(load, tell),
-        Traffic::Http2 { streams } => http2::drive(load, streams, tell),
-        Traffic::Bytes => bytes::drive(load, tell),
+        Traffic::Http1 | Traffic::NewConnections { .. } => requests::drive(load, on_boundary),
+        Traffic::Http2 { streams } => http2::drive(load, streams, on_boundary),
+        Traffic::Bytes => bytes::drive(load, on_boundary),
     }
 }
 

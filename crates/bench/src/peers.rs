@@ -32,7 +32,7 @@ pub(crate) enum Peer {
 
 /// Programs given on the command line.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct PeerPrograms {
     pub(crate) skysail: Option<PathBuf>,
     pub(crate) envoy: Option<PathBuf>,
 }
@@ -54,12 +54,12 @@ impl Peer {
 
     /// Returns the peers and their programs: the requested ones, or those of `usual` that are installed.
     pub(crate) fn choose(
-        asked: &[Self],
+        selected: &[Self],
         usual: &[Self],
-        places: &Places,
+        places: &PeerPrograms,
     ) -> anyhow::Result<Vec<(Self, PathBuf)>> {
-        if !asked.is_empty() {
-            return asked.iter().map(|peer| Ok((*peer, peer.find(places)?))).collect();
+        if !selected.is_empty() {
+            return selected.iter().map(|peer| Ok((*peer, peer.find(places)?))).collect();
         }
         let mut found = Vec::new();
         for peer in usual {
@@ -68,7 +68,9 @@ impl Peer {
                 // A program that was given must exist.
                 Err(error) if *peer == Self::Envoy && places.envoy.is_some() => return Err(error),
                 Err(error) if *peer == Self::Skysail => return Err(error),
-                Err(error) => stdio::tell(format_args!("continuing without {}: {error:#}", peer.name())),
+                Err(error) => {
+                    stdio::print_error(format_args!("continuing without {}: {error:#}", peer.name()));
+                }
             }
         }
         Ok(found)
@@ -90,7 +92,7 @@ impl Peer {
     ///
     /// # Errors
     /// If it is not installed; the message says how to get it.
-    pub(crate) fn find(self, places: &Places) -> anyhow::Result<PathBuf> {
+    pub(crate) fn find(self, places: &PeerPrograms) -> anyhow::Result<PathBuf> {
         match self {
             Self::Relay => env::current_exe().context("finding this program's file"),
             Self::Skysail => match &places.skysail {
@@ -197,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_missing_peer_is_refused_with_a_remedy() {
-        let places = Places { envoy: Some(PathBuf::from("/nonexistent/envoy")), skysail: None };
+        let places = PeerPrograms { envoy: Some(PathBuf::from("/nonexistent/envoy")), skysail: None };
         let usual = Peer::choose(&[], &Peer::ALL, &places).unwrap_err();
         assert!(usual.to_string().contains("/nonexistent/envoy"), "a file that is named must be there");
         let message = format!("{:#}", Peer::choose(&[Peer::Envoy], &[], &places).unwrap_err());

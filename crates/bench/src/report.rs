@@ -1,14 +1,14 @@
 //! Result of `skysail bench latency`: all turns, medians and ranges over the rounds, ratios between peers, and
 //! tables.
 //!
-//! Added latency and the ratio of two peers are computed within a round and then summarized: a machine drifts, and
-//! what affects one turn affects the next one as well.
+//! Added latency and the ratio of two peers are computed within a round and then summarized: a machine's speed drifts,
+//! and consecutive turns see the same drift.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{busy::Busy, layout, topology::Measurement};
+use crate::{foreign_load::ForeignLoad, layout, topology::Measurement};
 
 /// The result file; `docs/benchmarks.md` describes its format.
 #[derive(Debug, Serialize)]
@@ -39,7 +39,7 @@ pub(crate) struct Machine {
     pub(crate) load: f64,
     /// Other processes before the first turn. Absent where they do not matter, and in results of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) busy: Option<Busy>,
+    pub(crate) busy: Option<ForeignLoad>,
     /// `own namespace`, or the reason why not.
     pub(crate) network: String,
     pub(crate) congestion_control: String,

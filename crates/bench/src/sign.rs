@@ -10,7 +10,7 @@ use anyhow::{Context as _, anyhow};
 use skysail_core::{SpiffeId, names::TOKEN_AUDIENCE, stdio};
 use skysail_identity::{Authority, Csr, Issuer, KeyAndCsr, ServiceAccount, Verifier};
 
-use crate::busy;
+use crate::foreign_load;
 
 const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// Number of calls between two readings of the clock.
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &SignArgs) -> anyhow::Result<bool> {
         Some(threads) => threads.max(1),
         None => thread::available_parallelism().context("counting CPUs")?.get(),
     };
-    busy::observe();
+    foreign_load::observe();
     let length = Duration::from_secs(args.seconds.max(1));
     let setting = &SigningInput::new()?;
     let csr = setting.request()?;

@@ -14,10 +14,11 @@ use tempfile::TempDir;
 
 use crate::{
     accounting,
-    busy::{self, Busy},
     certificates::Certificates,
-    child, namespace,
-    peers::{Peer, Places},
+    child,
+    foreign_load::{self, ForeignLoad},
+    namespace,
+    peers::{Peer, PeerPrograms},
     report::{Machine, Program},
     topology::Setup,
 };
@@ -70,10 +71,10 @@ pub(crate) enum Output {
 impl Turns {
     /// Returns the peers that take part, with their programs.
     pub(crate) fn programs(&self, usual: &[Peer]) -> anyhow::Result<Vec<(Peer, PathBuf)>> {
-        let places = Places { skysail: self.skysail.clone(), envoy: self.envoy.clone() };
-        let mut asked = self.peers.clone();
-        keep_first(&mut asked);
-        Peer::choose(&asked, usual, &places)
+        let places = PeerPrograms { skysail: self.skysail.clone(), envoy: self.envoy.clone() };
+        let mut selected = self.peers.clone();
+        deduplicate(&mut selected);
+        Peer::choose(&selected, usual, &places)
     }
 
     /// Enters the environment of these turns.
@@ -82,9 +83,9 @@ impl Turns {
             accounting::available(),
             "the kernel has no /proc/PID/schedstat (CONFIG_SCHED_INFO), which reports CPU time"
         );
-        let busy = busy::observe();
+        let foreign_load = foreign_load::observe();
         let mut stage = Stage::enter(!self.no_realtime)?;
-        stage.machine.busy = Some(busy);
+        stage.machine.busy = Some(foreign_load);
         Ok(stage)
     }
 }
@@ -112,7 +113,7 @@ impl Stage {
             ("a network namespace of its own", network.as_ref().err().map(ToString::to_string)),
         ] {
             if let Some(error) = error {
-                stdio::tell(format_args!("continuing without {what}: {error}"));
+                stdio::print_error(format_args!("continuing without {what}: {error}"));
             }
         }
         let folder =
@@ -130,7 +131,11 @@ impl Stage {
 }
 
 /// Returns a description of the machine. `no_realtime` is the reason why there is no real-time scheduling.
-pub(crate) fn machine(no_realtime: Option<&str>, network: &io::Result<()>, busy: Option<Busy>) -> Machine {
+pub(crate) fn machine(
+    no_realtime: Option<&str>,
+    network: &io::Result<()>,
+    busy: Option<ForeignLoad>,
+) -> Machine {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpu = text("/proc/cpuinfo");
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -170,7 +175,7 @@ pub(crate) fn version(peer: Peer, program: &Path) -> Program {
 }
 
 /// Removes repeated values, because a turn is identified by its settings.
-pub(crate) fn keep_first<T: PartialEq>(values: &mut Vec<T>) {
+pub(crate) fn deduplicate<T: PartialEq>(values: &mut Vec<T>) {
     let mut kept = Vec::with_capacity(values.len());
     for value in values.drain(..) {
         if !kept.contains(&value) {
@@ -201,7 +206,7 @@ mod tests {
     #[test]
     fn repeated_values_count_once() {
         let mut connections = vec![4, 2, 4, 4, 8];
-        keep_first(&mut connections);
+        deduplicate(&mut connections);
         assert_eq!(connections, [4, 2, 8]);
     }
 

@@ -19,7 +19,7 @@ use crate::{
     certificates::Certificates,
     child::{Running, Scheduling},
     clock, cpus,
-    load::{self, Load, LoadOutcome, Moment, Traffic},
+    load::{self, Load, LoadOutcome, Traffic, WindowBoundary},
     node::{Node, Protocol, Role},
     peers::Peer,
     stream::Tls,
@@ -321,8 +321,8 @@ async fn observe(load: Load, standing: &RunningTopology) -> anyhow::Result<Measu
     let (mut begin, mut end, mut memory) = (None, None, Vec::new());
     while let Some((moment, client)) = moments.recv().await {
         match moment {
-            Moment::Begin => begin = Some(sample(client)),
-            Moment::End => {
+            WindowBoundary::Begin => begin = Some(sample(client)),
+            WindowBoundary::End => {
                 end = Some(sample(client));
                 memory = families.iter().map(|pids| accounting::memory(pids)).collect();
             }
@@ -330,8 +330,8 @@ async fn observe(load: Load, standing: &RunningTopology) -> anyhow::Result<Measu
     }
     let outcome = driver.join().map_err(|_| anyhow::anyhow!("the load generator failed"))??;
     let (Some(begin), Some(end)) = (begin, end) else { bail!("the load generator ended early") };
-    let lost = outcome.unanswered + outcome.refused;
-    if lost as f64 > MAX_LOST_SHARE * outcome.requests as f64 {
+    let failed = outcome.unanswered + outcome.refused;
+    if failed as f64 > MAX_LOST_SHARE * outcome.requests as f64 {
         bail!(
             "of {} requests, {} were not answered and {} not with 200",
             outcome.requests,

@@ -40,8 +40,8 @@ pub(crate) struct AnalyzeArgs {
     /// Lowest severity that makes the exit code 1.
     #[arg(long, value_enum, default_value_t)]
     fail_on: Threshold,
-    /// Findings to leave out: a code of ours or of istioctl, for all objects, or for KIND NAME.NAMESPACE, where * stands
-    /// for any text, such as "SKY0613=Gateway *.edge"; may be given several times.
+    /// Findings to leave out: a code of Skysail or istioctl, for all objects or for KIND NAME.NAMESPACE (* stands for
+    /// any text), such as "SKY0613=Gateway *.edge"; may be given several times.
     #[arg(long, value_name = "CODE[=KIND NAME.NAMESPACE]")]
     suppress: Vec<Suppression>,
     /// Print the page of a code: meaning, example and fix.
@@ -75,7 +75,7 @@ enum Threshold {
 
 /// JSON output; `docs/scripting.md` lists the fields.
 #[derive(Serialize)]
-struct Report<'a> {
+struct AnalyzeReport<'a> {
     failed: bool,
     errors: usize,
     warnings: usize,
@@ -117,7 +117,7 @@ pub(crate) fn run(args: AnalyzeArgs) -> anyhow::Result<u8> {
     match args.output {
         Format::Text => print(&result, suppressed, args.fail_on)?,
         Format::Json => {
-            let report = Report {
+            let report = AnalyzeReport {
                 failed,
                 errors: result.count(Severity::Error),
                 warnings: result.count(Severity::Warning),

@@ -128,7 +128,8 @@ pub(crate) fn run(args: CallArgs) -> anyhow::Result<u8> {
             Err(error) => refused(&server, error),
         };
     }
-    let mut shown = Shown { include: args.include || args.head, verbose: args.verbose, in_line: false };
+    let mut shown =
+        ExchangePrinter { include: args.include || args.head, verbose: args.verbose, in_line: false };
     let mut summary = Summary::default();
     for _ in 0..args.count {
         let started = Instant::now();
@@ -137,7 +138,7 @@ pub(crate) fn run(args: CallArgs) -> anyhow::Result<u8> {
         match runtime.block_on(exchange) {
             Ok(status) => {
                 summary.add(status.to_string(), status < 400, started.elapsed());
-                shown.tell(&status.to_string());
+                shown.print_line(&status.to_string());
             }
             Err(error) => {
                 shown.end_line();
@@ -147,7 +148,7 @@ pub(crate) fn run(args: CallArgs) -> anyhow::Result<u8> {
         }
     }
     if args.count > 1 {
-        stdio::tell(summary.line());
+        stdio::print_error(summary.line());
     }
     Ok(exit::of(summary.is_good()))
 }
@@ -164,14 +165,14 @@ fn call_grpc(args: CallArgs, mesh: &State, target: EnterTarget<'_>) -> anyhow::R
         Ok(None) => return Ok(exit::OK),
         Err(error) => return refused(&url, error),
     };
-    let mut shown = Shown { include: false, verbose: args.verbose, in_line: false };
+    let mut shown = ExchangePrinter { include: false, verbose: args.verbose, in_line: false };
     let mut summary = Summary::default();
     for _ in 0..args.count {
         let started = Instant::now();
         match runtime.block_on(prepared.call(&mut shown)) {
             Ok(status) => {
                 summary.add(status.name(), status.is_ok(), started.elapsed());
-                grpc::tell(&status);
+                grpc::print_status(&status);
             }
             Err(error) => {
                 summary.failed += 1;
@@ -180,7 +181,7 @@ fn call_grpc(args: CallArgs, mesh: &State, target: EnterTarget<'_>) -> anyhow::R
         }
     }
     if args.count > 1 {
-        stdio::tell(summary.line());
+        stdio::print_error(summary.line());
     }
     Ok(exit::of(summary.is_good()))
 }
@@ -194,7 +195,7 @@ fn refused(url: &str, error: io::Error) -> anyhow::Result<u8> {
         Ok(closed) => return Err(closed.into()),
         Err(error) => error,
     };
-    stdio::tell(format!("skysail: request to {url}: {error}"));
+    stdio::print_error(format!("skysail: request to {url}: {error}"));
     Ok(exit::BAD)
 }
 
@@ -243,24 +244,24 @@ fn read(data: &str) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Prints the parts of an exchange as they arrive.
-struct Shown {
+struct ExchangePrinter {
     include: bool,
     verbose: bool,
     /// True if the last byte on standard output is not a line break.
     in_line: bool,
 }
 
-impl Shown {
+impl ExchangePrinter {
     fn show(&mut self, event: Event<'_>) -> Result<(), PrintError> {
         match event {
             Event::Connected(to) if self.verbose => {
-                stdio::tell(format!("* Connected to {} port {}", to.ip(), to.port()));
+                stdio::print_error(format!("* Connected to {} port {}", to.ip(), to.port()));
             }
-            Event::Request(head) if self.verbose => tell_lines('>', head),
+            Event::Request(head) if self.verbose => print_lines('>', head),
             Event::Head(head) | Event::Trailers(head) => {
                 if self.verbose {
                     self.end_line();
-                    tell_lines('<', head);
+                    print_lines('<', head);
                 }
                 if self.include {
                     stdio::write(head)?;
@@ -276,22 +277,22 @@ impl Shown {
     }
 
     /// Prints a line on standard error. It starts a new line if both outputs are the same terminal.
-    fn tell(&mut self, line: &str) {
+    fn print_line(&mut self, line: &str) {
         self.end_line();
-        stdio::tell(line);
+        stdio::print_error(line);
     }
 
     /// Ends the current line on a terminal. Standard output has the bytes of the body only, which need not end with a
     /// line break.
     fn end_line(&mut self) {
         if std::mem::take(&mut self.in_line) && io::stdout().is_terminal() && io::stderr().is_terminal() {
-            stdio::tell("");
+            stdio::print_error("");
         }
     }
 }
 
 /// Prints the lines of a head after a mark. Control characters are escaped, because a terminal interprets them.
-fn tell_lines(mark: char, head: &[u8]) {
+fn print_lines(mark: char, head: &[u8]) {
     let mut text = String::new();
     for line in String::from_utf8_lossy(head).split_terminator('\n') {
         let _ = write!(text, "{mark} ");
@@ -304,7 +305,7 @@ fn tell_lines(mark: char, head: &[u8]) {
         }
         text.push('\n');
     }
-    stdio::tell(text.trim_end_matches('\n'));
+    stdio::print_error(text.trim_end_matches('\n'));
 }
 
 /// Outcome of several requests.
@@ -339,10 +340,10 @@ impl Summary {
         }
         let mut line = format!("{all} requests: {}", counts.join(", "));
         self.times.sort_unstable();
-        if let [least, .., most] | [least @ most] = self.times.as_slice() {
+        if let [min, .., max] | [min @ max] = self.times.as_slice() {
             let median = self.times[(self.times.len() - 1) / 2];
-            let [least, median, most] = [least, &median, most].map(|time| time.as_secs_f64() * 1000.0);
-            let _ = write!(line, "; latency min {least:.1} ms, median {median:.1} ms, max {most:.1} ms");
+            let [min, median, max] = [min, &median, max].map(|time| time.as_secs_f64() * 1000.0);
+            let _ = write!(line, "; latency min {min:.1} ms, median {median:.1} ms, max {max:.1} ms");
         }
         line
     }

@@ -43,7 +43,7 @@ impl Changes {
         // A restarted control plane counts from 1.
         let seen = if page.count < self.seen { 0 } else { self.seen };
         let first = page.kept.first().map_or(0, |change| change.number);
-        let lost = first.saturating_sub(seen + 1);
+        let missed = first.saturating_sub(seen + 1);
         self.seen = page.count;
         let new = page.kept.into_iter().filter(|change| change.number > seen);
         let mut lines: Vec<_> = new
@@ -51,8 +51,8 @@ impl Changes {
                 format!("{action:<10} {object} ({file}): {effect}")
             })
             .collect();
-        if lost > 0 {
-            lines.insert(0, format!("{lost} earlier changes of the configuration are in force"));
+        if missed > 0 {
+            lines.insert(0, format!("{missed} earlier changes of the configuration are in force"));
         }
         lines
     }

@@ -32,7 +32,7 @@ pub(crate) fn report(mesh: &str, checked: &CheckResult, output: Output) -> anyho
                 "diagnostics": findings,
                 "edges": [],
             });
-            stdio::tell(printable(summary));
+            stdio::print_error(printable(summary));
             stdio::print(serde_json::to_string_pretty(&result)?)?;
         }
     }

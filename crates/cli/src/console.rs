@@ -65,7 +65,7 @@ impl Console {
     pub(crate) fn line(&mut self, text: &str) -> anyhow::Result<()> {
         let text = printable(self.named(text));
         if self.output == Output::Json {
-            stdio::tell(text);
+            stdio::print_error(text);
             return Ok(());
         }
         match (&mut self.screen, screen::terminal()) {

@@ -76,6 +76,6 @@ fn open(url: &str) {
     // A Ctrl-C ends the dashboard and not the browser.
     command.process_group(0);
     if let Err(error) = command.spawn() {
-        stdio::tell(format!("skysail: no browser was opened: xdg-open: {error}"));
+        stdio::print_error(format!("skysail: no browser was opened: xdg-open: {error}"));
     }
 }

@@ -47,7 +47,7 @@ pub(crate) struct LoadArgs {
 
 /// Result of a run.
 #[derive(Debug, Default, Serialize)]
-struct Report {
+struct LoadReport {
     answered: u64,
     failed: u64,
     slowest_ms: f64,
@@ -72,7 +72,7 @@ struct Sender {
     count: String,
     pause: Option<Duration>,
     left: Cell<u64>,
-    report: RefCell<Report>,
+    report: RefCell<LoadReport>,
 }
 
 /// A response without its body.

@@ -104,7 +104,7 @@ fn main() -> ExitCode {
     ExitCode::from(run(Cli::parse().command).unwrap_or_else(|error| {
         let code = exit::of_error(&error);
         if code != exit::READER_LEFT {
-            stdio::tell(format!("skysail: {error:#}"));
+            stdio::print_error(format!("skysail: {error:#}"));
         }
         code
     }))

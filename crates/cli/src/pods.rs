@@ -77,7 +77,7 @@ pub(crate) fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
     let container = container(target, args.container.as_deref())?;
     match enter::run(&mesh, target, container, &args.command) {
         Err(error @ Error::Command { .. }) => {
-            stdio::tell(format!("skysail: {error}"));
+            stdio::print_error(format!("skysail: {error}"));
             let missing =
                 matches!(&error, Error::Command { cause, .. } if cause.kind() == io::ErrorKind::NotFound);
             Ok(if missing { exit::NOT_FOUND } else { exit::CANNOT_RUN })

@@ -107,19 +107,19 @@ pub(crate) fn serve(
         for (listener, remote) in listeners {
             let local = listener.local_addr()?;
             let targets = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, remote)), SocketAddr::new(own, remote)];
-            let failed = move |failure| stdio::tell(format!("skysail: {local} -> {remote}: {failure}"));
+            let failed = move |failure| stdio::print_error(format!("skysail: {local} -> {remote}: {failure}"));
             forwards.spawn(forward::serve(listener, move || targets.clone(), failed));
         }
         tokio::select! {
             signal = shutdown::terminate() => { signal?; Ok(exit::OK) }
             Some(ended) = forwards.join_next() => { ended??; bail!("a listener has ended") }
-            reason = gone(mesh, target) => { stdio::tell(format!("skysail: {reason}")); Ok(exit::BAD) }
+            reason = target_end(mesh, target) => { stdio::print_error(format!("skysail: {reason}")); Ok(exit::BAD) }
         }
     })
 }
 
 /// Waits until the target has ended. Returns the reason.
-async fn gone(mesh: &State, target: EnterTarget<'_>) -> String {
+async fn target_end(mesh: &State, target: EnterTarget<'_>) -> String {
     loop {
         tokio::time::sleep(POLL).await;
         let Ok(now) = rundir::find(Some(&mesh.name)) else { return format!("mesh {} has ended", mesh.name) };

@@ -87,8 +87,8 @@ fn listen(opened: &PublishedServicePort) -> io::Result<(TcpListener, String)> {
     let PublishedServicePort { kind, port, is_flexible, .. } = opened;
     let bind = |port| forward::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     // Lower ports need root, and another server often uses them.
-    let asked = port.filter(|port| !is_flexible || *port >= 1024);
-    match asked.map(bind) {
+    let preferred = port.filter(|port| !is_flexible || *port >= 1024);
+    match preferred.map(bind) {
         Some(Ok(listener)) => Ok((listener, format!(" ({kind})"))),
         Some(Err(error)) if *is_flexible => {
             let why = match error.kind() {
@@ -115,7 +115,7 @@ impl Published {
         for line in &self.lines {
             match output {
                 Output::Text => stdio::print(line)?,
-                Output::Json => stdio::tell(line),
+                Output::Json => stdio::print_error(line),
             }
         }
         Ok(())
@@ -142,7 +142,9 @@ impl Published {
                 // Clients retry, so repeated failures are printed once.
                 let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
                 if last.as_ref() != Some(&failure) {
-                    stdio::tell(format!("skysail: a connection to the published {target}: {failure}{hint}"));
+                    stdio::print_error(format!(
+                        "skysail: a connection to the published {target}: {failure}{hint}"
+                    ));
                     *last = Some(failure);
                 }
             };
@@ -150,7 +152,7 @@ impl Published {
         }
         while let Some(ended) = forwards.join_next().await {
             if let Ok(Err(error)) = ended {
-                stdio::tell(format!("skysail: a published port is no longer served: {error}"));
+                stdio::print_error(format!("skysail: a published port is no longer served: {error}"));
             }
         }
     }

@@ -231,7 +231,7 @@ pub(crate) fn outside(args: UpArgs) -> anyhow::Result<u8> {
     } else {
         // Keys, tokens and Secrets are removed.
         rundir::keep_logs(&folder).with_context(|| format!("clearing {}", folder.display()))?;
-        stdio::tell(format!("logs are kept in {}", logs.display()));
+        stdio::print_error(format!("logs are kept in {}", logs.display()));
     }
     Ok(code)
 }
@@ -266,7 +266,7 @@ struct Monitor {
     /// Start of the count of traffic.
     counting: Option<Instant>,
     plain: bool,
-    /// True if the hint for a first request was printed, or is not needed.
+    /// Whether the hint for a first request was printed or is unnecessary.
     hinted: bool,
 }
 

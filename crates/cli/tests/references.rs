@@ -19,8 +19,8 @@ use std::{
 use skysail_testkit::eventually;
 
 const SKYSAIL: &str = env!("CARGO_BIN_EXE_skysail");
-/// A sidecar's bootstrap that has everything of which a metric is kept: both kinds of listener, an access log to a
-/// collector, outlier detection and an overload action.
+/// A sidecar's bootstrap with every part that has metrics: both kinds of listener, an access log to a collector,
+/// outlier detection and an overload action.
 const BOOTSTRAP: &str = include_str!("references/bootstrap.yaml");
 /// The comment after which a page is generated.
 const GENERATED: &str = "<!-- generated: SKYSAIL_WRITE_DOCS=1 cargo test -p skysail --test references -->";

@@ -246,8 +246,8 @@ fn invalid_arguments_are_refused_before_the_start() {
         let mut command = Command::new(SKYSAIL);
         command.arg("up").args(arguments).arg(config).env("XDG_RUNTIME_DIR", folder.path());
         let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains(problem), "{arguments:?}: {output:?}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains(problem), "{arguments:?}: {output:?}");
         assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{arguments:?}: {output:?}");
         assert!(!folder.path().join("skysail").exists());
     }
@@ -289,14 +289,17 @@ fn the_result_for_scripts_has_the_documented_fields() {
     assert!(result["problems"][0].as_str().unwrap().contains("acton"), "{result}");
 
     let output = up(&[]);
-    let said = String::from_utf8_lossy(&output.stdout);
-    let told = |line: &&str| line.contains("AuthorizationPolicy shop/none");
-    let told: Vec<&str> = said.lines().filter(told).collect();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let is_finding = |line: &&str| line.contains("AuthorizationPolicy shop/none");
+    let findings: Vec<&str> = stdout.lines().filter(is_finding).collect();
     assert!(
-        matches!(told[..], [error, warning] if error.contains("acton") && warning.contains("until its errors are fixed, every request to the workloads that it selects is denied")),
-        "{said}"
+        matches!(findings[..], [error, warning] if error.contains("acton") && warning.contains("until its errors are fixed, every request to the workloads that it selects is denied")),
+        "{stdout}"
     );
-    assert!(said.contains("the configuration has an error") && said.ends_with("not healthy\n"), "{said}");
+    assert!(
+        stdout.contains("the configuration has an error") && stdout.ends_with("not healthy\n"),
+        "{stdout}"
+    );
     assert_eq!(output.status.code(), Some(1));
 }
 

@@ -313,11 +313,11 @@ impl PluggedIn {
                     let after = current.borrow().clone();
                     let trusted =
                         |root: &&RootInfo| after.described().iter().any(|new| new.serial == root.serial);
-                    if let Some(lost) =
+                    if let Some(removed) =
                         before.described().iter().filter(|root| root.signs).find(|root| !trusted(root))
                     {
                         warn!(
-                            root = lost.name,
+                            root = removed.name,
                             "root-cert.pem no longer contains the root of the certificates in use: calls fail until all workloads have renewed \
                                them; keep the old root in the file for the lifetime of a certificate"
                         );

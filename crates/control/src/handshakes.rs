@@ -167,7 +167,7 @@ mod tests {
         held
     }
 
-    /// Connections that wait for a permit, record their address when they get it, and release it.
+    /// Tasks of connections. Each waits for a permit, records its address and releases the permit.
     #[derive(Default)]
     struct Waiting {
         served: Arc<Mutex<Vec<IpAddr>>>,

@@ -48,7 +48,7 @@ struct Proxy {
     clusters: watch::Receiver<BTreeMap<String, Received>>,
     connected: watch::Receiver<bool>,
     /// Names of all deleted clusters.
-    lost: Arc<Mutex<Vec<String>>>,
+    removals: Arc<Mutex<Vec<String>>>,
     task: JoinHandle<()>,
 }
 
@@ -63,16 +63,16 @@ fn proxy_of(endpoint: Endpoint, node: Node, refuses: &str) -> Proxy {
     let (sender, clusters) = watch::channel(BTreeMap::new());
     let connect = async move || Ok(Connection::new(endpoint.connect().await?));
     let refuses = refuses.to_owned();
-    let lost = Arc::new(Mutex::new(Vec::new()));
-    let gone = Arc::clone(&lost);
+    let removals = Arc::new(Mutex::new(Vec::new()));
+    let removed = Arc::clone(&removals);
     let handler = async move |update: Update| {
-        gone.lock().unwrap().extend(update.removed.iter().cloned());
+        removed.lock().unwrap().extend(update.removed.iter().cloned());
         keep(&sender, &refuses, update)
     };
     let task = tokio::spawn(async move {
         client.run(connect, handler).await;
     });
-    Proxy { clusters, connected, lost, task }
+    Proxy { clusters, connected, removals, task }
 }
 
 fn keep(sender: &watch::Sender<BTreeMap<String, Received>>, refuses: &str, update: Update) -> Vec<Rejection> {
@@ -366,13 +366,13 @@ async fn a_control_plane_killed_during_changes_loses_nothing() {
         folder.service(&last, 100 + round);
         old.until(&[&last], &[]).await;
     }
-    let lost = old.lost.lock().unwrap().clone();
-    assert!(STAY.iter().all(|service| lost.iter().all(|name| !name.contains(service))), "{lost:?}");
+    let removals = old.removals.lock().unwrap().clone();
+    assert!(STAY.iter().all(|service| removals.iter().all(|name| !name.contains(service))), "{removals:?}");
 
     let mut new = proxy(endpoint(&control.tls, tls), "client", "");
     for proxy in [&mut old, &mut new] {
-        let gone = ["moves-0", "moves-1", "moves-2", "moves-3", "moves-4"];
-        proxy.until(&["moves-5", "moves-9", "round-0", "round-5"], &gone).await;
+        let removed = ["moves-0", "moves-1", "moves-2", "moves-3", "moves-4"];
+        proxy.until(&["moves-5", "moves-9", "round-0", "round-5"], &removed).await;
     }
     let bodies = |proxy: &Proxy| -> BTreeMap<String, bytes::Bytes> {
         proxy.clusters.borrow().values().map(|one| (one.name.clone(), one.body.clone())).collect()

@@ -26,7 +26,7 @@ const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum in total.
-    pub most: usize,
+    pub total: usize,
     /// Maximum per source address; `None` for no limit.
     pub by_address: Option<usize>,
     /// Maximum of proven connections per identity; `None` for no limit.
@@ -71,7 +71,7 @@ struct AddressConnections {
 #[derive(Debug, Default)]
 struct Slot {
     /// The connection was removed from the table to make room for another one.
-    lost: AtomicBool,
+    is_shed: AtomicBool,
     closing: Notify,
 }
 
@@ -102,15 +102,15 @@ impl Connections {
     /// makes room.
     pub fn admit(self: &Arc<Self>, from: IpAddr, scarce: bool) -> Option<Admitted> {
         let from = from.to_canonical();
-        let Limits { most, by_address, unproven, .. } = self.limits;
+        let Limits { total, by_address, unproven, .. } = self.limits;
         let mut state = self.state();
         let mut room = true;
         let same_address = state.addresses.get(&from);
-        if by_address.is_some_and(|most| same_address.is_some_and(|address| address.open >= most)) {
+        if by_address.is_some_and(|limit| same_address.is_some_and(|address| address.open >= limit)) {
             let oldest = same_address.and_then(|address| address.unproven.first()).copied();
             room &= self.shed(&mut state, oldest);
         }
-        if room && (scarce || state.open >= most || state.unproven.len() >= unproven) {
+        if room && (scarce || state.open >= total || state.unproven.len() >= unproven) {
             let oldest = state.unproven.keys().next().copied();
             room &= self.shed(&mut state, oldest);
         }
@@ -136,7 +136,7 @@ impl Connections {
     fn shed(&self, state: &mut Table, id: Option<u64>) -> bool {
         let Some((from, slot)) = id.and_then(|id| state.remove_unproven(id)) else { return false };
         state.close(from);
-        slot.lost.store(true, Ordering::Relaxed);
+        slot.is_shed.store(true, Ordering::Relaxed);
         slot.closing.notify_one();
         self.shed.fetch_add(1, Ordering::Relaxed);
         true
@@ -175,14 +175,14 @@ impl Table {
         self.unproven.insert(id, (from, Arc::clone(slot)));
     }
 
-    /// Counts a proven connection for an identity, unless the identity has `most` already. Returns whether it is
+    /// Counts a proven connection for an identity, unless the identity has `limit` already. Returns whether it is
     /// counted.
-    fn count_for_identity(&mut self, id: u64, identity: &Arc<str>, most: Option<usize>) -> bool {
+    fn count_for_identity(&mut self, id: u64, identity: &Arc<str>, limit: Option<usize>) -> bool {
         if self.proven.contains_key(&id) {
             return true;
         }
         let count = self.identities.entry(Arc::clone(identity)).or_default();
-        if most.is_some_and(|most| *count >= most) {
+        if limit.is_some_and(|limit| *count >= limit) {
             return false;
         }
         *count += 1;
@@ -234,26 +234,26 @@ impl Admitted {
     /// # Errors
     /// Returns the limit if the identity is at its limit. The connection's state is then unchanged.
     pub fn prove_by(&self, identity: &Arc<str>) -> Result<(), usize> {
-        let most = self.connections.limits.by_identity;
+        let limit = self.connections.limits.by_identity;
         let mut state = self.connections.state();
-        if state.count_for_identity(self.id, identity, most) {
+        if state.count_for_identity(self.id, identity, limit) {
             state.remove_unproven(self.id);
             return Ok(());
         }
         drop(state);
         self.connections.refused.fetch_add(1, Ordering::Relaxed);
-        let most = most.unwrap_or_default();
+        let limit = limit.unwrap_or_default();
         if let Some(more) = self.connections.refusals.admit(Instant::now()) {
-            warn!(from = %self.from, identity = &**identity, most, more, "identity is at its limit of connections; call refused");
+            warn!(from = %self.from, identity = &**identity, limit, more, "identity is at its limit of connections; call refused");
         }
-        Err(most)
+        Err(limit)
     }
 
     /// Marks the connection as unproven again while it waits for its next request. It keeps its age.
     pub fn mark_unproven(&self) {
         let mut state = self.connections.state();
         state.release_identity(self.id);
-        if !self.slot.lost.load(Ordering::Relaxed) {
+        if !self.slot.is_shed.load(Ordering::Relaxed) {
             state.add_unproven(self.id, self.from, &self.slot);
         }
     }
@@ -269,7 +269,7 @@ impl Drop for Admitted {
         let mut state = self.connections.state();
         state.release_identity(self.id);
         state.remove_unproven(self.id);
-        if !self.slot.lost.load(Ordering::Relaxed) {
+        if !self.slot.is_shed.load(Ordering::Relaxed) {
             state.close(self.from);
         }
     }
@@ -279,7 +279,7 @@ impl Drop for Admitted {
 mod tests {
     use super::*;
 
-    const ROOMY: Limits = Limits { most: 100, by_address: None, by_identity: None, unproven: 100 };
+    const ROOMY: Limits = Limits { total: 100, by_address: None, by_identity: None, unproven: 100 };
 
     fn from(last: u8) -> IpAddr {
         IpAddr::from([10, 0, 0, last])
@@ -287,12 +287,12 @@ mod tests {
 
     /// Returns whether the table has asked the connection to close.
     fn is_shed(admitted: &Admitted) -> bool {
-        admitted.slot.lost.load(Ordering::Relaxed)
+        admitted.slot.is_shed.load(Ordering::Relaxed)
     }
 
     #[test]
     fn the_oldest_unproven_connection_makes_room() {
-        let table = Connections::new(Limits { most: 3, ..ROOMY });
+        let table = Connections::new(Limits { total: 3, ..ROOMY });
         let [first, second, third] = [1, 2, 3].map(|last| table.admit(from(last), false).unwrap());
         first.prove();
         let fourth = table.admit(from(4), false).unwrap();
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn an_identity_is_limited_in_proven_connections() {
-        let table = Connections::new(Limits { most: 4, by_identity: Some(2), ..ROOMY });
+        let table = Connections::new(Limits { total: 4, by_identity: Some(2), ..ROOMY });
         let [first, second, third] = [(); 3].map(|()| table.admit(from(1), false).unwrap());
         let [a, b] = ["a", "b"].map(Arc::<str>::from);
         assert_eq!(
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn a_closed_connection_is_counted_for_no_identity() {
-        let table = Connections::new(Limits { most: 1, by_identity: Some(1), ..ROOMY });
+        let table = Connections::new(Limits { total: 1, by_identity: Some(1), ..ROOMY });
         let first = table.admit(from(1), false).unwrap();
         let second = table.admit(from(2), false).unwrap();
         let a = "a".into();
@@ -378,7 +378,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_shed_connection_is_notified_even_if_it_waits_later() {
-        let table = Connections::new(Limits { most: 1, ..ROOMY });
+        let table = Connections::new(Limits { total: 1, ..ROOMY });
         let first = table.admit(from(1), false).unwrap();
         let _second = table.admit(from(2), false).unwrap();
         first.shed().await;

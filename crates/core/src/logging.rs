@@ -85,7 +85,7 @@ pub fn init(format: Format) -> Flush {
     // An error means that a subscriber is already set, as intended.
     if outcome.is_ok() {
         let _ = FILTER.set(handle);
-        panic::set_hook(Box::new(tell));
+        panic::set_hook(Box::new(log_panic));
     }
     flush
 }
@@ -126,7 +126,7 @@ pub fn panics() -> u64 {
     PANICS.load(Ordering::Relaxed)
 }
 
-fn tell(info: &PanicHookInfo<'_>) {
+fn log_panic(info: &PanicHookInfo<'_>) {
     PANICS.fetch_add(1, Ordering::Relaxed);
     let thread = thread::current();
     let place = info.location().map(ToString::to_string).unwrap_or_default();

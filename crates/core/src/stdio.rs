@@ -37,7 +37,7 @@ pub fn write(bytes: &[u8]) -> Result<(), PrintError> {
 }
 
 /// Prints a text and a line break on standard error.
-pub fn tell(text: impl Display) {
-    // There is nowhere to report that standard error is closed.
+pub fn print_error(text: impl Display) {
+    // A failure cannot be reported: standard error is closed.
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }

@@ -91,7 +91,7 @@ impl Decompressor {
 
 /// A decompression in progress.
 pub struct Decoding {
-    decoder: Decoder,
+    decoder: CodingDecoder,
     max_ratio: u32,
     /// Number of compressed bytes so far.
     taken: u64,
@@ -99,7 +99,7 @@ pub struct Decoding {
     given: u64,
 }
 
-enum Decoder {
+enum CodingDecoder {
     Gzip(Box<MultiGzDecoder<Output>>),
     Brotli(Box<brotli::DecompressorWriter<Output>>),
     Zstd(Box<ZstdDecoder<'static, Output>>),
@@ -133,15 +133,15 @@ impl Decoding {
     fn new(coding: DecompressorCoding, max_ratio: u32) -> Option<Self> {
         let output = Output { bytes: Vec::new(), limit: 0 };
         let decoder = match coding {
-            DecompressorCoding::Gzip => Decoder::Gzip(Box::new(MultiGzDecoder::new(output))),
+            DecompressorCoding::Gzip => CodingDecoder::Gzip(Box::new(MultiGzDecoder::new(output))),
             DecompressorCoding::Brotli => {
-                Decoder::Brotli(Box::new(brotli::DecompressorWriter::new(output, BROTLI_BUFFER)))
+                CodingDecoder::Brotli(Box::new(brotli::DecompressorWriter::new(output, BROTLI_BUFFER)))
             }
             DecompressorCoding::Zstd => {
                 // Creation fails only without memory.
                 let mut decoder = ZstdDecoder::new(output).ok()?;
                 decoder.window_log_max(ZSTD_WINDOW).ok()?;
-                Decoder::Zstd(Box::new(decoder))
+                CodingDecoder::Zstd(Box::new(decoder))
             }
         };
         Some(Self { decoder, max_ratio, taken: 0, given: 0 })
@@ -153,10 +153,10 @@ impl Decoding {
     /// The content is not valid, ends early, or exceeds the ratio.
     pub fn piece(&mut self, piece: &[u8], end: bool) -> Result<Bytes, Undecodable> {
         self.taken += piece.len() as u64;
-        let most = self.taken.saturating_mul(self.max_ratio.into()).max(ALWAYS_ALLOWED);
-        let limit = most.saturating_sub(self.given);
+        let max = self.taken.saturating_mul(self.max_ratio.into()).max(ALWAYS_ALLOWED);
+        let limit = max.saturating_sub(self.given);
         let bytes = match &mut self.decoder {
-            Decoder::Gzip(decoder) => {
+            CodingDecoder::Gzip(decoder) => {
                 decoder.get_mut().limit = limit;
                 decoder.write_all(piece).and_then(|()| decoder.flush()).map_err(|_| Undecodable)?;
                 if end && self.taken > 0 {
@@ -164,7 +164,7 @@ impl Decoding {
                 }
                 std::mem::take(&mut decoder.get_mut().bytes)
             }
-            Decoder::Brotli(decoder) => {
+            CodingDecoder::Brotli(decoder) => {
                 decoder.get_mut().limit = limit;
                 decoder.write_all(piece).map_err(|_| Undecodable)?;
                 if end && self.taken > 0 {
@@ -174,7 +174,7 @@ impl Decoding {
                 }
                 std::mem::take(&mut decoder.get_mut().bytes)
             }
-            Decoder::Zstd(decoder) => {
+            CodingDecoder::Zstd(decoder) => {
                 decoder.get_mut().limit = limit;
                 decoder.write_all(piece).and_then(|()| decoder.flush()).map_err(|_| Undecodable)?;
                 std::mem::take(&mut decoder.get_mut().bytes)

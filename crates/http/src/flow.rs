@@ -34,7 +34,7 @@ pub struct Flow {
     /// Limit of `kept` in bytes. While the body is collected, there is none.
     keeps: usize,
     /// A part of the content cannot be sent again.
-    lost: bool,
+    is_discarded: bool,
     /// Number of content bytes that this receiver has got.
     given: usize,
     /// A piece that was read and waits for space.
@@ -73,7 +73,7 @@ impl Flow {
             bytes: 0,
             kept: keep.then(Vec::new),
             keeps: KEPT,
-            lost: false,
+            is_discarded: false,
             given: 0,
             waiting: Bytes::new(),
             owed: 0,
@@ -144,7 +144,7 @@ impl Flow {
     /// Returns whether all content so far could be sent again.
     #[inline]
     pub fn is_replayable(&self) -> bool {
-        !self.lost
+        !self.is_discarded
     }
 
     /// Returns the framing for an HTTP/1.1 receiver.
@@ -153,7 +153,8 @@ impl Flow {
         self.framing
     }
 
-    /// Declares the length of a body that has been collected, so that it does not leave in chunks. Trailers need chunks.
+    /// Declares the length of a collected body, so that it is not sent in chunks. A body with trailers is still sent in
+    /// chunks.
     pub fn set_known_length(&mut self) {
         if let Some(kept) = self.kept.as_ref().filter(|_| self.read && self.trailers.is_none())
             && self.framing == Framing::Chunked
@@ -165,7 +166,7 @@ impl Flow {
     /// Stops keeping content.
     #[inline]
     pub fn forget(&mut self) {
-        self.lost |= self.kept.take().is_some();
+        self.is_discarded |= self.kept.take().is_some();
     }
 
     /// Starts again with the kept content, for another receiver.
@@ -176,17 +177,17 @@ impl Flow {
         self.ended = self.read && self.framing == Framing::None;
     }
 
-    /// Replaces a body that has been read to its end, and starts with its new content.
+    /// Replaces a body that has been read to its end. The transfer starts again with the new content.
     pub fn replace(&mut self, content: Vec<u8>, framing: Framing, trailers: Option<Headers>) {
-        (self.kept, self.lost, self.through) = (Some(content), false, None);
+        (self.kept, self.is_discarded, self.through) = (Some(content), false, None);
         (self.framing, self.trailers, self.read) = (framing, trailers, true);
         self.restart();
     }
 
-    /// Replaces the content that has been kept of a body that has not been read to its end. The rest follows it, so that
-    /// the length of the result is not known.
+    /// Replaces the collected part of a body that has not been read to its end. The rest of the body follows, so the
+    /// length of the result is unknown.
     pub fn replace_start(&mut self, content: Vec<u8>) {
-        (self.kept, self.lost, self.framing) = (Some(content), false, Framing::Chunked);
+        (self.kept, self.is_discarded, self.framing) = (Some(content), false, Framing::Chunked);
         self.restart();
     }
 
@@ -228,16 +229,16 @@ impl Flow {
         to.poll_flush(cx).map_err(|_| TransferError::Receiver)
     }
 
-    /// Reads the body to its end, or until it exceeds `most` bytes, for [`Self::kept`] and [`Self::trailers`].
+    /// Reads the body to its end, or until it exceeds `max` bytes, for [`Self::kept`] and [`Self::trailers`].
     #[inline]
     pub fn poll_collect(
         &mut self,
         cx: &mut Context<'_>,
         from: &mut Wire,
-        most: usize,
+        max: usize,
     ) -> Poll<Result<(), TransferError>> {
         self.keeps = usize::MAX;
-        while !self.read && self.bytes <= most as u64 {
+        while !self.read && self.bytes <= max as u64 {
             self.given += ready!(self.poll_piece(cx, from))?.len();
             self.release(from);
         }
@@ -245,8 +246,8 @@ impl Flow {
         Poll::Ready(Ok(()))
     }
 
-    /// Discards input that has arrived; returns true if that reaches the end of the body. An HTTP/2 stream does not
-    /// affect later streams, so that it needs none of this.
+    /// Discards input that has arrived; returns true if that reaches the end of the body. Not needed for HTTP/2, where
+    /// unread content of a stream does not affect later streams.
     #[inline]
     pub fn skip(&mut self, from: &mut Wire) -> bool {
         let Wire::Http1(from) = from else { return true };
@@ -289,7 +290,7 @@ impl Flow {
             let data = &bytes[piece.skip..piece.skip + piece.data];
             write::data(&mut to.output, self.framing, data);
             self.bytes += data.len() as u64;
-            keep(&mut self.kept, &mut self.lost, data, KEPT);
+            keep(&mut self.kept, &mut self.is_discarded, data, KEPT);
             self.given += data.len();
             from.input.consume(piece.skip + piece.data);
             if self.decoder.is_done() {
@@ -362,7 +363,7 @@ impl Flow {
                     .map_err(|_| TransferError::Malformed)?,
                 None => piece,
             };
-            keep(&mut self.kept, &mut self.lost, &piece, self.keeps);
+            keep(&mut self.kept, &mut self.is_discarded, &piece, self.keeps);
             if !piece.is_empty() {
                 return Poll::Ready(Ok(piece));
             }
@@ -385,11 +386,11 @@ impl Flow {
                 ready!(to.poll_flush(cx)).map_err(|_| TransferError::Receiver)?;
             }
             Wire::Http2(to) => {
-                let gone = |_| TransferError::Receiver;
+                let receiver_closed = |_| TransferError::Receiver;
                 while !self.waiting.is_empty() {
-                    let room = ready!(to.poll_room(cx, self.waiting.len())).map_err(gone)?;
+                    let room = ready!(to.poll_room(cx, self.waiting.len())).map_err(receiver_closed)?;
                     let last = all && self.trailers.is_none() && room == self.waiting.len();
-                    to.send(&self.waiting.split_to(room), last).map_err(gone)?;
+                    to.send(&self.waiting.split_to(room), last).map_err(receiver_closed)?;
                     self.given += room;
                     self.ended |= last;
                 }
@@ -401,7 +402,7 @@ impl Flow {
                         }
                         None => to.send(&[], true),
                     }
-                    .map_err(gone)?;
+                    .map_err(receiver_closed)?;
                     self.ended = true;
                 }
             }
@@ -422,11 +423,11 @@ impl Flow {
 }
 
 /// Keeps content for a retry, up to the limit.
-fn keep(kept: &mut Option<Vec<u8>>, lost: &mut bool, data: &[u8], most: usize) {
+fn keep(kept: &mut Option<Vec<u8>>, is_discarded: &mut bool, data: &[u8], max: usize) {
     if let Some(known) = kept {
-        if known.len() + data.len() > most {
+        if known.len() + data.len() > max {
             *kept = None;
-            *lost = true;
+            *is_discarded = true;
         } else {
             known.extend_from_slice(data);
         }

@@ -194,8 +194,8 @@ mod tests {
         }
         let mut plain = ResponseHead::build(503, &[("content-type", "text/plain")]);
         assert!(WebCall { text: false, wants_text: true }.answer(&mut plain).is_none());
-        let said = (plain.header("content-type"), plain.header("grpc-status"));
-        assert_eq!(said, (Some(&b"application/grpc-web-text+proto"[..]), Some(&b"14"[..])));
+        let fields = (plain.header("content-type"), plain.header("grpc-status"));
+        assert_eq!(fields, (Some(&b"application/grpc-web-text+proto"[..]), Some(&b"14"[..])));
     }
 
     #[test]

@@ -89,13 +89,13 @@ pub enum Scheme {
 }
 
 /// Unused heads of a thread, kept for their memory.
-struct Spares {
+struct HeadPool {
     requests: Vec<RequestHead>,
     answers: Vec<ResponseHead>,
 }
 
 thread_local! {
-    static SPARES: RefCell<Spares> = const { RefCell::new(Spares { requests: Vec::new(), answers: Vec::new() }) };
+    static SPARES: RefCell<HeadPool> = const { RefCell::new(HeadPool { requests: Vec::new(), answers: Vec::new() }) };
 }
 
 /// Maximum number of unused heads of each kind that a thread keeps.

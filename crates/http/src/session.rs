@@ -329,7 +329,7 @@ fn seal<Data>(
         Send::Nothing => 0,
         Send::End => traffic.queue_close_notify(sealed.space(OVERHEAD)).map_err(io::Error::other)?,
         Send::Content(output) => {
-            // As much as fits into a large block, in records of maximum size.
+            // Amount of content that fits into a large block, in records of maximum size.
             let plain = &output.bytes()[..output.len().min(LARGE - OVERHEAD - UNWRITTEN)];
             let count =
                 traffic.encrypt(plain, sealed.space(plain.len() + OVERHEAD)).map_err(io::Error::other)?;

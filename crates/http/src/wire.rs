@@ -112,8 +112,8 @@ impl Wire {
         }
     }
 
-    /// Returns whether the peer has gone. Input that arrives meanwhile, such as its next request, is buffered up to a
-    /// block.
+    /// Returns whether the peer has closed the connection or the stream. Input that arrives before, such as the next
+    /// request, is buffered up to a block.
     #[inline]
     pub fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
@@ -140,7 +140,7 @@ impl Wire {
         }
     }
 
-    /// Returns whether the peer has gone, even if unread input is buffered.
+    /// Returns whether the peer has closed the connection or the stream, even if unread input is buffered.
     #[inline]
     pub fn has_ended(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
@@ -163,7 +163,7 @@ impl Wire {
         }
     }
 
-    /// Breaks the message off, so that the peer knows that it is incomplete.
+    /// Ends the message so that the peer detects that it is incomplete.
     #[inline]
     pub fn abort(&mut self) {
         match self {

@@ -342,8 +342,8 @@ impl ConnectionSessions {
 
 impl ClientSessionStore for ConnectionSessions {
     fn insert_tls13_ticket(&self, name: ServerName<'static>, value: Tls13ClientSessionValue) {
-        let most = self.spec.sessions.kept;
-        if most == 0 {
+        let max = self.spec.sessions.kept;
+        if max == 0 {
             return;
         }
         self.edit(|kept| {
@@ -353,7 +353,7 @@ impl ClientSessionStore for ConnectionSessions {
                 && let Some(oldest) = oldest
             {
                 kept.remove(oldest);
-            } else if kept.len() >= most {
+            } else if kept.len() >= max {
                 kept.pop_front();
             }
             kept.push_back(Session { address: self.address, name, value });

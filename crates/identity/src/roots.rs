@@ -258,7 +258,7 @@ impl ChainRules<'_> {
                 .build()
         });
         let is_short = |path: &VerifiedPath<'_>| match self.max_depth {
-            Some(most) if path.intermediate_certificates().count() >= most as usize => {
+            Some(max) if path.intermediate_certificates().count() >= max as usize => {
                 Err(webpki::Error::MaximumPathDepthExceeded)
             }
             _ => Ok(()),

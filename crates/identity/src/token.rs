@@ -270,11 +270,11 @@ mod tests {
             let header = Header { kid: kid.map(str::to_owned), ..Header::new(Algorithm::ES256) };
             jsonwebtoken::encode(&header, claims, &issuer.signing).unwrap()
         };
-        let said = |token: &str| verifier.verify(token).map_err(|error| error.to_string());
-        assert!(said(&sign(&claims, &issuers[1], Some("new"))).unwrap_err().contains("InvalidIssuer"));
+        let verify = |token: &str| verifier.verify(token).map_err(|error| error.to_string());
+        assert!(verify(&sign(&claims, &issuers[1], Some("new"))).unwrap_err().contains("InvalidIssuer"));
         claims["iss"] = url.into();
         for (issuer, kid) in [(0, Some("old")), (1, Some("new")), (1, None)] {
-            assert_eq!(said(&sign(&claims, &issuers[issuer], kid)).unwrap(), account, "{kid:?}");
+            assert_eq!(verify(&sign(&claims, &issuers[issuer], kid)).unwrap(), account, "{kid:?}");
         }
         for (issuer, kid, words) in [
             (0, Some("new"), "InvalidSignature"),
@@ -283,22 +283,22 @@ mod tests {
             (2, Some("encrypts"), "no known key is named"),
             (2, Some("signs"), "no known key is named"),
         ] {
-            let why = said(&sign(&claims, &issuers[issuer], kid)).unwrap_err();
+            let why = verify(&sign(&claims, &issuers[issuer], kid)).unwrap_err();
             assert!(why.contains(words), "{kid:?}: {why}");
         }
         let mut one = claims.clone();
         one["aud"] = "istio-ca".into();
         assert_eq!(
-            said(&sign(&one, &issuers[0], Some("old"))).unwrap(),
+            verify(&sign(&one, &issuers[0], Some("old"))).unwrap(),
             account,
             "an audience need be no list"
         );
         let header = Header { crit: Some(vec!["x".into()]), ..Header::new(Algorithm::ES256) };
         let critical = jsonwebtoken::encode(&header, &claims, &issuers[0].signing).unwrap();
-        assert!(said(&critical).unwrap_err().contains("critical"));
+        assert!(verify(&critical).unwrap_err().contains("critical"));
         let header = Header { kid: Some("shared".into()), ..Header::new(Algorithm::HS256) };
         let shared = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_secret(&[7; 32])).unwrap();
-        assert!(said(&shared).unwrap_err().contains("no known key"), "a verifier could have signed it");
+        assert!(verify(&shared).unwrap_err().contains("no known key"), "a verifier could have signed it");
         for (claim, value, words) in [
             ("aud", json!(["other"]), "InvalidAudience"),
             ("exp", json!(1), "ExpiredSignature"),
@@ -307,9 +307,9 @@ mod tests {
         ] {
             let mut claims = claims.clone();
             claims[claim] = value;
-            let why = said(&sign(&claims, &issuers[0], Some("old"))).unwrap_err();
+            let why = verify(&sign(&claims, &issuers[0], Some("old"))).unwrap_err();
             assert!(why.contains(words), "{claim}: {why}");
         }
-        assert!(said(&"x".repeat(LONGEST + 1)).unwrap_err().contains("the maximum is"));
+        assert!(verify(&"x".repeat(LONGEST + 1)).unwrap_err().contains("the maximum is"));
     }
 }

@@ -338,10 +338,10 @@ mod tests {
         let steps = [(0, "x", Some(rule("r", "a"))), (1, "y", Some(rule("r", "b")))];
         let (world, files) = play(&steps);
         assert_eq!(hosts(&world), ["b"]);
-        let said = files.diagnostics();
+        let findings = files.diagnostics();
         assert!(
-            said.len() == 1 && said[0].file == "x" && said[0].message.contains("y:1 defines"),
-            "{said:?}"
+            findings.len() == 1 && findings[0].file == "x" && findings[0].message.contains("y:1 defines"),
+            "{findings:?}"
         );
         let (world, _) = play(&[steps.as_slice(), &[(1, "y", None)]].concat());
         assert_eq!(hosts(&world), ["a"]);
@@ -375,10 +375,10 @@ mod tests {
     fn within_a_layer_the_last_file_by_name_takes_effect() {
         let (world, files) = play(&[(0, "y", Some(rule("r", "b"))), (0, "x", Some(rule("r", "a")))]);
         assert_eq!(hosts(&world), ["b"]);
-        let said = files.diagnostics();
-        assert_eq!(said.len(), 1);
+        let findings = files.diagnostics();
+        assert_eq!(findings.len(), 1);
         assert_eq!(
-            said[0].to_string(),
+            findings[0].to_string(),
             "x:1: warning: DestinationRule default/r: has no effect: y:1 defines the object again, and the last definition counts; remove one of them [SKY0012]"
         );
         let (world, files) = play(&[(0, "x", Some(format!("{}---\n{}", rule("r", "a"), rule("r", "b"))))]);
@@ -409,7 +409,7 @@ mod tests {
             files
                 .diagnostics()
                 .iter()
-                .any(|said| said.message.contains("the last valid version stays in effect"))
+                .any(|finding| finding.message.contains("the last valid version stays in effect"))
         );
 
         let unreadable = format!("{}---\nkind: [", rule("r", "c"));
@@ -430,8 +430,8 @@ mod tests {
         let after = |steps: &[(usize, &str, Option<String>)]| {
             let (world, files) = play(steps);
             let mode = world.workload_mode("default", &Labels::new());
-            let said = files.diagnostics();
-            (mode, said.iter().any(|said| said.message.starts_with("until its errors are fixed")))
+            let findings = files.diagnostics();
+            (mode, findings.iter().any(|finding| finding.message.starts_with("until its errors are fixed")))
         };
         let broken = (0, "x", policy("STRIKT"));
         assert_eq!(after(std::slice::from_ref(&broken)), (MtlsMode::Strict, true));
@@ -449,9 +449,9 @@ mod tests {
     fn objects_of_each_foreign_kind_are_reported_in_one_line() {
         let role = "---\napiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata: {name: a}\n";
         let (_, files) = play(&[(0, "x", Some(role.repeat(2))), (0, "y", Some(role.to_owned()))]);
-        let said: Vec<_> = files.diagnostics().iter().map(ToString::to_string).collect();
+        let findings: Vec<_> = files.diagnostics().iter().map(ToString::to_string).collect();
         assert_eq!(
-            said,
+            findings,
             ["x:2: info: the mesh does not use Role of rbac.authorization.k8s.io (3 objects) [SKY0007]"]
         );
     }
@@ -465,8 +465,8 @@ mod tests {
             let (world, files) =
                 play(&[(0, "x", Some(good.clone())), (0, "x", Some(good.replace(right, wrong)))]);
             assert_eq!(hosts(&world), ["a"]);
-            let said = files.diagnostics();
-            assert!(said.iter().any(|said| said.severity == Severity::Error), "{said:?}");
+            let findings = files.diagnostics();
+            assert!(findings.iter().any(|finding| finding.severity == Severity::Error), "{findings:?}");
         }
     }
 

@@ -72,15 +72,15 @@ pub struct ProxyView {
     pub plain_envoy: bool,
     /// Whether the proxy subscribes to virtual hosts one by one (VHDS; metadata `SKYSAIL_VHDS`) instead of receiving
     /// them within their route configuration.
-    pub hosts_apart: bool,
+    pub uses_vhds: bool,
     /// Whether the proxy takes the addresses that the control plane resolved (metadata `SKYSAIL_RESOLVED`) instead of
     /// the names.
-    pub names_resolved: bool,
+    pub takes_resolved_addresses: bool,
     /// Metadata of the node that are texts. [`World::identify`](crate::World::identify) reduces them to those that
     /// EnvoyFilters compare.
     pub metadata: Arc<BTreeMap<String, String>>,
-    /// Settings of the proxy, in addition to those of the mesh configuration: the annotation `proxy.istio.io/config` of
-    /// the pod, or the metadata `PROXY_CONFIG` of a proxy without a known pod.
+    /// Settings of the proxy, which override those of the mesh configuration. Source: the annotation
+    /// `proxy.istio.io/config` of the pod; for a proxy without a known pod, the metadata `PROXY_CONFIG`.
     pub settings: Arc<HttpSettings>,
     /// Whether the proxy has proven its identity. Only then it may have secrets.
     pub is_authenticated: bool,
@@ -99,7 +99,7 @@ pub struct ClientScope {
     pub locality: Locality,
     /// Labels of the pod on which shared resources depend ([`Grouping`]).
     pub labels: Labels,
-    /// What the Sidecar of the pod lets it call; `None`: everything.
+    /// Services that the pod's Sidecar allows; `None`: everything.
     pub egress: Option<Arc<Egress>>,
     /// Whether the proxy has IPv4 addresses.
     pub ipv4: bool,
@@ -108,9 +108,9 @@ pub struct ClientScope {
     /// Whether the proxy is an Envoy without Istio's own filters.
     pub plain_envoy: bool,
     /// Whether the proxy subscribes to virtual hosts one by one.
-    pub hosts_apart: bool,
+    pub uses_vhds: bool,
     /// Whether the proxy takes resolved addresses instead of names.
-    pub names_resolved: bool,
+    pub takes_resolved_addresses: bool,
     /// Headers on which shared resources depend.
     pub headers: SharedHeaders,
     /// EnvoyFilters that patch shared resources of the proxy, in the order of application; mostly none.
@@ -131,8 +131,8 @@ impl ClientScope {
             ipv4: view.ipv4,
             ipv6: view.ipv6,
             plain_envoy: view.plain_envoy,
-            hosts_apart: view.hosts_apart,
-            names_resolved: view.names_resolved,
+            uses_vhds: view.uses_vhds,
+            takes_resolved_addresses: view.takes_resolved_addresses,
             headers: grouping.settings.overlaid(&view.settings).shared(),
             filters: grouping.filters.of(view),
         }
@@ -143,7 +143,7 @@ impl ClientScope {
     /// Returns the scope without the properties that only affect routes and the choice of services. Scopes with the
     /// same result have mostly equal services.
     pub fn sibling_key(&self) -> Self {
-        Self { namespace: String::new(), egress: None, hosts_apart: false, ..self.clone() }
+        Self { namespace: String::new(), egress: None, uses_vhds: false, ..self.clone() }
     }
 
     /// Returns the scope of clients of no namespace, from which this one differs only by what is special in its
@@ -161,17 +161,28 @@ impl ClientScope {
 
     /// Returns whether both scopes have mostly equal services.
     pub fn is_sibling(&self, other: &Self) -> bool {
-        let Self { role, cluster_id, locality, labels, ipv4, ipv6, plain_envoy, names_resolved, .. } = self;
+        let Self {
+            role,
+            cluster_id,
+            locality,
+            labels,
+            ipv4,
+            ipv6,
+            plain_envoy,
+            takes_resolved_addresses,
+            ..
+        } = self;
         (role, cluster_id, locality, labels)
             == (&other.role, &other.cluster_id, &other.locality, &other.labels)
             && (ipv4, ipv6) == (&other.ipv4, &other.ipv6)
-            && (plain_envoy, names_resolved) == (&other.plain_envoy, &other.names_resolved)
+            && (plain_envoy, takes_resolved_addresses)
+                == (&other.plain_envoy, &other.takes_resolved_addresses)
             && (&self.filters, self.headers) == (&other.filters, other.headers)
     }
 
     /// Returns whether the routes of each host are a separate resource that can be compiled alone.
     pub fn routes_by_host(&self) -> bool {
-        (self.hosts_apart && self.filters.is_empty()) || self.role == Role::Grpc
+        (self.uses_vhds && self.filters.is_empty()) || self.role == Role::Grpc
     }
 }
 
@@ -358,8 +369,8 @@ impl ProxyNode {
             address: None,
             intercepts: metadata.interception_mode != "NONE",
             plain_envoy: metadata.skysail_plain_envoy == "true" && !grpc,
-            hosts_apart: metadata.skysail_vhds == "true" && !grpc,
-            names_resolved: metadata.skysail_resolved == "true" || grpc,
+            uses_vhds: metadata.skysail_vhds == "true" && !grpc,
+            takes_resolved_addresses: metadata.skysail_resolved == "true" || grpc,
             metadata: Arc::new(texts),
             settings: Arc::new(settings_of(metadata.proxy_config)),
             is_authenticated: false,
@@ -469,7 +480,7 @@ mod tests {
         let parse = |metadata| ProxyNode::parse(ID, metadata, Locality::default()).unwrap().view;
         let view = parse(json!({"GENERATOR": "grpc", "SKYSAIL_VHDS": "true", "SKYSAIL_PLAIN_ENVOY": "true"}));
         assert_eq!(view.role, Role::Grpc);
-        assert_eq!((view.hosts_apart, view.plain_envoy, view.names_resolved), (false, false, true));
+        assert_eq!((view.uses_vhds, view.plain_envoy, view.takes_resolved_addresses), (false, false, true));
         assert_eq!(parse(json!({"GENERATOR": ""})).role, Role::Sidecar);
     }
 

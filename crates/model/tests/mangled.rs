@@ -62,8 +62,8 @@ proptest! {
 fn take(text: &str) {
     let parsed = parse(text, "spoiled.yaml");
     let lines = u32::try_from(text.lines().count()).unwrap() + 2;
-    for said in &parsed.diagnostics {
-        assert!(said.line <= lines && !said.message.is_empty(), "{said}");
+    for finding in &parsed.diagnostics {
+        assert!(finding.line <= lines && !finding.message.is_empty(), "{finding}");
     }
     let mut world = World::new();
     for (object, origin) in parsed.objects {

@@ -208,7 +208,7 @@ fn a_host_is_defined_by_the_own_namespace_then_by_the_oldest_entry() {
 
 #[test]
 fn unsupported_entries_are_refused_with_the_field() {
-    for (change, said) in [
+    for (change, expected) in [
         ("hosts: [api]", "has no dot"),
         ("hosts: [\"*.example.com\"]", "cannot resolve a wildcard"),
         ("endpoints: [{address: \"unix:///x\"}]", "is a socket, which is not resolved"),
@@ -223,7 +223,7 @@ fn unsupported_entries_are_refused_with_the_field() {
         let parsed = parse(&text, "entry.yaml");
         let errors = parsed.diagnostics.iter().filter(|found| found.severity == Severity::Error);
         let errors: Vec<String> = errors.map(ToString::to_string).collect();
-        assert!(errors.iter().any(|error| error.contains(said)), "{change}: {errors:?}");
+        assert!(errors.iter().any(|error| error.contains(expected)), "{change}: {errors:?}");
         assert!(parsed.objects.is_empty(), "{change}");
     }
 }

@@ -8,7 +8,7 @@ use skysail_model::{Diagnostic, Severity, World, parse};
 
 /// Reads folders of `tests/istiod` into one World. Returns it with the diagnostics.
 fn load(folders: &[&str]) -> (World, Vec<Diagnostic>) {
-    let (mut world, mut said) = (World::new(), Vec::new());
+    let (mut world, mut findings) = (World::new(), Vec::new());
     for folder in folders {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/istiod").join(folder);
         let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -17,17 +17,17 @@ fn load(folders: &[&str]) -> (World, Vec<Diagnostic>) {
         for file in files {
             let name = file.file_name().unwrap().to_string_lossy().into_owned();
             let parsed = parse(&fs::read_to_string(&file).unwrap(), &name);
-            said.extend(parsed.diagnostics);
+            findings.extend(parsed.diagnostics);
             for (object, origin) in parsed.objects {
                 world.apply(object, origin);
             }
         }
     }
-    (world, said)
+    (world, findings)
 }
 
-fn errors(said: &[Diagnostic]) -> Vec<String> {
-    said.iter().filter(|said| said.severity == Severity::Error).map(ToString::to_string).collect()
+fn errors(findings: &[Diagnostic]) -> Vec<String> {
+    findings.iter().filter(|finding| finding.severity == Severity::Error).map(ToString::to_string).collect()
 }
 
 #[test]
@@ -44,10 +44,12 @@ fn all_scenarios_are_accepted_without_an_error() {
         "n-destinationrule-policies",
         "o-virtualservice-features",
     ] {
-        let (world, said) = load(&["00-base", scenario]);
-        assert_eq!(errors(&said), [""; 0], "{scenario}");
-        for said in said.iter().chain(&world.validate()).filter(|said| said.severity == Severity::Warning) {
-            println!("{scenario}: {said}");
+        let (world, findings) = load(&["00-base", scenario]);
+        assert_eq!(errors(&findings), [""; 0], "{scenario}");
+        for finding in
+            findings.iter().chain(&world.validate()).filter(|finding| finding.severity == Severity::Warning)
+        {
+            println!("{scenario}: {finding}");
         }
         assert_eq!(errors(&world.validate()), [""; 0], "{scenario}");
     }

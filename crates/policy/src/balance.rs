@@ -1,9 +1,9 @@
 //! Load balancing: selects the endpoint of a request. Does no IO; the caller supplies the load of endpoints and the
 //! random numbers.
 //!
-//! The selection goes from the priority (by the health of each, `priorities`) to the healthy endpoints, the degraded
-//! ones or, in panic, all of them. Then it goes to the locality, where localities are weighted, and to the endpoint.
-//! The state belongs to one worker and one cluster. It is rebuilt when the endpoints or their health have changed.
+//! The selection has four steps: the priority (by health, `priorities`); the healthy endpoints, the degraded ones or,
+//! in panic, all; the locality, if localities are weighted; the endpoint. The state belongs to one worker and one
+//! cluster. It is rebuilt when the endpoints or their health have changed.
 //!
 //! Endpoints of equal weight are selected in turn, or by the fewest requests among a few. Endpoints of unequal weight
 //! are selected by earliest deadline (`schedule`), as in Envoy. Hashing balancers (`ring`, `maglev`) map a key to the
@@ -30,7 +30,7 @@ mod ring;
 mod schedule;
 
 use normal::Normal;
-use priorities::{Census, Load};
+use priorities::{EndpointCounts, Load};
 use schedule::Schedule;
 
 #[cfg(test)]
@@ -275,8 +275,8 @@ fn warm(cluster: &Cluster, endpoints: &Endpoints) -> Option<Instant> {
     left.max().filter(|left| !left.is_zero()).map(|left| now + left)
 }
 
-fn census<'a>(endpoints: impl IntoIterator<Item = &'a Arc<Endpoint>>) -> Census {
-    let mut census = Census::default();
+fn census<'a>(endpoints: impl IntoIterator<Item = &'a Arc<Endpoint>>) -> EndpointCounts {
+    let mut census = EndpointCounts::default();
     for endpoint in endpoints {
         census.all += 1;
         match health(endpoint) {

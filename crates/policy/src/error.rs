@@ -381,8 +381,8 @@ impl std::error::Error for Error {}
 
 /// Error of an upstream stream that ended early.
 impl From<StreamError> for Error {
-    fn from(lost: StreamError) -> Self {
-        let kind = match lost {
+    fn from(cause: StreamError) -> Self {
+        let kind = match cause {
             StreamError::Reset(Reason::PROTOCOL) => return Self::new(Kind::UpstreamProtocol),
             StreamError::Reset(_) | StreamError::Dropped => return Self::new(Kind::UpstreamReset),
             StreamError::Unprocessed => return Self::new(Kind::UpstreamRefused),
@@ -390,7 +390,7 @@ impl From<StreamError> for Error {
             StreamError::Broken(_) => Kind::UpstreamProtocol,
             StreamError::Closed(_) | StreamError::Silent => Kind::UpstreamClosed,
         };
-        Self::caused(kind, lost)
+        Self::caused(kind, cause)
     }
 }
 
@@ -400,7 +400,7 @@ impl From<Unsent> for Error {
         match unsent {
             Unsent::Used => Self::new(Kind::UpstreamReset),
             Unsent::Unrepresentable => Self::new(Kind::BadPath),
-            Unsent::Lost(lost) => Self::caused(Kind::UpstreamRefused, lost),
+            Unsent::Lost(cause) => Self::caused(Kind::UpstreamRefused, cause),
         }
     }
 }

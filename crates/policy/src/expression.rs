@@ -89,7 +89,7 @@ const STACK: usize = 256 << 20;
 
 /// Maximum size of a compiled regular expression in bytes, and number of them that a worker caches.
 const LARGEST_REGEX: usize = 1 << 20;
-const MOST_REGEXES: usize = 64;
+const MAX_REGEXES: usize = 64;
 
 /// The functions of CEL, and the string functions that Envoy can enable.
 static FUNCTIONS: LazyLock<Arc<Env>> = LazyLock::new(|| {
@@ -112,7 +112,7 @@ fn matches(text: &CelString<'_>, pattern: &CelString<'_>) -> Result<CelBool, Exe
     let (text, pattern) = (text.inner(), pattern.inner());
     let found = REGEXES.with_borrow_mut(|known| {
         if !known.contains_key(pattern) {
-            if known.len() >= MOST_REGEXES {
+            if known.len() >= MAX_REGEXES {
                 known.clear();
             }
             let compiled = RegexBuilder::new(pattern).size_limit(LARGEST_REGEX).build().ok();
@@ -237,7 +237,9 @@ impl Expression {
     ) -> Result<Value, ExecutionError> {
         let mut variables = cel::Context::with_env(Arc::clone(&FUNCTIONS));
         for (root, fields) in self.attributes() {
-            let there = fields.iter().filter_map(|asked| Some((asked.field, attribute(root, asked)?)));
+            let there = fields
+                .iter()
+                .filter_map(|attribute_use| Some((attribute_use.field, attribute(root, attribute_use)?)));
             variables.add_variable_from_value(root, there.collect::<HashMap<_, _>>());
         }
         self.program.execute(&variables)
@@ -363,9 +365,9 @@ impl Uses {
             self.attributes.len() - 1
         });
         let Some((_, fields)) = self.attributes.get_mut(at) else { return };
-        match (fields.iter_mut().find(|asked| asked.field == field), key) {
-            (Some(asked), Some(key)) => asked.keys.push(key.to_owned()),
-            (Some(asked), None) => asked.all = true,
+        match (fields.iter_mut().find(|attribute_use| attribute_use.field == field), key) {
+            (Some(attribute_use), Some(key)) => attribute_use.keys.push(key.to_owned()),
+            (Some(attribute_use), None) => attribute_use.all = true,
             (None, key) => {
                 let keys = key.map(str::to_owned).into_iter().collect();
                 fields.push(AttributeUse { field, keys, all: key.is_none() });
@@ -389,9 +391,9 @@ mod tests {
         // One is invalid, the other too large.
         assert!(!holds("'a'.matches('(')") && !holds("!'a'.matches('(a{1000}){1000}')"));
         REGEXES.with_borrow(|known| assert!(known["^/api/v[0-9]+$"].is_some() && known["("].is_none()));
-        for number in 0..2 * MOST_REGEXES {
+        for number in 0..2 * MAX_REGEXES {
             assert!(holds(&format!("'{number}'.matches('^{number}$')")));
         }
-        REGEXES.with_borrow(|known| assert!(known.len() <= MOST_REGEXES));
+        REGEXES.with_borrow(|known| assert!(known.len() <= MAX_REGEXES));
     }
 }

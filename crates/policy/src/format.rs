@@ -87,7 +87,7 @@ static HOSTNAME: LazyLock<Option<String>> =
 
 /// Kind of an operator's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Written {
+enum ValueKind {
     Missing,
     Text,
     Number,
@@ -96,7 +96,7 @@ enum Written {
 /// Writes a format string. `missing` replaces missing values (`-` in logs, empty in headers).
 pub fn write(format: &Format, context: &Context<'_>, missing: &[u8], out: &mut Vec<u8>) {
     for part in &format.parts {
-        if write_part(part, context, out) == Written::Missing {
+        if write_part(part, context, out) == ValueKind::Missing {
             out.extend_from_slice(missing);
         }
     }
@@ -107,9 +107,9 @@ pub fn write_json(format: &Format, context: &Context<'_>, out: &mut Vec<u8>) {
     let mut text = Vec::new();
     if let [part @ Part::Operator { .. }] = format.parts.as_slice() {
         match write_part(part, context, &mut text) {
-            Written::Missing => return out.extend_from_slice(b"null"),
-            Written::Number => return out.extend_from_slice(&text),
-            Written::Text => {}
+            ValueKind::Missing => return out.extend_from_slice(b"null"),
+            ValueKind::Number => return out.extend_from_slice(&text),
+            ValueKind::Text => {}
         }
     } else {
         write(format, context, b"-", &mut text);
@@ -123,24 +123,24 @@ pub fn write_json_string(text: &[u8], out: &mut Vec<u8>) {
     let _ = serde_json::to_writer(out, &String::from_utf8_lossy(text));
 }
 
-fn write_part(part: &Part, context: &Context<'_>, out: &mut Vec<u8>) -> Written {
+fn write_part(part: &Part, context: &Context<'_>, out: &mut Vec<u8>) -> ValueKind {
     match part {
         Part::Text(text) => {
             out.extend_from_slice(text.as_bytes());
-            Written::Text
+            ValueKind::Text
         }
         Part::Operator { name, argument, max_len } => {
             let start = out.len();
             let given = operator(name, argument.as_deref().unwrap_or_default(), context, out);
-            if let Some(most) = max_len {
-                out.truncate(start + most);
+            if let Some(max) = max_len {
+                out.truncate(start + max);
             }
             given
         }
     }
 }
 
-fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>) -> Written {
+fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>) -> ValueKind {
     let record = context.record;
     match name {
         "REQ" => one_of(argument, out, |name, out| request_value(context.request, name, out)),
@@ -153,7 +153,7 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
             given
         }
         "RESP" => one_of(argument, out, |name, out| {
-            let Some(head) = context.response else { return Written::Missing };
+            let Some(head) = context.response else { return ValueKind::Missing };
             if name == ":status" {
                 number(head.status().into(), out)
             } else {
@@ -164,20 +164,20 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
             let mut keys = argument.split(':');
             let first = keys.next().zip(record.metadata).and_then(|(filter, all)| all.get(filter));
             match keys.try_fold(first, |value, key| Some(value?.get(key))).flatten() {
-                None => Written::Missing,
+                None => ValueKind::Missing,
                 Some(Value::String(value)) => bytes(value.as_bytes(), out),
                 Some(value) => bytes(value.to_string().as_bytes(), out),
             }
         }
         "START_TIME" => {
             write_time(record.start, out);
-            Written::Text
+            ValueKind::Text
         }
         "PROTOCOL" => text(context.request.map(|head| head.version.as_str()), out),
         "RESPONSE_CODE" => number(record.status.into(), out),
         "RESPONSE_FLAGS" => {
             let _ = write!(out, "{}", record.flags);
-            Written::Text
+            ValueKind::Text
         }
         "RESPONSE_CODE_DETAILS" => text(Some(record.details), out),
         "CONNECTION_TERMINATION_DETAILS" => text(Some(record.termination), out),
@@ -187,7 +187,7 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
         "DURATION" => number(millis(record.duration), out),
         "UPSTREAM_REQUEST_ATTEMPT_COUNT" => number(record.attempts.into(), out),
         "GRPC_STATUS_NUMBER" => {
-            record.grpc_status.map_or(Written::Missing, |status| number(status.into(), out))
+            record.grpc_status.map_or(ValueKind::Missing, |status| number(status.into(), out))
         }
         "ROUTE_NAME" => text(Some(record.route_name), out),
         "REQUESTED_SERVER_NAME" => text(record.server_name, out),
@@ -201,7 +201,7 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
     }
 }
 
-fn peer_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Option<Written> {
+fn peer_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Option<ValueKind> {
     let names = |peer: Option<&Peer>, of: fn(&skysail_identity::Peer) -> &[String], out: &mut Vec<u8>| {
         let names = peer.and_then(Peer::names).map(of).unwrap_or_default();
         text(Some(&names.join(",")), out)
@@ -223,7 +223,7 @@ fn peer_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Option<W
     })
 }
 
-fn address_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Written {
+fn address_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> ValueKind {
     let of = [
         ("DOWNSTREAM_LOCAL_", record.downstream_local),
         ("DOWNSTREAM_REMOTE_", record.downstream_remote),
@@ -242,35 +242,37 @@ fn address_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Writt
         return place(record.upstream_place().filter(established), what, out);
     }
     let found = of.iter().find_map(|(prefix, address)| Some((name.strip_prefix(prefix)?, *address)));
-    found.map_or(Written::Missing, |(what, socket)| address(socket, what, out))
+    found.map_or(ValueKind::Missing, |(what, socket)| address(socket, what, out))
 }
 
-fn address(address: Option<SocketAddr>, what: &str, out: &mut Vec<u8>) -> Written {
-    let Some(address) = address else { return Written::Missing };
+fn address(address: Option<SocketAddr>, what: &str, out: &mut Vec<u8>) -> ValueKind {
+    let Some(address) = address else { return ValueKind::Missing };
     match what {
         "ADDRESS" => _ = write!(out, "{address}"),
         "ADDRESS_WITHOUT_PORT" => _ = write!(out, "{}", address.ip()),
         "PORT" => return number(address.port().into(), out),
-        _ => return Written::Missing,
+        _ => return ValueKind::Missing,
     }
-    Written::Text
+    ValueKind::Text
 }
 
 /// Writes a part of an upstream address. A path has no port.
-fn place(of: Option<Place<'_>>, what: &str, out: &mut Vec<u8>) -> Written {
+fn place(of: Option<Place<'_>>, what: &str, out: &mut Vec<u8>) -> ValueKind {
     match (of, what) {
         (Some(Place::Ip(socket)), _) => address(Some(socket), what, out),
         (Some(Place::Pipe(path)), "ADDRESS" | "ADDRESS_WITHOUT_PORT") => text(Some(path), out),
-        _ => Written::Missing,
+        _ => ValueKind::Missing,
     }
 }
 
 /// `A?B`: writes the first of two headers that is present.
-fn one_of(argument: &str, out: &mut Vec<u8>, value: impl Fn(&str, &mut Vec<u8>) -> Written) -> Written {
+fn one_of(argument: &str, out: &mut Vec<u8>, value: impl Fn(&str, &mut Vec<u8>) -> ValueKind) -> ValueKind {
     let (first, second) = argument.split_once('?').map_or((argument, None), |(a, b)| (a, Some(b)));
     let mut buffer = [0; 128];
     match value(lower_case(first, &mut buffer), out) {
-        Written::Missing => second.map_or(Written::Missing, |name| value(lower_case(name, &mut buffer), out)),
+        ValueKind::Missing => {
+            second.map_or(ValueKind::Missing, |name| value(lower_case(name, &mut buffer), out))
+        }
         given => given,
     }
 }
@@ -283,8 +285,8 @@ fn lower_case<'a>(name: &'a str, buffer: &'a mut [u8; 128]) -> &'a str {
     std::str::from_utf8(room).unwrap_or(name)
 }
 
-fn request_value(head: Option<&RequestHead>, name: &str, out: &mut Vec<u8>) -> Written {
-    let Some(head) = head else { return Written::Missing };
+fn request_value(head: Option<&RequestHead>, name: &str, out: &mut Vec<u8>) -> ValueKind {
+    let Some(head) = head else { return ValueKind::Missing };
     match head.pseudo_header(name) {
         Some(value) => bytes(value.as_bytes(), out),
         None => field(head.headers(), name, out),
@@ -292,27 +294,27 @@ fn request_value(head: Option<&RequestHead>, name: &str, out: &mut Vec<u8>) -> W
 }
 
 /// A header that is present has a value, which may be empty.
-fn field(headers: &Headers, name: &str, out: &mut Vec<u8>) -> Written {
-    let Some(value) = headers.header(name) else { return Written::Missing };
+fn field(headers: &Headers, name: &str, out: &mut Vec<u8>) -> ValueKind {
+    let Some(value) = headers.header(name) else { return ValueKind::Missing };
     out.extend_from_slice(value);
-    Written::Text
+    ValueKind::Text
 }
 
-fn text(value: Option<&str>, out: &mut Vec<u8>) -> Written {
-    value.map_or(Written::Missing, |value| bytes(value.as_bytes(), out))
+fn text(value: Option<&str>, out: &mut Vec<u8>) -> ValueKind {
+    value.map_or(ValueKind::Missing, |value| bytes(value.as_bytes(), out))
 }
 
-fn bytes(value: &[u8], out: &mut Vec<u8>) -> Written {
+fn bytes(value: &[u8], out: &mut Vec<u8>) -> ValueKind {
     if value.is_empty() {
-        return Written::Missing;
+        return ValueKind::Missing;
     }
     out.extend_from_slice(value);
-    Written::Text
+    ValueKind::Text
 }
 
-fn number(value: u64, out: &mut Vec<u8>) -> Written {
+fn number(value: u64, out: &mut Vec<u8>) -> ValueKind {
     let _ = write!(out, "{value}");
-    Written::Number
+    ValueKind::Number
 }
 
 /// Returns whole milliseconds.

@@ -26,13 +26,13 @@ pub fn timeout(headers: &Headers) -> Option<Duration> {
 
 /// Sets the timeout, in the finest of the units ms, s, min and h that fits into eight digits.
 pub fn set_timeout(headers: &mut Headers, timeout: Duration) {
-    const MOST: u128 = 99_999_999;
+    const MAX: u128 = 99_999_999;
     let (millis, seconds) = (timeout.as_millis(), u128::from(timeout.as_secs()));
     let (count, unit) = match () {
-        () if millis <= MOST => (millis, 'm'),
-        () if seconds <= MOST => (seconds, 'S'),
-        () if seconds / 60 <= MOST => (seconds / 60, 'M'),
-        () => ((seconds / 3600).min(MOST), 'H'),
+        () if millis <= MAX => (millis, 'm'),
+        () if seconds <= MAX => (seconds, 'S'),
+        () if seconds / 60 <= MAX => (seconds / 60, 'M'),
+        () => ((seconds / 3600).min(MAX), 'H'),
     };
     headers.set("grpc-timeout", format!("{count}{unit}").as_bytes());
 }

@@ -128,7 +128,7 @@ pub enum JwtOutcome<'a> {
 }
 
 /// Reason for the end of an evaluation.
-enum Stop {
+enum JwtFailure {
     Status(Status),
     NeedsKeys(usize),
 }
@@ -174,7 +174,7 @@ pub struct Signatures(RefCell<Vec<(u64, Result<(), Status>)>>);
 
 impl Signatures {
     /// Maximum number of entries. A request rarely has more than one token.
-    const MOST: usize = 8;
+    const MAX: usize = 8;
 
     /// Checks a signature. `verify` is called unless this configuration, provider and token have an entry.
     fn check(
@@ -189,7 +189,7 @@ impl Signatures {
         }
         let found = verify();
         let mut known = self.0.borrow_mut();
-        if known.len() == Self::MOST {
+        if known.len() == Self::MAX {
             known.clear();
         }
         known.push((of, found));
@@ -225,19 +225,23 @@ impl<'a> Check<'a, '_> {
         let mut good = Vec::new();
         match self.meets(requirement, &mut good) {
             Ok(()) => JwtOutcome::Pass(good),
-            Err(Stop::Status(status)) => JwtOutcome::Refused(status),
-            Err(Stop::NeedsKeys(provider)) => JwtOutcome::NeedsKeys(provider),
+            Err(JwtFailure::Status(status)) => JwtOutcome::Refused(status),
+            Err(JwtFailure::NeedsKeys(provider)) => JwtOutcome::NeedsKeys(provider),
         }
     }
 
-    fn meets(&self, requirement: &'a Requirement, good: &mut Vec<VerifiedToken<'a>>) -> Result<(), Stop> {
+    fn meets(
+        &self,
+        requirement: &'a Requirement,
+        good: &mut Vec<VerifiedToken<'a>>,
+    ) -> Result<(), JwtFailure> {
         match requirement {
             Requirement::Nothing => Ok(()),
             Requirement::Provider(index, audiences) => {
                 let Some(provider) = self.jwt.providers.get(*index) else { return Ok(()) };
                 let tokens = tokens(provider, self.head);
                 if tokens.is_empty() {
-                    return Err(Stop::Status(Status::Missing));
+                    return Err(JwtFailure::Status(Status::Missing));
                 }
                 // All tokens must be valid, because the upstream may use any of them.
                 for (source, token) in tokens {
@@ -250,12 +254,12 @@ impl<'a> Check<'a, '_> {
                 for one in some {
                     let before = good.len();
                     match self.meets(one, good) {
-                        Err(Stop::Status(status)) => worst = worst.more_informative(status),
+                        Err(JwtFailure::Status(status)) => worst = worst.more_informative(status),
                         settled => return settled,
                     }
                     good.truncate(before);
                 }
-                Err(Stop::Status(worst))
+                Err(JwtFailure::Status(worst))
             }
             Requirement::All(all) => all.iter().try_for_each(|one| self.meets(one, good)),
             Requirement::AllowMissing(providers) => {
@@ -263,7 +267,7 @@ impl<'a> Check<'a, '_> {
                 if providers.all(|provider| tokens(provider, self.head).is_empty()) {
                     return Ok(());
                 }
-                Err(Stop::Status(Status::Missing))
+                Err(JwtFailure::Status(Status::Missing))
             }
             Requirement::AllowMissingOrFailed => Ok(()),
         }
@@ -275,10 +279,10 @@ impl<'a> Check<'a, '_> {
         source: &'a Source,
         text: &str,
         audiences: Option<&[Box<str>]>,
-    ) -> Result<VerifiedToken<'a>, Stop> {
-        let stop = |status| Err(Stop::Status(status));
+    ) -> Result<VerifiedToken<'a>, JwtFailure> {
+        let stop = |status| Err(JwtFailure::Status(status));
         let Some(provider) = self.jwt.providers.get(index) else { return stop(Status::UnknownIssuer) };
-        let token = Token::parse(text).map_err(Stop::Status)?;
+        let token = Token::parse(text).map_err(JwtFailure::Status)?;
         if provider.issuer.as_deref().is_some_and(|issuer| issuer != token.issuer()) {
             return stop(Status::UnknownIssuer);
         }
@@ -298,14 +302,14 @@ impl<'a> Check<'a, '_> {
             Keys::Remote(_) if self.failed.contains(&index) => return stop(Status::NoKeys),
             Keys::Remote(remote) => match remote.fetched.load().as_deref() {
                 Some((until, keys)) if *until > std::time::Instant::now() => Arc::clone(keys),
-                _ => return Err(Stop::NeedsKeys(index)),
+                _ => return Err(JwtFailure::NeedsKeys(index)),
             },
         };
         let verified = match self.signatures {
             Some(known) => known.check((self.jwt.fingerprint, index, text), || token.verify(&keys)),
             None => token.verify(&keys),
         };
-        verified.map_err(Stop::Status)?;
+        verified.map_err(JwtFailure::Status)?;
         Ok(VerifiedToken {
             provider,
             source,

@@ -236,13 +236,13 @@ pub fn check<'a>(
         let count = compared.len().max(1) as f64;
         let mean = compared.iter().map(|rate| rate.3).sum::<f64>() / count;
         let variance = compared.iter().map(|rate| (rate.3 - mean).powi(2)).sum::<f64>() / count;
-        let least = mean - f64::from(outlier.success_rate.threshold) / 1000.0 * variance.sqrt();
-        for (endpoint, track, ..) in compared.iter().filter(|rate| rate.3 < least) {
+        let min = mean - f64::from(outlier.success_rate.threshold) / 1000.0 * variance.sqrt();
+        for (endpoint, track, ..) in compared.iter().filter(|rate| rate.3 < min) {
             detected(endpoint, track, low);
         }
-        let most = f64::from(outlier.failure_percentage.threshold);
+        let max = f64::from(outlier.failure_percentage.threshold);
         let failed = enough(&outlier.failure_percentage);
-        for (endpoint, track, ..) in failed.iter().filter(|rate| 100.0 - rate.3 >= most) {
+        for (endpoint, track, ..) in failed.iter().filter(|rate| 100.0 - rate.3 >= max) {
             detected(endpoint, track, failing);
         }
     }

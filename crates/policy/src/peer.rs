@@ -362,7 +362,7 @@ type WorkloadCache = HashMap<Box<[u8]>, Option<Arc<Workload>>>;
 
 impl PeerCache {
     /// Maximum number of peers; at the limit the cache is cleared.
-    const MOST: usize = 1024;
+    const MAX: usize = 1024;
 
     /// Returns the workload of a metadata header.
     pub fn workload(&self, header: &[u8]) -> Option<Arc<Workload>> {
@@ -373,7 +373,7 @@ impl PeerCache {
         if let Some(workload) = known.get(header) {
             return workload.clone();
         }
-        if known.len() >= Self::MOST {
+        if known.len() >= Self::MAX {
             known.clear();
         }
         let workload = decode(header).map(Arc::new);
@@ -478,7 +478,7 @@ mod tests {
         let workload = decode(local.metadata.as_bytes()).unwrap();
         assert_eq!(workload, *local.workload);
         let greeting = greeting::read(&local.greeting);
-        assert_eq!(greeting, greeting::Greeting::Complete(local.greeting.len(), Some(workload.clone())));
+        assert_eq!(greeting, greeting::FirstMessage::Complete(local.greeting.len(), Some(workload.clone())));
         let expected = Workload {
             name: "reviews-v1".into(),
             namespace: "default".into(),

@@ -47,23 +47,23 @@ pub fn overrides<'a>(
     policy: Option<&'a RetryPolicy>,
     timeout: Option<Duration>,
 ) -> AttemptPolicy<'a> {
-    let mut asked = AttemptPolicy {
+    let mut attempt = AttemptPolicy {
         policy,
         own: None,
         timeout,
         try_timeout: policy.and_then(|policy| policy.per_try_timeout),
     };
     if head.may_have(Names::ENVOY) {
-        read(head, &mut asked);
+        read(head, &mut attempt);
         head.remove_any(&FIELDS, Names::ENVOY);
     }
-    if asked.retry().is_some_and(|retry| !is_for(retry, head)) {
-        (asked.policy, asked.own) = (None, None);
+    if attempt.retry().is_some_and(|retry| !is_for(retry, head)) {
+        (attempt.policy, attempt.own) = (None, None);
     }
-    if asked.timeout.is_some_and(|all| asked.try_timeout.is_some_and(|one| one >= all)) {
-        asked.try_timeout = None;
+    if attempt.timeout.is_some_and(|all| attempt.try_timeout.is_some_and(|one| one >= all)) {
+        attempt.try_timeout = None;
     }
-    asked
+    attempt
 }
 
 impl AttemptPolicy<'_> {
@@ -80,22 +80,22 @@ fn is_for(retry: &RetryPolicy, head: &RequestHead) -> bool {
     is_meant && retry.on != RetryOn::default()
 }
 
-fn read(head: &RequestHead, asked: &mut AttemptPolicy<'_>) {
+fn read(head: &RequestHead, attempt: &mut AttemptPolicy<'_>) {
     let field = |name: &str| head.header(name).and_then(|value| std::str::from_utf8(value).ok());
     let list = |name: &str| field(name).into_iter().flat_map(|value| value.split(',')).map(str::trim);
     let number = |name: &str| field(name).and_then(|value| value.trim().parse::<u32>().ok());
     let time = |name: &str| number(name).map(|ms| Duration::from_millis(ms.into()));
     let any = |time: Duration| (!time.is_zero()).then_some(time);
     if let Some(timeout) = time("x-envoy-upstream-rq-timeout-ms") {
-        asked.timeout = any(timeout);
+        attempt.timeout = any(timeout);
     }
     if let Some(timeout) = time("x-envoy-upstream-rq-per-try-timeout-ms") {
-        asked.try_timeout = any(timeout);
+        attempt.try_timeout = any(timeout);
     }
-    if asked.policy.is_none() && !head.has("x-envoy-retry-on") && !head.has("x-envoy-retry-grpc-on") {
+    if attempt.policy.is_none() && !head.has("x-envoy-retry-on") && !head.has("x-envoy-retry-grpc-on") {
         return;
     }
-    let retry = asked.own.insert(asked.policy.map(|policy| Box::new(policy.clone())).unwrap_or_default());
+    let retry = attempt.own.insert(attempt.policy.map(|policy| Box::new(policy.clone())).unwrap_or_default());
     // Unknown conditions are ignored.
     for word in list("x-envoy-retry-on") {
         retry.on.set(word);
@@ -174,8 +174,8 @@ fn retry_answer(policy: &RetryPolicy, head: &ResponseHead) -> bool {
 /// Returns the backoff after a number of attempts: full jitter over an interval that doubles.
 pub fn backoff(policy: &RetryPolicy, tries: u32, rng: &mut fastrand::Rng) -> Duration {
     let doubled = policy.backoff_base.saturating_mul(1 << tries.saturating_sub(1).min(16));
-    let most = u64::try_from(doubled.min(policy.backoff_max).as_micros()).unwrap_or(u64::MAX);
-    Duration::from_micros(rng.u64(..=most))
+    let max = u64::try_from(doubled.min(policy.backoff_max).as_micros()).unwrap_or(u64::MAX);
+    Duration::from_micros(rng.u64(..=max))
 }
 
 #[cfg(test)]
@@ -187,10 +187,10 @@ mod tests {
         fields: &[(&str, &str)],
     ) -> (Option<RetryPolicy>, [Option<u64>; 2]) {
         let mut head = RequestHead::build("GET", "/", "a", fields);
-        let asked = overrides(&mut head, policy, Some(Duration::from_millis(100)));
+        let attempt = overrides(&mut head, policy, Some(Duration::from_millis(100)));
         assert!(!head.iter().any(|(name, _)| name.starts_with(b"x-envoy-")));
         let ms = |time: Option<Duration>| time.map(|time| time.as_millis() as u64);
-        (asked.retry().cloned(), [ms(asked.timeout), ms(asked.try_timeout)])
+        (attempt.retry().cloned(), [ms(attempt.timeout), ms(attempt.try_timeout)])
     }
 
     #[test]
@@ -293,12 +293,12 @@ mod tests {
         let ms = Duration::from_millis;
         let policy = RetryPolicy { backoff_base: ms(10), backoff_max: ms(45), ..policy(RetryOn::default()) };
         let mut rng = fastrand::Rng::with_seed(5);
-        for (tries, most) in [(1, 10), (2, 20), (3, 40), (4, 45), (5, 45), (40, 45), (u32::MAX, 45)] {
+        for (tries, max) in [(1, 10), (2, 20), (3, 40), (4, 45), (5, 45), (40, 45), (u32::MAX, 45)] {
             let waits: Vec<_> = (0..1000).map(|_| backoff(&policy, tries, &mut rng)).collect();
-            let (least, longest) = (waits.iter().min().unwrap(), waits.iter().max().unwrap());
+            let (min, longest) = (waits.iter().min().unwrap(), waits.iter().max().unwrap());
             // The whole interval is used, and nothing beyond it.
-            assert!(*longest <= ms(most) && *longest > ms(most) * 9 / 10, "{tries}: {longest:?}");
-            assert!(*least < ms(most) / 10, "{tries}: {least:?}");
+            assert!(*longest <= ms(max) && *longest > ms(max) * 9 / 10, "{tries}: {longest:?}");
+            assert!(*min < ms(max) / 10, "{tries}: {min:?}");
         }
         let endless = RetryPolicy { backoff_base: Duration::MAX, backoff_max: Duration::MAX, ..policy };
         backoff(&endless, u32::MAX, &mut rng);

@@ -327,7 +327,7 @@ fn checks(rules: &FieldRules, values: &[i32]) -> Result<String> {
         code.push(string(rules)?);
     }
     if let Some(rules) = rules.bytes {
-        code.push(format!("Check::Bytes({}, {})", rules.min_len.unwrap_or(0), most(rules.max_len)));
+        code.push(format!("Check::Bytes({}, {})", rules.min_len.unwrap_or(0), max(rules.max_len)));
     }
     if let Some(rules) = &rules.enumeration {
         if rules.defined_only {
@@ -341,8 +341,8 @@ fn checks(rules: &FieldRules, values: &[i32]) -> Result<String> {
         }
     }
     if let Some(rules) = &rules.repeated {
-        let (least, most) = (rules.min_items.unwrap_or(0), most(rules.max_items));
-        code.push(format!("Check::Items({least}, {most}, {})", rules.ignore_empty));
+        let (min, max) = (rules.min_items.unwrap_or(0), max(rules.max_items));
+        code.push(format!("Check::Items({min}, {max}, {})", rules.ignore_empty));
         if rules.unique {
             code.push("Check::Unique".to_owned());
         }
@@ -360,30 +360,30 @@ fn checks(rules: &FieldRules, values: &[i32]) -> Result<String> {
     Ok(format!("&[{}]", code.join(", ")))
 }
 
-fn most(bound: Option<u64>) -> String {
+fn max(bound: Option<u64>) -> String {
     bound.map_or("u64::MAX".to_owned(), |bound| bound.to_string())
 }
 
 fn float(rules: DoubleRules) -> String {
     let [lt, lte, gt, gte] =
         [rules.lt, rules.lte, rules.gt, rules.gte].map(|bound| bound.map(|bound| format!("{bound:?}")));
-    let least = gt.map(|bound| format!("({bound}, true)")).or(gte.map(|bound| format!("({bound}, false)")));
-    let most = lt.map(|bound| format!("({bound}, true)")).or(lte.map(|bound| format!("({bound}, false)")));
+    let min = gt.map(|bound| format!("({bound}, true)")).or(gte.map(|bound| format!("({bound}, false)")));
+    let max = lt.map(|bound| format!("({bound}, true)")).or(lte.map(|bound| format!("({bound}, false)")));
     let none = |bound: &str| format!("({bound}, false)");
     format!(
         "Check::Float({}, {})",
-        least.unwrap_or_else(|| none("f64::NEG_INFINITY")),
-        most.unwrap_or_else(|| none("f64::INFINITY"))
+        min.unwrap_or_else(|| none("f64::NEG_INFINITY")),
+        max.unwrap_or_else(|| none("f64::INFINITY"))
     )
 }
 
 fn int(rules: &IntRules) -> String {
-    let least = rules.gt.map(|bound| bound + 1).or(rules.gte);
-    let most = rules.lt.map(|bound| bound - 1).or(rules.lte);
+    let min = rules.gt.map(|bound| bound + 1).or(rules.gte);
+    let max = rules.lt.map(|bound| bound - 1).or(rules.lte);
     let mut checks = vec![format!(
         "Check::Int({}, {})",
-        least.map_or("i64::MIN".to_owned(), |bound| bound.to_string()),
-        most.map_or("i64::MAX".to_owned(), |bound| bound.to_string())
+        min.map_or("i64::MIN".to_owned(), |bound| bound.to_string()),
+        max.map_or("i64::MAX".to_owned(), |bound| bound.to_string())
     )];
     if !rules.within.is_empty() {
         checks.push(format!("Check::In(&{:?})", rules.within));
@@ -403,10 +403,10 @@ fn string(rules: &StringRules) -> Result<String> {
     }
     let mut checks = Vec::new();
     if rules.min_len.or(rules.max_len).is_some() {
-        checks.push(format!("Check::Chars({}, {})", rules.min_len.unwrap_or(0), most(rules.max_len)));
+        checks.push(format!("Check::Chars({}, {})", rules.min_len.unwrap_or(0), max(rules.max_len)));
     }
     if rules.min_bytes.or(rules.max_bytes).is_some() {
-        checks.push(format!("Check::Bytes({}, {})", rules.min_bytes.unwrap_or(0), most(rules.max_bytes)));
+        checks.push(format!("Check::Bytes({}, {})", rules.min_bytes.unwrap_or(0), max(rules.max_bytes)));
     }
     let texts = [("Pattern", &rules.pattern), ("Prefix", &rules.prefix), ("Suffix", &rules.suffix)];
     for (name, text) in texts {
@@ -436,11 +436,11 @@ fn string(rules: &StringRules) -> Result<String> {
 fn duration(rules: DurationRules) -> String {
     let nanos =
         |time: prost_types::Duration| i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanos);
-    let least = rules.gt.map(|time| nanos(time) + 1).or(rules.gte.map(nanos));
-    let most = rules.lt.map(|time| nanos(time) - 1).or(rules.lte.map(nanos));
+    let min = rules.gt.map(|time| nanos(time) + 1).or(rules.gte.map(nanos));
+    let max = rules.lt.map(|time| nanos(time) - 1).or(rules.lte.map(nanos));
     format!(
         "Check::Duration({}, {})",
-        least.map_or("i128::MIN".to_owned(), |bound| bound.to_string()),
-        most.map_or("i128::MAX".to_owned(), |bound| bound.to_string())
+        min.map_or("i128::MIN".to_owned(), |bound| bound.to_string()),
+        max.map_or("i128::MAX".to_owned(), |bound| bound.to_string())
     )
 }

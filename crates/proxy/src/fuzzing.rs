@@ -6,7 +6,7 @@ use skysail_xds::envoy::pb::envoy::config::core::v3::Node;
 use crate::{
     request::hop,
     translate::{self, TlsContexts, Translator},
-    worker::inspect::{self, Findings, Look},
+    worker::inspect::{self, Findings, InspectionState},
 };
 use skysail_http::{
     buffer::Buffer,
@@ -59,7 +59,7 @@ pub fn inspect(bytes: &[u8]) -> [Option<String>; 2] {
     let (mut tls, mut http) = (inspect::TlsInspector::default(), inspect::HttpInspector::default());
     let mut findings = [Findings::default(), Findings::default()];
     let seen = [tls.look(bytes, false, &mut findings[0]), http.look(bytes, false, &mut findings[1])];
-    [0, 1].map(|at| (seen[at] != Look::More).then(|| format!("{:?} {:?}", seen[at], findings[at])))
+    [0, 1].map(|at| (seen[at] != InspectionState::More).then(|| format!("{:?} {:?}", seen[at], findings[at])))
 }
 
 /// Returns the first verdict of each listener filter while `bytes` arrive one at a time.
@@ -71,10 +71,13 @@ pub fn inspect_in_pieces(bytes: &[u8]) -> [Option<String>; 2] {
     ]
 }
 
-fn first_verdict(bytes: &[u8], mut look: impl FnMut(&[u8], &mut Findings) -> Look) -> Option<String> {
+fn first_verdict(
+    bytes: &[u8],
+    mut look: impl FnMut(&[u8], &mut Findings) -> InspectionState,
+) -> Option<String> {
     let mut findings = Findings::default();
     let mut looks = (0..=bytes.len()).map(|end| look(&bytes[..end], &mut findings));
-    let seen = looks.find(|seen| *seen != Look::More)?;
+    let seen = looks.find(|seen| *seen != InspectionState::More)?;
     Some(format!("{seen:?} {findings:?}"))
 }
 

@@ -173,7 +173,7 @@ async fn removed_or_redirected_chains_end_their_connections() {
         change(Arc::get_mut(&mut listener.chains[0]).unwrap());
         listener
     };
-    let gone = || {
+    let removed = || {
         let matches = ChainMatch { destination_port: Some(1), ..ChainMatch::default() };
         let mut listener = bytes(vec![]);
         Arc::get_mut(&mut listener.chains[0]).unwrap().matches = matches;
@@ -189,7 +189,7 @@ async fn removed_or_redirected_chains_end_their_connections() {
         Arc::get_mut(&mut listener.chains[0]).unwrap().terminal = elsewhere();
         listener
     };
-    for changed in [gone(), http_now(), led_elsewhere()] {
+    for changed in [removed(), http_now(), led_elsewhere()] {
         let (proxy, clusters, mut clients) = with_connections(SHORT, &[80]).await;
         // A changed idle timeout ends no connection.
         let other = change(|chain| {
@@ -267,10 +267,10 @@ async fn kept_alive() -> (Proxy, Snapshot, Client) {
 async fn an_endless_head_does_not_keep_its_connection_open() {
     let (proxy, clusters, mut client) = kept_alive().await;
     client.send("GET / HTTP/1.1\r\nhost: a\r\n").await;
-    let mut gone = web(vec![]);
+    let mut removed = web(vec![]);
     let matches = ChainMatch { destination_port: Some(1), ..ChainMatch::default() };
-    Arc::get_mut(&mut gone.chains[0]).unwrap().matches = matches;
-    publish(&proxy, &clusters, gone).await;
+    Arc::get_mut(&mut removed.chains[0]).unwrap().matches = matches;
+    publish(&proxy, &clusters, removed).await;
     assert_eq!(client.rest().await, "");
 }
 
@@ -333,10 +333,10 @@ async fn an_idle_connection_of_a_removed_chain_is_closed() {
     // A change that allows all connections closes none.
     publish(&proxy, &clusters, web(vec![deny_path("/never")])).await;
     assert_eq!(ask(&mut other).await, "0");
-    let mut gone = web(vec![]);
+    let mut removed = web(vec![]);
     let matches = ChainMatch { destination_port: Some(1), ..ChainMatch::default() };
-    Arc::get_mut(&mut gone.chains[0]).unwrap().matches = matches;
-    publish(&proxy, &clusters, gone).await;
+    Arc::get_mut(&mut removed.chains[0]).unwrap().matches = matches;
+    publish(&proxy, &clusters, removed).await;
     assert_eq!(http1.rest().await, "");
     assert_eq!(other.rest().await, "");
     let ended = async {

@@ -1,5 +1,5 @@
-//! Open TLS connections after a change of a root, at the end of a certificate, and after a change of what is
-//! forwarded of the certificate.
+//! Open TLS connections after a change of a root, at the end of a certificate, and after a change of the forwarded
+//! certificate fields.
 
 #![allow(
     clippy::unwrap_used,

@@ -122,7 +122,7 @@ async fn random_reaches_all_endpoints() {
 async fn a_new_endpoint_gets_fewer_requests_at_first() {
     let servers = numbered(2).await;
     let window = Duration::from_hours(1);
-    let slow = SlowStart { window, aggression: 1.0, least: 0.1 };
+    let slow = SlowStart { window, aggression: 1.0, min: 0.1 };
     for (slow_start, expected) in [(None, [55, 55]), (Some(slow), [100, 10])] {
         let tracked = |address, since| {
             let track = Some(Arc::new(EndpointState { since, ..EndpointState::new(Instant::now()) }));

@@ -251,13 +251,13 @@ async fn failed_connections_count_for_tcp() {
     let refusing_address = SocketAddr::from(([127, 0, 0, 1], 1));
     let cluster = ejecting(&[good, refusing_address], Duration::from_secs(300));
     let proxy = Proxy::start(listener(tcp(), None), vec![cluster]).await;
-    let mut lost = 0;
+    let mut unanswered = 0;
     for _ in 0..20 {
         let mut client = proxy.connect().await;
         client.send("GET / HTTP/1.1\r\n\r\n").await;
-        lost += u32::from(client.message_if_any().await.is_none());
+        unanswered += u32::from(client.message_if_any().await.is_none());
     }
-    assert_eq!(lost, 3);
+    assert_eq!(unanswered, 3);
     assert_eq!(metric(&proxy, ACTIVE).await, 1);
 }
 
@@ -313,17 +313,17 @@ async fn retries_have_a_budget() {
     .await;
     // With one request in flight, a share of 100 % allows a retry. A share of 50 % is rounded down and allows
     // none, except with a minimum of 1.
-    for (share, least, status) in [(1_000_000, 0, 200), (500_000, 0, 503), (500_000, 1, 200)] {
+    for (share, min, status) in [(1_000_000, 0, 200), (500_000, 0, 503), (500_000, 1, 200)] {
         let mut limited = cluster(&[upstream], None);
         limited.limits.retries = 0;
-        limited.limits.budget = Some(RetryBudget { share, least });
+        limited.limits.budget = Some(RetryBudget { share, min });
         let terminal = http(|_, forward| forward.retry = Some(support::retries(1)));
         let proxy = Proxy::start(listener(terminal, None), vec![limited]).await;
         let mut client = proxy.connect().await;
         for _ in 0..2 {
             client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
             let head = client.head().await;
-            assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{share} {least}: {head}");
+            assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{share} {min}: {head}");
         }
     }
 }
@@ -331,9 +331,9 @@ async fn retries_have_a_budget() {
 #[tokio::test]
 async fn connections_close_after_their_maximum_duration() {
     let upstream = numbered(1).await[0];
-    for (most, connections) in [(None, 1), (Some(Duration::from_nanos(1)), 3)] {
+    for (max, connections) in [(None, 1), (Some(Duration::from_nanos(1)), 3)] {
         let mut cluster = cluster(&[upstream], None);
-        cluster.max_connection_duration = most;
+        cluster.max_connection_duration = max;
         let proxy = Proxy::start(listener(http(|_, _| ()), None), vec![cluster]).await;
         let mut client = proxy.connect().await;
         for _ in 0..3 {

@@ -482,8 +482,8 @@ async fn connections_are_negotiated_as_by_envoy() {
                 if group_only || (*context == "no tickets" && client.starts_with("1.2")) {
                     continue;
                 }
-                let said = negotiated(spec, address, name).await.unwrap_or_else(|| "refused".to_owned());
-                outcome.insert(((*context).to_owned(), (*client).to_owned()), said);
+                let found = negotiated(spec, address, name).await.unwrap_or_else(|| "refused".to_owned());
+                outcome.insert(((*context).to_owned(), (*client).to_owned()), found);
             }
         }
         outcomes.push(outcome);

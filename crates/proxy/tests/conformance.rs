@@ -168,10 +168,10 @@ async fn h2spec(address: SocketAddr, flags: &[&str]) {
         .kill_on_drop(true)
         .output();
     let output = tokio::time::timeout(TIMEOUT, output).await.unwrap().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let failures = said.split_once("Failures:").map_or(&*said, |(_, failures)| failures);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let failures = stdout.split_once("Failures:").map_or(&*stdout, |(_, failures)| failures);
     assert!(
-        said.contains("145 tests, 145 passed, 0 skipped, 0 failed"),
+        stdout.contains("145 tests, 145 passed, 0 skipped, 0 failed"),
         "{failures}{}",
         String::from_utf8_lossy(&output.stderr)
     );

@@ -163,12 +163,12 @@ fn tunnelled(target: &str) -> Listener {
 
 #[tokio::test]
 async fn connections_are_tunnelled_through_an_http_proxy() {
-    let asked = "CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n";
+    let connect = "CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n";
     // The first bytes of the tunnel arrive together with the response, which arrives in two pieces.
     let open = server(move |_, mut client: Client| async move {
-        let mut head = vec![0; asked.len()];
+        let mut head = vec![0; connect.len()];
         client.stream.read_exact(&mut head).await.unwrap();
-        assert_eq!(String::from_utf8_lossy(&head), asked);
+        assert_eq!(String::from_utf8_lossy(&head), connect);
         client.send("HTTP/1.1 200 OK\r\nx-a: b\r\n").await;
         tokio::task::yield_now().await;
         client.send("\r\nhello ").await;
@@ -184,7 +184,7 @@ async fn connections_are_tunnelled_through_an_http_proxy() {
 
     for refusal in ["HTTP/1.1 403 Forbidden\r\n\r\nsecret", "SSH-2.0-x\r\n\r\n", "HTTP/1.1 200 "] {
         let closed = server(move |_, mut client: Client| async move {
-            let mut head = vec![0; asked.len()];
+            let mut head = vec![0; connect.len()];
             client.stream.read_exact(&mut head).await.unwrap();
             client.send(refusal).await;
         })

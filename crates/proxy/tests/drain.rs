@@ -232,18 +232,18 @@ async fn an_http2_client_that_ignores_goaway_may_open_streams_for_the_drain_time
     client.write_all(b"\0\0\x06\x01\x05\0\0\0\x01\x82\x86\x84\x41\x01a").await.unwrap();
     within(arrived.notified()).await;
     let story = async {
-        let (mut said, mut content) = (Vec::new(), Vec::new());
+        let (mut last_streams, mut content) = (Vec::new(), Vec::new());
         loop {
             let mut head = [0; 9];
             if within(client.read_exact(&mut head)).await.is_err() {
-                return (said, content);
+                return (last_streams, content);
             }
             let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
             within(client.read_exact(&mut payload)).await.unwrap();
             match head[3] {
                 GO_AWAY => {
-                    said.push(u32::from_be_bytes(payload[..4].try_into().unwrap()));
-                    if said.len() == 2 {
+                    last_streams.push(u32::from_be_bytes(payload[..4].try_into().unwrap()));
+                    if last_streams.len() == 2 {
                         go.notify_one();
                     }
                 }
@@ -252,9 +252,9 @@ async fn an_http2_client_that_ignores_goaway_may_open_streams_for_the_drain_time
             }
         }
     };
-    let (cut_off, (said, content)) =
+    let (cut_off, (last_streams, content)) =
         within(Box::pin(async { tokio::join!(proxy.workers().drain(HOUR), story) })).await;
-    assert_eq!((cut_off, &said[..], &content[..]), (0, &[0x7fff_ffff, 1][..], &b"ok"[..]));
+    assert_eq!((cut_off, &last_streams[..], &content[..]), (0, &[0x7fff_ffff, 1][..], &b"ok"[..]));
 }
 
 #[tokio::test]

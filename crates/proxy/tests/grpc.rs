@@ -136,8 +136,8 @@ async fn servers_receive_the_remaining_timeout() {
         let call = [("content-type", "application/grpc"), ("grpc-timeout", "10S")];
         for mut client in proxied.clients().await {
             let answer = client.ask(&Message::new(&call, "").with_length()).await;
-            let said = String::from_utf8_lossy(&answer.content);
-            assert!(said.contains(&format!("\"grpc-timeout\": \"{expected}\"")), "{route}: {said}");
+            let body = String::from_utf8_lossy(&answer.content);
+            assert!(body.contains(&format!("\"grpc-timeout\": \"{expected}\"")), "{route}: {body}");
         }
     }
 }

@@ -186,7 +186,7 @@ async fn a_response_may_come_before_the_request_is_complete() {
 
 #[tokio::test]
 async fn an_unrepeatable_request_is_not_sent_on_a_closed_connection() {
-    let (closed, gone) = tokio::sync::oneshot::channel();
+    let (closed, client_closed) = tokio::sync::oneshot::channel();
     let closed = std::sync::Mutex::new(Some(closed));
     let upstream = server(move |_, mut client| {
         let closed = closed.lock().unwrap().take();
@@ -203,7 +203,7 @@ async fn an_unrepeatable_request_is_not_sent_on_a_closed_connection() {
     let mut client = proxy.connect().await;
     client.send("GET /1 HTTP/1.1\r\nHost: a\r\n\r\n").await;
     client.message().await;
-    within(gone).await.unwrap();
+    within(client_closed).await.unwrap();
     // Its body has not arrived yet, so it cannot be buffered for a retry.
     client.send("POST /2 HTTP/1.1\r\nHost: a\r\ncontent-length: 3\r\n\r\na").await;
     within(async { while proxy.workers().clusters().await[0].connections_total < 2 {} }).await;
@@ -293,7 +293,7 @@ async fn requests_that_allow_smuggling_are_refused() {
 async fn http10_is_accepted_if_configured_and_with_a_host() {
     let (get, named) = ("GET / HTTP/1.0\r\n\r\n", "GET / HTTP/1.0\r\nHost: b\r\n\r\n");
     let grpc = "POST / HTTP/1.0\r\nHost: b\r\ncontent-type: application/grpc\r\n\r\n";
-    for (taken, host, request, status, said) in [
+    for (taken, host, request, status, expected) in [
         (false, None, named, "426", "\r\n\r\nUpgrade Required"),
         (false, None, grpc, "426", "\r\n\r\nUpgrade Required"),
         (true, None, get, "400", "\r\n\r\n"),
@@ -308,7 +308,7 @@ async fn http10_is_accepted_if_configured_and_with_a_host() {
         let mut client = proxy.connect().await;
         client.send(request).await;
         let answer = client.rest().await;
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains(said), "{answer}");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains(expected), "{answer}");
     }
 }
 
@@ -325,9 +325,9 @@ async fn an_internal_client_may_request_retries() {
     let proxy = Proxy::start(listener(terminal, None), vec![cluster(&[upstream], None)]).await;
     for (from, status) in [("1.2.3.4", "503"), ("10.0.0.1", "200")] {
         let mut client = proxy.connect().await;
-        let asked = "x-envoy-retry-on: 5xx\r\nx-envoy-max-retries: 2";
+        let retry_headers = "x-envoy-retry-on: 5xx\r\nx-envoy-max-retries: 2";
         client
-            .send(&format!("GET / HTTP/1.1\r\nHost: a\r\nx-forwarded-for: {from}\r\n{asked}\r\n\r\n"))
+            .send(&format!("GET / HTTP/1.1\r\nHost: a\r\nx-forwarded-for: {from}\r\n{retry_headers}\r\n\r\n"))
             .await;
         assert!(client.head().await.starts_with(&format!("HTTP/1.1 {status} ")), "{from}");
     }

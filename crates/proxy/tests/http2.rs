@@ -57,14 +57,14 @@ async fn text(mut body: RecvStream) -> String {
 async fn repeat(number: usize, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
     let (parts, mut body) = request.into_parts();
     let (content, trailers) = content(&mut body).await;
-    let mut said = format!("{number} {} {}\n", parts.method, parts.uri);
+    let mut body = format!("{number} {} {}\n", parts.method, parts.uri);
     for (name, value) in &parts.headers {
-        said += &format!("{name}: {}\n", value.to_str().unwrap());
+        body += &format!("{name}: {}\n", value.to_str().unwrap());
     }
-    said += std::str::from_utf8(&content).unwrap();
+    body += std::str::from_utf8(&content).unwrap();
     let answer = Response::builder().header("x-server", "h2").body(()).unwrap();
     let mut stream = respond.send_response(answer, false).unwrap();
-    stream.send_data(said.into(), trailers.is_none()).unwrap();
+    stream.send_data(body.into(), trailers.is_none()).unwrap();
     if let Some(trailers) = trailers {
         stream.send_trailers(trailers).unwrap();
     }
@@ -81,16 +81,16 @@ async fn an_http2_client_reaches_an_http1_server() {
     let answer = within(answer).await.unwrap();
     assert_eq!((answer.status().as_u16(), &answer.headers()["server"]), (200, &"skysail".parse().unwrap()));
     assert!(answer.headers().contains_key("content-length"), "{answer:?}");
-    let said = text(answer.into_body()).await;
-    assert!(said.starts_with("0\nGET /one?x=y HTTP/1.1\r\nhost: a:1\r\n"), "{said}");
-    assert!(said.contains("\r\ncookie: a=1; b=2\r\n") && said.contains("\r\nx-request-id: "), "{said}");
+    let body = text(answer.into_body()).await;
+    assert!(body.starts_with("0\nGET /one?x=y HTTP/1.1\r\nhost: a:1\r\n"), "{body}");
+    assert!(body.contains("\r\ncookie: a=1; b=2\r\n") && body.contains("\r\nx-request-id: "), "{body}");
 
     let mut post = request("POST", "/two");
     post.headers_mut().append("content-length", "5".parse().unwrap());
     let (answer, mut body) = requests.clone().send_request(post, false).unwrap();
     body.send_data("hello".into(), true).unwrap();
-    let said = text(within(answer).await.unwrap().into_body()).await;
-    assert!(said.contains("\r\ncontent-length: 5\r\n\r\nhello"), "{said}");
+    let body = text(within(answer).await.unwrap().into_body()).await;
+    assert!(body.contains("\r\ncontent-length: 5\r\n\r\nhello"), "{body}");
 }
 
 #[tokio::test]
@@ -116,8 +116,8 @@ async fn content_of_unknown_length_and_trailers_become_chunks_and_back() {
     body.send_trailers([("x-sum".parse().unwrap(), "5".parse().unwrap())].into_iter().collect()).unwrap();
     let mut answer = within(answer).await.unwrap();
     assert!(!answer.headers().contains_key("transfer-encoding"), "{answer:?}");
-    let (said, trailers) = content(answer.body_mut()).await;
-    assert_eq!((&said[..], &trailers.unwrap()["grpc-status"]), (&b"abcde"[..], &"0".parse().unwrap()));
+    let (body, trailers) = content(answer.body_mut()).await;
+    assert_eq!((&body[..], &trailers.unwrap()["grpc-status"]), (&b"abcde"[..], &"0".parse().unwrap()));
 }
 
 #[tokio::test]
@@ -128,14 +128,14 @@ async fn an_http1_client_reaches_an_http2_server() {
     let head = client.head().await;
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("\r\nx-server: h2\r\n"), "{head}");
     assert!(head.contains("\r\ntransfer-encoding: chunked\r\n"), "{head}");
-    let said = client.until("0\r\n\r\n").await;
-    assert!(said.contains("0 POST http://a:1/one\ncontent-length: 5\n") && said.contains("hello"), "{said}");
-    assert!(!said.contains("x-gone"), "{said}");
+    let body = client.until("0\r\n\r\n").await;
+    assert!(body.contains("0 POST http://a:1/one\ncontent-length: 5\n") && body.contains("hello"), "{body}");
+    assert!(!body.contains("x-gone"), "{body}");
     client.send("POST /two HTTP/1.1\r\nHost: a:1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\nx-sum: 5\r\n\r\n").await;
     let head = client.head().await;
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
-    let said = client.until("x-sum: 5\r\n\r\n").await;
-    assert!(said.contains("0 POST http://a:1/two\n") && said.contains("hello"), "{said}");
+    let body = client.until("x-sum: 5\r\n\r\n").await;
+    assert!(body.contains("0 POST http://a:1/two\n") && body.contains("hello"), "{body}");
 }
 
 #[tokio::test]
@@ -147,8 +147,8 @@ async fn requests_share_one_upstream_connection() {
         .map(|i| requests.clone().send_request(request("GET", &format!("/{i}")), true).unwrap().0)
         .collect();
     for (i, answer) in all.into_iter().enumerate() {
-        let said = text(within(answer).await.unwrap().into_body()).await;
-        assert!(said.starts_with(&format!("0 GET http://a:1/{i}\n")), "{said}");
+        let body = text(within(answer).await.unwrap().into_body()).await;
+        assert!(body.starts_with(&format!("0 GET http://a:1/{i}\n")), "{body}");
     }
     let stats = proxy.workers().clusters().await;
     assert_eq!((stats[0].connections_total, stats[0].requests_total, stats[0].requests), (1, 50, 0));
@@ -249,7 +249,7 @@ async fn large_bodies_flow_in_both_directions_only_as_fast_as_they_are_read() {
 
 #[tokio::test]
 async fn interim_responses_are_forwarded_only_as_fast_as_they_are_read() {
-    const MOST: usize = 128 << 20;
+    const MAX: usize = 128 << 20;
     let (sent, stop) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let (count, stopped) = (sent.clone(), stop.clone());
     // All are different, so that HPACK compresses nothing.
@@ -260,7 +260,7 @@ async fn interim_responses_are_forwarded_only_as_fast_as_they_are_read() {
         let (count, stopped) = (count.clone(), stopped.clone());
         async move {
             client.message().await;
-            while count.load(Relaxed) < MOST && !stopped.load(Relaxed) {
+            while count.load(Relaxed) < MAX && !stopped.load(Relaxed) {
                 client.send(&interim(count.load(Relaxed))).await;
                 count.fetch_add(length, Relaxed);
             }
@@ -278,7 +278,7 @@ async fn interim_responses_are_forwarded_only_as_fast_as_they_are_read() {
     let mut seen = 0;
     while seen == 0 || sent.load(Relaxed) > seen {
         seen = sent.load(Relaxed);
-        assert!(seen < MOST, "the proxy takes in whatever comes");
+        assert!(seen < MAX, "the proxy takes in whatever comes");
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
     stop.store(true, Relaxed);
@@ -338,8 +338,8 @@ async fn a_reset_by_the_server_is_answered_and_reported() {
     let (answer, _) = requests.clone().send_request(request("GET", "/early"), true).unwrap();
     let answer = within(answer).await.unwrap();
     assert_eq!(answer.status(), 503);
-    let said = text(answer.into_body()).await;
-    assert!(said.contains("remote reset"), "{said}");
+    let body = text(answer.into_body()).await;
+    assert!(body.contains("remote reset"), "{body}");
     let (answer, _) = requests.clone().send_request(request("GET", "/late"), true).unwrap();
     let mut body = within(answer).await.unwrap().into_body();
     assert_eq!(within(body.data()).await.unwrap().unwrap(), "some");
@@ -370,8 +370,8 @@ async fn an_unprocessed_request_is_sent_again() {
         body.send_data("hello".into(), true).unwrap();
         let answer = within(answer).await.unwrap();
         assert_eq!(answer.status(), 200);
-        let said = text(answer.into_body()).await;
-        assert!(said.ends_with("hello"), "{said}");
+        let body = text(answer.into_body()).await;
+        assert!(body.ends_with("hello"), "{body}");
     }
 }
 

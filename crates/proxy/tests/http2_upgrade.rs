@@ -63,9 +63,9 @@ async fn an_http1_connection_can_be_upgraded_to_http2() {
     let request = format!("GET /first HTTP/1.1\r\nHost: a\r\n{upgrade}\r\n\r\n");
     within(stream.write_all(request.as_bytes())).await.unwrap();
     let switched = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: h2c\r\n\r\n";
-    let mut said = vec![0; switched.len()];
-    within(stream.read_exact(&mut said)).await.unwrap();
-    assert_eq!(String::from_utf8(said).unwrap(), switched);
+    let mut received = vec![0; switched.len()];
+    within(stream.read_exact(&mut received)).await.unwrap();
+    assert_eq!(String::from_utf8(received).unwrap(), switched);
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     within(stream.write_all(preface)).await.unwrap();
     let first = answer(&mut stream, 1).await;

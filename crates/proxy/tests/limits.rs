@@ -211,11 +211,11 @@ async fn streams_beyond_the_limit_are_counted() {
 
 #[tokio::test]
 async fn connections_limit_their_number_of_requests() {
-    let most = json!({"max_requests_per_connection": 2});
+    let max = json!({"max_requests_per_connection": 2});
     let mut far = cluster("c", echo().await, false);
     far["typed_extension_protocol_options"]["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]["common_http_protocol_options"] =
-        most.clone();
-    let setup = Setup::http(&json!({"common_http_protocol_options": most}), &[far]).await;
+        max.clone();
+    let setup = Setup::http(&json!({"common_http_protocol_options": max}), &[far]).await;
     let mut client = setup.client().await;
     client.send(&GET.repeat(3)).await;
     let (first, _) = client.message().await;

@@ -107,7 +107,7 @@ impl Mesh {
     }
 
     /// Receives the next request for a virtual host.
-    async fn asked(&mut self) -> HostRequest {
+    async fn host_request(&mut self) -> HostRequest {
         within(self.host_requests.recv()).await.unwrap()
     }
 
@@ -150,7 +150,7 @@ async fn a_request_waits_for_its_host() {
     for client in &mut clients {
         send(client, "New:80").await;
     }
-    let host_requests = [mesh.asked().await, mesh.asked().await];
+    let host_requests = [mesh.host_request().await, mesh.host_request().await];
     assert_eq!(host_requests.each_ref().map(|host_request| &*host_request.authority), ["new"; 2]);
     assert_eq!(ask(&mut mesh.client().await, "here").await, "here", "others do not wait");
     mesh.publish(&["here", "new"]).await;
@@ -170,7 +170,7 @@ async fn an_unknown_authority_uses_the_catch_all_and_is_asked_for_once() {
     let mut mesh = Mesh::start().await;
     let mut client = mesh.client().await;
     send(&mut client, "none").await;
-    let host_request = mesh.asked().await;
+    let host_request = mesh.host_request().await;
     mesh.record_answer("none", true);
     host_request.done.send(()).unwrap();
     assert_eq!(client.message().await.1, "*");
@@ -178,7 +178,7 @@ async fn an_unknown_authority_uses_the_catch_all_and_is_asked_for_once() {
     assert!(mesh.host_requests.try_recv().is_err());
     // A known wildcard may hide a host that is not known yet.
     send(&mut client, "a.wild").await;
-    let host_request = mesh.asked().await;
+    let host_request = mesh.host_request().await;
     mesh.record_answer("a.wild", true);
     host_request.done.send(()).unwrap();
     assert_eq!(client.message().await.1, "*.wild");
@@ -197,7 +197,7 @@ async fn without_an_answer_a_request_is_refused_and_known_hosts_are_served() {
             assert_eq!(body, "no answer from the control plane about this host");
         };
         send(&mut client, authority).await;
-        let host_request = mesh.asked().await;
+        let host_request = mesh.host_request().await;
         mesh.record_answer(authority, false);
         host_request.done.send(()).unwrap();
         refused(&mut client).await;
@@ -212,7 +212,7 @@ async fn without_an_answer_a_request_is_refused_and_known_hosts_are_served() {
     }
     // A request that is dropped is no answer: there are too many, or the proxy is shutting down.
     send(&mut client, "lost").await;
-    drop(mesh.asked().await);
+    drop(mesh.host_request().await);
     assert!(client.message().await.0.starts_with("HTTP/1.1 503 "));
     let metrics = mesh.proxy.metrics().await;
     assert!(
@@ -227,13 +227,13 @@ async fn without_an_answer_the_catch_all_applies_if_configured() {
     mesh.publish(&["here"]).await;
     let mut client = mesh.client().await;
     send(&mut client, "new").await;
-    let host_request = mesh.asked().await;
+    let host_request = mesh.host_request().await;
     mesh.record_answer("new", false);
     host_request.done.send(()).unwrap();
     assert_eq!(client.message().await.1, "*");
     assert_eq!(ask(&mut client, "new").await, "*");
     send(&mut client, "lost").await;
-    drop(mesh.asked().await);
+    drop(mesh.host_request().await);
     assert_eq!(client.message().await.1, "*");
 }
 
@@ -242,7 +242,7 @@ async fn a_disconnected_client_does_not_wait() {
     let mut mesh = Mesh::start().await;
     let mut client = mesh.client().await;
     send(&mut client, "new").await;
-    let mut host_request = mesh.asked().await;
+    let mut host_request = mesh.host_request().await;
     drop(client);
     within(host_request.done.closed()).await;
 }
@@ -257,14 +257,14 @@ async fn http2_streams_wait_for_their_own_hosts() {
         requests.send_request(request, true).unwrap().0
     };
     let (new, here) = (of("new"), of("here"));
-    let host_request = mesh.asked().await;
+    let host_request = mesh.host_request().await;
     let mut body = within(here).await.unwrap().into_body();
     assert_eq!(content(&mut body).await.0, b"here");
     mesh.publish(&["here", "new"]).await;
     host_request.done.send(()).unwrap();
     let mut body = within(new).await.unwrap().into_body();
     assert_eq!(content(&mut body).await.0, b"new");
-    let lost = of("lost");
-    drop(mesh.asked().await);
-    assert_eq!(within(lost).await.unwrap().status(), 503);
+    let dropped = of("lost");
+    drop(mesh.host_request().await);
+    assert_eq!(within(dropped).await.unwrap().status(), 503);
 }

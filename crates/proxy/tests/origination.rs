@@ -136,9 +136,9 @@ const REQUESTS: &[[&str; 3]] = &[
 async fn answers(proxy: &Either, name: &str) -> Vec<String> {
     let mut client = Client::new(TcpStream::connect(proxy.listener(name).await).await.unwrap());
     let mut answers = Vec::new();
-    for [path, host, said] in REQUESTS {
-        let said = if said.is_empty() { String::new() } else { format!("x-name: {said}\r\n") };
-        client.send(&format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n{said}\r\n")).await;
+    for [path, host, name] in REQUESTS {
+        let name = if name.is_empty() { String::new() } else { format!("x-name: {name}\r\n") };
+        client.send(&format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n{name}\r\n")).await;
         let (head, body) = client.message().await;
         let status = head.split(' ').nth(1).unwrap();
         answers.push(if status == "200" { body } else { status.to_owned() });

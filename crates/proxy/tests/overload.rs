@@ -114,9 +114,9 @@ async fn under_overload_few_connections_are_accepted_and_abandoned_ones_are_skip
             before.push(proxy.connect().await);
         }
         let path = format!("/gone/{}", before.len());
-        let mut gone = proxy.connect().await;
-        gone.send(&request(&path)).await;
-        drop(gone);
+        let mut closed = proxy.connect().await;
+        closed.send(&request(&path)).await;
+        drop(closed);
         if (connections(&proxy).await as usize) < before.len() {
             break path;
         }

@@ -78,9 +78,9 @@ async fn metrics_name_both_workloads_of_a_connection() {
     }
 }
 
-type Secured = TlsStream<TcpStream>;
+type LuaTlsConnection = TlsStream<TcpStream>;
 
-async fn connect(to: SocketAddr, spec: &TlsSpec) -> std::io::Result<Secured> {
+async fn connect(to: SocketAddr, spec: &TlsSpec) -> std::io::Result<LuaTlsConnection> {
     let stream = TcpStream::connect(to).await.unwrap();
     let connector = TlsConnector::from(spec.client().unwrap());
     within(connector.connect("a".try_into().unwrap(), stream)).await
@@ -97,7 +97,7 @@ async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     assert!(answer.starts_with(b"HTTP/1.1 200 "), "{}", answer.escape_ascii());
 }
 
-fn shown(stream: &Secured) -> CertificateDer<'static> {
+fn shown(stream: &LuaTlsConnection) -> CertificateDer<'static> {
     stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned()
 }
 

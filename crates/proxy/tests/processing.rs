@@ -419,7 +419,7 @@ async fn unsupported_settings_are_refused_by_name() {
             .arg(&file)
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains(field), "{config}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && stderr.contains(field), "{config}: {stderr}");
     }
 }

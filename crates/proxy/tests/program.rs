@@ -47,7 +47,7 @@ async fn log_levels_change_at_run_time() {
 async fn web_pages_of_other_origins_can_neither_read_nor_change_anything() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start(folder.path(), "node: {id: a}\n").await;
-    for (fields, said) in [
+    for (fields, expected) in [
         ("host: evil.example", "DNS rebinding"),
         ("host: localhost\r\norigin: http://evil.example", "another origin"),
         ("host: localhost\r\nsec-fetch-site: cross-site", "another origin"),
@@ -57,7 +57,7 @@ async fn web_pages_of_other_origins_can_neither_read_nor_change_anything() {
         {
             let answer = program.page_with(method, path, fields).await;
             assert!(
-                answer.starts_with("HTTP/1.1 403 ") && answer.contains(said),
+                answer.starts_with("HTTP/1.1 403 ") && answer.contains(expected),
                 "{method} {path}: {answer}"
             );
         }

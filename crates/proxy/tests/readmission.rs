@@ -46,7 +46,7 @@ fn ask_nothing(fingerprint: u64) -> FilterKind {
 
 /// Returns an ext_authz filter that sends the body.
 fn ask_with_body(fingerprint: u64) -> FilterKind {
-    ask_by(fingerprint, None, Some(Body { most: 100, partial: true, raw: false }))
+    ask_by(fingerprint, None, Some(Body { max_bytes: 100, partial: true, raw: false }))
 }
 
 fn ask_by(fingerprint: u64, enabled_metadata: Option<MetadataMatch>, body: Option<Body>) -> FilterKind {
@@ -152,8 +152,8 @@ async fn the_effect_of_a_script_is_kept_and_another_script_ends_the_request() {
 
 #[tokio::test]
 async fn a_request_ends_if_the_check_request_would_differ() {
-    let asked = || vec![ask(1, None), ask(2, None)];
-    let running = Running::start(web(asked())).await;
+    let checks = || vec![ask(1, None), ask(2, None)];
+    let running = Running::start(web(checks())).await;
     for changed in [
         // The first response had changed the head of the second check.
         vec![ask(2, None)],
@@ -161,7 +161,7 @@ async fn a_request_ends_if_the_check_request_would_differ() {
         vec![ask(1, None), ask(2, None), ask(2, None)],
         vec![ask(1, None), ask(3, None)],
     ] {
-        running.publish(web(asked())).await;
+        running.publish(web(checks())).await;
         let mut client = running.websocket("").await;
         running.publish(web(vec![ask(1, None), ask(2, None), deny("x-other")])).await;
         echoes(&mut client).await;
@@ -209,17 +209,17 @@ async fn a_long_head_does_not_end_with_an_unrelated_change() {
 
 #[tokio::test]
 async fn the_body_is_part_of_the_check() {
-    let asked = |without_body| {
+    let checks = |without_body| {
         web_with(vec![ask_with_body(1)], |routes, _| {
             let question = Setting::ExternalAuthorization { extensions: vec![], without_body };
             routes[0].filters = vec![(ASK.into(), question)];
         })
     };
-    let running = Running::start(asked(true)).await;
+    let running = Running::start(checks(true)).await;
     let mut client = running.websocket("").await;
-    running.publish(asked(true)).await;
+    running.publish(checks(true)).await;
     echoes(&mut client).await;
-    running.publish(asked(false)).await;
+    running.publish(checks(false)).await;
     assert_eq!(client.rest().await, "");
 }
 

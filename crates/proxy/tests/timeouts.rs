@@ -165,8 +165,8 @@ async fn idle_connections_are_closed() {
 
 #[tokio::test]
 async fn a_try_that_times_out_is_retried() {
-    let asked = Arc::new(AtomicU64::new(0));
-    let count = asked.clone();
+    let attempts = Arc::new(AtomicU64::new(0));
+    let count = attempts.clone();
     let silent = server(move |_, mut client| {
         let count = count.clone();
         async move {
@@ -200,11 +200,11 @@ async fn a_try_that_times_out_is_retried() {
         assert!(client.message().await.0.starts_with("HTTP/1.1 200 "));
     }
     setup.logs(&["HTTP/1.1 200 - via_upstream"; 2]).await;
-    let asked = asked.load(Relaxed);
-    assert!(asked > 0);
-    setup.counts("envoy_cluster_upstream_rq_per_try_timeout", asked).await;
-    setup.counts("envoy_cluster_upstream_rq_retry", asked).await;
-    setup.counts("envoy_cluster_upstream_rq_total", 2 + asked).await;
+    let attempts = attempts.load(Relaxed);
+    assert!(attempts > 0);
+    setup.counts("envoy_cluster_upstream_rq_per_try_timeout", attempts).await;
+    setup.counts("envoy_cluster_upstream_rq_retry", attempts).await;
+    setup.counts("envoy_cluster_upstream_rq_total", 2 + attempts).await;
     setup.counts("envoy_cluster_upstream_rq_timeout", 0).await;
 }
 
@@ -220,9 +220,9 @@ async fn a_disconnected_client_does_not_wait_for_a_connection() {
     first.message().await;
     // Each waits, and makes room for the next when it disconnects.
     for waiting in 1..=3 {
-        let gone = setup.client().await;
+        let closing = setup.client().await;
         setup.counts("envoy_cluster_upstream_cx_overflow", waiting).await;
-        drop(gone);
+        drop(closing);
         setup.logs(&vec!["- 0 DC downstream_remote_disconnect"; waiting as usize]).await;
     }
     setup.program.until("cluster c: it has max_connections connections").await;

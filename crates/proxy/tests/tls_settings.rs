@@ -105,7 +105,7 @@ async fn unsupported_settings_are_refused_by_name() {
             .kill_on_drop(true)
             .output();
         let output = within(program).await.unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains(reason), "{reason}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && stderr.contains(reason), "{reason}: {stderr}");
     }
 }

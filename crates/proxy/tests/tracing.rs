@@ -136,7 +136,7 @@ struct ReportedSpan {
     end: u64,
 }
 
-fn said(received: &Received) -> Vec<ReportedSpan> {
+fn spans_of(received: &Received) -> Vec<ReportedSpan> {
     if received.headers["content-type"] == "application/json" {
         let spans: Vec<Value> = serde_json::from_slice(&received.message).unwrap();
         return spans.iter().map(of_zipkin).collect();
@@ -186,7 +186,7 @@ fn of_otlp(span: Span) -> ReportedSpan {
 async fn spans(collector: &mut Collector, count: usize) -> Vec<ReportedSpan> {
     let mut all = Vec::new();
     while all.len() < count {
-        all.extend(said(&collector.next().await));
+        all.extend(spans_of(&collector.next().await));
     }
     assert_eq!(all.len(), count, "{all:?}");
     all
@@ -390,11 +390,11 @@ async fn grpc_spans_contain_the_status() {
 async fn failing_collectors_delay_no_request() {
     // One that is unavailable, and one that never answers.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let gone = {
+    let closed = {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         listener.local_addr().unwrap()
     };
-    for collector in [gone, silent.local_addr().unwrap()] {
+    for collector in [closed, silent.local_addr().unwrap()] {
         let folder = tempfile::tempdir().unwrap();
         let tracing = json!({"provider": otlp_http("0.1s")});
         let (mut program, address) = start(folder.path(), "INBOUND", tracing, echo().await, collector).await;

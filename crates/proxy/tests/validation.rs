@@ -93,7 +93,7 @@ fn a_refusal_names_the_resource_and_the_field() {
         ("retry-intervals", "retry_policy.retry_back_off.max_interval: must be at least base_interval"),
     ] {
         let output = ours(&folder().join(format!("invalid-{file}.yaml")));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains(words), "{file}: {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains(words), "{file}: {stderr}");
     }
 }

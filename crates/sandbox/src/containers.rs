@@ -302,15 +302,15 @@ mod tests {
     #[test]
     fn a_note_names_the_ports_and_protocols_of_a_stand_in() {
         let container = Container { image: "acme/x".to_owned(), ..Container::default() };
-        let said = |ports: Ports| stand_in_note(&container, &ports);
-        assert_eq!(said(Ports::default()), "no program for image acme/x: an idle process runs in its place");
+        let note = |ports: Ports| stand_in_note(&container, &ports);
+        assert_eq!(note(Ports::default()), "no program for image acme/x: an idle process runs in its place");
         let ports = Ports {
             tcp: [(80, Protocol::Http), (81, Protocol::Grpc)].into(),
             udp: [53, 54].into(),
             is_default: false,
         };
         assert_eq!(
-            said(ports),
+            note(ports),
             "no program for image acme/x: an echo server on ports 80 (HTTP), 81 (gRPC) runs in its place; nothing answers \
              on UDP (53, 54)"
         );

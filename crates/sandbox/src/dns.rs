@@ -42,7 +42,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Maximum number of aliases that are followed.
 const MAX_ALIASES: usize = 8;
 
-/// The table, shared by the mesh, which writes it, and the server, which reads it.
+/// The table. The mesh writes it, the server reads it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table(Arc<RwLock<(Names, Hosts)>>);
 

@@ -131,12 +131,12 @@ impl Files {
 
     /// Removes files that have been empty or missing for long enough. Returns whether there were any.
     pub(crate) fn remove_missing(&mut self) -> bool {
-        let (gone, missing) = std::mem::take(&mut self.missing)
+        let (removed, missing) = std::mem::take(&mut self.missing)
             .into_iter()
             .partition::<BTreeMap<_, _>, _>(|(_, since)| since.elapsed() >= REMOVAL_DELAY);
         self.missing = missing;
-        gone.keys().for_each(|file_key| _ = self.files.remove(file_key));
-        !gone.is_empty()
+        removed.keys().for_each(|file_key| _ = self.files.remove(file_key));
+        !removed.is_empty()
     }
 
     /// Returns whether files are about to be removed.
@@ -211,7 +211,7 @@ mod tests {
         FileUpdate::of(FileChange { layer: 0, path: "a.yaml".to_owned(), state })
     }
 
-    fn gone() -> FileUpdate {
+    fn removed() -> FileUpdate {
         FileUpdate::of(FileChange { layer: 0, path: "a.yaml".to_owned(), state: FileState::Deleted })
     }
 
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn a_file_that_is_empty_or_gone_for_a_moment_keeps_its_objects() {
         let (mut files, objects) = good();
-        for moment in [text(""), gone()] {
+        for moment in [text(""), removed()] {
             assert!(!files.take(moment));
             assert!(!files.remove_missing());
             assert_eq!(files.objects(), objects);
@@ -289,7 +289,7 @@ mod tests {
             assert_eq!(files.objects().workloads.values().next().unwrap().replicas, 3);
             files.take(text(GOOD));
         }
-        files.take(gone());
+        files.take(removed());
         while !files.remove_missing() {
             std::thread::yield_now();
         }
@@ -308,9 +308,9 @@ mod tests {
         };
         let other = GOOD.replace("replicas: 2", "replicas: 3");
         assert_eq!(found([GOOD, GOOD]), [""; 0]);
-        let said = "0.yaml:1: warning: Deployment n/a: has no effect: 1.yaml:1 defines the object again, and the last definition counts";
+        let expected = "0.yaml:1: warning: Deployment n/a: has no effect: 1.yaml:1 defines the object again, and the last definition counts";
         assert!(
-            matches!(&found([GOOD, &other])[..], [one] if one.contains(said)),
+            matches!(&found([GOOD, &other])[..], [one] if one.contains(expected)),
             "{:?}",
             found([GOOD, &other])
         );

@@ -260,8 +260,8 @@ mod tests {
             let mut client = TcpStream::connect(address).await.unwrap();
             let error = client.read(&mut [0]).await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
-            let said = failures.recv().await.unwrap().to_string();
-            assert!(said.contains(reason), "{said}");
+            let failure = failures.recv().await.unwrap().to_string();
+            assert!(failure.contains(reason), "{failure}");
         }
     }
 

@@ -53,8 +53,8 @@ const REPEAT: Duration = Duration::from_millis(100);
 /// The signals that end a mesh.
 const END_SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
-/// Blocks the signals that end a mesh until [`run_inside`] handles them, so that none of them ends this process while
-/// its files exist.
+/// Blocks the signals that end a mesh until [`run_inside`] handles them. Otherwise a signal could end this process
+/// before it removes its files.
 ///
 /// # Errors
 /// When the kernel refuses to block them.
@@ -152,7 +152,7 @@ async fn supervise(arguments: &[OsString], channel: Option<UnixStream>) -> Resul
             tokio::select! {
                 status = child.wait() => status,
                 _ = timeout(ENDING, repeat) => {
-                    stdio::tell(format!("skysail: the mesh did not stop within {ENDING:?}; killing it"));
+                    stdio::print_error(format!("skysail: the mesh did not stop within {ENDING:?}; killing it"));
                     pass_on(Signal::SIGKILL);
                     child.wait().await
                 }
@@ -201,9 +201,9 @@ pub(crate) fn set_up(egress: bool) -> Result<(u32, Option<UnixStream>), Error> {
     // only.
     let _ = fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
     // A router without a route reports a destination as unreachable, so connections to addresses outside the mesh fail
-    // at once. Where /proc is read-only, they fail after their timeouts. After the first few reports, the kernel sends
-    // a pod one per second, for each of two limits; the second setting lifts one of them. With both, a connection often
-    // fails only with its third retransmission, after 7 s.
+    // at once. Where /proc is read-only, they fail after their timeouts. After the first few reports, two limits of the
+    // kernel allow a pod one report per second; the second setting lifts one limit. With both, a connection often fails
+    // only with its third retransmission, after 7 s.
     for (setting, value) in [("ip_forward", "1"), ("icmp_ratelimit", "0")] {
         if let Err(error) = fs::write(format!("/proc/sys/net/ipv4/{setting}"), value) {
             tracing::debug!(%error, setting, "connections to addresses outside the mesh fail only after their timeouts");

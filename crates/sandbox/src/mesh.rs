@@ -393,7 +393,7 @@ impl Mesh {
         self.begin_removal();
     }
 
-    /// Writes the files that depend on the pods' state, as far as they have changed.
+    /// Writes the changed files among those that depend on the pods' state.
     fn publish(&mut self) {
         let in_cluster = || self.pods.values().filter(|replica| !replica.pod.is_machine());
         let pods: Vec<(&Pod, bool)> = in_cluster().map(|replica| (&replica.pod, replica.serves())).collect();

@@ -32,7 +32,7 @@ const MAX_REPLICAS: u32 = 20;
 const MAX_PODS: usize = 5_000;
 /// Maximum length of a chain of aliases.
 const MAX_ALIASES: usize = 8;
-/// Number of dots from which a name is looked up as it is first, as pods are configured.
+/// Minimum number of dots in names that are looked up without search domains first (`ndots` of pods).
 const DOTS: usize = 5;
 /// Name of standard input in diagnostics.
 const STDIN: &str = "-";

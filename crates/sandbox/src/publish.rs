@@ -127,7 +127,7 @@ fn opened(objects: &Objects) -> impl Iterator<Item = PublishedServicePort> {
     objects.services.iter().filter(|(_, service)| service.has_pods()).flat_map(|(key, service)| {
         let ports = service.ports.iter().filter(|port| port.is_tcp());
         ports.filter_map(|port| {
-            let (kind, asked) = match service.kind.as_deref()? {
+            let (kind, wanted) = match service.kind.as_deref()? {
                 "LoadBalancer" => ("LoadBalancer", Some(port.spec.port)),
                 "NodePort" => ("NodePort", port.node_port),
                 _ => return None,
@@ -136,8 +136,8 @@ fn opened(objects: &Objects) -> impl Iterator<Item = PublishedServicePort> {
             Some(PublishedServicePort {
                 target,
                 kind,
-                port: asked,
-                is_flexible: kind == "LoadBalancer" || asked.is_none(),
+                port: wanted,
+                is_flexible: kind == "LoadBalancer" || wanted.is_none(),
             })
         })
     })
@@ -284,9 +284,9 @@ spec: {containers: [{name: web, image: acme/web}]}
             ]
         );
         let targets: Vec<_> = opened.into_iter().map(|one| one.target).collect();
-        let told = notes(&targets[1..], survey.objects());
+        let notes = notes(&targets[1..], survey.objects());
         assert_eq!(
-            told,
+            notes,
             [
                 "Service shop/names:54 (NodePort) was added after the start and is not published; restart `skysail up` to publish it",
                 "Service shop/far: only TCP ports of Services with a selector are published",

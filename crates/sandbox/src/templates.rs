@@ -113,15 +113,15 @@ fn quoted(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    fn said(files: &[&str], path: &str) -> String {
+    fn refusal(files: &[&str], path: &str) -> String {
         let folder = tempfile::tempdir().unwrap();
         for file in files {
             let file = folder.path().join(file);
             fs::create_dir_all(parent(&file)).unwrap();
             fs::write(file, "").unwrap();
         }
-        let said = refuse_templates(&[folder.path().join(path)]).err().map(|error| error.to_string());
-        said.unwrap_or_default().replace(&*folder.path().to_string_lossy(), "ROOT")
+        let refusal = refuse_templates(&[folder.path().join(path)]).err().map(|error| error.to_string());
+        refusal.unwrap_or_default().replace(&*folder.path().to_string_lossy(), "ROOT")
     }
 
     #[test]
@@ -132,10 +132,10 @@ mod tests {
                 "ROOT/shop is a kustomize folder ({name}): build its objects first:\n    kustomize build ROOT/shop | skysail up -"
             );
             for path in ["shop", "", &file] {
-                assert_eq!(said(&[&file, "shop/web.yaml"], path).replace("ROOT//", "ROOT/"), expected);
+                assert_eq!(refusal(&[&file, "shop/web.yaml"], path).replace("ROOT//", "ROOT/"), expected);
             }
         }
-        let several = said(&["a/kustomization.yaml", "b/kustomization.yaml", "c/kustomization.yaml"], "");
+        let several = refusal(&["a/kustomization.yaml", "b/kustomization.yaml", "c/kustomization.yaml"], "");
         assert!(several.ends_with("\nThere are 2 more such folders"), "{several}");
     }
 
@@ -149,7 +149,7 @@ mod tests {
         let expected = "ROOT/charts/my shop is a Helm chart (Chart.yaml): render its templates first:\n    \
                         helm template 'my shop' 'ROOT/charts/my shop' | skysail up -";
         for path in ["charts", "charts/my shop", files[0], files[1]] {
-            assert_eq!(said(&files, path), expected);
+            assert_eq!(refusal(&files, path), expected);
         }
     }
 
@@ -157,10 +157,10 @@ mod tests {
     fn other_folders_and_files_beside_a_kustomization_are_not_refused() {
         for path in ["shop", "shop/web.yaml", "templates/web.yaml", "nothing"] {
             assert_eq!(
-                said(&["shop/web.yaml", "templates/web.yaml", "shop/.git/kustomization.yaml"], path),
+                refusal(&["shop/web.yaml", "templates/web.yaml", "shop/.git/kustomization.yaml"], path),
                 ""
             );
         }
-        assert_eq!(said(&["shop/kustomization.yaml", "shop/web.yaml"], "shop/web.yaml"), "");
+        assert_eq!(refusal(&["shop/kustomization.yaml", "shop/web.yaml"], "shop/web.yaml"), "");
     }
 }

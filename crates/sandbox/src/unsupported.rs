@@ -264,11 +264,11 @@ mod tests {
 
     #[test]
     fn supported_probes_are_not_reported() {
-        let said = |probe: Value| of_probe("readinessProbe", &serde_json::from_value(probe).unwrap());
-        assert_eq!(said(json!({ "httpGet": { "path": "/", "port": 80 } })), None);
-        assert_eq!(said(json!({ "tcpSocket": { "port": "http" } })), None);
-        assert!(said(json!({ "httpGet": { "port": 80, "scheme": "HTTPS" } })).unwrap().contains("HTTPS"));
-        assert_eq!(said(json!({ "grpc": { "port": 80 } })), None);
-        assert_eq!(said(json!({ "exec": { "command": ["true"] } })), None);
+        let note = |probe: Value| of_probe("readinessProbe", &serde_json::from_value(probe).unwrap());
+        assert_eq!(note(json!({ "httpGet": { "path": "/", "port": 80 } })), None);
+        assert_eq!(note(json!({ "tcpSocket": { "port": "http" } })), None);
+        assert!(note(json!({ "httpGet": { "port": 80, "scheme": "HTTPS" } })).unwrap().contains("HTTPS"));
+        assert_eq!(note(json!({ "grpc": { "port": 80 } })), None);
+        assert_eq!(note(json!({ "exec": { "command": ["true"] } })), None);
     }
 }

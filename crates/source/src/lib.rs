@@ -73,12 +73,12 @@ pub enum FileState {
 /// Folders of files and the state found by the last scan.
 pub struct Folders {
     folders: Vec<PathBuf>,
-    seen: Seen,
+    seen: FileStates,
     walked: FolderIds,
 }
 
 /// Last state of each file, by folder index and path.
-type Seen = BTreeMap<(usize, PathBuf), File>;
+type FileStates = BTreeMap<(usize, PathBuf), File>;
 
 /// Folders that were read, each with an id that differs if another folder takes its place.
 type FolderIds = BTreeMap<PathBuf, FolderId>;
@@ -95,7 +95,7 @@ fn folder_id(metadata: &fs::Metadata) -> FolderId {
 struct File {
     content: Content,
     /// Metadata that prove the file unchanged; absent if they are too recent for that.
-    stamp: Option<Stamp>,
+    stamp: Option<FileMetadata>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,16 +105,16 @@ enum Content {
     Unreadable(String),
 }
 
-/// Metadata of a file that differ once it is changed or replaced.
+/// Metadata of a file, which differ after a change or replacement.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Stamp {
+struct FileMetadata {
     changed: (i64, i64),
     length: u64,
     device: u64,
     inode: u64,
 }
 
-impl Stamp {
+impl FileMetadata {
     /// Returns the stamp of metadata read at `at`, or `None` if they are too recent.
     fn of(metadata: &fs::Metadata, at: SystemTime) -> Option<Self> {
         let changed = (metadata.ctime(), metadata.ctime_nsec());
@@ -133,7 +133,7 @@ impl Folders {
     /// Fails if a path is neither a folder nor a file. Also fails without permission to read a file or folder in it,
     /// which may hold a policy.
     pub fn new(folders: &[PathBuf]) -> io::Result<Self> {
-        let (seen, walked) = (Seen::new(), FolderIds::new());
+        let (seen, walked) = (FileStates::new(), FolderIds::new());
         let mut scan = Scan::new(&seen);
         for (layer, folder) in folders.iter().enumerate() {
             scan.collect(folder, layer);
@@ -153,9 +153,9 @@ impl Folders {
         }
         let Scan { now, changes, walked, .. } = scan;
         // Removals come first, since a removed object may now be in another file.
-        let gone = self.seen.keys().filter(|key| !now.contains_key(*key));
-        let gone = gone.map(|(layer, path)| change(*layer, path, FileState::Deleted));
-        let changes = gone.chain(changes).collect();
+        let removed = self.seen.keys().filter(|key| !now.contains_key(*key));
+        let removed = removed.map(|(layer, path)| change(*layer, path, FileState::Deleted));
+        let changes = removed.chain(changes).collect();
         (self.seen, self.walked) = (now, walked);
         changes
     }
@@ -238,7 +238,7 @@ impl Watch {
             }
         })?;
         let watcher = self.watcher.insert(watcher);
-        // A folder that cannot be watched does not end the watch on others.
+        // A folder that cannot be watched does not end the watches of other folders.
         let watch = |folder: &PathBuf| match watcher.watch(folder, RecursiveMode::NonRecursive) {
             // The folder was removed after the scan; the next scan notices that.
             Err(error) if matches!(error.kind, notify::ErrorKind::PathNotFound) => Ok(()),
@@ -334,8 +334,8 @@ fn change(layer: usize, path: &Path, state: FileState) -> FileChange {
 
 /// A scan of everything.
 struct Scan<'a> {
-    before: &'a Seen,
-    now: Seen,
+    before: &'a FileStates,
+    now: FileStates,
     /// Files that exist and differ from the last scan.
     changes: Vec<FileChange>,
     walked: FolderIds,
@@ -353,8 +353,8 @@ struct Pending {
 }
 
 impl<'a> Scan<'a> {
-    fn new(before: &'a Seen) -> Self {
-        Self { before, now: Seen::new(), changes: Vec::new(), walked: FolderIds::new(), failed: None }
+    fn new(before: &'a FileStates) -> Self {
+        Self { before, now: FileStates::new(), changes: Vec::new(), walked: FolderIds::new(), failed: None }
     }
 
     /// Reads one named file, or the configuration files of a folder and its subfolders.
@@ -462,7 +462,7 @@ impl<'a> Scan<'a> {
     /// Reads a file unless its metadata prove that it is unchanged.
     fn file(&mut self, path: &Path, layer: usize) -> io::Result<()> {
         let at = SystemTime::now();
-        let stamp = Stamp::of(&fs::metadata(path)?, at);
+        let stamp = FileMetadata::of(&fs::metadata(path)?, at);
         let key = (layer, path.to_owned());
         let before = self.before.get(&key);
         if let Some(before) = before.filter(|before| stamp.is_some() && before.stamp == stamp) {

@@ -172,9 +172,9 @@ fn an_unreadable_folder_keeps_its_files_and_others_are_read() {
     }
     allow("a", 0o755);
     fs::remove_dir_all(at("a")).unwrap();
-    let mut gone = names(&folders.scan());
-    gone.sort();
-    assert_eq!(gone, ["1.yaml", "2.yaml", "a"].map(|name| (0, name.into(), true)));
+    let mut removed = names(&folders.scan());
+    removed.sort();
+    assert_eq!(removed, ["1.yaml", "2.yaml", "a"].map(|name| (0, name.into(), true)));
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn each_folder_is_read_once_despite_links() {
     symlink("nowhere", at("f")).unwrap();
     symlink("g", at("g")).unwrap();
     let mut folders =
-        Folders { folders: vec![folder.path().into()], seen: Seen::new(), walked: FolderIds::new() };
+        Folders { folders: vec![folder.path().into()], seen: FileStates::new(), walked: FolderIds::new() };
     let mut changes = folders.scan();
     changes.sort_by(|one, other| one.path.cmp(&other.path));
     let paths: Vec<_> = changes.iter().map(|change| Path::new(&change.path).to_owned()).collect();
@@ -236,9 +236,9 @@ fn files_behind_a_broken_link_stay_until_the_link_is_removed() {
     for name in ["policies", "2.yaml"] {
         fs::remove_file(at(name)).unwrap();
     }
-    let mut gone = names(&folders.scan());
-    gone.sort();
-    assert_eq!(gone, ["1.yaml", "2.yaml", "policies"].map(|name| (0, name.into(), true)));
+    let mut removed = names(&folders.scan());
+    removed.sort();
+    assert_eq!(removed, ["1.yaml", "2.yaml", "policies"].map(|name| (0, name.into(), true)));
 }
 
 #[test]
@@ -263,7 +263,7 @@ async fn new_and_recreated_folders_are_watched() {
     fs::create_dir(at("a")).unwrap();
     symlink("loop", at("loop")).unwrap();
     let mut folders =
-        Folders { folders: vec![folder.path().into()], seen: Seen::new(), walked: FolderIds::new() };
+        Folders { folders: vec![folder.path().into()], seen: FileStates::new(), walked: FolderIds::new() };
     let (sender, mut events) = mpsc::unbounded_channel();
     let mut watch = Watch { events: sender, watcher: None, folders: FolderIds::new(), is_complete: false };
     for round in 0..3 {

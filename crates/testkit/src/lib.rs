@@ -1,19 +1,23 @@
-//! Tools for tests: a mesh that ends with the test ([`Mesh`]), calls from inside it, and load that counts
-//! responses ([`Load`]). Also a DNS server ([`Dns`]), a terminal ([`Terminal`]), and a wait for a condition
-//! ([`eventually`]).
+//! Tools for tests: a mesh that ends with the test ([`Mesh`]), calls from inside it, clients outside of it ([`Client`]),
+//! and load that counts responses ([`Load`]). Also a DNS server ([`Dns`]), a terminal ([`Terminal`]), and a wait for a
+//! condition ([`eventually`]).
 //!
 //! Everything here panics when a condition of the test is not met: the panic is the test's failure.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panic")]
 
+mod client;
 mod dns;
 mod load;
 mod mesh;
+mod objects;
 mod terminal;
 mod wait;
 
+pub use client::{Client, ClientCertificate, wait_response};
 pub use dns::{Dns, DnsAnswer};
 pub use load::{Load, Report};
 pub use mesh::{Answer, Ended, Mesh, Setup, copy_folder};
+pub use objects::{pod, service};
 pub use terminal::Terminal;
 pub use wait::eventually;

@@ -2,6 +2,7 @@
 
 use std::{
     fs, io,
+    net::SocketAddr,
     os::unix::{fs::chown, process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
@@ -32,7 +33,7 @@ pub struct Setup {
     host: Option<(Box<Setup>, String)>,
 }
 
-/// A running mesh. It ends with the test, also if the test fails.
+/// A running mesh. It ends with the test, even if the test fails.
 #[derive(Debug)]
 pub struct Mesh {
     setup: Setup,
@@ -198,18 +199,29 @@ impl Mesh {
 
     /// Waits until the output contains this text.
     pub fn wait_for_output(&self, what: &str) {
-        self.wait(&format!("the output of the mesh contains {what:?}"), |said| {
-            if said.contains(what) { Ok(()) } else { Err(format!("the output is:\n{said}")) }
+        self.wait(&format!("the output of the mesh contains {what:?}"), |output| {
+            if output.contains(what) { Ok(()) } else { Err(format!("the output is:\n{output}")) }
         });
     }
 
     /// Waits until `look` finds something in the output so far.
     pub fn wait<T>(&self, what: &str, mut look: impl FnMut(&str) -> Result<T, String>) -> T {
-        eventually(what, || look(&self.said()))
+        eventually(what, || look(&self.output()))
+    }
+
+    /// Returns the address of a published port. `target` is `NAMESPACE/NAME:PORT`.
+    pub fn published(&self, target: &str) -> SocketAddr {
+        let output = self.output();
+        let target = format!(" -> {target}");
+        let is_it = |line: &&str| line.split_once(" (").map_or(*line, |(line, _)| line).ends_with(&target);
+        let mut lines = output.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+        let line = lines.find(is_it).unwrap_or_else(|| panic!("{target}: {output}"));
+        let address = line.split_whitespace().nth(1).unwrap();
+        address.split("//").last().unwrap().parse().unwrap()
     }
 
     /// Returns the output so far.
-    pub fn said(&self) -> String {
+    pub fn output(&self) -> String {
         let text = self.output.lock().unwrap();
         format!("{}{}", text.stdout, text.stderr)
     }
@@ -342,7 +354,7 @@ impl Mesh {
         let mut child = self.child.take().expect("the mesh runs");
         let status = eventually("the mesh ends", || match child.try_wait().unwrap() {
             Some(status) => Ok(status),
-            None => Err(self.said()),
+            None => Err(self.output()),
         });
         for reader in self.readers.drain(..) {
             reader.join().unwrap();
@@ -359,7 +371,7 @@ impl Drop for Mesh {
         let _ = child.kill();
         let _ = child.wait();
         if thread::panicking() {
-            eprintln!("output of the mesh:\n{}", self.said());
+            eprintln!("output of the mesh:\n{}", self.output());
             show_logs(&self.run_folder());
         } else {
             assert_no_panic(&self.run_folder());

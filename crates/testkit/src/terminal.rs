@@ -24,9 +24,9 @@ impl Terminal {
     /// Changes the size as xterm does: lines are truncated, and the rows around the cursor stay.
     pub fn resize(&mut self, columns: usize, rows: usize) {
         self.columns = columns;
-        let gone = self.row.saturating_sub(rows - 1);
-        self.screen.drain(..gone);
-        self.row -= gone;
+        let scrolled = self.row.saturating_sub(rows - 1);
+        self.screen.drain(..scrolled);
+        self.row -= scrolled;
         self.screen.resize(rows, String::new());
         for line in &mut self.screen {
             *line = line.chars().take(columns).collect();

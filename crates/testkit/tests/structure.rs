@@ -1,5 +1,5 @@
-//! The shape of the code: the modules of a crate form no cycle, no file is long, and configuration holds no mutable
-//! state.
+//! The shape of the code: the modules of a crate form no cycle, its types have different names, no file is long, and
+//! configuration holds no mutable state.
 //!
 //! Modules are those on the top level of a crate, and those of the folders in [`FOLDERS`]. A module uses another one if
 //! its code has a path that begins with `crate::` (and the folder) and the other's name. Unit tests do not count.
@@ -89,6 +89,23 @@ fn files_are_short() {
     assert!(long.is_empty(), "files have more than {MAX_LINES} lines: {long:#?}");
 }
 
+#[test]
+fn types_of_a_crate_have_different_names() {
+    let mut shared = Vec::new();
+    for folder in crates() {
+        let mut types: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for file in files(&folder.join("src")).into_iter().filter(|file| !is_test(file)) {
+            let text = fs::read_to_string(&file).unwrap();
+            for (index, line) in code(&text).lines().enumerate() {
+                let Some(name) = type_name(line) else { continue };
+                types.entry(name).or_default().push(format!("{}:{}", file.display(), index + 1));
+            }
+        }
+        shared.extend(types.into_iter().filter(|(_, places)| places.len() > 1));
+    }
+    assert!(shared.is_empty(), "types of a crate share a name: {shared:#?}");
+}
+
 /// The proxy's configuration is immutable; the state that workers share is in `policy::state`.
 #[test]
 fn configuration_holds_no_mutable_state() {
@@ -112,6 +129,10 @@ fn paths_are_found_in_groups() {
     assert_eq!(paths(text, &["crate"]), ["a", "e", "f", "h", "a"]);
     assert_eq!(paths(text, &["crate", "a"]), ["b", "c", "j"]);
     assert_eq!(module("pub(crate) mod accept;"), Some("accept"));
+    assert_eq!(type_name("    pub(in crate::a) struct B<'a> {").as_deref(), Some("B"));
+    assert_eq!(type_name("type A = u8;").as_deref(), Some("A"));
+    assert_eq!(type_name("    type Item = u8;"), None);
+    assert_eq!(type_name("// struct A"), None);
 }
 
 fn crates() -> Vec<PathBuf> {
@@ -136,6 +157,30 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 fn module(line: &str) -> Option<&str> {
     let line = line.strip_prefix("pub(crate) ").or(line.strip_prefix("pub ")).unwrap_or(line);
     line.strip_prefix("mod ")?.strip_suffix(';')
+}
+
+/// Returns the name of the type that a line declares. Associated types do not count.
+fn type_name(line: &str) -> Option<String> {
+    let declared = match line.trim_start().strip_prefix("pub") {
+        Some(rest) if rest.starts_with('(') => rest.split_once(") ")?.1,
+        Some(rest) => rest.trim_start(),
+        None => line.trim_start(),
+    };
+    let (keyword, rest) = declared.split_once(' ')?;
+    let is_item = match keyword {
+        "struct" | "enum" | "trait" | "union" => true,
+        "type" => !line.starts_with(' '),
+        _ => false,
+    };
+    is_item.then(|| name(rest)).filter(|name| !name.is_empty())
+}
+
+/// Returns whether a file below a folder `src` holds unit tests alone.
+fn is_test(file: &Path) -> bool {
+    file.components()
+        .rev()
+        .take_while(|part| part.as_os_str() != "src")
+        .any(|part| Path::new(part.as_os_str()).file_stem().is_some_and(|stem| stem == "tests"))
 }
 
 /// Returns a file's text without its unit tests.
@@ -167,10 +212,9 @@ fn uses_in(source: &Path, root: &str, prefix: &[&str]) -> Uses {
     let mut uses = Uses::new();
     for file in files(source) {
         let inner = file.strip_prefix(source).unwrap();
-        let mut parts = inner.components().map(|part| Path::new(part.as_os_str()));
-        let name = parts.next().unwrap().file_stem().unwrap().to_str().unwrap().to_owned();
-        let is_test = parts.any(|part| part == "tests.rs" || part == "tests");
-        if is_test || !modules.contains(&name) {
+        let first = Path::new(inner.components().next().unwrap().as_os_str());
+        let name = first.file_stem().unwrap().to_str().unwrap().to_owned();
+        if is_test(&file) || !modules.contains(&name) {
             continue;
         }
         let text = fs::read_to_string(&file).unwrap();

@@ -147,14 +147,14 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug)]
 pub struct Client {
     state: ClientState,
-    wanted: Arc<Wanted>,
+    wanted: Arc<WantedNames>,
     connected: watch::Sender<bool>,
 }
 
 /// Handle that changes the subscriptions of a client. Can be cloned and used from anywhere, also from the handler.
 #[derive(Clone, Debug)]
 pub struct Subscriptions {
-    wanted: Arc<Wanted>,
+    wanted: Arc<WantedNames>,
     connected: watch::Receiver<bool>,
 }
 
@@ -162,7 +162,7 @@ pub struct Subscriptions {
 type NamesByKind = [BTreeSet<String>; Kind::ALL.len()];
 
 #[derive(Debug, Default)]
-struct Wanted {
+struct WantedNames {
     names: Mutex<NamesByKind>,
     changed: Notify,
     /// Ends the pause between two attempts to connect.
@@ -171,7 +171,7 @@ struct Wanted {
     ours: AtomicBool,
 }
 
-impl Wanted {
+impl WantedNames {
     fn lock(&self) -> MutexGuard<'_, NamesByKind> {
         // Each change is one operation on a set, so the sets are consistent even after a panic.
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
@@ -190,8 +190,8 @@ impl Subscriptions {
     /// Unsubscribes from resources. The handler receives no more updates of them, not even their removal.
     pub fn unsubscribe<'a>(&self, kind: Kind, names: impl IntoIterator<Item = &'a str>) {
         self.change(|wanted| {
-            let gone = names.into_iter().filter(|name| wanted[kind as usize].remove(*name));
-            gone.count() > 0
+            let removed = names.into_iter().filter(|name| wanted[kind as usize].remove(*name));
+            removed.count() > 0
         });
     }
 
@@ -231,7 +231,7 @@ impl Subscriptions {
 impl Client {
     /// Creates a client that has not connected yet.
     pub fn new(options: Options) -> (Self, Subscriptions) {
-        let wanted = Arc::new(Wanted::default());
+        let wanted = Arc::new(WantedNames::default());
         let (connected, watching) = watch::channel(false);
         let subscriptions = Subscriptions { wanted: Arc::clone(&wanted), connected: watching };
         (Self { state: ClientState::new(options), wanted, connected }, subscriptions)
@@ -267,9 +267,9 @@ impl Client {
             } else {
                 info!(reason = %chain(&*ended), "discovery stream ended, reconnecting");
             }
-            let least = pause.min(FIRST_RETRY);
-            tokio::time::sleep(least).await;
-            let _ = tokio::time::timeout(pause - least, self.wanted.retry.notified()).await;
+            let min = pause.min(FIRST_RETRY);
+            tokio::time::sleep(min).await;
+            let _ = tokio::time::timeout(pause - min, self.wanted.retry.notified()).await;
         }
     }
 

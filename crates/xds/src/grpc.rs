@@ -4,7 +4,7 @@
 mod answers;
 mod lifetime;
 mod message;
-mod paced;
+mod metered_io;
 
 use std::{
     future::poll_fn,
@@ -33,7 +33,7 @@ use tracing::debug;
 
 use self::{
     lifetime::{IdleAction, Lifetime},
-    paced::Paced,
+    metered_io::MeteredIo,
 };
 use crate::limits::{self, Account, Limits};
 
@@ -145,7 +145,7 @@ where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
     let account = Arc::new(Account::new(Arc::clone(limits), address(&extensions)));
-    let io = Paced::new(io, Arc::clone(&account));
+    let io = MeteredIo::new(io, Arc::clone(&account));
     let mut builder = Builder::new();
     builder.max_concurrent_streams(limits::CALLS).max_header_list_size(limits::HEAD);
     builder.max_send_buffer_size(limits::UNSENT);
@@ -264,7 +264,7 @@ fn begin(
 /// Detects whether a silent client is still alive.
 struct KeepAlive {
     ping: PingPong,
-    asked: bool,
+    ping_sent: bool,
     /// Bytes that were read and written before the timer was set.
     before: (u64, u64),
     /// The timer wakes the task when it ends.
@@ -274,25 +274,25 @@ struct KeepAlive {
 
 impl KeepAlive {
     fn new(ping: PingPong) -> Self {
-        Self { ping, asked: false, before: (0, 0), awaited: false, timer: Box::pin(sleep(BETWEEN_PINGS)) }
+        Self { ping, ping_sent: false, before: (0, 0), awaited: false, timer: Box::pin(sleep(BETWEEN_PINGS)) }
     }
 
     /// Becomes ready if the client does not answer. Must always be polled by the same task.
     fn poll(&mut self, account: &Account, cx: &mut Context<'_>) -> Poll<()> {
-        if self.awaited && !self.asked && Instant::now() < self.timer.deadline() {
+        if self.awaited && !self.ping_sent && Instant::now() < self.timer.deadline() {
             return Poll::Pending;
         }
-        if self.asked && matches!(self.ping.poll_pong(cx), Poll::Ready(Ok(_))) {
+        if self.ping_sent && matches!(self.ping.poll_pong(cx), Poll::Ready(Ok(_))) {
             self.wait(false, BETWEEN_PINGS);
         }
         while self.timer.as_mut().poll(cx).is_ready() {
             let is_moving = self.is_moving(account);
             // The answer of a client that owes too much is not read.
-            if self.asked && (is_moving || account.pace.wait().is_some()) {
+            if self.ping_sent && (is_moving || account.pace.wait().is_some()) {
                 self.wait(true, PING_TIMEOUT);
                 continue;
             }
-            if self.asked || self.ping.send_ping(Ping::opaque()).is_err() {
+            if self.ping_sent || self.ping.send_ping(Ping::opaque()).is_err() {
                 return Poll::Ready(());
             }
             self.wait(true, PING_TIMEOUT);
@@ -312,8 +312,8 @@ impl KeepAlive {
         now.0 > before.0 || now.1 - before.1 >= limits::PROGRESS as u64
     }
 
-    fn wait(&mut self, asked: bool, time: Duration) {
-        self.asked = asked;
+    fn wait(&mut self, ping_sent: bool, time: Duration) {
+        self.ping_sent = ping_sent;
         self.timer.as_mut().reset(Instant::now() + time);
     }
 }

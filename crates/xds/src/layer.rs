@@ -1,7 +1,7 @@
 //! Current resources and their changes.
 //!
-//! All changes of all layers are counted by one sequence of generations. One number therefore tells what a client was
-//! sent: what changed in a later generation is due. Nothing is stored per client and resource.
+//! All changes of all layers are counted by one sequence of generations. One number therefore describes what a client
+//! has received: resources that changed in a later generation are due. Nothing is stored per client and resource.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -19,8 +19,8 @@ use crate::{
 mod overlay;
 mod snapshot;
 
-/// Maximum number of changes of a type that are remembered by name. For a client that is further behind, all
-/// resources are looked through.
+/// Maximum number of changes of a type that are remembered by name. For a client that is further behind, all resources
+/// are searched.
 const REMEMBERED: usize = 2_048;
 /// Minimum number of resources of a type that are kept in encoded form as well.
 const MIN_ENCODED: usize = 16;
@@ -133,8 +133,8 @@ impl Layer {
         let mut changed = false;
         for kind in Kind::ALL {
             let names = self.kinds[kind as usize].by_name.keys();
-            let gone: Vec<_> = names.filter(|name| resources.get(kind, name).is_none()).cloned().collect();
-            for name in gone {
+            let removed: Vec<_> = names.filter(|name| resources.get(kind, name).is_none()).cloned().collect();
+            for name in removed {
                 changed |= self.remove(generation, kind, &name);
             }
             for resource in resources.iter(kind) {
@@ -149,8 +149,25 @@ impl Layer {
         self.of_kind(kind).by_name.get(name).map(|entry| &entry.resource)
     }
 
-    /// Applies edits. Returns false if nothing changed. `like` is another layer before and after its edits: types that
-    /// are equal are shared with it, so that they are held and encoded once.
+    /// Returns the stored name of a resource and the generation in which it last changed.
+    pub fn generation_of(&self, kind: Kind, name: &str) -> Option<(&Arc<str>, u64)> {
+        let (name, entry) = self.of_kind(kind).by_name.get_key_value(name)?;
+        Some((name, entry.changed))
+    }
+
+    /// Returns the names of a type with the generation in which each last changed, sorted by name.
+    pub fn generations(&self, kind: Kind) -> impl ExactSizeIterator<Item = (&Arc<str>, u64)> {
+        self.of_kind(kind).by_name.iter().map(|(name, entry)| (name, entry.changed))
+    }
+
+    /// Returns whether a name of the layer below is replaced or hidden.
+    pub fn hides(&self, kind: Kind, name: &str) -> bool {
+        let hides = &self.of_kind(kind).hides;
+        !hides.is_empty() && hides.contains_key(name)
+    }
+
+    /// Applies edits. Returns false if nothing changed. `like` is another layer before and after its edits. Equal types
+    /// are shared with it, and so held and encoded once.
     pub fn edit(&mut self, generation: u64, edits: Edits, like: Option<(&Self, &Self)>) -> bool {
         let mut changed = false;
         for (kind, edits) in Kind::ALL.into_iter().zip(edits.0) {
@@ -185,8 +202,8 @@ impl Layer {
         self.of_kind(kind).changed_aliases.last() > since
     }
 
-    /// Shares equal content with another layer, so that it is held once. Must be called before a client is sent
-    /// anything of this layer.
+    /// Shares equal content with another layer, so that it is held once. Must be called before the first client
+    /// receives resources of this layer.
     pub fn share(&mut self, other: &Self) {
         for (of_kind, other) in self.kinds.iter_mut().zip(&other.kinds) {
             let mut entries = of_kind.by_name.values().zip(other.by_name.values());
@@ -194,8 +211,8 @@ impl Layer {
                 && entries.all(|(one, other)| one.resource == other.resource)
             {
                 *of_kind = Arc::clone(other);
-                // Changes that the other layer made before are not due to a client that begins here, also if this
-                // layer is empty.
+                // Earlier changes of the other layer are not due to new clients of this layer, even if this layer is
+                // empty.
                 self.generation = self.generation.max(of_kind.last_change());
                 continue;
             }
@@ -236,7 +253,7 @@ impl KindLayer {
         self.changes.iter().rev().take_while(|(of, _)| *of == generation).count() == changed
     }
 
-    /// Takes the encoded parts of another layer, so that only what differs is encoded and held again.
+    /// Reuses the encoded parts of another layer. Only the differences are encoded and held again.
     fn share_encoded(&mut self, other: &Self) {
         let of_other = other.encoded.iter().zip(&other.former);
         for ((encoded, former), (now, before)) in self.encoded.iter().zip(&mut self.former).zip(of_other) {
@@ -291,8 +308,8 @@ impl KindLayer {
     }
 }
 
-/// Returns the keys of the aliases that one of two resources of a name has and the other has not. Another virtual host
-/// may match the name itself if there is no resource any more.
+/// Returns the keys of the aliases that only one of two resources of a name has. Includes the name itself if the
+/// resource was removed: another virtual host may match it.
 fn changed_aliases(before: Option<&Resource>, now: Option<&Resource>) -> Vec<u64> {
     let of =
         |resource: Option<&Resource>| resource.map(|resource| resource.aliases.clone()).unwrap_or_default();
@@ -300,8 +317,8 @@ fn changed_aliases(before: Option<&Resource>, now: Option<&Resource>) -> Vec<u64
         of.iter().filter(|alias| others.binary_search(alias).is_err()).copied().collect()
     };
     let (old, new) = (of(before), of(now));
-    let gone = before.filter(|before| now.is_none() && before.kind == Kind::VirtualHost);
-    [less(&old, &new), less(&new, &old), gone.iter().map(|gone| key(&gone.name)).collect()].concat()
+    let removed = before.filter(|before| now.is_none() && before.kind == Kind::VirtualHost);
+    [less(&old, &new), less(&new, &old), removed.iter().map(|removed| key(&removed.name)).collect()].concat()
 }
 
 #[cfg(test)]

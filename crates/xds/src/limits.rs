@@ -3,15 +3,15 @@
 //! Memory: limits apply to each kind of data that a connection holds: incomplete requests, names of resources
 //! that do not exist, streams. The server encodes no more responses than the client reads.
 //!
-//! CPU time: all work that a client causes is charged to its connection ([`Pace`]). The server does not read
+//! CPU time: all work that a client causes is charged to its connection ([`LeakyBucket`]). The server does not read
 //! from a connection that owes too much. `docs/limits.md` lists the limits for operators.
 //!
 //! A limit that the replicas of an identity share only delays a request; it never ends one. Work of other
 //! replicas delays a replica only after the replica itself has spent the allowance of one connection
-//! ([`CallerAccount`]). Replicas take turns for [memory](room).
+//! ([`CallerAccount`]). Replicas take turns for [memory](memory).
 
-mod pace;
-mod room;
+mod leaky_bucket;
+mod memory;
 
 use std::{
     collections::HashMap,
@@ -28,10 +28,10 @@ use tonic::{
 };
 use tracing::warn;
 
-use self::room::Room;
+use self::memory::SharedMemory;
 pub(crate) use self::{
-    pace::Pace,
-    room::{Reservation, SMALL},
+    leaky_bucket::LeakyBucket,
+    memory::{Reservation, SMALL},
 };
 
 /// Maximum number of calls in progress per connection. A proxy has one stream, and sometimes a call for a
@@ -48,11 +48,11 @@ pub const FIELDS: usize = 250_000;
 /// Kubernetes allows 256 KiB.
 pub const NODE: usize = 512 << 10;
 /// Memory for incomplete requests of more than 64 KiB, per workload instance, in bytes.
-pub const INSTANCE_ROOM: usize = 8 << 20;
+pub const INSTANCE_MEMORY: usize = 8 << 20;
 /// Memory for these requests per identity, in bytes.
-pub const IDENTITY_ROOM: usize = 32 << 20;
+pub const IDENTITY_MEMORY: usize = 32 << 20;
 /// Memory for these requests in total, in bytes.
-pub const ALL_ROOM: usize = 256 << 20;
+pub const TOTAL_MEMORY: usize = 256 << 20;
 /// Timeout for the rest of a request that has begun. The time in which the server does not read the
 /// connection does not count.
 pub const REST: Duration = Duration::from_secs(30);
@@ -117,7 +117,7 @@ pub struct Limits {
     pub identity_names: usize,
     reached: [Reached; Bound::ALL.len()],
     identities: Mutex<HashMap<Arc<str>, Usage>>,
-    room: Room,
+    memory: SharedMemory,
 }
 
 impl Default for Limits {
@@ -191,8 +191,8 @@ const BETWEEN_LINES: Duration = Duration::from_secs(10);
 impl Limits {
     /// Creates limits with these values; see the fields.
     pub fn new(unread: Duration, identity_streams: usize, identity_names: usize) -> Self {
-        let (reached, identities, room) = Default::default();
-        Self { unread, identity_streams, identity_names, reached, identities, room }
+        let (reached, identities, memory) = Default::default();
+        Self { unread, identity_streams, identity_names, reached, identities, memory }
     }
 
     /// Returns the number of times that clients reached a limit.
@@ -234,7 +234,7 @@ pub(crate) struct Account {
     pub(crate) limits: Arc<Limits>,
     /// Address of the client, for the log.
     pub(crate) client: String,
-    pub(crate) pace: Pace,
+    pub(crate) pace: LeakyBucket,
     /// A call holds the connection's place for a small incomplete request.
     small: AtomicBool,
     waiting: AtomicUsize,
@@ -350,7 +350,7 @@ struct Usage {
     streams: usize,
     names: usize,
     /// Debt of all its instances, including that of streams that have ended.
-    pace: Arc<Pace>,
+    pace: Arc<LeakyBucket>,
     /// Usage of each instance.
     instances: HashMap<Arc<str>, Arc<Instance>>,
 }
@@ -358,7 +358,7 @@ struct Usage {
 /// Usage of a workload instance.
 #[derive(Debug, Default)]
 struct Instance {
-    pace: Pace,
+    pace: LeakyBucket,
     /// Bytes of the lists of names in its streams.
     lists: AtomicUsize,
 }
@@ -390,7 +390,7 @@ pub(crate) struct CallerAccount {
     limits: Arc<Limits>,
     identity: Arc<str>,
     instance: Arc<str>,
-    of_identity: Arc<Pace>,
+    of_identity: Arc<LeakyBucket>,
     of_instance: Arc<Instance>,
 }
 
@@ -492,15 +492,14 @@ impl StreamAccount {
             usage.names = usage.names - before + names;
             usage.names
         };
-        let (bound, whose, most) = match () {
+        let (bound, whose, max) = match () {
             () if of_connection > NAMES => (Bound::Names, "this connection", NAMES),
             () if of_identity > limits.identity_names => {
                 (Bound::IdentityNames, &*self.caller.identity, limits.identity_names)
             }
             () => return Ok(()),
         };
-        let what =
-            format!("the subscribed names of {whose} that no resource has take more than {most} bytes");
+        let what = format!("the subscribed names of {whose} that no resource has take more than {max} bytes");
         Err(limits.exhausted(bound, &self.account.client, what))
     }
 }

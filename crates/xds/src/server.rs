@@ -71,14 +71,14 @@ pub struct View {
     pub resources: ResourceFeed,
     /// Receives the events of the stream; dropped at the end of the stream.
     pub report: Box<dyn FnMut(Event<'_>) + Send>,
-    /// Virtual hosts to send before the client subscribes to them. Only a client that has none yet and subscribes on
-    /// demand is sent them.
+    /// Virtual hosts to send before the client subscribes to them. Only a client without virtual hosts that subscribes
+    /// on demand receives them.
     pub remembered: Arc<[Arc<str>]>,
-    /// Becomes ready when the access of the client ends; the stream ends with the returned status.
+    /// Becomes ready when the client loses its access; the stream ends with the returned status.
     pub ended: Ended,
 }
 
-/// End of a client's access, with the reason.
+/// Future that is ready when a client loses its access, with the reason.
 pub type Ended = Pin<Box<dyn Future<Output = Status> + Send>>;
 
 /// A changing snapshot.
@@ -162,8 +162,8 @@ impl<V: Views> DiscoveryService<V> {
         let Call { headers, extensions, requests, mut answers, account, .. } = call;
         let views = Arc::clone(&self.0);
         Box::pin(async move {
-            let most = limits::REQUEST;
-            let mut requests = Requests::<R>::new(requests, most, FIRST_REQUEST, &account, &extensions);
+            let max = limits::REQUEST;
+            let mut requests = Requests::<R>::new(requests, max, FIRST_REQUEST, &account, &extensions);
             let served = async {
                 // Boxed, so that the memory of the setup is freed when the stream begins.
                 let begun = Box::pin(async {
@@ -305,8 +305,8 @@ impl Stream {
                 return Ok(0);
             }
         };
-        // The snapshot is cloned, not borrowed: the task that replaces it would wait for the work that a client
-        // causes.
+        // The snapshot is cloned, not borrowed: a borrow would make the task that replaces it wait for the client's
+        // work.
         let snapshot = self.snapshot.borrow().clone();
         let outcome = session.request(request, &snapshot, &mut *self.report);
         if outcome.unknown_nonce {
@@ -333,7 +333,8 @@ impl Stream {
             0 => {}
             owed => self.stream_account.spend(owed, 0, 0),
         }
-        // A snapshot that replaced this one meanwhile may have seemed to concern no stream.
+        // A newer snapshot may have been published without notification, because it concerned no stream before this
+        // request.
         if self.snapshot.borrow().generation() != snapshot.generation() {
             self.snapshot.mark_changed();
         }

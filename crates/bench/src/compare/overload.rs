@@ -99,17 +99,17 @@ async fn measure(
     let phases = [half, 4 * half, half].map(|rate| (rate, seconds));
     let surge = Surge { target: standing.entry, payload: PAYLOAD, connections, phases };
     let before = standing.resident();
-    let mut most = before;
+    let mut max = before;
     let driving = standing.client(move || surge::drive(&surge));
     tokio::pin!(driving);
     let account = loop {
         tokio::select! {
             account = &mut driving => break account?,
-            () = tokio::time::sleep(SAMPLE_INTERVAL) => most = most.max(standing.resident()),
+            () = tokio::time::sleep(SAMPLE_INTERVAL) => max = max.max(standing.resident()),
         }
     };
     let mut overload = summarize(&account, seconds).context("there were no answers")?;
-    (overload.capacity, overload.rss_before_kb, overload.rss_most_kb) = (capacity, before, most);
+    (overload.capacity, overload.rss_before_kb, overload.rss_most_kb) = (capacity, before, max);
     Ok(overload)
 }
 

@@ -32,8 +32,8 @@ pub(super) fn bars(groups: &[(String, Vec<Bar>)], digits: usize) -> String {
     const WIDTH: f64 = 480.0;
     const LINE: f64 = 22.0;
     let all = || groups.iter().flat_map(|(_, bars)| bars);
-    let most = all().map(|bar| bar.range.1).fold(f64::MIN_POSITIVE, f64::max);
-    let scale = |value: f64| value.max(0.0) / most * WIDTH;
+    let max = all().map(|bar| bar.range.1).fold(f64::MIN_POSITIVE, f64::max);
+    let scale = |value: f64| value.max(0.0) / max * WIDTH;
     let mut body = String::new();
     let mut y = 0.0;
     // Writing to a String cannot fail.
@@ -95,10 +95,10 @@ pub(super) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
     let mut places: Vec<f64> = points().map(|(x, _)| *x).collect();
     places.sort_by(f64::total_cmp);
     places.dedup();
-    let (Some(least), Some(most)) = (places.first(), places.last()) else { return String::new() };
-    let span = (most / least).ln();
+    let (Some(min), Some(max)) = (places.first(), places.last()) else { return String::new() };
+    let span = (max / min).ln();
     let x = |value: f64| {
-        let share = if span > 0.0 { (value / least).ln() / span } else { 0.5 };
+        let share = if span > 0.0 { (value / min).ln() / span } else { 0.5 };
         LEFT + 20.0 + share * (WIDTH - 40.0)
     };
     let (bottom, top) = points().fold((f64::MAX, 1.0_f64), |(low, high), (_, y)| (low.min(*y), high.max(*y)));

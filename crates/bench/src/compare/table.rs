@@ -51,13 +51,13 @@ const COLUMNS: [(&str, &str, f64, usize); 31] = [
 const FIRST: &str = "first";
 
 /// A table as text, cell by cell.
-pub(super) struct Cells {
+pub(super) struct TextTable {
     pub(super) head: Vec<String>,
     pub(super) rows: Vec<Vec<String>>,
 }
 
 /// Returns the table of an experiment; `None` if it has no rows.
-pub(super) fn cells(comparison: &Comparison, experiment: &str) -> Option<Cells> {
+pub(super) fn cells(comparison: &Comparison, experiment: &str) -> Option<TextTable> {
     let rows: Vec<&Row> = comparison.summary.iter().filter(|row| row.experiment == experiment).collect();
     if rows.is_empty() {
         return None;
@@ -79,14 +79,14 @@ pub(super) fn cells(comparison: &Comparison, experiment: &str) -> Option<Cells> 
         }));
         line
     };
-    Some(Cells { head, rows: rows.iter().map(line).collect() })
+    Some(TextTable { head, rows: rows.iter().map(line).collect() })
 }
 
 /// Returns all tables in Markdown.
 pub(super) fn tables(comparison: &Comparison) -> String {
     let mut text = String::new();
     for experiment in &comparison.settings.experiments {
-        let Some(Cells { head, rows }) = cells(comparison, experiment) else { continue };
+        let Some(TextTable { head, rows }) = cells(comparison, experiment) else { continue };
         let title = layout::paragraph(&format!("{}.", Experiment::title(experiment)));
         // Writing to a String cannot fail.
         let _ = write!(text, "### {experiment}\n\n{title}\n\n{}\n\n", layout::tables(2, &head, &rows));

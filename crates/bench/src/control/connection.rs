@@ -141,8 +141,8 @@ impl Connection {
     fn pass(&mut self, number: usize) {
         let call = &mut self.calls[number];
         loop {
-            let most = usize::try_from(call.window.min(self.window)).unwrap_or_default();
-            let length = call.waiting.len().min(most).min(FRAME);
+            let max = usize::try_from(call.window.min(self.window)).unwrap_or_default();
+            let length = call.waiting.len().min(max).min(FRAME);
             if length == 0 {
                 return;
             }
@@ -184,7 +184,7 @@ impl Connection {
     pub(crate) fn read(
         &mut self,
         scratch: &mut [u8],
-        mut tell: impl FnMut(&mut Self, usize, Response),
+        mut on_response: impl FnMut(&mut Self, usize, Response),
     ) -> anyhow::Result<()> {
         loop {
             let length = match self.stream.read(scratch) {
@@ -199,7 +199,7 @@ impl Connection {
             let mut bytes = &scratch[..length];
             while !bytes.is_empty() {
                 if let Some((call, response)) = self.take(&mut bytes)? {
-                    tell(self, call, response);
+                    on_response(self, call, response);
                 }
             }
             if self.taken > RENEWAL {

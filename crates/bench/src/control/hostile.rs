@@ -92,7 +92,7 @@ pub(super) async fn measure(
         let folder = folder.join(attack.to_string());
         fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let outcome = one(args, &folder, attack).await.with_context(|| format!("{attack}"))?;
-        stdio::tell(format_args!(
+        stdio::print_error(format_args!(
             "{attack}: {:.0} MB, peak {:.0}, {:.2} cores, an endpoint change after {}",
             outcome.before_mb,
             outcome.peak_mb,
@@ -136,7 +136,7 @@ async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Resul
         services,
         namespaces,
         used: args.used as usize,
-        hosts_apart: true,
+        uses_vhds: true,
         endpoint_names: Vec::new(),
         route_names: Vec::new(),
     };

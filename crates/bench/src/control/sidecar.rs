@@ -1,8 +1,8 @@
 //! Subscriptions and acknowledgements of one sidecar, without IO.
 //!
-//! With the whole mesh it behaves like Envoy: clusters, then their endpoints, then listeners, then their routes, then
-//! the virtual hosts of these, each after the former has arrived. On demand it subscribes at once, by name, to the
-//! services that its workload uses.
+//! With the whole mesh it subscribes in Envoy's order: clusters, endpoints, listeners, routes, virtual hosts. Each step
+//! begins after the previous one has arrived. On demand it subscribes at once, by name, to the services that its
+//! workload uses.
 
 use super::{
     mesh,
@@ -28,7 +28,7 @@ pub(crate) struct Plan {
     /// Number of services that each workload uses, on demand.
     pub(crate) used: usize,
     /// Virtual hosts are sent one by one, not within their route configuration.
-    pub(crate) hosts_apart: bool,
+    pub(crate) uses_vhds: bool,
     /// Encoded names of all endpoints and routes, after the first sidecar has learnt them.
     pub(crate) endpoint_names: Vec<u8>,
     pub(crate) route_names: Vec<u8>,
@@ -37,7 +37,7 @@ pub(crate) struct Plan {
 impl Plan {
     /// Returns the types to which each sidecar subscribes, in this order.
     fn kinds(&self) -> &'static [Kind] {
-        if self.hosts_apart { &Kind::ALL } else { &Kind::ALL[..4] }
+        if self.uses_vhds { &Kind::ALL } else { &Kind::ALL[..4] }
     }
 }
 
@@ -154,7 +154,7 @@ impl Sidecar {
             ("NAMESPACE", Field::Text(&namespace)),
             ("SERVICE_ACCOUNT", Field::Text("default")),
             ("SKYSAIL_RESOLVED", Field::Text("true")),
-            ("SKYSAIL_VHDS", Field::Text(if plan.hosts_apart { "true" } else { "false" })),
+            ("SKYSAIL_VHDS", Field::Text(if plan.uses_vhds { "true" } else { "false" })),
             ("WORKLOAD_NAME", Field::Text(&app)),
         ]);
         let mut node = Vec::new();

@@ -21,11 +21,11 @@ use crate::child::Running;
 const READ: Duration = Duration::from_secs(10);
 
 /// Settings of the client's connections.
-pub(super) struct Client {
+pub(super) struct HttpsClient {
     config: Arc<ClientConfig>,
 }
 
-impl Client {
+impl HttpsClient {
     /// Creates a client that trusts this authority.
     pub(super) fn new(authority: &CertificateDer<'static>) -> anyhow::Result<Self> {
         let mut roots = RootCertStore::empty();

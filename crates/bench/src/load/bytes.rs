@@ -8,14 +8,14 @@ use std::{
 use anyhow::Context as _;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use super::{Load, LoadOutcome, Moment};
+use super::{Load, LoadOutcome, WindowBoundary};
 use crate::{clock, schedule::nanoseconds, stream::Stream};
 
 const WRITE: usize = 64 << 10;
 const UNIT: u64 = 1_000_000;
 
 /// Sends until the window has ended.
-pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result<LoadOutcome> {
+pub(super) fn drive(load: &Load, mut on_boundary: impl FnMut(WindowBoundary)) -> anyhow::Result<LoadOutcome> {
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     let mut streams = Vec::with_capacity(load.connections);
     for at in 0..load.connections {
@@ -33,10 +33,10 @@ pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result
         let now = clock::now();
         if !begun && now >= begin {
             (sent, begun) = (0, true);
-            tell(Moment::Begin);
+            on_boundary(WindowBoundary::Begin);
         }
         if now >= end {
-            tell(Moment::End);
+            on_boundary(WindowBoundary::End);
             let units = sent / UNIT;
             return Ok(LoadOutcome { requests: units, answered_in_window: units, ..LoadOutcome::new()? });
         }

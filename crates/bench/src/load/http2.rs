@@ -13,7 +13,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Load, LoadOutcome, Moment};
+use super::{Load, LoadOutcome, WindowBoundary};
 use crate::{clock, serve::http2::WINDOW};
 
 struct State {
@@ -24,13 +24,21 @@ struct State {
 }
 
 /// Applies the load until the window has ended.
-pub(super) fn drive(load: &Load, streams: usize, tell: impl FnMut(Moment)) -> anyhow::Result<LoadOutcome> {
+pub(super) fn drive(
+    load: &Load,
+    streams: usize,
+    on_boundary: impl FnMut(WindowBoundary),
+) -> anyhow::Result<LoadOutcome> {
     ensure!(load.tls.is_none() && load.schedule.is_none(), "HTTP/2 has no schedule and no TLS");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    LocalSet::new().block_on(&runtime, run(load, streams, tell))
+    LocalSet::new().block_on(&runtime, run(load, streams, on_boundary))
 }
 
-async fn run(load: &Load, streams: usize, mut tell: impl FnMut(Moment)) -> anyhow::Result<LoadOutcome> {
+async fn run(
+    load: &Load,
+    streams: usize,
+    mut on_boundary: impl FnMut(WindowBoundary),
+) -> anyhow::Result<LoadOutcome> {
     let body = Bytes::from(vec![b'x'; load.payload]);
     let state = State { body, in_window: false, stopped: false, outcome: LoadOutcome::new()? };
     let state = Rc::new(RefCell::new(state));
@@ -42,13 +50,13 @@ async fn run(load: &Load, streams: usize, mut tell: impl FnMut(Moment)) -> anyho
             tasks.spawn_local(send_requests(sender.clone(), Rc::clone(&state)));
         }
     }
-    for (moment, at) in [(Moment::Begin, begin), (Moment::End, begin + load.window)] {
+    for (boundary, at) in [(WindowBoundary::Begin, begin), (WindowBoundary::End, begin + load.window)] {
         tokio::select! {
             () = tokio::time::sleep_until(at) => {}
             Some(ended) = tasks.join_next() => ended?.context("a connection was lost")?,
         }
-        state.borrow_mut().in_window = moment == Moment::Begin;
-        tell(moment);
+        state.borrow_mut().in_window = boundary == WindowBoundary::Begin;
+        on_boundary(boundary);
     }
     state.borrow_mut().stopped = true;
     let mut outcome = state.borrow().outcome.clone();

@@ -22,7 +22,7 @@ use nix::{
     },
 };
 
-use super::{Load, LoadOutcome, Moment, Traffic, sequence};
+use super::{Load, LoadOutcome, Traffic, WindowBoundary, sequence};
 use crate::{
     clock, http1,
     schedule::{Schedule, nanoseconds},
@@ -35,8 +35,8 @@ const MAX_GRACE: Duration = Duration::from_secs(60);
 pub(super) const TIMER: u64 = u64::MAX;
 const MAX_RECONNECTS: u64 = 10_000;
 
-/// Applies the load. Calls `tell` on this thread when the measured window begins and ends.
-pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result<LoadOutcome> {
+/// Applies the load. Calls `on_boundary` on this thread when the measured window begins and ends.
+pub(super) fn drive(load: &Load, mut on_boundary: impl FnMut(WindowBoundary)) -> anyhow::Result<LoadOutcome> {
     let mut generator = Generator::connect(load)?;
     let start = clock::now() + 50_000_000;
     let timer = load.schedule.map(|schedule| ticks(&generator.epoll, start, schedule)).transpose()?;
@@ -45,21 +45,21 @@ pub(super) fn drive(load: &Load, mut tell: impl FnMut(Moment)) -> anyhow::Result
     let begin = start + nanoseconds(load.warmup);
     let end = begin + nanoseconds(load.window);
     let (mut give_up, mut done) = (end + nanoseconds(GRACE), 0);
-    let mut next = Some(Moment::Begin);
+    let mut next = Some(WindowBoundary::Begin);
     generator.start_closed_loop()?;
     let mut events = [EpollEvent::empty(); 256];
     loop {
         let now = clock::now();
-        if next == Some(Moment::Begin) && now >= begin {
-            next = Some(Moment::End);
+        if next == Some(WindowBoundary::Begin) && now >= begin {
+            next = Some(WindowBoundary::End);
             generator.in_window = true;
-            tell(Moment::Begin);
+            on_boundary(WindowBoundary::Begin);
         }
-        if next == Some(Moment::End) && now >= end {
+        if next == Some(WindowBoundary::End) && now >= end {
             next = None;
             generator.in_window = false;
             generator.stopped = true;
-            tell(Moment::End);
+            on_boundary(WindowBoundary::End);
         }
         generator.release(now)?;
         if generator.done != done {
@@ -154,7 +154,7 @@ impl<'a> Generator<'a> {
                 filled: 0,
             });
         }
-        let due_before = |moment| load.schedule.map_or(0, |schedule| schedule.due_before(moment));
+        let due_before = |boundary| load.schedule.map_or(0, |schedule| schedule.due_before(boundary));
         let (first, total) = (due_before(load.warmup), due_before(load.warmup + load.window));
         Ok(Self {
             load,
@@ -326,10 +326,10 @@ impl<'a> Generator<'a> {
 
     /// Handles a broken connection and its request in progress.
     fn broken(&mut self, at: usize, error: &io::Error) -> anyhow::Result<()> {
-        let lost = self.connections[at].flight.take().is_some();
-        self.done += u64::from(lost);
+        let had_request = self.connections[at].flight.take().is_some();
+        self.done += u64::from(had_request);
         if self.load.schedule.is_none() && self.in_window {
-            self.outcome.unanswered += u64::from(lost);
+            self.outcome.unanswered += u64::from(had_request);
         }
         self.reconnects += 1;
         if self.reconnects > MAX_RECONNECTS {

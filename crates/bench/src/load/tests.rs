@@ -45,8 +45,8 @@ fn every_request_of_the_window_is_accounted_for() {
     let target = listener.local_addr().unwrap();
     std::thread::spawn(move || serve::serve(&listener).unwrap());
     let mut moments = Vec::new();
-    let outcome = drive(&load(target), |moment| moments.push(moment)).unwrap();
-    assert_eq!(moments, [Moment::Begin, Moment::End]);
+    let outcome = drive(&load(target), |boundary| moments.push(boundary)).unwrap();
+    assert_eq!(moments, [WindowBoundary::Begin, WindowBoundary::End]);
     assert_eq!((outcome.requests, outcome.unanswered, outcome.refused), (200, 0, 0));
     assert_eq!(outcome.due.len(), 200);
     // A request is never sent before it is due.
@@ -62,14 +62,14 @@ fn waiting_requests_count_from_their_due_time() {
         let (sender, begun) = std::sync::mpsc::sync_channel(2);
         let driving = scope.spawn(move || {
             let stalled = Load { connections: 1, warmup: Duration::ZERO, ..load(target) };
-            drive(&stalled, |moment| sender.send(moment).unwrap())
+            drive(&stalled, |boundary| sender.send(boundary).unwrap())
         });
         // No request is answered before the end of the window.
         let moments = [begun.recv().unwrap(), begun.recv().unwrap()];
         std::thread::spawn(move || serve::serve(&listener).unwrap());
         (driving.join().unwrap().unwrap(), moments)
     });
-    assert_eq!(begun, [Moment::Begin, Moment::End]);
+    assert_eq!(begun, [WindowBoundary::Begin, WindowBoundary::End]);
     assert_eq!((outcome.requests, outcome.unanswered, outcome.answered_in_window), (200, 0, 0));
     // The first request was due 400 ms before the end; all others were sent after the end.
     assert!(outcome.due.max() >= 390_000_000, "{}", outcome.due.max());
@@ -108,8 +108,8 @@ fn server(protocol: Protocol) -> SocketAddr {
 fn without_a_schedule_each_response_triggers_the_next_request() {
     let closed = Load { schedule: None, ..load(server(Protocol::Http1)) };
     let mut moments = Vec::new();
-    let outcome = drive(&closed, |moment| moments.push(moment)).unwrap();
-    assert_eq!(moments, [Moment::Begin, Moment::End]);
+    let outcome = drive(&closed, |boundary| moments.push(boundary)).unwrap();
+    assert_eq!(moments, [WindowBoundary::Begin, WindowBoundary::End]);
     assert_eq!((outcome.unanswered, outcome.refused), (0, 0));
     assert!(outcome.requests > 3, "{}", outcome.requests);
     assert_eq!((outcome.due.len(), outcome.answered_in_window), (outcome.requests, outcome.requests));

@@ -15,7 +15,7 @@ use skysail_sandbox::http::{
 };
 
 use super::{
-    Shown,
+    ExchangePrinter,
     descriptors::{self, Reflection, unknown, wrong},
 };
 
@@ -140,7 +140,7 @@ pub(super) struct Prepared<'a> {
 
 impl Prepared<'_> {
     /// Makes the call on a new connection. Prints the messages of the response as they arrive.
-    pub(super) async fn call(&self, shown: &mut Shown) -> io::Result<Status> {
+    pub(super) async fn call(&self, shown: &mut ExchangePrinter) -> io::Result<Status> {
         let Session { server, headers, limit, .. } = self.session;
         let path = format!("{}/{}", self.method.parent_service().full_name(), self.method.name());
         let mut on = |event: Event<'_>| match event {
@@ -177,8 +177,8 @@ impl Prepared<'_> {
 }
 
 /// Prints the status of a call as the last line.
-pub(super) fn tell(status: &Status) {
-    stdio::tell(printable(status));
+pub(super) fn print_status(status: &Status) {
+    stdio::print_error(printable(status));
 }
 
 /// Returns a service and its methods, one per line: `acme.Flights/Count(acme.Day) returns (stream acme.Number)`.

@@ -13,8 +13,8 @@ use skysail_sandbox::{Lookup, OfflinePod};
 use super::{
     hop::{self, INBOUND, OUTBOUND, Place, Received},
     proxies::{Proxies, Proxy},
-    report::{Destination, Dns, Hop, Party, Report},
-    request::Asked,
+    report::{Destination, Dns, ExplainReport, Hop, Party},
+    request::ParsedRequest,
     sources::Sources,
 };
 
@@ -38,7 +38,7 @@ pub(super) enum Start<'a> {
     Outside,
 }
 
-/// What a client sends over a connection.
+/// Content of a connection.
 struct Payload {
     /// The client itself sends TLS: SNI.
     tls: Option<String>,
@@ -46,7 +46,7 @@ struct Payload {
 }
 
 /// A connection on its way to a proxy or a program.
-struct Arriving<'a> {
+struct IncomingConnection<'a> {
     source: SocketAddr,
     destination: SocketAddr,
     /// TLS of the proxy before.
@@ -57,8 +57,8 @@ struct Arriving<'a> {
     hops: usize,
 }
 
-/// Result at the end of the way.
-struct End {
+/// Result of a request that is not forwarded further.
+struct JourneyEnd {
     served: bool,
     status: Option<u16>,
     result: String,
@@ -71,11 +71,11 @@ struct Follower<'a> {
 }
 
 /// Follows a request.
-pub(super) fn follow(proxies: &Proxies<'_>, start: &Start<'_>, asked: &Asked) -> Report {
+pub(super) fn follow(proxies: &Proxies<'_>, start: &Start<'_>, request: &ParsedRequest) -> ExplainReport {
     let follower = Follower { proxies, sources: Sources { world: &proxies.mesh.world } };
-    let mut report = Report {
+    let mut report = ExplainReport {
         from: follower.client(start),
-        request: asked.shown.clone(),
+        request: request.shown.clone(),
         errors: errors(proxies),
         dns: None,
         client: None,
@@ -86,15 +86,15 @@ pub(super) fn follow(proxies: &Proxies<'_>, start: &Start<'_>, asked: &Asked) ->
         result: String::new(),
     };
     let payload = Payload {
-        tls: asked.tls.then(|| asked.host.clone()),
-        head: asked.head.as_ref().map(RequestHead::copy),
+        tls: request.tls.then(|| request.host.clone()),
+        head: request.head.as_ref().map(RequestHead::copy),
     };
     let end = match start {
-        Start::Pod(pod) => follower.follow_pod(pod, asked, &payload, &mut report),
-        Start::Outside => follower.follow_outside(asked, &payload, &mut report),
+        Start::Pod(pod) => follower.follow_pod(pod, request, &payload, &mut report),
+        Start::Outside => follower.follow_outside(request, &payload, &mut report),
     };
     report.notes.extend(proxies.notes());
-    let End { served, status, result } = end.unwrap_or_else(|| summary(&report.destinations));
+    let JourneyEnd { served, status, result } = end.unwrap_or_else(|| summary(&report.destinations));
     (report.served, report.status, report.result) = (served, status, result);
     report
 }
@@ -142,22 +142,23 @@ impl Follower<'_> {
     fn follow_pod(
         &self,
         pod: &OfflinePod,
-        asked: &Asked,
+        request: &ParsedRequest,
         payload: &Payload,
-        report: &mut Report,
-    ) -> Option<End> {
-        let address = match self.look_up(pod, asked, report) {
+        report: &mut ExplainReport,
+    ) -> Option<JourneyEnd> {
+        let address = match self.look_up(pod, request, report) {
             Ok(address) => address,
-            Err(reason) => return Some(End { served: false, status: None, result: reason }),
+            Err(reason) => return Some(JourneyEnd { served: false, status: None, result: reason }),
         };
-        let destination = SocketAddr::new(address, asked.port);
+        let destination = SocketAddr::new(address, request.port);
         let source = SocketAddr::new(pod.address.into(), CLIENT_PORT);
-        let arriving = Arriving { source, destination, tls: None, principal: None, payload, hops: 0 };
+        let arriving =
+            IncomingConnection { source, destination, tls: None, principal: None, payload, hops: 0 };
         let IpAddr::V4(ip) = address else {
             let result = "IPv6 addresses are not explained: the mesh has IPv4 addresses only".to_owned();
-            return Some(End { served: false, status: None, result });
+            return Some(JourneyEnd { served: false, status: None, result });
         };
-        if !pod.intercepts_outbound(ip, asked.port) {
+        if !pod.intercepts_outbound(ip, request.port) {
             report.notes.push(match pod.sidecar {
                 false => "the client has no sidecar: its connections are not changed".to_owned(),
                 true => format!(
@@ -165,12 +166,12 @@ impl Follower<'_> {
                      or a gateway): {destination} is dialled as it is"
                 ),
             });
-            report.destinations = self.direct(&arriving, ip, asked.port);
+            report.destinations = self.direct(&arriving, ip, request.port);
             return None;
         }
         let Some(proxy) = self.proxies.of(pod) else {
             let result = "the control plane refuses the client's sidecar".to_owned();
-            return Some(End { served: false, status: None, result });
+            return Some(JourneyEnd { served: false, status: None, result });
         };
         let explained = self.explain(&proxy, OUTBOUND, &arriving);
         let place = Place { pod, proxy: &proxy, direction: "outbound" };
@@ -183,13 +184,22 @@ impl Follower<'_> {
         end
     }
 
-    fn look_up(&self, pod: &OfflinePod, asked: &Asked, report: &mut Report) -> Result<IpAddr, String> {
-        if let Ok(address) = asked.host.parse() {
+    fn look_up(
+        &self,
+        pod: &OfflinePod,
+        request: &ParsedRequest,
+        report: &mut ExplainReport,
+    ) -> Result<IpAddr, String> {
+        if let Ok(address) = request.host.parse() {
             return Ok(address);
         }
-        let mut dns =
-            Dns { host: asked.host.clone(), name: String::new(), addresses: Vec::new(), note: String::new() };
-        let address = match self.proxies.mesh.look_up(&asked.host, pod) {
+        let mut dns = Dns {
+            host: request.host.clone(),
+            name: String::new(),
+            addresses: Vec::new(),
+            note: String::new(),
+        };
+        let address = match self.proxies.mesh.look_up(&request.host, pod) {
             Lookup::Found(name, addresses) => {
                 dns.addresses = addresses.iter().map(ToString::to_string).collect();
                 dns.name.clone_from(&name);
@@ -197,7 +207,7 @@ impl Follower<'_> {
                 first.ok_or(format!("the name {name} has no address: no pod is its endpoint"))
             }
             Lookup::Missing(reason) => {
-                let is_outside = asked.host.contains('.') && !asked.host.ends_with("cluster.local");
+                let is_outside = request.host.contains('.') && !request.host.ends_with("cluster.local");
                 if is_outside {
                     dns.note = format!(
                         "the name is not one of the mesh; {OUTSIDE} stands for an address outside{}",
@@ -210,7 +220,7 @@ impl Follower<'_> {
                         format!("no Service or ServiceEntry that {} sees has the name", pod.namespace)
                     });
                     dns.note.clone_from(&reason);
-                    Err(format!("the name {} has no address: {reason}", asked.host))
+                    Err(format!("the name {} has no address: {reason}", request.host))
                 }
             }
         };
@@ -219,25 +229,31 @@ impl Follower<'_> {
     }
 
     /// Follows a request of a client outside the mesh to a gateway.
-    fn follow_outside(&self, asked: &Asked, payload: &Payload, report: &mut Report) -> Option<End> {
-        let entrance = self.proxies.mesh.gateway(asked.port).or_else(|| {
+    fn follow_outside(
+        &self,
+        request: &ParsedRequest,
+        payload: &Payload,
+        report: &mut ExplainReport,
+    ) -> Option<JourneyEnd> {
+        let entrance = self.proxies.mesh.gateway(request.port).or_else(|| {
             let pod = self.proxies.mesh.pods.iter().find(|pod| pod.gateway)?;
-            Some((pod, asked.port))
+            Some((pod, request.port))
         });
         let Some((pod, port)) = entrance else {
             let result =
                 "the configuration has no gateway: clients outside the mesh reach none of its workloads";
-            return Some(End { served: false, status: None, result: result.to_owned() });
+            return Some(JourneyEnd { served: false, status: None, result: result.to_owned() });
         };
         let source = SocketAddr::new(OUTSIDE.into(), CLIENT_PORT);
         let destination = SocketAddr::new(pod.address.into(), port);
-        let arriving = Arriving { source, destination, tls: None, principal: None, payload, hops: 0 };
+        let arriving =
+            IncomingConnection { source, destination, tls: None, principal: None, payload, hops: 0 };
         report.destinations = vec![self.arrive(&arriving, "", 1.0, 1)];
         None
     }
 
     /// Returns the destinations of a connection that no sidecar of the client takes.
-    fn direct(&self, arriving: &Arriving<'_>, ip: Ipv4Addr, port: u16) -> Vec<Destination> {
+    fn direct(&self, arriving: &IncomingConnection<'_>, ip: Ipv4Addr, port: u16) -> Vec<Destination> {
         let Some(backends) = self.proxies.mesh.backends(ip, port) else {
             return vec![self.arrive(arriving, "", 1.0, 1)];
         };
@@ -252,13 +268,13 @@ impl Follower<'_> {
         }
         let found = groups.into_iter().take(MAX_WORKLOADS).map(|(_, (address, port), count)| {
             let destination = SocketAddr::new(address.into(), port);
-            let arriving = Arriving { destination, principal: None, ..*arriving };
+            let arriving = IncomingConnection { destination, principal: None, ..*arriving };
             self.arrive(&arriving, "", ratio(count, backends.len()), count)
         });
         found.collect()
     }
 
-    fn explain(&self, proxy: &Proxy, entry: &str, arriving: &Arriving<'_>) -> Explanation {
+    fn explain(&self, proxy: &Proxy, entry: &str, arriving: &IncomingConnection<'_>) -> Explanation {
         let own: Vec<String> = vec!["h2".to_owned(), "http/1.1".to_owned()];
         let payload = arriving.payload;
         let tls = match (arriving.tls, &payload.tls) {
@@ -270,13 +286,13 @@ impl Follower<'_> {
             (None, Some(name)) => Some(ClientHello { server_name: name, alpn: &own, principal: None }),
             (None, None) => None,
         };
-        let Arriving { source, destination, .. } = *arriving;
+        let IncomingConnection { source, destination, .. } = *arriving;
         // Inside of TLS between proxies, a client's own TLS hides the request.
         let head = payload.head.as_ref().filter(|_| payload.tls.is_none() || arriving.tls.is_none());
         proxy.configuration.explain(entry, &Connection { source, destination, tls }, head)
     }
 
-    fn hop(&self, place: &Place<'_>, explained: &Explanation, arriving: &Arriving<'_>) -> Hop {
+    fn hop(&self, place: &Place<'_>, explained: &Explanation, arriving: &IncomingConnection<'_>) -> Hop {
         let received = Received {
             destination: arriving.destination,
             tls: arriving.tls,
@@ -287,19 +303,21 @@ impl Follower<'_> {
     }
 
     /// Returns the end of a request that a proxy does not forward.
-    fn end(&self, hop: &Hop, explained: &Explanation) -> Option<End> {
+    fn end(&self, hop: &Hop, explained: &Explanation) -> Option<JourneyEnd> {
         let proxy = format!("the proxy of {}", hop.proxy);
         match &explained.outcome {
-            Decided::Forwarded if explained.targets.is_empty() => {
-                Some(End { served: false, status: None, result: format!("{proxy} has no cluster for it") })
-            }
+            Decided::Forwarded if explained.targets.is_empty() => Some(JourneyEnd {
+                served: false,
+                status: None,
+                result: format!("{proxy} has no cluster for it"),
+            }),
             Decided::Forwarded => None,
-            Decided::Responded(status, reason) => Some(End {
+            Decided::Responded(status, reason) => Some(JourneyEnd {
                 served: *status < 400,
                 status: Some(*status),
                 result: format!("{proxy} responds with {status}: {}", self.blamed(hop, reason)),
             }),
-            Decided::Refused(reason) => Some(End {
+            Decided::Refused(reason) => Some(JourneyEnd {
                 served: false,
                 status: None,
                 result: format!("{proxy} closes the connection: {}", self.blamed(hop, reason)),
@@ -326,7 +344,12 @@ impl Follower<'_> {
     }
 
     /// Returns the destinations of the targets of a proxy.
-    fn onwards(&self, pod: &OfflinePod, explained: &Explanation, from: &Arriving<'_>) -> Vec<Destination> {
+    fn onwards(
+        &self,
+        pod: &OfflinePod,
+        explained: &Explanation,
+        from: &IncomingConnection<'_>,
+    ) -> Vec<Destination> {
         let mut found = Vec::new();
         for target in explained.targets.iter().filter(|target| target.share > 0.0) {
             let payload = match (&target.head, explained.protocol) {
@@ -352,7 +375,7 @@ impl Follower<'_> {
         if let Some((status, reason)) = &target.failure {
             let status = (*status > 0).then_some(*status);
             let what = status.map_or("the connection is closed".to_owned(), |status| format!("{status}"));
-            let end = End { served: false, status, result: format!("{what}: {reason}") };
+            let end = JourneyEnd { served: false, status, result: format!("{what}: {reason}") };
             return vec![destination(&target.cluster, share, String::new(), 0, payload, end)];
         }
         let Some(report) = &target.report else { return Vec::new() };
@@ -371,7 +394,7 @@ impl Follower<'_> {
                 return destination(&target.cluster, part, endpoint.address.clone(), *count, payload, end);
             };
             let is_mesh = endpoint.tls.as_ref().is_some_and(|tls| tls.is_mesh);
-            let arriving = Arriving {
+            let arriving = IncomingConnection {
                 source,
                 destination: address,
                 tls: endpoint.tls.as_ref(),
@@ -403,7 +426,13 @@ impl Follower<'_> {
     }
 
     /// Follows a connection at its destination.
-    fn arrive(&self, arriving: &Arriving<'_>, cluster: &str, share: f64, endpoints: usize) -> Destination {
+    fn arrive(
+        &self,
+        arriving: &IncomingConnection<'_>,
+        cluster: &str,
+        share: f64,
+        endpoints: usize,
+    ) -> Destination {
         let address = arriving.destination;
         let place = |end| destination(cluster, share, address.to_string(), endpoints, arriving.payload, end);
         let Some(pod) = self.proxies.mesh.pod_at(address.ip()) else {
@@ -411,10 +440,10 @@ impl Follower<'_> {
         };
         let party = self.party(pod);
         let program = format!("the program of {}", party.workload);
-        let served = || End { served: true, status: None, result: format!("{program} receives it") };
+        let served = || JourneyEnd { served: true, status: None, result: format!("{program} receives it") };
         if !pod.gateway && !pod.intercepts_inbound(address.port()) {
             let end = match arriving.tls {
-                Some(tls) if tls.is_mesh => End {
+                Some(tls) if tls.is_mesh => JourneyEnd {
                     served: false,
                     status: None,
                     result: format!("{program} receives mutual TLS that no sidecar accepts"),
@@ -423,7 +452,7 @@ impl Follower<'_> {
             };
             return Destination { to: Some(party), ..place(end) };
         }
-        let refused = |result: &str| End { served: false, status: None, result: result.to_owned() };
+        let refused = |result: &str| JourneyEnd { served: false, status: None, result: result.to_owned() };
         if arriving.hops >= MAX_HOPS {
             return Destination { to: Some(party), ..place(refused("the request passes too many proxies")) };
         }
@@ -458,8 +487,8 @@ impl Follower<'_> {
     }
 }
 
-fn outside(address: &str) -> End {
-    End {
+fn outside(address: &str) -> JourneyEnd {
+    JourneyEnd {
         served: true,
         status: None,
         result: format!("{address} is outside the mesh, where the request goes"),
@@ -472,7 +501,7 @@ fn destination(
     endpoint: String,
     endpoints: usize,
     payload: &Payload,
-    End { served, status, result }: End,
+    JourneyEnd { served, status, result }: JourneyEnd,
 ) -> Destination {
     let head = payload.head.as_ref();
     Destination {
@@ -492,11 +521,11 @@ fn destination(
 }
 
 /// Returns the result for all destinations.
-fn summary(destinations: &[Destination]) -> End {
+fn summary(destinations: &[Destination]) -> JourneyEnd {
     let refused: Vec<&Destination> = destinations.iter().filter(|to| !to.served).collect();
     let first = refused.first().or(destinations.first().as_ref().map(|to| to as _)).copied();
     let Some(first) = first else {
-        return End { served: false, status: None, result: "the request reaches nothing".to_owned() };
+        return JourneyEnd { served: false, status: None, result: "the request reaches nothing".to_owned() };
     };
     let share: f64 = refused.iter().map(|to| to.share).sum();
     let all: f64 = destinations.iter().map(|to| to.share).sum();
@@ -509,7 +538,7 @@ fn summary(destinations: &[Destination]) -> End {
             format!("refused for {} % of the requests: {}", round(percent), first.result)
         }
     };
-    End { served: refused.is_empty(), status: first.status.filter(|_| is_same), result }
+    JourneyEnd { served: refused.is_empty(), status: first.status.filter(|_| is_same), result }
 }
 
 /// Rounds to one decimal.

@@ -1,8 +1,8 @@
 //! `skysail explain`: the decisions that the mesh makes about a request, with the objects that cause them.
 //!
-//! [`request`] reads the request, [`proxies`] has the configuration of the proxies, [`journey`] follows the request from
-//! proxy to proxy, [`hop`] describes the decisions of one, [`sources`] finds the objects behind each decision, and [`text`]
-//! prints the [`report`].
+//! [`request`] reads the request. [`proxies`] has the configuration of the proxies. [`journey`] follows the request
+//! from proxy to proxy; [`hop`] describes the decisions of one proxy. [`sources`] finds the objects behind each
+//! decision. [`text`] prints the [`report`].
 
 mod hop;
 mod journey;
@@ -18,7 +18,7 @@ use anyhow::bail;
 use skysail_core::stdio;
 use skysail_sandbox::{Offline, OfflinePod, rundir};
 
-use self::{journey::Start, proxies::Proxies, request::Asked};
+use self::{journey::Start, proxies::Proxies, request::ParsedRequest};
 use crate::{exit, input::Input, view::Output};
 
 /// Arguments of `skysail explain`.
@@ -55,7 +55,7 @@ pub(crate) struct ExplainArgs {
 }
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<u8> {
-    let asked = Asked::new(&args.request)?;
+    let request = ParsedRequest::new(&args.request)?;
     let (mesh, running) = if args.files.is_empty() {
         let state = rundir::find(args.name.as_deref())?;
         (Offline::running(&state)?, Some(state.name))
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<u8> {
         Some(name) => Proxies::running(&mesh, name),
         None => Proxies::compiled(&mesh),
     };
-    let report = journey::follow(&proxies, &start, &asked);
+    let report = journey::follow(&proxies, &start, &request);
     match args.output {
         Output::Text => {
             let base = env::current_dir().unwrap_or_default();

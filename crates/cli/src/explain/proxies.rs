@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use skysail_core::names::ADMIN_PORT;
 use skysail_model::{ClientScope, ProxyView, compile};
-use skysail_proxy::explain::{Configuration, Held, Resource};
+use skysail_proxy::explain::{EncodedResource, HeldResources, ProxyConfiguration};
 use skysail_sandbox::{Offline, OfflinePod};
 use skysail_xds::Kind;
 
@@ -32,7 +32,7 @@ type Loaded = HashMap<(String, String), Option<Rc<Proxy>>>;
 /// A proxy and its configuration.
 pub(super) struct Proxy {
     /// Configuration.
-    pub(super) configuration: Configuration,
+    pub(super) configuration: ProxyConfiguration,
     /// View of the proxy.
     pub(super) view: ProxyView,
     /// Scope in which its routes are compiled.
@@ -72,7 +72,7 @@ impl<'a> Proxies<'a> {
         let (made, _) = compile(world, &view);
         let mut resources = Vec::new();
         for kind in [Kind::Cluster, Kind::Endpoint, Kind::Route, Kind::Listener] {
-            resources.extend(made.iter(kind).map(|resource| Resource {
+            resources.extend(made.iter(kind).map(|resource| EncodedResource {
                 kind,
                 name: resource.name.to_string(),
                 body: resource.body.clone(),
@@ -90,7 +90,7 @@ impl<'a> Proxies<'a> {
             }
         }
         let scope = ClientScope::of(&view, &world.grouping());
-        let configuration = Configuration::load(&resources);
+        let configuration = ProxyConfiguration::load(&resources);
         refused.extend(configuration.refused().iter().cloned());
         Some(Proxy { configuration, view, scope, on_demand, refused })
     }
@@ -98,7 +98,7 @@ impl<'a> Proxies<'a> {
 
 /// Reads what a running proxy holds. `skysail call` reads the page, since a process that enters the network of a pod
 /// cannot leave it.
-fn held(mesh: &str, pod: &OfflinePod, compiled: Vec<Resource>) -> anyhow::Result<Held> {
+fn held(mesh: &str, pod: &OfflinePod, compiled: Vec<EncodedResource>) -> anyhow::Result<HeldResources> {
     let url = format!("http://127.0.0.1:{ADMIN_PORT}/config_dump?include_eds");
     let workload = format!("{}/{}", pod.namespace, pod.name);
     let own = env::current_exe().context("finding this program")?;
@@ -109,5 +109,5 @@ fn held(mesh: &str, pod: &OfflinePod, compiled: Vec<Resource>) -> anyhow::Result
     if !output.status.success() {
         bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
     }
-    Held::read(&output.stdout, compiled)
+    HeldResources::read(&output.stdout, compiled)
 }

@@ -7,7 +7,7 @@ use super::request::ShownRequest;
 
 /// Explanation of a request.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct ExplainReport {
     /// Client.
     pub(super) from: Party,
     pub(super) request: ShownRequest,

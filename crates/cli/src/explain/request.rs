@@ -29,7 +29,7 @@ pub(crate) struct RequestArgs {
 
 /// A parsed request.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct ParsedRequest {
     /// Host that the client looks up and connects to.
     pub(super) host: String,
     /// Port.
@@ -58,7 +58,7 @@ impl ShownRequest {
     }
 }
 
-impl Asked {
+impl ParsedRequest {
     /// Parses the arguments.
     pub(super) fn new(args: &RequestArgs) -> anyhow::Result<Self> {
         let url = args.url.as_str();
@@ -146,14 +146,14 @@ fn request_head(args: &RequestArgs, authority: &str, target: &str) -> anyhow::Re
 mod tests {
     use super::*;
 
-    fn asked(url: &str, headers: &[&str]) -> Result<Asked, String> {
+    fn parse(url: &str, headers: &[&str]) -> Result<ParsedRequest, String> {
         let args = RequestArgs {
             url: url.to_owned(),
             method: "GET".to_owned(),
             headers: headers.iter().map(|header| (*header).to_owned()).collect(),
             http2: false,
         };
-        Asked::new(&args).map_err(|error| format!("{error:#}"))
+        ParsedRequest::new(&args).map_err(|error| format!("{error:#}"))
     }
 
     #[test]
@@ -166,17 +166,17 @@ mod tests {
             ("http://10.96.0.1:80/", "10.96.0.1", 80, Some("/")),
             ("http://[::1]:80/", "::1", 80, Some("/")),
         ] {
-            let asked = asked(url, &[]).unwrap();
-            assert_eq!((asked.host.as_str(), asked.port), (host, port), "{url}");
-            assert_eq!(asked.head.as_ref().map(RequestHead::path), path, "{url}");
+            let request = parse(url, &[]).unwrap();
+            assert_eq!((request.host.as_str(), request.port), (host, port), "{url}");
+            assert_eq!(request.head.as_ref().map(RequestHead::path), path, "{url}");
         }
     }
 
     #[test]
     fn the_host_header_replaces_the_authority_only() {
-        let asked = asked("http://reviews:9080/", &["Host: shop.example", "X-User: ann"]).unwrap();
-        assert_eq!(asked.host, "reviews");
-        let head = asked.head.unwrap();
+        let request = parse("http://reviews:9080/", &["Host: shop.example", "X-User: ann"]).unwrap();
+        assert_eq!(request.host, "reviews");
+        let head = request.head.unwrap();
         assert_eq!((head.authority(), head.header("x-user")), ("shop.example", Some(&b"ann"[..])));
     }
 
@@ -194,7 +194,7 @@ mod tests {
             ("http://a/", &["x: \u{1}"], "control"),
             ("http://u@a/", &[], "not HOST"),
         ] {
-            let error = asked(url, headers).unwrap_err();
+            let error = parse(url, headers).unwrap_err();
             assert!(error.contains(reason), "{url}: {error}");
         }
     }

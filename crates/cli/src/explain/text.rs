@@ -5,7 +5,7 @@ use std::path::Path;
 use skysail_core::logging::printable;
 use unicode_width::UnicodeWidthStr as _;
 
-use super::report::{Destination, FilterStep, Hop, Item, Report, RouteStep, Source, TargetStep};
+use super::report::{Destination, ExplainReport, FilterStep, Hop, Item, RouteStep, Source, TargetStep};
 
 /// Maximum width of a line in columns.
 const WIDTH: usize = 100;
@@ -15,7 +15,7 @@ const LABEL: usize = 15;
 const MAX_LISTED: usize = 12;
 
 /// Returns the report as text. Files below the folder `base` are shown relative to it.
-pub(super) fn of(report: &Report, base: &Path) -> String {
+pub(super) fn of(report: &ExplainReport, base: &Path) -> String {
     let mut text = Text { out: String::new(), base };
     text.report(report);
     text.out.truncate(text.out.trim_end().len());
@@ -28,7 +28,7 @@ struct Text<'a> {
 }
 
 impl Text<'_> {
-    fn report(&mut self, report: &Report) {
+    fn report(&mut self, report: &ExplainReport) {
         self.line(0, &report.request.line());
         let from = &report.from;
         let mut client = format!("from {} ({}", from.workload, from.address);
@@ -172,7 +172,7 @@ impl Text<'_> {
             filter.sources.iter().take(MAX_LISTED).for_each(|source| self.source(Some(source)));
             return;
         }
-        // The request lacks a rule that allows it, so each of them tells why it does not.
+        // No rule allows the request, so each rule is listed with its reason.
         for unmatched in filter.unmatched.iter().take(MAX_LISTED) {
             self.field("not rule", &unmatched.mismatch);
             self.source(unmatched.source.as_ref());

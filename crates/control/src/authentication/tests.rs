@@ -25,7 +25,7 @@ use crate::{
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
-const HIGH_LIMITS: Limits = Limits { most: 100, by_address: None, by_identity: None, unproven: 100 };
+const HIGH_LIMITS: Limits = Limits { total: 100, by_address: None, by_identity: None, unproven: 100 };
 
 /// A control plane that issues certificates.
 struct ControlPlane {
@@ -282,20 +282,20 @@ async fn an_ended_pod_is_refused_by_token_and_by_certificate() {
     let plane = start(HIGH_LIMITS);
     let pod = |uid: &str| Some(BoundPod { name: "reviews-1".into(), uid: uid.into() });
     let (first, second) = (plane.token(pod("1")), plane.token(pod("2")));
-    let gone = "pod default/reviews-1, which no longer exists";
+    let refusal = "pod default/reviews-1, which no longer exists";
     let _ = plane.apply("reviews-1", "1", "10.0.0.1");
     let held = plane.request(None, &[&first], None).await.unwrap();
     let renewed = plane.request(Some(&held), &[], None).await.unwrap();
     // Another pod with the same name.
     let delete = plane.apply("reviews-1", "2", "10.0.0.2");
-    plane.assert_refused(None, &[&first], gone).await;
-    plane.assert_refused(Some(&held), &[], gone).await;
-    plane.assert_refused(Some(&renewed), &[], gone).await;
-    plane.assert_refused(Some(&held), &[&first], gone).await;
+    plane.assert_refused(None, &[&first], refusal).await;
+    plane.assert_refused(Some(&held), &[], refusal).await;
+    plane.assert_refused(Some(&renewed), &[], refusal).await;
+    plane.assert_refused(Some(&held), &[&first], refusal).await;
     let successor = plane.request(None, &[&second], None).await.unwrap();
     delete();
-    plane.assert_refused(None, &[&second], gone).await;
-    plane.assert_refused(Some(&successor), &[], gone).await;
+    plane.assert_refused(None, &[&second], refusal).await;
+    plane.assert_refused(Some(&successor), &[], refusal).await;
     plane.assert_refused(Some(&renewed), &[], "").await;
 
     // A certificate that names no pod: the address of the call counts.
@@ -316,7 +316,7 @@ async fn an_ended_pod_is_refused_by_token_and_by_certificate() {
 
 #[tokio::test]
 async fn connections_without_authentication_are_closed_when_the_limit_is_reached() {
-    let plane = start(Limits { most: 40, by_address: None, by_identity: None, unproven: 4 });
+    let plane = start(Limits { total: 40, by_address: None, by_identity: None, unproven: 4 });
     let mut silent = Vec::new();
     for _ in 0..40 {
         silent.push(TcpStream::connect(plane.address).await.unwrap());

@@ -1,8 +1,8 @@
 //! HTTP client for key sets (RFC 7517) and OpenID Connect Discovery documents.
 //!
-//! The URL is configuration that a namespace's owner may write, so the client guards what it reaches: only GET without
-//! credentials, only `http` and `https`, no link-local or cloud metadata address at any redirect, bounded time, size
-//! and redirects. An answer that is not a key set is not published, so that nothing else can be read back from a proxy.
+//! Owners of namespaces may write the URL, so the client restricts the requests: GET without credentials, `http` or
+//! `https`, no link-local or cloud metadata address at any redirect, bounded time, size and number of redirects. An
+//! answer that is not a key set is not published, so that nothing else can be read back from a proxy.
 
 use std::{
     fs,
@@ -284,8 +284,8 @@ fn trusted_roots() -> Result<RootCertStore, FetchError> {
     Err(format!("no trusted roots; set {ROOTS_VARIABLE} to a file with certificates").into())
 }
 
-/// Returns whether an address must not be reached: link-local ones, which include the metadata services of clouds,
-/// others of these services, and addresses that name no single host.
+/// Returns whether an address is forbidden: link-local addresses, metadata services of clouds, and addresses that name
+/// no single host.
 fn is_forbidden(address: IpAddr) -> bool {
     let address = address.to_canonical();
     let is_local = match address {

@@ -108,8 +108,8 @@ impl Publisher {
         mut client: NewClient,
     ) -> Result<(ResourceFeed, Connected), Refused> {
         // VHDS requires incremental xDS.
-        client.node.view.hosts_apart &= client.form == Form::Delta;
-        client.node.view.names_resolved &= self.lookup_names.is_some();
+        client.node.view.uses_vhds &= client.form == Form::Delta;
+        client.node.view.takes_resolved_addresses &= self.lookup_names.is_some();
         // Before the admission: the view contains the services that lead to the entry.
         let mut registered = self.register(&client).await?;
         loop {

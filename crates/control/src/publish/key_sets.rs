@@ -1,4 +1,4 @@
-//! Key sets of token issuers: what to fetch, and the publication of what was fetched.
+//! Key sets of token issuers: the list of sets to fetch, and the publication of fetched sets.
 
 use std::{collections::BTreeMap, sync::Arc};
 

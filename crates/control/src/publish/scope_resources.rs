@@ -100,8 +100,7 @@ impl ScopeResources {
         names.filter_map(|(kind, name)| self.layer.get(*kind, name)).cloned().collect()
     }
 
-    /// Compiles the parts that may have changed, or takes them from a sibling in which they are equal. A panic changes
-    /// nothing.
+    /// Compiles the parts that may have changed. Equal parts of a sibling are reused. A panic changes nothing.
     pub(super) fn update(
         &mut self,
         compiler: &Compiler,

@@ -1,8 +1,8 @@
 //! The DNS cache: the names of the mesh's endpoints, their addresses, and the state of their lookups.
 //!
-//! While a lookup fails, the last addresses of its name stay in force without a time limit, as in Envoy: an address
-//! that may be outdated is better than none. An answer without addresses removes them. The state file keeps the last
-//! addresses over restarts.
+//! While a lookup fails, the last addresses of its name stay in force without a time limit, as in Envoy. An outdated
+//! address is better than none. An answer without addresses removes them. The state file keeps the last addresses over
+//! restarts.
 
 use std::{
     collections::{BTreeMap, HashMap},

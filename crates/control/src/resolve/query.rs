@@ -108,9 +108,8 @@ enum UdpResponse {
     Truncated,
 }
 
-/// Looks up the addresses of a name. Follows an alias whose target the response leaves open (RFC 1034, section 5.3.3):
-/// some servers leave it open when they cannot resolve the target, which does not mean that the target has no
-/// addresses.
+/// Looks up the addresses of a name. Follows an alias whose target the response does not resolve (RFC 1034, section
+/// 5.3.3). Some servers omit a target that they cannot resolve; the target may still have addresses.
 pub(crate) async fn lookup(
     servers: &Servers,
     metrics: &Metrics,

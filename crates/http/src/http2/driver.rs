@@ -35,28 +35,28 @@ struct PingState {
     timer: Timer,
     /// Time of the next ping, or end of the timeout of the last one.
     due: Instant,
-    asked: bool,
+    ping_sent: bool,
 }
 
 impl PingState {
     fn new(keepalive: Keepalive) -> Self {
         let due = Instant::now() + next(&keepalive);
-        Self { keepalive, timer: Timer::default(), due, asked: false }
+        Self { keepalive, timer: Timer::default(), due, ping_sent: false }
     }
 
     /// Returns whether a ping was queued.
     fn poll(&mut self, session: &mut Session, cx: &mut Context<'_>) -> bool {
-        if self.asked && session.is_answered() {
-            (self.asked, self.due) = (false, Instant::now() + next(&self.keepalive));
+        if self.ping_sent && session.is_answered() {
+            (self.ping_sent, self.due) = (false, Instant::now() + next(&self.keepalive));
         }
         let mut queued = false;
         while self.timer.poll(cx, Some(self.due)).is_ready() {
-            if self.asked {
+            if self.ping_sent {
                 session.lose(StreamError::Silent);
                 return false;
             }
             session.ask();
-            (self.asked, self.due) = (true, Instant::now() + self.keepalive.timeout);
+            (self.ping_sent, self.due) = (true, Instant::now() + self.keepalive.timeout);
             queued = true;
         }
         queued
@@ -135,8 +135,8 @@ impl Driver {
     }
 
     /// Returns the reason for the end of the connection.
-    pub fn lost(&self) -> Option<StreamError> {
-        self.session.borrow().lost().cloned()
+    pub fn error(&self) -> Option<StreamError> {
+        self.session.borrow().error().cloned()
     }
 
     /// Returns the number of streams refused by the limit since the last call.
@@ -312,7 +312,7 @@ mod tests {
         tokio::task::yield_now().await;
         std::future::poll_fn(|cx| {
             let before = driver.stream.received;
-            assert!(driver.poll(cx).is_pending(), "{:?}", driver.lost());
+            assert!(driver.poll(cx).is_pending(), "{:?}", driver.error());
             assert!(driver.stream.received - before < TURN + LARGE as u64);
             // Only an incomplete frame header may be left.
             assert!(driver.stream.input.len() < frame::HEAD, "{}", driver.stream.input.len());

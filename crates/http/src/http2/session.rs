@@ -140,11 +140,11 @@ pub(super) struct Session {
     /// Streams that wait for space in `out` to send a head, in order of waiting. A head needs no window.
     crowded: VecDeque<u32>,
 
-    leaving: Leaving,
+    leaving: ShutdownState,
     /// The peer accepts or opens no more streams.
     peer_leaves: bool,
     /// Reason for the end of the connection.
-    lost: Option<StreamError>,
+    error: Option<StreamError>,
     /// Number of streams refused by the limit and not counted in the metrics yet.
     pub refused: u32,
     /// Kind of the frame that exceeded a budget.
@@ -174,7 +174,7 @@ struct Peer {
 
 /// Progress of this side's shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leaving {
+enum ShutdownState {
     No,
     /// GOAWAY was sent; the peer has not acknowledged.
     Announced,
@@ -263,7 +263,7 @@ struct StreamState {
     sent: bool,
     /// The stream no longer counts as open.
     closed: bool,
-    lost: Option<StreamError>,
+    error: Option<StreamError>,
 }
 
 impl StreamState {
@@ -343,9 +343,9 @@ impl Session {
             owed: 0,
             stalled: VecDeque::new(),
             crowded: VecDeque::new(),
-            leaving: Leaving::No,
+            leaving: ShutdownState::No,
             peer_leaves: false,
-            lost: None,
+            error: None,
             refused: 0,
             exceeding_frame: None,
             answered: true,
@@ -365,7 +365,7 @@ impl Session {
     /// Returns whether this side can open further streams, now or later.
     pub(super) fn is_usable(&self) -> bool {
         let may_open = self.last < LAST_STREAM && self.out.len() < STUCK;
-        self.lost.is_none() && !self.peer_leaves && may_open
+        self.error.is_none() && !self.peer_leaves && may_open
     }
 
     /// Returns whether the peer accepts extended CONNECT.
@@ -406,20 +406,20 @@ impl Session {
 
     /// Returns whether the connection has ended.
     pub(super) fn is_over(&self) -> bool {
-        let leaving = self.leaving == Leaving::Final || (self.role == Role::Client && self.peer_leaves);
-        self.lost.is_some() || (leaving && self.streams.is_empty())
+        let leaving = self.leaving == ShutdownState::Final || (self.role == Role::Client && self.peer_leaves);
+        self.error.is_some() || (leaving && self.streams.is_empty())
     }
 
     /// Returns the reason, if the connection did not end gracefully.
-    pub(super) fn lost(&self) -> Option<&StreamError> {
-        self.lost.as_ref()
+    pub(super) fn error(&self) -> Option<&StreamError> {
+        self.error.as_ref()
     }
 
-    /// Returns the next request; skips requests whose stream has been lost.
+    /// Returns the next request; skips requests whose stream has failed.
     pub(super) fn accept(&mut self) -> Option<Request> {
         loop {
             let request = self.accepted.pop_front()?;
-            if self.streams.get(&request.stream).is_some_and(|stream| stream.lost.is_none()) {
+            if self.streams.get(&request.stream).is_some_and(|stream| stream.error.is_none()) {
                 return Some(request);
             }
             self.forget(request.stream);
@@ -435,8 +435,8 @@ impl Session {
     /// Starts a graceful shutdown: existing streams continue. Streams of the peer that are in transit are accepted
     /// until the peer acknowledges (RFC 9113, section 6.8).
     pub(super) fn leave(&mut self) {
-        if self.leaving == Leaving::No && self.lost.is_none() {
-            self.leaving = Leaving::Announced;
+        if self.leaving == ShutdownState::No && self.error.is_none() {
+            self.leaving = ShutdownState::Announced;
             frame::go_away(&mut self.out, LAST_STREAM, Reason::NONE);
             frame::ping(&mut self.out, 0, LEAVING);
         }
@@ -444,13 +444,13 @@ impl Session {
 
     /// Returns whether the shutdown has started and the peer has not acknowledged.
     pub(super) fn is_leaving(&self) -> bool {
-        self.leaving == Leaving::Announced
+        self.leaving == ShutdownState::Announced
     }
 
     /// Completes the shutdown: accepts no more streams, and tells the peer which stream was the last.
     pub(super) fn refuse(&mut self) {
         if self.is_leaving() {
-            self.leaving = Leaving::Final;
+            self.leaving = ShutdownState::Final;
             let last = if self.role == Role::Server { self.last } else { 0 };
             frame::go_away(&mut self.out, last, Reason::NONE);
         }
@@ -458,7 +458,7 @@ impl Session {
 
     /// Ends the connection and all streams with an error code.
     pub(super) fn fail(&mut self, reason: Reason) {
-        if self.lost.is_none() {
+        if self.error.is_none() {
             let last = if self.role == Role::Server { self.last } else { 0 };
             frame::go_away(&mut self.out, last, reason);
             self.lose(StreamError::Broken(reason));
@@ -467,15 +467,15 @@ impl Session {
 
     /// Ends the connection, because it has failed.
     pub(super) fn lose(&mut self, why: StreamError) {
-        if self.lost.is_some() {
+        if self.error.is_some() {
             return;
         }
         for stream in self.streams.values_mut() {
-            stream.lost.get_or_insert_with(|| why.clone());
+            stream.error.get_or_insert_with(|| why.clone());
             stream.wake(READ | ROOM | GONE, &mut self.wakes);
         }
         self.accepted.clear();
-        self.lost = Some(why);
+        self.error = Some(why);
     }
 
     /// Returns the wakers of the tasks of all streams.
@@ -515,17 +515,17 @@ impl Session {
     /// Records content that was passed on or discarded; sends a window update when enough is due.
     fn credit(&mut self, count: u32) {
         self.owed += count;
-        if self.owed >= self.limits.options.connection_window / 2 && self.lost.is_none() {
+        if self.owed >= self.limits.options.connection_window / 2 && self.error.is_none() {
             frame::window_update(&mut self.out, 0, self.owed);
             self.receive_window += i64::from(std::mem::take(&mut self.owed));
         }
     }
 
-    /// Marks a stream as closed if both sides have ended it, or if it is lost.
+    /// Marks a stream as closed if both sides have ended it, or if it has failed.
     fn close_if_ended(&mut self, id: u32) {
         if let Some(stream) = self.streams.get_mut(&id)
             && !stream.closed
-            && (stream.lost.is_some() || (stream.sent && stream.received))
+            && (stream.error.is_some() || (stream.sent && stream.received))
         {
             stream.closed = true;
             self.open = self.open.saturating_sub(1);

@@ -320,9 +320,9 @@ async fn a_client_completes_its_handshake_before_it_sends() {
     let (greeting, mut server) = tokio::join!(ours.take(5), serving);
     assert_eq!(greeting, b"hello");
     ours.write(b"you").await;
-    let mut heard = [0; 3];
-    server.read_exact(&mut heard).await.unwrap();
-    assert_eq!(&heard, b"you");
+    let mut received = [0; 3];
+    server.read_exact(&mut received).await.unwrap();
+    assert_eq!(&received, b"you");
 }
 
 #[tokio::test]
@@ -331,15 +331,15 @@ async fn the_first_data_is_sent_with_the_end_of_the_handshake() {
     assert!(!ours.session.sealed.is_empty());
     ours.write(b"a request").await;
     let mut server = accepted.await.unwrap();
-    let mut heard = [0; 9];
-    server.read_exact(&mut heard).await.unwrap();
-    assert_eq!(&heard, b"a request");
+    let mut received = [0; 9];
+    server.read_exact(&mut received).await.unwrap();
+    assert_eq!(&received, b"a request");
 
     let (mut ours, mut theirs) = served(None).await;
     assert!(!ours.session.sealed.is_empty(), "there is no ticket");
     ours.write(b"an answer").await;
-    let mut heard = [0; 9];
-    theirs.read_exact(&mut heard).await.unwrap();
+    let mut received = [0; 9];
+    theirs.read_exact(&mut received).await.unwrap();
     assert_eq!(theirs.get_ref().1.tls13_tickets_received(), 1);
 }
 

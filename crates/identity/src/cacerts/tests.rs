@@ -143,7 +143,10 @@ fn every_error_names_the_file() {
         (&narrow.pem, &under.pem, &under.key, "", "root-cert.pem", "path length"),
         (&root.pem, &lower.pem, &lower.key, &between.pem, "cert-chain.pem", "PathLenConstraintViolated"),
     ] {
-        let said = refused(roots, certificate, key, chain);
-        assert!(said.starts_with(&format!("{file}: ")) && said.contains(words), "{file}, {words}: {said}");
+        let message = refused(roots, certificate, key, chain);
+        assert!(
+            message.starts_with(&format!("{file}: ")) && message.contains(words),
+            "{file}, {words}: {message}"
+        );
     }
 }

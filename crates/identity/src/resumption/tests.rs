@@ -58,25 +58,25 @@ fn connect(acceptor: &Acceptor, connector: &Connector, port: u16) -> Result<bool
 
 /// Passes one peer's bytes to the other and returns the response.
 macro_rules! exchange {
-    ($side:expr, $heard:expr) => {{
-        let (mut said, heard): (Vec<u8>, &mut [u8]) = (Vec::new(), $heard);
+    ($side:expr, $received:expr) => {{
+        let (mut sent, received): (Vec<u8>, &mut [u8]) = (Vec::new(), $received);
         let mut start = 0;
         loop {
-            let UnbufferedStatus { discard, state } = $side.process_tls_records(&mut heard[start..]);
+            let UnbufferedStatus { discard, state } = $side.process_tls_records(&mut received[start..]);
             start += discard;
             match state.map_err(|error| Error::Tls(error.to_string()))? {
                 ConnectionState::EncodeTlsData(mut message) => {
                     let mut bytes = [0; 4096];
                     let count = message.encode(&mut bytes).unwrap();
-                    said.extend_from_slice(&bytes[..count]);
+                    sent.extend_from_slice(&bytes[..count]);
                 }
                 ConnectionState::TransmitTlsData(transmit) => transmit.done(),
                 ConnectionState::BlockedHandshake | ConnectionState::WriteTraffic(_) => break,
                 state => panic!("{state:?}"),
             }
         }
-        assert_eq!(start, heard.len());
-        said
+        assert_eq!(start, received.len());
+        sent
     }};
 }
 
@@ -84,10 +84,10 @@ fn finish(
     server: &mut UnbufferedServerConnection,
     client: &mut UnbufferedClientConnection,
 ) -> Result<bool, Error> {
-    let mut said = exchange!(client, &mut []);
-    while !said.is_empty() {
-        let mut answer = exchange!(server, &mut said);
-        said = exchange!(client, &mut answer);
+    let mut sent = exchange!(client, &mut []);
+    while !sent.is_empty() {
+        let mut answer = exchange!(server, &mut sent);
+        sent = exchange!(client, &mut answer);
     }
     assert!(!server.is_handshaking() && !client.is_handshaking());
     for (connection, account) in [(&***server as &CommonState, "client"), (&***client, "server")] {

@@ -76,12 +76,15 @@ fn a_root_that_has_expired_by_the_clock_is_not_replaced() {
     let before = text();
     // A running process whose clock is set forward, and one that starts afterwards.
     for refused in [authority.advance(now + 2000 * HOUR).err(), authority.rotate(now + 2000 * HOUR).err()] {
-        let said = refused.unwrap().to_string();
-        assert!(said.contains("its root has expired") && said.contains("If the clock is wrong"), "{said}");
+        let message = refused.unwrap().to_string();
+        assert!(
+            message.contains("its root has expired") && message.contains("If the clock is wrong"),
+            "{message}"
+        );
     }
     drop(authority);
-    let said = open(folder.path(), LIFETIMES, now + 2000 * HOUR).err().unwrap().to_string();
-    assert!(said.contains("its root has expired"), "{said}");
+    let message = open(folder.path(), LIFETIMES, now + 2000 * HOUR).err().unwrap().to_string();
+    assert!(message.contains("its root has expired"), "{message}");
     assert_eq!(text(), before);
     open(folder.path(), LIFETIMES, now + HOUR).unwrap();
     assert_eq!(text(), before);
@@ -106,8 +109,8 @@ fn a_directory_is_used_by_one_process() {
     let folder = tempfile::tempdir().unwrap();
     let now = SystemTime::now();
     let first = open(folder.path(), LIFETIMES, now).unwrap();
-    let said = open(folder.path(), LIFETIMES, now).err().unwrap().to_string();
-    assert!(said.contains("another process uses the folder"), "{said}");
+    let message = open(folder.path(), LIFETIMES, now).err().unwrap().to_string();
+    assert!(message.contains("another process uses the folder"), "{message}");
     drop(first);
     open(folder.path(), LIFETIMES, now).unwrap();
 }
@@ -170,9 +173,9 @@ fn an_incomplete_state_is_not_replaced() {
     let state = folder.path().join(STATE);
     let text = fs::read_to_string(&state).unwrap();
     fs::write(&state, &text[..text.len() / 2]).unwrap();
-    let said = open(folder.path(), LIFETIMES, now).err().unwrap().to_string();
-    assert!(said.contains("authority.json: it cannot be read"), "{said}");
+    let message = open(folder.path(), LIFETIMES, now).err().unwrap().to_string();
+    assert!(message.contains("authority.json: it cannot be read"), "{message}");
     fs::remove_file(&state).unwrap();
-    let said = open(folder.path(), LIFETIMES, now).err().unwrap().to_string();
-    assert!(said.contains("authority.json: it is gone"), "{said}");
+    let message = open(folder.path(), LIFETIMES, now).err().unwrap().to_string();
+    assert!(message.contains("authority.json: it is gone"), "{message}");
 }

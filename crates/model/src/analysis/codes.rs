@@ -1,6 +1,6 @@
 //! The table of codes: name, number, severity, codes of `istioctl analyze` for the same mistake, meaning, and remedy.
 
-use super::{Row, Severity};
+use super::{CodeProperties, Severity};
 
 codes! {
     // Texts and objects.

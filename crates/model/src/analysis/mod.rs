@@ -20,9 +20,9 @@ macro_rules! codes {
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
             /// Returns the properties of the code.
-            pub(super) const fn row(self) -> &'static Row {
+            pub(super) const fn properties(self) -> &'static CodeProperties {
                 match self {
-                    $(Self::$name => const { &Row {
+                    $(Self::$name => const { &CodeProperties {
                         id: $id,
                         name: stringify!($name),
                         severity: Severity::$severity,
@@ -63,7 +63,7 @@ impl fmt::Display for Severity {
 }
 
 /// Properties of a code.
-struct Row {
+struct CodeProperties {
     id: &'static str,
     name: &'static str,
     severity: Severity,
@@ -75,32 +75,32 @@ struct Row {
 impl Code {
     /// Returns the code as text, such as `SKY0101`.
     pub const fn id(self) -> &'static str {
-        self.row().id
+        self.properties().id
     }
 
     /// Returns the name, such as `MissingField`.
     pub const fn name(self) -> &'static str {
-        self.row().name
+        self.properties().name
     }
 
     /// Returns the severity of its diagnostics.
     pub const fn severity(self) -> Severity {
-        self.row().severity
+        self.properties().severity
     }
 
     /// Returns the codes of the analyzers of `istioctl analyze` that find the same mistake.
     pub const fn istio(self) -> &'static [&'static str] {
-        self.row().istio
+        self.properties().istio
     }
 
     /// Returns what is wrong, in one sentence.
     pub const fn meaning(self) -> &'static str {
-        self.row().meaning
+        self.properties().meaning
     }
 
     /// Returns how to correct it.
     pub const fn fix(self) -> &'static str {
-        self.row().fix
+        self.properties().fix
     }
 }
 

@@ -416,7 +416,7 @@ pub struct OutlierDetection {
 #[serde(default, rename_all = "camelCase")]
 pub struct ClientTls {
     /// Mode.
-    pub mode: TlsMode,
+    pub mode: ClientTlsMode,
     /// File of the client certificate.
     pub client_certificate: String,
     /// File of the private key.
@@ -438,7 +438,7 @@ pub struct ClientTls {
 /// Modes of TLS to the endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
-pub enum TlsMode {
+pub enum ClientTlsMode {
     /// Plain text.
     #[default]
     Disable,

@@ -6,8 +6,8 @@ use prost_reflect::DynamicMessage;
 use regex::Regex;
 use serde::Deserialize;
 
-use super::Labels;
-use crate::reflect::{self, Misfit};
+use super::{security::TargetRef, value::WorkloadLabels};
+use crate::reflect::{self, TypeMismatch};
 
 /// Maximum length of `proxyVersion` in bytes, as in Istio; a longer expression matches no proxy.
 pub const MAX_VERSION: usize = 1_024;
@@ -17,35 +17,13 @@ pub const MAX_VERSION: usize = 1_024;
 #[serde(default, rename_all = "camelCase")]
 pub struct EnvoyFilter {
     /// Workloads by label; absent: all of the namespace, or of the mesh in the root namespace.
-    pub workload_selector: Option<Selector>,
+    pub workload_selector: Option<WorkloadLabels>,
     /// Gateways by name.
     pub target_refs: Vec<TargetRef>,
     /// Order of application: lower numbers first.
     pub priority: i32,
     /// Patches in the order of application.
     pub config_patches: Vec<ConfigPatch>,
-}
-
-/// Labels of workloads.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct Selector {
-    /// Labels that a workload must have.
-    pub labels: Labels,
-}
-
-/// Reference to an object in the same namespace.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct TargetRef {
-    /// API group.
-    pub group: String,
-    /// Kind.
-    pub kind: String,
-    /// Name.
-    pub name: String,
-    /// Namespace; only the object's own is allowed.
-    pub namespace: String,
 }
 
 /// A patch.
@@ -301,7 +279,7 @@ pub struct ClusterMatch {
 #[serde(default, rename_all = "camelCase")]
 pub struct Patch {
     /// Operation.
-    pub operation: Operation,
+    pub operation: PatchOperation,
     /// Value: a message of Envoy as JSON; absent for `REMOVE`.
     pub value: Option<serde_json::Value>,
     /// Without effect, as in Istio.
@@ -312,7 +290,7 @@ pub struct Patch {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[expect(missing_docs, reason = "each variant is Istio's value of the same name")]
-pub enum Operation {
+pub enum PatchOperation {
     #[default]
     Invalid,
     Merge,
@@ -325,7 +303,7 @@ pub enum Operation {
     MergeAndReplaceList,
 }
 
-impl Operation {
+impl PatchOperation {
     /// Returns the name as written.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -356,13 +334,13 @@ pub enum FilterClass {
 
 impl ConfigPatch {
     /// Returns the operation. As in Istio, `INSERT_*` outside of ordered lists are `ADD`.
-    pub fn operation(&self) -> Operation {
-        let operation = self.patch.as_ref().map_or(Operation::Invalid, |patch| patch.operation);
+    pub fn operation(&self) -> PatchOperation {
+        let operation = self.patch.as_ref().map_or(PatchOperation::Invalid, |patch| patch.operation);
         match operation {
-            Operation::InsertAfter | Operation::InsertBefore | Operation::InsertFirst
+            PatchOperation::InsertAfter | PatchOperation::InsertBefore | PatchOperation::InsertFirst
                 if !self.apply_to.is_ordered() =>
             {
-                Operation::Add
+                PatchOperation::Add
             }
             operation => operation,
         }
@@ -377,7 +355,7 @@ impl ConfigPatch {
     ///
     /// # Errors
     /// Fails if the value is not a message of the patched part.
-    pub(crate) fn build(&self) -> Result<Option<DynamicMessage>, Misfit> {
+    pub(crate) fn build(&self) -> Result<Option<DynamicMessage>, TypeMismatch> {
         let value = self.patch.as_ref().and_then(|patch| patch.value.as_ref());
         let descriptor = self.apply_to.message().and_then(reflect::descriptor);
         let (Some(value), Some(descriptor)) = (value, descriptor) else { return Ok(None) };

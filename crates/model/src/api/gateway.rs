@@ -24,7 +24,7 @@ pub struct Server {
     /// Name, for people.
     pub name: String,
     /// Port.
-    pub port: Option<Port>,
+    pub port: Option<ServerPort>,
     /// Address to listen on; empty: all.
     pub bind: String,
     /// Hosts, with an optional namespace of the VirtualServices that may use them: `NAMESPACE/HOST`.
@@ -38,7 +38,7 @@ pub struct Server {
 /// Port of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Port {
+pub struct ServerPort {
     /// Number of the port of the gateway's Service.
     pub number: u32,
     /// Protocol.

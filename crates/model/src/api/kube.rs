@@ -92,7 +92,7 @@ pub struct Pod {
     /// Whether it is ready and not terminating.
     pub ready: bool,
     /// Whether it is finished, failed or terminating; it is then no endpoint.
-    pub gone: bool,
+    pub has_ended: bool,
     /// Whether it is finished or failed; none of its containers runs then.
     pub ended: bool,
     /// UID, which distinguishes it from other Pods of the same name; empty if unknown.
@@ -389,7 +389,7 @@ pub(crate) fn pod(from: manifest::PodManifest) -> Typed<Pod> {
     let spec = Pod {
         ips,
         ready: ready && !going && !ended,
-        gone: going || ended,
+        has_ended: going || ended,
         ended,
         uid,
         host_network: spec.host_network,

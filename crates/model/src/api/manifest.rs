@@ -129,9 +129,9 @@ pub(crate) struct Container {
     pub(crate) image: String,
     pub(crate) ports: Vec<ContainerPortManifest>,
     pub(crate) restart_policy: Option<String>,
-    pub(crate) liveness_probe: Option<Probe>,
-    pub(crate) readiness_probe: Option<Probe>,
-    pub(crate) startup_probe: Option<Probe>,
+    pub(crate) liveness_probe: Option<ProbeManifest>,
+    pub(crate) readiness_probe: Option<ProbeManifest>,
+    pub(crate) startup_probe: Option<ProbeManifest>,
     pub(crate) volume_mounts: Vec<VolumeMount>,
 }
 
@@ -147,7 +147,7 @@ pub(crate) struct ContainerPortManifest {
 /// Probe: its action and port.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct Probe {
+pub(crate) struct ProbeManifest {
     pub(crate) exec: Option<Ignored>,
     pub(crate) grpc: Option<Ignored>,
     pub(crate) http_get: Option<ProbeTarget>,
@@ -322,7 +322,7 @@ pub(crate) struct EndpointManifest {
     pub(crate) addresses: Vec<String>,
     pub(crate) conditions: EndpointConditions,
     pub(crate) node_name: Option<String>,
-    pub(crate) target_ref: Option<ObjectReference>,
+    pub(crate) target_ref: Option<EndpointTarget>,
     pub(crate) zone: Option<String>,
 }
 
@@ -337,7 +337,7 @@ pub(crate) struct EndpointConditions {
 /// Reference to another object.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct ObjectReference {
+pub(crate) struct EndpointTarget {
     pub(crate) kind: Option<String>,
     pub(crate) name: Option<String>,
 }

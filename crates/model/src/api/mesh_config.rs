@@ -74,7 +74,7 @@ pub struct MeshConfig {
     /// Address at which workloads receive inbound connections.
     pub inbound_traffic_policy: InboundTrafficPolicy,
     /// Namespaces whose services and routing objects are used: those that one of these selects. Empty: all.
-    pub discovery_selectors: Vec<NamespaceSelector>,
+    pub discovery_selectors: Vec<DiscoverySelector>,
     /// Retry policy of routes without one.
     pub default_http_retry_policy: Option<HttpRetry>,
     /// Connect timeout.
@@ -320,7 +320,7 @@ pub enum InboundMode {
 /// Selects namespaces by their labels: all conditions must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct NamespaceSelector {
+pub struct DiscoverySelector {
     /// Labels.
     pub match_labels: BTreeMap<String, String>,
     /// Conditions on labels.
@@ -353,7 +353,7 @@ pub enum LabelOperator {
     DoesNotExist,
 }
 
-impl NamespaceSelector {
+impl DiscoverySelector {
     /// Returns whether a namespace is selected; `label` returns its labels.
     pub fn selects<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         let holds = |one: &LabelRequirement| {

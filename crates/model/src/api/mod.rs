@@ -321,7 +321,7 @@ objects! {
         Ingress(Ingress),
         IngressClass(IngressClass),
         GatewayClass(GatewayClass),
-        KubernetesGateway(gateway_api::Gateway),
+        KubernetesGateway(gateway_api::KubernetesGateway),
         ListenerSet(ListenerSet),
         HttpRoute(HttpRoute),
         GrpcRoute(GrpcRoute),

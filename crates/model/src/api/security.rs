@@ -59,7 +59,7 @@ pub struct RequestAuthentication {
     pub target_ref: Option<TargetRef>,
     /// Gateways and Services that the policy is attached to.
     pub target_refs: Vec<TargetRef>,
-    /// Issuers whose tokens are accepted. A request with a token must have a valid one of one of them.
+    /// Issuers whose tokens are accepted. A request with a token must have a valid token of one of these issuers.
     pub jwt_rules: Vec<JwtRule>,
 }
 

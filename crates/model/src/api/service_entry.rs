@@ -10,6 +10,7 @@ use serde::Deserialize;
 use super::{
     Labels, Meta, Protocol, Service, ServicePort, Typed, WorkloadEntry,
     kube::TargetPort,
+    value::WorkloadLabels,
     workload::{Address, EntryEndpoint},
 };
 
@@ -35,19 +36,11 @@ pub struct ServiceEntry {
     /// Endpoints; without any, `DNS` resolves the host itself.
     pub endpoints: Vec<WorkloadEntry>,
     /// Selector of pods and WorkloadEntries in the entry's namespace that are endpoints.
-    pub workload_selector: Option<EntrySelector>,
+    pub workload_selector: Option<WorkloadLabels>,
     /// Namespaces in which the entry is visible; empty: the mesh's default.
     pub export_to: Vec<String>,
     /// Names of which the server's certificate must have one.
     pub subject_alt_names: Vec<String>,
-}
-
-/// Selector of an entry's workloads. Source: `istio.networking.v1.WorkloadSelector`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct EntrySelector {
-    /// Labels; all must match.
-    pub labels: Labels,
 }
 
 /// Port of an entry.

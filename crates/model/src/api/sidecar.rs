@@ -4,14 +4,16 @@ use std::net::IpAddr;
 
 use serde::Deserialize;
 
-use super::{Labels, destination_rule::ConnectionPool, kube::Protocol, mesh_config::OutboundMode};
+use super::{
+    destination_rule::ConnectionPool, kube::Protocol, mesh_config::OutboundMode, value::WorkloadLabels,
+};
 
 /// `spec` of a Sidecar.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Sidecar {
     /// Workloads of the namespace that use it; all if unset.
-    pub workload_selector: Option<SidecarSelector>,
+    pub workload_selector: Option<WorkloadLabels>,
     /// Inbound ports. Empty: those of the services that select the workload.
     pub ingress: Vec<IngressListener>,
     /// Services that the workload may call. Empty: all.
@@ -20,14 +22,6 @@ pub struct Sidecar {
     pub inbound_connection_pool: Option<ConnectionPool>,
     /// Policy for traffic to unknown destinations; the mesh's if unset.
     pub outbound_traffic_policy: Option<SidecarOutbound>,
-}
-
-/// Selector of workloads.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct SidecarSelector {
-    /// Labels that a workload has; empty: all workloads.
-    pub labels: Labels,
 }
 
 /// Inbound port of a workload.

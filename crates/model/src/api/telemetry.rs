@@ -55,7 +55,7 @@ impl Mode {
 /// `{mode: CLIENT}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Selector {
+pub struct ModeSelector {
     /// Side.
     pub mode: Mode,
 }
@@ -66,7 +66,7 @@ pub struct Selector {
 pub struct Tracing {
     /// Side.
     #[serde(rename = "match")]
-    pub matched: Option<Selector>,
+    pub matched: Option<ModeSelector>,
     /// Providers; the first is used.
     pub providers: Vec<ProviderRef>,
     /// Percentage of new traces that are sampled.
@@ -213,7 +213,7 @@ pub enum TagOperation {
 pub struct AccessLogging {
     /// Side.
     #[serde(rename = "match")]
-    pub matched: Option<Selector>,
+    pub matched: Option<ModeSelector>,
     /// Providers.
     pub providers: Vec<ProviderRef>,
     /// Whether nothing is logged.

@@ -7,6 +7,8 @@ use serde::{
     de::{Error, MapAccess, Unexpected, Visitor},
 };
 
+use super::Labels;
+
 /// Duration, written as in Go: `1.5s`, `250ms`, `1h30m`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Duration(pub time::Duration);
@@ -30,6 +32,14 @@ pub enum StringMatch {
 pub struct Percent {
     /// From 0 to 100.
     pub value: f64,
+}
+
+/// Workloads that have certain labels, `{labels: {app: web}}`. Source: `istio.networking.v1.WorkloadSelector`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct WorkloadLabels {
+    /// Labels; all must match.
+    pub labels: Labels,
 }
 
 /// Port, `{number: 9080}`.
@@ -112,8 +122,8 @@ impl StringMatch {
 
 impl<'de> Deserialize<'de> for StringMatch {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields;
-        impl<'de> Visitor<'de> for Fields {
+        struct StringMatchVisitor;
+        impl<'de> Visitor<'de> for StringMatchVisitor {
             type Value = StringMatch;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -137,7 +147,7 @@ impl<'de> Deserialize<'de> for StringMatch {
                 Ok(found)
             }
         }
-        deserializer.deserialize_struct("StringMatch", &["exact", "prefix", "regex"], Fields)
+        deserializer.deserialize_struct("StringMatch", &["exact", "prefix", "regex"], StringMatchVisitor)
     }
 }
 

@@ -18,11 +18,11 @@ pub struct VirtualService {
     /// Gateways to which the rules apply; empty: `mesh`, the sidecars.
     pub gateways: Vec<String>,
     /// Routes of HTTP; the first match applies.
-    pub http: Vec<HttpRoute>,
+    pub http: Vec<IstioHttpRoute>,
     /// Routes of TLS that is passed through.
-    pub tls: Vec<TlsRoute>,
+    pub tls: Vec<IstioTlsRoute>,
     /// Routes of TCP.
-    pub tcp: Vec<TcpRoute>,
+    pub tcp: Vec<IstioTcpRoute>,
     /// Namespaces in which the object is visible; empty: all.
     pub export_to: Vec<String>,
     /// Set if the object is made from routes of Gateway API or from Ingresses.
@@ -55,7 +55,7 @@ pub struct RouteSource {
 /// Route of HTTP requests.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct HttpRoute {
+pub struct IstioHttpRoute {
     /// Name, for people and metrics.
     pub name: String,
     /// Rule of Gateway API from which it is made.
@@ -63,7 +63,7 @@ pub struct HttpRoute {
     pub source: Option<RouteSource>,
     /// Matches, of which one suffices; empty: every request.
     #[serde(rename = "match")]
-    pub matches: Vec<HttpMatch>,
+    pub matches: Vec<HttpMatchRequest>,
     /// Weighted destinations.
     pub route: Vec<HttpDestination>,
     /// Redirect.
@@ -97,7 +97,7 @@ pub struct HttpRoute {
 /// Match of a request; all conditions must hold.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct HttpMatch {
+pub struct HttpMatchRequest {
     /// Name, for people.
     pub name: String,
     /// Path without the query.
@@ -348,7 +348,7 @@ pub struct HeaderOps {
 /// Route of TLS that is passed through.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct TlsRoute {
+pub struct IstioTlsRoute {
     /// Matches, of which one suffices.
     #[serde(rename = "match")]
     pub matches: Vec<L4Match>,
@@ -359,7 +359,7 @@ pub struct TlsRoute {
 /// Route of TCP.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct TcpRoute {
+pub struct IstioTcpRoute {
     /// Matches, of which one suffices; empty: every connection.
     #[serde(rename = "match")]
     pub matches: Vec<L4Match>,
@@ -412,7 +412,7 @@ impl Delegate {
     }
 }
 
-impl HttpMatch {
+impl HttpMatchRequest {
     /// Returns whether the match applies to sidecars. `rule` is its VirtualService.
     pub fn is_for_mesh(&self, rule: &VirtualService) -> bool {
         if self.gateways.is_empty() {

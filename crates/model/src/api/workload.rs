@@ -45,7 +45,7 @@ pub struct WorkloadGroup {
     /// Template of the WorkloadEntries.
     pub template: WorkloadEntry,
     /// Health check that the machine's agent runs.
-    pub probe: Option<Probe>,
+    pub probe: Option<ReadinessProbe>,
 }
 
 /// Metadata of a group's WorkloadEntries. Source: `istio.networking.v1.WorkloadGroup.ObjectMeta`.
@@ -61,7 +61,7 @@ pub struct GroupMetadata {
 /// Health check. Source: `istio.networking.v1.ReadinessProbe`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Probe {
+pub struct ReadinessProbe {
     /// Time in seconds before the first check; default 0.
     pub initial_delay_seconds: i32,
     /// Timeout of a check in seconds; 0 counts as 1.

@@ -24,14 +24,14 @@ use super::{
     },
     policy::Effective,
     pool,
-    protocol::{self, Speech},
+    protocol::{self, ClusterProtocol},
     stat_names, tls,
 };
 use crate::{
     ProxyView, Role,
     api::{
         DestinationRule, MeshConfig, Resolution, Service, ServicePort, Typed,
-        destination_rule::{ClientTls, ProxyProtocol, SimpleLb, TlsMode},
+        destination_rule::{ClientTls, ClientTlsMode, ProxyProtocol, SimpleLb},
         mesh_config::InboundMode,
         sidecar::IngressEndpoint,
     },
@@ -161,10 +161,10 @@ pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_
     if let (Some((service, first)), pattern) = (service, &scope.world.mesh().inbound_cluster_stat_name)
         && !pattern.is_empty()
     {
-        let named = stat_names::Named::of_port(service, first, port.port);
+        let named = stat_names::StatNameVariables::of_port(service, first, port.port);
         made.alt_stat_name = format!("{};", named.fill(pattern));
     }
-    let speech = Speech::new(scope, port.protocol, &effective).without_upgrade();
+    let speech = ClusterProtocol::new(scope, port.protocol, &effective).without_upgrade();
     made.typed_extension_protocol_options = protocol::options(speech, &effective, None);
     made
 }
@@ -235,8 +235,9 @@ fn outbound_cluster(
     let simple = balancer.and_then(|balancer| balancer.simple);
     let entry_host = service.spec.entry_host.as_deref();
     let resolution = entry_host.map_or(Resolution::Static, |entry_host| entry_host.resolution);
-    let asked = service.spec.headless || matches!(resolution, Resolution::None | Resolution::DynamicDns);
-    let mut made = if asked || simple == Some(SimpleLb::Passthrough) {
+    let is_original_destination =
+        service.spec.headless || matches!(resolution, Resolution::None | Resolution::DynamicDns);
+    let mut made = if is_original_destination || simple == Some(SimpleLb::Passthrough) {
         original_dst(&name.to_string())
     } else if resolution.is_dns() && !endpoints::are_resolved(scope, service) {
         dns(scope, &name.to_string(), resolution)
@@ -263,11 +264,15 @@ fn outbound_cluster(
     }
     let sends = sends_credential(scope, rule, effective);
     let auto_sni = effective.tls.filter(|_| sends).and_then(auto_sni);
-    let speech = Speech::new(scope, port.protocol, effective);
+    let speech = ClusterProtocol::new(scope, port.protocol, effective);
     made.typed_extension_protocol_options = protocol::options(speech, effective, auto_sni);
     let pattern = &scope.world.mesh().outbound_cluster_stat_name;
     if !pattern.is_empty() {
-        let named = stat_names::Named { subset, target: 0, ..stat_names::Named::of_port(service, port, 0) };
+        let named = stat_names::StatNameVariables {
+            subset,
+            target: 0,
+            ..stat_names::StatNameVariables::of_port(service, port, 0)
+        };
         made.alt_stat_name = format!("{};", named.fill(pattern));
     }
     if is_dynamic {
@@ -358,7 +363,7 @@ pub(super) fn is_resolved_by_proxies(cluster: &cluster::Cluster) -> bool {
 
 /// Returns whether the DestinationRule originates TLS to a server without a sidecar.
 fn is_originated(effective: &Effective<'_>) -> bool {
-    effective.tls.is_some_and(|tls| matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual))
+    effective.tls.is_some_and(|tls| matches!(tls.mode, ClientTlsMode::Simple | ClientTlsMode::Mutual))
 }
 
 /// Returns whether TLS is sent to the client. As in Istio, sidecars get a `credentialName` only from a rule for selected
@@ -379,7 +384,7 @@ fn sends_credential(
 
 /// Returns the options by which the server name, and the name that is verified, are the authority of the request.
 fn auto_sni(tls: &ClientTls) -> Option<core::UpstreamHttpProtocolOptions> {
-    let originates = matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual);
+    let originates = matches!(tls.mode, ClientTlsMode::Simple | ClientTlsMode::Mutual);
     let verifies = tls.subject_alt_names.is_empty() && tls.insecure_skip_verify != Some(true);
     (originates && tls.sni.is_empty()).then(|| core::UpstreamHttpProtocolOptions {
         auto_sni: true,
@@ -397,18 +402,18 @@ fn apply_tls(
     name: &ClusterName<'_>,
     effective: &Effective<'_>,
 ) {
-    let inside = protocol::inside_tls(Speech::new(scope, port.protocol, effective));
+    let inside = protocol::inside_tls(ClusterProtocol::new(scope, port.protocol, effective));
     let names = service.spec.entry_host.as_deref().map_or(&[][..], |entry| &entry.subject_alt_names);
     let mutual = |sni: &str| {
         let identities = scope.world.service_identities(service);
         tls::upstream(scope.world.mesh(), &identities, names, sni, inside, scope.plain_envoy)
     };
     match effective.tls {
-        Some(settings) if settings.mode == TlsMode::IstioMutual => {
+        Some(settings) if settings.mode == ClientTlsMode::IstioMutual => {
             let sni = if settings.sni.is_empty() { name.sni() } else { settings.sni.clone() };
             made.transport_socket = Some(mutual(&sni));
         }
-        Some(settings) if settings.mode == TlsMode::Disable => {}
+        Some(settings) if settings.mode == ClientTlsMode::Disable => {}
         // Names of the rule take precedence over those of the ServiceEntry.
         Some(settings) if settings.subject_alt_names.is_empty() && !names.is_empty() => {
             let settings = ClientTls { subject_alt_names: names.to_vec(), ..settings.clone() };

@@ -11,7 +11,7 @@ use skysail_xds::istio;
 
 use super::{
     Scope,
-    locality::{self, Group},
+    locality::{self, LocalityGroup},
     pb::{address, core, endpoint, fields, uint32},
     policy::Effective,
 };
@@ -19,7 +19,7 @@ use crate::{
     Role,
     api::{
         Address, DestinationRule, MtlsMode, Resolution, Service, ServicePort, Typed,
-        destination_rule::TlsMode, kube::Locality, workload::WORKLOAD_ENTRY,
+        destination_rule::ClientTlsMode, kube::Locality, workload::WORKLOAD_ENTRY,
     },
     world::Endpoint,
 };
@@ -58,7 +58,7 @@ pub(super) fn assignments(
 /// Returns whether the control plane resolves the names of a service's endpoints for this scope.
 pub(super) fn are_resolved(scope: &Scope<'_>, service: &Typed<Service>) -> bool {
     let entry_host = service.spec.entry_host.as_ref();
-    scope.names_resolved
+    scope.takes_resolved_addresses
         && entry_host.is_some_and(|entry_host| entry_host.resolution.is_dns() && !entry_host.by_proxy)
 }
 
@@ -107,12 +107,12 @@ fn assignment<'a>(
 ) -> endpoint::ClusterLoadAssignment {
     // TLS settings in the DestinationRule apply to all endpoints, unless their mode is ISTIO_MUTUAL.
     // Otherwise each endpoint's metadata selects mutual TLS or plain text.
-    let by_rule = effective.tls.is_some_and(|settings| settings.mode != TlsMode::IstioMutual);
+    let by_rule = effective.tls.is_some_and(|settings| settings.mode != ClientTlsMode::IstioMutual);
     let mut localities: BTreeMap<&Locality, Vec<&Endpoint>> = BTreeMap::new();
     for member in members {
         localities.entry(&member.locality).or_default().push(member);
     }
-    let group = |(locality, members): (&'a Locality, Vec<&'a Endpoint>)| Group {
+    let group = |(locality, members): (&'a Locality, Vec<&'a Endpoint>)| LocalityGroup {
         made: endpoint::LocalityLbEndpoints {
             locality: Some(core::Locality {
                 region: locality.region.clone(),

@@ -63,7 +63,7 @@ const SERVER_NAME: &str = "istio-envoy";
 
 /// Settings of filters.
 #[derive(Clone, Copy)]
-pub(super) struct Setting<'a> {
+pub(super) struct FilterSettings<'a> {
     pub(super) mesh: &'a MeshConfig,
     pub(super) view: &'a ProxyView,
     pub(super) telemetry: &'a SideTelemetry,
@@ -104,7 +104,7 @@ pub(super) fn of_cluster(plain_envoy: bool) -> Vec<cluster::Filter> {
 
 /// Returns the filters of a TCP chain to a cluster. `policy` holds authorization filters.
 pub(super) fn tcp_chain(
-    setting: Setting<'_>,
+    setting: FilterSettings<'_>,
     direction: Direction,
     cluster: &str,
     policy: Vec<listener::Filter>,
@@ -114,7 +114,7 @@ pub(super) fn tcp_chain(
 
 /// Returns the same filters with another name in statistics.
 pub(super) fn named_tcp_chain(
-    setting: Setting<'_>,
+    setting: FilterSettings<'_>,
     direction: Direction,
     stat_prefix: String,
     cluster: &str,
@@ -127,7 +127,7 @@ pub(super) fn named_tcp_chain(
 
 /// Returns the filters of the chain for connections to the listener itself, which are not logged.
 pub(super) fn black_hole_chain(
-    setting: Setting<'_>,
+    setting: FilterSettings<'_>,
     direction: Direction,
     cluster: &str,
 ) -> Vec<listener::Filter> {
@@ -139,7 +139,7 @@ pub(super) fn black_hole_chain(
 
 /// Returns the filters at the end of a TCP chain. `before` stands before the TCP proxy.
 pub(super) fn tcp_chain_of(
-    setting: Setting<'_>,
+    setting: FilterSettings<'_>,
     before: Vec<listener::Filter>,
     proxy: &TcpProxy,
 ) -> Vec<listener::Filter> {
@@ -165,7 +165,7 @@ impl From<Vec<HttpFilter>> for HttpPolicy {
 
 /// Returns the filters of an HTTP chain. `policy` holds authorization filters and rate limits.
 pub(super) fn http_chain(
-    setting: Setting<'_>,
+    setting: FilterSettings<'_>,
     direction: Direction,
     stat_prefix: String,
     routes: Routes,
@@ -198,7 +198,7 @@ pub(super) fn http(name: &str, config: Any) -> HttpFilter {
 }
 
 fn connection_manager(
-    setting: Setting<'_>,
+    setting: FilterSettings<'_>,
     direction: Direction,
     stat_prefix: String,
     routes: Routes,
@@ -257,8 +257,8 @@ fn at_workload(manager: &mut HttpConnectionManager, headers: &ProxyHeaders) {
     });
 }
 
-/// Sets what gateways do with requests of clients that are not trusted: their address and certificate replace what the
-/// requests say of them, unless a trusted proxy is in front of the gateway.
+/// Sets how gateways handle requests of untrusted clients. The client's address and certificate replace the requests'
+/// headers about them, unless a trusted proxy is in front of the gateway.
 fn at_edge(manager: &mut HttpConnectionManager, topology: &GatewayTopology) {
     manager.http_protocol_options = Some(Default::default());
     manager.use_remote_address = boolean(true);
@@ -324,7 +324,11 @@ fn normalize_paths(manager: &mut HttpConnectionManager, how: Normalization) {
         if decodes { UnescapeAndForward } else { KeepUnchanged } as i32;
 }
 
-fn http_filters(setting: Setting<'_>, direction: Direction, policy: Vec<HttpFilter>) -> Vec<HttpFilter> {
+fn http_filters(
+    setting: FilterSettings<'_>,
+    direction: Direction,
+    policy: Vec<HttpFilter>,
+) -> Vec<HttpFilter> {
     let view = setting.view;
     let grpc = FilterConfig {
         emit_filter_state: true,
@@ -367,7 +371,7 @@ fn http_filters(setting: Setting<'_>, direction: Direction, policy: Vec<HttpFilt
 }
 
 /// Returns a TCP proxy to a cluster, or to several.
-pub(super) fn tcp_proxy(setting: Setting<'_>, stat_prefix: String, to: ClusterSpecifier) -> TcpProxy {
+pub(super) fn tcp_proxy(setting: FilterSettings<'_>, stat_prefix: String, to: ClusterSpecifier) -> TcpProxy {
     let source_ip = types::HashPolicy {
         policy_specifier: Some(types::hash_policy::PolicySpecifier::SourceIp(Default::default())),
     };
@@ -413,12 +417,12 @@ fn peer_metadata(direction: Direction, in_mesh: bool) -> Any {
 }
 
 /// Returns the network filter of Istio's standard metrics.
-pub(super) fn network_stats(setting: Setting<'_>) -> Option<listener::Filter> {
+pub(super) fn network_stats(setting: FilterSettings<'_>) -> Option<listener::Filter> {
     stats(setting).map(|config| network(STATS, config))
 }
 
 /// Returns the filter of Istio's standard metrics.
-fn stats(setting: Setting<'_>) -> Option<Any> {
+fn stats(setting: FilterSettings<'_>) -> Option<Any> {
     // On inbound requests the client controls the host header, so it does not identify a service.
     setting.telemetry.stats.clone().filter(|_| !setting.view.plain_envoy)
 }

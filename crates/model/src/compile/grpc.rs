@@ -26,7 +26,7 @@ use super::{
 };
 use crate::api::{
     DestinationRule, MeshConfig, Protocol, Service, ServicePort, Typed,
-    destination_rule::{LoadBalancer, SimpleLb, TlsMode},
+    destination_rule::{ClientTlsMode, LoadBalancer, SimpleLb},
 };
 
 use cluster::cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig, LbPolicy};
@@ -68,7 +68,7 @@ pub(super) fn clusters(
         let name = ClusterName::outbound(port.port, subset, &host).to_string();
         let mut made = of_endpoints(mesh, name, effective);
         // As in Istio only if the rule sets it, since it is unknown whether a server accepts both.
-        if effective.tls.is_some_and(|tls| tls.mode == TlsMode::IstioMutual) {
+        if effective.tls.is_some_and(|tls| tls.mode == ClientTlsMode::IstioMutual) {
             made.transport_socket = Some(tls::for_grpc(mesh, &scope.world.service_identities(service)));
         }
         made

@@ -21,8 +21,8 @@ use super::{
 use crate::{KeySource, ProxyView, Role, World, api::security::JwtRule};
 
 /// Key set that verifies no token, for rules whose key set could not be fetched yet. The key is a point of the curve
-/// P-256 whose abscissa is the SHA-256 digest of a fixed text (`skysail: no key` and the byte 1), so that nobody has its
-/// private key.
+/// P-256. Its x coordinate is the SHA-256 digest of a fixed text (`skysail: no key` and the byte 1), so its private key
+/// is unknown.
 pub(super) const NO_KEY: &str = concat!(
     r#"{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","use":"sig","kid":"none","#,
     r#""x":"sf1E26CLz9VF65E2ya0rvdyoqj0ynhs-WR-a-96fz2g","#,

@@ -34,7 +34,7 @@ static NEAREST: LocalityLb =
     LocalityLb { distribute: Vec::new(), failover: Vec::new(), failover_priority: Vec::new(), enabled: None };
 
 /// Endpoints sent as one group.
-pub(super) struct Group<'a> {
+pub(super) struct LocalityGroup<'a> {
     pub(super) made: endpoint::LocalityLbEndpoints,
     pub(super) locality: &'a Locality,
     /// Endpoints of the model from which the group was made.
@@ -43,7 +43,7 @@ pub(super) struct Group<'a> {
 
 /// Setting in force.
 #[derive(Clone, Copy)]
-enum Setting<'a> {
+enum LocalitySetting<'a> {
     Locality(&'a LocalityLb),
     /// Zones of a region share the traffic by capacity.
     Zones(&'a ZoneAwareLb),
@@ -51,19 +51,19 @@ enum Setting<'a> {
 
 /// Returns the setting in force; `None` if it is disabled. As in Istio, that of the rule precedes that of the mesh, and
 /// of both kinds that of zones.
-fn setting<'a>(mesh: &'a MeshConfig, effective: &Effective<'a>) -> Option<Setting<'a>> {
+fn setting<'a>(mesh: &'a MeshConfig, effective: &Effective<'a>) -> Option<LocalitySetting<'a>> {
     let balancer = effective.load_balancer;
-    let zones = |of: &'a ZoneAwareLb| Setting::Zones(of);
+    let zones = |of: &'a ZoneAwareLb| LocalitySetting::Zones(of);
     let of_rule = balancer.and_then(|balancer| {
         let zones = balancer.zone_aware_lb_setting.as_ref().map(zones);
-        zones.or(balancer.locality_lb_setting.as_ref().map(Setting::Locality))
+        zones.or(balancer.locality_lb_setting.as_ref().map(LocalitySetting::Locality))
     });
     let of_mesh = || {
         let zones = mesh.zone_aware_lb_setting.as_ref().map(zones);
-        zones.or(mesh.locality_lb_setting.as_ref().map(Setting::Locality))
+        zones.or(mesh.locality_lb_setting.as_ref().map(LocalitySetting::Locality))
     };
-    match of_rule.or_else(of_mesh).unwrap_or(Setting::Locality(&NEAREST)) {
-        Setting::Locality(setting) if setting.enabled == Some(false) => None,
+    match of_rule.or_else(of_mesh).unwrap_or(LocalitySetting::Locality(&NEAREST)) {
+        LocalitySetting::Locality(setting) if setting.enabled == Some(false) => None,
         setting => Some(setting),
     }
 }
@@ -71,7 +71,7 @@ fn setting<'a>(mesh: &'a MeshConfig, effective: &Effective<'a>) -> Option<Settin
 /// Returns how a cluster is balanced between localities; `None` if it is not.
 pub(super) fn specifier(mesh: &MeshConfig, effective: &Effective<'_>) -> Option<LocalityConfigSpecifier> {
     let setting = match setting(mesh, effective)? {
-        Setting::Zones(zones) => {
+        LocalitySetting::Zones(zones) => {
             let is_off = zones.enabled == Some(false);
             return Some(LocalityConfigSpecifier::ZoneAwareLbConfig(ZoneAwareLbConfig {
                 routing_enabled: is_off.then(types::Percent::default),
@@ -79,7 +79,7 @@ pub(super) fn specifier(mesh: &MeshConfig, effective: &Effective<'_>) -> Option<
                 ..Default::default()
             }));
         }
-        Setting::Locality(setting) => setting,
+        LocalitySetting::Locality(setting) => setting,
     };
     let failover = !setting.failover.is_empty() || !setting.failover_priority.is_empty();
     let is_weighted = !setting.distribute.is_empty() || effective.outlier_detection.is_some() && failover;
@@ -91,12 +91,12 @@ pub(super) fn specifier(mesh: &MeshConfig, effective: &Effective<'_>) -> Option<
 pub(super) fn apply<'a>(
     scope: &Scope<'_>,
     effective: &Effective<'_>,
-    mut groups: Vec<Group<'a>>,
-) -> Vec<Group<'a>> {
+    mut groups: Vec<LocalityGroup<'a>>,
+) -> Vec<LocalityGroup<'a>> {
     let setting = match setting(scope.world.mesh(), effective) {
         None => return groups,
-        Some(Setting::Zones(zones)) => return by_zones(scope, zones, groups),
-        Some(Setting::Locality(setting)) => setting,
+        Some(LocalitySetting::Zones(zones)) => return by_zones(scope, zones, groups),
+        Some(LocalitySetting::Locality(setting)) => setting,
     };
     if !setting.distribute.is_empty() {
         if let Some(shares) = setting.distribute.iter().find(|shares| matches(scope.locality, &shares.from)) {
@@ -114,7 +114,11 @@ pub(super) fn apply<'a>(
 }
 
 /// Sets priorities by labels, if the setting names some, and by region: the zones of one region have the same.
-fn by_zones<'a>(scope: &Scope<'_>, zones: &ZoneAwareLb, mut groups: Vec<Group<'a>>) -> Vec<Group<'a>> {
+fn by_zones<'a>(
+    scope: &Scope<'_>,
+    zones: &ZoneAwareLb,
+    mut groups: Vec<LocalityGroup<'a>>,
+) -> Vec<LocalityGroup<'a>> {
     if zones.enabled == Some(false) {
         return groups;
     }
@@ -126,7 +130,7 @@ fn by_zones<'a>(scope: &Scope<'_>, zones: &ZoneAwareLb, mut groups: Vec<Group<'a
 }
 
 /// Sets priorities by region, that of the client first, within the existing priorities.
-fn by_region(client: &str, failover: &[Failover], groups: &mut [Group<'_>]) {
+fn by_region(client: &str, failover: &[Failover], groups: &mut [LocalityGroup<'_>]) {
     let takes_over = failover.iter().find(|failover| failover.from == client);
     for group in groups.iter_mut() {
         let place = &group.locality.region;
@@ -152,13 +156,14 @@ fn matches(place: &Locality, text: &str) -> bool {
 }
 
 /// Distributes the shares over the localities; those without a share lose their endpoints.
-fn distribute(shares: &Distribute, groups: &mut [Group<'_>]) {
-    let mut left: Vec<&mut Group<'_>> = groups.iter_mut().collect();
+fn distribute(shares: &Distribute, groups: &mut [LocalityGroup<'_>]) {
+    let mut left: Vec<&mut LocalityGroup<'_>> = groups.iter_mut().collect();
     for (place, share) in &shares.to {
         let (mut here, others): (Vec<_>, Vec<_>) =
             left.into_iter().partition(|group| matches(group.locality, place));
         left = others;
-        let weight = |group: &Group<'_>| group.made.load_balancing_weight.map_or(1, |weight| weight.value);
+        let weight =
+            |group: &LocalityGroup<'_>| group.made.load_balancing_weight.map_or(1, |weight| weight.value);
         let total: u64 = here.iter().map(|group| u64::from(weight(group))).sum();
         for group in &mut here {
             // The part of each locality is rounded up, so that none gets zero.
@@ -172,7 +177,7 @@ fn distribute(shares: &Distribute, groups: &mut [Group<'_>]) {
 }
 
 /// Sets priorities by distance, the nearest first, within the existing priorities.
-fn by_distance(client: &Locality, failover: &[Failover], groups: &mut [Group<'_>]) {
+fn by_distance(client: &Locality, failover: &[Failover], groups: &mut [LocalityGroup<'_>]) {
     for group in groups.iter_mut() {
         let place = group.locality;
         let distance = if place.region != client.region {
@@ -189,7 +194,11 @@ fn by_distance(client: &Locality, failover: &[Failover], groups: &mut [Group<'_>
 }
 
 /// Sets priorities by the number of leading labels that equal the client's or the value in the setting.
-fn by_labels<'a>(scope: &Scope<'_>, wanted: &[String], groups: Vec<Group<'a>>) -> Vec<Group<'a>> {
+fn by_labels<'a>(
+    scope: &Scope<'_>,
+    wanted: &[String],
+    groups: Vec<LocalityGroup<'a>>,
+) -> Vec<LocalityGroup<'a>> {
     let own = labels(scope, scope.labels, scope.locality);
     let wanted: Vec<(&str, Option<&str>)> = wanted
         .iter()
@@ -201,7 +210,7 @@ fn by_labels<'a>(scope: &Scope<'_>, wanted: &[String], groups: Vec<Group<'a>>) -
     let none = Labels::default();
     let mut made = Vec::new();
     for group in groups {
-        let mut parts: BTreeMap<usize, Group<'a>> = BTreeMap::new();
+        let mut parts: BTreeMap<usize, LocalityGroup<'a>> = BTreeMap::new();
         for (member, lb) in group.members.into_iter().zip(group.made.lb_endpoints) {
             let of_pod = member.pod.as_ref().map_or(&none, |pod| &pod.meta.labels);
             let known = labels(scope, of_pod, &member.locality);
@@ -209,7 +218,7 @@ fn by_labels<'a>(scope: &Scope<'_>, wanted: &[String], groups: Vec<Group<'a>>) -
                 known.get(*name).map_or("", String::as_str) != value.unwrap_or_default()
             };
             let priority = wanted.iter().position(is_other).map_or(0, |at| wanted.len() - at);
-            let part = parts.entry(priority).or_insert_with(|| Group {
+            let part = parts.entry(priority).or_insert_with(|| LocalityGroup {
                 made: endpoint::LocalityLbEndpoints {
                     locality: group.made.locality.clone(),
                     priority: u32::try_from(priority).unwrap_or(u32::MAX),
@@ -248,7 +257,7 @@ fn labels(scope: &Scope<'_>, own: &Labels, place: &Locality) -> Labels {
 }
 
 /// Renumbers priorities from 0 up without gaps.
-fn close_gaps(groups: &mut [Group<'_>]) {
+fn close_gaps(groups: &mut [LocalityGroup<'_>]) {
     let mut used: Vec<u32> = groups.iter().map(|group| group.made.priority).collect();
     used.sort_unstable();
     used.dedup();
@@ -268,13 +277,13 @@ mod tests {
         Locality { region: next(), zone: next(), subzone: next() }
     }
 
-    fn group(locality: &Locality, endpoints: u32) -> Group<'_> {
+    fn group(locality: &Locality, endpoints: u32) -> LocalityGroup<'_> {
         let made = endpoint::LocalityLbEndpoints {
             load_balancing_weight: uint32(endpoints),
             lb_endpoints: vec![Default::default(); endpoints as usize],
             ..Default::default()
         };
-        Group { made, locality, members: Vec::new() }
+        LocalityGroup { made, locality, members: Vec::new() }
     }
 
     #[test]

@@ -309,12 +309,12 @@ struct Scope<'a> {
     /// Whether Istio's own filters must be omitted.
     plain_envoy: bool,
     /// Whether virtual hosts are separate resources.
-    hosts_apart: bool,
+    uses_vhds: bool,
     /// Whether names of endpoints are sent as their addresses.
-    names_resolved: bool,
+    takes_resolved_addresses: bool,
     /// Headers that the client sets.
     headers: SharedHeaders,
-    /// What the Sidecar of the client lets it call; `None`: everything.
+    /// Services that the client's Sidecar allows; `None`: all.
     egress: Option<&'a Arc<Egress>>,
 }
 
@@ -331,8 +331,8 @@ impl<'a> Scope<'a> {
             ipv6: client_scope.ipv6,
             sniffs: client_scope.role == Role::Sidecar,
             plain_envoy: client_scope.plain_envoy,
-            hosts_apart: client_scope.hosts_apart,
-            names_resolved: client_scope.names_resolved,
+            uses_vhds: client_scope.uses_vhds,
+            takes_resolved_addresses: client_scope.takes_resolved_addresses,
             headers: client_scope.headers,
             egress: client_scope.egress.as_ref(),
         }
@@ -346,14 +346,14 @@ impl<'a> Scope<'a> {
     }
 
     /// Returns the port of a destination with this full host. As in Istio, without a port it is the single port of the
-    /// service at gateways, and the port of the request (`asked`) otherwise.
-    fn destination_port(&self, to: &Destination, host: &str, asked: u16) -> u16 {
+    /// service at gateways, and the port of the request (`default`) otherwise.
+    fn destination_port(&self, to: &Destination, host: &str, default: u16) -> u16 {
         let written = to.port.and_then(|selector| u16::try_from(selector.number).ok());
         let single = || match self.world.service(host).map(|service| &service.spec.ports[..]) {
             Some([only]) if self.role == Role::Router => Some(only.port),
             _ => None,
         };
-        written.filter(|number| *number > 0).or_else(single).unwrap_or(asked)
+        written.filter(|number| *number > 0).or_else(single).unwrap_or(default)
     }
 
     /// Returns the rule that a client of this scope applies to a service.

@@ -47,21 +47,25 @@ pub(super) fn typed_struct(type_url: &str, fields: BTreeMap<&str, Value>) -> Any
 }
 
 /// Packs a filter whose first field is its rules and whose second field is its shadow rules.
-pub(super) fn with_rules<M: Codec + Name>(rest: &M, rules: Option<&Rules>, shadow: Option<&Rules>) -> Any {
-    let mut body = FirstField { field: rules.map(Rules::encode) }.encode_to_vec();
-    body.extend(SecondField { field: shadow.map(Rules::encode) }.encode_to_vec());
+pub(super) fn with_rules<M: Codec + Name>(
+    rest: &M,
+    rules: Option<&RbacRules>,
+    shadow: Option<&RbacRules>,
+) -> Any {
+    let mut body = FirstField { field: rules.map(RbacRules::encode) }.encode_to_vec();
+    body.extend(SecondField { field: shadow.map(RbacRules::encode) }.encode_to_vec());
     body.extend(rest.to_vec());
     of_type::<M>(body)
 }
 
 /// `envoy.config.rbac.v3.RBAC` with its policies in order.
 #[derive(Clone, Debug)]
-pub(super) struct Rules {
+pub(super) struct RbacRules {
     pub(super) action: rbac::rbac::Action,
     pub(super) policies: BTreeMap<String, rbac::Policy>,
 }
 
-impl Rules {
+impl RbacRules {
     fn encode(&self) -> Vec<u8> {
         let head = rbac::Rbac { action: self.action as i32, ..Default::default() };
         let mut body = head.to_vec();
@@ -95,7 +99,7 @@ mod tests {
         assert_eq!(read.value.unwrap().fields.len(), 2);
 
         let policies = ["p", "q"].map(|name| (name.to_owned(), rbac::Policy::default())).into();
-        let rules = Rules { action: rbac::rbac::Action::Deny, policies };
+        let rules = RbacRules { action: rbac::rbac::Action::Deny, policies };
         let rest = Rbac { shadow_rules_stat_prefix: "s".into(), ..Default::default() };
         let read = Rbac::decode(with_rules(&rest, Some(&rules), None).value.as_slice()).unwrap();
         assert_eq!(read.shadow_rules_stat_prefix, "s");
@@ -106,7 +110,7 @@ mod tests {
 
     #[test]
     fn rules_without_policies_are_still_rules() {
-        let rules = Rules { action: rbac::rbac::Action::Allow, policies: BTreeMap::new() };
+        let rules = RbacRules { action: rbac::rbac::Action::Allow, policies: BTreeMap::new() };
         let read = Rbac::decode(with_rules(&Rbac::default(), Some(&rules), None).value.as_slice()).unwrap();
         assert_eq!(read.rules, Some(rbac::Rbac::default()));
     }

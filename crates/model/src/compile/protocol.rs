@@ -21,9 +21,9 @@ use crate::api::{Protocol, mesh_config::H2UpgradePolicy, proxy_config::SharedHea
 /// Idle timeout of the passthrough clusters in seconds.
 const PASSTHROUGH_IDLE_SECONDS: i64 = 300;
 
-/// What a cluster speaks.
+/// Protocol of a cluster.
 #[derive(Clone, Copy)]
-pub(super) struct Speech {
+pub(super) struct ClusterProtocol {
     protocol: Protocol,
     /// Whether requests of HTTP/1.1 are sent as HTTP/2.
     upgrades: bool,
@@ -32,7 +32,7 @@ pub(super) struct Speech {
     headers: SharedHeaders,
 }
 
-impl Speech {
+impl ClusterProtocol {
     pub(super) fn new(scope: &Scope<'_>, protocol: Protocol, effective: &Effective<'_>) -> Self {
         let mesh = scope.world.mesh().h2_upgrade_policy == H2UpgradePolicy::Upgrade;
         let upgrades = protocol == Protocol::Http && pool::upgrades(effective.connection_pool, mesh);
@@ -53,7 +53,7 @@ impl Speech {
 
 /// Returns the protocol options; none for a cluster that only speaks HTTP/1.1 with default settings.
 pub(super) fn options(
-    speech: Speech,
+    speech: ClusterProtocol,
     effective: &Effective<'_>,
     auto_sni: Option<core::UpstreamHttpProtocolOptions>,
 ) -> HashMap<String, Any> {
@@ -118,7 +118,7 @@ fn http_options(options: HttpProtocolOptions) -> HashMap<String, Any> {
 }
 
 /// Returns the protocol inside TLS.
-pub(super) fn inside_tls(speech: Speech) -> tls::UpstreamProtocol {
+pub(super) fn inside_tls(speech: ClusterProtocol) -> tls::UpstreamProtocol {
     if speech.is_http2() {
         tls::UpstreamProtocol::Http2
     } else if speech.protocol.is_http() {

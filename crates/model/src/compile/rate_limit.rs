@@ -60,7 +60,7 @@ use crate::{
         rate_limit::{
             GlobalLimit, Limit, LimitResponse, MAX_KEYS, RateLimitKey, RateLimitMatch, RateLimitRule,
         },
-        virtual_service::HttpRoute,
+        virtual_service::IstioHttpRoute,
     },
     world::AppliedLimit,
 };
@@ -173,7 +173,11 @@ impl ChainLimits {
 }
 
 /// Returns the settings of a route that enable the filters of the policies that are attached to it.
-pub(super) fn of_route(world: &World, rule: &Typed<VirtualService>, http: &HttpRoute) -> Vec<(String, Any)> {
+pub(super) fn of_route(
+    world: &World,
+    rule: &Typed<VirtualService>,
+    http: &IstioHttpRoute,
+) -> Vec<(String, Any)> {
     let policies = world.rate_limits_of_route(rule, http);
     let rules = policies.iter().flat_map(|policy| {
         let indexed = policy.spec.rules.iter().enumerate();

@@ -15,7 +15,7 @@ use super::{
     authorizer::{self, Authorizer},
     clause::NotCheckable,
     filters, jwt,
-    packed::{self, Rules},
+    packed::{self, RbacRules},
     pb::{listener, pack, rbac},
 };
 use crate::{
@@ -144,13 +144,13 @@ impl Authorization {
 }
 
 /// Returns the filter of an HTTP chain with these rules and shadow rules.
-fn http_rbac([rules, shadow]: &[Option<Rules>; 2], prefix: &str) -> HttpFilter {
+fn http_rbac([rules, shadow]: &[Option<RbacRules>; 2], prefix: &str) -> HttpFilter {
     let rest = HttpRbac { shadow_rules_stat_prefix: prefix.into(), ..Default::default() };
     filters::http("envoy.filters.http.rbac", packed::with_rules(&rest, rules.as_ref(), shadow.as_ref()))
 }
 
 /// Returns the filter of a TCP chain with these rules and shadow rules.
-fn tcp_rbac([rules, shadow]: &[Option<Rules>; 2], prefix: &str) -> listener::Filter {
+fn tcp_rbac([rules, shadow]: &[Option<RbacRules>; 2], prefix: &str) -> listener::Filter {
     let rest = NetworkRbac {
         shadow_rules_stat_prefix: prefix.into(),
         stat_prefix: "tcp.".into(),
@@ -159,9 +159,9 @@ fn tcp_rbac([rules, shadow]: &[Option<Rules>; 2], prefix: &str) -> listener::Fil
     filters::network("envoy.filters.network.rbac", packed::with_rules(&rest, rules.as_ref(), shadow.as_ref()))
 }
 
-fn with_suffix(rules: Rules, suffix: &str) -> Rules {
+fn with_suffix(rules: RbacRules, suffix: &str) -> RbacRules {
     let policies = rules.policies.into_iter().map(|(name, policy)| (format!("{name}{suffix}"), policy));
-    Rules { action: rules.action, policies: policies.collect() }
+    RbacRules { action: rules.action, policies: policies.collect() }
 }
 
 /// Returns the rules of policies with one action. `prefix` begins their names.
@@ -171,7 +171,7 @@ fn rules(
     tcp: bool,
     policies: &[&Typed<AuthorizationPolicy>],
     prefix: &str,
-) -> Rules {
+) -> RbacRules {
     let mut compiled = BTreeMap::new();
     for policy in policies {
         let namespace = &policy.meta.namespace;
@@ -187,7 +187,7 @@ fn rules(
             compiled.insert(name(0), never_matches());
         }
     }
-    Rules { action, policies: compiled }
+    RbacRules { action, policies: compiled }
 }
 
 /// Context in which a rule is compiled.

@@ -2,9 +2,9 @@
 
 use crate::api::{Service, ServicePort, Typed};
 
-/// What the variables of a pattern stand for.
+/// Values of the variables of a pattern.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Named<'a> {
+pub(super) struct StatNameVariables<'a> {
     /// Full name of the service; empty without one.
     pub(super) host: String,
     /// Name and namespace, if it is a service of Kubernetes.
@@ -16,7 +16,7 @@ pub(super) struct Named<'a> {
     pub(super) target: u16,
 }
 
-impl<'a> Named<'a> {
+impl<'a> StatNameVariables<'a> {
     /// Returns the names of a service without a port.
     pub(super) fn of_service(service: &'a Typed<Service>) -> Self {
         let is_kubernetes = service.spec.entry_host.is_none();
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn variables_are_replaced() {
-        let of_kubernetes = Named {
+        let of_kubernetes = StatNameVariables {
             host: "a.shop.svc.cluster.local".into(),
             kubernetes: Some(("a", "shop")),
             subset: "v1",
@@ -86,7 +86,7 @@ mod tests {
                        %SERVICE_PORT_NAME%|50%|%X%";
         let filled = of_kubernetes.fill(pattern);
         assert_eq!(filled, "a.shop|a|a.shop.svc.cluster.local|v1|8080|80|http|50%|%X%");
-        let other = Named { host: "a.example.com".into(), ..Named::default() };
+        let other = StatNameVariables { host: "a.example.com".into(), ..StatNameVariables::default() };
         assert_eq!(other.fill("%SERVICE% %SERVICE_NAME%"), "a.example.com a.example.com");
     }
 }

@@ -23,7 +23,7 @@ use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::{
 use super::pb::{Any, boolean, core, matcher, matching, pack, seconds};
 use crate::api::{
     MeshConfig,
-    destination_rule::{ClientTls, TlsMode},
+    destination_rule::{ClientTls, ClientTlsMode},
     gateway::TlsVersion,
 };
 
@@ -143,7 +143,7 @@ pub(super) fn client(
         (of_credential(credential), of_credential(&format!("{credential}{CA_SUFFIX}")))
     };
     let mut context = common(names, root, &[], alpn);
-    let is_mutual = settings.mode == TlsMode::Mutual;
+    let is_mutual = settings.mode == ClientTlsMode::Mutual;
     context.tls_certificate_sds_secret_configs = is_mutual.then_some(pair).into_iter().collect();
     if settings.insecure_skip_verify == Some(true) {
         let unverified = ValidationContextType::ValidationContext(CertificateValidationContext::default());

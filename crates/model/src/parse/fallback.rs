@@ -74,7 +74,8 @@ impl Fallback {
         let meta = Meta { namespace: key.namespace, name: key.name, ..Meta::default() };
         let annotations = root.get("metadata").and_then(|meta| meta.get("annotations"));
         let dry_run = annotations.and_then(|annotations| annotations.get(DRY_RUN)).and_then(Node::text);
-        let policy = Policy { spec: root.get("spec"), errors, is_dry_run: dry_run.is_some_and(is_true) };
+        let policy =
+            RefusedPolicy { spec: root.get("spec"), errors, is_dry_run: dry_run.is_some_and(is_true) };
         let (object, effect) = match key.kind {
             Kind::AuthorizationPolicy => {
                 let (spec, effect) = policy.authorization()?;
@@ -96,14 +97,14 @@ impl Fallback {
 }
 
 /// A refused policy, as far as it can be read.
-struct Policy<'a> {
+struct RefusedPolicy<'a> {
     spec: Option<&'a Node>,
     errors: &'a [String],
     /// Whether the policy would not be enforced.
     is_dry_run: bool,
 }
 
-impl Policy<'_> {
+impl RefusedPolicy<'_> {
     /// Returns the policy without the rules that have errors, and with one that refuses the tokens of other issuers.
     fn tokens(&self) -> Option<(RequestAuthentication, &'static str)> {
         let targets = self.targets();
@@ -443,7 +444,7 @@ mod tests {
             change.apply_to(&mut world);
         }
         assert_eq!(world.workload_mode("shop", &Labels::new()), MtlsMode::Strict);
-        let said = files.diagnostics();
-        assert!(said.iter().any(|said| said.message.ends_with(AS_WRITTEN)), "{said:?}");
+        let findings = files.diagnostics();
+        assert!(findings.iter().any(|finding| finding.message.ends_with(AS_WRITTEN)), "{findings:?}");
     }
 }

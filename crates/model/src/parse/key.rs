@@ -2,7 +2,7 @@
 
 use skysail_yaml::Node;
 
-use super::kinds::{self, Known};
+use super::kinds::{self, DocumentKind};
 use crate::api::{ObjectKey, kube};
 
 /// Returns the key of this object, or of the object that was probably meant. `None` if the mesh does not use the kind,
@@ -10,8 +10,8 @@ use crate::api::{ObjectKey, kube};
 pub(super) fn key_of(root: &Node) -> Option<ObjectKey> {
     let text = |node: &Node, field: &str| node.get(field).and_then(Node::text).map(ToOwned::to_owned);
     let kind = match kinds::classify(&text(root, "apiVersion")?, &text(root, "kind")?) {
-        Known::Kind(kind) | Known::Other { meant: Some(kind), .. } => kind,
-        Known::Other { meant: None, .. } | Known::Foreign(_) => return None,
+        DocumentKind::Kind(kind) | DocumentKind::Other { meant: Some(kind), .. } => kind,
+        DocumentKind::Other { meant: None, .. } | DocumentKind::Foreign(_) => return None,
     };
     let meta = root.get("metadata")?;
     let namespace = text(meta, "namespace").unwrap_or_else(|| kube::DEFAULT_NAMESPACE.to_owned());

@@ -8,7 +8,7 @@ use crate::{
 
 /// Classification of a document.
 #[derive(Debug)]
-pub(super) enum Known {
+pub(super) enum DocumentKind {
     /// A kind that the mesh uses.
     Kind(Kind),
     /// Another kind of a known group, or similar to one.
@@ -93,7 +93,7 @@ pub(super) const KUSTOMIZE: &str = "use the output of `kustomize build`";
 const MAX_TYPOS: usize = 2;
 
 /// Classifies a document by its `apiVersion` and `kind`.
-pub(super) fn classify(api_version: &str, kind: &str) -> Known {
+pub(super) fn classify(api_version: &str, kind: &str) -> DocumentKind {
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     match GROUPS.iter().find(|(known, _)| *known == group) {
         Some((_, versions)) => of_group(group, versions, version, kind),
@@ -101,7 +101,7 @@ pub(super) fn classify(api_version: &str, kind: &str) -> Known {
     }
 }
 
-fn of_group(group: &str, versions: &[&str], version: &str, kind: &str) -> Known {
+fn of_group(group: &str, versions: &[&str], version: &str, kind: &str) -> DocumentKind {
     let supported = supported(group, kind);
     if kinds(group).any(|known| known == kind) {
         if !versions.contains(&version) {
@@ -113,7 +113,7 @@ fn of_group(group: &str, versions: &[&str], version: &str, kind: &str) -> Known 
             );
         }
         if let Some(kind) = supported {
-            return Known::Kind(kind);
+            return DocumentKind::Kind(kind);
         }
         if of(UNSUPPORTED, group).contains(&kind) {
             let (effect, remedy) = consequence(kind);
@@ -122,7 +122,11 @@ fn of_group(group: &str, versions: &[&str], version: &str, kind: &str) -> Known 
         if let Some((message, remedy)) = not_enforced(kind) {
             return warning(message.to_owned(), remedy);
         }
-        return Known::Foreign(if group.is_empty() { kind.to_owned() } else { format!("{kind} of {group}") });
+        return DocumentKind::Foreign(if group.is_empty() {
+            kind.to_owned()
+        } else {
+            format!("{kind} of {group}")
+        });
     }
     if let Some(right) = group_of(kind) {
         return misplaced(&full(group, version), kind, right);
@@ -143,7 +147,7 @@ fn of_group(group: &str, versions: &[&str], version: &str, kind: &str) -> Known 
 }
 
 /// Classifies a group that is neither Kubernetes' nor of the mesh: misspelt, or of another project.
-fn of_unknown_group(group: &str, version: &str, kind: &str) -> Known {
+fn of_unknown_group(group: &str, version: &str, kind: &str) -> DocumentKind {
     if group == "kustomize.config.k8s.io" {
         return warning(
             "a Kustomization is not built: its patches and settings have no effect".to_owned(),
@@ -152,7 +156,7 @@ fn of_unknown_group(group: &str, version: &str, kind: &str) -> Known {
     }
     if FOREIGN_DOMAINS.iter().any(|domain| group.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.')))
     {
-        return Known::Foreign(format!("{kind} of {group}"));
+        return DocumentKind::Foreign(format!("{kind} of {group}"));
     }
     let near = GROUPS.iter().map(|(known, _)| *known).filter(|known| !known.is_empty());
     let near = near.min_by_key(|known| distance(known, group)).filter(|known| {
@@ -177,19 +181,19 @@ fn of_unknown_group(group: &str, version: &str, kind: &str) -> Known {
             let remedy = format!("did you mean {near} of apiVersion {}?", api_version(right));
             error(format!("{group} is not an API group of the mesh"), remedy, supported(right, near))
         }
-        None => Known::Foreign(format!("{kind} of {group}")),
+        None => DocumentKind::Foreign(format!("{kind} of {group}")),
     }
 }
 
-fn warning(message: String, remedy: &str) -> Known {
-    Known::Other { code: Code::UnsupportedKind, message, remedy: remedy.to_owned(), meant: None }
+fn warning(message: String, remedy: &str) -> DocumentKind {
+    DocumentKind::Other { code: Code::UnsupportedKind, message, remedy: remedy.to_owned(), meant: None }
 }
 
-fn error(message: String, remedy: String, meant: Option<Kind>) -> Known {
-    Known::Other { code: Code::UnknownKind, message, remedy, meant }
+fn error(message: String, remedy: String, meant: Option<Kind>) -> DocumentKind {
+    DocumentKind::Other { code: Code::UnknownKind, message, remedy, meant }
 }
 
-fn misplaced(api: &str, kind: &str, right: &str) -> Known {
+fn misplaced(api: &str, kind: &str, right: &str) -> DocumentKind {
     let remedy = format!("write apiVersion: {}", api_version(right));
     error(format!("{kind} does not belong to apiVersion {api}"), remedy, supported(right, kind))
 }
@@ -275,14 +279,14 @@ fn not_enforced(kind: &str) -> Option<(&'static str, &'static str)> {
 mod tests {
     use super::*;
 
-    fn said(version: &str, kind: &str) -> String {
+    fn describe(version: &str, kind: &str) -> String {
         match classify(version, kind) {
-            Known::Kind(kind) => kind.to_string(),
-            Known::Other { code, message, remedy, meant } => {
+            DocumentKind::Kind(kind) => kind.to_string(),
+            DocumentKind::Other { code, message, remedy, meant } => {
                 let meant = meant.map_or(String::new(), |kind| format!(" ({kind})"));
                 format!("{}: {message}; {remedy}{meant}", code.severity())
             }
-            Known::Foreign(kind) => format!("foreign: {kind}"),
+            DocumentKind::Foreign(kind) => format!("foreign: {kind}"),
         }
     }
 
@@ -365,7 +369,7 @@ mod tests {
                 "warning: UDPRoute is not supported yet: requests are routed without it; use a VirtualService",
             ),
         ] {
-            assert_eq!(said(version, kind), expected);
+            assert_eq!(describe(version, kind), expected);
         }
     }
 }

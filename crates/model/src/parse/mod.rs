@@ -26,7 +26,7 @@ use crate::{
 use decode::{Decoded, decode, path_text};
 pub use fallback::Fallback;
 use key::{describe, key_of};
-use kinds::Known;
+use kinds::DocumentKind;
 use limits::{MAX_DOCUMENTS, MAX_ERRORS, MAX_WARNINGS};
 use lines::{find_line, origin};
 use serde::{Deserialize, de::DeserializeOwned};
@@ -258,12 +258,12 @@ impl Reading {
             return self.report(diagnostic.remedy(remedy), root);
         }
         match kinds::classify(version, kind) {
-            Known::Kind(kind) => self.object(root, kind),
-            Known::Other { code, message, remedy, .. } => {
+            DocumentKind::Kind(kind) => self.object(root, kind),
+            DocumentKind::Other { code, message, remedy, .. } => {
                 let diagnostic = Diagnostic::new(code, &self.file, root.line, message);
                 self.report(diagnostic.remedy(remedy), root);
             }
-            Known::Foreign(kind) => {
+            DocumentKind::Foreign(kind) => {
                 let known = self.parsed.foreign.len();
                 let kind = if known < MAX_WARNINGS { kind } else { "other kinds".to_owned() };
                 self.parsed.foreign.entry(kind).or_insert((root.line, 0)).1 += 1;

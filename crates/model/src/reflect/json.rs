@@ -14,7 +14,7 @@ const TYPE: &str = "@type";
 
 /// A value that is not of its field's type.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Misfit {
+pub(crate) struct TypeMismatch {
     /// Field, from the root of the value; empty for the value itself.
     pub(crate) field: String,
     /// Description of the error.
@@ -23,7 +23,7 @@ pub(crate) struct Misfit {
     pub(crate) remedy: String,
 }
 
-impl Misfit {
+impl TypeMismatch {
     fn new(field: &str, message: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { field: field.to_owned(), message: message.into(), remedy: remedy.into() }
     }
@@ -33,11 +33,14 @@ impl Misfit {
 ///
 /// # Errors
 /// Fails if a field is unknown, a value is not of its field's type, or the type of a packed message is unknown.
-pub(crate) fn from_json(descriptor: &MessageDescriptor, value: &Json) -> Result<DynamicMessage, Misfit> {
+pub(crate) fn from_json(
+    descriptor: &MessageDescriptor,
+    value: &Json,
+) -> Result<DynamicMessage, TypeMismatch> {
     message(descriptor, value, "")
 }
 
-fn message(descriptor: &MessageDescriptor, value: &Json, path: &str) -> Result<DynamicMessage, Misfit> {
+fn message(descriptor: &MessageDescriptor, value: &Json, path: &str) -> Result<DynamicMessage, TypeMismatch> {
     match descriptor.full_name() {
         ANY => return packed(value, path),
         name if name.starts_with("google.protobuf.") => return plain(descriptor, value, path),
@@ -45,7 +48,7 @@ fn message(descriptor: &MessageDescriptor, value: &Json, path: &str) -> Result<D
     }
     let Json::Object(fields) = value else {
         let message = format!("expected the fields of {}, found {}", descriptor.full_name(), kind_of(value));
-        return Err(Misfit::new(path, message, "write `name: value`"));
+        return Err(TypeMismatch::new(path, message, "write `name: value`"));
     };
     let mut made = DynamicMessage::new(descriptor.clone());
     for (name, value) in fields.iter().filter(|(name, _)| *name != TYPE) {
@@ -58,7 +61,7 @@ fn message(descriptor: &MessageDescriptor, value: &Json, path: &str) -> Result<D
         exclusive(&made, &field, &path)?;
         let value = field_value(&field, value, &path)?;
         made.try_set_field(&field, value)
-            .map_err(|error| Misfit::new(&path, format!("the value does not fit: {error}"), ""))?;
+            .map_err(|error| TypeMismatch::new(&path, format!("the value does not fit: {error}"), ""))?;
     }
     Ok(made)
 }
@@ -68,7 +71,7 @@ fn takes_null(field: &FieldDescriptor) -> bool {
     matches!(field.kind(), Kind::Message(message) if message.full_name() == "google.protobuf.Value")
 }
 
-fn unknown(descriptor: &MessageDescriptor, name: &str, path: &str) -> Misfit {
+fn unknown(descriptor: &MessageDescriptor, name: &str, path: &str) -> TypeMismatch {
     let names: Vec<String> = descriptor.fields().map(|field| field.name().to_owned()).collect();
     let known: Vec<&str> = names.iter().map(String::as_str).collect();
     let remedy = match nearest(name, &known) {
@@ -78,73 +81,73 @@ fn unknown(descriptor: &MessageDescriptor, name: &str, path: &str) -> Misfit {
         }
         None => format!("see the reference of {}", descriptor.full_name()),
     };
-    Misfit::new(path, format!("{} has no field {name:?}", descriptor.full_name()), remedy)
+    TypeMismatch::new(path, format!("{} has no field {name:?}", descriptor.full_name()), remedy)
 }
 
 /// Refuses a second member of a `oneof`.
-fn exclusive(made: &DynamicMessage, field: &FieldDescriptor, path: &str) -> Result<(), Misfit> {
+fn exclusive(made: &DynamicMessage, field: &FieldDescriptor, path: &str) -> Result<(), TypeMismatch> {
     let Some(oneof) = field.containing_oneof().filter(|oneof| !oneof.is_synthetic()) else { return Ok(()) };
     let other = oneof.fields().find(|other| other != field && made.has_field(other));
     match other {
         Some(other) => {
             let message = format!("cannot stand beside {}", other.name());
-            Err(Misfit::new(path, message, "keep one of them"))
+            Err(TypeMismatch::new(path, message, "keep one of them"))
         }
         None => Ok(()),
     }
 }
 
-fn field_value(field: &FieldDescriptor, value: &Json, path: &str) -> Result<Value, Misfit> {
+fn field_value(field: &FieldDescriptor, value: &Json, path: &str) -> Result<Value, TypeMismatch> {
     let Kind::Message(of) = field.kind() else {
         return scalar(field, value, path);
     };
     if field.is_map() {
         let Kind::Message(of) = of.map_entry_value_field().kind() else { return scalar(field, value, path) };
         let Json::Object(entries) = value else {
-            return Err(Misfit::new(path, format!("expected a mapping, found {}", kind_of(value)), ""));
+            return Err(TypeMismatch::new(path, format!("expected a mapping, found {}", kind_of(value)), ""));
         };
         let entries = entries.iter().map(|(key, value)| {
             let path = join(path, key);
             Ok((MapKey::String(key.clone()), Value::Message(message(&of, value, &path)?)))
         });
-        return Ok(Value::Map(entries.collect::<Result<_, Misfit>>()?));
+        return Ok(Value::Map(entries.collect::<Result<_, TypeMismatch>>()?));
     }
     if !field.is_list() {
         return Ok(Value::Message(message(&of, value, path)?));
     }
     let Json::Array(items) = value else {
         let message = format!("expected a list, found {}", kind_of(value));
-        return Err(Misfit::new(path, message, "begin each item with `- `"));
+        return Err(TypeMismatch::new(path, message, "begin each item with `- `"));
     };
     let items = items.iter().enumerate();
     let items =
         items.map(|(index, item)| Ok(Value::Message(message(&of, item, &format!("{path}[{index}]"))?)));
-    Ok(Value::List(items.collect::<Result<_, Misfit>>()?))
+    Ok(Value::List(items.collect::<Result<_, TypeMismatch>>()?))
 }
 
 /// Converts a value of a field without messages.
-fn scalar(field: &FieldDescriptor, value: &Json, path: &str) -> Result<Value, Misfit> {
+fn scalar(field: &FieldDescriptor, value: &Json, path: &str) -> Result<Value, TypeMismatch> {
     let alone = serde_json::json!({ field.name(): value });
     let mut made = plain(field.parent_message(), &alone, path)?;
     Ok(made.take_field(field).unwrap_or_else(|| Value::default_value_for_field(field)))
 }
 
 /// Converts a value in the JSON form of Protocol Buffers.
-fn plain(descriptor: &MessageDescriptor, value: &Json, path: &str) -> Result<DynamicMessage, Misfit> {
+fn plain(descriptor: &MessageDescriptor, value: &Json, path: &str) -> Result<DynamicMessage, TypeMismatch> {
     let options = DeserializeOptions::new();
     DynamicMessage::deserialize_with_options(descriptor.clone(), value, &options)
-        .map_err(|error| Misfit::new(path, error.to_string(), ""))
+        .map_err(|error| TypeMismatch::new(path, error.to_string(), ""))
 }
 
 /// Converts a packed message.
-fn packed(value: &Json, path: &str) -> Result<DynamicMessage, Misfit> {
+fn packed(value: &Json, path: &str) -> Result<DynamicMessage, TypeMismatch> {
     let Json::Object(fields) = value else {
         let message = format!("expected a mapping with \"@type\", found {}", kind_of(value));
-        return Err(Misfit::new(path, message, "write the type and its fields"));
+        return Err(TypeMismatch::new(path, message, "write the type and its fields"));
     };
     let Some(url) = fields.get(TYPE).and_then(Json::as_str) else {
         let remedy = "add \"@type\": type.googleapis.com/ and the full name of the message";
-        return Err(Misfit::new(path, "\"@type\" is missing", remedy));
+        return Err(TypeMismatch::new(path, "\"@type\" is missing", remedy));
     };
     let at = join(path, TYPE);
     let Some(descriptor) = descriptor_of_url(url) else {
@@ -153,7 +156,7 @@ fn packed(value: &Json, path: &str) -> Result<DynamicMessage, Misfit> {
         } else {
             "write the full name of a message of Envoy's API"
         };
-        return Err(Misfit::new(&at, format!("there is no type {url:?}"), remedy));
+        return Err(TypeMismatch::new(&at, format!("there is no type {url:?}"), remedy));
     };
     let content = if descriptor.full_name().starts_with("google.protobuf.") {
         let empty = Json::Object(serde_json::Map::new());
@@ -164,7 +167,7 @@ fn packed(value: &Json, path: &str) -> Result<DynamicMessage, Misfit> {
     } else {
         message(&descriptor, value, path)?
     };
-    pack(url, &content).ok_or_else(|| Misfit::new(path, "the value cannot be packed", ""))
+    pack(url, &content).ok_or_else(|| TypeMismatch::new(path, "the value cannot be packed", ""))
 }
 
 fn kind_of(value: &Json) -> &'static str {

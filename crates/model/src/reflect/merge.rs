@@ -4,7 +4,7 @@ use prost_reflect::{DynamicMessage, ReflectMessage as _, Value};
 
 use super::{pack, text, unpack};
 
-/// What a merge does with a list that both messages have.
+/// Treatment of a list that both messages have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lists {
     /// Appends the elements of the patch.

@@ -23,7 +23,7 @@ fn make(name: &str, value: Json) -> DynamicMessage {
 }
 
 fn refused(name: &str, value: Json) -> (String, String, String) {
-    let Misfit { field, message, remedy } = from_json(&descriptor(name).unwrap(), &value).unwrap_err();
+    let TypeMismatch { field, message, remedy } = from_json(&descriptor(name).unwrap(), &value).unwrap_err();
     (field, message, remedy)
 }
 

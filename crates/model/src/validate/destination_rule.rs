@@ -4,7 +4,7 @@ use super::{Code, Finding, Findings, export_to, host, is_label_text, percent, po
 use crate::api::{
     DestinationRule, TrafficPolicy,
     destination_rule::{
-        ClientTls, ConnectionPool, ConsistentHash, LoadBalancer, OutlierDetection, TlsMode, Tunnel,
+        ClientTls, ClientTlsMode, ConnectionPool, ConsistentHash, LoadBalancer, OutlierDetection, Tunnel,
     },
 };
 
@@ -316,7 +316,7 @@ fn client_tls(tls: &ClientTls, field: &str, findings: &mut Findings) {
         }
     }
     match tls.mode {
-        TlsMode::IstioMutual => {
+        ClientTlsMode::IstioMutual => {
             for (_, name) in files.iter().filter(|(value, _)| !value.is_empty()) {
                 let message = "is not allowed with ISTIO_MUTUAL, which uses the certificates of the mesh";
                 findings.add(
@@ -327,7 +327,7 @@ fn client_tls(tls: &ClientTls, field: &str, findings: &mut Findings) {
                 );
             }
         }
-        TlsMode::Mutual if tls.credential_name.is_empty() => {
+        ClientTlsMode::Mutual if tls.credential_name.is_empty() => {
             for (_, name) in files[..2].iter().filter(|(value, _)| value.is_empty()) {
                 findings.add(
                     Code::MissingField,

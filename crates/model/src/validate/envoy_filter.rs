@@ -3,7 +3,7 @@
 use super::{Code, Finding, Findings};
 use crate::api::{
     EnvoyFilter,
-    envoy_filter::{ApplyTo, ConfigPatch, Context, FilterClass, MAX_VERSION, Operation},
+    envoy_filter::{ApplyTo, ConfigPatch, Context, FilterClass, MAX_VERSION, PatchOperation},
 };
 
 /// Name of the network filter that holds HTTP filters.
@@ -77,10 +77,10 @@ fn config_patch(patch: &ConfigPatch, field: &str, findings: &mut Findings) {
         );
     };
     let operation = format!("{field}.patch.operation");
-    if written.operation == Operation::Invalid {
+    if written.operation == PatchOperation::Invalid {
         return findings.add(Code::MissingField, operation, "is missing", "set it, such as MERGE");
     }
-    if written.value.is_none() && written.operation != Operation::Remove {
+    if written.value.is_none() && written.operation != PatchOperation::Remove {
         return findings.add(
             Code::MissingField,
             format!("{field}.patch.value"),
@@ -111,7 +111,7 @@ fn config_patch(patch: &ConfigPatch, field: &str, findings: &mut Findings) {
 
 /// Returns why an operation never changes anything in Istio, and the remedy.
 fn without_effect(patch: &ConfigPatch) -> Option<(String, &'static str)> {
-    use {ApplyTo as To, Operation as Op};
+    use {ApplyTo as To, PatchOperation as Op};
     let (to, operation) = (patch.apply_to, patch.operation());
     let is_merge = matches!(operation, Op::Merge | Op::MergeAndReplaceList);
     let works = match to {

@@ -6,7 +6,7 @@ use super::{Code, Findings, injection, is_label_text, kube::labels, port, volume
 use crate::{
     api::{
         Kind,
-        manifest::{Container, IntOrText, PodSpec, PodTemplate, Probe, WorkloadSpec},
+        manifest::{Container, IntOrText, PodSpec, PodTemplate, ProbeManifest, WorkloadSpec},
         selects,
     },
     spelling::VARIABLE,
@@ -171,7 +171,7 @@ fn is_port_name(name: &str) -> bool {
         && name.bytes().any(|byte| byte.is_ascii_lowercase())
 }
 
-fn probe(probe: &Probe, container: &Container, at: &str, findings: &mut Findings) {
+fn probe(probe: &ProbeManifest, container: &Container, at: &str, findings: &mut Findings) {
     let targets = [("httpGet", &probe.http_get), ("tcpSocket", &probe.tcp_socket)];
     let actions = targets.iter().filter(|(_, target)| target.is_some()).count()
         + usize::from(probe.exec.is_some())

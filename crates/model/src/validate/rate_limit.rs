@@ -221,12 +221,12 @@ fn keys(by: &[RateLimitKey], field: &str, findings: &mut Findings) {
             let message = "is not allowed with clientAddress: Envoy has a fixed key for it";
             findings.add(Code::InvalidValue, format!("{at}.key"), message, "remove it");
         }
-        for (name, length, most) in [
+        for (name, length, max) in [
             ("ipv4PrefixLength", address.ipv4_prefix_length, 32),
             ("ipv6PrefixLength", address.ipv6_prefix_length, 128),
         ] {
-            if length.is_some_and(|length| length > most) {
-                let message = format!("{} is above {most}", length.unwrap_or_default());
+            if length.is_some_and(|length| length > max) {
+                let message = format!("{} is above {max}", length.unwrap_or_default());
                 findings.add(
                     Code::InvalidValue,
                     format!("{at}.clientAddress.{name}"),
@@ -271,8 +271,8 @@ fn limits(limit: &Limit, by: &[RateLimitKey], field: &str, findings: &mut Findin
         _ => {}
     }
     match limit.max_keys {
-        Some(most) if !(1..=MOST_KEYS).contains(&most) => {
-            let message = format!("{most} is not between 1 and {MOST_KEYS}");
+        Some(max) if !(1..=MOST_KEYS).contains(&max) => {
+            let message = format!("{max} is not between 1 and {MOST_KEYS}");
             findings.add(Code::OutOfRange, format!("{field}.maxKeys"), message, "set another number");
         }
         Some(_) if by.is_empty() => {

@@ -14,7 +14,7 @@ pub const MAX_KEY_SET: usize = 256 << 10;
 /// Maximum number of keys of a key set.
 const MAX_KEYS: usize = 256;
 
-/// A key set, as far as it is checked. Source: RFC 7517 section 5.
+/// The checked part of a key set. Source: RFC 7517 section 5.
 #[derive(Deserialize)]
 struct KeySet {
     keys: Vec<Map<String, Value>>,

@@ -1,11 +1,12 @@
-//! Validation of what a rule of a VirtualService does beside routing: redirects, rewrites, retries, faults, headers.
+//! Validation of the actions of a VirtualService's rule other than routing: redirects, rewrites, retries, faults,
+//! headers.
 
 use skysail_core::names::GRPC_STATUS;
 
 use super::{Code, Findings, header_name, percent, port, positive, regex};
 use crate::api::{
     Duration,
-    virtual_service::{HeaderOps, Headers, HttpFault, HttpRedirect, HttpRetry, HttpRewrite, HttpRoute},
+    virtual_service::{HeaderOps, Headers, HttpFault, HttpRedirect, HttpRetry, HttpRewrite, IstioHttpRoute},
 };
 
 /// Envoy's retry conditions.
@@ -74,7 +75,12 @@ pub(super) fn http_redirect(redirect: &HttpRedirect, field: &str, findings: &mut
     }
 }
 
-pub(super) fn http_rewrite(rewrite: &HttpRewrite, route: &HttpRoute, field: &str, findings: &mut Findings) {
+pub(super) fn http_rewrite(
+    rewrite: &HttpRewrite,
+    route: &IstioHttpRoute,
+    field: &str,
+    findings: &mut Findings,
+) {
     if rewrite.uri.is_empty() && rewrite.authority.is_empty() && rewrite.uri_regex_rewrite.is_none() {
         findings.add(Code::EmptyField, field, "has no effect", "set uri, authority or uriRegexRewrite");
     }
@@ -174,7 +180,12 @@ pub(super) fn retries(retry: &HttpRetry, field: &str, findings: &mut Findings) {
 }
 
 /// Reports a per-try timeout longer than the timeout of the whole request, which ends the request first.
-pub(super) fn per_try_timeout(route: &HttpRoute, retry: &HttpRetry, field: &str, findings: &mut Findings) {
+pub(super) fn per_try_timeout(
+    route: &IstioHttpRoute,
+    retry: &HttpRetry,
+    field: &str,
+    findings: &mut Findings,
+) {
     let whole = route.timeout.filter(|timeout| *timeout > Duration::ZERO);
     if let (Some(whole), Some(one)) = (whole, retry.per_try_timeout)
         && one > whole

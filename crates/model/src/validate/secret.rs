@@ -99,7 +99,7 @@ fn matches_certificate(part: &Public, certificate: &X509Certificate<'_>) -> bool
     }
 }
 
-/// Returns the public part of a key; `None` if the key does not contain it, as it is optional but for RSA.
+/// Returns the public part of a key; `None` if the key does not contain it; only RSA keys must.
 fn public_part(key: &Pem) -> Result<Option<Public>, ()> {
     match key.label.as_str() {
         "RSA PRIVATE KEY" => rsa(&key.contents).map(Some),

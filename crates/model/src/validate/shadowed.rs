@@ -3,19 +3,19 @@
 use super::{Code, Findings};
 use crate::api::{
     StringMatch,
-    virtual_service::{HttpMatch, HttpRoute},
+    virtual_service::{HttpMatchRequest, IstioHttpRoute},
 };
 
 /// Maximum number of rules compared, to bound the time.
 const MAX_RULES: usize = 200;
 
 /// Reports rules whose every match is covered by a match of an earlier rule.
-pub(super) fn rules(rules: &[HttpRoute], findings: &mut Findings) {
+pub(super) fn rules(rules: &[IstioHttpRoute], findings: &mut Findings) {
     for (index, rule) in rules.iter().enumerate().take(MAX_RULES) {
         let Some(first) = rules[..index].iter().position(|earlier| covers_rule(earlier, rule)) else {
             continue;
         };
-        let takes_all = covers_rule(&rules[first], &HttpRoute::default());
+        let takes_all = covers_rule(&rules[first], &IstioHttpRoute::default());
         let what =
             if takes_all { "matches every request" } else { "matches every request that this rule matches" };
         let message = format!("is unreachable: http[{first}] {what}");
@@ -34,19 +34,19 @@ pub(super) fn rules(rules: &[HttpRoute], findings: &mut Findings) {
 
 /// Returns whether a rule matches every request that another one matches. Only single matches are compared, so some
 /// cases are missed.
-fn covers_rule(earlier: &HttpRoute, later: &HttpRoute) -> bool {
+fn covers_rule(earlier: &IstioHttpRoute, later: &IstioHttpRoute) -> bool {
     if earlier.delegate.is_some() {
         // The delegate may match less.
         return false;
     }
-    let any = [HttpMatch::default()];
+    let any = [HttpMatchRequest::default()];
     let earlier = if earlier.matches.is_empty() { &any[..] } else { &earlier.matches };
     let later = if later.matches.is_empty() { &any[..] } else { &later.matches };
     later.iter().all(|narrow| earlier.iter().any(|wide| covers(wide, narrow)))
 }
 
 /// Returns whether `wide` matches every request that `narrow` matches.
-fn covers(wide: &HttpMatch, narrow: &HttpMatch) -> bool {
+fn covers(wide: &HttpMatchRequest, narrow: &HttpMatchRequest) -> bool {
     fn same<T: PartialEq>(wide: Option<&T>, narrow: Option<&T>) -> bool {
         wide.is_none() || wide == narrow
     }
@@ -63,7 +63,7 @@ fn covers(wide: &HttpMatch, narrow: &HttpMatch) -> bool {
         && (wide.gateways.is_empty() || wide.gateways == narrow.gateways)
 }
 
-fn path_covers(wide: &HttpMatch, narrow: &HttpMatch) -> bool {
+fn path_covers(wide: &HttpMatchRequest, narrow: &HttpMatchRequest) -> bool {
     let Some(path) = &wide.uri else { return true };
     match (path, &narrow.uri) {
         (StringMatch::Prefix(prefix), _) if prefix == "/" => true,

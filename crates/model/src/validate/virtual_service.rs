@@ -8,7 +8,9 @@ use super::{
 };
 use crate::api::{
     StringMatch, VirtualService,
-    virtual_service::{Destination, HttpDestination, HttpMatch, HttpRoute, L4Destination, L4Match},
+    virtual_service::{
+        Destination, HttpDestination, HttpMatchRequest, IstioHttpRoute, L4Destination, L4Match,
+    },
 };
 
 /// Checks a VirtualService.
@@ -175,7 +177,7 @@ fn l4_match(found: &L4Match, field: &str, findings: &mut Findings) {
     }
 }
 
-fn http_route(route: &HttpRoute, field: &str, findings: &mut Findings) {
+fn http_route(route: &IstioHttpRoute, field: &str, findings: &mut Findings) {
     action(route, field, findings);
     for (index, matched) in route.matches.iter().enumerate() {
         http_match(matched, &format!("{field}.match[{index}]"), findings);
@@ -234,7 +236,7 @@ fn http_route(route: &HttpRoute, field: &str, findings: &mut Findings) {
 }
 
 /// Checks that a rule has exactly one action.
-fn action(route: &HttpRoute, field: &str, findings: &mut Findings) {
+fn action(route: &IstioHttpRoute, field: &str, findings: &mut Findings) {
     let actions = [
         ("route", !route.route.is_empty()),
         ("redirect", route.redirect.is_some()),
@@ -274,7 +276,7 @@ fn action(route: &HttpRoute, field: &str, findings: &mut Findings) {
     }
 }
 
-fn http_match(matched: &HttpMatch, field: &str, findings: &mut Findings) {
+fn http_match(matched: &HttpMatchRequest, field: &str, findings: &mut Findings) {
     let at = |name: &str| format!("{field}.{name}");
     let parts = [
         ("uri", &matched.uri),

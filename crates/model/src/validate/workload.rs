@@ -3,7 +3,7 @@
 use super::{Code, Finding, Findings, is_dns_name, port};
 use crate::api::{
     Address, WorkloadEntry, WorkloadGroup,
-    workload::{Probe, UNIX},
+    workload::{ReadinessProbe, UNIX},
 };
 
 /// Maximum length in bytes of the path of a Unix domain socket.
@@ -116,7 +116,7 @@ fn locality(text: &str, field: &str, findings: &mut Findings) {
     }
 }
 
-fn probe(probe: &Probe, findings: &mut Findings) {
+fn probe(probe: &ReadinessProbe, findings: &mut Findings) {
     let field = "spec.probe";
     let times = [
         ("initialDelaySeconds", probe.initial_delay_seconds),

@@ -10,7 +10,7 @@ use crate::api::{Service, Typed};
 const MAX_HOPS: usize = 8;
 
 impl World {
-    /// Returns the host that a host is an alias of; a host that is no alias is returned as it is.
+    /// Returns the target of an alias; returns a host that is no alias unchanged.
     pub fn aliased<'a>(&'a self, host: &'a str) -> &'a str {
         let mut host = host;
         for _ in 0..MAX_HOPS {

@@ -26,7 +26,7 @@ pub struct ChangeSet {
     pub routes: bool,
     /// Hosts of services whose routes may differ.
     pub hosts: BTreeSet<String>,
-    /// Hosts of services that were added, removed or changed, of whose routes only their own may differ.
+    /// Hosts of services that were added, removed or changed, and that affect no routes but their own.
     pub service_hosts: BTreeSet<String>,
     /// The routes of all gateways.
     pub gateway_routes: bool,
@@ -125,7 +125,7 @@ impl World {
             | Kind::Job
             | Kind::CronJob
             | Kind::WorkloadGroup => ChangeSet::nothing(),
-            // These kinds only have an effect by the internal objects that are made from them.
+            // These kinds have an effect only through the internal objects made from them.
             Kind::GatewayClass
             | Kind::KubernetesGateway
             | Kind::ListenerSet
@@ -226,8 +226,8 @@ impl World {
         }
     }
 
-    /// Returns the resources that depend on a VirtualService where Sidecars choose the services of clients: its
-    /// destinations are seen as well.
+    /// Returns the resources that depend on a VirtualService if Sidecars select services: a selected VirtualService
+    /// makes its destinations visible.
     fn changes_of_imported(&self, rule: &Typed<VirtualService>) -> ChangeSet {
         let targets = super::sidecar::targets(rule);
         let services = targets.iter().filter_map(|host| self.service(host));
@@ -305,14 +305,14 @@ impl World {
         let has_http =
             |service: &Typed<Service>| service.spec.port(port).is_some_and(|port| port.protocol.is_http());
         let others = self.services().filter(|other| other.meta != service.meta);
-        // Which service a host of a ServiceEntry names depends on the client.
+        // The service of a ServiceEntry's host depends on the client.
         let others = others.filter(|other| other.spec.entry_host.is_none());
         let mut like_it = others.filter(|other| has_http(other) && other.spec.external_name.is_none());
         like_it.any(|other| self.service_visible(other, NOWHERE))
     }
 
-    /// Returns whether a Service changes no other routes than its own virtual hosts as it comes and goes: it has no
-    /// name, address or port in common with others that decides on theirs, and no rule and no alias names it.
+    /// Returns whether adding or removing a Service changes only its own virtual hosts. That holds if it shares no
+    /// name, address or port on which other services' routes depend, and no rule or alias names it.
     fn has_routes_alone(&self, service: &Typed<Service>) -> bool {
         let host = service.fqdn();
         let is_plain = service.spec.entry_host.is_none()

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::api::{
     StringMatch, Typed, VirtualService,
-    virtual_service::{Delegate, HttpMatch, HttpRoute},
+    virtual_service::{Delegate, HttpMatchRequest, IstioHttpRoute},
 };
 
 /// Reason why a delegate has no effect on a root.
@@ -30,7 +30,7 @@ pub(crate) enum DelegateError {
 impl World {
     /// Returns the HTTP rules of a VirtualService, with delegates replaced by their merged rules. Rules whose delegate
     /// is missing, and rules of delegates that conflict with the root, are left out.
-    pub fn http_rules<'a>(&'a self, root: &'a Typed<VirtualService>) -> Cow<'a, [HttpRoute]> {
+    pub fn http_rules<'a>(&'a self, root: &'a Typed<VirtualService>) -> Cow<'a, [IstioHttpRoute]> {
         if root.spec.http.iter().all(|rule| rule.delegate.is_none()) {
             return Cow::Borrowed(&root.spec.http);
         }
@@ -83,17 +83,17 @@ impl World {
 
 /// Returns each rule of a delegate merged with the rule of its root; `None` in place of those that conflict with it.
 pub(super) fn merged(
-    root: &HttpRoute,
+    root: &IstioHttpRoute,
     root_namespace: &str,
     delegate: &Typed<VirtualService>,
-) -> Vec<Option<HttpRoute>> {
+) -> Vec<Option<IstioHttpRoute>> {
     let root = with_full_names(root, root_namespace);
     let parts = delegate.spec.http.iter();
     parts.map(|part| merge(&root, &with_full_names(part, &delegate.meta.namespace))).collect()
 }
 
 /// Returns a rule whose hosts and gateways are completed with the namespace of its own object.
-fn with_full_names(rule: &HttpRoute, namespace: &str) -> HttpRoute {
+fn with_full_names(rule: &IstioHttpRoute, namespace: &str) -> IstioHttpRoute {
     let mut rule = rule.clone();
     let targets = rule.route.iter_mut().map(|to| &mut to.destination);
     let mirrors = rule.mirrors.iter_mut().map(|mirror| &mut mirror.destination);
@@ -107,7 +107,7 @@ fn with_full_names(rule: &HttpRoute, namespace: &str) -> HttpRoute {
 }
 
 /// Merges a delegate's rule with the root's; `None` if their matches conflict.
-fn merge(root: &HttpRoute, part: &HttpRoute) -> Option<HttpRoute> {
+fn merge(root: &IstioHttpRoute, part: &IstioHttpRoute) -> Option<IstioHttpRoute> {
     let mut made = part.clone();
     made.matches = merge_matches(&root.matches, &part.matches)?;
     made.name = joined(&root.name, &part.name);
@@ -135,7 +135,7 @@ fn merge(root: &HttpRoute, part: &HttpRoute) -> Option<HttpRoute> {
 }
 
 /// Merges each match of the delegate with each match of the root that it refines; `None` if one refines none.
-fn merge_matches(root: &[HttpMatch], part: &[HttpMatch]) -> Option<Vec<HttpMatch>> {
+fn merge_matches(root: &[HttpMatchRequest], part: &[HttpMatchRequest]) -> Option<Vec<HttpMatchRequest>> {
     if root.is_empty() || part.is_empty() {
         return Some(if root.is_empty() { part.to_vec() } else { root.to_vec() });
     }
@@ -150,7 +150,7 @@ fn merge_matches(root: &[HttpMatch], part: &[HttpMatch]) -> Option<Vec<HttpMatch
     Some(made)
 }
 
-fn merge_match(root: &HttpMatch, part: &HttpMatch) -> HttpMatch {
+fn merge_match(root: &HttpMatchRequest, part: &HttpMatchRequest) -> HttpMatchRequest {
     let mut made = part.clone();
     made.name = joined(&root.name, &part.name);
     macro_rules! inherit {
@@ -184,7 +184,7 @@ fn joined(root: &str, part: &str) -> String {
 }
 
 /// Returns whether a match of a delegate does not refine a match of its root.
-fn conflicts(root: &HttpMatch, part: &HttpMatch) -> bool {
+fn conflicts(root: &HttpMatchRequest, part: &HttpMatchRequest) -> bool {
     let texts = [
         (&root.uri, &part.uri),
         (&root.scheme, &part.scheme),
@@ -232,7 +232,7 @@ fn text_conflicts(root: Option<&StringMatch>, part: Option<&StringMatch>) -> boo
 mod tests {
     use super::*;
 
-    fn rule(text: &str) -> HttpRoute {
+    fn rule(text: &str) -> IstioHttpRoute {
         serde_json::from_str(text).unwrap()
     }
 

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Rule that results from merging, with its effective `exportTo`.
-struct Merged<'a> {
+struct MergedRule<'a> {
     rule: Arc<Typed<DestinationRule>>,
     export_to: &'a [String],
 }
@@ -67,8 +67,8 @@ impl World {
         None
     }
 
-    /// Returns the TLS settings with a credential of the rules that a proxy may apply: for a gateway those that it sees,
-    /// for a sidecar those that select it.
+    /// Returns the TLS settings that name a credential. A gateway applies the rules that it sees, a sidecar those that
+    /// select it.
     pub(crate) fn client_credentials<'a>(&'a self, view: &ProxyView) -> Vec<&'a ClientTls> {
         let default = &self.mesh().default_destination_rule_export_to;
         let applies = |entry: &&Entry<DestinationRule>| {
@@ -135,8 +135,8 @@ fn is_private(export_to: &[String], owner: &str) -> bool {
 
 /// Merges the rules of one host: their subsets are united, and the oldest policy is used. Rules with different
 /// selectors or a different `exportTo` stay apart.
-fn merge<'a>(rules: Vec<(&'a Entry<DestinationRule>, &'a [String])>) -> Vec<Merged<'a>> {
-    let mut merged: Vec<Merged<'a>> = Vec::new();
+fn merge<'a>(rules: Vec<(&'a Entry<DestinationRule>, &'a [String])>) -> Vec<MergedRule<'a>> {
+    let mut merged: Vec<MergedRule<'a>> = Vec::new();
     for (entry, export_to) in rules {
         let selector = entry.object.spec.workload_selector.as_ref();
         let mut apart = true;
@@ -150,7 +150,7 @@ fn merge<'a>(rules: Vec<(&'a Entry<DestinationRule>, &'a [String])>) -> Vec<Merg
             add(&mut known.rule, &entry.object.spec);
         }
         if apart {
-            merged.push(Merged { rule: Arc::clone(&entry.object), export_to });
+            merged.push(MergedRule { rule: Arc::clone(&entry.object), export_to });
         }
     }
     merged
@@ -197,12 +197,12 @@ fn fill(own: Option<&TrafficPolicy>, derived: Option<&TrafficPolicy>) -> Option<
 
 /// Returns the rule for a client: the first whose selector matches, otherwise the last without a selector.
 fn choose(
-    merged: Vec<Merged<'_>>,
+    merged: Vec<MergedRule<'_>>,
     namespace: &str,
     labels: Option<&Labels>,
 ) -> Option<Arc<Typed<DestinationRule>>> {
     let mut default = None;
-    for Merged { rule, .. } in merged {
+    for MergedRule { rule, .. } in merged {
         match (&rule.spec.workload_selector, labels) {
             (None, _) => default = Some(rule),
             (Some(selector), Some(labels))

@@ -174,7 +174,7 @@ impl World {
             return Vec::new();
         }
         let pods = self.pods_selected(&service.meta.namespace, &service.spec.selector);
-        pods.filter(|pod| !pod.spec.gone)
+        pods.filter(|pod| !pod.spec.has_ended)
             .filter_map(|pod| {
                 Some(Endpoint {
                     address: Address::Ip(*pod.spec.ips.first()?),

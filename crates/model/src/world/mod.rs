@@ -44,7 +44,7 @@ pub use endpoints::Endpoint;
 pub use entry_hosts::Resolved;
 pub use envoy_filters::{FilterSelection, SharedFilters};
 pub(crate) use gateway_api::{CONFIG_MAP, CREDENTIAL, INVALID, shown_name};
-pub use gateway_api::{Condition, GatewayApiStatus, ListenerStatus, ParentStatus};
+pub use gateway_api::{GatewayApiStatus, ListenerStatus, ParentStatus, StatusCondition};
 pub(crate) use gateways::{BoundRule, SECRET, gateway_name};
 pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
@@ -53,7 +53,7 @@ use index::{HostIndex, LabelIndex, MultiMap};
 pub(crate) use rate_limits::AppliedLimit;
 pub use registration::RegistrationError;
 pub use sidecar::Grouping;
-pub use special::{NamespaceFacts, Special};
+pub use special::{NamespaceFacts, NamespaceOverrides};
 use store::{Entry, Store};
 pub(crate) use tokens::is_url;
 pub use tokens::{KeyFetch, KeySource};
@@ -111,7 +111,7 @@ pub struct World {
     ingresses: Store<Ingress>,
     ingress_classes: Store<IngressClass>,
     gateway_classes: Store<GatewayClass>,
-    kubernetes_gateways: Store<gateway_api_kinds::Gateway>,
+    kubernetes_gateways: Store<gateway_api_kinds::KubernetesGateway>,
     listener_sets: Store<ListenerSet>,
     http_routes: Store<HttpRoute>,
     grpc_routes: Store<GrpcRoute>,
@@ -377,8 +377,8 @@ impl World {
         self.services.get(namespace, name).map(|entry| Arc::clone(&entry.origin.file))
     }
 
-    /// Returns the label keys of clients on which shared resources depend: those that routes match (`sourceLabels`),
-    /// those that select a DestinationRule, and those that set the priority of endpoints (`failoverPriority`).
+    /// Returns the keys of client labels on which shared resources depend: `sourceLabels` of routes, `workloadSelector`
+    /// of DestinationRules, and `failoverPriority`.
     fn label_keys(&self) -> BTreeSet<String> {
         let routes = self.virtual_services.iter().flat_map(|entry| &entry.object.spec.http);
         let matched = routes.flat_map(|route| &route.matches).flat_map(|found| found.source_labels.keys());
@@ -411,7 +411,7 @@ impl World {
         self.pod_ips
             .get(&ip)
             .filter_map(|(namespace, name)| self.pod(namespace, name))
-            .find(|pod| !pod.spec.host_network && !pod.spec.gone)
+            .find(|pod| !pod.spec.host_network && !pod.spec.has_ended)
     }
 
     /// Returns the pods of a namespace that have these labels; none for the empty selector.

@@ -29,8 +29,8 @@ impl World {
         Some(Cow::Owned(ExtensionProvider { name, ..built_in }))
     }
 
-    /// Returns the Telemetries that apply to a workload, the last of which takes precedence: that of the mesh, that of
-    /// the namespace, then those that select the workload, oldest first.
+    /// Returns the Telemetries that apply to a workload, by rising precedence: the mesh's, the namespace's, then those
+    /// that select the workload, oldest first.
     pub fn telemetries(&self, namespace: &str, labels: &Labels) -> Vec<&Arc<Typed<Telemetry>>> {
         let root = self.mesh().root_namespace.as_str();
         let of = |namespace: &str| {

@@ -8,7 +8,7 @@ use crate::{
     api::{
         Labels, RateLimitPolicy, RateLimitTarget, Typed, VirtualService,
         extension_provider::RateLimitService,
-        virtual_service::{HttpRoute, RouteSource},
+        virtual_service::{IstioHttpRoute, RouteSource},
     },
 };
 
@@ -40,7 +40,7 @@ impl World {
     pub(crate) fn rate_limits_of_route(
         &self,
         rule: &Typed<VirtualService>,
-        http: &HttpRoute,
+        http: &IstioHttpRoute,
     ) -> Vec<&Arc<Typed<RateLimitPolicy>>> {
         let entries = self.rate_limit_policies.in_namespace(&rule.meta.namespace);
         let attached = entries.filter(|entry| {
@@ -123,7 +123,7 @@ fn application<'a>(
 }
 
 /// Returns whether a target is this rule of a VirtualService, or the rule of Gateway API from which it is made.
-fn is_target(target: &RateLimitTarget, rule: &Typed<VirtualService>, http: &HttpRoute) -> bool {
+fn is_target(target: &RateLimitTarget, rule: &Typed<VirtualService>, http: &IstioHttpRoute) -> bool {
     if !target.is_route() {
         return false;
     }

@@ -87,7 +87,7 @@ impl World {
         own.or_else(root).map(|entry| &entry.object)
     }
 
-    /// Returns whether there are Sidecars. What a client sees then depends on them.
+    /// Returns whether there are Sidecars. The resources of a client then depend on them.
     pub(super) fn has_sidecars(&self) -> bool {
         self.sidecars.iter().next().is_some()
     }

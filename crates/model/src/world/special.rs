@@ -1,9 +1,8 @@
-//! What clients of one namespace see otherwise than clients of a namespace without any objects.
+//! Differences between the configuration of a namespace's clients and that of clients of a namespace without objects.
 //!
-//! Such a client sees what everybody sees. Clients of a namespace differ from it by short names, by objects that are
-//! exported to their namespace alone, by DestinationRules of their namespace, and by rules that match it. All other
-//! shared resources are equal in all namespaces, so they are compiled and held once. The estimate may name too much,
-//! never too little.
+//! Such a client sees what everybody sees. The differences are short names, objects exported to the namespace alone,
+//! its DestinationRules, and rules that match the namespace. All other shared resources are equal in all namespaces, so
+//! they are compiled and held once. The estimate may name too much, never too little.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -20,17 +19,17 @@ type ServiceName = (String, String);
 /// Differences of each namespace.
 #[derive(Debug, Default)]
 pub struct NamespaceFacts {
-    by_namespace: HashMap<String, Special>,
+    by_namespace: HashMap<String, NamespaceOverrides>,
     /// Addresses that several services have.
     shared_ips: HashSet<IpAddr>,
     /// There are Services of type ExternalName.
     pub(crate) has_aliases: bool,
-    none: Special,
+    none: NamespaceOverrides,
 }
 
-/// What clients of a namespace see otherwise.
+/// Differences for the clients of a namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Special {
+pub struct NamespaceOverrides {
     /// Services (namespace, name) whose clusters, endpoints or routes may differ.
     pub services: BTreeSet<ServiceName>,
     /// Whether other routes may differ too.
@@ -43,7 +42,7 @@ pub struct Special {
 
 impl NamespaceFacts {
     /// Returns the differences of a namespace.
-    pub fn of(&self, namespace: &str) -> &Special {
+    pub fn of(&self, namespace: &str) -> &NamespaceOverrides {
         self.by_namespace.get(namespace).unwrap_or(&self.none)
     }
 
@@ -52,9 +51,9 @@ impl NamespaceFacts {
         service.cluster_ips.iter().any(|ip| self.shared_ips.contains(ip))
     }
 
-    fn at(&mut self, namespace: &str) -> &mut Special {
+    fn at(&mut self, namespace: &str) -> &mut NamespaceOverrides {
         if !self.by_namespace.contains_key(namespace) {
-            self.by_namespace.insert(namespace.to_owned(), Special::default());
+            self.by_namespace.insert(namespace.to_owned(), NamespaceOverrides::default());
         }
         self.by_namespace.entry(namespace.to_owned()).or_default()
     }

@@ -7,7 +7,7 @@ use crate::api::{MtlsMode, Protocol};
 /// Returns a World of this YAML. Warnings are permitted, errors are not.
 fn world(yaml: &str) -> World {
     let parsed = crate::parse(yaml, "test.yaml");
-    let errors = parsed.diagnostics.iter().filter(|said| said.severity == crate::Severity::Error);
+    let errors = parsed.diagnostics.iter().filter(|finding| finding.severity == crate::Severity::Error);
     assert_eq!(errors.map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
     let mut world = World::new();
     world.reset(parsed.objects);
@@ -255,8 +255,8 @@ fn hosts_without_addresses_get_allocated_ones() {
     // TLS is recognised by its server name, other bytes by an address only.
     let tcp = ENTRY.replace("protocol: TLS", "protocol: TCP");
     let mut world = world(&[&tcp, &*pod("a", "10.244.0.2", "", "True")].concat());
-    let (found, said) = addresses(&world, "api.example.com");
-    assert!(found.is_empty() && said.contains("has no address to recognise"), "{found:?} {said}");
+    let (found, findings) = addresses(&world, "api.example.com");
+    assert!(found.is_empty() && findings.contains("has no address to recognise"), "{found:?} {findings}");
     let allocate = |world: &mut World, text: &str| {
         let parsed = crate::parse(text, "addresses.yaml");
         parsed.objects.into_iter().map(|(object, origin)| world.apply(object, origin)).collect::<Vec<_>>()
@@ -274,8 +274,8 @@ fn hosts_without_addresses_get_allocated_ones() {
     let none =
         tcp.replace("STATIC", "NONE").replace("workloadSelector: {labels: {app: a}}", "exportTo: ['*']");
     allocate(&mut world, &none);
-    let (found, said) = addresses(&world, "api.example.com");
-    assert!(found.is_empty() && said.contains("has no address to recognise"), "{found:?} {said}");
+    let (found, findings) = addresses(&world, "api.example.com");
+    assert!(found.is_empty() && findings.contains("has no address to recognise"), "{found:?} {findings}");
     allocate(&mut world, ENTRY);
     let key = ObjectKey {
         kind: Kind::ConfigMap,
@@ -311,8 +311,8 @@ fn a_service_entry_selects_pods_of_its_namespace() {
     }
     assert!(endpoints(&world).is_empty());
     assert!(world.take_changes().workloads_in.contains("svc"), "the inbound ports of its pods");
-    let said = addresses(&world, "api.example.com").1;
-    assert!(said.contains("no pod or WorkloadEntry of namespace svc has app: c"), "{said}");
+    let findings = addresses(&world, "api.example.com").1;
+    assert!(findings.contains("no pod or WorkloadEntry of namespace svc has app: c"), "{findings}");
     let by_name = crate::parse(&ENTRY.replace("STATIC", "DNS"), "test.yaml");
     world.apply(by_name.objects[0].0.clone(), by_name.objects[0].1.clone());
     assert!(endpoints(&world).is_empty(), "with DNS only WorkloadEntries are selected");
@@ -321,8 +321,11 @@ fn a_service_entry_selects_pods_of_its_namespace() {
         ("{labels: {app: a}}", "{matchLabels: {app: a}}", "matchLabels"),
     ] {
         let parsed = crate::parse(&ENTRY.replace(from, to), "test.yaml");
-        let said: String = parsed.diagnostics.iter().map(ToString::to_string).collect();
-        assert!(parsed.objects.is_empty() && said.replace(": is", " is").contains(expected), "{said}");
+        let findings: String = parsed.diagnostics.iter().map(ToString::to_string).collect();
+        assert!(
+            parsed.objects.is_empty() && findings.replace(": is", " is").contains(expected),
+            "{findings}"
+        );
     }
     let empty = crate::parse(&ENTRY.replace("{labels: {app: a}}", "{labels: {}}"), "test.yaml");
     assert!(empty.diagnostics[0].to_string().contains("so it selects no workload"));

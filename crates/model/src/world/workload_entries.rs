@@ -11,8 +11,8 @@ use crate::{
     origin::Origin,
 };
 
-/// Port of a service that leads to a workload by its address: name of the service in the workload's namespace, port of
-/// the service, port of the workload.
+/// Service port that leads to a workload by its address: the service's name (in the workload's namespace), the service
+/// port, the workload's port.
 pub type Addressed = (String, u16, u16);
 
 impl EntryEndpoint {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use serde_json::Value;
-use skysail_model::world::{Condition, GatewayApiStatus};
+use skysail_model::world::{GatewayApiStatus, StatusCondition};
 
 /// Conditions of an object: each with its place, and the words of status, reason and message.
 type Conditions = BTreeMap<String, String>;
@@ -96,7 +96,7 @@ fn recorded(item: &Value) -> (String, Conditions) {
 
 fn made(of: &GatewayApiStatus) -> (String, Conditions) {
     let mut found = Conditions::new();
-    let mut add = |place: &str, conditions: &[Condition]| {
+    let mut add = |place: &str, conditions: &[StatusCondition]| {
         for condition in conditions {
             let status = if condition.status { "True" } else { "False" };
             let mut words = format!("{status} {}", condition.reason);

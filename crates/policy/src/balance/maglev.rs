@@ -19,7 +19,7 @@ pub(super) fn build(endpoints: &Normal, size: u32) -> Box<[u32]> {
     let mut keys: Vec<_> = endpoints.0.iter().map(|one| (one.address.as_str(), one)).collect();
     // The order does not depend on the order in which the endpoints were sent.
     keys.sort_by(|a, b| a.0.cmp(b.0));
-    let permutation = |(key, one): &(&str, &super::normal::Weighed)| Permutation {
+    let permutation = |(key, one): &(&str, &super::normal::WeightedEndpoint)| Permutation {
         index: one.index,
         weight: one.weight,
         target: 0.0,
@@ -30,7 +30,7 @@ pub(super) fn build(endpoints: &Normal, size: u32) -> Box<[u32]> {
     if permutations.is_empty() {
         return Box::default();
     }
-    let most = endpoints.most();
+    let max = endpoints.max();
     let mut table = vec![FREE; size as usize];
     let mut left = table.len();
     let mut turn = 1.0;
@@ -40,7 +40,7 @@ pub(super) fn build(endpoints: &Normal, size: u32) -> Box<[u32]> {
             if left == 0 || turn * permutation.weight < permutation.target {
                 continue;
             }
-            permutation.target += most;
+            permutation.target += max;
             while table[permutation.at as usize] != FREE {
                 permutation.at = (permutation.at + permutation.step) % size;
             }

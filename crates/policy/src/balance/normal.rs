@@ -3,9 +3,9 @@
 use crate::config::{Endpoint, Endpoints};
 
 /// Endpoints with their normalised weights.
-pub(super) struct Normal(pub(super) Vec<Weighed>);
+pub(super) struct Normal(pub(super) Vec<WeightedEndpoint>);
 
-pub(super) struct Weighed {
+pub(super) struct WeightedEndpoint {
     /// Address, which the endpoint's place in the tables depends on.
     pub(super) address: String,
     /// Index into the endpoints of the priority.
@@ -48,7 +48,7 @@ impl Normal {
                 own / all
             }
         };
-        let one = |(one, index): (&std::sync::Arc<Endpoint>, u32)| Weighed {
+        let one = |(one, index): (&std::sync::Arc<Endpoint>, u32)| WeightedEndpoint {
             address: one.place().to_string(),
             index,
             weight: weight(one),
@@ -56,11 +56,11 @@ impl Normal {
         Self(members().map(one).filter(|one| one.weight > 0.0).collect())
     }
 
-    pub(super) fn least(&self) -> f64 {
+    pub(super) fn min(&self) -> f64 {
         self.0.iter().map(|one| one.weight).fold(1.0, f64::min)
     }
 
-    pub(super) fn most(&self) -> f64 {
+    pub(super) fn max(&self) -> f64 {
         self.0.iter().map(|one| one.weight).fold(0.0, f64::max)
     }
 }

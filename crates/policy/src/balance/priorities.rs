@@ -3,7 +3,7 @@
 
 /// Number of endpoints of a priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct EndpointCounts {
     /// All endpoints.
     pub all: usize,
     /// Endpoints that are not draining.
@@ -26,8 +26,8 @@ pub struct Load {
 }
 
 /// Returns the shares of all priorities. `overprovisioning` and `panic_threshold` are in percent.
-pub fn loads(priorities: &[Census], overprovisioning: usize, panic_threshold: usize) -> Vec<Load> {
-    let part = |census: &Census, of: usize| match census.counted {
+pub fn loads(priorities: &[EndpointCounts], overprovisioning: usize, panic_threshold: usize) -> Vec<Load> {
+    let part = |census: &EndpointCounts, of: usize| match census.counted {
         0 => 0,
         counted => (overprovisioning * of / counted).min(100),
     };
@@ -69,7 +69,7 @@ pub fn loads(priorities: &[Census], overprovisioning: usize, panic_threshold: us
 }
 
 /// Distributes the load by the number of endpoints, for the case that all priorities are in panic.
-fn by_number(priorities: &[Census], loads: &mut [Load]) {
+fn by_number(priorities: &[EndpointCounts], loads: &mut [Load]) {
     let total: usize = priorities.iter().map(|census| census.all).sum();
     let Some(first) = priorities.iter().position(|census| census.all > 0) else { return };
     let mut left = 100;

@@ -13,8 +13,8 @@ pub(super) fn build(
     maximum: u64,
     function: HashFunction,
 ) -> Box<[(u64, u32)]> {
-    let least = endpoints.least();
-    let scale = ((least * minimum as f64).ceil() / least).min(maximum as f64);
+    let min = endpoints.min();
+    let scale = ((min * minimum as f64).ceil() / min).min(maximum as f64);
     let mut ring = Vec::new();
     let (mut placed, mut target) = (0.0, 0.0);
     let mut key = Vec::new();

@@ -194,7 +194,7 @@ fn a_new_endpoint_gets_less_load_at_first() {
         (hour / 100, 1.0, 0.1),
         (hour, 1.0, 1.0),
     ] {
-        let slow_start = Some(SlowStart { window: hour, aggression, least: 0.1 });
+        let slow_start = Some(SlowStart { window: hour, aggression, min: 0.1 });
         for balancer in [Balancer::RoundRobin, LEAST] {
             let cluster = Cluster { slow_start, ..cluster(balancer) };
             let counts = spread(&cluster, &one_of_age(age), 10_000);
@@ -401,8 +401,8 @@ fn health_distributes_the_load_as_in_envoy() {
 }
 
 /// Returns a census of endpoints with numbers of healthy and degraded ones.
-fn level(all: usize, healthy: usize, degraded: usize) -> Census {
-    Census { all, counted: all, healthy, degraded }
+fn level(all: usize, healthy: usize, degraded: usize) -> EndpointCounts {
+    EndpointCounts { all, counted: all, healthy, degraded }
 }
 
 /// The tables of Envoy's documentation, "Priority levels" and "Degraded endpoints", and two measured cases.
@@ -443,7 +443,7 @@ fn loads_match_the_documentation_of_envoy() {
 
 #[test]
 fn panic_needs_too_few_endpoints_and_too_little_capacity() {
-    let panics = |levels: &[Census]| -> Vec<bool> {
+    let panics = |levels: &[EndpointCounts]| -> Vec<bool> {
         priorities::loads(levels, 140, 50).iter().map(|load| load.panic).collect()
     };
     assert_eq!(panics(&[level(10, 1, 0), level(10, 10, 0)]), [false, false]);
@@ -482,7 +482,7 @@ proptest! {
             .into_iter()
             .map(|(healthy, degraded, bad, leaving)| {
                 let counted = healthy + degraded + bad;
-                Census { all: counted + leaving, counted, healthy, degraded }
+                EndpointCounts { all: counted + leaving, counted, healthy, degraded }
             })
             .collect();
         let loads = priorities::loads(&levels, overprovisioning, threshold);
@@ -501,7 +501,7 @@ proptest! {
     #[test]
     fn keys_are_distributed_by_weight_and_stable(
         weights in proptest::collection::vec(1_u32..4, 2..12),
-        gone in any::<prop::sample::Index>(),
+        removed in any::<prop::sample::Index>(),
         maglev in any::<bool>(),
     ) {
         const KEYS: usize = 4_000;
@@ -516,11 +516,11 @@ proptest! {
             let wanted = KEYS * *weight as usize / total as usize;
             prop_assert!(part.abs_diff(wanted) < wanted / 3 + 30, "{}: {} of {}", index, part, wanted);
         }
-        let gone = gone.index(weights.len());
+        let removed = removed.index(weights.len());
         let mut left = before.priorities[0].clone();
-        left.remove(gone);
+        left.remove(removed);
         let second = chosen(&cluster(balancer), &Arc::new(Endpoints::of(left)), hashes());
-        let moved = first.iter().zip(&second).filter(|(a, b)| a != b && usize::from(**a) != gone + 1).count();
+        let moved = first.iter().zip(&second).filter(|(a, b)| a != b && usize::from(**a) != removed + 1).count();
         prop_assert!(moved <= KEYS / 5, "{} keys moved", moved);
     }
 }

@@ -73,7 +73,7 @@ pub struct Http {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Body {
     /// Maximum size in bytes.
-    pub most: usize,
+    pub max_bytes: usize,
     /// A larger body is cut off; otherwise the request is refused with 413.
     pub partial: bool,
     /// The body is sent as bytes instead of a string.

@@ -351,7 +351,7 @@ pub struct RetryBudget {
     /// Share of requests in flight that may be retries, in millionths.
     pub share: u32,
     /// Number of retries that is always allowed.
-    pub least: u32,
+    pub min: u32,
 }
 
 /// SNI by request. Source: `envoy.config.core.v3.UpstreamHttpProtocolOptions`.

@@ -99,7 +99,7 @@ pub struct SlowStart {
     /// The weight is multiplied by the part of the window that has passed, to the power of one over this number.
     pub aggression: f64,
     /// Minimum of this factor.
-    pub least: f64,
+    pub min: f64,
 }
 
 impl SlowStart {
@@ -109,6 +109,6 @@ impl SlowStart {
             return 1.0;
         }
         let passed = age.max(Duration::from_millis(1)).as_secs_f64() / self.window.as_secs_f64();
-        passed.powf(1.0 / self.aggression).clamp(self.least, 1.0)
+        passed.powf(1.0 / self.aggression).clamp(self.min, 1.0)
     }
 }

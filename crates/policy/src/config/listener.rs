@@ -124,7 +124,7 @@ pub struct ConnectionLimit {
     /// Prefix of statistics.
     pub stat_prefix: Arc<str>,
     /// Maximum number of connections (`max_connections`).
-    pub most: u64,
+    pub max_connections: u64,
     /// Time until a refused connection is closed (`delay`); `None` closes it at once.
     pub delay: Option<Duration>,
     /// Open connections.

@@ -112,8 +112,11 @@ fn rules_of_the_virtual_host_apply_as_configured() {
 
 #[test]
 fn the_slowest_bucket_decides_and_the_default_one_comes_last() {
-    let bucket =
-        |most, seconds| BucketSettings { most, fill: 1, interval: std::time::Duration::from_secs(seconds) };
+    let bucket = |max, seconds| BucketSettings {
+        max_tokens: max,
+        fill: 1,
+        interval: std::time::Duration::from_secs(seconds),
+    };
     let entries = |value: &str| vec![Entry { key: "k".into(), value: value.into() }];
     let settings =
         |value: &str, bucket| DescriptorSettings { entries: entries(value).into(), bucket, shadow: false };
@@ -121,7 +124,7 @@ fn the_slowest_bucket_decides_and_the_default_one_comes_last() {
         Buckets::new(&BucketsSettings {
             default: Some(bucket(3, 100)),
             descriptors: vec![settings("fast", bucket(9, 100)), settings("slow", bucket(1, 1000))],
-            most_dynamic: 1,
+            max_dynamic_descriptors: 1,
         })
     };
     let descriptor =
@@ -129,11 +132,11 @@ fn the_slowest_bucket_decides_and_the_default_one_comes_last() {
     let both = [descriptor("fast"), descriptor("slow")];
     let now = Instant::now();
     let one = buckets();
-    let most = |taken: &TokenDecision| taken.bucket.as_ref().map(|bucket| bucket.tokens.most());
+    let max = |taken: &TokenDecision| taken.bucket.as_ref().map(|bucket| bucket.tokens.max_tokens());
     let first = take(&one, &both, true, now);
-    assert_eq!((first.allowed, most(&first)), (true, Some(1)));
+    assert_eq!((first.allowed, max(&first)), (true, Some(1)));
     let second = take(&one, &both, true, now);
-    assert_eq!((second.allowed, most(&second)), (false, Some(1)));
+    assert_eq!((second.allowed, max(&second)), (false, Some(1)));
     // The refused request took nothing from the other buckets.
     assert_eq!(one.find(&entries("fast")).unwrap().tokens.remaining(now), 8);
     assert_eq!(one.default.as_ref().unwrap().tokens.remaining(now), 2);

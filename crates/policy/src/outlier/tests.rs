@@ -94,7 +94,7 @@ fn ejections_grow_longer_and_shrink_again() {
     };
     assert_eq!(eject(at(0), &mut rng), 30);
     assert_eq!((back(at(29)), back(at(30))), (0, 1));
-    assert_eq!(track(&endpoints, 0).age(at(31)), Duration::from_secs(31), "it does not start anew");
+    assert_eq!(track(&endpoints, 0).age(at(31)), Duration::from_secs(31), "it does not start again");
     assert_eq!(eject(at(31), &mut rng), 60);
     assert_eq!((back(at(90)), back(at(91))), (0, 1));
     // The maximum length.
@@ -171,7 +171,7 @@ fn success_rates_are_compared() {
     // Too few requests for a comparison.
     requests(4, 0, 5);
     assert_eq!(look(), [(address, EjectionCause::SuccessRate)]);
-    assert_eq!(look(), [], "counts begin anew with each interval");
+    assert_eq!(look(), [], "counts start again with each interval");
     (0..3).for_each(|index| requests(index, 20, 0));
     requests(3, 0, 20);
     assert_eq!(look(), [(address, EjectionCause::SuccessRate), (address, EjectionCause::FailurePercentage)]);

@@ -19,7 +19,7 @@ const HEADER: usize = 8;
 
 /// First message of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Greeting {
+pub enum FirstMessage {
     /// More bytes are needed.
     Incomplete,
     /// No message: all bytes belong to the application.
@@ -31,21 +31,21 @@ pub enum Greeting {
 }
 
 /// Parses the first bytes of a connection.
-pub fn read(bytes: &[u8]) -> Greeting {
+pub fn read(bytes: &[u8]) -> FirstMessage {
     let magic = MAGIC.to_be_bytes();
     let begun = bytes.len().min(magic.len());
     if bytes[..begun] != magic[..begun] {
-        return Greeting::Absent;
+        return FirstMessage::Absent;
     }
-    let Some(header) = bytes.first_chunk::<HEADER>() else { return Greeting::Incomplete };
+    let Some(header) = bytes.first_chunk::<HEADER>() else { return FirstMessage::Incomplete };
     let [_, _, _, _, a, b, c, d] = *header;
     let size = u32::from_be_bytes([a, b, c, d]) as usize;
     if size > MAX_METADATA {
-        return Greeting::TooLarge;
+        return FirstMessage::TooLarge;
     }
     match bytes.get(HEADER..HEADER + size) {
-        Some(data) => Greeting::Complete(HEADER + size, decode(data)),
-        None => Greeting::Incomplete,
+        Some(data) => FirstMessage::Complete(HEADER + size, decode(data)),
+        None => FirstMessage::Incomplete,
     }
 }
 
@@ -90,19 +90,19 @@ mod tests {
         let mut bytes = greeting();
         let len = bytes.len();
         for end in 0..len {
-            assert_eq!(read(&bytes[..end]), Greeting::Incomplete, "{end}");
+            assert_eq!(read(&bytes[..end]), FirstMessage::Incomplete, "{end}");
         }
         bytes.extend_from_slice(b"data of the application");
-        let Greeting::Complete(consumed, Some(workload)) = read(&bytes) else { panic!("not read") };
+        let FirstMessage::Complete(consumed, Some(workload)) = read(&bytes) else { panic!("not read") };
         assert_eq!((consumed, &*workload.name), (len, "reviews-v1"));
     }
 
     #[test]
     fn other_bytes_are_passed_through() {
-        assert_eq!(read(b"GET / HTTP/1.1"), Greeting::Absent);
-        assert_eq!(read(&[0x3d, 0x24]), Greeting::Absent);
-        assert_eq!(read(&[0x3d, 0x23, 4, 0x67, 1, 0, 0, 0]), Greeting::TooLarge);
-        assert_eq!(read(&[0x3d, 0x23, 4, 0x67, 0, 0, 0, 1, 255]), Greeting::Complete(9, None));
+        assert_eq!(read(b"GET / HTTP/1.1"), FirstMessage::Absent);
+        assert_eq!(read(&[0x3d, 0x24]), FirstMessage::Absent);
+        assert_eq!(read(&[0x3d, 0x23, 4, 0x67, 1, 0, 0, 0]), FirstMessage::TooLarge);
+        assert_eq!(read(&[0x3d, 0x23, 4, 0x67, 0, 0, 0, 1, 255]), FirstMessage::Complete(9, None));
     }
 
     proptest! {

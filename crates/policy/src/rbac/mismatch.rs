@@ -14,14 +14,14 @@ use crate::{
 const MAX_EXPECTED: usize = 4;
 
 /// A property of the request and the value that a test expects.
-type Unmet = (String, String);
+type FailedTest = (String, String);
 
 /// Returns why a request does not match a rule of rules with this action; `None` if it matches.
 pub fn mismatch(rule: &Rule, action: RuleAction, subject: &Subject<'_>) -> Option<String> {
     let values = super::values_of(action);
     let is_permitted = rule.permissions.iter().any(|permission| permitted(permission, subject, values));
     let is_identified = rule.principals.iter().any(|principal| identified(principal, subject, values));
-    let unmet: Vec<Unmet> = match (is_identified, is_permitted) {
+    let unmet: Vec<FailedTest> = match (is_identified, is_permitted) {
         (true, true) => return None,
         (false, _) => {
             rule.principals.iter().flat_map(|principal| unidentified(principal, subject, values)).collect()
@@ -34,7 +34,7 @@ pub fn mismatch(rule: &Rule, action: RuleAction, subject: &Subject<'_>) -> Optio
 }
 
 /// Joins tests of the same property.
-fn sentence(unmet: Vec<Unmet>) -> String {
+fn sentence(unmet: Vec<FailedTest>) -> String {
     let mut grouped: Vec<(String, Vec<String>)> = Vec::new();
     for (what, expected) in unmet {
         match grouped.iter_mut().find(|(known, _)| *known == what) {
@@ -59,7 +59,7 @@ fn sentence(unmet: Vec<Unmet>) -> String {
 }
 
 /// Returns the tests that a permission without a match lacks.
-fn unpermitted(permission: &Permission, subject: &Subject<'_>, values: Values) -> Vec<Unmet> {
+fn unpermitted(permission: &Permission, subject: &Subject<'_>, values: Values) -> Vec<FailedTest> {
     match permission {
         Permission::All(all) => {
             let first = all.iter().find(|one| !permitted(one, subject, values));
@@ -72,7 +72,7 @@ fn unpermitted(permission: &Permission, subject: &Subject<'_>, values: Values) -
 }
 
 /// Returns the tests by which a permission matches.
-fn permission_matches(permission: &Permission, subject: &Subject<'_>, values: Values) -> Vec<Unmet> {
+fn permission_matches(permission: &Permission, subject: &Subject<'_>, values: Values) -> Vec<FailedTest> {
     match permission {
         Permission::All(all) => all.iter().flat_map(|one| permission_matches(one, subject, values)).collect(),
         Permission::OneOf(some) => {
@@ -84,7 +84,7 @@ fn permission_matches(permission: &Permission, subject: &Subject<'_>, values: Va
     }
 }
 
-fn permission_words(permission: &Permission, subject: &Subject<'_>) -> Unmet {
+fn permission_words(permission: &Permission, subject: &Subject<'_>) -> FailedTest {
     let destination = subject.destination;
     match permission {
         Permission::Header(test) => of_header(test, subject),
@@ -106,7 +106,7 @@ fn permission_words(permission: &Permission, subject: &Subject<'_>) -> Unmet {
 }
 
 /// Returns the tests that a principal without a match lacks.
-fn unidentified(principal: &Principal, subject: &Subject<'_>, values: Values) -> Vec<Unmet> {
+fn unidentified(principal: &Principal, subject: &Subject<'_>, values: Values) -> Vec<FailedTest> {
     match principal {
         Principal::All(all) => {
             let first = all.iter().find(|one| !identified(one, subject, values));
@@ -119,7 +119,7 @@ fn unidentified(principal: &Principal, subject: &Subject<'_>, values: Values) ->
 }
 
 /// Returns the tests by which a principal matches.
-fn principal_matches(principal: &Principal, subject: &Subject<'_>, values: Values) -> Vec<Unmet> {
+fn principal_matches(principal: &Principal, subject: &Subject<'_>, values: Values) -> Vec<FailedTest> {
     match principal {
         Principal::All(all) => all.iter().flat_map(|one| principal_matches(one, subject, values)).collect(),
         Principal::OneOf(some) => {
@@ -131,7 +131,7 @@ fn principal_matches(principal: &Principal, subject: &Subject<'_>, values: Value
     }
 }
 
-fn principal_words(principal: &Principal, subject: &Subject<'_>) -> Unmet {
+fn principal_words(principal: &Principal, subject: &Subject<'_>) -> FailedTest {
     match principal {
         Principal::Header(test) => of_header(test, subject),
         Principal::Path(test) => of_path(test, subject),
@@ -153,18 +153,18 @@ fn principal_words(principal: &Principal, subject: &Subject<'_>) -> Unmet {
     }
 }
 
-fn not(tests: Vec<Unmet>) -> Vec<Unmet> {
+fn not(tests: Vec<FailedTest>) -> Vec<FailedTest> {
     tests.into_iter().map(|(what, expected)| (what, format!("not {expected}"))).collect()
 }
 
-fn of_header(test: &HeaderMatch, subject: &Subject<'_>) -> Unmet {
+fn of_header(test: &HeaderMatch, subject: &Subject<'_>) -> FailedTest {
     match subject.head {
         Some(head) => header_words(test, head),
         None => ("a connection without a request".to_owned(), format!("header {}", test.name)),
     }
 }
 
-fn of_path(test: &TextMatch, subject: &Subject<'_>) -> Unmet {
+fn of_path(test: &TextMatch, subject: &Subject<'_>) -> FailedTest {
     debug_assert!(subject.head.is_some() || !path_is(test, subject), "a connection has no path");
     (path(subject), text_words(test))
 }
@@ -176,7 +176,7 @@ fn path(subject: &Subject<'_>) -> String {
     }
 }
 
-fn of_metadata(path: &[Box<str>]) -> Unmet {
+fn of_metadata(path: &[Box<str>]) -> FailedTest {
     let path: Vec<&str> = path.iter().map(|key| &**key).collect();
     let what = match path.iter().any(|key| key.contains("jwt")) {
         true => "no verified token".to_owned(),

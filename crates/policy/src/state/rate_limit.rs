@@ -21,7 +21,7 @@ pub struct TokenBucket {
     /// Time until one token arrives.
     interval: Duration,
     /// Maximum number of tokens.
-    most: u32,
+    max_tokens: u32,
     start: Instant,
     /// Nanoseconds from `start` to the time at which the bucket was empty.
     empty: AtomicU64,
@@ -29,12 +29,12 @@ pub struct TokenBucket {
 
 impl TokenBucket {
     /// Returns a full bucket, into which `fill` tokens arrive in each `interval`.
-    pub fn new(most: u32, fill: u32, interval: Duration) -> Self {
+    pub fn new(max_tokens: u32, fill: u32, interval: Duration) -> Self {
         let interval = interval / fill.max(1);
-        let full = interval.saturating_mul(most);
+        let full = interval.saturating_mul(max_tokens);
         let now = Instant::now();
         let start = now.checked_sub(full).unwrap_or(now);
-        Self { interval, most, start, empty: AtomicU64::new(0) }
+        Self { interval, max_tokens, start, empty: AtomicU64::new(0) }
     }
 
     /// Takes a token; returns false if there is none.
@@ -54,15 +54,15 @@ impl TokenBucket {
     }
 
     /// Returns the maximum number of tokens.
-    pub fn most(&self) -> u32 {
-        self.most
+    pub fn max_tokens(&self) -> u32 {
+        self.max_tokens
     }
 
     /// Returns the number of tokens in the bucket.
     pub fn remaining(&self, now: Instant) -> u64 {
         let now = self.nanos(now);
         let level = now.saturating_sub(self.empty_at(self.empty.load(Ordering::Acquire), now));
-        level.checked_div(nanos(self.interval)).unwrap_or(self.most.into())
+        level.checked_div(nanos(self.interval)).unwrap_or(self.max_tokens.into())
     }
 
     /// Returns the time until the bucket has a token; zero if it has one.
@@ -81,7 +81,7 @@ impl TokenBucket {
 
     /// Returns the time in which an empty bucket becomes full, in nanoseconds.
     fn full(&self) -> u64 {
-        nanos(self.interval.saturating_mul(self.most))
+        nanos(self.interval.saturating_mul(self.max_tokens))
     }
 
     /// Returns the time of emptiness that holds now: a full bucket takes no further token.
@@ -98,7 +98,7 @@ fn nanos(time: Duration) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketSettings {
     /// Maximum number of tokens.
-    pub most: u32,
+    pub max_tokens: u32,
     /// Number of tokens that arrive in each interval.
     pub fill: u32,
     /// Interval.
@@ -107,7 +107,7 @@ pub struct BucketSettings {
 
 impl BucketSettings {
     fn bucket(self) -> TokenBucket {
-        TokenBucket::new(self.most, self.fill, self.interval)
+        TokenBucket::new(self.max_tokens, self.fill, self.interval)
     }
 }
 
@@ -139,7 +139,7 @@ pub struct BucketsSettings {
     /// Descriptors with buckets of their own.
     pub descriptors: Vec<DescriptorSettings>,
     /// Maximum number of buckets of each descriptor with wildcards.
-    pub most_dynamic: usize,
+    pub max_dynamic_descriptors: usize,
 }
 
 /// The buckets of a local rate limit.
@@ -180,7 +180,10 @@ impl Buckets {
         Self {
             default: settings.default.map(|bucket| LimitBucket::new(bucket, false)),
             exact: exact.map(|it| (it.entries.clone(), LimitBucket::new(it.bucket, it.shadow))).collect(),
-            wildcards: wild.into_iter().map(|it| Wildcard::new(it, settings.most_dynamic)).collect(),
+            wildcards: wild
+                .into_iter()
+                .map(|it| Wildcard::new(it, settings.max_dynamic_descriptors))
+                .collect(),
         }
     }
 
@@ -201,7 +204,7 @@ impl Buckets {
 #[derive(Debug)]
 struct Wildcard {
     settings: DescriptorSettings,
-    most: usize,
+    capacity: usize,
     keys: [RandomState; 2],
     recent: Mutex<Recent>,
 }
@@ -215,8 +218,8 @@ struct Recent {
 }
 
 impl Wildcard {
-    fn new(settings: &DescriptorSettings, most: usize) -> Self {
-        Self { settings: settings.clone(), most, keys: Default::default(), recent: Mutex::default() }
+    fn new(settings: &DescriptorSettings, capacity: usize) -> Self {
+        Self { settings: settings.clone(), capacity, keys: Default::default(), recent: Mutex::default() }
     }
 
     fn matches(&self, entries: &[Entry]) -> bool {
@@ -240,7 +243,7 @@ impl Wildcard {
             recent.order.insert(used, key);
             return Arc::clone(bucket);
         }
-        if recent.buckets.len() >= self.most
+        if recent.buckets.len() >= self.capacity
             && let Some((_, oldest)) = recent.order.pop_first()
         {
             recent.buckets.remove(&oldest);
@@ -280,7 +283,7 @@ mod tests {
     fn remaining_tokens_and_the_time_to_the_next_are_those_that_requests_find() {
         let bucket = TokenBucket::new(2, 1, 10 * SECOND);
         let now = Instant::now();
-        let state = || (bucket.most(), bucket.remaining(now), bucket.time_to_token(now).as_secs());
+        let state = || (bucket.max_tokens(), bucket.remaining(now), bucket.time_to_token(now).as_secs());
         assert_eq!(state(), (2, 2, 0));
         assert!(bucket.take(now));
         assert_eq!(state(), (2, 1, 0));
@@ -292,12 +295,12 @@ mod tests {
 
     #[test]
     fn wildcards_have_a_bucket_for_each_value_and_keep_only_the_most_recent_ones() {
-        let bucket = BucketSettings { most: 1, fill: 1, interval: 1000 * SECOND };
+        let bucket = BucketSettings { max_tokens: 1, fill: 1, interval: 1000 * SECOND };
         let descriptor = |pairs: &[_]| DescriptorSettings { entries: entries(pairs), bucket, shadow: false };
         let buckets = Buckets::new(&BucketsSettings {
             default: None,
             descriptors: vec![descriptor(&[("a", "1")]), descriptor(&[("a", ""), ("b", "2")])],
-            most_dynamic: 2,
+            max_dynamic_descriptors: 2,
         });
         let take =
             |pairs: &[_]| buckets.find(&entries(pairs)).map(|bucket| bucket.tokens.take(Instant::now()));
@@ -319,16 +322,16 @@ mod tests {
     proptest! {
         #[test]
         fn tokens_taken_never_exceed_size_and_rate(
-            most in 1_u32..20, fill in 1_u32..20, steps in proptest::collection::vec(0_u64..400, 1..200),
+            max_tokens in 1_u32..20, fill in 1_u32..20, steps in proptest::collection::vec(0_u64..400, 1..200),
         ) {
-            let bucket = TokenBucket::new(most, fill, SECOND);
+            let bucket = TokenBucket::new(max_tokens, fill, SECOND);
             let start = Instant::now();
             let (mut at, mut taken) = (Duration::ZERO, 0_u32);
             for step in steps {
                 at += Duration::from_millis(step);
                 taken += u32::from(bucket.take(start + at));
                 let come = at.as_secs_f64() * f64::from(fill);
-                prop_assert!(f64::from(taken) <= f64::from(most) + come + 1.0, "{taken} of {most} after {at:?}");
+                prop_assert!(f64::from(taken) <= f64::from(max_tokens) + come + 1.0, "{taken} of {max_tokens} after {at:?}");
             }
         }
     }

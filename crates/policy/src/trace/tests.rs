@@ -123,11 +123,11 @@ fn w3c_trace_context_is_parsed() {
 fn a_request_is_sampled_only_if_both_sides_sample_it() {
     let parent = format!("00-{TRACE}-{SPAN}-01");
     let head = head(&[("traceparent", &parent)]);
-    let told = |decision| {
+    let is_sampled = |decision| {
         let context = context(Tracer::OpenTelemetry, CallSide::Server, decision, &head, &mut rng());
         context.unwrap().0.sampled
     };
-    assert!(told(true) && !told(false));
+    assert!(is_sampled(true) && !is_sampled(false));
 }
 
 #[test]

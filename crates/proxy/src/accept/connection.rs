@@ -66,7 +66,7 @@ pub(crate) async fn serve(
 }
 
 /// A connection with its filter chain, the early connection to its server, and its place in the connection limits.
-type Begun = (Box<Accepted>, Option<Box<EarlyUpstream>>, Option<Box<connection_limit::Counted>>);
+type SelectedConnection = (Box<Accepted>, Option<Box<EarlyUpstream>>, Option<Box<connection_limit::Counted>>);
 
 /// Runs the steps up to the filter chain. Returns `None` for a connection that was refused or has failed; the debug log
 /// has the reason.
@@ -76,7 +76,7 @@ async fn begin(
     entry: Arc<str>,
     tcp: TcpStream,
     source: SocketAddr,
-) -> Option<Begun> {
+) -> Option<SelectedConnection> {
     let mut arrival = Arrival::new(worker, connections, entry, &tcp, source)?;
     let mut stream = Box::new(Stream::new(tcp));
     let mut timer = Timer::default();
@@ -157,8 +157,8 @@ async fn is_allowed(origin: &Origin, worker: &Rc<Worker>) -> bool {
     if config.enabled_metadata.as_ref().is_some_and(|test| !matching::metadata(test, Some(&metadata))) {
         return true;
     }
-    let asked = authorization::check_connection(worker, &origin.snapshot, config, origin);
-    Box::pin(asked).await.unwrap_or_else(|error| {
+    let check = authorization::check_connection(worker, &origin.snapshot, config, origin);
+    Box::pin(check).await.unwrap_or_else(|error| {
         warn!("external authorization by cluster {} failed: {error}", config.cluster);
         config.failure_allowed
     })

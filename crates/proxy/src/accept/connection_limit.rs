@@ -45,7 +45,7 @@ pub(super) async fn admit(
     for limit in limits {
         let stats = worker.shard.connection_limit(&limit.stat_prefix);
         stats.active.inc();
-        let is_admitted = limit.open.begin(limit.most);
+        let is_admitted = limit.open.begin(limit.max_connections);
         counted.0.push(One { limit: Arc::clone(limit), stats: Rc::clone(&stats), is_admitted });
         if !is_admitted {
             stats.limited.inc();

@@ -13,7 +13,7 @@ use std::{
 use crate::{
     overload::drain::ConnectionSet,
     tcp::early::{self, EarlyUpstream},
-    worker::inspect::{Findings, HttpInspector, Look, TlsInspector},
+    worker::inspect::{Findings, HttpInspector, InspectionState, TlsInspector},
 };
 use skysail_http::{
     proxy_protocol::{self, Addresses, ParsedHeader},
@@ -27,8 +27,8 @@ use skysail_policy::config::{
 
 /// Maximum number of bytes that are inspected.
 const MAX_INSPECTED: usize = 64 * 1024;
-/// Maximum number of reads for the inspection. The largest client hello and the largest header of the PROXY protocol
-/// take a quarter of them, if each read returns a segment of the smallest usual size.
+/// Maximum number of reads for the inspection. The largest client hello and the largest PROXY protocol header need a
+/// quarter of them if each read returns a segment of the smallest usual size.
 const MAX_READS: u32 = 512;
 
 /// Reads the PROXY header and removes it from the input. Returns `None` without a header, or for one without addresses.
@@ -142,16 +142,16 @@ impl<'a, D: FnOnce() -> Option<EarlyUpstream>> Inspection<'a, D> {
             Inspector::Http(inspector) => inspector.look(bytes, is_last, findings),
         };
         match look {
-            Look::Known => return Ok(true),
-            Look::Broken => {
+            InspectionState::Known => return Ok(true),
+            InspectionState::Broken => {
                 let (length, reads) = (bytes.len(), self.reads);
                 return Err(io::Error::other(format!(
                     "the TLS client hello is malformed ({length} bytes in {reads} reads)"
                 )));
             }
-            Look::More if bytes.is_empty() => {}
+            InspectionState::More if bytes.is_empty() => {}
             // The client has sent first.
-            Look::More => self.early = None,
+            InspectionState::More => self.early = None,
         }
         if self.stream.input.is_full() {
             self.stream.input.grow(MAX_INSPECTED);

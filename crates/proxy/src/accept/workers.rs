@@ -272,9 +272,8 @@ async fn run(
     timers.abort();
 }
 
-/// Runs a task, and starts it again after a panic. A panic is a bug, which the panic hook logs; a task that serves all
-/// connections must not end because of one of them. (The task of a single connection does end, and the connection with
-/// it.)
+/// Runs a task, and starts it again after a panic. The panic hook logs the panic. A task that serves all connections
+/// must survive a panic about one of them; the task of a single connection ends with its connection.
 ///
 /// The first restart is immediate. Repeated panics delay it by up to a second, to spare the log and the CPU.
 async fn restart_on_panic(mut work: impl AsyncFnMut()) {

@@ -436,7 +436,7 @@ impl SecretDiscoveryService for SecretServer {
 }
 
 /// Returns the secrets with the requested names.
-fn resources(issued: &Issued, asked: &[String]) -> Vec<Any> {
+fn resources(issued: &Issued, names: &[String]) -> Vec<Any> {
     let inline = |pem: &str| {
         Some(DataSource {
             specifier: Some(Specifier::InlineBytes(pem.as_bytes().to_vec())),
@@ -459,7 +459,7 @@ fn resources(issued: &Issued, asked: &[String]) -> Vec<Any> {
         let secret = Secret { name: name.clone(), r#type: Some(secret(name)?) };
         Some(Any { type_url: Kind::Secret.url().to_owned(), value: secret.to_vec() })
     };
-    asked.iter().filter_map(encode).collect()
+    names.iter().filter_map(encode).collect()
 }
 
 #[cfg(test)]

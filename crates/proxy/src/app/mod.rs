@@ -35,7 +35,7 @@ use crate::{
     },
     overload::{
         Limits,
-        pressure::{self, Pressure},
+        pressure::{self, OverloadActions},
     },
     telemetry::AccessLogger,
     translate::{
@@ -209,7 +209,7 @@ fn shared(start: &Start, common: &Common, secrets: &Secrets) -> anyhow::Result<S
         dialer: Dialer { mark: common.mark, principal: Arc::clone(&secrets.principal) },
         limits,
         access_log: Arc::new(AccessLogger::start().context("cannot get a thread for access logs")?),
-        pressure: Arc::new(Pressure::of(pressure)),
+        pressure: Arc::new(OverloadActions::of(pressure)),
     })
 }
 
@@ -217,16 +217,16 @@ fn shared(start: &Start, common: &Common, secrets: &Secrets) -> anyhow::Result<S
 fn start_tasks(
     configuration: &Arc<Configuration>,
     workers: &Arc<Workers>,
-    pressure: &Arc<Pressure>,
+    pressure: &Arc<OverloadActions>,
 ) -> [Task; 3] {
     spawn_local({
         let (pressure, workers) = (Arc::clone(pressure), Arc::clone(workers));
         async move { pressure.watch(async |refuse| workers.refuse_requests(refuse).await).await }
     });
-    let [refreshed, asked, trimmed] = std::array::from_fn(|_| Arc::clone(configuration));
+    let [refreshed, served, trimmed] = std::array::from_fn(|_| Arc::clone(configuration));
     [
         Task::start(async move { refreshed.keep_fresh().await }),
-        Task::start(async move { asked.serve_host_requests().await }),
+        Task::start(async move { served.serve_host_requests().await }),
         Task::start(async move { trimmed.trim_memory().await }),
     ]
 }

@@ -13,7 +13,7 @@ use std::{
 
 use crate::{
     upstream::{
-        self, Offer, pick,
+        self, AlpnOffer, pick,
         pool::{ActiveRequest, Host, Link, Pool, Upstream},
         response,
     },
@@ -61,13 +61,13 @@ pub(crate) async fn ask(
     let pool = worker.pool(cluster, snapshot).ok_or_else(|| Error::new(Kind::ClusterNotFound(503)))?;
     let (host, _busy) = select_host(worker, &pool)?;
     let exchange = exchange(worker, &pool, &host, head, content);
-    let asked = timer::timeout(limit, exchange).await;
-    let asked = asked.unwrap_or_else(|| Err(Error::new(Kind::ResponseTimeout)));
-    match &asked {
+    let result = timer::timeout(limit, exchange).await;
+    let result = result.unwrap_or_else(|| Err(Error::new(Kind::ResponseTimeout)));
+    match &result {
         Ok(answer) => pool.note(&host.endpoint, UpstreamResult::Answered(answer.head.status()), &worker.dice),
         Err(error) => pool.note_failure(&host.endpoint, &error.kind, &worker.dice),
     }
-    asked
+    result
 }
 
 /// Selects an endpoint, and counts the call as a request for the cluster's circuit breaker.
@@ -120,7 +120,7 @@ async fn connection(
     host: &Rc<Host>,
     head: &RequestHead,
 ) -> Result<Upstream, Error> {
-    let offer = Offer::http(&pool.cluster, head, false);
+    let offer = AlpnOffer::http(&pool.cluster, head, false);
     // A pooled connection that the server has closed in the meantime is not used.
     let pooled = upstream::take(pool, host, &offer)?.and_then(|mut one| one.is_quiet_now().then_some(one));
     match pooled {
@@ -232,26 +232,26 @@ impl CallStream {
     /// The server has ended the call.
     pub(crate) async fn send(&mut self, mut frame: &[u8]) -> Result<(), Error> {
         self.new = false;
-        let gone = |_| Error::new(Kind::UpstreamReset);
+        let reset = |_| Error::new(Kind::UpstreamReset);
         while !frame.is_empty() {
-            let room = poll_fn(|cx| self.duplex.poll_room(cx, frame.len())).await.map_err(gone)?;
-            self.duplex.send(&frame[..room], false).map_err(gone)?;
+            let room = poll_fn(|cx| self.duplex.poll_room(cx, frame.len())).await.map_err(reset)?;
+            self.duplex.send(&frame[..room], false).map_err(reset)?;
             frame = &frame[room..];
         }
         Ok(())
     }
 
-    /// Waits for the next message of the server, of at most `most` bytes. Returns `None` at the end of a successful
+    /// Waits for the next message of the server, of at most `max_bytes` bytes. Returns `None` at the end of a successful
     /// call.
     ///
     /// # Errors
     /// The call fails, or the message is too large or compressed.
-    pub(crate) async fn receive(&mut self, most: usize) -> Result<Option<Vec<u8>>, CallFailure> {
-        let lost = |_| CallFailure { status: UNAVAILABLE, message: Box::default() };
+    pub(crate) async fn receive(&mut self, max_bytes: usize) -> Result<Option<Vec<u8>>, CallFailure> {
+        let unavailable = |_| CallFailure { status: UNAVAILABLE, message: Box::default() };
         let mut head = ResponseHead::default();
         while !self.answered {
             if let Answered::Final(_) =
-                poll_fn(|cx| self.duplex.poll_answer(cx, "POST", &mut head)).await.map_err(lost)?
+                poll_fn(|cx| self.duplex.poll_answer(cx, "POST", &mut head)).await.map_err(unavailable)?
             {
                 self.answered = true;
                 if head.status() != 200 {
@@ -268,7 +268,7 @@ impl CallStream {
                 let [flag, length @ ..] = *prefix;
                 (flag, u32::from_be_bytes(length) as usize)
             }) {
-                if flag != 0 || length > most {
+                if flag != 0 || length > max_bytes {
                     let message = format!("a message of {length} bytes, flags {flag}").into();
                     return Err(CallFailure { status: RESOURCE_EXHAUSTED, message });
                 }
@@ -278,7 +278,7 @@ impl CallStream {
                     return Ok(Some(message));
                 }
             }
-            match poll_fn(|cx| self.duplex.poll_piece(cx)).await.map_err(lost)? {
+            match poll_fn(|cx| self.duplex.poll_piece(cx)).await.map_err(unavailable)? {
                 Some(piece) => {
                     self.unread.extend_from_slice(&piece);
                     self.duplex.release(piece.len());

@@ -175,8 +175,8 @@ impl Hosts {
 
     /// Returns an error if two virtual hosts would have the same domain.
     fn duplicate(&self, made: &[(&Received, RequestedHost)]) -> Option<String> {
-        let anew: BTreeSet<&str> = made.iter().map(|(received, _)| received.name.as_str()).collect();
-        let accepted = self.slots.iter().filter(|(name, _)| !anew.contains(&***name));
+        let updated: BTreeSet<&str> = made.iter().map(|(received, _)| received.name.as_str()).collect();
+        let accepted = self.slots.iter().filter(|(name, _)| !updated.contains(&***name));
         let accepted = accepted.filter_map(|(_, slot)| slot.newest()).map(|accepted| &*accepted.value);
         let mut seen = BTreeSet::new();
         let mut domains = accepted.chain(made.iter().map(|(_, host)| host)).flat_map(|host| &host.domains);

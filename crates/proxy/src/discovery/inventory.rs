@@ -307,8 +307,8 @@ impl Inventory {
                 for cluster in self.clusters_of(name) {
                     cluster.endpoints.store(Arc::new(Endpoints::default()));
                 }
-                let gone = Assignment { body: None, version: String::new(), updated: SystemTime::now() };
-                self.assignments.insert(name.into(), gone);
+                let removed = Assignment { body: None, version: String::new(), updated: SystemTime::now() };
+                self.assignments.insert(name.into(), removed);
             }
             Kind::VirtualHost | Kind::Secret | Kind::ExtensionConfig | Kind::NameTable => {}
         }
@@ -403,17 +403,17 @@ impl Inventory {
         let listeners = listeners.flat_map(|accepted| uses::of_listener(&accepted.value));
         let used: BTreeSet<Box<str>> = tables.chain(hosts).chain(listeners).map(Box::from).collect();
         let by_name = self.subscribes_by_name();
-        let mut gone = false;
+        let mut removed = false;
         self.clusters.retain(|name, slot| {
             let stays = |since| used.contains(&**name) && now.duration_since(since) < WARMING_TIMEOUT;
             if slot.removed.is_none_or(stays) {
                 return true;
             }
-            gone = true;
+            removed = true;
             *slot = Slot { absent: true, ..Slot::default() };
             by_name
         });
-        self.changed |= gone;
+        self.changed |= removed;
     }
 
     /// Returns the configuration in force.

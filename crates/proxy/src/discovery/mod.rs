@@ -227,9 +227,12 @@ impl Configuration {
             Kind::Listener => self.seen[1].store(true, Ordering::Release),
             _ => {}
         }
-        // Endpoints and secrets name nothing. What they make warm is a change of its own.
-        let names =
-            if matches!(update.kind, Kind::Endpoint | Kind::Secret) { Names::AsChanged } else { Names::All };
+        // Endpoints and secrets name nothing. A resource that becomes warm because of them is a change of its own.
+        let names = if matches!(update.kind, Kind::Endpoint | Kind::Secret) {
+            ChangedNames::AsChanged
+        } else {
+            ChangedNames::All
+        };
         let failed = self.settle(&mut inventory, names).await;
         if update.kind == Kind::Listener {
             let of_this =
@@ -244,7 +247,7 @@ impl Configuration {
     /// Puts warm resources into force: for the first configuration, and after a change other than an update.
     pub(crate) async fn refresh(self: &Arc<Self>) -> Vec<(Arc<str>, String)> {
         let mut inventory = self.inventory.lock().await;
-        self.settle(&mut inventory, Names::All).await
+        self.settle(&mut inventory, ChangedNames::All).await
     }
 
     /// Refreshes after a secret or a DNS result has arrived, or a warming timeout has passed.
@@ -258,8 +261,8 @@ impl Configuration {
                 }
             };
             let names = tokio::select! {
-                () = self.secrets.changed.notified() => Names::AsChanged,
-                () = late => Names::All,
+                () = self.secrets.changed.notified() => ChangedNames::AsChanged,
+                () = late => ChangedNames::All,
                 () = self.waits.notified() => continue,
             };
             self.settle(&mut *self.inventory.lock().await, names).await;
@@ -287,7 +290,7 @@ impl Configuration {
             received
                 .into_iter()
                 .for_each(|host_request| inventory.request_host(host_request, now, connected));
-            self.settle(&mut inventory, Names::All).await;
+            self.settle(&mut inventory, ChangedNames::All).await;
         }
     }
 
@@ -327,10 +330,14 @@ impl Configuration {
 
     /// Puts warm resources into force, updates subscriptions and publishes. Returns the listeners that could
     /// not be bound, with the reason.
-    async fn settle(self: &Arc<Self>, inventory: &mut Inventory, names: Names) -> Vec<(Arc<str>, String)> {
+    async fn settle(
+        self: &Arc<Self>,
+        inventory: &mut Inventory,
+        names: ChangedNames,
+    ) -> Vec<(Arc<str>, String)> {
         names::look_up(inventory, &self.secrets.changed);
         let mut changed = inventory.settle(Instant::now());
-        if names == Names::All || changed {
+        if names == ChangedNames::All || changed {
             changed |= self.subscribe(inventory);
         }
         let mut failed = Vec::new();
@@ -366,7 +373,7 @@ impl Configuration {
 
 /// Which names [`Configuration::settle`] computes again. A gateway has thousands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Names {
+enum ChangedNames {
     All,
     /// All if a resource comes into force or goes, otherwise none.
     AsChanged,

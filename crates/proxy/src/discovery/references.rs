@@ -1,5 +1,5 @@
-//! Rules between resources, as in Envoy: a route table that is checked names only clusters that exist, and all DNS caches
-//! of one name have the same settings.
+//! Rules between resources, as in Envoy. A checked route table names existing clusters only. All DNS caches of one name
+//! have the same settings.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,14 +12,14 @@ use skysail_policy::config::{
     listener::Terminal,
 };
 
-type Clusters = BTreeMap<Arc<str>, Slot<Cluster>>;
+type ClusterSlots = BTreeMap<Arc<str>, Slot<Cluster>>;
 type Listeners = BTreeMap<Arc<str>, Slot<Listener>>;
 
 /// Checks the clusters of a listener's own route tables (`validate_clusters`).
 ///
 /// # Errors
 /// A cluster is neither in force nor warming.
-pub(super) fn check_tables(listener: &Listener, clusters: &Clusters) -> Result<(), Reject> {
+pub(super) fn check_tables(listener: &Listener, clusters: &ClusterSlots) -> Result<(), Reject> {
     chains(listener).try_for_each(|chain| match &chain.terminal {
         Terminal::Http(manager) => match &manager.routes {
             Routes::Inline(table) => check_table(table, clusters),
@@ -33,7 +33,7 @@ pub(super) fn check_tables(listener: &Listener, clusters: &Clusters) -> Result<(
 ///
 /// # Errors
 /// A cluster is neither in force nor warming.
-pub(super) fn check_table(table: &RouteTable, clusters: &Clusters) -> Result<(), Reject> {
+pub(super) fn check_table(table: &RouteTable, clusters: &ClusterSlots) -> Result<(), Reject> {
     if !table.checks_clusters {
         return Ok(());
     }
@@ -54,7 +54,7 @@ pub(super) fn check_table(table: &RouteTable, clusters: &Clusters) -> Result<(),
 pub(super) fn check_cluster(
     name: &Arc<str>,
     cluster: &Cluster,
-    clusters: &Clusters,
+    clusters: &ClusterSlots,
     listeners: &Listeners,
 ) -> Result<(), Reject> {
     let others = clusters.iter().filter(|(other, _)| *other != name);
@@ -70,7 +70,7 @@ pub(super) fn check_cluster(
 pub(super) fn check_listener(
     name: &Arc<str>,
     listener: &Listener,
-    clusters: &Clusters,
+    clusters: &ClusterSlots,
     listeners: &Listeners,
 ) -> Result<(), Reject> {
     let others = listeners.iter().filter(|(other, _)| *other != name);

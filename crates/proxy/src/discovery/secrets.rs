@@ -255,7 +255,7 @@ fn own_names() -> (SecretName, SecretName) {
 
 /// Waits before the next connection attempt. Ends early when a certificate, root or token has changed.
 async fn pause(full: Duration, renewed: impl Future<Output = impl Sized>) {
-    let least = full.min(MIN_PAUSE);
-    tokio::time::sleep(least).await;
-    let _ = tokio::time::timeout(full - least, renewed).await;
+    let min = full.min(MIN_PAUSE);
+    tokio::time::sleep(min).await;
+    let _ = tokio::time::timeout(full - min, renewed).await;
 }

@@ -12,7 +12,7 @@ use skysail_policy::config::{
 };
 
 /// Cluster names. A cluster that a request header selects is unknown in advance; `*` represents it.
-pub(crate) type Names<'a> = Box<dyn Iterator<Item = &'a str> + 'a>;
+pub(crate) type ClusterNames<'a> = Box<dyn Iterator<Item = &'a str> + 'a>;
 
 /// Returns the route tables that a listener takes from discovery.
 pub(crate) fn tables(listener: &Listener) -> impl Iterator<Item = &Arc<str>> {
@@ -27,24 +27,24 @@ pub(crate) fn tables(listener: &Listener) -> impl Iterator<Item = &Arc<str>> {
 
 /// Returns the clusters that a listener leads to or that its filters call.
 pub(crate) fn of_listener(listener: &Listener) -> impl Iterator<Item = &str> {
-    let of_chains = chains(listener).flat_map(|chain| -> Names<'_> {
-        let asked = chain.ask.as_ref().map(|ask| &*ask.cluster).into_iter();
+    let of_chains = chains(listener).flat_map(|chain| -> ClusterNames<'_> {
+        let authorizers = chain.ask.as_ref().map(|ask| &*ask.cluster).into_iter();
         match &chain.terminal {
             Terminal::Tcp(proxy) => {
-                Box::new(asked.chain(of_targets(&proxy.targets)).chain(of_logs(&proxy.access_logs)))
+                Box::new(authorizers.chain(of_targets(&proxy.targets)).chain(of_logs(&proxy.access_logs)))
             }
-            Terminal::Http(manager) => Box::new(asked.chain(of_manager(manager))),
+            Terminal::Http(manager) => Box::new(authorizers.chain(of_manager(manager))),
         }
     });
     of_chains.chain(of_logs(&listener.access_logs))
 }
 
-fn of_manager(manager: &HttpManager) -> Names<'_> {
+fn of_manager(manager: &HttpManager) -> ClusterNames<'_> {
     let tables = match &manager.routes {
         Routes::Inline(table) => of_table(table),
         Routes::Named(_) => Box::new(std::iter::empty()),
     };
-    let filters = manager.filters.iter().flat_map(|filter| -> Names<'_> {
+    let filters = manager.filters.iter().flat_map(|filter| -> ClusterNames<'_> {
         match &filter.kind {
             FilterKind::ExternalAuthorization(ask) => Box::new(std::iter::once(&*ask.cluster)),
             FilterKind::ExternalProcessing(config) => Box::new(std::iter::once(&*config.service.cluster)),
@@ -89,17 +89,17 @@ fn of_logs(logs: &[Arc<AccessLog>]) -> impl Iterator<Item = &str> {
 }
 
 /// Returns the clusters that a route table leads to, and those that its settings for filters name.
-pub(crate) fn of_table(table: &RouteTable) -> Names<'_> {
+pub(crate) fn of_table(table: &RouteTable) -> ClusterNames<'_> {
     Box::new(table.hosts.iter().flat_map(|host| of_host(host)))
 }
 
 /// Returns the clusters that the routes and mirrors of a table lead to.
-pub(crate) fn targets_of_table(table: &RouteTable) -> Names<'_> {
+pub(crate) fn targets_of_table(table: &RouteTable) -> ClusterNames<'_> {
     Box::new(table.hosts.iter().flat_map(|host| targets_of_host(host)))
 }
 
 /// Returns the clusters that a virtual host leads to, and those that its settings for filters name.
-pub(crate) fn of_host(host: &VirtualHost) -> Names<'_> {
+pub(crate) fn of_host(host: &VirtualHost) -> ClusterNames<'_> {
     let settings = || host.routes.iter().flat_map(|route| &route.filters).map(|(_, setting)| setting);
     let scripts = settings().filter(|setting| may_call(setting)).map(|_| "*");
     let processors = settings().filter_map(|setting| match setting {
@@ -109,8 +109,8 @@ pub(crate) fn of_host(host: &VirtualHost) -> Names<'_> {
     Box::new(targets_of_host(host).chain(processors).chain(scripts))
 }
 
-fn targets_of_host(host: &VirtualHost) -> Names<'_> {
-    Box::new(host.routes.iter().flat_map(|route| -> Names<'_> {
+fn targets_of_host(host: &VirtualHost) -> ClusterNames<'_> {
+    Box::new(host.routes.iter().flat_map(|route| -> ClusterNames<'_> {
         match &route.action {
             Action::Forward(forward) => Box::new(
                 of_targets(&forward.targets).chain(forward.mirrors.iter().map(|mirror| &*mirror.cluster)),
@@ -125,7 +125,7 @@ fn may_call(setting: &Setting) -> bool {
     matches!(setting, Setting::Lua(route) if matches!(&route.script, LuaChoice::Own(script) if script.may_call()))
 }
 
-fn of_targets(targets: &Targets) -> Names<'_> {
+fn of_targets(targets: &Targets) -> ClusterNames<'_> {
     match targets {
         Targets::Single(name) => Box::new(std::iter::once(&**name)),
         Targets::Weighted { targets, .. } => Box::new(targets.iter().map(|target| &*target.cluster)),

@@ -25,7 +25,7 @@ use skysail_xds::{
     },
 };
 
-use super::Resource;
+use super::EncodedResource;
 use crate::translate::bootstrap::convert;
 
 /// Sections of a dump that decide where requests go.
@@ -34,22 +34,22 @@ const SECTIONS: [&str; 4] =
 
 /// Resources of a running proxy, completed by those that it requests on demand.
 #[derive(Debug, Default)]
-pub struct Held {
+pub struct HeldResources {
     /// Resources.
-    pub resources: Vec<Resource>,
+    pub resources: Vec<EncodedResource>,
     /// Clusters and virtual hosts that the proxy does not hold yet.
     pub on_demand: BTreeSet<String>,
     /// Resources of which the proxy has refused the newest version: name and reason. The version before stays.
     pub refused: Vec<(String, String)>,
 }
 
-impl Held {
+impl HeldResources {
     /// Reads the page of a proxy. `compiled` are all resources that the control plane would send. They complete the
     /// clusters, endpoints and virtual hosts that the proxy does not hold.
     ///
     /// # Errors
     /// The page is not a dump, or has types that this program does not know.
-    pub fn read(page: &[u8], compiled: Vec<Resource>) -> anyhow::Result<Self> {
+    pub fn read(page: &[u8], compiled: Vec<EncodedResource>) -> anyhow::Result<Self> {
         let mut dump: Value = serde_json::from_slice(page).context("the page is not JSON")?;
         let Some(configs) = dump["configs"].as_array_mut() else { bail!("the page has no `configs`") };
         configs.retain(|config| {
@@ -134,10 +134,10 @@ impl Held {
     }
 
     fn add(&mut self, kind: Kind, name: String, any: Any) {
-        self.resources.push(Resource { kind, name, body: Bytes::from(any.value) });
+        self.resources.push(EncodedResource { kind, name, body: Bytes::from(any.value) });
     }
 
-    fn complete(&mut self, compiled: Vec<Resource>) -> anyhow::Result<()> {
+    fn complete(&mut self, compiled: Vec<EncodedResource>) -> anyhow::Result<()> {
         let names: BTreeSet<(usize, String)> =
             self.resources.iter().map(|held| (held.kind as usize, held.name.clone())).collect();
         for resource in compiled {
@@ -227,9 +227,12 @@ mod tests {
         let routes = table(&[("a:80", "new"), ("b:80", "b")], false).to_vec();
         let compiled =
             [("a", Kind::Cluster, Vec::new()), ("b", Kind::Cluster, Vec::new()), ("80", Kind::Route, routes)];
-        let compiled =
-            compiled.map(|(name, kind, body)| Resource { kind, name: name.to_owned(), body: body.into() });
-        let held = Held::read(page.to_string().as_bytes(), compiled.to_vec()).unwrap();
+        let compiled = compiled.map(|(name, kind, body)| EncodedResource {
+            kind,
+            name: name.to_owned(),
+            body: body.into(),
+        });
+        let held = HeldResources::read(page.to_string().as_bytes(), compiled.to_vec()).unwrap();
         assert_eq!(held.on_demand, ["b".to_owned(), "b:80".to_owned()].into());
         assert_eq!(held.refused, [("a".to_owned(), "newest version refused: a field".to_owned())]);
         let routes = held.resources.iter().find(|resource| resource.kind == Kind::Route).unwrap();
@@ -246,6 +249,6 @@ mod tests {
         let mut on_demand = BTreeSet::new();
         assert_eq!(merge(&held, &compiled, &mut on_demand).unwrap(), held);
         assert!(on_demand.is_empty());
-        assert!(Held::read(b"<html>", Vec::new()).is_err());
+        assert!(HeldResources::read(b"<html>", Vec::new()).is_err());
     }
 }

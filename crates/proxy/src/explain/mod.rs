@@ -1,7 +1,7 @@
 //! Explanation of decisions: which listener, filter chain, route, policies and cluster a request meets, and why.
 //!
-//! It runs the translation and the decisions of the request path on resources given as bytes, so that the explanation
-//! is what a proxy with these resources does. Nothing is sent, and no connection is opened.
+//! It runs the translation and the request path's decisions on encoded resources. The explanation is therefore what a
+//! proxy with these resources does. Nothing is sent, and no connection is opened.
 
 mod dump;
 mod filters;
@@ -29,12 +29,12 @@ use skysail_policy::{
 };
 use skysail_xds::{Kind, envoy::pb::envoy::config::core::v3::Node};
 
-pub use self::dump::Held;
+pub use self::dump::HeldResources;
 pub use self::report::{
     ClusterReport, EndpointReport, Explanation, FilterReport, Outcome, PolicyReport, RetryReport,
     RouteReport, Target, TlsReport,
 };
-use self::{origins::Origins, target::Sends};
+use self::{origins::Origins, target::EndpointProtocol};
 use crate::{
     translate::{TlsContexts, Translator},
     worker::{filter_chain_match, inspect::Findings},
@@ -45,7 +45,7 @@ const UNAVAILABLE: u16 = 503;
 
 /// A resource as the control plane sends it.
 #[derive(Clone, Debug)]
-pub struct Resource {
+pub struct EncodedResource {
     /// Type.
     pub kind: Kind,
     /// Name.
@@ -65,7 +65,7 @@ pub struct Connection<'a> {
     pub tls: Option<ClientHello<'a>>,
 }
 
-/// What a TLS client sends.
+/// Client hello of TLS.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientHello<'a> {
     /// SNI; empty for none.
@@ -78,30 +78,30 @@ pub struct ClientHello<'a> {
 
 /// The configuration of one proxy.
 #[derive(Debug, Default)]
-pub struct Configuration {
+pub struct ProxyConfiguration {
     snapshot: Snapshot,
     origins: Origins,
     /// Resources that a `skysail-proxy` refuses: name and reason.
     refused: Vec<(String, String)>,
 }
 
-impl Configuration {
+impl ProxyConfiguration {
     /// Translates the resources of a proxy.
-    pub fn load(resources: &[Resource]) -> Self {
+    pub fn load(resources: &[EncodedResource]) -> Self {
         let (tls, node) = (TlsContexts::default(), Node::default());
         let translator = Translator { tls: &tls, node: &node, strict: false };
         let mut loaded = Self::default();
         let (mut listeners, mut routes) = (Listeners::default(), Map::default());
         let mut clusters: Map<Arc<str>, Arc<Cluster>> = Map::default();
         let of = |kind: Kind| resources.iter().filter(move |resource| resource.kind == kind);
-        for Resource { name, body, .. } in of(Kind::Cluster) {
+        for EncodedResource { name, body, .. } in of(Kind::Cluster) {
             match translator.cluster(body) {
                 Ok(cluster) => _ = clusters.insert(name.as_str().into(), Arc::new(cluster)),
                 Err(reject) => loaded.refused.push((name.clone(), reject.to_string())),
             }
             loaded.origins.add_cluster(name, body);
         }
-        for Resource { name, body, .. } in of(Kind::Endpoint) {
+        for EncodedResource { name, body, .. } in of(Kind::Endpoint) {
             let users = clusters.values().filter(
                 |cluster| matches!(&cluster.discovery, Discovery::Eds(service) if **service == **name),
             );
@@ -112,14 +112,14 @@ impl Configuration {
                 }
             }
         }
-        for Resource { name, body, .. } in of(Kind::Route) {
+        for EncodedResource { name, body, .. } in of(Kind::Route) {
             match translator.routes(body) {
                 Ok(table) => _ = routes.insert(Arc::from(name.as_str()), Arc::new(table)),
                 Err(reject) => loaded.refused.push((name.clone(), reject.to_string())),
             }
             loaded.origins.add_routes(name, body);
         }
-        for Resource { name, body, .. } in of(Kind::Listener) {
+        for EncodedResource { name, body, .. } in of(Kind::Listener) {
             match translator.listener(body) {
                 Ok(listener) => {
                     let listener = Arc::new(listener);
@@ -229,7 +229,7 @@ impl Configuration {
         explained.protocol = "tcp";
         explained.idle_timeout = proxy.idle_timeout.map(|timeout| timeout.as_secs_f64());
         let mut add = |name: &str, share: f64| {
-            let target = self.target(name, share, destination, Sends::Bytes, 0);
+            let target = self.target(name, share, destination, EndpointProtocol::Bytes, 0);
             explained.targets.push(target);
         };
         match &proxy.targets {
@@ -358,13 +358,13 @@ impl Configuration {
             let found = Found { table, host, route, target, exact: explained.is_exact_domain };
             let Some(name) = forward.cluster(target, head) else {
                 let reason = "the request has no header that names the cluster".to_owned();
-                let mut target = self.target("", share, destination, Sends::Bytes, 0);
+                let mut target = self.target("", share, destination, EndpointProtocol::Bytes, 0);
                 target.failure = Some((forward.cluster_not_found, reason));
                 explained.targets.push(target);
                 return;
             };
             let changes = target::forwarded(&found, forward, head);
-            let sends = Sends::Http { head: &changes.head, istio };
+            let sends = EndpointProtocol::Http { head: &changes.head, istio };
             let mut target = self.target(name, share, destination, sends, forward.cluster_not_found);
             target.rewritten_path = changes.path;
             target.rewritten_host = changes.host;
@@ -385,12 +385,12 @@ impl Configuration {
         name: &str,
         share: f64,
         destination: SocketAddr,
-        sends: Sends<'_>,
+        sends: EndpointProtocol<'_>,
         not_found: u16,
     ) -> Target {
         let cluster = self.snapshot.clusters.get(name);
         let report = cluster.map(|cluster| target::describe(cluster, destination, sends, &self.origins));
-        let is_http = matches!(sends, Sends::Http { .. });
+        let is_http = matches!(sends, EndpointProtocol::Http { .. });
         let failure = match &report {
             None => Some((not_found, "the cluster does not exist".to_owned())),
             Some(report) if !report.resolves.is_empty() => None,

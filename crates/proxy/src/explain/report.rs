@@ -73,7 +73,7 @@ pub struct RouteReport {
 pub struct FilterReport {
     /// Name.
     pub name: String,
-    /// What it does, if that is more than a policy.
+    /// Effect of a filter that is more than a policy.
     pub effect: String,
     /// Policy of an RBAC filter.
     pub policy: Option<PolicyReport>,

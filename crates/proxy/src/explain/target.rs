@@ -29,7 +29,7 @@ const MESH_TLS: &str = "tlsMode-istio";
 
 /// Changes of a head by a route.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
+pub(super) struct HeadChanges {
     pub(super) head: RequestHead,
     pub(super) path: Option<String>,
     pub(super) host: Option<String>,
@@ -37,7 +37,7 @@ pub(super) struct Changes {
 }
 
 /// Returns the head that an endpoint receives, as the request path changes it.
-pub(super) fn forwarded(found: &Found<'_>, forward: &Forward, head: &RequestHead) -> Changes {
+pub(super) fn forwarded(found: &Found<'_>, forward: &Forward, head: &RequestHead) -> HeadChanges {
     let mut now = head.copy();
     let target = found.target.map(|target| &target.headers);
     let record = record(&found.route.name);
@@ -64,7 +64,7 @@ pub(super) fn forwarded(found: &Found<'_>, forward: &Forward, head: &RequestHead
         Some(HostRewrite::Auto) => Some("host name of the endpoint".to_owned()),
         _ => changed(head.authority(), now.authority()),
     };
-    Changes { path: changed(head.path(), now.path()), host, headers: written, head: now }
+    HeadChanges { path: changed(head.path(), now.path()), host, headers: written, head: now }
 }
 
 fn header_words(op: &HeaderOp, head: &RequestHead) -> String {
@@ -85,7 +85,7 @@ pub(super) fn weighted(total: u32, targets: &[Weighted]) -> impl Iterator<Item =
 
 /// Protocol of a connection to an endpoint.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Sends<'a> {
+pub(super) enum EndpointProtocol<'a> {
     /// Bytes of a connection.
     Bytes,
     /// A request; `istio` selects Istio's ALPN protocols.
@@ -96,7 +96,7 @@ pub(super) enum Sends<'a> {
 pub(super) fn describe(
     cluster: &Cluster,
     destination: SocketAddr,
-    sends: Sends<'_>,
+    sends: EndpointProtocol<'_>,
     origins: &Origins,
 ) -> ClusterReport {
     let current: Arc<Endpoints> = cluster.endpoints.load_full();
@@ -160,7 +160,7 @@ fn locality(endpoints: &Endpoints, endpoint: &Endpoint) -> String {
     parts.collect::<Vec<_>>().join("/")
 }
 
-fn tls(cluster: &Cluster, endpoint: &Endpoint, sends: Sends<'_>) -> Option<TlsReport> {
+fn tls(cluster: &Cluster, endpoint: &Endpoint, sends: EndpointProtocol<'_>) -> Option<TlsReport> {
     let settings = endpoint.tls.as_ref()?;
     let is_mesh = cluster.transport_matches.iter().any(|found| {
         &*found.name == MESH_TLS && found.tls.as_ref().is_some_and(|tls| Arc::ptr_eq(tls, settings))
@@ -172,13 +172,13 @@ fn tls_report(
     cluster: &Cluster,
     settings: Option<&skysail_policy::config::tls::ClientTls>,
     is_mesh: bool,
-    sends: Sends<'_>,
+    sends: EndpointProtocol<'_>,
 ) -> Option<TlsReport> {
     let settings = settings?;
     let text = |protocol: &[u8]| String::from_utf8_lossy(protocol).into_owned();
     let own = || settings.alpn.iter().map(|protocol| text(protocol)).collect::<Vec<_>>();
     let alpn = match sends {
-        Sends::Http { head, istio } => {
+        EndpointProtocol::Http { head, istio } => {
             let http2 = match cluster.protocol {
                 UpstreamProtocol::Http2 => true,
                 UpstreamProtocol::AsDownstream => head.version == Version::Http2,
@@ -191,11 +191,11 @@ fn tls_report(
                 _ => own(),
             }
         }
-        Sends::Bytes => own(),
+        EndpointProtocol::Bytes => own(),
     };
     let server_name = match (&settings.sni, sends) {
         (Some(name), _) => name.to_str().into_owned(),
-        (None, Sends::Http { head, .. }) if cluster.auto_sni.is_some() => {
+        (None, EndpointProtocol::Http { head, .. }) if cluster.auto_sni.is_some() => {
             route::without_port(head.authority()).to_owned()
         }
         _ => String::new(),

@@ -22,7 +22,7 @@ const MAX_PASSES: usize = 4;
 
 /// The queue of requests on one worker.
 #[derive(Default)]
-pub(crate) struct Turns {
+pub(crate) struct AdmissionQueue {
     waiting: RefCell<VecDeque<Rc<QueueSlot>>>,
     /// Number of requests that have completed.
     ended: Cell<u64>,
@@ -36,7 +36,7 @@ pub(crate) struct QueueSlot {
     waker: RefCell<Waker>,
 }
 
-impl Turns {
+impl AdmissionQueue {
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.borrow().is_empty()
     }
@@ -71,7 +71,7 @@ impl Turns {
         while admitted < ADMITTED_TOGETHER {
             let first = self.waiting.borrow_mut().pop_front();
             let Some(slot) = first else { return };
-            // The queue is the only holder of a slot whose request has left.
+            // A request that has left the queue has dropped its reference to the slot.
             if Rc::strong_count(&slot) > 1 {
                 slot.admitted.set(true);
                 slot.waker.borrow().wake_by_ref();
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     /// Polls all slots, and returns the indices of the admitted ones.
-    fn admitted(turns: &Turns, slots: &mut [Option<Rc<QueueSlot>>]) -> Vec<usize> {
+    fn admitted(turns: &AdmissionQueue, slots: &mut [Option<Rc<QueueSlot>>]) -> Vec<usize> {
         let cx = Context::from_waker(Waker::noop());
         let waiting = slots.iter_mut().enumerate().filter(|(_, slot)| slot.is_some());
         waiting.filter_map(|(number, slot)| turns.poll(slot, &cx).is_ready().then_some(number)).collect()
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn requests_are_admitted_in_order_and_those_that_left_are_skipped() {
-        let (turns, cx) = (Turns::default(), Context::from_waker(Waker::noop()));
+        let (turns, cx) = (AdmissionQueue::default(), Context::from_waker(Waker::noop()));
         let mut slots = vec![None; 2 * ADMITTED_TOGETHER];
         for slot in &mut slots {
             assert!(turns.poll(slot, &cx).is_pending());

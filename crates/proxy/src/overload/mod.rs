@@ -7,9 +7,9 @@
 //! scheduled for a while refuses no request.
 //!
 //! A connection that is not accepted costs next to nothing: the kernel queues it, and makes clients retry when its
-//! queue is full. A connection or a request whose client has given up is not served: after a surge there are thousands
-//! of those, and serving them would prolong the surge. Refusing a request costs half as much as answering it, so this
-//! is the last resort.
+//! queue is full. A connection or request whose client has disconnected is not served. After a surge there are
+//! thousands of them, and serving them would prolong the surge. Refusing a request costs half as much as answering it,
+//! so this is the last resort.
 
 pub(crate) mod admission;
 pub(crate) mod drain;
@@ -25,7 +25,7 @@ use std::{
 use tokio::sync::Notify;
 use tracing::warn;
 
-use crate::overload::admission::Turns;
+use crate::overload::admission::AdmissionQueue;
 
 /// Thresholds of load shedding, and other limits of a worker.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +111,7 @@ pub(crate) struct Overload {
     woken: Cell<Option<Instant>>,
     probe: Notify,
     /// Queue of requests that have not begun.
-    pub(crate) turns: Turns,
+    pub(crate) turns: AdmissionQueue,
 }
 
 /// The decision about a request.
@@ -141,7 +141,7 @@ impl Overload {
             next_probe: Cell::new(now),
             woken: Cell::new(None),
             probe: Notify::new(),
-            turns: Turns::default(),
+            turns: AdmissionQueue::default(),
         }
     }
 
@@ -227,7 +227,7 @@ impl Overload {
         self.refusing_until.set(if history.is_overload(&self.limits, now, lag) { until } else { now });
     }
 
-    /// Measures the worker's lag for as long as it is polled.
+    /// Measures the worker's lag while it is polled.
     pub(crate) async fn watch(&self) {
         let mut history = LagHistory::default();
         let (mut since, mut logged) = (None, None);

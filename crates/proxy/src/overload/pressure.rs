@@ -64,14 +64,14 @@ pub struct Action {
     /// Name in the configuration and in statistics.
     pub name: Box<str>,
     /// Effect of the action.
-    pub does: Does,
+    pub does: ActionEffect,
     /// Triggers; the one with the highest scale decides.
     pub triggers: Vec<Trigger>,
 }
 
 /// Effect of an action. Some need saturation, a scale of 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Does {
+pub enum ActionEffect {
     /// New connections wait in the kernel. Needs saturation.
     StopConnections,
     /// A fraction of the new connections, equal to the scale, is closed at once.
@@ -108,7 +108,7 @@ impl Trigger {
 
 /// The actions in force. Workers read them for each connection, never for a request.
 #[derive(Debug)]
-pub struct Pressure {
+pub struct OverloadActions {
     settings: Settings,
     connections: AtomicU64,
     stopped: AtomicBool,
@@ -120,7 +120,7 @@ pub struct Pressure {
     scales: Vec<AtomicU32>,
 }
 
-impl Default for Pressure {
+impl Default for OverloadActions {
     fn default() -> Self {
         Self::of(Settings::default())
     }
@@ -141,7 +141,7 @@ pub(crate) enum Acceptance {
 
 /// Counts a connection against the limit while this lives.
 #[derive(Debug)]
-pub(crate) struct Admitted(Arc<Pressure>);
+pub(crate) struct Admitted(Arc<OverloadActions>);
 
 impl Drop for Admitted {
     fn drop(&mut self) {
@@ -149,7 +149,7 @@ impl Drop for Admitted {
     }
 }
 
-impl Pressure {
+impl OverloadActions {
     pub(crate) fn of(settings: Settings) -> Self {
         let zeros = |count| (0..count).map(|_| AtomicU32::new(0)).collect();
         Self {
@@ -235,14 +235,14 @@ impl Pressure {
                 }
             }
             let done = self.decide();
-            self.stopped.store(done(Does::StopConnections) == 1.0, Relaxed);
-            self.rejected.store(millionths(done(Does::RejectConnections)), Relaxed);
-            let refused = done(Does::StopRequests) == 1.0;
+            self.stopped.store(done(ActionEffect::StopConnections) == 1.0, Relaxed);
+            self.rejected.store(millionths(done(ActionEffect::RejectConnections)), Relaxed);
+            let refused = done(ActionEffect::StopRequests) == 1.0;
             if refused != std::mem::replace(&mut refusing, refused) {
                 refuse(refused).await;
             }
             let due = shrunk.is_none_or(|at| at.elapsed() >= SHRINK_INTERVAL);
-            if done(Does::ShrinkHeap) == 1.0 && due {
+            if done(ActionEffect::ShrinkHeap) == 1.0 && due {
                 shrunk = Some(tokio::time::Instant::now());
                 trim::heap();
             }
@@ -250,7 +250,7 @@ impl Pressure {
     }
 
     /// Computes the scale of each action, and logs the actions that begin or end. Returns the scale of an effect.
-    fn decide(&self) -> impl Fn(Does) -> f64 {
+    fn decide(&self) -> impl Fn(ActionEffect) -> f64 {
         let mut all = Vec::new();
         for (action, known) in self.settings.actions.iter().zip(&self.scales) {
             let pressure =
@@ -319,9 +319,14 @@ fn resident() -> Result<u64, String> {
 mod tests {
     use super::*;
 
-    fn pressure(max: Option<u64>, actions: Vec<Action>) -> Arc<Pressure> {
+    fn pressure(max: Option<u64>, actions: Vec<Action>) -> Arc<OverloadActions> {
         let monitors = vec![Monitor { name: "m".into(), resource: LimitedResource::Heap(1) }];
-        Arc::new(Pressure::of(Settings { max_connections: max, monitors, actions, ..Settings::default() }))
+        Arc::new(OverloadActions::of(Settings {
+            max_connections: max,
+            monitors,
+            actions,
+            ..Settings::default()
+        }))
     }
 
     #[test]
@@ -339,15 +344,15 @@ mod tests {
     fn the_trigger_with_the_highest_scale_decides() {
         let triggers =
             vec![Trigger { monitor: 0, from: 0.5, to: 0.9 }, Trigger { monitor: 0, from: 0.8, to: 0.8 }];
-        let action = Action { name: "a".into(), does: Does::RejectConnections, triggers };
+        let action = Action { name: "a".into(), does: ActionEffect::RejectConnections, triggers };
         let pressure = pressure(None, vec![action]);
         let at = |fraction: f64| {
             pressure.pressures[0].store(millionths(fraction), Relaxed);
-            pressure.decide()(Does::RejectConnections)
+            pressure.decide()(ActionEffect::RejectConnections)
         };
         assert_eq!((at(0.5), at(0.8), at(0.95)), (0.0, 1.0, 1.0));
         assert!((at(0.6) - 0.25).abs() < 0.001);
-        assert_eq!(pressure.decide()(Does::StopRequests), 0.0);
+        assert_eq!(pressure.decide()(ActionEffect::StopRequests), 0.0);
         assert!(pressure.stats().any(|(name, value)| name == "overload.a.scale_percent" && value == 25));
         assert!(measure(LimitedResource::Heap(1)).unwrap() > 1.0);
     }

@@ -120,11 +120,11 @@ impl<'a> RequestContext<'a> {
                 state.fields_before.push((filter, state.fields.len()));
                 self.mutate_request(filter, config, setting);
             }
-            (FilterKind::Buffer(_), Some(Setting::Buffer(most))) | (FilterKind::Buffer(most), _) => {
+            (FilterKind::Buffer(_), Some(Setting::Buffer(max))) | (FilterKind::Buffer(max), _) => {
                 // A body that has ended needs no further buffer.
                 if !exchange.body.is_collected() {
                     decision.filter_results.begin(filter, setting);
-                    return Ok(Some(FilterAction::BufferBody(*most)));
+                    return Ok(Some(FilterAction::BufferBody(*max)));
                 }
             }
             (FilterKind::GlobalRateLimit(config), setting) => {
@@ -194,7 +194,7 @@ impl<'a> RequestContext<'a> {
                 Ok(Filtered::Answered)
             }
             FilterAction::LimitRate(limit) => self.refuse_rate(limit).await,
-            FilterAction::BufferBody(most) => self.buffer_body(most).await,
+            FilterAction::BufferBody(max) => self.buffer_body(max).await,
             FilterAction::CallRateLimit(call) => self.call_rate_limit(call).await,
             FilterAction::CallAuthorization(config, setting) => {
                 self.call_authorization(config, setting).await
@@ -312,16 +312,16 @@ impl<'a> RequestContext<'a> {
             if exchange.request.has("expect") {
                 decision.filter_results.keep_head(exchange.request);
             }
-            collect(scope.manager, exchange, settings.most).await?;
+            collect(scope.manager, exchange, settings.max_bytes).await?;
             let body = &exchange.body;
             let kept = body.kept().unwrap_or_default();
-            let partial = !body.is_collected() || kept.len() > settings.most;
+            let partial = !body.is_collected() || kept.len() > settings.max_bytes;
             if partial && !settings.partial {
                 return Err(Error::new(Kind::BodyTooLarge));
             }
             // As in Envoy, a request with trailers only has no body.
             let kept = body.kept().filter(|kept| !kept.is_empty() || body.trailers().is_none());
-            content = kept.map(|kept| (kept[..settings.most.min(kept.len())].to_vec(), partial));
+            content = kept.map(|kept| (kept[..settings.max_bytes.min(kept.len())].to_vec(), partial));
         }
         let head = exchange.request.clone();
         let request = AuthorizationRequest {

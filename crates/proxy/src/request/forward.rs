@@ -1,5 +1,5 @@
-//! Forwarding: selects an endpoint, connects, and sends the request. Retries as the retry policy says, until
-//! a response arrives.
+//! Forwarding: selects an endpoint, connects, and sends the request. Retries by the retry policy until a response
+//! arrives.
 
 mod rewrite;
 
@@ -20,7 +20,7 @@ use crate::{
         transfer::{self, Client, Deadlines},
     },
     upstream::{
-        self, ApplicationProtocol, Offer, pick,
+        self, AlpnOffer, ApplicationProtocol, pick,
         pool::{Host, Pool, Upstream, bump},
     },
 };
@@ -64,7 +64,7 @@ struct ForwardPlan<'a> {
 }
 
 /// The head of a response from the upstream.
-struct Arrived {
+struct UpstreamHead {
     framing: Framing,
     connection: ConnectionOptions,
     /// Whether the whole request has been sent.
@@ -121,7 +121,7 @@ impl RequestContext<'_> {
         for cookie in cookies {
             self.exchange.response.append("set-cookie", cookie.as_bytes());
         }
-        let Arrived { framing, connection, mut is_sent } = arrived;
+        let UpstreamHead { framing, connection, mut is_sent } = arrived;
         let state = self.decision.response_filters.as_deref();
         let may_decode = state.is_some_and(|state| !state.decompressors.is_empty());
         if may_decode && framing != Framing::None && !switched {
@@ -227,7 +227,7 @@ impl RequestContext<'_> {
         &mut self,
         plan: &ForwardPlan<'_>,
         deadlines: &mut Deadlines,
-    ) -> Result<Arrived, Error> {
+    ) -> Result<UpstreamHead, Error> {
         let retry = plan.limits.retry().filter(|_| !plan.upgrade);
         let mut tried = Vec::new();
         // An attempt on a connection that the server closed while it was idle does not count; the next
@@ -287,7 +287,7 @@ impl RequestContext<'_> {
         }
     }
 
-    /// Picks an endpoint of the cluster, if possible none that was `tried` and is to be avoided.
+    /// Picks an endpoint of the cluster. Avoids those that were `tried`, if possible and if the policy says so.
     #[inline]
     fn pick_host(
         &self,
@@ -304,7 +304,12 @@ impl RequestContext<'_> {
 
     /// Reports the result of an attempt to outlier detection, metrics and traces.
     #[inline]
-    fn note_attempt(&mut self, plan: &ForwardPlan<'_>, host: &Host, attempt: &Result<Arrived, TryFailure>) {
+    fn note_attempt(
+        &mut self,
+        plan: &ForwardPlan<'_>,
+        host: &Host,
+        attempt: &Result<UpstreamHead, TryFailure>,
+    ) {
         if let Err(failure) = attempt {
             bump(&host.totals.errors);
             self.end_attempt_span(Some(&failure.error), false);
@@ -359,7 +364,7 @@ impl RequestContext<'_> {
         host: &Rc<Host>,
         deadlines: &mut Deadlines,
         fresh: bool,
-    ) -> Result<Arrived, TryFailure> {
+    ) -> Result<UpstreamHead, TryFailure> {
         let pool = &plan.pool;
         (self.outcome.upstream, self.outcome.busy) = (None, None);
         self.outcome.host = Some(host.clone());
@@ -371,8 +376,8 @@ impl RequestContext<'_> {
         let mut client = Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, interim);
         let idempotent = hop::is_idempotent(self.exchange.request.method());
         let started = self.outcome.started;
-        // A request that must not be sent twice does not use a pooled connection that, as far as the kernel
-        // knows, the server has closed.
+        // A request that cannot be repeated does not use a pooled connection whose closure the kernel has already
+        // received.
         let pooled = upstream::take(pool, host, &offer)?.and_then(|mut pooled| {
             let usable = !fresh && (idempotent || !pooled.may_be_closed(started) || pooled.is_quiet_now());
             usable.then_some(pooled)
@@ -385,7 +390,7 @@ impl RequestContext<'_> {
             self.outcome.upstream = Some(upstream);
             *self.exchange.response = ResponseHead::build(200, &[]);
             let connection = ConnectionOptions::default();
-            return Ok(Arrived { framing: Framing::None, connection, is_sent: true });
+            return Ok(UpstreamHead { framing: Framing::None, connection, is_sent: true });
         }
         let request = &mut *self.exchange.request;
         let connect = request.method() == "CONNECT";
@@ -418,15 +423,15 @@ impl RequestContext<'_> {
         self.outcome.upstream = Some(upstream);
         match arrived {
             Ok((framing, connection)) if response.status() != 101 || switches(plan, request, response) => {
-                Ok(Arrived { framing, connection, is_sent })
+                Ok(UpstreamHead { framing, connection, is_sent })
             }
             Ok(_) => Err(TryFailure { error: Error::new(Kind::UpstreamProtocol), sent, stale: false }),
             Err(error) => {
-                let lost = error.kind == Kind::UpstreamClosed && reused && !answered;
+                let is_stale = error.kind == Kind::UpstreamClosed && reused && !answered;
                 // An HTTP/2 server has refused the request without processing it: any method may be retried
                 // (RFC 9113, section 8.7).
                 let refused = error.kind == Kind::UpstreamRefused && reused;
-                Err(TryFailure { error, sent, stale: refused || lost && (idempotent || !sent) })
+                Err(TryFailure { error, sent, stale: refused || is_stale && (idempotent || !sent) })
             }
         }
     }
@@ -468,11 +473,11 @@ fn select_pool(
 }
 
 /// Returns the protocols to offer to the upstream.
-fn offer(plan: &ForwardPlan<'_>, manager: &HttpManager, exchange: &Exchange<'_>) -> Offer {
+fn offer(plan: &ForwardPlan<'_>, manager: &HttpManager, exchange: &Exchange<'_>) -> AlpnOffer {
     let offer = if plan.terminates_connect {
-        Offer::BYTES
+        AlpnOffer::BYTES
     } else {
-        Offer::http(&plan.pool.cluster, exchange.request, manager.istio_alpn)
+        AlpnOffer::http(&plan.pool.cluster, exchange.request, manager.istio_alpn)
     };
     offer.for_client(exchange.downstream.origin.ends())
 }
@@ -520,8 +525,8 @@ fn prepare_upgrade(scope: &RequestScope<'_>, request: &mut RequestHead, wire: &W
     }
 }
 
-/// Sets this workload's metadata in a request to another sidecar, unless that sidecar keeps them for the
-/// connection.
+/// Sets this workload's metadata in a request to another sidecar, unless that sidecar already has them from an earlier
+/// request on the connection.
 #[inline]
 fn set_metadata(scope: &RequestScope<'_>, request: &mut RequestHead, pool: &Pool, upstream: &Upstream) {
     let Some(exchange) = scope.manager.metadata_exchange else { return };
@@ -535,8 +540,8 @@ fn set_metadata(scope: &RequestScope<'_>, request: &mut RequestHead, pool: &Pool
     }
 }
 
-/// Returns whether the upstream grants the upgrade. If so, changes the response's head to the form that grants it to
-/// the client: 101 in HTTP/1.1 (RFC 9110, 15.2.2), 2xx in HTTP/2 (RFC 8441, 5) and for CONNECT.
+/// Returns whether the upstream grants the upgrade. If so, changes the status to the client's form: 101 in HTTP/1.1
+/// (RFC 9110, 15.2.2), 2xx in HTTP/2 (RFC 8441, 5) and for CONNECT.
 fn is_switched(plan: &ForwardPlan<'_>, exchange: &mut Exchange<'_>, upstream: Option<&Upstream>) -> bool {
     let Some(upstream) = upstream.filter(|_| plan.upgrade) else { return false };
     let (request, response) = (&*exchange.request, &mut *exchange.response);

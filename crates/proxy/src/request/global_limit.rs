@@ -98,9 +98,9 @@ impl<'a> RequestContext<'a> {
         }
         let content = call::grpc_frame(&request(domain, &descriptors).to_vec());
         let (worker, snapshot) = (self.scope.worker, self.scope.snapshot);
-        let asked = Box::pin(call::ask(worker, snapshot, &config.cluster, &head, &content, config.timeout));
-        let asked = unless_closed(&mut self.exchange, async { Ok(asked.await) }).await?;
-        let answer = asked.and_then(|answer| {
+        let call = Box::pin(call::ask(worker, snapshot, &config.cluster, &head, &content, config.timeout));
+        let call = unless_closed(&mut self.exchange, async { Ok(call.await) }).await?;
+        let answer = call.and_then(|answer| {
             RateLimitResponse::from_slice(call::grpc_message(&answer)?)
                 .map_err(|error| Error::caused(Kind::UpstreamProtocol, error))
         });
@@ -241,12 +241,12 @@ fn reset(status: &DescriptorStatus) -> u64 {
 
 /// Adds `x-ratelimit` headers for the limit with the fewest remaining requests, and the policies of all limits.
 fn report<'s>(statuses: impl Iterator<Item = &'s DescriptorStatus>, response: &mut Vec<LimitField>) {
-    let mut least: Option<(&DescriptorStatus, u32)> = None;
+    let mut min: Option<(&DescriptorStatus, u32)> = None;
     let mut policies = String::new();
     for status in statuses {
         let Some(limit) = &status.current_limit else { continue };
-        if least.is_none_or(|(least, _)| status.limit_remaining < least.limit_remaining) {
-            least = Some((status, limit.requests_per_unit));
+        if min.is_none_or(|(min, _)| status.limit_remaining < min.limit_remaining) {
+            min = Some((status, limit.requests_per_unit));
         }
         let window = match limit.unit() {
             Unit::Unknown => continue,
@@ -264,7 +264,7 @@ fn report<'s>(statuses: impl Iterator<Item = &'s DescriptorStatus>, response: &m
             _ = write!(policies, ";name=\"{name}\"");
         }
     }
-    if let Some((status, requests)) = least {
+    if let Some((status, requests)) = min {
         let mut add = |name: &str, value: String| response.push((name.into(), value.into_bytes().into()));
         add("x-ratelimit-limit", format!("{requests}{policies}"));
         add("x-ratelimit-remaining", status.limit_remaining.to_string());

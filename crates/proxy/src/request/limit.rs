@@ -112,7 +112,7 @@ impl<'a> RequestContext<'a> {
     fn report_bucket(&mut self, bucket: &LimitBucket, now: Instant) {
         let tokens = &bucket.tokens;
         for (name, value) in [
-            ("x-ratelimit-limit", tokens.most().into()),
+            ("x-ratelimit-limit", tokens.max_tokens().into()),
             ("x-ratelimit-remaining", tokens.remaining(now)),
             ("x-ratelimit-reset", tokens.time_to_token(now).as_secs()),
         ] {

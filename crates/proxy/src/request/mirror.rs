@@ -10,7 +10,7 @@ use tracing::debug;
 
 use crate::{
     call,
-    upstream::{self, ApplicationProtocol, Offer},
+    upstream::{self, AlpnOffer, ApplicationProtocol},
     worker::Worker,
 };
 use skysail_http::{flow::Flow, head::RequestHead, http1::write::Persistence, timer};
@@ -58,7 +58,7 @@ pub(crate) fn send(
         tokio::task::spawn_local(async move {
             let _busy = busy;
             let sent = async {
-                let offer = Offer::http(&pool.cluster, &head, true);
+                let offer = AlpnOffer::http(&pool.cluster, &head, true);
                 // HTTP/2 copies are streams of a shared connection.
                 let shared = if offer.protocol == ApplicationProtocol::Http2 {
                     upstream::take(&pool, &host, &offer)?

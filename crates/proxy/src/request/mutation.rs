@@ -61,7 +61,7 @@ impl<'a> RequestContext<'a> {
                 continue;
             }
             let mut response = std::mem::take(self.exchange.response);
-            // A filter that a local reply has skipped comes after all that added fields.
+            // Filters that a local reply skipped come after all filters that added fields.
             let mut before = self.decision.response_filters.iter().flat_map(|state| &state.fields_before);
             let before = before.find(|(other, _)| std::ptr::eq(*other, filter)).map_or(end, |known| known.1);
             fields[before.min(end)..end].iter().for_each(|field| field.add_to(&mut response));
@@ -122,12 +122,12 @@ impl<'a> RequestContext<'a> {
     /// Waits for the whole body of the request, which then has a known length.
     ///
     /// # Errors
-    /// The body is larger than `most` bytes, or does not arrive.
-    pub(crate) async fn buffer_body(&mut self, most: usize) -> Result<Filtered, Error> {
+    /// The body is larger than `max_bytes` bytes, or does not arrive.
+    pub(crate) async fn buffer_body(&mut self, max_bytes: usize) -> Result<Filtered, Error> {
         let exchange = &mut self.exchange;
         self.decision.filter_results.keep_head(exchange.request);
-        collect(self.scope.manager, exchange, most).await?;
-        let length = exchange.body.kept().map(<[u8]>::len).filter(|length| *length <= most);
+        collect(self.scope.manager, exchange, max_bytes).await?;
+        let length = exchange.body.kept().map(<[u8]>::len).filter(|length| *length <= max_bytes);
         let Some(length) = length.filter(|_| exchange.body.is_collected()) else {
             return Err(Error::new(Kind::BodyTooLarge));
         };

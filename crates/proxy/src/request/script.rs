@@ -17,7 +17,9 @@ use crate::{
         routing,
         transfer::{self, Deadlines, unless_closed},
     },
-    script::{Call, Execution, Hook, Info, Input, SharedStream, Side, Step, Stream, Wish},
+    script::{
+        Call, Execution, Hook, Info, Input, MessageKind, RunState, ScriptRequest, SharedStream, Stream,
+    },
 };
 use skysail_http::{
     flow::Flow,
@@ -52,7 +54,7 @@ impl<'a> RequestContext<'a> {
         selection: LuaSelection<'_>,
         clear_route: bool,
     ) -> Result<bool, Error> {
-        let stream = self.stream(Side::Request, filter, selection);
+        let stream = self.stream(MessageKind::Request, filter, selection);
         let outcome = self.run(&stream, selection, None).await?;
         if outcome != ScriptOutcome::Continue {
             return Ok(true);
@@ -145,7 +147,7 @@ impl<'a> RequestContext<'a> {
             let FilterKind::Lua(lua) = &filter.kind else { continue };
             let selection = lua.select(setting).filter(|(script, _)| script.handles_response);
             let Some(selection) = selection else { continue };
-            let stream = self.stream(Side::Response, filter, selection);
+            let stream = self.stream(MessageKind::Response, filter, selection);
             if self.run(&stream, selection, Some(body)).await? == ScriptOutcome::TooLarge {
                 return Ok(ScriptOutcome::TooLarge);
             }
@@ -182,10 +184,10 @@ impl<'a> RequestContext<'a> {
             let step = self.scope.worker.scripts.resume(&mut run, input);
             self.swap_heads(stream, false);
             input = match step {
-                Step::Done => return Ok(ScriptOutcome::Continue),
-                Step::Failed(problem) => return Ok(self.note_failure(&problem)),
-                Step::Wants(Wish::Call(call)) => self.call_for_script(call).await?,
-                Step::Wants(Wish::Respond { status, headers, body }) => {
+                RunState::Done => return Ok(ScriptOutcome::Continue),
+                RunState::Failed(problem) => return Ok(self.note_failure(&problem)),
+                RunState::Wants(ScriptRequest::Call(call)) => self.call_for_script(call).await?,
+                RunState::Wants(ScriptRequest::Respond { status, headers, body }) => {
                     if response.is_some() {
                         Input::Failed("respond not currently supported in the response path".to_owned())
                     } else if stream.borrow().is_streamed {
@@ -195,10 +197,10 @@ impl<'a> RequestContext<'a> {
                         return Ok(ScriptOutcome::Answered);
                     }
                 }
-                Step::Wants(wish) => {
-                    if matches!(wish, Wish::Chunks) && stream.borrow().body.is_some() {
+                RunState::Wants(wish) => {
+                    if matches!(wish, ScriptRequest::Chunks) && stream.borrow().body.is_some() {
                         Input::Failed("cannot call bodyChunks() after the body has been read".to_owned())
-                    } else if matches!(wish, Wish::Body(_)) && stream.borrow().is_streamed {
+                    } else if matches!(wish, ScriptRequest::Body(_)) && stream.borrow().is_streamed {
                         Input::Failed("cannot call body() after body has been streamed".to_owned())
                     } else if response.is_some() && self.decision.grpc_web.is_some() {
                         Input::Failed("the body of a gRPC-Web response is not available".to_owned())
@@ -230,7 +232,7 @@ impl<'a> RequestContext<'a> {
     }
 
     /// Returns the stream for a run of a script.
-    fn stream(&self, side: Side, filter: &Filter, (_, context): LuaSelection<'_>) -> SharedStream {
+    fn stream(&self, side: MessageKind, filter: &Filter, (_, context): LuaSelection<'_>) -> SharedStream {
         let found = self.decision.found.ok();
         let metadata = found.and_then(|found| found.route.metadata.as_ref());
         let metadata = metadata.and_then(|all| all.get(&*filter.name).or_else(|| all.get(LUA)));
@@ -321,12 +323,12 @@ impl<'a> RequestContext<'a> {
             });
             return Ok(Input::None);
         }
-        let asked = Box::pin(call::ask(worker, snapshot, &call.cluster, &head, &call.body, call.timeout));
-        let asked = unless_closed(&mut self.exchange, async { Ok(asked.await) }).await?;
-        let asked =
-            asked.inspect_err(|error| debug!("call of a script to cluster {} failed: {error}", call.cluster));
+        let result = Box::pin(call::ask(worker, snapshot, &call.cluster, &head, &call.body, call.timeout));
+        let result = unless_closed(&mut self.exchange, async { Ok(result.await) }).await?;
+        let result = result
+            .inspect_err(|error| debug!("call of a script to cluster {} failed: {error}", call.cluster));
         Ok(call.input(
-            asked
+            result
                 .ok()
                 .map(|response| (response.head.headers().clone(), response.head.status(), response.content)),
         ))
@@ -404,21 +406,21 @@ impl<'a> RequestContext<'a> {
 }
 
 /// Returns the input for a script that asked for the body or for trailers.
-fn content_for_script(stream: &SharedStream, wish: &Wish, read: Option<Vec<u8>>) -> Input {
+fn content_for_script(stream: &SharedStream, wish: &ScriptRequest, read: Option<Vec<u8>>) -> Input {
     let mut stream = stream.borrow_mut();
     match wish {
-        Wish::Trailers => Input::Trailers(stream.trailers.is_some()),
-        Wish::Chunks => {
+        ScriptRequest::Trailers => Input::Trailers(stream.trailers.is_some()),
+        ScriptRequest::Chunks => {
             let chunks = read.filter(|body| !body.is_empty());
             Input::Chunks(chunks.map_or(0, |body| stream.set_body(body, true)))
         }
-        Wish::Body(always) => {
+        ScriptRequest::Body(always) => {
             let is_given = read.is_some() || *always;
             if is_given && stream.body.is_none() {
                 stream.set_body(read.unwrap_or_default(), false);
             }
             Input::Body(is_given)
         }
-        Wish::Call(_) | Wish::Respond { .. } => Input::None,
+        ScriptRequest::Call(_) | ScriptRequest::Respond { .. } => Input::None,
     }
 }

@@ -64,8 +64,8 @@ pub(crate) struct Execution {
     calls: u32,
 }
 
-/// What a script needs in order to continue.
-pub(crate) enum Wish {
+/// Request of a script that waits.
+pub(crate) enum ScriptRequest {
     /// The complete body. The script gets an object even for an empty body if the flag is set.
     Body(bool),
     /// The pieces of the body.
@@ -107,11 +107,11 @@ pub(crate) enum Input {
 }
 
 /// The state of a run after a step.
-pub(crate) enum Step {
+pub(crate) enum RunState {
     /// The function has returned.
     Done,
     /// The script waits.
-    Wants(Wish),
+    Wants(ScriptRequest),
     /// The script failed.
     Failed(String),
 }
@@ -136,12 +136,12 @@ impl States {
     }
 
     /// Continues a run. Drops its state if the script has failed for lack of memory.
-    pub(crate) fn resume(&self, run: &mut Execution, input: Input) -> Step {
+    pub(crate) fn resume(&self, run: &mut Execution, input: Input) -> RunState {
         run.resume(input).unwrap_or_else(|error| {
             if is_memory(&error) {
                 self.discard(&run.state);
             }
-            Step::Failed(loggable(&message(&error)))
+            RunState::Failed(loggable(&message(&error)))
         })
     }
 }
@@ -238,7 +238,7 @@ impl Execution {
     }
 
     /// Continues the script until it waits or ends.
-    fn resume(&mut self, input: Input) -> mlua::Result<Step> {
+    fn resume(&mut self, input: Input) -> mlua::Result<RunState> {
         let is_start = matches!(input, Input::None) && self.steps == MAX_STEPS;
         let arguments = if is_start {
             let handle = self.state.lua.create_any_userdata(Handle(self.stream.clone()))?;
@@ -252,14 +252,14 @@ impl Execution {
         self.steps = self.state.steps.get().min(MAX_STEPS - 1);
         let mut values = result?.into_iter();
         if self.thread.status() != ThreadStatus::Resumable {
-            return Ok(Step::Done);
+            return Ok(RunState::Done);
         }
         match values.next() {
             Some(Value::Table(mark)) if mark == self.state.token => {}
             _ => return Err(mlua::Error::runtime("script performed an unexpected yield")),
         }
         match self.wish(values.collect()) {
-            Ok(wish) => Ok(Step::Wants(wish)),
+            Ok(wish) => Ok(RunState::Wants(wish)),
             // An invalid argument is an error in the script, which it may catch.
             Err(error) => self.resume(Input::Failed(first_line(&message(&error)).to_owned())),
         }
@@ -296,7 +296,7 @@ impl Execution {
     }
 
     /// Returns the wish that the API has yielded.
-    fn wish(&mut self, values: Vec<Value>) -> mlua::Result<Wish> {
+    fn wish(&mut self, values: Vec<Value>) -> mlua::Result<ScriptRequest> {
         let mut values = values.into_iter();
         let name = match values.next() {
             Some(Value::String(name)) => name.to_string_lossy(),
@@ -304,16 +304,16 @@ impl Execution {
         };
         let mut next = || values.next().unwrap_or(Value::Nil);
         match name.as_str() {
-            "body" => Ok(Wish::Body(matches!(next(), Value::Boolean(true)))),
-            "chunks" => Ok(Wish::Chunks),
-            "trailers" => Ok(Wish::Trailers),
+            "body" => Ok(ScriptRequest::Body(matches!(next(), Value::Boolean(true)))),
+            "chunks" => Ok(ScriptRequest::Chunks),
+            "trailers" => Ok(ScriptRequest::Trailers),
             "respond" => {
                 let headers = fields(&self.table(next(), "respond() headers")?)?;
                 let body = self.content(next(), "respond() body")?;
                 let status = headers.iter().find(|(name, _)| name == ":status").map(|(_, value)| value);
                 let status = status.and_then(|value| std::str::from_utf8(value).ok()?.parse::<u16>().ok());
                 match status.filter(|status| (200..600).contains(status)) {
-                    Some(status) => Ok(Wish::Respond { status, headers, body }),
+                    Some(status) => Ok(ScriptRequest::Respond { status, headers, body }),
                     None => Err(mlua::Error::runtime(":status must be between 200-599")),
                 }
             }
@@ -334,7 +334,7 @@ impl Execution {
                 }
                 let body = self.content(next(), "http call body")?;
                 let CallOptions { timeout, is_asynchronous, all_values } = options(next(), &next())?;
-                Ok(Wish::Call(Call { cluster, headers, body, timeout, is_asynchronous, all_values }))
+                Ok(ScriptRequest::Call(Call { cluster, headers, body, timeout, is_asynchronous, all_values }))
             }
         }
     }

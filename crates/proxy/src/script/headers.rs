@@ -8,7 +8,7 @@ use skysail_http::{
 
 use super::{
     MAX_ADDED,
-    stream::{SharedStream, Side, Stream, live},
+    stream::{MessageKind, SharedStream, Stream, live},
 };
 
 /// Fields of the connection, which this proxy sets.
@@ -92,8 +92,8 @@ impl HeaderMap {
         let list = lua.create_table()?;
         if self.part == Part::Head {
             let names: &[&str] = match stream.side {
-                Side::Request => &[":authority", ":path", ":method", ":scheme"],
-                Side::Response => &[":status"],
+                MessageKind::Request => &[":authority", ":path", ":method", ":scheme"],
+                MessageKind::Response => &[":status"],
             };
             for name in names {
                 if let Some(value) = stream.pseudo(name) {
@@ -140,16 +140,16 @@ impl Stream {
     fn fields(&self, part: Part) -> Option<&Headers> {
         match (part, self.side) {
             (Part::Trailers, _) => self.trailers.as_ref(),
-            (Part::Head, Side::Request) => Some(self.request.headers()),
-            (Part::Head, Side::Response) => Some(self.response.headers()),
+            (Part::Head, MessageKind::Request) => Some(self.request.headers()),
+            (Part::Head, MessageKind::Response) => Some(self.response.headers()),
         }
     }
 
     fn fields_mut(&mut self, part: Part) -> Option<&mut Headers> {
         match (part, self.side) {
             (Part::Trailers, _) => self.trailers.as_mut(),
-            (Part::Head, Side::Request) => Some(&mut self.request),
-            (Part::Head, Side::Response) => Some(&mut self.response),
+            (Part::Head, MessageKind::Request) => Some(&mut self.request),
+            (Part::Head, MessageKind::Response) => Some(&mut self.response),
         }
     }
 
@@ -163,17 +163,17 @@ impl Stream {
     /// Returns the value of a pseudo-header field.
     fn pseudo(&self, name: &str) -> Option<String> {
         match (self.side, name) {
-            (Side::Request, name) => self.request.pseudo_header(name).map(str::to_owned),
-            (Side::Response, ":status") => Some(self.response.status().to_string()),
+            (MessageKind::Request, name) => self.request.pseudo_header(name).map(str::to_owned),
+            (MessageKind::Response, ":status") => Some(self.response.status().to_string()),
             _ => None,
         }
     }
 
     fn set_pseudo(&mut self, name: &str, value: &[u8]) -> mlua::Result<()> {
         let is_set = match (self.side, name) {
-            (Side::Request, ":method") if self.request.method() == "CONNECT" => false,
-            (Side::Request, name) => set_pseudo(&mut self.request, name, value),
-            (Side::Response, ":status") => {
+            (MessageKind::Request, ":method") if self.request.method() == "CONNECT" => false,
+            (MessageKind::Request, name) => set_pseudo(&mut self.request, name, value),
+            (MessageKind::Response, ":status") => {
                 let status = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
                 let status = status.filter(|status| (200..600).contains(status));
                 status.map(|status| self.response.set_status(status)).is_some()

@@ -62,14 +62,14 @@ impl UserData for ConnectionInfo {
 }
 
 /// A TLS connection.
-struct Secured(SharedStream);
+struct LuaTlsConnection(SharedStream);
 
 /// Returns the TLS connection; `None` without TLS.
-fn secured(stream: &SharedStream) -> mlua::Result<Option<Secured>> {
-    Ok(live(stream)?.info.peer.tls.then(|| Secured(stream.clone())))
+fn secured(stream: &SharedStream) -> mlua::Result<Option<LuaTlsConnection>> {
+    Ok(live(stream)?.info.peer.tls.then(|| LuaTlsConnection(stream.clone())))
 }
 
-impl UserData for Secured {
+impl UserData for LuaTlsConnection {
     fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
         // Handshakes accept no certificate without verification.
         for name in ["peerCertificatePresented", "peerCertificateValidated"] {

@@ -1,7 +1,7 @@
 //! Lua scripts: their states, their limits, and the API that they use. `request::script` runs them.
 //!
 //! A worker has one Lua state per script. Each run of a script is a coroutine of that state. A function of the API that
-//! has to wait suspends the coroutine and returns a [`Wish`], which the request fulfils.
+//! has to wait suspends the coroutine and returns a [`ScriptRequest`], which the request fulfils.
 //!
 //! The interpreter is Luau: it has the semantics of Lua 5.1, no access to files or processes, and checks a time limit
 //! within loops, calls and pattern matching.
@@ -12,10 +12,10 @@ mod info;
 mod stream;
 mod values;
 
-pub(crate) use engine::{Call, Execution, Hook, Input, States, Step, Wish, check};
+pub(crate) use engine::{Call, Execution, Hook, Input, RunState, ScriptRequest, States, check};
 pub(crate) use headers::set_pseudo;
 pub(crate) use info::Info;
-pub(crate) use stream::{SharedStream, Side, Stream};
+pub(crate) use stream::{MessageKind, SharedStream, Stream};
 
 /// Maximum memory of a Lua state in bytes.
 const MAX_MEMORY: usize = 16 << 20;

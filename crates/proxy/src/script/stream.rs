@@ -26,14 +26,14 @@ const MAX_MESSAGE: usize = 4096;
 
 /// The message that a script handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum MessageKind {
     Request,
     Response,
 }
 
 /// A request or a response, while a script handles it.
 pub(crate) struct Stream {
-    pub(crate) side: Side,
+    pub(crate) side: MessageKind,
     /// Both heads are here only while the script runs.
     pub(crate) request: RequestHead,
     pub(crate) response: ResponseHead,

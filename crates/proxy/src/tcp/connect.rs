@@ -16,10 +16,10 @@ use skysail_policy::{
     route,
 };
 
-use super::{Server, Tried, WaitingClient};
+use super::{AttemptedEndpoint, Server, WaitingClient};
 use crate::{
     upstream::{
-        self, Offer, pick,
+        self, AlpnOffer, pick,
         pool::{LimitReached, Upstream},
     },
     worker::{Worker, downstream::Origin},
@@ -35,7 +35,7 @@ pub(crate) async fn connect(
     origin: &Origin,
     client: Option<WaitingClient<'_>>,
     proxy: &TcpProxy,
-    tried: &mut Tried,
+    tried: &mut AttemptedEndpoint,
 ) -> Result<Server, Error> {
     let missing = || Error::new(Kind::ClusterNotFound(503));
     let name = match &proxy.targets {
@@ -71,9 +71,14 @@ pub(crate) async fn connect(
         // An early connection must not take the place of a client that waits.
         None => pool.admit(host).map_err(|LimitReached| Error::new(Kind::Overflow))?,
     };
-    let got =
-        upstream::bytes(pool, host, &Offer::BYTES.for_client(origin.ends()), &worker.shared.dialer, place)
-            .await;
+    let got = upstream::bytes(
+        pool,
+        host,
+        &AlpnOffer::BYTES.for_client(origin.ends()),
+        &worker.shared.dialer,
+        place,
+    )
+    .await;
     let outcome = got.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.dice));
     let Upstream { wire, link } = outcome?;
     pool.note(&host.endpoint, UpstreamResult::Connected, &worker.dice);

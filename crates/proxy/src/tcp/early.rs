@@ -24,7 +24,7 @@ use skysail_policy::{
         FilterChain,
         listener::{TcpProxy, Terminal},
     },
-    peer::greeting::{self, Greeting},
+    peer::greeting::{self, FirstMessage},
 };
 
 /// Time that a client has to send first. Nearly all clients that send first do so earlier, and no upstream connection
@@ -172,8 +172,8 @@ fn poll_first_bytes((stream, link): &mut Server, cx: &mut Context<'_>) -> Poll<F
 /// Classifies the first bytes of a server. `has_greeting` says that the metadata of a sidecar may precede them.
 fn classify(bytes: &[u8], has_greeting: bool) -> FirstBytes {
     let bytes = match greeting::read(bytes) {
-        Greeting::Incomplete if has_greeting => return FirstBytes::Incomplete,
-        Greeting::Complete(length, _) if has_greeting => &bytes[length..],
+        FirstMessage::Incomplete if has_greeting => return FirstBytes::Incomplete,
+        FirstMessage::Complete(length, _) if has_greeting => &bytes[length..],
         _ => bytes,
     };
     // A SETTINGS frame (RFC 9113, section 6.5): length, type 4, no flags, stream 0.

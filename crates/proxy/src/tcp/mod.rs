@@ -54,7 +54,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 /// A connection to a server.
 pub(crate) type Server = (Stream, Rc<Link>);
 /// The pool and the endpoint that the proxy tried to connect to.
-type Tried = Option<(Rc<Pool>, Rc<Host>)>;
+type AttemptedEndpoint = Option<(Rc<Pool>, Rc<Host>)>;
 
 /// Serves a connection until it ends. `early` is a connection to the server that the proxy opened before it
 /// knew the client's protocol ([`early`]).
@@ -224,7 +224,7 @@ async fn reach(
     timer: &mut Timer,
     began: Instant,
     proxy: &TcpProxy,
-    tried: &mut Tried,
+    tried: &mut AttemptedEndpoint,
 ) -> Result<Server, Error> {
     let Accepted { stream, origin, .. } = downstream;
     let mut client = WaitingClient { stream, timer, began };
@@ -242,7 +242,7 @@ fn record_failure(
     origin: &Origin,
     proxy: &TcpProxy,
     error: &Error,
-    tried: Tried,
+    tried: AttemptedEndpoint,
     (start, began): (SystemTime, Instant),
 ) {
     let answer = error.response();

@@ -14,7 +14,7 @@ use skysail_http::{
 };
 use skysail_policy::{
     config::cluster::Workload,
-    peer::greeting::{self, Greeting},
+    peer::greeting::{self, FirstMessage},
 };
 
 /// Minimum bytes of one read for which a pipe is used; fewer are copied.
@@ -48,17 +48,17 @@ pub(crate) struct Tunnel {
 struct TcpDirection {
     state: DirectionState,
     /// Method that forwards the next bytes.
-    passage: Passage,
+    passage: TransferMode,
     /// Holds spliced bytes that have not been written yet.
     pipe: Option<Pipe>,
     /// Metadata of the sender, if ALPN negotiated their exchange.
-    greeting: Option<PeerGreeting>,
+    greeting: Option<PeerMetadataState>,
 }
 
 /// Method of forwarding bytes. A pipe (`splice`) avoids copies, but costs more than copies if the bytes are
 /// few.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Passage {
+enum TransferMode {
     #[default]
     Buffers,
     /// Used after a read that has filled the input buffer.
@@ -68,7 +68,7 @@ enum Passage {
 }
 
 /// State of the metadata that a peer sends first.
-enum PeerGreeting {
+enum PeerMetadataState {
     Expected,
     /// The metadata have arrived; `None` if the peer sent none.
     Received(Option<Workload>),
@@ -120,7 +120,7 @@ impl Tunnel {
             }
             if [&self.up, &self.down]
                 .iter()
-                .any(|direction| matches!(direction.greeting, Some(PeerGreeting::Received(_))))
+                .any(|direction| matches!(direction.greeting, Some(PeerMetadataState::Received(_))))
             {
                 return Poll::Ready(Ended::Greeted);
             }
@@ -148,7 +148,7 @@ impl Tunnel {
     /// Takes the metadata of the two peers that have arrived since the last call.
     pub(super) fn take_workloads(&mut self) -> [Option<Workload>; 2] {
         [&mut self.up, &mut self.down].map(|direction| match direction.greeting.take() {
-            Some(PeerGreeting::Received(workload)) => workload,
+            Some(PeerMetadataState::Received(workload)) => workload,
             other => {
                 direction.greeting = other;
                 None
@@ -200,58 +200,62 @@ impl TcpDirection {
     /// Reads more from the sender; returns 0 at its end. All bytes of earlier reads must have been forwarded.
     fn poll_fill(&mut self, cx: &mut Context<'_>, from: &mut Stream, plain: bool) -> Poll<io::Result<usize>> {
         from.rest();
-        if self.passage == Passage::Pipe && self.pipe.is_none() {
+        if self.passage == TransferMode::Pipe && self.pipe.is_none() {
             self.pipe = Pipe::lend();
         }
         if let Some(pipe) = &mut self.pipe {
             let filled = from.poll_fill_pipe(cx, pipe);
             match &filled {
                 Poll::Ready(Ok(count)) if *count >= MIN_SPLICED => return filled,
-                Poll::Ready(Ok(_)) => self.passage = Passage::Buffers,
-                Poll::Ready(Err(error)) if is_splice_unsupported(error) => self.passage = Passage::NoPipe,
+                Poll::Ready(Ok(_)) => self.passage = TransferMode::Buffers,
+                Poll::Ready(Err(error)) if is_splice_unsupported(error) => {
+                    self.passage = TransferMode::NoPipe;
+                }
                 Poll::Ready(Err(_)) | Poll::Pending => {}
             }
             if pipe.is_empty() {
                 self.pipe = None;
             }
-            if self.passage != Passage::NoPipe {
+            if self.passage != TransferMode::NoPipe {
                 return filled;
             }
         }
         let count = ready!(from.poll_fill(cx))?;
-        if from.input.is_full() && self.passage == Passage::Buffers && plain && from.is_plain() {
-            self.passage = Passage::Pipe;
+        if from.input.is_full() && self.passage == TransferMode::Buffers && plain && from.is_plain() {
+            self.passage = TransferMode::Pipe;
         }
         Poll::Ready(Ok(count))
     }
 
     /// Reads the metadata that the sender sends first. Returns true while they are incomplete.
     fn read_greeting(&mut self, from: &mut Stream) -> io::Result<bool> {
-        if !matches!(self.greeting, Some(PeerGreeting::Expected)) {
+        if !matches!(self.greeting, Some(PeerMetadataState::Expected)) {
             return Ok(false);
         }
         match greeting::read(from.input.bytes()) {
-            Greeting::Incomplete if self.state == DirectionState::Open && !from.input.is_full() => {
+            FirstMessage::Incomplete if self.state == DirectionState::Open && !from.input.is_full() => {
                 return Ok(true);
             }
-            Greeting::TooLarge => return Err(io::Error::other("the metadata of the peer are too large")),
-            Greeting::Complete(length, workload) => {
+            FirstMessage::TooLarge => return Err(io::Error::other("the metadata of the peer are too large")),
+            FirstMessage::Complete(length, workload) => {
                 from.input.consume(length);
-                self.greeting = Some(PeerGreeting::Received(workload));
+                self.greeting = Some(PeerMetadataState::Received(workload));
             }
-            Greeting::Incomplete | Greeting::Absent => self.greeting = Some(PeerGreeting::Received(None)),
+            FirstMessage::Incomplete | FirstMessage::Absent => {
+                self.greeting = Some(PeerMetadataState::Received(None));
+            }
         }
         Ok(false)
     }
 }
 
 /// Sends this workload's metadata if ALPN negotiated their exchange, and expects those of the peer.
-fn send_greeting(stream: &mut Stream, greeting: &[u8]) -> Option<PeerGreeting> {
+fn send_greeting(stream: &mut Stream, greeting: &[u8]) -> Option<PeerMetadataState> {
     if stream.alpn() != Some(greeting::ALPN) {
         return None;
     }
     stream.output.extend(greeting);
-    Some(PeerGreeting::Expected)
+    Some(PeerMetadataState::Expected)
 }
 
 /// Returns whether the error means that the system does not support `splice` on these sockets. With an empty

@@ -53,25 +53,25 @@ const FLAG_BITS: [(Flags, u8); 24] = [
 
 /// Returns whether the expression is true of the request or connection.
 pub(super) fn holds(expression: &Expression, context: &Context<'_>) -> bool {
-    expression.holds(|root, asked| attribute(root, asked, context))
+    expression.holds(|root, field| attribute(root, field, context))
 }
 
 /// Returns the value of the expression as text, if it has one.
 pub(super) fn text(expression: &Expression, context: &Context<'_>) -> Option<String> {
-    expression.text(|root, asked| attribute(root, asked, context))
+    expression.text(|root, field| attribute(root, field, context))
 }
 
 /// Returns the value of the expression as JSON, if it has one.
 pub(crate) fn attribute_json(expression: &Expression, context: &Context<'_>) -> Option<Json> {
-    expression.json(|root, asked| attribute(root, asked, context))
+    expression.json(|root, field| attribute(root, field, context))
 }
 
 /// Returns the value of an attribute, if it has one.
-fn attribute(root: &str, asked: &AttributeUse, context: &Context<'_>) -> Option<Value> {
-    let (record, field) = (context.record, asked.field);
+fn attribute(root: &str, attribute: &AttributeUse, context: &Context<'_>) -> Option<Value> {
+    let (record, field) = (context.record, attribute.field);
     match root {
-        "request" => request(context.request?, asked, record),
-        "response" => response(asked, context),
+        "request" => request(context.request?, attribute, record),
+        "response" => response(attribute, context),
         "connection" => match field {
             "mtls" => Some(Value::Bool(record.downstream.is_some_and(|peer| peer.certificate.is_some()))),
             "requested_server_name" => Some(record.server_name.unwrap_or_default().into()),
@@ -116,19 +116,20 @@ fn attribute(root: &str, asked: &AttributeUse, context: &Context<'_>) -> Option<
     }
 }
 
-fn request(head: &RequestHead, asked: &AttributeUse, record: &Record<'_>) -> Option<Value> {
+fn request(head: &RequestHead, attribute: &AttributeUse, record: &Record<'_>) -> Option<Value> {
     let header = |name| head.header(name).map(|value| String::from_utf8_lossy(value).as_ref().into());
-    Some(match asked.field {
+    Some(match attribute.field {
         "path" => head.path().into(),
         "url_path" => head.path_without_query().into(),
         "host" => head.authority().into(),
         "scheme" => head.scheme().into(),
         "method" => head.method().into(),
         "headers" => {
-            let mut found = headers(head.headers(), asked);
+            let mut found = headers(head.headers(), attribute);
             for name in PSEUDO_HEADERS {
-                let keys = asked.keys.iter().filter(|key| key.eq_ignore_ascii_case(name)).map(String::as_str);
-                for key in keys.chain(asked.all.then_some(name)) {
+                let keys =
+                    attribute.keys.iter().filter(|key| key.eq_ignore_ascii_case(name)).map(String::as_str);
+                for key in keys.chain(attribute.all.then_some(name)) {
                     found.extend(head.pseudo_header(name).map(|value| (key.to_owned(), value.to_owned())));
                 }
             }
@@ -157,10 +158,10 @@ fn request(head: &RequestHead, asked: &AttributeUse, record: &Record<'_>) -> Opt
 /// HTTP/2 pseudo-headers, which are stored separately.
 const PSEUDO_HEADERS: [&str; 4] = [":method", ":path", ":authority", ":scheme"];
 
-fn response(asked: &AttributeUse, context: &Context<'_>) -> Option<Value> {
+fn response(attribute: &AttributeUse, context: &Context<'_>) -> Option<Value> {
     let record = context.record;
     let head = || Some(context.response?.headers());
-    Some(match asked.field {
+    Some(match attribute.field {
         "code" if record.status == 0 => return None,
         "code" => Value::Int(record.status.into()),
         "code_details" => return some(record.details),
@@ -172,7 +173,7 @@ fn response(asked: &AttributeUse, context: &Context<'_>) -> Option<Value> {
             let stands_for = || (record.status != 0).then(|| grpc_status::from_http(record.status));
             Value::Int(record.grpc_status.or_else(stands_for)?.into())
         }
-        "headers" => headers(head()?, asked).into(),
+        "headers" => headers(head()?, attribute).into(),
         "size" => number(record.bytes_sent),
         _ => number(record.bytes_sent + size(head()?) as u64),
     })
@@ -204,13 +205,13 @@ fn workload(of: &Workload) -> Value {
 
 /// Returns the headers that the expression names, under the name and case it uses, or all headers under their
 /// own names.
-fn headers(of: &Headers, asked: &AttributeUse) -> HashMap<String, String> {
-    let own = of.iter().map(|(name, _)| String::from_utf8_lossy(name).into_owned()).filter(|_| asked.all);
+fn headers(of: &Headers, attribute: &AttributeUse) -> HashMap<String, String> {
+    let own = of.iter().map(|(name, _)| String::from_utf8_lossy(name).into_owned()).filter(|_| attribute.all);
     let value = |name: &str| {
         let values: Vec<_> = of.header_values(name).collect();
         (!values.is_empty()).then(|| String::from_utf8_lossy(&values.join(&b","[..])).into_owned())
     };
-    let names = own.chain(asked.keys.iter().cloned());
+    let names = own.chain(attribute.keys.iter().cloned());
     names.filter_map(|name| value(&name.to_ascii_lowercase()).map(|value| (name, value))).collect()
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct Exporter {
     /// All items from before the shutdown are sent.
     pub(crate) finished: Cell<bool>,
     /// Lost items since the last warning, and the time of that warning.
-    lost: Cell<u64>,
+    unreported: Cell<u64>,
     last_warning: Cell<Option<Instant>>,
 }
 
@@ -74,7 +74,7 @@ impl Exporters {
             failing: Cell::new(false),
             ending: Cell::new(false),
             finished: Cell::new(false),
-            lost: Cell::new(0),
+            unreported: Cell::new(0),
             last_warning: Cell::new(None),
         });
         exporters.push(exporter.clone());
@@ -135,15 +135,15 @@ impl Exporter {
     }
 
     fn lose(&self, count: u64, why: &str) {
-        let (now, lost) = (Instant::now(), self.lost.get() + count);
+        let (now, unreported) = (Instant::now(), self.unreported.get() + count);
         if self.last_warning.get().is_some_and(|last_warning| now - last_warning < WARNING_INTERVAL) {
-            return self.lost.set(lost);
+            return self.unreported.set(unreported);
         }
         self.last_warning.set(Some(now));
-        self.lost.set(0);
+        self.unreported.set(0);
         let Collector { what, cluster, .. } = &*self.collector;
         tracing::warn!(
-            "{lost} {what} could not be sent to cluster {cluster}: {why}; check that the collector runs and keeps up \
+            "{unreported} {what} could not be sent to cluster {cluster}: {why}; check that the collector runs and keeps up \
              (logged at most once a minute; counted in skysail_export_dropped_total and skysail_export_failed_total)"
         );
     }

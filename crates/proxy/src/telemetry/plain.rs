@@ -48,13 +48,13 @@ pub enum Kind {
 
 /// Statistics by name.
 #[derive(Debug, Default)]
-pub(super) struct Plain {
+pub(super) struct NamedStats {
     /// Type, value, and whether it has been updated.
     numbers: BTreeMap<String, (Type, u64, bool)>,
     histograms: BTreeMap<String, Histogram>,
 }
 
-impl Plain {
+impl NamedStats {
     /// Adds a number by its Prometheus name and labels.
     pub(super) fn labelled(&mut self, name: &str, labels: &str, kind: Type, value: u64) {
         self.number(plain_name(name, &parse(labels)), kind, value, value > 0);
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn only_selected_statistics_are_shown() {
-        let mut plain = Plain::default();
+        let mut plain = NamedStats::default();
         for (name, kind, value, used) in [
             ("listener.a.downstream_cx_active", Type::Gauge, 0, false),
             ("listener.a.downstream_cx_total", Type::Counter, 2, true),
@@ -343,7 +343,7 @@ mod tests {
             [0.0, 0.25, 0.5, 0.75, 1.0].map(|share| values.quantile(share)),
             [0.0, 0.25, 0.5, 3.0, 5.0]
         );
-        let mut plain = Plain::default();
+        let mut plain = NamedStats::default();
         plain.histogram("istio_request_bytes", "a=\"b\"", &values);
         plain.histogram("istio_response_bytes", "a=\"b\"", &Histogram::default());
         let text = plain.text(&StatsFilter::default());

@@ -12,7 +12,7 @@ use skysail_core::logging;
 
 use super::{
     access_log::AccessLogger,
-    plain::{Kind, Plain, StatsFilter},
+    plain::{Kind, NamedStats, StatsFilter},
     series::{BOUNDS, Histogram, HttpSeries, TcpCounts, TcpSeries, escape},
     shard::ShardSnapshot,
     stats::Type,
@@ -113,8 +113,8 @@ impl Metrics {
         self.plain().json(wanted)
     }
 
-    fn plain(&self) -> Plain {
-        let mut plain = Plain::default();
+    fn plain(&self) -> NamedStats {
+        let mut plain = NamedStats::default();
         for ((name, kind), by_labels) in &self.samples {
             by_labels.iter().for_each(|(labels, value)| plain.labelled(name, labels, *kind, *value));
         }
@@ -170,10 +170,10 @@ const TCP_COUNTS: [Shown<TcpCounts, u64>; 4] = [
 struct Family<'a> {
     name: Cow<'a, str>,
     kind: Kind,
-    values: Values<'a>,
+    values: FamilyValues<'a>,
 }
 
-enum Values<'a> {
+enum FamilyValues<'a> {
     Http(&'a [(Arc<str>, HttpSeries)], u8, fn(&HttpSeries) -> u64),
     Histograms(&'a [(Arc<str>, HttpSeries)], u8, fn(&HttpSeries) -> &Histogram),
     Tcp(&'a [(Arc<str>, TcpSeries)], u8, fn(&TcpCounts) -> u64),
@@ -189,7 +189,7 @@ enum Row<'a> {
     Histogram(&'a str, &'a Histogram),
 }
 
-impl Values<'_> {
+impl FamilyValues<'_> {
     /// Returns the series at an index; `None` after the last.
     fn row(&self, index: usize, used_only: bool) -> Option<Row<'_>> {
         let row = match *self {
@@ -223,24 +223,24 @@ impl Metrics {
     fn family(&self, index: usize) -> Option<Family<'_>> {
         let counter = |name, values| Family { name: Cow::Borrowed(name), kind: Kind::Counters, values };
         if let Some((name, metric, pick)) = COUNTS.get(index) {
-            return Some(counter(*name, Values::Http(&self.http, *metric, *pick)));
+            return Some(counter(*name, FamilyValues::Http(&self.http, *metric, *pick)));
         }
         let index = index - COUNTS.len();
         if let Some((name, metric, pick)) = HISTOGRAMS.get(index) {
-            let values = Values::Histograms(&self.http, *metric, *pick);
+            let values = FamilyValues::Histograms(&self.http, *metric, *pick);
             return Some(Family { name: Cow::Borrowed(name), kind: Kind::Histograms, values });
         }
         let index = index - HISTOGRAMS.len();
         if let Some((name, metric, pick)) = TCP_COUNTS.get(index) {
-            return Some(counter(*name, Values::Tcp(&self.tcp, *metric, *pick)));
+            return Some(counter(*name, FamilyValues::Tcp(&self.tcp, *metric, *pick)));
         }
         let index = index - TCP_COUNTS.len();
         if let Some(((name, kind), values)) = self.samples.get(index) {
-            return Some(Family { kind: kind.kind(), ..counter(*name, Values::Samples(values)) });
+            return Some(Family { kind: kind.kind(), ..counter(*name, FamilyValues::Samples(values)) });
         }
         let (name, kind, value) = self.process.get(index - self.samples.len())?;
         let name = format!("envoy_{}", name.replace(|c: char| !c.is_ascii_alphanumeric(), "_"));
-        Some(Family { name: Cow::Owned(name), kind: kind.kind(), values: Values::Process(*value) })
+        Some(Family { name: Cow::Owned(name), kind: kind.kind(), values: FamilyValues::Process(*value) })
     }
 }
 

@@ -59,7 +59,7 @@ const SWEEP: Duration = Duration::from_secs(60);
 pub struct Shard {
     local: Arc<LocalWorkload>,
     /// Maximum number of request series, and of connection series.
-    most: usize,
+    max_series: usize,
     expiry: Cell<Duration>,
     swept: Cell<Option<Instant>>,
     /// Times of the last warnings: too many series, and labels too long.
@@ -147,11 +147,11 @@ pub struct ShardSnapshot {
 }
 
 impl Shard {
-    /// Returns an empty shard with at most `most` series of requests, and as many of connections.
-    pub fn new(local: Arc<LocalWorkload>, most: usize) -> Self {
+    /// Returns an empty shard with at most `max_series` series of requests, and as many of connections.
+    pub fn new(local: Arc<LocalWorkload>, max_series: usize) -> Self {
         Self {
             local,
-            most,
+            max_series,
             expiry: Cell::new(EXPIRY),
             swept: Cell::new(None),
             last_warning: Default::default(),
@@ -237,7 +237,7 @@ impl Shard {
                 "the limit of {} metric series is reached, or their labels exceed {MAX_LABEL_BYTES} bytes each on average: \
                  new series are not recorded (see skysail_metric_series_dropped_total); remove labels that \
                  have many values (tagOverrides of Telemetry), or raise --max-metric-series",
-                self.most
+                self.max_series
             );
         }
     }
@@ -371,7 +371,7 @@ impl Shard {
         let mut by_labels = |end: &PeerLabels, bytes| {
             self.find_by_labels(numbers, record, (end, destination), protocol, changed, bytes)
         };
-        let (mut end, bytes) = (peer_labels(record), self.most.saturating_mul(MAX_LABEL_BYTES));
+        let (mut end, bytes) = (peer_labels(record), self.max_series.saturating_mul(MAX_LABEL_BYTES));
         let Some(index) = by_labels(&end, bytes) else {
             // Peers choose their own metadata. Series without it have reserved room.
             end.workload.take()?;
@@ -383,7 +383,7 @@ impl Shard {
                      new series are recorded without the peer's metadata (see \
                      skysail_metric_peers_unlabelled_total); remove labels that have many or long values \
                      (tagOverrides of Telemetry), or raise --max-metric-series",
-                    self.most
+                    self.max_series
                 );
             }
             return Some(index);
@@ -413,9 +413,9 @@ impl Shard {
         let (hidden, changes) = changed.map_or((0, &[][..]), |changed| (changed.hidden, &changed.labels));
         let labels = series::labels(&self.local, other, record, destination, (http, changes));
         if http {
-            numbers.http.index(labels, hidden, (self.most, bytes))
+            numbers.http.index(labels, hidden, (self.max_series, bytes))
         } else {
-            numbers.tcp.index(labels, hidden, (self.most, bytes))
+            numbers.tcp.index(labels, hidden, (self.max_series, bytes))
         }
     }
 }
@@ -446,12 +446,12 @@ impl<'a> EvaluatedChange<'a> {
 impl<T: Series> Table<T> {
     /// Returns the index of the series with these labels and hidden metrics; `None` when there are too many
     /// series or label bytes.
-    fn index(&mut self, labels: String, hidden: u8, (most, bytes): (usize, usize)) -> Option<u32> {
+    fn index(&mut self, labels: String, hidden: u8, (max_series, bytes): (usize, usize)) -> Option<u32> {
         if let Some(index) = self.by_labels.get(labels.as_str()) {
             *self.series[*index as usize].1.hidden() &= hidden;
             return Some(*index);
         }
-        let index = u32::try_from(self.series.len()).ok().filter(|index| (*index as usize) < most)?;
+        let index = u32::try_from(self.series.len()).ok().filter(|index| (*index as usize) < max_series)?;
         if self.bytes + labels.len() > bytes {
             return None;
         }

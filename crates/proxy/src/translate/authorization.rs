@@ -122,7 +122,7 @@ fn body(proto: &BufferSettings) -> Result<Body> {
         return Err(Reject::new(format!("must be at most {MAX_BODY} bytes")).at_field("max_request_bytes"));
     }
     Ok(Body {
-        most: proto.max_request_bytes as usize,
+        max_bytes: proto.max_request_bytes as usize,
         partial: proto.allow_partial_message,
         raw: proto.pack_as_bytes,
     })

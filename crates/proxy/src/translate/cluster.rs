@@ -236,7 +236,7 @@ fn retry_budget(proto: &RetryBudgetProto) -> Result<RetryBudget> {
         return Err(Reject::new("must be from 0 to 100").at_field("budget_percent"));
     }
     let share = (percent * 10_000.0).round() as u32;
-    Ok(RetryBudget { share, least: number(proto.min_retry_concurrency).unwrap_or(3) })
+    Ok(RetryBudget { share, min: number(proto.min_retry_concurrency).unwrap_or(3) })
 }
 
 fn keepalive(options: &UpstreamConnectionOptions) -> Option<Keepalive> {
@@ -353,7 +353,7 @@ impl Http {
             idle_timeout: None,
             max_head: MAX_HEAD,
             max_headers: MAX_HEADERS,
-            max_requests: number(proto.max_requests_per_connection).filter(|most| *most > 0),
+            max_requests: number(proto.max_requests_per_connection).filter(|max| *max > 0),
             max_duration: None,
         };
         http.common(proto.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;

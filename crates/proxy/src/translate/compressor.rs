@@ -78,11 +78,11 @@ pub(super) fn translate(proto: &Proto) -> Result<Option<Compressor>> {
     }))
 }
 
-fn between(value: u32, least: u32, most: u32) -> Result<u32> {
-    if (least..=most).contains(&value) {
+fn between(value: u32, min: u32, max: u32) -> Result<u32> {
+    if (min..=max).contains(&value) {
         return Ok(value);
     }
-    Err(Reject::new(format!("{value} is not between {least} and {most}")))
+    Err(Reject::new(format!("{value} is not between {min} and {max}")))
 }
 
 /// Translates a route's setting.

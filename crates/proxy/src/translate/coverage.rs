@@ -65,7 +65,7 @@ enum Json {
 mod rules;
 mod typed_struct;
 
-use rules::{Check, Values, Wire};
+use rules::{Check, FieldValues, Wire};
 
 pub(super) use typed_struct::unwrapped;
 
@@ -213,7 +213,7 @@ impl FieldWalk {
                 FieldKind::Text => Some(Wire::Bytes(&[])),
                 FieldKind::Optional | FieldKind::Numbers => None,
             };
-            let mut values = Values { all: all.map(|(_, value)| *value).collect(), default };
+            let mut values = FieldValues { all: all.map(|(_, value)| *value).collect(), default };
             if field.kind == FieldKind::Numbers {
                 values.unpack();
             }

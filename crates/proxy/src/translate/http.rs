@@ -109,7 +109,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         max_headers: max_headers(common).at("common_http_protocol_options")?,
         max_requests_per_connection: common
             .and_then(|common| number(common.max_requests_per_connection))
-            .filter(|most| *most > 0),
+            .filter(|max| *max > 0),
         http2: http2_options(proto.http2_protocol_options.as_ref(), MAX_STREAMS)
             .at("http2_protocol_options")?,
         idle_timeout: timeout(idle, Some(IDLE_TIMEOUT)).at("common_http_protocol_options.idle_timeout")?,
@@ -149,7 +149,7 @@ pub(super) fn max_headers(common: Option<&HttpProtocolOptions>) -> Result<usize>
     match common.and_then(|common| number(common.max_headers_count)) {
         None => Ok(MAX_HEADERS),
         Some(0) => Err(Reject::new("must be at least 1").at_field("max_headers_count")),
-        Some(most) => Ok(most as usize),
+        Some(max) => Ok(max as usize),
     }
 }
 

@@ -224,7 +224,7 @@ pub(super) fn http_uri(proto: &HttpUri) -> Result<HttpTarget> {
     })
 }
 
-/// Returns the timeout of a request of the sidecar itself; 0 means practically none.
+/// Returns the timeout of a request of the sidecar itself; 0 stands for a very long one.
 pub(super) fn or_practically_none(time: Duration) -> Duration {
     if time.is_zero() { Duration::from_secs(24 * 3600) } else { time }
 }

@@ -31,10 +31,10 @@ pub(super) fn translate(proto: &LocalRateLimit) -> Result<RateLimit> {
     let settings = BucketsSettings {
         default: proto.token_bucket.as_ref().map(bucket).transpose().at("token_bucket")?,
         descriptors: descriptors(&proto.descriptors)?,
-        most_dynamic: match number(proto.max_dynamic_descriptors).unwrap_or(MAX_DYNAMIC) {
-            most @ 1..=MOST_DYNAMIC => most as usize,
-            most => {
-                return Err(Reject::new(format!("{most} is not between 1 and {MOST_DYNAMIC}"))
+        max_dynamic_descriptors: match number(proto.max_dynamic_descriptors).unwrap_or(MAX_DYNAMIC) {
+            max @ 1..=MOST_DYNAMIC => max as usize,
+            max => {
+                return Err(Reject::new(format!("{max} is not between 1 and {MOST_DYNAMIC}"))
                     .at_field("max_dynamic_descriptors"));
             }
         },
@@ -112,5 +112,9 @@ fn bucket(proto: &BucketProto) -> Result<BucketSettings> {
     if interval.as_millis() < 50 {
         return Err(Reject::new("must be at least 50 ms, as in Envoy").at_field("fill_interval"));
     }
-    Ok(BucketSettings { most: proto.max_tokens, fill: number(proto.tokens_per_fill).unwrap_or(1), interval })
+    Ok(BucketSettings {
+        max_tokens: proto.max_tokens,
+        fill: number(proto.tokens_per_fill).unwrap_or(1),
+        interval,
+    })
 }

@@ -100,12 +100,12 @@ fn action(proto: &Action) -> Result<LimitAction> {
     let metadata = |path: Option<&MetadataKey>, default: &str| {
         Ok(ValueSource::Metadata(metadata_path(path)?, default.into()))
     };
-    let prefix = |length, most: u8| match number(length) {
-        None => Ok(most),
+    let prefix = |length, max: u8| match number(length) {
+        None => Ok(max),
         Some(length) => u8::try_from(length)
             .ok()
-            .filter(|length| *length <= most)
-            .ok_or_else(|| Reject::new(format!("{length} is above {most}"))),
+            .filter(|length| *length <= max)
+            .ok_or_else(|| Reject::new(format!("{length} is above {max}"))),
     };
     Ok(match proto.action_specifier.as_ref() {
         Some(ActionSpecifier::SourceCluster(_)) => LimitAction::SourceCluster,

@@ -314,13 +314,13 @@ fn connection_limit(proto: &ConnectionLimitProto) -> Result<Option<Arc<Connectio
     if proto.stat_prefix.is_empty() {
         return Err(Reject::new("must be given").at_field("stat_prefix"));
     }
-    let most = proto.max_connections.map(|most| most.value).filter(|most| *most > 0);
-    let most = most.ok_or_else(|| Reject::new("must be at least 1").at_field("max_connections"))?;
+    let max = proto.max_connections.map(|max| max.value).filter(|max| *max > 0);
+    let max = max.ok_or_else(|| Reject::new("must be at least 1").at_field("max_connections"))?;
     let delay = timeout(proto.delay.as_ref(), None).at("delay")?;
     let enabled = proto.runtime_enabled.as_ref().and_then(|runtime| flag(runtime.default_value));
     let limit = ConnectionLimit {
         stat_prefix: proto.stat_prefix.as_str().into(),
-        most,
+        max_connections: max,
         delay,
         open: OpenConnections::default(),
     };

@@ -225,11 +225,11 @@ pub(crate) fn ip_and_port(
 
 /// Logs a warning once, so that a mesh of many clusters does not repeat it for each.
 fn warn_once(warning: String) {
-    static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
+    static WARNED: Mutex<Option<HashSet<String>>> = Mutex::new(None);
     // Paths differ only in their indices; a warning about one element of a list applies to all.
     let key: String = warning.chars().filter(|c| !c.is_ascii_digit()).collect();
-    let mut said = SAID.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if said.get_or_insert_default().insert(key) {
+    let mut warned = WARNED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if warned.get_or_insert_default().insert(key) {
         tracing::warn!("{warning}");
     }
 }

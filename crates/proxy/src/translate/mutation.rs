@@ -96,9 +96,9 @@ fn query(proto: &KeyValueMutation) -> Result<QueryMutation> {
 /// Translates the buffer filter: returns the maximum size of a body in bytes.
 pub(super) fn buffer(proto: &Buffer) -> Result<usize> {
     match number(proto.max_request_bytes) {
-        Some(most @ 1..=MAX_BODY) => Ok(most as usize),
-        most => {
-            let shown = most.unwrap_or(0);
+        Some(max @ 1..=MAX_BODY) => Ok(max as usize),
+        max => {
+            let shown = max.unwrap_or(0);
             Err(Reject::new(format!("{shown} is not between 1 and {MAX_BODY}")).at_field("max_request_bytes"))
         }
     }

@@ -116,11 +116,11 @@ fn one(config: &SlowStartConfig) -> Result<Option<SlowStart>> {
     if aggression.is_nan() || aggression <= 0.0 {
         return Err(Reject::new("must be greater than 0").at_field("aggression"));
     }
-    let least = config.min_weight_percent.map_or(10.0, |percent| percent.value);
-    if !(0.0..=100.0).contains(&least) {
+    let min = config.min_weight_percent.map_or(10.0, |percent| percent.value);
+    if !(0.0..=100.0).contains(&min) {
         return Err(Reject::new("must be from 0 to 100").at_field("min_weight_percent"));
     }
     // With weight 0 an endpoint would never be selected.
-    let least = (least / 100.0).max(0.0001);
-    Ok((!window.is_zero()).then_some(SlowStart { window, aggression, least }))
+    let min = (min / 100.0).max(0.0001);
+    Ok((!window.is_zero()).then_some(SlowStart { window, aggression, min }))
 }

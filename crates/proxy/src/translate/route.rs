@@ -62,11 +62,11 @@ pub(crate) fn domains(host: &[u8]) -> Result<Vec<String>> {
 /// Returns whether the route configuration receives virtual hosts by VHDS.
 pub(crate) fn uses_vhds(body: &[u8]) -> Result<bool> {
     #[derive(Clone, PartialEq, Message)]
-    struct Apart {
+    struct VhdsField {
         #[prost(message, optional, tag = "9")]
         vhds: Option<Vhds>,
     }
-    let apart = Apart::decode(body).map_err(|error| Reject::new(error.to_string()))?;
+    let apart = VhdsField::decode(body).map_err(|error| Reject::new(error.to_string()))?;
     let Some(vhds) = apart.vhds else { return Ok(false) };
     match vhds.config_source.and_then(|source| source.config_source_specifier) {
         Some(ConfigSourceSpecifier::Ads(_)) => Ok(true),
@@ -480,17 +480,17 @@ fn retry_on(words: &str) -> Result<RetryOn> {
     Ok(on)
 }
 
-type Changes<'a> = (&'a [HeaderValueOption], &'a [String]);
+type HeaderMutations<'a> = (&'a [HeaderValueOption], &'a [String]);
 
 /// Translates header operations: removals first, then additions, as in Envoy.
-fn ops(request: Changes<'_>, response: Changes<'_>) -> Result<HeaderOps> {
+fn ops(request: HeaderMutations<'_>, response: HeaderMutations<'_>) -> Result<HeaderOps> {
     Ok(HeaderOps {
         request: changes(request, "request_headers_to_add")?,
         response: changes(response, "response_headers_to_add")?,
     })
 }
 
-fn changes((add, remove): Changes<'_>, field: &str) -> Result<Vec<HeaderOp>> {
+fn changes((add, remove): HeaderMutations<'_>, field: &str) -> Result<Vec<HeaderOp>> {
     let mut ops: Vec<_> =
         remove.iter().map(|name| Ok(HeaderOp::Remove(field_name(name)?))).collect::<Result<_>>()?;
     ops.extend(additions(add).at(field)?);

@@ -80,10 +80,10 @@ impl TlsContexts {
     pub(crate) fn set_roots(&self, name: &SecretName, roots: Roots) {
         let live = self.roots(name);
         let before = live.get();
-        let lost = before.as_ref().is_some_and(|before| !roots.include(before));
+        let has_removed = before.as_ref().is_some_and(|before| !roots.include(before));
         let gained = before.as_ref().is_none_or(|before| !before.include(&roots));
         live.set(Arc::new(roots));
-        if lost {
+        if has_removed {
             self.distrust(|check| Arc::ptr_eq(&check.roots, &live));
         } else if gained && self.distrusted() > 0 {
             // A root that was added back makes certificates valid again that were refused without it.

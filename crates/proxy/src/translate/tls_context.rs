@@ -69,10 +69,10 @@ fn session_lifetime(proto: &DownstreamTlsContext) -> Result<Duration> {
     {
         return Ok(Duration::ZERO);
     }
-    let most = SessionResumption::default().lifetime;
+    let max = SessionResumption::default().lifetime;
     let wanted = timeout(proto.session_timeout.as_ref(), None)?.map(|time| time.as_secs());
     // Fractions of seconds are ignored. BoringSSL uses its default for zero.
-    Ok(wanted.filter(|seconds| *seconds > 0).map_or(most, |seconds| most.min(Duration::from_secs(seconds))))
+    Ok(wanted.filter(|seconds| *seconds > 0).map_or(max, |seconds| max.min(Duration::from_secs(seconds))))
 }
 
 /// Translates an upstream TLS context.

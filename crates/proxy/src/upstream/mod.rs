@@ -58,7 +58,7 @@ const MIN_UNASSIGNED_PORTS: u16 = 1_024;
 
 /// Protocol requirements of a connection, which determine the ALPN offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Offer {
+pub(crate) struct AlpnOffer {
     pub(crate) protocol: ApplicationProtocol,
     /// Offer the protocols of Istio's sidecars (filter `istio.alpn`) instead of the cluster's.
     pub(crate) istio: bool,
@@ -79,7 +79,7 @@ pub(crate) enum ApplicationProtocol {
     Http2,
 }
 
-impl Offer {
+impl AlpnOffer {
     /// Offer of connections that carry opaque bytes.
     pub(crate) const BYTES: Self =
         Self { protocol: ApplicationProtocol::Bytes, istio: false, ends: None, host: None };
@@ -129,7 +129,7 @@ impl Dialer {
 }
 
 /// Returns an idle connection to an endpoint, or a stream of a shared one.
-pub(crate) fn take(pool: &Pool, host: &Host, offer: &Offer) -> Result<Option<Upstream>, Error> {
+pub(crate) fn take(pool: &Pool, host: &Host, offer: &AlpnOffer) -> Result<Option<Upstream>, Error> {
     let tls = tls_settings(host.endpoint.tls.as_deref(), offer)?;
     Ok(reuse(pool, host, offer, tls.as_ref()))
 }
@@ -139,7 +139,7 @@ fn is_exclusive(pool: &Pool) -> bool {
     pool.cluster.proxy_protocol.is_some()
 }
 
-fn reuse(pool: &Pool, host: &Host, offer: &Offer, tls: Option<&UpstreamTls>) -> Option<Upstream> {
+fn reuse(pool: &Pool, host: &Host, offer: &AlpnOffer, tls: Option<&UpstreamTls>) -> Option<Upstream> {
     if is_exclusive(pool) {
         return None;
     }
@@ -156,7 +156,7 @@ fn reuse(pool: &Pool, host: &Host, offer: &Offer, tls: Option<&UpstreamTls>) -> 
 pub(crate) async fn get(
     pool: &Rc<Pool>,
     host: &Rc<Host>,
-    offer: &Offer,
+    offer: &AlpnOffer,
     dialer: &Dialer,
     fresh: bool,
 ) -> Result<Upstream, Error> {
@@ -209,7 +209,7 @@ pub(crate) async fn place(pool: &Rc<Pool>, host: &Rc<Host>) -> Result<Connection
 pub(crate) async fn bytes(
     pool: &Rc<Pool>,
     host: &Rc<Host>,
-    offer: &Offer,
+    offer: &AlpnOffer,
     dialer: &Dialer,
     place: ConnectionSlot,
 ) -> Result<Upstream, Error> {
@@ -220,7 +220,7 @@ pub(crate) async fn bytes(
 async fn open(
     pool: &Rc<Pool>,
     host: &Rc<Host>,
-    offer: &Offer,
+    offer: &AlpnOffer,
     tls: Option<UpstreamTls>,
     dialer: &Dialer,
     place: ConnectionSlot,
@@ -282,8 +282,8 @@ async fn multiplex(host: &Rc<Host>, stream: Stream, link: Rc<Link>) -> Result<Up
         if over || driver.is_settled() { Poll::Ready(!over) } else { Poll::Pending }
     });
     if !settled.await {
-        let lost = driver.lost().map_or_else(String::new, |lost| lost.to_string());
-        return Err(Error::caused(Kind::ConnectFailed, lost));
+        let error = driver.error().map_or_else(String::new, |error| error.to_string());
+        return Err(Error::caused(Kind::ConnectFailed, error));
     }
     let (owner, known) = (Rc::downgrade(host), Rc::downgrade(&link));
     tokio::task::spawn_local(async move {
@@ -453,7 +453,7 @@ fn tcp_keepalive(config: &Keepalive) -> TcpKeepalive {
     keepalive
 }
 
-fn tls_settings(tls: Option<&ClientTls>, offer: &Offer) -> Result<Option<UpstreamTls>, Error> {
+fn tls_settings(tls: Option<&ClientTls>, offer: &AlpnOffer) -> Result<Option<UpstreamTls>, Error> {
     let Some(tls) = tls else { return Ok(None) };
     let configs = tls.config.load();
     let Some(configs) = configs.as_ref() else {
@@ -484,13 +484,13 @@ pub(crate) fn is_trusted(link: &Link, distrusted: u64) -> bool {
 
 /// Returns the server name for TLS: the request's host with `auto_sni`, else the configured name, else the
 /// endpoint's host name, else its address.
-fn server_name(endpoint: &Endpoint, asked: Option<&str>) -> Result<ServerName<'static>, Error> {
-    if let Some(asked) = asked {
+fn server_name(endpoint: &Endpoint, host: Option<&str>) -> Result<ServerName<'static>, Error> {
+    if let Some(host) = host {
         let refused = |_| {
-            let cause = format_args!("TLS error: the requested host {asked:?} is not a valid server name");
+            let cause = format_args!("TLS error: the requested host {host:?} is not a valid server name");
             Error::caused(Kind::ConnectFailed, cause)
         };
-        return ServerName::try_from(asked.to_owned()).map_err(refused);
+        return ServerName::try_from(host.to_owned()).map_err(refused);
     }
     let configured = endpoint.tls.as_ref().and_then(|tls| tls.sni.clone());
     let host = || ServerName::try_from(endpoint.hostname.as_deref()?.to_owned()).ok();

@@ -64,7 +64,7 @@ pub(crate) struct Pool {
     pub(crate) pick: RefCell<PickState>,
     hosts: RefCell<Map<SocketAddr, Rc<Host>>>,
     /// The cluster has been replaced or removed: connections close after the current request.
-    gone: Cell<bool>,
+    is_removed: Cell<bool>,
     /// Notified when a slot for another connection to any endpoint is free.
     pub(crate) room: Notify,
     /// Resolved hosts of a dynamic forward proxy.
@@ -82,7 +82,7 @@ pub(crate) struct Host {
     pub(crate) connecting: Cell<bool>,
     /// Notified when a connection becomes idle or sharable.
     pub(crate) freed: Notify,
-    gone: Cell<bool>,
+    is_removed: Cell<bool>,
     /// Requests in flight.
     pub(crate) requests: Cell<u32>,
     /// Measured response time, if the load balancer needs it.
@@ -174,7 +174,7 @@ impl Clusters {
             cluster: cluster.clone(),
             pick: RefCell::default(),
             hosts: RefCell::default(),
-            gone: Cell::new(false),
+            is_removed: Cell::new(false),
             room: Notify::new(),
             resolved: match &cluster.discovery {
                 Discovery::Dynamic(config) => Some(HostCache::shared(config)),
@@ -242,7 +242,7 @@ impl Pool {
             shared: RefCell::default(),
             connecting: Cell::new(false),
             freed: Notify::new(),
-            gone: Cell::new(false),
+            is_removed: Cell::new(false),
             requests: Cell::new(0),
             latency: Cell::new(None),
             connections: Cell::new(0),
@@ -327,13 +327,13 @@ impl Pool {
         let streams = self.cluster.http2.max_streams as usize;
         shared.retain(|multiplexed| {
             let connection = &multiplexed.connection;
-            let asked = multiplexed.link.asks_as(tls);
+            let fits = multiplexed.link.asks_as(tls);
             let current = connection.is_usable()
-                && (!asked || multiplexed.link.uses(tls))
+                && (!fits || multiplexed.link.uses(tls))
                 && !multiplexed.link.is_old(Instant::now)
                 && multiplexed.total_requests() < self.max_requests() as usize;
             if current
-                && asked
+                && fits
                 && found.is_none()
                 && multiplexed.requests() < connection.capacity().min(streams)
             {
@@ -405,7 +405,7 @@ impl Pool {
     }
 
     fn retire(&self) {
-        self.gone.set(true);
+        self.is_removed.set(true);
         if let (Some(outlier), Some(stats)) = (&self.cluster.outlier, &self.outliers) {
             stats.ejections_active.add(outlier::end_all(outlier));
         }
@@ -418,7 +418,7 @@ impl Pool {
 
 impl Host {
     fn retire(&self) {
-        self.gone.set(true);
+        self.is_removed.set(true);
         // Dropped after the borrow has ended, because dropping a connection borrows its host.
         let _closed = (self.idle.take(), self.shared.take());
     }
@@ -426,7 +426,7 @@ impl Host {
     /// Adds a sharable HTTP/2 connection and returns its first stream.
     pub(crate) fn add_shared(&self, link: Rc<Link>, connection: Connection) -> Upstream {
         let wire = Wire::Http2(Box::new(Duplex::idle(connection.clone())));
-        if !self.gone.get() && !link.place.pool.gone.get() {
+        if !self.is_removed.get() && !link.place.pool.is_removed.get() {
             self.shared.borrow_mut().push(Rc::new(Multiplexed { link: link.clone(), connection }));
         }
         Upstream { wire, link }
@@ -491,8 +491,8 @@ impl Link {
 
     /// Returns whether the connection may serve further requests.
     pub(crate) fn is_good(&self) -> bool {
-        !self.pool().gone.get()
-            && !self.host.gone.get()
+        !self.pool().is_removed.get()
+            && !self.host.is_removed.get()
             && self.served.get() < self.pool().max_requests()
             && !self.is_old(Instant::now)
     }

@@ -239,11 +239,11 @@ mod tests {
             ],
             Some(chain("default", ChainMatch::default())),
         );
-        let asked = |name| chosen(&by_name, "1.1.1.1:1", &findings(Transport::Tls, Some(name), &[]));
-        assert_eq!(asked("a.b.c"), "exact");
-        assert_eq!(asked("x.b.c"), "long");
-        assert_eq!(asked("x.y.c"), "short");
-        assert_eq!(asked("d"), "default");
+        let chosen_by_name = |name| chosen(&by_name, "1.1.1.1:1", &findings(Transport::Tls, Some(name), &[]));
+        assert_eq!(chosen_by_name("a.b.c"), "exact");
+        assert_eq!(chosen_by_name("x.b.c"), "long");
+        assert_eq!(chosen_by_name("x.y.c"), "short");
+        assert_eq!(chosen_by_name("d"), "default");
         let by_range =
             listener(vec![chain("wide", range("10.0.0.0", 8)), chain("narrow", range("10.1.0.0", 16))], None);
         let none = findings(Transport::RawBuffer, None, &[]);

@@ -22,7 +22,7 @@ pub(crate) struct Findings {
 
 /// State of an inspection after a read.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum InspectionState {
     /// More bytes are needed. Never the result of the last call.
     More,
     /// The inspection is complete.
@@ -46,15 +46,15 @@ pub(crate) struct TlsInspector {
 
 impl TlsInspector {
     /// Inspects all bytes so far. A client hello that is incomplete at the `last` call is malformed.
-    pub(crate) fn look(&mut self, bytes: &[u8], last: bool, findings: &mut Findings) -> Look {
-        let more = if last { Look::Broken } else { Look::More };
+    pub(crate) fn look(&mut self, bytes: &[u8], last: bool, findings: &mut Findings) -> InspectionState {
+        let more = if last { InspectionState::Broken } else { InspectionState::More };
         // A handshake record (22) of version 3.x; RFC 8446, section 5.1.
         match bytes {
             [] | [22] | [22, 3] => return more,
             [22, 3, ..] => {}
             _ => {
                 findings.transport = Some(Transport::RawBuffer);
-                return Look::Known;
+                return InspectionState::Known;
             }
         }
         let acceptor = self.acceptor.get_or_insert_default();
@@ -62,7 +62,7 @@ impl TlsInspector {
         while !rest.is_empty() {
             let before = rest.len();
             if acceptor.read_tls(&mut rest).is_err() {
-                return Look::Broken;
+                return InspectionState::Broken;
             }
             self.given += before - rest.len();
             match acceptor.accept() {
@@ -72,9 +72,9 @@ impl TlsInspector {
                     findings.transport = Some(Transport::Tls);
                     findings.server_name = hello.server_name().map(|name| name.to_ascii_lowercase().into());
                     findings.protocols = hello.alpn().into_iter().flatten().map(Box::from).collect();
-                    return Look::Known;
+                    return InspectionState::Known;
                 }
-                Ok(None) | Err(_) => return Look::Broken,
+                Ok(None) | Err(_) => return InspectionState::Broken,
             }
         }
         more
@@ -97,14 +97,14 @@ pub(crate) struct HttpInspector {
 
 impl HttpInspector {
     /// Inspects all bytes so far. At the `last` call an incomplete first line counts as a long one.
-    pub(crate) fn look(&mut self, bytes: &[u8], last: bool, findings: &mut Findings) -> Look {
+    pub(crate) fn look(&mut self, bytes: &[u8], last: bool, findings: &mut Findings) -> InspectionState {
         let shared = bytes.len().min(PREFACE.len());
         if bytes[..shared] == PREFACE[..shared] {
             if shared == PREFACE.len() {
                 findings.protocols = vec![(*b"h2c").into()];
-                return Look::Known;
+                return InspectionState::Known;
             } else if !last {
-                return Look::More;
+                return InspectionState::More;
             }
         }
         // Servers skip empty lines and blanks before the first line, and accept any white space in it as a space. Such
@@ -116,9 +116,9 @@ impl HttpInspector {
         let end = self.line_end(bytes);
         let is_long = last || self.start >= MAX_LINE || end.unwrap_or(bytes.len()) >= MAX_LINE;
         let version: &[u8] = match end {
-            _ if self.start < MAX_LINE && !is_method => return Look::Known,
+            _ if self.start < MAX_LINE && !is_method => return InspectionState::Known,
             _ if is_long => b"http/1.1",
-            None => return Look::More,
+            None => return InspectionState::More,
             Some(end) => {
                 let words = bytes[self.start..end].split(|b| is_white(*b));
                 let mut words = words.filter(|word| !word.is_empty());
@@ -130,12 +130,12 @@ impl HttpInspector {
                     // HTTP/0.9: no version.
                     Some(_) if method == b"GET" && is_path => b"http/1.1",
                     None if is_path || memchr::memmem::find(target, b"://").is_some() => b"http/1.1",
-                    _ => return Look::Known,
+                    _ => return InspectionState::Known,
                 }
             }
         };
         findings.protocols = vec![version.into()];
-        Look::Known
+        InspectionState::Known
     }
 
     /// Returns the position of the first byte from `from` on that is not skipped.
@@ -168,11 +168,11 @@ mod tests {
 
     use super::*;
 
-    fn tls(bytes: &[u8], findings: &mut Findings) -> Look {
+    fn tls(bytes: &[u8], findings: &mut Findings) -> InspectionState {
         TlsInspector::default().look(bytes, false, findings)
     }
 
-    fn http(bytes: &[u8], findings: &mut Findings) -> Look {
+    fn http(bytes: &[u8], findings: &mut Findings) -> InspectionState {
         HttpInspector::default().look(bytes, false, findings)
     }
 
@@ -195,10 +195,10 @@ mod tests {
     fn a_client_hello_is_read_once_it_is_complete() {
         let bytes = hello("Outbound_.80_._.A.b", &[b"istio-http/1.1", b"istio"]);
         for end in 0..bytes.len() {
-            assert_eq!(tls(&bytes[..end], &mut Findings::default()), Look::More, "{end}");
+            assert_eq!(tls(&bytes[..end], &mut Findings::default()), InspectionState::More, "{end}");
         }
         let mut findings = Findings::default();
-        assert_eq!(tls(&bytes, &mut findings), Look::Known);
+        assert_eq!(tls(&bytes, &mut findings), InspectionState::Known);
         assert_eq!(findings.transport, Some(Transport::Tls));
         assert_eq!(findings.server_name.as_deref(), Some("outbound_.80_._.a.b"));
         assert_eq!(findings.protocols, [Box::from(&b"istio-http/1.1"[..]), Box::from(&b"istio"[..])]);
@@ -211,18 +211,18 @@ mod tests {
             let seen = http(bytes, &mut findings);
             (seen, findings.protocols.first().map(|p| String::from_utf8_lossy(p).into_owned()))
         };
-        let known = |text: &str| (Look::Known, Some(text.to_owned()));
+        let known = |text: &str| (InspectionState::Known, Some(text.to_owned()));
         assert_eq!(look(b"GET / HTTP/1.1\r\n"), known("http/1.1"));
         assert_eq!(look(b"GET / HTTP/1.0\n"), known("http/1.0"));
         assert_eq!(look(PREFACE), known("h2c"));
-        assert_eq!(look(b"PRI * HT"), (Look::More, None));
-        assert_eq!(look(b"GE"), (Look::More, None));
-        assert_eq!(look(b""), (Look::More, None));
-        assert_eq!(look(b"GET / HTTP/1"), (Look::More, None));
-        assert_eq!(look(b"EHLO me\r\n"), (Look::Known, None));
+        assert_eq!(look(b"PRI * HT"), (InspectionState::More, None));
+        assert_eq!(look(b"GE"), (InspectionState::More, None));
+        assert_eq!(look(b""), (InspectionState::More, None));
+        assert_eq!(look(b"GET / HTTP/1"), (InspectionState::More, None));
+        assert_eq!(look(b"EHLO me\r\n"), (InspectionState::Known, None));
         // Bytes that cannot become a request are detected at once, because their sender may wait for an answer.
         for text in ["{\"a\"", "a@b", "\x00", "\r\n("] {
-            assert_eq!(look(text.as_bytes()), (Look::Known, None), "{text}");
+            assert_eq!(look(text.as_bytes()), (InspectionState::Known, None), "{text}");
         }
         for text in [
             "",
@@ -236,7 +236,7 @@ mod tests {
             "OPTIONS *",
             "GET HTTP://a",
         ] {
-            assert_eq!(look(text.as_bytes()), (Look::More, None), "{text}");
+            assert_eq!(look(text.as_bytes()), (InspectionState::More, None), "{text}");
         }
         for line in [
             "\r\nGET / HTTP/1.1\r\n",
@@ -257,15 +257,18 @@ mod tests {
         for white in [b"GET\x1f/\x1cHTTP/1.1\n", b"GET\xa0/\x85HTTP/1.1\n"] {
             assert_eq!(look(white), known("http/1.1"), "{white:?}");
         }
-        assert_eq!(look(b"GET key\r\n"), (Look::Known, None));
-        assert_eq!(look(b"OPTIONS rtsp://a RTSP/1.0\r\n"), (Look::Known, None));
+        assert_eq!(look(b"GET key\r\n"), (InspectionState::Known, None));
+        assert_eq!(look(b"OPTIONS rtsp://a RTSP/1.0\r\n"), (InspectionState::Known, None));
         let long = format!("GET /{}", "a".repeat(MAX_LINE));
-        assert_eq!(look(&long.as_bytes()[..MAX_LINE - 1]), (Look::More, None));
+        assert_eq!(look(&long.as_bytes()[..MAX_LINE - 1]), (InspectionState::More, None));
         assert_eq!(look(long.as_bytes()), known("http/1.1"));
-        assert_eq!(look(b"\x00\x01"), (Look::Known, None));
-        assert_eq!(look(b"*1\r\n$4\r\nPING\r\n"), (Look::Known, None));
-        assert_eq!(tls(b"GET", &mut Findings::default()), Look::Known);
-        assert_eq!(tls(b"\x16\x03\x01\x00\x05hello and more", &mut Findings::default()), Look::Broken);
+        assert_eq!(look(b"\x00\x01"), (InspectionState::Known, None));
+        assert_eq!(look(b"*1\r\n$4\r\nPING\r\n"), (InspectionState::Known, None));
+        assert_eq!(tls(b"GET", &mut Findings::default()), InspectionState::Known);
+        assert_eq!(
+            tls(b"\x16\x03\x01\x00\x05hello and more", &mut Findings::default()),
+            InspectionState::Broken
+        );
     }
 
     /// Splits a record into records of one byte.
@@ -281,13 +284,13 @@ mod tests {
         let (mut findings, mut given) = (Findings::default(), 0);
         for end in 0..bytes.len() {
             let before = inspector.given;
-            assert_eq!(inspector.look(&bytes[..end], false, &mut findings), Look::More, "{end}");
+            assert_eq!(inspector.look(&bytes[..end], false, &mut findings), InspectionState::More, "{end}");
             given += inspector.given - before;
         }
-        assert_eq!(inspector.look(&bytes, false, &mut findings), Look::Known);
+        assert_eq!(inspector.look(&bytes, false, &mut findings), InspectionState::Known);
         assert_eq!((findings.server_name.as_deref(), given), (Some("a.b"), bytes.len() - 1));
         let mut at_once = Findings::default();
-        assert_eq!(tls(&bytes, &mut at_once), Look::Known);
+        assert_eq!(tls(&bytes, &mut at_once), InspectionState::Known);
         assert_eq!(at_once, findings);
     }
 
@@ -295,8 +298,9 @@ mod tests {
     fn a_line_in_many_pieces_is_read_once() {
         for text in [format!("\r\n \r\nGET /{} HTTP/1.1\r\n", "a".repeat(4_000)), " ".repeat(2 * MAX_LINE)] {
             let (mut inspector, mut findings) = (HttpInspector::default(), Findings::default());
-            let known = (0..=text.len())
-                .find(|end| inspector.look(&text.as_bytes()[..*end], false, &mut findings) == Look::Known);
+            let known = (0..=text.len()).find(|end| {
+                inspector.look(&text.as_bytes()[..*end], false, &mut findings) == InspectionState::Known
+            });
             let known = known.unwrap();
             assert_eq!(known, text.len().min(MAX_LINE));
             assert_eq!(findings.protocols, [Box::from(&b"http/1.1"[..])]);
@@ -309,11 +313,14 @@ mod tests {
         let bytes = hello("a", &[]);
         for end in 0..bytes.len() {
             let looked = TlsInspector::default().look(&bytes[..end], true, &mut Findings::default());
-            assert_eq!(looked, Look::Broken, "{end}");
+            assert_eq!(looked, InspectionState::Broken, "{end}");
         }
         for (text, protocol) in [("GET /a", Some("http/1.1")), ("", Some("http/1.1")), ("{", None)] {
             let mut findings = Findings::default();
-            assert_eq!(HttpInspector::default().look(text.as_bytes(), true, &mut findings), Look::Known);
+            assert_eq!(
+                HttpInspector::default().look(text.as_bytes(), true, &mut findings),
+                InspectionState::Known
+            );
             assert_eq!(findings.protocols.first().map(|p| &**p), protocol.map(str::as_bytes), "{text}");
         }
     }

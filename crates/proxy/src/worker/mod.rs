@@ -17,7 +17,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 
 use crate::{
-    overload::{Limits, Overload, drain::ConnectionSet, pressure::Pressure},
+    overload::{Limits, Overload, drain::ConnectionSet, pressure::OverloadActions},
     script,
     telemetry::{AccessLogger, LogWriter, Shard, export::Exporters},
     upstream::{
@@ -44,7 +44,7 @@ pub struct Shared {
     /// Thresholds of load shedding and other limits.
     pub limits: Limits,
     /// The overload manager.
-    pub pressure: Arc<Pressure>,
+    pub pressure: Arc<OverloadActions>,
 }
 
 /// State of one worker. Every task of the worker holds a reference.

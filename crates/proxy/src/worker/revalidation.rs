@@ -42,7 +42,7 @@ pub(crate) enum Refusal {
     Server,
     /// External authorization would have to decide again, or the request's tokens do not meet the requirement in force.
     Authentication,
-    /// Filters would get another request: other settings process its path, its client address or its fields. Or its
+    /// The filters would see a different request: settings for its path, client address or fields have changed. Or its
     /// head was too large to be kept.
     Handling,
     /// A policy denies the connection or request; the details name the rule.

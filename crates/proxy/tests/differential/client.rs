@@ -22,7 +22,7 @@ pub(crate) async fn ask(
     tls: Option<Arc<rustls::ClientConfig>>,
     request: &Request,
 ) -> String {
-    let asked = async {
+    let exchange = async {
         let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
         let Some(config) = tls else { return exchange(stream, "http", request).await };
@@ -33,7 +33,7 @@ pub(crate) async fn ask(
         let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
         exchange(stream, "https", request).await
     };
-    timeout(TIMEOUT, asked).await.unwrap_or_else(|_| "nothing in time\n".to_owned())
+    timeout(TIMEOUT, exchange).await.unwrap_or_else(|_| "nothing in time\n".to_owned())
 }
 
 async fn exchange(
@@ -59,7 +59,7 @@ struct Answer {
 }
 
 impl Answer {
-    fn tell(mut self, request: &Request) -> String {
+    fn describe(mut self, request: &Request) -> String {
         let own = ["date: ", "x-envoy-upstream-service-time: ", "x-ratelimit-reset: "];
         self.fields.retain(|line| !own.iter().any(|name| line.starts_with(name)));
         if request.method == "HEAD" {
@@ -92,7 +92,7 @@ async fn http1(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &Reques
     let mut ended = false;
     loop {
         if let Some(answer) = read(&input, request.method, ended) {
-            return answer.tell(request);
+            return answer.describe(request);
         }
         match stream.read(&mut block).await {
             Ok(count @ 1..) => input.extend_from_slice(&block[..count]),
@@ -167,7 +167,7 @@ async fn http2(
         let by = if error.is_reset() { "stream" } else { "connection" };
         answer.end = format!("{by} ended: {why}\n");
     }
-    answer.tell(request)
+    answer.describe(request)
 }
 
 async fn try_http2(

@@ -99,10 +99,10 @@ fn mutations(rng: &mut Rng) -> Value {
             json!({"append": {"record": record, "action": one(rng, &actions)}})
         }
     };
-    let most = if rarely(rng, 2) { 2 } else { 0 };
+    let max = if rarely(rng, 2) { 2 } else { 0 };
     json!({"mutations": {
         "request_mutations": many(rng, 3, mutation),
-        "query_parameter_mutations": many(rng, most, query),
+        "query_parameter_mutations": many(rng, max, query),
         "response_mutations": many(rng, 3, mutation),
     }})
 }
@@ -263,8 +263,8 @@ fn authorization(rng: &mut Rng) -> Value {
         add(&mut authorization, json!({"status_on_error": {"code": "BadGateway"}}));
     }
     if rarely(rng, 4) {
-        let most = [3, 100, 60_000][rng.usize(..3)];
-        let body = json!({"max_request_bytes": most, "allow_partial_message": rng.bool()});
+        let max = [3, 100, 60_000][rng.usize(..3)];
+        let body = json!({"max_request_bytes": max, "allow_partial_message": rng.bool()});
         add(&mut authorization, json!({"with_request_body": body}));
     }
     authorization

@@ -120,11 +120,11 @@ fn for_seeds(differences: impl Fn(u64) -> Vec<String>) {
     let length = Duration::from_secs(number("SKYSAIL_DIFFERENTIAL_SECONDS").unwrap_or(0));
     let start = Instant::now();
     let first = seed.unwrap_or(1);
-    let least = if seed.is_some() || !length.is_zero() { 1 } else { SEEDS };
+    let min = if seed.is_some() || !length.is_zero() { 1 } else { SEEDS };
     for seed in first.. {
         let differences = differences(seed);
         assert!(differences.is_empty(), "seed {seed}:\n\n{}", differences.join("\n\n"));
-        if seed + 1 >= first + least && start.elapsed() >= length {
+        if seed + 1 >= first + min && start.elapsed() >= length {
             break;
         }
         println!("seed {seed}: {} requests alike", LISTENERS * REQUESTS);
@@ -148,7 +148,7 @@ fn differences(
     let run = RUN.fetch_add(1, Relaxed);
     let twins = Twins::start(&bootstrap);
     let mut differences = Vec::new();
-    let mut tell = |listener: usize, request: &Request, what: &str| {
+    let mut report_difference = |listener: usize, request: &Request, what: &str| {
         let mut received =
             format!("listener {listener}, to\n{request}\n{what}\nwith\n{}", listeners[listener]);
         let own = format!("cluster-{listener}");
@@ -169,7 +169,7 @@ fn differences(
         let is_granted = [&theirs, &ours].iter().all(|answered| answered.0.starts_with("101"));
         if theirs != ours && !is_granted {
             let what = compared(&(theirs.0 + &theirs.1), &(ours.0 + &ours.1));
-            if !tell(listener, &request, &what) {
+            if !report_difference(listener, &request, &what) {
                 return differences;
             }
         }
@@ -184,7 +184,7 @@ fn differences(
             key = format!("unread {unread}");
         }
         if let Some(what) = log::difference(theirs.get(&key), ours.get(&key))
-            && !tell(case / REQUESTS, request, &what)
+            && !report_difference(case / REQUESTS, request, &what)
         {
             return differences;
         }

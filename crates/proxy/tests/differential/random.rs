@@ -35,8 +35,8 @@ pub(crate) fn rarely(rng: &mut Rng, of: u32) -> bool {
     rng.u32(..of) == 0
 }
 
-pub(crate) fn many(rng: &mut Rng, most: usize, mut make: impl FnMut(&mut Rng) -> Value) -> Value {
-    (0..rng.usize(..=most)).map(|_| make(rng)).collect()
+pub(crate) fn many(rng: &mut Rng, max: usize, mut make: impl FnMut(&mut Rng) -> Value) -> Value {
+    (0..rng.usize(..=max)).map(|_| make(rng)).collect()
 }
 
 /// Adds all fields of the second object to the first.

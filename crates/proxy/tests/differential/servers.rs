@@ -161,16 +161,16 @@ fn serve(name: &str, mut connection: TcpStream) {
         let way = way(name, of("x-serve: "), of("x-case: "));
         let mut lines: Vec<String> = head.lines().map(|line| without_time(line.trim_end())).collect();
         lines[1..].sort_unstable();
-        let said = format!("{name} got\n{}\n{body}{late}", lines.join("\n"));
+        let body = format!("{name} got\n{}\n{body}{late}", lines.join("\n"));
         if lines.iter().any(|line| line.eq_ignore_ascii_case("upgrade: websocket")) {
             // The server grants every upgrade; `docs/compatibility.md` describes how other responses to
             // upgrades are forwarded.
             let switch =
                 "HTTP/1.1 101 Words\r\nconnection: Upgrade\r\nupgrade: websocket\r\nx-a: one\r\n\r\n";
-            _ = connection.write_all(format!("{switch}{said}").as_bytes());
+            _ = connection.write_all(format!("{switch}{body}").as_bytes());
             return;
         }
-        let goes_on = answer(&mut connection, &way, head.starts_with("HEAD "), &said);
+        let goes_on = answer(&mut connection, &way, head.starts_with("HEAD "), &body);
         if goes_on.is_none() {
             return;
         }
@@ -178,15 +178,15 @@ fn serve(name: &str, mut connection: TcpStream) {
 }
 
 /// Sends a response; returns `None` if the connection ends with it.
-fn answer(connection: &mut TcpStream, way: &str, silent: bool, said: &str) -> Option<()> {
+fn answer(connection: &mut TcpStream, way: &str, silent: bool, body: &str) -> Option<()> {
     let (status, fields, content) = head(way);
-    let said = if content { said } else { "" };
+    let body = if content { body } else { "" };
     let version = if way == "old" { "1.0" } else { "1.1" };
     let mut text = format!("HTTP/{version} {status} Words\r\n");
     for (name, value) in fields {
         _ = write!(text, "{name}: {value}\r\n");
     }
-    let shown = if silent { "" } else { said };
+    let shown = if silent { "" } else { body };
     match way {
         "reset" | "refused" => return None,
         "garbage" => {
@@ -206,7 +206,7 @@ fn answer(connection: &mut TcpStream, way: &str, silent: bool, said: &str) -> Op
         "chunked" | "trailers" | "grpc-late" => {
             text.push_str("transfer-encoding: chunked\r\n\r\n");
             if !silent {
-                let (first, second) = said.split_at(said.len() / 2);
+                let (first, second) = body.split_at(body.len() / 2);
                 for piece in [first, second] {
                     _ = write!(text, "{:X}\r\n{piece}\r\n", piece.len());
                 }
@@ -218,7 +218,7 @@ fn answer(connection: &mut TcpStream, way: &str, silent: bool, said: &str) -> Op
             }
         }
         "204" | "304" => text.push_str("\r\n"),
-        _ => _ = write!(text, "content-length: {}\r\n\r\n{shown}", said.len()),
+        _ => _ = write!(text, "content-length: {}\r\n\r\n{shown}", body.len()),
     }
     connection.write_all(text.as_bytes()).ok()?;
     (way != "old").then_some(())
@@ -244,7 +244,7 @@ async fn serve_stream(name: &str, request: http::Request<RecvStream>, mut respon
     let text = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
     let way = way(name, text("x-serve"), text("x-case"));
     let late = late.map(|late| format!("\nthen {}", lines(&late))).unwrap_or_default();
-    let said = format!("{name} got\n{} {}\n{}\n{body}{late}", parts.method, parts.uri, lines(&parts.headers));
+    let body = format!("{name} got\n{} {}\n{}\n{body}{late}", parts.method, parts.uri, lines(&parts.headers));
     match &*way {
         "reset" | "garbage" => return respond.send_reset(Reason::INTERNAL_ERROR),
         "refused" => return respond.send_reset(Reason::REFUSED_STREAM),
@@ -265,7 +265,7 @@ async fn serve_stream(name: &str, request: http::Request<RecvStream>, mut respon
         return;
     }
     let end = late.is_empty() && way != "broken";
-    _ = stream.send_data(said.into(), end);
+    _ = stream.send_data(body.into(), end);
     if way == "broken" {
         return stream.send_reset(Reason::INTERNAL_ERROR);
     }

@@ -254,7 +254,7 @@ fn spans_equal_envoys() {
             thread::spawn(move || collect(connection.unwrap(), &collected));
         }
     });
-    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let listeners: Vec<Value> =
         listeners().into_iter().enumerate().map(|(number, one)| self::listener(number, one)).collect();
     let bootstrap = json!({
@@ -263,7 +263,7 @@ fn spans_equal_envoys() {
         "layered_runtime": {"layers": [{"name": "static", "static_layer": {
             "tracing.zipkin.min_flush_spans": 1, "tracing.opentelemetry.min_flush_spans": 1,
         }}]},
-        "static_resources": {"listeners": listeners, "clusters": [http1("one"), collector, cluster("gone", gone)]},
+        "static_resources": {"listeners": listeners, "clusters": [http1("one"), collector, cluster("gone", closed)]},
     });
     let twins = Twins::start(&bootstrap);
     let (mut differences, mut wanted) = (Vec::new(), 0);

@@ -175,8 +175,8 @@ fn admin(folder: &Path) -> Option<SocketAddr> {
     let text = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
     let log = text("log");
     let line = log.split_inclusive('\n').find(|line| line.contains("admin page") && line.ends_with('\n'));
-    let said = line.and_then(|line| line.trim().rsplit('=').next()?.parse().ok());
-    said.or_else(|| text("admin").trim().parse().ok())
+    let port = line.and_then(|line| line.trim().rsplit('=').next()?.parse().ok());
+    port.or_else(|| text("admin").trim().parse().ok())
 }
 
 /// Requests an admin page; returns status and body, or status 0 if the page is not available yet.

@@ -118,7 +118,7 @@ impl Player {
                 () = self.ready.notified() => updating = true,
                 request = requests.next() => {
                     let Some(Ok(request)) = request else { return };
-                    let Asked { url, names, nonce, refused } = F::asked(request);
+                    let RequestParts { url, names, nonce, refused } = F::parts(request);
                     let kind = Kind::from_url(&url).unwrap();
                     unanswered.remove(&nonce);
                     self.state.lock().unwrap().refused.extend(refused);
@@ -164,7 +164,7 @@ impl Player {
 }
 
 /// Contents of a request.
-struct Asked {
+struct RequestParts {
     url: String,
     names: Vec<String>,
     nonce: String,
@@ -178,7 +178,7 @@ trait Form {
     type Request;
     type Response: Message + Default;
 
-    fn asked(request: Self::Request) -> Asked;
+    fn parts(request: Self::Request) -> RequestParts;
     fn prepare(response: &mut Self::Response, kind: Kind, nonce: &str, player: &Player);
 }
 
@@ -189,8 +189,8 @@ impl Form for StateOfTheWorld {
     type Request = DiscoveryRequest;
     type Response = DiscoveryResponse;
 
-    fn asked(request: DiscoveryRequest) -> Asked {
-        Asked {
+    fn parts(request: DiscoveryRequest) -> RequestParts {
+        RequestParts {
             url: request.type_url,
             names: request.resource_names,
             nonce: request.response_nonce,
@@ -213,8 +213,8 @@ impl Form for Delta {
     type Request = DeltaDiscoveryRequest;
     type Response = DeltaDiscoveryResponse;
 
-    fn asked(request: DeltaDiscoveryRequest) -> Asked {
-        Asked {
+    fn parts(request: DeltaDiscoveryRequest) -> RequestParts {
+        RequestParts {
             url: request.type_url,
             names: request.resource_names_subscribe,
             nonce: request.response_nonce,

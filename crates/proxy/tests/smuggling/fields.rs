@@ -115,14 +115,14 @@ async fn ask(address: SocketAddr, server: &Server, path: &str, fields: &str) -> 
     let close = if fields.contains("Connection") { "" } else { "Connection: close\r\n" };
     let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n{close}{fields}\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
-    let (mut said, mut block) = (Vec::new(), [0; 4096]);
-    while !said.ends_with(b"\r\n\r\nfine") {
+    let (mut received, mut block) = (Vec::new(), [0; 4096]);
+    while !received.ends_with(b"\r\n\r\nfine") {
         match within(stream.read(&mut block)).await {
-            Ok(count @ 1..) => said.extend_from_slice(&block[..count]),
+            Ok(count @ 1..) => received.extend_from_slice(&block[..count]),
             _ => break,
         }
     }
-    let status = String::from_utf8_lossy(&said).get(9..12).and_then(|status| status.parse().ok());
+    let status = String::from_utf8_lossy(&received).get(9..12).and_then(|status| status.parse().ok());
     (status.unwrap_or(0), server.requests().len())
 }
 

@@ -391,13 +391,13 @@ async fn run(address: SocketAddr, server: &Server, case: &str, wanted: usize) ->
     let mut stream = within(TcpStream::connect(address)).await.unwrap();
     // The proxy may refuse it before it has read all.
     let _ = stream.write_all(case.as_bytes()).await;
-    let (mut said, mut closed) = (String::new(), false);
-    let answered = |said: &str| said.matches("\r\n\r\nfine").count();
+    let (mut received, mut closed) = (String::new(), false);
+    let answered = |received: &str| received.matches("\r\n\r\nfine").count();
     let _ = tokio::time::timeout(TIMEOUT, async {
         let mut block = [0; 4096];
-        while wanted == 0 || answered(&said) < wanted {
+        while wanted == 0 || answered(&received) < wanted {
             match stream.read(&mut block).await {
-                Ok(count @ 1..) => said += &String::from_utf8_lossy(&block[..count]),
+                Ok(count @ 1..) => received += &String::from_utf8_lossy(&block[..count]),
                 _ => {
                     closed = true;
                     break;
@@ -408,7 +408,7 @@ async fn run(address: SocketAddr, server: &Server, case: &str, wanted: usize) ->
     .await;
     drop(stream);
     let requests = server.requests();
-    let statuses = said.split("HTTP/1.1 ").skip(1).map(|answer| answer[..3].parse().unwrap());
+    let statuses = received.split("HTTP/1.1 ").skip(1).map(|answer| answer[..3].parse().unwrap());
     Outcome { answers: statuses.collect(), closed, requests, next: next(address, server).await }
 }
 

@@ -132,7 +132,7 @@ const FORWARDED: &[Forwarded] = &[
 struct Outcome {
     /// Event on the stream: the first byte of the response head, or the error that ended the stream or the
     /// connection.
-    said: StreamEvent,
+    event: StreamEvent,
     requests: Vec<String>,
     next: Vec<String>,
 }
@@ -181,16 +181,16 @@ async fn run(address: SocketAddr, server: &Server, fields: Fields, content: &[&s
     let whole = fields.first().is_some_and(|(name, _)| name.starts_with(':'));
     out.extend(message(1, if whole { &[] } else { POST }.iter().chain(fields), content));
     let _ = stream.write_all(&out).await;
-    let said = tokio::time::timeout(TIMEOUT, said(&mut stream)).await.unwrap_or(StreamEvent::Nothing);
+    let event = tokio::time::timeout(TIMEOUT, event(&mut stream)).await.unwrap_or(StreamEvent::Nothing);
     drop(stream);
     let requests = server.requests();
-    Outcome { said, requests, next: next(address, server).await }
+    Outcome { event, requests, next: next(address, server).await }
 }
 
 /// Timeout for expected events. No case passes because of it.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-async fn said(stream: &mut TcpStream) -> StreamEvent {
+async fn event(stream: &mut TcpStream) -> StreamEvent {
     loop {
         let mut head = [0; 9];
         if stream.read_exact(&mut head).await.is_err() {
@@ -216,12 +216,12 @@ impl Outcome {
     fn is_refused(&self) -> bool {
         is_next(&self.next)
             && self.requests.is_empty()
-            && self.said != StreamEvent::Nothing
-            && self.said != StreamEvent::Head(OK)
+            && self.event != StreamEvent::Nothing
+            && self.event != StreamEvent::Head(OK)
     }
 
     fn is_forwarded(&self) -> bool {
-        is_next(&self.next) && self.requests.len() == 1 && self.said == StreamEvent::Head(OK)
+        is_next(&self.next) && self.requests.len() == 1 && self.event == StreamEvent::Head(OK)
     }
 }
 
@@ -232,7 +232,7 @@ async fn requests_that_http1_cannot_express_are_refused_and_others_arrive_unchan
     let mut wrong = Vec::new();
     for (what, why, fields, content, _) in REFUSED {
         let outcome = run(proxy.address, &server, fields, content).await;
-        if !outcome.is_refused() || outcome.said != StreamEvent::Reset(PROTOCOL_ERROR) {
+        if !outcome.is_refused() || outcome.event != StreamEvent::Reset(PROTOCOL_ERROR) {
             wrong.push(format!("{what} must be refused ({why}): {outcome:?}"));
         }
     }

@@ -74,11 +74,11 @@ async fn ask(
 ) -> (u16, bool, String) {
     let mut stream = within(TcpStream::connect(address)).await.unwrap();
     stream.write_all(ASKS).await.unwrap();
-    let (mut said, mut block) = (Vec::new(), [0; 4096]);
+    let (mut received, mut block) = (Vec::new(), [0; 4096]);
     // Through a tunnel the server sends `hi`; after any other response the connection ends.
-    while !said.ends_with(b"\r\n\r\nhi") {
+    while !received.ends_with(b"\r\n\r\nhi") {
         match within(stream.read(&mut block)).await {
-            Ok(count @ 1..) => said.extend_from_slice(&block[..count]),
+            Ok(count @ 1..) => received.extend_from_slice(&block[..count]),
             _ => break,
         }
     }
@@ -86,9 +86,9 @@ async fn ask(
     let _ = stream.shutdown().await;
     drop(stream);
     let reached = within(got.recv()).await.unwrap();
-    let said = String::from_utf8_lossy(&said).into_owned();
-    let status = said.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
-    (status, reached.ends_with(HIDDEN), said)
+    let received = String::from_utf8_lossy(&received).into_owned();
+    let status = received.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
+    (status, reached.ends_with(HIDDEN), received)
 }
 
 async fn decide(envoy: bool) {
@@ -105,10 +105,12 @@ async fn decide(envoy: bool) {
     let mut wrong = Vec::new();
     for (what, why, fields, ours, theirs) in SWITCHES {
         *server.0.lock().unwrap() = fields;
-        let (status, reached, said) = ask(proxied, &mut gets).await;
+        let (status, reached, received) = ask(proxied, &mut gets).await;
         let expected = if envoy { theirs } else { ours };
         if (status, reached) != *expected {
-            wrong.push(format!("{what} ({why}): expected {expected:?}, got {status}, {reached}: {said:?}"));
+            wrong.push(format!(
+                "{what} ({why}): expected {expected:?}, got {status}, {reached}: {received:?}"
+            ));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -22,7 +22,7 @@ pub(crate) fn limits(revoked_drain: Duration) -> Limits {
     Limits { revoked_drain, ..Limits::default() }
 }
 
-/// Starts a server that echoes what it receives, after granting an upgrade if that comes first.
+/// Starts an echo server. It grants an upgrade if the first bytes request one.
 pub(crate) async fn echo() -> std::net::SocketAddr {
     server(|_, mut client: Client| async move {
         let mut first = [0; 4];

@@ -323,7 +323,7 @@ impl Mesh {
                 }
             };
             let known = timeout(FAREWELL, known).await.is_ok();
-            // The receiver is gone when the mesh ends, and the pods end with it.
+            // The receiver is dropped when the mesh ends; the pods end with it.
             let _ = removed.send(Removal { pods, known });
         });
     }

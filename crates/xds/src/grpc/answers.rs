@@ -25,7 +25,7 @@ pub(crate) struct Answers {
     piece: Bytes,
     pieces: Option<Box<dyn Iterator<Item = Bytes> + Send>>,
     /// Set while the client does not read.
-    stall: Option<Stall>,
+    stall: Option<UnreadWait>,
     account: Arc<Account>,
 }
 
@@ -37,7 +37,7 @@ enum ResponseState {
 }
 
 /// Wait for a client that does not read.
-struct Stall {
+struct UnreadWait {
     timer: Pin<Box<Sleep>>,
     /// Bytes that the client has read since the timer started.
     taken: usize,
@@ -90,7 +90,7 @@ impl Answers {
             }
         }
         let unread = self.account.limits.unread;
-        let stall = self.stall.get_or_insert_with(|| Stall { timer: Box::pin(sleep(unread)), taken: 0 });
+        let stall = self.stall.get_or_insert_with(|| UnreadWait { timer: Box::pin(sleep(unread)), taken: 0 });
         ready!(stall.timer.as_mut().poll(cx));
         self.account.close();
         let what = format!("the client has read too little for {unread:?}; its connection is closed");

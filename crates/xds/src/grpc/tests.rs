@@ -21,7 +21,7 @@ use super::*;
 /// Admits calls with a token, and counts the checks.
 #[derive(Default)]
 struct TokenService {
-    asked: AtomicUsize,
+    calls: AtomicUsize,
     answered: AtomicUsize,
 }
 
@@ -31,7 +31,7 @@ impl Service for TokenService {
     }
 
     fn admit(&self, _: &str, headers: &HeaderMap, known: &mut Extensions) -> Result<(), Status> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.calls.fetch_add(1, Ordering::Relaxed);
         known.insert(7_u8);
         let known = headers.get("authorization").is_some_and(|token| token == "good");
         if known { Ok(()) } else { Err(Status::unauthenticated("not you")) }
@@ -100,7 +100,7 @@ async fn repeated_refusals_disconnect_a_client() {
         assert!(refused < 100);
     }
     connection.await.unwrap();
-    assert!(service.asked.load(Ordering::Relaxed) <= 8);
+    assert!(service.calls.load(Ordering::Relaxed) <= 8);
 
     let (client, _connection) = connect(&service).await;
     for _ in 0..20 {

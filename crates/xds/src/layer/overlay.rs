@@ -1,8 +1,8 @@
 //! Layers over another one: a layer with the resources that a namespace does not have in common with the others.
 //!
-//! The layer above names what it replaces or hides of the layer below. All else is held once, below. What a client is
-//! due depends on the effective resource of a name alone: [`Layer::edit_over`] keeps the generations of a resource that
-//! moves between the layers, so that it is neither sent again nor missed.
+//! The layer above names what it replaces or hides of the layer below. All else is held once, below. The resources that
+//! are due to a client depend only on the effective resource of each name: [`Layer::edit_over`] keeps the generations
+//! of a resource that moves between the layers, so that it is neither sent again nor missed.
 
 use std::{collections::BTreeSet, sync::Arc};
 

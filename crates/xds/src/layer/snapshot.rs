@@ -28,7 +28,7 @@ pub struct Changes {
     /// Resources that were added or changed.
     pub resources: Vec<Arc<Resource>>,
     /// Names that were removed; `None` if some are forgotten.
-    pub gone: Option<Vec<Arc<str>>>,
+    pub removed: Option<Vec<Arc<str>>>,
 }
 
 impl Snapshot {
@@ -42,8 +42,8 @@ impl Snapshot {
         self.entry(kind, name).map(|entry| &entry.resource)
     }
 
-    /// Returns the resource of a name, or the virtual host that serves `ROUTE CONFIGURATION/AUTHORITY`: the one with
-    /// that domain, else the one with the longest `*.suffix` of it.
+    /// Returns the resource of a name. For `ROUTE CONFIGURATION/AUTHORITY` it is the virtual host with that domain,
+    /// else the one with the longest matching `*.suffix`.
     pub fn find(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
         let by_alias = || {
             let (local, shared) = (self.local.of_kind(kind), self.shared.of_kind(kind));
@@ -220,7 +220,7 @@ impl Snapshot {
 
     /// Returns the changes after a generation: those of the workload, then the others, each sorted by name.
     pub fn changes(&self, kind: Kind, since: u64) -> Changes {
-        let mut changes = Changes { gone: Some(Vec::new()), ..Changes::default() };
+        let mut changes = Changes { removed: Some(Vec::new()), ..Changes::default() };
         let [own, local, shared] = self.layers().map(|layer| layer.of_kind(kind));
         for layers in [&[own][..], &[local, shared]] {
             if layers.iter().any(|of_kind| since < of_kind.forgotten) {
@@ -229,7 +229,7 @@ impl Snapshot {
                     entry.changed > since && is_own(&entry.resource.name) == (layers.len() == 1)
                 });
                 changes.resources.extend(of_these.map(|entry| Arc::clone(&entry.resource)));
-                changes.gone = None;
+                changes.removed = None;
                 continue;
             }
             let mut names: Vec<&Arc<str>> = match layers {
@@ -244,9 +244,9 @@ impl Snapshot {
             names.sort_unstable();
             names.dedup();
             for name in names {
-                match (self.get(kind, name), &mut changes.gone) {
+                match (self.get(kind, name), &mut changes.removed) {
                     (Some(resource), _) => changes.resources.push(Arc::clone(resource)),
-                    (None, Some(gone)) => gone.push(Arc::clone(name)),
+                    (None, Some(removed)) => removed.push(Arc::clone(name)),
                     (None, None) => {}
                 }
             }

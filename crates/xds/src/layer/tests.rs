@@ -15,7 +15,7 @@ fn snapshot(own: &Layer, shared: &Layer) -> Snapshot {
 
 fn names(changes: &Changes) -> (Vec<&str>, Option<Vec<&str>>) {
     let sent = changes.resources.iter().map(|resource| &*resource.name).collect();
-    (sent, changes.gone.as_ref().map(|gone| gone.iter().map(|name| &**name).collect()))
+    (sent, changes.removed.as_ref().map(|removed| removed.iter().map(|name| &**name).collect()))
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn a_layer_over_another_is_read_like_one_layer() {
                 };
                 let mut own = Edits::default();
                 (0..random.usize(..3)).for_each(|_| edit(&mut random, &mut own));
-                // What the layer below changes is given to the other one as well.
+                // A change of the layer below reaches the other one as well.
                 let mut all = Edits::default();
                 for name in &changed {
                     match below.get(Kind::VirtualHost, name) {
@@ -260,7 +260,7 @@ fn compare(now: &Snapshot, one: &Snapshot, then: &Snapshot, at: &str) {
         let (of_now, of_one) = (now.changes(kind, since), one.changes(kind, since));
         let sent = |changes: &Changes| {
             let names: Vec<_> = changes.resources.iter().map(|resource| Arc::clone(&resource.name)).collect();
-            (names, changes.gone.clone())
+            (names, changes.removed.clone())
         };
         if since == generation {
             assert_eq!(sent(&of_now), sent(&of_one), "{at}: since {since}");

@@ -38,9 +38,7 @@ const MAX_REQUEST: usize = 1 << 10;
 
 /// Plays a script.
 ///
-/// # Panics
-/// If a client that follows the protocol ends without a resource that it should have, or with one that it should not
-/// have.
+/// # Panics A client that follows the protocol ends with a missing or an extra resource.
 pub fn stream(script: &[u8]) {
     let [form, script @ ..] = script else { return };
     let form = self::form(*form);

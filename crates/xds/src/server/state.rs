@@ -1,5 +1,5 @@
-//! The subscriptions of one discovery stream, without sockets: what the client requested, what it was sent, and what
-//! is due.
+//! The subscriptions of one discovery stream, without sockets: the client's requests, the resources sent, and those
+//! that are due.
 //!
 //! [`Session`] holds one [`Subscription`] per resource type and decides the order of the types. [`subscription`] is
 //! the core that both forms of the protocol share. [`delta`] (incremental) and [`sotw`] (state of the world) hold the
@@ -251,8 +251,9 @@ impl Session {
             }
             (Form::Delta, kind) => {
                 if kind == Kind::Cluster && !self.holding.is_empty() && !request.unsubscribe.is_empty() {
-                    let gone: HashSet<&str> = request.unsubscribe.iter().map(String::as_str).collect();
-                    self.holding.retain(|name| !gone.contains(&**name));
+                    let unsubscribed: HashSet<&str> =
+                        request.unsubscribe.iter().map(String::as_str).collect();
+                    self.holding.retain(|name| !unsubscribed.contains(&**name));
                 }
                 delta::apply(subscription, request, snapshot)
             }

@@ -301,7 +301,11 @@ impl SlowClient {
         }
         let mut body = alongside(&mut self.connection, &mut self.answer).await.unwrap().into_body();
         let (mut bytes, mut responses) = (bytes::BytesMut::new(), Vec::<wire::DeltaResponse>::new());
-        while !responses.iter().flat_map(|response| &response.removed_resources).any(|gone| gone == name) {
+        while !responses
+            .iter()
+            .flat_map(|response| &response.removed_resources)
+            .any(|removed| removed == name)
+        {
             let piece = alongside(&mut self.connection, body.data()).await.unwrap().unwrap();
             body.flow_control().release_capacity(piece.len()).unwrap();
             bytes.extend_from_slice(&piece);
@@ -352,9 +356,9 @@ fn request(kind: Kind, names: &[&str]) -> DeltaDiscoveryRequest {
 impl SlowClient {
     /// Waits until the server has read a request for this type.
     async fn until_asked(&mut self, server: &Server, kind: Kind) {
-        let asked = format!("{:?}", Event::Requested { kind });
+        let requested = format!("{:?}", Event::Requested { kind });
         let mut events = server.views.events.subscribe();
-        alongside(&mut self.connection, events.wait_for(|events| events.contains(&asked))).await.unwrap();
+        alongside(&mut self.connection, events.wait_for(|events| events.contains(&requested))).await.unwrap();
     }
 
     /// Returns the nonce of the first response.
@@ -472,8 +476,8 @@ async fn responses_are_encoded_as_far_as_the_client_reads() {
 async fn the_number_of_authorities_of_a_stream_is_limited() {
     let server = serve(hosts(), "127.0.0.1:0").await;
     let names: Vec<_> = (0..=limits::AUTHORITIES).map(|number| format!("80/none-{number}")).collect();
-    let most: Vec<_> = names.iter().skip(1).map(String::as_str).collect();
-    let mut slow = SlowClient::connect(server.address, &first(Kind::VirtualHost, &most)).await;
+    let rest: Vec<_> = names.iter().skip(1).map(String::as_str).collect();
+    let mut slow = SlowClient::connect(server.address, &first(Kind::VirtualHost, &rest)).await;
     slow.until_asked(&server, Kind::VirtualHost).await;
     assert_eq!(server.limits.reached(Bound::Names), 0);
     slow.send(&request(Kind::VirtualHost, &[&names[0]]));
@@ -500,9 +504,9 @@ async fn too_many_unknown_names_end_the_stream() {
     let names = |numbers: std::ops::Range<usize>| numbers.map(|number| format!("none-{number}"));
     // Names from which the client unsubscribes do not count.
     let in_turn = names(0..10_000).flat_map(|name| {
-        let asked = request(Kind::Endpoint, &[&name]);
+        let requested = request(Kind::Endpoint, &[&name]);
         let back = request(Kind::Endpoint, &[]);
-        [asked, DeltaDiscoveryRequest { resource_names_unsubscribe: vec![name], ..back }]
+        [requested, DeltaDiscoveryRequest { resource_names_unsubscribe: vec![name], ..back }]
     });
     slow.send_all(&in_turn.collect::<Vec<_>>());
     slow.send(&request(Kind::Cluster, &[]));

@@ -110,11 +110,15 @@ impl Attack {
             Self::Toggle => environment.run(setup(1, 0), || Toggle { node }, over),
             Self::ToggleRead => environment.run(setup(1, ALL), || Toggle { node }, over),
             Self::Again => {
-                environment.run(setup(1, ALL), || Again { node, begun: false, reason: None }, over)
+                environment.run(setup(1, ALL), || RequestLoop { node, begun: false, reason: None }, over)
             }
             Self::Refuse => {
                 let reason = "x".repeat(256 << 10);
-                environment.run(setup(1, ALL), || Again { node, begun: false, reason: Some(&reason) }, over)
+                environment.run(
+                    setup(1, ALL),
+                    || RequestLoop { node, begun: false, reason: Some(&reason) },
+                    over,
+                )
             }
             Self::Unread | Self::Slow => {
                 let script = || Unread { environment: &environment, slow: self == Self::Slow, last: None };
@@ -193,14 +197,14 @@ impl Script for Toggle<'_> {
 }
 
 /// Sends the next request when the last one is answered.
-struct Again<'a> {
+struct RequestLoop<'a> {
     node: &'a [u8],
     begun: bool,
     /// Reason with which responses are rejected, if they are.
     reason: Option<&'a str>,
 }
 
-impl Script for Again<'_> {
+impl Script for RequestLoop<'_> {
     fn proceed(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>) {
         let names = names([FAMILY]);
         if !std::mem::replace(&mut self.begun, true) {

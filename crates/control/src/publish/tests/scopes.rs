@@ -126,8 +126,8 @@ fn declarations_cover_every_field_of_a_view() {
         service_account: _,
         plain_envoy: _,
         intercepts: _,
-        hosts_apart: _,
-        names_resolved: _,
+        uses_vhds: _,
+        takes_resolved_addresses: _,
         is_authenticated: _,
         // Nothing without an EnvoyFilter that compares it.
         metadata: _,
@@ -342,21 +342,21 @@ fn a_new_scope_is_compiled_even_if_the_first_proxy_disconnects() {
 #[test]
 fn the_compilation_of_a_new_scope_delays_nothing_else_and_misses_no_change() {
     let other = ROUTE.replace("sourceLabels: {version: v1}", "method: {exact: POST}");
-    let (a, b, gone) = (service("a"), service("b"), service("gone"));
+    let (a, b, removed) = (service("a"), service("b"), service("gone"));
     // In order: a new service; changes of one host's routes, of all listeners, of everything and of the label
     // keys; a deleted service.
     for change in [&*b, &other, POLICY, STRICT, ROUTE, ""] {
         let gate = Gate::new();
         let (publisher, _) = gate.publisher();
         put(&publisher, "0", &a);
-        put(&publisher, "1", &gone);
+        put(&publisher, "1", &removed);
         let existing = connect(&publisher, client("x", json!({}))).unwrap();
         let mut late = pin!(publisher.connect(client("y", json!({"CLUSTER_ID": PAUSED}))));
         assert!(poll(late.as_mut()).is_pending());
         gate.started.wait();
         // During the compilation, other proxies connect and receive changes.
         let newcomer = connect(&publisher, client("x", json!({}))).unwrap();
-        let files = if change.is_empty() { vec![&*a] } else { vec![&*a, &gone, change] };
+        let files = if change.is_empty() { vec![&*a] } else { vec![&*a, &removed, change] };
         put(&publisher, if change.is_empty() { "1" } else { "2" }, change);
         assert!(poll(late.as_mut()).is_pending());
         let expected = fresh(&files, client("x", json!({})));

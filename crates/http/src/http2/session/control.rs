@@ -86,7 +86,7 @@ impl Session {
         if self.is_idle(head.stream) {
             return Err(Reason::PROTOCOL);
         }
-        let Some(stream) = self.streams.get_mut(&head.stream).filter(|stream| stream.lost.is_none()) else {
+        let Some(stream) = self.streams.get_mut(&head.stream).filter(|stream| stream.error.is_none()) else {
             return Ok(());
         };
         if count == 0 {

@@ -1,7 +1,8 @@
 //! Processing of received frames.
 
 use super::{
-    GONE, INTERIM, LateFrame, Leaving, READ, REPLIES, ROOM, Request, Role, Session, StreamError, StreamState,
+    GONE, INTERIM, LateFrame, READ, REPLIES, ROOM, Request, Role, Session, ShutdownState, StreamError,
+    StreamState,
 };
 use crate::{
     buffer::Buffer,
@@ -153,7 +154,7 @@ impl Session {
 
     /// Handles a frame on a removed stream.
     fn late(&mut self, id: u32) -> Result<(), Fatal> {
-        let late = match self.streams.get(&id).map(|stream| &stream.lost) {
+        let late = match self.streams.get(&id).map(|stream| &stream.error) {
             None => self.removed.late(id),
             Some(Some(StreamError::Reset(_))) => LateFrame::Refused,
             Some(_) => LateFrame::Ignored,
@@ -179,7 +180,7 @@ impl Session {
 
     pub(super) fn lose_stream(&mut self, id: u32, why: StreamError) {
         if let Some(stream) = self.streams.get_mut(&id) {
-            stream.lost.get_or_insert(why);
+            stream.error.get_or_insert(why);
             stream.wake(READ | ROOM | GONE, &mut self.wakes);
             self.close_if_ended(id);
         }
@@ -202,7 +203,7 @@ impl Session {
         }
         self.data = Some(Data { stream: head.stream, left, padding: extra.saturating_sub(1), end });
         self.credit(extra as u32);
-        let Some(stream) = self.streams.get_mut(&head.stream).filter(|stream| stream.lost.is_none()) else {
+        let Some(stream) = self.streams.get_mut(&head.stream).filter(|stream| stream.error.is_none()) else {
             return self.late(head.stream);
         };
         stream.receive_window -= head.length as i64;
@@ -229,7 +230,7 @@ impl Session {
         data.left -= count;
         let (left, id) = (data.left, data.stream);
         if count > 0 {
-            match self.streams.get_mut(&id).filter(|stream| stream.lost.is_none()) {
+            match self.streams.get_mut(&id).filter(|stream| stream.error.is_none()) {
                 Some(stream) => {
                     if stream.content.is_empty() {
                         stream.content.reserve_exact(count);
@@ -263,7 +264,7 @@ impl Session {
 
     /// Handles the end of the peer's side of a stream.
     fn end(&mut self, id: u32) -> Result<(), Fatal> {
-        let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.lost.is_none()) else {
+        let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.error.is_none()) else {
             return Ok(());
         };
         if stream.left.is_some_and(|left| left > 0) {
@@ -295,8 +296,8 @@ impl Session {
         block.bytes.extend_from_slice(payload);
         // A head that exceeds the limit gets a response after it is complete, so that its size needs a bound of its
         // own.
-        let most = self.limits.head.size.saturating_mul(2).saturating_add(MAX_FRAME);
-        if block.frames > CONTINUATIONS || block.bytes.len() > most {
+        let max = self.limits.head.size.saturating_mul(2).saturating_add(MAX_FRAME);
+        if block.frames > CONTINUATIONS || block.bytes.len() > max {
             return Err(Reason::CALM);
         }
         if head.has(END_HEADERS) {
@@ -309,7 +310,7 @@ impl Session {
     /// Processes a complete header block. It is decoded in every case, because later blocks depend on it.
     fn block(&mut self, id: u32, end: bool, block: &[u8]) -> Result<(), Fatal> {
         let state =
-            self.streams.get(&id).map(|stream| (stream.lost.is_some(), stream.received, stream.headed));
+            self.streams.get(&id).map(|stream| (stream.error.is_some(), stream.received, stream.headed));
         match state {
             None if self.role == Role::Server && id > self.last => self.request_block(id, end, block),
             Some((false, false, false)) => self.answer_block(id, end, block),
@@ -353,15 +354,15 @@ impl Session {
 
     fn request_block(&mut self, id: u32, end: bool, block: &[u8]) -> Result<(), Fatal> {
         self.last = id;
-        if self.leaving == Leaving::Final {
+        if self.leaving == ShutdownState::Final {
             // The peer knows that this stream is not processed.
             self.removed.add(id, false);
             return self.read(Target::Nothing, block).map(drop);
         }
         // Streams that the peer has reset count while they are still in use here.
         let held = self.streams.len() as u64;
-        let most = self.limits.options.max_streams;
-        if self.open >= most || held >= u64::from(most) * 2 + 64 {
+        let max = self.limits.options.max_streams;
+        if self.open >= max || held >= u64::from(max) * 2 + 64 {
             self.read(Target::Nothing, block)?.ok();
             self.refused += 1;
             return self.break_stream(id, Reason::REFUSED);

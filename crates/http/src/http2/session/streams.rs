@@ -23,7 +23,7 @@ impl Session {
         upgrade: bool,
     ) -> Option<Result<u32, StreamError>> {
         if !self.is_usable() || self.open as usize >= self.capacity() {
-            return Some(Err(self.lost.clone().unwrap_or(StreamError::Unprocessed)));
+            return Some(Err(self.error.clone().unwrap_or(StreamError::Unprocessed)));
         }
         self.block.clear();
         if !heads::request(&mut self.encoder, &mut self.block, head, upgrade) {
@@ -58,9 +58,9 @@ impl Session {
         let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(StreamError::Dropped)) };
         let (next, last) = match stream.interim.pop_front() {
             Some(next) => (next, None),
-            None => match (stream.answer.take(), &stream.lost) {
+            None => match (stream.answer.take(), &stream.error) {
                 (Some((next, length)), _) => (next, Some(length)),
-                (None, Some(lost)) => return Poll::Ready(Err(lost.clone())),
+                (None, Some(error)) => return Poll::Ready(Err(error.clone())),
                 (None, None) => {
                     stream.wait(cx, READ);
                     return Poll::Pending;
@@ -74,7 +74,7 @@ impl Session {
     /// Sends the head of a response; returns false if the stream is lost.
     pub(crate) fn respond(&mut self, id: u32, head: &ResponseHead, interim: bool, end: bool) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
-        if stream.lost.is_some() || stream.sent {
+        if stream.error.is_some() || stream.sent {
             return false;
         }
         stream.sent = end;
@@ -90,7 +90,10 @@ impl Session {
     /// Returns whether everything that the peer sends has been taken.
     pub(crate) fn is_end(&self, id: u32) -> bool {
         self.streams.get(&id).is_none_or(|stream| {
-            stream.received && stream.lost.is_none() && stream.content.is_empty() && stream.trailers.is_none()
+            stream.received
+                && stream.error.is_none()
+                && stream.content.is_empty()
+                && stream.trailers.is_none()
         })
     }
 
@@ -104,9 +107,9 @@ impl Session {
         if !stream.content.is_empty() {
             return Poll::Ready(Ok(Some(std::mem::take(&mut stream.content).into())));
         }
-        match &stream.lost {
+        match &stream.error {
             _ if stream.received && stream.headed => Poll::Ready(Ok(None)),
-            Some(lost) => Poll::Ready(Err(lost.clone())),
+            Some(error) => Poll::Ready(Err(error.clone())),
             None => {
                 stream.wait(cx, READ);
                 Poll::Pending
@@ -125,7 +128,8 @@ impl Session {
         let count = u32::try_from(count).unwrap_or(u32::MAX).min(stream.held);
         stream.held -= count;
         stream.owed += count;
-        if stream.owed >= self.limits.options.stream_window / 2 && !stream.received && stream.lost.is_none() {
+        if stream.owed >= self.limits.options.stream_window / 2 && !stream.received && stream.error.is_none()
+        {
             frame::window_update(&mut self.out, id, stream.owed);
             stream.receive_window += i64::from(std::mem::take(&mut stream.owed));
         }
@@ -135,7 +139,7 @@ impl Session {
     /// Returns how much of `want` can be sent now; `None` if the stream accepts no more.
     pub(crate) fn poll_room(&mut self, cx: &Context<'_>, id: u32, want: usize) -> Poll<Option<usize>> {
         let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(None) };
-        if stream.lost.is_some() || stream.sent {
+        if stream.error.is_some() || stream.sent {
             return Poll::Ready(None);
         }
         let shared = if self.out.len() < OUT { self.send_window } else { 0 };
@@ -156,7 +160,7 @@ impl Session {
     /// can send nothing.
     pub(crate) fn poll_space(&mut self, cx: &Context<'_>, id: u32) -> Poll<()> {
         let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(()) };
-        if self.out.len() < OUT || stream.lost.is_some() || stream.sent {
+        if self.out.len() < OUT || stream.error.is_some() || stream.sent {
             return Poll::Ready(());
         }
         stream.wait(cx, ROOM);
@@ -170,7 +174,7 @@ impl Session {
     /// Sends content for which there is space; returns false if the stream is lost.
     pub(crate) fn send(&mut self, id: u32, mut data: &[u8], end: bool) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
-        if stream.lost.is_some() || stream.sent {
+        if stream.error.is_some() || stream.sent {
             return false;
         }
         // Allowance for the peer's window updates: ten per frame, as in Envoy.
@@ -198,7 +202,7 @@ impl Session {
     /// Sends trailers and the end of the stream; returns false if the stream is lost.
     pub(crate) fn send_trailers(&mut self, id: u32, trailers: &Headers) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
-        if stream.lost.is_some() || stream.sent {
+        if stream.error.is_some() || stream.sent {
             return false;
         }
         stream.sent = true;
@@ -212,18 +216,18 @@ impl Session {
     /// Returns whether the stream is lost; if not, wakes the task when it is.
     pub(crate) fn is_gone(&mut self, cx: &Context<'_>, id: u32) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return true };
-        if stream.lost.is_none() {
+        if stream.error.is_none() {
             stream.wait(cx, GONE);
         }
-        stream.lost.is_some()
+        stream.error.is_some()
     }
 
     /// Resets the stream.
     pub(crate) fn reset(&mut self, id: u32, reason: Reason) {
         if let Some(stream) = self.streams.get_mut(&id)
-            && stream.lost.is_none()
+            && stream.error.is_none()
         {
-            stream.lost = Some(StreamError::Dropped);
+            stream.error = Some(StreamError::Dropped);
             // After a complete stream, both sides know the end.
             if !stream.closed {
                 frame::reset(&mut self.out, id, reason);
@@ -236,14 +240,14 @@ impl Session {
     pub(crate) fn forget(&mut self, id: u32) {
         let Some(stream) = self.streams.get(&id) else { return };
         let answered = self.role == Role::Server && stream.sent;
-        if stream.closed && stream.lost.is_none() {
+        if stream.closed && stream.error.is_none() {
             self.resets.give(1);
         }
         self.reset(id, if answered { Reason::NONE } else { Reason::CANCEL });
         if let Some(stream) = self.streams.remove(&id) {
             self.credit(stream.held);
             if !stream.received {
-                self.removed.add(id, matches!(stream.lost, Some(StreamError::Reset(_))));
+                self.removed.add(id, matches!(stream.error, Some(StreamError::Reset(_))));
             }
         }
         if self.streams.is_empty() {

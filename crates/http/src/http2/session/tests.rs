@@ -83,11 +83,11 @@ fn request() -> RequestHead {
 /// Passes the output of each to the other until there is none.
 fn talk(a: &mut Session, b: &mut Session) {
     while !a.out.is_empty() || !b.out.is_empty() {
-        let mut said = std::mem::take(&mut a.out);
-        feed(b, said.bytes()).unwrap();
+        let mut sent = std::mem::take(&mut a.out);
+        feed(b, sent.bytes()).unwrap();
         a.written();
-        said = std::mem::take(&mut b.out);
-        feed(a, said.bytes()).unwrap();
+        sent = std::mem::take(&mut b.out);
+        feed(a, sent.bytes()).unwrap();
         b.written();
     }
 }
@@ -106,9 +106,9 @@ fn a_client_and_a_server_exchange_messages() {
         assert!(client.send_trailers(id, &trailers) && !client.send(id, b"more", true));
         talk(&mut client, &mut server);
 
-        let asked = server.accept().unwrap();
-        assert_eq!((asked.head.method(), asked.head.path(), asked.end), ("POST", "/x", false));
-        assert!(asked.head.has("x-one") && !asked.head.has("connection"));
+        let request = server.accept().unwrap();
+        assert_eq!((request.head.method(), request.head.path(), request.end), ("POST", "/x", false));
+        assert!(request.head.has("x-one") && !request.head.has("connection"));
         assert!(!server.is_end(id));
         assert!(matches!(server.poll_piece(&cx(), id), Poll::Ready(Ok(Some(piece))) if piece == "hello"));
         assert!(matches!(server.poll_piece(&cx(), id), Poll::Ready(Ok(None))));
@@ -149,8 +149,8 @@ fn content_is_sent_within_the_windows() {
     talk(&mut client, &mut server);
     assert_eq!(client.poll_room(&cx(), id, 100), Poll::Ready(Some(8)));
     // Content that is passed on reopens the windows in large steps. Discarded content reopens that of the connection.
-    let asked = server.accept().unwrap();
-    server.release(asked.stream, 1 << 30);
+    let request = server.accept().unwrap();
+    server.release(request.stream, 1 << 30);
     assert_eq!(frames(&mut server).len(), 0);
     for _ in 0..16 {
         let mut data = frame(FrameKind::Data, 0, id, &[0; 16 * 1024]);
@@ -263,13 +263,13 @@ fn frames_on_streams_that_the_peer_ended_are_errors() {
             assert_eq!(feed(&mut answered(&begin), &late), Err(Reason::STREAM_CLOSED), "{begin:?}");
         }
         // Reset: this affects only the stream. The same while the stream is still in use here.
-        let mut gone = answered(&[post(5), reset(5)].concat());
+        let mut after_reset = answered(&[post(5), reset(5)].concat());
         let mut busy = server();
         feed(&mut busy, &post(5)).unwrap();
         busy.accept().unwrap();
         feed(&mut busy, &reset(5)).unwrap();
         frames(&mut busy);
-        for server in [&mut gone, &mut busy] {
+        for server in [&mut after_reset, &mut busy] {
             feed(server, &[late.clone(), get(7)].concat()).unwrap();
             assert_eq!(resets(server), [(5, Reason::STREAM_CLOSED)]);
             assert_eq!(server.accept().map(|request| request.stream), Some(7));

@@ -22,13 +22,13 @@ pub struct GatewayClass {
 /// `spec` of a Gateway.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Gateway {
+pub struct KubernetesGateway {
     /// Name of the GatewayClass.
     pub gateway_class_name: String,
     /// Listeners.
     pub listeners: Vec<Listener>,
     /// Addresses; a host names the Service of the proxies.
-    pub addresses: Vec<Address>,
+    pub addresses: Vec<GatewayAddress>,
     /// ListenerSets that may add listeners.
     pub allowed_listeners: Option<AllowedListeners>,
 }
@@ -36,7 +36,7 @@ pub struct Gateway {
 /// Requested address of a Gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Address {
+pub struct GatewayAddress {
     /// Type; unset: `IPAddress`.
     #[serde(rename = "type")]
     pub kind: Option<String>,
@@ -91,7 +91,7 @@ pub enum ListenerProtocol {
 #[serde(default, rename_all = "camelCase")]
 pub struct ListenerTls {
     /// Mode; unset: Terminate.
-    pub mode: TlsMode,
+    pub mode: ListenerTlsMode,
     /// Secrets with certificates and keys.
     pub certificate_refs: Vec<ObjectReference>,
     /// Options of implementations.
@@ -100,7 +100,7 @@ pub struct ListenerTls {
 
 /// Mode of TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-pub enum TlsMode {
+pub enum ListenerTlsMode {
     /// TLS ends at the gateway.
     #[default]
     Terminate,

@@ -6,10 +6,10 @@ mod routes;
 use serde::Deserialize;
 
 pub use gateways::{
-    Address, AllowedListeners, AllowedRoutes, BackendTlsPolicy, BackendValidation, Gateway, GatewayClass,
-    Grant, GrantFrom, GrantTo, Listener, ListenerProtocol, ListenerSet, ListenerTls, NamespaceSelector,
-    NamespacesFrom, ReferenceGrant, RouteGroupKind, RouteNamespaces, SanType, SelectorOperator,
-    SelectorRequirement, SubjectAltName, TlsMode,
+    AllowedListeners, AllowedRoutes, BackendTlsPolicy, BackendValidation, GatewayAddress, GatewayClass,
+    Grant, GrantFrom, GrantTo, KubernetesGateway, Listener, ListenerProtocol, ListenerSet, ListenerTls,
+    ListenerTlsMode, NamespaceSelector, NamespacesFrom, ReferenceGrant, RouteGroupKind, RouteNamespaces,
+    SanType, SelectorOperator, SelectorRequirement, SubjectAltName,
 };
 pub use routes::{
     Cors, Filter, FilterType, Fraction, GrpcMatch, GrpcMethod, GrpcRoute, GrpcRule, HeaderFilter,

@@ -7,10 +7,10 @@ use skysail_core::{ClusterName, names::Direction};
 use skysail_proto::Codec as _;
 use skysail_xds::{Kind, Resource, envoy::pb::google::protobuf::value::Kind as Json};
 
-use super::{Patch, Patches, Warnings, decode, encode};
+use super::{ApplicablePatch, Patches, Warnings, decode, encode};
 use crate::{
     Role,
-    api::envoy_filter::{ApplyTo, Context, Operation},
+    api::envoy_filter::{ApplyTo, Context, PatchOperation},
     compile::pb,
     reflect,
 };
@@ -39,7 +39,7 @@ pub(super) fn patch_all(
         let is_inbound = resource.name.as_ref() == INBOUND_PASSTHROUGH
             || name.as_ref().is_some_and(|name| name.direction == Direction::Inbound);
         let context = if is_inbound { Context::SidecarInbound } else { outbound };
-        let matching: Vec<&Patch<'_>> =
+        let matching: Vec<&ApplicablePatch<'_>> =
             patches.of(ApplyTo::Cluster, context).filter(|patch| takes(patch, &resource, name)).collect();
         if matching.is_empty() {
             patched.push(resource);
@@ -62,14 +62,14 @@ pub(super) fn added(patches: &Patches<'_>, role: Role) -> impl Iterator<Item = A
     };
     let adding = patches.0.iter().filter(|patch| {
         patch.config.apply_to == ApplyTo::Cluster
-            && patch.operation == Operation::Add
+            && patch.operation == PatchOperation::Add
             && contexts.iter().any(|context| patch.adds_in(*context))
     });
     adding.filter_map(|patch| Some(encode(Kind::Cluster, patch.value()?)))
 }
 
 /// Returns whether a cluster meets the condition of a patch.
-fn takes(patch: &Patch<'_>, resource: &Resource, name: Option<ClusterName<'_>>) -> bool {
+fn takes(patch: &ApplicablePatch<'_>, resource: &Resource, name: Option<ClusterName<'_>>) -> bool {
     let Some(condition) = &patch.config.matched.cluster else { return true };
     if !condition.name.is_empty() {
         return *condition.name == *resource.name;
@@ -104,11 +104,11 @@ fn services(resource: &Resource) -> Vec<String> {
 /// Applies patches; `None` if one removes the cluster.
 fn apply(
     mut cluster: DynamicMessage,
-    patches: &[&Patch<'_>],
+    patches: &[&ApplicablePatch<'_>],
     warnings: &mut Warnings,
 ) -> Option<DynamicMessage> {
     for patch in patches {
-        if patch.operation == Operation::Remove {
+        if patch.operation == PatchOperation::Remove {
             return None;
         }
         let (Some(lists), Some(value)) = (patch.merges(), patch.value()) else { continue };
@@ -125,7 +125,7 @@ fn apply(
 fn merge_socket(
     cluster: &mut DynamicMessage,
     socket: &DynamicMessage,
-    patch: &Patch<'_>,
+    patch: &ApplicablePatch<'_>,
     warnings: &mut Warnings,
 ) {
     let mut merge = |to: &mut DynamicMessage| {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use prost_reflect::{DynamicMessage, ReflectMessage as _, Value};
 use skysail_xds::{Kind, Resource};
 
-use super::{Patch, Patches, Warnings, decode, edit::edit, encode, merge_config, route};
+use super::{ApplicablePatch, Patches, Warnings, decode, edit::edit, encode, merge_config, route};
 use crate::{
-    api::envoy_filter::{ApplyTo, Context, Operation},
+    api::envoy_filter::{ApplyTo, Context, PatchOperation},
     reflect::{self, child, child_mut, number, set_list, take_list, text, texts},
 };
 
@@ -65,7 +65,7 @@ pub(super) fn patch_all(
     };
     for patch in &patches.0 {
         let adds = patch.config.apply_to == ApplyTo::Listener
-            && patch.operation == Operation::Add
+            && patch.operation == PatchOperation::Add
             && contexts.iter().any(|context| patch.adds_in(*context));
         patched.extend(patch.value().filter(|_| adds).map(|value| encode(Kind::Listener, value)));
     }
@@ -90,7 +90,7 @@ impl Facts {
     }
 
     /// Returns whether the listener meets the condition of a patch.
-    fn meet(&self, patch: &Patch<'_>) -> bool {
+    fn meet(&self, patch: &ApplicablePatch<'_>) -> bool {
         let Some(condition) = &patch.config.matched.listener else { return true };
         if !condition.name.is_empty() && condition.name != self.name {
             return false;
@@ -102,7 +102,7 @@ impl Facts {
     }
 
     /// Returns whether a filter chain of the listener meets the condition of a patch.
-    fn chain_meets(&self, chain: &DynamicMessage, patch: &Patch<'_>) -> bool {
+    fn chain_meets(&self, chain: &DynamicMessage, patch: &ApplicablePatch<'_>) -> bool {
         let Some(condition) = &patch.config.matched.listener else { return true };
         let matched = child(chain, "filter_chain_match");
         let port = matched.and_then(|matched| number(matched, "destination_port"));
@@ -135,13 +135,13 @@ struct Patching<'a, 'b> {
 
 impl<'b> Patching<'_, 'b> {
     /// Returns the patches of a part whose conditions the listener meets.
-    fn of(&self, apply_to: ApplyTo) -> Vec<Patch<'b>> {
+    fn of(&self, apply_to: ApplyTo) -> Vec<ApplicablePatch<'b>> {
         let patches = self.patches.of(apply_to, self.context);
         patches.filter(|patch| self.listener.meet(patch)).copied().collect()
     }
 
     /// Returns those whose conditions a filter chain meets too.
-    fn of_chain(&self, apply_to: ApplyTo, chain: &DynamicMessage) -> Vec<Patch<'b>> {
+    fn of_chain(&self, apply_to: ApplyTo, chain: &DynamicMessage) -> Vec<ApplicablePatch<'b>> {
         let mut patches = self.of(apply_to);
         patches.retain(|patch| self.listener.chain_meets(chain, patch));
         patches
@@ -154,7 +154,7 @@ impl<'b> Patching<'_, 'b> {
         }
         for patch in self.of(ApplyTo::Listener) {
             match (patch.operation, patch.merges(), patch.value()) {
-                (Operation::Remove, ..) => return false,
+                (PatchOperation::Remove, ..) => return false,
                 (_, Some(lists), Some(value)) => reflect::merge(listener, value, lists),
                 _ => {}
             }
@@ -193,7 +193,7 @@ impl<'b> Patching<'_, 'b> {
         for patch in patches {
             let names = patch.config.has_listener_filter_match();
             let takes = |filter: &DynamicMessage| patch.config.takes_listener_filter(&text(filter, "name"));
-            if patch.operation == Operation::Merge {
+            if patch.operation == PatchOperation::Merge {
                 for filter in filters.iter_mut().filter(|filter| names && takes(filter)) {
                     merge_config(filter, &patch, self.warnings);
                 }
@@ -212,7 +212,7 @@ impl<'b> Patching<'_, 'b> {
         each_chain(listener, |chain| self.filter_chain(chain));
         let mut chains = take_list(listener, "filter_chains");
         for patch in self.of(ApplyTo::FilterChain) {
-            if patch.operation == Operation::Add {
+            if patch.operation == PatchOperation::Add {
                 chains.extend(patch.value().cloned());
             }
         }
@@ -223,7 +223,7 @@ impl<'b> Patching<'_, 'b> {
     fn filter_chain(&mut self, chain: &mut DynamicMessage) -> bool {
         for patch in self.of_chain(ApplyTo::FilterChain, chain) {
             match (patch.operation, patch.merges(), patch.value()) {
-                (Operation::Remove, ..) => return false,
+                (PatchOperation::Remove, ..) => return false,
                 (_, Some(lists), Some(value)) if !self.merge_socket(chain, &patch, value) => {
                     reflect::merge(chain, value, lists);
                 }
@@ -238,7 +238,7 @@ impl<'b> Patching<'_, 'b> {
     fn merge_socket(
         &mut self,
         chain: &mut DynamicMessage,
-        patch: &Patch<'_>,
+        patch: &ApplicablePatch<'_>,
         value: &DynamicMessage,
     ) -> bool {
         let Some(from) = child(value, "transport_socket") else { return false };
@@ -261,12 +261,12 @@ impl<'b> Patching<'_, 'b> {
             return;
         }
         let mut filters = take_list(chain, "filters");
-        for patch in patches.iter().filter(|patch| patch.operation != Operation::Merge) {
+        for patch in patches.iter().filter(|patch| patch.operation != PatchOperation::Merge) {
             let takes = |filter: &DynamicMessage| patch.config.takes_filter(&text(filter, "name"));
             edit(&mut filters, patch, patch.config.has_filter_match(), takes);
         }
         for filter in &mut filters {
-            for patch in patches.iter().filter(|patch| patch.operation == Operation::Merge) {
+            for patch in patches.iter().filter(|patch| patch.operation == PatchOperation::Merge) {
                 if patch.config.takes_filter(&text(filter, "name")) {
                     self.merge_filter(filter, patch);
                 }
@@ -280,14 +280,14 @@ impl<'b> Patching<'_, 'b> {
         set_list(chain, "filters", filters);
     }
 
-    fn http_filters(&mut self, manager: &mut DynamicMessage, patches: &[&Patch<'_>]) {
+    fn http_filters(&mut self, manager: &mut DynamicMessage, patches: &[&ApplicablePatch<'_>]) {
         let mut filters = take_list(manager, "http_filters");
-        for patch in patches.iter().filter(|patch| patch.operation != Operation::Merge) {
+        for patch in patches.iter().filter(|patch| patch.operation != PatchOperation::Merge) {
             let takes = |filter: &DynamicMessage| patch.config.takes_sub_filter(&text(filter, "name"));
             edit(&mut filters, patch, patch.config.has_sub_filter_match(), takes);
         }
         for filter in &mut filters {
-            for patch in patches.iter().filter(|patch| patch.operation == Operation::Merge) {
+            for patch in patches.iter().filter(|patch| patch.operation == PatchOperation::Merge) {
                 if patch.config.takes_sub_filter(&text(filter, "name")) {
                     self.merge_filter(filter, patch);
                 }
@@ -297,7 +297,7 @@ impl<'b> Patching<'_, 'b> {
     }
 
     /// Merges name and configuration of a network or HTTP filter.
-    fn merge_filter(&mut self, filter: &mut DynamicMessage, patch: &Patch<'_>) {
+    fn merge_filter(&mut self, filter: &mut DynamicMessage, patch: &ApplicablePatch<'_>) {
         if child(filter, "typed_config").is_none() {
             return;
         }

@@ -22,7 +22,7 @@ use crate::{
     ClientScope, Code, Diagnostic, ObjectKey, ProxyView, Role, World,
     api::{
         self, EnvoyFilter, Typed,
-        envoy_filter::{ApplyTo, ConfigPatch, Context, Operation},
+        envoy_filter::{ApplyTo, ConfigPatch, Context, PatchOperation},
         kube::TargetPort,
     },
     origin::Origin,
@@ -32,16 +32,16 @@ use crate::{
 
 /// A patch that applies to a proxy.
 #[derive(Clone, Copy)]
-struct Patch<'a> {
+struct ApplicablePatch<'a> {
     filter: &'a Typed<EnvoyFilter>,
     origin: &'a Origin,
     /// Position in the EnvoyFilter.
     index: usize,
     config: &'a ConfigPatch,
-    operation: Operation,
+    operation: PatchOperation,
 }
 
-impl<'a> Patch<'a> {
+impl<'a> ApplicablePatch<'a> {
     /// Returns the value; `None` for `REMOVE`.
     fn value(&self) -> Option<&'a DynamicMessage> {
         self.config.value()
@@ -50,8 +50,8 @@ impl<'a> Patch<'a> {
     /// Returns how a merge treats lists; `None` for other operations.
     fn merges(&self) -> Option<Lists> {
         match self.operation {
-            Operation::Merge => Some(Lists::Append),
-            Operation::MergeAndReplaceList => Some(Lists::Replace),
+            PatchOperation::Merge => Some(Lists::Append),
+            PatchOperation::MergeAndReplaceList => Some(Lists::Replace),
             _ => None,
         }
     }
@@ -65,7 +65,7 @@ impl<'a> Patch<'a> {
 }
 
 /// Patches of a proxy or scope in the order of application.
-struct Patches<'a>(Vec<Patch<'a>>);
+struct Patches<'a>(Vec<ApplicablePatch<'a>>);
 
 impl<'a> Patches<'a> {
     fn new(world: &'a World, selections: &[FilterSelection]) -> Self {
@@ -76,7 +76,7 @@ impl<'a> Patches<'a> {
         let patches = found.flat_map(|(filter, origin, indexes)| {
             let configs =
                 indexes.iter().filter_map(|&index| Some((index, filter.spec.config_patches.get(index)?)));
-            configs.map(move |(index, config)| Patch {
+            configs.map(move |(index, config)| ApplicablePatch {
                 filter,
                 origin,
                 index,
@@ -85,12 +85,14 @@ impl<'a> Patches<'a> {
             })
         });
         // A value that is no message was refused before; only REMOVE has none.
-        let is_usable = |patch: &Patch<'_>| patch.operation == Operation::Remove || patch.value().is_some();
+        let is_usable = |patch: &ApplicablePatch<'_>| {
+            patch.operation == PatchOperation::Remove || patch.value().is_some()
+        };
         Self(patches.filter(is_usable).collect())
     }
 
     /// Returns the patches of a part in a context.
-    fn of(&self, apply_to: ApplyTo, context: Context) -> impl Iterator<Item = &Patch<'a>> {
+    fn of(&self, apply_to: ApplyTo, context: Context) -> impl Iterator<Item = &ApplicablePatch<'a>> {
         self.0.iter().filter(move |patch| {
             let written = patch.config.matched.context;
             patch.config.apply_to == apply_to && (written == context || written == Context::Any)
@@ -110,7 +112,7 @@ struct Warnings {
 }
 
 impl Warnings {
-    fn add(&mut self, patch: &Patch<'_>, message: String) {
+    fn add(&mut self, patch: &ApplicablePatch<'_>, message: String) {
         let meta = &patch.filter.meta;
         if !self.seen.insert((meta.namespace.clone(), meta.name.clone(), patch.index)) {
             return;
@@ -127,7 +129,7 @@ impl Warnings {
     }
 }
 
-/// Returns the context of what a proxy sends.
+/// Returns the context of a proxy's outbound resources.
 fn outbound_context(role: Role) -> Context {
     if role == Role::Router { Context::Gateway } else { Context::SidecarOutbound }
 }
@@ -164,7 +166,7 @@ pub(super) fn patch_own(world: &World, view: &ProxyView, made: Resources) -> (Re
     all.into_iter().for_each(|resource| patched.insert(resource));
     cluster::added(&patches, view.role).for_each(|resource| patched.insert(resource));
     for patch in patches.0.iter().filter(|patch| patch.config.apply_to == ApplyTo::ExtensionConfig) {
-        if patch.operation == Operation::Add {
+        if patch.operation == PatchOperation::Add {
             patch.value().into_iter().for_each(|value| patched.insert(encode(Kind::ExtensionConfig, value)));
         }
     }
@@ -199,7 +201,7 @@ fn decode(resource: &Resource) -> Option<DynamicMessage> {
 }
 
 /// Merges the content of `typed_config` of a filter of any kind.
-fn merge_config(filter: &mut DynamicMessage, patch: &Patch<'_>, warnings: &mut Warnings) {
+fn merge_config(filter: &mut DynamicMessage, patch: &ApplicablePatch<'_>, warnings: &mut Warnings) {
     let from = patch.value().and_then(|value| reflect::child(value, "typed_config"));
     let (Some(from), Some(to)) = (from, reflect::child_mut(filter, "typed_config")) else { return };
     if let Err(reason) = reflect::merge_any(to, from) {

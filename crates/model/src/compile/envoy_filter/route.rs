@@ -6,9 +6,9 @@ use prost_reflect::{DynamicMessage, Value};
 use skysail_core::ClusterName;
 use skysail_xds::{Kind, Resource};
 
-use super::{Patch, Patches, decode, edit::edit, encode};
+use super::{ApplicablePatch, Patches, decode, edit::edit, encode};
 use crate::{
-    api::envoy_filter::{ApplyTo, Context, Operation, RouteActionMatch},
+    api::envoy_filter::{ApplyTo, Context, PatchOperation, RouteActionMatch},
     reflect::{self, child, set_list, take_list, text, texts},
 };
 
@@ -27,7 +27,7 @@ pub(super) fn patch_all(
     }
     let mut patched = Vec::with_capacity(made.len());
     // Route configurations whose virtual hosts are resources of their own.
-    let mut apart: BTreeMap<String, Routes> = BTreeMap::new();
+    let mut apart: BTreeMap<String, RouteProperties> = BTreeMap::new();
     for resource in made {
         let message = match resource.kind {
             Kind::Route => decode(&resource),
@@ -36,7 +36,7 @@ pub(super) fn patch_all(
         };
         match message {
             Some(mut configuration) if resource.kind == Kind::Route => {
-                let routes = Routes::of(&configuration, context, ports);
+                let routes = RouteProperties::of(&configuration, context, ports);
                 if configuration.has_field_by_name("vhds") {
                     routes.merge(patches, &mut configuration);
                     let mut hosts = take_list(&mut configuration, "virtual_hosts");
@@ -48,7 +48,7 @@ pub(super) fn patch_all(
                 }
                 patched.push(encode(Kind::Route, &configuration));
             }
-            Some(host) => patched.extend(host_apart(patches, context, host)),
+            Some(host) => patched.extend(patch_virtual_host(patches, context, host)),
             None => patched.push(resource),
         }
     }
@@ -65,15 +65,19 @@ pub(super) fn patch_configuration(
     context: Context,
     configuration: &mut DynamicMessage,
 ) {
-    Routes::of(configuration, context, &[]).configuration(patches, configuration);
+    RouteProperties::of(configuration, context, &[]).configuration(patches, configuration);
 }
 
 /// Patches a virtual host that is a resource of its own, named `ROUTE CONFIGURATION/NAME`.
-fn host_apart(patches: &Patches<'_>, context: Context, mut host: DynamicMessage) -> Option<Arc<Resource>> {
+fn patch_virtual_host(
+    patches: &Patches<'_>,
+    context: Context,
+    mut host: DynamicMessage,
+) -> Option<Arc<Resource>> {
     let full = text(&host, "name");
     let (name, short) = full.split_once('/').unwrap_or(("", &full));
     set_name(&mut host, short);
-    let routes = Routes { name: name.to_owned(), context, ports: Vec::new() };
+    let routes = RouteProperties { name: name.to_owned(), context, ports: Vec::new() };
     routes.virtual_host(patches, &mut host).then(|| encode_host(name, host)).flatten()
 }
 
@@ -94,14 +98,14 @@ fn encode_host(routes: &str, mut host: DynamicMessage) -> Option<Arc<Resource>> 
 }
 
 /// Properties of a route configuration that conditions compare.
-struct Routes {
+struct RouteProperties {
     name: String,
     context: Context,
     /// Ports of services that lead to the port of the gateway.
     ports: Vec<u32>,
 }
 
-impl Routes {
+impl RouteProperties {
     fn of(configuration: &DynamicMessage, context: Context, ports: &[(u32, u32)]) -> Self {
         let name = text(configuration, "name");
         let number = gateway_route(&name).0;
@@ -114,11 +118,11 @@ impl Routes {
         &'a self,
         patches: &'a Patches<'b>,
         apply_to: ApplyTo,
-    ) -> impl Iterator<Item = &'a Patch<'b>> {
+    ) -> impl Iterator<Item = &'a ApplicablePatch<'b>> {
         patches.of(apply_to, self.context).filter(|patch| self.meet(patch))
     }
 
-    fn meet(&self, patch: &Patch<'_>) -> bool {
+    fn meet(&self, patch: &ApplicablePatch<'_>) -> bool {
         let Some(condition) = &patch.config.matched.route_configuration else { return true };
         if !condition.name.is_empty() && condition.name != self.name {
             return false;
@@ -158,7 +162,9 @@ impl Routes {
     /// Returns the virtual hosts that patches add.
     fn added<'a>(&'a self, patches: &'a Patches<'_>) -> impl Iterator<Item = DynamicMessage> {
         let adding = self.of_part(patches, ApplyTo::VirtualHost);
-        adding.filter(|patch| patch.operation == Operation::Add).filter_map(|patch| patch.value().cloned())
+        adding
+            .filter(|patch| patch.operation == PatchOperation::Add)
+            .filter_map(|patch| patch.value().cloned())
     }
 
     /// Patches a virtual host. Returns false if a patch removes it.
@@ -168,9 +174,9 @@ impl Routes {
                 continue;
             }
             match (patch.operation, patch.merges(), patch.value()) {
-                (Operation::Remove, ..) => return false,
+                (PatchOperation::Remove, ..) => return false,
                 (_, Some(lists), Some(value)) => reflect::merge(host, value, lists),
-                (Operation::Replace, _, Some(value)) => *host = value.clone(),
+                (PatchOperation::Replace, _, Some(value)) => *host = value.clone(),
                 _ => {}
             }
         }
@@ -179,7 +185,7 @@ impl Routes {
     }
 
     fn routes(&self, patches: &Patches<'_>, host: &mut DynamicMessage) {
-        let patches: Vec<&Patch<'_>> =
+        let patches: Vec<&ApplicablePatch<'_>> =
             self.of_part(patches, ApplyTo::HttpRoute).filter(|patch| host_meets(host, patch)).collect();
         if patches.is_empty() {
             return;
@@ -191,7 +197,7 @@ impl Routes {
                     continue;
                 }
                 match (patch.operation, patch.merges(), patch.value()) {
-                    (Operation::Remove, ..) => return false,
+                    (PatchOperation::Remove, ..) => return false,
                     (_, Some(lists), Some(value)) => reflect::merge(route, value, lists),
                     _ => {}
                 }
@@ -201,11 +207,12 @@ impl Routes {
         for patch in patches {
             let names = names_route(patch);
             match patch.operation {
-                Operation::InsertFirst if names && !routes.iter().any(|route| route_meets(route, patch)) => {}
-                Operation::Add
-                | Operation::InsertFirst
-                | Operation::InsertAfter
-                | Operation::InsertBefore => {
+                PatchOperation::InsertFirst
+                    if names && !routes.iter().any(|route| route_meets(route, patch)) => {}
+                PatchOperation::Add
+                | PatchOperation::InsertFirst
+                | PatchOperation::InsertAfter
+                | PatchOperation::InsertBefore => {
                     edit(&mut routes, patch, names, |route| route_meets(route, patch));
                 }
                 _ => {}
@@ -237,19 +244,19 @@ fn gateway_route(name: &str) -> (u32, String, String) {
     }
 }
 
-fn host_meets(host: &DynamicMessage, patch: &Patch<'_>) -> bool {
+fn host_meets(host: &DynamicMessage, patch: &ApplicablePatch<'_>) -> bool {
     let condition = patch.config.matched.route_configuration.as_ref();
     let Some(condition) = condition.and_then(|condition| condition.vhost.as_ref()) else { return true };
     (condition.name.is_empty() || condition.name == text(host, "name"))
         && (condition.domain_name.is_empty() || texts(host, "domains").contains(&condition.domain_name))
 }
 
-fn names_route(patch: &Patch<'_>) -> bool {
+fn names_route(patch: &ApplicablePatch<'_>) -> bool {
     let condition = patch.config.matched.route_configuration.as_ref();
     condition.and_then(|condition| condition.vhost.as_ref()).is_some_and(|host| host.route.is_some())
 }
 
-fn route_meets(route: &DynamicMessage, patch: &Patch<'_>) -> bool {
+fn route_meets(route: &DynamicMessage, patch: &ApplicablePatch<'_>) -> bool {
     let condition = patch.config.matched.route_configuration.as_ref();
     let condition = condition.and_then(|condition| condition.vhost.as_ref()?.route.as_ref());
     let Some(condition) = condition else { return true };

@@ -297,7 +297,7 @@ fn virtual_hosts_that_are_resources_are_patched() {
     .concat();
     let world = world_of(&text);
     let view = view_of(&world, "stock", &json!({"SKYSAIL_VHDS": "true"}));
-    assert!(view.hosts_apart);
+    assert!(view.uses_vhds);
     let (made, _) = compile(&world, &view);
     let host = shown(&message(&made, Kind::VirtualHost, "80/stock.shop.svc.cluster.local:80"));
     assert!(host.contains("x-a") && host.contains("\"11s\""), "{host}");

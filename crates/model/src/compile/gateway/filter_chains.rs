@@ -9,7 +9,7 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::network::tcp_proxy::v3::
 };
 
 use super::{
-    servers::{GatewayServer, Group, Merged},
+    servers::{GatewayServer, MergedServers, ServerGroup},
     tls,
 };
 use crate::{
@@ -20,11 +20,11 @@ use crate::{
     },
     compile::{
         Scope, balance,
-        filters::{self, Routes, Setting},
+        filters::{self, FilterSettings, Routes},
         pb::{core, listener, pack, types},
         rate_limit::RateLimits,
         rbac::Authorization,
-        stat_names::Named,
+        stat_names::StatNameVariables,
     },
     world::{fqdn, gateway_name},
 };
@@ -44,18 +44,18 @@ pub(super) type TakenNames<'a> = BTreeSet<(u16, &'a str, String)>;
 /// Context in which chains are compiled.
 struct Compiler<'a, 's> {
     scope: &'a Scope<'s>,
-    setting: Setting<'a>,
+    setting: FilterSettings<'a>,
     authorization: &'a Authorization,
     limits: RateLimits<'s>,
-    merged: &'a Merged<'a>,
+    merged: &'a MergedServers<'a>,
 }
 
 /// Returns the filter chains of a group of servers. `listener` is the name of the listener.
 pub(super) fn of_group<'a>(
     scope: &Scope<'_>,
-    setting: Setting<'_>,
-    merged: &Merged<'_>,
-    group: &Group<'a>,
+    setting: FilterSettings<'_>,
+    merged: &MergedServers<'_>,
+    group: &ServerGroup<'a>,
     listener: &str,
     authorization: &Authorization,
     names: &mut TakenNames<'a>,
@@ -84,7 +84,7 @@ impl Compiler<'_, '_> {
         let server = servers.first()?;
         let limits = self.limits.of_rules(servers.iter().flat_map(|server| self.rules(server)));
         let policy = limits.after(self.authorization.http_filters());
-        let setting = Setting { grpc_web: protocol == Protocol::GrpcWeb, ..self.setting };
+        let setting = FilterSettings { grpc_web: protocol == Protocol::GrpcWeb, ..self.setting };
         let filters = filters::http_chain(
             setting,
             Direction::Outbound,
@@ -212,12 +212,12 @@ impl Compiler<'_, '_> {
         let pattern = &self.setting.mesh.outbound_cluster_stat_name;
         let service = self.scope.world.service(&fqdn(&to.destination.host, namespace));
         let Some(service) = service.filter(|_| !pattern.is_empty()) else { return cluster.to_owned() };
-        let named = Named {
+        let named = StatNameVariables {
             host: to.destination.host.clone(),
             subset: &to.destination.subset,
             port: server.server.number(),
             port_name: server.server.port.as_ref().map_or("", |port| port.name.as_str()),
-            ..Named::of_service(service)
+            ..StatNameVariables::of_service(service)
         };
         named.fill(pattern)
     }

@@ -9,13 +9,13 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::listener::{
 
 use super::{
     filter_chains::{self, Chain},
-    servers::Merged,
+    servers::MergedServers,
 };
 use crate::{
     ProxyView,
     compile::{
         Scope,
-        filters::{self, Setting},
+        filters::{self, FilterSettings},
         listeners::{any_address, inspector, virtual_listener},
         pb::{address, core, listener, pack, seconds, uint32},
         rbac::Authorization,
@@ -32,12 +32,12 @@ const TLS_READ_BYTES: u32 = 512;
 pub(super) fn compile(
     scope: &Scope<'_>,
     view: &ProxyView,
-    merged: &Merged<'_>,
+    merged: &MergedServers<'_>,
     authorization: &Authorization,
 ) -> Vec<listener::Listener> {
     let telemetry = SideTelemetry::new(scope.world, view, Direction::Outbound);
     let proxy = filters::settings(scope.world.mesh(), view);
-    let setting = Setting {
+    let setting = FilterSettings {
         mesh: scope.world.mesh(),
         view,
         telemetry: &telemetry,
@@ -64,7 +64,7 @@ pub(super) fn compile(
     made.map(|(port, bind, chains)| listener(setting, &bind, port, chains)).collect()
 }
 
-fn listener(setting: Setting<'_>, bind: &str, port: u16, chains: Vec<Chain>) -> listener::Listener {
+fn listener(setting: FilterSettings<'_>, bind: &str, port: u16, chains: Vec<Chain>) -> listener::Listener {
     let is_tls = |chain: &Chain| chain.socket.is_some() || !chain.server_names.is_empty();
     let inspects = chains.iter().any(is_tls);
     let inspect_tls = TlsInspector { initial_read_buffer_size: uint32(TLS_READ_BYTES), ..Default::default() };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, btree_map::Entry};
 
-use super::servers::{GatewayServer, Merged};
+use super::servers::{GatewayServer, MergedServers};
 use crate::compile::{Scope, pb::route, routes};
 use crate::world::BoundRule;
 
@@ -12,21 +12,21 @@ struct Host {
     /// Domains; several for hosts with the same routes.
     domains: Vec<String>,
     /// Gateway and VirtualService of each list of routes, in order.
-    sources: Vec<Source>,
+    sources: Vec<RuleBinding>,
     redirects: bool,
 }
 
 /// Gateway (`NAMESPACE/NAME`), and namespace and name of a VirtualService.
-type Source = (String, String, String);
+type RuleBinding = (String, String, String);
 
 /// Returns a route configuration for these servers, which have the same name of routes.
 pub(super) fn compile(
     scope: &Scope<'_>,
-    merged: &Merged<'_>,
+    merged: &MergedServers<'_>,
     name: &str,
     servers: &[GatewayServer<'_>],
 ) -> route::RouteConfiguration {
-    let mut made: HashMap<Source, Vec<route::Route>> = HashMap::new();
+    let mut made: HashMap<RuleBinding, Vec<route::Route>> = HashMap::new();
     let mut hosts: BTreeMap<String, Host> = BTreeMap::new();
     for server in servers {
         add_server(scope, merged.rules_of(server), server, &mut made, &mut hosts);
@@ -47,7 +47,7 @@ fn add_server(
     scope: &Scope<'_>,
     rules: &[BoundRule<'_>],
     server: &GatewayServer<'_>,
-    made: &mut HashMap<Source, Vec<route::Route>>,
+    made: &mut HashMap<RuleBinding, Vec<route::Route>>,
     hosts: &mut BTreeMap<String, Host>,
 ) {
     let gateway = server.gateway_name();
@@ -112,7 +112,7 @@ fn collapse(hosts: BTreeMap<String, Host>) -> Vec<Host> {
 fn virtual_host(
     scope: &Scope<'_>,
     host: Host,
-    made: &HashMap<Source, Vec<route::Route>>,
+    made: &HashMap<RuleBinding, Vec<route::Route>>,
 ) -> route::VirtualHost {
     let routes = host.sources.iter().filter_map(|source| made.get(source)).flatten().cloned();
     // A route for all requests would hide the routes of the other VirtualServices.

@@ -10,14 +10,14 @@ use skysail_xds::{
 };
 
 use super::{
-    servers::{Merged, merge_servers},
+    servers::{MergedServers, merge_servers},
     tls::{self, ROOTS},
 };
 use crate::{
     ProxyView, World,
     api::{
         Gateway,
-        destination_rule::{ClientTls, TlsMode},
+        destination_rule::{ClientTls, ClientTlsMode},
         gateway::ServerTls,
     },
     compile::{order, pb::core},
@@ -26,7 +26,7 @@ use crate::{
 
 /// Returns the secrets of a proxy. Only a proxy with a proven identity gets any, and only those of its namespace that
 /// a Gateway of its own names.
-pub(super) fn compile(world: &World, view: &ProxyView, merged: &Merged<'_>) -> Vec<Arc<Resource>> {
+pub(super) fn compile(world: &World, view: &ProxyView, merged: &MergedServers<'_>) -> Vec<Arc<Resource>> {
     if !view.is_authenticated {
         return Vec::new();
     }
@@ -71,7 +71,7 @@ fn names_from<'a>(namespace: &'a str, name: &'a str, client: &'a str) -> impl It
     })
 }
 
-fn names_of_servers(merged: &Merged<'_>) -> BTreeSet<String> {
+fn names_of_servers(merged: &MergedServers<'_>) -> BTreeSet<String> {
     let servers = merged.groups.iter().flat_map(|group| &group.servers);
     servers.flat_map(|server| names_of_server(&server.gateway.spec, server.tls())).collect()
 }
@@ -105,7 +105,7 @@ fn client_secrets(tls: &ClientTls) -> impl Iterator<Item = String> {
     let name = &tls.credential_name;
     let name = if name.contains("://") { name.clone() } else { format!("{SECRET}{name}") };
     let roots = (tls.insecure_skip_verify != Some(true)).then(|| format!("{name}{ROOTS}"));
-    (tls.mode == TlsMode::Mutual).then_some(name).into_iter().chain(roots)
+    (tls.mode == ClientTlsMode::Mutual).then_some(name).into_iter().chain(roots)
 }
 
 /// Returns a secret; `None` if it does not exist, or has nothing of the demanded kind.

@@ -29,7 +29,7 @@ pub(super) struct GatewayServer<'a> {
 }
 
 /// Servers that share a port, an address and a protocol.
-pub(super) struct Group<'a> {
+pub(super) struct ServerGroup<'a> {
     pub(super) port: u16,
     pub(super) bind: &'a str,
     pub(super) protocol: Protocol,
@@ -38,9 +38,9 @@ pub(super) struct Group<'a> {
 
 /// Merged servers.
 #[derive(Default)]
-pub(super) struct Merged<'a> {
+pub(super) struct MergedServers<'a> {
     /// Groups in the order of their first servers.
-    pub(super) groups: Vec<Group<'a>>,
+    pub(super) groups: Vec<ServerGroup<'a>>,
     /// Servers by the name of their routes.
     pub(super) routes: BTreeMap<String, Vec<GatewayServer<'a>>>,
     /// VirtualServices by the Gateway to which they are bound.
@@ -84,7 +84,7 @@ impl<'a> GatewayServer<'a> {
 }
 
 /// Merges the servers of all Gateways that select a proxy, with the VirtualServices that are bound to them.
-pub(super) fn merge<'a>(world: &'a World, view: &ProxyView) -> Merged<'a> {
+pub(super) fn merge<'a>(world: &'a World, view: &ProxyView) -> MergedServers<'a> {
     let mut merged = merge_servers(world, view);
     for gateway in world.gateways(&view.namespace, &view.labels) {
         let name = gateway_name(gateway);
@@ -95,8 +95,8 @@ pub(super) fn merge<'a>(world: &'a World, view: &ProxyView) -> Merged<'a> {
 }
 
 /// Merges the servers of all Gateways that select a proxy, without VirtualServices.
-pub(super) fn merge_servers<'a>(world: &'a World, view: &ProxyView) -> Merged<'a> {
-    let mut merged = Merged::default();
+pub(super) fn merge_servers<'a>(world: &'a World, view: &ProxyView) -> MergedServers<'a> {
+    let mut merged = MergedServers::default();
     let services = world.services_selecting(&view.namespace, &view.labels);
     for gateway in world.gateways(&view.namespace, &view.labels) {
         for server in &gateway.spec.servers {
@@ -138,7 +138,7 @@ fn route_name(gateway: &Typed<Gateway>, server: &Server, listener_port: u16) -> 
     }
 }
 
-impl<'a> Merged<'a> {
+impl<'a> MergedServers<'a> {
     /// Returns the VirtualServices that are bound to a server's Gateway.
     pub(super) fn rules_of(&self, server: &GatewayServer<'_>) -> &[BoundRule<'a>] {
         self.rules.get(&server.gateway_name()).map(Vec::as_slice).unwrap_or_default()
@@ -175,12 +175,12 @@ impl<'a> Merged<'a> {
         }
         match group {
             Some(group) => group.servers.push(server),
-            None => self.groups.push(Group { port, bind, protocol, servers: vec![server] }),
+            None => self.groups.push(ServerGroup { port, bind, protocol, servers: vec![server] }),
         }
     }
 }
 
-impl Group<'_> {
+impl ServerGroup<'_> {
     /// Returns whether clients speak plain text.
     pub(super) fn is_plain(&self) -> bool {
         self.servers.iter().all(|server| server.tls().is_none())

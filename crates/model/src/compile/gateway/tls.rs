@@ -16,7 +16,7 @@ use crate::{
         mesh_config::TlsDefaults,
     },
     compile::{
-        filters::Setting,
+        filters::FilterSettings,
         pb::{boolean, core, matcher, matching, pack},
         tls,
     },
@@ -27,7 +27,7 @@ use crate::{
 pub(super) const ROOTS: &str = "-cacert";
 
 /// Returns TLS as a server defines it. `tcp` is true if requests are not parsed.
-pub(super) fn socket(setting: Setting<'_>, from: &ServerTls, tcp: bool) -> core::TransportSocket {
+pub(super) fn socket(setting: FilterSettings<'_>, from: &ServerTls, tcp: bool) -> core::TransportSocket {
     let mutual = from.mode == ServerTlsMode::IstioMutual;
     let exchanges = tcp && mutual && !setting.view.plain_envoy;
     let alpn: &[&str] = if exchanges { &[tls::PEER_EXCHANGE, "h2", "http/1.1"] } else { &["h2", "http/1.1"] };
@@ -90,7 +90,7 @@ fn certificates(from: &ServerTls) -> Vec<SdsSecretConfig> {
     vec![tls::file(&format!("file-cert:{}~{}", from.server_certificate, from.private_key))]
 }
 
-fn validation(setting: Setting<'_>, from: &ServerTls) -> Option<ValidationContextType> {
+fn validation(setting: FilterSettings<'_>, from: &ServerTls) -> Option<ValidationContextType> {
     let exact = |name: &String| matching(matcher::string_matcher::MatchPattern::Exact(name.clone()));
     #[expect(deprecated, reason = "what istiod sends; the typed form is not understood by older proxies")]
     let default = CertificateValidationContext {

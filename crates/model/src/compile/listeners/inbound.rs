@@ -20,14 +20,14 @@ use crate::{
     api::{MtlsMode, Protocol, proxy_config::HttpSettings},
     compile::{
         clusters::{BLACK_HOLE, INBOUND_PASSTHROUGH},
-        filters::{self, Routes, Setting},
+        filters::{self, FilterSettings, Routes},
         pb::{
             address, boolean, config_path, core, fields, listener, metadata, pack, route, seconds, types,
             uint32,
         },
         rate_limit::RateLimits,
         rbac::Authorization,
-        stat_names::Named,
+        stat_names::StatNameVariables,
         telemetry::SideTelemetry,
         tls,
     },
@@ -64,7 +64,7 @@ struct ChainMatch {
 }
 
 /// Port to which a chain leads.
-struct Target<'a> {
+struct InboundTarget<'a> {
     /// `None` for the ports without a service.
     port: Option<u16>,
     /// Service port, if a service leads to it.
@@ -73,7 +73,7 @@ struct Target<'a> {
 
 /// Settings shared by all inbound chains.
 struct Inbound<'a> {
-    setting: Setting<'a>,
+    setting: FilterSettings<'a>,
     authorization: &'a Authorization,
     limits: RateLimits<'a>,
 }
@@ -86,7 +86,7 @@ impl<'a> Inbound<'a> {
         proxy: &'a HttpSettings,
         authorization: &'a Authorization,
     ) -> Self {
-        let setting = Setting {
+        let setting = FilterSettings {
             mesh: world.mesh(),
             view,
             telemetry,
@@ -114,18 +114,20 @@ pub(in crate::compile) fn compile(
     let mut inspected = BTreeMap::from([(names::INBOUND_PORT, Inspected::default())]);
 
     let default_matches = matches_for(Content::Either, world.workload_mode(&view.namespace, &view.labels));
-    chains.extend(inbound.chains(&Target { port: None, service: None }, default_matches));
+    chains.extend(inbound.chains(&InboundTarget { port: None, service: None }, default_matches));
     for (port, mode) in world.port_modes(&view.namespace, &view.labels) {
         if ports.iter().all(|served| served.port != port || served.has_socket()) {
             let chain_matches = matches_for(Content::Either, mode);
             inspected.insert(port, Inspected::of(chain_matches));
-            chains.extend(inbound.chains(&Target { port: Some(port), service: None }, chain_matches));
+            chains.extend(inbound.chains(&InboundTarget { port: Some(port), service: None }, chain_matches));
         }
     }
     for port in ports.iter().filter(|port| !port.has_socket()) {
         let chain_matches = matches_for(content(port.protocol), port.mode);
         inspected.insert(port.port, Inspected::of(chain_matches));
-        chains.extend(inbound.chains(&Target { port: Some(port.port), service: Some(port) }, chain_matches));
+        chains.extend(
+            inbound.chains(&InboundTarget { port: Some(port.port), service: Some(port) }, chain_matches),
+        );
     }
 
     listener::Listener {
@@ -148,7 +150,7 @@ pub(in crate::compile) fn with_socket(
     let proxy = filters::settings(world.mesh(), view);
     let inbound = Inbound::new(world, view, &telemetry, &proxy, authorization);
     let chain_matches = matches_for(content(port.protocol), port.mode);
-    let chains = inbound.chains(&Target { port: Some(port.port), service: Some(port) }, chain_matches);
+    let chains = inbound.chains(&InboundTarget { port: Some(port.port), service: Some(port) }, chain_matches);
     let ip = inbound.ip(port);
     let name = format!("{ip}_{}", port.port);
     let inspected = Inspected::of(chain_matches);
@@ -220,11 +222,11 @@ fn matches_for(content: Content, mode: MtlsMode) -> &'static [ChainMatch] {
 }
 
 impl Inbound<'_> {
-    fn chains(&self, target: &Target<'_>, chain_matches: &[ChainMatch]) -> Vec<listener::FilterChain> {
+    fn chains(&self, target: &InboundTarget<'_>, chain_matches: &[ChainMatch]) -> Vec<listener::FilterChain> {
         chain_matches.iter().map(|chain_match| self.chain(target, *chain_match)).collect()
     }
 
-    fn chain(&self, target: &Target<'_>, chain_match: ChainMatch) -> listener::FilterChain {
+    fn chain(&self, target: &InboundTarget<'_>, chain_match: ChainMatch) -> listener::FilterChain {
         let plain_envoy = self.setting.view.plain_envoy;
         let socket =
             chain_match.terminate.then(|| tls::downstream(self.setting.mesh, !chain_match.http, plain_envoy));
@@ -250,7 +252,7 @@ impl Inbound<'_> {
         }
     }
 
-    fn tcp_filters(&self, target: &Target<'_>) -> Vec<listener::Filter> {
+    fn tcp_filters(&self, target: &InboundTarget<'_>) -> Vec<listener::Filter> {
         let pattern = &self.setting.mesh.inbound_cluster_stat_name;
         let stat_prefix = if pattern.is_empty() { target.cluster() } else { target.named().fill(pattern) };
         filters::named_tcp_chain(
@@ -262,7 +264,7 @@ impl Inbound<'_> {
         )
     }
 
-    fn http_filters(&self, target: &Target<'_>) -> Vec<listener::Filter> {
+    fn http_filters(&self, target: &InboundTarget<'_>) -> Vec<listener::Filter> {
         let prefix = match target.service {
             Some(service) => format!("inbound_{};", self.address(service)),
             None => format!("{INBOUND_PASSTHROUGH};"),
@@ -270,7 +272,7 @@ impl Inbound<'_> {
         let routes = Routes::Inline(Box::new(target.routes()));
         let grpc_web = target.service.is_some_and(|service| service.protocol == Protocol::GrpcWeb);
         let http2 = target.service.is_some_and(|service| service.protocol.is_http2());
-        let setting = Setting { grpc_web, http2, ..self.setting };
+        let setting = FilterSettings { grpc_web, http2, ..self.setting };
         let services = target.service.iter().flat_map(|port| &port.services);
         let limits = self.limits.of_services(services.map(|(service, _)| *service));
         let policy = limits.after(self.authorization.http_filters());
@@ -292,13 +294,13 @@ impl Inbound<'_> {
     }
 }
 
-impl Target<'_> {
+impl InboundTarget<'_> {
     /// Returns the names of the service in statistics.
-    fn named(&self) -> Named<'_> {
-        let Some(port) = self.service else { return Named::default() };
+    fn named(&self) -> StatNameVariables<'_> {
+        let Some(port) = self.service else { return StatNameVariables::default() };
         match port.services.first().filter(|_| port.ingress.is_none()) {
-            Some((service, first)) => Named::of_port(service, first, port.port),
-            None => Named { host: port.host(), port: port.port, ..Named::default() },
+            Some((service, first)) => StatNameVariables::of_port(service, first, port.port),
+            None => StatNameVariables { host: port.host(), port: port.port, ..StatNameVariables::default() },
         }
     }
 
@@ -363,7 +365,7 @@ impl Target<'_> {
 }
 
 /// Returns the chain for connections to the listener itself, which would loop.
-fn black_hole(setting: Setting<'_>) -> listener::FilterChain {
+fn black_hole(setting: FilterSettings<'_>) -> listener::FilterChain {
     listener::FilterChain {
         filter_chain_match: Some(listener::FilterChainMatch {
             destination_port: uint32(names::INBOUND_PORT.into()),

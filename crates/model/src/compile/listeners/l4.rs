@@ -24,9 +24,9 @@ use crate::{
     compile::{
         balance, clusters,
         dynamic_dns::{self, Families},
-        filters::{self, Setting},
+        filters::{self, FilterSettings},
         pb::{cidr, config_path, core, duration, fields, listener, metadata, pack, seconds},
-        stat_names::Named,
+        stat_names::StatNameVariables,
     },
     world::fqdn,
 };
@@ -36,9 +36,9 @@ pub(super) const HANDSHAKE_SECONDS: i64 = 15;
 
 /// A port of a service for which filter chains are compiled.
 #[derive(Clone, Copy)]
-pub(super) struct Target<'a> {
+pub(super) struct L4Target<'a> {
     pub(super) world: &'a World,
-    pub(super) setting: Setting<'a>,
+    pub(super) setting: FilterSettings<'a>,
     pub(super) service: &'a Typed<Service>,
     pub(super) port: &'a ServicePort,
     /// Block of addresses; `None` if the listener has the service's addresses, or all.
@@ -49,7 +49,7 @@ pub(super) struct Target<'a> {
     pub(super) rules: &'a [Arc<Typed<VirtualService>>],
 }
 
-impl Target<'_> {
+impl L4Target<'_> {
     /// Returns the filter chains, the first match first.
     pub(super) fn chains(&self) -> Vec<listener::FilterChain> {
         if self.port.protocol.is_tls() { self.tls() } else { self.tcp() }
@@ -137,7 +137,7 @@ impl Target<'_> {
         let host = self.service.fqdn();
         let cluster = ClusterName::outbound(self.port.port, "", &host).to_string();
         // As in Istio, the port has no name here.
-        let named = Named { port: self.port.port, ..Named::of_service(self.service) };
+        let named = StatNameVariables { port: self.port.port, ..StatNameVariables::of_service(self.service) };
         let stat_prefix = self.stat_prefix(&cluster, &named);
         self.forward_to(cluster, stat_prefix, self.rule(&host).as_deref(), "")
     }
@@ -157,12 +157,12 @@ impl Target<'_> {
             let service = self.world.service(&fqdn(&only.destination.host, &rule.meta.namespace));
             let stat_prefix = match service {
                 Some(service) => {
-                    let named = Named {
+                    let named = StatNameVariables {
                         host: only.destination.host.clone(),
                         subset,
                         port: self.port.port,
                         port_name: &self.port.name,
-                        ..Named::of_service(service)
+                        ..StatNameVariables::of_service(service)
                     };
                     self.stat_prefix(&cluster, &named)
                 }
@@ -181,7 +181,7 @@ impl Target<'_> {
     }
 
     /// Returns the name of a cluster in statistics of connections.
-    fn stat_prefix(&self, cluster: &str, named: &Named<'_>) -> String {
+    fn stat_prefix(&self, cluster: &str, named: &StatNameVariables<'_>) -> String {
         match self.world.mesh().outbound_cluster_stat_name.as_str() {
             "" => cluster.to_owned(),
             pattern => named.fill(pattern),
@@ -224,7 +224,7 @@ impl Target<'_> {
             max_downstream_connection_duration: tcp
                 .and_then(|tcp| tcp.max_connection_duration)
                 .map(|length| duration(length.0)),
-            ..filters::tcp_proxy(Setting { hash_source_ip: hashes, ..self.setting }, stat_prefix, to)
+            ..filters::tcp_proxy(FilterSettings { hash_source_ip: hashes, ..self.setting }, stat_prefix, to)
         }
     }
 
@@ -249,12 +249,12 @@ impl Target<'_> {
     fn cluster(&self, rule: &Typed<VirtualService>, to: &Destination) -> String {
         let host = fqdn(&to.host, &rule.meta.namespace);
         let service = self.world.service(&host);
-        let asked = to.port.and_then(|port| u16::try_from(port.number).ok()).filter(|port| *port > 0);
+        let configured = to.port.and_then(|port| u16::try_from(port.number).ok()).filter(|port| *port > 0);
         let only = || match service.map(|service| &service.spec.ports[..]) {
             Some([only]) => Some(only.port),
             _ => None,
         };
-        let port = asked.or_else(only).unwrap_or(self.port.port);
+        let port = configured.or_else(only).unwrap_or(self.port.port);
         ClusterName::outbound(port, &to.subset, self.world.aliased(&host)).to_string()
     }
 

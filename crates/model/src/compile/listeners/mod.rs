@@ -8,7 +8,7 @@ mod outbound;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    filters::Setting,
+    filters::FilterSettings,
     pb::{self, listener},
 };
 use crate::{
@@ -160,7 +160,7 @@ pub(super) fn any_address(view: &ProxyView) -> &'static str {
 
 /// Returns a listener for redirected connections.
 pub(super) fn virtual_listener(
-    setting: Setting<'_>,
+    setting: FilterSettings<'_>,
     name: &str,
     port: u16,
     chains: Vec<listener::FilterChain>,

@@ -20,7 +20,7 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::listener::{
 
 use super::{
     any_address, detection_timeout, inspector,
-    l4::{HANDSHAKE_SECONDS, Target},
+    l4::{HANDSHAKE_SECONDS, L4Target},
     virtual_listener,
 };
 use crate::{
@@ -34,7 +34,7 @@ use crate::{
         balance,
         clusters::BLACK_HOLE,
         dynamic_dns::{self, Families},
-        filters::{self, Routes, Setting},
+        filters::{self, FilterSettings, Routes},
         pb::{address, boolean, core, listener, pack, seconds, uint32},
         routes,
         telemetry::SideTelemetry,
@@ -52,7 +52,7 @@ const FIRST_READ: u32 = 512;
 
 /// Route configurations that outbound listeners name.
 #[derive(Default)]
-pub(in crate::compile) struct Named<'a> {
+pub(in crate::compile) struct RouteNames<'a> {
     /// Ports whose routes all services with the port share.
     pub(in crate::compile) shared: BTreeSet<u16>,
     /// Service ports with routes of their own.
@@ -60,8 +60,8 @@ pub(in crate::compile) struct Named<'a> {
 }
 
 /// Returns the route configurations that the listeners for these services name.
-pub(in crate::compile) fn named<'a>(services: &[&'a Typed<Service>]) -> Named<'a> {
-    let mut named = Named::default();
+pub(in crate::compile) fn named<'a>(services: &[&'a Typed<Service>]) -> RouteNames<'a> {
+    let mut named = RouteNames::default();
     for service in services {
         for port in &service.spec.ports {
             match port.protocol {
@@ -83,10 +83,9 @@ pub struct Outline {
     shared: BTreeSet<u16>,
     /// Hosts that proxies resolve for each request, by HTTP port.
     dynamic: BTreeMap<u16, Vec<String>>,
-    /// Services with ports that have listeners of their own, in the order in which they get an address that several
-    /// have.
+    /// Services with ports that have listeners of their own. The first service gets an address that several have.
     services: Vec<Outlined>,
-    /// What the Sidecar lets the clients call.
+    /// Services that the clients' Sidecar allows.
     egress: Option<Arc<Egress>>,
     /// Egress listeners with an address of their own, with their services; at least one each.
     bound: Vec<BoundEgress>,
@@ -181,7 +180,7 @@ pub(in crate::compile) fn compile(
     let unknown = UnknownDestinations::of(world.mesh(), outline.egress.as_deref());
     let telemetry = SideTelemetry::new(world, view, Direction::Outbound);
     let proxy = filters::settings(world.mesh(), view);
-    let setting = Setting {
+    let setting = FilterSettings {
         mesh: world.mesh(),
         view,
         telemetry: &telemetry,
@@ -295,7 +294,7 @@ impl Draft {
     fn add_service(
         &mut self,
         world: &World,
-        setting: Setting<'_>,
+        setting: FilterSettings<'_>,
         outlined: &Outlined,
         port: &ServicePort,
         bind: &Bind,
@@ -305,7 +304,7 @@ impl Draft {
         let by_name = bind.is_everywhere || bind.block.is_some() || is_wild;
         let block = bind.block.as_deref();
         let server_names = if by_name { &server_names[..] } else { &[] };
-        let target = Target { world, setting, service, port, block, server_names, rules };
+        let target = L4Target { world, setting, service, port, block, server_names, rules };
         if port.protocol == Protocol::Unknown {
             let own = format!("{}:{}", service.fqdn(), port.port);
             let routes = if is_everywhere(service) { port.port.to_string() } else { own };
@@ -315,7 +314,7 @@ impl Draft {
     }
 
     /// Adds the filter chain of HTTP in plain text.
-    fn add_http(&mut self, setting: Setting<'_>, name: &str, routes: String) {
+    fn add_http(&mut self, setting: FilterSettings<'_>, name: &str, routes: String) {
         if !self.has_http {
             self.has_http = true;
             self.chains.push(http_chain(setting, name, Routes::ByName(routes)));
@@ -362,7 +361,7 @@ impl Draft {
     fn finish(
         mut self,
         world: &World,
-        setting: Setting<'_>,
+        setting: FilterSettings<'_>,
         unknown: &UnknownDestinations,
         name: String,
     ) -> listener::Listener {
@@ -389,7 +388,7 @@ impl Draft {
 }
 
 /// Returns the filter chain of unknown destinations.
-fn pass_through(setting: Setting<'_>, unknown: &UnknownDestinations) -> listener::FilterChain {
+fn pass_through(setting: FilterSettings<'_>, unknown: &UnknownDestinations) -> listener::FilterChain {
     listener::FilterChain {
         filter_chain_match: Some(Default::default()),
         filters: filters::tcp_chain(setting, Direction::Outbound, &unknown.cluster, Vec::new()),
@@ -399,7 +398,7 @@ fn pass_through(setting: Setting<'_>, unknown: &UnknownDestinations) -> listener
 }
 
 /// Returns the listener that accepts every redirected connection.
-fn catch_all(setting: Setting<'_>, unknown: &UnknownDestinations) -> listener::Listener {
+fn catch_all(setting: FilterSettings<'_>, unknown: &UnknownDestinations) -> listener::Listener {
     let port = names::OUTBOUND_PORT;
     // A connection to the listener itself would loop.
     let black_hole = listener::FilterChain {
@@ -444,7 +443,7 @@ fn catch_all(setting: Setting<'_>, unknown: &UnknownDestinations) -> listener::L
 /// original destination, a port that is not HTTP leads to the first service that has it.
 struct LocalListeners<'a> {
     world: &'a World,
-    setting: Setting<'a>,
+    setting: FilterSettings<'a>,
     outline: &'a Outline,
     unknown: &'a UnknownDestinations,
 }
@@ -480,7 +479,7 @@ impl LocalListeners<'_> {
 }
 
 /// Returns a listener with a socket of its own.
-fn with_socket(setting: Setting<'_>, listener: listener::Listener) -> listener::Listener {
+fn with_socket(setting: FilterSettings<'_>, listener: listener::Listener) -> listener::Listener {
     listener::Listener {
         access_log: setting.telemetry.listener_logs.clone(),
         bind_to_port: None,
@@ -497,7 +496,7 @@ fn loopback(view: &ProxyView) -> &'static str {
 /// Returns the listener of an egress listener with an address of its own.
 fn bound(
     world: &World,
-    setting: Setting<'_>,
+    setting: FilterSettings<'_>,
     egress: &EgressListener,
     services: &[Arc<Typed<Service>>],
 ) -> listener::Listener {
@@ -514,7 +513,8 @@ fn bound(
     } else {
         let cluster = ClusterName::outbound(port, "", &services[0].fqdn()).to_string();
         let rule = world.destination_rule(&services[0].fqdn(), &setting.view.namespace);
-        let hashing = Setting { hash_source_ip: balance::hashes_source_ip(rule.as_deref(), ""), ..setting };
+        let hashing =
+            FilterSettings { hash_source_ip: balance::hashes_source_ip(rule.as_deref(), ""), ..setting };
         listener::FilterChain {
             filters: filters::tcp_chain(hashing, Direction::Outbound, &cluster, Vec::new()),
             transport_socket_connect_timeout: Some(seconds(HANDSHAKE_SECONDS)),
@@ -527,7 +527,7 @@ fn bound(
     if has_socket { with_socket(setting, listener) } else { listener }
 }
 
-fn http_chain(setting: Setting<'_>, listener: &str, routes: Routes) -> listener::FilterChain {
+fn http_chain(setting: FilterSettings<'_>, listener: &str, routes: Routes) -> listener::FilterChain {
     listener::FilterChain {
         filter_chain_match: Some(listener::FilterChainMatch {
             transport_protocol: "raw_buffer".into(),

@@ -17,7 +17,7 @@ use crate::{
     api::{
         value::Percent,
         virtual_service as api,
-        virtual_service::{Destination, HttpDestination, HttpRoute, RedirectPort},
+        virtual_service::{Destination, HttpDestination, IstioHttpRoute, RedirectPort},
     },
     compile::{
         Scope, balance,
@@ -40,7 +40,7 @@ use route::{
 const UNKNOWN: &str = "UnknownService";
 
 /// Port and rule for which routes are compiled.
-pub(super) struct Port<'a> {
+pub(super) struct RoutePort<'a> {
     pub(super) scope: &'a Scope<'a>,
     pub(super) rule: &'a RouteRule,
     pub(super) number: u16,
@@ -49,7 +49,7 @@ pub(super) struct Port<'a> {
 }
 
 /// Returns the action of a route; `None` if it has no supported action.
-pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
+pub(super) fn of_route(port: &RoutePort<'_>, http: &IstioHttpRoute) -> Option<Action> {
     if let Some(redirect) = &http.redirect {
         let mut made = redirection(redirect, port.number);
         if port.rule.spec.derived.is_some() && redirect.prefix_rewrite == "/" {
@@ -81,7 +81,7 @@ pub(super) fn of_route(port: &Port<'_>, http: &HttpRoute) -> Option<Action> {
 }
 
 /// Applies what Gateway API demands beyond VirtualServices.
-fn of_gateway_api(to: &mut route::RouteAction, http: &HttpRoute) {
+fn of_gateway_api(to: &mut route::RouteAction, http: &IstioHttpRoute) {
     let status = route::route_action::ClusterNotFoundResponseCode::InternalServerError;
     to.cluster_not_found_response_code = status as i32;
     if to.prefix_rewrite == "/" {
@@ -91,7 +91,7 @@ fn of_gateway_api(to: &mut route::RouteAction, http: &HttpRoute) {
 }
 
 /// Returns the rewrite that removes the matched prefix, and with it the slash that follows.
-fn without_prefix(http: &HttpRoute) -> matcher::RegexMatchAndSubstitute {
+fn without_prefix(http: &IstioHttpRoute) -> matcher::RegexMatchAndSubstitute {
     let matched = http.matches.first().and_then(|found| found.uri.as_ref());
     let prefix = matched.map_or("", |uri| uri.text().trim_end_matches('/'));
     matcher::RegexMatchAndSubstitute {
@@ -130,7 +130,7 @@ pub(super) fn single_cluster(action: &Action) -> Option<ClusterName<'_>> {
 }
 
 /// Returns the settings of the fault and CORS filters. gRPC refuses filters that it does not have.
-pub(super) fn per_filter(scope: &Scope<'_>, http: &HttpRoute) -> HashMap<String, Any> {
+pub(super) fn per_filter(scope: &Scope<'_>, http: &IstioHttpRoute) -> HashMap<String, Any> {
     let fault = http.fault.as_ref().map(|from| ("envoy.filters.http.fault", pack(&fault(from))));
     let rules = http.cors_policy.as_ref().filter(|_| scope.role != Role::Grpc);
     let cors = rules.map(|from| ("envoy.filters.http.cors", pack(&cors(from))));
@@ -138,7 +138,7 @@ pub(super) fn per_filter(scope: &Scope<'_>, http: &HttpRoute) -> HashMap<String,
 }
 
 /// Sets the header changes of the rule, and those of its destination if it has exactly one.
-pub(super) fn change_headers(made: &mut route::Route, http: &HttpRoute) {
+pub(super) fn change_headers(made: &mut route::Route, http: &IstioHttpRoute) {
     let of_destination = match &http.route[..] {
         [only] if http.redirect.is_none() && http.direct_response.is_none() => only.headers.as_ref(),
         _ => None,
@@ -151,7 +151,7 @@ pub(super) fn change_headers(made: &mut route::Route, http: &HttpRoute) {
     }
 }
 
-fn clusters(port: &Port<'_>, to: &[HttpDestination]) -> Option<ClusterSpecifier> {
+fn clusters(port: &RoutePort<'_>, to: &[HttpDestination]) -> Option<ClusterSpecifier> {
     if let [only] = to {
         return Some(ClusterSpecifier::Cluster(cluster(port, &only.destination)));
     }
@@ -164,7 +164,7 @@ fn clusters(port: &Port<'_>, to: &[HttpDestination]) -> Option<ClusterSpecifier>
     (!all.clusters.is_empty()).then_some(ClusterSpecifier::WeightedClusters(all))
 }
 
-fn weighted_cluster(port: &Port<'_>, to: &HttpDestination, weight: u32) -> ClusterWeight {
+fn weighted_cluster(port: &RoutePort<'_>, to: &HttpDestination, weight: u32) -> ClusterWeight {
     let headers = to.headers.clone().unwrap_or_default();
     let host = authority(&headers)
         .map(|host| cluster_weight::HostRewriteSpecifier::HostRewriteLiteral(host.clone()));
@@ -181,7 +181,7 @@ fn weighted_cluster(port: &Port<'_>, to: &HttpDestination, weight: u32) -> Clust
 }
 
 /// Returns the name of a destination's cluster.
-fn cluster(port: &Port<'_>, to: &Destination) -> String {
+fn cluster(port: &RoutePort<'_>, to: &Destination) -> String {
     if to.host.is_empty() {
         return UNKNOWN.to_owned();
     }
@@ -191,7 +191,7 @@ fn cluster(port: &Port<'_>, to: &Destination) -> String {
     ClusterName::outbound(number, &to.subset, host).to_string()
 }
 
-fn rewrite(to: &mut route::RouteAction, http: &HttpRoute) {
+fn rewrite(to: &mut route::RouteAction, http: &IstioHttpRoute) {
     let mut host = http.headers.as_ref().and_then(authority).cloned();
     if let Some(rewrite) = &http.rewrite {
         match &rewrite.uri_regex_rewrite {
@@ -237,7 +237,7 @@ fn header_values(changes: &api::HeaderOps) -> Vec<core::HeaderValueOption> {
     values
 }
 
-fn mirrors(port: &Port<'_>, http: &HttpRoute) -> Vec<RequestMirrorPolicy> {
+fn mirrors(port: &RoutePort<'_>, http: &IstioHttpRoute) -> Vec<RequestMirrorPolicy> {
     let policy = |to: &Destination, share| RequestMirrorPolicy {
         cluster: cluster(port, to),
         runtime_fraction: Some(core::RuntimeFractionalPercent {
@@ -272,7 +272,7 @@ fn redirection(from: &api::HttpRedirect, port: u16) -> route::RedirectAction {
         Some(PathRewriteSpecifier::PathRedirect(from.uri.clone()))
     };
     // Envoy cannot take the port from the request, but the routes are compiled for a known port.
-    let asked = from.derive_port == Some(RedirectPort::FromRequestPort);
+    let from_request = from.derive_port == Some(RedirectPort::FromRequestPort);
     let code = match from.redirect_code {
         302 => RedirectResponseCode::Found,
         303 => RedirectResponseCode::SeeOther,
@@ -283,7 +283,7 @@ fn redirection(from: &api::HttpRedirect, port: u16) -> route::RedirectAction {
     let scheme = Some(&from.scheme).filter(|text| !text.is_empty());
     route::RedirectAction {
         host_redirect: from.authority.clone(),
-        port_redirect: from.port.unwrap_or(if asked { port.into() } else { 0 }),
+        port_redirect: from.port.unwrap_or(if from_request { port.into() } else { 0 }),
         response_code: code as i32,
         scheme_rewrite_specifier: scheme.cloned().map(SchemeRewriteSpecifier::SchemeRedirect),
         path_rewrite_specifier: path,

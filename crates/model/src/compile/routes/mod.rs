@@ -43,7 +43,7 @@ pub(super) fn shared(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16)
     let (name, mut hosts, elsewhere) =
         (port.to_string(), hosts(scope, services, port), unknown_destinations(scope));
     // Without any host in the configuration a client would wait for one.
-    if !scope.hosts_apart || hosts.is_empty() {
+    if !scope.uses_vhds || hosts.is_empty() {
         hosts.push(elsewhere);
         return vec![encode(&configuration(name, hosts))];
     }
@@ -115,7 +115,7 @@ pub(super) fn of_namespace(
                 }));
             }
         }
-        // A name that two of them have belongs to one of them.
+        // Of two with the same name, one gets it.
         if !domains.into_iter().collect::<HashSet<_>>().into_iter().all(|domain| claimed.insert(domain)) {
             return None;
         }
@@ -131,7 +131,7 @@ pub(super) fn recompile(
     made: impl Fn(Kind, &str) -> Option<Arc<Resource>>,
 ) -> Vec<Arc<Resource>> {
     let host = service.fqdn();
-    let mut anew = Vec::new();
+    let mut own_hosts = Vec::new();
     for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
         let number = port.port;
         let before = made(Kind::VirtualHost, &format!("{number}/{host}:{number}"));
@@ -140,13 +140,13 @@ pub(super) fn recompile(
         if let Some(before) = before {
             let now = of_service(scope, service, number, before.domains);
             let host = route::VirtualHost { name: before.name, ..now };
-            anew.push(order::encode_host(&number.to_string(), &host));
+            own_hosts.push(order::encode_host(&number.to_string(), &host));
         }
         if port.protocol == Protocol::Unknown {
-            anew.push(own(scope, service, number));
+            own_hosts.push(own(scope, service, number));
         }
     }
-    anew
+    own_hosts
 }
 
 /// Returns the routes of a service port with a listener of its own, on which every host means the service.

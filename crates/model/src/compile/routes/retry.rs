@@ -31,21 +31,21 @@ pub(super) fn policy(mesh: &MeshConfig, of_route: Option<&HttpRetry>) -> Option<
         host_selection_retry_max_attempts: HOST_SELECTION_ATTEMPTS,
         ..Default::default()
     };
-    let Some(asked) = of_route.or(mesh.default_http_retry_policy.as_ref()) else { return Some(policy) };
-    let attempts = u32::try_from(asked.attempts).ok().filter(|attempts| *attempts > 0)?;
+    let Some(retries) = of_route.or(mesh.default_http_retry_policy.as_ref()) else { return Some(policy) };
+    let attempts = u32::try_from(retries.attempts).ok().filter(|attempts| *attempts > 0)?;
     policy.num_retries = uint32(attempts);
-    if !asked.retry_on.is_empty() {
-        (policy.retry_on, policy.retriable_status_codes) = conditions(&asked.retry_on);
+    if !retries.retry_on.is_empty() {
+        (policy.retry_on, policy.retriable_status_codes) = conditions(&retries.retry_on);
     }
-    policy.per_try_timeout = asked.per_try_timeout.map(|length| duration(length.0));
-    if asked.retry_ignore_previous_hosts == Some(false) {
+    policy.per_try_timeout = retries.per_try_timeout.map(|length| duration(length.0));
+    if retries.retry_ignore_previous_hosts == Some(false) {
         policy.retry_host_predicate.clear();
         policy.host_selection_retry_max_attempts = 0;
     }
-    if asked.retry_remote_localities == Some(true) {
+    if retries.retry_remote_localities == Some(true) {
         policy.retry_priority = Some(other_localities());
     }
-    policy.retry_back_off = asked
+    policy.retry_back_off = retries
         .backoff
         .map(|length| RetryBackOff { base_interval: Some(duration(length.0)), ..Default::default() });
     Some(policy)

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use super::{
     RouteRule,
-    action::{self, Port},
+    action::{self, RoutePort},
 };
 use crate::{
     api::{
         StringMatch, selects,
-        virtual_service::{HttpMatch, HttpRoute},
+        virtual_service::{HttpMatchRequest, IstioHttpRoute},
     },
     compile::{
         Scope,
@@ -30,7 +30,7 @@ const CLAIMS: &str = "@request.auth.claims";
 
 /// Returns the routes of a VirtualService on a port for one client; empty if none applies.
 pub(super) fn routes(scope: &Scope<'_>, rule: &RouteRule, port: u16) -> Vec<route::Route> {
-    of_port(&Port { scope, rule, number: port, gateway: None })
+    of_port(&RoutePort { scope, rule, number: port, gateway: None })
 }
 
 /// Returns the routes of a VirtualService at a Gateway (`NAMESPACE/NAME`); empty if none applies. `port` is the number
@@ -41,10 +41,10 @@ pub(in crate::compile) fn at_gateway(
     port: u16,
     gateway: &str,
 ) -> Vec<route::Route> {
-    of_port(&Port { scope, rule, number: port, gateway: Some(gateway) })
+    of_port(&RoutePort { scope, rule, number: port, gateway: Some(gateway) })
 }
 
-fn of_port(port: &Port<'_>) -> Vec<route::Route> {
+fn of_port(port: &RoutePort<'_>) -> Vec<route::Route> {
     let mut routes = Vec::new();
     for_each(port, |_, made| routes.push(made));
     routes
@@ -59,7 +59,7 @@ pub(in crate::compile) fn field_paths(
     gateway: Option<&str>,
 ) -> Vec<String> {
     let mut found = Vec::new();
-    for_each(&Port { scope, rule, number: port, gateway }, |(http, matched), _| {
+    for_each(&RoutePort { scope, rule, number: port, gateway }, |(http, matched), _| {
         found.push(match matched {
             Some(matched) => format!("spec.http[{http}].match[{matched}]"),
             None => format!("spec.http[{http}]"),
@@ -69,7 +69,7 @@ pub(in crate::compile) fn field_paths(
 }
 
 /// Calls `take` with each route, and the indices of its rule and its match.
-fn for_each(port: &Port<'_>, mut take: impl FnMut((usize, Option<usize>), route::Route)) {
+fn for_each(port: &RoutePort<'_>, mut take: impl FnMut((usize, Option<usize>), route::Route)) {
     for (index, http) in port.scope.world.http_rules(port.rule).iter().enumerate() {
         if http.matches.is_empty() {
             if let Some(made) = route(port, http, None) {
@@ -91,8 +91,8 @@ fn for_each(port: &Port<'_>, mut take: impl FnMut((usize, Option<usize>), route:
 }
 
 /// Returns whether a match applies to the client and the port. Both are known here, so requests need not be checked.
-fn applies(port: &Port<'_>, found: &HttpMatch) -> bool {
-    let Port { scope, rule, .. } = port;
+fn applies(port: &RoutePort<'_>, found: &HttpMatchRequest) -> bool {
+    let RoutePort { scope, rule, .. } = port;
     let is_at = |gateway: &str| {
         let mut names = found.gateways.iter().map(|name| gateway_name(name, &rule.meta.namespace));
         found.gateways.is_empty() || names.any(|name| name == gateway)
@@ -116,7 +116,11 @@ pub(in crate::compile) fn matches_everything(route: &route::Route) -> bool {
     })
 }
 
-fn route(port: &Port<'_>, http: &HttpRoute, found: Option<&HttpMatch>) -> Option<route::Route> {
+fn route(
+    port: &RoutePort<'_>,
+    http: &IstioHttpRoute,
+    found: Option<&HttpMatchRequest>,
+) -> Option<route::Route> {
     let meta = &port.rule.meta;
     let action = action::of_route(port, http)?;
     let path = config_path("virtual-service", &meta.namespace, &meta.name);
@@ -144,7 +148,7 @@ fn route(port: &Port<'_>, http: &HttpRoute, found: Option<&HttpMatch>) -> Option
 }
 
 /// Returns the operation name of a route in traces.
-fn operation(port: &Port<'_>, action: &route::route::Action, matched: &route::RouteMatch) -> String {
+fn operation(port: &RoutePort<'_>, action: &route::route::Action, matched: &route::RouteMatch) -> String {
     let path = match &matched.path_specifier {
         Some(PathSpecifier::Prefix(prefix)) => format!("{prefix}*"),
         Some(PathSpecifier::Path(path)) => path.clone(),
@@ -157,7 +161,7 @@ fn operation(port: &Port<'_>, action: &route::route::Action, matched: &route::Ro
     }
 }
 
-fn route_match(rule: &RouteRule, found: &HttpMatch) -> route::RouteMatch {
+fn route_match(rule: &RouteRule, found: &HttpMatchRequest) -> route::RouteMatch {
     let path = match &found.uri {
         Some(StringMatch::Exact(path)) => PathSpecifier::Path(path.clone()),
         // Gateway API compares whole path elements.
@@ -186,7 +190,7 @@ fn route_match(rule: &RouteRule, found: &HttpMatch) -> route::RouteMatch {
 }
 
 /// Returns the header matchers: headers by name, then the pseudo-headers of HTTP/2.
-fn headers(found: &HttpMatch) -> Vec<route::HeaderMatcher> {
+fn headers(found: &HttpMatchRequest) -> Vec<route::HeaderMatcher> {
     let mut named: BTreeMap<(&str, bool), route::HeaderMatcher> = BTreeMap::new();
     for (name, wanted) in found.headers.iter().filter(|(name, _)| !is_claim(name)) {
         named.insert((name, false), header(name, wanted));
@@ -211,7 +215,7 @@ fn is_claim(name: &str) -> bool {
 }
 
 /// Returns the matchers for claims of verified tokens. A claim is a text or a list of texts.
-fn claims(found: &HttpMatch) -> Vec<matcher::MetadataMatcher> {
+fn claims(found: &HttpMatchRequest) -> Vec<matcher::MetadataMatcher> {
     let of = |(name, wanted): (&String, &StringMatch), invert| {
         let value =
             string_matcher(wanted).map(MatchValue::StringMatch).unwrap_or(MatchValue::PresentMatch(true));

@@ -143,14 +143,14 @@ fn a_key_of_another_certificate_is_refused_and_not_shown() {
         assert!(parsed.objects.is_empty());
         parsed.diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     };
-    let said = found(&secret("shop", (&chain, &key)));
+    let findings = found(&secret("shop", (&chain, &key)));
     assert!(
-        said.contains("Secret shop/pair: data: the private key does not belong to the certificate"),
-        "{said}"
+        findings.contains("Secret shop/pair: data: the private key does not belong to the certificate"),
+        "{findings}"
     );
-    assert!(!said.contains(key.lines().nth(1).unwrap()), "{said}");
-    let said = found("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata: c2VjcmV0\n");
-    assert!(said.contains("another type") && !said.contains("c2VjcmV0"), "{said}");
+    assert!(!findings.contains(key.lines().nth(1).unwrap()), "{findings}");
+    let findings = found("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata: c2VjcmV0\n");
+    assert!(findings.contains("another type") && !findings.contains("c2VjcmV0"), "{findings}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::*;
 use cluster::cluster::{ClusterDiscoveryType, DiscoveryType, LbPolicy};
 
 fn client(namespace: &str) -> ProxyView {
-    ProxyView { role: Role::Grpc, namespace: namespace.into(), names_resolved: true, ..view() }
+    ProxyView { role: Role::Grpc, namespace: namespace.into(), takes_resolved_addresses: true, ..view() }
 }
 
 fn names(made: &Resources, kind: Kind) -> Vec<&str> {
@@ -170,8 +170,8 @@ spec:
   endpoints: [{address: 10.8.0.1}, {address: other.example}]
 ",
     );
-    for names_resolved in [true, false] {
-        let view = ProxyView { names_resolved, ..client("shop") };
+    for takes_resolved_addresses in [true, false] {
+        let view = ProxyView { takes_resolved_addresses, ..client("shop") };
         let (made, _) = compile(&world, &view);
         assert!(made.get(Kind::Listener, "out.example:443").is_some());
         let all: endpoint::ClusterLoadAssignment = get(&made, Kind::Endpoint, "outbound|443||out.example");

@@ -12,7 +12,7 @@ use crate::{
 
 /// Place of filters.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum FilterPlace {
     /// Rule of an HTTPRoute; `true` if all matches of the rule are one prefix.
     Http { prefix: bool },
     /// Backend of an HTTPRoute.
@@ -22,7 +22,7 @@ pub(super) enum Place {
 }
 
 /// Checks the filters of a rule or of a backend.
-pub(super) fn check(list: &[Filter], place: Place, field: &str, findings: &mut Findings) {
+pub(super) fn check(list: &[Filter], place: FilterPlace, field: &str, findings: &mut Findings) {
     limit(list.len(), 16, field, findings);
     let mut seen = BTreeSet::new();
     for (index, filter) in list.iter().enumerate() {
@@ -53,7 +53,7 @@ pub(super) fn check(list: &[Filter], place: Place, field: &str, findings: &mut F
     }
 }
 
-fn one(filter: &Filter, kind: FilterType, place: Place, at: &str, findings: &mut Findings) {
+fn one(filter: &Filter, kind: FilterType, place: FilterPlace, at: &str, findings: &mut Findings) {
     use FilterType::*;
     let fields = [
         (RequestHeaderModifier, "requestHeaderModifier", filter.request_header_modifier.is_some()),
@@ -91,11 +91,11 @@ fn one(filter: &Filter, kind: FilterType, place: Place, at: &str, findings: &mut
         );
     }
     let of_headers = matches!(kind, RequestHeaderModifier | ResponseHeaderModifier);
-    if place == Place::HttpBackend && !of_headers {
+    if place == FilterPlace::HttpBackend && !of_headers {
         let message = format!("{kind:?} is not supported for single backends");
         return findings.add(Code::Unsupported, format!("{at}.type"), message, "move the filter to the rule");
     }
-    if place == Place::Grpc && !of_headers && kind != RequestMirror {
+    if place == FilterPlace::Grpc && !of_headers && kind != RequestMirror {
         let message = format!("a GRPCRoute has no filters of type {kind:?}");
         return findings.add(Code::FieldNotAllowed, format!("{at}.type"), message, "use an HTTPRoute");
     }
@@ -106,7 +106,7 @@ fn one(filter: &Filter, kind: FilterType, place: Place, at: &str, findings: &mut
     for (modifier, name) in modifiers {
         modifier.iter().for_each(|of| headers(of, &format!("{at}.{name}"), findings));
     }
-    let prefix = place == Place::Http { prefix: true };
+    let prefix = place == FilterPlace::Http { prefix: true };
     filter.request_mirror.iter().for_each(|of| mirror(of, &format!("{at}.requestMirror"), findings));
     filter
         .request_redirect

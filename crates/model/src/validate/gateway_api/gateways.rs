@@ -3,8 +3,8 @@
 use super::{Code, hostname, limit};
 use crate::{
     api::gateway_api::{
-        BackendTlsPolicy, BackendValidation, Gateway, GatewayClass, Listener, ListenerProtocol, ListenerSet,
-        ReferenceGrant, SanType, TlsMode,
+        BackendTlsPolicy, BackendValidation, GatewayClass, KubernetesGateway, Listener, ListenerProtocol,
+        ListenerSet, ListenerTlsMode, ReferenceGrant, SanType,
     },
     validate::{Finding, Findings, port},
 };
@@ -23,7 +23,7 @@ pub(crate) fn gateway_class(spec: &GatewayClass) -> Vec<Finding> {
 }
 
 /// Checks a Gateway.
-pub(crate) fn kubernetes_gateway(spec: &Gateway) -> Vec<Finding> {
+pub(crate) fn kubernetes_gateway(spec: &KubernetesGateway) -> Vec<Finding> {
     let mut findings = Findings::default();
     if spec.gateway_class_name.is_empty() {
         findings.add(Code::MissingField, "spec.gatewayClassName", "is missing", "use istio");
@@ -255,7 +255,7 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
         (None, Https | Tls) => {
             findings.add(Code::ServerWithoutTls, at, "is missing", "set mode and certificateRefs");
         }
-        (Some(tls), Https) if tls.mode == TlsMode::Passthrough => {
+        (Some(tls), Https) if tls.mode == ListenerTlsMode::Passthrough => {
             findings.add(
                 Code::FieldNotAllowed,
                 format!("{at}.mode"),
@@ -267,7 +267,7 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
             limit(tls.certificate_refs.len(), 64, &format!("{at}.certificateRefs"), findings);
             let mesh = tls.options.get("gateway.istio.io/tls-terminate-mode");
             let needs_none =
-                tls.mode == TlsMode::Passthrough || mesh.is_some_and(|mode| mode == "ISTIO_MUTUAL");
+                tls.mode == ListenerTlsMode::Passthrough || mesh.is_some_and(|mode| mode == "ISTIO_MUTUAL");
             if tls.certificate_refs.is_empty() && !needs_none {
                 findings.add(
                     Code::MissingField,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Code, backends,
-    filters::{self, Place},
+    filters::{self, FilterPlace},
     hostnames, limit, named_matches, parents,
 };
 use crate::{
@@ -48,12 +48,12 @@ pub(crate) fn grpc_route(spec: &GrpcRoute) -> Vec<Finding> {
             named_matches(&found.headers, &format!("{field}.headers"), true, &mut findings);
             found.method.iter().for_each(|of| grpc_method(of, &format!("{field}.method"), &mut findings));
         }
-        filters::check(&rule.filters, Place::Grpc, &format!("{field}.filters"), &mut findings);
+        filters::check(&rule.filters, FilterPlace::Grpc, &format!("{field}.filters"), &mut findings);
         backends(&rule.backend_refs, &format!("{field}.backendRefs"), &mut findings);
         for (at, of) in rule.backend_refs.iter().enumerate() {
             let field = format!("{field}.backendRefs[{at}].filters");
             // Mirrors of single backends are not supported.
-            filters::check(&of.filters, Place::HttpBackend, &field, &mut findings);
+            filters::check(&of.filters, FilterPlace::HttpBackend, &field, &mut findings);
         }
     }
     findings.done()
@@ -129,7 +129,7 @@ fn http_rule(rule: &HttpRule, field: &str, findings: &mut Findings) {
         [only] => is_prefix(only),
         _ => false,
     };
-    filters::check(&rule.filters, Place::Http { prefix }, &at("filters"), findings);
+    filters::check(&rule.filters, FilterPlace::Http { prefix }, &at("filters"), findings);
     let has = |kind| rule.filters.iter().any(|filter| filter.kind == Some(kind));
     if has(FilterType::RequestRedirect) && !rule.backend_refs.is_empty() {
         let message = "is not allowed together with filter RequestRedirect";
@@ -138,7 +138,7 @@ fn http_rule(rule: &HttpRule, field: &str, findings: &mut Findings) {
     backends(&rule.backend_refs, &at("backendRefs"), findings);
     for (index, of) in rule.backend_refs.iter().enumerate() {
         let field = format!("{field}.backendRefs[{index}].filters");
-        filters::check(&of.filters, Place::HttpBackend, &field, findings);
+        filters::check(&of.filters, FilterPlace::HttpBackend, &field, findings);
     }
     if let Some(timeouts) = rule.timeouts
         && let (Some(request), Some(backend)) = (timeouts.request, timeouts.backend_request)

@@ -1,6 +1,6 @@
 //! Checks of ServiceEntries: hosts defined several times, ports that no address distinguishes, selectors without a pod.
 
-use super::{About, Report, label_text, workloads};
+use super::{ObjectReport, Report, label_text, workloads};
 use crate::{
     analysis::Code,
     api::{Kind, Protocol, ServiceEntry, service_entry::host_of},
@@ -10,7 +10,7 @@ use crate::{
 impl Report<'_> {
     pub(super) fn service_entries(&mut self) {
         for entry in self.world.service_entries.iter() {
-            let about = About { entry, kind: Kind::ServiceEntry };
+            let about = ObjectReport { entry, kind: Kind::ServiceEntry };
             for (index, host) in entry.object.spec.hosts.iter().enumerate() {
                 let Some(service) = self.world.service_named(about.namespace(), &host_of(host)) else {
                     continue;
@@ -33,7 +33,7 @@ impl Report<'_> {
     }
 
     /// Checks ports whose connections name no host, so that only an address distinguishes services.
-    fn ports_without_address(&mut self, about: &About<'_, ServiceEntry>) {
+    fn ports_without_address(&mut self, about: &ObjectReport<'_, ServiceEntry>) {
         let spec = &about.entry.object.spec;
         let allocated = self.world.allocates() && spec.hosts.iter().all(|host| spec.is_allocatable(host));
         if !spec.addresses.is_empty() || allocated {
@@ -53,7 +53,7 @@ impl Report<'_> {
         }
     }
 
-    fn selected_pods(&mut self, about: &About<'_, ServiceEntry>) {
+    fn selected_pods(&mut self, about: &ObjectReport<'_, ServiceEntry>) {
         let Some(selector) = about.entry.object.spec.selector() else { return };
         let namespace = about.namespace();
         // Only if any workload is known, since rules may be checked alone.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{About, Report, label_text, rules::destinations, workloads};
+use super::{ObjectReport, Report, label_text, rules::destinations, workloads};
 use crate::{
     analysis::Code,
     api::{Gateway, Kind, Labels, VirtualService, gateway::Server, selects},
@@ -14,11 +14,11 @@ impl Report<'_> {
     pub(super) fn gateways(&mut self) {
         let written = self.world.virtual_services.iter().filter(|entry| entry.object.spec.derived.is_none());
         for entry in written {
-            let about = About { entry, kind: Kind::VirtualService };
+            let about = ObjectReport { entry, kind: Kind::VirtualService };
             self.bound(&about, &entry.object.spec);
         }
         for entry in self.world.gateways.iter().filter(|entry| entry.object.spec.only_in.is_none()) {
-            let about = About { entry, kind: Kind::Gateway };
+            let about = ObjectReport { entry, kind: Kind::Gateway };
             let selector = &entry.object.spec.selector;
             // Only if any workload is known, since rules may be checked alone.
             let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
@@ -33,7 +33,7 @@ impl Report<'_> {
     }
 
     /// Checks the Gateways that a VirtualService names, and its destinations if it is for gateways alone.
-    fn bound(&mut self, about: &About<'_, VirtualService>, spec: &VirtualService) {
+    fn bound(&mut self, about: &ObjectReport<'_, VirtualService>, spec: &VirtualService) {
         let namespace = about.namespace();
         for (index, written) in spec.gateways.iter().enumerate() {
             let name = gateway_name(written, namespace);
@@ -79,7 +79,7 @@ impl Report<'_> {
     }
 
     /// Checks that the Secrets of a server exist in the namespaces of the pods that serve it.
-    fn secrets(&mut self, about: &About<'_, Gateway>, field: &str, server: &Server) {
+    fn secrets(&mut self, about: &ObjectReport<'_, Gateway>, field: &str, server: &Server) {
         let Some(tls) = server.terminating_or_forwarded_tls() else { return };
         if tls.mode.is_passthrough() {
             return;
@@ -102,7 +102,7 @@ impl Report<'_> {
 
     /// Returns the namespaces of the workloads with these labels.
     fn namespaces(&self, selector: &Labels) -> BTreeSet<String> {
-        let pods = self.world.pods().filter(|pod| !pod.spec.gone && selects(selector, &pod.meta.labels));
+        let pods = self.world.pods().filter(|pod| !pod.spec.has_ended && selects(selector, &pod.meta.labels));
         let templates = self.world.templates().filter(|template| selects(selector, &template.spec.labels));
         let templates = templates.map(|template| &template.meta.namespace);
         pods.map(|pod| &pod.meta.namespace)

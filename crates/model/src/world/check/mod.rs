@@ -45,12 +45,12 @@ struct Report<'a> {
 }
 
 /// The object that a diagnostic is about.
-struct About<'a, T> {
+struct ObjectReport<'a, T> {
     entry: &'a Entry<T>,
     kind: Kind,
 }
 
-impl<T> About<'_, T> {
+impl<T> ObjectReport<'_, T> {
     fn namespace(&self) -> &str {
         &self.entry.object.meta.namespace
     }
@@ -64,7 +64,7 @@ impl<T> About<'_, T> {
 impl Report<'_> {
     fn report<T>(
         &mut self,
-        about: &About<'_, T>,
+        about: &ObjectReport<'_, T>,
         code: Code,
         field: impl Into<String>,
         message: impl Into<String>,
@@ -89,7 +89,7 @@ fn workloads<'a>(
     let indexed = namespace.filter(|_| !selector.is_empty());
     let few = indexed.into_iter().flat_map(move |namespace| world.pods_selected(namespace, selector));
     let all = world.pods().filter(move |pod| indexed.is_none() && within(&pod.meta.namespace));
-    let pods = few.chain(all).filter(|pod| !pod.spec.gone).map(|pod| &*pod.meta.labels);
+    let pods = few.chain(all).filter(|pod| !pod.spec.has_ended).map(|pod| &*pod.meta.labels);
     let templates = world.templates().filter(move |template| within(&template.meta.namespace));
     let labels = pods.chain(templates.map(|template| &template.spec.labels));
     labels.filter(move |labels| selects(selector, labels))

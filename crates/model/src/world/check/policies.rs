@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use skysail_core::SpiffeId;
 use skysail_yaml::join;
 
-use super::{About, Report, label_text, runs_in, templates_in, workloads};
+use super::{ObjectReport, Report, label_text, runs_in, templates_in, workloads};
 use crate::{
     analysis::Code,
     api::{
@@ -44,7 +44,7 @@ impl Report<'_> {
     pub(super) fn peer_authentications(&mut self) {
         let root = self.world.mesh().root_namespace.clone();
         for entry in self.world.peer_authentications.iter() {
-            let about = About { entry, kind: Kind::PeerAuthentication };
+            let about = ObjectReport { entry, kind: Kind::PeerAuthentication };
             let selector = entry.object.spec.selector.as_ref();
             if !is_wide(selector) && about.namespace() == root {
                 let message = "has no effect: policies of the root namespace cannot select workloads";
@@ -62,7 +62,7 @@ impl Report<'_> {
     }
 
     /// Reports all but the oldest of several policies for the same workloads; only the oldest takes effect.
-    fn duplicate_policy(&mut self, about: &About<'_, PeerAuthentication>) {
+    fn duplicate_policy(&mut self, about: &ObjectReport<'_, PeerAuthentication>) {
         let mine = about.entry.object.spec.selector.as_ref();
         let same = |other: Option<&WorkloadSelector>| match (is_wide(mine), is_wide(other)) {
             (true, true) => true,
@@ -75,7 +75,7 @@ impl Report<'_> {
             .in_namespace(about.namespace())
             .find(|other| same(other.object.spec.selector.as_ref()) && other.age() < about.entry.age());
         if let Some(older) = older {
-            let older = About { entry: older, kind: Kind::PeerAuthentication }.name();
+            let older = ObjectReport { entry: older, kind: Kind::PeerAuthentication }.name();
             let message = format!("has no effect: {older} is older and applies to the same workloads");
             self.report(about, Code::PolicyConflict, "spec", message, "remove one of them");
         }
@@ -84,7 +84,7 @@ impl Report<'_> {
     pub(super) fn authorization_policies(&mut self) {
         let root = self.world.mesh().root_namespace.clone();
         for entry in self.world.authorization_policies.iter() {
-            let about = About { entry, kind: Kind::AuthorizationPolicy };
+            let about = ObjectReport { entry, kind: Kind::AuthorizationPolicy };
             let spec = &entry.object.spec;
             self.dry_run(&about);
             self.authorizer(&about);
@@ -101,7 +101,7 @@ impl Report<'_> {
     }
 
     /// Reports an external authorizer that cannot be used.
-    fn authorizer(&mut self, about: &About<'_, AuthorizationPolicy>) {
+    fn authorizer(&mut self, about: &ObjectReport<'_, AuthorizationPolicy>) {
         let spec = &about.entry.object.spec;
         let Some(provider) = spec.provider.as_ref().filter(|_| spec.action == Action::Custom) else { return };
         if let Err(reason) = self.world.authorizer(&provider.name) {
@@ -127,7 +127,7 @@ impl Report<'_> {
     }
 
     /// Reports rules on tokens where no policy verifies any.
-    fn tokens(&mut self, about: &About<'_, AuthorizationPolicy>, namespace: Option<&str>) {
+    fn tokens(&mut self, about: &ObjectReport<'_, AuthorizationPolicy>, namespace: Option<&str>) {
         let spec = &about.entry.object.spec;
         let uses_tokens = |rule: &Rule| {
             let sources = rule.from.iter().flat_map(|from| Clause::of_source(&from.source));
@@ -145,7 +145,7 @@ impl Report<'_> {
 
     pub(super) fn telemetries(&mut self) {
         for entry in self.world.telemetries.iter() {
-            let about = About { entry, kind: Kind::Telemetry };
+            let about = ObjectReport { entry, kind: Kind::Telemetry };
             let spec = &entry.object.spec;
             let tracing = spec.tracing.iter().map(|of| &of.providers).enumerate();
             let metrics = spec.metrics.iter().map(|of| &of.providers).enumerate();
@@ -164,7 +164,7 @@ impl Report<'_> {
     }
 
     /// Reports a dry run that has no effect.
-    fn dry_run(&mut self, about: &About<'_, AuthorizationPolicy>) {
+    fn dry_run(&mut self, about: &ObjectReport<'_, AuthorizationPolicy>) {
         let Some(value) = about.entry.object.meta.annotations.get(DRY_RUN) else { return };
         let field = join("metadata.annotations", DRY_RUN);
         match about.entry.object.spec.action {
@@ -183,7 +183,7 @@ impl Report<'_> {
     pub(super) fn request_authentications(&mut self) {
         let root = self.world.mesh().root_namespace.clone();
         for entry in self.world.request_authentications.iter() {
-            let about = About { entry, kind: Kind::RequestAuthentication };
+            let about = ObjectReport { entry, kind: Kind::RequestAuthentication };
             let spec = &entry.object.spec;
             if spec.target_ref.is_none() && spec.target_refs.is_empty() {
                 let namespace = (about.namespace() != root).then(|| about.namespace());
@@ -194,7 +194,7 @@ impl Report<'_> {
 
     /// Reports namespaces, service accounts and trust domains that do not exist. An ALLOW rule with one admits no
     /// client, a DENY rule denies none. Reports nothing while no workload is known.
-    fn sources(&mut self, about: &About<'_, AuthorizationPolicy>, spec: &AuthorizationPolicy) {
+    fn sources(&mut self, about: &ObjectReport<'_, AuthorizationPolicy>, spec: &AuthorizationPolicy) {
         if spec.action == Action::Audit || !self.any_workload() {
             return;
         }
@@ -232,7 +232,7 @@ impl Report<'_> {
         }
     }
 
-    fn principals(&mut self, about: &About<'_, AuthorizationPolicy>, list: &[String], at: &str) {
+    fn principals(&mut self, about: &ObjectReport<'_, AuthorizationPolicy>, list: &[String], at: &str) {
         for (index, principal) in list.iter().enumerate().filter(|(_, principal)| !principal.contains('*')) {
             let Ok(id) = format!("spiffe://{principal}").parse::<SpiffeId>() else { continue };
             let field = format!("{at}[{index}]");
@@ -251,7 +251,7 @@ impl Report<'_> {
         trust_domain == mesh.trust_domain || trust_domain == crate::world::DOMAIN
     }
 
-    fn trust_domain(&mut self, about: &About<'_, AuthorizationPolicy>, domain: &str, field: String) {
+    fn trust_domain(&mut self, about: &ObjectReport<'_, AuthorizationPolicy>, domain: &str, field: String) {
         let accepted = self.world.mesh().trust_domains().any(|known| known == domain);
         if !accepted && !domain.contains('*') && !self.is_own(domain) {
             let message =
@@ -263,7 +263,7 @@ impl Report<'_> {
 
     fn account(
         &mut self,
-        about: &About<'_, AuthorizationPolicy>,
+        about: &ObjectReport<'_, AuthorizationPolicy>,
         namespace: &str,
         name: &str,
         field: String,
@@ -278,7 +278,7 @@ impl Report<'_> {
         }
     }
 
-    fn namespace(&mut self, about: &About<'_, AuthorizationPolicy>, name: &str, field: String) {
+    fn namespace(&mut self, about: &ObjectReport<'_, AuthorizationPolicy>, name: &str, field: String) {
         let world = self.world;
         let is_known = world.namespace(name).is_some()
             || runs_in(world, name)
@@ -300,7 +300,7 @@ impl Report<'_> {
     /// port matches no connection.
     fn service_ports<T>(
         &mut self,
-        about: &About<'_, T>,
+        about: &ObjectReport<'_, T>,
         selector: Option<&WorkloadSelector>,
         ports: impl Iterator<Item = (String, u16)>,
     ) {
@@ -359,7 +359,7 @@ impl Report<'_> {
     /// Reports a selector that matches no workload. Reports nothing while no workload is known.
     pub(super) fn selects_nothing<T>(
         &mut self,
-        about: &About<'_, T>,
+        about: &ObjectReport<'_, T>,
         selector: Option<&WorkloadSelector>,
         namespace: Option<&str>,
     ) {

@@ -1,7 +1,7 @@
 //! Checks of RateLimitPolicies: targets and providers that do not exist, attributes that no request has, and rules of
 //! several policies that count the same requests.
 
-use super::{About, Report};
+use super::{ObjectReport, Report};
 use crate::{
     analysis::Code,
     api::{Kind, RateLimitPolicy, RateLimitTarget, rate_limit::RateLimitRule},
@@ -12,7 +12,7 @@ impl Report<'_> {
     pub(super) fn rate_limit_policies(&mut self) {
         let root = self.world.mesh().root_namespace.clone();
         for entry in self.world.rate_limit_policies.iter() {
-            let about = About { entry, kind: Kind::RateLimitPolicy };
+            let about = ObjectReport { entry, kind: Kind::RateLimitPolicy };
             let spec = &entry.object.spec;
             if spec.target_refs.is_empty() {
                 let namespace = (about.namespace() != root).then(|| about.namespace());
@@ -31,7 +31,12 @@ impl Report<'_> {
     }
 
     /// Reports a target that does not exist or has no effect.
-    fn limited_target(&mut self, about: &About<'_, RateLimitPolicy>, target: &RateLimitTarget, field: &str) {
+    fn limited_target(
+        &mut self,
+        about: &ObjectReport<'_, RateLimitPolicy>,
+        target: &RateLimitTarget,
+        field: &str,
+    ) {
         let Some(sections) = sections(self.world, about.namespace(), target) else {
             let message = format!(
                 "{} {}/{} does not exist, so the policy has no effect on it",
@@ -75,7 +80,12 @@ impl Report<'_> {
     }
 
     /// Reports a rate limit service that cannot be used.
-    fn rate_limit_service(&mut self, about: &About<'_, RateLimitPolicy>, rule: &RateLimitRule, field: &str) {
+    fn rate_limit_service(
+        &mut self,
+        about: &ObjectReport<'_, RateLimitPolicy>,
+        rule: &RateLimitRule,
+        field: &str,
+    ) {
         let Some(global) = &rule.global else { return };
         let reason = match self.world.rate_limit_service(&global.provider.name) {
             Ok((service, ..)) if service.domain.is_empty() && global.domain.is_empty() => {
@@ -90,7 +100,7 @@ impl Report<'_> {
     }
 
     /// Reports limits by claims where no policy verifies tokens.
-    fn claims(&mut self, about: &About<'_, RateLimitPolicy>, namespace: Option<&str>) {
+    fn claims(&mut self, about: &ObjectReport<'_, RateLimitPolicy>, namespace: Option<&str>) {
         let spec = &about.entry.object.spec;
         let uses_claims = |rule: &RateLimitRule| rule.by.iter().any(|key| !key.jwt_claim.is_empty());
         let Some(index) = spec.rules.iter().position(uses_claims) else { return };
@@ -103,7 +113,7 @@ impl Report<'_> {
     }
 
     /// Reports a rule that counts the same requests as a rule of an older policy for the same workloads.
-    fn same_limit(&mut self, about: &About<'_, RateLimitPolicy>, rule: &RateLimitRule, field: &str) {
+    fn same_limit(&mut self, about: &ObjectReport<'_, RateLimitPolicy>, rule: &RateLimitRule, field: &str) {
         if rule.shadow {
             return;
         }
@@ -122,7 +132,7 @@ impl Report<'_> {
         let found = older.find_map(|other| {
             let mut rules = other.object.spec.rules.iter().enumerate();
             let (index, known) = rules.find(|(_, other)| counts_alike(other))?;
-            Some((About { entry: other, kind: Kind::RateLimitPolicy }.name(), known.name_at(index)))
+            Some((ObjectReport { entry: other, kind: Kind::RateLimitPolicy }.name(), known.name_at(index)))
         });
         if let Some((policy, name)) = found {
             let message = format!(

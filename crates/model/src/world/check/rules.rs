@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use super::{About, Report, label_text, templates_in, workloads};
+use super::{ObjectReport, Report, label_text, templates_in, workloads};
 use crate::{
     analysis::Code,
     api::{
         DestinationRule, Kind, MtlsMode, Protocol, Service, ServicePort, Template, Typed, VirtualService,
-        destination_rule::TlsMode,
+        destination_rule::ClientTlsMode,
         kube::TargetPort,
         selects,
-        virtual_service::{Destination, HttpRoute},
+        virtual_service::{Destination, IstioHttpRoute},
     },
     spelling::nearest,
     world::{
@@ -25,7 +25,7 @@ impl Report<'_> {
     pub(super) fn virtual_services(&mut self) {
         let written = self.world.virtual_services.iter().filter(|entry| entry.object.spec.derived.is_none());
         for entry in written {
-            let about = About { entry, kind: Kind::VirtualService };
+            let about = ObjectReport { entry, kind: Kind::VirtualService };
             let spec = &entry.object.spec;
             if !spec.is_for_mesh() {
                 continue;
@@ -43,7 +43,7 @@ impl Report<'_> {
     }
 
     /// Checks the rules for TCP and TLS.
-    fn connections(&mut self, about: &About<'_, VirtualService>, spec: &VirtualService) {
+    fn connections(&mut self, about: &ObjectReport<'_, VirtualService>, spec: &VirtualService) {
         let tls = spec.tls.iter().map(|route| &route.route).enumerate();
         let tcp = spec.tcp.iter().map(|route| &route.route).enumerate();
         let tls = tls.map(|(index, route)| (format!("spec.tls[{index}]"), route));
@@ -73,7 +73,7 @@ impl Report<'_> {
     }
 
     /// Reports delegates that do not exist or that conflict with their root, and delegates without a root.
-    fn delegates(&mut self, about: &About<'_, VirtualService>) {
+    fn delegates(&mut self, about: &ObjectReport<'_, VirtualService>) {
         let root = &about.entry.object;
         if root.spec.hosts.is_empty() {
             if self.world.roots_of(&root.meta.namespace, &root.meta.name).next().is_none() {
@@ -114,7 +114,7 @@ impl Report<'_> {
         }
     }
 
-    fn hosts(&mut self, about: &About<'_, VirtualService>, spec: &VirtualService) {
+    fn hosts(&mut self, about: &ObjectReport<'_, VirtualService>, spec: &VirtualService) {
         for (index, host) in spec.hosts.iter().enumerate() {
             let field = format!("spec.hosts[{index}]");
             let full = fqdn(host, about.namespace());
@@ -125,7 +125,7 @@ impl Report<'_> {
                 .filter(|first| !is_same(first, about.entry) && !spec.http.is_empty());
             let rival = rival.filter(|first| super::super::mesh_hosts(&first.object).contains(&full));
             if let Some(first) = rival {
-                let older = About { entry: first, kind: Kind::VirtualService }.name();
+                let older = ObjectReport { entry: first, kind: Kind::VirtualService }.name();
                 let message = format!(
                     "{host} is already routed by {older}, which is older; this VirtualService has no effect on it"
                 );
@@ -146,7 +146,7 @@ impl Report<'_> {
     }
 
     /// Reports HTTP rules for a service without an HTTP port.
-    fn has_http(&mut self, about: &About<'_, VirtualService>, field: &str, service: &Typed<Service>) {
+    fn has_http(&mut self, about: &ObjectReport<'_, VirtualService>, field: &str, service: &Typed<Service>) {
         let may = |port: &ServicePort| port.protocol.is_http() || port.protocol == Protocol::Unknown;
         if !service.spec.ports.iter().any(may) {
             let message = format!("has http rules, but Service {} has no HTTP port", service.meta.name);
@@ -156,7 +156,7 @@ impl Report<'_> {
     }
 
     /// Reports the name of a service that does not exist. Other names may be hosts that only the rule defines.
-    fn no_service(&mut self, about: &About<'_, VirtualService>, field: &str, host: &str, full: &str) {
+    fn no_service(&mut self, about: &ObjectReport<'_, VirtualService>, field: &str, host: &str, full: &str) {
         let completed = format!("{host}.svc.{DOMAIN}");
         if self.world.service(&completed).is_some() {
             // Istio completes names without dots only, so `reviews.default` names no service.
@@ -176,10 +176,10 @@ impl Report<'_> {
     /// Reports matches on a port that no host has, and on labels that no client has.
     fn matches(
         &mut self,
-        about: &About<'_, VirtualService>,
+        about: &ObjectReport<'_, VirtualService>,
         spec: &VirtualService,
         at: &str,
-        route: &HttpRoute,
+        route: &IstioHttpRoute,
     ) {
         let hosts = spec.hosts.iter().map(|host| self.world.service(&fqdn(host, about.namespace())));
         let Some(services) = hosts.collect::<Option<Vec<_>>>() else { return };
@@ -210,7 +210,7 @@ impl Report<'_> {
 
     pub(super) fn destination(
         &mut self,
-        about: &About<'_, VirtualService>,
+        about: &ObjectReport<'_, VirtualService>,
         field: &str,
         destination: &Destination,
     ) {
@@ -278,7 +278,7 @@ impl Report<'_> {
 
     pub(super) fn destination_rules(&mut self) {
         for entry in self.world.destination_rules.iter() {
-            let about = About { entry, kind: Kind::DestinationRule };
+            let about = ObjectReport { entry, kind: Kind::DestinationRule };
             let spec = &entry.object.spec;
             let full = fqdn(&spec.host, about.namespace());
             let Some(service) = self.world.service(&full) else {
@@ -299,7 +299,7 @@ impl Report<'_> {
     /// Reports subsets without pods, unless the service has no pod at all, which is another problem.
     fn subsets(
         &mut self,
-        about: &About<'_, DestinationRule>,
+        about: &ObjectReport<'_, DestinationRule>,
         spec: &DestinationRule,
         service: &Typed<Service>,
     ) {
@@ -322,18 +322,18 @@ impl Report<'_> {
     /// Reports plain text to workloads that require mutual TLS, and mutual TLS to those that accept plain text only.
     fn tls_mismatch(
         &mut self,
-        about: &About<'_, DestinationRule>,
+        about: &ObjectReport<'_, DestinationRule>,
         spec: &DestinationRule,
         service: &Typed<Service>,
     ) {
         let tls = spec.traffic_policy.as_ref().and_then(|policy| policy.tls.as_ref());
         let (refused_by, message, remedy) = match tls.map(|tls| tls.mode) {
-            Some(TlsMode::Disable | TlsMode::Simple) => (
+            Some(ClientTlsMode::Disable | ClientTlsMode::Simple) => (
                 MtlsMode::Strict,
                 "disables mutual TLS, but a PeerAuthentication requires it (STRICT): every request fails",
                 "use ISTIO_MUTUAL, or remove tls",
             ),
-            Some(TlsMode::IstioMutual) => (
+            Some(ClientTlsMode::IstioMutual) => (
                 MtlsMode::Disable,
                 "enables mutual TLS, but a PeerAuthentication disables it (DISABLE): every request fails",
                 "remove tls, or change the PeerAuthentication",
@@ -385,7 +385,7 @@ impl Report<'_> {
     /// Reports settings for ports that the service does not have.
     fn port_settings(
         &mut self,
-        about: &About<'_, DestinationRule>,
+        about: &ObjectReport<'_, DestinationRule>,
         spec: &DestinationRule,
         service: &Typed<Service>,
     ) {
@@ -413,7 +413,7 @@ impl Report<'_> {
 }
 
 /// Returns all destinations of a rule, with their fields.
-pub(super) fn destinations(route: &HttpRoute) -> impl Iterator<Item = (String, &Destination)> {
+pub(super) fn destinations(route: &IstioHttpRoute) -> impl Iterator<Item = (String, &Destination)> {
     let routes = route.route.iter().enumerate();
     let routes = routes.map(|(index, target)| (format!("route[{index}].destination"), &target.destination));
     let mirrors = route.mirrors.iter().enumerate();

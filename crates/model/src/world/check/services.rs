@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::{About, Report, label_text, templates_in, workloads};
+use super::{ObjectReport, Report, label_text, templates_in, workloads};
 use crate::{
     analysis::Code,
     api::{
@@ -20,13 +20,13 @@ impl Report<'_> {
         let kubernetes = |entry: &&Entry<Service>| entry.object.spec.entry_host.is_none();
         for entry in self.world.services.iter().filter(kubernetes) {
             for port in entry.object.spec.ports.iter().filter(|port| port.protocol.is_http()) {
-                http_ports.entry(port.port).or_insert(About { entry, kind: Kind::Service });
+                http_ports.entry(port.port).or_insert(ObjectReport { entry, kind: Kind::Service });
             }
         }
         for entry in self.world.services.iter().filter(kubernetes) {
-            let about = About { entry, kind: Kind::Service };
+            let about = ObjectReport { entry, kind: Kind::Service };
             for address in &entry.object.spec.cluster_ips {
-                if let Some(other) = addresses.insert(*address, About { entry, kind: Kind::Service }) {
+                if let Some(other) = addresses.insert(*address, ObjectReport { entry, kind: Kind::Service }) {
                     let message = format!("{address} is also the address of {}", other.name());
                     self.report(
                         &about,
@@ -43,7 +43,7 @@ impl Report<'_> {
     }
 
     /// Reports a `targetPort` by a name that no container port has.
-    fn named_ports(&mut self, about: &About<'_, Service>) {
+    fn named_ports(&mut self, about: &ObjectReport<'_, Service>) {
         let service = &about.entry.object;
         if service.spec.selector.is_empty() {
             return;
@@ -93,7 +93,11 @@ impl Report<'_> {
 
     /// Reports TCP ports without an address of their own. Only the port distinguishes them, and HTTP may use it
     /// already.
-    fn addressless(&mut self, about: &About<'_, Service>, http_ports: &HashMap<u16, About<'_, Service>>) {
+    fn addressless(
+        &mut self,
+        about: &ObjectReport<'_, Service>,
+        http_ports: &HashMap<u16, ObjectReport<'_, Service>>,
+    ) {
         let spec = &about.entry.object.spec;
         if !spec.cluster_ips.is_empty() || spec.headless || spec.external_name.is_some() {
             return;

@@ -1,6 +1,6 @@
 //! Checks of workloads: missing service accounts.
 
-use super::{About, Report};
+use super::{ObjectReport, Report};
 use crate::{analysis::Code, api::Template, world::store::Entry};
 
 /// Service account that Kubernetes creates in every namespace.
@@ -26,7 +26,7 @@ impl Report<'_> {
         );
         let remedy = "add a ServiceAccount of this name, or correct the name";
         self.report(
-            &About { entry, kind },
+            &ObjectReport { entry, kind },
             Code::UnknownServiceAccount,
             kind.account_field(),
             message,

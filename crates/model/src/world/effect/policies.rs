@@ -20,7 +20,7 @@ use crate::{
 /// Workloads with a sidecar, which enforces the policies.
 #[derive(Debug)]
 pub(super) struct Workloads<'a> {
-    all: Vec<WorkloadGroup<'a>>,
+    all: Vec<PodGroup<'a>>,
     /// Range of indexes of each namespace.
     namespaces: BTreeMap<&'a str, Range<usize>>,
     /// Indexes by label.
@@ -29,7 +29,7 @@ pub(super) struct Workloads<'a> {
 
 /// Pods of a workload that have equal labels.
 #[derive(Debug)]
-struct WorkloadGroup<'a> {
+struct PodGroup<'a> {
     namespace: &'a str,
     name: &'a str,
     labels: &'a Labels,
@@ -55,10 +55,10 @@ impl Modes {
 
 /// Statements and the workloads for which they hold.
 #[derive(Default)]
-struct Statements<'a>(Vec<(String, String, Vec<&'a WorkloadGroup<'a>>)>);
+struct Statements<'a>(Vec<(String, String, Vec<&'a PodGroup<'a>>)>);
 
 impl<'a> Statements<'a> {
-    fn add(&mut self, text: String, end: &str, workload: &'a WorkloadGroup<'a>) {
+    fn add(&mut self, text: String, end: &str, workload: &'a PodGroup<'a>) {
         match self.0.iter_mut().find(|(known, known_end, _)| *known == text && known_end == end) {
             Some((.., workloads)) => workloads.push(workload),
             None => self.0.push((text, end.to_owned(), vec![workload])),
@@ -75,7 +75,7 @@ impl<'a> Statements<'a> {
     }
 }
 
-impl WorkloadGroup<'_> {
+impl PodGroup<'_> {
     fn text(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
@@ -112,7 +112,7 @@ impl<'a> Workloads<'a> {
                 by_label.entry((key, value)).or_default().push(index);
             }
             let (modes, is_allowed) = (OnceCell::new(), OnceCell::new());
-            all.push(WorkloadGroup { namespace, name, labels, modes, is_allowed });
+            all.push(PodGroup { namespace, name, labels, modes, is_allowed });
         }
         Self { all, namespaces, labels: by_label }
     }
@@ -194,10 +194,7 @@ fn is_enforced(policy: &Typed<AuthorizationPolicy>) -> bool {
 }
 
 /// Returns statements about connections that are newly accepted or refused.
-fn mutual_tls<'w>(
-    workloads: impl Iterator<Item = &'w WorkloadGroup<'w>>,
-    worlds: [&World; 2],
-) -> Vec<String> {
+fn mutual_tls<'w>(workloads: impl Iterator<Item = &'w PodGroup<'w>>, worlds: [&World; 2]) -> Vec<String> {
     let (mut opened, mut closed) = (Statements::default(), Statements::default());
     for workload in workloads {
         let [before, after] = workload.modes(worlds);
@@ -233,7 +230,7 @@ fn changed_ports(before: &Modes, after: &Modes, strict: bool) -> Option<String> 
 
 /// Returns statements about requests that are newly accepted or denied by a policy.
 fn authorization<'w>(
-    workloads: impl Iterator<Item = (&'w WorkloadGroup<'w>, [bool; 2])>,
+    workloads: impl Iterator<Item = (&'w PodGroup<'w>, [bool; 2])>,
     worlds: [&World; 2],
     policies: [Option<&Object>; 2],
 ) -> Vec<String> {

@@ -110,12 +110,12 @@ fn a_deny_policy_reports_requests_that_it_no_longer_denies() {
     let rule = |path: &str| format!("{{to: [{{operation: {{paths: [{path}]}}}}]}}");
     let (a, b, c) = (rule("/a"), rule("/b"), rule("/c"));
     let all = deny(&format!("{a}, {b}, {c}"));
-    let gone = "requests that this policy denied are accepted now by shop/web unless a policy denies them";
+    let removed = "requests that this policy denied are accepted now by shop/web unless a policy denies them";
     let fewer = "requests that the former version of this policy denied are accepted now by shop/web unless a policy denies them";
     let more = "requests that the new version of this policy denies are denied now by shop/web";
-    let came = "requests that this policy denies are denied now by shop/web";
-    assert_eq!(effects("", "", &all)[0].text, format!("{OF_WEB}; {came}"));
-    assert_eq!(texts("", &all, ""), [gone]);
+    let added = "requests that this policy denies are denied now by shop/web";
+    assert_eq!(effects("", "", &all)[0].text, format!("{OF_WEB}; {added}"));
+    assert_eq!(texts("", &all, ""), [removed]);
     assert_eq!(texts("", &all, &deny(&b)), [format!("{fewer}: 2 rules were removed")]);
     assert_eq!(texts("", &all, &deny("")), [fewer]);
     assert_eq!(texts("", &deny(&b), &all), [more]);
@@ -128,7 +128,7 @@ fn a_deny_policy_reports_requests_that_it_no_longer_denies() {
     );
     // Another selector.
     let api = all.replace("app: web", "app: api");
-    assert_eq!(texts("", &all, &api), [gone.to_owned(), came.replace("web", "api")]);
+    assert_eq!(texts("", &all, &api), [removed.to_owned(), added.replace("web", "api")]);
     // A policy that denies nothing has no text.
     assert_eq!(texts("", &deny(""), ""), [""; 0]);
     assert_eq!(texts("", &all.replace("app: web", "app: bare"), ""), [""; 0]);
@@ -143,10 +143,10 @@ fn an_allow_policy_reports_newly_allowed_and_denied_requests() {
     let open = "every request is accepted now by shop/web unless a policy denies it: no ALLOW policy is left";
     assert_eq!(texts("", &one, ""), [open]);
     assert_eq!(texts("", "", &one), ["requests that no ALLOW policy allows are denied now by shop/web"]);
-    let gone = "requests that this policy allowed are denied now by shop/web unless a policy allows them";
-    assert_eq!(texts(&other, &one, ""), [gone]);
-    let came = "requests that this policy allows are accepted now by shop/web unless a policy denies them";
-    assert_eq!(texts(&other, "", &one), [came]);
+    let removed = "requests that this policy allowed are denied now by shop/web unless a policy allows them";
+    assert_eq!(texts(&other, &one, ""), [removed]);
+    let added = "requests that this policy allows are accepted now by shop/web unless a policy denies them";
+    assert_eq!(texts(&other, "", &one), [added]);
     let wider = allow("one", &format!("{}, {}", rule("/a"), rule("/c")));
     let more = "requests that the new version of this policy allows are accepted now by shop/web unless a policy denies them";
     let fewer = "requests that the former version of this policy allowed are denied now by shop/web unless a policy allows them";
@@ -194,12 +194,12 @@ fn an_unchanged_object_has_no_effect() {
 #[test]
 fn a_routing_rule_reports_its_hosts() {
     let rules = "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: v, namespace: shop}\nspec: {hosts: [a, b, c.example.com, d], http: [{route: [{destination: {host: web}}]}]}\n---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: r, namespace: shop}\nspec: {host: web}\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: shop}\nspec: {containers: [{name: c, image: i}]}\n";
-    let mut came: Vec<String> = effects("", "", rules).into_iter().map(|effect| effect.text).collect();
-    came.sort();
+    let mut added: Vec<String> = effects("", "", rules).into_iter().map(|effect| effect.text).collect();
+    added.sort();
     let domain = "shop.svc.cluster.local";
     let expected = [
         format!("connections to web.{domain}"),
         format!("requests to a.{domain}, b.{domain}, c.example.com and 1 more"),
     ];
-    assert_eq!(came, expected);
+    assert_eq!(added, expected);
 }

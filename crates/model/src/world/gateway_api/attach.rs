@@ -11,14 +11,15 @@ use crate::{
 
 /// Part of a parent to which a route is attached.
 #[derive(Debug)]
-pub(super) enum Target<'a> {
+pub(super) enum RouteTarget<'a> {
     /// Requests of sidecars for a service.
     Mesh {
         /// Full name of the service.
         host: String,
         /// Port of the service; `None`: all.
         port: Option<u16>,
-        /// Whether the route is in another namespace than the service, and so applies to clients of its own alone.
+        /// Whether the route is in another namespace than the service. It then applies only to clients of its own
+        /// namespace.
         consumer: bool,
     },
     /// Requests to a gateway.
@@ -34,7 +35,7 @@ pub(super) enum Target<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Attached<'a> {
     /// Targets; none if refused.
-    pub(super) targets: Vec<Target<'a>>,
+    pub(super) targets: Vec<RouteTarget<'a>>,
     /// Reason and message of a refusal. Parents of other controllers neither have targets nor a refusal.
     pub(super) refusal: Option<(&'static str, String)>,
 }
@@ -105,7 +106,7 @@ impl World {
         for service in services {
             if service.spec.ports.iter().any(|port| has_port(port.port, port.protocol)) {
                 let consumer = key.namespace != route.meta.namespace;
-                targets.push(Target::Mesh { host: service.fqdn(), port, consumer });
+                targets.push(RouteTarget::Mesh { host: service.fqdn(), port, consumer });
             }
         }
         if targets.is_empty() {
@@ -144,7 +145,7 @@ impl World {
         let mut targets = Vec::new();
         for listener in all.filter(named) {
             match self.attach_to_listener(route, listener) {
-                Ok(hosts) if listener.is_usable() => targets.push(Target::Listener { listener, hosts }),
+                Ok(hosts) if listener.is_usable() => targets.push(RouteTarget::Listener { listener, hosts }),
                 Ok(_) => refusal = ("NoMatchingParent", "the listener is not accepted".to_owned()),
                 Err(reason) => refusal = reason,
             }

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Made, Route, Rules, listeners::INTERNAL};
+use super::{DerivedObjects, Route, RouteRules, listeners::INTERNAL};
 use crate::{
     api::{
         BackendTlsPolicy, DestinationRule, Kind, Meta, ObjectKey, TrafficPolicy,
-        destination_rule::{ClientTls, PortTrafficPolicy, TlsMode},
+        destination_rule::{ClientTls, ClientTlsMode, PortTrafficPolicy},
         gateway_api::{GROUP, ISTIO_GROUP, ObjectReference, ParentReference, SanType},
         value::PortSelector,
     },
@@ -27,7 +27,7 @@ const IGNORED: &str = "istio.io/ignore-policy-attachment";
 pub(super) type Reason = (&'static str, String);
 
 /// Object to which a policy applies.
-struct Target {
+struct PolicyTarget {
     key: ObjectKey,
     /// Hosts of the object.
     hosts: Vec<String>,
@@ -40,11 +40,11 @@ pub(super) struct Outcome<'a> {
     pub(super) reference: &'a ObjectReference,
     /// Reason for which the policy does not apply to the target.
     pub(super) refusal: Option<Reason>,
-    target: Option<Target>,
+    target: Option<PolicyTarget>,
 }
 
 /// A policy, and what becomes of it.
-pub(super) struct Policy<'a> {
+pub(super) struct ResolvedPolicy<'a> {
     pub(super) meta: &'a Meta,
     origin: &'a Origin,
     spec: &'a BackendTlsPolicy,
@@ -58,7 +58,7 @@ type ByTarget<'a> = BTreeMap<(ObjectKey, String), (TrafficPolicy, (&'a Meta, &'a
 
 impl World {
     /// Makes the DestinationRules of BackendTLSPolicies. Adds their targets to `parents`.
-    pub(super) fn make_backend_tls(&self, made: &mut Made, parents: &mut BTreeSet<ObjectKey>) {
+    pub(super) fn make_backend_tls(&self, made: &mut DerivedObjects, parents: &mut BTreeSet<ObjectKey>) {
         let policies = self.backend_tls();
         let mut rules: ByTarget<'_> = BTreeMap::new();
         for policy in &policies {
@@ -91,7 +91,7 @@ impl World {
     }
 
     /// Returns all policies, those with precedence first.
-    pub(super) fn backend_tls(&self) -> Vec<Policy<'_>> {
+    pub(super) fn backend_tls(&self) -> Vec<ResolvedPolicy<'_>> {
         let is_ignored = |entry: &&Entry<BackendTlsPolicy>| {
             entry.object.meta.annotations.get(IGNORED).is_some_and(|value| value == "true")
         };
@@ -126,13 +126,13 @@ impl World {
             });
             let outcomes = outcomes.collect();
             let roots = self.policy_roots(meta, spec);
-            policies.push(Policy { meta, origin: &entry.origin, spec, roots, outcomes });
+            policies.push(ResolvedPolicy { meta, origin: &entry.origin, spec, roots, outcomes });
         }
         policies
     }
 
     /// Returns the target of a reference; fails with the reason.
-    fn policy_target(&self, of: &ObjectReference, namespace: &str) -> Result<Target, String> {
+    fn policy_target(&self, of: &ObjectReference, namespace: &str) -> Result<PolicyTarget, String> {
         let kind = of.kind.as_deref().unwrap_or("Service");
         let Some(key) = target_key(of, namespace) else {
             return Err(format!("targetRefs invalid: unsupported reference kind: {kind}"));
@@ -164,7 +164,7 @@ impl World {
                 )
             })
         });
-        Ok(Target { key, hosts, port: port.transpose()? })
+        Ok(PolicyTarget { key, hosts, port: port.transpose()? })
     }
 
     /// Returns the credential with the roots of a policy.
@@ -196,7 +196,7 @@ impl World {
     /// Returns the Gateways whose routes have an object as their backend.
     pub(super) fn gateways_of_backend(
         routes: &[Route<'_>],
-        policy: &Policy<'_>,
+        policy: &ResolvedPolicy<'_>,
     ) -> BTreeSet<(String, String)> {
         let keys: Vec<&ObjectKey> = policy
             .outcomes
@@ -204,7 +204,7 @@ impl World {
             .filter_map(|outcome| outcome.target.as_ref().map(|target| &target.key))
             .collect();
         let mut gateways = BTreeSet::new();
-        for route in routes.iter().filter(|route| matches!(route.rules, Rules::Http(_))) {
+        for route in routes.iter().filter(|route| matches!(route.rules, RouteRules::Http(_))) {
             let own = &route.meta.namespace;
             let leads = route.backends.iter().any(|backend| {
                 let namespace = backend.namespace.as_ref().unwrap_or(own);
@@ -222,7 +222,7 @@ impl World {
     }
 }
 
-impl Policy<'_> {
+impl ResolvedPolicy<'_> {
     /// Returns the settings of TLS. As Gateway API demands, a certificate must have the host name if no other names are
     /// listed.
     fn tls(&self) -> ClientTls {
@@ -239,7 +239,7 @@ impl Policy<'_> {
             names.push(validation.hostname.clone());
         }
         ClientTls {
-            mode: TlsMode::Simple,
+            mode: ClientTlsMode::Simple,
             sni: validation.hostname.clone(),
             subject_alt_names: names,
             credential_name: self.roots.clone().unwrap_or_else(|_| INVALID.to_owned()),

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Made, Route, Rules,
+    DerivedObjects, Route, RouteRules,
     listeners::{GatewayListener, INTERNAL},
     rules,
 };
 use crate::api::{
     Kind, VirtualService,
     gateway_api::ListenerProtocol,
-    virtual_service::{Derived, L4Match, TcpRoute, TlsRoute},
+    virtual_service::{Derived, IstioTcpRoute, IstioTlsRoute, L4Match},
 };
 
 /// Routes of requests by their namespace, internal Gateway (namespace and name) and host. Routes of one namespace for
@@ -29,7 +29,7 @@ impl<'a> Edge<'a> {
         listener: &'a GatewayListener<'a>,
         hosts: Vec<String>,
     ) {
-        if !matches!(route.rules, Rules::Http(_)) {
+        if !matches!(route.rules, RouteRules::Http(_)) {
             self.single.push((route, listener, hosts));
             return;
         }
@@ -41,11 +41,11 @@ impl<'a> Edge<'a> {
     }
 
     /// Makes the VirtualServices.
-    pub(super) fn finish(self, made: &mut Made) {
+    pub(super) fn finish(self, made: &mut DerivedObjects) {
         for ((namespace, of, gateway, host), routes) in self.merged {
             let mut spec = bound(of, &gateway, vec![host.clone()]);
             for route in &routes {
-                if let Rules::Http(rules) = &route.rules {
+                if let RouteRules::Http(rules) = &route.rules {
                     spec.http.extend(rules.iter().cloned());
                 }
             }
@@ -63,14 +63,14 @@ impl<'a> Edge<'a> {
             let forwards = listener.protocol() == Some(ListenerProtocol::Tls) && !listener.terminates();
             let mut spec = bound(of, &gateway, hosts.clone());
             match &route.rules {
-                Rules::Tls(to) if forwards => {
+                RouteRules::Tls(to) if forwards => {
                     let matched = L4Match { sni_hosts: hosts, ..L4Match::default() };
-                    spec.tls.push(TlsRoute { matches: vec![matched], route: to.clone() });
+                    spec.tls.push(IstioTlsRoute { matches: vec![matched], route: to.clone() });
                 }
-                Rules::Tls(to) | Rules::Tcp(to) => {
-                    spec.tcp.push(TcpRoute { matches: Vec::new(), route: to.clone() });
+                RouteRules::Tls(to) | RouteRules::Tcp(to) => {
+                    spec.tcp.push(IstioTcpRoute { matches: Vec::new(), route: to.clone() });
                 }
-                Rules::Http(_) => continue,
+                RouteRules::Http(_) => continue,
             }
             made.add(&route.meta.namespace, name, (route.meta, route.origin), spec);
         }

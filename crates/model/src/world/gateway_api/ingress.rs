@@ -3,15 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{HIDDEN, Made};
+use super::{DerivedObjects, HIDDEN};
 use crate::{
     api::{
         Gateway, Ingress, Kind, Labels, ObjectKey, StringMatch, VirtualService,
-        gateway::{Port, Server, ServerTls, ServerTlsMode},
+        gateway::{Server, ServerPort, ServerTls, ServerTlsMode},
         ingress::{self, IngressBackend, IngressPath, IngressRule, PathType},
         mesh_config::{self, IngressControllerMode},
         value::PortSelector,
-        virtual_service::{Derived, Destination, HttpDestination, HttpMatch, HttpRoute},
+        virtual_service::{Derived, Destination, HttpDestination, HttpMatchRequest, IstioHttpRoute},
     },
     world::{DOMAIN, World, store::Entry},
 };
@@ -26,7 +26,7 @@ const DEFAULT_SERVICE: &str = "istio-ingressgateway";
 const DEFAULT_SELECTOR: &str = "ingressgateway";
 
 /// A rule and its Ingress.
-struct Rule<'a> {
+struct OrderedRule<'a> {
     entry: &'a Entry<Ingress>,
     index: usize,
     rule: &'a IngressRule,
@@ -34,8 +34,8 @@ struct Rule<'a> {
 
 impl World {
     /// Makes the internal objects of Ingresses. Adds the Services whose ports are named to `parents`.
-    pub(super) fn make_ingresses(&self, made: &mut Made, parents: &mut BTreeSet<ObjectKey>) {
-        let mut by_host: BTreeMap<&str, Vec<Rule<'_>>> = BTreeMap::new();
+    pub(super) fn make_ingresses(&self, made: &mut DerivedObjects, parents: &mut BTreeSet<ObjectKey>) {
+        let mut by_host: BTreeMap<&str, Vec<OrderedRule<'_>>> = BTreeMap::new();
         for entry in self.ingresses.iter().filter(|entry| self.is_served(entry)) {
             let meta = &entry.object.meta;
             let name = format!("{}-{INTERNAL}-{}{HIDDEN}", meta.name, meta.namespace);
@@ -43,7 +43,7 @@ impl World {
             for (index, rule) in entry.object.spec.rules.iter().enumerate() {
                 if rule.http.is_some() {
                     let host = if rule.host.is_empty() { "*" } else { &rule.host };
-                    by_host.entry(host).or_default().push(Rule { entry, index, rule });
+                    by_host.entry(host).or_default().push(OrderedRule { entry, index, rule });
                 }
             }
         }
@@ -52,7 +52,7 @@ impl World {
             // As in Istio, the routes are those of the oldest Ingress, and only its Gateway has them.
             let Some(first) = rules.first().map(|rule| rule.entry) else { continue };
             let meta = &first.object.meta;
-            let mut http: Vec<HttpRoute> =
+            let mut http: Vec<IstioHttpRoute> =
                 rules.iter().flat_map(|rule| self.routes_of(rule, parents)).collect();
             http.sort_by_key(precedence);
             let gateway = format!("{}-{INTERNAL}-{}{HIDDEN}", meta.name, meta.namespace);
@@ -92,7 +92,7 @@ impl World {
             (selector, _) => selector,
         };
         let (meta, spec) = (&entry.object.meta, &entry.object.spec);
-        let port = |number, protocol: &str, name| Port {
+        let port = |number, protocol: &str, name| ServerPort {
             number,
             protocol: protocol.to_owned(),
             name,
@@ -120,18 +120,19 @@ impl World {
         Gateway { selector: Labels::from([(LABEL.to_owned(), value.to_owned())]), servers, only_in: None }
     }
 
-    fn routes_of(&self, rule: &Rule<'_>, parents: &mut BTreeSet<ObjectKey>) -> Vec<HttpRoute> {
+    fn routes_of(&self, rule: &OrderedRule<'_>, parents: &mut BTreeSet<ObjectKey>) -> Vec<IstioHttpRoute> {
         let namespace = &rule.entry.object.meta.namespace;
         let paths = rule.rule.http.iter().flat_map(|http| &http.paths);
         let mut routes = Vec::new();
         for path in paths {
             let Some(destination) = self.destination_of(namespace, &path.backend, parents) else { continue };
             let to = HttpDestination { destination, weight: Some(100), headers: None };
-            let found = path_match(path).map(|uri| HttpMatch { uri: Some(uri), ..HttpMatch::default() });
-            routes.push(HttpRoute {
+            let found = path_match(path)
+                .map(|uri| HttpMatchRequest { uri: Some(uri), ..HttpMatchRequest::default() });
+            routes.push(IstioHttpRoute {
                 matches: found.into_iter().collect(),
                 route: vec![to],
-                ..HttpRoute::default()
+                ..IstioHttpRoute::default()
             });
         }
         routes
@@ -161,7 +162,7 @@ impl World {
     }
 }
 
-impl Rule<'_> {
+impl OrderedRule<'_> {
     /// Returns the sort key by age. As in Istio, names decide between Ingresses of the same time.
     fn order(&self) -> (i64, &str, &str, usize) {
         let meta = &self.entry.object.meta;
@@ -189,7 +190,7 @@ fn path_match(path: &IngressPath) -> Option<StringMatch> {
 }
 
 /// Returns the sort key by precedence: the longest path first, of two an exact one.
-fn precedence(route: &HttpRoute) -> std::cmp::Reverse<(usize, bool)> {
+fn precedence(route: &IstioHttpRoute) -> std::cmp::Reverse<(usize, bool)> {
     let uri = route.matches.first().and_then(|found| found.uri.as_ref());
     std::cmp::Reverse(match uri {
         Some(StringMatch::Exact(path)) => (path.len(), true),

@@ -1,12 +1,13 @@
 //! Listeners of Gateways and ListenerSets, as internal Gateways of Istio's form: one for each listener.
 
-use super::{Made, Referrer};
+use super::{DerivedObjects, Referrer};
 use crate::{
     api::{
         self, Kind, Labels, Meta,
-        gateway::{Port, Server, ServerTls, ServerTlsMode},
+        gateway::{Server, ServerPort, ServerTls, ServerTlsMode},
         gateway_api::{
-            GROUP, Gateway, Listener, ListenerProtocol, ListenerTls, NamespacesFrom, RouteNamespaces, TlsMode,
+            GROUP, KubernetesGateway, Listener, ListenerProtocol, ListenerTls, ListenerTlsMode,
+            NamespacesFrom, RouteNamespaces,
         },
     },
     origin::Origin,
@@ -38,7 +39,7 @@ pub(super) struct GatewayListener<'a> {
     pub(super) kind: Kind,
     pub(super) meta: &'a Meta,
     origin: &'a Origin,
-    gateway: &'a api::Typed<Gateway>,
+    gateway: &'a api::Typed<KubernetesGateway>,
     pub(super) listener: &'a Listener,
     /// Credentials of TLS, or the reason for which they are refused.
     pub(super) credentials: Result<Vec<String>, (&'static str, String)>,
@@ -57,7 +58,8 @@ impl World {
 
     /// Returns all listeners of the Gateways that are served here, those of the oldest Gateways first.
     pub(super) fn gateway_listeners(&self) -> Vec<GatewayListener<'_>> {
-        let own = |entry: &&Entry<Gateway>| self.is_own_class(&entry.object.spec.gateway_class_name);
+        let own =
+            |entry: &&Entry<KubernetesGateway>| self.is_own_class(&entry.object.spec.gateway_class_name);
         let mut gateways: Vec<_> = self.kubernetes_gateways.iter().filter(own).collect();
         gateways.sort_by(|a, b| a.age().cmp(&b.age()));
         let mut made = Vec::new();
@@ -77,7 +79,10 @@ impl World {
     }
 
     /// Returns the ListenerSets of a Gateway that it allows, oldest first.
-    fn listener_sets_of(&self, gateway: &api::Typed<Gateway>) -> Vec<&Entry<api::gateway_api::ListenerSet>> {
+    fn listener_sets_of(
+        &self,
+        gateway: &api::Typed<KubernetesGateway>,
+    ) -> Vec<&Entry<api::gateway_api::ListenerSet>> {
         let own = gateway.meta.namespace.as_str();
         let allowed = gateway.spec.allowed_listeners.as_ref().and_then(|allowed| allowed.namespaces.as_ref());
         let none = RouteNamespaces { from: Some(NamespacesFrom::None), selector: None };
@@ -113,11 +118,11 @@ impl World {
     fn listener<'a>(
         &'a self,
         (kind, meta, origin): (Kind, &'a Meta, &'a Origin),
-        gateway: &'a api::Typed<Gateway>,
+        gateway: &'a api::Typed<KubernetesGateway>,
         listener: &'a Listener,
     ) -> GatewayListener<'a> {
         let credentials = match &listener.tls {
-            Some(tls) if tls.mode == TlsMode::Terminate => self.credentials(kind, meta, tls),
+            Some(tls) if tls.mode == ListenerTlsMode::Terminate => self.credentials(kind, meta, tls),
             _ => Ok(Vec::new()),
         };
         GatewayListener { kind, meta, origin, gateway, listener, credentials, conflicts: false }
@@ -153,7 +158,7 @@ impl World {
     }
 
     /// Returns the labels and the namespace of the proxies of a Gateway.
-    fn proxies_of(&self, gateway: &api::Typed<Gateway>) -> (Labels, String) {
+    fn proxies_of(&self, gateway: &api::Typed<KubernetesGateway>) -> (Labels, String) {
         let own = &gateway.meta.namespace;
         let mut hosts = gateway.spec.addresses.iter().filter(|of| of.kind.as_deref() == Some("Hostname"));
         // An address that is a host names the Service of proxies that were deployed by hand.
@@ -178,7 +183,7 @@ impl<'a> GatewayListener<'a> {
 
     /// Returns whether TLS ends at the gateway.
     pub(super) fn terminates(&self) -> bool {
-        self.listener.tls.as_ref().is_none_or(|tls| tls.mode == TlsMode::Terminate)
+        self.listener.tls.as_ref().is_none_or(|tls| tls.mode == ListenerTlsMode::Terminate)
     }
 
     /// Returns whether the listener is served.
@@ -209,7 +214,7 @@ impl<'a> GatewayListener<'a> {
     }
 
     /// Adds the internal Gateway.
-    pub(super) fn add(&self, world: &World, made: &mut Made) {
+    pub(super) fn add(&self, world: &World, made: &mut DerivedObjects) {
         let Some(protocol) = self.listener.protocol.filter(|_| self.is_usable()) else { return };
         let (selector, namespace) = world.proxies_of(self.gateway);
         let protocol = match protocol {
@@ -219,7 +224,7 @@ impl<'a> GatewayListener<'a> {
             ListenerProtocol::Tcp => "TCP",
             ListenerProtocol::Udp => return,
         };
-        let port = Port {
+        let port = ServerPort {
             number: self.listener.port,
             protocol: protocol.into(),
             name: "default".into(),

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Made, Route, Rules, listeners::INTERNAL, rules};
+use super::{DerivedObjects, Route, RouteRules, listeners::INTERNAL, rules};
 use crate::api::{
     Kind, VirtualService,
-    virtual_service::{Derived, L4Match, TcpRoute, TlsRoute},
+    virtual_service::{Derived, IstioTcpRoute, IstioTlsRoute, L4Match},
 };
 
 /// Attachments by the namespace of the routes and the host. Routes of one namespace for one host are merged; those of
@@ -27,11 +27,11 @@ impl<'a> Mesh<'a> {
     }
 
     /// Makes a VirtualService for each host, one for each port that routes name, and one for each route of connections.
-    pub(super) fn finish(self, made: &mut Made) {
+    pub(super) fn finish(self, made: &mut DerivedObjects) {
         let mut numbers: BTreeMap<(Kind, &str, &str), usize> = BTreeMap::new();
         for ((namespace, host), list) in self.0 {
             let (http, connections): (Vec<_>, Vec<_>) =
-                list.into_iter().partition(|of| matches!(of.route.rules, Rules::Http(_)));
+                list.into_iter().partition(|of| matches!(of.route.rules, RouteRules::Http(_)));
             let ports: BTreeSet<Option<u16>> = http.iter().map(|attachment| attachment.port).collect();
             for port in ports {
                 // Routes without a port apply to each port.
@@ -69,7 +69,7 @@ fn of_host(host: &str, port: Option<u16>, consumer: bool) -> VirtualService {
 fn merged(host: &str, port: Option<u16>, attachments: &[&Attachment<'_>]) -> VirtualService {
     let mut spec = of_host(host, port, attachments.iter().any(|attachment| attachment.consumer));
     for attachment in attachments {
-        if let Rules::Http(rules) = &attachment.route.rules {
+        if let RouteRules::Http(rules) = &attachment.route.rules {
             spec.http.extend(rules.iter().cloned());
         }
     }
@@ -82,15 +82,16 @@ fn single(host: &str, of: &Attachment<'_>) -> VirtualService {
     let mut spec = of_host(host, of.port, of.consumer);
     let matched = L4Match { port: of.port.map(u32::from), ..L4Match::default() };
     match &of.route.rules {
-        Rules::Tcp(to) => {
+        RouteRules::Tcp(to) => {
             let matches = if of.port.is_some() { vec![matched] } else { Vec::new() };
-            spec.tcp.push(TcpRoute { matches, route: to.clone() });
+            spec.tcp.push(IstioTcpRoute { matches, route: to.clone() });
         }
-        Rules::Tls(to) => {
+        RouteRules::Tls(to) => {
             let sni_hosts = of.route.hostnames.to_vec();
-            spec.tls.push(TlsRoute { matches: vec![L4Match { sni_hosts, ..matched }], route: to.clone() });
+            spec.tls
+                .push(IstioTlsRoute { matches: vec![L4Match { sni_hosts, ..matched }], route: to.clone() });
         }
-        Rules::Http(_) => {}
+        RouteRules::Http(_) => {}
     }
     spec
 }

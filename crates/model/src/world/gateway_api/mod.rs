@@ -20,10 +20,10 @@ use std::{
     sync::Arc,
 };
 
-use self::attach::Target;
+use self::attach::RouteTarget;
 pub(crate) use backend_tls::{CONFIG_MAP, INVALID};
 pub(crate) use listeners::CREDENTIAL;
-pub use status::{Condition, GatewayApiStatus, ListenerStatus, ParentStatus};
+pub use status::{GatewayApiStatus, ListenerStatus, ParentStatus, StatusCondition};
 
 use super::{World, fqdn, store::Entry};
 use crate::{
@@ -57,8 +57,8 @@ pub(super) struct State {
 
 /// Rules of a route in Istio's form.
 #[derive(Debug)]
-enum Rules {
-    Http(Vec<istio::HttpRoute>),
+enum RouteRules {
+    Http(Vec<istio::IstioHttpRoute>),
     Tls(Vec<istio::L4Destination>),
     Tcp(Vec<istio::L4Destination>),
 }
@@ -71,14 +71,14 @@ struct Route<'a> {
     origin: &'a Origin,
     parents: &'a [ParentReference],
     hostnames: &'a [String],
-    rules: Rules,
+    rules: RouteRules,
     /// All backends, also those of mirrors.
     backends: Vec<&'a BackendRef>,
 }
 
 /// Internal objects under construction.
 #[derive(Default)]
-struct Made {
+struct DerivedObjects {
     objects: BTreeMap<ObjectKey, (Object, Origin)>,
 }
 
@@ -135,8 +135,8 @@ impl World {
         }
         let (made, parents) = self.make();
         let keys: BTreeSet<ObjectKey> = made.objects.keys().cloned().collect();
-        let gone: Vec<ObjectKey> = self.gateway_api.made.difference(&keys).cloned().collect();
-        for key in &gone {
+        let removed: Vec<ObjectKey> = self.gateway_api.made.difference(&keys).cloned().collect();
+        for key in &removed {
             self.delete(key);
         }
         for (object, origin) in made.objects.into_values() {
@@ -169,8 +169,8 @@ impl World {
         self.gateway_api.is_outdated |= affects;
     }
 
-    fn make(&self) -> (Made, BTreeSet<ObjectKey>) {
-        let (mut made, mut parents) = (Made::default(), BTreeSet::new());
+    fn make(&self) -> (DerivedObjects, BTreeSet<ObjectKey>) {
+        let (mut made, mut parents) = (DerivedObjects::default(), BTreeSet::new());
         let (routes, listeners) = (self.routes(), self.gateway_listeners());
         let (mut mesh, mut edge) = (mesh::Mesh::default(), edge::Edge::default());
         for route in &routes {
@@ -178,8 +178,8 @@ impl World {
                 parents.extend(attach::mesh_parent(route, parent));
                 for target in self.attach(route, parent, &listeners).targets {
                     match target {
-                        Target::Mesh { host, port, consumer } => mesh.add(route, &host, port, consumer),
-                        Target::Listener { listener, hosts } => edge.add(route, listener, hosts),
+                        RouteTarget::Mesh { host, port, consumer } => mesh.add(route, &host, port, consumer),
+                        RouteTarget::Listener { listener, hosts } => edge.add(route, listener, hosts),
                     }
                 }
             }
@@ -197,26 +197,28 @@ impl World {
         let http = self.http_routes.iter().map(|entry| {
             let (route, spec) = self.route(Kind::HttpRoute, entry);
             let rules =
-                |referrer: &Referrer<'_>| Rules::Http(rules::of_http(route.meta, &spec.rules, referrer));
+                |referrer: &Referrer<'_>| RouteRules::Http(rules::of_http(route.meta, &spec.rules, referrer));
             let backends = spec.rules.iter().flat_map(|rule| backends(&rule.backend_refs, &rule.filters));
             self.with_rules(route, (&spec.parent_refs, &spec.hostnames), backends.collect(), rules)
         });
         let grpc = self.grpc_routes.iter().map(|entry| {
             let (route, spec) = self.route(Kind::GrpcRoute, entry);
             let rules =
-                |referrer: &Referrer<'_>| Rules::Http(rules::of_grpc(route.meta, &spec.rules, referrer));
+                |referrer: &Referrer<'_>| RouteRules::Http(rules::of_grpc(route.meta, &spec.rules, referrer));
             let backends = spec.rules.iter().flat_map(|rule| backends(&rule.backend_refs, &rule.filters));
             self.with_rules(route, (&spec.parent_refs, &spec.hostnames), backends.collect(), rules)
         });
         let tls = self.tls_routes.iter().map(|entry| {
             let (route, spec) = self.route(Kind::TlsRoute, entry);
-            let rules = |referrer: &Referrer<'_>| Rules::Tls(rules::of_connections(&spec.rules, referrer));
+            let rules =
+                |referrer: &Referrer<'_>| RouteRules::Tls(rules::of_connections(&spec.rules, referrer));
             let backends = spec.rules.iter().flat_map(|rule| &rule.backend_refs).collect();
             self.with_rules(route, (&spec.parent_refs, &spec.hostnames), backends, rules)
         });
         let tcp = self.tcp_routes.iter().map(|entry| {
             let (route, spec) = self.route(Kind::TcpRoute, entry);
-            let rules = |referrer: &Referrer<'_>| Rules::Tcp(rules::of_connections(&spec.rules, referrer));
+            let rules =
+                |referrer: &Referrer<'_>| RouteRules::Tcp(rules::of_connections(&spec.rules, referrer));
             let backends = spec.rules.iter().flat_map(|rule| &rule.backend_refs).collect();
             self.with_rules(route, (&spec.parent_refs, &[]), backends, rules)
         });
@@ -235,7 +237,7 @@ impl World {
         head: RouteHead<'a>,
         (parents, hostnames): (&'a [ParentReference], &'a [String]),
         backends: Vec<&'a BackendRef>,
-        rules: impl FnOnce(&Referrer<'_>) -> Rules,
+        rules: impl FnOnce(&Referrer<'_>) -> RouteRules,
     ) -> Route<'a> {
         let referrer =
             Referrer { world: self, from: (GROUP, head.kind.as_str()), namespace: &head.meta.namespace };
@@ -267,7 +269,7 @@ impl Route<'_> {
     }
 }
 
-impl Made {
+impl DerivedObjects {
     /// Adds an internal object, with the age of the route or Gateway from which it is made.
     fn add<T>(&mut self, namespace: &str, name: String, of: (&Meta, &Origin), spec: T)
     where

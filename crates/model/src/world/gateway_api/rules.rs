@@ -25,7 +25,11 @@ const DEFAULT_MAX_AGE: u32 = 5;
 const DEFAULT_PORT: u32 = 80;
 
 /// Converts the rules of an HTTPRoute. Without rules every request matches, and there is no backend.
-pub(super) fn of_http(meta: &Meta, rules: &[HttpRule], referrer: &Referrer<'_>) -> Vec<istio::HttpRoute> {
+pub(super) fn of_http(
+    meta: &Meta,
+    rules: &[HttpRule],
+    referrer: &Referrer<'_>,
+) -> Vec<istio::IstioHttpRoute> {
     let none = [HttpRule::default()];
     let rules = if rules.is_empty() { &none } else { rules };
     let mut made = Vec::new();
@@ -39,7 +43,11 @@ pub(super) fn of_http(meta: &Meta, rules: &[HttpRule], referrer: &Referrer<'_>) 
 }
 
 /// Converts the rules of a GRPCRoute.
-pub(super) fn of_grpc(meta: &Meta, rules: &[GrpcRule], referrer: &Referrer<'_>) -> Vec<istio::HttpRoute> {
+pub(super) fn of_grpc(
+    meta: &Meta,
+    rules: &[GrpcRule],
+    referrer: &Referrer<'_>,
+) -> Vec<istio::IstioHttpRoute> {
     let mut made = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
         let mut base = base(Kind::GrpcRoute, meta, index, rule.name.as_ref());
@@ -67,7 +75,7 @@ pub(super) fn of_connections(rules: &[L4Rule], referrer: &Referrer<'_>) -> Vec<i
 }
 
 /// Sorts rules of several routes by precedence as Gateway API defines it. Rules of equal precedence keep their order.
-pub(super) fn sort(rules: &mut [istio::HttpRoute]) {
+pub(super) fn sort(rules: &mut [istio::IstioHttpRoute]) {
     rules.sort_by_key(|rule| {
         let Some(found) = rule.matches.first() else { return (true, Reverse((0, 0, false, 0, 0))) };
         let (rank, length) = match &found.uri {
@@ -81,18 +89,18 @@ pub(super) fn sort(rules: &mut [istio::HttpRoute]) {
     });
 }
 
-fn base(kind: Kind, meta: &Meta, index: usize, name: Option<&String>) -> istio::HttpRoute {
+fn base(kind: Kind, meta: &Meta, index: usize, name: Option<&String>) -> istio::IstioHttpRoute {
     let rule = name.map_or("", String::as_str).into();
     let source = istio::RouteSource { kind, route: meta.name.as_str().into(), rule };
     let name = name.cloned().unwrap_or_else(|| format!("{}.{}.{index}", meta.namespace, meta.name));
-    istio::HttpRoute { name, source: Some(source), ..Default::default() }
+    istio::IstioHttpRoute { name, source: Some(source), ..Default::default() }
 }
 
-fn with_match(base: &istio::HttpRoute, found: istio::HttpMatch) -> istio::HttpRoute {
-    istio::HttpRoute { matches: vec![found], ..base.clone() }
+fn with_match(base: &istio::IstioHttpRoute, found: istio::HttpMatchRequest) -> istio::IstioHttpRoute {
+    istio::IstioHttpRoute { matches: vec![found], ..base.clone() }
 }
 
-fn http_base(meta: &Meta, index: usize, rule: &HttpRule, referrer: &Referrer<'_>) -> istio::HttpRoute {
+fn http_base(meta: &Meta, index: usize, rule: &HttpRule, referrer: &Referrer<'_>) -> istio::IstioHttpRoute {
     let mut base = base(Kind::HttpRoute, meta, index, rule.name.as_ref());
     filters(&mut base, &rule.filters, referrer);
     let timeouts = rule.timeouts.unwrap_or_default();
@@ -104,7 +112,7 @@ fn http_base(meta: &Meta, index: usize, rule: &HttpRule, referrer: &Referrer<'_>
 }
 
 /// Sets the destinations, or a response if there is none.
-fn destinations(to: &mut istio::HttpRoute, backends: &[BackendRef], referrer: &Referrer<'_>) {
+fn destinations(to: &mut istio::IstioHttpRoute, backends: &[BackendRef], referrer: &Referrer<'_>) {
     if to.redirect.is_some() {
         return;
     }
@@ -133,7 +141,7 @@ fn destination(backend: &BackendRef, referrer: &Referrer<'_>) -> Destination {
     }
 }
 
-fn filters(to: &mut istio::HttpRoute, list: &[Filter], referrer: &Referrer<'_>) {
+fn filters(to: &mut istio::IstioHttpRoute, list: &[Filter], referrer: &Referrer<'_>) {
     to.headers = headers(list);
     for filter in list {
         match filter.kind {
@@ -257,8 +265,8 @@ fn cors(from: &Cors) -> istio::CorsPolicy {
     }
 }
 
-fn http_match(found: &HttpMatch) -> istio::HttpMatch {
-    istio::HttpMatch {
+fn http_match(found: &HttpMatch) -> istio::HttpMatchRequest {
+    istio::HttpMatchRequest {
         uri: Some(path(found.path.as_ref())),
         headers: named(&found.headers, true),
         query_params: named(&found.query_params, false),
@@ -291,8 +299,8 @@ fn named(list: &[NamedMatch], are_headers: bool) -> BTreeMap<String, StringMatch
     made
 }
 
-fn grpc_match(found: &GrpcMatch) -> istio::HttpMatch {
-    istio::HttpMatch {
+fn grpc_match(found: &GrpcMatch) -> istio::HttpMatchRequest {
+    istio::HttpMatchRequest {
         uri: found.method.as_ref().map(grpc_path),
         headers: named(&found.headers, true),
         ..Default::default()

@@ -2,8 +2,8 @@
 
 use super::{
     Referrer, Refusal, Route,
-    attach::{Attached, Target},
-    backend_tls::{self, Policy},
+    attach::{Attached, RouteTarget},
+    backend_tls::{self, ResolvedPolicy},
     listeners::GatewayListener,
 };
 use crate::{
@@ -19,7 +19,7 @@ const MAX_ANCESTORS: usize = 16;
 
 /// A condition. Reasons are those of the specification.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Condition {
+pub struct StatusCondition {
     /// Type, such as `Accepted`.
     pub kind: &'static str,
     /// Whether it holds.
@@ -36,7 +36,7 @@ pub struct ParentStatus {
     /// The parent.
     pub parent: ParentReference,
     /// Conditions by type.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<StatusCondition>,
 }
 
 /// Status of a listener.
@@ -49,7 +49,7 @@ pub struct ListenerStatus {
     /// Kinds of routes that may use the listener.
     pub supported_kinds: Vec<Kind>,
     /// Conditions by type.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<StatusCondition>,
 }
 
 /// Status of an object.
@@ -58,7 +58,7 @@ pub struct GatewayApiStatus {
     /// The object.
     pub object: ObjectKey,
     /// Conditions of a Gateway, a ListenerSet or a GatewayClass.
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<StatusCondition>,
     /// Listeners of a Gateway or a ListenerSet.
     pub listeners: Vec<ListenerStatus>,
     /// Parents of a route, or ancestors of a policy.
@@ -79,7 +79,7 @@ impl World {
             for parent in route.parents {
                 let attached = self.attach(route, parent, &listeners);
                 for target in &attached.targets {
-                    let Target::Listener { listener, .. } = target else { continue };
+                    let RouteTarget::Listener { listener, .. } = target else { continue };
                     let at = listeners.iter().position(|other| std::ptr::eq(other, *listener));
                     at.into_iter().for_each(|at| used[at] = true);
                 }
@@ -115,7 +115,7 @@ impl World {
     }
 
     /// Returns the condition about the backends of a route. As in Istio, the last error is reported.
-    fn resolved_refs(&self, route: &Route<'_>) -> Condition {
+    fn resolved_refs(&self, route: &Route<'_>) -> StatusCondition {
         let referrer =
             Referrer { world: self, from: (GROUP, route.kind.as_str()), namespace: &route.meta.namespace };
         let mut condition = holds("ResolvedRefs", "ResolvedRefs", "All references resolved");
@@ -149,19 +149,19 @@ fn new(kind: Kind, namespace: &str, name: &str) -> GatewayApiStatus {
     GatewayApiStatus { object, conditions: Vec::new(), listeners: Vec::new(), parents: Vec::new() }
 }
 
-fn holds(kind: &'static str, reason: &'static str, message: impl Into<String>) -> Condition {
-    Condition { kind, status: true, reason, message: message.into() }
+fn holds(kind: &'static str, reason: &'static str, message: impl Into<String>) -> StatusCondition {
+    StatusCondition { kind, status: true, reason, message: message.into() }
 }
 
-fn fails(kind: &'static str, reason: &'static str, message: impl Into<String>) -> Condition {
-    Condition { kind, status: false, reason, message: message.into() }
+fn fails(kind: &'static str, reason: &'static str, message: impl Into<String>) -> StatusCondition {
+    StatusCondition { kind, status: false, reason, message: message.into() }
 }
 
 /// Returns the status at a parent; `None` if another controller serves it.
 fn parent_status(
     parent: &ParentReference,
     attached: &Attached<'_>,
-    resolved: &Condition,
+    resolved: &StatusCondition,
 ) -> Option<ParentStatus> {
     let accepted = match &attached.refusal {
         Some((reason, message)) => fails("Accepted", reason, message.clone()),
@@ -172,7 +172,7 @@ fn parent_status(
 }
 
 /// Returns the status of a policy at its targets, and at the Gateways whose routes lead to them.
-fn policy_status(policy: &Policy<'_>, routes: &[Route<'_>]) -> GatewayApiStatus {
+fn policy_status(policy: &ResolvedPolicy<'_>, routes: &[Route<'_>]) -> GatewayApiStatus {
     const FINE: &str = "Configuration is valid";
     let mut conditions =
         vec![holds("Accepted", "Accepted", FINE), holds("ResolvedRefs", "ResolvedRefs", FINE)];
@@ -227,7 +227,7 @@ fn listener_status(of: &GatewayListener<'_>, attached_routes: usize) -> Listener
 }
 
 /// Returns the conditions of an object with these listeners.
-fn gateway_conditions(kind: Kind, listeners: &[ListenerStatus]) -> Vec<Condition> {
+fn gateway_conditions(kind: Kind, listeners: &[ListenerStatus]) -> Vec<StatusCondition> {
     let is_valid = |of: &ListenerStatus| of.conditions.iter().any(|of| of.kind == "Programmed" && of.status);
     let all = listeners.iter().all(is_valid);
     let accepted = if all {
@@ -236,7 +236,7 @@ fn gateway_conditions(kind: Kind, listeners: &[ListenerStatus]) -> Vec<Condition
         // A Gateway with some valid listeners is accepted.
         let status = listeners.iter().any(is_valid);
         let message = "One or more of the Gateway's listeners are invalid";
-        Condition { status, ..holds("Accepted", "ListenersNotValid", message) }
+        StatusCondition { status, ..holds("Accepted", "ListenersNotValid", message) }
     };
     let programmed = if listeners.iter().any(is_valid) {
         holds("Programmed", "Programmed", "Resource programmed")

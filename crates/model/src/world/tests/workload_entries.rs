@@ -168,8 +168,8 @@ spec:
     let service = world.service("h.example.net").unwrap();
     let of_other = world.endpoints(service, &service.spec.ports[1]);
     assert_eq!(of_other.iter().map(|it| it.port).collect::<Vec<_>>(), [81]);
-    let said: String = world.validate().iter().map(ToString::to_string).collect();
-    assert!(!said.contains("no effect"), "{said}");
+    let findings: String = world.validate().iter().map(ToString::to_string).collect();
+    assert!(!findings.contains("no effect"), "{findings}");
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn invalid_entries_and_groups_are_refused_by_field() {
         (group("template: {serviceAccount: a}, probe: {grpc: {port: 0}}"), "spec.probe.grpc.port"),
     ] {
         let parsed = crate::parse(&yaml, "test.yaml");
-        let said: String = parsed.diagnostics.iter().map(ToString::to_string).collect();
-        assert!(parsed.objects.is_empty() && said.contains(field), "{yaml}{said}");
+        let findings: String = parsed.diagnostics.iter().map(ToString::to_string).collect();
+        assert!(parsed.objects.is_empty() && findings.contains(field), "{yaml}{findings}");
     }
 }

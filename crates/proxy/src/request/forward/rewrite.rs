@@ -53,8 +53,8 @@ impl RequestContext<'_> {
         let AttemptPolicy { timeout, try_timeout, .. } = plan.limits;
         let is_retry = self.outcome.attempts > 1;
         let spent = if is_retry { self.outcome.started.elapsed() } else { Duration::ZERO };
-        let least = Duration::from_millis(1);
-        let left = timeout.map(|timeout| timeout.saturating_sub(spent).max(least));
+        let min = Duration::from_millis(1);
+        let left = timeout.map(|timeout| timeout.saturating_sub(spent).max(min));
         if let Some(timeout) = [try_timeout, left].into_iter().flatten().min() {
             let request = &mut *self.exchange.request;
             request.set_number("x-envoy-expected-rq-timeout-ms", timeout.as_millis() as u64);

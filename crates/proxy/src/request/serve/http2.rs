@@ -268,7 +268,7 @@ impl<'a> Session<'a> {
     /// Counts and logs the reason why the connection ended early.
     fn report(&self) {
         self.note_refused();
-        if let Some(cause) = self.driver.lost() {
+        if let Some(cause) = self.driver.error() {
             report(self.worker, &self.origin, &self.manager, &cause, self.driver.exceeding_frame());
         }
     }
@@ -300,15 +300,15 @@ fn report(
     worker: &Worker,
     origin: &Origin,
     manager: &HttpManager,
-    lost: &StreamError,
+    error: &StreamError,
     culprit: Option<FrameKind>,
 ) {
     let counters = worker.shard.manager(&manager.stat_prefix);
-    if let StreamError::Silent = lost {
+    if let StreamError::Silent = error {
         counters.http2_keepalive_timeout.inc();
     }
     let Some(culprit) = culprit else {
-        return debug!("HTTP/2 with {} ended: {lost}", origin.source);
+        return debug!("HTTP/2 with {} ended: {error}", origin.source);
     };
     match culprit {
         FrameKind::WindowUpdate => counters.http2_window_updates.inc(),

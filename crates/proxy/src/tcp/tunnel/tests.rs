@@ -44,7 +44,7 @@ async fn large_transfers_use_a_pipe_and_small_ones_buffers() {
         };
     }
     meanwhile!(pass(&mut client, &mut server, b"hello"));
-    assert_eq!(tunnel.up.passage, Passage::Buffers);
+    assert_eq!(tunnel.up.passage, TransferMode::Buffers);
     // The bytes that fill the input buffer are copied; further bytes in the socket are spliced.
     client.write_all(&much[..100_000]).await.unwrap();
     meanwhile!(async {

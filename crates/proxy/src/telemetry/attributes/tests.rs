@@ -74,15 +74,15 @@ fn an_evaluation_error_does_not_match() {
 #[test]
 fn only_attributes_in_use_are_computed() {
     let uses = |text: &str| {
-        let mut told = Vec::new();
+        let mut lines = Vec::new();
         for (root, fields) in Expression::compile(text).unwrap().attributes() {
             for AttributeUse { field, keys, all } in fields {
                 let mut keys = keys.clone();
                 keys.extend(all.then(|| "*".to_owned()));
-                told.push(format!("{root}.{field} {}", keys.join(",")));
+                lines.push(format!("{root}.{field} {}", keys.join(",")));
             }
         }
-        told
+        lines
     };
     assert_eq!(uses("request.path == request['method']"), ["request.path *", "request.method *"]);
     let all = ["xds.cluster_name *", "xds.route_name *", "xds.listener_direction *"];

@@ -17,8 +17,8 @@ fn metadata_and_every_response_flag_are_set() {
     let context = Context { record: &record, request: None, response: None };
     let mut items = Vec::new();
     entry(None, &context, &mut items);
-    let told = TcpAccessLogEntries::decode(items.as_slice()).unwrap().log_entry.remove(0);
-    let common = told.common_properties.unwrap();
+    let entry = TcpAccessLogEntries::decode(items.as_slice()).unwrap().log_entry.remove(0);
+    let common = entry.common_properties.unwrap();
     let flags = common.response_flags.unwrap();
     assert!(flags.overload_manager && flags.unauthorized_details.is_some() && !flags.no_route_found);
     let metadata = &common.metadata.unwrap().filter_metadata["filter"];
@@ -34,7 +34,7 @@ fn a_connection_can_be_logged_as_a_request() {
     let context = Context { record: &record, request: None, response: None };
     let mut items = Vec::new();
     entry(Some(&LogHeaders::default()), &context, &mut items);
-    let told = HttpAccessLogEntries::decode(items.as_slice()).unwrap().log_entry.remove(0);
-    assert_eq!(told.protocol_version(), HttpVersion::ProtocolUnspecified);
-    assert_eq!(told.response.unwrap().response_code, None);
+    let entry = HttpAccessLogEntries::decode(items.as_slice()).unwrap().log_entry.remove(0);
+    assert_eq!(entry.protocol_version(), HttpVersion::ProtocolUnspecified);
+    assert_eq!(entry.response.unwrap().response_code, None);
 }

@@ -437,12 +437,12 @@ fn metrics_have_their_configured_labels() {
 #[test]
 fn counters_of_removed_resources_are_removed() {
     let shard = Shard::new(local(), 10);
-    let (kept, used, gone): (Arc<str>, Arc<str>, Arc<str>) = ("kept".into(), "used".into(), "gone".into());
+    let (kept, used, removed): (Arc<str>, Arc<str>, Arc<str>) = ("kept".into(), "used".into(), "gone".into());
     let mut snapshot = Snapshot::default();
     let clusters = Arc::make_mut(&mut snapshot.clusters);
     clusters.insert(Arc::clone(&kept), cluster("kept", None));
     let in_use = (shard.cluster(&used), shard.manager(&used), shard.listener(&used));
-    for name in [&kept, &gone] {
+    for name in [&kept, &removed] {
         let _ = (shard.cluster(name), shard.outliers(name), shard.exports(name, "spans"));
         let _ = (shard.manager(name), shard.listener(name));
     }

@@ -35,18 +35,18 @@ fn otlp_contains_every_field() {
         reporter,
         &mut bytes,
     );
-    let mut said = ScopeSpans::decode(bytes.as_slice()).unwrap();
-    let said = said.spans.pop().unwrap();
+    let mut reported = ScopeSpans::decode(bytes.as_slice()).unwrap();
+    let reported = reported.spans.pop().unwrap();
     assert_eq!(
-        (said.trace_id, said.span_id),
+        (reported.trace_id, reported.span_id),
         (0x1a_u128.to_be_bytes().to_vec(), 0x2b_u64.to_be_bytes().to_vec())
     );
-    assert_eq!((said.parent_span_id, &*said.trace_state), (0x3c_u64.to_be_bytes().to_vec(), "a=1"));
-    assert_eq!((said.start_time_unix_nano, said.end_time_unix_nano), (5000, 12_000));
-    assert_eq!((said.kind, said.flags, &*said.name), (SpanKind::Client.into(), 0x301, "n"));
-    assert_eq!(said.status.unwrap().code, i32::from(StatusCode::Error));
+    assert_eq!((reported.parent_span_id, &*reported.trace_state), (0x3c_u64.to_be_bytes().to_vec(), "a=1"));
+    assert_eq!((reported.start_time_unix_nano, reported.end_time_unix_nano), (5000, 12_000));
+    assert_eq!((reported.kind, reported.flags, &*reported.name), (SpanKind::Client.into(), 0x301, "n"));
+    assert_eq!(reported.status.unwrap().code, i32::from(StatusCode::Error));
     let attributes =
-        said.attributes.into_iter().map(|one| (one.key, one.value.and_then(|value| value.value)));
+        reported.attributes.into_iter().map(|one| (one.key, one.value.and_then(|value| value.value)));
     let text = |text: &str| Some(any_value::Value::StringValue(text.to_owned()));
     let wanted = [("http.method".to_owned(), text("_OTHER")), ("a".to_owned(), text("2"))];
     assert_eq!(attributes.collect::<Vec<_>>(), wanted);
@@ -67,7 +67,7 @@ fn the_status_depends_on_the_reporting_end() {
 #[test]
 fn zipkin_contains_every_field() {
     let context = context();
-    let said = |end, zipkin, address| {
+    let reported = |end, zipkin, address| {
         let mut bytes = Vec::new();
         let reporter = Reporter { service: "s", address };
         span(&context, end, SpanOutcome::default()).write(Tracer::Zipkin(zipkin), reporter, &mut bytes);
@@ -81,12 +81,12 @@ fn zipkin_contains_every_field() {
         "localEndpoint": {"serviceName": "s", "ipv4": "10.0.0.1", "port": 0},
         "tags": {"http.method": "BREW", "a": "2"},
     });
-    assert_eq!(said(CallSide::Server, ZIPKIN, Some([10, 0, 0, 1].into())), wanted);
-    let other = said(CallSide::Client, ZIPKIN, Some("::1".parse().unwrap()));
+    assert_eq!(reported(CallSide::Server, ZIPKIN, Some([10, 0, 0, 1].into())), wanted);
+    let other = reported(CallSide::Client, ZIPKIN, Some("::1".parse().unwrap()));
     assert_eq!((&other["kind"], &other["shared"]), (&json!("CLIENT"), &Value::Null));
     assert_eq!(
         (&other["annotations"][0]["value"], &other["localEndpoint"]["ipv6"]),
         (&json!("cr"), &json!("::1"))
     );
-    assert_eq!(said(CallSide::Server, Zipkin { shared: false, ..ZIPKIN }, None)["shared"], Value::Null);
+    assert_eq!(reported(CallSide::Server, Zipkin { shared: false, ..ZIPKIN }, None)["shared"], Value::Null);
 }

@@ -19,7 +19,7 @@ use skysail_xds::envoy::pb::{
     google::protobuf::Any,
 };
 
-use crate::overload::pressure::{Action, Does, LimitedResource, Monitor, Settings, Trigger};
+use crate::overload::pressure::{Action, ActionEffect, LimitedResource, Monitor, Settings, Trigger};
 
 /// Translates the overload manager of a bootstrap file.
 ///
@@ -52,9 +52,9 @@ fn monitor(settings: &mut Settings, proto: &ResourceMonitor) -> anyhow::Result<(
     let resource = match any.type_url.rsplit('/').next().unwrap_or_default() {
         "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig" => {
             let config: DownstreamConnectionsConfig = unpack(any)?;
-            let most = u64::try_from(config.max_active_downstream_connections).ok().filter(|most| *most > 0);
+            let max = u64::try_from(config.max_active_downstream_connections).ok().filter(|max| *max > 0);
             settings.max_connections =
-                Some(most.context("max_active_downstream_connections: must be greater than 0")?);
+                Some(max.context("max_active_downstream_connections: must be greater than 0")?);
             return Ok(());
         }
         "envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig" => {
@@ -64,7 +64,7 @@ fn monitor(settings: &mut Settings, proto: &ResourceMonitor) -> anyhow::Result<(
         }
         "envoy.extensions.resource_monitors.cgroup_memory.v3.CgroupMemoryConfig" => {
             let config: CgroupMemoryConfig = unpack(any)?;
-            LimitedResource::Cgroup(Some(config.max_memory_bytes).filter(|most| *most > 0))
+            LimitedResource::Cgroup(Some(config.max_memory_bytes).filter(|max| *max > 0))
         }
         other => bail!("skysail-proxy has no resource monitor {:?} of type {other}: remove it", proto.name),
     };
@@ -76,10 +76,10 @@ fn monitor(settings: &mut Settings, proto: &ResourceMonitor) -> anyhow::Result<(
 
 fn action(settings: &Settings, proto: &OverloadAction) -> anyhow::Result<Action> {
     let does = match proto.name.as_str() {
-        "envoy.overload_actions.stop_accepting_connections" => Does::StopConnections,
-        "envoy.overload_actions.reject_incoming_connections" => Does::RejectConnections,
-        "envoy.overload_actions.stop_accepting_requests" => Does::StopRequests,
-        "envoy.overload_actions.shrink_heap" => Does::ShrinkHeap,
+        "envoy.overload_actions.stop_accepting_connections" => ActionEffect::StopConnections,
+        "envoy.overload_actions.reject_incoming_connections" => ActionEffect::RejectConnections,
+        "envoy.overload_actions.stop_accepting_requests" => ActionEffect::StopRequests,
+        "envoy.overload_actions.shrink_heap" => ActionEffect::ShrinkHeap,
         other => bail!("skysail-proxy has no overload action {other:?}: remove it"),
     };
     ensure!(!proto.triggers.is_empty(), "{}: needs a trigger", proto.name);

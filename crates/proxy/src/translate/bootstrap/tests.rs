@@ -171,9 +171,9 @@ fn overload_manager_settings_are_accepted_or_refused_by_name() {
             "max_active_downstream_connections",
         ),
     ] {
-        let said = refused(&manager(monitor, action));
-        assert!(said.contains(words), "{said}");
+        let message = refused(&manager(monitor, action));
+        assert!(message.contains(words), "{message}");
     }
-    let said = refused("overload_manager: {loadshed_points: [{name: a}]}");
-    assert!(said.contains("loadshed_points"), "{said}");
+    let message = refused("overload_manager: {loadshed_points: [{name: a}]}");
+    assert!(message.contains("loadshed_points"), "{message}");
 }

@@ -101,13 +101,13 @@ impl<'a> Wire<'a> {
 }
 
 /// Values of a field, in order.
-pub(super) struct Values<'a> {
+pub(super) struct FieldValues<'a> {
     pub(super) all: Vec<Wire<'a>>,
     /// Value of an absent field; `None` if absence differs from any value.
     pub(super) default: Option<Wire<'a>>,
 }
 
-impl<'a> Values<'a> {
+impl<'a> FieldValues<'a> {
     /// Splits packed numbers into single values.
     pub(super) fn unpack(&mut self) {
         let packed = |value: &Wire<'a>| match *value {
@@ -125,10 +125,10 @@ impl<'a> Values<'a> {
             match check {
                 Check::Present if self.all.is_empty() => violated(None, "must be set".to_owned()),
                 Check::Present => {}
-                Check::Items(least, most, may_be_empty) => {
+                Check::Items(min, max, may_be_empty) => {
                     let count = self.all.len() as u64;
                     if !(*may_be_empty && count == 0)
-                        && let Some(reason) = outside(count, *least, *most, "element")
+                        && let Some(reason) = outside(count, *min, *max, "element")
                     {
                         violated(None, reason);
                     }
@@ -171,19 +171,19 @@ fn reason(check: &Check, value: Wire<'_>) -> Option<String> {
     let unless = |holds: bool, reason: String| (!holds).then_some(reason);
     let text = || std::str::from_utf8(value.bytes()).unwrap_or_default();
     match check {
-        Check::Int(least, most) => {
+        Check::Int(min, max) => {
             let number = value.int();
-            unless((*least..=*most).contains(&number), range(number, *least, *most))
+            unless((*min..=*max).contains(&number), range(number, *min, *max))
         }
-        Check::Float((least, above), (most, below)) => {
+        Check::Float((min, above), (max, below)) => {
             let number = value.float();
-            let holds = if *above { number > *least } else { number >= *least }
-                && if *below { number < *most } else { number <= *most };
-            unless(holds, format!("{number} is out of the range from {least} to {most}"))
+            let holds = if *above { number > *min } else { number >= *min }
+                && if *below { number < *max } else { number <= *max };
+            unless(holds, format!("{number} is out of the range from {min} to {max}"))
         }
         Check::Bool(wanted) => unless((value.int() != 0) == *wanted, format!("must be {wanted}")),
-        Check::Bytes(least, most) => outside(value.bytes().len() as u64, *least, *most, "byte"),
-        Check::Chars(least, most) => outside(text().chars().count() as u64, *least, *most, "character"),
+        Check::Bytes(min, max) => outside(value.bytes().len() as u64, *min, *max, "byte"),
+        Check::Chars(min, max) => outside(text().chars().count() as u64, *min, *max, "character"),
         Check::Pattern(pattern) => {
             unless(matches(pattern, text()), format!("{:?} does not match {pattern:?}", text()))
         }
@@ -214,12 +214,12 @@ fn reason(check: &Check, value: Wire<'_>) -> Option<String> {
         Check::NotIn(refused) => {
             unless(!refused.contains(&value.int()), format!("must not be {}", value.int()))
         }
-        Check::Duration(least, most) => {
+        Check::Duration(min, max) => {
             let part = |number| inner(value.bytes(), number).map_or(0, |part| i128::from(part.int()));
             let nanos = part(1).saturating_mul(1_000_000_000).saturating_add(part(2));
-            match (nanos < *least, nanos > *most) {
-                (true, _) => Some(format!("must be at least {}", seconds(*least))),
-                (_, true) => Some(format!("must be at most {}", seconds(*most))),
+            match (nanos < *min, nanos > *max) {
+                (true, _) => Some(format!("must be at least {}", seconds(*min))),
+                (_, true) => Some(format!("must be at most {}", seconds(*max))),
                 _ => None,
             }
         }
@@ -230,16 +230,16 @@ fn reason(check: &Check, value: Wire<'_>) -> Option<String> {
 }
 
 /// Returns why a number is not in a range.
-fn range(number: i64, least: i64, most: i64) -> String {
-    if number < least { format!("must be at least {least}") } else { format!("must be at most {most}") }
+fn range(number: i64, min: i64, max: i64) -> String {
+    if number < min { format!("must be at least {min}") } else { format!("must be at most {max}") }
 }
 
 /// Returns why a count is not in a range.
-fn outside(count: u64, least: u64, most: u64, what: &str) -> Option<String> {
+fn outside(count: u64, min: u64, max: u64, what: &str) -> Option<String> {
     match () {
-        () if count == 0 && least == 1 => Some("must not be empty".to_owned()),
-        () if count < least => Some(format!("must have at least {least} {what}s")),
-        () if count > most => Some(format!("must have at most {most} {what}s")),
+        () if count == 0 && min == 1 => Some("must not be empty".to_owned()),
+        () if count < min => Some(format!("must have at least {min} {what}s")),
+        () if count > max => Some(format!("must have at most {max} {what}s")),
         () => None,
     }
 }

@@ -56,7 +56,7 @@ fn outlier_detection_and_slow_start_have_envoys_defaults() {
     };
     let reviews = named("reviews");
     assert_eq!(reviews.panic_threshold, 40);
-    let slow_start = SlowStart { window: Duration::from_secs(30), aggression: 1.5, least: 0.1 };
+    let slow_start = SlowStart { window: Duration::from_secs(30), aggression: 1.5, min: 0.1 };
     assert_eq!(reviews.slow_start, Some(slow_start));
     assert_eq!(reviews.max_connection_duration, Some(Duration::from_secs(3600)));
     assert_eq!(reviews.http2.max_streams, 64);
@@ -103,25 +103,25 @@ fn load_balancing_policies_may_be_extensions() {
         let extension = TypedExtensionConfig { name: "a".to_owned(), typed_config };
         LoadBalancingPolicy { policies: vec![Policy { typed_extension_config: Some(extension) }] }
     }
-    let taken = |policy| {
+    let expected = |policy| {
         let mut proto = cluster_proto(DiscoveryType::Static);
         proto.load_balancing_policy = Some(policy);
         let body = proto.encode_to_vec();
         let made = with(true, |translator| translator.cluster(&body)).map_err(|reject| reject.to_string());
         made.map(|cluster| (cluster.balancer, cluster.locality_weighted))
     };
-    let least = LeastRequest { choice_count: Some(UInt32Value { value: 3 }), ..LeastRequest::default() };
-    assert_eq!(taken(policy(&least)), Ok((Balancer::LeastRequest { choices: 3, bias: 1.0 }, false)));
-    let within = WrrLocality { endpoint_picking_policy: Some(policy(&least)) };
-    assert_eq!(taken(policy(&within)), Ok((Balancer::LeastRequest { choices: 3, bias: 1.0 }, true)));
+    let min = LeastRequest { choice_count: Some(UInt32Value { value: 3 }), ..LeastRequest::default() };
+    assert_eq!(expected(policy(&min)), Ok((Balancer::LeastRequest { choices: 3, bias: 1.0 }, false)));
+    let within = WrrLocality { endpoint_picking_policy: Some(policy(&min)) };
+    assert_eq!(expected(policy(&within)), Ok((Balancer::LeastRequest { choices: 3, bias: 1.0 }, true)));
     let ring = Balancer::RingHash { minimum: 1024, maximum: 8_388_608, function: HashFunction::Xx };
-    assert_eq!(taken(policy(&RingHash::default())), Ok((ring, false)));
+    assert_eq!(expected(policy(&RingHash::default())), Ok((ring, false)));
     let usual = Balancer::PeakEwma { decay: Duration::from_secs(10), unknown: Duration::from_millis(10) };
-    assert_eq!(taken(policy(&PeakEwma::default())), Ok((usual, false)));
+    assert_eq!(expected(policy(&PeakEwma::default())), Ok((usual, false)));
     let named = RingHash { consistent_hashing_lb_config: Some(Default::default()), ..RingHash::default() };
-    let reason = taken(policy(&named)).unwrap_err();
+    let reason = expected(policy(&named)).unwrap_err();
     assert!(reason.contains("consistent_hashing_lb_config") && reason.contains("remove it"), "{reason}");
-    let reason = taken(policy(&Any::default())).unwrap_err();
+    let reason = expected(policy(&Any::default())).unwrap_err();
     let expected =
         "load_balancing_policy.policies[0].typed_extension_config.typed_config: skysail-proxy has no";
     assert!(reason.starts_with(expected), "{reason}");
@@ -140,7 +140,7 @@ fn connection_pools_have_envoys_defaults() {
         envoy::r#type::v3::Percent,
     };
     let some = |value| Some(UInt32Value { value });
-    let taken = |proto: ClusterProto| {
+    let expected = |proto: ClusterProto| {
         let body = proto.encode_to_vec();
         with(true, |translator| translator.cluster(&body)).map_err(|reject| reject.to_string())
     };
@@ -155,13 +155,13 @@ fn connection_pools_have_envoys_defaults() {
         tcp_keepalive: Some(keepalive),
         ..UpstreamConnectionOptions::default()
     });
-    let cluster = taken(proto.clone()).unwrap();
-    assert_eq!(cluster.limits.budget, Some(RetryBudget { share: 125_000, least: 3 }));
+    let cluster = expected(proto.clone()).unwrap();
+    assert_eq!(cluster.limits.budget, Some(RetryBudget { share: 125_000, min: 3 }));
     assert_eq!((cluster.limits.connections_per_host, cluster.limits.connections), (4, 1024));
     let time = Some(Duration::from_secs(70));
     assert_eq!(cluster.keepalive, Some(Keepalive { time, ..Keepalive::default() }));
     proto.circuit_breakers.as_mut().unwrap().per_host_thresholds[0].max_requests = some(4);
-    let reason = taken(proto).unwrap_err();
+    let reason = expected(proto).unwrap_err();
     assert_eq!(reason, "circuit_breakers.per_host_thresholds: only max_connections is supported");
 }
 
@@ -220,13 +220,14 @@ fn endpoints_have_a_locality() {
 #[test]
 fn the_panic_threshold_is_rounded_as_in_envoy() {
     use skysail_xds::envoy::pb::envoy::r#type::v3::Percent;
-    for (told, taken) in [(0.0, 0), (40.0, 40), (56.9, 56), (58.0, 57), (28.9, 28), (29.0, 28), (100.0, 100)]
+    for (percent, expected) in
+        [(0.0, 0), (40.0, 40), (56.9, 56), (58.0, 57), (28.9, 28), (29.0, 28), (100.0, 100)]
     {
         let config = CommonLbConfig {
-            healthy_panic_threshold: Some(Percent { value: told }),
+            healthy_panic_threshold: Some(Percent { value: percent }),
             ..CommonLbConfig::default()
         };
         let proto = ClusterProto { common_lb_config: Some(config), ..ClusterProto::default() };
-        assert_eq!(balancer::panic_threshold(&proto).unwrap(), taken, "{told}");
+        assert_eq!(balancer::panic_threshold(&proto).unwrap(), expected, "{percent}");
     }
 }

@@ -152,8 +152,8 @@ fn mutations_and_buffers_are_refused_by_field() {
         check(Mutations { query_parameter_mutations: query, ..Mutations::default() }),
         Err("mutations.query_parameter_mutations[0]".to_owned())
     );
-    let buffer = |most| {
-        let proto = Buffer { max_request_bytes: Some(UInt32Value { value: most }) };
+    let buffer = |max| {
+        let proto = Buffer { max_request_bytes: Some(UInt32Value { value: max }) };
         mutation::buffer(&proto).map_err(|reject| reject.path)
     };
     assert_eq!(buffer(1 << 20), Ok(1 << 20));

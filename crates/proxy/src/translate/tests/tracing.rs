@@ -90,10 +90,10 @@ fn the_collector_is_translated() {
     let call = Call::Post { path: "/v1/traces".into(), content_type: "application/x-protobuf" };
     assert_eq!((&collector.call, collector.timeout), (&call, Duration::from_secs(3)));
 
-    let told = taken(&zipkin());
+    let tracing = taken(&zipkin());
     let defaults = Zipkin { long_ids: false, timed_ids: false, shared: true, w3c: false };
-    assert_eq!(told.provider.tracer, Tracer::Zipkin(defaults));
-    let collector = &told.provider.collector;
+    assert_eq!(tracing.provider.tracer, Tracer::Zipkin(defaults));
+    let collector = &tracing.provider.collector;
     assert_eq!((&*collector.authority, &collector.envelope), ("outbound|9411||z", &Envelope::Array));
     // In istiod's form.
     let by_service =

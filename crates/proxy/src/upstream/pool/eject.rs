@@ -101,7 +101,7 @@ pub(super) async fn watch(pool: Weak<Pool>) {
 }
 
 fn interval(pool: &Weak<Pool>) -> Option<std::time::Duration> {
-    let pool = pool.upgrade().filter(|pool| !pool.gone.get())?;
+    let pool = pool.upgrade().filter(|pool| !pool.is_removed.get())?;
     pool.cluster.outlier.as_ref().map(|outlier| outlier.interval)
 }
 

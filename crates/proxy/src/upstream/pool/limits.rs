@@ -92,7 +92,7 @@ impl Pool {
             let usage = &self.cluster.usage;
             let requests = u64::from(usage.requests.load(Relaxed)) + u64::from(usage.pending.load(Relaxed));
             let share = requests * u64::from(budget.share) / 1_000_000;
-            u32::try_from(share).unwrap_or(u32::MAX).max(budget.least)
+            u32::try_from(share).unwrap_or(u32::MAX).max(budget.min)
         });
         let retry = self.counted(limit, |pool| &pool.cluster.usage.retries);
         if retry.is_none() {

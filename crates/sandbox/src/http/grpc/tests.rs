@@ -116,8 +116,8 @@ async fn a_response_that_is_not_grpc_is_an_error() {
             "UNKNOWN: the server's grpc-status is not a number",
         ),
     ] {
-        let (messages, said) = call(answer).await;
-        assert!(messages.is_empty() && said.contains(problem), "{problem}: {said}");
+        let (messages, status) = call(answer).await;
+        assert!(messages.is_empty() && status.contains(problem), "{problem}: {status}");
     }
 }
 

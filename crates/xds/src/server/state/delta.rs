@@ -59,10 +59,10 @@ fn open(
         let all = snapshot.iter(kind).map(|resource| &resource.name);
         subscription.resend.extend(all.filter(|name| stale(name)).cloned());
     }
-    let gone = have.keys().filter(|name| {
+    let removed = have.keys().filter(|name| {
         snapshot.get(kind, name).is_none() && subscription.matches(name) && !subscription.names.contains(name)
     });
-    subscription.lost = gone.map(|name| name.as_str().into()).collect();
+    subscription.missing_names = removed.map(|name| name.as_str().into()).collect();
 }
 
 fn unsubscribe(subscription: &mut Subscription, names: Vec<String>, snapshot: &Snapshot) {
@@ -91,12 +91,12 @@ pub(super) fn response(
     if removals {
         let missing = |name: &&Arc<str>| snapshot.get(kind, name).is_none();
         match subscription.removed(snapshot) {
-            Some(gone) => removed.extend(gone),
+            Some(names) => removed.extend(names),
             // Removals that are no longer known by name cannot be sent to a client that subscribes to unlisted names.
             None if subscription.matches_unlisted() => return Err(TooFarBehind),
             None => removed.extend(subscription.names.0.iter().filter(missing).cloned()),
         }
-        removed.extend(subscription.lost.iter().filter(missing).cloned());
+        removed.extend(subscription.missing_names.iter().filter(missing).cloned());
         removed.sort_unstable();
         removed.dedup();
     }

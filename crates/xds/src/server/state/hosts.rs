@@ -100,8 +100,8 @@ impl Subscription {
     fn affected(&mut self, snapshot: &Snapshot) -> Option<Arc<[Arc<str>]>> {
         let kind = self.kind;
         let changed = snapshot.changed_aliases(kind, self.seen)?;
-        let gone = snapshot.changes(kind, self.seen).gone?;
-        if gone.iter().any(|name| self.names.contains(name)) {
+        let removed = snapshot.changes(kind, self.seen).removed?;
+        if removed.iter().any(|name| self.names.contains(name)) {
             self.alias_keys = None;
         }
         let (names, resolved) = (&self.names, &mut self.resolved);

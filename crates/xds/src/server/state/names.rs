@@ -30,8 +30,8 @@ impl SubscribedNames {
     }
 
     /// Removes names, which are sorted; unknown ones are ignored.
-    pub(super) fn remove(&mut self, gone: &[Arc<str>]) {
-        if let Some(left) = sorted::without(&self.0, gone) {
+    pub(super) fn remove(&mut self, removed: &[Arc<str>]) {
+        if let Some(left) = sorted::without(&self.0, removed) {
             self.0 = left.into();
         }
     }
@@ -51,14 +51,14 @@ pub(super) mod sorted {
         names.binary_search_by(|known| (**known).cmp(name)).is_ok()
     }
 
-    /// Returns the items that are not in `gone`; `None` if no item is in it. The number of comparisons is at most the
+    /// Returns the items that are not in `removed`; `None` if no item is in it. The number of comparisons is at most the
     /// sum of both lengths.
-    pub(super) fn without<T: Ord + Clone>(items: &[T], gone: &[T]) -> Option<Vec<T>> {
-        let mut gone = gone.iter().peekable();
+    pub(super) fn without<T: Ord + Clone>(items: &[T], removed: &[T]) -> Option<Vec<T>> {
+        let mut removed = removed.iter().peekable();
         let mut is_left = |item: &&T| {
             loop {
-                match gone.peek().map(|next| (*next).cmp(*item)) {
-                    Some(Ordering::Less) => gone.next(),
+                match removed.peek().map(|next| (*next).cmp(*item)) {
+                    Some(Ordering::Less) => removed.next(),
                     Some(Ordering::Equal) => return false,
                     Some(Ordering::Greater) | None => return true,
                 };
@@ -108,10 +108,10 @@ pub(super) mod sorted {
             let items = list(&mut (0..3_000).map(|number| number * 30));
             let none = list(&mut (0..100_000).map(|number| number * 30 + 1));
             let all = list(&mut (0..100_000));
-            for (gone, left) in [(&none, None), (&all, Some(0)), (&items, Some(0))] {
+            for (removed, left) in [(&none, None), (&all, Some(0)), (&items, Some(0))] {
                 count.set(0);
-                assert_eq!(without(&items, gone).map(|left| left.len()), left);
-                assert!(count.get() <= items.len() + gone.len(), "{} comparisons", count.get());
+                assert_eq!(without(&items, removed).map(|left| left.len()), left);
+                assert!(count.get() <= items.len() + removed.len(), "{} comparisons", count.get());
             }
             let some = list(&mut [0, 1, 60, 90_000].into_iter());
             let left = without(&items, &some).unwrap();

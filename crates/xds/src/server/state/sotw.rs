@@ -80,9 +80,9 @@ fn apply_current(
     }
 }
 
-/// Applies a request that answers an older response than the last one. The client repeats its names with the answer
-/// to the last response, so nothing is added. A name that the request does not list is dropped: the client has
-/// forgotten the resource, and is sent it again when it subscribes to it again.
+/// Applies a request that answers an older response than the last one. The client repeats its names with the answer to
+/// the last response, so nothing is added. A name that the request does not list is dropped: the client has forgotten
+/// the resource. A new subscription sends it again.
 fn apply_stale(subscription: &mut Subscription, request: &SubscriptionRequest) {
     subscription.wildcard &= (!subscription.named && request.kind.is_wildcard())
         || request.names.iter().any(|name| name == WILDCARD);
@@ -103,7 +103,7 @@ pub(super) fn response(subscription: &Subscription, snapshot: &Snapshot, removal
     // A removal shows in a response without the resource. If the removals are no longer known by name, there may be
     // one.
     let is_shorter =
-        || removals && subscription.removed(snapshot).is_none_or(|mut gone| gone.next().is_some());
+        || removals && subscription.removed(snapshot).is_none_or(|mut names| names.next().is_some());
     let is_due = !changed.is_empty() || subscription.respond || whole && is_shorter();
     is_due.then_some(Response { changed, removed: Vec::new(), whole })
 }

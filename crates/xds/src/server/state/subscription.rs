@@ -37,7 +37,7 @@ pub(super) struct Subscription {
     /// Names to send again even if unchanged or absent.
     pub(super) resend: SubscribedNames,
     /// Incremental: names in `initial_resource_versions` that no resource has; their removal is due.
-    pub(super) lost: Vec<Arc<str>>,
+    pub(super) missing_names: Vec<Arc<str>>,
     /// A response is due even if it is empty.
     pub(super) respond: bool,
     /// State of the world: the next request is answered even if it changes nothing.
@@ -64,8 +64,8 @@ pub(super) struct Subscription {
     pub(super) scanned: usize,
     /// Bytes of `unknown`.
     unknown_bytes: usize,
-    /// Bytes of `lost`, and its length when they were counted.
-    lost_bytes: (usize, usize),
+    /// Bytes of `missing_names`, and its length when they were counted.
+    missing_bytes: (usize, usize),
 }
 
 /// Part of a request that its cost depends on.
@@ -104,7 +104,7 @@ impl Subscription {
             seen: 0,
             cleared: 0,
             resend: SubscribedNames::default(),
-            lost: Vec::new(),
+            missing_names: Vec::new(),
             respond: false,
             respond_next: false,
             in_flight: None,
@@ -115,7 +115,7 @@ impl Subscription {
             lookups: 0,
             scanned: 0,
             unknown_bytes: 0,
-            lost_bytes: (0, 0),
+            missing_bytes: (0, 0),
         }
     }
 
@@ -184,7 +184,7 @@ impl Subscription {
         if names.contains(WILDCARD) {
             self.wildcard = false;
             self.all = false;
-            self.lost.clear();
+            self.missing_names.clear();
         }
         self.names.remove(&names.0);
         self.unconfirmed.remove(&names.0);
@@ -230,7 +230,7 @@ impl Subscription {
         !self.all
             && !self.respond
             && self.resend.0.is_empty()
-            && (self.lost.is_empty() || !removals)
+            && (self.missing_names.is_empty() || !removals)
             && !snapshot.is_changed(self.kind, since)
     }
 
@@ -254,8 +254,8 @@ impl Subscription {
 
     /// Returns the subscribed names whose removal is due; `None` if the removals are no longer known by name.
     pub(super) fn removed(&self, snapshot: &Snapshot) -> Option<impl Iterator<Item = Arc<str>>> {
-        let gone = snapshot.changes(self.kind, self.cleared).gone?;
-        Some(gone.into_iter().filter(|name| self.matches(name)))
+        let removed = snapshot.changes(self.kind, self.cleared).removed?;
+        Some(removed.into_iter().filter(|name| self.matches(name)))
     }
 
     /// Returns every resource that the subscription covers.
@@ -275,7 +275,7 @@ impl Subscription {
         self.resend = SubscribedNames::default();
         if removals {
             self.cleared = self.seen;
-            self.lost.clear();
+            self.missing_names.clear();
         }
     }
 
@@ -308,14 +308,14 @@ impl Subscription {
         if !Arc::ptr_eq(before, &self.unknown.0) {
             self.unknown_bytes = sum(&self.unknown.0);
         }
-        if self.lost_bytes.1 != self.lost.len() {
-            self.lost_bytes = (sum(&self.lost), self.lost.len());
+        if self.missing_bytes.1 != self.missing_names.len() {
+            self.missing_bytes = (sum(&self.missing_names), self.missing_names.len());
         }
     }
 
     /// Returns the bytes of the names that are held for this stream alone.
     pub(super) fn unshared_bytes(&self) -> usize {
-        self.unknown_bytes + self.lost_bytes.0
+        self.unknown_bytes + self.missing_bytes.0
     }
 
     /// Returns the bytes of the lists of names that no other account counts.
@@ -343,6 +343,6 @@ impl Subscription {
 
     /// Counts the steps of work of one response, for tests.
     pub(super) fn count_work(&self, removals: bool) {
-        work::count(1 + self.resend.0.len() + if removals { self.lost.len() } else { 0 });
+        work::count(1 + self.resend.0.len() + if removals { self.missing_names.len() } else { 0 });
     }
 }

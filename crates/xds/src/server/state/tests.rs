@@ -361,8 +361,8 @@ fn virtual_hosts_are_subscribed_to_by_name_or_by_route_configuration() {
     ]);
 
     let mut all_of_80 = Session::new(Form::Delta, Arc::default(), Arc::default());
-    let asked = exchange(&mut all_of_80, ask(VirtualHost, 0, &["80"]), &before);
-    assert_eq!(asked, one(VirtualHost, 1, "80/a,80/b", ""));
+    let sent = exchange(&mut all_of_80, ask(VirtualHost, 0, &["80"]), &before);
+    assert_eq!(sent, one(VirtualHost, 1, "80/a,80/b", ""));
     assert_eq!(exchange(&mut all_of_80, ask(VirtualHost, 1, &[]), &before), []);
     assert_eq!(out(&mut all_of_80, &after), one(VirtualHost, 2, "80/a,80/c", "80/b"));
     exchange(&mut all_of_80, ask(VirtualHost, 2, &[]), &after);
@@ -371,8 +371,8 @@ fn virtual_hosts_are_subscribed_to_by_name_or_by_route_configuration() {
     assert_eq!(out(&mut all_of_80, &after.then(&[])), []);
 
     let mut one_of_80 = Session::new(Form::Delta, Arc::default(), Arc::default());
-    let asked = exchange(&mut one_of_80, ask(VirtualHost, 0, &["80/b", "80/none"]), &before);
-    assert_eq!(asked, one(VirtualHost, 1, "80/b", "80/none"));
+    let sent = exchange(&mut one_of_80, ask(VirtualHost, 0, &["80/b", "80/none"]), &before);
+    assert_eq!(sent, one(VirtualHost, 1, "80/b", "80/none"));
     exchange(&mut one_of_80, ask(VirtualHost, 1, &[]), &before);
     assert_eq!(out(&mut one_of_80, &after), one(VirtualHost, 2, "", "80/b"));
 
@@ -380,8 +380,8 @@ fn virtual_hosts_are_subscribed_to_by_name_or_by_route_configuration() {
     let version = |name| before.now().get(VirtualHost, name).unwrap().version_text();
     let have = ["80/a", "80/b"].map(|name| (name.to_owned(), version(name))).into();
     let mut again = Session::new(Form::Delta, Arc::default(), Arc::default());
-    let asked = exchange(&mut again, SubscriptionRequest { have, ..ask(VirtualHost, 0, &["80"]) }, &after);
-    assert_eq!(asked, one(VirtualHost, 1, "80/a,80/c", "80/b"));
+    let sent = exchange(&mut again, SubscriptionRequest { have, ..ask(VirtualHost, 0, &["80"]) }, &after);
+    assert_eq!(sent, one(VirtualHost, 1, "80/a,80/c", "80/b"));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     certificates::{self, CertificateService, Signer},
     istio::IstioCertificateRequest,
-    limits::{ALL_ROOM, BURST, IDENTITY_PACE, IDENTITY_ROOM, INSTANCE_ROOM, Identity, Reservation},
+    limits::{BURST, IDENTITY_MEMORY, IDENTITY_PACE, INSTANCE_MEMORY, Identity, Reservation, TOTAL_MEMORY},
 };
 
 /// ReadAll requests until the client ends the stream.
@@ -19,9 +19,8 @@ impl Service for ReadAll {
 
     fn answer(&self, call: Call) -> Answering {
         let Call { extensions, requests, answers, account, .. } = call;
-        let most = limits::REQUEST;
-        let mut requests =
-            Requests::<DeltaRequest>::new(requests, most, FIRST_REQUEST, &account, &extensions);
+        let max = limits::REQUEST;
+        let mut requests = Requests::<DeltaRequest>::new(requests, max, FIRST_REQUEST, &account, &extensions);
         Box::pin(async move {
             let status = loop {
                 match requests.next().await {
@@ -104,7 +103,7 @@ async fn run_other_tasks() {
 }
 
 fn reserve(limits: &Arc<Limits>, identity: &str, instance: &str) -> Reservation {
-    Reservation::new(limits, &identity.into(), &instance.into(), INSTANCE_ROOM)
+    Reservation::new(limits, &identity.into(), &instance.into(), INSTANCE_MEMORY)
 }
 
 #[tokio::test(start_paused = true)]
@@ -129,7 +128,7 @@ async fn a_call_without_a_request_times_out() {
 
 #[tokio::test]
 async fn simultaneous_requests_of_replicas_are_all_served() {
-    const REPLICAS: usize = 2 * IDENTITY_ROOM / (3 << 20);
+    const REPLICAS: usize = 2 * IDENTITY_MEMORY / (3 << 20);
     let limits = Arc::<Limits>::default();
     let whole = long(3 << 20);
     let mut callers = Vec::new();
@@ -158,7 +157,7 @@ async fn a_request_that_waits_for_memory_does_not_time_out_and_small_requests_pa
         .flat_map(|identity| (0..4).map(move |instance| (identity.to_string(), instance.to_string())))
         .map(|(identity, instance)| reserve(&limits, &identity, &instance))
         .collect();
-    assert_eq!(held.len() * INSTANCE_ROOM, ALL_ROOM);
+    assert_eq!(held.len() * INSTANCE_MEMORY, TOTAL_MEMORY);
     let mut waits = Caller::new(&limits, "a", "1").await;
     waits.send(long(100 << 10), true);
     for identity in ["a", "0"] {

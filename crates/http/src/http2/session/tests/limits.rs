@@ -16,9 +16,9 @@ fn floods_are_stopped() {
         }
         None
     };
-    let calm = |stopped: Option<(u32, Reason)>, most: u32| {
+    let calm = |stopped: Option<(u32, Reason)>, max: u32| {
         let (round, reason) = stopped.expect("never stopped");
-        assert!(reason == Reason::CALM && round < most, "{reason} after {round}");
+        assert!(reason == Reason::CALM && round < max, "{reason} after {round}");
     };
     let reset = |stream| frame(FrameKind::Reset, 0, stream, &8_u32.to_be_bytes());
     // CVE-2023-44487.
@@ -110,7 +110,7 @@ fn settings_are_limited_and_the_last_value_applies() {
 
 #[test]
 fn frames_that_affect_all_streams_cost_by_their_number() {
-    let most = |session: &mut Session, next: &dyn Fn(u32) -> Vec<u8>| {
+    let max = |session: &mut Session, next: &dyn Fn(u32) -> Vec<u8>| {
         let stopped = (0..3000).find(|n| {
             let result = feed(session, &next(*n));
             frames(session);
@@ -119,15 +119,15 @@ fn frames_that_affect_all_streams_cost_by_their_number() {
         stopped.expect("never stopped")
     };
     let resize = |n: u32| settings(&[(4, 65_535 + (n + 1) % 2)]);
-    assert!((50..100).contains(&most(&mut serving(1000), &resize)));
-    assert!(most(&mut serving(10), &resize) > 1900);
+    assert!((50..100).contains(&max(&mut serving(1000), &resize)));
+    assert!(max(&mut serving(10), &resize) > 1900);
     // A few changes are allowed with any number of streams.
-    assert!(most(&mut serving(66_000), &resize) > 2);
+    assert!(max(&mut serving(66_000), &resize) > 2);
     let mut client = client();
     client.limits.options = Http2Options::new(1000);
     (0..1000).for_each(|_| drop(client.request(&request(), false, false)));
     let leave = frame(FrameKind::GoAway, 0, 0, &[0; 8]);
-    assert!((50..100).contains(&most(&mut client, &|_| leave.clone())));
+    assert!((50..100).contains(&max(&mut client, &|_| leave.clone())));
 }
 
 #[test]

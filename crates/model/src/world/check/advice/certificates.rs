@@ -2,12 +2,12 @@
 
 use x509_parser::pem::Pem;
 
-use super::super::{About, Report};
+use super::super::{ObjectReport, Report};
 use crate::{
     analysis::Code,
     api::{
         DestinationRule, Kind,
-        destination_rule::{ClientTls, TlsMode},
+        destination_rule::{ClientTls, ClientTlsMode},
     },
 };
 
@@ -20,7 +20,7 @@ impl Report<'_> {
         let world = self.world;
         for entry in world.secrets.iter() {
             let Some(pair) = entry.object.spec.pair() else { continue };
-            let about = About { entry, kind: Kind::Secret };
+            let about = ObjectReport { entry, kind: Kind::Secret };
             let blocks = Pem::iter_from_buffer(pair.chain).filter_map(Result::ok);
             let valid = blocks.filter_map(|block| {
                 let certificate = block.parse_x509().ok()?;
@@ -48,9 +48,9 @@ impl Report<'_> {
     pub(super) fn server_verification(&mut self) {
         let world = self.world;
         for entry in world.destination_rules.iter() {
-            let about = About { entry, kind: Kind::DestinationRule };
+            let about = ObjectReport { entry, kind: Kind::DestinationRule };
             for (field, tls) in tls_settings(&entry.object.spec) {
-                if !matches!(tls.mode, TlsMode::Simple | TlsMode::Mutual) {
+                if !matches!(tls.mode, ClientTlsMode::Simple | ClientTlsMode::Mutual) {
                     continue;
                 }
                 if tls.insecure_skip_verify == Some(true) {

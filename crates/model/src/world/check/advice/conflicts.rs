@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{About, Report};
+use super::super::{ObjectReport, Report};
 use crate::{
     analysis::Code,
     api::{DestinationRule, Kind},
@@ -46,8 +46,8 @@ impl Report<'_> {
             }
         }
         for (entry, first, field, what) in found {
-            let about = About { entry, kind: Kind::DestinationRule };
-            let first = About { entry: first, kind: Kind::DestinationRule }.name();
+            let about = ObjectReport { entry, kind: Kind::DestinationRule };
+            let first = ObjectReport { entry: first, kind: Kind::DestinationRule }.name();
             let message = format!("has no effect: {first} is older and {what} for the same host");
             self.report(&about, Code::DestinationRuleConflict, field, message, "merge the rules into one");
         }

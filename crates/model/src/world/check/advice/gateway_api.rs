@@ -5,7 +5,7 @@ use crate::{
     analysis::Code,
     api::{Kind, ObjectKey},
     origin::Origin,
-    world::gateway_api::Condition,
+    world::gateway_api::StatusCondition,
 };
 
 impl Report<'_> {
@@ -87,7 +87,7 @@ impl Report<'_> {
     }
 }
 
-fn words(condition: &Condition) -> String {
+fn words(condition: &StatusCondition) -> String {
     format!("{} ({})", condition.message, condition.reason)
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{About, Report, label_text};
+use super::super::{ObjectReport, Report, label_text};
 use crate::{
     World,
     analysis::Code,
@@ -15,7 +15,7 @@ impl Report<'_> {
     pub(super) fn gateway_ports(&mut self) {
         let world = self.world;
         for entry in written(self.world) {
-            let about = About { entry, kind: Kind::Gateway };
+            let about = ObjectReport { entry, kind: Kind::Gateway };
             let selector = &entry.object.spec.selector;
             let pods = world.pods().map(|pod| (&pod.meta.namespace, &*pod.meta.labels));
             let templates =
@@ -90,8 +90,10 @@ impl Report<'_> {
             }
         }
         for (entry, first, code, field, what) in found {
-            let (about, first) =
-                (About { entry, kind: Kind::Gateway }, About { entry: first, kind: Kind::Gateway });
+            let (about, first) = (
+                ObjectReport { entry, kind: Kind::Gateway },
+                ObjectReport { entry: first, kind: Kind::Gateway },
+            );
             let of = label_text(&entry.object.spec.selector);
             let message = format!("{} has {what} for the same pods ({of})", first.name());
             self.report(&about, code, field, message, "merge the Gateways, or change one of them");

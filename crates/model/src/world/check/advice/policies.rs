@@ -1,6 +1,6 @@
 //! Policies about HTTP for workloads that serve something else.
 
-use super::super::{About, Report, workloads};
+use super::super::{ObjectReport, Report, workloads};
 use super::services::has_http;
 use crate::{
     World,
@@ -19,7 +19,7 @@ impl Report<'_> {
     pub(super) fn policies_on_tcp(&mut self) {
         let world = self.world;
         for entry in world.authorization_policies.iter() {
-            let about = About { entry, kind: Kind::AuthorizationPolicy };
+            let about = ObjectReport { entry, kind: Kind::AuthorizationPolicy };
             let spec = &entry.object.spec;
             let Some(index) = http_rule(spec).filter(|_| spec.action != Action::Audit) else { continue };
             let services = services_of(world, about.namespace(), spec.selector.as_ref());
@@ -34,7 +34,7 @@ impl Report<'_> {
             self.report(&about, Code::HttpRuleOnTcp, format!("spec.rules[{index}]"), message, remedy);
         }
         for entry in world.request_authentications.iter() {
-            let about = About { entry, kind: Kind::RequestAuthentication };
+            let about = ObjectReport { entry, kind: Kind::RequestAuthentication };
             let selector = entry.object.spec.selector.as_ref();
             if selector.is_none_or(|selector| selector.match_labels.is_empty()) {
                 continue;

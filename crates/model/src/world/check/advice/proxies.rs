@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 
 use super::{
-    super::{About, Report, label_text, runs_in, workloads},
+    super::{ObjectReport, Report, label_text, runs_in, workloads},
     MAX_PAIRS,
 };
 use crate::{
     analysis::Code,
     api::{
         Kind, Labels, Sidecar, Telemetry,
-        envoy_filter::{ApplyTo, ConfigPatch, Operation},
+        envoy_filter::{ApplyTo, ConfigPatch, PatchOperation},
         selects,
     },
     world::{hosts::host_matches, store::Entry},
@@ -26,18 +26,18 @@ const BUILT_IN: &[&str] = &[
 ];
 
 /// Objects with a selector of one kind in one namespace.
-type Selecting<'a, T> = Vec<(&'a Entry<T>, Option<&'a Labels>)>;
+type SelectorUsers<'a, T> = Vec<(&'a Entry<T>, Option<&'a Labels>)>;
 
 impl Report<'_> {
     /// Reports Sidecars that select nothing, the same workload, or hosts that do not exist.
     pub(super) fn sidecars(&mut self) {
         let world = self.world;
-        let mut namespaces: BTreeMap<&str, Selecting<'_, Sidecar>> = BTreeMap::new();
+        let mut namespaces: BTreeMap<&str, SelectorUsers<'_, Sidecar>> = BTreeMap::new();
         for entry in world.sidecars.iter() {
             let selector = entry.object.spec.workload_selector.as_ref().map(|selector| &selector.labels);
             let selector = selector.filter(|labels| !labels.is_empty());
             namespaces.entry(&entry.object.meta.namespace).or_default().push((entry, selector));
-            self.sidecar_hosts(&About { entry, kind: Kind::Sidecar });
+            self.sidecar_hosts(&ObjectReport { entry, kind: Kind::Sidecar });
         }
         let codes = [Code::SidecarConflict, Code::SidecarWithoutSelector];
         self.several(namespaces, Kind::Sidecar, codes, "spec.workloadSelector");
@@ -46,7 +46,7 @@ impl Report<'_> {
     /// Reports Telemetries that select nothing or the same workload.
     pub(super) fn several_telemetries(&mut self) {
         let world = self.world;
-        let mut namespaces: BTreeMap<&str, Selecting<'_, Telemetry>> = BTreeMap::new();
+        let mut namespaces: BTreeMap<&str, SelectorUsers<'_, Telemetry>> = BTreeMap::new();
         let attached = |of: &Telemetry| of.target_ref.is_some() || !of.target_refs.is_empty();
         for entry in world.telemetries.iter().filter(|entry| !attached(&entry.object.spec)) {
             let selector = entry.object.spec.selector.as_ref().map(|selector| &selector.match_labels);
@@ -60,7 +60,7 @@ impl Report<'_> {
     /// Reports objects of a namespace that select the same workload, have no selector, or select nothing.
     fn several<T>(
         &mut self,
-        namespaces: BTreeMap<&str, Selecting<'_, T>>,
+        namespaces: BTreeMap<&str, SelectorUsers<'_, T>>,
         kind: Kind,
         [same, without]: [Code; 2],
         field: &str,
@@ -68,16 +68,16 @@ impl Report<'_> {
         let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
         let mut pairs = 0;
         for (namespace, objects) in namespaces {
-            let name = |entry: &Entry<T>| About { entry, kind }.name();
+            let name = |entry: &Entry<T>| ObjectReport { entry, kind }.name();
             let wide: Vec<&Entry<T>> =
                 objects.iter().filter(|(_, selector)| selector.is_none()).map(|(entry, _)| *entry).collect();
             for (index, entry) in wide.iter().enumerate().filter(|_| wide.len() > 1) {
                 let other = name(wide[usize::from(index == 0)]);
                 let message = format!("{other} of the namespace has no selector either");
-                let about = About { entry, kind };
+                let about = ObjectReport { entry, kind };
                 self.report(&about, without, "spec", message, "merge them, or add a selector");
             }
-            let narrow: Selecting<'_, T> =
+            let narrow: SelectorUsers<'_, T> =
                 objects.into_iter().filter(|(_, selector)| selector.is_some()).collect();
             let root = namespace == self.world.mesh().root_namespace;
             for (entry, selector) in &narrow {
@@ -85,7 +85,7 @@ impl Report<'_> {
                 let within = (!root).then_some(namespace);
                 if workloads(self.world, within, selector).next().is_none() {
                     let message = format!("no workload has {}, so it has no effect", label_text(selector));
-                    let about = About { entry, kind };
+                    let about = ObjectReport { entry, kind };
                     self.report(&about, Code::SelectsNothing, field, message, "check labels and namespace");
                 }
             }
@@ -102,7 +102,7 @@ impl Report<'_> {
                 for (index, entry) in selecting.iter().enumerate().filter(|_| selecting.len() > 1) {
                     let other = name(selecting[usize::from(index == 0)]);
                     let message = format!("{other} selects the workload with {} too", label_text(labels));
-                    let about = About { entry, kind };
+                    let about = ObjectReport { entry, kind };
                     self.report(&about, same, field, message, "merge them, or change a selector");
                 }
             }
@@ -110,7 +110,7 @@ impl Report<'_> {
     }
 
     /// Reports hosts of egress listeners that match no service.
-    fn sidecar_hosts(&mut self, about: &About<'_, Sidecar>) {
+    fn sidecar_hosts(&mut self, about: &ObjectReport<'_, Sidecar>) {
         let world = self.world;
         if world.services().next().is_none() {
             return;
@@ -148,7 +148,7 @@ impl Report<'_> {
     pub(super) fn envoy_filters(&mut self) {
         let world = self.world;
         for entry in world.envoy_filters.iter() {
-            let about = About { entry, kind: Kind::EnvoyFilter };
+            let about = ObjectReport { entry, kind: Kind::EnvoyFilter };
             for (index, patch) in entry.object.spec.config_patches.iter().enumerate() {
                 let Some(operation) = patch.patch.as_ref().map(|patch| patch.operation) else { continue };
                 let field = format!("spec.configPatches[{index}].patch.operation");
@@ -163,14 +163,14 @@ impl Report<'_> {
 }
 
 /// Returns whether a patch needs a filter that another EnvoyFilter may add later.
-fn is_relative(operation: Operation, patch: &ConfigPatch) -> bool {
+fn is_relative(operation: PatchOperation, patch: &ConfigPatch) -> bool {
     let moves = matches!(
         operation,
-        Operation::InsertBefore
-            | Operation::InsertAfter
-            | Operation::Replace
-            | Operation::Merge
-            | Operation::Remove
+        PatchOperation::InsertBefore
+            | PatchOperation::InsertAfter
+            | PatchOperation::Replace
+            | PatchOperation::Merge
+            | PatchOperation::Remove
     );
     if !moves || !matches!(patch.apply_to, ApplyTo::HttpFilter | ApplyTo::NetworkFilter) {
         return false;

@@ -1,10 +1,10 @@
 //! VirtualServices: hosts that are not exported, destinations without a port, repeated matches, claims of tokens.
 
-use super::super::{About, Report, rules::destinations, runs_in};
+use super::super::{ObjectReport, Report, rules::destinations, runs_in};
 use crate::{
     World,
     analysis::Code,
-    api::{Kind, Labels, VirtualService, selects, virtual_service::HttpMatch},
+    api::{Kind, Labels, VirtualService, selects, virtual_service::HttpMatchRequest},
     world::{gateway_name, hosts::fqdn, store::Entry},
 };
 
@@ -19,7 +19,7 @@ impl Report<'_> {
     pub(super) fn hidden_and_ambiguous_hosts(&mut self) {
         let world = self.world;
         for entry in written(world) {
-            let about = About { entry, kind: Kind::VirtualService };
+            let about = ObjectReport { entry, kind: Kind::VirtualService };
             for (rule, route) in entry.object.spec.http.iter().enumerate() {
                 for (at, destination) in destinations(route) {
                     let full = fqdn(&destination.host, about.namespace());
@@ -49,9 +49,9 @@ impl Report<'_> {
     /// Reports matches that an earlier rule, or the same rule, has already.
     pub(super) fn repeated_matches(&mut self) {
         for entry in written(self.world) {
-            let about = About { entry, kind: Kind::VirtualService };
+            let about = ObjectReport { entry, kind: Kind::VirtualService };
             let rules = entry.object.spec.http.iter().enumerate().take(MAX_RULES);
-            let mut seen: Vec<(usize, usize, &HttpMatch)> = Vec::new();
+            let mut seen: Vec<(usize, usize, &HttpMatchRequest)> = Vec::new();
             for (rule, route) in
                 rules.filter(|(_, route)| route.matches.len() > 1 || !route.matches.is_empty())
             {
@@ -76,11 +76,11 @@ impl Report<'_> {
     pub(super) fn claims_at_gateways(&mut self) {
         let world = self.world;
         for entry in written(self.world) {
-            let about = About { entry, kind: Kind::VirtualService };
+            let about = ObjectReport { entry, kind: Kind::VirtualService };
             let spec = &entry.object.spec;
             let claims = spec.http.iter().enumerate().find_map(|(rule, route)| {
                 let mut matches = route.matches.iter().enumerate();
-                let uses = |found: &HttpMatch| {
+                let uses = |found: &HttpMatchRequest| {
                     found
                         .headers
                         .keys()
@@ -125,17 +125,17 @@ impl Report<'_> {
         }
         let world = self.world;
         for entry in written(self.world) {
-            self.exported(&About { entry, kind: Kind::VirtualService }, &entry.object.spec.export_to);
+            self.exported(&ObjectReport { entry, kind: Kind::VirtualService }, &entry.object.spec.export_to);
         }
         for entry in world.destination_rules.iter() {
-            self.exported(&About { entry, kind: Kind::DestinationRule }, &entry.object.spec.export_to);
+            self.exported(&ObjectReport { entry, kind: Kind::DestinationRule }, &entry.object.spec.export_to);
         }
         for entry in world.service_entries.iter() {
-            self.exported(&About { entry, kind: Kind::ServiceEntry }, &entry.object.spec.export_to);
+            self.exported(&ObjectReport { entry, kind: Kind::ServiceEntry }, &entry.object.spec.export_to);
         }
     }
 
-    fn exported<T>(&mut self, about: &About<'_, T>, list: &[String]) {
+    fn exported<T>(&mut self, about: &ObjectReport<'_, T>, list: &[String]) {
         for (index, name) in list.iter().enumerate() {
             let is_word = matches!(name.as_str(), "." | "*" | "~");
             let known = is_word

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::{About, Report};
+use super::super::{ObjectReport, Report};
 use crate::{
     analysis::Code,
     api::{Kind, Protocol, Service, ServiceEntry, kube::TargetPort},
@@ -16,7 +16,7 @@ impl Report<'_> {
         let typos = self.diagnostics.iter().filter(|found| found.code == Code::PortProtocolTypo);
         let typos: BTreeSet<(String, u32)> = typos.map(|found| (found.file.clone(), found.line)).collect();
         for entry in world.services.iter().filter(|entry| entry.object.spec.entry_host.is_none()) {
-            let about = About { entry, kind: Kind::Service };
+            let about = ObjectReport { entry, kind: Kind::Service };
             let spec = &entry.object.spec;
             for (index, port) in spec.ports.iter().enumerate() {
                 let field = format!("spec.ports[{index}].name");
@@ -47,7 +47,7 @@ impl Report<'_> {
     pub(super) fn pods_of_several_services(&mut self) {
         let world = self.world;
         for entry in world.templates.values().flat_map(|templates| templates.iter()) {
-            let about = About { entry, kind: entry.object.spec.kind };
+            let about = ObjectReport { entry, kind: entry.object.spec.kind };
             let services = world.services_selecting(about.namespace(), &entry.object.spec.labels);
             let mut by_port: BTreeMap<u16, (Protocol, &str)> = BTreeMap::new();
             let mut by_target: BTreeMap<String, (u16, &str)> = BTreeMap::new();
@@ -102,8 +102,8 @@ impl Report<'_> {
             }
         }
         for (entry, first, index, place) in found {
-            let about = About { entry, kind: Kind::ServiceEntry };
-            let first = About { entry: first, kind: Kind::ServiceEntry }.name();
+            let about = ObjectReport { entry, kind: Kind::ServiceEntry };
+            let first = ObjectReport { entry: first, kind: Kind::ServiceEntry }.name();
             let message =
                 format!("{first} has {place} too, and connections name no host: they go to the older");
             let field = format!("spec.addresses[{index}]");

@@ -1,5 +1,9 @@
 use super::*;
-use crate::{api::Labels, parse, world::Condition};
+use crate::{
+    api::Labels,
+    parse,
+    world::{StatusCondition, gateway_api::tests::apply},
+};
 
 const SERVICE: &str = "
 apiVersion: v1
@@ -29,15 +33,6 @@ fn map() -> String {
     )
 }
 
-fn apply(world: &mut World, text: &str) {
-    let parsed = parse(text, "a.yaml");
-    assert_eq!(parsed.diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
-    for (object, origin) in parsed.objects {
-        world.apply(object, origin);
-    }
-    world.settle();
-}
-
 fn world(text: &str) -> World {
     let mut world = World::new();
     apply(&mut world, &[SERVICE, text].concat());
@@ -52,13 +47,17 @@ fn traffic(world: &World) -> TrafficPolicy {
 fn conditions(world: &World, name: &str) -> Vec<(bool, &'static str)> {
     let all = world.gateway_api_status();
     let status = all.iter().find(|status| status.object.name == name).unwrap();
-    status.parents[0].conditions.iter().map(|Condition { status, reason, .. }| (*status, *reason)).collect()
+    status.parents[0]
+        .conditions
+        .iter()
+        .map(|StatusCondition { status, reason, .. }| (*status, *reason))
+        .collect()
 }
 
 #[test]
 fn the_host_name_or_the_listed_names_are_verified() {
     let tls = traffic(&world(&policy("a", "name: vault", SYSTEM_ROOTS))).tls.unwrap();
-    assert_eq!((tls.mode, tls.sni.as_str()), (TlsMode::Simple, "a.example.com"));
+    assert_eq!((tls.mode, tls.sni.as_str()), (ClientTlsMode::Simple, "a.example.com"));
     assert_eq!(tls.subject_alt_names, ["a.example.com"]);
     let names =
         "subjectAltNames: [{type: URI, uri: 'spiffe://x/y'}, {type: Hostname, hostname: z.example.com}]";
@@ -148,7 +147,7 @@ fn fields_of_a_destination_rule_take_precedence() {
         assert!(made.load_balancer.is_some());
         assert_eq!(made.tls.unwrap().sni, "a.example.com");
         let made = traffic(&world(&texts(rule("tls: {mode: DISABLE}")).concat()));
-        assert_eq!(made.tls.unwrap().mode, TlsMode::Disable);
+        assert_eq!(made.tls.unwrap().mode, ClientTlsMode::Disable);
     }
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::parse;
+use crate::world::gateway_api::tests::apply;
 
 const CLASS: &str = "
 apiVersion: networking.k8s.io/v1
@@ -28,15 +28,6 @@ fn rules(class: &str, path: &str) -> String {
 
 fn path(kind: &str, path: &str) -> String {
     format!("{{path: '{path}', pathType: {kind}, backend: {{service: {{name: a, port: {{number: 80}}}}}}}}")
-}
-
-fn apply(world: &mut World, text: &str) {
-    let parsed = parse(text, "a.yaml");
-    assert_eq!(parsed.diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
-    for (object, origin) in parsed.objects {
-        world.apply(object, origin);
-    }
-    world.settle();
 }
 
 fn world(text: &str) -> World {

@@ -188,11 +188,13 @@ fn a_reconnecting_client_is_sent_only_what_differs() {
     for names in asks {
         let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
         let again = SubscriptionRequest { have: have.clone().into(), ..ask(Cluster, 0, names) };
-        let mut said = exchange(&mut session, again, &after);
-        said.extend(exchange(&mut session, ask(Cluster, 1, &[]), &after));
-        let sent: Vec<_> = said.iter().map(|push| push.2.as_str()).filter(|text| !text.is_empty()).collect();
-        let gone: Vec<_> = said.iter().map(|push| push.3.as_str()).filter(|text| !text.is_empty()).collect();
-        assert_eq!((sent, gone), (vec!["b,c"], vec!["gone"]), "{names:?}");
+        let mut pushes = exchange(&mut session, again, &after);
+        pushes.extend(exchange(&mut session, ask(Cluster, 1, &[]), &after));
+        let sent: Vec<_> =
+            pushes.iter().map(|push| push.2.as_str()).filter(|text| !text.is_empty()).collect();
+        let removed: Vec<_> =
+            pushes.iter().map(|push| push.3.as_str()).filter(|text| !text.is_empty()).collect();
+        assert_eq!((sent, removed), (vec!["b,c"], vec!["gone"]), "{names:?}");
     }
 }
 

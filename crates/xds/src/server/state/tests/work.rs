@@ -67,9 +67,9 @@ fn each_lookup_of_an_authority_is_charged() {
 fn unsubscribing_a_name_resolves_no_other() {
     let world = hosts(&[("*.b:80", b"1", &["*.b"])]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
-    let mut asked: Vec<_> = (0..1_000).map(|number| format!("80/x.y.none-{number}")).collect();
-    asked.push("80/x.b".into());
-    assert!(steps(&mut session, names(VirtualHost, 0, asked), &world).0 >= 2_000);
+    let mut wanted: Vec<_> = (0..1_000).map(|number| format!("80/x.y.none-{number}")).collect();
+    wanted.push("80/x.b".into());
+    assert!(steps(&mut session, names(VirtualHost, 0, wanted), &world).0 >= 2_000);
     session.request(ask(VirtualHost, 1, &["80/*.b:80"]), &world.now(), &mut |_| {});
     let give_up =
         |name: &str| SubscriptionRequest { unsubscribe: vec![name.to_owned()], ..ask(VirtualHost, 0, &[]) };
@@ -114,8 +114,8 @@ fn requests_that_change_nothing_do_not_scan_the_subscription() {
     const MANY: usize = 5_000;
     let world = resources(&[(Endpoint, "a", b"1"), (Cluster, "a", b"1")]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
-    let asked = steps(&mut session, names(Endpoint, 0, unknown(MANY)), &world);
-    assert!(asked.0 >= MANY && asked.1 >= MANY as u64 * limits::RESOURCE, "{asked:?}");
+    let cost = steps(&mut session, names(Endpoint, 0, unknown(MANY)), &world);
+    assert!(cost.0 >= MANY && cost.1 >= MANY as u64 * limits::RESOURCE, "{cost:?}");
     assert!(steps(&mut session, ask(Endpoint, 1, &[]), &world).0 < 10, "an acknowledgement");
     assert!(steps(&mut session, ask(Endpoint, 0, &[]), &world).0 < 10, "an empty request");
     assert_eq!(session.name_bytes(), unknown(MANY).iter().map(|name| limits::name_cost(name)).sum::<usize>());
@@ -194,8 +194,8 @@ fn forgotten_changes_cost_one_lookup_per_wildcard_length() {
 }
 
 /// Subscribes to virtual host names and acknowledges the response.
-fn session_waits(session: &mut Session, asked: Vec<String>, world: &World) {
-    session.request(names(VirtualHost, 0, asked), &world.now(), &mut |_| {});
+fn session_waits(session: &mut Session, wanted: Vec<String>, world: &World) {
+    session.request(names(VirtualHost, 0, wanted), &world.now(), &mut |_| {});
     session.pushes(&world.now()).unwrap();
     session.request(ask(VirtualHost, 1, &[]), &world.now(), &mut |_| {});
 }

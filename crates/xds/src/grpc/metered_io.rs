@@ -15,20 +15,20 @@ use tokio::{
 use crate::limits::{Account, Bound, FRAME_BYTE};
 
 /// A connection that is read at its account's pace.
-pub(super) struct Paced<IO> {
+pub(super) struct MeteredIo<IO> {
     io: IO,
     account: Arc<Account>,
     /// Timer until which the connection is not read.
     wait: Option<Pin<Box<Sleep>>>,
 }
 
-impl<IO> Paced<IO> {
+impl<IO> MeteredIo<IO> {
     pub(super) fn new(io: IO, account: Arc<Account>) -> Self {
         Self { io, account, wait: None }
     }
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for MeteredIo<IO> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -55,7 +55,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Paced<IO> {
     }
 }
 
-impl<IO> Paced<IO> {
+impl<IO> MeteredIo<IO> {
     fn count(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(Ok(bytes)) = &written {
             self.account.written.fetch_add(*bytes as u64, Relaxed);
@@ -64,7 +64,7 @@ impl<IO> Paced<IO> {
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
+impl<IO: AsyncWrite + Unpin> AsyncWrite for MeteredIo<IO> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(cx, bytes);
         self.count(written)
@@ -104,7 +104,7 @@ mod tests {
         let limits = Arc::new(Limits::default());
         let account = Arc::new(Account::new(Arc::clone(&limits), String::new()));
         let (mut client, server) = tokio::io::duplex(1 << 20);
-        let mut server = Paced::new(server, Arc::clone(&account));
+        let mut server = MeteredIo::new(server, Arc::clone(&account));
         client.write_all(&[7; 1_000]).await.unwrap();
         let mut read = [0; 1_000];
         server.read_exact(&mut read).await.unwrap();

@@ -8,22 +8,22 @@ use super::{BURST, RATE, lock};
 
 /// A leaky bucket of [`BURST`] units that empties at [`RATE`].
 #[derive(Debug)]
-pub(crate) struct Pace(Mutex<Debt>);
+pub(crate) struct LeakyBucket(Mutex<BucketState>);
 
 #[derive(Debug)]
-struct Debt {
+struct BucketState {
     units: u64,
     /// Time up to which payments are counted.
     since: Instant,
 }
 
-impl Default for Pace {
+impl Default for LeakyBucket {
     fn default() -> Self {
-        Self(Mutex::new(Debt { units: 0, since: Instant::now() }))
+        Self(Mutex::new(BucketState { units: 0, since: Instant::now() }))
     }
 }
 
-impl Pace {
+impl LeakyBucket {
     /// Charges work.
     pub(crate) fn spend(&self, units: u64) {
         lock(&self.0).spend(units, Instant::now());
@@ -58,7 +58,7 @@ impl Pace {
 /// Nanoseconds per second.
 const NANOS: u128 = 1_000_000_000;
 
-impl Debt {
+impl BucketState {
     /// Charges work after counting payments, because time before a debt pays nothing of it.
     fn spend(&mut self, units: u64, now: Instant) {
         self.leak(now);
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_pace_allows_a_burst_and_then_a_rate() {
-        let mut owed = Debt { units: BURST + RATE, since: Instant::now() };
+        let mut owed = BucketState { units: BURST + RATE, since: Instant::now() };
         let start = owed.since;
         owed.leak(start + Duration::from_millis(250));
         assert_eq!(owed.units, BURST + RATE * 3 / 4);
@@ -95,18 +95,18 @@ mod tests {
         assert_eq!(owed.units, 0, "an hour's rest earns no more than the burst");
 
         // A rest before the debt earns no second burst.
-        let mut owed = Debt { units: 0, since: start };
+        let mut owed = BucketState { units: 0, since: start };
         let rested = start + Duration::from_secs(3_600);
         owed.spend(BURST, rested);
         owed.spend(BURST, rested);
         owed.leak(rested);
         assert_eq!(owed.units, 2 * BURST);
         // Frequent calls pay the same.
-        let mut owed = Debt { units: BURST, since: start };
+        let mut owed = BucketState { units: BURST, since: start };
         (1..=1_000_000).for_each(|micros| owed.leak(start + Duration::from_micros(micros)));
         assert!(owed.units.abs_diff(BURST - RATE) <= RATE / 1_000, "{}", owed.units);
 
-        let pace = Pace::default();
+        let pace = LeakyBucket::default();
         pace.spend(BURST);
         assert_eq!(pace.wait(), None);
         pace.spend(RATE * 60);

@@ -18,7 +18,7 @@ const PERCENT: f64 = 10_000.0;
 
 /// Load of other processes over one second, in the result file.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Busy {
+pub(crate) struct ForeignLoad {
     /// Cores in use on average, including `stolen`.
     pub(crate) cores: f64,
     /// Cores that the hypervisor gave to other machines.
@@ -32,19 +32,19 @@ pub(crate) struct Busy {
 
 /// Observes the machine for one second, and warns if other processes keep it busy.
 #[allow(clippy::disallowed_methods, reason = "observes an interval; nothing else runs in this process yet")]
-pub(crate) fn observe() -> Busy {
+pub(crate) fn observe() -> ForeignLoad {
     let pressure = || waited(&fs::read_to_string("/proc/pressure/cpu").ok()?);
     let (ticks, waited) = (accounting::ticks(), pressure());
     std::thread::sleep(WINDOW);
     let waited = pressure().zip(waited).map(|(now, before)| now.saturating_sub(before));
-    let busy = Busy::between(ticks, accounting::ticks(), accounting::cores(), waited);
+    let busy = ForeignLoad::between(ticks, accounting::ticks(), accounting::cores(), waited);
     if let Some(warning) = busy.warning() {
-        stdio::tell(warning);
+        stdio::print_error(warning);
     }
     busy
 }
 
-impl Busy {
+impl ForeignLoad {
     /// Computes the load from two readings of /proc/stat, and the microseconds in which tasks waited between them.
     fn between(before: Ticks, after: Ticks, of: usize, waited: Option<u64>) -> Self {
         let all = after.all.saturating_sub(before.all).max(1) as f64;
@@ -94,14 +94,14 @@ mod tests {
     #[test]
     fn a_busy_machine_gets_a_warning_with_figures() {
         // Two cores with 100 ticks each: 130 of them busy, 20 of these stolen.
-        let busy = Busy::between(ticks(1_000, 5_000, 10), ticks(1_130, 5_200, 30), 2, Some(340_000));
-        assert_eq!(busy, Busy { cores: 1.3, stolen: 0.2, of: 2, waiting_percent: Some(34.0) });
+        let busy = ForeignLoad::between(ticks(1_000, 5_000, 10), ticks(1_130, 5_200, 30), 2, Some(340_000));
+        assert_eq!(busy, ForeignLoad { cores: 1.3, stolen: 0.2, of: 2, waiting_percent: Some(34.0) });
         assert_eq!(
             busy.warning().unwrap(),
             "warning: 1.3 of 2 cores are busy with other processes (0.2 of these taken by the hypervisor), and tasks wait \
              for a CPU 34 % of the time; figures will be noisy"
         );
-        let plain = Busy { stolen: 0.0, waiting_percent: None, ..busy };
+        let plain = ForeignLoad { stolen: 0.0, waiting_percent: None, ..busy };
         assert_eq!(
             plain.warning().unwrap(),
             "warning: 1.3 of 2 cores are busy with other processes; figures will be noisy"
@@ -110,10 +110,10 @@ mod tests {
 
     #[test]
     fn a_quiet_machine_gets_no_warning() {
-        let quiet = Busy::between(ticks(1_000, 5_000, 10), ticks(1_019, 5_200, 10), 2, None);
+        let quiet = ForeignLoad::between(ticks(1_000, 5_000, 10), ticks(1_019, 5_200, 10), 2, None);
         assert_eq!((quiet.warning(), quiet.waiting_percent), (None, None));
         // Counters that stand still or decrease mean no load.
-        assert_eq!(Busy::between(ticks(9, 9, 9), ticks(8, 9, 9), 2, None).cores, 0.0);
+        assert_eq!(ForeignLoad::between(ticks(9, 9, 9), ticks(8, 9, 9), 2, None).cores, 0.0);
     }
 
     #[test]

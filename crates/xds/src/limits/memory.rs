@@ -17,7 +17,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{ALL_ROOM, IDENTITY_ROOM, INSTANCE_ROOM, Limits, lock};
+use super::{IDENTITY_MEMORY, INSTANCE_MEMORY, Limits, TOTAL_MEMORY, lock};
 
 /// Maximum length of a request for which each connection has a place, one at a time, in bytes: the first window of
 /// HTTP/2.
@@ -25,12 +25,12 @@ pub(crate) const SMALL: usize = 64 << 10;
 
 /// The memory that all connections share.
 #[derive(Debug, Default)]
-pub(super) struct Room(Mutex<RoomState>);
+pub(super) struct SharedMemory(Mutex<MemoryState>);
 
 #[derive(Debug, Default)]
-struct RoomState {
+struct MemoryState {
     held: usize,
-    identities: HashMap<Arc<str>, IdentityRoom>,
+    identities: HashMap<Arc<str>, IdentityMemory>,
     /// Identities with waiting requests, the next in turn first.
     turns: VecDeque<Arc<str>>,
     /// Number of reservations made so far.
@@ -38,15 +38,15 @@ struct RoomState {
 }
 
 #[derive(Debug, Default)]
-struct IdentityRoom {
+struct IdentityMemory {
     held: usize,
-    instances: HashMap<Arc<str>, InstanceRoom>,
+    instances: HashMap<Arc<str>, InstanceMemory>,
     /// Instances with waiting requests, the next in turn first.
     turns: VecDeque<Arc<str>>,
 }
 
 #[derive(Debug, Default)]
-struct InstanceRoom {
+struct InstanceMemory {
     held: usize,
     /// Waiting requests, by ticket.
     waiting: BTreeMap<u64, QueueEntry>,
@@ -59,7 +59,7 @@ struct QueueEntry {
 }
 
 /// Result of a turn.
-enum Turn {
+enum GrantResult {
     Granted(usize),
     /// Only other identities can be served.
     Passed,
@@ -67,22 +67,22 @@ enum Turn {
     Full,
 }
 
-impl IdentityRoom {
+impl IdentityMemory {
     /// Grants the next request in turn, if there is memory for it and `free` bytes are left in total.
-    fn next(&mut self, free: usize) -> Turn {
+    fn next(&mut self, free: usize) -> GrantResult {
         for turn in 0..self.turns.len() {
             let name = &self.turns[turn];
             let Some(instance) = self.instances.get_mut(name) else { continue };
             let Some(first) = instance.waiting.first_entry() else { continue };
             let bytes = first.get().bytes;
-            if instance.held + bytes > INSTANCE_ROOM {
+            if instance.held + bytes > INSTANCE_MEMORY {
                 continue;
             }
-            if self.held + bytes > IDENTITY_ROOM {
-                return Turn::Passed;
+            if self.held + bytes > IDENTITY_MEMORY {
+                return GrantResult::Passed;
             }
             if bytes > free {
-                return Turn::Full;
+                return GrantResult::Full;
             }
             // A waiting request is removed before its reservation is dropped, so the receiver exists.
             _ = first.remove().granted.send(());
@@ -90,9 +90,9 @@ impl IdentityRoom {
             self.held += bytes;
             let waits = !instance.waiting.is_empty();
             rotate(&mut self.turns, turn, waits);
-            return Turn::Granted(bytes);
+            return GrantResult::Granted(bytes);
         }
-        Turn::Passed
+        GrantResult::Passed
     }
 }
 
@@ -102,7 +102,7 @@ fn rotate(turns: &mut VecDeque<Arc<str>>, turn: usize, waits: bool) {
     turns.extend(name);
 }
 
-impl RoomState {
+impl MemoryState {
     fn wait(&mut self, identity: &Arc<str>, instance: &Arc<str>, waiting: QueueEntry) -> u64 {
         self.tickets += 1;
         let of_identity = self.identities.entry(Arc::clone(identity)).or_default();
@@ -123,14 +123,14 @@ impl RoomState {
         let mut turn = 0;
         while let Some(name) = self.turns.get(turn) {
             let Some(identity) = self.identities.get_mut(name) else { return };
-            match identity.next(ALL_ROOM - self.held) {
-                Turn::Granted(bytes) => {
+            match identity.next(TOTAL_MEMORY - self.held) {
+                GrantResult::Granted(bytes) => {
                     self.held += bytes;
                     let waits = !identity.turns.is_empty();
                     rotate(&mut self.turns, turn, waits);
                 }
-                Turn::Passed => turn += 1,
-                Turn::Full => return,
+                GrantResult::Passed => turn += 1,
+                GrantResult::Full => return,
             }
         }
     }
@@ -174,9 +174,9 @@ pub(crate) struct Reservation {
 impl Reservation {
     pub(crate) fn new(limits: &Arc<Limits>, identity: &Arc<str>, instance: &Arc<str>, bytes: usize) -> Self {
         // No longer request is read.
-        let bytes = bytes.min(INSTANCE_ROOM);
+        let bytes = bytes.min(INSTANCE_MEMORY);
         let (granted, mut waits) = oneshot::channel();
-        let ticket = lock(&limits.room.0).wait(identity, instance, QueueEntry { bytes, granted });
+        let ticket = lock(&limits.memory.0).wait(identity, instance, QueueEntry { bytes, granted });
         let waits = waits.try_recv().is_err().then_some(waits);
         let (identity, instance) = (Arc::clone(identity), Arc::clone(instance));
         Self { limits: Arc::clone(limits), identity, instance, ticket, bytes, waits }
@@ -198,7 +198,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        lock(&self.limits.room.0).release(self);
+        lock(&self.limits.memory.0).release(self);
     }
 }
 
@@ -221,8 +221,8 @@ mod tests {
     }
 
     fn is_empty(limits: &Limits) -> bool {
-        let room = lock(&limits.room.0);
-        room.held == 0 && room.identities.is_empty() && room.turns.is_empty()
+        let memory = lock(&limits.memory.0);
+        memory.held == 0 && memory.identities.is_empty() && memory.turns.is_empty()
     }
 
     #[test]
@@ -235,7 +235,7 @@ mod tests {
         while let Some(mut first) = waiting.pop_front() {
             assert!(has(&mut first), "replica {served} of 500, first come first served");
             served += 1;
-            assert!(lock(&limits.room.0).held <= IDENTITY_ROOM);
+            assert!(lock(&limits.memory.0).held <= IDENTITY_MEMORY);
         }
         assert_eq!(served, 500);
         assert!(is_empty(&limits));
@@ -289,7 +289,7 @@ mod tests {
                 );
             }
         }
-        assert_eq!(lock(&limits.room.0).held, ALL_ROOM);
+        assert_eq!(lock(&limits.memory.0).held, TOTAL_MEMORY);
         let mut good = reserve(&limits, "good", "good", 4 * MIB);
         assert!(!has(&mut good));
         for released in 0.. {
