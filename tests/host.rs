@@ -1,6 +1,6 @@
 //! A mesh from the host: `skysail call` with curl's options, and ports of pods on the loopback.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use std::{
     fs,

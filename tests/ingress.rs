@@ -1,7 +1,5 @@
 //! Ingresses from outside of the mesh: hosts, paths and their precedence, and headers that the mesh configuration sets.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
-
 use skysail_testkit::{Client, Setup, eventually, wait_response};
 
 const EDGE: &str = r#"
