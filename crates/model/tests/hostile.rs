@@ -33,6 +33,11 @@ fn fill(head: &str, part: &str, tail: &str) -> String {
     text
 }
 
+/// Repeats a text up to ten times the size.
+fn tenfold(head: &str, part: &str) -> String {
+    format!("{head}{}", part.repeat(10 * size() / part.len()))
+}
+
 /// Repeats a text with a number in it.
 fn numbered(head: &str, part: impl Fn(usize) -> String) -> String {
     let (mut text, size) = (String::from(head), size());
@@ -46,6 +51,9 @@ fn numbered(head: &str, part: impl Fn(usize) -> String) -> String {
 }
 
 const RULE: &str = "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: a}\nspec:\n";
+const GATEWAY: &str =
+    "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {name: a}\nspec:\n  servers:\n";
+const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  ports:\n";
 const MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata:\n";
 
 fn aliases() -> String {
@@ -95,6 +103,12 @@ const TEXTS: &[Text] =
         ("block scalar", || fill(&format!("{MAP}  a: |\n"), "    text\n", "")),
         ("anchors", || numbered("", |i| format!("- &a{i} x\n"))),
         ("merge keys", || fill("a: &a {b: c}\nd:\n", "- {<<: *a}\n", "")),
+        // Kubernetes refuses objects of more than 1.5 MB.
+        ("servers of a Gateway", || {
+            tenfold(GATEWAY, "  - {port: {number: 1, name: a, protocol: HTTP}, hosts: [a]}\n")
+        }),
+        ("ports of a Service", || tenfold(SERVICE, "  - {port: 1, name: a}\n")),
+        ("items of no list", || tenfold("kind: Gateway\nitems:\n", "- {a: {b: 1, c: d}, e: [f]}\n")),
         ("control characters", || fill("a: \"", "\u{1}", "\"\n")),
     ];
 
@@ -128,6 +142,9 @@ fn hostile_texts_are_refused_within_bounds() {
             start.elapsed()
         );
         assert!(findings.len() <= MAX_FINDINGS, "{name}: {} findings", findings.len());
+        if text.len() > 5 * size() && *name != "items of no list" {
+            assert!(findings[0].to_string().contains("more than 1572864 bytes"), "{name}: {}", findings[0]);
+        }
         let longest = findings.iter().map(|finding| finding.to_string().len()).max().unwrap_or(0);
         assert!(longest < 4_096, "{name}: a finding has {longest} bytes");
     }

@@ -17,6 +17,12 @@ use granit_parser::{Event, Parser, ScalarStyle, ScanError, StrInput};
 const MAX_NODES: usize = 1_000_000;
 /// Maximum nesting depth. Documents that people write are less deep, and the stack allows far more.
 const MAX_DEPTH: usize = 100;
+/// Maximum size of an object in bytes, as JSON: Kubernetes refuses larger ones, because etcd does.
+pub const MAX_OBJECT: usize = 3 << 19;
+/// Characters that JSON adds to a value: quotes or brackets, and a separator.
+const SYNTAX: usize = 3;
+/// Key of the objects in a list of objects (`kind: List`).
+const ITEMS: &str = "items";
 /// Maximum number of keys in a mapping.
 const MAX_KEYS: usize = 10_000;
 /// Maximum number of repeated keys that are reported for a document.
@@ -102,6 +108,8 @@ pub struct SyntaxError {
     pub message: String,
     /// Whether the text ended before the document was complete.
     pub cut_off: bool,
+    /// Whether the document has an object of more than [`MAX_OBJECT`] bytes.
+    pub too_large: bool,
     index: Option<usize>,
 }
 
@@ -158,9 +166,19 @@ impl std::error::Error for SyntaxError {}
 
 /// Returns the documents of a text one by one; skips empty ones.
 pub fn documents(text: &str) -> impl Iterator<Item = Document> {
+    bounded(text, usize::MAX)
+}
+
+/// Returns the documents of a text as [`documents`], and refuses those with an object of more than [`MAX_OBJECT`]
+/// bytes. An object is a document, or an item of its list `items`.
+pub fn objects(text: &str) -> impl Iterator<Item = Document> {
+    bounded(text, MAX_OBJECT)
+}
+
+fn bounded(text: &str, max_object: usize) -> impl Iterator<Item = Document> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let chunks = chunks(text).into_iter().filter(|(_, chunk)| !is_blank(chunk));
-    chunks.flat_map(|(line, chunk)| read(chunk, line))
+    chunks.flat_map(move |(line, chunk)| read(chunk, line, max_object))
 }
 
 /// Returns whether a text has no document. A parser for each of a million separators would take seconds.
@@ -194,17 +212,17 @@ fn is_preamble(line: &str) -> bool {
     line.is_empty() || line.starts_with(['#', '%'])
 }
 
-fn read(chunk: &str, before: u32) -> Vec<Document> {
+fn read(chunk: &str, before: u32, max_object: usize) -> Vec<Document> {
     let mut parser = Parser::new_from_str(chunk);
     let mut documents = Vec::new();
-    let mut tree = Tree::new(before);
+    let mut tree = Tree::new(before, max_object);
     let end = chunk.trim_end().chars().count();
     loop {
         let line = tree.start;
         match step(&mut parser, &mut tree) {
             Ok(Step::Continue) => {}
             Ok(Step::Document) => {
-                let done = std::mem::replace(&mut tree, Tree::new(before));
+                let done = std::mem::replace(&mut tree, Tree::new(before, max_object));
                 if let Some(root) = done.root.filter(|root| root.value != Value::Null) {
                     documents.push(Document { line, root: Ok(root), duplicates: done.duplicates });
                 }
@@ -233,6 +251,9 @@ struct Tree {
     root: Option<Node>,
     anchors: HashMap<usize, Node>,
     nodes: usize,
+    /// Size of the current object in bytes, as JSON, and its first line.
+    object: (usize, u32),
+    max_object: usize,
     duplicates: Vec<(String, u32, u32)>,
 }
 
@@ -259,9 +280,10 @@ fn step<'a>(parser: &mut Parser<'a, StrInput<'a>>, tree: &mut Tree) -> Result<St
     };
     let line = tree.before + u32::try_from(span.start.line()).unwrap_or(u32::MAX);
     match event {
-        Event::DocumentStart(..) => tree.start = line,
+        Event::DocumentStart(..) => (tree.start, tree.object) = (line, (0, line)),
         Event::DocumentEnd => return Ok(Step::Document),
         Event::Scalar(text, style, anchor, _) => {
+            tree.grow(SYNTAX + text.len(), line)?;
             let value = match style {
                 ScalarStyle::Plain => plain(&text),
                 _ => Value::Text(text.into_owned(), style == ScalarStyle::Literal),
@@ -272,9 +294,17 @@ fn step<'a>(parser: &mut Parser<'a, StrInput<'a>>, tree: &mut Tree) -> Result<St
         Event::MappingStart(_, anchor, _) => tree.open(line, anchor, Items::Map(Vec::new(), None))?,
         Event::SequenceEnd | Event::MappingEnd => {
             if let Some(done) = tree.open.pop() {
+                // Most lists and mappings are small, and room for growth would be most of the tree.
                 let value = match done.items {
-                    Items::List(nodes) => Value::List(nodes),
-                    Items::Map(entries, _) => Value::Map(merge_keys(entries)),
+                    Items::List(mut nodes) => {
+                        nodes.shrink_to_fit();
+                        Value::List(nodes)
+                    }
+                    Items::Map(entries, _) => {
+                        let mut entries = merge_keys(entries);
+                        entries.shrink_to_fit();
+                        Value::Map(entries)
+                    }
                 };
                 tree.close(Node { line: done.line, value }, done.anchor)?;
             }
@@ -289,6 +319,7 @@ fn step<'a>(parser: &mut Parser<'a, StrInput<'a>>, tree: &mut Tree) -> Result<St
             }
             let node = node.clone();
             tree.nodes += count(&node);
+            tree.grow(size(&node), line)?;
             tree.close(node, 0)?;
         }
         _ => {}
@@ -297,7 +328,7 @@ fn step<'a>(parser: &mut Parser<'a, StrInput<'a>>, tree: &mut Tree) -> Result<St
 }
 
 impl Tree {
-    fn new(before: u32) -> Self {
+    fn new(before: u32, max_object: usize) -> Self {
         Self {
             before,
             start: before + 1,
@@ -305,14 +336,41 @@ impl Tree {
             root: None,
             anchors: HashMap::new(),
             nodes: 0,
+            object: (0, before + 1),
+            max_object,
             duplicates: Vec::new(),
         }
+    }
+
+    /// Adds to the size of the current object.
+    fn grow(&mut self, size: usize, line: u32) -> Result<(), SyntaxError> {
+        if self.is_before_item() {
+            self.object = (0, line);
+        }
+        self.object.0 += size;
+        if self.object.0 <= self.max_object {
+            return Ok(());
+        }
+        let message =
+            format!("an object has more than {MAX_OBJECT} bytes as JSON; Kubernetes refuses such objects");
+        Err(SyntaxError { too_large: true, ..self.error(self.object.1, message) })
+    }
+
+    /// Returns whether the next node is an object in a list of objects.
+    fn is_before_item(&self) -> bool {
+        let [Open { items: Items::Map(_, Some((key, _))), .. }, Open { items: Items::List(_), .. }] =
+            &self.open[..]
+        else {
+            return false;
+        };
+        key == ITEMS
     }
 
     fn open(&mut self, line: u32, anchor: usize, items: Items) -> Result<(), SyntaxError> {
         if self.open.len() >= MAX_DEPTH {
             return Err(self.too_deep(line));
         }
+        self.grow(SYNTAX, line)?;
         self.open.push(Open { line, anchor, items, index: HashMap::new() });
         Ok(())
     }
@@ -388,7 +446,13 @@ impl Tree {
     fn syntax(&self, error: &ScanError) -> SyntaxError {
         let line = u32::try_from(error.marker().line()).unwrap_or(u32::MAX);
         let message = format!("not valid YAML: {} (column {})", error.info(), error.marker().col() + 1);
-        SyntaxError { line: self.before + line, message, cut_off: false, index: Some(error.marker().index()) }
+        SyntaxError {
+            line: self.before + line,
+            message,
+            cut_off: false,
+            too_large: false,
+            index: Some(error.marker().index()),
+        }
     }
 
     fn too_deep(&self, line: u32) -> SyntaxError {
@@ -396,7 +460,7 @@ impl Tree {
     }
 
     fn error(&self, line: u32, message: impl Into<String>) -> SyntaxError {
-        SyntaxError { line, message: message.into(), cut_off: false, index: None }
+        SyntaxError { line, message: message.into(), cut_off: false, too_large: false, index: None }
     }
 }
 
@@ -406,6 +470,20 @@ fn count(node: &Node) -> usize {
         Value::Map(entries) => entries.iter().map(|entry| count(&entry.value)).sum::<usize>(),
         _ => 0,
     }
+}
+
+/// Returns the size of a node in bytes, as JSON.
+fn size(node: &Node) -> usize {
+    SYNTAX
+        + match &node.value {
+            Value::List(nodes) => nodes.iter().map(size).sum(),
+            Value::Map(entries) => {
+                entries.iter().map(|entry| SYNTAX + entry.key.len() + size(&entry.value)).sum()
+            }
+            Value::Text(text, _) => text.len(),
+            // About the length of a number.
+            _ => 4,
+        }
 }
 
 /// Returns the nesting depth of lists and mappings.
@@ -486,95 +564,4 @@ fn plain(text: &str) -> Value {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn roots(text: &str) -> Vec<Result<Node, u32>> {
-        documents(text).map(|document| document.root.map_err(|error| error.line)).collect()
-    }
-
-    #[test]
-    fn lines_are_counted_from_the_start_of_the_file() {
-        let documents: Vec<_> =
-            documents("# hello\na: 1\n---\nb:\n  c: [x, y]\n--- # third\nd: 1\n").collect();
-        let roots: Vec<_> = documents.iter().map(|document| document.root.as_ref().unwrap()).collect();
-        assert_eq!(roots.len(), 3);
-        assert_eq!(roots[1].get("b").unwrap().get("c").unwrap().line, 5);
-        assert_eq!(roots[2].get("d").unwrap().line, 7);
-        assert_eq!(documents[1].line, 3);
-    }
-
-    #[test]
-    fn a_broken_document_does_not_affect_others() {
-        let roots = roots("a: 1\n---\nb: [1, 2\n---\nc: 3\n");
-        assert!(roots[0].is_ok() && roots[1].is_err() && roots[2].is_ok(), "{roots:?}");
-    }
-
-    #[test]
-    fn directives_comments_empty_documents_and_windows_line_ends() {
-        assert_eq!(roots("%YAML 1.2\n---\na: 1\n").len(), 1);
-        assert_eq!(roots("# only a comment\n---\n---\n# another\n").len(), 0);
-        assert_eq!(roots("\u{feff}a: 1\r\n---\r\nb: 2\r\n").len(), 2);
-        assert_eq!(roots("").len(), 0);
-    }
-
-    #[test]
-    fn plain_scalars_are_typed_as_in_kubernetes() {
-        let value = |text: &str| plain(text);
-        assert_eq!(value("1"), Value::Int(1));
-        assert_eq!(value("-0x10"), Value::Int(-16));
-        assert_eq!([value("0"), value("0400"), value("-010")], [0, 256, -8].map(Value::Int));
-        assert_eq!(value("080"), Value::Int(80));
-        for odd in ["0x-10", "-0x-80000000000000000000000000000000", "0o+7"] {
-            assert_eq!(value(odd), Value::Text(odd.into(), false));
-        }
-        assert_eq!(value("1.5"), Value::Float(1.5));
-        assert_eq!(value("1e3"), Value::Float(1000.0));
-        assert_eq!(value("yes"), Value::Bool(true));
-        assert_eq!(value("1.2.3"), Value::Text("1.2.3".into(), false));
-        assert_eq!(value("inf"), Value::Text("inf".into(), false));
-        assert_eq!(value("10s"), Value::Text("10s".into(), false));
-        assert_eq!(value("-"), Value::Text("-".into(), false));
-    }
-
-    #[test]
-    fn flow_collections_may_be_indented_less_than_the_block_around_them() {
-        let text = "a:\n  - b: {\n  c: 1,\n d: [\n2\n]\n}\n";
-        let root = documents(text).next().unwrap().root.unwrap();
-        assert_eq!(root.to_json(), serde_json::json!({"a": [{"b": {"c": 1, "d": [2]}}]}));
-    }
-
-    #[test]
-    fn repeated_keys_are_reported_with_path_and_lines() {
-        let documents: Vec<_> = documents("a:\n  - b: 1\n  - c: 1\n    c: 2\n").collect();
-        assert_eq!(documents[0].duplicates, [("a[1].c".to_owned(), 4, 3)]);
-    }
-
-    #[test]
-    fn anchors_and_merge_keys_are_expanded_within_limits() {
-        let documents: Vec<_> = documents("x: &x {a: 1, b: 2}\ny: {<<: *x, b: 3}\n").collect();
-        let y = documents[0].root.as_ref().unwrap().get("y").unwrap();
-        assert_eq!(y.get("a").unwrap().value, Value::Int(1));
-        assert_eq!(y.get("b").unwrap().value, Value::Int(3));
-        let mut bomb = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
-        for level in 1..9 {
-            let aliases = vec![format!("*a{}", level - 1); 10].join(", ");
-            bomb.push_str(&format!("a{level}: &a{level} [{aliases}]\n"));
-        }
-        assert!(roots(&bomb)[0].is_err());
-        assert!(roots(&"[".repeat(5000))[0].is_err());
-        // Each alias adds its depth to the depth of the alias before it.
-        let mut deep = String::from("a0: &a0 x\n");
-        for level in 1..200 {
-            let (open, close) = ("[".repeat(40), "]".repeat(40));
-            deep.push_str(&format!("a{level}: &a{level} {open}*a{}{close}\n", level - 1));
-        }
-        assert!(roots(&deep)[0].is_err());
-        // Each anchor stores all of its content.
-        let anchors: String = (0..90).map(|level| format!("&b{level} [")).collect();
-        let kept = format!("{anchors}{}{}", "x, ".repeat(20_000), "]".repeat(90));
-        assert!(roots(&kept)[0].is_err());
-        let keys: String = (0..10_001).map(|key| format!("k{key}: 1\n")).collect();
-        assert!(roots(&keys)[0].is_err());
-    }
-}
+mod tests;

@@ -130,7 +130,7 @@ codes! {
         "The text is not a protocol of ports."
         "Use HTTP, HTTPS, HTTP2, GRPC, TLS, TCP, MONGO or UDP."
     TooMany "SKY0125" Error ["IST0106"]
-        "A list has more items than allowed, or a text is too long."
+        "A list has more items than allowed, or a text or an object is too large."
         "Split the object."
     NoEffect "SKY0126" Warning ["IST0133"]
         "The field has no effect."

@@ -30,7 +30,7 @@ use kinds::DocumentKind;
 use limits::{MAX_DOCUMENTS, MAX_ERRORS, MAX_WARNINGS};
 use lines::{find_line, origin};
 use serde::{Deserialize, de::DeserializeOwned};
-use skysail_yaml::{Document, Node, Value, documents};
+use skysail_yaml::{Document, Node, Value, documents, objects};
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
@@ -119,7 +119,7 @@ fn read(text: &str, file: &str, keeps_written: bool) -> Reading {
 }
 
 fn read_with(mut reading: Reading, text: &str) -> Reading {
-    for (index, document) in documents(text).enumerate() {
+    for (index, document) in objects(text).enumerate() {
         let line = document.line;
         if index < MAX_DOCUMENTS && reading.error_count < MAX_ERRORS {
             reading.document(document, text);
@@ -180,13 +180,17 @@ impl Reading {
             Ok(root) => root,
             Err(error) => {
                 // It reads the whole text.
-                let found = (self.error_count < 10).then(|| other_tools::of_text(text, error.line)).flatten();
-                let remedy = found.unwrap_or(if error.cut_off {
+                let is_searched = self.error_count < 10 && !error.too_large;
+                let found = is_searched.then(|| other_tools::of_text(text, error.line)).flatten();
+                let remedy = found.unwrap_or(if error.too_large {
+                    "divide it into several objects"
+                } else if error.cut_off {
                     "the text ends too early: close open brackets and quotes, or restore the rest of the file"
                 } else {
                     "check indentation, quotes and colons on this line and the one before"
                 });
-                let diagnostic = Diagnostic::new(Code::NotYaml, &self.file, error.line, error.message);
+                let code = if error.too_large { Code::TooMany } else { Code::NotYaml };
+                let diagnostic = Diagnostic::new(code, &self.file, error.line, error.message);
                 self.error_count += 1;
                 self.parsed.diagnostics.push(diagnostic.remedy(remedy));
                 self.parsed.unreadable = true;
