@@ -81,10 +81,7 @@ pub(super) fn client(
     proto: &UpstreamTlsContext,
     host_name: bool,
 ) -> Result<Arc<ClientTls>> {
-    let sni = match proto.sni.as_str() {
-        "" => None,
-        name => Some(server_name(name).at("sni")?),
-    };
+    let sni = server_name(&proto.sni, host_name).at("sni")?;
     let common = proto.common_tls_context.as_ref();
     let alpn = common.map(|common| common.alpn_protocols.as_slice()).unwrap_or_default();
     let alpn = alpn.iter().map(|protocol| protocol.as_bytes().into()).collect();
@@ -112,8 +109,14 @@ pub(super) fn client(
     Ok(Arc::new(ClientTls { config, sni, alpn }))
 }
 
-fn server_name(name: &str) -> Result<ServerName<'static>> {
-    ServerName::try_from(name.to_owned()).map_err(|_| Reject::new(format!("{name:?} is not a server name")))
+/// Returns the SNI to send; `None` if it is no DNS name (RFC 6066, section 3). Istio's name for a host that is an address,
+/// `outbound_.80_._.192.0.2.1`, is none. Such a name is refused if the server's certificate is verified by name.
+fn server_name(name: &str, verifies_name: bool) -> Result<Option<ServerName<'static>>> {
+    match ServerName::try_from(name.to_owned()) {
+        Ok(name) => Ok(Some(name)),
+        Err(_) if name.is_empty() || !verifies_name => Ok(None),
+        Err(_) => Err(Reject::new(format!("{name:?} is not a server name"))),
+    }
 }
 
 fn spec(translator: Translator<'_>, common: Option<&CommonTlsContext>) -> Result<TlsSpec> {

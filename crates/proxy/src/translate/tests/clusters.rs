@@ -1,6 +1,8 @@
 //! Translation of clusters and their endpoints.
 
-use skysail_xds::istio::PeakEwma;
+use skysail_xds::{
+    envoy::pb::envoy::extensions::transport_sockets::tls::v3::UpstreamTlsContext, istio::PeakEwma,
+};
 
 use super::*;
 
@@ -230,4 +232,19 @@ fn the_panic_threshold_is_rounded_as_in_envoy() {
         let proto = ClusterProto { common_lb_config: Some(config), ..ClusterProto::default() };
         assert_eq!(balancer::panic_threshold(&proto).unwrap(), expected, "{percent}");
     }
+}
+
+#[test]
+fn an_sni_that_is_no_dns_name_is_not_sent() {
+    let sni = |name: &str, verifies_name| {
+        let proto = UpstreamTlsContext { sni: name.to_owned(), ..UpstreamTlsContext::default() };
+        let client = with(false, |translator| tls_context::client(translator, &proto, verifies_name));
+        client.map(|client| client.sni.as_ref().map(|name| name.to_str().into_owned()))
+    };
+    let name = "outbound_.80_._.a.example";
+    assert_eq!(sni(name, false).unwrap().as_deref(), Some(name));
+    let address = "outbound_.80_._.192.0.2.1";
+    assert_eq!(sni(address, false).unwrap(), None);
+    let reason = sni(address, true).unwrap_err().to_string();
+    assert_eq!(reason, format!("sni: {address:?} is not a server name"));
 }
