@@ -21,6 +21,7 @@ mod pods;
 mod port_forward;
 mod publish;
 mod screen;
+mod status;
 mod traffic;
 mod up;
 mod view;
@@ -60,8 +61,8 @@ enum Command {
     Dashboard(dashboard::DashboardArgs),
     /// Print the logs of a workload, of its sidecar or of the control plane.
     Logs(pods::LogsArgs),
-    /// Show the pods of a running mesh.
-    Status(pods::StatusArgs),
+    /// Show the pods of a running mesh, or the proxies that have an object in effect.
+    Status(status::StatusArgs),
     /// Find mistakes in configuration files, without running them.
     Analyze(analyze::AnalyzeArgs),
     /// Show or rotate the root certificates of the mesh.
@@ -122,7 +123,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::PortForward(args) => port_forward::run(&args),
         Command::Dashboard(args) => dashboard::run(&args),
         Command::Logs(args) => pods::logs(&args),
-        Command::Status(args) => pods::status(&args),
+        Command::Status(args) => status::run(&args),
         Command::Analyze(args) => analyze::run(args),
         Command::Ca(args) => ca::run(args),
         Command::Control(args) => skysail_control::run(args).map(done),

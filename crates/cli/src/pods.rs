@@ -1,4 +1,4 @@
-//! `skysail exec`, `logs` and `status`: inspection of a running mesh.
+//! `skysail exec` and `logs`: inspection of a running mesh.
 
 use std::{ffi::OsString, io, path::PathBuf, time::Duration};
 
@@ -11,7 +11,7 @@ use skysail_sandbox::{
     rundir::{self, PodState, State},
 };
 
-use crate::{exit, view};
+use crate::exit;
 
 /// Arguments of `skysail exec`.
 #[derive(Debug, clap::Args)]
@@ -54,18 +54,6 @@ pub(crate) struct LogsArgs {
     name: Option<String>,
 }
 
-/// Arguments of `skysail status`.
-#[derive(Debug, clap::Args)]
-#[command(after_help = "The exit code is 0 if all pods are ready, and 1 if not.")]
-pub(crate) struct StatusArgs {
-    /// Output format.
-    #[arg(short, long, value_enum, default_value_t)]
-    output: view::Output,
-    /// Name of the mesh, if several are running.
-    #[arg(long)]
-    name: Option<String>,
-}
-
 /// Name of the control plane in place of a workload; a workload of this name needs its namespace.
 pub(crate) const CONTROL: &str = "control";
 /// Interval at which a followed log is read.
@@ -84,15 +72,6 @@ pub(crate) fn exec(args: &ExecArgs) -> anyhow::Result<u8> {
         }
         ended => Ok(ended?),
     }
-}
-
-pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<u8> {
-    let mesh = rundir::find(args.name.as_deref())?;
-    match args.output {
-        view::Output::Json => stdio::print(serde_json::to_string_pretty(&view::status(&mesh))?)?,
-        view::Output::Text => stdio::print(view::pods(&mesh))?,
-    }
-    Ok(exit::of(mesh.pods.iter().all(PodState::is_well)))
 }
 
 pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<u8> {

@@ -91,6 +91,13 @@ pub(crate) fn roots(rows: impl Iterator<Item = [String; 5]>) -> String {
     table.to_string()
 }
 
+/// Returns a table of proxies that hold an object's resources.
+pub(crate) fn deliveries(rows: impl Iterator<Item = [String; 3]>) -> String {
+    let mut table = table(&["PROXY", "STATE", "ERROR"]);
+    table.add_rows(rows);
+    table.to_string()
+}
+
 /// Formats a duration in the largest unit of which it has at least two.
 pub(crate) fn time(seconds: u64) -> String {
     let units = [(24 * 3600, "d"), (3600, "h"), (60, "m"), (1, "s")];

@@ -57,6 +57,8 @@ const HELP: &str = "\
 /debug/config_errors      errors and warnings of the configuration: file, line, object, field, remedy
 /debug/config_files       files in use and their fingerprints
 /debug/dns                DNS names of endpoints: addresses, seconds to expiry, errors
+/debug/objects            objects of the configuration: state, and numbers of proxies that hold, accepted or rejected them
+/debug/objects/KIND/NAMESPACE/NAME  the same of one object with its findings, resources and proxies
 /debug/syncz              connected proxies; versions sent, accepted and rejected by type
 /debug/used               virtual hosts to prefetch, by identity of the proxies that requested them
 /metrics                  metrics in Prometheus' text format; open to the network
@@ -69,6 +71,8 @@ pub(crate) async fn serve(listener: TcpListener, pages: Arc<Pages>, access: Arc<
         .route("/", get(index))
         .route("/help", get(index))
         .route("/ca/rotate", post(rotate))
+        .route("/debug/objects", get(objects))
+        .route("/debug/objects/{kind}/{namespace}/{name}", get(object))
         .route("/debug/{name}", get(debug))
         .layer(middleware::from_fn_with_state(access, access::guard))
         .route("/ready", get(ready))
@@ -79,6 +83,29 @@ pub(crate) async fn serve(listener: TcpListener, pages: Arc<Pages>, access: Arc<
 
 async fn index(headers: HeaderMap) -> Response {
     skysail_admin::index("skysaild", HELP, &headers)
+}
+
+async fn objects(State(pages): State<Arc<Pages>>) -> Response {
+    computed(move || Some(serde_json::to_string(&pages.publisher.objects()))).await
+}
+
+async fn object(
+    State(pages): State<Arc<Pages>>,
+    Path((kind, namespace, name)): Path<(String, String, String)>,
+) -> Response {
+    computed(move || Some(serde_json::to_string(&pages.publisher.object(&kind, &namespace, &name)?))).await
+}
+
+/// Returns a page about objects, which is computed on another thread.
+async fn computed(page: impl FnOnce() -> Option<serde_json::Result<String>> + Send + 'static) -> Response {
+    match tokio::task::spawn_blocking(page).await {
+        Ok(Some(Ok(json))) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
+        Ok(Some(Err(error))) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+        Ok(None) => {
+            (StatusCode::NOT_FOUND, "no such object; /debug/objects lists all objects\n").into_response()
+        }
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
 }
 
 async fn debug(State(pages): State<Arc<Pages>>, Path(name): Path<String>) -> Response {

@@ -11,6 +11,7 @@
 //! | Isolation of panics in the compile functions | `compiler` |
 //! | Limits and lifetime of scopes by identity | `identities` |
 //! | Client status, findings, change log and gauges | `status`, `findings`, `change_log`, `gauges` |
+//! | Status of configuration objects | `objects` |
 //!
 //! One lock protects the state, so that all parts are read at one version. The lock is held briefly: scopes are
 //! compiled from a clone of the World. A change does not delay a proxy that connects, and a proxy that needs a new
@@ -28,6 +29,7 @@ mod first_compile;
 mod gauges;
 mod identities;
 mod key_sets;
+mod objects;
 mod registrations;
 mod round;
 mod scope_resources;
@@ -81,6 +83,8 @@ pub(crate) struct Publisher {
     round: Mutex<()>,
     /// Held while a new scope is compiled. Each compilation uses all cores, and the next one reuses most of its result.
     first_compile: Arc<tokio::sync::Mutex<()>>,
+    /// Held while the status of objects is computed.
+    object_status: Mutex<()>,
     compiler: Compiler,
     pub(crate) settings: PublishSettings,
     pub(crate) metrics: Arc<Metrics>,
@@ -118,6 +122,7 @@ impl Publisher {
             publishing: Mutex::default(),
             round: Mutex::default(),
             first_compile: Arc::default(),
+            object_status: Mutex::default(),
             compiler,
             settings,
             metrics,
@@ -170,6 +175,9 @@ impl Publisher {
                 state.mark_changes(&self.settings.cluster_id);
             }
             let is_start = !std::mem::replace(&mut state.is_loaded, true);
+            if !is_start {
+                state.object_generations.change(&applied);
+            }
             (before, applied, is_start.then_some(state.fingerprints.len()))
         };
         let has_changed = !applied.is_empty();
@@ -178,6 +186,9 @@ impl Publisher {
             self.send_lookup_names();
             self.send_key_fetches();
             self.publish();
+            let mut state = self.write();
+            let generation = state.generation;
+            state.object_generations.publish(generation, &applied);
         }
         // Proxies do not wait for the validation.
         let descriptions =

@@ -33,5 +33,5 @@ pub use validate::{MAX_KEY_SET, key_set};
 pub use view::{ClientScope, MAX_ID, ProxyNode, ProxyView, Role};
 pub use world::{
     AccountMismatch, ChangeSet, Effect, Effects, Endpoint, Grouping, KeyFetch, KeySource, NamespaceFacts,
-    NamespaceOverrides, Resolved, World,
+    NamespaceOverrides, Reach, ReachIndex, ReachedResources, Resolved, World,
 };

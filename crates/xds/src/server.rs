@@ -99,6 +99,18 @@ pub enum Event<'a> {
     Requested {
         /// Resource type.
         kind: Kind,
+        /// Generation up to which the client has the changes if no response follows; `None` for a client without
+        /// resources of an earlier stream.
+        generation: Option<u64>,
+    },
+    /// The names that the client subscribes to have changed.
+    Subscribed {
+        /// Resource type.
+        kind: Kind,
+        /// The client subscribes to all resources.
+        all: bool,
+        /// Names, sorted.
+        names: &'a Arc<[Arc<str>]>,
     },
     /// A response was sent.
     Sent {
@@ -112,6 +124,8 @@ pub enum Event<'a> {
         removed: usize,
         /// Length of the response in bytes.
         bytes: usize,
+        /// Generation up to which the response has the changes.
+        generation: u64,
     },
     /// The client acknowledged a response.
     Acked {
@@ -326,6 +340,7 @@ impl Stream {
                 "the client fell too far behind; connect again with the initial resource versions",
             )
         })?;
+        self.session.report_names(Kind::VirtualHost, &mut *self.report);
         for host in self.session.take_found() {
             (self.report)(Event::HostUsed { host: &host });
         }
@@ -346,7 +361,8 @@ impl Stream {
             let Push { kind, number: nonce, .. } = push;
             let (resources, removed) = (push.count(), push.removed.len());
             let pieces = push.encode(self.nonces.text(nonce));
-            (self.report)(Event::Sent { kind, nonce, resources, removed, bytes: pieces.message_len() });
+            let (bytes, generation) = (pieces.message_len(), snapshot.generation());
+            (self.report)(Event::Sent { kind, nonce, resources, removed, bytes, generation });
             all.push(pieces);
         }
         answers.send(all.into_iter().flatten())

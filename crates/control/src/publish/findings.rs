@@ -55,7 +55,7 @@ impl Publisher {
 }
 
 impl State {
-    fn all_findings(&self) -> BTreeSet<Diagnostic> {
+    pub(super) fn all_findings(&self) -> BTreeSet<Diagnostic> {
         let unreadable = self.unreadable.iter().map(|(path, reason)| {
             Diagnostic::new(Code::Unreadable, path, 0, format!("cannot be read: {reason}"))
                 .remedy("the last content of the file stays in effect until the file can be read")

@@ -18,6 +18,7 @@ use super::{
     change_log::{AppliedChange, ChangeLog},
     compiler::CompilePanic,
     identities::{DeclaredViews, IdentityUsage},
+    objects::ObjectGenerations,
     registrations::Registrations,
     scopes::ScopeEntry,
     status::SharedStatus,
@@ -57,6 +58,8 @@ pub(super) struct State {
     pub(super) registrations: Registrations,
     pub(super) identities: IdentityUsage,
     pub(super) declared_views: DeclaredViews,
+    /// Generations of changed objects, for their status.
+    pub(super) object_generations: ObjectGenerations,
     /// Findings that are in the log and still hold.
     pub(super) logged_findings: BTreeSet<Diagnostic>,
     /// The control plane is shutting down.

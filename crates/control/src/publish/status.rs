@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering::Relaxed},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -65,10 +65,38 @@ pub(crate) struct TypeStatus {
     /// Time of the last logged rejection.
     #[serde(skip)]
     logged: Option<Instant>,
+    /// Generation up to which the last response had the changes.
+    #[serde(skip)]
+    pub(super) sent_generation: Option<u64>,
+    /// Generation up to which the proxy has accepted or rejected the changes.
+    #[serde(skip)]
+    pub(super) answered_generation: Option<u64>,
+    /// The last rejections, the oldest first; at most [`MAX_REJECTIONS`].
+    #[serde(skip)]
+    pub(super) rejections: Vec<Rejection>,
+    /// The proxy subscribes to all resources.
+    #[serde(skip)]
+    pub(super) subscribes_to_all: bool,
+    /// Names that the proxy subscribes to. The stream holds them, and counts their memory.
+    #[serde(skip)]
+    pub(super) names: Option<Weak<[Arc<str>]>>,
+}
+
+/// A rejected response.
+#[derive(Clone, Debug)]
+pub(super) struct Rejection {
+    /// Generation up to which the proxy had answered before.
+    pub(super) after: Option<u64>,
+    /// Generation up to which the response had the changes.
+    pub(super) up_to: u64,
+    /// Error message of the proxy.
+    pub(super) error: Arc<str>,
 }
 
 /// Minimum time between two log lines about rejections of one stream and resource type.
 const REJECTION_LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum number of rejections that are kept of one stream and resource type. Later responses may have been accepted.
+const MAX_REJECTIONS: usize = 4;
 /// Rate limit of log lines about rejections of one identity, over all its streams. All clients of the plain-text port
 /// are one identity.
 pub(super) const REJECTION_LINES: Rate = Rate { burst: 20.0, per_second: 0.1 };
@@ -101,34 +129,44 @@ impl ClientStatus {
     /// Records an event of the proxy's stream.
     pub(super) fn record(&mut self, event: Event<'_>) {
         match event {
-            Event::Requested { kind } => {
-                *self.of(kind) = TypeStatus { synced: true, ..TypeStatus::default() };
+            Event::Requested { kind, generation } => {
+                *self.of(kind) =
+                    TypeStatus { synced: true, answered_generation: generation, ..TypeStatus::default() };
             }
-            Event::Sent { kind, nonce, .. } => {
+            Event::Subscribed { kind, all, names } => {
                 let status = self.of(kind);
+                status.subscribes_to_all = all;
+                status.names = Some(Arc::downgrade(names));
+            }
+            Event::Sent { kind, nonce, generation, .. } => {
+                let status = self.of(kind);
+                if status.responses == 0 {
+                    status.answered_generation = None;
+                }
                 status.sent = nonce;
+                status.sent_generation = Some(generation);
                 status.sent_at = Some(SystemTime::now());
                 status.responses += 1;
                 status.synced = false;
             }
             Event::Acked { kind, nonce } => {
                 let status = self.of(kind);
-                let TypeStatus { sent, sent_at, responses, logged, .. } = *status;
-                *status = TypeStatus {
-                    sent,
-                    sent_at,
-                    responses,
-                    acked: nonce,
-                    synced: true,
-                    logged,
-                    ..TypeStatus::default()
-                };
+                (status.acked, status.nacked, status.synced) = (nonce, 0, true);
+                status.error = String::new();
+                status.answered_generation = status.sent_generation;
             }
             Event::Rejected { kind, nonce, reason } => {
                 let status = self.of(kind);
                 status.nacked = nonce;
                 status.error = printable(reason);
                 status.synced = false;
+                let error = status.error.as_str().into();
+                let (after, up_to) = (status.answered_generation, status.sent_generation.unwrap_or_default());
+                status.rejections.push(Rejection { after, up_to, error });
+                if status.rejections.len() > MAX_REJECTIONS {
+                    status.rejections.remove(0);
+                }
+                status.answered_generation = status.sent_generation;
             }
             Event::HostUsed { .. } | Event::HostUnused { .. } => {}
         }
@@ -180,6 +218,7 @@ impl Publisher {
                 }
             }
             Event::Requested { .. }
+            | Event::Subscribed { .. }
             | Event::Acked { .. }
             | Event::HostUsed { .. }
             | Event::HostUnused { .. } => {}

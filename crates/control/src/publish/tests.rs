@@ -1,6 +1,7 @@
 //! After any sequence of changes, each proxy has the resources that a fresh start would give it, and receives no other
 //! changes.
 
+mod objects;
 mod refusals;
 mod scopes;
 mod secrets;

@@ -64,7 +64,7 @@ macro_rules! kinds {
 
         impl Kind {
             /// All kinds.
-            pub(crate) const ALL: &[Self] = &[$(Self::$kind,)*];
+            pub const ALL: &[Self] = &[$(Self::$kind,)*];
 
             /// Returns the kind as written in YAML.
             pub const fn as_str(self) -> &'static str {

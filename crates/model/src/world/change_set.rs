@@ -394,6 +394,6 @@ impl World {
 }
 
 /// Returns whether a VirtualService has rules for connections.
-fn routes_connections(spec: &VirtualService) -> bool {
+pub(super) fn routes_connections(spec: &VirtualService) -> bool {
     !spec.tcp.is_empty() || !spec.tls.is_empty()
 }

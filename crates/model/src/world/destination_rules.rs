@@ -124,7 +124,7 @@ impl World {
     }
 }
 
-fn exports(export_to: &[String], owner: &str, client: &str) -> bool {
+pub(super) fn exports(export_to: &[String], owner: &str, client: &str) -> bool {
     exported(export_to.iter().map(String::as_str), owner, client)
 }
 

@@ -125,7 +125,7 @@ impl World {
 }
 
 /// Returns whether an EnvoyFilter selects a proxy.
-fn applies(filter: &Typed<EnvoyFilter>, view: &ProxyView, root: &str) -> bool {
+pub(super) fn applies(filter: &Typed<EnvoyFilter>, view: &ProxyView, root: &str) -> bool {
     let namespace = &filter.meta.namespace;
     if namespace != root && *namespace != view.namespace {
         return false;

@@ -96,7 +96,7 @@ fn sorted<'a>(entries: impl Iterator<Item = &'a Entry<RateLimitPolicy>>) -> Vec<
 }
 
 /// Returns how a policy applies to a proxy; `None` if it does not. `own` is whether the proxy is in its namespace.
-fn application<'a>(
+pub(super) fn application<'a>(
     policy: &'a Typed<RateLimitPolicy>,
     view: &ProxyView,
     own: bool,

@@ -125,7 +125,7 @@ impl Snapshot {
     }
 
     /// Returns the number of resources of a type.
-    pub(crate) fn count(&self, kind: Kind) -> usize {
+    pub fn count(&self, kind: Kind) -> usize {
         let all: usize = self.layers().iter().map(|layer| layer.of_kind(kind).by_name.len()).sum();
         all - self.hidden(kind)
     }
@@ -213,9 +213,19 @@ impl Snapshot {
         self.entry(kind, name).is_some_and(|entry| entry.added > since)
     }
 
+    /// Returns the generation in which a resource last changed; `None` if there is no such resource.
+    pub fn generation_of(&self, kind: Kind, name: &str) -> Option<u64> {
+        self.entry(kind, name).map(|entry| entry.changed)
+    }
+
+    /// Returns the generation of the last change of a type.
+    pub fn last_change(&self, kind: Kind) -> u64 {
+        self.layers().map(|layer| layer.of_kind(kind).last_change()).into_iter().max().unwrap_or_default()
+    }
+
     /// Returns true if anything changed after a generation.
     pub(crate) fn is_changed(&self, kind: Kind, since: u64) -> bool {
-        self.layers().iter().any(|layer| layer.of_kind(kind).last_change() > since)
+        self.last_change(kind) > since
     }
 
     /// Returns the changes after a generation: those of the workload, then the others, each sorted by name.

@@ -185,7 +185,8 @@ impl Session {
         let subscription = &self.subscriptions[kind as usize];
         let first = !subscription.open;
         if first {
-            report(Event::Requested { kind });
+            let generation = (!request.have.is_empty()).then(|| snapshot.generation());
+            report(Event::Requested { kind, generation });
         }
         // A reconnecting client may send the nonce of its former stream in a first request.
         let unknown_nonce = !first && request.nonce == Nonce::Unknown;
@@ -199,6 +200,7 @@ impl Session {
             self.compared = None;
         }
         let charge = self.apply(request, acknowledges, snapshot, report);
+        self.report_names(kind, report);
         let subscription = &mut self.subscriptions[kind as usize];
         subscription.update_interest(&self.interest);
         subscription.count_bytes(&unknown);
@@ -211,6 +213,14 @@ impl Session {
             + limits::LOOKUP * lookups as u64
             + limits::HELD * self.holding.len() as u64;
         RequestOutcome { cost, ..outcome }
+    }
+
+    /// Reports the names of a subscription if they have changed since the last report.
+    pub(super) fn report_names(&mut self, kind: Kind, report: &mut dyn FnMut(Event<'_>)) {
+        let subscription = &mut self.subscriptions[kind as usize];
+        if let Some((all, names)) = subscription.names_to_report() {
+            report(Event::Subscribed { kind, all, names });
+        }
     }
 
     /// Takes the ACK or NACK in a request. Returns false if the request answers no response in flight.

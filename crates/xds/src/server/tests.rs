@@ -356,7 +356,7 @@ fn request(kind: Kind, names: &[&str]) -> DeltaDiscoveryRequest {
 impl SlowClient {
     /// Waits until the server has read a request for this type.
     async fn until_asked(&mut self, server: &Server, kind: Kind) {
-        let requested = format!("{:?}", Event::Requested { kind });
+        let requested = format!("{:?}", Event::Requested { kind, generation: None });
         let mut events = server.views.events.subscribe();
         alongside(&mut self.connection, events.wait_for(|events| events.contains(&requested))).await.unwrap();
     }

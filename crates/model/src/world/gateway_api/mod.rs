@@ -49,7 +49,7 @@ pub(super) struct State {
     /// Whether an object changed on which they depend.
     is_outdated: bool,
     /// Keys of the internal objects.
-    made: Arc<BTreeSet<ObjectKey>>,
+    pub(super) made: Arc<BTreeSet<ObjectKey>>,
     /// Services and ServiceEntries to which routes refer as parents, policies as targets, or Ingresses by the
     /// name of a port.
     parents: Arc<BTreeSet<ObjectKey>>,

@@ -1,6 +1,10 @@
 //! The core of a subscription, which both forms share: names subscribed to, what was sent, and what is due.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ptr,
+    sync::{Arc, Weak},
+};
 
 use super::{WILDCARD, names::SubscribedNames};
 use crate::{interest::Interest, kind::Kind, layer::Snapshot, limits, resource::Resource, work};
@@ -26,6 +30,8 @@ pub(super) struct Subscription {
     pub(super) names_changed: bool,
     /// Names that the interest does not have yet.
     pub(super) new_names: Vec<Arc<str>>,
+    /// Names that were last reported, and whether they stood for all resources.
+    reported: Option<(Weak<[Arc<str>]>, bool)>,
 
     // Sent and due resources.
     /// Nothing has been sent yet for the wildcard: every resource is due.
@@ -100,6 +106,7 @@ impl Subscription {
             named: false,
             names_changed: false,
             new_names: Vec::new(),
+            reported: None,
             all: false,
             seen: 0,
             cleared: 0,
@@ -296,6 +303,21 @@ impl Subscription {
             interest.add(self.kind, std::mem::take(&mut self.new_names).iter().map(|name| &**name));
             self.alias_keys = None;
         }
+    }
+
+    /// Returns the names of the subscription if they have changed since the last call, and whether they stand for all
+    /// resources.
+    pub(super) fn names_to_report(&mut self) -> Option<(bool, &Arc<[Arc<str>]>)> {
+        let (all, names) = (self.wildcard, &self.names.0);
+        // The weak reference keeps the address of the last list in use, so another list has another address.
+        let is_reported = |(last, was_all): &(Weak<[Arc<str>]>, bool)| {
+            *was_all == all && ptr::addr_eq(last.as_ptr(), Arc::as_ptr(names))
+        };
+        if self.reported.as_ref().is_some_and(is_reported) {
+            return None;
+        }
+        self.reported = Some((Arc::downgrade(names), all));
+        Some((all, names))
     }
 
     /// Counts the bytes of names that are held for this stream alone. `before` is the list of unknown names at the

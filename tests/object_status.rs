@@ -1,0 +1,71 @@
+//! The status of objects of the configuration, over a control plane and sidecars.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
+
+use serde_json::Value;
+use skysail_testkit::{Mesh, Setup};
+
+/// A patch with a field that the sidecar refuses; see `tests/envoy_filters`.
+const REFUSED: &str = include_str!("envoy_filters/request-id.yaml");
+
+/// Waits until all proxies have answered an object. Returns the exit code and the status.
+fn settled(mesh: &Mesh, object: &str) -> (i32, Value) {
+    let arguments = ["status", object, "-n", "shop", "--wait", "--output", "json"];
+    let output = mesh.run(&arguments);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let parsed = serde_json::from_str(&text);
+    let parsed = parsed.unwrap_or_else(|error| {
+        panic!("{object}: {error}: {text}{}", String::from_utf8_lossy(&output.stderr))
+    });
+    (output.status.code().unwrap(), parsed)
+}
+
+#[test]
+fn proxies_accept_and_refuse_objects() {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), include_str!("shop.yaml")).ready();
+    mesh.wait_status("front", "http://stock.shop/", &[], 200);
+
+    // Only the sidecar that has used the host holds its routes.
+    let (code, status) = settled(&mesh, "virtualservice/stock");
+    assert_eq!((code, &status["state"]), (0, &"in_effect".into()), "{status}");
+    let proxies = status["deliveries"].as_array().unwrap();
+    assert!(proxies.iter().any(|proxy| proxy["proxy"].as_str().unwrap().contains("~front-")), "{status}");
+    assert!(proxies.len() < 3, "{status}");
+    let held = status["resources"].as_array().unwrap();
+    assert!(held.iter().any(|of| of["type"] == "vhds" && of["name"] == "80/stock.shop.svc.cluster.local:80"));
+    // A policy of the namespace shapes the listeners of all three.
+    let (code, status) = settled(&mesh, "PeerAuthentication/default");
+    assert_eq!((code, &status["acknowledged"]), (0, &3.into()), "{status}");
+
+    mesh.put("request-id.yaml", REFUSED);
+    let (code, status) = settled(&mesh, "envoyfilter/request-id");
+    assert_eq!((code, &status["state"]), (1, &"refused".into()), "{status}");
+    let refused = status["deliveries"].as_array().unwrap().iter().filter(|proxy| proxy["state"] == "refused");
+    let errors: Vec<&str> = refused.map(|proxy| proxy["error"].as_str().unwrap()).collect();
+    assert!(!errors.is_empty() && errors.len() == status["refused"], "{status}");
+    assert!(errors.iter().all(|error| error.contains("always_set_request_id_in_response")), "{errors:?}");
+    let text = mesh.run(&["status", "envoyfilter/request-id", "-n", "shop"]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(
+        text.contains("refused by proxies") && text.contains("always_set_request_id_in_response"),
+        "{text}"
+    );
+    // Routes were in effect before.
+    assert_eq!(settled(&mesh, "virtualservice/stock").0, 0);
+
+    let taken = REFUSED.replace("          always_set_request_id_in_response: true\n", "");
+    assert_ne!(taken, REFUSED);
+    mesh.put("request-id.yaml", &taken);
+    let (code, status) = settled(&mesh, "envoyfilter/request-id");
+    assert_eq!((code, &status["state"]), (0, &"in_effect".into()), "{status}");
+
+    mesh.put("request-id.yaml", &REFUSED.replace("always_set_request_id_in_response", "always_set"));
+    let (code, status) = settled(&mesh, "envoyfilter/request-id");
+    assert_eq!((code, &status["state"]), (1, &"invalid".into()), "{status}");
+    let findings = status["findings"].as_array().unwrap();
+    assert!(findings.iter().any(|of| of["message"].as_str().unwrap().contains("always_set")), "{status}");
+
+    let unknown = mesh.run(&["status", "virtualservice/none", "-n", "shop"]);
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("virtualservice shop/none"));
+}
