@@ -73,7 +73,7 @@ pub(super) fn snapshot((feed, _): &(ResourceFeed, Connected)) -> Snapshot {
 
 /// Returns the resources that a proxy receives from a control plane that has just read these files.
 fn fresh(files: &[&str], client: NewClient) -> Bodies {
-    let publisher = Arc::new(publisher(Compiler::default()));
+    let publisher = Arc::new(publisher(Compiler::default(), LIMITS));
     for (number, text) in files.iter().enumerate() {
         put(&publisher, &number.to_string(), text);
     }
@@ -90,7 +90,7 @@ fn compiles(publisher: &Publisher) -> usize {
 }
 
 fn new_publisher() -> Arc<Publisher> {
-    Arc::new(publisher(Compiler::default()))
+    Arc::new(publisher(Compiler::default(), LIMITS))
 }
 
 /// Returns nodes that a proxy may declare falsely.
@@ -298,7 +298,7 @@ impl Gate {
             }
             resources
         };
-        (Arc::new(publisher(Compiler { part: Box::new(part), ..Compiler::default() })), compiles)
+        (Arc::new(publisher(Compiler { part: Box::new(part), ..Compiler::default() }, LIMITS)), compiles)
     }
 }
 
@@ -424,7 +424,7 @@ fn failing() -> (Arc<Publisher>, Arc<AtomicBool>) {
         assert!(view.namespace != "z" || !in_own.load(Relaxed), "the listeners are bad");
         compile_own(world, view, outline)
     };
-    (Arc::new(publisher(Compiler { part: Box::new(part), own: Box::new(own) })), fails)
+    (Arc::new(publisher(Compiler { part: Box::new(part), own: Box::new(own) }, LIMITS)), fails)
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn a_changed_secret_is_compiled_and_sent_alone() {
             compile_part(world, scope, of)
         }),
     };
-    let publisher = Arc::new(publisher(compiler));
+    let publisher = Arc::new(publisher(compiler, LIMITS));
     put(&publisher, "gateway", GATEWAY);
     let mut connected = connect(&publisher, gateway()).unwrap();
     Kind::ALL.into_iter().for_each(|kind| connected.0.interest.add_all(kind));
@@ -121,7 +121,7 @@ fn a_changed_secret_is_compiled_and_sent_alone() {
         assert_eq!(sent.iter().map(String::as_str).collect::<Vec<_>>(), expected, "{at}");
         assert_eq!(connected.0.snapshot.has_changed().unwrap(), !expected.is_empty(), "{at}");
 
-        let fresh = Arc::new(super::publisher(Compiler::default()));
+        let fresh = Arc::new(super::publisher(Compiler::default(), LIMITS));
         put(&fresh, "gateway", GATEWAY);
         files.iter().filter(|(_, text)| !text.is_empty()).for_each(|(file, text)| put(&fresh, file, text));
         let fresh = bodies(&snapshot(&connect(&fresh, gateway()).unwrap()));

@@ -21,7 +21,7 @@ fn declared(namespace: &str, number: usize) -> NewClient {
 
 #[test]
 fn views_of_unknown_pods_are_limited_by_identity_and_in_total() {
-    let publisher = Arc::new(publisher(Compiler::default()));
+    let publisher = Arc::new(publisher(Compiler::default(), LIMITS));
     put(&publisher, "service", &service("a"));
     put(&publisher, "pod", &pod("v1", "default"));
     let ScopeLimits { views: max_views, views_per_identity, .. } = publisher.settings.limits;
@@ -67,7 +67,7 @@ fn many_views_of_one_identity_do_not_delay_those_of_others() {
         }
         compile_own(world, view, outline)
     };
-    let publisher = Arc::new(publisher(Compiler { own: Box::new(own), ..Compiler::default() }));
+    let publisher = Arc::new(publisher(Compiler { own: Box::new(own), ..Compiler::default() }, LIMITS));
     put(&publisher, "service", &service("a"));
     let many: Vec<_> = (0..300).map(|number| connect(&publisher, declared("y", number)).unwrap()).collect();
     let one = connect(&publisher, declared("z", 0)).unwrap();
@@ -83,7 +83,7 @@ fn many_views_of_one_identity_do_not_delay_those_of_others() {
         before <= BATCH,
         "{before} of {views} views were compiled before the proxy of the other identity had the change"
     );
-    let fresh = Arc::new(super::publisher(Compiler::default()));
+    let fresh = Arc::new(super::publisher(Compiler::default(), LIMITS));
     put(&fresh, "service", &service("a"));
     put(&fresh, "change", &format!("{with_port}\n---\n{POLICY}"));
     for (number, one) in many.iter().enumerate() {
