@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use serde::Deserialize;
 
 use super::{
@@ -395,6 +396,15 @@ pub struct L4Destination {
     pub destination: Destination,
     /// Weight.
     pub weight: i32,
+}
+
+impl DirectBody {
+    /// Returns the content of `bytes`; `None` if it is absent or not Base64. As in protobuf's JSON form, both alphabets
+    /// are read, with or without padding.
+    pub fn decoded(&self) -> Option<Vec<u8>> {
+        let text = self.bytes.as_deref()?.trim_end_matches('=').replace('-', "+").replace('_', "/");
+        STANDARD_NO_PAD.decode(text).ok()
+    }
 }
 
 impl VirtualService {

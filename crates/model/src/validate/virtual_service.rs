@@ -198,6 +198,17 @@ fn http_route(route: &IstioHttpRoute, field: &str, findings: &mut Findings) {
                 "set one of them",
             );
         }
+        if let Some(body) =
+            direct.body.as_ref().filter(|body| body.bytes.is_some() && body.decoded().is_none())
+        {
+            let message = format!("{:?} is not Base64", body.bytes.as_deref().unwrap_or_default());
+            findings.add(
+                Code::InvalidValue,
+                at("directResponse.body.bytes"),
+                message,
+                "use string for a text",
+            );
+        }
     }
     if let Some(rewrite) = &route.rewrite {
         http_rewrite(rewrite, route, &at("rewrite"), findings);

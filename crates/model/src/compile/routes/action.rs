@@ -292,13 +292,15 @@ fn redirection(from: &api::HttpRedirect, port: u16) -> route::RedirectAction {
 }
 
 fn direct_response(from: &api::DirectResponse) -> route::DirectResponseAction {
-    let text = from.body.as_ref().and_then(|body| body.string.clone());
+    use core::data_source::Specifier::{InlineBytes, InlineString};
+    let specifier = from.body.as_ref().and_then(|body| match &body.string {
+        Some(text) => Some(InlineString(text.clone())),
+        None => body.decoded().map(InlineBytes),
+    });
     route::DirectResponseAction {
         status: from.status,
-        body: text.map(|text| core::DataSource {
-            specifier: Some(core::data_source::Specifier::InlineString(text)),
-            ..Default::default()
-        }),
+        body: specifier
+            .map(|specifier| core::DataSource { specifier: Some(specifier), ..Default::default() }),
         ..Default::default()
     }
 }
