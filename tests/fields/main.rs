@@ -1,0 +1,109 @@
+//! Fields of configuration from YAML to behaviour. `crates/model/fields` names these tests.
+//!
+//! Each mesh has many fields. Where a client's proxy decides, the same requests are sent through `skysail-proxy` and
+//! through a real Envoy, and both must get the same result.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
+
+mod balancing;
+mod entries;
+mod gateway;
+mod gateway_api;
+mod mesh_config;
+mod policies;
+mod pools;
+mod routing;
+mod secure;
+mod sidecar;
+mod telemetry;
+
+use std::path::{Path, PathBuf};
+
+use skysail_testkit::{Mesh, Setup, eventually};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_skysail");
+/// Clients of one identity, the second with a real Envoy.
+const CLIENTS: [&str; 2] = ["by-skysail", "by-envoy"];
+
+/// A request and what its response must be.
+struct Case<'a> {
+    url: &'a str,
+    arguments: &'a [&'a str],
+    status: u16,
+    /// Texts that the head or the body of the response contains.
+    has: &'a [&'a str],
+    /// Texts that the response does not contain.
+    lacks: &'a [&'a str],
+}
+
+/// A request without arguments whose response only has to contain something.
+const fn get<'a>(url: &'a str, status: u16, has: &'a [&'a str]) -> Case<'a> {
+    Case { url, arguments: &[], status, has, lacks: &[] }
+}
+
+/// A request with arguments.
+const fn with<'a>(arguments: &'a [&'a str], url: &'a str, status: u16, has: &'a [&'a str]) -> Case<'a> {
+    Case { url, arguments, status, has, lacks: &[] }
+}
+
+/// Configures the mesh of all tests with further objects, and with a real Envoy in these workloads.
+fn mesh_with(objects: &str, envoys: &[&str]) -> Setup {
+    let setup = Setup::of_text(BINARY, include_str!("mesh.yaml"));
+    setup.put("rules.yaml", objects);
+    let envoys = envoys.iter().map(|workload| format!("{workload}={}", envoy().display()));
+    let arguments: Vec<String> = envoys.flat_map(|envoy| ["--envoy".to_owned(), envoy]).collect();
+    setup.with(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Returns the Envoy that `test.sh` downloads.
+fn envoy() -> PathBuf {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache")));
+    let path = std::env::var_os("SKYSAIL_ENVOY")
+        .map(PathBuf::from)
+        .or_else(|| Some(cache?.join("skysail/envoy-1.40.0/envoy")))
+        .unwrap();
+    assert!(path.is_file(), "there is no Envoy at {}: run ./test.sh, which fetches it", path.display());
+    path
+}
+
+/// Sends each request from each client once, and fails with all responses that are not as expected.
+fn check(mesh: &Mesh, clients: &[&str], cases: &[Case<'_>]) {
+    let mut wrong = Vec::new();
+    for client in clients {
+        for case in cases {
+            if let Err(answer) = ask(mesh, client, case) {
+                wrong.push(format!("{client} {} {:?}: {answer}", case.url, case.arguments));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Sends a request until its response is as expected.
+fn wait(mesh: &Mesh, client: &str, case: &Case<'_>) {
+    eventually(&format!("{client} {} {:?}", case.url, case.arguments), || ask(mesh, client, case));
+}
+
+/// Sends a request; the error is a response that is not as expected.
+fn ask(mesh: &Mesh, client: &str, case: &Case<'_>) -> Result<(), String> {
+    let arguments = [&["-i"], case.arguments].concat();
+    let answer = mesh.call(client, case.url, &arguments);
+    let has = |text: &&str| answer.body.contains(*text);
+    let is_it = answer.status == Some(case.status) && case.has.iter().all(has) && !case.lacks.iter().any(has);
+    if is_it { Ok(()) } else { Err(format!("expected {} {:?}, found {answer:?}", case.status, case.has)) }
+}
+
+/// Waits until one line of a log has all these texts. `of` are arguments of `skysail logs`.
+fn wait_logged(mesh: &Mesh, of: &[&str], texts: &[&str]) {
+    eventually(&format!("{of:?} logs {texts:?}"), || {
+        let log = log(mesh, of);
+        let is_found = log.lines().any(|line| texts.iter().all(|text| line.contains(text)));
+        if is_found { Ok(()) } else { Err(log) }
+    });
+}
+
+fn log(mesh: &Mesh, of: &[&str]) -> String {
+    let output = mesh.run(&[&["logs"], of].concat());
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

@@ -1,0 +1,39 @@
+//! Sidecar: which hosts a workload reaches, and how it is reached.
+
+use skysail_testkit::eventually;
+
+use crate::{CLIENTS, check, get, mesh_with, wait, with};
+
+const RULES: &str = include_str!("sidecar.yaml");
+
+#[test]
+fn workloads_reach_and_serve_what_is_listed() {
+    let mesh = mesh_with(RULES, &["shop/by-envoy", "shop/inner-envoy"]).ready();
+    let servers = ["inner-skysail", "inner-envoy"];
+    for client in CLIENTS {
+        wait(&mesh, client, &get("http://api/", 200, &["\"pod\""]));
+        for server in servers {
+            wait(&mesh, client, &get(&format!("http://{server}/"), 200, &[server]));
+            wait(&mesh, client, &get(&format!("http://{server}:81/"), 200, &[server]));
+        }
+    }
+    let local = with(&["-H", "host: api.shop:8081"], "http://127.0.0.1:8081/", 200, &["\"pod\""]);
+    check(&mesh, &CLIENTS, &[get("http://hidden/", 502, &[]), local]);
+    wait(&mesh, "outsider", &get("http://hidden.shop/", 200, &["\"pod\""]));
+    wait(&mesh, "outsider", &get("http://192.0.2.55/", 200, &["\"version\":\"v2\""]));
+
+    // The pool of all inbound ports has one request, that of a port has many.
+    for server in servers {
+        let load = |port: u16| {
+            let url = format!("http://{server}:{port}/?delay=300ms");
+            let report = mesh.load("by-skysail", &[&url, "-n", "16", "-c", "8"]).finish();
+            (report.status.get(&503).copied().unwrap_or_default(), format!("{report:?}"))
+        };
+        eventually("requests are refused", || match load(80) {
+            (1..16, _) => Ok(()),
+            (_, report) => Err(report),
+        });
+        let (refused, report) = load(81);
+        assert_eq!(refused, 0, "{report}");
+    }
+}
