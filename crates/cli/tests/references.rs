@@ -1,7 +1,7 @@
 //! The reference pages match the programs: `docs/commands.md` holds the help of every subcommand, `docs/metrics.md` a row for
-//! every metric that `skysaild` and `skysail-proxy` serve.
+//! every metric that `skysaild` and `skysail-proxy` serve, `docs/fields.md` one for every field of configuration.
 //!
-//! `SKYSAIL_WRITE_DOCS=1 cargo test -p skysail --test references` writes both pages. Metrics of `skysaild` carry their meaning
+//! `SKYSAIL_WRITE_DOCS=1 cargo test -p skysail --test references` writes the pages. Metrics of `skysaild` carry their meaning
 //! (`# HELP`). A metric of `skysail-proxy` keeps the meaning that the page gives; a metric without one fails the test.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
@@ -16,6 +16,7 @@ use std::{
     process::{Child, ChildStderr, Command, Stdio},
 };
 
+use skysail_model::fields::{FieldRow, Support, kinds};
 use skysail_testkit::eventually;
 
 const SKYSAIL: &str = env!("CARGO_BIN_EXE_skysail");
@@ -77,6 +78,33 @@ fn describe(words: &[String], out: &mut String) {
             describe(&[words, &[name.to_owned()]].concat(), out);
         }
     }
+}
+
+#[test]
+fn the_field_reference_is_the_table_of_fields() {
+    let mut out = String::new();
+    for kind in kinds() {
+        let _ = write!(out, "\n## {}\n\n| field | support | note | tests |\n|---|---|---|---|\n", kind.name);
+        for field in &kind.fields {
+            out.push_str(&row_of(field));
+        }
+    }
+    check("fields.md", &out);
+}
+
+fn row_of(field: &FieldRow) -> String {
+    let value = field.value.map_or(String::new(), |value| format!(": {value}"));
+    let support = match field.support {
+        Support::Supported => "yes".to_owned(),
+        Support::Part => "part".to_owned(),
+        Support::Deprecated => "deprecated".to_owned(),
+        Support::Warned => "warned".to_owned(),
+        Support::Refused => "refused".to_owned(),
+        Support::Unread => "–".to_owned(),
+        Support::As(path) => format!("as `{path}`"),
+    };
+    let tests: Vec<String> = field.tests.iter().map(|test| format!("`{test}`")).collect();
+    format!("| `{}`{value} | {support} | {} | {} |\n", field.path, field.note, tests.join(", "))
 }
 
 #[test]

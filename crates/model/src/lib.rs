@@ -9,6 +9,7 @@ pub mod api;
 mod clause;
 mod compile;
 pub mod diagnostic;
+pub mod fields;
 pub mod files;
 pub mod origin;
 mod parse;

@@ -253,7 +253,7 @@ impl Service {
 }
 
 impl Locality {
-    /// Returns the locality in the labels of a Node or, by the old label `istio-locality`, of a Pod.
+    /// Returns the locality in the labels of a Node.
     fn from_labels(labels: &Labels) -> Self {
         let label =
             |names: &[&str]| names.iter().find_map(|name| labels.get(*name)).cloned().unwrap_or_default();

@@ -82,10 +82,6 @@ const FOREIGN_DOMAINS: &[&str] = &[
     "crossplane.io",
 ];
 
-/// Settings of the mesh configuration that concern how Istio is installed and run, or that do not change what sidecars
-/// do here.
-const HARMLESS_SETTINGS: &[&str] = &["certificates", "configSources"];
-
 /// Remedy for a Kustomization.
 pub(super) const KUSTOMIZE: &str = "use the output of `kustomize build`";
 
@@ -241,11 +237,6 @@ fn full(group: &str, version: &str) -> String {
 fn api_version(group: &str) -> String {
     let version = GROUPS.iter().find(|(known, _)| *known == group).map_or("v1", |(_, versions)| versions[0]);
     full(group, version)
-}
-
-/// Returns whether a setting of the mesh configuration has no effect here.
-pub(super) fn is_harmless_setting(path: &str) -> bool {
-    HARMLESS_SETTINGS.contains(&path.split(['.', '[']).next().unwrap_or(path))
 }
 
 /// Returns the consequence of a kind that has no effect, and the remedy.

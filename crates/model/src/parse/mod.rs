@@ -20,6 +20,7 @@ use crate::{
         mesh_config,
     },
     diagnostic::{Diagnostic, Severity, cut},
+    fields::{Support, mesh_setting},
     origin::Origin,
     validate::{self, Findings},
 };
@@ -479,16 +480,18 @@ impl Reading {
             self.report(found(error.code, error.line, &field, error.message, error.remedy), node);
         }
         let mut refused = false;
+        let unknown: Vec<String> = decoded.unknown.iter().map(|found| path_text(&found.path)).collect();
         for unknown in decoded.unknown {
             let field = path_text(&unknown.path);
-            let is_typo = unknown.remedy.starts_with("did you mean");
+            let listed = mesh_setting(&field);
+            let is_typo = listed.is_none() && unknown.remedy.starts_with("did you mean");
             refused |= is_typo;
             if is_typo {
                 self.report(
                     found(Code::UnknownField, unknown.line, &field, unknown.message, unknown.remedy),
                     node,
                 );
-            } else if !kinds::is_harmless_setting(&field) {
+            } else if listed != Some(Support::Unread) {
                 let message = "this setting is not supported and has no effect".to_owned();
                 self.report(
                     found(Code::UnsupportedSetting, unknown.line, &field, message, String::new()),
@@ -496,7 +499,12 @@ impl Reading {
                 );
             }
         }
-        for finding in decoded.value.iter().flat_map(validate::mesh_config) {
+        let mut findings: Vec<validate::Finding> =
+            decoded.value.iter().flat_map(validate::mesh_config).collect();
+        // Unknown settings are reported above.
+        let marked = validate::unsupported_settings(&root, &findings);
+        findings.extend(marked.into_iter().filter(|finding| !unknown.contains(&finding.field)));
+        for finding in findings {
             refused |= finding.is_error();
             let line = find_line(&root, &finding.field);
             let diagnostic = found(finding.code, line, &finding.field, finding.message, finding.remedy);
@@ -521,7 +529,7 @@ impl Reading {
     fn finish(&mut self, node: &Node, mut object: Object, mut findings: Vec<validate::Finding>) {
         findings.extend(validate::meta(object.kind(), object.meta()));
         findings.extend(validate::empty_fields(object.kind(), node));
-        findings.extend(validate::unsupported(object.kind(), node));
+        findings.extend(validate::unsupported(object.kind(), node, &findings));
         let origin = origin(&self.file, node, &object, self.all_lines);
         let refused = findings.iter().any(validate::Finding::is_error);
         let generated = node.get("metadata").is_some_and(|meta| meta.get("generateName").is_some());

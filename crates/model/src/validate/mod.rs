@@ -48,7 +48,7 @@ pub(crate) use security::{authorization_policy, empty_fields, peer_authenticatio
 pub(crate) use service_entry::{addresses, service_entry};
 pub(crate) use sidecar::sidecar;
 pub(crate) use telemetry::telemetry;
-pub(crate) use unsupported::unsupported;
+pub(crate) use unsupported::{unsupported, unsupported_settings};
 pub(crate) use virtual_service::virtual_service;
 pub(crate) use workload::{workload_entry, workload_group};
 

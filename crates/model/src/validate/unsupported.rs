@@ -1,86 +1,96 @@
-//! Fields of Istio that are not supported yet, and deprecated ones.
-//!
-//! The list has each field that is parsed and that `skysail-proxy` does not implement. The object is applied without
-//! it. The effect text says so where the field is still sent, for workloads with an Envoy as their sidecar.
+//! Fields that the table of fields marks as refused, without effect, or deprecated.
 
 use super::{Code, Finding, Findings};
-use crate::api::Kind;
+use crate::{
+    api::Kind,
+    fields::{FieldRow, Marked, Support, marked},
+};
 use skysail_yaml::{Node, Value, join};
 
-/// Kind, end of the field's path (without list positions), value if only that one is unsupported, and effect.
-type Row = (Kind, &'static str, Option<&'static str>, &'static str);
-
-const NO_EFFECT: &str = "it has no effect";
-const BUDGET: &str = "skysail-proxy counts the active requests only";
-
-/// Unsupported fields.
-const TABLE: &[Row] = &[
-    (Kind::VirtualService, "spec.http.match.statPrefix", None, "only an Envoy keeps statistics by route"),
-    (Kind::VirtualService, "spec.http.fault.delay.exponentialDelay", None, NO_EFFECT),
-    (Kind::VirtualService, "spec.http.fault.abort.http2Error", None, NO_EFFECT),
-    (Kind::DestinationRule, "outlierDetection.outlierDetectionHttpErrorCodes", None, NO_EFFECT),
-    (
-        Kind::DestinationRule,
-        "trafficPolicy.tunnel.protocol",
-        Some("POST"),
-        "skysail-proxy refuses the listener",
-    ),
-    (Kind::DestinationRule, "trafficPolicy.retryBudget.budgetInterval", None, BUDGET),
-    (Kind::ServiceEntry, "spec.endpoints.network", None, "connections to the endpoint are direct"),
-    (
-        Kind::RequestAuthentication,
-        "jwtRules.presence",
-        None,
-        "it has no effect, as in Istio; an AuthorizationPolicy with notRequestPrincipals requires a token",
-    ),
-];
-
-/// Fields and values that Istio's reference calls deprecated; the last column is the remedy.
-const DEPRECATED: &[Row] = &[
-    (Kind::VirtualService, "spec.http.mirrorPercent", None, "use mirrorPercentage"),
-    (Kind::VirtualService, "spec.http.fault.delay.percent", None, "use percentage"),
-    (Kind::DestinationRule, "loadBalancer.simple", Some("LEAST_CONN"), "use LEAST_REQUEST"),
-];
-
-/// Reports the unsupported and the deprecated fields of an object.
-pub(crate) fn unsupported(kind: Kind, root: &Node) -> Vec<Finding> {
-    let mut findings = Findings::default();
-    for (table, code) in [(TABLE, Code::UnsupportedField), (DEPRECATED, Code::Deprecated)] {
-        let rows: Vec<&Row> = table.iter().filter(|row| row.0 == kind).collect();
-        if let (Some(spec), false) = (root.get("spec"), rows.is_empty()) {
-            search(spec, "spec", "spec", (&rows, code), &mut findings);
-        }
-    }
-    findings.done()
+/// Reports the fields of an object that the table marks. `found` has what other checks have found: their messages say
+/// more, so a field is not reported again if one of them is about it or about a part of it.
+pub(crate) fn unsupported(kind: Kind, root: &Node, found: &[Finding]) -> Vec<Finding> {
+    root.get("spec").map_or_else(Vec::new, |spec| reported(kind, spec, "spec", found))
 }
 
-/// Searches a node. `field` is the path with list positions, `bare` without.
-fn search(node: &Node, field: &str, bare: &str, wanted: (&[&Row], Code), findings: &mut Findings) {
-    let (rows, code) = wanted;
-    for (_, path, value, effect) in rows {
-        let here = bare.strip_suffix(path).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-        if here && value.is_none_or(|value| node.text() == Some(value)) && node.value != Value::Null {
-            let what = value.map_or(String::new(), |value| format!("{value} "));
-            if code == Code::Deprecated {
-                findings.add(code, field, format!("{what}is deprecated"), *effect);
-            } else {
-                findings.add(code, field, format!("{what}is not supported yet: {effect}"), "");
-            }
-            return;
-        }
+/// Reports the settings of the mesh configuration that the table marks.
+pub(crate) fn unsupported_settings(root: &Node, found: &[Finding]) -> Vec<Finding> {
+    let mut findings = reported(Kind::ConfigMap, root, "", found);
+    let fields = findings.iter_mut().filter(|finding| finding.code == Code::UnsupportedField);
+    fields.for_each(|finding| finding.code = Code::UnsupportedSetting);
+    findings
+}
+
+fn reported(kind: Kind, value: &Node, field: &str, found: &[Finding]) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    if let Some(table) = marked(kind) {
+        search(value, field, (table, Marked::ROOT), &mut findings);
     }
-    match &node.value {
+    let covers = |other: &Finding, field: &str| {
+        other.field.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    };
+    let is_new = |finding: &Finding| !found.iter().any(|other| covers(other, &finding.field));
+    findings.done().into_iter().filter(is_new).collect()
+}
+
+/// Searches a value. `field` is its path with list positions, `at` its place in the table.
+fn search(value: &Node, field: &str, at: (&Marked, usize), findings: &mut Findings) {
+    let (table, node) = at;
+    if is_default(&value.value) {
+        return;
+    }
+    for row in table.reported(node).iter().filter(|row| row.value.is_none()) {
+        report(row, field, findings);
+    }
+    within(value, field, at, findings);
+}
+
+/// Searches the fields of a value, and what is reported for certain values only.
+fn within(value: &Node, field: &str, at: (&Marked, usize), findings: &mut Findings) {
+    let (table, node) = at;
+    match &value.value {
+        Value::List(items) => {
+            for (index, item) in items.iter().enumerate() {
+                within(item, &format!("{field}[{index}]"), at, findings);
+            }
+        }
         Value::Map(entries) => {
             for entry in entries {
-                let (field, bare) = (join(field, &entry.key), join(bare, &entry.key));
-                search(&entry.value, &field, &bare, wanted, findings);
+                if let Some(child) = table.child(node, &entry.key) {
+                    search(&entry.value, &join(field, &entry.key), (table, child), findings);
+                }
             }
         }
-        Value::List(nodes) => {
-            for (index, node) in nodes.iter().enumerate() {
-                search(node, &format!("{field}[{index}]"), bare, wanted, findings);
-            }
+        _ => {
+            let matches = |row: &&FieldRow| row.value.is_some() && row.value == value.text();
+            table.reported(node).iter().filter(matches).for_each(|row| report(row, field, findings));
         }
-        _ => {}
+    }
+}
+
+/// Returns whether a value is the same as an absent field.
+fn is_default(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) | Value::Int(0) => true,
+        Value::Text(text, _) => text.is_empty(),
+        Value::List(items) => items.is_empty(),
+        _ => false,
+    }
+}
+
+fn report(row: &FieldRow, field: &str, findings: &mut Findings) {
+    let what = row.value.map_or(String::new(), |value| format!("{value} "));
+    let (effect, remedy) = row.effect();
+    match row.support {
+        Support::Deprecated => {
+            findings.add(Code::Deprecated, field, format!("{what}is deprecated"), row.note)
+        }
+        Support::Refused => {
+            findings.add(Code::Unsupported, field, format!("{what}is not supported: {effect}"), remedy);
+        }
+        _ => {
+            let message = format!("{what}is not supported yet: {effect}");
+            findings.add(Code::UnsupportedField, field, message, remedy);
+        }
     }
 }
