@@ -161,8 +161,8 @@ impl Edges {
 
 /// Returns the address of a published port.
 fn published(mesh: &Mesh, end: &str) -> SocketAddr {
-    let said = mesh.said();
-    let line = said.lines().find(|line| line.ends_with(end)).unwrap_or_else(|| panic!("{end}: {said}"));
+    let output = mesh.output();
+    let line = output.lines().find(|line| line.ends_with(end)).unwrap_or_else(|| panic!("{end}: {output}"));
     line.split_whitespace().nth(1).unwrap().split("//").last().unwrap().parse().unwrap()
 }
 

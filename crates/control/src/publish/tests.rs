@@ -52,8 +52,8 @@ fn differences(one: &Bodies, other: &Bodies) -> Vec<String> {
 /// Returns the names of the resources that a client with this generation receives.
 fn sent(snapshot: &Snapshot, since: u64) -> BTreeSet<String> {
     let of_kind = |kind| {
-        let Changes { resources, gone } = snapshot.changes(kind, since);
-        let names = resources.into_iter().map(|resource| Arc::clone(&resource.name)).chain(gone.unwrap());
+        let Changes { resources, removed } = snapshot.changes(kind, since);
+        let names = resources.into_iter().map(|resource| Arc::clone(&resource.name)).chain(removed.unwrap());
         names.map(move |name| format!("{kind} {name}")).collect::<Vec<_>>()
     };
     Kind::ALL.into_iter().flat_map(of_kind).collect()

@@ -83,7 +83,7 @@ fn report(row: &FieldRow, field: &str, findings: &mut Findings) {
     let (effect, remedy) = row.effect();
     match row.support {
         Support::Deprecated => {
-            findings.add(Code::Deprecated, field, format!("{what}is deprecated"), row.note)
+            findings.add(Code::Deprecated, field, format!("{what}is deprecated"), row.note);
         }
         Support::Refused => {
             findings.add(Code::Unsupported, field, format!("{what}is not supported: {effect}"), remedy);

@@ -30,7 +30,7 @@ pub(crate) fn traced(name: &str) -> Vec<Traced> {
         "Ingress" => fields::<api::Ingress>(),
         "IngressClass" => fields::<api::IngressClass>(),
         "GatewayClass" => fields::<api::GatewayClass>(),
-        "Gateway of Gateway API" => fields::<api::gateway_api::Gateway>(),
+        "Gateway of Gateway API" => fields::<api::gateway_api::KubernetesGateway>(),
         "ListenerSet" => fields::<api::ListenerSet>(),
         "HTTPRoute" => fields::<api::HttpRoute>(),
         "GRPCRoute" => fields::<api::GrpcRoute>(),
