@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    fmt,
+    fmt, iter,
     sync::Arc,
 };
 
@@ -27,7 +27,7 @@ use super::{
 use crate::{
     ProxyView, Role,
     api::{
-        Kind, ObjectKey, RateLimitPolicy, RateLimitTarget, Typed, VirtualService,
+        Kind, Labels, ObjectKey, RateLimitPolicy, RateLimitTarget, Typed, VirtualService,
         destination_rule::WorkloadSelector, envoy_filter::ApplyTo, mesh_config, security::TargetRef, selects,
     },
     origin::Origin,
@@ -173,7 +173,13 @@ impl<'a> ReachIndex<'a> {
             Kind::ServiceEntry => {
                 let entry = world.service_entries.get(namespace, name).map(|entry| &entry.object);
                 let hosts = entry.into_iter().flat_map(|entry| entry.spec.hosts.iter().cloned());
-                vec![world.reach_of_hosts(hosts.map(|host| fqdn(&host, namespace)), SERVICE, |_| true)]
+                let hosts = hosts.map(|host| fqdn(&host, namespace));
+                let clients = world.reach_of_hosts(hosts, SERVICE, |_| true);
+                let workloads = entry.and_then(|entry| {
+                    let selector = &entry.spec.workload_selector.as_ref()?.labels;
+                    Some(reach_of_workloads(&entry.meta.namespace, selector))
+                });
+                iter::once(clients).chain(workloads).collect()
             }
             Kind::WorkloadEntry => {
                 let services = world.changes_of_workload_entry(namespace, name).services;
@@ -249,13 +255,7 @@ impl<'a> ReachIndex<'a> {
 impl World {
     fn reach_of_service(&self, namespace: &str, name: &str) -> Vec<Reach<'_>> {
         let Some(service) = self.service_named(namespace, name) else { return Vec::new() };
-        let selector = &service.spec.selector;
-        let workloads = own(&[ResourceType::Cluster, ResourceType::Listener], move |view| {
-            view.role == Role::Sidecar
-                && view.namespace == service.meta.namespace
-                && !selector.is_empty()
-                && selects(selector, &view.labels)
-        });
+        let workloads = reach_of_workloads(&service.meta.namespace, &service.spec.selector);
         let sees = |view: &ProxyView| self.service_visible(service, &view.namespace);
         vec![self.reach_of_hosts([service.fqdn()].into_iter(), SERVICE, sees), workloads]
     }
@@ -306,7 +306,17 @@ impl World {
                     meta.namespace == view.namespace && selects(&of.match_labels, &view.labels)
                 })
         };
-        vec![self.reach_of_hosts([fqdn(&spec.host, &meta.namespace)].into_iter(), CLUSTERS, applies)]
+        let mut reaches =
+            vec![self.reach_of_hosts([fqdn(&spec.host, &meta.namespace)].into_iter(), CLUSTERS, applies)];
+        if spec.has_credential() {
+            let names = spec.credentials().flat_map(|tls| match tls.credential_name.as_str() {
+                name if name.contains("://") => secret_names("", name),
+                name => secret_names(SECRET, name),
+            });
+            let (types, resources) = (vec![ResourceType::Secret], ReachedResources::Own(names.collect()));
+            reaches.push(Reach { types, resources, applies: Box::new(applies) });
+        }
+        reaches
     }
 
     /// Returns the reach of a policy that selects workloads.
@@ -367,7 +377,8 @@ impl World {
                 hosts.insert(service.fqdn());
                 ports.extend(service.spec.ports.iter().map(|port| port.port));
             }
-            if !is_service {
+            // A VirtualService has routes on port 80 for hosts without a service of this port.
+            if !is_service || types == ROUTES {
                 ports.insert(super::WELL_KNOWN_PORT);
             }
             hosts.insert(pattern);
@@ -377,10 +388,19 @@ impl World {
     }
 }
 
+/// Returns the reach of a service at the workloads that it selects.
+fn reach_of_workloads<'a>(namespace: &'a str, selector: &'a Labels) -> Reach<'a> {
+    own(&[ResourceType::Cluster, ResourceType::Listener], move |view| {
+        view.role == Role::Sidecar
+            && view.namespace == namespace
+            && !selector.is_empty()
+            && selects(selector, &view.labels)
+    })
+}
+
 /// Returns the secrets that come from a Secret. As in Istio, a gateway gets those of its own namespace, and those that a
 /// Gateway of Gateway API may refer to.
 fn reach_of_secret<'a>(namespace: &str, name: &str) -> Vec<Reach<'a>> {
-    let secrets = |prefix: &str| vec![format!("{prefix}{name}"), format!("{prefix}{name}-cacert")];
     let of = |names, applies: Box<dyn Fn(&ProxyView) -> bool + Send + Sync>| Reach {
         types: vec![ResourceType::Secret],
         resources: ReachedResources::Own(names),
@@ -388,9 +408,14 @@ fn reach_of_secret<'a>(namespace: &str, name: &str) -> Vec<Reach<'a>> {
     };
     let owner = namespace.to_owned();
     vec![
-        of(secrets(SECRET), Box::new(move |view| view.namespace == owner)),
-        of(secrets(&format!("{CREDENTIAL}{namespace}/")), Box::new(|_| true)),
+        of(secret_names(SECRET, name), Box::new(move |view| view.namespace == owner)),
+        of(secret_names(&format!("{CREDENTIAL}{namespace}/"), name), Box::new(|_| true)),
     ]
+}
+
+/// Returns the names of the secrets of a credential: its certificate and its roots.
+fn secret_names(prefix: &str, name: &str) -> Vec<String> {
+    vec![format!("{prefix}{name}"), format!("{prefix}{name}-cacert")]
 }
 
 /// Returns the types of the resources that a patch changes.
@@ -398,7 +423,10 @@ fn patched(to: ApplyTo) -> &'static [ResourceType] {
     match to {
         ApplyTo::Invalid | ApplyTo::Bootstrap => &[],
         ApplyTo::Cluster => &[ResourceType::Cluster],
-        ApplyTo::RouteConfiguration | ApplyTo::VirtualHost | ApplyTo::HttpRoute => ROUTES,
+        // Inbound listeners contain their routes.
+        ApplyTo::RouteConfiguration | ApplyTo::VirtualHost | ApplyTo::HttpRoute => {
+            &[ResourceType::Listener, ResourceType::Route, ResourceType::VirtualHost]
+        }
         ApplyTo::ExtensionConfig => &[ResourceType::Listener, ResourceType::ExtensionConfig],
         ApplyTo::Listener
         | ApplyTo::FilterChain
