@@ -63,7 +63,7 @@ fn listeners(mesh: &Mesh) {
     at(mesh, 8081, "a.selected.example", "/x", &is(302, &["location: http://moved.example"]));
     at(mesh, 8081, "b.selected.example", "/x", &is(404, &[]));
     // The listener takes routes of its own namespace, and the other one calls of gRPC alone.
-    at(mesh, 8081, "same.example", "/x", &is(200, &["\"pod\""]));
+    at(mesh, 8081, "same.example", "/x", &is(200, &["\"pod\"", "\"x-forwarded-port\":\"8081\""]));
     at(mesh, 8081, "calls.example", "/x", &is(404, &[]));
     at(mesh, 8081, "same.example", "/denied", &is(403, &[]));
     at(mesh, 8082, "more.example", "/x", &is(302, &["location: http://more.moved.example"]));

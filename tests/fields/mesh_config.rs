@@ -69,7 +69,8 @@ fn changes(mesh: &skysail_testkit::Mesh) {
                 Case { url: "http://api/", arguments, status: 200, has: &["\"caller\":null"], lacks: &none };
             eventually("the settings take effect", || crate::ask(mesh, client, &case));
         }
-        // No listener refuses unknown hosts any more; plain HTTP passes through.
-        wait(mesh, client, &get("http://hidden.other/", 200, &["outsider"]));
+        // No listener refuses unknown hosts any more: the connection goes to the address of the service, which has no
+        // endpoint for proxies that do not know the service.
+        wait(mesh, client, &get("http://hidden.other/", 503, &["remote connection failure"]));
     }
 }

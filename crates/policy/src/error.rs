@@ -325,13 +325,11 @@ impl Error {
                 ..plain(403, Flags::RV, "", "no longer admitted")
             },
             Kind::FaultAbort(status) => plain(*status, Flags::FI, "fault_filter_abort", "fault filter abort"),
-            Kind::FaultAbortGrpc(grpc) => {
-                let status = grpc_status::to_http(*grpc);
-                ErrorResponse {
-                    grpc: *grpc,
-                    ..plain(status, Flags::FI, "fault_filter_abort", "fault filter abort")
-                }
-            }
+            // As in Envoy, other requests than those of gRPC get 200.
+            Kind::FaultAbortGrpc(grpc) => ErrorResponse {
+                grpc: *grpc,
+                ..plain(200, Flags::FI, "fault_filter_abort", "fault filter abort")
+            },
             Kind::DownstreamClosed => plain(0, Flags::DC, "downstream_remote_disconnect", ""),
             Kind::DownstreamProtocol => plain(400, Flags::DPE, "http1.codec_error", "Bad Request"),
             Kind::BodyTooLarge => plain(413, Flags::NONE, "request_payload_too_large", "Payload Too Large"),

@@ -102,6 +102,8 @@ pub struct Hop<'a> {
     pub source: IpAddr,
     /// Address that replaces a loopback `source` in `x-forwarded-for`.
     pub own: fn() -> IpAddr,
+    /// Port of the connection's local address.
+    pub local_port: u16,
     /// The connection is TLS.
     pub tls: bool,
     /// The peer has a verified certificate.
@@ -136,8 +138,9 @@ const EDGE: [&str; 5] = [
     "x-envoy-original-path",
 ];
 
-/// Updates `x-forwarded-for`, `x-forwarded-proto`, `x-forwarded-client-cert` and `x-request-id`, removes headers that
-/// only internal clients may set, and returns the address of the client. Call it once, before routing.
+/// Updates `x-forwarded-for`, `x-forwarded-proto`, `x-forwarded-port`, `x-forwarded-client-cert` and `x-request-id`,
+/// removes headers that only internal clients may set, and returns the address of the client. Call it once, before
+/// routing.
 pub fn receive(
     manager: &HttpManager,
     hop: Hop<'_>,
@@ -154,6 +157,9 @@ pub fn receive(
         if manager.xff_trusted_hops == 0 {
             // No trusted proxy can have set it.
             head.remove("x-forwarded-proto");
+        }
+        if manager.append_forwarded_port && (manager.xff_trusted_hops == 0 || !head.has("x-forwarded-port")) {
+            head.set_number("x-forwarded-port", hop.local_port.into());
         }
     }
     set_scheme(manager, hop.tls, head);
@@ -236,6 +242,15 @@ fn nth_from_end(head: &RequestHead, index: usize) -> Option<(IpAddr, bool)> {
     let place = entries().count().checked_sub(index + 1)?;
     let address = std::str::from_utf8(entries().nth(place)?).ok()?.trim().parse().ok()?;
     Some((address, place == 0))
+}
+
+/// Appends the original host of a request to `x-forwarded-host`, unless it is the last element.
+pub fn append_forwarded_host(head: &mut RequestHead, host: &str) {
+    const NAME: &str = "x-forwarded-host";
+    let last = head.header_values(NAME).last().and_then(|list| list.rsplit(|byte| *byte == b',').next());
+    if last != Some(host.as_bytes()) {
+        append_to_list(head, NAME, host.as_bytes());
+    }
 }
 
 /// Appends an element to a list header and merges its fields. Allocates only if the header exists.

@@ -83,6 +83,8 @@ pub struct HttpManager {
     pub xff_trusted_hops: u32,
     /// The peer's address is not appended to `x-forwarded-for`.
     pub skip_xff_append: bool,
+    /// With `use_remote_address`, `x-forwarded-port` is set to the port of the connection's local address.
+    pub append_forwarded_port: bool,
     /// Address ranges of internal clients, which may set retries and timeouts by header (`internal_address_config`).
     pub internal: Vec<Cidr>,
     /// Paths are normalised by RFC 3986 (`.` and `..`) before routing.

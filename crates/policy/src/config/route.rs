@@ -242,6 +242,8 @@ pub struct Forward {
     pub rewrite: Option<Rewrite>,
     /// Host rewrite.
     pub host: Option<HostRewrite>,
+    /// A host rewrite appends the original host to `x-forwarded-host`.
+    pub append_forwarded_host: bool,
     /// Clusters that receive a copy of the request. Their responses are discarded.
     pub mirrors: Vec<Mirror>,
     /// Upgrades (lower case) that this route allows (`true`) or forbids.

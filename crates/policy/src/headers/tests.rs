@@ -30,6 +30,7 @@ fn manager() -> HttpManager {
         server: ServerHeader::PassThrough,
         preserve_request_id: false,
         skip_xff_append: false,
+        append_forwarded_port: false,
         internal: Vec::new(),
         generate_request_id: false,
         request_id: Default::default(),
@@ -72,6 +73,7 @@ fn hop(certified: bool, forwarded_cert: Option<&str>) -> Hop<'_> {
     Hop {
         source: "10.0.0.1".parse().unwrap(),
         own: || "192.168.1.1".parse().unwrap(),
+        local_port: 8443,
         tls: certified,
         certified,
         forwarded_cert,
@@ -142,6 +144,32 @@ fn trusted_proxies_determine_the_client_address() {
         let found = receive(&manager, hop(false, None), &mut head, &mut fastrand::Rng::with_seed(1));
         assert_eq!(found.to_string(), client, "{before:?}");
         assert_eq!(value(&head, "x-forwarded-for"), after);
+    }
+}
+
+#[test]
+fn the_port_of_the_connection_is_forwarded() {
+    let with = |use_remote_address, xff_trusted_hops| HttpManager {
+        append_forwarded_port: true,
+        use_remote_address,
+        xff_trusted_hops,
+        ..manager()
+    };
+    let cases = [
+        (with(true, 0), None, Some("8443")),
+        (with(true, 0), Some("1"), Some("8443")),
+        (with(true, 1), None, Some("8443")),
+        (with(true, 1), Some("1"), Some("1")),
+        (with(false, 0), None, None),
+        (HttpManager { use_remote_address: true, ..manager() }, None, None),
+    ];
+    for (manager, before, after) in cases {
+        let mut head = RequestHead::build("GET", "/", "h", &[]);
+        if let Some(before) = before {
+            head.append("x-forwarded-port", before.as_bytes());
+        }
+        receive(&manager, hop(false, None), &mut head, &mut fastrand::Rng::with_seed(1));
+        assert_eq!(value(&head, "x-forwarded-port"), after, "{before:?}");
     }
 }
 

@@ -254,6 +254,7 @@ impl ProxyConfiguration {
         let hop = Hop {
             source: subject.source.ip(),
             own: crate::request::hop::own_address,
+            local_port: subject.destination.port(),
             tls: subject.peer.tls,
             certified: subject.peer.certificate.is_some(),
             forwarded_cert: None,

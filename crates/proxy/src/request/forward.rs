@@ -248,7 +248,12 @@ impl RequestContext<'_> {
                 _ => self.pick_host(plan, retry, &tried)?,
             };
             if let (Some(HostRewrite::Auto), Some(name)) = (plan.host_rewrite, &host.endpoint.hostname) {
-                rewrite::set_host(self.exchange.request, name.as_bytes(), self.outcome.attempts);
+                rewrite::set_host(
+                    self.exchange.request,
+                    plan.forward,
+                    name.as_bytes(),
+                    self.outcome.attempts,
+                );
             }
             let begun = plan.pool.latency_start();
             if let Some(trace) = &mut self.outcome.trace {

@@ -73,6 +73,7 @@ pub(crate) fn process_hop_fields(
     let hop = Hop {
         source: origin.source.ip(),
         own: hop::own_address,
+        local_port: origin.destination.port(),
         tls: peer.tls,
         certified: peer.certificate.is_some(),
         forwarded_cert: scope.forwarded_cert,

@@ -90,6 +90,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         use_remote_address: flag(proto.use_remote_address).unwrap_or(false),
         xff_trusted_hops: proto.xff_num_trusted_hops,
         skip_xff_append: proto.skip_xff_append,
+        append_forwarded_port: proto.append_x_forwarded_port,
         internal: internal(proto).at("internal_address_config.cidr_ranges")?,
         normalize_path: flag(proto.normalize_path).unwrap_or(false),
         merge_slashes: proto.merge_slashes,

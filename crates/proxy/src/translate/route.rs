@@ -248,6 +248,7 @@ fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result
             (Some(_), _) => return Err(Reject::new("prefix_rewrite and regex_rewrite exclude each other")),
         },
         host: host_rewrite(proto.host_rewrite_specifier.as_ref())?,
+        append_forwarded_host: proto.append_x_forwarded_host,
         mirrors,
         upgrades: proto
             .upgrade_configs

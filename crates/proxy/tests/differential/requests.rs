@@ -10,7 +10,7 @@ use crate::{
 
 const METHODS: [&str; 7] = ["GET", "GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"];
 /// Fields in which clients and preceding proxies describe themselves.
-const HOPS: [(&str, &[&str]); 14] = [
+const HOPS: [(&str, &[&str]); 15] = [
     (
         "x-forwarded-for",
         &["10.0.0.1", "1.2.3.4", "10.0.0.1, 1.2.3.4", "1.1.1.1,10.0.0.2,3.3.3.3", "no", "::1"],
@@ -23,6 +23,7 @@ const HOPS: [(&str, &[&str]); 14] = [
     ("x-envoy-expected-rq-timeout-ms", &["5000"]),
     ("x-envoy-original-path", &["/original"]),
     ("x-envoy-original-host", &["original"]),
+    ("x-forwarded-host", &["original", "a.example", "original,a.example", "original, a.example"]),
     ("x-envoy-attempt-count", &["7"]),
     ("x-envoy-downstream-service-cluster", &["me"]),
     ("x-envoy-ip-tags", &["a"]),

@@ -5,7 +5,12 @@ use std::time::Duration;
 use super::ForwardPlan;
 use crate::request::{context::RequestContext, routing};
 use skysail_http::head::{self, RequestHead};
-use skysail_policy::{config::route::HostRewrite, grpc, headers, retry::AttemptPolicy, route::Found};
+use skysail_policy::{
+    config::route::{Forward, HostRewrite},
+    grpc, headers,
+    retry::AttemptPolicy,
+    route::Found,
+};
 
 impl ForwardPlan<'_> {
     /// Returns whether the route changes the request's head.
@@ -33,10 +38,10 @@ impl RequestContext<'_> {
         }
         let (request, attempts) = (&mut *self.exchange.request, self.outcome.attempts);
         match plan.host_rewrite {
-            Some(HostRewrite::Literal(host)) => set_host(request, host.as_bytes(), attempts),
+            Some(HostRewrite::Literal(host)) => set_host(request, plan.forward, host.as_bytes(), attempts),
             Some(HostRewrite::Header(name)) => {
                 if let Some(host) = request.header(name).map(<[u8]>::to_vec) {
-                    set_host(request, &host, attempts);
+                    set_host(request, plan.forward, &host, attempts);
                 }
             }
             Some(HostRewrite::Auto) | None => {}
@@ -66,15 +71,18 @@ impl RequestContext<'_> {
     }
 }
 
-/// Sets the authority that the host rewrite gives, and keeps the original in `x-envoy-original-host`. As in
-/// Envoy, the authority stays if the new one is empty or is not a valid `Host` field. `attempts` is the
-/// number of attempts so far.
-pub(super) fn set_host(head: &mut RequestHead, host: &[u8], attempts: u32) {
+/// Sets the authority that the host rewrite gives, and keeps the original in `x-envoy-original-host` and, if the route
+/// says so, `x-forwarded-host`. As in Envoy, the authority stays if the new one is empty or is not a valid `Host` field.
+/// `attempts` is the number of attempts so far.
+pub(super) fn set_host(head: &mut RequestHead, forward: &Forward, host: &[u8], attempts: u32) {
     let Some(host) = head::as_authority(host) else { return };
     // A retry at another endpoint keeps the original authority that the first attempt has stored.
     if attempts <= 1 {
         let original = head.authority().to_owned();
         head.set("x-envoy-original-host", original.as_bytes());
+        if forward.append_forwarded_host {
+            headers::append_forwarded_host(head, &original);
+        }
     }
     head.set_authority(host);
 }
