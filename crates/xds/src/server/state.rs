@@ -215,10 +215,13 @@ impl Session {
         RequestOutcome { cost, ..outcome }
     }
 
-    /// Reports the names of a subscription if they have changed since the last report.
+    /// Reports the names of a subscription if they have changed since the last report. A client that has not requested
+    /// the type has none.
     pub(super) fn report_names(&mut self, kind: Kind, report: &mut dyn FnMut(Event<'_>)) {
         let subscription = &mut self.subscriptions[kind as usize];
-        if let Some((all, names)) = subscription.names_to_report() {
+        if subscription.open
+            && let Some((all, names)) = subscription.names_to_report()
+        {
             report(Event::Subscribed { kind, all, names });
         }
     }
