@@ -232,7 +232,7 @@ impl ObjectPage {
             ObjectState::Refused => "refused by proxies",
             ObjectState::Pending => "pending: not all proxies have answered",
             ObjectState::InEffect => "in effect",
-            ObjectState::Unused => "no connected proxy holds a resource that it shapes",
+            ObjectState::Unused => "no connected proxy holds a resource that it affects",
         };
         let mut text =
             format!("{} {}/{} ({}:{}): {state}", self.kind, self.namespace, self.name, self.file, self.line);

@@ -1,7 +1,7 @@
-//! Status of configuration objects: which proxies hold what an object shapes, and which of them have accepted it.
+//! Status of configuration objects: which proxies hold what an object affects, and which of them have accepted it.
 //!
 //! Nothing is recorded while changes are published, except the generation of each changed object. A status is computed
-//! when it is requested, from three things: what the object shapes ([`skysail_model::Reach`]), the generation in which
+//! when it is requested, from three things: what the object affects ([`skysail_model::Reach`]), the generation in which
 //! each resource last changed, and the generation up to which each proxy has answered. One request is served at a time.
 
 mod deliveries;
@@ -37,17 +37,17 @@ pub(crate) enum ObjectState {
     Invalid,
     /// The object changed and is being published.
     Publishing,
-    /// A proxy has rejected a resource that the object shapes.
+    /// A proxy has rejected a resource that the object affects.
     Refused,
     /// Not all proxies have answered.
     Pending,
-    /// All proxies that hold a resource that the object shapes have accepted it.
+    /// All proxies that hold a resource that the object affects have accepted it.
     InEffect,
-    /// No connected proxy holds a resource that the object shapes.
+    /// No connected proxy holds a resource that the object affects.
     Unused,
 }
 
-/// Numbers of the proxies that hold a resource that an object shapes.
+/// Numbers of the proxies that hold a resource that an object affects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct DeliveryCounts {
     /// All.
@@ -88,7 +88,7 @@ pub(crate) struct ObjectStatus {
     /// Fingerprint of the text of the file that is in use.
     fingerprint: Option<u64>,
     findings: Vec<Diagnostic>,
-    /// Resources that the object shapes and that proxies hold, at most [`MAX_RESOURCES`].
+    /// Resources that the object affects and that proxies hold, at most [`MAX_RESOURCES`].
     resources: Vec<ResourceName>,
     /// Number of further resources.
     resources_omitted: usize,

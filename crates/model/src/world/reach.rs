@@ -1,4 +1,4 @@
-//! Which resources of which proxies an object shapes, for its status.
+//! Which resources of which proxies an object affects, for its status.
 //!
 //! The estimate follows from the object and the indexes; nothing is compiled. It may name a proxy whose resources the
 //! object happens to leave as they are. It names every proxy on which the object's own statements act. Indirect effects
@@ -40,7 +40,7 @@ const SERVICE: &[ResourceType] =
     &[ResourceType::Cluster, ResourceType::Endpoint, ResourceType::Route, ResourceType::VirtualHost];
 const GATEWAY: &[ResourceType] = &[ResourceType::Listener, ResourceType::Route, ResourceType::Secret];
 
-/// Resources that an object shapes, at the proxies to which it [applies](Reach::applies).
+/// Resources that an object affects, at the proxies to which it [applies](Reach::applies).
 pub struct Reach<'a> {
     /// Types of the resources.
     pub types: Vec<ResourceType>,
@@ -164,7 +164,7 @@ impl World {
 }
 
 impl<'a> ReachIndex<'a> {
-    /// Returns what an object shapes; nothing if it does not exist.
+    /// Returns what an object affects; nothing if it does not exist.
     pub fn of(&self, key: &ObjectKey) -> Vec<Reach<'a>> {
         let world = self.world;
         let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
@@ -359,7 +359,7 @@ impl World {
         })
     }
 
-    /// Returns the reach of an object that shapes resources of hosts.
+    /// Returns the reach of an object that affects resources of hosts.
     fn reach_of_hosts<'a>(
         &self,
         patterns: impl Iterator<Item = String>,

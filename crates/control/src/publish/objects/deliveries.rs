@@ -1,4 +1,4 @@
-//! What each proxy was sent of the resources that an object shapes, and what it answered.
+//! What each proxy was sent of the resources that an object affects, and what it answered.
 //!
 //! A list has thousands of objects and proxies, so most pairs must not look at resources one by one. Resources are
 //! indexed by host once for each layer. A proxy that has answered all changes and subscribes to all resources of a type
@@ -88,7 +88,7 @@ type HostResource<'a> = (Kind, &'a Arc<str>, u64);
 /// Resources of hosts in a layer.
 type LayerIndex<'a> = HashMap<&'a str, Vec<HostResource<'a>>>;
 
-/// Resources of a type that an object shapes.
+/// Resources of a type that an object affects.
 struct Reached<'a> {
     kind: Kind,
     resources: &'a ReachedResources,
@@ -191,7 +191,7 @@ impl<'a> Fleet<'a> {
         self.clients.push(FleetClient { view, types });
     }
 
-    /// Returns for each client the worst state of the resources that an object shapes and that it holds; `None` if it
+    /// Returns for each client the worst state of the resources that an object affects and that it holds; `None` if it
     /// holds none. `published` is the generation in which the object was published. Adds the resources to `held`.
     pub(super) fn deliveries(
         &self,
