@@ -3,6 +3,7 @@
 //! Each function accepts any bytes and panics on an error. A target that checks more than "no panic" documents
 //! the check.
 
+mod compile;
 mod http1;
 mod jwt;
 mod route;
@@ -34,6 +35,7 @@ use skysail_policy::{
 };
 use skysail_proxy::fuzzing::{self, Resource};
 
+pub use compile::compile;
 pub use http1::{http1_request, http1_response};
 pub use jwt::jwt;
 pub use route::route;
@@ -42,8 +44,9 @@ pub use route::route;
 pub type Target = fn(&[u8]);
 
 /// All targets, by the names of their programs and of their seed directories.
-pub const TARGETS: [(&str, Target); 19] = [
+pub const TARGETS: [(&str, Target); 20] = [
     ("certificate", certificate),
+    ("compile", compile),
     ("csr", csr),
     ("discovery", discovery),
     ("dns", dns),
