@@ -2,8 +2,8 @@
 //! sends batches.
 //!
 //! A batch is sent when it reaches its size, when its interval has passed, and at the end of the worker. One batch is
-//! in flight at a time, while the next one grows up to a limit. A batch that fails is dropped, because a retry could
-//! deliver it twice.
+//! in flight at a time, while the next one grows up to a limit. A batch that did not leave is sent again, later each time.
+//! A batch that the collector may have is dropped, because a retry could deliver it twice.
 
 use std::{rc::Rc, sync::Arc, time::Duration};
 
@@ -103,12 +103,13 @@ async fn send(worker: Rc<Worker>, exporter: Rc<Exporter>) {
             return;
         }
         if !exporter.ending.get() {
-            timer::timeout(exporter.collector.interval, exporter.now.notified()).await;
+            timer::timeout(exporter.interval(), exporter.now.notified()).await;
         }
         let batch = exporter.take();
         if batch.count > 0 {
             match send_batch(&worker, &exporter, &batch.items, &mut stream).await {
                 Ok(()) => exporter.sent(batch.count),
+                Err(error) if has_not_left(&error.kind) => exporter.put_back(batch, &reason(&error)),
                 Err(error) => exporter.failed(batch.count, &reason(&error)),
             }
         }
@@ -177,6 +178,20 @@ async fn send_batch(
             Ok(())
         }
     }
+}
+
+/// Returns whether an error means that the collector has not received the batch.
+fn has_not_left(kind: &Kind) -> bool {
+    matches!(
+        kind,
+        Kind::ClusterNotFound(_)
+            | Kind::NoHealthyUpstream
+            | Kind::DnsFailed
+            | Kind::ConnectFailed
+            | Kind::ConnectTimeout
+            | Kind::UpstreamRefused
+            | Kind::Overflow
+    )
 }
 
 fn reason(error: &Error) -> String {

@@ -1,7 +1,7 @@
 //! Buffers of items for collectors: one bounded batch per collector and worker.
 //!
 //! Requests append to a batch and never wait. Items that do not fit are dropped, counted, and logged at most
-//! once a minute. [`crate::call::export`] sends the batches.
+//! once a minute. [`crate::call::export`] sends the batches, and puts back those that the collector did not get.
 
 use std::{
     cell::{Cell, RefCell},
@@ -17,6 +17,8 @@ use skysail_policy::config::collector::Collector;
 
 /// Maximum size of a buffer in bytes, unless the batch size is larger.
 const MAX_BYTES: usize = 1 << 20;
+/// Maximum time between two attempts to send to a collector that is away, unless its interval is longer.
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Minimum interval between warnings about lost items.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -36,8 +38,8 @@ pub(crate) struct Exporter {
     pub(crate) now: Notify,
     /// Notified when [`Self::finished`] becomes true.
     pub(crate) done: Notify,
-    /// The last batch failed: a full batch is not sent at once.
-    failing: Cell<bool>,
+    /// Number of batches that failed in a row. After a failure a full batch is not sent at once.
+    failures: Cell<u32>,
     /// The worker is shutting down.
     pub(crate) ending: Cell<bool>,
     /// All items from before the shutdown are sent.
@@ -71,7 +73,7 @@ impl Exporters {
             some: Notify::new(),
             now: Notify::new(),
             done: Notify::new(),
-            failing: Cell::new(false),
+            failures: Cell::new(0),
             ending: Cell::new(false),
             finished: Cell::new(false),
             unreported: Cell::new(0),
@@ -96,7 +98,7 @@ impl Exporter {
     /// Appends an item unless the buffer is full.
     pub(crate) fn add(&self, write: impl FnOnce(&mut Vec<u8>)) {
         let mut batch = self.batch.borrow_mut();
-        if batch.items.len() >= MAX_BYTES.max(self.collector.size) {
+        if batch.items.len() >= self.max_bytes() {
             drop(batch);
             self.stats.dropped.inc();
             return self.lose(1, "the buffer is full");
@@ -106,7 +108,7 @@ impl Exporter {
         }
         write(&mut batch.items);
         batch.count += 1;
-        if batch.items.len() >= self.collector.size && !self.failing.get() {
+        if batch.items.len() >= self.collector.size && self.failures.get() == 0 {
             self.now.notify_one();
         }
     }
@@ -124,22 +126,67 @@ impl Exporter {
     /// Records that a batch of `count` items was delivered.
     pub(crate) fn sent(&self, count: u64) {
         self.stats.sent.add(count);
-        self.failing.set(false);
+        self.failures.set(0);
     }
 
     /// Records that a batch of `count` items was lost.
     pub(crate) fn failed(&self, count: u64, why: &str) {
         self.stats.failed.add(count);
-        self.failing.set(true);
+        self.failures.set(self.failures.get().saturating_add(1));
         self.lose(count, why);
     }
 
+    /// Puts back a batch that the collector did not get, before the items added since. It is lost if the worker is
+    /// shutting down, or if both exceed the buffer.
+    pub(crate) fn put_back(&self, failed: Batch, why: &str) {
+        let mut batch = self.batch.borrow_mut();
+        if self.ending.get() || failed.items.len() + batch.items.len() > self.max_bytes() {
+            drop(batch);
+            return self.failed(failed.count, why);
+        }
+        self.stats.retried.add(failed.count);
+        self.failures.set(self.failures.get().saturating_add(1));
+        let Batch { mut items, count } = failed;
+        items.append(&mut batch.items);
+        *batch = Batch { items, count: count + batch.count };
+        drop(batch);
+        let Collector { what, cluster, .. } = &*self.collector;
+        if self.is_warning_due() {
+            tracing::warn!(
+                "{count} {what} could not be sent to cluster {cluster}: {why}; they are sent again (logged at most once \
+                 a minute; counted in skysail_export_retried_total)"
+            );
+        }
+    }
+
+    /// Returns the time until a batch is sent that is not full: the interval of the collector, doubled for each failure
+    /// in a row up to [`MAX_BACKOFF`].
+    pub(crate) fn interval(&self) -> Duration {
+        let interval = self.collector.interval;
+        let doubled = interval.saturating_mul(1 << self.failures.get().min(16));
+        doubled.min(MAX_BACKOFF.max(interval))
+    }
+
+    fn max_bytes(&self) -> usize {
+        MAX_BYTES.max(self.collector.size)
+    }
+
+    /// Returns whether a warning may be logged now, and then counts it as logged.
+    fn is_warning_due(&self) -> bool {
+        let now = Instant::now();
+        let is_due =
+            self.last_warning.get().is_none_or(|last_warning| now - last_warning >= WARNING_INTERVAL);
+        if is_due {
+            self.last_warning.set(Some(now));
+        }
+        is_due
+    }
+
     fn lose(&self, count: u64, why: &str) {
-        let (now, unreported) = (Instant::now(), self.unreported.get() + count);
-        if self.last_warning.get().is_some_and(|last_warning| now - last_warning < WARNING_INTERVAL) {
+        let unreported = self.unreported.get() + count;
+        if !self.is_warning_due() {
             return self.unreported.set(unreported);
         }
-        self.last_warning.set(Some(now));
         self.unreported.set(0);
         let Collector { what, cluster, .. } = &*self.collector;
         tracing::warn!(
@@ -206,6 +253,27 @@ mod tests {
         exporter.sent(1);
         exporter.add(|items| items.extend([0; 100]));
         assert!(is_notified(&exporter.now));
+
+        // A batch that did not arrive is sent again before later items, after a longer time each time.
+        let failed = exporter.take();
+        exporter.add(|items| items.push(7));
+        assert_eq!(exporter.interval(), Duration::from_secs(1));
+        exporter.put_back(failed, "test");
+        assert_eq!(exporter.interval(), Duration::from_secs(2));
+        let batch = exporter.take();
+        assert_eq!((batch.count, batch.items[..100].iter().sum::<u8>(), batch.items[100]), (2, 0, 7));
+        assert_eq!(exporter.stats.retried.get(), 1);
+        exporter.put_back(batch, "test");
+        exporter.add(|items| items.resize(MAX_BYTES, 0));
+        let full = exporter.take();
+        exporter.add(|items| items.push(0));
+        exporter.put_back(full, "test");
+        assert_eq!((exporter.stats.failed.get(), exporter.take().count), (5, 1), "both exceed the buffer");
+        (0..20).for_each(|_| exporter.put_back(Batch { items: vec![0], count: 1 }, "test"));
+        assert_eq!(exporter.interval(), MAX_BACKOFF);
+        exporter.ending.set(true);
+        exporter.put_back(exporter.take(), "test");
+        assert_eq!((exporter.stats.failed.get(), exporter.is_empty()), (25, true));
 
         exporters.remove(&exporter);
         assert!(exporters.of(&collector(100), &shard).1);

@@ -203,6 +203,7 @@ set! {
         sent: Counter "skysail_export_sent_total",
         dropped: Counter "skysail_export_dropped_total",
         failed: Counter "skysail_export_failed_total",
+        retried: Counter "skysail_export_retried_total",
     }
 }
 
