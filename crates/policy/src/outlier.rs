@@ -279,6 +279,15 @@ fn census(endpoints: &Endpoints) -> (usize, usize) {
 }
 
 impl Outlier {
+    /// Returns the result of a response with this status. `effective` is the status of its gRPC trailers, if it has one.
+    pub fn result_of(&self, status: u16, effective: u16) -> UpstreamResult {
+        UpstreamResult::Answered(match &self.errors {
+            None => effective,
+            Some(errors) if errors.binary_search(&status).is_ok() => status.max(500),
+            Some(_) => 200,
+        })
+    }
+
     /// Returns the length of an endpoint's ejection.
     fn term(&self, track: &EndpointState) -> Duration {
         let jitter = Duration::from_millis(track.jitter.load(Relaxed));

@@ -75,7 +75,19 @@ pub struct Tally {
     pub shadow_denied: u32,
     /// Dynamic metadata with the results of the shadow rules.
     pub found: Vec<(String, Value)>,
+    /// Whether rules with action LOG match; `None` without such rules.
+    pub log_hint: Option<bool>,
 }
+
+impl Tally {
+    /// Returns the dynamic metadata for access logs, in the namespace `envoy.common`.
+    pub fn log_metadata(&self) -> Option<(String, Value)> {
+        self.log_hint.map(|matched| (LOG_HINT.to_owned(), matched.into()))
+    }
+}
+
+/// Key of [`Tally::log_metadata`]. Source: Envoy's RBAC filters.
+const LOG_HINT: &str = "access_log_hint";
 
 /// Checks policies in order until the first refusal. Counts results in `tally`, which also receives the metadata of
 /// shadow rules.
@@ -92,6 +104,9 @@ pub fn check(policies: &[Arc<Policy>], subject: &Subject<'_>, tally: &mut Tally)
         }
         if let Some(rules) = &policy.rules {
             let (allowed, matched) = evaluate(rules, subject);
+            if rules.action == RuleAction::Log {
+                tally.log_hint = Some(matched.is_some());
+            }
             if !allowed {
                 tally.denied += 1;
                 return deny(matched);

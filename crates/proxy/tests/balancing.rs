@@ -137,6 +137,7 @@ fn ejecting(endpoints: &[SocketAddr], base_ejection: Duration) -> Cluster {
         always_one: false,
         success_rate: never,
         failure_percentage: never,
+        errors: None,
         state: Arc::default(),
     };
     let tracked = |address: &SocketAddr| {

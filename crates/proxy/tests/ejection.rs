@@ -38,10 +38,16 @@ fn refusing_address() -> SocketAddr {
 /// Sends 20 requests in round robin to a good server and this one; returns the failures, and an accessor of the
 /// ejection metrics.
 async fn failures(bad: SocketAddr, outlier: Value) -> (u32, impl Fn(&str) -> u64) {
+    failures_by(bad, outlier, json!({})).await
+}
+
+/// The same with options of HTTP.
+async fn failures_by(bad: SocketAddr, outlier: Value, options: Value) -> (u32, impl Fn(&str) -> u64) {
     let mut endpoints = cluster("c", answering(200).await, false);
     let other = cluster("c", bad, false)["load_assignment"]["endpoints"][0]["lb_endpoints"][0].take();
     endpoints["load_assignment"]["endpoints"][0]["lb_endpoints"].as_array_mut().unwrap().push(other);
     endpoints["outlier_detection"] = outlier;
+    endpoints["typed_extension_protocol_options"] = options;
     let manager = http(&[], &to("c"), &json!({}));
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start(folder.path(), &bootstrap(&[listener("l", &[manager])], &[endpoints])).await;
@@ -101,4 +107,27 @@ async fn ejections_do_not_exceed_the_maximum_percentage() {
     let outlier = json!({"consecutive_5xx": 2, "max_ejection_percent": 0, "always_eject_one_host": true});
     let (failed, metric) = failures(answering(500).await, outlier).await;
     assert_eq!((failed, metric("active"), metric("overflow")), (2, 1, 0));
+}
+
+#[tokio::test]
+async fn statuses_of_a_matcher_are_the_errors() {
+    let options = |pattern: Value| {
+        let status = json!({"name": ":status", "string_match": pattern});
+        json!({"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+            "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+            "explicit_http_config": {"http_protocol_options": {}},
+            "outlier_detection": {"error_matcher": {"or_match": {"rules": [
+                {"http_response_headers_match": {"headers": [status]}},
+                {"http_response_headers_match": {"headers": [{"name": ":status", "string_match": {"exact": "999"}}]}},
+            ]}}},
+        }})
+    };
+    let outlier = json!({"consecutive_5xx": 2, "max_ejection_percent": 50});
+    let too_many = options(json!({"exact": "429"}));
+    let (failed, metric) = failures_by(answering(429).await, outlier.clone(), too_many.clone()).await;
+    assert_eq!((failed, metric("active"), metric("enforced_consecutive_5xx")), (2, 1, 1));
+    let (failed, metric) = failures_by(answering(500).await, outlier.clone(), too_many).await;
+    assert_eq!((failed, metric("active"), metric("enforced_total")), (10, 0, 0));
+    let (failed, metric) = failures_by(answering(404).await, outlier, options(json!({"prefix": "4"}))).await;
+    assert_eq!((failed, metric("active")), (2, 1));
 }

@@ -165,15 +165,20 @@ const FILTERS: &[&str] = &[
     "{and_filter: {filters: [{response_flag_filter: {}}, {header_filter: {header: {name: x-a, present_match: true}}}]}}",
     "{or_filter: {filters: [{response_flag_filter: {flags: [UF]}}, {header_filter: {header: {name: x-a, present_match: true}}}]}}",
     "{metadata_filter: {matcher: {filter: envoy.filters.http.rbac, path: [{key: shadow_engine_result}], value: {string_match: {exact: denied}}}}}",
+    "{metadata_filter: {matcher: {filter: envoy.common, path: [{key: access_log_hint}], value: {bool_match: true}}}}",
+    "{metadata_filter: {matcher: {filter: envoy.common, path: [{key: access_log_hint}], value: {bool_match: false}}}}",
     "{metadata_filter: {matcher: {filter: none, path: [{key: a}], value: {string_match: {exact: b}}}}}",
     "{metadata_filter: {matcher: {filter: none, path: [{key: a}], value: {string_match: {exact: b}}}, match_if_key_not_found: false}}",
 ];
 
-/// A shadow rule that would deny POST requests.
+/// A rule that logs requests with a header, and a shadow rule that would deny POST requests.
 const SHADOW: &str = "http_filters:
           - name: envoy.filters.http.rbac
             typed_config:
               \"@type\": type.googleapis.com/envoy.extensions.filters.http.rbac.v3.RBAC
+              rules:
+                action: LOG
+                policies: {named: {permissions: [{header: {name: x-a, present_match: true}}], principals: [{any: true}]}}
               shadow_rules:
                 action: DENY
                 policies: {post: {permissions: [{header: {name: \":method\", string_match: {exact: POST}}}], principals: [{any: true}]}}";

@@ -33,6 +33,8 @@ pub struct Outlier {
     pub success_rate: HealthComparison,
     /// Ejection of endpoints whose share of failures is above a fixed percentage.
     pub failure_percentage: HealthComparison,
+    /// Statuses of responses that count as errors, in ascending order; `None`: those from 500.
+    pub errors: Option<Box<[u16]>>,
     /// State of the detection, shared by all workers.
     pub state: Arc<OutlierState>,
 }

@@ -179,6 +179,8 @@ impl Filter {
 
 /// Names of the filters that set dynamic metadata.
 pub mod metadata {
+    /// Namespace of metadata that filters have in common.
+    pub const COMMON: &str = "envoy.common";
     /// Set with the result of shadow rules.
     pub const RBAC: &str = "envoy.filters.http.rbac";
     /// Set with the result of external authorization.

@@ -17,8 +17,22 @@ pub(crate) fn outlier() -> Outlier {
         always_one: false,
         success_rate: HealthComparison { threshold: 1000, ..never },
         failure_percentage: HealthComparison { threshold: 85, ..never },
+        errors: None,
         state: Arc::default(),
     }
+}
+
+#[test]
+fn listed_statuses_replace_those_from_500() {
+    let plain = outlier();
+    assert_eq!(plain.result_of(200, 503), UpstreamResult::Answered(503));
+    let listed = Outlier { errors: Some([418, 429, 503].into()), ..outlier() };
+    let answered = |status| listed.result_of(status, status);
+    assert_eq!(answered(429), UpstreamResult::Answered(500), "counts as 5xx");
+    assert_eq!(answered(503), UpstreamResult::Answered(503));
+    assert_eq!(answered(500), UpstreamResult::Answered(200), "is not listed");
+    let causes = found(&listed, &[answered(418), answered(429), answered(418)]);
+    assert_eq!(causes, [EjectionCause::Consecutive5xx]);
 }
 
 fn endpoints(count: u8, now: Instant) -> Endpoints {

@@ -172,6 +172,21 @@ fn shadow_rules_are_counted_and_not_enforced() {
     assert_eq!(tally, Tally { allowed: 1, denied: 1, shadow_denied: 1, ..Tally::default() });
 }
 
+#[test]
+fn rules_that_log_admit_all_and_say_whether_they_match() {
+    let peer = Peer::plain();
+    let hint = |rules: Vec<Rule>| {
+        let mut tally = Tally::default();
+        let policies = [policy(RuleAction::Log, rules), policy(RuleAction::Deny, Vec::new())];
+        assert_eq!(check(&policies, &subject(None, &peer), &mut tally), Verdict::Allow);
+        tally.log_metadata()
+    };
+    let all = vec![rule("all", vec![Permission::Any], vec![Principal::Any])];
+    assert_eq!(hint(all), Some(("access_log_hint".to_owned(), true.into())));
+    assert_eq!(hint(Vec::new()), Some(("access_log_hint".to_owned(), false.into())));
+    assert_eq!(Tally::default().log_metadata(), None);
+}
+
 fn permission() -> impl Strategy<Value = (bool, u8)> {
     (any::<bool>(), 0_u8..4)
 }

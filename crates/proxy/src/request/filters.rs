@@ -414,6 +414,7 @@ fn authorize(
     counters.rbac_denied.add(tally.denied.into());
     counters.rbac_shadow_allowed.add(tally.shadow_allowed.into());
     counters.rbac_shadow_denied.add(tally.shadow_denied.into());
+    add_metadata(outcome, metadata::COMMON, tally.log_metadata());
     add_metadata(outcome, metadata::RBAC, tally.found);
     match verdict {
         Verdict::Allow => Ok(()),

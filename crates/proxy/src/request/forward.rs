@@ -38,7 +38,7 @@ use skysail_policy::{
         route::{Forward, HostRewrite, RetryPolicy},
     },
     error::{Error, Flags, Kind},
-    grpc, outlier,
+    grpc,
     peer::{METADATA, METADATA_ID},
     retry::{self, AttemptPolicy, AttemptResult},
     route::Found,
@@ -319,11 +319,11 @@ impl RequestContext<'_> {
             bump(&host.totals.errors);
             self.end_attempt_span(Some(&failure.error), false);
             plan.pool.note_failure(&host.endpoint, &failure.error.kind, &self.scope.worker.dice);
-        } else if plan.pool.cluster.outlier.is_some() {
+        } else if let Some(outlier) = &plan.pool.cluster.outlier {
             let response = &*self.exchange.response;
             let grpc = if self.decision.grpc { grpc_status::in_fields(response) } else { None };
             let status = grpc.map_or(response.status(), grpc_status::to_http);
-            let result = outlier::UpstreamResult::Answered(status);
+            let result = outlier.result_of(response.status(), status);
             plan.pool.note(&host.endpoint, result, &self.scope.worker.dice);
         }
     }

@@ -46,6 +46,7 @@ use skysail_policy::config::{
         AutoSni, Discovery, Family, Keepalive, Limits, MAX_HEAD, MAX_HEADERS, RetryBudget, Service,
         TransportMatch, UpstreamProtocol,
     },
+    health::Outlier,
     tls::ClientTls,
 };
 use skysail_policy::state::Published;
@@ -72,12 +73,7 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
         name: proto.name.as_str().into(),
         balancer: balancer::translate(&proto, &discovery, new_balancer)?,
         panic_threshold: balancer::panic_threshold(&proto)?,
-        outlier: proto
-            .outlier_detection
-            .as_ref()
-            .map(outlier::translate)
-            .transpose()
-            .at("outlier_detection")?,
+        outlier: detection(&proto, http.errors.take())?,
         slow_start: outlier::slow_start(&proto)?,
         hash_tables: Arc::default(),
         discovery,
@@ -335,6 +331,14 @@ struct Http {
     max_headers: usize,
     max_requests: Option<u32>,
     max_duration: Option<Duration>,
+    /// Statuses that outlier detection counts as errors.
+    errors: Option<Box<[u16]>>,
+}
+
+/// Translates outlier detection.
+fn detection(proto: &Proto, errors: Option<Box<[u16]>>) -> Result<Option<Outlier>> {
+    let made = proto.outlier_detection.as_ref().map(outlier::translate).transpose();
+    Ok(made.at("outlier_detection")?.map(|made| Outlier { errors, ..made }))
 }
 
 impl Http {
@@ -355,6 +359,7 @@ impl Http {
             max_headers: MAX_HEADERS,
             max_requests: number(proto.max_requests_per_connection).filter(|max| *max > 0),
             max_duration: None,
+            errors: None,
         };
         http.common(proto.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
         for (key, any) in &proto.typed_extension_protocol_options {
@@ -388,6 +393,11 @@ impl Http {
             let header = Some(upstream.override_auto_sni_header).filter(|name| !name.is_empty());
             let header = header.map(|name| name.to_ascii_lowercase().into());
             self.auto_sni = upstream.auto_sni.then_some(AutoSni { header });
+        }
+        let matcher =
+            options.outlier_detection.as_ref().and_then(|detection| detection.error_matcher.as_ref());
+        if let Some(matcher) = matcher {
+            self.errors = Some(outlier::errors(matcher).at("outlier_detection.error_matcher")?);
         }
         let http2 = match &options.upstream_protocol_options {
             Some(Options::ExplicitHttpConfig(config)) => match &config.protocol_config {

@@ -1,17 +1,32 @@
 //! Translates outlier detection and slow start.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, ops::Range, sync::Arc, time::Duration};
 
 use skysail_xds::envoy::pb::{
-    envoy::config::cluster::v3::{
-        Cluster as Proto, OutlierDetection,
-        cluster::{LbConfig, SlowStartConfig},
+    envoy::config::{
+        cluster::v3::{
+            Cluster as Proto, OutlierDetection,
+            cluster::{LbConfig, SlowStartConfig},
+        },
+        common::matcher::v3::{
+            MatchPredicate,
+            match_predicate::{MatchSet, Rule},
+        },
     },
     google::protobuf::{Duration as DurationProto, UInt32Value},
 };
 
-use super::{At as _, Reject, Result, duration, flag, number};
-use skysail_policy::config::health::{ConsecutiveLimit, HealthComparison, Outlier, SlowStart};
+use super::{At as _, Reject, Result, duration, flag, number, text};
+use skysail_policy::{
+    config::{
+        health::{ConsecutiveLimit, HealthComparison, Outlier, SlowStart},
+        text::{HeaderMatch, HeaderTest},
+    },
+    matching,
+};
+
+/// Statuses of responses.
+const STATUSES: Range<u16> = 100..600;
 
 /// Translates outlier detection, with Envoy's defaults.
 pub(super) fn translate(proto: &OutlierDetection) -> Result<Outlier> {
@@ -88,8 +103,44 @@ pub(super) fn translate(proto: &OutlierDetection) -> Result<Outlier> {
                 0,
             )?,
         },
+        errors: None,
         state: Arc::default(),
     })
+}
+
+/// Translates the predicate of responses that count as errors: the statuses for which it holds.
+pub(super) fn errors(proto: &MatchPredicate) -> Result<Box<[u16]>> {
+    Ok(statuses(proto)?.into_iter().collect())
+}
+
+fn statuses(proto: &MatchPredicate) -> Result<BTreeSet<u16>> {
+    let every = || STATUSES.clone().collect::<BTreeSet<u16>>();
+    let all = |set: &MatchSet| set.rules.iter().map(statuses).collect::<Result<Vec<_>>>();
+    Ok(match &proto.rule {
+        Some(Rule::OrMatch(set)) => all(set)?.into_iter().flatten().collect(),
+        Some(Rule::AndMatch(set)) => all(set)?.iter().fold(every(), |both, set| &both & set),
+        Some(Rule::NotMatch(inner)) => &every() - &statuses(inner)?,
+        Some(Rule::AnyMatch(_)) => every(),
+        Some(Rule::HttpResponseHeadersMatch(of)) => {
+            let tests = text::headers(&of.headers)?;
+            if tests.iter().any(|test| &*test.name != ":status") {
+                return Err(Reject::new("only the header :status is supported"));
+            }
+            STATUSES.clone().filter(|status| tests.iter().all(|test| has_status(test, *status))).collect()
+        }
+        _ => {
+            return Err(Reject::new("only http_response_headers_match and combinations of it are supported"));
+        }
+    })
+}
+
+fn has_status(test: &HeaderMatch, status: u16) -> bool {
+    let matches = match &test.test {
+        HeaderTest::Present(present) => *present,
+        HeaderTest::Value(value) => matching::text(value, status.to_string().as_bytes()),
+        HeaderTest::Range(start, end) => (*start..*end).contains(&i64::from(status)),
+    };
+    matches != test.invert
 }
 
 /// Translates slow start of new endpoints.

@@ -408,6 +408,7 @@ impl FilterWalk<'_> {
         if let Verdict::Deny { details, .. } = verdict {
             return Err(Refusal::Denied(details));
         }
+        matching::merge_metadata(&mut self.metadata, metadata::COMMON, tally.log_metadata());
         matching::merge_metadata(&mut self.metadata, metadata::RBAC, tally.found);
         Ok(())
     }
