@@ -138,7 +138,7 @@ fn standard_input_is_run() {
 apiVersion: networking.istio.io/v1
 kind: ProxyConfig
 metadata: {name: x, namespace: shop}
-spec: {concurrency: 2}
+spec: {image: {imageType: debug}}
 ---
 apiVersion: batch/v1
 kind: CronJob
@@ -146,7 +146,7 @@ metadata: {name: night, namespace: shop}
 spec: {schedule: '0 0 * * *', jobTemplate: {spec: {template: {spec: {restartPolicy: Never, containers: [{name: a, image: x}]}}}}}
 ";
     let shop = include_str!("shop.yaml");
-    let gateway = format!("-:{}: ProxyConfig shop/x: ", shop.lines().count() + 2);
+    let gateway = format!("-:{}: ProxyConfig shop/x: ", shop.lines().count() + 5);
     let ran = tool.up(&["-", "--for", "10ms", "--output", "json"], &format!("{shop}{found}"));
     assert_eq!(ran.status.code(), Some(0), "{ran:?}");
     let stderr = text(&ran.stderr);

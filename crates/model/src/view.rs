@@ -54,6 +54,8 @@ pub struct ProxyView {
     pub cluster_id: String,
     /// Locality.
     pub locality: Locality,
+    /// Network; empty: unknown.
+    pub network: String,
     /// Container ports by name, for a service's `targetPort`.
     pub named_ports: BTreeMap<String, u16>,
     /// Ports of services that lead to the workload by its address.
@@ -76,6 +78,8 @@ pub struct ProxyView {
     /// Whether the proxy takes the addresses that the control plane resolved (metadata `SKYSAIL_RESOLVED`) instead of
     /// the names.
     pub takes_resolved_addresses: bool,
+    /// Whether the proxy answers DNS queries of its workload with the addresses of services (metadata `DNS_CAPTURE`).
+    pub answers_dns: bool,
     /// Metadata of the node that are texts. [`World::identify`](crate::World::identify) reduces them to those that
     /// EnvoyFilters compare.
     pub metadata: Arc<BTreeMap<String, String>>,
@@ -97,6 +101,10 @@ pub struct ClientScope {
     pub cluster_id: String,
     /// Locality.
     pub locality: Locality,
+    /// Network.
+    pub network: String,
+    /// Whether the proxy is a gateway between networks, which forwards connections by their server name.
+    pub joins_networks: bool,
     /// Labels of the pod on which shared resources depend ([`Grouping`]).
     pub labels: Labels,
     /// Services that the pod's Sidecar allows; `None`: everything.
@@ -111,6 +119,8 @@ pub struct ClientScope {
     pub uses_vhds: bool,
     /// Whether the proxy takes resolved addresses instead of names.
     pub takes_resolved_addresses: bool,
+    /// Whether the proxy answers DNS queries of its workload.
+    pub answers_dns: bool,
     /// Headers on which shared resources depend.
     pub headers: SharedHeaders,
     /// EnvoyFilters that patch shared resources of the proxy, in the order of application; mostly none.
@@ -126,6 +136,8 @@ impl ClientScope {
             namespace: view.namespace.clone(),
             cluster_id: view.cluster_id.clone(),
             locality: view.locality.clone(),
+            network: view.network.clone(),
+            joins_networks: grouping.joins_networks(view),
             labels: grouping.label_keys.iter().filter_map(label).collect(),
             egress: grouping.egress(view),
             ipv4: view.ipv4,
@@ -133,6 +145,7 @@ impl ClientScope {
             plain_envoy: view.plain_envoy,
             uses_vhds: view.uses_vhds,
             takes_resolved_addresses: view.takes_resolved_addresses,
+            answers_dns: view.answers_dns,
             headers: grouping.settings.overlaid(&view.settings).shared(),
             filters: grouping.filters.of(view),
         }
@@ -172,9 +185,12 @@ impl ClientScope {
             takes_resolved_addresses,
             ..
         } = self;
+        let Self { network, joins_networks, answers_dns, .. } = self;
         (role, cluster_id, locality, labels)
             == (&other.role, &other.cluster_id, &other.locality, &other.labels)
             && (ipv4, ipv6) == (&other.ipv4, &other.ipv6)
+            && (network, joins_networks) == (&other.network, &other.joins_networks)
+            && *answers_dns == other.answers_dns
             && (plain_envoy, takes_resolved_addresses)
                 == (&other.plain_envoy, &other.takes_resolved_addresses)
             && (&self.filters, self.headers) == (&other.filters, other.headers)
@@ -192,6 +208,9 @@ impl fmt::Display for ClientScope {
         write!(to, "proxies ({role:?}) in namespace {namespace}, cluster {cluster_id}")?;
         if !region.is_empty() {
             write!(to, ", locality {region}/{zone}/{subzone}")?;
+        }
+        if !self.network.is_empty() {
+            write!(to, ", network {}", self.network)?;
         }
         for (key, value) in &self.labels {
             write!(to, ", {key}={value}")?;
@@ -265,6 +284,7 @@ struct Metadata {
     network: String,
     generator: String,
     interception_mode: String,
+    dns_capture: serde_json::Value,
     proxy_config: serde_json::Value,
     skysail_plain_envoy: String,
     skysail_vhds: String,
@@ -362,6 +382,7 @@ impl ProxyNode {
             service_account: or(metadata.service_account, "default"),
             cluster_id: or(metadata.cluster_id, "Kubernetes"),
             locality,
+            network: metadata.network.clone(),
             named_ports,
             addressed: Vec::new(),
             ipv4: ips.iter().any(IpAddr::is_ipv4),
@@ -371,6 +392,7 @@ impl ProxyNode {
             plain_envoy: metadata.skysail_plain_envoy == "true" && !grpc,
             uses_vhds: metadata.skysail_vhds == "true" && !grpc,
             takes_resolved_addresses: metadata.skysail_resolved == "true" || grpc,
+            answers_dns: is_true(&metadata.dns_capture),
             metadata: Arc::new(texts),
             settings: Arc::new(settings_of(metadata.proxy_config)),
             is_authenticated: false,
@@ -439,6 +461,11 @@ fn settings_of(config: serde_json::Value) -> HttpSettings {
     let mut settings: HttpSettings = serde_json::from_value(config).unwrap_or_default();
     settings.remove_bad_texts();
     settings
+}
+
+/// Returns whether a value is true, also as text, as Istio's agents write it.
+fn is_true(value: &serde_json::Value) -> bool {
+    value.as_bool().unwrap_or_else(|| value.as_str() == Some("true"))
 }
 
 /// Returns the metadata that are short texts, within a limit.

@@ -29,6 +29,32 @@ const WITHOUT_EXAMPLE: &[(Code, &str)] = &[
     (Code::NotRun, "only `skysail up` runs workloads"),
 ];
 
+/// Codes of `istioctl analyze` without a counterpart, with the reason.
+const WITHOUT_COUNTERPART: &[(&str, &str)] = &[
+    ("IST0102", "`skysail up` injects every pod unless a label disables it"),
+    ("IST0103", "`skysail up` starts the sidecar beside each pod"),
+    ("IST0126", "clusters of other control planes are unknown, so any `fromRegistry` may be one of them"),
+    ("IST0136", "the status of Istio's annotations; its analyzer is not among those that istioctl runs"),
+    ("IST0139", "there is no webhook"),
+    ("IST0141", "there is nothing to install in a cluster"),
+    ("IST0142", "there is no cluster"),
+    ("IST0143", "files do not say at which address a program listens"),
+    ("IST0148", "injection is enabled by default"),
+    ("IST0156", "all objects of Gateway API are read, whatever version a cluster has"),
+    ("IST0158", "the sidecar is no image"),
+    ("IST0163", "there is no webhook"),
+    ("IST0164", "there is no webhook"),
+    ("IST0166", "selectors apply to the proxies of a Gateway of Gateway API too"),
+    ("IST0167", "the finding concerns waypoints, which do not exist here"),
+    ("IST0168", "the finding concerns upgrades of Istio"),
+    ("IST0169", "the finding concerns upgrades of Istio"),
+    ("IST0170", "one control plane reads one cluster"),
+    ("IST0171", "conditions in `status` are not read; `skysail` shows its own"),
+    ("IST0172", "all objects of Gateway API are read, whatever version a cluster has"),
+];
+/// Codes below IST0174 that Istio has removed or never used.
+const UNUSED_BY_ISTIO: &[u32] = &[104, 105, 113, 114, 115, 117, 119, 120, 121, 122, 124];
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -144,6 +170,21 @@ fn every_code_has_its_file_and_its_section() {
     }
 }
 
+/// Each analyzer of istioctl has a counterpart, or there is a reason why it has none.
+#[test]
+fn codes_of_istioctl_have_counterparts() {
+    let known: BTreeSet<&str> = Code::ALL.iter().flat_map(|code| code.istio()).copied().collect();
+    let mut wrong = Vec::new();
+    for number in (101..=174).filter(|number| !UNUSED_BY_ISTIO.contains(number)) {
+        let name = format!("IST{number:04}");
+        let is_listed = WITHOUT_COUNTERPART.iter().any(|(without, _)| *without == name);
+        if known.contains(name.as_str()) == is_listed {
+            wrong.push(name);
+        }
+    }
+    assert!(wrong.is_empty(), "neither found nor listed, or both: {wrong:?}");
+}
+
 /// Each code is reported somewhere in the sources.
 #[test]
 fn every_code_is_used() {
@@ -238,7 +279,24 @@ fn page(examples: &BTreeMap<&str, &Example>) -> String {
             section(&mut page, *code, examples);
         }
     }
+    counterparts(&mut page);
     page
+}
+
+/// Writes which codes stand for those of istioctl.
+fn counterparts(page: &mut String) {
+    let mut by_istio: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for code in Code::ALL {
+        code.istio().iter().for_each(|of| by_istio.entry(of).or_default().push(code.id()));
+    }
+    let found = by_istio.iter().map(|(of, codes)| match codes.len() {
+        0..=8 => (*of, codes.join(", ")),
+        count => (*of, format!("{count} codes, such as {}", codes[..3].join(", "))),
+    });
+    let without = WITHOUT_COUNTERPART.iter().map(|(of, reason)| (*of, format!("none: {reason}")));
+    let rows: BTreeMap<&str, String> = found.chain(without).collect();
+    page.push_str("\n## Codes of istioctl\n\n| istioctl | Skysail |\n|---|---|\n");
+    rows.iter().for_each(|(of, text)| writeln!(page, "| {of} | {text} |").unwrap());
 }
 
 fn section(page: &mut String, code: Code, examples: &BTreeMap<&str, &Example>) {

@@ -150,7 +150,7 @@ impl Files {
         for (key, (item, _)) in self.files.values().flat_map(|file| &file.objects) {
             objects.add(key, item);
         }
-        objects.set_default_export_to();
+        objects.complete();
         objects
     }
 

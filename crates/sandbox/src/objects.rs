@@ -10,7 +10,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use skysail_model::{
     Kind, Manifest, Object, ObjectKey,
-    api::{self as model, ConfigMap, Protocol, ServiceEntry},
+    api::{
+        self as model, ConfigMap, MeshConfig, Protocol, ProxyConfig, ServiceEntry,
+        proxy_config::{StartSettings, StartSources},
+    },
 };
 
 pub(crate) use values::{Data, Values};
@@ -38,7 +41,15 @@ pub(crate) struct Objects {
     pub(crate) values: BTreeMap<(String, String, String), Values>,
     /// `defaultServiceExportTo` of the mesh configuration.
     pub(crate) default_export_to: Vec<String>,
+    /// ProxyConfigs with their ages.
+    pub(crate) proxy_configs: BTreeMap<Key, (Age, ProxyConfig)>,
+    /// Settings with which sidecars start.
+    pub(crate) starts: StartSources,
 }
+
+/// Sort key of an object by age, as in the control plane: whether it has no `creationTimestamp`, this time, and its
+/// place in the files.
+type Age = (bool, i64, String, u32);
 
 /// An object that creates pods.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -272,14 +283,26 @@ pub(crate) enum Item {
     Namespace(Labels),
     /// Content of a ConfigMap or a Secret.
     Values(Values),
-    /// Content of the mesh configuration's ConfigMap, and its `defaultServiceExportTo`.
-    MeshConfig(Values, Vec<String>),
+    /// Content of the mesh configuration's ConfigMap, and its settings for pods.
+    MeshConfig(Values, Box<MeshSettings>),
+    /// A ProxyConfig with its age.
+    ProxyConfig(Box<(Age, ProxyConfig)>),
+}
+
+/// Settings of the mesh configuration that pods need.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct MeshSettings {
+    /// `defaultServiceExportTo`.
+    export_to: Vec<String>,
+    root_namespace: String,
+    /// Settings with which sidecars start.
+    start: StartSettings,
 }
 
 impl Item {
     /// Reads an object that the model has accepted. Returns `None` if pods do not need it.
     pub(crate) fn read(manifest: &Manifest) -> Result<Option<Self>, String> {
-        let Manifest { object, written, .. } = manifest;
+        let Manifest { object, written, origin } = manifest;
         let account = match object {
             Object::Namespace(namespace) => {
                 return Ok(Some(Self::Namespace(Labels::clone(&namespace.meta.labels))));
@@ -287,7 +310,7 @@ impl Item {
             Object::ConfigMap(map) => {
                 let values = Values::read(written)?;
                 return Ok(Some(match &map.spec {
-                    ConfigMap::Mesh(mesh) => Self::MeshConfig(values, mesh.default_service_export_to.clone()),
+                    ConfigMap::Mesh(mesh) => Self::MeshConfig(values, Box::new(MeshSettings::of(mesh))),
                     _ => Self::Values(values),
                 }));
             }
@@ -296,6 +319,12 @@ impl Item {
                 return Ok(Some(Self::Service(Service::read(service.spec.clone(), written))));
             }
             Object::ServiceEntry(entry) => return Ok(Some(Self::Entry(Box::new(entry.spec.clone())))),
+            Object::ProxyConfig(config) => {
+                let created = config.meta.created;
+                let age =
+                    (created.is_none(), created.unwrap_or_default(), origin.file.to_string(), origin.line);
+                return Ok(Some(Self::ProxyConfig(Box::new((age, config.spec.clone())))));
+            }
             Object::Pod(pod) => &pod.spec.service_account,
             Object::Template(template) if template.spec.kind != Kind::CronJob => {
                 &template.spec.service_account
@@ -304,6 +333,16 @@ impl Item {
         };
         let workload = workload(&object.key(), account.clone(), written)?;
         Ok(Some(Self::Workload(Box::new(workload))))
+    }
+}
+
+impl MeshSettings {
+    fn of(mesh: &MeshConfig) -> Self {
+        Self {
+            export_to: mesh.default_service_export_to.clone(),
+            root_namespace: mesh.root_namespace.clone(),
+            start: mesh.default_config.start(),
+        }
     }
 }
 
@@ -317,15 +356,24 @@ impl Objects {
             Item::Entry(entry) => _ = self.entries.insert((namespace, name), *entry),
             Item::Namespace(labels) => _ = self.namespaces.insert(name, labels),
             Item::Values(values) => _ = self.values.insert((kind, namespace, name), values),
-            Item::MeshConfig(values, export_to) => {
+            Item::MeshConfig(values, settings) => {
                 self.values.insert((kind, namespace, name), values);
-                self.default_export_to = export_to;
+                self.default_export_to = settings.export_to;
+                self.starts.root_namespace = settings.root_namespace;
+                self.starts.mesh = settings.start;
             }
+            Item::ProxyConfig(config) => _ = self.proxy_configs.insert((namespace, name), *config),
         }
     }
 
-    /// Sets `exportTo` of ServiceEntries without it to the mesh configuration's `defaultServiceExportTo`.
-    pub(crate) fn set_default_export_to(&mut self) {
+    /// Completes the objects after all are added. Sets `exportTo` of ServiceEntries without it to the mesh
+    /// configuration's `defaultServiceExportTo`, and sorts ProxyConfigs by age.
+    pub(crate) fn complete(&mut self) {
+        let mut configs: Vec<_> = self.proxy_configs.iter().collect();
+        configs.sort_by_key(|(_, (age, _))| age);
+        let configs =
+            configs.into_iter().map(|((namespace, _), (_, config))| (namespace.clone(), config.clone()));
+        self.starts.configs = configs.collect();
         for entry in self.entries.values_mut().filter(|entry| entry.export_to.is_empty()) {
             entry.export_to.clone_from(&self.default_export_to);
         }
@@ -439,5 +487,28 @@ mod tests {
             [(Some(30443), true, Some("https".to_owned())), (None, true, None), (None, false, None)];
         assert_eq!(ports.collect::<Vec<_>>(), expected);
         assert_eq!(service.ports[0].spec.target, model::kube::TargetPort::Number(8443));
+    }
+
+    #[test]
+    fn the_oldest_proxy_config_is_first_in_any_order_of_files() {
+        let config = |name: &str, number: u8, more: &str| {
+            let text = format!(
+                "apiVersion: networking.istio.io/v1beta1\nkind: ProxyConfig\nmetadata: {{name: {name}, namespace: shop{more}}}\nspec: {{concurrency: {number}}}\n"
+            );
+            let manifest = skysail_model::manifests(&text, &format!("{name}.yaml")).objects.remove(0);
+            (manifest.object.key(), Item::read(&manifest).unwrap().unwrap())
+        };
+        let old = ", creationTimestamp: '2020-01-01T00:00:00Z'";
+        let items = [config("b", 2, ""), config("a", 1, ""), config("c", 3, old)];
+        let orders = [[0, 1, 2], [2, 1, 0], [1, 2, 0]];
+        for order in orders {
+            let mut objects = Objects::default();
+            order.iter().for_each(|index| objects.add(&items[*index].0, &items[*index].1));
+            objects.add(&items[0].0, &items[0].1);
+            objects.complete();
+            let numbers: Vec<_> =
+                objects.starts.configs.iter().map(|(_, config)| config.concurrency).collect();
+            assert_eq!(numbers, [Some(3), Some(1), Some(2)]);
+        }
     }
 }

@@ -278,7 +278,8 @@ fn pods(objects: &Objects) -> Vec<Pod> {
             let host = u16::try_from(pods.len() + 2).unwrap_or(u16::MAX);
             let [c, d] = host.to_be_bytes();
             let name = pod_name(workload, number);
-            pods.push(Pod::new(workload, name, Ipv4Addr::new(a, b, c, d), &objects.namespaces));
+            let pod = Pod::new(workload, name, Ipv4Addr::new(a, b, c, d), &objects.namespaces);
+            pods.push(pod.started_by(&objects.starts));
         }
     }
     pods

@@ -10,6 +10,7 @@ use std::{
 use serde_json::{Value, json};
 use skysail_model::api::{
     kube::{TargetPort, canonical_name, canonical_revision},
+    proxy_config::{StartSettings, StartSources},
     selects,
 };
 
@@ -50,9 +51,29 @@ pub(crate) struct Pod {
     pub(crate) gateway: Option<String>,
     /// Number of failures after which a Job has failed.
     pub(crate) backoff_limit: u32,
+    /// Settings with which the sidecar starts: of its annotation alone, or with those of the mesh
+    /// ([`Pod::started_by`]).
+    pub(crate) settings: StartSettings,
 }
 
 impl Pod {
+    /// Adds the settings of the mesh with which the sidecar starts.
+    #[must_use]
+    pub(crate) fn started_by(mut self, sources: &StartSources) -> Self {
+        self.settings = sources.settings(&self.namespace, &self.labels, self.settings);
+        self
+    }
+
+    /// Returns the number of worker threads of the sidecar; `default` if nothing sets it.
+    pub(crate) fn concurrency(&self, default: NonZeroU32) -> NonZeroU32 {
+        let cores = || std::thread::available_parallelism().ok().and_then(|count| count.try_into().ok());
+        match self.settings.concurrency {
+            None => default,
+            Some(0) => cores().unwrap_or(default),
+            Some(number) => NonZeroU32::new(number).unwrap_or(default),
+        }
+    }
+
     /// Returns the pod of a workload with this name.
     pub(crate) fn new(
         workload: &Workload,
@@ -82,6 +103,7 @@ impl Pod {
                 labels.entry(TLS_MODE.0.to_owned()).or_insert_with(|| TLS_MODE.1.to_owned());
             }
         }
+        let (settings, _) = proxy_metadata::annotated(&annotations);
         if workload.kind == "Deployment" {
             labels.insert("pod-template-hash".to_owned(), workload.hash.clone());
         }
@@ -99,6 +121,7 @@ impl Pod {
             sidecar,
             gateway,
             backoff_limit: workload.backoff_limit,
+            settings,
         }
     }
 
@@ -175,8 +198,8 @@ impl Pod {
             },
             "locality": {},
         });
-        // The annotation does not replace what the pod itself determines.
-        let (more, _) = proxy_metadata::read(&self.annotations);
+        // Variables do not replace what the pod itself determines.
+        let (more, _) = proxy_metadata::of_variables(&self.settings.variables);
         for (key, value) in more {
             if node["metadata"][&key].is_null() {
                 node["metadata"][&key] = value;
@@ -188,7 +211,8 @@ impl Pod {
     /// Returns whether the pod represents a machine outside of the cluster, whose proxy registers it with a
     /// WorkloadGroup. Services do not select it, and the control plane gets no Pod object.
     pub(crate) fn is_machine(&self) -> bool {
-        self.sidecar && proxy_metadata::read(&self.annotations).0.contains_key(proxy_metadata::GROUP)
+        let of_variables = || proxy_metadata::of_variables(&self.settings.variables).0;
+        self.sidecar && of_variables().contains_key(proxy_metadata::GROUP)
     }
 
     /// Returns the containers that run programs of their own: all but the proxy of a gateway.

@@ -105,7 +105,7 @@ pub(crate) fn sidecar(
     }
     fs::create_dir_all(folder).context(format!("making {}", folder.display()))?;
     let node = folder.join("node.json");
-    let concurrency = settings.concurrency;
+    let concurrency = pod.concurrency(settings.concurrency);
     rundir::replace(&node, pod.node(concurrency).to_string().as_bytes()).context("describing the sidecar")?;
     let mut command = settings.proxy.clone();
     for (name, value) in [

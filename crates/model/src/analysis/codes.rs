@@ -194,6 +194,9 @@ codes! {
     DuplicateMatch "SKY0218" Info ["IST0131"]
         "A match is repeated: an earlier rule, or the same rule, has it already."
         "Remove the match."
+    InternalGateway "SKY0219" Warning ["IST0165"]
+        "A VirtualService names the internal Gateway that is made from a Gateway of Gateway API."
+        "Use an HTTPRoute, or a Gateway of Istio's API."
 
     // Gateways, external services and proxies.
     ServerWithoutTls "SKY0301" Error ["IST0106"]
@@ -341,6 +344,18 @@ codes! {
     ExternalNamePort "SKY0512" Warning ["IST0150"]
         "A port of an ExternalName Service is TCP, or its protocol is not declared."
         "Name the port after HTTP, HTTPS or TLS, which name the host."
+    OtherMesh "SKY0513" Warning []
+        "An annotation or label is read by Linkerd or Open Service Mesh only."
+        "Use the counterpart that the finding names, or remove it."
+    DeprecatedAnnotation "SKY0514" Warning ["IST0135"]
+        "Istio's reference calls the annotation deprecated."
+        "Use the replacement that the finding names, or remove it."
+    ReservedUser "SKY0515" Warning ["IST0144"]
+        "A container runs as the user of the sidecar, whose connections are not intercepted."
+        "Use another user id than 1337."
+    AutoImageNotInjected "SKY0516" Error ["IST0146", "IST0147"]
+        "A container has the image `auto`, and injection, which replaces it, is disabled for the pod."
+        "Remove the label or annotation that disables injection, or name an image."
 
     // References between objects.
     UnknownHost "SKY0601" Error ["IST0101"]
@@ -355,7 +370,7 @@ codes! {
     UnknownDestinationPort "SKY0604" Error ["IST0101"]
         "The Service has no such port: requests get 503."
         "Use a port of the Service."
-    HostWithoutService "SKY0605" Warning ["IST0101"]
+    HostWithoutService "SKY0605" Warning ["IST0101", "IST0174"]
         "A rule is for a Service that does not exist, so it has no effect."
         "Correct the name and the namespace of the host."
     UnknownGateway "SKY0606" Warning ["IST0101"]
@@ -528,6 +543,12 @@ codes! {
     SameRateLimit "SKY0724" Warning []
         "Two RateLimitPolicies limit the same requests; the lower limit decides."
         "Remove one of the rules."
+    EntryProtocolConflict "SKY0725" Warning ["IST0177"]
+        "Two ServiceEntries define a port of one host with different protocols."
+        "Use the same protocol in both."
+    SubsetNotAtGateway "SKY0726" Info ["IST0140"]
+        "A gateway sends requests to a service without a subset, although a rule of the mesh has subsets for it."
+        "Name subsets in the rule of the gateway too if they are to apply there."
 
     // Support.
     UnsupportedField "SKY0801" Warning ["IST0133"]

@@ -11,6 +11,16 @@ use super::{
 
 /// Namespace of objects that name none.
 pub const DEFAULT_NAMESPACE: &str = "default";
+/// Label with the network of a workload, and of the workloads of a namespace.
+pub const NETWORK: &str = "topology.istio.io/network";
+/// Label with the port of a gateway to which other networks connect.
+pub(crate) const GATEWAY_PORT: &str = "networking.istio.io/gatewayPort";
+/// Default of [`GATEWAY_PORT`].
+const DEFAULT_GATEWAY_PORT: u16 = 15_443;
+/// Label with the name of a Kubernetes node.
+pub const HOSTNAME: &str = "kubernetes.io/hostname";
+/// Annotation of Services and namespaces with the preferred endpoints.
+pub(crate) const TRAFFIC_DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
 
 /// Protocol of a port of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,6 +52,8 @@ pub enum Protocol {
 pub struct Service {
     /// Virtual addresses; empty for a headless service and before they are allocated.
     pub cluster_ips: Vec<IpAddr>,
+    /// Addresses for clients that answer DNS, if there are no others.
+    pub auto_ips: Vec<IpAddr>,
     /// Whether it is headless (`clusterIP: None`).
     pub headless: bool,
     /// Name of an external host (`type: ExternalName`).
@@ -52,6 +64,10 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
     /// Whether pods are endpoints before they are ready.
     pub publish_not_ready: bool,
+    /// Addresses outside the cluster: those of load balancers and of `externalIPs`. May be names.
+    pub external_addresses: Vec<String>,
+    /// Preferred endpoints; `None`: as the namespace says.
+    pub traffic_distribution: Option<TrafficDistribution>,
     /// Properties of a host of a ServiceEntry; the service has the name of the host.
     pub entry_host: Option<Arc<EntryHost>>,
 }
@@ -67,6 +83,17 @@ pub struct ServicePort {
     pub target: TargetPort,
     /// Protocol.
     pub protocol: Protocol,
+}
+
+/// Endpoints that clients prefer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrafficDistribution {
+    /// No preference.
+    Any,
+    /// Those of the client's zone, then those of its region.
+    PreferSameZone,
+    /// Those of the client's node, then those of its sub-zone. The node of a client is not known.
+    PreferSameNode,
 }
 
 /// Port of the pods behind a service port.
@@ -336,17 +363,55 @@ pub(crate) fn service(from: manifest::ServiceManifest) -> Typed<Service> {
     }
     let ports = spec.ports.iter().filter_map(service_port).collect();
     let external = spec.kind.as_deref() == Some("ExternalName");
+    let balanced = spec.kind.as_deref() == Some("LoadBalancer");
+    let ingress = from.status.load_balancer.ingress.into_iter().filter(|_| balanced);
+    let at_balancer = ingress.filter_map(|at| at.ip.or(at.hostname)).filter(|address| !address.is_empty());
+    let meta = meta(from.metadata, true);
+    let distribution = spec.traffic_distribution.as_deref();
     Typed {
-        meta: meta(from.metadata, true),
         spec: Service {
             headless: addresses.iter().any(|address| address == "None"),
             cluster_ips: addresses.iter().filter_map(|address| address.parse().ok()).collect(),
+            auto_ips: Vec::new(),
             external_name: spec.external_name.filter(|_| external),
             selector: spec.selector,
             ports,
             publish_not_ready: spec.publish_not_ready_addresses,
+            external_addresses: at_balancer.chain(spec.external_ips).collect(),
+            traffic_distribution: distribution
+                .and_then(TrafficDistribution::of_field)
+                .or_else(|| TrafficDistribution::of_annotation(&meta.annotations)),
             entry_host: None,
         },
+        meta,
+    }
+}
+
+/// Returns the port of a gateway to which other networks connect.
+pub(crate) fn gateway_port(labels: &Labels) -> u16 {
+    labels
+        .get(GATEWAY_PORT)
+        .and_then(|port| port.parse().ok())
+        .filter(|port| *port > 0)
+        .unwrap_or(DEFAULT_GATEWAY_PORT)
+}
+
+impl TrafficDistribution {
+    /// Parses the field of a Service; `None` for an unknown value.
+    pub(crate) fn of_field(value: &str) -> Option<Self> {
+        match value {
+            "PreferSameZone" | "PreferClose" => Some(Self::PreferSameZone),
+            "PreferSameNode" => Some(Self::PreferSameNode),
+            _ => None,
+        }
+    }
+
+    /// Parses the annotation. As in Istio, an unknown value is no preference.
+    pub(crate) fn of_annotation(annotations: &Labels) -> Option<Self> {
+        let value = annotations.get(TRAFFIC_DISTRIBUTION).filter(|value| !value.is_empty())?;
+        let known = ["PreferClose", "PreferSameZone", "PreferSameNode"];
+        let known = known.into_iter().find(|known| known.eq_ignore_ascii_case(value));
+        Some(known.and_then(Self::of_field).unwrap_or(Self::Any))
     }
 }
 

@@ -61,6 +61,29 @@ pub(crate) struct ConfigMapManifest {
 pub(crate) struct ServiceManifest {
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: Option<ServiceSpec>,
+    pub(crate) status: ServiceStatus,
+}
+
+/// `status` of a Service.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ServiceStatus {
+    pub(crate) load_balancer: LoadBalancerStatus,
+}
+
+/// `status.loadBalancer` of a Service.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct LoadBalancerStatus {
+    pub(crate) ingress: Vec<LoadBalancerIngress>,
+}
+
+/// Address of a load balancer.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct LoadBalancerIngress {
+    pub(crate) ip: Option<String>,
+    pub(crate) hostname: Option<String>,
 }
 
 /// `spec` of a Service.
@@ -71,10 +94,13 @@ pub(crate) struct ServiceSpec {
     pub(crate) cluster_ip: Option<String>,
     #[serde(rename = "clusterIPs")]
     pub(crate) cluster_ips: Vec<String>,
+    #[serde(rename = "externalIPs")]
+    pub(crate) external_ips: Vec<String>,
     pub(crate) external_name: Option<String>,
     pub(crate) ports: Vec<ServicePortManifest>,
     pub(crate) publish_not_ready_addresses: bool,
     pub(crate) selector: Labels,
+    pub(crate) traffic_distribution: Option<String>,
     #[serde(rename = "type")]
     pub(crate) kind: Option<String>,
 }
@@ -116,6 +142,7 @@ pub(crate) struct PodSpec {
     pub(crate) host_network: bool,
     pub(crate) node_name: String,
     pub(crate) restart_policy: Option<String>,
+    pub(crate) security_context: SecurityContext,
     pub(crate) service_account: Option<String>,
     pub(crate) service_account_name: Option<String>,
     pub(crate) volumes: Vec<Volume>,
@@ -129,10 +156,18 @@ pub(crate) struct Container {
     pub(crate) image: String,
     pub(crate) ports: Vec<ContainerPortManifest>,
     pub(crate) restart_policy: Option<String>,
+    pub(crate) security_context: SecurityContext,
     pub(crate) liveness_probe: Option<ProbeManifest>,
     pub(crate) readiness_probe: Option<ProbeManifest>,
     pub(crate) startup_probe: Option<ProbeManifest>,
     pub(crate) volume_mounts: Vec<VolumeMount>,
+}
+
+/// Security settings of a pod or a container.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct SecurityContext {
+    pub(crate) run_as_user: Option<i64>,
 }
 
 /// A port of a container.

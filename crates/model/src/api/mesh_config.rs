@@ -11,6 +11,7 @@ use super::{
     destination_rule::{LocalityLb, TcpKeepalive, ZoneAwareLb},
     extension_provider::ExtensionProvider,
     gateway::TlsVersion,
+    mesh_networks::MeshNetworks,
     proxy_config::ProxySettings,
     value::Duration,
     virtual_service::HttpRetry,
@@ -126,6 +127,9 @@ pub struct MeshConfig {
     pub enable_tracing: bool,
     /// Whether listeners have no access log for connections without a matching filter chain.
     pub disable_envoy_listener_log: bool,
+    /// Networks, from a key of their own.
+    #[serde(skip)]
+    pub networks: MeshNetworks,
 }
 
 /// Which Ingresses are served.
@@ -447,6 +451,7 @@ impl Default for MeshConfig {
             enable_prometheus_merge: IgnoredValue,
             enable_tracing: true,
             disable_envoy_listener_log: false,
+            networks: MeshNetworks::default(),
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod ingress;
 pub mod kube;
 pub(crate) mod manifest;
 pub mod mesh_config;
+pub mod mesh_networks;
 pub mod proxy_config;
 pub mod rate_limit;
 pub mod secret;

@@ -5,7 +5,12 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{Labels, destination_rule::WorkloadSelector, mesh_config::IgnoredValue};
+use super::{
+    Labels,
+    destination_rule::WorkloadSelector,
+    mesh_config::{self, IgnoredValue},
+    selects,
+};
 
 /// `spec` of a ProxyConfig. It applies when a proxy starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -36,11 +41,81 @@ pub struct ProxyImage {
     pub image_type: String,
 }
 
+/// Settings with which a proxy starts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StartSettings {
+    /// Number of worker threads; 0: one for each core.
+    pub concurrency: Option<u32>,
+    /// Environment variables.
+    pub variables: BTreeMap<String, String>,
+}
+
+impl StartSettings {
+    /// Returns the settings of a ProxyConfig.
+    fn of(config: &ProxyConfig) -> Self {
+        Self { concurrency: config.concurrency, variables: config.environment_variables.clone() }
+    }
+
+    /// Replaces the settings that others have.
+    pub fn overlay(&mut self, over: Self) {
+        self.concurrency = over.concurrency.or(self.concurrency);
+        self.variables.extend(over.variables);
+    }
+}
+
+/// Where the settings come from with which the proxies of a mesh start.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StartSources {
+    /// Namespace whose ProxyConfig applies to the whole mesh.
+    pub root_namespace: String,
+    /// Settings of the mesh configuration.
+    pub mesh: StartSettings,
+    /// ProxyConfigs with their namespaces, the oldest first.
+    pub configs: Vec<(String, ProxyConfig)>,
+}
+
+impl Default for StartSources {
+    fn default() -> Self {
+        Self {
+            root_namespace: mesh_config::NAMESPACE.to_owned(),
+            mesh: StartSettings::default(),
+            configs: Vec::new(),
+        }
+    }
+}
+
+impl StartSources {
+    /// Returns the settings of a proxy by the annotation of its pod (`annotated`). As in Istio, those of the ProxyConfig
+    /// that selects the pod come first, then those of the annotation, of its namespace, of the root namespace and of the
+    /// mesh. Of several ProxyConfigs the oldest counts.
+    pub fn settings(&self, namespace: &str, labels: &Labels, annotated: StartSettings) -> StartSettings {
+        let first = |namespace: &str, applies: &dyn Fn(&ProxyConfig) -> bool| {
+            let mut configs = self.configs.iter().filter(|(of, _)| of == namespace).map(|(_, config)| config);
+            configs.find(|config| applies(config)).map(StartSettings::of).unwrap_or_default()
+        };
+        let is_general = |config: &ProxyConfig| config.selector.is_none();
+        let is_own = |config: &ProxyConfig| {
+            config.labels().is_some_and(|selector| !selector.is_empty() && selects(selector, labels))
+        };
+        let mut made = self.mesh.clone();
+        made.overlay(first(&self.root_namespace, &is_general));
+        if namespace != self.root_namespace {
+            made.overlay(first(namespace, &is_general));
+        }
+        made.overlay(annotated);
+        made.overlay(first(namespace, &is_own));
+        made
+    }
+}
+
 /// Annotation of a pod with the settings of its proxy.
 pub const ANNOTATION: &str = "proxy.istio.io/config";
 
 /// Settings that an annotation may change.
 const EFFECTIVE: [&str; 2] = ["gatewayTopology", "proxyHeaders"];
+
+/// Settings that the program which starts the proxy reads and checks.
+const STARTING: [&str; 2] = ["concurrency", "proxyMetadata"];
 
 /// Maximum length in bytes of a text among the settings of a proxy.
 pub const MAX_TEXT: usize = 1_024;
@@ -212,11 +287,16 @@ impl ProxySettings {
         let Some(document) = skysail_yaml::documents(text).next() else { return Ok(Default::default()) };
         let written = document.root.map_err(|error| error.message)?.to_json();
         let names = written.as_object().into_iter().flatten().map(|(name, _)| name);
-        // The program that starts the proxy reads and checks `proxyMetadata`.
-        let others = names.filter(|name| *name != "proxyMetadata" && !EFFECTIVE.contains(&name.as_str()));
+        let others =
+            names.filter(|name| !STARTING.contains(&name.as_str()) && !EFFECTIVE.contains(&name.as_str()));
         let others = others.cloned().collect();
         let settings = serde_json::from_value(written).map_err(|error| error.to_string())?;
         Ok((settings, others))
+    }
+
+    /// Returns the settings with which the proxy starts.
+    pub fn start(&self) -> StartSettings {
+        StartSettings { concurrency: self.concurrency, variables: self.proxy_metadata.clone() }
     }
 
     /// Returns the settings that affect what the control plane sends.
@@ -361,5 +441,35 @@ mod tests {
         settings.proxy_headers.server.value = "a\r\nb: c".into();
         settings.remove_bad_texts();
         assert_eq!(settings, HttpSettings::default());
+    }
+
+    #[test]
+    fn proxies_start_with_the_most_specific_settings() {
+        let config = |number, name: &str, labels: Option<&str>| {
+            let match_labels = labels.map(|app| Labels::from([("app".into(), app.into())]));
+            let selector = match_labels.map(|match_labels| WorkloadSelector { match_labels });
+            let environment_variables = [(name.to_owned(), name.to_owned())].into();
+            ProxyConfig { selector, concurrency: Some(number), environment_variables, ..Default::default() }
+        };
+        let start = |number, name: &str| StartSettings {
+            concurrency: Some(number),
+            variables: [(name.to_owned(), name.to_owned())].into(),
+        };
+        let mut sources = StartSources { mesh: start(1, "MESH"), ..StartSources::default() };
+        let configs = [("istio-system", config(2, "ROOT", None)), ("shop", config(3, "NAMESPACE", None))];
+        sources.configs.extend(configs.map(|(namespace, config)| (namespace.to_owned(), config)));
+        sources.configs.push(("shop".into(), config(4, "WEB", Some("web"))));
+        sources.configs.push(("shop".into(), config(5, "LATER", Some("web"))));
+        let of = |namespace: &str, app: &str, annotated: StartSettings| {
+            let labels = Labels::from([("app".into(), app.into())]);
+            let made = sources.settings(namespace, &labels, annotated);
+            (made.concurrency.unwrap(), made.variables.into_keys().collect::<Vec<_>>().join(" "))
+        };
+        let none = StartSettings::default;
+        assert_eq!(of("other", "web", none()), (2, "MESH ROOT".into()));
+        assert_eq!(of("istio-system", "web", none()), (2, "MESH ROOT".into()));
+        assert_eq!(of("shop", "db", none()), (3, "MESH NAMESPACE ROOT".into()));
+        assert_eq!(of("shop", "db", start(9, "POD")), (9, "MESH NAMESPACE POD ROOT".into()));
+        assert_eq!(of("shop", "web", start(9, "POD")), (4, "MESH NAMESPACE POD ROOT WEB".into()));
     }
 }

@@ -6,16 +6,19 @@
 use std::{net::IpAddr, sync::Arc};
 
 use serde::Deserialize;
+use skysail_yaml::{Node, Value};
 
 use super::{
     Labels, Meta, Protocol, Service, ServicePort, Typed, WorkloadEntry,
-    kube::TargetPort,
+    kube::{TargetPort, TrafficDistribution},
     value::WorkloadLabels,
     workload::{Address, EntryEndpoint},
 };
 
 /// Annotation by which proxies resolve the names of an entry themselves: `proxy`.
 pub const RESOLVE: &str = "skysail.io/resolve";
+/// Label that allows or denies the allocation of addresses.
+const AUTO_ALLOCATE: &str = "networking.istio.io/enable-autoallocate-ip";
 /// Annotation with the namespaces in which a service is visible.
 const EXPORT_TO: &str = "networking.istio.io/exportTo";
 
@@ -41,6 +44,12 @@ pub struct ServiceEntry {
     pub export_to: Vec<String>,
     /// Names of which the server's certificate must have one.
     pub subject_alt_names: Vec<String>,
+    /// Addresses that a controller allocated, by host (`status.addresses`).
+    #[serde(skip)]
+    pub assigned: Vec<(String, IpAddr)>,
+    /// Whether no address may be allocated (label `networking.istio.io/enable-autoallocate-ip: "false"`).
+    #[serde(skip)]
+    pub declines_addresses: bool,
 }
 
 /// Port of an entry.
@@ -117,7 +126,7 @@ impl EntryHost {
         let wanted = self.resolution.is_dns() && !self.by_proxy;
         let names = self.endpoints.iter().filter_map(|endpoint| match &endpoint.address {
             Address::Name(name) => Some(name),
-            Address::Ip(_) | Address::Unix(_) => None,
+            Address::Ip(_) | Address::Unix(_) | Address::Hidden => None,
         });
         names.filter(move |_| wanted)
     }
@@ -142,12 +151,28 @@ pub fn host_of(written: &str) -> String {
 }
 
 impl ServiceEntry {
+    /// Adds what the labels and the status say.
+    pub(crate) fn complete(&mut self, labels: &Labels, status: Option<&Node>) {
+        let text = |node: &Node, key: &str| Some(node.get(key)?.text()?.to_owned());
+        let addresses = match status.and_then(|status| status.get("addresses")).map(|list| &list.value) {
+            Some(Value::List(nodes)) => nodes.as_slice(),
+            _ => &[],
+        };
+        let assigned = addresses
+            .iter()
+            .filter_map(|node| Some((host_of(&text(node, "host")?), text(node, "value")?.parse().ok()?)));
+        self.assigned = assigned.collect();
+        self.declines_addresses =
+            labels.get(AUTO_ALLOCATE).is_some_and(|value| value.eq_ignore_ascii_case("false"));
+    }
+
     /// Returns whether an address may be allocated to one of its hosts. Source: Istio's automatic allocation of
     /// addresses.
     pub fn is_allocatable(&self, host: &str) -> bool {
         // With NONE the proxy connects to the address that the client uses, which must be the real one.
         let is_resolved = !host.starts_with('*') || self.resolution == Resolution::DynamicDns;
-        self.addresses.is_empty() && self.resolution != Resolution::None && is_resolved
+        let may_have = !self.declines_addresses && self.addresses.is_empty();
+        may_have && self.resolution != Resolution::None && is_resolved
     }
 
     /// Returns the labels of the pods and WorkloadEntries that are its endpoints; `None` if it selects none.
@@ -167,12 +192,14 @@ impl ServiceEntry {
 }
 
 impl Typed<ServiceEntry> {
-    /// Returns the service of one of its hosts. `allocated` is the address allocated to the host, `selected` are the
-    /// WorkloadEntries whose names are resolved.
+    /// Returns the service of one of its hosts. `allocated` is the address allocated to the host by the allocator of all
+    /// clients, `automatic` those allocated for clients that answer DNS, `selected` are the WorkloadEntries whose names are
+    /// resolved.
     pub(crate) fn service(
         &self,
         host: &str,
         allocated: Option<IpAddr>,
+        automatic: &[IpAddr],
         selected: Vec<EntryEndpoint>,
     ) -> Typed<Service> {
         let spec = &self.spec;
@@ -193,12 +220,24 @@ impl Typed<ServiceEntry> {
         let own = spec.addresses.iter().filter_map(|address| single_address(address));
         let service = Service {
             cluster_ips: own.chain(allocated.filter(|_| spec.is_allocatable(host))).collect(),
+            auto_ips: self.auto_ips(host, automatic),
             selector: spec.selector().cloned().unwrap_or_default(),
             ports: spec.ports.iter().filter_map(EntryPort::service_port).collect(),
+            traffic_distribution: TrafficDistribution::of_annotation(&self.meta.annotations),
             entry_host: Some(Arc::new(entry_host)),
             ..Service::default()
         };
         Typed { meta, spec: service }
+    }
+
+    /// Returns the addresses of a host for clients that answer DNS: those of its status, otherwise the automatic ones.
+    fn auto_ips(&self, host: &str, automatic: &[IpAddr]) -> Vec<IpAddr> {
+        if !self.spec.is_allocatable(host) {
+            return Vec::new();
+        }
+        let assigned = self.spec.assigned.iter().filter(|(of, _)| of == host).map(|(_, ip)| *ip);
+        let assigned: Vec<IpAddr> = assigned.collect();
+        if assigned.is_empty() { automatic.to_vec() } else { assigned }
     }
 
     fn endpoints(&self, host: &str) -> Vec<EntryEndpoint> {

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{
     Labels, Meta, Pod, Typed,
-    kube::{Locality, Workload},
+    kube::{Locality, NETWORK, Workload},
 };
 
 /// Kind of the workload of an endpoint that is no pod.
@@ -20,7 +20,7 @@ pub(crate) const UNIX: &str = "unix://";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct WorkloadEntry {
-    /// IP address, DNS name, or `unix://` and the path of a Unix domain socket.
+    /// IP address, DNS name, or `unix://` and the path of a Unix domain socket. May be empty with a network.
     pub address: String,
     /// Ports by the name of the service's port.
     pub ports: BTreeMap<String, u32>,
@@ -164,23 +164,26 @@ pub enum Address {
     Name(Arc<str>),
     /// Path of a Unix domain socket; an abstract one begins with `@`.
     Unix(Arc<str>),
+    /// Unknown: only the gateways of its network reach it.
+    Hidden,
 }
 
 impl Address {
-    /// Parses an IP address, a socket (`unix://PATH`) or a name.
+    /// Parses an IP address, a socket (`unix://PATH`) or a name; the empty text is a hidden address.
     pub fn of(text: &str) -> Self {
         match (text.parse(), text.strip_prefix(UNIX)) {
+            _ if text.is_empty() => Self::Hidden,
             (Ok(ip), _) => Self::Ip(ip),
             (_, Some(path)) => Self::Unix(path.into()),
             _ => Self::Name(text.trim_end_matches('.').to_ascii_lowercase().into()),
         }
     }
 
-    /// Returns the IP address; `None` for a name or a socket.
+    /// Returns the IP address; `None` for another form.
     pub fn ip(&self) -> Option<IpAddr> {
         match self {
             Self::Ip(ip) => Some(*ip),
-            Self::Name(_) | Self::Unix(_) => None,
+            Self::Name(_) | Self::Unix(_) | Self::Hidden => None,
         }
     }
 }
@@ -193,6 +196,10 @@ impl WorkloadEntry {
         labels.extend(of_object.iter().map(|(key, value)| (key.clone(), value.clone())));
         if !self.service_account.is_empty() {
             labels.entry(TLS_MODE.into()).or_insert_with(|| "istio".into());
+        }
+        // As in Istio, the field takes precedence over the label.
+        if !self.network.is_empty() {
+            labels.insert(NETWORK.into(), self.network.clone());
         }
         let mut parts = self.locality.splitn(3, '/').map(str::to_owned);
         let mut part = || parts.next().unwrap_or_default();

@@ -18,6 +18,7 @@ use super::{
     endpoints, filters,
     listeners::InboundPort,
     locality,
+    networks::ClusterForm,
     pb::{
         Struct, address, cluster, config_path, core, duration, fields, metadata, pack, seconds, socket,
         types, uint32,
@@ -208,14 +209,16 @@ pub(super) fn outbound(
     service: &Typed<Service>,
     port: &ServicePort,
     rule: Option<&Typed<DestinationRule>>,
+    form: ClusterForm,
 ) -> Vec<cluster::Cluster> {
     let host = service.fqdn();
     let whole = rule.map(|rule| Effective::of_rule(&rule.spec, port.port)).unwrap_or_default();
-    let mut clusters = vec![outbound_cluster(scope, service, port, rule, "", &host, &whole)];
+    let named = |subset| (ClusterName::outbound(port.port, subset, &host), form);
+    let mut clusters = vec![outbound_cluster(scope, service, port, rule, named(""), &whole)];
     if let Some(rule) = rule {
         clusters.extend(rule.spec.subsets.iter().map(|subset| {
             let effective = Effective::of_subset(&rule.spec, subset, port.port);
-            outbound_cluster(scope, service, port, Some(rule), &subset.name, &host, &effective)
+            outbound_cluster(scope, service, port, Some(rule), named(&subset.name), &effective)
         }));
     }
     clusters
@@ -226,11 +229,10 @@ fn outbound_cluster(
     service: &Typed<Service>,
     port: &ServicePort,
     rule: Option<&Typed<DestinationRule>>,
-    subset: &str,
-    host: &str,
+    (name, form): (ClusterName<'_>, ClusterForm),
     effective: &Effective<'_>,
 ) -> cluster::Cluster {
-    let name = ClusterName::outbound(port.port, subset, host);
+    let (subset, host, full_name) = (name.subset, name.host, form.name(&name));
     let balancer = effective.load_balancer;
     let simple = balancer.and_then(|balancer| balancer.simple);
     let entry_host = service.spec.entry_host.as_deref();
@@ -238,11 +240,11 @@ fn outbound_cluster(
     let is_original_destination =
         service.spec.headless || matches!(resolution, Resolution::None | Resolution::DynamicDns);
     let mut made = if is_original_destination || simple == Some(SimpleLb::Passthrough) {
-        original_dst(&name.to_string())
+        original_dst(&full_name)
     } else if resolution.is_dns() && !endpoints::are_resolved(scope, service) {
-        dns(scope, &name.to_string(), resolution)
+        dns(scope, &full_name, resolution)
     } else {
-        eds(&name.to_string())
+        eds(&full_name)
     };
     let is_dynamic = resolution == Resolution::DynamicDns;
     made.common_lb_config = (!is_dynamic).then(|| CommonLbConfig {
@@ -250,7 +252,7 @@ fn outbound_cluster(
         ..Default::default()
     });
     if let Some(common) = &mut made.common_lb_config {
-        common.locality_config_specifier = locality::specifier(scope.world.mesh(), effective);
+        common.locality_config_specifier = locality::specifier(scope, service, effective);
     }
     if made.lb_policy != LbPolicy::ClusterProvided as i32 {
         balance::apply(&mut made, balancer);
@@ -262,7 +264,9 @@ fn outbound_cluster(
     if let Some(outlier) = effective.outlier_detection {
         pool::apply_outlier_detection(&mut made, outlier);
     }
-    let sends = sends_credential(scope, rule, effective);
+    // A gateway between networks forwards the TLS of its clients.
+    let forwards = form == ClusterForm::Forwarded;
+    let sends = !forwards && sends_credential(scope, rule, effective);
     let auto_sni = effective.tls.filter(|_| sends).and_then(auto_sni);
     let speech = ClusterProtocol::new(scope, port.protocol, effective);
     made.typed_extension_protocol_options = protocol::options(speech, effective, auto_sni);
@@ -283,7 +287,7 @@ fn outbound_cluster(
     if sends {
         apply_tls(scope, &mut made, service, port, &name, effective);
     }
-    if let Some(protocol) = effective.proxy_protocol {
+    if let Some(protocol) = effective.proxy_protocol.filter(|_| !forwards) {
         send_proxy_protocol(&mut made, protocol);
     }
     let mut described = describe(std::iter::once(service), rule, subset);

@@ -1,6 +1,7 @@
 //! EDS: the addresses of each outbound cluster, by locality.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, HashMap, HashSet},
     net::IpAddr,
     sync::Arc,
@@ -12,6 +13,7 @@ use skysail_xds::istio;
 use super::{
     Scope,
     locality::{self, LocalityGroup},
+    networks::{self, ClusterForm, TLS_MATCH},
     pb::{address, core, endpoint, fields, uint32},
     policy::Effective,
 };
@@ -30,6 +32,7 @@ pub(super) fn assignments(
     service: &Typed<Service>,
     port: &ServicePort,
     rule: Option<&Typed<DestinationRule>>,
+    form: ClusterForm,
 ) -> Vec<endpoint::ClusterLoadAssignment> {
     let host = service.fqdn();
     let mut ready: Vec<Endpoint> =
@@ -44,12 +47,15 @@ pub(super) fn assignments(
     let rule = rule.map(|rule| &rule.spec);
     let whole = rule.map(|rule| Effective::of_rule(rule, port.port)).unwrap_or_default();
     let name = ClusterName::outbound(port.port, "", &host);
-    let mut made = vec![assignment(scope, &name, &whole, ready.iter())];
+    let of = |name: &ClusterName<'_>, effective: &Effective<'_>, members: Vec<&Endpoint>| {
+        assignment(scope, service, &Target { name: form.name(name), form }, effective, members)
+    };
+    let mut made = vec![of(&name, &whole, ready.iter().collect())];
     if let Some(rule) = rule {
         made.extend(rule.subsets.iter().map(|subset| {
             let effective = Effective::of_subset(rule, subset, port.port);
             let members = ready.iter().filter(|endpoint| endpoint.has_labels(&subset.labels));
-            assignment(scope, &ClusterName::outbound(port.port, &subset.name, &host), &effective, members)
+            of(&ClusterName::outbound(port.port, &subset.name, &host), &effective, members.collect())
         }));
     }
     made
@@ -81,7 +87,9 @@ fn resolve(scope: &Scope<'_>, service: &Typed<Service>, endpoints: &[Endpoint]) 
         made.extend(addresses.map(|ip| at(*ip)));
     }
     let mut seen = HashSet::new();
-    made.retain(|endpoint| seen.insert((endpoint.address.clone(), endpoint.port)));
+    made.retain(|endpoint| {
+        endpoint.address == Address::Hidden || seen.insert((endpoint.address.clone(), endpoint.port))
+    });
     made
 }
 
@@ -99,11 +107,18 @@ fn weight(members: &[&Endpoint]) -> u32 {
     members.chunk_by(same).map(|of_name| of_name[0].weight).fold(0, u32::saturating_add)
 }
 
+/// Cluster of an assignment.
+struct Target {
+    name: String,
+    form: ClusterForm,
+}
+
 fn assignment<'a>(
     scope: &Scope<'_>,
-    cluster: &ClusterName<'_>,
+    service: &Typed<Service>,
+    target: &Target,
     effective: &Effective<'_>,
-    members: impl Iterator<Item = &'a Endpoint>,
+    members: Vec<&'a Endpoint>,
 ) -> endpoint::ClusterLoadAssignment {
     // TLS settings in the DestinationRule apply to all endpoints, unless their mode is ISTIO_MUTUAL.
     // Otherwise each endpoint's metadata selects mutual TLS or plain text.
@@ -124,11 +139,15 @@ fn assignment<'a>(
             ..Default::default()
         },
         locality,
-        members,
+        members: members.into_iter().map(Cow::Borrowed).collect(),
     };
-    let groups = locality::apply(scope, effective, localities.into_iter().map(group).collect());
+    let mut groups = networks::through_gateways(scope, localities.into_iter().map(group).collect());
+    if target.form == ClusterForm::Forwarded {
+        groups = networks::mutual_only(groups);
+    }
+    let groups = locality::apply(scope, service, effective, groups);
     endpoint::ClusterLoadAssignment {
-        cluster_name: cluster.to_string(),
+        cluster_name: target.name.clone(),
         endpoints: groups.into_iter().map(|group| group.made).collect(),
         ..Default::default()
     }
@@ -161,6 +180,8 @@ fn lb_endpoint(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> endpoint:
                 ..Default::default()
             })),
         },
+        // Replaced by the gateways of its network.
+        Address::Hidden => core::Address::default(),
     };
     // Endpoints of a ServiceEntry are not probed.
     let health =
@@ -184,8 +205,7 @@ fn metadata(scope: &Scope<'_>, member: &Endpoint, by_rule: bool) -> core::Metada
     let mut filter_metadata =
         HashMap::from([("istio".to_owned(), fields([("workload", istio::string(workload(scope, member)))]))]);
     if !by_rule && takes_mtls(scope, member) {
-        filter_metadata
-            .insert("envoy.transport_socket_match".to_owned(), fields([("tlsMode", istio::string("istio"))]));
+        filter_metadata.insert(TLS_MATCH.to_owned(), fields([("tlsMode", istio::string("istio"))]));
     }
     core::Metadata { filter_metadata, ..Default::default() }
 }

@@ -1,10 +1,11 @@
-//! Locality load balancing (`localityLbSetting`, `zoneAwareLbSetting`): weights and priorities of endpoints by their locality and the
-//! client's.
+//! Locality load balancing (`localityLbSetting`, `zoneAwareLbSetting`, `trafficDistribution`): weights and priorities of
+//! endpoints by their locality and the client's.
 //!
-//! As in Istio, shares are used if the rule has them. Otherwise endpoints get priorities, but only with outlier
-//! detection: by labels if the rule names some, and by region, zone and sub-zone.
+//! As in Istio, shares are used if the rule has them. Otherwise endpoints get priorities: by labels if the rule names
+//! some, and by region, zone and sub-zone. Rules need outlier detection for it, a Service's `trafficDistribution` does
+//! not.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use super::{
     Scope,
@@ -13,9 +14,9 @@ use super::{
 };
 use crate::{
     api::{
-        Labels, MeshConfig,
+        Labels, Service, Typed,
         destination_rule::{Distribute, Failover, LocalityLb, ZoneAwareLb},
-        kube::Locality,
+        kube::{HOSTNAME, Locality, NETWORK, TrafficDistribution},
     },
     world::Endpoint,
 };
@@ -27,7 +28,12 @@ use cluster::cluster::common_lb_config::{
 const REGION: &str = "topology.kubernetes.io/region";
 const ZONE: &str = "topology.kubernetes.io/zone";
 const SUBZONE: &str = "topology.istio.io/subzone";
-const CLUSTER: &str = "topology.istio.io/cluster";
+pub(super) const CLUSTER: &str = "topology.istio.io/cluster";
+
+/// Labels of endpoints that clients prefer by the distribution of a Service, the most important first.
+static SAME_SUBZONE: [&str; 4] = [NETWORK, REGION, ZONE, SUBZONE];
+/// Number of leading labels of [`SAME_SUBZONE`] that endpoints of the same zone have in common.
+const SAME_ZONE: usize = 3;
 
 /// Default setting: the nearest endpoints first.
 static NEAREST: LocalityLb =
@@ -38,7 +44,7 @@ pub(super) struct LocalityGroup<'a> {
     pub(super) made: endpoint::LocalityLbEndpoints,
     pub(super) locality: &'a Locality,
     /// Endpoints of the model from which the group was made.
-    pub(super) members: Vec<&'a Endpoint>,
+    pub(super) members: Vec<Cow<'a, Endpoint>>,
 }
 
 /// Setting in force.
@@ -47,11 +53,18 @@ enum LocalitySetting<'a> {
     Locality(&'a LocalityLb),
     /// Zones of a region share the traffic by capacity.
     Zones(&'a ZoneAwareLb),
+    /// Endpoints with the same labels first.
+    Labels(&'static [&'static str]),
 }
 
-/// Returns the setting in force; `None` if it is disabled. As in Istio, that of the rule precedes that of the mesh, and
-/// of both kinds that of zones.
-fn setting<'a>(mesh: &'a MeshConfig, effective: &Effective<'a>) -> Option<LocalitySetting<'a>> {
+/// Returns the setting in force; `None` if it is disabled. As in Istio, that of the rule precedes that of the service,
+/// and that of the service precedes that of the mesh. Of both kinds that of zones comes first.
+fn setting<'a>(
+    scope: &Scope<'a>,
+    service: &Typed<Service>,
+    effective: &Effective<'a>,
+) -> Option<LocalitySetting<'a>> {
+    let (world, mesh) = (scope.world, scope.world.mesh());
     let balancer = effective.load_balancer;
     let zones = |of: &'a ZoneAwareLb| LocalitySetting::Zones(of);
     let of_rule = balancer.and_then(|balancer| {
@@ -62,15 +75,26 @@ fn setting<'a>(mesh: &'a MeshConfig, effective: &Effective<'a>) -> Option<Locali
         let zones = mesh.zone_aware_lb_setting.as_ref().map(zones);
         zones.or(mesh.locality_lb_setting.as_ref().map(LocalitySetting::Locality))
     };
-    match of_rule.or_else(of_mesh).unwrap_or(LocalitySetting::Locality(&NEAREST)) {
+    let of_service = || match world.traffic_distribution(service) {
+        TrafficDistribution::Any => None,
+        TrafficDistribution::PreferSameZone => Some(LocalitySetting::Labels(&SAME_SUBZONE[..SAME_ZONE])),
+        TrafficDistribution::PreferSameNode => Some(LocalitySetting::Labels(&SAME_SUBZONE)),
+    };
+    match of_rule.or_else(of_service).or_else(of_mesh).unwrap_or(LocalitySetting::Locality(&NEAREST)) {
         LocalitySetting::Locality(setting) if setting.enabled == Some(false) => None,
         setting => Some(setting),
     }
 }
 
 /// Returns how a cluster is balanced between localities; `None` if it is not.
-pub(super) fn specifier(mesh: &MeshConfig, effective: &Effective<'_>) -> Option<LocalityConfigSpecifier> {
-    let setting = match setting(mesh, effective)? {
+pub(super) fn specifier(
+    scope: &Scope<'_>,
+    service: &Typed<Service>,
+    effective: &Effective<'_>,
+) -> Option<LocalityConfigSpecifier> {
+    let weighted = || LocalityConfigSpecifier::LocalityWeightedLbConfig(LocalityWeightedLbConfig::default());
+    let setting = match setting(scope, service, effective)? {
+        LocalitySetting::Labels(_) => return Some(weighted()),
         LocalitySetting::Zones(zones) => {
             let is_off = zones.enabled == Some(false);
             return Some(LocalityConfigSpecifier::ZoneAwareLbConfig(ZoneAwareLbConfig {
@@ -83,18 +107,22 @@ pub(super) fn specifier(mesh: &MeshConfig, effective: &Effective<'_>) -> Option<
     };
     let failover = !setting.failover.is_empty() || !setting.failover_priority.is_empty();
     let is_weighted = !setting.distribute.is_empty() || effective.outlier_detection.is_some() && failover;
-    is_weighted
-        .then(|| LocalityConfigSpecifier::LocalityWeightedLbConfig(LocalityWeightedLbConfig::default()))
+    is_weighted.then(weighted)
 }
 
 /// Sets weights or priorities of groups; may split groups.
 pub(super) fn apply<'a>(
     scope: &Scope<'_>,
+    service: &Typed<Service>,
     effective: &Effective<'_>,
     mut groups: Vec<LocalityGroup<'a>>,
 ) -> Vec<LocalityGroup<'a>> {
-    let setting = match setting(scope.world.mesh(), effective) {
+    let setting = match setting(scope, service, effective) {
         None => return groups,
+        Some(LocalitySetting::Labels(names)) => {
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+            return by_labels(scope, &names, groups);
+        }
         Some(LocalitySetting::Zones(zones)) => return by_zones(scope, zones, groups),
         Some(LocalitySetting::Locality(setting)) => setting,
     };
@@ -199,7 +227,7 @@ fn by_labels<'a>(
     wanted: &[String],
     groups: Vec<LocalityGroup<'a>>,
 ) -> Vec<LocalityGroup<'a>> {
-    let own = labels(scope, scope.labels, scope.locality);
+    let own = labels(scope, scope.labels, scope.locality, scope.network);
     let wanted: Vec<(&str, Option<&str>)> = wanted
         .iter()
         .map(|label| match label.split_once('=') {
@@ -213,7 +241,11 @@ fn by_labels<'a>(
         let mut parts: BTreeMap<usize, LocalityGroup<'a>> = BTreeMap::new();
         for (member, lb) in group.members.into_iter().zip(group.made.lb_endpoints) {
             let of_pod = member.pod.as_ref().map_or(&none, |pod| &pod.meta.labels);
-            let known = labels(scope, of_pod, &member.locality);
+            let mut known = labels(scope, of_pod, &member.locality, scope.network_of(&member));
+            if let Some(node) = member.pod.as_ref().map(|pod| &pod.spec.node).filter(|node| !node.is_empty())
+            {
+                known.insert(HOSTNAME.to_owned(), node.clone());
+            }
             let is_other = |(name, value): &(&str, Option<&str>)| {
                 known.get(*name).map_or("", String::as_str) != value.unwrap_or_default()
             };
@@ -240,15 +272,14 @@ fn by_labels<'a>(
     made
 }
 
-/// Returns the labels of a workload with those of its locality.
-fn labels(scope: &Scope<'_>, own: &Labels, place: &Locality) -> Labels {
+/// Returns the labels of a workload with those of its locality, network and cluster.
+fn labels(scope: &Scope<'_>, own: &Labels, place: &Locality, network: &str) -> Labels {
     let mut labels = own.clone();
-    for (name, value) in [
-        (REGION, &*place.region),
-        (ZONE, &place.zone),
-        (SUBZONE, &place.subzone),
-        (CLUSTER, scope.cluster_id),
-    ] {
+    // Gateways of other networks name their cluster.
+    labels.entry(CLUSTER.to_owned()).or_insert_with(|| scope.cluster_id.to_owned());
+    for (name, value) in
+        [(REGION, &*place.region), (ZONE, &place.zone), (SUBZONE, &place.subzone), (NETWORK, network)]
+    {
         if !value.is_empty() {
             labels.insert(name.to_owned(), value.to_owned());
         }

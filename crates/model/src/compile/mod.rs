@@ -7,7 +7,7 @@
 //!
 //! - [`pb`], [`packed`] and [`order`]: messages and their bytes
 //! - [`policy`], [`pool`], [`balance`] and [`locality`]: settings of DestinationRules; [`stat_names`] and [`protocol`]
-//! - [`tls`], [`dynamic_dns`], [`clusters`], [`endpoints`]
+//! - [`tls`], [`dynamic_dns`], [`networks`], [`clusters`], [`endpoints`]
 //! - [`clause`], [`authorizer`], [`jwt`] and [`rbac`]: authentication of requests and authorization
 //! - [`rate_limit`]: limits of requests
 //! - [`access_log`], [`tracing`], [`telemetry`], [`filters`], [`listeners`], [`routes`], [`nametable`]
@@ -29,6 +29,7 @@ mod jwt;
 mod listeners;
 mod locality;
 mod nametable;
+mod networks;
 mod order;
 mod packed;
 mod pb;
@@ -46,6 +47,7 @@ mod visibility;
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use networks::ClusterForm;
 use skysail_proto::Codec;
 use skysail_xds::{Kind, Resource, Resources};
 
@@ -58,7 +60,7 @@ use crate::{
         kube::Locality, mesh_config::OutboundMode, proxy_config::SharedHeaders, sidecar::Egress,
         virtual_service::Destination,
     },
-    world::{Grouping, NamespaceFacts, gateway_name},
+    world::{Endpoint, Grouping, NamespaceFacts, gateway_name},
 };
 
 /// Unit of compilation: resources that are compiled together.
@@ -300,6 +302,10 @@ struct Scope<'a> {
     cluster_id: &'a str,
     /// Locality of the client.
     locality: &'a Locality,
+    /// Network of the client; empty: unknown.
+    network: &'a str,
+    /// Whether the client is a gateway between networks.
+    joins_networks: bool,
     /// Labels of the client, which affect the priority of endpoints and the match of routes.
     labels: &'a Labels,
     ipv4: bool,
@@ -312,6 +318,8 @@ struct Scope<'a> {
     uses_vhds: bool,
     /// Whether names of endpoints are sent as their addresses.
     takes_resolved_addresses: bool,
+    /// Whether the client answers DNS queries of its workload.
+    answers_dns: bool,
     /// Headers that the client sets.
     headers: SharedHeaders,
     /// Services that the client's Sidecar allows; `None`: all.
@@ -326,6 +334,8 @@ impl<'a> Scope<'a> {
             namespace: &client_scope.namespace,
             cluster_id: &client_scope.cluster_id,
             locality: &client_scope.locality,
+            network: &client_scope.network,
+            joins_networks: client_scope.joins_networks,
             labels: &client_scope.labels,
             ipv4: client_scope.ipv4,
             ipv6: client_scope.ipv6,
@@ -333,6 +343,7 @@ impl<'a> Scope<'a> {
             plain_envoy: client_scope.plain_envoy,
             uses_vhds: client_scope.uses_vhds,
             takes_resolved_addresses: client_scope.takes_resolved_addresses,
+            answers_dns: client_scope.answers_dns,
             headers: client_scope.headers,
             egress: client_scope.egress.as_ref(),
         }
@@ -354,6 +365,13 @@ impl<'a> Scope<'a> {
             _ => None,
         };
         written.filter(|number| *number > 0).or_else(single).unwrap_or(default)
+    }
+
+    /// Returns the network of an endpoint; empty if unknown.
+    fn network_of<'b>(&'b self, member: &'b Endpoint) -> &'b str {
+        static NONE: Labels = Labels::new();
+        let labels = member.pod.as_ref().map_or(&NONE, |pod| &*pod.meta.labels);
+        self.world.topology().network_of(labels, member.address.ip(), self.cluster_id)
     }
 
     /// Returns the rule that a client of this scope applies to a service.
@@ -392,18 +410,22 @@ impl CompileFindings<'_> {
 fn of_service(scope: &Scope<'_>, service: &Typed<Service>) -> Vec<Arc<Resource>> {
     let mut made = Vec::new();
     let rule = scope.rule(service);
-    for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
+    let ports = || service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp);
+    let is_external = service.spec.entry_host.as_ref().is_some_and(|entry_host| entry_host.external);
+    let forwarded = (scope.joins_networks && !is_external).then_some(ClusterForm::Forwarded);
+    let forms = std::iter::once(ClusterForm::Routed).chain(forwarded);
+    for (form, port) in forms.flat_map(|form| ports().map(move |port| (form, port))) {
         let mut clusters = if scope.role == Role::Grpc {
             grpc::clusters(scope, service, port, rule.as_deref())
         } else {
-            clusters::outbound(scope, service, port, rule.as_deref())
+            clusters::outbound(scope, service, port, rule.as_deref(), form)
         };
         let by_discovery = clusters.iter().any(|cluster| cluster.eds_cluster_config.is_some());
         if by_discovery {
-            let assignments = endpoints::assignments(scope, service, port, rule.as_deref());
+            let assignments = endpoints::assignments(scope, service, port, rule.as_deref(), form);
             made.extend(assignments.iter().map(|one| order::encode(Kind::Endpoint, &one.cluster_name, one)));
         } else if clusters.iter().any(clusters::is_resolved_by_proxies) {
-            let assignments = endpoints::assignments(scope, service, port, rule.as_deref());
+            let assignments = endpoints::assignments(scope, service, port, rule.as_deref(), form);
             for (cluster, assignment) in clusters.iter_mut().zip(assignments) {
                 cluster.load_assignment = clusters::is_resolved_by_proxies(cluster).then_some(assignment);
             }

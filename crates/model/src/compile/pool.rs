@@ -1,6 +1,11 @@
 //! Connection limits and outlier detection: `connectionPool` and `outlierDetection` of a DestinationRule.
 
-use super::pb::{cluster, core, duration, types, uint32};
+use skysail_xds::envoy::pb::envoy::config::common::matcher::v3::{
+    HttpHeadersMatch, MatchPredicate,
+    match_predicate::{MatchSet, Rule},
+};
+
+use super::pb::{cluster, core, duration, matcher, matching, route, types, uint32};
 use crate::api::{
     MeshConfig,
     destination_rule::{
@@ -97,6 +102,27 @@ pub(super) fn apply_outlier_detection(made: &mut cluster::Cluster, from: &Outlie
     if let Some(common) = &mut made.common_lb_config {
         let healthy = f64::from(from.min_health_percent.clamp(0, 100));
         common.healthy_panic_threshold = Some(types::Percent { value: healthy });
+    }
+}
+
+/// Returns the predicate of the responses that count as errors; `None` for the default, those from 500.
+pub(super) fn error_codes(from: &OutlierDetection) -> Option<MatchPredicate> {
+    let rule = |code: &u32| {
+        let exact = matcher::string_matcher::MatchPattern::Exact(code.to_string());
+        let status = route::HeaderMatcher {
+            name: ":status".to_owned(),
+            header_match_specifier: Some(route::header_matcher::HeaderMatchSpecifier::StringMatch(matching(
+                exact,
+            ))),
+            ..Default::default()
+        };
+        let headers = HttpHeadersMatch { headers: vec![status] };
+        MatchPredicate { rule: Some(Rule::HttpResponseHeadersMatch(headers)) }
+    };
+    let mut rules: Vec<MatchPredicate> = from.outlier_detection_http_error_codes.iter().map(rule).collect();
+    match rules.len() {
+        0 | 1 => rules.pop(),
+        _ => Some(MatchPredicate { rule: Some(Rule::OrMatch(MatchSet { rules })) }),
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use skysail_xds::envoy::pb::envoy::extensions::upstreams::http::v3::{
     HttpProtocolOptions,
     http_protocol_options::{
-        ExplicitHttpConfig, UpstreamProtocolOptions, UseDownstreamHttpConfig,
+        ExplicitHttpConfig, OutlierDetection, UpstreamProtocolOptions, UseDownstreamHttpConfig,
         explicit_http_config::ProtocolConfig,
     },
 };
@@ -61,6 +61,7 @@ pub(super) fn options(
     let use_client = pool::uses_client_protocol(effective.connection_pool);
     let may_be_http = speech.protocol.is_http() || speech.protocol == Protocol::Unknown;
     let keeps_case = speech.headers.keeps_case && may_be_http;
+    let errors = effective.outlier_detection.and_then(pool::error_codes);
     let upstream = if speech.is_http2() {
         explicit(ProtocolConfig::Http2ProtocolOptions(pool::http2(effective.connection_pool)))
     } else if (speech.protocol == Protocol::Unknown && speech.sniffs) || use_client {
@@ -69,7 +70,7 @@ pub(super) fn options(
             http2_protocol_options: Some(pool::http2(effective.connection_pool)),
             ..Default::default()
         })
-    } else if common.is_some() || auto_sni.is_some() || keeps_case {
+    } else if common.is_some() || auto_sni.is_some() || keeps_case || errors.is_some() {
         let headers = if keeps_case { speech.headers } else { SharedHeaders::default() };
         explicit(ProtocolConfig::HttpProtocolOptions(http1(headers)))
     } else {
@@ -79,6 +80,7 @@ pub(super) fn options(
         common_http_protocol_options: common,
         upstream_http_protocol_options: auto_sni,
         upstream_protocol_options: Some(upstream),
+        outlier_detection: errors.map(|matcher| OutlierDetection { error_matcher: Some(matcher) }),
         ..Default::default()
     })
 }

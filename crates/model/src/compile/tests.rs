@@ -19,8 +19,10 @@ use super::{
 };
 use crate::parse;
 
+mod addresses;
 mod gateway;
 mod grpc;
+mod networks;
 mod rate_limits;
 mod settings;
 mod sidecar;
@@ -73,6 +75,7 @@ fn view() -> ProxyView {
         canonical_service: "db".into(),
         cluster_id: "Kubernetes".into(),
         locality: api::kube::Locality::default(),
+        network: String::new(),
         named_ports: BTreeMap::new(),
         addressed: Vec::new(),
         ipv4: true,
@@ -82,6 +85,7 @@ fn view() -> ProxyView {
         plain_envoy: false,
         uses_vhds: false,
         takes_resolved_addresses: false,
+        answers_dns: false,
         metadata: std::sync::Arc::default(),
         settings: Arc::default(),
         is_authenticated: false,

@@ -39,6 +39,8 @@ pub(super) const PEER_EXCHANGE: &str = "istio-peer-exchange";
 pub(super) const ISTIO: &str = "istio";
 /// ALPN of HTTP between sidecars.
 pub(super) const ISTIO_HTTP: [&str; 3] = ["istio-http/1.0", "istio-http/1.1", "istio-h2"];
+/// All ALPN of mutual TLS in the mesh.
+pub(super) const ISTIO_ANY: [&str; 5] = [ISTIO, PEER_EXCHANGE, ISTIO_HTTP[0], ISTIO_HTTP[1], ISTIO_HTTP[2]];
 
 /// Cipher suites below TLS 1.3, the same as Istio's.
 const CIPHERS: [&str; 6] = [

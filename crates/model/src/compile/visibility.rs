@@ -4,7 +4,7 @@
 //! it sees. A listener has only its own services: an egress listener with a port those that it names, one without a
 //! port those of all other ports.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use skysail_core::ClusterName;
 
@@ -29,11 +29,32 @@ impl<'a> Scope<'a> {
         self.world.services().filter_map(|service| self.seen(service))
     }
 
+    /// Returns the services that a client sees, with the addresses that it uses and all ports.
+    fn addressed(&self) -> impl Iterator<Item = Arc<Typed<Service>>> {
+        self.world.services().filter(|service| self.sees(service)).map(|service| self.with_addresses(service))
+    }
+
+    /// Returns a service with the addresses that its clients use: those allocated for clients that answer DNS, if it has no
+    /// others.
+    fn with_addresses(&self, service: &Arc<Typed<Service>>) -> Arc<Typed<Service>> {
+        let spec = &service.spec;
+        let has_own =
+            spec.entry_host.as_ref().is_none_or(|of| !of.blocks.is_empty()) || !spec.cluster_ips.is_empty();
+        if !self.answers_dns || has_own || spec.auto_ips.is_empty() {
+            return Arc::clone(service);
+        }
+        let of_family = |ip: &&IpAddr| if ip.is_ipv4() { self.ipv4 || !self.ipv6 } else { self.ipv6 };
+        let cluster_ips = spec.auto_ips.iter().filter(of_family).copied().collect();
+        let spec = Service { cluster_ips, ..spec.clone() };
+        Arc::new(Typed { meta: service.meta.clone(), spec })
+    }
+
     /// Returns a service with the ports for which a client has clusters; `None` if there are none.
     pub(super) fn seen(&self, service: &Arc<Typed<Service>>) -> Option<Arc<Typed<Service>>> {
         if !self.sees(service) {
             return None;
         }
+        let service = &self.with_addresses(service);
         let listeners = self.egress_listeners();
         if listeners.is_empty() {
             return Some(Arc::clone(service));
@@ -72,7 +93,7 @@ impl<'a> Scope<'a> {
     /// Returns the outline of the outbound listeners.
     pub(super) fn outline(&self) -> Outline {
         let Some(egress) = self.egress.filter(|egress| !egress.listeners.is_empty()) else {
-            let services = self.world.services().filter(|service| self.sees(service)).map(Arc::clone);
+            let services = self.addressed();
             return listeners::outline(
                 self.world,
                 self.namespace,
@@ -81,16 +102,16 @@ impl<'a> Scope<'a> {
                 Vec::new(),
             );
         };
-        let captured = self.world.services().filter(|service| self.sees(service)).filter_map(|service| {
-            with_ports(service, |port| {
+        let captured = self.addressed().filter_map(|service| {
+            with_ports(&service, |port| {
                 let mut own = egress
                     .listeners
                     .iter()
                     .filter(|listener| listener.port() == Some(port.port) && !listener.is_bound())
                     .peekable();
                 match own.peek() {
-                    Some(_) => own.any(|listener| self.imports(listener, service)),
-                    None => self.is_imported_without_port(service),
+                    Some(_) => own.any(|listener| self.imports(listener, &service)),
+                    None => self.is_imported_without_port(&service),
                 }
             })
         });
@@ -98,10 +119,10 @@ impl<'a> Scope<'a> {
         let bound = egress.listeners.iter().filter(is_made);
         let bound = bound.filter_map(|listener| {
             let port = listener.port()?;
-            let services = self.world.services().filter(|service| self.sees(service));
-            let services: Vec<_> = services
+            let services: Vec<_> = self
+                .addressed()
                 .filter(|service| self.imports(listener, service))
-                .filter_map(|service| with_ports(service, |own| own.port == port))
+                .filter_map(|service| with_ports(&service, |own| own.port == port))
                 .collect();
             (!services.is_empty()).then(|| (listener.clone(), services))
         });

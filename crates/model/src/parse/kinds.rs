@@ -42,7 +42,6 @@ const GROUPS: &[(&str, &[&str])] = &[
 
 /// Kinds that change the behaviour of a mesh and are not supported yet.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
-    ("networking.istio.io", &["ProxyConfig"]),
     ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
     ("gateway.networking.k8s.io", &["UDPRoute"]),
     ("", &["Endpoints"]),

@@ -3,6 +3,7 @@
 //! An object with an error is refused as a whole; the other objects of the file are accepted. A refused policy has a
 //! fallback ([`fallback`]). Diagnostics name unknown and unsupported fields.
 
+mod config_map;
 mod decode;
 mod fallback;
 mod key;
@@ -15,12 +16,10 @@ mod schema;
 use crate::{
     analysis::Code,
     api::{
-        ConfigMap, Kind, Labels, MeshConfig, Object, ObjectKey, Secret, Typed, kube,
+        Kind, Labels, Object, ObjectKey, Secret, ServiceEntry, Typed, kube,
         manifest::{self, Ignored, ObjectMeta},
-        mesh_config,
     },
     diagnostic::{Diagnostic, Severity, cut},
-    fields::{Support, mesh_setting},
     origin::Origin,
     validate::{self, Findings},
 };
@@ -31,14 +30,11 @@ use kinds::DocumentKind;
 use limits::{MAX_DOCUMENTS, MAX_ERRORS, MAX_WARNINGS};
 use lines::{find_line, origin};
 use serde::{Deserialize, de::DeserializeOwned};
-use skysail_yaml::{Document, Node, Value, documents, objects};
+use skysail_yaml::{Document, Node, Value, objects};
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
 };
-
-/// Remedy for a mesh configuration in another place.
-const MESH_CONFIG: &str = "the mesh configuration is key mesh of ConfigMap istio in namespace istio-system";
 
 /// Content of a text.
 #[derive(Debug, Default)]
@@ -300,7 +296,7 @@ impl Reading {
                 Object::Service(Arc::new(kube::service(object)))
             }),
             Kind::Pod => self.kube(node, "Pod", |object: manifest::PodManifest, findings| {
-                validate::pod(&object.spec, findings);
+                validate::pod(&object, findings);
                 Object::Pod(Arc::new(kube::pod(object)))
             }),
             Kind::Deployment | Kind::StatefulSet | Kind::DaemonSet | Kind::ReplicaSet | Kind::Job => {
@@ -327,7 +323,10 @@ impl Reading {
         match kind {
             Kind::VirtualService => self.istio(node, validate::virtual_service),
             Kind::DestinationRule => self.istio(node, validate::destination_rule),
-            Kind::ServiceEntry => self.istio(node, validate::service_entry),
+            Kind::ServiceEntry => self.labelled(node, |spec: &mut ServiceEntry, labels| {
+                spec.complete(labels, node.get("status"));
+                validate::service_entry(spec)
+            }),
             Kind::Gateway => self.istio(node, validate::gateway),
             Kind::Sidecar => self.istio(node, validate::sidecar),
             Kind::WorkloadEntry => self.istio(node, validate::workload_entry),
@@ -341,7 +340,9 @@ impl Reading {
             Kind::Ingress => self.istio(node, validate::ingress),
             Kind::IngressClass => self.istio(node, validate::ingress_class),
             Kind::GatewayClass => self.istio(node, validate::gateway_class),
-            Kind::KubernetesGateway => self.istio(node, validate::kubernetes_gateway),
+            Kind::KubernetesGateway => {
+                self.labelled(node, |spec, labels| validate::kubernetes_gateway(spec, labels));
+            }
             Kind::ListenerSet => self.istio(node, validate::listener_set),
             Kind::HttpRoute => self.istio(node, validate::http_route),
             Kind::GrpcRoute => self.istio(node, validate::grpc_route),
@@ -387,10 +388,21 @@ impl Reading {
     ) where
         Object: From<Typed<S>>,
     {
+        self.labelled(node, |spec, _| check(spec));
+    }
+
+    /// Reads an Istio object whose labels are settings too. `check` may complete its `spec`.
+    fn labelled<S: DeserializeOwned + Default>(
+        &mut self,
+        node: &Node,
+        check: impl FnOnce(&mut S, &Labels) -> Vec<validate::Finding>,
+    ) where
+        Object: From<Typed<S>>,
+    {
         let decoded: Decoded<IstioObject<S>> = decode(node);
-        if let Some(object) = self.take(node, decoded, Code::UnknownField) {
-            let findings = check(&object.spec);
+        if let Some(mut object) = self.take(node, decoded, Code::UnknownField) {
             let meta = kube::meta(object.metadata, true);
+            let findings = check(&mut object.spec, &meta.labels);
             let mut object = Object::from(Typed { meta, spec: object.spec });
             if !object.kind().is_namespaced()
                 && let Some(meta) = object.meta_mut()
@@ -399,118 +411,6 @@ impl Reading {
             }
             self.finish(node, object, findings);
         }
-    }
-
-    /// Reads a ConfigMap. The mesh configuration is YAML within a text. If the text is a literal block (`|`), its lines
-    /// are those of the file.
-    fn config_map(&mut self, node: &Node) {
-        let Some(mut map): Option<manifest::ConfigMapManifest> = self.manifest(node, "ConfigMap") else {
-            return;
-        };
-        let meta = kube::meta(map.metadata, true);
-        let text = map.data.remove(mesh_config::KEY);
-        let mut findings = Findings::default();
-        let spec = match (meta.namespace.as_str(), meta.name.as_str()) {
-            (mesh_config::NAMESPACE, mesh_config::NAME) => {
-                self.networks(node, &map.data);
-                if text.is_none() {
-                    findings.add(
-                        Code::MisplacedMeshConfig,
-                        "data",
-                        "has no key mesh, so the mesh has the default configuration",
-                        "write the settings to key mesh",
-                    );
-                }
-                let Some(mesh) = self.mesh_config(node, &text.unwrap_or_default()) else { return };
-                ConfigMap::Mesh(Box::new(mesh))
-            }
-            (mesh_config::NAMESPACE, mesh_config::ADDRESSES) => {
-                ConfigMap::Addresses(validate::addresses(&map.data, &mut findings))
-            }
-            (namespace, name) => {
-                if text.is_some() && (name == mesh_config::NAME || namespace == mesh_config::NAMESPACE) {
-                    let message = "is not the mesh configuration, so it has no effect";
-                    findings.add(Code::MisplacedMeshConfig, "data.mesh", message, MESH_CONFIG);
-                }
-                validate::root_map(&map.data)
-            }
-        };
-        self.finish(node, Object::ConfigMap(Arc::new(Typed { meta, spec })), findings.done());
-    }
-
-    /// Reports several networks, which are not supported; one without a name is.
-    fn networks(&mut self, node: &Node, data: &Labels) {
-        let text = data.get("meshNetworks").map_or("", String::as_str);
-        let mut networks =
-            documents(text).filter_map(|document| document.root.ok()?.get("networks").cloned());
-        if networks.any(|networks| matches!(networks.value, Value::Map(entries) if !entries.is_empty())) {
-            let line = find_line(node, "data.meshNetworks");
-            let message = "multiple networks are not supported yet and have no effect";
-            let diagnostic = Diagnostic::new(Code::UnsupportedSetting, &self.file, line, message);
-            self.report(diagnostic.field("data.meshNetworks"), node);
-        }
-    }
-
-    fn mesh_config(&mut self, node: &Node, text: &str) -> Option<MeshConfig> {
-        let value = node.get("data").and_then(|data| data.get(mesh_config::KEY));
-        let (first, block) = match value {
-            Some(Node { line, value: Value::Text(_, block) }) => (*line, *block),
-            _ => (node.line, false),
-        };
-        let place = |line: u32| if block { first + line.saturating_sub(1) } else { first };
-        let file = self.file.clone();
-        let found = |code: Code, line: u32, field: &str, message: String, remedy: String| {
-            let field = if field.is_empty() { "data.mesh".to_owned() } else { format!("data.mesh.{field}") };
-            Diagnostic::new(code, &file, place(line), message).field(field).remedy(remedy)
-        };
-        let Some(document) = documents(text).next() else {
-            return Some(MeshConfig::default());
-        };
-        let root = match document.root {
-            Ok(root) => root,
-            Err(error) => {
-                let remedy = "check indentation, quotes and colons".to_owned();
-                self.report(found(Code::NotYaml, error.line, "", error.message, remedy), node);
-                return None;
-            }
-        };
-        let decoded: Decoded<MeshConfig> = decode(&root);
-        for error in decoded.errors {
-            let field = path_text(&error.path);
-            self.report(found(error.code, error.line, &field, error.message, error.remedy), node);
-        }
-        let mut refused = false;
-        let unknown: Vec<String> = decoded.unknown.iter().map(|found| path_text(&found.path)).collect();
-        for unknown in decoded.unknown {
-            let field = path_text(&unknown.path);
-            let listed = mesh_setting(&field);
-            let is_typo = listed.is_none() && unknown.remedy.starts_with("did you mean");
-            refused |= is_typo;
-            if is_typo {
-                self.report(
-                    found(Code::UnknownField, unknown.line, &field, unknown.message, unknown.remedy),
-                    node,
-                );
-            } else if listed != Some(Support::Unread) {
-                let message = "this setting is not supported and has no effect".to_owned();
-                self.report(
-                    found(Code::UnsupportedSetting, unknown.line, &field, message, String::new()),
-                    node,
-                );
-            }
-        }
-        let mut findings: Vec<validate::Finding> =
-            decoded.value.iter().flat_map(validate::mesh_config).collect();
-        // Unknown settings are reported above.
-        let marked = validate::unsupported_settings(&root, &findings);
-        findings.extend(marked.into_iter().filter(|finding| !unknown.contains(&finding.field)));
-        for finding in findings {
-            refused |= finding.is_error();
-            let line = find_line(&root, &finding.field);
-            let diagnostic = found(finding.code, line, &finding.field, finding.message, finding.remedy);
-            self.report(diagnostic, node);
-        }
-        decoded.value.filter(|_| !refused)
     }
 
     /// Reports the errors of decoding. Returns `None` if the object is refused.
@@ -530,6 +430,7 @@ impl Reading {
         findings.extend(validate::meta(object.kind(), object.meta()));
         findings.extend(validate::empty_fields(object.kind(), node));
         findings.extend(validate::unsupported(object.kind(), node, &findings));
+        findings.extend(validate::other_meshes(node));
         let origin = origin(&self.file, node, &object, self.all_lines);
         let refused = findings.iter().any(validate::Finding::is_error);
         let generated = node.get("metadata").is_some_and(|meta| meta.get("generateName").is_some());

@@ -6,10 +6,8 @@ use crate::api::{
     destination_rule::{
         ClientTls, ClientTlsMode, ConnectionPool, ConsistentHash, LoadBalancer, OutlierDetection, Tunnel,
     },
+    kube::HOSTNAME,
 };
-
-/// Label of the Kubernetes node. Clients of different nodes share their configuration.
-const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// Checks a DestinationRule.
 pub(crate) fn destination_rule(spec: &DestinationRule) -> Vec<Finding> {
@@ -299,6 +297,12 @@ fn outlier_detection(outliers: &OutlierDetection, field: &str, findings: &mut Fi
     positive(outliers.base_ejection_time, &format!("{field}.baseEjectionTime"), findings);
     percent(f64::from(outliers.max_ejection_percent), &format!("{field}.maxEjectionPercent"), findings);
     percent(f64::from(outliers.min_health_percent), &format!("{field}.minHealthPercent"), findings);
+    for (index, code) in outliers.outlier_detection_http_error_codes.iter().enumerate() {
+        if !(100..600).contains(code) {
+            let field = format!("{field}.outlierDetectionHttpErrorCodes[{index}]");
+            findings.add(Code::InvalidStatus, field, format!("{code} is not a status"), "use 100 to 599");
+        }
+    }
 }
 
 fn client_tls(tls: &ClientTls, field: &str, findings: &mut Findings) {

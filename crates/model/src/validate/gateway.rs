@@ -179,15 +179,6 @@ fn check_tls(server: &Server, field: &str, findings: &mut Findings) {
     }
     check_credentials(tls, &field, findings);
     check_parameters(tls, &field, findings);
-    if tls.mode == ServerTlsMode::AutoPassthrough {
-        let remedy = "use PASSTHROUGH and a VirtualService with tls rules";
-        findings.add(
-            Code::Unsupported,
-            format!("{field}.mode"),
-            "AUTO_PASSTHROUGH is not supported yet",
-            remedy,
-        );
-    }
 }
 
 /// Checks that a mode has the certificates that it needs, and no others.

@@ -7,6 +7,7 @@ use super::{Code, Findings};
 use crate::{
     api::{
         Kind, Labels, Meta,
+        manifest::PodSpec,
         proxy_config::{self, ProxySettings},
     },
     spelling::nearest,
@@ -54,6 +55,63 @@ const KNOWN: &[&str] = &[
     "proxy.istio.io/config",
     "proxy.istio.io/overrides",
 ];
+
+/// Deprecated annotations of pods, each with a replacement. Source: Istio's `annotations.yaml`.
+const DEPRECATED: &[(&str, &str)] = &[
+    (INJECT, "use the label sidecar.istio.io/inject"),
+    ("sidecar.istio.io/discoveryAddress", "use discoveryAddress in proxy.istio.io/config"),
+    ("sidecar.istio.io/extraStatTags", "use a Telemetry"),
+    ("sidecar.istio.io/statsCompression", "remove it"),
+    ("sidecar.istio.io/statsInclusionPrefixes", "use proxyStatsMatcher in proxy.istio.io/config"),
+    ("sidecar.istio.io/statsInclusionRegexps", "use proxyStatsMatcher in proxy.istio.io/config"),
+    ("sidecar.istio.io/statsInclusionSuffixes", "use proxyStatsMatcher in proxy.istio.io/config"),
+    ("traffic.sidecar.istio.io/kubevirtInterfaces", "use istio.io/reroute-virtual-interfaces"),
+];
+/// Image that injection replaces by that of the proxy.
+const AUTO: &str = "auto";
+/// User of the proxy.
+const PROXY_USER: i64 = 1337;
+/// Container of the proxy.
+const PROXY: &str = "istio-proxy";
+
+/// Checks what injection does with a pod. `at` is the path of the pod or of the template.
+pub(super) fn pod(spec: &PodSpec, labels: &Labels, annotations: &Labels, at: &str, findings: &mut Findings) {
+    for (key, replacement) in DEPRECATED.iter().filter(|(key, _)| annotations.contains_key(*key)) {
+        // With both, the label is what counts, and the annotation is for older versions.
+        if *key != INJECT || !labels.contains_key(INJECT) {
+            let field = join(&format!("{at}metadata.annotations"), key);
+            findings.add(Code::DeprecatedAnnotation, field, "is deprecated", *replacement);
+        }
+    }
+    let switch = labels.get(INJECT).or_else(|| annotations.get(INJECT));
+    let is_off = switch.is_some_and(|value| value == "false");
+    let lists = [("initContainers", &spec.init_containers), ("containers", &spec.containers)];
+    for (list, containers) in lists {
+        for (index, container) in containers.iter().enumerate() {
+            let field = format!("{at}spec.{list}[{index}]");
+            if container.image == AUTO && is_off {
+                let message = format!("is replaced by injection, which {INJECT} disables");
+                findings.add(
+                    Code::AutoImageNotInjected,
+                    format!("{field}.image"),
+                    message,
+                    "remove the label",
+                );
+            }
+            if container.security_context.run_as_user == Some(PROXY_USER) && container.name != PROXY {
+                let field = format!("{field}.securityContext.runAsUser");
+                findings.add(Code::ReservedUser, field, RESERVED, "use another user id");
+            }
+        }
+    }
+    let is_gateway = spec.containers.iter().any(|container| container.name == PROXY);
+    if spec.security_context.run_as_user == Some(PROXY_USER) && !is_gateway {
+        let field = format!("{at}spec.securityContext.runAsUser");
+        findings.add(Code::ReservedUser, field, RESERVED, "use another user id");
+    }
+}
+
+const RESERVED: &str = "is the user of the sidecar, whose connections are not intercepted";
 
 /// Checks the labels and annotations of an object.
 pub(super) fn check(kind: Kind, meta: &Meta, findings: &mut Findings) {

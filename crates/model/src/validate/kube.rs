@@ -1,11 +1,14 @@
 //! Validation of Kubernetes' objects, as far as the mesh depends on them. The API server checks the rest.
 
+use std::num::NonZeroU16;
+
 use skysail_yaml::join;
 
 use super::{Code, Finding, Findings, injection, is_dns_name, is_label_text, port};
 use crate::{
     api::{
         Kind, Labels, Meta, Protocol,
+        kube::{GATEWAY_PORT, TRAFFIC_DISTRIBUTION, TrafficDistribution},
         manifest::{IntOrText, ServiceManifest, ServicePortManifest},
     },
     spelling::VARIABLE,
@@ -43,8 +46,33 @@ pub(crate) fn meta(kind: Kind, meta: &Meta) -> Vec<Finding> {
         );
     }
     labels(&meta.labels, "metadata.labels", &mut findings);
+    settings(kind, meta, &mut findings);
     injection::check(kind, meta, &mut findings);
     findings.done()
+}
+
+/// Warns about values without effect in labels and annotations that are settings.
+fn settings(kind: Kind, meta: &Meta, findings: &mut Findings) {
+    let is_service = matches!(kind, Kind::Service | Kind::ServiceEntry | Kind::Namespace);
+    let distribution = TrafficDistribution::of_annotation(&meta.annotations).filter(|_| is_service);
+    let field = || join("metadata.annotations", TRAFFIC_DISTRIBUTION);
+    match distribution {
+        Some(TrafficDistribution::Any) => {
+            let message = "has an unknown value, so clients prefer no endpoints";
+            findings.add(Code::NoEffect, field(), message, "use PreferClose or PreferSameZone");
+        }
+        Some(TrafficDistribution::PreferSameNode) => {
+            let message = "prefers the endpoints of the zone: clients of all nodes share their configuration";
+            findings.add(Code::UnsupportedField, field(), message, "use PreferSameZone");
+        }
+        Some(TrafficDistribution::PreferSameZone) | None => {}
+    }
+    let is_gateway = matches!(kind, Kind::Service | Kind::KubernetesGateway);
+    if is_gateway && meta.labels.get(GATEWAY_PORT).is_some_and(|port| port.parse::<NonZeroU16>().is_err()) {
+        let field = join("metadata.labels", GATEWAY_PORT);
+        let message = "is no port, so port 15443 applies";
+        findings.add(Code::NoEffect, field, message, "write a port from 1 to 65535");
+    }
 }
 
 /// Checks keys and values of labels. Source: Kubernetes, "Labels and Selectors", syntax and character set.
@@ -77,6 +105,12 @@ pub(crate) fn service(service: &ServiceManifest, findings: &mut Findings) {
         findings.add(Code::MissingField, "spec", "is missing", "add ports and a selector");
         return;
     };
+    let distribution = spec.traffic_distribution.as_deref();
+    if distribution.is_some_and(|value| TrafficDistribution::of_field(value).is_none()) {
+        let message = "is not one of the values of the field";
+        let remedy = "use PreferClose, PreferSameZone or PreferSameNode";
+        findings.add(Code::UnknownValue, "spec.trafficDistribution", message, remedy);
+    }
     let ports = &spec.ports;
     let external = spec.kind.as_deref() == Some("ExternalName");
     let headless = spec.cluster_ip.as_deref() == Some("None");

@@ -12,6 +12,8 @@ mod gateway_api;
 mod ingress;
 mod injection;
 mod kube;
+mod mesh_networks;
+mod other_meshes;
 mod pods;
 mod proxy_config;
 mod rate_limit;
@@ -38,6 +40,8 @@ pub(crate) use gateway_api::{
 };
 pub(crate) use ingress::{ingress, ingress_class};
 pub(crate) use kube::{meta, service};
+pub(crate) use mesh_networks::mesh_networks;
+pub(crate) use other_meshes::other_meshes;
 pub(crate) use pods::{pod, workload};
 pub(crate) use proxy_config::proxy_config;
 pub(crate) use rate_limit::rate_limit_policy;

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Code, Findings, injection, is_label_text, kube::labels, port, volumes};
 use crate::{
     api::{
-        Kind,
-        manifest::{Container, IntOrText, PodSpec, PodTemplate, ProbeManifest, WorkloadSpec},
+        Kind, Labels,
+        manifest::{Container, IntOrText, PodManifest, PodSpec, PodTemplate, ProbeManifest, WorkloadSpec},
         selects,
     },
     spelling::VARIABLE,
@@ -51,6 +51,16 @@ fn template(kind: Kind, template: &PodTemplate, at: &str, findings: &mut Finding
     if let Some(found) = &template.metadata.labels {
         labels(found, &format!("{metadata}.labels"), findings);
     }
+    let none = Labels::new();
+    let (of_labels, of_annotations) = (&template.metadata.labels, &template.metadata.annotations);
+    let (of_labels, of_annotations) = (of_labels.as_ref(), of_annotations.as_ref());
+    injection::pod(
+        &template.spec,
+        of_labels.unwrap_or(&none),
+        of_annotations.unwrap_or(&none),
+        &format!("{at}."),
+        findings,
+    );
     let allowed: &[&str] = match kind {
         Kind::Job | Kind::CronJob => &["OnFailure", "Never"],
         _ => &["Always"],
@@ -64,9 +74,12 @@ fn template(kind: Kind, template: &PodTemplate, at: &str, findings: &mut Finding
     pod_spec(&template.spec, kind, &format!("{at}.spec"), findings);
 }
 
-/// Checks the specification of a Pod.
-pub(crate) fn pod(spec: &PodSpec, findings: &mut Findings) {
-    pod_spec(spec, Kind::Pod, "spec", findings);
+/// Checks a Pod.
+pub(crate) fn pod(object: &PodManifest, findings: &mut Findings) {
+    let none = Labels::new();
+    let (labels, annotations) = (object.metadata.labels.as_ref(), object.metadata.annotations.as_ref());
+    injection::pod(&object.spec, labels.unwrap_or(&none), annotations.unwrap_or(&none), "", findings);
+    pod_spec(&object.spec, Kind::Pod, "spec", findings);
 }
 
 fn pod_spec(spec: &PodSpec, kind: Kind, at: &str, findings: &mut Findings) {

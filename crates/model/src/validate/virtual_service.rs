@@ -8,6 +8,7 @@ use super::{
 };
 use crate::api::{
     StringMatch, VirtualService,
+    gateway_api::INTERNAL,
     virtual_service::{
         Destination, HttpDestination, HttpMatchRequest, IstioHttpRoute, L4Destination, L4Match,
     },
@@ -21,6 +22,11 @@ pub(crate) fn virtual_service(spec: &VirtualService) -> Vec<Finding> {
         delegate(spec, &mut findings);
     }
     export_to(&spec.export_to, "spec.exportTo", &mut findings);
+    for (index, name) in spec.gateways.iter().enumerate().filter(|(_, name)| name.contains(INTERNAL)) {
+        let message = format!("{name:?} is made from a Gateway of Gateway API, and has no fixed name");
+        let remedy = "use an HTTPRoute, or a Gateway of Istio's API";
+        findings.add(Code::InternalGateway, format!("spec.gateways[{index}]"), message, remedy);
+    }
     if spec.http.is_empty() && spec.tls.is_empty() && spec.tcp.is_empty() {
         findings.add(Code::MissingField, "spec", "has no routes", "add http, tls or tcp");
     }

@@ -12,12 +12,7 @@ const MAX_SOCKET_PATH: usize = 107;
 /// Checks a WorkloadEntry.
 pub(crate) fn workload_entry(spec: &WorkloadEntry) -> Vec<Finding> {
     let mut findings = Findings::default();
-    if spec.address.is_empty() {
-        let remedy = "write an IP address, a host name, or unix:// and a path";
-        findings.add(Code::MissingField, "spec.address", "is missing", remedy);
-    } else {
-        endpoint(spec, "spec", &mut findings);
-    }
+    endpoint(spec, "spec", &mut findings);
     findings.done()
 }
 
@@ -54,11 +49,17 @@ pub(crate) fn workload_group(spec: &WorkloadGroup) -> Vec<Finding> {
     findings.done()
 }
 
-/// Checks the fields of an endpoint with an address.
+/// Checks the fields of an endpoint.
 pub(super) fn endpoint(spec: &WorkloadEntry, field: &str, findings: &mut Findings) {
     let address = format!("{field}.address");
     match Address::of(&spec.address) {
         Address::Ip(_) => {}
+        // The gateways of its network reach it.
+        Address::Hidden if !spec.network.is_empty() => {}
+        Address::Hidden => {
+            let remedy = "write an IP address, a host name, or unix:// and a path";
+            findings.add(Code::MissingField, address, "is missing", remedy);
+        }
         Address::Unix(path) => socket(&path, &address, findings),
         Address::Name(_) => {
             if spec.address.starts_with("unix:") {

@@ -106,6 +106,9 @@ impl World {
     /// Returns and resets the estimate. The first call returns everything.
     pub fn take_changes(&mut self) -> ChangeSet {
         self.settle();
+        if self.take_topology_change() {
+            self.add_changes(ChangeSet::everything());
+        }
         self.changes.replace(ChangeSet::nothing()).unwrap_or_else(ChangeSet::everything)
     }
 

@@ -73,7 +73,8 @@ impl World {
             endpoints.extend(self.endpoints_by_name(same, port));
         }
         endpoints.sort_by(|a, b| (&a.address, a.port).cmp(&(&b.address, b.port)));
-        endpoints.dedup_by(|a, b| (&a.address, a.port) == (&b.address, b.port));
+        endpoints
+            .dedup_by(|a, b| a.address != Address::Hidden && (&a.address, a.port) == (&b.address, b.port));
         endpoints
     }
 
@@ -82,7 +83,7 @@ impl World {
     fn selected_entries(&self, service: &Typed<Service>, port: &ServicePort) -> Vec<Endpoint> {
         let entries = self.entries_selected(&service.meta.namespace, &service.spec.selector);
         let entries = entries.filter(|entry| match &entry.spec.address {
-            Address::Ip(_) => true,
+            Address::Ip(_) | Address::Hidden => true,
             Address::Unix(_) => service.spec.entry_host.is_some(),
             Address::Name(_) => false,
         });

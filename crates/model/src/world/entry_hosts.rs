@@ -25,10 +25,15 @@ impl World {
     /// Returns the names of endpoints to look up, each with the services that use it ("NAMESPACE/HOST").
     pub fn names_to_resolve(&self) -> BTreeMap<Arc<str>, Vec<String>> {
         let text = |(namespace, host): &(String, String)| format!("{namespace}/{host}");
-        self.name_users
+        let mut names: BTreeMap<Arc<str>, Vec<String>> = self
+            .name_users
             .iter()
             .map(|(name, users)| (Arc::clone(name), users.iter().map(text).collect()))
-            .collect()
+            .collect();
+        for name in self.gateway_names() {
+            names.entry(Arc::clone(name)).or_default().push("gateway of a network".to_owned());
+        }
+        names
     }
 
     /// Sets the DNS answer for a name; `None` removes it. Returns false if it did not change.
@@ -40,6 +45,9 @@ impl World {
             Some(now) => Arc::make_mut(&mut self.resolved).insert(name.into(), now),
             None => Arc::make_mut(&mut self.resolved).remove(name),
         };
+        if self.gateway_names().any(|of_gateway| **of_gateway == *name) {
+            self.topology.take();
+        }
         let services = self.name_users.get(name).cloned().collect();
         self.add_changes(ChangeSet { services, ..ChangeSet::default() });
         true
@@ -53,6 +61,7 @@ impl World {
     pub(super) fn put_entry(&mut self, entry: Arc<Typed<ServiceEntry>>, origin: Origin) -> bool {
         let (namespace, name) = (entry.meta.namespace.clone(), entry.meta.name.clone());
         let mut hosts = self.unindex_entry(&namespace, &name);
+        self.count_hosts(&namespace, &name, Some(&entry.spec));
         for host in entry.spec.hosts.iter().map(|host| host_of(host)) {
             self.entry_hosts.insert(host.clone(), &entry.meta);
             hosts.insert(host);
@@ -64,9 +73,31 @@ impl World {
 
     pub(super) fn remove_entry(&mut self, namespace: &str, name: &str) -> bool {
         let hosts = self.unindex_entry(namespace, name);
+        self.count_hosts(namespace, name, None);
         let removed = self.service_entries.remove(namespace, name);
         hosts.iter().for_each(|host| self.rebuild_service(namespace, host));
         removed
+    }
+
+    /// Counts the hosts of an entry for the allocation of addresses, instead of those that the entry had before.
+    fn count_hosts(&mut self, namespace: &str, name: &str, after: Option<&ServiceEntry>) {
+        let before = self.service_entries.get(namespace, name).map(|entry| Arc::clone(&entry.object));
+        Arc::make_mut(&mut self.auto_addresses).replace(before.as_ref().map(|before| &before.spec), after);
+    }
+
+    /// Resolves conflicts between hosts whose addresses are allocated by hash.
+    pub(super) fn settle_addresses(&mut self) {
+        if !self.auto_addresses.has_conflicts_to_settle() {
+            return;
+        }
+        let moved = Arc::make_mut(&mut self.auto_addresses).settle();
+        for host in &moved {
+            let namespaces: Vec<String> = self.entry_hosts.get(host).map(|(of, _)| of.clone()).collect();
+            namespaces.iter().for_each(|namespace| self.rebuild_service(namespace, host));
+        }
+        if !moved.is_empty() {
+            self.add_changes(ChangeSet::everything());
+        }
     }
 
     /// Removes the hosts of an entry from the index and returns them.
@@ -123,7 +154,7 @@ impl World {
         let selected = entry.spec.selector_of_names().into_iter();
         let selected = selected.flat_map(|selector| self.entries_selected(&entry.meta.namespace, selector));
         let selected = selected.map(|endpoint| endpoint.spec.clone()).collect();
-        entry.service(host, self.allocated(host), selected)
+        entry.service(host, self.allocated(host), &self.auto_addresses.of(host), selected)
     }
 
     /// Returns whether any ServiceEntry is known.

@@ -122,7 +122,7 @@ fn host_for<'a>(host: &'a str, namespace: &str) -> Option<&'a str> {
 }
 
 /// Returns whether every name of `inner` is a name of `outer`; both may be wildcards.
-pub(super) fn is_within(inner: &str, outer: &str) -> bool {
+pub(crate) fn is_within(inner: &str, outer: &str) -> bool {
     match inner.strip_prefix('*') {
         Some(end) => outer.strip_prefix('*').is_some_and(|outer| end.ends_with(outer)),
         None => host_matches(outer, inner),

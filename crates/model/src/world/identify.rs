@@ -90,6 +90,8 @@ impl World {
         let preferred = pod.spec.ips.iter().find(|ip| ip.is_ipv4() == view.ipv4);
         view.address = preferred.filter(|_| has_ingress).copied();
         self.set_locality(&pod.spec.node, view);
+        let network = self.topology().network_of(&pod.meta.labels, pod.spec.ips.first().copied(), home);
+        network.clone_into(&mut view.network);
         let settings = pod.meta.annotations.get(proxy_config::ANNOTATION);
         view.settings = settings.map(|text| Arc::new(annotated(text))).unwrap_or_default();
     }

@@ -8,6 +8,7 @@
 //! the map of the object's kind and namespace, and the indexes of the kind.
 
 mod aliases;
+mod auto_addresses;
 mod change_set;
 mod check;
 mod delegates;
@@ -31,11 +32,12 @@ mod sidecar;
 mod special;
 mod store;
 mod tokens;
+mod topology;
 mod workload_entries;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 pub use change_set::ChangeSet;
@@ -46,7 +48,7 @@ pub use entry_hosts::Resolved;
 pub use envoy_filters::{FilterSelection, SharedFilters};
 pub(crate) use gateway_api::{CONFIG_MAP, CREDENTIAL, INVALID, shown_name};
 pub use gateway_api::{GatewayApiStatus, ListenerStatus, ParentStatus, StatusCondition};
-pub(crate) use gateways::{BoundRule, SECRET, gateway_name};
+pub(crate) use gateways::{BoundRule, SECRET, gateway_name, is_within};
 pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
 pub use identify::AccountMismatch;
@@ -59,6 +61,7 @@ pub use special::{NamespaceFacts, NamespaceOverrides};
 use store::{Entry, Store};
 pub(crate) use tokens::is_url;
 pub use tokens::{KeyFetch, KeySource};
+pub(crate) use topology::{NetworkGateway, Topology};
 pub use workload_entries::Addressed;
 
 use crate::{
@@ -149,6 +152,8 @@ pub struct World {
     entry_hosts: MultiMap<String>,
     /// Addresses allocated to hosts of ServiceEntries; `None` if no allocator runs.
     allocated: Option<Arc<BTreeMap<String, std::net::IpAddr>>>,
+    /// Addresses that the control plane allocates itself.
+    auto_addresses: Arc<auto_addresses::AutoAddresses>,
     /// Services of ServiceEntries by the names of their endpoints.
     name_users: MultiMap<Arc<str>>,
     /// DNS answers by name.
@@ -157,6 +162,10 @@ pub struct World {
     gateway_api: gateway_api::State,
     /// Key sets that the control plane fetched.
     key_sets: Arc<HashMap<KeySource, Arc<str>>>,
+    /// Networks and gateways; made when they are read.
+    topology: OnceLock<Arc<Topology>>,
+    /// Topology at the last [`World::take_changes`].
+    last_topology: Arc<Topology>,
     /// Estimate since the last [`World::take_changes`]; `None` before the first.
     changes: Option<ChangeSet>,
 }
@@ -178,9 +187,14 @@ impl World {
     pub fn apply(&mut self, object: Object, origin: Origin) -> bool {
         let key = object.key();
         let mut changes = self.changes_of(&key);
+        let mut shapes_topology = self.shapes_topology(&key);
         let changed = self.put(object, origin);
         if changed {
             changes.add(self.changes_of(&key));
+            shapes_topology |= self.shapes_topology(&key);
+            if shapes_topology {
+                self.topology.take();
+            }
             self.add_changes(changes);
             self.note_gateway_api(&key);
         }
@@ -266,8 +280,12 @@ impl World {
     /// Removes an object. Returns false if it did not exist.
     pub fn delete(&mut self, key: &ObjectKey) -> bool {
         let changes = self.changes_of(key);
+        let shapes_topology = self.shapes_topology(key);
         let deleted = self.remove_object(key);
         if deleted {
+            if shapes_topology {
+                self.topology.take();
+            }
             self.add_changes(changes);
             self.note_gateway_api(key);
         }

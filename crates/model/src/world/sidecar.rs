@@ -6,7 +6,8 @@ use super::{World, envoy_filters::SharedFilters, fqdn, host_matches, store::Entr
 use crate::{
     ProxyView, Role,
     api::{
-        Labels, Sidecar, Typed, VirtualService,
+        Gateway, Labels, Sidecar, Typed, VirtualService,
+        gateway::{Server, ServerTlsMode},
         proxy_config::HttpSettings,
         selects,
         sidecar::{Egress, EgressListener},
@@ -25,6 +26,8 @@ pub struct Grouping {
     pub(crate) settings: HttpSettings,
     /// EnvoyFilters of shared resources.
     pub(crate) filters: SharedFilters,
+    /// Selectors of Gateways between networks, with the namespace of the proxies if it is only one.
+    network_gateways: Vec<(Labels, Option<String>)>,
 }
 
 /// Selector and content of a Sidecar.
@@ -38,6 +41,14 @@ impl Grouping {
     /// Returns the grouping of clients by their settings alone.
     pub(crate) fn of_settings(world: &World) -> Self {
         Self { settings: world.mesh().default_config.http(), ..Self::default() }
+    }
+
+    /// Returns whether a proxy forwards connections from other networks.
+    pub(crate) fn joins_networks(&self, view: &ProxyView) -> bool {
+        view.role == Role::Router
+            && self.network_gateways.iter().any(|(selector, only_in)| {
+                selects(selector, &view.labels) && only_in.as_ref().is_none_or(|only| *only == view.namespace)
+            })
     }
 
     /// Returns what the Sidecar of a proxy lets it call; `None`: everything.
@@ -72,7 +83,18 @@ impl World {
             root_namespace: self.mesh().root_namespace.clone(),
             settings: self.mesh().default_config.http(),
             filters: self.shared_filters(),
+            network_gateways: self.network_gateways(),
         }
+    }
+
+    /// Returns the selectors of the Gateways with a server of mode `AUTO_PASSTHROUGH`.
+    fn network_gateways(&self) -> Vec<(Labels, Option<String>)> {
+        let joins = |gateway: &&Gateway| {
+            let modes = gateway.servers.iter().filter_map(Server::terminating_or_forwarded_tls);
+            modes.into_iter().any(|tls| tls.mode == ServerTlsMode::AutoPassthrough)
+        };
+        let gateways = self.gateways.iter().map(|entry| &entry.object.spec).filter(joins);
+        gateways.map(|gateway| (gateway.selector.clone(), gateway.only_in.clone())).collect()
     }
 
     /// Returns the Sidecar of a workload: the oldest of its namespace that selects it, otherwise the oldest of its

@@ -184,13 +184,17 @@ impl Mesh {
 
     fn make(&mut self, workload: &Workload, name: String) -> Result<(), Error> {
         let address = self.free_address();
-        let mut pod = Pod::new(workload, name, address, &self.objects.namespaces);
+        let pod = Pod::new(workload, name, address, &self.objects.namespaces);
+        let mut pod = pod.started_by(&self.objects.starts);
         pod.sidecar &= !self.settings.proxy.is_empty();
         let key = (pod.namespace.clone(), pod.name.clone());
         let folder = self.settings.folder.join("pods").join(&key.0).join(&key.1);
         let logs = self.settings.folder.join("logs").join(&key.0).join(&key.1);
         let (_, mut problems) = Exceptions::read(&pod.annotations);
-        problems.extend(proxy_metadata::read(&pod.annotations).1);
+        problems.extend(proxy_metadata::annotated(&pod.annotations).1);
+        if pod.sidecar {
+            problems.extend(proxy_metadata::of_variables(&pod.settings.variables).1);
+        }
         let folders = PodFolders { folder: &folder, logs: &logs };
         let Programs { init, containers, volumes, notes } =
             programs::containers(&self.settings, &self.objects, &pod, folders);

@@ -129,6 +129,7 @@ fn declarations_cover_every_field_of_a_view() {
         uses_vhds: _,
         takes_resolved_addresses: _,
         is_authenticated: _,
+        answers_dns: _,
         // Nothing without an EnvoyFilter that compares it.
         metadata: _,
         ipv4: _,
@@ -139,6 +140,7 @@ fn declarations_cover_every_field_of_a_view() {
         canonical_service,
         cluster_id,
         locality,
+        network,
         named_ports,
         settings,
         ipv6,
@@ -148,12 +150,13 @@ fn declarations_cover_every_field_of_a_view() {
         others.iter().any(|other| other.labels != labels),
         others.iter().any(|other| other.canonical_service != canonical_service),
         others.iter().any(|other| other.cluster_id != cluster_id),
+        others.iter().any(|other| other.network != network),
         others.iter().any(|other| other.locality != locality),
         others.iter().any(|other| other.named_ports != named_ports),
         others.iter().any(|other| other.settings != settings),
         others.iter().any(|other| other.ipv6 != ipv6),
     ];
-    assert_eq!(covered, [true; 7]);
+    assert_eq!(covered, [true; 8]);
 }
 
 #[test]

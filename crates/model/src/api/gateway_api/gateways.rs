@@ -5,7 +5,15 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::{ObjectReference, ParentReference};
-use crate::api::Labels;
+use crate::api::{
+    Labels,
+    kube::{NETWORK, gateway_port},
+};
+
+/// Option of a listener's TLS for gateways between networks.
+pub const LISTENER_MODE: &str = "gateway.istio.io/listener-protocol";
+/// Value of [`LISTENER_MODE`].
+pub const AUTO_PASSTHROUGH: &str = "auto-passthrough";
 
 /// `spec` of a GatewayClass.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -27,7 +35,8 @@ pub struct KubernetesGateway {
     pub gateway_class_name: String,
     /// Listeners.
     pub listeners: Vec<Listener>,
-    /// Addresses; a host names the Service of the proxies.
+    /// Addresses: a host names the Service of the proxies. Those of a gateway between networks are for clients of other
+    /// networks.
     pub addresses: Vec<GatewayAddress>,
     /// ListenerSets that may add listeners.
     pub allowed_listeners: Option<AllowedListeners>,
@@ -68,6 +77,18 @@ pub struct Listener {
     pub tls: Option<ListenerTls>,
     /// Routes that may use the listener; unset: those of the same namespace.
     pub allowed_routes: Option<AllowedRoutes>,
+}
+
+impl Listener {
+    /// Returns whether the listener of a Gateway with these labels forwards connections of other networks. Source:
+    /// `IsAutoPassthrough` of Istio.
+    pub(crate) fn joins_networks(&self, labels: &Labels) -> bool {
+        let Some(tls) = &self.tls else { return false };
+        let is_marked = tls.options.get(LISTENER_MODE).is_some_and(|mode| mode == AUTO_PASSTHROUGH);
+        let is_tls = self.protocol == Some(ListenerProtocol::Tls) && tls.mode == ListenerTlsMode::Passthrough;
+        let has_port = || labels.contains_key(NETWORK) && self.port == u32::from(gateway_port(labels));
+        is_tls && (is_marked || has_port())
+    }
 }
 
 /// Protocol of a listener.

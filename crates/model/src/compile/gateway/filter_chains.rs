@@ -1,6 +1,6 @@
 //! Filter chains of gateways: HTTP, terminated TLS, forwarded TLS and TCP.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use skysail_core::{ClusterName, names::Direction};
 use skysail_xds::envoy::pb::envoy::extensions::filters::network::tcp_proxy::v3::{
@@ -14,19 +14,20 @@ use super::{
 };
 use crate::{
     api::{
-        Protocol, Typed, VirtualService,
+        DestinationRule, Protocol, Service, ServicePort, Typed, VirtualService,
         gateway::ServerTlsMode,
         virtual_service::{L4Destination, L4Match},
     },
     compile::{
         Scope, balance,
         filters::{self, FilterSettings, Routes},
-        pb::{core, listener, pack, types},
+        pb::{core, duration, listener, pack, types},
         rate_limit::RateLimits,
         rbac::Authorization,
         stat_names::StatNameVariables,
+        tls::ISTIO_ANY,
     },
-    world::{fqdn, gateway_name},
+    world::{fqdn, gateway_name, is_within},
 };
 
 /// A filter chain and its match.
@@ -68,6 +69,9 @@ pub(super) fn of_group<'a>(
     let mut chains = Vec::new();
     for server in &group.servers {
         match server.tls() {
+            Some(tls) if tls.mode == ServerTlsMode::AutoPassthrough => {
+                chains.extend(compiler.between_networks(server));
+            }
             Some(tls) if tls.mode.is_passthrough() => chains.extend(compiler.forwarded(server, names)),
             _ if server.server.is_http() => {
                 chains.extend(compiler.http(std::slice::from_ref(server), listener, group.protocol));
@@ -138,6 +142,68 @@ impl Compiler<'_, '_> {
         chains
     }
 
+    /// Returns a chain for each cluster of the mesh's services that the server has. The server name of mutual TLS names
+    /// the cluster. As in Istio, policies do not apply: the destination enforces its own.
+    fn between_networks(&self, server: &GatewayServer<'_>) -> Vec<Chain> {
+        let names = server.server_names();
+        let is_served = |service: &&Arc<Typed<Service>>| {
+            let (host, entry_host) = (service.fqdn(), service.spec.entry_host.as_ref());
+            entry_host.is_none_or(|entry_host| !entry_host.external)
+                && names.iter().any(|name| is_within(&host, name))
+        };
+        let services: Vec<_> = self.scope.services().collect();
+        let mut chains = Vec::new();
+        for service in services.iter().filter(is_served) {
+            let host = service.fqdn();
+            let rule = self.scope.world.destination_rule(&host, self.scope.namespace);
+            let subsets = rule.iter().flat_map(|rule| &rule.spec.subsets).map(|subset| subset.name.as_str());
+            let subsets: Vec<&str> = std::iter::once("").chain(subsets).collect();
+            for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
+                for subset in &subsets {
+                    let cluster = ClusterName::outbound(port.port, subset, &host).sni();
+                    let filters =
+                        self.between_networks_filters(service, port, rule.as_deref(), subset, &cluster);
+                    let alpn = ISTIO_ANY.iter().map(ToString::to_string).collect();
+                    chains.push(Chain { server_names: vec![cluster], alpn, filters, socket: None });
+                }
+            }
+        }
+        chains
+    }
+
+    fn between_networks_filters(
+        &self,
+        service: &Typed<Service>,
+        port: &ServicePort,
+        rule: Option<&Typed<DestinationRule>>,
+        subset: &str,
+        cluster: &str,
+    ) -> Vec<listener::Filter> {
+        let pattern = &self.setting.mesh.outbound_cluster_stat_name;
+        let stat_prefix = match pattern.as_str() {
+            "" => cluster.to_owned(),
+            pattern => {
+                StatNameVariables { subset, target: 0, ..StatNameVariables::of_port(service, port, 0) }
+                    .fill(pattern)
+            }
+        };
+        let policy = rule.and_then(|rule| rule.spec.traffic_policy.as_ref());
+        let tcp = policy.and_then(|policy| policy.connection_pool.as_ref()?.tcp.as_ref());
+        let mut proxy = TcpProxy {
+            access_log: self.setting.telemetry.logs.clone(),
+            stat_prefix,
+            cluster_specifier: Some(ClusterSpecifier::Cluster(cluster.to_owned())),
+            idle_timeout: tcp.and_then(|tcp| tcp.idle_timeout).map(|length| duration(length.0)),
+            max_downstream_connection_duration: tcp
+                .and_then(|tcp| tcp.max_connection_duration)
+                .map(|length| duration(length.0)),
+            ..Default::default()
+        };
+        proxy.hash_policy.extend(balance::hashes_source_ip(rule, subset).then(source_ip));
+        let proxy = filters::network("envoy.filters.network.tcp_proxy", pack(&proxy));
+        filters::network_stats(self.setting).into_iter().chain([proxy]).collect()
+    }
+
     /// Returns the VirtualServices whose hosts the server has.
     fn rules(&self, server: &GatewayServer<'_>) -> Vec<&Typed<VirtualService>> {
         let bound = self.merged.rules_of(server).iter();
@@ -167,11 +233,7 @@ impl Compiler<'_, '_> {
                     self.scope.namespace,
                 );
                 if balance::hashes_source_ip(rule.as_deref(), &only.destination.subset) {
-                    proxy.hash_policy.push(types::HashPolicy {
-                        policy_specifier: Some(types::hash_policy::PolicySpecifier::SourceIp(
-                            Default::default(),
-                        )),
-                    });
+                    proxy.hash_policy.push(source_ip());
                 }
                 proxy.stat_prefix = self.stat_prefix(&name, only, &rule_namespace, server);
                 proxy.cluster_specifier = Some(ClusterSpecifier::Cluster(name));
@@ -220,6 +282,12 @@ impl Compiler<'_, '_> {
             ..StatNameVariables::of_service(service)
         };
         named.fill(pattern)
+    }
+}
+
+fn source_ip() -> types::HashPolicy {
+    types::HashPolicy {
+        policy_specifier: Some(types::hash_policy::PolicySpecifier::SourceIp(Default::default())),
     }
 }
 

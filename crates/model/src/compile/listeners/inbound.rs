@@ -42,8 +42,6 @@ const TLS_READ_BYTES: u32 = 512;
 /// ALPN of HTTP in plain text.
 const PLAIN_HTTP: &[&str] = &["http/1.1", "h2c"];
 const ISTIO_TCP: &[&str] = &[tls::PEER_EXCHANGE, tls::ISTIO];
-const ISTIO_ANY: &[&str] =
-    &[tls::ISTIO, tls::PEER_EXCHANGE, tls::ISTIO_HTTP[0], tls::ISTIO_HTTP[1], tls::ISTIO_HTTP[2]];
 
 /// Protocol of a port.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -202,10 +200,10 @@ fn matches_for(content: Content, mode: MtlsMode) -> &'static [ChainMatch] {
             const { &[mutual(&tls::ISTIO_HTTP, true), mutual(&[], false)] }
         }
         (MtlsMode::Permissive | MtlsMode::Unset, Content::Http) => {
-            const { &[mutual(ISTIO_ANY, true), plain(&[], true)] }
+            const { &[mutual(&tls::ISTIO_ANY, true), plain(&[], true)] }
         }
         (MtlsMode::Permissive | MtlsMode::Unset, Content::Tcp) => {
-            const { &[mutual(ISTIO_ANY, false), FOREIGN_TLS, plain(&[], false)] }
+            const { &[mutual(&tls::ISTIO_ANY, false), FOREIGN_TLS, plain(&[], false)] }
         }
         (MtlsMode::Permissive | MtlsMode::Unset, Content::Either) => {
             const {

@@ -2,9 +2,13 @@
 
 use super::{Code, hostname, limit};
 use crate::{
-    api::gateway_api::{
-        BackendTlsPolicy, BackendValidation, GatewayClass, KubernetesGateway, Listener, ListenerProtocol,
-        ListenerSet, ListenerTlsMode, ReferenceGrant, SanType,
+    api::{
+        Labels,
+        gateway_api::{
+            AUTO_PASSTHROUGH, BackendTlsPolicy, BackendValidation, GatewayClass, KubernetesGateway,
+            LISTENER_MODE, Listener, ListenerProtocol, ListenerSet, ListenerTlsMode, ReferenceGrant, SanType,
+        },
+        kube::NETWORK,
     },
     validate::{Finding, Findings, port},
 };
@@ -23,14 +27,21 @@ pub(crate) fn gateway_class(spec: &GatewayClass) -> Vec<Finding> {
 }
 
 /// Checks a Gateway.
-pub(crate) fn kubernetes_gateway(spec: &KubernetesGateway) -> Vec<Finding> {
+pub(crate) fn kubernetes_gateway(spec: &KubernetesGateway, labels: &Labels) -> Vec<Finding> {
     let mut findings = Findings::default();
     if spec.gateway_class_name.is_empty() {
         findings.add(Code::MissingField, "spec.gatewayClassName", "is missing", "use istio");
     }
     limit(spec.addresses.len(), 16, "spec.addresses", &mut findings);
+    let is_for_networks = |listener: &Listener| listener.joins_networks(labels);
+    let joins_networks = labels.contains_key(NETWORK) && spec.listeners.iter().any(is_for_networks);
     for (index, address) in spec.addresses.iter().enumerate() {
-        if address.kind.as_deref() != Some("Hostname") {
+        let kind = address.kind.as_deref().unwrap_or("IPAddress");
+        if joins_networks && kind == "IPAddress" && address.value.parse::<std::net::IpAddr>().is_err() {
+            let field = format!("spec.addresses[{index}].value");
+            let message = format!("{:?} is not an IP address", address.value);
+            findings.add(Code::InvalidAddress, field, message, "write an IP address, or use type Hostname");
+        } else if kind != "Hostname" && !(joins_networks && kind == "IPAddress") {
             let field = format!("spec.addresses[{index}]");
             let message = "has no effect: the Service of the gateway decides its address";
             findings.add(Code::NoEffect, field, message, "use type Hostname and the name of a Service");
@@ -276,7 +287,13 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
                     "name a Secret",
                 );
             }
-            for option in tls.options.keys().filter(|key| *key != "gateway.istio.io/tls-terminate-mode") {
+            let is_known = |key: &str, value: &str| match key {
+                "gateway.istio.io/tls-terminate-mode" => true,
+                LISTENER_MODE => value == AUTO_PASSTHROUGH,
+                _ => false,
+            };
+            let unknown = tls.options.iter().filter(|(key, value)| !is_known(key, value));
+            for (option, _) in unknown {
                 let field = skysail_yaml::join(&format!("{at}.options"), option);
                 findings.add(Code::UnsupportedField, field, "is not supported and has no effect", "");
             }

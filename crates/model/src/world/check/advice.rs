@@ -47,6 +47,8 @@ impl World {
         report.envoy_filters();
         report.destination_rule_conflicts();
         report.entry_addresses();
+        report.entry_protocols();
+        report.subsets_at_gateways();
         report.pods_of_several_services();
         report.service_ports_by_name();
         report.policies_on_tcp();

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{DerivedObjects, Route, RouteRules, listeners::INTERNAL};
+use super::{DerivedObjects, Route, RouteRules};
 use crate::{
     api::{
         BackendTlsPolicy, DestinationRule, Kind, Meta, ObjectKey, TrafficPolicy,
         destination_rule::{ClientTls, ClientTlsMode, PortTrafficPolicy},
-        gateway_api::{GROUP, ISTIO_GROUP, ObjectReference, ParentReference, SanType},
+        gateway_api::{GROUP, INTERNAL, ISTIO_GROUP, ObjectReference, ParentReference, SanType},
         value::PortSelector,
     },
     origin::Origin,

@@ -2,14 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    DerivedObjects, Route, RouteRules,
-    listeners::{GatewayListener, INTERNAL},
-    rules,
-};
+use super::{DerivedObjects, Route, RouteRules, listeners::GatewayListener, rules};
 use crate::api::{
     Kind, VirtualService,
-    gateway_api::ListenerProtocol,
+    gateway_api::{INTERNAL, ListenerProtocol},
     virtual_service::{Derived, IstioTcpRoute, IstioTlsRoute, L4Match},
 };
 

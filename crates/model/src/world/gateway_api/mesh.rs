@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{DerivedObjects, Route, RouteRules, listeners::INTERNAL, rules};
+use super::{DerivedObjects, Route, RouteRules, rules};
 use crate::api::{
     Kind, VirtualService,
+    gateway_api::INTERNAL,
     virtual_service::{Derived, IstioTcpRoute, IstioTlsRoute, L4Match},
 };
 

@@ -128,8 +128,9 @@ impl Referrer<'_> {
 }
 
 impl World {
-    /// Brings the internal objects up to date. [`World::take_changes`] and [`World::reset`] do it themselves.
+    /// Brings allocated addresses and internal objects up to date. [`World::take_changes`] and [`World::reset`] do it themselves.
     pub fn settle(&mut self) {
+        self.settle_addresses();
         if !std::mem::take(&mut self.gateway_api.is_outdated) {
             return;
         }

@@ -34,6 +34,7 @@ fn endpoints(world: &World, host: &str) -> Vec<String> {
     let text = |address: &crate::api::Address| match address {
         crate::api::Address::Ip(ip) => ip.to_string(),
         crate::api::Address::Name(name) | crate::api::Address::Unix(name) => name.to_string(),
+        crate::api::Address::Hidden => String::new(),
     };
     endpoints
         .map(|it| {

@@ -1,11 +1,12 @@
-//! DestinationRules of one host, of which the older takes precedence.
+//! Objects that disagree about one host: DestinationRules of which the older takes precedence, protocols of
+//! ServiceEntries, and rules of the mesh and of gateways.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{ObjectReport, Report};
 use crate::{
     analysis::Code,
-    api::{DestinationRule, Kind},
+    api::{DestinationRule, Kind, ServiceEntry, VirtualService},
     world::{hosts::fqdn, store::Entry},
 };
 
@@ -51,5 +52,88 @@ impl Report<'_> {
             let message = format!("has no effect: {first} is older and {what} for the same host");
             self.report(&about, Code::DestinationRuleConflict, field, message, "merge the rules into one");
         }
+    }
+
+    /// Reports ports of ServiceEntries that an older entry with the same host has with another protocol.
+    pub(super) fn entry_protocols(&mut self) {
+        let world = self.world;
+        let mut entries: Vec<_> = world.service_entries.iter().collect();
+        entries.sort_by(|one, other| one.age().cmp(&other.age()));
+        let mut seen: BTreeMap<(&str, u32), (&Entry<ServiceEntry>, &str)> = BTreeMap::new();
+        let mut found = Vec::new();
+        for entry in entries {
+            let spec = &entry.object.spec;
+            let hosts = spec.hosts.iter();
+            let ports = hosts.flat_map(|host| spec.ports.iter().enumerate().map(move |port| (host, port)));
+            for (host, (index, port)) in ports {
+                let key = (host.as_str(), port.number);
+                let (first, protocol) = *seen.entry(key).or_insert((entry, &port.protocol));
+                let scopes =
+                    [&first.object, &entry.object].map(|of| (&of.meta.namespace, &of.spec.export_to));
+                let is_same = protocol.eq_ignore_ascii_case(&port.protocol);
+                if !is_same && meet(scopes) {
+                    found.push((
+                        entry,
+                        first,
+                        index,
+                        format!("{protocol} for port {} of {host}", port.number),
+                    ));
+                }
+            }
+        }
+        for (entry, first, index, what) in found {
+            let about = ObjectReport { entry, kind: Kind::ServiceEntry };
+            let first = ObjectReport { entry: first, kind: Kind::ServiceEntry }.name();
+            let message = format!("{first} has protocol {what}");
+            let field = format!("spec.ports[{index}].protocol");
+            self.report(&about, Code::EntryProtocolConflict, field, message, "use the same protocol");
+        }
+    }
+
+    /// Reports destinations without a subset at gateways, if another rule has subsets for the same host.
+    pub(super) fn subsets_at_gateways(&mut self) {
+        let mut divided: BTreeMap<String, &Entry<VirtualService>> = BTreeMap::new();
+        let world = self.world;
+        let written = || world.virtual_services.iter().filter(|entry| entry.object.spec.derived.is_none());
+        for entry in written() {
+            let (meta, spec) = (&entry.object.meta, &entry.object.spec);
+            let full = |host: &String| fqdn(host, &meta.namespace);
+            let own: Vec<String> = spec.hosts.iter().map(full).collect();
+            for to in spec.http.iter().flat_map(|http| &http.route).map(|route| &route.destination) {
+                if !to.subset.is_empty() && own.contains(&full(&to.host)) {
+                    divided.insert(full(&to.host), entry);
+                }
+            }
+        }
+        let at_gateways: Vec<_> = written().filter(|entry| !entry.object.spec.is_for_mesh()).collect();
+        for entry in at_gateways {
+            let about = ObjectReport { entry, kind: Kind::VirtualService };
+            for (rule, http) in entry.object.spec.http.iter().enumerate() {
+                for (index, route) in http.route.iter().enumerate() {
+                    let to = &route.destination;
+                    let other = divided.get(&fqdn(&to.host, about.namespace()));
+                    let Some(other) = other.filter(|_| to.subset.is_empty()) else { continue };
+                    let other = ObjectReport { entry: *other, kind: Kind::VirtualService }.name();
+                    let message =
+                        format!("the subsets of {other} do not apply to requests through a gateway");
+                    let field = format!("spec.http[{rule}].route[{index}].destination");
+                    let remedy = "name a subset here too, if requests through the gateway need it";
+                    self.report(&about, Code::SubsetNotAtGateway, field, message, remedy);
+                }
+            }
+        }
+    }
+}
+
+/// Returns whether a namespace sees two objects, by their namespaces and `exportTo`.
+fn meet([(one, to_one), (other, to_other)]: [(&String, &Vec<String>); 2]) -> bool {
+    let scopes = |own: &String, list: &[String]| -> Option<BTreeSet<String>> {
+        let is_public = list.is_empty() || list.iter().any(|name| name == "*");
+        let names = list.iter().map(|name| if name == "." { own } else { name }.clone());
+        (!is_public).then(|| names.collect())
+    };
+    match (scopes(one, to_one), scopes(other, to_other)) {
+        (Some(one), Some(other)) => !one.is_disjoint(&other),
+        _ => true,
     }
 }

@@ -1,0 +1,119 @@
+//! Endpoints that clients prefer by locality, and endpoints that are ejected for statuses of a DestinationRule.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panic")]
+
+use std::collections::BTreeSet;
+
+use skysail_testkit::{Mesh, Setup, eventually};
+
+/// All pods of a mesh on one machine are on the node `skysail`. The addresses of the endpoints are not known before the
+/// pods run.
+const MESH: &str = r#"
+apiVersion: v1
+kind: Node
+metadata:
+  name: skysail
+  labels: {topology.kubernetes.io/region: north, topology.kubernetes.io/zone: a}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata:
+  name: api
+  annotations: {networking.istio.io/traffic-distribution: PreferClose}
+spec:
+  hosts: [api.example.com]
+  location: MESH_INTERNAL
+  resolution: STATIC
+  ports: [{number: 80, name: http, protocol: HTTP, targetPort: 8080}]
+  endpoints:
+  - {address: 192.0.2.1, locality: north/a}
+  - {address: 192.0.2.2, locality: north/b}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: here, labels: {app: here, set: near}}
+spec: {containers: [{name: c, image: registry.example/api, ports: [{containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: there, labels: {app: there}}
+spec: {containers: [{name: c, image: registry.example/api, ports: [{containerPort: 8080}]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: machine}
+spec: {address: 192.0.2.3, locality: north/b, labels: {set: near}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: near}
+spec: {selector: {set: near}, trafficDistribution: PreferClose, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: front, labels: {app: front}}
+spec: {containers: [{name: c, image: registry.example/front}]}
+"#;
+
+const RULE: &str = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: api}
+spec:
+  host: api.example.com
+  trafficPolicy:
+    outlierDetection: {consecutive5xxErrors: 2, outlierDetectionHttpErrorCodes: [418], baseEjectionTime: 600s, maxEjectionPercent: 100}
+";
+
+const URL: &str = "http://api.example.com/";
+
+fn address(mesh: &Mesh, name: &str) -> String {
+    let status = mesh.status();
+    let pods = status["pods"].as_array().unwrap();
+    let pod = pods.iter().find(|pod| pod["name"] == name).unwrap();
+    pod["address"].as_str().unwrap().to_owned()
+}
+
+/// Calls until exactly these pods have answered.
+fn wait_answers(mesh: &Mesh, url: &str, expected: &[&str]) {
+    let expected: BTreeSet<String> = expected.iter().map(ToString::to_string).collect();
+    eventually(&format!("{expected:?} answer at {url}"), || {
+        let calls = (0..20).map(|_| mesh.call("front", url, &[]));
+        let name = |answer: skysail_testkit::Answer| match answer.status {
+            Some(200) => Ok(answer.json()["pod"]["name"].as_str().unwrap_or_default().to_owned()),
+            _ => Err(format!("{answer:?}")),
+        };
+        let answered = calls.map(name).collect::<Result<BTreeSet<String>, String>>()?;
+        if answered == expected { Ok(()) } else { Err(format!("{answered:?}")) }
+    });
+}
+
+#[test]
+fn near_endpoints_are_preferred_and_listed_statuses_eject() {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).ready();
+    mesh.edit("mesh.yaml", "192.0.2.1", &address(&mesh, "here"));
+    mesh.edit("mesh.yaml", "192.0.2.2", &address(&mesh, "there"));
+    mesh.edit("mesh.yaml", "192.0.2.3", &address(&mesh, "there"));
+    wait_answers(&mesh, URL, &["here"]);
+    wait_answers(&mesh, "http://near/", &["here"]);
+    mesh.edit("mesh.yaml", "trafficDistribution: PreferClose, ", "");
+    wait_answers(&mesh, "http://near/", &["here", "there"]);
+    mesh.edit("mesh.yaml", "  annotations: {networking.istio.io/traffic-distribution: PreferClose}\n", "");
+    wait_answers(&mesh, URL, &["here", "there"]);
+
+    let teapot = format!("{URL}status/418");
+    (0..10).for_each(|_| mesh.wait_status("front", &teapot, &[], 418));
+    mesh.put("rule.yaml", RULE);
+    eventually("both endpoints are ejected", || match mesh.call("front", &teapot, &[]).status {
+        Some(503) => Ok(()),
+        status => Err(format!("{status:?}")),
+    });
+    assert_eq!(mesh.call("front", URL, &[]).status, Some(503));
+
+    // A status that is not listed is no error.
+    mesh.put("rule.yaml", &RULE.replace("418", "429"));
+    mesh.wait_status("front", URL, &[], 200);
+    let broken = format!("{URL}status/500");
+    (0..10).for_each(|_| mesh.wait_status("front", &broken, &[], 500));
+    mesh.wait_status("front", URL, &[], 200);
+}
