@@ -187,12 +187,12 @@ impl World {
     pub fn apply(&mut self, object: Object, origin: Origin) -> bool {
         let key = object.key();
         let mut changes = self.changes_of(&key);
-        let mut shapes_topology = self.shapes_topology(&key);
+        let mut affects_topology = self.affects_topology(&key);
         let changed = self.put(object, origin);
         if changed {
             changes.add(self.changes_of(&key));
-            shapes_topology |= self.shapes_topology(&key);
-            if shapes_topology {
+            affects_topology |= self.affects_topology(&key);
+            if affects_topology {
                 self.topology.take();
             }
             self.add_changes(changes);
@@ -280,10 +280,10 @@ impl World {
     /// Removes an object. Returns false if it did not exist.
     pub fn delete(&mut self, key: &ObjectKey) -> bool {
         let changes = self.changes_of(key);
-        let shapes_topology = self.shapes_topology(key);
+        let affects_topology = self.affects_topology(key);
         let deleted = self.remove_object(key);
         if deleted {
-            if shapes_topology {
+            if affects_topology {
                 self.topology.take();
             }
             self.add_changes(changes);

@@ -124,7 +124,7 @@ impl World {
     }
 
     /// Returns whether the topology depends on the current object of a key.
-    pub(super) fn shapes_topology(&self, key: &ObjectKey) -> bool {
+    pub(super) fn affects_topology(&self, key: &ObjectKey) -> bool {
         let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
         match key.kind {
             Kind::ConfigMap => mesh_config::is_own(namespace, name),

@@ -489,8 +489,6 @@ fn the_files_are_valid_and_have_all_kinds() {
             kinds.extend(parsed.objects.iter().map(|(object, _)| object.kind()));
         }
     }
-    // ProxyConfig is not supported yet.
-    kinds.insert(skysail_model::Kind::ProxyConfig);
     let missing: Vec<_> = skysail_model::Kind::ALL.iter().filter(|kind| !kinds.contains(kind)).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
