@@ -258,6 +258,7 @@ fn manager(escaped_slashes: EscapedSlashes) -> HttpManager {
         use_remote_address: false,
         xff_trusted_hops: 0,
         skip_xff_append: false,
+        append_forwarded_port: false,
         internal: Vec::new(),
         normalize_path: true,
         merge_slashes: false,
