@@ -57,8 +57,7 @@ const HELP: &str = "\
 /debug/config_errors      errors and warnings of the configuration: file, line, object, field, remedy
 /debug/config_files       files in use and their fingerprints
 /debug/dns                DNS names of endpoints: addresses, seconds to expiry, errors
-/debug/objects            objects of the configuration: state, and numbers of proxies that hold, accepted or rejected them
-/debug/objects/KIND/NAMESPACE/NAME  the same of one object with its findings, resources and proxies
+/debug/objects            objects with their state and numbers of proxies; one with all proxies: /debug/objects/KIND/NAMESPACE/NAME
 /debug/syncz              connected proxies; versions sent, accepted and rejected by type
 /debug/used               virtual hosts to prefetch, by identity of the proxies that requested them
 /metrics                  metrics in Prometheus' text format; open to the network
