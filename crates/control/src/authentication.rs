@@ -16,7 +16,7 @@ use skysail_core::{SpiffeId, connections::Admitted, logging::Throttle};
 use skysail_identity::{BoundPod, Live, Origin, Peer, Verifier, not_after};
 use skysail_xds::{
     certificates,
-    grpc::{Answering, Call, Service, address},
+    grpc::{Call, CallFuture, Service, address},
     limits::Identity,
 };
 use tokio::net::TcpStream;
@@ -312,8 +312,8 @@ impl<S: Service> Service for AuthenticatedService<S> {
         Ok(())
     }
 
-    fn answer(&self, call: Call) -> Answering {
-        self.services.answer(call)
+    fn handle(&self, call: Call) -> CallFuture {
+        self.services.handle(call)
     }
 
     fn idle(&self, known: &Extensions) {

@@ -25,7 +25,7 @@ use skysail_xds::{
         google::protobuf::{Any, Struct, Timestamp, value},
     },
     istio::{pack, string, structure},
-    server::Question,
+    server::DebugRequest,
 };
 use tonic::Status;
 
@@ -43,9 +43,9 @@ const PAGE: &str = "istio.io/debug";
 const UNKNOWN: &str = "404 page not found";
 
 /// Returns the response to an authorized request.
-pub(crate) fn answer(question: &Question, pages: &Pages) -> Result<DiscoveryResponse, Status> {
+pub(crate) fn response(debug_request: &DebugRequest, pages: &Pages) -> Result<DiscoveryResponse, Status> {
     let publisher = &*pages.publisher;
-    let Question { type_url, names } = question;
+    let DebugRequest { type_url, names } = debug_request;
     let resources = match (type_url.as_str(), names.as_slice()) {
         (SYNCZ, _) => {
             publisher.proxies().iter().map(|(view, status)| pack(&client_config(view, status))).collect()

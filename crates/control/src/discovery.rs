@@ -18,7 +18,7 @@ use skysail_xds::{
         google::protobuf::{Struct, Value as ProtoValue, value},
     },
     grpc::address,
-    server::{Ended, Event, Question, View, Views},
+    server::{DebugRequest, Ended, Event, View, Views},
 };
 use tonic::{Code, Request, Status};
 use tracing::info;
@@ -166,9 +166,13 @@ impl Views for Discovery {
         })
     }
 
-    fn answer(&self, question: &Question, call: &Request<()>) -> Result<DiscoveryResponse, Status> {
+    fn debug_response(
+        &self,
+        debug_request: &DebugRequest,
+        call: &Request<()>,
+    ) -> Result<DiscoveryResponse, Status> {
         let address = address(call.extensions());
-        let debug_type = question.to_string();
+        let debug_type = debug_request.to_string();
         let answer = || {
             let Caller::Authenticated(principal) = caller(call.extensions())? else {
                 return Err(Status::unauthenticated("debug types are served on the TLS port only"));
@@ -181,7 +185,7 @@ impl Views for Discovery {
                 identity: ExternalText(identity),
                 page: ExternalText(&debug_type),
             });
-            debug::answer(question, &self.pages)
+            debug::response(debug_request, &self.pages)
         };
         answer().inspect_err(|status| {
             if let Some(more) = self.refused_debug_types.admit(Instant::now()) {

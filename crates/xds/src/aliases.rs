@@ -17,7 +17,7 @@ const REMEMBERED: usize = 2_048;
 const WILDCARD: u64 = 1 << 63;
 /// First bit of the suffix length in the key of a wildcard, and the maximum length that fits.
 const LENGTH_SHIFT: u32 = 54;
-const LONGEST_SUFFIX: usize = 511;
+const MAX_SUFFIX_LENGTH: usize = 511;
 
 /// Maximum length of an authority by which a virtual host is found, in bytes: the longest domain name with a port.
 const MAX_AUTHORITY: usize = 253 + 6;
@@ -40,18 +40,18 @@ pub(crate) fn key(alias: &str) -> u64 {
 /// Returns the key of a wildcard whose suffix has this length.
 fn wildcard(alias: &[u8], suffix: usize) -> u64 {
     let hash = xxh3_64(alias) & ((1 << LENGTH_SHIFT) - 1);
-    WILDCARD | (suffix.min(LONGEST_SUFFIX) as u64) << LENGTH_SHIFT | hash
+    WILDCARD | (suffix.min(MAX_SUFFIX_LENGTH) as u64) << LENGTH_SHIFT | hash
 }
 
 /// Set of suffix lengths, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Lengths([u64; (LONGEST_SUFFIX + 1) / 64]);
+struct Lengths([u64; (MAX_SUFFIX_LENGTH + 1) / 64]);
 
 impl Lengths {
     fn of(keys: impl Iterator<Item = u64>) -> Self {
         let mut lengths = Self::default();
         for key in keys.filter(|key| key & WILDCARD != 0) {
-            let length = (key >> LENGTH_SHIFT) as usize & LONGEST_SUFFIX;
+            let length = (key >> LENGTH_SHIFT) as usize & MAX_SUFFIX_LENGTH;
             lengths.0[length / 64] |= 1 << (length % 64);
         }
         lengths
@@ -233,11 +233,11 @@ mod tests {
     fn the_length_of_a_wildcard_is_in_its_key() {
         let length = |alias: &str| {
             let lengths = Lengths::of([key(alias)].into_iter());
-            (0..=LONGEST_SUFFIX).filter(|length| lengths.has(*length)).collect::<Vec<_>>()
+            (0..=MAX_SUFFIX_LENGTH).filter(|length| lengths.has(*length)).collect::<Vec<_>>()
         };
         assert_eq!(length("80/*.b"), [2]);
         assert_eq!(length(&format!("80/*.{}", "b".repeat(258))), [259]);
-        assert_eq!(length(&format!("80/*.{}", "b".repeat(4_000))), [LONGEST_SUFFIX]);
+        assert_eq!(length(&format!("80/*.{}", "b".repeat(4_000))), [MAX_SUFFIX_LENGTH]);
         for exact in ["80/b", "80/*", "80/x.*.b", "80/*b.c", "*.b/80", ""] {
             assert_eq!(length(exact), [0_usize; 0], "{exact}");
         }

@@ -8,7 +8,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use crate::{
-    grpc::{self, Answering, Call, FIRST_REQUEST, Requests, Service},
+    grpc::{self, Call, CallFuture, FIRST_REQUEST, Requests, Service},
     istio::{IstioCertificateRequest, IstioCertificateResponse},
 };
 
@@ -67,11 +67,11 @@ impl<S: Signer> Service for CertificateService<S> {
         method == METHOD
     }
 
-    fn answer(&self, call: Call) -> Answering {
+    fn handle(&self, call: Call) -> CallFuture {
         let signer = Arc::clone(&self.0);
-        let Call { headers, extensions, requests, answers, account, .. } = call;
+        let Call { headers, extensions, requests, responses, account, .. } = call;
         let requests = Requests::new(requests, MAX_REQUEST, FIRST_REQUEST, &account, &extensions);
-        Box::pin(grpc::unary(requests, answers, async move |request| {
+        Box::pin(grpc::unary(requests, responses, async move |request| {
             let request = Request::from_parts(MetadataMap::from_headers(headers), extensions, request);
             let cert_chain = signer.create_certificate(request).await?;
             Ok(IstioCertificateResponse { cert_chain })

@@ -1,7 +1,7 @@
 //! The client: subscribes to resources at any xDS server over one aggregated stream, and reconnects when it breaks.
 //!
-//! A lost connection changes nothing for the handler. The client reconnects with jittered exponential backoff, lists
-//! the versions that it has, and is sent what changed meanwhile.
+//! The end of a connection changes nothing for the handler. The client reconnects with jittered exponential backoff,
+//! lists the versions that it has, and receives the changes since then.
 //!
 //! ```no_run
 //! use skysail_xds::{Kind, client::{Client, Connection, Form, Options, Rejection}};

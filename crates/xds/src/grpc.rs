@@ -1,10 +1,10 @@
 //! A gRPC server for thousands of mostly idle streams. A connection and all its calls are one task. Data that many
 //! streams are sent is written to each connection without a copy.
 
-mod answers;
 mod lifetime;
 mod message;
 mod metered_io;
+mod responses;
 
 use std::{
     future::poll_fn,
@@ -40,36 +40,36 @@ use crate::limits::{self, Account, Limits};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::message::PartialMessage;
 pub(crate) use self::{
-    answers::Answers,
     message::{Requests, framed},
+    responses::ResponseWriter,
 };
 
 /// Timeout for the first request of a call.
 pub(crate) const FIRST_REQUEST: Duration = Duration::from_secs(15);
 /// Time without data after which a client is sent a PING.
 const BETWEEN_PINGS: Duration = Duration::from_secs(30);
-/// Timeout of a PING, unless data is read from the client or [`PROGRESS`](limits::PROGRESS) written to it. The PING
+/// Timeout of a PING, unless data is read from the client or [`PROGRESS`](limits::MIN_PROGRESS) written to it. The PING
 /// is queued behind earlier data, so a slow client needs time to reach it.
 const PING_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout for the client's HTTP/2 preface.
 const PREFACE: Duration = Duration::from_secs(10);
 /// Maximum number of unfinished calls per connection. HTTP/2 does not count calls that the client has reset, and a
 /// call that waits for its pace does not notice the reset.
-const MAX_UNFINISHED: usize = 2 * limits::CALLS as usize;
+const MAX_UNFINISHED: usize = 2 * limits::MAX_CALLS as usize;
 /// Content type of gRPC; "gRPC over HTTP2".
 const CONTENT: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// A running call. When it is ready, its answers and its status have been handed to HTTP/2.
-pub type Answering = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// A running call. When it is ready, its responses and its status have been handed to HTTP/2.
+pub type CallFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A gRPC service: answers the calls of its methods.
+/// A gRPC service, which handles the calls of its methods.
 pub trait Service: Send + Sync {
     /// Returns true if the service has a method (`/package.Service/Method`).
     fn has(&self, method: &str) -> bool;
 
-    /// Decides by the headers of a call and the properties of its connection whether the call is answered. May add
+    /// Decides by the headers of a call and the properties of its connection whether the call is handled. May add
     /// properties. The body has not been read at that time, and is never read after a refusal. By default, every call
-    /// is answered.
+    /// is handled.
     ///
     /// # Errors
     /// The status of a call that is refused.
@@ -78,8 +78,8 @@ pub trait Service: Send + Sync {
         Ok(())
     }
 
-    /// Begins to answer a call.
-    fn answer(&self, call: Call) -> Answering;
+    /// Begins to handle a call.
+    fn handle(&self, call: Call) -> CallFuture;
 
     /// Called when the last call of a connection has ended, with the properties of the connection.
     fn idle(&self, known: &Extensions) {
@@ -97,8 +97,8 @@ impl<A: Service, B: Service> Service for (A, B) {
         self.1.admit(method, headers, known)
     }
 
-    fn answer(&self, call: Call) -> Answering {
-        if self.0.has(&call.method) { self.0.answer(call) } else { self.1.answer(call) }
+    fn handle(&self, call: Call) -> CallFuture {
+        if self.0.has(&call.method) { self.0.handle(call) } else { self.1.handle(call) }
     }
 
     fn idle(&self, known: &Extensions) {
@@ -118,8 +118,8 @@ pub struct Call {
     pub(crate) extensions: Extensions,
     /// Stream of the requests.
     pub(crate) requests: h2::RecvStream,
-    /// Stream of the answers.
-    pub(crate) answers: Answers,
+    /// Stream of the responses.
+    pub(crate) responses: ResponseWriter,
     /// Account that all calls of the connection share.
     pub(crate) account: Arc<Account>,
 }
@@ -147,8 +147,8 @@ where
     let account = Arc::new(Account::new(Arc::clone(limits), address(&extensions)));
     let io = MeteredIo::new(io, Arc::clone(&account));
     let mut builder = Builder::new();
-    builder.max_concurrent_streams(limits::CALLS).max_header_list_size(limits::HEAD);
-    builder.max_send_buffer_size(limits::UNSENT);
+    builder.max_concurrent_streams(limits::MAX_CALLS).max_header_list_size(limits::MAX_HEAD);
+    builder.max_send_buffer_size(limits::MAX_UNSENT);
     // Boxed, so that the memory of the handshake is freed when the connection begins.
     let Ok(connection) = Box::pin(tokio::time::timeout(PREFACE, builder.handshake(io))).await else {
         debug!("a client did not begin HTTP/2 in time");
@@ -158,10 +158,10 @@ where
     let mut alive = connection.ping_pong().map(KeepAlive::new);
     let mut draining = pin!(draining);
     let mut drained = false;
-    let mut calls: Vec<Answering> = Vec::new();
+    let mut calls: Vec<CallFuture> = Vec::new();
     // True if calls have begun since the connection was idle.
     let mut busy = false;
-    let rest = |calls: &[Answering], busy: &mut bool| {
+    let rest = |calls: &[CallFuture], busy: &mut bool| {
         if calls.is_empty() && std::mem::take(busy) {
             service.idle(&extensions);
         }
@@ -183,7 +183,7 @@ where
         rest(&calls, &mut busy);
         while let Poll::Ready(accepted) = connection.poll_accept(cx) {
             let Some(mut accepted) = accepted.transpose()? else { return Poll::Ready(Ok(())) };
-            account.pace.spend(limits::CALL);
+            account.pace.charge(limits::CALL_COST);
             if lifetime.takes_calls() {
                 let call = match calls.len() {
                     ..MAX_UNFINISHED => begin(accepted, &extensions, service, &account),
@@ -226,7 +226,7 @@ fn begin(
     extensions: &Extensions,
     service: &impl Service,
     account: &Arc<Account>,
-) -> Option<Answering> {
+) -> Option<CallFuture> {
     let (head, requests) = request.into_parts();
     let content = head.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     let refused = match () {
@@ -247,18 +247,18 @@ fn begin(
         headers: head.headers,
         extensions: extensions.clone(),
         requests,
-        answers: Answers::new(respond, Arc::clone(account)),
+        responses: ResponseWriter::new(respond, Arc::clone(account)),
         account: Arc::clone(account),
     };
     if !service.has(&call.method) {
-        call.answers.end(&Status::unimplemented(format!("unknown method {}", call.method)));
+        call.responses.end(&Status::unimplemented(format!("unknown method {}", call.method)));
         return None;
     }
     if let Err(refused) = service.admit(&call.method, &call.headers, &mut call.extensions) {
-        call.answers.end(&refused);
+        call.responses.end(&refused);
         return None;
     }
-    Some(service.answer(call))
+    Some(service.handle(call))
 }
 
 /// Detects whether a silent client is still alive.
@@ -309,7 +309,7 @@ impl KeepAlive {
     fn is_moving(&mut self, account: &Account) -> bool {
         let now = (account.read.load(Relaxed), account.written.load(Relaxed));
         let before = std::mem::replace(&mut self.before, now);
-        now.0 > before.0 || now.1 - before.1 >= limits::PROGRESS as u64
+        now.0 > before.0 || now.1 - before.1 >= limits::MIN_PROGRESS as u64
     }
 
     fn wait(&mut self, ping_sent: bool, time: Duration) {
@@ -318,31 +318,31 @@ impl KeepAlive {
     }
 }
 
-/// Serves a call of one request and one answer.
+/// Serves a call of one request and one response.
 pub(crate) async fn unary<R, A>(
     mut requests: Requests<R>,
-    mut answers: Answers,
-    answer: impl AsyncFnOnce(R) -> Result<A, Status>,
+    mut responses: ResponseWriter,
+    respond: impl AsyncFnOnce(R) -> Result<A, Status>,
 ) where
     R: Message + Default,
     A: Message,
 {
-    let answered = async {
+    let responded = async {
         let request = requests.next().await?;
         let (request, _) = request.ok_or_else(|| Status::invalid_argument("the call carries no request"))?;
-        answer(request).await
+        respond(request).await
     };
-    let status = match answered.await {
+    let status = match responded.await {
         Err(status) => {
-            requests.pay_refusal(&status).await;
+            requests.charge_refusal(&status).await;
             status
         }
-        Ok(answer) => match answers.send(std::iter::once(framed(&answer))) {
-            Ok(()) => answers.flushed().await.err().unwrap_or_else(|| Status::ok("")),
+        Ok(response) => match responses.send(std::iter::once(framed(&response))) {
+            Ok(()) => responses.flushed().await.err().unwrap_or_else(|| Status::ok("")),
             Err(status) => status,
         },
     };
-    answers.end(&status);
+    responses.end(&status);
 }
 
 #[cfg(test)]

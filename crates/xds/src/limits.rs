@@ -36,17 +36,17 @@ pub(crate) use self::{
 
 /// Maximum number of calls in progress per connection. A proxy has one stream, and sometimes a call for a
 /// certificate.
-pub const CALLS: u32 = 16;
+pub const MAX_CALLS: u32 = 16;
 /// Maximum length of the header list of a call, which carries a token, in bytes.
-pub const HEAD: u32 = 32 << 10;
+pub const MAX_HEAD: u32 = 32 << 10;
 /// Maximum length of a discovery request in bytes: the names of about a hundred thousand resources.
-pub const REQUEST: usize = 4 << 20;
+pub const MAX_REQUEST: usize = 4 << 20;
 /// Maximum number of fields of a request, most of which are names. An empty field takes two bytes on the wire
 /// and a hundred in memory.
-pub const FIELDS: usize = 250_000;
+pub const MAX_FIELDS: usize = 250_000;
 /// Maximum length of the node in the first request of a stream, in bytes. It includes annotations, of which
 /// Kubernetes allows 256 KiB.
-pub const NODE: usize = 512 << 10;
+pub const MAX_NODE: usize = 512 << 10;
 /// Memory for incomplete requests of more than 64 KiB, per workload instance, in bytes.
 pub const INSTANCE_MEMORY: usize = 8 << 20;
 /// Memory for these requests per identity, in bytes.
@@ -55,56 +55,56 @@ pub const IDENTITY_MEMORY: usize = 32 << 20;
 pub const TOTAL_MEMORY: usize = 256 << 20;
 /// Timeout for the rest of a request that has begun. The time in which the server does not read the
 /// connection does not count.
-pub const REST: Duration = Duration::from_secs(30);
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Memory for names of resources that do not exist, in the subscriptions of one connection, in bytes. It
 /// suffices for about 70,000 names of usual length, as [`name_cost`] counts them. Names of existing resources
 /// are held once for all clients and are not counted.
-pub const NAMES: usize = 8 << 20;
+pub const MAX_NAMES: usize = 8 << 20;
 /// Memory for the lists of names in the streams of a workload instance, in bytes, 16 per name. Streams that
 /// share a list divide its bytes among them. Most streams hold either the list that all others hold, or a few
 /// hundred names. The limit allows 64 streams that each list all of 60,000 services twice. A stream lists
 /// them twice while its proxy has not acknowledged all changes.
-pub const INSTANCE_LISTS: usize = 128 << 20;
+pub const MAX_INSTANCE_LISTS: usize = 128 << 20;
 /// Maximum number of virtual host names of a stream for which no resource exists. Many simultaneous changes
 /// of domains cause the server to resolve all of them again. A proxy subscribes to 1,000 at most.
-pub const AUTHORITIES: usize = 2_048;
+pub const MAX_AUTHORITIES: usize = 2_048;
 /// Maximum length of the reason of a NACK that is kept, shown and logged, in bytes.
-pub const REASON: usize = 1 << 10;
+pub const MAX_REASON: usize = 1 << 10;
 /// Maximum amount of data that is encoded for a stream and not written yet, in bytes.
-pub const UNSENT: usize = 512 << 10;
+pub const MAX_UNSENT: usize = 512 << 10;
 /// Number of bytes that a slow client must read within [`Limits::unread`], unless fewer are pending and it
 /// reads all of them.
-pub const PROGRESS: usize = 64 << 10;
+pub const MIN_PROGRESS: usize = 64 << 10;
 
-/// Debt of a connection above which the server does not read it, in units of the costs below. It allows a
-/// first request for all of 60,000 services.
+/// Maximum debt of a connection that the server reads, in units of the costs below. It allows a first request for
+/// all of 60,000 services.
 pub const BURST: u64 = 128 << 20;
 /// Rate at which a connection pays its debt, in units per second.
 pub const RATE: u64 = 256 << 10;
 /// Rate and burst of an identity, as a multiple of those of one connection. They do not depend on the number
-/// of its connections. An instance that has spent no more than one connection may spend is not delayed.
-pub const IDENTITY_PACE: u64 = 64;
+/// of its connections. An instance whose work is within the limits of one connection is not delayed.
+pub const IDENTITY_FACTOR: u64 = 64;
 /// Cost of a byte outside of requests, for example in a PING or a header.
-pub const FRAME_BYTE: u64 = 16;
+pub const FRAME_BYTE_COST: u64 = 16;
 /// Cost of a call, without its headers.
-pub const CALL: u64 = 256 << 10;
+pub const CALL_COST: u64 = 256 << 10;
 /// Cost of a call that is refused after its caller has proved an identity: the cost of a request of maximum
 /// length. The identity and the instance pay it. The connection pays for the call itself.
-pub const REFUSAL: u64 = 4 << 20;
+pub const REFUSAL_COST: u64 = 4 << 20;
 /// Number of bytes of an acknowledgement that cost nothing. The names that a state-of-the-world
 /// acknowledgement repeats are free in addition.
-pub const ACKNOWLEDGEMENT: usize = 512;
+pub const FREE_ACKNOWLEDGEMENT: usize = 512;
 /// Cost of a request that is more than an acknowledgement. Each of its bytes costs one unit in addition.
-pub const ASK: u64 = 1 << 10;
+pub const REQUEST_COST: u64 = 1 << 10;
 /// Cost of a resource that the server must send because of a request.
-pub const RESOURCE: u64 = 256;
+pub const RESOURCE_COST: u64 = 256;
 /// Cost of a name or version in a request, without its bytes.
-pub const NAMED: u64 = 64;
+pub const NAME_COST: u64 = 64;
 /// Cost of each name that a stream holds or that waits to be sent. A request that changes the subscription
 /// pays it.
-pub const HELD: u64 = 2;
+pub const HELD_NAME_COST: u64 = 2;
 /// Cost of one lookup. An authority needs one lookup for its domain, and one for each `*.suffix` of it.
-pub const LOOKUP: u64 = 32;
+pub const LOOKUP_COST: u64 = 32;
 
 /// Limits that an operator may raise, and the number of times that clients reached each limit.
 #[derive(Debug)]
@@ -113,7 +113,7 @@ pub struct Limits {
     pub unread: Duration,
     /// Maximum number of streams per identity.
     pub identity_streams: usize,
-    /// Like [`NAMES`], for all connections of one identity, in bytes.
+    /// Like [`MAX_NAMES`], for all connections of one identity, in bytes.
     pub identity_names: usize,
     reached: [Reached; Bound::ALL.len()],
     identities: Mutex<HashMap<Arc<str>, Usage>>,
@@ -201,7 +201,7 @@ impl Limits {
     }
 
     /// Counts that `client` reached a limit. Logs it at most every ten seconds.
-    pub(crate) fn note(&self, bound: Bound, client: &str) {
+    pub(crate) fn record(&self, bound: Bound, client: &str) {
         let Reached { count, logged } = &self.reached[bound as usize];
         let count = count.fetch_add(1, Relaxed) + 1;
         let mut logged = lock(logged);
@@ -217,7 +217,7 @@ impl Limits {
 
     /// Counts that a limit was reached, and returns the status that ends the call.
     pub(crate) fn exhausted(&self, bound: Bound, client: &str, what: impl Into<String>) -> Status {
-        self.note(bound, client);
+        self.record(bound, client);
         Status::resource_exhausted(what)
     }
 }
@@ -365,12 +365,12 @@ struct Instance {
 
 impl Usage {
     fn is_used(&self) -> bool {
-        self.streams > 0 || !self.instances.is_empty() || self.pace.owed() > 0
+        self.streams > 0 || !self.instances.is_empty() || self.pace.debt() > 0
     }
 
     /// Removes instances that have no calls and no debt.
     fn forget_instances(&mut self) {
-        self.instances.retain(|_, instance| Arc::strong_count(instance) > 1 || instance.pace.owed() > 0);
+        self.instances.retain(|_, instance| Arc::strong_count(instance) > 1 || instance.pace.debt() > 0);
     }
 }
 
@@ -412,9 +412,9 @@ impl CallerAccount {
     }
 
     /// Charges work.
-    pub(crate) fn spend(&self, units: u64) {
-        self.of_identity.spend(units / IDENTITY_PACE);
-        self.of_instance.pace.spend(units);
+    pub(crate) fn charge(&self, units: u64) {
+        self.of_identity.charge(units / IDENTITY_FACTOR);
+        self.of_instance.pace.charge(units);
     }
 
     /// Returns the time until more work is allowed; `None` if it is allowed now.
@@ -428,7 +428,7 @@ impl Drop for CallerAccount {
         let mut identities = lock(&self.limits.identities);
         let Some(usage) = identities.get_mut(&self.identity) else { return };
         // One reference is in the map, the other one is this.
-        if Arc::strong_count(&self.of_instance) == 2 && self.of_instance.pace.owed() == 0 {
+        if Arc::strong_count(&self.of_instance) == 2 && self.of_instance.pace.debt() == 0 {
             usage.instances.remove(&self.instance);
         }
         if !usage.is_used() {
@@ -455,7 +455,7 @@ impl StreamAccount {
         if usage.streams < limits.identity_streams {
             usage.streams += 1;
             drop(identities);
-            caller.spend(CALL);
+            caller.charge(CALL_COST);
             return Ok(Self { account, caller: Arc::new(caller), names: 0, lists: 0 });
         }
         let streams = usage.streams;
@@ -466,11 +466,11 @@ impl StreamAccount {
 
     /// Charges a request of this length, of which `free` bytes cost nothing. The connection has paid for all bytes;
     /// the identity and the instance have not.
-    pub(crate) fn spend(&self, units: u64, bytes: usize, free: usize) {
+    pub(crate) fn charge(&self, units: u64, bytes: usize, free: usize) {
         let free = free.min(bytes);
         self.account.pace.refund(free as u64);
-        self.account.pace.spend(units);
-        self.caller.spend(units + (bytes - free) as u64);
+        self.account.pace.charge(units);
+        self.caller.charge(units + (bytes - free) as u64);
     }
 
     pub(crate) fn caller(&self) -> &Arc<CallerAccount> {
@@ -493,7 +493,7 @@ impl StreamAccount {
             usage.names
         };
         let (bound, whose, max) = match () {
-            () if of_connection > NAMES => (Bound::Names, "this connection", NAMES),
+            () if of_connection > MAX_NAMES => (Bound::Names, "this connection", MAX_NAMES),
             () if of_identity > limits.identity_names => {
                 (Bound::IdentityNames, &*self.caller.identity, limits.identity_names)
             }
@@ -512,22 +512,22 @@ impl StreamAccount {
             return Ok(());
         }
         let all = exchange(&self.caller.of_instance.lists, &mut self.lists, bytes);
-        if all <= INSTANCE_LISTS {
+        if all <= MAX_INSTANCE_LISTS {
             return Ok(());
         }
         let what = format!(
-            "the lists of names of this workload instance take {all} bytes; the limit is {INSTANCE_LISTS}"
+            "the lists of names of this workload instance take {all} bytes; the limit is {MAX_INSTANCE_LISTS}"
         );
         Err(self.account.limits.exhausted(Bound::Names, &self.account.client, what))
     }
 
     /// Fails if the stream subscribes to too many virtual host names without a resource.
     pub(crate) fn check_authorities(&self, authorities: usize) -> Result<(), Status> {
-        if authorities <= AUTHORITIES {
+        if authorities <= MAX_AUTHORITIES {
             return Ok(());
         }
         let what = format!(
-            "the stream subscribes to {authorities} virtual host names that no resource has; the limit is {AUTHORITIES}"
+            "the stream subscribes to {authorities} virtual host names that no resource has; the limit is {MAX_AUTHORITIES}"
         );
         Err(self.account.limits.exhausted(Bound::Names, &self.account.client, what))
     }

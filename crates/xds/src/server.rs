@@ -3,10 +3,10 @@
 //! Each stream is one task that owns its [`Session`]; streams share nothing but the resources. The
 //! session decides what to send. This module reads the requests and sends the responses.
 
+mod debug_requests;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod nonces;
-mod questions;
 mod state;
 
 use std::{future::pending, pin::Pin, sync::Arc, time::Duration};
@@ -21,14 +21,14 @@ use tokio::{
 use tonic::{Request, Status, metadata::MetadataMap};
 use tracing::debug;
 
-pub use self::questions::Question;
+pub use self::debug_requests::DebugRequest;
 use self::{
     nonces::Nonces,
     state::{Session, SubscriptionRequest, TooFarBehind},
 };
 pub use crate::wire::Form;
 use crate::{
-    grpc::{Answering, Answers, Call, FIRST_REQUEST, Requests, Service},
+    grpc::{Call, CallFuture, FIRST_REQUEST, Requests, ResponseWriter, Service},
     interest::Interest,
     kind::Kind,
     layer::Snapshot,
@@ -53,13 +53,17 @@ pub trait Views: Send + Sync + 'static {
         call: Request<()>,
     ) -> impl Future<Output = Result<View, Status>> + Send;
 
-    /// Answers a question about the server itself, if the caller may ask it. The response carries the resources and
-    /// the identifier of the server.
+    /// Returns the response to a request for a debug type, if the caller may send it. The response carries the resources
+    /// and the identifier of the server.
     ///
     /// # Errors
     /// The status with which the stream ends.
-    fn answer(&self, question: &Question, _: &Request<()>) -> Result<DiscoveryResponse, Status> {
-        Err(Status::unimplemented(format!("{} is not served here", question.type_url)))
+    fn debug_response(
+        &self,
+        debug_request: &DebugRequest,
+        _: &Request<()>,
+    ) -> Result<DiscoveryResponse, Status> {
+        Err(Status::unimplemented(format!("{} is not served here", debug_request.type_url)))
     }
 }
 
@@ -172,11 +176,11 @@ impl<V: Views> DiscoveryService<V> {
     }
 
     /// Reads the first request, asks the views whether the client may connect, and serves the stream.
-    fn start<R: WireRequest>(&self, call: Call) -> Answering {
-        let Call { headers, extensions, requests, mut answers, account, .. } = call;
+    fn start<R: WireRequest>(&self, call: Call) -> CallFuture {
+        let Call { headers, extensions, requests, mut responses, account, .. } = call;
         let views = Arc::clone(&self.0);
         Box::pin(async move {
-            let max = limits::REQUEST;
+            let max = limits::MAX_REQUEST;
             let mut requests = Requests::<R>::new(requests, max, FIRST_REQUEST, &account, &extensions);
             let served = async {
                 // Boxed, so that the memory of the setup is freed when the stream begins.
@@ -185,23 +189,23 @@ impl<V: Views> DiscoveryService<V> {
                         Status::cancelled("the client ended the stream before the first request")
                     })?;
                     let call = Request::from_parts(MetadataMap::from_headers(headers), extensions, ());
-                    if let Some(question) = first.question() {
-                        return Ok(OpenStream::Questions(question, call));
+                    if let Some(debug_request) = first.debug_request() {
+                        return Ok(OpenStream::Debug(debug_request, call));
                     }
                     let node = node(first.take_node(), &account)?;
                     let view = views.connect(node, R::FORM, call).await?;
                     let caller = CallerAccount::new(&account.limits, &view.identity, requests.instance());
                     let stream_account = StreamAccount::enter(Arc::clone(&account), caller)?;
-                    requests.charge(stream_account.caller());
+                    requests.charge_to(stream_account.caller());
                     let stream = Box::new(Stream::new(R::FORM, view, stream_account, account));
                     Ok::<_, Status>(OpenStream::Proxy(stream, (first, length)))
                 });
                 Ok(match begun.await? {
                     OpenStream::Proxy(mut stream, first) => {
-                        stream.serve(first, &mut requests, &mut answers).await
+                        stream.serve(first, &mut requests, &mut responses).await
                     }
-                    OpenStream::Questions(first, call) => {
-                        Box::pin(questions::answer(first, &*views, &call, &mut requests, &mut answers))
+                    OpenStream::Debug(first, call) => {
+                        Box::pin(debug_requests::serve(first, &*views, &call, &mut requests, &mut responses))
                             .await?;
                         Ok(())
                     }
@@ -210,13 +214,13 @@ impl<V: Views> DiscoveryService<V> {
             let ended = match served.await {
                 Ok(ended) => ended,
                 Err(refused) => {
-                    requests.pay_refusal(&refused).await;
+                    requests.charge_refusal(&refused).await;
                     Err(refused)
                 }
             };
             let status = ended.err().unwrap_or_else(|| Status::ok(""));
             debug!(%status, "discovery stream ended");
-            answers.end(&status);
+            responses.end(&status);
         })
     }
 }
@@ -225,15 +229,15 @@ impl<V: Views> DiscoveryService<V> {
 enum OpenStream<R> {
     /// Subscriptions; with the first request and its length.
     Proxy(Box<Stream>, (R, usize)),
-    Questions(Question, Request<()>),
+    Debug(DebugRequest, Request<()>),
 }
 
 /// Decodes the node of a first request.
 fn node(bytes: Option<Bytes>, account: &Account) -> Result<Node, Status> {
     let bytes =
         bytes.ok_or_else(|| Status::invalid_argument("the first request of a stream must carry the node"))?;
-    if bytes.len() > limits::NODE {
-        let what = format!("the node has {} bytes; the limit is {}", bytes.len(), limits::NODE);
+    if bytes.len() > limits::MAX_NODE {
+        let what = format!("the node has {} bytes; the limit is {}", bytes.len(), limits::MAX_NODE);
         return Err(account.limits.exhausted(Bound::Request, &account.client, what));
     }
     Node::decode(bytes)
@@ -264,7 +268,7 @@ impl Stream {
         &mut self,
         first: (R, usize),
         requests: &mut Requests<R>,
-        answers: &mut Answers,
+        responses: &mut ResponseWriter,
     ) -> Result<(), Status> {
         let mut next = Some(first);
         let mut held_until = None;
@@ -275,8 +279,8 @@ impl Stream {
                 tokio::task::yield_now().await;
             }
             // No response is made while the client has not read the last one.
-            if answers.is_clear() {
-                self.push(answers)?;
+            if responses.is_clear() {
+                self.push(responses)?;
             }
             // Counted after the push, without the names that it has just sent.
             self.stream_account.set_list_bytes(self.session.list_bytes())?;
@@ -291,11 +295,11 @@ impl Stream {
                     None => pending().await,
                 }
             };
-            let waits = !answers.is_clear();
+            let waits = !responses.is_clear();
             tokio::select! {
                 biased;
                 status = &mut self.ended => return Err(status),
-                flushed = answers.flushed(), if waits => flushed?,
+                flushed = responses.flushed(), if waits => flushed?,
                 () = held => self.session.release(),
                 request = requests.next() => match request? {
                     Some(request) => next = Some(request),
@@ -315,7 +319,7 @@ impl Stream {
             Ok(request) => request,
             Err(url) => {
                 debug!(url = shortened(url), "a client requested a resource type that is not served");
-                self.stream_account.spend(limits::ASK, length, 0);
+                self.stream_account.charge(limits::REQUEST_COST, length, 0);
                 return Ok(0);
             }
         };
@@ -324,16 +328,16 @@ impl Stream {
         let snapshot = self.snapshot.borrow().clone();
         let outcome = session.request(request, &snapshot, &mut *self.report);
         if outcome.unknown_nonce {
-            account.limits.note(Bound::Nonce, &account.client);
+            account.limits.record(Bound::Nonce, &account.client);
         }
-        self.stream_account.spend(outcome.cost, length, outcome.free);
+        self.stream_account.charge(outcome.cost, length, outcome.free);
         self.stream_account.set_name_bytes(session.name_bytes())?;
         self.stream_account.check_authorities(session.authorities())?;
         Ok(outcome.cost)
     }
 
     /// Begins to send the responses that are due.
-    fn push(&mut self, answers: &mut Answers) -> Result<(), Status> {
+    fn push(&mut self, responses: &mut ResponseWriter) -> Result<(), Status> {
         let snapshot = self.snapshot.borrow_and_update().clone();
         let pushes = self.session.pushes(&snapshot).map_err(|TooFarBehind| {
             Status::aborted(
@@ -344,9 +348,9 @@ impl Stream {
         for host in self.session.take_found() {
             (self.report)(Event::HostUsed { host: &host });
         }
-        match self.session.take_owed() {
+        match self.session.take_debt() {
             0 => {}
-            owed => self.stream_account.spend(owed, 0, 0),
+            debt => self.stream_account.charge(debt, 0, 0),
         }
         // A newer snapshot may have been published without notification, because it concerned no stream before this
         // request.
@@ -365,7 +369,7 @@ impl Stream {
             (self.report)(Event::Sent { kind, nonce, resources, removed, bytes, generation });
             all.push(pieces);
         }
-        answers.send(all.into_iter().flatten())
+        responses.send(all.into_iter().flatten())
     }
 }
 
@@ -375,8 +379,8 @@ trait WireRequest: prost::Message + Default + Send + 'static {
 
     fn take_node(&mut self) -> Option<Bytes>;
 
-    /// Returns the question in the request, if it is one. Only state-of-the-world requests have questions.
-    fn question(&self) -> Option<Question> {
+    /// Returns the request for a debug type, if it is one. Only state-of-the-world requests name debug types.
+    fn debug_request(&self) -> Option<DebugRequest> {
         None
     }
 
@@ -403,8 +407,8 @@ fn subscription_request(
 
 /// Cuts a text of the client to the length that is kept.
 fn shortened(mut text: String) -> String {
-    if text.len() > limits::REASON {
-        text.truncate(text.floor_char_boundary(limits::REASON));
+    if text.len() > limits::MAX_REASON {
+        text.truncate(text.floor_char_boundary(limits::MAX_REASON));
         text.push('…');
         text.shrink_to_fit();
     }
@@ -438,8 +442,8 @@ impl WireRequest for SotwRequest {
         self.node.take()
     }
 
-    fn question(&self) -> Option<Question> {
-        Question::of(&self.type_url, &self.resource_names)
+    fn debug_request(&self) -> Option<DebugRequest> {
+        DebugRequest::of(&self.type_url, &self.resource_names)
     }
 
     fn into_request(self, nonces: &Nonces) -> Result<SubscriptionRequest, String> {
@@ -458,7 +462,7 @@ impl<V: Views> Service for DiscoveryService<V> {
         matches!(method, wire::DELTA | wire::SOTW)
     }
 
-    fn answer(&self, call: Call) -> Answering {
+    fn handle(&self, call: Call) -> CallFuture {
         if call.method == wire::DELTA {
             self.start::<DeltaRequest>(call)
         } else {

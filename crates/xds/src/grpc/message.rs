@@ -22,7 +22,7 @@ use crate::limits::{self, Account, Bound, CallerAccount, Identity, Place, Wait};
 const PREFIX: usize = 5;
 /// First and maximum pause between checks of a call that owes too much.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(4);
+const MAX_PAUSE: Duration = Duration::from_secs(4);
 
 /// Encodes a message with its prefix.
 pub(crate) fn framed(message: &impl Message) -> Bytes {
@@ -94,7 +94,7 @@ impl<R: Message + Default> Requests<R> {
     }
 
     /// Sets the caller to which requests are charged from now on.
-    pub(crate) fn charge(&mut self, caller: &Arc<CallerAccount>) {
+    pub(crate) fn charge_to(&mut self, caller: &Arc<CallerAccount>) {
         self.caller = Some(Arc::clone(caller));
     }
 
@@ -133,7 +133,7 @@ impl<R: Message + Default> Requests<R> {
             }
             self.unreleased += data.len();
             // The connection was charged for these bytes as for any others.
-            self.account.pace.refund((limits::FRAME_BYTE - 1) * data.len() as u64);
+            self.account.pace.refund((limits::FRAME_BYTE_COST - 1) * data.len() as u64);
             self.partial.0.extend_from_slice(&data);
         }
     }
@@ -141,12 +141,12 @@ impl<R: Message + Default> Requests<R> {
     /// Charges the caller for a refused call, unless the server is at fault or the client has left. Then waits while
     /// the connection or the caller owes too much: a client that repeats such calls at once, also on new connections,
     /// waits for each.
-    pub(crate) async fn pay_refusal(&mut self, status: &Status) {
+    pub(crate) async fn charge_refusal(&mut self, status: &Status) {
         let not_its_own = [Code::Cancelled, Code::DeadlineExceeded, Code::Internal, Code::Unavailable];
         if let Some(caller) = &self.caller
             && !not_its_own.contains(&status.code())
         {
-            caller.spend(limits::REFUSAL);
+            caller.charge(limits::REFUSAL_COST);
         }
         self.wait_for_pace().await;
     }
@@ -160,14 +160,14 @@ impl<R: Message + Default> Requests<R> {
         let Some(mut wait) = owes() else { return };
         let _wait = Wait::new(&self.account);
         self.deadline = None;
-        self.account.limits.note(Bound::Pace, &self.account.client);
+        self.account.limits.record(Bound::Pace, &self.account.client);
         // Thousands of calls may wait for the same debt, and each payment admits one. The pause of each call
         // therefore grows.
         let mut pause = Duration::ZERO;
         loop {
             sleep(wait.max(pause.mul_f64(0.5 + 0.5 * fastrand::f64()))).await;
             let Some(more) = owes() else { return };
-            (wait, pause) = (more, (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE));
+            (wait, pause) = (more, (2 * pause).clamp(FIRST_PAUSE, MAX_PAUSE));
         }
     }
 
@@ -181,7 +181,7 @@ impl<R: Message + Default> Requests<R> {
             return;
         }
         if is_new {
-            account.limits.note(Bound::Incomplete, &account.client);
+            account.limits.record(Bound::Incomplete, &account.client);
         }
         let _wait = Wait::new(account);
         self.deadline = None;
@@ -199,7 +199,8 @@ impl<R: Message + Default> Requests<R> {
 
     /// Returns the next data. Fails if a request is not begun or not completed in time.
     async fn data(&mut self) -> Result<Option<Bytes>, Status> {
-        let limit = if self.partial.0.is_empty() { self.begin_timeout } else { Some(limits::REST) };
+        let limit =
+            if self.partial.0.is_empty() { self.begin_timeout } else { Some(limits::REQUEST_TIMEOUT) };
         let Some(limit) = limit else { return self.stream.data().await.transpose().map_err(broken) };
         loop {
             let set = || (Instant::now() + limit, self.account.waited());
@@ -223,14 +224,14 @@ impl<R: Message + Default> Requests<R> {
             if self.partial.0.is_empty() {
                 return Err(Status::deadline_exceeded("no request was received in time"));
             }
-            let what = format!("the request was not complete after {:?}", limits::REST);
+            let what = format!("the request was not complete after {:?}", limits::REQUEST_TIMEOUT);
             return Err(self.account.limits.exhausted(Bound::Incomplete, &self.account.client, what));
         }
     }
 
     fn refused(&self, status: Status) -> Status {
         if status.code() == Code::ResourceExhausted {
-            self.account.limits.note(Bound::Request, &self.account.client);
+            self.account.limits.record(Bound::Request, &self.account.client);
         }
         status
     }
@@ -287,7 +288,7 @@ impl PartialMessage {
 /// Refuses a message of too many fields before memory is allocated for them.
 fn check_fields(mut message: &[u8]) -> Result<(), Status> {
     // A field takes at least two bytes.
-    if message.len() < 2 * limits::FIELDS {
+    if message.len() < 2 * limits::MAX_FIELDS {
         return Ok(());
     }
     let mut fields = 0;
@@ -299,10 +300,10 @@ fn check_fields(mut message: &[u8]) -> Result<(), Status> {
         skip(&mut message).map_err(|error| Status::invalid_argument(error.to_string()))?;
         fields += 1;
     }
-    if fields <= limits::FIELDS {
+    if fields <= limits::MAX_FIELDS {
         return Ok(());
     }
-    let max_length = limits::FIELDS;
+    let max_length = limits::MAX_FIELDS;
     Err(Status::resource_exhausted(format!("the request has {fields} fields; the limit is {max_length}")))
 }
 
@@ -352,8 +353,8 @@ mod tests {
             resource_names_subscribe: vec![String::new(); count],
             ..DeltaDiscoveryRequest::default()
         };
-        assert_eq!(read(&framed(&names(limits::FIELDS)), usize::MAX), [Ok(String::new())]);
-        assert_eq!(read(&framed(&names(limits::FIELDS + 1)), usize::MAX), [Err(Code::ResourceExhausted)]);
+        assert_eq!(read(&framed(&names(limits::MAX_FIELDS)), usize::MAX), [Ok(String::new())]);
+        assert_eq!(read(&framed(&names(limits::MAX_FIELDS + 1)), usize::MAX), [Err(Code::ResourceExhausted)]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Charges the bytes of a connection to its account, and reads no more while it owes too much.
+//! Charges the bytes of a connection to its account, and stops reading while the account's debt is too large.
 
 use std::{
     io::{self, IoSlice},
@@ -12,7 +12,7 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-use crate::limits::{Account, Bound, FRAME_BYTE};
+use crate::limits::{Account, Bound, FRAME_BYTE_COST};
 
 /// A connection that is read at its account's pace.
 pub(super) struct MeteredIo<IO> {
@@ -41,14 +41,14 @@ impl<IO: AsyncRead + Unpin> AsyncRead for MeteredIo<IO> {
                 *wait = None;
             }
             let Some(time) = account.pace.wait() else { break };
-            account.limits.note(Bound::Pace, &account.client);
+            account.limits.record(Bound::Pace, &account.client);
             *wait = Some(Box::pin(sleep(time)));
         }
         let before = buffer.filled().len();
         let read = Pin::new(io).poll_read(cx, buffer);
         let bytes = buffer.filled().len() - before;
         if bytes > 0 {
-            account.pace.spend(FRAME_BYTE * bytes as u64);
+            account.pace.charge(FRAME_BYTE_COST * bytes as u64);
             account.read.fetch_add(bytes as u64, Relaxed);
         }
         read
@@ -97,7 +97,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
-    use crate::limits::{BURST, CALL, Limits};
+    use crate::limits::{BURST, CALL_COST, Limits};
 
     #[tokio::test]
     async fn received_bytes_are_charged_and_a_debt_stops_reading() {
@@ -108,11 +108,11 @@ mod tests {
         client.write_all(&[7; 1_000]).await.unwrap();
         let mut read = [0; 1_000];
         server.read_exact(&mut read).await.unwrap();
-        account.pace.spend(BURST - FRAME_BYTE * 1_000);
+        account.pace.charge(BURST - FRAME_BYTE_COST * 1_000);
         assert_eq!(account.pace.wait(), None);
 
         // One hour's worth of debt.
-        account.pace.spend(3_600 * CALL);
+        account.pace.charge(3_600 * CALL_COST);
         client.write_all(&[7; 1_000]).await.unwrap();
         let mut waiting = Box::pin(server.read_exact(&mut read));
         assert!(futures_util::poll!(&mut waiting).is_pending());

@@ -37,7 +37,7 @@ impl Service for TokenService {
         if known { Ok(()) } else { Err(Status::unauthenticated("not you")) }
     }
 
-    fn answer(&self, call: Call) -> Answering {
+    fn handle(&self, call: Call) -> CallFuture {
         assert_eq!(call.extensions.get::<u8>(), Some(&7), "added properties are passed on with the call");
         self.answered.fetch_add(1, Ordering::Relaxed);
         Box::pin(pending())
@@ -136,12 +136,12 @@ impl Service for Large {
         true
     }
 
-    fn answer(&self, mut call: Call) -> Answering {
+    fn handle(&self, mut call: Call) -> CallFuture {
         let pieces = (0..self.0 / PIECE).map(|_| Bytes::from(vec![0; PIECE]));
         Box::pin(async move {
-            call.answers.send(pieces).unwrap();
-            let status = call.answers.flushed().await.err().unwrap_or_else(|| Status::ok(""));
-            call.answers.end(&status);
+            call.responses.send(pieces).unwrap();
+            let status = call.responses.flushed().await.err().unwrap_or_else(|| Status::ok(""));
+            call.responses.end(&status);
         })
     }
 }

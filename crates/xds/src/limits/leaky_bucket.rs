@@ -25,31 +25,31 @@ impl Default for LeakyBucket {
 
 impl LeakyBucket {
     /// Charges work.
-    pub(crate) fn spend(&self, units: u64) {
-        lock(&self.0).spend(units, Instant::now());
+    pub(crate) fn charge(&self, units: u64) {
+        lock(&self.0).charge(units, Instant::now());
     }
 
     /// Takes back a charge.
     pub(crate) fn refund(&self, units: u64) {
-        let mut owed = lock(&self.0);
-        owed.units = owed.units.saturating_sub(units);
+        let mut debt = lock(&self.0);
+        debt.units = debt.units.saturating_sub(units);
     }
 
     /// Returns the current debt.
-    pub(super) fn owed(&self) -> u64 {
-        let mut owed = lock(&self.0);
-        owed.leak(Instant::now());
-        owed.units
+    pub(super) fn debt(&self) -> u64 {
+        let mut debt = lock(&self.0);
+        debt.leak(Instant::now());
+        debt.units
     }
 
     /// Returns the time until more work is allowed; `None` if it is allowed now.
     pub(crate) fn wait(&self) -> Option<Duration> {
-        let mut owed = lock(&self.0);
-        if owed.units <= BURST {
+        let mut debt = lock(&self.0);
+        if debt.units <= BURST {
             return None;
         }
-        owed.leak(Instant::now());
-        let over = owed.units.checked_sub(BURST).filter(|over| *over > 0)?;
+        debt.leak(Instant::now());
+        let over = debt.units.checked_sub(BURST).filter(|over| *over > 0)?;
         // Rounded up to the milliseconds of a timer.
         Some(Duration::from_millis(over * 1_000 / RATE + 1))
     }
@@ -60,7 +60,7 @@ const NANOS: u128 = 1_000_000_000;
 
 impl BucketState {
     /// Charges work after counting payments, because time before a debt pays nothing of it.
-    fn spend(&mut self, units: u64, now: Instant) {
+    fn charge(&mut self, units: u64, now: Instant) {
         self.leak(now);
         self.units = self.units.saturating_add(units);
     }
@@ -85,31 +85,31 @@ mod tests {
 
     #[test]
     fn a_pace_allows_a_burst_and_then_a_rate() {
-        let mut owed = BucketState { units: BURST + RATE, since: Instant::now() };
-        let start = owed.since;
-        owed.leak(start + Duration::from_millis(250));
-        assert_eq!(owed.units, BURST + RATE * 3 / 4);
-        owed.leak(start + Duration::from_millis(1_000));
-        assert_eq!(owed.units, BURST);
-        owed.leak(start + Duration::from_secs(3_600));
-        assert_eq!(owed.units, 0, "an hour's rest earns no more than the burst");
+        let mut debt = BucketState { units: BURST + RATE, since: Instant::now() };
+        let start = debt.since;
+        debt.leak(start + Duration::from_millis(250));
+        assert_eq!(debt.units, BURST + RATE * 3 / 4);
+        debt.leak(start + Duration::from_millis(1_000));
+        assert_eq!(debt.units, BURST);
+        debt.leak(start + Duration::from_secs(3_600));
+        assert_eq!(debt.units, 0, "an hour's rest earns no more than the burst");
 
         // A rest before the debt earns no second burst.
-        let mut owed = BucketState { units: 0, since: start };
+        let mut debt = BucketState { units: 0, since: start };
         let rested = start + Duration::from_secs(3_600);
-        owed.spend(BURST, rested);
-        owed.spend(BURST, rested);
-        owed.leak(rested);
-        assert_eq!(owed.units, 2 * BURST);
+        debt.charge(BURST, rested);
+        debt.charge(BURST, rested);
+        debt.leak(rested);
+        assert_eq!(debt.units, 2 * BURST);
         // Frequent calls pay the same.
-        let mut owed = BucketState { units: BURST, since: start };
-        (1..=1_000_000).for_each(|micros| owed.leak(start + Duration::from_micros(micros)));
-        assert!(owed.units.abs_diff(BURST - RATE) <= RATE / 1_000, "{}", owed.units);
+        let mut debt = BucketState { units: BURST, since: start };
+        (1..=1_000_000).for_each(|micros| debt.leak(start + Duration::from_micros(micros)));
+        assert!(debt.units.abs_diff(BURST - RATE) <= RATE / 1_000, "{}", debt.units);
 
         let pace = LeakyBucket::default();
-        pace.spend(BURST);
+        pace.charge(BURST);
         assert_eq!(pace.wait(), None);
-        pace.spend(RATE * 60);
+        pace.charge(RATE * 60);
         let wait = pace.wait().unwrap();
         assert!(wait <= Duration::from_millis(60_001), "{wait:?}");
         pace.refund(RATE * 60);

@@ -1,9 +1,9 @@
 //! Memory for requests that are arriving.
 //!
 //! Without a reservation, a connection holds what HTTP/2 lets a client send unread, and one request of [`SMALL`]
-//! bytes. A longer request is read on after memory for all its bytes is reserved; its prefix tells the length. No
-//! request holds a part of its memory while it waits, so two requests cannot block each other. Until then the rest
-//! stays in the client, by HTTP/2 flow control; it is never refused.
+//! bytes. The rest of a longer request is read after memory for all its bytes is reserved; its prefix has the length.
+//! Until then HTTP/2 flow control keeps the rest in the client; a request is never refused for lack of memory. No
+//! request holds a part of its memory while it waits, so two requests cannot block each other.
 //!
 //! Identities take turns, and so do the workload instances of an identity. An instance that holds its maximum is
 //! skipped. A request for which its identity or the server has no memory holds up later requests, so that a long

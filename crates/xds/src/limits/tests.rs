@@ -8,10 +8,10 @@ fn enter(limits: &Arc<Limits>, identity: &str, instance: &str) -> Result<StreamA
 #[test]
 fn an_identity_pays_for_closed_connections() {
     let limits = Arc::new(Limits::default());
-    for _ in 0..2 * IDENTITY_PACE {
+    for _ in 0..2 * IDENTITY_FACTOR {
         let member = enter(&limits, "a", "1").unwrap();
         // The debt remains when the connection is closed.
-        member.spend(BURST, 0, 0);
+        member.charge(BURST, 0, 0);
     }
     let member = enter(&limits, "a", "1").unwrap();
     assert_eq!(member.account.pace.wait(), None, "the connection owes nothing");
@@ -23,12 +23,12 @@ fn an_identity_pays_for_closed_connections() {
 fn an_instance_that_spends_the_identity_pace_delays_only_itself() {
     let limits = Arc::new(Limits::default());
     let evil = enter(&limits, "a", "evil").unwrap();
-    evil.spend(2 * IDENTITY_PACE * BURST, 0, 0);
+    evil.charge(2 * IDENTITY_FACTOR * BURST, 0, 0);
     let replica = enter(&limits, "a", "good").unwrap();
-    replica.spend(BURST - CALL, 0, 0);
+    replica.charge(BURST - CALL_COST, 0, 0);
     assert!(evil.caller.wait().is_some());
-    assert_eq!(replica.caller.wait(), None, "a replica may spend as much as one connection");
-    replica.spend(RATE * 60, 0, 0);
+    assert_eq!(replica.caller.wait(), None, "a replica may charge as much as one connection");
+    replica.charge(RATE * 60, 0, 0);
     assert!(replica.caller.wait().is_some_and(|wait| wait <= Duration::from_millis(60_001)), "and no more");
     assert_eq!(enter(&limits, "b", "evil").unwrap().caller.wait(), None);
 }
@@ -37,7 +37,7 @@ fn an_instance_that_spends_the_identity_pace_delays_only_itself() {
 fn an_instance_may_use_the_whole_identity_pace() {
     let limits = Arc::new(Limits::default());
     let member = enter(&limits, "a", "1").unwrap();
-    member.spend(IDENTITY_PACE * (BURST - CALL), 0, 0);
+    member.charge(IDENTITY_FACTOR * (BURST - CALL_COST), 0, 0);
     assert_eq!(member.caller.wait(), None);
 }
 
@@ -45,27 +45,27 @@ fn an_instance_may_use_the_whole_identity_pace() {
 fn only_free_bytes_are_refunded() {
     // A large number, so that the debt paid during the test does not matter.
     const BYTES: usize = 1 << 50;
-    let owed = |bytes: usize, free| {
+    let debt = |bytes: usize, free| {
         let member = enter(&Arc::default(), "a", "1").unwrap();
-        member.account.pace.spend(bytes as u64);
-        member.spend(0, bytes, free);
-        [member.account.pace.owed(), member.caller.of_instance.pace.owed()].map(|owed| owed > 1 << 49)
+        member.account.pace.charge(bytes as u64);
+        member.charge(0, bytes, free);
+        [member.account.pace.debt(), member.caller.of_instance.pace.debt()].map(|debt| debt > 1 << 49)
     };
-    assert_eq!(owed(BYTES, ACKNOWLEDGEMENT), [true, true]);
-    assert_eq!(owed(BYTES, BYTES), [false, false]);
-    assert_eq!(owed(BYTES, usize::MAX), [false, false]);
+    assert_eq!(debt(BYTES, FREE_ACKNOWLEDGEMENT), [true, true]);
+    assert_eq!(debt(BYTES, BYTES), [false, false]);
+    assert_eq!(debt(BYTES, usize::MAX), [false, false]);
 }
 
 #[test]
 fn lists_of_names_are_counted_for_the_instance() {
     let limits = Arc::new(Limits::default());
     let mut members: Vec<_> = (0..2).map(|_| enter(&limits, "a", "1").unwrap()).collect();
-    members[0].set_list_bytes(INSTANCE_LISTS - 16).unwrap();
+    members[0].set_list_bytes(MAX_INSTANCE_LISTS - 16).unwrap();
     members[1].set_list_bytes(16).unwrap();
     assert_eq!(members[1].set_list_bytes(32).unwrap_err().code(), tonic::Code::ResourceExhausted);
-    enter(&limits, "a", "2").unwrap().set_list_bytes(INSTANCE_LISTS).unwrap();
+    enter(&limits, "a", "2").unwrap().set_list_bytes(MAX_INSTANCE_LISTS).unwrap();
     drop(members.remove(0));
-    members[0].set_list_bytes(INSTANCE_LISTS).unwrap();
+    members[0].set_list_bytes(MAX_INSTANCE_LISTS).unwrap();
     assert_eq!(limits.reached(Bound::Names), 1);
 }
 
@@ -79,7 +79,7 @@ fn identities_and_instances_without_debt_are_removed() {
     assert_eq!(instances(), 2, "another call of the instance is in progress");
     drop(same);
     assert_eq!(instances(), 1);
-    other.of_instance.pace.spend(BURST);
+    other.of_instance.pace.charge(BURST);
     drop(other);
     assert_eq!(instances(), 1, "it still owes");
     // An instance whose debt is paid is removed when there are many.
@@ -92,7 +92,7 @@ fn identities_and_instances_without_debt_are_removed() {
 
 #[test]
 fn streams_and_names_are_counted_by_connection_and_identity() {
-    let limits = Limits { identity_streams: 2, identity_names: NAMES + 100, ..Limits::default() };
+    let limits = Limits { identity_streams: 2, identity_names: MAX_NAMES + 100, ..Limits::default() };
     let limits = Arc::new(limits);
     let connection = || Arc::new(Account::new(Arc::clone(&limits), "test".into()));
     let (one, other) = (connection(), connection());
@@ -103,7 +103,7 @@ fn streams_and_names_are_counted_by_connection_and_identity() {
     assert_eq!(enter(&one, "a").unwrap_err().code(), tonic::Code::ResourceExhausted);
     let mut of_other_identity = enter(&one, "b").unwrap();
 
-    first.set_name_bytes(NAMES).unwrap();
+    first.set_name_bytes(MAX_NAMES).unwrap();
     assert!(
         of_other_identity
             .set_name_bytes(1)

@@ -153,7 +153,7 @@ pub(super) struct Session {
     /// Virtual hosts that clients of the same workload used before; empty after the first request for virtual hosts.
     remembered: Arc<[Arc<str>]>,
     /// Cost of lookups after changes that is not charged yet; see [`limits`].
-    owed: u64,
+    debt: u64,
     /// Virtual hosts that a change assigned to authorities to which the client already subscribes.
     found: Vec<Arc<str>>,
 }
@@ -169,7 +169,7 @@ impl Session {
             held: None,
             interest,
             remembered,
-            owed: 0,
+            debt: 0,
             found: Vec::new(),
         }
     }
@@ -207,11 +207,11 @@ impl Session {
         let lookups = std::mem::take(&mut subscription.lookups);
         let outcome = RequestOutcome { acknowledges, unknown_nonce, ..RequestOutcome::default() };
         if acknowledges && charge.listed == 0 {
-            return RequestOutcome { free: limits::ACKNOWLEDGEMENT + charge.repeated, ..outcome };
+            return RequestOutcome { free: limits::FREE_ACKNOWLEDGEMENT + charge.repeated, ..outcome };
         }
         let cost = subscription.request_cost(snapshot, &charge, waiting)
-            + limits::LOOKUP * lookups as u64
-            + limits::HELD * self.holding.len() as u64;
+            + limits::LOOKUP_COST * lookups as u64
+            + limits::HELD_NAME_COST * self.holding.len() as u64;
         RequestOutcome { cost, ..outcome }
     }
 
@@ -300,8 +300,8 @@ impl Session {
     }
 
     /// Returns the cost of the lookups that changes of virtual hosts caused since the last call.
-    pub(super) fn take_owed(&mut self) -> u64 {
-        std::mem::take(&mut self.owed)
+    pub(super) fn take_debt(&mut self) -> u64 {
+        std::mem::take(&mut self.debt)
     }
 
     /// Returns the virtual hosts that changes assigned to subscribed authorities since the last call.
@@ -359,7 +359,7 @@ impl Session {
             subscription.update_interest(&self.interest);
             let lookups = std::mem::take(&mut subscription.lookups);
             let scanned = std::mem::take(&mut subscription.scanned);
-            self.owed += limits::LOOKUP * lookups as u64 + limits::HELD * scanned as u64;
+            self.debt += limits::LOOKUP_COST * lookups as u64 + limits::HELD_NAME_COST * scanned as u64;
         }
         if subscription.is_settled(snapshot, removals) {
             subscription.mark_sent(snapshot, removals);

@@ -437,15 +437,15 @@ async fn responses_are_encoded_as_far_as_the_client_reads() {
             true
         }
 
-        fn answer(&self, mut call: Call) -> Answering {
+        fn handle(&self, mut call: Call) -> CallFuture {
             let made = Arc::clone(&self.0);
             Box::pin(async move {
                 let pieces = std::iter::repeat_with(move || {
                     made.fetch_add(1, Ordering::Relaxed);
                     Bytes::from_static(&[0; PIECE])
                 });
-                call.answers.send(pieces).unwrap();
-                _ = call.answers.flushed().await;
+                call.responses.send(pieces).unwrap();
+                _ = call.responses.flushed().await;
             })
         }
     }
@@ -475,7 +475,7 @@ async fn responses_are_encoded_as_far_as_the_client_reads() {
 #[tokio::test]
 async fn the_number_of_authorities_of_a_stream_is_limited() {
     let server = serve(hosts(), "127.0.0.1:0").await;
-    let names: Vec<_> = (0..=limits::AUTHORITIES).map(|number| format!("80/none-{number}")).collect();
+    let names: Vec<_> = (0..=limits::MAX_AUTHORITIES).map(|number| format!("80/none-{number}")).collect();
     let rest: Vec<_> = names.iter().skip(1).map(String::as_str).collect();
     let mut slow = SlowClient::connect(server.address, &first(Kind::VirtualHost, &rest)).await;
     slow.until_asked(&server, Kind::VirtualHost).await;
@@ -529,7 +529,7 @@ async fn too_long_lists_of_names_end_the_stream() {
     let account = Arc::new(Account::new(Arc::clone(&server.limits), "test".into()));
     let caller = CallerAccount::new(&server.limits, &"client".into(), &"127.0.0.1".into());
     let mut other = StreamAccount::enter(account, caller).unwrap();
-    other.set_list_bytes(limits::INSTANCE_LISTS - 10 * size_of::<Arc<str>>()).unwrap();
+    other.set_list_bytes(limits::MAX_INSTANCE_LISTS - 10 * size_of::<Arc<str>>()).unwrap();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     let mut slow = SlowClient::connect(server.address, &first(Kind::Endpoint, &names[..10])).await;
     slow.until_asked(&server, Kind::Endpoint).await;
@@ -568,7 +568,7 @@ async fn a_long_nack_reason_is_truncated() {
     slow.until_asked(&server, Kind::Listener).await;
     let events = server.views.events.borrow().clone();
     let rejected = events.iter().find(|event| event.starts_with("Rejected")).unwrap();
-    assert!(rejected.len() < limits::REASON + 100, "{}", rejected.len());
+    assert!(rejected.len() < limits::MAX_REASON + 100, "{}", rejected.len());
 }
 
 #[tokio::test]

@@ -68,7 +68,7 @@ impl Subscription {
     pub(super) fn resolve(&mut self, names: &[Arc<str>], snapshot: &Snapshot) -> Vec<Arc<str>> {
         let mut hosts = Vec::new();
         // The stream is ended if it subscribes to more.
-        if self.unknown.0.len() > limits::AUTHORITIES {
+        if self.unknown.0.len() > limits::MAX_AUTHORITIES {
             return hosts;
         }
         for name in names.iter().filter(|name| snapshot.get(self.kind, name).is_none()) {

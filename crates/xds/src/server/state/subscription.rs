@@ -357,10 +357,10 @@ impl Subscription {
         let all = if charge.all { snapshot.count(self.kind) } else { 0 };
         let due = self.resend.0.len().saturating_sub(waiting) + all;
         let held = if charge.listed > 0 { self.names.0.len() + self.resend.0.len() } else { 0 };
-        limits::ASK
-            + limits::RESOURCE * due as u64
-            + limits::NAMED * charge.listed as u64
-            + limits::HELD * held as u64
+        limits::REQUEST_COST
+            + limits::RESOURCE_COST * due as u64
+            + limits::NAME_COST * charge.listed as u64
+            + limits::HELD_NAME_COST * held as u64
     }
 
     /// Counts the steps of work of one response, for tests.

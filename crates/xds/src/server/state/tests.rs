@@ -551,13 +551,14 @@ fn repeated_subscriptions_cost_and_acknowledgements_are_free() {
         session.pushes(&world.now()).unwrap();
         taken.cost
     };
-    let both = limits::ASK + limits::NAMED + 3 * limits::HELD + 2 * limits::RESOURCE;
+    let both =
+        limits::REQUEST_COST + limits::NAME_COST + 3 * limits::HELD_NAME_COST + 2 * limits::RESOURCE_COST;
     assert_eq!(cost(ask(VirtualHost, 0, &["80"])), both);
     assert_eq!(cost(ask(VirtualHost, 1, &[])), 0);
     assert_eq!(cost(ask(VirtualHost, 0, &["80"])), both);
     // Also in a request that acknowledges a response.
     assert_eq!(cost(ask(VirtualHost, 2, &["80"])), both);
-    assert_eq!(cost(ask(VirtualHost, 2, &[])), limits::ASK);
+    assert_eq!(cost(ask(VirtualHost, 2, &[])), limits::REQUEST_COST);
 
     // In the state of the world, an acknowledgement lists all names again.
     let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());

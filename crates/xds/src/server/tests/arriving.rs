@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     certificates::{self, CertificateService, Signer},
     istio::IstioCertificateRequest,
-    limits::{BURST, IDENTITY_MEMORY, IDENTITY_PACE, INSTANCE_MEMORY, Identity, Reservation, TOTAL_MEMORY},
+    limits::{BURST, IDENTITY_FACTOR, IDENTITY_MEMORY, INSTANCE_MEMORY, Identity, Reservation, TOTAL_MEMORY},
 };
 
 /// ReadAll requests until the client ends the stream.
@@ -17,9 +17,9 @@ impl Service for ReadAll {
         true
     }
 
-    fn answer(&self, call: Call) -> Answering {
-        let Call { extensions, requests, answers, account, .. } = call;
-        let max = limits::REQUEST;
+    fn handle(&self, call: Call) -> CallFuture {
+        let Call { extensions, requests, responses, account, .. } = call;
+        let max = limits::MAX_REQUEST;
         let mut requests = Requests::<DeltaRequest>::new(requests, max, FIRST_REQUEST, &account, &extensions);
         Box::pin(async move {
             let status = loop {
@@ -29,7 +29,7 @@ impl Service for ReadAll {
                     Err(status) => break status,
                 }
             };
-            answers.end(&status);
+            responses.end(&status);
         })
     }
 }
@@ -168,7 +168,7 @@ async fn a_request_that_waits_for_memory_does_not_time_out_and_small_requests_pa
         small.send(Bytes::new(), true);
         assert_eq!(small.code().await, tonic::Code::Ok, "of {identity}");
     }
-    tokio::time::sleep(10 * limits::REST).await;
+    tokio::time::sleep(10 * limits::REQUEST_TIMEOUT).await;
     assert!(!waits.status.is_finished());
     drop(held);
     assert_eq!(waits.code().await, tonic::Code::Ok);
@@ -186,7 +186,7 @@ async fn a_call_does_not_time_out_while_another_fills_the_connection_window() {
     waits.send(long(100 << 10), true);
     run_other_tasks().await;
     small.send(whole.slice(10..), true);
-    tokio::time::sleep(10 * limits::REST).await;
+    tokio::time::sleep(10 * limits::REQUEST_TIMEOUT).await;
     assert!(!small.status.is_finished() && !waits.status.is_finished());
     drop(held);
     assert_eq!([waits.code().await, small.code().await], [tonic::Code::Ok; 2]);
@@ -202,7 +202,7 @@ async fn only_replicas_with_debt_are_not_read() {
     let whole = long(100);
     evil[0].send(whole.slice(..10), false);
     run_other_tasks().await;
-    StreamAccount::enter(account, caller).unwrap().spend(2 * IDENTITY_PACE * BURST, 0, 0);
+    StreamAccount::enter(account, caller).unwrap().charge(2 * IDENTITY_FACTOR * BURST, 0, 0);
     evil[0].send(whole.slice(10..), true);
     evil[1].send(whole.clone(), true);
     for _ in 0..2 {
@@ -249,7 +249,7 @@ async fn a_replica_waits_for_each_repeated_refusal() {
         let caller = CallerAccount::new(&limits, &"a".into(), &"evil".into());
         // The whole burst but one unit, so that a refusal exceeds it. At the rate of an identity, that debt is paid in
         // a quarter of a second, within which the assertion below must be checked.
-        caller.spend(IDENTITY_PACE * BURST - 1);
+        caller.charge(IDENTITY_FACTOR * BURST - 1);
         for request in [request.clone(), Bytes::new()] {
             let evil = refused("evil", request.clone()).await;
             run_other_tasks().await;

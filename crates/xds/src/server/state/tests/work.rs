@@ -60,7 +60,7 @@ fn each_lookup_of_an_authority_is_charged() {
         let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
         steps(&mut session, ask(VirtualHost, 0, &[&format!("80/{authority}")]), &world).1
     };
-    assert_eq!(cost("a.a.a.a.c") - cost("a.c"), 3 * limits::LOOKUP);
+    assert_eq!(cost("a.a.a.a.c") - cost("a.c"), 3 * limits::LOOKUP_COST);
 }
 
 #[test]
@@ -86,9 +86,9 @@ fn unsubscribing_a_name_resolves_no_other() {
 fn too_many_authorities_are_not_resolved() {
     let world = hosts(&[("*.b:80", b"1", &["*.b"])]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
-    let many = (0..=limits::AUTHORITIES).map(|number| format!("80/{number}.x.y.b")).collect();
+    let many = (0..=limits::MAX_AUTHORITIES).map(|number| format!("80/{number}.x.y.b")).collect();
     session.request(names(VirtualHost, 0, many), &world.now(), &mut |_| {});
-    assert_eq!(session.authorities(), limits::AUTHORITIES + 1, "the stream is ended for that");
+    assert_eq!(session.authorities(), limits::MAX_AUTHORITIES + 1, "the stream is ended for that");
     let looked_up = &session.subscriptions[VirtualHost as usize].resolved;
     assert!(looked_up.is_empty(), "{} were looked up", looked_up.len());
 }
@@ -115,7 +115,7 @@ fn requests_that_change_nothing_do_not_scan_the_subscription() {
     let world = resources(&[(Endpoint, "a", b"1"), (Cluster, "a", b"1")]);
     let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
     let cost = steps(&mut session, names(Endpoint, 0, unknown(MANY)), &world);
-    assert!(cost.0 >= MANY && cost.1 >= MANY as u64 * limits::RESOURCE, "{cost:?}");
+    assert!(cost.0 >= MANY && cost.1 >= MANY as u64 * limits::RESOURCE_COST, "{cost:?}");
     assert!(steps(&mut session, ask(Endpoint, 1, &[]), &world).0 < 10, "an acknowledgement");
     assert!(steps(&mut session, ask(Endpoint, 0, &[]), &world).0 < 10, "an empty request");
     assert_eq!(session.name_bytes(), unknown(MANY).iter().map(|name| limits::name_cost(name)).sum::<usize>());
@@ -144,7 +144,7 @@ fn state_of_the_world_pays_for_repeated_subscriptions() {
     let mut session = Session::new(Form::Sotw, Arc::default(), Arc::default());
     for nonce in 1..3 {
         let (_, cost) = steps(&mut session, ask(Cluster, 0, &[]), &world);
-        assert!(cost >= 100 * limits::RESOURCE, "{cost} for response {nonce}");
+        assert!(cost >= 100 * limits::RESOURCE_COST, "{cost} for response {nonce}");
         assert_eq!(steps(&mut session, ask(Cluster, nonce, &[]), &world).1, 0, "an acknowledgement");
     }
 }
@@ -163,7 +163,7 @@ fn a_change_of_domains_costs_in_proportion_to_the_affected_names() {
     let mut change = |world: &mut World, name: &str, domain: &str| {
         add_hosts(world, &[(name, b"1", &[domain])]);
         let steps = steps_of(|| _ = waiting.pushes(&world.now()).unwrap());
-        (steps, waiting.take_owed())
+        (steps, waiting.take_debt())
     };
     let mut world = world.then(&[]);
     change(&mut world, "first:80", "first");
@@ -171,11 +171,12 @@ fn a_change_of_domains_costs_in_proportion_to_the_affected_names() {
     assert!(exact < 10 && owed == 0, "{exact} steps, {owed} owed for an alias without waiting names");
     let (wildcard, owed) = change(&mut world, "c:80", "*.c");
     assert!((MANY..3 * MANY).contains(&wildcard), "{wildcard} steps for a wildcard");
-    assert_eq!(owed, limits::HELD * MANY as u64);
+    assert_eq!(owed, limits::HELD_NAME_COST * MANY as u64);
     let (found, owed) = change(&mut world, "d:80", &authorities(8)[7][3..]);
     assert!((MANY..4 * MANY).contains(&found), "{found} steps for an alias that one name waits for");
     assert!(
-        owed >= limits::LOOKUP * 128 && owed < limits::LOOKUP * 128 + 4 * limits::HELD * MANY as u64,
+        owed >= limits::LOOKUP_COST * 128
+            && owed < limits::LOOKUP_COST * 128 + 4 * limits::HELD_NAME_COST * MANY as u64,
         "{owed}"
     );
 }
@@ -190,7 +191,7 @@ fn forgotten_changes_cost_one_lookup_per_wildcard_length() {
     add_hosts(&mut world, &[("new:80", b"1", &domains.iter().map(String::as_str).collect::<Vec<_>>())]);
     let steps = steps_of(|| _ = session.pushes(&world.now()).unwrap());
     assert!((MANY..3 * MANY).contains(&steps), "{steps} steps");
-    assert_eq!(session.take_owed(), limits::LOOKUP * 128 * MANY as u64);
+    assert_eq!(session.take_debt(), limits::LOOKUP_COST * 128 * MANY as u64);
 }
 
 /// Subscribes to virtual host names and acknowledges the response.
@@ -211,12 +212,12 @@ fn a_wildcard_is_charged_once_while_nothing_is_sent() {
             // No response is made between the requests.
             session.request(request, &world.now(), &mut |_| {}).cost
         };
-        assert!(cost(&["*"], &[]) >= 100 * limits::RESOURCE, "{form:?}");
+        assert!(cost(&["*"], &[]) >= 100 * limits::RESOURCE_COST, "{form:?}");
         let again = if form == Form::Delta { cost(&[], &["x"]) } else { cost(&["*"], &[]) };
-        assert!(again < 100 * limits::RESOURCE, "{form:?}: {again}");
+        assert!(again < 100 * limits::RESOURCE_COST, "{form:?}: {again}");
         if form == Form::Delta {
             cost(&[], &["*"]);
-            assert!(cost(&["*"], &[]) >= 100 * limits::RESOURCE, "the wildcard is subscribed to again");
+            assert!(cost(&["*"], &[]) >= 100 * limits::RESOURCE_COST, "the wildcard is subscribed to again");
         }
     }
 }
@@ -239,14 +240,14 @@ fn the_required_bytes_of_an_acknowledgement_are_free() {
         let with = |more: Vec<String>| [many.clone(), vec!["a".into()], more].concat();
         assert_eq!(take(0, with(Vec::new())).1, 0, "{form:?}: a subscription");
         if form == Form::Delta {
-            assert_eq!(take(1, Vec::new()), (0, limits::ACKNOWLEDGEMENT));
+            assert_eq!(take(1, Vec::new()), (0, limits::FREE_ACKNOWLEDGEMENT));
             continue;
         }
         let names = with(Vec::new()).iter().map(|name| 4 + name.len()).sum::<usize>();
-        assert_eq!(take(1, with(Vec::new())), (0, limits::ACKNOWLEDGEMENT + names));
+        assert_eq!(take(1, with(Vec::new())), (0, limits::FREE_ACKNOWLEDGEMENT + names));
         // The same subscription again, which is answered.
         take(0, with(Vec::new()));
         let (cost, free) = take(2, with(vec!["a".into(); 1_000]));
-        assert!(cost >= 999 * limits::NAMED && free == 0, "repeated names: {cost}, {free}");
+        assert!(cost >= 999 * limits::NAME_COST && free == 0, "repeated names: {cost}, {free}");
     }
 }

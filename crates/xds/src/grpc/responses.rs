@@ -1,4 +1,4 @@
-//! The answers of a call. They are encoded and handed to HTTP/2 as far as the client reads. A client that does not
+//! The responses of a call. They are encoded and handed to HTTP/2 as far as the client reads. A client that does not
 //! read holds next to no memory, and is disconnected in the end.
 
 use std::{
@@ -16,10 +16,10 @@ use tonic::{Status, codegen::http::HeaderMap};
 use tracing::debug;
 
 use super::head;
-use crate::limits::{Account, Bound, PROGRESS};
+use crate::limits::{Account, Bound, MIN_PROGRESS};
 
-/// The answers of a call.
-pub(crate) struct Answers {
+/// Writer of the responses of a call.
+pub(crate) struct ResponseWriter {
     state: ResponseState,
     /// Data that is not handed over yet: one piece, and those that are encoded when it is their turn.
     piece: Bytes,
@@ -43,7 +43,7 @@ struct UnreadWait {
     taken: usize,
 }
 
-impl Answers {
+impl ResponseWriter {
     pub(super) fn new(respond: SendResponse<Bytes>, account: Arc<Account>) -> Self {
         Self { state: ResponseState::Begun(respond), piece: Bytes::new(), pieces: None, stall: None, account }
     }
@@ -117,7 +117,7 @@ impl Answers {
             stream.send_data(self.piece.split_to(taken), false).map_err(broken)?;
             if let Some(stall) = &mut self.stall {
                 stall.taken += taken;
-                if stall.taken >= PROGRESS {
+                if stall.taken >= MIN_PROGRESS {
                     self.stall = None;
                 }
             }
@@ -147,9 +147,9 @@ impl Answers {
     }
 }
 
-impl fmt::Debug for Answers {
+impl fmt::Debug for ResponseWriter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Answers").field("is_clear", &self.is_clear()).finish_non_exhaustive()
+        f.debug_struct("ResponseWriter").field("is_clear", &self.is_clear()).finish_non_exhaustive()
     }
 }
 
